@@ -1,0 +1,130 @@
+//! Questions, answers, and how far an answer reaches.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{Assessment, Denial, Digest, Grant, RawText};
+
+/// When to ask. The names are the field's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ApprovalMode {
+    /// Ask before every run that is not known to be safe.
+    Untrusted,
+    /// Run in the sandbox; ask when something was refused.
+    #[default]
+    OnFailure,
+    /// Ask when the request itself asks for more than its profile gives.
+    OnRequest,
+    /// Never ask: what is not allowed is refused.
+    Never,
+    /// Per class of power, see [`GranularMode`].
+    Granular(GranularMode),
+}
+
+/// For each class of power, whether a person may be asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
+pub struct GranularMode {
+    /// May the run itself be asked about, when the judge or a rule says `ask`?
+    pub run: bool,
+    /// May added filesystem powers be asked about?
+    pub filesystem: bool,
+    /// May added network powers be asked about?
+    pub network: bool,
+    /// May other added powers be asked about (sockets, programs, limits)?
+    pub other: bool,
+}
+
+/// What the question is about.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum QuestionKind {
+    /// May this command run, in its sandbox?
+    Run {
+        /// Why it is asked.
+        reasons: Vec<String>,
+    },
+    /// May it have these powers from the start?
+    Grants {
+        /// The powers asked for with the request.
+        grants: Vec<Grant>,
+    },
+    /// It was refused something: may it have that, and run again from the start?
+    Escalate {
+        /// What was refused.
+        denials: Vec<Denial>,
+        /// The powers that would have let it pass.
+        grants: Vec<Grant>,
+        /// What the first attempt already changed and would now meet again.
+        repeats: Vec<String>,
+    },
+    /// May it run without a sandbox? A separate act, for one command (L1).
+    Unsandboxed,
+}
+
+/// A question to an approver.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Question {
+    /// What is asked.
+    pub kind: QuestionKind,
+    /// The command that would run, whole.
+    pub command: RawText,
+    /// Where it would run.
+    pub cwd: RawText,
+    /// What its text shows.
+    pub assessment: Assessment,
+    /// The scopes that may be offered; the shortest first.
+    pub scopes: Vec<Scope>,
+    /// Binds the answer to what was shown (L5).
+    pub digest: Digest,
+    /// Milliseconds until silence means no.
+    pub timeout_ms: u64,
+}
+
+/// How far an answer reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Scope {
+    /// This time.
+    Once,
+    /// Until the session ends.
+    Session,
+    /// This many times, the current one included.
+    Times(u32),
+    /// Until this time, in milliseconds since the epoch.
+    Until(u64),
+    /// From now on; for a refusal: never.
+    Always,
+}
+
+/// An approver's answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Answer {
+    /// Yes, this far.
+    Approved(Scope),
+    /// No, this far.
+    Denied(Scope),
+    /// No, and end the request now.
+    Abort,
+    /// Nobody answered in time, or nobody could be asked: a refusal.
+    TimedOut,
+}
+
+/// A question and its answer, as the outcome shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Approval {
+    /// What was asked, in one line.
+    pub question: String,
+    /// `approved`, `denied`, `abort` or `timed-out`.
+    pub answer: String,
+    /// How far it reaches.
+    pub scope: Option<Scope>,
+    /// Who answered: `terminal`, `cache`, `caller: NAME`, `mode never` ...
+    pub by: String,
+    /// How long the request waited for it, in milliseconds.
+    pub waited_ms: u64,
+}

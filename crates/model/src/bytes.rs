@@ -1,0 +1,276 @@
+//! Text that came from outside and need not be UTF-8: arguments, paths, output.
+//!
+//! It is kept byte for byte, because what is assessed, shown, run and logged
+//! must be the same bytes (L5).
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
+use serde::ser::{Serialize, SerializeMap, Serializer};
+
+/// Bytes that are usually text. In JSON: a string where they are UTF-8,
+/// otherwise `{"hex": "..."}`, so that nothing is lost.
+#[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RawText(Vec<u8>);
+
+impl RawText {
+    /// The bytes as they came.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The text, where it is UTF-8.
+    pub fn to_str(&self) -> Option<&str> {
+        std::str::from_utf8(&self.0).ok()
+    }
+
+    /// The bytes as a platform string, without loss.
+    pub fn as_os_str(&self) -> &OsStr {
+        OsStr::from_bytes(&self.0)
+    }
+
+    /// The bytes as a path, without loss.
+    pub fn as_path(&self) -> &Path {
+        Path::new(self.as_os_str())
+    }
+
+    /// One line that is safe on a terminal: control, bidirectional and
+    /// invisible characters and bytes that are not UTF-8 are written as
+    /// escapes. Never shortened.
+    pub fn escaped(&self) -> String {
+        let mut out = String::with_capacity(self.0.len());
+        for chunk in self.0.utf8_chunks() {
+            for c in chunk.valid().chars() {
+                if is_deceptive(c) {
+                    out.extend(c.escape_default());
+                } else {
+                    out.push(c);
+                }
+            }
+            for b in chunk.invalid() {
+                out.push_str(&format!("\\x{b:02x}"));
+            }
+        }
+        out
+    }
+}
+
+impl RawText {
+    /// Like [`escaped`](Self::escaped), with backslashes doubled, so that
+    /// [`unescape`](Self::unescape) gives the same bytes back.
+    pub fn escaped_reversibly(&self) -> String {
+        let mut doubled = Vec::with_capacity(self.0.len());
+        for &b in &self.0 {
+            doubled.extend(std::iter::repeat_n(b, if b == b'\\' { 2 } else { 1 }));
+        }
+        Self(doubled).escaped()
+    }
+
+    /// The bytes that [`escaped_reversibly`](Self::escaped_reversibly) wrote;
+    /// `None` where a backslash starts no known escape.
+    pub fn unescape(text: &str) -> Option<Self> {
+        let mut out = Vec::with_capacity(text.len());
+        let mut rest = text;
+        while let Some(at) = rest.find('\\') {
+            out.extend_from_slice(&rest.as_bytes()[..at]);
+            let escape = &rest[at + 1..];
+            let kind = escape.chars().next()?;
+            let taken = match kind {
+                '\\' | '\'' | '"' => {
+                    out.push(kind as u8);
+                    1
+                }
+                'n' | 'r' | 't' => {
+                    out.push(match kind {
+                        'n' => b'\n',
+                        'r' => b'\r',
+                        _ => b'\t',
+                    });
+                    1
+                }
+                'x' => {
+                    out.extend(decode_hex(escape.get(1..3)?)?);
+                    3
+                }
+                'u' => {
+                    let (digits, _) = escape.strip_prefix("u{")?.split_once('}')?;
+                    let c = u32::from_str_radix(digits, 16).ok().and_then(char::from_u32)?;
+                    out.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
+                    digits.len() + 3
+                }
+                _ => return None,
+            };
+            rest = &escape[taken..];
+        }
+        out.extend_from_slice(rest.as_bytes());
+        Some(Self(out))
+    }
+}
+
+/// True for characters that move the cursor, reorder the line or show nothing:
+/// what a person could not see if it were printed as it is.
+fn is_deceptive(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            '\u{00ad}' | '\u{034f}' | '\u{061c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}'
+            | '\u{180b}'..='\u{180f}' | '\u{2000}'..='\u{200f}' | '\u{2028}'..='\u{202f}'
+            | '\u{205f}'..='\u{206f}' | '\u{2800}' | '\u{3000}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}'
+            | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{00a0}' | '\u{1680}'
+            | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
+}
+
+impl fmt::Debug for RawText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.escaped())
+    }
+}
+
+impl fmt::Display for RawText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.escaped())
+    }
+}
+
+impl From<&str> for RawText {
+    fn from(s: &str) -> Self {
+        Self(s.as_bytes().to_vec())
+    }
+}
+impl From<String> for RawText {
+    fn from(s: String) -> Self {
+        Self(s.into_bytes())
+    }
+}
+impl From<Vec<u8>> for RawText {
+    fn from(b: Vec<u8>) -> Self {
+        Self(b)
+    }
+}
+impl From<&[u8]> for RawText {
+    fn from(b: &[u8]) -> Self {
+        Self(b.to_vec())
+    }
+}
+impl From<OsString> for RawText {
+    fn from(s: OsString) -> Self {
+        Self(s.into_vec())
+    }
+}
+impl From<&OsStr> for RawText {
+    fn from(s: &OsStr) -> Self {
+        Self(s.as_bytes().to_vec())
+    }
+}
+impl From<&Path> for RawText {
+    fn from(p: &Path) -> Self {
+        Self::from(p.as_os_str())
+    }
+}
+impl From<PathBuf> for RawText {
+    fn from(p: PathBuf) -> Self {
+        Self::from(p.into_os_string())
+    }
+}
+
+impl Serialize for RawText {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        match self.to_str() {
+            Some(text) => s.serialize_str(text),
+            None => {
+                let mut map = s.serialize_map(Some(1))?;
+                let hex: String = self.0.iter().map(|b| format!("{b:02x}")).collect();
+                map.serialize_entry("hex", &hex)?;
+                map.end()
+            }
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for RawText {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        struct RawVisitor;
+        impl<'de> Visitor<'de> for RawVisitor {
+            type Value = RawText;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string, or {\"hex\": \"...\"} for bytes that are not UTF-8")
+            }
+            fn visit_str<E: de::Error>(self, v: &str) -> Result<RawText, E> {
+                Ok(RawText::from(v))
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawText, A::Error> {
+                let Some((key, hex)) = map.next_entry::<String, String>()? else {
+                    return Err(de::Error::missing_field("hex"));
+                };
+                if key != "hex" {
+                    return Err(de::Error::unknown_field(&key, &["hex"]));
+                }
+                if map.next_key::<String>()?.is_some() {
+                    return Err(de::Error::custom("expected the one field `hex`"));
+                }
+                decode_hex(&hex)
+                    .map(RawText)
+                    .ok_or_else(|| de::Error::custom("`hex` must be pairs of hexadecimal digits"))
+            }
+        }
+        d.deserialize_any(RawVisitor)
+    }
+}
+
+/// Bytes of an even-length string of hexadecimal digits; nothing else.
+pub(crate) fn decode_hex(hex: &str) -> Option<Vec<u8>> {
+    let digits = hex.as_bytes();
+    if digits.len() % 2 != 0 || !digits.iter().all(u8::is_ascii_hexdigit) {
+        return None;
+    }
+    digits
+        .chunks_exact(2)
+        .map(|pair| std::str::from_utf8(pair).ok().and_then(|p| u8::from_str_radix(p, 16).ok()))
+        .collect()
+}
+
+impl JsonSchema for RawText {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "RawText".into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "description": "Text, or the hexadecimal form of bytes that are not UTF-8.",
+            "oneOf": [
+                { "type": "string" },
+                { "type": "object", "properties": { "hex": { "type": "string" } },
+                  "required": ["hex"], "additionalProperties": false }
+            ]
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn round_trip(bytes: &[u8], json: &str) {
+        let text = RawText::from(bytes);
+        assert_eq!(serde_json::to_string(&text).unwrap(), json);
+        assert_eq!(serde_json::from_str::<RawText>(json).unwrap(), text);
+    }
+
+    #[test]
+    fn json_keeps_every_byte() {
+        round_trip(b"plain", "\"plain\"");
+        round_trip(b"\xff\x00a", "{\"hex\":\"ff0061\"}");
+        assert!(serde_json::from_str::<RawText>("{\"hex\":\"f\"}").is_err());
+        assert!(serde_json::from_str::<RawText>("{\"hex\":\"+f\"}").is_err());
+        assert!(serde_json::from_str::<RawText>("{\"hex\":\"ff\",\"x\":\"\"}").is_err());
+    }
+
+    #[test]
+    fn escaping_leaves_nothing_a_terminal_would_act_on() {
+        let shown = RawText::from(&b"rm \x1b[2J\xe2\x80\xae\xff\n"[..]).escaped();
+        assert_eq!(shown, "rm \\u{1b}[2J\\u{202e}\\xff\\n");
+    }
+}

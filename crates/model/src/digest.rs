@@ -1,0 +1,70 @@
+//! The digest that binds what was assessed to what is shown, run and logged (L5).
+
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+/// SHA-256, as `sha256:` and 64 hexadecimal digits.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(transparent)]
+pub struct Digest(String);
+
+impl Digest {
+    /// Digest of fields, each preceded by its length, so that no two different
+    /// lists of fields share one digest.
+    pub fn of_fields<'a>(domain: &str, fields: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        let mut hasher = Sha256::new();
+        let mut put = |field: &[u8]| {
+            hasher.update((field.len() as u64).to_le_bytes());
+            hasher.update(field);
+        };
+        put(domain.as_bytes());
+        for field in fields {
+            put(field);
+        }
+        let hex: String = hasher.finalize().iter().map(|b| format!("{b:02x}")).collect();
+        Self(format!("sha256:{hex}"))
+    }
+
+    /// Digest of the canonical JSON of `value`: struct fields in declaration
+    /// order, maps sorted. All our maps are `BTreeMap`s.
+    ///
+    /// # Errors
+    /// When `value` cannot be written as JSON (a map with keys that are no strings).
+    pub fn of_json<T: Serialize>(domain: &str, value: &T) -> Result<Self, serde_json::Error> {
+        let bytes = serde_json::to_vec(value)?;
+        Ok(Self::of_fields(domain, [bytes.as_slice()]))
+    }
+
+    /// The text form.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn field_borders_count() {
+        let a = Digest::of_fields("t", [&b"ab"[..], b"c"]);
+        let b = Digest::of_fields("t", [&b"a"[..], b"bc"]);
+        assert_ne!(a, b);
+        assert_eq!(a.as_str().len(), 7 + 64);
+    }
+}

@@ -1,0 +1,140 @@
+//! The one event stream (L10). Everything that happens is one of these; the
+//! audit log, telemetry, the terminal and the inbox read them.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Answer, Assessment, Decision, Denial, Digest, EnforcementReport, Grant, Level, Question, RawText, Request,
+    RequestId, SessionId, Status, Usage,
+};
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Event {
+    /// When, in milliseconds since the epoch (CLOCK_REALTIME).
+    pub time_ms: u64,
+    /// The request it belongs to.
+    pub request: RequestId,
+    /// Its session.
+    pub session: Option<SessionId>,
+    /// What.
+    pub kind: EventKind,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", tag = "type", deny_unknown_fields)]
+pub enum EventKind {
+    /// Somebody asked for a run. Values of the environment are not recorded,
+    /// only names: `request.environment` is emptied before it gets here.
+    Requested {
+        /// The request.
+        request: Box<Request>,
+        /// Names of the caller's variables.
+        environment_names: Vec<String>,
+    },
+    /// Its text was read.
+    Assessed {
+        /// The result.
+        assessment: Assessment,
+    },
+    /// The rules spoke.
+    Decided {
+        /// The result.
+        decision: Decision,
+    },
+    /// A question was put.
+    Asked {
+        /// The question.
+        question: Box<Question>,
+    },
+    /// It was answered.
+    Answered {
+        /// The answer.
+        answer: Answer,
+        /// Who: `terminal`, `cache`, `caller: NAME`, `mode never`.
+        by: String,
+        /// Digest of the question answered.
+        digest: Digest,
+        /// How long it took, in milliseconds.
+        waited_ms: u64,
+        /// Warnings that came with a caller's own approval.
+        warnings: Vec<String>,
+    },
+    /// An attempt is about to start. Durable before the command's first
+    /// instruction.
+    Starting {
+        /// Counts from 1.
+        attempt: u32,
+        /// Digest of the plan.
+        digest: Digest,
+        /// Program and arguments.
+        argv: Vec<RawText>,
+        /// Where.
+        cwd: RawText,
+        /// Profile name.
+        profile: String,
+        /// Grants in force.
+        grants: Vec<Grant>,
+        /// Level asked for.
+        level: Level,
+        /// Backend.
+        backend: String,
+    },
+    /// The sandbox stands and the command was released into it.
+    Started {
+        /// Which attempt.
+        attempt: u32,
+        /// What is enforced.
+        enforced: EnforcementReport,
+    },
+    /// A program was executed inside.
+    Executed {
+        /// Process id as the host sees it.
+        pid: u32,
+        /// Resolved program.
+        program: RawText,
+    },
+    /// Something was refused.
+    Denied {
+        /// The refusal.
+        denial: Denial,
+    },
+    /// Powers were added for the next attempt.
+    Granted {
+        /// The powers.
+        grants: Vec<Grant>,
+    },
+    /// An attempt ended.
+    Exited {
+        /// Which attempt.
+        attempt: u32,
+        /// How.
+        status: Status,
+        /// Its exit code.
+        exit_code: Option<i32>,
+        /// The signal that ended it.
+        signal: Option<i32>,
+        /// What it used.
+        usage: Usage,
+    },
+    /// Stockade could not do its part.
+    Failed {
+        /// Why.
+        message: String,
+    },
+    /// The request is over.
+    Finished {
+        /// How.
+        status: Status,
+        /// What the caller's exit status will be.
+        exit_code: i32,
+    },
+    /// A remembered answer was taken back.
+    Revoked {
+        /// Which.
+        approval: String,
+    },
+}

@@ -1,0 +1,255 @@
+//! A grant: one added power, written as one would say it.
+
+use std::fmt;
+use std::path::{Component, Path, PathBuf};
+use std::str::FromStr;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+
+use crate::RawText;
+
+/// One added power. The text form is `write PATH`, `read PATH`,
+/// `connect HOST[:PORT]`, `listen PORT`, `socket PATH`, `exec PROGRAM`,
+/// `env NAME`, `memory 8GiB`.
+///
+/// Paths are absolute and normal: no `.`, no `..`, no double slash. Whoever
+/// parses what a person typed resolves `~` and relative paths first.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Grant {
+    /// Create, change and remove this path and what lies beneath it, up to the
+    /// next protected name.
+    Write(PathBuf),
+    /// Read this path and what lies beneath it although it is hidden.
+    Read(PathBuf),
+    /// Connect to a host, by name or address; no port means every port.
+    Connect {
+        /// Host name in lower case, or an address.
+        host: String,
+        /// TCP port.
+        port: Option<u16>,
+    },
+    /// Publish this TCP port on the host's loopback.
+    Listen(u16),
+    /// Connect to this unix socket of the host.
+    Socket(PathBuf),
+    /// Execute this program.
+    Exec(PathBuf),
+    /// Pass this variable of the caller's environment.
+    Env(String),
+    /// Memory limit in bytes.
+    Memory(u64),
+}
+
+/// Why a text is no grant.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is no grant: {why}")]
+pub struct GrantError {
+    text: String,
+    why: &'static str,
+}
+
+impl Grant {
+    /// The path of a filesystem grant.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Write(p) | Self::Read(p) | Self::Socket(p) | Self::Exec(p) => Some(p),
+            Self::Connect { .. } | Self::Listen(_) | Self::Env(_) | Self::Memory(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Grant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = |p: &Path| RawText::from(p).escaped_reversibly();
+        match self {
+            Self::Write(p) => write!(f, "write {}", shown(p)),
+            Self::Read(p) => write!(f, "read {}", shown(p)),
+            Self::Connect { host, port: Some(port) } if host.contains(':') => write!(f, "connect [{host}]:{port}"),
+            Self::Connect { host, port: Some(port) } => write!(f, "connect {host}:{port}"),
+            Self::Connect { host, port: None } => write!(f, "connect {host}"),
+            Self::Listen(port) => write!(f, "listen {port}"),
+            Self::Socket(p) => write!(f, "socket {}", shown(p)),
+            Self::Exec(p) => write!(f, "exec {}", shown(p)),
+            Self::Env(name) => write!(f, "env {name}"),
+            Self::Memory(bytes) => write!(f, "memory {}", size_text(*bytes)),
+        }
+    }
+}
+
+impl From<Grant> for String {
+    fn from(grant: Grant) -> String {
+        grant.to_string()
+    }
+}
+
+impl TryFrom<String> for Grant {
+    type Error = GrantError;
+    fn try_from(text: String) -> Result<Self, GrantError> {
+        text.parse()
+    }
+}
+
+impl FromStr for Grant {
+    type Err = GrantError;
+
+    fn from_str(text: &str) -> Result<Self, GrantError> {
+        let fail = |why| GrantError { text: text.escape_default().to_string(), why };
+        let (word, rest) = text.trim().split_once(char::is_whitespace).ok_or_else(|| {
+            fail("expected a power and what it is for, e.g. `write /srv/data` or `connect pypi.org:443`")
+        })?;
+        let rest = rest.trim();
+        match word {
+            "write" => path(rest).map(Self::Write).map_err(fail),
+            "read" => path(rest).map(Self::Read).map_err(fail),
+            "socket" => path(rest).map(Self::Socket).map_err(fail),
+            "exec" => path(rest).map(Self::Exec).map_err(fail),
+            "connect" => host_port(rest).map_err(fail),
+            "listen" => port_number(rest).map(Self::Listen).map_err(fail),
+            "env" => env_name(rest).map(Self::Env).map_err(fail),
+            "memory" => size(rest).map(Self::Memory).map_err(fail),
+            _ => Err(fail("the powers are write, read, connect, listen, socket, exec, env and memory")),
+        }
+    }
+}
+
+fn path(text: &str) -> Result<PathBuf, &'static str> {
+    let raw = RawText::unescape(text).ok_or("`\\` starts an escape: write `\\\\`, `\\n`, `\\x1b` or `\\u{1b}`")?;
+    if raw.as_bytes().contains(&0) {
+        return Err("a path holds no NUL byte");
+    }
+    let path = raw.as_path();
+    if !path.is_absolute() {
+        return Err("the path must be absolute");
+    }
+    if path.components().any(|c| matches!(c, Component::ParentDir)) {
+        return Err("the path must not hold `..`");
+    }
+    Ok(path.components().collect())
+}
+
+fn host_port(text: &str) -> Result<Grant, &'static str> {
+    let (host, port) = if let Some(rest) = text.strip_prefix('[') {
+        let (host, tail) = rest.split_once(']').ok_or("an IPv6 address ends with `]`")?;
+        match tail.strip_prefix(':') {
+            Some(port) => (host, Some(port)),
+            None if tail.is_empty() => (host, None),
+            None => return Err("after `]` comes `:PORT` or nothing"),
+        }
+    } else {
+        match text.split_once(':') {
+            Some((_, tail)) if tail.contains(':') => (text, None),
+            Some((host, port)) => (host, Some(port)),
+            None => (text, None),
+        }
+    };
+    let well_formed = !host.is_empty()
+        && host.len() <= 253
+        && host.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b':'));
+    if !well_formed {
+        return Err("a host is letters, digits, `-` and `.`, or an address");
+    }
+    let port = port.map(port_number).transpose()?;
+    Ok(Grant::Connect { host: host.trim_end_matches('.').to_ascii_lowercase(), port })
+}
+
+fn port_number(text: &str) -> Result<u16, &'static str> {
+    text.parse().ok().filter(|&port| port != 0).ok_or("a port is a number from 1 to 65535")
+}
+
+fn env_name(text: &str) -> Result<String, &'static str> {
+    let starts_well = text.bytes().next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'_');
+    if starts_well && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') {
+        Ok(text.to_owned())
+    } else {
+        Err("a variable is letters, digits and `_`, not starting with a digit")
+    }
+}
+
+const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+
+fn size(text: &str) -> Result<u64, &'static str> {
+    const WHY: &str = "a size is a whole number with KiB, MiB, GiB or TiB, or of bytes";
+    let (digits, unit) = UNITS
+        .iter()
+        .find_map(|(suffix, unit)| text.strip_suffix(suffix).map(|digits| (digits.trim_end(), *unit)))
+        .unwrap_or((text, 1));
+    digits.parse::<u64>().ok().and_then(|n| n.checked_mul(unit)).ok_or(WHY)
+}
+
+fn size_text(bytes: u64) -> String {
+    UNITS
+        .iter()
+        .find(|(_, unit)| bytes >= *unit && bytes % unit == 0)
+        .map_or_else(|| bytes.to_string(), |(suffix, unit)| format!("{}{suffix}", bytes / unit))
+}
+
+impl JsonSchema for Grant {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Grant".into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "description": "One added power: `write PATH`, `read PATH`, `connect HOST[:PORT]`, `listen PORT`, `socket PATH`, `exec PROGRAM`, `env NAME`, `memory 8GiB`.",
+            "type": "string",
+            "pattern": "^(write|read|connect|listen|socket|exec|env|memory) .+$"
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(text: &str, shown: &str) {
+        let grant: Grant = text.parse().unwrap();
+        assert_eq!(grant.to_string(), shown);
+        assert_eq!(shown.parse::<Grant>().unwrap(), grant);
+    }
+
+    #[test]
+    fn text_forms() {
+        check("write /a//b/./c/", "write /a/b/c");
+        check("connect PyPI.org.:443", "connect pypi.org:443");
+        check("connect [::1]:80", "connect [::1]:80");
+        check("connect ::1", "connect ::1");
+        check("memory 8GiB", "memory 8GiB");
+        check("memory 8192MiB", "memory 8GiB");
+        check("env  HOME", "env HOME");
+        check("write /a b/c", "write /a b/c");
+    }
+
+    #[test]
+    fn every_path_survives_its_text_form() {
+        for bytes in [&b"/a\nb"[..], b"/\xff\xfe", b"/back\\slash", "/\u{202e}x".as_bytes(), b"/q'\"\\n"] {
+            let grant = Grant::Write(RawText::from(bytes).as_path().to_owned());
+            assert_eq!(grant.to_string().parse::<Grant>().unwrap(), grant);
+        }
+    }
+
+    #[test]
+    fn what_is_unclear_is_refused() {
+        for bad in [
+            "",
+            "write",
+            "write a",
+            "write /a/../b",
+            "write /a\0b",
+            "connect",
+            "connect a:0",
+            "connect a:99999",
+            "connect a\0.b:1",
+            "connect a_b",
+            "connect [::1",
+            "listen 0x1",
+            "env 1A",
+            "memory 8GB",
+            "fly /x",
+            "memory 99999999999TiB",
+        ] {
+            assert!(bad.parse::<Grant>().is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Identifiers: random tokens with a prefix that says what they name. They are
+//! never part of a path and carry no meaning.
+
+use std::fmt;
+use std::str::FromStr;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Why a text is not an identifier.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is no {kind} id; expected `{prefix}` and 1 to 64 letters, digits, `-` or `_`")]
+pub struct IdError {
+    kind: &'static str,
+    prefix: &'static str,
+    text: String,
+}
+
+macro_rules! id {
+    ($name:ident, $prefix:literal, $kind:literal, $doc:literal) => {
+        #[doc = $doc]
+        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+        #[serde(try_from = "String", into = "String")]
+        pub struct $name(String);
+
+        impl $name {
+            /// An identifier from 16 random bytes.
+            pub fn from_random(bytes: [u8; 16]) -> Self {
+                let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
+                Self(format!(concat!($prefix, "{}"), hex))
+            }
+
+            /// The text form.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl TryFrom<String> for $name {
+            type Error = IdError;
+            fn try_from(text: String) -> Result<Self, IdError> {
+                let well_formed = text.strip_prefix($prefix).is_some_and(|rest| {
+                    (1..=64).contains(&rest.len())
+                        && rest.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+                });
+                if well_formed {
+                    Ok(Self(text))
+                } else {
+                    Err(IdError { kind: $kind, prefix: $prefix, text: text.escape_default().to_string() })
+                }
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = IdError;
+            fn from_str(text: &str) -> Result<Self, IdError> {
+                Self::try_from(text.to_owned())
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(id: $name) -> String {
+                id.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
+}
+
+id!(RequestId, "req_", "request", "Names one request and everything that came of it.");
+id!(SessionId, "ses_", "session", "Names one agent's conversation.");
+id!(ApprovalId, "apr_", "approval", "Names one remembered answer.");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_well_formed_ids_pass() {
+        assert!("ses_work-1".parse::<SessionId>().is_ok());
+        for bad in ["", "ses_", "req_1", "ses_../x", "ses_a b", "ses_a\n"] {
+            assert!(bad.parse::<SessionId>().is_err(), "{bad:?}");
+        }
+        assert!(serde_json::from_str::<SessionId>("\"../../x\"").is_err());
+    }
+}

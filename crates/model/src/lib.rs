@@ -1,0 +1,37 @@
+//! The words of Stockade as types: what is asked for, what it may do, what was
+//! refused, who agreed, how it ended.
+//!
+//! Absent on purpose: no I/O, no clock, no randomness, no async, no policy.
+//! Nothing here can fail for a reason outside its arguments, so every other
+//! crate may use it. The serialised forms are public API: outcomes, events and
+//! configuration are read by other people's programs.
+
+#![forbid(unsafe_code)]
+
+mod approval;
+mod assessment;
+mod bytes;
+mod denial;
+mod digest;
+mod event;
+mod grant;
+mod id;
+mod outcome;
+mod plan;
+mod profile;
+mod report;
+mod request;
+
+pub use approval::{Answer, Approval, ApprovalMode, GranularMode, Question, QuestionKind, Scope};
+pub use assessment::{Assessment, Capability, Finding, Span, Tier};
+pub use bytes::RawText;
+pub use denial::{Denial, Layer, Operation, Resolution};
+pub use digest::Digest;
+pub use event::{Event, EventKind};
+pub use grant::{Grant, GrantError};
+pub use id::{ApprovalId, IdError, RequestId, SessionId};
+pub use outcome::{AttemptRecord, Decision, Outcome, Status, Usage, Verdict};
+pub use plan::Plan;
+pub use profile::{DEFAULT_PROTECTED_NAMES, Environment, Filesystem, Limits, Network, Profile};
+pub use report::{EnforcementReport, LayerReport, LayerState, Level};
+pub use request::{CallerApproval, Command, Request, SandboxPreference};

@@ -1,0 +1,116 @@
+//! How a request ended.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{Approval, Assessment, Denial, Digest, EnforcementReport, Grant, RawText, RequestId, SessionId};
+
+/// How it ended, without doubt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// The command ended by itself; `exit_code` is its own.
+    Exited,
+    /// A signal ended it; `signal` says which.
+    Signaled,
+    /// Its time ran out.
+    TimedOut,
+    /// Another limit ended it.
+    Limit,
+    /// Policy or a person said no; nothing ran.
+    Refused,
+    /// A person ended it.
+    Aborted,
+    /// Stockade could not do its part; nothing ran, or it was stopped safely.
+    Error,
+}
+
+/// What the rules say of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// It may run, in its sandbox.
+    Allow,
+    /// Somebody must agree first.
+    Ask,
+    /// It may not run.
+    Deny,
+}
+
+/// A verdict and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Decision {
+    /// The verdict.
+    pub verdict: Verdict,
+    /// The rule that decided, e.g. `mode on-failure: tier ask runs sandboxed`.
+    pub rule: String,
+    /// One line each, for a person.
+    pub reasons: Vec<String>,
+}
+
+/// What an attempt used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Usage {
+    /// Wall clock from release to end, in milliseconds.
+    pub wall_ms: u64,
+    /// User and system time of the whole tree, in milliseconds.
+    pub cpu_ms: u64,
+    /// Largest resident size of one process, in bytes (getrusage).
+    pub memory_peak_bytes: u64,
+}
+
+/// One execution of a plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AttemptRecord {
+    /// Name of the profile.
+    pub profile: String,
+    /// Grants in force.
+    pub grants: Vec<Grant>,
+    /// What made the sandbox real.
+    pub backend: String,
+    /// What was enforced; absent where the sandbox could not be built.
+    pub enforced: Option<EnforcementReport>,
+    /// What was refused.
+    pub denials: Vec<Denial>,
+    /// What it used.
+    pub usage: Usage,
+    /// Captured output; absent where it went straight to the caller's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stdout: Option<RawText>,
+    /// Captured errors; absent where they went straight to the caller's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stderr: Option<RawText>,
+    /// True where the middle of an output was dropped.
+    pub truncated: bool,
+}
+
+/// How a request ended, with the chain that led there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Outcome {
+    /// The request.
+    pub id: RequestId,
+    /// Its session.
+    pub session: Option<SessionId>,
+    /// Digest of the last plan; absent where there was none.
+    pub digest: Option<Digest>,
+    /// How it ended.
+    pub status: Status,
+    /// The command's own exit code.
+    pub exit_code: Option<i32>,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
+    /// Why, where the status is `refused`, `aborted`, `limit` or `error`.
+    pub error: Option<String>,
+    /// What its text showed.
+    pub assessment: Assessment,
+    /// What the rules said.
+    pub decision: Decision,
+    /// Each execution, first to last.
+    pub attempts: Vec<AttemptRecord>,
+    /// Each question and its answer.
+    pub approvals: Vec<Approval>,
+}

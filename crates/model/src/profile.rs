@@ -1,0 +1,174 @@
+//! The powers of a run.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::RawText;
+
+/// Names that carry code or configuration which the host later trusts. They
+/// are protected in every writable directory, whether or not they exist (L7).
+///
+/// An entry with a slash is a unit of its own inside another: a grant for
+/// `.git` does not reach `.git/hooks`.
+pub const DEFAULT_PROTECTED_NAMES: &[&str] = &[
+    ".git",
+    ".git/hooks",
+    ".git/config",
+    ".git/info/attributes",
+    ".git/modules",
+    ".git/worktrees",
+    ".gitmodules",
+    ".hg",
+    ".hg/hgrc",
+    ".svn",
+    ".jj",
+    ".stockade",
+    ".stockade.toml",
+    ".sandbox",
+    ".sandbox.json",
+    ".agents",
+    ".codex",
+    ".claude",
+    ".claude.json",
+    ".cursor",
+    ".gemini",
+    ".aider.conf.yml",
+    ".continue",
+    ".windsurf",
+    ".mcp.json",
+    ".vscode",
+    ".idea",
+    ".zed",
+    ".fleet",
+    ".devcontainer",
+    ".devcontainer.json",
+    ".bashrc",
+    ".bash_profile",
+    ".bash_login",
+    ".bash_logout",
+    ".bash_aliases",
+    ".profile",
+    ".zshrc",
+    ".zshenv",
+    ".zprofile",
+    ".zlogin",
+    ".zlogout",
+    ".kshrc",
+    ".cshrc",
+    ".tcshrc",
+    ".login",
+    ".logout",
+    ".inputrc",
+    ".envrc",
+    ".direnv",
+    ".config/fish",
+    ".config/autostart",
+    ".config/systemd",
+    ".config/git",
+    ".gitconfig",
+    ".ssh",
+    ".aws",
+    ".gnupg",
+    ".netrc",
+    ".npmrc",
+    ".yarnrc",
+    ".yarnrc.yml",
+    ".pypirc",
+    ".cargo/config",
+    ".cargo/config.toml",
+    "rust-toolchain",
+    "rust-toolchain.toml",
+    ".tool-versions",
+    ".mise.toml",
+    ".pre-commit-config.yaml",
+    ".husky",
+    ".vimrc",
+    ".exrc",
+    ".nvimrc",
+    ".emacs",
+    ".dir-locals.el",
+    ".gdbinit",
+    ".ripgreprc",
+    ".pam_environment",
+    ".xprofile",
+    ".xinitrc",
+    ".xsession",
+];
+
+/// The powers of a run. What is not named is not there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// Its name: `read-only`, `workspace`, `host` or one from configuration.
+    pub name: String,
+    /// False only for `host`.
+    pub sandboxed: bool,
+    /// Files.
+    pub filesystem: Filesystem,
+    /// Network.
+    pub network: Network,
+    /// Variables.
+    pub environment: Environment,
+    /// Limits.
+    pub limits: Limits,
+}
+
+/// What of the filesystem.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Filesystem {
+    /// Absolute directories or files that may be written, grants included,
+    /// workspace substituted. Private temp is always there.
+    pub write: Vec<RawText>,
+    /// Absolute paths that are hidden: the tree or file is not readable, and
+    /// nothing beneath it can be seen.
+    pub hide: Vec<RawText>,
+    /// Absolute paths that are readable although a hidden one holds them.
+    pub reveal: Vec<RawText>,
+    /// Protected names, see [`DEFAULT_PROTECTED_NAMES`].
+    pub protect: Vec<String>,
+    /// Absolute host unix sockets that may be connected to.
+    pub sockets: Vec<RawText>,
+}
+
+/// What of the network.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Network {
+    /// A loopback of its own and nothing else.
+    #[default]
+    None,
+    /// The host's network: profile `host` alone.
+    Host,
+}
+
+/// What of the environment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Environment {
+    /// Names that pass; a trailing `*` matches any tail.
+    pub pass: Vec<String>,
+    /// Names that never pass, whatever `pass` says.
+    pub drop: Vec<String>,
+    /// Variables set to a value.
+    pub set: BTreeMap<String, RawText>,
+}
+
+/// Limits. Absent means no limit of ours.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// Wall clock, in milliseconds.
+    pub wall_ms: Option<u64>,
+    /// Open descriptors of one process.
+    pub open_files: Option<u64>,
+    /// Processes of the user, as RLIMIT_NPROC counts them.
+    pub processes: Option<u64>,
+    /// Private temp, in bytes.
+    pub temp_bytes: Option<u64>,
+    /// Bytes of each output stream that are kept when output is captured: half
+    /// from its head, half from its tail.
+    pub output_bytes: Option<u64>,
+}

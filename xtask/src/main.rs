@@ -1,0 +1,2 @@
+//! The house's chores.
+fn main() {}
