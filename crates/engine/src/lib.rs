@@ -1,1 +1,12 @@
-//! See Cargo.toml for what this crate is for.
+//! The engine: a request's way from its text to its outcome.
+//!
+//! `core` is a state machine without I/O; `driver` does the I/O around it.
+//! `Backend` and `Approver` are how it meets the world.
+
+#![forbid(unsafe_code)]
+
+mod approver;
+mod backend;
+
+pub use approver::{Approver, Nobody};
+pub use backend::{Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Io, StartError};
