@@ -1,0 +1,186 @@
+//! The house rules as tests: the crate graph holds to the table of
+//! ARCHITECTURE.md, functions and files stay small, `unsafe` stays in `sys`,
+//! and the lock file stays short.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Each crate and the crates of ours it may use. An edge not here fails.
+const ALLOWED_EDGES: &[(&str, &[&str])] = &[
+    ("model", &[]),
+    ("shell", &["model"]),
+    ("policy", &["model"]),
+    ("sys", &[]),
+    ("native", &["model", "engine", "sys"]),
+    ("audit", &["model"]),
+    ("store", &["model"]),
+    ("engine", &["model", "policy", "shell", "audit", "store"]),
+    ("cli", &["model", "policy", "shell", "audit", "store", "engine", "native", "sys"]),
+    ("testkit", &["model", "policy", "shell", "audit", "store", "engine", "native", "sys"]),
+];
+
+/// Longest function body that needs no reason beside it.
+const FUNCTION_LINES_MAX: usize = 70;
+/// Longest file without its tests.
+const FILE_LINES_MAX: usize = 600;
+/// Longest lock file, in packages.
+const LOCKED_PACKAGES_MAX: usize = 400;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+fn rust_files(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
+        let path = entry.path();
+        if entry.file_type().unwrap().is_dir() {
+            rust_files(&path, found);
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// Library and binary sources: no tests, no benches.
+fn sources() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(root().join("crates")).unwrap().map(Result::unwrap) {
+        rust_files(&entry.path().join("src"), &mut found);
+    }
+    assert!(found.len() > 10, "the sources were not found");
+    found
+}
+
+/// The lines of a file before its test module.
+fn product_lines(text: &str) -> Vec<&str> {
+    let lines: Vec<&str> = text.lines().collect();
+    let end = lines.iter().position(|l| *l == "#[cfg(test)]").unwrap_or(lines.len());
+    lines[..end].to_vec()
+}
+
+#[test]
+fn the_crate_graph_holds_to_the_table() {
+    let table: BTreeMap<&str, BTreeSet<&str>> =
+        ALLOWED_EDGES.iter().map(|(name, uses)| (*name, uses.iter().copied().collect())).collect();
+    for entry in fs::read_dir(root().join("crates")).unwrap().map(Result::unwrap) {
+        let name = entry.file_name().into_string().unwrap();
+        let allowed = table.get(name.as_str()).unwrap_or_else(|| panic!("crate `{name}` is not in the table"));
+        let manifest: toml::Table = fs::read_to_string(entry.path().join("Cargo.toml")).unwrap().parse().unwrap();
+        assert_eq!(manifest["package"]["name"].as_str(), Some(format!("stockade-{name}").as_str()));
+        for dependency in manifest.get("dependencies").and_then(toml::Value::as_table).into_iter().flatten() {
+            if let Some(used) = dependency.0.strip_prefix("stockade-") {
+                assert!(allowed.contains(used), "crate `{name}` may not use `{used}`");
+            }
+        }
+    }
+}
+
+#[test]
+fn unsafe_stays_in_sys() {
+    for entry in fs::read_dir(root().join("crates")).unwrap().map(Result::unwrap) {
+        let source = entry.path().join("src");
+        if entry.file_name() == "sys" {
+            continue;
+        }
+        let top = ["lib.rs", "main.rs"].iter().map(|f| source.join(f)).find(|p| p.exists()).unwrap();
+        let text = fs::read_to_string(&top).unwrap();
+        assert!(text.contains("#![forbid(unsafe_code)]"), "{} must forbid unsafe code", top.display());
+    }
+}
+
+/// First line and length of each function longer than the limit that gives no
+/// reason (`// Long because ...` in the lines before or at its start).
+fn long_functions(lines: &[&str]) -> Vec<(usize, usize)> {
+    let mut found = Vec::new();
+    let mut open: Option<(usize, usize)> = None;
+    for (at, line) in lines.iter().enumerate() {
+        let indent = line.len() - line.trim_start().len();
+        let text = line.trim_start();
+        let code = text.trim_start_matches("pub ").trim_start_matches("pub(crate) ").trim_start_matches("pub(super) ");
+        let code = code.trim_start_matches("const ").trim_start_matches("unsafe ").trim_start_matches("extern \"C\" ");
+        if open.is_none() && code.starts_with("fn ") && !text.ends_with(';') {
+            open = Some((at, indent));
+        }
+        if let Some((start, indent_start)) = open
+            && indent == indent_start
+            && (text == "}" || (at == start && text.ends_with('}')))
+        {
+            let length = at - start + 1;
+            let reasoned =
+                lines[start.saturating_sub(6)..(start + 3).min(lines.len())].iter().any(|l| l.contains("Long because"));
+            if length > FUNCTION_LINES_MAX && !reasoned {
+                found.push((start + 1, length));
+            }
+            open = None;
+        }
+    }
+    found
+}
+
+#[test]
+fn functions_and_files_can_be_seen_at_once() {
+    let mut faults = Vec::new();
+    for path in sources() {
+        let text = fs::read_to_string(&path).unwrap();
+        let shown = path.strip_prefix(root()).unwrap().display().to_string();
+        let lines = product_lines(&text);
+        if lines.len() > FILE_LINES_MAX {
+            faults.push(format!("{shown}: {} lines, at most {FILE_LINES_MAX}", lines.len()));
+        }
+        for (line, length) in long_functions(&lines) {
+            faults.push(format!("{shown}:{line}: a function of {length} lines, at most {FUNCTION_LINES_MAX}"));
+        }
+        if !text.starts_with("//!") {
+            faults.push(format!("{shown}: no module documentation"));
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn long_functions_are_found() {
+    let body: Vec<String> = std::iter::once("    pub fn long() {".to_owned())
+        .chain((0..FUNCTION_LINES_MAX).map(|n| format!("        let _ = {n};")))
+        .chain(["    }".to_owned(), "    fn short() {}".to_owned()])
+        .collect();
+    let lines: Vec<&str> = body.iter().map(String::as_str).collect();
+    assert_eq!(long_functions(&lines), [(1, FUNCTION_LINES_MAX + 2)]);
+}
+
+#[test]
+fn the_lock_file_stays_short() {
+    let lock = fs::read_to_string(root().join("Cargo.lock")).unwrap();
+    let packages = lock.lines().filter(|l| *l == "[[package]]").count();
+    assert!((20..=LOCKED_PACKAGES_MAX).contains(&packages), "{packages} packages");
+}
+
+#[test]
+fn the_project_names_no_machine() {
+    let mut faults = Vec::new();
+    let mut files = Vec::new();
+    for dir in ["crates", "tests", "xtask", "docs", "policies", "bench", ".ci"] {
+        text_files(&root().join(dir), &mut files);
+    }
+    for path in files {
+        let Ok(text) = fs::read_to_string(&path) else { continue };
+        // Written in two halves so that this file does not hold them.
+        for word in [concat!("/work", "/main"), concat!("/work", "/shared"), concat!("shared", "/cases")] {
+            if text.contains(word) {
+                faults.push(format!("{} names {word}", path.display()));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+fn text_files(dir: &Path, found: &mut Vec<PathBuf>) {
+    let Ok(entries) = fs::read_dir(dir) else { return };
+    for entry in entries.map(Result::unwrap) {
+        if entry.file_type().unwrap().is_dir() {
+            text_files(&entry.path(), found);
+        } else {
+            found.push(entry.path());
+        }
+    }
+}
