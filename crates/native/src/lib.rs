@@ -1,1 +1,7 @@
-//! See Cargo.toml for what this crate is for.
+//! The Linux backend: builds the sandbox, supervises it, and carries out trapped
+//! system calls on behalf of the command.
+
+#![forbid(unsafe_code)]
+
+pub mod broker;
+pub mod powers;

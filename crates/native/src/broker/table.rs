@@ -1,0 +1,239 @@
+//! Which system calls are trapped, as data: the filter is compiled from it and
+//! the broker decodes by it, so neither can know a call that the other does not.
+//!
+//! A condition looks at registers alone: what lies behind a pointer may change
+//! after the filter has run. This file must not know how a call is carried out.
+
+use stockade_model::Level;
+
+/// A condition on one argument register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArgTest {
+    /// Which argument, 0 to 5.
+    pub index: u8,
+    /// The bits that are looked at.
+    pub mask: u64,
+    /// What they must be.
+    pub test: Test,
+}
+
+/// What the masked bits must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Test {
+    /// Exactly this value.
+    Equals(u64),
+    /// At least one of them set.
+    AnyBit,
+}
+
+/// One trapped call. It is trapped where every test of `when` holds; a call may
+/// have several rows, and one that holds is enough.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Trap {
+    /// Its number (`libc::SYS_*`).
+    pub call: i64,
+    /// Its name.
+    pub name: &'static str,
+    /// Conditions on registers; none means always.
+    pub when: &'static [ArgTest],
+    /// Why it is trapped.
+    pub reason: &'static str,
+    /// How its arguments are read.
+    pub(crate) shape: Shape,
+}
+
+/// Where a call keeps its arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// `open(path, flags, mode)`; with the directory first for `openat`.
+    Open { at: bool },
+    /// `creat(path, mode)`.
+    Creat,
+    /// `truncate(path, length)`.
+    Truncate,
+    /// `mkdir([dir,] path, mode)`.
+    Mkdir { at: bool },
+    /// `mknod([dir,] path, mode, device)`.
+    Mknod { at: bool },
+    /// `unlink(path)`, `rmdir(path)`.
+    Remove { directory: bool },
+    /// `unlinkat(dir, path, flags)`.
+    RemoveAt,
+    /// `rename(old, new)`, `renameat(dir, old, dir, new)`, `renameat2(.., flags)`.
+    Rename { at: bool, flags: bool },
+    /// `link(old, new)`, `linkat(dir, old, dir, new, flags)`.
+    Link { at: bool },
+    /// `symlink(text, new)`, `symlinkat(text, dir, new)`.
+    Symlink { at: bool },
+    /// `chmod([dir,] path, mode)`; `flags` for `fchmodat2`.
+    Chmod { at: bool, flags: bool },
+    /// `fchmod(descriptor, mode)`.
+    ChmodDescriptor,
+    /// `chown(path, user, group)`, `lchown` where links are not followed.
+    Chown { follow: bool },
+    /// `fchown(descriptor, user, group)`.
+    ChownDescriptor,
+    /// `fchownat(dir, path, user, group, flags)`.
+    ChownAt,
+    /// `utime(path, times)`, two whole seconds.
+    TimesSeconds,
+    /// `utimes(path, times)`, `futimesat(dir, path, times)`, microseconds.
+    TimesMicroseconds { at: bool },
+    /// `utimensat(dir, path, times, flags)`, nanoseconds.
+    TimesNanoseconds,
+    /// `setxattr(path, name, value, size, flags)`, `lsetxattr`.
+    SetAttribute { follow: bool },
+    /// `fsetxattr(descriptor, ..)`.
+    SetAttributeDescriptor,
+    /// `removexattr(path, name)`, `lremovexattr`.
+    RemoveAttribute { follow: bool },
+    /// `fremovexattr(descriptor, name)`.
+    RemoveAttributeDescriptor,
+    /// `connect(socket, address, length)`.
+    Connect,
+    /// `bind(socket, address, length)`.
+    Bind,
+    /// `execve(path, ..)`, `execveat(dir, path, ..)`.
+    Exec { at: bool },
+    /// `umask(mask)`.
+    Umask,
+    /// A call that is refused and recorded: `socket` of an internet family.
+    InternetSocket,
+    /// Answered "not implemented": programs fall back to a call listed here.
+    NotImplemented,
+}
+
+/// The two low bits of the flags (musl's `O_ACCMODE` holds `O_PATH` too).
+const ACCESS_MODE: i32 = 3;
+
+/// Opens that can change something. `O_TMPFILE` is looked for without its
+/// `O_DIRECTORY` part, which reads use too.
+const WRITE_OPEN_BITS: u64 =
+    (ACCESS_MODE | libc::O_CREAT | libc::O_TRUNC | (libc::O_TMPFILE & !libc::O_DIRECTORY)) as u64;
+
+#[cfg(target_arch = "x86_64")]
+const OPEN_CHANGES: &[ArgTest] = &[ArgTest { index: 1, mask: WRITE_OPEN_BITS, test: Test::AnyBit }];
+const OPENAT_CHANGES: &[ArgTest] = &[ArgTest { index: 2, mask: WRITE_OPEN_BITS, test: Test::AnyBit }];
+const FAMILY: u64 = 0xffff_ffff;
+const FAMILY_INET: &[ArgTest] = &[ArgTest { index: 0, mask: FAMILY, test: Test::Equals(libc::AF_INET as u64) }];
+const FAMILY_INET6: &[ArgTest] = &[ArgTest { index: 0, mask: FAMILY, test: Test::Equals(libc::AF_INET6 as u64) }];
+
+/// Not in libc's list for every target; the same number on every architecture.
+const SYS_SETXATTRAT: i64 = 463;
+const SYS_REMOVEXATTRAT: i64 = 466;
+const SYS_FILE_SETATTR: i64 = 469;
+
+const OPENS: &str = "an open that writes or creates is done by the broker on the object it decided on";
+const CREATES: &str = "a new name may be a protected one";
+const REMOVES: &str = "a name that goes may be a protected one";
+const MOVES: &str = "a name may be moved onto or away from a protected one";
+const METADATA: &str = "Landlock does not mediate modes, owners, times and attributes";
+const NEWER: &str = "a newer form of a call that the broker does";
+
+macro_rules! trap {
+    ($call:expr, $name:literal, $shape:expr, $reason:expr) => {
+        trap!($call, $name, $shape, $reason, &[])
+    };
+    ($call:expr, $name:literal, $shape:expr, $reason:expr, $when:expr) => {
+        Trap { call: $call, name: $name, when: $when, reason: $reason, shape: $shape }
+    };
+}
+
+/// What is trapped on every architecture and at every level.
+const COMMON: &[Trap] = &[
+    trap!(libc::SYS_openat, "openat", Shape::Open { at: true }, OPENS, OPENAT_CHANGES),
+    trap!(libc::SYS_truncate, "truncate", Shape::Truncate, "it empties a file by name"),
+    trap!(libc::SYS_mkdirat, "mkdirat", Shape::Mkdir { at: true }, CREATES),
+    trap!(libc::SYS_mknodat, "mknodat", Shape::Mknod { at: true }, CREATES),
+    trap!(libc::SYS_unlinkat, "unlinkat", Shape::RemoveAt, REMOVES),
+    trap!(libc::SYS_renameat, "renameat", Shape::Rename { at: true, flags: false }, MOVES),
+    trap!(libc::SYS_renameat2, "renameat2", Shape::Rename { at: true, flags: true }, MOVES),
+    trap!(libc::SYS_linkat, "linkat", Shape::Link { at: true }, "a second name opens the same file"),
+    trap!(libc::SYS_symlinkat, "symlinkat", Shape::Symlink { at: true }, CREATES),
+    trap!(libc::SYS_fchmod, "fchmod", Shape::ChmodDescriptor, METADATA),
+    trap!(libc::SYS_fchmodat, "fchmodat", Shape::Chmod { at: true, flags: false }, METADATA),
+    trap!(libc::SYS_fchmodat2, "fchmodat2", Shape::Chmod { at: true, flags: true }, METADATA),
+    trap!(libc::SYS_fchown, "fchown", Shape::ChownDescriptor, METADATA),
+    trap!(libc::SYS_fchownat, "fchownat", Shape::ChownAt, METADATA),
+    trap!(libc::SYS_utimensat, "utimensat", Shape::TimesNanoseconds, METADATA),
+    trap!(libc::SYS_setxattr, "setxattr", Shape::SetAttribute { follow: true }, METADATA),
+    trap!(libc::SYS_lsetxattr, "lsetxattr", Shape::SetAttribute { follow: false }, METADATA),
+    trap!(libc::SYS_fsetxattr, "fsetxattr", Shape::SetAttributeDescriptor, METADATA),
+    trap!(libc::SYS_removexattr, "removexattr", Shape::RemoveAttribute { follow: true }, METADATA),
+    trap!(libc::SYS_lremovexattr, "lremovexattr", Shape::RemoveAttribute { follow: false }, METADATA),
+    trap!(libc::SYS_fremovexattr, "fremovexattr", Shape::RemoveAttributeDescriptor, METADATA),
+    trap!(SYS_SETXATTRAT, "setxattrat", Shape::NotImplemented, NEWER),
+    trap!(SYS_REMOVEXATTRAT, "removexattrat", Shape::NotImplemented, NEWER),
+    trap!(SYS_FILE_SETATTR, "file_setattr", Shape::NotImplemented, NEWER),
+    trap!(libc::SYS_connect, "connect", Shape::Connect, "a unix socket of the host is a way out"),
+    trap!(libc::SYS_bind, "bind", Shape::Bind, "whose socket it is decides who may connect to it"),
+    trap!(libc::SYS_execve, "execve", Shape::Exec { at: false }, "every program that runs is on the record"),
+    trap!(libc::SYS_execveat, "execveat", Shape::Exec { at: true }, "every program that runs is on the record"),
+    trap!(libc::SYS_umask, "umask", Shape::Umask, "what the broker creates must carry the caller's mask"),
+];
+
+/// The older forms that newer architectures never had.
+#[cfg(target_arch = "x86_64")]
+const OLDER: &[Trap] = &[
+    trap!(libc::SYS_open, "open", Shape::Open { at: false }, OPENS, OPEN_CHANGES),
+    trap!(libc::SYS_creat, "creat", Shape::Creat, OPENS),
+    trap!(libc::SYS_mkdir, "mkdir", Shape::Mkdir { at: false }, CREATES),
+    trap!(libc::SYS_mknod, "mknod", Shape::Mknod { at: false }, CREATES),
+    trap!(libc::SYS_unlink, "unlink", Shape::Remove { directory: false }, REMOVES),
+    trap!(libc::SYS_rmdir, "rmdir", Shape::Remove { directory: true }, REMOVES),
+    trap!(libc::SYS_rename, "rename", Shape::Rename { at: false, flags: false }, MOVES),
+    trap!(libc::SYS_link, "link", Shape::Link { at: false }, "a second name opens the same file"),
+    trap!(libc::SYS_symlink, "symlink", Shape::Symlink { at: false }, CREATES),
+    trap!(libc::SYS_chmod, "chmod", Shape::Chmod { at: false, flags: false }, METADATA),
+    trap!(libc::SYS_chown, "chown", Shape::Chown { follow: true }, METADATA),
+    trap!(libc::SYS_lchown, "lchown", Shape::Chown { follow: false }, METADATA),
+    trap!(libc::SYS_utime, "utime", Shape::TimesSeconds, METADATA),
+    trap!(libc::SYS_utimes, "utimes", Shape::TimesMicroseconds { at: false }, METADATA),
+    trap!(libc::SYS_futimesat, "futimesat", Shape::TimesMicroseconds { at: true }, METADATA),
+];
+
+#[cfg(not(target_arch = "x86_64"))]
+const OLDER: &[Trap] = &[];
+
+/// Without a network namespace there is no internet socket at all.
+const WITHOUT_NAMESPACES: &[Trap] = &[
+    trap!(libc::SYS_socket, "socket", Shape::InternetSocket, "no network namespace stands behind it", FAMILY_INET),
+    trap!(libc::SYS_socket, "socket", Shape::InternetSocket, "no network namespace stands behind it", FAMILY_INET6),
+];
+
+/// The traps of a level, in the order in which the filter may test them.
+pub fn notify_table(level: Level) -> Vec<Trap> {
+    let rest: &[Trap] = match level {
+        Level::Full => &[],
+        Level::Restricted | Level::None => WITHOUT_NAMESPACES,
+    };
+    [OLDER, COMMON, rest].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_read_is_not_trapped_and_every_write_is() {
+        let bits = |flags: i32| flags as u64 & WRITE_OPEN_BITS != 0;
+        for read in [libc::O_RDONLY, libc::O_DIRECTORY, libc::O_NOFOLLOW | libc::O_CLOEXEC, libc::O_PATH] {
+            assert!(!bits(read), "{read:#o}");
+        }
+        for write in [libc::O_WRONLY, libc::O_RDWR, 3, libc::O_CREAT, libc::O_TRUNC, libc::O_TMPFILE] {
+            assert!(bits(write), "{write:#o}");
+        }
+    }
+
+    #[test]
+    fn rows_of_one_call_share_its_shape() {
+        for level in [Level::Full, Level::Restricted] {
+            let table = notify_table(level);
+            for a in &table {
+                assert!(table.iter().all(|b| a.call != b.call || a.shape == b.shape), "{}", a.name);
+                assert!(!a.reason.is_empty());
+                assert!(a.when.iter().all(|t| t.index < 6));
+            }
+        }
+    }
+}

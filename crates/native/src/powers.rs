@@ -1,0 +1,1 @@
+//! What a run may touch: the pure decision behind every trapped system call.
