@@ -1,1 +1,22 @@
-//! See Cargo.toml for what this crate is for.
+//! The escape harness: a scratch world that an attempt may damage, a runner
+//! with hard time-outs, and the means to judge from outside what happened.
+//!
+//! It must not know Stockade: it links no other crate of the workspace, so
+//! that a defect there cannot blind the judge. What belongs to a single attempt lives
+//! with the attempts, in `tests/escape`.
+#![forbid(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "starting programs without a sandbox is what controls are")]
+
+mod account;
+mod host;
+mod lab;
+mod listeners;
+mod run;
+mod snapshot;
+
+pub use account::{Account, User};
+pub use host::{HostState, descendants, process_alive};
+pub use lab::{Lab, Names};
+pub use listeners::{Counter, Listeners};
+pub use run::{Command, Ended, Output, Running, Stdin, run_as};
+pub use snapshot::{Change, Entry, Kind, Snapshot};

@@ -1,0 +1,132 @@
+//! The host around an attempt: mounts, names, clock, processes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// How far the wall clock may drift from the monotonic one in a run.
+const CLOCK_TOLERANCE_S: i64 = 60;
+
+/// What an attempt must leave as it was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostState {
+    mounts: BTreeSet<String>,
+    node_name: String,
+    domain_name: String,
+    wall_minus_monotonic_s: i64,
+    shared_memory: BTreeSet<String>,
+}
+
+impl HostState {
+    /// Looks at the namespaces of the calling process.
+    pub fn take() -> Self {
+        let uname = rustix::system::uname();
+        let wall = clock_gettime(ClockId::Realtime).tv_sec;
+        let monotonic = clock_gettime(ClockId::Boottime).tv_sec;
+        Self {
+            mounts: lines("/proc/self/mountinfo"),
+            node_name: uname.nodename().to_string_lossy().into_owned(),
+            domain_name: fs::read_to_string("/proc/sys/kernel/domainname").unwrap_or_default(),
+            wall_minus_monotonic_s: wall - monotonic,
+            shared_memory: shared_memory(),
+        }
+    }
+
+    /// What differs later, in words.
+    pub fn changes(&self, later: &Self) -> Vec<String> {
+        let mut changes: Vec<String> =
+            later.mounts.difference(&self.mounts).map(|m| format!("host mount new: {m}")).collect();
+        changes.extend(self.mounts.difference(&later.mounts).map(|m| format!("host mount gone: {m}")));
+        if self.node_name != later.node_name || self.domain_name != later.domain_name {
+            changes.push(format!("host name is now {} {}", later.node_name, later.domain_name.trim_end()));
+        }
+        let step = later.wall_minus_monotonic_s - self.wall_minus_monotonic_s;
+        if step.abs() > CLOCK_TOLERANCE_S {
+            changes.push(format!("host clock stepped by {step} s"));
+        }
+        changes.extend(self.shared_memory.difference(&later.shared_memory).map(|s| format!("host segment gone: {s}")));
+        changes
+    }
+
+    /// Seconds the wall clock must be moved by to be right again.
+    pub fn clock_step_s(&self, later: &Self) -> i64 {
+        later.wall_minus_monotonic_s - self.wall_minus_monotonic_s
+    }
+}
+
+fn lines(path: &str) -> BTreeSet<String> {
+    fs::read_to_string(path).unwrap_or_default().lines().map(str::to_owned).collect()
+}
+
+/// Key and id of each System V segment.
+fn shared_memory() -> BTreeSet<String> {
+    let table = fs::read_to_string("/proc/sysvipc/shm").unwrap_or_default();
+    table.lines().skip(1).map(|line| line.split_whitespace().take(2).collect::<Vec<_>>().join(" ")).collect()
+}
+
+/// True while a process with this id exists and is no zombie.
+pub fn process_alive(pid: u32) -> bool {
+    state(pid).is_some_and(|(_, state)| state != 'Z' && state != 'X')
+}
+
+/// Parent and state of a process.
+fn state(pid: u32) -> Option<(u32, char)> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in brackets may hold anything, brackets and blanks included.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_whitespace();
+    let state = fields.next()?.chars().next()?;
+    Some((fields.next()?.parse().ok()?, state))
+}
+
+/// Every living descendant of this process but those in `known`, with its
+/// command line. Waits up to `patience` for them to go.
+///
+/// The caller must be child subreaper, or process 1: then nothing can leave
+/// its tree.
+pub fn descendants(known: &[u32], patience: Duration) -> Vec<String> {
+    let deadline = Instant::now() + patience;
+    loop {
+        let found = living_descendants(known);
+        if found.is_empty() || Instant::now() >= deadline {
+            return found.iter().map(|pid| describe(*pid)).collect();
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn living_descendants(known: &[u32]) -> Vec<u32> {
+    let mut parents = BTreeMap::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        if let Some(pid) = name.to_str().and_then(|n| n.parse::<u32>().ok())
+            && let Some((parent, state)) = state(pid)
+            && state != 'Z'
+            && state != 'X'
+        {
+            parents.insert(pid, parent);
+        }
+    }
+    let own = std::process::id();
+    let is_descendant = |mut pid: u32| {
+        // A process tree is never deeper than the number of processes.
+        for _ in 0..=parents.len() {
+            match parents.get(&pid) {
+                Some(parent) if *parent == own => return true,
+                Some(parent) => pid = *parent,
+                None => return false,
+            }
+        }
+        false
+    };
+    parents.keys().copied().filter(|pid| !known.contains(pid) && is_descendant(*pid)).collect()
+}
+
+fn describe(pid: u32) -> String {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let text = String::from_utf8_lossy(&line).replace('\0', " ");
+    format!("{pid} {}", text.trim_end())
+}

@@ -1,0 +1,133 @@
+//! Servers of the host that no attempt may reach: each counts who came.
+
+use std::fs;
+use std::io;
+use std::net::{TcpListener, UdpSocket};
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use anyhow::{Context as _, Result};
+
+/// How often a server was reached.
+#[derive(Clone, Debug)]
+pub struct Counter {
+    name: String,
+    count: Arc<AtomicU64>,
+}
+
+impl Counter {
+    fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), count: Arc::new(AtomicU64::new(0)) }
+    }
+
+    fn hit(&self) {
+        self.count.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// The servers. Their threads live as long as the process.
+#[derive(Debug, Default)]
+pub struct Listeners {
+    counters: Vec<Counter>,
+}
+
+impl Listeners {
+    /// None yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn serve(&mut self, name: &str, mut wait: impl FnMut() -> io::Result<()> + Send + 'static) {
+        let counter = Counter::new(name);
+        self.counters.push(counter.clone());
+        thread::spawn(move || {
+            while wait().is_ok() {
+                counter.hit();
+            }
+        });
+    }
+
+    /// TCP and UDP on one port of 127.0.0.1; returns the port.
+    ///
+    /// # Errors
+    /// Where no port is free.
+    pub fn loopback(&mut self) -> Result<u16> {
+        let tcp = TcpListener::bind("127.0.0.1:0").context("listening on loopback")?;
+        let port = tcp.local_addr()?.port();
+        let udp = UdpSocket::bind(("127.0.0.1", port)).context("binding UDP on loopback")?;
+        self.serve("tcp", move || tcp.accept().map(drop));
+        self.serve("udp", move || udp.recv(&mut [0; 64]).map(drop));
+        Ok(port)
+    }
+
+    /// A stream socket in the filesystem, open to everyone.
+    ///
+    /// # Errors
+    /// Where the socket cannot be made.
+    pub fn stream(&mut self, path: &Path) -> Result<()> {
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        let listener = UnixListener::bind(path).with_context(|| format!("binding {}", path.display()))?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o777))?;
+        self.serve(&path.display().to_string(), move || listener.accept().map(drop));
+        Ok(())
+    }
+
+    /// A datagram socket in the filesystem, open to everyone.
+    ///
+    /// # Errors
+    /// Where the socket cannot be made.
+    pub fn datagram(&mut self, path: &Path) -> Result<()> {
+        let socket = UnixDatagram::bind(path).with_context(|| format!("binding {}", path.display()))?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o777))?;
+        self.serve(&path.display().to_string(), move || socket.recv(&mut [0; 64]).map(drop));
+        Ok(())
+    }
+
+    /// A stream socket in the abstract namespace.
+    ///
+    /// # Errors
+    /// Where the name is taken.
+    pub fn abstract_stream(&mut self, name: &str) -> Result<()> {
+        let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
+        self.serve("abstract", move || listener.accept().map(drop));
+        Ok(())
+    }
+
+    /// Who was reached, and how often.
+    pub fn reached(&self) -> Vec<String> {
+        self.counters
+            .iter()
+            .map(|counter| (&counter.name, counter.count.load(Ordering::SeqCst)))
+            .filter(|(_, count)| *count > 0)
+            .map(|(name, count)| format!("{name} reached {count} times"))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_visit_is_counted() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut listeners = Listeners::new();
+        listeners.stream(&directory.path().join("s")).unwrap();
+        listeners.datagram(&directory.path().join("d")).unwrap();
+        assert_eq!(listeners.reached(), Vec::<String>::new());
+        drop(UnixStream::connect(directory.path().join("s")).unwrap());
+        UnixDatagram::unbound().unwrap().send_to(b"x", directory.path().join("d")).unwrap();
+        thread::sleep(Duration::from_millis(200));
+        assert_eq!(listeners.reached().len(), 2);
+    }
+}

@@ -1,0 +1,290 @@
+//! Runs a program as a chosen user with a hard time-out, whatever it does to
+//! its output. It must not know what the program is.
+
+use std::ffi::{OsStr, OsString};
+use std::io::Read;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::PathBuf;
+use std::process::{self, Child, ChildStdin, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+use crate::Account;
+
+/// Bytes kept of each output stream; the rest is read and dropped.
+const OUTPUT_BYTES_MAX: usize = 4 << 20;
+/// How long an output stream may stay open after the program's own end.
+const OUTPUT_GRACE: Duration = Duration::from_secs(3);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+
+/// What the program reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stdin {
+    /// Nothing: `/dev/null`.
+    #[default]
+    Null,
+    /// A pipe that stays open and silent until the program ends.
+    Silent,
+}
+
+/// A program with its surroundings. The environment starts empty.
+#[derive(Clone, Debug)]
+pub struct Command {
+    /// Program and arguments.
+    pub argv: Vec<OsString>,
+    /// All variables.
+    pub env: Vec<(OsString, OsString)>,
+    /// Working directory.
+    pub cwd: PathBuf,
+    /// Standard input.
+    pub stdin: Stdin,
+    /// Wall clock until the process group is killed.
+    pub timeout: Duration,
+}
+
+impl Command {
+    /// A program without arguments or variables, in `cwd`.
+    pub fn new(program: impl AsRef<OsStr>, cwd: impl Into<PathBuf>) -> Self {
+        Self {
+            argv: vec![program.as_ref().to_owned()],
+            env: Vec::new(),
+            cwd: cwd.into(),
+            stdin: Stdin::Null,
+            timeout: Duration::from_secs(30),
+        }
+    }
+
+    /// Adds an argument.
+    #[must_use]
+    pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
+        self.argv.push(arg.as_ref().to_owned());
+        self
+    }
+
+    /// Adds arguments.
+    #[must_use]
+    pub fn args<A: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
+        self.argv.extend(args.into_iter().map(|a| a.as_ref().to_owned()));
+        self
+    }
+
+    /// Sets a variable.
+    #[must_use]
+    pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
+        self.env.retain(|(n, _)| n != name.as_ref());
+        self.env.push((name.as_ref().to_owned(), value.as_ref().to_owned()));
+        self
+    }
+
+    /// Puts another program in front: `["unshare", "-m"]`.
+    #[must_use]
+    pub fn behind<A: AsRef<OsStr>>(mut self, prefix: impl IntoIterator<Item = A>) -> Self {
+        let mut argv: Vec<OsString> = prefix.into_iter().map(|a| a.as_ref().to_owned()).collect();
+        argv.append(&mut self.argv);
+        self.argv = argv;
+        self
+    }
+
+    /// Sets the time-out.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+}
+
+/// How a program ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// With this exit code.
+    Code(i32),
+    /// By this signal.
+    Signal(i32),
+    /// The harness killed it: its time had run out.
+    TimedOut,
+}
+
+/// What a program did, as far as its caller can see.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// How it ended.
+    pub ended: Ended,
+    /// Its output, lossily decoded, cut at 4 MiB.
+    pub stdout: String,
+    /// Its errors, lossily decoded, cut at 4 MiB.
+    pub stderr: String,
+    /// From start to end.
+    pub elapsed: Duration,
+    /// True where something still held an output stream seconds after the end.
+    pub held_open: bool,
+}
+
+impl Output {
+    /// Output and errors in one text.
+    pub fn text(&self) -> String {
+        format!("{}{}", self.stdout, self.stderr)
+    }
+}
+
+struct Stream {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    ended: Receiver<()>,
+}
+
+impl Stream {
+    fn collect(mut source: impl Read + Send + 'static) -> Self {
+        let bytes = Arc::new(Mutex::new(Vec::new()));
+        let (sender, ended) = mpsc::channel();
+        let kept = Arc::clone(&bytes);
+        thread::spawn(move || {
+            let mut buffer = [0; 16384];
+            while let Ok(n @ 1..) = source.read(&mut buffer) {
+                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+                let room = OUTPUT_BYTES_MAX.saturating_sub(kept.len()).min(n);
+                kept.extend_from_slice(buffer.get(..room).unwrap_or_default());
+            }
+            // The reader may be gone after its grace; nobody is left to tell.
+            let _ = sender.send(());
+        });
+        Self { bytes, ended }
+    }
+
+    /// The text so far, and whether the stream is still open at `deadline`.
+    fn finish(&self, deadline: Instant) -> (String, bool) {
+        let open = self.ended.recv_timeout(deadline.saturating_duration_since(Instant::now())).is_err();
+        let bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        (String::from_utf8_lossy(&bytes).into_owned(), open)
+    }
+}
+
+/// A program on its way.
+pub struct Running {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    stdout: Stream,
+    stderr: Stream,
+    started: Instant,
+    timeout: Duration,
+}
+
+impl Running {
+    /// Starts `command` as `account`, as leader of a process group of its own.
+    ///
+    /// # Errors
+    /// Where the program cannot be started.
+    pub fn start(account: &Account, command: &Command) -> Result<Self> {
+        let (program, args) = command.argv.split_first().context("a command needs a program")?;
+        let mut builder = process::Command::new(program);
+        builder.args(args).env_clear().envs(command.env.iter().map(|(n, v)| (n, v)));
+        builder.current_dir(&command.cwd).process_group(0);
+        builder.stdout(Stdio::piped()).stderr(Stdio::piped());
+        builder.stdin(if command.stdin == Stdin::Null { Stdio::null() } else { Stdio::piped() });
+        if account.differs_from_harness() {
+            // With a user id and no groups the standard library also empties
+            // the supplementary groups.
+            builder.uid(account.uid).gid(account.gid);
+        }
+        let started = Instant::now();
+        let mut child = builder.spawn().with_context(|| format!("starting {}", program.display()))?;
+        let stdout = Stream::collect(child.stdout.take().context("no stdout")?);
+        let stderr = Stream::collect(child.stderr.take().context("no stderr")?);
+        Ok(Self { stdin: child.stdin.take(), child, stdout, stderr, started, timeout: command.timeout })
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has printed so far.
+    pub fn stdout_so_far(&self) -> String {
+        self.stdout.finish(Instant::now()).0
+    }
+
+    /// Sends a signal to the program alone, not to its group.
+    ///
+    /// # Errors
+    /// Where the kernel refuses.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        kill_process(Pid::from_child(&self.child), signal).context("signalling the program")
+    }
+
+    /// Waits until it ends or its time has run out, then kills its group.
+    ///
+    /// # Errors
+    /// Where it cannot be waited for.
+    pub fn finish(mut self) -> Result<Output> {
+        let deadline = self.started + self.timeout;
+        let mut timed_out = false;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().context("waiting for the program")? {
+                break status;
+            }
+            if Instant::now() >= deadline && !timed_out {
+                timed_out = true;
+                // Either may be gone by now: then the next wait says so.
+                let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
+                let _ = self.child.kill();
+            }
+            thread::sleep(POLL_INTERVAL);
+        };
+        let elapsed = self.started.elapsed();
+        drop(self.stdin.take());
+        let grace = Instant::now() + OUTPUT_GRACE;
+        let (stdout, out_open) = self.stdout.finish(grace);
+        let (stderr, err_open) = self.stderr.finish(grace);
+        let ended = if timed_out { Ended::TimedOut } else { ended(status) };
+        Ok(Output { ended, stdout, stderr, elapsed, held_open: out_open || err_open })
+    }
+}
+
+fn ended(status: ExitStatus) -> Ended {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => Ended::Code(code),
+        (None, Some(signal)) => Ended::Signal(signal),
+        (None, None) => Ended::Code(-1),
+    }
+}
+
+/// Starts a program and waits for it.
+///
+/// # Errors
+/// As [`Running::start`] and [`Running::finish`].
+pub fn run_as(account: &Account, command: &Command) -> Result<Output> {
+    Running::start(account, command)?.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::User;
+
+    fn shell(text: &str, timeout: Duration) -> Output {
+        let account = Account::of(User::available()[0]).unwrap();
+        let command = Command::new("/bin/sh", "/").args(["-c", text]).timeout(timeout);
+        run_as(&account, &command).unwrap()
+    }
+
+    #[test]
+    fn endings_are_told_apart() {
+        let long = Duration::from_secs(20);
+        assert_eq!(shell("exit 3", long).ended, Ended::Code(3));
+        assert_eq!(shell("kill -9 $$", long).ended, Ended::Signal(9));
+        let slow = shell("sleep 30", Duration::from_millis(100));
+        assert_eq!(slow.ended, Ended::TimedOut);
+        assert!(slow.elapsed < Duration::from_secs(10));
+    }
+
+    #[test]
+    fn a_held_stream_is_noticed_and_does_not_hang() {
+        let output = shell("echo here; (sleep 5) & exit 0", Duration::from_secs(20));
+        assert_eq!(output.ended, Ended::Code(0));
+        assert_eq!(output.stdout, "here\n");
+        assert!(output.held_open);
+    }
+}

@@ -1,0 +1,240 @@
+//! What a tree looks like from outside, and how two looks differ. Links are
+//! never followed and nothing but regular files is opened.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::{self, File, Metadata};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::io::Read as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+/// Directories below this depth are not entered.
+const DEPTH_MAX: usize = 32;
+/// Bytes of a file that are compared.
+const CONTENT_BYTES_MAX: u64 = 64 << 20;
+const XATTR_BYTES_MAX: usize = 65536;
+
+/// The kind of a directory entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Regular file.
+    File,
+    /// Directory.
+    Directory,
+    /// Symbolic link.
+    Link,
+    /// Fifo, socket or device.
+    Special,
+}
+
+/// One entry, with everything an attack could change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its kind.
+    pub kind: Kind,
+    /// Permission bits.
+    pub mode: u32,
+    /// Owner and group.
+    pub owner: (u32, u32),
+    /// Length in bytes; 0 for directories, whose length is no content.
+    pub len: u64,
+    /// Hash of the content, or of a link's target.
+    pub content: u64,
+    /// Modification time, seconds and nanoseconds.
+    pub mtime: (i64, i64),
+    /// Extended attributes, names and values in one text.
+    pub xattrs: String,
+    /// Inode flags (`chattr`), 0 where the filesystem has none.
+    pub flags: u32,
+}
+
+/// A tree at one moment: path relative to its top, and entry.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The entries; the top itself has the empty path.
+    pub entries: BTreeMap<PathBuf, Entry>,
+}
+
+/// One difference.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Path relative to the top.
+    pub path: PathBuf,
+    /// What changed: `created`, `removed`, or the names of the properties.
+    pub what: String,
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.path.display(), self.what)
+    }
+}
+
+impl Snapshot {
+    /// Looks at the tree under `top`, without the paths in `skip` (relative to
+    /// it). What cannot be read is left out: it shows up as `removed`.
+    pub fn take(top: &Path, skip: &[&Path]) -> Self {
+        let mut entries = BTreeMap::new();
+        let mut open = vec![(PathBuf::new(), 0)];
+        while let Some((relative, depth)) = open.pop() {
+            if skip.contains(&relative.as_path()) {
+                continue;
+            }
+            let path = top.join(&relative);
+            let Ok(metadata) = fs::symlink_metadata(&path) else { continue };
+            let entry = entry(&path, &metadata);
+            if entry.kind == Kind::Directory
+                && depth < DEPTH_MAX
+                && let Ok(children) = fs::read_dir(&path)
+            {
+                open.extend(children.flatten().map(|child| (relative.join(child.file_name()), depth + 1)));
+            }
+            entries.insert(relative, entry);
+        }
+        Self { entries }
+    }
+
+    /// The differences of `later` from `self`, ordered by path.
+    pub fn changes(&self, later: &Self) -> Vec<Change> {
+        let mut changes = Vec::new();
+        for (path, before) in &self.entries {
+            let what = match later.entries.get(path) {
+                None => "removed".to_owned(),
+                Some(after) => differences(before, after),
+            };
+            if !what.is_empty() {
+                changes.push(Change { path: path.clone(), what });
+            }
+        }
+        for path in later.entries.keys().filter(|path| !self.entries.contains_key(*path)) {
+            changes.push(Change { path: path.clone(), what: "created".to_owned() });
+        }
+        changes.sort_by(|a, b| a.path.cmp(&b.path));
+        changes
+    }
+}
+
+fn differences(before: &Entry, after: &Entry) -> String {
+    let pairs = [
+        ("kind", before.kind != after.kind),
+        ("mode", before.mode != after.mode),
+        ("owner", before.owner != after.owner),
+        ("length", before.len != after.len),
+        ("content", before.content != after.content),
+        ("time", before.mtime != after.mtime),
+        ("xattr", before.xattrs != after.xattrs),
+        ("flags", before.flags != after.flags),
+    ];
+    let names: Vec<&str> = pairs.iter().filter(|(_, differs)| *differs).map(|(name, _)| *name).collect();
+    names.join("+")
+}
+
+fn entry(path: &Path, metadata: &Metadata) -> Entry {
+    let file_type = metadata.file_type();
+    let kind = if file_type.is_file() {
+        Kind::File
+    } else if file_type.is_dir() {
+        Kind::Directory
+    } else if file_type.is_symlink() {
+        Kind::Link
+    } else {
+        debug_assert!(
+            file_type.is_fifo() || file_type.is_socket() || file_type.is_block_device() || file_type.is_char_device()
+        );
+        Kind::Special
+    };
+    let (content, flags) = match kind {
+        Kind::File => file_content(path),
+        Kind::Link => (fs::read_link(path).map_or(0, |target| hash(target.as_os_str().as_bytes())), 0),
+        Kind::Directory | Kind::Special => (0, 0),
+    };
+    Entry {
+        kind,
+        mode: metadata.mode() & 0o7777,
+        owner: (metadata.uid(), metadata.gid()),
+        len: if kind == Kind::Directory { 0 } else { metadata.len() },
+        content,
+        mtime: (metadata.mtime(), metadata.mtime_nsec()),
+        xattrs: xattrs(path),
+        flags,
+    }
+}
+
+fn hash(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    hasher.finish()
+}
+
+fn file_content(path: &Path) -> (u64, u32) {
+    // The attempt may swap the name after it was looked at.
+    let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+    let opened = File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path);
+    let Ok(file) = opened else { return (0, 0) };
+    if !file.metadata().is_ok_and(|m| m.is_file()) {
+        return (0, 0);
+    }
+    let inode_flags = rustix::fs::ioctl_getflags(&file).map_or(0, |flags| flags.bits());
+    let mut bytes = Vec::new();
+    if file.take(CONTENT_BYTES_MAX).read_to_end(&mut bytes).is_err() {
+        return (0, 0);
+    }
+    (hash(&bytes), inode_flags)
+}
+
+fn xattrs(path: &Path) -> String {
+    let mut names = vec![0; XATTR_BYTES_MAX];
+    let Ok(len) = rustix::fs::llistxattr(path, &mut names) else { return String::new() };
+    let mut text = String::new();
+    for name in names.get(..len).unwrap_or_default().split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+        let mut value = vec![0; XATTR_BYTES_MAX];
+        let len = rustix::fs::lgetxattr(path, name, &mut value).unwrap_or(0);
+        let value = value.get(..len).unwrap_or_default();
+        text.push_str(&format!("{}={};", name.escape_ascii(), value.escape_ascii()));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use super::*;
+
+    #[track_caller]
+    fn check(act: impl FnOnce(&Path), expected: &[(&str, &str)]) {
+        let top = tempfile::tempdir().unwrap();
+        fs::create_dir(top.path().join("d")).unwrap();
+        fs::write(top.path().join("d/f"), "one").unwrap();
+        symlink("f", top.path().join("d/l")).unwrap();
+        let before = Snapshot::take(top.path(), &[]);
+        act(top.path());
+        let changes = before.changes(&Snapshot::take(top.path(), &[]));
+        for (path, what) in expected {
+            assert!(
+                changes.iter().any(|c| c.path == Path::new(path) && c.what.contains(what)),
+                "{path} {what} not in {changes:?}"
+            );
+        }
+        if expected.is_empty() {
+            assert_eq!(changes, []);
+        }
+    }
+
+    #[test]
+    fn every_kind_of_change_is_seen() {
+        check(|_| {}, &[]);
+        check(|top| fs::write(top.join("d/f"), "two").unwrap(), &[("d/f", "content")]);
+        check(|top| fs::remove_file(top.join("d/f")).unwrap(), &[("d/f", "removed"), ("d", "time")]);
+        check(|top| fs::write(top.join("n"), "").unwrap(), &[("n", "created")]);
+        let mode = |top: &Path| fs::set_permissions(top.join("d/f"), fs::Permissions::from_mode(0o600)).unwrap();
+        check(mode, &[("d/f", "mode")]);
+        let link = |top: &Path| {
+            fs::remove_file(top.join("d/l")).unwrap();
+            symlink("g", top.join("d/l")).unwrap();
+        };
+        check(link, &[("d/l", "content")]);
+    }
+}
