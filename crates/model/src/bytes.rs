@@ -113,7 +113,7 @@ impl RawText {
 
 /// True for characters that move the cursor, reorder the line or show nothing:
 /// what a person could not see if it were printed as it is.
-fn is_deceptive(c: char) -> bool {
+pub fn is_deceptive(c: char) -> bool {
     c.is_control()
         || matches!(c,
             '\u{00ad}' | '\u{034f}' | '\u{061c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}'
@@ -223,7 +223,7 @@ impl<'de> Deserialize<'de> for RawText {
 /// Bytes of an even-length string of hexadecimal digits; nothing else.
 pub(crate) fn decode_hex(hex: &str) -> Option<Vec<u8>> {
     let digits = hex.as_bytes();
-    if digits.len() % 2 != 0 || !digits.iter().all(u8::is_ascii_hexdigit) {
+    if !digits.len().is_multiple_of(2) || !digits.iter().all(u8::is_ascii_hexdigit) {
         return None;
     }
     digits

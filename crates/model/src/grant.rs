@@ -181,7 +181,7 @@ fn size(text: &str) -> Result<u64, &'static str> {
 fn size_text(bytes: u64) -> String {
     UNITS
         .iter()
-        .find(|(_, unit)| bytes >= *unit && bytes % unit == 0)
+        .find(|(_, unit)| bytes >= *unit && bytes.is_multiple_of(*unit))
         .map_or_else(|| bytes.to_string(), |(suffix, unit)| format!("{}{suffix}", bytes / unit))
 }
 

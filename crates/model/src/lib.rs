@@ -24,7 +24,7 @@ mod request;
 
 pub use approval::{Answer, Approval, ApprovalMode, GranularMode, Question, QuestionKind, Scope};
 pub use assessment::{Assessment, Capability, Finding, Span, Tier};
-pub use bytes::RawText;
+pub use bytes::{RawText, is_deceptive};
 pub use denial::{Denial, Layer, Operation, Resolution};
 pub use digest::Digest;
 pub use event::{Event, EventKind};
