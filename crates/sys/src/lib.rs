@@ -1,1 +1,22 @@
-//! See Cargo.toml for what this crate is for.
+//! The kernel, as this project needs it: the only crate with `unsafe`.
+//!
+//! Thin, one file per facility. Nothing here decides anything: which calls are
+//! refused, what is mounted where, who may do what is the caller's matter.
+//! Functions that run in a child between clone and exec take prepared data and
+//! make system calls, nothing else: no allocation, no locks.
+
+pub mod bpf;
+mod call;
+pub mod caps;
+pub mod clone;
+pub mod descriptors;
+pub mod exec;
+pub mod landlock;
+pub mod mount;
+pub mod net;
+pub mod passing;
+pub mod reap;
+pub mod seccomp;
+pub mod signals;
+
+pub use rustix::io::Errno;

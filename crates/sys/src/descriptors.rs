@@ -1,0 +1,77 @@
+//! Closing what must not leak, and putting standard streams in place.
+
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+
+use crate::Errno;
+use crate::call::raw;
+
+/// `CLOSE_RANGE_CLOEXEC` (kernel 5.11).
+const MARK_ONLY: usize = 4;
+
+/// Closes every descriptor of this process that is not in `keep`, which must
+/// be sorted. The caller's own `OwnedFd`s among them become dangling: for a
+/// fresh child that will never return into code that holds them.
+///
+/// # Errors
+/// ENOSYS below kernel 5.9.
+pub fn close_all_but(keep: &[RawFd]) -> Result<(), Errno> {
+    let mut first = 0;
+    for &fd in keep {
+        let fd = fd as u32;
+        if fd > first {
+            close_range(first, fd - 1, 0)?;
+        }
+        first = first.max(fd + 1);
+    }
+    close_range(first, u32::MAX, 0)
+}
+
+/// Marks every descriptor from `first` on close-on-exec.
+///
+/// # Errors
+/// EINVAL below kernel 5.11.
+pub fn mark_close_on_exec_from(first: u32) -> Result<(), Errno> {
+    close_range(first, u32::MAX, MARK_ONLY)
+}
+
+fn close_range(first: u32, last: u32, flags: usize) -> Result<(), Errno> {
+    // SAFETY: plain integers. That descriptors of this process are closed
+    // under their owners is documented at `close_all_but`.
+    unsafe { raw(libc::SYS_close_range, [first as usize, last as usize, flags, 0, 0, 0]) }.map(drop)
+}
+
+/// Makes `streams` this process's descriptors 0, 1 and 2, inherited by exec.
+/// They may be any descriptors, these three included, in any order.
+///
+/// # Errors
+/// EMFILE.
+pub fn place_stdio(streams: [BorrowedFd<'_>; 3]) -> Result<(), Errno> {
+    // Copies above 2 first: a source may be the target of another.
+    let mut copies = [-1; 3];
+    for (copy, stream) in copies.iter_mut().zip(streams) {
+        // SAFETY: plain integers and an open descriptor.
+        let fd =
+            unsafe { raw(libc::SYS_fcntl, [stream.as_raw_fd() as usize, libc::F_DUPFD_CLOEXEC as usize, 3, 0, 0, 0]) }?;
+        *copy = fd as RawFd;
+    }
+    for (target, copy) in copies.into_iter().enumerate() {
+        // SAFETY: plain integers; 0 to 2 are owned by nobody in a fresh child.
+        unsafe { raw(libc::SYS_dup3, [copy as usize, target, 0, 0, 0, 0]) }?;
+    }
+    for copy in copies {
+        // SAFETY: a descriptor that this function made.
+        unsafe { raw(libc::SYS_close, [copy as usize, 0, 0, 0, 0, 0]) }?;
+    }
+    Ok(())
+}
+
+/// Puts `what` at number `target`, closing what was there; not inherited by
+/// exec.
+///
+/// # Errors
+/// EINVAL where both are the same number.
+pub fn place(what: BorrowedFd<'_>, target: RawFd) -> Result<(), Errno> {
+    let args = [what.as_raw_fd() as usize, target as usize, libc::O_CLOEXEC as usize, 0, 0, 0];
+    // SAFETY: plain integers; for a fresh child, where `target` has no owner.
+    unsafe { raw(libc::SYS_dup3, args) }.map(drop)
+}

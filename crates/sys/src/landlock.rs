@@ -1,0 +1,159 @@
+//! Landlock, raw (landlock(7), linux/landlock.h).
+//!
+//! Which rights a run needs is the caller's matter; this file knows the bits
+//! and which kernel has them.
+
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+
+use crate::Errno;
+use crate::call::{owned, raw};
+
+/// Rights on files and directories, `LANDLOCK_ACCESS_FS_*`.
+pub mod access {
+    /// Open a file for writing.
+    pub const WRITE_FILE: u64 = 1 << 1;
+    /// Open a file for reading.
+    pub const READ_FILE: u64 = 1 << 2;
+    /// Remove a directory.
+    pub const REMOVE_DIR: u64 = 1 << 4;
+    /// Remove anything else.
+    pub const REMOVE_FILE: u64 = 1 << 5;
+    /// Make a character device.
+    pub const MAKE_CHAR: u64 = 1 << 6;
+    /// Make a directory.
+    pub const MAKE_DIR: u64 = 1 << 7;
+    /// Make a regular file.
+    pub const MAKE_REG: u64 = 1 << 8;
+    /// Make a unix socket.
+    pub const MAKE_SOCK: u64 = 1 << 9;
+    /// Make a named pipe.
+    pub const MAKE_FIFO: u64 = 1 << 10;
+    /// Make a block device.
+    pub const MAKE_BLOCK: u64 = 1 << 11;
+    /// Make a symbolic link.
+    pub const MAKE_SYM: u64 = 1 << 12;
+    /// Link or rename between directories (ABI 2).
+    pub const REFER: u64 = 1 << 13;
+    /// Truncate (ABI 3).
+    pub const TRUNCATE: u64 = 1 << 14;
+    /// ioctl on devices (ABI 5).
+    pub const IOCTL_DEV: u64 = 1 << 15;
+
+    /// Every right that changes something, as ABI `abi` knows them.
+    pub const fn changing(abi: u32) -> u64 {
+        let base = WRITE_FILE
+            | REMOVE_DIR
+            | REMOVE_FILE
+            | MAKE_CHAR
+            | MAKE_DIR
+            | MAKE_REG
+            | MAKE_SOCK
+            | MAKE_FIFO
+            | MAKE_BLOCK
+            | MAKE_SYM;
+        base | if abi >= 2 { REFER } else { 0 }
+            | if abi >= 3 { TRUNCATE } else { 0 }
+            | if abi >= 5 { IOCTL_DEV } else { 0 }
+    }
+
+    /// The rights that make sense on something that is not a directory.
+    pub const ON_FILES: u64 = WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
+}
+
+/// What a domain may not reach outside itself, `LANDLOCK_SCOPE_*` (ABI 6).
+pub mod scope {
+    /// Abstract unix sockets made outside.
+    pub const ABSTRACT_UNIX_SOCKET: u64 = 1;
+    /// Signals to processes outside.
+    pub const SIGNAL: u64 = 2;
+}
+
+/// `LANDLOCK_CREATE_RULESET_VERSION`.
+const VERSION: usize = 1;
+/// `LANDLOCK_RULE_PATH_BENEATH`.
+const PATH_BENEATH: usize = 1;
+
+/// `struct landlock_ruleset_attr`; its size says how much of it is meant.
+#[repr(C)]
+struct RulesetAttr {
+    handled_access_fs: u64,
+    handled_access_net: u64,
+    scoped: u64,
+}
+
+/// `struct landlock_path_beneath_attr`, packed as the kernel has it.
+#[repr(C, packed)]
+struct PathBeneathAttr {
+    allowed_access: u64,
+    parent_fd: i32,
+}
+
+/// The ABI this kernel offers.
+///
+/// # Errors
+/// ENOSYS where Landlock is not built in, EOPNOTSUPP where it is switched off.
+pub fn abi() -> Result<u32, Errno> {
+    // SAFETY: a null attribute of size 0 is what asks for the version.
+    let version = unsafe { raw(libc::SYS_landlock_create_ruleset, [0, 0, VERSION, 0, 0, 0]) }?;
+    Ok(version as u32)
+}
+
+/// A set of rules under construction.
+#[derive(Debug)]
+pub struct Ruleset {
+    fd: OwnedFd,
+    handled: u64,
+}
+
+impl Ruleset {
+    /// A ruleset that refuses every right in `handled` until rules allow it,
+    /// and confines what `scoped` names. `abi` decides how much is said to the
+    /// kernel; bits that it does not know are the caller's mistake.
+    ///
+    /// # Errors
+    /// EINVAL for bits that this kernel does not know.
+    pub fn new(abi: u32, handled: u64, scoped: u64) -> Result<Self, Errno> {
+        let attributes = RulesetAttr { handled_access_fs: handled, handled_access_net: 0, scoped };
+        let size = match abi {
+            ..=3 => 8,
+            4 | 5 => 16,
+            _ => size_of::<RulesetAttr>(),
+        };
+        // SAFETY: `attributes` is valid for `size` bytes.
+        let fd = unsafe { raw(libc::SYS_landlock_create_ruleset, [&raw const attributes as usize, size, 0, 0, 0, 0]) }?;
+        // SAFETY: a new descriptor that nobody else owns.
+        Ok(Self { fd: unsafe { owned(fd) }, handled })
+    }
+
+    /// Allows `rights` (those of them that are handled) on the object that
+    /// `object` holds and on everything beneath it.
+    ///
+    /// # Errors
+    /// EINVAL where a right makes no sense on a file, EBADFD where the object
+    /// cannot carry rules.
+    pub fn allow(&self, object: BorrowedFd<'_>, rights: u64) -> Result<(), Errno> {
+        let rights = rights & self.handled;
+        if rights == 0 {
+            return Ok(());
+        }
+        let rule = PathBeneathAttr { allowed_access: rights, parent_fd: object.as_raw_fd() };
+        // SAFETY: `rule` is valid for the call; both descriptors are open.
+        unsafe {
+            raw(
+                libc::SYS_landlock_add_rule,
+                [self.fd.as_raw_fd() as usize, PATH_BENEATH, &raw const rule as usize, 0, 0, 0],
+            )
+        }
+        .map(drop)
+    }
+
+    /// Puts this thread, and all it starts from now on, under the rules.
+    /// `no_new_privs` must be set.
+    ///
+    /// # Errors
+    /// EPERM without `no_new_privs`, E2BIG at 16 nested domains.
+    pub fn restrict_self(&self) -> Result<(), Errno> {
+        // SAFETY: plain integers.
+        unsafe { raw(libc::SYS_landlock_restrict_self, [self.fd.as_raw_fd() as usize, 0, 0, 0, 0, 0]) }.map(drop)
+    }
+}

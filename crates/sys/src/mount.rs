@@ -1,0 +1,152 @@
+//! The mount calls that work on descriptors (kernel 5.2, `mount_setattr` 5.12).
+//!
+//! Everything is attached before it is worked in: moving onto a detached tree
+//! needs kernel 6.15.
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::CWD;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create,
+    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree, unmount,
+};
+
+use crate::Errno;
+use crate::call::raw;
+
+/// What a mount forbids.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Forbids {
+    /// Writing.
+    pub write: bool,
+    /// Device nodes.
+    pub devices: bool,
+    /// Set-user-id bits and file capabilities.
+    pub setuid: bool,
+    /// Executing.
+    pub exec: bool,
+}
+
+impl Forbids {
+    /// `MOUNT_ATTR_*` bits (linux/mount.h).
+    const fn bits(self) -> u64 {
+        (self.write as u64) | (self.setuid as u64) << 1 | (self.devices as u64) << 2 | (self.exec as u64) << 3
+    }
+}
+
+/// `struct mount_attr` (linux/mount.h).
+#[repr(C)]
+struct MountAttr {
+    set: u64,
+    clear: u64,
+    propagation: u64,
+    userns_fd: u64,
+}
+
+/// A new filesystem instance, detached.
+///
+/// # Errors
+/// EPERM where this user namespace may not mount `kind` (for proc: where the
+/// visible proc is partly covered), ENODEV where the kernel lacks it.
+pub fn new_filesystem(kind: &CStr, options: &[(&CStr, &CStr)], forbids: Forbids) -> Result<OwnedFd, Errno> {
+    let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    for (key, value) in options {
+        if value.is_empty() {
+            fsconfig_set_flag(context.as_fd(), *key)?;
+        } else {
+            fsconfig_set_string(context.as_fd(), *key, *value)?;
+        }
+    }
+    fsconfig_create(context.as_fd())?;
+    let attributes = MountAttrFlags::from_bits_retain(forbids.bits() as u32);
+    fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+}
+
+/// A detached copy of the mount tree at `path` (no link followed at its end),
+/// beneath `directory`, with everything mounted in it.
+///
+/// # Errors
+/// Those of open_tree(2).
+pub fn copy_tree(directory: BorrowedFd<'_>, path: &CStr) -> Result<OwnedFd, Errno> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_RECURSIVE
+        | OpenTreeFlags::AT_SYMLINK_NOFOLLOW
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    open_tree(directory, path, flags)
+}
+
+/// Attaches the detached mount `what` onto the object that `target` holds.
+///
+/// # Errors
+/// Those of move_mount(2).
+pub fn attach(what: BorrowedFd<'_>, target: BorrowedFd<'_>) -> Result<(), Errno> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    move_mount(what, c"", target, c"", flags)
+}
+
+/// Attaches the detached mount `what` at `path` beneath `directory`. For paths
+/// of one component that this process made itself.
+///
+/// # Errors
+/// Those of move_mount(2).
+pub fn attach_at(what: BorrowedFd<'_>, directory: BorrowedFd<'_>, path: &CStr) -> Result<(), Errno> {
+    move_mount(what, c"", directory, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+}
+
+/// Adds restrictions to the mount `what`, and to all beneath it if `recursive`.
+///
+/// # Errors
+/// ENOSYS below kernel 5.12, EPERM where a flag is locked.
+pub fn restrict(what: BorrowedFd<'_>, forbids: Forbids, recursive: bool) -> Result<(), Errno> {
+    set_attributes(what, MountAttr { set: forbids.bits(), clear: 0, propagation: 0, userns_fd: 0 }, recursive)
+}
+
+/// Cuts the whole tree at `/` from the propagation of other namespaces.
+///
+/// # Errors
+/// ENOSYS below kernel 5.12, EPERM without CAP_SYS_ADMIN in this namespace.
+pub fn make_private() -> Result<(), Errno> {
+    let attributes = MountAttr { set: 0, clear: 0, propagation: libc::MS_PRIVATE, userns_fd: 0 };
+    set_attributes_at(CWD, c"/", attributes, true)
+}
+
+fn set_attributes(what: BorrowedFd<'_>, attributes: MountAttr, recursive: bool) -> Result<(), Errno> {
+    set_attributes_at(what, c"", attributes, recursive)
+}
+
+fn set_attributes_at(
+    directory: BorrowedFd<'_>,
+    path: &CStr,
+    attributes: MountAttr,
+    recursive: bool,
+) -> Result<(), Errno> {
+    let flags = libc::AT_EMPTY_PATH | if recursive { libc::AT_RECURSIVE } else { 0 };
+    // SAFETY: `path` is a C string and `attributes` a mount_attr of the size
+    // given; both outlive the call.
+    unsafe {
+        raw(
+            libc::SYS_mount_setattr,
+            [
+                directory.as_raw_fd() as usize,
+                path.as_ptr() as usize,
+                flags as usize,
+                &raw const attributes as usize,
+                size_of::<MountAttr>(),
+                0,
+            ],
+        )
+    }
+    .map(drop)
+}
+
+/// Makes the current directory the root and lets the old root go, with all
+/// that was mounted in it.
+///
+/// # Errors
+/// EINVAL where the current root is the initial ramfs.
+pub fn swap_root() -> Result<(), Errno> {
+    rustix::process::pivot_root(c".", c".")?;
+    unmount(c".", UnmountFlags::DETACH)
+}

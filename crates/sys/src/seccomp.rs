@@ -1,0 +1,75 @@
+//! Installing a compiled filter.
+
+use std::os::fd::OwnedFd;
+
+use crate::Errno;
+use crate::bpf::{Instruction, Program};
+use crate::call::{owned, raw};
+
+/// `SECCOMP_SET_MODE_FILTER`.
+const SET_MODE_FILTER: usize = 1;
+/// `SECCOMP_GET_ACTION_AVAIL`.
+const GET_ACTION_AVAIL: usize = 2;
+/// `SECCOMP_FILTER_FLAG_NEW_LISTENER` (kernel 5.0).
+const NEW_LISTENER: usize = 1 << 3;
+/// `SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV` (kernel 5.19). Bit 5: bit 4 is
+/// another flag, which the kernel accepts in silence.
+const WAIT_KILLABLE_RECV: usize = 1 << 5;
+
+/// `struct sock_fprog`.
+#[repr(C)]
+struct FilterProgram {
+    length: u16,
+    filter: *const Instruction,
+}
+
+/// The descriptor on which trapped calls arrive.
+#[derive(Debug)]
+pub struct Listener {
+    /// See seccomp_unotify(2).
+    pub fd: OwnedFd,
+    /// False where the kernel cannot keep a question alive across signals
+    /// (below 5.19): then nothing may be held for a person's thought.
+    pub wait_killable: bool,
+}
+
+/// Installs `program` for this thread and all it starts. `no_new_privs` must
+/// be set.
+///
+/// # Errors
+/// EACCES without `no_new_privs`, ENOMEM where filters grow too large.
+pub fn install(program: &Program) -> Result<(), Errno> {
+    set_filter(program, 0).map(drop)
+}
+
+/// As [`install`], and gives the descriptor on which [`Action::Notify`] calls
+/// arrive.
+///
+/// [`Action::Notify`]: crate::bpf::Action::Notify
+///
+/// # Errors
+/// EBUSY where this thread already has a listener (a nested sandbox).
+pub fn install_with_listener(program: &Program) -> Result<Listener, Errno> {
+    let (fd, wait_killable) = match set_filter(program, NEW_LISTENER | WAIT_KILLABLE_RECV) {
+        Err(Errno::INVAL) => (set_filter(program, NEW_LISTENER)?, false),
+        other => (other?, true),
+    };
+    // SAFETY: a new descriptor that nobody else owns.
+    Ok(Listener { fd: unsafe { owned(fd) }, wait_killable })
+}
+
+/// Whether the kernel knows user notifications at all.
+pub fn notification_available() -> bool {
+    let action: u32 = 0x7fc0_0000;
+    // SAFETY: `action` is a valid pointer to a u32.
+    unsafe { raw(libc::SYS_seccomp, [GET_ACTION_AVAIL, 0, &raw const action as usize, 0, 0, 0]) }.is_ok()
+}
+
+fn set_filter(program: &Program, flags: usize) -> Result<usize, Errno> {
+    // The compiler bounds a program by 4096 instructions.
+    let length = program.instructions.len() as u16;
+    let described = FilterProgram { length, filter: program.instructions.as_ptr() };
+    // SAFETY: `described` points at `length` instructions that outlive the
+    // call; Instruction has the layout of struct sock_filter.
+    unsafe { raw(libc::SYS_seccomp, [SET_MODE_FILTER, flags, &raw const described as usize, 0, 0, 0]) }
+}
