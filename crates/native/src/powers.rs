@@ -1,1 +1,362 @@
-//! What a run may touch: the pure decision behind every trapped system call.
+//! What a run may touch: the decision behind every trapped system call, pure.
+//!
+//! It is asked about objects, never about names as a program spelled them: the
+//! caller has resolved every link and `..` before. It does no I/O; the few
+//! facts that only the filesystem knows come through a probe.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use stockade_model::{Grant, Operation, Plan, RawText};
+
+/// The powers of one attempt.
+#[derive(Clone, Debug)]
+pub struct Powers {
+    workspace: Vec<u8>,
+    writable: Vec<Vec<u8>>,
+    private: Vec<Vec<u8>>,
+    hidden: Vec<Vec<u8>>,
+    revealed: Vec<Vec<u8>>,
+    sockets: Vec<Vec<u8>>,
+    units: Units,
+    targets: Vec<Vec<u8>>,
+}
+
+/// The answer for one object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// A writable root covers it.
+    Allow,
+    /// It lies in a tree that only this run sees.
+    Private,
+    /// It is not among the powers.
+    Refuse(Refusal),
+}
+
+/// Why something is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The rule, in words a policy could hold.
+    pub rule: String,
+    /// The smallest grant that would do, if there is one.
+    pub grant: Option<Grant>,
+}
+
+/// Tells whether a path exists, links not followed.
+pub type Probe<'a> = &'a dyn Fn(&Path) -> bool;
+
+/// Trees whose files are the kernel's own knobs: no grant opens them.
+const KERNEL_TREES: [&[u8]; 2] = [b"/proc", b"/sys"];
+
+/// What makes a directory a git repository without a protected name.
+const REPOSITORY_MARKS: [&str; 3] = ["HEAD", "objects", "refs"];
+
+/// What of such a directory the host's git runs or obeys.
+const REPOSITORY_TRUSTED: [&str; 2] = ["config", "hooks"];
+
+impl Powers {
+    /// The powers of a plan. `private` are absolute trees that only this run
+    /// sees, as it sees them: the private temp directories.
+    pub fn new<P: AsRef<Path>>(plan: &Plan, private: impl IntoIterator<Item = P>) -> Self {
+        let files = &plan.profile.filesystem;
+        let mut powers = Self {
+            workspace: normal(plan.workspace.as_path()),
+            writable: normal_all(&files.write),
+            private: private.into_iter().map(|p| normal(p.as_ref())).collect(),
+            hidden: normal_all(&files.hide),
+            revealed: normal_all(&files.reveal),
+            sockets: normal_all(&files.sockets),
+            units: Units::new(&files.protect),
+            targets: Vec::new(),
+        };
+        for grant in &plan.grants {
+            match grant {
+                Grant::Write(p) => powers.writable.push(normal(p)),
+                Grant::Read(p) => powers.revealed.push(normal(p)),
+                Grant::Socket(p) => powers.sockets.push(normal(p)),
+                Grant::Connect { .. } | Grant::Listen(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Memory(_) => {}
+            }
+        }
+        powers
+    }
+
+    /// Protects objects that carry a protected name somewhere else: the targets
+    /// of links with such a name, a hooks directory that a setting names.
+    pub fn protect(&mut self, targets: impl IntoIterator<Item = PathBuf>) {
+        self.targets.extend(targets.into_iter().map(|t| normal(&t)));
+    }
+
+    /// The trees that only this run sees.
+    pub fn private_trees(&self) -> impl Iterator<Item = &Path> {
+        self.private.iter().map(|p| Path::new(OsStr::from_bytes(p)))
+    }
+
+    /// The writable roots.
+    pub fn writable_roots(&self) -> impl Iterator<Item = &Path> {
+        self.writable.iter().map(|p| Path::new(OsStr::from_bytes(p)))
+    }
+
+    /// May `operation` be done on `object`, an absolute path without links?
+    pub fn decide(&self, operation: Operation, object: &Path, probe: Probe<'_>) -> Verdict {
+        let path = object.as_os_str().as_bytes();
+        if let Some(refusal) = self.hides(path) {
+            return Verdict::Refuse(refusal);
+        }
+        let root = deepest(&self.writable, path);
+        let private = deepest(&self.private, path);
+        match (root, private) {
+            (Some(root), private) if private.is_none_or(|tree| tree.len() <= root.len()) => {
+                self.within(operation, root, path, probe).map_or(Verdict::Allow, Verdict::Refuse)
+            }
+            (_, Some(_)) => Verdict::Private,
+            _ => Verdict::Refuse(outside(path)),
+        }
+    }
+
+    /// May a unix socket of this path, which was not made by the run, be
+    /// connected to?
+    pub fn socket(&self, object: &Path) -> Verdict {
+        let path = object.as_os_str().as_bytes();
+        if self.sockets.iter().any(|s| s == path) {
+            return Verdict::Allow;
+        }
+        if self.is_private(object) {
+            return Verdict::Private;
+        }
+        Verdict::Refuse(Refusal {
+            rule: "a unix socket of the host".to_owned(),
+            grant: Some(Grant::Socket(object.to_owned())),
+        })
+    }
+
+    /// Does it lie in a tree that only this run sees?
+    pub fn is_private(&self, object: &Path) -> bool {
+        let path = object.as_os_str().as_bytes();
+        deepest(&self.private, path)
+            .is_some_and(|tree| deepest(&self.writable, path).is_none_or(|root| root.len() < tree.len()))
+    }
+
+    /// Relative paths which, if they exist beneath a directory that is to be
+    /// called `object`, would be protected units: `git` for `~/.config`. Such a
+    /// directory is neither moved here nor away.
+    pub fn units_carried_by(&self, object: &Path) -> Vec<PathBuf> {
+        self.units.carried_by(object.as_os_str().as_bytes())
+    }
+
+    fn hides(&self, path: &[u8]) -> Option<Refusal> {
+        let hidden = deepest(&self.hidden, path)?;
+        let shown = |roots: &[Vec<u8>]| deepest(roots, path).is_some_and(|r| r.len() >= hidden.len());
+        (!shown(&self.revealed) && !shown(&self.writable))
+            .then(|| Refusal { rule: "credentials are hidden".to_owned(), grant: Some(Grant::Read(to_path(path))) })
+    }
+
+    /// Why the writable root `root` does not reach `path`, which lies at or
+    /// beneath it.
+    fn within(&self, operation: Operation, root: &[u8], path: &[u8], probe: Probe<'_>) -> Option<Refusal> {
+        if covers(b"/proc", path) || covers(b"/sys", path) {
+            return Some(outside(path));
+        }
+        if let Some((unit, name)) = self.boundary(root, path) {
+            return Some(protected(unit, &name));
+        }
+        if let Some(unit) = repository_boundary(operation, root, path, probe) {
+            return Some(Refusal {
+                rule: "settings and hooks of a bare repository".to_owned(),
+                grant: Some(Grant::Write(to_path(unit))),
+            });
+        }
+        let replaces = !matches!(operation, Operation::Write | Operation::Metadata | Operation::Truncate);
+        (replaces && path == self.workspace)
+            .then(|| Refusal { rule: "the workspace itself stays in place".to_owned(), grant: None })
+    }
+
+    /// The deepest protected unit strictly beneath `root` that holds `path`.
+    fn boundary<'p>(&self, root: &[u8], path: &'p [u8]) -> Option<(&'p [u8], String)> {
+        let mut ends = prefix_ends(path);
+        ends.reverse();
+        for end in ends.into_iter().filter(|end| *end > root.len()) {
+            let prefix = &path[..end];
+            if let Some(name) = self.units.matches(prefix) {
+                return Some((prefix, name));
+            }
+            if self.targets.iter().any(|t| t == prefix) {
+                return Some((prefix, "the target of a protected link".to_owned()));
+            }
+        }
+        None
+    }
+}
+
+fn outside(path: &[u8]) -> Refusal {
+    if KERNEL_TREES.iter().any(|tree| covers(tree, path)) {
+        return Refusal { rule: "the kernel's own files".to_owned(), grant: None };
+    }
+    Refusal { rule: "outside every writable root".to_owned(), grant: Some(Grant::Write(to_path(path))) }
+}
+
+fn protected(unit: &[u8], name: &str) -> Refusal {
+    Refusal { rule: format!("protected name: {name}"), grant: Some(Grant::Write(to_path(unit))) }
+}
+
+/// A directory with `HEAD`, `objects` and `refs` is a repository under any name,
+/// and git obeys its `config` and runs its `hooks`. Neither may be changed in
+/// such a directory, and none may become one around them.
+fn repository_boundary<'p>(operation: Operation, root: &[u8], path: &'p [u8], probe: Probe<'_>) -> Option<&'p [u8]> {
+    for end in prefix_ends(path).into_iter().filter(|end| *end > root.len()) {
+        let prefix = &path[..end];
+        let name = prefix.rsplit(|b| *b == b'/').next().unwrap_or(prefix);
+        let within = |list: &[&str]| list.iter().any(|n| n.as_bytes().eq_ignore_ascii_case(name));
+        let trusted = within(&REPOSITORY_TRUSTED);
+        let completes = end == path.len() && creates_name(operation) && within(&REPOSITORY_MARKS);
+        if !trusted && !completes {
+            continue;
+        }
+        let directory = to_path(&prefix[..end - name.len()]);
+        let there = |n: &&str| n.as_bytes().eq_ignore_ascii_case(name) || probe(&directory.join(n));
+        let is_repository = REPOSITORY_MARKS.iter().all(there);
+        let boundary = if trusted {
+            is_repository
+        } else {
+            is_repository && REPOSITORY_TRUSTED.iter().any(there) && !probe(&to_path(prefix))
+        };
+        if boundary {
+            return Some(prefix);
+        }
+    }
+    None
+}
+
+fn creates_name(operation: Operation) -> bool {
+    matches!(
+        operation,
+        Operation::Create
+            | Operation::Mkdir
+            | Operation::Mknod
+            | Operation::Rename
+            | Operation::Link
+            | Operation::Symlink
+            | Operation::Bind
+    )
+}
+
+/// The ends of every prefix of an absolute path that is a path: `/a` and `/a/b`
+/// of `/a/b`, shortest first.
+fn prefix_ends(path: &[u8]) -> Vec<usize> {
+    let slashes = path.iter().enumerate().skip(1).filter(|(_, b)| **b == b'/').map(|(at, _)| at);
+    slashes.chain((path.len() > 1).then_some(path.len())).collect()
+}
+
+/// Is `path` at or beneath `root`? Both are absolute and normal.
+fn covers(root: &[u8], path: &[u8]) -> bool {
+    root == b"/" || (path.starts_with(root) && (path.len() == root.len() || path[root.len()] == b'/'))
+}
+
+fn deepest<'a>(roots: &'a [Vec<u8>], path: &[u8]) -> Option<&'a [u8]> {
+    roots.iter().filter(|r| covers(r, path)).max_by_key(|r| r.len()).map(Vec::as_slice)
+}
+
+fn normal(path: &Path) -> Vec<u8> {
+    path.components().collect::<PathBuf>().into_os_string().as_bytes().to_vec()
+}
+
+fn normal_all(paths: &[RawText]) -> Vec<Vec<u8>> {
+    paths.iter().map(|p| normal(p.as_path())).collect()
+}
+
+fn to_path(bytes: &[u8]) -> PathBuf {
+    PathBuf::from(OsStr::from_bytes(bytes))
+}
+
+/// The protected names, ready to be compared with the tail of a path.
+#[derive(Clone, Debug)]
+struct Units {
+    /// By folded last component: the whole entry, folded, first component first.
+    by_last: HashMap<Vec<u8>, Vec<Vec<Vec<u8>>>>,
+    /// First bytes of last components: most components fail this test.
+    first_bytes: Box<[bool; 256]>,
+}
+
+impl Units {
+    fn new(entries: &[String]) -> Self {
+        let mut units = Self { by_last: HashMap::new(), first_bytes: Box::new([false; 256]) };
+        for entry in entries {
+            let parts: Vec<Vec<u8>> = entry
+                .split('/')
+                .filter(|part| !part.is_empty() && *part != ".")
+                .map(|part| fold(part.as_bytes()).into_owned())
+                .collect();
+            if let Some(last) = parts.last().filter(|last| !last.is_empty()).cloned() {
+                units.first_bytes[usize::from(last[0])] = true;
+                units.by_last.entry(last).or_default().push(parts);
+            }
+        }
+        units
+    }
+
+    /// The entry that the tail of `path` spells, if there is one.
+    fn matches(&self, path: &[u8]) -> Option<String> {
+        let mut parts = path.rsplit(|b| *b == b'/');
+        let last = fold(parts.next()?);
+        if !last.first().is_some_and(|b| self.first_bytes[usize::from(*b)]) {
+            return None;
+        }
+        let entries = self.by_last.get(last.as_ref())?;
+        entries.iter().find(|entry| ends_with(path, entry)).map(|entry| shown(entry))
+    }
+
+    fn carried_by(&self, path: &[u8]) -> Vec<PathBuf> {
+        let entries = self.by_last.values().flatten();
+        entries
+            .flat_map(|entry| {
+                (1..entry.len())
+                    .filter(|at| ends_with(path, &entry[..*at]))
+                    .map(|at| to_path(&entry[at..].join(&b'/')))
+                    .collect::<Vec<_>>()
+            })
+            .collect()
+    }
+}
+
+/// Do the last components of `path` spell `entry`?
+fn ends_with(path: &[u8], entry: &[Vec<u8>]) -> bool {
+    let mut parts = path.rsplit(|b| *b == b'/');
+    entry.iter().rev().all(|want| parts.next().is_some_and(|part| fold(part).as_ref() == want.as_slice()))
+}
+
+fn shown(entry: &[Vec<u8>]) -> String {
+    String::from_utf8_lossy(&entry.join(&b'/')).into_owned()
+}
+
+/// One form for all spellings that some filesystem takes for the same name:
+/// ASCII case, the two letters that fold into ASCII, characters that HFS+
+/// ignores, trailing dots and spaces.
+fn fold(name: &[u8]) -> Cow<'_, [u8]> {
+    let plain = name.iter().all(|b| b.is_ascii() && !b.is_ascii_uppercase());
+    if plain && !matches!(name.last(), Some(b'.' | b' ')) {
+        return Cow::Borrowed(name);
+    }
+    let Ok(text) = std::str::from_utf8(name) else {
+        return Cow::Owned(name.to_ascii_lowercase());
+    };
+    let folded: String = text.chars().filter(|c| !is_ignorable(*c)).map(fold_char).collect();
+    Cow::Owned(folded.trim_end_matches(['.', ' ']).as_bytes().to_vec())
+}
+
+fn fold_char(c: char) -> char {
+    match c {
+        '\u{212a}' => 'k',
+        '\u{017f}' => 's',
+        _ => c.to_ascii_lowercase(),
+    }
+}
+
+fn is_ignorable(c: char) -> bool {
+    matches!(c, '\u{200c}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{206a}'..='\u{206f}' | '\u{feff}')
+}
+
+#[cfg(test)]
+#[path = "powers_tests.rs"]
+mod tests;
