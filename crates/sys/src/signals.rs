@@ -103,6 +103,24 @@ pub fn stop_self() -> io::Result<()> {
     }
 }
 
+/// Every signal to its default action and none blocked, as a new program
+/// expects it: an ignored or blocked signal is inherited over execve
+/// (signal(7)). Only system calls: for use between clone and exec.
+pub fn reset_in_child() {
+    for signal in 1..=64 {
+        // SAFETY: no handler is installed. SIGKILL, SIGSTOP and the C library's
+        // own two are refused, which is as well.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+    let mut none = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigemptyset initialises the set before it is used; no old set is
+    // asked for.
+    unsafe {
+        libc::sigemptyset(none.as_mut_ptr());
+        libc::sigprocmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut());
+    }
+}
+
 fn is_ignored(signal: i32) -> io::Result<bool> {
     let mut old = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: a null new action only reads; `old` is valid for writing.
