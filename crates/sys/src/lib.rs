@@ -11,6 +11,7 @@ pub mod caps;
 pub mod clone;
 pub mod descriptors;
 pub mod exec;
+pub mod fork_signals;
 pub mod landlock;
 pub mod mount;
 pub mod net;
