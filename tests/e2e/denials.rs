@@ -1,0 +1,162 @@
+//! What was refused is known exactly, whatever language, locale or shell hid
+//! it; and what only looks like a refusal is never taken for one (L2).
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::world::{World, each_user};
+
+fn denials(outcome: &Value) -> Vec<(String, String, String)> {
+    let text = |d: &Value, key: &str| d[key].as_str().unwrap_or_default().to_owned();
+    outcome["attempts"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .flat_map(|a| a["denials"].as_array().into_iter().flatten())
+        .map(|d| (text(d, "operation"), text(d, "object"), text(d, "grant")))
+        .collect()
+}
+
+/// Runs a program that tries to write `out/canary`; the outcome must name it.
+#[track_caller]
+fn names_the_object(world: &World, argv: &[&str]) {
+    let canary = world.outside().join("canary");
+    let shown = canary.display().to_string();
+    let bare = world.run(&world.bare(argv));
+    assert!(canary.exists(), "without a sandbox {argv:?} writes the file: {}", bare.text());
+    fs::remove_file(&canary).unwrap();
+    for level in ["full", "restricted"] {
+        let outcome = world.outcome(&["--level", level], argv);
+        assert!(!canary.exists(), "{argv:?} got out at level {level}");
+        let found = denials(&outcome);
+        let expected = ("create".to_owned(), shown.clone(), format!("write {shown}"));
+        assert!(found.contains(&expected), "{argv:?} at level {level}: {found:?}\n{outcome:#}");
+    }
+}
+
+fn compiled(world: &World, name: &str, source: &str, options: &[&str]) -> PathBuf {
+    let source = world.file(&format!("ws/{name}.c"), source);
+    let program = world.workspace().join(name);
+    let status = Command::new("cc").args(options).arg("-o").arg(&program).arg(&source).status().unwrap();
+    assert!(status.success());
+    program
+}
+
+#[test]
+fn c_and_static_programs_without_a_library() {
+    each_user(|world| {
+        let canary = world.outside().join("canary").display().to_string();
+        let c = format!(
+            "#include <stdio.h>\nint main(void) {{ FILE *f = fopen(\"{canary}\", \"w\"); return f ? fclose(f) : 3; }}\n"
+        );
+        compiled(world, "plain", &c, &[]);
+        names_the_object(world, &["./plain"]);
+        compiled(world, "static", &c, &["-static"]);
+        names_the_object(world, &["./static"]);
+        let raw = include_str!("programs/raw.c").replace("@CANARY@", &canary);
+        compiled(world, "raw", &raw, &["-static", "-nostdlib", "-ffreestanding", "-fno-stack-protector"]);
+        names_the_object(world, &["./raw"]);
+    });
+}
+
+#[test]
+fn interpreters_and_virtual_machines() {
+    each_user(|world| {
+        let canary = world.outside().join("canary").display().to_string();
+        names_the_object(world, &["/usr/bin/python3", "-c", &format!("open({canary:?}, 'w').write('x')")]);
+        names_the_object(world, &["node", "-e", &format!("require('fs').writeFileSync({canary:?}, 'x')")]);
+        let java = format!(
+            "import java.nio.file.*;\npublic class Put {{ public static void main(String[] a) throws Exception {{ Files.writeString(Path.of({canary:?}), \"x\"); }} }}\n"
+        );
+        world.file("ws/Put.java", &java);
+        names_the_object(world, &["java", "Put.java"]);
+    });
+}
+
+#[test]
+fn swallowed_errors_and_other_languages() {
+    each_user(|world| {
+        let canary = world.outside().join("canary").display().to_string();
+        names_the_object(world, &["sh", "-c", &format!("echo x > {canary} || true")]);
+        names_the_object(world, &["sh", "-c", &format!("exec 2>/dev/null; echo x > {canary}; exit 0")]);
+        names_the_object(world, &["env", "LANG=de_DE.UTF-8", "LC_ALL=de_DE.UTF-8", "touch", &canary]);
+        names_the_object(world, &["env", "LC_ALL=ja_JP.UTF-8", "bash", "-c", &format!("printf x > {canary}; true")]);
+    });
+}
+
+#[test]
+fn every_kind_of_change_is_named() {
+    each_user(|world| {
+        let out = world.outside().display().to_string();
+        let kinds = [
+            ("mkdir", format!("mkdir {out}/d"), format!("{out}/d")),
+            ("remove", format!("rm -f {out}/f"), format!("{out}/f")),
+            ("remove", format!("rmdir {out}/e"), format!("{out}/e")),
+            ("rename", format!("mv {out}/f {out}/g"), format!("{out}/g")),
+            ("symlink", format!("ln -s x {out}/l"), format!("{out}/l")),
+            ("metadata", format!("chmod 600 {out}/f"), format!("{out}/f")),
+            ("metadata", format!("touch -d 2001-01-01 {out}/f"), format!("{out}/f")),
+            ("write", format!("echo x >> {out}/f"), format!("{out}/f")),
+            ("truncate", format!("/usr/bin/python3 -c \"import os; os.truncate('{out}/f', 0)\""), format!("{out}/f")),
+        ];
+        for (operation, script, object) in kinds {
+            world.file("out/f", "text");
+            world.dir("out/e");
+            for level in ["full", "restricted"] {
+                let outcome = world.outcome(&["--level", level], &["sh", "-c", &format!("{script} || true")]);
+                let found = denials(&outcome);
+                assert!(
+                    found.iter().any(|(o, p, _)| o == operation && *p == object),
+                    "`{script}` at level {level}: expected {operation} {object}, got {found:?}"
+                );
+                assert_eq!(fs::read_to_string(world.outside().join("f")).unwrap(), "text");
+            }
+        }
+    });
+}
+
+#[test]
+fn what_only_looks_like_a_refusal_is_none() {
+    each_user(|world| {
+        world.file("ws/not-executable", "#!/bin/sh\n");
+        world.file("ws/locked", "");
+        for script in [
+            "echo 'git@example.com: Permission denied (publickey).' >&2; exit 255",
+            "exit 126",
+            "./not-executable",
+            "echo 'sandbox: Operation not permitted' >&2; exit 1",
+            "cat /nonexistent",
+            "mkdir /usr",
+            "echo x > /nonexistent/dir/file",
+            "ls /proc/1/fd",
+        ] {
+            let outcome = world.outcome(&[], &["sh", "-c", script]);
+            assert_eq!(denials(&outcome), [], "`{script}` was taken for a denial");
+        }
+        let missing = world.outcome(&[], &["no-such-program-anywhere"]);
+        assert_eq!(denials(&missing), []);
+        let refused_launch = world.outcome(&["--workspace", "/proc/self/fd"], &["true"]);
+        assert_eq!(denials(&refused_launch), []);
+        assert_eq!(refused_launch["status"], "error");
+    });
+}
+
+#[test]
+fn a_credential_that_was_read_is_named() {
+    each_user(|world| {
+        world.dir("home/.ssh");
+        let key = world.file("home/.ssh/id_ed25519", "TOP-SECRET-KEY");
+        let shown = key.display().to_string();
+        let bare = world.run(&world.bare(&["cat", &shown]));
+        assert!(bare.stdout.contains("TOP-SECRET-KEY"));
+        let outcome = world.outcome(&[], &["sh", "-c", &format!("cat {shown} || true")]);
+        assert!(!outcome.to_string().contains("TOP-SECRET-KEY"));
+        let found = denials(&outcome);
+        assert!(found.iter().any(|(o, p, g)| o == "read" && *p == shown && g.starts_with("read ")), "{found:?}");
+        let granted = world.outcome(&["--grant", &format!("read {shown}")], &["cat", &shown]);
+        assert_eq!(granted["attempts"][0]["stdout"], "TOP-SECRET-KEY");
+    });
+}

@@ -1,0 +1,151 @@
+//! Nothing outlives its run (L8): not when the front is killed at any moment,
+//! not when the person presses Ctrl-C, not when the command leaves children.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use stockade_testkit::{Ended, Running};
+
+use crate::world::each_user;
+
+/// Processes whose arguments hold `marker`.
+fn marked(marker: &str) -> Vec<u32> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
+        let Ok(arguments) = fs::read(entry.path().join("cmdline")) else { continue };
+        if arguments.windows(marker.len()).any(|w| w == marker.as_bytes()) {
+            found.push(pid);
+        }
+    }
+    found
+}
+
+/// Every living descendant of `pid`, parents first.
+fn descendants(pid: u32) -> Vec<u32> {
+    let mut found = Vec::new();
+    for task in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+        let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+        for child in children.split_whitespace().filter_map(|c| c.parse().ok()) {
+            found.push(child);
+            found.extend(descendants(child));
+        }
+    }
+    found
+}
+
+#[track_caller]
+fn none_left(marker: &str) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !marked(marker).is_empty() {
+        assert!(Instant::now() < deadline, "still alive: {:?}", marked(marker));
+        sleep(Duration::from_millis(5));
+    }
+}
+
+fn names(dir: &Path) -> BTreeSet<String> {
+    fs::read_dir(dir).unwrap().flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect()
+}
+
+fn mounts() -> String {
+    fs::read_to_string("/proc/self/mountinfo").unwrap()
+}
+
+#[test]
+fn kill_9_of_the_front_at_any_moment() {
+    const ROUNDS: u64 = 60;
+    each_user(|world| {
+        for level in ["full", "restricted"] {
+            // Once before the snapshots: what a first run makes is meant to stay.
+            world.passes(&["--level", level], &["true"]);
+            let (mounts_before, temp_before) = (mounts(), names(Path::new("/tmp")));
+            let workspace_before = names(&world.workspace());
+            for round in 0..ROUNDS {
+                let marker = format!("3141592{}.{round}", world.account.uid);
+                let script = format!("(setsid sleep {marker} &) ; sleep {marker} & exec sleep {marker}");
+                let command = world.stockade(&["--level", level], &["sh", "-c", &script]);
+                let running = Running::start(&world.account, &command).unwrap();
+                sleep(Duration::from_micros(round * 500));
+                running.signal(Signal::KILL).unwrap();
+                assert_eq!(running.finish().unwrap().ended, Ended::Signal(9));
+                none_left(&marker);
+            }
+            assert_eq!(mounts(), mounts_before, "level {level} left a mount");
+            let left: Vec<_> =
+                names(Path::new("/tmp")).difference(&temp_before).filter(|n| n.contains("stockade")).cloned().collect();
+            assert!(left.is_empty(), "level {level} left {left:?} in /tmp");
+            assert_eq!(names(&world.workspace()), workspace_before);
+            let verified = world.run(&world.bare(&[&crate::world::binary(), "audit", "verify"]));
+            assert_eq!(verified.ended, Ended::Code(0), "{}", verified.text());
+        }
+    });
+}
+
+#[test]
+fn background_children_end_with_the_command() {
+    each_user(|world| {
+        for level in ["full", "restricted"] {
+            let marker = format!("2718281{}", world.account.uid);
+            let script = format!(
+                "(setsid nohup sh -c 'trap \"\" TERM HUP INT; sleep {marker}; sleep {marker}' &) ; sleep 0.2; echo done"
+            );
+            let output = world.passes(&["--level", level], &["sh", "-c", &script]);
+            assert_eq!(output.stdout, "done\n");
+            assert!(!output.held_open, "a child still held the output at level {level}");
+            none_left(&marker);
+        }
+    });
+}
+
+#[test]
+fn an_interrupt_ends_the_tree() {
+    each_user(|world| {
+        for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+            for level in ["full", "restricted"] {
+                let marker = format!("1618033{}", world.account.uid);
+                let script = format!("sleep {marker} & echo ready; wait");
+                let command = world.stockade(&["--level", level], &["sh", "-c", &script]);
+                let running = Running::start(&world.account, &command).unwrap();
+                let deadline = Instant::now() + Duration::from_secs(10);
+                while !running.stdout_so_far().contains("ready") {
+                    assert!(Instant::now() < deadline, "the command did not start");
+                    sleep(Duration::from_millis(5));
+                }
+                running.signal(signal).unwrap();
+                let output = running.finish().unwrap();
+                assert_eq!(output.ended, Ended::Code(code), "level {level}: {}", output.stderr);
+                none_left(&marker);
+            }
+        }
+    });
+}
+
+/// Kill -9 of the sandbox's own processes one after the other: the front says
+/// so and nothing stays.
+#[test]
+fn kill_9_of_each_inner_process() {
+    each_user(|world| {
+        let marker = format!("1414213{}", world.account.uid);
+        let command = world.stockade(&[], &["sh", "-c", &format!("sleep {marker} & echo ready; wait")]);
+        for victim in 0..3 {
+            let running = Running::start(&world.account, &command).unwrap();
+            let deadline = Instant::now() + Duration::from_secs(10);
+            while !running.stdout_so_far().contains("ready") {
+                assert!(Instant::now() < deadline, "the command did not start");
+                sleep(Duration::from_millis(5));
+            }
+            let inner = descendants(running.pid());
+            if let Some(pid) = inner.get(victim).and_then(|&pid| Pid::from_raw(pid.cast_signed())) {
+                kill_process(pid, Signal::KILL).unwrap();
+            }
+            running.signal(Signal::TERM).ok();
+            let output = running.finish().unwrap();
+            assert_ne!(output.ended, Ended::TimedOut, "victim {victim}: {}", output.stderr);
+            none_left(&marker);
+        }
+    });
+}

@@ -1,0 +1,10 @@
+//! End to end: the built `stockade` command on real programs, judged from
+//! outside, as root and as an ordinary user.
+//!
+//! `STOCKADE_BIN` names the binary; the test command sets it.
+#![allow(clippy::disallowed_methods, reason = "tests start programs")]
+
+mod denials;
+mod life;
+mod work;
+mod world;

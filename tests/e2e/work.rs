@@ -1,0 +1,251 @@
+//! Real work in profile `workspace` behaves as outside.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use stockade_testkit::{Account, Command, Ended, User};
+
+use crate::world::{World, each_user};
+
+/// The text of a program kept beside this file.
+macro_rules! program {
+    ($name:literal) => {
+        include_str!(concat!("programs/", $name))
+    };
+}
+
+/// Runs the same bare and in the sandbox; both must succeed and print the same.
+#[track_caller]
+fn same(world: &World, argv: &[&str]) {
+    let bare = world.run(&world.bare(argv));
+    assert_eq!(bare.ended, Ended::Code(0), "without a sandbox {argv:?} fails: {}", bare.text());
+    for level in ["full", "restricted"] {
+        let inside = world.passes(&["--level", level], argv);
+        assert_eq!(inside.stdout, bare.stdout, "{argv:?} prints something else at level {level}");
+    }
+}
+
+/// As [`same`], at level full alone: it needs a loopback of its own.
+#[track_caller]
+fn same_at_full(world: &World, argv: &[&str]) {
+    let bare = world.run(&world.bare(argv));
+    assert_eq!(bare.ended, Ended::Code(0), "without a sandbox {argv:?} fails: {}", bare.text());
+    let inside = world.passes(&[], argv);
+    assert_eq!(inside.stdout, bare.stdout, "{argv:?} prints something else");
+}
+
+#[test]
+fn shells() {
+    each_user(|world| {
+        same(
+            world,
+            &[
+                "bash",
+                "-c",
+                "diff <(printf 'a\\nb\\n') <(printf 'a\\nb\\n') && echo same; tee >(wc -c) < /etc/hostname >/dev/null; wait",
+            ],
+        );
+        same(
+            world,
+            &[
+                "sh",
+                "-c",
+                "mkdir -p a/b && echo x > a/b/c && mv a/b/c a/d && cat a/d && ln -s d a/l && cat a/l && rm -r a && test ! -e a",
+            ],
+        );
+        same(world, &["sh", "-c", "umask 027; rm -f m; touch m; mkdir -p n; stat -c %a m n; rm -rf m n"]);
+        same(
+            world,
+            &[
+                "sh",
+                "-c",
+                "echo out > /dev/stdout; echo err > /dev/stderr; echo x | tee /dev/fd/1; echo gone > /dev/null",
+            ],
+        );
+        same(
+            world,
+            &[
+                "bash",
+                "-c",
+                "echo one > f; echo two >> f; exec 3<>f; read -r l <&3; echo \"$l\"; exec 3>&-; : > f; stat -c %s f; rm f",
+            ],
+        );
+        same(world, &["bash", "-c", "mkfifo p && (echo through > p &) && cat p && rm p"]);
+        same(
+            world,
+            &[
+                "bash",
+                "-c",
+                "cd /tmp 2>/dev/null; cd \"$OLDPWD\"; t=$(mktemp) && echo y > $t && cat $t && rm $t; find . -maxdepth 1 | wc -l",
+            ],
+        );
+        same(
+            world,
+            &[
+                "sh",
+                "-c",
+                "tar cf t.tar -C /usr/share/doc bash 2>/dev/null; mkdir -p x && tar xf t.tar -C x && (cd x && find . -type f | sort | xargs cat | md5sum); rm -rf x t.tar",
+            ],
+        );
+    });
+}
+
+#[test]
+fn exit_codes_and_signals_are_the_commands_own() {
+    each_user(|world| {
+        for (script, code) in [("exit 7", 7), ("exit 126", 126), ("kill -TERM $$", 143), ("true", 0)] {
+            let output = world.run(&world.stockade(&[], &["sh", "-c", script]));
+            assert_eq!(output.ended, Ended::Code(code), "{script}: {}", output.stderr);
+        }
+        let missing = world.run(&world.stockade(&[], &["no-such-program-anywhere"]));
+        assert_eq!(missing.ended, Ended::Code(127), "{}", missing.stderr);
+        let slow = world.run(&world.stockade(&["--timeout", "300ms"], &["sleep", "60"]));
+        assert_eq!(slow.ended, Ended::Code(124), "{}", slow.stderr);
+    });
+}
+
+#[test]
+fn python_with_a_virtual_environment() {
+    each_user(|world| {
+        world.file("ws/loop.py", program!("loop.py"));
+        world.passes(&[], &["/usr/bin/python3", "-m", "venv", "v"]);
+        let inside = world.passes(&[], &["v/bin/python", "-c", "import sys; print(sys.prefix != sys.base_prefix)"]);
+        assert_eq!(inside.stdout, "True\n");
+        world.passes(&[], &["v/bin/pip", "list"]);
+        same_at_full(world, &["/usr/bin/python3", "loop.py"]);
+        same(
+            world,
+            &[
+                "/usr/bin/python3",
+                "-c",
+                "import multiprocessing as m\nif __name__ == '__main__':\n print(m.Pool(2).map(abs, [-1, -2]))",
+            ],
+        );
+        same(
+            world,
+            &[
+                "/usr/bin/python3",
+                "-c",
+                "import subprocess, tempfile; f = tempfile.NamedTemporaryFile(); f.write(b'x'); print(subprocess.check_output(['echo', 'hi']))",
+            ],
+        );
+    });
+}
+
+#[test]
+fn node_listens_on_loopback() {
+    each_user(|world| {
+        world.file("ws/listen.js", program!("listen.js"));
+        same_at_full(world, &["node", "listen.js"]);
+    });
+}
+
+#[test]
+fn tokio_hears_signals() {
+    let program = Path::new(env!("CARGO_BIN_EXE_tokio-signals"));
+    each_user(|world| {
+        let copy = world.workspace().join("tokio-signals");
+        fs::copy(program, &copy).unwrap();
+        same(world, &["./tokio-signals"]);
+    });
+}
+
+#[test]
+fn sqlite_tools() {
+    each_user(|world| {
+        same(
+            world,
+            &[
+                "sh",
+                "-c",
+                "rm -f d.db*; sqlite3 d.db 'pragma journal_mode=wal; create table t(x); insert into t values(1),(2); select sum(x) from t; vacuum;' && sqlite3 d.db .dump && rm -f d.db*",
+            ],
+        );
+    });
+}
+
+#[test]
+fn postgres_own_tools() {
+    // PostgreSQL refuses to run as root, inside and outside alike.
+    let world = World::new(User::Ordinary);
+    let versions = fs::read_dir("/usr/lib/postgresql").expect("PostgreSQL is installed by the test command");
+    let bin = versions.map(|e| e.unwrap().path().join("bin")).find(|p| p.join("initdb").exists()).unwrap();
+    let script = program!("postgres.sh").replace("@BIN@", bin.to_str().unwrap());
+    let inside = world.passes(&[], &["sh", "-c", &script]);
+    assert!(inside.stdout.contains("sum=5050"), "{}", inside.text());
+}
+
+/// A clone needs a yes for the new repository's `.git`: it plants hooks and
+/// configuration. With exactly these grants it behaves as outside.
+#[test]
+fn git_clone_build_and_test() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let toolchain = toolchain();
+    each_user(|world| {
+        let mirror = world.dir("mirror");
+        let mirror = mirror.to_str().unwrap();
+        let made = std::process::Command::new("git").args(["clone", "-q", "--mirror"]).arg(source).arg(mirror).status();
+        assert!(made.unwrap().success());
+        let status = std::process::Command::new("chown")
+            .args(["-R", &format!("{}:{}", world.account.uid, world.account.gid), mirror])
+            .status();
+        assert!(status.unwrap().success());
+
+        let clone = world.workspace().join("clone");
+        let grants: Vec<String> =
+            ["", "/hooks", "/config"].iter().map(|unit| format!("write {}/.git{unit}", clone.display())).collect();
+        let refused = world.run(&world.stockade(&[], &["git", "clone", "-q", mirror, "clone"]));
+        assert_ne!(refused.ended, Ended::Code(0), "a new .git needs a grant");
+        let options: Vec<&str> = grants.iter().flat_map(|g| ["--grant", g.as_str()]).collect();
+        world.passes(&options, &["git", "clone", "-q", mirror, "clone"]);
+        let log = world.passes(&[], &["git", "-C", "clone", "log", "--oneline"]);
+        let bare = world.run(&world.bare(&["git", "-C", mirror, "log", "--oneline"]));
+        assert_eq!(log.stdout, bare.stdout);
+
+        let script = "cd clone && cargo test --offline -q -p stockade-model 2>&1 && echo tested";
+        let mut command = world.stockade(&[], &["sh", "-c", script]).timeout(Duration::from_secs(600));
+        command = with_toolchain(command, &toolchain, world);
+        let output = stockade_testkit::run_as(&Account::of(User::available()[0]).unwrap(), &command).unwrap();
+        assert!(output.stdout.contains("tested"), "{}", output.text());
+    });
+}
+
+/// The toolchain and the crates it needs, wherever this machine keeps them.
+struct Toolchain {
+    sysroot: String,
+    cargo_home: String,
+}
+
+fn toolchain() -> Toolchain {
+    let sysroot = std::process::Command::new("rustc").args(["--print", "sysroot"]).output().unwrap();
+    let home = std::env::var("HOME").unwrap();
+    Toolchain {
+        sysroot: String::from_utf8(sysroot.stdout).unwrap().trim().to_owned(),
+        cargo_home: std::env::var("CARGO_HOME").unwrap_or(format!("{home}/.cargo")),
+    }
+}
+
+/// The toolchain may lie in root's home: it is shown at a place of the user's
+/// own, in a mount namespace that ends with the command.
+fn with_toolchain(command: Command, toolchain: &Toolchain, world: &World) -> Command {
+    let place = world.dir("home/toolchain").display().to_string();
+    let cargo = world.dir("home/cargo").display().to_string();
+    let registry = world.dir("home/cargo/registry").display().to_string();
+    let mut command = command
+        .env("PATH", format!("{place}/bin:{}", crate::world::PATH))
+        .env("CARGO_HOME", &cargo)
+        .env("CARGO_TARGET_DIR", world.workspace().join("target"));
+    if User::available().contains(&User::Root) {
+        let show = format!(
+            "mount --bind {} {place} && mount --bind {}/registry {registry} && exec setpriv --reuid {} --regid {} --clear-groups -- \"$@\"",
+            toolchain.sysroot, toolchain.cargo_home, world.account.uid, world.account.gid
+        );
+        command = command.behind(["unshare", "--mount", "--propagation", "private", "sh", "-c", &show, "sh"]);
+    } else {
+        command = command
+            .env("PATH", format!("{}/bin:{}", toolchain.sysroot, crate::world::PATH))
+            .env("CARGO_HOME", &toolchain.cargo_home);
+    }
+    command
+}
