@@ -1,0 +1,256 @@
+//! The form of one line: how it is written, and what makes it whole.
+//!
+//! `{"seq":N,"prev":"HASH","event":{...},"hash":"HASH"}` and a newline. `hash`
+//! is the SHA-256 of every byte of the line before `,"hash"`, so a line can be
+//! checked with a text editor and `sha256sum`; `prev` is the `hash` of the line
+//! before, and 64 zeros in the first. No byte of a line is outside this, which
+//! is why a line is taken apart by position and not by a JSON parser.
+//!
+//! Knows nothing of files.
+
+use std::fmt;
+use std::io;
+
+use serde::Serialize;
+use serde::de::IgnoredAny;
+use serde_json::ser::{CompactFormatter, Formatter};
+use sha2::{Digest as _, Sha256};
+use stockade_model::{Event, is_deceptive};
+
+/// The longest line, its newline included. A larger event is an error.
+pub const MAX_LINE_BYTES: usize = 1 << 20;
+
+/// Length of `,"hash":"`, 64 digits and `"}`.
+const SUFFIX_BYTES: usize = 9 + 64 + 2;
+
+/// A SHA-256, in text 64 lower-case hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Hash([u8; 32]);
+
+impl Hash {
+    /// What the first line has for a predecessor.
+    pub(crate) const GENESIS: Self = Self([0; 32]);
+
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        Self(Sha256::digest(bytes).into())
+    }
+
+    pub(crate) fn parse(hex: &[u8]) -> Option<Self> {
+        let digit = |b: u8| match b {
+            b'0'..=b'9' => Some(b - b'0'),
+            b'a'..=b'f' => Some(b - b'a' + 10),
+            _ => None,
+        };
+        let mut out = [0; 32];
+        if hex.len() != 64 {
+            return None;
+        }
+        for (byte, pair) in out.iter_mut().zip(hex.chunks_exact(2)) {
+            *byte = digit(pair[0])? << 4 | digit(pair[1])?;
+        }
+        Some(Self(out))
+    }
+
+    fn push_hex(&self, out: &mut Vec<u8>) {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        for byte in self.0 {
+            out.push(DIGITS[usize::from(byte >> 4)]);
+            out.push(DIGITS[usize::from(byte & 15)]);
+        }
+    }
+}
+
+impl fmt::Display for Hash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Hash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+/// What is wrong with a line.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// It is not of the form that this crate writes.
+    #[error("it is not a line of this log: {0}")]
+    Malformed(&'static str),
+    /// It is longer than [`MAX_LINE_BYTES`].
+    #[error("it is longer than {MAX_LINE_BYTES} bytes")]
+    TooLong,
+    /// Its bytes are not those that its hash was made of.
+    #[error("it was changed: its hash does not fit its bytes")]
+    Hash,
+    /// Its number does not follow.
+    #[error("it has number {found} where {expected} follows: a line was removed, moved or inserted")]
+    Sequence {
+        /// The number that follows.
+        expected: u64,
+        /// The number found.
+        found: u64,
+    },
+    /// It does not name the hash of the line before it.
+    #[error("it does not follow the line before it: a line was replaced")]
+    Link,
+    /// The head names this line, and the log ends before it.
+    #[error("it is missing: the head says that the log reaches line {head}")]
+    Missing {
+        /// The last line by the head.
+        head: u64,
+    },
+    /// The head names this line with another hash or at another place.
+    #[error("it is not the line that the head names")]
+    NotHead,
+}
+
+/// A line taken apart, sound in itself.
+#[derive(Debug)]
+pub(crate) struct Line<'a> {
+    pub seq: u64,
+    pub prev: Hash,
+    pub hash: Hash,
+    /// JSON of the event.
+    pub event: &'a [u8],
+}
+
+/// The event as JSON in which nothing can move a cursor or hide.
+pub(crate) fn event_json(event: &Event) -> serde_json::Result<Vec<u8>> {
+    value_json(event)
+}
+
+/// Any value as such JSON.
+pub(crate) fn value_json<T: Serialize>(value: &T) -> serde_json::Result<Vec<u8>> {
+    let mut out = Vec::with_capacity(512);
+    value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, PlainFormatter))?;
+    Ok(out)
+}
+
+/// Adds one whole line to `out` and returns its hash.
+pub(crate) fn push_line(out: &mut Vec<u8>, seq: u64, prev: Hash, event: &[u8]) -> Hash {
+    let start = out.len();
+    out.extend_from_slice(b"{\"seq\":");
+    out.extend_from_slice(seq.to_string().as_bytes());
+    out.extend_from_slice(b",\"prev\":\"");
+    prev.push_hex(out);
+    out.extend_from_slice(b"\",\"event\":");
+    out.extend_from_slice(event);
+    let hash = Hash::of(&out[start..]);
+    out.extend_from_slice(&suffix(hash));
+    out.push(b'\n');
+    hash
+}
+
+/// The last bytes of the line with this hash, without its newline.
+pub(crate) fn suffix(hash: Hash) -> Vec<u8> {
+    let mut out = Vec::with_capacity(SUFFIX_BYTES);
+    out.extend_from_slice(b",\"hash\":\"");
+    hash.push_hex(&mut out);
+    out.extend_from_slice(b"\"}");
+    out
+}
+
+/// Takes apart a line without its newline.
+///
+/// # Errors
+/// [`Fault::Malformed`] or [`Fault::Hash`]; whether it follows the line before
+/// is not asked here.
+pub(crate) fn parse(bytes: &[u8]) -> Result<Line<'_>, Fault> {
+    let malformed = |why| move || Fault::Malformed(why);
+    let at = bytes.len().checked_sub(SUFFIX_BYTES).ok_or_else(malformed("too short"))?;
+    let (body, end) = bytes.split_at(at);
+    let hash = end
+        .strip_prefix(b",\"hash\":\"")
+        .and_then(|rest| rest.strip_suffix(b"\"}"))
+        .and_then(Hash::parse)
+        .ok_or_else(malformed("no hash at its end"))?;
+    let rest = body.strip_prefix(b"{\"seq\":").ok_or_else(malformed("no number at its start"))?;
+    let digits = rest.iter().take_while(|b| b.is_ascii_digit()).count();
+    let seq = std::str::from_utf8(&rest[..digits]).ok().and_then(|text| text.parse().ok());
+    let seq = seq.filter(|_| rest[0] != b'0').ok_or_else(malformed("no number at its start"))?;
+    let rest = rest[digits..].strip_prefix(b",\"prev\":\"").ok_or_else(malformed("no hash of the line before"))?;
+    let (prev, rest) = rest.split_at_checked(64).ok_or_else(malformed("no hash of the line before"))?;
+    let prev = Hash::parse(prev).ok_or_else(malformed("no hash of the line before"))?;
+    let event = rest.strip_prefix(b"\",\"event\":").ok_or_else(malformed("no event"))?;
+    if Hash::of(body) != hash {
+        return Err(Fault::Hash);
+    }
+    serde_json::from_slice::<IgnoredAny>(event).map_err(|_| Fault::Malformed("its event is no JSON"))?;
+    Ok(Line { seq, prev, hash, event })
+}
+
+/// Compact JSON whose strings hold no character that a terminal would obey or
+/// not show: those are written `\uXXXX`, as JSON allows.
+struct PlainFormatter;
+
+impl Formatter for PlainFormatter {
+    fn write_string_fragment<W: ?Sized + io::Write>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
+        if fragment.bytes().all(|b| (0x20..0x7f).contains(&b)) {
+            return CompactFormatter.write_string_fragment(writer, fragment);
+        }
+        let mut plain_from = 0;
+        for (at, c) in fragment.char_indices().filter(|&(_, c)| is_deceptive(c)) {
+            writer.write_all(&fragment.as_bytes()[plain_from..at])?;
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                write!(writer, "\\u{unit:04x}")?;
+            }
+            plain_from = at + c.len_utf8();
+        }
+        writer.write_all(&fragment.as_bytes()[plain_from..])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use stockade_model::EventKind;
+
+    use super::*;
+
+    fn event(message: &str) -> Event {
+        Event {
+            time_ms: 1,
+            request: "req_1".parse().unwrap(),
+            session: None,
+            kind: EventKind::Failed { message: message.into() },
+        }
+    }
+
+    #[test]
+    fn a_line_comes_back() {
+        let json = event_json(&event("x")).unwrap();
+        let mut out = Vec::new();
+        let hash = push_line(&mut out, 7, Hash::GENESIS, &json);
+        let line = parse(out.strip_suffix(b"\n").unwrap()).unwrap();
+        assert_eq!((line.seq, line.prev, line.hash, line.event), (7, Hash::GENESIS, hash, &json[..]));
+        let _: serde_json::Value = serde_json::from_slice(&out).unwrap();
+    }
+
+    #[test]
+    fn no_changed_byte_is_accepted() {
+        let mut out = Vec::new();
+        push_line(&mut out, 12, Hash::of(b"x"), &event_json(&event("y")).unwrap());
+        out.pop();
+        for at in 0..out.len() {
+            for bit in 0..8 {
+                let mut changed = out.clone();
+                changed[at] ^= 1 << bit;
+                assert!(parse(&changed).is_err(), "byte {at} bit {bit}");
+            }
+        }
+        for cut in 0..out.len() {
+            assert!(parse(&out[..cut]).is_err(), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn cat_is_harmless_and_nothing_is_lost() {
+        let nasty = "a\u{1b}[2J\u{7f}\u{9b}\u{202e}\u{2028}\u{2029}\u{200b}\u{feff}\u{e0041}\n\"é世😀\0";
+        let json = event_json(&event(nasty)).unwrap();
+        let text = std::str::from_utf8(&json).unwrap();
+        assert!(!text.chars().any(is_deceptive), "{text}");
+        assert!(text.contains("é世😀"), "{text}");
+        assert_eq!(serde_json::from_str::<Event>(text).unwrap(), event(nasty));
+    }
+}

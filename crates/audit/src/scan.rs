@@ -1,0 +1,158 @@
+//! Reading lines in order with bounded memory, and following the chain.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::fs::FileExt;
+
+use crate::line::{self, Fault, Hash, MAX_LINE_BYTES};
+
+/// Name of the log.
+pub(crate) const LOG_NAME: &str = "audit.jsonl";
+
+/// The last line of a sound stretch of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tip {
+    /// Its number; also its line number, for the first line is 1.
+    pub seq: u64,
+    pub hash: Hash,
+    /// Where it ends, in bytes from the start of the file.
+    pub end: u64,
+}
+
+impl Tip {
+    /// Of an empty log.
+    pub const START: Self = Self { seq: 0, hash: Hash::GENESIS, end: 0 };
+
+    /// The tip after `piece`, if that is sound and follows.
+    pub fn follow(self, piece: &Piece, bytes: &[u8]) -> Result<Self, Fault> {
+        if piece.too_long {
+            return Err(Fault::TooLong);
+        }
+        let line = line::parse(bytes)?;
+        if line.seq != self.seq + 1 {
+            return Err(Fault::Sequence { expected: self.seq + 1, found: line.seq });
+        }
+        if line.prev != self.hash {
+            return Err(Fault::Link);
+        }
+        Ok(Self { seq: line.seq, hash: line.hash, end: piece.end })
+    }
+}
+
+/// Where a piece between two newlines lies.
+pub(crate) struct Piece {
+    pub start: u64,
+    /// After its newline.
+    pub end: u64,
+    /// It ends in a newline.
+    pub terminated: bool,
+    /// It is over the bound; its bytes were dropped.
+    pub too_long: bool,
+}
+
+/// The lines of a stretch of a file. Holds at most one line.
+pub(crate) struct Lines<R> {
+    reader: BufReader<Stretch<R>>,
+    at: u64,
+    pub bytes: Vec<u8>,
+}
+
+impl<R: std::borrow::Borrow<File>> Lines<R> {
+    pub fn new(file: R, start: u64, end: u64) -> Self {
+        let reader = BufReader::with_capacity(1 << 16, Stretch { file, at: start, end });
+        Self { reader, at: start, bytes: Vec::new() }
+    }
+
+    /// The next piece; its bytes, without the newline, are in `self.bytes`.
+    pub fn next_piece(&mut self) -> io::Result<Option<Piece>> {
+        let mut piece = Piece { start: self.at, end: self.at, terminated: false, too_long: false };
+        self.bytes.clear();
+        while !piece.terminated {
+            let available = match self.reader.fill_buf() {
+                Ok(available) => available,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) => return Err(e),
+            };
+            if available.is_empty() {
+                break;
+            }
+            let newline = available.iter().position(|&b| b == b'\n');
+            let taken = &available[..newline.unwrap_or(available.len())];
+            piece.terminated = newline.is_some();
+            piece.too_long |= self.bytes.len() + taken.len() >= MAX_LINE_BYTES;
+            if !piece.too_long {
+                self.bytes.extend_from_slice(taken);
+            }
+            let consumed = taken.len() + usize::from(piece.terminated);
+            piece.end += consumed as u64;
+            self.reader.consume(consumed);
+        }
+        self.at = piece.end;
+        if piece.too_long {
+            self.bytes.clear();
+        }
+        Ok((piece.end > piece.start).then_some(piece))
+    }
+}
+
+/// A file between two places, without its cursor.
+struct Stretch<R> {
+    file: R,
+    at: u64,
+    end: u64,
+}
+
+impl<R: std::borrow::Borrow<File>> Read for Stretch<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let want = buffer.len().min(usize::try_from(self.end - self.at).unwrap_or(usize::MAX));
+        let got = self.file.borrow().read_at(&mut buffer[..want], self.at)?;
+        self.at += got as u64;
+        Ok(got)
+    }
+}
+
+/// What follows a known tip.
+pub(crate) enum Followed {
+    /// A chain up to the end.
+    Whole(Tip),
+    /// A chain, and behind it a piece that was never wholly written.
+    Torn(Tip),
+}
+
+/// A break that no torn write explains.
+pub(crate) struct Break {
+    pub line: u64,
+    pub fault: Fault,
+}
+
+/// Follows the chain from `tip` to `size`.
+///
+/// A torn write leaves one end that is not sound and nothing sound behind it.
+/// Everything else was done by somebody, and is an error.
+pub(crate) fn follow(file: &File, tip: Tip, size: u64) -> io::Result<Result<Followed, Break>> {
+    let mut lines = Lines::new(file, tip.end, size);
+    let mut tip = tip;
+    let mut torn: Option<Fault> = None;
+    while let Some(piece) = lines.next_piece()? {
+        if let Some(fault) = torn {
+            if line::parse(&lines.bytes).is_ok() {
+                return Ok(Err(Break { line: tip.seq + 1, fault }));
+            }
+            torn = Some(fault);
+            continue;
+        }
+        match tip.follow(&piece, &lines.bytes) {
+            Ok(next) if piece.terminated => tip = next,
+            Ok(_) => torn = Some(Fault::Malformed("no newline at its end")),
+            Err(fault @ (Fault::Malformed(_) | Fault::Hash | Fault::TooLong)) => torn = Some(fault),
+            Err(fault) => return Ok(Err(Break { line: tip.seq + 1, fault })),
+        }
+    }
+    Ok(Ok(if torn.is_some() { Followed::Torn(tip) } else { Followed::Whole(tip) }))
+}
+
+/// Copies a stretch of `from` to `to`.
+pub(crate) fn copy_stretch(from: &File, start: u64, end: u64, to: &File) -> io::Result<()> {
+    let mut to = to;
+    io::copy(&mut Stretch { file: from, at: start, end }, &mut to).map(drop)
+}

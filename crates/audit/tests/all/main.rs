@@ -1,0 +1,45 @@
+//! The log from outside, with real files and real processes.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod place;
+mod processes;
+mod reading;
+mod tampering;
+
+use std::path::{Path, PathBuf};
+
+use stockade_audit::{Log, Verified, verify};
+use stockade_model::{Event, EventKind};
+
+/// A directory for one test, and the log's directory in it, not yet made.
+fn place() -> (tempfile::TempDir, PathBuf) {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("audit");
+    (root, dir)
+}
+
+fn event(time_ms: u64, message: &str) -> Event {
+    Event {
+        time_ms,
+        request: "req_1".parse().unwrap(),
+        session: Some("ses_1".parse().unwrap()),
+        kind: EventKind::Failed { message: message.into() },
+    }
+}
+
+/// A log of `count` durable lines.
+fn written(dir: &Path, count: u64) {
+    let log = Log::open(dir).unwrap();
+    for n in 0..count {
+        log.append(&event(n, &format!("message {n}"))).unwrap();
+    }
+    log.commit().unwrap();
+}
+
+#[track_caller]
+fn holds(dir: &Path, entries: u64) -> Verified {
+    let verified = verify(dir).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(verified.entries, entries);
+    verified
+}

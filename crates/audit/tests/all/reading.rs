@@ -1,0 +1,93 @@
+//! Filters, broken lines, exports.
+
+use std::fs;
+
+use stockade_audit::{Content, Entry, Filter, Format, Log, Seq, export, query};
+use stockade_model::{Event, EventKind, Grant};
+
+use crate::{event, place};
+
+fn shown(dir: &std::path::Path, filter: Filter) -> Vec<Entry> {
+    query(dir, filter).unwrap().collect::<Result<_, _>>().unwrap()
+}
+
+fn three(dir: &std::path::Path) {
+    let log = Log::open(dir).unwrap();
+    let grant: Grant = "write /home/é/cache".parse().unwrap();
+    log.append_batch(&[
+        event(100, "first one"),
+        Event {
+            time_ms: 200,
+            request: "req_2".parse().unwrap(),
+            session: None,
+            kind: EventKind::Granted { grants: vec![grant] },
+        },
+        event(300, "third, \"quoted\"\u{202e}"),
+    ])
+    .unwrap();
+    log.commit().unwrap();
+}
+
+#[test]
+fn filters() {
+    let (_root, dir) = place();
+    three(&dir);
+    let check = |filter: Filter, lines: &[u64]| {
+        let found: Vec<u64> = shown(&dir, filter.clone()).iter().map(|entry| entry.line).collect();
+        assert_eq!(found, lines, "{filter:?}");
+    };
+    check(Filter::default(), &[1, 2, 3]);
+    check(Filter { request: Some("req_2".parse().unwrap()), ..Filter::default() }, &[2]);
+    check(Filter { session: Some("ses_1".parse().unwrap()), ..Filter::default() }, &[1, 3]);
+    check(Filter { session: Some("ses_2".parse().unwrap()), ..Filter::default() }, &[]);
+    check(Filter { kind: Some("granted".into()), ..Filter::default() }, &[2]);
+    check(Filter { since_ms: Some(200), ..Filter::default() }, &[2, 3]);
+    check(Filter { until_ms: Some(200), ..Filter::default() }, &[1]);
+    check(Filter { text: Some("é/cache".into()), ..Filter::default() }, &[2]);
+    check(Filter { text: Some("\u{202e}".into()), ..Filter::default() }, &[3]);
+    check(Filter { text: Some("third".into()), until_ms: Some(300), ..Filter::default() }, &[]);
+    let first = shown(&dir, Filter::default()).remove(0);
+    assert_eq!(first.content, Content::Event { seq: Seq(1), event: Box::new(event(100, "first one")) });
+}
+
+#[test]
+fn a_broken_line_is_shown_and_hides_nothing() {
+    let (_root, dir) = place();
+    three(&dir);
+    let path = dir.join("audit.jsonl");
+    let text = fs::read_to_string(&path).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    let long = "x".repeat(3 << 20);
+    fs::write(&path, format!("{}\n{{\"seq\":2,\n{long}\n{}\nhalf", lines[0], lines[2])).unwrap();
+    let found = shown(&dir, Filter { kind: Some("failed".into()), ..Filter::default() });
+    let broken: Vec<bool> = found.iter().map(|entry| matches!(entry.content, Content::Broken { .. })).collect();
+    assert_eq!(broken, [false, true, true, false, true]);
+    let Content::Broken { bytes, .. } = &found[1].content else { panic!() };
+    assert_eq!(bytes.as_bytes(), b"{\"seq\":2,");
+}
+
+#[test]
+fn no_log_is_said_so() {
+    let (root, _) = place();
+    assert!(query(root.path(), Filter::default()).err().unwrap().to_string().contains("there is no audit log"));
+    assert!(stockade_audit::verify(root.path()).unwrap_err().to_string().contains("there is no audit log"));
+}
+
+#[test]
+fn exports() {
+    let (_root, dir) = place();
+    three(&dir);
+    let exported = |format| {
+        let mut out = Vec::new();
+        assert_eq!(export(query(&dir, Filter::default()).unwrap(), format, &mut out).unwrap(), 3);
+        String::from_utf8(out).unwrap()
+    };
+    let json: serde_json::Value = serde_json::from_str(&exported(Format::Json)).unwrap();
+    assert_eq!(json[1]["event"]["kind"]["grants"][0], "write /home/é/cache");
+    let csv = exported(Format::Csv);
+    assert!(!csv.contains('\u{202e}'));
+    let rows: Vec<&str> = csv.split_terminator("\r\n").collect();
+    assert_eq!(rows.len(), 4);
+    assert!(rows[1].starts_with(r#""1","1","100","req_1","ses_1","failed","","{""#), "{}", rows[1]);
+    assert!(rows[3].contains(r#"third, \""quoted\""\u202e"#), "{}", rows[3]);
+}
