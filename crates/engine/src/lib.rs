@@ -7,6 +7,10 @@
 
 mod approver;
 mod backend;
+pub mod core;
+pub mod exit;
+pub mod keys;
 
 pub use approver::{Approver, Nobody};
 pub use backend::{Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Io, StartError};
+pub use exit::exit_code;

@@ -1,0 +1,380 @@
+//! Questions: how they are put, who may answer them, how far an answer reaches.
+
+use stockade_model::{
+    Answer, Approval, ApprovalMode, Command, Digest, EventKind, Grant, GranularMode, Question, QuestionKind, RawText,
+    Resolution, Scope, Tier,
+};
+
+use super::ending::Ending;
+use super::machine::{Core, Phase};
+use super::{Memo, Output, Planned};
+use crate::keys::{Namespace, RunBinding, run_approval, run_refusal};
+
+/// A question that waits for its turn.
+#[derive(Clone, Debug)]
+pub(super) struct Pending {
+    pub(super) kind: QuestionKind,
+    /// The answer the memory holds: yes or no.
+    pub(super) remembered: Option<bool>,
+}
+
+impl Pending {
+    pub(super) fn answered(kind: QuestionKind, yes: bool) -> Self {
+        Self { kind, remembered: Some(yes) }
+    }
+}
+
+/// A question that an approver has now.
+#[derive(Clone, Debug)]
+pub(super) struct Open {
+    pub(super) question: Box<Question>,
+    pub(super) since_ms: u64,
+    pub(super) deadline_ms: u64,
+}
+
+/// An answer and where it came from.
+struct Given {
+    answer: Answer,
+    by: String,
+    warnings: Vec<String>,
+    waited_ms: u64,
+    /// Whether a person gave it to this very question, so that it may be kept.
+    fresh: bool,
+}
+
+impl Given {
+    fn at_once(answer: Answer, by: impl Into<String>) -> Self {
+        Self { answer, by: by.into(), warnings: Vec::new(), waited_ms: 0, fresh: false }
+    }
+}
+
+impl Core {
+    /// Puts the next question, or starts the attempt where none is left.
+    pub(super) fn put_next(&mut self) {
+        while let Some(pending) = self.pending.pop_front() {
+            let question = match self.question(pending.kind) {
+                Ok(question) => Box::new(question),
+                Err(why) => return self.close(Ending::failed(why)),
+            };
+            self.record(EventKind::Asked { question: question.clone() });
+            match self.answer_without_asking(&question.kind, pending.remembered) {
+                Some(given) => {
+                    if !self.settle(&question, given) {
+                        return;
+                    }
+                }
+                None => {
+                    let deadline_ms = self.now_ms.saturating_add(question.timeout_ms);
+                    self.out.push(Output::Ask(question.clone()));
+                    self.phase = Phase::Asking(Open { question, since_ms: self.now_ms, deadline_ms });
+                    return;
+                }
+            }
+        }
+        self.start_attempt();
+    }
+
+    fn question(&mut self, kind: QuestionKind) -> Result<Question, String> {
+        let planned = self.plan_in_question().ok_or("no plan to ask about")?;
+        self.questions += 1;
+        let bound = (planned.digest.as_str(), self.questions, &kind);
+        let digest = Digest::of_json("stockade-question-1", &bound).map_err(|error| error.to_string())?;
+        Ok(Question {
+            command: shown_command(&self.request.command),
+            cwd: self.request.cwd.clone(),
+            assessment: self.assessment.clone(),
+            scopes: self.scopes(&kind),
+            digest,
+            timeout_ms: self.config.question_timeout_ms,
+            kind,
+        })
+    }
+
+    /// Puts an answer on record that needed no question, outside the line.
+    pub(super) fn note_without_asking(&mut self, kind: QuestionKind, answer: Answer, by: &str) {
+        if let Ok(question) = self.question(kind) {
+            let question = Box::new(question);
+            self.record(EventKind::Asked { question: question.clone() });
+            self.note_answer(&question, &Given::at_once(answer, by));
+        }
+    }
+
+    fn plan_in_question(&self) -> Option<Planned> {
+        let next = self.escalation.as_ref().and_then(|escalation| escalation.next.clone());
+        next.or_else(|| self.planned.clone())
+    }
+
+    /// Longer scopes are not offered where what would be remembered is
+    /// dangerous by its text or cannot be read as it stands.
+    fn scopes(&self, kind: &QuestionKind) -> Vec<Scope> {
+        let grants = match kind {
+            QuestionKind::Unsandboxed => return vec![Scope::Once],
+            QuestionKind::Run { .. } => &[][..],
+            QuestionKind::Grants { grants } | QuestionKind::Escalate { grants, .. } => grants,
+        };
+        let deceptive = grants.iter().any(|grant| grant.path().is_some_and(|path| !is_plain(&RawText::from(path))))
+            || match &self.request.command {
+                Command::Argv(argv) => argv.iter().any(|arg| !is_plain(arg)),
+                Command::Script(script) => !is_plain(script),
+            };
+        let mut scopes = vec![Scope::Once];
+        if !deceptive && self.assessment.tier != Tier::Deny {
+            scopes.extend(self.request.session.is_some().then_some(Scope::Session));
+            scopes.push(Scope::Always);
+        }
+        scopes
+    }
+
+    /// The answer, where nobody needs to be asked or nobody can be.
+    fn answer_without_asking(&self, kind: &QuestionKind, remembered: Option<bool>) -> Option<Given> {
+        if let Some(yes) = remembered {
+            let answer = if yes { Answer::Approved(Scope::Once) } else { Answer::Denied(Scope::Once) };
+            return Some(Given::at_once(answer, "cache"));
+        }
+        if let (QuestionKind::Run { .. }, Some(caller)) = (kind, &self.request.caller_approval) {
+            let by = format!("caller: {}", RawText::from(caller.by.as_str()).escaped());
+            let warnings = caller.warnings.clone();
+            return Some(Given { warnings, ..Given::at_once(Answer::Approved(Scope::Once), by) });
+        }
+        if !may_ask(self.request.approval_mode, kind) {
+            let mode = match self.request.approval_mode {
+                ApprovalMode::Granular(_) => "mode granular",
+                _ => "mode never",
+            };
+            return Some(Given::at_once(Answer::Denied(Scope::Once), mode));
+        }
+        (!self.approver).then(|| Given::at_once(Answer::TimedOut, "nobody"))
+    }
+
+    pub(super) fn on_answered(&mut self, open: Open, answer: Answer, by: String) {
+        let waited_ms = self.now_ms.saturating_sub(open.since_ms);
+        let given = Given { answer, by, warnings: Vec::new(), waited_ms, fresh: true };
+        if self.settle(&open.question, given) {
+            self.put_next();
+        }
+    }
+
+    pub(super) fn on_question_timed_out(&mut self, open: Open) {
+        self.on_answered(open, Answer::TimedOut, "nobody".to_owned());
+    }
+
+    pub(super) fn on_interrupted_while_asking(&mut self, open: Open, signal: i32) {
+        let waited_ms = self.now_ms.saturating_sub(open.since_ms);
+        let given = Given { waited_ms, ..Given::at_once(Answer::Abort, format!("signal {signal}")) };
+        self.note_answer(&open.question, &given);
+        self.close(Ending::interrupted(signal));
+    }
+
+    /// Takes an answer in. True when the request goes on to the next question.
+    fn settle(&mut self, question: &Question, mut given: Given) -> bool {
+        given.answer = limited(given.answer, &question.scopes);
+        self.note_answer(question, &given);
+        match given.answer {
+            Answer::Approved(_) => {
+                if given.fresh {
+                    self.keep(question, &given);
+                }
+                self.unsandboxed_consent |= question.kind == QuestionKind::Unsandboxed;
+                if let QuestionKind::Escalate { grants, .. } = &question.kind {
+                    self.note_escalation(grants);
+                }
+                return true;
+            }
+            Answer::Denied(_) if given.fresh => self.keep(question, &given),
+            Answer::Denied(_) | Answer::TimedOut => {}
+            Answer::Abort => {
+                if let QuestionKind::Escalate { grants, .. } = &question.kind {
+                    self.resolve(grants, Resolution::Refused);
+                }
+                self.escalation = None;
+                self.close(Ending::aborted("ended by the person who was asked"));
+                return false;
+            }
+        }
+        match &question.kind {
+            QuestionKind::Escalate { grants, .. } => self.on_escalation_refused(grants),
+            kind => self.close(Ending::refused(refusal_text(kind, &given))),
+        }
+        false
+    }
+
+    fn note_answer(&mut self, question: &Question, given: &Given) {
+        self.record(EventKind::Answered {
+            answer: given.answer,
+            by: given.by.clone(),
+            digest: question.digest.clone(),
+            waited_ms: given.waited_ms,
+            warnings: given.warnings.clone(),
+        });
+        let (answer, scope) = match given.answer {
+            Answer::Approved(scope) => ("approved", Some(scope)),
+            Answer::Denied(scope) => ("denied", Some(scope)),
+            Answer::Abort => ("abort", None),
+            Answer::TimedOut => ("timed-out", None),
+        };
+        self.approvals.push(Approval {
+            question: question_text(&question.kind),
+            answer: answer.to_owned(),
+            scope,
+            by: given.by.clone(),
+            waited_ms: given.waited_ms,
+        });
+    }
+
+    /// Keeps an answer that reaches beyond this once. A yes to several powers
+    /// is kept for each; a no to several for just these together, because it
+    /// does not say which of them was too much.
+    fn keep(&mut self, question: &Question, given: &Given) {
+        let Some(answer) = what_is_left(given.answer) else { return };
+        let Some(planned) = self.plan_in_question() else { return };
+        let yes = matches!(answer, Answer::Approved(_));
+        let context = self.grant_context(&planned.plan);
+        let subject_of = |grants: &[Grant]| list(grants);
+        let (namespace, grants) = match &question.kind {
+            QuestionKind::Unsandboxed => return,
+            QuestionKind::Run { .. } => {
+                let binding = RunBinding {
+                    policy: &self.config.policy,
+                    user: &self.config.user,
+                    profile: &planned.profile,
+                    identity: &planned.identity,
+                };
+                let key = if yes {
+                    run_approval(&self.request, &planned.plan, binding)
+                } else {
+                    run_refusal(&self.request, &self.config.user)
+                };
+                let memo = Memo { key, answer, subject: question.command.escaped(), by: given.by.clone() };
+                return self.out.push(Output::Remember(vec![memo]));
+            }
+            QuestionKind::Grants { grants } => (Namespace::Grant, grants),
+            QuestionKind::Escalate { grants, .. } => (Namespace::Escalate, grants),
+        };
+        let memo = |key, subject| Memo { key, answer, subject, by: given.by.clone() };
+        let mut memos = Vec::new();
+        if !yes {
+            memos.push(memo(context.refusal(namespace, grants), subject_of(grants)));
+        }
+        for grant in grants.iter().filter(|_| yes) {
+            memos.push(memo(context.approval(namespace, grant), grant.to_string()));
+            // Who agrees that a command runs again with a power agrees to the
+            // power; the reverse does not hold, so only this way round.
+            if namespace == Namespace::Escalate {
+                memos.push(memo(context.approval(Namespace::Grant, grant), grant.to_string()));
+            }
+        }
+        self.out.push(Output::Remember(memos));
+    }
+}
+
+/// What of an answer is left for later requests.
+fn what_is_left(answer: Answer) -> Option<Answer> {
+    let left = |scope| match scope {
+        Scope::Once => None,
+        Scope::Times(n) => n.checked_sub(1).filter(|&left| left > 0).map(Scope::Times),
+        Scope::Session | Scope::Until(_) | Scope::Always => Some(scope),
+    };
+    match answer {
+        Answer::Approved(scope) => left(scope).map(Answer::Approved),
+        Answer::Denied(scope) => left(scope).map(Answer::Denied),
+        Answer::Abort | Answer::TimedOut => None,
+    }
+}
+
+/// The answer with a scope that was offered, or one narrower than an offered
+/// one; otherwise it holds once.
+fn limited(answer: Answer, offered: &[Scope]) -> Answer {
+    let limit = |scope| match scope {
+        Scope::Times(_) | Scope::Until(_) if offered.contains(&Scope::Always) => scope,
+        scope if offered.contains(&scope) => scope,
+        _ => Scope::Once,
+    };
+    match answer {
+        Answer::Approved(scope) => Answer::Approved(limit(scope)),
+        Answer::Denied(scope) => Answer::Denied(limit(scope)),
+        answer => answer,
+    }
+}
+
+/// Whether this mode lets a person be asked this at all.
+pub(super) fn may_ask(mode: ApprovalMode, kind: &QuestionKind) -> bool {
+    match (mode, kind) {
+        (ApprovalMode::Never, _) => false,
+        (ApprovalMode::Granular(classes), QuestionKind::Run { .. } | QuestionKind::Unsandboxed) => classes.run,
+        (ApprovalMode::Granular(classes), QuestionKind::Grants { grants } | QuestionKind::Escalate { grants, .. }) => {
+            grants.iter().all(|grant| class_may_be_asked(classes, grant))
+        }
+        (ApprovalMode::Untrusted | ApprovalMode::OnFailure | ApprovalMode::OnRequest, _) => true,
+    }
+}
+
+pub(super) fn class_may_be_asked(classes: GranularMode, grant: &Grant) -> bool {
+    match grant {
+        Grant::Write(_) | Grant::Read(_) => classes.filesystem,
+        Grant::Connect { .. } | Grant::Listen(_) => classes.network,
+        Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Memory(_) => classes.other,
+    }
+}
+
+fn question_text(kind: &QuestionKind) -> String {
+    match kind {
+        QuestionKind::Run { .. } => "may it run?".to_owned(),
+        QuestionKind::Grants { grants } => format!("may it have {}?", list(grants)),
+        QuestionKind::Escalate { grants, .. } => format!("may it have {} and run again?", list(grants)),
+        QuestionKind::Unsandboxed => "may it run without a sandbox?".to_owned(),
+    }
+}
+
+fn refusal_text(kind: &QuestionKind, given: &Given) -> String {
+    let what = question_text(kind);
+    match (given.answer, given.by.as_str()) {
+        (Answer::TimedOut, "nobody") => {
+            format!("{what} Nobody answered\nhint: run it where somebody can be asked, or allow it with a rule")
+        }
+        (Answer::TimedOut, by) => format!("{what} No answer in time from {by}"),
+        (_, by @ ("mode never" | "mode granular")) => {
+            format!("{what} Nobody may be asked in {by}\nhint: choose another approval mode, or allow it with a rule")
+        }
+        (_, "cache") => format!(
+            "{what} A remembered answer says no\nhint: `stockade approvals list` shows it, `approvals revoke` takes it back"
+        ),
+        (_, by) => format!("{what} {by} said no"),
+    }
+}
+
+fn list(grants: &[Grant]) -> String {
+    grants.iter().map(Grant::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Whether a person sees this text as it is: no control, reordering or
+/// invisible characters but line ends and tabs.
+fn is_plain(text: &RawText) -> bool {
+    let visible: Vec<u8> = text.as_bytes().iter().copied().filter(|b| !matches!(b, b'\n' | b'\t')).collect();
+    let visible = RawText::from(visible);
+    visible.to_str().is_some_and(|text| text == visible.escaped())
+}
+
+/// The whole command as one text: a script as it is; arguments joined by
+/// spaces, quoted for a shell where their borders would not show.
+pub(super) fn shown_command(command: &Command) -> RawText {
+    match command {
+        Command::Script(script) => script.clone(),
+        Command::Argv(argv) => {
+            let quoted: Vec<Vec<u8>> = argv.iter().map(|arg| quoted(arg.as_bytes())).collect();
+            RawText::from(quoted.join(&b' '))
+        }
+    }
+}
+
+fn quoted(arg: &[u8]) -> Vec<u8> {
+    let is_bare = |b: &u8| b.is_ascii_alphanumeric() || b"_-./=:,+@%^".contains(b) || *b >= 0x80;
+    if !arg.is_empty() && arg.iter().all(is_bare) {
+        return arg.to_vec();
+    }
+    let mut out = vec![b'\''];
+    for &byte in arg {
+        if byte == b'\'' { out.extend_from_slice(b"'\\''") } else { out.push(byte) }
+    }
+    out.push(b'\'');
+    out
+}

@@ -1,0 +1,96 @@
+//! How a request ends: the outcome and its last events.
+
+use stockade_model::{Decision, EventKind, Outcome, Status, Verdict};
+
+use super::Output;
+use super::machine::{Core, Phase};
+use crate::exit::{NOT_FOUND, REFUSED, exit_code};
+use crate::{AttemptEnd, CommandEnd};
+
+/// How it ended, before it is put into an outcome.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Ending {
+    pub(super) status: Status,
+    pub(super) exit_code: Option<i32>,
+    pub(super) signal: Option<i32>,
+    pub(super) error: Option<String>,
+}
+
+impl Ending {
+    pub(super) fn refused(why: String) -> Self {
+        Self { status: Status::Refused, exit_code: None, signal: None, error: Some(why) }
+    }
+
+    pub(super) fn failed(why: String) -> Self {
+        Self { status: Status::Error, exit_code: None, signal: None, error: Some(why) }
+    }
+
+    pub(super) fn aborted(why: &str) -> Self {
+        Self { status: Status::Aborted, exit_code: None, signal: None, error: Some(why.to_owned()) }
+    }
+
+    pub(super) fn interrupted(signal: i32) -> Self {
+        Self { signal: Some(signal), ..Self::aborted("interrupted before the command ran") }
+    }
+
+    /// As the command itself ended.
+    pub(super) fn of(end: &AttemptEnd) -> Self {
+        match &end.end {
+            CommandEnd::Exited(code) => {
+                Self { status: Status::Exited, exit_code: Some(*code), signal: None, error: None }
+            }
+            CommandEnd::Signaled(signal) => {
+                Self { status: Status::Signaled, exit_code: None, signal: Some(*signal), error: None }
+            }
+            CommandEnd::NotFound => {
+                Self { exit_code: Some(NOT_FOUND), ..Self::failed("the program was not found".to_owned()) }
+            }
+            CommandEnd::NotExecutable(why) => {
+                Self { exit_code: Some(REFUSED), ..Self::failed(format!("the program cannot be executed: {why}")) }
+            }
+            CommandEnd::Lost(why) => Self::failed(format!("the sandbox was lost and everything in it ended: {why}")),
+        }
+    }
+}
+
+impl Core {
+    /// Ends the request: no attempt may be alive when this is called.
+    pub(super) fn close(&mut self, ending: Ending) {
+        self.pending.clear();
+        if ending.status == Status::Error {
+            self.record(EventKind::Failed { message: ending.error.clone().unwrap_or_default() });
+        }
+        let outcome = Box::new(self.outcome(ending));
+        if self.record_failed {
+            self.out.push(Output::Finish(outcome));
+            self.phase = Phase::Finished;
+            return;
+        }
+        self.record(EventKind::Finished { status: outcome.status, exit_code: exit_code(&outcome) });
+        // Written is enough: what is lost with the power is an ending, and the
+        // durable start before it shows that.
+        let commit = self.commit(false);
+        let deadline_ms = self.now_ms.saturating_add(self.config.commit_timeout_ms);
+        self.phase = Phase::Closing { outcome, commit, deadline_ms };
+    }
+
+    fn outcome(&self, ending: Ending) -> Outcome {
+        let decision = self.ruling.as_ref().map_or_else(
+            || Decision { verdict: Verdict::Ask, rule: "none: it ended before a decision".to_owned(), reasons: vec![] },
+            |ruling| ruling.decision.clone(),
+        );
+        Outcome {
+            id: self.request.id.clone(),
+            session: self.request.session.clone(),
+            digest: self.planned.as_ref().map(|planned| planned.digest.clone()),
+            status: ending.status,
+            exit_code: ending.exit_code,
+            signal: ending.signal,
+            error: ending.error,
+            assessment: self.assessment.clone(),
+            decision,
+            attempts: self.attempts.clone(),
+            approvals: self.approvals.clone(),
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! After an attempt: whether what was refused leads to a question, and with a
+//! yes to one more attempt with exactly that added (L3).
+
+use std::collections::BTreeSet;
+
+use stockade_model::{Answer, ApprovalMode, Denial, EventKind, Grant, Plan, QuestionKind, Resolution, Scope, Status};
+
+use super::asking::{Pending, class_may_be_asked};
+use super::ending::Ending;
+use super::machine::{Core, Found, Phase, grant_keys};
+use super::{Output, Planned};
+use crate::keys::Namespace;
+
+/// One round of asking for what an attempt was refused.
+#[derive(Clone, Debug)]
+pub(super) struct Escalation {
+    /// How the attempt ended: what stands if nothing comes of this.
+    pub(super) ending: Ending,
+    /// The powers this round is about.
+    candidates: Vec<Grant>,
+    /// How many more there were than one question holds.
+    left_out: usize,
+    /// Of the candidates, those with a remembered yes.
+    known: Vec<Grant>,
+    /// Of the candidates, those to ask about.
+    unknown: Vec<Grant>,
+    /// The plan that would run.
+    pub(super) next: Option<Planned>,
+    /// What was agreed to so far.
+    agreed: Vec<Grant>,
+}
+
+impl Core {
+    /// After the last attempt ended: escalates, or ends the request.
+    /// `honoured` says of each denial whether its grant could be given.
+    pub(super) fn after_attempt(&mut self, ending: Ending, honoured: &[bool]) {
+        let by_itself = matches!(ending.status, Status::Exited | Status::Signaled);
+        let attempts_left = (self.attempts.len() as u64) < u64::from(self.config.max_attempts);
+        let sandboxed = self.planned.as_ref().is_some_and(|planned| planned.plan.profile.sandboxed);
+        if !(by_itself && attempts_left && sandboxed) {
+            return self.close(ending);
+        }
+        let mut candidates = self.candidates(honoured);
+        if candidates.is_empty() {
+            return self.close(ending);
+        }
+        let left_out = candidates.len().saturating_sub(self.config.max_grants_asked);
+        candidates.truncate(self.config.max_grants_asked);
+        self.escalated.extend(candidates.iter().cloned());
+        let (mut slots, mut keys) = (Vec::new(), Vec::new());
+        if let Some(planned) = &self.planned {
+            let context = self.grant_context(&planned.plan);
+            grant_keys(&context, &[Namespace::Escalate, Namespace::Grant], &candidates, &mut slots, &mut keys);
+        }
+        self.escalation = Some(Escalation {
+            ending,
+            candidates,
+            left_out,
+            known: Vec::new(),
+            unknown: Vec::new(),
+            next: None,
+            agreed: Vec::new(),
+        });
+        self.out.push(Output::LookUp(keys));
+        self.phase = Phase::Recalling(slots);
+    }
+
+    /// The powers that would have let denials of the last attempt pass, that
+    /// can be given, may be asked about in this mode and were not named before.
+    fn candidates(&self, honoured: &[bool]) -> Vec<Grant> {
+        let mut seen: BTreeSet<&Grant> = self.escalated.iter().collect();
+        if let Some(planned) = &self.planned {
+            seen.extend(&planned.plan.grants);
+        }
+        let may_be_asked = |grant: &Grant| match self.request.approval_mode {
+            ApprovalMode::Never => false,
+            ApprovalMode::Granular(classes) => class_may_be_asked(classes, grant),
+            ApprovalMode::Untrusted | ApprovalMode::OnFailure | ApprovalMode::OnRequest => true,
+        };
+        let denials = self.attempts.last().map_or(&[][..], |attempt| attempt.denials.as_slice());
+        denials
+            .iter()
+            .zip(honoured)
+            .filter(|(_, honoured)| **honoured)
+            .filter_map(|(denial, _)| denial.grant.as_ref())
+            .filter(|grant| may_be_asked(grant) && seen.insert(grant))
+            .cloned()
+            .collect()
+    }
+
+    pub(super) fn on_escalation_recalled(&mut self, found: &Found) {
+        let Some(mut escalation) = self.escalation.take() else { return };
+        let refused = found.refused_of(&escalation.candidates);
+        let (known, unknown) = found.split_approved(std::mem::take(&mut escalation.candidates));
+        let keep = |grants: Vec<Grant>| grants.into_iter().filter(|grant| !refused.contains(grant)).collect();
+        escalation.known = keep(known);
+        escalation.unknown = keep(unknown);
+        if !refused.is_empty() {
+            self.note_remembered_refusal(refused);
+        }
+        let nothing_left = escalation.known.is_empty() && escalation.unknown.is_empty();
+        let nobody_to_ask = !escalation.unknown.is_empty() && !self.approver;
+        let Some(planned) = &self.planned else { return self.close(escalation.ending) };
+        if nothing_left || nobody_to_ask {
+            return self.close(escalation.ending);
+        }
+        let mut grants = planned.plan.grants.clone();
+        grants.extend(escalation.known.iter().chain(&escalation.unknown).cloned());
+        grants.sort();
+        grants.dedup();
+        let attempt = planned.plan.attempt.saturating_add(1);
+        self.escalation = Some(escalation);
+        self.make_plan(attempt, grants);
+    }
+
+    fn note_remembered_refusal(&mut self, refused: Vec<Grant>) {
+        self.resolve(&refused, Resolution::Refused);
+        let kind = self.escalate_kind(refused, 0);
+        self.note_without_asking(kind, Answer::Denied(Scope::Once), "cache");
+    }
+
+    pub(super) fn on_escalation_planned(&mut self, next: Planned) {
+        let (Some(escalation), Some(planned)) = (&mut self.escalation, &self.planned) else { return };
+        let added: Vec<Grant> = escalation.known.iter().chain(&escalation.unknown).cloned().collect();
+        if let Err(why) = follows(&planned.plan, &next.plan, &added) {
+            let message = format!("the next plan is not the last one and the grants: {why}");
+            return self.on_escalation_plan_failed(message);
+        }
+        escalation.next = Some(next);
+        let (known, unknown, left_out) = (escalation.known.clone(), escalation.unknown.clone(), escalation.left_out);
+        if !known.is_empty() {
+            let kind = self.escalate_kind(known, 0);
+            self.pending.push_back(Pending::answered(kind, true));
+        }
+        if !unknown.is_empty() {
+            let kind = self.escalate_kind(unknown, left_out);
+            self.pending.push_back(Pending { kind, remembered: None });
+        }
+        self.put_next();
+    }
+
+    /// The rules or the planner do not give that power: the attempt stands.
+    pub(super) fn on_escalation_plan_failed(&mut self, why: String) {
+        if let Some(escalation) = self.escalation.take() {
+            let grants: Vec<Grant> = escalation.known.into_iter().chain(escalation.unknown).collect();
+            self.resolve(&grants, Resolution::Refused);
+            self.record(EventKind::Failed { message: why });
+            self.close(escalation.ending);
+        }
+    }
+
+    fn escalate_kind(&self, grants: Vec<Grant>, left_out: usize) -> QuestionKind {
+        let denials = self.attempts.last().map_or(&[][..], |attempt| attempt.denials.as_slice());
+        let named = |denial: &&Denial| denial.grant.as_ref().is_some_and(|grant| grants.contains(grant));
+        let denials = denials.iter().filter(named).cloned().collect();
+        let mut repeats = vec![
+            format!("the command runs again from its start; this will be attempt {}", self.attempts.len() + 1),
+            "what it already did stays: files it wrote keep their new content and are met again".to_owned(),
+        ];
+        if left_out > 0 {
+            repeats.push(format!("{left_out} more refused powers are not in this question"));
+        }
+        QuestionKind::Escalate { denials, grants, repeats }
+    }
+
+    pub(super) fn note_escalation(&mut self, grants: &[Grant]) {
+        if let Some(escalation) = &mut self.escalation {
+            escalation.agreed.extend_from_slice(grants);
+        }
+    }
+
+    pub(super) fn on_escalation_refused(&mut self, grants: &[Grant]) {
+        self.resolve(grants, Resolution::Refused);
+        match self.escalation.take() {
+            Some(escalation) => self.close(escalation.ending),
+            None => self.close(Ending::failed("a refusal of nothing that was asked".to_owned())),
+        }
+    }
+
+    /// Puts the next plan in force: every power of it was agreed to.
+    pub(super) fn take_up_next_plan(&mut self, escalation: Escalation) -> Result<(), &'static str> {
+        let (Some(next), Some(planned)) = (escalation.next, &self.planned) else {
+            return Err("there is no next plan");
+        };
+        follows(&planned.plan, &next.plan, &escalation.agreed)?;
+        self.resolve(&escalation.agreed, Resolution::Granted);
+        self.record(EventKind::Granted { grants: escalation.agreed });
+        self.planned = Some(next);
+        Ok(())
+    }
+
+    pub(super) fn resolve(&mut self, grants: &[Grant], resolution: Resolution) {
+        let denials = self.attempts.last_mut().map_or(&mut [][..], |attempt| attempt.denials.as_mut_slice());
+        for denial in denials {
+            if denial.grant.as_ref().is_some_and(|grant| grants.contains(grant)) {
+                denial.resolution = resolution;
+            }
+        }
+    }
+}
+
+/// Whether `next` is `last` and exactly `added` (L3). The profile differs by
+/// the merged grants, so its name and wall are compared; the environment may
+/// differ only where a variable was granted.
+fn follows(last: &Plan, next: &Plan, added: &[Grant]) -> Result<(), &'static str> {
+    let expected: BTreeSet<&Grant> = last.grants.iter().chain(added).collect();
+    let given: BTreeSet<&Grant> = next.grants.iter().collect();
+    let granted_name =
+        |name: &String| added.iter().any(|grant| matches!(grant, Grant::Env(granted) if granted == name));
+    let same_environment =
+        next.environment.iter().all(|(name, value)| last.environment.get(name) == Some(value) || granted_name(name))
+            && last.environment.keys().all(|name| next.environment.contains_key(name));
+    let checks = [
+        (next.request == last.request, "another request"),
+        (next.attempt == last.attempt.saturating_add(1), "another attempt"),
+        (next.argv == last.argv, "another command"),
+        (next.cwd == last.cwd, "another working directory"),
+        (next.workspace == last.workspace, "another workspace"),
+        (next.profile.name == last.profile.name, "another profile"),
+        (next.profile.sandboxed == last.profile.sandboxed, "another wall"),
+        (next.profile.network == last.profile.network, "another network"),
+        (next.level == last.level, "another level"),
+        (next.backend == last.backend, "another backend"),
+        (same_environment, "another environment"),
+        (given == expected, "other grants"),
+    ];
+    checks.into_iter().find(|(holds, _)| !holds).map_or(Ok(()), |(_, why)| Err(why))
+}

@@ -1,0 +1,502 @@
+//! The phases of a request and what moves it from one to the next.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use stockade_model::{
+    Approval, Assessment, AttemptRecord, EventKind, Grant, Outcome, Plan, QuestionKind, Request, SandboxPreference,
+    Status, Tier, Verdict,
+};
+
+use super::asking::{Open, Pending};
+use super::ending::Ending;
+use super::escalating::Escalation;
+use super::running::Live;
+use super::{CoreConfig, Input, Output, Planned, Remembered, Ruling};
+use crate::keys::{GrantContext, Key, Namespace, RunBinding, run_approval, run_refusal};
+
+/// One request on its way. See the [module](super) for its promises.
+#[derive(Debug)]
+pub struct Core {
+    pub(super) request: Request,
+    pub(super) config: CoreConfig,
+    pub(super) phase: Phase,
+    pub(super) now_ms: u64,
+    pub(super) out: Vec<Output>,
+    pub(super) assessment: Assessment,
+    pub(super) ruling: Option<Ruling>,
+    /// The plan that consent is sought for, or that is in force.
+    pub(super) planned: Option<Planned>,
+    /// Powers remembered for the session, put into the first plan.
+    pub(super) standing: Vec<Grant>,
+    /// Questions still to be put before the next attempt.
+    pub(super) pending: VecDeque<Pending>,
+    pub(super) escalation: Option<Escalation>,
+    /// Powers that an escalation already named: none is asked about twice.
+    pub(super) escalated: BTreeSet<Grant>,
+    pub(super) unsandboxed_consent: bool,
+    pub(super) approver: bool,
+    pub(super) attempts: Vec<AttemptRecord>,
+    pub(super) approvals: Vec<Approval>,
+    pub(super) questions: u32,
+    pub(super) commits: u64,
+    pub(super) record_failed: bool,
+}
+
+/// Where the request is.
+#[derive(Debug)]
+pub(super) enum Phase {
+    New,
+    Assessing,
+    Deciding,
+    Planning,
+    FindingStanding,
+    Recalling(Vec<Slot>),
+    Asking(Open),
+    Attempt(Box<Live>),
+    Closing { outcome: Box<Outcome>, commit: u64, deadline_ms: u64 },
+    Finished,
+}
+
+/// What a looked-up key was for; powers by their place in the list asked about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Slot {
+    RunRefusal,
+    RunApproval,
+    AllRefused,
+    Refused(usize),
+    Approved(usize),
+}
+
+impl Core {
+    /// A request that has not begun.
+    pub fn new(request: Request, config: CoreConfig) -> Self {
+        Self {
+            request,
+            config,
+            phase: Phase::New,
+            now_ms: 0,
+            out: Vec::new(),
+            assessment: Assessment { tier: Tier::Ask, findings: Vec::new(), capabilities: Vec::new() },
+            ruling: None,
+            planned: None,
+            standing: Vec::new(),
+            pending: VecDeque::new(),
+            escalation: None,
+            escalated: BTreeSet::new(),
+            unsandboxed_consent: false,
+            approver: false,
+            attempts: Vec::new(),
+            approvals: Vec::new(),
+            questions: 0,
+            commits: 0,
+            record_failed: false,
+        }
+    }
+
+    /// Begins. Does nothing the second time.
+    pub fn start(&mut self, now_ms: u64) -> Vec<Output> {
+        self.now_ms = now_ms;
+        if matches!(self.phase, Phase::New) {
+            let mut request = self.request.clone();
+            let environment_names = request.environment.keys().cloned().collect();
+            request.environment.clear();
+            self.record(EventKind::Requested { request: Box::new(request), environment_names });
+            self.out.push(Output::Assess);
+            self.phase = Phase::Assessing;
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    /// Takes one input at a time in milliseconds of any clock that never goes
+    /// back, and gives what to do. Inputs that do not belong to the present
+    /// phase, such as a late answer, change nothing.
+    pub fn step(&mut self, now_ms: u64, input: Input) -> Vec<Output> {
+        self.now_ms = self.now_ms.max(now_ms);
+        match input {
+            Input::RecordFailed(why) => self.on_record_failed(&why),
+            Input::Interrupted(signal) => self.on_interrupted(signal),
+            Input::Tick => self.on_tick(),
+            Input::NotRemembered(why) => self.on_not_remembered(why),
+            input => match std::mem::replace(&mut self.phase, Phase::Finished) {
+                Phase::Attempt(live) => self.on_attempt(live, input),
+                phase => self.on_input(phase, input),
+            },
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    /// When [`Input::Tick`] is due, in the time of [`step`](Self::step).
+    pub fn deadline(&self) -> Option<u64> {
+        match &self.phase {
+            Phase::Asking(open) => Some(open.deadline_ms),
+            Phase::Attempt(live) => live.deadline_ms(),
+            Phase::Closing { deadline_ms, .. } => Some(*deadline_ms),
+            _ => None,
+        }
+    }
+
+    /// Whether [`Output::Finish`] was given.
+    pub fn is_finished(&self) -> bool {
+        matches!(self.phase, Phase::Finished)
+    }
+
+    /// Phases before, between and after attempts. `self.phase` is a
+    /// placeholder here: an arm sets the next phase, the last puts it back.
+    fn on_input(&mut self, phase: Phase, input: Input) {
+        match (phase, input) {
+            (Phase::Assessing, Input::Assessed(assessment)) => self.on_assessed(assessment),
+            (Phase::Deciding, Input::Decided(ruling)) => self.on_decided(*ruling),
+            (Phase::Planning, Input::Planned(planned)) => self.on_planned(*planned),
+            (Phase::Planning, Input::PlanFailed(why)) => self.on_plan_failed(why),
+            (Phase::FindingStanding, Input::Standing(grants)) => self.on_standing(&grants),
+            (Phase::Recalling(slots), Input::Recalled { answers, approver }) => {
+                self.approver = approver;
+                self.on_recalled(&slots, answers);
+            }
+            (Phase::FindingStanding | Phase::Recalling(_), Input::MemoryFailed(why)) => self.on_memory_failed(&why),
+            (Phase::Asking(open), Input::Answered { digest, answer, by }) if digest == open.question.digest => {
+                self.on_answered(open, answer, by);
+            }
+            (Phase::Closing { outcome, commit, .. }, Input::Committed(number)) if number == commit => {
+                self.out.push(Output::Finish(outcome));
+            }
+            (phase, _) => self.phase = phase,
+        }
+    }
+
+    fn on_assessed(&mut self, assessment: Assessment) {
+        self.record(EventKind::Assessed { assessment: assessment.clone() });
+        self.assessment = assessment;
+        self.out.push(Output::Decide);
+        self.phase = Phase::Deciding;
+    }
+
+    fn on_decided(&mut self, mut ruling: Ruling) {
+        self.record(EventKind::Decided { decision: ruling.decision.clone() });
+        // An `ask` that does not say about what is about the run.
+        ruling.ask_run |= ruling.decision.verdict == Verdict::Ask && !ruling.ask_grants;
+        let decision = ruling.decision.clone();
+        let unhonoured = ruling.unhonoured.first().cloned();
+        self.ruling = Some(ruling);
+        if decision.verdict == Verdict::Deny {
+            let why = decision.reasons.first().unwrap_or(&decision.rule);
+            return self.close(Ending::refused(format!("refused by the rules: {why}")));
+        }
+        if let Some(grant) = unhonoured {
+            return self.close(Ending::failed(format!(
+                "this sandbox cannot give `{grant}`\nhint: leave the grant out; `stockade doctor` shows what can be given"
+            )));
+        }
+        let mut grants = self.request.grants.clone();
+        grants.sort();
+        grants.dedup();
+        self.make_plan(1, grants);
+    }
+
+    pub(super) fn make_plan(&mut self, attempt: u32, grants: Vec<Grant>) {
+        self.out.push(Output::MakePlan { attempt, grants });
+        self.phase = Phase::Planning;
+    }
+
+    fn on_planned(&mut self, planned: Planned) {
+        if self.escalation.is_some() {
+            return self.on_escalation_planned(planned);
+        }
+        if let Err(why) = serves(&planned.plan, &self.request, self.standing.as_slice()) {
+            return self.close(Ending::failed(format!("the plan does not match the request: {why}")));
+        }
+        let sandboxed = planned.plan.profile.sandboxed;
+        if !sandboxed && self.request.sandbox == SandboxPreference::Require {
+            return self.close(Ending::refused(
+                "a sandbox is required and the profile has none\nhint: ask for another profile".to_owned(),
+            ));
+        }
+        let first = self.planned.is_none();
+        let context = self.grant_context(&planned.plan);
+        self.planned = Some(planned);
+        if first && sandboxed {
+            self.out.push(Output::FindStanding(Box::new(context)));
+            self.phase = Phase::FindingStanding;
+        } else {
+            self.recall();
+        }
+    }
+
+    fn on_plan_failed(&mut self, why: String) {
+        if self.escalation.is_some() {
+            return self.on_escalation_plan_failed(why);
+        }
+        self.close(Ending::failed(why));
+    }
+
+    fn on_standing(&mut self, grants: &[Grant]) {
+        let Some(planned) = &self.planned else { return self.recall() };
+        let mut all: BTreeSet<Grant> = planned.plan.grants.iter().cloned().collect();
+        self.standing = grants.iter().filter(|&grant| all.insert(grant.clone())).cloned().collect();
+        if self.standing.is_empty() { self.recall() } else { self.make_plan(1, all.into_iter().collect()) }
+    }
+
+    /// Looks up what was already answered: refusals always, approvals where
+    /// they are needed.
+    fn recall(&mut self) {
+        let (Some(planned), Some(ruling)) = (&self.planned, &self.ruling) else {
+            return self.close(Ending::failed("no plan to recall answers for".to_owned()));
+        };
+        let mut slots = vec![Slot::RunRefusal];
+        let mut keys = vec![run_refusal(&self.request, &self.config.user)];
+        if ruling.ask_run && planned.plan.profile.sandboxed {
+            let binding = RunBinding {
+                policy: &self.config.policy,
+                user: &self.config.user,
+                profile: &planned.profile,
+                identity: &planned.identity,
+            };
+            slots.push(Slot::RunApproval);
+            keys.push(run_approval(&self.request, &planned.plan, binding));
+        }
+        if ruling.ask_grants {
+            let context = self.grant_context(&planned.plan);
+            grant_keys(&context, &[Namespace::Grant], &self.requested_grants(), &mut slots, &mut keys);
+        }
+        self.out.push(Output::LookUp(keys));
+        self.phase = Phase::Recalling(slots);
+    }
+
+    fn on_recalled(&mut self, slots: &[Slot], answers: Vec<Option<Remembered>>) {
+        if slots.len() != answers.len() {
+            return self.on_memory_failed("it gave another number of answers than was asked for");
+        }
+        let found = Found::read(slots, &answers);
+        if self.escalation.is_some() { self.on_escalation_recalled(&found) } else { self.line_up(found) }
+    }
+
+    /// Lines up the questions of the first attempt, with what is remembered.
+    fn line_up(&mut self, found: Found) {
+        let (Some(planned), Some(ruling)) = (&self.planned, &self.ruling) else {
+            return self.close(Ending::failed("no plan to ask about".to_owned()));
+        };
+        let sandboxed = planned.plan.profile.sandboxed;
+        let reasons = ruling.decision.reasons.clone();
+        let ask_grants = ruling.ask_grants && sandboxed;
+        if !self.standing.is_empty() {
+            let kind = QuestionKind::Grants { grants: self.standing.clone() };
+            self.pending.push_back(Pending::answered(kind, true));
+        }
+        if found.run_refused {
+            self.pending.push_front(Pending::answered(QuestionKind::Run { reasons }, false));
+        } else if ruling.ask_run && sandboxed {
+            let remembered = found.run_approved.then_some(true);
+            self.pending.push_back(Pending { kind: QuestionKind::Run { reasons }, remembered });
+        }
+        let requested = self.requested_grants();
+        if ask_grants && !requested.is_empty() {
+            self.line_up_grants(requested, &found);
+        }
+        if !sandboxed {
+            self.pending.push_back(Pending { kind: QuestionKind::Unsandboxed, remembered: None });
+        }
+        self.put_next();
+    }
+
+    fn line_up_grants(&mut self, requested: Vec<Grant>, found: &Found) {
+        let refused = found.refused_of(&requested);
+        if !refused.is_empty() {
+            return self.pending.push_front(Pending::answered(QuestionKind::Grants { grants: refused }, false));
+        }
+        let (known, unknown) = found.split_approved(requested);
+        if !known.is_empty() {
+            self.pending.push_back(Pending::answered(QuestionKind::Grants { grants: known }, true));
+        }
+        if !unknown.is_empty() {
+            self.pending.push_back(Pending { kind: QuestionKind::Grants { grants: unknown }, remembered: None });
+        }
+    }
+
+    /// Without the memory a remembered refusal could be missed: no run (L6).
+    fn on_memory_failed(&mut self, why: &str) {
+        let why = format!("remembered answers cannot be read: {why}");
+        match self.escalation.take() {
+            Some(escalation) => {
+                self.record(EventKind::Failed { message: why });
+                self.close(escalation.ending);
+            }
+            None => self.close(Ending::failed(why)),
+        }
+    }
+
+    fn on_not_remembered(&mut self, why: String) {
+        if !matches!(self.phase, Phase::New | Phase::Closing { .. } | Phase::Finished) {
+            self.record(EventKind::Failed {
+                message: format!("the answer holds this once, it could not be kept: {why}"),
+            });
+        }
+    }
+
+    fn on_record_failed(&mut self, why: &str) {
+        self.record_failed = true;
+        let message = format!("the record could not be written: {why}\nhint: free space for it or repair it");
+        match std::mem::replace(&mut self.phase, Phase::Finished) {
+            Phase::Attempt(live) => self.on_record_failed_in_attempt(live, message),
+            Phase::Closing { mut outcome, .. } => {
+                outcome.status = Status::Error;
+                outcome.exit_code = None;
+                outcome.error = Some(message);
+                self.out.push(Output::Finish(outcome));
+            }
+            Phase::Finished => {}
+            _ => self.close(Ending::failed(message)),
+        }
+    }
+
+    fn on_interrupted(&mut self, signal: i32) {
+        match std::mem::replace(&mut self.phase, Phase::Finished) {
+            Phase::Attempt(live) => self.on_interrupted_in_attempt(live, signal),
+            Phase::Asking(open) => self.on_interrupted_while_asking(open, signal),
+            phase @ (Phase::Closing { .. } | Phase::Finished) => self.phase = phase,
+            _ => self.close(Ending::interrupted(signal)),
+        }
+    }
+
+    fn on_tick(&mut self) {
+        if self.deadline().is_none_or(|at| at > self.now_ms) {
+            return;
+        }
+        match std::mem::replace(&mut self.phase, Phase::Finished) {
+            Phase::Attempt(live) => self.on_tick_in_attempt(live),
+            Phase::Asking(open) => self.on_question_timed_out(open),
+            phase @ Phase::Closing { .. } => {
+                self.phase = phase;
+                self.on_record_failed("it took too long");
+            }
+            phase => self.phase = phase,
+        }
+    }
+
+    /// The powers asked for with the request, sorted, without repeats.
+    pub(super) fn requested_grants(&self) -> Vec<Grant> {
+        let mut grants = self.request.grants.clone();
+        grants.sort();
+        grants.dedup();
+        grants
+    }
+
+    pub(super) fn grant_context(&self, plan: &Plan) -> GrantContext {
+        GrantContext {
+            workspace: plan.workspace.clone(),
+            profile: plan.profile.name.clone(),
+            level: plan.level,
+            policy: self.config.policy.clone(),
+            user: self.config.user.clone(),
+        }
+    }
+
+    pub(super) fn record(&mut self, kind: EventKind) {
+        if !self.record_failed {
+            self.out.push(Output::Record(Box::new(kind)));
+        }
+    }
+
+    pub(super) fn commit(&mut self, durable: bool) -> u64 {
+        self.commits += 1;
+        self.out.push(Output::Commit { number: self.commits, durable });
+        self.commits
+    }
+}
+
+/// Adds the keys that say what is known of `grants`: a refusal in any of the
+/// namespaces counts, an approval only in the first.
+pub(super) fn grant_keys(
+    context: &GrantContext,
+    namespaces: &[Namespace],
+    grants: &[Grant],
+    slots: &mut Vec<Slot>,
+    keys: &mut Vec<Key>,
+) {
+    let mut put = |slot, key| {
+        slots.push(slot);
+        keys.push(key);
+    };
+    for &namespace in namespaces {
+        if grants.len() > 1 {
+            put(Slot::AllRefused, context.refusal(namespace, grants));
+        }
+        for (at, grant) in grants.iter().enumerate() {
+            put(Slot::Refused(at), context.refusal(namespace, std::slice::from_ref(grant)));
+        }
+    }
+    if let Some(&namespace) = namespaces.first() {
+        for (at, grant) in grants.iter().enumerate() {
+            put(Slot::Approved(at), context.approval(namespace, grant));
+        }
+    }
+}
+
+/// What the memory held, by meaning.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    run_refused: bool,
+    run_approved: bool,
+    all_refused: bool,
+    refused: BTreeSet<usize>,
+    approved: BTreeSet<usize>,
+}
+
+impl Found {
+    /// A refusal counts wherever it is found; an approval only under a key for
+    /// approvals. Silence and `abort` are never remembered and count as no.
+    fn read(slots: &[Slot], answers: &[Option<Remembered>]) -> Self {
+        let mut found = Self::default();
+        for (slot, remembered) in slots.iter().zip(answers) {
+            let Some(remembered) = remembered else { continue };
+            let yes = matches!(remembered.answer, stockade_model::Answer::Approved(_));
+            match (*slot, yes) {
+                (Slot::RunApproval, true) => found.run_approved = true,
+                (Slot::Approved(at), true) => {
+                    found.approved.insert(at);
+                }
+                (Slot::RunRefusal | Slot::RunApproval, false) => found.run_refused = true,
+                (Slot::AllRefused, false) => found.all_refused = true,
+                (Slot::Refused(at) | Slot::Approved(at), false) => {
+                    found.refused.insert(at);
+                }
+                (Slot::RunRefusal | Slot::AllRefused | Slot::Refused(_), true) => {}
+            }
+        }
+        found
+    }
+
+    /// Those of `grants` that were refused.
+    pub(super) fn refused_of(&self, grants: &[Grant]) -> Vec<Grant> {
+        let refused = |at: &usize| self.all_refused || self.refused.contains(at);
+        grants.iter().enumerate().filter(|(at, _)| refused(at)).map(|(_, grant)| grant.clone()).collect()
+    }
+
+    /// `grants` as those approved and the others.
+    pub(super) fn split_approved(&self, grants: Vec<Grant>) -> (Vec<Grant>, Vec<Grant>) {
+        let (known, unknown): (Vec<_>, Vec<_>) =
+            grants.into_iter().enumerate().partition(|(at, _)| self.approved.contains(at));
+        let only_grants = |list: Vec<(usize, Grant)>| list.into_iter().map(|(_, grant)| grant).collect();
+        (only_grants(known), only_grants(unknown))
+    }
+}
+
+/// Whether a first plan does what the request asks and no more (L3, L5).
+fn serves(plan: &Plan, request: &Request, standing: &[Grant]) -> Result<(), &'static str> {
+    let expected: BTreeSet<&Grant> = request.grants.iter().chain(standing).collect();
+    let given: BTreeSet<&Grant> = plan.grants.iter().collect();
+    let same_command = match &request.command {
+        stockade_model::Command::Argv(argv) => plan.argv == *argv,
+        stockade_model::Command::Script(script) => plan.argv.last() == Some(script),
+    };
+    let checks = [
+        (plan.request == request.id, "another request"),
+        (plan.attempt == 1, "another attempt"),
+        (same_command, "another command"),
+        (plan.cwd == request.cwd, "another working directory"),
+        (plan.workspace == request.workspace, "another workspace"),
+        (plan.profile.name == request.profile, "another profile"),
+        (!plan.profile.sandboxed || plan.level == request.level, "another level"),
+        (given == expected, "other grants"),
+    ];
+    checks.into_iter().find(|(holds, _)| !holds).map_or(Ok(()), |(_, why)| Err(why))
+}

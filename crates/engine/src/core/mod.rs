@@ -1,0 +1,254 @@
+//! A request's way as a state machine without I/O, clock or randomness.
+//!
+//! [`Core::step`] takes one [`Input`] and the time and gives the [`Output`]s to
+//! carry out, in order. It must not know files, processes, terminals or the
+//! real rules; the driver does what it says and tells it what came of it.
+//!
+//! What it promises, whatever the order of the inputs (the simulation plays
+//! them): nothing is released before its record is durable (L6); nothing is
+//! released that was not allowed or consented to, byte for byte (L1, L5); a
+//! later attempt has the same powers plus what was agreed to (L3); a refusal
+//! beats everything (L9); it finishes exactly once, with nothing left alive
+//! (L8).
+
+mod asking;
+mod ending;
+mod escalating;
+mod machine;
+mod running;
+
+use stockade_model::{
+    Answer, Assessment, Decision, Denial, Digest, EnforcementReport, EventKind, Grant, Outcome, Plan, Question, RawText,
+};
+
+use crate::AttemptEnd;
+use crate::keys::{GrantContext, Key};
+
+pub use machine::Core;
+
+/// Numbers and names the core works with.
+#[derive(Clone, Debug)]
+pub struct CoreConfig {
+    /// Version of the policy; consent is bound to it.
+    pub policy: Digest,
+    /// Who runs Stockade, e.g. `uid 1000`; consent is bound to it.
+    pub user: String,
+    /// Silence of an approver means no after this many milliseconds.
+    pub question_timeout_ms: u64,
+    /// A record that is not durable after this many milliseconds has failed.
+    pub commit_timeout_ms: u64,
+    /// Milliseconds between asking a command to end and killing it.
+    pub grace_ms: u64,
+    /// Milliseconds that a killed tree may take to be gone.
+    pub kill_timeout_ms: u64,
+    /// Executions of one request at most.
+    pub max_attempts: u32,
+    /// Powers in one question at most.
+    pub max_grants_asked: usize,
+    /// Programs and denials of one attempt that are recorded one by one.
+    pub max_attempt_events: u32,
+}
+
+impl CoreConfig {
+    /// The shipped numbers.
+    pub fn new(policy: Digest, user: String) -> Self {
+        Self {
+            policy,
+            user,
+            question_timeout_ms: 300_000,
+            commit_timeout_ms: 30_000,
+            grace_ms: 2_000,
+            kill_timeout_ms: 10_000,
+            max_attempts: 8,
+            max_grants_asked: 12,
+            max_attempt_events: 10_000,
+        }
+    }
+}
+
+/// What the rules say of a request, and what of it somebody must agree to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ruling {
+    /// The verdict and why.
+    pub decision: Decision,
+    /// The run itself needs consent.
+    pub ask_run: bool,
+    /// The powers asked for with the request need consent: they did not come
+    /// by the person's own hand.
+    pub ask_grants: bool,
+    /// Powers asked for that the backend cannot give.
+    pub unhonoured: Vec<Grant>,
+}
+
+/// A plan and the digests that bind it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Planned {
+    /// The plan.
+    pub plan: Plan,
+    /// Its digest.
+    pub digest: Digest,
+    /// Digest of its whole profile.
+    pub profile: Digest,
+    /// Identity of the program and of a script named to it; see
+    /// [`RunBinding`](crate::keys::RunBinding).
+    pub identity: Digest,
+}
+
+impl Planned {
+    /// A plan with its digests.
+    ///
+    /// # Errors
+    /// Never in practice: every map of a plan has string keys.
+    pub fn new(plan: Plan, identity: Digest) -> Result<Self, DigestError> {
+        let digest = plan.digest().map_err(|error| DigestError(error.to_string()))?;
+        let profile =
+            Digest::of_json("stockade-profile-1", &plan.profile).map_err(|error| DigestError(error.to_string()))?;
+        Ok(Self { plan, digest, profile, identity })
+    }
+}
+
+/// Why a plan has no digest.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the plan cannot be written down: {0}")]
+pub struct DigestError(String);
+
+/// An answer found in the memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remembered {
+    /// The answer.
+    pub answer: Answer,
+    /// Which one, as `approvals show` names it.
+    pub id: String,
+}
+
+/// An answer to keep.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Memo {
+    /// What it is bound to.
+    pub key: Key,
+    /// The answer with its scope; of `Times`, the uses that are left.
+    pub answer: Answer,
+    /// What it was about: the command, or the power in its text form.
+    pub subject: String,
+    /// Who answered.
+    pub by: String,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// The request's text was read.
+    Assessed(Assessment),
+    /// The rules spoke.
+    Decided(Box<Ruling>),
+    /// The plan that was asked for.
+    Planned(Box<Planned>),
+    /// It cannot be made; what and why, for a person.
+    PlanFailed(String),
+    /// Powers remembered for the session, workspace and profile.
+    Standing(Vec<Grant>),
+    /// What the memory holds under each key, in order, and whether somebody
+    /// could be asked now.
+    Recalled {
+        /// One for each key.
+        answers: Vec<Option<Remembered>>,
+        /// Whether an approver is there.
+        approver: bool,
+    },
+    /// The memory could not be read.
+    MemoryFailed(String),
+    /// An answer could not be kept; it holds for this request only.
+    NotRemembered(String),
+    /// An approver answered.
+    Answered {
+        /// Digest of the question it saw. Others are ignored.
+        digest: Digest,
+        /// The answer.
+        answer: Answer,
+        /// Who.
+        by: String,
+    },
+    /// Everything recorded before this [`Output::Commit`] is durable.
+    Committed(u64),
+    /// An event could not be written or made durable.
+    RecordFailed(String),
+    /// The sandbox stands, with the command held.
+    Prepared(EnforcementReport),
+    /// It could not be built; what and the remedy.
+    PrepareFailed(String),
+    /// The command was let go.
+    Released,
+    /// It could not be: the sandbox died while it was held.
+    ReleaseFailed(String),
+    /// Something was refused inside.
+    Denied {
+        /// The refusal.
+        denial: Denial,
+        /// Whether the backend could really give its grant.
+        honoured: bool,
+    },
+    /// A program was executed inside.
+    Executed {
+        /// Process id as the host sees it.
+        pid: u32,
+        /// Resolved program.
+        program: RawText,
+    },
+    /// The attempt is over and nothing of it is alive.
+    Ended(Box<AttemptEnd>),
+    /// The person interrupted: this signal arrived at Stockade.
+    Interrupted(i32),
+    /// Time passed; send it when [`Core::deadline`] is reached.
+    Tick,
+}
+
+/// Something to do. Carried out in order; when a [`Record`](Self::Record)
+/// fails, the rest of the same step is dropped and the failure is the next
+/// input.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Read the text; answer with [`Input::Assessed`].
+    Assess,
+    /// Apply the rules; answer with [`Input::Decided`].
+    Decide,
+    /// Make a plan; answer with [`Input::Planned`] or [`Input::PlanFailed`].
+    MakePlan {
+        /// Counts from 1.
+        attempt: u32,
+        /// The grants of the plan: exactly these.
+        grants: Vec<Grant>,
+    },
+    /// Find the powers that stand; answer with [`Input::Standing`] or
+    /// [`Input::MemoryFailed`].
+    FindStanding(Box<GrantContext>),
+    /// Look these up; answer with [`Input::Recalled`] or
+    /// [`Input::MemoryFailed`].
+    LookUp(Vec<Key>),
+    /// Keep these.
+    Remember(Vec<Memo>),
+    /// Put this question; answer with [`Input::Answered`].
+    Ask(Box<Question>),
+    /// Write an event to the record.
+    Record(Box<EventKind>),
+    /// Acknowledge with [`Input::Committed`] once everything recorded so far
+    /// is written, or durable.
+    Commit {
+        /// Number to acknowledge.
+        number: u64,
+        /// Whether it must survive a power loss.
+        durable: bool,
+    },
+    /// Build the sandbox and hold the command; answer with [`Input::Prepared`]
+    /// or [`Input::PrepareFailed`].
+    Prepare(Box<Planned>),
+    /// Let it go; answer with [`Input::Released`] or [`Input::ReleaseFailed`].
+    Release,
+    /// Send a signal to the command.
+    Signal(i32),
+    /// End the whole tree; [`Input::Ended`] follows.
+    Kill,
+    /// Drop the sandbox, if there is one: it ends and no event of it counts.
+    Discard,
+    /// The request is over. The last output.
+    Finish(Box<Outcome>),
+}

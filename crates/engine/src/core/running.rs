@@ -1,0 +1,320 @@
+//! One attempt: record and sandbox in parallel, release after both, then its
+//! life until nothing of it is alive.
+
+use stockade_model::{AttemptRecord, Denial, EnforcementReport, EventKind, Level, Status, Usage};
+
+use super::ending::Ending;
+use super::machine::{Core, Phase};
+use super::{Input, Output, Planned};
+use crate::AttemptEnd;
+
+/// Ask a process to end (signal(7), all Linux architectures).
+const SIGTERM: i32 = 15;
+
+/// An attempt from its record to its end.
+#[derive(Debug)]
+pub(super) struct Live {
+    /// The commit that makes its start durable.
+    commit: u64,
+    committed: bool,
+    start_deadline_ms: u64,
+    enforced: Option<EnforcementReport>,
+    /// Release was given out; the command may be running.
+    released: bool,
+    wall_deadline_ms: Option<u64>,
+    denials: Vec<Denial>,
+    honoured: Vec<bool>,
+    events: u32,
+    stop: Option<Stop>,
+}
+
+/// Why and how far the attempt is being ended.
+#[derive(Debug)]
+struct Stop {
+    reason: Reason,
+    killed: bool,
+    deadline_ms: u64,
+}
+
+#[derive(Debug)]
+enum Reason {
+    TimedOut,
+    Interrupted(i32),
+    RecordFailed(String),
+}
+
+impl Live {
+    pub(super) fn deadline_ms(&self) -> Option<u64> {
+        match &self.stop {
+            _ if !self.released => Some(self.start_deadline_ms),
+            Some(stop) => Some(stop.deadline_ms),
+            None => self.wall_deadline_ms,
+        }
+    }
+}
+
+impl Core {
+    /// All consent is given: records the start and builds the sandbox.
+    pub(super) fn start_attempt(&mut self) {
+        if let Some(escalation) = self.escalation.take() {
+            let ending = escalation.ending.clone();
+            if let Err(why) = self.take_up_next_plan(escalation) {
+                self.record(EventKind::Failed { message: why.to_owned() });
+                return self.close(ending);
+            }
+        }
+        let Some(planned) = self.planned.clone() else {
+            return self.close(Ending::failed("no plan to start".to_owned()));
+        };
+        if !planned.plan.profile.sandboxed && !self.unsandboxed_consent {
+            return self.close(Ending::refused("nobody agreed to run without a sandbox".to_owned()));
+        }
+        let plan = &planned.plan;
+        self.record(EventKind::Starting {
+            attempt: plan.attempt,
+            digest: planned.digest.clone(),
+            argv: plan.argv.clone(),
+            cwd: plan.cwd.clone(),
+            profile: plan.profile.name.clone(),
+            grants: plan.grants.clone(),
+            level: plan.level,
+            backend: plan.backend.clone(),
+        });
+        let commit = self.commit(true);
+        self.out.push(Output::Prepare(Box::new(planned)));
+        self.phase = Phase::Attempt(Box::new(Live {
+            commit,
+            committed: false,
+            start_deadline_ms: self.now_ms.saturating_add(self.config.commit_timeout_ms),
+            enforced: None,
+            released: false,
+            wall_deadline_ms: None,
+            denials: Vec::new(),
+            honoured: Vec::new(),
+            events: 0,
+            stop: None,
+        }));
+    }
+
+    /// `self.phase` is a placeholder here; every arm sets it.
+    pub(super) fn on_attempt(&mut self, mut live: Box<Live>, input: Input) {
+        match input {
+            Input::Committed(number) if number == live.commit => {
+                live.committed = true;
+                self.release_when_ready(live);
+            }
+            Input::Prepared(report) => self.on_prepared(live, report),
+            Input::PrepareFailed(why) if !live.released => {
+                self.note_attempt(&mut live, None);
+                self.close(Ending::failed(why));
+            }
+            Input::Released => self.on_released(live),
+            Input::ReleaseFailed(why) => {
+                self.out.push(Output::Discard);
+                self.note_attempt(&mut live, None);
+                self.close(Ending::failed(why));
+            }
+            Input::Denied { denial, honoured } => {
+                self.on_denied(&mut live, denial, honoured);
+                self.phase = Phase::Attempt(live);
+            }
+            Input::Executed { pid, program } => {
+                self.record_bounded(&mut live, EventKind::Executed { pid, program });
+                self.phase = Phase::Attempt(live);
+            }
+            Input::Ended(end) => self.on_ended(live, *end),
+            _ => self.phase = Phase::Attempt(live),
+        }
+    }
+
+    fn on_prepared(&mut self, mut live: Box<Live>, report: EnforcementReport) {
+        let asked = self.planned.as_ref().map_or(Level::Full, |planned| planned.plan.level);
+        if strength(report.level) < strength(asked) {
+            self.out.push(Output::Discard);
+            let why = format!(
+                "level {asked} was asked for and only {} could be had\nhint: `stockade doctor` shows what is missing",
+                report.level
+            );
+            live.enforced = Some(report);
+            self.note_attempt(&mut live, None);
+            return self.close(Ending::failed(why));
+        }
+        live.enforced = Some(report);
+        self.release_when_ready(live);
+    }
+
+    /// Both the durable record and the sandbox, in either order; once.
+    fn release_when_ready(&mut self, mut live: Box<Live>) {
+        if live.committed && live.enforced.is_some() && !live.released {
+            live.released = true;
+            self.out.push(Output::Release);
+        }
+        self.phase = Phase::Attempt(live);
+    }
+
+    fn on_released(&mut self, mut live: Box<Live>) {
+        if let (Some(planned), Some(enforced), true) = (&self.planned, &live.enforced, live.released) {
+            let limits = [self.request.timeout_ms, planned.plan.profile.limits.wall_ms];
+            let wall_ms = limits.into_iter().flatten().min();
+            live.wall_deadline_ms = wall_ms.map(|wall_ms| self.now_ms.saturating_add(wall_ms));
+            let (attempt, enforced) = (planned.plan.attempt, enforced.clone());
+            self.record(EventKind::Started { attempt, enforced });
+        }
+        self.phase = Phase::Attempt(live);
+    }
+
+    /// Records an event of the command's making, up to a number; then says
+    /// once that there are more, so that a command cannot fill the record.
+    fn record_bounded(&mut self, live: &mut Live, kind: EventKind) {
+        let limit = self.config.max_attempt_events;
+        live.events = live.events.saturating_add(1);
+        if live.events <= limit {
+            self.record(kind);
+        } else if live.events == limit.saturating_add(1) {
+            let message = format!("this attempt has more than {limit} events; the others are not recorded");
+            self.record(EventKind::Failed { message });
+        }
+    }
+
+    fn on_denied(&mut self, live: &mut Live, denial: Denial, honoured: bool) {
+        if live.denials.len() >= self.config.max_attempt_events as usize {
+            return;
+        }
+        self.record_bounded(live, EventKind::Denied { denial: denial.clone() });
+        let same = |known: &&mut Denial| {
+            (known.operation, &known.object, known.layer, &known.rule)
+                == (denial.operation, &denial.object, denial.layer, &denial.rule)
+        };
+        // A backend counts equal refusals itself and may say the higher count
+        // once more; it is the same refusal.
+        if let Some(known) = live.denials.iter_mut().find(same) {
+            known.count = known.count.max(denial.count);
+            return;
+        }
+        live.denials.push(denial);
+        live.honoured.push(honoured);
+    }
+
+    fn on_ended(&mut self, mut live: Box<Live>, end: AttemptEnd) {
+        let mut ending = Ending::of(&end);
+        if !live.released && matches!(ending.status, Status::Exited | Status::Signaled) {
+            ending = Ending::failed("the sandbox ended before the command was released".to_owned());
+        }
+        let stopped = live.stop.take();
+        let interrupted = matches!(&stopped, Some(stop) if matches!(stop.reason, Reason::Interrupted(_)));
+        match stopped {
+            Some(Stop { reason: Reason::TimedOut, .. }) => {
+                ending.status = Status::TimedOut;
+                ending.error = Some("its time ran out".to_owned());
+            }
+            Some(Stop { reason: Reason::Interrupted(signal), killed: true, .. }) => {
+                ending = Ending { signal: Some(signal), ..Ending::aborted("interrupted") };
+            }
+            Some(Stop { reason: Reason::RecordFailed(why), .. }) => ending = Ending::failed(why),
+            _ => {}
+        }
+        if let Some(planned) = &self.planned {
+            self.record(EventKind::Exited {
+                attempt: planned.plan.attempt,
+                status: ending.status,
+                exit_code: ending.exit_code,
+                signal: ending.signal,
+                usage: end.usage,
+            });
+        }
+        let honoured = std::mem::take(&mut live.honoured);
+        self.note_attempt(&mut live, Some(end));
+        if interrupted || self.record_failed {
+            return self.close(ending);
+        }
+        self.after_attempt(ending, &honoured);
+    }
+
+    fn note_attempt(&mut self, live: &mut Live, end: Option<AttemptEnd>) {
+        let Some(Planned { plan, .. }) = &self.planned else { return };
+        let (usage, stdout, stderr, truncated) =
+            end.map_or((Usage::default(), None, None, false), |end| (end.usage, end.stdout, end.stderr, end.truncated));
+        self.attempts.push(AttemptRecord {
+            profile: plan.profile.name.clone(),
+            grants: plan.grants.clone(),
+            backend: plan.backend.clone(),
+            enforced: live.enforced.take(),
+            denials: std::mem::take(&mut live.denials),
+            usage,
+            stdout,
+            stderr,
+            truncated,
+        });
+    }
+
+    pub(super) fn on_record_failed_in_attempt(&mut self, mut live: Box<Live>, message: String) {
+        if !live.released {
+            self.out.push(Output::Discard);
+            return self.close(Ending::failed(message));
+        }
+        self.kill(&mut live, Reason::RecordFailed(message));
+        self.phase = Phase::Attempt(live);
+    }
+
+    pub(super) fn on_interrupted_in_attempt(&mut self, mut live: Box<Live>, signal: i32) {
+        if !live.released {
+            self.out.push(Output::Discard);
+            return self.close(Ending::interrupted(signal));
+        }
+        match live.stop.take() {
+            None => {
+                self.out.push(Output::Signal(signal));
+                live.stop = Some(Stop {
+                    reason: Reason::Interrupted(signal),
+                    killed: false,
+                    deadline_ms: self.now_ms.saturating_add(self.config.grace_ms),
+                });
+            }
+            Some(stop) if !stop.killed => self.kill(&mut live, stop.reason),
+            Some(stop) => live.stop = Some(stop),
+        }
+        self.phase = Phase::Attempt(live);
+    }
+
+    /// A deadline passed: of the record, of the command, of its grace, or of
+    /// its killing.
+    pub(super) fn on_tick_in_attempt(&mut self, mut live: Box<Live>) {
+        if !live.released {
+            self.out.push(Output::Discard);
+            let why = "the start could not be made durable in time\nhint: see whether the disk of the record answers";
+            return self.close(Ending::failed(why.to_owned()));
+        }
+        match live.stop.take() {
+            None => {
+                self.out.push(Output::Signal(SIGTERM));
+                live.stop = Some(Stop {
+                    reason: Reason::TimedOut,
+                    killed: false,
+                    deadline_ms: self.now_ms.saturating_add(self.config.grace_ms),
+                });
+            }
+            Some(stop) if !stop.killed => self.kill(&mut live, stop.reason),
+            Some(_) => {
+                self.out.push(Output::Discard);
+                self.note_attempt(&mut live, None);
+                return self.close(Ending::failed("the sandbox did not end when it was killed".to_owned()));
+            }
+        }
+        self.phase = Phase::Attempt(live);
+    }
+
+    fn kill(&mut self, live: &mut Live, reason: Reason) {
+        self.out.push(Output::Kill);
+        let deadline_ms = self.now_ms.saturating_add(self.config.kill_timeout_ms);
+        live.stop = Some(Stop { reason, killed: true, deadline_ms });
+    }
+}
+
+/// Levels by strength, for comparing what was asked with what was had.
+fn strength(level: Level) -> u8 {
+    match level {
+        Level::None => 0,
+        Level::Restricted => 1,
+        Level::Full => 2,
+    }
+}
