@@ -5,6 +5,7 @@
 //! Functions that run in a child between clone and exec take prepared data and
 //! make system calls, nothing else: no allocation, no locks.
 
+pub mod actor;
 pub mod bpf;
 mod call;
 pub mod caps;
@@ -13,10 +14,14 @@ pub mod descriptors;
 pub mod exec;
 pub mod fork_signals;
 pub mod landlock;
+pub mod memory;
 pub mod mount;
 pub mod net;
+pub mod notify;
 pub mod passing;
+pub mod pidfd;
 pub mod reap;
+pub mod resolve;
 pub mod seccomp;
 pub mod signals;
 

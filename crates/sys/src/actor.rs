@@ -1,0 +1,50 @@
+//! Making one thread act with no more than the process it acts for, and the
+//! calls on its behalf that no safe wrapper has.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use rustix::fs::Mode;
+use rustix::thread::{Gid, UnshareFlags, set_thread_groups, unshare_unsafe};
+
+use crate::Errno;
+use crate::call::raw;
+
+/// Gives up, for this thread alone and what it starts, every capability and,
+/// where `without_groups` says so, every supplementary group; its umask becomes
+/// 0, apart from the other threads', so that modes are made as they are given.
+///
+/// # Errors
+/// EPERM where groups may not be given up.
+pub fn confine_thread(without_groups: bool) -> Result<(), Errno> {
+    // SAFETY: CLONE_FS concerns only root, cwd and umask; descriptors stay
+    // shared.
+    unsafe { unshare_unsafe(UnshareFlags::FS) }?;
+    rustix::process::umask(Mode::empty());
+    if without_groups {
+        set_thread_groups(&[] as &[Gid])?;
+    }
+    crate::caps::drop_held()
+}
+
+/// Connects `socket` to an address as the kernel has it (`struct sockaddr`).
+///
+/// # Errors
+/// As connect(2).
+pub fn connect(socket: BorrowedFd<'_>, address: &[u8]) -> Result<(), Errno> {
+    // SAFETY: `address` is valid for its length.
+    unsafe { raw(libc::SYS_connect, [socket.as_raw_fd() as usize, address.as_ptr() as usize, address.len(), 0, 0, 0]) }
+        .map(drop)
+}
+
+/// Changes the mode of a held object that is no link.
+///
+/// # Errors
+/// As chmod(2).
+pub fn chmod(object: BorrowedFd<'_>, mode: u32) -> Result<(), Errno> {
+    let path = crate::resolve::DescriptorPath::new(object);
+    // SAFETY: the path is a C string that lives past the call.
+    unsafe {
+        raw(libc::SYS_fchmodat, [libc::AT_FDCWD as usize, path.as_c_str().as_ptr() as usize, mode as usize, 0, 0, 0])
+    }
+    .map(drop)
+}

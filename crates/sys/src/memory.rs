@@ -1,0 +1,116 @@
+//! Reading the memory of another process, bounded (process_vm_readv(2)).
+//!
+//! What is read is a copy: deciding on it and letting the process go on with
+//! its own is a race that the caller must not build.
+
+use std::ffi::CString;
+
+use crate::Errno;
+use crate::call::raw;
+
+/// No page of any architecture is smaller.
+const PAGE: u64 = 4096;
+/// Enough for most paths in one read.
+const FIRST_READ: usize = 256;
+
+/// Reads exactly `buffer.len()` bytes at `address` of thread `pid`.
+///
+/// # Errors
+/// EFAULT where some of it is not there, EPERM where the process may not be
+/// read, ESRCH where it is gone.
+pub fn read_exact(pid: u32, address: u64, buffer: &mut [u8]) -> Result<(), Errno> {
+    let mut done = 0;
+    while done < buffer.len() {
+        let at = address.checked_add(done as u64).ok_or(Errno::FAULT)?;
+        match read_some(pid, at, &mut buffer[done..])? {
+            0 => return Err(Errno::FAULT),
+            n => done += n,
+        }
+    }
+    Ok(())
+}
+
+/// Reads a string that ends with NUL, of at most `max` bytes with it. A string
+/// that ends just before an unmapped page is read whole.
+///
+/// # Errors
+/// ENAMETOOLONG without a NUL in `max` bytes, else as [`read_exact`].
+pub fn read_c_string(pid: u32, address: u64, max: usize) -> Result<CString, Errno> {
+    let mut text: Vec<u8> = Vec::with_capacity(FIRST_READ);
+    let mut chunk = FIRST_READ;
+    while text.len() < max {
+        let at = address.checked_add(text.len() as u64).ok_or(Errno::FAULT)?;
+        let to_page_end = (PAGE - at % PAGE) as usize;
+        let start = text.len();
+        text.resize(start + chunk.min(to_page_end).min(max - start), 0);
+        let read = read_some(pid, at, &mut text[start..])?;
+        if read == 0 {
+            return Err(Errno::FAULT);
+        }
+        text.truncate(start + read);
+        if let Some(end) = text[start..].iter().position(|b| *b == 0) {
+            text.truncate(start + end);
+            return CString::new(text).map_err(|_| Errno::INVAL);
+        }
+        chunk = PAGE as usize;
+    }
+    Err(Errno::NAMETOOLONG)
+}
+
+/// Reads up to the end of `buffer`; less where a page is missing.
+fn read_some(pid: u32, address: u64, buffer: &mut [u8]) -> Result<usize, Errno> {
+    let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    let remote = libc::iovec { iov_base: address as usize as *mut libc::c_void, iov_len: buffer.len() };
+    // SAFETY: `local` describes `buffer`, which is borrowed mutably; the remote
+    // address is checked by the kernel and never touched here.
+    unsafe {
+        raw(libc::SYS_process_vm_readv, [pid as usize, &raw const local as usize, 1, &raw const remote as usize, 1, 0])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own(bytes: &[u8], max: usize) -> Result<CString, Errno> {
+        read_c_string(std::process::id(), bytes.as_ptr() as u64, max)
+    }
+
+    #[test]
+    fn strings_end_at_the_first_nul_and_at_the_bound() {
+        assert_eq!(own(b"abc\0def\0", 100).unwrap().as_bytes(), b"abc");
+        assert_eq!(own(b"\0", 100).unwrap().as_bytes(), b"");
+        let mut long = vec![b'x'; 9000];
+        long.push(0);
+        assert_eq!(own(&long, 10_000).unwrap().as_bytes().len(), 9000);
+        assert_eq!(own(&long, 9001).unwrap().as_bytes().len(), 9000);
+        assert_eq!(own(&long, 9000).unwrap_err(), Errno::NAMETOOLONG);
+    }
+
+    #[test]
+    fn what_is_not_mapped_is_a_fault() {
+        assert_eq!(read_c_string(std::process::id(), 16, 100).unwrap_err(), Errno::FAULT);
+        assert_eq!(read_c_string(std::process::id(), u64::MAX, 100).unwrap_err(), Errno::FAULT);
+        assert_eq!(read_exact(std::process::id(), 16, &mut [0; 8]).unwrap_err(), Errno::FAULT);
+    }
+
+    #[test]
+    fn a_string_may_end_at_the_last_mapped_byte() {
+        // SAFETY: a mapping of this test alone: two pages, the second one
+        // inaccessible, written within the first, unmapped at the end.
+        unsafe {
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let base = libc::mmap(std::ptr::null_mut(), 8192, access, kind, -1, 0);
+            assert_ne!(base, libc::MAP_FAILED);
+            assert_eq!(libc::mprotect(base.byte_add(4096), 4096, libc::PROT_NONE), 0);
+            let text = base.byte_add(4096 - 3).cast::<u8>();
+            text.copy_from(c"ok".as_ptr().cast(), 3);
+            let read = read_c_string(std::process::id(), text as u64, 4096);
+            assert_eq!(read.unwrap().as_bytes(), b"ok");
+            text.copy_from(b"bad".as_ptr(), 3);
+            assert_eq!(read_c_string(std::process::id(), text as u64, 4096).unwrap_err(), Errno::FAULT);
+            assert_eq!(libc::munmap(base, 8192), 0);
+        }
+    }
+}

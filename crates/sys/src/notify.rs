@@ -1,0 +1,222 @@
+//! Seccomp user notifications: receiving a trapped call and answering it
+//! (seccomp_unotify(2)).
+//!
+//! What a call means, and what to answer, is the caller's matter.
+
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::Errno;
+use crate::call::raw;
+
+/// `SECCOMP_GET_NOTIF_SIZES`.
+const GET_NOTIF_SIZES: usize = 3;
+/// `SECCOMP_IOCTL_NOTIF_*`, as `_IOC(direction, '!', number, size)`.
+const RECV: usize = 0xc050_2100;
+const SEND: usize = 0xc018_2101;
+const ID_VALID: usize = 0x4008_2102;
+const ADDFD: usize = 0x4018_2103;
+const SET_FLAGS: usize = 0x4008_2104;
+/// `SECCOMP_USER_NOTIF_FLAG_CONTINUE` (kernel 5.5).
+const CONTINUE: u32 = 1;
+/// `SECCOMP_ADDFD_FLAG_SEND` (kernel 5.14).
+const ADDFD_SEND: u32 = 2;
+/// `SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP` (kernel 6.6).
+const SYNC_WAKE_UP: usize = 1;
+
+/// `struct seccomp_notif_sizes`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct Sizes {
+    request: u16,
+    response: u16,
+    data: u16,
+}
+
+/// `struct seccomp_notif`, the fields that every kernel has.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Request {
+    /// Names this notification; invalid once the caller is gone.
+    pub id: u64,
+    /// Thread id of the caller in the PID namespace of the listener's owner; 0
+    /// where it is not visible there.
+    pub pid: u32,
+    flags: u32,
+    /// System call number.
+    pub call: i32,
+    /// `AUDIT_ARCH_*`.
+    pub architecture: u32,
+    instruction_pointer: u64,
+    /// Argument registers.
+    pub args: [u64; 6],
+}
+
+/// `struct seccomp_notif_resp`.
+#[repr(C)]
+struct Response {
+    id: u64,
+    value: i64,
+    error: i32,
+    flags: u32,
+}
+
+/// `struct seccomp_notif_addfd`.
+#[repr(C)]
+struct AddDescriptor {
+    id: u64,
+    flags: u32,
+    source: u32,
+    target: u32,
+    target_flags: u32,
+}
+
+/// What the trapped call returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// This value.
+    Value(i64),
+    /// This error.
+    Error(Errno),
+    /// Whatever the kernel says: the call goes on. Its pointer arguments are
+    /// read again, so this is right only where another layer decides the same.
+    Continue,
+}
+
+/// What is waiting at a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// A notification can be received.
+    pub request: bool,
+    /// No process is left under the filter.
+    pub over: bool,
+    /// The other descriptor is readable.
+    pub other: bool,
+}
+
+/// The supervisor's end of a filter.
+#[derive(Debug)]
+pub struct Notifier {
+    listener: OwnedFd,
+    request_words: usize,
+    response_words: usize,
+}
+
+/// Space for one received notification.
+#[derive(Debug)]
+pub struct Space(Vec<u64>);
+
+impl Notifier {
+    /// Takes the listener and asks the kernel for the sizes of its structures.
+    ///
+    /// # Errors
+    /// ENOSYS or EINVAL below kernel 5.0.
+    pub fn new(listener: OwnedFd) -> Result<Self, Errno> {
+        let mut sizes = Sizes::default();
+        // SAFETY: `sizes` is a valid struct seccomp_notif_sizes.
+        unsafe { raw(libc::SYS_seccomp, [GET_NOTIF_SIZES, 0, &raw mut sizes as usize, 0, 0, 0]) }?;
+        let words = |kernel: u16, ours: usize| usize::from(kernel).max(ours).div_ceil(8);
+        Ok(Self {
+            listener,
+            request_words: words(sizes.request, size_of::<Request>()),
+            response_words: words(sizes.response, size_of::<Response>()),
+        })
+    }
+
+    /// Space that [`receive`](Self::receive) needs.
+    pub fn space(&self) -> Space {
+        Space(vec![0; self.request_words])
+    }
+
+    /// Asks that caller and supervisor hand one processor to each other, which
+    /// makes a round trip about ten times as fast.
+    ///
+    /// # Errors
+    /// EINVAL below kernel 6.6: everything works, slower.
+    pub fn wake_synchronously(&self) -> Result<(), Errno> {
+        self.ioctl(SET_FLAGS, SYNC_WAKE_UP).map(drop)
+    }
+
+    /// Waits for a notification, for the end of the filter's last process or
+    /// for `other`; nothing of these after `timeout`.
+    ///
+    /// # Errors
+    /// ENOMEM.
+    pub fn wait(&self, other: BorrowedFd<'_>, timeout: Option<Duration>) -> Result<Waiting, Errno> {
+        let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
+        let mut fds = [PollFd::new(&self.listener, PollFlags::IN), PollFd::from_borrowed_fd(other, PollFlags::IN)];
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+        let [listener, other] = [fds[0].revents(), fds[1].revents()];
+        Ok(Waiting {
+            request: listener.contains(PollFlags::IN),
+            over: listener.intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL),
+            other: !other.is_empty(),
+        })
+    }
+
+    /// Receives one notification; blocks where none is waiting.
+    ///
+    /// # Errors
+    /// ENOENT where the caller went away meanwhile, EINTR.
+    pub fn receive(&self, space: &mut Space) -> Result<Request, Errno> {
+        space.0.clear();
+        space.0.resize(self.request_words, 0);
+        self.ioctl(RECV, space.0.as_mut_ptr() as usize)?;
+        // SAFETY: the space is aligned for u64, at least as large as Request
+        // and filled by the kernel; every bit pattern is a Request.
+        Ok(unsafe { space.0.as_ptr().cast::<Request>().read() })
+    }
+
+    /// Whether the caller still waits, so that what was read of the process
+    /// with that id was really read of it.
+    pub fn is_valid(&self, id: u64) -> bool {
+        self.ioctl(ID_VALID, &raw const id as usize).is_ok()
+    }
+
+    /// Answers.
+    ///
+    /// # Errors
+    /// ENOENT where the caller is gone.
+    pub fn answer(&self, id: u64, answer: Answer) -> Result<(), Errno> {
+        let (value, error, flags) = match answer {
+            Answer::Value(value) => (value, 0, 0),
+            Answer::Error(errno) => (0, -errno.raw_os_error(), 0),
+            Answer::Continue => (0, 0, CONTINUE),
+        };
+        let response = Response { id, value, error, flags };
+        if self.response_words * 8 <= size_of::<Response>() {
+            return self.ioctl(SEND, &raw const response as usize).map(drop);
+        }
+        let mut space = vec![0_u64; self.response_words];
+        // SAFETY: the space is aligned for u64 and larger than Response.
+        unsafe { space.as_mut_ptr().cast::<Response>().write(response) };
+        self.ioctl(SEND, space.as_ptr() as usize).map(drop)
+    }
+
+    /// Puts a copy of `fd` into the caller's table at the lowest free number
+    /// and answers with that number, both or neither.
+    ///
+    /// # Errors
+    /// ENOENT where the caller is gone, EMFILE at its limit.
+    pub fn answer_with_descriptor(&self, id: u64, fd: BorrowedFd<'_>, close_on_exec: bool) -> Result<(), Errno> {
+        let add = AddDescriptor {
+            id,
+            flags: ADDFD_SEND,
+            source: fd.as_raw_fd() as u32,
+            target: 0,
+            target_flags: if close_on_exec { libc::O_CLOEXEC as u32 } else { 0 },
+        };
+        self.ioctl(ADDFD, &raw const add as usize).map(drop)
+    }
+
+    fn ioctl(&self, number: usize, argument: usize) -> Result<usize, Errno> {
+        // SAFETY: every caller passes what this ioctl takes: a pointer to the
+        // structure of the kernel's size that lives past the call, or flags.
+        unsafe { raw(libc::SYS_ioctl, [self.listener.as_raw_fd() as usize, number, argument, 0, 0, 0]) }
+    }
+}

@@ -1,0 +1,143 @@
+//! Opening objects without following what should not be followed, and asking
+//! what a held object is (openat2(2), kernel 5.6).
+
+use std::ffi::CStr;
+use std::io::Write;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2, readlinkat_raw};
+
+use crate::Errno;
+
+/// `PROC_SUPER_MAGIC`.
+const PROC_MAGIC: i64 = 0x9fa0;
+/// Longest text the kernel gives for a link.
+const MAX_LINK: usize = 4096;
+
+/// Holds the directory at `path`, taken as inside `root`: links and `..` cannot
+/// leave it, links of procfs are not followed.
+///
+/// # Errors
+/// ELOOP at a link of procfs, EAGAIN where a rename came between, else as open.
+pub fn directory_in_root(root: BorrowedFd<'_>, path: &CStr) -> Result<OwnedFd, Errno> {
+    open_directory(root, path, ResolveFlags::IN_ROOT)
+}
+
+/// Holds the directory at `path` beneath `start`.
+///
+/// # Errors
+/// EXDEV where the way leads outside `start`, else as [`directory_in_root`].
+pub fn directory_beneath(start: BorrowedFd<'_>, path: &CStr) -> Result<OwnedFd, Errno> {
+    open_directory(start, path, ResolveFlags::BENEATH)
+}
+
+fn open_directory(start: BorrowedFd<'_>, path: &CStr, how: ResolveFlags) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    openat2(start, path, flags, Mode::empty(), how | ResolveFlags::NO_MAGICLINKS)
+}
+
+/// Holds the object called `name` (one component) in `directory`; of a link,
+/// the link.
+///
+/// # Errors
+/// As open: ENOENT, EACCES without search permission.
+pub fn step(directory: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
+    openat(directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Holds what the link `name` in `directory` leads to. Only for links of
+/// procfs, which lead to objects and not to names.
+///
+/// # Errors
+/// EACCES where the process may not be looked into, ENOENT.
+pub fn jump(directory: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
+    openat(directory, name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// The text of the link that `link` holds.
+///
+/// # Errors
+/// EINVAL or ENOENT where it is no link.
+pub fn link_text(link: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
+    link_text_at(link, c"")
+}
+
+/// The text of the link called `name` in `directory`.
+///
+/// # Errors
+/// EINVAL where it is no link, ENAMETOOLONG past 4096 bytes.
+pub fn link_text_at(directory: BorrowedFd<'_>, name: &CStr) -> Result<Vec<u8>, Errno> {
+    let mut buffer = [std::mem::MaybeUninit::uninit(); MAX_LINK];
+    let (text, _) = readlinkat_raw(directory, name, &mut buffer)?;
+    if text.len() == MAX_LINK { Err(Errno::NAMETOOLONG) } else { Ok(text.to_vec()) }
+}
+
+/// `/proc/self/fd/N`: the one way to hand a held object to a call that takes
+/// only a path.
+#[derive(Clone, Copy)]
+pub struct DescriptorPath {
+    text: [u8; 32],
+}
+
+impl DescriptorPath {
+    /// The path of `fd`.
+    pub fn new(fd: BorrowedFd<'_>) -> Self {
+        let mut text = [0; 32];
+        // 14 bytes and at most 10 digits: always room for the NUL.
+        let _ = write!(&mut text[..31], "/proc/self/fd/{}", fd.as_raw_fd());
+        Self { text }
+    }
+
+    /// For a call.
+    pub fn as_c_str(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.text).unwrap_or(c"/proc/self/fd/-1")
+    }
+}
+
+/// Where a held object is, as the mount namespace it was opened in has it; a
+/// text that does not start with `/` for what has no place (`pipe:[7]`).
+/// A removed object's path ends with ` (deleted)`.
+///
+/// # Errors
+/// ENOENT without `/proc`, ENAMETOOLONG past 4096 bytes.
+pub fn path_of(fd: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
+    link_text_at(CWD, DescriptorPath::new(fd).as_c_str())
+}
+
+/// Whether a held object lies on a procfs.
+///
+/// # Errors
+/// As fstatfs.
+pub fn is_on_proc(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
+    Ok(rustix::fs::fstatfs(fd)?.f_type as i64 == PROC_MAGIC)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    fn root() -> OwnedFd {
+        jump(CWD, c"/").unwrap()
+    }
+
+    #[test]
+    fn a_path_cannot_climb_out() {
+        let start = directory_in_root(root().as_fd(), c"proc").unwrap();
+        assert_eq!(directory_beneath(start.as_fd(), c"..").unwrap_err(), Errno::XDEV);
+        assert_eq!(directory_beneath(start.as_fd(), c"/").unwrap_err(), Errno::XDEV);
+        let climbed = directory_in_root(root().as_fd(), c"../../..").unwrap();
+        assert_eq!(path_of(climbed.as_fd()).unwrap(), b"/");
+    }
+
+    #[test]
+    fn links_of_procfs_are_not_followed_but_can_be_jumped() {
+        let own = directory_in_root(root().as_fd(), c"proc/self").unwrap();
+        assert!(is_on_proc(own.as_fd()).unwrap());
+        assert_eq!(directory_beneath(own.as_fd(), c"cwd").unwrap_err(), Errno::LOOP);
+        let cwd = jump(own.as_fd(), c"cwd").unwrap();
+        assert_eq!(path_of(cwd.as_fd()).unwrap(), std::env::current_dir().unwrap().as_os_str().as_encoded_bytes());
+        let link = step(own.as_fd(), c"cwd").unwrap();
+        assert_eq!(link_text(link.as_fd()).unwrap(), path_of(cwd.as_fd()).unwrap());
+    }
+}
