@@ -4,8 +4,10 @@
 //! `STOCKADE_BIN` names the binary; the test command sets it.
 #![allow(clippy::disallowed_methods, reason = "tests start programs")]
 
+mod consent;
 mod containers;
 mod denials;
 mod life;
+mod terminal;
 mod work;
 mod world;

@@ -1,0 +1,172 @@
+//! A person is asked for exactly the missing power, and the next attempt has
+//! exactly that.
+
+use std::fs;
+
+use stockade_testkit::Command;
+
+use crate::terminal::Terminal;
+use crate::world::{World, binary, each_user};
+
+const SCRIPT: &str = "echo x >> ~/outside";
+
+fn asked(world: &World, options: &[&str], script: &str) -> Command {
+    let workspace = world.workspace().display().to_string();
+    let program = binary();
+    let mut all = vec![program.as_str(), "run", "--workspace", &workspace];
+    all.extend(options);
+    all.extend(["--", "sh", "-c", script]);
+    world.bare(&all)
+}
+
+fn outside(world: &World) -> Option<String> {
+    fs::read_to_string(world.home().join("outside")).ok()
+}
+
+#[test]
+fn yes_adds_exactly_that_grant() {
+    each_user(|world| {
+        let report = world.home().join("outcome.json").display().to_string();
+        let mut terminal = Terminal::start(world, &asked(world, &[&format!("--json={report}")], SCRIPT));
+        let object = world.home().join("outside").display().to_string();
+        terminal.expect(&object);
+        terminal.expect("allow?");
+        terminal.press("o");
+        let (code, text) = terminal.finish();
+        assert_eq!(code, 0, "{text}");
+        assert_eq!(outside(world).as_deref(), Some("x\n"), "run once with the power, not twice: {text}");
+        let outcome: serde_json::Value = serde_json::from_str(&fs::read_to_string(&report).unwrap()).unwrap();
+        let grant = format!("write {object}");
+        assert_eq!(outcome["attempts"][0]["grants"], serde_json::json!([]));
+        assert_eq!(outcome["attempts"][0]["denials"][0]["resolution"], "granted");
+        assert_eq!(outcome["attempts"][1]["grants"], serde_json::json!([grant]));
+        assert_eq!(outcome["approvals"][0]["by"], "terminal");
+        // Once is once.
+        let again = Terminal::start(world, &asked(world, &[], SCRIPT));
+        let mut again = again;
+        again.expect("allow?");
+        again.press("n");
+        again.finish();
+        assert_eq!(outside(world).as_deref(), Some("x\n"));
+    });
+}
+
+#[test]
+fn no_leaves_the_exit_code_and_the_file_alone() {
+    each_user(|world| {
+        for (keys, status) in [("n", "exited"), ("N", "exited"), ("q", "aborted")] {
+            let world = &World::new(world.account.user);
+            let report = world.home().join("outcome.json").display().to_string();
+            let mut terminal = Terminal::start(world, &asked(world, &[&format!("--json={report}")], SCRIPT));
+            terminal.expect("allow?");
+            terminal.press(keys);
+            let (code, text) = terminal.finish();
+            let outcome: serde_json::Value = serde_json::from_str(&fs::read_to_string(&report).unwrap()).unwrap();
+            assert_eq!(outcome["status"], status, "{text}");
+            if keys != "q" {
+                assert_eq!(code, 2, "the shell's own exit code: {text}");
+                assert_eq!(outcome["exit_code"], 2);
+            }
+            assert_eq!(outcome["attempts"].as_array().unwrap().len(), 1);
+            assert_eq!(outcome["attempts"][0]["denials"][0]["resolution"], "refused");
+            assert_eq!(outside(world), None);
+        }
+    });
+}
+
+#[test]
+fn the_session_remembers() {
+    each_user(|world| {
+        let session = ["--session", "ses_work"];
+        let mut first = Terminal::start(world, &asked(world, &session, SCRIPT));
+        first.expect("allow?");
+        first.press("s");
+        let (code, text) = first.finish();
+        assert_eq!(code, 0, "{text}");
+        let second = Terminal::start(world, &asked(world, &session, SCRIPT));
+        let (code, text) = second.finish();
+        assert_eq!(code, 0, "{text}");
+        assert!(!text.contains("allow?"), "asked again: {text}");
+        assert_eq!(outside(world).as_deref(), Some("x\nx\n"));
+        // Another session is another conversation.
+        let mut other = Terminal::start(world, &asked(world, &["--session", "ses_other"], SCRIPT));
+        other.expect("allow?");
+        other.press("n");
+        other.finish();
+        assert_eq!(outside(world).as_deref(), Some("x\nx\n"));
+    });
+}
+
+#[test]
+fn keys_pressed_too_early_do_not_count() {
+    each_user(|world| {
+        let mut terminal = Terminal::start(world, &asked(world, &[], "sleep 0.4; echo x >> ~/outside"));
+        terminal.press("oooo");
+        terminal.expect("allow?");
+        terminal.press("n");
+        let (_, text) = terminal.finish();
+        assert_eq!(outside(world), None, "{text}");
+    });
+}
+
+#[test]
+fn what_is_shown_cannot_be_disguised() {
+    each_user(|world| {
+        let hidden = "echo x >> ~/outside #\u{202e}\u{1b}[2J\u{200b}";
+        let mut terminal = Terminal::start(world, &asked(world, &[], hidden));
+        terminal.expect("allow?");
+        terminal.press("n");
+        let (_, text) = terminal.finish();
+        assert!(!text.contains("\u{1b}[2J") && !text.contains('\u{202e}') && !text.contains('\u{200b}'), "{text:?}");
+        assert!(text.contains("\\u{202e}") && text.contains("\\u{1b}[2J"), "{text}");
+    });
+}
+
+/// An approval of a sandboxed run is none for an unsandboxed one (L1).
+#[test]
+fn consent_never_removes_the_sandbox() {
+    each_user(|world| {
+        let mut first = Terminal::start(world, &asked(world, &["--session", "ses_work"], SCRIPT));
+        first.expect("allow?");
+        first.press("s");
+        first.finish();
+        fs::remove_file(world.home().join("outside")).unwrap();
+        for options in [["--profile", "host"], ["--sandbox", "forbid"]] {
+            let mut all = vec!["--session", "ses_work", "--mode", "never"];
+            all.extend(options);
+            let output = world.run(&asked(world, &all, SCRIPT));
+            assert_eq!(output.ended, stockade_testkit::Ended::Code(126), "{}", output.text());
+            assert_eq!(outside(world), None);
+        }
+    });
+}
+
+/// The transcript in the README is what really happens.
+#[test]
+fn the_readme_shows_the_truth() {
+    let readme = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
+    let world = World::new(*stockade_testkit::User::available().last().unwrap());
+    let mut terminal = Terminal::start(&world, &asked(&world, &["--session", "ses_readme"], SCRIPT));
+    terminal.expect("allow?");
+    terminal.press("s");
+    let (code, text) = terminal.finish();
+    assert_eq!(code, 0, "{text}");
+    let top = world.home().parent().unwrap().display().to_string();
+    let shown: String = text
+        .replace(&format!("{top}/home"), "/home/dev")
+        .replace(&format!("{top}/ws"), "/home/dev/project")
+        .lines()
+        .map(|l| l.trim_end().to_owned() + "\n")
+        .collect();
+    let block =
+        format!("```console\n$ stockade run -- sh -c 'echo x >> ~/outside'\n{}```\n", shown.trim_start_matches('\n'));
+    let text = fs::read_to_string(&readme).unwrap();
+    let (begin, end) = ("<!-- transcript: made by a test -->\n", "<!-- end of transcript -->");
+    let from = text.find(begin).expect("README.md holds the transcript's marks") + begin.len();
+    let to = text.find(end).unwrap();
+    if std::env::var_os("STOCKADE_BLESS").is_some() {
+        fs::write(&readme, format!("{}{block}{}", &text[..from], &text[to..])).unwrap();
+        return;
+    }
+    assert_eq!(&text[from..to], block, "README.md is out of date: run with STOCKADE_BLESS=1");
+}

@@ -1,0 +1,114 @@
+//! A person at a terminal: a pseudo-terminal of the test's own, keys pressed
+//! when the expected text stands there.
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command as Process, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags, open};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+use stockade_testkit::Command;
+
+use crate::world::World;
+
+/// A program on a terminal.
+pub struct Terminal {
+    screen: File,
+    child: Child,
+    /// Everything printed so far.
+    pub text: String,
+    seen: usize,
+}
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+impl Terminal {
+    pub fn start(world: &World, command: &Command) -> Self {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        tcsetwinsize(&master, Winsize { ws_row: 40, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+        let name = ptsname(&master, Vec::new()).unwrap();
+        std::os::unix::fs::chown(name.to_str().unwrap(), Some(world.account.uid), None).unwrap();
+        let open_side = || -> OwnedFd { open(&name, OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).unwrap() };
+        let mut process = Process::new("setsid");
+        process.args(["--ctty", "--wait"]).args(&command.argv).env_clear();
+        process.envs(command.env.iter().map(|(n, v)| (n, v))).env("TERM", "xterm").current_dir(&command.cwd);
+        process.stdin(Stdio::from(open_side())).stdout(Stdio::from(open_side())).stderr(Stdio::from(open_side()));
+        if rustix::process::geteuid().as_raw() != world.account.uid {
+            process.uid(world.account.uid).gid(world.account.gid);
+        }
+        let child = process.spawn().unwrap();
+        Self { screen: File::from(master), child, text: String::new(), seen: 0 }
+    }
+
+    /// Reads what is there, waiting at most `wait`; false at the end.
+    fn read(&mut self, wait: Duration) -> bool {
+        let mut ready = [PollFd::new(&self.screen, PollFlags::IN)];
+        let timeout = Timespec { tv_sec: 0, tv_nsec: i64::try_from(wait.as_nanos().min(999_999_999)).unwrap() };
+        if poll(&mut ready, Some(&timeout)).unwrap() == 0 {
+            return true;
+        }
+        let mut buffer = [0; 4096];
+        match self.screen.read(&mut buffer) {
+            Ok(n @ 1..) => self.text.push_str(&String::from_utf8_lossy(&buffer[..n])),
+            _ => return false,
+        }
+        true
+    }
+
+    /// Waits until `text` is printed after what was expected before.
+    #[track_caller]
+    pub fn expect(&mut self, text: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(at) = self.text[self.seen..].find(text) {
+                self.seen += at + text.len();
+                return;
+            }
+            let more = self.read(Duration::from_millis(50));
+            assert!(more && Instant::now() < deadline, "`{text}` was not printed:\n{}", self.text);
+        }
+    }
+
+    /// Presses keys.
+    pub fn press(&mut self, keys: &str) {
+        // A person needs a moment to read, and keys pressed before the question
+        // stands there do not count.
+        std::thread::sleep(Duration::from_millis(150));
+        self.screen.write_all(keys.as_bytes()).unwrap();
+    }
+
+    /// Waits for the end: the exit code and all that was printed.
+    #[track_caller]
+    pub fn finish(mut self) -> (i32, String) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.read(Duration::from_millis(50)) {
+            if Instant::now() > deadline {
+                self.child.kill().unwrap();
+                panic!("it does not end:\n{}", self.text);
+            }
+            if self.child.try_wait().unwrap().is_some() {
+                while self.read(Duration::from_millis(50)) && Instant::now() < deadline {
+                    if !self.pending() {
+                        break;
+                    }
+                }
+                break;
+            }
+        }
+        let status = self.child.wait().unwrap();
+        (status.code().unwrap_or(-1), self.text.replace('\r', ""))
+    }
+
+    fn pending(&self) -> bool {
+        let mut ready = [PollFd::new(&self.screen, PollFlags::IN)];
+        let soon = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+        poll(&mut ready, Some(&soon)).unwrap_or(0) > 0
+    }
+}
