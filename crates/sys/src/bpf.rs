@@ -30,6 +30,7 @@ const OFFSET_ARGS: u32 = 16;
 const LOAD_WORD: u16 = 0x20;
 const AND: u16 = 0x54;
 const JUMP_EQUAL: u16 = 0x15;
+const JUMP_GREATER: u16 = 0x25;
 const JUMP_SET: u16 = 0x45;
 const RETURN: u16 = 0x06;
 
@@ -181,20 +182,21 @@ impl Program {
 
 /// Compiles `rules`. For one system call the first rule whose conditions all
 /// hold decides; `otherwise` decides the rest. A foreign architecture ends the
-/// process, an x32 call is answered ENOSYS.
+/// process; an x32 call, and any call numbered above `newest` (nobody has
+/// reviewed those), is answered ENOSYS.
 ///
 /// # Errors
 /// See [`CompileError`]; the limits are the kernel's.
-pub fn compile(rules: &[Rule], otherwise: Action) -> Result<Program, CompileError> {
+pub fn compile(rules: &[Rule], newest: u32, otherwise: Action) -> Result<Program, CompileError> {
     let mut by_call: BTreeMap<i64, Vec<&Rule>> = BTreeMap::new();
     for rule in rules {
-        if rule.call < 0 || rule.call >= i64::from(X32_BIT) {
+        if rule.call < 0 || rule.call > i64::from(newest.min(X32_BIT - 1)) {
             return Err(CompileError::NoSuchCall(rule.call));
         }
         by_call.entry(rule.call).or_default().push(rule);
     }
 
-    let mut out = prologue();
+    let mut out = prologue(newest);
     for (call, rules) in by_call {
         let body = block(&rules, otherwise)?;
         let skip = u8::try_from(body.len()).map_err(|_| CompileError::BlockTooLong(call))?;
@@ -208,13 +210,14 @@ pub fn compile(rules: &[Rule], otherwise: Action) -> Result<Program, CompileErro
     Ok(Program { instructions: out })
 }
 
-fn prologue() -> Vec<Instruction> {
+fn prologue(newest: u32) -> Vec<Instruction> {
     vec![
         load(OFFSET_ARCH),
         Instruction { code: JUMP_EQUAL, jt: 1, jf: 0, k: NATIVE_ARCH },
         give(Action::KillProcess),
         load(OFFSET_NR),
-        Instruction { code: JUMP_SET, jt: 0, jf: 1, k: X32_BIT },
+        Instruction { code: JUMP_SET, jt: 1, jf: 0, k: X32_BIT },
+        Instruction { code: JUMP_GREATER, jt: 0, jf: 1, k: newest },
         give(Action::Errno(libc::ENOSYS as u16)),
     ]
 }
@@ -320,6 +323,7 @@ mod tests {
                 LOAD_WORD => accumulator = word(i.k),
                 AND => accumulator &= i.k,
                 JUMP_EQUAL => pc += usize::from(if accumulator == i.k { i.jt } else { i.jf }),
+                JUMP_GREATER => pc += usize::from(if accumulator > i.k { i.jt } else { i.jf }),
                 JUMP_SET => pc += usize::from(if accumulator & i.k != 0 { i.jt } else { i.jf }),
                 RETURN => return i.k,
                 other => panic!("opcode {other:#x}"),
@@ -332,17 +336,24 @@ mod tests {
     }
 
     fn check(rules: &[Rule], call: u32, args: [u64; 6], expected: Action) {
-        let program = compile(rules, Action::Allow).unwrap();
+        let program = compile(rules, 500, Action::Allow).unwrap();
         assert_eq!(interpret(&program, NATIVE_ARCH, call, args), expected.value(), "call {call} with {args:x?}");
     }
 
     #[test]
     fn the_architecture_is_looked_at_first_and_x32_is_refused() {
-        let program = compile(&[rule(1, &[], Action::Notify)], Action::Allow).unwrap();
+        let program = compile(&[rule(1, &[], Action::Notify)], 500, Action::Allow).unwrap();
         assert_eq!(interpret(&program, 0x4000_0003, 1, [0; 6]), Action::KillProcess.value());
         assert_eq!(interpret(&program, NATIVE_ARCH, X32_BIT | 1, [0; 6]), Action::Errno(libc::ENOSYS as u16).value());
         assert_eq!(interpret(&program, NATIVE_ARCH, 1, [0; 6]), Action::Notify.value());
         assert_eq!(interpret(&program, NATIVE_ARCH, 2, [0; 6]), Action::Allow.value());
+    }
+
+    #[test]
+    fn calls_that_nobody_reviewed_do_not_exist() {
+        check(&[], 500, [0; 6], Action::Allow);
+        check(&[], 501, [0; 6], Action::Errno(libc::ENOSYS as u16));
+        check(&[], u32::MAX, [0; 6], Action::Errno(libc::ENOSYS as u16));
     }
 
     #[test]
@@ -408,7 +419,7 @@ mod tests {
             let seen = if c.width == Width::Bits32 { raw & 0xffff_ffff } else { raw };
             (seen & c.mask == c.value) == (c.comparison == Comparison::Equal)
         };
-        let program = compile(&rules, Action::Notify).unwrap();
+        let program = compile(&rules, 500, Action::Notify).unwrap();
         for grid in 0..256_u64 {
             let pick = |shift: u64, values: [u64; 4]| values[(grid >> shift & 3) as usize];
             let args = [
@@ -432,13 +443,13 @@ mod tests {
     #[test]
     fn what_cannot_be_encoded_is_an_error() {
         let long: Vec<_> = (0..200).map(|v| rule(1, &[Condition::equals(0, v)], Action::Notify)).collect();
-        assert_eq!(compile(&long, Action::Allow), Err(CompileError::BlockTooLong(1)));
+        assert_eq!(compile(&long, 500, Action::Allow), Err(CompileError::BlockTooLong(1)));
         let many: Vec<_> = (0..3000).map(|n| rule(n, &[], Action::Notify)).collect();
-        assert!(matches!(compile(&many, Action::Allow), Err(CompileError::TooLong(_))));
+        assert!(matches!(compile(&many, 5000, Action::Allow), Err(CompileError::TooLong(_))));
         assert_eq!(
-            compile(&[rule(1, &[Condition::equals(6, 0)], Action::Notify)], Action::Allow),
+            compile(&[rule(1, &[Condition::equals(6, 0)], Action::Notify)], 500, Action::Allow),
             Err(CompileError::NoSuchArgument(6))
         );
-        assert_eq!(compile(&[rule(-1, &[], Action::Notify)], Action::Allow), Err(CompileError::NoSuchCall(-1)));
+        assert_eq!(compile(&[rule(-1, &[], Action::Notify)], 500, Action::Allow), Err(CompileError::NoSuchCall(-1)));
     }
 }
