@@ -8,9 +8,12 @@
 mod approver;
 mod backend;
 pub mod core;
+mod driver;
 pub mod exit;
 pub mod keys;
+pub mod seams;
 
 pub use approver::{Approver, Nobody};
 pub use backend::{Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Io, StartError};
+pub use driver::{Engine, Interrupter, Interrupts, interrupts};
 pub use exit::exit_code;

@@ -10,17 +10,35 @@ use super::machine::{Core, Phase};
 use super::{Memo, Output, Planned};
 use crate::keys::{Namespace, RunBinding, run_approval, run_refusal};
 
+/// What an approver that keeps its own time gets beyond the question's, so that
+/// its word comes first and it can clear its screen.
+const LEEWAY_MS: u64 = 1_500;
+
 /// A question that waits for its turn.
 #[derive(Clone, Debug)]
 pub(super) struct Pending {
-    pub(super) kind: QuestionKind,
-    /// The answer the memory holds: yes or no.
-    pub(super) remembered: Option<bool>,
+    kind: QuestionKind,
+    preset: Option<Preset>,
+}
+
+/// An answer that is there before the question.
+#[derive(Clone, Copy, Debug)]
+enum Preset {
+    Remembered(bool),
+    Caller,
 }
 
 impl Pending {
-    pub(super) fn answered(kind: QuestionKind, yes: bool) -> Self {
-        Self { kind, remembered: Some(yes) }
+    pub(super) fn open(kind: QuestionKind) -> Self {
+        Self { kind, preset: None }
+    }
+
+    pub(super) fn remembered(kind: QuestionKind, yes: bool) -> Self {
+        Self { kind, preset: Some(Preset::Remembered(yes)) }
+    }
+
+    pub(super) fn by_caller(kind: QuestionKind) -> Self {
+        Self { kind, preset: Some(Preset::Caller) }
     }
 }
 
@@ -57,14 +75,14 @@ impl Core {
                 Err(why) => return self.close(Ending::failed(why)),
             };
             self.record(EventKind::Asked { question: question.clone() });
-            match self.answer_without_asking(&question.kind, pending.remembered) {
+            match self.answer_without_asking(&question.kind, pending.preset) {
                 Some(given) => {
                     if !self.settle(&question, given) {
                         return;
                     }
                 }
                 None => {
-                    let deadline_ms = self.now_ms.saturating_add(question.timeout_ms);
+                    let deadline_ms = self.now_ms.saturating_add(question.timeout_ms).saturating_add(LEEWAY_MS);
                     self.out.push(Output::Ask(question.clone()));
                     self.phase = Phase::Asking(Open { question, since_ms: self.now_ms, deadline_ms });
                     return;
@@ -126,15 +144,18 @@ impl Core {
     }
 
     /// The answer, where nobody needs to be asked or nobody can be.
-    fn answer_without_asking(&self, kind: &QuestionKind, remembered: Option<bool>) -> Option<Given> {
-        if let Some(yes) = remembered {
-            let answer = if yes { Answer::Approved(Scope::Once) } else { Answer::Denied(Scope::Once) };
-            return Some(Given::at_once(answer, "cache"));
-        }
-        if let (QuestionKind::Run { .. }, Some(caller)) = (kind, &self.request.caller_approval) {
-            let by = format!("caller: {}", RawText::from(caller.by.as_str()).escaped());
-            let warnings = caller.warnings.clone();
-            return Some(Given { warnings, ..Given::at_once(Answer::Approved(Scope::Once), by) });
+    fn answer_without_asking(&self, kind: &QuestionKind, preset: Option<Preset>) -> Option<Given> {
+        match (preset, &self.request.caller_approval) {
+            (Some(Preset::Remembered(yes)), _) => {
+                let answer = if yes { Answer::Approved(Scope::Once) } else { Answer::Denied(Scope::Once) };
+                return Some(Given::at_once(answer, "cache"));
+            }
+            (Some(Preset::Caller), Some(caller)) if matches!(kind, QuestionKind::Run { .. }) => {
+                let by = format!("caller: {}", RawText::from(caller.by.as_str()).escaped());
+                let warnings = caller.warnings.clone();
+                return Some(Given { warnings, ..Given::at_once(Answer::Approved(Scope::Once), by) });
+            }
+            (Some(Preset::Caller) | None, _) => {}
         }
         if !may_ask(self.request.approval_mode, kind) {
             let mode = match self.request.approval_mode {
@@ -296,8 +317,9 @@ fn limited(answer: Answer, offered: &[Scope]) -> Answer {
     }
 }
 
-/// Whether this mode lets a person be asked this at all.
-pub(super) fn may_ask(mode: ApprovalMode, kind: &QuestionKind) -> bool {
+/// Whether this mode lets a person be asked this at all. The rules said so
+/// already; this is the floor under them.
+fn may_ask(mode: ApprovalMode, kind: &QuestionKind) -> bool {
     match (mode, kind) {
         (ApprovalMode::Never, _) => false,
         (ApprovalMode::Granular(classes), QuestionKind::Run { .. } | QuestionKind::Unsandboxed) => classes.run,
@@ -308,7 +330,7 @@ pub(super) fn may_ask(mode: ApprovalMode, kind: &QuestionKind) -> bool {
     }
 }
 
-pub(super) fn class_may_be_asked(classes: GranularMode, grant: &Grant) -> bool {
+fn class_may_be_asked(classes: GranularMode, grant: &Grant) -> bool {
     match grant {
         Grant::Write(_) | Grant::Read(_) => classes.filesystem,
         Grant::Connect { .. } | Grant::Listen(_) => classes.network,

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use stockade_model::{Answer, ApprovalMode, Denial, EventKind, Grant, Plan, QuestionKind, Resolution, Scope, Status};
 
-use super::asking::{Pending, class_may_be_asked};
+use super::asking::Pending;
 use super::ending::Ending;
 use super::machine::{Core, Found, Phase, grant_keys};
 use super::{Output, Planned};
@@ -32,15 +32,15 @@ pub(super) struct Escalation {
 
 impl Core {
     /// After the last attempt ended: escalates, or ends the request.
-    /// `honoured` says of each denial whether its grant could be given.
-    pub(super) fn after_attempt(&mut self, ending: Ending, honoured: &[bool]) {
+    /// `may_ask` says of each denial whether its grant may be asked about.
+    pub(super) fn after_attempt(&mut self, ending: Ending, may_ask: &[bool]) {
         let by_itself = matches!(ending.status, Status::Exited | Status::Signaled);
         let attempts_left = (self.attempts.len() as u64) < u64::from(self.config.max_attempts);
         let sandboxed = self.planned.as_ref().is_some_and(|planned| planned.plan.profile.sandboxed);
         if !(by_itself && attempts_left && sandboxed) {
             return self.close(ending);
         }
-        let mut candidates = self.candidates(honoured);
+        let mut candidates = self.candidates(may_ask);
         if candidates.is_empty() {
             return self.close(ending);
         }
@@ -66,26 +66,19 @@ impl Core {
     }
 
     /// The powers that would have let denials of the last attempt pass, that
-    /// can be given, may be asked about in this mode and were not named before.
-    fn candidates(&self, honoured: &[bool]) -> Vec<Grant> {
+    /// may be asked about and were not named before.
+    fn candidates(&self, may_ask: &[bool]) -> Vec<Grant> {
+        if self.request.approval_mode == ApprovalMode::Never {
+            return Vec::new();
+        }
         let mut seen: BTreeSet<&Grant> = self.escalated.iter().collect();
         if let Some(planned) = &self.planned {
             seen.extend(&planned.plan.grants);
         }
-        let may_be_asked = |grant: &Grant| match self.request.approval_mode {
-            ApprovalMode::Never => false,
-            ApprovalMode::Granular(classes) => class_may_be_asked(classes, grant),
-            ApprovalMode::Untrusted | ApprovalMode::OnFailure | ApprovalMode::OnRequest => true,
-        };
         let denials = self.attempts.last().map_or(&[][..], |attempt| attempt.denials.as_slice());
-        denials
-            .iter()
-            .zip(honoured)
-            .filter(|(_, honoured)| **honoured)
-            .filter_map(|(denial, _)| denial.grant.as_ref())
-            .filter(|grant| may_be_asked(grant) && seen.insert(grant))
-            .cloned()
-            .collect()
+        let asked_about = denials.iter().zip(may_ask).filter(|(_, may_ask)| **may_ask);
+        let grants = asked_about.filter_map(|(denial, _)| denial.grant.as_ref());
+        grants.filter(|grant| seen.insert(grant)).cloned().collect()
     }
 
     pub(super) fn on_escalation_recalled(&mut self, found: &Found) {
@@ -130,11 +123,11 @@ impl Core {
         let (known, unknown, left_out) = (escalation.known.clone(), escalation.unknown.clone(), escalation.left_out);
         if !known.is_empty() {
             let kind = self.escalate_kind(known, 0);
-            self.pending.push_back(Pending::answered(kind, true));
+            self.pending.push_back(Pending::remembered(kind, true));
         }
         if !unknown.is_empty() {
             let kind = self.escalate_kind(unknown, left_out);
-            self.pending.push_back(Pending { kind, remembered: None });
+            self.pending.push_back(Pending::open(kind));
         }
         self.put_next();
     }

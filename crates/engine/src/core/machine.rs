@@ -166,15 +166,17 @@ impl Core {
 
     fn on_assessed(&mut self, assessment: Assessment) {
         self.record(EventKind::Assessed { assessment: assessment.clone() });
+        self.out.push(Output::Decide(Box::new(assessment.clone())));
         self.assessment = assessment;
-        self.out.push(Output::Decide);
         self.phase = Phase::Deciding;
     }
 
     fn on_decided(&mut self, mut ruling: Ruling) {
         self.record(EventKind::Decided { decision: ruling.decision.clone() });
-        // An `ask` that does not say about what is about the run.
-        ruling.ask_run |= ruling.decision.verdict == Verdict::Ask && !ruling.ask_grants;
+        if ruling.decision.verdict == Verdict::Ask && ruling.questions.is_empty() {
+            // An `ask` that does not say about what is about the run.
+            ruling.questions.push(QuestionKind::Run { reasons: ruling.decision.reasons.clone() });
+        }
         let decision = ruling.decision.clone();
         let unhonoured = ruling.unhonoured.first().cloned();
         self.ruling = Some(ruling);
@@ -244,7 +246,7 @@ impl Core {
         };
         let mut slots = vec![Slot::RunRefusal];
         let mut keys = vec![run_refusal(&self.request, &self.config.user)];
-        if ruling.ask_run && planned.plan.profile.sandboxed {
+        if ruling.run_question().is_some() && planned.plan.profile.sandboxed {
             let binding = RunBinding {
                 policy: &self.config.policy,
                 user: &self.config.user,
@@ -254,10 +256,8 @@ impl Core {
             slots.push(Slot::RunApproval);
             keys.push(run_approval(&self.request, &planned.plan, binding));
         }
-        if ruling.ask_grants {
-            let context = self.grant_context(&planned.plan);
-            grant_keys(&context, &[Namespace::Grant], &self.requested_grants(), &mut slots, &mut keys);
-        }
+        let context = self.grant_context(&planned.plan);
+        grant_keys(&context, &[Namespace::Grant], &ruling.grants_in_question(), &mut slots, &mut keys);
         self.out.push(Output::LookUp(keys));
         self.phase = Phase::Recalling(slots);
     }
@@ -276,40 +276,39 @@ impl Core {
             return self.close(Ending::failed("no plan to ask about".to_owned()));
         };
         let sandboxed = planned.plan.profile.sandboxed;
-        let reasons = ruling.decision.reasons.clone();
-        let ask_grants = ruling.ask_grants && sandboxed;
+        let (run, by_caller) = (ruling.run_question().cloned(), ruling.by_caller.clone());
+        let in_question = ruling.grants_in_question();
+        if found.run_refused {
+            let kind = run.unwrap_or(QuestionKind::Run { reasons: ruling.decision.reasons.clone() });
+            self.pending.push_back(Pending::remembered(kind, false));
+            return self.put_next();
+        }
+        let refused = found.refused_of(&in_question);
+        if !refused.is_empty() {
+            self.pending.push_back(Pending::remembered(QuestionKind::Grants { grants: refused }, false));
+            return self.put_next();
+        }
         if !self.standing.is_empty() {
             let kind = QuestionKind::Grants { grants: self.standing.clone() };
-            self.pending.push_back(Pending::answered(kind, true));
+            self.pending.push_back(Pending::remembered(kind, true));
         }
-        if found.run_refused {
-            self.pending.push_front(Pending::answered(QuestionKind::Run { reasons }, false));
-        } else if ruling.ask_run && sandboxed {
-            let remembered = found.run_approved.then_some(true);
-            self.pending.push_back(Pending { kind: QuestionKind::Run { reasons }, remembered });
+        match (run.filter(|_| sandboxed), by_caller) {
+            (Some(kind), _) if found.run_approved => self.pending.push_back(Pending::remembered(kind, true)),
+            (Some(kind), _) => self.pending.push_back(Pending::open(kind)),
+            (None, Some(kind)) => self.pending.push_back(Pending::by_caller(kind)),
+            (None, None) => {}
         }
-        let requested = self.requested_grants();
-        if ask_grants && !requested.is_empty() {
-            self.line_up_grants(requested, &found);
-        }
-        if !sandboxed {
-            self.pending.push_back(Pending { kind: QuestionKind::Unsandboxed, remembered: None });
-        }
-        self.put_next();
-    }
-
-    fn line_up_grants(&mut self, requested: Vec<Grant>, found: &Found) {
-        let refused = found.refused_of(&requested);
-        if !refused.is_empty() {
-            return self.pending.push_front(Pending::answered(QuestionKind::Grants { grants: refused }, false));
-        }
-        let (known, unknown) = found.split_approved(requested);
+        let (known, unknown) = found.split_approved(in_question);
         if !known.is_empty() {
-            self.pending.push_back(Pending::answered(QuestionKind::Grants { grants: known }, true));
+            self.pending.push_back(Pending::remembered(QuestionKind::Grants { grants: known }, true));
         }
         if !unknown.is_empty() {
-            self.pending.push_back(Pending { kind: QuestionKind::Grants { grants: unknown }, remembered: None });
+            self.pending.push_back(Pending::open(QuestionKind::Grants { grants: unknown }));
         }
+        if !sandboxed {
+            self.pending.push_back(Pending::open(QuestionKind::Unsandboxed));
+        }
+        self.put_next();
     }
 
     /// Without the memory a remembered refusal could be missed: no run (L6).
@@ -372,14 +371,6 @@ impl Core {
         }
     }
 
-    /// The powers asked for with the request, sorted, without repeats.
-    pub(super) fn requested_grants(&self) -> Vec<Grant> {
-        let mut grants = self.request.grants.clone();
-        grants.sort();
-        grants.dedup();
-        grants
-    }
-
     pub(super) fn grant_context(&self, plan: &Plan) -> GrantContext {
         GrantContext {
             workspace: plan.workspace.clone(),
@@ -400,6 +391,22 @@ impl Core {
         self.commits += 1;
         self.out.push(Output::Commit { number: self.commits, durable });
         self.commits
+    }
+}
+
+impl Ruling {
+    /// The question about the run, where there is one.
+    fn run_question(&self) -> Option<&QuestionKind> {
+        self.questions.iter().find(|kind| matches!(kind, QuestionKind::Run { .. }))
+    }
+
+    /// The powers that questions are about, sorted, without repeats.
+    fn grants_in_question(&self) -> Vec<Grant> {
+        let grants = self.questions.iter().filter_map(|kind| match kind {
+            QuestionKind::Grants { grants } => Some(grants),
+            _ => None,
+        });
+        grants.flatten().cloned().collect::<BTreeSet<_>>().into_iter().collect()
     }
 }
 

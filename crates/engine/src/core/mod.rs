@@ -18,7 +18,8 @@ mod machine;
 mod running;
 
 use stockade_model::{
-    Answer, Assessment, Decision, Denial, Digest, EnforcementReport, EventKind, Grant, Outcome, Plan, Question, RawText,
+    Answer, Assessment, Decision, Denial, Digest, EnforcementReport, EventKind, Grant, Outcome, Plan, Question,
+    QuestionKind, RawText,
 };
 
 use crate::AttemptEnd;
@@ -71,11 +72,13 @@ impl CoreConfig {
 pub struct Ruling {
     /// The verdict and why.
     pub decision: Decision,
-    /// The run itself needs consent.
-    pub ask_run: bool,
-    /// The powers asked for with the request need consent: they did not come
-    /// by the person's own hand.
-    pub ask_grants: bool,
+    /// What must be asked, all of which need a yes: about the run, about powers
+    /// asked for with it. The question about a missing sandbox is put whether or
+    /// not it stands here.
+    pub questions: Vec<QuestionKind>,
+    /// The question about the run that the caller's own approval answers, which
+    /// spares the question and nothing else.
+    pub by_caller: Option<QuestionKind>,
     /// Powers asked for that the backend cannot give.
     pub unhonoured: Vec<Grant>,
 }
@@ -184,8 +187,9 @@ pub enum Input {
     Denied {
         /// The refusal.
         denial: Denial,
-        /// Whether the backend could really give its grant.
-        honoured: bool,
+        /// Whether its grant may be asked about: the backend could really give
+        /// it, and the rules let a person be asked.
+        may_ask: bool,
     },
     /// A program was executed inside.
     Executed {
@@ -210,7 +214,7 @@ pub enum Output {
     /// Read the text; answer with [`Input::Assessed`].
     Assess,
     /// Apply the rules; answer with [`Input::Decided`].
-    Decide,
+    Decide(Box<Assessment>),
     /// Make a plan; answer with [`Input::Planned`] or [`Input::PlanFailed`].
     MakePlan {
         /// Counts from 1.

@@ -23,7 +23,7 @@ pub(super) struct Live {
     released: bool,
     wall_deadline_ms: Option<u64>,
     denials: Vec<Denial>,
-    honoured: Vec<bool>,
+    may_ask: Vec<bool>,
     events: u32,
     stop: Option<Stop>,
 }
@@ -90,7 +90,7 @@ impl Core {
             released: false,
             wall_deadline_ms: None,
             denials: Vec::new(),
-            honoured: Vec::new(),
+            may_ask: Vec::new(),
             events: 0,
             stop: None,
         }));
@@ -114,8 +114,8 @@ impl Core {
                 self.note_attempt(&mut live, None);
                 self.close(Ending::failed(why));
             }
-            Input::Denied { denial, honoured } => {
-                self.on_denied(&mut live, denial, honoured);
+            Input::Denied { denial, may_ask } => {
+                self.on_denied(&mut live, denial, may_ask);
                 self.phase = Phase::Attempt(live);
             }
             Input::Executed { pid, program } => {
@@ -176,7 +176,7 @@ impl Core {
         }
     }
 
-    fn on_denied(&mut self, live: &mut Live, denial: Denial, honoured: bool) {
+    fn on_denied(&mut self, live: &mut Live, denial: Denial, may_ask: bool) {
         if live.denials.len() >= self.config.max_attempt_events as usize {
             return;
         }
@@ -192,7 +192,7 @@ impl Core {
             return;
         }
         live.denials.push(denial);
-        live.honoured.push(honoured);
+        live.may_ask.push(may_ask);
     }
 
     fn on_ended(&mut self, mut live: Box<Live>, end: AttemptEnd) {
@@ -222,12 +222,12 @@ impl Core {
                 usage: end.usage,
             });
         }
-        let honoured = std::mem::take(&mut live.honoured);
+        let may_ask = std::mem::take(&mut live.may_ask);
         self.note_attempt(&mut live, Some(end));
         if interrupted || self.record_failed {
             return self.close(ending);
         }
-        self.after_attempt(ending, &honoured);
+        self.after_attempt(ending, &may_ask);
     }
 
     fn note_attempt(&mut self, live: &mut Live, end: Option<AttemptEnd>) {

@@ -1,0 +1,465 @@
+//! Carries out what the core says, for one request at a time, on the caller's
+//! thread: rules, memory and backend there, the durable record and the approver
+//! on threads of their own. It decides nothing.
+//!
+//! The backend's `prepare` and `release` are called on the thread that called
+//! [`Engine::run`], which stays until the request is over: a parent-death
+//! signal is bound to the thread that forked (prctl(2), PR_SET_PDEATHSIG).
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::thread;
+use std::time::Duration;
+
+use stockade_model::{Answer, Assessment, Digest, Event, Grant, Level, Outcome, Question, Request};
+use tracing::{debug, info, info_span, warn};
+
+use crate::core::{Core, CoreConfig, Input, Memo, Output, Planned};
+use crate::seams::{Clock, Judge, Memory, MemoryError, Recorder};
+use crate::{Approver, Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Io, StartError, exit_code};
+
+/// How long an approver that was passed over may take to leave, for instance
+/// to give a terminal back, in milliseconds.
+const LEAVE_MS: u64 = 1_500;
+
+/// Everything a request needs. Shared by requests; each has its own
+/// [`run`](Self::run).
+#[derive(Clone)]
+pub struct Engine {
+    /// Reads text, applies rules, makes plans.
+    pub judge: Arc<dyn Judge>,
+    /// Builds sandboxes.
+    pub backend: Arc<dyn Backend>,
+    /// Answers questions, one at a time.
+    pub approver: Arc<Mutex<dyn Approver>>,
+    /// Keeps events.
+    pub recorder: Arc<dyn Recorder>,
+    /// Remembers answers.
+    pub memory: Arc<dyn Memory>,
+    /// Tells the time.
+    pub clock: Arc<dyn Clock>,
+    /// Who runs Stockade, e.g. `uid 1000`; consent is bound to it.
+    pub user: String,
+    /// Silence of the approver means no after this many milliseconds.
+    pub question_timeout_ms: u64,
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine")
+            .field("backend", &self.backend.name())
+            .field("user", &self.user)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Interrupts a run; from a signal handler's thread, for instance.
+#[derive(Clone, Debug)]
+pub struct Interrupter(Sender<Message>);
+
+impl Interrupter {
+    /// Says that this signal arrived. The first goes on to the command, the
+    /// second ends it. False when the run is over.
+    pub fn interrupt(&self, signal: i32) -> bool {
+        self.0.send(Message::Interrupted(signal)).is_ok()
+    }
+}
+
+/// The receiving end of an [`Interrupter`], for one run.
+#[derive(Debug)]
+pub struct Interrupts {
+    sender: Sender<Message>,
+    receiver: Receiver<Message>,
+}
+
+/// A way to interrupt one run. Signals sent before the run begins count.
+pub fn interrupts() -> (Interrupter, Interrupts) {
+    let (sender, receiver) = channel();
+    (Interrupter(sender.clone()), Interrupts { sender, receiver })
+}
+
+/// What reaches the driver from other threads.
+#[derive(Debug)]
+enum Message {
+    Interrupted(i32),
+    Attempt { number: u64, event: AttemptEvent },
+    Answered { digest: Digest, answer: Answer, by: String },
+    Committed(u64),
+    RecordFailed(String),
+}
+
+impl Engine {
+    /// Takes one request from its text to its outcome. Blocks; returns when
+    /// nothing of it is alive any more.
+    pub fn run(&self, request: Request, io: Io, interrupts: Interrupts) -> Outcome {
+        let span = info_span!("request", id = %request.id);
+        let _entered = span.enter();
+        let mut config = CoreConfig::new(self.judge.policy(), self.user.clone());
+        config.question_timeout_ms = self.question_timeout_ms;
+        let core = Core::new(request.clone(), config);
+        let driver = Driver {
+            engine: self,
+            request,
+            io,
+            mailbox: interrupts.sender,
+            queue: VecDeque::new(),
+            attempt: None,
+            attempts: 0,
+            level: Level::Full,
+            asking: false,
+        };
+        let outcome = driver.drive(core, &interrupts.receiver);
+        info!(status = ?outcome.status, exit_code = exit_code(&outcome), "finished");
+        outcome
+    }
+}
+
+/// One request being carried out.
+struct Driver<'a> {
+    engine: &'a Engine,
+    request: Request,
+    io: Io,
+    mailbox: Sender<Message>,
+    /// Inputs that came of outputs at once.
+    queue: VecDeque<Input>,
+    attempt: Option<Box<dyn Attempt>>,
+    /// Numbers attempts, so that events of one that was dropped do not count.
+    attempts: u64,
+    /// Level of the attempt, for what can be granted.
+    level: Level,
+    asking: bool,
+}
+
+impl Driver<'_> {
+    fn drive(mut self, mut core: Core, inbox: &Receiver<Message>) -> Outcome {
+        let mut outputs = core.start(self.now());
+        loop {
+            if let Some(outcome) = self.carry_out(outputs) {
+                self.attempt = None;
+                self.let_approver_leave(inbox);
+                return outcome;
+            }
+            let input = match self.queue.pop_front() {
+                Some(input) => input,
+                None => self.wait(inbox, core.deadline()),
+            };
+            outputs = core.step(self.now(), input);
+        }
+    }
+
+    fn now(&self) -> u64 {
+        self.engine.clock.monotonic_ms()
+    }
+
+    /// Waits for the next message, no longer than to the core's deadline. A
+    /// command without a limit of its own is waited for as long as it runs.
+    fn wait(&mut self, inbox: &Receiver<Message>, deadline_ms: Option<u64>) -> Input {
+        loop {
+            let message = match deadline_ms {
+                Some(at_ms) => {
+                    let left_ms = at_ms.saturating_sub(self.now());
+                    match inbox.recv_timeout(Duration::from_millis(left_ms)) {
+                        Ok(message) => message,
+                        Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return Input::Tick,
+                    }
+                }
+                None => match inbox.recv() {
+                    Ok(message) => message,
+                    // Not while `self.mailbox` lives.
+                    Err(_) => return Input::Tick,
+                },
+            };
+            if let Some(input) = self.input(message) {
+                return input;
+            }
+        }
+    }
+
+    fn input(&mut self, message: Message) -> Option<Input> {
+        Some(match message {
+            Message::Interrupted(signal) => Input::Interrupted(signal),
+            Message::Committed(number) => Input::Committed(number),
+            Message::RecordFailed(why) => Input::RecordFailed(why),
+            Message::Answered { digest, answer, by } => {
+                self.asking = false;
+                Input::Answered { digest, answer, by }
+            }
+            Message::Attempt { number, .. } if number != self.attempts || self.attempt.is_none() => return None,
+            Message::Attempt { event, .. } => match event {
+                AttemptEvent::Denied(denial) => {
+                    let may_ask = denial.grant.as_ref().is_some_and(|grant| self.may_ask(grant));
+                    Input::Denied { denial, may_ask }
+                }
+                AttemptEvent::Executed { pid, program } => Input::Executed { pid, program },
+                AttemptEvent::Ended(end) => {
+                    // Reaped here, so that nothing of it is alive when the core
+                    // hears of its end.
+                    self.attempt = None;
+                    Input::Ended(Box::new(end))
+                }
+            },
+        })
+    }
+
+    fn may_ask(&self, grant: &Grant) -> bool {
+        self.engine.backend.honours(grant, self.level) && self.engine.judge.may_escalate(&self.request, grant)
+    }
+
+    /// Carries out the outputs of one step in order. Neighbouring events are
+    /// written together; when they cannot be, nothing after them happens.
+    fn carry_out(&mut self, outputs: Vec<Output>) -> Option<Outcome> {
+        let mut events = Vec::new();
+        for output in outputs {
+            if let Output::Record(kind) = output {
+                let (request, session) = (self.request.id.clone(), self.request.session.clone());
+                events.push(Event { time_ms: self.engine.clock.wall_ms(), request, session, kind: *kind });
+                continue;
+            }
+            if !self.write(&mut events) {
+                return None;
+            }
+            if let Output::Finish(outcome) = output {
+                return Some(*outcome);
+            }
+            self.perform(output);
+        }
+        self.write(&mut events);
+        None
+    }
+
+    fn write(&mut self, events: &mut Vec<Event>) -> bool {
+        if events.is_empty() {
+            return true;
+        }
+        match self.engine.recorder.record(events) {
+            Ok(()) => {
+                events.clear();
+                true
+            }
+            Err(error) => {
+                warn!(%error, "the record failed");
+                self.queue.push_front(Input::RecordFailed(error.to_string()));
+                false
+            }
+        }
+    }
+
+    fn perform(&mut self, output: Output) {
+        let input = match output {
+            Output::Assess => Some(self.assess()),
+            Output::Decide(assessment) => Some(self.decide(&assessment)),
+            Output::MakePlan { attempt, grants } => Some(self.plan(attempt, &grants)),
+            Output::FindStanding(context) => Some(self.find_standing(&context)),
+            Output::LookUp(keys) => Some(self.look_up(&keys)),
+            Output::Remember(memos) => self.remember(&memos),
+            Output::Ask(question) => {
+                self.ask(*question);
+                None
+            }
+            Output::Commit { number, durable: false } => Some(Input::Committed(number)),
+            Output::Commit { number, durable: true } => self.commit(number),
+            Output::Prepare(planned) => Some(self.prepare(&planned)),
+            Output::Release => Some(self.release()),
+            Output::Signal(signal) => {
+                debug!(signal, "forwarded");
+                if let Some(attempt) = &self.attempt {
+                    attempt.signal(signal);
+                }
+                None
+            }
+            Output::Kill => {
+                info!("killing the attempt");
+                if let Some(attempt) = &self.attempt {
+                    attempt.kill();
+                }
+                None
+            }
+            Output::Discard => {
+                self.attempt = None;
+                self.attempts += 1;
+                None
+            }
+            Output::Record(_) | Output::Finish(_) => None,
+        };
+        self.queue.extend(input);
+    }
+
+    fn assess(&self) -> Input {
+        let _span = info_span!("assess").entered();
+        let assessment = self.engine.judge.assess(&self.request);
+        debug!(tier = ?assessment.tier, findings = assessment.findings.len(), "assessed");
+        Input::Assessed(assessment)
+    }
+
+    fn decide(&self, assessment: &Assessment) -> Input {
+        let _span = info_span!("decide").entered();
+        let mut ruling = self.engine.judge.rule(&self.request, assessment);
+        let honours = |grant: &&Grant| !self.engine.backend.honours(grant, self.request.level);
+        ruling.unhonoured = self.request.grants.iter().filter(honours).cloned().collect();
+        debug!(verdict = ?ruling.decision.verdict, rule = %ruling.decision.rule, "decided");
+        Input::Decided(Box::new(ruling))
+    }
+
+    fn plan(&self, attempt: u32, grants: &[Grant]) -> Input {
+        let _span = info_span!("plan", attempt).entered();
+        match self.engine.judge.plan(&self.request, attempt, grants) {
+            Ok(planned) => Input::Planned(Box::new(planned)),
+            Err(error) => Input::PlanFailed(with_hint(error.what, error.hint)),
+        }
+    }
+
+    fn find_standing(&self, context: &crate::keys::GrantContext) -> Input {
+        let now_ms = self.engine.clock.wall_ms();
+        match self.engine.memory.standing(context, self.request.session.as_ref(), now_ms) {
+            Ok(grants) => {
+                let honours = |grant: &Grant| self.engine.backend.honours(grant, context.level);
+                Input::Standing(grants.into_iter().filter(honours).collect())
+            }
+            Err(error) => Input::MemoryFailed(error.to_string()),
+        }
+    }
+
+    fn look_up(&self, keys: &[crate::keys::Key]) -> Input {
+        let _span = info_span!("look up", keys = keys.len()).entered();
+        let now_ms = self.engine.clock.wall_ms();
+        let session = self.request.session.as_ref();
+        let answers: Result<Vec<_>, MemoryError> =
+            keys.iter().map(|key| self.engine.memory.lookup(key, session, now_ms)).collect();
+        match answers {
+            Ok(answers) => Input::Recalled { answers, approver: self.approver_available() },
+            Err(error) => Input::MemoryFailed(error.to_string()),
+        }
+    }
+
+    /// An approver that is still busy with an older question is not there.
+    fn approver_available(&self) -> bool {
+        match self.engine.approver.try_lock() {
+            Ok(approver) => approver.available(),
+            Err(TryLockError::Poisoned(approver)) => approver.into_inner().available(),
+            Err(TryLockError::WouldBlock) => false,
+        }
+    }
+
+    fn remember(&self, memos: &[Memo]) -> Option<Input> {
+        let now_ms = self.engine.clock.wall_ms();
+        let session = self.request.session.as_ref();
+        let failed = memos.iter().find_map(|memo| self.engine.memory.remember(memo, session, now_ms).err())?;
+        warn!(error = %failed, "an answer could not be kept");
+        Some(Input::NotRemembered(failed.to_string()))
+    }
+
+    /// On a thread of its own: a person thinks, and interrupts must not wait.
+    fn ask(&mut self, question: Question) {
+        self.asking = true;
+        let (approver, mailbox) = (Arc::clone(&self.engine.approver), self.mailbox.clone());
+        let span = info_span!("ask", digest = %question.digest);
+        let ask = move || {
+            let _entered = span.enter();
+            let mut approver = approver.lock().unwrap_or_else(PoisonError::into_inner);
+            let by = approver.name();
+            let answer = approver.ask(&question);
+            drop(approver);
+            info!(?answer, by, "answered");
+            // The run may be over: then nobody waits for this answer.
+            let _ = mailbox.send(Message::Answered { digest: question.digest, answer, by });
+        };
+        // Without a thread nobody is asked and the core's deadline says no.
+        if let Err(error) = thread::Builder::new().name("stockade-ask".to_owned()).spawn(ask) {
+            warn!(%error, "no thread to ask on");
+            self.asking = false;
+        }
+    }
+
+    /// On a thread of its own: the sandbox is built meanwhile.
+    fn commit(&self, number: u64) -> Option<Input> {
+        let (recorder, mailbox) = (Arc::clone(&self.engine.recorder), self.mailbox.clone());
+        let span = info_span!("commit", number);
+        let commit = move || {
+            let _entered = span.enter();
+            let message = match recorder.commit() {
+                Ok(()) => Message::Committed(number),
+                Err(error) => Message::RecordFailed(error.to_string()),
+            };
+            let _ = mailbox.send(message);
+        };
+        let spawned = thread::Builder::new().name("stockade-commit".to_owned()).spawn(commit);
+        spawned.err().map(|error| Input::RecordFailed(format!("no thread to commit on: {error}")))
+    }
+
+    fn prepare(&mut self, planned: &Planned) -> Input {
+        let plan = &planned.plan;
+        let _span = info_span!("prepare", attempt = plan.attempt, digest = %planned.digest).entered();
+        self.level = plan.level;
+        self.attempts += 1;
+        let (sender, events) = channel();
+        let attempt = match self.engine.backend.prepare(plan, &self.io, sender) {
+            Ok(attempt) => attempt,
+            Err(error) => return Input::PrepareFailed(start_failure(error)),
+        };
+        let enforced = attempt.enforced().clone();
+        debug!(level = %enforced.level, "prepared");
+        self.attempt = Some(attempt);
+        if let Err(error) = forward(events, self.attempts, self.mailbox.clone()) {
+            self.attempt = None;
+            return Input::PrepareFailed(format!("no thread to watch the sandbox on: {error}"));
+        }
+        Input::Prepared(enforced)
+    }
+
+    fn release(&mut self) -> Input {
+        let _span = info_span!("release").entered();
+        match self.attempt.as_mut().map(|attempt| attempt.release()) {
+            Some(Ok(())) => Input::Released,
+            Some(Err(error)) => Input::ReleaseFailed(start_failure(error)),
+            None => Input::ReleaseFailed("there is no sandbox to release".to_owned()),
+        }
+    }
+
+    /// After an interrupt or a time-out an approver may still hold the
+    /// terminal: it is given a moment to put it back.
+    fn let_approver_leave(&mut self, inbox: &Receiver<Message>) {
+        let until_ms = self.now().saturating_add(LEAVE_MS);
+        while self.asking {
+            let left_ms = until_ms.saturating_sub(self.now());
+            match inbox.recv_timeout(Duration::from_millis(left_ms)) {
+                Ok(message) => drop(self.input(message)),
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+/// Passes an attempt's events on, in order, to the last. A channel that closes
+/// without an end is a sandbox that was lost.
+fn forward(events: Receiver<AttemptEvent>, number: u64, mailbox: Sender<Message>) -> std::io::Result<()> {
+    let pass_on = move || {
+        for event in events {
+            let last = matches!(event, AttemptEvent::Ended(_));
+            if mailbox.send(Message::Attempt { number, event }).is_err() || last {
+                return;
+            }
+        }
+        let event = AttemptEvent::Ended(AttemptEnd {
+            end: CommandEnd::Lost("its supervisor ended without a word".to_owned()),
+            usage: stockade_model::Usage::default(),
+            stdout: None,
+            stderr: None,
+            truncated: false,
+        });
+        let _ = mailbox.send(Message::Attempt { number, event });
+    };
+    thread::Builder::new().name("stockade-events".to_owned()).spawn(pass_on).map(drop)
+}
+
+fn start_failure(error: StartError) -> String {
+    with_hint(error.what, error.hint)
+}
+
+fn with_hint(what: String, hint: Option<String>) -> String {
+    match hint {
+        Some(hint) => format!("{what}\nhint: {hint}"),
+        None => what,
+    }
+}
