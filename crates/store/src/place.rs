@@ -1,0 +1,169 @@
+//! Where the database lies: a file of the caller alone in a directory of the
+//! caller alone (L7).
+//!
+//! An existing database is examined without being opened: closing any
+//! descriptor of it would drop the locks that SQLite holds on it elsewhere in
+//! this process (fcntl_locking(2)).
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags, Stat};
+use rustix::io::Errno;
+use stockade_model::RawText;
+
+/// How long to wait for another process that makes the database, in milliseconds.
+const LOCK_WAIT_MS: u64 = 5_000;
+
+/// Why a directory or file cannot serve.
+#[derive(Debug, thiserror::Error)]
+pub enum PlaceError {
+    /// The system said no.
+    #[error("cannot {what} `{}`: {source}", shown(path))]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// It is a link, or not a file or directory at all.
+    #[error(
+        "`{}` is not a {expected} of its own: links are not followed here\nhint: remove it, or name another place",
+        shown(path)
+    )]
+    Kind {
+        /// What it should be.
+        expected: &'static str,
+        /// Which.
+        path: PathBuf,
+    },
+    /// It belongs to somebody else.
+    #[error("`{}` belongs to user {owner}, not to the caller\nhint: name a place of your own", shown(path))]
+    Owner {
+        /// Which.
+        path: PathBuf,
+        /// Its owner's user id.
+        owner: u32,
+    },
+    /// Others may read or write it.
+    #[error("others may reach `{}` (mode {mode:04o})\nhint: chmod go= '{}'", shown(path), shown(path))]
+    Mode {
+        /// Which.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// Another process is making the database and does not end.
+    #[error(
+        "another process has kept `{}` locked for {LOCK_WAIT_MS} ms\nhint: find it with `fuser` and end it",
+        shown(path)
+    )]
+    Busy {
+        /// Which.
+        path: PathBuf,
+    },
+}
+
+fn shown(path: &Path) -> String {
+    RawText::from(path).escaped()
+}
+
+/// Makes a [`PlaceError::System`] of an error.
+pub(crate) fn system(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PlaceError {
+    let path = path.to_owned();
+    move |source| PlaceError::System { what, path, source }
+}
+
+/// Demands a private directory, made where it is missing, and returns the
+/// path of the file in it with every link above the directory resolved.
+pub(crate) fn private_directory(file: &Path) -> Result<PathBuf, PlaceError> {
+    use std::os::unix::fs::DirBuilderExt;
+    let no_name = || system("use as a file", file)(io::ErrorKind::InvalidInput.into());
+    let name = file.file_name().ok_or_else(no_name)?;
+    let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).or_else(|source| {
+        // A link or a file in its place is reported below, by its name.
+        if dir.symlink_metadata().is_ok() { Ok(()) } else { Err(system("create", dir)(source)) }
+    })?;
+    let stat = examine(dir)?.ok_or_else(|| system("open", dir)(io::ErrorKind::NotFound.into()))?;
+    demand_private(&stat, FileType::Directory, dir)?;
+    Ok(dir.canonicalize().map_err(system("resolve", dir))?.join(name))
+}
+
+/// Whether the file is there; if so, it must be a private one. Its length.
+pub(crate) fn private_file(path: &Path) -> Result<Option<u64>, PlaceError> {
+    let Some(stat) = examine(path)? else { return Ok(None) };
+    demand_private(&stat, FileType::RegularFile, path)?;
+    if stat.st_nlink != 1 {
+        return Err(PlaceError::Kind { expected: "file", path: path.to_owned() });
+    }
+    Ok(Some(u64::try_from(stat.st_size).unwrap_or(0)))
+}
+
+fn examine(path: &Path) -> Result<Option<Stat>, PlaceError> {
+    match rustix::fs::statat(CWD, path, rustix::fs::AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => Ok(Some(stat)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(e) => Err(system("examine", path)(e.into())),
+    }
+}
+
+fn demand_private(stat: &Stat, kind: FileType, path: &Path) -> Result<(), PlaceError> {
+    if FileType::from_raw_mode(stat.st_mode) != kind {
+        let expected = if kind == FileType::Directory { "directory" } else { "file" };
+        return Err(PlaceError::Kind { expected, path: path.to_owned() });
+    }
+    if stat.st_uid != rustix::process::geteuid().as_raw() {
+        return Err(PlaceError::Owner { path: path.to_owned(), owner: stat.st_uid });
+    }
+    let mode = stat.st_mode & 0o7777;
+    if mode & 0o077 != 0 {
+        return Err(PlaceError::Mode { path: path.to_owned(), mode });
+    }
+    Ok(())
+}
+
+/// Makes an empty private file.
+pub(crate) fn create_new(path: &Path) -> Result<(), PlaceError> {
+    open(path, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL).map(drop)
+}
+
+/// Holds a file locked until dropped; made where it is missing.
+pub(crate) fn lock(path: &Path) -> Result<File, PlaceError> {
+    let file = open(path, OFlags::RDWR | OFlags::CREATE)?;
+    let deadline = Instant::now() + Duration::from_millis(LOCK_WAIT_MS);
+    loop {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(Errno::WOULDBLOCK | Errno::INTR) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            Err(Errno::WOULDBLOCK | Errno::INTR) => return Err(PlaceError::Busy { path: path.to_owned() }),
+            Err(e) => return Err(system("lock", path)(e.into())),
+        }
+    }
+}
+
+fn open(path: &Path, flags: OFlags) -> Result<File, PlaceError> {
+    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let fd = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|e| system("open", path)(e.into()))?;
+    Ok(File::from(fd))
+}
+
+/// Puts a finished file in its place and makes the name durable.
+pub(crate) fn put_in_place(from: &Path, to: &Path) -> Result<(), PlaceError> {
+    std::fs::rename(from, to).map_err(system("create", to))?;
+    let dir = to.parent().unwrap_or(Path::new("/"));
+    File::open(dir).and_then(|dir| dir.sync_all()).map_err(system("sync", dir))
+}
+
+/// The file beside `path` whose name is longer by `suffix`.
+pub(crate) fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}

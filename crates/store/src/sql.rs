@@ -1,0 +1,340 @@
+//! Every SQL statement, and everything that knows SQLite.
+//!
+//! Columns hold what the model's text forms say, so that `sqlite3` shows them
+//! readably. A row that does not read back is an error and never a guess.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::config::DbConfig;
+use rusqlite::types::Type;
+use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Row, Transaction, TransactionBehavior, params};
+use stockade_model::{ApprovalId, Digest, Grant, RawText, Scope, SessionId};
+
+use crate::remembered::{Consent, Namespace, Remembered};
+use crate::store::{BUSY_TIMEOUT_MS, MAX_LISTED};
+
+/// `STKD`: marks the file as ours, in its header.
+const APPLICATION_ID: i32 = 0x5354_4b44;
+
+/// Each entry lifts the schema by one version. Entries are never changed once
+/// released; new ones are added.
+const MIGRATIONS: &[&str] = &["
+    CREATE TABLE approval (
+        id TEXT PRIMARY KEY,
+        namespace TEXT NOT NULL CHECK (namespace IN ('run', 'grant', 'escalate', 'unsandboxed')),
+        digest TEXT NOT NULL,
+        question BLOB NOT NULL,
+        grants TEXT NOT NULL,
+        consent TEXT NOT NULL CHECK (consent IN ('approved', 'denied')),
+        scope TEXT NOT NULL CHECK (scope IN ('session', 'times', 'until', 'always')),
+        session TEXT CHECK (scope <> 'session' OR session IS NOT NULL),
+        remaining INTEGER CHECK ((scope = 'times') = (remaining IS NOT NULL) AND remaining >= 0),
+        until_ms INTEGER CHECK ((scope = 'until') = (until_ms IS NOT NULL) AND until_ms >= 0),
+        answered_by TEXT NOT NULL,
+        created_ms INTEGER NOT NULL CHECK (created_ms >= 0),
+        request TEXT NOT NULL,
+        revoked_ms INTEGER,
+        ended_ms INTEGER
+    ) STRICT;
+    CREATE INDEX approval_key ON approval (namespace, digest);
+    CREATE INDEX approval_session ON approval (session) WHERE scope = 'session';
+"];
+
+const COLUMNS: &str = "id, namespace, digest, question, grants, consent, scope, session, remaining, until_ms, \
+                       answered_by, created_ms, request, revoked_ms, ended_ms";
+
+/// The rows that answer: in force, and of this session where they are bound to one.
+const MATCHING: &str = "namespace = ?1 AND digest = ?2 AND revoked_ms IS NULL AND ended_ms IS NULL \
+                        AND (scope = 'always' OR (scope = 'session' AND session = ?3) \
+                             OR (scope = 'until' AND until_ms > ?4) OR (scope = 'times' AND remaining > 0))";
+
+/// A refusal before an approval; then what is not used up before what is.
+const PRECEDENCE: &str = "consent = 'approved', \
+                          CASE scope WHEN 'always' THEN 0 WHEN 'session' THEN 1 WHEN 'until' THEN 2 ELSE 3 END, \
+                          created_ms, id";
+
+/// What went wrong, in kinds that call for different remedies.
+#[derive(Debug)]
+pub(crate) enum SqlError {
+    /// Another process kept the database locked.
+    Busy,
+    /// The disk is full.
+    Full,
+    /// It is no database, or damaged.
+    Corrupt(String),
+    /// It is a database of another program.
+    Foreign,
+    /// It was written by a newer version.
+    Newer { found: i64, known: i64 },
+    /// A row with this id is there.
+    Duplicate,
+    /// Anything else.
+    Other(Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl From<rusqlite::Error> for SqlError {
+    fn from(error: rusqlite::Error) -> Self {
+        match (&error, error.sqlite_error_code()) {
+            (_, Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked)) => Self::Busy,
+            (_, Some(ErrorCode::DiskFull)) => Self::Full,
+            (_, Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
+            | (
+                rusqlite::Error::FromSqlConversionFailure(..)
+                | rusqlite::Error::InvalidColumnType(..)
+                | rusqlite::Error::IntegralValueOutOfRange(..),
+                None,
+            ) => Self::Corrupt(error.to_string()),
+            (rusqlite::Error::SqliteFailure(e, _), _)
+                if e.extended_code == rusqlite::ffi::SQLITE_CONSTRAINT_PRIMARYKEY =>
+            {
+                Self::Duplicate
+            }
+            _ => Self::Other(Box::new(error)),
+        }
+    }
+}
+
+/// A connection to the database.
+#[derive(Debug)]
+pub(crate) struct Database {
+    connection: Connection,
+}
+
+impl Database {
+    /// Fills the empty file at `path`, which nobody else knows yet.
+    pub fn initialise(path: &Path) -> Result<(), SqlError> {
+        let mut connection = connect(path)?;
+        connection.pragma_update(None, "application_id", APPLICATION_ID)?;
+        migrate(&mut connection)?;
+        write_ahead(&connection)?;
+        connection.close().map_err(|(_, error)| error.into())
+    }
+
+    /// Opens a database that is there.
+    pub fn open(path: &Path) -> Result<Self, SqlError> {
+        let mut connection = connect(path)?;
+        let application: i32 = connection.pragma_query_value(None, "application_id", |row| row.get(0))?;
+        if application != APPLICATION_ID {
+            return Err(SqlError::Foreign);
+        }
+        migrate(&mut connection)?;
+        write_ahead(&connection)?;
+        Ok(Self { connection })
+    }
+
+    pub fn insert(&self, r: &Remembered) -> Result<(), SqlError> {
+        let (scope, remaining, until_ms) = match r.scope {
+            Scope::Once => ("once", None, None),
+            Scope::Session => ("session", None, None),
+            Scope::Times(left) => ("times", Some(left), None),
+            Scope::Until(until_ms) => ("until", None, Some(stored(until_ms))),
+            Scope::Always => ("always", None, None),
+        };
+        let grants = serde_json::to_string(&r.grants).map_err(|e| SqlError::Other(Box::new(e)))?;
+        let sql = format!(
+            "INSERT INTO approval ({COLUMNS}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)"
+        );
+        self.connection.prepare_cached(&sql)?.execute(params![
+            r.id.as_str(),
+            r.namespace.as_str(),
+            r.digest.as_str(),
+            r.question.as_bytes(),
+            grants,
+            consent_text(r.consent),
+            scope,
+            r.session.as_ref().map(SessionId::as_str),
+            remaining,
+            until_ms,
+            r.by,
+            stored(r.created_ms),
+            r.request.as_str(),
+            r.revoked_ms.map(stored),
+            r.ended_ms.map(stored),
+        ])?;
+        Ok(())
+    }
+
+    /// The row that answers; one use of it is taken where its uses are counted.
+    pub fn take(
+        &mut self,
+        namespace: Namespace,
+        digest: &Digest,
+        session: Option<&SessionId>,
+        now_ms: u64,
+    ) -> Result<Option<Remembered>, SqlError> {
+        let found = find(&self.connection, namespace, digest, session, now_ms)?;
+        if !matches!(found, Some(Remembered { scope: Scope::Times(_), .. })) {
+            return Ok(found);
+        }
+        // Counted: look again where no other process can count at the same time.
+        let transaction = Transaction::new(&mut self.connection, TransactionBehavior::Immediate)?;
+        let mut found = find(&transaction, namespace, digest, session, now_ms)?;
+        if let Some(Remembered { id, scope: Scope::Times(left), .. }) = &mut found {
+            let sql =
+                "UPDATE approval SET remaining = remaining - 1 WHERE id = ?1 AND remaining > 0 RETURNING remaining";
+            *left = transaction.prepare_cached(sql)?.query_row([id.as_str()], |row| row.get(0))?;
+        }
+        transaction.commit()?;
+        Ok(found)
+    }
+
+    /// All rows, the newest first, up to the bound.
+    pub fn list(&self) -> Result<Vec<Remembered>, SqlError> {
+        let sql = format!("SELECT {COLUMNS} FROM approval ORDER BY created_ms DESC, id LIMIT {MAX_LISTED}");
+        let mut statement = self.connection.prepare_cached(&sql)?;
+        let rows = statement.query_map([], remembered)?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    pub fn show(&self, id: &ApprovalId) -> Result<Option<Remembered>, SqlError> {
+        let sql = format!("SELECT {COLUMNS} FROM approval WHERE id = ?1");
+        Ok(self.connection.prepare_cached(&sql)?.query_row([id.as_str()], remembered).optional()?)
+    }
+
+    /// Whether there was one to take back.
+    pub fn revoke(&self, id: &ApprovalId, now_ms: u64) -> Result<bool, SqlError> {
+        let sql = "UPDATE approval SET revoked_ms = ?2 WHERE id = ?1 AND revoked_ms IS NULL";
+        Ok(self.connection.prepare_cached(sql)?.execute(params![id.as_str(), stored(now_ms)])? > 0)
+    }
+
+    /// How many ended with it.
+    pub fn end_session(&self, session: &SessionId, now_ms: u64) -> Result<usize, SqlError> {
+        let sql = "UPDATE approval SET ended_ms = ?2 WHERE scope = 'session' AND session = ?1 AND ended_ms IS NULL";
+        Ok(self.connection.prepare_cached(sql)?.execute(params![session.as_str(), stored(now_ms)])?)
+    }
+
+    /// How many were forgotten.
+    pub fn prune(&self, before_ms: u64) -> Result<usize, SqlError> {
+        let sql = "DELETE FROM approval WHERE revoked_ms < ?1 OR ended_ms < ?1 OR until_ms < ?1 \
+                   OR (remaining = 0 AND created_ms < ?1)";
+        Ok(self.connection.prepare_cached(sql)?.execute([stored(before_ms)])?)
+    }
+
+    /// Reads the whole file for damage.
+    pub fn check(&self) -> Result<(), SqlError> {
+        let found: String = self.connection.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
+        if found == "ok" { Ok(()) } else { Err(SqlError::Corrupt(found)) }
+    }
+}
+
+fn connect(path: &Path) -> Result<Connection, SqlError> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+    let connection = Connection::open_with_flags(path, flags)?;
+    // First of all: the statements below already take locks.
+    connection.busy_timeout(Duration::from_millis(BUSY_TIMEOUT_MS))?;
+    // The schema of a file is not trusted to call functions or to change itself.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false)?;
+    connection.pragma_update(None, "cell_size_check", true)?;
+    // A use or a revocation must not come undone when the power fails.
+    connection.pragma_update(None, "synchronous", "FULL")?;
+    Ok(connection)
+}
+
+/// Readers do not wait for writers.
+fn write_ahead(connection: &Connection) -> Result<(), SqlError> {
+    let mode: String = connection.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))?;
+    match mode.as_str() {
+        "wal" => Ok(()),
+        other => Err(SqlError::Other(format!("the journal mode is `{other}`, not `wal`").into())),
+    }
+}
+
+fn migrate(connection: &mut Connection) -> Result<(), SqlError> {
+    let version = |connection: &Connection| -> Result<i64, SqlError> {
+        Ok(connection.pragma_query_value(None, "user_version", |row| row.get(0))?)
+    };
+    let known = MIGRATIONS.len() as i64;
+    let found = version(connection)?;
+    if found == known {
+        return Ok(());
+    }
+    if found > known {
+        return Err(SqlError::Newer { found, known });
+    }
+    let transaction = Transaction::new(connection, TransactionBehavior::Immediate)?;
+    // Another process may have been quicker.
+    let found = version(&transaction)?;
+    let from = usize::try_from(found).map_err(|_| SqlError::Corrupt(format!("schema version {found}")))?;
+    for migration in MIGRATIONS.get(from..).unwrap_or_default() {
+        transaction.execute_batch(migration)?;
+    }
+    transaction.pragma_update(None, "user_version", known)?;
+    transaction.commit()?;
+    Ok(())
+}
+
+fn find(
+    connection: &Connection,
+    namespace: Namespace,
+    digest: &Digest,
+    session: Option<&SessionId>,
+    now_ms: u64,
+) -> Result<Option<Remembered>, SqlError> {
+    let sql = format!("SELECT {COLUMNS} FROM approval WHERE {MATCHING} ORDER BY {PRECEDENCE} LIMIT 1");
+    let session = session.map(SessionId::as_str);
+    let mut statement = connection.prepare_cached(&sql)?;
+    Ok(statement
+        .query_row(params![namespace.as_str(), digest.as_str(), session, stored(now_ms)], remembered)
+        .optional()?)
+}
+
+/// A time as SQLite can hold it; what is beyond is the end of time.
+fn stored(time_ms: u64) -> i64 {
+    i64::try_from(time_ms).unwrap_or(i64::MAX)
+}
+
+/// A time column.
+fn time(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<u64>> {
+    let stored: Option<i64> = row.get(column)?;
+    stored.map(|ms| u64::try_from(ms).map_err(|_| rusqlite::Error::IntegralValueOutOfRange(column, ms))).transpose()
+}
+
+fn consent_text(consent: Consent) -> &'static str {
+    match consent {
+        Consent::Approved => "approved",
+        Consent::Denied => "denied",
+    }
+}
+
+/// A text column through its parser.
+fn parsed<T>(row: &Row<'_>, column: usize, parse: impl FnOnce(String) -> Option<T>) -> rusqlite::Result<T> {
+    let unreadable = |text: &str| {
+        let why = format!("`{}` is not what belongs in column {column}", text.escape_default());
+        rusqlite::Error::FromSqlConversionFailure(column, Type::Text, why.into())
+    };
+    let text: String = row.get(column)?;
+    parse(text.clone()).ok_or_else(|| unreadable(&text))
+}
+
+fn remembered(row: &Row<'_>) -> rusqlite::Result<Remembered> {
+    let digest = |text: String| serde_json::from_value(serde_json::Value::String(text)).ok();
+    let scope = match row.get_ref(6)?.as_str()? {
+        "session" => Scope::Session,
+        "times" => Scope::Times(row.get(8)?),
+        "until" => Scope::Until(time(row, 9)?.unwrap_or(0)),
+        "always" => Scope::Always,
+        _ => parsed(row, 6, |_| None)?,
+    };
+    let session: Option<String> = row.get(7)?;
+    Ok(Remembered {
+        id: parsed(row, 0, |text| text.parse().ok())?,
+        namespace: parsed(row, 1, |text| text.parse().ok())?,
+        digest: parsed(row, 2, digest)?,
+        question: RawText::from(row.get::<_, Vec<u8>>(3)?),
+        grants: parsed(row, 4, |text| serde_json::from_str::<Vec<Grant>>(&text).ok())?,
+        consent: parsed(row, 5, |text| match text.as_str() {
+            "approved" => Some(Consent::Approved),
+            "denied" => Some(Consent::Denied),
+            _ => None,
+        })?,
+        scope,
+        session: session.map(|_| parsed(row, 7, |text| text.parse().ok())).transpose()?,
+        by: row.get(10)?,
+        created_ms: time(row, 11)?.unwrap_or(0),
+        request: parsed(row, 12, |text| text.parse().ok())?,
+        revoked_ms: time(row, 13)?,
+        ended_ms: time(row, 14)?,
+    })
+}

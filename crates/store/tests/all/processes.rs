@@ -1,0 +1,135 @@
+//! Several processes and threads at once. The children are this test binary,
+//! started anew with one test named.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use stockade_model::Scope;
+use stockade_store::{Consent, Namespace, Store};
+
+use crate::{answer, digest, id, place};
+
+const PATH: &str = "STOCKADE_STORE_TEST_PATH";
+const USES: u32 = 60;
+
+#[allow(clippy::disallowed_methods, reason = "tests start themselves")]
+fn child(name: &str, path: &Path) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--ignored", "--nocapture", "--test-threads=1"])
+        .env(PATH, path)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+fn finish(mut child: Child) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while Instant::now() < deadline {
+        if let Some(status) = child.try_wait().unwrap() {
+            assert!(status.success(), "{status}");
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    panic!("the child did not end");
+}
+
+/// Where to work; `None` where nobody started this as a child.
+fn given_path() -> Option<PathBuf> {
+    std::env::var_os(PATH).map(Into::into)
+}
+
+#[test]
+#[ignore = "child of uses_are_counted_across_processes"]
+fn child_uses_up() {
+    let Some(path) = given_path() else { return };
+    let store = Store::open(&path).unwrap();
+    let mut used = 0;
+    while store.lookup(Namespace::Run, &digest("d"), None, 0).unwrap().is_some() {
+        used += 1;
+    }
+    std::fs::write(path.with_extension(format!("used-{}", std::process::id())), used.to_string()).unwrap();
+}
+
+#[test]
+fn uses_are_counted_across_processes() {
+    let (_root, path) = place();
+    let store = Store::open(&path).unwrap();
+    store.remember(&answer("a", Consent::Approved, Scope::Times(USES))).unwrap();
+    let children: Vec<Child> = (0..3).map(|_| child("processes::child_uses_up", &path)).collect();
+    let pids: Vec<u32> = children.iter().map(Child::id).collect();
+    children.into_iter().for_each(finish);
+    let used = |pid: &u32| -> u32 {
+        std::fs::read_to_string(path.with_extension(format!("used-{pid}"))).unwrap().parse().unwrap()
+    };
+    assert_eq!(pids.iter().map(used).sum::<u32>(), USES);
+    assert_eq!(store.show(&id("a")).unwrap().unwrap().scope, Scope::Times(0));
+}
+
+#[test]
+#[ignore = "child of many_may_make_it_at_once"]
+fn child_makes_and_remembers() {
+    let Some(path) = given_path() else { return };
+    let name = std::process::id().to_string();
+    Store::open(&path).unwrap().remember(&answer(&name, Consent::Denied, Scope::Always)).unwrap();
+}
+
+#[test]
+fn many_may_make_it_at_once() {
+    for _ in 0..5 {
+        let (_root, path) = place();
+        let children: Vec<Child> = (0..4).map(|_| child("processes::child_makes_and_remembers", &path)).collect();
+        children.into_iter().for_each(finish);
+        assert_eq!(Store::open(&path).unwrap().list().unwrap().len(), 4);
+    }
+}
+
+#[test]
+#[ignore = "child of sudden_death_keeps_what_was_remembered"]
+fn child_remembers_forever() {
+    let Some(path) = given_path() else { return };
+    let store = Store::open(&path).unwrap();
+    for n in 0.. {
+        store.remember(&answer(&n.to_string(), Consent::Denied, Scope::Always)).unwrap();
+        std::fs::write(path.with_extension("count"), n.to_string()).unwrap();
+    }
+}
+
+#[test]
+fn sudden_death_keeps_what_was_remembered() {
+    let (_root, path) = place();
+    let mut running = child("processes::child_remembers_forever", &path);
+    std::thread::sleep(Duration::from_millis(400));
+    running.kill().unwrap();
+    running.wait().unwrap();
+    // The count itself may have been cut short by the kill: then it reads as a smaller number or nothing.
+    let last: usize = std::fs::read_to_string(path.with_extension("count")).unwrap().parse().unwrap_or(0);
+    assert!(last > 0, "the child remembered nothing");
+    let store = Store::open(&path).unwrap();
+    store.check().unwrap();
+    assert!(store.list().unwrap().len() > last);
+}
+
+#[test]
+fn threads_share_one_store() {
+    let (_root, path) = place();
+    let store = Store::open(&path).unwrap();
+    // A second store in this process must not disturb the first one's locks.
+    let second = Store::open(&path).unwrap();
+    store.remember(&answer("a", Consent::Approved, Scope::Times(USES))).unwrap();
+    let used = std::sync::atomic::AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for n in 0..4 {
+            let store = if n % 2 == 0 { &store } else { &second };
+            let used = &used;
+            scope.spawn(move || {
+                while store.lookup(Namespace::Run, &digest("d"), None, 0).unwrap().is_some() {
+                    used.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    assert_eq!(used.into_inner(), USES);
+}
