@@ -1,1 +1,37 @@
-//! See Cargo.toml for what this crate is for.
+//! What may run, and with what powers: configuration in layers, profiles, rules,
+//! and the decision.
+//!
+//! Three questions stay apart (L1): [`decide`] says whether a request may run,
+//! [`resolve_profile`] with what powers; who agreed is not known here. All of it
+//! is pure but [`load`], which reads the files it is given. Absent on purpose:
+//! clocks, environment variables, approvers, caches, and any way to run
+//! something.
+
+#![forbid(unsafe_code)]
+
+mod decide;
+mod environment;
+mod error;
+mod file;
+pub mod load;
+mod merge;
+mod mode;
+mod parse;
+mod resolve;
+mod rules;
+mod settings;
+mod shipped;
+mod spec;
+mod text;
+mod words;
+
+pub use decide::{Ruling, decide, may_escalate, mode_answers, rule_on};
+pub use environment::effective_environment;
+pub use error::{ConfigError, Place};
+pub use file::ConfigFile;
+pub use merge::LayerText;
+pub use mode::{GrantClass, ModeAnswers, mode_name};
+pub use resolve::{ResolveError, complete_grants, resolve_profile};
+pub use rules::Rule;
+pub use settings::{Explained, OwnDirectories, Settings};
+pub use spec::{Layer, Origin, Sourced};

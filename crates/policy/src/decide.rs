@@ -1,0 +1,321 @@
+//! May it run? Pure and total: the same settings, request and assessment give
+//! the same answer, and every input has one.
+//!
+//! The combining algorithm is *deny-overrides*: every source speaks, and the
+//! strictest voice is the decision, whatever the order (L9). Must not know
+//! caches or approvers: an `ask` comes with the questions, not with answers.
+
+use stockade_model::{
+    Assessment, Decision, Grant, Level, Profile, QuestionKind, RawText, Request, SandboxPreference, Tier, Verdict,
+};
+
+use crate::mode::{GrantClass, ModeAnswers, mode_name};
+use crate::resolve::{has_power, resolve_profile};
+use crate::rules::{self, Match, Rule};
+use crate::settings::Settings;
+
+/// How many findings are told as reasons; the assessment has them all.
+const MAX_FINDINGS_TOLD: usize = 10;
+
+/// A decision and what must be asked for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ruling {
+    /// The verdict and why.
+    pub decision: Decision,
+    /// Where the verdict is `ask`: every question, all of which need a yes.
+    /// Otherwise empty.
+    pub questions: Vec<QuestionKind>,
+    /// True where it would run without a sandbox. No answer that was given to a
+    /// sandboxed run may be used for it.
+    pub unsandboxed: bool,
+}
+
+/// Says whether a request may run. See [`rule_on`], which also gives the
+/// questions.
+pub fn decide(settings: &Settings, request: &Request, assessment: &Assessment, grants_by_person: bool) -> Decision {
+    rule_on(settings, request, assessment, grants_by_person).decision
+}
+
+/// Says whether a request may run and what must be asked first.
+///
+/// `grants_by_person` is true where the request is the person's own command
+/// line: then its grants, profile, level and mode are the person's word.
+/// Otherwise they may only tighten what is configured: the stricter of both
+/// modes holds, added powers need consent, a weaker level is refused.
+pub fn rule_on(settings: &Settings, request: &Request, assessment: &Assessment, grants_by_person: bool) -> Ruling {
+    let case = Case::new(settings, request, assessment, grants_by_person);
+    let mut voices = Vec::new();
+    let unsandboxed = match resolve_profile(settings, &request.profile, request.workspace.as_path(), &request.grants) {
+        Err(error) => {
+            voices.push(Voice::new(Verdict::Deny, "profile: it cannot be made", one_line(&error.to_string())));
+            false
+        }
+        Ok(profile) => {
+            case.sandbox(&profile, &mut voices);
+            if profile.sandboxed {
+                case.level(&mut voices);
+                case.profile(&mut voices);
+                case.grants(&mut voices);
+            }
+            !profile.sandboxed
+        }
+    };
+    case.rules_and_tier(unsandboxed, &mut voices);
+    case.conclude(voices, unsandboxed)
+}
+
+/// What one source says.
+struct Voice {
+    verdict: Verdict,
+    rule: String,
+    reasons: Vec<String>,
+    asks: Asks,
+}
+
+/// What a voice's `ask` asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Asks {
+    /// May it run? A caller's own approval answers this.
+    Run,
+    /// May it run? Only a person answers this.
+    RunByPerson,
+    Grants(Vec<Grant>),
+    Unsandboxed,
+}
+
+impl Voice {
+    fn new(verdict: Verdict, rule: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self { verdict, rule: rule.into(), reasons: vec![reason.into()], asks: Asks::RunByPerson }
+    }
+
+    fn asking(mut self, asks: Asks) -> Self {
+        self.asks = asks;
+        self
+    }
+}
+
+struct Case<'a> {
+    settings: &'a Settings,
+    request: &'a Request,
+    assessment: &'a Assessment,
+    by_person: bool,
+    answers: ModeAnswers,
+    mode: &'static str,
+}
+
+impl<'a> Case<'a> {
+    fn new(settings: &'a Settings, request: &'a Request, assessment: &'a Assessment, by_person: bool) -> Self {
+        let answers = mode_answers(settings, request, by_person);
+        // Name the mode whose answers hold.
+        let mode = match ModeAnswers::of(request.approval_mode) == answers {
+            true => request.approval_mode,
+            false => settings.approval_mode.value,
+        };
+        Self { settings, request, assessment, by_person, answers, mode: mode_name(mode) }
+    }
+
+    /// Without a sandbox: a separate act, never by a field alone (L1).
+    fn sandbox(&self, profile: &Profile, voices: &mut Vec<Voice>) {
+        let required = SandboxPreference::Require;
+        let insists = self.request.sandbox == required || self.settings.sandbox.value == required;
+        let deny = |rule: &str, why: &str| Voice::new(Verdict::Deny, rule, why);
+        if profile.sandboxed {
+            if self.request.sandbox == SandboxPreference::Forbid {
+                let why = "a run without a sandbox needs the profile `host` by name";
+                voices.push(deny("sandbox forbid: only with profile host", why));
+            } else if self.request.level == Level::None {
+                voices.push(deny("level none: only with profile host", "a sandboxed profile has a level"));
+            }
+            return;
+        }
+        if insists {
+            voices.push(deny("sandbox require: profile host has none", "a sandbox is insisted on"));
+        } else if !self.settings.allow_host.value {
+            let why = "runs without a sandbox are not permitted; `allow_host = true` in your own configuration permits asking";
+            voices.push(deny("allow_host: not permitted", why));
+        } else {
+            let rule = format!("mode {}: {} without a sandbox", self.mode, verb(self.answers.unsandboxed));
+            let why = "it would run without a sandbox, with everything the person may do";
+            voices.push(Voice::new(self.answers.unsandboxed, rule, why).asking(Asks::Unsandboxed));
+        }
+    }
+
+    /// A weaker level than configured is the person's word only (L6).
+    fn level(&self, voices: &mut Vec<Voice>) {
+        let weaker = self.request.level == Level::Restricted && self.settings.level.value == Level::Full;
+        if weaker && !self.by_person {
+            let why = "the request asks for a weaker sandbox than is configured";
+            voices.push(Voice::new(Verdict::Deny, "level: weaker than configured", why));
+        }
+    }
+
+    /// A profile that gives more than the configured one is an added power.
+    fn profile(&self, voices: &mut Vec<Voice>) {
+        let profiles = &self.settings.profiles;
+        let (Some(chosen), Some(base)) =
+            (profiles.get(&self.request.profile), profiles.get(&self.settings.profile.value))
+        else {
+            return;
+        };
+        if let Some(key) = chosen.wider_than(base).filter(|_| !self.by_person) {
+            // Of every class of power at once, so as strict as without a sandbox.
+            let verdict = self.answers.unsandboxed;
+            let rule = format!("mode {}: {} a wider profile", self.mode, verb(verdict));
+            let (chosen, base) = (&self.request.profile, &self.settings.profile.value);
+            voices.push(Voice::new(verdict, rule, format!("profile `{chosen}` gives more than `{base}` ({key})")));
+        }
+    }
+
+    /// Powers that come with the request are somebody's consent (L1).
+    fn grants(&self, voices: &mut Vec<Voice>) {
+        if self.by_person || self.request.grants.is_empty() {
+            return;
+        }
+        let bare = resolve_profile(self.settings, &self.request.profile, self.request.workspace.as_path(), &[]);
+        let has = |grant: &Grant| bare.as_ref().is_ok_and(|profile| has_power(profile, grant));
+        let added: Vec<Grant> = self.request.grants.iter().filter(|grant| !has(grant)).cloned().collect();
+        let Some(verdict) = added.iter().map(|grant| self.answers.requested(GrantClass::of(grant))).max() else {
+            return;
+        };
+        let reasons = added.iter().map(|grant| format!("it asks for `{grant}`")).collect();
+        let rule = format!("mode {}: {} requested powers", self.mode, verb(verdict));
+        voices.push(Voice { verdict, rule, reasons, asks: Asks::Grants(added) });
+    }
+
+    fn rules_and_tier(&self, unsandboxed: bool, voices: &mut Vec<Voice>) {
+        let found = rules::find(self.settings.rules(), &self.request.command);
+        voices.extend(found.raised.iter().map(|(rule, sure)| self.raised(rule, *sure)));
+        let tier = self.assessment.tier;
+        if tier == Tier::Ask
+            && let Some(rule) = found.allowed.first()
+        {
+            voices.push(Voice::new(Verdict::Allow, rule_name(rule), rule.justification.clone()));
+            return;
+        }
+        let (verdict, what) = match tier {
+            Tier::Allow => (Verdict::Allow, "runs".to_owned()),
+            Tier::Ask if self.answers.tier_ask == Verdict::Allow && !unsandboxed => {
+                (Verdict::Allow, "runs sandboxed".to_owned())
+            }
+            Tier::Ask => (self.answers.tier_ask, format!("is {}", participle(self.answers.tier_ask))),
+            Tier::Deny => (self.answers.tier_deny, format!("is {}", participle(self.answers.tier_deny))),
+        };
+        let rule = format!("mode {}: tier {} {what}", self.mode, tier_name(tier));
+        let told = self.assessment.findings.iter().filter(|finding| finding.tier == tier && tier != Tier::Allow);
+        let reasons =
+            told.take(MAX_FINDINGS_TOLD).map(|finding| format!("{}: {}", finding.code, finding.message)).collect();
+        voices.push(Voice { verdict, rule, reasons, asks: Asks::Run });
+    }
+
+    fn raised(&self, rule: &Rule, sure: Match) -> Voice {
+        let voice = |verdict, reason| Voice::new(verdict, rule_name(rule), reason);
+        let justification = rule.justification.clone();
+        match (rule.effect, sure) {
+            (Verdict::Deny, Match::Certain) => voice(Verdict::Deny, justification),
+            // The words are there, but whether they are run is not certain: a
+            // person looks, nobody else.
+            (Verdict::Deny, _) => voice(self.answers.rule_ask, format!("it may hold what is denied: {justification}")),
+            _ => voice(self.answers.rule_ask, justification).asking(Asks::Run),
+        }
+    }
+
+    /// Deny-overrides, then the caller's own approval, which answers the
+    /// question about the run and no other.
+    fn conclude(&self, mut voices: Vec<Voice>, unsandboxed: bool) -> Ruling {
+        let mut agreed = Vec::new();
+        if let Some(approval) = &self.request.caller_approval {
+            let by = RawText::from(approval.by.as_str()).escaped();
+            for voice in &mut voices {
+                if voice.verdict == Verdict::Ask && voice.asks == Asks::Run {
+                    voice.verdict = Verdict::Allow;
+                    voice.rule = format!("caller {by} agreed; otherwise {}", voice.rule);
+                }
+            }
+            agreed.push(format!("{by} agreed already"));
+            agreed.extend(
+                approval.warnings.iter().map(|w| format!("{by} was warned: {}", RawText::from(w.as_str()).escaped())),
+            );
+        }
+        let verdict = voices.iter().map(|voice| voice.verdict).max().unwrap_or(Verdict::Deny);
+        let deciding: Vec<&Voice> = voices.iter().filter(|voice| voice.verdict == verdict).collect();
+        let rule = deciding.first().map_or_else(|| "nothing allows it".to_owned(), |voice| voice.rule.clone());
+        let mut reasons: Vec<String> = deciding.iter().flat_map(|voice| voice.reasons.clone()).collect();
+        reasons.extend(agreed);
+        let questions = if verdict == Verdict::Ask { questions(&deciding) } else { Vec::new() };
+        Ruling { decision: Decision { verdict, rule, reasons }, questions, unsandboxed }
+    }
+}
+
+/// One question for everything about the run, one for the powers. The question
+/// about the sandbox stands for both: without one there is nothing to add to.
+fn questions(deciding: &[&Voice]) -> Vec<QuestionKind> {
+    if deciding.iter().any(|voice| voice.asks == Asks::Unsandboxed) {
+        return vec![QuestionKind::Unsandboxed];
+    }
+    let mut questions = Vec::new();
+    let about_run: Vec<&&Voice> =
+        deciding.iter().filter(|voice| matches!(voice.asks, Asks::Run | Asks::RunByPerson)).collect();
+    if !about_run.is_empty() {
+        let reasons = about_run.iter().flat_map(|voice| voice.reasons.clone()).collect();
+        questions.push(QuestionKind::Run { reasons });
+    }
+    for voice in deciding {
+        if let Asks::Grants(grants) = &voice.asks {
+            questions.push(QuestionKind::Grants { grants: grants.clone() });
+        }
+    }
+    questions
+}
+
+/// The answers that hold for a request: the person's own mode, or the stricter
+/// of what is configured and what is asked for.
+pub fn mode_answers(settings: &Settings, request: &Request, by_person: bool) -> ModeAnswers {
+    let asked = ModeAnswers::of(request.approval_mode);
+    if by_person { asked } else { asked.strictest(&ModeAnswers::of(settings.approval_mode.value)) }
+}
+
+/// True where a person may be asked for this power after it was refused during
+/// the run; false where the refusal is final.
+pub fn may_escalate(settings: &Settings, request: &Request, grant: &Grant, by_person: bool) -> bool {
+    mode_answers(settings, request, by_person).denied(GrantClass::of(grant)) == Verdict::Ask
+}
+
+fn rule_name(rule: &Rule) -> String {
+    format!("rule {} `{}`, {}", verdict_name(rule.effect), rule.prefix.join(" "), rule.origin)
+}
+
+fn one_line(text: &str) -> String {
+    text.replace('\n', "; ")
+}
+
+pub(crate) fn verdict_name(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Allow => "allow",
+        Verdict::Ask => "ask",
+        Verdict::Deny => "deny",
+    }
+}
+
+fn verb(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Allow => "allows",
+        Verdict::Ask => "asks about",
+        Verdict::Deny => "refuses",
+    }
+}
+
+fn participle(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Allow => "allowed",
+        Verdict::Ask => "asked about",
+        Verdict::Deny => "refused",
+    }
+}
+
+fn tier_name(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Allow => "allow",
+        Tier::Ask => "ask",
+        Tier::Deny => "deny",
+    }
+}

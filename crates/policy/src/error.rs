@@ -1,0 +1,136 @@
+//! What is wrong with a configuration, for a person: where, what, and the one
+//! thing to do. Every such error means that nothing runs (L6).
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use stockade_model::RawText;
+
+/// A place in a file; both count from 1, columns in characters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place {
+    /// Line.
+    pub line: usize,
+    /// Column.
+    pub column: usize,
+}
+
+impl Place {
+    /// The place of a byte offset.
+    pub(crate) fn of(source: &str, offset: usize) -> Self {
+        let mut offset = offset.min(source.len());
+        while !source.is_char_boundary(offset) {
+            offset -= 1;
+        }
+        let before = &source[..offset];
+        let start = before.rfind('\n').map_or(0, |at| at + 1);
+        Self { line: before.matches('\n').count() + 1, column: before[start..].chars().count() + 1 }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.line, self.column)
+    }
+}
+
+/// A configuration file that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    file: PathBuf,
+    place: Option<Place>,
+    message: String,
+    hint: Option<String>,
+}
+
+impl ConfigError {
+    pub(crate) fn new(file: &Path, place: Option<Place>, message: impl Into<String>) -> Self {
+        Self { file: file.to_owned(), place, message: message.into(), hint: None }
+    }
+
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// The file.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// Where in it.
+    pub fn place(&self) -> Option<Place> {
+        self.place
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+/// `FILE:LINE:COLUMN: what is wrong`, and on a line of its own `hint: ...`.
+/// The text of the file is escaped: it may be a stranger's.
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:", RawText::from(self.file.as_path()).escaped())?;
+        if let Some(place) = self.place {
+            write!(f, "{place}:")?;
+        }
+        write!(f, " {}", RawText::from(self.message.as_str()).escaped())?;
+        match &self.hint {
+            Some(hint) => write!(f, "\nhint: {}", RawText::from(hint.as_str()).escaped()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The closest of `known` to `name`, if it is close enough to be meant.
+pub(crate) fn suggestion<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    // Keys are short; a longer text is no slip of the pen.
+    if name.len() > 64 {
+        return None;
+    }
+    let limit = (name.chars().count() / 3).max(1);
+    known
+        .into_iter()
+        .map(|candidate| (edit_distance(name, candidate), candidate))
+        .filter(|(distance, _)| *distance <= limit)
+        .min()
+        .map(|(_, candidate)| candidate)
+}
+
+/// Levenshtein distance in characters, a swap of neighbours counted as two.
+fn edit_distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, to) in b.iter().enumerate() {
+            let above = row[j + 1];
+            row[j + 1] = if from == *to { diagonal } else { 1 + diagonal.min(above).min(row[j]) };
+            diagonal = above;
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slips_of_the_pen_are_recognised() {
+        let known = ["profile", "profiles", "sandbox", "level"];
+        assert_eq!(suggestion("profil", known), Some("profile"));
+        assert_eq!(suggestion("sandbx", known), Some("sandbox"));
+        assert_eq!(suggestion("sanbdox", known), Some("sandbox"));
+        assert_eq!(suggestion("wibble", known), None);
+    }
+
+    #[test]
+    fn places_count_characters() {
+        assert_eq!(Place::of("é = 1\nab", 0), Place { line: 1, column: 1 });
+        assert_eq!(Place::of("é = 1\nab", 3), Place { line: 1, column: 3 });
+        assert_eq!(Place::of("é = 1\nab", 8), Place { line: 2, column: 2 });
+        assert_eq!(Place::of("ab", 99), Place { line: 1, column: 3 });
+    }
+}

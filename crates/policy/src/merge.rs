@@ -1,0 +1,340 @@
+//! Layers to settings: system, then user, then project. The project's layer may
+//! only tighten (L7): what would widen is an error that names its place.
+//!
+//! Pure: texts in, settings out.
+
+use std::path::{Path, PathBuf};
+
+use stockade_model::{ApprovalMode, Level, SandboxPreference, Verdict};
+
+use crate::error::{ConfigError, suggestion};
+use crate::file::{ConfigFile, LevelName, ModeName, ProfileSection};
+use crate::mode::{ModeAnswers, mode_name};
+use crate::parse::{Places, parse};
+use crate::rules::Rule;
+use crate::settings::{OwnDirectories, Settings};
+use crate::shipped;
+use crate::spec::{Layer, Origin, Sourced};
+use crate::text::ProfileName;
+
+/// Default of `approval_timeout`, in milliseconds.
+const DEFAULT_APPROVAL_TIMEOUT_MS: u64 = 120_000;
+
+/// The text of one configuration file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerText {
+    /// Whose it is.
+    pub layer: Layer,
+    /// Where it was read.
+    pub path: PathBuf,
+    /// What it says.
+    pub source: String,
+}
+
+impl Settings {
+    /// Merges layers, which may come in any order. `home` is absolute.
+    ///
+    /// # Errors
+    /// When a file says something that it cannot mean, or a project's file
+    /// something that would widen.
+    pub fn from_layers(home: &Path, own: OwnDirectories, layers: &[LayerText]) -> Result<Self, ConfigError> {
+        let mut settings = Self {
+            profile: Sourced::new("workspace".to_owned(), Origin::Default),
+            approval_mode: Sourced::new(ApprovalMode::default(), Origin::Default),
+            approval_timeout_ms: Sourced::new(DEFAULT_APPROVAL_TIMEOUT_MS, Origin::Default),
+            sandbox: Sourced::new(SandboxPreference::Auto, Origin::Default),
+            level: Sourced::new(Level::Full, Origin::Default),
+            allow_host: Sourced::new(false, Origin::Default),
+            home: home.to_owned(),
+            own,
+            profiles: shipped::profiles(home)?,
+            rules: Vec::new(),
+        };
+        let mut ordered: Vec<&LayerText> = layers.iter().collect();
+        ordered.sort_by_key(|layer| layer.layer);
+        let mut granular = None;
+        for layer in ordered {
+            let (content, places) = parse::<ConfigFile>(&layer.path, &layer.source)?;
+            granular = content.approval.granular.or(granular);
+            let file = File { layer, places, content };
+            file.apply_scalars(&mut settings)?;
+            file.apply_mode(&mut settings, granular)?;
+            file.apply_profiles(&mut settings)?;
+            file.apply_default_profile(&mut settings)?;
+            file.apply_rules(&mut settings)?;
+        }
+        Ok(settings)
+    }
+}
+
+/// One parsed file on its way into the settings.
+struct File<'a> {
+    layer: &'a LayerText,
+    places: Places,
+    content: ConfigFile,
+}
+
+impl File<'_> {
+    fn error(&self, key: &str, message: impl Into<String>) -> ConfigError {
+        // An item's own place if it has one, otherwise the nearest key above.
+        let mut path = key;
+        let mut place = self.places.get(path);
+        while let (None, Some(at)) = (place, path.rfind(['.', '['])) {
+            path = &path[..at];
+            place = self.places.get(path);
+        }
+        ConfigError::new(&self.layer.path, place, message)
+    }
+
+    fn widens(&self, key: &str, why: &str) -> ConfigError {
+        let said = format!("`{key}` in project configuration: {why}");
+        self.error(key, said).hint("a project may only tighten; say this in your own configuration if you mean it")
+    }
+
+    fn is_project(&self) -> bool {
+        self.layer.layer == Layer::Project
+    }
+
+    fn origin(&self, key: &str) -> Origin {
+        Origin::File { layer: self.layer.layer, path: self.layer.path.clone(), place: self.places.get(key) }
+    }
+
+    fn set<T>(&self, slot: &mut Sourced<T>, key: &str, value: T) {
+        *slot = Sourced::new(value, self.origin(key));
+    }
+
+    fn apply_scalars(&self, settings: &mut Settings) -> Result<(), ConfigError> {
+        if let Some(timeout) = self.content.approval_timeout {
+            if self.is_project() && timeout.0 > settings.approval_timeout_ms.value {
+                let why = format!("longer than the {} ms in force", settings.approval_timeout_ms.value);
+                return Err(self.widens("approval_timeout", &why));
+            }
+            self.set(&mut settings.approval_timeout_ms, "approval_timeout", timeout.0);
+        }
+        if let Some(sandbox) = self.content.sandbox {
+            if self.is_project() && sandbox != SandboxPreference::Require && sandbox != settings.sandbox.value {
+                return Err(self.widens("sandbox", "only `require` tightens"));
+            }
+            self.set(&mut settings.sandbox, "sandbox", sandbox);
+        }
+        if let Some(level) = self.content.level {
+            let level = match level {
+                LevelName::Full => Level::Full,
+                LevelName::Restricted => Level::Restricted,
+            };
+            if self.is_project() && level == Level::Restricted && settings.level.value == Level::Full {
+                return Err(self.widens("level", "weaker than the `full` in force"));
+            }
+            self.set(&mut settings.level, "level", level);
+        }
+        if let Some(allow) = self.content.allow_host {
+            if self.is_project() && allow {
+                return Err(self.widens("allow_host", "only the person may permit runs without a sandbox"));
+            }
+            self.set(&mut settings.allow_host, "allow_host", allow);
+        }
+        Ok(())
+    }
+
+    fn apply_mode(
+        &self,
+        settings: &mut Settings,
+        granular: Option<stockade_model::GranularMode>,
+    ) -> Result<(), ConfigError> {
+        let current = settings.approval_mode.value;
+        let (key, mode) = match self.content.approval_mode {
+            Some(ModeName::Untrusted) => ("approval_mode", ApprovalMode::Untrusted),
+            Some(ModeName::OnFailure) => ("approval_mode", ApprovalMode::OnFailure),
+            Some(ModeName::OnRequest) => ("approval_mode", ApprovalMode::OnRequest),
+            Some(ModeName::Never) => ("approval_mode", ApprovalMode::Never),
+            Some(ModeName::Granular) => match granular {
+                Some(classes) => ("approval_mode", ApprovalMode::Granular(classes)),
+                None => {
+                    return Err(self
+                        .error("approval_mode", "`granular` without classes")
+                        .hint("add `[approval.granular]` with `run`, `filesystem`, `network` or `other` set to true"));
+                }
+            },
+            // The classes alone change a mode that is granular already.
+            None => match (current, self.content.approval.granular) {
+                (ApprovalMode::Granular(_), Some(classes)) => ("approval.granular", ApprovalMode::Granular(classes)),
+                _ => return Ok(()),
+            },
+        };
+        if self.is_project() && !ModeAnswers::of(mode).is_as_strict_as(&ModeAnswers::of(current)) {
+            let why = format!("not stricter in every case than the `{}` in force", mode_name(current));
+            return Err(self.widens(key, &why));
+        }
+        self.set(&mut settings.approval_mode, key, mode);
+        Ok(())
+    }
+
+    /// A profile comes after those it extends, whatever their order in the file.
+    fn apply_profiles(&self, settings: &mut Settings) -> Result<(), ConfigError> {
+        let mut pending: Vec<(&str, &ProfileSection)> =
+            self.content.profiles.iter().map(|(name, section)| (name.0.as_str(), section)).collect();
+        for (name, section) in &pending {
+            self.check_profile(settings, name, section)?;
+        }
+        while !pending.is_empty() {
+            let waits = |(name, section): &(&str, &ProfileSection)| {
+                let base = base_of(section);
+                !settings.profiles.contains_key(*name) && pending.iter().any(|(other, _)| *other == base)
+            };
+            let Some(next) = pending.iter().position(|entry| !waits(entry)) else {
+                let key = format!("profiles.{}.extends", pending[0].0);
+                return Err(self.error(&key, format!("profile `{}` extends itself", pending[0].0)));
+            };
+            let (name, section) = pending.remove(next);
+            self.apply_profile(settings, name, section)?;
+        }
+        Ok(())
+    }
+
+    fn check_profile(&self, settings: &Settings, name: &str, section: &ProfileSection) -> Result<(), ConfigError> {
+        let key = |rest: &str| format!("profiles.{name}{rest}");
+        if let Err(why) = name.parse::<ProfileName>() {
+            return Err(self.error(&key(""), format!("`{name}`: {why}")));
+        }
+        if name == "host" {
+            let error = self.error(&key(""), "the profile `host` has no sandbox and nothing to configure");
+            return Err(error.hint("to permit it, set `allow_host = true` in your own configuration"));
+        }
+        if let Some(base) = &section.extends {
+            if base.0 == "host" {
+                let error = self.error(&key(".extends"), "`host` has no sandbox and cannot be extended");
+                return Err(error.hint("extend `workspace` and add what is needed"));
+            }
+            if settings.profiles.contains_key(name) {
+                let error = self.error(&key(".extends"), format!("the profile `{name}` exists already"));
+                return Err(error.hint("leave `extends` out to add to it, or choose another name"));
+            }
+        }
+        if let Some(variable) = section.env.malformed_name() {
+            let error = self.error(&key(".env.set"), format!("`{variable}` is no variable's name"));
+            return Err(error.hint("a variable is letters, digits and `_`, not starting with a digit"));
+        }
+        if let Some((variable, _)) = section.env.set.iter().find(|(_, value)| value.contains('\0')) {
+            return Err(self.error(&key(".env.set"), format!("the value of `{variable}` holds a NUL byte")));
+        }
+        if let Some(0..16) = section.limits.open_files {
+            return Err(self.error(&key(".limits.open_files"), "with fewer than 16 descriptors nothing runs"));
+        }
+        if section.limits.processes == Some(0) {
+            return Err(self.error(&key(".limits.processes"), "with no processes nothing runs"));
+        }
+        if self.is_project() { self.check_narrows(settings, name, section) } else { Ok(()) }
+    }
+
+    fn check_narrows(&self, settings: &Settings, name: &str, section: &ProfileSection) -> Result<(), ConfigError> {
+        let gives = [
+            ("write", section.write.is_empty()),
+            ("reveal", section.reveal.is_empty()),
+            ("sockets", section.sockets.is_empty()),
+            ("env.pass", section.env.pass.is_empty()),
+            ("env.set", section.env.set.is_empty()),
+        ];
+        if let Some((key, _)) = gives.iter().find(|(_, is_empty)| !is_empty) {
+            return Err(self.widens(&format!("profiles.{name}.{key}"), "it would give more"));
+        }
+        let Some(base) = settings.profiles.get(name).or_else(|| settings.profiles.get(base_of(section))) else {
+            // It extends another profile of this file, where limits start.
+            return Ok(());
+        };
+        let mut narrowed = base.limits.clone();
+        narrowed.apply(&section.limits, &|_| Origin::Default);
+        for ((key, new), (_, old)) in narrowed.each().into_iter().zip(base.limits.each()) {
+            if let (Some(new), Some(old)) = (new, old)
+                && new.value > old.value
+            {
+                let why = format!("higher than the {} in force", old.value);
+                return Err(self.widens(&format!("profiles.{name}.{key}"), &why));
+            }
+        }
+        Ok(())
+    }
+
+    fn apply_profile(&self, settings: &mut Settings, name: &str, section: &ProfileSection) -> Result<(), ConfigError> {
+        if !settings.profiles.contains_key(name) {
+            let base = base_of(section);
+            let Some(spec) = settings.profiles.get(base) else {
+                let error = self.error(&format!("profiles.{name}.extends"), format!("there is no profile `{base}`"));
+                return Err(hint_profile(error, settings, base));
+            };
+            let mut spec = spec.clone();
+            spec.lineage.insert(0, base.to_owned());
+            spec.summary = format!("`{base}` as changed by {} configuration", self.layer.layer);
+            settings.profiles.insert(name.to_owned(), spec);
+        }
+        let home = settings.home.clone();
+        let origin = |key: &str| self.origin(&format!("profiles.{name}.{key}"));
+        let before = if self.is_project() { Some(settings.profiles.clone()) } else { None };
+        for (other, spec) in &mut settings.profiles {
+            if other == name {
+                spec.apply(section, &origin, &home);
+            } else if spec.lineage.iter().any(|ancestor| ancestor == name) {
+                // An inherited limit must not undo a lower one of the heir's.
+                let own = spec.limits.clone();
+                spec.apply(section, &origin, &home);
+                spec.limits = own.lower_of(&spec.limits);
+            }
+        }
+        self.check_result(settings, before)
+    }
+
+    /// The last word on narrowing, whatever the checks of single keys missed.
+    fn check_result(
+        &self,
+        settings: &Settings,
+        before: Option<std::collections::BTreeMap<String, crate::spec::ProfileSpec>>,
+    ) -> Result<(), ConfigError> {
+        for (name, old) in before.iter().flatten() {
+            if let Some(key) = settings.profiles.get(name).and_then(|new| new.wider_than(old)) {
+                return Err(self.widens(&format!("profiles.{name}.{key}"), "it would give more"));
+            }
+        }
+        Ok(())
+    }
+
+    fn apply_default_profile(&self, settings: &mut Settings) -> Result<(), ConfigError> {
+        let Some(ProfileName(name)) = &self.content.profile else { return Ok(()) };
+        let Some(chosen) = settings.profiles.get(name) else {
+            let error = self.error("profile", format!("there is no profile `{name}`"));
+            return Err(hint_profile(error, settings, name));
+        };
+        if self.is_project()
+            && let Some(current) = settings.profiles.get(&settings.profile.value)
+            && let Some(key) = chosen.wider_than(current)
+        {
+            let why = format!("`{name}` gives more than `{}` (`{key}`)", settings.profile.value);
+            return Err(self.widens("profile", &why));
+        }
+        self.set(&mut settings.profile, "profile", name.clone());
+        Ok(())
+    }
+
+    fn apply_rules(&self, settings: &mut Settings) -> Result<(), ConfigError> {
+        for (i, section) in self.content.rules.iter().enumerate() {
+            let key = format!("rules[{i}]");
+            if self.is_project() && section.effect == Verdict::Allow {
+                return Err(self.widens(&format!("{key}.effect"), "only `ask` and `deny` tighten"));
+            }
+            let rule = Rule::new(section, self.origin(&key))
+                .map_err(|(rest, why)| self.error(&format!("{key}.{rest}"), why))?;
+            settings.rules.push(rule);
+        }
+        Ok(())
+    }
+}
+
+fn base_of(section: &ProfileSection) -> &str {
+    section.extends.as_ref().map_or("workspace", |name| name.0.as_str())
+}
+
+pub(crate) fn hint_profile(error: ConfigError, settings: &Settings, name: &str) -> ConfigError {
+    let known: Vec<&str> = settings.profiles.keys().map(String::as_str).collect();
+    match suggestion(name, known.iter().copied()) {
+        Some(meant) => error.hint(format!("did you mean `{meant}`?")),
+        None => error.hint(format!("the profiles are `{}`", known.join("`, `"))),
+    }
+}

@@ -1,0 +1,287 @@
+//! From the settings, a profile's name and grants to the powers of one run.
+//! Adds exactly what is granted (L3), never what governs the run (L7).
+//!
+//! Must not know modes or consent: who agreed is not asked here.
+
+use std::path::{Component, Path, PathBuf};
+
+use stockade_model::{Environment, Filesystem, Grant, Limits, Profile, RawText};
+
+use crate::error::suggestion;
+use crate::settings::Settings;
+use crate::spec::{ProfileSpec, Sourced};
+use crate::text::ConfigPath;
+
+/// Why a profile cannot be made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ResolveError {
+    /// There is no profile of this name.
+    #[error("there is no profile `{name}`\nhint: {hint}")]
+    UnknownProfile {
+        /// The name asked for, escaped.
+        name: String,
+        /// What to do.
+        hint: String,
+    },
+    /// The workspace is not absolute and normal.
+    #[error("the workspace `{path}` is not an absolute path without `..`\nhint: name the directory whole")]
+    MalformedWorkspace {
+        /// The path, escaped.
+        path: String,
+    },
+    /// The workspace lies in what is hidden.
+    #[error(
+        "the workspace `{path}` lies in `{hidden}`, which is hidden from runs\nhint: choose another `--workspace`, or `reveal` it in your configuration"
+    )]
+    HiddenWorkspace {
+        /// The path, escaped.
+        path: String,
+        /// What hides it, escaped.
+        hidden: String,
+    },
+    /// A power would reach what governs the run (L7).
+    #[error(
+        "`{power} {path}` would reach Stockade's own files in `{own}`\nhint: choose a directory that neither holds them nor lies in them"
+    )]
+    OwnFiles {
+        /// `write`, `read`, `socket` ...
+        power: &'static str,
+        /// The path, escaped.
+        path: String,
+        /// Which of its directories, escaped.
+        own: String,
+    },
+    /// Writing was granted to what is hidden.
+    #[error("`{path}` is hidden, so it cannot be written\nhint: grant `read {path}` as well")]
+    HiddenWrite {
+        /// The path, escaped.
+        path: String,
+    },
+}
+
+/// The powers of a run: the profile with workspace and home put in and the
+/// grants merged. `workspace` is absolute and canonical.
+///
+/// `connect`, `listen`, `exec` and `memory` have no place in a profile: they
+/// stay in the plan's list of grants, where the backend reads them. A grant
+/// that gives nothing new changes nothing.
+///
+/// # Errors
+/// See [`ResolveError`]; nothing may run then.
+pub fn resolve_profile(
+    settings: &Settings,
+    name: &str,
+    workspace: &Path,
+    grants: &[Grant],
+) -> Result<Profile, ResolveError> {
+    let Some(spec) = settings.profiles.get(name) else { return Err(unknown_profile(settings, name)) };
+    let is_normal = |c: Component<'_>| matches!(c, Component::RootDir | Component::Normal(_));
+    if !workspace.is_absolute() || !workspace.components().all(is_normal) {
+        return Err(ResolveError::MalformedWorkspace { path: shown(workspace) });
+    }
+    let mut profile = instantiate(spec, name, &settings.home, workspace);
+    if !spec.sandboxed {
+        return Ok(profile);
+    }
+    for path in &settings.own.state {
+        profile.filesystem.hide.push(path.as_path().into());
+    }
+    if let Some(hidden) = hidden_by(&profile.filesystem, workspace) {
+        return Err(ResolveError::HiddenWorkspace { path: shown(workspace), hidden: shown(&hidden) });
+    }
+    // Reading first: `write` may depend on what `read` reveals.
+    let (reads, others): (Vec<&Grant>, Vec<&Grant>) = grants.iter().partition(|g| matches!(g, Grant::Read(_)));
+    for grant in reads.into_iter().chain(others) {
+        add_grant(&mut profile, grant)?;
+    }
+    check_own(settings, workspace, &profile.filesystem)?;
+    normalise(&mut profile.filesystem);
+    Ok(profile)
+}
+
+/// The grants that must be agreed to together, so that a question shows all
+/// that a yes gives: what lies hidden can be written only if it can be read.
+pub fn complete_grants(profile: &Profile, grants: &[Grant]) -> Vec<Grant> {
+    let mut all = Vec::with_capacity(grants.len());
+    for grant in grants {
+        if let Grant::Write(path) = grant
+            && hidden_by(&profile.filesystem, path).is_some()
+        {
+            all.push(Grant::Read(path.clone()));
+        }
+        all.push(grant.clone());
+    }
+    let mut seen = std::collections::BTreeSet::new();
+    all.retain(|grant| seen.insert(grant.clone()));
+    all
+}
+
+/// True where the profile has the power already, as far as a profile tells.
+pub(crate) fn has_power(profile: &Profile, grant: &Grant) -> bool {
+    if !profile.sandboxed {
+        return true;
+    }
+    match grant {
+        Grant::Connect { .. } | Grant::Listen(_) | Grant::Exec(_) | Grant::Memory(_) => false,
+        Grant::Write(_) | Grant::Read(_) | Grant::Socket(_) | Grant::Env(_) => {
+            let mut with = profile.clone();
+            add_grant(&mut with, grant).is_ok() && with == *profile
+        }
+    }
+}
+
+fn unknown_profile(settings: &Settings, name: &str) -> ResolveError {
+    let known: Vec<&str> = settings.profiles.keys().map(String::as_str).collect();
+    let hint = match suggestion(name, known.iter().copied()) {
+        Some(meant) => format!("did you mean `{meant}`?"),
+        None => format!("the profiles are `{}`", known.join("`, `")),
+    };
+    ResolveError::UnknownProfile { name: RawText::from(name).escaped(), hint }
+}
+
+fn instantiate(spec: &ProfileSpec, name: &str, home: &Path, workspace: &Path) -> Profile {
+    let paths = |list: &[Sourced<ConfigPath>]| -> Vec<RawText> {
+        list.iter().map(|entry| entry.value.resolve(home, workspace).into()).collect()
+    };
+    let limit = |value: &Option<Sourced<u64>>| value.as_ref().map(|entry| entry.value);
+    Profile {
+        name: name.to_owned(),
+        sandboxed: spec.sandboxed,
+        filesystem: Filesystem {
+            write: paths(&spec.write),
+            hide: paths(&spec.hide),
+            reveal: paths(&spec.reveal),
+            protect: spec.protect.iter().map(|entry| entry.value.0.clone()).collect(),
+            sockets: paths(&spec.sockets),
+        },
+        network: spec.network,
+        environment: Environment {
+            pass: spec.pass.iter().map(|entry| entry.value.as_str().to_owned()).collect(),
+            drop: spec.drop.iter().map(|entry| entry.value.as_str().to_owned()).collect(),
+            set: spec.set.iter().map(|(name, entry)| (name.clone(), entry.value.as_str().into())).collect(),
+        },
+        limits: Limits {
+            wall_ms: limit(&spec.limits.wall_ms),
+            open_files: limit(&spec.limits.open_files),
+            processes: limit(&spec.limits.processes),
+            temp_bytes: limit(&spec.limits.temp_bytes),
+            output_bytes: limit(&spec.limits.output_bytes),
+        },
+    }
+}
+
+fn add_grant(profile: &mut Profile, grant: &Grant) -> Result<(), ResolveError> {
+    let filesystem = &mut profile.filesystem;
+    match grant {
+        Grant::Write(path) => {
+            if hidden_by(filesystem, path).is_some() {
+                return Err(ResolveError::HiddenWrite { path: shown(path) });
+            }
+            if !is_writable(filesystem, path) {
+                push(&mut filesystem.write, path);
+            }
+        }
+        Grant::Read(path) => {
+            if hidden_by(filesystem, path).is_some() {
+                filesystem.hide.retain(|hidden| hidden.as_path() != path);
+                if hidden_by(filesystem, path).is_some() {
+                    push(&mut filesystem.reveal, path);
+                }
+            }
+        }
+        Grant::Socket(path) => push(&mut filesystem.sockets, path),
+        Grant::Env(name) => {
+            let environment = &mut profile.environment;
+            if !crate::environment::passes(environment, name) {
+                environment.drop.retain(|dropped| dropped != name);
+                environment.pass.push(name.clone());
+            }
+        }
+        Grant::Connect { .. } | Grant::Listen(_) | Grant::Exec(_) | Grant::Memory(_) => {}
+    }
+    Ok(())
+}
+
+fn push(list: &mut Vec<RawText>, path: &Path) {
+    if !list.iter().any(|entry| entry.as_path() == path) {
+        list.push(path.into());
+    }
+}
+
+/// What hides `path`: the nearest entry above it decides, and where both lists
+/// name the same path it is hidden.
+fn hidden_by(filesystem: &Filesystem, path: &Path) -> Option<PathBuf> {
+    let nearest = |list: &[RawText]| {
+        list.iter()
+            .map(|entry| entry.as_path().to_owned())
+            .filter(|entry| path.starts_with(entry))
+            .max_by_key(|entry| entry.components().count())
+    };
+    let hidden = nearest(&filesystem.hide)?;
+    let revealed = nearest(&filesystem.reveal).map_or(0, |entry| entry.components().count());
+    (hidden.components().count() >= revealed).then_some(hidden)
+}
+
+/// True where a writable root holds `path` and no protected name stands between.
+fn is_writable(filesystem: &Filesystem, path: &Path) -> bool {
+    filesystem.write.iter().any(|root| {
+        path.strip_prefix(root.as_path())
+            .is_ok_and(|rest| !filesystem.protect.iter().any(|name| holds_name(rest, name)))
+    })
+}
+
+/// True where the parts of `name` follow each other in `path`. Letter case is
+/// ignored, which errs towards "protected".
+fn holds_name(path: &Path, name: &str) -> bool {
+    let parts: Vec<&str> = name.split('/').collect();
+    let components: Vec<_> = path.components().map(Component::as_os_str).collect();
+    components.windows(parts.len()).any(|w| w.iter().zip(&parts).all(|(a, b)| a.eq_ignore_ascii_case(b)))
+}
+
+/// Refuses powers over Stockade's own files, and over the workspace's own
+/// configuration.
+fn check_own(settings: &Settings, workspace: &Path, filesystem: &Filesystem) -> Result<(), ResolveError> {
+    let refuse = |power, path: &RawText, own: &Path| {
+        Err(ResolveError::OwnFiles { power, path: path.escaped(), own: shown(own) })
+    };
+    for root in &filesystem.write {
+        let path = root.as_path();
+        for own in settings.own.configuration.iter().chain(&settings.own.state) {
+            if path.starts_with(own) || own.starts_with(path) {
+                return refuse("write", root, own);
+            }
+        }
+        for name in [".stockade", ".stockade.toml"] {
+            if holds_name(path, name) {
+                return refuse("write", root, &workspace.join(name));
+            }
+        }
+    }
+    for (power, list) in [("read", &filesystem.reveal), ("socket", &filesystem.sockets)] {
+        for entry in list {
+            if let Some(own) = settings.own.state.iter().find(|own| entry.as_path().starts_with(own)) {
+                return refuse(power, entry, own);
+            }
+        }
+    }
+    // A `read` grant of the very directory took it off the list.
+    match settings.own.state.iter().find(|own| hidden_by(filesystem, own).is_none()) {
+        Some(own) => refuse("read", &own.as_path().into(), own),
+        None => Ok(()),
+    }
+}
+
+/// Sorted, without repeats, so that one meaning has one digest.
+fn normalise(filesystem: &mut Filesystem) {
+    let Filesystem { write, hide, reveal, protect, sockets } = filesystem;
+    for list in [write, hide, reveal, sockets] {
+        list.sort();
+        list.dedup();
+    }
+    protect.sort();
+    protect.dedup();
+}
+
+fn shown(path: &Path) -> String {
+    RawText::from(path).escaped()
+}

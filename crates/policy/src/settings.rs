@@ -1,0 +1,124 @@
+//! The merged configuration: every value with where it came from.
+//!
+//! Made by `merge` alone; read by everything else.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use stockade_model::{ApprovalMode, Level, SandboxPreference};
+
+use crate::mode::mode_name;
+use crate::rules::Rule;
+use crate::spec::{Origin, ProfileSpec, Sourced};
+
+/// Stockade's own directories, which no run may write (L7). Absolute and
+/// canonical.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OwnDirectories {
+    /// Where configuration lies.
+    pub configuration: Vec<PathBuf>,
+    /// Where approvals and the audit log lie; not readable either.
+    pub state: Vec<PathBuf>,
+}
+
+/// The merged configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// The profile of runs that name none.
+    pub profile: Sourced<String>,
+    /// When to ask.
+    pub approval_mode: Sourced<ApprovalMode>,
+    /// How long a question waits, in milliseconds.
+    pub approval_timeout_ms: Sourced<u64>,
+    /// Whether a sandbox is insisted on.
+    pub sandbox: Sourced<SandboxPreference>,
+    /// The level of runs that name none.
+    pub level: Sourced<Level>,
+    /// Whether a person may be asked to run one command without a sandbox.
+    pub allow_host: Sourced<bool>,
+    pub(crate) home: PathBuf,
+    pub(crate) own: OwnDirectories,
+    pub(crate) profiles: BTreeMap<String, ProfileSpec>,
+    pub(crate) rules: Vec<Rule>,
+}
+
+/// One line of an explanation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explained {
+    /// The key, as a file would write it; list entries one by one.
+    pub key: String,
+    /// Its value.
+    pub value: String,
+    /// Where it came from.
+    pub origin: Origin,
+}
+
+impl Settings {
+    /// The home directory that `~` stands for.
+    pub fn home(&self) -> &Path {
+        &self.home
+    }
+
+    /// Names and summaries of the profiles there are.
+    pub fn profiles(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.profiles.iter().map(|(name, spec)| (name.as_str(), spec.summary.as_str()))
+    }
+
+    /// The rules, in the order they were read.
+    pub fn rules(&self) -> &[Rule] {
+        &self.rules
+    }
+
+    /// Every value with its origin: the settings, then the profile `name`, then
+    /// the rules.
+    pub fn explain(&self, name: &str) -> Vec<Explained> {
+        let mut lines = Vec::new();
+        let mut line = |key: &str, value: String, origin: &Origin| {
+            lines.push(Explained { key: key.to_owned(), value, origin: origin.clone() });
+        };
+        line("profile", self.profile.value.clone(), &self.profile.origin);
+        line("approval_mode", mode_name(self.approval_mode.value).to_owned(), &self.approval_mode.origin);
+        let timeout = format!("{}ms", self.approval_timeout_ms.value);
+        line("approval_timeout", timeout, &self.approval_timeout_ms.origin);
+        line("sandbox", preference_name(self.sandbox.value).to_owned(), &self.sandbox.origin);
+        line("level", self.level.value.to_string(), &self.level.origin);
+        line("allow_host", self.allow_host.value.to_string(), &self.allow_host.origin);
+        if let Some(spec) = self.profiles.get(name) {
+            spec.explain(&mut |key, value, origin| line(&format!("profiles.{name}.{key}"), value, origin));
+        }
+        for rule in &self.rules {
+            let effect = crate::decide::verdict_name(rule.effect);
+            line("rules", format!("{effect} `{}`: {}", rule.prefix.join(" "), rule.justification), &rule.origin);
+        }
+        lines
+    }
+}
+
+impl ProfileSpec {
+    fn explain(&self, line: &mut dyn FnMut(&str, String, &Origin)) {
+        for (key, list) in
+            [("write", &self.write), ("hide", &self.hide), ("reveal", &self.reveal), ("sockets", &self.sockets)]
+        {
+            list.iter().for_each(|entry| line(key, entry.value.to_string(), &entry.origin));
+        }
+        self.protect.iter().for_each(|entry| line("protect", entry.value.0.clone(), &entry.origin));
+        self.pass.iter().for_each(|entry| line("env.pass", entry.value.as_str().to_owned(), &entry.origin));
+        self.drop.iter().for_each(|entry| line("env.drop", entry.value.as_str().to_owned(), &entry.origin));
+        for (name, entry) in &self.set {
+            line(&format!("env.set.{name}"), entry.value.clone(), &entry.origin);
+        }
+        for (key, limit) in self.limits.each() {
+            if let Some(entry) = limit {
+                line(key, entry.value.to_string(), &entry.origin);
+            }
+        }
+    }
+}
+
+fn preference_name(preference: SandboxPreference) -> &'static str {
+    match preference {
+        SandboxPreference::Auto => "auto",
+        SandboxPreference::Require => "require",
+        SandboxPreference::Forbid => "forbid",
+    }
+}

@@ -1,0 +1,282 @@
+//! A profile before the workspace is known: lists whose every entry knows where
+//! it came from. Adding a section, and telling whether one profile is wider
+//! than another.
+//!
+//! Must not know files or layers' order; `merge` decides what may be added.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+use stockade_model::{Network, RawText};
+
+use crate::environment::glob_matches;
+use crate::error::Place;
+use crate::file::{LimitsSection, ProfileSection};
+use crate::text::{ConfigPath, DropPattern, PassPattern, ProtectedName};
+
+/// Whose configuration a file is. Later layers outweigh earlier ones, but the
+/// project's may only tighten (L7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Layer {
+    /// The machine's: `/etc/stockade/config.toml`.
+    System,
+    /// The person's: `$XDG_CONFIG_HOME/stockade/config.toml`.
+    User,
+    /// The workspace's: `.stockade.toml` or `.stockade/config.toml`.
+    Project,
+}
+
+impl fmt::Display for Layer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::System => "system",
+            Self::User => "user",
+            Self::Project => "project",
+        })
+    }
+}
+
+/// Where a value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Nothing set it.
+    Default,
+    /// A file of `policies/`, with its reason.
+    Shipped {
+        /// The file's name.
+        file: &'static str,
+        /// Why the entry is there.
+        reason: String,
+    },
+    /// A configuration file.
+    File {
+        /// Whose.
+        layer: Layer,
+        /// Which.
+        path: PathBuf,
+        /// Where in it.
+        place: Option<Place>,
+    },
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::Shipped { file, reason } => write!(f, "built in, policies/{file}: {reason}"),
+            Self::File { layer, path, place } => {
+                write!(f, "{layer} configuration, {}", RawText::from(path.as_path()).escaped())?;
+                place.map_or(Ok(()), |place| write!(f, ":{place}"))
+            }
+        }
+    }
+}
+
+/// A value and where it came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sourced<T> {
+    /// The value.
+    pub value: T,
+    /// Where it came from.
+    pub origin: Origin,
+}
+
+impl<T> Sourced<T> {
+    pub(crate) fn new(value: T, origin: Origin) -> Self {
+        Self { value, origin }
+    }
+}
+
+/// Limits with their origins; see [`stockade_model::Limits`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LimitsSpec {
+    pub wall_ms: Option<Sourced<u64>>,
+    pub open_files: Option<Sourced<u64>>,
+    pub processes: Option<Sourced<u64>>,
+    pub temp_bytes: Option<Sourced<u64>>,
+    pub output_bytes: Option<Sourced<u64>>,
+}
+
+impl LimitsSpec {
+    pub(crate) fn each(&self) -> [(&'static str, Option<&Sourced<u64>>); 5] {
+        [
+            ("limits.wall", self.wall_ms.as_ref()),
+            ("limits.open_files", self.open_files.as_ref()),
+            ("limits.processes", self.processes.as_ref()),
+            ("limits.temp", self.temp_bytes.as_ref()),
+            ("limits.output", self.output_bytes.as_ref()),
+        ]
+    }
+
+    /// The lower of two in each case; what is absent is higher than any.
+    pub(crate) fn lower_of(&self, other: &Self) -> Self {
+        let lower = |a: &Option<Sourced<u64>>, b: &Option<Sourced<u64>>| match (a, b) {
+            (Some(x), Some(y)) if y.value < x.value => b.clone(),
+            (None, _) => b.clone(),
+            _ => a.clone(),
+        };
+        Self {
+            wall_ms: lower(&self.wall_ms, &other.wall_ms),
+            open_files: lower(&self.open_files, &other.open_files),
+            processes: lower(&self.processes, &other.processes),
+            temp_bytes: lower(&self.temp_bytes, &other.temp_bytes),
+            output_bytes: lower(&self.output_bytes, &other.output_bytes),
+        }
+    }
+
+    pub(crate) fn apply(&mut self, section: &LimitsSection, origin: &dyn Fn(&str) -> Origin) {
+        let set = |slot: &mut Option<Sourced<u64>>, key: &str, value: Option<u64>| {
+            if let Some(value) = value {
+                *slot = Some(Sourced::new(value, origin(key)));
+            }
+        };
+        set(&mut self.wall_ms, "limits.wall", section.wall.map(|v| v.0));
+        set(&mut self.open_files, "limits.open_files", section.open_files);
+        set(&mut self.processes, "limits.processes", section.processes);
+        set(&mut self.temp_bytes, "limits.temp", section.temp.map(|v| v.0));
+        set(&mut self.output_bytes, "limits.output", section.output.map(|v| v.0));
+    }
+}
+
+/// A profile before the workspace is known. Home is put in already.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ProfileSpec {
+    /// The profiles it extends, nearest first: what is added to them is added
+    /// to it.
+    pub lineage: Vec<String>,
+    pub summary: String,
+    pub sandboxed: bool,
+    pub network: Network,
+    pub write: Vec<Sourced<ConfigPath>>,
+    pub hide: Vec<Sourced<ConfigPath>>,
+    pub reveal: Vec<Sourced<ConfigPath>>,
+    pub protect: Vec<Sourced<ProtectedName>>,
+    pub sockets: Vec<Sourced<ConfigPath>>,
+    pub pass: Vec<Sourced<PassPattern>>,
+    pub drop: Vec<Sourced<DropPattern>>,
+    pub set: BTreeMap<String, Sourced<String>>,
+    pub limits: LimitsSpec,
+}
+
+fn add<T: PartialEq>(list: &mut Vec<Sourced<T>>, value: T, origin: Origin) {
+    if !list.iter().any(|entry| entry.value == value) {
+        list.push(Sourced::new(value, origin));
+    }
+}
+
+fn has<T: PartialEq>(list: &[Sourced<T>], value: &T) -> bool {
+    list.iter().any(|entry| &entry.value == value)
+}
+
+impl ProfileSpec {
+    /// Adds a section. Within it, what takes away outweighs what gives; against
+    /// what was there before, the section outweighs. `origin` gives the origin
+    /// of a key of the section.
+    pub(crate) fn apply(&mut self, section: &ProfileSection, origin: &dyn Fn(&str) -> Origin, home: &std::path::Path) {
+        let item = |key: &str, i: usize| origin(&format!("{key}[{i}]"));
+        for (i, path) in section.write.iter().enumerate() {
+            add(&mut self.write, path.with_home(home), item("write", i));
+        }
+        for (i, path) in section.sockets.iter().enumerate() {
+            add(&mut self.sockets, path.with_home(home), item("sockets", i));
+        }
+        for (i, path) in section.reveal.iter().enumerate() {
+            self.reveal(path.with_home(home), item("reveal", i));
+        }
+        for (i, path) in section.hide.iter().enumerate() {
+            self.hide(path.with_home(home), item("hide", i));
+        }
+        for (i, name) in section.protect.iter().enumerate() {
+            add(&mut self.protect, name.clone(), item("protect", i));
+        }
+        for (i, name) in section.env.pass.iter().enumerate() {
+            self.pass(name.clone(), item("env.pass", i));
+        }
+        for (name, value) in &section.env.set {
+            self.set.insert(name.clone(), Sourced::new(value.clone(), origin(&format!("env.set.{name}"))));
+        }
+        for (i, name) in section.env.drop.iter().enumerate() {
+            self.drop(name.clone(), item("env.drop", i));
+        }
+        self.limits.apply(&section.limits, origin);
+    }
+
+    /// What lies at or beneath a path that is hidden now is no longer revealed.
+    pub(crate) fn hide(&mut self, path: ConfigPath, origin: Origin) {
+        self.reveal.retain(|entry| !entry.value.is_beneath(&path));
+        self.sockets.retain(|entry| !entry.value.is_beneath(&path));
+        add(&mut self.hide, path, origin);
+    }
+
+    fn reveal(&mut self, path: ConfigPath, origin: Origin) {
+        self.hide.retain(|entry| entry.value != path);
+        add(&mut self.reveal, path, origin);
+    }
+
+    pub(crate) fn pass(&mut self, pattern: PassPattern, origin: Origin) {
+        self.drop.retain(|entry| entry.value.as_str() != pattern.as_str());
+        add(&mut self.pass, pattern, origin);
+    }
+
+    pub(crate) fn drop(&mut self, pattern: DropPattern, origin: Origin) {
+        self.pass.retain(|entry| !glob_matches(pattern.as_str(), entry.value.as_str()));
+        self.set.retain(|name, _| !glob_matches(pattern.as_str(), name));
+        add(&mut self.drop, pattern, origin);
+    }
+
+    /// The first key in which this profile gives more than `base`, if any.
+    /// Errs towards "wider": equal powers written differently count as wider.
+    pub(crate) fn wider_than(&self, base: &Self) -> Option<&'static str> {
+        match (base.sandboxed, self.sandboxed) {
+            (false, _) => return None,
+            (true, false) => return Some("sandboxed"),
+            (true, true) => {}
+        }
+        if self.network == Network::Host && base.network == Network::None {
+            return Some("network");
+        }
+        let beneath_base = |entry: &Sourced<ConfigPath>| base.write.iter().any(|b| entry.value.is_beneath(&b.value));
+        if !self.write.iter().all(beneath_base) {
+            return Some("write");
+        }
+        // Nearest entry wins, so a hidden path stays hidden only if it is still
+        // listed and nothing new is revealed.
+        if !base.hide.iter().all(|entry| has(&self.hide, &entry.value)) {
+            return Some("hide");
+        }
+        if !self.reveal.iter().all(|entry| has(&base.reveal, &entry.value)) {
+            return Some("reveal");
+        }
+        if !base.protect.iter().all(|entry| has(&self.protect, &entry.value)) {
+            return Some("protect");
+        }
+        if !self.sockets.iter().all(|entry| has(&base.sockets, &entry.value)) {
+            return Some("sockets");
+        }
+        self.environment_wider_than(base).or_else(|| self.limits_wider_than(base))
+    }
+
+    fn environment_wider_than(&self, base: &Self) -> Option<&'static str> {
+        if !self.pass.iter().all(|entry| has(&base.pass, &entry.value)) {
+            return Some("env.pass");
+        }
+        if !base.drop.iter().all(|entry| has(&self.drop, &entry.value)) {
+            return Some("env.drop");
+        }
+        let known = |(name, entry): (&String, &Sourced<String>)| {
+            matches!(entry.origin, Origin::Shipped { .. })
+                || base.set.get(name).is_some_and(|before| before.value == entry.value)
+        };
+        if !self.set.iter().all(known) { Some("env.set") } else { None }
+    }
+
+    fn limits_wider_than(&self, base: &Self) -> Option<&'static str> {
+        let wider = |(new, old): (Option<&Sourced<u64>>, Option<&Sourced<u64>>)| match (new, old) {
+            (_, None) => false,
+            (None, Some(_)) => true,
+            (Some(new), Some(old)) => new.value > old.value,
+        };
+        self.limits.each().into_iter().zip(base.limits.each()).find(|(a, b)| wider((a.1, b.1))).map(|(a, _)| a.0)
+    }
+}

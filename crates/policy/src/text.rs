@@ -1,0 +1,379 @@
+//! The small written forms of configuration: durations, sizes, paths, names.
+//!
+//! Each is a type that only its parser can make, so that everything behind it
+//! is known to be well formed. Must not know files, layers or profiles.
+
+use std::fmt;
+use std::path::{Component, Path, PathBuf};
+use std::str::FromStr;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer};
+
+/// Longest duration that is taken for meant, in milliseconds: 365 days.
+const MAX_DURATION_MS: u64 = 365 * 24 * 60 * 60 * 1000;
+/// Longest text of any value. PATH_MAX of Linux is 4096 (limits.h).
+const MAX_TEXT_BYTES: usize = 4096;
+
+/// Why a text is not of its form.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct TextError(String);
+
+fn fail<T>(why: impl Into<String>) -> Result<T, TextError> {
+    Err(TextError(why.into()))
+}
+
+/// Gives a type its reading from a string and its place in the schema.
+macro_rules! text_form {
+    ($name:ident, $pattern:expr, $description:expr) => {
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+            }
+        }
+        impl JsonSchema for $name {
+            fn inline_schema() -> bool {
+                true
+            }
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                stringify!($name).into()
+            }
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                json_schema!({ "type": "string", "pattern": $pattern, "description": $description })
+            }
+        }
+    };
+}
+
+/// A span of time: whole number and unit, `500ms`, `120s`, `10m`, `1h`, `7d`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Milliseconds(pub u64);
+
+impl FromStr for Milliseconds {
+    type Err = TextError;
+    fn from_str(text: &str) -> Result<Self, TextError> {
+        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+        let (number, unit) = text.split_at(digits);
+        let factor = match unit {
+            "ms" => 1,
+            "s" => 1000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            "d" => 86_400_000,
+            _ => return fail("a duration is a whole number and `ms`, `s`, `m`, `h` or `d`, e.g. `120s`"),
+        };
+        let value: Option<u64> = number.parse::<u64>().ok().and_then(|n| n.checked_mul(factor));
+        match value {
+            Some(0) => fail("a duration must be longer than nothing"),
+            Some(ms) if ms <= MAX_DURATION_MS => Ok(Self(ms)),
+            Some(_) => fail("a duration is at most `365d`"),
+            None => fail("a duration is a whole number and a unit, e.g. `120s`"),
+        }
+    }
+}
+text_form!(Milliseconds, "^[0-9]+(ms|s|m|h|d)$", "A duration, e.g. `500ms`, `120s`, `10m`, `1h`, `7d`.");
+
+/// An amount of bytes: whole number, optionally with `KiB`, `MiB`, `GiB`, `TiB`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Bytes(pub u64);
+
+impl FromStr for Bytes {
+    type Err = TextError;
+    fn from_str(text: &str) -> Result<Self, TextError> {
+        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+        let (number, unit) = text.split_at(digits);
+        let factor: u64 = match unit {
+            "" => 1,
+            "KiB" => 1 << 10,
+            "MiB" => 1 << 20,
+            "GiB" => 1 << 30,
+            "TiB" => 1 << 40,
+            _ => return fail("a size is a whole number and `KiB`, `MiB`, `GiB` or `TiB`, e.g. `2GiB`"),
+        };
+        match number.parse::<u64>().ok().and_then(|n| n.checked_mul(factor)) {
+            Some(0) => fail("a size must be more than nothing"),
+            Some(bytes) => Ok(Self(bytes)),
+            None => fail("a size is a whole number and a unit, e.g. `2GiB`"),
+        }
+    }
+}
+text_form!(Bytes, "^[0-9]+(KiB|MiB|GiB|TiB)?$", "A size, e.g. `4096`, `64KiB`, `512MiB`, `2GiB`.");
+
+/// A path as configuration may write it: `/absolute`, `~/in/home` or
+/// `./in/workspace`; normal, without `..`, patterns or variables.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ConfigPath {
+    /// From the root.
+    Absolute(PathBuf),
+    /// From the home directory; empty for the directory itself.
+    Home(PathBuf),
+    /// From the workspace; empty for the directory itself.
+    Workspace(PathBuf),
+}
+
+impl ConfigPath {
+    /// The absolute path it means.
+    pub fn resolve(&self, home: &Path, workspace: &Path) -> PathBuf {
+        let join = |base: &Path, rest: &Path| if rest.as_os_str().is_empty() { base.into() } else { base.join(rest) };
+        match self {
+            Self::Absolute(path) => path.clone(),
+            Self::Home(rest) => join(home, rest),
+            Self::Workspace(rest) => join(workspace, rest),
+        }
+    }
+
+    /// True where every workspace puts `self` at or beneath `other`. Home
+    /// directories are compared by name, so resolve them first.
+    pub fn is_beneath(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Absolute(a), Self::Absolute(b))
+            | (Self::Home(a), Self::Home(b))
+            | (Self::Workspace(a), Self::Workspace(b)) => a.starts_with(b),
+            (_, Self::Absolute(b)) => b == Path::new("/"),
+            _ => false,
+        }
+    }
+
+    /// The same path with the home directory put in.
+    pub fn with_home(&self, home: &Path) -> Self {
+        match self {
+            Self::Home(_) => Self::Absolute(self.resolve(home, Path::new("/"))),
+            _ => self.clone(),
+        }
+    }
+}
+
+impl fmt::Display for ConfigPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (prefix, path) = match self {
+            Self::Absolute(path) => ("", path),
+            Self::Home(path) if path.as_os_str().is_empty() => ("~", path),
+            Self::Home(path) => ("~/", path),
+            Self::Workspace(path) => ("./", path),
+        };
+        write!(f, "{prefix}{}", path.display())
+    }
+}
+
+impl FromStr for ConfigPath {
+    type Err = TextError;
+    fn from_str(text: &str) -> Result<Self, TextError> {
+        if text.len() > MAX_TEXT_BYTES || text.chars().any(char::is_control) {
+            return fail("a path holds no control characters and at most 4096 bytes");
+        }
+        if text.contains(['*', '?', '[']) {
+            return fail("patterns are not supported in paths: name the directory, it covers what is beneath it");
+        }
+        if text.contains('$') {
+            return fail("variables are not expanded in paths: write `~/...`, `./...` or an absolute path");
+        }
+        let (make, rest): (fn(PathBuf) -> Self, &str) = match text {
+            "~" => (Self::Home, ""),
+            "." => (Self::Workspace, ""),
+            _ => {
+                if let Some(rest) = text.strip_prefix("~/") {
+                    (Self::Home, rest)
+                } else if let Some(rest) = text.strip_prefix("./") {
+                    (Self::Workspace, rest)
+                } else if text.starts_with('/') {
+                    (Self::Absolute, text)
+                } else {
+                    return fail("a path is absolute, or starts with `~/` (home) or `./` (workspace)");
+                }
+            }
+        };
+        if Path::new(rest).components().any(|c| matches!(c, Component::ParentDir)) {
+            return fail("a path must not hold `..`");
+        }
+        let normal: PathBuf = if text.starts_with('/') {
+            Path::new(rest).components().collect()
+        } else {
+            // A second slash after `~/` must not turn the rest absolute.
+            Path::new(rest).components().filter(|c| matches!(c, Component::Normal(_))).collect()
+        };
+        Ok(make(normal))
+    }
+}
+text_form!(ConfigPath, r"^(/|~$|~/|\.$|\./)", "A path: absolute, `~/...` (home) or `./...` (workspace).");
+
+/// Names of variables: a name, or a pattern with `*`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PassPattern(String);
+
+/// Names of variables that never pass: a name, or a pattern in which each `*`
+/// stands for any text.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DropPattern(String);
+
+fn variable_characters(text: &str, also: &str) -> Result<(), TextError> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || c == '_' || also.contains(c);
+    if text.is_empty() || text.len() > 256 || !text.chars().all(fits) || text.starts_with(|c: char| c.is_ascii_digit())
+    {
+        return fail("a variable is letters, digits and `_`, not starting with a digit");
+    }
+    Ok(())
+}
+
+impl PassPattern {
+    /// As written.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for PassPattern {
+    type Err = TextError;
+    fn from_str(text: &str) -> Result<Self, TextError> {
+        variable_characters(text, "*")?;
+        if text.strip_suffix('*').unwrap_or(text).contains('*') {
+            return fail("here `*` may stand only at the end");
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+text_form!(PassPattern, r"^[A-Za-z_][A-Za-z0-9_]*\*?$|^\*$", "A variable's name; a trailing `*` matches any tail.");
+
+impl DropPattern {
+    /// As written.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for DropPattern {
+    type Err = TextError;
+    fn from_str(text: &str) -> Result<Self, TextError> {
+        variable_characters(text, "*")?;
+        Ok(Self(text.to_owned()))
+    }
+}
+text_form!(DropPattern, r"^[A-Za-z_*][A-Za-z0-9_*]*$", "A variable's name; each `*` stands for any text.");
+
+/// The name of one variable.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct VariableName(pub(crate) String);
+
+impl FromStr for VariableName {
+    type Err = TextError;
+    fn from_str(text: &str) -> Result<Self, TextError> {
+        variable_characters(text, "").map(|()| Self(text.to_owned()))
+    }
+}
+text_form!(VariableName, r"^[A-Za-z_][A-Za-z0-9_]*$", "A variable's name.");
+
+/// A protected name: relative, one or more parts, e.g. `.envrc`, `.git/hooks`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ProtectedName(pub(crate) String);
+
+impl FromStr for ProtectedName {
+    type Err = TextError;
+    fn from_str(text: &str) -> Result<Self, TextError> {
+        let part_is_plain = |part: &str| !part.is_empty() && part != "." && part != ".." && part.len() <= 255;
+        if text.len() > MAX_TEXT_BYTES
+            || text.chars().any(|c| c.is_control() || matches!(c, '*' | '?' | '[' | '~' | '$'))
+            || !text.split('/').all(part_is_plain)
+        {
+            return fail("a protected name is a relative name without patterns, `.` or `..`, e.g. `.envrc`");
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+text_form!(
+    ProtectedName,
+    r"^[^/*?~$\[]+(/[^/*?~$\[]+)*$",
+    "A name protected in every writable directory, e.g. `.envrc`."
+);
+
+/// The name of a profile: lower-case letters, digits and `-`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ProfileName(pub(crate) String);
+
+impl FromStr for ProfileName {
+    type Err = TextError;
+    fn from_str(text: &str) -> Result<Self, TextError> {
+        let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+        if text.is_empty() || text.len() > 64 || text.starts_with('-') || !text.bytes().all(fits) {
+            return fail("a profile's name is lower-case letters, digits and `-`, at most 64");
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+text_form!(ProfileName, "^[a-z0-9][a-z0-9-]{0,63}$", "The name of a profile.");
+
+impl<'de> Deserialize<'de> for ProfileKey {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer).map(Self)
+    }
+}
+
+/// A profile's name where it stands as a key. Checked with the profile itself,
+/// because a key's own errors carry no place.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, JsonSchema)]
+#[schemars(transparent)]
+pub struct ProfileKey(pub(crate) String);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check<T: FromStr + PartialEq + fmt::Debug>(text: &str, expected: Option<T>)
+    where
+        T::Err: fmt::Debug,
+    {
+        assert_eq!(text.parse::<T>().ok(), expected, "{text:?}");
+    }
+
+    #[test]
+    fn durations_are_strict() {
+        check("120s", Some(Milliseconds(120_000)));
+        check("500ms", Some(Milliseconds(500)));
+        check("365d", Some(Milliseconds(MAX_DURATION_MS)));
+        for bad in ["", "s", "10", "10 s", "+1s", "-1s", "1.5h", "0s", "366d", "1S", "99999999999999999999s", "１s"] {
+            check::<Milliseconds>(bad, None);
+        }
+    }
+
+    #[test]
+    fn sizes_are_strict() {
+        check("2GiB", Some(Bytes(2 << 30)));
+        check("4096", Some(Bytes(4096)));
+        for bad in ["", "GiB", "2GB", "2 GiB", "0", "2gib", "1.5GiB", "99999999999TiB", "-1"] {
+            check::<Bytes>(bad, None);
+        }
+    }
+
+    #[test]
+    fn paths_are_absolute_or_anchored() {
+        check("/a//b/./c/", Some(ConfigPath::Absolute("/a/b/c".into())));
+        check("~", Some(ConfigPath::Home("".into())));
+        check("~//etc", Some(ConfigPath::Home("etc".into())));
+        check("./", Some(ConfigPath::Workspace("".into())));
+        check(".//x", Some(ConfigPath::Workspace("x".into())));
+        for bad in ["", "a", "../a", "/a/../b", "~user", "~/..", "$HOME/x", "/a/*", "/a\nb", "./a/.."] {
+            check::<ConfigPath>(bad, None);
+        }
+        let resolve = |text: &str| {
+            text.parse::<ConfigPath>().unwrap().resolve(Path::new("/home/u"), Path::new("/ws")).display().to_string()
+        };
+        assert_eq!(resolve("~"), "/home/u");
+        assert_eq!(resolve("~/x"), "/home/u/x");
+        assert_eq!(resolve("./"), "/ws");
+    }
+
+    #[test]
+    fn names_are_plain() {
+        for bad in ["", "1A", "A-B", "A*B", "**", "A=B", "é"] {
+            check::<PassPattern>(bad, None);
+        }
+        check("LC_*", Some(PassPattern("LC_*".into())));
+        check("*TOKEN*", Some(DropPattern("*TOKEN*".into())));
+        for bad in ["", "/a", "a/", "a//b", "..", "a/../b", "./a", "*.x"] {
+            check::<ProtectedName>(bad, None);
+        }
+        for bad in ["", "Host", "a b", "-a", "a/b"] {
+            check::<ProfileName>(bad, None);
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! The little of the shell's language that rules need: scripts in which nothing
+//! is expanded. Everything else is not plain, and is looked at as loose words
+//! only, which may raise caution and never lowers it.
+//!
+//! This is no second judge: what it calls plain is plain to every shell, and it
+//! makes no attempt at the rest.
+
+/// A command line as rules see it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Words {
+    /// The simple commands, each a program and its arguments.
+    pub commands: Vec<Vec<String>>,
+    /// False where something was not understood: `commands` is not all of it.
+    pub plain: bool,
+    /// Every word there is, whatever its role, where a command may hide among
+    /// them: in a text that is not plain, or behind a program that runs others.
+    pub loose: Vec<String>,
+}
+
+/// Programs that run the command among their arguments, and words of the shell
+/// that do.
+const WRAPPERS: &[&str] = &[
+    ".",
+    "ash",
+    "bash",
+    "builtin",
+    "busybox",
+    "chroot",
+    "chrt",
+    "command",
+    "dash",
+    "doas",
+    "entr",
+    "env",
+    "eval",
+    "exec",
+    "fd",
+    "find",
+    "fish",
+    "flock",
+    "gdb",
+    "ionice",
+    "ksh",
+    "ltrace",
+    "nice",
+    "nohup",
+    "nsenter",
+    "parallel",
+    "perf",
+    "pkexec",
+    "proot",
+    "python",
+    "python3",
+    "runuser",
+    "script",
+    "setarch",
+    "setpriv",
+    "setsid",
+    "sh",
+    "source",
+    "ssh",
+    "stdbuf",
+    "strace",
+    "su",
+    "sudo",
+    "systemd-run",
+    "taskset",
+    "time",
+    "timeout",
+    "trap",
+    "unshare",
+    "valgrind",
+    "watch",
+    "xargs",
+    "xvfb-run",
+    "zsh",
+];
+
+/// Words that start a construct, not a command.
+const RESERVED: &[&str] = &[
+    "!", "[[", "case", "coproc", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if", "in", "select",
+    "then", "until", "while", "{", "}", "alias",
+];
+
+/// The last part of a program's name.
+pub(crate) fn base_name(program: &str) -> &str {
+    program.rsplit('/').next().unwrap_or(program)
+}
+
+/// Reads a program and its arguments.
+pub(crate) fn of_argv(argv: &[Option<&str>]) -> Words {
+    let known: Vec<String> = argv.iter().map(|word| word.unwrap_or("\u{fffd}").to_owned()).collect();
+    let plain = argv.iter().all(Option::is_some);
+    let hides = !plain || known.first().is_some_and(|program| is_wrapper(program));
+    let loose = if hides { loose_words(&known.join(" ")) } else { Vec::new() };
+    Words { commands: vec![known], plain, loose }
+}
+
+/// Reads a script.
+pub(crate) fn of_script(script: &[u8]) -> Words {
+    let commands = std::str::from_utf8(script).ok().and_then(plain_commands);
+    let plain = commands.is_some();
+    let commands = commands.unwrap_or_default();
+    let hides = !plain || commands.iter().any(|command| is_wrapper(&command[0]));
+    let loose = if hides { loose_words(&String::from_utf8_lossy(script)) } else { Vec::new() };
+    Words { commands, plain, loose }
+}
+
+fn is_wrapper(program: &str) -> bool {
+    WRAPPERS.binary_search(&base_name(program)).is_ok()
+}
+
+/// The simple commands of a script of plain words, or `None`.
+fn plain_commands(text: &str) -> Option<Vec<Vec<String>>> {
+    let mut commands = Vec::new();
+    let mut command: Vec<String> = Vec::new();
+    let mut characters = text.chars().peekable();
+    while let Some(&c) = characters.peek() {
+        match c {
+            ' ' | '\t' => {
+                characters.next();
+            }
+            ';' | '\n' | '&' | '|' => {
+                characters.next();
+                if matches!(c, '&' | '|') && characters.peek() == Some(&c) {
+                    characters.next();
+                }
+                finish(&mut command, &mut commands)?;
+            }
+            _ => command.push(plain_word(&mut characters)?),
+        }
+    }
+    finish(&mut command, &mut commands)?;
+    Some(commands)
+}
+
+fn finish(command: &mut Vec<String>, commands: &mut Vec<Vec<String>>) -> Option<()> {
+    let Some(program) = command.first() else { return Some(()) };
+    // An assignment changes what the words after it mean.
+    if program.is_empty() || program.contains('=') || RESERVED.contains(&program.as_str()) {
+        return None;
+    }
+    commands.push(std::mem::take(command));
+    Some(())
+}
+
+fn plain_word(characters: &mut std::iter::Peekable<std::str::Chars<'_>>) -> Option<String> {
+    let mut word = String::new();
+    while let Some(&c) = characters.peek() {
+        match c {
+            ' ' | '\t' | ';' | '\n' | '&' | '|' => break,
+            '\'' | '"' => {
+                characters.next();
+                loop {
+                    match characters.next()? {
+                        end if end == c => break,
+                        '$' | '`' | '\\' | '!' if c == '"' => return None,
+                        inside if inside.is_control() => return None,
+                        inside => word.push(inside),
+                    }
+                }
+            }
+            _ if c.is_ascii_alphanumeric() || "_-./:=,+@%".contains(c) => {
+                characters.next();
+                word.push(c);
+            }
+            _ => return None,
+        }
+    }
+    Some(word)
+}
+
+/// Every word, quotes taken away, cut at everything that could end one.
+fn loose_words(text: &str) -> Vec<String> {
+    let without_quotes: String = text.chars().filter(|c| !matches!(c, '\'' | '"' | '\\')).collect();
+    without_quotes
+        .split(|c: char| c.is_whitespace() || c.is_control() || ";|&()<>{}$`!#".contains(c))
+        .filter(|word| !word.is_empty())
+        .map(str::to_owned)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(script: &str, expected: Option<&[&[&str]]>) {
+        let words = of_script(script.as_bytes());
+        let commands: Vec<Vec<&str>> = words.commands.iter().map(|c| c.iter().map(String::as_str).collect()).collect();
+        let found: Option<Vec<&[&str]>> = words.plain.then(|| commands.iter().map(Vec::as_slice).collect());
+        assert_eq!(found.as_deref(), expected, "{script:?}");
+    }
+
+    #[test]
+    fn lists_are_sorted() {
+        assert!(WRAPPERS.is_sorted());
+    }
+
+    #[test]
+    fn plain_scripts_are_read() {
+        check("git push", Some(&[&["git", "push"]]));
+        check(
+            "a 'b c' \"d\"e;f&&g||h|i &j\nk",
+            Some(&[&["a", "b c", "de"], &["f"], &["g"], &["h"], &["i"], &["j"], &["k"]]),
+        );
+        check("", Some(&[]));
+    }
+
+    #[test]
+    fn the_rest_is_not_plain() {
+        for script in [
+            "git $x",
+            "git `x`",
+            "git \\push",
+            "a > b",
+            "a < b",
+            "(a)",
+            "a=b c",
+            "if a",
+            "a *",
+            "a ?",
+            "~/x",
+            "a #b",
+            "a\rb",
+            "é",
+            "'' a",
+            "a '",
+            "echo \"$x\"",
+            "{ a",
+            "a\0b",
+            "! a",
+        ] {
+            check(script, None);
+        }
+        assert_eq!(of_script(b"x $(g'i't push)").loose, ["x", "git", "push"]);
+        assert_eq!(of_script(b"/bin/sh -c 'git push'").loose, ["/bin/sh", "-c", "git", "push"]);
+        assert!(of_script(b"echo 'git push'").loose.is_empty());
+    }
+}
