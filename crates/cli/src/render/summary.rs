@@ -1,0 +1,209 @@
+//! What is worth saying after a run: what was refused and what would have
+//! sufficed, what was given, and how it ended where the command did not say so
+//! itself. Nothing, where there is nothing to say.
+
+use std::fmt::Write as _;
+
+use stockade_model::{Denial, Level, Outcome, RawText, Resolution, Scope, Status};
+
+use super::question::{grant_hint, verb};
+use super::{Color, Style, counted, time, wrap};
+
+/// Refusals shown before the rest is counted.
+const DENIALS_SHOWN: usize = 20;
+
+/// The lines for standard error.
+pub fn summary(outcome: &Outcome, style: Style) -> String {
+    let mut out = String::new();
+    refusals(&mut out, outcome, style);
+    grants(&mut out, outcome, style);
+    ending(&mut out, outcome, style);
+    out
+}
+
+fn refusals(out: &mut String, outcome: &Outcome, style: Style) {
+    // What an earlier attempt was refused was given to the last one, or the
+    // last one was refused it again.
+    let Some(last) = outcome.attempts.last() else { return };
+    let refused: Vec<_> = last.denials.iter().filter(|d| d.resolution != Resolution::Granted).collect();
+    for denial in refused.iter().take(DENIALS_SHOWN) {
+        refusal(out, denial, style);
+    }
+    if refused.len() > DENIALS_SHOWN {
+        let more = refused.len() - DENIALS_SHOWN;
+        let _ = writeln!(out, "• and {} more; --json shows all", counted(more, "refusal"));
+    }
+}
+
+fn refusal(out: &mut String, denial: &Denial, style: Style) {
+    let times = if denial.count > 1 { format!(", {} times", denial.count) } else { String::new() };
+    let rule = RawText::from(denial.rule.as_str()).escaped();
+    let text = format!("refused: {} {}   ({rule}{times})", verb(denial.operation), denial.object.escaped());
+    wrap(out, style, "• ", &text);
+    if let Some(grant) = &denial.grant {
+        let _ = writeln!(out, "  {} {}", style.paint(Color::Cyan, "hint:"), grant_hint(grant));
+    }
+}
+
+fn grants(out: &mut String, outcome: &Outcome, style: Style) {
+    let Some(last) = outcome.attempts.last().filter(|last| !last.grants.is_empty()) else { return };
+    let list: Vec<_> = last.grants.iter().map(ToString::to_string).collect();
+    let scope = outcome.approvals.iter().rev().find_map(|a| (a.answer == "approved").then_some(a.scope).flatten());
+    let scope = scope.map(|scope| format!(" ({})", scope_name(scope))).unwrap_or_default();
+    wrap(out, style, "• ", &format!("{} used: {}{scope}", counted(list.len(), "grant"), list.join(", ")));
+}
+
+/// How far an answer reaches, in a word or two.
+pub fn scope_name(scope: Scope) -> String {
+    match scope {
+        Scope::Once => "once".to_owned(),
+        Scope::Session => "session".to_owned(),
+        Scope::Times(count) => counted(usize::try_from(count).unwrap_or(usize::MAX), "time"),
+        Scope::Until(time_ms) => format!("until {}", super::audit::utc(time_ms)),
+        Scope::Always => "always".to_owned(),
+    }
+}
+
+fn ending(out: &mut String, outcome: &Outcome, style: Style) {
+    let why = outcome.error.as_deref().map(|text| RawText::from(text).escaped());
+    let wall_ms = outcome.attempts.last().map_or(0, |last| last.usage.wall_ms);
+    match outcome.status {
+        Status::Exited | Status::Signaled => {}
+        Status::TimedOut => {
+            wrap(out, style, "• ", &format!("its time ran out after {}; all it had started was ended", time(wall_ms)));
+        }
+        Status::Limit => wrap(out, style, "• ", &format!("a limit ended it: {}", why.as_deref().unwrap_or("unknown"))),
+        Status::Refused => refused(out, outcome, why.as_deref(), style),
+        Status::Aborted => {
+            wrap(out, style, "• ", &format!("ended by hand{}", why.map(|why| format!(": {why}")).unwrap_or_default()));
+        }
+        Status::Error => {
+            let label = style.paint(Color::Red, "error:");
+            let mut text = String::new();
+            wrap(&mut text, style, "error: ", why.as_deref().unwrap_or("the run failed"));
+            *out += &text.replacen("error:", &label, 1);
+        }
+    }
+    if outcome.attempts.last().and_then(|last| last.enforced.as_ref()).is_some_and(|e| e.level == Level::None) {
+        wrap(out, style, "• ", "it ran without a sandbox");
+    }
+}
+
+fn refused(out: &mut String, outcome: &Outcome, why: Option<&str>, style: Style) {
+    let rule = RawText::from(outcome.decision.rule.as_str()).escaped();
+    wrap(out, style, "• ", &format!("refused, nothing ran: {}", why.unwrap_or(&rule)));
+    for reason in outcome.decision.reasons.iter().take(DENIALS_SHOWN) {
+        wrap(out, style, "  because ", &RawText::from(reason.as_str()).escaped());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use stockade_model::{Approval, Assessment, AttemptRecord, Decision, EnforcementReport, Tier, Usage, Verdict};
+
+    use super::*;
+    use crate::render::question::tests::denial;
+
+    fn outcome(status: Status) -> Outcome {
+        Outcome {
+            id: "req_1".parse().unwrap(),
+            session: None,
+            digest: None,
+            status,
+            exit_code: None,
+            signal: None,
+            error: None,
+            assessment: Assessment { tier: Tier::Ask, findings: Vec::new(), capabilities: Vec::new() },
+            decision: Decision {
+                verdict: Verdict::Allow,
+                rule: "mode on-failure: tier ask runs sandboxed".into(),
+                reasons: Vec::new(),
+            },
+            attempts: vec![AttemptRecord {
+                profile: "workspace".into(),
+                grants: Vec::new(),
+                backend: "native".into(),
+                enforced: None,
+                denials: Vec::new(),
+                usage: Usage { wall_ms: 30_000, ..Usage::default() },
+                stdout: None,
+                stderr: None,
+                truncated: false,
+            }],
+            approvals: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn nothing_to_say_is_not_said() {
+        assert_eq!(summary(&outcome(Status::Exited), Style::PLAIN), "");
+    }
+
+    #[test]
+    fn refusals_come_with_what_would_have_sufficed() {
+        let mut value = outcome(Status::Exited);
+        let mut other = denial();
+        other.object = "/home/u/it's\u{1b}[2J".into();
+        other.grant = Some(stockade_model::Grant::Write("/home/u/it's\u{1b}[2J".into()));
+        other.count = 3;
+        let given = Denial { resolution: Resolution::Granted, ..denial() };
+        value.attempts[0].denials = vec![denial(), other, given];
+        insta::assert_snapshot!(summary(&value, Style::PLAIN), @r"
+        • refused: create /home/u/outside   (outside every writable root)
+          hint: --grant 'write /home/u/outside'
+        • refused: create /home/u/it's\u{1b}[2J   (outside every writable root, 3 times)
+          hint: --grant 'write /home/u/it'\''s\u{1b}[2J'
+        ");
+    }
+
+    #[test]
+    fn grants_are_named() {
+        let mut value = outcome(Status::Exited);
+        value.attempts[0].grants = vec!["connect pypi.org:443".parse().unwrap(), "write /srv".parse().unwrap()];
+        value.approvals = vec![Approval {
+            question: String::new(),
+            answer: "approved".into(),
+            scope: Some(Scope::Session),
+            by: "terminal".into(),
+            waited_ms: 1,
+        }];
+        insta::assert_snapshot!(summary(&value, Style::PLAIN), @r"
+        • 2 grants used: connect pypi.org:443, write /srv (session)
+        ");
+    }
+
+    #[test]
+    fn endings() {
+        let mut shown = String::new();
+        for status in [Status::TimedOut, Status::Limit, Status::Refused, Status::Aborted, Status::Error] {
+            let mut value = outcome(status);
+            value.error = (status != Status::Refused).then(|| "because of \u{7} this".into());
+            value.decision.reasons = vec!["rule `no rm` of /etc/stockade/config.toml".into()];
+            shown += &summary(&value, Style::PLAIN);
+        }
+        insta::assert_snapshot!(shown, @r"
+        • its time ran out after 30 s; all it had started was ended
+        • a limit ended it: because of \u{7} this
+        • refused, nothing ran: mode on-failure: tier ask runs sandboxed
+          because rule `no rm` of /etc/stockade/config.toml
+        • ended by hand: because of \u{7} this
+        error: because of \u{7} this
+        ");
+    }
+
+    #[test]
+    fn no_sandbox_is_said() {
+        let mut value = outcome(Status::Exited);
+        value.attempts[0].enforced = Some(EnforcementReport { level: Level::None, layers: Default::default() });
+        assert_eq!(summary(&value, Style::PLAIN), "• it ran without a sandbox\n");
+    }
+
+    #[test]
+    fn a_flood_of_refusals_is_counted() {
+        let mut value = outcome(Status::Exited);
+        value.attempts[0].denials = vec![denial(); 1_000];
+        let shown = summary(&value, Style::PLAIN);
+        assert!(shown.ends_with("• and 980 refusals more; --json shows all\n") || shown.contains("and 980"), "{shown}");
+        assert!(shown.lines().count() < 50);
+    }
+}

@@ -1,0 +1,206 @@
+//! The person's terminal: found by its own name, never through the streams,
+//! which may belong to the command or to the program that started us. Reads
+//! keys, not lines. Knows nothing of questions.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::termios::{
+    Action, InputModes, LocalModes, OptionalActions, OutputModes, QueueSelector, SpecialCodeIndex, Termios, isatty,
+    tcflow, tcflush, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr,
+};
+
+/// The largest number of bytes that one key press sends; more is a paste.
+const CHUNK_BYTES: usize = 256;
+/// How long the keyboard has to be still before a question accepts a key.
+const STILL: Duration = Duration::from_millis(120);
+/// How long that is waited for.
+const STILL_LONGEST: Duration = Duration::from_secs(2);
+
+/// The modes to give back if the process has to end at once, see [`give_back`].
+static BORROWED: Mutex<Option<(File, Termios)>> = Mutex::new(None);
+
+/// The controlling terminal.
+#[derive(Debug)]
+pub struct Terminal {
+    file: File,
+}
+
+impl Terminal {
+    /// Opens `/dev/tty` where a person can be met there: it exists, standard
+    /// error is a terminal too, and this process is in its foreground.
+    pub fn open() -> Option<Self> {
+        if !isatty(io::stderr()) {
+            return None;
+        }
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let terminal = Self::of(rustix::fs::open("/dev/tty", flags, Mode::empty()).ok()?.into());
+        terminal.in_foreground().then_some(terminal)
+    }
+
+    /// A terminal already open, without blocking.
+    pub fn of(file: File) -> Self {
+        Self { file }
+    }
+
+    /// Whether keys pressed there come to this process.
+    pub fn in_foreground(&self) -> bool {
+        tcgetpgrp(&self.file).is_ok_and(|group| group == rustix::process::getpgrp())
+    }
+
+    /// Columns, 0 where it does not say.
+    pub fn columns(&self) -> u16 {
+        tcgetwinsize(&self.file).map_or(0, |size| size.ws_col)
+    }
+
+    /// Keys one by one, unseen, until the value is dropped.
+    ///
+    /// # Errors
+    /// When the terminal is gone.
+    pub fn keys(&self) -> io::Result<Keys<'_>> {
+        let saved = tcgetattr(&self.file)?;
+        let mut modes = saved.clone();
+        // Ctrl-C is a key here: the terminal has to be given back before the
+        // process ends. Ctrl-S must not hide a half-shown question.
+        modes.local_modes -= LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG | LocalModes::IEXTEN;
+        modes.input_modes -= InputModes::IXON | InputModes::INLCR | InputModes::IGNCR | InputModes::ISTRIP;
+        modes.input_modes |= InputModes::ICRNL;
+        modes.output_modes |= OutputModes::OPOST | OutputModes::ONLCR;
+        modes.special_codes[SpecialCodeIndex::VMIN] = 1;
+        modes.special_codes[SpecialCodeIndex::VTIME] = 0;
+        *BORROWED.lock().unwrap_or_else(std::sync::PoisonError::into_inner) =
+            Some((self.file.try_clone()?, saved.clone()));
+        let keys = Keys { file: &self.file, saved };
+        tcsetattr(&self.file, OptionalActions::Now, &modes)?;
+        // A stopped output would wait for a Ctrl-Q that nobody knows of.
+        let _ = tcflow(&self.file, Action::OOn);
+        Ok(keys)
+    }
+}
+
+/// Gives the terminal's modes back, if they are borrowed: for a process that is
+/// about to end without unwinding.
+pub fn give_back() {
+    if let Ok(mut borrowed) = BORROWED.try_lock()
+        && let Some((file, saved)) = borrowed.take()
+    {
+        let _ = tcsetattr(&file, OptionalActions::Flush, &saved);
+    }
+}
+
+/// What was pressed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Pressed {
+    /// These bytes, at once.
+    Bytes(Vec<u8>),
+    /// Nothing in time.
+    TimedOut,
+    /// The process was asked to end.
+    Interrupted,
+    /// The terminal is gone.
+    Gone,
+}
+
+/// The keyboard, while a question stands.
+#[derive(Debug)]
+pub struct Keys<'a> {
+    file: &'a File,
+    saved: Termios,
+}
+
+impl Keys<'_> {
+    /// Writes all of `text`, no longer than until `deadline`.
+    ///
+    /// # Errors
+    /// When the terminal is gone or takes nothing.
+    pub fn show(&self, text: &str, deadline: Instant) -> io::Result<()> {
+        let mut rest = text.as_bytes();
+        while !rest.is_empty() {
+            match rustix::io::write(self.file, rest) {
+                Ok(written) => rest = &rest[written..],
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    if !ready(&[(self.file.as_fd(), PollFlags::OUT)], deadline)?[0] {
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                }
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops what was typed before now, and waits until nobody types: a key
+    /// that was meant for something else must not answer a question.
+    ///
+    /// # Errors
+    /// When the terminal is gone.
+    pub fn settle(&self, deadline: Instant) -> io::Result<()> {
+        let give_up = deadline.min(Instant::now() + STILL_LONGEST);
+        loop {
+            tcflush(self.file, QueueSelector::IFlush)?;
+            let still = give_up.min(Instant::now() + STILL);
+            if !ready(&[(self.file.as_fd(), PollFlags::IN)], still)?[0] || Instant::now() >= give_up {
+                return Ok(tcflush(self.file, QueueSelector::IFlush)?);
+            }
+        }
+    }
+
+    /// The next key, or paste; `wake` becomes readable when the process is
+    /// asked to end.
+    pub fn next(&self, deadline: Instant, wake: Option<BorrowedFd<'_>>) -> Pressed {
+        loop {
+            let mut waited = vec![(self.file.as_fd(), PollFlags::IN)];
+            waited.extend(wake.map(|fd| (fd, PollFlags::IN)));
+            match ready(&waited, deadline) {
+                Ok(ready) if ready.get(1) == Some(&true) => return Pressed::Interrupted,
+                Ok(ready) if ready[0] => {}
+                Ok(_) => return Pressed::TimedOut,
+                Err(_) => return Pressed::Gone,
+            }
+            let mut chunk = [0; CHUNK_BYTES];
+            match rustix::io::read(self.file, &mut chunk) {
+                Ok(0) => return Pressed::Gone,
+                Ok(length) => return Pressed::Bytes(chunk[..length].to_vec()),
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(_) => return Pressed::Gone,
+            }
+        }
+    }
+
+    /// Drops what was typed before now.
+    pub fn forget(&self) {
+        let _ = tcflush(self.file, QueueSelector::IFlush);
+    }
+}
+
+impl Drop for Keys<'_> {
+    fn drop(&mut self) {
+        // What is still in the queue was typed at the question, not for the
+        // program that reads next.
+        let _ = tcsetattr(self.file, OptionalActions::Flush, &self.saved);
+        *BORROWED.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = None;
+    }
+}
+
+/// Which of these became ready before `deadline`. A hang-up counts as ready:
+/// the read tells.
+fn ready(waited: &[(BorrowedFd<'_>, PollFlags)], deadline: Instant) -> io::Result<Vec<bool>> {
+    let mut fds: Vec<_> = waited.iter().map(|(fd, flags)| PollFd::from_borrowed_fd(*fd, *flags)).collect();
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left =
+            Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut fds, Some(&left)) {
+            Ok(_) => return Ok(fds.iter().map(|fd| !fd.revents().is_empty()).collect()),
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
