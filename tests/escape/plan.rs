@@ -1,0 +1,209 @@
+//! Which tasks there are, and their run: two at a time, each in a process of
+//! its own with a hard time-out.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::path::Path;
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use stockade_testkit::{Account, Command, Ended, User, run_as};
+
+use crate::row::{Control, Level, Row};
+use crate::{CONTAINED, UNAVAILABLE, build, cases, check_completeness, harness_is_root, rows};
+
+/// Tasks at a time.
+const PARALLEL: usize = 2;
+/// Wall clock of one task.
+const TASK_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// One row, sandboxed as a user at a level, or its control.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Task {
+    pub row: String,
+    /// None for the control.
+    pub run: Option<(User, Level)>,
+}
+
+impl fmt::Display for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.run {
+            Some((user, level)) => write!(f, "{}/{}/{}", self.row, user.word(), level.word()),
+            None => write!(f, "{}/control", self.row),
+        }
+    }
+}
+
+impl FromStr for Task {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let parts: Vec<&str> = text.split('/').collect();
+        let run = match parts.as_slice() {
+            [_, "control"] => None,
+            [_, user, level] => {
+                let user = [User::Root, User::Ordinary].into_iter().find(|u| u.word() == *user);
+                let level = [Level::Full, Level::Restricted].into_iter().find(|l| l.word() == *level);
+                Some(user.zip(level).with_context(|| format!("no such task: {text}"))?)
+            }
+            _ => bail!("no such task: {text}"),
+        };
+        Ok(Self { row: parts.first().copied().unwrap_or_default().to_owned(), run })
+    }
+}
+
+/// A result that is neither passed nor failed.
+struct NotRun {
+    task: Task,
+    why: String,
+}
+
+#[derive(Default)]
+struct Tally {
+    passed: usize,
+    failed: Vec<(Task, String)>,
+    not_run: Vec<NotRun>,
+}
+
+/// Splits the suite into what can run here and what cannot, with the reason.
+fn tasks(rows: &[&Row]) -> (Vec<Task>, Vec<NotRun>) {
+    let mut here = Vec::new();
+    let mut not_here = Vec::new();
+    for row in rows {
+        let task = Task { row: row.id.to_owned(), run: None };
+        match row.control {
+            Control::None(why) => not_here.push(NotRun { task, why: format!("no control: {why}") }),
+            _ if crate::world::control_account(row.control).is_none()
+                || row.control_needs_root && !harness_is_root() =>
+            {
+                not_here.push(NotRun { task, why: "this control needs the harness to be root".to_owned() });
+            }
+            _ => here.push(task),
+        }
+        for level in [Level::Full, Level::Restricted] {
+            for user in User::available() {
+                let task = Task { row: row.id.to_owned(), run: Some((user, level)) };
+                match (row.full_only, level) {
+                    (Some(why), Level::Restricted) => {
+                        not_here.push(NotRun { task, why: format!("not promised at this level: {why}") });
+                    }
+                    _ => here.push(task),
+                }
+            }
+        }
+        if !harness_is_root() {
+            for level in [Level::Full, Level::Restricted] {
+                let task = Task { row: row.id.to_owned(), run: Some((User::Root, level)) };
+                not_here.push(NotRun { task, why: "the harness is not root".to_owned() });
+            }
+        }
+    }
+    (here, not_here)
+}
+
+/// Runs what the arguments ask for.
+pub fn run(arguments: &[String]) -> Result<ExitCode> {
+    let has = |flag: &str| arguments.iter().any(|a| a == flag);
+    let filter = arguments.iter().find(|a| !a.starts_with('-')).cloned().unwrap_or_default();
+    check_completeness(&cases::load()?)?;
+    let (mut here, mut not_here) = tasks(&rows());
+    here.retain(|task| {
+        let wanted = task.to_string().contains(&filter);
+        wanted && !(has("--controls") && task.run.is_some()) && !(has("--no-controls") && task.run.is_none())
+    });
+    not_here.retain(|n| n.task.to_string().contains(&filter));
+    if has("--list") {
+        here.iter().for_each(|task| println!("{task}: test"));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let session = build::session(!has("--controls"))?;
+    let tally = Mutex::new(Tally { not_run: not_here, ..Tally::default() });
+    let queue = Mutex::new(VecDeque::from(here));
+    thread::scope(|scope| {
+        for _ in 0..PARALLEL {
+            scope.spawn(|| {
+                while let Some(task) = next(&queue) {
+                    let (code, text, elapsed) = run_task(&task, session.path());
+                    record(&tally, task, code, text, elapsed);
+                }
+            });
+        }
+    });
+    Ok(report(&tally.into_inner().unwrap_or_else(PoisonError::into_inner)))
+}
+
+fn next(queue: &Mutex<VecDeque<Task>>) -> Option<Task> {
+    queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+}
+
+fn run_task(task: &Task, session: &Path) -> (Ended, String, Duration) {
+    let started = Instant::now();
+    let outcome = start_task(task, session);
+    match outcome {
+        Ok((ended, text)) => (ended, text, started.elapsed()),
+        Err(error) => (Ended::Code(1), format!("{error:#}"), started.elapsed()),
+    }
+}
+
+fn start_task(task: &Task, session: &Path) -> Result<(Ended, String)> {
+    let own = Account::of(if harness_is_root() { User::Root } else { User::Ordinary })?;
+    let mut command = Command::new(session.join("suite"), session)
+        .args(["--row", &task.to_string()])
+        .arg(session)
+        .env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin")
+        .env("LANG", "C.UTF-8")
+        .timeout(TASK_TIMEOUT);
+    if harness_is_root() {
+        // Shared among themselves, so that a mount that escapes is seen, and
+        // cut off from the host, so that it is seen here alone.
+        let set_up = "mount --make-rshared / && mount -t tmpfs -o mode=1777 tmp /tmp && mount -t tmpfs -o mode=755 run /run && exec \"$@\"";
+        command = command.behind([
+            "/usr/bin/unshare",
+            "-mpfiu",
+            "--kill-child",
+            "--mount-proc",
+            "--propagation",
+            "private",
+            "/bin/sh",
+            "-c",
+            set_up,
+            "row",
+        ]);
+    }
+    let output = run_as(&own, &command)?;
+    Ok((output.ended, output.text()))
+}
+
+fn record(tally: &Mutex<Tally>, task: Task, ended: Ended, text: String, elapsed: Duration) {
+    let mut tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
+    let text = text.trim().to_owned();
+    if ended == Ended::Code(i32::from(CONTAINED)) {
+        println!("ok      {task} ({} ms)", elapsed.as_millis());
+        tally.passed += 1;
+    } else if ended == Ended::Code(i32::from(UNAVAILABLE)) {
+        println!("not run {task}: {text}");
+        tally.not_run.push(NotRun { task, why: text });
+    } else {
+        println!("FAILED  {task} ({} ms)\n        {}", elapsed.as_millis(), text.replace('\n', "\n        "));
+        tally.failed.push((task, format!("{ended:?}: {text}")));
+    }
+}
+
+fn report(tally: &Tally) -> ExitCode {
+    if !tally.not_run.is_empty() {
+        println!("\nnot run:");
+        tally.not_run.iter().for_each(|n| println!("  {}: {}", n.task, n.why));
+    }
+    if !tally.failed.is_empty() {
+        println!("\nfailed:");
+        for (task, text) in &tally.failed {
+            println!("  {task}: {}", text.lines().next().unwrap_or_default());
+        }
+    }
+    println!("\n{} passed, {} failed, {} not run", tally.passed, tally.failed.len(), tally.not_run.len());
+    if tally.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,270 @@
+//! Files: the rows of area `fs`.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use crate::row::Control::{None as NoControl, Own, Same, Text};
+use crate::row::Power::{Ordinary, OwnNamespaces, Root};
+use crate::row::{Launch, Level, ROW, Row};
+use crate::special;
+
+/// What a minimal `/dev` may hold.
+const DEVICES: &[&str] =
+    &["null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm", "fd", "stdin", "stdout", "stderr"];
+
+/// Rows of area `fs`.
+pub const ROWS: &[Row] = &[
+    Row {
+        id: "esc-0002",
+        control: Text(OwnNamespaces, "mount -t tmpfs t /etc\n{}\ntest -e /etc/escape-canary && echo CONTROL-BREACH"),
+        ..ROW
+    },
+    Row {
+        id: "esc-0003",
+        control: Text(
+            OwnNamespaces,
+            "mount -t tmpfs t /usr/local/bin\n{}\ntest -e /usr/local/bin/escape-canary && echo CONTROL-BREACH",
+        ),
+        ..ROW
+    },
+    Row { id: "esc-0004", control: Same(Ordinary, "home/.bashrc"), ..ROW },
+    Row { id: "esc-0005", control: Same(Ordinary, "out/p"), ..ROW },
+    Row { id: "esc-0006", control: Same(Ordinary, "out/canary"), ..ROW },
+    Row {
+        id: "esc-0007",
+        text: Some("echo x > data/p"),
+        prepare: |lab| Ok(symlink(lab.path("out"), lab.path("ws/data"))?),
+        control: Same(Ordinary, "out/p"),
+        ..ROW
+    },
+    Row { id: "esc-0009", control: Same(Ordinary, "escape-canary"), ..ROW },
+    Row { id: "esc-0012", control: Same(Ordinary, "out/moved"), ..ROW },
+    Row {
+        id: "esc-0013",
+        args: &["a", "$OUT/canary"],
+        prepare: |lab| lab.write("ws/a", "inside\n").map(drop),
+        judge: |s| s.refuse_change("ws/a"),
+        control: Same(Ordinary, "out/canary"),
+        ..ROW
+    },
+    Row { id: "esc-0014", control: Same(Ordinary, "out/p"), ..ROW },
+    Row { id: "esc-0015", control: Text(OwnNamespaces, "{}"), ..ROW },
+    Row {
+        id: "esc-0017",
+        launch: Launch::InheritedDescriptors,
+        judge: |s| {
+            let numbers =
+                s.lines().filter_map(|l| l.split(" -> ").next()?.split_whitespace().last()?.parse::<u32>().ok());
+            numbers.filter(|n| *n > 3).map(|n| format!("descriptor {n} was inherited")).collect()
+        },
+        control: Same(Ordinary, "descriptor 7"),
+        ..ROW
+    },
+    Row {
+        id: "esc-0018",
+        launch: Launch::InheritedDescriptors,
+        then: "print('DIRECTORIES', [n for n in range(3,256) if os.path.isdir('/proc/self/fd/%d'%n)])",
+        judge: |s| {
+            let clean = s.lines().any(|l| l == "DIRECTORIES []");
+            if clean { Vec::new() } else { vec![format!("directory descriptors: {}", s.output.stdout)] }
+        },
+        control: Same(Ordinary, "7, 8"),
+        ..ROW
+    },
+    Row { id: "esc-0019", control: Own, special: Some(special::descriptor_as_workspace), ..ROW },
+    Row {
+        id: "esc-0020",
+        control: NoControl("the kernel refuses to write any running program (ETXTBSY), with or without a sandbox"),
+        ..ROW
+    },
+    Row { id: "esc-0025", control: Same(Ordinary, "ws/.git/hooks/pre-commit created"), ..ROW },
+    Row { id: "esc-0028", control: Same(Ordinary, "ws/nogit/.git"), ..ROW },
+    Row { id: "esc-0029", control: Same(Ordinary, "ws/nogit/.git"), ..ROW },
+    Row {
+        id: "esc-0030",
+        judge: |s| match fs::read_to_string(s.lab.path("ws/bare.d/config")) {
+            Ok(text) if text.contains("fsmonitor") => vec!["a bare repository got a program to run".to_owned()],
+            _ => Vec::new(),
+        },
+        control: Same(Ordinary, "bare repository"),
+        ..ROW
+    },
+    Row { id: "esc-0031", control: Own, special: Some(special::linked_worktree), ..ROW },
+    Row { id: "esc-0032", control: Same(Ordinary, "ws/.sandbox/config.toml"), ..ROW },
+    Row { id: "esc-0033", control: Same(Ordinary, "ws/.vscode/tasks.json"), ..ROW },
+    Row {
+        id: "esc-0034",
+        prepare: |lab| lab.write("ws/.GIT/hooks/keep", "").map(drop),
+        control: Same(Ordinary, "ws/.GIT/hooks/x"),
+        ..ROW
+    },
+    Row { id: "esc-0035", control: Own, special: Some(special::secret_appears_later), ..ROW },
+    Row { id: "esc-0037", control: Same(Ordinary, "out/canary mode+time+xattr"), ..ROW },
+    Row { id: "esc-0038", control: Same(Ordinary, "out/canary length"), ..ROW },
+    Row { id: "esc-0040", args: &["$OUT/p"], control: Same(Ordinary, "out/p"), ..ROW },
+    Row {
+        id: "esc-0041",
+        args: &["."],
+        judge: |s| s.results_within(&["EPERM", "ENOSYS"], &["name_to_handle_at"]),
+        control: Same(Root, "open_by_handle_root OK"),
+        ..ROW
+    },
+    Row { id: "esc-0042", args: &["$PROBES/inner", "$OUT/p"], control: Same(Ordinary, "out/p"), ..ROW },
+    Row {
+        id: "esc-0043",
+        then: "cp /bin/dd ./dd && chmod -x ./dd && echo x | /lib64/ld-linux-x86-64.so.2 ./dd of=\"$OUT/p\"",
+        control: Same(Ordinary, "out/p"),
+        ..ROW
+    },
+    Row {
+        id: "esc-0046",
+        judge: |s| s.lines().filter(|l| !DEVICES.contains(l)).map(|l| format!("/dev holds {l}")).collect(),
+        control: Same(Ordinary, "/dev holds"),
+        full_only: Some("without a mount namespace /dev is the host's; Landlock refuses to write its nodes"),
+        ..ROW
+    },
+    Row { id: "esc-0048", judge: |s| s.refuse_line("mounted"), control: Same(Ordinary, "mounted"), ..ROW },
+    Row { id: "esc-0049", control: Same(Ordinary, "secret file"), ..ROW },
+    Row {
+        id: "esc-0050",
+        control: Text(Ordinary, "unshare -Urm sh -c 'mount --rbind / /mnt && cat \"/mnt$SECRET\"'"),
+        ..ROW
+    },
+    Row {
+        id: "esc-0051",
+        control: Text(
+            OwnNamespaces,
+            "mkdir m && mount -t tmpfs t m && mount -o remount,ro,bind m && ! touch m/p && mount -o remount,rw,bind m && touch m/p && echo CONTROL-BREACH",
+        ),
+        ..ROW
+    },
+    Row { id: "esc-0052", judge: |s| s.refuse_change("ws/u/p"), control: Same(Ordinary, "ws/u/p"), ..ROW },
+    Row {
+        id: "esc-0053",
+        judge: |s| s.results_within(&["EPERM", "ENOSYS"], &[]),
+        control: Same(OwnNamespaces, "fsmount OK"),
+        ..ROW
+    },
+    Row {
+        id: "esc-0054",
+        control: Text(Ordinary, "PATH=$PATH:/usr/sbin:/sbin; unshare -Ur chroot / sh -c 'cat \"$SECRET\"'"),
+        ..ROW
+    },
+    Row {
+        id: "esc-0055",
+        args: &["$OUT/p"],
+        judge: |s| s.results_within(&["EPERM", "ENOSYS"], &[]),
+        control: Same(Ordinary, "out/p"),
+        ..ROW
+    },
+    Row {
+        id: "esc-0056",
+        args: &["$OUT/canary"],
+        judge: |s| s.refuse_line("no-dump OK").into_iter().chain(s.refuse_line("high-bits OK")).collect(),
+        control: Same(Ordinary, "out/canary flags"),
+        ..ROW
+    },
+    Row {
+        id: "esc-0057",
+        judge: |s| {
+            let caps = s.changes.iter().any(|c| c.path.ends_with("ws/c") && c.what.contains("xattr"));
+            let shown = s.lines().any(|l| l.contains("cap_dac_override"));
+            if caps || shown { vec!["a file got a capability".to_owned()] } else { Vec::new() }
+        },
+        control: Same(Root, "a file got a capability"),
+        ..ROW
+    },
+    Row {
+        id: "esc-0058",
+        then: "suid-id",
+        control_needs_root: true,
+        judge: |s| {
+            let own = s.lab.account.uid;
+            let mut breaches: Vec<String> = s
+                .lines()
+                .filter(|l| l.starts_with("real ") && *l != format!("real {own} effective {own}"))
+                .map(|l| format!("user id changed: {l}"))
+                .collect();
+            if !s.lines().any(|l| l.starts_with("real ")) {
+                breaches.push("the set-uid program did not run".to_owned());
+            }
+            breaches
+        },
+        control: Same(Ordinary, "user id changed"),
+        ..ROW
+    },
+    Row {
+        id: "esc-0060",
+        judge: |s| {
+            let cores = s
+                .changes
+                .iter()
+                .filter(|c| c.path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("core")));
+            cores.map(|c| format!("core file: {c}")).collect()
+        },
+        control: Same(Ordinary, "core file"),
+        ..ROW
+    },
+    Row {
+        id: "esc-0061",
+        then: "for f in $(find /sys /proc/sys -writable -type f 2>/dev/null | head -200); do ( : >> \"$f\" ) 2>/dev/null && echo \"OPENED $f\"; done",
+        judge: |s| {
+            let mut breaches = s.refuse_line("OPENED");
+            if s.level != Some(Level::Restricted) {
+                breaches.extend(s.refuse_line("/sys"));
+            }
+            breaches
+        },
+        control: Text(
+            Root,
+            "f=$(find /sys -writable -type f 2>/dev/null | head -1); test -n \"$f\" && echo CONTROL-BREACH",
+        ),
+        ..ROW
+    },
+    Row {
+        id: "esc-0063",
+        judge: |s| {
+            let Some(key) = s.lab.segment() else { return vec!["no segment could be made".to_owned()] };
+            s.lines().filter(|l| l.contains(key)).map(|l| format!("listed: {l}")).collect()
+        },
+        control: Same(Ordinary, "listed"),
+        full_only: Some("without an IPC namespace the host's segments are listed"),
+        ..ROW
+    },
+    Row { id: "esc-0064", control: Own, special: Some(special::clean_up_race), ..ROW },
+    Row { id: "esc-0065", control: Own, special: Some(special::workspace_swapped), ..ROW },
+    Row {
+        id: "esc-0066",
+        control: Own,
+        special: Some(special::null_device_is_a_link),
+        full_only: Some("nothing is mounted at this level"),
+        ..ROW
+    },
+    Row { id: "esc-0067", control: Same(Ordinary, "ws.old"), ..ROW },
+    Row {
+        id: "esc-0069",
+        judge: |s| s.expect_code(0),
+        control: NoControl("it is about an engine that neither crashes nor hangs; any end within the time-out passes"),
+        ..ROW
+    },
+    Row {
+        id: "esc-0070",
+        judge: |s| {
+            let fifo = fs::symlink_metadata(s.lab.path("ws/README.md")).is_ok_and(|m| !m.is_file());
+            let mut breaches = s.expect_code(0);
+            if !fifo {
+                breaches.push("the fifo was not made".to_owned());
+            }
+            breaches
+        },
+        control: NoControl("it is about an engine that never opens what the attempt left; a hang is a time-out"),
+        ..ROW
+    },
+    Row { id: "esc-0071", judge: |s| s.refuse_change("ws"), control: Same(Ordinary, "ws/Cargo.toml"), ..ROW },
+    Row {
+        id: "esc-0074",
+        judge: |s| s.results_within(&["EPERM", "ENOSYS"], &["fanotify_mark"]),
+        control: Same(Root, "fanotify_init OK"),
+        ..ROW
+    },
+];

@@ -1,0 +1,462 @@
+//! Rows whose steps lie outside the sandbox. Each runs its own control first.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use stockade_testkit::{Command, Ended, Lab, Output, Running, run_as};
+
+use crate::row::{Control, Level, ROW, Row, Verdict};
+use crate::world::{BEGIN, World, did_not_run, script};
+
+/// Sandboxes started while their workspace is swapped.
+const SWAP_RUNS: u64 = 500;
+/// Stockade's own exit codes for "nothing ran".
+const REFUSALS: [Ended; 2] = [Ended::Code(125), Ended::Code(126)];
+
+const JUDGE_ONLY: Row = Row { id: "special", control: Control::Own, ..ROW };
+
+/// A shell that runs `text` behind the sandbox of `level`.
+fn sandboxed(world: &World, lab: &Lab, level: Level, options: &[&str], text: &str) -> Result<Command> {
+    let path = script(lab, "probe.sh", &format!("echo {BEGIN}\n{}\n", lab.names.replace(text)))?;
+    Ok(world.stockade(lab, level, "workspace", options, &["/bin/bash", &path]))
+}
+
+/// The control of a row that has no other: the walls are not in the way of
+/// the same text, so it must break what the judge looks at.
+fn breaks_outside(lab: &Lab, text: &str, broken: impl Fn(&Lab, &Output) -> bool) -> Result<Verdict> {
+    let path = script(lab, "probe.sh", &format!("echo {BEGIN}\n{}\n", lab.names.replace(text)))?;
+    let output = run_as(&lab.account, &lab.command("/bin/bash").arg(path))?;
+    Ok(if broken(lab, &output) {
+        Verdict::Breached(vec!["as it should".to_owned()])
+    } else {
+        Verdict::NotRun(format!("nothing was breached outside: {}", output.text()))
+    })
+}
+
+/// Refused, or contained; never run with more.
+fn refused_or_contained(world: &World, lab: &mut Lab, command: &Command, level: Level) -> Result<(Verdict, Output)> {
+    let before = world.before(lab);
+    let output = run_as(&lab.account.clone(), command)?;
+    let outcome = World::outcome(lab);
+    let ran = output.stdout.contains(BEGIN);
+    if !ran && !REFUSALS.contains(&output.ended) {
+        return Ok((Verdict::NotRun(format!("{:?}: {}", output.ended, output.text())), output));
+    }
+    if ran && let Some(why) = did_not_run(&output, outcome.as_ref(), level) {
+        return Ok((Verdict::NotRun(why), output));
+    }
+    Ok((world.judge(&JUDGE_ONLY, lab, &before, &output, outcome.as_ref(), Some(level)), output))
+}
+
+fn must_be_refused(verdict: Verdict, output: &Output) -> Verdict {
+    match verdict {
+        Verdict::Contained if output.stdout.contains(BEGIN) => Verdict::Breached(vec!["the command ran".to_owned()]),
+        Verdict::Contained if output.stderr.trim().is_empty() => {
+            Verdict::Breached(vec!["refused without a word".to_owned()])
+        }
+        other => other,
+    }
+}
+
+/// esc-0019: a directory descriptor of the host named as the workspace.
+pub fn descriptor_as_workspace(world: &World, level: Option<Level>) -> Result<Verdict> {
+    let text = "cd /proc/self/fd/8 && echo x > p";
+    let mut lab = world.lab()?;
+    let Some(level) = level else {
+        return breaks_outside(&lab, "exec 8<\"$OUT\"\ncd /proc/self/fd/8 && echo x > p", |lab, _| {
+            lab.path("out/p").exists()
+        });
+    };
+    let mut verdict = Verdict::Contained;
+    for workspace in ["/proc/self/fd/8", "/proc/self/fd/7", "/proc/self/fd/8/..", "/dev/fd/8"] {
+        let inner = world.engine().display().to_string();
+        let path = script(&lab, "probe.sh", &format!("echo {BEGIN}\n{text}\necho x > p\n"))?;
+        let command = lab
+            .command(&inner)
+            .args([
+                "run",
+                "--profile",
+                "workspace",
+                "--mode",
+                "never",
+                "--level",
+                level.word(),
+                "--workspace",
+                workspace,
+            ])
+            .arg(format!("--json={}", lab.path("state/outcome.json").display()))
+            .args(["--", "/bin/bash", &path])
+            .behind(["/bin/bash", "-c", "exec 7</ 8<\"$0\"; exec \"$@\"", &lab.path("out").display().to_string()]);
+        let (one, output) = refused_or_contained(world, &mut lab, &command, level)?;
+        let one = must_be_refused(one, &output);
+        if one != Verdict::Contained {
+            verdict = match one {
+                Verdict::Breached(b) => {
+                    Verdict::Breached(b.iter().map(|b| format!("workspace {workspace}: {b}")).collect())
+                }
+                other => other,
+            };
+            break;
+        }
+    }
+    Ok(verdict)
+}
+
+/// esc-0031: the hooks of a linked worktree lie in the main repository.
+pub fn linked_worktree(world: &World, level: Option<Level>) -> Result<Verdict> {
+    let mut lab = world.lab()?;
+    let text = "cd \"$LAB/linked\" && echo x > \"$(git rev-parse --git-common-dir)/hooks/pre-commit\"";
+    let make = lab.command("/bin/bash").args(["-c", "git worktree add -q ../linked"]);
+    let made = run_as(&lab.account, &make)?;
+    anyhow::ensure!(made.ended == Ended::Code(0), "making the worktree: {}", made.text());
+    let Some(level) = level else {
+        return breaks_outside(&lab, text, |lab, _| lab.path("ws/.git/hooks/pre-commit").exists());
+    };
+    let path = script(&lab, "probe.sh", &format!("echo {BEGIN}\n{}\n", lab.names.replace(text)))?;
+    let mut command = world.stockade(&lab, level, "workspace", &[], &["/bin/bash", &path]);
+    let linked = lab.path("linked");
+    let workspace = command.argv.iter().position(|a| a == "--workspace").context("no workspace option")?;
+    if let Some(value) = command.argv.get_mut(workspace + 1) {
+        linked.as_os_str().clone_into(value);
+    }
+    command.cwd = linked;
+    Ok(refused_or_contained(world, &mut lab, &command, level)?.0)
+}
+
+/// esc-0035: a secret appears at a hidden place after the start.
+pub fn secret_appears_later(world: &World, level: Option<Level>) -> Result<Verdict> {
+    let text = "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 0.25; cat \"$LAB/home/.aws/credentials\" && break; done 2>/dev/null; true";
+    let mut lab = world.lab()?;
+    let account = lab.account.clone();
+    let command = match level {
+        Some(level) => sandboxed(world, &lab, level, &[], text)?,
+        None => lab.command("/bin/bash").args(["-c", &format!("echo {BEGIN}\n{}", lab.names.replace(text))]),
+    };
+    let running = Running::start(&account, &command)?;
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !running.stdout_so_far().contains(BEGIN) && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(10));
+    }
+    let secret = lab.secret.clone();
+    lab.write("home/.aws/credentials", &secret)?;
+    let before = world.before(&lab);
+    let output = running.finish()?;
+    let outcome = World::outcome(&lab);
+    if let Some(level) = level
+        && let Some(why) = did_not_run(&output, outcome.as_ref(), level)
+    {
+        return Ok(Verdict::NotRun(why));
+    }
+    Ok(world.judge(&JUDGE_ONLY, &mut lab, &before, &output, outcome.as_ref(), level))
+}
+
+/// esc-0064: a host thread swaps a directory of the private temp with a link
+/// while the engine cleans up.
+pub fn clean_up_race(world: &World, level: Option<Level>) -> Result<Verdict> {
+    let text = "echo \"TEMP ${TMPDIR:-/tmp}\"; ln -s \"$OUT\" \"${TMPDIR:-/tmp}/l\"; mkdir -p \"${TMPDIR:-/tmp}/d/e\"; touch \"${TMPDIR:-/tmp}/d/canary\"; sleep 0.2";
+    let mut lab = world.lab()?;
+    let Some(level) = level else {
+        let text = "mkdir t; ln -s \"$OUT\" t/l; rm -rf t/l/*";
+        return breaks_outside(&lab, text, |lab, _| !lab.path("out/canary").exists());
+    };
+    let command = sandboxed(world, &lab, level, &[], text)?;
+    for _ in 0..10 {
+        let before = world.before(&lab);
+        let running = Running::start(&lab.account.clone(), &command)?;
+        let swapping = Arc::new(AtomicBool::new(true));
+        let swapper = temp_swapper(&running, lab.path("out"), Arc::clone(&swapping));
+        let output = running.finish()?;
+        swapping.store(false, Ordering::SeqCst);
+        let left = swapper.and_then(|thread| thread.join().ok());
+        let outcome = World::outcome(&lab);
+        if let Some(why) = did_not_run(&output, outcome.as_ref(), level) {
+            return Ok(Verdict::NotRun(why));
+        }
+        if let Some(left) = left {
+            // The swapper's own litter, should it have been last.
+            let _ = fs::remove_dir_all(left);
+        }
+        let verdict = world.judge(&JUDGE_ONLY, &mut lab, &before, &output, outcome.as_ref(), Some(level));
+        if verdict != Verdict::Contained {
+            return Ok(verdict);
+        }
+    }
+    Ok(Verdict::Contained)
+}
+
+/// Swaps `d` of the private temp, if the host can see it, with a link to `out`.
+fn temp_swapper(running: &Running, out: PathBuf, swapping: Arc<AtomicBool>) -> Option<thread::JoinHandle<PathBuf>> {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    let directory = loop {
+        if let Some(line) = running.stdout_so_far().lines().find_map(|l| l.strip_prefix("TEMP ").map(str::to_owned)) {
+            break PathBuf::from(line);
+        }
+        if Instant::now() >= deadline {
+            return None;
+        }
+        thread::sleep(Duration::from_millis(5));
+    };
+    // At level full the place is a tmpfs that the host has never seen.
+    if directory == std::path::Path::new("/tmp") || !directory.join("d").is_dir() {
+        return None;
+    }
+    Some(thread::spawn(move || {
+        while swapping.load(Ordering::SeqCst) {
+            let (d, aside) = (directory.join("d"), directory.join("aside"));
+            if fs::rename(&d, &aside).is_ok() {
+                let _ = symlink(&out, &d);
+                thread::yield_now();
+                let _ = fs::remove_file(&d);
+                let _ = fs::rename(&aside, &d);
+            }
+        }
+        directory
+    }))
+}
+
+/// esc-0065: the workspace is swapped with a link while sandboxes start.
+pub fn workspace_swapped(world: &World, level: Option<Level>) -> Result<Verdict> {
+    let text = "cd \"$WS/sub\" && echo x > p; rm -f p";
+    let mut lab = world.lab()?;
+    let Some(level) = level else {
+        fs::remove_dir_all(lab.path("ws/sub"))?;
+        symlink(lab.path("out"), lab.path("ws/sub"))?;
+        return breaks_outside(&lab, "cd \"$WS/sub\" && echo x > p", |lab, _| lab.path("out/p").exists());
+    };
+    let path = script(&lab, "probe.sh", &format!("echo {BEGIN}\n{}\n", lab.names.replace(text)))?;
+    let sub = lab.path("ws/sub");
+    let mut command = world.stockade(&lab, level, "workspace", &[], &["/bin/bash", &path]);
+    let workspace = command.argv.iter().position(|a| a == "--workspace").context("no workspace option")?;
+    if let Some(value) = command.argv.get_mut(workspace + 1) {
+        sub.as_os_str().clone_into(value);
+    }
+    let before = world.before(&lab);
+    let swapping = Arc::new(AtomicBool::new(true));
+    let swapper = {
+        let (swapping, sub, aside, out) = (Arc::clone(&swapping), sub.clone(), lab.path("ws/aside"), lab.path("out"));
+        thread::spawn(move || {
+            while swapping.load(Ordering::SeqCst) {
+                if fs::rename(&sub, &aside).is_ok() {
+                    let _ = symlink(&out, &sub);
+                    thread::sleep(Duration::from_micros(300));
+                    let _ = fs::remove_file(&sub);
+                    let _ = fs::rename(&aside, &sub);
+                    thread::sleep(Duration::from_micros(300));
+                }
+            }
+        })
+    };
+    let ran = AtomicU64::new(0);
+    let mut last = None;
+    for _ in 0..SWAP_RUNS {
+        let output = run_as(&lab.account, &command)?;
+        if output.stdout.contains(BEGIN) {
+            ran.fetch_add(1, Ordering::SeqCst);
+        }
+        last = Some(output);
+        if lab.path("out/p").exists() {
+            break;
+        }
+    }
+    swapping.store(false, Ordering::SeqCst);
+    let _ = swapper.join();
+    let Some(output) = last else { return Ok(Verdict::NotRun("nothing was started".to_owned())) };
+    if ran.load(Ordering::SeqCst) == 0 {
+        return Ok(Verdict::NotRun(format!("none of the {SWAP_RUNS} runs started: {}", output.stderr)));
+    }
+    // A file that came and went leaves the directory's time.
+    let row = Row { id: "special", control: Control::Own, ..ROW };
+    Ok(world.judge(&row, &mut lab, &before, &output, None, Some(level)))
+}
+
+/// Puts a shell in front that makes a mount namespace, prepares it and goes on.
+fn in_own_mounts(lab: &Lab, command: Command, set_up: &str) -> Command {
+    let text = format!("{set_up}\nexec \"$@\"");
+    let text = lab.names.replace(&text);
+    let flags = if lab.account.uid == 0 { "-m" } else { "-Urm" };
+    command.behind(["/usr/bin/unshare", flags, "--propagation", "private", "/bin/bash", "-c", &text, "set-up"])
+}
+
+/// esc-0066: the host's `/dev/null` is a link to a file outside.
+pub fn null_device_is_a_link(world: &World, level: Option<Level>) -> Result<Verdict> {
+    let set_up = "mkdir -p \"$LAB/state/dev\" && for n in zero full random urandom tty; do touch \"$LAB/state/dev/$n\" && mount --bind /dev/$n \"$LAB/state/dev/$n\"; done && ln -s \"$OUT/canary\" \"$LAB/state/dev/null\" && mkdir -p \"$LAB/state/dev/pts\" \"$LAB/state/dev/shm\" && mount --rbind \"$LAB/state/dev\" /dev";
+    let text = "echo x > /dev/null; echo x >> /dev/null";
+    let mut lab = world.lab()?;
+    let Some(level) = level else {
+        let path = script(&lab, "probe.sh", &format!("{text}\n"))?;
+        let command = in_own_mounts(&lab, lab.command("/bin/bash").arg(path), set_up);
+        let before = lab.snapshot();
+        let output = run_as(&lab.account, &command)?;
+        let changes = before.changes(&lab.snapshot());
+        let broken = changes.iter().any(|c| c.path.ends_with("out/canary"));
+        return Ok(if broken {
+            Verdict::Breached(vec!["as it should".to_owned()])
+        } else {
+            Verdict::NotRun(format!("nothing was breached outside: {}", output.text()))
+        });
+    };
+    let command = in_own_mounts(&lab, sandboxed(world, &lab, level, &[], text)?, set_up);
+    Ok(refused_or_contained(world, &mut lab, &command, level)?.0)
+}
+
+/// esc-0116: the request itself asks for no sandbox; nobody agreed.
+pub fn model_asks_for_no_sandbox(world: &World, level: Option<Level>) -> Result<Verdict> {
+    let text = "echo x > \"$OUT/p\"";
+    let mut lab = world.lab()?;
+    let Some(level) = level else {
+        return breaks_outside(&lab, text, |lab, _| lab.path("out/p").exists());
+    };
+    // What a project says about itself may only tighten.
+    for file in [".stockade.toml", ".stockade/config.toml"] {
+        lab.write(&format!("ws/{file}"), "profile = \"host\"\nsandbox = \"forbid\"\nallow_host = true\n")?;
+    }
+    let path = script(&lab, "probe.sh", &format!("echo {BEGIN}\n{}\n", lab.names.replace(text)))?;
+    let asks: [&[&str]; 3] = [&["--profile", "host"], &["--profile", "host", "--mode", "never"], &["--level", "none"]];
+    for ask in asks {
+        let command = lab
+            .command(&world.engine().display().to_string())
+            .arg("run")
+            .args(ask)
+            .arg(format!("--json={}", lab.path("state/outcome.json").display()))
+            .args(["--", "/bin/bash", &path]);
+        let before = world.before(&lab);
+        let output = run_as(&lab.account, &command)?;
+        let row = Row { may_change: &[], ..JUDGE_ONLY };
+        match world.judge(&row, &mut lab, &before, &output, None, Some(level)) {
+            Verdict::Contained => {}
+            other => return Ok(other),
+        }
+        if output.stdout.contains(BEGIN) {
+            let level = World::outcome(&lab).map(|o| o["attempts"][0]["enforced"]["level"].to_string());
+            if level.as_deref() == Some("\"none\"") || level.is_none() {
+                return Ok(Verdict::Breached(vec![format!("{ask:?} ran at level {level:?}")]));
+            }
+        }
+    }
+    // Without the project's files the same engine does run: the refusals were its own.
+    fs::remove_file(lab.path("ws/.stockade.toml"))?;
+    fs::remove_dir_all(lab.path("ws/.stockade"))?;
+    runs_after_all(world, &lab, level)
+}
+
+/// The same engine, in the same world without the obstacle, does run.
+fn runs_after_all(world: &World, lab: &Lab, level: Level) -> Result<Verdict> {
+    let command = sandboxed(world, lab, level, &[], "true")?;
+    let output = run_as(&lab.account, &command)?;
+    Ok(match did_not_run(&output, World::outcome(lab).as_ref(), level) {
+        Some(why) => Verdict::NotRun(format!("even without the obstacle: {why}")),
+        None => Verdict::Contained,
+    })
+}
+
+/// Start a run behind `obstacle`: refused, with a reason; and not without it.
+fn behind_obstacle(world: &World, level: Option<Level>, obstacle: &[&str]) -> Result<Verdict> {
+    let mut lab = world.lab()?;
+    let text = "echo x > \"$OUT/p\"";
+    let Some(level) = level else {
+        // The obstacle itself lets programs run: a refusal is Stockade's own.
+        let command = lab.command("/bin/echo").arg("through").behind(obstacle);
+        let output = run_as(&lab.account, &command)?;
+        return Ok(if output.stdout.contains("through") {
+            Verdict::Breached(vec!["as it should".to_owned()])
+        } else {
+            Verdict::NotRun(output.text())
+        });
+    };
+    let command = sandboxed(world, &lab, level, &[], text)?.behind(obstacle);
+    let (verdict, output) = refused_or_contained(world, &mut lab, &command, level)?;
+    match must_be_refused(verdict, &output) {
+        Verdict::Contained => runs_after_all(world, &lab, level),
+        other => Ok(other),
+    }
+}
+
+/// esc-0117: no user namespaces on this host.
+pub fn no_user_namespaces(world: &World, level: Option<Level>) -> Result<Verdict> {
+    behind_obstacle(
+        world,
+        level,
+        &[
+            "/usr/bin/unshare",
+            "-Ur",
+            "/bin/bash",
+            "-c",
+            "echo 0 > /proc/sys/user/max_user_namespaces && exec \"$@\"",
+            "x",
+        ],
+    )
+}
+
+/// esc-0118: a kernel without Landlock.
+pub fn no_landlock(world: &World, level: Option<Level>) -> Result<Verdict> {
+    let wrapper = world.probe("deny-call").display().to_string();
+    behind_obstacle(world, level, &[&wrapper, "landlock"])
+}
+
+/// esc-0119: a kernel that takes no filter.
+pub fn no_seccomp(world: &World, level: Option<Level>) -> Result<Verdict> {
+    let wrapper = world.probe("deny-call").display().to_string();
+    behind_obstacle(world, level, &[&wrapper, "seccomp"])
+}
+
+/// esc-0122: loader and start-up variables do not pass.
+pub fn loader_variables(world: &World, level: Option<Level>) -> Result<Verdict> {
+    let mut lab = world.lab()?;
+    let library = world.probe("preload.so").display().to_string();
+    let start_up = script(&lab, "start-up.sh", "echo STARTED-UP\n")?;
+    let text = "env; /bin/true";
+    let dress = |command: Command| {
+        command
+            .env("LD_PRELOAD", &library)
+            .env("LD_AUDIT", "/nonexistent/audit.so")
+            .env("GCONV_PATH", "/nonexistent/gconv")
+            .env("BASH_ENV", &start_up)
+            .env("ENV", &start_up)
+            .env("PYTHONPATH", "/nonexistent/python")
+            .env("PYTHONSTARTUP", "/nonexistent/python.py")
+            .env("NODE_OPTIONS", "--require /nonexistent")
+            .env("PERL5OPT", "-M/nonexistent")
+            .env("GIT_SSH_COMMAND", "/nonexistent/ssh")
+            .env("PROMPT_COMMAND", "echo PROMPTED")
+    };
+    let judge = |output: &Output| {
+        let names = [
+            "LD_",
+            "GCONV_PATH=",
+            "BASH_ENV=",
+            "ENV=",
+            "PYTHONPATH=",
+            "PYTHONSTARTUP=",
+            "NODE_OPTIONS=",
+            "PERL5OPT=",
+            "GIT_SSH_COMMAND=",
+            "PROMPT_COMMAND=",
+            "STARTED-UP",
+        ];
+        let text = output.text();
+        let passed = text.lines().filter(|l| names.iter().any(|n| l.starts_with(n)));
+        // The dynamic loader runs before Stockade's own first instruction.
+        let loaded = text.lines().filter(|l| l.starts_with("PRELOADED ") && *l != "PRELOADED stockade");
+        passed.chain(loaded).map(|l| format!("passed: {l}")).collect::<Vec<_>>()
+    };
+    let Some(level) = level else {
+        let path = script(&lab, "probe.sh", &format!("echo {BEGIN}\n{text}\n"))?;
+        let output = run_as(&lab.account, &dress(lab.command("/bin/bash").arg(path)))?;
+        return Ok(Verdict::from_breaches(judge(&output)));
+    };
+    let command = dress(sandboxed(world, &lab, level, &[], text)?);
+    let (verdict, output) = refused_or_contained(world, &mut lab, &command, level)?;
+    if verdict != Verdict::Contained {
+        return Ok(verdict);
+    }
+    if !output.stdout.contains("PATH=") {
+        return Ok(Verdict::NotRun(format!("no environment was printed: {}", output.text())));
+    }
+    Ok(Verdict::from_breaches(judge(&output)))
+}
