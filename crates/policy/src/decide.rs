@@ -134,7 +134,7 @@ impl<'a> Case<'a> {
             let why = "runs without a sandbox are not permitted; `allow_host = true` in your own configuration permits asking";
             voices.push(deny("allow_host: not permitted", why));
         } else {
-            let rule = format!("mode {}: {} without a sandbox", self.mode, verb(self.answers.unsandboxed));
+            let rule = format!("mode {}: {} a run without a sandbox", self.mode, verb(self.answers.unsandboxed));
             let why = "it would run without a sandbox, with everything the person may do";
             voices.push(Voice::new(self.answers.unsandboxed, rule, why).asking(Asks::Unsandboxed));
         }

@@ -3,6 +3,8 @@
 //!
 //! Must not know modes or consent: who agreed is not asked here.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use stockade_model::{Environment, Filesystem, Grant, Limits, Profile, RawText};
@@ -121,12 +123,13 @@ pub(crate) fn has_power(profile: &Profile, grant: &Grant) -> bool {
     if !profile.sandboxed {
         return true;
     }
+    let filesystem = &profile.filesystem;
     match grant {
         Grant::Connect { .. } | Grant::Listen(_) | Grant::Exec(_) | Grant::Memory(_) => false,
-        Grant::Write(_) | Grant::Read(_) | Grant::Socket(_) | Grant::Env(_) => {
-            let mut with = profile.clone();
-            add_grant(&mut with, grant).is_ok() && with == *profile
-        }
+        Grant::Write(path) => hidden_by(filesystem, path).is_none() && is_writable(filesystem, path),
+        Grant::Read(path) => hidden_by(filesystem, path).is_none(),
+        Grant::Socket(path) => filesystem.sockets.iter().any(|entry| entry.as_path() == path),
+        Grant::Env(name) => crate::environment::passes(&profile.environment, name),
     }
 }
 
@@ -211,15 +214,23 @@ fn push(list: &mut Vec<RawText>, path: &Path) {
 /// What hides `path`: the nearest entry above it decides, and where both lists
 /// name the same path it is hidden.
 fn hidden_by(filesystem: &Filesystem, path: &Path) -> Option<PathBuf> {
+    let path = path.as_os_str().as_bytes();
+    // Of two directories that hold one path, the longer is the nearer.
     let nearest = |list: &[RawText]| {
-        list.iter()
-            .map(|entry| entry.as_path().to_owned())
-            .filter(|entry| path.starts_with(entry))
-            .max_by_key(|entry| entry.components().count())
+        let holds = |entry: &&RawText| is_beneath(path, entry.as_bytes());
+        list.iter().filter(holds).map(|entry| entry.as_bytes().len()).max()
     };
     let hidden = nearest(&filesystem.hide)?;
-    let revealed = nearest(&filesystem.reveal).map_or(0, |entry| entry.components().count());
-    (hidden.components().count() >= revealed).then_some(hidden)
+    let is_hidden = nearest(&filesystem.reveal).is_none_or(|revealed| hidden >= revealed);
+    is_hidden.then(|| Path::new(OsStr::from_bytes(&path[..hidden])).to_owned())
+}
+
+/// True where `path` is `directory` or lies in it; both absolute and normal.
+fn is_beneath(path: &[u8], directory: &[u8]) -> bool {
+    match path.strip_prefix(directory) {
+        Some(rest) => rest.is_empty() || rest[0] == b'/' || directory == b"/",
+        None => false,
+    }
 }
 
 /// True where a writable root holds `path` and no protected name stands between.

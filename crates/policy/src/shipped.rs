@@ -84,6 +84,9 @@ pub(crate) fn profiles(home: &Path) -> Result<BTreeMap<String, ProfileSpec>, Con
             }
         }
         add(&mut spec, &content, file, home);
+        // Resolving sorts; what is sorted already costs it nothing.
+        spec.hide.sort_by(|a, b| a.value.cmp(&b.value));
+        spec.protect.sort_by(|a, b| a.value.cmp(&b.value));
         profiles.insert(name.to_owned(), spec);
     }
     Ok(profiles)

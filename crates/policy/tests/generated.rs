@@ -1,0 +1,237 @@
+//! The committed schemas and `docs/configuration.md` are made from the types.
+//! `STOCKADE_BLESS=1` writes them anew; without it, stale files fail.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use stockade_model::{Event, Outcome};
+use stockade_policy::{ConfigFile, OwnDirectories, Settings};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+#[track_caller]
+fn check(path: &str, expected: &str) {
+    let file = root().join(path);
+    if std::env::var_os("STOCKADE_BLESS").is_some() {
+        fs::write(&file, expected).unwrap();
+    }
+    let found = fs::read_to_string(&file).unwrap_or_default();
+    assert!(found == expected, "{path} is stale: run `STOCKADE_BLESS=1 cargo test -p stockade-policy --test generated`");
+}
+
+fn schema_of<T: schemars::JsonSchema>(name: &str, title: &str) -> Value {
+    let mut schema = serde_json::to_value(schemars::schema_for!(T)).unwrap();
+    schema["title"] = json!(title);
+    schema["$id"] = json!(format!("schemas/{name}"));
+    schema
+}
+
+fn pretty(schema: &Value) -> String {
+    serde_json::to_string_pretty(schema).unwrap() + "\n"
+}
+
+#[test]
+fn config_schema_is_fresh() {
+    check("schemas/config.schema.json", &pretty(&schema_of::<ConfigFile>("config.schema.json", "Stockade configuration")));
+}
+
+#[test]
+fn outcome_schema_is_fresh() {
+    check("schemas/outcome.schema.json", &pretty(&schema_of::<Outcome>("outcome.schema.json", "Stockade outcome")));
+}
+
+#[test]
+fn event_schema_is_fresh() {
+    check("schemas/event.schema.json", &pretty(&schema_of::<Event>("event.schema.json", "Stockade event")));
+}
+
+#[test]
+fn configuration_reference_is_fresh() {
+    check("docs/configuration.md", &reference());
+}
+
+/// The reference: an introduction, every key, the built-in profiles.
+fn reference() -> String {
+    let schema = schema_of::<ConfigFile>("config.schema.json", "");
+    let mut text = INTRODUCTION.to_owned();
+    text.push_str("## Keys\n\n");
+    let mut keys = Keys { schema: &schema, rows: Vec::new() };
+    keys.object(&schema, "");
+    for row in keys.rows {
+        text.push_str(&row);
+    }
+    text.push_str("\n## Built-in profiles\n\n| Profile | Powers |\n|---|---|\n");
+    let settings = Settings::from_layers(Path::new("~"), OwnDirectories::default(), &[]).unwrap();
+    for (name, summary) in settings.profiles() {
+        let _ = writeln!(text, "| `{name}` | {summary} |");
+    }
+    text.push_str(PROFILES);
+    for (key, title) in [("hide", "### Hidden paths"), ("env.pass", "### Variables that pass")] {
+        let _ = write!(text, "\n{title}\n\n| What | Why |\n|---|---|\n");
+        text.push_str(&listed(&settings, key));
+    }
+    text
+}
+
+/// Entries of one list of profile `workspace`, those with one reason together.
+fn listed(settings: &Settings, key: &str) -> String {
+    let mut groups: Vec<(String, Vec<String>)> = Vec::new();
+    for line in settings.explain("workspace") {
+        let stockade_policy::Origin::Shipped { reason, .. } = line.origin else { continue };
+        if line.key != format!("profiles.workspace.{key}") {
+            continue;
+        }
+        match groups.iter_mut().find(|(why, _)| *why == reason) {
+            Some((_, values)) => values.push(format!("`{}`", line.value)),
+            None => groups.push((reason, vec![format!("`{}`", line.value)])),
+        }
+    }
+    groups.iter().map(|(reason, values)| format!("| {} | {reason} |\n", values.join(" "))).collect()
+}
+
+struct Keys<'a> {
+    schema: &'a Value,
+    rows: Vec<String>,
+}
+
+impl<'a> Keys<'a> {
+    fn object(&mut self, object: &'a Value, prefix: &str) {
+        for (name, property) in object["properties"].as_object().into_iter().flatten() {
+            let path = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
+            let target = self.target(property);
+            let description = property["description"].as_str().or(target["description"].as_str()).unwrap_or_default();
+            let description = description.replace('\n', " ");
+            self.rows.push(format!("- **`{path}`** ({}): {description}\n", self.kind(property)));
+            if target["properties"].is_object() {
+                self.object(target, &path);
+            } else if property["additionalProperties"].is_object() {
+                let inner = self.target(&property["additionalProperties"]);
+                self.object(inner, &format!("{path}.NAME"));
+            } else if property["type"] == "array" {
+                let inner = self.target(&property["items"]);
+                self.object(inner, &format!("{path}[]"));
+            }
+            for choice in self.choices(target) {
+                self.rows.push(choice);
+            }
+        }
+    }
+
+    /// The schema behind a reference, or behind "this or null".
+    fn target(&self, property: &'a Value) -> &'a Value {
+        if let Some(reference) = property["$ref"].as_str() {
+            return self.schema.pointer(reference.trim_start_matches('#')).unwrap();
+        }
+        if let Some(first) = property["anyOf"].as_array().and_then(|options| options.first()) {
+            return self.target(first);
+        }
+        property
+    }
+
+    fn kind(&self, property: &'a Value) -> String {
+        let target = self.target(property);
+        if target["oneOf"].is_array() || target["enum"].is_array() {
+            return "one of".to_owned();
+        }
+        let named = match &target["type"] {
+            Value::String(name) => name.as_str(),
+            Value::Array(names) => names.iter().filter_map(Value::as_str).find(|name| *name != "null").unwrap_or("any"),
+            _ => "any",
+        };
+        match named {
+            "array" => format!("list of {}s", self.kind(&target["items"])),
+            "object" => "table".to_owned(),
+            "boolean" => "true or false".to_owned(),
+            other => other.to_owned(),
+        }
+    }
+
+    fn choices(&self, target: &Value) -> Vec<String> {
+        let empty = Vec::new();
+        let options = target["oneOf"].as_array().unwrap_or(&empty);
+        options
+            .iter()
+            .filter_map(|option| {
+                let name = option["const"].as_str()?;
+                let description = option["description"].as_str().unwrap_or_default().replace('\n', " ");
+                Some(format!("  - `{name}`: {description}\n"))
+            })
+            .collect()
+    }
+}
+
+const INTRODUCTION: &str = r#"# Configuration
+
+<!-- Generated from the types in crates/policy and the data in policies/.
+     `STOCKADE_BLESS=1 cargo test -p stockade-policy --test generated` writes it anew. -->
+
+Stockade reads TOML from three places, each optional:
+
+| Layer | File | May |
+|---|---|---|
+| system | `/etc/stockade/config.toml` | anything |
+| user | `$XDG_CONFIG_HOME/stockade/config.toml`, by default `~/.config/stockade/config.toml` | anything |
+| project | `.stockade.toml` or `.stockade/config.toml` in the workspace | only tighten |
+
+Later layers outweigh earlier ones. A project's file may hide, protect and drop
+more, lower limits, add `ask` and `deny` rules, and choose a stricter mode,
+level, sandbox preference or profile; whatever would give more is an error that
+names its place. The project's file must be a regular file of at most 256 KiB,
+not a symbolic link.
+
+A file that cannot be used stops every run: there is no "no configuration"
+instead. Unknown keys are errors, with a suggestion:
+
+```
+error: /home/u/.config/stockade/config.toml:3:1: unknown key `profil`
+hint: did you mean `profile`?
+```
+
+An example:
+
+```toml
+approval_mode = "on-request"
+approval_timeout = "2m"
+
+[profiles.workspace]
+write = ["~/.cache/pip"]
+env.pass = ["MY_BUILD_FLAVOUR"]
+
+[profiles.web]
+extends = "workspace"
+hide = ["./secrets"]
+limits.wall = "30m"
+
+[[rules]]
+prefix = ["git", "push"]
+effect = "deny"
+justification = "releases are made by people"
+match = ["git push --force origin"]
+not_match = ["git pull", "echo 'git push'"]
+```
+
+Paths are absolute or start with `~/` (home) or `./` (workspace); a directory
+covers what is beneath it. Of `hide` and `reveal` the nearest entry above a path
+decides. Patterns and variables are not supported in paths.
+
+A rule's `prefix` is compared word by word with the program and its first
+arguments. `ask` and `deny` rules mean every program of that name and also look
+into scripts and wrappers such as `sudo`; where the text is not plain, a `deny`
+rule asks instead, and only a person can answer. An `allow` rule means exactly
+that program and spares the question only where every command of a plain script
+is allowed. No rule ever removes the sandbox.
+
+"#;
+
+const PROFILES: &str = "
+`host` is used only where `allow_host = true` stands in system or user
+configuration, and a person is asked for each command.
+
+Names such as `.git/hooks`, `.git/config`, shell start-up files and agents'
+settings are protected in every writable directory, whether or not they exist.
+Stockade's own configuration and state are never within reach of a run.
+";

@@ -1,0 +1,382 @@
+//! The full decision table, committed: every mode, tier, rule, grant, sandbox
+//! preference, and whether a caller agreed already.
+//!
+//! A cell holds the verdict without and with a caller's own approval.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use stockade_model::{
+    ApprovalMode, Assessment, CallerApproval, Command, Decision, Finding, Grant, GranularMode, Level, QuestionKind,
+    RawText, Request, SandboxPreference, Tier, Verdict,
+};
+use stockade_policy::{Layer, LayerText, ModeAnswers, OwnDirectories, Ruling, Settings, decide, rule_on};
+
+const SNAPSHOT: &str = include_str!("snapshots/table__decisions.snap");
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RuleCase {
+    None,
+    Allow,
+    Ask,
+    Deny,
+    MaybeDeny,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum GrantCase {
+    None,
+    Filesystem,
+    Network,
+    Other,
+    ByPerson,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Workspace,
+    Host,
+    HostPermitted,
+}
+
+/// Every value of each dimension. The `match` beside each makes a new value a
+/// compile error until it is added.
+fn modes() -> Vec<(String, ApprovalMode)> {
+    let known = |mode: &ApprovalMode| match mode {
+        ApprovalMode::Untrusted => 0,
+        ApprovalMode::OnFailure => 1,
+        ApprovalMode::OnRequest => 2,
+        ApprovalMode::Never => 3,
+        ApprovalMode::Granular(_) => 4,
+    };
+    let mut modes = vec![
+        ("untrusted".to_owned(), ApprovalMode::Untrusted),
+        ("on-failure".to_owned(), ApprovalMode::OnFailure),
+        ("on-request".to_owned(), ApprovalMode::OnRequest),
+        ("never".to_owned(), ApprovalMode::Never),
+    ];
+    // The classes are independent of each other (tested below), so each alone
+    // and all together tell the rest.
+    for bits in [0b0000, 0b0001, 0b0010, 0b0100, 0b1000, 0b1111u8] {
+        modes.push((format!("granular {bits:04b}"), ApprovalMode::Granular(classes(bits))));
+    }
+    assert_eq!(modes.iter().map(|(_, mode)| known(mode)).collect::<BTreeSet<_>>().len(), 5);
+    modes
+}
+
+fn classes(bits: u8) -> GranularMode {
+    let on = |bit: u8| bits & (1 << bit) != 0;
+    GranularMode { run: on(3), filesystem: on(2), network: on(1), other: on(0) }
+}
+
+#[test]
+fn granular_classes_are_independent() {
+    let answers = |bits| ModeAnswers::of(ApprovalMode::Granular(classes(bits)));
+    for bits in 0..16u8 {
+        let (found, none, all) = (answers(bits), answers(0), answers(15));
+        let pick = |bit: u8| if bits & (1 << bit) != 0 { all } else { none };
+        let expected = ModeAnswers {
+            tier_ask: pick(3).tier_ask,
+            tier_deny: pick(3).tier_deny,
+            rule_ask: pick(3).rule_ask,
+            filesystem: pick(2).filesystem,
+            network: pick(1).network,
+            other: pick(0).other,
+            unsandboxed: if bits == 15 { Verdict::Ask } else { Verdict::Deny },
+            denied_filesystem: pick(2).denied_filesystem,
+            denied_network: pick(1).denied_network,
+            denied_other: pick(0).denied_other,
+        };
+        assert_eq!(found, expected, "{bits:04b}");
+    }
+}
+
+fn tiers() -> [Tier; 3] {
+    let all = [Tier::Allow, Tier::Ask, Tier::Deny];
+    all.map(|tier| match tier {
+        Tier::Allow | Tier::Ask | Tier::Deny => tier,
+    })
+}
+
+fn rules() -> [RuleCase; 5] {
+    [RuleCase::None, RuleCase::Allow, RuleCase::Ask, RuleCase::Deny, RuleCase::MaybeDeny]
+}
+
+fn grants() -> [GrantCase; 5] {
+    [GrantCase::None, GrantCase::Filesystem, GrantCase::Network, GrantCase::Other, GrantCase::ByPerson]
+}
+
+fn preferences() -> [(&'static str, SandboxPreference); 3] {
+    let all = [SandboxPreference::Auto, SandboxPreference::Require, SandboxPreference::Forbid];
+    all.map(|preference| match preference {
+        SandboxPreference::Auto => ("auto", preference),
+        SandboxPreference::Require => ("require", preference),
+        SandboxPreference::Forbid => ("forbid", preference),
+    })
+}
+
+fn places() -> [(&'static str, Place); 3] {
+    [("workspace", Place::Workspace), ("host", Place::Host), ("host permitted", Place::HostPermitted)]
+}
+
+fn settings(rule: RuleCase, place: Place) -> Settings {
+    let effect = match rule {
+        RuleCase::None => None,
+        RuleCase::Allow => Some("allow"),
+        RuleCase::Ask => Some("ask"),
+        RuleCase::Deny | RuleCase::MaybeDeny => Some("deny"),
+    };
+    let rule = effect.map_or(String::new(), |effect| {
+        format!("[[rules]]\nprefix = [\"tool\"]\neffect = \"{effect}\"\njustification = \"because\"\n")
+    });
+    let source = format!("allow_host = {}\n{rule}", place == Place::HostPermitted);
+    let layer = LayerText { layer: Layer::User, path: PathBuf::from("/home/u/.config/stockade/config.toml"), source };
+    Settings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[layer]).unwrap()
+}
+
+fn request(mode: ApprovalMode, rule: RuleCase, grants: GrantCase, place: Place) -> Request {
+    let script = if rule == RuleCase::MaybeDeny { "run $(tool)" } else { "tool --flag" };
+    let grants = match grants {
+        GrantCase::None => &[][..],
+        GrantCase::Filesystem => &["write /srv/data"],
+        GrantCase::Network => &["connect pypi.org:443"],
+        GrantCase::Other => &["env GITHUB_TOKEN"],
+        GrantCase::ByPerson => &["write /srv/data", "connect pypi.org:443", "env GITHUB_TOKEN"],
+    };
+    Request {
+        id: "req_00000000000000000000000000".parse().unwrap(),
+        session: None,
+        command: Command::Script(script.into()),
+        cwd: "/work".into(),
+        workspace: "/work".into(),
+        environment: [("HOME".to_owned(), RawText::from("/home/u"))].into(),
+        profile: if place == Place::Workspace { "workspace".into() } else { "host".into() },
+        grants: grants.iter().map(|text| text.parse::<Grant>().unwrap()).collect(),
+        level: Level::Full,
+        approval_mode: mode,
+        sandbox: SandboxPreference::Auto,
+        timeout_ms: None,
+        caller_approval: None,
+    }
+}
+
+fn assessment(tier: Tier) -> Assessment {
+    let finding = Finding { code: "some-code".into(), tier, message: "Something.".into(), span: None };
+    Assessment { tier, findings: vec![finding], capabilities: vec![] }
+}
+
+struct Cell {
+    mode: ApprovalMode,
+    tier: Tier,
+    rule: RuleCase,
+    grants: GrantCase,
+    place: Place,
+    preference: SandboxPreference,
+    ruling: Ruling,
+    with_caller: Ruling,
+}
+
+impl Cell {
+    /// `A`llow, `?` ask, `D`eny.
+    fn text(&self) -> String {
+        let letter = |decision: &Decision| match decision.verdict {
+            Verdict::Allow => 'A',
+            Verdict::Ask => '?',
+            Verdict::Deny => 'D',
+        };
+        format!("{}{}", letter(&self.ruling.decision), letter(&self.with_caller.decision))
+    }
+}
+
+fn row_key(mode: &str, place: &str, preference: &str, grants: GrantCase) -> String {
+    format!("{mode:<13} {place:<14} {preference:<7} {:<10}", format!("{grants:?}").to_lowercase())
+}
+
+/// Every row of the table, in order, with its cells; made once.
+fn table() -> &'static [(String, Vec<Cell>)] {
+    static TABLE: OnceLock<Vec<(String, Vec<Cell>)>> = OnceLock::new();
+    TABLE.get_or_init(make_table)
+}
+
+fn make_table() -> Vec<(String, Vec<Cell>)> {
+    let mut rows = Vec::new();
+    let all_settings: Vec<Vec<Settings>> =
+        places().iter().map(|(_, place)| rules().iter().map(|rule| settings(*rule, *place)).collect()).collect();
+    for (mode_name, mode) in modes() {
+        for (p, (place_name, place)) in places().into_iter().enumerate() {
+            for (preference_name, preference) in preferences() {
+                for grants in grants() {
+                    let mut cells = Vec::new();
+                    for tier in tiers() {
+                        for (r, rule) in rules().into_iter().enumerate() {
+                            let mut request = request(mode, rule, grants, place);
+                            request.sandbox = preference;
+                            let rule_on = |request: &Request| {
+                                // The configured mode is the mildest, so the request's own holds.
+                                let by_person = grants == GrantCase::ByPerson;
+                                rule_on(&all_settings[p][r], request, &assessment(tier), by_person)
+                            };
+                            let ruling = rule_on(&request);
+                            let warnings = vec!["careful".to_owned()];
+                            request.caller_approval = Some(CallerApproval { by: "agent".into(), warnings });
+                            let with_caller = rule_on(&request);
+                            cells.push(Cell { mode, tier, rule, grants, place, preference, ruling, with_caller });
+                        }
+                    }
+                    rows.push((row_key(&mode_name, place_name, preference_name, grants), cells));
+                }
+            }
+        }
+    }
+    rows
+}
+
+fn render(rows: &[(String, Vec<Cell>)]) -> String {
+    let mut text = String::from(
+        "Each cell: the verdict, then the verdict where a caller's own policy agreed already.\n\
+         A allow, ? ask, D deny. Granular: run, filesystem, network, other.\n\
+         Rules: - none, a allow, ? ask, d deny, m deny that may be held by a text not understood.\n\n",
+    );
+    let _ = writeln!(text, "{:<47} tier allow      tier ask        tier deny", "");
+    let _ = write!(text, "{:<13} {:<14} {:<7} {:<10}", "mode", "profile", "sandbox", "grants");
+    text.push_str(&" -  a  ?  d  m ".repeat(3));
+    text = text.trim_end().to_owned();
+    for (key, cells) in rows {
+        text.push('\n');
+        text.push_str(key);
+        for (i, cell) in cells.iter().enumerate() {
+            text.push_str(if i > 0 && i % rules().len() == 0 { "  " } else { " " });
+            text.push_str(&cell.text());
+        }
+    }
+    text
+}
+
+#[test]
+fn decisions() {
+    insta::assert_snapshot!(render(table()));
+}
+
+#[test]
+fn no_case_is_missing() {
+    let rows = table();
+    let dimensions = modes().len() * places().len() * preferences().len() * grants().len();
+    assert_eq!(rows.len(), dimensions);
+    for (key, cells) in rows {
+        assert_eq!(cells.len(), tiers().len() * rules().len());
+        let committed: Vec<&str> = SNAPSHOT.lines().filter(|line| line.starts_with(key.as_str())).collect();
+        assert_eq!(committed.len(), 1, "the committed table has {} rows `{key}`", committed.len());
+        let verdicts = committed[0][key.len()..].split_whitespace().count();
+        assert_eq!(verdicts, cells.len(), "the committed row `{key}` has {verdicts} cells");
+    }
+}
+
+/// Each law as a sentence that holds for every cell.
+#[test]
+fn laws_hold_in_every_case() {
+    for (key, cells) in table() {
+        for cell in cells {
+            let why = format!("{key} {:?} {:?}", cell.tier, cell.rule);
+            let (verdict, with_caller) = (cell.ruling.decision.verdict, cell.with_caller.decision.verdict);
+            // L9: a rule's deny is final.
+            if cell.rule == RuleCase::Deny {
+                assert_eq!((verdict, with_caller), (Verdict::Deny, Verdict::Deny), "{why}");
+            }
+            // L1: nothing runs unsandboxed without a question that only a person answers.
+            for ruling in [&cell.ruling, &cell.with_caller] {
+                assert_eq!(ruling.unsandboxed, cell.place != Place::Workspace, "{why}");
+                if ruling.unsandboxed {
+                    assert_ne!(ruling.decision.verdict, Verdict::Allow, "{why}");
+                }
+                let asks = ruling.decision.verdict == Verdict::Ask;
+                assert_eq!(!ruling.questions.is_empty(), asks, "{why}");
+                if ruling.unsandboxed && asks {
+                    assert_eq!(ruling.questions, [QuestionKind::Unsandboxed], "{why}");
+                    assert_eq!(cell.place, Place::HostPermitted, "{why}");
+                    assert_ne!(cell.preference, SandboxPreference::Require, "{why}");
+                }
+                assert!(!ruling.decision.rule.is_empty(), "{why}");
+            }
+            if cell.mode == ApprovalMode::Never {
+                assert_ne!(verdict, Verdict::Ask, "{why}");
+            }
+            // A caller's approval spares a question and does nothing else.
+            assert!(with_caller <= verdict && (verdict != Verdict::Deny || with_caller == Verdict::Deny), "{why}");
+            // L1: powers that came with the request always need a person.
+            if !matches!(cell.grants, GrantCase::None | GrantCase::ByPerson) && cell.place == Place::Workspace {
+                assert_ne!(with_caller, Verdict::Allow, "{why}");
+            }
+            assert!(cell.with_caller.decision.reasons.contains(&"agent was warned: careful".to_owned()), "{why}");
+        }
+    }
+}
+
+#[test]
+fn what_a_person_reads() {
+    let mut text = String::new();
+    for (tier, rule, grants, place) in [
+        (Tier::Allow, RuleCase::None, GrantCase::None, Place::Workspace),
+        (Tier::Ask, RuleCase::None, GrantCase::None, Place::Workspace),
+        (Tier::Deny, RuleCase::None, GrantCase::Network, Place::Workspace),
+        (Tier::Ask, RuleCase::Allow, GrantCase::None, Place::Workspace),
+        (Tier::Ask, RuleCase::Deny, GrantCase::None, Place::Workspace),
+        (Tier::Ask, RuleCase::MaybeDeny, GrantCase::None, Place::Workspace),
+        (Tier::Ask, RuleCase::None, GrantCase::None, Place::Host),
+        (Tier::Ask, RuleCase::None, GrantCase::None, Place::HostPermitted),
+    ] {
+        let request = request(ApprovalMode::OnFailure, rule, grants, place);
+        let decision = decide(&settings(rule, place), &request, &assessment(tier), false);
+        let _ = writeln!(text, "{:?}: {}", decision.verdict, decision.rule);
+        decision.reasons.iter().for_each(|reason| {
+            let _ = writeln!(text, "  {reason}");
+        });
+    }
+    insta::assert_snapshot!(text);
+}
+
+#[track_caller]
+fn check(configured: &str, change: impl Fn(&mut Request), by_person: bool, expected: Verdict) {
+    let path = PathBuf::from("/home/u/.config/stockade/config.toml");
+    let layer = LayerText { layer: Layer::User, path, source: configured.to_owned() };
+    let settings = Settings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[layer]).unwrap();
+    let mut request = request(ApprovalMode::OnFailure, RuleCase::None, GrantCase::None, Place::Workspace);
+    change(&mut request);
+    let decision = decide(&settings, &request, &assessment(Tier::Ask), by_person);
+    assert_eq!(decision.verdict, expected, "{decision:?}");
+}
+
+#[test]
+fn a_request_may_only_tighten_unless_it_is_the_persons() {
+    let restricted = |request: &mut Request| request.level = Level::Restricted;
+    check("", restricted, false, Verdict::Deny);
+    check("", restricted, true, Verdict::Allow);
+    check("level = \"restricted\"", restricted, false, Verdict::Allow);
+    check("", |request| request.level = Level::None, true, Verdict::Deny);
+    let nothing = |_: &mut Request| {};
+    check("approval_mode = \"untrusted\"", nothing, false, Verdict::Ask);
+    check("approval_mode = \"untrusted\"", nothing, true, Verdict::Allow);
+    check("profile = \"read-only\"", nothing, false, Verdict::Ask);
+    check("profile = \"read-only\"", nothing, true, Verdict::Allow);
+    check("", |request| request.profile = "read-only".into(), false, Verdict::Allow);
+    check("", |request| request.profile = "nonesuch".into(), true, Verdict::Deny);
+    check("", |request| request.workspace = "relative".into(), true, Verdict::Deny);
+    let host = |request: &mut Request| request.profile = "host".into();
+    check("allow_host = true", host, true, Verdict::Ask);
+    check("allow_host = true\nsandbox = \"require\"", host, true, Verdict::Deny);
+}
+
+#[test]
+fn powers_that_are_there_already_need_no_consent() {
+    let grants = |text: &'static str| move |request: &mut Request| request.grants = vec![text.parse().unwrap()];
+    check("", grants("write /work/src"), false, Verdict::Allow);
+    check("", grants("read /usr/share"), false, Verdict::Allow);
+    check("", grants("env PATH"), false, Verdict::Allow);
+    check("", grants("write /work/.git"), false, Verdict::Ask);
+    check("", grants("write /work/.GIT/hooks"), false, Verdict::Ask);
+    check("", grants("read /home/u/.ssh/config"), false, Verdict::Ask);
+    check("", grants("env GITHUB_TOKEN"), false, Verdict::Ask);
+    check("", grants("listen 80"), false, Verdict::Ask);
+    check("", grants("write /work/.stockade.toml"), true, Verdict::Deny);
+}
