@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::fs::OFlags;
+use rustix::fs::{AtFlags, OFlags, Stat};
+use rustix::io::Errno;
 use stockade_model::{Event, RawText};
 
 use crate::head::{self, Found, HEAD_NAME};
@@ -152,6 +153,12 @@ pub enum CommitError {
         /// The system's answer; `None` where an earlier sync failed.
         source: Option<io::Error>,
     },
+    /// The open file is no longer the log.
+    #[error("the audit log in `{}` was removed or replaced while it was open\nhint: start again; lines appended so far may be lost", RawText::from(dir.as_path()))]
+    Replaced {
+        /// Directory of the log.
+        dir: PathBuf,
+    },
     /// Another thread's sync did not end in time.
     #[error("the disk took more than {COMMIT_WAIT_MS} ms to sync the audit log\nhint: check the disk")]
     Slow,
@@ -167,6 +174,8 @@ pub struct Log {
     place: Place,
     path: PathBuf,
     file: File,
+    /// Device and inode of `file`.
+    identity: (u64, u64),
     head: File,
     state: Mutex<State>,
     synced: Condvar,
@@ -200,7 +209,8 @@ impl Log {
         let flags = OFlags::RDWR | OFlags::APPEND | OFlags::CREATE;
         let file = place.open_private(LOG_NAME, flags)?.ok_or_else(missing)?;
         let lock = FileLock::exclusive(&file, &path)?;
-        let size = file.metadata().map_err(system("examine", &path))?.len();
+        let stat = rustix::fs::fstat(&file).map_err(|e| system("examine", &path)(e.into()))?;
+        let size = size_of(&stat);
         let (head, durable) = open_head(&place, &file, size)?;
         check_anchor(&place, &file, size, durable)?;
         let (tip, torn) = match scan::follow(&file, durable, size).map_err(system("read", &path))? {
@@ -210,7 +220,7 @@ impl Log {
         };
         drop(lock);
         let state = Mutex::new(State { tip, durable, syncing: false, failed: false, torn });
-        Ok(Self { place, path, file, head, state, synced: Condvar::new() })
+        Ok(Self { place, path, file, identity: (stat.st_dev, stat.st_ino), head, state, synced: Condvar::new() })
     }
 
     /// The torn piece that was set aside last, when the log was opened or since.
@@ -308,6 +318,9 @@ impl Log {
             state.failed = true;
             return Err(CommitError::Sync { dir: self.place.path.clone(), source: Some(source) });
         }
+        if self.size_in_place()?.is_none() {
+            return Err(CommitError::Replaced { dir: self.place.path.clone() });
+        }
         self.move_head(tip)?;
         state.durable = tip;
         Ok(())
@@ -332,11 +345,7 @@ impl Log {
     /// Takes in what other processes appended since. The lock is held.
     fn catch_up(&self, state: &mut State) -> Result<(), AppendError> {
         let dir = || self.place.path.clone();
-        let stat = rustix::fs::fstat(&self.file).map_err(|e| system("examine", &self.path)(e.into()))?;
-        let size = u64::try_from(stat.st_size).unwrap_or(0);
-        if stat.st_nlink != 1 {
-            return Err(AppendError::Replaced { dir: dir() });
-        }
+        let Some(size) = self.size_in_place()? else { return Err(AppendError::Replaced { dir: dir() }) };
         if size == state.tip.end {
             return Ok(());
         }
@@ -353,6 +362,15 @@ impl Log {
             Err(Break { line, fault }) => return Err(AppendError::Broken { dir: dir(), line, fault }),
         }
         Ok(())
+    }
+
+    /// The log's length, if the open file is still the one that has its name.
+    fn size_in_place(&self) -> Result<Option<u64>, PlaceError> {
+        match rustix::fs::statat(&self.place.fd, LOG_NAME, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) if (stat.st_dev, stat.st_ino) == self.identity => Ok(Some(size_of(&stat))),
+            Ok(_) | Err(Errno::NOENT) => Ok(None),
+            Err(e) => Err(system("examine", &self.path)(e.into())),
+        }
     }
 
     /// Cuts off what a failed write left. Where even that fails, the piece is
@@ -373,6 +391,10 @@ impl Log {
         // A panic elsewhere leaves nothing half done that the next catch-up does not see.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn size_of(stat: &Stat) -> u64 {
+    u64::try_from(stat.st_size).unwrap_or(0)
 }
 
 fn bodies(events: &[Event]) -> Result<Vec<Vec<u8>>, AppendError> {

@@ -1,4 +1,4 @@
-//! Where a log may lie, and what stands in its files.
+//! Where a log may lie, and what stands in its files (L7).
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};

@@ -1,4 +1,4 @@
-//! Several processes, sudden death, a full disk, threads. The children are this
+//! Several processes, sudden death, a full disk (L6), threads. The children are this
 //! test binary, started anew with one test named.
 
 use std::fs;

@@ -1,10 +1,10 @@
-//! Whatever is done to a finished log, `verify` sees it and names the line.
+//! Whatever is done to a finished log, `verify` sees it and names the line (L10).
 
 use std::fs;
 use std::path::Path;
 
 use proptest::prelude::*;
-use stockade_audit::{Fault, Log, OpenError, VerifyError, verify};
+use stockade_audit::{AppendError, CommitError, Fault, Log, OpenError, VerifyError, verify};
 
 use crate::{event, holds, place, written};
 
@@ -187,6 +187,24 @@ fn an_open_log_notices_a_change_under_it() {
     // A sound line with the wrong predecessor is no torn write.
     put(&dir, &[&all[..], &all[1..2]].concat());
     assert!(log.append(&event(9, "y")).unwrap_err().to_string().contains("line 4"));
-    fs::remove_file(dir.join("audit.jsonl")).unwrap();
-    assert!(log.append(&event(9, "y")).unwrap_err().to_string().contains("removed or replaced"));
+}
+
+#[test]
+fn a_log_that_lost_its_name_acknowledges_nothing() {
+    let spoil: [fn(&Path); 3] = [
+        |log| fs::remove_file(log).unwrap(),
+        |log| fs::rename(log, log.with_extension("moved")).unwrap(),
+        |log| {
+            fs::copy(log, log.with_extension("copy")).unwrap();
+            fs::rename(log.with_extension("copy"), log).unwrap();
+        },
+    ];
+    for spoil in spoil {
+        let (_root, dir) = place();
+        let log = Log::open(&dir).unwrap();
+        log.append(&event(1, "x")).unwrap();
+        spoil(&dir.join("audit.jsonl"));
+        assert!(matches!(log.commit(), Err(CommitError::Replaced { .. })));
+        assert!(matches!(log.append(&event(9, "y")), Err(AppendError::Replaced { .. })));
+    }
 }

@@ -1,4 +1,4 @@
-//! What answers what, and for how long.
+//! What answers what (L1, L9), and for how long.
 
 use stockade_model::{Digest, RawText, Scope};
 use stockade_store::{Consent, Namespace, RememberError, Remembered, Store};

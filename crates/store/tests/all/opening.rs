@@ -1,4 +1,4 @@
-//! Which files may be a store, and that no other file is touched.
+//! Which files may be a store (L7), and that no other file is touched (L6).
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
