@@ -1,5 +1,5 @@
 //! How fast this machine appends and syncs:
-//! `cargo run --release -p stockade-audit --example speed [DIR]`.
+//! `cargo run --release -p stockade-audit --example audit_speed [DIR]`.
 
 use std::error::Error;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
 //! How fast this machine opens the store and answers from it:
-//! `cargo run --release -p stockade-store --example speed [DIR]`.
+//! `cargo run --release -p stockade-store --example store_speed [DIR]`.
 
 use std::error::Error;
 use std::path::PathBuf;
