@@ -90,12 +90,16 @@ fn compile_probes(directory: &Path) -> Result<()> {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("probes");
     for entry in fs::read_dir(&sources).with_context(|| format!("reading {}", sources.display()))? {
         let source = entry?.path();
+        if source.extension().is_some_and(|e| e == "py") {
+            copy(&source, &directory.join(source.file_name().context("a probe without a name")?))?;
+        }
         let (Some(stem), Some("c")) = (source.file_stem(), source.extension().and_then(|e| e.to_str())) else {
             continue;
         };
         let name = stem.to_string_lossy().into_owned();
         let (flags, name): (&[&str], String) = match name.as_str() {
             "inner" => (&["-static"], name),
+            "race-open" => (&["-pthread"], name),
             "preload" => (&["-shared", "-fPIC"], "preload.so".to_owned()),
             _ => (&[], name),
         };

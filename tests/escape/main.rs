@@ -17,6 +17,7 @@
 mod build;
 mod cases;
 mod conformance;
+mod launch;
 mod plan;
 mod row;
 mod rows_fs;
