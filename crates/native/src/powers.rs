@@ -51,6 +51,9 @@ pub type Probe<'a> = &'a dyn Fn(&Path) -> bool;
 /// Trees whose files are the kernel's own knobs: no grant opens them.
 const KERNEL_TREES: [&[u8]; 2] = [b"/proc", b"/sys"];
 
+/// How an object is called that is protected although its name is not.
+const TARGET: &str = "the target of a protected link";
+
 /// What makes a directory a git repository without a protected name.
 const REPOSITORY_MARKS: [&str; 3] = ["HEAD", "objects", "refs"];
 
@@ -146,6 +149,19 @@ impl Powers {
         self.units.carried_by(object.as_os_str().as_bytes())
     }
 
+    /// Is a writable root above it, or it itself?
+    pub fn is_in_writable_root(&self, object: &Path) -> bool {
+        deepest(&self.writable, object.as_os_str().as_bytes()).is_some()
+    }
+
+    /// Why the directory `object` must stay where it is: something beneath it
+    /// is protected by its place, not by its name.
+    pub fn protected_beneath(&self, object: &Path) -> Option<Refusal> {
+        let path = object.as_os_str().as_bytes();
+        let held = |t: &&Vec<u8>| t.len() > path.len() && covers(path, t);
+        self.targets.iter().find(held).map(|target| protected(target, TARGET))
+    }
+
     fn hides(&self, path: &[u8]) -> Option<Refusal> {
         let hidden = deepest(&self.hidden, path)?;
         let shown = |roots: &[Vec<u8>]| deepest(roots, path).is_some_and(|r| r.len() >= hidden.len());
@@ -183,7 +199,7 @@ impl Powers {
                 return Some((prefix, name));
             }
             if self.targets.iter().any(|t| t == prefix) {
-                return Some((prefix, "the target of a protected link".to_owned()));
+                return Some((prefix, TARGET.to_owned()));
             }
         }
         None

@@ -3,7 +3,180 @@
 //!
 //! It must not know how the sandbox was built: it is given the listener, the
 //! powers and the level, and hands back events.
+//!
+//! | File | For |
+//! |---|---|
+//! | `table` | which calls are trapped |
+//! | `caller` | the process that called: memory, descriptors, umask |
+//! | `walk` | from its path to a held object |
+//! | `service` | the loop and the decision |
+//! | `opens`, `names`, `metadata`, `sockets` | carrying the calls out |
+//! | `pool` | what may block |
+//! | `ledger` | what was refused |
+//! | `targets` | objects that carry a protected name elsewhere |
+//!
+//! Why acting on behalf is safe: names of the trees that the sandbox may write
+//! change only through the one thread that decides, because the floor refuses
+//! the calls to everybody else; the last component is never followed by the
+//! kernel; and what is put in the caller's hands is the object decided on.
 
+mod caller;
+mod ledger;
+mod metadata;
+mod names;
+mod opens;
+mod pool;
+mod service;
+mod sockets;
 mod table;
+mod targets;
+mod walk;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, eventfd};
+use stockade_model::{Denial, Level, RawText};
+use stockade_sys::Errno;
+
+use crate::powers::Powers;
+use service::Service;
 
 pub use table::{ArgTest, Test, Trap, notify_table};
+pub use targets::linked_units;
+
+/// The broker's thread must come up within this.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Something that the broker saw.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BrokerEvent {
+    /// Something was refused, for the first time.
+    Denied(Denial),
+    /// A program is about to be executed.
+    Executed {
+        /// Process id as the host sees it.
+        pid: u32,
+        /// The resolved program.
+        program: RawText,
+    },
+}
+
+/// Why a broker cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum BrokerError {
+    /// A thread or descriptor could not be made.
+    #[error("cannot start the thread that answers trapped system calls: {0}")]
+    Thread(std::io::Error),
+    /// The kernel refused a step.
+    #[error("cannot {step}: {errno}")]
+    Step {
+        /// What was to be done.
+        step: &'static str,
+        /// What the kernel said.
+        errno: Errno,
+    },
+    /// The thread said nothing in time.
+    #[error("the thread that answers trapped system calls did not come up within {} s", START_TIMEOUT.as_secs())]
+    Silent,
+}
+
+/// What a broker did, told at its end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BrokerReport {
+    /// Every refusal with its count.
+    pub denials: Vec<Denial>,
+    /// Refusals past the bound, not kept apart.
+    pub more_denials: u64,
+    /// Trapped calls answered.
+    pub calls: u64,
+}
+
+/// What is enforced for the broker itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BrokerTraits {
+    /// The kernel hands the processor over at each question (6.6).
+    pub synchronous: bool,
+}
+
+/// A running broker. Dropping it ends it without waiting.
+#[derive(Debug)]
+pub struct BrokerHandle {
+    stop: OwnedFd,
+    report: Receiver<BrokerReport>,
+    thread: Option<JoinHandle<()>>,
+    traits: BrokerTraits,
+}
+
+/// Answers trapped calls on a thread of its own.
+pub struct Broker;
+
+impl Broker {
+    /// Starts answering what arrives at `listener`. `sink` is called on the
+    /// broker's threads and must not block: a caller waits meanwhile.
+    ///
+    /// # Errors
+    /// See [`BrokerError`]; nothing is answered then, and trapped calls end
+    /// with ENOSYS.
+    pub fn start(
+        listener: OwnedFd,
+        powers: Powers,
+        level: Level,
+        sink: impl Fn(BrokerEvent) + Send + 'static,
+    ) -> Result<BrokerHandle, BrokerError> {
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(step("make an eventfd"))?;
+        let stopped = rustix::io::fcntl_dupfd_cloexec(&stop, 3).map_err(step("copy a descriptor"))?;
+        let (up, ready) = channel();
+        let (sender, report) = channel();
+        let body = move || match Service::new(listener, powers, level, Box::new(sink)) {
+            Ok((mut service, traits)) => {
+                let _ = up.send(Ok(traits));
+                service.serve(stopped.as_fd());
+                let _ = sender.send(service.end());
+            }
+            Err(error) => drop(up.send(Err(error))),
+        };
+        let thread = std::thread::Builder::new().name("broker".to_owned()).spawn(body).map_err(BrokerError::Thread)?;
+        match ready.recv_timeout(START_TIMEOUT) {
+            Ok(Ok(traits)) => Ok(BrokerHandle { stop, report, thread: Some(thread), traits }),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(BrokerError::Silent),
+        }
+    }
+}
+
+impl BrokerHandle {
+    /// What holds for it.
+    pub fn traits(&self) -> BrokerTraits {
+        self.traits
+    }
+
+    /// Ends it and waits for that, at most `timeout`. What is still trapped
+    /// ends with ENOSYS. `None` where it did not end in time.
+    pub fn stop(mut self, timeout: Duration) -> Option<BrokerReport> {
+        self.ask_to_stop();
+        let report = self.report.recv_timeout(timeout).ok();
+        if let (Some(thread), true) = (self.thread.take(), report.is_some()) {
+            let _ = thread.join();
+        }
+        report
+    }
+
+    fn ask_to_stop(&self) {
+        // It fails only where the counter is full: then it is readable already.
+        let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
+    }
+}
+
+impl Drop for BrokerHandle {
+    fn drop(&mut self) {
+        self.ask_to_stop();
+    }
+}
+
+/// An error of a step that can be named.
+fn step(step: &'static str) -> impl Fn(Errno) -> BrokerError {
+    move |errno| BrokerError::Step { step, errno }
+}

@@ -1,0 +1,282 @@
+//! The process that made a trapped call: its memory, its descriptors, where it
+//! stands. Everything is read once and held; nothing is looked up twice by a
+//! number that might come to mean another process.
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::HashMap;
+use std::ffi::{CStr, CString};
+use std::io::Read;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
+
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use stockade_sys::notify::Request;
+use stockade_sys::{Errno, memory, pidfd, resolve};
+
+/// Longest path the kernel takes, with its NUL.
+const MAX_PATH: usize = 4096;
+/// Threads kept in mind; enough for a parallel build.
+const MAX_KNOWN: usize = 64;
+/// `/proc/TID/status` is about 1.5 KiB.
+const MAX_STATUS: u64 = 64 * 1024;
+
+/// The threads seen lately, and what is known of their umask.
+pub(super) struct Threads {
+    known: Rc<Known>,
+    /// The umask every process has as long as none has changed it.
+    initial_mask: Option<u32>,
+    /// Counts calls of umask; a mask read before the last one is stale.
+    mask_changes: u64,
+}
+
+/// Threads by number, each held by its directory in `/proc`.
+struct Known {
+    proc: OwnedFd,
+    threads: RefCell<HashMap<u32, Rc<Thread>>>,
+}
+
+/// One thread.
+struct Thread {
+    directory: OwnedFd,
+    pidfd: OnceCell<OwnedFd>,
+    mask: Cell<Option<(u64, u32)>>,
+}
+
+/// What `/proc/TID/status` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Identity {
+    /// Process as the host numbers it.
+    pub process: u32,
+    /// Its parent, as the host numbers it.
+    pub parent: u32,
+    /// Process as it numbers itself.
+    pub own_process: u32,
+    /// Thread as it numbers itself.
+    pub own_thread: u32,
+    /// File mode creation mask.
+    pub umask: u32,
+}
+
+/// One trapped call and who made it.
+pub(super) struct Caller {
+    pub request: Request,
+    known: Rc<Known>,
+}
+
+impl Known {
+    fn open(&self, tid: u32) -> Result<Rc<Thread>, Errno> {
+        let name = CString::new(tid.to_string()).map_err(|_| Errno::SRCH)?;
+        let directory = openat(&self.proc, name.as_c_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        let thread = Rc::new(Thread { directory, pidfd: OnceCell::new(), mask: Cell::new(None) });
+        let mut threads = self.threads.borrow_mut();
+        if threads.len() >= MAX_KNOWN {
+            threads.clear();
+        }
+        threads.insert(tid, thread.clone());
+        Ok(thread)
+    }
+
+    /// Asks something of thread `tid`. What is held of a thread that is gone
+    /// answers ESRCH or ENOENT, also when its number was given to another; then
+    /// it is looked up anew, once.
+    fn ask<T>(&self, tid: u32, question: impl Fn(&Thread) -> Result<T, Errno>) -> Result<T, Errno> {
+        let known = self.threads.borrow().get(&tid).cloned();
+        if let Some(thread) = known {
+            match question(&thread) {
+                Err(Errno::NOENT | Errno::SRCH) => {}
+                answer => return answer,
+            }
+        }
+        question(&*self.open(tid)?)
+    }
+}
+
+impl Threads {
+    /// # Errors
+    /// ENOENT without `/proc`.
+    pub fn new() -> Result<Self, Errno> {
+        let proc = openat(CWD, c"/proc", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let known = Rc::new(Known { proc, threads: RefCell::default() });
+        Ok(Self { known, initial_mask: None, mask_changes: 0 })
+    }
+
+    /// The caller of `request`.
+    pub fn caller(&self, request: Request) -> Caller {
+        Caller { request, known: self.known.clone() }
+    }
+
+    /// Notes that `caller` is about to change its umask.
+    pub fn mask_changes(&mut self) {
+        self.mask_changes += 1;
+    }
+
+    /// Notes the mask of the first process.
+    pub fn first_mask(&mut self, mask: u32) {
+        self.initial_mask = Some(mask);
+    }
+
+    /// The umask of `caller`. Reading it costs about ten times a system call,
+    /// so it is read only after somebody changed one.
+    pub fn umask(&self, caller: &Caller) -> Result<u32, Errno> {
+        if let (0, Some(mask)) = (self.mask_changes, self.initial_mask) {
+            return Ok(mask);
+        }
+        caller.ask(|thread| match thread.mask.get() {
+            Some((at, mask)) if at == self.mask_changes => Ok(mask),
+            _ => {
+                let mask = identity(thread)?.umask;
+                thread.mask.set(Some((self.mask_changes, mask)));
+                Ok(mask)
+            }
+        })
+    }
+}
+
+impl Caller {
+    /// The C string that argument `index` points at.
+    pub fn path(&self, index: usize) -> Result<CString, Errno> {
+        memory::read_c_string(self.request.pid, self.request.args[index], MAX_PATH).map_err(as_fault)
+    }
+
+    /// The path argument, or `None` where the pointer is null.
+    pub fn optional_path(&self, index: usize) -> Result<Option<CString>, Errno> {
+        if self.request.args[index] == 0 { Ok(None) } else { self.path(index).map(Some) }
+    }
+
+    /// A string of at most `max` bytes, with its NUL.
+    pub fn string(&self, index: usize, max: usize) -> Result<CString, Errno> {
+        memory::read_c_string(self.request.pid, self.request.args[index], max).map_err(as_fault)
+    }
+
+    /// `length` bytes that argument `index` points at.
+    pub fn bytes(&self, index: usize, length: usize) -> Result<Vec<u8>, Errno> {
+        let mut bytes = vec![0; length];
+        memory::read_exact(self.request.pid, self.request.args[index], &mut bytes).map_err(as_fault)?;
+        Ok(bytes)
+    }
+
+    /// Argument `index` as an `int`.
+    pub fn int(&self, index: usize) -> i32 {
+        self.request.args[index] as i32
+    }
+
+    /// Argument `index` as an `unsigned int`.
+    pub fn unsigned(&self, index: usize) -> u32 {
+        self.request.args[index] as u32
+    }
+
+    /// Holds its working directory.
+    pub fn cwd(&self) -> Result<OwnedFd, Errno> {
+        self.ask(|thread| resolve::jump(thread.at(), c"cwd"))
+    }
+
+    /// Holds its root.
+    pub fn root(&self) -> Result<OwnedFd, Errno> {
+        self.ask(|thread| resolve::jump(thread.at(), c"root"))
+    }
+
+    /// Holds the object behind its descriptor `number`, without its open file.
+    pub fn object(&self, number: i32) -> Result<OwnedFd, Errno> {
+        let name = descriptor_name("fd", number)?;
+        self.ask(|thread| resolve::jump(thread.at(), &name)).map_err(|errno| match errno {
+            Errno::NOENT => Errno::BADF,
+            other => other,
+        })
+    }
+
+    /// A copy of its descriptor `number`: the same open file.
+    pub fn descriptor(&self, number: i32) -> Result<OwnedFd, Errno> {
+        if number < 0 {
+            return Err(Errno::BADF);
+        }
+        self.ask(|thread| {
+            if thread.pidfd.get().is_none() {
+                let _ = thread.pidfd.set(pidfd::open_thread(self.request.pid)?);
+            }
+            let held = thread.pidfd.get().ok_or(Errno::SRCH)?;
+            pidfd::copy_descriptor(held.as_fd(), number)
+        })
+    }
+
+    /// Whether its descriptor `number` is open for writing.
+    pub fn is_writable(&self, number: i32) -> Result<bool, Errno> {
+        let name = descriptor_name("fdinfo", number)?;
+        let text = self.ask(|thread| thread.read_file(&name))?;
+        let flags = field(&text, "flags:").and_then(|v| u32::from_str_radix(v, 8).ok());
+        Ok(flags.is_some_and(|f| f & 3 != 0))
+    }
+
+    /// Who it is.
+    pub fn identity(&self) -> Result<Identity, Errno> {
+        self.ask(identity)
+    }
+
+    /// The program it runs.
+    pub fn program(&self) -> Option<Vec<u8>> {
+        self.ask(|thread| resolve::link_text_at(thread.at(), c"exe")).ok()
+    }
+
+    fn ask<T>(&self, question: impl Fn(&Thread) -> Result<T, Errno>) -> Result<T, Errno> {
+        self.known.ask(self.request.pid, question)
+    }
+}
+
+impl Thread {
+    fn at(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
+    }
+
+    fn read_file(&self, name: &CStr) -> Result<String, Errno> {
+        let fd = openat(&self.directory, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        let mut text = Vec::new();
+        std::fs::File::from(fd).take(MAX_STATUS).read_to_end(&mut text).map_err(|_| Errno::SRCH)?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+}
+
+fn identity(thread: &Thread) -> Result<Identity, Errno> {
+    parse_identity(&thread.read_file(c"status")?).ok_or(Errno::SRCH)
+}
+
+fn descriptor_name(directory: &str, number: i32) -> Result<CString, Errno> {
+    if number < 0 {
+        return Err(Errno::BADF);
+    }
+    CString::new(format!("{directory}/{number}")).map_err(|_| Errno::BADF)
+}
+
+/// A process whose memory may not be read gets no answer about it.
+fn as_fault(errno: Errno) -> Errno {
+    if errno == Errno::PERM { Errno::ACCESS } else { errno }
+}
+
+fn field<'t>(text: &'t str, name: &str) -> Option<&'t str> {
+    text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
+}
+
+fn parse_identity(status: &str) -> Option<Identity> {
+    let first = |name| field(status, name)?.split_whitespace().next()?.parse().ok();
+    // The last number is the one in the innermost PID namespace (proc(5)).
+    let last = |name| field(status, name)?.split_whitespace().last()?.parse().ok();
+    Some(Identity {
+        process: first("Tgid:")?,
+        parent: first("PPid:")?,
+        own_process: last("NStgid:").or_else(|| first("Tgid:"))?,
+        own_thread: last("NSpid:").or_else(|| first("Pid:"))?,
+        umask: field(status, "Umask:").and_then(|v| u32::from_str_radix(v, 8).ok())?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_innermost_number_is_the_processes_own() {
+        let status =
+            "Name:\ta b\nUmask:\t0027\nState:\tR\nTgid:\t71\nPid:\t72\nPPid:\t5\nNStgid:\t71\t3\nNSpid:\t72\t4\n";
+        let identity = parse_identity(status).unwrap();
+        assert_eq!(identity, Identity { process: 71, parent: 5, own_process: 3, own_thread: 4, umask: 0o27 });
+        assert_eq!(parse_identity("Name:\tx\n"), None);
+    }
+}

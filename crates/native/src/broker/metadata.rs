@@ -1,0 +1,242 @@
+//! Calls that change what is known about a file: mode, owner, times,
+//! attributes, length by name. Landlock mediates none of them but the last.
+
+use std::ffi::CString;
+use std::os::fd::AsFd;
+
+use rustix::fs::{
+    Access, AtFlags, CWD, FileType, Gid, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, Uid, XattrFlags, chownat,
+    fchmod, ftruncate, openat, removexattr, setxattr, utimensat,
+};
+use stockade_model::Operation;
+use stockade_sys::{Errno, actor, resolve};
+
+use super::caller::Caller;
+use super::opens::set_id;
+use super::service::{Failure, Handled, Reply, Service, native_access, refused};
+use super::table::Shape;
+use super::walk::Object;
+use crate::powers::Verdict;
+
+/// `XATTR_NAME_MAX` with its NUL.
+const MAX_ATTRIBUTE_NAME: usize = 256;
+/// `XATTR_SIZE_MAX`.
+const MAX_ATTRIBUTE_BYTES: u64 = 65_536;
+const SET_ID: u32 = 0o6000;
+
+/// Which object a call means.
+enum Subject {
+    /// By path, from a descriptor.
+    Path { start: i32, path: CString, follow: bool },
+    /// By descriptor.
+    Descriptor(i32),
+}
+
+impl Service {
+    pub(super) fn metadata(&mut self, caller: &Caller, shape: Shape) -> Handled {
+        match shape {
+            Shape::Truncate => self.truncate(caller),
+            Shape::Chmod { at, flags } => {
+                let (start, index) = if at { (caller.int(0), 1) } else { (libc::AT_FDCWD, 0) };
+                let flags = if flags { caller.int(3) } else { 0 };
+                let subject = by_flags(caller, start, index, flags)?;
+                self.change_mode(caller, subject, caller.unsigned(index + 1))
+            }
+            Shape::ChmodDescriptor => self.change_mode(caller, Subject::Descriptor(caller.int(0)), caller.unsigned(1)),
+            Shape::Chown { follow } => {
+                let subject = Subject::Path { start: libc::AT_FDCWD, path: caller.path(0)?, follow };
+                self.change_owner(caller, subject, 1)
+            }
+            Shape::ChownDescriptor => self.change_owner(caller, Subject::Descriptor(caller.int(0)), 1),
+            Shape::ChownAt => {
+                let subject = by_flags(caller, caller.int(0), 1, caller.int(4))?;
+                self.change_owner(caller, subject, 2)
+            }
+            Shape::TimesSeconds | Shape::TimesMicroseconds { .. } | Shape::TimesNanoseconds => {
+                self.change_times(caller, shape)
+            }
+            Shape::SetAttribute { follow } => self.set_attribute(caller, by_path(caller, follow)?),
+            Shape::SetAttributeDescriptor => self.set_attribute(caller, Subject::Descriptor(caller.int(0))),
+            Shape::RemoveAttribute { follow } => self.remove_attribute(caller, by_path(caller, follow)?),
+            _ => self.remove_attribute(caller, Subject::Descriptor(caller.int(0))),
+        }
+    }
+
+    /// Holds the object a call means.
+    fn subject(&self, caller: &Caller, subject: Subject) -> Result<Object, Errno> {
+        match subject {
+            Subject::Descriptor(number) => Object::of(caller.descriptor(number)?),
+            Subject::Path { start, path, .. } if path.is_empty() => Object::of(caller.object(start)?),
+            Subject::Path { start, path, follow } => self.walk(caller)?.find(start, &path, follow),
+        }
+    }
+
+    /// May this be done to `object`? Where the kernel would refuse it to
+    /// anybody but the owner, that comes first.
+    fn permit_change(&self, operation: Operation, object: &Object) -> Result<(), Failure> {
+        if object.is_placeless() {
+            return Ok(());
+        }
+        match self.decide(operation, &object.path) {
+            Verdict::Allow | Verdict::Private => Ok(()),
+            Verdict::Refuse(_) if object.stat.st_uid != self.own_user() => Err(Errno::PERM.into()),
+            Verdict::Refuse(refusal) => Err(refused(operation, &object.path, refusal)),
+        }
+    }
+
+    fn truncate(&self, caller: &Caller) -> Handled {
+        let length = caller.request.args[1];
+        if length > i64::MAX as u64 {
+            return Err(Errno::INVAL.into());
+        }
+        let path = caller.path(0)?;
+        let object = self.subject(caller, Subject::Path { start: libc::AT_FDCWD, path, follow: true })?;
+        match object.kind() {
+            FileType::Directory => return Err(Errno::ISDIR.into()),
+            FileType::RegularFile => {}
+            _ => return Err(Errno::INVAL.into()),
+        }
+        if let Verdict::Refuse(refusal) = self.decide(Operation::Truncate, &object.path) {
+            native_access(&object.fd, Access::WRITE_OK)?;
+            return Err(refused(Operation::Truncate, &object.path, refusal));
+        }
+        let held = resolve::DescriptorPath::new(object.fd.as_fd());
+        let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        ftruncate(openat(CWD, held.as_c_str(), flags, Mode::empty())?, length)?;
+        Ok(Reply::Value(0))
+    }
+
+    fn change_mode(&self, caller: &Caller, subject: Subject, mode: u32) -> Handled {
+        let by_descriptor = matches!(subject, Subject::Descriptor(_));
+        let object = self.subject(caller, subject)?;
+        if object.kind() == FileType::Symlink {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        self.permit_change(Operation::Metadata, &object)?;
+        let mode = mode & 0o7777;
+        if mode & SET_ID != 0 && object.kind() != FileType::Directory {
+            return Err(refused(Operation::Metadata, &object.path, set_id()));
+        }
+        if by_descriptor {
+            fchmod(&object.fd, Mode::from_bits_retain(mode))?;
+        } else {
+            actor::chmod(object.fd.as_fd(), mode)?;
+        }
+        Ok(Reply::Value(0))
+    }
+
+    /// `first` is the index of the user; the group follows it.
+    fn change_owner(&self, caller: &Caller, subject: Subject, first: usize) -> Handled {
+        let id = |index| Some(caller.unsigned(index)).filter(|id| *id != u32::MAX);
+        let (user, group) = (id(first), id(first + 1));
+        let object = self.subject(caller, subject)?;
+        self.permit_change(Operation::Metadata, &object)?;
+        if !self.is_mapped(user, group) {
+            return Err(Errno::INVAL.into());
+        }
+        let (user, group) = (user.map(Uid::from_raw), group.map(Gid::from_raw));
+        chownat(&object.fd, c"", user, group, AtFlags::EMPTY_PATH)?;
+        Ok(Reply::Value(0))
+    }
+
+    fn change_times(&self, caller: &Caller, shape: Shape) -> Handled {
+        let (start, index) = match shape {
+            Shape::TimesSeconds | Shape::TimesMicroseconds { at: false } => (libc::AT_FDCWD, 0),
+            _ => (caller.int(0), 1),
+        };
+        let times = read_times(caller, index + 1, shape)?;
+        let flags = if shape == Shape::TimesNanoseconds { caller.int(3) } else { 0 };
+        let subject = match caller.optional_path(index)? {
+            Some(path) => by_text(start, path, flags)?,
+            None if start == libc::AT_FDCWD => return Err(Errno::FAULT.into()),
+            None if flags != 0 => return Err(Errno::INVAL.into()),
+            None => Subject::Descriptor(start),
+        };
+        let object = self.subject(caller, subject)?;
+        self.permit_change(Operation::Metadata, &object)?;
+        utimensat(&object.fd, c"", &times, AtFlags::EMPTY_PATH)?;
+        Ok(Reply::Value(0))
+    }
+
+    fn set_attribute(&self, caller: &Caller, subject: Subject) -> Handled {
+        let name = attribute_name(caller)?;
+        let (size, flags) = (caller.request.args[3], caller.unsigned(4));
+        if size > MAX_ATTRIBUTE_BYTES {
+            return Err(Errno::TOOBIG.into());
+        }
+        let value = caller.bytes(2, size as usize)?;
+        let object = self.attribute_subject(caller, subject)?;
+        let path = resolve::DescriptorPath::new(object.fd.as_fd());
+        setxattr(path.as_c_str(), name.as_c_str(), &value, XattrFlags::from_bits_retain(flags))?;
+        Ok(Reply::Value(0))
+    }
+
+    fn remove_attribute(&self, caller: &Caller, subject: Subject) -> Handled {
+        let name = attribute_name(caller)?;
+        let object = self.attribute_subject(caller, subject)?;
+        let path = resolve::DescriptorPath::new(object.fd.as_fd());
+        removexattr(path.as_c_str(), name.as_c_str())?;
+        Ok(Reply::Value(0))
+    }
+
+    fn attribute_subject(&self, caller: &Caller, subject: Subject) -> Result<Object, Failure> {
+        let object = self.subject(caller, subject)?;
+        self.permit_change(Operation::Metadata, &object)?;
+        // A link carries no attributes but those of the system.
+        if object.kind() == FileType::Symlink { Err(Errno::PERM.into()) } else { Ok(object) }
+    }
+}
+
+fn by_path(caller: &Caller, follow: bool) -> Result<Subject, Errno> {
+    Ok(Subject::Path { start: libc::AT_FDCWD, path: caller.path(0)?, follow })
+}
+
+fn by_flags(caller: &Caller, start: i32, index: usize, flags: i32) -> Result<Subject, Errno> {
+    by_text(start, caller.path(index)?, flags)
+}
+
+/// What `AT_SYMLINK_NOFOLLOW` and `AT_EMPTY_PATH` make of a path.
+fn by_text(start: i32, path: CString, flags: i32) -> Result<Subject, Errno> {
+    if flags & !(libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH) != 0 {
+        return Err(Errno::INVAL);
+    }
+    if !path.is_empty() {
+        return Ok(Subject::Path { start, path, follow: flags & libc::AT_SYMLINK_NOFOLLOW == 0 });
+    }
+    match (flags & libc::AT_EMPTY_PATH != 0, start) {
+        (false, _) => Err(Errno::NOENT),
+        (true, libc::AT_FDCWD) => Ok(Subject::Path { start, path: c".".to_owned(), follow: true }),
+        // Also what was opened with O_PATH, so not by copying the descriptor.
+        (true, _) => Ok(Subject::Path { start, path, follow: true }),
+    }
+}
+
+fn attribute_name(caller: &Caller) -> Result<CString, Errno> {
+    match caller.string(1, MAX_ATTRIBUTE_NAME) {
+        Err(Errno::NAMETOOLONG) => Err(Errno::RANGE),
+        Ok(name) if name.is_empty() => Err(Errno::RANGE),
+        other => other,
+    }
+}
+
+/// Both times of a call; a null pointer means now.
+fn read_times(caller: &Caller, index: usize, shape: Shape) -> Result<Timestamps, Errno> {
+    let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+    if caller.request.args[index] == 0 {
+        return Ok(Timestamps { last_access: now, last_modification: now });
+    }
+    let words = if shape == Shape::TimesSeconds { 2 } else { 4 };
+    let bytes = caller.bytes(index, words * 8)?;
+    let word = |at: usize| {
+        let mut word = [0; 8];
+        word.copy_from_slice(&bytes[at * 8..at * 8 + 8]);
+        i64::from_ne_bytes(word)
+    };
+    let time = |first: usize| match shape {
+        Shape::TimesSeconds => Ok(Timespec { tv_sec: word(first / 2), tv_nsec: 0 }),
+        Shape::TimesNanoseconds => Ok(Timespec { tv_sec: word(first), tv_nsec: word(first + 1) }),
+        _ if !(0..1_000_000).contains(&word(first + 1)) => Err(Errno::INVAL),
+        _ => Ok(Timespec { tv_sec: word(first), tv_nsec: word(first + 1) * 1000 }),
+    };
+    Ok(Timestamps { last_access: time(0)?, last_modification: time(2)? })
+}

@@ -1,0 +1,318 @@
+//! Opens that write or create.
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{Access, CWD, FileType, Mode, OFlags, ResolveFlags, fcntl_setfl, fstat, openat, openat2};
+use stockade_model::Operation;
+use stockade_sys::notify::Answer;
+use stockade_sys::{Errno, resolve};
+
+use super::caller::Caller;
+use super::service::{Failure, Handled, Parked, Reply, Service, native_access, refused};
+use super::table::Shape;
+use super::walk::{Beyond, Object, Place, Walk};
+use crate::powers::{Refusal, Verdict};
+
+/// The flags that open(2) knows (`VALID_OPEN_FLAGS`); it ignores others, while
+/// openat2, which is used here, would refuse them.
+const KNOWN_FLAGS: i32 = 3
+    | libc::O_CREAT
+    | libc::O_EXCL
+    | libc::O_NOCTTY
+    | libc::O_TRUNC
+    | libc::O_APPEND
+    | libc::O_NONBLOCK
+    | libc::O_SYNC
+    | libc::O_DSYNC
+    | libc::O_ASYNC
+    | libc::O_DIRECT
+    | libc::O_DIRECTORY
+    | libc::O_NOFOLLOW
+    | libc::O_NOATIME
+    | libc::O_CLOEXEC
+    | libc::O_PATH
+    | libc::O_TMPFILE;
+/// `__O_TMPFILE`: `O_TMPFILE` without its `O_DIRECTORY`.
+const TMPFILE: i32 = libc::O_TMPFILE & !libc::O_DIRECTORY;
+const SET_ID: u32 = 0o6000;
+/// Device nodes that the floor lets everybody write to.
+const OPEN_DEVICES: [&[u8]; 7] =
+    [b"/dev/null", b"/dev/zero", b"/dev/full", b"/dev/random", b"/dev/urandom", b"/dev/tty", b"/dev/ptmx"];
+const TERMINALS: &[u8] = b"/dev/pts/";
+
+/// One open, as it was asked for.
+#[derive(Clone, Copy)]
+struct Wish {
+    flags: i32,
+    mode: u32,
+}
+
+impl Wish {
+    fn has(self, flag: i32) -> bool {
+        self.flags & flag == flag
+    }
+
+    fn creates(self) -> bool {
+        self.has(libc::O_CREAT)
+    }
+
+    fn only_reads(self) -> bool {
+        self.flags & 3 == libc::O_RDONLY && !self.has(libc::O_TRUNC)
+    }
+
+    /// Reading and writing as accessat understands them.
+    fn access(self) -> Access {
+        let read = matches!(self.flags & 3, libc::O_RDONLY | libc::O_RDWR | 3);
+        let write = self.flags & 3 != libc::O_RDONLY || self.has(libc::O_TRUNC);
+        let mut access = Access::empty();
+        access.set(Access::READ_OK, read);
+        access.set(Access::WRITE_OK, write);
+        access
+    }
+
+    fn operation(self) -> Operation {
+        if self.creates() { Operation::Create } else { Operation::Write }
+    }
+
+    /// The flags with which the broker opens: never following, never becoming
+    /// anybody's terminal, never waiting.
+    fn of_broker(self) -> OFlags {
+        let own = libc::O_CLOEXEC | libc::O_NOCTTY | libc::O_NONBLOCK;
+        OFlags::from_bits_retain(((self.flags & !libc::O_NOFOLLOW) | own) as u32)
+    }
+}
+
+impl Service {
+    pub(super) fn open(&mut self, caller: &Caller, shape: Shape) -> Handled {
+        let (start, index) = match shape {
+            Shape::Open { at: true } => (caller.int(0), 1),
+            _ => (libc::AT_FDCWD, 0),
+        };
+        let wish = if shape == Shape::Creat {
+            Wish { flags: libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC, mode: caller.unsigned(1) }
+        } else {
+            Wish { flags: caller.int(index + 1) & KNOWN_FLAGS, mode: caller.unsigned(index + 2) }
+        };
+        // Flags are registers: nobody can change them behind our back.
+        if wish.has(libc::O_PATH) {
+            return Ok(Reply::Continue);
+        }
+        if wish.flags & TMPFILE != 0 && !wish.has(libc::O_DIRECTORY) {
+            return Err(Errno::INVAL.into());
+        }
+        let path = caller.path(index)?;
+        if wish.has(TMPFILE) {
+            return self.open_unnamed(caller, start, &path, wish);
+        }
+        let walk = self.walk(caller)?;
+        let mut place = walk.place(start, &path)?;
+        loop {
+            match self.open_at(caller, &walk, place, wish)? {
+                Next::Done(reply) => return Ok(reply),
+                Next::Follow(next) => place = next,
+                Next::Wait(pipe) => return self.open_waiting(caller, pipe, wish),
+            }
+        }
+    }
+
+    /// Opens the name at `place`, or says where it leads.
+    fn open_at(&self, caller: &Caller, walk: &Walk<'_>, place: Place, wish: Wish) -> Result<Next, Failure> {
+        if place.special || place.slash {
+            return self.open_directory(walk, place, wish);
+        }
+        let path = place.path();
+        match self.decide(wish.operation(), &path) {
+            Verdict::Allow | Verdict::Private if place.on_proc => {
+                return self.open_refused(walk, place, wish, kernel_files());
+            }
+            Verdict::Allow | Verdict::Private => {}
+            Verdict::Refuse(refusal) => return self.open_refused(walk, place, wish, refusal),
+        }
+        if wish.creates() && wish.mode & SET_ID != 0 {
+            return Err(refused(Operation::Create, &path, set_id()));
+        }
+        match self.open_name(caller, &place, wish) {
+            Ok(fd) => finish(fd, wish).map(Next::Done).map_err(Into::into),
+            // A link, or the program wants none.
+            Err(Errno::LOOP) if !wish.has(libc::O_NOFOLLOW) => {
+                let link = place.step()?;
+                self.follow(walk, place, link, wish)
+            }
+            Err(errno @ (Errno::NXIO | Errno::AGAIN)) => self.open_reluctant(&place, wish, errno),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Opens a name that is among the powers, without waiting for anything.
+    fn open_name(&self, caller: &Caller, place: &Place, wish: Wish) -> Result<OwnedFd, Errno> {
+        let directory = place.directory.fd.as_fd();
+        let open = |flags: OFlags, mode: Mode| {
+            openat2(directory, place.name.as_c_str(), flags, mode, ResolveFlags::NO_SYMLINKS)
+        };
+        let flags = wish.of_broker();
+        // Opening a pipe for reading without waiting would succeed where it
+        // should wait.
+        if wish.only_reads() && !wish.has(libc::O_EXCL) && place.is_pipe() {
+            return Err(Errno::NXIO);
+        }
+        if !wish.creates() {
+            return open(flags, Mode::empty());
+        }
+        open(flags, self.masked(caller, wish.mode)?)
+    }
+
+    /// The kernel would not open it without waiting: a pipe without a reader, a
+    /// file under a lease, or a socket.
+    fn open_reluctant(&self, place: &Place, wish: Wish, errno: Errno) -> Result<Next, Failure> {
+        let held = place.step()?;
+        let kind = FileType::from_raw_mode(fstat(&held)?.st_mode);
+        let waits = !wish.has(libc::O_NONBLOCK) && matches!(kind, FileType::Fifo | FileType::RegularFile);
+        if waits { Ok(Next::Wait(held)) } else { Err(errno.into()) }
+    }
+
+    /// Opens what `pipe` holds on a thread that may wait.
+    fn open_waiting(&mut self, caller: &Caller, pipe: OwnedFd, wish: Wish) -> Handled {
+        let id = caller.request.id;
+        let notifier = self.notifier.clone();
+        let held = pipe.try_clone().map_err(|_| Errno::MFILE)?;
+        let reopen = libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let flags = OFlags::from_bits_retain((wish.flags & !reopen | libc::O_CLOEXEC | libc::O_NOCTTY) as u32);
+        self.pool.run(Box::new(move || {
+            let path = resolve::DescriptorPath::new(pipe.as_fd());
+            // Failing to answer means that the caller is gone.
+            let _ = match openat(CWD, path.as_c_str(), flags, Mode::empty()) {
+                Ok(fd) => notifier.answer_with_descriptor(id, fd.as_fd(), wish.has(libc::O_CLOEXEC)),
+                Err(errno) => notifier.answer(id, Answer::Error(errno)),
+            };
+        }))?;
+        self.parked.insert(id, Parked { pipe: Some(held) });
+        Ok(Reply::Parked)
+    }
+
+    /// A name that only a directory can have: a directory is not opened for
+    /// writing.
+    fn open_directory(&self, walk: &Walk<'_>, place: Place, wish: Wish) -> Result<Next, Failure> {
+        if wish.creates() && place.slash && !place.special {
+            return Err(Errno::ISDIR.into());
+        }
+        let object = walk.find_at(place, true)?;
+        let errno = if object.kind() == FileType::Directory { Errno::ISDIR } else { Errno::NOTDIR };
+        Err(errno.into())
+    }
+
+    fn follow(&self, walk: &Walk<'_>, place: Place, link: OwnedFd, wish: Wish) -> Result<Next, Failure> {
+        match walk.beyond(place, link)? {
+            Beyond::Place(next) => Ok(Next::Follow(next)),
+            Beyond::Object(object) => self.reopen(object, wish),
+        }
+    }
+
+    /// The name is not among the powers: it may be a link to something that is,
+    /// a device, or fail anyway. Only what is left is a denial.
+    fn open_refused(&self, walk: &Walk<'_>, place: Place, wish: Wish, refusal: Refusal) -> Result<Next, Failure> {
+        let path = place.path();
+        let held = match place.step() {
+            Ok(held) => held,
+            Err(Errno::NOENT) if wish.creates() => {
+                native_access(&place.directory.fd, Access::WRITE_OK | Access::EXEC_OK)?;
+                return Err(refused(Operation::Create, &path, refusal));
+            }
+            Err(errno) => return Err(errno.into()),
+        };
+        let kind = FileType::from_raw_mode(fstat(&held)?.st_mode);
+        if wish.has(libc::O_CREAT | libc::O_EXCL) {
+            return Err(Errno::EXIST.into());
+        }
+        match kind {
+            FileType::Symlink if wish.has(libc::O_NOFOLLOW) => return Err(Errno::LOOP.into()),
+            FileType::Symlink => return self.follow(walk, place, held, wish),
+            FileType::Directory => return Err(Errno::ISDIR.into()),
+            FileType::Socket => return Err(Errno::NXIO.into()),
+            FileType::CharacterDevice if is_open_device(&path) => return Ok(Next::Done(Reply::Continue)),
+            _ => {}
+        }
+        native_access(&held, wish.access())?;
+        // It exists, so nothing is created, and reading is the floor's matter.
+        if wish.only_reads() {
+            return Ok(Next::Done(Reply::Continue));
+        }
+        Err(refused(Operation::Write, &path, refusal))
+    }
+
+    /// Opens anew what a descriptor already holds.
+    fn reopen(&self, object: Object, wish: Wish) -> Result<Next, Failure> {
+        if wish.has(libc::O_CREAT | libc::O_EXCL) {
+            return Err(Errno::EXIST.into());
+        }
+        match object.kind() {
+            FileType::Directory => return Err(Errno::ISDIR.into()),
+            FileType::Socket => return Err(Errno::NXIO.into()),
+            FileType::CharacterDevice if is_open_device(&object.path) && !self.is_own_stream(&object) => {
+                return Ok(Next::Done(Reply::Continue));
+            }
+            _ => {}
+        }
+        if !object.is_placeless() && !self.is_own_stream(&object) && !wish.only_reads() {
+            self.permit(Operation::Write, &object.path)?;
+        }
+        let path = resolve::DescriptorPath::new(object.fd.as_fd());
+        let flags = wish.of_broker() - OFlags::CREATE;
+        match openat(CWD, path.as_c_str(), flags, Mode::empty()) {
+            Ok(fd) => finish(fd, wish).map(Next::Done).map_err(Into::into),
+            Err(Errno::NXIO | Errno::AGAIN) if !wish.has(libc::O_NONBLOCK) => Ok(Next::Wait(object.fd)),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// `O_TMPFILE`: a file without a name in a directory.
+    fn open_unnamed(&self, caller: &Caller, start: i32, path: &CStr, wish: Wish) -> Handled {
+        let follow = !wish.has(libc::O_NOFOLLOW);
+        let object = self.walk(caller)?.find(start, path, follow)?;
+        if object.kind() != FileType::Directory {
+            return Err(Errno::NOTDIR.into());
+        }
+        if let Verdict::Refuse(refusal) = self.decide(Operation::Write, &object.path) {
+            native_access(&object.fd, Access::WRITE_OK | Access::EXEC_OK)?;
+            return Err(refused(Operation::Create, &object.path, refusal));
+        }
+        if wish.mode & SET_ID != 0 {
+            return Err(refused(Operation::Create, &object.path, set_id()));
+        }
+        let mode = self.masked(caller, wish.mode)?;
+        let fd = openat2(&object.fd, c".", wish.of_broker(), mode, ResolveFlags::NO_SYMLINKS)?;
+        Ok(finish(fd, wish)?)
+    }
+}
+
+/// What became of one step of an open.
+enum Next {
+    Done(Reply),
+    /// The name is a link: go on here.
+    Follow(Place),
+    /// Opening what is held may wait.
+    Wait(OwnedFd),
+}
+
+/// A file that runs with its owner's powers could be left for another user of
+/// the host to start.
+pub(super) fn set_id() -> Refusal {
+    Refusal { rule: "no set-user-ID or set-group-ID files".to_owned(), grant: None }
+}
+
+fn kernel_files() -> Refusal {
+    Refusal { rule: "the kernel's own files".to_owned(), grant: None }
+}
+
+fn is_open_device(path: &[u8]) -> bool {
+    OPEN_DEVICES.contains(&path) || path.starts_with(TERMINALS)
+}
+
+/// Gives the descriptor the flags that the caller asked for.
+fn finish(fd: OwnedFd, wish: Wish) -> Result<Reply, Errno> {
+    if !wish.has(libc::O_NONBLOCK) {
+        let settable = libc::O_APPEND | libc::O_DIRECT | libc::O_NOATIME | libc::O_ASYNC;
+        fcntl_setfl(&fd, OFlags::from_bits_retain((wish.flags & settable) as u32))?;
+    }
+    Ok(Reply::Descriptor { fd, close_on_exec: wish.has(libc::O_CLOEXEC) })
+}

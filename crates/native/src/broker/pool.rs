@@ -1,0 +1,120 @@
+//! Work that may block: a few threads, so that no call waits behind another's
+//! open of a pipe that nobody reads.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use stockade_sys::Errno;
+
+/// Calls that may block at the same time; one more is answered "try again".
+const MAX_WORKERS: usize = 128;
+/// A worker without work ends after this.
+const IDLE: Duration = Duration::from_secs(5);
+/// They make system calls and little else.
+const STACK_BYTES: usize = 128 * 1024;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// The threads. They carry the confinement of the thread that starts them.
+#[derive(Clone, Default)]
+pub(super) struct Pool {
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    work: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    workers: usize,
+    idle: usize,
+    over: bool,
+}
+
+impl Pool {
+    /// Runs `job` on a thread of its own.
+    ///
+    /// # Errors
+    /// EAGAIN where too many are busy.
+    pub fn run(&self, job: Job) -> Result<(), Errno> {
+        let mut state = self.shared.lock();
+        if state.idle > state.jobs.len() {
+            state.jobs.push_back(job);
+            self.shared.work.notify_one();
+            return Ok(());
+        }
+        if state.workers >= MAX_WORKERS {
+            return Err(Errno::AGAIN);
+        }
+        let shared = self.shared.clone();
+        let builder = std::thread::Builder::new().name("broker-worker".to_owned()).stack_size(STACK_BYTES);
+        builder.spawn(move || shared.serve()).map_err(|_| Errno::AGAIN)?;
+        state.workers += 1;
+        state.jobs.push_back(job);
+        self.shared.work.notify_one();
+        Ok(())
+    }
+
+    /// Lets the threads end as soon as they are free. Not waited for: one may
+    /// sit in a call that ends only with the sandbox.
+    pub fn close(&self) {
+        self.shared.lock().over = true;
+        self.shared.work.notify_all();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn serve(&self) {
+        let mut state = self.lock();
+        loop {
+            if let Some(job) = state.jobs.pop_front() {
+                drop(state);
+                job();
+                state = self.lock();
+                continue;
+            }
+            if state.over {
+                break;
+            }
+            state.idle += 1;
+            let (next, waited) = self.work.wait_timeout(state, IDLE).unwrap_or_else(PoisonError::into_inner);
+            state = next;
+            state.idle -= 1;
+            if waited.timed_out() && state.jobs.is_empty() {
+                break;
+            }
+        }
+        state.workers -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn a_blocked_job_delays_no_other_and_the_number_is_bounded() {
+        let pool = Pool::default();
+        let (release, blocked) = channel::<()>();
+        let blocked = Arc::new(Mutex::new(blocked));
+        for _ in 0..MAX_WORKERS - 1 {
+            let blocked = blocked.clone();
+            pool.run(Box::new(move || drop(blocked.lock().map(|b| b.recv())))).unwrap();
+        }
+        let (sender, receiver) = channel();
+        pool.run(Box::new(move || sender.send(7).unwrap())).unwrap();
+        assert_eq!(receiver.recv_timeout(Duration::from_secs(5)), Ok(7));
+        drop(release);
+        pool.close();
+    }
+}

@@ -1,0 +1,244 @@
+//! Connecting and binding sockets.
+//!
+//! A connect is made on a copy of the caller's socket with the broker's copy of
+//! the address, and to the very socket file that was decided on. A bind goes on
+//! by itself: the floor decides where a socket may be made.
+
+use std::ffi::{CStr, CString, OsStr};
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::PoisonError;
+
+use rustix::fs::{Access, FileType, OFlags, fcntl_getfl, fstat};
+use rustix::net::AddressFamily;
+use rustix::net::sockopt::socket_domain;
+use stockade_model::{Grant, Layer, Level, Operation};
+use stockade_sys::notify::Answer;
+use stockade_sys::{Errno, actor, resolve};
+
+use super::caller::Caller;
+use super::ledger::Denied;
+use super::service::{Failure, Handled, MAX_BOUND, Parked, Reply, Service, native_access, refused};
+use super::walk::{Object, Place};
+use crate::powers::{Refusal, Verdict};
+
+/// `sizeof(struct sockaddr_storage)`: the kernel takes no more.
+const MAX_ADDRESS: u64 = 128;
+/// Where the path starts in `struct sockaddr_un`.
+const PATH_OFFSET: usize = 2;
+
+/// Whom a connect is for.
+enum Peer {
+    /// A socket file that the caller names.
+    Path(CString),
+    /// A name in the network namespace.
+    Abstract(Vec<u8>),
+    /// An internet address, shown.
+    Internet(String, Option<u16>),
+    /// Anything else, such as taking a connection back.
+    Other,
+}
+
+impl Service {
+    pub(super) fn connect(&mut self, caller: &Caller) -> Handled {
+        let address = read_address(caller)?;
+        let socket = caller.descriptor(caller.int(0))?;
+        let domain = socket_domain(&socket)?;
+        self.must_still_wait(caller)?;
+        match peer(&address, domain) {
+            Peer::Path(path) => {
+                let object = self.socket_file(caller, &path)?;
+                self.connect_to(caller, socket, held_address(&object.fd), None, Some(object.fd))
+            }
+            Peer::Abstract(name) if self.level != Level::Full && !name.is_empty() => {
+                let mut object = b"@".to_vec();
+                object.extend_from_slice(&name);
+                let refusal = Refusal { rule: "an abstract unix socket of the host".to_owned(), grant: None };
+                Err(refused(Operation::Connect, &object, refusal))
+            }
+            Peer::Internet(host, port) => self.connect_to(caller, socket, address, Some((host, port)), None),
+            Peer::Abstract(_) | Peer::Other => self.connect_to(caller, socket, address, None, None),
+        }
+    }
+
+    /// The socket file at `path`, where it may be connected to.
+    fn socket_file(&self, caller: &Caller, path: &CStr) -> Result<Object, Failure> {
+        let object = self.walk(caller)?.find(libc::AT_FDCWD, path, true)?;
+        native_access(&object.fd, Access::WRITE_OK)?;
+        if object.kind() != FileType::Socket {
+            return Err(Errno::CONNREFUSED.into());
+        }
+        if object.place.as_ref().is_some_and(|place| self.was_bound(place)) {
+            return Ok(object);
+        }
+        match self.powers.socket(Path::new(OsStr::from_bytes(&object.path))) {
+            Verdict::Allow | Verdict::Private => Ok(object),
+            Verdict::Refuse(refusal) => Err(refused(Operation::Connect, &object.path, refusal)),
+        }
+    }
+
+    /// Connects at once where the socket does not wait, else on another thread.
+    /// `held` keeps alive what the address names.
+    fn connect_to(
+        &mut self,
+        caller: &Caller,
+        socket: OwnedFd,
+        address: Vec<u8>,
+        shown: Option<(String, Option<u16>)>,
+        held: Option<OwnedFd>,
+    ) -> Handled {
+        let waits = !fcntl_getfl(&socket)?.contains(OFlags::NONBLOCK);
+        if !waits {
+            let result = actor::connect(socket.as_fd(), &address);
+            return match (result, shown) {
+                (Ok(()), _) => Ok(Reply::Value(0)),
+                (Err(Errno::NETUNREACH), Some(shown)) => {
+                    let denied = unreachable(shown);
+                    self.record(caller, denied);
+                    Err(Errno::NETUNREACH.into())
+                }
+                (Err(errno), _) => Err(errno.into()),
+            };
+        }
+        let id = caller.request.id;
+        let (notifier, ledger) = (self.notifier.clone(), self.ledger.clone());
+        let who = shown.is_some().then(|| self.actor(caller));
+        self.pool.run(Box::new(move || {
+            let answer = match actor::connect(socket.as_fd(), &address) {
+                Ok(()) => Answer::Value(0),
+                Err(errno) => {
+                    if let (Errno::NETUNREACH, Some(shown)) = (errno, shown) {
+                        let mut ledger = ledger.lock().unwrap_or_else(PoisonError::into_inner);
+                        ledger.record(unreachable(shown), || who.unwrap_or_default());
+                    }
+                    Answer::Error(errno)
+                }
+            };
+            drop(held);
+            // Failing to answer means that the caller is gone.
+            let _ = notifier.answer(id, answer);
+        }))?;
+        self.parked.insert(id, Parked { pipe: None });
+        Ok(Reply::Parked)
+    }
+
+    pub(super) fn bind(&mut self, caller: &Caller) -> Handled {
+        let address = read_address(caller)?;
+        let socket = caller.descriptor(caller.int(0))?;
+        let Peer::Path(path) = peer(&address, socket_domain(&socket)?) else {
+            return Ok(Reply::Continue);
+        };
+        let place = self.walk(caller)?.place(libc::AT_FDCWD, &path)?;
+        if place.special || place.step().is_ok() {
+            return Err(Errno::ADDRINUSE.into());
+        }
+        let object = place.path();
+        if let Verdict::Refuse(refusal) = self.decide(Operation::Bind, &object) {
+            native_access(&place.directory.fd, Access::WRITE_OK | Access::EXEC_OK)?;
+            return Err(refused(Operation::Bind, &object, refusal));
+        }
+        let directory = fstat(&place.directory.fd)?;
+        if self.bound.len() < MAX_BOUND {
+            self.bound.insert((directory.st_dev, directory.st_ino, place.name));
+        }
+        Ok(Reply::Continue)
+    }
+
+    /// Whether the run itself has bound a socket here, where nothing was.
+    fn was_bound(&self, place: &Place) -> bool {
+        fstat(&place.directory.fd)
+            .is_ok_and(|directory| self.bound.contains(&(directory.st_dev, directory.st_ino, place.name.clone())))
+    }
+}
+
+fn read_address(caller: &Caller) -> Result<Vec<u8>, Errno> {
+    match u64::from(caller.unsigned(2)) {
+        length @ 0..=MAX_ADDRESS => caller.bytes(1, length as usize),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// What an address means to a socket of `domain`.
+fn peer(address: &[u8], domain: AddressFamily) -> Peer {
+    let Some(family) = address.first_chunk::<2>().map(|f| u16::from_ne_bytes(*f)) else { return Peer::Other };
+    if family != domain.as_raw() {
+        return Peer::Other;
+    }
+    match domain {
+        AddressFamily::UNIX => {
+            let path = &address[PATH_OFFSET..];
+            let end = path.iter().position(|b| *b == 0).unwrap_or(path.len());
+            match path.first() {
+                None => Peer::Other,
+                Some(0) => Peer::Abstract(path[1..].to_vec()),
+                Some(_) => CString::new(&path[..end]).map_or(Peer::Other, Peer::Path),
+            }
+        }
+        AddressFamily::INET => match (address.get(4..8).and_then(|a| a.first_chunk::<4>()), port(address)) {
+            (Some(host), port) => Peer::Internet(Ipv4Addr::from(*host).to_string(), port),
+            (None, _) => Peer::Other,
+        },
+        AddressFamily::INET6 => match (address.get(8..24).and_then(|a| a.first_chunk::<16>()), port(address)) {
+            (Some(host), port) => Peer::Internet(Ipv6Addr::from(*host).to_canonical().to_string(), port),
+            (None, _) => Peer::Other,
+        },
+        _ => Peer::Other,
+    }
+}
+
+fn port(address: &[u8]) -> Option<u16> {
+    address.get(2..4).and_then(|p| p.first_chunk::<2>()).map(|p| u16::from_be_bytes(*p)).filter(|p| *p != 0)
+}
+
+/// There is no way to the address: the namespace has nothing but its loopback.
+fn unreachable((host, port): (String, Option<u16>)) -> Denied {
+    let object = match port {
+        Some(port) if host.contains(':') => format!("[{host}]:{port}"),
+        Some(port) => format!("{host}:{port}"),
+        None => host.clone(),
+    };
+    let refusal = Refusal { rule: "no network".to_owned(), grant: Some(Grant::Connect { host, port }) };
+    Denied { operation: Operation::Connect, object: object.into_bytes(), layer: Layer::Network, refusal }
+}
+
+/// A unix address that leads to exactly what `fd` holds.
+fn held_address(fd: &OwnedFd) -> Vec<u8> {
+    let mut address = AddressFamily::UNIX.as_raw().to_ne_bytes().to_vec();
+    address.extend_from_slice(resolve::DescriptorPath::new(fd.as_fd()).as_c_str().to_bytes_with_nul());
+    address
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(address: &[u8], domain: AddressFamily, expected: &str) {
+        let shown = match peer(address, domain) {
+            Peer::Path(path) => format!("path {}", path.to_string_lossy()),
+            Peer::Abstract(name) => format!("abstract {}", name.len()),
+            Peer::Internet(host, port) => String::from_utf8(unreachable((host, port)).object).unwrap(),
+            Peer::Other => "other".to_owned(),
+        };
+        assert_eq!(shown, expected);
+    }
+
+    #[test]
+    fn addresses() {
+        let unix = |tail: &[u8]| [&1_u16.to_ne_bytes()[..], tail].concat();
+        check(&unix(b"/a\0junk"), AddressFamily::UNIX, "path /a");
+        check(&unix(b"no end"), AddressFamily::UNIX, "path no end");
+        check(&unix(b"\0name"), AddressFamily::UNIX, "abstract 4");
+        check(&unix(b""), AddressFamily::UNIX, "other");
+        check(&unix(b"/a"), AddressFamily::INET, "other");
+        check(&[2, 0, 0, 80, 127, 0, 0, 1, 0, 0], AddressFamily::INET, "127.0.0.1:80");
+        check(&[2, 0, 0, 80, 127], AddressFamily::INET, "other");
+        let mut six = vec![10, 0, 1, 187, 0, 0, 0, 0];
+        six.extend(Ipv6Addr::LOCALHOST.octets());
+        check(&six, AddressFamily::INET6, "[::1]:443");
+        check(&[0], AddressFamily::INET, "other");
+        check(&[0, 0], AddressFamily::INET, "other");
+    }
+}

@@ -1,0 +1,378 @@
+//! From a path as a program wrote it to an object that the broker holds.
+//!
+//! The last component is never followed by the kernel: it is kept as a held
+//! directory and one name, so that what was decided on is what is acted on.
+//! Links of procfs are taken as the *caller* would see them.
+
+use std::cell::Cell;
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{FileType, Stat, fstat};
+use stockade_model::Level;
+use stockade_sys::{Errno, resolve};
+
+use super::caller::Caller;
+
+/// As the kernel: `MAXSYMLINKS`.
+const MAX_LINKS: u32 = 40;
+/// Components looked up for one path, links included. The kernel has no such
+/// bound; this one keeps one hostile path from costing more than a few
+/// milliseconds.
+const MAX_STEPS: u32 = 10_000;
+/// The inode of the root of every procfs.
+const PROC_ROOT_INODE: u64 = 1;
+/// What the kernel writes behind the path of a removed object.
+const REMOVED: &[u8] = b" (deleted)";
+
+/// Resolves paths of one caller.
+pub(super) struct Walk<'a> {
+    pub caller: &'a Caller,
+    pub root: BorrowedFd<'a>,
+    pub level: Level,
+    /// Parent of the run's first process: at level restricted, only processes
+    /// beneath it are looked into.
+    pub keeper: Option<u32>,
+    links: Cell<u32>,
+    steps: Cell<u32>,
+}
+
+/// A held directory and where it is.
+pub(super) struct Directory {
+    pub fd: OwnedFd,
+    pub path: Vec<u8>,
+}
+
+/// A name in a held directory.
+pub(super) struct Place {
+    pub directory: Directory,
+    /// One component, without slashes.
+    pub name: CString,
+    /// A slash followed: only a directory will do.
+    pub slash: bool,
+    /// It is `.`, `..` or `/`: no name that can be made or removed.
+    pub special: bool,
+    /// The directory lies on a procfs.
+    pub on_proc: bool,
+}
+
+/// A held object.
+pub(super) struct Object {
+    pub fd: OwnedFd,
+    /// Absolute, or a text such as `pipe:[7]` for what has no place.
+    pub path: Vec<u8>,
+    pub stat: Stat,
+    /// The name it was found under; none for what was reached by a descriptor.
+    pub place: Option<Place>,
+}
+
+/// What a link leads to.
+enum Target {
+    /// Go on with this text.
+    Text(Vec<u8>),
+    /// A link of procfs: this object.
+    Object(OwnedFd),
+}
+
+impl Object {
+    /// Holds what `fd` holds.
+    pub fn of(fd: OwnedFd) -> Result<Self, Errno> {
+        let mut path = resolve::path_of(fd.as_fd())?;
+        if path.ends_with(REMOVED) {
+            path.truncate(path.len() - REMOVED.len());
+        }
+        let stat = fstat(&fd)?;
+        Ok(Self { fd, path, stat, place: None })
+    }
+
+    /// Its kind.
+    pub fn kind(&self) -> FileType {
+        FileType::from_raw_mode(self.stat.st_mode)
+    }
+
+    /// A pipe, a socket, an anonymous file: nothing that a path leads to.
+    pub fn is_placeless(&self) -> bool {
+        !self.path.starts_with(b"/") || (self.stat.st_nlink == 0 && self.path.starts_with(b"/memfd:"))
+    }
+}
+
+impl Place {
+    /// Where the name is.
+    pub fn path(&self) -> Vec<u8> {
+        let mut path = self.directory.path.clone();
+        if !path.ends_with(b"/") {
+            path.push(b'/');
+        }
+        path.extend_from_slice(self.name.as_bytes());
+        path
+    }
+
+    /// The name as it was written, for a call that minds the slash.
+    pub fn name_as_written(&self) -> CString {
+        if !self.slash || self.special {
+            return self.name.clone();
+        }
+        let mut name = self.name.as_bytes().to_vec();
+        name.push(b'/');
+        CString::new(name).unwrap_or_else(|_| self.name.clone())
+    }
+
+    /// Whether a named pipe has this name.
+    pub fn is_pipe(&self) -> bool {
+        let kind = |fd: OwnedFd| fstat(&fd).map(|stat| FileType::from_raw_mode(stat.st_mode));
+        self.step().and_then(kind).is_ok_and(|kind| kind == FileType::Fifo)
+    }
+
+    /// Holds what has this name; of a link, the link.
+    pub fn step(&self) -> Result<OwnedFd, Errno> {
+        resolve::step(self.directory.fd.as_fd(), &self.name)
+    }
+}
+
+impl<'a> Walk<'a> {
+    pub fn new(caller: &'a Caller, root: BorrowedFd<'a>, level: Level, keeper: Option<u32>) -> Self {
+        Self { caller, root, level, keeper, links: Cell::new(0), steps: Cell::new(0) }
+    }
+
+    /// The place that `path` names, taken from descriptor `start` where it is
+    /// relative (`AT_FDCWD`: the working directory).
+    pub fn place(&self, start: i32, path: &CStr) -> Result<Place, Errno> {
+        let path = path.to_bytes();
+        if path.is_empty() {
+            return Err(Errno::NOENT);
+        }
+        let start = if path.starts_with(b"/") { None } else { Some(self.start(start)?) };
+        self.place_from(start, path)
+    }
+
+    /// The object that `path` names, the last link followed or held.
+    pub fn find(&self, start: i32, path: &CStr, follow: bool) -> Result<Object, Errno> {
+        self.find_at(self.place(start, path)?, follow)
+    }
+
+    /// The object at a place.
+    pub fn find_at(&self, mut place: Place, follow: bool) -> Result<Object, Errno> {
+        loop {
+            let fd = place.step()?;
+            let stat = fstat(&fd)?;
+            let kind = FileType::from_raw_mode(stat.st_mode);
+            if kind == FileType::Symlink && (follow || place.slash) {
+                match self.beyond(place, fd)? {
+                    Beyond::Place(next) => place = next,
+                    Beyond::Object(object) => return Ok(object),
+                }
+                continue;
+            }
+            if place.slash && kind != FileType::Directory {
+                return Err(Errno::NOTDIR);
+            }
+            if place.special {
+                return Object::of(fd);
+            }
+            return Ok(Object { fd, path: place.path(), stat, place: Some(place) });
+        }
+    }
+
+    /// Where the link that `link` holds and that stands at `place` leads.
+    pub fn beyond(&self, place: Place, link: OwnedFd) -> Result<Beyond, Errno> {
+        match self.target(place.directory.fd.as_fd(), &place.name, &link)? {
+            Target::Object(fd) => {
+                let object = Object::of(fd)?;
+                let is_directory = object.kind() == FileType::Directory;
+                if place.slash && !is_directory { Err(Errno::NOTDIR) } else { Ok(Beyond::Object(object)) }
+            }
+            Target::Text(mut text) => {
+                if text.is_empty() {
+                    return Err(Errno::NOENT);
+                }
+                if place.slash {
+                    text.push(b'/');
+                }
+                let start = (!text.starts_with(b"/")).then_some(place.directory.fd);
+                self.place_from(start, &text).map(Beyond::Place)
+            }
+        }
+    }
+
+    fn start(&self, number: i32) -> Result<OwnedFd, Errno> {
+        if number == libc::AT_FDCWD { self.caller.cwd() } else { self.caller.object(number) }
+    }
+
+    /// `start` is `None` for the root.
+    fn place_from(&self, start: Option<OwnedFd>, path: &[u8]) -> Result<Place, Errno> {
+        let slash = path.ends_with(b"/");
+        let end = path.iter().rposition(|b| *b != b'/').map_or(0, |at| at + 1);
+        let (parent, name) = match path[..end].iter().rposition(|b| *b == b'/') {
+            Some(at) => (&path[..=at], &path[at + 1..end]),
+            None if end == 0 => (path, &b"."[..]),
+            None => (&b""[..], &path[..end]),
+        };
+        let (fd, on_proc) = self.directory(start, parent)?;
+        let path = directory_path(&fd)?;
+        let special = matches!(name, b"." | b"..");
+        let name = CString::new(name).map_err(|_| Errno::INVAL)?;
+        Ok(Place { directory: Directory { fd, path }, name, slash, special, on_proc })
+    }
+
+    /// Holds the directory at `path`: fast by the kernel's own walk where that
+    /// sees what the caller would see, otherwise component by component.
+    /// Says whether it lies on a procfs.
+    fn directory(&self, start: Option<OwnedFd>, path: &[u8]) -> Result<(OwnedFd, bool), Errno> {
+        let text = CString::new(path).map_err(|_| Errno::INVAL)?;
+        let fast = match &start {
+            Some(_) if path.is_empty() => Err(Errno::XDEV),
+            Some(fd) => resolve::directory_beneath(fd.as_fd(), &text),
+            None => resolve::directory_in_root(self.root, &text),
+        };
+        match fast {
+            Ok(fd) if !resolve::is_on_proc(fd.as_fd())? => Ok((fd, false)),
+            Err(errno @ (Errno::NOTDIR | Errno::ACCESS | Errno::NAMETOOLONG)) => Err(errno),
+            // The start itself, a way over procfs, out of the start, a race.
+            Ok(_) | Err(_) => {
+                let fd = self.slow(start, path)?;
+                let on_proc = resolve::is_on_proc(fd.as_fd())?;
+                Ok((fd, on_proc))
+            }
+        }
+    }
+
+    fn must_be_directory(&self, fd: OwnedFd) -> Result<OwnedFd, Errno> {
+        let is_directory = FileType::from_raw_mode(fstat(&fd)?.st_mode) == FileType::Directory;
+        if is_directory { Ok(fd) } else { Err(Errno::NOTDIR) }
+    }
+
+    fn slow(&self, start: Option<OwnedFd>, path: &[u8]) -> Result<OwnedFd, Errno> {
+        let mut here = match start {
+            Some(fd) => fd,
+            None => start_copy(self.root)?,
+        };
+        let mut rest = components(path);
+        while let Some(component) = rest.pop() {
+            self.steps.set(self.steps.get() + 1);
+            if self.steps.get() > MAX_STEPS {
+                return Err(Errno::LOOP);
+            }
+            if component.as_bytes() == b"." {
+                continue;
+            }
+            let next = resolve::step(here.as_fd(), &component)?;
+            match FileType::from_raw_mode(fstat(&next)?.st_mode) {
+                FileType::Directory => here = next,
+                FileType::Symlink => match self.target(here.as_fd(), &component, &next)? {
+                    Target::Object(fd) => here = self.must_be_directory(fd)?,
+                    Target::Text(text) => {
+                        if text.is_empty() {
+                            return Err(Errno::NOENT);
+                        }
+                        if text.starts_with(b"/") {
+                            here = start_copy(self.root)?;
+                        }
+                        rest.extend(components(&text));
+                    }
+                },
+                _ => return Err(Errno::NOTDIR),
+            }
+        }
+        self.must_be_directory(here)
+    }
+
+    /// Where a link leads, for this caller.
+    fn target(&self, directory: BorrowedFd<'_>, name: &CStr, link: &OwnedFd) -> Result<Target, Errno> {
+        self.links.set(self.links.get() + 1);
+        if self.links.get() > MAX_LINKS {
+            return Err(Errno::LOOP);
+        }
+        if !resolve::is_on_proc(link.as_fd())? {
+            return resolve::link_text(link.as_fd()).map(Target::Text);
+        }
+        let at_top = fstat(directory)?.st_ino == PROC_ROOT_INODE;
+        match name.to_bytes() {
+            b"self" if at_top => {
+                let who = self.caller.identity()?;
+                Ok(Target::Text(who.own_process.to_string().into_bytes()))
+            }
+            b"thread-self" if at_top => {
+                let who = self.caller.identity()?;
+                Ok(Target::Text(format!("{}/task/{}", who.own_process, who.own_thread).into_bytes()))
+            }
+            _ if at_top => resolve::link_text(link.as_fd()).map(Target::Text),
+            _ => {
+                self.may_look_into(&resolve::path_of(directory)?)?;
+                resolve::jump(directory, name).map(Target::Object)
+            }
+        }
+    }
+
+    /// Links of procfs lead into processes. Only those of the run are entered:
+    /// another one may stand in another mount namespace, where the same path is
+    /// another file. `directory` is where in procfs the link is.
+    fn may_look_into(&self, directory: &[u8]) -> Result<(), Errno> {
+        let process: u32 = directory
+            .strip_prefix(b"/proc/")
+            .and_then(|rest| std::str::from_utf8(rest.split(|b| *b == b'/').next()?).ok()?.parse().ok())
+            .ok_or(Errno::ACCESS)?;
+        if process == self.caller.identity()?.own_process {
+            return Ok(());
+        }
+        let inside = match self.level {
+            Level::Full => process != 1,
+            Level::Restricted | Level::None => self.keeper.is_some_and(|keeper| descends(process, keeper)),
+        };
+        if inside { Ok(()) } else { Err(Errno::ACCESS) }
+    }
+}
+
+/// Where a followed link leads.
+pub(super) enum Beyond {
+    /// To a name.
+    Place(Place),
+    /// To an object without one.
+    Object(Object),
+}
+
+fn start_copy(fd: impl AsFd) -> Result<OwnedFd, Errno> {
+    rustix::io::fcntl_dupfd_cloexec(fd, 3)
+}
+
+/// Where a held directory is. A removed one is nowhere: nothing can be made
+/// in it.
+fn directory_path(fd: &OwnedFd) -> Result<Vec<u8>, Errno> {
+    let path = resolve::path_of(fd.as_fd())?;
+    if !path.starts_with(b"/") || (path.ends_with(REMOVED) && fstat(fd)?.st_nlink == 0) {
+        return Err(Errno::NOENT);
+    }
+    Ok(path)
+}
+
+/// The components of a path, last one first.
+fn components(path: &[u8]) -> Vec<CString> {
+    path.split(|b| *b == b'/').filter(|c| !c.is_empty()).rev().filter_map(|c| CString::new(c).ok()).collect()
+}
+
+/// Is `process` a descendant of `ancestor`, as the host numbers them?
+fn descends(process: u32, ancestor: u32) -> bool {
+    /// Deeper families are not believed.
+    const MAX_GENERATIONS: u32 = 1000;
+    let mut at = process;
+    for _ in 0..MAX_GENERATIONS {
+        let Ok(status) = std::fs::read_to_string(format!("/proc/{at}/status")) else { return false };
+        let parent = status.lines().find_map(|l| l.strip_prefix("PPid:")).and_then(|v| v.trim().parse().ok());
+        match parent {
+            Some(parent) if parent == ancestor => return true,
+            Some(0) | None => return false,
+            Some(parent) => at = parent,
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn components_come_last_first() {
+        let text: Vec<Vec<u8>> = components(b"//a/./b//..").into_iter().map(CString::into_bytes).collect();
+        assert_eq!(text, [b"..".to_vec(), b"b".to_vec(), b".".to_vec(), b"a".to_vec()]);
+    }
+}
