@@ -151,13 +151,16 @@ impl<'a> Case<'a> {
 
     /// A profile that gives more than the configured one is an added power.
     fn profile(&self, voices: &mut Vec<Voice>) {
+        if self.by_person || self.request.profile == self.settings.profile.value {
+            return;
+        }
         let profiles = &self.settings.profiles;
         let (Some(chosen), Some(base)) =
             (profiles.get(&self.request.profile), profiles.get(&self.settings.profile.value))
         else {
             return;
         };
-        if let Some(key) = chosen.wider_than(base).filter(|_| !self.by_person) {
+        if let Some(key) = chosen.wider_than(base) {
             // Of every class of power at once, so as strict as without a sandbox.
             let verdict = self.answers.unsandboxed;
             let rule = format!("mode {}: {} a wider profile", self.mode, verb(verdict));

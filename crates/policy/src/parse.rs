@@ -66,7 +66,7 @@ fn explain(file: &Path, source: &str, error: &toml::de::Error) -> ConfigError {
     } else if message.starts_with("unknown variant `") {
         "value"
     } else {
-        return ConfigError::new(file, place, message.replace('\n', "; "));
+        return ConfigError::new(file, place, message.replace('\n', "; ").replace("missing field", "missing key"));
     };
     let mut quoted = message.split('`').skip(1).step_by(2);
     let name = quoted.next().unwrap_or_default();

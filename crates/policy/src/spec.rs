@@ -4,7 +4,7 @@
 //!
 //! Must not know files or layers' order; `merge` decides what may be added.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 
@@ -165,8 +165,10 @@ fn add<T: PartialEq>(list: &mut Vec<Sourced<T>>, value: T, origin: Origin) {
     }
 }
 
-fn has<T: PartialEq>(list: &[Sourced<T>], value: &T) -> bool {
-    list.iter().any(|entry| &entry.value == value)
+/// True where every value of `part` is in `whole`.
+fn is_subset<T: Ord>(part: &[Sourced<T>], whole: &[Sourced<T>]) -> bool {
+    let whole: BTreeSet<&T> = whole.iter().map(|entry| &entry.value).collect();
+    part.iter().all(|entry| whole.contains(&entry.value))
 }
 
 impl ProfileSpec {
@@ -242,26 +244,26 @@ impl ProfileSpec {
         }
         // Nearest entry wins, so a hidden path stays hidden only if it is still
         // listed and nothing new is revealed.
-        if !base.hide.iter().all(|entry| has(&self.hide, &entry.value)) {
+        if !is_subset(&base.hide, &self.hide) {
             return Some("hide");
         }
-        if !self.reveal.iter().all(|entry| has(&base.reveal, &entry.value)) {
+        if !is_subset(&self.reveal, &base.reveal) {
             return Some("reveal");
         }
-        if !base.protect.iter().all(|entry| has(&self.protect, &entry.value)) {
+        if !is_subset(&base.protect, &self.protect) {
             return Some("protect");
         }
-        if !self.sockets.iter().all(|entry| has(&base.sockets, &entry.value)) {
+        if !is_subset(&self.sockets, &base.sockets) {
             return Some("sockets");
         }
         self.environment_wider_than(base).or_else(|| self.limits_wider_than(base))
     }
 
     fn environment_wider_than(&self, base: &Self) -> Option<&'static str> {
-        if !self.pass.iter().all(|entry| has(&base.pass, &entry.value)) {
+        if !is_subset(&self.pass, &base.pass) {
             return Some("env.pass");
         }
-        if !base.drop.iter().all(|entry| has(&self.drop, &entry.value)) {
+        if !is_subset(&base.drop, &self.drop) {
             return Some("env.drop");
         }
         let known = |(name, entry): (&String, &Sourced<String>)| {

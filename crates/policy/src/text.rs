@@ -15,6 +15,9 @@ const MAX_DURATION_MS: u64 = 365 * 24 * 60 * 60 * 1000;
 /// Longest text of any value. PATH_MAX of Linux is 4096 (limits.h).
 const MAX_TEXT_BYTES: usize = 4096;
 
+/// How much of a text that is wrong stands in the error.
+const MAX_SHOWN_CHARACTERS: usize = 80;
+
 /// Why a text is not of its form.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -29,7 +32,9 @@ macro_rules! text_form {
     ($name:ident, $pattern:expr, $description:expr) => {
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+                let text = String::deserialize(deserializer)?;
+                let shown: String = text.chars().take(MAX_SHOWN_CHARACTERS).collect();
+                text.parse().map_err(|why| serde::de::Error::custom(format!("`{shown}`: {why}")))
             }
         }
         impl JsonSchema for $name {

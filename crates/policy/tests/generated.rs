@@ -1,6 +1,8 @@
 //! The committed schemas and `docs/configuration.md` are made from the types.
 //! `STOCKADE_BLESS=1` writes them anew; without it, stale files fail.
 
+#![allow(clippy::unwrap_used, reason = "what cannot be had fails the test")]
+
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +22,10 @@ fn check(path: &str, expected: &str) {
         fs::write(&file, expected).unwrap();
     }
     let found = fs::read_to_string(&file).unwrap_or_default();
-    assert!(found == expected, "{path} is stale: run `STOCKADE_BLESS=1 cargo test -p stockade-policy --test generated`");
+    assert!(
+        found == expected,
+        "{path} is stale: run `STOCKADE_BLESS=1 cargo test -p stockade-policy --test generated`"
+    );
 }
 
 fn schema_of<T: schemars::JsonSchema>(name: &str, title: &str) -> Value {
@@ -36,7 +41,10 @@ fn pretty(schema: &Value) -> String {
 
 #[test]
 fn config_schema_is_fresh() {
-    check("schemas/config.schema.json", &pretty(&schema_of::<ConfigFile>("config.schema.json", "Stockade configuration")));
+    check(
+        "schemas/config.schema.json",
+        &pretty(&schema_of::<ConfigFile>("config.schema.json", "Stockade configuration")),
+    );
 }
 
 #[test]
