@@ -373,7 +373,7 @@ pub const ROWS: &[Row] = &[
     // Processes and terminals.
     Row {
         id: "signal-host-process",
-        text: Some("kill -9 $HOSTPID; kill -CONT $HOSTPID && echo SIGNALLED"),
+        text: Some("kill -CONT $HOSTPID && echo SIGNALLED; kill -9 $HOSTPID; sleep 0.2"),
         judge: |s| s.refuse_line("SIGNALLED"),
         control: Same(Ordinary, "canary process"),
         full_only: None,

@@ -25,11 +25,13 @@ mod rows_proc;
 mod special;
 mod world;
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use stockade_testkit::{Account, User};
+use stockade_testkit::{Account, User, kill_descendants};
 
 use crate::plan::Task;
 use crate::row::{Control, Level, Row, Verdict};
@@ -68,11 +70,17 @@ fn run_one(task: &str, session: PathBuf) -> Result<ExitCode> {
         Some((user, _)) => user,
         None => world::control_account(row.control).context("the control needs a root harness")?,
     };
-    let labs = session.join("labs").join(task.to_string().replace('/', "-"));
+    // Short: the path of a unix socket has 108 bytes.
+    let mut hasher = DefaultHasher::new();
+    task.to_string().hash(&mut hasher);
+    let labs = session.join("labs").join(format!("{:x}", hasher.finish()));
     world::open_directory(&labs)?;
     let world = World { session, labs, account: Account::of(user)?, cases: cases::load()? };
     let level: Option<Level> = task.run.map(|(_, level)| level);
-    let verdict = world.attempt(row, level)?;
+    let verdict = world.attempt(row, level);
+    // What a control left running is the harness's to end.
+    kill_descendants(&[], Duration::from_secs(5));
+    let verdict = verdict?;
     let (code, text) = match (&verdict, level) {
         (Verdict::Contained, Some(_)) | (Verdict::Breached(_), None) => (CONTAINED, String::new()),
         (Verdict::Contained, None) => (FAILED, "the control was contained: the row proves nothing".to_owned()),

@@ -5,6 +5,7 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, clock_gettime};
 
 /// How far the wall clock may drift from the monotonic one in a run.
@@ -95,6 +96,24 @@ pub fn descendants(known: &[u32], patience: Duration) -> Vec<String> {
             return found.iter().map(|pid| describe(*pid)).collect();
         }
         thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Kills every living descendant of this process but those in `known`, until
+/// none is left or `patience` has run out. The caller must be as for
+/// [`descendants`].
+pub fn kill_descendants(known: &[u32], patience: Duration) {
+    let deadline = Instant::now() + patience;
+    loop {
+        let found = living_descendants(known);
+        if found.is_empty() || Instant::now() >= deadline {
+            return;
+        }
+        for pid in found.iter().filter_map(|pid| Pid::from_raw(pid.cast_signed())) {
+            // It may be gone by now.
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        thread::sleep(Duration::from_millis(5));
     }
 }
 

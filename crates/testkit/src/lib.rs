@@ -15,7 +15,7 @@ mod run;
 mod snapshot;
 
 pub use account::{Account, User};
-pub use host::{HostState, descendants, process_alive};
+pub use host::{HostState, descendants, kill_descendants, process_alive};
 pub use lab::{Lab, Names};
 pub use listeners::{Counter, Listeners};
 pub use run::{Command, Ended, Output, Running, Stdin, run_as};
