@@ -4,4 +4,6 @@
 #![forbid(unsafe_code)]
 
 pub mod broker;
+pub mod filter;
+pub mod launch;
 pub mod powers;

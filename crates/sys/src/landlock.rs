@@ -3,7 +3,7 @@
 //! Which rights a run needs is the caller's matter; this file knows the bits
 //! and which kernel has them.
 
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use crate::Errno;
 use crate::call::{owned, raw};
@@ -155,5 +155,11 @@ impl Ruleset {
     pub fn restrict_self(&self) -> Result<(), Errno> {
         // SAFETY: plain integers.
         unsafe { raw(libc::SYS_landlock_restrict_self, [self.fd.as_raw_fd() as usize, 0, 0, 0, 0, 0]) }.map(drop)
+    }
+}
+
+impl AsFd for Ruleset {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }

@@ -13,6 +13,7 @@ pub mod clone;
 pub mod descriptors;
 pub mod exec;
 pub mod fork_signals;
+pub mod keyring;
 pub mod landlock;
 pub mod memory;
 pub mod mount;

@@ -101,3 +101,33 @@ pub fn children_used() -> Used {
         memory_peak_bytes: usage.ru_maxrss as u64 * 1024,
     }
 }
+
+/// Makes this process the new parent of orphaned descendants (kernel 3.4).
+///
+/// # Errors
+/// Never in practice.
+pub fn adopt_orphans() -> Result<(), Errno> {
+    // SAFETY: plain integers.
+    let failed = unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) } < 0;
+    if failed { Err(last_errno()) } else { Ok(()) }
+}
+
+/// Sends `signal` to the process group that `leader` leads; best effort.
+pub fn signal_group(leader: Pid, signal: i32) {
+    // SAFETY: plain integers.
+    unsafe { libc::kill(-leader.as_raw_nonzero().get(), signal) };
+}
+
+/// As process 1 of a PID namespace: kills every other process in it and waits
+/// until they are gone. In any other process it does nothing at all.
+pub fn end_namespace() {
+    // SAFETY: plain integers; -1 means every process this one may signal, which
+    // for process 1 of a namespace is the namespace.
+    unsafe {
+        if libc::getpid() != 1 {
+            return;
+        }
+        libc::kill(-1, libc::SIGKILL);
+        while libc::waitpid(-1, std::ptr::null_mut(), libc::__WALL) > 0 || last_errno() == Errno::INTR {}
+    }
+}

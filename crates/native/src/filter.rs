@@ -1,0 +1,133 @@
+//! Which system calls a sandboxed command may make, as a program for the kernel.
+//!
+//! The tables are data with a reason on each entry; this file only picks and
+//! joins them. Refusals come before questions, and what is in no table runs:
+//! the mounts, Landlock and the lack of privilege still decide on it.
+
+use stockade_model::Level;
+use stockade_sys::bpf::{Action, Comparison, CompileError, Condition, Program, Rule, Width, compile};
+
+#[path = "filter_base.rs"]
+mod base;
+use crate::broker::{Test, Trap, notify_table};
+
+/// The newest system call that these tables take a stand on: `file_setattr`
+/// (kernel 6.17). Numbers above it are answered ENOSYS. From 424 on they are
+/// the same on every architecture.
+const NEWEST_CALL: u32 = 469;
+
+/// One line of a table.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    /// Number of the system call.
+    pub(crate) call: i64,
+    /// All must hold.
+    pub(crate) conditions: &'static [Condition],
+    /// The answer.
+    pub(crate) action: Action,
+    /// Why.
+    pub(crate) reason: &'static str,
+}
+
+impl Entry {
+    fn rule(&self) -> Rule {
+        Rule { call: self.call, conditions: self.conditions.to_vec(), action: self.action }
+    }
+}
+
+/// How many calls of each kind a filter holds, for the report.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FilterSize {
+    /// Table entries that refuse.
+    pub refused: usize,
+    /// Table entries that ask the broker.
+    pub asked: usize,
+}
+
+/// The filter of a command.
+///
+/// # Errors
+/// Never with the tables as they are; a test compiles them.
+pub fn command_filter(level: Level) -> Result<(Program, FilterSize), CompileError> {
+    let rules = command_rules(level);
+    let size = FilterSize {
+        refused: rules.iter().filter(|e| matches!(e.action, Action::Errno(_) | Action::KillProcess)).count(),
+        asked: rules.iter().filter(|e| e.action == Action::Notify).count(),
+    };
+    Ok((compile(&rules, NEWEST_CALL, Action::Allow)?, size))
+}
+
+/// Refusals first, then what the broker is asked, then the rest of socket(2):
+/// at level restricted the broker is asked about two of its families.
+fn command_rules(level: Level) -> Vec<Rule> {
+    let refused = refused_entries(level).map(Entry::rule);
+    let asked = notify_table(level).into_iter().map(|trap| asked_rule(&trap));
+    refused.chain(asked).chain(base::SOCKETS_LAST.iter().map(Entry::rule)).collect()
+}
+
+fn asked_rule(trap: &Trap) -> Rule {
+    let conditions = trap.when.iter().map(|test| {
+        let (comparison, value) = match test.test {
+            Test::Equals(value) => (Comparison::Equal, value),
+            Test::AnyBit => (Comparison::NotEqual, 0),
+        };
+        let width = if test.mask <= u64::from(u32::MAX) { Width::Bits32 } else { Width::Bits64 };
+        Condition { argument: test.index, width, mask: test.mask, comparison, value }
+    });
+    Rule { call: trap.call, conditions: conditions.collect(), action: Action::Notify }
+}
+
+/// The filter of the process that stands between the caller and the command:
+/// it may wait, kill and report, and nothing else.
+///
+/// # Errors
+/// Never with the tables as they are; a test compiles them.
+pub fn init_filter(level: Level) -> Result<Program, CompileError> {
+    let extra: &[Entry] = if level == Level::Restricted { base::INIT_RESTRICTED } else { &[] };
+    let rules: Vec<Rule> = base::INIT.iter().chain(extra).map(Entry::rule).collect();
+    compile(&rules, NEWEST_CALL, Action::Errno(libc::EPERM as u16))
+}
+
+/// What a command of `level` is refused without a question: the number of each
+/// call and why.
+pub fn refusals(level: Level) -> impl Iterator<Item = (i64, &'static str)> {
+    let entries = refused_entries(level).chain(base::SOCKETS_LAST);
+    entries.filter(|e| matches!(e.action, Action::Errno(_))).map(|e| (e.call, e.reason))
+}
+
+fn refused_entries(level: Level) -> impl Iterator<Item = &'static Entry> {
+    let by_level: &[Entry] = if level == Level::Restricted { base::RESTRICTED } else { base::FULL };
+    base::REFUSED.iter().chain(by_level)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_table_compiles_and_every_entry_says_why() {
+        for level in [Level::Full, Level::Restricted] {
+            let (program, size) = command_filter(level).unwrap();
+            assert!(program.len() < 1000 && size.refused > 50 && size.asked > 20, "{size:?}");
+            assert!(init_filter(level).unwrap().len() < 200);
+            for entry in refused_entries(level).chain(base::SOCKETS_LAST).chain(base::INIT).chain(base::INIT_RESTRICTED)
+            {
+                assert!(entry.reason.len() > 10, "{entry:?}");
+            }
+        }
+    }
+
+    /// An entry behind one without conditions can never decide.
+    #[test]
+    fn no_entry_is_out_of_reach() {
+        for level in [Level::Full, Level::Restricted] {
+            let mut closed = std::collections::BTreeSet::new();
+            for rule in command_rules(level) {
+                assert!(!closed.contains(&rule.call), "{level}: {rule:?} is shadowed");
+                if rule.conditions.is_empty() {
+                    closed.insert(rule.call);
+                }
+            }
+        }
+    }
+}

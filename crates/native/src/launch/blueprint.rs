@@ -1,0 +1,456 @@
+//! Everything a start needs, worked out before the fork: strings, identities,
+//! filters, rules, and the list of steps. Nothing of it is decided in the child.
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Resource, Rlimit, getegid, geteuid, getrlimit};
+use rustix::thread::CapabilitySet;
+use stockade_model::{EnforcementReport, LayerReport, LayerState, Level, Limits, Plan};
+use stockade_sys::bpf::Program;
+use stockade_sys::exec::StringList;
+use stockade_sys::landlock::{self, Ruleset, access, scope};
+
+use crate::filter::{FilterSize, command_filter, init_filter};
+
+use super::error::LaunchError;
+use super::layout::{Attachment, Identity, Layout, Nature, c_string, devices, layout};
+use super::restricted::{PrivateDirectory, allow_reads};
+use super::step::{ScratchEntry, Step};
+
+/// A tree that only the run sees.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PrivateTree {
+    /// As the run sees it.
+    pub path: PathBuf,
+    /// True where Landlock lets the command write there by itself. False where
+    /// something writable of the host's lies beneath: Landlock's rights reach
+    /// through mounts, so there every change must be made by the broker, and
+    /// letting a call continue would be refused by the kernel.
+    pub floor_allows: bool,
+}
+
+/// A prepared start. Used once.
+#[derive(Debug)]
+pub struct Blueprint {
+    pub(super) level: Level,
+    pub(super) steps: Vec<Step>,
+    pub(super) candidates: Vec<CString>,
+    pub(super) arguments: StringList,
+    pub(super) environment: StringList,
+    pub(super) cwd: CString,
+    /// Absent where the directory is a private one, made anew.
+    pub(super) cwd_identity: Option<Identity>,
+    pub(super) limits: Vec<(Resource, Rlimit)>,
+    pub(super) ruleset: Ruleset,
+    pub(super) command_filter: Program,
+    pub(super) init_filter: Program,
+    pub(super) private_directory: Option<PrivateDirectory>,
+    /// Root is mapped by the caller; an ordinary user maps itself.
+    pub(super) mapped_by_caller: bool,
+    /// Hidden paths, in the order of their watches.
+    pub(super) hidden: Vec<PathBuf>,
+    private_trees: Vec<PrivateTree>,
+    missing: Vec<PathBuf>,
+    abi: u32,
+    filter_size: FilterSize,
+}
+
+impl Blueprint {
+    /// Works out the start of `plan`. Opens what must be held, makes the private
+    /// directory of level restricted (removed on drop), runs nothing.
+    ///
+    /// # Errors
+    /// [`LaunchError`] where the plan cannot be made real on this machine.
+    pub fn prepare(plan: &Plan) -> Result<Self, LaunchError> {
+        if plan.level == Level::None {
+            return Err(LaunchError::Unfit("level none has no sandbox to launch".to_owned()));
+        }
+        let abi = landlock::abi().map_err(LaunchError::Landlock)?;
+        let candidates = candidates(plan)?;
+        let mut environment = plan.environment.clone();
+        let mut parts = match plan.level {
+            Level::Full => full(plan, &candidates, abi)?,
+            Level::Restricted | Level::None => {
+                let parts = restricted(plan, abi)?;
+                if let Some(directory) = &parts.private_directory {
+                    // Without a view of its own the run must be told where to write.
+                    environment.insert("TMPDIR".to_owned(), directory.path().to_owned().into());
+                }
+                parts
+            }
+        };
+        parts.steps.push(Step::DropPrivileges);
+        let (command_filter, filter_size) = command_filter(plan.level)?;
+        let cwd_identity = cwd_identity(plan, &parts.private_trees)?;
+        Ok(Self {
+            level: plan.level,
+            steps: parts.steps,
+            candidates,
+            arguments: string_list(plan.argv.iter().map(|a| a.as_bytes().to_vec()))?,
+            environment: string_list(environment.iter().map(|(k, v)| [k.as_bytes(), b"=", v.as_bytes()].concat()))?,
+            cwd: c_string(plan.cwd.as_os_str())?,
+            cwd_identity,
+            limits: limits(&plan.profile.limits),
+            ruleset: parts.ruleset,
+            command_filter,
+            init_filter: init_filter(plan.level)?,
+            private_directory: parts.private_directory,
+            mapped_by_caller: parts.mapped_by_caller,
+            hidden: parts.hidden,
+            private_trees: parts.private_trees,
+            missing: parts.missing,
+            abi,
+            filter_size,
+        })
+    }
+
+    /// Trees that only the run sees, as it sees them.
+    pub fn private_trees(&self) -> &[PrivateTree] {
+        &self.private_trees
+    }
+
+    /// Writable paths of the plan that do not exist: nothing can be written
+    /// there, because only what exists can be attached.
+    pub fn missing(&self) -> &[PathBuf] {
+        &self.missing
+    }
+
+    /// What will be done, in order: name and description of each step.
+    pub fn steps(&self) -> impl Iterator<Item = (&'static str, String)> {
+        self.steps.iter().map(|s| (s.name(), s.describe()))
+    }
+
+    /// Name and description of the init's step `index`, for errors.
+    pub(super) fn step_text(&self, index: u32) -> (&'static str, String) {
+        let index = index as usize;
+        match self.steps.get(index) {
+            Some(step) => (step.name(), step.describe()),
+            None if index == self.steps.len() => ("start", "make the command's process".to_owned()),
+            None => ("supervise", "watch over the command".to_owned()),
+        }
+    }
+
+    pub(super) fn private_directory_fd(&self) -> Option<RawFd> {
+        self.private_directory.as_ref().map(|d| d.fd().as_raw_fd())
+    }
+
+    /// Descriptors, beyond the sockets and streams, that the child needs.
+    pub(super) fn held(&self) -> impl Iterator<Item = RawFd> {
+        [Some(self.ruleset.as_fd().as_raw_fd()), self.private_directory_fd()].into_iter().flatten()
+    }
+
+    /// What is enforced once every step was applied.
+    pub(super) fn report(&self, wait_killable: bool) -> EnforcementReport {
+        let mut layers: BTreeMap<String, LayerReport> = BTreeMap::new();
+        for step in &self.steps {
+            let layer = layers
+                .entry(step.layer().to_owned())
+                .or_insert_with(|| LayerReport { state: LayerState::Enforced, detail: String::new() });
+            let separator = if layer.detail.is_empty() { "" } else { "; " };
+            layer.detail.push_str(separator);
+            layer.detail.push_str(&step.describe());
+        }
+        if self.level == Level::Full {
+            let own = "a namespace of its own";
+            for name in ["pid-namespace", "ipc-namespace", "uts-namespace", "cgroup-namespace"] {
+                layers.insert(name.to_owned(), LayerReport { state: LayerState::Enforced, detail: own.to_owned() });
+            }
+        }
+        layers.insert("landlock".to_owned(), self.landlock_report());
+        layers.insert("seccomp".to_owned(), self.seccomp_report(wait_killable));
+        if !self.missing.is_empty() {
+            let detail = format!("{} writable paths do not exist and stay unwritable", self.missing.len());
+            layers.insert("missing".to_owned(), LayerReport { state: LayerState::Partial, detail });
+        }
+        EnforcementReport { level: self.level, layers }
+    }
+
+    fn landlock_report(&self) -> LayerReport {
+        let mut lacks = Vec::new();
+        for (needs, what) in [(2, "renames across directories fail"), (3, "truncation"), (5, "ioctl on devices")] {
+            if self.abi < needs {
+                lacks.push(what);
+            }
+        }
+        // At level full the PID and network namespaces confine these.
+        if self.abi < 6 && self.level == Level::Restricted {
+            lacks.push("signals to other processes of the user");
+        }
+        if lacks.is_empty() {
+            LayerReport { state: LayerState::Enforced, detail: format!("ABI {}", self.abi) }
+        } else {
+            LayerReport {
+                state: LayerState::Partial,
+                detail: format!("ABI {}, without: {}", self.abi, lacks.join(", ")),
+            }
+        }
+    }
+
+    fn seccomp_report(&self, wait_killable: bool) -> LayerReport {
+        let FilterSize { refused, asked } = self.filter_size;
+        let counts = format!("{refused} refusals, {asked} questions, {} instructions", self.command_filter.len());
+        if wait_killable {
+            LayerReport { state: LayerState::Enforced, detail: counts }
+        } else {
+            LayerReport {
+                state: LayerState::Partial,
+                detail: format!("{counts}; signals disturb questions (the kernel is older than 5.19)"),
+            }
+        }
+    }
+}
+
+/// What differs between the levels.
+struct Parts {
+    steps: Vec<Step>,
+    ruleset: Ruleset,
+    private_trees: Vec<PrivateTree>,
+    hidden: Vec<PathBuf>,
+    missing: Vec<PathBuf>,
+    private_directory: Option<PrivateDirectory>,
+    mapped_by_caller: bool,
+}
+
+fn full(plan: &Plan, candidates: &[CString], abi: u32) -> Result<Parts, LaunchError> {
+    let program = candidates.first().map(|c| Path::new(std::ffi::OsStr::from_bytes(c.to_bytes())));
+    let program = program.and_then(|p| p.canonicalize().ok());
+    let Layout { attachments, missing } = layout(plan, program.as_deref())?;
+    let ruleset = new_ruleset(abi, access::changing(abi))?;
+    let mapped_by_caller = may_map_for_others();
+    let mut steps = vec![];
+    steps.push(if mapped_by_caller { Step::AwaitIdentity } else { claim_identity()? });
+    let size = plan.profile.limits.temp_bytes.map(|b| CString::new(b.to_string())).transpose();
+    let size = size.map_err(|_| LaunchError::Unfit("temp_bytes is no number".to_owned()))?;
+    steps.extend([
+        Step::KeyRing,
+        Step::PrivateMounts,
+        Step::Proc,
+        Step::Root { size },
+        Step::Scratch(scratch_entries(&attachments)?),
+    ]);
+    let private_trees = private_trees(&attachments);
+    let (mut hidden, mut watched) = (Vec::new(), Vec::new());
+    for attachment in attachments {
+        if matches!(attachment.nature, Nature::Hidden(_)) {
+            hidden.push(PathBuf::from(std::ffi::OsStr::from_bytes(attachment.path.as_bytes())));
+            watched.push(attachment.placeholder.clone());
+        }
+        let is_devices = attachment.nature == Nature::Devices;
+        steps.push(Step::Attach(attachment));
+        if is_devices {
+            steps.push(Step::Devices(devices()?));
+        }
+    }
+    if !watched.is_empty() {
+        steps.push(Step::Watch(watched));
+    }
+    steps.extend([Step::Loopback, Step::SwapRoot]);
+    Ok(Parts { steps, ruleset, private_trees, hidden, missing, private_directory: None, mapped_by_caller })
+}
+
+fn restricted(plan: &Plan, abi: u32) -> Result<Parts, LaunchError> {
+    let files = &plan.profile.filesystem;
+    let hidden: Vec<PathBuf> = files.hide.iter().filter_map(|p| p.as_path().canonicalize().ok()).collect();
+    let reads = if hidden.is_empty() { 0 } else { access::READ_FILE };
+    let ruleset = new_ruleset(abi, access::changing(abi) | reads)?;
+    let directory = PrivateDirectory::make()?;
+    let changing = access::changing(abi);
+    allow(&ruleset, directory.path(), changing)?;
+    for device in ["null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts"] {
+        let path = Path::new("/dev").join(device);
+        if path.exists() {
+            allow(&ruleset, &path, access::WRITE_FILE | access::TRUNCATE | access::IOCTL_DEV)?;
+        }
+    }
+    let mut missing = Vec::new();
+    for path in files.write.iter().map(|p| p.as_path()) {
+        match path.canonicalize() {
+            Ok(real) if real.is_dir() => allow(&ruleset, &real, access::MAKE_SOCK | access::MAKE_FIFO)?,
+            Ok(_) => {}
+            Err(_) => missing.push(path.to_owned()),
+        }
+    }
+    if reads != 0 {
+        let shown: Vec<PathBuf> =
+            files.reveal.iter().chain(&files.write).filter_map(|p| p.as_path().canonicalize().ok()).collect();
+        allow_reads(&ruleset, &hidden, &shown)?;
+    }
+    let mut steps = vec![Step::KeyRing, Step::AdoptOrphans];
+    if may_map_for_others() {
+        steps.push(Step::LeaveGroups);
+    }
+    Ok(Parts {
+        steps,
+        ruleset,
+        private_trees: vec![PrivateTree { path: directory.path().to_owned(), floor_allows: true }],
+        hidden: Vec::new(),
+        missing,
+        private_directory: Some(directory),
+        mapped_by_caller: false,
+    })
+}
+
+fn new_ruleset(abi: u32, handled: u64) -> Result<Ruleset, LaunchError> {
+    let scoped = if abi >= 6 { scope::SIGNAL | scope::ABSTRACT_UNIX_SOCKET } else { 0 };
+    Ruleset::new(abi, handled, scoped).map_err(LaunchError::Landlock)
+}
+
+/// Allows `rights` on what is at `path` now.
+pub(super) fn allow(ruleset: &Ruleset, path: &Path, rights: u64) -> Result<(), LaunchError> {
+    use rustix::fs::{CWD, Mode, OFlags, openat};
+    let why = |e: rustix::io::Errno| LaunchError::Path { path: path.to_owned(), why: e.to_string() };
+    let object = openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(why)?;
+    ruleset.allow(object.as_fd(), rights).map_err(why)
+}
+
+/// Root with its powers maps itself from outside and can then give up its
+/// groups; everybody else may only map itself, without groups to set.
+fn may_map_for_others() -> bool {
+    let needed = CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::SETFCAP;
+    rustix::thread::capabilities(None).is_ok_and(|c| c.effective.contains(needed))
+}
+
+fn claim_identity() -> Result<Step, LaunchError> {
+    let map = |id: u32| CString::new(format!("{id} {id} 1"));
+    match (map(geteuid().as_raw()), map(getegid().as_raw())) {
+        (Ok(uid_map), Ok(gid_map)) => Ok(Step::ClaimIdentity { uid_map, gid_map }),
+        _ => Err(LaunchError::Unfit("the user's number cannot be written".to_owned())),
+    }
+}
+
+fn private_trees(attachments: &[Attachment]) -> Vec<PrivateTree> {
+    let private = attachments.iter().filter(|a| matches!(a.nature, Nature::Private(_)));
+    private
+        .map(|a| PrivateTree {
+            path: PathBuf::from(std::ffi::OsStr::from_bytes(a.path.as_bytes())),
+            floor_allows: a.floor_allows,
+        })
+        .collect()
+}
+
+/// What the run's own filesystem holds before anything is attached.
+fn scratch_entries(attachments: &[Attachment]) -> Result<Vec<ScratchEntry>, LaunchError> {
+    use ScratchEntry::{Directory, EmptyFile, Link};
+    let mut entries = vec![
+        Directory(c"dev".into(), 0o755),
+        Directory(c"dev/pts".into(), 0o755),
+        Directory(c"dev/shm".into(), 0o755),
+        Directory(c"void".into(), 0o555),
+        EmptyFile(c"empty".into()),
+    ];
+    for device in devices()? {
+        entries.push(EmptyFile(join(c"dev", device.name)));
+    }
+    for (text, name) in [
+        (c"pts/ptmx", c"ptmx"),
+        (c"/proc/self/fd", c"fd"),
+        (c"/proc/self/fd/0", c"stdin"),
+        (c"/proc/self/fd/1", c"stdout"),
+        (c"/proc/self/fd/2", c"stderr"),
+    ] {
+        entries.push(Link(text.into(), join(c"dev", name)));
+    }
+    for attachment in attachments {
+        match &attachment.nature {
+            Nature::Private(name) if *name == c"run" => entries.extend(run_entries()?),
+            Nature::Private(name) => entries.push(Directory((*name).into(), 0o1777)),
+            Nature::Hidden(children) if attachment.directory => {
+                entries.push(Directory(attachment.placeholder.clone(), 0o755));
+                for (name, directory) in children {
+                    let path = join(&attachment.placeholder, name);
+                    entries.push(if *directory { Directory(path, 0o755) } else { EmptyFile(path) });
+                }
+            }
+            Nature::Hidden(_) => entries.push(EmptyFile(attachment.placeholder.clone())),
+            _ => {}
+        }
+    }
+    Ok(entries)
+}
+
+/// `/run` with the user's own directory, and the links by which some systems
+/// find their programs.
+fn run_entries() -> Result<Vec<ScratchEntry>, LaunchError> {
+    use ScratchEntry::{Directory, Link};
+    let user = c_string(format!("run/user/{}", geteuid().as_raw()).as_ref())?;
+    let mut entries = vec![
+        Directory(c"run".into(), 0o755),
+        Directory(c"run/lock".into(), 0o1777),
+        Directory(c"run/user".into(), 0o755),
+        Directory(user, 0o700),
+    ];
+    for name in ["current-system", "opengl-driver"] {
+        if let Ok(text) = Path::new("/run").join(name).read_link() {
+            entries.push(Link(c_string(text.as_os_str())?, c_string(format!("run/{name}").as_ref())?));
+        }
+    }
+    Ok(entries)
+}
+
+fn join(directory: &CStr, name: &CStr) -> CString {
+    let mut bytes = directory.to_bytes().to_vec();
+    bytes.push(b'/');
+    bytes.extend_from_slice(name.to_bytes());
+    // Neither part holds a NUL: both come from C strings.
+    CString::new(bytes).unwrap_or_default()
+}
+
+/// What to execute, in order: the name itself where it holds a slash, otherwise
+/// each directory of PATH that has it.
+fn candidates(plan: &Plan) -> Result<Vec<CString>, LaunchError> {
+    let program = plan.argv.first().filter(|p| !p.as_bytes().is_empty());
+    let program = program.ok_or_else(|| LaunchError::Unfit("there is no program to run".to_owned()))?;
+    if program.as_bytes().contains(&b'/') {
+        return Ok(vec![c_string(program.as_os_str())?]);
+    }
+    let path = plan.environment.get("PATH").map_or(&b"/usr/local/bin:/usr/bin:/bin"[..], |p| p.as_bytes());
+    let mut found = Vec::new();
+    let mut last = None;
+    for directory in path.split(|b| *b == b':') {
+        let directory = if directory.is_empty() { b"." } else { directory };
+        let file = Path::new(std::ffi::OsStr::from_bytes(directory)).join(program.as_os_str());
+        let name = c_string(file.as_os_str())?;
+        // A relative directory means the command's own, not the caller's.
+        if plan.cwd.as_path().join(&file).metadata().is_ok() {
+            found.push(name);
+        } else {
+            last = Some(name);
+        }
+    }
+    // The kernel itself is to say that there is no such program.
+    if found.is_empty() { Ok(last.into_iter().collect()) } else { Ok(found) }
+}
+
+/// A directory that is made anew for the run has no identity yet.
+fn cwd_identity(plan: &Plan, private: &[PrivateTree]) -> Result<Option<Identity>, LaunchError> {
+    let path = plan.cwd.as_path();
+    let fresh = path.starts_with("/proc") || path.starts_with("/dev") || private.iter().any(|t| t.path == path);
+    if fresh {
+        return Ok(None);
+    }
+    let why = |e: std::io::Error| LaunchError::Path { path: path.to_owned(), why: e.to_string() };
+    let metadata = path.metadata().map_err(why)?;
+    Ok(Some(Identity { device: metadata.dev(), inode: metadata.ino() }))
+}
+
+fn string_list(strings: impl Iterator<Item = Vec<u8>>) -> Result<StringList, LaunchError> {
+    let nul = |_| LaunchError::Unfit("a NUL byte cannot be passed to a program".to_owned());
+    Ok(StringList::new(strings.map(|s| CString::new(s).map_err(nul)).collect::<Result<_, _>>()?))
+}
+
+/// Limits only go down. No core dumps: the host's handler would run on them.
+fn limits(limits: &Limits) -> Vec<(Resource, Rlimit)> {
+    let lowered = |resource, wanted: u64| {
+        let hard = getrlimit(resource).maximum.map_or(wanted, |hard| hard.min(wanted));
+        (resource, Rlimit { current: Some(hard), maximum: Some(hard) })
+    };
+    let mut all = vec![lowered(Resource::Core, 0)];
+    all.extend(limits.open_files.map(|n| lowered(Resource::Nofile, n)));
+    all.extend(limits.processes.map(|n| lowered(Resource::Nproc, n)));
+    all
+}

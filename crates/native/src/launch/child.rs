@@ -1,0 +1,225 @@
+//! What runs between clone and exec: the init, and in it the command. System
+//! calls on prepared data and nothing else: no allocation, no locks, no panics.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::Mode;
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, setrlimit, setsid, umask};
+use stockade_model::Level;
+use stockade_sys::clone::{Child, fork_with};
+use stockade_sys::reap::{self, Ended};
+use stockade_sys::{Errno, caps, descriptors, exec, fork_signals, seccomp};
+
+use super::blueprint::Blueprint;
+use super::cleanup;
+use super::message::Message;
+use super::step::{Site, verify_directory};
+
+/// What the init finds open when it starts.
+#[derive(Debug)]
+pub(super) struct Inherited<'a> {
+    pub(super) control: BorrowedFd<'a>,
+    pub(super) gate: BorrowedFd<'a>,
+    pub(super) stdio: [BorrowedFd<'a>; 3],
+    /// Sorted numbers of all that must stay open.
+    pub(super) keep: &'a [i32],
+}
+
+/// Exit code of an init that could not do its part; nobody looks at it.
+const FAILED: i32 = 125;
+/// Exit code of a command that could not be executed (as shells have it).
+const NOT_FOUND: i32 = 127;
+
+/// The init: builds, starts the command, supervises, cleans up.
+pub(super) fn init(plan: &Blueprint, inherited: &Inherited<'_>) -> i32 {
+    let mut site = Site::new(inherited.control, &plan.ruleset);
+    let mask = umask(Mode::empty());
+    if let Err((index, errno)) = build(plan, inherited, &mut site) {
+        let _ = Message::StepFailed { index, errno }.send(inherited.control, &[]);
+        return FAILED;
+    }
+    let child = match fork_with(0, libc::SIGCHLD, || command(plan, inherited, site.watches.as_ref(), mask)) {
+        Ok(child) => child,
+        Err(errno) => {
+            let _ = Message::StepFailed { index: plan.steps.len() as u32, errno }.send(inherited.control, &[]);
+            return FAILED;
+        }
+    };
+    match supervise(plan, inherited.control, &child) {
+        Ok(()) => 0,
+        Err(errno) => {
+            let _ = Message::StepFailed { index: plan.steps.len() as u32 + 1, errno }.send(inherited.control, &[]);
+            FAILED
+        }
+    }
+}
+
+fn build(plan: &Blueprint, inherited: &Inherited<'_>, site: &mut Site<'_>) -> Result<(), (u32, Errno)> {
+    descriptors::close_all_but(inherited.keep).map_err(|errno| (0, errno))?;
+    for (index, step) in plan.steps.iter().enumerate() {
+        step.apply(site).map_err(|errno| (index as u32, errno))?;
+    }
+    Ok(())
+}
+
+/// Waits for the command's end or word from the caller; whatever happens first,
+/// nothing of the run is left when this returns.
+fn supervise(plan: &Blueprint, control: BorrowedFd<'_>, child: &Child) -> Result<(), Errno> {
+    let ends = fork_signals::child_end_descriptor()?;
+    // Nothing but the way to the caller, the signal descriptor and what the
+    // clean-up needs stays open: an end of a pipe kept here would keep its
+    // reader waiting.
+    let mut keep = [control.as_raw(), ends.as_fd().as_raw(), plan.private_directory_fd().unwrap_or(-1)];
+    keep.sort_unstable();
+    let first = keep.iter().position(|fd| *fd >= 0).unwrap_or(0);
+    descriptors::close_all_but(&keep[first..])?;
+    caps::make_opaque()?;
+    seccomp::install(&plan.init_filter)?;
+
+    let ended = watch_over(control, ends.as_fd(), child.pid);
+    end_everything(plan);
+    if let Some(ended) = ended {
+        let _ = Message::Ended { ended, used: reap::children_used() }.send(control, &[]);
+    }
+    Ok(())
+}
+
+/// `None` where the caller is gone. The wait has no time-out of its own: the
+/// caller's end always wakes it.
+fn watch_over(control: BorrowedFd<'_>, ends: BorrowedFd<'_>, command: Pid) -> Option<Ended> {
+    loop {
+        if let Some(ended) = reap_until(command) {
+            return Some(ended);
+        }
+        let mut waited =
+            [PollFd::from_borrowed_fd(control, PollFlags::IN), PollFd::from_borrowed_fd(ends, PollFlags::IN)];
+        match poll(&mut waited, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(_) => return None,
+        }
+        let [from_caller, _] = waited.map(|w| w.revents());
+        fork_signals::drain(ends);
+        if !from_caller.is_empty() {
+            match Message::receive(control, false) {
+                Ok(Some((Message::Signal(number), _))) => reap::signal_group(command, number),
+                Ok(Some(_)) | Err(Errno::AGAIN) => {}
+                Ok(None) | Err(_) => return None,
+            }
+        }
+    }
+}
+
+/// Reaps all that have ended; the command's end, if it is among them.
+fn reap_until(command: Pid) -> Option<Ended> {
+    while let Ok(Some((pid, ended))) = reap::reap_any() {
+        if pid == command {
+            return Some(ended);
+        }
+    }
+    None
+}
+
+fn end_everything(plan: &Blueprint) {
+    match plan.level {
+        Level::Full => reap::end_namespace(),
+        Level::Restricted | Level::None => cleanup::end_descendants(),
+    }
+    if let Some(directory) = &plan.private_directory {
+        cleanup::empty_directory(directory.fd());
+    }
+}
+
+/// The stages of the command, for errors: name and what it does.
+pub(super) const STAGES: &[(&str, &str)] = &[
+    ("session", "a session without a terminal"),
+    ("limits", "resource limits"),
+    ("stdio", "standard streams"),
+    ("directory", "enter the working directory"),
+    ("landlock", "Landlock domain"),
+    ("filter", "system-call filter with a listener"),
+    ("handover", "hand the listener over"),
+];
+
+/// The command, up to its exec.
+fn command(plan: &Blueprint, inherited: &Inherited<'_>, watches: Option<&OwnedFd>, mask: Mode) -> i32 {
+    match prepare_command(plan, inherited, watches, mask) {
+        Ok(()) => {}
+        Err((index, errno)) => {
+            let _ = Message::StageFailed { index, errno }.send(inherited.gate, &[]);
+            return FAILED;
+        }
+    }
+    if !matches!(Message::receive(inherited.gate, true), Ok(Some((Message::Go, _)))) {
+        return FAILED;
+    }
+    fork_signals::reset_for_exec();
+    let errno = execute(plan);
+    let _ = Message::ExecFailed { errno }.send(inherited.gate, &[]);
+    NOT_FOUND
+}
+
+fn prepare_command(
+    plan: &Blueprint,
+    inherited: &Inherited<'_>,
+    watches: Option<&OwnedFd>,
+    mask: Mode,
+) -> Result<(), (u32, Errno)> {
+    own_session(plan.level).map_err(|e| (0, e))?;
+    for (resource, limit) in &plan.limits {
+        setrlimit(*resource, *limit).map_err(|e| (1, e))?;
+    }
+    umask(mask);
+    descriptors::mark_close_on_exec_from(3).map_err(|e| (2, e))?;
+    descriptors::place_stdio(inherited.stdio).map_err(|e| (2, e))?;
+    rustix::process::chdir(&*plan.cwd).map_err(|e| (3, e))?;
+    if let Some(identity) = plan.cwd_identity {
+        verify_directory(c".", identity).map_err(|e| (3, e))?;
+    }
+    plan.ruleset.restrict_self().map_err(|e| (4, e))?;
+    let listener = seccomp::install_with_listener(&plan.command_filter).map_err(|e| (5, e))?;
+    let ready = Message::Ready { wait_killable: listener.wait_killable, umask: mask.bits() };
+    match watches {
+        Some(watches) => ready.send(inherited.gate, &[listener.fd.as_fd(), watches.as_fd()]),
+        None => ready.send(inherited.gate, &[listener.fd.as_fd()]),
+    }
+    .map_err(|e| (6, e))
+}
+
+/// Without a PID namespace the init's end must take the command along.
+fn own_session(level: Level) -> Result<(), Errno> {
+    setsid()?;
+    if level != Level::Full {
+        let parent = getppid();
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        if getppid() != parent {
+            return Err(Errno::SRCH);
+        }
+    }
+    Ok(())
+}
+
+/// Tries the candidates as execvp(3) does, but never a shell: what runs is what
+/// was shown (L5).
+fn execute(plan: &Blueprint) -> Errno {
+    let mut result = Errno::NOENT;
+    for candidate in &plan.candidates {
+        match exec::exec(candidate, &plan.arguments, &plan.environment) {
+            Errno::NOENT | Errno::NOTDIR | Errno::STALE | Errno::NODEV | Errno::TIMEDOUT => {}
+            Errno::ACCESS => result = Errno::ACCESS,
+            errno => return errno,
+        }
+    }
+    result
+}
+
+trait AsRaw {
+    fn as_raw(&self) -> i32;
+}
+
+impl AsRaw for BorrowedFd<'_> {
+    fn as_raw(&self) -> i32 {
+        use std::os::fd::AsRawFd;
+        self.as_raw_fd()
+    }
+}

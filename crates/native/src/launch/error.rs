@@ -1,0 +1,121 @@
+//! Why a sandbox could not be built, and the one thing to do about it.
+
+use std::path::PathBuf;
+
+use stockade_model::RawText;
+use stockade_sys::Errno;
+use stockade_sys::bpf::CompileError;
+
+/// Why an attempt did not start, or was lost. Where it did not start, nothing
+/// ran and nothing is left behind (L6).
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// The plan asks for what cannot be given.
+    #[error("{0}")]
+    Unfit(String),
+    /// A path of the plan cannot be used.
+    #[error("cannot use {}: {why}", RawText::from(.path.as_path()).escaped())]
+    Path {
+        /// The path.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Landlock is missing or too old for the level.
+    #[error("Landlock is not available: {0}")]
+    Landlock(Errno),
+    /// The filter tables do not compile.
+    #[error("the system-call filter is wrong: {0}")]
+    Filter(#[from] CompileError),
+    /// The child with its namespaces could not be made.
+    #[error("cannot make the sandbox's process: {errno}")]
+    Clone {
+        /// What the kernel said.
+        errno: Errno,
+        /// Whether namespaces were asked for.
+        namespaces: bool,
+    },
+    /// A system call of the caller's side failed.
+    #[error("cannot {what}: {errno}")]
+    Call {
+        /// What was tried.
+        what: &'static str,
+        /// What the kernel said.
+        errno: Errno,
+    },
+    /// A step inside failed.
+    #[error("the sandbox could not be built: {step} ({detail}): {errno}")]
+    Step {
+        /// Name of the step.
+        step: &'static str,
+        /// What it was to do.
+        detail: String,
+        /// What the kernel said.
+        errno: Errno,
+    },
+    /// It was not ready in time.
+    #[error("the sandbox was not ready after {0} ms")]
+    TimedOut(u64),
+    /// Its processes died without a word.
+    #[error("the sandbox's own process was killed from outside")]
+    Lost,
+}
+
+impl LaunchError {
+    /// The one thing to do, if there is one.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Landlock(_) => Some(
+                "boot a kernel with Landlock (5.13 or later) and with `landlock` in its list of security modules (lsm=)"
+                    .to_owned(),
+            ),
+            Self::Clone { errno, namespaces: true } => Some(namespace_hint(*errno)),
+            Self::Clone { .. } => Some("the limit of processes is reached (ulimit -u)".to_owned()),
+            Self::Step { step, errno, .. } => step_hint(step, *errno),
+            Self::TimedOut(_) => Some("the machine is overloaded, or a mount of it does not answer".to_owned()),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn call(what: &'static str) -> impl Fn(Errno) -> Self {
+        move |errno| Self::Call { what, errno }
+    }
+}
+
+/// Where a sandbox without namespaces is the way out, by name (L6).
+const RESTRICTED: &str = "or use `--level restricted`, which does without";
+
+fn namespace_hint(errno: Errno) -> String {
+    let read = |name: &str| std::fs::read_to_string(format!("/proc/sys/{name}")).unwrap_or_default();
+    let what = match errno {
+        Errno::NOSPC => "raise `sysctl user.max_user_namespaces` (and max_net_namespaces and its kin)",
+        _ if read("kernel/unprivileged_userns_clone").trim() == "0" => {
+            "allow user namespaces: `sysctl kernel.unprivileged_userns_clone=1`"
+        }
+        Errno::NOSYS => "the kernel is older than 5.3, or a filter around this process refuses clone3",
+        Errno::PERM => "user namespaces are refused here (a container's seccomp profile, or a chroot)",
+        _ => "allow user namespaces on this machine",
+    };
+    format!("{what}, {RESTRICTED}")
+}
+
+fn step_hint(step: &str, errno: Errno) -> Option<String> {
+    let apparmor = std::fs::read_to_string("/proc/sys/kernel/apparmor_restrict_unprivileged_userns");
+    if matches!(errno, Errno::PERM | Errno::ACCESS) && apparmor.is_ok_and(|v| v.trim() == "1") {
+        return Some(format!(
+            "AppArmor restricts user namespaces here: give the program a profile with `userns,` {RESTRICTED}"
+        ));
+    }
+    match (step, errno) {
+        ("proc", Errno::PERM) => {
+            Some(format!("/proc is partly covered, as in containers: run outside of it {RESTRICTED}"))
+        }
+        ("filter", Errno::BUSY) => Some(
+            "this process already runs under a supervisor that takes system-call notifications: run outside of it"
+                .to_owned(),
+        ),
+        (_, Errno::NOSYS) => Some(format!("the kernel is too old for this (5.12 is needed), {RESTRICTED}")),
+        ("attach", Errno::STALE) => Some("a directory was replaced while the sandbox was built: try again".to_owned()),
+        _ => None,
+    }
+}

@@ -1,0 +1,348 @@
+//! A sandbox that stands: held before its command's first instruction, then
+//! running, then ended.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Signal, getegid, geteuid, pidfd_send_signal};
+use stockade_model::{EnforcementReport, Level, Usage};
+use stockade_sys::clone::{Child, flags, fork_with};
+use stockade_sys::reap::{Ended, Used, wait_pidfd_end};
+use stockade_sys::{Errno, fork_signals, passing};
+
+use super::blueprint::{Blueprint, PrivateTree};
+use super::child::{self, Inherited, STAGES};
+use super::error::LaunchError;
+use super::message::Message;
+use super::restricted::PrivateDirectory;
+
+/// How long the building of a sandbox may take.
+const READY_WITHIN: Duration = Duration::from_secs(10);
+
+/// How long an init without a PID namespace may take to end what it adopted.
+const CLEANS_WITHIN: Duration = Duration::from_secs(6);
+
+/// All the walls of level full.
+const NAMESPACES: u64 = flags::NEW_USER
+    | flags::NEW_MOUNT
+    | flags::NEW_PID
+    | flags::NEW_NET
+    | flags::NEW_IPC
+    | flags::NEW_UTS
+    | flags::NEW_CGROUP;
+
+/// The command's descriptors 0, 1 and 2.
+#[derive(Clone, Copy, Debug)]
+pub struct Stdio<'fd> {
+    /// Standard input.
+    pub stdin: BorrowedFd<'fd>,
+    /// Standard output.
+    pub stdout: BorrowedFd<'fd>,
+    /// Standard error.
+    pub stderr: BorrowedFd<'fd>,
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExitReport {
+    /// How the command ended.
+    pub status: Ended,
+    /// What all its processes used.
+    pub usage: Usage,
+    /// Why no program could be executed, where none could: then nothing ran,
+    /// and `status` means nothing.
+    pub exec_errno: Option<Errno>,
+}
+
+/// Tells which hidden path was opened. Watch number `n` (from 1) of the inotify
+/// instance stands for `paths[n - 1]`; an event's name is a child of it.
+#[derive(Debug)]
+pub struct HiddenReads {
+    /// The inotify instance (non-blocking).
+    pub inotify: OwnedFd,
+    /// The hidden paths.
+    pub paths: Vec<PathBuf>,
+}
+
+/// A sandbox whose command stands before its exec, or runs. Dropping it ends
+/// every process of it and waits for that.
+#[derive(Debug)]
+pub struct Launched {
+    init: Child,
+    control: OwnedFd,
+    gate: OwnedFd,
+    listener: Option<OwnedFd>,
+    hidden_reads: Option<HiddenReads>,
+    report: EnforcementReport,
+    private_trees: Vec<PrivateTree>,
+    umask: u32,
+    wait_killable: bool,
+    released: Option<Instant>,
+    ended: Option<ExitReport>,
+    reaped: bool,
+    // Removes what is left of it, after the processes are gone.
+    _private_directory: Option<PrivateDirectory>,
+}
+
+/// Builds the sandbox and stops before the command's first instruction. On an
+/// error nothing ran and nothing is left behind.
+///
+/// # Errors
+/// [`LaunchError`] names the step and what the kernel said.
+pub fn launch(mut blueprint: Blueprint, stdio: Stdio<'_>) -> Result<Launched, LaunchError> {
+    let pair = || passing::pair().map_err(LaunchError::call("make a socket pair"));
+    let ((control, control_inside), (gate, gate_inside)) = (pair()?, pair()?);
+    let streams = [stdio.stdin, stdio.stdout, stdio.stderr];
+    let mut keep: Vec<RawFd> = streams.iter().map(AsRawFd::as_raw_fd).collect();
+    keep.extend([control_inside.as_raw_fd(), gate_inside.as_raw_fd()]);
+    keep.extend(blueprint.held());
+    keep.sort_unstable();
+    keep.dedup();
+
+    let namespaces = blueprint.level == Level::Full;
+    let inherited =
+        Inherited { control: control_inside.as_fd(), gate: gate_inside.as_fd(), stdio: streams, keep: &keep };
+    let blocked = fork_signals::AllBlocked::new().map_err(LaunchError::call("block signals"))?;
+    let init = fork_with(if namespaces { NAMESPACES } else { 0 }, 0, || child::init(&blueprint, &inherited))
+        .map_err(|errno| LaunchError::Clone { errno, namespaces })?;
+    drop(blocked);
+    drop((control_inside, gate_inside));
+
+    let mut launched = Launched {
+        init,
+        control,
+        gate,
+        listener: None,
+        hidden_reads: None,
+        report: EnforcementReport { level: blueprint.level, layers: BTreeMap::new() },
+        private_trees: blueprint.private_trees().to_vec(),
+        umask: 0,
+        wait_killable: false,
+        released: None,
+        ended: None,
+        reaped: false,
+        _private_directory: blueprint.private_directory.take(),
+    };
+    if blueprint.mapped_by_caller {
+        launched.map_identity()?;
+    }
+    launched.await_ready(&blueprint)?;
+    Ok(launched)
+}
+
+impl Launched {
+    /// The init's process, as the caller sees it. Readable when it has ended.
+    pub fn init_pidfd(&self) -> BorrowedFd<'_> {
+        self.init.pidfd.as_fd()
+    }
+
+    /// The init's number, as the caller sees it.
+    pub fn init_pid(&self) -> u32 {
+        self.init.pid.as_raw_nonzero().get().unsigned_abs()
+    }
+
+    /// Readable when the command has ended (or the init was lost): then
+    /// [`try_wait`](Self::try_wait) has the answer.
+    pub fn end_fd(&self) -> BorrowedFd<'_> {
+        self.control.as_fd()
+    }
+
+    /// The descriptor on which trapped system calls arrive. Somebody must serve
+    /// it from [`release`](Self::release) on: the exec itself is the first.
+    pub fn take_listener(&mut self) -> Option<OwnedFd> {
+        self.listener.take()
+    }
+
+    /// False where a signal disturbs a question that is being thought about
+    /// (kernel before 5.19): then nothing may be held for long.
+    pub fn wait_killable(&self) -> bool {
+        self.wait_killable
+    }
+
+    /// Tells when a hidden path is opened, where there are any.
+    pub fn take_hidden_reads(&mut self) -> Option<HiddenReads> {
+        self.hidden_reads.take()
+    }
+
+    /// What the kernel really took.
+    pub fn report(&self) -> &EnforcementReport {
+        &self.report
+    }
+
+    /// Trees that only the run sees, as it sees them.
+    pub fn private_trees(&self) -> &[PrivateTree] {
+        &self.private_trees
+    }
+
+    /// The file mode creation mask with which the command starts.
+    pub fn umask(&self) -> u32 {
+        self.umask
+    }
+
+    /// Lets the command go to its exec.
+    ///
+    /// # Errors
+    /// [`LaunchError::Lost`] where the sandbox died while it was held.
+    pub fn release(&mut self) -> Result<(), LaunchError> {
+        self.released = Some(Instant::now());
+        Message::Go.send(self.gate.as_fd(), &[]).map_err(|_| LaunchError::Lost)
+    }
+
+    /// The end, if it has come.
+    ///
+    /// # Errors
+    /// [`LaunchError::Lost`] where the init was killed from outside: all its
+    /// processes are gone, what they had done is unknown.
+    pub fn try_wait(&mut self) -> Result<Option<ExitReport>, LaunchError> {
+        self.wait(Duration::ZERO)
+    }
+
+    /// Waits for the end, at most so long. When it answers with a report, no
+    /// process of the run is left.
+    ///
+    /// # Errors
+    /// [`LaunchError::Lost`] as in [`try_wait`](Self::try_wait).
+    pub fn wait(&mut self, at_most: Duration) -> Result<Option<ExitReport>, LaunchError> {
+        let deadline = Instant::now() + at_most;
+        while self.ended.is_none() {
+            match Message::receive(self.control.as_fd(), false) {
+                Ok(Some((Message::Ended { ended, used }, _))) => self.note_end(ended, used),
+                Ok(None) => return Err(self.lost()),
+                Ok(Some(_)) => {}
+                Err(Errno::AGAIN) => {
+                    if !readable_before(&[self.control.as_fd()], deadline).map_err(LaunchError::call("wait"))? {
+                        return Ok(None);
+                    }
+                }
+                Err(_) => return Err(self.lost()),
+            }
+        }
+        self.reap();
+        Ok(self.ended)
+    }
+
+    /// Sends a signal to the command's process group; best effort.
+    pub fn signal(&self, signal: i32) {
+        let _ = Message::Signal(signal).send(self.control.as_fd(), &[]);
+    }
+
+    /// Ends the command now, and with it everything in the sandbox. The end is
+    /// still reported.
+    pub fn kill(&self) {
+        self.signal(Signal::KILL.as_raw());
+    }
+
+    fn note_end(&mut self, ended: Ended, used: Used) {
+        let exec_errno = match Message::receive(self.gate.as_fd(), false) {
+            Ok(Some((Message::ExecFailed { errno }, _))) => Some(errno),
+            _ => None,
+        };
+        let wall = self.released.map(|at| at.elapsed()).unwrap_or_default();
+        let usage = Usage {
+            wall_ms: wall.as_millis() as u64,
+            cpu_ms: used.cpu_us / 1000,
+            memory_peak_bytes: used.memory_peak_bytes,
+        };
+        self.ended = Some(ExitReport { status: ended, usage, exec_errno });
+    }
+
+    fn lost(&mut self) -> LaunchError {
+        self.end_now();
+        LaunchError::Lost
+    }
+
+    /// Writes the identity maps of a root that keeps its number inside.
+    fn map_identity(&self) -> Result<(), LaunchError> {
+        let map = |kind: &str, id: u32| {
+            let file = format!("/proc/{}/{kind}", self.init.pid.as_raw_nonzero());
+            std::fs::write(&file, format!("{id} {id} 1\n"))
+                .map_err(|e| LaunchError::Path { path: file.into(), why: e.to_string() })
+        };
+        map("uid_map", geteuid().as_raw())?;
+        map("gid_map", getegid().as_raw())?;
+        Message::Mapped.send(self.control.as_fd(), &[]).map_err(|_| LaunchError::Lost)
+    }
+
+    /// Waits until the command stands before its exec, or for word of why not.
+    fn await_ready(&mut self, blueprint: &Blueprint) -> Result<(), LaunchError> {
+        let deadline = Instant::now() + READY_WITHIN;
+        let mut gone = false;
+        loop {
+            for socket in [self.control.as_fd(), self.gate.as_fd()] {
+                match Message::receive(socket, false) {
+                    Ok(Some((Message::Ready { wait_killable, umask }, received))) => {
+                        let [listener, inotify, ..] = received.descriptors;
+                        self.listener = Some(listener.ok_or(LaunchError::Lost)?);
+                        let paths = blueprint.hidden.clone();
+                        self.hidden_reads = inotify.map(|inotify| HiddenReads { inotify, paths });
+                        (self.umask, self.wait_killable) = (umask, wait_killable);
+                        self.report = blueprint.report(wait_killable);
+                        return Ok(());
+                    }
+                    Ok(Some((Message::StepFailed { index, errno }, _))) => {
+                        let (step, detail) = blueprint.step_text(index);
+                        return Err(LaunchError::Step { step, detail, errno });
+                    }
+                    Ok(Some((Message::StageFailed { index, errno }, _))) => {
+                        let (step, detail) = STAGES.get(index as usize).copied().unwrap_or(("command", "start"));
+                        return Err(LaunchError::Step { step, detail: detail.to_owned(), errno });
+                    }
+                    // The reason may still stand in the other socket: look once more.
+                    Ok(None) | Err(Errno::PROTO | Errno::PIPE) if gone => return Err(LaunchError::Lost),
+                    Ok(None) => gone = true,
+                    Ok(Some(_)) | Err(_) => {}
+                }
+            }
+            let sockets = [self.control.as_fd(), self.gate.as_fd()];
+            if !readable_before(&sockets, deadline).map_err(LaunchError::call("wait"))? {
+                return Err(LaunchError::TimedOut(READY_WITHIN.as_millis() as u64));
+            }
+        }
+    }
+
+    /// The init is on its way out: waits for it.
+    fn reap(&mut self) {
+        if !self.reaped {
+            let _ = wait_pidfd_end(self.init.pidfd.as_fd());
+            self.reaped = true;
+        }
+    }
+
+    /// Ends the init, and with it everything. With a PID namespace the kernel
+    /// does it; without, the init does when its caller hangs up, and is given
+    /// time for it.
+    fn end_now(&mut self) {
+        if self.reaped {
+            return;
+        }
+        if self.report.level != Level::Full {
+            let _ = rustix::net::shutdown(&self.control, rustix::net::Shutdown::Both);
+            let _ = readable_before(&[self.init.pidfd.as_fd()], Instant::now() + CLEANS_WITHIN);
+        }
+        let _ = pidfd_send_signal(&self.init.pidfd, Signal::KILL);
+        self.reap();
+    }
+}
+
+impl Drop for Launched {
+    fn drop(&mut self) {
+        self.end_now();
+    }
+}
+
+/// Waits until one of `fds` can be read or is hung up; false at the deadline.
+fn readable_before(fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<bool, Errno> {
+    let mut waited: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+        match poll(&mut waited, Some(&left)) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+}

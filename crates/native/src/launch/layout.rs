@@ -1,0 +1,305 @@
+//! What of the filesystem a run sees, as an ordered list of attachments over a
+//! read-only copy of the host's root. Pure but for looking at the host's tree.
+//!
+//! Every path gets one nature; deeper paths override shallower ones, and a path
+//! whose nature is what it would have anyway is not attached at all.
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, OsStr};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Component, Path, PathBuf};
+
+use stockade_model::{Plan, RawText};
+
+use super::error::LaunchError;
+
+/// Most first-level names of a hidden directory that are shown as placeholders.
+const MAX_PLACEHOLDERS: usize = 256;
+
+/// Trees that only the run sees: where, and under which name in the run's own
+/// temporary filesystem.
+const PRIVATE: &[(&str, &CStr)] = &[("/tmp", c"tmp"), ("/var/tmp", c"vartmp"), ("/run", c"run"), ("/dev/shm", c"shm")];
+
+/// What of the kernel's files is covered: secrets of the host, or of its
+/// kernel, or switches, whose modes alone would protect them from root.
+const KERNEL_MASKS: &[&str] = &[
+    "/proc/acpi",
+    "/proc/kallsyms",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/scsi",
+    "/proc/sysrq-trigger",
+    "/proc/timer_list",
+    "/sys/firmware",
+    "/sys/fs/bpf",
+    "/sys/fs/pstore",
+    "/sys/kernel/debug",
+    "/sys/kernel/security",
+    "/sys/kernel/tracing",
+];
+
+/// What a path is inside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Nature {
+    /// A fresh writable directory of this name in the run's own filesystem.
+    Private(&'static CStr),
+    /// The few devices.
+    Devices,
+    /// The host's object, writable.
+    Writable,
+    /// The host's object, read-only, within something that is not.
+    Readable,
+    /// A placeholder instead of what is there: hidden from the run.
+    Hidden(Vec<(CString, bool)>),
+    /// An empty object instead of a kernel file.
+    Masked,
+}
+
+/// Which object a path meant when the plan was looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Identity {
+    pub(super) device: u64,
+    pub(super) inode: u64,
+}
+
+/// One thing to attach.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Attachment {
+    /// Absolute, for people and for opening on the host.
+    pub(super) path: CString,
+    pub(super) nature: Nature,
+    pub(super) directory: bool,
+    pub(super) identity: Identity,
+    /// Directories to make first, relative to the run's own filesystem, and at
+    /// last the target itself: where the path lies in a tree that starts empty.
+    pub(super) scaffold: Vec<CString>,
+    /// For [`Nature::Hidden`]: its name in the run's own filesystem.
+    pub(super) placeholder: CString,
+    /// For [`Nature::Private`]: nothing writable of the host's lies beneath, so
+    /// the kernel alone can tell the run's own files from others.
+    pub(super) floor_allows: bool,
+}
+
+impl Attachment {
+    /// The path without its leading slash, to be looked up beneath a root.
+    pub(super) fn relative(&self) -> &CStr {
+        CStr::from_bytes_with_nul(&self.path.as_bytes_with_nul()[1..]).unwrap_or(c"")
+    }
+}
+
+/// The whole view.
+#[derive(Debug)]
+pub(super) struct Layout {
+    /// Shallow before deep.
+    pub(super) attachments: Vec<Attachment>,
+    /// Writable paths of the plan that do not exist.
+    pub(super) missing: Vec<PathBuf>,
+}
+
+/// Works out the view for `plan`; `program` is what will be executed, if it
+/// exists.
+pub(super) fn layout(plan: &Plan, program: Option<&Path>) -> Result<Layout, LaunchError> {
+    let mut natures: BTreeMap<PathBuf, Nature> = BTreeMap::new();
+    for (path, name) in PRIVATE {
+        if is_plain_directory(Path::new(path)) {
+            natures.insert(PathBuf::from(path), Nature::Private(name));
+        }
+    }
+    natures.insert(PathBuf::from("/dev"), Nature::Devices);
+    for path in KERNEL_MASKS.iter().map(PathBuf::from).filter(|p| p.symlink_metadata().is_ok()) {
+        natures.insert(path, Nature::Masked);
+    }
+
+    let (writable, missing) = writable_roots(plan)?;
+    for path in &writable {
+        natures.insert(path.clone(), Nature::Writable);
+    }
+    for unit in protected_units(&writable, &plan.profile.filesystem.protect) {
+        natures.entry(unit).or_insert(Nature::Readable);
+    }
+    let sockets = plan.profile.filesystem.sockets.iter().filter_map(existing);
+    let needed = [&plan.cwd, &plan.workspace].into_iter().filter_map(existing);
+    for path in needed.chain(program.map(Path::to_owned)).chain(sockets) {
+        natures.entry(path).or_insert(Nature::Readable);
+    }
+    for path in plan.profile.filesystem.hide.iter().filter_map(existing) {
+        if !matches!(natures.get(&path), Some(Nature::Writable)) {
+            let children = placeholder_children(&path);
+            natures.insert(path, Nature::Hidden(children));
+        }
+    }
+    for path in plan.profile.filesystem.reveal.iter().filter_map(existing) {
+        if !matches!(natures.get(&path), Some(Nature::Writable)) {
+            natures.insert(path, Nature::Readable);
+        }
+    }
+    Ok(Layout { attachments: attachments(natures)?, missing })
+}
+
+/// Keeps what changes something, and says where each thing goes.
+fn attachments(natures: BTreeMap<PathBuf, Nature>) -> Result<Vec<Attachment>, LaunchError> {
+    let mut kept: Vec<(PathBuf, Attachment)> = Vec::new();
+    for (path, nature) in natures {
+        let around = kept.iter().rev().find(|(outer, _)| path.starts_with(outer));
+        let around_nature = around.map_or(&Nature::Readable, |(_, a)| &a.nature);
+        if is_redundant(&nature, around_nature) {
+            continue;
+        }
+        let metadata =
+            path.symlink_metadata().map_err(|e| LaunchError::Path { path: path.clone(), why: e.to_string() })?;
+        let base = around.and_then(|(outer, a)| match a.nature {
+            Nature::Private(name) => Some((outer, name.to_owned())),
+            Nature::Hidden(_) => Some((outer, a.placeholder.clone())),
+            _ => None,
+        });
+        let scaffold = match base {
+            Some((outer, name)) => scaffold(&name, path.strip_prefix(outer).unwrap_or(Path::new("")))?,
+            None => Vec::new(),
+        };
+        let attachment = Attachment {
+            path: c_string(path.as_os_str())?,
+            nature,
+            directory: metadata.is_dir(),
+            identity: Identity { device: metadata.dev(), inode: metadata.ino() },
+            scaffold,
+            placeholder: c_string(OsStr::new(&format!("h{}", kept.len())))?,
+            floor_allows: true,
+        };
+        kept.push((path, attachment));
+    }
+    let writable: Vec<PathBuf> =
+        kept.iter().filter(|(_, a)| a.nature == Nature::Writable).map(|(p, _)| p.clone()).collect();
+    Ok(kept
+        .into_iter()
+        .map(|(path, mut a)| {
+            a.floor_allows = !writable.iter().any(|w| w.starts_with(&path));
+            a
+        })
+        .collect())
+}
+
+fn is_redundant(nature: &Nature, around: &Nature) -> bool {
+    match nature {
+        Nature::Readable => matches!(around, Nature::Readable | Nature::Devices | Nature::Masked),
+        Nature::Writable => matches!(around, Nature::Writable),
+        // What starts empty holds nothing to hide.
+        Nature::Hidden(_) => matches!(around, Nature::Private(_) | Nature::Devices | Nature::Hidden(_)),
+        Nature::Private(_) | Nature::Devices | Nature::Masked => false,
+    }
+}
+
+/// The writable paths of the plan as objects: canonical ones that exist, and
+/// those that do not.
+fn writable_roots(plan: &Plan) -> Result<(Vec<PathBuf>, Vec<PathBuf>), LaunchError> {
+    let (mut found, mut missing) = (Vec::new(), Vec::new());
+    for text in &plan.profile.filesystem.write {
+        let path = text.as_path();
+        let Ok(real) = path.canonicalize() else {
+            missing.push(path.to_owned());
+            continue;
+        };
+        let why = match real.components().nth(1) {
+            None => "the whole root cannot be writable inside a sandbox",
+            Some(Component::Normal(top)) if top == "proc" || top == "sys" || top == "dev" => {
+                "the kernel's own files and devices cannot be made writable"
+            }
+            _ => {
+                found.push(real);
+                continue;
+            }
+        };
+        return Err(LaunchError::Path { path: real, why: why.to_owned() });
+    }
+    Ok((found, missing))
+}
+
+/// The protected names that exist directly where a writable root makes them
+/// reachable. Links are left to the broker: binding one would bind its target.
+fn protected_units(roots: &[PathBuf], protect: &[String]) -> Vec<PathBuf> {
+    let mut units = Vec::new();
+    for root in roots {
+        for entry in protect {
+            let parts: Vec<&OsStr> = Path::new(entry).iter().collect();
+            // The root itself may be the beginning of the entry: `.git` for `.git/hooks`.
+            for shared in 0..parts.len() {
+                if !ends_with(root, &parts[..shared]) {
+                    continue;
+                }
+                let unit = root.join(parts[shared..].iter().collect::<PathBuf>());
+                if !roots.contains(&unit) && unit.canonicalize().is_ok_and(|real| real == unit) {
+                    units.push(unit);
+                }
+            }
+        }
+    }
+    units
+}
+
+fn ends_with(path: &Path, parts: &[&OsStr]) -> bool {
+    let mut tail = path.iter().rev();
+    parts.iter().rev().all(|want| tail.next().is_some_and(|have| have.eq_ignore_ascii_case(want)))
+}
+
+/// Directories from the run's own filesystem down to the target.
+fn scaffold(base: &CStr, rest: &Path) -> Result<Vec<CString>, LaunchError> {
+    let mut at = PathBuf::from(OsStr::from_bytes(base.to_bytes()));
+    rest.iter()
+        .map(|part| {
+            at.push(part);
+            c_string(at.as_os_str())
+        })
+        .collect()
+}
+
+fn placeholder_children(path: &Path) -> Vec<(CString, bool)> {
+    let Ok(entries) = path.read_dir() else { return Vec::new() };
+    entries
+        .flatten()
+        .take(MAX_PLACEHOLDERS)
+        .filter_map(|entry| {
+            let directory = entry.file_type().is_ok_and(|t| t.is_dir());
+            CString::new(entry.file_name().as_bytes()).ok().map(|name| (name, directory))
+        })
+        .collect()
+}
+
+/// The object that a path of the plan means, if it exists.
+fn existing(text: &RawText) -> Option<PathBuf> {
+    text.as_path().canonicalize().ok()
+}
+
+fn is_plain_directory(path: &Path) -> bool {
+    path.symlink_metadata().is_ok_and(|m| m.is_dir())
+}
+
+pub(super) fn c_string(text: &OsStr) -> Result<CString, LaunchError> {
+    CString::new(text.as_bytes()).map_err(|_| LaunchError::Unfit("a NUL byte cannot be passed to a program".to_owned()))
+}
+
+/// The devices every run has: name, major, minor (linux/major.h, devices.txt).
+const DEVICES: &[(&CStr, u32, u32)] =
+    &[(c"null", 1, 3), (c"zero", 1, 5), (c"full", 1, 7), (c"random", 1, 8), (c"urandom", 1, 9), (c"tty", 5, 0)];
+
+/// One device to take from the host.
+#[derive(Clone, Debug)]
+pub(super) struct Device {
+    pub(super) name: &'static CStr,
+    /// Its path on the host.
+    pub(super) source: CString,
+    pub(super) number: u64,
+}
+
+/// Those of the devices that this host has, as what they should be.
+pub(super) fn devices() -> Result<Vec<Device>, LaunchError> {
+    let mut found = Vec::new();
+    for (name, major, minor) in DEVICES {
+        let path = Path::new("/dev").join(OsStr::from_bytes(name.to_bytes()));
+        let number = rustix::fs::makedev(*major, *minor);
+        if path.symlink_metadata().is_ok_and(|m| m.file_type().is_char_device() && m.rdev() == number) {
+            found.push(Device { name, source: c_string(path.as_os_str())?, number });
+        }
+    }
+    Ok(found)
+}

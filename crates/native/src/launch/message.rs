@@ -1,0 +1,129 @@
+//! What the three processes say to each other: fixed-size messages, so that
+//! nothing is parsed and nothing is allocated.
+
+use std::os::fd::BorrowedFd;
+
+use stockade_sys::Errno;
+use stockade_sys::passing::{self, Received};
+use stockade_sys::reap::{Ended, Used};
+
+/// Bytes of every message.
+const SIZE: usize = 32;
+
+/// One message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Message {
+    /// From the init: this step failed.
+    StepFailed { index: u32, errno: Errno },
+    /// From the command, before its exec: this stage failed.
+    StageFailed { index: u32, errno: Errno },
+    /// From the command: ready to go; the listener comes along, and the
+    /// descriptor of the watches if there are any.
+    Ready { wait_killable: bool, umask: u32 },
+    /// From the command: no program could be executed.
+    ExecFailed { errno: Errno },
+    /// From the init: the command ended and all else is gone.
+    Ended { ended: Ended, used: Used },
+    /// To the init: its user and group are mapped.
+    Mapped,
+    /// To the command: go.
+    Go,
+    /// To the init: send this signal to the command's process group.
+    Signal(i32),
+}
+
+impl Message {
+    /// Sends it. System calls only.
+    pub(super) fn send(self, socket: BorrowedFd<'_>, descriptors: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+        let (kind, a, b, c, d) = match self {
+            Self::StepFailed { index, errno } => (1, index, errno.raw_os_error(), 0, 0),
+            Self::StageFailed { index, errno } => (2, index, errno.raw_os_error(), 0, 0),
+            Self::Ready { wait_killable, umask } => (3, umask, i32::from(wait_killable), 0, 0),
+            Self::ExecFailed { errno } => (4, 0, errno.raw_os_error(), 0, 0),
+            Self::Ended { ended: Ended::Exited(code), used } => (5, 0, code, used.cpu_us, used.memory_peak_bytes),
+            Self::Ended { ended: Ended::Signaled(signal), used } => (5, 1, signal, used.cpu_us, used.memory_peak_bytes),
+            Self::Mapped => (6, 0, 0, 0, 0),
+            Self::Go => (7, 0, 0, 0, 0),
+            Self::Signal(signal) => (8, 0, signal, 0, 0),
+        };
+        let mut bytes = [0; SIZE];
+        bytes[0..4].copy_from_slice(&u32::to_ne_bytes(kind));
+        bytes[4..8].copy_from_slice(&u32::to_ne_bytes(a));
+        bytes[8..12].copy_from_slice(&i32::to_ne_bytes(b));
+        bytes[16..24].copy_from_slice(&u64::to_ne_bytes(c));
+        bytes[24..32].copy_from_slice(&u64::to_ne_bytes(d));
+        passing::send(socket, &bytes, descriptors)
+    }
+
+    /// Receives one; `None` where the other end is gone. System calls only.
+    pub(super) fn receive(socket: BorrowedFd<'_>, wait: bool) -> Result<Option<(Self, Received)>, Errno> {
+        let mut bytes = [0; SIZE];
+        let received = match passing::receive(socket, &mut bytes, wait) {
+            Err(Errno::CONNRESET) => return Ok(None),
+            other => other?,
+        };
+        match received.length {
+            0 => Ok(None),
+            SIZE => Self::parse(&bytes).map(|m| Some((m, received))).ok_or(Errno::PROTO),
+            _ => Err(Errno::PROTO),
+        }
+    }
+
+    fn parse(bytes: &[u8; SIZE]) -> Option<Self> {
+        let word = |at: usize| bytes[at..at + 4].try_into().map(u32::from_ne_bytes).ok();
+        let long = |at: usize| bytes[at..at + 8].try_into().map(u64::from_ne_bytes).ok();
+        let (a, b) = (word(4)?, word(8)? as i32);
+        let errno = || (1..4096).contains(&b).then(|| Errno::from_raw_os_error(b));
+        Some(match word(0)? {
+            1 => Self::StepFailed { index: a, errno: errno()? },
+            2 => Self::StageFailed { index: a, errno: errno()? },
+            3 => Self::Ready { wait_killable: b != 0, umask: a },
+            4 => Self::ExecFailed { errno: errno()? },
+            5 => Self::Ended {
+                ended: if a == 0 { Ended::Exited(b) } else { Ended::Signaled(b) },
+                used: Used { cpu_us: long(16)?, memory_peak_bytes: long(24)? },
+            },
+            6 => Self::Mapped,
+            7 => Self::Go,
+            8 => Self::Signal(b),
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn every_message_arrives_as_it_was_sent() {
+        let used = Used { cpu_us: 7, memory_peak_bytes: 1 << 40 };
+        let (one, other) = passing::pair().unwrap();
+        for message in [
+            Message::StepFailed { index: 3, errno: Errno::PERM },
+            Message::StageFailed { index: 0, errno: Errno::NOSYS },
+            Message::Ready { wait_killable: true, umask: 0o27 },
+            Message::ExecFailed { errno: Errno::NOENT },
+            Message::Ended { ended: Ended::Exited(255), used },
+            Message::Ended { ended: Ended::Signaled(9), used },
+            Message::Mapped,
+            Message::Go,
+            Message::Signal(15),
+        ] {
+            message.send(one.as_fd(), &[]).unwrap();
+            assert_eq!(Message::receive(other.as_fd(), true).unwrap().unwrap().0, message);
+        }
+        drop(one);
+        assert!(Message::receive(other.as_fd(), true).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_message_of_another_size_or_kind_is_refused() {
+        let (one, other) = passing::pair().unwrap();
+        for bytes in [&[0_u8; 5][..], &[0; 32], &[255; 32]] {
+            passing::send(one.as_fd(), bytes, &[]).unwrap();
+            assert_eq!(Message::receive(other.as_fd(), true).unwrap_err(), Errno::PROTO);
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! Building a sandbox and standing before the command's first instruction.
+//!
+//! Three processes: the caller; the init, which builds the sandbox around
+//! itself, adopts orphans and outlives nothing; the command. All decisions are
+//! made in [`Blueprint::prepare`]; the children carry out its steps.
+//!
+//! This module must not know rules, approvals or what the broker answers: it
+//! hands out the listener and the caller serves it.
+
+mod blueprint;
+mod child;
+mod cleanup;
+mod error;
+mod launched;
+mod layout;
+mod message;
+mod restricted;
+mod step;
+
+pub use blueprint::{Blueprint, PrivateTree};
+pub use error::LaunchError;
+pub use launched::{ExitReport, HiddenReads, Launched, Stdio, launch};
+pub use stockade_sys::reap::Ended;

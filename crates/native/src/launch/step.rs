@@ -1,0 +1,347 @@
+//! How the sandbox is built, step by step. Each step is a value that can be
+//! applied (in the child, by system calls alone) and described (in the parent,
+//! for the report and for errors).
+
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, fstat, mkdirat, openat, openat2, symlinkat};
+use rustix::process::fchdir;
+use rustix::thread::set_thread_groups;
+use stockade_model::RawText;
+use stockade_sys::landlock::{Ruleset, access};
+use stockade_sys::mount::{Forbids, attach, attach_at, copy_tree, make_private, new_filesystem, restrict, swap_root};
+use stockade_sys::{Errno, caps, keyring, net};
+
+use super::layout::{Attachment, Device, Identity, Nature};
+use super::message::Message;
+
+/// What steps hand to each other. Lives in the child.
+#[derive(Debug)]
+pub(super) struct Site<'a> {
+    /// Word from the caller.
+    pub(super) control: BorrowedFd<'a>,
+    /// The rules that the command will be under.
+    pub(super) ruleset: &'a Ruleset,
+    /// The kernel's files, not yet attached.
+    proc: Option<OwnedFd>,
+    /// The new root.
+    root: Option<OwnedFd>,
+    /// The run's own temporary filesystem.
+    scratch: Option<OwnedFd>,
+    /// Tells when a hidden thing is opened.
+    pub(super) watches: Option<OwnedFd>,
+}
+
+impl<'a> Site<'a> {
+    pub(super) fn new(control: BorrowedFd<'a>, ruleset: &'a Ruleset) -> Self {
+        Self { control, ruleset, proc: None, root: None, scratch: None, watches: None }
+    }
+
+    fn root(&self) -> Result<BorrowedFd<'_>, Errno> {
+        self.root.as_ref().map(OwnedFd::as_fd).ok_or(Errno::BADF)
+    }
+
+    fn scratch(&self) -> Result<BorrowedFd<'_>, Errno> {
+        self.scratch.as_ref().map(OwnedFd::as_fd).ok_or(Errno::BADF)
+    }
+}
+
+/// One step of the init, in the order of a [`Blueprint`](super::Blueprint).
+#[derive(Debug)]
+pub(super) enum Step {
+    /// An ordinary user maps itself.
+    ClaimIdentity { uid_map: CString, gid_map: CString },
+    /// Root is mapped by the caller, and gives up its groups.
+    AwaitIdentity,
+    /// Root without namespaces gives up its groups.
+    LeaveGroups,
+    /// A session key ring of its own.
+    KeyRing,
+    /// Mounts made from now on are seen by nobody else.
+    PrivateMounts,
+    /// The kernel's files of the new PID namespace.
+    Proc,
+    /// A read-only copy of the host's root.
+    Root { size: Option<CString> },
+    /// Directories and files in the run's own filesystem.
+    Scratch(Vec<ScratchEntry>),
+    /// One thing attached over the root.
+    Attach(Attachment),
+    /// The devices and what belongs to them.
+    Devices(Vec<Device>),
+    /// Watches on the placeholders, in this order.
+    Watch(Vec<CString>),
+    /// The loopback interface.
+    Loopback,
+    /// The new root becomes the only one.
+    SwapRoot,
+    /// Orphans come to the init, so that it can end them.
+    AdoptOrphans,
+    /// No capabilities, no way to get them back.
+    DropPrivileges,
+}
+
+/// Something in the run's own filesystem.
+#[derive(Debug)]
+pub(super) enum ScratchEntry {
+    Directory(CString, u32),
+    EmptyFile(CString),
+    Link(CString, CString),
+}
+
+impl Step {
+    /// A stable name.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::ClaimIdentity { .. } | Self::AwaitIdentity => "identity",
+            Self::LeaveGroups => "groups",
+            Self::KeyRing => "key-ring",
+            Self::PrivateMounts => "private-mounts",
+            Self::Proc => "proc",
+            Self::Root { .. } => "root",
+            Self::Scratch(_) => "scratch",
+            Self::Attach(_) => "attach",
+            Self::Devices(_) => "devices",
+            Self::Watch(_) => "watch",
+            Self::Loopback => "loopback",
+            Self::SwapRoot => "swap-root",
+            Self::AdoptOrphans => "adopt-orphans",
+            Self::DropPrivileges => "drop-privileges",
+        }
+    }
+
+    /// The layer of the report that it belongs to.
+    pub(super) fn layer(&self) -> &'static str {
+        match self {
+            Self::ClaimIdentity { .. } | Self::AwaitIdentity => "user-namespace",
+            Self::LeaveGroups | Self::DropPrivileges => "capabilities",
+            Self::KeyRing => "key-ring",
+            Self::Loopback => "network-namespace",
+            Self::AdoptOrphans => "processes",
+            _ => "mounts",
+        }
+    }
+
+    /// What it does, for a person.
+    pub(super) fn describe(&self) -> String {
+        match self {
+            Self::ClaimIdentity { .. } => "mapped to itself, no other user or group exists inside".to_owned(),
+            Self::AwaitIdentity => "root mapped to itself by the caller, no groups".to_owned(),
+            Self::LeaveGroups => "no supplementary groups".to_owned(),
+            Self::KeyRing => "an empty session key ring".to_owned(),
+            Self::PrivateMounts => "cut from the host's mounts".to_owned(),
+            Self::Proc => "/proc of the own PID namespace, read-only".to_owned(),
+            Self::Root { .. } => "the host's root, read-only".to_owned(),
+            Self::Scratch(entries) => format!("{} entries in a private temporary filesystem", entries.len()),
+            Self::Attach(attachment) => describe_attachment(attachment),
+            Self::Devices(devices) => format!("/dev with {} devices and its own terminals", devices.len()),
+            Self::Watch(names) => format!("{} hidden paths watched", names.len()),
+            Self::Loopback => "its own loopback and nothing else".to_owned(),
+            Self::SwapRoot => "the host's root is gone".to_owned(),
+            Self::AdoptOrphans => "orphans are adopted and ended".to_owned(),
+            Self::DropPrivileges => "none in any set, no_new_privs".to_owned(),
+        }
+    }
+
+    /// Does it. System calls only.
+    pub(super) fn apply(&self, site: &mut Site<'_>) -> Result<(), Errno> {
+        match self {
+            Self::ClaimIdentity { uid_map, gid_map } => claim_identity(uid_map, gid_map),
+            Self::AwaitIdentity => await_identity(site.control),
+            Self::LeaveGroups => set_thread_groups(&[]),
+            Self::KeyRing => keyring::join_new_session(),
+            Self::PrivateMounts => make_private(),
+            Self::Proc => {
+                let forbids = Forbids { write: true, devices: true, setuid: true, exec: true };
+                site.proc = Some(new_filesystem(c"proc", &[], forbids)?);
+                Ok(())
+            }
+            Self::Root { size } => build_root(site, size.as_deref()),
+            Self::Scratch(entries) => entries.iter().try_for_each(|e| make_entry(site.scratch()?, e)),
+            Self::Attach(attachment) => attach_one(site, attachment),
+            Self::Devices(devices) => attach_devices(site, devices),
+            Self::Watch(names) => watch(site, names),
+            Self::Loopback => net::loopback_up(),
+            Self::SwapRoot => {
+                fchdir(site.root()?)?;
+                swap_root()
+            }
+            Self::AdoptOrphans => stockade_sys::reap::adopt_orphans(),
+            Self::DropPrivileges => caps::drop_all(),
+        }
+    }
+}
+
+fn describe_attachment(attachment: &Attachment) -> String {
+    let path = RawText::from(attachment.path.as_bytes()).escaped();
+    match &attachment.nature {
+        Nature::Private(_) => format!("{path} private"),
+        Nature::Devices => format!("{path} with few devices"),
+        Nature::Writable => format!("{path} writable"),
+        Nature::Readable => format!("{path} read-only"),
+        Nature::Hidden(_) => format!("{path} hidden"),
+        Nature::Masked => format!("{path} masked"),
+    }
+}
+
+fn claim_identity(uid_map: &CStr, gid_map: &CStr) -> Result<(), Errno> {
+    write_file(c"/proc/self/setgroups", b"deny")?;
+    write_file(c"/proc/self/uid_map", uid_map.to_bytes())?;
+    write_file(c"/proc/self/gid_map", gid_map.to_bytes())
+}
+
+fn write_file(path: &CStr, bytes: &[u8]) -> Result<(), Errno> {
+    let file = openat(CWD, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::io::write(&file, bytes).map(drop)
+}
+
+fn await_identity(control: BorrowedFd<'_>) -> Result<(), Errno> {
+    match Message::receive(control, true)? {
+        Some((Message::Mapped, _)) => set_thread_groups(&[]),
+        _ => Err(Errno::PIPE),
+    }
+}
+
+/// The root is copied before anything is attached to the old one, and attached
+/// before anything is attached to it. Both the run's own filesystem and the new
+/// root are put over `/proc`, which every system has and which is not looked at
+/// again.
+fn build_root(site: &mut Site<'_>, size: Option<&CStr>) -> Result<(), Errno> {
+    let root = copy_tree(CWD, c"/")?;
+    let scratch_options = [(c"mode", c"0755"), (c"size", size.unwrap_or(c""))];
+    let used = if size.is_some() { 2 } else { 1 };
+    let forbids = Forbids { devices: true, setuid: true, ..Forbids::default() };
+    let scratch = new_filesystem(c"tmpfs", &scratch_options[..used], forbids)?;
+    attach_at(scratch.as_fd(), CWD, c"/proc")?;
+    attach_at(root.as_fd(), CWD, c"/proc")?;
+    restrict(root.as_fd(), Forbids { write: true, ..forbids }, true)?;
+    if let Some(proc) = site.proc.take() {
+        attach_at(proc.as_fd(), root.as_fd(), c"proc")?;
+    }
+    (site.root, site.scratch) = (Some(root), Some(scratch));
+    Ok(())
+}
+
+fn make_entry(scratch: BorrowedFd<'_>, entry: &ScratchEntry) -> Result<(), Errno> {
+    match entry {
+        ScratchEntry::Directory(name, mode) => mkdirat(scratch, name, Mode::from_raw_mode(*mode)),
+        ScratchEntry::EmptyFile(name) => make_file(scratch, name),
+        ScratchEntry::Link(text, name) => symlinkat(text, scratch, name),
+    }
+}
+
+fn make_file(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
+    rustix::fs::mknodat(directory, name, FileType::RegularFile, Mode::from_raw_mode(0o444), 0)
+}
+
+/// Opens `path` of the old root, or beneath `root`, following no link at all.
+fn open_plain(root: BorrowedFd<'_>, path: &CStr, within: ResolveFlags) -> Result<OwnedFd, Errno> {
+    let resolve = within | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    openat2(root, path, OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty(), resolve)
+}
+
+/// ESTALE where the object at a path is no longer the one that was looked at.
+pub(super) fn verify(object: BorrowedFd<'_>, identity: Identity) -> Result<(), Errno> {
+    let stat = fstat(object)?;
+    if (stat.st_dev, stat.st_ino) == (identity.device, identity.inode) { Ok(()) } else { Err(Errno::STALE) }
+}
+
+fn attach_one(site: &mut Site<'_>, attachment: &Attachment) -> Result<(), Errno> {
+    let scratch = site.scratch()?;
+    make_scaffold(scratch, attachment)?;
+    let tree = match &attachment.nature {
+        Nature::Private(name) => copy_tree(scratch, name)?,
+        Nature::Devices => copy_tree(scratch, c"dev")?,
+        Nature::Masked if attachment.directory => copy_tree(scratch, c"void")?,
+        Nature::Masked => copy_tree(scratch, c"empty")?,
+        Nature::Hidden(_) => copy_tree(scratch, &attachment.placeholder)?,
+        Nature::Writable | Nature::Readable => {
+            let object = open_plain(CWD, &attachment.path, ResolveFlags::empty())?;
+            verify(object.as_fd(), attachment.identity)?;
+            copy_tree(object.as_fd(), c"")?
+        }
+    };
+    let forbids = Forbids { write: true, devices: true, setuid: true, exec: false };
+    match attachment.nature {
+        // These carry what the run's own filesystem forbids already.
+        Nature::Private(_) | Nature::Devices => {}
+        Nature::Writable => restrict(tree.as_fd(), Forbids { write: false, ..forbids }, true)?,
+        Nature::Readable | Nature::Hidden(_) | Nature::Masked => restrict(tree.as_fd(), forbids, true)?,
+    }
+    let target = open_plain(site.root()?, attachment.relative(), ResolveFlags::IN_ROOT)?;
+    attach(tree.as_fd(), target.as_fd())?;
+    site.ruleset.allow(tree.as_fd(), rights(attachment))
+}
+
+/// What Landlock lets the command do there by itself. In a writable root of the
+/// host's that is next to nothing: every change there is made by the broker,
+/// which is what protects names that do not exist yet. Rights reach through
+/// mounts to whatever lies beneath, so a private tree around such a root gets
+/// no more than the root.
+fn rights(attachment: &Attachment) -> u64 {
+    const SOCKETS: u64 = access::MAKE_SOCK | access::MAKE_FIFO;
+    match attachment.nature {
+        Nature::Private(_) if attachment.floor_allows => access::changing(u32::MAX),
+        Nature::Private(_) => SOCKETS,
+        Nature::Writable if attachment.directory => SOCKETS,
+        _ => 0,
+    }
+}
+
+fn make_scaffold(scratch: BorrowedFd<'_>, attachment: &Attachment) -> Result<(), Errno> {
+    let Some((last, directories)) = attachment.scaffold.split_last() else { return Ok(()) };
+    let directories = directories.iter().chain(attachment.directory.then_some(last));
+    for directory in directories {
+        match mkdirat(scratch, directory, Mode::from_raw_mode(0o755)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    match if attachment.directory { Ok(()) } else { make_file(scratch, last) } {
+        Err(Errno::EXIST) => Ok(()),
+        other => other,
+    }
+}
+
+/// `/dev` is attached already. Device nodes cannot be made in a user namespace:
+/// the host's are attached one by one, each looked at after it was opened.
+fn attach_devices(site: &mut Site<'_>, devices: &[Device]) -> Result<(), Errno> {
+    let directory = open_plain(site.root()?, c"dev", ResolveFlags::IN_ROOT)?;
+    for device in devices {
+        let node = copy_tree(CWD, &device.source)?;
+        let stat = fstat(&node)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::CharacterDevice || stat.st_rdev != device.number {
+            return Err(Errno::STALE);
+        }
+        attach_at(node.as_fd(), directory.as_fd(), device.name)?;
+        site.ruleset.allow(node.as_fd(), access::WRITE_FILE | access::TRUNCATE | access::IOCTL_DEV)?;
+    }
+    let forbids = Forbids { setuid: true, exec: true, ..Forbids::default() };
+    let options = [(c"newinstance", c""), (c"ptmxmode", c"0666"), (c"mode", c"0620")];
+    let terminals = new_filesystem(c"devpts", &options, forbids)?;
+    attach_at(terminals.as_fd(), directory.as_fd(), c"pts")?;
+    site.ruleset.allow(terminals.as_fd(), access::WRITE_FILE | access::TRUNCATE | access::IOCTL_DEV)
+}
+
+/// The caller reads events by the number of the watch: 1 for the first name, as
+/// inotify counts in a fresh instance.
+fn watch(site: &mut Site<'_>, names: &[CString]) -> Result<(), Errno> {
+    let watches = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+    fchdir(site.scratch()?)?;
+    for (index, name) in names.iter().enumerate() {
+        let number = inotify::add_watch(&watches, name, WatchFlags::OPEN)?;
+        if usize::try_from(number) != Ok(index + 1) {
+            return Err(Errno::PROTO);
+        }
+    }
+    site.watches = Some(watches);
+    Ok(())
+}
+
+/// True where the object named by `path` is the one that was looked at.
+pub(super) fn verify_directory(path: &CStr, identity: Identity) -> Result<(), Errno> {
+    let stat = rustix::fs::statat(CWD, path, AtFlags::empty())?;
+    if (stat.st_dev, stat.st_ino) == (identity.device, identity.inode) { Ok(()) } else { Err(Errno::STALE) }
+}

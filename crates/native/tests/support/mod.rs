@@ -1,0 +1,197 @@
+//! What the launch tests share: plans, running them with a broker that lets
+//! everything continue, and repeating a test as root and as an ordinary user.
+//!
+//! With such a broker only the floor decides: mounts, Landlock, the filter.
+#![allow(dead_code, clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used)]
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use stockade_model::{
+    DEFAULT_PROTECTED_NAMES, EnforcementReport, Environment, Filesystem, Level, Limits, Network, Plan, Profile,
+    RawText, RequestId,
+};
+use stockade_native::launch::{Blueprint, Ended, ExitReport, LaunchError, Launched, Stdio, launch};
+use stockade_sys::notify::{Answer, Notifier};
+
+/// Set in a test's own process: who it is running as.
+const ROLE: &str = "STOCKADE_TEST_ROLE";
+/// The ordinary user that tests run as where they start as root.
+const USER: &str = "stockade-test";
+/// Long enough for a loaded machine; a test that needs it has hung.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Runs `body` in a process of its own as root and as an ordinary user, or only
+/// as the present user where that is not root.
+pub fn in_each_role(test: &str, body: impl FnOnce()) {
+    if std::env::var_os(ROLE).is_some() {
+        return body();
+    }
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("not run as root: {test}");
+        return in_role(test, "own", &[]);
+    }
+    make_user();
+    in_role(test, "root", &[]);
+    in_role(test, "user", &["setpriv", "--reuid", USER, "--regid", USER, "--init-groups", "--inh-caps", "-all"]);
+}
+
+fn in_role(test: &str, role: &str, prefix: &[&str]) {
+    let directory = tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o755)).tempdir().unwrap();
+    let copy = directory.path().join("test");
+    std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+    let copy = copy.to_str().unwrap().to_owned();
+    let mut line: Vec<&str> = prefix.to_vec();
+    line.extend([copy.as_str(), "--exact", test, "--nocapture", "--test-threads", "1"]);
+    let output = Command::new(line[0])
+        .args(&line[1..])
+        .env(ROLE, role)
+        .env("RUST_BACKTRACE", "0")
+        .current_dir("/")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("1 passed"), "as {role}:\n{text}");
+}
+
+fn make_user() {
+    let exists = Command::new("id").args(["-u", USER]).output().unwrap().status.success();
+    if !exists {
+        // Another test may be making it at the same time.
+        let _ = Command::new("useradd").args(["--system", "--no-create-home", USER]).status();
+        assert!(Command::new("id").args(["-u", USER]).output().unwrap().status.success(), "no test user");
+    }
+}
+
+/// A workspace to run in. Lies under the temporary directory, which the sandbox
+/// replaces by a private one.
+pub fn workspace() -> tempfile::TempDir {
+    tempfile::Builder::new().prefix("launch-").tempdir().unwrap()
+}
+
+/// A plan with profile `workspace`.
+pub fn plan(level: Level, workspace: &Path, argv: &[&str]) -> Plan {
+    let text = |p: &Path| RawText::from(p.canonicalize().unwrap());
+    let environment = BTreeMap::from([
+        ("PATH".to_owned(), RawText::from("/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin")),
+        ("HOME".to_owned(), RawText::from("/root")),
+        ("LC_ALL".to_owned(), RawText::from("C")),
+    ]);
+    Plan {
+        request: RequestId::from_random([7; 16]),
+        attempt: 1,
+        argv: argv.iter().map(|a| RawText::from(*a)).collect(),
+        environment,
+        cwd: text(workspace),
+        workspace: text(workspace),
+        profile: Profile {
+            name: "workspace".to_owned(),
+            sandboxed: true,
+            filesystem: Filesystem {
+                write: vec![text(workspace)],
+                protect: DEFAULT_PROTECTED_NAMES.iter().map(|n| (*n).to_owned()).collect(),
+                ..Filesystem::default()
+            },
+            network: Network::None,
+            environment: Environment::default(),
+            limits: Limits::default(),
+        },
+        grants: Vec::new(),
+        level,
+        backend: "native".to_owned(),
+    }
+}
+
+/// A plan that runs a shell script.
+pub fn script(level: Level, workspace: &Path, text: &str) -> Plan {
+    plan(level, workspace, &["/bin/sh", "-c", text])
+}
+
+/// What came of a run.
+#[derive(Debug)]
+pub struct Ran {
+    pub exit: ExitReport,
+    pub stdout: String,
+    pub stderr: String,
+    pub report: EnforcementReport,
+}
+
+impl Ran {
+    /// Fails unless it exited with 0, and gives its output.
+    #[track_caller]
+    pub fn ok(self) -> String {
+        assert_eq!(self.exit.status, Ended::Exited(0), "{self:#?}");
+        assert_eq!(self.exit.exec_errno, None);
+        self.stdout
+    }
+}
+
+/// Runs a plan to its end, every question answered with "go on".
+#[track_caller]
+pub fn run(plan: &Plan) -> Ran {
+    try_run(plan).unwrap()
+}
+
+/// As [`run`], for plans that may not start.
+pub fn try_run(plan: &Plan) -> Result<Ran, LaunchError> {
+    let (stdout, stdout_inside) = pipe();
+    let (stderr, stderr_inside) = pipe();
+    let stdin = File::open("/dev/null").unwrap();
+    let stdio = Stdio { stdin: stdin.as_fd(), stdout: stdout_inside.as_fd(), stderr: stderr_inside.as_fd() };
+    let mut launched = launch(Blueprint::prepare(plan)?, stdio)?;
+    drop((stdout_inside, stderr_inside));
+    let readers = [stdout, stderr].map(|mut file| {
+        thread::spawn(move || {
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes).unwrap();
+            String::from_utf8_lossy(&bytes).into_owned()
+        })
+    });
+    let answers = answer_all(&mut launched);
+    launched.release()?;
+    let exit = launched.wait(PATIENCE)?.expect("it ends");
+    let report = launched.report().clone();
+    let [stdout, stderr] = readers.map(|r| r.join().unwrap());
+    answers.join().unwrap();
+    Ok(Ran { exit, stdout, stderr, report })
+}
+
+/// A broker that lets every call continue.
+pub fn answer_all(launched: &mut Launched) -> thread::JoinHandle<()> {
+    let notifier = Notifier::new(launched.take_listener().expect("a listener")).unwrap();
+    thread::spawn(move || {
+        let _ = notifier.wake_synchronously();
+        let mut space = notifier.space();
+        let (never, _keep) = pipe();
+        loop {
+            let waiting = notifier.wait(never.as_fd(), Some(PATIENCE)).unwrap();
+            if waiting.request {
+                if let Ok(request) = notifier.receive(&mut space) {
+                    let _ = notifier.answer(request.id, Answer::Continue);
+                }
+            } else if waiting.over {
+                return;
+            }
+        }
+    })
+}
+
+pub fn pipe() -> (File, OwnedFd) {
+    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+    (File::from(read), write)
+}
+
+/// Processes of this machine whose command line holds `mark`.
+pub fn processes_with(mark: &str) -> Vec<PathBuf> {
+    let holds =
+        |p: &PathBuf| std::fs::read(p.join("cmdline")).is_ok_and(|c| String::from_utf8_lossy(&c).contains(mark));
+    let entries = std::fs::read_dir("/proc").unwrap().flatten().map(|e| e.path());
+    entries.filter(|p| p.file_name().unwrap().to_string_lossy().parse::<u32>().is_ok()).filter(holds).collect()
+}
