@@ -1,0 +1,576 @@
+//! The walk over a script: one pass, every statement, every redirection, every
+//! nested script. Keeps what the shell would keep (directory, variables,
+//! functions) and what flows through pipes; the answer is the maximum of all
+//! findings. What a single command means is asked of `rules` and `readers`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use stockade_model::{Capability, Finding, RawText, Tier};
+
+use crate::script::{Direction, NestedKind, Redirect, Simple, Statement, Word, span};
+use crate::words::{Argument, Flow, Value, Values, expand};
+use crate::{Context, paths, readers, rules, wrappers};
+
+/// Most commands looked at before the rest counts as too much to review.
+const MAX_COMMANDS: usize = 2000;
+/// More commands than a person reviews.
+const REVIEW_COMMANDS: usize = 60;
+/// How deep scripts in scripts and wrappers in wrappers are followed.
+const MAX_NESTING: usize = 12;
+/// Deepest stack of statements followed.
+const MAX_DEPTH: usize = 60;
+/// Most values of a loop that are played through.
+const MAX_LOOP_VALUES: usize = 16;
+
+/// What the shell carries from one command to the next.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Scope {
+    /// `None` where it cannot be known.
+    pub cwd: Option<Vec<u8>>,
+    /// Times the directory was changed.
+    moves: usize,
+    variables: BTreeMap<Vec<u8>, Value>,
+    functions: BTreeSet<Vec<u8>>,
+}
+
+/// What the whole script did so far, whatever the order of shells.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Seen {
+    /// Something was fetched and kept.
+    pub fetched: bool,
+    /// A secret was read.
+    pub secret: bool,
+    /// Something was sent to, or could be sent to, another host.
+    pub sends: bool,
+    /// A descriptor is connected to another host.
+    pub socket: bool,
+    /// A shell reads commands that are not in the text.
+    pub shell_reads: bool,
+}
+
+/// One command ready to be judged.
+pub(crate) struct Invocation {
+    /// The program's name without directories.
+    pub name: Vec<u8>,
+    /// True if it was named with a directory.
+    pub qualified: bool,
+    /// Without the program.
+    pub arguments: Vec<Argument>,
+    pub stdin: Flow,
+    pub span: (usize, usize),
+}
+
+impl Invocation {
+    /// The values that are in the text, patterns included.
+    pub(crate) fn texts(&self) -> Vec<Vec<u8>> {
+        self.arguments.iter().map(Argument::shown).collect()
+    }
+
+    /// True if an argument is exactly this.
+    pub(crate) fn has(&self, text: &str) -> bool {
+        self.arguments.iter().any(|a| a.shown() == text.as_bytes())
+    }
+
+    /// The first argument that is no option.
+    pub(crate) fn first_operand(&self) -> Option<Vec<u8>> {
+        self.arguments.iter().map(Argument::shown).find(|t| !t.starts_with(b"-"))
+    }
+}
+
+/// The walk's state.
+pub(crate) struct Judge<'c> {
+    pub context: &'c Context,
+    pub findings: Vec<Finding>,
+    pub capabilities: BTreeSet<Capability>,
+    pub scope: Scope,
+    pub seen: Seen,
+    pub deadline: Instant,
+    /// Set while a script inside an argument is walked: findings point there.
+    fixed_span: Option<(usize, usize)>,
+    commands: usize,
+    nesting: usize,
+    depth: usize,
+    pub endless_loop: usize,
+}
+
+struct View<'a> {
+    scope: &'a Scope,
+    context: &'a Context,
+}
+
+impl Values for View<'_> {
+    fn variable(&self, name: &[u8]) -> Option<Value> {
+        match (self.scope.variables.get(name), name) {
+            (Some(value), _) => Some(value.clone()),
+            (None, b"HOME") => Some(Value::Known(self.context.home.as_bytes().to_vec())),
+            (None, b"PWD") => self.scope.cwd.clone().map(Value::Known),
+            _ => None,
+        }
+    }
+    fn home(&self) -> Option<Vec<u8>> {
+        match self.scope.variables.get(&b"HOME"[..]) {
+            None => Some(self.context.home.as_bytes().to_vec()),
+            Some(_) => None,
+        }
+    }
+}
+
+impl<'c> Judge<'c> {
+    pub(crate) fn new(context: &'c Context, deadline: Instant) -> Self {
+        Self {
+            context,
+            findings: Vec::new(),
+            capabilities: BTreeSet::new(),
+            scope: Scope { cwd: Some(context.cwd.as_bytes().to_vec()), ..Scope::default() },
+            seen: Seen::default(),
+            deadline,
+            fixed_span: None,
+            commands: 0,
+            nesting: 0,
+            depth: 0,
+            endless_loop: 0,
+        }
+    }
+
+    /// Records one observation, once per place.
+    pub(crate) fn find(&mut self, tier: Tier, code: &str, message: &str, at: (usize, usize)) {
+        let at = self.fixed_span.unwrap_or(at);
+        let place = Some(span(at));
+        if !self.findings.iter().any(|f| f.code == code && f.span == place) {
+            self.findings.push(Finding { code: code.into(), tier, message: message.into(), span: place });
+        }
+    }
+
+    pub(crate) fn ask(&mut self, code: &str, message: &str, at: (usize, usize)) {
+        self.find(Tier::Ask, code, message, at);
+    }
+
+    pub(crate) fn deny(&mut self, code: &str, message: &str, at: (usize, usize)) {
+        self.find(Tier::Deny, code, message, at);
+    }
+
+    /// An absolute form of the path an argument names.
+    pub(crate) fn path(&self, argument: &Argument) -> Option<Vec<u8>> {
+        paths::absolute(&argument.pattern()?, self.scope.cwd.as_deref())
+    }
+
+    /// Walks statements in order in the same shell.
+    pub(crate) fn block(&mut self, statements: &[Statement], stdin: &Flow) -> Flow {
+        let mut out = Flow::default();
+        let mut literal = Some(Vec::new());
+        for statement in statements {
+            let flow = self.statement(statement, stdin);
+            out.join(&flow);
+            match (&mut literal, flow.literal) {
+                (Some(all), Some(text)) => all.extend(text),
+                _ => literal = None,
+            }
+        }
+        out.literal = literal.filter(|_| !statements.is_empty());
+        out
+    }
+
+    /// Walks statements in a child shell: nothing of its state comes back.
+    fn child(&mut self, statements: &[Statement], stdin: &Flow) -> Flow {
+        let scope = self.scope.clone();
+        let flow = self.block(statements, stdin);
+        self.scope = scope;
+        flow
+    }
+
+    fn statement(&mut self, statement: &Statement, stdin: &Flow) -> Flow {
+        self.depth += 1;
+        let flow = if self.depth > MAX_DEPTH || self.commands > MAX_COMMANDS || Instant::now() > self.deadline {
+            self.ask("too-much-to-review", "The script is too deep or too long to be reviewed.", (0, 0));
+            Flow::default()
+        } else {
+            self.dispatch(statement, stdin)
+        };
+        self.depth -= 1;
+        flow
+    }
+
+    fn dispatch(&mut self, statement: &Statement, stdin: &Flow) -> Flow {
+        match statement {
+            Statement::Simple(simple) => self.simple(simple, stdin),
+            Statement::Pipeline(parts) => {
+                let mut flow = stdin.clone();
+                for part in parts {
+                    flow = self.child(std::slice::from_ref(part), &flow);
+                }
+                flow
+            }
+            Statement::Sequence(parts) => self.block(parts, stdin),
+            Statement::Subshell(parts) => self.child(parts, stdin),
+            Statement::Background(inner, at) => {
+                self.ask("background", "Something is left running in the background.", *at);
+                if self.endless_loop > 0 {
+                    self.deny("process-bomb", "Starts processes without end.", *at);
+                }
+                self.child(std::slice::from_ref(inner), stdin)
+            }
+            Statement::Redirected(inner, redirects) => {
+                let (input, _) = self.redirects(redirects, stdin);
+                self.statement(inner, &input)
+            }
+            Statement::For { variable, words, body } => self.for_loop(variable, words, body, stdin),
+            Statement::Loop { condition, body } => {
+                let mut out = self.block(condition, stdin);
+                let endless = rules::is_endless_condition(condition);
+                self.endless_loop += usize::from(endless);
+                out.join(&self.block(body, stdin));
+                self.endless_loop -= usize::from(endless);
+                self.ask("loop", "A loop whose end is not in the text.", (0, 0));
+                out
+            }
+            Statement::Branches { words, branches } => {
+                let mut out = Flow::default();
+                for word in words {
+                    let arguments = self.words(std::slice::from_ref(word));
+                    if arguments.iter().any(Argument::is_dynamic) {
+                        self.ask("dynamic-word", "A decision depends on a value that is not in the text.", word.span);
+                    }
+                }
+                for branch in branches {
+                    out.join(&self.block(branch, stdin));
+                }
+                out
+            }
+            Statement::Function { name, body, span } => self.function(name, body, *span, stdin),
+            Statement::Unknown(inside, at) => {
+                self.ask("not-understood", "This part is not understood as the shell would read it.", *at);
+                self.block(inside, stdin)
+            }
+        }
+    }
+
+    fn function(&mut self, name: &[u8], body: &[Statement], at: (usize, usize), stdin: &Flow) -> Flow {
+        self.ask("defines-function", "Gives a name a new meaning.", at);
+        if rules::is_process_bomb(name, body) {
+            self.deny("process-bomb", "A function that starts itself again and again.", at);
+        }
+        self.scope.functions.insert(name.to_vec());
+        let scope = self.scope.clone();
+        let flow = self.block(body, stdin);
+        self.scope = scope;
+        flow
+    }
+
+    fn for_loop(&mut self, variable: &[u8], words: &[Word], body: &[Statement], stdin: &Flow) -> Flow {
+        let arguments = self.words(words);
+        let mut out = Flow::default();
+        let known: Option<Vec<Vec<u8>>> = arguments.iter().map(Argument::literal).collect();
+        match known {
+            Some(values) if !values.is_empty() && values.len() <= MAX_LOOP_VALUES && is_ordinary(variable) => {
+                for value in values {
+                    self.scope.variables.insert(variable.to_vec(), Value::Known(value));
+                    out.join(&self.block(body, stdin));
+                }
+            }
+            _ => {
+                let mut flow = Flow::default();
+                arguments.iter().for_each(|a| flow.join(&a.flow));
+                self.scope.variables.insert(variable.to_vec(), Value::Unknown(flow));
+                self.ask("dynamic-loop", "A loop over values that are not in the text.", (0, 0));
+                out.join(&self.block(body, stdin));
+            }
+        }
+        self.scope.variables.insert(variable.to_vec(), Value::Unknown(Flow::default()));
+        out
+    }
+
+    /// Expands words; nested scripts are walked on the way.
+    fn words(&mut self, words: &[Word]) -> Vec<Argument> {
+        let mut out = Vec::new();
+        for word in words {
+            let mut flows = Vec::new();
+            for nested in &word.nested {
+                let mut flow = self.child(&nested.body, &Flow::default());
+                if nested.kind != NestedKind::Output {
+                    flow.literal = None;
+                }
+                if nested.kind == NestedKind::WriteTo {
+                    self.ask("process-substitution", "Output goes into another command.", word.span);
+                }
+                flows.push(flow);
+            }
+            let view = View { scope: &self.scope, context: self.context };
+            match expand(word, &flows, &view) {
+                Some(arguments) => out.extend(arguments),
+                None => {
+                    self.ask("expansion-too-large", "Braces expand to more words than can be reviewed.", word.span);
+                    out.push(Argument {
+                        atoms: vec![crate::script::Atom::Dynamic(crate::script::Dynamic::Opaque)],
+                        span: word.span,
+                        flow: Flow::default(),
+                    });
+                }
+            }
+        }
+        out
+    }
+
+    fn simple(&mut self, simple: &Simple, stdin: &Flow) -> Flow {
+        self.commands += 1;
+        if self.commands == REVIEW_COMMANDS + 1 && self.nesting == 0 {
+            self.ask("too-many-commands", "More commands than a person would review.", simple.span);
+        }
+        let arguments = self.words(&simple.words);
+        for assignment in &simple.assignments {
+            let values = self.words(std::slice::from_ref(&assignment.value));
+            let mut flow = Flow::default();
+            values.iter().for_each(|v| flow.join(&v.flow));
+            let value = match values.as_slice() {
+                [one] => one.clone(),
+                _ => Argument::known(b"", simple.span),
+            };
+            if arguments.is_empty() {
+                self.ask("sets-variable", "Changes a variable of the shell.", simple.span);
+                self.scope.variables.insert(assignment.name.clone(), Value::Unknown(flow));
+            } else if !assignment.plain || !rules::environment::is_harmless(&assignment.name, &value) {
+                rules::environment::judge(self, &assignment.name, &value, simple.span);
+            }
+        }
+        let (input, output) = self.redirects(&simple.redirects, stdin);
+        if arguments.is_empty() {
+            return input;
+        }
+        let mut flow = self.command(arguments, input, simple.span);
+        rules::write::judge_output(self, &output, &flow, simple.span);
+        if !output.is_empty() {
+            flow.literal = None;
+        }
+        flow
+    }
+
+    /// Judges redirections. What the command then reads, and the files it
+    /// writes.
+    fn redirects(&mut self, redirects: &[Redirect], stdin: &Flow) -> (Flow, Vec<Vec<u8>>) {
+        let mut input = stdin.clone();
+        let mut written = Vec::new();
+        for redirect in redirects {
+            let mut arguments = self.words(std::slice::from_ref(&redirect.target));
+            let at = redirect.target.span;
+            let target = match (arguments.pop(), arguments.is_empty()) {
+                (Some(one), true) => one,
+                _ => {
+                    if redirect.direction != Direction::Duplicate {
+                        self.ask("not-understood", "A redirection without one target.", at);
+                    }
+                    continue;
+                }
+            };
+            match redirect.direction {
+                Direction::Duplicate => {}
+                Direction::HereString | Direction::HereDocument => {
+                    input = target.flow.clone();
+                    input.literal = target.pattern().map(|mut text| {
+                        text.push(b'\n');
+                        text
+                    });
+                    if target.is_dynamic() && target.only_variables().is_none_or(|v| !v.iter().all(|n| is_public(n))) {
+                        self.ask("dynamic-text", "Text depends on a value that is not in the script.", at);
+                    }
+                }
+                Direction::Read => {
+                    input = self.read_redirect(&target, at);
+                }
+                Direction::Truncate | Direction::Append | Direction::ReadWrite => {
+                    let whole = redirect.direction == Direction::Truncate;
+                    written.extend(rules::write::judge_redirect(self, &target, whole, at));
+                }
+            }
+        }
+        (input, written)
+    }
+
+    fn read_redirect(&mut self, target: &Argument, at: (usize, usize)) -> Flow {
+        let mut flow = target.flow.clone();
+        if target.shown().starts_with(b"/dev/tcp/") || target.shown().starts_with(b"/dev/udp/") {
+            rules::write::socket(self, at);
+            flow.fetched = true;
+            return flow;
+        }
+        if target.literal().is_none() {
+            self.ask("dynamic-operand", "A file to read is not in the text.", at);
+        }
+        flow.join(&readers::read_file(self, target));
+        flow
+    }
+
+    /// Judges one command: sees through wrappers, then asks the rules and the
+    /// readers. What comes out of it.
+    pub(crate) fn command(&mut self, arguments: Vec<Argument>, stdin: Flow, at: (usize, usize)) -> Flow {
+        self.nesting += 1;
+        let flow = if self.nesting > MAX_NESTING * 2 {
+            self.ask("too-deep", "Wrapped too deeply to be reviewed.", at);
+            Flow::default()
+        } else {
+            self.unwrapped(arguments, stdin, at)
+        };
+        self.nesting -= 1;
+        flow
+    }
+
+    fn unwrapped(&mut self, arguments: Vec<Argument>, stdin: Flow, at: (usize, usize)) -> Flow {
+        let Some(first) = arguments.first() else { return Flow::default() };
+        let Some(program) = first.literal().filter(|p| !p.is_empty()) else {
+            let flow = first.flow.clone();
+            rules::code::dynamic_program(self, &flow, at);
+            return flow;
+        };
+        if program.contains(&b'/') || !self.scope.functions.contains(&program) {
+            self.capabilities.insert(Capability::Execute(RawText::from(program.as_slice())));
+        } else {
+            self.ask("calls-function", "Calls a function that the script defines.", at);
+        }
+        let name = program.rsplit(|b| *b == b'/').next().unwrap_or_default().to_vec();
+        let qualified = program.contains(&b'/');
+        if let Some(peeled) = wrappers::peel(&name, &arguments)
+            && !(name == b"command" && is_lookup(&arguments))
+        {
+            return self.wrapped(&name, qualified, peeled, stdin, at);
+        }
+        let invocation = Invocation { name, qualified, arguments: arguments[1..].to_vec(), stdin, span: at };
+        if let Some(flow) = rules::runs_inner(self, &invocation) {
+            return flow;
+        }
+        let mut flow = rules::judge(self, &invocation);
+        flow.join(&readers::judge(self, &invocation));
+        if flow.literal.is_none() {
+            flow.literal = rules::output::literal(&invocation);
+        }
+        flow
+    }
+
+    fn wrapped(
+        &mut self,
+        name: &[u8],
+        qualified: bool,
+        peeled: wrappers::Peeled,
+        stdin: Flow,
+        at: (usize, usize),
+    ) -> Flow {
+        if !peeled.transparent || qualified {
+            self.ask("wrapper", "A program that runs another program.", at);
+        }
+        if peeled.elevates {
+            self.capabilities.insert(Capability::Privilege(RawText::from(name)));
+            self.ask("privilege", "Asks for more privilege than the caller has.", at);
+        }
+        rules::judge_wrapper(self, name, &peeled, at);
+        for assignment in &peeled.assignments {
+            let text = assignment.shown();
+            let Some(split) = text.iter().position(|b| *b == b'=') else { continue };
+            let value = assignment.tail(split + 1);
+            if !rules::environment::is_harmless(&text[..split], &value) {
+                rules::environment::judge(self, &text[..split], &value, at);
+            }
+        }
+        let scope = self.scope.clone();
+        if let Some(directory) = &peeled.directory {
+            self.scope.cwd = self.path(directory);
+        }
+        let in_shell = matches!(name, b"command" | b"builtin" | b"time" | b"exec");
+        // These give their words to a shell.
+        let flow = if matches!(name, b"watch" | b"parallel") {
+            let words: Vec<Vec<u8>> = peeled.command.iter().map(Argument::shown).collect();
+            self.script(&words.join(&b' '), &stdin, at)
+        } else {
+            self.command(peeled.command, stdin, at)
+        };
+        if !in_shell {
+            self.scope = scope;
+        }
+        flow
+    }
+
+    /// Walks a script that stands in an argument or comes through a pipe.
+    pub(crate) fn script(&mut self, text: &[u8], stdin: &Flow, at: (usize, usize)) -> Flow {
+        if self.nesting > MAX_NESTING {
+            self.ask("too-deep", "Scripts inside scripts, too deep to be reviewed.", at);
+            return Flow::default();
+        }
+        let statements = match crate::parse::parse(text, self.deadline) {
+            Ok(statements) => statements,
+            Err(_) => {
+                self.ask("not-understood", "A script inside the command could not be read in time.", at);
+                return Flow::default();
+            }
+        };
+        let outer = self.fixed_span;
+        self.fixed_span = outer.or(Some(at));
+        self.nesting += 1;
+        let flow = self.child(&statements, stdin);
+        self.nesting -= 1;
+        self.fixed_span = outer;
+        flow
+    }
+
+    /// `cd` and its kin.
+    pub(crate) fn change_directory(&mut self, target: Option<&Argument>, at: (usize, usize)) {
+        self.scope.moves += 1;
+        if self.scope.moves > 1 {
+            self.ask("moves-twice", "The directory changes more than once.", at);
+        }
+        let home = self.context.home.as_bytes().to_vec();
+        self.scope.cwd = match target {
+            None => Some(home),
+            Some(target) if target.shown() == b"-" || target.literal().is_none() => None,
+            Some(target) => self.path(target),
+        };
+        if self.scope.cwd.is_none() {
+            self.ask("dynamic-directory", "The directory is not in the text.", at);
+        }
+    }
+}
+
+/// True for variables whose value means nothing to the shell or to programs.
+fn is_ordinary(name: &[u8]) -> bool {
+    name.iter().any(u8::is_ascii_lowercase)
+}
+
+/// Variables that hold nothing secret.
+pub(crate) fn is_public(name: &[u8]) -> bool {
+    const PUBLIC: &[&[u8]] = &[
+        b"HOME",
+        b"PWD",
+        b"OLDPWD",
+        b"PATH",
+        b"USER",
+        b"LOGNAME",
+        b"SHELL",
+        b"LANG",
+        b"LC_ALL",
+        b"TERM",
+        b"HOSTNAME",
+        b"UID",
+        b"EUID",
+        b"PPID",
+        b"RANDOM",
+        b"SECONDS",
+        b"LINENO",
+        b"SHLVL",
+        b"BASH_VERSION",
+        b"OSTYPE",
+        b"HOSTTYPE",
+        b"MACHTYPE",
+        b"?",
+        b"$",
+        b"#",
+        b"!",
+        b"0",
+        b"COLUMNS",
+        b"LINES",
+        b"TZ",
+        b"EDITOR",
+        b"PAGER",
+    ];
+    PUBLIC.contains(&name)
+}
+
+/// `command -v name`
+fn is_lookup(arguments: &[Argument]) -> bool {
+    arguments.get(1).is_some_and(|a| matches!(a.shown().as_slice(), b"-v" | b"-V"))
+}

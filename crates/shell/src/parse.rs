@@ -1,0 +1,595 @@
+//! Text to statements, by the tree-sitter grammar of bash. Anything the
+//! grammar accepts and bash would not, or reads otherwise than bash, becomes
+//! [`Statement::Unknown`]: the tree is checked against the bytes, never
+//! trusted. Must not know what any program does.
+
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use tree_sitter::{Node, ParseOptions, Parser};
+
+use crate::lower_word::word;
+use crate::script::{Assignment, Direction, Redirect, Simple, Statement, Word};
+
+/// How deep statements may nest before they count as not understood.
+const MAX_DEPTH: usize = 48;
+
+/// Words that only the grammar of the shell may use as a command.
+const RESERVED: &[&[u8]] = &[
+    b"if",
+    b"then",
+    b"else",
+    b"elif",
+    b"fi",
+    b"for",
+    b"while",
+    b"until",
+    b"do",
+    b"done",
+    b"case",
+    b"esac",
+    b"in",
+    b"select",
+    b"function",
+    b"{",
+    b"}",
+    b"[[",
+    b"]]",
+    b"coproc",
+];
+
+/// Why a text has no statements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ParseFailure {
+    /// It took longer than it may.
+    TimedOut,
+    /// The grammar could not be loaded.
+    Unavailable,
+}
+
+/// The text and how deep the walk is.
+#[derive(Clone, Copy)]
+pub(crate) struct Lowering<'a> {
+    pub source: &'a [u8],
+    pub depth: usize,
+}
+
+/// The statements of a script. Gives up at `deadline`.
+pub(crate) fn parse(source: &[u8], deadline: Instant) -> Result<Vec<Statement>, ParseFailure> {
+    let mut parser = Parser::new();
+    parser.set_language(&tree_sitter_bash::LANGUAGE.into()).map_err(|_| ParseFailure::Unavailable)?;
+    let mut progress = |_: &tree_sitter::ParseState| {
+        if Instant::now() > deadline { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let options = ParseOptions::new().progress_callback(&mut progress);
+    let mut read = |at: usize, _| source.get(at..).unwrap_or_default();
+    let tree = parser.parse_with_options(&mut read, None, Some(options)).ok_or(ParseFailure::TimedOut)?;
+    let root = tree.root_node();
+    let lowering = Lowering { source, depth: 0 };
+    let mut statements = lowering.block(root);
+    if root.has_error() {
+        statements.push(Statement::Unknown(Vec::new(), (root.start_byte(), root.end_byte())));
+    }
+    Ok(statements)
+}
+
+impl<'a> Lowering<'a> {
+    /// One level deeper.
+    pub(crate) fn deeper(self) -> Self {
+        Self { depth: self.depth + 1, ..self }
+    }
+
+    /// The bytes of a node.
+    pub(crate) fn text(self, node: Node) -> &'a [u8] {
+        self.source.get(node.byte_range()).unwrap_or_default()
+    }
+
+    /// True if nothing but blanks and line continuations lies between.
+    pub(crate) fn only_blanks(self, from: usize, to: usize) -> bool {
+        let gap = self.source.get(from..to).unwrap_or_default();
+        let mut at = 0;
+        while at < gap.len() {
+            match gap[at] {
+                b' ' | b'\t' | b'\n' => at += 1,
+                b'\\' if gap.get(at + 1) == Some(&b'\n') => at += 2,
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    fn unknown(self, node: Node) -> Statement {
+        let inside = if self.depth > MAX_DEPTH { Vec::new() } else { self.commands_inside(node) };
+        Statement::Unknown(inside, (node.start_byte(), node.end_byte()))
+    }
+
+    /// Every command that can be made out below a node that is not understood.
+    fn commands_inside(self, node: Node) -> Vec<Statement> {
+        let mut found = Vec::new();
+        for child in children(node) {
+            match child.kind() {
+                "comment" => {}
+                kind if is_statement(kind) => found.push(self.deeper().statement(child)),
+                _ if self.depth < MAX_DEPTH && child.child_count() > 0 => {
+                    found.extend(self.deeper().commands_inside(child));
+                }
+                _ => {}
+            }
+        }
+        found
+    }
+
+    /// Statements of a node that holds a list of them between its own tokens.
+    pub(crate) fn block(self, node: Node) -> Vec<Statement> {
+        let mut out: Vec<Statement> = Vec::new();
+        let mut end = node.start_byte();
+        for child in children(node) {
+            if !self.only_blanks(end, child.start_byte()) {
+                out.push(Statement::Unknown(Vec::new(), (end, child.start_byte())));
+            }
+            end = child.end_byte();
+            match child.kind() {
+                "comment" | "(" | ")" | "{" | "}" | "$(" | "<(" | ">(" | "`" | "do" | "done" | "\n" | ";" => {}
+                "file_redirect" | "herestring_redirect" => out.push(self.bare_redirect(child)),
+                "&" => {
+                    let last = out.pop().map(|s| Statement::Background(Box::new(s), (child.start_byte(), end)));
+                    out.extend(last);
+                }
+                kind if is_statement(kind) => {
+                    out.push(self.deeper().statement(child));
+                }
+                _ => out.push(self.unknown(child)),
+            }
+        }
+        if node.kind() == "program" && !self.only_blanks(end, self.source.len()) {
+            out.push(Statement::Unknown(Vec::new(), (end, self.source.len())));
+        }
+        out
+    }
+
+    /// `$(< file)`: a redirection alone.
+    fn bare_redirect(self, node: Node) -> Statement {
+        let span = (node.start_byte(), node.end_byte());
+        let mut simple = Simple { span, ..Simple::default() };
+        if self.command_part(node, false, &mut simple) {
+            Statement::Simple(simple)
+        } else {
+            Statement::Unknown(vec![Statement::Simple(simple)], span)
+        }
+    }
+
+    /// One statement.
+    pub(crate) fn statement(self, node: Node) -> Statement {
+        if self.depth > MAX_DEPTH || node.is_missing() {
+            return self.unknown(node);
+        }
+        match node.kind() {
+            "command" | "declaration_command" | "unset_command" | "test_command" => self.command(node),
+            "variable_assignment" | "variable_assignments" => self.command(node),
+            "redirected_statement" => self.redirected(node),
+            "pipeline" => self.pipeline(node),
+            "list" => Statement::Sequence(self.parts(node, &["&&", "||"])),
+            "negated_command" => Statement::Sequence(self.parts(node, &["!"])),
+            "subshell" => Statement::Subshell(self.block(node)),
+            "compound_statement" if self.text(node).starts_with(b"{") => Statement::Sequence(self.block(node)),
+            "for_statement" => self.for_loop(node),
+            "while_statement" => self.while_loop(node),
+            "if_statement" => self.branches(node),
+            "case_statement" => self.case(node),
+            "function_definition" => self.function(node),
+            _ => self.unknown(node),
+        }
+    }
+
+    /// Statements of a node whose own tokens are known.
+    fn parts(self, node: Node, tokens: &[&str]) -> Vec<Statement> {
+        let mut out = Vec::new();
+        let mut end = node.start_byte();
+        for child in children(node) {
+            if !self.only_blanks(end, child.start_byte()) {
+                out.push(Statement::Unknown(Vec::new(), (end, child.start_byte())));
+            }
+            end = child.end_byte();
+            if child.kind() == "comment" || tokens.contains(&child.kind()) {
+                continue;
+            }
+            out.push(if is_statement(child.kind()) { self.deeper().statement(child) } else { self.unknown(child) });
+        }
+        out
+    }
+
+    fn pipeline(self, node: Node) -> Statement {
+        Statement::Pipeline(self.parts(node, &["|", "|&"]))
+    }
+
+    fn for_loop(self, node: Node) -> Statement {
+        let mut variable = Vec::new();
+        let (mut words, mut body) = (Vec::new(), Vec::new());
+        for child in children(node) {
+            match child.kind() {
+                "for" | "in" | ";" | "comment" | "\n" => {}
+                "variable_name" => variable = self.text(child).to_vec(),
+                "do_group" => body = self.deeper().block(child),
+                kind if is_word(kind) => words.push(word(self, child)),
+                _ => return self.unknown(node),
+            }
+        }
+        if variable.is_empty() || !self.text(node).starts_with(b"for") {
+            return self.unknown(node);
+        }
+        Statement::For { variable, words, body }
+    }
+
+    fn while_loop(self, node: Node) -> Statement {
+        let (mut condition, mut body) = (Vec::new(), Vec::new());
+        for child in children(node) {
+            match child.kind() {
+                "while" | "until" | ";" | "comment" | "\n" => {}
+                "do_group" => body = self.deeper().block(child),
+                kind if is_statement(kind) => condition.push(self.deeper().statement(child)),
+                _ => return self.unknown(node),
+            }
+        }
+        Statement::Loop { condition, body }
+    }
+
+    fn branches(self, node: Node) -> Statement {
+        let mut branches = vec![Vec::new()];
+        for child in children(node) {
+            match child.kind() {
+                "if" | "elif" | "else" | "then" | "fi" | ";" | "comment" | "\n" => {}
+                "elif_clause" | "else_clause" => branches.push(vec![self.deeper().branches(child)]),
+                kind if is_statement(kind) => {
+                    if let Some(last) = branches.last_mut() {
+                        last.push(self.deeper().statement(child));
+                    }
+                }
+                _ => branches.push(vec![self.unknown(child)]),
+            }
+        }
+        Statement::Branches { words: Vec::new(), branches }
+    }
+
+    fn case(self, node: Node) -> Statement {
+        let (mut words, mut branches) = (Vec::new(), Vec::new());
+        for child in children(node) {
+            match child.kind() {
+                "case" | "in" | "esac" | "comment" | ";" | "\n" => {}
+                "case_item" => {
+                    let mut body = Vec::new();
+                    for part in children(child) {
+                        match part.kind() {
+                            "|" | "(" | ")" | ";;" | ";" | "comment" | "\n" | "extglob_pattern" => {}
+                            kind if is_statement(kind) => body.push(self.deeper().statement(part)),
+                            kind if is_word(kind) => words.push(word(self, part)),
+                            _ => body.push(self.unknown(part)),
+                        }
+                    }
+                    branches.push(body);
+                }
+                kind if is_word(kind) => words.push(word(self, child)),
+                _ => return self.unknown(node),
+            }
+        }
+        Statement::Branches { words, branches }
+    }
+
+    fn function(self, node: Node) -> Statement {
+        let mut name = Vec::new();
+        let mut body = Vec::new();
+        for child in children(node) {
+            match child.kind() {
+                "word" if name.is_empty() => name = self.text(child).to_vec(),
+                kind if is_statement(kind) => body.push(self.deeper().statement(child)),
+                _ => {}
+            }
+        }
+        Statement::Function { name, body, span: (node.start_byte(), node.end_byte()) }
+    }
+
+    /// A statement with redirections after it. Words that the grammar hangs on
+    /// a redirection after its target are arguments of the command.
+    fn redirected(self, node: Node) -> Statement {
+        let mut inner: Option<Statement> = None;
+        let mut redirects = Vec::new();
+        let mut late = Vec::new();
+        let mut after = Vec::new();
+        let mut odd = false;
+        let mut end = node.start_byte();
+        for child in children(node) {
+            odd |= !self.only_blanks(end, child.start_byte());
+            end = child.end_byte();
+            match child.kind() {
+                "file_redirect" => odd |= !self.file_redirect(child, &mut redirects, &mut late),
+                "herestring_redirect" => odd |= !self.here_string(child, &mut redirects),
+                "heredoc_redirect" => odd |= !self.here_document(child, &mut redirects, &mut late, &mut after),
+                kind if is_statement(kind) && inner.is_none() => inner = Some(self.deeper().statement(child)),
+                _ => odd = true,
+            }
+        }
+        let span = (node.start_byte(), node.end_byte());
+        let mut first = match inner {
+            Some(Statement::Simple(mut simple)) => {
+                simple.words.extend(late);
+                simple.redirects.extend(redirects);
+                Statement::Simple(simple)
+            }
+            None => Statement::Simple(Simple { words: late, redirects, span, ..Simple::default() }),
+            Some(other) => {
+                odd |= !late.is_empty();
+                Statement::Redirected(Box::new(other), redirects)
+            }
+        };
+        // What follows a here-document's start on its own line hangs below it.
+        for (joined_by, rest) in after {
+            first = match (joined_by, rest) {
+                ("|" | "|&", Statement::Pipeline(mut rest)) => {
+                    rest.insert(0, first);
+                    Statement::Pipeline(rest)
+                }
+                ("|" | "|&", rest) => Statement::Pipeline(vec![first, rest]),
+                (_, rest) => Statement::Sequence(vec![first, rest]),
+            };
+        }
+        if odd {
+            return Statement::Unknown(vec![first], span);
+        }
+        first
+    }
+
+    /// Reads one redirection to a file; false if it has an unknown form.
+    fn file_redirect(self, node: Node, redirects: &mut Vec<Redirect>, late: &mut Vec<Word>) -> bool {
+        let mut direction = None;
+        let mut target: Option<Word> = None;
+        let mut known = !node.has_error();
+        for child in children(node) {
+            match child.kind() {
+                "file_descriptor" => known &= self.text(child).iter().all(u8::is_ascii_digit),
+                "<" => direction = Some(Direction::Read),
+                ">" | ">|" | "&>" => direction = Some(Direction::Truncate),
+                ">>" | "&>>" => direction = Some(Direction::Append),
+                "<&" | ">&" | "<&-" | ">&-" => direction = Some(Direction::Duplicate),
+                "<>" => direction = Some(Direction::ReadWrite),
+                // `5<>file`: the grammar has no such operator and flags the `>`.
+                "ERROR" if self.text(child) == b">" && direction == Some(Direction::Read) => {
+                    direction = Some(Direction::ReadWrite);
+                }
+                kind if is_word(kind) => {
+                    if target.is_none() {
+                        target = Some(word(self, child));
+                    } else {
+                        late.push(word(self, child));
+                    }
+                }
+                _ => known = false,
+            }
+        }
+        let Some(mut direction) = direction else { return false };
+        let target = target.unwrap_or_default();
+        if direction == Direction::Duplicate && !is_descriptor(&target) {
+            direction = Direction::Truncate;
+        }
+        redirects.push(Redirect { direction, target });
+        known
+    }
+
+    fn here_string(self, node: Node, redirects: &mut Vec<Redirect>) -> bool {
+        let mut target = None;
+        for child in children(node) {
+            match child.kind() {
+                "<<<" | "file_descriptor" => {}
+                kind if is_word(kind) && target.is_none() => target = Some(word(self, child)),
+                _ => return false,
+            }
+        }
+        let Some(target) = target else { return false };
+        redirects.push(Redirect { direction: Direction::HereString, target });
+        true
+    }
+
+    /// Reads a here-document and what stands behind its start on the same line.
+    fn here_document(
+        self,
+        node: Node,
+        redirects: &mut Vec<Redirect>,
+        late: &mut Vec<Word>,
+        after: &mut Vec<(&'static str, Statement)>,
+    ) -> bool {
+        let mut start: &[u8] = b"";
+        let mut strip_tabs = false;
+        let mut body = None;
+        let mut joined_by = ";";
+        let mut known = !node.has_error();
+        for child in children(node) {
+            match child.kind() {
+                "<<" => {}
+                "<<-" => strip_tabs = true,
+                "heredoc_start" => start = self.text(child),
+                "heredoc_body" => body = Some(child),
+                "heredoc_end" => {}
+                "&&" | "||" => joined_by = ";",
+                "|" => joined_by = "|",
+                "file_redirect" => known &= self.file_redirect(child, redirects, late),
+                "herestring_redirect" => known &= self.here_string(child, redirects),
+                "pipeline" if children(child).first().is_some_and(|c| c.kind().starts_with('|')) => {
+                    after.push(("|", self.deeper().statement(child)));
+                }
+                kind if is_statement(kind) => after.push((joined_by, self.deeper().statement(child))),
+                kind if is_word(kind) => late.push(word(self, child)),
+                _ => known = false,
+            }
+        }
+        let quoted = start.iter().any(|b| matches!(b, b'\'' | b'"' | b'\\'));
+        let delimiter: Vec<u8> = start.iter().copied().filter(|b| !matches!(b, b'\'' | b'"' | b'\\')).collect();
+        if delimiter.is_empty() || !delimiter.iter().all(|b| b.is_ascii_alphanumeric() || b"_-.".contains(b)) {
+            return false;
+        }
+        let (target, ends_there) = crate::lower_word::here_document(self, body, &delimiter, quoted, strip_tabs);
+        redirects.push(Redirect { direction: Direction::HereDocument, target });
+        known && ends_there
+    }
+
+    /// A simple command, a declaration or a test, as one list of words.
+    fn command(self, node: Node) -> Statement {
+        let span = (node.start_byte(), node.end_byte());
+        let mut simple = Simple { span, ..Simple::default() };
+        let mut odd = node.has_error();
+        let mut end = node.start_byte();
+        for child in children(node) {
+            let gap = (end, child.start_byte());
+            let blanks = self.only_blanks(gap.0, gap.1);
+            odd |= !blanks;
+            // A continuation without blanks around it joins two words.
+            let glued = !simple.words.is_empty()
+                && blanks
+                && self.source.get(gap.0..gap.1).is_some_and(|g| !g.contains(&b' ') && !g.contains(&b'\t'))
+                && only_continuations(self.source.get(gap.0..gap.1).unwrap_or_default());
+            end = child.end_byte();
+            odd |= !self.command_part(child, glued, &mut simple);
+        }
+        if node.kind() == "command" && self.is_reserved(node) {
+            odd = true;
+        }
+        if odd { Statement::Unknown(vec![Statement::Simple(simple)], span) } else { Statement::Simple(simple) }
+    }
+
+    fn is_reserved(self, node: Node) -> bool {
+        let name = node.child_by_field_name("name").map(|n| self.text(n)).unwrap_or_default();
+        RESERVED.contains(&name)
+    }
+
+    /// Adds one child of a command; false if it has an unknown form.
+    fn command_part(self, child: Node, glued: bool, simple: &mut Simple) -> bool {
+        match child.kind() {
+            "comment" => true,
+            "variable_assignment" if simple.words.is_empty() => {
+                let (assignment, known) = self.assignment(child);
+                simple.assignments.push(assignment);
+                known
+            }
+            "variable_assignments" => children(child).into_iter().all(|c| self.command_part(c, false, simple)),
+            "file_redirect" => {
+                let mut late = Vec::new();
+                let known = self.file_redirect(child, &mut simple.redirects, &mut late);
+                simple.words.extend(late);
+                known
+            }
+            "herestring_redirect" => self.here_string(child, &mut simple.redirects),
+            "command_name" => match children(child).as_slice() {
+                [only] if is_word(only.kind()) => self.push_word(*only, glued, simple),
+                _ => false,
+            },
+            "unary_expression" | "binary_expression" | "parenthesized_expression" => {
+                children(child).into_iter().all(|c| self.command_part(c, false, simple))
+            }
+            kind if is_word(kind) || !child.is_named() || kind == "variable_assignment" => {
+                self.push_word(child, glued, simple)
+            }
+            "test_operator" | "variable_name" | "subscript" | "regex" | "extglob_pattern" => {
+                self.push_word(child, glued, simple)
+            }
+            _ => {
+                if let Statement::Unknown(inside, at) = self.unknown(child) {
+                    simple.words.push(crate::lower_word::opaque(inside, at));
+                }
+                false
+            }
+        }
+    }
+
+    fn push_word(self, node: Node, glued: bool, simple: &mut Simple) -> bool {
+        let mut lowered = word(self, node);
+        match simple.words.last_mut() {
+            Some(last) if glued => crate::lower_word::append(last, &mut lowered),
+            _ => simple.words.push(lowered),
+        }
+        true
+    }
+
+    fn assignment(self, node: Node) -> (Assignment, bool) {
+        let mut name = Vec::new();
+        let mut value = Word::default();
+        let mut plain = true;
+        let mut known = true;
+        for child in children(node) {
+            match child.kind() {
+                "variable_name" => name = self.text(child).to_vec(),
+                "=" => {}
+                "+=" => plain = false,
+                "subscript" | "array" => {
+                    plain = false;
+                    value =
+                        crate::lower_word::opaque(self.commands_inside(child), (child.start_byte(), child.end_byte()));
+                }
+                kind if is_word(kind) => value = word(self, child),
+                _ => known = false,
+            }
+        }
+        (Assignment { name, value, plain }, known)
+    }
+}
+
+/// True if the bytes are line continuations alone (or nothing).
+fn only_continuations(gap: &[u8]) -> bool {
+    gap.chunks(2).all(|pair| pair == b"\\\n")
+}
+
+/// True for `1`, `2-`, `-` and an absent target: what `>&` takes as a descriptor.
+fn is_descriptor(target: &Word) -> bool {
+    target.atoms.iter().all(|atom| match atom {
+        crate::script::Atom::Byte { byte, .. } => byte.is_ascii_digit() || *byte == b'-',
+        crate::script::Atom::Dynamic(_) => false,
+    })
+}
+
+/// All children, tokens included.
+pub(crate) fn children(node: Node) -> Vec<Node> {
+    let mut cursor = node.walk();
+    node.children(&mut cursor).collect()
+}
+
+/// Node kinds that run something.
+pub(crate) fn is_statement(kind: &str) -> bool {
+    matches!(
+        kind,
+        "command"
+            | "declaration_command"
+            | "unset_command"
+            | "test_command"
+            | "variable_assignment"
+            | "variable_assignments"
+            | "redirected_statement"
+            | "pipeline"
+            | "list"
+            | "negated_command"
+            | "subshell"
+            | "compound_statement"
+            | "for_statement"
+            | "c_style_for_statement"
+            | "while_statement"
+            | "if_statement"
+            | "case_statement"
+            | "function_definition"
+    )
+}
+
+/// Node kinds that are a word.
+pub(crate) fn is_word(kind: &str) -> bool {
+    matches!(
+        kind,
+        "word"
+            | "string"
+            | "raw_string"
+            | "ansi_c_string"
+            | "translated_string"
+            | "concatenation"
+            | "simple_expansion"
+            | "expansion"
+            | "command_substitution"
+            | "process_substitution"
+            | "arithmetic_expansion"
+            | "brace_expression"
+            | "number"
+            | "$"
+    )
+}

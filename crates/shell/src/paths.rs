@@ -1,0 +1,598 @@
+//! What a path is, by its text alone: inside the workspace or beyond, a
+//! secret, a place whose content runs later. The lists are data; links cannot
+//! be seen from here, which is why this only decides how much to ask.
+
+use crate::Context;
+
+/// Where a path lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// The workspace or something below it.
+    Workspace,
+    /// Scratch space such as `/tmp`.
+    Temporary,
+    /// Below a home directory, beside the workspace.
+    Home,
+    /// A cache below the home directory.
+    Cache,
+    /// A directory that holds the workspace, a home or everything.
+    Ancestor,
+    /// Part of the operating system.
+    System,
+    /// None of these.
+    Elsewhere,
+}
+
+/// How private a file's content is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Sensitivity {
+    /// Personal configuration: reading is for the person to decide.
+    Private,
+    /// Keys, tokens, passwords.
+    Secret,
+}
+
+/// What writing a path would amount to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    Disk,
+    KernelSetting,
+    Persistence,
+    Log,
+    System,
+}
+
+const SYSTEM_TOPS: &[&str] = &[
+    "bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "opt", "proc", "root", "run", "sbin", "srv", "sys",
+    "usr", "var",
+];
+
+/// File names that hold secrets wherever they lie. `*` matches within a name.
+const SECRET_NAMES: &[&str] = &[
+    ".env",
+    ".env.*",
+    "*.env",
+    ".envrc",
+    "id_rsa*",
+    "id_dsa*",
+    "id_ecdsa*",
+    "id_ed25519*",
+    "*.pem",
+    "*.key",
+    "*.p12",
+    "*.pfx",
+    "*.jks",
+    "*.keystore",
+    "*.kdbx",
+    ".netrc",
+    "_netrc",
+    ".npmrc",
+    ".pypirc",
+    ".pgpass",
+    ".my.cnf",
+    ".git-credentials",
+    ".htpasswd",
+    ".dockercfg",
+    ".dockerconfigjson",
+    ".vault-token",
+    ".yarnrc.yml",
+    ".s3cfg",
+    ".boto",
+    "credentials",
+    "credentials.*",
+    "shadow",
+    "shadow-",
+    "gshadow",
+    "gshadow-",
+    "kubeconfig",
+    "*.kubeconfig",
+    "secrets.*",
+    "secret.*",
+    "secrets",
+    "service-account*.json",
+    "wallet.dat",
+    "cookies.sqlite",
+    "logins.json",
+    "key4.db",
+    "login data",
+    "master.key",
+    "terraform.tfstate*",
+    "*.tfvars",
+    ".terraformrc",
+    "token",
+    "*_token",
+    "*.token",
+    "authinfo*",
+    ".authinfo*",
+    ".pgpass",
+    "*.ppk",
+    "*.asc",
+    "auth.json",
+];
+
+/// Names that look like secrets and are examples.
+const EXAMPLE_NAMES: &[&str] = &[".env.example", ".env.sample", ".env.template", ".env.dist", "*.pub"];
+
+/// Directories below a home whose content is secret.
+const SECRET_HOME: &[&str] = &[
+    ".ssh",
+    ".gnupg",
+    ".aws",
+    ".azure",
+    ".kube",
+    ".docker",
+    ".config/gcloud",
+    ".config/gh",
+    ".config/hub",
+    ".config/op",
+    ".config/doctl",
+    ".config/rclone",
+    ".config/google-chrome",
+    ".config/chromium",
+    ".config/BraveSoftware",
+    ".config/sops",
+    ".cargo/credentials*",
+    ".password-store",
+    ".local/share/keyrings",
+    ".mozilla",
+    ".gem/credentials",
+    ".m2/settings.xml",
+    ".bash_history",
+    ".zsh_history",
+    ".python_history",
+    ".psql_history",
+    ".mysql_history",
+    ".node_repl_history",
+    ".terraform.d",
+    ".oci",
+    ".minikube",
+    ".thunderbird",
+    ".pki",
+    ".electrum",
+    ".bitcoin",
+    ".ethereum",
+    "Library/Keychains",
+    ".config/helm",
+    ".config/pypoetry",
+    ".databrickscfg",
+    ".snowsql",
+    ".fly",
+    ".config/fly",
+    ".local/share/fish/fish_history",
+];
+
+/// Absolute paths whose content is secret.
+const SECRET_SYSTEM: &[&str] = &[
+    "/etc/shadow*",
+    "/etc/gshadow*",
+    "/etc/sudoers",
+    "/etc/sudoers.d",
+    "/etc/ssl/private",
+    "/etc/ssh/ssh_host_*",
+    "/root",
+    "/run/secrets",
+    "/var/run/secrets",
+    "/proc/*/environ",
+    "/proc/*/mem",
+    "/proc/kcore",
+    "/dev/mem",
+    "/dev/kmem",
+    "/etc/krb5.keytab",
+    "/etc/kubernetes",
+    "/var/lib/kubelet",
+    "/etc/wireguard",
+    "/etc/NetworkManager/system-connections",
+    "/etc/security/opasswd",
+    "/var/lib/docker",
+    "/var/spool/cron",
+    "/etc/openvpn",
+    "/proc/*/task/*/environ",
+];
+
+/// Below a home: files that run or configure programs later.
+const PERSISTENT_HOME: &[&str] = &[
+    ".bashrc",
+    ".bash_profile",
+    ".bash_login",
+    ".bash_logout",
+    ".bash_aliases",
+    ".profile",
+    ".zshrc",
+    ".zshenv",
+    ".zprofile",
+    ".zlogin",
+    ".zlogout",
+    ".kshrc",
+    ".cshrc",
+    ".tcshrc",
+    ".login",
+    ".logout",
+    ".config/fish",
+    ".ssh",
+    ".config/autostart",
+    ".config/systemd",
+    ".local/share/systemd",
+    ".gitconfig",
+    ".config/git",
+    ".local/lib/python*",
+    ".xinitrc",
+    ".xprofile",
+    ".xsession",
+    ".xsessionrc",
+    ".pam_environment",
+    ".vimrc",
+    ".vim",
+    ".config/nvim",
+    ".emacs",
+    ".emacs.d",
+    ".npmrc",
+    ".config/pip",
+    ".pip",
+    ".cargo/config*",
+    ".cargo/env",
+    ".inputrc",
+    ".tmux.conf",
+    ".screenrc",
+    ".gdbinit",
+    ".pythonrc*",
+    ".claude",
+    ".claude.json",
+    ".codex",
+    ".cursor",
+    ".gemini",
+    ".config/Code",
+    ".vscode",
+    "Library/LaunchAgents",
+    ".forward",
+    ".procmailrc",
+    ".rhosts",
+    ".Xresources",
+    ".config/environment.d",
+    ".lesskey",
+    ".lessfilter",
+    ".irbrc",
+    ".perldb",
+    ".Rprofile",
+    ".wgetrc",
+    ".curlrc",
+    ".netrc",
+    ".docker/config.json",
+    ".kube/config",
+    ".local/bin",
+    "bin",
+    ".config/plasma-workspace",
+    ".config/openbox/autostart",
+    ".config/i3",
+    ".config/hypr",
+    ".gnupg/gpg-agent.conf",
+    ".aws/config",
+    ".mavenrc",
+    ".gradle/init.gradle",
+    ".gradle/init.d",
+    ".m2/settings.xml",
+    ".bundle/config",
+    ".gemrc",
+    ".yarnrc*",
+    ".config/yarn",
+    ".pypirc",
+    ".ipython",
+    ".jupyter",
+    ".config/matplotlib",
+    ".local/share/applications",
+];
+
+/// Absolute paths that run or configure programs later.
+const PERSISTENT_SYSTEM: &[&str] = &[
+    "/etc/profile",
+    "/etc/profile.d",
+    "/etc/bash.bashrc",
+    "/etc/bashrc",
+    "/etc/zsh",
+    "/etc/zshrc",
+    "/etc/zshenv",
+    "/etc/environment",
+    "/etc/environment.d",
+    "/etc/cron*",
+    "/etc/anacrontab",
+    "/etc/at.allow",
+    "/var/spool/cron",
+    "/etc/systemd",
+    "/lib/systemd",
+    "/usr/lib/systemd",
+    "/run/systemd",
+    "/usr/local/lib/systemd",
+    "/etc/init.d",
+    "/etc/rc*",
+    "/etc/init",
+    "/etc/inittab",
+    "/etc/ld.so.preload",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/passwd",
+    "/etc/shadow",
+    "/etc/group",
+    "/etc/gshadow",
+    "/etc/sudoers",
+    "/etc/sudoers.d",
+    "/etc/doas.conf",
+    "/etc/pam.d",
+    "/etc/pam.conf",
+    "/etc/security",
+    "/etc/ssh",
+    "/etc/udev",
+    "/lib/udev",
+    "/usr/lib/udev",
+    "/etc/modprobe.d",
+    "/etc/modules",
+    "/etc/modules-load.d",
+    "/etc/sysctl.conf",
+    "/etc/sysctl.d",
+    "/etc/xdg/autostart",
+    "/etc/X11",
+    "/etc/update-motd.d",
+    "/etc/apt/apt.conf.d",
+    "/etc/apt/sources.list*",
+    "/etc/apt/trusted.gpg*",
+    "/etc/polkit-1",
+    "/usr/share/polkit-1",
+    "/etc/dbus-1",
+    "/etc/nsswitch.conf",
+    "/etc/binfmt.d",
+    "/etc/logrotate.d",
+    "/etc/NetworkManager/dispatcher.d",
+    "/etc/network/if-*",
+    "/etc/gitconfig",
+    "/etc/hosts.allow",
+    "/etc/pip.conf",
+    "/etc/npmrc",
+    "/etc/docker",
+    "/etc/kernel",
+    "/etc/initramfs-tools",
+    "/etc/grub.d",
+    "/etc/default",
+    "/usr/lib/python*",
+    "/usr/local/lib/python*",
+    "/etc/subuid",
+    "/etc/subgid",
+    "/etc/ca-certificates*",
+    "/usr/local/share/ca-certificates",
+    "/root",
+];
+
+/// Below any repository: files of it that run programs later on the host.
+const PERSISTENT_REPOSITORY: &[&str] =
+    &[".git/hooks", ".git/config", ".git/config.worktree", ".git/info/attributes", ".git/modules"];
+
+const DISKS: &[&str] = &[
+    "sd*", "hd*", "vd*", "xvd*", "nvme*", "mmcblk*", "md*", "dm-*", "mapper", "disk", "loop*", "nbd*", "zd*", "mtd*",
+    "mem", "kmem", "port", "rdisk*", "disk*", "sr*", "drbd*", "bcache*", "rbd*", "dasd*", "pmem*", "block",
+];
+
+/// `*` matches any run of bytes within one name; ASCII case is ignored.
+fn name_matches(pattern: &[u8], name: &[u8]) -> bool {
+    match pattern.split_first() {
+        None => name.is_empty(),
+        Some((b'*', rest)) => (0..=name.len()).any(|skip| name_matches(rest, &name[skip..])),
+        Some((first, rest)) => {
+            name.split_first().is_some_and(|(n, tail)| n.eq_ignore_ascii_case(first) && name_matches(rest, tail))
+        }
+    }
+}
+
+/// True if `path` is what `pattern` names, or lies below it. A wildcard written
+/// in the path matches what it could stand for.
+fn covers(pattern: &str, path: &[u8]) -> bool {
+    let mut names = path.split(|b| *b == b'/').filter(|n| !n.is_empty());
+    pattern.split('/').filter(|p| !p.is_empty()).all(|wanted| {
+        names
+            .next()
+            .is_some_and(|name| name_matches(wanted.as_bytes(), name) || wildcard_could_be(name, wanted.as_bytes()))
+    })
+}
+
+/// True if a name with wildcards, not a bare `*`, could stand for `wanted`.
+fn wildcard_could_be(name: &[u8], wanted: &[u8]) -> bool {
+    let glob = name.iter().any(|b| matches!(b, b'*' | b'?' | b'['));
+    glob && name.iter().any(|b| !matches!(b, b'*' | b'?')) && crude_match(name, wanted)
+}
+
+/// Matches with `?` and `[...]` standing for any one byte.
+fn crude_match(pattern: &[u8], name: &[u8]) -> bool {
+    match pattern.split_first() {
+        None => name.is_empty(),
+        Some((b'*', rest)) => (0..=name.len()).any(|skip| crude_match(rest, &name[skip..])),
+        Some((b'[', rest)) => {
+            let end = rest.iter().position(|b| *b == b']').map_or(rest.len(), |i| i + 1);
+            !name.is_empty() && crude_match(&rest[end..], &name[1..])
+        }
+        Some((first, rest)) => name
+            .split_first()
+            .is_some_and(|(n, tail)| (*first == b'?' || n.eq_ignore_ascii_case(first)) && crude_match(rest, tail)),
+    }
+}
+
+fn strip<'a>(path: &'a [u8], base: &[u8]) -> Option<&'a [u8]> {
+    let rest = path.strip_prefix(base)?;
+    if rest.is_empty() || rest.starts_with(b"/") { Some(rest) } else { None }
+}
+
+/// The absolute form of a path: `.` and `..` taken out by text. `None` if it is
+/// relative and the directory is not known.
+pub(crate) fn absolute(path: &[u8], cwd: Option<&[u8]>) -> Option<Vec<u8>> {
+    let mut names: Vec<&[u8]> = Vec::new();
+    if !path.starts_with(b"/") {
+        names.extend(cwd?.split(|b| *b == b'/').filter(|n| !n.is_empty()));
+    }
+    for name in path.split(|b| *b == b'/') {
+        match name {
+            b"" | b"." => {}
+            b".." => {
+                names.pop();
+            }
+            _ => names.push(name),
+        }
+    }
+    let mut out = Vec::with_capacity(path.len() + 16);
+    for name in names {
+        out.push(b'/');
+        out.extend_from_slice(name);
+    }
+    if out.is_empty() {
+        out.push(b'/');
+    }
+    Some(out)
+}
+
+/// The directory a trailing `*` empties; other paths are themselves.
+pub(crate) fn without_trailing_globs(path: &[u8]) -> (&[u8], bool) {
+    let mut path = path;
+    let mut stripped = false;
+    while let Some(slash) = path.iter().rposition(|b| *b == b'/') {
+        let name = &path[slash + 1..];
+        let globs = !name.is_empty() && name.contains(&b'*') && name.iter().all(|b| b"*?.[]!{},a-zA-Z".contains(b));
+        if !globs {
+            break;
+        }
+        stripped = true;
+        path = if slash == 0 { b"/" } else { &path[..slash] };
+        if path == b"/" {
+            break;
+        }
+    }
+    (path, stripped)
+}
+
+/// Where an absolute path lies.
+pub(crate) fn place(path: &[u8], context: &Context) -> Place {
+    let (path, _) = without_trailing_globs(path);
+    let (workspace, home) = (context.workspace.as_bytes(), context.home.as_bytes());
+    if path == b"/" || path == home {
+        return Place::Ancestor;
+    }
+    if workspace != b"/" && strip(path, workspace).is_some() {
+        return Place::Workspace;
+    }
+    if strip(workspace, path).is_some() || strip(home, path).is_some() {
+        return Place::Ancestor;
+    }
+    if ["/tmp", "/var/tmp", "/dev/shm"].iter().any(|t| strip(path, t.as_bytes()).is_some()) {
+        return Place::Temporary;
+    }
+    if let Some(rest) = strip(path, home) {
+        return if covers(".cache", rest) { Place::Cache } else { Place::Home };
+    }
+    if path.starts_with(b"/home/") || path.starts_with(b"/Users/") {
+        return Place::Home;
+    }
+    let top = path.split(|b| *b == b'/').nth(1).unwrap_or_default();
+    let globbed = top.iter().any(|b| matches!(b, b'*' | b'?' | b'['));
+    if globbed || SYSTEM_TOPS.iter().any(|t| t.as_bytes() == top) { Place::System } else { Place::Elsewhere }
+}
+
+/// How private an absolute path's content is, if it is.
+pub(crate) fn sensitivity(path: &[u8], context: &Context) -> Option<Sensitivity> {
+    let name = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
+    let home = strip(path, context.home.as_bytes());
+    if SECRET_SYSTEM.iter().any(|p| covers(p, path)) {
+        return Some(Sensitivity::Secret);
+    }
+    if home.is_some_and(|rest| SECRET_HOME.iter().any(|p| covers(p, rest))) {
+        return Some(Sensitivity::Secret);
+    }
+    if path
+        .split(|b| *b == b'/')
+        .any(|n| [&b".ssh"[..], b".gnupg", b".aws", b".kube", b".docker"].iter().any(|s| n.eq_ignore_ascii_case(s)))
+    {
+        return Some(Sensitivity::Secret);
+    }
+    let example = EXAMPLE_NAMES.iter().any(|p| name_matches(p.as_bytes(), name));
+    if !example
+        && SECRET_NAMES.iter().any(|p| name_matches(p.as_bytes(), name) || wildcard_could_be(name, p.as_bytes()))
+    {
+        return Some(Sensitivity::Secret);
+    }
+    let outside = strip(path, context.workspace.as_bytes()).is_none();
+    let hidden = |rest: &[u8]| rest.split(|b| *b == b'/').any(|n| n.starts_with(b"."));
+    if outside && home.is_some_and(hidden) {
+        return Some(Sensitivity::Private);
+    }
+    if path.ends_with(b"/.git/config") || covers("/proc/*/*", path) || covers("/var/log", path) {
+        return Some(Sensitivity::Private);
+    }
+    // A wildcard over dotted names would take secrets with it.
+    if name.starts_with(b".") && name.iter().any(|b| matches!(b, b'*' | b'?' | b'[')) {
+        return Some(Sensitivity::Private);
+    }
+    None
+}
+
+/// True if secrets lie below this directory, so that searching it hunts for
+/// them.
+pub(crate) fn holds_secrets(path: &[u8], context: &Context) -> bool {
+    let (path, _) = without_trailing_globs(path);
+    matches!(place(path, context), Place::Ancestor)
+        || strip(b"/root", path).is_some()
+        || [&b"/etc"[..], b"/proc", b"/run", b"/var", b"/home", b"/sys", b"/dev"].contains(&path)
+        || (place(path, context) == Place::Home && sensitivity(path, context).is_some())
+}
+
+/// What writing an absolute path amounts to, beyond changing a file. `whole`:
+/// the old content is lost.
+pub(crate) fn target(path: &[u8], whole: bool, context: &Context) -> Option<Target> {
+    if let Some(device) = strip(path, b"/dev").and_then(|rest| rest.strip_prefix(b"/")) {
+        let name = device.split(|b| *b == b'/').next().unwrap_or_default();
+        return DISKS.iter().any(|d| name_matches(d.as_bytes(), name)).then_some(Target::Disk);
+    }
+    let kernel = [
+        "/proc/sys",
+        "/proc/sysrq-trigger",
+        "/sys",
+        "/proc/*/mem",
+        "/proc/kcore",
+        "/boot",
+        "/proc/*/oom_adj",
+        "/proc/irq",
+    ];
+    if kernel.iter().any(|p| covers(p, path)) || path.ends_with(b"/release_agent") {
+        return Some(Target::KernelSetting);
+    }
+    let in_repository = |p: &&str| {
+        path.windows(p.len() + 1).enumerate().any(|(i, w)| {
+            w[0] == b'/'
+                && w[1..].eq_ignore_ascii_case(p.as_bytes())
+                && path.get(i + w.len()).is_none_or(|b| *b == b'/')
+        })
+    };
+    if PERSISTENT_REPOSITORY.iter().any(in_repository) || PERSISTENT_SYSTEM.iter().any(|p| covers(p, path)) {
+        return Some(Target::Persistence);
+    }
+    let inside = strip(path, context.workspace.as_bytes()).is_some();
+    let any_home = strip(path, context.home.as_bytes()).or_else(|| {
+        let rest = path.strip_prefix(b"/home/").or_else(|| path.strip_prefix(b"/Users/"))?;
+        rest.iter().position(|b| *b == b'/').map(|at| &rest[at..])
+    });
+    if let Some(rest) = any_home.filter(|_| !inside) {
+        let history = name_matches(b"*_history", rest.rsplit(|b| *b == b'/').next().unwrap_or_default());
+        if whole && (history || is_log(path)) {
+            return Some(Target::Log);
+        }
+        if PERSISTENT_HOME.iter().any(|p| covers(p, rest)) {
+            return Some(Target::Persistence);
+        }
+    }
+    if !inside && whole && is_log(path) {
+        return Some(Target::Log);
+    }
+    (whole && place(path, context) == Place::System).then_some(Target::System)
+}
+
+/// True for system logs, shell histories and this engine's own audit log.
+pub(crate) fn is_log(path: &[u8]) -> bool {
+    let name = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
+    covers("/var/log", path)
+        || covers("/run/log", path)
+        || name_matches(b"*_history", name)
+        || name_matches(b"audit*.jsonl", name)
+        || name_matches(b"audit*.log", name)
+        || ["wtmp", "btmp", "utmp", "lastlog"].iter().any(|n| n.as_bytes() == name)
+}

@@ -1,0 +1,204 @@
+//! Programs whose arguments are an expression: find(1) and test(1).
+
+use crate::judge::{Invocation, Judge};
+use crate::words::{Argument, Flow};
+
+use super::{dynamic_text, hunts, sensitive, text};
+
+/// find(1) 4.9: tests and actions without a value.
+const FIND_FLAGS: &[&str] = &[
+    "-print",
+    "-print0",
+    "-ls",
+    "-prune",
+    "-quit",
+    "-depth",
+    "-d",
+    "-empty",
+    "-true",
+    "-false",
+    "-o",
+    "-or",
+    "-a",
+    "-and",
+    "-not",
+    "!",
+    "(",
+    ")",
+    ",",
+    "-readable",
+    "-writable",
+    "-executable",
+    "-nouser",
+    "-nogroup",
+    "-mount",
+    "-xdev",
+    "-daystart",
+    "-follow",
+    "-noleaf",
+    "-warn",
+    "-nowarn",
+    "-ignore_readdir_race",
+    "-noignore_readdir_race",
+    "-help",
+    "-version",
+    "--help",
+    "--version",
+];
+
+/// Tests with one value that is text.
+const FIND_VALUED: &[&str] = &[
+    "-name",
+    "-iname",
+    "-path",
+    "-ipath",
+    "-wholename",
+    "-iwholename",
+    "-regex",
+    "-iregex",
+    "-regextype",
+    "-type",
+    "-xtype",
+    "-size",
+    "-mtime",
+    "-atime",
+    "-ctime",
+    "-mmin",
+    "-amin",
+    "-cmin",
+    "-maxdepth",
+    "-mindepth",
+    "-perm",
+    "-user",
+    "-group",
+    "-uid",
+    "-gid",
+    "-links",
+    "-inum",
+    "-fstype",
+    "-lname",
+    "-ilname",
+    "-printf",
+    "-used",
+    "-newermt",
+    "-newerat",
+    "-newerct",
+    "-context",
+];
+
+/// Tests with one value that is a file looked at.
+const FIND_FILES: &[&str] = &["-newer", "-anewer", "-cnewer", "-samefile", "-newermm", "-neweram", "-newercm"];
+
+/// Actions that write, remove or run.
+const FIND_ACTIONS: &[&str] =
+    &["-exec", "-execdir", "-ok", "-okdir", "-delete", "-fprint", "-fprint0", "-fprintf", "-fls"];
+
+/// Judges find as a reader.
+pub(super) fn find(judge: &mut Judge, invocation: &Invocation) -> Flow {
+    let mut arguments = invocation.arguments.iter().peekable();
+    let mut in_expression = false;
+    let mut started = false;
+    while let Some(argument) = arguments.next() {
+        if argument.starts_unknown() || argument.literal().is_none() {
+            judge.ask("dynamic-operand", "A part of the search is not in the text.", argument.span);
+            continue;
+        }
+        let shown = argument.shown();
+        let word = String::from_utf8_lossy(&shown).into_owned();
+        if !in_expression && (matches!(word.as_str(), "-L" | "-H" | "-P") || word.starts_with("-O")) {
+            continue;
+        }
+        in_expression |= word.starts_with('-') || word == "(" || word == "!";
+        if !in_expression {
+            started = true;
+            start(judge, argument);
+        } else if FIND_VALUED.contains(&word.as_str()) {
+            match arguments.next() {
+                Some(value) => text(judge, value),
+                None => judge.ask("unknown-option", "An option without its value.", argument.span),
+            }
+        } else if FIND_FILES.contains(&word.as_str()) {
+            match arguments.next() {
+                Some(value) => {
+                    text(judge, value);
+                    sensitive(judge, value);
+                }
+                None => judge.ask("unknown-option", "An option without its value.", argument.span),
+            }
+        } else if FIND_ACTIONS.contains(&word.as_str()) {
+            judge.ask("executing-option", "A search that writes, removes or runs something.", argument.span);
+        } else if !FIND_FLAGS.contains(&word.as_str()) {
+            judge.ask("unknown-option", "An option that is not known to be harmless.", argument.span);
+        }
+    }
+    if !started {
+        start(judge, &Argument::known(b".", invocation.span));
+    }
+    Flow::default()
+}
+
+fn start(judge: &mut Judge, argument: &Argument) {
+    sensitive(judge, argument);
+    let home = judge.context.home.as_bytes().to_vec();
+    let path = judge.path(argument);
+    // Listing the system is fine; listing a home or a process is for the
+    // person to decide.
+    if path.is_none_or(|p| p == home || p == b"/home" || p.starts_with(b"/proc")) {
+        hunts(judge, argument);
+    }
+}
+
+const FILE_TESTS: &[&str] = &[
+    "-a", "-b", "-c", "-d", "-e", "-f", "-g", "-h", "-k", "-p", "-r", "-s", "-S", "-u", "-w", "-x", "-L", "-O", "-G",
+    "-N",
+];
+const STRING_TESTS: &[&str] = &["-z", "-n", "-t"];
+const COMPARISONS: &[&str] = &["=", "==", "!=", "-nt", "-ot", "-ef", "<", ">", "=~"];
+const NUMBERS: &[&str] = &["-eq", "-ne", "-lt", "-le", "-gt", "-ge"];
+const JOINERS: &[&str] = &["!", "(", ")", "-a", "-o", "&&", "||"];
+
+/// Judges `test`, `[` and `[[`. What evaluates its operand (`-v`, `-R`, and in
+/// `[[` the numbers) runs substitutions even in quoted text.
+pub(super) fn test(judge: &mut Judge, invocation: &Invocation) -> Flow {
+    let mut words: Vec<&Argument> = invocation.arguments.iter().collect();
+    let closing: Option<&[u8]> = match invocation.name.as_slice() {
+        b"[" => Some(b"]"),
+        b"[[" => Some(b"]]"),
+        _ => None,
+    };
+    if let Some(closing) = closing
+        && words.pop().is_none_or(|last| last.shown() != closing)
+    {
+        judge.ask("not-understood", "A test without its end.", invocation.span);
+    }
+    let mut previous_is_number = false;
+    for (i, word) in words.iter().enumerate() {
+        let shown = word.shown();
+        let name = String::from_utf8_lossy(&shown).into_owned();
+        dynamic_text(judge, word);
+        if word.is_glob() && invocation.name != b"[[" {
+            judge.ask("wildcard", "A wildcard where one word is expected.", word.span);
+        }
+        if previous_is_number && !is_integer(&shown) {
+            judge.ask("evaluates-text", "A value that is evaluated as arithmetic.", word.span);
+        }
+        previous_is_number = NUMBERS.contains(&name.as_str());
+        if previous_is_number && !i.checked_sub(1).and_then(|p| words.get(p)).is_some_and(|w| is_integer(&w.shown())) {
+            judge.ask("evaluates-text", "A value that is evaluated as arithmetic.", word.span);
+        }
+        let known =
+            [FILE_TESTS, STRING_TESTS, COMPARISONS, NUMBERS, JOINERS].iter().any(|list| list.contains(&name.as_str()));
+        if name.starts_with('-') && name.len() > 1 && !known && !is_integer(&shown) {
+            judge.ask("unknown-option", "A test that is not known to be harmless.", word.span);
+        }
+        if !known {
+            sensitive(judge, word);
+        }
+    }
+    Flow::default()
+}
+
+fn is_integer(text: &[u8]) -> bool {
+    let digits = text.strip_prefix(b"-").unwrap_or(text);
+    !digits.is_empty() && digits.iter().all(u8::is_ascii_digit)
+}

@@ -1,0 +1,254 @@
+//! Programs in arguments: sed, awk, jq. Only a small inert part of each
+//! language is understood; everything else is one to ask about.
+
+use crate::judge::Judge;
+use crate::words::Argument;
+
+/// A sed script of addresses and commands that only print, delete or
+/// substitute (sed(1) 4.9). `e`, `r`, `R`, `w`, `W` and the flags `e` and `w`
+/// of `s` run programs or touch files.
+pub(super) fn sed(judge: &mut Judge, value: &Argument) {
+    let harmless = value.literal().is_some_and(|script| SedReader { script: &script, at: 0 }.is_harmless());
+    if !harmless {
+        judge.ask("sed-script", "A sed script that is not known to print only.", value.span);
+    }
+}
+
+struct SedReader<'a> {
+    script: &'a [u8],
+    at: usize,
+}
+
+impl SedReader<'_> {
+    fn peek(&self) -> Option<u8> {
+        self.script.get(self.at).copied()
+    }
+
+    fn skip(&mut self, wanted: impl Fn(u8) -> bool) {
+        while self.peek().is_some_and(&wanted) {
+            self.at += 1;
+        }
+    }
+
+    fn is_harmless(&mut self) -> bool {
+        loop {
+            self.skip(|b| b.is_ascii_whitespace() || b == b';' || b == b'{' || b == b'}');
+            if self.peek().is_none() {
+                return true;
+            }
+            if self.command().is_none() {
+                return false;
+            }
+        }
+    }
+
+    /// One command with its addresses; `None` if it is not known.
+    fn command(&mut self) -> Option<()> {
+        if self.address()? {
+            self.skip(|b| b == b' ');
+            if self.peek() == Some(b',') {
+                self.at += 1;
+                self.skip(|b| b == b' ');
+                if matches!(self.peek(), Some(b'+' | b'~')) {
+                    self.at += 1;
+                }
+                if !self.address()? {
+                    return None;
+                }
+            }
+        }
+        self.skip(|b| b == b' ' || b == b'!');
+        let command = self.peek()?;
+        self.at += 1;
+        match command {
+            b'p' | b'P' | b'd' | b'D' | b'=' | b'n' | b'N' | b'g' | b'G' | b'h' | b'H' | b'x' | b'z' | b'F' => {}
+            b'l' | b'q' | b'Q' => self.skip(|b| b.is_ascii_digit() || b == b' '),
+            b'{' => return Some(()),
+            b's' => self.substitution()?,
+            b'y' => {
+                let delimiter = self.delimiter()?;
+                self.until(delimiter)?;
+                self.until(delimiter)?;
+            }
+            _ => return None,
+        }
+        self.skip(|b| b == b' ');
+        matches!(self.peek(), None | Some(b';' | b'\n' | b'}')).then_some(())
+    }
+
+    /// True if there is an address.
+    fn address(&mut self) -> Option<bool> {
+        match self.peek() {
+            Some(b'0'..=b'9') => {
+                self.skip(|b| b.is_ascii_digit() || b == b'~');
+                Some(true)
+            }
+            Some(b'$') => {
+                self.at += 1;
+                Some(true)
+            }
+            Some(b'/') => {
+                self.at += 1;
+                self.until(b'/')?;
+                self.skip(|b| b == b'I' || b == b'M');
+                Some(true)
+            }
+            Some(b'\\') => {
+                self.at += 1;
+                let delimiter = self.delimiter()?;
+                self.until(delimiter)?;
+                self.skip(|b| b == b'I' || b == b'M');
+                Some(true)
+            }
+            _ => Some(false),
+        }
+    }
+
+    fn delimiter(&mut self) -> Option<u8> {
+        let delimiter = self.peek()?;
+        self.at += 1;
+        (!delimiter.is_ascii_alphanumeric()
+            && !delimiter.is_ascii_whitespace()
+            && delimiter != b'\\'
+            && delimiter < 128)
+            .then_some(delimiter)
+    }
+
+    /// Skips past the next delimiter that is not escaped. Inside brackets sed
+    /// does not see it; as that is easily read differently, brackets with a
+    /// delimiter are not known.
+    fn until(&mut self, delimiter: u8) -> Option<()> {
+        let mut in_brackets = false;
+        loop {
+            let byte = self.peek()?;
+            self.at += 1;
+            match byte {
+                b'\\' => self.at += 1,
+                b'[' => in_brackets = true,
+                b']' => in_brackets = false,
+                b'\n' => return None,
+                _ if byte == delimiter && in_brackets => return None,
+                _ if byte == delimiter => return Some(()),
+                _ => {}
+            }
+        }
+    }
+
+    fn substitution(&mut self) -> Option<()> {
+        let delimiter = self.delimiter()?;
+        self.until(delimiter)?;
+        self.until(delimiter)?;
+        self.skip(|b| b.is_ascii_digit() || matches!(b, b'g' | b'p' | b'i' | b'I' | b'm' | b'M'));
+        Some(())
+    }
+}
+
+/// Names of awk that run, write or read beyond the files given (gawk(1) 5.2).
+const AWK_HARMFUL: &[&str] = &[
+    "system", "getline", "close", "fflush", "ENVIRON", "PROCINFO", "ARGV", "ARGC", "SYMTAB", "FUNCTAB", "printf_",
+    "ERRNO", "FS_",
+];
+
+/// An awk program that cannot start, write or connect: no pipes, no output
+/// redirection, no `@`, none of the names above.
+pub(super) fn awk(judge: &mut Judge, value: &Argument) {
+    let harmless = value.literal().is_some_and(|program| awk_is_harmless(&program));
+    if !harmless {
+        judge.ask("awk-program", "An awk program that is not known to print only.", value.span);
+    }
+}
+
+fn awk_is_harmless(program: &[u8]) -> bool {
+    let code = without_strings(program);
+    let Some(code) = code else { return false };
+    for (i, &byte) in code.iter().enumerate() {
+        match byte {
+            b'@' | b'`' => return false,
+            b'|' if code.get(i + 1) != Some(&b'|') && (i == 0 || code[i - 1] != b'|') => return false,
+            // `>` compares in a pattern or in parentheses, else it writes.
+            b'>' if writes_at(&code, i) => return false,
+            _ => {}
+        }
+    }
+    names(&code).all(|name| !AWK_HARMFUL.iter().any(|h| h.as_bytes() == name))
+}
+
+/// True if a `>` stands inside an action after `print`.
+fn writes_at(code: &[u8], at: usize) -> bool {
+    let before = &code[..at];
+    let statement = before.iter().rposition(|b| matches!(b, b'{' | b';' | b'\n' | b'}')).map_or(0, |i| i + 1);
+    names(&before[statement..]).any(|n| n == b"print" || n == b"printf")
+}
+
+fn names(code: &[u8]) -> impl Iterator<Item = &[u8]> {
+    code.split(|b| !b.is_ascii_alphanumeric() && *b != b'_').filter(|n| !n.is_empty())
+}
+
+/// The program with string contents and patterns blanked; `None` where it
+/// cannot be told what is a string.
+fn without_strings(program: &[u8]) -> Option<Vec<u8>> {
+    let mut out = Vec::with_capacity(program.len());
+    let mut at = 0;
+    while at < program.len() {
+        let byte = program[at];
+        at += 1;
+        let opens_pattern = byte == b'/'
+            && out.iter().rev().find(|b: &&u8| !b.is_ascii_whitespace()).is_none_or(|b| b"{}(,;~!&|\n".contains(b));
+        if byte == b'#' {
+            return None;
+        }
+        if byte != b'"' && !opens_pattern {
+            out.push(byte);
+            continue;
+        }
+        out.push(b' ');
+        loop {
+            let inside = *program.get(at)?;
+            at += 1;
+            match inside {
+                b'\\' => at += 1,
+                b'\n' => return None,
+                // A slash in brackets is read differently by different awks.
+                b'[' if opens_pattern && program[at..].iter().take_while(|b| **b != b']').any(|b| *b == b'/') => {
+                    return None;
+                }
+                _ if inside == byte => break,
+                _ => {}
+            }
+        }
+        out.push(b'0');
+    }
+    Some(out)
+}
+
+/// A jq filter that reads its input alone: no `env`, no `$ENV`, no modules, no
+/// `input_filename` games (jq(1) 1.6).
+pub(super) fn jq(judge: &mut Judge, value: &Argument) {
+    let harmless = value.literal().is_some_and(|filter| {
+        let words = names(&filter);
+        let named = words.into_iter().any(|n| {
+            [
+                &b"env"[..],
+                b"ENV",
+                b"import",
+                b"include",
+                b"input_line_number",
+                b"get_search_list",
+                b"modulemeta",
+                b"load",
+                b"load_str",
+                b"eval",
+                b"envsubst",
+                b"strenv",
+                b"debug",
+                b"halt_error",
+                b"__loc__",
+            ]
+            .contains(&n)
+        });
+        !named
+    });
+    if !harmless {
+        judge.ask("jq-filter", "A filter that is not known to read its input only.", value.span);
+    }
+}

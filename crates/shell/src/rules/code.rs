@@ -1,0 +1,330 @@
+//! Commands that take code: shells, `eval`, `source`, `trap`, `xargs`. Where the
+//! code is in the text it is judged as a script; where it was fetched or
+//! encoded, nobody could have read it.
+
+use stockade_model::Tier;
+
+use crate::judge::{Invocation, Judge};
+use crate::script::{Atom, Dynamic};
+use crate::words::{Argument, Flow, UNKNOWN_BYTE};
+
+/// Most arguments taken from a pipe.
+const MAX_PIPED_ARGUMENTS: usize = 256;
+
+const SHELLS: &[&[u8]] = &[
+    b"sh", b"bash", b"dash", b"zsh", b"ksh", b"ash", b"fish", b"mksh", b"rbash", b"tcsh", b"csh", b"pwsh", b"hush",
+    b"yash", b"elvish", b"nu",
+];
+
+pub(super) const INTERPRETERS: &[&str] = &[
+    "python",
+    "python2",
+    "python3",
+    "perl",
+    "ruby",
+    "node",
+    "nodejs",
+    "php",
+    "lua",
+    "deno",
+    "bun",
+    "tclsh",
+    "Rscript",
+    "osascript",
+    "guile",
+    "julia",
+    "groovy",
+    "scala",
+    "ghci",
+    "runghc",
+    "erl",
+    "elixir",
+    "gjs",
+    "luajit",
+    "python3.*",
+    "pypy*",
+    "irb",
+    "ts-node",
+    "tsx",
+    "java",
+    "raku",
+];
+
+/// True for a command interpreter of the Bourne family and its neighbours.
+pub(super) fn is_shell(name: &[u8]) -> bool {
+    SHELLS.contains(&name)
+}
+
+pub(super) fn is_interpreter(name: &[u8]) -> bool {
+    INTERPRETERS.iter().any(|i| super::hazards::matches(i, name))
+}
+
+/// Judges code whose bytes have these taints.
+fn tainted(judge: &mut Judge, flow: &Flow, at: (usize, usize)) {
+    if flow.fetched {
+        judge.deny("fetch-and-run", "Runs code from the network that nobody has seen.", at);
+    }
+    if flow.decoded {
+        judge.deny("encoded-and-run", "Runs code that is encoded, so that nobody can read it first.", at);
+    }
+}
+
+/// Code that comes through a pipe or from a redirection.
+fn piped_code(judge: &mut Judge, flow: &Flow, at: (usize, usize)) -> Flow {
+    tainted(judge, flow, at);
+    match &flow.literal {
+        Some(text) => judge.script(&text.clone(), &Flow::default(), at),
+        None => {
+            judge.seen.shell_reads = true;
+            Flow::default()
+        }
+    }
+}
+
+/// Code in an argument. Parts that are not in the text stand for one unknown
+/// word, so that what is in the text is still seen.
+fn argument_code(judge: &mut Judge, argument: &Argument, at: (usize, usize)) -> Flow {
+    tainted(judge, &argument.flow, at);
+    let mut text = Vec::new();
+    for byte in argument.shown() {
+        if byte == UNKNOWN_BYTE {
+            text.extend_from_slice(b"$unknown");
+        } else {
+            text.push(byte);
+        }
+    }
+    judge.script(&text, &Flow::default(), at)
+}
+
+/// The command itself is not in the text.
+pub(crate) fn dynamic_program(judge: &mut Judge, flow: &Flow, at: (usize, usize)) {
+    judge.ask("dynamic-program", "Which program runs is not in the text.", at);
+    tainted(judge, flow, at);
+}
+
+/// `sh`, `bash` and their options before the script.
+pub(super) fn shell(judge: &mut Judge, invocation: &Invocation) -> Option<Flow> {
+    let at = invocation.span;
+    if !invocation.qualified && invocation.arguments.len() == 1 && invocation.has("--version") {
+        return None;
+    }
+    judge.ask("nested-shell", "Starts a shell.", at);
+    let (mut command, mut from_stdin) = (false, false);
+    let mut words = invocation.arguments.iter();
+    let mut operand = None;
+    while let Some(word) = words.next() {
+        let text = word.shown();
+        if text == b"--" || text == b"-" {
+            operand = words.next();
+            break;
+        }
+        if text.starts_with(b"--") {
+            if matches!(text.as_slice(), b"--rcfile" | b"--init-file") {
+                words.next();
+            }
+            command |= text == b"--command";
+        } else if text.len() > 1 && (text[0] == b'-' || text[0] == b'+') && word.literal().is_some() {
+            command |= text[1..].contains(&b'c');
+            from_stdin |= text[1..].contains(&b's');
+            if text[1..].contains(&b'o') || text[1..].contains(&b'O') {
+                words.next();
+            }
+        } else {
+            operand = Some(word);
+            break;
+        }
+    }
+    Some(match operand {
+        Some(code) if command => argument_code(judge, code, at),
+        Some(file) if !from_stdin => {
+            if is_standard_input(&file.shown()) {
+                piped_code(judge, &invocation.stdin, at)
+            } else {
+                judge.ask("runs-file", "Runs a file as code.", at);
+                tainted(judge, &file.flow, at);
+                after_fetch(judge, at);
+                Flow::default()
+            }
+        }
+        _ => piped_code(judge, &invocation.stdin, at),
+    })
+}
+
+pub(super) fn is_standard_input(path: &[u8]) -> bool {
+    matches!(path, b"-" | b"/dev/stdin" | b"/dev/fd/0" | b"/proc/self/fd/0")
+}
+
+/// Something is run by its path after something was fetched.
+fn after_fetch(judge: &mut Judge, at: (usize, usize)) {
+    if judge.seen.fetched {
+        judge.deny("fetch-and-run", "Fetches something and runs it in one command.", at);
+    }
+}
+
+/// Programs named by path and interpreters with a file, after a fetch.
+pub(super) fn runs_fetched(judge: &mut Judge, invocation: &Invocation) {
+    let system = judge.context.home.as_bytes().is_empty();
+    let own_path = invocation.qualified && !system;
+    let operand = invocation.first_operand().is_some() || invocation.has("-m");
+    let runs = own_path
+        || (is_interpreter(&invocation.name) && operand)
+        || matches!(invocation.name.as_slice(), b"make" | b"gmake" | b"ninja" | b"dpkg" | b"rpm" | b"installer");
+    if runs {
+        after_fetch(judge, invocation.span);
+    }
+    if is_interpreter(&invocation.name) {
+        let file = invocation.arguments.iter().find(|a| !a.shown().starts_with(b"-"));
+        let reads_stdin =
+            file.is_none_or(|f| is_standard_input(&f.shown())) && !invocation.has("-c") && !invocation.has("-e");
+        if reads_stdin && !invocation.has("--version") {
+            tainted(judge, &invocation.stdin, invocation.span);
+        }
+        if let Some(file) = file {
+            tainted(judge, &file.flow, invocation.span);
+        }
+    }
+}
+
+/// `eval`: the words joined by blanks.
+pub(super) fn eval(judge: &mut Judge, invocation: &Invocation) -> Flow {
+    judge.ask("evaluates-text", "Runs text as a command.", invocation.span);
+    let mut joined = Argument { span: invocation.span, ..Argument::default() };
+    for argument in &invocation.arguments {
+        joined.atoms.extend(argument.atoms.iter().cloned());
+        joined.atoms.push(Atom::Byte { byte: b' ', quoted: true });
+        joined.flow.join(&argument.flow);
+    }
+    argument_code(judge, &joined, invocation.span)
+}
+
+/// `source` and `.`
+pub(super) fn source(judge: &mut Judge, invocation: &Invocation) -> Flow {
+    judge.ask("runs-file", "Runs a file in this shell.", invocation.span);
+    let Some(file) = invocation.arguments.first() else { return Flow::default() };
+    tainted(judge, &file.flow, invocation.span);
+    if is_standard_input(&file.shown()) {
+        return piped_code(judge, &invocation.stdin, invocation.span);
+    }
+    after_fetch(judge, invocation.span);
+    Flow::default()
+}
+
+/// `trap 'commands' SIGNAL`
+pub(super) fn trap(judge: &mut Judge, invocation: &Invocation) -> Flow {
+    judge.ask("stores-command", "Stores a command for later.", invocation.span);
+    match invocation.arguments.iter().find(|a| !a.shown().starts_with(b"-")) {
+        Some(code) => argument_code(judge, code, invocation.span),
+        None => Flow::default(),
+    }
+}
+
+/// `su -c`, `script -c`: the option's value is a script.
+pub(super) fn with_command_option(judge: &mut Judge, invocation: &Invocation) -> Flow {
+    judge.ask("nested-shell", "Starts a shell.", invocation.span);
+    if invocation.name == b"su" || invocation.name == b"runuser" {
+        judge.ask("privilege", "Asks for more privilege than the caller has.", invocation.span);
+    }
+    let position = invocation.arguments.iter().position(|a| {
+        let text = a.shown();
+        text == b"--command" || (text.starts_with(b"-") && !text.starts_with(b"--") && text.ends_with(b"c"))
+    });
+    match position.and_then(|at| invocation.arguments.get(at + 1)) {
+        Some(code) => argument_code(judge, code, invocation.span),
+        None => piped_code(judge, &invocation.stdin, invocation.span),
+    }
+}
+
+/// xargs(1): the command with the words of standard input behind it.
+pub(super) fn xargs(judge: &mut Judge, invocation: &Invocation) -> Flow {
+    judge.ask("wrapper", "A program that runs another program.", invocation.span);
+    let mut at = 0;
+    let mut separator: Option<u8> = None;
+    let mut replaced: Option<Vec<u8>> = None;
+    while let Some(argument) = invocation.arguments.get(at) {
+        let text = argument.shown();
+        if text == b"--" {
+            at += 1;
+            break;
+        }
+        if !text.starts_with(b"-") || text.len() < 2 {
+            break;
+        }
+        at += 1;
+        if text.starts_with(b"--") {
+            if text == b"--null" {
+                separator = Some(0);
+            }
+            at += usize::from(matches!(
+                text.as_slice(),
+                b"--arg-file" | b"--delimiter" | b"--max-args" | b"--max-procs" | b"--max-lines" | b"--max-chars"
+            ));
+            continue;
+        }
+        let Some(position) = text.iter().position(|b| b"adEILnPs".contains(b)) else {
+            separator = if text.contains(&b'0') { Some(0) } else { separator };
+            replaced = if text.contains(&b'i') { Some(b"{}".to_vec()) } else { replaced };
+            continue;
+        };
+        let value = match text.get(position + 1..).filter(|rest| !rest.is_empty()) {
+            Some(rest) => Some(rest.to_vec()),
+            None => {
+                at += 1;
+                invocation.arguments.get(at - 1).map(Argument::shown)
+            }
+        };
+        match text[position] {
+            b'I' => replaced = value,
+            b'd' => separator = value.and_then(|v| if v == b"\\n" { Some(b'\n') } else { v.first().copied() }),
+            _ => {}
+        }
+    }
+    let mut command = invocation.arguments.get(at..).unwrap_or_default().to_vec();
+    if command.is_empty() {
+        return Flow::default();
+    }
+    let items = items(invocation, separator);
+    match replaced {
+        Some(mark) if !mark.is_empty() => command.iter_mut().for_each(|argument| replace(argument, &mark, &items)),
+        _ => command.extend(items),
+    }
+    judge.command(command, Flow::default(), invocation.span)
+}
+
+/// The words xargs reads; one unknown word where they are not in the text.
+fn items(invocation: &Invocation, separator: Option<u8>) -> Vec<Argument> {
+    let Some(text) = &invocation.stdin.literal else {
+        let unknown = Atom::Dynamic(Dynamic::Opaque);
+        return vec![Argument { atoms: vec![unknown], span: invocation.span, flow: invocation.stdin.clone() }];
+    };
+    let is_separator = |b: &u8| match separator {
+        Some(separator) => *b == separator,
+        None => b.is_ascii_whitespace(),
+    };
+    let words = text.split(is_separator).filter(|w| !w.is_empty()).take(MAX_PIPED_ARGUMENTS);
+    words.map(|w| Argument::known(w, invocation.span)).collect()
+}
+
+/// Puts the items where the mark stands.
+fn replace(argument: &mut Argument, mark: &[u8], items: &[Argument]) {
+    let text = argument.shown();
+    let Some(at) = text.windows(mark.len()).position(|w| w == mark) else { return };
+    let tail = argument.tail(at + mark.len()).atoms;
+    argument.atoms.truncate(at);
+    if let Some(item) = items.first() {
+        argument.atoms.extend(item.atoms.iter().cloned());
+        argument.flow.join(&item.flow);
+    }
+    argument.atoms.extend(tail);
+}
+
+/// Judges text that a program will run by itself, for denials only: the
+/// program was already asked about.
+pub(super) fn hidden_command(judge: &mut Judge, text: &[u8], at: (usize, usize)) {
+    let before = judge.findings.len();
+    judge.script(text, &Flow::default(), at);
+    let mut index = 0;
+    judge.findings.retain(|f| {
+        index += 1;
+        index <= before || f.tier == Tier::Deny
+    });
+}

@@ -1,0 +1,251 @@
+//! Deleting, moving away and locking what lies beyond the workspace.
+
+use stockade_model::{Capability, RawText};
+
+use crate::judge::{Invocation, Judge};
+use crate::paths::{self, Place};
+use crate::words::{Argument, Flow};
+
+use super::hazards::matches;
+
+/// Judges one command for destruction.
+pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
+    match invocation.name.as_slice() {
+        b"rm" | b"grm" | b"srm" | b"rmdir" | b"unlink" | b"shred" | b"trash" | b"wipe" | b"gio" | b"del"
+        | b"rimraf" => deletes(judge, invocation),
+        b"find" | b"gfind" | b"bfs" => find(judge, invocation),
+        b"mv" | b"rename" => moves(judge, invocation),
+        b"chmod" | b"chown" | b"chgrp" | b"setfacl" | b"chattr" | b"chcon" => modes(judge, invocation),
+        b"rsync" | b"rclone" | b"robocopy" => mirrors(judge, invocation),
+        b"git" => git(judge, invocation),
+        _ => {}
+    }
+}
+
+/// Operands and option words apart; `--` ends the options.
+pub(super) fn split(arguments: &[Argument], valued: &[&str]) -> (Vec<Vec<u8>>, Vec<Argument>) {
+    let (mut options, mut operands) = (Vec::new(), Vec::new());
+    let mut words = arguments.iter();
+    let mut ended = false;
+    while let Some(word) = words.next() {
+        let text = word.shown();
+        if ended || !text.starts_with(b"-") || text.len() < 2 {
+            operands.push(word.clone());
+        } else if text == b"--" {
+            ended = true;
+        } else {
+            if valued.iter().any(|v| v.as_bytes() == text) {
+                words.next();
+            }
+            options.push(text);
+        }
+    }
+    (options, operands)
+}
+
+/// True if a short letter or a long option (or a beginning of it) was given.
+fn has(options: &[Vec<u8>], letters: &[u8], long: &str) -> bool {
+    options.iter().any(|o| match o.strip_prefix(b"--") {
+        Some(name) => !name.is_empty() && long.as_bytes().starts_with(name),
+        None => o[1..].iter().any(|b| letters.contains(b)),
+    })
+}
+
+fn deletes(judge: &mut Judge, invocation: &Invocation) {
+    let (options, operands) = split(&invocation.arguments, &["-n", "-s", "--iterations", "--size"]);
+    let tree =
+        has(&options, b"rR", "recursive") || matches!(invocation.name.as_slice(), b"rimraf" | b"trash" | b"wipe");
+    if invocation.name == b"shred" && !has(&options, b"u", "remove") {
+        for operand in &operands {
+            let path = judge.path(operand);
+            if let Some(path) = path {
+                super::write::target(judge, &path, true, operand.span);
+            }
+        }
+    }
+    for operand in &operands {
+        delete(judge, operand, tree, invocation.span);
+    }
+}
+
+/// Judges one thing that is deleted.
+pub(super) fn delete(judge: &mut Judge, operand: &Argument, tree: bool, at: (usize, usize)) {
+    let Some(path) = judge.path(operand) else { return };
+    judge.capabilities.insert(Capability::Delete(RawText::from(path.as_slice())));
+    let (_, globbed) = paths::without_trailing_globs(&path);
+    let many = tree || globbed;
+    match paths::place(&path, judge.context) {
+        Place::Ancestor if many => {
+            judge.deny("destroys-system", "Deletes a home, or a directory above the workspace.", at)
+        }
+        Place::Ancestor => {}
+        Place::System if paths::is_log(&path) => judge.deny("wipes-log", "Removes records of what happened.", at),
+        Place::System => judge.deny("destroys-system", "Deletes a part of the system.", at),
+        Place::Home | Place::Elsewhere if paths::is_log(&path) => {
+            judge.deny("wipes-log", "Removes records of what happened.", at);
+        }
+        Place::Home if many => judge.deny("destroys-home", "Deletes beyond the workspace.", at),
+        Place::Home if paths::sensitivity(&path, judge.context) == Some(paths::Sensitivity::Secret) => {
+            judge.deny("destroys-home", "Deletes keys or credentials.", at);
+        }
+        Place::Elsewhere if many => judge.deny("destroys-system", "Deletes beyond the workspace.", at),
+        _ => {}
+    }
+}
+
+fn find(judge: &mut Judge, invocation: &Invocation) {
+    let words = &invocation.arguments;
+    let expression = words
+        .iter()
+        .position(|w| {
+            let text = w.shown();
+            (text.starts_with(b"-") && !matches!(text.as_slice(), b"-L" | b"-H" | b"-P") && !text.starts_with(b"-O"))
+                || text == b"("
+                || text == b"!"
+        })
+        .unwrap_or(words.len());
+    let mut starts: Vec<Argument> =
+        words[..expression].iter().filter(|w| !w.shown().starts_with(b"-")).cloned().collect();
+    if starts.is_empty() {
+        starts.push(Argument::known(b".", invocation.span));
+    }
+    if invocation.has("-delete") {
+        starts.iter().for_each(|start| delete(judge, start, true, invocation.span));
+    }
+    let mut at = expression;
+    while let Some(word) = words.get(at) {
+        at += 1;
+        let text = word.shown();
+        if matches!(text.as_slice(), b"-fprint" | b"-fprint0" | b"-fls" | b"-fprintf")
+            && let Some(path) = words.get(at).and_then(|w| judge.path(w))
+        {
+            super::write::target(judge, &path, true, word.span);
+        }
+        if !matches!(text.as_slice(), b"-exec" | b"-execdir" | b"-ok" | b"-okdir") {
+            continue;
+        }
+        let rest = &words[at..];
+        let end = rest.iter().position(|w| matches!(w.shown().as_slice(), b";" | b"+")).unwrap_or(rest.len());
+        at += end;
+        for start in &starts {
+            let command = rest[..end].iter().map(|w| with_found(w, start)).collect();
+            judge.command(command, Flow::default(), invocation.span);
+        }
+    }
+}
+
+/// `{}` stands for anything below the start.
+fn with_found(word: &Argument, start: &Argument) -> Argument {
+    let text = word.shown();
+    let Some(at) = text.windows(2).position(|w| w == b"{}") else { return word.clone() };
+    let mut atoms = word.atoms[..at].to_vec();
+    atoms.extend(start.atoms.iter().cloned());
+    atoms.extend(Argument::known(b"/*", start.span).atoms);
+    atoms.extend(word.atoms[at + 2..].iter().cloned());
+    Argument { atoms, span: word.span, flow: start.flow.clone() }
+}
+
+fn moves(judge: &mut Judge, invocation: &Invocation) {
+    let (options, mut operands) = split(&invocation.arguments, &["-t", "--target-directory", "-S", "--suffix"]);
+    if !options.iter().any(|o| o.starts_with(b"-t") || o.starts_with(b"--target")) {
+        operands.pop();
+    }
+    for operand in &operands {
+        let Some(path) = judge.path(operand) else { continue };
+        let place = paths::place(&path, judge.context);
+        if matches!(place, Place::Ancestor | Place::System) {
+            judge.deny("destroys-system", "Moves a home or a part of the system away.", invocation.span);
+        } else if paths::is_log(&path) && place != Place::Workspace {
+            judge.deny("wipes-log", "Moves records of what happened away.", invocation.span);
+        }
+    }
+}
+
+fn modes(judge: &mut Judge, invocation: &Invocation) {
+    let (options, operands) = split(&invocation.arguments, &["--reference", "--from", "-m", "-x"]);
+    let by_reference = options.iter().any(|o| o.starts_with(b"--reference"));
+    let texts = invocation.texts();
+    let takes_away = options.iter().any(|o| matches!(o.as_slice(), [b'-', rest @ ..] if !rest.starts_with(b"-") && rest.iter().all(|b| b"rwxst".contains(b))));
+    let mode = if by_reference || takes_away { None } else { operands.first().map(Argument::shown) };
+    let tree = has(&options, b"R", "recursive");
+    if invocation.name == b"chmod" {
+        let setuid = texts.iter().any(|m| sets_user_id(m));
+        if setuid {
+            judge.deny("privilege-escalation", "Makes a program run with its owner's powers.", invocation.span);
+        }
+    }
+    for operand in operands.iter().skip(usize::from(mode.is_some())) {
+        let Some(path) = judge.path(operand) else { continue };
+        let (_, globbed) = paths::without_trailing_globs(&path);
+        let system_file = super::write::is_guarded(judge, &path);
+        match paths::place(&path, judge.context) {
+            Place::Ancestor if tree || globbed => {
+                judge.deny("destroys-system", "Changes the access to a home or the system.", invocation.span);
+            }
+            Place::Ancestor if path == b"/" => {
+                judge.deny("destroys-system", "Changes the access to the system.", invocation.span)
+            }
+            Place::System => {
+                judge.deny("weakens-protection", "Changes the access to a part of the system.", invocation.span)
+            }
+            Place::Home if tree => {
+                judge.deny("destroys-home", "Changes the access to much beyond the workspace.", invocation.span)
+            }
+            _ if system_file && opens(mode.as_deref().unwrap_or_default()) => {
+                judge.deny("weakens-protection", "Opens a protected file to others.", invocation.span);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// `u+s`, `4755`, `+s`
+fn sets_user_id(mode: &[u8]) -> bool {
+    let digits = mode.iter().all(|b| (b'0'..=b'7').contains(b));
+    if digits && (mode.len() == 4 || mode.len() == 5) {
+        return mode[mode.len() - 4] >= b'2' && mode[mode.len() - 4] != b'1';
+    }
+    let symbolic = mode.iter().all(|b| b"ugoa+=rwxXst,-".contains(b));
+    symbolic
+        && mode.split(|b| *b == b',').any(|part| {
+            part.iter()
+                .position(|b| matches!(b, b'+' | b'='))
+                .is_some_and(|at| part[at..].contains(&b's') && !part[..at].contains(&b'-'))
+        })
+}
+
+/// True for a mode that lets everyone read or write.
+fn opens(mode: &[u8]) -> bool {
+    let digits = !mode.is_empty() && mode.iter().all(u8::is_ascii_digit);
+    if digits {
+        mode.last().is_some_and(|b| *b >= b'4')
+    } else {
+        [&b"a+"[..], b"o+", b"+r", b"+w", b"ugo+"].iter().any(|p| mode.windows(p.len()).any(|w| w == *p))
+    }
+}
+
+fn mirrors(judge: &mut Judge, invocation: &Invocation) {
+    let texts = invocation.texts();
+    let deletes = texts.iter().any(|t| {
+        matches("--del*", t) || matches("--remove-source*", t) || t == b"sync" || t == b"/MIR" || t == b"purge"
+    });
+    let (_, operands) = split(&invocation.arguments, &["-e", "--rsh", "--exclude", "--include", "-f", "--filter"]);
+    if let Some(last) = operands.last().filter(|o| deletes && !o.shown().contains(&b':')) {
+        delete(judge, last, true, invocation.span);
+    }
+}
+
+fn git(judge: &mut Judge, invocation: &Invocation) {
+    let texts = invocation.texts();
+    let elsewhere = texts.iter().position(|t| t == b"-C").and_then(|i| invocation.arguments.get(i + 1));
+    let directory = match elsewhere {
+        Some(argument) => judge.path(argument),
+        None => judge.scope.cwd.clone(),
+    };
+    let cleans = texts.iter().any(|t| t == b"clean") && texts.iter().any(|t| t.starts_with(b"-") && t.contains(&b'f'));
+    let resets = texts.iter().any(|t| t == b"reset") && texts.iter().any(|t| t == b"--hard");
+    let Some(directory) = directory.filter(|_| cleans || resets) else { return };
+    if matches!(paths::place(&directory, judge.context), Place::Ancestor | Place::System) {
+        judge.deny("destroys-system", "Cleans a repository above or beyond the workspace.", invocation.span);
+    }
+}

@@ -1,0 +1,79 @@
+//! Variables set for one command: a short list does nothing but change the look
+//! of output; every other may name a program, a library or a file.
+
+use crate::judge::Judge;
+use crate::words::Argument;
+
+/// Variables that are harmless with a plain value.
+const PLAIN: &[&str] = &[
+    "LANG",
+    "LANGUAGE",
+    "NO_COLOR",
+    "CLICOLOR",
+    "CLICOLOR_FORCE",
+    "FORCE_COLOR",
+    "TERM",
+    "COLUMNS",
+    "LINES",
+    "RUST_BACKTRACE",
+    "CI",
+    "DEBIAN_FRONTEND",
+    "QUOTING_STYLE",
+    "TIME_STYLE",
+    "BLOCK_SIZE",
+    "GREP_COLOR",
+    "GREP_COLORS",
+    "LS_COLORS",
+    "TZ",
+    "COLORTERM",
+    "RUST_LOG",
+    "CARGO_TERM_COLOR",
+    "PY_COLORS",
+    "DO_NOT_TRACK",
+];
+
+/// Variables that are harmless with one of these values.
+const EXACT: &[(&str, &[&str])] = &[
+    ("GIT_PAGER", &["cat", ""]),
+    ("PAGER", &["cat", ""]),
+    ("GIT_OPTIONAL_LOCKS", &["0"]),
+    ("GIT_TERMINAL_PROMPT", &["0"]),
+    ("GIT_CONFIG_NOSYSTEM", &["1", "true"]),
+    ("GIT_NO_LAZY_FETCH", &["1"]),
+    ("SYSTEMD_PAGER", &["cat", ""]),
+    ("MANPAGER", &["cat"]),
+];
+
+/// Variables that put code into every program that follows.
+const INJECTING: &[&str] = &["LD_PRELOAD", "LD_AUDIT", "DYLD_INSERT_LIBRARIES"];
+
+/// True for an assignment that cannot change what runs.
+pub(crate) fn is_harmless(name: &[u8], value: &Argument) -> bool {
+    let Ok(name) = std::str::from_utf8(name) else { return false };
+    let Some(value) = value.literal() else { return false };
+    if let Some((_, values)) = EXACT.iter().find(|(n, _)| *n == name) {
+        return values.iter().any(|v| v.as_bytes() == value);
+    }
+    let plain = PLAIN.contains(&name) || name.starts_with("LC_");
+    let slash = name == "TZ" || name.ends_with("COLORS") || name == "RUST_LOG";
+    plain
+        && !value.starts_with(b"/")
+        && !value.starts_with(b":")
+        && !value.windows(2).any(|w| w == b"..")
+        && value.iter().all(|b| b.is_ascii_alphanumeric() || b"_.@+-,=:;*'".contains(b) || (slash && *b == b'/'))
+}
+
+/// Records an assignment that may change what runs.
+pub(crate) fn judge(judge: &mut Judge, name: &[u8], value: &Argument, at: (usize, usize)) {
+    let injecting = INJECTING.iter().any(|n| n.as_bytes() == name);
+    let message = if injecting {
+        "Sets a variable that loads code into programs."
+    } else {
+        "Sets a variable that may change what runs."
+    };
+    judge.ask("sets-environment", message, at);
+    // `GIT_SSH_COMMAND='...'`, `PAGER='...'`: the value is a command.
+    if let Some(text) = value.literal().filter(|t| t.contains(&b' ')) {
+        judge.script(&text, &crate::words::Flow::default(), at);
+    }
+}

@@ -1,0 +1,281 @@
+//! Programs that reach other hosts: what they fetch taints what flows on; a
+//! secret given to them is theft.
+
+use stockade_model::Capability;
+
+use crate::judge::{Invocation, Judge};
+use crate::words::Flow;
+
+use super::hazards::matches;
+
+/// Programs that send what they are given.
+const SENDERS: &[&str] = &[
+    "curl",
+    "wget",
+    "nc",
+    "ncat",
+    "netcat",
+    "nc.*",
+    "socat",
+    "telnet",
+    "ssh",
+    "scp",
+    "sftp",
+    "ftp",
+    "lftp",
+    "tftp",
+    "rclone",
+    "s3cmd",
+    "mc",
+    "s5cmd",
+    "gsutil",
+    "nslookup",
+    "dig",
+    "host",
+    "drill",
+    "ping",
+    "ping6",
+    "mail",
+    "mailx",
+    "sendmail",
+    "mutt",
+    "msmtp",
+    "swaks",
+    "http",
+    "https",
+    "xh",
+    "httpie",
+    "aria2c",
+    "croc",
+    "wormhole",
+    "smbclient",
+    "rcp",
+    "rsh",
+    "curlie",
+    "traceroute",
+    "whois",
+    "finger",
+    "gist",
+    "transfer.sh",
+    "ngrok",
+    "cloudflared",
+    "azcopy",
+    "b2",
+    "dropbox",
+    "gdrive",
+    "axel",
+    "lwp-request",
+    "GET",
+    "POST",
+    "mosh",
+    "autossh",
+    "sshfs",
+    "logger",
+    "mosquitto_pub",
+    "websocat",
+    "wscat",
+    "grpcurl",
+    "nmap",
+    "busybox-nc",
+    "ipfs",
+    "telegram-send",
+    "pastebinit",
+    "dog",
+    "kdig",
+];
+
+/// Programs that send with one of these words.
+const SENDING_USES: &[(&str, &[&str])] = &[
+    ("git", &["push", "http://*", "https://*", "ssh://*", "git@*"]),
+    ("aws", &["s3", "s3api", "lambda", "ssm", "sns", "sqs", "dynamodb", "secretsmanager"]),
+    ("gcloud", &["storage", "compute", "secrets"]),
+    ("az", &["storage", "keyvault"]),
+    ("gh", &["gist", "release", "issue", "pr", "api", "secret", "repo"]),
+    ("glab", &["snippet", "issue", "mr", "api"]),
+    ("hub", &["gist", "issue", "api"]),
+    ("rsync", &["*:*"]),
+    ("openssl", &["s_client", "s_server"]),
+    ("docker", &["push", "login", "build"]),
+    ("podman", &["push", "login", "build"]),
+    ("npm", &["publish"]),
+    ("twine", &["upload"]),
+    ("cargo", &["publish"]),
+    ("kubectl", &["cp", "create", "apply"]),
+    ("heroku", &["config:set"]),
+    ("vercel", &["*"]),
+    ("firebase", &["deploy"]),
+    ("tar", &["*:*"]),
+    ("busybox", &["nc", "wget", "telnet", "ftpput"]),
+    ("ipmitool", &["*"]),
+];
+
+/// Programs whose output or product comes from the network.
+const FETCHERS: &[&str] = &[
+    "curl",
+    "wget",
+    "nc",
+    "ncat",
+    "netcat",
+    "nc.*",
+    "socat",
+    "telnet",
+    "ssh",
+    "dig",
+    "nslookup",
+    "host",
+    "drill",
+    "http",
+    "https",
+    "xh",
+    "lftp",
+    "ftp",
+    "tftp",
+    "aria2c",
+    "axel",
+    "lynx",
+    "links",
+    "w3m",
+    "elinks",
+    "fetch",
+    "GET",
+    "lwp-request",
+    "curlie",
+    "websocat",
+    "wscat",
+    "httpie",
+    "whois",
+    "dog",
+    "kdig",
+    "rsh",
+];
+
+/// Uses that keep what they fetch.
+const KEEPERS: &[(&str, &[&str])] = &[
+    ("git", &["clone"]),
+    ("hg", &["clone"]),
+    ("svn", &["checkout", "co", "export"]),
+    ("gh", &["clone", "download"]),
+    ("pip", &["git+*", "http://*", "https://*"]),
+    ("pip3", &["git+*", "http://*", "https://*"]),
+    ("pipx", &["git+*", "http://*", "https://*"]),
+    ("uv", &["git+*", "http://*", "https://*"]),
+    ("npm", &["git+*", "http://*", "https://*", "github:*"]),
+    ("aws", &["s3://*"]),
+    ("gsutil", &["gs://*"]),
+    ("scp", &["*:*"]),
+    ("rsync", &["*:*"]),
+    ("sftp", &["*"]),
+    ("lftp", &["*"]),
+    ("ftp", &["*"]),
+    ("tftp", &["*"]),
+    ("aria2c", &["*"]),
+    ("axel", &["*"]),
+    ("docker", &["cp"]),
+    ("kubectl", &["cp"]),
+];
+
+fn is_use(table: &[(&str, &[&str])], invocation: &Invocation) -> bool {
+    let words = invocation.texts();
+    table.iter().any(|(program, uses)| {
+        matches(program, &invocation.name) && uses.iter().any(|u| words.iter().any(|w| matches(u, w)))
+    })
+}
+
+/// True where a named key is used to log in, not sent.
+pub(super) fn is_identity_use(invocation: &Invocation) -> bool {
+    let words = invocation.texts();
+    let identity = [
+        "-i",
+        "--key",
+        "--cert",
+        "--cacert",
+        "-E",
+        "--kubeconfig",
+        "--netrc-file",
+        "--identity",
+        "--private-key",
+        "--ca-certificate",
+        "--certificate",
+        "-CAfile",
+        "-cert",
+        "-key",
+    ];
+    words.iter().any(|w| {
+        identity.iter().any(|o| {
+            o.as_bytes() == w || (o.starts_with("--") && w.starts_with([o.as_bytes(), b"="].concat().as_slice()))
+        })
+    }) || matches!(
+        invocation.name.as_slice(),
+        b"ssh-keygen"
+            | b"ssh-add"
+            | b"ssh-agent"
+            | b"chmod"
+            | b"chown"
+            | b"ls"
+            | b"stat"
+            | b"test"
+            | b"["
+            | b"find"
+            | b"touch"
+            | b"rm"
+            | b"mkdir"
+            | b"echo"
+            | b"printf"
+    ) || matches!(invocation.name.as_slice(), b"kubectl" | b"helm" | b"docker")
+        && !words.iter().any(|w| w == b"cp" || w == b"create" || w == b"build")
+}
+
+/// True for commands that open a plain connection.
+fn is_raw(name: &[u8]) -> bool {
+    ["nc", "ncat", "netcat", "nc.*", "socat", "telnet", "websocat"].iter().any(|r| matches(r, name))
+}
+
+/// Judges one command. What its output carries.
+pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
+    let mut flow = Flow::default();
+    let at = invocation.span;
+    let sends = SENDERS.iter().any(|s| matches(s, &invocation.name)) || is_use(SENDING_USES, invocation);
+    let fetches = FETCHERS.iter().any(|f| matches(f, &invocation.name))
+        || (invocation.name == b"openssl" && invocation.has("s_client"));
+    let version = invocation.arguments.len() == 1 && (invocation.has("--version") || invocation.has("-V"));
+    if version || !(sends || fetches || is_use(KEEPERS, invocation)) {
+        return flow;
+    }
+    judge.capabilities.insert(Capability::Network(None));
+    if sends {
+        judge.seen.sends = true;
+        let tainted = invocation.stdin.secret || invocation.arguments.iter().any(|a| a.flow.secret);
+        let named =
+            !is_identity_use(invocation) && invocation.arguments.iter().any(|a| super::output::names_secret(judge, a));
+        if tainted || named {
+            judge.deny("exfiltration", "Sends a secret to another host.", at);
+        }
+        if is_raw(&invocation.name) && judge.seen.shell_reads {
+            judge.deny("reverse-shell", "A shell is connected to another host.", at);
+        }
+    }
+    flow.fetched = fetches;
+    if keeps(invocation) {
+        judge.seen.fetched = true;
+    }
+    flow
+}
+
+/// True if what is fetched is kept in a file.
+fn keeps(invocation: &Invocation) -> bool {
+    let words = invocation.texts();
+    let short = |letters: &[u8]| {
+        words.iter().any(|w| w.len() > 1 && w[0] == b'-' && w[1] != b'-' && w.iter().any(|b| letters.contains(b)))
+    };
+    match invocation.name.as_slice() {
+        b"curl" | b"http" | b"xh" => {
+            short(b"oOJ")
+                || words.iter().any(|w| matches("--output*", w) || matches("--remote-*", w) || w == b"--download")
+        }
+        b"wget" => {
+            !words.iter().any(|w| w == b"-O-" || w == b"-qO-" || w == b"--output-document=-" || w == b"-nvO-")
+                && !words.windows(2).any(|p| p[0].ends_with(b"O") && p[0].starts_with(b"-") && p[1] == b"-")
+        }
+        _ => is_use(KEEPERS, invocation),
+    }
+}

@@ -1,0 +1,230 @@
+//! What comes out of a command: the bytes, where the text shows them, and
+//! whether they are encoded, endless or secret.
+
+use crate::judge::{Invocation, Judge};
+use crate::words::{Argument, Flow};
+
+/// Longest output that is worked out.
+const MAX_LITERAL: usize = 64 * 1024;
+
+/// The bytes a command prints, where its words show them.
+pub(crate) fn literal(invocation: &Invocation) -> Option<Vec<u8>> {
+    let words: Option<Vec<Vec<u8>>> = invocation.arguments.iter().map(Argument::pattern).collect();
+    let words = words?;
+    let text = match invocation.name.as_slice() {
+        b"echo" => {
+            let options =
+                words.iter().take_while(|w| matches!(w.as_slice(), b"-n" | b"-e" | b"-ne" | b"-en" | b"-E")).count();
+            let escapes = words[..options].iter().any(|w| w.contains(&b'e'));
+            let mut line = words[options..].join(&b' ');
+            if escapes {
+                line = unescape(&line);
+            }
+            if !words[..options].iter().any(|w| w.contains(&b'n')) {
+                line.push(b'\n');
+            }
+            line
+        }
+        b"printf" => printf(&words)?,
+        b"cat" | b"tee" | b"tac" => {
+            if invocation.name == b"cat" && words.iter().any(|w| !w.starts_with(b"-") || w.len() > 1) {
+                return None;
+            }
+            invocation.stdin.literal.clone()?
+        }
+        b"ls" | b"find" => {
+            let paths: Vec<Vec<u8>> = words
+                .into_iter()
+                .take_while(|w| invocation.name == b"ls" || !w.starts_with(b"-"))
+                .filter(|w| !w.starts_with(b"-"))
+                .collect();
+            if paths.is_empty() {
+                return None;
+            }
+            paths.join(&b'\n')
+        }
+        b"true" | b":" | b"cd" => Vec::new(),
+        _ => return None,
+    };
+    (text.len() <= MAX_LITERAL).then_some(text)
+}
+
+fn printf(words: &[Vec<u8>]) -> Option<Vec<u8>> {
+    let skip = usize::from(words.first().is_some_and(|w| w == b"--"));
+    let (format, values) = words.get(skip..)?.split_first()?;
+    let mut values = values.iter();
+    let mut out = Vec::new();
+    let format = unescape(format);
+    let mut bytes = format.iter();
+    while let Some(&byte) = bytes.next() {
+        if byte != b'%' {
+            out.push(byte);
+            continue;
+        }
+        match bytes.next() {
+            Some(b'%') => out.push(b'%'),
+            Some(b's' | b'd') => out.extend(values.next().into_iter().flatten()),
+            Some(b'b') => out.extend(unescape(values.next().map(Vec::as_slice).unwrap_or_default())),
+            _ => return None,
+        }
+    }
+    // The format is used again for what is left.
+    for value in values {
+        out.push(b'\n');
+        out.extend(value);
+    }
+    Some(out)
+}
+
+/// Escapes of `echo -e` and `printf`, as far as they are needed to read the
+/// text.
+fn unescape(text: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut at = 0;
+    while at < text.len() {
+        if text[at] == b'\\' && text.get(at + 1) == Some(&b'0') && text.get(at + 2).is_none_or(|b| !b.is_ascii_digit())
+        {
+            out.push(0);
+            at += 2;
+            continue;
+        }
+        let length = if text[at] == b'\\' {
+            1 + text[at + 1..].iter().enumerate().take(4).take_while(|(i, b)| *i == 0 || b.is_ascii_hexdigit()).count()
+        } else {
+            1
+        };
+        let piece = &text[at..(at + length.max(1)).min(text.len())];
+        let shortest = if piece.len() > 1 && !matches!(piece[1], b'x' | b'u' | b'0'..=b'7') { 2 } else { piece.len() };
+        match crate::lower_word::ansi_c(&piece[..shortest]) {
+            Some(decoded) => out.extend(decoded),
+            None => out.extend_from_slice(&piece[..shortest]),
+        }
+        at += shortest.max(1);
+    }
+    out
+}
+
+/// Taints a command adds to what passes through it.
+pub(crate) fn taints(judge: &mut Judge, invocation: &Invocation) -> Flow {
+    let words = invocation.texts();
+    let has = |list: &[&str]| words.iter().any(|w| list.iter().any(|l| super::hazards::matches(l, w)));
+    let decodes = match invocation.name.as_slice() {
+        b"base64" | b"base32" | b"basenc" | b"gbase64" => has(&["-d*", "-D*", "--d*", "-*d*"]),
+        b"xxd" => has(&["-r*", "-*r*", "-p*r"]),
+        b"openssl" => {
+            has(&["enc", "-d", "base64", "rsautl", "pkeyutl", "smime", "cms", "aes-*", "des*"]) && !has(&["s_client"])
+        }
+        b"gunzip" | b"zcat" | b"gzcat" | b"bunzip2" | b"bzcat" | b"unxz" | b"xzcat" | b"lzcat" | b"unlzma"
+        | b"zstdcat" | b"unzstd" | b"lz4cat" | b"uncompress" | b"uudecode" | b"rev" | b"tr" | b"unhex"
+        | b"ascii2uni" | b"iconv" | b"recode" | b"gpg" | b"gpg2" | b"age" | b"ccrypt" | b"ccat" | b"rot13"
+        | b"caesar" | b"steghide" | b"zsteg" | b"brotli" | b"qrencode" | b"zbarimg" | b"xor" | b"7z" | b"unzip"
+        | b"unrar" | b"ar" | b"cpio" | b"strings" | b"od" | b"hexdump" | b"basez" | b"crypt" | b"mcrypt" | b"unar"
+        | b"pigz" | b"lzop" => true,
+        b"gzip" | b"bzip2" | b"xz" | b"zstd" | b"lz4" | b"lzma" => has(&["-d*", "--d*", "-*d*", "--uncompress"]),
+        b"tar" => has(&["-O", "--to-stdout", "-*O*", "x*O*"]),
+        b"sed" => {
+            words.iter().any(|w| w.starts_with(b"y") || w.starts_with(b"s")) && invocation.stdin.literal.is_some()
+        }
+        b"awk" | b"gawk" | b"perl" | b"python3" | b"python" | b"ruby" | b"node" | b"php" => words.iter().any(|w| {
+            contains(w, b"base64")
+                || contains(w, b"chr(")
+                || contains(w, b"pack(")
+                || contains(w, b"unhex")
+                || contains(w, b"%c")
+                || contains(w, b"fromCharCode")
+                || contains(w, b"decode")
+        }),
+        b"printf" | b"echo" => words.iter().any(|w| {
+            w.windows(2).filter(|p| p[0] == b'\\' && (p[1] == b'x' || p[1].is_ascii_digit() || p[1] == b'u')).count()
+                > 2
+        }),
+        _ => false,
+    };
+    let secret = match invocation.name.as_slice() {
+        b"env" => words.is_empty(),
+        b"printenv" | b"export" | b"declare" | b"set" | b"typeset" => {
+            words.is_empty()
+                || words.iter().all(|w| w.starts_with(b"-"))
+                || (invocation.name == b"printenv" && !words.iter().all(|w| crate::judge::is_public(w)))
+        }
+        b"gpg" | b"gpg2" => has(&["--export-secret*"]),
+        b"security" => has(&["find-*-password", "dump-keychain"]),
+        b"pass" | b"op" | b"bw" | b"secret-tool" | b"vault" => has(&["show", "read", "get", "lookup", "item"]),
+        b"git" => has(&["credential"]),
+        b"aws" => has(&["get-session-token", "get-secret-value", "export-credentials", "get-login-password"]),
+        b"gcloud" => has(&["print-access-token"]),
+        b"gh" => has(&["token"]),
+        b"kubectl" => has(&["secret", "secrets", "secret/*"]),
+        _ => false,
+    };
+    if secret {
+        judge.seen.secret = true;
+    }
+    // Any command that takes a secret file as an operand may pass it on.
+    let named = invocation.arguments.iter().any(|a| names_secret(judge, a));
+    if named && !super::network::is_identity_use(invocation) {
+        judge.seen.secret = true;
+    }
+    let endless = invocation.name == b"yes"
+        || words.iter().any(|w| matches!(w.as_slice(), b"/dev/urandom" | b"/dev/zero" | b"/dev/random"));
+    Flow {
+        decoded: decodes,
+        secret: secret || named,
+        endless: endless && invocation.name != b"head",
+        ..Flow::default()
+    }
+}
+
+fn contains(text: &[u8], part: &[u8]) -> bool {
+    text.windows(part.len()).any(|w| w == part)
+}
+
+/// True if an argument is the path of a secret, alone or behind `@`, `=` or
+/// `file://`.
+pub(super) fn names_secret(judge: &Judge, argument: &Argument) -> bool {
+    let shown = argument.shown();
+    // Text with blanks or patterns is not a path.
+    if shown.len() > 512 || shown.iter().any(|b| matches!(b, b'\n' | b'(' | b'|' | b'\\')) {
+        return false;
+    }
+    candidates(&shown).into_iter().any(|candidate| {
+        let candidate = expand_home(candidate, judge);
+        let plain = !candidate.is_empty() && !candidate.contains(&b' ');
+        plain
+            && looks_like_path(&candidate)
+            && crate::paths::absolute(&candidate, judge.scope.cwd.as_deref()).is_some_and(|path| {
+                crate::paths::sensitivity(&path, judge.context) == Some(crate::paths::Sensitivity::Secret)
+            })
+    })
+}
+
+fn expand_home(text: &[u8], judge: &Judge) -> Vec<u8> {
+    match text.strip_prefix(b"~/") {
+        Some(rest) => [judge.context.home.as_bytes(), b"/", rest].concat(),
+        None => text.to_vec(),
+    }
+}
+
+/// A bare word such as `token` is no path; it needs a slash or a dot.
+fn looks_like_path(text: &[u8]) -> bool {
+    text.contains(&b'/') || text.contains(&b'.') || text.starts_with(b"id_")
+}
+
+fn candidates(text: &[u8]) -> Vec<&[u8]> {
+    let mut out = Vec::new();
+    if !text.starts_with(b"-") && !contains(text, b"://") {
+        out.push(text);
+    }
+    for (at, byte) in text.iter().enumerate() {
+        if matches!(byte, b'@' | b'=' | b'<') {
+            out.push(&text[at + 1..]);
+        }
+        if *byte == b':' && !text[at..].starts_with(b"://") {
+            out.push(&text[..at]);
+        }
+    }
+    if let Some(at) = text.windows(7).position(|w| w == b"file://") {
+        out.push(&text[at + 7..]);
+    }
+    out
+}

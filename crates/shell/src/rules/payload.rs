@@ -1,0 +1,465 @@
+//! Code of other languages given as text: `python -c`, `node -e`, awk programs,
+//! recipes. It is not parsed; its string literals and a few names are enough
+//! for what a person would see at a glance. Finds denials only: running code is
+//! one to ask about anyway.
+
+use crate::judge::{Invocation, Judge};
+use crate::words::Argument;
+
+use super::code::{hidden_command, is_interpreter, is_standard_input};
+use super::destroy::delete;
+
+/// Judges one command's embedded code.
+pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
+    let at = invocation.span;
+    let name = invocation.name.as_slice();
+    if is_interpreter(name)
+        || matches!(
+            name,
+            b"awk"
+                | b"gawk"
+                | b"mawk"
+                | b"nawk"
+                | b"emacs"
+                | b"vim"
+                | b"vi"
+                | b"ex"
+                | b"nvim"
+                | b"view"
+                | b"gdb"
+                | b"sqlite3"
+                | b"psql"
+                | b"mysql"
+                | b"ed"
+        )
+    {
+        for code in embedded(invocation) {
+            program(judge, &code, at);
+        }
+    }
+    if matches!(name, b"make" | b"gmake") {
+        make(judge, invocation);
+    }
+    for command in option_commands(invocation) {
+        hidden_command(judge, &command, at);
+    }
+}
+
+/// Texts that may be code: arguments, and standard input where it is code.
+fn embedded(invocation: &Invocation) -> Vec<Vec<u8>> {
+    let mut out: Vec<Vec<u8>> = invocation.arguments.iter().map(Argument::shown).filter(|t| t.len() > 3).collect();
+    let reads_stdin =
+        invocation.arguments.iter().map(Argument::shown).all(|t| t.starts_with(b"-") || is_standard_input(&t));
+    if reads_stdin || !is_interpreter(&invocation.name) {
+        out.extend(invocation.stdin.literal.clone());
+    }
+    out
+}
+
+fn contains(text: &[u8], part: &str) -> bool {
+    text.windows(part.len()).any(|w| w == part.as_bytes())
+}
+
+fn any(text: &[u8], parts: &[&str]) -> bool {
+    parts.iter().any(|p| contains(text, p))
+}
+
+const REACHES: &[&str] = &[
+    "urllib",
+    "urlopen",
+    "requests.",
+    "http.client",
+    "socket",
+    "fetch(",
+    "http.get",
+    "https.get",
+    "require('http",
+    "require(\"http",
+    "LWP",
+    "Net::HTTP",
+    "open-uri",
+    "TCPSocket",
+    "IO::Socket",
+    "fsockopen",
+    "curl_",
+    "file_get_contents('http",
+    "file_get_contents(\"http",
+    "axios",
+    "httpx",
+    "aiohttp",
+    "HTTP::Tiny",
+    "net.connect",
+    "net.Socket",
+    "URI.open",
+    "http://",
+    "https://",
+    "ftplib",
+    "smtplib",
+    "XMLHttpRequest",
+    "/inet/",
+    "paramiko",
+    "WebSocket",
+];
+const RUNS: &[&str] = &[
+    "exec(",
+    "eval(",
+    "eval ",
+    "system(",
+    "subprocess",
+    "popen",
+    "Popen",
+    "spawn",
+    "execSync",
+    "child_process",
+    "Function(",
+    "instance_eval",
+    "compile(",
+    "runpy",
+    "importlib",
+    "exec ",
+    "os.exec",
+    "shell_exec",
+    "passthru",
+    "proc_open",
+    "loadstring",
+    "load(",
+];
+const SHELL_ENDS: &[&str] = &[
+    "dup2",
+    "pty.spawn",
+    "/bin/sh",
+    "/bin/bash",
+    "\"sh\"",
+    "'sh'",
+    "\"bash\"",
+    "'bash'",
+    "sh -i",
+    "bash -i",
+    ">&S",
+    "<&3",
+    "cmd.exe",
+    "\"/bin",
+    "'/bin",
+    "STDIN->fdopen",
+    "|getline",
+    "| getline",
+];
+const ENCODED: &[&str] = &[
+    "b64decode",
+    "base64",
+    "fromhex",
+    "unhexlify",
+    "atob(",
+    "fromCharCode",
+    "decode_base64",
+    "zlib",
+    "marshal",
+    "rot13",
+    "unpack",
+    "pack(",
+    "codecs.decode",
+    "chr(",
+    "Buffer.from",
+    "\\x",
+    "decompress",
+    "inflate",
+    "gzinflate",
+];
+const REMOVES: &[&str] = &[
+    "rmtree",
+    "rmSync",
+    "rmdirSync",
+    "unlinkSync",
+    "rm_rf",
+    "rm_r(",
+    "remove_dir",
+    "remove_tree",
+    "unlink",
+    "os.remove",
+    "fs.rm(",
+    "fs.rm ",
+    "removedirs",
+    "rmdir",
+    "rimraf",
+    "remove_entry",
+    "FileUtils",
+    "File.delete",
+    "os.unlink",
+    "Path(",
+    "delete-directory",
+    "emptyDirSync",
+    "removeSync",
+    "file.remove",
+];
+const WRITES: &[&str] = &[
+    "'w'",
+    "\"w\"",
+    "'wb'",
+    "\"wb\"",
+    "'a'",
+    "\"a\"",
+    "write_text",
+    "writeFile",
+    "appendFile",
+    "File.write",
+    "file_put_contents",
+    "'r+",
+    "\"r+",
+    "'>",
+    "\">",
+    "createWriteStream",
+    "write_bytes",
+    "copyfile",
+    "shutil.copy",
+    "os.rename",
+    "shutil.move",
+    "symlink",
+];
+
+/// Judges a program's text.
+fn program(judge: &mut Judge, text: &[u8], at: (usize, usize)) {
+    let reaches = any(text, REACHES);
+    if reaches
+        && any(text, SHELL_ENDS)
+        && any(text, &["socket", "Socket", "fsockopen", "/inet/", "net.connect", "net.Socket", "TCP", "connect("])
+    {
+        judge.deny("reverse-shell", "A program connects a shell to another host.", at);
+    }
+    if reaches
+        && any(text, RUNS)
+        && any(
+            text,
+            &[
+                "read(", "read()", ".text", "body", "get(", "open(", "content", "recv", "getline", "data", "urlopen",
+                "fetch(",
+            ],
+        )
+        && !contains(text, "json.load(")
+    {
+        judge.deny("fetch-and-run", "A program fetches code and runs it.", at);
+    }
+    if any(text, ENCODED)
+        && any(text, &["exec(", "eval(", "eval ", "Function(", "loads(", "os.system(", "execSync("])
+        && any(
+            text,
+            &[
+                "decode",
+                "atob",
+                "fromhex",
+                "unhexlify",
+                "chr(",
+                "pack",
+                "Buffer.from",
+                "fromCharCode",
+                "loads",
+                "inflate",
+                "decompress",
+                "rot13",
+                "\\x",
+            ],
+        )
+    {
+        judge.deny("encoded-and-run", "A program runs code that is encoded.", at);
+    }
+    if contains(text, "fork")
+        && any(text, &["while", "for ", "loop", "until", "iter(", "times", "cycle", ";;"])
+        && any(
+            text,
+            &["fork()", "fork while", "fork;", "fork }", "fork}", "os.fork", "pcntl_fork", "fork until", "fork("],
+        )
+    {
+        judge.deny("process-bomb", "A program starts itself without end.", at);
+    }
+    if reaches && any(text, &["os.environ", "process.env", "%ENV"]) {
+        judge.deny("exfiltration", "A program sends the environment to another host.", at);
+    }
+    literals(judge, text, reaches, at);
+}
+
+/// Judges the string literals of a program.
+fn literals(judge: &mut Judge, text: &[u8], reaches: bool, at: (usize, usize)) {
+    let (removes, writes, runs) = (
+        any(text, REMOVES),
+        any(text, WRITES),
+        any(text, RUNS) || contains(text, "`") || any(text, &["system", "getline", "shell-command", "print |", "qx"]),
+    );
+    for literal in string_literals(text) {
+        let path = Argument::known(&expand_tilde(judge, &literal), at);
+        let looks_like_path = literal.starts_with(b"/") || literal.starts_with(b"~") || literal.starts_with(b"..");
+        if looks_like_path && !literal.contains(&b' ') {
+            if removes {
+                delete(judge, &path, true, at);
+            }
+            if writes && let Some(absolute) = judge.path(&path) {
+                super::write::target(judge, &absolute, false, at);
+            }
+        }
+        if reaches && super::output::names_secret(judge, &path) {
+            judge.deny("exfiltration", "A program sends a secret to another host.", at);
+        }
+        if runs && literal.len() > 3 {
+            hidden_command(judge, &literal, at);
+        }
+    }
+    if contains(text, "!") && !contains(text, "\n") {
+        // `:!command` of editors and debuggers.
+        let command = text.trim_ascii_start();
+        let command = command.strip_prefix(b":").unwrap_or(command);
+        if let Some(command) = command
+            .strip_prefix(b"!")
+            .or_else(|| command.strip_prefix(b"shell "))
+            .or_else(|| command.strip_prefix(b".shell "))
+        {
+            hidden_command(judge, command, at);
+        }
+    }
+    if let Some(command) = text.strip_prefix(b".shell ").or_else(|| text.strip_prefix(b".system ")) {
+        hidden_command(judge, command, at);
+    }
+}
+
+fn expand_tilde(judge: &Judge, literal: &[u8]) -> Vec<u8> {
+    match literal.strip_prefix(b"~") {
+        Some(rest) if rest.is_empty() || rest.starts_with(b"/") => [judge.context.home.as_bytes(), rest].concat(),
+        _ => literal.to_vec(),
+    }
+}
+
+/// What stands between equal quotes. Quotes inside quotes of the other kind are
+/// part of the text.
+fn string_literals(text: &[u8]) -> Vec<Vec<u8>> {
+    let mut out = Vec::new();
+    let mut at = 0;
+    while at < text.len() && out.len() < 64 {
+        let quote = text[at];
+        at += 1;
+        if !matches!(quote, b'"' | b'\'' | b'`') {
+            continue;
+        }
+        let start = at;
+        while at < text.len() && text[at] != quote {
+            at += if text[at] == b'\\' { 2 } else { 1 };
+        }
+        let end = at.min(text.len());
+        if end > start {
+            let escaped = text[start..end].split(|b| *b == b'\\').collect::<Vec<_>>().concat();
+            out.push(escaped);
+        }
+        at += 1;
+    }
+    out
+}
+
+/// Recipes in a makefile given as text.
+fn make(judge: &mut Judge, invocation: &Invocation) {
+    let texts = invocation.texts();
+    let directory =
+        texts.iter().position(|t| t == b"-C" || t == b"--directory").and_then(|i| invocation.arguments.get(i + 1));
+    let scope = judge.scope.cwd.clone();
+    if let Some(directory) = directory {
+        judge.scope.cwd = judge.path(directory);
+    }
+    let reads_stdin = texts.iter().any(|t| is_standard_input(t) || t == b"-f-" || t == b"--file=-");
+    let mut recipes: Vec<Vec<u8>> = Vec::new();
+    if let Some(makefile) = invocation.stdin.literal.as_ref().filter(|_| reads_stdin) {
+        for line in makefile.split(|b| *b == b'\n') {
+            let recipe = match line.strip_prefix(b"\t") {
+                Some(recipe) => recipe,
+                None => line.iter().position(|b| *b == b';').map(|i| &line[i + 1..]).unwrap_or_default(),
+            };
+            recipes.push(recipe.iter().copied().skip_while(|b| b"@-+ ".contains(b)).collect());
+        }
+    }
+    // `--eval` adds to the makefile.
+    recipes.extend(texts.iter().filter_map(|t| t.strip_prefix(b"--eval=").map(<[u8]>::to_vec)));
+    for recipe in recipes.iter().filter(|r| !r.is_empty()) {
+        hidden_command(judge, recipe, invocation.span);
+    }
+    judge.scope.cwd = scope;
+}
+
+/// Values of options that programs run as commands.
+fn option_commands(invocation: &Invocation) -> Vec<Vec<u8>> {
+    const ATTACHED: &[&str] = &[
+        "--checkpoint-action=exec=",
+        "--to-command=",
+        "--use-compress-program=",
+        "--info-script=",
+        "--new-volume-script=",
+        "--rsh-command=",
+        "--filter=",
+        "--pre=",
+        "--rsh=",
+        "--upload-pack=",
+        "--receive-pack=",
+        "--exec=",
+        "--extcmd=",
+        "--compress-program=",
+        "--open-files-in-pager=",
+        "--pager=",
+        "--html=",
+        "--sh-exec=",
+        "ProxyCommand=",
+        "LocalCommand=",
+        "-oProxyCommand=",
+        "-oLocalCommand=",
+        "KnownHostsCommand=",
+        "core.pager=",
+        "core.editor=",
+        "core.fsmonitor=",
+        "core.sshCommand=",
+        "diff.external=",
+        "sequence.editor=",
+        "credential.helper=!",
+        "ProxyUseFdpass=",
+        "core.hooksPath=",
+    ];
+    const SEPARATE: &[(&str, &[&str])] = &[
+        ("tar", &["-I", "--to-command", "--use-compress-program", "-F", "--info-script"]),
+        ("rsync", &["-e", "--rsh"]),
+        (
+            "git",
+            &[
+                "-x",
+                "--exec",
+                "--extcmd",
+                "foreach",
+                "run",
+                "--msg-filter",
+                "--tree-filter",
+                "--index-filter",
+                "--env-filter",
+            ],
+        ),
+        ("man", &["-P", "--pager"]),
+        ("zip", &["-TT"]),
+        ("flock", &["-c", "--command"]),
+        ("split", &["--filter"]),
+        ("nc", &["-c"]),
+        ("ncat", &["-c", "--sh-exec"]),
+        ("compgen", &["-C"]),
+        ("sqlite3", &["-cmd"]),
+        ("watch", &["-x"]),
+        ("entr", &["-s"]),
+        ("psql", &["-c"]),
+        ("mapfile", &["-C"]),
+    ];
+    let texts = invocation.texts();
+    let mut out = Vec::new();
+    for (i, text) in texts.iter().enumerate() {
+        out.extend(ATTACHED.iter().filter_map(|p| text.strip_prefix(p.as_bytes()).map(<[u8]>::to_vec)));
+        let separate = SEPARATE.iter().any(|(program, options)| {
+            program.as_bytes() == invocation.name && options.iter().any(|o| o.as_bytes() == text)
+        });
+        if separate {
+            out.extend(texts.get(i + 1).cloned());
+        }
+        // git: `-c alias.x='!command'`
+        if invocation.name == b"git" {
+            out.extend(text.windows(2).position(|w| w == b"=!").map(|at| text[at + 2..].to_vec()));
+            out.extend(text.strip_prefix(b"ext::").map(<[u8]>::to_vec));
+        }
+    }
+    out.retain(|command| !command.is_empty() && command.len() < 4096);
+    out
+}

@@ -1,0 +1,207 @@
+//! Writing to places whose content runs, configures or records: redirections
+//! and the programs that write a file named in their arguments.
+
+use stockade_model::{Capability, RawText};
+
+use crate::judge::{Invocation, Judge};
+use crate::paths::{self, Place, Target};
+use crate::words::{Argument, Flow};
+
+use super::destroy::split;
+
+/// A descriptor connected to another host by the shell.
+pub(crate) fn socket(judge: &mut Judge, at: (usize, usize)) {
+    judge.seen.socket = true;
+    judge.seen.sends = true;
+    judge.capabilities.insert(Capability::Network(None));
+    judge.ask("network", "Connects to another host.", at);
+}
+
+/// Judges a redirection into a file. The path, unless it is the null device.
+pub(crate) fn judge_redirect(
+    judge: &mut Judge,
+    argument: &Argument,
+    whole: bool,
+    at: (usize, usize),
+) -> Option<Vec<u8>> {
+    let shown = argument.shown();
+    if argument.literal().is_some() && shown == b"/dev/null" {
+        return None;
+    }
+    if shown.starts_with(b"/dev/tcp/") || shown.starts_with(b"/dev/udp/") {
+        socket(judge, at);
+        return Some(shown);
+    }
+    judge.ask("writes-file", "Writes to a file.", at);
+    let path = judge.path(argument)?;
+    // `/dev/null/..` exists for the text only.
+    if !shown.starts_with(b"/dev/null/") {
+        target(judge, &path, whole, at);
+    }
+    Some(path)
+}
+
+/// Judges one file that is written.
+pub(super) fn target(judge: &mut Judge, path: &[u8], whole: bool, at: (usize, usize)) {
+    judge.capabilities.insert(Capability::Write(RawText::from(path)));
+    match paths::target(path, whole, judge.context) {
+        Some(Target::Disk) => judge.deny("destroys-disk", "Writes to a disk or to memory directly.", at),
+        Some(Target::KernelSetting) => judge.deny("changes-kernel", "Writes a setting of the kernel.", at),
+        Some(Target::Persistence) => {
+            judge.deny("persistence", "Writes a file that runs or configures programs later.", at)
+        }
+        Some(Target::Log) => judge.deny("wipes-log", "Overwrites records of what happened.", at),
+        Some(Target::System) => judge.deny("destroys-system", "Overwrites a part of the system.", at),
+        None => {}
+    }
+}
+
+/// True for a file whose content runs or is secret.
+pub(super) fn is_guarded(judge: &Judge, path: &[u8]) -> bool {
+    paths::target(path, false, judge.context).is_some()
+        || paths::sensitivity(path, judge.context) == Some(paths::Sensitivity::Secret)
+}
+
+/// Judges what a command's output into files amounts to.
+pub(crate) fn judge_output(judge: &mut Judge, written: &[Vec<u8>], flow: &Flow, at: (usize, usize)) {
+    if written.is_empty() {
+        return;
+    }
+    if flow.fetched {
+        judge.seen.fetched = true;
+    }
+    let beyond = written.iter().any(|p| !matches!(paths::place(p, judge.context), Place::Workspace | Place::Temporary));
+    if flow.endless && beyond {
+        judge.deny("fills-disk", "Writes without end beyond the workspace.", at);
+    }
+    if flow.secret && written.iter().any(|p| p.starts_with(b"/dev/tcp/") || p.starts_with(b"/dev/udp/")) {
+        judge.deny("exfiltration", "Sends a secret to another host.", at);
+    }
+    if judge.seen.shell_reads && judge.seen.socket {
+        judge.deny("reverse-shell", "A shell takes its commands from another host.", at);
+    }
+}
+
+/// Judges programs that write files named in their arguments.
+pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
+    let at = invocation.span;
+    match invocation.name.as_slice() {
+        b"tee" | b"sponge" | b"truncate" | b"ed" | b"ex" | b"vi" | b"vim" | b"nano" | b"touch" => {
+            let (options, operands) =
+                split(&invocation.arguments, &["-s", "--size", "-r", "--reference", "-c", "-t", "-d"]);
+            let append = options.iter().any(|o| o == b"-a" || o.starts_with(b"--app") || o == b"-ia");
+            let whole = !append && matches!(invocation.name.as_slice(), b"tee" | b"sponge" | b"truncate");
+            let paths = each(judge, &operands, whole, at);
+            if invocation.name == b"tee" {
+                judge_output(judge, &paths, &invocation.stdin, at);
+            }
+        }
+        b"cp" | b"mv" | b"install" | b"ln" | b"scp" | b"rsync" | b"link" => destination(judge, invocation),
+        b"dd" => dd(judge, invocation),
+        b"sed" | b"perl" | b"gsed" => {
+            let in_place = invocation.texts().iter().any(|t| {
+                t.starts_with(b"--in-place") || (t.starts_with(b"-") && !t.starts_with(b"--") && t.contains(&b'i'))
+            });
+            if in_place {
+                let (_, operands) = split(&invocation.arguments, &["-e", "-f"]);
+                each(judge, operands.get(1..).unwrap_or_default(), false, at);
+            }
+        }
+        b"curl" | b"wget" | b"aria2c" | b"sort" | b"gcc" | b"cc" | b"openssl" | b"base64" => {
+            let texts = invocation.texts();
+            for (i, text) in texts.iter().enumerate() {
+                let named = matches!(
+                    text.as_slice(),
+                    b"-o" | b"-O" | b"--output" | b"--output-document" | b"-out" | b"-P" | b"-D" | b"-c"
+                );
+                let named = named && !(text == b"-O" && invocation.name == b"curl");
+                let attached = text.strip_prefix(b"--output=").or_else(|| text.strip_prefix(b"--output-document="));
+                let path = match attached {
+                    Some(attached) => paths::absolute(attached, judge.scope.cwd.as_deref()),
+                    None if named => invocation.arguments.get(i + 1).and_then(|a| judge.path(a)),
+                    None => None,
+                };
+                if let Some(path) = path {
+                    target(judge, &path, true, at);
+                }
+            }
+        }
+        b"fallocate" => {
+            let (_, operands) = split(&invocation.arguments, &["-l", "-o", "--length", "--offset"]);
+            each(judge, &operands, true, at);
+        }
+        _ => {}
+    }
+}
+
+fn each(judge: &mut Judge, operands: &[Argument], whole: bool, at: (usize, usize)) -> Vec<Vec<u8>> {
+    let mut written = Vec::new();
+    for operand in operands {
+        if let Some(path) = judge.path(operand) {
+            target(judge, &path, whole, at);
+            written.push(path);
+        }
+    }
+    written
+}
+
+/// The last operand, or the value of `-t`; a directory takes the source's name.
+fn destination(judge: &mut Judge, invocation: &Invocation) {
+    let texts = invocation.texts();
+    let (_, mut operands) = split(
+        &invocation.arguments,
+        &["-t", "--target-directory", "-S", "--suffix", "-m", "-o", "-g", "-e", "-i", "-P", "-F"],
+    );
+    let named = texts
+        .iter()
+        .position(|t| t == b"-t" || t == b"--target-directory")
+        .and_then(|i| invocation.arguments.get(i + 1))
+        .cloned();
+    let into =
+        texts.iter().find_map(|t| t.strip_prefix(b"--target-directory=").map(|d| Argument::known(d, invocation.span)));
+    let last = match named.or(into) {
+        Some(directory) => Some(directory),
+        None if operands.len() > 1 => operands.pop(),
+        None => None,
+    };
+    let Some(last) = last.filter(|l| !l.shown().contains(&b':')) else { return };
+    let Some(path) = judge.path(&last) else { return };
+    target(judge, &path, true, invocation.span);
+    for source in &operands {
+        let source = source.shown();
+        let name = source.rsplit(|b| *b == b'/').next().unwrap_or_default();
+        let inside = [path.as_slice(), b"/", name].concat();
+        if !name.is_empty()
+            && paths::target(&path, false, judge.context).is_none()
+            && let Some(kind @ (Target::Persistence | Target::Disk)) = paths::target(&inside, false, judge.context)
+        {
+            let _ = kind;
+            target(judge, &inside, false, invocation.span);
+        }
+        if invocation.name == b"cp"
+            && source.starts_with(b"/dev/")
+            && !matches!(paths::place(&path, judge.context), Place::Workspace | Place::Temporary)
+        {
+            judge.deny("fills-disk", "Copies a device beyond the workspace.", invocation.span);
+        }
+    }
+}
+
+fn dd(judge: &mut Judge, invocation: &Invocation) {
+    let mut endless = false;
+    let mut bounded = false;
+    let mut written = Vec::new();
+    for argument in &invocation.arguments {
+        let text = argument.shown();
+        bounded |= text.starts_with(b"count=");
+        endless |= matches!(text.as_slice(), b"if=/dev/zero" | b"if=/dev/urandom" | b"if=/dev/random");
+        if text.starts_with(b"of=")
+            && let Some(path) = judge.path(&argument.tail(3))
+        {
+            target(judge, &path, true, argument.span);
+            written.push(path);
+        }
+    }
+    let flow = Flow { endless: (endless || invocation.stdin.endless) && !bounded, ..invocation.stdin.clone() };
+    judge_output(judge, &written, &flow, invocation.span);
+}

@@ -1,0 +1,134 @@
+//! The shape of a script after parsing: statements, words and redirections,
+//! with every byte of a word accounted for. Holds no opinion: what a statement
+//! means for safety is decided elsewhere.
+
+use stockade_model::Span;
+
+/// One byte of a word, or something only the shell could compute.
+#[derive(Clone, Debug)]
+pub(crate) enum Atom {
+    /// A byte; `quoted` bytes are never a glob, a brace or a tilde.
+    Byte { byte: u8, quoted: bool },
+    /// A value that is not in the text.
+    Dynamic(Dynamic),
+}
+
+/// Where a value that is not in the text comes from.
+#[derive(Clone, Debug)]
+pub(crate) enum Dynamic {
+    /// `$name` or `${name}`, nothing more elaborate.
+    Variable { name: Vec<u8>, quoted: bool },
+    /// `$(...)`, backquotes, `<(...)`: index into [`Word::nested`].
+    Nested { index: usize },
+    /// Everything else: `${x:-...}`, arithmetic, extended globs.
+    Opaque,
+}
+
+/// One word as written, before expansion.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Word {
+    pub atoms: Vec<Atom>,
+    /// Scripts inside substitutions, in order.
+    pub nested: Vec<Nested>,
+    pub span: (usize, usize),
+}
+
+/// A script inside a word.
+#[derive(Clone, Debug)]
+pub(crate) struct Nested {
+    pub body: Vec<Statement>,
+    pub kind: NestedKind,
+}
+
+/// How a script inside a word is connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NestedKind {
+    /// Its output becomes text of the word.
+    Output,
+    /// `<(...)`: its output becomes a file to read.
+    ReadFrom,
+    /// `>(...)`: it reads what is written.
+    WriteTo,
+    /// It stands where only its effects matter, e.g. in arithmetic.
+    Effect,
+}
+
+/// `NAME=value`.
+#[derive(Clone, Debug)]
+pub(crate) struct Assignment {
+    pub name: Vec<u8>,
+    pub value: Word,
+    /// False for arrays, subscripts and `+=`.
+    pub plain: bool,
+}
+
+/// What a redirection does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Read,
+    Truncate,
+    Append,
+    ReadWrite,
+    /// `2>&1`, `>&-`: moves descriptors only.
+    Duplicate,
+    /// `<<<`
+    HereString,
+    /// `<<`
+    HereDocument,
+}
+
+/// One redirection.
+#[derive(Clone, Debug)]
+pub(crate) struct Redirect {
+    pub direction: Direction,
+    /// The file, or the text for here-strings and here-documents.
+    pub target: Word,
+}
+
+/// A command with its words.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Simple {
+    pub assignments: Vec<Assignment>,
+    pub words: Vec<Word>,
+    pub redirects: Vec<Redirect>,
+    pub span: (usize, usize),
+}
+
+/// One statement.
+#[derive(Clone, Debug)]
+pub(crate) enum Statement {
+    Simple(Simple),
+    Pipeline(Vec<Statement>),
+    /// `&&`, `||` and groups: in order, in the same shell.
+    Sequence(Vec<Statement>),
+    /// In a child shell.
+    Subshell(Vec<Statement>),
+    Background(Box<Statement>, (usize, usize)),
+    Redirected(Box<Statement>, Vec<Redirect>),
+    For {
+        variable: Vec<u8>,
+        words: Vec<Word>,
+        body: Vec<Statement>,
+    },
+    Loop {
+        condition: Vec<Statement>,
+        body: Vec<Statement>,
+    },
+    /// Any of these may run: `if`, `case`. The words are looked at, not run.
+    Branches {
+        words: Vec<Word>,
+        branches: Vec<Vec<Statement>>,
+    },
+    Function {
+        name: Vec<u8>,
+        body: Vec<Statement>,
+        span: (usize, usize),
+    },
+    /// Not understood; what could be made out inside is kept.
+    Unknown(Vec<Statement>, (usize, usize)),
+}
+
+/// A span of the model from a pair of offsets.
+pub(crate) fn span(at: (usize, usize)) -> Span {
+    Span { start: at.0, end: at.1 }
+}

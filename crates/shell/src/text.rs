@@ -1,0 +1,114 @@
+//! Findings that need no parse: bytes that a person cannot see as they are, and
+//! sizes nobody reviews.
+
+use stockade_model::{Finding, Span, Tier};
+
+/// Longest text that is parsed, in bytes.
+pub(crate) const MAX_PARSED: usize = 1 << 20;
+/// Longest text a person reviews, in bytes.
+const MAX_REVIEWED: usize = 4096;
+/// Longest run of blanks or empty lines a person expects.
+const MAX_BLANKS: usize = 40;
+
+/// What the bytes alone show.
+pub(crate) fn findings(text: &[u8], shell: bool) -> Vec<Finding> {
+    let mut out = Vec::new();
+    let mut find = |code: &str, message: &str, start: usize, end: usize| {
+        out.push(Finding {
+            code: code.into(),
+            tier: Tier::Ask,
+            message: message.into(),
+            span: Some(Span { start, end }),
+        });
+    };
+    if text.len() > MAX_REVIEWED {
+        find("too-long", "Longer than a person would review.", 0, text.len());
+    }
+    if let Err(error) = std::str::from_utf8(text) {
+        find("not-utf8", "Holds bytes that are not text.", error.valid_up_to(), text.len());
+    }
+    if let Some(at) = text.iter().position(|b| b.is_ascii_control() && !matches!(b, b'\n' | b'\t')) {
+        find("control-character", "Holds a control character.", at, at + 1);
+    }
+    if let Some((at, c)) = deceptive(text) {
+        find(
+            "deceptive-character",
+            "Holds a character that is invisible or passes for another.",
+            at,
+            at + c.len_utf8(),
+        );
+    }
+    if shell {
+        if let Some((start, end)) = blanks(text) {
+            find("padding", "A long run of blanks could push something out of sight.", start, end);
+        }
+        if ends_in_continuation(text) {
+            find("not-understood", "Ends in a backslash: the next line is missing.", text.len() - 1, text.len());
+        }
+    }
+    out
+}
+
+fn deceptive(text: &[u8]) -> Option<(usize, char)> {
+    let mut at = 0;
+    for chunk in text.utf8_chunks() {
+        if let Some((i, c)) = chunk.valid().char_indices().find(|(_, c)| is_deceptive(*c)) {
+            return Some((at + i, c));
+        }
+        at += chunk.valid().len() + chunk.invalid().len();
+    }
+    None
+}
+
+/// Bidirectional marks, invisible characters, blanks other than the blank, and
+/// look-alikes of ASCII (Unicode 15, DerivedCoreProperties and confusables).
+fn is_deceptive(c: char) -> bool {
+    matches!(c,
+        '\u{80}'..='\u{a0}' | '\u{ad}' | '\u{300}'..='\u{36f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{1680}' | '\u{17b4}' | '\u{17b5}'
+        | '\u{180b}'..='\u{180f}' | '\u{2000}'..='\u{2015}' | '\u{2028}'..='\u{202f}' | '\u{205f}'..='\u{206f}'
+        | '\u{2212}' | '\u{2800}' | '\u{3000}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{fe58}' | '\u{fe63}' | '\u{feff}'
+        | '\u{ff01}'..='\u{ff5e}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{1bca0}'..='\u{1bca3}'
+        | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
+}
+
+fn blanks(text: &[u8]) -> Option<(usize, usize)> {
+    let mut start = None;
+    for (at, byte) in text.iter().enumerate() {
+        match (byte.is_ascii_whitespace(), start) {
+            (true, None) => start = Some(at),
+            (false, Some(from)) if at - from > MAX_BLANKS => return Some((from, at)),
+            (false, _) => start = None,
+            _ => {}
+        }
+    }
+    start.filter(|from| text.len() - from > MAX_BLANKS).map(|from| (from, text.len()))
+}
+
+fn ends_in_continuation(text: &[u8]) -> bool {
+    text.iter().rev().take_while(|b| **b == b'\\').count() % 2 == 1
+}
+
+/// The deny scan for text too long to parse: a few literal forms, no reading.
+pub(crate) fn literal_denials(text: &[u8]) -> Option<(&'static str, usize)> {
+    const FORMS: &[(&str, &str)] = &[
+        ("rm -rf / ", "destroys-system"),
+        ("rm -rf /\n", "destroys-system"),
+        ("rm -rf /;", "destroys-system"),
+        ("rm -rf /*", "destroys-system"),
+        ("rm -fr /", "destroys-system"),
+        ("rm -rf ~", "destroys-home"),
+        ("--no-preserve-root", "destroys-system"),
+        (":(){ :|:& };:", "process-bomb"),
+        ("of=/dev/sd", "destroys-disk"),
+        ("of=/dev/nvme", "destroys-disk"),
+        ("mkfs.", "destroys-disk"),
+        (">/dev/sd", "destroys-disk"),
+        ("> /dev/sd", "destroys-disk"),
+        ("/dev/tcp/", "reverse-shell"),
+    ];
+    FORMS.iter().find_map(|(form, code)| {
+        let form = form.as_bytes();
+        let at = text.windows(form.len()).position(|w| w == form)?;
+        Some((*code, at))
+    })
+}

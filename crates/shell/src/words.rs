@@ -1,0 +1,307 @@
+//! Words to arguments: brace expansion, tilde and the few variables whose value
+//! is known. An argument knows whether its value is in the text; nothing here
+//! guesses. Must not know what any program does.
+
+use crate::script::{Atom, Dynamic, Word};
+
+/// Most arguments one word may become.
+const MAX_EXPANSION: usize = 512;
+/// Stands for an unknown stretch where a value is only looked at.
+pub(crate) const UNKNOWN_BYTE: u8 = 0;
+
+/// What is known of the bytes that come from somewhere.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Flow {
+    /// They come from the network.
+    pub fetched: bool,
+    /// They were decoded, decrypted or rewritten: a person cannot read them.
+    pub decoded: bool,
+    /// They hold a secret.
+    pub secret: bool,
+    /// They never end.
+    pub endless: bool,
+    /// The bytes, where the text shows them.
+    pub literal: Option<Vec<u8>>,
+}
+
+impl Flow {
+    /// Taints of both; the literal is lost.
+    pub(crate) fn join(&mut self, other: &Flow) {
+        self.fetched |= other.fetched;
+        self.decoded |= other.decoded;
+        self.secret |= other.secret;
+        self.endless |= other.endless;
+    }
+}
+
+/// One argument after expansion.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Argument {
+    pub atoms: Vec<Atom>,
+    pub span: (usize, usize),
+    /// What its dynamic parts carry.
+    pub flow: Flow,
+}
+
+impl Argument {
+    /// An argument of known bytes.
+    pub(crate) fn known(text: &[u8], span: (usize, usize)) -> Self {
+        let atoms = text.iter().map(|&byte| Atom::Byte { byte, quoted: true }).collect();
+        Self { atoms, span, flow: Flow::default() }
+    }
+
+    /// True if a part of it is not in the text.
+    pub(crate) fn is_dynamic(&self) -> bool {
+        self.atoms.iter().any(|a| matches!(a, Atom::Dynamic(_)))
+    }
+
+    /// True if the shell would match it against file names.
+    pub(crate) fn is_glob(&self) -> bool {
+        self.atoms.iter().any(is_glob_atom)
+    }
+
+    /// True if what it begins with is not in the text.
+    pub(crate) fn starts_unknown(&self) -> bool {
+        self.atoms.first().is_some_and(|a| matches!(a, Atom::Dynamic(_)) || is_glob_atom(a))
+    }
+
+    /// The value, where it is in the text and not a pattern.
+    pub(crate) fn literal(&self) -> Option<Vec<u8>> {
+        if self.is_glob() { None } else { self.pattern() }
+    }
+
+    /// The value, where it is in the text; globs are left as they are.
+    pub(crate) fn pattern(&self) -> Option<Vec<u8>> {
+        self.atoms
+            .iter()
+            .map(|a| match a {
+                Atom::Byte { byte, .. } => Some(*byte),
+                Atom::Dynamic(_) => None,
+            })
+            .collect()
+    }
+
+    /// The bytes with [`UNKNOWN_BYTE`] for each part that is not in the text.
+    pub(crate) fn shown(&self) -> Vec<u8> {
+        self.atoms
+            .iter()
+            .map(|a| match a {
+                Atom::Byte { byte, .. } => *byte,
+                Atom::Dynamic(_) => UNKNOWN_BYTE,
+            })
+            .collect()
+    }
+
+    /// The rest behind the first `count` atoms.
+    pub(crate) fn tail(&self, count: usize) -> Self {
+        let atoms = self.atoms.get(count..).unwrap_or_default().to_vec();
+        Self { atoms, span: self.span, flow: self.flow.clone() }
+    }
+
+    /// Names of variables in it, if its dynamic parts are nothing else.
+    pub(crate) fn only_variables(&self) -> Option<Vec<&[u8]>> {
+        self.atoms
+            .iter()
+            .filter_map(|a| match a {
+                Atom::Byte { .. } => None,
+                Atom::Dynamic(Dynamic::Variable { name, .. }) => Some(Some(name.as_slice())),
+                Atom::Dynamic(_) => Some(None),
+            })
+            .collect()
+    }
+}
+
+fn is_glob_atom(atom: &Atom) -> bool {
+    matches!(atom, Atom::Byte { byte: b'*' | b'?' | b'[', quoted: false })
+}
+
+/// The value of a variable, as far as it is known.
+#[derive(Clone, Debug)]
+pub(crate) enum Value {
+    Known(Vec<u8>),
+    Unknown(Flow),
+}
+
+/// Where names get their values.
+pub(crate) trait Values {
+    /// The value of a variable; `None` where nothing is known of it.
+    fn variable(&self, name: &[u8]) -> Option<Value>;
+    /// The home directory, unless the script changes it.
+    fn home(&self) -> Option<Vec<u8>>;
+}
+
+/// The arguments a word becomes; `None` where there would be too many. Flows of
+/// nested scripts come in their order.
+pub(crate) fn expand(word: &Word, flows: &[Flow], values: &dyn Values) -> Option<Vec<Argument>> {
+    let mut alternatives = vec![word.atoms.clone()];
+    if word.atoms.iter().any(|a| matches!(a, Atom::Byte { byte: b'{', quoted: false })) {
+        alternatives = Vec::new();
+        braces(&word.atoms, &mut alternatives, 0)?;
+    }
+    Some(
+        alternatives
+            .into_iter()
+            .map(|atoms| {
+                let mut argument = Argument { atoms: Vec::new(), span: word.span, flow: Flow::default() };
+                substitute(tilde(atoms, values), flows, values, &mut argument);
+                argument
+            })
+            .collect(),
+    )
+}
+
+/// Puts in the values that are known.
+fn substitute(atoms: Vec<Atom>, flows: &[Flow], values: &dyn Values, out: &mut Argument) {
+    for atom in atoms {
+        match &atom {
+            Atom::Byte { .. } => out.atoms.push(atom),
+            Atom::Dynamic(Dynamic::Nested { index, .. }) => {
+                if let Some(flow) = flows.get(*index) {
+                    out.flow.join(flow);
+                }
+                out.atoms.push(atom);
+            }
+            Atom::Dynamic(Dynamic::Opaque) => {
+                flows.iter().for_each(|flow| out.flow.join(flow));
+                out.atoms.push(atom);
+            }
+            Atom::Dynamic(Dynamic::Variable { name, quoted }) => match values.variable(name) {
+                // Unquoted, a value is split and matched: only plain ones stay known.
+                Some(Value::Known(value)) if *quoted || value.iter().all(|b| is_plain(*b)) => {
+                    out.atoms.extend(value.iter().map(|&byte| Atom::Byte { byte, quoted: true }));
+                }
+                Some(Value::Unknown(flow)) => {
+                    out.flow.join(&flow);
+                    out.atoms.push(atom);
+                }
+                _ => out.atoms.push(atom),
+            },
+        }
+    }
+}
+
+/// True for bytes that word splitting and globbing leave alone.
+fn is_plain(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"/._-+=:,@%".contains(&byte)
+}
+
+fn tilde(mut atoms: Vec<Atom>, values: &dyn Values) -> Vec<Atom> {
+    if !matches!(atoms.first(), Some(Atom::Byte { byte: b'~', quoted: false })) {
+        return atoms;
+    }
+    match (atoms.get(1), values.home()) {
+        (None | Some(Atom::Byte { byte: b'/', .. }), Some(home)) => {
+            let known = home.iter().map(|&byte| Atom::Byte { byte, quoted: true });
+            atoms.splice(0..1, known);
+        }
+        _ if atoms.len() == 5 && atoms_are(&atoms, b"~root") => {
+            atoms = b"/root".iter().map(|&byte| Atom::Byte { byte, quoted: true }).collect();
+        }
+        _ => atoms[0] = Atom::Dynamic(Dynamic::Opaque),
+    }
+    atoms
+}
+
+fn atoms_are(atoms: &[Atom], text: &[u8]) -> bool {
+    atoms.iter().zip(text).all(|(a, t)| matches!(a, Atom::Byte { byte, .. } if byte == t))
+}
+
+fn is_unquoted(atom: &Atom, wanted: u8) -> bool {
+    matches!(atom, Atom::Byte { byte, quoted: false } if *byte == wanted)
+}
+
+/// Brace expansion as bash(1) says. `None` if too much.
+fn braces(atoms: &[Atom], out: &mut Vec<Vec<Atom>>, depth: usize) -> Option<()> {
+    if depth > 16 {
+        return None;
+    }
+    let mut open = 0;
+    while let Some(at) = atoms[open..].iter().position(|a| is_unquoted(a, b'{')).map(|i| i + open) {
+        let Some((close, commas)) = matching(atoms, at) else {
+            open = at + 1;
+            continue;
+        };
+        let alternatives = if commas.is_empty() {
+            match sequence(&atoms[at + 1..close])? {
+                Some(values) => values,
+                None => {
+                    open = at + 1;
+                    continue;
+                }
+            }
+        } else {
+            let mut from = at + 1;
+            let mut list = Vec::new();
+            for to in commas.into_iter().chain([close]) {
+                list.push(atoms[from..to].to_vec());
+                from = to + 1;
+            }
+            list
+        };
+        for alternative in alternatives {
+            let whole: Vec<Atom> =
+                atoms[..at].iter().cloned().chain(alternative).chain(atoms[close + 1..].iter().cloned()).collect();
+            braces(&whole, out, depth + 1)?;
+            if out.len() > MAX_EXPANSION {
+                return None;
+            }
+        }
+        return Some(());
+    }
+    out.push(atoms.to_vec());
+    Some(())
+}
+
+/// The closing brace of the one at `open`, and the commas directly inside.
+fn matching(atoms: &[Atom], open: usize) -> Option<(usize, Vec<usize>)> {
+    let mut level = 0;
+    let mut commas = Vec::new();
+    for (at, atom) in atoms.iter().enumerate().skip(open) {
+        if is_unquoted(atom, b'{') {
+            level += 1;
+        } else if is_unquoted(atom, b'}') {
+            level -= 1;
+            if level == 0 {
+                return Some((at, commas));
+            }
+        } else if level == 1 && is_unquoted(atom, b',') {
+            commas.push(at);
+        }
+    }
+    None
+}
+
+/// `1..5`, `a..e`, `1..9..2`; the outer `None` if too long, the inner if it is
+/// no sequence.
+#[allow(clippy::option_option)]
+fn sequence(atoms: &[Atom]) -> Option<Option<Vec<Vec<Atom>>>> {
+    let text: Option<Vec<u8>> =
+        atoms.iter().map(|a| if let Atom::Byte { byte, .. } = a { Some(*byte) } else { None }).collect();
+    let Some(text) = text.and_then(|t| String::from_utf8(t).ok()) else { return Some(None) };
+    let parts: Vec<&str> = text.split("..").collect();
+    if parts.len() != 2 && parts.len() != 3 {
+        return Some(None);
+    }
+    let step = parts.get(2).map_or(Some(1), |s| s.parse::<i64>().ok());
+    let ends = match (parts[0].parse::<i64>(), parts[1].parse::<i64>()) {
+        (Ok(from), Ok(to)) => Some((from, to, false)),
+        _ => match (parts[0].as_bytes(), parts[1].as_bytes()) {
+            ([a], [b]) if a.is_ascii_alphabetic() && b.is_ascii_alphabetic() => {
+                Some((i64::from(*a), i64::from(*b), true))
+            }
+            _ => None,
+        },
+    };
+    let (Some((from, to, letters)), Some(step)) = (ends, step) else { return Some(None) };
+    let step = step.unsigned_abs().max(1);
+    let count = to.abs_diff(from) / step + 1;
+    if count > MAX_EXPANSION as u64 {
+        return None;
+    }
+    let values = (0..count as i64).map(|i| {
+        let value = if to >= from { from + i * step as i64 } else { from - i * step as i64 };
+        let text = if letters { vec![value as u8] } else { value.to_string().into_bytes() };
+        text.into_iter().map(|byte| Atom::Byte { byte, quoted: true }).collect()
+    });
+    Some(Some(values.collect()))
+}

@@ -1,0 +1,170 @@
+//! The agreed table of command lines: no unsafe answer, and no fall below the
+//! level reached. Set `STOCKADE_UPDATE_MISSES=1` to write the table of misses
+//! anew.
+#![allow(clippy::unwrap_used, reason = "a test that cannot read its data must fail")]
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use stockade_model::{RawText, Tier};
+use stockade_shell::{Context, assess_script};
+
+/// Least part of the denied lines that is denied, in per mille.
+const DENIED: usize = 985;
+/// Least part of the allowed lines that is allowed where the runner neutralises
+/// repository configuration, in per mille.
+const ALLOWED: usize = 970;
+/// Most lines to ask about that may be denied.
+const ASKED_BUT_DENIED: usize = 0;
+/// Longest time for one line.
+const TIME_BOUND: Duration = Duration::from_millis(50);
+
+struct Case {
+    id: String,
+    command: Vec<u8>,
+    tier: Tier,
+    category: String,
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/cases")
+}
+
+fn decode(cell: &str) -> Vec<u8> {
+    let mut out = Vec::new();
+    let mut rest = cell;
+    while let Some(at) = rest.find('\\') {
+        out.extend_from_slice(&rest.as_bytes()[..at]);
+        let kind = rest.as_bytes()[at + 1];
+        let digits = match kind {
+            b'x' => 2,
+            b'u' => 4,
+            b'U' => 8,
+            _ => 0,
+        };
+        let value = u32::from_str_radix(&rest[at + 2..at + 2 + digits], 16).unwrap_or(0);
+        match kind {
+            b'x' => out.push(value as u8),
+            b'u' | b'U' => out.extend_from_slice(char::from_u32(value).unwrap().to_string().as_bytes()),
+            b't' => out.push(b'\t'),
+            b'n' => out.push(b'\n'),
+            b'r' => out.push(b'\r'),
+            b'\\' => out.push(b'\\'),
+            _ => panic!("unknown escape in {cell}"),
+        }
+        rest = &rest[at + 2 + digits..];
+    }
+    out.extend_from_slice(rest.as_bytes());
+    out
+}
+
+fn cases() -> Vec<Case> {
+    let text = std::fs::read_to_string(folder().join("commands.tsv")).unwrap();
+    text.lines()
+        .skip(1)
+        .map(|line| {
+            let cells: Vec<&str> = line.split('\t').collect();
+            let tier = match cells[2] {
+                "allow" => Tier::Allow,
+                "ask" => Tier::Ask,
+                "deny" => Tier::Deny,
+                other => panic!("unknown tier {other}"),
+            };
+            Case { id: cells[0].into(), command: decode(cells[1]), tier, category: cells[3].into() }
+        })
+        .collect()
+}
+
+fn context(neutralised: bool) -> Context {
+    Context {
+        cwd: RawText::from("/home/dev/proj"),
+        home: RawText::from("/home/dev"),
+        workspace: RawText::from("/home/dev/proj"),
+        neutralised,
+    }
+}
+
+struct Figures {
+    unsafe_allows: Vec<String>,
+    /// Hits and total, by agreed tier.
+    hits: [(usize, usize); 3],
+    asked_but_denied: usize,
+    allowed_but_denied: usize,
+    misses: String,
+    slowest: Duration,
+}
+
+fn measure(neutralised: bool) -> Figures {
+    let context = context(neutralised);
+    let mut figures = Figures {
+        unsafe_allows: Vec::new(),
+        hits: [(0, 0); 3],
+        asked_but_denied: 0,
+        allowed_but_denied: 0,
+        misses: String::new(),
+        slowest: Duration::ZERO,
+    };
+    for case in cases() {
+        let start = Instant::now();
+        let assessment = assess_script(&case.command, &context);
+        figures.slowest = figures.slowest.max(start.elapsed());
+        let slot = &mut figures.hits[case.tier as usize];
+        slot.1 += 1;
+        if assessment.tier == case.tier {
+            slot.0 += 1;
+            continue;
+        }
+        if assessment.tier == Tier::Allow {
+            figures.unsafe_allows.push(case.id.clone());
+        }
+        if assessment.tier == Tier::Deny {
+            figures.asked_but_denied += usize::from(case.tier == Tier::Ask);
+            figures.allowed_but_denied += usize::from(case.tier == Tier::Allow);
+        }
+        let codes: Vec<&str> =
+            assessment.findings.iter().filter(|f| f.tier == assessment.tier).map(|f| f.code.as_str()).collect();
+        let _ = writeln!(
+            figures.misses,
+            "| {} | {} | {:?} | {:?} | {} |",
+            case.id,
+            case.category,
+            case.tier,
+            assessment.tier,
+            codes.join(", ")
+        );
+    }
+    figures
+}
+
+#[test]
+fn the_agreed_tiers_hold() {
+    let plain = measure(false);
+    let figures = measure(true);
+    for (name, f) in [("not neutralised", &plain), ("neutralised", &figures)] {
+        println!(
+            "{name}: allow {:?}, ask {:?}, deny {:?}; unsafe {:?}; ask answered deny {}; allow answered deny {}; slowest {:?}",
+            f.hits[0], f.hits[1], f.hits[2], f.unsafe_allows, f.asked_but_denied, f.allowed_but_denied, f.slowest
+        );
+        assert!(f.unsafe_allows.is_empty(), "answered allow: {:?}", f.unsafe_allows);
+        assert_eq!(f.allowed_but_denied, 0);
+        assert!(f.hits[2].0 * 1000 >= DENIED * f.hits[2].1, "fewer denials than reached before");
+        assert!(f.asked_but_denied <= ASKED_BUT_DENIED, "more lines to ask about are denied than before");
+        assert!(f.slowest <= TIME_BOUND, "a line took {:?}", f.slowest);
+    }
+    assert!(figures.hits[0].0 * 1000 >= ALLOWED * figures.hits[0].1, "fewer allowed lines than reached before");
+    check_misses(&figures.misses);
+}
+
+fn check_misses(rows: &str) {
+    let text = format!(
+        "# Where the judge differs from the agreed tier\n\nWith repository configuration neutralised. Written by the test `cases` of the\ncrate `stockade-shell`; see there.\n\n| case | category | agreed | answered | because |\n|---|---|---|---|---|\n{rows}"
+    );
+    let path = folder().join("misses.md");
+    if std::env::var_os("STOCKADE_UPDATE_MISSES").is_some() {
+        std::fs::write(&path, text).unwrap();
+    } else {
+        let committed = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(committed == text, "tests/cases/misses.md is stale\nhint: run this test with STOCKADE_UPDATE_MISSES=1");
+    }
+}
