@@ -125,7 +125,8 @@ pub struct Filesystem {
     /// Absolute paths that are hidden: the tree or file is not readable, and
     /// nothing beneath it can be seen.
     pub hide: Vec<RawText>,
-    /// Absolute paths that are readable although a hidden one holds them.
+    /// Absolute paths that are readable although a hidden one holds them. Of
+    /// both lists the nearest entry above a path decides; of equals, `hide`.
     pub reveal: Vec<RawText>,
     /// Protected names, see [`DEFAULT_PROTECTED_NAMES`].
     pub protect: Vec<String>,
@@ -150,7 +151,8 @@ pub enum Network {
 pub struct Environment {
     /// Names that pass; a trailing `*` matches any tail.
     pub pass: Vec<String>,
-    /// Names that never pass, whatever `pass` says.
+    /// Names that never pass; each `*` stands for any text. Only a name written
+    /// out in `pass` outweighs a pattern here, and nothing a name.
     pub drop: Vec<String>,
     /// Variables set to a value.
     pub set: BTreeMap<String, RawText>,

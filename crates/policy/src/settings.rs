@@ -3,9 +3,10 @@
 //! Made by `merge` alone; read by everything else.
 
 use std::collections::BTreeMap;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use stockade_model::{ApprovalMode, Level, SandboxPreference};
+use stockade_model::{ApprovalMode, Digest, Level, SandboxPreference};
 
 use crate::mode::mode_name;
 use crate::rules::Rule;
@@ -77,7 +78,7 @@ impl Settings {
             lines.push(Explained { key: key.to_owned(), value, origin: origin.clone() });
         };
         line("profile", self.profile.value.clone(), &self.profile.origin);
-        line("approval_mode", mode_name(self.approval_mode.value).to_owned(), &self.approval_mode.origin);
+        line("approval_mode", mode_text(self.approval_mode.value), &self.approval_mode.origin);
         let timeout = format!("{}ms", self.approval_timeout_ms.value);
         line("approval_timeout", timeout, &self.approval_timeout_ms.origin);
         line("sandbox", preference_name(self.sandbox.value).to_owned(), &self.sandbox.origin);
@@ -92,6 +93,37 @@ impl Settings {
         }
         lines
     }
+}
+
+impl Settings {
+    /// Names what is configured, for consent to be bound to (L5): equal where
+    /// every value is equal, wherever it stands. The time a question waits is
+    /// left out; it changes nothing that was agreed to.
+    pub fn digest(&self) -> Digest {
+        let mut fields: Vec<String> = Vec::new();
+        for (name, spec) in &self.profiles {
+            fields.push(format!("profile {name} {} {:?}", spec.sandboxed, spec.network));
+            for line in self.explain(name).into_iter().filter(|line| line.key != "approval_timeout") {
+                fields.extend([line.key, line.value]);
+            }
+        }
+        let own = self.own.configuration.iter().chain(&self.own.state);
+        let paths = own.chain([&self.home]).map(|path| path.as_os_str().as_bytes());
+        Digest::of_fields("stockade-settings-1", fields.iter().map(String::as_bytes).chain(paths))
+    }
+}
+
+/// A mode with its classes.
+fn mode_text(mode: ApprovalMode) -> String {
+    let ApprovalMode::Granular(classes) = mode else { return mode_name(mode).to_owned() };
+    let named = [
+        ("run", classes.run),
+        ("filesystem", classes.filesystem),
+        ("network", classes.network),
+        ("other", classes.other),
+    ];
+    let asked: Vec<&str> = named.iter().filter(|(_, may)| *may).map(|(name, _)| *name).collect();
+    format!("granular ({})", asked.join(", "))
 }
 
 impl ProfileSpec {

@@ -131,6 +131,19 @@ fn later_layers_outweigh_and_every_value_knows_its_place() {
 }
 
 #[test]
+fn the_digest_is_of_the_values() {
+    let digest = |source: &str| merge(&[(Layer::User, source)]).unwrap().digest();
+    assert_eq!(digest("level = \"full\""), digest("\n\napproval_timeout = \"9s\""));
+    let rule = "[[rules]]\nprefix = [\"a\"]\neffect = \"ask\"\njustification = \"x\"";
+    let granular = "approval_mode = \"granular\"\n[approval.granular]\nrun = ";
+    let (yes, no) = (format!("{granular}true"), format!("{granular}false"));
+    let all =
+        ["", "level = \"restricted\"", "[profiles.workspace]\nhide = [\"/x\"]", rule, &yes, &no, "allow_host = true"];
+    let digests: std::collections::BTreeSet<_> = all.iter().map(|source| digest(source)).collect();
+    assert_eq!(digests.len(), all.len());
+}
+
+#[test]
 fn granular_classes_come_from_any_layer() {
     let settings = merge(&[
         (Layer::System, "[approval.granular]\nrun = true\nfilesystem = true"),

@@ -10,6 +10,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use proptest::prelude::*;
 use stockade_model::{
     ApprovalMode, Assessment, CallerApproval, Command, Decision, Finding, Grant, GranularMode, Level, QuestionKind,
     RawText, Request, SandboxPreference, Tier, Verdict,
@@ -311,6 +312,75 @@ fn laws_hold_in_every_case() {
                 assert_ne!(with_caller, Verdict::Allow, "{why}");
             }
             assert!(cell.with_caller.decision.reasons.contains(&"agent was warned: careful".to_owned()), "{why}");
+        }
+    }
+}
+
+fn settings_of(rules: &[(&str, &str)]) -> Settings {
+    // In any of the files: a project may not allow, so allow rules stand in the user's.
+    let text = |(program, effect): &(&str, &str)| {
+        format!("[[rules]]\nprefix = [\"{program}\"]\neffect = \"{effect}\"\njustification = \"because\"\n")
+    };
+    let layer = |layer, path: &str, source| LayerText { layer, path: path.into(), source };
+    let (allow, raise): (Vec<_>, Vec<_>) = rules.iter().partition(|(_, effect)| *effect == "allow");
+    let user: String = allow.into_iter().map(text).collect();
+    let project: String = raise.into_iter().map(text).collect();
+    let all: String = rules.iter().map(text).collect();
+    let layers = match rules.len() % 2 {
+        0 => vec![layer(Layer::User, "/u", user), layer(Layer::Project, "/p", project)],
+        _ => vec![layer(Layer::System, "/s", all)],
+    };
+    Settings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &layers).unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// L9: the order and the file of rules decide nothing, and deny is final.
+    #[test]
+    fn order_never_beats_deny(
+        rules in proptest::collection::vec(
+            (prop_oneof![Just("tool"), Just("other"), Just("ls")], prop_oneof![Just("allow"), Just("ask"), Just("deny")]),
+            0..6,
+        ).prop_shuffle(),
+        script in prop_oneof![Just("tool"), Just("tool --flag; ls"), Just("other | tool"), Just("ls"), Just("$(tool)")],
+        mode in 0..10usize,
+        tier in 0..3usize,
+        by_person: bool,
+        caller: bool,
+    ) {
+        let mut request = request(modes()[mode].1, RuleCase::None, GrantCase::None, Place::Workspace);
+        request.command = Command::Script(script.into());
+        request.caller_approval = caller.then(|| CallerApproval { by: "agent".into(), warnings: vec![] });
+        let assessment = assessment(tiers()[tier]);
+        let decide = |rules: &[(&str, &str)]| decide(&settings_of(rules), &request, &assessment, by_person);
+        let decision = decide(&rules);
+        // Pure: the same again.
+        prop_assert_eq!(&decision, &decide(&rules));
+        let mut reversed = rules.clone();
+        reversed.reverse();
+        prop_assert_eq!(decision.verdict, decide(&reversed).verdict);
+        let plain = script != "$(tool)";
+        if plain && rules.iter().any(|(program, effect)| *effect == "deny" && script.contains(program)) {
+            prop_assert_eq!(decision.verdict, Verdict::Deny);
+        }
+        // One more raising rule never makes it milder.
+        for raising in ["ask", "deny"] {
+            let mut more = rules.clone();
+            more.insert(0, ("tool", raising));
+            prop_assert!(decide(&more).verdict >= decision.verdict || caller);
+        }
+    }
+
+    /// Total: whatever the command, there is a verdict with a rule.
+    #[test]
+    fn every_command_has_a_verdict(script: Vec<u8>, words in proptest::collection::vec(any::<Vec<u8>>(), 0..4)) {
+        let settings = settings_of(&[("tool", "deny"), ("ls", "allow"), ("a", "ask")]);
+        let mut request = request(ApprovalMode::Untrusted, RuleCase::None, GrantCase::None, Place::Workspace);
+        let argv = Command::Argv(words.into_iter().map(RawText::from).collect());
+        for command in [Command::Script(script.into()), argv] {
+            request.command = command;
+            prop_assert!(!decide(&settings, &request, &assessment(Tier::Ask), true).rule.is_empty());
         }
     }
 }
