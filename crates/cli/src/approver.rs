@@ -73,6 +73,10 @@ impl Approver for TerminalApprover {
         let Some(terminal) = self.terminal().filter(|terminal| terminal.in_foreground()) else {
             return Answer::TimedOut;
         };
+        // Signals from before the question are the engine's, not its answer.
+        if let Some(wake) = &self.wake {
+            let _ = rustix::io::read(wake, &mut [0; 8]);
+        }
         // A terminal that fails half way is one where nobody answers.
         self.dialog(terminal, question).unwrap_or(Answer::TimedOut)
     }

@@ -61,6 +61,7 @@ pub struct Subject {
 
 /// `stockade run`.
 #[derive(Args, Debug)]
+#[command(override_usage = "stockade run [OPTIONS] -- CMD [ARG]...\n       stockade run [OPTIONS] -c SCRIPT")]
 pub struct RunArgs {
     /// The powers to run with: `read-only`, `workspace`, or one from the configuration.
     #[arg(long, value_name = "P")]
@@ -75,7 +76,7 @@ pub struct RunArgs {
     /// granular:CLASS,... with the classes run, filesystem, network, other.
     #[arg(long, value_name = "M", value_parser = approval_mode)]
     pub mode: Option<ApprovalMode>,
-    /// The least protection to accept; less is a refusal.
+    /// How strong the walls have to be; less is a refusal.
     #[arg(long, value_enum, value_name = "L")]
     pub level: Option<LevelArg>,
     /// The session whose answers count, e.g. `work`; also from STOCKADE_SESSION.
@@ -103,6 +104,9 @@ pub struct RunArgs {
 
 /// `stockade check`.
 #[derive(Args, Debug)]
+#[command(
+    override_usage = "stockade check [OPTIONS] -- CMD [ARG]...\n       stockade check [OPTIONS] -c SCRIPT\n       stockade check [OPTIONS] --jsonl"
+)]
 pub struct CheckArgs {
     /// Answer as one JSON object.
     #[arg(long, conflicts_with = "jsonl")]
@@ -136,11 +140,14 @@ pub struct DoctorArgs {
 /// `stockade approvals`.
 #[derive(Debug, Subcommand)]
 pub enum ApprovalsCommand {
-    /// List the answers that are remembered.
+    /// List the answers that hold, the newest first.
     List {
         /// Only those of this session.
         #[arg(long, value_name = "S")]
         session: Option<String>,
+        /// Those that hold no more as well.
+        #[arg(long)]
+        all: bool,
         /// Answer as one JSON object a line.
         #[arg(long)]
         json: bool,
@@ -341,6 +348,22 @@ mod tests {
     #[test]
     fn the_definition_is_consistent() {
         Typed::command().debug_assert();
+    }
+
+    /// Help of a command and of those beneath it.
+    fn help_of(command: &mut clap::Command, shown: &mut String) {
+        let help = command.render_help().to_string();
+        shown.push_str(&format!("--- {}\n{help}\n", command.get_name()));
+        command.get_subcommands_mut().for_each(|sub| help_of(sub, shown));
+    }
+
+    #[test]
+    fn help() {
+        let mut command = Typed::command().term_width(100);
+        command.build();
+        let mut shown = String::new();
+        help_of(&mut command, &mut shown);
+        insta::assert_snapshot!("help", shown);
     }
 
     #[test]

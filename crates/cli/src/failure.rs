@@ -39,9 +39,15 @@ pub fn quoted(path: &std::path::Path) -> String {
 }
 
 /// A library's error: its text, with what follows `hint:` as the advice.
-impl From<&dyn std::error::Error> for Failure {
-    fn from(error: &dyn std::error::Error) -> Self {
-        let text = error.to_string();
+impl<E: std::error::Error> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self::from_text(&error.to_string())
+    }
+}
+
+impl Failure {
+    /// A message of which the lines from `hint:` on are the advice.
+    pub fn from_text(text: &str) -> Self {
         match text.split_once("\nhint: ") {
             Some((what, hint)) => Self::new(what).hint(hint),
             None => Self::new(text),

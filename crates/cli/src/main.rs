@@ -9,12 +9,15 @@ mod args;
 mod command;
 mod exit;
 mod failure;
+mod interrupts;
 mod meaning;
 mod places;
 mod render;
 mod terminal;
+mod trace;
 
 use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
 use std::process::ExitCode;
 
 use args::{Command, Typed};
@@ -40,9 +43,9 @@ fn dispatch(command: Command) -> command::Ended {
     }
     match command {
         Command::Run(_) => Err(Failure::new("this build cannot do that yet")),
-        Command::Check(_) => Err(Failure::new("this build cannot do that yet")),
+        Command::Check(typed) => command::check::check(typed),
         Command::Doctor(_) => Err(Failure::new("this build cannot do that yet")),
-        Command::Approvals(_) => Err(Failure::new("this build cannot do that yet")),
+        Command::Approvals(typed) => command::approvals::approvals(typed),
         Command::Audit(typed) => command::audit::audit(typed),
         Command::Completions(typed) => command::generate::completions(&typed),
         Command::Man => command::generate::man(),
@@ -71,11 +74,19 @@ pub(crate) fn complain(failure: &Failure) {
 
 /// How to lay out what goes to standard error.
 pub(crate) fn stderr_style() -> Style {
-    let stderr = io::stderr();
-    if !stderr.is_terminal() {
+    style_of(&io::stderr())
+}
+
+/// How to lay out what goes to standard output.
+pub(crate) fn stdout_style() -> Style {
+    style_of(&io::stdout())
+}
+
+fn style_of(stream: &(impl IsTerminal + AsFd)) -> Style {
+    if !stream.is_terminal() {
         return Style::PLAIN;
     }
-    let columns = rustix::termios::tcgetwinsize(&stderr).map_or(0, |size| size.ws_col);
+    let columns = rustix::termios::tcgetwinsize(stream).map_or(0, |size| size.ws_col);
     Style::terminal(columns, color_wanted())
 }
 

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use stockade_model::{ApprovalMode, Command, Grant, Level, RawText, Request, RequestId, SandboxPreference, SessionId};
 
+use stockade_policy::Settings;
+
 use crate::args::{CheckArgs, RunArgs, Subject};
 use crate::failure::Failure;
 use crate::places::{self, Variables};
@@ -16,17 +18,6 @@ use crate::places::{self, Variables};
 /// The largest command that is taken, in bytes: more than the kernel would
 /// execute (MAX_ARG_STRLEN is 128 KiB, execve(2)).
 pub const COMMAND_LIMIT_BYTES: usize = 2 << 20;
-
-/// Where the outcome goes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Output {
-    /// Nowhere: the command's own streams, and what is worth saying to a person.
-    Inherit,
-    /// To standard output, with the command's output inside.
-    Captured,
-    /// To this file; the command keeps the streams.
-    File(PathBuf),
-}
 
 /// A run as it is meant. What configuration may decide is still open.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,8 +44,6 @@ pub struct Meant {
     pub timeout: Option<Duration>,
     /// How long a question waits.
     pub approval_timeout: Option<Duration>,
-    /// Where the outcome goes.
-    pub output: Output,
 }
 
 impl Meant {
@@ -65,14 +54,6 @@ impl Meant {
     pub fn run(typed: RunArgs, variables: Variables<'_>) -> Result<Self, Failure> {
         let cwd = places::current_directory()?;
         let grants = typed.grants.iter().map(|text| grant(text, variables, &cwd)).collect::<Result<_, _>>()?;
-        let output = match typed.json {
-            None => Output::Inherit,
-            Some(None) => Output::Captured,
-            Some(Some(file)) if file.as_os_str().is_empty() => {
-                return Err(Failure::new("`--json=` names no file").hint("write --json=FILE, or --json alone"));
-            }
-            Some(Some(file)) => Output::File(file),
-        };
         let session = match typed.session {
             Some(name) => Some(session(&name)?),
             None => session_of_environment(variables)?,
@@ -89,18 +70,19 @@ impl Meant {
             sandbox: typed.sandbox.map(SandboxPreference::from).unwrap_or_default(),
             timeout: typed.timeout,
             approval_timeout: typed.approval_timeout,
-            output,
         })
     }
 
-    /// What is meant by `check` of one command: the same, without powers.
+    /// What is meant by `check`: the same, without powers. A stream brings its
+    /// own commands; until then there is an empty script.
     ///
     /// # Errors
     /// When a path or a name cannot be used.
     pub fn check(typed: CheckArgs, variables: Variables<'_>) -> Result<Self, Failure> {
         let cwd = places::current_directory()?;
+        let command = if typed.jsonl { Command::Script(RawText::default()) } else { command(typed.subject)? };
         Ok(Self {
-            command: command(typed.subject)?,
+            command,
             workspace: workspace(typed.workspace.as_deref(), variables, &cwd)?,
             cwd,
             grants: Vec::new(),
@@ -111,19 +93,11 @@ impl Meant {
             sandbox: SandboxPreference::Auto,
             timeout: None,
             approval_timeout: None,
-            output: Output::Inherit,
         })
     }
 
-    /// The request, with what configuration says where nothing was typed.
-    pub fn request(
-        &self,
-        id: RequestId,
-        environment: BTreeMap<String, RawText>,
-        profile: &str,
-        mode: ApprovalMode,
-        level: Level,
-    ) -> Request {
+    /// The request, with what is configured where nothing was typed.
+    pub fn request(&self, id: RequestId, environment: BTreeMap<String, RawText>, settings: &Settings) -> Request {
         Request {
             id,
             session: self.session.clone(),
@@ -131,10 +105,10 @@ impl Meant {
             cwd: self.cwd.as_path().into(),
             workspace: self.workspace.as_path().into(),
             environment,
-            profile: self.profile.clone().unwrap_or_else(|| profile.to_owned()),
+            profile: self.profile.clone().unwrap_or_else(|| settings.profile.value.clone()),
             grants: self.grants.clone(),
-            level: self.level.unwrap_or(level),
-            approval_mode: self.mode.unwrap_or(mode),
+            level: self.level.unwrap_or(settings.level.value),
+            approval_mode: self.mode.unwrap_or(settings.approval_mode.value),
             sandbox: self.sandbox,
             timeout_ms: self.timeout.map(milliseconds),
             caller_approval: None,

@@ -94,6 +94,22 @@ pub fn give_back() {
     }
 }
 
+/// Takes the terminal away from standard input where this process is in the
+/// background: the command has no job control that would stop it from reading
+/// what is typed for somebody else.
+///
+/// # Errors
+/// When `/dev/null` cannot be had.
+pub fn leave_input_to_foreground() -> io::Result<()> {
+    let stdin = io::stdin();
+    let in_background = tcgetpgrp(&stdin).is_ok_and(|group| group != rustix::process::getpgrp());
+    if in_background {
+        let nothing = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        rustix::stdio::dup2_stdin(nothing)?;
+    }
+    Ok(())
+}
+
 /// What was pressed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pressed {

@@ -3,12 +3,11 @@
 use std::collections::VecDeque;
 use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
-use std::time::SystemTime;
 
 use serde_json::json;
 use stockade_audit::{Content, Entry, Filter, VerifyError};
 
-use super::{Ended, print, variable};
+use super::{Ended, now_ms, print, variable};
 use crate::args::{AuditCommand, AuditQueryArgs};
 use crate::failure::Failure;
 use crate::{exit, meaning, places, render};
@@ -33,7 +32,7 @@ pub fn audit(typed: AuditCommand) -> Ended {
 }
 
 fn filter(typed: AuditQueryArgs) -> Result<Filter, Failure> {
-    let request = typed.request.map(|id| id.parse()).transpose().map_err(Failure::new)?;
+    let request = typed.request.map(|id| id.parse()).transpose()?;
     let since_ms = typed.since.map(|since| now_ms().saturating_sub(meaning::milliseconds(since)));
     Ok(Filter {
         request,
@@ -45,19 +44,15 @@ fn filter(typed: AuditQueryArgs) -> Result<Filter, Failure> {
     })
 }
 
-fn now_ms() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, meaning::milliseconds)
-}
-
 fn show(dir: PathBuf, filter: Filter, last: Option<usize>, json: bool) -> Ended {
     if last.is_some_and(|last| last > LAST_LIMIT) {
         return Err(Failure::new(format!("--last takes at most {LAST_LIMIT}")).hint("leave it out to see all"));
     }
-    let entries = stockade_audit::query(&dir, filter).map_err(|e| Failure::from(&e as &dyn std::error::Error))?;
+    let entries = stockade_audit::query(&dir, filter)?;
     let mut out = BufWriter::new(io::stdout().lock());
     let mut kept = VecDeque::new();
     for entry in entries {
-        let entry = entry.map_err(|e| Failure::from(&e as &dyn std::error::Error))?;
+        let entry = entry?;
         let text = if json { json_line(&entry)? } else { render::audit::entry(&entry) + "\n" };
         match last {
             None => write(&mut out, &text)?,
@@ -91,7 +86,7 @@ fn json_line(entry: &Entry) -> Result<String, Failure> {
         Content::Unknown { seq, event } => json!({ "line": entry.line, "seq": seq.0, "event": event }),
         Content::Broken { why, bytes } => json!({ "line": entry.line, "error": why.to_string(), "bytes": bytes }),
     };
-    render::json::line(&value).map_err(Failure::new)
+    Ok(render::json::line(&value)?)
 }
 
 fn verify(dir: PathBuf, json: bool) -> Ended {
@@ -107,25 +102,23 @@ fn verify(dir: PathBuf, json: bool) -> Ended {
                     "torn_bytes": found.torn_bytes,
                     "set_aside": found.set_aside.len(),
                 });
-                render::json::line(&value).map_err(Failure::new)?
+                render::json::line(&value)?
             } else {
                 render::audit::verified(&found)
             };
             print(&text)?;
             Ok(exit::SUCCESS)
         }
-        Err(e @ (VerifyError::Place(_) | VerifyError::NoLog { .. })) => {
-            Err(Failure::from(&e as &dyn std::error::Error))
-        }
+        Err(e @ (VerifyError::Place(_) | VerifyError::NoLog { .. })) => Err(Failure::from(e)),
         Err(e) => {
             let line = match e {
                 VerifyError::Broken { line, .. } => Some(line),
                 _ => None,
             };
-            let failure = Failure::from(&e as &dyn std::error::Error);
+            let failure = Failure::from(e);
             if json {
                 let value = json!({ "ok": false, "line": line, "error": failure.what, "hint": failure.hint });
-                print(&render::json::line(&value).map_err(Failure::new)?)?;
+                print(&render::json::line(&value)?)?;
             } else {
                 crate::complain(&failure);
             }

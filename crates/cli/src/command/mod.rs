@@ -1,11 +1,15 @@
 //! The subcommands, one file each. Each takes what was typed and gives an exit
 //! code; what it shows comes from [`crate::render`].
 
+pub mod approvals;
 pub mod audit;
+pub mod check;
 pub mod generate;
+mod setting;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
+use std::time::SystemTime;
 
 use crate::failure::Failure;
 
@@ -15,6 +19,11 @@ pub type Ended = Result<u8, Failure>;
 /// A variable of the caller's environment.
 pub fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name)
+}
+
+/// Milliseconds since the epoch.
+pub fn now_ms() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, crate::meaning::milliseconds)
 }
 
 /// Writes data to standard output, all of it or a failure.

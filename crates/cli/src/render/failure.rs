@@ -12,21 +12,28 @@ const USAGE_LINES: usize = 50;
 /// or else where to read more as the advice. It quotes what was typed, so it is
 /// escaped.
 pub fn usage(rendered: &str) -> Failure {
-    let mut what = Vec::new();
+    let mut what: Vec<String> = Vec::new();
     let mut hint = None;
     for line in rendered.lines().take(USAGE_LINES) {
         let line = RawText::from(line.trim()).escaped();
         if let Some(usage) = line.strip_prefix("Usage: ") {
             let path: Vec<_> =
                 usage.split(' ').take_while(|word| word.bytes().all(|b| b.is_ascii_lowercase())).collect();
-            hint.get_or_insert_with(|| format!("see {} --help", path.join(" ")));
+            let path = path.join(" ");
+            let takes_command =
+                usage.contains(" -- CMD") && what.iter().any(|text| text.contains("unexpected argument"));
+            hint.get_or_insert_with(|| match takes_command {
+                true => format!("the command goes after `--`: {path} -- CMD"),
+                false => format!("see {path} --help"),
+            });
+            break;
         } else if let Some(tip) = line.strip_prefix("tip: ") {
             hint.get_or_insert_with(|| tip.to_owned());
-        } else if !line.is_empty() && !line.starts_with("For more information") {
+        } else if !line.is_empty() && !line.starts_with("For more information, try") {
             what.push(line.strip_prefix("error: ").unwrap_or(&line).to_owned());
         }
     }
-    Failure { what: what.join("\n"), hint }
+    Failure { what: what.join("\n"), hint: hint.or_else(|| Some("see stockade --help".to_owned())) }
 }
 
 /// What happened and why, then the one thing to do on its own line.
@@ -64,7 +71,7 @@ mod tests {
             &["run", "ls", "-l"][..],
             &["run", "--profil", "x", "--", "ls"],
             &["run", "--level", "none", "--", "ls"],
-            &["run", "--timeout", "\u{1b}[2J", "--", "ls"],
+            &["run", "--timeout", "\u{202e}", "--", "ls"],
             &["run", "-c", "x", "--", "ls"],
             &["audit", "shew"],
         ] {
@@ -74,13 +81,15 @@ mod tests {
         }
         insta::assert_snapshot!(shown, @r"
         error: unexpected argument 'ls' found
-        hint: see stockade run --help
+        hint: the command goes after `--`: stockade run -- CMD
         error: unexpected argument '--profil' found
         hint: a similar argument exists: '--profile'
         error: invalid value 'none' for '--level <L>'
                [possible values: full, restricted]
-        error: invalid value '' for '--timeout <T>': a time is written like 500ms, 90s,
-               5m, 1h30m or 2d; a bare number is seconds
+        hint: see stockade --help
+        error: invalid value '\u{202e}' for '--timeout <T>': a time is written like
+               500ms, 90s, 5m, 1h30m or 2d; a bare number is seconds
+        hint: see stockade --help
         error: the argument '-c <SCRIPT>' cannot be used with '[CMD]...'
         hint: see stockade run --help
         error: unrecognized subcommand 'shew'

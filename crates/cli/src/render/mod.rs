@@ -2,6 +2,7 @@
 //! addition: every line reads the same without it. What came from outside is
 //! escaped before it is laid out.
 
+pub mod approvals;
 pub mod audit;
 pub mod check;
 pub mod failure;

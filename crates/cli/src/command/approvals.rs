@@ -1,0 +1,95 @@
+//! `stockade approvals`: remembered answers. Taking one back is on the record.
+
+use std::path::PathBuf;
+
+use stockade_audit::Log;
+use stockade_model::{ApprovalId, Event, EventKind};
+use stockade_store::{Remembered, Store};
+
+use super::{Ended, now_ms, print, variable};
+use crate::args::ApprovalsCommand;
+use crate::failure::Failure;
+use crate::render::{self, Style, approvals as text};
+use crate::{exit, meaning, places};
+
+/// Lists, shows or revokes.
+///
+/// # Errors
+/// When the answers cannot be read.
+pub fn approvals(typed: ApprovalsCommand) -> Ended {
+    match typed {
+        ApprovalsCommand::List { session, all, json } => list(session.as_deref(), all, json),
+        ApprovalsCommand::Show { id, json } => show(&parse(&id)?, json),
+        ApprovalsCommand::Revoke { id } => revoke(&parse(&id)?),
+    }
+}
+
+fn parse(id: &str) -> Result<ApprovalId, Failure> {
+    id.parse().map_err(|e| Failure::new(e).hint("`stockade approvals list` shows the ids"))
+}
+
+/// The store, where there is one: looking must not make one.
+fn store() -> Result<Option<Store>, Failure> {
+    let path = path()?;
+    Ok(if path.exists() { Some(Store::open(&path)?) } else { None })
+}
+
+fn path() -> Result<PathBuf, Failure> {
+    Ok(places::state_path(&variable)?.join("approvals.db"))
+}
+
+fn list(session: Option<&str>, all: bool, json: bool) -> Ended {
+    let session = session.map(meaning::session).transpose()?;
+    let now_ms = now_ms();
+    let answers = store()?.map(|store| store.list()).transpose()?.unwrap_or_default();
+    let wanted =
+        |answer: &&Remembered| (all || answer.in_force(now_ms)) && (session.is_none() || answer.session == session);
+    let mut out = String::new();
+    for answer in answers.iter().filter(wanted) {
+        out += &if json { render::json::line(answer)? } else { text::line(answer, now_ms) };
+    }
+    print(&out)?;
+    if out.is_empty() && !json {
+        eprint("nothing is remembered\n");
+    }
+    Ok(exit::SUCCESS)
+}
+
+fn show(id: &ApprovalId, json: bool) -> Ended {
+    let Some(answer) = find(id)? else { return absent(id) };
+    print(&if json { render::json::line(&answer)? } else { text::whole(&answer, now_ms(), Style::PLAIN) })?;
+    Ok(exit::SUCCESS)
+}
+
+fn find(id: &ApprovalId) -> Result<Option<Remembered>, Failure> {
+    Ok(store()?.map(|store| store.show(id)).transpose()?.flatten())
+}
+
+fn revoke(id: &ApprovalId) -> Ended {
+    let Some(answer) = find(id)? else { return absent(id) };
+    let revoked = store()?.map(|store| store.revoke(id, now_ms())).transpose()?.unwrap_or(false);
+    if !revoked {
+        eprint("it was taken back before\n");
+        return Ok(exit::SUCCESS);
+    }
+    // Taken back first: a record that cannot be written must not keep a power
+    // alive.
+    let state = places::State::open(&places::state_path(&variable)?)?;
+    let log = Log::open(&state.audit())?;
+    let kind = EventKind::Revoked { approval: id.to_string() };
+    log.append(&Event { time_ms: now_ms(), request: answer.request, session: answer.session, kind })?;
+    log.commit()?;
+    print(&format!("revoked {id}\n"))?;
+    Ok(exit::SUCCESS)
+}
+
+fn absent(id: &ApprovalId) -> Ended {
+    crate::complain(&Failure::new(format!("there is no {id}")).hint("`stockade approvals list --all` shows the ids"));
+    Ok(exit::NEGATIVE)
+}
+
+/// A remark beside the data.
+fn eprint(text: &str) {
+    use std::io::Write;
+    let _ = std::io::stderr().lock().write_all(text.as_bytes());
+}

@@ -1,0 +1,290 @@
+//! `stockade check`: judge without running. One command, or a stream of them,
+//! a line each. Nothing is executed, asked or recorded.
+
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
+
+use serde::{Deserialize, Serialize};
+use stockade_model::{Assessment, Capability, Command, Decision, Finding, RawText, Request, Tier, Verdict};
+
+use super::{Ended, print, setting, variable};
+use crate::args::CheckArgs;
+use crate::failure::Failure;
+use crate::meaning::{self, COMMAND_LIMIT_BYTES, Meant};
+use crate::{exit, render};
+
+/// The longest line of `--jsonl`, in bytes: the longest command with every
+/// byte written as `\u00XX`, and room for the rest.
+const LINE_LIMIT_BYTES: usize = 6 * COMMAND_LIMIT_BYTES + 64 * 1024;
+
+/// Judges one command or a stream.
+///
+/// # Errors
+/// When the configuration cannot be used, or a stream breaks off.
+pub fn check(typed: CheckArgs) -> Ended {
+    let (json, jsonl) = (typed.json, typed.jsonl);
+    let meant = Meant::check(typed, &variable)?;
+    let setting = setting::load(&meant.workspace)?;
+    let request = setting.request(&meant, meaning::request_id()?);
+    let judge = |request: &Request| setting.judge(request);
+    if jsonl {
+        let workspace_is_fixed = meant.workspace != meant.cwd;
+        let stream = Stream { judge: &judge, request, workspace_is_fixed };
+        stream.answer_all(&mut BufReader::new(io::stdin().lock()), &mut BufWriter::new(io::stdout().lock()))?;
+        return Ok(exit::SUCCESS);
+    }
+    let (assessment, decision) = judge(&request);
+    print(&if json {
+        render::json::line(&Answer::of(&assessment, &decision))?
+    } else {
+        render::check::judgement(&text_of(&request.command), &assessment, &decision, crate::stdout_style())
+    })?;
+    Ok(exit::SUCCESS)
+}
+
+/// What a request's text shows, and what the rules say of it.
+type Judge<'a> = &'a dyn Fn(&Request) -> (Assessment, Decision);
+
+/// The text that the spans of findings point into.
+fn text_of(command: &Command) -> RawText {
+    match command {
+        Command::Script(script) => script.clone(),
+        Command::Argv(words) => {
+            let words: Vec<_> = words.iter().map(RawText::as_bytes).collect();
+            words.join(&b' ').into()
+        }
+    }
+}
+
+/// What `--json` and each line of `--jsonl` answer. Public API.
+#[derive(Serialize)]
+struct Answer<'a> {
+    tier: Tier,
+    decision: Verdict,
+    rule: &'a str,
+    reasons: Vec<&'a str>,
+    findings: &'a [Finding],
+    capabilities: &'a [Capability],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<&'a serde_json::Value>,
+}
+
+impl<'a> Answer<'a> {
+    fn of(assessment: &'a Assessment, decision: &'a Decision) -> Self {
+        let mut reasons: Vec<_> = decision.reasons.iter().map(String::as_str).collect();
+        if reasons.is_empty() {
+            let telling = assessment.findings.iter().filter(|found| found.tier == assessment.tier);
+            reasons.extend(telling.map(|found| found.message.as_str()));
+        }
+        Self {
+            tier: assessment.tier,
+            decision: decision.verdict,
+            rule: &decision.rule,
+            reasons,
+            findings: &assessment.findings,
+            capabilities: &assessment.capabilities,
+            id: None,
+        }
+    }
+
+    /// What cannot be read cannot be judged: somebody has to look.
+    fn unreadable(why: &'a str) -> Self {
+        Self {
+            tier: Tier::Ask,
+            decision: Verdict::Ask,
+            rule: "the line cannot be read",
+            reasons: vec![why],
+            findings: &[],
+            capabilities: &[],
+            id: None,
+        }
+    }
+}
+
+/// One line of `--jsonl`. Other fields are the caller's own.
+#[derive(Deserialize)]
+struct Line {
+    script: Option<RawText>,
+    argv: Option<Vec<RawText>>,
+    cwd: Option<RawText>,
+    id: Option<serde_json::Value>,
+}
+
+/// A stream of questions with one judge.
+struct Stream<'a> {
+    judge: Judge<'a>,
+    /// What a line does not say.
+    request: Request,
+    /// Whether the workspace was named; otherwise it is each line's cwd.
+    workspace_is_fixed: bool,
+}
+
+impl Stream<'_> {
+    fn answer_all(&self, input: &mut BufReader<impl Read>, output: &mut impl Write) -> Result<(), Failure> {
+        let mut line = Vec::new();
+        while let Some(whole) = read_line(input, &mut line).map_err(unreadable)? {
+            let answer =
+                if whole { self.answer(&line) } else { Err(format!("it is longer than {LINE_LIMIT_BYTES} bytes")) };
+            let text = match answer {
+                Ok(text) => text,
+                Err(why) => render::json::line(&Answer::unreadable(&why))?,
+            };
+            output.write_all(text.as_bytes()).map_err(unwritable)?;
+            // Whoever waits for the answer before the next question gets it.
+            if !input.buffer().contains(&b'\n') {
+                output.flush().map_err(unwritable)?;
+            }
+        }
+        output.flush().map_err(unwritable)
+    }
+
+    fn answer(&self, line: &[u8]) -> Result<String, String> {
+        let line: Line = serde_json::from_slice(line).map_err(|e| format!("it is not the expected JSON: {e}"))?;
+        let mut request = self.request.clone();
+        request.command = match (line.script, line.argv) {
+            (Some(script), None) => Command::Script(script),
+            (None, Some(argv)) if !argv.is_empty() => Command::Argv(argv),
+            (Some(_), Some(_)) => return Err("it holds both `script` and `argv`".to_owned()),
+            (None, _) => return Err("it holds no `script`".to_owned()),
+        };
+        if let Some(cwd) = line.cwd {
+            if !cwd.as_path().is_absolute() {
+                return Err("its `cwd` is not absolute".to_owned());
+            }
+            if !self.workspace_is_fixed {
+                request.workspace = cwd.clone();
+            }
+            request.cwd = cwd;
+        }
+        let (assessment, decision) = (self.judge)(&request);
+        let answer = Answer { id: line.id.as_ref(), ..Answer::of(&assessment, &decision) };
+        render::json::line(&answer).map_err(|e| e.to_string())
+    }
+}
+
+fn unreadable(e: io::Error) -> Failure {
+    Failure::new(format!("cannot read standard input: {e}"))
+}
+
+fn unwritable(e: io::Error) -> Failure {
+    Failure::new(format!("cannot write to standard output: {e}"))
+}
+
+/// The next line without its line feed: `Some(false)` where it was too long,
+/// and was read to its end but not kept; `None` at the end.
+fn read_line(input: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<Option<bool>> {
+    line.clear();
+    let mut whole = true;
+    let mut any = false;
+    loop {
+        let chunk = match input.fill_buf() {
+            Ok(chunk) => chunk,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            Err(e) => return Err(e),
+        };
+        if chunk.is_empty() {
+            return Ok(any.then_some(whole));
+        }
+        any = true;
+        let (part, taken, ended) = match chunk.iter().position(|&b| b == b'\n') {
+            Some(at) => (&chunk[..at], at + 1, true),
+            None => (chunk, chunk.len(), false),
+        };
+        whole &= line.len() + part.len() <= LINE_LIMIT_BYTES;
+        if whole {
+            line.extend_from_slice(part);
+        }
+        input.consume(taken);
+        if ended {
+            return Ok(Some(whole));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use stockade_model::{ApprovalMode, Level, SandboxPreference};
+
+    use super::*;
+
+    /// Finds everything with `rm` in it harmful.
+    fn simple(request: &Request) -> (Assessment, Decision) {
+        let harmful = text_of(&request.command).escaped().contains("rm");
+        let (tier, verdict) = if harmful { (Tier::Deny, Verdict::Deny) } else { (Tier::Allow, Verdict::Allow) };
+        let message = format!("in {} of {}", request.cwd, request.workspace);
+        let finding = Finding { code: "simple".into(), tier, message, span: None };
+        let decision = Decision { verdict, rule: "simple".into(), reasons: Vec::new() };
+        (Assessment { tier, findings: vec![finding], capabilities: Vec::new() }, decision)
+    }
+
+    fn answers(input: &[u8]) -> Vec<serde_json::Value> {
+        let request = Request {
+            id: "req_1".parse().unwrap(),
+            session: None,
+            command: Command::Script(RawText::default()),
+            cwd: "/here".into(),
+            workspace: "/here".into(),
+            environment: Default::default(),
+            profile: "workspace".into(),
+            grants: Vec::new(),
+            level: Level::Full,
+            approval_mode: ApprovalMode::OnFailure,
+            sandbox: SandboxPreference::Auto,
+            timeout_ms: None,
+            caller_approval: None,
+        };
+        let stream = Stream { judge: &simple, request, workspace_is_fixed: false };
+        let mut output = Vec::new();
+        stream.answer_all(&mut BufReader::with_capacity(16, input), &mut output).unwrap();
+        let text = String::from_utf8(output).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    #[test]
+    fn each_line_has_its_answer_in_order() {
+        let input = br#"{"script": "ls", "cwd": "/w"}
+{"script": "rm -rf /", "cwd": "/w", "id": 7}
+{"argv": ["ls", "-l"]}
+{"script": "ls"}"#;
+        let found = answers(input);
+        let tiers: Vec<_> = found.iter().map(|a| a["tier"].as_str().unwrap()).collect();
+        assert_eq!(tiers, ["allow", "deny", "allow", "allow"]);
+        assert_eq!(found[1]["decision"], "deny");
+        assert_eq!(found[1]["id"], 7);
+        assert_eq!(found[0]["reasons"][0], "in /w of /w");
+        assert_eq!(found[3]["reasons"][0], "in /here of /here");
+    }
+
+    #[test]
+    fn a_line_that_cannot_be_read_is_asked_about_and_hides_nothing() {
+        let bad: [&[u8]; 9] = [
+            b"",
+            b"not json",
+            b"[]",
+            b"{}",
+            br#"{"script": 3}"#,
+            br#"{"script": "a", "script": "b"}"#,
+            br#"{"script": "a", "argv": ["b"]}"#,
+            br#"{"script": "ls", "cwd": "relative"}"#,
+            b"{\"script\": \"\xff\"}",
+        ];
+        let mut input = bad.join(&b'\n');
+        input.extend_from_slice(b"\n{\"script\": \"rm x\"}\n");
+        let found = answers(&input);
+        assert_eq!(found.len(), bad.len() + 1);
+        for answer in &found[..bad.len()] {
+            assert_eq!((answer["tier"].as_str(), answer["decision"].as_str()), (Some("ask"), Some("ask")), "{answer}");
+            assert!(answer["reasons"][0].is_string());
+        }
+        assert_eq!(found[bad.len()]["tier"], "deny");
+    }
+
+    #[test]
+    fn a_line_without_end_is_bounded() {
+        let mut input = vec![b'x'; LINE_LIMIT_BYTES + 1];
+        input.extend_from_slice(b"\n{\"script\": \"ls\"}\n");
+        let found = answers(&input);
+        assert_eq!(found.len(), 2);
+        assert!(found[0]["reasons"][0].as_str().unwrap().contains("longer than"));
+        assert_eq!(found[1]["tier"], "allow");
+    }
+}

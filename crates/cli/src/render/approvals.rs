@@ -1,0 +1,114 @@
+//! Remembered answers as text.
+
+use std::fmt::Write as _;
+
+use stockade_model::{RawText, Scope};
+use stockade_store::{Consent, Remembered};
+
+use super::audit::utc;
+use super::summary::scope_name;
+use super::{Style, wrap};
+
+/// Characters of the question in a list; `show` has all of it.
+const QUESTION_SHOWN: usize = 60;
+
+/// One answer on one line.
+pub fn line(answer: &Remembered, now_ms: u64) -> String {
+    let question = answer.question.escaped();
+    let mut short: String = question.chars().take(QUESTION_SHOWN).collect();
+    if short.len() < question.len() {
+        short.push('…');
+    }
+    format!("{}  {}  {}{}  {short}\n", answer.id, consent(answer), answer.namespace, state(answer, now_ms))
+}
+
+/// Everything about one answer.
+pub fn whole(answer: &Remembered, now_ms: u64, style: Style) -> String {
+    let mut out = String::new();
+    let mut row = |label: &str, text: &str| wrap(&mut out, style, &format!("{label:<10}"), text);
+    row("id", answer.id.as_str());
+    row("answer", &format!("{}{}", consent(answer), state(answer, now_ms)));
+    row("asked", &answer.question.escaped());
+    for grant in &answer.grants {
+        row("grant", &grant.to_string());
+    }
+    row("kind", answer.namespace.as_str());
+    if let Some(session) = &answer.session {
+        row("session", session.as_str());
+    }
+    row("by", &RawText::from(answer.by.as_str()).escaped());
+    row("when", &utc(answer.created_ms));
+    row("request", answer.request.as_str());
+    row("digest", answer.digest.as_str());
+    out
+}
+
+fn consent(answer: &Remembered) -> String {
+    let word = match answer.consent {
+        Consent::Approved => "approved",
+        Consent::Denied => "denied",
+    };
+    let mut reach = scope_name(answer.scope);
+    if let (Scope::Session, Some(session)) = (answer.scope, &answer.session) {
+        let _ = write!(reach, " {session}");
+    }
+    format!("{word} ({reach})")
+}
+
+/// Why it holds no more; nothing where it holds.
+fn state(answer: &Remembered, now_ms: u64) -> String {
+    match (answer.revoked_ms, answer.ended_ms) {
+        (Some(when_ms), _) => format!("  revoked {}", utc(when_ms)),
+        (None, Some(when_ms)) => format!("  session ended {}", utc(when_ms)),
+        (None, None) if answer.in_force(now_ms) => String::new(),
+        (None, None) => "  used up".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use stockade_model::Digest;
+    use stockade_store::Namespace;
+
+    use super::*;
+
+    #[test]
+    fn answers() {
+        let mut answer = Remembered {
+            id: "apr_1".parse().unwrap(),
+            namespace: Namespace::Escalate,
+            digest: Digest::of_fields("test", []),
+            question: "sh -c 'echo x >> ~/outside' \u{1b}[2J, which is a question too long for one line of a list"
+                .into(),
+            grants: vec!["write /home/u/outside".parse().unwrap()],
+            consent: Consent::Approved,
+            scope: Scope::Session,
+            session: Some("ses_work".parse().unwrap()),
+            by: "terminal".into(),
+            created_ms: 1_700_000_000_000,
+            request: "req_1".parse().unwrap(),
+            revoked_ms: None,
+            ended_ms: None,
+        };
+        let mut shown = line(&answer, 0);
+        answer.revoked_ms = Some(1_700_000_060_000);
+        shown += &line(&answer, 0);
+        shown += &whole(&answer, 0, Style::PLAIN);
+        insta::assert_snapshot!(shown, @r"
+        apr_1  approved (session ses_work)  escalate  sh -c 'echo x >> ~/outside' \u{1b}[2J, which is a question t…
+        apr_1  approved (session ses_work)  escalate  revoked 2023-11-14 22:14:20.000Z  sh -c 'echo x >> ~/outside' \u{1b}[2J, which is a question t…
+        id        apr_1
+        answer    approved (session ses_work)  revoked 2023-11-14 22:14:20.000Z
+        asked     sh -c 'echo x >> ~/outside' \u{1b}[2J, which is a question too long
+                  for one line of a list
+        grant     write /home/u/outside
+        kind      escalate
+        session   ses_work
+        by        terminal
+        when      2023-11-14 22:13:20.000Z
+        request   req_1
+        digest    sha256:4e5b70c6c4231e5ec370f3d9a90fd93cc6d936d49da369acf5a9b51010674a9
+                  5
+        ");
+    }
+}

@@ -1,0 +1,272 @@
+//! The binary as scripts see it: exit codes, what stands on which stream, and
+//! outcomes. Each test has a home of its own.
+#![allow(clippy::disallowed_methods, reason = "tests start the program under test")]
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A person with a home and a project in it.
+struct World {
+    dir: TempDir,
+}
+
+struct Output {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl World {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("home/project")).unwrap();
+        Self { dir }
+    }
+
+    fn home(&self) -> PathBuf {
+        self.dir.path().canonicalize().unwrap().join("home")
+    }
+
+    fn project(&self) -> PathBuf {
+        self.home().join("project")
+    }
+
+    fn command(&self, cwd: &Path, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_stockade"));
+        command.args(args).current_dir(cwd).env_clear().env("HOME", self.home()).env("PATH", "/usr/bin:/bin");
+        command.stdin(Stdio::null());
+        command
+    }
+
+    fn stockade_in(&self, cwd: &Path, args: &[&str]) -> Output {
+        Output::of(self.command(cwd, args).output().unwrap())
+    }
+
+    fn stockade(&self, args: &[&str]) -> Output {
+        self.stockade_in(&self.project(), args)
+    }
+
+    fn with_input(&self, args: &[&str], input: &[u8]) -> Output {
+        let mut command = self.command(&self.project(), args);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(input).unwrap();
+        Output::of(child.wait_with_output().unwrap())
+    }
+
+    fn outcome(&self, args: &[&str]) -> Value {
+        let output = self.stockade(args);
+        serde_json::from_str(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}\n{}", output.stdout, output.stderr))
+    }
+}
+
+impl Output {
+    fn of(output: std::process::Output) -> Self {
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Self { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+
+    #[track_caller]
+    fn is(&self, code: i32) -> &Self {
+        assert_eq!(self.code, Some(code), "{}\n{}", self.stdout, self.stderr);
+        self
+    }
+
+    /// Failed as failures do: nothing on standard output, what and why, advice.
+    #[track_caller]
+    fn failed(&self, what: &str) {
+        self.is(125);
+        assert_eq!(self.stdout, "");
+        assert!(self.stderr.starts_with("error: "), "{}", self.stderr);
+        assert!(self.stderr.contains(what), "`{what}` not in {}", self.stderr);
+        assert!(self.stderr.contains("\nhint: "), "{}", self.stderr);
+    }
+}
+
+#[test]
+fn what_cannot_be_understood_is_125_because_nothing_ran() {
+    let world = World::new();
+    world.stockade(&["run", "ls"]).failed("unexpected argument");
+    world.stockade(&["run", "--", ""]).is(125);
+    world.stockade(&["run"]).failed("there is no command");
+    world.stockade(&["run", "--grant", "fly /", "--", "true"]).failed("is no grant");
+    world.stockade(&["run", "--session", "../x", "--", "true"]).failed("is no session name");
+    world.stockade(&["run", "--workspace", "/proc/self/cwd", "--", "true"]).failed("means something else");
+    world.stockade(&["run", "--workspace", "/nonexistent", "--", "true"]).failed("cannot be used");
+    world.stockade(&["run", "--workspace", "/etc/passwd", "--", "true"]).failed("is no directory");
+    world.stockade(&["run", "--json=/nonexistent/x", "--", "true"]).failed("cannot write the outcome");
+    world.stockade(&["\u{202e}"]).failed("\\u{202e}");
+    let nothing = world.stockade(&[]);
+    nothing.is(125);
+    assert!(nothing.stderr.contains("Usage: stockade"));
+}
+
+#[test]
+fn help_and_version_are_answers() {
+    let world = World::new();
+    assert!(world.stockade(&["--help"]).is(0).stdout.contains("Run one command in the sandbox"));
+    assert!(world.stockade(&["run", "--help"]).is(0).stdout.contains("--grant"));
+    assert!(world.stockade(&["--version"]).is(0).stdout.starts_with("stockade "));
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(world.stockade(&["completions", shell]).is(0).stdout.contains("approvals"));
+    }
+    let man = world.stockade(&["man"]);
+    assert!(man.is(0).stdout.contains(".TH stockade") && man.stdout.contains("approval"), "{}", man.stdout);
+}
+
+#[test]
+fn check_runs_nothing() {
+    let world = World::new();
+    let answer = world.stockade(&["check", "--json", "-c", "touch made"]);
+    let value: Value = serde_json::from_str(&answer.is(0).stdout).unwrap();
+    assert_eq!(value["tier"], "ask");
+    assert!(value["decision"].is_string() && value["reasons"].is_array());
+    assert!(!world.project().join("made").exists());
+    assert!(!world.home().join(".local").exists(), "checking keeps nothing");
+    let text = world.stockade(&["check", "--", "ls", "-l"]);
+    assert!(text.is(0).stdout.contains("tier      allow"), "{}", text.stdout);
+}
+
+#[test]
+fn check_answers_a_stream_line_by_line() {
+    let world = World::new();
+    let input = b"{\"script\": \"ls\", \"cwd\": \"/w\"}\nnonsense\n{\"script\": \"rm -rf ~\", \"cwd\": \"/w\"}\n";
+    let answers = world.with_input(&["check", "--jsonl"], input);
+    let answers: Vec<Value> = answers.is(0).stdout.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    let tiers: Vec<_> = answers.iter().map(|a| a["tier"].as_str().unwrap()).collect();
+    assert_eq!(tiers, ["allow", "ask", "deny"]);
+    assert!(answers[1]["reasons"][0].as_str().unwrap().contains("not the expected JSON"));
+}
+
+#[test]
+fn a_configuration_that_cannot_be_used_stops_everything() {
+    let world = World::new();
+    fs::create_dir_all(world.home().join(".config/stockade")).unwrap();
+    fs::write(world.home().join(".config/stockade/config.toml"), "profil = \"workspace\"\n").unwrap();
+    world.stockade(&["run", "--", "true"]).failed("profil");
+    world.stockade(&["check", "--", "true"]).failed("profil");
+}
+
+#[test]
+fn nothing_is_remembered_or_recorded_yet() {
+    let world = World::new();
+    let list = world.stockade(&["approvals", "list"]);
+    assert_eq!(list.is(0).stdout, "");
+    world.stockade(&["approvals", "show", "apr_1"]).is(1);
+    world.stockade(&["approvals", "revoke", "x"]).failed("is no approval id");
+    world.stockade(&["audit", "verify"]).is(125);
+    assert!(!world.home().join(".local").exists(), "looking makes nothing");
+}
+
+#[test]
+fn exit_codes_are_the_commands_own_or_say_what_happened() {
+    let world = World::new();
+    world.stockade(&["run", "--", "true"]).is(0);
+    world.stockade(&["run", "-c", "exit 3"]).is(3);
+    world.stockade(&["run", "-c", "kill -TERM $$"]).is(143);
+    world.stockade(&["run", "--", "no-such-program-anywhere"]).is(127);
+    let late = world.stockade(&["run", "--timeout", "300ms", "--", "sleep", "60"]);
+    assert!(late.is(124).stderr.contains("its time ran out"), "{}", late.stderr);
+    let refused = world.stockade(&["run", "-c", "rm -rf ~"]);
+    assert!(refused.is(126).stderr.contains("refused, nothing ran"), "{}", refused.stderr);
+    assert!(world.home().exists());
+}
+
+#[test]
+fn streams_are_the_commands_and_remarks_stand_beside() {
+    let world = World::new();
+    let quiet = world.stockade(&["run", "-c", "echo out; echo err >&2"]);
+    quiet.is(0);
+    assert_eq!((quiet.stdout.as_str(), quiet.stderr.as_str()), ("out\n", "err\n"));
+    let denied = world.stockade(&["run", "-c", "echo x >> ~/outside || true"]);
+    denied.is(0);
+    assert_eq!(denied.stdout, "");
+    let object = world.home().join("outside").display().to_string();
+    assert!(denied.stderr.contains(&format!("• refused: create {object}")), "{}", denied.stderr);
+    assert!(denied.stderr.contains(&format!("hint: --grant 'write {object}'")), "{}", denied.stderr);
+    let input = world.with_input(&["run", "--", "cat"], b"through\n");
+    assert_eq!(input.is(0).stdout, "through\n");
+}
+
+#[test]
+fn the_hint_is_what_it_takes() {
+    let world = World::new();
+    let script = "echo x >> ~/outside";
+    let denied = world.stockade(&["run", "-c", script]);
+    assert_ne!(denied.code, Some(0));
+    let hint = denied.stderr.split("--grant '").nth(1).unwrap().split('\'').next().unwrap();
+    world.stockade(&["run", "--grant", hint, "-c", script]).is(0);
+    assert_eq!(fs::read_to_string(world.home().join("outside")).unwrap(), "x\n");
+    world.stockade(&["run", "--grant", "write ~/outside", "-c", script]).is(0);
+}
+
+#[test]
+fn outcomes() {
+    let world = World::new();
+    let outcome = world.outcome(&["run", "--json", "-c", "echo out; echo err >&2; exit 4"]);
+    assert_eq!(outcome["status"], "exited");
+    assert_eq!(outcome["exit_code"], 4);
+    assert_eq!(outcome["attempts"][0]["stdout"], "out\n");
+    assert_eq!(outcome["attempts"][0]["stderr"], "err\n");
+    assert_eq!(outcome["attempts"][0]["enforced"]["level"], "full");
+    let failed = world.stockade(&["run", "--json", "--workspace", "/proc/self/fd", "--", "true"]);
+    let outcome: Value = serde_json::from_str(&failed.is(125).stdout).unwrap();
+    assert_eq!(outcome["status"], "error");
+    assert!(outcome["error"].as_str().unwrap().contains("means something else"));
+}
+
+#[test]
+fn an_outcome_in_a_file_is_private_and_follows_no_link() {
+    let world = World::new();
+    let victim = world.home().join("victim");
+    fs::write(&victim, "untouched").unwrap();
+    let file = world.project().join("outcome.json");
+    symlink(&victim, &file).unwrap();
+    let run = world.stockade(&["run", "--json=outcome.json", "--", "echo", "out"]);
+    assert_eq!(run.is(0).stdout, "out\n");
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "untouched");
+    assert_eq!(fs::symlink_metadata(&file).unwrap().permissions().mode() & 0o7777, 0o600);
+    let outcome: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    assert_eq!(outcome["status"], "exited");
+    let left: Vec<_> = fs::read_dir(world.project()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left, ["outcome.json"]);
+}
+
+#[test]
+fn l7_the_state_is_out_of_reach() {
+    let world = World::new();
+    let inside = world.stockade_in(&world.home(), &["run", "--", "true"]);
+    assert_ne!(inside.code, Some(0), "{}", inside.stderr);
+    assert!(inside.stderr.contains(".local/state/stockade") || inside.stderr.contains(".config/stockade"));
+    assert!(inside.stderr.contains("hint:"), "{}", inside.stderr);
+}
+
+#[test]
+fn everything_is_on_the_record() {
+    let world = World::new();
+    world.stockade(&["run", "--", "echo", "\u{1b}[2J"]).is(0);
+    let verified = world.stockade(&["audit", "verify"]);
+    assert!(verified.is(0).stdout.starts_with("the record holds: "), "{}", verified.stdout);
+    let shown = world.stockade(&["audit", "show"]);
+    for kind in ["requested", "assessed", "decided", "starting", "started", "exited", "finished"] {
+        assert!(shown.is(0).stdout.contains(&format!("  {kind}")), "{kind} not in {}", shown.stdout);
+    }
+    assert!(!shown.stdout.contains('\u{1b}') && shown.stdout.contains("\\u{1b}[2J"));
+    let last = world.stockade(&["audit", "show", "--last", "1"]);
+    assert!(last.stdout.contains("finished") && last.stdout.lines().count() == 1, "{}", last.stdout);
+    let queried = world.stockade(&["audit", "query", "--type", "finished", "--json"]);
+    let event: Value = serde_json::from_str(queried.is(0).stdout.trim()).unwrap();
+    assert_eq!(event["event"]["kind"]["exit_code"], 0);
+
+    let file = world.home().join(".local/state/stockade/audit/audit.jsonl");
+    let text = fs::read_to_string(&file).unwrap().replacen("echo", "ECHO", 1);
+    fs::write(&file, text).unwrap();
+    let broken = world.stockade(&["audit", "verify"]);
+    assert!(broken.is(1).stderr.starts_with("error: line 1: it was changed"), "{}", broken.stderr);
+}
