@@ -15,16 +15,27 @@ pub struct Place {
     pub column: usize,
 }
 
-impl Place {
+/// Where the lines of a text start, to find places in it.
+pub(crate) struct Lines<'a> {
+    source: &'a str,
+    starts: Vec<usize>,
+}
+
+impl<'a> Lines<'a> {
+    pub(crate) fn of(source: &'a str) -> Self {
+        let starts = std::iter::once(0).chain(source.match_indices('\n').map(|(at, _)| at + 1)).collect();
+        Self { source, starts }
+    }
+
     /// The place of a byte offset.
-    pub(crate) fn of(source: &str, offset: usize) -> Self {
-        let mut offset = offset.min(source.len());
-        while !source.is_char_boundary(offset) {
+    pub(crate) fn place(&self, offset: usize) -> Place {
+        let mut offset = offset.min(self.source.len());
+        while !self.source.is_char_boundary(offset) {
             offset -= 1;
         }
-        let before = &source[..offset];
-        let start = before.rfind('\n').map_or(0, |at| at + 1);
-        Self { line: before.matches('\n').count() + 1, column: before[start..].chars().count() + 1 }
+        let line = self.starts.partition_point(|start| *start <= offset);
+        let column = self.source[self.starts[line - 1]..offset].chars().count() + 1;
+        Place { line, column }
     }
 }
 
@@ -128,9 +139,10 @@ mod tests {
 
     #[test]
     fn places_count_characters() {
-        assert_eq!(Place::of("é = 1\nab", 0), Place { line: 1, column: 1 });
-        assert_eq!(Place::of("é = 1\nab", 3), Place { line: 1, column: 3 });
-        assert_eq!(Place::of("é = 1\nab", 8), Place { line: 2, column: 2 });
-        assert_eq!(Place::of("ab", 99), Place { line: 1, column: 3 });
+        let place = |source: &str, offset| Lines::of(source).place(offset);
+        assert_eq!(place("é = 1\nab", 0), Place { line: 1, column: 1 });
+        assert_eq!(place("é = 1\nab", 3), Place { line: 1, column: 3 });
+        assert_eq!(place("é = 1\nab", 8), Place { line: 2, column: 2 });
+        assert_eq!(place("ab", 99), Place { line: 1, column: 3 });
     }
 }

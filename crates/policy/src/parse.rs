@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::error::{ConfigError, Place, suggestion};
+use crate::error::{ConfigError, Lines, Place, suggestion};
 
 /// Where each key of a file stands, by its path: `profiles.ci.write[0]`.
 #[derive(Clone, Debug, Default)]
@@ -25,41 +25,54 @@ impl Places {
     }
 }
 
+/// Reads one file whose places nobody asks for.
+pub(crate) fn parse_content<T: DeserializeOwned>(file: &Path, source: &str) -> Result<T, ConfigError> {
+    toml::from_str(source).map_err(|error| explain(file, source, &error))
+}
+
 /// Reads one file.
 pub(crate) fn parse<T: DeserializeOwned>(file: &Path, source: &str) -> Result<(T, Places), ConfigError> {
     let table = DeTable::parse(source).map_err(|error| explain(file, source, &error))?;
-    let mut places = Places::default();
-    index_table(source, table.get_ref(), "", &mut places);
-    let content = toml::from_str(source).map_err(|error| explain(file, source, &error))?;
-    Ok((content, places))
+    let mut index = Index { lines: Lines::of(source), places: Places::default() };
+    index.table(table.get_ref(), "");
+    Ok((parse_content(file, source)?, index.places))
 }
 
-fn index_table(source: &str, table: &DeTable<'_>, prefix: &str, places: &mut Places) {
-    for (key, value) in table {
-        let path = if prefix.is_empty() { key.get_ref().to_string() } else { format!("{prefix}.{}", key.get_ref()) };
-        places.by_path.insert(path.clone(), Place::of(source, key.span().start));
-        index_value(source, value, &path, places);
-    }
+/// Collects places on a walk through a file.
+struct Index<'a> {
+    lines: Lines<'a>,
+    places: Places,
 }
 
-fn index_value(source: &str, value: &Spanned<DeValue<'_>>, path: &str, places: &mut Places) {
-    match value.get_ref() {
-        DeValue::Table(table) => index_table(source, table, path, places),
-        DeValue::Array(items) => {
-            for (i, item) in items.iter().enumerate() {
-                let path = format!("{path}[{i}]");
-                places.by_path.insert(path.clone(), Place::of(source, item.span().start));
-                index_value(source, item, &path, places);
-            }
+impl Index<'_> {
+    fn table(&mut self, table: &DeTable<'_>, prefix: &str) {
+        for (key, value) in table {
+            let path =
+                if prefix.is_empty() { key.get_ref().to_string() } else { format!("{prefix}.{}", key.get_ref()) };
+            self.places.by_path.insert(path.clone(), self.lines.place(key.span().start));
+            self.value(value, &path);
         }
-        _ => {}
+    }
+
+    fn value(&mut self, value: &Spanned<DeValue<'_>>, path: &str) {
+        match value.get_ref() {
+            DeValue::Table(table) => self.table(table, path),
+            DeValue::Array(items) => {
+                for (i, item) in items.iter().enumerate() {
+                    let path = format!("{path}[{i}]");
+                    self.places.by_path.insert(path.clone(), self.lines.place(item.span().start));
+                    self.value(item, &path);
+                }
+            }
+            _ => {}
+        }
     }
 }
 
 /// Says a parser's error in our words. The parser's own words for an unknown
 /// name are `unknown field|variant NAME, expected ...`, names in backquotes.
 fn explain(file: &Path, source: &str, error: &toml::de::Error) -> ConfigError {
-    let place = error.span().map(|span| Place::of(source, span.start));
+    let place = error.span().map(|span| Lines::of(source).place(span.start));
     let message = error.message();
     let what = if message.starts_with("unknown field `") {
         "key"

@@ -74,9 +74,18 @@ impl Settings {
     /// the rules.
     pub fn explain(&self, name: &str) -> Vec<Explained> {
         let mut lines = Vec::new();
-        let mut line = |key: &str, value: String, origin: &Origin| {
-            lines.push(Explained { key: key.to_owned(), value, origin: origin.clone() });
+        let mut line = |key: String, value: String, origin: &Origin| {
+            lines.push(Explained { key, value, origin: origin.clone() });
         };
+        self.each_setting(&mut |key, value, origin| line(key.to_owned(), value, origin));
+        if let Some(spec) = self.profiles.get(name) {
+            spec.each(&mut |key, value, origin| line(format!("profiles.{name}.{key}"), value, origin));
+        }
+        self.each_rule(&mut |key, value, origin| line(key.to_owned(), value, origin));
+        lines
+    }
+
+    fn each_setting(&self, line: &mut dyn FnMut(&str, String, &Origin)) {
         line("profile", self.profile.value.clone(), &self.profile.origin);
         line("approval_mode", mode_text(self.approval_mode.value), &self.approval_mode.origin);
         let timeout = format!("{}ms", self.approval_timeout_ms.value);
@@ -84,14 +93,13 @@ impl Settings {
         line("sandbox", preference_name(self.sandbox.value).to_owned(), &self.sandbox.origin);
         line("level", self.level.value.to_string(), &self.level.origin);
         line("allow_host", self.allow_host.value.to_string(), &self.allow_host.origin);
-        if let Some(spec) = self.profiles.get(name) {
-            spec.explain(&mut |key, value, origin| line(&format!("profiles.{name}.{key}"), value, origin));
-        }
+    }
+
+    fn each_rule(&self, line: &mut dyn FnMut(&str, String, &Origin)) {
         for rule in &self.rules {
             let effect = crate::decide::verdict_name(rule.effect);
-            line("rules", format!("{effect} `{}`: {}", rule.prefix.join(" "), rule.justification), &rule.origin);
+            line("rules", format!("{effect} {:?}: {}", rule.prefix, rule.justification), &rule.origin);
         }
-        lines
     }
 }
 
@@ -101,12 +109,17 @@ impl Settings {
     /// left out; it changes nothing that was agreed to.
     pub fn digest(&self) -> Digest {
         let mut fields: Vec<String> = Vec::new();
-        for (name, spec) in &self.profiles {
-            fields.push(format!("profile {name} {} {:?}", spec.sandboxed, spec.network));
-            for line in self.explain(name).into_iter().filter(|line| line.key != "approval_timeout") {
-                fields.extend([line.key, line.value]);
+        let mut line = |key: &str, value: String, _: &Origin| {
+            if key != "approval_timeout" {
+                fields.extend([key.to_owned(), value]);
             }
+        };
+        self.each_setting(&mut line);
+        for (name, spec) in &self.profiles {
+            line("profile", format!("{name} {} {:?}", spec.sandboxed, spec.network), &Origin::Default);
+            spec.each(&mut line);
         }
+        self.each_rule(&mut line);
         let own = self.own.configuration.iter().chain(&self.own.state);
         let paths = own.chain([&self.home]).map(|path| path.as_os_str().as_bytes());
         Digest::of_fields("stockade-settings-1", fields.iter().map(String::as_bytes).chain(paths))
@@ -127,7 +140,8 @@ fn mode_text(mode: ApprovalMode) -> String {
 }
 
 impl ProfileSpec {
-    fn explain(&self, line: &mut dyn FnMut(&str, String, &Origin)) {
+    /// Every entry of every list, and every limit.
+    fn each(&self, line: &mut dyn FnMut(&str, String, &Origin)) {
         for (key, list) in
             [("write", &self.write), ("hide", &self.hide), ("reveal", &self.reveal), ("sockets", &self.sockets)]
         {

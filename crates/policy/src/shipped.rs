@@ -11,7 +11,7 @@ use stockade_model::{DEFAULT_PROTECTED_NAMES, Network};
 
 use crate::error::ConfigError;
 use crate::file::LimitsSection;
-use crate::parse::parse;
+use crate::parse::parse_content;
 use crate::spec::{LimitsSpec, Origin, ProfileSpec, Sourced};
 use crate::text::{ConfigPath, DropPattern, PassPattern, ProtectedName, VariableName};
 
@@ -70,7 +70,7 @@ struct SetEntry {
 
 /// The built-in profiles by name, with `home` put in.
 pub(crate) fn profiles(home: &Path) -> Result<BTreeMap<String, ProfileSpec>, ConfigError> {
-    let read = |file: &str, source| parse::<ShippedFile>(Path::new(file), source).map(|(content, _)| content);
+    let read = |file: &str, source| parse_content::<ShippedFile>(Path::new(file), source);
     let credentials = read(CREDENTIALS.0, CREDENTIALS.1)?;
     let environment = read(ENVIRONMENT.0, ENVIRONMENT.1)?;
     let mut profiles = BTreeMap::new();
@@ -85,7 +85,7 @@ pub(crate) fn profiles(home: &Path) -> Result<BTreeMap<String, ProfileSpec>, Con
         }
         add(&mut spec, &content, file, home);
         // Resolving sorts; what is sorted already costs it nothing.
-        spec.hide.sort_by(|a, b| a.value.cmp(&b.value));
+        spec.hide.sort_by(|a, b| a.value.bytes().cmp(b.value.bytes()));
         spec.protect.sort_by(|a, b| a.value.cmp(&b.value));
         profiles.insert(name.to_owned(), spec);
     }
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn every_entry_has_a_reason() {
         for (name, source) in PROFILES.map(|p| (p.1, p.2)).into_iter().chain([CREDENTIALS, ENVIRONMENT]) {
-            let (content, _) = parse::<ShippedFile>(Path::new(name), source).unwrap();
+            let content = parse_content::<ShippedFile>(Path::new(name), source).unwrap();
             let paths = content.write.iter().chain(&content.hide).map(|g| &g.reason);
             let names = content.pass.iter().map(|g| &g.reason).chain(content.drop.iter().map(|g| &g.reason));
             assert!(paths.chain(names).chain(content.set.iter().map(|s| &s.reason)).all(|r| r.len() > 5), "{name}");

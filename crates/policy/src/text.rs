@@ -4,6 +4,7 @@
 //! is known to be well formed. Must not know files, layers or profiles.
 
 use std::fmt;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
@@ -33,8 +34,10 @@ macro_rules! text_form {
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 let text = String::deserialize(deserializer)?;
-                let shown: String = text.chars().take(MAX_SHOWN_CHARACTERS).collect();
-                text.parse().map_err(|why| serde::de::Error::custom(format!("`{shown}`: {why}")))
+                text.parse().map_err(|why| {
+                    let shown: String = text.chars().take(MAX_SHOWN_CHARACTERS).collect();
+                    serde::de::Error::custom(format!("`{shown}`: {why}"))
+                })
             }
         }
         impl JsonSchema for $name {
@@ -137,6 +140,14 @@ impl ConfigPath {
             | (Self::Workspace(a), Self::Workspace(b)) => a.starts_with(b),
             (_, Self::Absolute(b)) => b == Path::new("/"),
             _ => false,
+        }
+    }
+
+    /// The bytes as written, without their anchor: an order that is cheap and
+    /// close to that of the paths they become.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Absolute(path) | Self::Home(path) | Self::Workspace(path) => path.as_os_str().as_bytes(),
         }
     }
 
