@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::thread;
 use std::time::Duration;
 
-use stockade_model::{Answer, Assessment, Digest, Event, Grant, Level, Outcome, Question, Request};
+use stockade_model::{Answer, Assessment, Digest, Event, Grant, Outcome, Plan, Question, Request};
 use tracing::{debug, info, info_span, warn};
 
 use crate::core::{Core, CoreConfig, Input, Memo, Output, Planned};
@@ -32,6 +32,8 @@ pub struct Engine {
     pub judge: Arc<dyn Judge>,
     /// Builds sandboxes.
     pub backend: Arc<dyn Backend>,
+    /// Runs commands without one, where that is possible at all.
+    pub host: Option<Arc<dyn Backend>>,
     /// Answers questions, one at a time.
     pub approver: Arc<Mutex<dyn Approver>>,
     /// Keeps events.
@@ -96,7 +98,7 @@ impl Engine {
     pub fn run(&self, request: Request, io: Io, interrupts: Interrupts) -> Outcome {
         let span = info_span!("request", id = %request.id);
         let _entered = span.enter();
-        let mut config = CoreConfig::new(self.judge.policy(), self.user.clone());
+        let mut config = CoreConfig::new(self.judge.policy(&request), self.user.clone());
         config.question_timeout_ms = self.question_timeout_ms;
         let core = Core::new(request.clone(), config);
         let driver = Driver {
@@ -107,7 +109,7 @@ impl Engine {
             queue: VecDeque::new(),
             attempt: None,
             attempts: 0,
-            level: Level::Full,
+            plan: None,
             asking: false,
         };
         let outcome = driver.drive(core, &interrupts.receiver);
@@ -127,8 +129,8 @@ struct Driver<'a> {
     attempt: Option<Box<dyn Attempt>>,
     /// Numbers attempts, so that events of one that was dropped do not count.
     attempts: u64,
-    /// Level of the attempt, for what can be granted.
-    level: Level,
+    /// The plan of the attempt, for what can be granted.
+    plan: Option<Plan>,
     asking: bool,
 }
 
@@ -189,8 +191,8 @@ impl Driver<'_> {
             Message::Attempt { number, .. } if number != self.attempts || self.attempt.is_none() => return None,
             Message::Attempt { event, .. } => match event {
                 AttemptEvent::Denied(denial) => {
-                    let may_ask = denial.grant.as_ref().is_some_and(|grant| self.may_ask(grant));
-                    Input::Denied { denial, may_ask }
+                    let powers = denial.grant.as_ref().map_or_else(Vec::new, |grant| self.powers(grant));
+                    Input::Denied { denial, powers }
                 }
                 AttemptEvent::Executed { pid, program } => Input::Executed { pid, program },
                 AttemptEvent::Ended(end) => {
@@ -203,8 +205,18 @@ impl Driver<'_> {
         })
     }
 
-    fn may_ask(&self, grant: &Grant) -> bool {
-        self.engine.backend.honours(grant, self.level) && self.engine.judge.may_escalate(&self.request, grant)
+    /// What may be asked for after `grant` was refused: all of it can be given,
+    /// or nothing is asked.
+    fn powers(&self, grant: &Grant) -> Vec<Grant> {
+        let Some(plan) = &self.plan else { return Vec::new() };
+        let powers = self.engine.judge.escalation(&self.request, plan, grant);
+        let honoured = powers.iter().all(|power| self.backend(plan).is_some_and(|b| b.honours(power, plan.level)));
+        if honoured { powers } else { Vec::new() }
+    }
+
+    /// The backend for a plan: without a sandbox it is another one.
+    fn backend(&self, plan: &Plan) -> Option<&dyn Backend> {
+        if plan.profile.sandboxed { Some(self.engine.backend.as_ref()) } else { self.engine.host.as_deref() }
     }
 
     /// Carries out the outputs of one step in order. Neighbouring events are
@@ -391,10 +403,16 @@ impl Driver<'_> {
     fn prepare(&mut self, planned: &Planned) -> Input {
         let plan = &planned.plan;
         let _span = info_span!("prepare", attempt = plan.attempt, digest = %planned.digest).entered();
-        self.level = plan.level;
+        self.plan = Some(plan.clone());
         self.attempts += 1;
         let (sender, events) = channel();
-        let attempt = match self.engine.backend.prepare(plan, &self.io, sender) {
+        let Some(backend) = self.backend(plan) else {
+            return Input::PrepareFailed("nothing here runs commands without a sandbox".to_owned());
+        };
+        if backend.name() != plan.backend {
+            return Input::PrepareFailed(format!("the plan is for another backend than `{}`", backend.name()));
+        }
+        let attempt = match backend.prepare(plan, &self.io, sender) {
             Ok(attempt) => attempt,
             Err(error) => return Input::PrepareFailed(start_failure(error)),
         };

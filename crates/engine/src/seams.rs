@@ -2,7 +2,7 @@
 //! a record, a memory, a clock. Small, so that tests stand in for each; the
 //! real ones are in `real`.
 
-use stockade_model::{Assessment, Digest, Event, Grant, Request, SessionId};
+use stockade_model::{Assessment, Digest, Event, Grant, Plan, Request, SessionId};
 
 use crate::core::{Memo, Planned, Remembered, Ruling};
 use crate::keys::{GrantContext, Key};
@@ -22,12 +22,12 @@ pub trait Judge: Send + Sync {
     /// When the profile, the program or a grant cannot be had.
     fn plan(&self, request: &Request, attempt: u32, grants: &[Grant]) -> Result<Planned, PlanError>;
 
-    /// Whether a person may be asked for this power after it was refused during
-    /// the run.
-    fn may_escalate(&self, request: &Request, grant: &Grant) -> bool;
+    /// The powers that a person may be asked for after `grant` was refused under
+    /// `plan`: it and what it needs; empty where the refusal is final.
+    fn escalation(&self, request: &Request, plan: &Plan, grant: &Grant) -> Vec<Grant>;
 
-    /// Version of the policy: consent is bound to it.
-    fn policy(&self) -> Digest;
+    /// Version of the policy for this request: consent is bound to it.
+    fn policy(&self, request: &Request) -> Digest;
 }
 
 /// Why there is no plan. Shown to a person: what, then the remedy.

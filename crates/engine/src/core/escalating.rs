@@ -32,15 +32,16 @@ pub(super) struct Escalation {
 
 impl Core {
     /// After the last attempt ended: escalates, or ends the request.
-    /// `may_ask` says of each denial whether its grant may be asked about.
-    pub(super) fn after_attempt(&mut self, ending: Ending, may_ask: &[bool]) {
+    /// `powers` holds for each denial
+    /// what may be asked for.
+    pub(super) fn after_attempt(&mut self, ending: Ending, powers: Vec<Vec<Grant>>) {
         let by_itself = matches!(ending.status, Status::Exited | Status::Signaled);
         let attempts_left = (self.attempts.len() as u64) < u64::from(self.config.max_attempts);
         let sandboxed = self.planned.as_ref().is_some_and(|planned| planned.plan.profile.sandboxed);
         if !(by_itself && attempts_left && sandboxed) {
             return self.close(ending);
         }
-        let mut candidates = self.candidates(may_ask);
+        let mut candidates = self.candidates(powers);
         if candidates.is_empty() {
             return self.close(ending);
         }
@@ -65,20 +66,17 @@ impl Core {
         self.phase = Phase::Recalling(slots);
     }
 
-    /// The powers that would have let denials of the last attempt pass, that
-    /// may be asked about and were not named before.
-    fn candidates(&self, may_ask: &[bool]) -> Vec<Grant> {
+    /// Of the powers that would have let denials pass, those that are not there
+    /// and were not named before, once each.
+    fn candidates(&self, powers: Vec<Vec<Grant>>) -> Vec<Grant> {
         if self.request.approval_mode == ApprovalMode::Never {
             return Vec::new();
         }
-        let mut seen: BTreeSet<&Grant> = self.escalated.iter().collect();
+        let mut seen = self.escalated.clone();
         if let Some(planned) = &self.planned {
-            seen.extend(&planned.plan.grants);
+            seen.extend(planned.plan.grants.iter().cloned());
         }
-        let denials = self.attempts.last().map_or(&[][..], |attempt| attempt.denials.as_slice());
-        let asked_about = denials.iter().zip(may_ask).filter(|(_, may_ask)| **may_ask);
-        let grants = asked_about.filter_map(|(denial, _)| denial.grant.as_ref());
-        grants.filter(|grant| seen.insert(grant)).cloned().collect()
+        powers.into_iter().flatten().filter(|grant| seen.insert(grant.clone())).collect()
     }
 
     pub(super) fn on_escalation_recalled(&mut self, found: &Found) {

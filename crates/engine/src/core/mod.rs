@@ -187,9 +187,10 @@ pub enum Input {
     Denied {
         /// The refusal.
         denial: Denial,
-        /// Whether its grant may be asked about: the backend could really give
-        /// it, and the rules let a person be asked.
-        may_ask: bool,
+        /// The powers that would have let it pass, where they may be asked
+        /// about: the backend could really give them, and the rules let a person
+        /// be asked. Usually the denial's grant, or nothing.
+        powers: Vec<Grant>,
     },
     /// A program was executed inside.
     Executed {

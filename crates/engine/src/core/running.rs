@@ -1,7 +1,7 @@
 //! One attempt: record and sandbox in parallel, release after both, then its
 //! life until nothing of it is alive.
 
-use stockade_model::{AttemptRecord, Denial, EnforcementReport, EventKind, Level, Status, Usage};
+use stockade_model::{AttemptRecord, Denial, EnforcementReport, EventKind, Grant, Level, Status, Usage};
 
 use super::ending::Ending;
 use super::machine::{Core, Phase};
@@ -23,7 +23,8 @@ pub(super) struct Live {
     released: bool,
     wall_deadline_ms: Option<u64>,
     denials: Vec<Denial>,
-    may_ask: Vec<bool>,
+    /// Of each denial, what may be asked for.
+    powers: Vec<Vec<Grant>>,
     events: u32,
     stop: Option<Stop>,
 }
@@ -90,7 +91,7 @@ impl Core {
             released: false,
             wall_deadline_ms: None,
             denials: Vec::new(),
-            may_ask: Vec::new(),
+            powers: Vec::new(),
             events: 0,
             stop: None,
         }));
@@ -114,8 +115,8 @@ impl Core {
                 self.note_attempt(&mut live, None);
                 self.close(Ending::failed(why));
             }
-            Input::Denied { denial, may_ask } => {
-                self.on_denied(&mut live, denial, may_ask);
+            Input::Denied { denial, powers } => {
+                self.on_denied(&mut live, denial, powers);
                 self.phase = Phase::Attempt(live);
             }
             Input::Executed { pid, program } => {
@@ -176,7 +177,7 @@ impl Core {
         }
     }
 
-    fn on_denied(&mut self, live: &mut Live, denial: Denial, may_ask: bool) {
+    fn on_denied(&mut self, live: &mut Live, denial: Denial, powers: Vec<Grant>) {
         if live.denials.len() >= self.config.max_attempt_events as usize {
             return;
         }
@@ -192,7 +193,7 @@ impl Core {
             return;
         }
         live.denials.push(denial);
-        live.may_ask.push(may_ask);
+        live.powers.push(powers);
     }
 
     fn on_ended(&mut self, mut live: Box<Live>, end: AttemptEnd) {
@@ -222,12 +223,12 @@ impl Core {
                 usage: end.usage,
             });
         }
-        let may_ask = std::mem::take(&mut live.may_ask);
+        let powers = std::mem::take(&mut live.powers);
         self.note_attempt(&mut live, Some(end));
         if interrupted || self.record_failed {
             return self.close(ending);
         }
-        self.after_attempt(ending, &may_ask);
+        self.after_attempt(ending, powers);
     }
 
     fn note_attempt(&mut self, live: &mut Live, end: Option<AttemptEnd>) {

@@ -1,0 +1,156 @@
+//! Deliberately broken engines. Each fault sits between the core and the world
+//! and falsifies what passes; the witness sees the truth and must object, or
+//! the simulation proves nothing.
+
+use stockade_engine::core::{Input, Memo, Output, Planned, Remembered};
+use stockade_engine::keys::{Key, Namespace};
+use stockade_model::{Answer, Digest, EventKind, Grant, Level, QuestionKind, Scope, Verdict};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    ReleaseBeforeDurable,
+    ReleaseBeforePrepared,
+    ReleaseTwice,
+    StartNotRecorded,
+    AnswerNotRecorded,
+    FinishTwice,
+    EventAfterFinish,
+    ExtraGrant,
+    OtherCommand,
+    NoIsYes,
+    SilenceIsYes,
+    DenyIsAllow,
+    AskIsAllow,
+    RefusalsForgotten,
+    MemorySaysYesToAll,
+    SandboxLeftStanding,
+    SandboxClaimed,
+    UnsandboxedKept,
+    AskedOtherThanRecorded,
+    RecordFailureUnheard,
+    EndUnheard,
+    AskedTwice,
+}
+
+pub const ALL: &[Fault] = &[
+    Fault::ReleaseBeforeDurable,
+    Fault::ReleaseBeforePrepared,
+    Fault::ReleaseTwice,
+    Fault::StartNotRecorded,
+    Fault::AnswerNotRecorded,
+    Fault::FinishTwice,
+    Fault::EventAfterFinish,
+    Fault::ExtraGrant,
+    Fault::OtherCommand,
+    Fault::NoIsYes,
+    Fault::SilenceIsYes,
+    Fault::DenyIsAllow,
+    Fault::AskIsAllow,
+    Fault::RefusalsForgotten,
+    Fault::MemorySaysYesToAll,
+    Fault::SandboxLeftStanding,
+    Fault::SandboxClaimed,
+    Fault::UnsandboxedKept,
+    Fault::AskedOtherThanRecorded,
+    Fault::RecordFailureUnheard,
+    Fault::EndUnheard,
+    Fault::AskedTwice,
+];
+
+/// What the core hears instead; `None`: nothing.
+pub fn input(fault: Fault, input: Input) -> Option<Input> {
+    Some(match (fault, input) {
+        (Fault::NoIsYes, Input::Answered { digest, answer: Answer::Denied(_), by })
+        | (Fault::SilenceIsYes, Input::Answered { digest, answer: Answer::TimedOut, by }) => {
+            Input::Answered { digest, answer: Answer::Approved(Scope::Once), by }
+        }
+        (Fault::DenyIsAllow, Input::Decided(mut ruling)) if ruling.decision.verdict == Verdict::Deny => {
+            ruling.decision.verdict = Verdict::Allow;
+            Input::Decided(ruling)
+        }
+        (Fault::AskIsAllow, Input::Decided(mut ruling)) if ruling.decision.verdict == Verdict::Ask => {
+            ruling.decision.verdict = Verdict::Allow;
+            ruling.questions.clear();
+            Input::Decided(ruling)
+        }
+        (Fault::RefusalsForgotten, Input::Recalled { mut answers, approver }) => {
+            for answer in &mut answers {
+                answer.take_if(|known| matches!(known.answer, Answer::Denied(_)));
+            }
+            Input::Recalled { answers, approver }
+        }
+        (Fault::MemorySaysYesToAll, Input::Recalled { answers, approver }) => {
+            let yes = Remembered { answer: Answer::Approved(Scope::Always), id: "apr_x".to_owned() };
+            Input::Recalled { answers: answers.iter().map(|_| Some(yes.clone())).collect(), approver }
+        }
+        (Fault::SandboxClaimed, Input::Planned(mut planned)) => {
+            if !planned.plan.profile.sandboxed {
+                planned.plan.profile.sandboxed = true;
+                planned.plan.level = Level::Full;
+            }
+            Input::Planned(planned)
+        }
+        (Fault::SandboxClaimed, Input::Prepared(mut report)) => {
+            report.level = Level::Full;
+            Input::Prepared(report)
+        }
+        (Fault::RecordFailureUnheard, Input::RecordFailed(_)) | (Fault::EndUnheard, Input::Ended(_)) => return None,
+        (_, input) => input,
+    })
+}
+
+/// What the world is told instead, after the core heard `heard`.
+pub fn outputs(fault: Fault, heard: Option<&Input>, finished: bool, outputs: Vec<Output>) -> Vec<Output> {
+    let mut out: Vec<Output> = outputs.into_iter().flat_map(|output| one(fault, output)).collect();
+    match (fault, heard) {
+        (Fault::ReleaseBeforeDurable, Some(Input::Prepared(_))) if out.is_empty() => out.push(Output::Release),
+        (Fault::ReleaseBeforePrepared, Some(Input::Committed(_))) if out.is_empty() => out.push(Output::Release),
+        (Fault::EventAfterFinish, Some(_)) if finished => {
+            out.push(Output::Record(Box::new(EventKind::Failed { message: "late".to_owned() })));
+        }
+        _ => {}
+    }
+    out
+}
+
+fn one(fault: Fault, output: Output) -> Vec<Output> {
+    match (fault, output) {
+        (Fault::ReleaseTwice, Output::Release) => vec![Output::Release, Output::Release],
+        (Fault::StartNotRecorded, Output::Record(kind)) if matches!(*kind, EventKind::Starting { .. }) => vec![],
+        (Fault::AnswerNotRecorded, Output::Record(kind)) if matches!(*kind, EventKind::Answered { .. }) => vec![],
+        (Fault::FinishTwice, Output::Finish(outcome)) => {
+            vec![Output::Finish(outcome.clone()), Output::Finish(outcome)]
+        }
+        (Fault::ExtraGrant, Output::Prepare(planned)) => {
+            vec![replan(*planned, |plan| plan.grants.push(Grant::Write("/etc".into())))]
+        }
+        (Fault::OtherCommand, Output::Prepare(planned)) => {
+            vec![replan(*planned, |plan| plan.argv.push("--force".into()))]
+        }
+        (Fault::SandboxClaimed, Output::Prepare(mut planned)) if planned.plan.profile.name == "host" => {
+            planned.plan.profile.sandboxed = false;
+            planned.plan.level = Level::None;
+            vec![Output::Prepare(planned)]
+        }
+        (Fault::SandboxLeftStanding, Output::Discard) => vec![],
+        (Fault::UnsandboxedKept, Output::Ask(question)) if question.kind == QuestionKind::Unsandboxed => {
+            let key = Key { namespace: Namespace::Run, digest: question.digest.clone(), refusal: false };
+            let answer = Answer::Approved(Scope::Always);
+            let memo = Memo { key, answer, subject: String::new(), by: String::new() };
+            vec![Output::Ask(question), Output::Remember(vec![memo])]
+        }
+        (Fault::AskedOtherThanRecorded, Output::Ask(mut question)) => {
+            question.command = "true".into();
+            vec![Output::Ask(question)]
+        }
+        (Fault::AskedTwice, Output::Ask(question)) => vec![Output::Ask(question.clone()), Output::Ask(question)],
+        (_, output) => vec![output],
+    }
+}
+
+fn replan(planned: Planned, change: impl FnOnce(&mut stockade_model::Plan)) -> Output {
+    let mut plan = planned.plan;
+    change(&mut plan);
+    let identity: Digest = planned.identity;
+    Output::Prepare(Box::new(Planned::new(plan, identity).unwrap()))
+}

@@ -1,0 +1,87 @@
+//! Plays the engine's core against a random world, from seeds, and watches the
+//! laws L1, L3, L5, L6, L8 and L9 in every step.
+//!
+//! `STOCKADE_SIMULATION_SEED=N` plays one seed with everything it does printed;
+//! `STOCKADE_SIMULATION_COUNT=N` plays more or fewer of them.
+
+mod fault;
+mod random;
+mod witness;
+mod world;
+
+use std::collections::HashSet;
+
+use fault::Fault;
+use world::World;
+
+const COUNT: u64 = 120_000;
+const THREADS: u64 = 2;
+/// Seeds that a fault must be caught within.
+const FAULT_COUNT: u64 = 6_000;
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is a number, not `{text}`")))
+}
+
+fn broken(seed: u64, fault: Option<Fault>) -> Option<String> {
+    World::new(seed, fault, false).play().err()
+}
+
+#[test]
+fn no_interleaving_breaks_a_law() {
+    if let Some(seed) = number("STOCKADE_SIMULATION_SEED") {
+        let law = World::new(seed, None, true).play();
+        assert_eq!(law, Ok(()), "seed {seed}");
+        return;
+    }
+    let count = number("STOCKADE_SIMULATION_COUNT").unwrap_or(COUNT);
+    let threads: Vec<_> = (0..THREADS).map(|part| std::thread::spawn(move || play_part(part, count))).collect();
+    let mut all = Tally::default();
+    for thread in threads {
+        let part = thread.join().expect("a law was broken, see above");
+        all.steps += part.steps;
+        all.attempts += part.attempts;
+        all.ways.extend(part.ways);
+    }
+    let ways = all.ways.len() as u64;
+    println!("{count} interleavings, {ways} different, {} steps, {} attempts released", all.steps, all.attempts);
+    assert!(all.steps as u64 > 10 * count, "the worlds are too short to show anything");
+    assert!(all.attempts as u64 > count / 2, "too few worlds come to run anything");
+    assert!(ways > count / 2, "too many worlds are the same");
+}
+
+#[derive(Default)]
+struct Tally {
+    steps: usize,
+    attempts: usize,
+    ways: HashSet<u64>,
+}
+
+fn play_part(part: u64, count: u64) -> Tally {
+    let mut tally = Tally::default();
+    for seed in (part..count).step_by(THREADS as usize) {
+        let mut world = World::new(seed, None, false);
+        if let Err(law) = world.play() {
+            panic!(
+                "seed {seed}: {law}\nreplay: STOCKADE_SIMULATION_SEED={seed} cargo test -p stockade-engine --test simulation"
+            );
+        }
+        tally.steps += world.steps;
+        tally.attempts += world.attempts;
+        tally.ways.insert(world.way);
+    }
+    tally
+}
+
+#[test]
+fn every_broken_engine_is_caught() {
+    let mut missed = Vec::new();
+    for &fault in fault::ALL {
+        let caught = (0..FAULT_COUNT).find_map(|seed| Some((seed, broken(seed, Some(fault))?)));
+        match caught {
+            Some((seed, law)) => println!("{fault:?}: seed {seed}: {law:.100}"),
+            None => missed.push(fault),
+        }
+    }
+    assert!(missed.is_empty(), "not caught: {missed:?}");
+}

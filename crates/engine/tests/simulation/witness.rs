@@ -1,0 +1,408 @@
+//! The laws, watched from outside: sees every input the world gave and every
+//! output the core gave back, and knows nothing of how the core works.
+
+use std::collections::BTreeSet;
+
+use stockade_engine::core::{Input, Memo, Output, Planned, Remembered, Ruling};
+use stockade_engine::exit_code;
+use stockade_engine::keys::{GrantContext, Key, Namespace};
+use stockade_model::{
+    Answer, Command, Digest, EventKind, Grant, Outcome, Plan, Question, QuestionKind, Request, Scope, Status, Verdict,
+};
+
+pub type Law = Result<(), String>;
+
+pub struct Witness {
+    request: Request,
+    policy: Digest,
+    user: String,
+    max_attempts: u32,
+    log: Vec<EventKind>,
+    record_failed: bool,
+    commits: Vec<(u64, bool, usize)>,
+    durable: usize,
+    acknowledged: u64,
+    ruling: Option<Ruling>,
+    plans: Vec<Planned>,
+    standing: BTreeSet<Grant>,
+    keys: Vec<Key>,
+    memory_yes: BTreeSet<Key>,
+    memory_no: BTreeSet<Key>,
+    approver: bool,
+    open: Option<Question>,
+    /// Explicit yeses since the last release, with the number of the question.
+    agreed: Vec<(usize, Question)>,
+    ever_agreed: Vec<Question>,
+    explicit_no: bool,
+    last_answer: Option<(QuestionKind, Answer)>,
+    escalated: BTreeSet<Grant>,
+    sandbox: Option<Sandbox>,
+    released: Vec<Plan>,
+    pub finished: Option<Outcome>,
+    dead: bool,
+}
+
+struct Sandbox {
+    planned: Planned,
+    standing_up: bool,
+    released: bool,
+}
+
+fn need(holds: bool, law: &str) -> Law {
+    if holds { Ok(()) } else { Err(law.to_owned()) }
+}
+
+impl Witness {
+    pub fn new(request: Request, policy: Digest, user: String, max_attempts: u32) -> Self {
+        Self {
+            request,
+            policy,
+            user,
+            max_attempts,
+            log: Vec::new(),
+            record_failed: false,
+            commits: Vec::new(),
+            durable: 0,
+            acknowledged: 0,
+            ruling: None,
+            plans: Vec::new(),
+            standing: BTreeSet::new(),
+            keys: Vec::new(),
+            memory_yes: BTreeSet::new(),
+            memory_no: BTreeSet::new(),
+            approver: false,
+            open: None,
+            agreed: Vec::new(),
+            ever_agreed: Vec::new(),
+            explicit_no: false,
+            last_answer: None,
+            escalated: BTreeSet::new(),
+            sandbox: None,
+            released: Vec::new(),
+            finished: None,
+            dead: false,
+        }
+    }
+
+    /// What the world truly says to the core.
+    pub fn input(&mut self, input: &Input) {
+        match input {
+            Input::Decided(ruling) => self.ruling = Some((**ruling).clone()),
+            Input::Planned(planned) => self.plans.push((**planned).clone()),
+            Input::Standing(grants) => self.standing.extend(grants.iter().cloned()),
+            Input::Recalled { answers, approver } => {
+                self.approver = *approver;
+                for (key, answer) in std::mem::take(&mut self.keys).into_iter().zip(answers) {
+                    match answer {
+                        Some(Remembered { answer: Answer::Approved(_), .. }) if !key.refusal => {
+                            self.memory_yes.insert(key);
+                        }
+                        Some(Remembered { answer: Answer::Denied(_), .. }) => {
+                            self.memory_no.insert(key);
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            Input::Answered { digest, answer, .. } if self.open.as_ref().is_some_and(|q| q.digest == *digest) => {
+                let Some(question) = self.open.take() else { return };
+                self.last_answer = Some((question.kind.clone(), *answer));
+                match answer {
+                    Answer::Approved(_) => {
+                        let number = self.log.iter().filter(|kind| matches!(kind, EventKind::Asked { .. })).count();
+                        self.ever_agreed.push(question.clone());
+                        self.agreed.push((number, question));
+                    }
+                    Answer::Denied(_) | Answer::Abort | Answer::TimedOut => self.explicit_no = true,
+                }
+            }
+            Input::Committed(number) => {
+                let through = self.commits.iter().filter(|(n, durable, _)| n == number && *durable);
+                if self.commits.iter().any(|(n, ..)| n == number) {
+                    self.acknowledged = self.acknowledged.max(*number);
+                }
+                self.durable = through.map(|(_, _, length)| *length).fold(self.durable, usize::max);
+            }
+            Input::RecordFailed(_) => self.record_failed = true,
+            Input::Prepared(_) => {
+                if let Some(sandbox) = &mut self.sandbox {
+                    sandbox.standing_up = true;
+                }
+            }
+            Input::PrepareFailed(_) => self.sandbox = None,
+            Input::Ended(_) => self.sandbox = None,
+            _ => {}
+        }
+    }
+
+    /// What the core says. For `Record`, what was truly written.
+    pub fn output(&mut self, output: &Output) -> Law {
+        need(!self.dead, "an output after Finish")?;
+        match output {
+            Output::Record(kind) => self.recorded(kind),
+            Output::Commit { number, durable } => {
+                self.commits.push((*number, *durable, self.log.len()));
+                Ok(())
+            }
+            Output::LookUp(keys) => {
+                self.keys = keys.clone();
+                Ok(())
+            }
+            Output::Ask(question) => self.asked(question),
+            Output::Remember(memos) => self.remembered(memos),
+            Output::Prepare(planned) => self.prepared(planned),
+            Output::Release => self.release(),
+            Output::Signal(_) | Output::Kill => {
+                need(self.sandbox.as_ref().is_some_and(|s| s.released), "a signal to nothing that runs")
+            }
+            Output::Discard => {
+                self.sandbox = None;
+                Ok(())
+            }
+            Output::Finish(outcome) => self.finish(outcome),
+            Output::Assess | Output::Decide(_) | Output::MakePlan { .. } | Output::FindStanding(_) => Ok(()),
+        }
+    }
+
+    fn recorded(&mut self, kind: &EventKind) -> Law {
+        need(!self.record_failed, "a record after one that failed")?;
+        self.grammar(kind)?;
+        self.log.push(kind.clone());
+        Ok(())
+    }
+
+    /// Which event may follow which.
+    fn grammar(&self, kind: &EventKind) -> Law {
+        let (mut asked, mut answered, mut starts, mut exits) = (0, 0, 0, 0);
+        let (mut decided, mut finished) = (false, false);
+        for kind in &self.log {
+            match kind {
+                EventKind::Asked { .. } => asked += 1,
+                EventKind::Answered { .. } => answered += 1,
+                EventKind::Starting { .. } => starts += 1,
+                EventKind::Exited { .. } => exits += 1,
+                EventKind::Decided { .. } => decided = true,
+                EventKind::Finished { .. } => finished = true,
+                _ => {}
+            }
+        }
+        need(!finished, "an event after Finished")?;
+        let fits = match kind {
+            EventKind::Requested { request, .. } => self.log.is_empty() && request.environment.is_empty(),
+            EventKind::Assessed { .. } => self.log.len() == 1,
+            EventKind::Decided { .. } => matches!(self.log.last(), Some(EventKind::Assessed { .. })),
+            EventKind::Asked { .. } => decided && asked == answered,
+            EventKind::Answered { digest, .. } => {
+                let of_last = self.log.iter().rev().find_map(|k| match k {
+                    EventKind::Asked { question } => Some(&question.digest),
+                    _ => None,
+                });
+                asked == answered + 1 && of_last == Some(digest)
+            }
+            EventKind::Starting { attempt, .. } => {
+                asked == answered && starts == exits && *attempt as usize == starts + 1
+            }
+            EventKind::Started { attempt, .. } | EventKind::Exited { attempt, .. } => {
+                starts == exits + 1 && *attempt as usize == starts
+            }
+            EventKind::Executed { .. } | EventKind::Denied { .. } => starts == exits + 1,
+            EventKind::Granted { .. } => starts == exits && exits > 0,
+            EventKind::Failed { .. } => true,
+            EventKind::Finished { .. } => asked == answered && !self.log.is_empty(),
+            EventKind::Revoked { .. } => false,
+        };
+        if fits { Ok(()) } else { Err(format!("an event out of place: {kind:?} after {:?}", self.log.last())) }
+    }
+
+    fn asked(&mut self, question: &Question) -> Law {
+        need(self.open.is_none(), "two questions at once")?;
+        need(self.sandbox.is_none(), "a question while a sandbox stands")?;
+        need(self.approver, "a question to nobody")?;
+        let last = self.log.last();
+        let noted = matches!(last, Some(EventKind::Asked { question: noted }) if **noted == *question);
+        need(noted, "what is asked is not what was recorded as asked (L5)")?;
+        if let QuestionKind::Escalate { grants, .. } = &question.kind {
+            need(grants.iter().all(|g| self.escalated.insert(g.clone())), "the same power asked for twice")?;
+        }
+        self.open = Some(question.clone());
+        Ok(())
+    }
+
+    fn remembered(&self, memos: &[Memo]) -> Law {
+        let Some((kind, answer)) = &self.last_answer else { return Err("kept an answer nobody gave".to_owned()) };
+        let (yes, scope) = match answer {
+            Answer::Approved(scope) => (true, *scope),
+            Answer::Denied(scope) => (false, *scope),
+            Answer::Abort | Answer::TimedOut => return Err("kept silence or an abort".to_owned()),
+        };
+        need(!matches!(scope, Scope::Once | Scope::Times(0 | 1)), "kept an answer for once")?;
+        for memo in memos {
+            need(matches!(memo.answer, Answer::Approved(_)) == yes, "kept another answer than was given")?;
+            need(memo.key.refusal != yes, "kept an answer under a key of the other kind")?;
+            let fits = match kind {
+                QuestionKind::Run { .. } => memo.key.namespace == Namespace::Run,
+                QuestionKind::Grants { .. } => memo.key.namespace == Namespace::Grant,
+                QuestionKind::Escalate { .. } if yes => memo.key.namespace != Namespace::Run,
+                QuestionKind::Escalate { .. } => memo.key.namespace == Namespace::Escalate,
+                QuestionKind::Unsandboxed => false,
+            };
+            need(fits, "kept an answer in another namespace")?;
+        }
+        Ok(())
+    }
+
+    fn prepared(&mut self, planned: &Planned) -> Law {
+        need(self.sandbox.is_none(), "a second sandbox beside one that stands")?;
+        // Equal in every part, its digests among them.
+        need(self.plans.contains(planned), "a plan that nobody made (L5)")?;
+        self.sandbox = Some(Sandbox { planned: planned.clone(), standing_up: false, released: false });
+        Ok(())
+    }
+
+    fn release(&mut self) -> Law {
+        let Some(sandbox) = &mut self.sandbox else { return Err("released nothing".to_owned()) };
+        need(sandbox.standing_up, "released before the sandbox stood")?;
+        need(!sandbox.released, "released twice")?;
+        sandbox.released = true;
+        let planned = sandbox.planned.clone();
+        let plan = &planned.plan;
+        need(!self.record_failed, "released without a record (L6)")?;
+        let starts = |kind: &EventKind| {
+            matches!(kind, EventKind::Starting { digest, attempt, argv, grants, cwd, profile, .. }
+                if *digest == planned.digest && *attempt == plan.attempt && *argv == plan.argv
+                    && *grants == plan.grants && *cwd == plan.cwd && *profile == plan.profile.name)
+        };
+        need(self.log[..self.durable].iter().any(starts), "released before its start was durable (L6)")?;
+        need(!self.explicit_no, "released after a no (L9)")?;
+        need(self.released.len() < self.max_attempts as usize, "too many attempts")?;
+        self.consented(&planned)?;
+        self.released.push(plan.clone());
+        self.agreed.clear();
+        Ok(())
+    }
+
+    fn consented(&self, planned: &Planned) -> Law {
+        let plan = &planned.plan;
+        self.same_as_asked(plan)?;
+        for (number, question) in &self.agreed {
+            let bound = (planned.digest.as_str(), *number as u32, &question.kind);
+            let digest = Digest::of_json("stockade-question-1", &bound).ok();
+            need(digest.as_ref() == Some(&question.digest), "what ran is not what was agreed to (L5)")?;
+        }
+        if !plan.profile.sandboxed {
+            let agreed = self.ever_agreed.iter().any(|q| q.kind == QuestionKind::Unsandboxed);
+            need(agreed, "no sandbox and nobody agreed to that (L1)")?;
+        }
+        match self.released.last() {
+            None => self.first_consented(plan),
+            Some(last) => self.next_consented(last, plan),
+        }
+    }
+
+    fn same_as_asked(&self, plan: &Plan) -> Law {
+        let command = match &self.request.command {
+            Command::Argv(argv) => plan.argv == *argv,
+            Command::Script(script) => plan.argv.last() == Some(script),
+        };
+        need(command && plan.cwd == self.request.cwd, "what ran is not what was asked for (L5)")?;
+        need(plan.profile.name == self.request.profile, "another profile than was asked for (L1)")
+    }
+
+    fn first_consented(&self, plan: &Plan) -> Law {
+        let Some(ruling) = &self.ruling else { return Err("released without a decision (L1)".to_owned()) };
+        need(ruling.decision.verdict != Verdict::Deny, "released what the rules deny (L9)")?;
+        need(self.memory_no.is_empty(), "released against a remembered no (L9)")?;
+        let asks_run = ruling.questions.iter().any(|k| matches!(k, QuestionKind::Run { .. }))
+            || (ruling.decision.verdict == Verdict::Ask && ruling.questions.is_empty());
+        if asks_run && plan.profile.sandboxed {
+            let agreed = self.ever_agreed.iter().any(|q| matches!(q.kind, QuestionKind::Run { .. }));
+            let remembered = self.memory_yes.iter().any(|key| key.namespace == Namespace::Run);
+            need(agreed || remembered, "released without the consent that the rules ask for (L1)")?;
+        }
+        let in_question: BTreeSet<&Grant> = ruling
+            .questions
+            .iter()
+            .filter_map(|kind| match kind {
+                QuestionKind::Grants { grants } => Some(grants),
+                _ => None,
+            })
+            .flatten()
+            .collect();
+        for grant in &plan.grants {
+            let by_hand = self.request.grants.contains(grant) && !in_question.contains(grant);
+            let agreed = self
+                .ever_agreed
+                .iter()
+                .any(|q| matches!(&q.kind, QuestionKind::Grants { grants } if grants.contains(grant)));
+            let remembered = self.remembers(plan, Namespace::Grant, grant) || self.standing.contains(grant);
+            need(by_hand || agreed || remembered, "a power nobody agreed to (L3)")?;
+        }
+        Ok(())
+    }
+
+    fn next_consented(&self, last: &Plan, plan: &Plan) -> Law {
+        need(last.grants.iter().all(|g| plan.grants.contains(g)), "a later attempt lost a power")?;
+        need(
+            plan.profile.sandboxed == last.profile.sandboxed
+                && plan.level == last.level
+                && plan.argv == last.argv
+                && plan.workspace == last.workspace
+                && plan.attempt == last.attempt + 1,
+            "a later attempt is not the same sandbox (L3)",
+        )?;
+        let context = self.context(plan);
+        let added: Vec<&Grant> = plan.grants.iter().filter(|g| !last.grants.contains(g)).collect();
+        need(!added.is_empty(), "run again with nothing added (L4)")?;
+        for grant in added {
+            let agreed = self
+                .agreed
+                .iter()
+                .any(|(_, q)| matches!(&q.kind, QuestionKind::Escalate { grants, .. } if grants.contains(grant)));
+            let remembered = self.remembers(plan, Namespace::Escalate, grant);
+            need(agreed || remembered, "a power nobody agreed to (L3)")?;
+            let alone = std::slice::from_ref(grant);
+            let refused = [Namespace::Grant, Namespace::Escalate]
+                .iter()
+                .any(|&namespace| self.memory_no.contains(&context.refusal(namespace, alone)));
+            need(!refused, "a power against a remembered no (L9)")?;
+        }
+        Ok(())
+    }
+
+    fn remembers(&self, plan: &Plan, namespace: Namespace, grant: &Grant) -> bool {
+        self.memory_yes.contains(&self.context(plan).approval(namespace, grant))
+    }
+
+    fn context(&self, plan: &Plan) -> GrantContext {
+        GrantContext {
+            workspace: plan.workspace.clone(),
+            profile: plan.profile.name.clone(),
+            level: plan.level,
+            policy: self.policy.clone(),
+            user: self.user.clone(),
+        }
+    }
+
+    fn finish(&mut self, outcome: &Outcome) -> Law {
+        need(self.sandbox.is_none(), "finished while a sandbox stands (L8)")?;
+        self.dead = true;
+        need(outcome.id == self.request.id, "the outcome of another request")?;
+        let unacknowledged = self.commits.last().is_none_or(|(number, ..)| *number > self.acknowledged);
+        if self.record_failed || unacknowledged {
+            need(outcome.status == Status::Error, "a record failed and the outcome hides it (L6)")?;
+        } else {
+            let last = self.log.last();
+            let told = matches!(last, Some(EventKind::Finished { status, exit_code: code })
+                if *status == outcome.status && *code == exit_code(outcome));
+            need(told, "the outcome is not what was recorded")?;
+            let answers = self.log.iter().filter(|k| matches!(k, EventKind::Answered { .. })).count();
+            need(answers == outcome.approvals.len(), "the outcome lacks answers")?;
+        }
+        let ran = !self.released.is_empty();
+        need(!(outcome.status == Status::Refused && ran), "refused although it ran")?;
+        let by_itself = matches!(outcome.status, Status::Exited | Status::Signaled);
+        need(!by_itself || ran, "ended by itself without having run")?;
+        self.finished = Some(outcome.clone());
+        Ok(())
+    }
+}

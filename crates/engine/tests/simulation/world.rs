@@ -1,0 +1,486 @@
+//! The world around one core: rules, planner, memory, disk, sandbox, people and
+//! time, all of them random and some of them hostile.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use stockade_engine::core::{Core, CoreConfig, Input, Output, Planned, Remembered, Ruling};
+use stockade_engine::{AttemptEnd, CommandEnd};
+use stockade_model::{
+    Answer, ApprovalMode, Assessment, CallerApproval, Command, Decision, Denial, Digest, EnforcementReport,
+    Environment, Filesystem, Grant, GranularMode, Layer, Level, Limits, Network, Operation, Plan, Profile,
+    QuestionKind, RawText, Request, Resolution, SandboxPreference, Scope, Tier, Usage, Verdict,
+};
+
+use crate::fault::{self, Fault};
+use crate::random::Random;
+use crate::witness::Witness;
+
+/// A request that takes more steps than this does not end.
+const MAX_STEPS: usize = 3_000;
+
+pub struct World {
+    random: Random,
+    request: Request,
+    core: Core,
+    witness: Witness,
+    fault: Option<Fault>,
+    now_ms: u64,
+    /// Answers the world owes, in no order.
+    owed: Vec<Input>,
+    /// Digests of questions that were put, for late and wrong answers.
+    asked: Vec<Digest>,
+    running: bool,
+    killed: bool,
+    /// This sandbox does not end when it is killed.
+    hangs: bool,
+    trace: bool,
+    pub steps: usize,
+    pub attempts: usize,
+    /// Bytes that say what happened, for counting different ways.
+    pub way: u64,
+}
+
+/// Every power there is in this world.
+static GRANTS: LazyLock<Vec<Grant>> = LazyLock::new(|| {
+    ["write /srv/a", "write /srv/b", "read /home/u/.netrc", "connect pypi.org:443", "socket /run/x", "env TOKEN"]
+        .iter()
+        .map(|text| text.parse().unwrap())
+        .collect()
+});
+
+fn request(random: &mut Random) -> Request {
+    let command = if random.chance(50) {
+        Command::Argv(vec!["make".into(), "all".into()])
+    } else {
+        Command::Script("make all || true".into())
+    };
+    let modes = [
+        ApprovalMode::OnFailure,
+        ApprovalMode::OnFailure,
+        ApprovalMode::Untrusted,
+        ApprovalMode::OnRequest,
+        ApprovalMode::Never,
+        ApprovalMode::Granular(GranularMode { run: true, filesystem: true, network: false, other: false }),
+    ];
+    let caller = CallerApproval { by: "agent".to_owned(), warnings: vec!["careful".to_owned()] };
+    Request {
+        id: "req_1".parse().unwrap(),
+        session: random.chance(70).then(|| "ses_1".parse().unwrap()),
+        command,
+        cwd: "/work".into(),
+        workspace: "/work".into(),
+        environment: BTreeMap::from([("A".to_owned(), "1".into()), ("TOKEN".to_owned(), "s".into())]),
+        profile: if random.chance(15) { "host" } else { "workspace" }.to_owned(),
+        grants: if random.chance(30) { random.subset(&GRANTS, 30) } else { Vec::new() },
+        level: random.pick(&[Level::Full, Level::Full, Level::Restricted]),
+        approval_mode: random.pick(&modes),
+        sandbox: if random.chance(5) { SandboxPreference::Require } else { SandboxPreference::Auto },
+        timeout_ms: random.chance(30).then_some(5_000),
+        caller_approval: random.chance(20).then_some(caller),
+    }
+}
+
+fn ruling(random: &mut Random, request: &Request) -> Ruling {
+    let verdict = random.pick(&[
+        Verdict::Allow,
+        Verdict::Allow,
+        Verdict::Allow,
+        Verdict::Ask,
+        Verdict::Ask,
+        Verdict::Ask,
+        Verdict::Deny,
+    ]);
+    let run = QuestionKind::Run { reasons: vec!["because".to_owned()] };
+    let mut questions = Vec::new();
+    if verdict == Verdict::Ask {
+        questions.extend(random.chance(60).then(|| run.clone()));
+        if !request.grants.is_empty() && random.chance(70) {
+            questions.push(QuestionKind::Grants { grants: request.grants.clone() });
+        }
+    }
+    let by_caller = (request.caller_approval.is_some() && random.chance(50)).then_some(run);
+    let unhonoured = if random.chance(3) { random.subset(&request.grants, 50) } else { Vec::new() };
+    let decision = Decision { verdict, rule: "rule".to_owned(), reasons: vec!["because".to_owned()] };
+    Ruling { decision, questions, by_caller, unhonoured }
+}
+
+thread_local! {
+    /// Plans met before: digests are most of what a world costs.
+    static PLANNED: RefCell<Vec<Planned>> = const { RefCell::new(Vec::new()) };
+}
+
+fn planned(plan: Plan) -> Planned {
+    PLANNED.with_borrow_mut(|known| {
+        if let Some(planned) = known.iter().find(|planned| planned.plan == plan) {
+            return planned.clone();
+        }
+        let planned = Planned::new(plan, Digest::of_fields("identity", [])).unwrap();
+        if known.len() < 200 {
+            known.push(planned.clone());
+        }
+        planned
+    })
+}
+
+impl World {
+    pub fn new(seed: u64, fault: Option<Fault>, trace: bool) -> Self {
+        let mut random = Random::from_seed(seed);
+        let request = request(&mut random);
+        let policy = Digest::of_fields("policy", []);
+        let mut config = CoreConfig::new(policy.clone(), "uid 1".to_owned());
+        config.max_grants_asked = 2;
+        config.max_attempts = 4;
+        config.max_attempt_events = 6;
+        let witness = Witness::new(request.clone(), policy, config.user.clone(), config.max_attempts);
+        let core = Core::new(request.clone(), config);
+        let hangs = random.chance(4);
+        Self {
+            random,
+            request,
+            core,
+            witness,
+            fault,
+            now_ms: 0,
+            owed: Vec::new(),
+            asked: Vec::new(),
+            running: false,
+            killed: false,
+            hangs,
+            trace,
+            steps: 0,
+            attempts: 0,
+            way: 0,
+        }
+    }
+
+    /// Plays to the end. The law that was broken, if one was.
+    pub fn play(&mut self) -> Result<(), String> {
+        let outputs = self.core.start(0);
+        self.take(None, outputs)?;
+        while self.witness.finished.is_none() {
+            self.steps += 1;
+            if self.steps > MAX_STEPS {
+                return Err("it does not end".to_owned());
+            }
+            let input = self.next_input()?;
+            self.give(input)?;
+        }
+        for _ in 0..4 {
+            let input = self.noise();
+            self.give(input)?;
+        }
+        Ok(())
+    }
+
+    fn give(&mut self, input: Input) -> Result<(), String> {
+        if self.trace {
+            eprintln!("[{:>7} ms] {input:?}", self.now_ms);
+        }
+        self.way = self.way.wrapping_mul(0x100_0000_01b3) ^ kind(&input);
+        self.witness.input(&input);
+        let heard = match self.fault {
+            Some(fault) => fault::input(fault, input),
+            None => Some(input),
+        };
+        let outputs = match &heard {
+            Some(input) => self.core.step(self.now_ms, input.clone()),
+            None => Vec::new(),
+        };
+        self.take(heard.as_ref(), outputs)
+    }
+
+    /// Carries outputs out as the driver does: in order, and nothing after a
+    /// record that fails.
+    fn take(&mut self, heard: Option<&Input>, outputs: Vec<Output>) -> Result<(), String> {
+        let outputs = match self.fault {
+            Some(fault) => fault::outputs(fault, heard, self.witness.finished.is_some(), outputs),
+            None => outputs,
+        };
+        for output in outputs {
+            if self.trace {
+                eprintln!("             -> {output:?}");
+            }
+            if matches!(output, Output::Record(_)) && self.random.next() % 400 == 0 {
+                return self.give(Input::RecordFailed("no space".to_owned()));
+            }
+            self.witness.output(&output)?;
+            self.perform(output);
+        }
+        Ok(())
+    }
+
+    fn perform(&mut self, output: Output) {
+        match output {
+            Output::Assess => {
+                let tier = self.random.pick(&[Tier::Allow, Tier::Ask, Tier::Ask, Tier::Deny]);
+                self.owe(Input::Assessed(Assessment { tier, findings: Vec::new(), capabilities: Vec::new() }));
+            }
+            Output::Decide(_) => {
+                let ruling = ruling(&mut self.random, &self.request);
+                self.owe(Input::Decided(Box::new(ruling)));
+            }
+            Output::MakePlan { attempt, grants } => {
+                let input = if self.random.chance(1) {
+                    Input::PlanFailed("no such profile".to_owned())
+                } else {
+                    Input::Planned(Box::new(self.plan(attempt, grants)))
+                };
+                self.owe(input);
+            }
+            Output::FindStanding(_) => {
+                let standing = if self.random.chance(20) { self.random.subset(&GRANTS, 30) } else { Vec::new() };
+                self.owe(Input::Standing(standing));
+            }
+            Output::LookUp(keys) => {
+                let input = if self.random.chance(1) {
+                    Input::MemoryFailed("locked".to_owned())
+                } else {
+                    let answers = keys.iter().map(|_| self.recollection()).collect();
+                    Input::Recalled { answers, approver: self.random.chance(85) }
+                };
+                self.owe(input);
+            }
+            Output::Remember(_) if self.random.chance(5) => self.owe(Input::NotRemembered("full".to_owned())),
+            Output::Ask(question) => {
+                self.asked.push(question.digest.clone());
+                if !self.random.chance(8) {
+                    let answer = self.answer();
+                    self.owe(Input::Answered { digest: question.digest, answer, by: "terminal".to_owned() });
+                }
+            }
+            Output::Commit { number, .. } => match self.random.below(60) {
+                0 => self.owe(Input::RecordFailed("disk".to_owned())),
+                1 => {}
+                _ => self.owe(Input::Committed(number)),
+            },
+            Output::Prepare(planned) => self.prepare(&planned),
+            Output::Release => self.release(),
+            Output::Kill => self.killed = true,
+            Output::Discard => {
+                self.running = false;
+                self.killed = false;
+                self.owed.retain(|input| {
+                    !matches!(input, Input::Prepared(_) | Input::PrepareFailed(_) | Input::Released | Input::Ended(_))
+                });
+            }
+            Output::Remember(_) | Output::Record(_) | Output::Signal(_) | Output::Finish(_) => {}
+        }
+    }
+
+    fn owe(&mut self, input: Input) {
+        self.owed.push(input);
+    }
+
+    fn recollection(&mut self) -> Option<Remembered> {
+        let answer = match self.random.below(120) {
+            0 => Answer::Denied(Scope::Always),
+            1..24 => Answer::Approved(Scope::Session),
+            _ => return None,
+        };
+        Some(Remembered { answer, id: "apr_1".to_owned() })
+    }
+
+    fn answer(&mut self) -> Answer {
+        let scopes = [Scope::Once, Scope::Session, Scope::Times(1), Scope::Times(3), Scope::Until(9), Scope::Always];
+        let scope = self.random.pick(&scopes);
+        match self.random.below(16) {
+            0 => Answer::Denied(scope),
+            1 => Answer::TimedOut,
+            2 if self.random.chance(50) => Answer::Abort,
+            _ => Answer::Approved(scope),
+        }
+    }
+
+    fn plan(&mut self, attempt: u32, grants: Vec<Grant>) -> Planned {
+        let sandboxed = self.request.profile != "host";
+        let mut environment = BTreeMap::from([("A".to_owned(), RawText::from("1"))]);
+        if grants.iter().any(|grant| matches!(grant, Grant::Env(_))) {
+            environment.insert("TOKEN".to_owned(), "s".into());
+        }
+        let argv = match &self.request.command {
+            Command::Argv(argv) => argv.clone(),
+            Command::Script(script) => vec!["/bin/bash".into(), "-c".into(), script.clone()],
+        };
+        let mut plan = Plan {
+            request: self.request.id.clone(),
+            attempt,
+            argv,
+            environment,
+            cwd: self.request.cwd.clone(),
+            workspace: self.request.workspace.clone(),
+            profile: Profile {
+                name: self.request.profile.clone(),
+                sandboxed,
+                filesystem: Filesystem::default(),
+                network: if sandboxed { Network::None } else { Network::Host },
+                environment: Environment::default(),
+                limits: Limits { wall_ms: Some(60_000), ..Limits::default() },
+            },
+            grants,
+            level: if sandboxed { self.request.level } else { Level::None },
+            backend: "simulated".to_owned(),
+        };
+        if self.random.chance(1) {
+            self.spoil(&mut plan);
+        }
+        planned(plan)
+    }
+
+    /// A planner that gives another plan than was asked for.
+    fn spoil(&mut self, plan: &mut Plan) {
+        match self.random.below(6) {
+            0 => plan.grants.push(Grant::Write("/".into())),
+            1 => plan.argv[0] = "/tmp/evil".into(),
+            2 => plan.cwd = "/".into(),
+            3 => plan.profile.name = "wide".to_owned(),
+            4 => plan.attempt += 1,
+            _ => plan.workspace = "/".into(),
+        }
+    }
+
+    fn prepare(&mut self, planned: &Planned) {
+        let asked = planned.plan.level;
+        let level = if self.random.chance(3) { Level::None } else { asked };
+        let report = EnforcementReport { level, layers: BTreeMap::new() };
+        let input = match self.random.below(40) {
+            0 => Input::PrepareFailed("no user namespaces".to_owned()),
+            _ => Input::Prepared(report),
+        };
+        self.owe(input);
+    }
+
+    fn release(&mut self) {
+        self.attempts += 1;
+        if self.random.chance(2) {
+            return self.owe(Input::ReleaseFailed("it died".to_owned()));
+        }
+        self.running = true;
+        self.killed = false;
+        self.owe(Input::Released);
+    }
+
+    fn next_input(&mut self) -> Result<Input, String> {
+        if self.random.chance(5) {
+            return Ok(self.noise());
+        }
+        let can_end = self.running && !(self.killed && self.hangs);
+        let choices = self.owed.len() + if can_end { 2 } else { 0 };
+        if choices == 0 {
+            let Some(deadline_ms) = self.core.deadline() else { return Err("it waits for nothing".to_owned()) };
+            self.now_ms = self.now_ms.max(deadline_ms);
+            return Ok(Input::Tick);
+        }
+        let choice = self.random.below(choices);
+        if choice < self.owed.len() {
+            return Ok(self.owed.swap_remove(choice));
+        }
+        Ok(self.attempt_event())
+    }
+
+    fn attempt_event(&mut self) -> Input {
+        match self.random.below(6) {
+            0 => Input::Executed { pid: 7, program: "/usr/bin/make".into() },
+            1..5 if !self.killed => self.denial(),
+            _ => {
+                self.running = false;
+                self.killed = false;
+                self.owed.retain(|input| !matches!(input, Input::Released));
+                let end = match self.random.below(20) {
+                    0 => CommandEnd::Signaled(9),
+                    1 => CommandEnd::NotFound,
+                    2 => CommandEnd::NotExecutable("no".to_owned()),
+                    3 => CommandEnd::Lost("gone".to_owned()),
+                    n => CommandEnd::Exited(i32::from(n % 2 == 0)),
+                };
+                let usage = Usage::default();
+                Input::Ended(Box::new(AttemptEnd { end, usage, stdout: None, stderr: None, truncated: false }))
+            }
+        }
+    }
+
+    fn denial(&mut self) -> Input {
+        let grant = self.random.pick(&GRANTS);
+        let denial = Denial {
+            operation: Operation::Create,
+            object: format!("object of {grant}").into(),
+            pid: Some(7),
+            program: None,
+            layer: Layer::Broker,
+            rule: "outside every writable root".to_owned(),
+            grant: Some(grant.clone()),
+            resolution: Resolution::Recorded,
+            count: 1,
+        };
+        let powers = match self.random.below(10) {
+            0..2 => Vec::new(),
+            2 => vec![grant, self.random.pick(&GRANTS)],
+            _ => vec![grant],
+        };
+        Input::Denied { denial, powers }
+    }
+
+    /// What may come at any time and must do no harm.
+    fn noise(&mut self) -> Input {
+        let late = |world: &mut Self| {
+            let digest =
+                if world.asked.is_empty() { Digest::of_fields("x", []) } else { world.random.pick(&world.asked) };
+            Input::Answered { digest, answer: Answer::Approved(Scope::Always), by: "late".to_owned() }
+        };
+        match self.random.below(16) {
+            0 => Input::Interrupted(self.random.pick(&[2, 15])),
+            1 => {
+                let open = self.owed.iter().position(|input| matches!(input, Input::Answered { .. }));
+                // A late answer to an older question, not a second to the open one.
+                let stale = open.is_none() && self.asked.len() > 1;
+                if stale { self.late_to_old() } else { Input::Tick }
+            }
+            2 => Input::Committed(self.random.next() % 3 + 1000),
+            3 => Input::Answered {
+                digest: Digest::of_fields("forged", []),
+                answer: Answer::Approved(Scope::Always),
+                by: "forger".to_owned(),
+            },
+            4 if self.witness.finished.is_some() => late(self),
+            _ => {
+                self.now_ms += self.random.pick(&[1, 20, 20, 900, 900, 2_500, 2_500, 11_000, 400_000]);
+                Input::Tick
+            }
+        }
+    }
+
+    fn late_to_old(&mut self) -> Input {
+        let old = self.asked.len() - 1;
+        let digest = self.asked[self.random.below(old)].clone();
+        Input::Answered { digest, answer: Answer::Approved(Scope::Always), by: "late".to_owned() }
+    }
+}
+
+/// A number for the kind of an input.
+fn kind(input: &Input) -> u64 {
+    match input {
+        Input::Assessed(_) => 1,
+        Input::Decided(ruling) => 2 + ruling.decision.verdict as u64,
+        Input::Planned(_) => 5,
+        Input::PlanFailed(_) => 6,
+        Input::Standing(grants) => 7 + u64::from(grants.is_empty()),
+        Input::Recalled { approver, .. } => 9 + u64::from(*approver),
+        Input::MemoryFailed(_) => 11,
+        Input::NotRemembered(_) => 12,
+        Input::Answered { answer: Answer::Approved(_), .. } => 13,
+        Input::Answered { answer: Answer::Denied(_), .. } => 14,
+        Input::Answered { .. } => 15,
+        Input::Committed(_) => 16,
+        Input::RecordFailed(_) => 17,
+        Input::Prepared(_) => 18,
+        Input::PrepareFailed(_) => 19,
+        Input::Released => 20,
+        Input::ReleaseFailed(_) => 21,
+        Input::Denied { powers, .. } => 22 + powers.len() as u64,
+        Input::Executed { .. } => 25,
+        Input::Ended(_) => 26,
+        Input::Interrupted(_) => 27,
+        Input::Tick => 28,
+    }
+}
