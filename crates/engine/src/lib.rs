@@ -10,7 +10,9 @@ mod backend;
 pub mod core;
 mod driver;
 pub mod exit;
+mod identity;
 pub mod keys;
+pub mod real;
 pub mod seams;
 
 pub use approver::{Approver, Nobody};

@@ -1,6 +1,6 @@
 //! What the driver needs of the world beside `Backend` and `Approver`: a judge,
 //! a record, a memory, a clock. Small, so that tests stand in for each; the
-//! real ones are in `real`.
+//! real ones are in [`real`](crate::real).
 
 use stockade_model::{Assessment, Digest, Event, Grant, Plan, Request, SessionId};
 

@@ -250,7 +250,14 @@ impl Core {
         let Some(planned) = self.plan_in_question() else { return };
         let yes = matches!(answer, Answer::Approved(_));
         let context = self.grant_context(&planned.plan);
-        let subject_of = |grants: &[Grant]| list(grants);
+        let memo = |key, subject, grants: &[Grant]| Memo {
+            key,
+            answer,
+            subject,
+            grants: grants.to_vec(),
+            request: self.request.id.clone(),
+            by: given.by.clone(),
+        };
         let (namespace, grants) = match &question.kind {
             QuestionKind::Unsandboxed => return,
             QuestionKind::Run { .. } => {
@@ -265,23 +272,23 @@ impl Core {
                 } else {
                     run_refusal(&self.request, &self.config.user)
                 };
-                let memo = Memo { key, answer, subject: question.command.escaped(), by: given.by.clone() };
+                let memo = memo(key, question.command.escaped(), &[]);
                 return self.out.push(Output::Remember(vec![memo]));
             }
             QuestionKind::Grants { grants } => (Namespace::Grant, grants),
             QuestionKind::Escalate { grants, .. } => (Namespace::Escalate, grants),
         };
-        let memo = |key, subject| Memo { key, answer, subject, by: given.by.clone() };
         let mut memos = Vec::new();
         if !yes {
-            memos.push(memo(context.refusal(namespace, grants), subject_of(grants)));
+            memos.push(memo(context.refusal(namespace, grants), list(grants), grants));
         }
         for grant in grants.iter().filter(|_| yes) {
-            memos.push(memo(context.approval(namespace, grant), grant.to_string()));
+            let alone = std::slice::from_ref(grant);
+            memos.push(memo(context.approval(namespace, grant), grant.to_string(), alone));
             // Who agrees that a command runs again with a power agrees to the
             // power; the reverse does not hold, so only this way round.
             if namespace == Namespace::Escalate {
-                memos.push(memo(context.approval(Namespace::Grant, grant), grant.to_string()));
+                memos.push(memo(context.approval(Namespace::Grant, grant), grant.to_string(), alone));
             }
         }
         self.out.push(Output::Remember(memos));

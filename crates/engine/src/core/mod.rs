@@ -19,7 +19,7 @@ mod running;
 
 use stockade_model::{
     Answer, Assessment, Decision, Denial, Digest, EnforcementReport, EventKind, Grant, Outcome, Plan, Question,
-    QuestionKind, RawText,
+    QuestionKind, RawText, RequestId,
 };
 
 use crate::AttemptEnd;
@@ -133,6 +133,10 @@ pub struct Memo {
     pub answer: Answer,
     /// What it was about: the command, or the power in its text form.
     pub subject: String,
+    /// The powers it was about.
+    pub grants: Vec<Grant>,
+    /// The request that raised the question.
+    pub request: RequestId,
     /// Who answered.
     pub by: String,
 }

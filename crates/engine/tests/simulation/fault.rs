@@ -136,7 +136,8 @@ fn one(fault: Fault, output: Output) -> Vec<Output> {
         (Fault::UnsandboxedKept, Output::Ask(question)) if question.kind == QuestionKind::Unsandboxed => {
             let key = Key { namespace: Namespace::Run, digest: question.digest.clone(), refusal: false };
             let answer = Answer::Approved(Scope::Always);
-            let memo = Memo { key, answer, subject: String::new(), by: String::new() };
+            let (subject, by, request) = (String::new(), String::new(), "req_1".parse().unwrap());
+            let memo = Memo { key, answer, subject, grants: Vec::new(), request, by };
             vec![Output::Ask(question), Output::Remember(vec![memo])]
         }
         (Fault::AskedOtherThanRecorded, Output::Ask(mut question)) => {

@@ -4,6 +4,8 @@
 //! `STOCKADE_SIMULATION_SEED=N` plays one seed with everything it does printed;
 //! `STOCKADE_SIMULATION_COUNT=N` plays more or fewer of them.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
+
 mod fault;
 mod random;
 mod witness;

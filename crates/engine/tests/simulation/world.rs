@@ -202,7 +202,7 @@ impl World {
             if self.trace {
                 eprintln!("             -> {output:?}");
             }
-            if matches!(output, Output::Record(_)) && self.random.next() % 400 == 0 {
+            if matches!(output, Output::Record(_)) && self.random.below(400) == 0 {
                 return self.give(Input::RecordFailed("no space".to_owned()));
             }
             self.witness.output(&output)?;

@@ -1,0 +1,273 @@
+//! The driver's seams over the real crates: rules, shell, record, store.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+
+use stockade_audit::Log;
+use stockade_model::{
+    Answer, ApprovalId, Assessment, Command, Digest, Event, Grant, Level, Plan, QuestionKind, RawText, Request, Scope,
+    SessionId, Verdict,
+};
+use stockade_policy::{Settings, complete_grants, effective_environment, may_escalate, resolve_profile, rule_on};
+use stockade_shell::Context;
+use stockade_store::{Consent, Store};
+
+use crate::core::{Memo, Planned, Remembered, Ruling};
+use crate::identity::identity;
+use crate::keys::{GrantContext, Key, Namespace};
+use crate::seams::{Judge, Memory, MemoryError, PlanError, RecordError, Recorder};
+
+/// Where bash is looked for, to run scripts. Never through the caller's PATH,
+/// which a workspace may have a hand in.
+const SHELLS: &[&str] = &["/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash", "/run/current-system/sw/bin/bash"];
+
+/// Judges by the text and the configuration.
+#[derive(Clone, Debug)]
+pub struct RuleJudge {
+    /// The configuration in force.
+    pub settings: Arc<Settings>,
+    /// True where the request is the person's own command line; see
+    /// [`rule_on`].
+    pub by_person: bool,
+    /// See [`Context::neutralised`].
+    pub neutralised: bool,
+    /// Name of the backend that builds sandboxes.
+    pub sandbox_backend: &'static str,
+    /// Name of the backend without one.
+    pub host_backend: &'static str,
+}
+
+impl RuleJudge {
+    /// The judge of one configuration, for the native backend.
+    pub fn new(settings: Arc<Settings>, by_person: bool) -> Self {
+        Self { settings, by_person, neutralised: false, sandbox_backend: "native", host_backend: "host" }
+    }
+
+    /// What the text of a request shows.
+    pub fn assess(&self, request: &Request) -> Assessment {
+        let context = Context {
+            cwd: request.cwd.clone(),
+            home: self.settings.home().into(),
+            workspace: request.workspace.clone(),
+            neutralised: self.neutralised,
+        };
+        match &request.command {
+            Command::Script(script) => stockade_shell::assess_script(script.as_bytes(), &context),
+            Command::Argv(words) => stockade_shell::assess_argv(words, &context),
+        }
+    }
+
+    /// The question that the caller's own approval answered: there without the
+    /// approval, and not with it.
+    fn answered_by_caller(
+        &self,
+        request: &Request,
+        assessment: &Assessment,
+        asked: &[QuestionKind],
+    ) -> Option<QuestionKind> {
+        request.caller_approval.as_ref()?;
+        let is_run = |kind: &QuestionKind| matches!(kind, QuestionKind::Run { .. });
+        if asked.iter().any(is_run) {
+            return None;
+        }
+        let bare = Request { caller_approval: None, ..request.clone() };
+        rule_on(&self.settings, &bare, assessment, self.by_person).questions.into_iter().find(is_run)
+    }
+}
+
+impl Judge for RuleJudge {
+    fn assess(&self, request: &Request) -> Assessment {
+        Self::assess(self, request)
+    }
+
+    fn rule(&self, request: &Request, assessment: &Assessment) -> Ruling {
+        let said = rule_on(&self.settings, request, assessment, self.by_person);
+        let by_caller = match said.decision.verdict {
+            Verdict::Deny => None,
+            Verdict::Allow | Verdict::Ask => self.answered_by_caller(request, assessment, &said.questions),
+        };
+        Ruling { decision: said.decision, questions: said.questions, by_caller, unhonoured: Vec::new() }
+    }
+
+    fn plan(&self, request: &Request, attempt: u32, grants: &[Grant]) -> Result<Planned, PlanError> {
+        let profile = resolve_profile(&self.settings, &request.profile, request.workspace.as_path(), grants)
+            .map_err(|error| PlanError { what: error.to_string(), hint: None })?;
+        let argv = match &request.command {
+            Command::Argv(argv) => argv.clone(),
+            Command::Script(script) => vec![shell()?, "-c".into(), script.clone()],
+        };
+        let (level, backend) =
+            if profile.sandboxed { (request.level, self.sandbox_backend) } else { (Level::None, self.host_backend) };
+        let plan = Plan {
+            request: request.id.clone(),
+            attempt,
+            argv,
+            environment: effective_environment(&profile, &request.environment),
+            cwd: request.cwd.clone(),
+            workspace: request.workspace.clone(),
+            profile,
+            grants: grants.to_vec(),
+            level,
+            backend: backend.to_owned(),
+        };
+        let identity = identity(&plan);
+        Planned::new(plan, identity).map_err(|error| PlanError { what: error.to_string(), hint: None })
+    }
+
+    fn escalation(&self, request: &Request, plan: &Plan, grant: &Grant) -> Vec<Grant> {
+        let powers = complete_grants(&plan.profile, std::slice::from_ref(grant));
+        let may = |power: &Grant| may_escalate(&self.settings, request, power, self.by_person);
+        if powers.iter().all(may) { powers } else { Vec::new() }
+    }
+
+    fn policy(&self, request: &Request) -> Digest {
+        // How long a question waits changes nothing that was agreed to.
+        let lines = self.settings.explain(&request.profile);
+        let lines = lines.iter().filter(|line| line.key != "approval_timeout");
+        let fields: Vec<&[u8]> = lines.flat_map(|line| [line.key.as_bytes(), line.value.as_bytes()]).collect();
+        Digest::of_fields("stockade-policy-1", fields)
+    }
+}
+
+fn shell() -> Result<RawText, PlanError> {
+    let found = SHELLS.iter().find(|path| Path::new(path).exists()).map(|path| RawText::from(*path));
+    found.ok_or_else(|| PlanError {
+        what: format!("there is no bash in {}", SHELLS.join(", ")),
+        hint: Some("install bash, or give the command as words after `--`".to_owned()),
+    })
+}
+
+impl Recorder for Log {
+    fn record(&self, events: &[Event]) -> Result<(), RecordError> {
+        self.append_batch(events).map(drop).map_err(|error| RecordError(error.to_string()))
+    }
+
+    fn commit(&self) -> Result<(), RecordError> {
+        Log::commit(self).map_err(|error| RecordError(error.to_string()))
+    }
+}
+
+/// Remembers in the store.
+#[derive(Clone, Debug)]
+pub struct StoreMemory {
+    store: Arc<Store>,
+}
+
+impl StoreMemory {
+    /// The memory over an open store.
+    pub fn new(store: Arc<Store>) -> Self {
+        Self { store }
+    }
+
+    fn get(
+        &self,
+        key: &Key,
+        session: Option<&SessionId>,
+        now_ms: u64,
+    ) -> Result<Option<stockade_store::Remembered>, MemoryError> {
+        self.store.lookup(stored(key.namespace), &key.digest, session, now_ms).map_err(failed)
+    }
+
+    fn is_refused(
+        &self,
+        context: &GrantContext,
+        grant: &Grant,
+        session: Option<&SessionId>,
+        now_ms: u64,
+    ) -> Result<bool, MemoryError> {
+        for namespace in [Namespace::Grant, Namespace::Escalate] {
+            let key = context.refusal(namespace, std::slice::from_ref(grant));
+            if self.get(&key, session, now_ms)?.is_some_and(|found| found.consent == Consent::Denied) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl Memory for StoreMemory {
+    fn lookup(&self, key: &Key, session: Option<&SessionId>, now_ms: u64) -> Result<Option<Remembered>, MemoryError> {
+        let Some(found) = self.get(key, session, now_ms)? else { return Ok(None) };
+        let answer = match found.consent {
+            Consent::Approved => Answer::Approved(found.scope),
+            Consent::Denied => Answer::Denied(found.scope),
+        };
+        Ok(Some(Remembered { answer, id: found.id.to_string() }))
+    }
+
+    fn remember(&self, memo: &Memo, session: Option<&SessionId>, now_ms: u64) -> Result<(), MemoryError> {
+        let (consent, scope) = match memo.answer {
+            Answer::Approved(scope) => (Consent::Approved, scope),
+            Answer::Denied(scope) => (Consent::Denied, scope),
+            Answer::Abort | Answer::TimedOut => return Ok(()),
+        };
+        let remembered = stockade_store::Remembered {
+            id: ApprovalId::from_random(random_bytes()?),
+            namespace: stored(memo.key.namespace),
+            digest: memo.key.digest.clone(),
+            question: memo.subject.as_str().into(),
+            grants: memo.grants.clone(),
+            consent,
+            scope,
+            session: session.cloned(),
+            by: memo.by.clone(),
+            created_ms: now_ms,
+            request: memo.request.clone(),
+            revoked_ms: None,
+            ended_ms: None,
+        };
+        self.store.remember(&remembered).map_err(|error| MemoryError(error.to_string()))
+    }
+
+    fn standing(
+        &self,
+        context: &GrantContext,
+        session: Option<&SessionId>,
+        now_ms: u64,
+    ) -> Result<Vec<Grant>, MemoryError> {
+        let mut grants = Vec::new();
+        for known in self.store.list().map_err(failed)? {
+            let reaches = match known.scope {
+                Scope::Session => known.session.is_some() && known.session.as_ref() == session,
+                Scope::Until(_) | Scope::Always => true,
+                // Each use of a counted one is taken when it is asked for.
+                Scope::Once | Scope::Times(_) => false,
+            };
+            let grant = match known.grants.as_slice() {
+                [grant] if known.namespace == stored(Namespace::Grant) => grant,
+                _ => continue,
+            };
+            // Bound to this workspace, profile, level, policy and user?
+            let here = context.approval(Namespace::Grant, grant).digest == known.digest;
+            let holds = reaches && here && known.consent == Consent::Approved && known.in_force(now_ms);
+            if holds && !grants.contains(grant) && !self.is_refused(context, grant, session, now_ms)? {
+                grants.push(grant.clone());
+            }
+        }
+        grants.sort();
+        Ok(grants)
+    }
+}
+
+fn stored(namespace: Namespace) -> stockade_store::Namespace {
+    match namespace {
+        Namespace::Run => stockade_store::Namespace::Run,
+        Namespace::Grant => stockade_store::Namespace::Grant,
+        Namespace::Escalate => stockade_store::Namespace::Escalate,
+    }
+}
+
+fn failed(error: stockade_store::StoreError) -> MemoryError {
+    MemoryError(error.to_string())
+}
+
+/// From the kernel's generator (urandom(4)).
+fn random_bytes() -> Result<[u8; 16], MemoryError> {
+    let mut bytes = [0; 16];
+    File::open("/dev/urandom")
+        .and_then(|mut random| random.read_exact(&mut bytes))
+        .map_err(|error| MemoryError(format!("no random bytes: {error}")))?;
+    Ok(bytes)
+}
