@@ -100,18 +100,22 @@ struct Case<'a> {
     assessment: &'a Assessment,
     by_person: bool,
     answers: ModeAnswers,
-    mode: &'static str,
+    mode: String,
 }
 
 impl<'a> Case<'a> {
     fn new(settings: &'a Settings, request: &'a Request, assessment: &'a Assessment, by_person: bool) -> Self {
         let answers = mode_answers(settings, request, by_person);
+        let (asked, configured) = (request.approval_mode, settings.approval_mode.value);
         // Name the mode whose answers hold.
-        let mode = match ModeAnswers::of(request.approval_mode) == answers {
-            true => request.approval_mode,
-            false => settings.approval_mode.value,
+        let mode = if answers == ModeAnswers::of(asked) {
+            mode_name(asked).to_owned()
+        } else if answers == ModeAnswers::of(configured) {
+            mode_name(configured).to_owned()
+        } else {
+            format!("{} with {}", mode_name(asked), mode_name(configured))
         };
-        Self { settings, request, assessment, by_person, answers, mode: mode_name(mode) }
+        Self { settings, request, assessment, by_person, answers, mode }
     }
 
     /// Without a sandbox: a separate act, never by a field alone (L1).

@@ -20,6 +20,12 @@ use crate::text::ProfileName;
 /// Default of `approval_timeout`, in milliseconds.
 const DEFAULT_APPROVAL_TIMEOUT_MS: u64 = 120_000;
 
+/// Most entries of one list and most rules of one file: every entry costs each
+/// run something.
+const MAX_ENTRIES: usize = 1024;
+/// Most profiles of one file.
+const MAX_PROFILES: usize = 64;
+
 /// The text of one configuration file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerText {
@@ -173,7 +179,11 @@ impl File<'_> {
     fn apply_profiles(&self, settings: &mut Settings) -> Result<(), ConfigError> {
         let mut pending: Vec<(&str, &ProfileSection)> =
             self.content.profiles.iter().map(|(name, section)| (name.0.as_str(), section)).collect();
+        if pending.len() > MAX_PROFILES {
+            return Err(self.error("profiles", format!("at most {MAX_PROFILES} profiles")));
+        }
         for (name, section) in &pending {
+            self.check_lengths(name, section)?;
             self.check_profile(settings, name, section)?;
         }
         while !pending.is_empty() {
@@ -189,6 +199,25 @@ impl File<'_> {
             self.apply_profile(settings, name, section)?;
         }
         Ok(())
+    }
+
+    fn check_lengths(&self, name: &str, section: &ProfileSection) -> Result<(), ConfigError> {
+        let lengths = [
+            ("write", section.write.len()),
+            ("hide", section.hide.len()),
+            ("reveal", section.reveal.len()),
+            ("protect", section.protect.len()),
+            ("sockets", section.sockets.len()),
+            ("env.pass", section.env.pass.len()),
+            ("env.drop", section.env.drop.len()),
+            ("env.set", section.env.set.len()),
+        ];
+        match lengths.iter().find(|(_, length)| *length > MAX_ENTRIES) {
+            Some((key, _)) => {
+                Err(self.error(&format!("profiles.{name}.{key}"), format!("at most {MAX_ENTRIES} entries in one list")))
+            }
+            None => Ok(()),
+        }
     }
 
     fn check_profile(&self, settings: &Settings, name: &str, section: &ProfileSection) -> Result<(), ConfigError> {
@@ -314,6 +343,9 @@ impl File<'_> {
     }
 
     fn apply_rules(&self, settings: &mut Settings) -> Result<(), ConfigError> {
+        if self.content.rules.len() > MAX_ENTRIES {
+            return Err(self.error("rules", format!("at most {MAX_ENTRIES} rules")));
+        }
         for (i, section) in self.content.rules.iter().enumerate() {
             let key = format!("rules[{i}]");
             if self.is_project() && section.effect == Verdict::Allow {

@@ -107,6 +107,22 @@ fn errors_name_the_place() {
     insta::assert_snapshot!(text);
 }
 
+/// A stranger's file cannot make every run slow.
+#[test]
+fn lists_are_bounded() {
+    let list = |length: usize| (0..length).map(|i| format!("\"/x{i}\"")).collect::<Vec<_>>().join(",");
+    let hide = |length| format!("[profiles.workspace]\nhide = [{}]", list(length));
+    assert!(merge(&[(Layer::Project, &hide(1024))]).is_ok());
+    let error = merge(&[(Layer::Project, &hide(1025))]).unwrap_err().to_string();
+    assert_eq!(error, "/home/u/work/.stockade.toml:2:1: at most 1024 entries in one list");
+    let profiles = |count| (0..count).map(|i| format!("[profiles.p{i}]\n")).collect::<String>();
+    assert!(merge(&[(Layer::Project, &profiles(64))]).is_ok());
+    assert!(merge(&[(Layer::Project, &profiles(65))]).is_err());
+    let rule = "[[rules]]\nprefix = [\"a\"]\neffect = \"ask\"\njustification = \"x\"\n";
+    assert!(merge(&[(Layer::Project, &rule.repeat(1024))]).is_ok());
+    assert!(merge(&[(Layer::Project, &rule.repeat(1025))]).is_err());
+}
+
 #[test]
 fn later_layers_outweigh_and_every_value_knows_its_place() {
     let settings = merge(&[
