@@ -21,7 +21,9 @@ pub struct World {
 impl World {
     pub fn new(user: User) -> Self {
         let account = Account::of(user).unwrap();
-        let top = tempfile::Builder::new().prefix("stockade-e2e-").tempdir_in("/var/tmp").unwrap();
+        // Not in a temp directory: those are private inside.
+        let place = if account.user == User::available()[0] && user == User::Ordinary { own_home() } else { "/home".into() };
+        let top = tempfile::Builder::new().prefix("stockade-e2e-").tempdir_in(place).unwrap();
         fs::set_permissions(top.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let world = Self { account, top };
         world.own(world.top.path());
@@ -107,6 +109,11 @@ impl World {
         serde_json::from_str(&output.stdout)
             .unwrap_or_else(|e| panic!("{argv:?}: {e}\n{}\n{}", output.stdout, output.stderr))
     }
+}
+
+/// The home of whoever runs the tests.
+fn own_home() -> PathBuf {
+    std::env::var_os("HOME").expect("HOME is set").into()
 }
 
 /// The binary under test.

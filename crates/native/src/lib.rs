@@ -7,3 +7,11 @@ pub mod broker;
 pub mod filter;
 pub mod launch;
 pub mod powers;
+
+mod backend;
+mod capture;
+mod evidence;
+mod host;
+
+pub use backend::NativeBackend;
+pub use host::HostBackend;

@@ -97,7 +97,9 @@ pub fn launch(mut blueprint: Blueprint, stdio: Stdio<'_>) -> Result<Launched, La
     let ((control, control_inside), (gate, gate_inside)) = (pair()?, pair()?);
     let streams = [stdio.stdin, stdio.stdout, stdio.stderr];
     let mut keep: Vec<RawFd> = streams.iter().map(AsRawFd::as_raw_fd).collect();
-    keep.extend([control_inside.as_raw_fd(), gate_inside.as_raw_fd()]);
+    // 0, 1 and 2 stay taken: a descriptor that got one of these numbers would
+    // be overwritten where the command's streams are put in place.
+    keep.extend([0, 1, 2, control_inside.as_raw_fd(), gate_inside.as_raw_fd()]);
     keep.extend(blueprint.held());
     keep.sort_unstable();
     keep.dedup();

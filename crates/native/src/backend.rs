@@ -1,0 +1,287 @@
+//! The native backend: joins launch, broker and captured output to the engine.
+//!
+//! Two threads serve an attempt: the broker, and the keeper, which watches for
+//! the end, for opened hidden paths and for output. Neither ever waits for a
+//! person. It must not know rules, questions or the log.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::pipe::{PipeFlags, pipe_with};
+use stockade_engine::{Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Io, StartError};
+use stockade_model::{Denial, EnforcementReport, Grant, LayerReport, LayerState, Level, Plan, RawText, Usage};
+use stockade_sys::Errno;
+use stockade_sys::reap::Ended;
+
+use crate::broker::{Broker, BrokerEvent, BrokerHandle, BrokerTraits, linked_units};
+use crate::capture::{Capture, Drained};
+use crate::evidence::HiddenWatch;
+use crate::launch::{Blueprint, ExitReport, LaunchError, Launched, Stdio, launch};
+use crate::powers::Powers;
+
+/// How long the broker may take to end once its callers are gone.
+const BROKER_ENDS_WITHIN: Duration = Duration::from_secs(5);
+/// How often the keeper looks around though nothing woke it.
+const LOOK_AROUND: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+/// How many chunks of output are taken after the end: all that a pipe holds.
+const LAST_CHUNKS_MAX: usize = 64;
+
+/// Sandboxes made by this machine's own kernel.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NativeBackend;
+
+impl Backend for NativeBackend {
+    fn name(&self) -> &'static str {
+        "native"
+    }
+
+    fn honours(&self, grant: &Grant, _level: Level) -> bool {
+        match grant {
+            Grant::Write(_) | Grant::Read(_) | Grant::Socket(_) | Grant::Env(_) => true,
+            Grant::Connect { .. } | Grant::Listen(_) | Grant::Exec(_) | Grant::Memory(_) => false,
+        }
+    }
+
+    fn prepare(&self, plan: &Plan, io: &Io, events: Sender<AttemptEvent>) -> Result<Box<dyn Attempt>, StartError> {
+        let blueprint = Blueprint::prepare(plan).map_err(unlaunched)?;
+        let streams = Streams::new(*io)?;
+        let mut launched = launch(blueprint, streams.inside()).map_err(unlaunched)?;
+        let outside = streams.outside(*io);
+
+        let listener = launched.take_listener().ok_or_else(|| unlaunched(LaunchError::Lost))?;
+        let powers = powers(plan, &launched);
+        let sender = events.clone();
+        // Nobody listens any more: then nobody needs to know.
+        let sink = move |event| drop(sender.send(seen(event)));
+        let broker = Broker::start(listener, powers, plan.level, sink)
+            .map_err(|error| StartError { what: error.to_string(), hint: None })?;
+
+        let mut enforced = launched.report().clone();
+        enforced.layers.insert("broker".to_owned(), broker_layer(broker.traits()));
+        let hidden = launched.take_hidden_reads().map(|reads| HiddenWatch::new(reads, plan));
+        let launched = Arc::new(Mutex::new(launched));
+        let keeper = Keeper { launched: Arc::clone(&launched), broker, outside, hidden, events };
+        let end = rustix::io::fcntl_dupfd_cloexec(lock(&launched).end_fd(), 3).map_err(no_descriptor)?;
+        let keeper = thread::Builder::new()
+            .name("keeper".to_owned())
+            .spawn(move || keeper.keep(&end))
+            .map_err(|error| StartError { what: format!("cannot start a thread: {error}"), hint: None })?;
+        Ok(Box::new(NativeAttempt { enforced, launched, keeper: Some(keeper) }))
+    }
+}
+
+/// The powers of the broker for this sandbox.
+fn powers(plan: &Plan, launched: &Launched) -> Powers {
+    let private = launched.private_trees().iter().map(|tree| &tree.path);
+    let mut powers = Powers::new(plan, private);
+    let linked = linked_units(plan);
+    powers.protect(linked);
+    powers
+}
+
+fn seen(event: BrokerEvent) -> AttemptEvent {
+    match event {
+        BrokerEvent::Denied(denial) => AttemptEvent::Denied(denial),
+        BrokerEvent::Executed { pid, program } => AttemptEvent::Executed { pid, program },
+    }
+}
+
+fn broker_layer(traits: BrokerTraits) -> LayerReport {
+    let detail = if traits.synchronous {
+        "acts on behalf; hands the processor over (synchronous wake-up)"
+    } else {
+        "acts on behalf; the kernel has no synchronous wake-up (6.6), each trapped call costs more"
+    };
+    LayerReport { state: LayerState::Enforced, detail: detail.to_owned() }
+}
+
+fn unlaunched(error: LaunchError) -> StartError {
+    StartError { what: error.to_string(), hint: error.hint() }
+}
+
+fn no_descriptor(errno: Errno) -> StartError {
+    StartError {
+        what: format!("cannot make a descriptor: {errno}"),
+        hint: Some("raise the limit of open files (ulimit -n)".to_owned()),
+    }
+}
+
+fn lock(launched: &Mutex<Launched>) -> MutexGuard<'_, Launched> {
+    launched.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The command's output pipes: both ends, until the sandbox has its own.
+struct Streams {
+    pipes: Option<[(OwnedFd, OwnedFd); 2]>,
+}
+
+impl Streams {
+    fn new(io: Io) -> Result<Self, StartError> {
+        let pipe = || {
+            let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+            rustix::io::ioctl_fionbio(&read, true)?;
+            Ok((read, write))
+        };
+        let pipes = match io {
+            Io::Inherit => None,
+            Io::Capture { .. } => Some([pipe().map_err(no_descriptor)?, pipe().map_err(no_descriptor)?]),
+        };
+        Ok(Self { pipes })
+    }
+
+    fn inside(&self) -> Stdio<'_> {
+        let (stdout, stderr) = match &self.pipes {
+            Some([out, err]) => (out.1.as_fd(), err.1.as_fd()),
+            None => (rustix::stdio::stdout(), rustix::stdio::stderr()),
+        };
+        Stdio { stdin: rustix::stdio::stdin(), stdout, stderr }
+    }
+
+    /// Drops the command's ends and begins to capture at ours.
+    fn outside(self, io: Io) -> Option<[Output; 2]> {
+        let limit_bytes = match io {
+            Io::Capture { limit_bytes } => limit_bytes,
+            Io::Inherit => 0,
+        };
+        let output = |pipe: OwnedFd| Output { pipe, capture: Capture::new(limit_bytes), open: true };
+        self.pipes.map(|[(out, _), (err, _)]| [output(out), output(err)])
+    }
+}
+
+/// One captured stream and our end of its pipe.
+struct Output {
+    pipe: OwnedFd,
+    capture: Capture,
+    open: bool,
+}
+
+impl Output {
+    fn take(&mut self) -> bool {
+        self.open = self.open && self.capture.take(self.pipe.as_fd()) == Drained::Open;
+        self.open
+    }
+}
+
+struct NativeAttempt {
+    enforced: EnforcementReport,
+    launched: Arc<Mutex<Launched>>,
+    keeper: Option<JoinHandle<()>>,
+}
+
+impl Attempt for NativeAttempt {
+    fn enforced(&self) -> &EnforcementReport {
+        &self.enforced
+    }
+
+    fn release(&mut self) -> Result<(), StartError> {
+        lock(&self.launched).release().map_err(unlaunched)
+    }
+
+    fn signal(&self, signal: i32) {
+        lock(&self.launched).signal(signal);
+    }
+
+    fn kill(&self) {
+        lock(&self.launched).kill();
+    }
+}
+
+impl Drop for NativeAttempt {
+    fn drop(&mut self) {
+        self.kill();
+        if let Some(keeper) = self.keeper.take() {
+            // A keeper that panicked has nothing left to keep.
+            let _ = keeper.join();
+        }
+    }
+}
+
+struct Keeper {
+    launched: Arc<Mutex<Launched>>,
+    broker: BrokerHandle,
+    outside: Option<[Output; 2]>,
+    hidden: Option<HiddenWatch>,
+    events: Sender<AttemptEvent>,
+}
+
+impl Keeper {
+    /// Watches until the end, then reports it.
+    fn keep(mut self, end: &OwnedFd) {
+        let ended = loop {
+            self.wait(end);
+            self.look();
+            match lock(&self.launched).try_wait() {
+                Ok(None) => {}
+                other => break other,
+            }
+        };
+        // Nothing of the run is left: what the pipes hold is all there will be.
+        for _ in 0..LAST_CHUNKS_MAX {
+            // Both are read each time, whichever of them is still open.
+            let open = self.outside.iter_mut().flatten().map(Output::take).filter(|open| *open).count();
+            if open == 0 {
+                break;
+            }
+        }
+        self.look();
+        let report = self.broker.stop(BROKER_ENDS_WITHIN);
+        for denial in report.map(|r| r.denials).unwrap_or_default().into_iter().filter(|d| d.count > 1) {
+            drop(self.events.send(AttemptEvent::Denied(denial)));
+        }
+        let [stdout, stderr] = match self.outside.take() {
+            Some([out, err]) => [Some(out.capture), Some(err.capture)],
+            None => [None, None],
+        };
+        let truncated = [&stdout, &stderr].into_iter().flatten().any(Capture::truncated);
+        let text = |capture: Option<Capture>| capture.map(|c| RawText::from(c.into_bytes()));
+        let (end, usage) = command_end(ended);
+        let end = AttemptEnd { end, usage, stdout: text(stdout), stderr: text(stderr), truncated };
+        drop(self.events.send(AttemptEvent::Ended(end)));
+    }
+
+    fn tell(&self, event: AttemptEvent) {
+        // Nobody listens any more: then nobody needs to know.
+        drop(self.events.send(event));
+    }
+
+    /// Sleeps until something happens.
+    fn wait(&self, end: &OwnedFd) {
+        let hidden = self.hidden.as_ref().map(HiddenWatch::fd);
+        let outputs = self.outside.iter().flatten().filter(|o| o.open).map(|o| o.pipe.as_fd());
+        let all: Vec<BorrowedFd<'_>> = [Some(end.as_fd()), hidden].into_iter().flatten().chain(outputs).collect();
+        let mut waited: Vec<PollFd<'_>> = all.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+        // A signal or a failure only makes the next look come sooner.
+        let _ = poll(&mut waited, Some(&LOOK_AROUND));
+    }
+
+    /// Takes what is there.
+    fn look(&mut self) {
+        for output in self.outside.iter_mut().flatten() {
+            output.take();
+        }
+        let seen: Vec<Denial> = self.hidden.as_mut().map(HiddenWatch::take).unwrap_or_default();
+        for denial in seen {
+            self.tell(AttemptEvent::Denied(denial));
+        }
+    }
+}
+
+fn command_end(ended: Result<Option<ExitReport>, LaunchError>) -> (CommandEnd, Usage) {
+    match ended {
+        Ok(Some(ExitReport { exec_errno: Some(Errno::NOENT | Errno::NOTDIR), usage, .. })) => {
+            (CommandEnd::NotFound, usage)
+        }
+        Ok(Some(ExitReport { exec_errno: Some(errno), usage, .. })) => {
+            (CommandEnd::NotExecutable(errno.to_string()), usage)
+        }
+        Ok(Some(ExitReport { status: Ended::Exited(code), usage, .. })) => (CommandEnd::Exited(code), usage),
+        Ok(Some(ExitReport { status: Ended::Signaled(signal), usage, .. })) => (CommandEnd::Signaled(signal), usage),
+        Ok(None) => (CommandEnd::Lost("it ended without a word".to_owned()), Usage::default()),
+        Err(error) => (CommandEnd::Lost(error.to_string()), Usage::default()),
+    }
+}
+

@@ -1,0 +1,80 @@
+//! Evidence of what no trapped call shows: a hidden path that was
+//! opened. It must not know who asks.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use rustix::fs::inotify::{ReadFlags, Reader};
+use stockade_model::{Denial, Grant, Layer, Operation, Plan, RawText, Resolution};
+
+use crate::launch::HiddenReads;
+
+/// Distinct hidden paths told of one attempt.
+const HIDDEN_MAX: usize = 256;
+
+/// Tells of hidden paths that were opened. The placeholders they are hidden
+/// behind are watched; which process it was, inotify does not say.
+#[derive(Debug)]
+pub(crate) struct HiddenWatch {
+    reads: HiddenReads,
+    revealed: Vec<PathBuf>,
+    told: BTreeSet<PathBuf>,
+}
+
+impl HiddenWatch {
+    pub(crate) fn new(reads: HiddenReads, plan: &Plan) -> Self {
+        let revealed = plan.profile.filesystem.reveal.iter().map(|p| p.as_path().to_owned()).collect();
+        Self { reads, revealed, told: BTreeSet::new() }
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.reads.inotify.as_fd()
+    }
+
+    /// The openings since the last call, each path once per attempt.
+    pub(crate) fn take(&mut self) -> Vec<Denial> {
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let mut reader = Reader::new(&self.reads.inotify, &mut buffer);
+        let mut opened = Vec::new();
+        while let Ok(event) = reader.next() {
+            // The end of the mount is told too.
+            if !event.events().contains(ReadFlags::OPEN) {
+                continue;
+            }
+            let index = usize::try_from(event.wd()).ok().and_then(|wd| wd.checked_sub(1));
+            let Some(hidden) = index.and_then(|i| self.reads.paths.get(i)) else { continue };
+            let object = match event.file_name() {
+                Some(name) => hidden.join(OsStr::from_bytes(name.to_bytes())),
+                None => hidden.clone(),
+            };
+            opened.push(object);
+        }
+        let mut denials = Vec::new();
+        for object in opened {
+            let shown = self.revealed.iter().any(|path| object.starts_with(path));
+            if shown || self.told.len() >= HIDDEN_MAX || !self.told.insert(object.clone()) {
+                continue;
+            }
+            denials.push(read_denial(object));
+        }
+        denials
+    }
+}
+
+fn read_denial(object: PathBuf) -> Denial {
+    Denial {
+        operation: Operation::Read,
+        object: RawText::from(object.as_path()),
+        pid: None,
+        program: None,
+        layer: Layer::Mounts,
+        rule: "credentials are hidden".to_owned(),
+        grant: Some(Grant::Read(object)),
+        resolution: Resolution::Recorded,
+        count: 1,
+    }
+}
