@@ -80,6 +80,9 @@ fn powers(plan: &Plan, launched: &Launched) -> Powers {
     let mut powers = Powers::new(plan, private);
     let linked = linked_units(plan);
     powers.protect(linked);
+    if plan.level == Level::Full {
+        powers.not_attached(launched.missing().iter().cloned());
+    }
     powers
 }
 
@@ -284,4 +287,3 @@ fn command_end(ended: Result<Option<ExitReport>, LaunchError>) -> (CommandEnd, U
         Err(error) => (CommandEnd::Lost(error.to_string()), Usage::default()),
     }
 }
-

@@ -38,7 +38,14 @@ impl Backend for HostBackend {
             });
         }
         let enforced = EnforcementReport { level: Level::None, layers: BTreeMap::new() };
-        Ok(Box::new(HostAttempt { plan: plan.clone(), io: *io, events, enforced, group: Arc::default(), watcher: None }))
+        Ok(Box::new(HostAttempt {
+            plan: plan.clone(),
+            io: *io,
+            events,
+            enforced,
+            group: Arc::default(),
+            watcher: None,
+        }))
     }
 }
 
@@ -138,7 +145,13 @@ fn watch(mut child: Child, io: Io, started: Instant, group: &Mutex<Option<Pid>>,
     let wall_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     let usage = Usage { wall_ms, ..Usage::default() };
     // Nobody listens any more: then nobody needs to know.
-    let _ = events.send(AttemptEvent::Ended(AttemptEnd { end, usage, stdout: text(output), stderr: text(errors), truncated }));
+    let _ = events.send(AttemptEvent::Ended(AttemptEnd {
+        end,
+        usage,
+        stdout: text(output),
+        stderr: text(errors),
+        truncated,
+    }));
 }
 
 fn drain(pipe: &impl std::os::fd::AsFd, limit_bytes: u64) -> Capture {

@@ -23,6 +23,7 @@ pub struct Powers {
     sockets: Vec<Vec<u8>>,
     units: Units,
     targets: Vec<Vec<u8>>,
+    unattached: Vec<Vec<u8>>,
 }
 
 /// The answer for one object.
@@ -74,6 +75,7 @@ impl Powers {
             sockets: normal_all(&files.sockets),
             units: Units::new(&files.protect),
             targets: Vec::new(),
+            unattached: Vec::new(),
         };
         for grant in &plan.grants {
             match grant {
@@ -90,6 +92,18 @@ impl Powers {
     /// of links with such a name, a hooks directory that a setting names.
     pub fn protect(&mut self, targets: impl IntoIterator<Item = PathBuf>) {
         self.targets.extend(targets.into_iter().map(|t| normal(&t)));
+    }
+
+    /// Names writable roots that did not exist when the sandbox's root was
+    /// built: its mounts are read-only there, so what these powers allow must be
+    /// done in the view of the front.
+    pub fn not_attached(&mut self, roots: impl IntoIterator<Item = PathBuf>) {
+        self.unattached.extend(roots.into_iter().map(|r| normal(&r)));
+    }
+
+    /// See [`not_attached`](Self::not_attached).
+    pub fn unattached(&self) -> &[Vec<u8>] {
+        &self.unattached
     }
 
     /// The trees that only this run sees.

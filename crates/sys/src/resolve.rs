@@ -3,7 +3,8 @@
 
 use std::ffi::CStr;
 use std::io::Write;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2, readlinkat_raw};
 
@@ -29,6 +30,14 @@ pub fn directory_in_root(root: BorrowedFd<'_>, path: &CStr) -> Result<OwnedFd, E
 /// EXDEV where the way leads outside `start`, else as [`directory_in_root`].
 pub fn directory_beneath(start: BorrowedFd<'_>, path: &CStr) -> Result<OwnedFd, Errno> {
     open_directory(start, path, ResolveFlags::BENEATH)
+}
+
+/// Holds the directory at the absolute `path`, which must hold no link.
+///
+/// # Errors
+/// ELOOP at any link, else as open.
+pub fn directory_without_links(path: &CStr) -> Result<OwnedFd, Errno> {
+    open_directory(CWD, path, ResolveFlags::NO_SYMLINKS)
 }
 
 fn open_directory(start: BorrowedFd<'_>, path: &CStr, how: ResolveFlags) -> Result<OwnedFd, Errno> {
@@ -72,6 +81,8 @@ pub fn link_text_at(directory: BorrowedFd<'_>, name: &CStr) -> Result<Vec<u8>, E
     if text.len() == MAX_LINK { Err(Errno::NAMETOOLONG) } else { Ok(text.to_vec()) }
 }
 
+const PREFIX: &str = "/proc/self/fd/";
+
 /// `/proc/self/fd/N`: the one way to hand a held object to a call that takes
 /// only a path.
 #[derive(Clone, Copy)]
@@ -84,8 +95,13 @@ impl DescriptorPath {
     pub fn new(fd: BorrowedFd<'_>) -> Self {
         let mut text = [0; 32];
         // 14 bytes and at most 10 digits: always room for the NUL.
-        let _ = write!(&mut text[..31], "/proc/self/fd/{}", fd.as_raw_fd());
+        let _ = write!(&mut text[..31], "{PREFIX}{}", fd.as_raw_fd());
         Self { text }
+    }
+
+    /// The last component alone.
+    fn number(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.text[PREFIX.len()..]).unwrap_or(c"-1")
     }
 
     /// For a call.
@@ -101,7 +117,24 @@ impl DescriptorPath {
 /// # Errors
 /// ENOENT without `/proc`, ENAMETOOLONG past 4096 bytes.
 pub fn path_of(fd: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
-    link_text_at(CWD, DescriptorPath::new(fd).as_c_str())
+    let path = DescriptorPath::new(fd);
+    match own_descriptors() {
+        Some(directory) => link_text_at(directory, path.number()),
+        None => link_text_at(CWD, path.as_c_str()),
+    }
+}
+
+/// The directory of this process's own descriptors, held: a look into it costs
+/// less than half of a walk from `/proc`. A fork of the process that opened it
+/// has other descriptors and walks.
+fn own_descriptors() -> Option<BorrowedFd<'static>> {
+    static HELD: OnceLock<Option<(u32, OwnedFd)>> = OnceLock::new();
+    let held = HELD.get_or_init(|| {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = openat(CWD, c"/proc/self/fd", flags, Mode::empty()).ok()?;
+        Some((std::process::id(), directory))
+    });
+    held.as_ref().filter(|(process, _)| *process == std::process::id()).map(|(_, directory)| directory.as_fd())
 }
 
 /// Whether a held object lies on a procfs.
@@ -115,7 +148,6 @@ pub fn is_on_proc(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsFd;
 
     fn root() -> OwnedFd {
         jump(CWD, c"/").unwrap()
@@ -128,6 +160,22 @@ mod tests {
         assert_eq!(directory_beneath(start.as_fd(), c"/").unwrap_err(), Errno::XDEV);
         let climbed = directory_in_root(root().as_fd(), c"../../..").unwrap();
         assert_eq!(path_of(climbed.as_fd()).unwrap(), b"/");
+    }
+
+    #[test]
+    fn a_fork_looks_at_its_own_descriptors() {
+        use crate::clone::fork_with;
+        use crate::reap::{Ended, wait_pidfd_end};
+        let fd = jump(CWD, c"/proc").unwrap();
+        assert_eq!(path_of(fd.as_fd()).unwrap(), b"/proc");
+        let other = jump(CWD, c"/sys").unwrap();
+        let mut moved = fd;
+        let child = fork_with(0, 0, move || {
+            let replaced = rustix::io::dup2(&other, &mut moved);
+            i32::from(replaced.is_err() || path_of(moved.as_fd()).is_ok_and(|p| p != b"/sys"))
+        })
+        .unwrap();
+        assert_eq!(wait_pidfd_end(child.pidfd.as_fd()).unwrap(), Some(Ended::Exited(0)));
     }
 
     #[test]

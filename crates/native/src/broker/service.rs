@@ -260,7 +260,7 @@ impl Service {
     pub fn walk<'a>(&'a self, caller: &'a Caller) -> Result<Walk<'a>, Errno> {
         self.must_still_wait(caller)?;
         let first = self.first.as_ref().ok_or(Errno::ACCESS)?;
-        Ok(Walk::new(caller, first.root.as_fd(), self.level, first.keeper))
+        Ok(Walk::new(caller, first.root.as_fd(), self.level, first.keeper, self.powers.unattached()))
     }
 
     pub fn must_still_wait(&self, caller: &Caller) -> Result<(), Errno> {

@@ -33,6 +33,9 @@ pub(super) struct Walk<'a> {
     /// Parent of the run's first process: at level restricted, only processes
     /// beneath it are looked into.
     pub keeper: Option<u32>,
+    /// Roots that may be written although they are not attached as such, see
+    /// [`Powers::unattached`](crate::powers::Powers::unattached).
+    unattached: &'a [Vec<u8>],
     links: Cell<u32>,
     steps: Cell<u32>,
 }
@@ -130,8 +133,14 @@ impl Place {
 }
 
 impl<'a> Walk<'a> {
-    pub fn new(caller: &'a Caller, root: BorrowedFd<'a>, level: Level, keeper: Option<u32>) -> Self {
-        Self { caller, root, level, keeper, links: Cell::new(0), steps: Cell::new(0) }
+    pub fn new(
+        caller: &'a Caller,
+        root: BorrowedFd<'a>,
+        level: Level,
+        keeper: Option<u32>,
+        unattached: &'a [Vec<u8>],
+    ) -> Self {
+        Self { caller, root, level, keeper, unattached, links: Cell::new(0), steps: Cell::new(0) }
     }
 
     /// The place that `path` names, taken from descriptor `start` where it is
@@ -211,7 +220,25 @@ impl<'a> Walk<'a> {
         let path = directory_path(&fd)?;
         let special = matches!(name, b"." | b"..");
         let name = CString::new(name).map_err(|_| Errno::INVAL)?;
-        Ok(Place { directory: Directory { fd, path }, name, slash, special, on_proc })
+        let place = Place { directory: Directory { fd, path }, name, slash, special, on_proc };
+        if self.unattached.is_empty() || special { Ok(place) } else { self.in_own_view(place) }
+    }
+
+    /// A place within an unattached root, its directory held as the front sees
+    /// it: there it can be written. Only where both views show the same one.
+    fn in_own_view(&self, mut place: Place) -> Result<Place, Errno> {
+        let path = place.path();
+        let within = |root: &Vec<u8>| path.strip_prefix(&root[..]).is_some_and(|t| t.is_empty() || t[0] == b'/');
+        if self.unattached.iter().any(within) {
+            let text = CString::new(&place.directory.path[..]).map_err(|_| Errno::INVAL)?;
+            let own = resolve::directory_without_links(&text)?;
+            let (seen, here) = (fstat(&place.directory.fd)?, fstat(&own)?);
+            if (seen.st_dev, seen.st_ino) != (here.st_dev, here.st_ino) {
+                return Err(Errno::STALE);
+            }
+            place.directory.fd = own;
+        }
+        Ok(place)
     }
 
     /// Holds the directory at `path`: fast by the kernel's own walk where that

@@ -114,8 +114,8 @@ impl Blueprint {
         &self.private_trees
     }
 
-    /// Writable paths of the plan that do not exist: nothing can be written
-    /// there, because only what exists can be attached.
+    /// Writable paths of the plan that do not exist: only what exists can be
+    /// attached, so there the root stays read-only.
     pub fn missing(&self) -> &[PathBuf] {
         &self.missing
     }
@@ -164,8 +164,8 @@ impl Blueprint {
         layers.insert("landlock".to_owned(), self.landlock_report());
         layers.insert("seccomp".to_owned(), self.seccomp_report(wait_killable));
         if !self.missing.is_empty() {
-            let detail = format!("{} writable paths do not exist and stay unwritable", self.missing.len());
-            layers.insert("missing".to_owned(), LayerReport { state: LayerState::Partial, detail });
+            let detail = format!("{} writable paths did not exist: the broker alone can make them", self.missing.len());
+            layers.insert("unattached".to_owned(), LayerReport { state: LayerState::Enforced, detail });
         }
         EnforcementReport { level: self.level, layers }
     }

@@ -78,6 +78,7 @@ pub struct Launched {
     hidden_reads: Option<HiddenReads>,
     report: EnforcementReport,
     private_trees: Vec<PrivateTree>,
+    missing: Vec<PathBuf>,
     umask: u32,
     wait_killable: bool,
     released: Option<Instant>,
@@ -121,6 +122,7 @@ pub fn launch(mut blueprint: Blueprint, stdio: Stdio<'_>) -> Result<Launched, La
         hidden_reads: None,
         report: EnforcementReport { level: blueprint.level, layers: BTreeMap::new() },
         private_trees: blueprint.private_trees().to_vec(),
+        missing: blueprint.missing().to_vec(),
         umask: 0,
         wait_killable: false,
         released: None,
@@ -177,6 +179,11 @@ impl Launched {
     /// Trees that only the run sees, as it sees them.
     pub fn private_trees(&self) -> &[PrivateTree] {
         &self.private_trees
+    }
+
+    /// Writable paths of the plan that did not exist and so are not attached.
+    pub fn missing(&self) -> &[PathBuf] {
+        &self.missing
     }
 
     /// The file mode creation mask with which the command starts.
