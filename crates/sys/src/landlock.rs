@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use crate::Errno;
 use crate::call::{owned, raw};
+use crate::passing::above_stdio;
 
 /// Rights on files and directories, `LANDLOCK_ACCESS_FS_*`.
 pub mod access {
@@ -122,7 +123,8 @@ impl Ruleset {
         // SAFETY: `attributes` is valid for `size` bytes.
         let fd = unsafe { raw(libc::SYS_landlock_create_ruleset, [&raw const attributes as usize, size, 0, 0, 0, 0]) }?;
         // SAFETY: a new descriptor that nobody else owns.
-        Ok(Self { fd: unsafe { owned(fd) }, handled })
+        let fd = unsafe { owned(fd) };
+        Ok(Self { fd: above_stdio(fd)?, handled })
     }
 
     /// Allows `rights` (those of them that are handled) on the object that

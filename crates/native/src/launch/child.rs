@@ -56,6 +56,8 @@ pub(super) fn init(plan: &Blueprint, inherited: &Inherited<'_>) -> i32 {
 }
 
 fn build(plan: &Blueprint, inherited: &Inherited<'_>, site: &mut Site<'_>) -> Result<(), (u32, Errno)> {
+    // The streams first: a step's descriptor must not get a number below 3.
+    descriptors::place_stdio(inherited.stdio).map_err(|errno| (0, errno))?;
     descriptors::close_all_but(inherited.keep).map_err(|errno| (0, errno))?;
     for (index, step) in plan.steps.iter().enumerate() {
         step.apply(site).map_err(|errno| (index as u32, errno))?;
@@ -134,7 +136,7 @@ fn end_everything(plan: &Blueprint) {
 pub(super) const STAGES: &[(&str, &str)] = &[
     ("session", "a session without a terminal"),
     ("limits", "resource limits"),
-    ("stdio", "standard streams"),
+    ("descriptors", "nothing but the standard streams"),
     ("directory", "enter the working directory"),
     ("landlock", "Landlock domain"),
     ("filter", "system-call filter with a listener"),
@@ -170,8 +172,8 @@ fn prepare_command(
         setrlimit(*resource, *limit).map_err(|e| (1, e))?;
     }
     umask(mask);
+    // 0 to 2 are the command's streams already.
     descriptors::mark_close_on_exec_from(3).map_err(|e| (2, e))?;
-    descriptors::place_stdio(inherited.stdio).map_err(|e| (2, e))?;
     rustix::process::chdir(&*plan.cwd).map_err(|e| (3, e))?;
     if let Some(identity) = plan.cwd_identity {
         verify_directory(c".", identity).map_err(|e| (3, e))?;

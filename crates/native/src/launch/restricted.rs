@@ -3,11 +3,12 @@
 
 use std::collections::BTreeSet;
 use std::fs::{DirBuilder, File};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use stockade_sys::landlock::{Ruleset, access};
+use stockade_sys::passing::above_stdio;
 
 use super::blueprint::allow;
 use super::error::LaunchError;
@@ -19,7 +20,7 @@ const MAX_ENTRIES: usize = 100_000;
 #[derive(Debug)]
 pub(super) struct PrivateDirectory {
     path: PathBuf,
-    handle: File,
+    handle: OwnedFd,
 }
 
 impl PrivateDirectory {
@@ -35,7 +36,8 @@ impl PrivateDirectory {
         let path = parent.join(format!("stockade-{name}"));
         let why = |e: std::io::Error| LaunchError::Path { path: path.clone(), why: e.to_string() };
         DirBuilder::new().mode(0o700).create(&path).map_err(why)?;
-        let handle = File::open(&path).map_err(why)?;
+        let handle =
+            above_stdio(File::open(&path).map_err(why)?.into()).map_err(LaunchError::call("hold a directory"))?;
         Ok(Self { path, handle })
     }
 

@@ -195,3 +195,39 @@ pub fn processes_with(mark: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten().map(|e| e.path());
     entries.filter(|p| p.file_name().unwrap().to_string_lossy().parse::<u32>().is_ok()).filter(holds).collect()
 }
+
+/// Set in the process that plays the caller which is killed: its workspace.
+const VICTIM: &str = "STOCKADE_TEST_VICTIM";
+
+/// Starts a second copy of the test as the caller, kills it with SIGKILL while
+/// its command runs, and looks for what is left.
+pub fn check_killed_caller(level: Level) {
+    if let Some(ws) = std::env::var_os(VICTIM) {
+        let mark = std::env::var("STOCKADE_TEST_MARK").unwrap();
+        let text = format!("(setsid sleep {mark} &); (setsid sh -c 'sleep {mark} & sleep {mark}' &); sleep {mark}");
+        let _ = run(&script(level, Path::new(&ws), &text));
+        return;
+    }
+    let ws = workspace();
+    let mark = format!("6{:08}", std::process::id());
+    let test = std::thread::current().name().unwrap().to_owned();
+    let mut caller = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", &test, "--nocapture", "--test-threads", "1"])
+        .env(VICTIM, ws.path())
+        .env("STOCKADE_TEST_MARK", &mark)
+        .spawn()
+        .unwrap();
+    let sleeping = || processes_with(&format!("sleep\0{mark}")).len();
+    wait_until("the command runs", || sleeping() == 4);
+    caller.kill().unwrap();
+    caller.wait().unwrap();
+    wait_until("nothing is left", || processes_with(&mark).is_empty());
+}
+
+pub fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let give_up = std::time::Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(std::time::Instant::now() < give_up, "{what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
