@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use stockade_engine::Approver;
-use stockade_model::{Answer, Question, QuestionKind, Scope};
+use stockade_model::{Answer, Question, QuestionKind, RawText, Scope};
 
 use crate::render::Style;
 use crate::render::question::{self, Key, UNSANDBOXED_WORD};
@@ -24,14 +24,16 @@ const WORD_LIMIT_BYTES: usize = 64;
 pub struct TerminalApprover {
     // Opened only when somebody has to be asked.
     terminal: OnceLock<Option<Terminal>>,
+    text: RawText,
     color: bool,
     wake: Option<OwnedFd>,
 }
 
 impl TerminalApprover {
-    /// `wake` becomes readable when the process is asked to end.
-    pub fn new(color: bool, wake: Option<OwnedFd>) -> Self {
-        Self { terminal: OnceLock::new(), color, wake }
+    /// `text` is what the findings' spans point into; `wake` becomes readable
+    /// when the process is asked to end.
+    pub fn new(text: RawText, color: bool, wake: Option<OwnedFd>) -> Self {
+        Self { terminal: OnceLock::new(), text, color, wake }
     }
 
     fn terminal(&self) -> Option<&Terminal> {
@@ -42,7 +44,7 @@ impl TerminalApprover {
         let style = Style::terminal(terminal.columns(), self.color);
         let deadline = Instant::now() + Duration::from_millis(question.timeout_ms);
         let keys = terminal.keys()?;
-        keys.show(&question::question(question, style), deadline)?;
+        keys.show(&question::question(question, &self.text, style), deadline)?;
         let dialog = Dialog { keys: &keys, style, deadline, wake: self.wake.as_ref() };
         let answer = match question.kind {
             QuestionKind::Unsandboxed => dialog.word()?,
@@ -260,7 +262,7 @@ mod tests {
         let (mut person, terminal) = pty();
         assert!(person.is_echoed());
         let asked = std::thread::spawn(move || {
-            let approver = TerminalApprover::new(false, wake);
+            let approver = TerminalApprover::new(RawText::default(), false, wake);
             approver.dialog(&terminal, &question).unwrap_or(Answer::TimedOut)
         });
         act(&mut person);
@@ -301,8 +303,9 @@ mod tests {
         question.timeout_ms = 1_000;
         let (mut person, terminal) = pty();
         person.presses("aaaa");
-        let asked =
-            std::thread::spawn(move || TerminalApprover::new(false, None).dialog(&terminal, &question).unwrap());
+        let asked = std::thread::spawn(move || {
+            TerminalApprover::new(RawText::default(), false, None).dialog(&terminal, &question).unwrap()
+        });
         person.presses("oooo");
         person.sees("no answer: refused");
         assert_eq!(asked.join().unwrap(), Answer::TimedOut);
@@ -399,7 +402,7 @@ mod tests {
         let name = ptsname(&master, Vec::new()).unwrap();
         let line = rustix::fs::open(name, OFlags::RDWR | OFlags::NOCTTY | OFlags::NONBLOCK, Mode::empty()).unwrap();
         drop(master);
-        let approver = TerminalApprover::new(false, None);
+        let approver = TerminalApprover::new(RawText::default(), false, None);
         assert!(approver.dialog(&Terminal::of(line.into()), &run()).is_err());
     }
 }

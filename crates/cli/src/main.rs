@@ -11,6 +11,7 @@ mod exit;
 mod failure;
 mod interrupts;
 mod meaning;
+mod memory;
 mod places;
 mod render;
 mod terminal;
@@ -42,7 +43,7 @@ fn dispatch(command: Command) -> command::Ended {
         stockade_sys::signals::die_of_sigpipe();
     }
     match command {
-        Command::Run(_) => Err(Failure::new("this build cannot do that yet")),
+        Command::Run(typed) => command::run::run(typed),
         Command::Check(typed) => command::check::check(typed),
         Command::Doctor(_) => Err(Failure::new("this build cannot do that yet")),
         Command::Approvals(typed) => command::approvals::approvals(typed),

@@ -141,6 +141,18 @@ pub fn request_id() -> Result<RequestId, Failure> {
     }
 }
 
+/// The text that the spans of findings point into: a script, or arguments
+/// joined by single spaces.
+pub fn text_of(command: &Command) -> RawText {
+    match command {
+        Command::Script(script) => script.clone(),
+        Command::Argv(words) => {
+            let words: Vec<_> = words.iter().map(RawText::as_bytes).collect();
+            words.join(&b' ').into()
+        }
+    }
+}
+
 /// The command of `-c SCRIPT` or `-- CMD ARG...`.
 fn command(subject: Subject) -> Result<Command, Failure> {
     let length = |words: &[OsString]| words.iter().map(|word| word.len() + 1).sum::<usize>();

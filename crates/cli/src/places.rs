@@ -7,6 +7,8 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 
+use stockade_policy::load::Sources;
+
 use crate::failure::{Failure, quoted};
 
 /// The largest `/etc/passwd` that is read, in bytes.
@@ -50,31 +52,27 @@ fn read_bounded(path: &Path, limit_bytes: u64) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Where configuration and state are: the usual places, which the XDG variables
+/// may move.
+///
+/// # Errors
+/// When the home directory is not known.
+pub fn sources(workspace: Option<&Path>, variables: Variables<'_>) -> Result<Sources, Failure> {
+    let home = home(variables)?;
+    // Rules and profiles name objects, not the links that lead to them (L5).
+    let home = home.canonicalize().unwrap_or(home);
+    let base = |name| variables(name).map(PathBuf::from);
+    let (config, state) = (base("XDG_CONFIG_HOME"), base("XDG_STATE_HOME"));
+    Ok(Sources::standard(&home, config.as_deref(), state.as_deref(), workspace))
+}
+
 /// Stockade's own directory for what it remembers and records. The path only;
 /// see [`State::open`].
 ///
 /// # Errors
 /// When the home directory is not known.
 pub fn state_path(variables: Variables<'_>) -> Result<PathBuf, Failure> {
-    based("XDG_STATE_HOME", ".local/state", variables)
-}
-
-/// Where the person's configuration is.
-///
-/// # Errors
-/// When the home directory is not known.
-pub fn config_path(variables: Variables<'_>) -> Result<PathBuf, Failure> {
-    based("XDG_CONFIG_HOME", ".config", variables)
-}
-
-/// `$VARIABLE/stockade`, or `~/FALLBACK/stockade`. A relative value is ignored,
-/// as the XDG base directory specification 0.8 demands.
-fn based(variable: &str, fallback: &str, variables: Variables<'_>) -> Result<PathBuf, Failure> {
-    let base = match variables(variable).map(PathBuf::from).filter(|p| p.is_absolute()) {
-        Some(base) => base,
-        None => home(variables)?.join(fallback),
-    };
-    Ok(base.join("stockade"))
+    Ok(sources(None, variables)?.state_directory)
 }
 
 /// The state directory, made and checked.
@@ -115,11 +113,6 @@ impl State {
     /// Where answers are remembered.
     pub fn approvals(&self) -> PathBuf {
         self.root.join("approvals.db")
-    }
-
-    /// The directory itself, canonical.
-    pub fn root(&self) -> &Path {
-        &self.root
     }
 }
 
@@ -222,22 +215,27 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/b/stockade");
         let state = State::open(&path).unwrap();
-        assert_eq!(fs::metadata(state.root()).unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(fs::metadata(&state.root).unwrap().permissions().mode() & 0o777, 0o700);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         let failure = State::open(&path).unwrap_err();
         assert!(failure.what.contains("open to other users"), "{failure}");
     }
 
     #[test]
-    fn a_relative_xdg_value_is_ignored() {
+    fn state_lies_where_the_variables_say() {
         let dir = tempfile::tempdir().unwrap();
-        let home = dir.path().to_path_buf();
-        let variables = |name: &str| match name {
-            "HOME" => Some(home.clone().into_os_string()),
-            "XDG_STATE_HOME" => Some("relative".into()),
-            _ => None,
+        let home = dir.path().canonicalize().unwrap();
+        let with = |state: &str| {
+            let state = OsString::from(state);
+            let variables = |name: &str| match name {
+                "HOME" => Some(home.clone().into_os_string()),
+                "XDG_STATE_HOME" => Some(state.clone()),
+                _ => None,
+            };
+            state_path(&variables).unwrap()
         };
-        assert_eq!(state_path(&variables).unwrap(), home.join(".local/state/stockade"));
+        assert_eq!(with("relative"), home.join(".local/state/stockade"));
+        assert_eq!(with("/srv/state"), Path::new("/srv/state/stockade"));
     }
 
     #[test]

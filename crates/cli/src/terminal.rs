@@ -189,11 +189,6 @@ impl Keys<'_> {
             }
         }
     }
-
-    /// Drops what was typed before now.
-    pub fn forget(&self) {
-        let _ = tcflush(self.file, QueueSelector::IFlush);
-    }
 }
 
 impl Drop for Keys<'_> {

@@ -4,6 +4,7 @@
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 
 use serde::{Deserialize, Serialize};
+use stockade_engine::seams::Judge as _;
 use stockade_model::{Assessment, Capability, Command, Decision, Finding, RawText, Request, Tier, Verdict};
 
 use super::{Ended, print, setting, variable};
@@ -25,7 +26,12 @@ pub fn check(typed: CheckArgs) -> Ended {
     let meant = Meant::check(typed, &variable)?;
     let setting = setting::load(&meant.workspace)?;
     let request = setting.request(&meant, meaning::request_id()?);
-    let judge = |request: &Request| setting.judge(request);
+    let rules = setting.judge();
+    let judge = |request: &Request| {
+        let assessment = rules.assess(request);
+        let decision = rules.rule(request, &assessment).decision;
+        (assessment, decision)
+    };
     if jsonl {
         let workspace_is_fixed = meant.workspace != meant.cwd;
         let stream = Stream { judge: &judge, request, workspace_is_fixed };
@@ -36,24 +42,13 @@ pub fn check(typed: CheckArgs) -> Ended {
     print(&if json {
         render::json::line(&Answer::of(&assessment, &decision))?
     } else {
-        render::check::judgement(&text_of(&request.command), &assessment, &decision, crate::stdout_style())
+        render::check::judgement(&meaning::text_of(&request.command), &assessment, &decision, crate::stdout_style())
     })?;
     Ok(exit::SUCCESS)
 }
 
 /// What a request's text shows, and what the rules say of it.
 type Judge<'a> = &'a dyn Fn(&Request) -> (Assessment, Decision);
-
-/// The text that the spans of findings point into.
-fn text_of(command: &Command) -> RawText {
-    match command {
-        Command::Script(script) => script.clone(),
-        Command::Argv(words) => {
-            let words: Vec<_> = words.iter().map(RawText::as_bytes).collect();
-            words.join(&b' ').into()
-        }
-    }
-}
 
 /// What `--json` and each line of `--jsonl` answer. Public API.
 #[derive(Serialize)]
@@ -208,7 +203,7 @@ mod tests {
 
     /// Finds everything with `rm` in it harmful.
     fn simple(request: &Request) -> (Assessment, Decision) {
-        let harmful = text_of(&request.command).escaped().contains("rm");
+        let harmful = meaning::text_of(&request.command).escaped().contains("rm");
         let (tier, verdict) = if harmful { (Tier::Deny, Verdict::Deny) } else { (Tier::Allow, Verdict::Allow) };
         let message = format!("in {} of {}", request.cwd, request.workspace);
         let finding = Finding { code: "simple".into(), tier, message, span: None };

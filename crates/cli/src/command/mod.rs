@@ -5,6 +5,7 @@ pub mod approvals;
 pub mod audit;
 pub mod check;
 pub mod generate;
+pub mod run;
 mod setting;
 
 use std::ffi::OsString;

@@ -201,7 +201,7 @@ mod tests {
                 let event =
                     Event { time_ms: 1_700_000_000_000, request: "req_1".parse().unwrap(), session: None, kind };
                 let seq = Seq(at as u64 + 1);
-                super::entry(&Entry { line: seq.0, content: Content::Event { seq, event: Box::new(event) } })
+                entry(&Entry { line: seq.0, content: Content::Event { seq, event: Box::new(event) } })
             })
             .collect();
         insta::assert_snapshot!(lines.join("\n"), @r"

@@ -45,11 +45,6 @@ pub fn failure(failure: &Failure, style: Style) -> String {
     out
 }
 
-/// What a person should know although nothing failed.
-pub fn warning(text: &str, style: Style) -> String {
-    labelled("warning: ", Color::Yellow, text, style)
-}
-
 fn labelled(label: &str, color: Color, text: &str, style: Style) -> String {
     let mut out = String::new();
     wrap(&mut out, style, label, text);

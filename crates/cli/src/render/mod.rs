@@ -45,8 +45,6 @@ impl Style {
 pub enum Color {
     /// What needs the eye.
     Bold = 1,
-    /// What is beside the point.
-    Faint = 2,
     /// An error, a refusal.
     Red = 31,
     /// A question, a warning.
@@ -113,7 +111,7 @@ pub fn time(ms: u64) -> String {
     };
     match ms {
         0..1_000 => format!("{ms} ms"),
-        1_000..60_000 if ms % 1_000 == 0 => format!("{} s", ms / 1_000),
+        1_000..60_000 if ms.is_multiple_of(1_000) => format!("{} s", ms / 1_000),
         1_000..60_000 => format!("{}.{} s", ms / 1_000, ms % 1_000 / 100),
         60_000..3_600_000 => whole(ms / 60_000, "min", ms % 60_000 / 1_000, "s"),
         _ => whole(ms / 3_600_000, "h", ms % 3_600_000 / 60_000, "min"),

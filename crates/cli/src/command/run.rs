@@ -1,0 +1,171 @@
+//! `stockade run`: one command on its way through the engine.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use rustix::fs::{AtFlags, Mode, OFlags};
+use stockade_audit::Log;
+use stockade_engine::seams::SystemClock;
+use stockade_engine::{Engine, Io};
+use stockade_model::{Assessment, Decision, Outcome, Request, RequestId, Status, Tier, Verdict};
+use stockade_native::{HostBackend, NativeBackend};
+use stockade_policy::resolve_profile;
+
+use super::setting::{self, Setting};
+use super::{Ended, print, variable};
+use crate::approver::TerminalApprover;
+use crate::args::RunArgs;
+use crate::failure::Failure;
+use crate::meaning::{self, Meant};
+use crate::memory::LateMemory;
+use crate::places::State;
+use crate::{exit, interrupts, render, terminal, trace};
+
+/// Bytes of each stream that are kept where the profile sets no limit.
+const OUTPUT_LIMIT_BYTES: u64 = 1 << 20;
+
+/// Runs one command.
+///
+/// # Errors
+/// When Stockade could not do its part and no outcome was asked for; with
+/// `--json` the outcome says so.
+pub fn run(typed: RunArgs) -> Ended {
+    trace::start()?;
+    let id = meaning::request_id()?;
+    let report = Report::of(typed.json.as_ref())?;
+    let outcome = match attempt(typed, id.clone()) {
+        Ok(outcome) => outcome,
+        Err(failure) => {
+            crate::complain(&failure);
+            report.deliver(&failed(id, &failure))?;
+            return Ok(exit::FAILURE);
+        }
+    };
+    // Whoever was asked when a signal came may still hold it.
+    terminal::give_back();
+    let _ = std::io::stderr().lock().write_all(render::summary::summary(&outcome, crate::stderr_style()).as_bytes());
+    report.deliver(&outcome)?;
+    Ok(exit::of(&outcome))
+}
+
+fn attempt(typed: RunArgs, id: RequestId) -> Result<Outcome, Failure> {
+    let captured = matches!(typed.json, Some(None));
+    // Before any thread.
+    let signals = interrupts::take()?;
+    let meant = Meant::run(typed, &variable)?;
+    let setting = setting::load(&meant.workspace)?;
+    let state = State::open(&setting.state)?;
+    let request = setting.request(&meant, id);
+    let configured_ms = setting.settings.approval_timeout_ms.value;
+    let question_timeout_ms = meant.approval_timeout.map_or(configured_ms, meaning::milliseconds);
+    terminal::leave_input_to_foreground().map_err(|e| Failure::new(format!("cannot set standard input: {e}")))?;
+    let (interrupts, wake) = signals.listen()?;
+    let approver = TerminalApprover::new(meaning::text_of(&request.command), crate::color_wanted(), Some(wake));
+    let engine = Engine {
+        judge: Arc::new(setting.judge()),
+        backend: Arc::new(NativeBackend),
+        host: Some(Arc::new(HostBackend)),
+        approver: Arc::new(Mutex::new(approver)),
+        recorder: Arc::new(Log::open(&state.audit())?),
+        memory: Arc::new(LateMemory::new(state.approvals())),
+        clock: Arc::new(SystemClock::default()),
+        user: format!("uid {}", rustix::process::getuid().as_raw()),
+        question_timeout_ms,
+    };
+    let io = if captured { captured_io(&setting, &request) } else { Io::Inherit };
+    Ok(engine.run(request, io, interrupts))
+}
+
+/// As much of the output as the profile keeps.
+fn captured_io(setting: &Setting, request: &Request) -> Io {
+    let profile = resolve_profile(&setting.settings, &request.profile, request.workspace.as_path(), &[]);
+    let limit_bytes = profile.ok().and_then(|profile| profile.limits.output_bytes);
+    Io::Capture { limit_bytes: limit_bytes.unwrap_or(OUTPUT_LIMIT_BYTES) }
+}
+
+/// What standard output and the engine are told where nothing ran.
+fn failed(id: RequestId, failure: &Failure) -> Outcome {
+    let why = failure.hint.as_ref().map_or_else(|| failure.what.clone(), |hint| format!("{failure}\nhint: {hint}"));
+    Outcome {
+        id,
+        session: None,
+        digest: None,
+        status: Status::Error,
+        exit_code: None,
+        signal: None,
+        error: Some(why),
+        assessment: Assessment { tier: Tier::Ask, findings: Vec::new(), capabilities: Vec::new() },
+        decision: Decision { verdict: Verdict::Deny, rule: "nothing was decided".to_owned(), reasons: Vec::new() },
+        attempts: Vec::new(),
+        approvals: Vec::new(),
+    }
+}
+
+/// Where the outcome goes.
+enum Report {
+    Nowhere,
+    StandardOutput,
+    /// The directory is held open from before the run: what runs may move it,
+    /// or put a link in its place.
+    File {
+        directory: OwnedFd,
+        name: PathBuf,
+    },
+}
+
+impl Report {
+    fn of(json: Option<&Option<PathBuf>>) -> Result<Self, Failure> {
+        match json {
+            None => Ok(Self::Nowhere),
+            Some(None) => Ok(Self::StandardOutput),
+            Some(Some(file)) => Self::file(file),
+        }
+    }
+
+    fn file(file: &Path) -> Result<Self, Failure> {
+        let cannot = |why: &str| {
+            let shown = crate::failure::quoted(file);
+            Failure::new(format!("cannot write the outcome to {shown}: {why}"))
+                .hint("write --json=FILE, in a directory that exists")
+        };
+        let name = file.file_name().ok_or_else(|| cannot("it names no file"))?.into();
+        let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = rustix::fs::open(parent, flags, Mode::empty()).map_err(|e| cannot(&e.to_string()))?;
+        Ok(Self::File { directory, name })
+    }
+
+    fn deliver(&self, outcome: &Outcome) -> Result<(), Failure> {
+        match self {
+            Self::Nowhere => Ok(()),
+            Self::StandardOutput => print(&render::json::line(outcome)?),
+            Self::File { directory, name } => {
+                let text = render::json::line(outcome)?;
+                replace(directory, name, &text, outcome.id.as_str()).map_err(|e| {
+                    Failure::new(format!(
+                        "the run is over, but its outcome could not be written to {}: {e}",
+                        crate::failure::quoted(name)
+                    ))
+                })
+            }
+        }
+    }
+}
+
+/// Writes a file whole or not at all, readable by its owner only. A link of
+/// that name is replaced, not followed.
+fn replace(directory: &OwnedFd, name: &Path, text: &str, unique: &str) -> std::io::Result<()> {
+    let temporary = format!(".{unique}.partial");
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut file = File::from(rustix::fs::openat(directory, &temporary, flags, Mode::RUSR | Mode::WUSR)?);
+    let written = file
+        .write_all(text.as_bytes())
+        .and_then(|()| Ok(rustix::fs::renameat(directory, &temporary, directory, name)?));
+    if written.is_err() {
+        let _ = rustix::fs::unlinkat(directory, &temporary, AtFlags::empty());
+    }
+    written
+}

@@ -1,0 +1,61 @@
+//! Remembered answers, opened when somebody asks: most runs remember nothing
+//! and should not pay for a database.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use stockade_engine::core::{Memo, Remembered};
+use stockade_engine::keys::{GrantContext, Key};
+use stockade_engine::real::StoreMemory;
+use stockade_engine::seams::{Memory, MemoryError};
+use stockade_model::{Grant, SessionId};
+use stockade_store::Store;
+
+/// The store at a path, opened at the first look, made at the first answer.
+#[derive(Debug)]
+pub struct LateMemory {
+    path: PathBuf,
+    open: Mutex<Option<StoreMemory>>,
+}
+
+impl LateMemory {
+    /// The memory that lies, or will lie, at `path`.
+    pub fn new(path: PathBuf) -> Self {
+        Self { path, open: Mutex::new(None) }
+    }
+
+    /// Opens and makes the store.
+    fn opened(&self) -> Result<StoreMemory, MemoryError> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(memory) = open.as_ref() {
+            return Ok(memory.clone());
+        }
+        let store = Store::open(&self.path).map_err(|e| MemoryError(e.to_string()))?;
+        Ok(open.insert(StoreMemory::new(Arc::new(store))).clone())
+    }
+
+    /// Opens the store, where there is one. Where that cannot be told, opening
+    /// says why.
+    fn existing(&self) -> Result<Option<StoreMemory>, MemoryError> {
+        if self.path.try_exists().is_ok_and(|exists| !exists) { Ok(None) } else { self.opened().map(Some) }
+    }
+}
+
+impl Memory for LateMemory {
+    fn lookup(&self, key: &Key, session: Option<&SessionId>, now_ms: u64) -> Result<Option<Remembered>, MemoryError> {
+        self.existing()?.map_or(Ok(None), |memory| memory.lookup(key, session, now_ms))
+    }
+
+    fn remember(&self, memo: &Memo, session: Option<&SessionId>, now_ms: u64) -> Result<(), MemoryError> {
+        self.opened()?.remember(memo, session, now_ms)
+    }
+
+    fn standing(
+        &self,
+        context: &GrantContext,
+        session: Option<&SessionId>,
+        now_ms: u64,
+    ) -> Result<Vec<Grant>, MemoryError> {
+        self.existing()?.map_or(Ok(Vec::new()), |memory| memory.standing(context, session, now_ms))
+    }
+}
