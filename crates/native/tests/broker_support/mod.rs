@@ -1,0 +1,266 @@
+//! A workspace with something in it, something outside it, and a program that
+//! makes calls in both. Used by the tests of the broker.
+#![allow(dead_code, clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used)]
+
+pub mod cases;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, Permissions};
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc::channel;
+use std::thread;
+
+use stockade_model::{Level, Plan, RawText};
+use stockade_native::broker::{Broker, BrokerEvent, BrokerReport, linked_units};
+use stockade_native::launch::{Blueprint, Ended, Stdio, launch};
+use stockade_native::powers::Powers;
+
+use crate::support::{self, PATIENCE, pipe};
+use cases::Case;
+
+/// Where scenes are made: not under a directory that the sandbox replaces.
+const BASE: &str = "/opt/stockade-broker-tests";
+/// Tells the probe where the scene is, and which part to play.
+pub const SCENE: &str = "STOCKADE_PROBE_SCENE";
+pub const PART: &str = "STOCKADE_PROBE_PART";
+
+/// What the probe said, by case.
+pub type Lines = BTreeMap<String, String>;
+/// A tree, by relative path.
+pub type Snapshot = BTreeMap<PathBuf, String>;
+
+/// Runs `body` as root and as an ordinary user.
+pub fn in_each_role(test: &str, body: impl FnOnce()) {
+    if rustix::process::geteuid().is_root() {
+        fs::create_dir_all(BASE).unwrap();
+        fs::set_permissions(BASE, Permissions::from_mode(0o1777)).unwrap();
+    }
+    support::in_each_role(test, body);
+}
+
+/// A workspace and what is outside it.
+pub struct Scene {
+    directory: tempfile::TempDir,
+}
+
+impl Scene {
+    pub fn new(name: &str) -> Self {
+        let base = if Path::new(BASE).is_dir() || rustix::process::geteuid().is_root() {
+            fs::create_dir_all(BASE).unwrap();
+            PathBuf::from(BASE)
+        } else {
+            PathBuf::from(std::env::var_os("HOME").unwrap())
+        };
+        let directory = tempfile::Builder::new().prefix(name).tempdir_in(base).unwrap();
+        fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).unwrap();
+        let scene = Self { directory };
+        for case in Case::all().map(|c| c.name).chain(["race"]) {
+            furnish(&scene.directory(case), &scene.outside().join(case));
+        }
+        // The probe, where the sandbox can read it.
+        fs::copy(std::env::current_exe().unwrap(), scene.directory.path().join("probe")).unwrap();
+        scene
+    }
+
+    /// What a case finds in its directory.
+    pub fn fixture() -> Snapshot {
+        let scratch = tempfile::tempdir().unwrap();
+        furnish(&scratch.path().join("w"), &scratch.path().join("o"));
+        let closed = scratch.path().join("o/closed");
+        fs::set_permissions(closed, Permissions::from_mode(0o755)).unwrap();
+        snapshot(&scratch.path().join("w"))
+    }
+
+    pub fn workspace(&self) -> PathBuf {
+        self.directory.path().canonicalize().unwrap().join("ws")
+    }
+
+    pub fn outside(&self) -> PathBuf {
+        self.directory.path().canonicalize().unwrap().join("out")
+    }
+
+    pub fn directory(&self, case: &str) -> PathBuf {
+        self.workspace().join(case)
+    }
+
+    /// `o/x` is outside, anything else in the workspace.
+    pub fn expand(&self, case: &str, object: &str) -> PathBuf {
+        match object.strip_prefix("o/") {
+            Some("") => self.outside().join(case),
+            Some(rest) => self.outside().join(case).join(rest),
+            None => self.directory(case).join(object),
+        }
+    }
+
+    pub fn probe_natively(&self) -> Lines {
+        self.probe_natively_as("all")
+    }
+
+    pub fn probe_natively_as(&self, part: &str) -> Lines {
+        let output = Command::new(self.directory.path().join("probe"))
+            .args(["--exact", "probe", "--nocapture"])
+            .env(SCENE, self.directory.path())
+            .env(PART, part)
+            .current_dir(self.workspace())
+            .output()
+            .unwrap();
+        lines(&String::from_utf8_lossy(&output.stdout))
+    }
+
+    pub fn plan(&self, level: Level, part: &str) -> Plan {
+        let probe = self.directory.path().join("probe");
+        let argv = [probe.to_str().unwrap(), "--exact", "probe", "--nocapture"];
+        let mut plan = support::plan(level, &self.workspace(), &argv);
+        plan.environment.insert(SCENE.to_owned(), RawText::from(self.directory.path()));
+        plan.environment.insert(PART.to_owned(), RawText::from(part));
+        plan
+    }
+
+    pub fn probe_inside(&self, level: Level) -> (Lines, BrokerReport) {
+        let ran = run_brokered(&self.plan(level, "all"));
+        assert_eq!(ran.ended, Ended::Exited(0), "{}\n{}", ran.stdout, ran.stderr);
+        (lines(&ran.stdout), ran.report)
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        for case in Case::all().map(|c| c.name).chain(["race"]) {
+            let _ = fs::set_permissions(self.outside().join(case).join("closed"), Permissions::from_mode(0o755));
+        }
+    }
+}
+
+fn lines(text: &str) -> Lines {
+    let line = |l: &str| l.split_once("= ").map(|(a, b)| (a.trim_end().to_owned(), b.to_owned()));
+    text.lines().filter_map(|l| line(l.strip_prefix("case ").or(l.strip_prefix("cost "))?)).collect()
+}
+
+/// What every case finds in its directory and outside.
+fn furnish(inside: &Path, outside: &Path) {
+    for directory in
+        [&inside.join("d"), &inside.join("full/x"), &inside.join(".git/hooks"), &inside.join("conf/git"), outside]
+    {
+        fs::create_dir_all(directory).unwrap();
+    }
+    let write = |path: &Path, text: &str| {
+        fs::write(path, text).unwrap();
+        fs::set_permissions(path, Permissions::from_mode(0o644)).unwrap();
+    };
+    write(&inside.join("f"), "old content");
+    write(&inside.join("g"), "other");
+    write(&inside.join(".git/config"), "[core]\n");
+    write(&inside.join(".git/HEAD"), "ref: refs/heads/main\n");
+    write(&inside.join("conf/git/config"), "");
+    write(&inside.join("readonly"), "keep");
+    fs::set_permissions(inside.join("readonly"), Permissions::from_mode(0o444)).unwrap();
+    write(&outside.join("f"), "outside");
+    fs::create_dir(outside.join("empty")).unwrap();
+    fs::create_dir(outside.join("closed")).unwrap();
+    write(&outside.join("closed/f"), "closed");
+    fs::set_permissions(outside.join("closed/f"), Permissions::from_mode(0o444)).unwrap();
+    fs::set_permissions(outside.join("closed"), Permissions::from_mode(0o555)).unwrap();
+    symlink("f", inside.join("l")).unwrap();
+    symlink("made", inside.join("dangling")).unwrap();
+    symlink("d", inside.join("ld")).unwrap();
+    symlink("loop", inside.join("loop")).unwrap();
+    symlink(inside.join("d"), inside.join("absolute")).unwrap();
+    symlink(outside.join("f"), inside.join("lo")).unwrap();
+    symlink(outside, inside.join("lod")).unwrap();
+    symlink(inside, outside.join("back")).unwrap();
+}
+
+/// Type, mode, links and content of everything beneath a directory.
+pub fn snapshot(root: &Path) -> Snapshot {
+    let mut found = BTreeMap::new();
+    let mut todo = vec![root.to_owned()];
+    while let Some(at) = todo.pop() {
+        let meta = fs::symlink_metadata(&at).unwrap();
+        let content = if meta.is_symlink() {
+            // Where it leads differs from scene to scene.
+            "link".to_owned()
+        } else if meta.is_file() {
+            format!("{:o} {} {:?}", meta.mode(), meta.nlink(), String::from_utf8_lossy(&fs::read(&at).unwrap()))
+        } else {
+            format!("{:o}", meta.mode())
+        };
+        found.insert(at.strip_prefix(root).unwrap().to_owned(), content);
+        if meta.is_dir() {
+            todo.extend(fs::read_dir(&at).unwrap().map(|e| e.unwrap().path()));
+        }
+    }
+    found
+}
+
+/// A run with the broker.
+pub struct Brokered {
+    pub ended: Ended,
+    pub stdout: String,
+    pub stderr: String,
+    pub report: BrokerReport,
+    pub programs: Vec<String>,
+}
+
+impl Brokered {
+    /// The denials as text: operation, object, grant.
+    pub fn denied(&self) -> Vec<String> {
+        let grant = |d: &stockade_model::Denial| d.grant.as_ref().map_or("-".to_owned(), ToString::to_string);
+        self.report.denials.iter().map(|d| format!("{:?} {} [{}]", d.operation, d.object, grant(d))).collect()
+    }
+}
+
+/// Runs a plan under the broker to its end.
+#[track_caller]
+pub fn run_brokered(plan: &Plan) -> Brokered {
+    let (stdout, stdout_inside) = pipe();
+    let (stderr, stderr_inside) = pipe();
+    let stdin = File::open("/dev/null").unwrap();
+    let stdio = Stdio { stdin: stdin.as_fd(), stdout: stdout_inside.as_fd(), stderr: stderr_inside.as_fd() };
+    let mut launched = launch(Blueprint::prepare(plan).unwrap(), stdio).unwrap();
+    drop((stdout_inside, stderr_inside));
+    let readers = [stdout, stderr].map(|mut file| {
+        thread::spawn(move || {
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes).unwrap();
+            String::from_utf8_lossy(&bytes).into_owned()
+        })
+    });
+    let mut powers = Powers::new(plan, launched.private_trees().iter().map(|t| &t.path));
+    powers.protect(linked_units(plan));
+    let (sender, events) = channel();
+    let sink = move |event| drop(sender.send(event));
+    let broker = Broker::start(launched.take_listener().unwrap(), powers, plan.level, sink).unwrap();
+    launched.release().unwrap();
+    let exit = launched.wait(PATIENCE).unwrap().expect("it ends");
+    let [stdout, stderr] = readers.map(|r| r.join().unwrap());
+    let report = broker.stop(PATIENCE).expect("the broker ends");
+    let program = |event| match event {
+        BrokerEvent::Executed { program, .. } => Some(program.escaped()),
+        BrokerEvent::Denied(_) => None,
+    };
+    Brokered { ended: exit.status, stdout, stderr, report, programs: events.try_iter().filter_map(program).collect() }
+}
+
+/// The side that makes the calls.
+pub fn probe() {
+    let Some(scene) = std::env::var_os(SCENE).map(PathBuf::from) else { return };
+    match std::env::var(PART).as_deref() {
+        Ok("all") => {
+            for case in Case::all() {
+                let workspace = scene.join("ws").canonicalize().unwrap().join(case.name);
+                std::env::set_current_dir(&workspace).unwrap();
+                let outside = scene.join("out").join(case.name);
+                let result = (case.call)(&outside);
+                println!("\ncase {} = {}", case.name, result.unwrap_or_else(|errno| errno));
+                rustix::process::umask(rustix::fs::Mode::from_bits_retain(0o022));
+            }
+        }
+        Ok("race") => cases::race(&scene),
+        Ok("cost") => cases::cost(&scene),
+        _ => {}
+    }
+}
