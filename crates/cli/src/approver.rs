@@ -99,7 +99,7 @@ impl Dialog<'_> {
 
     /// One fresh key of those offered.
     fn key(&self, offered: &[Key]) -> std::io::Result<Answer> {
-        let prompt = question::prompt(offered, self.style);
+        let prompt = question::prompt(offered);
         loop {
             self.keys.settle(self.deadline)?;
             self.keys.show(&prompt, self.deadline)?;

@@ -61,6 +61,7 @@ pub struct Subject {
 
 /// `stockade run`.
 #[derive(Args, Debug)]
+#[command(args_override_self = true)]
 #[command(override_usage = "stockade run [OPTIONS] -- CMD [ARG]...\n       stockade run [OPTIONS] -c SCRIPT")]
 pub struct RunArgs {
     /// The powers to run with: `read-only`, `workspace`, or one from the configuration.
@@ -374,6 +375,14 @@ mod tests {
     }
 
     #[test]
+    fn the_last_word_counts_and_grants_add_up() {
+        let run = run("run --profile a --grant x --profile b --grant y --json --json=f -- true");
+        assert_eq!(run.profile.as_deref(), Some("b"));
+        assert_eq!(run.grants, ["x", "y"]);
+        assert_eq!(run.json, Some(Some("f".into())));
+    }
+
+    #[test]
     fn json_takes_a_file_only_with_an_equals_sign() {
         assert_eq!(run("run --json -- true").json, Some(None));
         assert_eq!(run("run --json=out -- true").json, Some(Some("out".into())));
@@ -394,7 +403,6 @@ mod tests {
             "run --timeout 5x -- true",
             "run --timeout 9999d -- true",
             "run --no-sandbox -- true",
-            "run --profile a --profile b -- true",
             "run --prof x -- true",
             "check --json --jsonl",
             "check --jsonl -- ls",

@@ -99,11 +99,12 @@ fn findings(out: &mut String, question: &Question, text: &RawText, style: Style)
     list(out, style, worth_telling.map(|found| ("  finding  ", finding(found, text))));
 }
 
-/// `deny: message  «the part»`.
+/// `deny: message   «the part»`.
 pub fn finding(finding: &Finding, text: &RawText) -> String {
     let part = finding.span.and_then(|span| text.as_bytes().get(span.start..span.end));
     let mut out = format!("{}: {}", tier(finding.tier), RawText::from(finding.message.as_str()).escaped());
-    if let Some(part) = part.filter(|part| !part.is_empty()) {
+    // The whole is shown already.
+    if let Some(part) = part.filter(|part| !part.is_empty() && part.len() < text.as_bytes().len()) {
         let _ = write!(out, "   «{}»", quote(&RawText::from(part)));
     }
     out
@@ -137,8 +138,12 @@ fn details(out: &mut String, kind: &QuestionKind, style: Style) {
         }
         QuestionKind::Escalate { grants, repeats, .. } => {
             list(out, style, grants.iter().map(|grant| ("  grant    ", grant.to_string())));
-            wrap(out, style, "  ", "on yes the command runs again, from its start");
-            list(out, style, repeats.iter().map(|line| ("  again    ", RawText::from(line.as_str()).escaped())));
+            let labels = std::iter::once("  on yes   ").chain(std::iter::repeat("           "));
+            let told = match repeats.as_slice() {
+                [] => vec!["the command runs again, from its start".to_owned()],
+                repeats => repeats.iter().map(|line| RawText::from(line.as_str()).escaped()).collect(),
+            };
+            list(out, style, labels.zip(told));
         }
         QuestionKind::Unsandboxed => {
             wrap(out, style, "  ", "nothing will be refused, and what it does will not be seen");
@@ -223,9 +228,9 @@ impl Key {
 }
 
 /// The line that waits for a key.
-pub fn prompt(keys: &[Key], style: Style) -> String {
+pub fn prompt(keys: &[Key]) -> String {
     let labels: Vec<_> = keys.iter().map(|key| key.label()).collect();
-    format!("  {}  {}  [?] > ", style.paint(Color::Yellow, "allow?"), labels.join("  "))
+    format!("  allow?  {}  [?] > ", labels.join("  "))
 }
 
 /// The line that waits for a word.
@@ -297,21 +302,28 @@ pub(crate) mod tests {
     fn escalate() -> Question {
         let denial = denial();
         let grants = denial.grant.clone().into_iter().collect();
-        ask(QuestionKind::Escalate { denials: vec![denial], grants, repeats: vec!["wrote /home/u/project/log".into()] })
+        ask(QuestionKind::Escalate {
+            denials: vec![denial],
+            grants,
+            repeats: vec![
+                "the command runs again from its start; this will be attempt 2".into(),
+                "what it already did stays".into(),
+            ],
+        })
     }
 
     #[test]
     fn escalation() {
         let value = escalate();
-        let shown = shown(&value) + &prompt(&keys(&value), Style::PLAIN);
+        let shown = shown(&value) + &prompt(&keys(&value));
         insta::assert_snapshot!(shown, @r"
         • dash wants to create /home/u/outside   (outside every writable root)
           command  sh -c 'echo x >> ~/outside'
           in       /home/u/project
           finding  ask: writes to a file outside the workspace   «>> ~/outside»
           grant    write /home/u/outside
-          on yes the command runs again, from its start
-          again    wrote /home/u/project/log
+          on yes   the command runs again from its start; this will be attempt 2
+                   what it already did stays
           no answer within 5 min means no
           allow?  [o]nce  [s]ession  [a]lways  [n]o  [N]ever  [?] >
         ");
@@ -406,7 +418,7 @@ pub(crate) mod tests {
         let mut value = escalate();
         value.scopes = vec![Scope::Once];
         assert_eq!(keys(&value), [Key::Once, Key::No]);
-        assert_eq!(prompt(&keys(&value), Style::PLAIN), "  allow?  [o]nce  [n]o  [?] > ");
+        assert_eq!(prompt(&keys(&value)), "  allow?  [o]nce  [n]o  [?] > ");
         insta::assert_snapshot!(help(&keys(&escalate()), Style::PLAIN), @r"
         o  yes, this time
         s  yes, and for the same question until this session ends
