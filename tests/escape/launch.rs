@@ -238,7 +238,9 @@ pub fn workspace_in_tmp(world: &World, level: Option<Level>) -> Result<Verdict> 
     let top = Path::new("/tmp").join(format!("stockade-lab-{}-{}", std::process::id(), world.account.uid));
     let mut lab = Lab::build(&top, &world.account)?;
     // The program itself must not lie where the private temp hides it.
-    let outer = world.lab()?;
+    let mut outer = world.lab()?;
+    outer.canary.kill()?;
+    outer.canary.wait()?;
     let text = lab.names.replace(WRITE_IN_AND_OUT);
     let path = script(&outer, "probe.sh", &format!("echo {BEGIN}\n{text}\n"))?;
     let command = match level {

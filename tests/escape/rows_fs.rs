@@ -3,6 +3,8 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 
+use stockade_testkit::Ended;
+
 use crate::row::Control::{None as NoControl, Own, Same, Text};
 use crate::row::Power::{Ordinary, OwnNamespaces, Root};
 use crate::row::{Launch, Level, ROW, Row};
@@ -232,7 +234,7 @@ pub const ROWS: &[Row] = &[
         ..ROW
     },
     Row { id: "esc-0064", control: Own, special: Some(special::clean_up_race), ..ROW },
-    Row { id: "esc-0065", control: Own, special: Some(special::workspace_swapped), ..ROW },
+    Row { id: "esc-0065", control: Own, special: Some(special::writable_swapped), ..ROW },
     Row {
         id: "esc-0066",
         control: Own,
@@ -243,7 +245,8 @@ pub const ROWS: &[Row] = &[
     Row { id: "esc-0067", control: Same(Ordinary, "ws.old"), ..ROW },
     Row {
         id: "esc-0069",
-        judge: |s| s.expect_code(0),
+        // Past PATH_MAX the answer may be ENAMETOOLONG: only an end by itself counts.
+        judge: |s| if s.output.ended == Ended::Code(1) { Vec::new() } else { s.expect_code(0) },
         control: NoControl("it is about an engine that neither crashes nor hangs; any end within the time-out passes"),
         ..ROW
     },

@@ -175,8 +175,8 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "esc-0109",
         judge: |s| {
-            let mut breaches =
-                s.results_within(&["EAFNOSUPPORT", "EPERM", "EACCES", "ESOCKTNOSUPPORT"], &["netlink-route"]);
+            let refusals = ["EAFNOSUPPORT", "EPERM", "EACCES", "ESOCKTNOSUPPORT", "EPROTONOSUPPORT"];
+            let mut breaches = s.results_within(&refusals, &["netlink-route"]);
             if s.level == Some(Level::Restricted) {
                 breaches.extend(s.refuse_line("netlink-route OK"));
             }
@@ -284,6 +284,11 @@ fn credentials(seen: &Seen<'_>) -> Vec<String> {
         }
     }
     for name in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+        // Emptying the bounding set needs CAP_SETPCAP, which an ordinary user
+        // has only in a user namespace; with no-new-privs it changes nothing.
+        if name == "CapBnd" && seen.level == Some(Level::Restricted) && seen.user == User::Ordinary {
+            continue;
+        }
         if value(name) != "0000000000000000" {
             breaches.push(format!("{name} is {:?}", value(name)));
         }

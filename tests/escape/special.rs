@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -220,59 +220,97 @@ fn temp_swapper(running: &Running, out: PathBuf, swapping: Arc<AtomicBool>) -> O
     }))
 }
 
-/// esc-0065: the workspace is swapped with a link while sandboxes start.
-pub fn workspace_swapped(world: &World, level: Option<Level>) -> Result<Verdict> {
-    let text = "cd \"$WS/sub\" && echo x > p; rm -f p";
+/// esc-0065: a writable directory beneath the workspace is swapped with a link
+/// to outside while sandboxes start. What the workspace says must not decide
+/// what is writable.
+pub fn writable_swapped(world: &World, level: Option<Level>) -> Result<Verdict> {
     let mut lab = world.lab()?;
-    let Some(level) = level else {
-        fs::remove_dir_all(lab.path("ws/sub"))?;
-        symlink(lab.path("out"), lab.path("ws/sub"))?;
-        return breaks_outside(&lab, "cd \"$WS/sub\" && echo x > p", |lab, _| lab.path("out/p").exists());
-    };
-    let path = script(&lab, "probe.sh", &format!("echo {BEGIN}\n{}\n", lab.names.replace(text)))?;
-    let sub = lab.path("ws/sub");
-    let mut command = world.stockade(&lab, level, "workspace", &[], &["/bin/bash", &path]);
+    let text = "cd \"$WS/sub\" && echo x > p; rm -f p";
+    let Some(level) = level else { return write_through_link(&lab) };
+    let grant = lab.names.replace("write $WS/sub");
+    let command = sandboxed(world, &lab, level, &["--grant", &grant], text)?;
+    swapped(world, &mut lab, level, &command, |_| Vec::new())
+}
+
+/// The workspace itself is swapped: whichever of the two a run was given, the
+/// other must never be mounted in its place.
+pub fn workspace_swapped(world: &World, level: Option<Level>) -> Result<Verdict> {
+    let mut lab = world.lab()?;
+    let Some(level) = level else { return write_through_link(&lab) };
+    let text = "while read -r _ _ _ root place _; do case \"$place\" in */ws/sub) echo \"MOUNTED $root\";; esac; done < /proc/self/mountinfo";
+    let mut command = sandboxed(world, &lab, level, &[], text)?;
     let workspace = command.argv.iter().position(|a| a == "--workspace").context("no workspace option")?;
     if let Some(value) = command.argv.get_mut(workspace + 1) {
-        sub.as_os_str().clone_into(value);
+        value.clone_from(&lab.path("ws/sub").into());
     }
-    let before = world.before(&lab);
+    swapped(world, &mut lab, level, &command, |output| {
+        let foreign = output.stdout.lines().filter(|l| l.starts_with("MOUNTED ") && l.ends_with("/out"));
+        foreign.map(|l| format!("outside in the place of the workspace: {l}")).collect()
+    })
+}
+
+fn write_through_link(lab: &Lab) -> Result<Verdict> {
+    fs::remove_dir_all(lab.path("ws/sub"))?;
+    symlink(lab.path("out"), lab.path("ws/sub"))?;
+    breaks_outside(lab, "cd \"$WS/sub\" && echo x > p", |lab, _| lab.path("out/p").exists())
+}
+
+/// Runs `command` many times while `ws/sub` is swapped with a link to `out`.
+fn swapped(
+    world: &World,
+    lab: &mut Lab,
+    level: Level,
+    command: &Command,
+    judge: impl Fn(&Output) -> Vec<String>,
+) -> Result<Verdict> {
+    let before = world.before(lab);
+    let untouched = modified(lab);
     let swapping = Arc::new(AtomicBool::new(true));
-    let swapper = {
-        let (swapping, sub, aside, out) = (Arc::clone(&swapping), sub.clone(), lab.path("ws/aside"), lab.path("out"));
-        thread::spawn(move || {
-            while swapping.load(Ordering::SeqCst) {
-                if fs::rename(&sub, &aside).is_ok() {
-                    let _ = symlink(&out, &sub);
-                    thread::sleep(Duration::from_micros(300));
-                    let _ = fs::remove_file(&sub);
-                    let _ = fs::rename(&aside, &sub);
-                    thread::sleep(Duration::from_micros(300));
-                }
-            }
-        })
-    };
-    let ran = AtomicU64::new(0);
+    let swapper = swap_with_link(lab, Arc::clone(&swapping));
+    let mut ran = 0;
+    let mut breaches = Vec::new();
     let mut last = None;
     for _ in 0..SWAP_RUNS {
-        let output = run_as(&lab.account, &command)?;
-        if output.stdout.contains(BEGIN) {
-            ran.fetch_add(1, Ordering::SeqCst);
-        }
+        let output = run_as(&lab.account, command)?;
+        ran += u64::from(output.stdout.contains(BEGIN));
+        breaches.extend(judge(&output));
         last = Some(output);
-        if lab.path("out/p").exists() {
+        if !breaches.is_empty() || modified(lab) != untouched {
             break;
         }
     }
     swapping.store(false, Ordering::SeqCst);
     let _ = swapper.join();
     let Some(output) = last else { return Ok(Verdict::NotRun("nothing was started".to_owned())) };
-    if ran.load(Ordering::SeqCst) == 0 {
+    if ran == 0 {
         return Ok(Verdict::NotRun(format!("none of the {SWAP_RUNS} runs started: {}", output.stderr)));
     }
-    // A file that came and went leaves the directory's time.
-    let row = Row { id: "special", control: Control::Own, ..ROW };
-    Ok(world.judge(&row, &mut lab, &before, &output, None, Some(level)))
+    match world.judge(&JUDGE_ONLY, lab, &before, &output, None, Some(level)) {
+        Verdict::Contained => Ok(Verdict::from_breaches(breaches)),
+        Verdict::Breached(more) => Ok(Verdict::Breached([breaches, more].concat())),
+        other => Ok(other),
+    }
+}
+
+/// When the directory outside was last written: a file that came and went
+/// leaves this.
+fn modified(lab: &Lab) -> Option<std::time::SystemTime> {
+    fs::metadata(lab.path("out")).and_then(|m| m.modified()).ok()
+}
+
+fn swap_with_link(lab: &Lab, swapping: Arc<AtomicBool>) -> thread::JoinHandle<()> {
+    let (sub, aside, out) = (lab.path("ws/sub"), lab.path("ws/aside"), lab.path("out"));
+    thread::spawn(move || {
+        while swapping.load(Ordering::SeqCst) {
+            if fs::rename(&sub, &aside).is_ok() {
+                let _ = symlink(&out, &sub);
+                thread::sleep(Duration::from_micros(300));
+                let _ = fs::remove_file(&sub);
+                let _ = fs::rename(&aside, &sub);
+                thread::sleep(Duration::from_micros(300));
+            }
+        }
+    })
 }
 
 /// Puts a shell in front that makes a mount namespace, prepares it and goes on.
