@@ -19,6 +19,11 @@
 //! change only through the one thread that decides, because the floor refuses
 //! the calls to everybody else; the last component is never followed by the
 //! kernel; and what is put in the caller's hands is the object decided on.
+//!
+//! Known limit: a process that forks while it serves another run (two launches
+//! at once in one process) lends the new child copies of what the broker holds
+//! open, until that child closes them. A program that the other run has just
+//! written may be "busy" for that moment.
 
 mod caller;
 mod ledger;

@@ -123,7 +123,9 @@ impl Service {
         }
         let path = place.path();
         match self.decide(wish.operation(), &path) {
-            Verdict::Allow | Verdict::Private if place.on_proc => {
+            // Whatever the powers: a terminal that the broker opened would be
+            // its own, and the kernel's files are not files.
+            Verdict::Allow | Verdict::Private if place.on_proc || is_open_device(&path) => {
                 return self.open_refused(walk, place, wish, kernel_files());
             }
             Verdict::Allow | Verdict::Private => {}
@@ -240,10 +242,14 @@ impl Service {
         Err(refused(Operation::Write, &path, refusal))
     }
 
-    /// Opens anew what a descriptor already holds.
+    /// Opens anew what a descriptor already holds. Reading is left to the
+    /// kernel: the descriptor may be one that its holder cannot read by.
     fn reopen(&self, object: Object, wish: Wish) -> Result<Next, Failure> {
         if wish.has(libc::O_CREAT | libc::O_EXCL) {
             return Err(Errno::EXIST.into());
+        }
+        if wish.only_reads() {
+            return Ok(Next::Done(Reply::Continue));
         }
         match object.kind() {
             FileType::Directory => return Err(Errno::ISDIR.into()),
@@ -253,7 +259,7 @@ impl Service {
             }
             _ => {}
         }
-        if !object.is_placeless() && !self.is_own_stream(&object) && !wish.only_reads() {
+        if !object.is_placeless() && !self.is_own_stream(&object) {
             self.permit(Operation::Write, &object.path)?;
         }
         let path = resolve::DescriptorPath::new(object.fd.as_fd());

@@ -146,7 +146,9 @@ impl Service {
         Ok(Reply::Continue)
     }
 
-    /// Whether the run itself has bound a socket here, where nothing was.
+    /// Whether the run itself has bound a socket here, where nothing was. (It
+    /// may have failed: then a socket that the host later makes under this very
+    /// name, in a place the run may write, is taken for the run's own.)
     fn was_bound(&self, place: &Place) -> bool {
         fstat(&place.directory.fd)
             .is_ok_and(|directory| self.bound.contains(&(directory.st_dev, directory.st_ino, place.name.clone())))

@@ -48,7 +48,19 @@ pub struct Scene {
 }
 
 impl Scene {
+    /// With everything the cases need.
     pub fn new(name: &str) -> Self {
+        let scene = Self::bare(name);
+        for case in Case::all().map(|c| c.name).chain(["race"]) {
+            furnish(&scene.directory(case), &scene.outside().join(case));
+        }
+        // The probe, where the sandbox can read it.
+        fs::copy(std::env::current_exe().unwrap(), scene.directory.path().join("probe")).unwrap();
+        scene
+    }
+
+    /// With an empty workspace and nothing outside.
+    pub fn bare(name: &str) -> Self {
         let base = if Path::new(BASE).is_dir() || rustix::process::geteuid().is_root() {
             fs::create_dir_all(BASE).unwrap();
             PathBuf::from(BASE)
@@ -57,13 +69,10 @@ impl Scene {
         };
         let directory = tempfile::Builder::new().prefix(name).tempdir_in(base).unwrap();
         fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).unwrap();
-        let scene = Self { directory };
-        for case in Case::all().map(|c| c.name).chain(["race"]) {
-            furnish(&scene.directory(case), &scene.outside().join(case));
+        for part in ["ws", "out"] {
+            fs::create_dir(directory.path().join(part)).unwrap();
         }
-        // The probe, where the sandbox can read it.
-        fs::copy(std::env::current_exe().unwrap(), scene.directory.path().join("probe")).unwrap();
-        scene
+        Self { directory }
     }
 
     /// What a case finds in its directory.
