@@ -30,7 +30,7 @@ impl Ending {
     }
 
     pub(super) fn interrupted(signal: i32) -> Self {
-        Self { signal: Some(signal), ..Self::aborted("interrupted before the command ran") }
+        Self { signal: Some(signal), ..Self::aborted("interrupted") }
     }
 
     /// As the command itself ended.

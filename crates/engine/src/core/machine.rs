@@ -228,6 +228,12 @@ impl Core {
         if self.escalation.is_some() {
             return self.on_escalation_plan_failed(why);
         }
+        if self.planned.is_some() && !self.standing.is_empty() {
+            // A remembered power that can no longer be given: without it, then.
+            self.standing.clear();
+            self.record(EventKind::Failed { message: format!("remembered powers are left out: {why}") });
+            return self.recall();
+        }
         self.close(Ending::failed(why));
     }
 

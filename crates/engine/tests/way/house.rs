@@ -1,0 +1,302 @@
+//! Real rules, record and store in a temporary directory; a backend and an
+//! approver that do as they are told.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use stockade_audit::Log;
+use stockade_engine::real::{RuleJudge, StoreMemory};
+use stockade_engine::seams::{RecordError, Recorder, SystemClock};
+use stockade_engine::{
+    Approver, Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Engine, Io, StartError, interrupts,
+};
+use stockade_model::{
+    Answer, ApprovalMode, Command, Denial, EnforcementReport, Event, Grant, Layer, Level, Operation, Outcome, Plan,
+    Question, QuestionKind, RawText, Request, Resolution, SandboxPreference, Usage,
+};
+use stockade_policy::load::{Sources, load};
+use stockade_store::Store;
+use tempfile::TempDir;
+
+/// How a fake sandbox behaves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Behaviour {
+    /// Ends at once; with 0 if it had all it needs.
+    #[default]
+    Ends,
+    /// Runs until it gets a signal.
+    Waits,
+    /// Runs until it is killed.
+    Stubborn,
+    /// Cannot be built.
+    Fails,
+    /// Gives less than the plan asks for.
+    Weak,
+    /// The program is not there.
+    NotFound,
+}
+
+#[derive(Default)]
+pub struct Fake {
+    pub needs: Vec<Grant>,
+    /// A file beneath the home directory that it wants to write.
+    pub home_file: Option<&'static str>,
+    pub behaviour: Behaviour,
+    pub alive: Arc<AtomicUsize>,
+    pub released: Arc<Mutex<Vec<Plan>>>,
+    /// The record, as it stood on the disk at each release.
+    pub log: Option<std::path::PathBuf>,
+    pub durable: Arc<Mutex<Vec<bool>>>,
+}
+
+impl Backend for Fake {
+    fn name(&self) -> &'static str {
+        "native"
+    }
+
+    fn honours(&self, grant: &Grant, _: Level) -> bool {
+        !matches!(grant, Grant::Connect { .. })
+    }
+
+    fn prepare(&self, plan: &Plan, _: &Io, events: Sender<AttemptEvent>) -> Result<Box<dyn Attempt>, StartError> {
+        if self.behaviour == Behaviour::Fails {
+            return Err(StartError { what: "no user namespaces".to_owned(), hint: Some("see doctor".to_owned()) });
+        }
+        self.alive.fetch_add(1, Ordering::SeqCst);
+        let level = if self.behaviour == Behaviour::Weak { Level::Restricted } else { plan.level };
+        Ok(Box::new(FakeAttempt {
+            plan: plan.clone(),
+            missing: self.needs.iter().filter(|need| !plan.grants.contains(need)).cloned().collect(),
+            behaviour: self.behaviour,
+            alive: Arc::clone(&self.alive),
+            released: Arc::clone(&self.released),
+            log: self.log.clone(),
+            durable: Arc::clone(&self.durable),
+            enforced: EnforcementReport { level, layers: BTreeMap::new() },
+            events: Mutex::new(events),
+        }))
+    }
+}
+
+struct FakeAttempt {
+    plan: Plan,
+    missing: Vec<Grant>,
+    behaviour: Behaviour,
+    alive: Arc<AtomicUsize>,
+    released: Arc<Mutex<Vec<Plan>>>,
+    log: Option<std::path::PathBuf>,
+    durable: Arc<Mutex<Vec<bool>>>,
+    enforced: EnforcementReport,
+    events: Mutex<Sender<AttemptEvent>>,
+}
+
+impl FakeAttempt {
+    fn end(&self, end: CommandEnd) {
+        let end = AttemptEnd { end, usage: Usage::default(), stdout: None, stderr: None, truncated: false };
+        let _ = self.events.lock().unwrap().send(AttemptEvent::Ended(end));
+    }
+}
+
+impl Attempt for FakeAttempt {
+    fn enforced(&self) -> &EnforcementReport {
+        &self.enforced
+    }
+
+    fn release(&mut self) -> Result<(), StartError> {
+        self.released.lock().unwrap().push(self.plan.clone());
+        if let Some(log) = &self.log {
+            let text = std::fs::read_to_string(log).unwrap();
+            let digest = self.plan.digest().unwrap();
+            let starts = text.lines().any(|line| line.contains("\"starting\"") && line.contains(digest.as_str()));
+            self.durable.lock().unwrap().push(starts);
+        }
+        for grant in &self.missing {
+            let denial = Denial {
+                operation: Operation::Create,
+                object: format!("for {grant}").into(),
+                pid: Some(1),
+                program: None,
+                layer: Layer::Broker,
+                rule: "outside every writable root".to_owned(),
+                grant: Some(grant.clone()),
+                resolution: Resolution::Recorded,
+                count: 1,
+            };
+            self.events.lock().unwrap().send(AttemptEvent::Denied(denial)).unwrap();
+        }
+        match self.behaviour {
+            Behaviour::Waits | Behaviour::Stubborn => {}
+            Behaviour::NotFound => self.end(CommandEnd::NotFound),
+            _ => self.end(CommandEnd::Exited(i32::from(!self.missing.is_empty()))),
+        }
+        Ok(())
+    }
+
+    fn signal(&self, signal: i32) {
+        if self.behaviour == Behaviour::Waits {
+            self.end(CommandEnd::Signaled(signal));
+        }
+    }
+
+    fn kill(&self) {
+        self.end(CommandEnd::Signaled(9));
+    }
+}
+
+impl Drop for FakeAttempt {
+    fn drop(&mut self) {
+        self.alive.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Answers as told, then with silence; notes what it was asked.
+#[derive(Default)]
+pub struct Scripted {
+    pub answers: VecDeque<Answer>,
+    pub asked: Arc<Mutex<Vec<Question>>>,
+    pub absent: bool,
+    pub slow: Option<Duration>,
+}
+
+impl Approver for Scripted {
+    fn name(&self) -> String {
+        "scripted".to_owned()
+    }
+
+    fn available(&self) -> bool {
+        !self.absent
+    }
+
+    fn ask(&mut self, question: &Question) -> Answer {
+        self.asked.lock().unwrap().push(question.clone());
+        if let Some(slow) = self.slow {
+            std::thread::sleep(slow);
+        }
+        self.answers.pop_front().unwrap_or(Answer::TimedOut)
+    }
+}
+
+/// A record that fails from its n-th batch on.
+pub struct Failing {
+    pub inner: Log,
+    pub batches_left: AtomicUsize,
+    pub commits_fail: bool,
+}
+
+impl Recorder for Failing {
+    fn record(&self, events: &[Event]) -> Result<(), RecordError> {
+        let left = self.batches_left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
+        if left.is_err() { Err(RecordError("no space".to_owned())) } else { self.inner.record(events) }
+    }
+
+    fn commit(&self) -> Result<(), RecordError> {
+        if self.commits_fail { Err(RecordError("the disk is gone".to_owned())) } else { Recorder::commit(&self.inner) }
+    }
+}
+
+pub struct House {
+    pub dir: TempDir,
+    pub released: Arc<Mutex<Vec<Plan>>>,
+    pub asked: Arc<Mutex<Vec<Question>>>,
+    pub alive: Arc<AtomicUsize>,
+    pub durable: Arc<Mutex<Vec<bool>>>,
+    pub engine: Engine,
+}
+
+impl House {
+    pub fn new(fake: Fake, answers: &[Answer]) -> Self {
+        Self::with_configuration(
+            "",
+            fake,
+            Scripted { answers: answers.iter().copied().collect(), ..Scripted::default() },
+        )
+    }
+
+    pub fn with_configuration(configuration: &str, fake: Fake, scripted: Scripted) -> Self {
+        let dir = TempDir::new().unwrap();
+        let root = dir.path();
+        for name in ["home/.config/stockade", "work", "state"] {
+            std::fs::create_dir_all(root.join(name)).unwrap();
+        }
+        std::fs::write(root.join("home/.config/stockade/config.toml"), configuration).unwrap();
+        let sources = Sources {
+            home: root.join("home"),
+            system_file: root.join("etc/none.toml"),
+            user_file: root.join("home/.config/stockade/config.toml"),
+            workspace: Some(root.join("work")),
+            state_directory: root.join("state"),
+        };
+        let settings = Arc::new(load(&sources).unwrap());
+        let log = Arc::new(Log::open(&root.join("state/audit")).unwrap());
+        let store = Arc::new(Store::open(&root.join("state/db/approvals.db")).unwrap());
+        let home_file = fake.home_file.map(|name| Grant::Write(root.join("home").join(name)));
+        let needs = fake.needs.iter().cloned().chain(home_file).collect();
+        let fake = Fake { needs, log: Some(root.join("state/audit/audit.jsonl")), ..fake };
+        let (released, alive, durable) = (fake.released.clone(), fake.alive.clone(), fake.durable.clone());
+        let asked = scripted.asked.clone();
+        let engine = Engine {
+            judge: Arc::new(RuleJudge::new(settings, true)),
+            backend: Arc::new(fake),
+            host: None,
+            approver: Arc::new(Mutex::new(scripted)),
+            recorder: log,
+            memory: Arc::new(StoreMemory::new(store)),
+            clock: Arc::new(SystemClock::default()),
+            user: "uid 1".to_owned(),
+            question_timeout_ms: 2_000,
+        };
+        Self { dir, released, asked, alive, durable, engine }
+    }
+
+    pub fn path(&self, name: &str) -> RawText {
+        self.dir.path().join(name).into()
+    }
+
+    pub fn request(&self, script: &str, mode: ApprovalMode) -> Request {
+        Request {
+            id: "req_1".parse().unwrap(),
+            session: Some("ses_1".parse().unwrap()),
+            command: Command::Script(script.into()),
+            cwd: self.path("work"),
+            workspace: self.path("work"),
+            environment: BTreeMap::from([("PATH".to_owned(), "/usr/bin:/bin".into())]),
+            profile: "workspace".to_owned(),
+            grants: Vec::new(),
+            level: Level::Full,
+            approval_mode: mode,
+            sandbox: SandboxPreference::Auto,
+            timeout_ms: None,
+            caller_approval: None,
+        }
+    }
+
+    pub fn run(&self, request: Request) -> Outcome {
+        let (_interrupter, interrupts) = interrupts();
+        let outcome = self.engine.run(request, Io::Inherit, interrupts);
+        assert_eq!(self.alive.load(Ordering::SeqCst), 0, "a sandbox outlived its run (L8)");
+        assert!(self.durable.lock().unwrap().iter().all(|durable| *durable), "released before its record (L6)");
+        outcome
+    }
+
+    /// The kinds of the questions that were really put.
+    pub fn asked(&self) -> String {
+        let name = |question: &Question| match question.kind {
+            QuestionKind::Run { .. } => "run",
+            QuestionKind::Grants { .. } => "grants",
+            QuestionKind::Escalate { .. } => "escalate",
+            QuestionKind::Unsandboxed => "unsandboxed",
+        };
+        self.asked.lock().unwrap().iter().map(name).collect::<Vec<_>>().join(" ")
+    }
+
+    /// The types of the recorded events, in order.
+    pub fn events(&self) -> Vec<String> {
+        let text = std::fs::read_to_string(Path::new(&self.dir.path().join("state/audit/audit.jsonl"))).unwrap();
+        let kinds = text.lines().filter_map(|line| line.split_once("\"kind\":{\"type\":\"")?.1.split('"').next());
+        kinds.map(str::to_owned).collect()
+    }
+}

@@ -1,0 +1,391 @@
+//! A request's whole way with the real rules, record and store around the
+//! engine. The backend and the person are fakes that do as the table says.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
+
+mod house;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use house::{Behaviour, Failing, Fake, House, Scripted};
+use stockade_audit::Log;
+use stockade_engine::{Io, exit_code, interrupts};
+use stockade_model::{
+    Answer, ApprovalMode, CallerApproval, Command, Grant, GranularMode, Outcome, Resolution, Scope, Status,
+};
+
+const YES: &[Answer] = &[Answer::Approved(Scope::Once)];
+const NO: &[Answer] = &[Answer::Denied(Scope::Once)];
+const SILENCE: &[Answer] = &[Answer::TimedOut];
+const QUIT: &[Answer] = &[Answer::Abort];
+
+const CLASSES: ApprovalMode =
+    ApprovalMode::Granular(GranularMode { run: false, filesystem: true, network: false, other: false });
+
+fn told(house: &House, outcome: &Outcome) -> String {
+    let attempts = house.released.lock().unwrap().len();
+    format!("{:?} {}, ran {attempts}, asked [{}]", outcome.status, exit_code(outcome), house.asked()).to_lowercase()
+}
+
+#[track_caller]
+fn check(mode: ApprovalMode, script: &str, answers: &[Answer], expected: &str) {
+    let house = House::new(Fake::default(), answers);
+    let outcome = house.run(house.request(script, mode));
+    assert_eq!(told(&house, &outcome), expected, "{mode:?} `{script}` {answers:?}: {:?}", outcome.error);
+    let events = house.events();
+    assert_eq!(events.first().map(String::as_str), Some("requested"));
+    assert_eq!(events.last().map(String::as_str), Some("finished"));
+}
+
+/// Modes x tiers x answers, for the question about the run.
+#[test]
+fn may_it_run() {
+    const ALLOW: &str = "ls";
+    const ASK: &str = "make all";
+    const DENY: &str = "rm -rf /";
+    use ApprovalMode::{Never, OnFailure, OnRequest, Untrusted};
+    let ran = "exited 0, ran 1, asked []";
+    let yes = "exited 0, ran 1, asked [run]";
+    let no = "refused 126, ran 0, asked [run]";
+    let quit = "aborted 126, ran 0, asked [run]";
+    let refused = "refused 126, ran 0, asked []";
+    for mode in [Untrusted, OnFailure, OnRequest, Never, CLASSES] {
+        for answers in [YES, NO, SILENCE, QUIT] {
+            check(mode, ALLOW, answers, ran);
+        }
+    }
+    for mode in [OnFailure, OnRequest, Never, CLASSES] {
+        check(mode, ASK, NO, ran);
+    }
+    for (mode, script) in [(Untrusted, ASK), (Untrusted, DENY), (OnFailure, DENY), (OnRequest, DENY)] {
+        check(mode, script, YES, yes);
+        check(mode, script, NO, no);
+        check(mode, script, SILENCE, no);
+        check(mode, script, QUIT, quit);
+    }
+    for mode in [Never, CLASSES] {
+        check(mode, DENY, YES, refused);
+    }
+}
+
+#[track_caller]
+fn check_denial(mode: ApprovalMode, needs: &str, answers: &[Answer], expected: &str, resolution: Resolution) {
+    let fake = Fake { needs: vec![needs.parse().unwrap()], ..Fake::default() };
+    let house = House::new(fake, answers);
+    let outcome = house.run(house.request("ls", mode));
+    assert_eq!(told(&house, &outcome), expected, "{mode:?} {needs} {answers:?}");
+    let denial = &outcome.attempts[0].denials[0];
+    assert_eq!((denial.resolution, &denial.grant), (resolution, &Some(needs.parse().unwrap())));
+}
+
+/// Modes x answers, for what was refused during the run.
+#[test]
+fn may_it_have_what_was_refused() {
+    use ApprovalMode::{Never, OnFailure, OnRequest, Untrusted};
+    use Resolution::{Granted, Recorded, Refused};
+    let stands = "exited 1, ran 1, asked []";
+    for mode in [OnFailure, Untrusted, CLASSES] {
+        check_denial(mode, "write /srv/a", YES, "exited 0, ran 2, asked [escalate]", Granted);
+        check_denial(mode, "write /srv/a", NO, "exited 1, ran 1, asked [escalate]", Refused);
+        check_denial(mode, "write /srv/a", SILENCE, "exited 1, ran 1, asked [escalate]", Refused);
+        check_denial(mode, "write /srv/a", QUIT, "aborted 126, ran 1, asked [escalate]", Refused);
+    }
+    check_denial(CLASSES, "socket /run/x", YES, stands, Recorded);
+    check_denial(OnRequest, "write /srv/a", YES, stands, Recorded);
+    check_denial(Never, "write /srv/a", YES, stands, Recorded);
+    // What the backend cannot give is never asked about.
+    check_denial(OnFailure, "connect pypi.org:443", YES, stands, Recorded);
+}
+
+#[test]
+fn the_next_attempt_has_exactly_the_grant_more() {
+    let fake = Fake { needs: vec!["write /srv/a".parse().unwrap()], ..Fake::default() };
+    let house = House::new(fake, YES);
+    let outcome = house.run(house.request("ls", ApprovalMode::OnFailure));
+    let plans = house.released.lock().unwrap();
+    assert_eq!(plans[1].grants, ["write /srv/a".parse::<Grant>().unwrap()]);
+    assert_eq!((plans[1].attempt, plans[1].profile.sandboxed), (2, true));
+    assert_eq!((&plans[0].argv, &plans[0].environment), (&plans[1].argv, &plans[1].environment));
+    assert_eq!(plans[1].profile.filesystem.write.len(), plans[0].profile.filesystem.write.len() + 1);
+    assert_eq!(outcome.digest, plans[1].digest().ok());
+    let events = house.events();
+    let order = [
+        "requested",
+        "assessed",
+        "decided",
+        "starting",
+        "started",
+        "denied",
+        "exited",
+        "asked",
+        "answered",
+        "granted",
+        "starting",
+        "started",
+        "exited",
+        "finished",
+    ];
+    assert_eq!(events, order);
+}
+
+#[test]
+fn a_hidden_file_is_asked_for_with_all_it_needs() {
+    let fake = Fake { home_file: Some(".ssh/config"), ..Fake::default() };
+    let house = House::new(fake, YES);
+    let outcome = house.run(house.request("ls", ApprovalMode::OnFailure));
+    assert_eq!(told(&house, &outcome), "exited 0, ran 2, asked [escalate]");
+    let path = house.dir.path().join("home/.ssh/config");
+    assert_eq!(outcome.attempts[1].grants, [Grant::Write(path.clone()), Grant::Read(path)]);
+}
+
+#[test]
+fn a_session_grant_is_remembered_in_its_session_alone() {
+    let fake = Fake { needs: vec!["write /srv/a".parse().unwrap()], ..Fake::default() };
+    let house = House::new(fake, &[Answer::Approved(Scope::Session)]);
+    assert_eq!(house.run(house.request("ls", ApprovalMode::OnFailure)).status, Status::Exited);
+
+    // Another command of the session has it from the start, and it is on record.
+    let outcome = house.run(house.request("cat x", ApprovalMode::OnFailure));
+    assert_eq!(outcome.attempts.len(), 1);
+    assert_eq!(outcome.attempts[0].grants, ["write /srv/a".parse::<Grant>().unwrap()]);
+    assert_eq!((outcome.approvals.len(), outcome.approvals[0].by.as_str()), (1, "cache"));
+    assert_eq!(house.asked(), "escalate");
+
+    let other = stockade_model::Request {
+        session: Some("ses_2".parse().unwrap()),
+        ..house.request("ls", ApprovalMode::OnFailure)
+    };
+    assert_eq!(exit_code(&house.run(other)), 1);
+    assert_eq!(house.asked(), "escalate escalate");
+}
+
+#[test]
+fn never_is_remembered_whatever_changes_around_it() {
+    let fake = Fake { needs: vec!["write /srv/a".parse().unwrap()], ..Fake::default() };
+    let house = House::new(fake, &[Answer::Denied(Scope::Always), Answer::Approved(Scope::Once)]);
+    house.run(house.request("ls", ApprovalMode::OnFailure));
+    let mut request = house.request("ls -l", ApprovalMode::OnFailure);
+    request.environment.insert("LANG".to_owned(), "C".into());
+    request.session = None;
+    let outcome = house.run(request);
+    assert_eq!(house.asked(), "escalate");
+    assert_eq!(outcome.attempts[0].denials[0].resolution, Resolution::Refused);
+    assert_eq!((outcome.approvals[0].answer.as_str(), outcome.approvals[0].by.as_str()), ("denied", "cache"));
+}
+
+#[test]
+fn a_remembered_run_is_bound_to_what_was_shown() {
+    let house = House::new(Fake::default(), &[Answer::Approved(Scope::Session)]);
+    let run = |script: &str, change: &dyn Fn(&mut stockade_model::Request)| {
+        let mut request = house.request(script, ApprovalMode::Untrusted);
+        change(&mut request);
+        house.run(request).status
+    };
+    assert_eq!(run("make all", &|_| {}), Status::Exited);
+    assert_eq!(run("make all", &|_| {}), Status::Exited);
+    assert_eq!(house.asked(), "run");
+    assert_eq!(run("make all ", &|_| {}), Status::Refused);
+    assert_eq!(run("make all", &|r| r.session = None), Status::Refused);
+    assert_eq!(run("make all", &|r| drop(r.environment.insert("LANG".to_owned(), "C".into()))), Status::Refused);
+    assert_eq!(run("make all", &|r| r.profile = "read-only".to_owned()), Status::Refused);
+    assert_eq!(run("make all", &|r| r.grants.push("write /srv/b".parse().unwrap())), Status::Refused);
+    assert_eq!(run("make all", &|r| r.command = Command::Argv(vec!["make".into(), "all".into()])), Status::Refused);
+    assert_eq!(house.asked(), "run run run run run run run");
+}
+
+/// L1: an approval of a sandboxed run never lets the unsandboxed one pass.
+#[test]
+fn without_a_sandbox_is_asked_every_time() {
+    let always = Answer::Approved(Scope::Always);
+    let scripted = Scripted { answers: [always, always, Answer::TimedOut].into(), ..Scripted::default() };
+    let mut house = House::with_configuration("allow_host = true\n", Fake::default(), scripted);
+    struct Host(Fake);
+    impl stockade_engine::Backend for Host {
+        fn name(&self) -> &'static str {
+            "host"
+        }
+        fn honours(&self, _: &Grant, _: stockade_model::Level) -> bool {
+            false
+        }
+        fn prepare(
+            &self,
+            plan: &stockade_model::Plan,
+            io: &Io,
+            events: std::sync::mpsc::Sender<stockade_engine::AttemptEvent>,
+        ) -> Result<Box<dyn stockade_engine::Attempt>, stockade_engine::StartError> {
+            self.0.prepare(plan, io, events)
+        }
+    }
+    let host = Fake { alive: house.alive.clone(), released: house.released.clone(), ..Fake::default() };
+    house.engine.host = Some(Arc::new(Host(host)));
+    let request = |profile: &str| stockade_model::Request {
+        profile: profile.to_owned(),
+        caller_approval: (profile == "host").then(|| CallerApproval { by: "x".to_owned(), warnings: vec![] }),
+        ..house.request("make all", ApprovalMode::Untrusted)
+    };
+    assert_eq!(house.run(request("workspace")).status, Status::Exited);
+    assert_eq!(house.run(request("host")).status, Status::Exited);
+    assert_eq!(house.run(request("host")).status, Status::Refused);
+    assert_eq!(house.run(request("workspace")).status, Status::Exited);
+    assert_eq!(house.asked(), "run unsandboxed unsandboxed");
+}
+
+#[test]
+fn a_callers_approval_spares_the_question_and_is_recorded() {
+    let house = House::new(Fake::default(), &[]);
+    let mut request = house.request("make all", ApprovalMode::Untrusted);
+    request.caller_approval =
+        Some(CallerApproval { by: "agent\u{1b}[2J".to_owned(), warnings: vec!["big".to_owned()] });
+    let outcome = house.run(request);
+    assert_eq!(told(&house, &outcome), "exited 0, ran 1, asked []");
+    assert_eq!(outcome.approvals[0].by, "caller: agent\\u{1b}[2J");
+    let text = std::fs::read_to_string(house.dir.path().join("state/audit/audit.jsonl")).unwrap();
+    assert!(text.lines().any(|line| line.contains("\"answered\"") && line.contains("\"big\"")));
+}
+
+#[test]
+fn nobody_to_ask_is_no() {
+    let scripted = || Scripted { absent: true, answers: YES.iter().copied().collect(), ..Scripted::default() };
+    let house = House::with_configuration("", Fake::default(), scripted());
+    let outcome = house.run(house.request("make", ApprovalMode::Untrusted));
+    assert_eq!(told(&house, &outcome), "refused 126, ran 0, asked []");
+    let fake = Fake { needs: vec!["write /srv/a".parse().unwrap()], ..Fake::default() };
+    let house = House::with_configuration("", fake, scripted());
+    let outcome = house.run(house.request("ls", ApprovalMode::OnFailure));
+    assert_eq!(told(&house, &outcome), "exited 1, ran 1, asked []");
+    assert!(outcome.approvals.is_empty());
+}
+
+#[test]
+fn an_approver_that_hangs_is_passed_over() {
+    let slow = Some(Duration::from_secs(6));
+    let scripted = Scripted { slow, answers: YES.iter().copied().collect(), ..Scripted::default() };
+    let mut house = House::with_configuration("", Fake::default(), scripted);
+    house.engine.question_timeout_ms = 50;
+    let begun = Instant::now();
+    let outcome = house.run(house.request("make", ApprovalMode::Untrusted));
+    assert_eq!(outcome.status, Status::Refused);
+    assert!(begun.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn a_record_that_fails_ends_everything() {
+    for (batches, commits_fail) in (0..5).map(|n| (n, false)).chain([(100, true)]) {
+        let mut house = House::new(Fake { behaviour: Behaviour::Waits, ..Fake::default() }, &[]);
+        let inner = Log::open(&house.dir.path().join("state/other")).unwrap();
+        let batches_left = AtomicUsize::new(batches);
+        house.engine.recorder = Arc::new(Failing { inner, batches_left, commits_fail });
+        house.durable = Arc::default();
+        let (_interrupter, interrupts) = interrupts();
+        let outcome = house.engine.run(house.request("ls", ApprovalMode::OnFailure), Io::Inherit, interrupts);
+        assert_eq!((outcome.status, exit_code(&outcome)), (Status::Error, 125), "{batches}");
+        assert!(outcome.error.unwrap().contains("record"), "{batches}");
+        assert_eq!(house.alive.load(Ordering::SeqCst), 0, "{batches}");
+        let started = house.released.lock().unwrap().len();
+        assert!(started == 0 || batches > 3, "{batches}: ran without a record");
+    }
+}
+
+#[test]
+fn what_cannot_be_built_is_not_run() {
+    for (behaviour, code, word) in [
+        (Behaviour::Fails, 125, "hint: see doctor"),
+        (Behaviour::Weak, 125, "level full"),
+        (Behaviour::NotFound, 127, "not found"),
+    ] {
+        let house = House::new(Fake { behaviour, ..Fake::default() }, &[]);
+        let outcome = house.run(house.request("ls", ApprovalMode::OnFailure));
+        assert_eq!((outcome.status, exit_code(&outcome)), (Status::Error, code), "{behaviour:?}");
+        assert!(outcome.error.clone().unwrap().contains(word), "{:?}", outcome.error);
+    }
+}
+
+#[test]
+fn time_runs_out() {
+    for (behaviour, signal) in [(Behaviour::Waits, 15), (Behaviour::Stubborn, 9)] {
+        let house = House::new(Fake { behaviour, ..Fake::default() }, &[]);
+        let mut request = house.request("ls", ApprovalMode::OnFailure);
+        request.timeout_ms = Some(30);
+        let outcome = house.run(request);
+        assert_eq!((outcome.status, exit_code(&outcome), outcome.signal), (Status::TimedOut, 124, Some(signal)));
+    }
+}
+
+#[track_caller]
+fn wait_until(ready: impl Fn() -> bool) {
+    let until = Instant::now() + Duration::from_secs(20);
+    while !ready() {
+        assert!(Instant::now() < until, "it never came");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[track_caller]
+fn check_interrupt(behaviour: Behaviour, signals: &[i32], expected: (Status, i32)) {
+    let house = House::new(Fake { behaviour, ..Fake::default() }, &[]);
+    let (interrupter, interrupts) = interrupts();
+    let released = house.released.clone();
+    let signals = signals.to_vec();
+    let person = std::thread::spawn(move || {
+        wait_until(|| !released.lock().unwrap().is_empty());
+        signals.iter().for_each(|signal| assert!(interrupter.interrupt(*signal)));
+    });
+    let outcome = house.engine.run(house.request("ls", ApprovalMode::OnFailure), Io::Inherit, interrupts);
+    person.join().unwrap();
+    assert_eq!((outcome.status, exit_code(&outcome)), expected);
+    assert_eq!(house.alive.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn interrupts_go_on_then_end_it() {
+    check_interrupt(Behaviour::Waits, &[2], (Status::Signaled, 130));
+    check_interrupt(Behaviour::Stubborn, &[2, 2], (Status::Aborted, 130));
+    check_interrupt(Behaviour::Stubborn, &[15], (Status::Aborted, 143));
+}
+
+#[test]
+fn an_interrupt_ends_a_question() {
+    let scripted = Scripted { slow: Some(Duration::from_millis(300)), ..Scripted::default() };
+    let house = House::with_configuration("", Fake::default(), scripted);
+    let (interrupter, interrupts) = interrupts();
+    let asked = house.asked.clone();
+    let person = std::thread::spawn(move || {
+        wait_until(|| !asked.lock().unwrap().is_empty());
+        assert!(interrupter.interrupt(2));
+    });
+    let outcome = house.engine.run(house.request("make", ApprovalMode::Untrusted), Io::Inherit, interrupts);
+    person.join().unwrap();
+    assert_eq!((outcome.status, exit_code(&outcome)), (Status::Aborted, 130));
+    assert_eq!(outcome.approvals[0].answer, "abort");
+    assert!(house.released.lock().unwrap().is_empty());
+}
+
+#[test]
+fn loops_end() {
+    // Each attempt is refused something new.
+    let grants: Vec<Grant> = (0..40).map(|n| Grant::Write(format!("/srv/{n}").into())).collect();
+    let fake = Fake { needs: grants, ..Fake::default() };
+    let house = House::new(fake, &[Answer::Approved(Scope::Once); 20]);
+    let outcome = house.run(house.request("ls", ApprovalMode::OnFailure));
+    assert_eq!(told(&house, &outcome), "exited 0, ran 5, asked [escalate escalate escalate escalate]");
+    let first = house.asked.lock().unwrap()[0].clone();
+    let stockade_model::QuestionKind::Escalate { grants, denials, repeats } = first.kind else { panic!() };
+    assert_eq!((grants.len(), denials.len()), (12, 12));
+    assert!(repeats.iter().any(|text| text.contains("28 more")), "{repeats:?}");
+}
+
+#[test]
+fn the_engine_serves_requests_side_by_side() {
+    let house = Arc::new(Mutex::new(House::new(Fake::default(), &[])));
+    let engine = house.lock().unwrap().engine.clone();
+    let request = house.lock().unwrap().request("ls", ApprovalMode::OnFailure);
+    let threads: Vec<_> = (0..4)
+        .map(|_| {
+            let (engine, request) = (engine.clone(), request.clone());
+            std::thread::spawn(move || engine.run(request, Io::Inherit, interrupts().1).status)
+        })
+        .collect();
+    assert!(threads.into_iter().all(|thread| thread.join().unwrap() == Status::Exited));
+}
