@@ -474,7 +474,10 @@ impl<'c> Judge<'c> {
         }
         let in_shell = matches!(name, b"command" | b"builtin" | b"time" | b"exec");
         // These give their words to a shell.
-        let flow = if matches!(name, b"watch" | b"parallel") {
+        let flow = if name == b"flock" && peeled.command.first().is_some_and(|c| c.shown() == b"-c") {
+            let code = peeled.command.get(1).map(Argument::shown).unwrap_or_default();
+            self.script(&code, &stdin, at)
+        } else if matches!(name, b"watch" | b"parallel") {
             let words: Vec<Vec<u8>> = peeled.command.iter().map(Argument::shown).collect();
             self.script(&words.join(&b' '), &stdin, at)
         } else {
@@ -506,6 +509,12 @@ impl<'c> Judge<'c> {
         self.nesting -= 1;
         self.fixed_span = outer;
         flow
+    }
+
+    /// A variable takes a value from outside the text.
+    pub(crate) fn set_unknown(&mut self, name: &[u8], flow: &Flow) {
+        let flow = Flow { literal: None, ..flow.clone() };
+        self.scope.variables.insert(name.to_vec(), Value::Unknown(flow));
     }
 
     /// `cd` and its kin.

@@ -16,6 +16,7 @@ mod options;
 mod parse;
 mod paths;
 mod readers;
+mod redirects;
 mod rules;
 mod script;
 mod text;
@@ -30,7 +31,7 @@ use crate::judge::Judge;
 use crate::words::{Argument, Flow};
 
 /// How long one assessment may take. Beyond it the rest is not understood.
-const TIME_BOUND: Duration = Duration::from_millis(40);
+const TIME_BOUND: Duration = Duration::from_millis(30);
 
 /// Where a command would run.
 #[derive(Clone, Debug)]
@@ -42,8 +43,9 @@ pub struct Context {
     /// The root of the workspace: absolute, canonical.
     pub workspace: RawText,
     /// True if the runner takes away what a repository configures (git's
-    /// fsmonitor, filters, textconv, hooks, pagers, bare repositories; toolchain
-    /// files). Where it does not, commands that would obey such configuration
+    /// fsmonitor, filters, external diff, textconv, hooks, pagers, bare
+    /// repositories, and for `git log` also `log.showSignature`,
+    /// `format.pretty` and `gpg.program`; toolchain files). Where it does not, commands that would obey such configuration
     /// are `ask`.
     pub neutralised: bool,
 }

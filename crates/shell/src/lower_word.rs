@@ -6,7 +6,7 @@
 use tree_sitter::Node;
 
 use crate::parse::{Lowering, children};
-use crate::script::{Atom, Dynamic, Nested, NestedKind, Statement, Word};
+use crate::script::{Atom, Dynamic, Nested, NestedKind, Simple, Statement, Word};
 
 /// How a stretch of source is quoted.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -38,9 +38,31 @@ pub(crate) fn append(first: &mut Word, second: &mut Word) {
     first.span.1 = second.span.1;
 }
 
+/// `{rm,-rf,/}` in the place of a command, which the grammar does not know: its
+/// plain words, so that they are seen although the whole stays not understood.
+pub(crate) fn braced_command(lowering: Lowering, node: Node) -> Option<Statement> {
+    let rest = lowering.source.get(node.start_byte()..)?;
+    if node.kind() != "ERROR" || rest.first() != Some(&b'{') || rest.get(1)?.is_ascii_whitespace() {
+        return None;
+    }
+    let end = rest.iter().position(|b| b"\n;|&<>()".contains(b)).unwrap_or(rest.len());
+    let mut simple = Simple { span: (node.start_byte(), node.start_byte() + end), ..Simple::default() };
+    for piece in rest[..end].split(|b| matches!(b, b' ' | b'\t')).filter(|p| !p.is_empty()) {
+        let mut word = Word { span: simple.span, ..Word::default() };
+        bytes(piece, &mut word, Quoting::None);
+        simple.words.push(word);
+    }
+    Some(Statement::Simple(simple))
+}
+
 /// The word at a node.
 pub(crate) fn word(lowering: Lowering, node: Node) -> Word {
     let mut out = Word { span: (node.start_byte(), node.end_byte()), ..Word::default() };
+    // Tokens of the grammar (`[`, `==`) are themselves, never patterns.
+    if !node.is_named() && node.kind() != "$" {
+        push_bytes(&mut out, lowering.text(node), true);
+        return out;
+    }
     add(lowering, node, &mut out, Quoting::None);
     if matches!(out.atoms.first(), Some(Atom::Byte { byte: b'#', quoted: false })) {
         out.atoms.push(Atom::Dynamic(Dynamic::Opaque));

@@ -9,7 +9,7 @@ use std::time::Instant;
 use tree_sitter::{Node, ParseOptions, Parser};
 
 use crate::lower_word::word;
-use crate::script::{Assignment, Direction, Redirect, Simple, Statement, Word};
+use crate::script::{Assignment, Simple, Statement, Word};
 
 /// How deep statements may nest before they count as not understood.
 const MAX_DEPTH: usize = 48;
@@ -67,7 +67,7 @@ pub(crate) fn parse(source: &[u8], deadline: Instant) -> Result<Vec<Statement>, 
     let root = tree.root_node();
     let lowering = Lowering { source, depth: 0 };
     let mut statements = lowering.block(root);
-    if root.has_error() {
+    if root.has_error() || has_glued_comment(root, source) {
         statements.push(Statement::Unknown(Vec::new(), (root.start_byte(), root.end_byte())));
     }
     Ok(statements)
@@ -98,8 +98,16 @@ impl<'a> Lowering<'a> {
         true
     }
 
+    /// As [`only_blanks`](Self::only_blanks), on one line.
+    pub(crate) fn only_inline_blanks(self, from: usize, to: usize) -> bool {
+        let gap = self.source.get(from..to).unwrap_or_default();
+        let continued = |at: usize| at.checked_sub(1).and_then(|i| gap.get(i)) == Some(&b'\\');
+        self.only_blanks(from, to) && gap.iter().enumerate().all(|(at, b)| *b != b'\n' || continued(at))
+    }
+
     fn unknown(self, node: Node) -> Statement {
-        let inside = if self.depth > MAX_DEPTH { Vec::new() } else { self.commands_inside(node) };
+        let mut inside = if self.depth > MAX_DEPTH { Vec::new() } else { self.commands_inside(node) };
+        inside.extend(crate::lower_word::braced_command(self, node));
         Statement::Unknown(inside, (node.start_byte(), node.end_byte()))
     }
 
@@ -109,6 +117,7 @@ impl<'a> Lowering<'a> {
         for child in children(node) {
             match child.kind() {
                 "comment" => {}
+                "do_group" => found.extend(self.deeper().block(child)),
                 kind if is_statement(kind) => found.push(self.deeper().statement(child)),
                 _ if self.depth < MAX_DEPTH && child.child_count() > 0 => {
                     found.extend(self.deeper().commands_inside(child));
@@ -122,7 +131,8 @@ impl<'a> Lowering<'a> {
     /// Statements of a node that holds a list of them between its own tokens.
     pub(crate) fn block(self, node: Node) -> Vec<Statement> {
         let mut out: Vec<Statement> = Vec::new();
-        let mut end = node.start_byte();
+        // The root begins at its first token; what was skipped before counts.
+        let mut end = if node.kind() == "program" { 0 } else { node.start_byte() };
         for child in children(node) {
             if !self.only_blanks(end, child.start_byte()) {
                 out.push(Statement::Unknown(Vec::new(), (end, child.start_byte())));
@@ -140,6 +150,10 @@ impl<'a> Lowering<'a> {
                 }
                 _ => out.push(self.unknown(child)),
             }
+        }
+        // The shell knows no empty group.
+        if out.is_empty() && matches!(node.kind(), "do_group" | "compound_statement" | "subshell") {
+            out.push(Statement::Unknown(Vec::new(), (node.start_byte(), end)));
         }
         if node.kind() == "program" && !self.only_blanks(end, self.source.len()) {
             out.push(Statement::Unknown(Vec::new(), (end, self.source.len())));
@@ -173,6 +187,7 @@ impl<'a> Lowering<'a> {
             "subshell" => Statement::Subshell(self.block(node)),
             "compound_statement" if self.text(node).starts_with(b"{") => Statement::Sequence(self.block(node)),
             "for_statement" => self.for_loop(node),
+            "c_style_for_statement" => self.counting_loop(node),
             "while_statement" => self.while_loop(node),
             "if_statement" => self.branches(node),
             "case_statement" => self.case(node),
@@ -218,6 +233,17 @@ impl<'a> Lowering<'a> {
             return self.unknown(node);
         }
         Statement::For { variable, words, body }
+    }
+
+    /// `for ((...))` is not modelled; that it may never end is.
+    fn counting_loop(self, node: Node) -> Statement {
+        let head: Vec<u8> = self.text(node).iter().copied().filter(|b| !b.is_ascii_whitespace()).take(9).collect();
+        match self.unknown(node) {
+            Statement::Unknown(body, at) if head.starts_with(b"for((;;))") => {
+                Statement::Unknown(vec![Statement::Loop { condition: Vec::new(), body }], at)
+            }
+            other => other,
+        }
     }
 
     fn while_loop(self, node: Node) -> Statement {
@@ -287,148 +313,6 @@ impl<'a> Lowering<'a> {
         Statement::Function { name, body, span: (node.start_byte(), node.end_byte()) }
     }
 
-    /// A statement with redirections after it. Words that the grammar hangs on
-    /// a redirection after its target are arguments of the command.
-    fn redirected(self, node: Node) -> Statement {
-        let mut inner: Option<Statement> = None;
-        let mut redirects = Vec::new();
-        let mut late = Vec::new();
-        let mut after = Vec::new();
-        let mut odd = false;
-        let mut end = node.start_byte();
-        for child in children(node) {
-            odd |= !self.only_blanks(end, child.start_byte());
-            end = child.end_byte();
-            match child.kind() {
-                "file_redirect" => odd |= !self.file_redirect(child, &mut redirects, &mut late),
-                "herestring_redirect" => odd |= !self.here_string(child, &mut redirects),
-                "heredoc_redirect" => odd |= !self.here_document(child, &mut redirects, &mut late, &mut after),
-                kind if is_statement(kind) && inner.is_none() => inner = Some(self.deeper().statement(child)),
-                _ => odd = true,
-            }
-        }
-        let span = (node.start_byte(), node.end_byte());
-        let mut first = match inner {
-            Some(Statement::Simple(mut simple)) => {
-                simple.words.extend(late);
-                simple.redirects.extend(redirects);
-                Statement::Simple(simple)
-            }
-            None => Statement::Simple(Simple { words: late, redirects, span, ..Simple::default() }),
-            Some(other) => {
-                odd |= !late.is_empty();
-                Statement::Redirected(Box::new(other), redirects)
-            }
-        };
-        // What follows a here-document's start on its own line hangs below it.
-        for (joined_by, rest) in after {
-            first = match (joined_by, rest) {
-                ("|" | "|&", Statement::Pipeline(mut rest)) => {
-                    rest.insert(0, first);
-                    Statement::Pipeline(rest)
-                }
-                ("|" | "|&", rest) => Statement::Pipeline(vec![first, rest]),
-                (_, rest) => Statement::Sequence(vec![first, rest]),
-            };
-        }
-        if odd {
-            return Statement::Unknown(vec![first], span);
-        }
-        first
-    }
-
-    /// Reads one redirection to a file; false if it has an unknown form.
-    fn file_redirect(self, node: Node, redirects: &mut Vec<Redirect>, late: &mut Vec<Word>) -> bool {
-        let mut direction = None;
-        let mut target: Option<Word> = None;
-        let mut known = !node.has_error();
-        for child in children(node) {
-            match child.kind() {
-                "file_descriptor" => known &= self.text(child).iter().all(u8::is_ascii_digit),
-                "<" => direction = Some(Direction::Read),
-                ">" | ">|" | "&>" => direction = Some(Direction::Truncate),
-                ">>" | "&>>" => direction = Some(Direction::Append),
-                "<&" | ">&" | "<&-" | ">&-" => direction = Some(Direction::Duplicate),
-                "<>" => direction = Some(Direction::ReadWrite),
-                // `5<>file`: the grammar has no such operator and flags the `>`.
-                "ERROR" if self.text(child) == b">" && direction == Some(Direction::Read) => {
-                    direction = Some(Direction::ReadWrite);
-                }
-                kind if is_word(kind) => {
-                    if target.is_none() {
-                        target = Some(word(self, child));
-                    } else {
-                        late.push(word(self, child));
-                    }
-                }
-                _ => known = false,
-            }
-        }
-        let Some(mut direction) = direction else { return false };
-        let target = target.unwrap_or_default();
-        if direction == Direction::Duplicate && !is_descriptor(&target) {
-            direction = Direction::Truncate;
-        }
-        redirects.push(Redirect { direction, target });
-        known
-    }
-
-    fn here_string(self, node: Node, redirects: &mut Vec<Redirect>) -> bool {
-        let mut target = None;
-        for child in children(node) {
-            match child.kind() {
-                "<<<" | "file_descriptor" => {}
-                kind if is_word(kind) && target.is_none() => target = Some(word(self, child)),
-                _ => return false,
-            }
-        }
-        let Some(target) = target else { return false };
-        redirects.push(Redirect { direction: Direction::HereString, target });
-        true
-    }
-
-    /// Reads a here-document and what stands behind its start on the same line.
-    fn here_document(
-        self,
-        node: Node,
-        redirects: &mut Vec<Redirect>,
-        late: &mut Vec<Word>,
-        after: &mut Vec<(&'static str, Statement)>,
-    ) -> bool {
-        let mut start: &[u8] = b"";
-        let mut strip_tabs = false;
-        let mut body = None;
-        let mut joined_by = ";";
-        let mut known = !node.has_error();
-        for child in children(node) {
-            match child.kind() {
-                "<<" => {}
-                "<<-" => strip_tabs = true,
-                "heredoc_start" => start = self.text(child),
-                "heredoc_body" => body = Some(child),
-                "heredoc_end" => {}
-                "&&" | "||" => joined_by = ";",
-                "|" => joined_by = "|",
-                "file_redirect" => known &= self.file_redirect(child, redirects, late),
-                "herestring_redirect" => known &= self.here_string(child, redirects),
-                "pipeline" if children(child).first().is_some_and(|c| c.kind().starts_with('|')) => {
-                    after.push(("|", self.deeper().statement(child)));
-                }
-                kind if is_statement(kind) => after.push((joined_by, self.deeper().statement(child))),
-                kind if is_word(kind) => late.push(word(self, child)),
-                _ => known = false,
-            }
-        }
-        let quoted = start.iter().any(|b| matches!(b, b'\'' | b'"' | b'\\'));
-        let delimiter: Vec<u8> = start.iter().copied().filter(|b| !matches!(b, b'\'' | b'"' | b'\\')).collect();
-        if delimiter.is_empty() || !delimiter.iter().all(|b| b.is_ascii_alphanumeric() || b"_-.".contains(b)) {
-            return false;
-        }
-        let (target, ends_there) = crate::lower_word::here_document(self, body, &delimiter, quoted, strip_tabs);
-        redirects.push(Redirect { direction: Direction::HereDocument, target });
-        known && ends_there
-    }
-
     /// A simple command, a declaration or a test, as one list of words.
     fn command(self, node: Node) -> Statement {
         let span = (node.start_byte(), node.end_byte());
@@ -437,7 +321,7 @@ impl<'a> Lowering<'a> {
         let mut end = node.start_byte();
         for child in children(node) {
             let gap = (end, child.start_byte());
-            let blanks = self.only_blanks(gap.0, gap.1);
+            let blanks = self.only_inline_blanks(gap.0, gap.1);
             odd |= !blanks;
             // A continuation without blanks around it joins two words.
             let glued = !simple.words.is_empty()
@@ -469,6 +353,7 @@ impl<'a> Lowering<'a> {
             }
             "variable_assignments" => children(child).into_iter().all(|c| self.command_part(c, false, simple)),
             "file_redirect" => {
+                crate::redirects::drop_descriptor(&mut simple.words, child.start_byte());
                 let mut late = Vec::new();
                 let known = self.file_redirect(child, &mut simple.redirects, &mut late);
                 simple.words.extend(late);
@@ -534,12 +419,28 @@ fn only_continuations(gap: &[u8]) -> bool {
     gap.chunks(2).all(|pair| pair == b"\\\n")
 }
 
-/// True for `1`, `2-`, `-` and an absent target: what `>&` takes as a descriptor.
-fn is_descriptor(target: &Word) -> bool {
-    target.atoms.iter().all(|atom| match atom {
-        crate::script::Atom::Byte { byte, .. } => byte.is_ascii_digit() || *byte == b'-',
-        crate::script::Atom::Dynamic(_) => false,
-    })
+/// True if a comment begins inside a word, where bash sees none.
+fn has_glued_comment(root: Node, source: &[u8]) -> bool {
+    let mut cursor = root.walk();
+    loop {
+        let node = cursor.node();
+        let mut before = source.get(..node.start_byte()).unwrap_or_default();
+        // A line continuation before it is nothing at all.
+        while let Some(rest) = before.strip_suffix(b"\\\n") {
+            before = rest;
+        }
+        if node.kind() == "comment" && before.last().is_some_and(|b| !b" \t\n;&|()".contains(b)) {
+            return true;
+        }
+        if cursor.goto_first_child() {
+            continue;
+        }
+        while !cursor.goto_next_sibling() {
+            if !cursor.goto_parent() {
+                return false;
+            }
+        }
+    }
 }
 
 /// All children, tokens included.

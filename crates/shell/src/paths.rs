@@ -552,6 +552,7 @@ pub(crate) fn target(path: &[u8], whole: bool, context: &Context) -> Option<Targ
         "/boot",
         "/proc/*/oom_adj",
         "/proc/irq",
+        "/selinux",
     ];
     if kernel.iter().any(|p| covers(p, path)) || path.ends_with(b"/release_agent") {
         return Some(Target::KernelSetting);

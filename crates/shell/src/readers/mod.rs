@@ -35,6 +35,7 @@ const KINDS: &[&str] = &[
     "reflog",
     "configkey",
     "version",
+    "format",
 ];
 
 /// True for a kind of operand that is judged below.
@@ -70,7 +71,13 @@ pub(crate) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
         Some(read) => flow.join(&read),
         None => judge.ask("unknown-program", "Not one of the programs known to read only.", invocation.span),
     }
-    if name == "cd" {
+    if name == "read" || name == "mapfile" || name == "readarray" {
+        judge.set_unknown(b"REPLY", &invocation.stdin);
+        for argument in &invocation.arguments {
+            judge.set_unknown(&argument.shown(), &invocation.stdin);
+        }
+    }
+    if name == "cd" || name == "pushd" {
         let target = invocation.arguments.iter().find(|a| a.shown() == b"-" || !a.shown().starts_with(b"-"));
         judge.change_directory(target, invocation.span);
     }
@@ -176,7 +183,7 @@ fn check(judge: &mut Judge, entry: &Entry, arguments: &[Argument], at: (usize, u
     }
     match kinds.next() {
         Some("search*") if !search => hunts(judge, &Argument::known(b".", at)),
-        Some(kind) if !kind.ends_with(['*', '?']) && !parsed.uses(&tells_itself()) => {
+        Some(kind) if kind != "never" && !kind.ends_with(['*', '?']) && !parsed.uses(&tells_itself()) => {
             judge.ask("unknown-use", "An argument is missing: what this does then is not known.", at);
         }
         _ => {}
@@ -210,6 +217,11 @@ fn value_of(judge: &mut Judge, kind: &str, value: &Argument) -> Flow {
         }
         "path" | "directory" => listed(judge, value),
         "rev" | "configkey" => revision(judge, value),
+        // `%G...` makes git run the gpg program that the repository names.
+        "format" if [&b"%G"[..], b"%+G", b"%-G", b"signature"].iter().any(|p| contains(&value.shown(), p)) => {
+            judge.ask("executing-option", "A format that makes git check signatures.", value.span);
+        }
+        "format" => text(judge, value),
         "sed" => little_languages::sed(judge, value),
         "awk" => little_languages::awk(judge, value),
         "jq" => little_languages::jq(judge, value),
@@ -225,6 +237,10 @@ fn value_of(judge: &mut Judge, kind: &str, value: &Argument) -> Flow {
         _ => judge.ask("unknown-operand", "An argument this program is not known to take.", value.span),
     }
     Flow::default()
+}
+
+fn contains(text: &[u8], part: &[u8]) -> bool {
+    text.windows(part.len()).any(|w| w == part)
 }
 
 fn text(judge: &mut Judge, value: &Argument) {

@@ -67,11 +67,12 @@ pub(crate) fn judge_whole(judge: &mut Judge, at: (usize, usize)) {
 
 /// True for `while true` and its kin.
 pub(crate) fn is_endless_condition(condition: &[Statement]) -> bool {
-    matches!(condition, [Statement::Simple(simple)] if simple.words.first().is_some_and(|word| {
-        let name = Argument { atoms: word.atoms.clone(), span: word.span, flow: Flow::default() }.shown();
-        matches!(name.as_slice(), b":" | b"true" | b"false" | b"[" | b"test")
-            && (name != b"[" && name != b"test" || simple.words.len() <= 3)
-    }))
+    condition.is_empty()
+        || matches!(condition, [Statement::Simple(simple)] if simple.words.first().is_some_and(|word| {
+            let name = Argument { atoms: word.atoms.clone(), span: word.span, flow: Flow::default() }.shown();
+            matches!(name.as_slice(), b":" | b"true" | b"false" | b"[" | b"test")
+                && (name != b"[" && name != b"test" || simple.words.len() <= 3)
+        }))
 }
 
 /// True for a function whose body starts it again in the background or in a

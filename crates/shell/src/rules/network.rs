@@ -230,6 +230,30 @@ fn is_raw(name: &[u8]) -> bool {
     ["nc", "ncat", "netcat", "nc.*", "socat", "telnet", "websocat"].iter().any(|r| matches(r, name))
 }
 
+/// True if a variable whose name says that it is a secret goes out other than
+/// as a login.
+fn sends_secret_variable(invocation: &Invocation) -> bool {
+    let mut login = false;
+    invocation.arguments.iter().any(|argument| {
+        let as_login = std::mem::replace(
+            &mut login,
+            matches!(argument.shown().as_slice(), b"-H" | b"--header" | b"-u" | b"--user"),
+        );
+        !as_login
+            && argument.atoms.iter().any(|atom| match atom {
+                crate::script::Atom::Dynamic(crate::script::Dynamic::Variable { name, .. }) => is_secret_name(name),
+                _ => false,
+            })
+    })
+}
+
+fn is_secret_name(name: &[u8]) -> bool {
+    let name = name.to_ascii_uppercase();
+    ["TOKEN", "SECRET", "PASSWORD", "PASSWD", "API_KEY", "APIKEY", "PRIVATE_KEY", "ACCESS_KEY", "CREDENTIAL"]
+        .iter()
+        .any(|part| name.windows(part.len()).any(|w| w == part.as_bytes()))
+}
+
 /// Judges one command. What its output carries.
 pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
     let mut flow = Flow::default();
@@ -244,7 +268,9 @@ pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
     judge.capabilities.insert(Capability::Network(None));
     if sends {
         judge.seen.sends = true;
-        let tainted = invocation.stdin.secret || invocation.arguments.iter().any(|a| a.flow.secret);
+        let tainted = invocation.stdin.secret
+            || sends_secret_variable(invocation)
+            || invocation.arguments.iter().any(|a| a.flow.secret);
         let named =
             !is_identity_use(invocation) && invocation.arguments.iter().any(|a| super::output::names_secret(judge, a));
         if tainted || named {
@@ -255,6 +281,12 @@ pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
         }
     }
     flow.fetched = fetches;
+    // The metadata services of clouds hand out credentials.
+    flow.secret = invocation.texts().iter().any(|t| {
+        [&b"169.254.169.254"[..], b"metadata.google.internal", b"100.100.100.200", b"169.254.170.2"]
+            .iter()
+            .any(|m| t.windows(m.len()).any(|w| w == *m))
+    });
     if keeps(invocation) {
         judge.seen.fetched = true;
     }

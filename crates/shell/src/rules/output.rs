@@ -136,7 +136,7 @@ pub(crate) fn taints(judge: &mut Judge, invocation: &Invocation) -> Flow {
         }),
         b"printf" | b"echo" => words.iter().any(|w| {
             w.windows(2).filter(|p| p[0] == b'\\' && (p[1] == b'x' || p[1].is_ascii_digit() || p[1] == b'u')).count()
-                > 2
+                > 1
         }),
         _ => false,
     };

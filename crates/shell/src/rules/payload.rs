@@ -82,6 +82,8 @@ const REACHES: &[&str] = &[
     "IO::Socket",
     "fsockopen",
     "curl_",
+    "require('net')",
+    "require(\"net\")",
     "file_get_contents('http",
     "file_get_contents(\"http",
     "axios",
@@ -103,6 +105,7 @@ const REACHES: &[&str] = &[
 const RUNS: &[&str] = &[
     "exec(",
     "eval(",
+    "(eval)",
     "eval ",
     "system(",
     "subprocess",
@@ -221,7 +224,21 @@ fn program(judge: &mut Judge, text: &[u8], at: (usize, usize)) {
     let reaches = any(text, REACHES);
     if reaches
         && any(text, SHELL_ENDS)
-        && any(text, &["socket", "Socket", "fsockopen", "/inet/", "net.connect", "net.Socket", "TCP", "connect("])
+        && any(
+            text,
+            &[
+                "socket",
+                "Socket",
+                "fsockopen",
+                "/inet/",
+                "require('net')",
+                "require(\"net\")",
+                "net.connect",
+                "net.Socket",
+                "TCP",
+                "connect(",
+            ],
+        )
     {
         judge.deny("reverse-shell", "A program connects a shell to another host.", at);
     }
@@ -378,6 +395,12 @@ fn make(judge: &mut Judge, invocation: &Invocation) {
     judge.scope.cwd = scope;
 }
 
+/// A word as one word of a script.
+fn quoted(word: &[u8]) -> Vec<u8> {
+    let escaped: Vec<Vec<u8>> = word.split(|b| *b == b'\'').map(<[u8]>::to_vec).collect();
+    [&b"'"[..], &escaped.join(&b"'\\''"[..]), b"'"].concat()
+}
+
 /// Values of options that programs run as commands.
 fn option_commands(invocation: &Invocation) -> Vec<Vec<u8>> {
     const ATTACHED: &[&str] = &[
@@ -446,6 +469,22 @@ fn option_commands(invocation: &Invocation) -> Vec<Vec<u8>> {
     ];
     let texts = invocation.texts();
     let mut out = Vec::new();
+    match invocation.name.as_slice() {
+        b"tmux" | b"byobu" | b"zellij" => out.extend(texts.iter().filter(|t| t.contains(&b' ')).cloned()),
+        b"screen" | b"dtach" | b"abduco" => {
+            let command: Vec<Vec<u8>> = texts.iter().skip_while(|t| t.starts_with(b"-")).map(|t| quoted(t)).collect();
+            out.push(command.join(&b' '));
+        }
+        b"alias" => {
+            out.extend(texts.iter().filter_map(|t| t.iter().position(|b| *b == b'=').map(|at| t[at + 1..].to_vec())))
+        }
+        // `e command`
+        b"sed" | b"gsed" => out.extend(texts.iter().filter_map(|t| {
+            let address = t.iter().take_while(|b| b.is_ascii_digit() || b"$,~! ".contains(b)).count();
+            t[address..].strip_prefix(b"e ").map(<[u8]>::to_vec)
+        })),
+        _ => {}
+    }
     for (i, text) in texts.iter().enumerate() {
         out.extend(ATTACHED.iter().filter_map(|p| text.strip_prefix(p.as_bytes()).map(<[u8]>::to_vec)));
         let separate = SEPARATE.iter().any(|(program, options)| {

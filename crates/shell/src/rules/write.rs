@@ -92,11 +92,17 @@ pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
             let append = options.iter().any(|o| o == b"-a" || o.starts_with(b"--app") || o == b"-ia");
             let whole = !append && matches!(invocation.name.as_slice(), b"tee" | b"sponge" | b"truncate");
             let paths = each(judge, &operands, whole, at);
+            if invocation.stdin.fetched {
+                judge.seen.fetched = true;
+            }
             if invocation.name == b"tee" {
                 judge_output(judge, &paths, &invocation.stdin, at);
             }
         }
         b"cp" | b"mv" | b"install" | b"ln" | b"scp" | b"rsync" | b"link" => destination(judge, invocation),
+        b"tar" | b"cpio" | b"unzip" | b"bsdtar" | b"patch" | b"git" if invocation.stdin.fetched => {
+            judge.seen.fetched = true
+        }
         b"dd" => dd(judge, invocation),
         b"sed" | b"perl" | b"gsed" => {
             let in_place = invocation.texts().iter().any(|t| {
@@ -104,7 +110,10 @@ pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
             });
             if in_place {
                 let (_, operands) = split(&invocation.arguments, &["-e", "-f"]);
-                each(judge, operands.get(1..).unwrap_or_default(), false, at);
+                for operand in operands.get(1..).unwrap_or_default() {
+                    let Some(path) = judge.path(operand) else { continue };
+                    target(judge, &path, paths::is_log(&path), at);
+                }
             }
         }
         b"curl" | b"wget" | b"aria2c" | b"sort" | b"gcc" | b"cc" | b"openssl" | b"base64" => {

@@ -1,0 +1,183 @@
+//! Redirections of the syntax tree: files, descriptors, here-strings and
+//! here-documents. The grammar hangs words and whole commands below them that
+//! belong elsewhere; they are put back here. Must not know what any program
+//! does.
+
+use tree_sitter::Node;
+
+use crate::lower_word::word;
+use crate::parse::{Lowering, children, is_statement, is_word};
+use crate::script::{Atom, Direction, Redirect, Simple, Statement, Word};
+
+impl Lowering<'_> {
+    /// A statement with redirections after it. Words that the grammar hangs on
+    /// a redirection after its target are arguments of the command.
+    pub(crate) fn redirected(self, node: Node) -> Statement {
+        let mut inner: Option<Statement> = None;
+        let mut redirects = Vec::new();
+        let mut late = Vec::new();
+        let mut after = Vec::new();
+        let mut odd = false;
+        let mut end = node.start_byte();
+        for child in children(node) {
+            odd |= !self.only_inline_blanks(end, child.start_byte());
+            end = child.end_byte();
+            match child.kind() {
+                "file_redirect" => {
+                    drop_descriptor(&mut late, child.start_byte());
+                    odd |= !self.file_redirect(child, &mut redirects, &mut late);
+                }
+                "herestring_redirect" => odd |= !self.here_string(child, &mut redirects),
+                "heredoc_redirect" => odd |= !self.here_document(child, &mut redirects, &mut late, &mut after),
+                kind if is_statement(kind) && inner.is_none() => inner = Some(self.deeper().statement(child)),
+                _ => odd = true,
+            }
+        }
+        let span = (node.start_byte(), node.end_byte());
+        let mut first = match inner {
+            Some(Statement::Simple(mut simple)) => {
+                simple.words.extend(late);
+                simple.redirects.extend(redirects);
+                Statement::Simple(simple)
+            }
+            None => Statement::Simple(Simple { words: late, redirects, span, ..Simple::default() }),
+            Some(other) => {
+                odd |= !late.is_empty();
+                Statement::Redirected(Box::new(other), redirects)
+            }
+        };
+        // What follows a here-document's start on its own line hangs below it.
+        for (joined_by, rest) in after {
+            first = match (joined_by, rest) {
+                ("|" | "|&", Statement::Pipeline(mut rest)) => {
+                    rest.insert(0, first);
+                    Statement::Pipeline(rest)
+                }
+                ("|" | "|&", rest) => Statement::Pipeline(vec![first, rest]),
+                (_, rest) => Statement::Sequence(vec![first, rest]),
+            };
+        }
+        if odd {
+            return Statement::Unknown(vec![first], span);
+        }
+        first
+    }
+
+    /// Reads one redirection to a file; false if it has an unknown form.
+    pub(crate) fn file_redirect(self, node: Node, redirects: &mut Vec<Redirect>, late: &mut Vec<Word>) -> bool {
+        let mut direction = None;
+        let mut target: Option<Word> = None;
+        let mut known = !node.has_error();
+        let mut end = node.start_byte();
+        for child in children(node) {
+            known &= self.only_inline_blanks(end, child.start_byte());
+            end = child.end_byte();
+            match child.kind() {
+                "file_descriptor" => known &= self.text(child).iter().all(u8::is_ascii_digit),
+                "<" => direction = Some(Direction::Read),
+                ">" | ">|" | "&>" => direction = Some(Direction::Truncate),
+                ">>" | "&>>" => direction = Some(Direction::Append),
+                "<&" | ">&" | "<&-" | ">&-" => direction = Some(Direction::Duplicate),
+                "<>" => direction = Some(Direction::ReadWrite),
+                // `5<>file`: the grammar has no such operator and flags the `>`.
+                "ERROR" if self.text(child) == b">" && direction == Some(Direction::Read) => {
+                    direction = Some(Direction::ReadWrite);
+                }
+                kind if is_word(kind) => {
+                    if target.is_none() {
+                        target = Some(word(self, child));
+                    } else {
+                        late.push(word(self, child));
+                    }
+                }
+                _ => known = false,
+            }
+        }
+        let Some(mut direction) = direction else { return false };
+        let target = target.unwrap_or_default();
+        if direction == Direction::Duplicate && !is_descriptor(&target) {
+            direction = Direction::Truncate;
+        }
+        redirects.push(Redirect { direction, target });
+        known
+    }
+
+    pub(crate) fn here_string(self, node: Node, redirects: &mut Vec<Redirect>) -> bool {
+        let mut target = None;
+        let mut end = node.start_byte();
+        for child in children(node) {
+            if !self.only_inline_blanks(end, child.start_byte()) {
+                return false;
+            }
+            end = child.end_byte();
+            match child.kind() {
+                "<<<" | "file_descriptor" => {}
+                kind if is_word(kind) && target.is_none() => target = Some(word(self, child)),
+                _ => return false,
+            }
+        }
+        let Some(target) = target else { return false };
+        redirects.push(Redirect { direction: Direction::HereString, target });
+        true
+    }
+
+    /// Reads a here-document and what stands behind its start on the same line.
+    fn here_document(
+        self,
+        node: Node,
+        redirects: &mut Vec<Redirect>,
+        late: &mut Vec<Word>,
+        after: &mut Vec<(&'static str, Statement)>,
+    ) -> bool {
+        let mut start: &[u8] = b"";
+        let mut strip_tabs = false;
+        let mut body = None;
+        let mut joined_by = ";";
+        let mut known = !node.has_error();
+        for child in children(node) {
+            match child.kind() {
+                "<<" => {}
+                "<<-" => strip_tabs = true,
+                "heredoc_start" => start = self.text(child),
+                "heredoc_body" => body = Some(child),
+                "heredoc_end" => {}
+                "&&" | "||" => joined_by = ";",
+                "|" => joined_by = "|",
+                "file_redirect" => known &= self.file_redirect(child, redirects, late),
+                "herestring_redirect" => known &= self.here_string(child, redirects),
+                "pipeline" if children(child).first().is_some_and(|c| c.kind().starts_with('|')) => {
+                    after.push(("|", self.deeper().statement(child)));
+                }
+                kind if is_statement(kind) => after.push((joined_by, self.deeper().statement(child))),
+                kind if is_word(kind) => late.push(word(self, child)),
+                _ => known = false,
+            }
+        }
+        let quoted = start.iter().any(|b| matches!(b, b'\'' | b'"' | b'\\'));
+        let delimiter: Vec<u8> = start.iter().copied().filter(|b| !matches!(b, b'\'' | b'"' | b'\\')).collect();
+        if delimiter.is_empty() || !delimiter.iter().all(|b| b.is_ascii_alphanumeric() || b"_-.".contains(b)) {
+            return false;
+        }
+        let (target, ends_there) = crate::lower_word::here_document(self, body, &delimiter, quoted, strip_tabs);
+        redirects.push(Redirect { direction: Direction::HereDocument, target });
+        known && ends_there
+    }
+}
+
+/// True for `1`, `2-`, `-` and an absent target: what `>&` takes as a descriptor.
+fn is_descriptor(target: &Word) -> bool {
+    target.atoms.iter().all(|atom| match atom {
+        Atom::Byte { byte, .. } => byte.is_ascii_digit() || *byte == b'-',
+        Atom::Dynamic(_) => false,
+    })
+}
+
+/// Digits that touch a redirection are its descriptor, not a word.
+pub(crate) fn drop_descriptor(words: &mut Vec<Word>, redirect: usize) {
+    let touches = words.last().is_some_and(|w| {
+        w.span.1 == redirect && w.atoms.iter().all(|a| matches!(a, Atom::Byte { byte: b'0'..=b'9', quoted: false }))
+    });
+    if touches {
+        words.pop();
+    }
+}
