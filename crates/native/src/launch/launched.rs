@@ -97,10 +97,8 @@ pub fn launch(mut blueprint: Blueprint, stdio: Stdio<'_>) -> Result<Launched, La
     let pair = || passing::pair().map_err(LaunchError::call("make a socket pair"));
     let ((control, control_inside), (gate, gate_inside)) = (pair()?, pair()?);
     let streams = [stdio.stdin, stdio.stdout, stdio.stderr];
-    let mut keep: Vec<RawFd> = streams.iter().map(AsRawFd::as_raw_fd).collect();
-    // 0, 1 and 2 stay taken: a descriptor that got one of these numbers would
-    // be overwritten where the command's streams are put in place.
-    keep.extend([0, 1, 2, control_inside.as_raw_fd(), gate_inside.as_raw_fd()]);
+    // 0, 1 and 2 are taken by the streams before anything else is done.
+    let mut keep: Vec<RawFd> = vec![0, 1, 2, control_inside.as_raw_fd(), gate_inside.as_raw_fd()];
     keep.extend(blueprint.held());
     keep.sort_unstable();
     keep.dedup();

@@ -210,7 +210,7 @@ pub fn check_killed_caller(level: Level) {
     }
     let ws = workspace();
     let mark = format!("6{:08}", std::process::id());
-    let test = std::thread::current().name().unwrap().to_owned();
+    let test = thread::current().name().unwrap().to_owned();
     let mut caller = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", &test, "--nocapture", "--test-threads", "1"])
         .env(VICTIM, ws.path())
