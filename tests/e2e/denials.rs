@@ -95,7 +95,7 @@ fn every_kind_of_change_is_named() {
             ("mkdir", format!("mkdir {out}/d"), format!("{out}/d")),
             ("remove", format!("rm -f {out}/f"), format!("{out}/f")),
             ("remove", format!("rmdir {out}/e"), format!("{out}/e")),
-            ("rename", format!("mv {out}/f {out}/g"), format!("{out}/g")),
+            ("rename", format!("mv {out}/f {out}/g"), format!("{out}/f")),
             ("symlink", format!("ln -s x {out}/l"), format!("{out}/l")),
             ("metadata", format!("chmod 600 {out}/f"), format!("{out}/f")),
             ("metadata", format!("touch -d 2001-01-01 {out}/f"), format!("{out}/f")),

@@ -22,7 +22,8 @@ impl World {
     pub fn new(user: User) -> Self {
         let account = Account::of(user).unwrap();
         // Not in a temp directory: those are private inside.
-        let place = if account.user == User::available()[0] && user == User::Ordinary { own_home() } else { "/home".into() };
+        let place =
+            if account.user == User::available()[0] && user == User::Ordinary { own_home() } else { "/home".into() };
         let top = tempfile::Builder::new().prefix("stockade-e2e-").tempdir_in(place).unwrap();
         fs::set_permissions(top.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let world = Self { account, top };
