@@ -1,0 +1,199 @@
+//! Level restricted: Landlock and seccomp alone, on the host's own tree. The
+//! broker of these tests lets everything continue, so only the floor decides.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod support;
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use stockade_model::Level::Restricted;
+use stockade_model::RawText;
+use stockade_native::launch::{Blueprint, Ended, Stdio, launch};
+use support::{PATIENCE, answer_all, in_each_role, pipe, plan, processes_with, run, script, workspace};
+
+#[test]
+fn a_command_runs_and_its_end_is_reported() {
+    in_each_role("a_command_runs_and_its_end_is_reported", || {
+        let ws = workspace();
+        run(&plan(Restricted, ws.path(), &["true"])).ok();
+        assert_eq!(run(&plan(Restricted, ws.path(), &["sh", "-c", "exit 42"])).exit.status, Ended::Exited(42));
+        assert_eq!(run(&plan(Restricted, ws.path(), &["sh", "-c", "kill -9 $$"])).exit.status, Ended::Signaled(9));
+        let missing = run(&plan(Restricted, ws.path(), &["no-such-program"]));
+        assert_eq!(missing.exit.exec_errno, Some(Errno::NOENT));
+        assert_eq!(run(&plan(Restricted, ws.path(), &["pwd"])).ok().trim(), ws.path().to_str().unwrap());
+    });
+}
+
+#[test]
+fn there_is_no_privilege() {
+    in_each_role("there_is_no_privilege", || {
+        let ws = workspace();
+        let status = run(&script(Restricted, ws.path(), "cat /proc/self/status; cut -d' ' -f7 /proc/self/stat")).ok();
+        for line in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
+            assert!(status.contains(&format!("{line}:\t0000000000000000\n")), "{line} in {status}");
+        }
+        if rustix::process::geteuid().is_root() {
+            assert!(status.contains("CapBnd:\t0000000000000000\n") && status.contains("Groups:\t \n"), "{status}");
+        }
+        assert!(status.contains("NoNewPrivs:\t1\n") && status.contains("Seccomp:\t2\n"), "{status}");
+        assert_eq!(status.lines().last(), Some("0"), "no terminal");
+    });
+}
+
+#[test]
+fn nothing_can_be_changed_but_its_own() {
+    in_each_role("nothing_can_be_changed_but_its_own", || {
+        let ws = workspace();
+        fs::write(ws.path().join("file"), "kept").unwrap();
+        let outside = workspace();
+        fs::write(outside.path().join("file"), "kept").unwrap();
+        let other = outside.path().display();
+        for attempt in [
+            "echo x > file",
+            "echo x > new",
+            "mkdir new",
+            "rm file",
+            "mv file other",
+            "ln -s file link",
+            "ln file link",
+            &format!("echo x > {other}/new"),
+            &format!("rm {other}/file"),
+            &format!("cp file {other}/new"),
+            &format!("ln {other}/file $TMPDIR/link && echo x > $TMPDIR/link"),
+            "echo x > /tmp/new-of-restricted",
+            "echo x > /dev/shm/new-of-restricted",
+            "mount -t tmpfs x /mnt",
+            "unshare -U true",
+            "python3 -c 'import socket; socket.socket()'",
+            "bash -c 'exec 3<>/dev/tcp/127.0.0.1/1'",
+        ] {
+            // The internet families are the broker's to refuse; here it lets go on.
+            if attempt.contains("socket") || attempt.contains("/dev/tcp") {
+                continue;
+            }
+            let ran = run(&script(Restricted, ws.path(), attempt));
+            assert_ne!(ran.exit.status, Ended::Exited(0), "{attempt}: {ran:?}");
+        }
+        for directory in [ws.path(), outside.path()] {
+            assert_eq!(fs::read_to_string(directory.join("file")).unwrap(), "kept");
+            assert_eq!(fs::read_dir(directory).unwrap().count(), 1);
+        }
+        run(&script(
+            Restricted,
+            ws.path(),
+            "echo x > /dev/null; cat file > $TMPDIR/x; mv $TMPDIR/x $TMPDIR/y; rm $TMPDIR/y",
+        ))
+        .ok();
+    });
+}
+
+#[test]
+fn its_temporary_directory_goes_with_it() {
+    in_each_role("its_temporary_directory_goes_with_it", || {
+        let ws = workspace();
+        let outside = workspace();
+        fs::write(outside.path().join("file"), "kept").unwrap();
+        let text = format!(
+            "cd $TMPDIR; mkdir -p a/b/c; ln -s {} a/link; touch a/b/c/file; mkfifo a/fifo; mkdir locked; touch locked/x; chmod 0 locked; stat -c %a .; pwd",
+            outside.path().display()
+        );
+        let output = run(&script(Restricted, ws.path(), &text)).ok();
+        let (mode, path) = output.trim().split_once('\n').unwrap();
+        assert_eq!(mode, "700");
+        assert!(path.contains("/stockade-") && !Path::new(path).exists(), "{path}");
+        assert_eq!(fs::read_to_string(outside.path().join("file")).unwrap(), "kept", "links are not followed");
+    });
+}
+
+#[test]
+fn nothing_outlives_the_run() {
+    in_each_role("nothing_outlives_the_run", || {
+        let ws = workspace();
+        let mark = format!("5{:08}", std::process::id());
+        let text =
+            format!("(setsid sleep {mark} &); (setsid sh -c 'sleep {mark} & sleep {mark}' &); sleep {mark} & exit 3");
+        assert_eq!(run(&script(Restricted, ws.path(), &text)).exit.status, Ended::Exited(3));
+        assert_eq!(processes_with(&mark), Vec::<PathBuf>::new());
+    });
+}
+
+#[test]
+fn killing_the_caller_leaves_no_process() {
+    in_each_role("killing_the_caller_leaves_no_process", || support::check_killed_caller(Restricted));
+}
+
+#[test]
+fn other_processes_cannot_be_signalled_or_looked_into() {
+    in_each_role("other_processes_cannot_be_signalled_or_looked_into", || {
+        let ws = workspace();
+        let me = std::process::id();
+        for attempt in [
+            format!("kill -0 {me}"),
+            format!("kill -CONT {me}"),
+            format!("cat /proc/{me}/environ"),
+            "kill -0 $PPID".to_owned(),
+        ] {
+            let ran = run(&script(Restricted, ws.path(), &attempt));
+            assert_ne!(ran.exit.status, Ended::Exited(0), "{attempt}: {ran:?}");
+        }
+        assert_eq!(
+            run(&script(Restricted, ws.path(), "sleep 9 & kill $!; wait $!; echo $?")).ok(),
+            "143\n",
+            "its own can be"
+        );
+    });
+}
+
+#[test]
+fn what_is_hidden_cannot_be_read_and_its_neighbours_can() {
+    in_each_role("what_is_hidden_cannot_be_read_and_its_neighbours_can", || {
+        let ws = workspace();
+        let at = |name: &str| ws.path().join(name);
+        fs::create_dir_all(at("home/.ssh/deep")).unwrap();
+        fs::write(at("home/.ssh/key"), "secret").unwrap();
+        fs::write(at("home/.ssh/shown"), "public\n").unwrap();
+        fs::write(at("home/.ssh/deep/more"), "secret").unwrap();
+        fs::write(at("home/.token"), "secret").unwrap();
+        fs::write(at("home/notes"), "notes\n").unwrap();
+        let mut plan = script(
+            Restricted,
+            ws.path(),
+            "cd home; cat .ssh/key .ssh/deep/more .token; cat .ssh/shown notes; head -c6 /etc/passwd; read x < /proc/self/stat && echo",
+        );
+        plan.profile.filesystem.write.clear();
+        plan.profile.filesystem.hide = ["home/.ssh", "home/.token"].map(|n| RawText::from(at(n))).to_vec();
+        plan.profile.filesystem.reveal = vec![RawText::from(at("home/.ssh/shown"))];
+        let ran = run(&plan);
+        assert_eq!(ran.stdout, "public\nnotes\nroot:x\n", "{ran:?}");
+        assert_eq!(ran.stderr.matches("Permission denied").count(), 3, "{ran:?}");
+    });
+}
+
+#[test]
+fn it_can_be_killed() {
+    in_each_role("it_can_be_killed", || {
+        let ws = workspace();
+        let mark = format!("4{:08}", std::process::id());
+        let plan = script(Restricted, ws.path(), &format!("(setsid sleep {mark} &); echo ready; sleep {mark}"));
+        for drop_only in [false, true] {
+            let (mut output, inside) = pipe();
+            let null = fs::File::open("/dev/null").unwrap();
+            let stdio = Stdio { stdin: null.as_fd(), stdout: inside.as_fd(), stderr: null.as_fd() };
+            let mut launched = launch(Blueprint::prepare(&plan).unwrap(), stdio).unwrap();
+            drop(inside);
+            let answers = answer_all(&mut launched);
+            launched.release().unwrap();
+            std::io::Read::read_exact(&mut output, &mut [0; 6]).unwrap();
+            if !drop_only {
+                launched.kill();
+                assert_eq!(launched.wait(PATIENCE).unwrap().unwrap().status, Ended::Signaled(9));
+            }
+            drop(launched);
+            answers.join().unwrap();
+            assert_eq!(processes_with(&mark), Vec::<PathBuf>::new());
+        }
+    });
+}
