@@ -16,8 +16,7 @@ use std::collections::HashSet;
 use fault::Fault;
 use world::World;
 
-const COUNT: u64 = 120_000;
-const THREADS: u64 = 2;
+const COUNT: u64 = 100_000;
 /// Seeds that a fault must be caught within.
 const FAULT_COUNT: u64 = 6_000;
 
@@ -37,7 +36,8 @@ fn no_interleaving_breaks_a_law() {
         return;
     }
     let count = number("STOCKADE_SIMULATION_COUNT").unwrap_or(COUNT);
-    let threads: Vec<_> = (0..THREADS).map(|part| std::thread::spawn(move || play_part(part, count))).collect();
+    let parts = std::thread::available_parallelism().map_or(2, |n| n.get()) as u64;
+    let threads: Vec<_> = (0..parts).map(|part| std::thread::spawn(move || play_part(part, parts, count))).collect();
     let mut all = Tally::default();
     for thread in threads {
         let part = thread.join().expect("a law was broken, see above");
@@ -59,9 +59,9 @@ struct Tally {
     ways: HashSet<u64>,
 }
 
-fn play_part(part: u64, count: u64) -> Tally {
+fn play_part(part: u64, parts: u64, count: u64) -> Tally {
     let mut tally = Tally::default();
-    for seed in (part..count).step_by(THREADS as usize) {
+    for seed in (part..count).step_by(parts as usize) {
         let mut world = World::new(seed, None, false);
         if let Err(law) = world.play() {
             panic!(
