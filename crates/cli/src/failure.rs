@@ -46,6 +46,12 @@ impl<E: std::error::Error> From<E> for Failure {
 }
 
 impl Failure {
+    /// The same failure, with this advice where it has none.
+    pub fn or_hint(mut self, hint: Option<String>) -> Self {
+        self.hint = self.hint.or(hint);
+        self
+    }
+
     /// A message of which the lines from `hint:` on are the advice.
     pub fn from_text(text: &str) -> Self {
         match text.split_once("\nhint: ") {

@@ -45,7 +45,7 @@ fn dispatch(command: Command) -> command::Ended {
     match command {
         Command::Run(typed) => command::run::run(typed),
         Command::Check(typed) => command::check::check(typed),
-        Command::Doctor(_) => Err(Failure::new("this build cannot do that yet")),
+        Command::Doctor(typed) => command::doctor::doctor(&typed),
         Command::Approvals(typed) => command::approvals::approvals(typed),
         Command::Audit(typed) => command::audit::audit(typed),
         Command::Completions(typed) => command::generate::completions(&typed),

@@ -252,6 +252,21 @@ fn l7_the_state_is_out_of_reach() {
 }
 
 #[test]
+fn doctor_tries_and_leaves_nothing() {
+    let world = World::new();
+    let found = world.stockade(&["doctor", "--json"]);
+    let value: Value = serde_json::from_str(&found.stdout).unwrap();
+    assert_eq!(found.code, Some(i32::from(value["best"].is_null())), "{value}");
+    assert_eq!(value["levels"].as_array().unwrap().len(), 2);
+    for level in value["levels"].as_array().unwrap() {
+        let held = level["tried"].as_array().unwrap().iter().all(|trial| trial["holds"] == true);
+        assert_eq!(level["works"], held && level["error"].is_null(), "{level}");
+    }
+    let left: Vec<_> = fs::read_dir(world.home()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left, ["project"]);
+}
+
+#[test]
 fn everything_is_on_the_record() {
     let world = World::new();
     world.stockade(&["run", "--", "echo", "\u{1b}[2J"]).is(0);

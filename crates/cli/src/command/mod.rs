@@ -4,6 +4,7 @@
 pub mod approvals;
 pub mod audit;
 pub mod check;
+pub mod doctor;
 pub mod generate;
 pub mod run;
 mod setting;
