@@ -281,7 +281,7 @@ fn restricted(plan: &Plan, abi: u32) -> Result<Parts, LaunchError> {
         allow_reads(&ruleset, &hidden, &shown)?;
     }
     let mut steps = vec![Step::KeyRing, Step::AdoptOrphans];
-    if may_map_for_others() {
+    if may_leave_groups() {
         steps.push(Step::LeaveGroups);
     }
     Ok(Parts {
@@ -313,6 +313,12 @@ pub(super) fn allow(ruleset: &Ruleset, path: &Path, rights: u64) -> Result<(), L
 fn may_map_for_others() -> bool {
     let needed = CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::SETFCAP;
     rustix::thread::capabilities(None).is_ok_and(|c| c.effective.contains(needed))
+}
+
+/// A root that was mapped by an ordinary user may not change its groups, as that
+/// user may not (user_namespaces(7), `/proc/self/setgroups`).
+fn may_leave_groups() -> bool {
+    may_map_for_others() && std::fs::read_to_string("/proc/self/setgroups").is_ok_and(|text| text.trim() == "allow")
 }
 
 fn claim_identity() -> Result<Step, LaunchError> {

@@ -1,0 +1,305 @@
+//! What this machine can enforce, layer by layer, each proved by trying it in a
+//! child of its own: a kernel's version says what could be there, not what is.
+//!
+//! It must not know plans or profiles; whether a whole sandbox holds is tried
+//! elsewhere, with one.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::process::{Signal, getegid, geteuid, pidfd_send_signal};
+use rustix::thread::set_no_new_privs;
+use stockade_model::{LayerReport, LayerState, Level};
+use stockade_sys::bpf::{Action, Program, Rule, compile};
+use stockade_sys::clone::{Child, flags, fork_with};
+use stockade_sys::landlock::{self, Ruleset, access};
+use stockade_sys::mount::{Forbids, attach_at, make_private, new_filesystem};
+use stockade_sys::notify::{Answer, Notifier};
+use stockade_sys::reap::{Ended, wait_pidfd_end};
+use stockade_sys::{Errno, caps, net, passing, seccomp};
+
+/// How long one trial may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// A call that no child here makes for another reason.
+const TRIED_CALL: i64 = libc::SYS_getpriority;
+/// The answer by which a trial knows that it was refused by us.
+const TELLTALE: Errno = Errno::XDEV;
+
+/// What was found.
+#[derive(Clone, Debug)]
+pub struct Diagnosis {
+    /// Each layer and what it can do here, in the order in which they matter.
+    pub layers: Vec<(&'static str, LayerReport)>,
+}
+
+impl Diagnosis {
+    /// The layers without which `level` cannot be had.
+    fn needed(level: Level) -> &'static [&'static str] {
+        match level {
+            Level::Full => {
+                &["user-namespace", "mounts", "proc", "network-namespace", "landlock", "seccomp", "notify", "pidfd"]
+            }
+            Level::Restricted => &["landlock", "seccomp", "notify", "pidfd"],
+            Level::None => &[],
+        }
+    }
+
+    /// Whether `level` can be had, in one line.
+    pub fn verdict(&self, level: Level) -> String {
+        let absent = |name: &str| !self.layers.iter().any(|(n, l)| *n == name && l.state != LayerState::Absent);
+        let missing: Vec<&str> = Self::needed(level).iter().copied().filter(|name| absent(name)).collect();
+        match missing.as_slice() {
+            [] => format!("{level}: usable"),
+            missing => format!("{level}: not usable, without {}", missing.join(", ")),
+        }
+    }
+}
+
+/// Tries every layer. Takes some milliseconds; at most a few seconds each where
+/// something hangs.
+pub fn doctor() -> Diagnosis {
+    let layers = vec![
+        ("user-namespace", from_trial(user_namespace(), "an identity of its own for this user")),
+        ("mounts", from_trial(mounts(), "new mount API, a filesystem of its own over /proc")),
+        ("proc", from_trial(proc(), "/proc of a PID namespace of its own")),
+        ("network-namespace", from_trial(network(), "loopback of its own")),
+        ("landlock", landlock()),
+        ("seccomp", from_trial(filter(), "a filter refuses a call")),
+        ("notify", notify()),
+        ("pidfd", from_trial(pidfd(), "a process is ended by its descriptor")),
+    ];
+    Diagnosis { layers }
+}
+
+fn report(state: LayerState, detail: impl Into<String>) -> LayerReport {
+    LayerReport { state, detail: detail.into() }
+}
+
+fn from_trial(trial: Result<(), Errno>, what: &str) -> LayerReport {
+    match trial {
+        Ok(()) => report(LayerState::Enforced, what),
+        Err(errno) => report(LayerState::Absent, format!("{what}: {errno}")),
+    }
+}
+
+/// Runs `body` in a child with these namespaces; its errno is the exit code.
+fn in_child(namespaces: u64, body: impl FnOnce() -> Result<(), Errno>) -> Result<(), Errno> {
+    let child = fork_with(namespaces, 0, || match body() {
+        Ok(()) => 0,
+        Err(errno) => errno.raw_os_error(),
+    })?;
+    match end_of(&child)? {
+        Ended::Exited(0) => Ok(()),
+        // Errno numbers end at 133, far below the 255 of an exit code.
+        Ended::Exited(code) => Err(Errno::from_raw_os_error(code)),
+        Ended::Signaled(_) => Err(Errno::IO),
+    }
+}
+
+/// Waits for a child, and ends it where it hangs.
+fn end_of(child: &Child) -> Result<Ended, Errno> {
+    let timed_out = !readable(&child.pidfd)?;
+    if timed_out {
+        pidfd_send_signal(&child.pidfd, Signal::KILL)?;
+    }
+    let ended = wait_pidfd_end(child.pidfd.as_fd())?;
+    if timed_out { Err(Errno::TIMEDOUT) } else { ended.ok_or(Errno::CHILD) }
+}
+
+fn readable(fd: &OwnedFd) -> Result<bool, Errno> {
+    let give_up = Instant::now() + PATIENCE;
+    loop {
+        let left = give_up.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).map_err(|_| Errno::INVAL)?;
+        match poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&left)) {
+            Err(Errno::INTR) => {}
+            other => return other.map(|ready| ready > 0),
+        }
+    }
+}
+
+/// A user namespace in which this user is itself.
+fn user_namespace() -> Result<(), Errno> {
+    let (uid, gid) = (geteuid(), getegid());
+    let maps = [("setgroups", "deny".to_owned()), ("uid_map", one(uid.as_raw())), ("gid_map", one(gid.as_raw()))];
+    in_child(flags::NEW_USER, || {
+        for (file, text) in &maps {
+            let directory = openat(CWD, c"/proc/self", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+            let file = openat(&directory, *file, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+            rustix::io::write(&file, text.as_bytes())?;
+        }
+        if geteuid() == uid && getegid() == gid { Ok(()) } else { Err(Errno::PERM) }
+    })
+}
+
+fn one(id: u32) -> String {
+    format!("{id} {id} 1")
+}
+
+fn mounts() -> Result<(), Errno> {
+    in_child(flags::NEW_USER | flags::NEW_MOUNT, || {
+        make_private()?;
+        let forbids = Forbids { devices: true, setuid: true, ..Forbids::default() };
+        let filesystem = new_filesystem(c"tmpfs", &[(c"mode", c"0755")], forbids)?;
+        attach_at(filesystem.as_fd(), CWD, c"/proc")?;
+        match openat(CWD, c"/proc/self", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+            Err(Errno::NOENT) => Ok(()),
+            _ => Err(Errno::IO),
+        }
+    })
+}
+
+fn proc() -> Result<(), Errno> {
+    in_child(flags::NEW_USER | flags::NEW_MOUNT | flags::NEW_PID, || {
+        make_private()?;
+        new_filesystem(c"proc", &[], Forbids { write: true, devices: true, setuid: true, exec: true }).map(drop)
+    })
+}
+
+fn network() -> Result<(), Errno> {
+    in_child(flags::NEW_USER | flags::NEW_NET, net::loopback_up)
+}
+
+/// The same open succeeds before and is refused after.
+fn landlock() -> LayerReport {
+    let tried = landlock::abi().and_then(|abi| {
+        let rules = Ruleset::new(abi, access::changing(abi), 0)?;
+        in_child(0, || {
+            let open = || openat(CWD, c"/dev/null", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
+            open()?;
+            set_no_new_privs(true)?;
+            rules.restrict_self()?;
+            match open() {
+                Err(Errno::ACCESS) => Ok(()),
+                _ => Err(Errno::IO),
+            }
+        })?;
+        Ok(abi)
+    });
+    match tried {
+        Ok(abi @ 6..) => report(LayerState::Enforced, format!("ABI {abi}, a write is refused")),
+        Ok(abi) => report(
+            LayerState::Partial,
+            format!(
+                "ABI {abi}, a write is refused; signals and abstract sockets are confined from ABI 6 (kernel 6.12) on"
+            ),
+        ),
+        Err(errno) => report(LayerState::Absent, errno.to_string()),
+    }
+}
+
+fn refusing(action: Action) -> Result<Program, Errno> {
+    let rules = [Rule { call: TRIED_CALL, conditions: Vec::new(), action }];
+    compile(&rules, TRIED_CALL.unsigned_abs() as u32 + 1000, Action::Allow).map_err(|_| Errno::INVAL)
+}
+
+/// Makes the call that the filter knows.
+fn try_call() -> Result<(), Errno> {
+    match rustix::process::getpriority_process(None) {
+        Err(TELLTALE) => Ok(()),
+        _ => Err(Errno::IO),
+    }
+}
+
+fn filter() -> Result<(), Errno> {
+    let program = refusing(Action::Errno(TELLTALE.raw_os_error() as u16))?;
+    in_child(0, || {
+        caps::drop_all()?;
+        seccomp::install(&program)?;
+        try_call()
+    })
+}
+
+/// A whole round: the child is trapped, the question arrives here, and the
+/// answer arrives there.
+fn notify() -> LayerReport {
+    match notify_round() {
+        Ok((true, true)) => report(LayerState::Enforced, "a question was answered; wait-killable, synchronous wake-up"),
+        Ok((killable, prompt)) => {
+            let mut lacks = Vec::new();
+            if !killable {
+                lacks.push("signals disturb questions (before kernel 5.19)");
+            }
+            if !prompt {
+                lacks.push("answers are about ten times slower (before kernel 6.6)");
+            }
+            report(LayerState::Partial, format!("a question was answered; {}", lacks.join("; ")))
+        }
+        Err(Errno::BUSY) => report(LayerState::Absent, "another supervisor already takes this process's notifications"),
+        Err(errno) => report(LayerState::Absent, errno.to_string()),
+    }
+}
+
+fn notify_round() -> Result<(bool, bool), Errno> {
+    let program = refusing(Action::Notify)?;
+    let (ours, theirs) = passing::pair()?;
+    let child = fork_with(0, 0, || {
+        let trial = || {
+            caps::drop_all()?;
+            let listener = seccomp::install_with_listener(&program)?;
+            passing::send(theirs.as_fd(), &[u8::from(listener.wait_killable)], &[listener.fd.as_fd()])?;
+            drop(listener);
+            try_call()
+        };
+        trial().map_or_else(Errno::raw_os_error, |()| 0)
+    })?;
+    drop(theirs);
+    let answered = answer_one(&ours);
+    if answered.is_err() {
+        let _ = pidfd_send_signal(&child.pidfd, Signal::KILL);
+    }
+    match (end_of(&child)?, answered) {
+        (Ended::Exited(0), answered) => answered,
+        (Ended::Exited(code), _) => Err(Errno::from_raw_os_error(code)),
+        (Ended::Signaled(_), answered) => Err(answered.err().unwrap_or(Errno::IO)),
+    }
+}
+
+fn answer_one(socket: &OwnedFd) -> Result<(bool, bool), Errno> {
+    let mut byte = [0];
+    if !readable(socket)? {
+        return Err(Errno::TIMEDOUT);
+    }
+    let received = passing::receive(socket.as_fd(), &mut byte, false)?;
+    let [Some(listener), ..] = received.descriptors else { return Err(Errno::PIPE) };
+    let notifier = Notifier::new(listener)?;
+    let prompt = notifier.wake_synchronously().is_ok();
+    if !notifier.wait(socket.as_fd(), Some(PATIENCE))?.request {
+        return Err(Errno::TIMEDOUT);
+    }
+    let request = notifier.receive(&mut notifier.space())?;
+    notifier.answer(request.id, Answer::Error(TELLTALE))?;
+    Ok((byte[0] != 0, prompt))
+}
+
+fn pidfd() -> Result<(), Errno> {
+    let child = fork_with(0, 0, || {
+        let long = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+        let _ = rustix::thread::clock_nanosleep_relative(rustix::thread::ClockId::Monotonic, &long);
+        0
+    })?;
+    pidfd_send_signal(&child.pidfd, Signal::KILL)?;
+    match end_of(&child)? {
+        Ended::Signaled(9) => Ok(()),
+        _ => Err(Errno::IO),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_layer_is_tried_and_the_verdict_follows() {
+        let mut found = doctor();
+        for (name, layer) in &found.layers {
+            assert_ne!(layer.state, LayerState::Absent, "{name}: {}", layer.detail);
+        }
+        assert_eq!(found.verdict(Level::Full), "full: usable");
+        found.layers.retain(|(name, _)| *name != "mounts" && *name != "proc");
+        assert_eq!(found.verdict(Level::Full), "full: not usable, without mounts, proc");
+        assert_eq!(found.verdict(Level::Restricted), "restricted: usable");
+    }
+}
