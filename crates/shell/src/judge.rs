@@ -4,10 +4,10 @@
 //! findings. What a single command means is asked of `rules` and `readers`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
 
 use stockade_model::{Capability, Finding, RawText, Tier};
 
+use crate::budget::Budget;
 use crate::script::{Direction, NestedKind, Redirect, Simple, Statement, Word, span};
 use crate::words::{Argument, Flow, Value, Values, expand};
 use crate::{Context, paths, readers, rules, wrappers};
@@ -85,7 +85,7 @@ pub(crate) struct Judge<'c> {
     pub capabilities: BTreeSet<Capability>,
     pub scope: Scope,
     pub seen: Seen,
-    pub deadline: Instant,
+    pub budget: Budget,
     /// Set while a script inside an argument is walked: findings point there.
     fixed_span: Option<(usize, usize)>,
     commands: usize,
@@ -117,14 +117,14 @@ impl Values for View<'_> {
 }
 
 impl<'c> Judge<'c> {
-    pub(crate) fn new(context: &'c Context, deadline: Instant) -> Self {
+    pub(crate) fn new(context: &'c Context, budget: Budget) -> Self {
         Self {
             context,
             findings: Vec::new(),
             capabilities: BTreeSet::new(),
             scope: Scope { cwd: Some(context.cwd.as_bytes().to_vec()), ..Scope::default() },
             seen: Seen::default(),
-            deadline,
+            budget,
             fixed_span: None,
             commands: 0,
             nesting: 0,
@@ -181,7 +181,7 @@ impl<'c> Judge<'c> {
 
     fn statement(&mut self, statement: &Statement, stdin: &Flow) -> Flow {
         self.depth += 1;
-        let flow = if self.depth > MAX_DEPTH || self.commands > MAX_COMMANDS || Instant::now() > self.deadline {
+        let flow = if self.depth > MAX_DEPTH || self.commands > MAX_COMMANDS || self.budget.is_spent() {
             self.ask("too-much-to-review", "The script is too deep or too long to be reviewed.", (0, 0));
             Flow::default()
         } else {
@@ -495,7 +495,7 @@ impl<'c> Judge<'c> {
             self.ask("too-deep", "Scripts inside scripts, too deep to be reviewed.", at);
             return Flow::default();
         }
-        let statements = match crate::parse::parse(text, self.deadline) {
+        let statements = match crate::parse::parse(text, self.budget) {
             Ok(statements) => statements,
             Err(_) => {
                 self.ask("not-understood", "A script inside the command could not be read in time.", at);

@@ -9,6 +9,7 @@
 //! This crate does no I/O: it sees text and three paths. It does not resolve
 //! links, does not look programs up, and knows no policy.
 
+mod budget;
 mod judge;
 mod knowledge;
 mod lower_word;
@@ -23,14 +24,15 @@ mod text;
 mod words;
 mod wrappers;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use stockade_model::{Assessment, Finding, RawText, Span, Tier};
 
+use crate::budget::Budget;
 use crate::judge::Judge;
 use crate::words::{Argument, Flow};
 
-/// How long one assessment may take. Beyond it the rest is not understood.
+/// Processor time one assessment may take. Beyond it the rest is not understood.
 const TIME_BOUND: Duration = Duration::from_millis(30);
 
 /// Where a command would run.
@@ -53,7 +55,7 @@ pub struct Context {
 /// Assesses a script as given to `bash -c`. Never fails: what cannot be read is
 /// `ask`.
 pub fn assess_script(script: &[u8], context: &Context) -> Assessment {
-    let mut judge = Judge::new(context, Instant::now() + TIME_BOUND);
+    let mut judge = Judge::new(context, Budget::of(TIME_BOUND));
     judge.findings = text::findings(script, true);
     if script.len() > text::MAX_PARSED {
         judge.ask("too-long", "Too long to be read.", (0, script.len()));
@@ -62,7 +64,7 @@ pub fn assess_script(script: &[u8], context: &Context) -> Assessment {
         }
         return finish(judge);
     }
-    match parse::parse(script, judge.deadline) {
+    match parse::parse(script, judge.budget) {
         Ok(statements) => {
             if statements.is_empty() {
                 judge.ask("empty", "Nothing to run.", (0, script.len()));
@@ -83,7 +85,7 @@ pub fn assess_script(script: &[u8], context: &Context) -> Assessment {
 /// Assesses a program and its arguments, which no shell expands. Spans point
 /// into the arguments joined by single blanks.
 pub fn assess_argv(argv: &[RawText], context: &Context) -> Assessment {
-    let mut judge = Judge::new(context, Instant::now() + TIME_BOUND);
+    let mut judge = Judge::new(context, Budget::of(TIME_BOUND));
     let mut joined = Vec::new();
     let mut arguments = Vec::with_capacity(argv.len());
     for argument in argv {

@@ -4,10 +4,10 @@
 //! trusted. Must not know what any program does.
 
 use std::ops::ControlFlow;
-use std::time::Instant;
 
 use tree_sitter::{Node, ParseOptions, Parser};
 
+use crate::budget::Budget;
 use crate::lower_word::word;
 use crate::script::{Assignment, Simple, Statement, Word};
 
@@ -54,12 +54,12 @@ pub(crate) struct Lowering<'a> {
     pub depth: usize,
 }
 
-/// The statements of a script. Gives up at `deadline`.
-pub(crate) fn parse(source: &[u8], deadline: Instant) -> Result<Vec<Statement>, ParseFailure> {
+/// The statements of a script. Gives up when the budget is spent.
+pub(crate) fn parse(source: &[u8], budget: Budget) -> Result<Vec<Statement>, ParseFailure> {
     let mut parser = Parser::new();
     parser.set_language(&tree_sitter_bash::LANGUAGE.into()).map_err(|_| ParseFailure::Unavailable)?;
     let mut progress = |_: &tree_sitter::ParseState| {
-        if Instant::now() > deadline { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if budget.is_spent() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let options = ParseOptions::new().progress_callback(&mut progress);
     let mut read = |at: usize, _| source.get(at..).unwrap_or_default();

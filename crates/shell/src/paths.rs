@@ -104,7 +104,6 @@ const SECRET_NAMES: &[&str] = &[
     "*.token",
     "authinfo*",
     ".authinfo*",
-    ".pgpass",
     "*.ppk",
     "*.asc",
     "auth.json",

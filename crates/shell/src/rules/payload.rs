@@ -255,6 +255,15 @@ fn program(judge: &mut Judge, text: &[u8], at: (usize, usize)) {
     {
         judge.deny("fetch-and-run", "A program fetches code and runs it.", at);
     }
+    encoded_or_endless(judge, text, at);
+    if reaches && any(text, &["os.environ", "process.env", "%ENV"]) {
+        judge.deny("exfiltration", "A program sends the environment to another host.", at);
+    }
+    literals(judge, text, reaches, at);
+}
+
+/// Code that is decoded and run, or that starts itself without end.
+fn encoded_or_endless(judge: &mut Judge, text: &[u8], at: (usize, usize)) {
     if any(text, ENCODED)
         && any(text, &["exec(", "eval(", "eval ", "Function(", "loads(", "os.system(", "execSync("])
         && any(
@@ -287,10 +296,6 @@ fn program(judge: &mut Judge, text: &[u8], at: (usize, usize)) {
     {
         judge.deny("process-bomb", "A program starts itself without end.", at);
     }
-    if reaches && any(text, &["os.environ", "process.env", "%ENV"]) {
-        judge.deny("exfiltration", "A program sends the environment to another host.", at);
-    }
-    literals(judge, text, reaches, at);
 }
 
 /// Judges the string literals of a program.
@@ -401,72 +406,76 @@ fn quoted(word: &[u8]) -> Vec<u8> {
     [&b"'"[..], &escaped.join(&b"'\\''"[..]), b"'"].concat()
 }
 
+/// Options whose attached value is run as a command.
+const ATTACHED: &[&str] = &[
+    "--checkpoint-action=exec=",
+    "--to-command=",
+    "--use-compress-program=",
+    "--info-script=",
+    "--new-volume-script=",
+    "--rsh-command=",
+    "--filter=",
+    "--pre=",
+    "--rsh=",
+    "--upload-pack=",
+    "--receive-pack=",
+    "--exec=",
+    "--extcmd=",
+    "--compress-program=",
+    "--open-files-in-pager=",
+    "--pager=",
+    "--html=",
+    "--sh-exec=",
+    "ProxyCommand=",
+    "LocalCommand=",
+    "-oProxyCommand=",
+    "-oLocalCommand=",
+    "KnownHostsCommand=",
+    "core.pager=",
+    "core.editor=",
+    "core.fsmonitor=",
+    "core.sshCommand=",
+    "diff.external=",
+    "sequence.editor=",
+    "credential.helper=!",
+    "ProxyUseFdpass=",
+    "core.hooksPath=",
+];
+
+/// Options whose next argument is run as a command, by program.
+const SEPARATE: &[(&str, &[&str])] = &[
+    ("tar", &["-I", "--to-command", "--use-compress-program", "-F", "--info-script"]),
+    ("rsync", &["-e", "--rsh"]),
+    (
+        "git",
+        &[
+            "-x",
+            "--exec",
+            "--extcmd",
+            "foreach",
+            "run",
+            "--msg-filter",
+            "--tree-filter",
+            "--index-filter",
+            "--env-filter",
+        ],
+    ),
+    ("man", &["-P", "--pager"]),
+    ("zip", &["-TT"]),
+    ("flock", &["-c", "--command"]),
+    ("split", &["--filter"]),
+    ("nc", &["-c"]),
+    ("ncat", &["-c", "--sh-exec"]),
+    ("compgen", &["-C"]),
+    ("sqlite3", &["-cmd"]),
+    ("watch", &["-x"]),
+    ("entr", &["-s"]),
+    ("psql", &["-c"]),
+    ("mapfile", &["-C"]),
+];
+
 /// Values of options that programs run as commands.
 fn option_commands(invocation: &Invocation) -> Vec<Vec<u8>> {
-    const ATTACHED: &[&str] = &[
-        "--checkpoint-action=exec=",
-        "--to-command=",
-        "--use-compress-program=",
-        "--info-script=",
-        "--new-volume-script=",
-        "--rsh-command=",
-        "--filter=",
-        "--pre=",
-        "--rsh=",
-        "--upload-pack=",
-        "--receive-pack=",
-        "--exec=",
-        "--extcmd=",
-        "--compress-program=",
-        "--open-files-in-pager=",
-        "--pager=",
-        "--html=",
-        "--sh-exec=",
-        "ProxyCommand=",
-        "LocalCommand=",
-        "-oProxyCommand=",
-        "-oLocalCommand=",
-        "KnownHostsCommand=",
-        "core.pager=",
-        "core.editor=",
-        "core.fsmonitor=",
-        "core.sshCommand=",
-        "diff.external=",
-        "sequence.editor=",
-        "credential.helper=!",
-        "ProxyUseFdpass=",
-        "core.hooksPath=",
-    ];
-    const SEPARATE: &[(&str, &[&str])] = &[
-        ("tar", &["-I", "--to-command", "--use-compress-program", "-F", "--info-script"]),
-        ("rsync", &["-e", "--rsh"]),
-        (
-            "git",
-            &[
-                "-x",
-                "--exec",
-                "--extcmd",
-                "foreach",
-                "run",
-                "--msg-filter",
-                "--tree-filter",
-                "--index-filter",
-                "--env-filter",
-            ],
-        ),
-        ("man", &["-P", "--pager"]),
-        ("zip", &["-TT"]),
-        ("flock", &["-c", "--command"]),
-        ("split", &["--filter"]),
-        ("nc", &["-c"]),
-        ("ncat", &["-c", "--sh-exec"]),
-        ("compgen", &["-C"]),
-        ("sqlite3", &["-cmd"]),
-        ("watch", &["-x"]),
-        ("entr", &["-s"]),
-        ("psql", &["-c"]),
-        ("mapfile", &["-C"]),
-    ];
     let texts = invocation.texts();
     let mut out = Vec::new();
     match invocation.name.as_slice() {
