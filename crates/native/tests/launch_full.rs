@@ -93,8 +93,12 @@ fn few_devices_are_there() {
         );
         assert_eq!(lines.next(), Some("pts: pts/ptmx"));
         assert!(listed.ends_with("\0\0\0\0"));
-        let made = run(&script(Full, ws.path(), "mknod /tmp/sda b 8 0; mknod /dev/sda b 8 0; touch /dev/x"));
-        assert!(made.stderr.lines().count() == 3, "{made:?}");
+        let made = run(&script(
+            Full,
+            ws.path(),
+            "mknod /tmp/sda b 8 0; mknod /dev/sda b 8 0; touch /dev/x; chmod 640 /dev/null",
+        ));
+        assert!(made.stderr.lines().count() == 4, "{made:?}");
         let opened = "python3 -c 'import pty; m, s = pty.openpty(); print(len(str(m)))' 2>/dev/null || echo 1";
         assert_eq!(run(&script(Full, ws.path(), opened)).ok(), "1\n");
     });
@@ -315,6 +319,8 @@ fn protected_names_are_read_only_mounts() {
         let ws = workspace();
         fs::create_dir_all(ws.path().join(".git/hooks")).unwrap();
         fs::write(ws.path().join(".bashrc"), "").unwrap();
+        std::os::unix::fs::symlink(".bashrc", ws.path().join(".profile")).unwrap();
+        std::os::unix::fs::symlink("/etc", ws.path().join(".vscode")).unwrap();
         let mounts = "while read -r a b c d path flags rest; do case $path in $PWD*) echo \"${path#$PWD} ${flags%%,*}\";; esac; done < /proc/self/mountinfo";
         assert_eq!(run(&script(Full, ws.path(), mounts)).ok(), " rw\n/.bashrc ro\n/.git ro\n");
         let mut granted = script(Full, ws.path(), mounts);

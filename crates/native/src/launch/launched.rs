@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, getegid, geteuid, pidfd_send_signal};
 use stockade_model::{EnforcementReport, Level, Usage};
 use stockade_sys::clone::{Child, flags, fork_with};
-use stockade_sys::reap::{Ended, Used, wait_pidfd_end};
+use stockade_sys::reap::{Ended, Used, wait_pidfd};
 use stockade_sys::{Errno, fork_signals, passing};
 
 use super::blueprint::{Blueprint, PrivateTree};
@@ -22,7 +22,7 @@ use super::restricted::PrivateDirectory;
 /// How long the building of a sandbox may take.
 const READY_WITHIN: Duration = Duration::from_secs(10);
 
-/// How long an init without a PID namespace may take to end what it adopted.
+/// How long an init may take to end what it adopted, and itself.
 const CLEANS_WITHIN: Duration = Duration::from_secs(6);
 
 /// All the walls of level full.
@@ -310,10 +310,12 @@ impl Launched {
         }
     }
 
-    /// The init is on its way out: waits for it.
+    /// The init is on its way out: waits for it. One that the kernel cannot end
+    /// (it hangs in a dead filesystem) is left to it.
     fn reap(&mut self) {
         if !self.reaped {
-            let _ = wait_pidfd_end(self.init.pidfd.as_fd());
+            let _ = readable_before(&[self.init.pidfd.as_fd()], Instant::now() + CLEANS_WITHIN);
+            let _ = wait_pidfd(self.init.pidfd.as_fd());
             self.reaped = true;
         }
     }

@@ -6,11 +6,14 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, OsStr};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Component, Path, PathBuf};
 
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
 use stockade_model::{Plan, RawText};
+use stockade_sys::Errno;
 
 use super::error::LaunchError;
 
@@ -220,21 +223,35 @@ fn writable_roots(plan: &Plan) -> Result<(Vec<PathBuf>, Vec<PathBuf>), LaunchErr
 fn protected_units(roots: &[PathBuf], protect: &[String]) -> Vec<PathBuf> {
     let mut units = Vec::new();
     for root in roots {
+        let Ok(held) = openat(CWD, root, OFlags::PATH | OFlags::CLOEXEC | OFlags::DIRECTORY, Mode::empty()) else {
+            continue;
+        };
         for entry in protect {
             let parts: Vec<&OsStr> = Path::new(entry).iter().collect();
             // The root itself may be the beginning of the entry: `.git` for `.git/hooks`.
-            for shared in 0..parts.len() {
-                if !ends_with(root, &parts[..shared]) {
-                    continue;
-                }
-                let unit = root.join(parts[shared..].iter().collect::<PathBuf>());
-                if !roots.contains(&unit) && unit.canonicalize().is_ok_and(|real| real == unit) {
+            for shared in (0..parts.len()).filter(|shared| ends_with(root, &parts[..*shared])) {
+                let rest: PathBuf = parts[shared..].iter().collect();
+                let unit = root.join(&rest);
+                if exists_plainly(held.as_fd(), &rest) && !roots.contains(&unit) {
                     units.push(unit);
                 }
             }
         }
     }
     units
+}
+
+/// Whether there is such a thing beneath `directory`, no link on the way or at
+/// the end. One system call: this is asked for every protected name.
+fn exists_plainly(directory: BorrowedFd<'_>, path: &Path) -> bool {
+    // With O_NOFOLLOW a link at the end would be opened in spite of NO_SYMLINKS.
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    // Whatever cannot be looked at is attached, and fails there.
+    !matches!(
+        openat2(directory, path, flags, Mode::empty(), resolve),
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::ACCESS)
+    )
 }
 
 fn ends_with(path: &Path, parts: &[&OsStr]) -> bool {

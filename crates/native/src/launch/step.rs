@@ -237,9 +237,11 @@ fn make_file(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
 }
 
 /// Opens `path` of the old root, or beneath `root`, following no link at all.
+/// Not with O_NOFOLLOW: that would open a link at the end in spite of
+/// NO_SYMLINKS.
 fn open_plain(root: BorrowedFd<'_>, path: &CStr, within: ResolveFlags) -> Result<OwnedFd, Errno> {
     let resolve = within | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    openat2(root, path, OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty(), resolve)
+    openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)
 }
 
 /// ESTALE where the object at a path is no longer the one that was looked at.
@@ -318,7 +320,10 @@ fn attach_devices(site: &mut Site<'_>, devices: &[Device]) -> Result<(), Errno> 
         attach_at(node.as_fd(), directory.as_fd(), device.name)?;
         site.ruleset.allow(node.as_fd(), access::WRITE_FILE | access::TRUNCATE | access::IOCTL_DEV)?;
     }
+    // The nodes are the host's: their owner could change their modes. Opening
+    // a device for writing does not ask whether its mount is read-only.
     let forbids = Forbids { setuid: true, exec: true, ..Forbids::default() };
+    restrict(directory.as_fd(), Forbids { write: true, ..forbids }, true)?;
     let options = [(c"newinstance", c""), (c"ptmxmode", c"0666"), (c"mode", c"0620")];
     let terminals = new_filesystem(c"devpts", &options, forbids)?;
     attach_at(terminals.as_fd(), directory.as_fd(), c"pts")?;

@@ -50,13 +50,17 @@ fn in_role(test: &str, role: &str, prefix: &[&str]) {
     let copy = copy.to_str().unwrap().to_owned();
     let mut line: Vec<&str> = prefix.to_vec();
     line.extend([copy.as_str(), "--exact", test, "--nocapture", "--test-threads", "1"]);
-    let output = Command::new(line[0])
-        .args(&line[1..])
-        .env(ROLE, role)
-        .env("RUST_BACKTRACE", "0")
-        .current_dir("/")
-        .output()
-        .unwrap();
+    let start =
+        || Command::new(line[0]).args(&line[1..]).env(ROLE, role).env("RUST_BACKTRACE", "0").current_dir("/").output();
+    // A child that another test's thread just forked may still hold the copy open.
+    let output = loop {
+        match start() {
+            Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => {
+                thread::sleep(Duration::from_millis(5));
+            }
+            other => break other.unwrap(),
+        }
+    };
     let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && text.contains("1 passed"), "as {role}:\n{text}");
 }
