@@ -21,6 +21,9 @@ pub const BEGIN: &str = "PROBE-BEGIN";
 /// Stockade's own exit codes that say that nothing ran.
 const NOTHING_RAN: [i32; 3] = [125, 126, 127];
 
+/// Until a server has counted what reached it.
+const SERVER_DELAY: Duration = Duration::from_millis(100);
+
 /// Names that no attempt may create or change in its workspace: a part of
 /// what is protected, enough for every row.
 const PROTECTED: &[&str] = &[
@@ -212,6 +215,8 @@ impl World {
 
     fn breaches(&self, lab: &mut Lab, before: &Before, output: &Output) -> Vec<String> {
         let mut breaches = lab.leaked(output);
+        // What was sent must be counted: the servers' threads run when they may.
+        std::thread::sleep(SERVER_DELAY);
         breaches.extend(lab.listeners.reached());
         if output.ended == Ended::TimedOut {
             breaches.push(format!("still running after {} s", output.elapsed.as_secs()));
@@ -221,6 +226,9 @@ impl World {
         }
         if !lab.canary_alive() {
             breaches.push("the canary process of the host is dead".to_owned());
+        }
+        if !lab.segment_alive() {
+            breaches.push("the host's shared memory segment is gone".to_owned());
         }
         if fs::read_to_string(&lab.temporary_canary.0).ok().as_ref() != Some(&lab.temporary_canary.1) {
             breaches.push("the canary in the host's /tmp is changed".to_owned());

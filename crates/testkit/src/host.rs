@@ -18,7 +18,6 @@ pub struct HostState {
     node_name: String,
     domain_name: String,
     wall_minus_monotonic_s: i64,
-    shared_memory: BTreeSet<String>,
 }
 
 impl HostState {
@@ -32,7 +31,6 @@ impl HostState {
             node_name: uname.nodename().to_string_lossy().into_owned(),
             domain_name: fs::read_to_string("/proc/sys/kernel/domainname").unwrap_or_default(),
             wall_minus_monotonic_s: wall - monotonic,
-            shared_memory: shared_memory(),
         }
     }
 
@@ -48,7 +46,6 @@ impl HostState {
         if step.abs() > CLOCK_TOLERANCE_S {
             changes.push(format!("host clock stepped by {step} s"));
         }
-        changes.extend(self.shared_memory.difference(&later.shared_memory).map(|s| format!("host segment gone: {s}")));
         changes
     }
 
@@ -60,12 +57,6 @@ impl HostState {
 
 fn lines(path: &str) -> BTreeSet<String> {
     fs::read_to_string(path).unwrap_or_default().lines().map(str::to_owned).collect()
-}
-
-/// Key and id of each System V segment.
-fn shared_memory() -> BTreeSet<String> {
-    let table = fs::read_to_string("/proc/sysvipc/shm").unwrap_or_default();
-    table.lines().skip(1).map(|line| line.split_whitespace().take(2).collect::<Vec<_>>().join(" ")).collect()
 }
 
 /// True while a process with this id exists and is no zombie.

@@ -73,8 +73,6 @@ impl Lab {
         let temporary = PathBuf::from(format!("/tmp/stockade-canary-{nonce}"));
         let temporary_text = format!("TMPTEXT{nonce}");
         write_tree(top, &secret)?;
-        fs::write(&temporary, &temporary_text).context("writing the canary in /tmp")?;
-        own(&temporary, account)?;
         own_tree(top, account)?;
         make_repository(top, account)?;
 
@@ -86,6 +84,9 @@ impl Lab {
         let abstract_name = format!("stockade-lab-{nonce}");
         listeners.abstract_stream(&abstract_name)?;
         let canary = start_canary(account, &env_canary)?;
+        // Last: what lies outside the world goes only with the finished world.
+        fs::write(&temporary, &temporary_text).context("writing the canary in /tmp")?;
+        own(&temporary, account)?;
 
         let path = |name: &str| top.join(name).display().to_string();
         let pairs = vec![
@@ -191,9 +192,19 @@ impl Lab {
         .collect()
     }
 
-    /// Key of the host's System V segment, as `/proc/sysvipc/shm` shows it.
+    /// Key of the host's System V segment, as `ipcs` shows it.
     pub fn segment(&self) -> Option<&str> {
         self.segment.as_deref()
+    }
+
+    /// True while the host's segment is there, or none could be made.
+    pub fn segment_alive(&self) -> bool {
+        let Some(key) = &self.segment else { return true };
+        let table = fs::read_to_string("/proc/sysvipc/shm").unwrap_or_default();
+        table
+            .lines()
+            .filter_map(|line| line.split_whitespace().next()?.parse().ok())
+            .any(|k: i32| format!("{k:#010x}") == *key)
     }
 
     /// True while the canary process lives.
