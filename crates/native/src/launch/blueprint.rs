@@ -161,6 +161,7 @@ impl Blueprint {
                 layers.insert(name.to_owned(), LayerReport { state: LayerState::Enforced, detail: own.to_owned() });
             }
         }
+        layers.insert("limits".to_owned(), self.limits_report());
         layers.insert("landlock".to_owned(), self.landlock_report());
         layers.insert("seccomp".to_owned(), self.seccomp_report(wait_killable));
         if !self.missing.is_empty() {
@@ -168,6 +169,16 @@ impl Blueprint {
             layers.insert("unattached".to_owned(), LayerReport { state: LayerState::Enforced, detail });
         }
         EnforcementReport { level: self.level, layers }
+    }
+
+    fn limits_report(&self) -> LayerReport {
+        let detail = format!("{} resource limits", self.limits.len());
+        // The kernel never holds its first user to RLIMIT_NPROC (fork(2)).
+        if geteuid().is_root() && self.limits.iter().any(|(resource, _)| *resource == Resource::Nproc) {
+            let detail = format!("{detail}; the number of processes is not limited for root");
+            return LayerReport { state: LayerState::Partial, detail };
+        }
+        LayerReport { state: LayerState::Enforced, detail }
     }
 
     fn landlock_report(&self) -> LayerReport {

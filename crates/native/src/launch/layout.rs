@@ -52,8 +52,11 @@ pub(super) enum Nature {
     Devices,
     /// The host's object, writable.
     Writable,
-    /// The host's object, read-only, within something that is not.
+    /// The host's object, read-only within something writable.
     Readable,
+    /// The host's object, to be seen where a tree starts empty, or with
+    /// `even_hidden` where it is hidden otherwise. Read-only.
+    Visible { even_hidden: bool },
     /// A placeholder instead of what is there: hidden from the run.
     Hidden(Vec<(CString, bool)>),
     /// An empty object instead of a kernel file.
@@ -122,20 +125,22 @@ pub(super) fn layout(plan: &Plan, program: Option<&Path>) -> Result<Layout, Laun
     for unit in protected_units(&writable, &plan.profile.filesystem.protect) {
         natures.entry(unit).or_insert(Nature::Readable);
     }
-    let sockets = plan.profile.filesystem.sockets.iter().filter_map(existing);
-    let needed = [&plan.cwd, &plan.workspace].into_iter().filter_map(existing);
-    for path in needed.chain(program.map(Path::to_owned)).chain(sockets) {
-        natures.entry(path).or_insert(Nature::Readable);
+    let files = &plan.profile.filesystem;
+    let needed = [&plan.cwd, &plan.workspace].into_iter().chain(&files.sockets).filter_map(existing);
+    for path in needed.chain(program.map(Path::to_owned)) {
+        natures.entry(path).or_insert(Nature::Visible { even_hidden: false });
     }
-    for path in plan.profile.filesystem.hide.iter().filter_map(existing) {
+    let revealed: Vec<PathBuf> = files.reveal.iter().filter_map(existing).collect();
+    for path in files.hide.iter().filter_map(existing).filter(|path| !revealed.contains(path)) {
         if !matches!(natures.get(&path), Some(Nature::Writable)) {
             let children = placeholder_children(&path);
             natures.insert(path, Nature::Hidden(children));
         }
     }
-    for path in plan.profile.filesystem.reveal.iter().filter_map(existing) {
-        if !matches!(natures.get(&path), Some(Nature::Writable)) {
-            natures.insert(path, Nature::Readable);
+    for path in revealed {
+        match natures.entry(path).or_insert(Nature::Visible { even_hidden: true }) {
+            Nature::Visible { even_hidden } => *even_hidden = true,
+            _ => {}
         }
     }
     Ok(Layout { attachments: attachments(natures)?, missing })
@@ -185,7 +190,12 @@ fn attachments(natures: BTreeMap<PathBuf, Nature>) -> Result<Vec<Attachment>, La
 
 fn is_redundant(nature: &Nature, around: &Nature) -> bool {
     match nature {
-        Nature::Readable => matches!(around, Nature::Readable | Nature::Devices | Nature::Masked),
+        Nature::Readable => !matches!(around, Nature::Writable),
+        Nature::Visible { even_hidden } => match around {
+            Nature::Private(_) => false,
+            Nature::Hidden(_) => !even_hidden,
+            _ => true,
+        },
         Nature::Writable => matches!(around, Nature::Writable),
         // What starts empty holds nothing to hide.
         Nature::Hidden(_) => matches!(around, Nature::Private(_) | Nature::Devices | Nature::Hidden(_)),
@@ -319,4 +329,146 @@ pub(super) fn devices() -> Result<Vec<Device>, LaunchError> {
         }
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    use stockade_model::{Environment, Filesystem, Level, Limits, Network, Profile, RequestId};
+
+    /// What is attached beneath a scratch directory in a private tree, given
+    /// lists of paths relative to it: `path nature`, in order.
+    #[track_caller]
+    fn check(write: &[&str], protect: &[&str], hide: &[&str], reveal: &[&str], expected: &[&str]) {
+        let scratch = tempfile::Builder::new().prefix("layout-").tempdir_in("/tmp").unwrap();
+        let root = scratch.path().canonicalize().unwrap();
+        for directory in ["ws/.git/hooks", "ws/src", "ws/keys/deep", "home/.ssh", "cwd"] {
+            fs::create_dir_all(root.join(directory)).unwrap();
+        }
+        for file in ["ws/.bashrc", "ws/.git/config", "ws/keys/one", "home/.netrc"] {
+            fs::write(root.join(file), "").unwrap();
+        }
+        std::os::unix::fs::symlink("/etc/passwd", root.join("ws/.profile")).unwrap();
+        let paths = |list: &[&str]| list.iter().map(|p| RawText::from(root.join(p))).collect::<Vec<_>>();
+        let plan = Plan {
+            request: RequestId::from_random([1; 16]),
+            attempt: 1,
+            argv: vec![RawText::from("true")],
+            environment: BTreeMap::new(),
+            cwd: root.join("cwd").into(),
+            workspace: root.join("cwd").into(),
+            profile: Profile {
+                name: "test".to_owned(),
+                sandboxed: true,
+                filesystem: Filesystem {
+                    write: paths(write),
+                    hide: paths(hide),
+                    reveal: paths(reveal),
+                    protect: protect.iter().map(|p| (*p).to_owned()).collect(),
+                    sockets: Vec::new(),
+                },
+                network: Network::None,
+                environment: Environment::default(),
+                limits: Limits::default(),
+            },
+            grants: Vec::new(),
+            level: Level::Full,
+            backend: "native".to_owned(),
+        };
+        let found = layout(&plan, None).unwrap();
+        let beneath = found.attachments.iter().filter_map(|a| {
+            let path = Path::new(OsStr::from_bytes(a.path.to_bytes())).strip_prefix(&root).ok()?;
+            let nature = match a.nature {
+                Nature::Writable => "writable",
+                Nature::Readable | Nature::Visible { .. } => "readable",
+                Nature::Hidden(_) => "hidden",
+                _ => "other",
+            };
+            Some(format!("{} {nature}", path.display()))
+        });
+        assert_eq!(beneath.collect::<Vec<_>>(), expected);
+        // Whatever is attached in a tree that starts empty has a place made for it.
+        for attachment in &found.attachments {
+            let path = Path::new(OsStr::from_bytes(attachment.path.to_bytes()));
+            let parent = found.attachments.iter().rev().find(|a| {
+                let outer = Path::new(OsStr::from_bytes(a.path.to_bytes()));
+                outer != path && path.starts_with(outer)
+            });
+            let empty = parent.is_some_and(|a| matches!(a.nature, Nature::Private(_) | Nature::Hidden(_)));
+            assert_eq!(empty, !attachment.scaffold.is_empty(), "{attachment:?}");
+        }
+    }
+
+    #[test]
+    fn only_what_changes_something_is_attached() {
+        check(&[], &[], &[], &[], &["cwd readable"]);
+        check(&["ws"], &[], &[], &[], &["cwd readable", "ws writable"]);
+        check(&["ws", "ws/src", "missing"], &[], &[], &[], &["cwd readable", "ws writable"]);
+        // The working directory within a writable root stays writable.
+        check(&["."], &[], &[], &[], &[" writable"]);
+        check(&["."], &[], &[], &["ws/src"], &[" writable"]);
+    }
+
+    #[test]
+    fn protected_names_are_read_only_up_to_the_next_grant() {
+        let names = &[".git", ".git/hooks", ".git/config", ".bashrc", ".profile", ".absent"];
+        check(&["ws"], names, &[], &[], &["cwd readable", "ws writable", "ws/.bashrc readable", "ws/.git readable"]);
+        check(
+            &["ws", "ws/.git"],
+            names,
+            &[],
+            &[],
+            &[
+                "cwd readable",
+                "ws writable",
+                "ws/.bashrc readable",
+                "ws/.git/config readable",
+                "ws/.git/hooks readable",
+            ],
+        );
+        check(
+            &["ws/.git"],
+            names,
+            &[],
+            &[],
+            &["cwd readable", "ws/.git writable", "ws/.git/config readable", "ws/.git/hooks readable"],
+        );
+        check(
+            &["ws", "ws/.git/hooks"],
+            names,
+            &[],
+            &[],
+            &["cwd readable", "ws writable", "ws/.bashrc readable", "ws/.git readable", "ws/.git/hooks writable"],
+        );
+    }
+
+    #[test]
+    fn hidden_things_are_hidden_where_they_would_be_seen() {
+        // A private tree starts empty: nothing to hide there.
+        check(&[], &[], &["home/.ssh", "home/.netrc"], &[], &["cwd readable"]);
+        check(&["ws"], &[], &["ws/keys"], &[], &["cwd readable", "ws writable", "ws/keys hidden"]);
+        check(
+            &["ws"],
+            &[],
+            &["ws/keys"],
+            &["ws/keys/one"],
+            &["cwd readable", "ws writable", "ws/keys hidden", "ws/keys/one readable"],
+        );
+        check(
+            &["ws"],
+            &[],
+            &["ws/keys", "ws/keys/deep"],
+            &["ws/keys"],
+            &["cwd readable", "ws writable", "ws/keys/deep hidden"],
+        );
+        check(
+            &["ws", "ws/keys/deep"],
+            &[],
+            &["ws/keys"],
+            &[],
+            &["cwd readable", "ws writable", "ws/keys hidden", "ws/keys/deep writable"],
+        );
+    }
 }

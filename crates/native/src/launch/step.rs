@@ -180,7 +180,7 @@ fn describe_attachment(attachment: &Attachment) -> String {
         Nature::Private(_) => format!("{path} private"),
         Nature::Devices => format!("{path} with few devices"),
         Nature::Writable => format!("{path} writable"),
-        Nature::Readable => format!("{path} read-only"),
+        Nature::Readable | Nature::Visible { .. } => format!("{path} read-only"),
         Nature::Hidden(_) => format!("{path} hidden"),
         Nature::Masked => format!("{path} masked"),
     }
@@ -259,7 +259,7 @@ fn attach_one(site: &mut Site<'_>, attachment: &Attachment) -> Result<(), Errno>
         Nature::Masked if attachment.directory => copy_tree(scratch, c"void")?,
         Nature::Masked => copy_tree(scratch, c"empty")?,
         Nature::Hidden(_) => copy_tree(scratch, &attachment.placeholder)?,
-        Nature::Writable | Nature::Readable => {
+        Nature::Writable | Nature::Readable | Nature::Visible { .. } => {
             let object = open_plain(CWD, &attachment.path, ResolveFlags::empty())?;
             verify(object.as_fd(), attachment.identity)?;
             copy_tree(object.as_fd(), c"")?
@@ -270,7 +270,7 @@ fn attach_one(site: &mut Site<'_>, attachment: &Attachment) -> Result<(), Errno>
         // These carry what the run's own filesystem forbids already.
         Nature::Private(_) | Nature::Devices => {}
         Nature::Writable => restrict(tree.as_fd(), Forbids { write: false, ..forbids }, true)?,
-        Nature::Readable | Nature::Hidden(_) | Nature::Masked => restrict(tree.as_fd(), forbids, true)?,
+        _ => restrict(tree.as_fd(), forbids, true)?,
     }
     let target = open_plain(site.root()?, attachment.relative(), ResolveFlags::IN_ROOT)?;
     attach(tree.as_fd(), target.as_fd())?;
