@@ -85,7 +85,7 @@ pub(crate) fn stdout_style() -> Style {
 
 fn style_of(stream: &(impl IsTerminal + AsFd)) -> Style {
     if !stream.is_terminal() {
-        return Style::PLAIN;
+        return Style::PIPE;
     }
     let columns = rustix::termios::tcgetwinsize(stream).map_or(0, |size| size.ws_col);
     Style::terminal(columns, color_wanted())

@@ -9,7 +9,7 @@ use stockade_store::{Remembered, Store};
 use super::{Ended, now_ms, print, variable};
 use crate::args::ApprovalsCommand;
 use crate::failure::Failure;
-use crate::render::{self, Style, approvals as text};
+use crate::render::{self, approvals as text};
 use crate::{exit, meaning, places};
 
 /// Lists, shows or revokes.
@@ -57,7 +57,7 @@ fn list(session: Option<&str>, all: bool, json: bool) -> Ended {
 
 fn show(id: &ApprovalId, json: bool) -> Ended {
     let Some(answer) = find(id)? else { return absent(id) };
-    print(&if json { render::json::line(&answer)? } else { text::whole(&answer, now_ms(), Style::PLAIN) })?;
+    print(&if json { render::json::line(&answer)? } else { text::whole(&answer, now_ms(), crate::stdout_style()) })?;
     Ok(exit::SUCCESS)
 }
 

@@ -26,7 +26,12 @@ pub struct Style {
 }
 
 impl Style {
-    /// No colour, 80 columns: for files and pipes.
+    /// No colour, nothing wrapped: for files and pipes, where a line is what
+    /// programs look at.
+    pub const PIPE: Self = Self { color: false, width: usize::MAX };
+
+    /// No colour, 80 columns.
+    #[cfg(test)]
     pub const PLAIN: Self = Self { color: false, width: 80 };
 
     /// For a terminal of this many columns.

@@ -77,7 +77,7 @@ fn ending(out: &mut String, outcome: &Outcome, style: Style) {
         Status::Limit => wrap(out, style, "• ", &format!("a limit ended it: {}", why.as_deref().unwrap_or("unknown"))),
         Status::Refused => refused(out, outcome, why.as_deref(), style),
         Status::Aborted => {
-            wrap(out, style, "• ", &format!("ended by hand{}", why.map(|why| format!(": {why}")).unwrap_or_default()));
+            wrap(out, style, "• ", &format!("aborted{}", why.map(|why| format!(": {why}")).unwrap_or_default()));
         }
         Status::Error => wrap_error(out, why.as_deref().unwrap_or("the run failed"), style),
     }
@@ -194,7 +194,7 @@ mod tests {
         hint: do \u{7} that
         • refused, nothing ran: mode on-failure: tier ask runs sandboxed
           because rule `no rm` of /etc/stockade/config.toml
-        • ended by hand: because of \u{7} this
+        • aborted: because of \u{7} this
         hint: do \u{7} that
         error: because of \u{7} this
         hint: do \u{7} that
