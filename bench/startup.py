@@ -128,7 +128,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--install", action="store_true")
     parser.add_argument("--as", dest="user", help="drop to this user first (needs root)")
-    parser.add_argument("--stockade", default=os.path.join(HERE, "..", "target", "release", "stockade"))
+    host = next(line for line in os.popen("rustc -vV") if line.startswith("host: ")).split()[1]
+    parser.add_argument("--stockade", default=os.path.join(HERE, "..", "target", host, "release", "stockade"))
     options = parser.parse_args()
     if options.install:
         install()

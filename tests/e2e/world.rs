@@ -119,17 +119,7 @@ fn own_home() -> PathBuf {
 
 /// The binary under test.
 pub fn binary() -> String {
-    std::env::var("STOCKADE_BIN").unwrap_or_else(|_| {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        ["target/release/stockade", "target/debug/stockade"]
-            .iter()
-            .map(|p| root.join(p))
-            .find(|p| p.exists())
-            .expect("no stockade binary: build it, or name it in STOCKADE_BIN")
-            .to_str()
-            .unwrap()
-            .to_owned()
-    })
+    std::env::var("STOCKADE_BIN").expect("STOCKADE_BIN names the binary under test; ./test sets it")
 }
 
 /// Plays a test once for each kind of user that can be had here.
