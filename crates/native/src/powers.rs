@@ -245,6 +245,10 @@ fn repository_boundary<'p>(operation: Operation, root: &[u8], path: &'p [u8], pr
             continue;
         }
         let directory = to_path(&prefix[..end - name.len()]);
+        // `.git` has names of its own among the protected ones.
+        if directory.file_name().is_some_and(|n| n.eq_ignore_ascii_case(".git")) {
+            continue;
+        }
         let there = |n: &&str| n.as_bytes().eq_ignore_ascii_case(name) || probe(&directory.join(n));
         let is_repository = REPOSITORY_MARKS.iter().all(there);
         let boundary = if trusted {

@@ -67,9 +67,12 @@ pub struct Child {
 /// may have had other threads, and their locks stay locked in it. A panic in
 /// it aborts the child.
 ///
+/// Handlers of signals are forgotten in the child where `clone3` can be had;
+/// with the older `clone` they stay, so `body` must run with signals blocked.
+///
 /// # Errors
-/// Whatever `clone3` says: EPERM and ENOSPC where namespaces are refused,
-/// ENOSYS below kernel 5.3, EAGAIN at the process limit.
+/// Whatever the kernel says: EPERM and ENOSPC where namespaces are refused,
+/// EAGAIN at the process limit.
 pub fn fork_with(clone_flags: u64, exit_signal: i32, body: impl FnOnce() -> i32) -> Result<Child, Errno> {
     let mut pidfd: i32 = -1;
     let args = CloneArgs {
@@ -81,7 +84,17 @@ pub fn fork_with(clone_flags: u64, exit_signal: i32, body: impl FnOnce() -> i32)
     // SAFETY: `args` is a valid clone_args of the given size and `pidfd` lives
     // past the call. Without CLONE_VM and with stack 0 the child continues on
     // a copy of this stack, as after fork(2).
-    let pid = unsafe { raw(libc::SYS_clone3, [&raw const args as usize, size_of::<CloneArgs>(), 0, 0, 0, 0]) }?;
+    let made = unsafe { raw(libc::SYS_clone3, [&raw const args as usize, size_of::<CloneArgs>(), 0, 0, 0, 0]) };
+    let pid = match made {
+        // Containers answer so, because their filters cannot read the flags.
+        Err(Errno::NOSYS) => {
+            let flags = (clone_flags | PIDFD | exit_signal as u64) as usize;
+            // SAFETY: as above; with CLONE_PIDFD the third argument is where
+            // the descriptor is stored (clone(2)), the last two are unused.
+            unsafe { raw(libc::SYS_clone, [flags, 0, &raw mut pidfd as usize, 0, 0, 0]) }
+        }
+        other => other,
+    }?;
     if pid == 0 {
         run_and_exit(body);
     }

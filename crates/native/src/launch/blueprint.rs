@@ -61,8 +61,7 @@ pub struct Blueprint {
 }
 
 impl Blueprint {
-    /// Works out the start of `plan`. Opens what must be held, makes the private
-    /// directory of level restricted (removed on drop), runs nothing.
+    /// Works out the start of `plan`. Opens what must be held, runs nothing.
     ///
     /// # Errors
     /// [`LaunchError`] where the plan cannot be made real on this machine.
@@ -135,13 +134,9 @@ impl Blueprint {
         }
     }
 
-    pub(super) fn private_directory_fd(&self) -> Option<RawFd> {
-        self.private_directory.as_ref().map(|d| d.fd().as_raw_fd())
-    }
-
     /// Descriptors, beyond the sockets and streams, that the child needs.
     pub(super) fn held(&self) -> impl Iterator<Item = RawFd> {
-        [Some(self.ruleset.as_fd().as_raw_fd()), self.private_directory_fd()].into_iter().flatten()
+        [self.ruleset.as_fd().as_raw_fd()].into_iter()
     }
 
     /// What is enforced once every step was applied.
@@ -269,9 +264,7 @@ fn restricted(plan: &Plan, abi: u32) -> Result<Parts, LaunchError> {
     let hidden: Vec<PathBuf> = files.hide.iter().filter_map(|p| p.as_path().canonicalize().ok()).collect();
     let reads = if hidden.is_empty() { 0 } else { access::READ_FILE };
     let ruleset = new_ruleset(abi, access::changing(abi) | reads)?;
-    let directory = PrivateDirectory::make()?;
-    let changing = access::changing(abi);
-    allow(&ruleset, directory.path(), changing)?;
+    let directory = PrivateDirectory::choose()?;
     for device in ["null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts"] {
         let path = Path::new("/dev").join(device);
         if path.exists() {
@@ -291,7 +284,9 @@ fn restricted(plan: &Plan, abi: u32) -> Result<Parts, LaunchError> {
             files.reveal.iter().chain(&files.write).filter_map(|p| p.as_path().canonicalize().ok()).collect();
         allow_reads(&ruleset, &hidden, &shown)?;
     }
-    let mut steps = vec![Step::KeyRing, Step::AdoptOrphans];
+    let path = c_string(directory.path().as_os_str())?;
+    let make = Step::PrivateDirectory { path, rights: access::changing(abi) | reads };
+    let mut steps = vec![make, Step::KeyRing, Step::AdoptOrphans];
     if may_leave_groups() {
         steps.push(Step::LeaveGroups);
     }

@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::Mode;
+use rustix::fs::{AtFlags, CWD, Mode, unlinkat};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, setrlimit, setsid, umask};
 use stockade_model::Level;
 use stockade_sys::clone::{Child, fork_with};
@@ -14,7 +14,7 @@ use stockade_sys::{Errno, caps, descriptors, exec, fork_signals, seccomp};
 use super::blueprint::Blueprint;
 use super::cleanup;
 use super::message::Message;
-use super::step::{Site, verify_directory};
+use super::step::{Site, Step, verify_directory};
 
 /// What the init finds open when it starts.
 #[derive(Debug)]
@@ -37,16 +37,18 @@ pub(super) fn init(plan: &Blueprint, inherited: &Inherited<'_>) -> i32 {
     let mask = umask(Mode::empty());
     if let Err((index, errno)) = build(plan, inherited, &mut site) {
         let _ = Message::StepFailed { index, errno }.send(inherited.control, &[]);
+        remove_private_directory(plan, &site);
         return FAILED;
     }
     let child = match fork_with(0, libc::SIGCHLD, || command(plan, inherited, site.watches.as_ref(), mask)) {
         Ok(child) => child,
         Err(errno) => {
             let _ = Message::StepFailed { index: plan.steps.len() as u32, errno }.send(inherited.control, &[]);
+            remove_private_directory(plan, &site);
             return FAILED;
         }
     };
-    match supervise(plan, inherited.control, &child) {
+    match supervise(plan, inherited.control, &child, &site) {
         Ok(()) => 0,
         Err(errno) => {
             let _ = Message::StepFailed { index: plan.steps.len() as u32 + 1, errno }.send(inherited.control, &[]);
@@ -67,12 +69,13 @@ fn build(plan: &Blueprint, inherited: &Inherited<'_>, site: &mut Site<'_>) -> Re
 
 /// Waits for the command's end or word from the caller; whatever happens first,
 /// nothing of the run is left when this returns.
-fn supervise(plan: &Blueprint, control: BorrowedFd<'_>, child: &Child) -> Result<(), Errno> {
+fn supervise(plan: &Blueprint, control: BorrowedFd<'_>, child: &Child, site: &Site<'_>) -> Result<(), Errno> {
     let ends = fork_signals::child_end_descriptor()?;
     // Nothing but the way to the caller, the signal descriptor and what the
     // clean-up needs stays open: an end of a pipe kept here would keep its
     // reader waiting.
-    let mut keep = [control.as_raw(), ends.as_fd().as_raw(), plan.private_directory_fd().unwrap_or(-1)];
+    let mut keep =
+        [control.as_raw(), ends.as_fd().as_raw(), site.private_directory.as_ref().map_or(-1, |fd| fd.as_fd().as_raw())];
     keep.sort_unstable();
     let first = keep.iter().position(|fd| *fd >= 0).unwrap_or(0);
     descriptors::close_all_but(&keep[first..])?;
@@ -80,7 +83,7 @@ fn supervise(plan: &Blueprint, control: BorrowedFd<'_>, child: &Child) -> Result
     seccomp::install(&plan.init_filter)?;
 
     let ended = watch_over(control, ends.as_fd(), child.pid);
-    end_everything(plan);
+    end_everything(plan, site);
     if let Some(ended) = ended {
         let _ = Message::Ended { ended, used: reap::children_used() }.send(control, &[]);
     }
@@ -122,13 +125,23 @@ fn reap_until(command: Pid) -> Option<Ended> {
     None
 }
 
-fn end_everything(plan: &Blueprint) {
+fn end_everything(plan: &Blueprint, site: &Site<'_>) {
     match plan.level {
         Level::Full => reap::end_namespace(),
         Level::Restricted | Level::None => cleanup::end_descendants(),
     }
-    if let Some(directory) = &plan.private_directory {
-        cleanup::empty_directory(directory.fd());
+    remove_private_directory(plan, site);
+}
+
+/// Empties it by descriptor and takes its name away.
+fn remove_private_directory(plan: &Blueprint, site: &Site<'_>) {
+    if let Some(directory) = &site.private_directory {
+        cleanup::empty_directory(directory.as_fd());
+        for step in &plan.steps {
+            if let Step::PrivateDirectory { path, .. } = step {
+                let _ = unlinkat(CWD, path, AtFlags::REMOVEDIR);
+            }
+        }
     }
 }
 

@@ -2,13 +2,9 @@
 //! and reading by allow-list where something is to be hidden.
 
 use std::collections::BTreeSet;
-use std::fs::{DirBuilder, File};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use stockade_sys::landlock::{Ruleset, access};
-use stockade_sys::passing::above_stdio;
 
 use super::blueprint::allow;
 use super::error::LaunchError;
@@ -16,47 +12,35 @@ use super::error::LaunchError;
 /// Most entries looked at while the readable rest is listed.
 const MAX_ENTRIES: usize = 100_000;
 
-/// A directory of the run's own. Removed on drop, if the run has not done it.
+/// A directory of the run's own. The init makes and removes it, so that nothing
+/// stays where the caller is killed; removed on drop, if the init could not.
 #[derive(Debug)]
 pub(super) struct PrivateDirectory {
     path: PathBuf,
-    handle: OwnedFd,
 }
 
 impl PrivateDirectory {
-    /// Makes one with an unguessable name and mode 0700 where temporary files
-    /// belong.
-    pub(super) fn make() -> Result<Self, LaunchError> {
+    /// Chooses an unguessable name where temporary files belong.
+    pub(super) fn choose() -> Result<Self, LaunchError> {
         let parent = std::env::temp_dir();
         let parent = parent.canonicalize().map_err(|e| LaunchError::Path { path: parent, why: e.to_string() })?;
         let mut bytes = [0_u8; 12];
         rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
             .map_err(LaunchError::call("get random bytes"))?;
         let name: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
-        let path = parent.join(format!("stockade-{name}"));
-        let why = |e: std::io::Error| LaunchError::Path { path: path.clone(), why: e.to_string() };
-        DirBuilder::new().mode(0o700).create(&path).map_err(why)?;
-        let handle =
-            above_stdio(File::open(&path).map_err(why)?.into()).map_err(LaunchError::call("hold a directory"))?;
-        Ok(Self { path, handle })
+        Ok(Self { path: parent.join(format!("stockade-{name}")) })
     }
 
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
-
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
-        self.handle.as_fd()
-    }
 }
 
 impl Drop for PrivateDirectory {
     fn drop(&mut self) {
-        // Usually empty by now: the init has emptied it. Otherwise the standard
-        // library removes by descriptor and follows no link.
-        if std::fs::remove_dir(&self.path).is_err() {
-            let _ = std::fs::remove_dir_all(&self.path);
-        }
+        // Usually gone by now. Otherwise the standard library removes by
+        // descriptor and follows no link.
+        let _ = std::fs::remove_dir_all(&self.path);
     }
 }
 

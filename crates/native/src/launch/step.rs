@@ -32,11 +32,13 @@ pub(super) struct Site<'a> {
     scratch: Option<OwnedFd>,
     /// Tells when a hidden thing is opened.
     pub(super) watches: Option<OwnedFd>,
+    /// The private directory of level restricted, once it is made.
+    pub(super) private_directory: Option<OwnedFd>,
 }
 
 impl<'a> Site<'a> {
     pub(super) fn new(control: BorrowedFd<'a>, ruleset: &'a Ruleset) -> Self {
-        Self { control, ruleset, proc: None, root: None, scratch: None, watches: None }
+        Self { control, ruleset, proc: None, root: None, scratch: None, watches: None, private_directory: None }
     }
 
     fn root(&self) -> Result<BorrowedFd<'_>, Errno> {
@@ -57,6 +59,8 @@ pub(super) enum Step {
     AwaitIdentity,
     /// Root without namespaces gives up its groups.
     LeaveGroups,
+    /// A directory of the run's own, which it may change as it likes.
+    PrivateDirectory { path: CString, rights: u64 },
     /// A session key ring of its own.
     KeyRing,
     /// Mounts made from now on are seen by nobody else.
@@ -97,6 +101,7 @@ impl Step {
         match self {
             Self::ClaimIdentity { .. } | Self::AwaitIdentity => "identity",
             Self::LeaveGroups => "groups",
+            Self::PrivateDirectory { .. } => "private-directory",
             Self::KeyRing => "key-ring",
             Self::PrivateMounts => "private-mounts",
             Self::Proc => "proc",
@@ -117,6 +122,7 @@ impl Step {
         match self {
             Self::ClaimIdentity { .. } | Self::AwaitIdentity => "user-namespace",
             Self::LeaveGroups | Self::DropPrivileges => "capabilities",
+            Self::PrivateDirectory { .. } => "private-directory",
             Self::KeyRing => "key-ring",
             Self::Loopback => "network-namespace",
             Self::AdoptOrphans => "processes",
@@ -130,6 +136,7 @@ impl Step {
             Self::ClaimIdentity { .. } => "mapped to itself, no other user or group exists inside".to_owned(),
             Self::AwaitIdentity => "root mapped to itself by the caller, no groups".to_owned(),
             Self::LeaveGroups => "no supplementary groups".to_owned(),
+            Self::PrivateDirectory { .. } => "a temporary directory of its own".to_owned(),
             Self::KeyRing => "an empty session key ring".to_owned(),
             Self::PrivateMounts => "cut from the host's mounts".to_owned(),
             Self::Proc => "/proc of the own PID namespace, read-only".to_owned(),
@@ -151,6 +158,7 @@ impl Step {
             Self::ClaimIdentity { uid_map, gid_map } => claim_identity(uid_map, gid_map),
             Self::AwaitIdentity => await_identity(site.control),
             Self::LeaveGroups => set_thread_groups(&[]),
+            Self::PrivateDirectory { path, rights } => make_private_directory(site, path, *rights),
             Self::KeyRing => keyring::join_new_session(),
             Self::PrivateMounts => make_private(),
             Self::Proc => {
@@ -328,6 +336,16 @@ fn attach_devices(site: &mut Site<'_>, devices: &[Device]) -> Result<(), Errno> 
     let terminals = new_filesystem(c"devpts", &options, forbids)?;
     attach_at(terminals.as_fd(), directory.as_fd(), c"pts")?;
     site.ruleset.allow(terminals.as_fd(), access::WRITE_FILE | access::TRUNCATE | access::IOCTL_DEV)
+}
+
+/// Its name is unguessable, so whoever made it first meant harm.
+fn make_private_directory(site: &mut Site<'_>, path: &CStr, rights: u64) -> Result<(), Errno> {
+    mkdirat(CWD, path, Mode::RWXU)?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let directory = openat(CWD, path, flags, Mode::empty())?;
+    site.ruleset.allow(directory.as_fd(), rights)?;
+    site.private_directory = Some(directory);
+    Ok(())
 }
 
 /// The caller reads events by the number of the watch: 1 for the first name, as
