@@ -2,6 +2,7 @@
 //! for a fault. Off unless asked for; then nothing of it is set up.
 
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::FmtSpan;
 
 use crate::failure::Failure;
 
@@ -18,12 +19,14 @@ pub fn start() -> Result<(), Failure> {
     };
     let filter = filter.into_string().map_err(|_| unreadable())?;
     let filter = EnvFilter::try_new(filter).map_err(|_| unreadable())?;
-    // Without colour and time: a person reads it beside the command's output.
+    // Without colour, beside the command's output; with the time since the
+    // start, and at the end of each step how long it took.
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(false)
-        .without_time()
+        .with_timer(tracing_subscriber::fmt::time::uptime())
+        .with_span_events(FmtSpan::CLOSE)
         .try_init()
         .map_err(|_| Failure::new("tracing was started twice"))
 }
