@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
@@ -142,7 +142,9 @@ pub fn killed_front(world: &World, level: Option<Level>) -> Result<Verdict> {
     };
     let path = script(&lab, "probe.sh", &format!("echo {BEGIN}\n{text}\n"))?;
     let command = world.stockade(&lab, level, "workspace", &[], &["/bin/bash", &path]);
-    let temporary = temporary_entries();
+    lab.write("state/tmp/keep", "")?;
+    let command = command.env("TMPDIR", lab.path("state/tmp"));
+    let temporary = temporary_entries(&lab);
     let mut started = 0;
     for kill in 0..KILLS {
         let before = world.before(&lab);
@@ -162,7 +164,7 @@ pub fn killed_front(world: &World, level: Option<Level>) -> Result<Verdict> {
     if started == 0 {
         return Ok(Verdict::NotRun("no run had started when it was killed".to_owned()));
     }
-    let litter: Vec<String> = temporary_entries().into_iter().filter(|e| !temporary.contains(e)).collect();
+    let litter: Vec<String> = temporary_entries(&lab).into_iter().filter(|e| !temporary.contains(e)).collect();
     Ok(Verdict::from_breaches(litter.iter().map(|e| format!("left behind: {e}")).collect()))
 }
 
@@ -175,10 +177,14 @@ fn wait_for_begin(running: &Running) {
     }
 }
 
-fn temporary_entries() -> Vec<String> {
-    let places = ["/tmp", "/var/tmp", "/dev/shm", "/run"];
-    let entries = places.iter().filter_map(|place| fs::read_dir(place).ok()).flatten().flatten();
-    entries.map(|e| e.path().display().to_string()).collect()
+/// What lies in temporary places: in the world's own, and in the machine's
+/// where nobody else uses them.
+fn temporary_entries(lab: &Lab) -> Vec<String> {
+    let own = lab.path("state/tmp");
+    let machine = ["/tmp", "/var/tmp", "/dev/shm", "/run"].map(PathBuf::from);
+    let places = machine.into_iter().filter(|_| crate::harness_is_root()).chain([own]);
+    let entries = places.filter_map(|place| fs::read_dir(place).ok()).flatten().flatten();
+    entries.map(|e| e.path().display().to_string()).filter(|e| e.contains("stockade")).collect()
 }
 
 /// The polite signals end the tree too.

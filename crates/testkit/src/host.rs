@@ -27,7 +27,9 @@ impl HostState {
         let wall = clock_gettime(ClockId::Realtime).tv_sec;
         let monotonic = clock_gettime(ClockId::Boottime).tv_sec;
         Self {
-            mounts: lines("/proc/self/mountinfo"),
+            // An ordinary user cannot mount on the host, but others may at any
+            // time; a root harness has a mount namespace of its own.
+            mounts: if rustix::process::geteuid().is_root() { lines("/proc/self/mountinfo") } else { BTreeSet::new() },
             node_name: uname.nodename().to_string_lossy().into_owned(),
             domain_name: fs::read_to_string("/proc/sys/kernel/domainname").unwrap_or_default(),
             wall_minus_monotonic_s: wall - monotonic,
@@ -38,7 +40,10 @@ impl HostState {
     pub fn changes(&self, later: &Self) -> Vec<String> {
         let mut changes: Vec<String> =
             later.mounts.difference(&self.mounts).map(|m| format!("host mount new: {m}")).collect();
-        changes.extend(self.mounts.difference(&later.mounts).map(|m| format!("host mount gone: {m}")));
+        // Where the place is gone too, its owner has removed it: the kernel
+        // then drops the mount in every namespace.
+        let gone = self.mounts.difference(&later.mounts).filter(|m| mount_point_exists(m));
+        changes.extend(gone.map(|m| format!("host mount gone: {m}")));
         if self.node_name != later.node_name || self.domain_name != later.domain_name {
             changes.push(format!("host name is now {} {}", later.node_name, later.domain_name.trim_end()));
         }
@@ -53,6 +58,10 @@ impl HostState {
     pub fn clock_step_s(&self, later: &Self) -> i64 {
         later.wall_minus_monotonic_s - self.wall_minus_monotonic_s
     }
+}
+
+fn mount_point_exists(line: &str) -> bool {
+    line.split(' ').nth(4).is_some_and(|place| fs::symlink_metadata(place).is_ok())
 }
 
 fn lines(path: &str) -> BTreeSet<String> {
