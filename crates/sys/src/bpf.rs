@@ -3,9 +3,13 @@
 //! The table is data: which call, under which register conditions, with which
 //! answer. This file knows nothing of why a call is refused.
 //!
-//! Shape of the program: the architecture word first, then the x32 bit, then
-//! one block per system call. A block never falls into the next one, because
-//! testing arguments overwrites the accumulator that holds the call's number.
+//! Shape of the program: the architecture word first, then the x32 bit, then a
+//! search tree over the call's number with one block per call at its leaves. A
+//! block never falls into the next one, because testing arguments overwrites
+//! the accumulator that holds the number. The tree is not for the filtered
+//! calls alone: when a filter is installed, the kernel (5.11 and later) runs it
+//! once for every number to learn what is always allowed, and a linear search
+//! makes that the dearest call of a whole start.
 
 use std::collections::BTreeMap;
 
@@ -29,8 +33,10 @@ const OFFSET_ARGS: u32 = 16;
 /// The opcodes in use (linux/bpf_common.h): class | size or operation | mode.
 const LOAD_WORD: u16 = 0x20;
 const AND: u16 = 0x54;
+const JUMP: u16 = 0x05;
 const JUMP_EQUAL: u16 = 0x15;
 const JUMP_GREATER: u16 = 0x25;
+const JUMP_AT_LEAST: u16 = 0x35;
 const JUMP_SET: u16 = 0x45;
 const RETURN: u16 = 0x06;
 
@@ -196,18 +202,48 @@ pub fn compile(rules: &[Rule], newest: u32, otherwise: Action) -> Result<Program
         by_call.entry(rule.call).or_default().push(rule);
     }
 
+    let blocks = by_call
+        .into_iter()
+        .map(|(call, rules)| block(&rules, otherwise).map(|body| (call, body)))
+        .collect::<Result<Vec<_>, _>>()?;
     let mut out = prologue(newest);
-    for (call, rules) in by_call {
-        let body = block(&rules, otherwise)?;
-        let skip = u8::try_from(body.len()).map_err(|_| CompileError::BlockTooLong(call))?;
-        out.push(Instruction { code: JUMP_EQUAL, jt: 0, jf: skip, k: call as u32 });
-        out.extend(body);
-    }
-    out.push(give(otherwise));
+    out.extend(tree(&blocks, otherwise)?);
     if out.len() > MAX_INSTRUCTIONS {
         return Err(CompileError::TooLong(out.len()));
     }
     Ok(Program { instructions: out })
+}
+
+/// Most calls that are compared one after the other.
+const LEAF_CALLS: usize = 4;
+
+/// A search over `blocks`, which are sorted by call. The accumulator holds the
+/// number.
+fn tree(blocks: &[(i64, Vec<Instruction>)], otherwise: Action) -> Result<Vec<Instruction>, CompileError> {
+    if blocks.len() <= LEAF_CALLS {
+        let mut out = Vec::new();
+        for (call, body) in blocks {
+            let skip = u8::try_from(body.len()).map_err(|_| CompileError::BlockTooLong(*call))?;
+            out.push(Instruction { code: JUMP_EQUAL, jt: 0, jf: skip, k: *call as u32 });
+            out.extend(body);
+        }
+        out.push(give(otherwise));
+        return Ok(out);
+    }
+    let (lower, upper) = blocks.split_at(blocks.len() / 2);
+    let first = upper[0].0 as u32;
+    let (lower, upper) = (tree(lower, otherwise)?, tree(upper, otherwise)?);
+    // A conditional jump reaches 255 instructions, an unconditional one any distance.
+    let mut out = match u8::try_from(lower.len()) {
+        Ok(near) => vec![Instruction { code: JUMP_AT_LEAST, jt: near, jf: 0, k: first }],
+        Err(_) => vec![
+            Instruction { code: JUMP_AT_LEAST, jt: 0, jf: 1, k: first },
+            Instruction { code: JUMP, jt: 0, jf: 0, k: lower.len() as u32 },
+        ],
+    };
+    out.extend(lower);
+    out.extend(upper);
+    Ok(out)
 }
 
 fn prologue(newest: u32) -> Vec<Instruction> {
@@ -321,6 +357,8 @@ mod tests {
             pc += 1;
             match i.code {
                 LOAD_WORD => accumulator = word(i.k),
+                JUMP => pc += i.k as usize,
+                JUMP_AT_LEAST => pc += usize::from(if accumulator >= i.k { i.jt } else { i.jf }),
                 AND => accumulator &= i.k,
                 JUMP_EQUAL => pc += usize::from(if accumulator == i.k { i.jt } else { i.jf }),
                 JUMP_GREATER => pc += usize::from(if accumulator > i.k { i.jt } else { i.jf }),
@@ -397,6 +435,24 @@ mod tests {
         check(&table, 41, [2, 2, 0b100, 0, 0, 0], Action::Notify);
         check(&table, 41, [2, 2, 0b001, 0, 0, 0], Action::Errno(13));
         check(&table, 42, [1, 2, 0, 0, 0, 0], Action::Allow);
+    }
+
+    /// Every number is found in a tree with near and far branches, in few steps.
+    #[test]
+    fn each_call_finds_its_own_block() {
+        let errno = |call: u32| Action::Errno(u16::try_from(call % 1000 + 1).unwrap());
+        let rules: Vec<_> = (0..300_u32)
+            .filter(|call| call % 3 != 1)
+            .flat_map(|call| {
+                let odd = rule(i64::from(call), &[Condition::any_bit(0, 1)], Action::Notify);
+                [odd, rule(i64::from(call), &[], errno(call))]
+            })
+            .collect();
+        for call in 0..320 {
+            let known = call < 300 && call % 3 != 1;
+            check(&rules, call, [0; 6], if known { errno(call) } else { Action::Allow });
+            check(&rules, call, [1, 0, 0, 0, 0, 0], if known { Action::Notify } else { Action::Allow });
+        }
     }
 
     /// Compares the compiler with a plain reading of the table over a grid.

@@ -138,9 +138,8 @@ pub(super) fn layout(plan: &Plan, program: Option<&Path>) -> Result<Layout, Laun
         }
     }
     for path in revealed {
-        match natures.entry(path).or_insert(Nature::Visible { even_hidden: true }) {
-            Nature::Visible { even_hidden } => *even_hidden = true,
-            _ => {}
+        if let Nature::Visible { even_hidden } = natures.entry(path).or_insert(Nature::Visible { even_hidden: true }) {
+            *even_hidden = true;
         }
     }
     Ok(Layout { attachments: attachments(natures)?, missing })
