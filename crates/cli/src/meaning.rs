@@ -53,14 +53,16 @@ impl Meant {
     /// When a path, a grant or a name cannot be used.
     pub fn run(typed: RunArgs, variables: Variables<'_>) -> Result<Self, Failure> {
         let cwd = places::current_directory()?;
-        let grants = typed.grants.iter().map(|text| grant(text, variables, &cwd)).collect::<Result<_, _>>()?;
+        let workspace = workspace(typed.workspace.as_deref(), variables, &cwd)?;
+        let grants = typed.grants.iter().map(|text| grant(text, variables, &cwd, &workspace));
+        let grants = grants.collect::<Result<_, _>>()?;
         let session = match typed.session {
             Some(name) => Some(session(&name)?),
             None => session_of_environment(variables)?,
         };
         Ok(Self {
             command: command(typed.subject)?,
-            workspace: workspace(typed.workspace.as_deref(), variables, &cwd)?,
+            workspace,
             cwd,
             grants,
             session,
@@ -216,8 +218,10 @@ fn session_of_environment(variables: Variables<'_>) -> Result<Option<SessionId>,
 }
 
 /// A grant as a person types it: `~` and relative paths resolved, links
-/// followed, programs looked up, so that it names an object (L5).
-fn grant(typed: &OsStr, variables: Variables<'_>, cwd: &Path) -> Result<Grant, Failure> {
+/// followed, programs looked up, so that it names an object (L5). A link inside
+/// the workspace may have been put there by an earlier command: where one leads
+/// out, the person must name the place itself.
+fn grant(typed: &OsStr, variables: Variables<'_>, cwd: &Path, workspace: &Path) -> Result<Grant, Failure> {
     const HINT: &str = "for example --grant 'write ~/.cache/pip' or --grant 'connect pypi.org:443'";
     let raw = RawText::from(typed);
     let text = raw.to_str().ok_or_else(|| {
@@ -235,7 +239,13 @@ fn grant(typed: &OsStr, variables: Variables<'_>, cwd: &Path) -> Result<Grant, F
         program if word == "exec" && !program.contains(&b'/') => search(path.as_path(), variables)?,
         _ => places::expand(path.as_path(), &|| places::home(variables), cwd)?,
     };
-    let path = RawText::from(places::canonical_prefix(&path));
+    let real = places::canonical_prefix(&path);
+    if path.starts_with(workspace) && !real.starts_with(workspace) {
+        let leads = format!("the grant `{}` leads through a link out of the workspace", raw.escaped());
+        let target = RawText::from(real).escaped_reversibly();
+        return Err(Failure::new(leads).hint(format!("if that is meant, name the place: --grant '{word} {target}'")));
+    }
+    let path = RawText::from(real);
     parsed(&format!("{word} {}", path.escaped_reversibly()))
 }
 
@@ -267,7 +277,7 @@ mod tests {
             "PATH" => Some(OsString::from("relative:/nonexistent:/bin")),
             _ => None,
         };
-        let shown = grant(OsStr::new(typed), &variables, Path::new("/usr/share"));
+        let shown = grant(OsStr::new(typed), &variables, Path::new("/usr/share"), Path::new("/usr/share"));
         assert_eq!(shown.unwrap().to_string(), wanted, "{typed}");
     }
 
@@ -289,14 +299,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let real = dir.path().canonicalize().unwrap();
         std::os::unix::fs::symlink("/usr", real.join("link")).unwrap();
-        let got = grant(OsStr::new("write link/x"), &nothing, &real).unwrap();
+        let got = grant(OsStr::new("write link/x"), &nothing, &real, Path::new("/usr")).unwrap();
         assert_eq!(got.to_string(), "write /usr/x");
     }
 
     #[test]
     fn what_is_no_grant_is_refused() {
         for bad in ["", "write", "write ~nobody/x", "write /a\\q", "exec no-such-program-here", "sudo", "connect a_b"] {
-            assert!(grant(OsStr::new(bad), &nothing, Path::new("/")).is_err(), "{bad:?}");
+            assert!(grant(OsStr::new(bad), &nothing, Path::new("/"), Path::new("/usr")).is_err(), "{bad:?}");
         }
     }
 

@@ -9,6 +9,8 @@
 //! This crate does no I/O: it sees text and three paths. It does not resolve
 //! links, does not look programs up, and knows no policy.
 
+#![forbid(unsafe_code)]
+
 mod budget;
 mod judge;
 mod knowledge;

@@ -12,13 +12,18 @@ use crate::call::raw;
 /// Gives up, for this thread alone and what it starts, every capability and,
 /// where `without_groups` says so, every supplementary group; its umask becomes
 /// 0, apart from the other threads', so that modes are made as they are given.
+/// Where a container's filter refuses every `unshare`, the umask of the whole
+/// process becomes 0: its other threads must name the modes of what they make.
 ///
 /// # Errors
 /// EPERM where groups may not be given up.
 pub fn confine_thread(without_groups: bool) -> Result<(), Errno> {
     // SAFETY: CLONE_FS concerns only root, cwd and umask; descriptors stay
     // shared.
-    unsafe { unshare_unsafe(UnshareFlags::FS) }?;
+    match unsafe { unshare_unsafe(UnshareFlags::FS) } {
+        Ok(()) | Err(Errno::PERM | Errno::NOSYS) => {}
+        Err(errno) => return Err(errno),
+    }
     rustix::process::umask(Mode::empty());
     if without_groups {
         set_thread_groups(&[] as &[Gid])?;

@@ -18,7 +18,7 @@ use stockade_sys::landlock::{self, Ruleset, access, scope};
 use crate::filter::{FilterSize, command_filter, init_filter};
 
 use super::error::LaunchError;
-use super::layout::{Attachment, Identity, Layout, Nature, c_string, devices, layout};
+use super::layout::{Attachment, Identity, Layout, Nature, c_string, devices, layout, refuse_planted_link};
 use super::restricted::{PrivateDirectory, allow_reads};
 use super::step::{ScratchEntry, Step};
 
@@ -56,6 +56,7 @@ pub struct Blueprint {
     pub(super) hidden: Vec<PathBuf>,
     private_trees: Vec<PrivateTree>,
     missing: Vec<PathBuf>,
+    uncovered: usize,
     abi: u32,
     filter_size: FilterSize,
 }
@@ -103,6 +104,7 @@ impl Blueprint {
             hidden: parts.hidden,
             private_trees: parts.private_trees,
             missing: parts.missing,
+            uncovered: parts.uncovered,
             abi,
             filter_size,
         })
@@ -159,11 +161,23 @@ impl Blueprint {
         layers.insert("limits".to_owned(), self.limits_report());
         layers.insert("landlock".to_owned(), self.landlock_report());
         layers.insert("seccomp".to_owned(), self.seccomp_report(wait_killable));
+        layers.insert("credentials".to_owned(), self.credentials_report());
         if !self.missing.is_empty() {
             let detail = format!("{} writable paths did not exist: the broker alone can make them", self.missing.len());
             layers.insert("unattached".to_owned(), LayerReport { state: LayerState::Enforced, detail });
         }
         EnforcementReport { level: self.level, layers }
+    }
+
+    fn credentials_report(&self) -> LayerReport {
+        if self.uncovered == 0 {
+            return LayerReport { state: LayerState::Enforced, detail: "every path to hide is hidden".to_owned() };
+        }
+        let detail = format!(
+            "what is there is hidden; {} paths are not there, and not covered if they appear during the run",
+            self.uncovered
+        );
+        LayerReport { state: LayerState::Partial, detail }
     }
 
     fn limits_report(&self) -> LayerReport {
@@ -218,6 +232,7 @@ struct Parts {
     private_trees: Vec<PrivateTree>,
     hidden: Vec<PathBuf>,
     missing: Vec<PathBuf>,
+    uncovered: usize,
     private_directory: Option<PrivateDirectory>,
     mapped_by_caller: bool,
 }
@@ -225,7 +240,7 @@ struct Parts {
 fn full(plan: &Plan, candidates: &[CString], abi: u32) -> Result<Parts, LaunchError> {
     let program = candidates.first().map(|c| Path::new(std::ffi::OsStr::from_bytes(c.to_bytes())));
     let program = program.and_then(|p| p.canonicalize().ok());
-    let Layout { attachments, missing } = layout(plan, program.as_deref())?;
+    let Layout { attachments, missing, uncovered } = layout(plan, program.as_deref())?;
     let ruleset = new_ruleset(abi, access::changing(abi))?;
     let mapped_by_caller = may_map_for_others();
     let mut steps = vec![];
@@ -256,7 +271,7 @@ fn full(plan: &Plan, candidates: &[CString], abi: u32) -> Result<Parts, LaunchEr
         steps.push(Step::Watch(watched));
     }
     steps.extend([Step::Loopback, Step::SwapRoot]);
-    Ok(Parts { steps, ruleset, private_trees, hidden, missing, private_directory: None, mapped_by_caller })
+    Ok(Parts { steps, ruleset, private_trees, hidden, missing, uncovered, private_directory: None, mapped_by_caller })
 }
 
 fn restricted(plan: &Plan, abi: u32) -> Result<Parts, LaunchError> {
@@ -274,8 +289,11 @@ fn restricted(plan: &Plan, abi: u32) -> Result<Parts, LaunchError> {
     let mut missing = Vec::new();
     for path in files.write.iter().map(|p| p.as_path()) {
         match path.canonicalize() {
-            Ok(real) if real.is_dir() => allow(&ruleset, &real, access::MAKE_SOCK | access::MAKE_FIFO)?,
-            Ok(_) => {}
+            Ok(real) if real.is_dir() => {
+                refuse_planted_link(plan, path, &real)?;
+                allow(&ruleset, &real, access::MAKE_SOCK | access::MAKE_FIFO)?;
+            }
+            Ok(real) => refuse_planted_link(plan, path, &real)?,
             Err(_) => missing.push(path.to_owned()),
         }
     }
@@ -296,6 +314,7 @@ fn restricted(plan: &Plan, abi: u32) -> Result<Parts, LaunchError> {
         private_trees: vec![PrivateTree { path: directory.path().to_owned(), floor_allows: true }],
         hidden: Vec::new(),
         missing,
+        uncovered: files.hide.len() - hidden.len(),
         private_directory: Some(directory),
         mapped_by_caller: false,
     })

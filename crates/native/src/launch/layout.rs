@@ -102,6 +102,8 @@ pub(super) struct Layout {
     pub(super) attachments: Vec<Attachment>,
     /// Writable paths of the plan that do not exist.
     pub(super) missing: Vec<PathBuf>,
+    /// How many paths to hide do not exist: what is not there cannot be covered.
+    pub(super) uncovered: usize,
 }
 
 /// Works out the view for `plan`; `program` is what will be executed, if it
@@ -131,7 +133,9 @@ pub(super) fn layout(plan: &Plan, program: Option<&Path>) -> Result<Layout, Laun
         natures.entry(path).or_insert(Nature::Visible { even_hidden: false });
     }
     let revealed: Vec<PathBuf> = files.reveal.iter().filter_map(existing).collect();
-    for path in files.hide.iter().filter_map(existing).filter(|path| !revealed.contains(path)) {
+    let to_hide: Vec<PathBuf> = files.hide.iter().filter_map(existing).collect();
+    let uncovered = files.hide.len() - to_hide.len();
+    for path in to_hide.into_iter().filter(|path| !revealed.contains(path)) {
         if !matches!(natures.get(&path), Some(Nature::Writable)) {
             let children = placeholder_children(&path);
             natures.insert(path, Nature::Hidden(children));
@@ -142,7 +146,7 @@ pub(super) fn layout(plan: &Plan, program: Option<&Path>) -> Result<Layout, Laun
             *even_hidden = true;
         }
     }
-    Ok(Layout { attachments: attachments(natures)?, missing })
+    Ok(Layout { attachments: attachments(natures)?, missing, uncovered })
 }
 
 /// Keeps what changes something, and says where each thing goes.
@@ -212,6 +216,7 @@ fn writable_roots(plan: &Plan) -> Result<(Vec<PathBuf>, Vec<PathBuf>), LaunchErr
             missing.push(path.to_owned());
             continue;
         };
+        refuse_planted_link(plan, path, &real)?;
         let why = match real.components().nth(1) {
             None => "the whole root cannot be writable inside a sandbox",
             Some(Component::Normal(top)) if top == "proc" || top == "sys" || top == "dev" => {
@@ -225,6 +230,19 @@ fn writable_roots(plan: &Plan) -> Result<(Vec<PathBuf>, Vec<PathBuf>), LaunchErr
         return Err(LaunchError::Path { path: real, why: why.to_owned() });
     }
     Ok((found, missing))
+}
+
+/// A link beneath another writable root may have been put there by a command:
+/// what it leads to is not what was agreed to (L5).
+pub(super) fn refuse_planted_link(plan: &Plan, path: &Path, real: &Path) -> Result<(), LaunchError> {
+    let roots = plan.profile.filesystem.write.iter().chain([&plan.workspace]).map(RawText::as_path);
+    if path == real || !roots.into_iter().any(|root| root != path && path.starts_with(root) && !real.starts_with(root))
+    {
+        return Ok(());
+    }
+    let real = RawText::from(real);
+    let why = format!("a link inside a writable directory leads it to {}; name that place itself", real.escaped());
+    Err(LaunchError::Path { path: path.to_owned(), why })
 }
 
 /// The protected names that exist directly where a writable root makes them
@@ -293,6 +311,9 @@ fn placeholder_children(path: &Path) -> Vec<(CString, bool)> {
 
 /// The object that a path of the plan means, if it exists.
 fn existing(text: &RawText) -> Option<PathBuf> {
+    // Most are not there, and one look says so; resolving takes one for each
+    // directory on the way.
+    text.as_path().symlink_metadata().ok()?;
     text.as_path().canonicalize().ok()
 }
 
