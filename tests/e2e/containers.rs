@@ -120,7 +120,9 @@ impl Docker {
         let command = Command::new("docker", "/")
             .args(["-H", &format!("unix://{}", self.place.path().join("socket").display())])
             .args(["run", "--rm", "--network=none", "-u", user, "-w", "/home/user/ws", "-e", "HOME=/home/user"])
-            .args(["-v", &format!("{bin}:/sb:ro"), "plain", "/bin/bash", "-c", script])
+            .args(["-v", &format!("{bin}:/sb:ro"), "plain", "/bin/bash", "-c"])
+            // Inside a sandbox root has no powers over what others own.
+            .arg(format!("[ $(id -u) != 0 ] || chown -R 0:0 /home/user; {script}"))
             .env("PATH", PATH)
             .timeout(Duration::from_secs(60));
         stockade_testkit::run_as(&stockade_testkit::Account::of(User::Root).unwrap(), &command).unwrap()
