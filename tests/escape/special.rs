@@ -156,7 +156,8 @@ pub fn secret_appears_later(world: &World, level: Option<Level>) -> Result<Verdi
     // The row asks for hidden, or reported as not covered: never silent.
     let layer = outcome.as_ref().map(|o| &o["attempts"][0]["enforced"]["layers"]["credentials"]);
     let reported = layer.is_some_and(|layer| {
-        layer["state"] == "partial" && layer["detail"].as_str().is_some_and(|d| d.contains("not covered if they appear"))
+        layer["state"] == "partial"
+            && layer["detail"].as_str().is_some_and(|d| d.contains("not covered if they appear"))
     });
     if reported {
         return Ok(Verdict::Contained);
