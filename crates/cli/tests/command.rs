@@ -292,13 +292,49 @@ fn doctor_tries_and_leaves_nothing() {
     let found = world.stockade(&["doctor", "--json"]);
     let value: Value = serde_json::from_str(&found.stdout).unwrap();
     assert_eq!(found.code, Some(i32::from(value["best"].is_null())), "{value}");
-    assert_eq!(value["levels"].as_array().unwrap().len(), 2);
-    for level in value["levels"].as_array().unwrap() {
+    let absent: Vec<_> = value["layers"].as_array().unwrap().iter().filter(|l| l["state"] == "absent").collect();
+    assert_eq!(value["layers"].as_array().unwrap().len(), 8);
+    let levels = value["levels"].as_array().unwrap();
+    assert_eq!(levels.iter().map(|found| found["level"].as_str().unwrap()).collect::<Vec<_>>(), ["full", "restricted"]);
+    for level in levels {
         let held = level["tried"].as_array().unwrap().iter().all(|trial| trial["holds"] == true);
         assert_eq!(level["works"], held && level["error"].is_null(), "{level}");
+        assert_eq!(level["works"], level["hint"].is_null(), "{level}");
     }
+    // Layers and levels come from different trials and must agree.
+    assert_eq!(levels[0]["works"], absent.is_empty(), "{value}");
     let left: Vec<_> = fs::read_dir(world.home()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(left, ["project"]);
+}
+
+#[test]
+fn doctor_names_the_user_namespaces_that_are_missing() {
+    let world = World::new();
+    let without = |args: &str| {
+        let mut command = Command::new("unshare");
+        let script = format!("echo 0 > /proc/sys/user/max_user_namespaces && exec \"$0\" doctor {args}");
+        command.args(["--user", "--map-root-user", "sh", "-c", &script, env!("CARGO_BIN_EXE_stockade")]);
+        command.current_dir(world.project()).env_clear().env("HOME", world.home()).env("PATH", "/usr/bin:/bin");
+        Output::of(command.stdin(Stdio::null()).output().unwrap())
+    };
+    let json = without("--json");
+    let value: Value = serde_json::from_str(&json.is(0).stdout).unwrap();
+    assert_eq!(value["best"], "restricted");
+    assert_eq!(value["layers"][0]["name"], "user-namespace");
+    assert_eq!(value["layers"][0]["state"], "absent");
+    assert_eq!(value["levels"][0]["missing"], serde_json::json!(["user-namespace"]));
+    assert_eq!(value["levels"][1]["works"], true);
+
+    let text = without("");
+    let text = &text.is(0).stdout;
+    for wanted in [
+        "\nlevel full       DOES NOT WORK  no command ran in it\n  because  there is no user-namespace: ",
+        "\n  hint: raise `sysctl user.max_user_namespaces`",
+        "\nlevel restricted works          a command ran in it, and all 6 promises held\n",
+        "\nthe strongest level here: restricted\n",
+    ] {
+        assert!(text.contains(wanted), "`{wanted}` not in {text}");
+    }
 }
 
 #[test]

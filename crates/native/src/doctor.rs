@@ -26,6 +26,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const TRIED_CALL: i64 = libc::SYS_getpriority;
 /// The answer by which a trial knows that it was refused by us.
 const TELLTALE: Errno = Errno::XDEV;
+/// The layers that are made inside a user namespace.
+const IN_USER_NAMESPACE: [&str; 3] = ["mounts", "proc", "network-namespace"];
 
 /// What was found.
 #[derive(Clone, Debug)]
@@ -46,31 +48,62 @@ impl Diagnosis {
         }
     }
 
-    /// Whether `level` can be had, in one line.
-    pub fn verdict(&self, level: Level) -> String {
+    /// The layers for want of which `level` cannot be had. Where there is no user
+    /// namespace, what would lie in it is a consequence and not named.
+    pub fn missing(&self, level: Level) -> Vec<&'static str> {
         let absent = |name: &str| !self.layers.iter().any(|(n, l)| *n == name && l.state != LayerState::Absent);
-        let missing: Vec<&str> = Self::needed(level).iter().copied().filter(|name| absent(name)).collect();
-        match missing.as_slice() {
-            [] => format!("{level}: usable"),
-            missing => format!("{level}: not usable, without {}", missing.join(", ")),
-        }
+        let consequence = |name: &str| absent("user-namespace") && IN_USER_NAMESPACE.contains(&name);
+        Self::needed(level).iter().copied().filter(|name| absent(name) && !consequence(name)).collect()
     }
+}
+
+/// What to do where `layer` is missing and nothing closer to the cause is known.
+pub fn remedy(layer: &str) -> Option<&'static str> {
+    Some(match layer {
+        "user-namespace" => "allow user namespaces on this machine, or use `--level restricted`, which does without",
+        "mounts" | "proc" | "network-namespace" => {
+            "run outside of the container around this process, or use `--level restricted`, which does without"
+        }
+        "landlock" => {
+            "boot a kernel with Landlock (5.13 or later) and with `landlock` in its list of security modules (lsm=)"
+        }
+        "seccomp" => "boot a kernel with CONFIG_SECCOMP_FILTER",
+        "notify" => "run outside of the supervisor around this process",
+        "pidfd" => "boot a kernel from 5.4 on, or run outside of the filter around this process",
+        _ => return None,
+    })
 }
 
 /// Tries every layer. Takes some milliseconds; at most a few seconds each where
 /// something hangs.
 pub fn doctor() -> Diagnosis {
+    let user_namespace = user_namespace();
+    let inside = |trial: fn() -> Result<(), Errno>, what: &str| match user_namespace {
+        Ok(()) => from_trial(trial(), what),
+        Err(_) => report(LayerState::Absent, "it would lie in a user namespace, and there is none"),
+    };
     let layers = vec![
-        ("user-namespace", from_trial(user_namespace(), "an identity of its own for this user")),
-        ("mounts", from_trial(mounts(), "new mount API, a filesystem of its own over /proc")),
-        ("proc", from_trial(proc(), "/proc of a PID namespace of its own")),
-        ("network-namespace", from_trial(network(), "loopback of its own")),
+        ("user-namespace", identity(user_namespace)),
+        ("mounts", inside(mounts, "new mount API, a filesystem of its own over /proc")),
+        ("proc", inside(proc, "/proc of a PID namespace of its own")),
+        ("network-namespace", inside(network, "loopback of its own")),
         ("landlock", landlock()),
         ("seccomp", from_trial(filter(), "a filter refuses a call")),
         ("notify", notify()),
         ("pidfd", from_trial(pidfd(), "a process is ended by its descriptor")),
     ];
     Diagnosis { layers }
+}
+
+/// `ENOSPC` is how the kernel says that a limit is reached (user_namespaces(7)).
+fn identity(trial: Result<(), Errno>) -> LayerReport {
+    match trial {
+        Err(Errno::NOSPC) => report(
+            LayerState::Absent,
+            "no user namespaces are left to this user (user.max_user_namespaces, or 32 nested)",
+        ),
+        other => from_trial(other, "an identity of its own for this user"),
+    }
 }
 
 fn report(state: LayerState, detail: impl Into<String>) -> LayerReport {
@@ -292,14 +325,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_layer_is_tried_and_the_verdict_follows() {
+    fn every_layer_is_tried_and_the_missing_are_named() {
         let mut found = doctor();
         for (name, layer) in &found.layers {
             assert_ne!(layer.state, LayerState::Absent, "{name}: {}", layer.detail);
         }
-        assert_eq!(found.verdict(Level::Full), "full: usable");
-        found.layers.retain(|(name, _)| *name != "mounts" && *name != "proc");
-        assert_eq!(found.verdict(Level::Full), "full: not usable, without mounts, proc");
-        assert_eq!(found.verdict(Level::Restricted), "restricted: usable");
+        let mut check = |gone: &[&str], full: &[&str], restricted: &[&str]| {
+            found.layers.retain(|(name, _)| !gone.contains(name));
+            assert_eq!(found.missing(Level::Full), full);
+            assert_eq!(found.missing(Level::Restricted), restricted);
+        };
+        check(&[], &[], &[]);
+        check(&["mounts", "proc"], &["mounts", "proc"], &[]);
+        check(&["user-namespace"], &["user-namespace"], &[]);
+        check(&["landlock"], &["user-namespace", "landlock"], &["landlock"]);
+    }
+
+    #[test]
+    fn every_layer_has_a_remedy() {
+        let needed = [Level::Full, Level::Restricted].map(Diagnosis::needed);
+        for name in needed.into_iter().flatten() {
+            assert!(remedy(name).is_some(), "{name}");
+        }
     }
 }

@@ -1,6 +1,8 @@
-//! `stockade doctor`: what this machine can enforce, proved by trying it. For
-//! each level a sandbox is built and a command in it tries what it must not be
-//! able to do; what came of it is looked at from outside.
+//! `stockade doctor`: what this machine can enforce, proved by trying it. First
+//! each layer alone; then for each level a sandbox is built and a command in it
+//! tries what it must not be able to do, and what came of it is looked at from
+//! outside. The command decides whether a level works, the layers say why not.
+//! It must not know how a layer is tried.
 
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
@@ -12,9 +14,10 @@ use serde::Serialize;
 use stockade_engine::seams::Judge;
 use stockade_engine::{AttemptEvent, Backend, CommandEnd, Io};
 use stockade_model::{
-    ApprovalMode, Command, Denial, EnforcementReport, Level, Plan, RawText, Request, SandboxPreference,
+    ApprovalMode, Command, Denial, EnforcementReport, LayerReport, Level, Plan, RawText, Request, SandboxPreference,
 };
 use stockade_native::NativeBackend;
+use stockade_native::doctor::{self as layers, Diagnosis};
 
 use super::setting::{self, Setting};
 use super::{Ended, print, variable};
@@ -26,6 +29,10 @@ use crate::{exit, meaning, places, render};
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of its output that are kept.
 const OUTPUT_LIMIT_BYTES: u64 = 4_096;
+/// The advice where every layer can be had and the sandbox cannot.
+const UNEXPLAINED: &str = "see the step that failed with STOCKADE_LOG=debug stockade doctor";
+/// The advice where a sandbox was built and does not hold.
+const UNHELD: &str = "do not rely on this level here, and report what `stockade doctor --json` shows";
 
 /// What was found. Public API with `--json`.
 #[derive(Debug, Serialize)]
@@ -36,8 +43,20 @@ pub struct Findings {
     pub uid: u32,
     /// The strongest level that works; absent where none does.
     pub best: Option<Level>,
+    /// Each layer, tried alone, in the order in which they matter.
+    pub layers: Vec<LayerFinding>,
     /// Each level, the strongest first.
     pub levels: Vec<LevelFinding>,
+}
+
+/// What was found of one layer.
+#[derive(Debug, Serialize)]
+pub struct LayerFinding {
+    /// Its name.
+    pub name: &'static str,
+    /// What it can do here.
+    #[serde(flatten)]
+    pub report: LayerReport,
 }
 
 /// What was found of one level.
@@ -47,9 +66,11 @@ pub struct LevelFinding {
     pub level: Level,
     /// Whether the sandbox could be built and everything tried was held.
     pub works: bool,
+    /// Where it does not work: the layers that are the reason, the first first.
+    pub missing: Vec<&'static str>,
     /// Why it could not be built.
     pub error: Option<String>,
-    /// What to do about that.
+    /// Where it does not work: what to do about that.
     pub hint: Option<String>,
     /// What the kernel took.
     pub enforced: Option<EnforcementReport>,
@@ -73,11 +94,14 @@ pub struct Trial {
 pub fn doctor(typed: &DoctorArgs) -> Ended {
     let place = Place::make()?;
     let setting = setting::load(&place.workspace)?;
-    let levels: Vec<_> = [Level::Full, Level::Restricted].map(|level| examine(level, &place, &setting)).into();
+    let diagnosis = layers::doctor();
+    let levels: Vec<_> =
+        [Level::Full, Level::Restricted].map(|level| explain(examine(level, &place, &setting), &diagnosis)).into();
     let findings = Findings {
         kernel: RawText::from(rustix::system::uname().release().to_bytes()).escaped(),
         uid: rustix::process::getuid().as_raw(),
         best: levels.iter().find(|found| found.works).map(|found| found.level),
+        layers: diagnosis.layers.into_iter().map(|(name, report)| LayerFinding { name, report }).collect(),
         levels,
     };
     let text = if typed.json {
@@ -136,25 +160,46 @@ struct Seen {
     said: String,
 }
 
+/// Tries a command in `level`.
 fn examine(level: Level, place: &Place, setting: &Setting) -> LevelFinding {
-    let failed = |failure: Failure| LevelFinding {
+    let mut found = LevelFinding {
         level,
         works: false,
-        error: Some(failure.what),
-        hint: failure.hint,
+        missing: Vec::new(),
+        error: None,
+        hint: None,
         enforced: None,
         tried: Vec::new(),
     };
     match plan(level, place, setting).and_then(|plan| attempt(&plan)) {
-        Err(failure) => failed(failure),
+        Err(failure) => (found.error, found.hint) = (Some(failure.what), failure.hint),
         Ok(seen) => {
-            let tried = trials(&seen, place);
+            found.tried = trials(&seen, place);
             // The next level starts as this one did.
             place.clean();
-            let works = tried.iter().all(|trial| trial.holds);
-            LevelFinding { level, works, error: None, hint: None, enforced: Some(seen.enforced), tried }
+            found.works = found.tried.iter().all(|trial| trial.holds);
+            found.enforced = Some(seen.enforced);
         }
     }
+    found
+}
+
+/// Where a level does not work: the layers that are the reason, and advice. What
+/// the failed start advises comes first, it knows the error.
+fn explain(mut found: LevelFinding, diagnosis: &Diagnosis) -> LevelFinding {
+    if found.works {
+        return found;
+    }
+    found.missing = diagnosis.missing(found.level);
+    // The last, because those that both levels need come last: the way out must
+    // not be another level that cannot be had either.
+    let general = match (found.missing.last(), &found.error) {
+        (Some(layer), _) => layers::remedy(layer).unwrap_or(UNEXPLAINED),
+        (None, Some(_)) => UNEXPLAINED,
+        (None, None) => UNHELD,
+    };
+    found.hint.get_or_insert_with(|| general.to_owned());
+    found
 }
 
 fn plan(level: Level, place: &Place, setting: &Setting) -> Result<Plan, Failure> {
@@ -234,4 +279,39 @@ fn trials(seen: &Seen, place: &Place) -> Vec<Trial> {
         Trial { promise: "it cannot signal processes outside", holds: !said("signalled") },
     ]);
     trials
+}
+
+#[cfg(test)]
+mod tests {
+    use stockade_model::LayerState;
+
+    use super::*;
+
+    #[test]
+    fn a_level_that_fails_has_a_reason_and_advice() {
+        let report = LayerReport { state: LayerState::Enforced, detail: String::new() };
+        let diagnosis =
+            |names: &[&'static str]| Diagnosis { layers: names.iter().map(|name| (*name, report.clone())).collect() };
+        let all = ["landlock", "seccomp", "notify", "pidfd"];
+        let check =
+            |names: &[&'static str], error: Option<&str>, hint: Option<&str>, missing: &[&str], advice: &str| {
+                let found = LevelFinding {
+                    level: Level::Restricted,
+                    works: false,
+                    missing: Vec::new(),
+                    error: error.map(str::to_owned),
+                    hint: hint.map(str::to_owned),
+                    enforced: None,
+                    tried: Vec::new(),
+                };
+                let found = explain(found, &diagnosis(names));
+                assert_eq!(found.missing, missing);
+                assert!(found.hint.unwrap().contains(advice));
+            };
+        check(&all[1..], Some("no Landlock"), Some("boot another"), &["landlock"], "boot another");
+        check(&all[1..], Some("no Landlock"), None, &["landlock"], "lsm=");
+        check(&all[3..], Some("no Landlock"), None, &all[..3], "supervisor");
+        check(&all, Some("it broke"), None, &[], "STOCKADE_LOG");
+        check(&all, None, None, &[], "do not rely");
+    }
 }

@@ -2,16 +2,26 @@
 
 use std::fmt::Write as _;
 
-use stockade_model::{LayerState, RawText};
+use stockade_model::{LayerReport, LayerState, RawText};
 
 use super::{Color, Style, wrap};
 use crate::command::doctor::{Findings, LevelFinding};
 
-/// Every level with its layers and what was tried, then the best.
+/// Every layer, every level in one line with what is wrong beneath it, then the
+/// best.
 pub fn findings(findings: &Findings, style: Style) -> String {
-    let mut out = format!("kernel {}, uid {}\n", findings.kernel, findings.uid);
+    let mut out = format!("kernel {}, uid {}\n\n", findings.kernel, findings.uid);
+    for layer in &findings.layers {
+        let head = format!("{:<18} {:<9} ", layer.name, state(layer.report.state));
+        wrap(&mut out, style, &head, &RawText::from(layer.report.detail.as_str()).escaped());
+    }
+    out.push('\n');
     for found in &findings.levels {
         level(&mut out, found, style);
+        for (name, layer) in weaker(found, findings) {
+            let detail = RawText::from(layer.detail.as_str()).escaped();
+            wrap(&mut out, style, &format!("  {:<8} ", state(layer.state)), &format!("{name}: {detail}"));
+        }
     }
     match findings.best {
         Some(best) => {
@@ -25,22 +35,35 @@ pub fn findings(findings: &Findings, style: Style) -> String {
     out
 }
 
+/// What the sandbox itself says to hold less, and the layers did not show.
+fn weaker<'a>(found: &'a LevelFinding, findings: &'a Findings) -> impl Iterator<Item = (&'a String, &'a LayerReport)> {
+    let shown = |name: &str| findings.layers.iter().any(|layer| layer.name == name);
+    let layers = found.enforced.iter().filter(|_| found.works).flat_map(|enforced| &enforced.layers);
+    layers.filter(move |(name, layer)| layer.state != LayerState::Enforced && !shown(name))
+}
+
 fn level(out: &mut String, found: &LevelFinding, style: Style) {
     let (word, color) = if found.works { ("works", Color::Bold) } else { ("DOES NOT WORK", Color::Red) };
-    let _ = writeln!(out, "\nlevel {}: {}", found.level, style.paint(color, word));
-    if let Some(error) = &found.error {
-        wrap(out, style, "  because  ", &RawText::from(error.as_str()).escaped());
+    // Filled before it is painted: colour has no width.
+    let word = style.paint(color, &format!("{word:<13}"));
+    let broken: Vec<_> = found.tried.iter().filter(|trial| !trial.holds).collect();
+    let came_of_it = match (found.tried.len(), broken.len()) {
+        (0, _) => "no command ran in it".to_owned(),
+        (all, 0) => format!("a command ran in it, and all {all} promises held"),
+        (all, broken) => format!("a command ran in it, and {broken} of {all} promises did not hold"),
+    };
+    let _ = writeln!(out, "level {:<10} {word}  {came_of_it}", found.level.to_string());
+    for trial in broken {
+        let _ = writeln!(out, "  broken   {}", trial.promise);
+    }
+    let missing = (!found.missing.is_empty()).then(|| format!("there is no {}", found.missing.join(", no ")));
+    let error = found.error.as_deref().map(|error| RawText::from(error).escaped());
+    let because: Vec<_> = missing.into_iter().chain(error).collect();
+    if !because.is_empty() {
+        wrap(out, style, "  because  ", &because.join(": "));
     }
     if let Some(hint) = &found.hint {
         wrap(out, style, "  hint: ", &RawText::from(hint.as_str()).escaped());
-    }
-    let layers = found.enforced.iter().flat_map(|enforced| &enforced.layers);
-    for (name, layer) in layers {
-        let head = format!("  {name:<18} {:<9} ", state(layer.state));
-        wrap(out, style, &head, &RawText::from(layer.detail.as_str()).escaped());
-    }
-    for trial in &found.tried {
-        let _ = writeln!(out, "  tried: {:<36} {}", trial.promise, if trial.holds { "yes" } else { "NO" });
     }
 }
 
@@ -54,68 +77,108 @@ fn state(state: LayerState) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use stockade_model::{EnforcementReport, LayerReport, Level};
+    use stockade_model::{EnforcementReport, Level};
 
     use super::*;
-    use crate::command::doctor::Trial;
+    use crate::command::doctor::{LayerFinding, Trial};
+
+    fn layer(state: LayerState, detail: &str) -> LayerReport {
+        LayerReport { state, detail: detail.into() }
+    }
+
+    fn works(level: Level) -> LevelFinding {
+        let credentials = layer(LayerState::Partial, "what is there is hidden; 2 paths are not there, and not covered");
+        let landlock = layer(LayerState::Partial, "ABI 4");
+        let layers = [("credentials".to_owned(), credentials), ("landlock".to_owned(), landlock)].into();
+        LevelFinding {
+            level,
+            works: true,
+            missing: Vec::new(),
+            error: None,
+            hint: None,
+            enforced: Some(EnforcementReport { level, layers }),
+            tried: vec![
+                Trial { promise: "it can write its workspace", holds: true },
+                Trial { promise: "it cannot write elsewhere", holds: true },
+            ],
+        }
+    }
+
+    fn found(user_namespace: LayerReport, levels: Vec<LevelFinding>) -> String {
+        let layers = vec![
+            LayerFinding { name: "user-namespace", report: user_namespace },
+            LayerFinding { name: "landlock", report: layer(LayerState::Partial, "ABI 4, a write is refused") },
+        ];
+        let best = levels.iter().find(|found| found.works).map(|found| found.level);
+        findings(&Findings { kernel: "6.8.0".into(), uid: 1000, best, layers, levels }, Style::PLAIN)
+    }
 
     #[test]
-    fn what_was_found() {
-        let layer = |state, detail: &str| LayerReport { state, detail: detail.into() };
-        let enforced = EnforcementReport {
-            level: Level::Restricted,
-            layers: [
-                ("landlock".to_owned(), layer(LayerState::Enforced, "ABI 7")),
-                ("seccomp".to_owned(), layer(LayerState::Partial, "without wait-killable questions (kernel 5.19)")),
-            ]
-            .into(),
-        };
-        let tried = vec![
-            Trial { promise: "it can write its workspace", holds: true },
-            Trial { promise: "it cannot write elsewhere", holds: true },
-        ];
-        let mut value = Findings {
-            kernel: "6.1.0".into(),
-            uid: 1000,
-            best: Some(Level::Restricted),
-            levels: vec![
-                LevelFinding {
-                    level: Level::Full,
-                    works: false,
-                    error: Some("user namespaces are switched off".into()),
-                    hint: Some("run with --level restricted".into()),
-                    enforced: None,
-                    tried: Vec::new(),
-                },
-                LevelFinding {
-                    level: Level::Restricted,
-                    works: true,
-                    error: None,
-                    hint: None,
-                    enforced: Some(enforced),
-                    tried,
-                },
-            ],
-        };
-        let mut shown = findings(&value, Style::PLAIN);
-        value.levels.clear();
-        value.best = None;
-        shown += &findings(&value, Style::PLAIN);
-        insta::assert_snapshot!(shown, @r"
-        kernel 6.1.0, uid 1000
+    fn a_healthy_machine() {
+        let identity = layer(LayerState::Enforced, "an identity of its own for this user");
+        insta::assert_snapshot!(found(identity, vec![works(Level::Full), works(Level::Restricted)]), @r"
+        kernel 6.8.0, uid 1000
 
-        level full: DOES NOT WORK
-          because  user namespaces are switched off
-          hint: run with --level restricted
+        user-namespace     enforced  an identity of its own for this user
+        landlock           partial   ABI 4, a write is refused
 
-        level restricted: works
-          landlock           enforced  ABI 7
-          seccomp            partial   without wait-killable questions (kernel 5.19)
-          tried: it can write its workspace           yes
-          tried: it cannot write elsewhere            yes
+        level full       works          a command ran in it, and all 2 promises held
+          partial  credentials: what is there is hidden; 2 paths are not there, and not
+                   covered
+        level restricted works          a command ran in it, and all 2 promises held
+          partial  credentials: what is there is hidden; 2 paths are not there, and not
+                   covered
+
+        the strongest level here: full
+        ");
+    }
+
+    #[test]
+    fn a_machine_without_user_namespaces() {
+        let full = LevelFinding {
+            works: false,
+            missing: vec!["user-namespace"],
+            error: Some("cannot make the sandbox's process: \u{1b}No space left".into()),
+            hint: Some("raise `sysctl user.max_user_namespaces`, or use `--level restricted`".into()),
+            enforced: None,
+            tried: Vec::new(),
+            ..works(Level::Full)
+        };
+        let identity = layer(LayerState::Absent, "no user namespaces are left to this user");
+        insta::assert_snapshot!(found(identity, vec![full, works(Level::Restricted)]), @r"
+        kernel 6.8.0, uid 1000
+
+        user-namespace     absent    no user namespaces are left to this user
+        landlock           partial   ABI 4, a write is refused
+
+        level full       DOES NOT WORK  no command ran in it
+          because  there is no user-namespace: cannot make the sandbox's process:
+                   \u{1b}No space left
+          hint: raise `sysctl user.max_user_namespaces`, or use `--level restricted`
+        level restricted works          a command ran in it, and all 2 promises held
+          partial  credentials: what is there is hidden; 2 paths are not there, and not
+                   covered
 
         the strongest level here: restricted
-        kernel 6.1.0, uid 1000
+        ");
+    }
+
+    #[test]
+    fn a_sandbox_that_does_not_hold() {
+        let mut full = works(Level::Full);
+        full.works = false;
+        full.tried[1].holds = false;
+        full.hint = Some("do not rely on this level here".into());
+        let identity = layer(LayerState::Enforced, "an identity of its own for this user");
+        insta::assert_snapshot!(found(identity, vec![full]), @r"
+        kernel 6.8.0, uid 1000
+
+        user-namespace     enforced  an identity of its own for this user
+        landlock           partial   ABI 4, a write is refused
+
+        level full       DOES NOT WORK  a command ran in it, and 1 of 2 promises did not hold
+          broken   it cannot write elsewhere
+          hint: do not rely on this level here
 
         no level works here: nothing can be run in a sandbox
         ");
