@@ -124,10 +124,16 @@ impl Judge for RuleJudge {
 
     fn policy(&self, request: &Request) -> Digest {
         // How long a question waits changes nothing that was agreed to.
-        let lines = self.settings.explain(&request.profile);
-        let lines = lines.iter().filter(|line| line.key != "approval_timeout");
-        let fields: Vec<&[u8]> = lines.flat_map(|line| [line.key.as_bytes(), line.value.as_bytes()]).collect();
-        Digest::of_fields("stockade-policy-1", fields)
+        let (mut text, mut ends) = (Vec::new(), vec![0]);
+        self.settings.explained_values(&request.profile, |key, value| {
+            if key != "approval_timeout" {
+                for field in [key, value] {
+                    text.extend_from_slice(field.as_bytes());
+                    ends.push(text.len());
+                }
+            }
+        });
+        Digest::of_fields("stockade-policy-1", ends.windows(2).map(|field| &text[field[0]..field[1]]))
     }
 }
 

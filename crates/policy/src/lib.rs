@@ -21,6 +21,7 @@ mod resolve;
 mod rules;
 mod settings;
 mod shipped;
+mod shipped_text;
 mod spec;
 mod text;
 mod words;

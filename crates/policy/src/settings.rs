@@ -74,15 +74,29 @@ impl Settings {
     /// the rules.
     pub fn explain(&self, name: &str) -> Vec<Explained> {
         let mut lines = Vec::new();
-        let mut line = |key: String, value: String, origin: &Origin| {
-            lines.push(Explained { key, value, origin: origin.clone() });
-        };
-        self.each_setting(&mut |key, value, origin| line(key.to_owned(), value, origin));
-        if let Some(spec) = self.profiles.get(name) {
-            spec.each(&mut |key, value, origin| line(format!("profiles.{name}.{key}"), value, origin));
-        }
-        self.each_rule(&mut |key, value, origin| line(key.to_owned(), value, origin));
+        self.each_line(name, &mut |key, value, origin| {
+            lines.push(Explained { key: key.to_owned(), value, origin: origin.clone() });
+        });
         lines
+    }
+
+    /// Key and value of every line of [`explain`](Self::explain), for a digest.
+    pub fn explained_values(&self, name: &str, mut line: impl FnMut(&str, &str)) {
+        self.each_line(name, &mut |key, value, _| line(key, &value));
+    }
+
+    fn each_line(&self, name: &str, line: &mut dyn FnMut(&str, String, &Origin)) {
+        self.each_setting(line);
+        if let Some(spec) = self.profiles.get(name) {
+            let mut key_here = format!("profiles.{name}.");
+            let prefix = key_here.len();
+            spec.each(&mut |key, value, origin| {
+                key_here.truncate(prefix);
+                key_here.push_str(key);
+                line(&key_here, value, origin);
+            });
+        }
+        self.each_rule(line);
     }
 
     fn each_setting(&self, line: &mut dyn FnMut(&str, String, &Origin)) {

@@ -5,15 +5,14 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::str::FromStr;
 
-use serde::Deserialize;
-use stockade_model::{DEFAULT_PROTECTED_NAMES, Network};
+use stockade_model::DEFAULT_PROTECTED_NAMES;
 
 use crate::error::ConfigError;
-use crate::file::LimitsSection;
-use crate::parse::parse_content;
+use crate::shipped_text::{Group, ListName, ShippedFile, read};
 use crate::spec::{LimitsSpec, Origin, ProfileSpec, Sourced};
-use crate::text::{ConfigPath, DropPattern, PassPattern, ProtectedName, VariableName};
+use crate::text::{ConfigPath, DropPattern, PassPattern, ProtectedName, TextError, VariableName};
 
 const PROFILES: [(&str, &str, &str); 3] = [
     ("read-only", "read-only.toml", include_str!("../../../policies/read-only.toml")),
@@ -23,67 +22,28 @@ const PROFILES: [(&str, &str, &str); 3] = [
 const CREDENTIALS: (&str, &str) = ("credentials.toml", include_str!("../../../policies/credentials.toml"));
 const ENVIRONMENT: (&str, &str) = ("environment.toml", include_str!("../../../policies/environment.toml"));
 
-/// One file of `policies/`: a profile, or a list that profiles use.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct ShippedFile {
-    summary: String,
-    sandboxed: bool,
-    network: Network,
-    uses: Vec<ListName>,
-    write: Vec<PathGroup>,
-    hide: Vec<PathGroup>,
-    pass: Vec<NameGroup<PassPattern>>,
-    drop: Vec<NameGroup<DropPattern>>,
-    set: Vec<SetEntry>,
-    limits: LimitsSection,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum ListName {
-    Credentials,
-    Environment,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct PathGroup {
-    paths: Vec<ConfigPath>,
-    reason: String,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct NameGroup<T> {
-    names: Vec<T>,
-    reason: String,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct SetEntry {
-    name: VariableName,
-    value: String,
-    reason: String,
-}
-
 /// The built-in profiles by name, with `home` put in.
 pub(crate) fn profiles(home: &Path) -> Result<BTreeMap<String, ProfileSpec>, ConfigError> {
-    let read = |file: &str, source| parse_content::<ShippedFile>(Path::new(file), source);
-    let credentials = read(CREDENTIALS.0, CREDENTIALS.1)?;
-    let environment = read(ENVIRONMENT.0, ENVIRONMENT.1)?;
+    let parts = |(file, source): (&'static str, &'static str)| {
+        let wrong = |why: String| ConfigError::new(Path::new(file), None, why);
+        let content = read(source).map_err(wrong)?;
+        Part::of(&content, file, home).map(|part| (content, part)).map_err(|e| wrong(e.to_string()))
+    };
+    // Made once and copied: most of a profile is the two lists.
+    let (_, credentials) = parts(CREDENTIALS)?;
+    let (_, environment) = parts(ENVIRONMENT)?;
     let mut profiles = BTreeMap::new();
     for (name, file, source) in PROFILES {
-        let content = read(file, source)?;
+        let (content, own) = parts((file, source))?;
         let mut spec = empty(&content);
         for list in &content.uses {
             match list {
-                ListName::Credentials => add(&mut spec, &credentials, CREDENTIALS.0, home),
-                ListName::Environment => add(&mut spec, &environment, ENVIRONMENT.0, home),
+                ListName::Credentials => add(&mut spec, credentials.clone()),
+                ListName::Environment => add(&mut spec, environment.clone()),
             }
         }
-        add(&mut spec, &content, file, home);
+        add(&mut spec, own);
+        spec.limits.apply(&content.limits, &|_| Origin::Shipped { file, reason: LIMITS_REASON });
         // Resolving sorts; what is sorted already costs it nothing.
         spec.hide.sort_by(|a, b| a.value.bytes().cmp(b.value.bytes()));
         spec.protect.sort_by(|a, b| a.value.cmp(&b.value));
@@ -92,13 +52,15 @@ pub(crate) fn profiles(home: &Path) -> Result<BTreeMap<String, ProfileSpec>, Con
     Ok(profiles)
 }
 
+const LIMITS_REASON: &str = "a bound that ordinary work does not meet";
+const PROTECT_REASON: &str = "carries code or configuration that the host later trusts";
+
 fn empty(content: &ShippedFile) -> ProfileSpec {
-    let reason = "carries code or configuration that the host later trusts";
-    let origin = || Origin::Shipped { file: "the list of protected names", reason: reason.to_owned() };
+    let origin = || Origin::Shipped { file: "the list of protected names", reason: PROTECT_REASON };
     let names: &[&str] = if content.sandboxed { DEFAULT_PROTECTED_NAMES } else { &[] };
     ProfileSpec {
         lineage: Vec::new(),
-        summary: content.summary.clone(),
+        summary: content.summary.to_owned(),
         sandboxed: content.sandboxed,
         network: content.network,
         write: Vec::new(),
@@ -113,34 +75,119 @@ fn empty(content: &ShippedFile) -> ProfileSpec {
     }
 }
 
-fn add(spec: &mut ProfileSpec, content: &ShippedFile, file: &'static str, home: &Path) {
-    let origin = |reason: &str| Origin::Shipped { file, reason: reason.to_owned() };
-    for group in &content.write {
-        let entry = |path: &ConfigPath| Sourced::new(path.with_home(home), origin(&group.reason));
-        spec.write.extend(group.paths.iter().map(entry));
+/// What one file adds to a profile.
+#[derive(Clone, Debug)]
+struct Part {
+    write: Vec<Sourced<ConfigPath>>,
+    hide: Vec<Sourced<ConfigPath>>,
+    pass: Vec<Sourced<PassPattern>>,
+    drop: Vec<Sourced<DropPattern>>,
+    set: Vec<(String, Sourced<String>)>,
+}
+
+impl Part {
+    fn of(content: &ShippedFile, file: &'static str, home: &Path) -> Result<Self, TextError> {
+        let paths = |groups: &[Group]| {
+            let mut entries = values::<ConfigPath>(groups, file)?;
+            for entry in &mut entries {
+                if let ConfigPath::Home(_) = entry.value {
+                    entry.value = entry.value.with_home(home);
+                }
+            }
+            Ok(entries)
+        };
+        let mut hide = paths(&content.hide)?;
+        // Sorted here, it is sorted in every copy.
+        hide.sort_by(|a, b| a.value.bytes().cmp(b.value.bytes()));
+        let set = content.set.iter().map(|entry| {
+            let origin = Origin::Shipped { file, reason: entry.reason };
+            Ok((entry.name.parse::<VariableName>()?.0, Sourced::new(entry.value.to_owned(), origin)))
+        });
+        Ok(Self {
+            write: paths(&content.write)?,
+            hide,
+            pass: values(&content.pass, file)?,
+            drop: values(&content.drop, file)?,
+            set: set.collect::<Result<_, TextError>>()?,
+        })
     }
-    for group in &content.hide {
-        let entry = |path: &ConfigPath| Sourced::new(path.with_home(home), origin(&group.reason));
-        spec.hide.extend(group.paths.iter().map(entry));
+}
+
+fn values<T: FromStr<Err = TextError>>(groups: &[Group], file: &'static str) -> Result<Vec<Sourced<T>>, TextError> {
+    let mut all = Vec::with_capacity(groups.iter().map(|group| group.values.len()).sum());
+    for group in groups {
+        for text in &group.values {
+            all.push(Sourced::new(text.parse()?, Origin::Shipped { file, reason: group.reason }));
+        }
     }
-    // Shipped lists do not contradict each other (tested), so plain additions
-    // do; the rules of `apply` are for people's files.
-    for group in &content.pass {
-        spec.pass.extend(group.names.iter().map(|name| Sourced::new(name.clone(), origin(&group.reason))));
+    Ok(all)
+}
+
+/// Shipped lists do not contradict each other (tested), so plain additions do;
+/// the rules of `apply` are for people's files.
+fn add(spec: &mut ProfileSpec, part: Part) {
+    fn take<T>(list: &mut Vec<T>, more: Vec<T>) {
+        if list.is_empty() { *list = more } else { list.extend(more) }
     }
-    for group in &content.drop {
-        spec.drop.extend(group.names.iter().map(|name| Sourced::new(name.clone(), origin(&group.reason))));
-    }
-    for entry in &content.set {
-        spec.set.insert(entry.name.0.clone(), Sourced::new(entry.value.clone(), origin(&entry.reason)));
-    }
-    spec.limits.apply(&content.limits, &|_| origin("a bound that ordinary work does not meet"));
+    take(&mut spec.write, part.write);
+    take(&mut spec.hide, part.hide);
+    take(&mut spec.pass, part.pass);
+    take(&mut spec.drop, part.drop);
+    spec.set.extend(part.set);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::environment::glob_matches;
+
+    /// The same shapes, for a whole TOML reader. They are compared as text.
+    mod whole {
+        use serde::Deserialize;
+        use stockade_model::Network;
+
+        use crate::file::LimitsSection;
+
+        #[derive(Debug, Default, Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        pub(super) struct ShippedFile {
+            summary: String,
+            sandboxed: bool,
+            network: Network,
+            uses: Vec<ListName>,
+            write: Vec<Group>,
+            hide: Vec<Group>,
+            pass: Vec<Group>,
+            drop: Vec<Group>,
+            set: Vec<SetEntry>,
+            limits: LimitsSection,
+        }
+
+        #[derive(Debug, Deserialize)]
+        #[serde(rename_all = "kebab-case")]
+        enum ListName {
+            Credentials,
+            Environment,
+        }
+
+        #[derive(Debug, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        #[expect(dead_code, reason = "read through Debug")]
+        struct Group {
+            #[serde(alias = "paths", alias = "names")]
+            values: Vec<String>,
+            reason: String,
+        }
+
+        #[derive(Debug, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        #[expect(dead_code, reason = "read through Debug")]
+        struct SetEntry {
+            name: String,
+            value: String,
+            reason: String,
+        }
+    }
 
     #[test]
     fn shipped_data_is_well_formed() {
@@ -164,10 +211,20 @@ mod tests {
     #[test]
     fn every_entry_has_a_reason() {
         for (name, source) in PROFILES.map(|p| (p.1, p.2)).into_iter().chain([CREDENTIALS, ENVIRONMENT]) {
-            let content = parse_content::<ShippedFile>(Path::new(name), source).unwrap();
-            let paths = content.write.iter().chain(&content.hide).map(|g| &g.reason);
-            let names = content.pass.iter().map(|g| &g.reason).chain(content.drop.iter().map(|g| &g.reason));
-            assert!(paths.chain(names).chain(content.set.iter().map(|s| &s.reason)).all(|r| r.len() > 5), "{name}");
+            let content = read(source).unwrap();
+            let groups = content.write.iter().chain(&content.hide).chain(&content.pass).chain(&content.drop);
+            let reasons = groups.map(|g| g.reason).chain(content.set.iter().map(|s| s.reason));
+            assert!(reasons.into_iter().all(|r| r.len() > 5), "{name}");
+        }
+    }
+
+    /// The reader of the shipped files understands what a reader of all TOML
+    /// understands.
+    #[test]
+    fn shipped_files_mean_what_toml_means() {
+        for (name, source) in PROFILES.map(|p| (p.1, p.2)).into_iter().chain([CREDENTIALS, ENVIRONMENT]) {
+            let whole: whole::ShippedFile = toml::from_str(source).unwrap();
+            assert_eq!(format!("{:?}", read(source).unwrap()), format!("{whole:?}"), "{name}");
         }
     }
 

@@ -47,7 +47,7 @@ pub enum Origin {
         /// The file's name.
         file: &'static str,
         /// Why the entry is there.
-        reason: String,
+        reason: &'static str,
     },
     /// A configuration file.
     File {

@@ -87,7 +87,7 @@ fn reference() -> String {
 
 /// Entries of one list of profile `workspace`, those with one reason together.
 fn listed(settings: &Settings, key: &str) -> String {
-    let mut groups: Vec<(String, Vec<String>)> = Vec::new();
+    let mut groups: Vec<(&str, Vec<String>)> = Vec::new();
     for line in settings.explain("workspace") {
         let stockade_policy::Origin::Shipped { reason, .. } = line.origin else { continue };
         if line.key != format!("profiles.workspace.{key}") {

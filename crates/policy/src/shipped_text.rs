@@ -1,0 +1,215 @@
+//! Reading the files of `policies/`, which are compiled in: every start does
+//! it, so it borrows and makes no tree. They are TOML of the plainest kind, one
+//! statement on a line, strings without escapes; a test holds that a whole TOML
+//! reader finds the same in them.
+//!
+//! Must not know what a profile is made of, nor anybody's configuration.
+
+use stockade_model::Network;
+
+use crate::file::LimitsSection;
+
+/// One file of `policies/`: a profile, or a list that profiles use.
+#[derive(Debug, Default)]
+pub(crate) struct ShippedFile {
+    pub summary: &'static str,
+    pub sandboxed: bool,
+    pub network: Network,
+    pub uses: Vec<ListName>,
+    pub write: Vec<Group>,
+    pub hide: Vec<Group>,
+    pub pass: Vec<Group>,
+    pub drop: Vec<Group>,
+    pub set: Vec<SetEntry>,
+    pub limits: LimitsSection,
+}
+
+/// A list that profiles use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ListName {
+    Credentials,
+    Environment,
+}
+
+/// Paths, names or patterns that are there for one reason.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Group {
+    pub values: Vec<&'static str>,
+    pub reason: &'static str,
+}
+
+/// One variable that is set.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct SetEntry {
+    pub name: &'static str,
+    pub value: &'static str,
+    pub reason: &'static str,
+}
+
+/// Where a statement belongs.
+#[derive(Clone, Copy)]
+enum Section {
+    Top,
+    Write,
+    Hide,
+    Pass,
+    Drop,
+    Set,
+    Limits,
+}
+
+/// Reads one file.
+///
+/// # Errors
+/// The line that is none of the plain forms, or a key that is not known.
+pub(crate) fn read(source: &'static str) -> Result<ShippedFile, String> {
+    let mut file = ShippedFile::default();
+    let mut section = Section::Top;
+    for (number, line) in source.lines().enumerate() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let done = match line.split_once('=') {
+            Some((key, value)) => statement(&mut file, section, key.trim(), value.trim()),
+            None => begin(&mut file, line).map(|begun| section = begun),
+        };
+        done.ok_or_else(|| format!("line {}: not a plain statement with a known key", number + 1))?;
+    }
+    Ok(file)
+}
+
+fn begin(file: &mut ShippedFile, line: &str) -> Option<Section> {
+    let (list, section) = match line {
+        "[[write]]" => (&mut file.write, Section::Write),
+        "[[hide]]" => (&mut file.hide, Section::Hide),
+        "[[pass]]" => (&mut file.pass, Section::Pass),
+        "[[drop]]" => (&mut file.drop, Section::Drop),
+        "[[set]]" => {
+            file.set.push(SetEntry::default());
+            return Some(Section::Set);
+        }
+        "[limits]" => return Some(Section::Limits),
+        _ => return None,
+    };
+    list.push(Group::default());
+    Some(section)
+}
+
+fn statement(file: &mut ShippedFile, section: Section, key: &str, value: &'static str) -> Option<()> {
+    match section {
+        Section::Top => top(file, key, value),
+        Section::Write => group(&mut file.write, "paths", key, value),
+        Section::Hide => group(&mut file.hide, "paths", key, value),
+        Section::Pass => group(&mut file.pass, "names", key, value),
+        Section::Drop => group(&mut file.drop, "names", key, value),
+        Section::Set => {
+            let entry = file.set.last_mut()?;
+            let slot = match key {
+                "name" => &mut entry.name,
+                "value" => &mut entry.value,
+                "reason" => &mut entry.reason,
+                _ => return None,
+            };
+            *slot = string(value)?;
+            Some(())
+        }
+        Section::Limits => {
+            let limits = &mut file.limits;
+            match key {
+                "wall" => limits.wall = Some(string(value)?.parse().ok()?),
+                "open_files" => limits.open_files = Some(value.parse().ok()?),
+                "processes" => limits.processes = Some(value.parse().ok()?),
+                "temp" => limits.temp = Some(string(value)?.parse().ok()?),
+                "output" => limits.output = Some(string(value)?.parse().ok()?),
+                _ => return None,
+            }
+            Some(())
+        }
+    }
+}
+
+fn top(file: &mut ShippedFile, key: &str, value: &'static str) -> Option<()> {
+    match key {
+        "summary" => file.summary = string(value)?,
+        "sandboxed" => file.sandboxed = value.parse().ok()?,
+        "network" => {
+            file.network = match string(value)? {
+                "none" => Network::None,
+                "host" => Network::Host,
+                _ => return None,
+            };
+        }
+        "uses" => {
+            for name in strings(value)? {
+                file.uses.push(match name {
+                    "credentials" => ListName::Credentials,
+                    "environment" => ListName::Environment,
+                    _ => return None,
+                });
+            }
+        }
+        _ => return None,
+    }
+    Some(())
+}
+
+fn group(groups: &mut [Group], list: &str, key: &str, value: &'static str) -> Option<()> {
+    let group = groups.last_mut()?;
+    if key == list {
+        group.values = strings(value)?;
+    } else if key == "reason" {
+        group.reason = string(value)?;
+    } else {
+        return None;
+    }
+    Some(())
+}
+
+/// A string that needs no unescaping.
+fn string(text: &'static str) -> Option<&'static str> {
+    let inner = text.strip_prefix('"')?.strip_suffix('"')?;
+    (!inner.contains(['"', '\\'])).then_some(inner)
+}
+
+/// A list of such strings.
+fn strings(text: &'static str) -> Option<Vec<&'static str>> {
+    let inner = text.strip_prefix('[')?.strip_suffix(']')?;
+    if inner.contains('\\') {
+        return None;
+    }
+    let mut found = Vec::new();
+    // Outside and inside of the quotes take turns.
+    for (turn, piece) in inner.split('"').enumerate() {
+        if turn % 2 == 1 {
+            found.push(piece);
+        } else if !matches!(piece.trim(), "" | ",") {
+            return None;
+        }
+    }
+    (inner.matches('"').count() % 2 == 0).then_some(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_plain_is_refused() {
+        for source in [
+            "summary = 'x'",
+            "summary = \"a\\n\"",
+            "colour = \"x\"",
+            "[[other]]",
+            "[[hide]]\nnames = [\"x\"]",
+            "[[hide]]\npaths = [\"x\", y]",
+            "[[hide]]\npaths = [\"x]",
+            "[[hide]]\npaths = [",
+            "[limits]\ntemp = \"much\"",
+            "sandboxed = yes",
+        ] {
+            assert!(read(source).is_err(), "{source}");
+        }
+        assert_eq!(read("[[hide]]\npaths = [\"a, b\", \"c\",]").unwrap().hide[0].values, ["a, b", "c"]);
+    }
+}
