@@ -19,7 +19,7 @@ use stockade_sys::reap::Ended;
 
 use crate::broker::{Broker, BrokerEvent, BrokerHandle, BrokerTraits, linked_units};
 use crate::capture::{Capture, Drained};
-use crate::evidence::HiddenWatch;
+use crate::evidence::{HiddenWatch, TempWatch};
 use crate::launch::{Blueprint, ExitReport, LaunchError, Launched, Stdio, launch};
 use crate::powers::Powers;
 
@@ -63,8 +63,9 @@ impl Backend for NativeBackend {
         let mut enforced = launched.report().clone();
         enforced.layers.insert("broker".to_owned(), broker_layer(broker.traits()));
         let hidden = launched.take_hidden_reads().map(|reads| HiddenWatch::new(reads, plan));
+        let temp = launched.take_temp().map(TempWatch::new);
         let launched = Arc::new(Mutex::new(launched));
-        let keeper = Keeper { launched: Arc::clone(&launched), broker, outside, hidden, events };
+        let keeper = Keeper { launched: Arc::clone(&launched), broker, outside, hidden, temp, events };
         let end = rustix::io::fcntl_dupfd_cloexec(lock(&launched).end_fd(), 3).map_err(no_descriptor)?;
         let keeper = thread::Builder::new()
             .name("keeper".to_owned())
@@ -208,6 +209,7 @@ struct Keeper {
     broker: BrokerHandle,
     outside: Option<[Output; 2]>,
     hidden: Option<HiddenWatch>,
+    temp: Option<TempWatch>,
     events: Sender<AttemptEvent>,
 }
 
@@ -231,6 +233,9 @@ impl Keeper {
             }
         }
         self.look();
+        if let Some(full) = self.temp.take().and_then(TempWatch::end) {
+            self.tell(AttemptEvent::Denied(full));
+        }
         let report = self.broker.stop(BROKER_ENDS_WITHIN);
         for denial in report.map(|r| r.denials).unwrap_or_default().into_iter().filter(|d| d.count > 1) {
             drop(self.events.send(AttemptEvent::Denied(denial)));

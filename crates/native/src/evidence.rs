@@ -1,10 +1,10 @@
 //! Evidence of what no trapped call shows: a hidden path that was
-//! opened. It must not know who asks.
+//! opened, a private temp that ran full. It must not know who asks.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
@@ -76,5 +76,38 @@ fn read_denial(object: PathBuf) -> Denial {
         grant: Some(Grant::Read(object)),
         resolution: Resolution::Recorded,
         count: 1,
+    }
+}
+
+/// Tells at the end whether the private temp was full.
+#[derive(Debug)]
+pub(crate) struct TempWatch {
+    temp: OwnedFd,
+}
+
+impl TempWatch {
+    pub(crate) fn new(temp: OwnedFd) -> Self {
+        Self { temp }
+    }
+
+    /// A denial where no more can be written. What was there in between and
+    /// removed again is not seen.
+    pub(crate) fn end(self) -> Option<Denial> {
+        let space = rustix::fs::fstatvfs(&self.temp).ok()?;
+        if space.f_blocks == 0 || space.f_bavail > 0 && space.f_favail > 0 {
+            return None;
+        }
+        let bytes = space.f_blocks.saturating_mul(space.f_frsize);
+        Some(Denial {
+            operation: Operation::Limit,
+            object: RawText::from("private temp"),
+            pid: None,
+            program: None,
+            layer: Layer::Limits,
+            rule: format!("the private temp holds {bytes} bytes and was full at the end"),
+            grant: None,
+            resolution: Resolution::Recorded,
+            count: 1,
+        })
     }
 }

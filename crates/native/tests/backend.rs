@@ -153,6 +153,16 @@ fn an_opened_credential_is_evidence() {
 }
 
 #[test]
+fn a_full_private_temp_is_evidence() {
+    let top = scratch();
+    let (end, denials) = run(&plan(top.path(), Level::Full, &["sh", "-c", "cat /dev/zero > /tmp/fill"]));
+    assert_eq!(end.end, CommandEnd::Exited(1));
+    assert_eq!(denials.iter().map(|d| d.operation).collect::<Vec<_>>(), [Operation::Limit], "{denials:?}");
+    let (_, denials) = run(&plan(top.path(), Level::Full, &["sh", "-c", "head -c 1000000 /dev/zero > /tmp/fill"]));
+    assert_eq!(denials, []);
+}
+
+#[test]
 fn dropping_or_killing_an_attempt_ends_it() {
     each_level(|top, level| {
         let (sender, events) = channel();

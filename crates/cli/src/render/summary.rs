@@ -97,9 +97,18 @@ fn wrap_error(out: &mut String, why: &str, style: Style) {
 
 fn refused(out: &mut String, outcome: &Outcome, why: Option<&str>, style: Style) {
     let rule = RawText::from(outcome.decision.rule.as_str()).escaped();
-    wrap(out, style, "• ", &format!("refused, nothing ran: {}", why.unwrap_or(&rule)));
-    for reason in outcome.decision.reasons.iter().take(DENIALS_SHOWN) {
-        wrap(out, style, "  because ", &RawText::from(reason.as_str()).escaped());
+    // A rule is one line in the record; a person gets its remedy on its own.
+    let (why, hint) = match why.unwrap_or(&rule).split_once("; hint: ") {
+        Some((why, hint)) => (why, Some(hint)),
+        None => (why.unwrap_or(&rule), None),
+    };
+    wrap(out, style, "• ", &format!("refused, nothing ran: {why}"));
+    let reasons = outcome.decision.reasons.iter().map(|reason| RawText::from(reason.as_str()).escaped());
+    for reason in reasons.filter(|r| !r.split("; hint: ").any(|part| why.ends_with(part))).take(DENIALS_SHOWN) {
+        wrap(out, style, "  because ", &reason);
+    }
+    if let Some(hint) = hint {
+        wrap(out, style, "hint: ", hint);
     }
 }
 
@@ -198,6 +207,18 @@ mod tests {
         hint: do \u{7} that
         error: because of \u{7} this
         hint: do \u{7} that
+        ");
+    }
+
+    #[test]
+    fn a_refusal_says_each_thing_once_and_its_remedy_last() {
+        let mut value = outcome(Status::Refused);
+        value.decision.rule = "refused by the rules: there is no profile `x`; hint: it is `y`".into();
+        value.decision.reasons = vec!["there is no profile `x`; hint: it is `y`".into(), "and more".into()];
+        insta::assert_snapshot!(summary(&value, Style::PLAIN), @r"
+        • refused, nothing ran: refused by the rules: there is no profile `x`
+          because and more
+        hint: it is `y`
         ");
     }
 

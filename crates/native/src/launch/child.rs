@@ -1,7 +1,7 @@
 //! What runs between clone and exec: the init, and in it the command. System
 //! calls on prepared data and nothing else: no allocation, no locks, no panics.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{AtFlags, CWD, Mode, unlinkat};
@@ -40,7 +40,7 @@ pub(super) fn init(plan: &Blueprint, inherited: &Inherited<'_>) -> i32 {
         remove_private_directory(plan, &site);
         return FAILED;
     }
-    let child = match fork_with(0, libc::SIGCHLD, || command(plan, inherited, site.watches.as_ref(), mask)) {
+    let child = match fork_with(0, libc::SIGCHLD, || command(plan, inherited, &site, mask)) {
         Ok(child) => child,
         Err(errno) => {
             let _ = Message::StepFailed { index: plan.steps.len() as u32, errno }.send(inherited.control, &[]);
@@ -157,8 +157,8 @@ pub(super) const STAGES: &[(&str, &str)] = &[
 ];
 
 /// The command, up to its exec.
-fn command(plan: &Blueprint, inherited: &Inherited<'_>, watches: Option<&OwnedFd>, mask: Mode) -> i32 {
-    match prepare_command(plan, inherited, watches, mask) {
+fn command(plan: &Blueprint, inherited: &Inherited<'_>, site: &Site<'_>, mask: Mode) -> i32 {
+    match prepare_command(plan, inherited, site, mask) {
         Ok(()) => {}
         Err((index, errno)) => {
             let _ = Message::StageFailed { index, errno }.send(inherited.gate, &[]);
@@ -177,7 +177,7 @@ fn command(plan: &Blueprint, inherited: &Inherited<'_>, watches: Option<&OwnedFd
 fn prepare_command(
     plan: &Blueprint,
     inherited: &Inherited<'_>,
-    watches: Option<&OwnedFd>,
+    site: &Site<'_>,
     mask: Mode,
 ) -> Result<(), (u32, Errno)> {
     own_session(plan.level).map_err(|e| (0, e))?;
@@ -194,9 +194,11 @@ fn prepare_command(
     plan.ruleset.restrict_self().map_err(|e| (4, e))?;
     let listener = seccomp::install_with_listener(&plan.command_filter).map_err(|e| (5, e))?;
     let ready = Message::Ready { wait_killable: listener.wait_killable, umask: mask.bits() };
-    match watches {
-        Some(watches) => ready.send(inherited.gate, &[listener.fd.as_fd(), watches.as_fd()]),
-        None => ready.send(inherited.gate, &[listener.fd.as_fd()]),
+    let listener = listener.fd.as_fd();
+    match (&site.scratch, &site.watches) {
+        (Some(scratch), Some(watches)) => ready.send(inherited.gate, &[listener, scratch.as_fd(), watches.as_fd()]),
+        (Some(scratch), None) => ready.send(inherited.gate, &[listener, scratch.as_fd()]),
+        (None, _) => ready.send(inherited.gate, &[listener]),
     }
     .map_err(|e| (6, e))
 }

@@ -75,6 +75,7 @@ pub struct Launched {
     control: OwnedFd,
     gate: OwnedFd,
     listener: Option<OwnedFd>,
+    temp: Option<OwnedFd>,
     hidden_reads: Option<HiddenReads>,
     report: EnforcementReport,
     private_trees: Vec<PrivateTree>,
@@ -117,6 +118,7 @@ pub fn launch(mut blueprint: Blueprint, stdio: Stdio<'_>) -> Result<Launched, La
         control,
         gate,
         listener: None,
+        temp: None,
         hidden_reads: None,
         report: EnforcementReport { level: blueprint.level, layers: BTreeMap::new() },
         private_trees: blueprint.private_trees().to_vec(),
@@ -162,6 +164,12 @@ impl Launched {
     /// (kernel before 5.19): then nothing may be held for long.
     pub fn wait_killable(&self) -> bool {
         self.wait_killable
+    }
+
+    /// The filesystem that holds the private temp at level full, and so all that
+    /// is told of its space. Holding it keeps its memory.
+    pub fn take_temp(&mut self) -> Option<OwnedFd> {
+        self.temp.take()
     }
 
     /// Tells when a hidden path is opened, where there are any.
@@ -281,7 +289,8 @@ impl Launched {
             for socket in [self.control.as_fd(), self.gate.as_fd()] {
                 match Message::receive(socket, false) {
                     Ok(Some((Message::Ready { wait_killable, umask }, received))) => {
-                        let [listener, inotify, ..] = received.descriptors;
+                        let [listener, temp, inotify, ..] = received.descriptors;
+                        self.temp = temp;
                         self.listener = Some(listener.ok_or(LaunchError::Lost)?);
                         let paths = blueprint.hidden.clone();
                         self.hidden_reads = inotify.map(|inotify| HiddenReads { inotify, paths });

@@ -17,8 +17,9 @@ pub(super) enum Message {
     StepFailed { index: u32, errno: Errno },
     /// From the command, before its exec: this stage failed.
     StageFailed { index: u32, errno: Errno },
-    /// From the command: ready to go; the listener comes along, and the
-    /// descriptor of the watches if there are any.
+    /// From the command: ready to go. The listener comes along, and at level
+    /// full the run's own temporary filesystem, then the descriptor of the
+    /// watches if there are any.
     Ready { wait_killable: bool, umask: u32 },
     /// From the command: no program could be executed.
     ExecFailed { errno: Errno },

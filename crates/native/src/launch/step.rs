@@ -29,7 +29,7 @@ pub(super) struct Site<'a> {
     /// The new root.
     root: Option<OwnedFd>,
     /// The run's own temporary filesystem.
-    scratch: Option<OwnedFd>,
+    pub(super) scratch: Option<OwnedFd>,
     /// Tells when a hidden thing is opened.
     pub(super) watches: Option<OwnedFd>,
     /// The private directory of level restricted, once it is made.
