@@ -3,7 +3,7 @@
 
     bench/startup.py [--rounds N] [--install] [--as USER]
 
-Every round runs each contestant once, in turn, so that a drift of the machine's
+Every round runs each contestant once, in an order of its own, so that a drift of the machine's
 speed meets all alike. Reported: minimum and median of the wall clock, and the
 ratio to bare fork + exec. A contestant that is not installed is listed as not
 run. `--install` brings the peers from the system's and npm's packages into
@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import pwd
+import random
 import shutil
 import statistics
 import subprocess
@@ -94,8 +95,11 @@ def measure(rounds, stockade):
                 absent.append((name, f"exit status {code} for `true`"))
                 continue
             field.append((name, argv, []))
+        order = random.Random(1)
         for _ in range(rounds):
-            for name, argv, times in field:
+            # The kernel cleans up after a sandbox while the next one starts:
+            # nobody always starts behind the same one.
+            for name, argv, times in order.sample(field, len(field)):
                 taken, code = once(argv, workspace, env)
                 if code != 0:
                     sys.exit(f"error: {name} ended with {code} in the middle of the run")
