@@ -1,2 +1,63 @@
-//! The house's chores.
-fn main() {}
+//! The house's chores, for people: `cargo xtask bless` writes every generated
+//! file anew, `cargo xtask prepush` runs the quick steps of the test command.
+//!
+//! It must not know what is generated or tested: the tests hold that, and this
+//! only calls them.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "chores are programs that are started")]
+
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context as _, Result, bail};
+
+const USAGE: &str = "usage: cargo xtask bless | prepush
+  bless    writes the schemas, the configuration reference and the README's transcript anew
+  prepush  formatting, lints and the house rules: what is quick of ./test";
+
+fn main() -> ExitCode {
+    let chore = std::env::args().nth(1).unwrap_or_default();
+    let done = match chore.as_str() {
+        "bless" => bless(),
+        "prepush" => prepush(),
+        _ => {
+            eprintln!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn bless() -> Result<()> {
+    run("cargo", &["test", "--quiet", "-p", "stockade-policy", "--test", "generated"], true)?;
+    // The suites' own step builds the binary that the transcript is made with.
+    run("./test", &["build", "transcript"], true)
+}
+
+fn prepush() -> Result<()> {
+    run("./test", &["format", "clippy"], false)?;
+    run("cargo", &["test", "--quiet", "-p", "stockade-tests", "--test", "house"], false)
+}
+
+/// Runs a program in the workspace's root; with `bless`, freshness tests write
+/// what they would compare.
+fn run(program: &str, arguments: &[&str], bless: bool) -> Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask lies in the workspace")?;
+    let mut command = Command::new(program);
+    command.args(arguments).current_dir(root);
+    if bless {
+        command.env("STOCKADE_BLESS", "1");
+    }
+    let status = command.status().with_context(|| format!("cannot start {program}"))?;
+    if !status.success() {
+        bail!("`{program} {}` ended with {status}", arguments.join(" "));
+    }
+    Ok(())
+}
