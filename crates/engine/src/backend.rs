@@ -3,7 +3,9 @@
 //! A backend is given a whole plan and adds nothing to it. It must not know
 //! rules, approvers or the log: it builds, holds, releases, reports.
 
-use std::sync::mpsc::Sender;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use stockade_model::{Denial, EnforcementReport, Grant, Level, Plan, RawText, Usage};
 
@@ -18,12 +20,13 @@ pub trait Backend: Send + Sync {
 
     /// Builds the sandbox and stops just before the command's first
     /// instruction. Everything that happens later is sent to `events`, the
-    /// end last and exactly once.
+    /// end last and exactly once. With `hold`, calls that lack a power wait for
+    /// an answer where the machine can make them; without, they are refused.
     ///
     /// # Errors
     /// When any layer that the plan asks for cannot be had: nothing ran and
     /// nothing is left behind (L6).
-    fn prepare(&self, plan: &Plan, io: &Io, events: Sender<AttemptEvent>) -> Result<Box<dyn Attempt>, StartError>;
+    fn prepare(&self, plan: &Plan, io: &Io, hold: bool, events: Events) -> Result<Box<dyn Attempt>, StartError>;
 }
 
 /// One sandbox, held before or running its command. Dropping it ends the whole
@@ -43,6 +46,25 @@ pub trait Attempt: Send {
 
     /// Ends every process of the attempt now. The end is still reported.
     fn kill(&self);
+
+    /// Answers a call that was told as [`AttemptEvent::Held`]. Must not block.
+    /// An answer to a call that is no longer held is ignored. A backend that
+    /// never holds has nothing to answer.
+    fn answer(&self, _hold: HoldId, _answer: HeldAnswer) {}
+}
+
+/// A held call, unique in its attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HoldId(pub u64);
+
+/// What becomes of a held call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HeldAnswer {
+    /// These powers are added to the attempt, and the call is carried out on
+    /// the very object that was told, if they cover it.
+    Granted(Vec<Grant>),
+    /// It fails as a refusal does.
+    Refused,
 }
 
 /// Where the command's standard streams go.
@@ -64,6 +86,17 @@ pub enum Io {
 pub enum AttemptEvent {
     /// Something was refused.
     Denied(Denial),
+    /// A call lacks a power and waits for [`Attempt::answer`]; nothing else of
+    /// the attempt does. Equal calls on the same object wait behind the first
+    /// and are not told. Sent only where [`Backend::prepare`] was told to hold.
+    Held {
+        /// Which one.
+        id: HoldId,
+        /// What it is about, as a refusal would say it.
+        denial: Denial,
+    },
+    /// Nobody waits behind this call any more: its processes are gone.
+    Withdrawn(HoldId),
     /// A program was executed inside.
     Executed {
         /// Process id as the host sees it.
@@ -73,6 +106,52 @@ pub enum AttemptEvent {
     },
     /// It is over. The last event of an attempt.
     Ended(AttemptEnd),
+}
+
+/// Where an attempt tells what happens, from any of its threads. An attempt
+/// whose last copy is dropped without an end was lost, and is told so.
+#[derive(Clone)]
+pub struct Events(Arc<Telling>);
+
+struct Telling {
+    tell: Box<dyn Fn(AttemptEvent) + Send + Sync>,
+    ended: AtomicBool,
+}
+
+impl Events {
+    /// `tell` must not block: a held command waits meanwhile.
+    pub fn new(tell: impl Fn(AttemptEvent) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(Telling { tell: Box::new(tell), ended: AtomicBool::new(false) }))
+    }
+
+    /// Tells one event. After the end nothing more is told.
+    pub fn tell(&self, event: AttemptEvent) {
+        let last = matches!(event, AttemptEvent::Ended(_));
+        let over = if last { self.0.ended.swap(true, Ordering::AcqRel) } else { self.0.ended.load(Ordering::Acquire) };
+        if !over {
+            (self.0.tell)(event);
+        }
+    }
+}
+
+impl Drop for Telling {
+    fn drop(&mut self) {
+        if !*self.ended.get_mut() {
+            (self.tell)(AttemptEvent::Ended(AttemptEnd {
+                end: CommandEnd::Lost("its supervisor ended without a word".to_owned()),
+                usage: Usage::default(),
+                stdout: None,
+                stderr: None,
+                truncated: false,
+            }));
+        }
+    }
+}
+
+impl fmt::Debug for Events {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Events").finish_non_exhaustive()
+    }
 }
 
 /// How an attempt ended.

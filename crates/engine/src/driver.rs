@@ -18,7 +18,7 @@ use tracing::{debug, info, info_span, warn};
 
 use crate::core::{Core, CoreConfig, Input, Memo, Output, Planned};
 use crate::seams::{Clock, Judge, Memory, MemoryError, Recorder};
-use crate::{Approver, Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Io, StartError, exit_code};
+use crate::{Approver, Attempt, AttemptEvent, Backend, Events, Io, StartError, exit_code};
 
 /// How long an approver that was passed over may take to leave, for instance
 /// to give a terminal back, in milliseconds.
@@ -195,6 +195,8 @@ impl Driver<'_> {
                     Input::Denied { denial, powers }
                 }
                 AttemptEvent::Executed { pid, program } => Input::Executed { pid, program },
+                // Nothing holds yet: no attempt was told to.
+                AttemptEvent::Held { .. } | AttemptEvent::Withdrawn(_) => return None,
                 AttemptEvent::Ended(end) => {
                     // Reaped here, so that nothing of it is alive when the core
                     // hears of its end.
@@ -405,24 +407,22 @@ impl Driver<'_> {
         let _span = info_span!("prepare", attempt = plan.attempt, digest = %planned.digest).entered();
         self.plan = Some(plan.clone());
         self.attempts += 1;
-        let (sender, events) = channel();
+        let (number, mailbox) = (self.attempts, self.mailbox.clone());
+        // The run may be over: then nobody needs to know.
+        let events = Events::new(move |event| drop(mailbox.send(Message::Attempt { number, event })));
         let Some(backend) = self.backend(plan) else {
             return Input::PrepareFailed("nothing here runs commands without a sandbox".to_owned());
         };
         if backend.name() != plan.backend {
             return Input::PrepareFailed(format!("the plan is for another backend than `{}`", backend.name()));
         }
-        let attempt = match backend.prepare(plan, &self.io, sender) {
+        let attempt = match backend.prepare(plan, &self.io, false, events) {
             Ok(attempt) => attempt,
             Err(error) => return Input::PrepareFailed(start_failure(error)),
         };
         let enforced = attempt.enforced().clone();
         debug!(level = %enforced.level, "prepared");
         self.attempt = Some(attempt);
-        if let Err(error) = forward(events, self.attempts, self.mailbox.clone()) {
-            self.attempt = None;
-            return Input::PrepareFailed(format!("no thread to watch the sandbox on: {error}"));
-        }
         Input::Prepared(enforced)
     }
 
@@ -447,28 +447,6 @@ impl Driver<'_> {
             }
         }
     }
-}
-
-/// Passes an attempt's events on, in order, to the last. A channel that closes
-/// without an end is a sandbox that was lost.
-fn forward(events: Receiver<AttemptEvent>, number: u64, mailbox: Sender<Message>) -> std::io::Result<()> {
-    let pass_on = move || {
-        for event in events {
-            let last = matches!(event, AttemptEvent::Ended(_));
-            if mailbox.send(Message::Attempt { number, event }).is_err() || last {
-                return;
-            }
-        }
-        let event = AttemptEvent::Ended(AttemptEnd {
-            end: CommandEnd::Lost("its supervisor ended without a word".to_owned()),
-            usage: stockade_model::Usage::default(),
-            stdout: None,
-            stderr: None,
-            truncated: false,
-        });
-        let _ = mailbox.send(Message::Attempt { number, event });
-    };
-    thread::Builder::new().name("stockade-events".to_owned()).spawn(pass_on).map(drop)
 }
 
 fn start_failure(error: StartError) -> String {

@@ -16,6 +16,6 @@ pub mod real;
 pub mod seams;
 
 pub use approver::{Approver, Nobody};
-pub use backend::{Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Io, StartError};
+pub use backend::{Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Events, HeldAnswer, HoldId, Io, StartError};
 pub use driver::{Engine, Interrupter, Interrupts, interrupts};
 pub use exit::exit_code;

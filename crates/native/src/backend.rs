@@ -5,14 +5,13 @@
 //! person. It must not know rules, questions or the log.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
-use stockade_engine::{Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Io, StartError};
+use stockade_engine::{Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Events, Io, StartError};
 use stockade_model::{Denial, EnforcementReport, Grant, LayerReport, LayerState, Level, Plan, RawText, Usage};
 use stockade_sys::Errno;
 use stockade_sys::reap::Ended;
@@ -46,7 +45,7 @@ impl Backend for NativeBackend {
         }
     }
 
-    fn prepare(&self, plan: &Plan, io: &Io, events: Sender<AttemptEvent>) -> Result<Box<dyn Attempt>, StartError> {
+    fn prepare(&self, plan: &Plan, io: &Io, _hold: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {
         let blueprint = Blueprint::prepare(plan).map_err(unlaunched)?;
         let streams = Streams::new(*io)?;
         let mut launched = launch(blueprint, streams.inside()).map_err(unlaunched)?;
@@ -55,8 +54,7 @@ impl Backend for NativeBackend {
         let listener = launched.take_listener().ok_or_else(|| unlaunched(LaunchError::Lost))?;
         let powers = powers(plan, &launched);
         let sender = events.clone();
-        // Nobody listens any more: then nobody needs to know.
-        let sink = move |event| drop(sender.send(seen(event)));
+        let sink = move |event| sender.tell(seen(event));
         let broker = Broker::start(listener, powers, plan.level, sink)
             .map_err(|error| StartError { what: error.to_string(), hint: None })?;
 
@@ -210,7 +208,7 @@ struct Keeper {
     outside: Option<[Output; 2]>,
     hidden: Option<HiddenWatch>,
     temp: Option<TempWatch>,
-    events: Sender<AttemptEvent>,
+    events: Events,
 }
 
 impl Keeper {
@@ -238,7 +236,7 @@ impl Keeper {
         }
         let report = self.broker.stop(BROKER_ENDS_WITHIN);
         for denial in report.map(|r| r.denials).unwrap_or_default().into_iter().filter(|d| d.count > 1) {
-            drop(self.events.send(AttemptEvent::Denied(denial)));
+            self.events.tell(AttemptEvent::Denied(denial));
         }
         let [stdout, stderr] = match self.outside.take() {
             Some([out, err]) => [Some(out.capture), Some(err.capture)],
@@ -248,12 +246,11 @@ impl Keeper {
         let text = |capture: Option<Capture>| capture.map(|c| RawText::from(c.into_bytes()));
         let (end, usage) = command_end(ended);
         let end = AttemptEnd { end, usage, stdout: text(stdout), stderr: text(stderr), truncated };
-        drop(self.events.send(AttemptEvent::Ended(end)));
+        self.events.tell(AttemptEvent::Ended(end));
     }
 
     fn tell(&self, event: AttemptEvent) {
-        // Nobody listens any more: then nobody needs to know.
-        drop(self.events.send(event));
+        self.events.tell(event);
     }
 
     /// Sleeps until something happens.

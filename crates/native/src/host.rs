@@ -6,13 +6,12 @@
 use std::collections::BTreeMap;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use rustix::process::{Pid, Signal, kill_process_group};
-use stockade_engine::{Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Io, StartError};
+use stockade_engine::{Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Events, Io, StartError};
 use stockade_model::{EnforcementReport, Grant, Level, Plan, RawText, Usage};
 
 use crate::capture::{Capture, Drained};
@@ -30,7 +29,7 @@ impl Backend for HostBackend {
         false
     }
 
-    fn prepare(&self, plan: &Plan, io: &Io, events: Sender<AttemptEvent>) -> Result<Box<dyn Attempt>, StartError> {
+    fn prepare(&self, plan: &Plan, io: &Io, _hold: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {
         if plan.profile.sandboxed || plan.level != Level::None {
             return Err(StartError {
                 what: format!("profile `{}` asks for a sandbox, and this backend has none", plan.profile.name),
@@ -52,7 +51,7 @@ impl Backend for HostBackend {
 struct HostAttempt {
     plan: Plan,
     io: Io,
-    events: Sender<AttemptEvent>,
+    events: Events,
     enforced: EnforcementReport,
     group: Arc<Mutex<Option<Pid>>>,
     watcher: Option<JoinHandle<()>>,
@@ -89,8 +88,7 @@ impl Attempt for HostAttempt {
                     CommandEnd::NotExecutable(error.to_string())
                 };
                 let end = AttemptEnd { end, usage: Usage::default(), stdout: None, stderr: None, truncated: false };
-                // Nobody listens any more: then nobody needs to know.
-                let _ = self.events.send(AttemptEvent::Ended(end));
+                self.events.tell(AttemptEvent::Ended(end));
             }
         }
         Ok(())
@@ -121,7 +119,7 @@ impl Drop for HostAttempt {
 }
 
 /// Collects the output, waits for the end and reports it.
-fn watch(mut child: Child, io: Io, started: Instant, group: &Mutex<Option<Pid>>, events: &Sender<AttemptEvent>) {
+fn watch(mut child: Child, io: Io, started: Instant, group: &Mutex<Option<Pid>>, events: &Events) {
     let limit_bytes = match io {
         Io::Capture { limit_bytes } => limit_bytes,
         Io::Inherit => 0,
@@ -144,14 +142,7 @@ fn watch(mut child: Child, io: Io, started: Instant, group: &Mutex<Option<Pid>>,
     let text = |capture: Option<Capture>| capture.map(|c| RawText::from(c.into_bytes()));
     let wall_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     let usage = Usage { wall_ms, ..Usage::default() };
-    // Nobody listens any more: then nobody needs to know.
-    let _ = events.send(AttemptEvent::Ended(AttemptEnd {
-        end,
-        usage,
-        stdout: text(output),
-        stderr: text(errors),
-        truncated,
-    }));
+    events.tell(AttemptEvent::Ended(AttemptEnd { end, usage, stdout: text(output), stderr: text(errors), truncated }));
 }
 
 fn drain(pipe: &impl std::os::fd::AsFd, limit_bytes: u64) -> Capture {

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use stockade_engine::{Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Io};
+use stockade_engine::{Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Events, Io};
 use stockade_model::{
     DEFAULT_PROTECTED_NAMES, Denial, Environment, Filesystem, Grant, Level, Limits, Network, Operation, Plan, Profile,
     RequestId,
@@ -56,20 +56,26 @@ fn plan(top: &Path, level: Level, argv: &[&str]) -> Plan {
     }
 }
 
+fn events() -> (Events, Receiver<AttemptEvent>) {
+    let (sender, receiver) = channel();
+    (Events::new(move |event| drop(sender.send(event))), receiver)
+}
+
 fn drain(events: &Receiver<AttemptEvent>) -> (AttemptEnd, Vec<Denial>) {
     let mut denials = Vec::new();
     loop {
         match events.recv_timeout(Duration::from_secs(30)).expect("the attempt ends") {
             AttemptEvent::Denied(denial) => denials.push(denial),
             AttemptEvent::Executed { .. } => {}
+            AttemptEvent::Held { .. } | AttemptEvent::Withdrawn(_) => panic!("it was not told to hold"),
             AttemptEvent::Ended(end) => return (end, denials),
         }
     }
 }
 
 fn run(plan: &Plan) -> (AttemptEnd, Vec<Denial>) {
-    let (sender, events) = channel();
-    let mut attempt = NativeBackend.prepare(plan, &CAPTURE, sender).unwrap();
+    let (sender, events) = events();
+    let mut attempt = NativeBackend.prepare(plan, &CAPTURE, false, sender).unwrap();
     assert_eq!(attempt.enforced().level, plan.level);
     attempt.release().unwrap();
     drain(&events)
@@ -165,15 +171,15 @@ fn a_full_private_temp_is_evidence() {
 #[test]
 fn dropping_or_killing_an_attempt_ends_it() {
     each_level(|top, level| {
-        let (sender, events) = channel();
-        let mut attempt = NativeBackend.prepare(&plan(top, level, &["sleep", "600"]), &CAPTURE, sender).unwrap();
+        let (sender, events) = events();
+        let mut attempt = NativeBackend.prepare(&plan(top, level, &["sleep", "600"]), &CAPTURE, false, sender).unwrap();
         attempt.release().unwrap();
         attempt.kill();
         assert_eq!(drain(&events).0.end, CommandEnd::Signaled(9));
 
-        let (sender, events) = channel();
+        let (sender, events) = events();
         let held: Box<dyn Attempt> =
-            NativeBackend.prepare(&plan(top, level, &["touch", "ran"]), &CAPTURE, sender).unwrap();
+            NativeBackend.prepare(&plan(top, level, &["touch", "ran"]), &CAPTURE, false, sender).unwrap();
         drop(held);
         drain(&events);
         assert!(!top.join("ws/ran").exists(), "a held command ran");

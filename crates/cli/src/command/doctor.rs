@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use stockade_engine::seams::Judge;
-use stockade_engine::{AttemptEvent, Backend, CommandEnd, Io};
+use stockade_engine::{AttemptEvent, Backend, CommandEnd, Events, Io};
 use stockade_model::{
     ApprovalMode, Command, Denial, EnforcementReport, LayerReport, Level, Plan, RawText, Request, SandboxPreference,
 };
@@ -234,8 +234,9 @@ fn plan(level: Level, place: &Place, setting: &Setting) -> Result<Plan, Failure>
 fn attempt(plan: &Plan) -> Result<Seen, Failure> {
     let cannot = |e: stockade_engine::StartError| Failure::from_text(&e.what).or_hint(e.hint);
     let (sender, events) = channel();
+    let sender = Events::new(move |event| drop(sender.send(event)));
     let io = Io::Capture { limit_bytes: OUTPUT_LIMIT_BYTES };
-    let mut attempt = NativeBackend.prepare(plan, &io, sender).map_err(cannot)?;
+    let mut attempt = NativeBackend.prepare(plan, &io, false, sender).map_err(cannot)?;
     let enforced = attempt.enforced().clone();
     attempt.release().map_err(cannot)?;
     let mut seen = Seen { enforced, denials: Vec::new(), end: None, said: String::new() };
@@ -249,11 +250,11 @@ fn watch(events: &Receiver<AttemptEvent>, seen: &mut Seen) {
     while seen.end.is_none() {
         match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(AttemptEvent::Denied(denial)) => seen.denials.push(denial),
-            Ok(AttemptEvent::Executed { .. }) => {}
             Ok(AttemptEvent::Ended(end)) => {
                 seen.said = end.stdout.map(|text| text.escaped()).unwrap_or_default();
                 seen.end = Some(end.end);
             }
+            Ok(AttemptEvent::Executed { .. } | AttemptEvent::Held { .. } | AttemptEvent::Withdrawn(_)) => {}
             Err(_) => return,
         }
     }

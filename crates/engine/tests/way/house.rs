@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use stockade_audit::Log;
 use stockade_engine::real::{RuleJudge, StoreMemory};
 use stockade_engine::seams::{RecordError, Recorder, SystemClock};
 use stockade_engine::{
-    Approver, Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Engine, Io, StartError, interrupts,
+    Approver, Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Engine, Events, Io, StartError, interrupts,
 };
 use stockade_model::{
     Answer, ApprovalMode, Command, Denial, EnforcementReport, Event, Grant, Layer, Level, Operation, Outcome, Plan,
@@ -62,7 +61,7 @@ impl Backend for Fake {
         !matches!(grant, Grant::Connect { .. })
     }
 
-    fn prepare(&self, plan: &Plan, _: &Io, events: Sender<AttemptEvent>) -> Result<Box<dyn Attempt>, StartError> {
+    fn prepare(&self, plan: &Plan, _: &Io, _: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {
         if self.behaviour == Behaviour::Fails {
             return Err(StartError { what: "no user namespaces".to_owned(), hint: Some("see doctor".to_owned()) });
         }
@@ -77,7 +76,7 @@ impl Backend for Fake {
             log: self.log.clone(),
             durable: Arc::clone(&self.durable),
             enforced: EnforcementReport { level, layers: BTreeMap::new() },
-            events: Mutex::new(events),
+            events,
         }))
     }
 }
@@ -91,13 +90,13 @@ struct FakeAttempt {
     log: Option<std::path::PathBuf>,
     durable: Arc<Mutex<Vec<bool>>>,
     enforced: EnforcementReport,
-    events: Mutex<Sender<AttemptEvent>>,
+    events: Events,
 }
 
 impl FakeAttempt {
     fn end(&self, end: CommandEnd) {
         let end = AttemptEnd { end, usage: Usage::default(), stdout: None, stderr: None, truncated: false };
-        let _ = self.events.lock().unwrap().send(AttemptEvent::Ended(end));
+        self.events.tell(AttemptEvent::Ended(end));
     }
 }
 
@@ -126,7 +125,7 @@ impl Attempt for FakeAttempt {
                 resolution: Resolution::Recorded,
                 count: 1,
             };
-            self.events.lock().unwrap().send(AttemptEvent::Denied(denial)).unwrap();
+            self.events.tell(AttemptEvent::Denied(denial));
         }
         match self.behaviour {
             Behaviour::Waits | Behaviour::Stubborn => {}

@@ -213,9 +213,10 @@ fn without_a_sandbox_is_asked_every_time() {
             &self,
             plan: &stockade_model::Plan,
             io: &Io,
-            events: std::sync::mpsc::Sender<stockade_engine::AttemptEvent>,
+            hold: bool,
+            events: stockade_engine::Events,
         ) -> Result<Box<dyn stockade_engine::Attempt>, stockade_engine::StartError> {
-            self.0.prepare(plan, io, events)
+            self.0.prepare(plan, io, hold, events)
         }
     }
     let host = Fake { alive: house.alive.clone(), released: house.released.clone(), ..Fake::default() };
