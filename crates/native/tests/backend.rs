@@ -56,7 +56,7 @@ fn plan(top: &Path, level: Level, argv: &[&str]) -> Plan {
     }
 }
 
-fn events() -> (Events, Receiver<AttemptEvent>) {
+fn channel_of_events() -> (Events, Receiver<AttemptEvent>) {
     let (sender, receiver) = channel();
     (Events::new(move |event| drop(sender.send(event))), receiver)
 }
@@ -74,7 +74,7 @@ fn drain(events: &Receiver<AttemptEvent>) -> (AttemptEnd, Vec<Denial>) {
 }
 
 fn run(plan: &Plan) -> (AttemptEnd, Vec<Denial>) {
-    let (sender, events) = events();
+    let (sender, events) = channel_of_events();
     let mut attempt = NativeBackend.prepare(plan, &CAPTURE, false, sender).unwrap();
     assert_eq!(attempt.enforced().level, plan.level);
     attempt.release().unwrap();
@@ -171,13 +171,13 @@ fn a_full_private_temp_is_evidence() {
 #[test]
 fn dropping_or_killing_an_attempt_ends_it() {
     each_level(|top, level| {
-        let (sender, events) = events();
+        let (sender, events) = channel_of_events();
         let mut attempt = NativeBackend.prepare(&plan(top, level, &["sleep", "600"]), &CAPTURE, false, sender).unwrap();
         attempt.release().unwrap();
         attempt.kill();
         assert_eq!(drain(&events).0.end, CommandEnd::Signaled(9));
 
-        let (sender, events) = events();
+        let (sender, events) = channel_of_events();
         let held: Box<dyn Attempt> =
             NativeBackend.prepare(&plan(top, level, &["touch", "ran"]), &CAPTURE, false, sender).unwrap();
         drop(held);
