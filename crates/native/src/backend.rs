@@ -5,8 +5,9 @@
 //! person. It must not know rules, questions or the log.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -15,11 +16,12 @@ use stockade_engine::{Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Ev
 use stockade_model::{Denial, EnforcementReport, Grant, LayerReport, LayerState, Level, Plan, RawText, Usage};
 use stockade_sys::Errno;
 use stockade_sys::reap::Ended;
+use tracing::debug_span;
 
-use crate::broker::{Broker, BrokerEvent, BrokerHandle, BrokerTraits, linked_units};
+use crate::broker::{Broker, BrokerError, BrokerEvent, BrokerHandle, BrokerTraits, linked_units};
 use crate::capture::{Capture, Drained};
 use crate::evidence::{HiddenWatch, TempWatch};
-use crate::launch::{Blueprint, ExitReport, LaunchError, Launched, Stdio, launch};
+use crate::launch::{Blueprint, ExitReport, LaunchError, Launched, Launching, Stdio, begin};
 use crate::powers::Powers;
 
 /// How long the broker may take to end once its callers are gone.
@@ -46,41 +48,41 @@ impl Backend for NativeBackend {
     }
 
     fn prepare(&self, plan: &Plan, io: &Io, _hold: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {
-        let blueprint = Blueprint::prepare(plan).map_err(unlaunched)?;
+        let blueprint = debug_span!("blueprint").in_scope(|| Blueprint::prepare(plan)).map_err(unlaunched)?;
         let streams = Streams::new(*io)?;
-        let mut launched = launch(blueprint, streams.inside()).map_err(unlaunched)?;
+        let launching = debug_span!("begin").in_scope(|| begin(blueprint, streams.inside())).map_err(unlaunched)?;
+        // The init builds; the two threads get ready meanwhile.
         let outside = streams.outside(*io);
-
-        let listener = launched.take_listener().ok_or_else(|| unlaunched(LaunchError::Lost))?;
-        let powers = powers(plan, &launched);
         let sender = events.clone();
         let sink = move |event| sender.tell(seen(event));
-        let broker = Broker::start(listener, powers, plan.level, sink)
-            .map_err(|error| StartError { what: error.to_string(), hint: None })?;
+        let broker = Broker::begin(powers(plan, &launching), plan.level, sink).map_err(unbrokered)?;
+        let keeper = Keeper::begin(outside, events)?;
 
+        let mut launched = debug_span!("finish").in_scope(|| launching.finish()).map_err(unlaunched)?;
+        let listener = launched.take_listener().ok_or_else(|| unlaunched(LaunchError::Lost))?;
+        let broker = broker.serve(listener).map_err(unbrokered)?;
         let mut enforced = launched.report().clone();
         enforced.layers.insert("broker".to_owned(), broker_layer(broker.traits()));
-        let hidden = launched.take_hidden_reads().map(|reads| HiddenWatch::new(reads, plan));
-        let temp = launched.take_temp().map(TempWatch::new);
-        let launched = Arc::new(Mutex::new(launched));
-        let keeper = Keeper { launched: Arc::clone(&launched), broker, outside, hidden, temp, events };
-        let end = rustix::io::fcntl_dupfd_cloexec(lock(&launched).end_fd(), 3).map_err(no_descriptor)?;
-        let keeper = thread::Builder::new()
-            .name("keeper".to_owned())
-            .spawn(move || keeper.keep(&end))
-            .map_err(|error| StartError { what: format!("cannot start a thread: {error}"), hint: None })?;
-        Ok(Box::new(NativeAttempt { enforced, launched, keeper: Some(keeper) }))
+        let kept = Kept {
+            end: rustix::io::fcntl_dupfd_cloexec(launched.end_fd(), 3).map_err(no_descriptor)?,
+            hidden: launched.take_hidden_reads().map(|reads| HiddenWatch::new(reads, plan)),
+            temp: launched.take_temp().map(TempWatch::new),
+            launched: Arc::new(Mutex::new(launched)),
+            broker,
+        };
+        let launched = Arc::clone(&kept.launched);
+        Ok(Box::new(NativeAttempt { enforced, launched, keeper: Some(keeper.keep(kept)?) }))
     }
 }
 
 /// The powers of the broker for this sandbox.
-fn powers(plan: &Plan, launched: &Launched) -> Powers {
-    let private = launched.private_trees().iter().map(|tree| &tree.path);
+fn powers(plan: &Plan, launching: &Launching) -> Powers {
+    let private = launching.private_trees().iter().map(|tree| &tree.path);
     let mut powers = Powers::new(plan, private);
     let linked = linked_units(plan);
     powers.protect(linked);
     if plan.level == Level::Full {
-        powers.not_attached(launched.missing().iter().cloned());
+        powers.not_attached(launching.missing().iter().cloned());
     }
     powers
 }
@@ -103,6 +105,10 @@ fn broker_layer(traits: BrokerTraits) -> LayerReport {
 
 fn unlaunched(error: LaunchError) -> StartError {
     StartError { what: error.to_string(), hint: error.hint() }
+}
+
+fn unbrokered(error: BrokerError) -> StartError {
+    StartError { what: error.to_string(), hint: None }
 }
 
 fn no_descriptor(errno: Errno) -> StartError {
@@ -171,7 +177,7 @@ impl Output {
 struct NativeAttempt {
     enforced: EnforcementReport,
     launched: Arc<Mutex<Launched>>,
-    keeper: Option<JoinHandle<()>>,
+    keeper: Option<Receiver<()>>,
 }
 
 impl Attempt for NativeAttempt {
@@ -195,29 +201,66 @@ impl Attempt for NativeAttempt {
 impl Drop for NativeAttempt {
     fn drop(&mut self) {
         self.kill();
-        if let Some(keeper) = self.keeper.take() {
-            // A keeper that panicked has nothing left to keep.
-            let _ = keeper.join();
+        if let Some(over) = self.keeper.take() {
+            // Its sender goes with the keeper, or with what was never kept.
+            let _ = over.recv();
         }
     }
 }
 
+/// Watches over a sandbox on a thread of its own.
 struct Keeper {
-    launched: Arc<Mutex<Launched>>,
-    broker: BrokerHandle,
+    kept: Kept,
     outside: Option<[Output; 2]>,
-    hidden: Option<HiddenWatch>,
-    temp: Option<TempWatch>,
     events: Events,
 }
 
+/// What there is to keep once the sandbox stands.
+struct Kept {
+    end: OwnedFd,
+    launched: Arc<Mutex<Launched>>,
+    broker: BrokerHandle,
+    hidden: Option<HiddenWatch>,
+    temp: Option<TempWatch>,
+}
+
+/// A keeper that waits for its sandbox. Dropping it ends it.
+struct KeeperBegun {
+    kept: Sender<Kept>,
+    over: Receiver<()>,
+}
+
+impl KeeperBegun {
+    /// Lets it watch. What it returns is hung up when the sandbox is gone.
+    fn keep(self, kept: Kept) -> Result<Receiver<()>, StartError> {
+        let gone = || StartError { what: "the thread that watches the sandbox ended".to_owned(), hint: None };
+        self.kept.send(kept).map_err(|_| gone())?;
+        Ok(self.over)
+    }
+}
+
 impl Keeper {
+    fn begin(outside: Option<[Output; 2]>, events: Events) -> Result<KeeperBegun, StartError> {
+        let (kept, sandbox) = channel();
+        let (on_drop, over) = channel::<()>();
+        let body = move || {
+            if let Ok(kept) = sandbox.recv() {
+                Self { kept, outside, events }.keep(on_drop);
+            }
+        };
+        thread::Builder::new()
+            .name("keeper".to_owned())
+            .spawn(body)
+            .map_err(|error| StartError { what: format!("cannot start a thread: {error}"), hint: None })?;
+        Ok(KeeperBegun { kept, over })
+    }
+
     /// Watches until the end, then reports it.
-    fn keep(mut self, end: &OwnedFd) {
+    fn keep(mut self, on_drop: Sender<()>) {
         let ended = loop {
-            self.wait(end);
+            self.wait();
             self.look();
-            match lock(&self.launched).try_wait() {
+            match lock(&self.kept.launched).try_wait() {
                 Ok(None) => {}
                 other => break other,
             }
@@ -231,22 +274,32 @@ impl Keeper {
             }
         }
         self.look();
-        if let Some(full) = self.temp.take().and_then(TempWatch::end) {
-            self.tell(AttemptEvent::Denied(full));
+        let Self { kept: Kept { end, launched, broker, hidden, temp }, outside, events } = self;
+        if let Some(full) = temp.and_then(TempWatch::end) {
+            events.tell(AttemptEvent::Denied(full));
         }
-        let report = self.broker.stop(BROKER_ENDS_WITHIN);
+        let report = broker.stop(BROKER_ENDS_WITHIN);
         for denial in report.map(|r| r.denials).unwrap_or_default().into_iter().filter(|d| d.count > 1) {
-            self.events.tell(AttemptEvent::Denied(denial));
+            events.tell(AttemptEvent::Denied(denial));
         }
-        let [stdout, stderr] = match self.outside.take() {
+        let [stdout, stderr] = match outside {
             Some([out, err]) => [Some(out.capture), Some(err.capture)],
             None => [None, None],
         };
         let truncated = [&stdout, &stderr].into_iter().flatten().any(Capture::truncated);
         let text = |capture: Option<Capture>| capture.map(|c| RawText::from(c.into_bytes()));
+        // What is shared with the init goes before the init, which closes it
+        // last and so waits for the kernel instead of us.
+        drop((hidden, end));
         let (end, usage) = command_end(ended);
-        let end = AttemptEnd { end, usage, stdout: text(stdout), stderr: text(stderr), truncated };
-        self.events.tell(AttemptEvent::Ended(end));
+        drop((launched, on_drop));
+        events.tell(AttemptEvent::Ended(AttemptEnd {
+            end,
+            usage,
+            stdout: text(stdout),
+            stderr: text(stderr),
+            truncated,
+        }));
     }
 
     fn tell(&self, event: AttemptEvent) {
@@ -254,10 +307,11 @@ impl Keeper {
     }
 
     /// Sleeps until something happens.
-    fn wait(&self, end: &OwnedFd) {
-        let hidden = self.hidden.as_ref().map(HiddenWatch::fd);
+    fn wait(&self) {
+        let hidden = self.kept.hidden.as_ref().map(HiddenWatch::fd);
         let outputs = self.outside.iter().flatten().filter(|o| o.open).map(|o| o.pipe.as_fd());
-        let all: Vec<BorrowedFd<'_>> = [Some(end.as_fd()), hidden].into_iter().flatten().chain(outputs).collect();
+        let all: Vec<BorrowedFd<'_>> =
+            [Some(self.kept.end.as_fd()), hidden].into_iter().flatten().chain(outputs).collect();
         let mut waited: Vec<PollFd<'_>> = all.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
         // A signal or a failure only makes the next look come sooner.
         let _ = poll(&mut waited, Some(&LOOK_AROUND));
@@ -268,7 +322,7 @@ impl Keeper {
         for output in self.outside.iter_mut().flatten() {
             output.take();
         }
-        let seen: Vec<Denial> = self.hidden.as_mut().map(HiddenWatch::take).unwrap_or_default();
+        let seen: Vec<Denial> = self.kept.hidden.as_mut().map(HiddenWatch::take).unwrap_or_default();
         for denial in seen {
             self.tell(AttemptEvent::Denied(denial));
         }

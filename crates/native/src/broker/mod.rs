@@ -38,13 +38,13 @@ mod targets;
 mod walk;
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::mpsc::{Receiver, channel};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 use stockade_model::{Denial, Level, RawText};
 use stockade_sys::Errno;
+use stockade_sys::notify::Notifier;
 
 use crate::powers::Powers;
 use service::Service;
@@ -111,7 +111,6 @@ pub struct BrokerTraits {
 pub struct BrokerHandle {
     stop: OwnedFd,
     report: Receiver<BrokerReport>,
-    thread: Option<JoinHandle<()>>,
     traits: BrokerTraits,
 }
 
@@ -131,24 +130,67 @@ impl Broker {
         level: Level,
         sink: impl Fn(BrokerEvent) + Send + 'static,
     ) -> Result<BrokerHandle, BrokerError> {
+        Self::begin(powers, level, sink)?.serve(listener)
+    }
+
+    /// Starts the thread before there is a listener: it gets ready while the
+    /// sandbox is built.
+    ///
+    /// # Errors
+    /// See [`BrokerError`].
+    pub fn begin(
+        powers: Powers,
+        level: Level,
+        sink: impl Fn(BrokerEvent) + Send + 'static,
+    ) -> Result<BrokerBegun, BrokerError> {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(step("make an eventfd"))?;
         let stopped = rustix::io::fcntl_dupfd_cloexec(&stop, 3).map_err(step("copy a descriptor"))?;
         let (up, ready) = channel();
+        let (notifier, notifiers) = channel();
         let (sender, report) = channel();
-        let body = move || match Service::new(listener, powers, level, Box::new(sink)) {
-            Ok((mut service, traits)) => {
-                let _ = up.send(Ok(traits));
-                service.serve(stopped.as_fd());
-                let _ = sender.send(service.end());
-            }
-            Err(error) => drop(up.send(Err(error))),
+        let body = move || {
+            let confined = Service::confine(level);
+            let failed = confined.is_err();
+            let _ = up.send(confined);
+            // No notifier comes where the sandbox could not be built.
+            let (Ok(notifier), false) = (notifiers.recv(), failed) else { return };
+            let end = match Service::new(notifier, powers, level, Box::new(sink)) {
+                Ok(mut service) => {
+                    service.serve(stopped.as_fd());
+                    service.end()
+                }
+                // The listener is closed: every trapped call ends with ENOSYS.
+                Err(_) => BrokerReport::default(),
+            };
+            // After all that it held of the sandbox was let go.
+            let _ = sender.send(end);
         };
-        let thread = std::thread::Builder::new().name("broker".to_owned()).spawn(body).map_err(BrokerError::Thread)?;
-        match ready.recv_timeout(START_TIMEOUT) {
-            Ok(Ok(traits)) => Ok(BrokerHandle { stop, report, thread: Some(thread), traits }),
-            Ok(Err(error)) => Err(error),
-            Err(_) => Err(BrokerError::Silent),
-        }
+        std::thread::Builder::new().name("broker".to_owned()).spawn(body).map_err(BrokerError::Thread)?;
+        Ok(BrokerBegun { stop, ready, notifier, report })
+    }
+}
+
+/// A broker without a listener. Dropping it ends it.
+#[derive(Debug)]
+pub struct BrokerBegun {
+    stop: OwnedFd,
+    ready: Receiver<Result<(), BrokerError>>,
+    notifier: Sender<Notifier>,
+    report: Receiver<BrokerReport>,
+}
+
+impl BrokerBegun {
+    /// Lets it answer what arrives at `listener`.
+    ///
+    /// # Errors
+    /// See [`BrokerError`]; nothing is answered then, and trapped calls end
+    /// with ENOSYS.
+    pub fn serve(self, listener: OwnedFd) -> Result<BrokerHandle, BrokerError> {
+        let notifier = Notifier::new(listener).map_err(step("learn the size of notifications"))?;
+        let traits = BrokerTraits { synchronous: notifier.wake_synchronously().is_ok() };
+        self.ready.recv_timeout(START_TIMEOUT).unwrap_or(Err(BrokerError::Silent))?;
+        self.notifier.send(notifier).map_err(|_| BrokerError::Silent)?;
+        Ok(BrokerHandle { stop: self.stop, report: self.report, traits })
     }
 }
 
@@ -160,13 +202,9 @@ impl BrokerHandle {
 
     /// Ends it and waits for that, at most `timeout`. What is still trapped
     /// ends with ENOSYS. `None` where it did not end in time.
-    pub fn stop(mut self, timeout: Duration) -> Option<BrokerReport> {
+    pub fn stop(self, timeout: Duration) -> Option<BrokerReport> {
         self.ask_to_stop();
-        let report = self.report.recv_timeout(timeout).ok();
-        if let (Some(thread), true) = (self.thread.take(), report.is_some()) {
-            let _ = thread.join();
-        }
-        report
+        self.report.recv_timeout(timeout).ok()
     }
 
     fn ask_to_stop(&self) {

@@ -20,7 +20,7 @@ use super::ledger::{Actor, Denied, Ledger};
 use super::pool::Pool;
 use super::table::{Shape, notify_table};
 use super::walk::{Object, Walk};
-use super::{BrokerError, BrokerEvent, BrokerReport, BrokerTraits, step};
+use super::{BrokerError, BrokerEvent, BrokerReport, step};
 use crate::powers::{Powers, Refusal, Verdict};
 
 /// How often parked calls are looked after.
@@ -96,21 +96,24 @@ pub(super) struct Service {
 }
 
 impl Service {
-    /// Confines this thread and makes ready to serve on it.
+    /// Confines this thread: from here on it has no more power over files than
+    /// the command's user.
+    pub fn confine(level: Level) -> Result<(), BrokerError> {
+        // Root's sandbox has no supplementary groups; an ordinary user's keeps
+        // them, because it cannot give them up.
+        let without_groups = rustix::process::geteuid().is_root() && level == Level::Full;
+        actor::confine_thread(without_groups).map_err(step("confine the broker's thread"))
+    }
+
+    /// Makes ready to serve, on a thread that was [confined](Self::confine).
     pub fn new(
-        listener: OwnedFd,
+        notifier: Notifier,
         powers: Powers,
         level: Level,
         sink: Box<dyn Fn(BrokerEvent) + Send>,
-    ) -> Result<(Self, BrokerTraits), BrokerError> {
+    ) -> Result<Self, BrokerError> {
         let own_user = rustix::process::geteuid().as_raw();
-        // Root's sandbox has no supplementary groups; an ordinary user's keeps
-        // them, because it cannot give them up.
-        let without_groups = own_user == 0 && level == Level::Full;
-        actor::confine_thread(without_groups).map_err(step("confine the broker's thread"))?;
-        let notifier = Notifier::new(listener).map_err(step("learn the size of notifications"))?;
-        let traits = BrokerTraits { synchronous: notifier.wake_synchronously().is_ok() };
-        let service = Self {
+        Ok(Self {
             notifier: Arc::new(notifier),
             powers,
             level,
@@ -124,8 +127,7 @@ impl Service {
             own_user,
             own_group: rustix::process::getegid().as_raw(),
             calls: 0,
-        };
-        Ok((service, traits))
+        })
     }
 
     /// Serves until `stop` is readable or no process is left.

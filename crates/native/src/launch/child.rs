@@ -73,9 +73,14 @@ fn supervise(plan: &Blueprint, control: BorrowedFd<'_>, child: &Child, site: &Si
     let ends = fork_signals::child_end_descriptor()?;
     // Nothing but the way to the caller, the signal descriptor and what the
     // clean-up needs stays open: an end of a pipe kept here would keep its
-    // reader waiting.
-    let mut keep =
-        [control.as_raw(), ends.as_fd().as_raw(), site.private_directory.as_ref().map_or(-1, |fd| fd.as_fd().as_raw())];
+    // reader waiting. And the watches: who closes them last waits for the
+    // kernel, and that should not be the caller.
+    let mut keep = [
+        control.as_raw(),
+        ends.as_fd().as_raw(),
+        site.private_directory.as_ref().map_or(-1, |fd| fd.as_fd().as_raw()),
+        site.watches.as_ref().map_or(-1, |fd| fd.as_fd().as_raw()),
+    ];
     keep.sort_unstable();
     let first = keep.iter().position(|fd| *fd >= 0).unwrap_or(0);
     descriptors::close_all_but(&keep[first..])?;
@@ -86,6 +91,8 @@ fn supervise(plan: &Blueprint, control: BorrowedFd<'_>, child: &Child, site: &Si
     end_everything(plan, site);
     if let Some(ended) = ended {
         let _ = Message::Ended { ended, used: reap::children_used() }.send(control, &[]);
+        // Until the caller has let go of what it shares with us.
+        while let Ok(Some(_)) | Err(Errno::PROTO | Errno::INTR) = Message::receive(control, true) {}
     }
     Ok(())
 }

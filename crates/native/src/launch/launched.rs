@@ -9,21 +9,19 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, getegid, geteuid, pidfd_send_signal};
 use stockade_model::{EnforcementReport, Level, Usage};
-use stockade_sys::clone::{Child, flags, fork_with};
-use stockade_sys::reap::{Ended, Used, wait_pidfd};
+use stockade_sys::clone::{flags, fork_with};
+use stockade_sys::reap::{Ended, Used};
 use stockade_sys::{Errno, fork_signals, passing};
 
 use super::blueprint::{Blueprint, PrivateTree};
 use super::child::{self, Inherited, STAGES};
 use super::error::LaunchError;
+use super::leaving::{self, CLEANS_WITHIN};
 use super::message::Message;
 use super::restricted::PrivateDirectory;
 
 /// How long the building of a sandbox may take.
 const READY_WITHIN: Duration = Duration::from_secs(10);
-
-/// How long an init may take to end what it adopted, and itself.
-const CLEANS_WITHIN: Duration = Duration::from_secs(6);
 
 /// All the walls of level full.
 const NAMESPACES: u64 = flags::NEW_USER
@@ -71,7 +69,9 @@ pub struct HiddenReads {
 /// every process of it and waits for that.
 #[derive(Debug)]
 pub struct Launched {
-    init: Child,
+    /// Absent once it was waited for, or left to go.
+    init: Option<OwnedFd>,
+    init_pid: u32,
     control: OwnedFd,
     gate: OwnedFd,
     listener: Option<OwnedFd>,
@@ -84,9 +84,38 @@ pub struct Launched {
     wait_killable: bool,
     released: Option<Instant>,
     ended: Option<ExitReport>,
-    reaped: bool,
     // Removes what is left of it, after the processes are gone.
     _private_directory: Option<PrivateDirectory>,
+}
+
+/// A sandbox that is being built, by its own init: meanwhile the caller can do
+/// something else. Dropping it ends it.
+#[derive(Debug)]
+pub struct Launching {
+    launched: Launched,
+    blueprint: Blueprint,
+}
+
+impl Launching {
+    /// Trees that only the run sees, as it sees them.
+    pub fn private_trees(&self) -> &[PrivateTree] {
+        self.blueprint.private_trees()
+    }
+
+    /// Writable paths of the plan that did not exist and so are not attached.
+    pub fn missing(&self) -> &[PathBuf] {
+        self.blueprint.missing()
+    }
+
+    /// Waits until the command stands before its first instruction. On an error
+    /// nothing ran and nothing is left behind.
+    ///
+    /// # Errors
+    /// [`LaunchError`] names the step and what the kernel said.
+    pub fn finish(mut self) -> Result<Launched, LaunchError> {
+        self.launched.await_ready(&self.blueprint)?;
+        Ok(self.launched)
+    }
 }
 
 /// Builds the sandbox and stops before the command's first instruction. On an
@@ -94,7 +123,15 @@ pub struct Launched {
 ///
 /// # Errors
 /// [`LaunchError`] names the step and what the kernel said.
-pub fn launch(mut blueprint: Blueprint, stdio: Stdio<'_>) -> Result<Launched, LaunchError> {
+pub fn launch(blueprint: Blueprint, stdio: Stdio<'_>) -> Result<Launched, LaunchError> {
+    begin(blueprint, stdio)?.finish()
+}
+
+/// Starts building the sandbox.
+///
+/// # Errors
+/// [`LaunchError`], where not even its first process could be had.
+pub fn begin(mut blueprint: Blueprint, stdio: Stdio<'_>) -> Result<Launching, LaunchError> {
     let pair = || passing::pair().map_err(LaunchError::call("make a socket pair"));
     let ((control, control_inside), (gate, gate_inside)) = (pair()?, pair()?);
     let streams = [stdio.stdin, stdio.stdout, stdio.stderr];
@@ -113,8 +150,9 @@ pub fn launch(mut blueprint: Blueprint, stdio: Stdio<'_>) -> Result<Launched, La
     drop(blocked);
     drop((control_inside, gate_inside));
 
-    let mut launched = Launched {
-        init,
+    let launched = Launched {
+        init_pid: init.pid.as_raw_nonzero().get().unsigned_abs(),
+        init: Some(init.pidfd),
         control,
         gate,
         listener: None,
@@ -127,25 +165,18 @@ pub fn launch(mut blueprint: Blueprint, stdio: Stdio<'_>) -> Result<Launched, La
         wait_killable: false,
         released: None,
         ended: None,
-        reaped: false,
         _private_directory: blueprint.private_directory.take(),
     };
     if blueprint.mapped_by_caller {
         launched.map_identity()?;
     }
-    launched.await_ready(&blueprint)?;
-    Ok(launched)
+    Ok(Launching { launched, blueprint })
 }
 
 impl Launched {
-    /// The init's process, as the caller sees it. Readable when it has ended.
-    pub fn init_pidfd(&self) -> BorrowedFd<'_> {
-        self.init.pidfd.as_fd()
-    }
-
     /// The init's number, as the caller sees it.
     pub fn init_pid(&self) -> u32 {
-        self.init.pid.as_raw_nonzero().get().unsigned_abs()
+        self.init_pid
     }
 
     /// Readable when the command has ended (or the init was lost): then
@@ -235,7 +266,6 @@ impl Launched {
                 Err(_) => return Err(self.lost()),
             }
         }
-        self.reap();
         Ok(self.ended)
     }
 
@@ -272,7 +302,7 @@ impl Launched {
     /// Writes the identity maps of a root that keeps its number inside.
     fn map_identity(&self) -> Result<(), LaunchError> {
         let map = |kind: &str, id: u32| {
-            let file = format!("/proc/{}/{kind}", self.init.pid.as_raw_nonzero());
+            let file = format!("/proc/{}/{kind}", self.init_pid);
             std::fs::write(&file, format!("{id} {id} 1\n"))
                 .map_err(|e| LaunchError::Path { path: file.into(), why: e.to_string() })
         };
@@ -319,29 +349,23 @@ impl Launched {
         }
     }
 
-    /// The init is on its way out: waits for it. One that the kernel cannot end
-    /// (it hangs in a dead filesystem) is left to it.
-    fn reap(&mut self) {
-        if !self.reaped {
-            let _ = readable_before(&[self.init.pidfd.as_fd()], Instant::now() + CLEANS_WITHIN);
-            let _ = wait_pidfd(self.init.pidfd.as_fd());
-            self.reaped = true;
-        }
-    }
-
-    /// Ends the init, and with it everything. With a PID namespace the kernel
-    /// does it; without, the init does when its caller hangs up, and is given
-    /// time for it.
+    /// Ends the init, and with it everything. One that has reported the end has
+    /// nothing left but to go, which it does when its caller hangs up. With a
+    /// PID namespace the kernel ends the others; without, the init does, also
+    /// when its caller hangs up, and is given time for it.
     fn end_now(&mut self) {
-        if self.reaped {
-            return;
+        let Some(init) = self.init.take() else { return };
+        if self.ended.is_some() || self.report.level != Level::Full {
+            let _ = rustix::net::shutdown(&self.control, rustix::net::Shutdown::Both);
+        }
+        if self.ended.is_some() {
+            return leaving::let_go(init);
         }
         if self.report.level != Level::Full {
-            let _ = rustix::net::shutdown(&self.control, rustix::net::Shutdown::Both);
-            let _ = readable_before(&[self.init.pidfd.as_fd()], Instant::now() + CLEANS_WITHIN);
+            let _ = readable_before(&[init.as_fd()], Instant::now() + CLEANS_WITHIN);
         }
-        let _ = pidfd_send_signal(&self.init.pidfd, Signal::KILL);
-        self.reap();
+        let _ = pidfd_send_signal(&init, Signal::KILL);
+        leaving::wait(&init);
     }
 }
 
@@ -352,7 +376,7 @@ impl Drop for Launched {
 }
 
 /// Waits until one of `fds` can be read or is hung up; false at the deadline.
-fn readable_before(fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<bool, Errno> {
+pub(super) fn readable_before(fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<bool, Errno> {
     let mut waited: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
     loop {
         let left = deadline.saturating_duration_since(Instant::now());

@@ -13,11 +13,12 @@ mod cleanup;
 mod error;
 mod launched;
 mod layout;
+mod leaving;
 mod message;
 mod restricted;
 mod step;
 
 pub use blueprint::{Blueprint, PrivateTree};
 pub use error::LaunchError;
-pub use launched::{ExitReport, HiddenReads, Launched, Stdio, launch};
+pub use launched::{ExitReport, HiddenReads, Launched, Launching, Stdio, begin, launch};
 pub use stockade_sys::reap::Ended;
