@@ -6,13 +6,17 @@
 //! caches or approvers: an `ask` comes with the questions, not with answers.
 
 use stockade_model::{
-    Assessment, Decision, Grant, Level, Profile, QuestionKind, RawText, Request, SandboxPreference, Tier, Verdict,
+    Assessment, Command, Decision, Grant, Level, Profile, QuestionKind, RawText, Request, SandboxPreference, Tier,
+    Verdict,
 };
 
+use crate::file::ApproverName;
 use crate::mode::{GrantClass, ModeAnswers, mode_name};
+use crate::obligations::Obligations;
 use crate::resolve::{has_power, resolve_profile};
-use crate::rules::{self, Match, Rule};
+use crate::rules::{Circumstances, Considered, Findings, Match, Rule, Scene, Subject};
 use crate::settings::Settings;
+use crate::words::{self, Words};
 
 /// How many findings are told as reasons; the assessment has them all.
 const MAX_FINDINGS_TOLD: usize = 10;
@@ -28,6 +32,23 @@ pub struct Ruling {
     /// True where it would run without a sandbox. No answer that was given to a
     /// sandboxed run may be used for it.
     pub unsandboxed: bool,
+    /// What the rules that apply want of the run, where it comes to one.
+    pub obligations: Obligations,
+    /// Everything that was said, in order; those that decided are marked.
+    pub voices: Vec<Said>,
+}
+
+/// What one source said of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Said {
+    /// Its verdict.
+    pub verdict: Verdict,
+    /// The rule, mode or setting.
+    pub source: String,
+    /// One line each.
+    pub reasons: Vec<String>,
+    /// True where its verdict is the decision.
+    pub decides: bool,
 }
 
 /// Says whether a request may run. See [`rule_on`], which also gives the
@@ -36,16 +57,33 @@ pub fn decide(settings: &Settings, request: &Request, assessment: &Assessment, g
     rule_on(settings, request, assessment, grants_by_person).decision
 }
 
+/// Says whether a request may run and what must be asked first, where nothing
+/// is known around it; see [`rule_in`].
+pub fn rule_on(settings: &Settings, request: &Request, assessment: &Assessment, grants_by_person: bool) -> Ruling {
+    rule_in(settings, request, assessment, grants_by_person, &Circumstances::default())
+}
+
 /// Says whether a request may run and what must be asked first.
 ///
 /// `grants_by_person` is true where the request is the person's own command
 /// line: then its grants, profile, level and mode are the person's word.
 /// Otherwise they may only tighten what is configured: the stricter of both
 /// modes holds, added powers need consent, a weaker level is refused.
-pub fn rule_on(settings: &Settings, request: &Request, assessment: &Assessment, grants_by_person: bool) -> Ruling {
+pub fn rule_in(
+    settings: &Settings,
+    request: &Request,
+    assessment: &Assessment,
+    grants_by_person: bool,
+    around: &Circumstances,
+) -> Ruling {
+    let words = words_of(settings, request);
+    let found = settings.rules.find(&scene(settings, request, assessment, &words, around));
+    let obligations = Obligations::of(settings, request, &found);
+    let wanted = obligations.request(request);
     let case = Case::new(settings, request, assessment, grants_by_person);
     let mut voices = Vec::new();
-    let unsandboxed = match resolve_profile(settings, &request.profile, request.workspace.as_path(), &request.grants) {
+    let workspace = request.workspace.as_path();
+    let unsandboxed = match resolve_profile(settings, &wanted.profile, workspace, &wanted.grants) {
         Err(error) => {
             voices.push(Voice::new(Verdict::Deny, "profile: it cannot be made", one_line(&error.to_string())));
             false
@@ -54,14 +92,54 @@ pub fn rule_on(settings: &Settings, request: &Request, assessment: &Assessment, 
             case.sandbox(&profile, &mut voices);
             if profile.sandboxed {
                 case.level(&mut voices);
-                case.profile(&mut voices);
+                if obligations.profile.is_none() {
+                    case.profile(&mut voices);
+                }
                 case.grants(&mut voices);
             }
             !profile.sandboxed
         }
     };
-    case.rules_and_tier(unsandboxed, &mut voices);
-    case.conclude(voices, unsandboxed)
+    case.rules_and_tier(&found, unsandboxed, &mut voices);
+    case.conclude(voices, unsandboxed, obligations)
+}
+
+/// Every rule and whether it speaks of a request, for an explanation.
+pub fn consider<'a>(
+    settings: &'a Settings,
+    request: &Request,
+    assessment: &Assessment,
+    around: &Circumstances,
+) -> Vec<Considered<'a>> {
+    let words = words_of(settings, request);
+    settings.rules.consider(&scene(settings, request, assessment, &words, around))
+}
+
+fn words_of(settings: &Settings, request: &Request) -> Words {
+    match &request.command {
+        // Most configurations have no rules, and reading costs something.
+        _ if settings.rules.is_empty() => Words::default(),
+        Command::Argv(argv) => words::of_argv(&argv.iter().map(RawText::to_str).collect::<Vec<_>>()),
+        Command::Script(script) => words::of_script(script.as_bytes()),
+    }
+}
+
+fn scene<'a>(
+    settings: &'a Settings,
+    request: &'a Request,
+    assessment: &'a Assessment,
+    words: &'a Words,
+    around: &'a Circumstances,
+) -> Scene<'a> {
+    Scene {
+        subject: Subject::Command { words, assessment },
+        cwd: request.cwd.as_path(),
+        workspace: request.workspace.as_path(),
+        home: &settings.home,
+        session: request.session.as_ref(),
+        around,
+        example: false,
+    }
 }
 
 /// What one source says.
@@ -91,6 +169,11 @@ impl Voice {
     fn asking(mut self, asks: Asks) -> Self {
         self.asks = asks;
         self
+    }
+
+    fn said(self, decision: Verdict) -> Said {
+        let decides = self.verdict == decision;
+        Said { verdict: self.verdict, source: self.rule, reasons: self.reasons, decides }
     }
 }
 
@@ -189,9 +272,11 @@ impl<'a> Case<'a> {
         voices.push(Voice { verdict, rule, reasons, asks: Asks::Grants(added) });
     }
 
-    fn rules_and_tier(&self, unsandboxed: bool, voices: &mut Vec<Voice>) {
-        let found = rules::find(self.settings.rules(), &self.request.command);
-        voices.extend(found.raised.iter().map(|(rule, sure)| self.raised(rule, *sure)));
+    fn rules_and_tier(&self, found: &Findings<'_>, unsandboxed: bool, voices: &mut Vec<Voice>) {
+        for (rule, sure) in &found.raised {
+            voices.push(self.raised(rule, *sure));
+            voices.extend(self.raised_grants(rule));
+        }
         let tier = self.assessment.tier;
         if tier == Tier::Ask
             && let Some(rule) = found.allowed.first()
@@ -222,13 +307,27 @@ impl<'a> Case<'a> {
             // The words are there, but whether they are run is not certain: a
             // person looks, nobody else.
             (Verdict::Deny, _) => voice(self.answers.rule_ask, format!("it may hold what is denied: {justification}")),
+            _ if rule.approver == ApproverName::Person => voice(self.answers.rule_ask, justification),
             _ => voice(self.answers.rule_ask, justification).asking(Asks::Run),
         }
     }
 
+    /// Powers that come with a rule that asks are part of what is agreed to.
+    fn raised_grants(&self, rule: &Rule) -> Option<Voice> {
+        let workspace = self.request.workspace.as_path();
+        let grants: Vec<Grant> =
+            rule.grants.iter().filter_map(|grant| grant.resolve(&self.settings.home, workspace)).collect();
+        if rule.effect != Verdict::Ask || grants.is_empty() {
+            return None;
+        }
+        let verdict = grants.iter().map(|grant| self.answers.requested(GrantClass::of(grant))).max()?;
+        let reasons = grants.iter().map(|grant| format!("it would be given `{grant}`")).collect();
+        Some(Voice { verdict, rule: rule_name(rule), reasons, asks: Asks::Grants(grants) })
+    }
+
     /// Deny-overrides, then the caller's own approval, which answers the
     /// question about the run and no other.
-    fn conclude(&self, mut voices: Vec<Voice>, unsandboxed: bool) -> Ruling {
+    fn conclude(&self, mut voices: Vec<Voice>, unsandboxed: bool, obligations: Obligations) -> Ruling {
         let mut agreed = Vec::new();
         if let Some(approval) = &self.request.caller_approval {
             let by = RawText::from(approval.by.as_str()).escaped();
@@ -249,7 +348,8 @@ impl<'a> Case<'a> {
         let mut reasons: Vec<String> = deciding.iter().flat_map(|voice| voice.reasons.clone()).collect();
         reasons.extend(agreed);
         let questions = if verdict == Verdict::Ask { questions(&deciding) } else { Vec::new() };
-        Ruling { decision: Decision { verdict, rule, reasons }, questions, unsandboxed }
+        let voices = voices.into_iter().map(|voice| voice.said(verdict)).collect();
+        Ruling { decision: Decision { verdict, rule, reasons }, questions, unsandboxed, obligations, voices }
     }
 }
 
@@ -287,8 +387,8 @@ pub fn may_escalate(settings: &Settings, request: &Request, grant: &Grant, by_pe
     mode_answers(settings, request, by_person).denied(GrantClass::of(grant)) == Verdict::Ask
 }
 
-fn rule_name(rule: &Rule) -> String {
-    format!("rule {} `{}`, {}", verdict_name(rule.effect), rule.prefix.join(" "), rule.origin)
+pub(crate) fn rule_name(rule: &Rule) -> String {
+    format!("rule {} `{}`, {}", verdict_name(rule.effect), RawText::from(rule.label().as_str()).escaped(), rule.origin)
 }
 
 fn one_line(text: &str) -> String {

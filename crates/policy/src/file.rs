@@ -8,8 +8,9 @@ use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use stockade_model::{GranularMode, SandboxPreference, Verdict};
+use stockade_model::{ApprovalMode, GranularMode, SandboxPreference, Verdict};
 
+use crate::pattern::{GrantText, HostPattern, PathFact, PathPattern, RuleName, TimeWindow, Word};
 use crate::text::{
     Bytes, ConfigPath, DropPattern, Milliseconds, PassPattern, ProfileKey, ProfileName, ProtectedName, VariableName,
 };
@@ -40,8 +41,10 @@ pub struct ConfigFile {
     pub allow_host: Option<bool>,
     /// Profiles by name: new ones, or additions to `read-only` and `workspace`.
     pub profiles: BTreeMap<ProfileKey, ProfileSection>,
-    /// Rules about commands. Deny outweighs ask, ask outweighs allow, whatever
-    /// their order and file.
+    /// How the rules of this file become one answer. Default: `deny-overrides`.
+    pub combining: Combining,
+    /// Rules. Deny outweighs ask, ask outweighs allow, whatever their order and
+    /// file.
     pub rules: Vec<RuleSection>,
 }
 
@@ -140,24 +143,189 @@ pub struct LimitsSection {
     pub output: Option<Bytes>,
 }
 
-/// A rule about commands.
+/// How the rules of one file become one answer. Files are always combined by
+/// `deny-overrides`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Combining {
+    /// The strictest of all rules that apply, whatever their order.
+    #[default]
+    DenyOverrides,
+    /// The same answer; where several rules give it, the first of them is the
+    /// one that is named and whose profile is used.
+    OrderedDenyOverrides,
+    /// The first rule that applies to a command, from the top. A later `deny`
+    /// of this file does not count then; those of other files do.
+    FirstApplicable,
+}
+
+/// A rule. It speaks of commands (`prefix`, `glob`, `options`, `facts`), of tool
+/// calls (`tool`), of file changes (`files`) or of network access (`hosts`);
+/// one that names none of them speaks of everything. What is given must all
+/// hold.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RuleSection {
+    /// A name for it, shown where it decides, e.g. `no-push`.
+    pub name: Option<RuleName>,
     /// The program and the arguments it must start with, word for word, e.g.
-    /// `["git", "push"]`.
-    pub prefix: Vec<String>,
+    /// `["git", "push"]`. A list in place of a word means any of its words:
+    /// `["npm", ["ci", "install"]]`.
+    #[serde(default)]
+    pub prefix: Vec<Word>,
+    /// The whole command, words joined by blanks, `*` for anything; any of the
+    /// list must match, e.g. `["git * main"]`. Words with blanks count as
+    /// quoted with `'`.
+    #[serde(default)]
+    pub glob: Vec<String>,
+    /// Options, in any order.
+    #[serde(default)]
+    pub options: OptionsSection,
+    /// What the text of the command shows.
+    #[serde(default)]
+    pub facts: FactsSection,
+    /// Names of tools, `*` for anything: of a tool call, or of the tool that a
+    /// command came through.
+    #[serde(default)]
+    pub tool: Vec<String>,
+    /// Arguments of a tool call by name (`a.b` for one within another), each
+    /// with the texts it may be, `*` for anything.
+    #[serde(default)]
+    pub arguments: BTreeMap<String, Vec<String>>,
+    /// Files that are changed or read other than by a command, e.g. by a patch.
+    #[serde(default)]
+    pub files: Vec<PathPattern>,
+    /// What is done to the files. Default: anything but `read`.
+    #[serde(default)]
+    pub operations: Vec<FileOperation>,
+    /// Hosts that are connected to.
+    #[serde(default)]
+    pub hosts: Vec<HostPattern>,
+    /// Where it runs: in one of these directories.
+    #[serde(default)]
+    pub cwd: Vec<PathPattern>,
+    /// Who runs it: one of these users, by name.
+    #[serde(default)]
+    pub user: Vec<String>,
+    /// For which session, `*` for anything.
+    #[serde(default)]
+    pub session: Vec<String>,
+    /// When: in one of these times.
+    #[serde(default)]
+    pub time: Vec<TimeWindow>,
     /// What becomes of it: `allow` runs it without a question in its sandbox,
     /// `ask` asks, `deny` refuses. A project may use `ask` and `deny` only.
     pub effect: Verdict,
     /// Why; shown to the person and to the agent.
     pub justification: String,
-    /// Commands that the rule must match; checked whenever the file is read.
+    /// The profile to run with. A project may name one with fewer powers only.
+    pub profile: Option<ProfileName>,
+    /// Powers added where it is allowed or agreed to, e.g.
+    /// `["connect github.com:443"]`; `~/` and `./` may start a path. Not in
+    /// project configuration.
+    #[serde(default)]
+    pub grants: Vec<GrantText>,
+    /// Who may agree where it asks. Default: `any`.
+    pub approver: Option<ApproverName>,
+    /// Limits that hold for it; those of the profile where they are lower.
+    #[serde(default)]
+    pub limits: LimitsSection,
+    /// Who agreed to it and when, where an answer wrote it.
+    pub provenance: Option<ProvenanceSection>,
+    /// What the rule must match; checked whenever the file is read. Commands as
+    /// one types them, `NAME {"argument": "..."}` for tool calls, `write ./path`
+    /// for files, `host:port` for hosts. Facts, directory, user, session and
+    /// time are taken to fit.
     #[serde(default, rename = "match")]
     pub matches: Vec<String>,
-    /// Commands that the rule must not match; checked whenever the file is read.
+    /// What the rule must not match; checked whenever the file is read.
     #[serde(default)]
     pub not_match: Vec<String>,
+}
+
+/// Options of a command. `-rf` has `-r` and `-f`, `--force=x` has `--force`;
+/// what stands after `--` is no option. Where it is uncertain whether an option
+/// is there (`--forc`, `-xf`), the answer is the careful one.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct OptionsSection {
+    /// Each of these must be there; of a list in place of a word, any.
+    pub present: Vec<Word>,
+    /// None of these may be there.
+    pub absent: Vec<Word>,
+}
+
+/// What the text of a command shows. `ask` and `deny` apply where one entry of
+/// each list fits, `allow` only where everything of that kind is covered.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct FactsSection {
+    /// It reads these paths; `outside-workspace` for all beyond it.
+    pub reads: Vec<PathFact>,
+    /// It creates or changes these paths; `outside-workspace` for all beyond it.
+    pub writes: Vec<PathFact>,
+    /// It removes these paths; `outside-workspace` for all beyond it.
+    pub deletes: Vec<PathFact>,
+    /// It starts these programs, `*` for anything.
+    pub executes: Vec<String>,
+    /// It reaches these hosts; `*` also means a host that is not known.
+    pub network: Vec<HostPattern>,
+    /// Whether it reads what looks like a secret.
+    pub secrets: Option<bool>,
+    /// Whether it wants more privilege than the caller has.
+    pub privilege: Option<bool>,
+    /// Codes of findings, `*` for anything, e.g. `fetch-and-run`.
+    pub findings: Vec<String>,
+}
+
+/// What is done to a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum FileOperation {
+    /// Its content is looked at.
+    Read,
+    /// It is there and changes.
+    Write,
+    /// It comes into being.
+    Create,
+    /// It is removed.
+    Delete,
+}
+
+/// Who may agree.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ApproverName {
+    /// Whoever is asked, and a caller that agreed already.
+    #[default]
+    Any,
+    /// A person, whatever a caller agreed to.
+    Person,
+}
+
+/// Where a rule came from that nobody wrote by hand.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ProvenanceSection {
+    /// Who agreed, or what it was imported from.
+    pub by: String,
+    /// When, e.g. `2026-11-20T10:00:00Z`.
+    pub at: Option<String>,
+    /// During which request.
+    pub request: Option<String>,
+}
+
+impl ModeName {
+    /// The mode; `None` for `granular` without classes.
+    pub(crate) fn with(self, classes: Option<GranularMode>) -> Option<ApprovalMode> {
+        match self {
+            Self::Untrusted => Some(ApprovalMode::Untrusted),
+            Self::OnFailure => Some(ApprovalMode::OnFailure),
+            Self::OnRequest => Some(ApprovalMode::OnRequest),
+            Self::Never => Some(ApprovalMode::Never),
+            Self::Granular => classes.map(ApprovalMode::Granular),
+        }
+    }
 }
 
 impl EnvSection {

@@ -28,6 +28,8 @@ pub const MAX_FILE_BYTES: u64 = 256 * 1024;
 pub struct Sources {
     /// The person's home directory.
     pub home: PathBuf,
+    /// What the machine's administrator insists on.
+    pub managed_file: PathBuf,
     /// The system's file.
     pub system_file: PathBuf,
     /// The person's file.
@@ -52,6 +54,7 @@ impl Sources {
         };
         Self {
             home: home.to_owned(),
+            managed_file: PathBuf::from("/etc/stockade/managed.toml"),
             system_file: PathBuf::from("/etc/stockade/config.toml"),
             user_file: base(xdg_config_home, ".config").join("stockade/config.toml"),
             workspace: workspace.map(Path::to_owned),
@@ -66,7 +69,7 @@ impl Sources {
             paths.extend(canonical(path).filter(|resolved| resolved != path));
             paths
         };
-        let files = [self.system_file.parent(), self.user_file.parent()];
+        let files = [self.managed_file.parent(), self.system_file.parent(), self.user_file.parent()];
         OwnDirectories {
             configuration: files.into_iter().flatten().flat_map(both).collect(),
             state: both(&self.state_directory),
@@ -105,16 +108,51 @@ pub enum LoadError {
 /// # Errors
 /// When a file is there and cannot be used.
 pub fn load(sources: &Sources) -> Result<Settings, LoadError> {
+    let layers = read_layers(sources)?;
+    Ok(Settings::from_layers(&sources.home, sources.own_directories(), &layers)?)
+}
+
+/// Reads and merges the files there are, with other texts in the place of some
+/// of them and beside them: what would hold if they were written.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_with(sources: &Sources, instead: Vec<LayerText>) -> Result<Settings, LoadError> {
+    let mut layers = read_layers(sources)?;
+    layers.retain(|layer| !instead.iter().any(|other| other.layer == layer.layer));
+    layers.extend(instead);
+    Ok(Settings::from_layers(&sources.home, sources.own_directories(), &layers)?)
+}
+
+/// Reads one file as a layer, whatever its place; `None` where there is none.
+///
+/// # Errors
+/// When it is there and cannot be used.
+pub fn read_layer(layer: Layer, path: &Path) -> Result<Option<LayerText>, LoadError> {
+    match open(CWD, path, path, OFlags::empty())? {
+        Some(file) => Ok(Some(LayerText { layer, path: path.to_owned(), source: read(file, path, layer)? })),
+        None => Ok(None),
+    }
+}
+
+/// The files there are, unmerged.
+///
+/// # Errors
+/// When a file is there and cannot be read.
+pub fn read_layers(sources: &Sources) -> Result<Vec<LayerText>, LoadError> {
     let mut layers = Vec::new();
-    for (layer, path) in [(Layer::System, &sources.system_file), (Layer::User, &sources.user_file)] {
-        if let Some(file) = open(CWD, path, path, OFlags::empty())? {
-            layers.push(LayerText { layer, path: path.clone(), source: read(file, path, layer)? });
-        }
+    let files = [
+        (Layer::Managed, &sources.managed_file),
+        (Layer::System, &sources.system_file),
+        (Layer::User, &sources.user_file),
+    ];
+    for (layer, path) in files {
+        layers.extend(read_layer(layer, path)?);
     }
     if let Some(workspace) = &sources.workspace {
         layers.extend(project(workspace)?);
     }
-    Ok(Settings::from_layers(&sources.home, sources.own_directories(), &layers)?)
+    Ok(layers)
 }
 
 /// The project's file: `.stockade.toml` or `.stockade/config.toml`, not both.
@@ -174,7 +212,7 @@ fn read(file: OwnedFd, path: &Path, layer: Layer) -> Result<String, LoadError> {
     }
     // 0o002: others may write, so anybody could loosen the rules. The project's
     // file may only tighten and needs no owner.
-    if layer != Layer::Project && metadata.mode() & 0o002 != 0 {
+    if !layer.only_narrows() && metadata.mode() & 0o002 != 0 {
         return unsuitable("everybody may write to it", "take that away: `chmod o-w`");
     }
     let mut bytes = Vec::new();

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use stockade_model::{ApprovalMode, Level, SandboxPreference, Verdict};
 
 use crate::error::{ConfigError, suggestion};
-use crate::file::{ConfigFile, LevelName, ModeName, ProfileSection};
+use crate::file::{ConfigFile, EnvSection, LevelName, ProfileSection, RuleSection};
 use crate::mode::{ModeAnswers, mode_name};
 use crate::parse::{Places, parse};
-use crate::rules::Rule;
+use crate::rules::{Rule, RuleBook, RuleSet};
 use crate::settings::{OwnDirectories, Settings};
 use crate::shipped;
 use crate::spec::{Layer, Origin, Sourced};
@@ -54,21 +54,33 @@ impl Settings {
             home: home.to_owned(),
             own,
             profiles: shipped::profiles(home)?,
-            rules: Vec::new(),
+            rules: RuleBook::default(),
+            granular: None,
+            files: Vec::new(),
         };
         let mut ordered: Vec<&LayerText> = layers.iter().collect();
         ordered.sort_by_key(|layer| layer.layer);
-        let mut granular = None;
+        let mut managed = Vec::new();
         for layer in ordered {
-            let (content, places) = parse::<ConfigFile>(&layer.path, &layer.source)?;
-            granular = content.approval.granular.or(granular);
-            let file = File { layer, places, content };
-            file.apply_scalars(&mut settings)?;
-            file.apply_mode(&mut settings, granular)?;
-            file.apply_profiles(&mut settings)?;
-            file.apply_default_profile(&mut settings)?;
-            file.apply_rules(&mut settings)?;
+            let file = File::read(layer)?;
+            file.apply(&mut settings)?;
+            if layer.layer == Layer::Managed {
+                managed.push(file);
+            }
         }
+        managed.iter().for_each(|file| file.bound(&mut settings));
+        Ok(settings)
+    }
+
+    /// The same settings with one more layer, which may only tighten: a
+    /// session's own. Merging it here or together with the others is the same.
+    ///
+    /// # Errors
+    /// When it says something that it cannot mean, or would widen.
+    pub fn with_session(&self, path: &Path, source: &str) -> Result<Self, ConfigError> {
+        let layer = LayerText { layer: Layer::Session, path: path.to_owned(), source: source.to_owned() };
+        let mut settings = self.clone();
+        File::read(&layer)?.apply(&mut settings)?;
         Ok(settings)
     }
 }
@@ -80,7 +92,24 @@ struct File<'a> {
     content: ConfigFile,
 }
 
+impl<'a> File<'a> {
+    fn read(layer: &'a LayerText) -> Result<Self, ConfigError> {
+        let (content, places) = parse::<ConfigFile>(&layer.path, &layer.source)?;
+        Ok(Self { layer, places, content })
+    }
+}
+
 impl File<'_> {
+    fn apply(&self, settings: &mut Settings) -> Result<(), ConfigError> {
+        settings.files.push((self.layer.layer, self.layer.path.clone()));
+        settings.granular = self.content.approval.granular.or(settings.granular);
+        self.apply_scalars(settings)?;
+        self.apply_mode(settings, settings.granular)?;
+        self.apply_profiles(settings)?;
+        self.apply_default_profile(settings)?;
+        self.apply_rules(settings)
+    }
+
     fn error(&self, key: &str, message: impl Into<String>) -> ConfigError {
         // An item's own place if it has one, otherwise the nearest key above.
         let mut path = key;
@@ -93,12 +122,14 @@ impl File<'_> {
     }
 
     fn widens(&self, key: &str, why: &str) -> ConfigError {
-        let said = format!("`{key}` in project configuration: {why}");
-        self.error(key, said).hint("a project may only tighten; say this in your own configuration if you mean it")
+        let layer = self.layer.layer;
+        let said = format!("`{key}` in {layer} configuration: {why}");
+        let hint = format!("a {layer} may only tighten; say this in your own configuration if you mean it");
+        self.error(key, said).hint(hint)
     }
 
-    fn is_project(&self) -> bool {
-        self.layer.layer == Layer::Project
+    fn only_narrows(&self) -> bool {
+        self.layer.layer.only_narrows()
     }
 
     fn origin(&self, key: &str) -> Origin {
@@ -111,14 +142,14 @@ impl File<'_> {
 
     fn apply_scalars(&self, settings: &mut Settings) -> Result<(), ConfigError> {
         if let Some(timeout) = self.content.approval_timeout {
-            if self.is_project() && timeout.0 > settings.approval_timeout_ms.value {
+            if self.only_narrows() && timeout.0 > settings.approval_timeout_ms.value {
                 let why = format!("longer than the {} ms in force", settings.approval_timeout_ms.value);
                 return Err(self.widens("approval_timeout", &why));
             }
             self.set(&mut settings.approval_timeout_ms, "approval_timeout", timeout.0);
         }
         if let Some(sandbox) = self.content.sandbox {
-            if self.is_project() && sandbox != SandboxPreference::Require && sandbox != settings.sandbox.value {
+            if self.only_narrows() && sandbox != SandboxPreference::Require && sandbox != settings.sandbox.value {
                 return Err(self.widens("sandbox", "only `require` tightens"));
             }
             self.set(&mut settings.sandbox, "sandbox", sandbox);
@@ -128,13 +159,13 @@ impl File<'_> {
                 LevelName::Full => Level::Full,
                 LevelName::Restricted => Level::Restricted,
             };
-            if self.is_project() && level == Level::Restricted && settings.level.value == Level::Full {
+            if self.only_narrows() && level == Level::Restricted && settings.level.value == Level::Full {
                 return Err(self.widens("level", "weaker than the `full` in force"));
             }
             self.set(&mut settings.level, "level", level);
         }
         if let Some(allow) = self.content.allow_host {
-            if self.is_project() && allow {
+            if self.only_narrows() && allow {
                 return Err(self.widens("allow_host", "only the person may permit runs without a sandbox"));
             }
             self.set(&mut settings.allow_host, "allow_host", allow);
@@ -149,12 +180,8 @@ impl File<'_> {
     ) -> Result<(), ConfigError> {
         let current = settings.approval_mode.value;
         let (key, mode) = match self.content.approval_mode {
-            Some(ModeName::Untrusted) => ("approval_mode", ApprovalMode::Untrusted),
-            Some(ModeName::OnFailure) => ("approval_mode", ApprovalMode::OnFailure),
-            Some(ModeName::OnRequest) => ("approval_mode", ApprovalMode::OnRequest),
-            Some(ModeName::Never) => ("approval_mode", ApprovalMode::Never),
-            Some(ModeName::Granular) => match granular {
-                Some(classes) => ("approval_mode", ApprovalMode::Granular(classes)),
+            Some(name) => match name.with(granular) {
+                Some(mode) => ("approval_mode", mode),
                 None => {
                     return Err(self
                         .error("approval_mode", "`granular` without classes")
@@ -167,7 +194,7 @@ impl File<'_> {
                 _ => return Ok(()),
             },
         };
-        if self.is_project() && !ModeAnswers::of(mode).is_as_strict_as(&ModeAnswers::of(current)) {
+        if self.only_narrows() && !ModeAnswers::of(mode).is_as_strict_as(&ModeAnswers::of(current)) {
             let why = format!("not stricter in every case than the `{}` in force", mode_name(current));
             return Err(self.widens(key, &why));
         }
@@ -252,7 +279,7 @@ impl File<'_> {
         if section.limits.processes == Some(0) {
             return Err(self.error(&key(".limits.processes"), "with no processes nothing runs"));
         }
-        if self.is_project() { self.check_narrows(settings, name, section) } else { Ok(()) }
+        if self.only_narrows() { self.check_narrows(settings, name, section) } else { Ok(()) }
     }
 
     fn check_narrows(&self, settings: &Settings, name: &str, section: &ProfileSection) -> Result<(), ConfigError> {
@@ -297,7 +324,7 @@ impl File<'_> {
         }
         let home = settings.home.clone();
         let origin = |key: &str| self.origin(&format!("profiles.{name}.{key}"));
-        let before = if self.is_project() { Some(settings.profiles.clone()) } else { None };
+        let before = if self.only_narrows() { Some(settings.profiles.clone()) } else { None };
         for (other, spec) in &mut settings.profiles {
             if other == name {
                 spec.apply(section, &origin, &home);
@@ -331,7 +358,7 @@ impl File<'_> {
             let error = self.error("profile", format!("there is no profile `{name}`"));
             return Err(hint_profile(error, settings, name));
         };
-        if self.is_project()
+        if self.only_narrows()
             && let Some(current) = settings.profiles.get(&settings.profile.value)
             && let Some(key) = chosen.wider_than(current)
         {
@@ -346,16 +373,99 @@ impl File<'_> {
         if self.content.rules.len() > MAX_ENTRIES {
             return Err(self.error("rules", format!("at most {MAX_ENTRIES} rules")));
         }
+        let mut rules = Vec::with_capacity(self.content.rules.len());
         for (i, section) in self.content.rules.iter().enumerate() {
             let key = format!("rules[{i}]");
-            if self.is_project() && section.effect == Verdict::Allow {
+            if self.only_narrows() && section.effect == Verdict::Allow {
                 return Err(self.widens(&format!("{key}.effect"), "only `ask` and `deny` tighten"));
             }
+            self.check_rule(settings, section, &key)?;
             let rule = Rule::new(section, self.origin(&key))
                 .map_err(|(rest, why)| self.error(&format!("{key}.{rest}"), why))?;
-            settings.rules.push(rule);
+            rules.push(rule);
+        }
+        if !rules.is_empty() {
+            settings.rules.push(RuleSet { combining: self.content.combining, rules });
         }
         Ok(())
+    }
+
+    /// What a rule wants of a run.
+    fn check_rule(&self, settings: &Settings, section: &RuleSection, key: &str) -> Result<(), ConfigError> {
+        if self.only_narrows() && !section.grants.is_empty() {
+            return Err(self.widens(&format!("{key}.grants"), "it would give more"));
+        }
+        let Some(ProfileName(name)) = &section.profile else { return Ok(()) };
+        let at = format!("{key}.profile");
+        let Some(spec) = settings.profiles.get(name) else {
+            return Err(hint_profile(self.error(&at, format!("there is no profile `{name}`")), settings, name));
+        };
+        if !spec.sandboxed {
+            let error = self.error(&at, format!("the profile `{name}` has no sandbox, and no rule takes one away"));
+            return Err(error.hint("name a profile with a sandbox"));
+        }
+        if self.only_narrows()
+            && let Some(current) = settings.profiles.get(&settings.profile.value)
+            && let Some(wider) = spec.wider_than(current)
+        {
+            let why = format!("`{name}` gives more than `{}` (`{wider}`)", settings.profile.value);
+            return Err(self.widens(&at, &why));
+        }
+        Ok(())
+    }
+
+    /// What is managed holds against every other layer: what it hides, protects
+    /// and drops stays so, its limits and its stricter values count.
+    fn bound(&self, settings: &mut Settings) {
+        let content = &self.content;
+        let strictest =
+            |own: ApprovalMode, managed: ApprovalMode| ModeAnswers::of(own).is_as_strict_as(&ModeAnswers::of(managed));
+        if let Some(mode) = content.approval_mode.and_then(|mode| mode.with(content.approval.granular))
+            && !strictest(settings.approval_mode.value, mode)
+        {
+            self.set(&mut settings.approval_mode, "approval_mode", mode);
+        }
+        if let Some(timeout) = content.approval_timeout.filter(|t| t.0 < settings.approval_timeout_ms.value) {
+            self.set(&mut settings.approval_timeout_ms, "approval_timeout", timeout.0);
+        }
+        if content.sandbox == Some(SandboxPreference::Require) {
+            self.set(&mut settings.sandbox, "sandbox", SandboxPreference::Require);
+        }
+        if content.level == Some(LevelName::Full) {
+            self.set(&mut settings.level, "level", Level::Full);
+        }
+        if content.allow_host == Some(false) {
+            self.set(&mut settings.allow_host, "allow_host", false);
+        }
+        for (name, section) in &content.profiles {
+            self.bound_profile(settings, &name.0, section);
+        }
+        if let Some(ProfileName(name)) = &content.profile
+            && let (Some(own), Some(managed)) =
+                (settings.profiles.get(&settings.profile.value), settings.profiles.get(name))
+            && own.wider_than(managed).is_some()
+        {
+            self.set(&mut settings.profile, "profile", name.clone());
+        }
+    }
+
+    fn bound_profile(&self, settings: &mut Settings, name: &str, section: &ProfileSection) {
+        let narrowing = ProfileSection {
+            hide: section.hide.clone(),
+            protect: section.protect.clone(),
+            env: EnvSection { drop: section.env.drop.clone(), ..EnvSection::default() },
+            limits: section.limits.clone(),
+            ..ProfileSection::default()
+        };
+        let home = settings.home.clone();
+        let origin = |key: &str| self.origin(&format!("profiles.{name}.{key}"));
+        for (other, spec) in &mut settings.profiles {
+            if other == name || spec.lineage.iter().any(|ancestor| ancestor == name) {
+                let own = spec.limits.clone();
+                spec.apply(&narrowing, &origin, &home);
+                spec.limits = own.lower_of(&spec.limits);
+            }
+        }
     }
 }
 

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 
 use stockade_model::{ApprovalMode, Digest, Level, SandboxPreference};
 
+use crate::file::Combining;
 use crate::mode::mode_name;
-use crate::rules::Rule;
+use crate::rules::{Rule, RuleBook};
 use crate::spec::{Origin, ProfileSpec, Sourced};
 
 /// Stockade's own directories, which no run may write (L7). Absolute and
@@ -40,7 +41,11 @@ pub struct Settings {
     pub(crate) home: PathBuf,
     pub(crate) own: OwnDirectories,
     pub(crate) profiles: BTreeMap<String, ProfileSpec>,
-    pub(crate) rules: Vec<Rule>,
+    pub(crate) rules: RuleBook,
+    /// The last classes named for mode `granular`, in force or not.
+    pub(crate) granular: Option<stockade_model::GranularMode>,
+    /// Files that were read.
+    pub(crate) files: Vec<(crate::spec::Layer, PathBuf)>,
 }
 
 /// One line of an explanation.
@@ -66,8 +71,23 @@ impl Settings {
     }
 
     /// The rules, in the order they were read.
-    pub fn rules(&self) -> &[Rule] {
+    pub fn rules(&self) -> impl Iterator<Item = &Rule> {
+        self.rules.rules()
+    }
+
+    /// The rules in their sets, one for each file.
+    pub fn rule_book(&self) -> &RuleBook {
         &self.rules
+    }
+
+    /// The files that were read, in the order they were merged.
+    pub fn files(&self) -> impl Iterator<Item = (crate::spec::Layer, &Path)> {
+        self.files.iter().map(|(layer, path)| (*layer, path.as_path()))
+    }
+
+    /// True where nothing is configured, so that the built-in policy holds.
+    pub fn is_built_in(&self) -> bool {
+        self.files.is_empty()
     }
 
     /// Every value with its origin: the settings, then the profile `name`, then
@@ -110,9 +130,13 @@ impl Settings {
     }
 
     fn each_rule(&self, line: &mut dyn FnMut(&str, String, &Origin)) {
-        for rule in &self.rules {
-            let effect = crate::decide::verdict_name(rule.effect);
-            line("rules", format!("{effect} {:?}: {}", rule.prefix, rule.justification), &rule.origin);
+        for set in self.rules.sets() {
+            if set.combining != Combining::DenyOverrides {
+                line("combining", format!("{:?}", set.combining), &Origin::Default);
+            }
+            for rule in &set.rules {
+                line("rules", rule.said().to_owned(), &rule.origin);
+            }
         }
     }
 }

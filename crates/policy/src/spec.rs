@@ -19,20 +19,35 @@ use crate::text::{ConfigPath, DropPattern, PassPattern, ProtectedName};
 /// project's may only tighten (L7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Layer {
-    /// The machine's: `/etc/stockade/config.toml`.
+    /// What the machine's administrator insists on: `/etc/stockade/managed.toml`.
+    /// Read first, as defaults, and once more at the end: no other layer undoes
+    /// it.
+    Managed,
+    /// The machine's defaults: `/etc/stockade/config.toml`.
     System,
     /// The person's: `$XDG_CONFIG_HOME/stockade/config.toml`.
     User,
     /// The workspace's: `.stockade.toml` or `.stockade/config.toml`.
     Project,
+    /// One session's, given by whoever made the session.
+    Session,
+}
+
+impl Layer {
+    /// True where it may only tighten: it is not the person's own word (L7).
+    pub fn only_narrows(self) -> bool {
+        matches!(self, Self::Project | Self::Session)
+    }
 }
 
 impl fmt::Display for Layer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Managed => "managed",
             Self::System => "system",
             Self::User => "user",
             Self::Project => "project",
+            Self::Session => "session",
         })
     }
 }
@@ -58,6 +73,16 @@ pub enum Origin {
         /// Where in it.
         place: Option<Place>,
     },
+}
+
+impl Origin {
+    /// The layer it belongs to; none where it is built in.
+    pub fn layer(&self) -> Option<Layer> {
+        match self {
+            Self::Default | Self::Shipped { .. } => None,
+            Self::File { layer, .. } => Some(*layer),
+        }
+    }
 }
 
 impl fmt::Display for Origin {

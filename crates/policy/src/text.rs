@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
 
 /// Longest duration that is taken for meant, in milliseconds: 365 days.
@@ -24,31 +24,42 @@ const MAX_SHOWN_CHARACTERS: usize = 80;
 #[error("{0}")]
 pub struct TextError(String);
 
-fn fail<T>(why: impl Into<String>) -> Result<T, TextError> {
+impl TextError {
+    pub(crate) fn new(why: impl Into<String>) -> Self {
+        Self(why.into())
+    }
+}
+
+pub(crate) fn fail<T>(why: impl Into<String>) -> Result<T, TextError> {
     Err(TextError(why.into()))
+}
+
+/// Reads a value of a written form; the error shows the text.
+pub(crate) fn parsed<'de, D: Deserializer<'de>, T: FromStr<Err = TextError>>(deserializer: D) -> Result<T, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    text.parse().map_err(|why| {
+        let shown: String = text.chars().take(MAX_SHOWN_CHARACTERS).collect();
+        serde::de::Error::custom(format!("`{shown}`: {why}"))
+    })
 }
 
 /// Gives a type its reading from a string and its place in the schema.
 macro_rules! text_form {
     ($name:ident, $pattern:expr, $description:expr) => {
-        impl<'de> Deserialize<'de> for $name {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                let text = String::deserialize(deserializer)?;
-                text.parse().map_err(|why| {
-                    let shown: String = text.chars().take(MAX_SHOWN_CHARACTERS).collect();
-                    serde::de::Error::custom(format!("`{shown}`: {why}"))
-                })
+        impl<'de> serde::Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                $crate::text::parsed(deserializer)
             }
         }
-        impl JsonSchema for $name {
+        impl schemars::JsonSchema for $name {
             fn inline_schema() -> bool {
                 true
             }
             fn schema_name() -> std::borrow::Cow<'static, str> {
                 stringify!($name).into()
             }
-            fn json_schema(_: &mut SchemaGenerator) -> Schema {
-                json_schema!({ "type": "string", "pattern": $pattern, "description": $description })
+            fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                schemars::json_schema!({ "type": "string", "pattern": $pattern, "description": $description })
             }
         }
     };
@@ -80,6 +91,7 @@ impl FromStr for Milliseconds {
         }
     }
 }
+pub(crate) use text_form;
 text_form!(Milliseconds, "^[0-9]+(ms|s|m|h|d)$", "A duration, e.g. `500ms`, `120s`, `10m`, `1h`, `7d`.");
 
 /// An amount of bytes: whole number, optionally with `KiB`, `MiB`, `GiB`, `TiB`.

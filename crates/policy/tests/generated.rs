@@ -123,7 +123,8 @@ impl<'a> Keys<'a> {
                 let inner = self.target(&property["items"]);
                 self.object(inner, &format!("{path}[]"));
             }
-            for choice in self.choices(target) {
+            let of_items = self.target(&target["items"]);
+            for choice in self.choices(target).into_iter().chain(self.choices(of_items)) {
                 self.rows.push(choice);
             }
         }
@@ -151,7 +152,11 @@ impl<'a> Keys<'a> {
             _ => "any",
         };
         match named {
-            "array" => format!("list of {}s", self.kind(&target["items"])),
+            "array" => match self.kind(&target["items"]).as_str() {
+                "one of" => "list of any of".to_owned(),
+                "any" => "list of words, each a string or a list of strings".to_owned(),
+                kind => format!("list of {kind}s"),
+            },
             "object" => "table".to_owned(),
             "boolean" => "true or false".to_owned(),
             other => other.to_owned(),
@@ -177,15 +182,20 @@ const INTRODUCTION: &str = r#"# Configuration
 <!-- Generated from the types in crates/policy and the data in policies/.
      `STOCKADE_BLESS=1 cargo test -p stockade-policy --test generated` writes it anew. -->
 
-Stockade reads TOML from three places, each optional:
+Stockade reads TOML from these places, each optional:
 
 | Layer | File | May |
 |---|---|---|
+| managed | `/etc/stockade/managed.toml` | anything, and no other layer undoes it |
 | system | `/etc/stockade/config.toml` | anything |
 | user | `$XDG_CONFIG_HOME/stockade/config.toml`, by default `~/.config/stockade/config.toml` | anything |
 | project | `.stockade.toml` or `.stockade/config.toml` in the workspace | only tighten |
+| session | given by whoever makes a session | only tighten |
 
-Later layers outweigh earlier ones. A project's file may hide, protect and drop
+Later layers outweigh earlier ones, but what is managed counts once more at the
+end: what it hides, protects and drops stays so, its limits and its stricter
+values hold. With no file at all the built-in policy holds, which `stockade
+policy check` says. A project's file may hide, protect and drop
 more, lower limits, add `ask` and `deny` rules, and choose a stricter mode,
 level, sandbox preference or profile; whatever would give more is an error that
 names its place. The project's file must be a regular file of at most 256 KiB,
@@ -226,12 +236,73 @@ Paths are absolute or start with `~/` (home) or `./` (workspace); a directory
 covers what is beneath it. Of `hide` and `reveal` the nearest entry above a path
 decides. Patterns and variables are not supported in paths.
 
-A rule's `prefix` is compared word by word with the program and its first
-arguments. `ask` and `deny` rules mean every program of that name and also look
-into scripts and wrappers such as `sudo`; where the text is not plain, a `deny`
-rule asks instead, and only a person can answer. An `allow` rule means exactly
-that program and spares the question only where every command of a plain script
-is allowed. No rule ever removes the sandbox.
+## Rules
+
+A rule speaks of one kind of thing: of commands (`prefix`, `glob`, `options`,
+`facts`), of tool calls (`tool`, `arguments`), of files that a patch or a tool
+changes (`files`, `operations`), or of connections (`hosts`). `cwd`, `user`,
+`session`, `tool` and `time` narrow it. Everything that is given must hold.
+
+```toml
+[[rules]]
+name = "no-force-push"
+prefix = ["git", "push"]
+options.present = [["-f", "--force", "--force-with-lease"]]
+effect = "deny"
+justification = "history is shared"
+match = ["git push -f", "git push origin main --force"]
+not_match = ["git push"]
+
+[[rules]]
+prefix = ["npm", ["ci", "install"]]
+effect = "allow"
+grants = ["connect registry.npmjs.org:443"]
+limits.wall = "10m"
+justification = "dependencies come from the registry"
+
+[[rules]]
+facts.writes = ["outside-workspace"]
+effect = "ask"
+approver = "person"
+justification = "look at what leaves the workspace"
+
+[[rules]]
+tool = ["mcp__github__*"]
+arguments.repo = ["acme/*"]
+effect = "allow"
+justification = "our own repositories"
+
+[[rules]]
+files = ["./migrations/**"]
+effect = "ask"
+justification = "migrations are reviewed"
+
+[[rules]]
+hosts = ["*.internal.example:443"]
+time = ["mon-fri 08:00-18:00 +01:00"]
+effect = "ask"
+justification = "somebody is there to look"
+```
+
+`prefix` is compared word by word with the program and its first arguments.
+`ask` and `deny` rules mean every program of that name and also look into
+scripts and wrappers such as `sudo`; where the text is not plain, or something
+that the rule asks for is not known, a `deny` rule asks instead, and only a
+person can answer. An `allow` rule means exactly that program, needs certainty in
+everything, and spares the question only where every command of a plain script
+is allowed. `hosts` of an `allow` rule may be connected to; `files` of an `allow`
+rule may be changed where they are neither protected nor hidden. No rule ever
+removes the sandbox.
+
+The rules of one file become one answer by its `combining` algorithm; the files
+are always combined by `deny-overrides`: deny outweighs ask, ask outweighs allow.
+`profile`, `grants` and `limits` count where the rule applies and the run comes
+about: of several profiles the narrowest, of several limits the lowest. A profile
+asked for by name is only ever narrowed.
+
+`stockade policy explain` shows what every rule says of a command, `stockade
+policy test` runs files of examples, `stockade policy import` brings the rules of
+other tools here.
 
 "#;
 

@@ -17,9 +17,11 @@ const WORKSPACE: &str = "/home/u/work";
 
 fn path_of(layer: Layer) -> PathBuf {
     PathBuf::from(match layer {
+        Layer::Managed => "/etc/stockade/managed.toml",
         Layer::System => "/etc/stockade/config.toml",
         Layer::User => "/home/u/.config/stockade/config.toml",
         Layer::Project => "/home/u/work/.stockade.toml",
+        Layer::Session => "/session",
     })
 }
 

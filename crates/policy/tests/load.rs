@@ -26,6 +26,7 @@ impl World {
         }
         let mut sources = Sources::standard(&at("home"), Some(&at("config")), Some(&at("state")), Some(&at("ws")));
         sources.system_file = at("etc/config.toml");
+        sources.managed_file = at("etc/managed.toml");
         Self { top, sources }
     }
 

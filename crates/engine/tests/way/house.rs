@@ -11,7 +11,8 @@ use stockade_audit::Log;
 use stockade_engine::real::{RuleJudge, StoreMemory};
 use stockade_engine::seams::{RecordError, Recorder, SystemClock};
 use stockade_engine::{
-    Approver, Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Engine, Events, Io, StartError, interrupts,
+    Approver, Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Engine, Events, Io, StartError, Waiting,
+    interrupts,
 };
 use stockade_model::{
     Answer, ApprovalMode, Command, Denial, EnforcementReport, Event, Grant, Layer, Level, Operation, Outcome, Plan,
@@ -170,7 +171,7 @@ impl Approver for Scripted {
         !self.absent
     }
 
-    fn ask(&mut self, question: &Question) -> Answer {
+    fn ask(&mut self, question: &Question, _: &Waiting) -> Answer {
         self.asked.lock().unwrap().push(question.clone());
         if let Some(slow) = self.slow {
             std::thread::sleep(slow);
@@ -224,6 +225,7 @@ impl House {
         std::fs::write(root.join("home/.config/stockade/config.toml"), configuration).unwrap();
         let sources = Sources {
             home: root.join("home"),
+            managed_file: root.join("etc/none.toml"),
             system_file: root.join("etc/none.toml"),
             user_file: root.join("home/.config/stockade/config.toml"),
             workspace: Some(root.join("work")),
@@ -287,6 +289,7 @@ impl House {
             QuestionKind::Run { .. } => "run",
             QuestionKind::Grants { .. } => "grants",
             QuestionKind::Escalate { .. } => "escalate",
+            QuestionKind::Hold { .. } => "hold",
             QuestionKind::Unsandboxed => "unsandboxed",
         };
         self.asked.lock().unwrap().iter().map(name).collect::<Vec<_>>().join(" ")

@@ -1,0 +1,105 @@
+//! Globs: over text, where `*` stands for anything, and over paths, where it
+//! stays within one name. No state, no allocation, linear in the product of the
+//! lengths.
+
+pub(crate) use crate::environment::glob_matches as text_matches;
+
+/// True where `pattern` matches all of one name: `*` any text, `?` one
+/// character, everything else itself.
+pub(crate) fn name_matches(pattern: &str, name: &str) -> bool {
+    let (pattern, name): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
+    let (mut p, mut n) = (0, 0);
+    let mut retry: Option<(usize, usize)> = None;
+    while n < name.len() {
+        if pattern.get(p) == Some(&'*') {
+            retry = Some((p, n));
+            p += 1;
+        } else if pattern.get(p).is_some_and(|c| *c == '?' || *c == name[n]) {
+            (p, n) = (p + 1, n + 1);
+        } else if let Some((star, from)) = retry {
+            retry = Some((star, from + 1));
+            (p, n) = (star + 1, from + 1);
+        } else {
+            return false;
+        }
+    }
+    pattern[p..].iter().all(|c| *c == '*')
+}
+
+/// True where the parts of a pattern match a path's, or those of a directory
+/// above it: naming a directory covers what lies in it. `**` stands for any
+/// number of parts, none included. At the end of a pattern it is a `*`: what
+/// lies in a directory, but not the directory.
+pub(crate) fn parts_cover(pattern: &[&str], path: &[&str]) -> bool {
+    let last = pattern.len().saturating_sub(1);
+    let wanted = |i: usize| if i == last && pattern[i] == "**" { "*" } else { pattern[i] };
+    // `reached[i]`: the first `i` parts of the pattern match what was read.
+    let mut reached = vec![false; pattern.len() + 1];
+    reached[0] = true;
+    for part in path {
+        if reached[pattern.len()] {
+            return true;
+        }
+        let mut next = vec![false; pattern.len() + 1];
+        for i in 0..pattern.len() {
+            // A `**` that takes nothing.
+            reached[i + 1] |= reached[i] && wanted(i) == "**";
+            if reached[i] {
+                next[i] |= wanted(i) == "**";
+                next[i + 1] |= wanted(i) != "**" && name_matches(wanted(i), part);
+            }
+        }
+        reached = next;
+    }
+    reached[pattern.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        for (pattern, name, expected) in [
+            ("a", "a", true),
+            ("a", "ab", false),
+            ("*", "", true),
+            ("*.rs", "a.rs", true),
+            ("*.rs", "a.rst", false),
+            ("?", "é", true),
+            ("?", "", false),
+            ("a?c*", "abcd", true),
+            ("**", "x", true),
+        ] {
+            assert_eq!(name_matches(pattern, name), expected, "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn paths() {
+        for (pattern, path, expected) in [
+            ("src", "src", true),
+            ("src", "src/a/b", true),
+            ("src", "srcs", false),
+            ("src/*", "src", false),
+            ("src/*", "src/a", true),
+            ("src/*", "src/a/b", true),
+            ("src/**", "src", false),
+            ("src/**", "src/a/b", true),
+            ("src/*.rs", "src/a/b.rs", false),
+            ("src/**/*.rs", "src/a/b.rs", true),
+            ("src/**/*.rs", "src/b.rs", true),
+            ("**/.env", ".env", true),
+            ("**/.env", "a/b/.env", true),
+            ("**/.env", "a/.envrc", false),
+            ("a/**/b/**/c", "a/x/b/c", true),
+            ("a/**/b/**/c", "a/b/x/y/c/z", true),
+            ("a/**/b/**/c", "a/b/x", false),
+            ("**", "a", true),
+        ] {
+            let parts = |text: &'static str| text.split('/').collect::<Vec<_>>();
+            assert_eq!(parts_cover(&parts(pattern), &parts(path)), expected, "{pattern} {path}");
+        }
+        assert!(!parts_cover(&["a"], &[]) && parts_cover(&[], &["a"]));
+    }
+}

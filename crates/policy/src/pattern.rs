@@ -1,0 +1,574 @@
+//! The written forms that rules match with: words, paths, hosts, times.
+//!
+//! Each is a type that only its parser can make. Must not know rules.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::path::{Component, Path};
+use std::str::FromStr;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::{Error, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use stockade_model::{Grant, RawText};
+
+use crate::glob::parts_cover;
+use crate::text::{ConfigPath, TextError, fail, text_form};
+
+/// Longest pattern, in bytes.
+const MAX_PATTERN_BYTES: usize = 4096;
+/// Most alternatives of one word.
+const MAX_ALTERNATIVES: usize = 64;
+
+/// One word of a command, or several of which any will do.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Word(Vec<String>);
+
+impl Word {
+    /// One word, as it is.
+    pub fn one(word: impl Into<String>) -> Self {
+        Self(vec![word.into()])
+    }
+
+    /// Several words of which any will do; `None` where there are none.
+    pub fn any(words: Vec<String>) -> Option<Self> {
+        if words.is_empty() { None } else { Some(Self(words)) }
+    }
+
+    /// The words; at least one.
+    pub fn alternatives(&self) -> &[String] {
+        &self.0
+    }
+
+    pub(crate) fn is(&self, word: &str) -> bool {
+        self.0.iter().any(|own| own == word)
+    }
+}
+
+impl fmt::Display for Word {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.as_slice() {
+            [one] => f.write_str(one),
+            several => write!(f, "{{{}}}", several.join(",")),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Word {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Words;
+        impl<'de> Visitor<'de> for Words {
+            type Value = Word;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a word or a list of words")
+            }
+            fn visit_str<E: Error>(self, word: &str) -> Result<Word, E> {
+                Ok(Word::one(word))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Word, A::Error> {
+                let mut words = Vec::new();
+                while let Some(word) = list.next_element::<String>()? {
+                    if words.len() == MAX_ALTERNATIVES {
+                        return Err(A::Error::custom(format!("at most {MAX_ALTERNATIVES} alternatives")));
+                    }
+                    words.push(word);
+                }
+                Word::any(words).ok_or_else(|| A::Error::custom("a list of alternatives holds a word at least"))
+            }
+        }
+        deserializer.deserialize_any(Words)
+    }
+}
+
+impl JsonSchema for Word {
+    fn inline_schema() -> bool {
+        true
+    }
+    fn schema_name() -> Cow<'static, str> {
+        "Word".into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "anyOf": [
+                { "type": "string" },
+                { "type": "array", "items": { "type": "string" }, "minItems": 1, "maxItems": MAX_ALTERNATIVES }
+            ],
+            "description": "A word, or a list of words of which any will do."
+        })
+    }
+}
+
+/// What a path pattern starts from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Anchor {
+    Root,
+    Home,
+    Workspace,
+}
+
+/// A path with `*`, `?` within a name and `**` for any number of directories:
+/// `./src/**/*.rs`, `~/.ssh`, `/etc/*.conf`, `**/.env`. It covers what lies
+/// beneath what it names.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PathPattern {
+    anchor: Anchor,
+    parts: Vec<String>,
+}
+
+impl PathPattern {
+    /// True where `path`, absolute and normal, is covered.
+    pub fn covers(&self, path: &Path, home: &Path, workspace: &Path) -> bool {
+        let base = match self.anchor {
+            Anchor::Root => Path::new("/"),
+            Anchor::Home => home,
+            Anchor::Workspace => workspace,
+        };
+        let Ok(rest) = path.strip_prefix(base) else { return false };
+        let mut names: Vec<Cow<'_, str>> = Vec::new();
+        for component in rest.components() {
+            match component {
+                Component::Normal(name) => names.push(name.to_string_lossy()),
+                Component::CurDir | Component::RootDir => {}
+                // Where it leads is not known here.
+                Component::ParentDir | Component::Prefix(_) => return false,
+            }
+        }
+        let names: Vec<&str> = names.iter().map(Cow::as_ref).collect();
+        let parts: Vec<&str> = self.parts.iter().map(String::as_str).collect();
+        parts_cover(&parts, &names)
+    }
+
+    /// True where it names one path, without `*` or `?`.
+    pub fn is_plain(&self) -> bool {
+        !self.parts.iter().any(|part| part.contains(['*', '?']))
+    }
+}
+
+impl fmt::Display for PathPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rest = self.parts.join("/");
+        match self.anchor {
+            Anchor::Root => write!(f, "/{rest}"),
+            Anchor::Home if rest.is_empty() => f.write_str("~"),
+            Anchor::Home => write!(f, "~/{rest}"),
+            Anchor::Workspace => write!(f, "./{rest}"),
+        }
+    }
+}
+
+impl FromStr for PathPattern {
+    type Err = TextError;
+    fn from_str(text: &str) -> Result<Self, TextError> {
+        if text.len() > MAX_PATTERN_BYTES || text.chars().any(char::is_control) {
+            return fail("a path holds no control characters and at most 4096 bytes");
+        }
+        if text.contains(['$', '[', ']', '{', '}', '\\']) {
+            return fail("in a path pattern `*`, `?` and `**` stand for something, and nothing else does");
+        }
+        let (anchor, rest) = match text {
+            "~" => (Anchor::Home, ""),
+            "." => (Anchor::Workspace, ""),
+            _ if text.starts_with("**/") => (Anchor::Root, text),
+            _ => {
+                if let Some(rest) = text.strip_prefix("~/") {
+                    (Anchor::Home, rest)
+                } else if let Some(rest) = text.strip_prefix("./") {
+                    (Anchor::Workspace, rest)
+                } else if let Some(rest) = text.strip_prefix('/') {
+                    (Anchor::Root, rest)
+                } else {
+                    return fail("a path starts with `/`, `~/` (home), `./` (workspace) or `**/` (anywhere)");
+                }
+            }
+        };
+        let parts: Vec<String> =
+            rest.split('/').filter(|part| !part.is_empty() && *part != ".").map(str::to_owned).collect();
+        if parts.iter().any(|part| part == "..") {
+            return fail("a path must not hold `..`");
+        }
+        if parts.iter().any(|part| part.contains("**") && part != "**") {
+            return fail("`**` stands alone between slashes");
+        }
+        Ok(Self { anchor, parts })
+    }
+}
+text_form!(
+    PathPattern,
+    r"^(/|~$|~/|\.$|\./|\*\*/)",
+    "A path; `*` and `?` stay within a name, `**` stands for any number of directories."
+);
+
+/// A path of a fact: a pattern, or everything outside the workspace.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PathFact {
+    /// Whatever does not lie in the workspace.
+    OutsideWorkspace,
+    /// What the pattern covers.
+    Covered(PathPattern),
+}
+
+impl PathFact {
+    pub(crate) fn covers(&self, path: &Path, home: &Path, workspace: &Path) -> bool {
+        match self {
+            Self::OutsideWorkspace => !path.starts_with(workspace),
+            Self::Covered(pattern) => pattern.covers(path, home, workspace),
+        }
+    }
+}
+
+const OUTSIDE: &str = "outside-workspace";
+
+impl fmt::Display for PathFact {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OutsideWorkspace => f.write_str(OUTSIDE),
+            Self::Covered(pattern) => pattern.fmt(f),
+        }
+    }
+}
+
+impl FromStr for PathFact {
+    type Err = TextError;
+    fn from_str(text: &str) -> Result<Self, TextError> {
+        if text == OUTSIDE { Ok(Self::OutsideWorkspace) } else { text.parse().map(Self::Covered) }
+    }
+}
+text_form!(PathFact, r"^(outside-workspace$|/|~$|~/|\.$|\./|\*\*/)", "A path pattern, or `outside-workspace`.");
+
+/// A grant as configuration may write it: a path in it may start with `~/` or
+/// `./`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GrantText(String);
+
+impl GrantText {
+    /// The grant it means for a workspace.
+    pub fn resolve(&self, home: &Path, workspace: &Path) -> Option<Grant> {
+        grant_with(&self.0, home, workspace)
+    }
+}
+
+fn grant_with(text: &str, home: &Path, workspace: &Path) -> Option<Grant> {
+    let (power, rest) = text.split_once(' ')?;
+    let path = match rest.trim().parse::<ConfigPath>() {
+        Ok(path @ (ConfigPath::Home(_) | ConfigPath::Workspace(_))) => path,
+        _ => return text.parse().ok(),
+    };
+    let path = RawText::from(path.resolve(home, workspace).as_path());
+    format!("{power} {}", path.escaped_reversibly()).parse().ok()
+}
+
+impl fmt::Display for GrantText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for GrantText {
+    type Err = TextError;
+    fn from_str(text: &str) -> Result<Self, TextError> {
+        if text.len() > MAX_PATTERN_BYTES {
+            return fail("a grant is at most 4096 bytes");
+        }
+        match grant_with(text, Path::new("/home/u"), Path::new("/workspace")) {
+            Some(_) => Ok(Self(text.to_owned())),
+            None => fail("a grant is a power and what it is for, e.g. `write ~/.cache/pip` or `connect pypi.org:443`"),
+        }
+    }
+}
+text_form!(GrantText, "^(write|read|connect|listen|socket|exec|env|memory) ", "A grant, e.g. `connect pypi.org:443`.");
+
+/// A host and optionally a port: `pypi.org`, `*.github.com:443`, `*`,
+/// `[::1]:8080`. `*.` stands for one or more labels before the rest.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HostPattern {
+    host: String,
+    port: Option<u16>,
+}
+
+impl HostPattern {
+    /// True where it names this host. A final dot and letter case mean nothing.
+    pub fn names(&self, host: &str) -> bool {
+        let host = host.trim_end_matches('.').to_ascii_lowercase();
+        match self.host.strip_prefix("*.") {
+            _ if self.host == "*" => true,
+            Some(rest) => host.strip_suffix(rest).is_some_and(|front| front.len() > 1 && front.ends_with('.')),
+            None => host == self.host,
+        }
+    }
+
+    /// The port it is limited to.
+    pub fn port(&self) -> Option<u16> {
+        self.port
+    }
+
+    /// The host as written.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+}
+
+impl fmt::Display for HostPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.port, self.host.contains(':')) {
+            (Some(port), true) => write!(f, "[{}]:{port}", self.host),
+            (Some(port), false) => write!(f, "{}:{port}", self.host),
+            (None, _) => f.write_str(&self.host),
+        }
+    }
+}
+
+impl FromStr for HostPattern {
+    type Err = TextError;
+    fn from_str(text: &str) -> Result<Self, TextError> {
+        const FORM: &str = "a host is `example.com`, `*.example.com`, an address or `*`, and `:PORT` may follow";
+        let (host, port) = split_port(text);
+        let port = match port.map(str::parse::<u16>) {
+            Some(Ok(0) | Err(_)) => return fail("a port is a number from 1 to 65535"),
+            Some(Ok(port)) => Some(port),
+            None => None,
+        };
+        let host = host.trim_end_matches('.').to_ascii_lowercase();
+        let rest = host.strip_prefix("*.").unwrap_or(&host);
+        let fits = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
+        let is_any = host == "*" && !text.contains('.');
+        if host.len() > 253 || (!is_any && (rest.is_empty() || !rest.chars().all(fits) || rest.contains(".."))) {
+            return fail(FORM);
+        }
+        Ok(Self { host, port })
+    }
+}
+text_form!(HostPattern, r"^[^/ ]+$", "A host, `*.example.com` for all beneath one, `*` for all; `:PORT` may follow.");
+
+/// Host and port of `host:port`, `[v6]:port`, a bare IPv6 address, `host`.
+pub(crate) fn split_port(text: &str) -> (&str, Option<&str>) {
+    if let Some(rest) = text.strip_prefix('[')
+        && let Some((host, after)) = rest.split_once(']')
+    {
+        return (host, after.strip_prefix(':'));
+    }
+    match text.rsplit_once(':') {
+        Some((host, port)) if !host.contains(':') => (host, Some(port)),
+        _ => (text, None),
+    }
+}
+
+/// The name of a rule: lower-case letters, digits and `-`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RuleName(pub(crate) String);
+
+impl FromStr for RuleName {
+    type Err = TextError;
+    fn from_str(text: &str) -> Result<Self, TextError> {
+        let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+        if text.is_empty() || text.len() > 64 || text.starts_with('-') || !text.bytes().all(fits) {
+            return fail("a rule's name is lower-case letters, digits and `-`, at most 64");
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+text_form!(RuleName, "^[a-z0-9][a-z0-9-]{0,63}$", "A name for the rule.");
+
+const DAYS: [&str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
+const DAY_MINUTES: u32 = 24 * 60;
+
+/// A part of the week: days, hours, or both: `mon-fri`, `09:00-18:00`,
+/// `mon-fri 09:00-18:00 +01:00`, `sat,sun`. Hours that end before they start
+/// run into the next day. Times are UTC unless an offset stands behind.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TimeWindow {
+    text: String,
+    days: [bool; 7],
+    /// Minutes of the day, the start included, the end not.
+    hours: (u32, u32),
+    offset_minutes: i32,
+}
+
+impl TimeWindow {
+    /// True where this time, in milliseconds since the epoch, lies in it.
+    pub fn holds(&self, time_ms: u64) -> bool {
+        let minutes = i64::try_from(time_ms / 60_000).unwrap_or(i64::MAX / 2) + i64::from(self.offset_minutes);
+        let day = minutes.div_euclid(i64::from(DAY_MINUTES));
+        let minute = u32::try_from(minutes.rem_euclid(i64::from(DAY_MINUTES))).unwrap_or(0);
+        // The epoch was a Thursday.
+        let on = |day: i64| self.days[usize::try_from((day + 3).rem_euclid(7)).unwrap_or(0)];
+        let (start, end) = self.hours;
+        if start < end {
+            on(day) && (start..end).contains(&minute)
+        } else {
+            (on(day) && minute >= start) || (on(day - 1) && minute < end)
+        }
+    }
+}
+
+impl fmt::Display for TimeWindow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl FromStr for TimeWindow {
+    type Err = TextError;
+    fn from_str(text: &str) -> Result<Self, TextError> {
+        const FORM: &str =
+            "a time is days, hours, or both, e.g. `mon-fri`, `09:00-18:00`, `sat,sun 08:00-12:00 +01:00`";
+        let mut window = Self { text: text.to_owned(), days: [true; 7], hours: (0, DAY_MINUTES), offset_minutes: 0 };
+        let mut words = text.split(' ').peekable();
+        let mut any = false;
+        if let Some(days) = words.next_if(|word| word.starts_with(|c: char| c.is_ascii_alphabetic())) {
+            window.days = days_of(days).ok_or_else(|| TextError::new(FORM))?;
+            any = true;
+        }
+        if let Some(hours) = words.next_if(|word| word.starts_with(|c: char| c.is_ascii_digit())) {
+            window.hours = hours_of(hours).ok_or_else(|| TextError::new(FORM))?;
+            any = true;
+        }
+        if let Some(offset) = words.next_if(|word| word.starts_with(['+', '-'])) {
+            let minutes = clock(&offset[1..]).filter(|m| *m <= 14 * 60).ok_or_else(|| TextError::new(FORM))?;
+            let minutes = i32::try_from(minutes).unwrap_or(0);
+            window.offset_minutes = if offset.starts_with('-') { -minutes } else { minutes };
+        }
+        if !any || words.next().is_some() { fail(FORM) } else { Ok(window) }
+    }
+}
+text_form!(TimeWindow, "^[a-z0-9]", "Days, hours, or both, e.g. `mon-fri 09:00-18:00 +01:00`; UTC without an offset.");
+
+fn days_of(text: &str) -> Option<[bool; 7]> {
+    let number = |name: &str| DAYS.iter().position(|day| *day == name);
+    let mut days = [false; 7];
+    for item in text.split(',') {
+        let (from, to) = item.split_once('-').unwrap_or((item, item));
+        let (from, to) = (number(from)?, number(to)?);
+        let length = (to + 7 - from) % 7;
+        (0..=length).for_each(|i| days[(from + i) % 7] = true);
+    }
+    Some(days)
+}
+
+fn hours_of(text: &str) -> Option<(u32, u32)> {
+    let (from, to) = text.split_once('-')?;
+    let (from, to) = (clock(from)?, clock(to)?);
+    (from < DAY_MINUTES && from != to).then_some((from, to))
+}
+
+fn clock(text: &str) -> Option<u32> {
+    let (hours, minutes) = text.split_once(':')?;
+    let number =
+        |text: &str| (text.len() == 2 && text.bytes().all(|b| b.is_ascii_digit())).then(|| text.parse().ok())?;
+    let (hours, minutes): (u32, u32) = (number(hours)?, number(minutes)?);
+    let total = hours * 60 + minutes;
+    (minutes < 60 && total <= DAY_MINUTES).then_some(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn path_patterns() {
+        for (pattern, path, expected) in [
+            ("./src/**/*.rs", "/ws/src/a/b.rs", true),
+            ("./src", "/ws/src/a", true),
+            ("./src", "/other/src", false),
+            ("~/.ssh", "/home/u/.ssh/id", true),
+            ("**/.env", "/ws/a/.env", true),
+            ("/etc/*.conf", "/etc/a.conf", true),
+            ("/etc/*.conf", "/etc/x/a.conf", false),
+            (".", "/ws", true),
+            (".", "/ws/x", true),
+            ("/", "/x", true),
+            ("./src", "/ws/src/../../etc", false),
+        ] {
+            let parsed: PathPattern = pattern.parse().unwrap();
+            assert_eq!(
+                parsed.covers(Path::new(path), Path::new("/home/u"), Path::new("/ws")),
+                expected,
+                "{pattern} {path}"
+            );
+        }
+        for bad in ["", "src", "../x", "/a/../b", "./a**", "$HOME/x", "./[ab]", "./a\nb"] {
+            assert!(bad.parse::<PathPattern>().is_err(), "{bad}");
+        }
+        for text in ["./src/**", "~/.ssh", "/etc", "~", "./"] {
+            assert_eq!(text.parse::<PathPattern>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn host_patterns() {
+        for (pattern, host, expected) in [
+            ("pypi.org", "PyPI.org.", true),
+            ("pypi.org", "xpypi.org", false),
+            ("*.github.com", "api.github.com", true),
+            ("*.github.com", "a.b.github.com", true),
+            ("*.github.com", "github.com", false),
+            ("*.github.com", ".github.com", false),
+            ("*.github.com", "evilgithub.com", false),
+            ("*", "anything", true),
+            ("[::1]:80", "::1", true),
+        ] {
+            assert_eq!(pattern.parse::<HostPattern>().unwrap().names(host), expected, "{pattern} {host}");
+        }
+        assert_eq!("a.b:443".parse::<HostPattern>().unwrap().port(), Some(443));
+        assert_eq!("::1".parse::<HostPattern>().unwrap().port(), None);
+        for bad in ["", "a b", "http://a", "a:0", "a:70000", "a:x", "*a.b", "a.*", "*.", "a..b"] {
+            assert!(bad.parse::<HostPattern>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn times() {
+        // 2024-01-01 was a Monday.
+        let at = |day: u64, hour: u64, minute: u64| (((19_723 + day) * 24 + hour) * 60 + minute) * 60_000;
+        for (window, day, hour, minute, expected) in [
+            ("mon-fri", 0, 0, 0, true),
+            ("mon-fri", 4, 23, 59, true),
+            ("mon-fri", 5, 0, 0, false),
+            ("sat-mon", 6, 1, 0, true),
+            ("sat-mon", 0, 1, 0, true),
+            ("sat-mon", 1, 1, 0, false),
+            ("09:00-18:00", 2, 9, 0, true),
+            ("09:00-18:00", 2, 18, 0, false),
+            ("22:00-06:00", 2, 23, 0, true),
+            ("22:00-06:00", 2, 5, 59, true),
+            ("22:00-06:00", 2, 6, 0, false),
+            ("fri 22:00-06:00", 5, 5, 0, true),
+            ("fri 22:00-06:00", 4, 5, 0, false),
+            ("mon 00:00-02:00 +02:00", 6, 23, 0, true),
+            ("mon 00:00-02:00 +02:00", 7, 23, 0, false),
+            ("tue 00:00-02:00 +02:00", 0, 23, 0, true),
+            ("00:00-24:00", 3, 23, 59, true),
+        ] {
+            let parsed: TimeWindow = window.parse().unwrap();
+            assert_eq!(parsed.holds(at(day, hour, minute)), expected, "{window} {day} {hour}:{minute}");
+        }
+        for bad in [
+            "",
+            "+01:00",
+            "monday",
+            "9-18",
+            "09:00",
+            "25:00-26:00",
+            "mon  09:00-10:00",
+            "09:00-10:00 +15:00",
+            "24:00-01:00",
+            "09:00-10:00 x",
+        ] {
+            assert!(bad.parse::<TimeWindow>().is_err(), "{bad}");
+        }
+        let window: TimeWindow = "mon-fri".parse().unwrap();
+        let _ = (window.holds(0), window.holds(u64::MAX));
+    }
+
+    #[test]
+    fn words() {
+        #[derive(Deserialize)]
+        struct File {
+            words: Vec<Word>,
+        }
+        let read = |text: &str| toml::from_str::<File>(text).map(|file| file.words);
+        let words = read("words = [\"git\", [\"push\", \"pull\"]]").unwrap();
+        assert_eq!(words[1].to_string(), "{push,pull}");
+        assert!(words[1].is("pull") && !words[1].is("git"));
+        assert!(read("words = [[]]").is_err() && read("words = [1]").is_err());
+    }
+}

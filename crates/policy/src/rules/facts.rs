@@ -1,0 +1,118 @@
+//! What a rule asks of the facts of an assessment.
+//!
+//! `ask` and `deny` look for one fact that fits; `allow` needs every fact of
+//! the kind to be covered, because one that is not is what nobody agreed to.
+//! Must not know how facts are found.
+
+use std::path::Path;
+
+use stockade_model::{Assessment, Capability, RawText};
+
+use super::{Match, Scene};
+use crate::file::FactsSection;
+use crate::glob::text_matches;
+use crate::pattern::{HostPattern, PathFact, split_port};
+
+/// Whether the facts are as the rule wants them.
+pub(crate) fn fit(wanted: &FactsSection, assessment: &Assessment, scene: &Scene<'_>, raising: bool) -> Match {
+    let path_facts: [(&[PathFact], PathOf); 3] = [
+        (&wanted.reads, |c| if let Capability::Read(path) | Capability::Secret(path) = c { Some(path) } else { None }),
+        (&wanted.writes, |c| if let Capability::Write(path) = c { Some(path) } else { None }),
+        (&wanted.deletes, |c| if let Capability::Delete(path) = c { Some(path) } else { None }),
+    ];
+    let mut all = Match::Certain;
+    for (patterns, path_of) in path_facts {
+        if !patterns.is_empty() {
+            let paths = assessment.capabilities.iter().filter_map(path_of);
+            all = all.min(quantified(raising, paths.map(|path| path_fits(patterns, path, scene))));
+        }
+    }
+    if !wanted.executes.is_empty() {
+        let programs = assessment.capabilities.iter().filter_map(|c| match c {
+            Capability::Execute(program) => Some(name_fits(&wanted.executes, program)),
+            _ => None,
+        });
+        all = all.min(quantified(raising, programs));
+    }
+    if !wanted.network.is_empty() {
+        let hosts = assessment.capabilities.iter().filter_map(|c| match c {
+            Capability::Network(host) => Some(host_fits(&wanted.network, host.as_ref())),
+            _ => None,
+        });
+        all = all.min(quantified(raising, hosts));
+    }
+    if !wanted.findings.is_empty() {
+        let told = assessment.findings.iter().map(|finding| {
+            Match::certain_if(wanted.findings.iter().any(|pattern| text_matches(pattern, &finding.code)))
+        });
+        all = all.min(quantified(raising, told));
+    }
+    all.min(flags_fit(wanted, assessment))
+}
+
+type PathOf = fn(&Capability) -> Option<&RawText>;
+
+/// One of them, or each of them.
+fn quantified(raising: bool, found: impl Iterator<Item = Match>) -> Match {
+    if raising { found.max().unwrap_or(Match::No) } else { found.min().unwrap_or(Match::Certain) }
+}
+
+fn flags_fit(wanted: &FactsSection, assessment: &Assessment) -> Match {
+    let holds = |wanted: Option<bool>, is: fn(&Capability) -> bool| {
+        wanted.is_none_or(|wanted| wanted == assessment.capabilities.iter().any(is))
+    };
+    Match::certain_if(
+        holds(wanted.secrets, |c| matches!(c, Capability::Secret(_)))
+            && holds(wanted.privilege, |c| matches!(c, Capability::Privilege(_))),
+    )
+}
+
+fn path_fits(patterns: &[PathFact], path: &RawText, scene: &Scene<'_>) -> Match {
+    let path = path.as_path();
+    // A relative path means one beneath a directory that is not known here.
+    if !path.is_absolute() || path.components().any(|c| c == std::path::Component::ParentDir) {
+        return Match::Possible;
+    }
+    Match::certain_if(patterns.iter().any(|pattern| pattern.covers(path, scene.home, scene.workspace)))
+}
+
+fn name_fits(patterns: &[String], program: &RawText) -> Match {
+    let Some(program) = program.to_str() else { return Match::Possible };
+    let base = Path::new(program).file_name().and_then(|name| name.to_str()).unwrap_or(program);
+    Match::certain_if(patterns.iter().any(|pattern| text_matches(pattern, program) || text_matches(pattern, base)))
+}
+
+/// A host as a command names it: bare, with a port, or within a URL.
+fn host_fits(patterns: &[HostPattern], named: Option<&RawText>) -> Match {
+    let is_any = |pattern: &HostPattern| pattern.host() == "*" && pattern.port().is_none();
+    if patterns.iter().any(is_any) {
+        return Match::Certain;
+    }
+    let Some(text) = named.and_then(RawText::to_str) else { return Match::Possible };
+    let (host, port) = host_of(text);
+    patterns.iter().map(|pattern| target_fits(pattern, host, port)).max().unwrap_or(Match::No)
+}
+
+/// Whether a pattern names a host and port; a port that is not known may be it.
+pub(crate) fn target_fits(pattern: &HostPattern, host: &str, port: Option<u16>) -> Match {
+    match (pattern.names(host), pattern.port(), port) {
+        (false, ..) => Match::No,
+        (true, None, _) => Match::Certain,
+        (true, Some(wanted), Some(port)) => Match::certain_if(wanted == port),
+        (true, Some(_), None) => Match::Possible,
+    }
+}
+
+fn host_of(text: &str) -> (&str, Option<u16>) {
+    let (scheme, rest) = text.split_once("://").unwrap_or(("", text));
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or(rest);
+    let authority = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    let (host, port) = split_port(authority);
+    let known = match scheme {
+        "http" => Some(80),
+        "https" => Some(443),
+        "ssh" => Some(22),
+        _ => None,
+    };
+    (host, port.and_then(|port| port.parse().ok()).or(known))
+}

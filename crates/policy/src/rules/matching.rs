@@ -1,0 +1,262 @@
+//! Whether a rule speaks of something: each condition by itself, all of them
+//! together.
+//!
+//! Pure; costs the length of the rule times that of what it is held against.
+
+use std::borrow::Cow;
+use std::path::Path;
+
+use super::facts::{self, target_fits};
+use super::options::present;
+use super::{Act, Match, Matcher, Rule, Scene, Subject};
+use crate::file::{FileOperation, OptionsSection};
+use crate::glob::text_matches;
+use crate::pattern::{PathPattern, Word};
+use crate::words::{Words, base_name};
+
+impl Rule {
+    /// Whether it speaks of the whole scene: of any command of it, or of words
+    /// in text that is not plain.
+    pub(crate) fn speaks(&self, scene: &Scene<'_>) -> Match {
+        let Subject::Command { words, .. } = scene.subject else { return self.speaks_of(scene, &[]) };
+        if !self.is_per_command() {
+            return Match::certain_if(self.is_about(scene)).min(self.around(scene));
+        }
+        let certain = words.commands.iter().map(|command| self.of_command(command)).max().unwrap_or(Match::No);
+        let own = if certain == Match::No { self.loosely(words) } else { certain };
+        own.min(self.around(scene))
+    }
+
+    /// Whether it speaks of one command of the scene; of an act, where there is
+    /// none.
+    pub(crate) fn speaks_of(&self, scene: &Scene<'_>, command: &[String]) -> Match {
+        let own = match scene.subject {
+            Subject::Command { .. } if self.is_per_command() => self.of_command(command),
+            Subject::Command { .. } => Match::certain_if(self.is_about(scene)),
+            Subject::Act(act) => self.of_act(act, scene),
+        };
+        own.min(self.around(scene))
+    }
+
+    /// True where it looks at single commands.
+    pub(crate) fn is_per_command(&self) -> bool {
+        match &self.matcher {
+            Matcher::Command { prefix, glob, options, .. } => {
+                !(prefix.is_empty() && glob.is_empty() && options.present.is_empty() && options.absent.is_empty())
+            }
+            _ => false,
+        }
+    }
+
+    /// An allow rule means exactly its program: `./git` is not `git`. The others
+    /// mean every program of that name.
+    fn of_command(&self, command: &[String]) -> Match {
+        let Matcher::Command { prefix, glob, options, .. } = &self.matcher else { return Match::No };
+        let Some((program, arguments)) = command.split_first() else { return Match::No };
+        let program: Cow<'_, str> = program.into();
+        let is_program = |wanted: &Word| {
+            wanted.is(&program)
+                || (self.raises() && wanted.alternatives().iter().any(|own| base_name(own) == base_name(&program)))
+        };
+        let starts = match prefix.split_first() {
+            None => true,
+            Some((first, rest)) => {
+                is_program(first)
+                    && arguments.len() >= rest.len()
+                    && rest.iter().zip(arguments).all(|(wanted, argument)| wanted.is(argument))
+            }
+        };
+        if !starts || !self.globs_match(glob, command) {
+            return Match::No;
+        }
+        self.options_fit(options, arguments)
+    }
+
+    fn globs_match(&self, globs: &[String], command: &[String]) -> bool {
+        if globs.is_empty() {
+            return true;
+        }
+        let whole = joined(command);
+        let short = self.raises().then(|| {
+            let mut named = command.to_vec();
+            named[0] = base_name(&command[0]).to_owned();
+            joined(&named)
+        });
+        globs.iter().any(|glob| text_matches(glob, &whole) || short.as_ref().is_some_and(|s| text_matches(glob, s)))
+    }
+
+    fn options_fit(&self, options: &OptionsSection, arguments: &[String]) -> Match {
+        let there = options.present.iter().map(|option| present(option, arguments, self.raises()));
+        // Whether one is missing must be as sure for either kind of rule.
+        let missing = options.absent.iter().map(|option| present(option, arguments, false).negated());
+        there.chain(missing).min().unwrap_or(Match::Certain)
+    }
+
+    /// Its words among all words of a text that is not plain, or behind a
+    /// program that runs others. Never reason enough to allow.
+    pub(crate) fn loosely(&self, words: &Words) -> Match {
+        let Matcher::Command { prefix, glob, options, .. } = &self.matcher else { return Match::No };
+        if !self.raises() || words.loose.is_empty() {
+            return Match::No;
+        }
+        let named = |at: &[String]| {
+            let program = prefix[0].alternatives().iter().any(|own| base_name(own) == base_name(&at[0]));
+            program && prefix[1..].iter().zip(&at[1..]).all(|(wanted, word)| wanted.is(word))
+        };
+        let starts = prefix.is_empty() || words.loose.windows(prefix.len()).any(named);
+        let text = format!(" {} ", words.loose.join(" "));
+        let globbed = glob.is_empty() || glob.iter().any(|glob| text_matches(&format!("* {glob} *"), &text));
+        let optioned = options.present.iter().all(|option| present(option, &words.loose, true) > Match::No);
+        if starts && globbed && optioned { Match::Possible } else { Match::No }
+    }
+
+    fn of_act(&self, act: Act<'_>, scene: &Scene<'_>) -> Match {
+        match (&self.matcher, act) {
+            (Matcher::Anything, _) => Match::Certain,
+            (Matcher::Tool { arguments }, Act::Tool { arguments: given, .. }) => Match::certain_if(
+                arguments.iter().all(|(name, texts)| argument_fits(given, name, texts, self.raises())),
+            ),
+            (Matcher::Files { files, operations }, Act::File { path, operation }) => {
+                Match::certain_if(self.operation_fits(operations, operation)).min(self.path_fits(files, path, scene))
+            }
+            (Matcher::Hosts { hosts }, Act::Network { host, port }) => {
+                hosts.iter().map(|pattern| target_fits(pattern, host, port)).max().unwrap_or(Match::No)
+            }
+            _ => Match::No,
+        }
+    }
+
+    fn operation_fits(&self, operations: &[FileOperation], operation: FileOperation) -> bool {
+        if operations.is_empty() { operation != FileOperation::Read } else { operations.contains(&operation) }
+    }
+
+    fn path_fits(&self, files: &[PathPattern], path: &Path, scene: &Scene<'_>) -> Match {
+        if !path.is_absolute() || path.components().any(|c| c == std::path::Component::ParentDir) {
+            return Match::Possible;
+        }
+        Match::certain_if(files.iter().any(|pattern| pattern.covers(path, scene.home, scene.workspace)))
+    }
+
+    /// Facts, directory, user, session, tool, time.
+    pub(super) fn around(&self, scene: &Scene<'_>) -> Match {
+        let context = &self.context;
+        let tool = named(&context.tool, scene.tool());
+        // Examples say a command and nothing else.
+        if scene.example {
+            return match scene.subject {
+                Subject::Act(Act::Tool { .. }) => tool,
+                _ => Match::Certain,
+            };
+        }
+        let mut all = tool;
+        if let (Matcher::Command { facts, .. }, Subject::Command { assessment, .. }) = (&self.matcher, scene.subject) {
+            all = all.min(facts::fit(facts, assessment, scene, self.raises()));
+        }
+        if !context.cwd.is_empty() {
+            let inside = context.cwd.iter().any(|dir| dir.covers(scene.cwd, scene.home, scene.workspace));
+            all = all.min(Match::certain_if(inside));
+        }
+        if !context.time.is_empty() {
+            let now = scene.around.time_ms;
+            all = all.min(match now {
+                Some(now) => Match::certain_if(context.time.iter().any(|window| window.holds(now))),
+                None => Match::Possible,
+            });
+        }
+        // Where there is no session, none of its name speaks.
+        let session = scene.session.map_or("", |session| session.as_str());
+        all.min(named(&context.user, scene.around.user.as_deref())).min(named(&context.session, Some(session)))
+    }
+
+    fn is_about(&self, scene: &Scene<'_>) -> bool {
+        matches!(
+            (&self.matcher, scene.subject),
+            (Matcher::Anything, _)
+                | (Matcher::Command { .. }, Subject::Command { .. })
+                | (Matcher::Tool { .. }, Subject::Act(Act::Tool { .. }))
+                | (Matcher::Files { .. }, Subject::Act(Act::File { .. }))
+                | (Matcher::Hosts { .. }, Subject::Act(Act::Network { .. }))
+        )
+    }
+
+    /// The first condition that does not hold, for an explanation.
+    pub(crate) fn failing(&self, scene: &Scene<'_>) -> &'static str {
+        let context = &self.context;
+        let without = Scene { example: true, ..*scene };
+        if self.speaks(&without) == Match::No {
+            return if self.is_about(scene) { "the words are others" } else { "it speaks of something else" };
+        }
+        if named(&context.tool, scene.tool()) == Match::No {
+            "the tool is another"
+        } else if !context.cwd.is_empty()
+            && !context.cwd.iter().any(|dir| dir.covers(scene.cwd, scene.home, scene.workspace))
+        {
+            "the directory is another"
+        } else if named(&context.user, scene.around.user.as_deref()) == Match::No {
+            "the user is another"
+        } else if named(&context.session, Some(scene.session.map_or("", |s| s.as_str()))) == Match::No {
+            "the session is another"
+        } else if scene.around.time_ms.is_some_and(|now| !context.time.iter().any(|window| window.holds(now)))
+            && !context.time.is_empty()
+        {
+            "the time is another"
+        } else {
+            "the facts are others"
+        }
+    }
+}
+
+/// Whether a name is one of those wanted; one that is not known may be.
+fn named(wanted: &[String], name: Option<&str>) -> Match {
+    match name {
+        _ if wanted.is_empty() => Match::Certain,
+        Some(name) => Match::certain_if(wanted.iter().any(|pattern| text_matches(pattern, name))),
+        None => Match::Possible,
+    }
+}
+
+/// Words joined by blanks; one that is empty or holds a blank or a quote is
+/// quoted, so that it cannot be taken for several.
+pub(crate) fn joined(command: &[String]) -> String {
+    let mut text = String::new();
+    for word in command {
+        if !text.is_empty() {
+            text.push(' ');
+        }
+        if word.is_empty() || word.contains(|c: char| c.is_whitespace() || c == '\'' || c == '"') {
+            text.push('\'');
+            text.push_str(&word.replace('\'', "'\\''"));
+            text.push('\'');
+        } else {
+            text.push_str(word);
+        }
+    }
+    text
+}
+
+/// Whether the argument `a.b` is there with one of the texts. What is no string
+/// is compared as JSON writes it. Of a list, any entry will do where caution is
+/// raised, and each must fit where it is allowed.
+fn argument_fits(given: &serde_json::Value, name: &str, texts: &[String], raising: bool) -> bool {
+    let mut value = given;
+    // A name with a dot of its own outweighs a path.
+    if let Some(direct) = given.get(name) {
+        value = direct;
+    } else {
+        for part in name.split('.') {
+            match value.get(part) {
+                Some(inner) => value = inner,
+                None => return false,
+            }
+        }
+    }
+    let fits = |value: &serde_json::Value| {
+        let text = value.as_str().map_or_else(|| Cow::Owned(value.to_string()), Cow::Borrowed);
+        texts.iter().any(|pattern| text_matches(pattern, &text))
+    };
+    match value {
+        serde_json::Value::Array(items) if raising => items.iter().any(fits),
+        serde_json::Value::Array(items) => items.iter().all(fits),
+        other => fits(other),
+    }
+}

@@ -1,0 +1,483 @@
+//! Rules: what each speaks of, what it asks for, and whether it was written so
+//! that its own examples hold.
+//!
+//! Must not know modes or profiles. A rule decides how much to ask; containment
+//! never rests on it.
+
+mod examples;
+mod facts;
+mod matching;
+mod options;
+mod scene;
+mod sets;
+
+use std::fmt;
+
+use stockade_model::Verdict;
+
+use crate::file::{
+    ApproverName, FactsSection, FileOperation, LimitsSection, OptionsSection, ProvenanceSection, RuleSection,
+};
+use crate::pattern::{GrantText, HostPattern, PathPattern, TimeWindow, Word};
+use crate::spec::Origin;
+
+pub use scene::{Act, Circumstances};
+pub(crate) use scene::{Scene, Subject};
+pub(crate) use sets::Findings;
+pub use sets::{Considered, RuleBook, RuleSet};
+
+/// Most words of a prefix.
+const MAX_WORDS: usize = 32;
+/// Most patterns of one list of a rule.
+const MAX_PATTERNS: usize = 256;
+/// Longest pattern over text, in bytes: matching costs its length times that of
+/// the command.
+const MAX_GLOB_BYTES: usize = 1024;
+
+/// How sure it is that a rule speaks of something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Match {
+    /// It does not.
+    No,
+    /// It may: the words are there, but in text that is not plain, or something
+    /// that it asks for is not known.
+    Possible,
+    /// It does.
+    Certain,
+}
+
+impl Match {
+    pub(crate) fn certain_if(holds: bool) -> Self {
+        if holds { Self::Certain } else { Self::No }
+    }
+
+    /// Where the opposite is asked for.
+    pub(crate) fn negated(self) -> Self {
+        match self {
+            Self::No => Self::Certain,
+            Self::Possible => Self::Possible,
+            Self::Certain => Self::No,
+        }
+    }
+}
+
+/// What a rule speaks of.
+#[derive(Clone, Debug)]
+pub(crate) enum Matcher {
+    Anything,
+    Command { prefix: Vec<Word>, glob: Vec<String>, options: OptionsSection, facts: FactsSection },
+    Tool { arguments: Vec<(String, Vec<String>)> },
+    Files { files: Vec<PathPattern>, operations: Vec<FileOperation> },
+    Hosts { hosts: Vec<HostPattern> },
+}
+
+/// Where, for whom and when a rule applies.
+#[derive(Clone, Debug)]
+pub(crate) struct Context {
+    pub tool: Vec<String>,
+    pub cwd: Vec<PathPattern>,
+    pub user: Vec<String>,
+    pub session: Vec<String>,
+    pub time: Vec<TimeWindow>,
+}
+
+/// A rule that was checked against its own examples.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    pub(crate) matcher: Matcher,
+    pub(crate) context: Context,
+    /// Its name, where it has one.
+    pub name: Option<String>,
+    /// What becomes of what it matches.
+    pub effect: Verdict,
+    /// Why.
+    pub justification: String,
+    /// The profile to run with.
+    pub profile: Option<String>,
+    /// Powers added where it is allowed or agreed to.
+    pub grants: Vec<GrantText>,
+    /// Who may agree.
+    pub approver: ApproverName,
+    pub(crate) limits: LimitsSection,
+    /// Where it came from, where nobody wrote it by hand.
+    pub provenance: Option<ProvenanceSection>,
+    /// Where it stands.
+    pub origin: Origin,
+    /// Every key with its value, for digests and explanations.
+    said: String,
+}
+
+/// Equal where they say the same, wherever they stand.
+impl PartialEq for Rule {
+    fn eq(&self, other: &Self) -> bool {
+        self.said == other.said
+    }
+}
+
+impl Eq for Rule {}
+
+impl Rule {
+    /// Checks a rule's form and its examples. The error names the key.
+    pub(crate) fn new(section: &RuleSection, origin: Origin) -> Result<Self, (String, String)> {
+        check_form(section)?;
+        let rule = Self {
+            matcher: matcher_of(section)?,
+            context: Context {
+                tool: section.tool.clone(),
+                cwd: section.cwd.clone(),
+                user: section.user.clone(),
+                session: section.session.clone(),
+                time: section.time.clone(),
+            },
+            name: section.name.as_ref().map(|name| name.0.clone()),
+            effect: section.effect,
+            justification: section.justification.clone(),
+            profile: section.profile.as_ref().map(|name| name.0.clone()),
+            grants: section.grants.clone(),
+            approver: section.approver.unwrap_or_default(),
+            limits: section.limits.clone(),
+            provenance: section.provenance.clone(),
+            origin,
+            said: said(section),
+        };
+        examples::check(&rule, section)?;
+        Ok(rule)
+    }
+
+    /// What it matches, in one line: its name, or what it speaks of.
+    pub fn label(&self) -> String {
+        match &self.name {
+            Some(name) => name.clone(),
+            None => self.matcher.to_string(),
+        }
+    }
+
+    /// Every key with its value, but for examples and provenance.
+    pub fn said(&self) -> &str {
+        &self.said
+    }
+
+    pub(crate) fn raises(&self) -> bool {
+        self.effect != Verdict::Allow
+    }
+
+    /// How narrow what it speaks of is; the greater of two is named where both
+    /// decide alike.
+    pub(crate) fn specificity(&self) -> usize {
+        let own = match &self.matcher {
+            Matcher::Anything => 0,
+            Matcher::Command { prefix, glob, options, .. } => {
+                4 * prefix.len() + 2 * glob.len().min(1) + options.present.len() + options.absent.len() + 1
+            }
+            Matcher::Tool { arguments } => 1 + arguments.len(),
+            Matcher::Files { .. } | Matcher::Hosts { .. } => 1,
+        };
+        let around = &self.context;
+        let given = [around.tool.len(), around.cwd.len(), around.user.len(), around.session.len(), around.time.len()];
+        own + given.iter().filter(|length| **length > 0).count()
+    }
+}
+
+impl fmt::Display for Matcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fn list<T: fmt::Display>(items: &[T], between: &str) -> String {
+            items.iter().map(T::to_string).collect::<Vec<_>>().join(between)
+        }
+        match self {
+            Self::Anything => f.write_str("anything"),
+            Self::Command { prefix, glob, options, .. } => {
+                let mut parts = vec![list(prefix, " ")];
+                parts.push(list(glob, " | "));
+                parts.extend(options.present.iter().map(|option| format!("with {option}")));
+                parts.extend(options.absent.iter().map(|option| format!("without {option}")));
+                parts.retain(|part| !part.is_empty());
+                if parts.is_empty() {
+                    parts.push("commands by their facts".to_owned());
+                }
+                f.write_str(&parts.join(" "))
+            }
+            Self::Tool { .. } => f.write_str("tool calls"),
+            Self::Files { files, .. } => write!(f, "files {}", list(files, ", ")),
+            Self::Hosts { hosts } => write!(f, "hosts {}", list(hosts, ", ")),
+        }
+    }
+}
+
+type Fault = (String, String);
+
+fn fail<T>(key: &str, why: impl Into<String>) -> Result<T, Fault> {
+    Err((key.to_owned(), why.into()))
+}
+
+fn check_form(section: &RuleSection) -> Result<(), Fault> {
+    if section.prefix.len() > MAX_WORDS {
+        return fail("prefix", "a rule's `prefix` has 1 to 32 words, the program first");
+    }
+    let bad_word = |word: &String| word.is_empty() || word.chars().any(char::is_control);
+    if let Some(i) = section.prefix.iter().position(|word| word.alternatives().iter().any(bad_word)) {
+        return fail(&format!("prefix[{i}]"), "a word of a rule is not empty and holds no control");
+    }
+    for (key, options) in [("options.present", &section.options.present), ("options.absent", &section.options.absent)] {
+        let bad = |option: &Word| !option.alternatives().iter().all(|text| text.len() > 1 && text.starts_with('-'));
+        if let Some(i) = options.iter().position(bad) {
+            return fail(&format!("{key}[{i}]"), "an option starts with `-`");
+        }
+    }
+    let lists =
+        [("glob", &section.glob), ("tool", &section.tool), ("user", &section.user), ("session", &section.session)];
+    for (key, list) in lists {
+        let bad = |text: &String| text.is_empty() || text.len() > MAX_GLOB_BYTES || text.chars().any(char::is_control);
+        if let Some(i) = list.iter().position(bad) {
+            let why = format!("a pattern is not empty, holds no control, and has at most {MAX_GLOB_BYTES} bytes");
+            return fail(&format!("{key}[{i}]"), why);
+        }
+    }
+    check_lengths(section)?;
+    if section.justification.trim().is_empty() {
+        return fail("justification", "a rule says why it is there");
+    }
+    Ok(())
+}
+
+fn check_lengths(section: &RuleSection) -> Result<(), Fault> {
+    let facts = &section.facts;
+    let lengths = [
+        ("glob", section.glob.len()),
+        ("tool", section.tool.len()),
+        ("arguments", section.arguments.values().map(Vec::len).sum()),
+        ("files", section.files.len()),
+        ("hosts", section.hosts.len()),
+        ("cwd", section.cwd.len()),
+        ("user", section.user.len()),
+        ("session", section.session.len()),
+        ("time", section.time.len()),
+        ("grants", section.grants.len()),
+        ("options", section.options.present.len() + section.options.absent.len()),
+        ("facts", facts.reads.len() + facts.writes.len() + facts.deletes.len() + facts.network.len()),
+        ("facts", facts.executes.len() + facts.findings.len()),
+        ("match", section.matches.len()),
+        ("not_match", section.not_match.len()),
+    ];
+    match lengths.iter().find(|(_, length)| *length > MAX_PATTERNS) {
+        Some((key, _)) => fail(key, format!("at most {MAX_PATTERNS} entries")),
+        None => Ok(()),
+    }
+}
+
+/// What a rule speaks of: one kind of thing, or anything.
+fn matcher_of(section: &RuleSection) -> Result<Matcher, Fault> {
+    let facts = &section.facts;
+    let facts_given = !said_facts(facts).is_empty();
+    let options_given = !section.options.present.is_empty() || !section.options.absent.is_empty();
+    let command = !section.prefix.is_empty() || !section.glob.is_empty() || options_given || facts_given;
+    let (files, hosts) = (!section.files.is_empty(), !section.hosts.is_empty());
+    let arguments = !section.arguments.is_empty();
+    if usize::from(command) + usize::from(files) + usize::from(hosts) + usize::from(arguments) > 1 {
+        let key = if hosts {
+            "hosts"
+        } else if files {
+            "files"
+        } else {
+            "arguments"
+        };
+        return fail(key, "a rule speaks of one kind of thing: commands, tool calls, files or hosts");
+    }
+    if arguments && section.tool.is_empty() {
+        return fail("arguments", "`arguments` are those of a `tool`: name it");
+    }
+    if !section.operations.is_empty() && !files {
+        return fail("operations", "`operations` are those on `files`: name them");
+    }
+    if section.effect == Verdict::Allow && !(command || files || hosts || !section.tool.is_empty()) {
+        return fail("effect", "an `allow` rule names what it allows: give a `prefix`, `tool`, `files` or `hosts`");
+    }
+    Ok(if command {
+        Matcher::Command {
+            prefix: section.prefix.clone(),
+            glob: section.glob.clone(),
+            options: section.options.clone(),
+            facts: facts.clone(),
+        }
+    } else if files {
+        Matcher::Files { files: section.files.clone(), operations: section.operations.clone() }
+    } else if hosts {
+        Matcher::Hosts { hosts: section.hosts.clone() }
+    } else if arguments {
+        Matcher::Tool { arguments: section.arguments.clone().into_iter().collect() }
+    } else if said_context(section).is_empty() {
+        return fail(
+            "prefix",
+            "a rule says what it speaks of: `prefix` (1 to 32 words, the program first), `glob`, `tool`, `files`, `hosts` ...",
+        );
+    } else {
+        Matcher::Anything
+    })
+}
+
+/// Every key that is given, as `key=value`, in the order of the schema.
+fn said(section: &RuleSection) -> String {
+    let mut parts = vec![crate::decide::verdict_name(section.effect).to_owned()];
+    parts.extend(section.name.iter().map(|name| format!("name={}", name.0)));
+    parts.extend(said_list("prefix", &section.prefix));
+    parts.extend(said_list("glob", &section.glob));
+    parts.extend(said_list("options.present", &section.options.present));
+    parts.extend(said_list("options.absent", &section.options.absent));
+    parts.extend(said_facts(&section.facts));
+    for (name, texts) in &section.arguments {
+        parts.extend(said_list(&format!("arguments.{name}"), texts));
+    }
+    parts.extend(said_list("files", &section.files));
+    let operations: Vec<String> = section.operations.iter().map(|o| format!("{o:?}").to_lowercase()).collect();
+    parts.extend(said_list("operations", &operations));
+    parts.extend(said_list("hosts", &section.hosts));
+    parts.extend(said_context(section));
+    parts.extend(section.profile.iter().map(|name| format!("profile={}", name.0)));
+    parts.extend(said_list("grants", &section.grants));
+    parts.extend(section.approver.iter().map(|name| format!("approver={}", format!("{name:?}").to_lowercase())));
+    let limits = &section.limits;
+    let numbers = [
+        ("wall", limits.wall.map(|v| v.0)),
+        ("open_files", limits.open_files),
+        ("processes", limits.processes),
+        ("temp", limits.temp.map(|v| v.0)),
+        ("output", limits.output.map(|v| v.0)),
+    ];
+    parts.extend(numbers.iter().filter_map(|(key, value)| value.map(|value| format!("limits.{key}={value}"))));
+    format!("{}: {}", parts.join(" "), section.justification)
+}
+
+fn said_context(section: &RuleSection) -> Vec<String> {
+    let lists = [
+        said_list("tool", &section.tool),
+        said_list("cwd", &section.cwd),
+        said_list("user", &section.user),
+        said_list("session", &section.session),
+        said_list("time", &section.time),
+    ];
+    lists.into_iter().flatten().collect()
+}
+
+fn said_facts(facts: &FactsSection) -> Vec<String> {
+    let lists = [
+        said_list("facts.reads", &facts.reads),
+        said_list("facts.writes", &facts.writes),
+        said_list("facts.deletes", &facts.deletes),
+        said_list("facts.executes", &facts.executes),
+        said_list("facts.network", &facts.network),
+        said_list("facts.findings", &facts.findings),
+        facts.secrets.map(|wanted| format!("facts.secrets={wanted}")),
+        facts.privilege.map(|wanted| format!("facts.privilege={wanted}")),
+    ];
+    lists.into_iter().flatten().collect()
+}
+
+fn said_list<T: fmt::Display>(key: &str, items: &[T]) -> Option<String> {
+    let texts: Vec<String> = items.iter().map(T::to_string).collect();
+    (!texts.is_empty()).then(|| format!("{key}={texts:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use stockade_model::{Assessment, Tier};
+
+    use super::*;
+    use crate::words::{self, Words};
+
+    static ASK: Assessment = Assessment { tier: Tier::Ask, findings: Vec::new(), capabilities: Vec::new() };
+
+    fn rule(text: &str, effect: &str) -> Rule {
+        let text = format!("{text}\neffect = \"{effect}\"\njustification = \"j\"");
+        Rule::new(&toml::from_str(&text).unwrap(), Origin::Default).unwrap()
+    }
+
+    fn prefix(words: &[&str], effect: &str) -> Rule {
+        rule(&format!("prefix = {words:?}"), effect)
+    }
+
+    fn scene<'a>(words: &'a Words, around: &'a Circumstances) -> Scene<'a> {
+        Scene {
+            subject: Subject::Command { words, assessment: &ASK },
+            cwd: Path::new("/w"),
+            workspace: Path::new("/w"),
+            home: Path::new("/home/u"),
+            session: None,
+            around,
+            example: false,
+        }
+    }
+
+    #[track_caller]
+    fn check(rule: &Rule, script: &str, expected: Match) {
+        let (words, around) = (words::of_script(script.as_bytes()), Circumstances::default());
+        assert_eq!(rule.speaks(&scene(&words, &around)), expected, "{} {script:?}", rule.said());
+    }
+
+    #[test]
+    fn deny_sees_every_command_and_spelling() {
+        let deny = prefix(&["git", "push"], "deny");
+        for script in ["git push", "git push -f", "ls; git push", "/usr/bin/git push", "g'i't \"push\"", "a|git push"] {
+            check(&deny, script, Match::Certain);
+        }
+        for script in ["sudo git push", "$(git push)", "bash -c 'git push'", "git pu\\sh", "if git push; then :; fi"] {
+            check(&deny, script, Match::Possible);
+        }
+        for script in ["git pull", "git", "echo 'git push'", "git pushy", "git -C x push", "widget push"] {
+            check(&deny, script, Match::No);
+        }
+    }
+
+    #[test]
+    fn allow_is_exact_and_covers_everything_or_nothing() {
+        let rules = vec![prefix(&["make"], "allow"), prefix(&["npm", "test"], "allow")];
+        let mut book = RuleBook::default();
+        book.push(RuleSet { combining: Default::default(), rules });
+        let around = Circumstances::default();
+        let allows = |words: Words| !book.find(&scene(&words, &around)).allowed.is_empty();
+        let allowed = |script: &str| allows(words::of_script(script.as_bytes()));
+        assert!(allowed("make"));
+        assert!(allowed("make -j2 && npm test"));
+        for script in ["./make", "/usr/bin/make", "make; ls", "make > x", "PATH=. make", "make $X", "npm install", ""] {
+            assert!(!allowed(script), "{script}");
+        }
+        let argv = |given: &[&str]| words::of_argv(&given.iter().map(|word| Some(*word)).collect::<Vec<_>>());
+        assert!(allows(argv(&["make", "$x", ";"])));
+        assert!(!allows(argv(&["sh", "-c", "make"])));
+        assert!(!allows(argv(&[])));
+    }
+
+    #[test]
+    fn globs_see_the_whole_command() {
+        let deny = rule("glob = [\"git * main\"]", "deny");
+        check(&deny, "git push origin main", Match::Certain);
+        check(&deny, "/usr/bin/git push main", Match::Certain);
+        check(&deny, "ls && git merge main", Match::Certain);
+        check(&deny, "git push origin maint", Match::No);
+        check(&deny, "sudo git push main", Match::Possible);
+        let allow = rule("glob = [\"git status*\"]", "allow");
+        check(&allow, "git status -s", Match::Certain);
+        check(&allow, "'git status' -s", Match::No);
+        check(&allow, "./git status", Match::No);
+    }
+
+    #[test]
+    fn options_count_in_any_order() {
+        let deny = rule(
+            "prefix = [\"rm\"]\noptions.present = [[\"-r\", \"-R\", \"--recursive\"], [\"-f\", \"--force\"]]",
+            "deny",
+        );
+        for script in ["rm -rf x", "rm -fr x", "rm x -r -f", "rm --force --recursive x", "rm -vRf x"] {
+            check(&deny, script, Match::Certain);
+        }
+        check(&deny, "rm --forc -r x", Match::Possible);
+        check(&deny, "rm -r x -- -f", Match::Possible);
+        check(&deny, "sudo rm -rf x", Match::Possible);
+        check(&deny, "rm -r x", Match::No);
+        let allow = rule("prefix = [\"sort\"]\noptions.absent = [[\"-o\", \"--output\"]]", "allow");
+        check(&allow, "sort -n x", Match::Certain);
+        check(&allow, "sort -no x", Match::Possible);
+        check(&allow, "sort --outp=x", Match::Possible);
+        check(&allow, "sort -o x", Match::No);
+    }
+}
