@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+mod act;
 mod decide;
 mod environment;
 mod error;
@@ -19,7 +20,9 @@ mod merge;
 mod mode;
 mod obligations;
 mod parse;
+mod patch;
 mod pattern;
+mod registry;
 mod resolve;
 mod rules;
 mod settings;
@@ -29,6 +32,7 @@ mod spec;
 mod text;
 mod words;
 
+pub use act::{ActRuling, Stage, decide_act};
 pub use decide::{Ruling, Said, consider, decide, may_escalate, mode_answers, rule_in, rule_on};
 pub use environment::effective_environment;
 pub use error::{ConfigError, Place};
@@ -36,7 +40,9 @@ pub use file::{ApproverName, Combining, ConfigFile, FileOperation, ProvenanceSec
 pub use merge::LayerText;
 pub use mode::{GrantClass, ModeAnswers, mode_name};
 pub use obligations::Obligations;
+pub use patch::{FileChange, PatchError, changes_of_patch};
 pub use pattern::{GrantText, HostPattern, PathFact, PathPattern, RuleName, TimeWindow, Word};
+pub use registry::{BUILT_IN_NOTICE, MAX_SESSIONS, RegisterError, Registry};
 pub use resolve::{ResolveError, complete_grants, resolve_profile};
 pub use rules::{Act, Circumstances, Considered, Match, Rule, RuleBook, RuleSet};
 pub use settings::{Explained, OwnDirectories, Settings};

@@ -118,6 +118,28 @@ pub fn complete_grants(profile: &Profile, grants: &[Grant]) -> Vec<Grant> {
     all
 }
 
+impl Settings {
+    /// The directory around a file that may be granted in its place, once many
+    /// of its files are asked for: writing there would reach the file itself,
+    /// and nothing that is protected, hidden or Stockade's own, nor the whole
+    /// home directory, nor what is around the workspace.
+    pub fn grantable_directory(&self, workspace: &Path, profile: &Profile, file: &Path) -> Option<PathBuf> {
+        let directory = file.parent()?;
+        let filesystem = &profile.filesystem;
+        let is_around = |path: &Path| path.starts_with(directory);
+        let is_apart = directory.parent().is_some()
+            && !is_around(workspace)
+            && !is_around(&self.home)
+            && !filesystem.hide.iter().any(|hidden| is_around(hidden.as_path()))
+            && hidden_by(filesystem, directory).is_none()
+            && !filesystem.protect.iter().any(|name| holds_name(file, name))
+            && !is_writable(filesystem, directory);
+        let mut wider = filesystem.clone();
+        push(&mut wider.write, directory);
+        (is_apart && check_own(self, workspace, &wider).is_ok()).then(|| directory.to_owned())
+    }
+}
+
 /// True where the profile has the power already, as far as a profile tells.
 pub(crate) fn has_power(profile: &Profile, grant: &Grant) -> bool {
     if !profile.sandboxed {
@@ -213,7 +235,7 @@ fn push(list: &mut Vec<RawText>, path: &Path) {
 
 /// What hides `path`: the nearest entry above it decides, and where both lists
 /// name the same path it is hidden.
-fn hidden_by(filesystem: &Filesystem, path: &Path) -> Option<PathBuf> {
+pub(crate) fn hidden_by(filesystem: &Filesystem, path: &Path) -> Option<PathBuf> {
     let path = path.as_os_str().as_bytes();
     // Of two directories that hold one path, the longer is the nearer.
     let nearest = |list: &[RawText]| {
@@ -247,6 +269,27 @@ fn holds_name(path: &Path, name: &str) -> bool {
     let parts: Vec<&str> = name.split('/').collect();
     let components: Vec<_> = path.components().map(Component::as_os_str).collect();
     components.windows(parts.len()).any(|w| w.iter().zip(&parts).all(|(a, b)| a.eq_ignore_ascii_case(b)))
+}
+
+/// True where a protected name is part of the path within a writable root.
+pub(crate) fn is_protected(filesystem: &Filesystem, path: &Path) -> bool {
+    filesystem.write.iter().any(|root| {
+        path.strip_prefix(root.as_path()).is_ok_and(|rest| filesystem.protect.iter().any(|name| holds_name(rest, name)))
+    })
+}
+
+/// True where a path is Stockade's own, or the workspace's own configuration:
+/// what no run may change, and of its state not even read (L7).
+pub(crate) fn governs(settings: &Settings, workspace: &Path, path: &Path, reads: bool) -> bool {
+    let own = |list: &[PathBuf]| list.iter().any(|own| path.starts_with(own));
+    if reads {
+        return own(&settings.own.state);
+    }
+    let named = || {
+        path.strip_prefix(workspace)
+            .is_ok_and(|rest| [".stockade", ".stockade.toml"].iter().any(|name| holds_name(rest, name)))
+    };
+    own(&settings.own.configuration) || own(&settings.own.state) || named()
 }
 
 /// Refuses powers over Stockade's own files, and over the workspace's own

@@ -140,7 +140,7 @@ impl Rule {
     /// Facts, directory, user, session, tool, time.
     pub(super) fn around(&self, scene: &Scene<'_>) -> Match {
         let context = &self.context;
-        let tool = named(&context.tool, scene.tool());
+        let tool = named(&context.tool, Some(scene.tool()));
         // Examples say a command and nothing else.
         if scene.example {
             return match scene.subject {
@@ -186,7 +186,7 @@ impl Rule {
         if self.speaks(&without) == Match::No {
             return if self.is_about(scene) { "the words are others" } else { "it speaks of something else" };
         }
-        if named(&context.tool, scene.tool()) == Match::No {
+        if named(&context.tool, Some(scene.tool())) == Match::No {
             "the tool is another"
         } else if !context.cwd.is_empty()
             && !context.cwd.iter().any(|dir| dir.covers(scene.cwd, scene.home, scene.workspace))
@@ -210,6 +210,7 @@ impl Rule {
 fn named(wanted: &[String], name: Option<&str>) -> Match {
     match name {
         _ if wanted.is_empty() => Match::Certain,
+        Some("") => Match::No,
         Some(name) => Match::certain_if(wanted.iter().any(|pattern| text_matches(pattern, name))),
         None => Match::Possible,
     }

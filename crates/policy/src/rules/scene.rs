@@ -18,7 +18,8 @@ use crate::words::Words;
 pub struct Circumstances {
     /// Name of the user it runs as.
     pub user: Option<String>,
-    /// Name of the tool that the request came through.
+    /// Name of the tool that the request came through; none where it came
+    /// through none.
     pub tool: Option<String>,
     /// Now, in milliseconds since the epoch.
     pub time_ms: Option<u64>,
@@ -72,10 +73,10 @@ pub(crate) struct Scene<'a> {
 
 impl<'a> Scene<'a> {
     /// The tool it came through, or is a call of.
-    pub(crate) fn tool(&self) -> Option<&'a str> {
+    pub(crate) fn tool(&self) -> &'a str {
         match self.subject {
-            Subject::Act(Act::Tool { name, .. }) => Some(name),
-            _ => self.around.tool.as_deref(),
+            Subject::Act(Act::Tool { name, .. }) => name,
+            _ => self.around.tool.as_deref().unwrap_or_default(),
         }
     }
 }

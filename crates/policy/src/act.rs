@@ -1,0 +1,190 @@
+//! Rules about what is no command: tool calls, file changes, connections.
+//!
+//! Pure and total like `decide`. What nothing speaks of falls back to the
+//! profile's powers, and beyond those to the mode. Must not know how an act is
+//! carried out.
+
+use std::path::Path;
+
+use stockade_model::{ApprovalMode, Decision, Filesystem, Grant, Network, Profile, RawText, SessionId, Verdict};
+
+use crate::decide::{Said, rule_name};
+use crate::file::FileOperation;
+use crate::mode::{GrantClass, ModeAnswers, mode_name};
+use crate::resolve::{governs, has_power, hidden_by, is_protected, resolve_profile};
+use crate::rules::{Act, Circumstances, Match, Scene, Subject};
+use crate::settings::Settings;
+
+/// Where an act happens, and with what powers.
+#[derive(Clone, Copy, Debug)]
+pub struct Stage<'a> {
+    /// The working directory: absolute, canonical.
+    pub cwd: &'a Path,
+    /// The workspace: absolute, canonical.
+    pub workspace: &'a Path,
+    /// The session it belongs to.
+    pub session: Option<&'a SessionId>,
+    /// The profile in force.
+    pub profile: &'a str,
+    /// When to ask.
+    pub approval_mode: ApprovalMode,
+}
+
+/// A decision about an act.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ActRuling {
+    /// The verdict and why.
+    pub decision: Decision,
+    /// The power that a yes would give, where the profile lacks it.
+    pub grant: Option<Grant>,
+    /// Everything that was said; those that decided are marked.
+    pub voices: Vec<Said>,
+}
+
+/// Says whether an act may happen. Deny-overrides, as for commands (L9).
+pub fn decide_act(settings: &Settings, act: Act<'_>, stage: &Stage<'_>, around: &Circumstances) -> ActRuling {
+    let scene = Scene {
+        subject: Subject::Act(act),
+        cwd: stage.cwd,
+        workspace: stage.workspace,
+        home: &settings.home,
+        session: stage.session,
+        around,
+        example: false,
+    };
+    let found = settings.rules.find(&scene);
+    let answers = ModeAnswers::of(stage.approval_mode).strictest(&ModeAnswers::of(settings.approval_mode.value));
+    let mut voices: Vec<Said> = Vec::new();
+    for (rule, sure) in &found.raised {
+        let (verdict, reason) = match (rule.effect, sure) {
+            (Verdict::Deny, Match::Certain) => (Verdict::Deny, rule.justification.clone()),
+            (Verdict::Deny, _) => (answers.rule_ask, format!("it may be what is denied: {}", rule.justification)),
+            _ => (answers.rule_ask, rule.justification.clone()),
+        };
+        voices.push(said(verdict, rule_name(rule), reason));
+    }
+    let power = Power::of(settings, act, stage);
+    let given = found.allowed.first().filter(|_| power.may_be_allowed());
+    match (&power, given) {
+        (Power::Refused { rule, why }, _) => voices.push(said(Verdict::Deny, rule.clone(), why.clone())),
+        (_, Some(rule)) => voices.push(said(Verdict::Allow, rule_name(rule), rule.justification.clone())),
+        (Power::There(rule), None) => voices.push(said(Verdict::Allow, rule.clone(), String::new())),
+        (Power::Missing { class, why, .. }, None) => {
+            let verdict = answers.requested(*class);
+            let does = if verdict == Verdict::Ask { "asks about" } else { "refuses" };
+            let rule = format!("mode {}: {does} powers the profile lacks", mode_name(stage.approval_mode));
+            voices.push(said(verdict, rule, why.clone()));
+        }
+    }
+    let grant = match power {
+        Power::Missing { grant, .. } => grant,
+        _ => None,
+    };
+    conclude(voices, grant)
+}
+
+fn said(verdict: Verdict, source: String, reason: String) -> Said {
+    let reasons = if reason.is_empty() { Vec::new() } else { vec![reason] };
+    Said { verdict, source, reasons, decides: false }
+}
+
+fn conclude(mut voices: Vec<Said>, grant: Option<Grant>) -> ActRuling {
+    let verdict = voices.iter().map(|voice| voice.verdict).max().unwrap_or(Verdict::Deny);
+    for voice in &mut voices {
+        voice.decides = voice.verdict == verdict;
+    }
+    let deciding = || voices.iter().filter(|voice| voice.decides);
+    let rule = deciding().next().map_or_else(|| "nothing allows it".to_owned(), |voice| voice.source.clone());
+    let reasons = deciding().flat_map(|voice| voice.reasons.clone()).collect();
+    let grant = grant.filter(|_| verdict == Verdict::Ask);
+    ActRuling { decision: Decision { verdict, rule, reasons }, grant, voices }
+}
+
+/// Whether the profile gives the power for an act.
+enum Power {
+    /// It does, and why.
+    There(String),
+    /// It does not.
+    Missing { class: GrantClass, grant: Option<Grant>, why: String, guarded: bool },
+    /// Nobody may have it.
+    Refused { rule: String, why: String },
+}
+
+impl Power {
+    fn of(settings: &Settings, act: Act<'_>, stage: &Stage<'_>) -> Self {
+        let profile = match resolve_profile(settings, stage.profile, stage.workspace, &[]) {
+            Ok(profile) => profile,
+            Err(error) => {
+                let why = error.to_string().replace('\n', "; ");
+                return Self::Refused { rule: "profile: it cannot be made".to_owned(), why };
+            }
+        };
+        match act {
+            Act::Tool { name, .. } => {
+                // A tool acts outside the sandbox: no profile holds it.
+                let why = format!("no rule speaks of the tool `{}`", RawText::from(name).escaped());
+                Self::Missing { class: GrantClass::Other, grant: None, why, guarded: false }
+            }
+            Act::File { path, operation } => Self::of_file(settings, &profile, path, operation, stage),
+            Act::Network { host, port } => Self::of_network(&profile, host, port),
+        }
+    }
+
+    fn of_file(
+        settings: &Settings,
+        profile: &Profile,
+        path: &Path,
+        operation: FileOperation,
+        stage: &Stage<'_>,
+    ) -> Self {
+        let shown = RawText::from(path).escaped();
+        let reads = operation == FileOperation::Read;
+        if !path.is_absolute() || path.components().any(|c| c == std::path::Component::ParentDir) {
+            let why = format!("`{shown}` is not an absolute path without `..`");
+            return Self::Refused { rule: "files: not a plain path".to_owned(), why };
+        }
+        if governs(settings, stage.workspace, path, reads) {
+            let why = format!("`{shown}` is Stockade's own (L7)");
+            return Self::Refused { rule: "files: what governs is out of reach".to_owned(), why };
+        }
+        let grant = if reads { Grant::Read(path.to_owned()) } else { Grant::Write(path.to_owned()) };
+        if has_power(profile, &grant) {
+            let verb = if reads { "reads" } else { "writes" };
+            return Self::There(format!("profile {}: {verb} it", profile.name));
+        }
+        let guarded = is_guarded(&profile.filesystem, path);
+        let why = match (reads, guarded) {
+            (true, _) => format!("`{shown}` is hidden"),
+            (false, true) => format!("`{shown}` is protected"),
+            (false, false) => format!("`{shown}` lies outside every writable root"),
+        };
+        Self::Missing { class: GrantClass::Filesystem, grant: Some(grant), why, guarded }
+    }
+
+    fn of_network(profile: &Profile, host: &str, port: Option<u16>) -> Self {
+        if profile.network == Network::Host {
+            return Self::There(format!("profile {}: has the network", profile.name));
+        }
+        let text = match port {
+            Some(port) if host.contains(':') => format!("connect [{host}]:{port}"),
+            Some(port) => format!("connect {host}:{port}"),
+            None => format!("connect {host}"),
+        };
+        let why = format!("profile {} has no network: `{}`", profile.name, RawText::from(text.as_str()).escaped());
+        Self::Missing { class: GrantClass::Network, grant: text.parse().ok(), why, guarded: false }
+    }
+
+    /// An allow rule says yes to what the profile lacks, but for what is
+    /// protected or hidden: that needs a grant that names it.
+    fn may_be_allowed(&self) -> bool {
+        match self {
+            Self::There(_) => true,
+            Self::Missing { guarded, .. } => !guarded,
+            Self::Refused { .. } => false,
+        }
+    }
+}
+
+fn is_guarded(filesystem: &Filesystem, path: &Path) -> bool {
+    hidden_by(filesystem, path).is_some() || is_protected(filesystem, path)
+}

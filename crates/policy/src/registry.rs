@@ -1,0 +1,77 @@
+//! The policies of sessions: one configuration for all, and what a session's
+//! own text narrows of it.
+//!
+//! Must not know who makes sessions. Holds merged settings only; a text that
+//! cannot be used leaves no session behind.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use stockade_model::SessionId;
+
+use crate::error::ConfigError;
+use crate::settings::Settings;
+
+/// Most sessions with a policy of their own.
+pub const MAX_SESSIONS: usize = 10_000;
+
+/// Why a session has no policy of its own.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RegisterError {
+    /// Its text says something that it cannot mean, or would widen.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// There are too many.
+    #[error("{MAX_SESSIONS} sessions have a policy of their own\nhint: end some")]
+    Full,
+}
+
+/// Settings by session.
+#[derive(Clone, Debug)]
+pub struct Registry {
+    base: Arc<Settings>,
+    sessions: BTreeMap<SessionId, Arc<Settings>>,
+    told: bool,
+}
+
+impl Registry {
+    /// One policy for every session.
+    pub fn new(base: Arc<Settings>) -> Self {
+        Self { base, sessions: BTreeMap::new(), told: false }
+    }
+
+    /// What holds for a session.
+    pub fn settings(&self, session: Option<&SessionId>) -> &Arc<Settings> {
+        session.and_then(|session| self.sessions.get(session)).unwrap_or(&self.base)
+    }
+
+    /// Gives a session a text of its own, which may only tighten. Whatever it
+    /// had before no longer counts.
+    ///
+    /// # Errors
+    /// See [`RegisterError`]; then nothing changed.
+    pub fn register(&mut self, session: &SessionId, source: &str) -> Result<(), RegisterError> {
+        if !self.sessions.contains_key(session) && self.sessions.len() >= MAX_SESSIONS {
+            return Err(RegisterError::Full);
+        }
+        let name = format!("session {session}");
+        let settings = self.base.with_session(Path::new(&name), source)?;
+        self.sessions.insert(session.clone(), Arc::new(settings));
+        Ok(())
+    }
+
+    /// Forgets a session's own policy.
+    pub fn end(&mut self, session: &SessionId) {
+        self.sessions.remove(session);
+    }
+
+    /// What to say about the built-in policy: something the first time, where
+    /// nothing is configured, and nothing after that.
+    pub fn notice(&mut self) -> Option<&'static str> {
+        (self.base.is_built_in() && !std::mem::replace(&mut self.told, true)).then_some(BUILT_IN_NOTICE)
+    }
+}
+
+/// What a person is told once where no policy is configured.
+pub const BUILT_IN_NOTICE: &str = "no policy is configured: the built-in one holds (`stockade policy table` shows it)";
