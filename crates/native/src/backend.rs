@@ -12,13 +12,15 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
-use stockade_engine::{Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Events, Io, StartError};
+use stockade_engine::{
+    Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Events, HeldAnswer, HoldId, Io, StartError,
+};
 use stockade_model::{Denial, EnforcementReport, Grant, LayerReport, LayerState, Level, Plan, RawText, Usage};
 use stockade_sys::Errno;
 use stockade_sys::reap::Ended;
 use tracing::debug_span;
 
-use crate::broker::{Broker, BrokerError, BrokerEvent, BrokerHandle, BrokerTraits, linked_units};
+use crate::broker::{Answers, Broker, BrokerError, BrokerEvent, BrokerHandle, BrokerTraits, linked_units};
 use crate::capture::{Capture, Drained};
 use crate::evidence::{HiddenWatch, TempWatch};
 use crate::launch::{Blueprint, ExitReport, LaunchError, Launched, Launching, Stdio, begin};
@@ -47,7 +49,7 @@ impl Backend for NativeBackend {
         }
     }
 
-    fn prepare(&self, plan: &Plan, io: &Io, _hold: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {
+    fn prepare(&self, plan: &Plan, io: &Io, hold: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {
         let blueprint = debug_span!("blueprint").in_scope(|| Blueprint::prepare(plan)).map_err(unlaunched)?;
         let streams = Streams::new(*io)?;
         let launching = debug_span!("begin").in_scope(|| begin(blueprint, streams.inside())).map_err(unlaunched)?;
@@ -60,9 +62,11 @@ impl Backend for NativeBackend {
 
         let mut launched = debug_span!("finish").in_scope(|| launching.finish()).map_err(unlaunched)?;
         let listener = launched.take_listener().ok_or_else(|| unlaunched(LaunchError::Lost))?;
-        let broker = broker.serve(listener).map_err(unbrokered)?;
+        let can_hold = launched.wait_killable();
+        let broker = broker.serve(listener, hold && can_hold).map_err(unbrokered)?;
         let mut enforced = launched.report().clone();
-        enforced.layers.insert("broker".to_owned(), broker_layer(broker.traits()));
+        enforced.layers.insert("broker".to_owned(), broker_layer(broker.traits(), hold, can_hold));
+        let answers = broker.answers();
         let kept = Kept {
             end: rustix::io::fcntl_dupfd_cloexec(launched.end_fd(), 3).map_err(no_descriptor)?,
             hidden: launched.take_hidden_reads().map(|reads| HiddenWatch::new(reads, plan)),
@@ -71,7 +75,7 @@ impl Backend for NativeBackend {
             broker,
         };
         let launched = Arc::clone(&kept.launched);
-        Ok(Box::new(NativeAttempt { enforced, launched, keeper: Some(keeper.keep(kept)?) }))
+        Ok(Box::new(NativeAttempt { enforced, launched, answers, keeper: Some(keeper.keep(kept)?) }))
     }
 }
 
@@ -91,16 +95,23 @@ fn seen(event: BrokerEvent) -> AttemptEvent {
     match event {
         BrokerEvent::Denied(denial) => AttemptEvent::Denied(denial),
         BrokerEvent::Executed { pid, program } => AttemptEvent::Executed { pid, program },
+        BrokerEvent::Held { id, denial } => AttemptEvent::Held { id, denial },
+        BrokerEvent::Withdrawn(id) => AttemptEvent::Withdrawn(id),
     }
 }
 
-fn broker_layer(traits: BrokerTraits) -> LayerReport {
-    let detail = if traits.synchronous {
+fn broker_layer(traits: BrokerTraits, hold: bool, can_hold: bool) -> LayerReport {
+    let speed = if traits.synchronous {
         "acts on behalf; hands the processor over (synchronous wake-up)"
     } else {
         "acts on behalf; the kernel has no synchronous wake-up (6.6), each trapped call costs more"
     };
-    LayerReport { state: LayerState::Enforced, detail: detail.to_owned() }
+    let holding = match (hold, can_hold) {
+        (true, true) => "; holds calls that lack a power",
+        (true, false) => "; holds nothing: on this kernel (before 5.19) signals would break off every held call",
+        (false, _) => "",
+    };
+    LayerReport { state: LayerState::Enforced, detail: format!("{speed}{holding}") }
 }
 
 fn unlaunched(error: LaunchError) -> StartError {
@@ -177,6 +188,7 @@ impl Output {
 struct NativeAttempt {
     enforced: EnforcementReport,
     launched: Arc<Mutex<Launched>>,
+    answers: Answers,
     keeper: Option<Receiver<()>>,
 }
 
@@ -195,6 +207,10 @@ impl Attempt for NativeAttempt {
 
     fn kill(&self) {
         lock(&self.launched).kill();
+    }
+
+    fn answer(&self, hold: HoldId, answer: HeldAnswer) {
+        self.answers.answer(hold, answer);
     }
 }
 

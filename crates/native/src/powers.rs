@@ -10,7 +10,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use stockade_model::{Grant, Operation, Plan, RawText};
+use stockade_model::{Grant, Level, Operation, Plan, RawText};
 
 /// The powers of one attempt.
 #[derive(Clone, Debug)]
@@ -24,6 +24,7 @@ pub struct Powers {
     units: Units,
     targets: Vec<Vec<u8>>,
     unattached: Vec<Vec<u8>>,
+    added: Vec<Vec<u8>>,
 }
 
 /// The answer for one object.
@@ -76,14 +77,10 @@ impl Powers {
             units: Units::new(&files.protect),
             targets: Vec::new(),
             unattached: Vec::new(),
+            added: Vec::new(),
         };
         for grant in &plan.grants {
-            match grant {
-                Grant::Write(p) => powers.writable.push(normal(p)),
-                Grant::Read(p) => powers.revealed.push(normal(p)),
-                Grant::Socket(p) => powers.sockets.push(normal(p)),
-                Grant::Connect { .. } | Grant::Listen(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Memory(_) => {}
-            }
+            powers.add(grant);
         }
         powers
     }
@@ -101,9 +98,38 @@ impl Powers {
         self.unattached.extend(roots.into_iter().map(|r| normal(&r)));
     }
 
-    /// See [`not_attached`](Self::not_attached).
-    pub fn unattached(&self) -> &[Vec<u8>] {
-        &self.unattached
+    /// Whether what these powers allow on `path` must be done in the view of the
+    /// front, see [`not_attached`](Self::not_attached).
+    pub fn is_unattached(&self, path: &[u8]) -> bool {
+        self.unattached.iter().any(|root| covers(root, path))
+    }
+
+    /// Adds powers while the attempt runs. Its mounts stay as they are; so does
+    /// what is hidden.
+    pub fn extend(&mut self, grants: &[Grant], level: Level) {
+        for grant in grants {
+            self.add(grant);
+            if let Grant::Write(path) = grant {
+                self.added.push(normal(path));
+                if level == Level::Full {
+                    self.unattached.push(normal(path));
+                }
+            }
+        }
+    }
+
+    /// Whether a power over `path` was added while the attempt ran.
+    pub fn was_added(&self, path: &[u8]) -> bool {
+        self.added.iter().any(|root| covers(root, path))
+    }
+
+    fn add(&mut self, grant: &Grant) {
+        match grant {
+            Grant::Write(p) => self.writable.push(normal(p)),
+            Grant::Read(p) => self.revealed.push(normal(p)),
+            Grant::Socket(p) => self.sockets.push(normal(p)),
+            Grant::Connect { .. } | Grant::Listen(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Memory(_) => {}
+        }
     }
 
     /// The trees that only this run sees.

@@ -20,6 +20,23 @@ pub(super) struct Denied {
     pub refusal: Refusal,
 }
 
+impl Denied {
+    /// The refusal, once it is known who made the call.
+    pub fn into_denial(self, actor: Actor) -> Denial {
+        Denial {
+            operation: self.operation,
+            object: RawText::from(self.object.as_slice()),
+            pid: actor.pid,
+            program: actor.program.map(RawText::from),
+            layer: self.layer,
+            rule: self.refusal.rule,
+            grant: self.refusal.grant,
+            resolution: Resolution::Recorded,
+            count: 1,
+        }
+    }
+}
+
 /// Who made the call.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Actor {
@@ -42,36 +59,40 @@ impl Ledger {
 
     /// Counts a refusal; the first of its kind is told at once.
     pub fn record(&mut self, denied: Denied, who: impl FnOnce() -> Actor) {
-        let Denied { operation, object, layer, refusal } = denied;
-        let key = (operation, object, refusal.rule);
+        let key = (denied.operation, denied.object.clone(), denied.refusal.rule.clone());
         if let Some(at) = self.known.get(&key) {
             self.denials[*at].count += 1;
-            return;
-        }
-        if self.denials.len() >= MAX_DENIALS {
+        } else if self.denials.len() >= MAX_DENIALS {
             self.beyond += 1;
-            return;
+        } else {
+            let denial = denied.into_denial(who());
+            self.known.insert(key, self.denials.len());
+            self.denials.push(denial.clone());
+            self.tell(BrokerEvent::Denied(denial));
         }
-        let actor = who();
-        let denial = Denial {
-            operation,
-            object: RawText::from(key.1.as_slice()),
-            pid: actor.pid,
-            program: actor.program.map(RawText::from),
-            layer,
-            rule: key.2.clone(),
-            grant: refusal.grant,
-            resolution: Resolution::Recorded,
-            count: 1,
-        };
-        self.known.insert(key, self.denials.len());
-        self.denials.push(denial.clone());
-        (self.sink)(BrokerEvent::Denied(denial));
+    }
+
+    /// Counts a refusal that was told before as a question, so many times.
+    pub fn count(&mut self, denial: &Denial, times: u64) {
+        let key = (denial.operation, denial.object.as_bytes().to_vec(), denial.rule.clone());
+        if let Some(at) = self.known.get(&key) {
+            self.denials[*at].count += times;
+        } else if self.denials.len() >= MAX_DENIALS {
+            self.beyond += times;
+        } else {
+            self.known.insert(key, self.denials.len());
+            self.denials.push(Denial { count: times, ..denial.clone() });
+        }
+    }
+
+    /// Tells something.
+    pub fn tell(&self, event: BrokerEvent) {
+        (self.sink)(event);
     }
 
     /// Tells that a program was started.
     pub fn executed(&self, pid: u32, program: Vec<u8>) {
-        (self.sink)(BrokerEvent::Executed { pid, program: RawText::from(program) });
+        self.tell(BrokerEvent::Executed { pid, program: RawText::from(program) });
     }
 
     /// The refusals with their counts, and how many more there were.

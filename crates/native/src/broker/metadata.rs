@@ -6,15 +6,17 @@ use std::os::fd::AsFd;
 
 use rustix::fs::{
     Access, AtFlags, CWD, FileType, Gid, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, Uid, XattrFlags, chownat,
-    fchmod, ftruncate, openat, removexattr, setxattr, utimensat,
+    fcntl_getfl, ftruncate, openat, removexattr, setxattr, utimensat,
 };
 use stockade_model::Operation;
 use stockade_sys::{Errno, actor, resolve};
 
 use super::caller::Caller;
+use super::deed::{Change, Deed, Step};
 use super::opens::set_id;
-use super::service::{Failure, Handled, Reply, Service, native_access, refused};
+use super::service::{Failure, Service, native_access, refused};
 use super::table::Shape;
+use super::view::Through;
 use super::walk::Object;
 use crate::powers::Verdict;
 
@@ -33,64 +35,94 @@ enum Subject {
 }
 
 impl Service {
-    pub(super) fn metadata(&mut self, caller: &Caller, shape: Shape) -> Handled {
-        match shape {
-            Shape::Truncate => self.truncate(caller),
+    /// Reads a call that changes what is known about an object.
+    pub(super) fn read_change(&self, caller: &Caller, shape: Shape) -> Result<Deed, Failure> {
+        let (subject, change) = match shape {
+            Shape::Truncate => {
+                let length = caller.request.args[1];
+                if length > i64::MAX as u64 {
+                    return Err(Errno::INVAL.into());
+                }
+                (by_path(caller, true)?, Change::Length(length))
+            }
             Shape::Chmod { at, flags } => {
                 let (start, index) = if at { (caller.int(0), 1) } else { (libc::AT_FDCWD, 0) };
                 let flags = if flags { caller.int(3) } else { 0 };
-                let subject = by_flags(caller, start, index, flags)?;
-                self.change_mode(caller, subject, caller.unsigned(index + 1))
+                (by_flags(caller, start, index, flags)?, Change::Mode(caller.unsigned(index + 1)))
             }
-            Shape::ChmodDescriptor => self.change_mode(caller, Subject::Descriptor(caller.int(0)), caller.unsigned(1)),
-            Shape::Chown { follow } => {
-                let subject = Subject::Path { start: libc::AT_FDCWD, path: caller.path(0)?, follow };
-                self.change_owner(caller, subject, 1)
-            }
-            Shape::ChownDescriptor => self.change_owner(caller, Subject::Descriptor(caller.int(0)), 1),
-            Shape::ChownAt => {
-                let subject = by_flags(caller, caller.int(0), 1, caller.int(4))?;
-                self.change_owner(caller, subject, 2)
-            }
-            Shape::TimesSeconds | Shape::TimesMicroseconds { .. } | Shape::TimesNanoseconds => {
-                self.change_times(caller, shape)
-            }
-            Shape::SetAttribute { follow } => self.set_attribute(caller, by_path(caller, follow)?),
-            Shape::SetAttributeDescriptor => self.set_attribute(caller, Subject::Descriptor(caller.int(0))),
-            Shape::RemoveAttribute { follow } => self.remove_attribute(caller, by_path(caller, follow)?),
-            _ => self.remove_attribute(caller, Subject::Descriptor(caller.int(0))),
-        }
+            Shape::ChmodDescriptor => (Subject::Descriptor(caller.int(0)), Change::Mode(caller.unsigned(1))),
+            Shape::Chown { follow } => (by_path(caller, follow)?, owner(caller, 1)),
+            Shape::ChownDescriptor => (Subject::Descriptor(caller.int(0)), owner(caller, 1)),
+            Shape::ChownAt => (by_flags(caller, caller.int(0), 1, caller.int(4))?, owner(caller, 2)),
+            Shape::TimesSeconds | Shape::TimesMicroseconds { .. } | Shape::TimesNanoseconds => times(caller, shape)?,
+            Shape::SetAttribute { follow } => (by_path(caller, follow)?, attribute(caller)?),
+            Shape::SetAttributeDescriptor => (Subject::Descriptor(caller.int(0)), attribute(caller)?),
+            Shape::RemoveAttribute { follow } => (by_path(caller, follow)?, no_attribute(caller)?),
+            _ => (Subject::Descriptor(caller.int(0)), no_attribute(caller)?),
+        };
+        Ok(Deed::Change { object: self.subject(caller, subject)?, change })
     }
 
     /// Holds the object a call means.
     fn subject(&self, caller: &Caller, subject: Subject) -> Result<Object, Errno> {
         match subject {
-            Subject::Descriptor(number) => Object::of(caller.descriptor(number)?),
+            Subject::Descriptor(number) => {
+                let descriptor = caller.descriptor(number)?;
+                // Nothing can be done by a descriptor that only names.
+                if fcntl_getfl(&descriptor)?.contains(OFlags::PATH) {
+                    return Err(Errno::BADF);
+                }
+                Object::of(descriptor)
+            }
             Subject::Path { start, path, .. } if path.is_empty() => Object::of(caller.object(start)?),
             Subject::Path { start, path, follow } => self.walk(caller)?.find(start, &path, follow),
         }
     }
 
-    /// May this be done to `object`? Where the kernel would refuse it to
-    /// anybody but the owner, that comes first.
-    fn permit_change(&self, operation: Operation, object: &Object) -> Result<(), Failure> {
+    /// Changes an object.
+    pub(super) fn change(&self, object: &Object, change: &Change) -> Result<Step, Failure> {
+        match change {
+            Change::Length(length) => self.truncate(object, *length)?,
+            Change::Mode(mode) => self.change_mode(object, *mode)?,
+            Change::Owner { user, group } => {
+                self.permit_change(object)?;
+                if !self.is_mapped(*user, *group) {
+                    return Err(Errno::INVAL.into());
+                }
+                chownat(self.through_object(object)?, c"", *user, *group, AtFlags::EMPTY_PATH)?;
+            }
+            Change::Times(times) => {
+                self.permit_change(object)?;
+                utimensat(self.through_object(object)?, c"", times, AtFlags::EMPTY_PATH)?;
+            }
+            Change::SetAttribute { name, value, flags } => {
+                let held = self.with_attributes(object)?;
+                let path = resolve::DescriptorPath::new(held.as_fd());
+                setxattr(path.as_c_str(), name.as_c_str(), value, *flags)?;
+            }
+            Change::RemoveAttribute { name } => {
+                let held = self.with_attributes(object)?;
+                let path = resolve::DescriptorPath::new(held.as_fd());
+                removexattr(path.as_c_str(), name.as_c_str())?;
+            }
+        }
+        Ok(Step::zero())
+    }
+
+    /// May `object` be changed? Where the kernel would refuse it to anybody but
+    /// the owner, that comes first.
+    fn permit_change(&self, object: &Object) -> Result<(), Failure> {
         if object.is_placeless() {
             return Ok(());
         }
-        match self.decide(operation, &object.path) {
+        match self.decide(Operation::Metadata, &object.path) {
             Verdict::Allow | Verdict::Private => Ok(()),
             Verdict::Refuse(_) if object.stat.st_uid != self.own_user() => Err(Errno::PERM.into()),
-            Verdict::Refuse(refusal) => Err(refused(operation, &object.path, refusal)),
+            Verdict::Refuse(refusal) => Err(refused(Operation::Metadata, &object.path, refusal)),
         }
     }
 
-    fn truncate(&self, caller: &Caller) -> Handled {
-        let length = caller.request.args[1];
-        if length > i64::MAX as u64 {
-            return Err(Errno::INVAL.into());
-        }
-        let path = caller.path(0)?;
-        let object = self.subject(caller, Subject::Path { start: libc::AT_FDCWD, path, follow: true })?;
+    fn truncate(&self, object: &Object, length: u64) -> Result<(), Failure> {
         match object.kind() {
             FileType::Directory => return Err(Errno::ISDIR.into()),
             FileType::RegularFile => {}
@@ -100,93 +132,68 @@ impl Service {
             native_access(&object.fd, Access::WRITE_OK)?;
             return Err(refused(Operation::Truncate, &object.path, refusal));
         }
-        let held = resolve::DescriptorPath::new(object.fd.as_fd());
+        let held = self.through_object(object)?;
+        let path = resolve::DescriptorPath::new(held.as_fd());
         let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        ftruncate(openat(CWD, held.as_c_str(), flags, Mode::empty())?, length)?;
-        Ok(Reply::Value(0))
+        Ok(ftruncate(openat(CWD, path.as_c_str(), flags, Mode::empty())?, length)?)
     }
 
-    fn change_mode(&self, caller: &Caller, subject: Subject, mode: u32) -> Handled {
-        let by_descriptor = matches!(subject, Subject::Descriptor(_));
-        let object = self.subject(caller, subject)?;
+    fn change_mode(&self, object: &Object, mode: u32) -> Result<(), Failure> {
         if object.kind() == FileType::Symlink {
             return Err(Errno::OPNOTSUPP.into());
         }
-        self.permit_change(Operation::Metadata, &object)?;
+        self.permit_change(object)?;
         let mode = mode & 0o7777;
         if mode & SET_ID != 0 && object.kind() != FileType::Directory {
             return Err(refused(Operation::Metadata, &object.path, set_id()));
         }
-        if by_descriptor {
-            fchmod(&object.fd, Mode::from_bits_retain(mode))?;
-        } else {
-            actor::chmod(object.fd.as_fd(), mode)?;
-        }
-        Ok(Reply::Value(0))
+        Ok(actor::chmod(self.through_object(object)?.as_fd(), mode)?)
     }
 
-    /// `first` is the index of the user; the group follows it.
-    fn change_owner(&self, caller: &Caller, subject: Subject, first: usize) -> Handled {
-        let id = |index| Some(caller.unsigned(index)).filter(|id| *id != u32::MAX);
-        let (user, group) = (id(first), id(first + 1));
-        let object = self.subject(caller, subject)?;
-        self.permit_change(Operation::Metadata, &object)?;
-        if !self.is_mapped(user, group) {
-            return Err(Errno::INVAL.into());
-        }
-        let (user, group) = (user.map(Uid::from_raw), group.map(Gid::from_raw));
-        chownat(&object.fd, c"", user, group, AtFlags::EMPTY_PATH)?;
-        Ok(Reply::Value(0))
-    }
-
-    fn change_times(&self, caller: &Caller, shape: Shape) -> Handled {
-        let (start, index) = match shape {
-            Shape::TimesSeconds | Shape::TimesMicroseconds { at: false } => (libc::AT_FDCWD, 0),
-            _ => (caller.int(0), 1),
-        };
-        let times = read_times(caller, index + 1, shape)?;
-        let flags = if shape == Shape::TimesNanoseconds { caller.int(3) } else { 0 };
-        let subject = match caller.optional_path(index)? {
-            Some(path) => by_text(start, path, flags)?,
-            None if start == libc::AT_FDCWD => return Err(Errno::FAULT.into()),
-            None if flags != 0 => return Err(Errno::INVAL.into()),
-            None => Subject::Descriptor(start),
-        };
-        let object = self.subject(caller, subject)?;
-        self.permit_change(Operation::Metadata, &object)?;
-        utimensat(&object.fd, c"", &times, AtFlags::EMPTY_PATH)?;
-        Ok(Reply::Value(0))
-    }
-
-    fn set_attribute(&self, caller: &Caller, subject: Subject) -> Handled {
-        let name = attribute_name(caller)?;
-        let (size, flags) = (caller.request.args[3], caller.unsigned(4));
-        if size > MAX_ATTRIBUTE_BYTES {
-            return Err(Errno::TOOBIG.into());
-        }
-        let value = caller.bytes(2, size as usize)?;
-        let object = self.attribute_subject(caller, subject)?;
-        let path = resolve::DescriptorPath::new(object.fd.as_fd());
-        setxattr(path.as_c_str(), name.as_c_str(), &value, XattrFlags::from_bits_retain(flags))?;
-        Ok(Reply::Value(0))
-    }
-
-    fn remove_attribute(&self, caller: &Caller, subject: Subject) -> Handled {
-        let name = attribute_name(caller)?;
-        let object = self.attribute_subject(caller, subject)?;
-        let path = resolve::DescriptorPath::new(object.fd.as_fd());
-        removexattr(path.as_c_str(), name.as_c_str())?;
-        Ok(Reply::Value(0))
-    }
-
-    fn attribute_subject(&self, caller: &Caller, subject: Subject) -> Result<Object, Failure> {
-        let object = self.subject(caller, subject)?;
-        self.permit_change(Operation::Metadata, &object)?;
+    fn with_attributes<'o>(&self, object: &'o Object) -> Result<Through<'o>, Failure> {
+        self.permit_change(object)?;
         // A link carries no attributes but those of the system.
-        if object.kind() == FileType::Symlink { Err(Errno::PERM.into()) } else { Ok(object) }
+        if object.kind() == FileType::Symlink { Err(Errno::PERM.into()) } else { Ok(self.through_object(object)?) }
     }
 }
 
+/// `first` is the index of the user; the group follows it.
+fn owner(caller: &Caller, first: usize) -> Change {
+    let id = |index| Some(caller.unsigned(index)).filter(|id| *id != u32::MAX);
+    Change::Owner { user: id(first).map(Uid::from_raw), group: id(first + 1).map(Gid::from_raw) }
+}
+
+fn times(caller: &Caller, shape: Shape) -> Result<(Subject, Change), Errno> {
+    let (start, index) = match shape {
+        Shape::TimesSeconds | Shape::TimesMicroseconds { at: false } => (libc::AT_FDCWD, 0),
+        _ => (caller.int(0), 1),
+    };
+    let change = Change::Times(read_times(caller, index + 1, shape)?);
+    let flags = if shape == Shape::TimesNanoseconds { caller.int(3) } else { 0 };
+    let subject = match caller.optional_path(index)? {
+        Some(path) => by_text(start, path, flags)?,
+        None if start == libc::AT_FDCWD => return Err(Errno::FAULT),
+        None if flags != 0 => return Err(Errno::INVAL),
+        None => Subject::Descriptor(start),
+    };
+    Ok((subject, change))
+}
+
+fn attribute(caller: &Caller) -> Result<Change, Errno> {
+    let name = attribute_name(caller)?;
+    let (size, flags) = (caller.request.args[3], caller.unsigned(4));
+    if size > MAX_ATTRIBUTE_BYTES {
+        return Err(Errno::TOOBIG);
+    }
+    let value = caller.bytes(2, size as usize)?;
+    Ok(Change::SetAttribute { name, value, flags: XattrFlags::from_bits_retain(flags) })
+}
+
+fn no_attribute(caller: &Caller) -> Result<Change, Errno> {
+    Ok(Change::RemoveAttribute { name: attribute_name(caller)? })
+}
+
+/// By the path that is the first argument.
 fn by_path(caller: &Caller, follow: bool) -> Result<Subject, Errno> {
     Ok(Subject::Path { start: libc::AT_FDCWD, path: caller.path(0)?, follow })
 }

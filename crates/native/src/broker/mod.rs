@@ -10,7 +10,10 @@
 //! | `caller` | the process that called: memory, descriptors, umask |
 //! | `walk` | from its path to a held object |
 //! | `service` | the loop and the decision |
-//! | `opens`, `names`, `metadata`, `sockets` | carrying the calls out |
+//! | `deed` | a call once it is read: it can be carried out now or later |
+//! | `opens`, `names`, `metadata`, `sockets` | reading the calls and carrying them out |
+//! | `view` | through which view an object is changed; is it still the one shown? |
+//! | `holds`, `holding` | calls that wait for an answer |
 //! | `pool` | what may block |
 //! | `ledger` | what was refused |
 //! | `targets` | objects that carry a protected name elsewhere |
@@ -26,6 +29,9 @@
 //! written may be "busy" for that moment.
 
 mod caller;
+mod deed;
+mod holding;
+mod holds;
 mod ledger;
 mod metadata;
 mod names;
@@ -35,13 +41,16 @@ mod service;
 mod sockets;
 mod table;
 mod targets;
+mod view;
 mod walk;
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
+use stockade_engine::{HeldAnswer, HoldId};
 use stockade_model::{Denial, Level, RawText};
 use stockade_sys::Errno;
 use stockade_sys::notify::Notifier;
@@ -67,6 +76,15 @@ pub enum BrokerEvent {
         /// The resolved program.
         program: RawText,
     },
+    /// A call lacks a power and waits for [`Answers::answer`].
+    Held {
+        /// Which one, unique in this broker.
+        id: HoldId,
+        /// As a refusal would say it; it has a grant.
+        denial: Denial,
+    },
+    /// Nobody waits behind this call any more.
+    Withdrawn(HoldId),
 }
 
 /// Why a broker cannot start.
@@ -109,9 +127,39 @@ pub struct BrokerTraits {
 /// A running broker. Dropping it ends it without waiting.
 #[derive(Debug)]
 pub struct BrokerHandle {
-    stop: OwnedFd,
+    answers: Answers,
     report: Receiver<BrokerReport>,
     traits: BrokerTraits,
+}
+
+/// Where the answers to held calls go. Copies lead to the same broker; after
+/// its end they lead nowhere.
+#[derive(Clone, Debug)]
+pub struct Answers {
+    orders: Sender<Order>,
+    wake: Arc<OwnedFd>,
+}
+
+/// What a broker is told while it serves.
+#[derive(Debug)]
+enum Order {
+    Answer(HoldId, HeldAnswer),
+    Stop,
+}
+
+impl Answers {
+    /// Answers a held call. Never blocks. Powers that are granted hold also
+    /// where nobody waits for them any more.
+    pub fn answer(&self, id: HoldId, answer: HeldAnswer) {
+        self.order(Order::Answer(id, answer));
+    }
+
+    fn order(&self, order: Order) {
+        if self.orders.send(order).is_ok() {
+            // It fails only where the counter is full: then it is readable.
+            let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
+        }
+    }
 }
 
 /// Answers trapped calls on a thread of its own.
@@ -119,7 +167,10 @@ pub struct Broker;
 
 impl Broker {
     /// Starts answering what arrives at `listener`. `sink` is called on the
-    /// broker's threads and must not block: a caller waits meanwhile.
+    /// broker's threads and must not block: a caller waits meanwhile. With
+    /// `hold`, a call that lacks a power waits for an answer; only for a filter
+    /// whose questions no signal disturbs
+    /// ([`Launched::wait_killable`](crate::launch::Launched::wait_killable)).
     ///
     /// # Errors
     /// See [`BrokerError`]; nothing is answered then, and trapped calls end
@@ -128,9 +179,10 @@ impl Broker {
         listener: OwnedFd,
         powers: Powers,
         level: Level,
+        hold: bool,
         sink: impl Fn(BrokerEvent) + Send + 'static,
     ) -> Result<BrokerHandle, BrokerError> {
-        Self::begin(powers, level, sink)?.serve(listener)
+        Self::begin(powers, level, sink)?.serve(listener, hold)
     }
 
     /// Starts the thread before there is a listener: it gets ready while the
@@ -143,8 +195,10 @@ impl Broker {
         level: Level,
         sink: impl Fn(BrokerEvent) + Send + 'static,
     ) -> Result<BrokerBegun, BrokerError> {
-        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(step("make an eventfd"))?;
-        let stopped = rustix::io::fcntl_dupfd_cloexec(&stop, 3).map_err(step("copy a descriptor"))?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(step("make an eventfd"))?;
+        let wake = Arc::new(wake);
+        let woken = wake.clone();
+        let (orders, ordered) = channel();
         let (up, ready) = channel();
         let (notifier, notifiers) = channel();
         let (sender, report) = channel();
@@ -153,10 +207,10 @@ impl Broker {
             let failed = confined.is_err();
             let _ = up.send(confined);
             // No notifier comes where the sandbox could not be built.
-            let (Ok(notifier), false) = (notifiers.recv(), failed) else { return };
-            let end = match Service::new(notifier, powers, level, Box::new(sink)) {
+            let (Ok((notifier, hold)), false) = (notifiers.recv(), failed) else { return };
+            let end = match Service::new(notifier, powers, level, hold, Box::new(sink)) {
                 Ok(mut service) => {
-                    service.serve(stopped.as_fd());
+                    service.serve(woken.as_fd(), &ordered);
                     service.end()
                 }
                 // The listener is closed: every trapped call ends with ENOSYS.
@@ -166,31 +220,32 @@ impl Broker {
             let _ = sender.send(end);
         };
         std::thread::Builder::new().name("broker".to_owned()).spawn(body).map_err(BrokerError::Thread)?;
-        Ok(BrokerBegun { stop, ready, notifier, report })
+        Ok(BrokerBegun { answers: Answers { orders, wake }, ready, notifier, report })
     }
 }
 
 /// A broker without a listener. Dropping it ends it.
 #[derive(Debug)]
 pub struct BrokerBegun {
-    stop: OwnedFd,
+    answers: Answers,
     ready: Receiver<Result<(), BrokerError>>,
-    notifier: Sender<Notifier>,
+    notifier: Sender<(Notifier, bool)>,
     report: Receiver<BrokerReport>,
 }
 
 impl BrokerBegun {
-    /// Lets it answer what arrives at `listener`.
+    /// Lets it answer what arrives at `listener`; `hold` as in
+    /// [`Broker::start`].
     ///
     /// # Errors
     /// See [`BrokerError`]; nothing is answered then, and trapped calls end
     /// with ENOSYS.
-    pub fn serve(self, listener: OwnedFd) -> Result<BrokerHandle, BrokerError> {
+    pub fn serve(self, listener: OwnedFd, hold: bool) -> Result<BrokerHandle, BrokerError> {
         let notifier = Notifier::new(listener).map_err(step("learn the size of notifications"))?;
         let traits = BrokerTraits { synchronous: notifier.wake_synchronously().is_ok() };
         self.ready.recv_timeout(START_TIMEOUT).unwrap_or(Err(BrokerError::Silent))?;
-        self.notifier.send(notifier).map_err(|_| BrokerError::Silent)?;
-        Ok(BrokerHandle { stop: self.stop, report: self.report, traits })
+        self.notifier.send((notifier, hold)).map_err(|_| BrokerError::Silent)?;
+        Ok(BrokerHandle { answers: self.answers, report: self.report, traits })
     }
 }
 
@@ -198,6 +253,11 @@ impl BrokerHandle {
     /// What holds for it.
     pub fn traits(&self) -> BrokerTraits {
         self.traits
+    }
+
+    /// Where answers go.
+    pub fn answers(&self) -> Answers {
+        self.answers.clone()
     }
 
     /// Ends it and waits for that, at most `timeout`. What is still trapped
@@ -208,8 +268,7 @@ impl BrokerHandle {
     }
 
     fn ask_to_stop(&self) {
-        // It fails only where the counter is full: then it is readable already.
-        let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
+        self.answers.order(Order::Stop);
     }
 }
 

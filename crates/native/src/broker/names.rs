@@ -1,5 +1,6 @@
 //! Calls that make, move or remove a name.
 
+use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
@@ -11,70 +12,50 @@ use stockade_model::{Grant, Operation};
 use stockade_sys::{Errno, resolve};
 
 use super::caller::Caller;
+use super::deed::{Deed, Step};
 use super::opens::set_id;
-use super::service::{Failure, Handled, Reply, Service, native_access, refused};
+use super::service::{Failure, Service, native_access, refused};
 use super::table::Shape;
+use super::view::{Through, own_directory, own_object};
 use super::walk::{Object, Place};
 use crate::powers::{Refusal, Verdict};
 
 impl Service {
-    pub(super) fn name(&mut self, caller: &Caller, shape: Shape) -> Handled {
+    /// Reads a call that makes, moves or removes a name.
+    pub(super) fn read_name(&self, caller: &Caller, shape: Shape) -> Result<Deed, Failure> {
         match shape {
-            Shape::Mkdir { at } => self.make_directory(caller, at),
-            Shape::Mknod { at } => self.make_node(caller, at),
-            Shape::Symlink { at } => self.make_link(caller, at),
-            Shape::Link { at } => self.make_name(caller, at),
-            Shape::Rename { at, flags } => self.rename(caller, at, flags),
+            Shape::Mkdir { at } => {
+                let (start, index) = first(caller, at);
+                let path = caller.path(index)?;
+                let mode = self.masked(caller, caller.unsigned(index + 1))?;
+                Ok(Deed::MakeDirectory { place: self.walk(caller)?.place(start, &path)?, mode })
+            }
+            Shape::Mknod { at } => self.read_node(caller, at),
+            Shape::Symlink { at } => {
+                let (start, index) = if at { (caller.int(1), 2) } else { (libc::AT_FDCWD, 1) };
+                let (text, path) = (caller.path(0)?, caller.path(index)?);
+                Ok(Deed::MakeLink { place: self.walk(caller)?.place(start, &path)?, text })
+            }
+            Shape::Link { at } => self.read_link(caller, at),
+            Shape::Rename { at, flags } => self.read_rename(caller, at, flags),
             Shape::Remove { directory } => {
                 let flags = if directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-                self.remove(caller, libc::AT_FDCWD, 0, flags)
+                let path = caller.path(0)?;
+                Ok(Deed::Remove { place: self.walk(caller)?.place(libc::AT_FDCWD, &path)?, flags })
             }
             _ => {
                 let flags = caller.unsigned(2);
                 if flags & !(libc::AT_REMOVEDIR as u32) != 0 {
                     return Err(Errno::INVAL.into());
                 }
-                self.remove(caller, caller.int(0), 1, AtFlags::from_bits_retain(flags))
+                let path = caller.path(1)?;
+                let place = self.walk(caller)?.place(caller.int(0), &path)?;
+                Ok(Deed::Remove { place, flags: AtFlags::from_bits_retain(flags) })
             }
         }
     }
 
-    /// The place of a name that is to be made, the decision taken. What would
-    /// fail anyway fails as it would.
-    fn new_place(&self, caller: &Caller, start: i32, index: usize, operation: Operation) -> Result<Place, Failure> {
-        let path = caller.path(index)?;
-        let place = self.walk(caller)?.place(start, &path)?;
-        self.permit_new(&place, operation)?;
-        Ok(place)
-    }
-
-    fn permit_new(&self, place: &Place, operation: Operation) -> Result<Verdict, Failure> {
-        if place.special {
-            // Never a name that can be made; the kernel has its own errors.
-            return Ok(Verdict::Allow);
-        }
-        let path = place.path();
-        match self.decide(operation, &path) {
-            Verdict::Refuse(refusal) => {
-                if place.step().is_ok() {
-                    return Err(Errno::EXIST.into());
-                }
-                native_access(&place.directory.fd, Access::WRITE_OK | Access::EXEC_OK)?;
-                Err(refused(operation, &path, refusal))
-            }
-            verdict => Ok(verdict),
-        }
-    }
-
-    fn make_directory(&self, caller: &Caller, at: bool) -> Handled {
-        let (start, index) = first(caller, at);
-        let place = self.new_place(caller, start, index, Operation::Mkdir)?;
-        let mode = self.masked(caller, caller.unsigned(index + 1))?;
-        mkdirat(&place.directory.fd, place.name_as_written().as_c_str(), mode)?;
-        Ok(Reply::Value(0))
-    }
-
-    fn make_node(&self, caller: &Caller, at: bool) -> Handled {
+    fn read_node(&self, caller: &Caller, at: bool) -> Result<Deed, Failure> {
         let (start, index) = first(caller, at);
         let mode = caller.unsigned(index + 1);
         let kind = match mode & libc::S_IFMT {
@@ -84,41 +65,94 @@ impl Service {
         if kind == FileType::Unknown {
             return Err(Errno::INVAL.into());
         }
-        let place = self.new_place(caller, start, index, Operation::Mknod)?;
-        if mode & 0o6000 != 0 {
-            return Err(refused(Operation::Mknod, &place.path(), set_id()));
-        }
-        let device = caller.request.args[index + 2];
-        let mode = self.masked(caller, mode)?;
-        mknodat(&place.directory.fd, place.name_as_written().as_c_str(), kind, mode, device)?;
-        Ok(Reply::Value(0))
-    }
-
-    fn make_link(&self, caller: &Caller, at: bool) -> Handled {
-        let (start, index) = if at { (caller.int(1), 2) } else { (libc::AT_FDCWD, 1) };
-        let text = caller.path(0)?;
-        let place = self.new_place(caller, start, index, Operation::Symlink)?;
-        symlinkat(text.as_c_str(), &place.directory.fd, place.name_as_written().as_c_str())?;
-        Ok(Reply::Value(0))
-    }
-
-    fn remove(&self, caller: &Caller, start: i32, index: usize, flags: AtFlags) -> Handled {
         let path = caller.path(index)?;
-        let place = self.walk(caller)?.place(start, &path)?;
-        if !place.special {
-            let object = place.path();
-            if let Err(failure) = self.permit_old(&object, Operation::Remove) {
-                let kind = FileType::from_raw_mode(fstat(place.step()?)?.st_mode);
-                match (kind == FileType::Directory, flags.contains(AtFlags::REMOVEDIR)) {
-                    (true, false) => return Err(Errno::ISDIR.into()),
-                    (false, true) => return Err(Errno::NOTDIR.into()),
-                    _ => native_access(&place.directory.fd, Access::WRITE_OK | Access::EXEC_OK)?,
-                }
-                return Err(failure);
-            }
+        let (device, mode) = (caller.request.args[index + 2], self.masked(caller, mode)?);
+        Ok(Deed::MakeNode { place: self.walk(caller)?.place(start, &path)?, kind, mode, device })
+    }
+
+    fn read_rename(&self, caller: &Caller, at: bool, with_flags: bool) -> Result<Deed, Failure> {
+        let flags = RenameFlags::from_bits_retain(if with_flags { caller.unsigned(4) } else { 0 });
+        let (old_path, new_path) = (caller.path(usize::from(at))?, caller.path(if at { 3 } else { 1 })?);
+        let (old_start, new_start) = if at { (caller.int(0), caller.int(2)) } else { (libc::AT_FDCWD, libc::AT_FDCWD) };
+        let walk = self.walk(caller)?;
+        let old = walk.place(old_start, &old_path)?;
+        Ok(Deed::Rename { old, new: walk.place(new_start, &new_path)?, flags })
+    }
+
+    fn read_link(&self, caller: &Caller, at: bool) -> Result<Deed, Failure> {
+        let flags = if at { caller.int(4) } else { 0 };
+        if flags & !(libc::AT_SYMLINK_FOLLOW | libc::AT_EMPTY_PATH) != 0 {
+            return Err(Errno::INVAL.into());
         }
-        unlinkat(&place.directory.fd, place.name_as_written().as_c_str(), flags)?;
-        Ok(Reply::Value(0))
+        let (old_start, new_start, new_index) =
+            if at { (caller.int(0), caller.int(2), 3) } else { (libc::AT_FDCWD, libc::AT_FDCWD, 1) };
+        let (old_path, new_path) = (caller.path(usize::from(at))?, caller.path(new_index)?);
+        let walk = self.walk(caller)?;
+        let source = if old_path.is_empty() && flags & libc::AT_EMPTY_PATH != 0 {
+            Object::of(caller.object(old_start)?)?
+        } else {
+            walk.find(old_start, &old_path, flags & libc::AT_SYMLINK_FOLLOW != 0)?
+        };
+        Ok(Deed::MakeName { source, new: walk.place(new_start, &new_path)? })
+    }
+
+    /// May a name be made? What would fail anyway fails as it would.
+    fn permit_new(&self, place: &Place, path: &[u8], operation: Operation) -> Result<Verdict, Failure> {
+        if place.special {
+            // Never a name that can be made; the kernel has its own errors.
+            return Ok(Verdict::Allow);
+        }
+        match self.decide(operation, path) {
+            Verdict::Refuse(refusal) => {
+                if place.step().is_ok() {
+                    return Err(Errno::EXIST.into());
+                }
+                native_access(&place.directory.fd, Access::WRITE_OK | Access::EXEC_OK)?;
+                Err(refused(operation, path, refusal))
+            }
+            verdict => Ok(verdict),
+        }
+    }
+
+    pub(super) fn make_directory(&self, place: &Place, mode: Mode) -> Result<Step, Failure> {
+        let path = place.path();
+        self.permit_new(place, &path, Operation::Mkdir)?;
+        mkdirat(self.through(place, &path)?, place.name_as_written().as_c_str(), mode)?;
+        Ok(Step::zero())
+    }
+
+    pub(super) fn make_node(&self, place: &Place, kind: FileType, mode: Mode, device: u64) -> Result<Step, Failure> {
+        let path = place.path();
+        self.permit_new(place, &path, Operation::Mknod)?;
+        if mode.bits() & 0o6000 != 0 {
+            return Err(refused(Operation::Mknod, &path, set_id()));
+        }
+        mknodat(self.through(place, &path)?, place.name_as_written().as_c_str(), kind, mode, device)?;
+        Ok(Step::zero())
+    }
+
+    pub(super) fn make_link(&self, place: &Place, text: &CStr) -> Result<Step, Failure> {
+        let path = place.path();
+        self.permit_new(place, &path, Operation::Symlink)?;
+        symlinkat(text, self.through(place, &path)?, place.name_as_written().as_c_str())?;
+        Ok(Step::zero())
+    }
+
+    pub(super) fn remove(&self, place: &Place, flags: AtFlags) -> Result<Step, Failure> {
+        let path = place.path();
+        if !place.special
+            && let Err(failure) = self.permit_old(&path, Operation::Remove)
+        {
+            let kind = FileType::from_raw_mode(fstat(place.step()?)?.st_mode);
+            match (kind == FileType::Directory, flags.contains(AtFlags::REMOVEDIR)) {
+                (true, false) => return Err(Errno::ISDIR.into()),
+                (false, true) => return Err(Errno::NOTDIR.into()),
+                _ => native_access(&place.directory.fd, Access::WRITE_OK | Access::EXEC_OK)?,
+            }
+            return Err(failure);
+        }
+        unlinkat(self.through(place, &path)?, place.name_as_written().as_c_str(), flags)?;
+        Ok(Step::zero())
     }
 
     /// May the name `path` go away?
@@ -130,36 +164,38 @@ impl Service {
         }
     }
 
-    fn rename(&self, caller: &Caller, at: bool, with_flags: bool) -> Handled {
-        let flags = RenameFlags::from_bits_retain(if with_flags { caller.unsigned(4) } else { 0 });
-        let (old_path, new_path) = (caller.path(usize::from(at))?, caller.path(if at { 3 } else { 1 })?);
-        let (old_start, new_start) = if at { (caller.int(0), caller.int(2)) } else { (libc::AT_FDCWD, libc::AT_FDCWD) };
-        let walk = self.walk(caller)?;
-        let old = walk.place(old_start, &old_path)?;
-        let new = walk.place(new_start, &new_path)?;
+    pub(super) fn rename(&self, old: &Place, new: &Place, flags: RenameFlags) -> Result<Step, Failure> {
+        let (from, to) = (old.path(), new.path());
+        let mut verdict = Verdict::Private;
         if !old.special && !new.special {
-            self.permit_rename(&old, &new, flags.contains(RenameFlags::EXCHANGE))?;
+            verdict = self.permit_rename((old, &from), (new, &to), flags.contains(RenameFlags::EXCHANGE))?;
         }
-        renameat_with(
-            &old.directory.fd,
-            old.name_as_written().as_c_str(),
-            &new.directory.fd,
-            new.name_as_written().as_c_str(),
-            flags,
-        )?;
-        Ok(Reply::Value(0))
+        let (name, new_name) = (old.name_as_written(), new.name_as_written());
+        let rename = |(one, other): (Through<'_>, Through<'_>)| {
+            renameat_with(one, name.as_c_str(), other, new_name.as_c_str(), flags)
+        };
+        match rename(self.through_both((old, &from), (new, &to))?) {
+            // Two writable roots of one filesystem are two mounts inside.
+            Err(Errno::XDEV) if verdict == Verdict::Allow => rename(Self::through_own(old, new)?)?,
+            other => other?,
+        }
+        Ok(Step::zero())
     }
 
-    fn permit_rename(&self, old: &Place, new: &Place, exchange: bool) -> Result<(), Failure> {
+    fn permit_rename(
+        &self,
+        (old, from): (&Place, &[u8]),
+        (new, to): (&Place, &[u8]),
+        exchange: bool,
+    ) -> Result<Verdict, Failure> {
         let moved = old.step()?;
-        let (from, to) = (old.path(), new.path());
         let both = self
-            .permit_old(&from, Operation::Rename)
-            .and_then(|one| Ok((one, self.permit_old(&to, Operation::Rename)?)))
+            .permit_old(from, Operation::Rename)
+            .and_then(|one| Ok((one, self.permit_old(to, Operation::Rename)?)))
             .and_then(|both| {
-                self.permit_carried(&moved, &from, &to)?;
+                self.permit_carried(&moved, from, to)?;
                 match new.step() {
-                    Ok(other) if exchange => self.permit_carried(&other, &to, &from)?,
+                    Ok(other) if exchange => self.permit_carried(&other, to, from)?,
                     _ => {}
                 }
                 Ok(both)
@@ -168,7 +204,7 @@ impl Service {
             // A private tree is a filesystem of its own, also where it only
             // seems to be one: what was made there was made under other rules.
             Ok((one, other)) if one != other => Err(Errno::XDEV.into()),
-            Ok(_) => Ok(()),
+            Ok((verdict, _)) => Ok(verdict),
             Err(failure) => {
                 native_access(&old.directory.fd, Access::WRITE_OK | Access::EXEC_OK)?;
                 native_access(&new.directory.fd, Access::WRITE_OK | Access::EXEC_OK)?;
@@ -190,10 +226,13 @@ impl Service {
             }
             for inner in self.powers.units_carried_by(&end) {
                 let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                if openat2(moved, &inner, flags, Mode::empty(), ResolveFlags::BENEATH).is_ok() {
-                    let unit = end.join(inner);
-                    let refusal =
-                        Refusal { rule: "a protected name would be moved".to_owned(), grant: Some(Grant::Write(unit)) };
+                let unit = end.join(&inner);
+                let is_granted = || {
+                    !matches!(self.decide(Operation::Rename, unit.as_os_str().as_encoded_bytes()), Verdict::Refuse(_))
+                };
+                if openat2(moved, &inner, flags, Mode::empty(), ResolveFlags::BENEATH).is_ok() && !is_granted() {
+                    let rule = "a protected name would be moved".to_owned();
+                    let refusal = Refusal { rule, grant: Some(Grant::Write(unit)) };
                     return Err(refused(Operation::Rename, end.as_os_str().as_encoded_bytes(), refusal));
                 }
             }
@@ -203,43 +242,40 @@ impl Service {
 
     /// `link`: a second name for a file. Whoever may not write the file under
     /// its first name gets no second one to write it by.
-    fn make_name(&self, caller: &Caller, at: bool) -> Handled {
-        let flags = if at { caller.int(4) } else { 0 };
-        if flags & !(libc::AT_SYMLINK_FOLLOW | libc::AT_EMPTY_PATH) != 0 {
-            return Err(Errno::INVAL.into());
-        }
-        let old_path = caller.path(usize::from(at))?;
-        let (old_start, new_start, new_index) =
-            if at { (caller.int(0), caller.int(2), 3) } else { (libc::AT_FDCWD, libc::AT_FDCWD, 1) };
-        let source = if old_path.is_empty() && flags & libc::AT_EMPTY_PATH != 0 {
-            Object::of(caller.object(old_start)?)?
-        } else {
-            let follow = flags & libc::AT_SYMLINK_FOLLOW != 0;
-            self.walk(caller)?.find(old_start, &old_path, follow)?
-        };
-        let new = self.walk(caller)?.place(new_start, &caller.path(new_index)?)?;
-        let verdict = self.permit_new(&new, Operation::Link)?;
+    pub(super) fn make_name(&self, source: &Object, new: &Place) -> Result<Step, Failure> {
+        let to = new.path();
+        let verdict = self.permit_new(new, &to, Operation::Link)?;
         if source.is_placeless() {
             return Err(Errno::XDEV.into());
         }
-        let of_source = self.permit_source(&source)?;
+        let of_source = self.permit_source(source, &to)?;
         if verdict != of_source && !new.special {
             return Err(Errno::XDEV.into());
         }
-        let path = resolve::DescriptorPath::new(source.fd.as_fd());
         let name = new.name_as_written();
-        linkat(CWD, path.as_c_str(), &new.directory.fd, name.as_c_str(), AtFlags::SYMLINK_FOLLOW)?;
-        Ok(Reply::Value(0))
+        let link = |(held, directory): (Through<'_>, Through<'_>)| {
+            let path = resolve::DescriptorPath::new(held.as_fd());
+            linkat(CWD, path.as_c_str(), directory, name.as_c_str(), AtFlags::SYMLINK_FOLLOW)
+        };
+        match link(self.through_link(source, (new, &to))?) {
+            Err(Errno::XDEV) if verdict == Verdict::Allow && source.stat.st_nlink > 0 => {
+                link((Through::Own(own_object(source)?), Through::Own(own_directory(&new.directory)?)))?;
+            }
+            other => other?,
+        }
+        Ok(Step::zero())
     }
 
-    fn permit_source(&self, source: &Object) -> Result<Verdict, Failure> {
+    fn permit_source(&self, source: &Object, to: &[u8]) -> Result<Verdict, Failure> {
         if source.kind() == FileType::Directory {
             return Err(Errno::PERM.into());
         }
+        let is_outside = || !self.powers.is_in_writable_root(&to_path(&source.path));
         match self.decide(Operation::Write, &source.path) {
             // What lies outside lies on another mount: that is what a program
-            // is told, and it copies instead.
-            Verdict::Refuse(_) if !self.powers.is_in_writable_root(&to_path(&source.path)) => Err(Errno::XDEV.into()),
+            // is told, and it copies instead. Where somebody said yes to the new
+            // name, it is no answer to be told so.
+            Verdict::Refuse(_) if is_outside() && !self.powers.was_added(to) => Err(Errno::XDEV.into()),
             Verdict::Refuse(refusal) => Err(refused(Operation::Link, &source.path, refusal)),
             verdict => Ok(verdict),
         }

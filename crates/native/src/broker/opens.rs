@@ -1,7 +1,6 @@
 //! Opens that write or create.
 
-use std::ffi::CStr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Access, CWD, FileType, Mode, OFlags, ResolveFlags, fcntl_setfl, fstat, openat, openat2};
 use stockade_model::Operation;
@@ -9,7 +8,8 @@ use stockade_sys::notify::Answer;
 use stockade_sys::{Errno, resolve};
 
 use super::caller::Caller;
-use super::service::{Failure, Handled, Parked, Reply, Service, native_access, refused};
+use super::deed::{Deed, Step, Work};
+use super::service::{Failure, Reply, Service, native_access, refused};
 use super::table::Shape;
 use super::walk::{Beyond, Object, Place, Walk};
 use crate::powers::{Refusal, Verdict};
@@ -41,11 +41,11 @@ const OPEN_DEVICES: [&[u8]; 7] =
     [b"/dev/null", b"/dev/zero", b"/dev/full", b"/dev/random", b"/dev/urandom", b"/dev/tty", b"/dev/ptmx"];
 const TERMINALS: &[u8] = b"/dev/pts/";
 
-/// One open, as it was asked for.
+/// One open, as it was asked for, its mode masked.
 #[derive(Clone, Copy)]
-struct Wish {
+pub(super) struct Wish {
     flags: i32,
-    mode: u32,
+    mode: Mode,
 }
 
 impl Wish {
@@ -84,141 +84,113 @@ impl Wish {
 }
 
 impl Service {
-    pub(super) fn open(&mut self, caller: &Caller, shape: Shape) -> Handled {
+    /// Resolves an open and tries it, going on behind every link. What it came
+    /// to stands in `asked`.
+    pub(super) fn open(&self, caller: &Caller, shape: Shape, asked: &mut Option<Deed>) -> Result<Step, Failure> {
+        let id = caller.request.id;
         let (start, index) = match shape {
             Shape::Open { at: true } => (caller.int(0), 1),
             _ => (libc::AT_FDCWD, 0),
         };
-        let wish = if shape == Shape::Creat {
-            Wish { flags: libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC, mode: caller.unsigned(1) }
+        let (flags, mode) = if shape == Shape::Creat {
+            (libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC, caller.unsigned(1))
         } else {
-            Wish { flags: caller.int(index + 1) & KNOWN_FLAGS, mode: caller.unsigned(index + 2) }
+            (caller.int(index + 1) & KNOWN_FLAGS, caller.unsigned(index + 2))
         };
+        let mut wish = Wish { flags, mode: Mode::empty() };
         // Flags are registers: nobody can change them behind our back.
         if wish.has(libc::O_PATH) {
-            return Ok(Reply::Continue);
+            return Ok(Step::Done(Reply::Continue));
         }
         if wish.flags & TMPFILE != 0 && !wish.has(libc::O_DIRECTORY) {
             return Err(Errno::INVAL.into());
         }
         let path = caller.path(index)?;
-        if wish.has(TMPFILE) {
-            return self.open_unnamed(caller, start, &path, wish);
+        if wish.creates() || wish.has(TMPFILE) {
+            wish.mode = self.masked(caller, mode)?;
         }
         let walk = self.walk(caller)?;
+        if wish.has(TMPFILE) {
+            let directory = walk.find(start, &path, !wish.has(libc::O_NOFOLLOW))?;
+            return self.perform(id, asked.insert(Deed::OpenUnnamed { directory, wish }));
+        }
         let mut place = walk.place(start, &path)?;
         loop {
-            match self.open_at(caller, &walk, place, wish)? {
-                Next::Done(reply) => return Ok(reply),
-                Next::Follow(next) => place = next,
-                Next::Wait(pipe) => return self.open_waiting(caller, pipe, wish),
+            if place.special || place.slash {
+                return Err(open_directory(&walk, place, wish).into());
+            }
+            let link = match self.perform(id, asked.insert(Deed::Open { place, wish }))? {
+                Step::Link(link) => link,
+                step => return Ok(step),
+            };
+            let Some(Deed::Open { place: linked, .. }) = asked.take() else { return Err(Errno::LOOP.into()) };
+            match walk.beyond(linked, link)? {
+                Beyond::Place(next) => place = next,
+                Beyond::Object(object) => return self.perform(id, asked.insert(Deed::Reopen { object, wish })),
             }
         }
     }
 
-    /// Opens the name at `place`, or says where it leads.
-    fn open_at(&self, caller: &Caller, walk: &Walk<'_>, place: Place, wish: Wish) -> Result<Next, Failure> {
-        if place.special || place.slash {
-            return self.open_directory(walk, place, wish);
-        }
+    /// Opens the name at `place`, or says that it is a link.
+    pub(super) fn open_at(&self, id: u64, place: &Place, wish: Wish) -> Result<Step, Failure> {
         let path = place.path();
         match self.decide(wish.operation(), &path) {
             // Whatever the powers: a terminal that the broker opened would be
             // its own, and the kernel's files are not files.
             Verdict::Allow | Verdict::Private if place.on_proc || is_open_device(&path) => {
-                return self.open_refused(walk, place, wish, kernel_files());
+                return self.open_refused(place, &path, wish, kernel_files());
             }
             Verdict::Allow | Verdict::Private => {}
-            Verdict::Refuse(refusal) => return self.open_refused(walk, place, wish, refusal),
+            Verdict::Refuse(refusal) => return self.open_refused(place, &path, wish, refusal),
         }
-        if wish.creates() && wish.mode & SET_ID != 0 {
+        if wish.creates() && wish.mode.bits() & SET_ID != 0 {
             return Err(refused(Operation::Create, &path, set_id()));
         }
-        match self.open_name(caller, &place, wish) {
-            Ok(fd) => finish(fd, wish).map(Next::Done).map_err(Into::into),
+        let directory = self.through(place, &path)?;
+        match open_name(directory.as_fd(), place, wish) {
+            Ok(fd) => Ok(Step::Done(finish(fd, wish)?)),
             // A link, or the program wants none.
-            Err(Errno::LOOP) if !wish.has(libc::O_NOFOLLOW) => {
-                let link = place.step()?;
-                self.follow(walk, place, link, wish)
+            Err(Errno::LOOP) if !wish.has(libc::O_NOFOLLOW) => Ok(Step::Link(place.step()?)),
+            Err(errno @ (Errno::NXIO | Errno::AGAIN)) => {
+                self.open_reluctant(id, resolve::step(directory.as_fd(), &place.name)?, wish, errno)
             }
-            Err(errno @ (Errno::NXIO | Errno::AGAIN)) => self.open_reluctant(&place, wish, errno),
             Err(errno) => Err(errno.into()),
         }
     }
 
-    /// Opens a name that is among the powers, without waiting for anything.
-    fn open_name(&self, caller: &Caller, place: &Place, wish: Wish) -> Result<OwnedFd, Errno> {
-        let directory = place.directory.fd.as_fd();
-        let open = |flags: OFlags, mode: Mode| {
-            openat2(directory, place.name.as_c_str(), flags, mode, ResolveFlags::NO_SYMLINKS)
-        };
-        let flags = wish.of_broker();
-        // Opening a pipe for reading without waiting would succeed where it
-        // should wait.
-        if wish.only_reads() && !wish.has(libc::O_EXCL) && place.is_pipe() {
-            return Err(Errno::NXIO);
-        }
-        if !wish.creates() {
-            return open(flags, Mode::empty());
-        }
-        open(flags, self.masked(caller, wish.mode)?)
-    }
-
-    /// The kernel would not open it without waiting: a pipe without a reader, a
-    /// file under a lease, or a socket.
-    fn open_reluctant(&self, place: &Place, wish: Wish, errno: Errno) -> Result<Next, Failure> {
-        let held = place.step()?;
+    /// The kernel would not open what is `held` without waiting: a pipe without
+    /// a reader, a file under a lease, or a socket.
+    fn open_reluctant(&self, id: u64, held: OwnedFd, wish: Wish, errno: Errno) -> Result<Step, Failure> {
         let kind = FileType::from_raw_mode(fstat(&held)?.st_mode);
         let waits = !wish.has(libc::O_NONBLOCK) && matches!(kind, FileType::Fifo | FileType::RegularFile);
-        if waits { Ok(Next::Wait(held)) } else { Err(errno.into()) }
+        if waits { self.open_waiting(id, held, wish) } else { Err(errno.into()) }
     }
 
     /// Opens what `pipe` holds on a thread that may wait.
-    fn open_waiting(&mut self, caller: &Caller, pipe: OwnedFd, wish: Wish) -> Handled {
-        let id = caller.request.id;
+    fn open_waiting(&self, id: u64, pipe: OwnedFd, wish: Wish) -> Result<Step, Failure> {
         let notifier = self.notifier.clone();
         let held = pipe.try_clone().map_err(|_| Errno::MFILE)?;
         let reopen = libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_NONBLOCK;
         let flags = OFlags::from_bits_retain((wish.flags & !reopen | libc::O_CLOEXEC | libc::O_NOCTTY) as u32);
-        self.pool.run(Box::new(move || {
+        let job = Box::new(move || {
             let path = resolve::DescriptorPath::new(pipe.as_fd());
             // Failing to answer means that the caller is gone.
             let _ = match openat(CWD, path.as_c_str(), flags, Mode::empty()) {
                 Ok(fd) => notifier.answer_with_descriptor(id, fd.as_fd(), wish.has(libc::O_CLOEXEC)),
                 Err(errno) => notifier.answer(id, Answer::Error(errno)),
             };
-        }))?;
-        self.parked.insert(id, Parked { pipe: Some(held) });
-        Ok(Reply::Parked)
-    }
-
-    /// A name that only a directory can have: a directory is not opened for
-    /// writing.
-    fn open_directory(&self, walk: &Walk<'_>, place: Place, wish: Wish) -> Result<Next, Failure> {
-        if wish.creates() && place.slash && !place.special {
-            return Err(Errno::ISDIR.into());
-        }
-        let object = walk.find_at(place, true)?;
-        let errno = if object.kind() == FileType::Directory { Errno::ISDIR } else { Errno::NOTDIR };
-        Err(errno.into())
-    }
-
-    fn follow(&self, walk: &Walk<'_>, place: Place, link: OwnedFd, wish: Wish) -> Result<Next, Failure> {
-        match walk.beyond(place, link)? {
-            Beyond::Place(next) => Ok(Next::Follow(next)),
-            Beyond::Object(object) => self.reopen(object, wish),
-        }
+        });
+        Ok(Step::Work(Work { job, pipe: Some(held) }))
     }
 
     /// The name is not among the powers: it may be a link to something that is,
     /// a device, or fail anyway. Only what is left is a denial.
-    fn open_refused(&self, walk: &Walk<'_>, place: Place, wish: Wish, refusal: Refusal) -> Result<Next, Failure> {
-        let path = place.path();
+    fn open_refused(&self, place: &Place, path: &[u8], wish: Wish, refusal: Refusal) -> Result<Step, Failure> {
         let held = match place.step() {
             Ok(held) => held,
             Err(Errno::NOENT) if wish.creates() => {
                 native_access(&place.directory.fd, Access::WRITE_OK | Access::EXEC_OK)?;
-                return Err(refused(Operation::Create, &path, refusal));
+                return Err(refused(Operation::Create, path, refusal));
             }
             Err(errno) => return Err(errno.into()),
         };
@@ -228,76 +200,92 @@ impl Service {
         }
         match kind {
             FileType::Symlink if wish.has(libc::O_NOFOLLOW) => return Err(Errno::LOOP.into()),
-            FileType::Symlink => return self.follow(walk, place, held, wish),
+            FileType::Symlink => return Ok(Step::Link(held)),
             FileType::Directory => return Err(Errno::ISDIR.into()),
             FileType::Socket => return Err(Errno::NXIO.into()),
-            FileType::CharacterDevice if is_open_device(&path) => return Ok(Next::Done(Reply::Continue)),
+            FileType::CharacterDevice if is_open_device(path) => return Ok(Step::Done(Reply::Continue)),
             _ => {}
         }
         native_access(&held, wish.access())?;
         // It exists, so nothing is created, and reading is the floor's matter.
         if wish.only_reads() {
-            return Ok(Next::Done(Reply::Continue));
+            return Ok(Step::Done(Reply::Continue));
         }
-        Err(refused(Operation::Write, &path, refusal))
+        Err(refused(Operation::Write, path, refusal))
     }
 
     /// Opens anew what a descriptor already holds. Reading is left to the
     /// kernel: the descriptor may be one that its holder cannot read by.
-    fn reopen(&self, object: Object, wish: Wish) -> Result<Next, Failure> {
+    pub(super) fn reopen(&self, id: u64, object: &Object, wish: Wish) -> Result<Step, Failure> {
         if wish.has(libc::O_CREAT | libc::O_EXCL) {
             return Err(Errno::EXIST.into());
         }
         if wish.only_reads() {
-            return Ok(Next::Done(Reply::Continue));
+            return Ok(Step::Done(Reply::Continue));
         }
         match object.kind() {
             FileType::Directory => return Err(Errno::ISDIR.into()),
             FileType::Socket => return Err(Errno::NXIO.into()),
-            FileType::CharacterDevice if is_open_device(&object.path) && !self.is_own_stream(&object) => {
-                return Ok(Next::Done(Reply::Continue));
+            FileType::CharacterDevice if is_open_device(&object.path) && !self.is_own_stream(object) => {
+                return Ok(Step::Done(Reply::Continue));
             }
             _ => {}
         }
-        if !object.is_placeless() && !self.is_own_stream(&object) {
+        if !object.is_placeless() && !self.is_own_stream(object) {
             self.permit(Operation::Write, &object.path)?;
         }
-        let path = resolve::DescriptorPath::new(object.fd.as_fd());
+        let held = self.through_object(object)?;
+        let path = resolve::DescriptorPath::new(held.as_fd());
         let flags = wish.of_broker() - OFlags::CREATE;
         match openat(CWD, path.as_c_str(), flags, Mode::empty()) {
-            Ok(fd) => finish(fd, wish).map(Next::Done).map_err(Into::into),
-            Err(Errno::NXIO | Errno::AGAIN) if !wish.has(libc::O_NONBLOCK) => Ok(Next::Wait(object.fd)),
+            Ok(fd) => Ok(Step::Done(finish(fd, wish)?)),
+            Err(Errno::NXIO | Errno::AGAIN) if !wish.has(libc::O_NONBLOCK) => {
+                let held = held.as_fd().try_clone_to_owned().map_err(|_| Errno::MFILE)?;
+                self.open_waiting(id, held, wish)
+            }
             Err(errno) => Err(errno.into()),
         }
     }
 
     /// `O_TMPFILE`: a file without a name in a directory.
-    fn open_unnamed(&self, caller: &Caller, start: i32, path: &CStr, wish: Wish) -> Handled {
-        let follow = !wish.has(libc::O_NOFOLLOW);
-        let object = self.walk(caller)?.find(start, path, follow)?;
-        if object.kind() != FileType::Directory {
+    pub(super) fn open_unnamed(&self, directory: &Object, wish: Wish) -> Result<Step, Failure> {
+        if directory.kind() != FileType::Directory {
             return Err(Errno::NOTDIR.into());
         }
-        if let Verdict::Refuse(refusal) = self.decide(Operation::Write, &object.path) {
-            native_access(&object.fd, Access::WRITE_OK | Access::EXEC_OK)?;
-            return Err(refused(Operation::Create, &object.path, refusal));
+        if let Verdict::Refuse(refusal) = self.decide(Operation::Write, &directory.path) {
+            native_access(&directory.fd, Access::WRITE_OK | Access::EXEC_OK)?;
+            return Err(refused(Operation::Create, &directory.path, refusal));
         }
-        if wish.mode & SET_ID != 0 {
-            return Err(refused(Operation::Create, &object.path, set_id()));
+        if wish.mode.bits() & SET_ID != 0 {
+            return Err(refused(Operation::Create, &directory.path, set_id()));
         }
-        let mode = self.masked(caller, wish.mode)?;
-        let fd = openat2(&object.fd, c".", wish.of_broker(), mode, ResolveFlags::NO_SYMLINKS)?;
-        Ok(finish(fd, wish)?)
+        let held = self.through_object(directory)?;
+        let fd = openat2(held.as_fd(), c".", wish.of_broker(), wish.mode, ResolveFlags::NO_SYMLINKS)?;
+        Ok(Step::Done(finish(fd, wish)?))
     }
 }
 
-/// What became of one step of an open.
-enum Next {
-    Done(Reply),
-    /// The name is a link: go on here.
-    Follow(Place),
-    /// Opening what is held may wait.
-    Wait(OwnedFd),
+/// Opens a name that is among the powers, without waiting for anything.
+fn open_name(directory: BorrowedFd<'_>, place: &Place, wish: Wish) -> Result<OwnedFd, Errno> {
+    // Opening a pipe for reading without waiting would succeed where it should
+    // wait.
+    if wish.only_reads() && !wish.has(libc::O_EXCL) && place.is_pipe() {
+        return Err(Errno::NXIO);
+    }
+    let mode = if wish.creates() { wish.mode } else { Mode::empty() };
+    openat2(directory, place.name.as_c_str(), wish.of_broker(), mode, ResolveFlags::NO_SYMLINKS)
+}
+
+/// A name that only a directory can have: a directory is not opened for writing.
+fn open_directory(walk: &Walk<'_>, place: Place, wish: Wish) -> Errno {
+    if wish.creates() && place.slash && !place.special {
+        return Errno::ISDIR;
+    }
+    match walk.find_at(place, true) {
+        Ok(object) if object.kind() == FileType::Directory => Errno::ISDIR,
+        Ok(_) => Errno::NOTDIR,
+        Err(errno) => errno,
+    }
 }
 
 /// A file that runs with its owner's powers could be left for another user of

@@ -14,7 +14,8 @@ const IDLE: Duration = Duration::from_secs(5);
 /// They make system calls and little else.
 const STACK_BYTES: usize = 128 * 1024;
 
-type Job = Box<dyn FnOnce() + Send>;
+/// Something that may block.
+pub(super) type Job = Box<dyn FnOnce() + Send>;
 
 /// The threads. They carry the confinement of the thread that starts them.
 #[derive(Clone, Default)]

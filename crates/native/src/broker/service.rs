@@ -1,30 +1,36 @@
-//! The loop: one trapped call after the other is read, decided, carried out or
-//! refused. One thread does this for everything that changes a name, so that
-//! nothing changes between a decision and its act.
+//! The loop: one trapped call after the other is read, decided, carried out,
+//! held or refused. One thread does this for everything that changes a name, so
+//! that nothing changes between a decision and its act; and nothing in it waits.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CString, OsStr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, ResolveFlags, accessat, openat2};
+use rustix::fs::{Access, AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Uid, accessat, openat2};
 use stockade_model::{Layer, Level, Operation};
 use stockade_sys::notify::{Answer, Notifier, Request};
 use stockade_sys::{Errno, actor, resolve};
 
 use super::caller::{Caller, Threads};
+use super::deed::{Deed, Step};
+use super::holding::{self, Waiter};
+use super::holds::Holds;
 use super::ledger::{Actor, Denied, Ledger};
 use super::pool::Pool;
 use super::table::{Shape, notify_table};
 use super::walk::{Object, Walk};
-use super::{BrokerError, BrokerEvent, BrokerReport, step};
+use super::{BrokerError, BrokerEvent, BrokerReport, Order, step};
 use crate::powers::{Powers, Refusal, Verdict};
 
-/// How often parked calls are looked after.
+/// How often it is looked whether the callers of parked calls still wait.
 const PARKED_CHECK: Duration = Duration::from_secs(1);
+/// The same while a person is asked, who should not answer for nobody.
+const HELD_CHECK: Duration = Duration::from_millis(200);
 /// Sockets of the run that are remembered; past that, a connect to the oldest
 /// kind of socket is refused, which is the safe side.
 pub(super) const MAX_BOUND: usize = 10_000;
@@ -38,8 +44,6 @@ pub(super) enum Reply {
     Continue,
     /// It returns this descriptor.
     Descriptor { fd: OwnedFd, close_on_exec: bool },
-    /// It is parked: another thread answers it later.
-    Parked,
 }
 
 /// Why a trapped call fails.
@@ -49,9 +53,10 @@ pub(super) enum Failure {
     Native(Errno),
     /// Because it is not among the powers.
     Refused(Denied),
+    /// As it would, and yet it stands on the record: what is missing is the
+    /// sandbox's doing.
+    Noted(Errno, Denied),
 }
-
-pub(super) type Handled = Result<Reply, Failure>;
 
 impl From<Errno> for Failure {
     fn from(errno: Errno) -> Self {
@@ -71,9 +76,9 @@ pub(super) struct First {
 }
 
 /// A call that another thread will answer.
-pub(super) struct Parked {
+struct Parked {
     /// A pipe whose opening waits for the other end.
-    pub pipe: Option<OwnedFd>,
+    pipe: Option<OwnedFd>,
 }
 
 /// The state of a broker.
@@ -87,8 +92,14 @@ pub(super) struct Service {
     pub pool: Pool,
     /// Names under which the run has bound sockets, by their directory.
     pub bound: HashSet<(u64, u64, CString)>,
-    /// By notification. A question put to a person will wait here too.
-    pub parked: HashMap<u64, Parked>,
+    /// Calls that other threads answer, by notification.
+    parked: HashMap<u64, Parked>,
+    /// Calls that wait for an answer.
+    pub holds: Holds<Waiter>,
+    /// Whether calls are held at all.
+    pub holds_calls: bool,
+    /// When to look after those who wait.
+    look_at: Option<Instant>,
     shapes: HashMap<i32, Shape>,
     own_user: u32,
     own_group: u32,
@@ -110,6 +121,7 @@ impl Service {
         notifier: Notifier,
         powers: Powers,
         level: Level,
+        holds_calls: bool,
         sink: Box<dyn Fn(BrokerEvent) + Send>,
     ) -> Result<Self, BrokerError> {
         let own_user = rustix::process::geteuid().as_raw();
@@ -123,6 +135,9 @@ impl Service {
             pool: Pool::default(),
             bound: HashSet::new(),
             parked: HashMap::new(),
+            holds: holding::table(),
+            holds_calls,
+            look_at: None,
             shapes: notify_table(level).iter().map(|t| (t.call as i32, t.shape)).collect(),
             own_user,
             own_group: rustix::process::getegid().as_raw(),
@@ -130,13 +145,14 @@ impl Service {
         })
     }
 
-    /// Serves until `stop` is readable or no process is left.
-    pub fn serve(&mut self, stop: BorrowedFd<'_>) {
+    /// Serves until it is told to stop or no process is left. `wake` becomes
+    /// readable when there is an order.
+    pub fn serve(&mut self, wake: BorrowedFd<'_>, orders: &Receiver<Order>) {
         let mut space = self.notifier.space();
         loop {
-            let timeout = (!self.parked.is_empty()).then_some(PARKED_CHECK);
-            let Ok(waiting) = self.notifier.wait(stop, timeout) else { return };
-            if waiting.other {
+            let timeout = self.look_at.map(|at| at.saturating_duration_since(Instant::now()));
+            let Ok(waiting) = self.notifier.wait(wake, timeout) else { return };
+            if waiting.other && !self.take_orders(wake, orders) {
                 return;
             }
             if waiting.request {
@@ -148,8 +164,19 @@ impl Service {
             } else if waiting.over {
                 return;
             }
-            if !self.parked.is_empty() {
-                self.look_after_parked();
+            self.look_after_waiting();
+        }
+    }
+
+    /// Does what it is told. False at the end.
+    fn take_orders(&mut self, wake: BorrowedFd<'_>, orders: &Receiver<Order>) -> bool {
+        // It is not blocking: what it counts does not matter.
+        let _ = rustix::io::read(wake, &mut [0; 8]);
+        loop {
+            match orders.try_recv() {
+                Ok(Order::Answer(id, answer)) => self.answered(id, answer),
+                Ok(Order::Stop) | Err(TryRecvError::Disconnected) => return false,
+                Err(TryRecvError::Empty) => return true,
             }
         }
     }
@@ -157,38 +184,59 @@ impl Service {
     /// The end: nothing is answered after this.
     pub fn end(&mut self) -> BrokerReport {
         self.pool.close();
+        self.withdraw_all();
         for (_, parked) in self.parked.drain() {
             release(&parked);
         }
-        let (denials, more_denials) = self.ledger.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let (denials, more_denials) = self.ledger().take();
         BrokerReport { denials, more_denials, calls: self.calls }
     }
 
     fn answer(&mut self, request: Request) {
         self.calls += 1;
         let caller = self.threads.caller(request);
-        let id = request.id;
+        let mut asked = None;
+        match self.handle(&caller, &mut asked) {
+            Ok(step) => self.finish(request.id, step),
+            Err(Failure::Native(errno)) => self.fail(request.id, errno),
+            Err(Failure::Refused(denied)) => self.refuse(&caller, asked, denied),
+            Err(Failure::Noted(errno, denied)) => {
+                self.record(&caller, denied);
+                self.fail(request.id, errno);
+            }
+        }
+    }
+
+    /// Answers a call that was carried out as far as it can be here.
+    pub fn finish(&mut self, id: u64, step: Step) {
         // A send fails only where the caller is gone: there is nobody to tell.
-        let _ = match self.handle(&caller) {
-            Ok(Reply::Value(value)) => self.notifier.answer(id, Answer::Value(value)),
-            Ok(Reply::Continue) => self.notifier.answer(id, Answer::Continue),
-            Ok(Reply::Parked) => Ok(()),
-            Ok(Reply::Descriptor { fd, close_on_exec }) => {
+        let _ = match step {
+            Step::Done(Reply::Value(value)) => self.notifier.answer(id, Answer::Value(value)),
+            Step::Done(Reply::Continue) => self.notifier.answer(id, Answer::Continue),
+            Step::Done(Reply::Descriptor { fd, close_on_exec }) => {
                 match self.notifier.answer_with_descriptor(id, fd.as_fd(), close_on_exec) {
                     Err(errno) if errno != Errno::NOENT => self.notifier.answer(id, Answer::Error(errno)),
                     other => other,
                 }
             }
-            Err(Failure::Native(errno)) => self.notifier.answer(id, Answer::Error(errno)),
-            Err(Failure::Refused(denied)) => {
-                self.record(&caller, denied);
-                self.notifier.answer(id, Answer::Error(Errno::ACCESS))
-            }
+            Step::Work(work) => match self.pool.run(work.job) {
+                Ok(()) => {
+                    self.parked.insert(id, Parked { pipe: work.pipe });
+                    Ok(())
+                }
+                Err(errno) => self.notifier.answer(id, Answer::Error(errno)),
+            },
+            // Whoever reads the path goes on behind a link.
+            Step::Link(_) => self.notifier.answer(id, Answer::Error(Errno::LOOP)),
         };
     }
 
+    pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub fn record(&self, caller: &Caller, denied: Denied) {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner).record(denied, || self.actor(caller));
+        self.ledger().record(denied, || self.actor(caller));
     }
 
     /// Who made a call, as the host knows it.
@@ -196,22 +244,24 @@ impl Service {
         Actor { pid: Some(caller.identity().map_or(caller.request.pid, |who| who.process)), program: caller.program() }
     }
 
-    fn handle(&mut self, caller: &Caller) -> Handled {
+    /// Reads a call, decides on it and carries it out. What it came to stands in
+    /// `asked`.
+    fn handle(&mut self, caller: &Caller, asked: &mut Option<Deed>) -> Result<Step, Failure> {
         if self.first.is_none() {
             self.meet(caller)?;
         }
         let Some(shape) = self.shapes.get(&caller.request.call).copied() else {
             return Err(Errno::NOSYS.into());
         };
-        match shape {
-            Shape::Open { .. } | Shape::Creat => self.open(caller, shape),
+        let deed = match shape {
+            Shape::Open { .. } | Shape::Creat => return self.open(caller, shape, asked),
             Shape::Mkdir { .. }
             | Shape::Mknod { .. }
             | Shape::Remove { .. }
             | Shape::RemoveAt
             | Shape::Rename { .. }
             | Shape::Link { .. }
-            | Shape::Symlink { .. } => self.name(caller, shape),
+            | Shape::Symlink { .. } => self.read_name(caller, shape)?,
             Shape::Truncate
             | Shape::Chmod { .. }
             | Shape::ChmodDescriptor
@@ -224,22 +274,18 @@ impl Service {
             | Shape::SetAttribute { .. }
             | Shape::SetAttributeDescriptor
             | Shape::RemoveAttribute { .. }
-            | Shape::RemoveAttributeDescriptor => self.metadata(caller, shape),
-            Shape::Connect => self.connect(caller),
-            Shape::Bind => self.bind(caller),
-            Shape::Exec { at } => self.exec(caller, at),
+            | Shape::RemoveAttributeDescriptor => self.read_change(caller, shape)?,
+            Shape::Connect => self.read_connect(caller)?,
+            Shape::Bind => return self.bind(caller).map(Step::Done),
+            Shape::Exec { at } => return Ok(Step::Done(self.exec(caller, at))),
             Shape::Umask => {
                 self.threads.mask_changes();
-                Ok(Reply::Continue)
+                return Ok(Step::Done(Reply::Continue));
             }
-            Shape::InternetSocket => Err(Failure::Refused(Denied {
-                operation: Operation::Socket,
-                object: if caller.int(0) == libc::AF_INET { b"AF_INET".to_vec() } else { b"AF_INET6".to_vec() },
-                layer: Layer::Broker,
-                refusal: Refusal { rule: "no network at level restricted".to_owned(), grant: None },
-            })),
-            Shape::NotImplemented => Err(Errno::NOSYS.into()),
-        }
+            Shape::InternetSocket => return Err(Failure::Refused(no_internet(caller))),
+            Shape::NotImplemented => return Err(Errno::NOSYS.into()),
+        };
+        self.perform(caller.request.id, asked.insert(deed))
     }
 
     /// Takes the facts of the run from its first caller.
@@ -262,7 +308,7 @@ impl Service {
     pub fn walk<'a>(&'a self, caller: &'a Caller) -> Result<Walk<'a>, Errno> {
         self.must_still_wait(caller)?;
         let first = self.first.as_ref().ok_or(Errno::ACCESS)?;
-        Ok(Walk::new(caller, first.root.as_fd(), self.level, first.keeper, self.powers.unattached()))
+        Ok(Walk::new(caller, first.root.as_fd(), self.level, first.keeper))
     }
 
     pub fn must_still_wait(&self, caller: &Caller) -> Result<(), Errno> {
@@ -298,9 +344,9 @@ impl Service {
     }
 
     /// A user or group that exists where the caller is.
-    pub fn is_mapped(&self, user: Option<u32>, group: Option<u32>) -> bool {
+    pub fn is_mapped(&self, user: Option<Uid>, group: Option<Gid>) -> bool {
         self.level != Level::Full
-            || (user.is_none_or(|u| u == self.own_user) && group.is_none_or(|g| g == self.own_group))
+            || (user.is_none_or(|u| u.as_raw() == self.own_user) && group.is_none_or(|g| g.as_raw() == self.own_group))
     }
 
     pub fn own_user(&self) -> u32 {
@@ -312,12 +358,12 @@ impl Service {
         Ok(Mode::from_bits_retain(mode & 0o7777 & !self.threads.umask(caller)?))
     }
 
-    fn exec(&mut self, caller: &Caller, at: bool) -> Handled {
+    fn exec(&self, caller: &Caller, at: bool) -> Reply {
         if let Ok(program) = self.program_to_run(caller, at) {
             let pid = caller.identity().map_or(caller.request.pid, |who| who.process);
-            self.ledger.lock().unwrap_or_else(PoisonError::into_inner).executed(pid, program);
+            self.ledger().executed(pid, program);
         }
-        Ok(Reply::Continue)
+        Reply::Continue
     }
 
     /// What an exec would run, where it exists and may be run.
@@ -333,16 +379,29 @@ impl Service {
         Ok(object.path)
     }
 
-    /// Lets go of calls whose caller is gone.
-    fn look_after_parked(&mut self) {
-        let notifier = &self.notifier;
-        self.parked.retain(|id, parked| {
-            let waits = notifier.is_valid(*id);
-            if !waits {
-                release(parked);
-            }
-            waits
-        });
+    /// Lets go of calls whose caller is gone, now and then.
+    fn look_after_waiting(&mut self) {
+        let often = match (self.holds.is_empty(), self.parked.is_empty()) {
+            (true, true) => return self.look_at = None,
+            (true, false) => PARKED_CHECK,
+            (false, _) => HELD_CHECK,
+        };
+        let now = Instant::now();
+        // A question that was just raised is looked after sooner than a pipe.
+        let due = self.look_at.is_some_and(|at| at <= now);
+        if due {
+            self.look_after_holds();
+            let notifier = &self.notifier;
+            self.parked.retain(|id, parked| {
+                let waits = notifier.is_valid(*id);
+                if !waits {
+                    release(parked);
+                }
+                waits
+            });
+        }
+        let next = now + often;
+        self.look_at = Some(self.look_at.filter(|at| !due && *at < next).unwrap_or(next));
     }
 }
 
@@ -353,6 +412,16 @@ fn release(parked: &Parked) {
         let path = resolve::DescriptorPath::new(pipe.as_fd());
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
         drop(rustix::fs::openat(CWD, path.as_c_str(), flags, Mode::empty()));
+    }
+}
+
+fn no_internet(caller: &Caller) -> Denied {
+    let family = if caller.int(0) == libc::AF_INET { "AF_INET" } else { "AF_INET6" };
+    Denied {
+        operation: Operation::Socket,
+        object: family.as_bytes().to_vec(),
+        layer: Layer::Broker,
+        refusal: Refusal { rule: "no network at level restricted".to_owned(), grant: None },
     }
 }
 

@@ -4,7 +4,7 @@
 //! the address, and to the very socket file that was decided on. A bind goes on
 //! by itself: the floor decides where a socket may be made.
 
-use std::ffi::{CStr, CString, OsStr};
+use std::ffi::{CString, OsStr};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -19,8 +19,9 @@ use stockade_sys::notify::Answer;
 use stockade_sys::{Errno, actor, resolve};
 
 use super::caller::Caller;
-use super::ledger::Denied;
-use super::service::{Failure, Handled, MAX_BOUND, Parked, Reply, Service, native_access, refused};
+use super::deed::{Deed, Step, Work};
+use super::ledger::{Actor, Denied};
+use super::service::{Failure, MAX_BOUND, Reply, Service, native_access, refused};
 use super::walk::{Object, Place};
 use crate::powers::{Refusal, Verdict};
 
@@ -41,71 +42,101 @@ enum Peer {
     Other,
 }
 
+/// A connect, ready to be made.
+pub(super) struct Connection {
+    /// A copy of the caller's socket.
+    socket: OwnedFd,
+    waits: bool,
+    peer: Target,
+    /// Who made the call, where another thread may have to tell.
+    who: Option<Actor>,
+}
+
+/// Where a connection leads.
+enum Target {
+    /// To the socket file that is held.
+    File(Object),
+    /// To a name in the network namespace.
+    Abstract { name: Vec<u8>, address: Vec<u8> },
+    /// To an internet address.
+    Internet { shown: (String, Option<u16>), address: Vec<u8> },
+    /// Nowhere: whatever the kernel makes of it.
+    Other { address: Vec<u8> },
+}
+
+impl Connection {
+    /// The socket file that it leads to.
+    pub fn file(&self) -> Option<&Object> {
+        match &self.peer {
+            Target::File(object) => Some(object),
+            _ => None,
+        }
+    }
+}
+
 impl Service {
-    pub(super) fn connect(&mut self, caller: &Caller) -> Handled {
+    /// Reads a connect: copies the socket and the address, and holds the socket
+    /// file.
+    pub(super) fn read_connect(&self, caller: &Caller) -> Result<Deed, Failure> {
         let address = read_address(caller)?;
         let socket = caller.descriptor(caller.int(0))?;
         let domain = socket_domain(&socket)?;
         self.must_still_wait(caller)?;
-        match peer(&address, domain) {
-            Peer::Path(path) => {
-                let object = self.socket_file(caller, &path)?;
-                self.connect_to(caller, socket, held_address(&object.fd), None, Some(object.fd))
+        let waits = !fcntl_getfl(&socket)?.contains(OFlags::NONBLOCK);
+        let mut who = None;
+        let peer = match peer(&address, domain) {
+            Peer::Path(path) => Target::File(self.walk(caller)?.find(libc::AT_FDCWD, &path, true)?),
+            Peer::Abstract(name) => Target::Abstract { name, address },
+            Peer::Internet(host, port) => {
+                who = waits.then(|| self.actor(caller));
+                Target::Internet { shown: (host, port), address }
             }
-            Peer::Abstract(name) if self.level != Level::Full && !name.is_empty() => {
-                let mut object = b"@".to_vec();
-                object.extend_from_slice(&name);
-                let refusal = Refusal { rule: "an abstract unix socket of the host".to_owned(), grant: None };
-                Err(refused(Operation::Connect, &object, refusal))
-            }
-            Peer::Internet(host, port) => self.connect_to(caller, socket, address, Some((host, port)), None),
-            Peer::Abstract(_) | Peer::Other => self.connect_to(caller, socket, address, None, None),
-        }
+            Peer::Other => Target::Other { address },
+        };
+        Ok(Deed::Connect(Connection { socket, waits, peer, who }))
     }
 
-    /// The socket file at `path`, where it may be connected to.
-    fn socket_file(&self, caller: &Caller, path: &CStr) -> Result<Object, Failure> {
-        let object = self.walk(caller)?.find(libc::AT_FDCWD, path, true)?;
+    /// May a connection be made to this socket file?
+    fn permit_socket(&self, object: &Object) -> Result<(), Failure> {
         native_access(&object.fd, Access::WRITE_OK)?;
         if object.kind() != FileType::Socket {
             return Err(Errno::CONNREFUSED.into());
         }
         if object.place.as_ref().is_some_and(|place| self.was_bound(place)) {
-            return Ok(object);
+            return Ok(());
         }
         match self.powers.socket(Path::new(OsStr::from_bytes(&object.path))) {
-            Verdict::Allow | Verdict::Private => Ok(object),
+            Verdict::Allow | Verdict::Private => Ok(()),
             Verdict::Refuse(refusal) => Err(refused(Operation::Connect, &object.path, refusal)),
         }
     }
 
     /// Connects at once where the socket does not wait, else on another thread.
-    /// `held` keeps alive what the address names.
-    fn connect_to(
-        &mut self,
-        caller: &Caller,
-        socket: OwnedFd,
-        address: Vec<u8>,
-        shown: Option<(String, Option<u16>)>,
-        held: Option<OwnedFd>,
-    ) -> Handled {
-        let waits = !fcntl_getfl(&socket)?.contains(OFlags::NONBLOCK);
-        if !waits {
-            let result = actor::connect(socket.as_fd(), &address);
-            return match (result, shown) {
-                (Ok(()), _) => Ok(Reply::Value(0)),
-                (Err(Errno::NETUNREACH), Some(shown)) => {
-                    let denied = unreachable(shown);
-                    self.record(caller, denied);
-                    Err(Errno::NETUNREACH.into())
-                }
+    pub(super) fn connect_to(&self, id: u64, connection: &Connection) -> Result<Step, Failure> {
+        let (address, shown, held) = match &connection.peer {
+            Target::File(object) => {
+                self.permit_socket(object)?;
+                let held = object.fd.try_clone().map_err(|_| Errno::MFILE)?;
+                (held_address(&held), None, Some(held))
+            }
+            Target::Abstract { name, .. } if self.level != Level::Full && !name.is_empty() => {
+                let object = [b"@", &name[..]].concat();
+                let refusal = Refusal { rule: "an abstract unix socket of the host".to_owned(), grant: None };
+                return Err(refused(Operation::Connect, &object, refusal));
+            }
+            Target::Internet { shown, address } => (address.clone(), Some(shown.clone()), None),
+            Target::Abstract { address, .. } | Target::Other { address } => (address.clone(), None, None),
+        };
+        if !connection.waits {
+            return match (actor::connect(connection.socket.as_fd(), &address), shown) {
+                (Ok(()), _) => Ok(Step::zero()),
+                (Err(Errno::NETUNREACH), Some(shown)) => Err(Failure::Noted(Errno::NETUNREACH, unreachable(shown))),
                 (Err(errno), _) => Err(errno.into()),
             };
         }
-        let id = caller.request.id;
-        let (notifier, ledger) = (self.notifier.clone(), self.ledger.clone());
-        let who = shown.is_some().then(|| self.actor(caller));
-        self.pool.run(Box::new(move || {
+        let socket = connection.socket.try_clone().map_err(|_| Errno::MFILE)?;
+        let (notifier, ledger, who) = (self.notifier.clone(), self.ledger.clone(), connection.who.clone());
+        let job = Box::new(move || {
             let answer = match actor::connect(socket.as_fd(), &address) {
                 Ok(()) => Answer::Value(0),
                 Err(errno) => {
@@ -116,15 +147,16 @@ impl Service {
                     Answer::Error(errno)
                 }
             };
+            // It keeps alive what the address names.
             drop(held);
             // Failing to answer means that the caller is gone.
             let _ = notifier.answer(id, answer);
-        }))?;
-        self.parked.insert(id, Parked { pipe: None });
-        Ok(Reply::Parked)
+        });
+        Ok(Step::Work(Work { job, pipe: None }))
     }
 
-    pub(super) fn bind(&mut self, caller: &Caller) -> Handled {
+    /// Lets a bind go on and remembers whose socket it makes.
+    pub(super) fn bind(&mut self, caller: &Caller) -> Result<Reply, Failure> {
         let address = read_address(caller)?;
         let socket = caller.descriptor(caller.int(0))?;
         let Peer::Path(path) = peer(&address, socket_domain(&socket)?) else {

@@ -33,9 +33,6 @@ pub(super) struct Walk<'a> {
     /// Parent of the run's first process: at level restricted, only processes
     /// beneath it are looked into.
     pub keeper: Option<u32>,
-    /// Roots that may be written although they are not attached as such, see
-    /// [`Powers::unattached`](crate::powers::Powers::unattached).
-    unattached: &'a [Vec<u8>],
     links: Cell<u32>,
     steps: Cell<u32>,
 }
@@ -80,12 +77,17 @@ enum Target {
 impl Object {
     /// Holds what `fd` holds.
     pub fn of(fd: OwnedFd) -> Result<Self, Errno> {
+        let (path, stat) = (Self::path_of(&fd)?, fstat(&fd)?);
+        Ok(Self { fd, path, stat, place: None })
+    }
+
+    /// Where what `fd` holds is, or was when it was removed.
+    pub fn path_of(fd: &OwnedFd) -> Result<Vec<u8>, Errno> {
         let mut path = resolve::path_of(fd.as_fd())?;
         if path.ends_with(REMOVED) {
             path.truncate(path.len() - REMOVED.len());
         }
-        let stat = fstat(&fd)?;
-        Ok(Self { fd, path, stat, place: None })
+        Ok(path)
     }
 
     /// Its kind.
@@ -133,14 +135,8 @@ impl Place {
 }
 
 impl<'a> Walk<'a> {
-    pub fn new(
-        caller: &'a Caller,
-        root: BorrowedFd<'a>,
-        level: Level,
-        keeper: Option<u32>,
-        unattached: &'a [Vec<u8>],
-    ) -> Self {
-        Self { caller, root, level, keeper, unattached, links: Cell::new(0), steps: Cell::new(0) }
+    pub fn new(caller: &'a Caller, root: BorrowedFd<'a>, level: Level, keeper: Option<u32>) -> Self {
+        Self { caller, root, level, keeper, links: Cell::new(0), steps: Cell::new(0) }
     }
 
     /// The place that `path` names, taken from descriptor `start` where it is
@@ -220,25 +216,7 @@ impl<'a> Walk<'a> {
         let path = directory_path(&fd)?;
         let special = matches!(name, b"." | b"..");
         let name = CString::new(name).map_err(|_| Errno::INVAL)?;
-        let place = Place { directory: Directory { fd, path }, name, slash, special, on_proc };
-        if self.unattached.is_empty() || special { Ok(place) } else { self.in_own_view(place) }
-    }
-
-    /// A place within an unattached root, its directory held as the front sees
-    /// it: there it can be written. Only where both views show the same one.
-    fn in_own_view(&self, mut place: Place) -> Result<Place, Errno> {
-        let path = place.path();
-        let within = |root: &Vec<u8>| path.strip_prefix(&root[..]).is_some_and(|t| t.is_empty() || t[0] == b'/');
-        if self.unattached.iter().any(within) {
-            let text = CString::new(&place.directory.path[..]).map_err(|_| Errno::INVAL)?;
-            let own = resolve::directory_without_links(&text)?;
-            let (seen, here) = (fstat(&place.directory.fd)?, fstat(&own)?);
-            if (seen.st_dev, seen.st_ino) != (here.st_dev, here.st_ino) {
-                return Err(Errno::STALE);
-            }
-            place.directory.fd = own;
-        }
-        Ok(place)
+        Ok(Place { directory: Directory { fd, path }, name, slash, special, on_proc })
     }
 
     /// Holds the directory at `path`: fast by the kernel's own walk where that

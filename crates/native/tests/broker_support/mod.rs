@@ -13,9 +13,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::mpsc::channel;
 use std::thread;
+use std::time::Duration;
 
-use stockade_model::{Level, Plan, RawText};
-use stockade_native::broker::{Broker, BrokerEvent, BrokerReport, linked_units};
+use stockade_engine::{HeldAnswer, HoldId};
+use stockade_model::{Denial, Level, Plan, RawText};
+use stockade_native::broker::{Answers, Broker, BrokerEvent, BrokerReport, linked_units};
 use stockade_native::launch::{Blueprint, Ended, Stdio, launch};
 use stockade_native::powers::Powers;
 
@@ -24,6 +26,8 @@ use cases::Case;
 
 /// Where scenes are made: not under a directory that the sandbox replaces.
 const BASE: &str = "/opt/stockade-broker-tests";
+/// A run with many late answers.
+const HOLDING_PATIENCE: Duration = Duration::from_secs(300);
 /// Tells the probe where the scene is, and which part to play.
 pub const SCENE: &str = "STOCKADE_PROBE_SCENE";
 pub const PART: &str = "STOCKADE_PROBE_PART";
@@ -129,6 +133,23 @@ impl Scene {
         plan
     }
 
+    /// A plan whose workspace is elsewhere: nothing of the scene may be written
+    /// unless somebody says yes.
+    pub fn plan_elsewhere(&self, level: Level, part: &str) -> Plan {
+        let elsewhere = self.directory.path().join("elsewhere");
+        fs::create_dir_all(&elsewhere).unwrap();
+        let mut plan = self.plan(level, part);
+        let elsewhere = RawText::from(elsewhere.canonicalize().unwrap());
+        (plan.workspace, plan.cwd) = (elsewhere.clone(), elsewhere.clone());
+        plan.profile.filesystem.write = vec![elsewhere];
+        plan
+    }
+
+    pub fn lines_of(&self, ran: &Brokered) -> Lines {
+        assert_eq!(ran.ended, Ended::Exited(0), "{}\n{}", ran.stdout, ran.stderr);
+        lines(&ran.stdout)
+    }
+
     pub fn probe_inside(&self, level: Level) -> (Lines, BrokerReport) {
         let ran = run_brokered(&self.plan(level, "all"));
         assert_eq!(ran.ended, Ended::Exited(0), "{}\n{}", ran.stdout, ran.stderr);
@@ -205,6 +226,28 @@ pub fn snapshot(root: &Path) -> Snapshot {
     found
 }
 
+/// A question that was put while a call was held.
+#[derive(Clone, Debug)]
+pub struct Question {
+    pub id: HoldId,
+    pub denial: Denial,
+}
+
+/// What a run does about its questions, on a thread of its own.
+pub type React = Box<dyn FnMut(&Question, &Answers) + Send>;
+
+/// Says yes to exactly what is asked for.
+pub fn yes() -> React {
+    Box::new(|question, answers| {
+        answers.answer(question.id, HeldAnswer::Granted(question.denial.grant.iter().cloned().collect()));
+    })
+}
+
+/// Says no.
+pub fn no() -> React {
+    Box::new(|question, answers| answers.answer(question.id, HeldAnswer::Refused))
+}
+
 /// A run with the broker.
 pub struct Brokered {
     pub ended: Ended,
@@ -212,12 +255,23 @@ pub struct Brokered {
     pub stderr: String,
     pub report: BrokerReport,
     pub programs: Vec<String>,
+    pub questions: Vec<Question>,
+    pub withdrawn: Vec<HoldId>,
+    /// Questions (`+`) and their withdrawals (`-`), in order.
+    pub log: Vec<String>,
 }
 
 impl Brokered {
+    /// The questions as text: operation, object, grant.
+    pub fn asked(&self) -> Vec<String> {
+        let grant = |d: &Denial| d.grant.as_ref().map_or("-".to_owned(), ToString::to_string);
+        let shown = |q: &Question| format!("{:?} {} [{}]", q.denial.operation, q.denial.object, grant(&q.denial));
+        self.questions.iter().map(shown).collect()
+    }
+
     /// The denials as text: operation, object, grant.
     pub fn denied(&self) -> Vec<String> {
-        let grant = |d: &stockade_model::Denial| d.grant.as_ref().map_or("-".to_owned(), ToString::to_string);
+        let grant = |d: &Denial| d.grant.as_ref().map_or("-".to_owned(), ToString::to_string);
         self.report.denials.iter().map(|d| format!("{:?} {} [{}]", d.operation, d.object, grant(d))).collect()
     }
 }
@@ -225,6 +279,17 @@ impl Brokered {
 /// Runs a plan under the broker to its end.
 #[track_caller]
 pub fn run_brokered(plan: &Plan) -> Brokered {
+    run(plan, None)
+}
+
+/// The same where calls are held.
+#[track_caller]
+pub fn run_holding(plan: &Plan, react: React) -> Brokered {
+    run(plan, Some(react))
+}
+
+#[track_caller]
+fn run(plan: &Plan, react: Option<React>) -> Brokered {
     let (stdout, stdout_inside) = pipe();
     let (stderr, stderr_inside) = pipe();
     let stdin = File::open("/dev/null").unwrap();
@@ -240,18 +305,43 @@ pub fn run_brokered(plan: &Plan) -> Brokered {
     });
     let mut powers = Powers::new(plan, launched.private_trees().iter().map(|t| &t.path));
     powers.protect(linked_units(plan));
+    if plan.level == Level::Full {
+        powers.not_attached(launched.missing().iter().cloned());
+    }
+    let hold = react.is_some();
+    assert!(launched.wait_killable() || !hold, "the kernel holds nothing for long");
     let (sender, events) = channel();
     let sink = move |event| drop(sender.send(event));
-    let broker = Broker::start(launched.take_listener().unwrap(), powers, plan.level, sink).unwrap();
+    let broker = Broker::start(launched.take_listener().unwrap(), powers, plan.level, hold, sink).unwrap();
+    let answers = broker.answers();
+    let answering = thread::spawn(move || {
+        let mut react = react.unwrap_or_else(no);
+        let (mut programs, mut questions, mut withdrawn) = (Vec::new(), Vec::new(), Vec::new());
+        let mut log = Vec::new();
+        for event in events {
+            match event {
+                BrokerEvent::Executed { program, .. } => programs.push(program.escaped()),
+                BrokerEvent::Denied(_) => {}
+                BrokerEvent::Held { id, denial } => {
+                    log.push(format!("+{}", id.0));
+                    let question = Question { id, denial };
+                    react(&question, &answers);
+                    questions.push(question);
+                }
+                BrokerEvent::Withdrawn(id) => {
+                    log.push(format!("-{}", id.0));
+                    withdrawn.push(id);
+                }
+            }
+        }
+        (programs, questions, withdrawn, log)
+    });
     launched.release().unwrap();
-    let exit = launched.wait(PATIENCE).unwrap().expect("it ends");
+    let exit = launched.wait(HOLDING_PATIENCE).unwrap().expect("it ends");
     let [stdout, stderr] = readers.map(|r| r.join().unwrap());
     let report = broker.stop(PATIENCE).expect("the broker ends");
-    let program = |event| match event {
-        BrokerEvent::Executed { program, .. } => Some(program.escaped()),
-        BrokerEvent::Denied(_) => None,
-    };
-    Brokered { ended: exit.status, stdout, stderr, report, programs: events.try_iter().filter_map(program).collect() }
+    let (programs, questions, withdrawn, log) = answering.join().unwrap();
+    Brokered { ended: exit.status, stdout, stderr, report, programs, questions, withdrawn, log }
 }
 
 /// The side that makes the calls.
@@ -260,16 +350,41 @@ pub fn probe() {
     match std::env::var(PART).as_deref() {
         Ok("all") => {
             for case in Case::all() {
-                let workspace = scene.join("ws").canonicalize().unwrap().join(case.name);
-                std::env::set_current_dir(&workspace).unwrap();
-                let outside = scene.join("out").join(case.name);
-                let result = (case.call)(&outside);
-                println!("\ncase {} = {}", case.name, result.unwrap_or_else(|errno| errno));
+                play(&scene, case);
                 rustix::process::umask(rustix::fs::Mode::from_bits_retain(0o022));
             }
         }
+        Ok("apart") => {
+            for case in Case::all() {
+                play_apart(&scene, case.name);
+            }
+        }
+        Ok(part) if part.starts_with("apart:") => {
+            part["apart:".len()..].split(',').for_each(|name| play_apart(&scene, name));
+        }
+        Ok(part) if part.starts_with("case:") => play(&scene, Case::all().find(|c| c.name == &part[5..]).unwrap()),
         Ok("race") => cases::race(&scene),
         Ok("cost") => cases::cost(&scene),
         _ => {}
+    }
+}
+
+fn play(scene: &Path, case: &Case) {
+    let workspace = scene.join("ws").canonicalize().unwrap().join(case.name);
+    std::env::set_current_dir(&workspace).unwrap();
+    let result = (case.call)(&scene.join("out").join(case.name));
+    println!("\ncase {} = {}", case.name, result.unwrap_or_else(|errno| errno));
+}
+
+/// Makes the call of a case in a process of its own.
+fn play_apart(scene: &Path, name: &str) {
+    let status = Command::new(scene.join("probe"))
+        .args(["--exact", "probe", "--nocapture"])
+        .env(PART, format!("case:{name}"))
+        .stderr(std::process::Stdio::null())
+        .status()
+        .unwrap();
+    if !status.success() {
+        println!("\ncase {name} = died");
     }
 }

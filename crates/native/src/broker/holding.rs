@@ -1,0 +1,206 @@
+//! Holding a call that lacks a power until it is answered, and then carrying it
+//! out on the very objects that were shown.
+
+use stockade_engine::{HeldAnswer, HoldId};
+use stockade_model::{Denial, Layer, Resolution};
+use stockade_sys::Errno;
+use stockade_sys::notify::Answer;
+
+use super::BrokerEvent;
+use super::caller::Caller;
+use super::deed::{Deed, Step};
+use super::holds::{Hold, Holds, Key, Placed, Waits};
+use super::ledger::{Actor, Denied};
+use super::service::{Failure, Reply, Service};
+use super::view::Pins;
+use crate::powers::Refusal;
+
+/// Calls that may wait at once, if there are descriptors for them.
+const MAX_WAITERS: u64 = 4096;
+/// Descriptors that a waiting call may hold: of two directories and what has
+/// the two names in them.
+const DESCRIPTORS_OF_WAITER: u64 = 4;
+/// Descriptors left to everything else.
+const OTHER_DESCRIPTORS: u64 = 256;
+/// Questions that one call may raise, one after the other: both ends of a
+/// rename, and every protected name that a directory carries.
+const MAX_ROUNDS: u8 = 8;
+
+/// A call that waits for an answer.
+pub(super) struct Waiter {
+    id: u64,
+    deed: Deed,
+    pins: Pins,
+    who: Actor,
+    /// What it was asked for with.
+    denied: Denied,
+    round: u8,
+}
+
+impl Waits for Waiter {
+    fn notification(&self) -> u64 {
+        self.id
+    }
+}
+
+/// An empty table with as much room as this process's descriptors allow.
+pub(super) fn table() -> Holds<Waiter> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    let room = limit.saturating_sub(OTHER_DESCRIPTORS) / DESCRIPTORS_OF_WAITER;
+    Holds::new(usize::try_from(room.clamp(1, MAX_WAITERS)).unwrap_or(1))
+}
+
+impl Service {
+    /// What is not among the powers waits for an answer, where that can help;
+    /// else it is recorded and refused.
+    pub(super) fn refuse(&mut self, caller: &Caller, deed: Option<Deed>, denied: Denied) {
+        let id = caller.request.id;
+        let key = Key::of(denied.refusal.grant.as_ref(), &denied.object);
+        let (Some(deed), Some(key), true) = (deed, key, self.holds_calls) else {
+            self.record(caller, denied);
+            return self.fail(id, Errno::ACCESS);
+        };
+        if self.is_settled(&key) {
+            return self.fail(id, Errno::ACCESS);
+        }
+        match Pins::of(&deed) {
+            Ok(pins) => {
+                let who = self.actor(caller);
+                // What was read of somebody else's process is nobody's question.
+                if self.notifier.is_valid(id) {
+                    self.hold(key, Waiter { id, deed, pins, who, denied, round: 1 });
+                }
+            }
+            Err(errno) => self.fail(id, errno),
+        }
+    }
+
+    /// Whether this was refused by an answer; then it is counted.
+    fn is_settled(&mut self, key: &Key) -> bool {
+        let Some(denial) = self.holds.refused(key) else { return false };
+        self.ledger().count(denial, 1);
+        true
+    }
+
+    fn hold(&mut self, key: Key, waiter: Waiter) {
+        let told = || waiter.denied.clone().into_denial(waiter.who.clone());
+        let denial = told();
+        match self.holds.place(key, waiter, || denial.clone()) {
+            Placed::Asked(id) => self.ledger().tell(BrokerEvent::Held { id: HoldId(id), denial }),
+            Placed::Behind => {}
+            Placed::Full(waiter) => {
+                let Waiter { id, who, mut denied, .. } = waiter;
+                denied.refusal.rule.push_str(", and too many calls are held already");
+                self.ledger().record(denied, || who);
+                self.fail(id, Errno::ACCESS);
+            }
+        }
+    }
+
+    /// Somebody answered. Powers are added also where nobody waits any more: the
+    /// record says that the attempt has them.
+    pub(super) fn answered(&mut self, HoldId(id): HoldId, answer: HeldAnswer) {
+        let hold = self.holds.take(id);
+        let grants = match answer {
+            HeldAnswer::Granted(grants) => grants,
+            HeldAnswer::Refused => return hold.map_or((), |hold| self.refuse_all(hold)),
+        };
+        self.powers.extend(&grants, self.level);
+        for waiter in hold.into_iter().flat_map(|hold| hold.waiters) {
+            if let Some((waiter, denied)) = self.carry_out(waiter) {
+                self.ask_again_or_refuse(waiter, denied);
+            }
+        }
+        for id in self.holds.covered_by(&grants) {
+            let Some(mut hold) = self.holds.take(id) else { continue };
+            let waiters = std::mem::take(&mut hold.waiters);
+            hold.waiters = waiters.into_iter().filter_map(|w| self.carry_out(w)).map(|(waiter, _)| waiter).collect();
+            self.holds.put_back(id, hold);
+        }
+    }
+
+    /// The answer did not cover the whole call: a second name may lack a power
+    /// of its own.
+    fn ask_again_or_refuse(&mut self, mut waiter: Waiter, denied: Denied) {
+        let key = Key::of(denied.refusal.grant.as_ref(), &denied.object);
+        let is_new = denied.refusal.grant != waiter.denied.refusal.grant;
+        match key {
+            Some(key) if is_new && waiter.round < MAX_ROUNDS => {
+                if self.is_settled(&key) {
+                    return self.fail(waiter.id, Errno::ACCESS);
+                }
+                waiter.round += 1;
+                waiter.denied = denied;
+                self.hold(key, waiter);
+            }
+            _ => {
+                self.ledger().record(denied, || waiter.who);
+                self.fail(waiter.id, Errno::ACCESS);
+            }
+        }
+    }
+
+    fn refuse_all(&mut self, hold: Hold<Waiter>) {
+        let denial = Denial { resolution: Resolution::Refused, ..hold.denial };
+        self.ledger().count(&denial, hold.waiters.len() as u64);
+        for waiter in &hold.waiters {
+            self.fail(waiter.id, Errno::ACCESS);
+        }
+        self.holds.refuse(hold.key, denial);
+    }
+
+    /// Carries a held call out with the powers of now. It comes back where they
+    /// do not suffice.
+    fn carry_out(&mut self, waiter: Waiter) -> Option<(Waiter, Denied)> {
+        let id = waiter.id;
+        if !self.notifier.is_valid(id) {
+            return None;
+        }
+        if waiter.pins.still_hold(&waiter.deed).is_err() {
+            self.refuse_changed(waiter);
+            return None;
+        }
+        match self.perform(id, &waiter.deed) {
+            // Neither is what was shown: a name that became a link, or a call
+            // whose arguments the kernel would read again.
+            Ok(Step::Link(_) | Step::Done(Reply::Continue)) => self.refuse_changed(waiter),
+            Ok(step) => self.finish(id, step),
+            Err(Failure::Native(Errno::STALE)) => self.refuse_changed(waiter),
+            Err(Failure::Native(errno)) => self.fail(id, errno),
+            Err(Failure::Noted(errno, denied)) => {
+                self.ledger().record(denied, || waiter.who);
+                self.fail(id, errno);
+            }
+            Err(Failure::Refused(denied)) => return Some((waiter, denied)),
+        }
+        None
+    }
+
+    /// What was agreed to is not there any more.
+    fn refuse_changed(&mut self, waiter: Waiter) {
+        let Waiter { id, who, denied: Denied { operation, object, .. }, .. } = waiter;
+        let refusal = Refusal { rule: "it changed while the question stood".to_owned(), grant: None };
+        self.ledger().record(Denied { operation, object, layer: Layer::Broker, refusal }, || who);
+        self.fail(id, Errno::ACCESS);
+    }
+
+    /// The end: nobody waits for anything any more.
+    pub(super) fn withdraw_all(&mut self) {
+        for id in self.holds.sweep_all() {
+            self.ledger().tell(BrokerEvent::Withdrawn(HoldId(id)));
+        }
+    }
+
+    /// Lets go of waiters that are gone.
+    pub(super) fn look_after_holds(&mut self) {
+        let notifier = self.notifier.clone();
+        for id in self.holds.sweep(|waiter| notifier.is_valid(waiter)) {
+            self.ledger().tell(BrokerEvent::Withdrawn(HoldId(id)));
+        }
+    }
+
+    pub(super) fn fail(&self, id: u64, errno: Errno) {
+        // It fails only where the caller is gone: there is nobody to tell.
+        let _ = self.notifier.answer(id, Answer::Error(errno));
+    }
+}

@@ -1,0 +1,295 @@
+//! The table of held calls: which questions stand open and who waits behind
+//! each. One object, one question: who needs the same right on the same object
+//! waits behind the first, and what was refused once is refused without asking.
+//!
+//! Pure: what waits is only known by its notification. Everything is bounded.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use stockade_model::{Denial, Grant};
+
+/// Questions that may stand open at once.
+const MAX_OPEN: usize = 1000;
+/// Objects that stay refused without asking. Once there are as many, nothing
+/// new is asked: such a program tries everything.
+const MAX_REFUSED: usize = 1000;
+/// Waiters looked at in one round: asking the kernel about each costs time that
+/// grows with their number.
+const SWEPT_AT_ONCE: usize = 256;
+
+/// What a question is about.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    right: Right,
+    object: Vec<u8>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Right {
+    Write,
+    Socket,
+}
+
+impl Key {
+    /// The question about `object` that `grant` would answer, where a power
+    /// added later can be made real in place. What is hidden stays hidden until
+    /// another attempt, and so does the network.
+    pub fn of(grant: Option<&Grant>, object: &[u8]) -> Option<Self> {
+        let right = match grant? {
+            Grant::Write(_) => Right::Write,
+            Grant::Socket(_) => Right::Socket,
+            Grant::Read(_)
+            | Grant::Connect { .. }
+            | Grant::Listen(_)
+            | Grant::Exec(_)
+            | Grant::Env(_)
+            | Grant::Memory(_) => return None,
+        };
+        Some(Self { right, object: object.to_vec() })
+    }
+}
+
+/// Something that waits for an answer.
+pub(super) trait Waits {
+    /// The notification that is to be answered.
+    fn notification(&self) -> u64;
+}
+
+/// One open question.
+pub(super) struct Hold<W> {
+    pub key: Key,
+    /// As it was told.
+    pub denial: Denial,
+    /// Who waits, the first one first.
+    pub waiters: Vec<W>,
+}
+
+/// Where a waiter was put.
+pub(super) enum Placed<W> {
+    /// It is the first: ask, under this number.
+    Asked(u64),
+    /// Somebody waits for the same already.
+    Behind,
+    /// There is no room: it is given back.
+    Full(W),
+}
+
+/// The open questions.
+pub(super) struct Holds<W> {
+    max_waiters: usize,
+    last: u64,
+    open: BTreeMap<u64, Hold<W>>,
+    by_key: HashMap<Key, u64>,
+    refused: HashMap<Key, Denial>,
+    waiters: usize,
+    swept: u64,
+}
+
+impl<W: Waits> Holds<W> {
+    /// A table with room for so many waiters.
+    pub fn new(max_waiters: usize) -> Self {
+        Self {
+            max_waiters,
+            last: 0,
+            open: BTreeMap::new(),
+            by_key: HashMap::new(),
+            refused: HashMap::new(),
+            waiters: 0,
+            swept: 0,
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+
+    /// The refusal that settled this already.
+    pub fn refused(&self, key: &Key) -> Option<&Denial> {
+        self.refused.get(key)
+    }
+
+    /// Puts a waiter behind the question for `key`, or makes it the first;
+    /// `denial` is what would be asked.
+    pub fn place(&mut self, key: Key, waiter: W, denial: impl FnOnce() -> Denial) -> Placed<W> {
+        if self.waiters >= self.max_waiters {
+            return Placed::Full(waiter);
+        }
+        if let Some(hold) = self.by_key.get(&key).and_then(|id| self.open.get_mut(id)) {
+            hold.waiters.push(waiter);
+            self.waiters += 1;
+            return Placed::Behind;
+        }
+        if self.open.len() >= MAX_OPEN || self.refused.len() >= MAX_REFUSED {
+            return Placed::Full(waiter);
+        }
+        self.last += 1;
+        self.insert(self.last, Hold { key, denial: denial(), waiters: vec![waiter] });
+        Placed::Asked(self.last)
+    }
+
+    /// Takes a question out with all who wait behind it.
+    pub fn take(&mut self, id: u64) -> Option<Hold<W>> {
+        let hold = self.open.remove(&id)?;
+        self.by_key.remove(&hold.key);
+        self.waiters -= hold.waiters.len();
+        Some(hold)
+    }
+
+    /// Puts back what was taken and is not settled.
+    pub fn put_back(&mut self, id: u64, hold: Hold<W>) {
+        if !hold.waiters.is_empty() {
+            self.insert(id, hold);
+        }
+    }
+
+    /// Remembers a refusal.
+    pub fn refuse(&mut self, key: Key, denial: Denial) {
+        self.refused.insert(key, denial);
+    }
+
+    /// The open questions that `grants` may have settled.
+    pub fn covered_by(&self, grants: &[Grant]) -> Vec<u64> {
+        let covers = |path: &Path| grants.iter().filter_map(Grant::path).any(|granted| path.starts_with(granted));
+        let grant_of = |hold: &Hold<W>| hold.denial.grant.as_ref().and_then(Grant::path).is_some_and(covers);
+        self.open.iter().filter(|(_, hold)| grant_of(hold)).map(|(id, _)| *id).collect()
+    }
+
+    /// Lets go of waiters that `waits` says are gone, some of them at each call,
+    /// and tells the questions that nobody waits behind any more.
+    pub fn sweep(&mut self, waits: impl Fn(u64) -> bool) -> Vec<u64> {
+        let mut looked = 0;
+        let mut empty = Vec::new();
+        let round: Vec<u64> =
+            self.open.range(self.swept + 1..).chain(self.open.range(..=self.swept)).map(|(id, _)| *id).collect();
+        for id in round {
+            if looked >= SWEPT_AT_ONCE {
+                break;
+            }
+            let Some(hold) = self.open.get_mut(&id) else { continue };
+            let before = hold.waiters.len();
+            hold.waiters.retain(|waiter| waits(waiter.notification()));
+            self.waiters -= before - hold.waiters.len();
+            if hold.waiters.is_empty() {
+                empty.push(id);
+            }
+            looked += before;
+            self.swept = id;
+        }
+        for id in &empty {
+            self.take(*id);
+        }
+        empty
+    }
+
+    /// Takes everything out, and tells which questions stood open.
+    pub fn sweep_all(&mut self) -> Vec<u64> {
+        let open: Vec<u64> = self.open.keys().copied().collect();
+        for id in &open {
+            self.take(*id);
+        }
+        open
+    }
+
+    fn insert(&mut self, id: u64, hold: Hold<W>) {
+        self.by_key.insert(hold.key.clone(), id);
+        self.waiters += hold.waiters.len();
+        self.open.insert(id, hold);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stockade_model::{Layer, Operation, RawText, Resolution};
+
+    impl Waits for u64 {
+        fn notification(&self) -> u64 {
+            *self
+        }
+    }
+
+    fn denial(object: &str) -> Denial {
+        Denial {
+            operation: Operation::Create,
+            object: RawText::from(object),
+            pid: None,
+            program: None,
+            layer: Layer::Broker,
+            rule: "outside".to_owned(),
+            grant: Some(Grant::Write(object.into())),
+            resolution: Resolution::Recorded,
+            count: 1,
+        }
+    }
+
+    fn key(object: &str) -> Key {
+        Key::of(Some(&Grant::Write(object.into())), object.as_bytes()).unwrap()
+    }
+
+    fn put(holds: &mut Holds<u64>, object: &str, waiter: u64) -> Option<u64> {
+        match holds.place(key(object), waiter, || denial(object)) {
+            Placed::Asked(id) => Some(id),
+            Placed::Behind => Some(0),
+            Placed::Full(_) => None,
+        }
+    }
+
+    #[test]
+    fn equal_calls_wait_behind_the_first_and_the_number_is_bounded() {
+        let mut holds = Holds::new(5);
+        assert_eq!(put(&mut holds, "/a", 1), Some(1));
+        assert_eq!(put(&mut holds, "/a", 2), Some(0));
+        assert_eq!(put(&mut holds, "/b", 3), Some(2));
+        assert_eq!(holds.covered_by(&[Grant::Write("/a".into())]), [1]);
+        assert_eq!(holds.covered_by(&[Grant::Write("/".into())]), [1, 2]);
+        let hold = holds.take(1).unwrap();
+        assert_eq!(hold.waiters, [1, 2]);
+        assert_eq!(put(&mut holds, "/a", 4), Some(3), "answered: a new question");
+        for (n, expected) in [(5, Some(0)), (6, Some(0)), (7, Some(0)), (8, None)] {
+            assert_eq!(put(&mut holds, "/a", n), expected);
+        }
+    }
+
+    #[test]
+    fn too_many_questions_or_refusals_are_no_questions() {
+        let mut holds = Holds::new(usize::MAX);
+        for n in 0..MAX_OPEN as u64 {
+            assert!(put(&mut holds, &format!("/{n}"), n).is_some());
+        }
+        assert_eq!(put(&mut holds, "/more", 0), None);
+        let mut holds = Holds::new(usize::MAX);
+        for n in 0..MAX_REFUSED as u64 {
+            let id = put(&mut holds, &format!("/{n}"), n).unwrap();
+            let hold = holds.take(id).unwrap();
+            holds.refuse(hold.key, hold.denial);
+        }
+        assert!(holds.refused(&key("/7")).is_some());
+        assert_eq!(put(&mut holds, "/more", 0), None);
+    }
+
+    #[test]
+    fn the_last_waiter_takes_its_question_along() {
+        let mut holds = Holds::new(1000);
+        for n in 0..600 {
+            put(&mut holds, &format!("/{}", n / 2), n);
+        }
+        let gone = |id: u64| !(100..105).contains(&id);
+        let mut withdrawn = Vec::new();
+        for _ in 0..3 {
+            withdrawn.extend(holds.sweep(gone));
+        }
+        assert_eq!(withdrawn, [51, 52]);
+        assert_eq!(holds.take(53).unwrap().waiters, [105]);
+        assert!(!holds.is_empty());
+    }
+
+    #[test]
+    fn only_what_can_be_added_in_place_is_asked() {
+        for grant in ["read /a", "connect a:1", "env A", "exec /a"] {
+            assert_eq!(Key::of(Some(&grant.parse().unwrap()), b"/a"), None);
+        }
+        assert_eq!(Key::of(None, b"/a"), None);
+        assert_ne!(key("/a"), Key::of(Some(&Grant::Socket("/a".into())), b"/a").unwrap());
+    }
+}

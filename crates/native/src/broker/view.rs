@@ -1,0 +1,150 @@
+//! Through which view an object is changed, and whether it is still the one
+//! that was shown.
+//!
+//! What a run was given after its root was built is read-only inside. The front
+//! does it in its own view: the same path without links, taken only where both
+//! views show the very same object.
+
+use std::ffi::CString;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{FileType, Stat, fstat};
+use stockade_sys::{Errno, resolve};
+
+use super::deed::Deed;
+use super::service::Service;
+use super::walk::{Directory, Object, Place};
+
+/// A held object to act through.
+pub(super) enum Through<'a> {
+    /// As the caller sees it.
+    Seen(BorrowedFd<'a>),
+    /// As the front sees it.
+    Own(OwnedFd),
+}
+
+impl AsFd for Through<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Seen(fd) => *fd,
+            Self::Own(fd) => fd.as_fd(),
+        }
+    }
+}
+
+/// What had the names of a deed when somebody was asked about it. Holding it
+/// keeps its inode number from being given to another object.
+pub(super) struct Pins(Vec<Option<(OwnedFd, Stat)>>);
+
+/// It is not what it was any more.
+pub(super) struct Changed;
+
+impl Pins {
+    /// Holds what has the names of `deed` now.
+    pub fn of(deed: &Deed) -> Result<Self, Errno> {
+        let pin = |place: &Place| match place.step() {
+            Ok(fd) => fstat(&fd).map(|stat| Some((fd, stat))),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(errno),
+        };
+        deed.places().map(pin).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Whether the directories, names and objects of `deed` are those that were
+    /// shown. A name may have gone, or have been given to a new object: the
+    /// answer was about the name; but not to a link that would be followed.
+    pub fn still_hold(&self, deed: &Deed) -> Result<(), Changed> {
+        let is_at = |fd: &OwnedFd, path: &[u8]| Object::path_of(fd).is_ok_and(|now| now == path);
+        for (place, pin) in deed.places().zip(&self.0) {
+            if !is_at(&place.directory.fd, &place.directory.path) {
+                return Err(Changed);
+            }
+            let now = place.step().and_then(fstat);
+            match (pin, now) {
+                (_, Err(_)) => {}
+                (Some((_, then)), Ok(now)) if same(then, &now) => {}
+                (None, Ok(now)) if FileType::from_raw_mode(now.st_mode) != FileType::Symlink => {}
+                _ => return Err(Changed),
+            }
+        }
+        match deed.object() {
+            Some(object) if !object.is_placeless() && !is_at(&object.fd, &object.path) => Err(Changed),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Service {
+    /// The directory of `place`, whose whole path is `path`, to make or remove a
+    /// name in.
+    pub fn through<'p>(&self, place: &'p Place, path: &[u8]) -> Result<Through<'p>, Errno> {
+        if self.powers.is_unattached(path) {
+            own_directory(&place.directory).map(Through::Own)
+        } else {
+            Ok(Through::Seen(place.directory.fd.as_fd()))
+        }
+    }
+
+    /// The directories of two names, in one view.
+    pub fn through_both<'p>(
+        &self,
+        (one, one_path): (&'p Place, &[u8]),
+        (other, other_path): (&'p Place, &[u8]),
+    ) -> Result<(Through<'p>, Through<'p>), Errno> {
+        if self.powers.is_unattached(one_path) || self.powers.is_unattached(other_path) {
+            return Ok((Through::Own(own_directory(&one.directory)?), Through::Own(own_directory(&other.directory)?)));
+        }
+        Ok((Through::Seen(one.directory.fd.as_fd()), Through::Seen(other.directory.fd.as_fd())))
+    }
+
+    /// The directories of two names as the front sees them.
+    pub fn through_own<'p>(one: &Place, other: &Place) -> Result<(Through<'p>, Through<'p>), Errno> {
+        Ok((Through::Own(own_directory(&one.directory)?), Through::Own(own_directory(&other.directory)?)))
+    }
+
+    /// An object and the directory in which it gets a second name, in one view.
+    /// What was made without a name is nowhere to be found: its own view stays.
+    pub fn through_link<'p>(
+        &self,
+        source: &'p Object,
+        (new, path): (&'p Place, &[u8]),
+    ) -> Result<(Through<'p>, Through<'p>), Errno> {
+        let unnamed = source.stat.st_nlink == 0;
+        if !unnamed && (self.powers.is_unattached(&source.path) || self.powers.is_unattached(path)) {
+            return Ok((Through::Own(own_object(source)?), Through::Own(own_directory(&new.directory)?)));
+        }
+        Ok((Through::Seen(source.fd.as_fd()), self.through(new, path)?))
+    }
+
+    /// An object to change. What has no name any more is nowhere else to be found
+    /// than behind its descriptor.
+    pub fn through_object<'p>(&self, object: &'p Object) -> Result<Through<'p>, Errno> {
+        if object.stat.st_nlink > 0 && !object.is_placeless() && self.powers.is_unattached(&object.path) {
+            own_object(object).map(Through::Own)
+        } else {
+            Ok(Through::Seen(object.fd.as_fd()))
+        }
+    }
+}
+
+/// A held directory as the front sees it.
+pub(super) fn own_directory(directory: &Directory) -> Result<OwnedFd, Errno> {
+    let text = CString::new(&directory.path[..]).map_err(|_| Errno::INVAL)?;
+    let own = resolve::directory_without_links(&text)?;
+    if same(&fstat(&directory.fd)?, &fstat(&own)?) { Ok(own) } else { Err(Errno::STALE) }
+}
+
+/// A held object as the front sees it.
+pub(super) fn own_object(object: &Object) -> Result<OwnedFd, Errno> {
+    let end = object.path.iter().rposition(|b| *b == b'/').ok_or(Errno::STALE)?;
+    let (parent, name) = (&object.path[..end.max(1)], &object.path[end + 1..]);
+    let parent = CString::new(parent).map_err(|_| Errno::INVAL)?;
+    let directory = resolve::directory_without_links(&parent)?;
+    let name = if name.is_empty() { c".".to_owned() } else { CString::new(name).map_err(|_| Errno::INVAL)? };
+    let own = resolve::step(directory.as_fd(), &name)?;
+    if same(&object.stat, &fstat(&own)?) { Ok(own) } else { Err(Errno::STALE) }
+}
+
+fn same(one: &Stat, other: &Stat) -> bool {
+    (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+}
