@@ -10,10 +10,13 @@
 #![forbid(unsafe_code)]
 
 mod act;
+pub mod amend;
 mod decide;
+mod draft;
 mod environment;
 mod error;
 mod file;
+mod format;
 mod glob;
 pub mod load;
 mod merge;
@@ -34,9 +37,11 @@ mod words;
 
 pub use act::{ActRuling, Stage, decide_act};
 pub use decide::{Ruling, Said, consider, decide, may_escalate, mode_answers, rule_in, rule_on};
+pub use draft::DraftRule;
 pub use environment::effective_environment;
 pub use error::{ConfigError, Place};
 pub use file::{ApproverName, Combining, ConfigFile, FileOperation, ProvenanceSection};
+pub use format::format;
 pub use merge::LayerText;
 pub use mode::{GrantClass, ModeAnswers, mode_name};
 pub use obligations::Obligations;

@@ -106,7 +106,7 @@ pub(crate) fn of_script(script: &[u8]) -> Words {
     Words { commands, plain, loose }
 }
 
-fn is_wrapper(program: &str) -> bool {
+pub(crate) fn is_wrapper(program: &str) -> bool {
     WRAPPERS.binary_search(&base_name(program)).is_ok()
 }
 

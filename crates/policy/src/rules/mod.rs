@@ -21,6 +21,7 @@ use crate::file::{
 use crate::pattern::{GrantText, HostPattern, PathPattern, TimeWindow, Word};
 use crate::spec::Origin;
 
+pub(crate) use matching::joined;
 pub use scene::{Act, Circumstances};
 pub(crate) use scene::{Scene, Subject};
 pub(crate) use sets::Findings;
@@ -315,7 +316,7 @@ fn matcher_of(section: &RuleSection) -> Result<Matcher, Fault> {
 }
 
 /// Every key that is given, as `key=value`, in the order of the schema.
-fn said(section: &RuleSection) -> String {
+pub(crate) fn said(section: &RuleSection) -> String {
     let mut parts = vec![crate::decide::verdict_name(section.effect).to_owned()];
     parts.extend(section.name.iter().map(|name| format!("name={}", name.0)));
     parts.extend(said_list("prefix", &section.prefix));

@@ -1,0 +1,483 @@
+//! Answers that become rules: what may become one, the smallest rule there is
+//! for it, and putting it into a file whose comments and layout survive.
+//!
+//! Must not write files, and must not know who asks: the text is shown before
+//! anybody writes it.
+
+use std::path::Path;
+
+use stockade_model::{Command, Grant, Profile, RawText, Verdict};
+use toml_edit::{ArrayOfTables, DocumentMut, Item, Table};
+
+use crate::draft::DraftRule;
+use crate::error::ConfigError;
+use crate::file::{ConfigFile, ProvenanceSection};
+use crate::parse::{parse, parse_content};
+use crate::resolve::{hidden_by, is_protected};
+use crate::rules::joined;
+use crate::words::{self, base_name, is_wrapper};
+
+/// Programs that run code that stands in their arguments, their input or a file
+/// that may change: what was agreed to once says nothing about the next time.
+const INTERPRETERS: &[&str] = &[
+    "awk",
+    "bash",
+    "bun",
+    "busybox",
+    "cmake",
+    "csh",
+    "dash",
+    "deno",
+    "dotnet",
+    "ed",
+    "elixir",
+    "emacs",
+    "erl",
+    "ex",
+    "expect",
+    "fish",
+    "gawk",
+    "gdb",
+    "ghci",
+    "gnuplot",
+    "guile",
+    "irb",
+    "ipython",
+    "java",
+    "jjs",
+    "jshell",
+    "julia",
+    "ksh",
+    "lldb",
+    "lua",
+    "luajit",
+    "m4",
+    "make",
+    "mawk",
+    "mksh",
+    "mysql",
+    "nawk",
+    "ninja",
+    "node",
+    "nodejs",
+    "nu",
+    "nvim",
+    "ocaml",
+    "octave",
+    "osascript",
+    "perl",
+    "php",
+    "powershell",
+    "psql",
+    "pwsh",
+    "pypy",
+    "python",
+    "r",
+    "racket",
+    "rscript",
+    "ruby",
+    "runghc",
+    "sash",
+    "scala",
+    "sed",
+    "sh",
+    "sqlite3",
+    "swipl",
+    "tclsh",
+    "tcsh",
+    "ts-node",
+    "tsx",
+    "vi",
+    "vim",
+    "wish",
+    "xonsh",
+    "yash",
+    "zsh",
+];
+
+/// Programs that bring things from elsewhere, or take them there, and programs
+/// that fetch code and run it.
+const FETCHERS: &[&str] = &[
+    "aria2c",
+    "axel",
+    "bunx",
+    "curl",
+    "curlie",
+    "dig",
+    "fetch",
+    "ftp",
+    "http",
+    "https",
+    "httpie",
+    "lftp",
+    "lwp-request",
+    "lynx",
+    "nc",
+    "ncat",
+    "netcat",
+    "npx",
+    "nslookup",
+    "pipx",
+    "pnpx",
+    "rclone",
+    "rsync",
+    "scp",
+    "sftp",
+    "socat",
+    "ssh",
+    "telnet",
+    "tftp",
+    "uvx",
+    "w3m",
+    "wget",
+    "wget2",
+    "xh",
+    "yt-dlp",
+];
+
+/// Wrappers beyond those that `words` looks behind.
+const WRAPPERS: &[&str] = &[
+    "bwrap",
+    "container",
+    "crun",
+    "devbox",
+    "direnv",
+    "distrobox",
+    "docker",
+    "doas",
+    "fakeroot",
+    "firejail",
+    "gosu",
+    "jail",
+    "kubectl",
+    "lxc",
+    "machinectl",
+    "mise",
+    "nerdctl",
+    "nix",
+    "nix-shell",
+    "nsenter",
+    "podman",
+    "prlimit",
+    "runc",
+    "schroot",
+    "screen",
+    "setarch",
+    "stockade",
+    "su-exec",
+    "tini",
+    "tmux",
+    "toolbox",
+    "vagrant",
+    "wsl",
+];
+
+/// Why no rule is written.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoRule {
+    /// The text is not a list of plain commands.
+    #[error(
+        "the command is not plain, so no rule says what it means\nhint: answer for the session, or run its parts one by one"
+    )]
+    NotPlain,
+    /// The program runs what it is given.
+    #[error(
+        "`{program}` is {kind}: one yes would stand for everything it may run\nhint: answer for this time or for the session"
+    )]
+    RunsOthers {
+        /// The program, escaped.
+        program: String,
+        /// `an interpreter`, `a wrapper`, `a fetcher`.
+        kind: &'static str,
+    },
+    /// The program is a file that may change.
+    #[error("`{program}` is a file that may change after the answer\nhint: answer for this time or for the session")]
+    NotByName {
+        /// The program, escaped.
+        program: String,
+    },
+    /// A word holds what stands for anything in a pattern.
+    #[error("`{word}` holds `*`, which in a rule means anything\nhint: write the rule by hand")]
+    HasPattern {
+        /// The word, escaped.
+        word: String,
+    },
+    /// The power is over what is guarded.
+    #[error("`{grant}` is over what is hidden or protected\nhint: answer each time, or change the profile by hand")]
+    Guarded {
+        /// The grant.
+        grant: String,
+    },
+}
+
+/// What a program is that never gets an `allow` rule from an answer.
+pub fn runs_others(program: &str) -> Option<&'static str> {
+    let name = base_name(program).to_ascii_lowercase();
+    // `python3.12`, `perl5.36.0`, `node-22`, `clang-17` ...
+    let bare = name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.' || c == '-');
+    let listed = |list: &[&str]| list.contains(&name.as_str()) || list.contains(&bare);
+    if listed(INTERPRETERS) {
+        Some("an interpreter")
+    } else if listed(FETCHERS) {
+        Some("a fetcher")
+    } else if listed(WRAPPERS) || is_wrapper(&name) || is_wrapper(bare) {
+        Some("a wrapper")
+    } else {
+        None
+    }
+}
+
+/// The smallest rules that answer for a command from now on, one for each of
+/// its commands: exactly these words, and for an `allow` exactly these powers.
+///
+/// # Errors
+/// See [`NoRule`]. A refusal is remembered for whatever program.
+pub fn rules_for(
+    command: &Command,
+    effect: Verdict,
+    grants: &[Grant],
+    profile: &Profile,
+    provenance: &ProvenanceSection,
+) -> Result<Vec<DraftRule>, NoRule> {
+    let words = match command {
+        Command::Argv(argv) => words::of_argv(&argv.iter().map(RawText::to_str).collect::<Vec<_>>()),
+        Command::Script(script) => words::of_script(script.as_bytes()),
+    };
+    if !words.plain || words.commands.is_empty() {
+        return Err(NoRule::NotPlain);
+    }
+    for grant in grants {
+        check_grant(grant, profile)?;
+    }
+    let mut drafts: Vec<DraftRule> = Vec::new();
+    for command in &words.commands {
+        let draft = rule_of(command, effect, grants, provenance)?;
+        if !drafts.contains(&draft) {
+            drafts.push(draft);
+        }
+    }
+    Ok(drafts)
+}
+
+fn rule_of(
+    command: &[String],
+    effect: Verdict,
+    grants: &[Grant],
+    provenance: &ProvenanceSection,
+) -> Result<DraftRule, NoRule> {
+    let escaped = |text: &str| RawText::from(text).escaped();
+    let Some(program) = command.first() else { return Err(NoRule::NotPlain) };
+    if effect == Verdict::Allow {
+        if let Some(kind) = runs_others(program) {
+            return Err(NoRule::RunsOthers { program: escaped(program), kind });
+        }
+        if program.contains('/') {
+            return Err(NoRule::NotByName { program: escaped(program) });
+        }
+    }
+    let whole = joined(command);
+    if whole.chars().any(char::is_control) {
+        return Err(NoRule::NotPlain);
+    }
+    if let Some(word) = command.iter().find(|word| word.contains('*')) {
+        return Err(NoRule::HasPattern { word: escaped(word) });
+    }
+    let said = match effect {
+        Verdict::Allow => "agreed to always",
+        Verdict::Ask => "asked about always",
+        Verdict::Deny => "refused always",
+    };
+    let mut draft = DraftRule::new(effect, format!("{said} by {}", provenance.by));
+    draft.glob = vec![whole];
+    if effect == Verdict::Allow {
+        draft.grants = grants.iter().map(Grant::to_string).collect();
+    }
+    draft.provenance = Some(provenance.clone());
+    Ok(draft)
+}
+
+/// Never credentials, never protected names, never all of something.
+fn check_grant(grant: &Grant, profile: &Profile) -> Result<(), NoRule> {
+    let guarded = match grant {
+        Grant::Read(path) | Grant::Write(path) => {
+            hidden_by(&profile.filesystem, path).is_some()
+                || is_protected(&profile.filesystem, path)
+                || path == Path::new("/")
+        }
+        Grant::Connect { port, .. } => port.is_none(),
+        Grant::Socket(_) | Grant::Exec(_) => true,
+        Grant::Listen(_) | Grant::Env(_) | Grant::Memory(_) => false,
+    };
+    if guarded { Err(NoRule::Guarded { grant: grant.to_string() }) } else { Ok(()) }
+}
+
+/// A configuration's text with rules added at its end; everything else stays
+/// byte for byte. A rule that is there already is not added again.
+///
+/// # Errors
+/// When the text, or the text with the rules, is no configuration file.
+pub fn insert_rules(file: &Path, source: &str, drafts: &[DraftRule]) -> Result<String, ConfigError> {
+    let before = parse::<ConfigFile>(file, source)?.0;
+    let mut text = source.to_owned();
+    let mut known: Vec<String> = before.rules.iter().map(crate::rules::said).collect();
+    for draft in drafts {
+        let own = parse_content::<ConfigFile>(file, &draft.to_toml())?;
+        let said: Vec<String> = own.rules.iter().map(crate::rules::said).collect();
+        if said.iter().all(|rule| known.contains(rule)) {
+            continue;
+        }
+        known.extend(said);
+        text = with_rule(file, &text, draft)?;
+    }
+    // What came out must hold what went in.
+    let after = parse::<ConfigFile>(file, &text)?.0;
+    let rules: Vec<String> = after.rules.iter().map(crate::rules::said).collect();
+    if rules != known {
+        return Err(
+            ConfigError::new(file, None, "the rule could not be added without changing others").hint("add it by hand")
+        );
+    }
+    Ok(text)
+}
+
+fn with_rule(file: &Path, source: &str, draft: &DraftRule) -> Result<String, ConfigError> {
+    let wrong = |error: toml_edit::TomlError| ConfigError::new(file, None, error.message().to_owned());
+    let mut document: DocumentMut = source.parse().map_err(wrong)?;
+    match document.get("rules") {
+        // The common case: text at the end, which keeps every byte before it.
+        None | Some(Item::ArrayOfTables(_)) => {
+            let mut text = source.to_owned();
+            if !text.is_empty() && !text.ends_with('\n') {
+                text.push('\n');
+            }
+            if !text.is_empty() && !text.ends_with("\n\n") {
+                text.push('\n');
+            }
+            text.push_str(&draft.to_toml());
+            Ok(text)
+        }
+        Some(_) => {
+            // `rules = [{ ... }]`: the list takes one more.
+            let own: DocumentMut = draft.to_toml().parse().map_err(wrong)?;
+            let tables =
+                own.get("rules").and_then(Item::as_array_of_tables).cloned().unwrap_or_else(ArrayOfTables::new);
+            let list = document
+                .get_mut("rules")
+                .and_then(Item::as_array_mut)
+                .ok_or_else(|| ConfigError::new(file, None, "`rules` is no list").hint("write rules as `[[rules]]`"))?;
+            for table in tables.iter().map(Table::clone) {
+                list.push(table.into_inline_table());
+            }
+            Ok(document.to_string())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn by() -> ProvenanceSection {
+        ProvenanceSection { by: "terminal".into(), at: Some("2026-11-20T10:00:00Z".into()), request: None }
+    }
+
+    fn profile() -> Profile {
+        let settings = crate::Settings::from_layers(Path::new("/home/u"), Default::default(), &[]).unwrap();
+        crate::resolve_profile(&settings, "workspace", Path::new("/w"), &[]).unwrap()
+    }
+
+    fn rules(script: &str, effect: Verdict, grants: &[&str]) -> Result<Vec<DraftRule>, NoRule> {
+        let grants: Vec<Grant> = grants.iter().map(|text| text.parse().unwrap()).collect();
+        rules_for(&Command::Script(script.into()), effect, &grants, &profile(), &by())
+    }
+
+    #[test]
+    fn the_smallest_rule() {
+        let found = rules(
+            "cargo build --release && cargo build --release; git fetch",
+            Verdict::Allow,
+            &["connect github.com:443"],
+        )
+        .unwrap();
+        assert_eq!(found.len(), 2);
+        assert_eq!(found[0].glob, ["cargo build --release"]);
+        assert_eq!(found[1].grants, ["connect github.com:443"]);
+        assert_eq!(rules("git commit -m 'a b'", Verdict::Allow, &[]).unwrap()[0].glob, ["git commit -m 'a b'"]);
+        let lone = rules("rm x", Verdict::Deny, &["connect a.b:1"]).unwrap();
+        assert_eq!(lone[0].grants, [""; 0]);
+    }
+
+    #[test]
+    fn never_what_runs_others() {
+        for program in [
+            "python3",
+            "python3.12",
+            "bash",
+            "node-22",
+            "perl5.36.0",
+            "PYTHON",
+            "env",
+            "sudo",
+            "timeout",
+            "xargs",
+            "find",
+            "docker",
+            "curl",
+            "wget",
+            "npx",
+            "uvx",
+            "ssh",
+            "make",
+            "sed",
+            "awk",
+            "/usr/bin/python3",
+        ] {
+            let script = format!("{program} x");
+            assert!(matches!(rules(&script, Verdict::Allow, &[]), Err(NoRule::RunsOthers { .. })), "{program}");
+            assert!(rules(&script, Verdict::Deny, &[]).is_ok(), "{program}");
+        }
+        assert!(matches!(rules("ls && python3 x", Verdict::Allow, &[]), Err(NoRule::RunsOthers { .. })));
+        assert!(matches!(rules("./build", Verdict::Allow, &[]), Err(NoRule::NotByName { .. })));
+        for script in ["ls > x", "ls $X", "if a; then b; fi", ""] {
+            assert_eq!(rules(script, Verdict::Allow, &[]), Err(NoRule::NotPlain), "{script}");
+        }
+        assert!(matches!(rules("ls '*'", Verdict::Allow, &[]), Err(NoRule::HasPattern { .. })));
+    }
+
+    #[test]
+    fn never_what_is_guarded() {
+        for grant in [
+            "read /home/u/.ssh",
+            "write /w/.git/hooks",
+            "write /",
+            "connect evil.example",
+            "socket /run/docker.sock",
+            "exec /bin/x",
+        ] {
+            assert!(matches!(rules("tool", Verdict::Allow, &[grant]), Err(NoRule::Guarded { .. })), "{grant}");
+        }
+        assert!(rules("tool", Verdict::Allow, &["write /srv/x"]).is_ok());
+    }
+
+    #[track_caller]
+    fn check(source: &str, expected_start: &str) -> String {
+        let drafts = rules("cargo test", Verdict::Allow, &[]).unwrap();
+        let file = Path::new("/u");
+        let text = insert_rules(file, source, &drafts).unwrap();
+        assert!(text.starts_with(expected_start), "{text}");
+        assert_eq!(insert_rules(file, &text, &drafts).unwrap(), text, "again adds nothing");
+        text
+    }
+
+    #[test]
+    fn comments_and_layout_survive() {
+        check("", "[[rules]]\n");
+        let source = "# mine\nlevel   = 'full' # why\n\n\n[[rules]] # first\nprefix = [\n  \"a\", # x\n]\neffect='deny'\njustification = \"\"\"x\"\"\"";
+        let text = check(source, source);
+        assert!(text.ends_with("provenance = { by = \"terminal\", at = \"2026-11-20T10:00:00Z\" }\n"), "{text}");
+        let inline = "rules = [{ prefix = [\"a\"], effect = \"deny\", justification = \"x\" }] # mine\n[profiles.x]\nhide = []\n";
+        let text = check(inline, "rules = [{ prefix = [\"a\"], effect");
+        assert!(text.contains("# mine\n[profiles.x]\nhide = []\n"), "{text}");
+        assert!(insert_rules(Path::new("/u"), "rules = 3", &[]).is_err());
+    }
+}

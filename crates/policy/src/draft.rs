@@ -1,0 +1,149 @@
+//! A rule on its way into a file: its keys as they will be written, with a
+//! comment above. Made by answers, imports and suggestions.
+//!
+//! Must not know files: `amend` puts the text into one, `merge` checks it there.
+
+use stockade_model::Verdict;
+
+use crate::decide::verdict_name;
+use crate::file::{FileOperation, ProvenanceSection};
+use crate::pattern::Word;
+
+/// A rule that is not yet written. Empty lists are left out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DraftRule {
+    /// Lines above it, without `#`.
+    pub comments: Vec<String>,
+    /// `prefix`.
+    pub prefix: Vec<Word>,
+    /// `glob`.
+    pub glob: Vec<String>,
+    /// `options.present`.
+    pub present: Vec<Word>,
+    /// `options.absent`.
+    pub absent: Vec<Word>,
+    /// `tool`.
+    pub tool: Vec<String>,
+    /// `arguments`.
+    pub arguments: Vec<(String, Vec<String>)>,
+    /// `files`.
+    pub files: Vec<String>,
+    /// `operations`.
+    pub operations: Vec<FileOperation>,
+    /// `hosts`.
+    pub hosts: Vec<String>,
+    /// `effect`.
+    pub effect: Verdict,
+    /// `justification`.
+    pub justification: String,
+    /// `grants`.
+    pub grants: Vec<String>,
+    /// `match`.
+    pub matches: Vec<String>,
+    /// `not_match`.
+    pub not_match: Vec<String>,
+    /// `provenance`.
+    pub provenance: Option<ProvenanceSection>,
+}
+
+impl DraftRule {
+    /// A rule that speaks of nothing yet.
+    pub fn new(effect: Verdict, justification: impl Into<String>) -> Self {
+        Self {
+            comments: Vec::new(),
+            prefix: Vec::new(),
+            glob: Vec::new(),
+            present: Vec::new(),
+            absent: Vec::new(),
+            tool: Vec::new(),
+            arguments: Vec::new(),
+            files: Vec::new(),
+            operations: Vec::new(),
+            hosts: Vec::new(),
+            effect,
+            justification: justification.into(),
+            grants: Vec::new(),
+            matches: Vec::new(),
+            not_match: Vec::new(),
+            provenance: None,
+        }
+    }
+
+    /// The rule as a `[[rules]]` table.
+    pub fn to_toml(&self) -> String {
+        let mut text = String::new();
+        for line in &self.comments {
+            text.push_str(&comment(line));
+        }
+        text.push_str("[[rules]]\n");
+        let words = |list: &[Word]| list.iter().map(word).collect::<Vec<_>>();
+        let texts = |list: &[String]| list.iter().map(|text| quoted(text)).collect::<Vec<_>>();
+        let operations: Vec<String> =
+            self.operations.iter().map(|operation| quoted(&format!("{operation:?}").to_lowercase())).collect();
+        let lists = [
+            ("prefix", words(&self.prefix)),
+            ("glob", texts(&self.glob)),
+            ("options.present", words(&self.present)),
+            ("options.absent", words(&self.absent)),
+            ("tool", texts(&self.tool)),
+        ];
+        for (key, items) in lists {
+            push_list(&mut text, key, &items);
+        }
+        for (name, values) in &self.arguments {
+            push_list(&mut text, &format!("arguments.{}", quoted(name)), &texts(values));
+        }
+        for (key, items) in [("files", texts(&self.files)), ("operations", operations), ("hosts", texts(&self.hosts))] {
+            push_list(&mut text, key, &items);
+        }
+        text.push_str(&format!("effect = \"{}\"\n", verdict_name(self.effect)));
+        push_list(&mut text, "grants", &texts(&self.grants));
+        text.push_str(&format!("justification = {}\n", quoted(&self.justification)));
+        push_list(&mut text, "match", &texts(&self.matches));
+        push_list(&mut text, "not_match", &texts(&self.not_match));
+        if let Some(provenance) = &self.provenance {
+            let mut parts = vec![format!("by = {}", quoted(&provenance.by))];
+            parts.extend(provenance.at.iter().map(|at| format!("at = {}", quoted(at))));
+            parts.extend(provenance.request.iter().map(|request| format!("request = {}", quoted(request))));
+            text.push_str(&format!("provenance = {{ {} }}\n", parts.join(", ")));
+        }
+        text
+    }
+}
+
+/// One line of comment; controls cannot end it.
+pub(crate) fn comment(line: &str) -> String {
+    let plain: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if plain.is_empty() { "#\n".to_owned() } else { format!("# {plain}\n") }
+}
+
+/// A string as TOML writes it.
+pub(crate) fn quoted(text: &str) -> String {
+    toml_edit::Value::from(text).to_string()
+}
+
+fn word(word: &Word) -> String {
+    match word.alternatives() {
+        [one] => quoted(one),
+        several => format!("[{}]", several.iter().map(|text| quoted(text)).collect::<Vec<_>>().join(", ")),
+    }
+}
+
+/// Widest list on one line, in characters.
+const LINE_WIDTH: usize = 100;
+
+fn push_list(text: &mut String, key: &str, items: &[String]) {
+    if items.is_empty() {
+        return;
+    }
+    let line = format!("{key} = [{}]\n", items.join(", "));
+    if line.chars().count() <= LINE_WIDTH {
+        text.push_str(&line);
+        return;
+    }
+    text.push_str(&format!("{key} = [\n"));
+    for item in items {
+        text.push_str(&format!("    {item},\n"));
+    }
+    text.push_str("]\n");
+}
