@@ -470,6 +470,17 @@ pub fn race(scene: &Path) {
     println!("opened {opened}");
 }
 
+/// One thread opens what must be asked for, while the others do what they may.
+pub fn threads(scene: &Path) {
+    std::env::set_current_dir(scene.join("ws/race")).unwrap();
+    let outside = scene.join("out/race/n");
+    let asker = std::thread::spawn(move || fs::write(outside, "x").is_ok());
+    std::thread::sleep(Duration::from_millis(200));
+    let done = (0..100).filter(|n| fs::write(format!("n{n}"), "x").is_ok()).count();
+    let before = !asker.is_finished();
+    println!("others {done} {}, asked {}", if before { "before" } else { "after" }, asker.join().unwrap());
+}
+
 /// What one call costs, in nanoseconds, the least of several rounds.
 pub fn cost(scene: &Path) {
     std::env::set_current_dir(scene.join("ws/race")).unwrap();

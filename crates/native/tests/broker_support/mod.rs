@@ -363,6 +363,7 @@ pub fn probe() {
             part["apart:".len()..].split(',').for_each(|name| play_apart(&scene, name));
         }
         Ok(part) if part.starts_with("case:") => play(&scene, Case::all().find(|c| c.name == &part[5..]).unwrap()),
+        Ok("threads") => cases::threads(&scene),
         Ok("race") => cases::race(&scene),
         Ok("cost") => cases::cost(&scene),
         _ => {}
