@@ -75,6 +75,7 @@ macro_rules! id {
 id!(RequestId, "req_", "request", "Names one request and everything that came of it.");
 id!(SessionId, "ses_", "session", "Names one agent's conversation.");
 id!(ApprovalId, "apr_", "approval", "Names one remembered answer.");
+id!(StageId, "stg_", "stage", "Names the staged writes of one run.");
 
 #[cfg(test)]
 mod tests {

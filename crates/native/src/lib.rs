@@ -8,6 +8,7 @@ pub mod doctor;
 pub mod filter;
 pub mod launch;
 pub mod powers;
+pub mod stage;
 
 mod backend;
 mod capture;

@@ -85,6 +85,28 @@ impl Powers {
         powers
     }
 
+    /// The powers over a workspace alone, for what is put into it later: every
+    /// protected name refuses.
+    pub(crate) fn over(workspace: &Path, protect: &[String]) -> Self {
+        let workspace = normal(workspace);
+        Self {
+            writable: vec![workspace.clone()],
+            workspace,
+            private: Vec::new(),
+            hidden: Vec::new(),
+            revealed: Vec::new(),
+            sockets: Vec::new(),
+            units: Units::new(protect),
+            targets: Vec::new(),
+            unattached: Vec::new(),
+        }
+    }
+
+    /// Adds paths that somebody agreed to, as a grant for writing does.
+    pub(crate) fn agree(&mut self, paths: impl IntoIterator<Item = PathBuf>) {
+        self.writable.extend(paths.into_iter().map(|path| normal(&path)));
+    }
+
     /// Protects objects that carry a protected name somewhere else: the targets
     /// of links with such a name, a hooks directory that a setting names.
     pub fn protect(&mut self, targets: impl IntoIterator<Item = PathBuf>) {

@@ -60,6 +60,7 @@ use service::Service;
 
 pub use table::{ArgTest, Test, Trap, notify_table};
 pub use targets::linked_units;
+pub(crate) use targets::linked_units_of;
 
 /// The broker's thread must come up within this.
 const START_TIMEOUT: Duration = Duration::from_secs(10);

@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use stockade_model::Plan;
+use stockade_model::{Plan, RawText};
 
 /// Links followed from one name.
 const MAX_LINKS: usize = 40;
@@ -16,12 +16,18 @@ const MAX_SETTINGS_BYTES: u64 = 1024 * 1024;
 /// `plan` that lead to them. What cannot be read is skipped: then nothing can
 /// be reached by it either.
 pub fn linked_units(plan: &Plan) -> Vec<PathBuf> {
+    let roots: Vec<&Path> = plan.profile.filesystem.write.iter().map(RawText::as_path).collect();
+    linked_units_of(&roots, &plan.profile.filesystem.protect)
+}
+
+/// The same for `names` in writable `roots`.
+pub(crate) fn linked_units_of(roots: &[&Path], names: &[String]) -> Vec<PathBuf> {
     let mut found = Vec::new();
-    for root in &plan.profile.filesystem.write {
-        for name in &plan.profile.filesystem.protect {
-            follow(&root.as_path().join(name), &mut found);
+    for root in roots {
+        for name in names {
+            follow(&root.join(name), &mut found);
         }
-        found.extend(git_pointers(root.as_path()));
+        found.extend(git_pointers(root));
     }
     found.sort();
     found.dedup();

@@ -1,0 +1,316 @@
+//! Commit, discard and recover.
+//!
+//! A commit makes all new objects ready beside the workspace, writes down what
+//! it will do (the decision), then only exchanges names and sets modes and
+//! times, and last clears up. Cut off before the decision, nothing has happened;
+//! after it, [`recover`] finishes, and where it cannot, takes everything back.
+//! So after recovery the workspace is what it was or what it was to become.
+
+use std::collections::BTreeSet;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags, fsync, openat, syncfs};
+use stockade_model::{RawText, StageId};
+
+use super::apply::{Ground, backward, forward};
+use super::change::{Change, Changes, changes};
+use super::conflict::{Conflict, Judge};
+use super::depot::{DEPOT, Depot, clear_depots, has_depot};
+use super::error::{At, CommitError, PathError, StageError};
+use super::journal::{self, Found, Journal};
+use super::object::{Object, directory_beneath};
+use super::place::{Stage, Stages, UPPER};
+use super::plan::prepare;
+use super::select::{Guard, Held, choose, named};
+use super::watch::{Point, Unwatched, Watch};
+
+/// Up to so many directories are flushed one by one.
+const FLUSHED_SINGLY_MAX: usize = 32;
+
+/// What is to be committed.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// Relative to the workspace; nothing means everything.
+    pub paths: Vec<PathBuf>,
+    /// Protected paths that were agreed to, relative to the workspace. As with
+    /// grants, a yes stops at the next protected name.
+    pub agreed: Vec<PathBuf>,
+}
+
+/// What became of a commit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Committed {
+    /// Paths that the workspace now has as the stage had them.
+    pub paths: Vec<PathBuf>,
+    /// What was left in the stage.
+    pub held: Vec<Held>,
+    /// Nothing is staged any more: the stage is gone.
+    pub is_gone: bool,
+}
+
+/// What became of a commit that was cut off.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recovered {
+    /// Of which stage.
+    pub id: StageId,
+    /// Which of the two it came to.
+    pub end: End,
+}
+
+/// How a commit that was cut off ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It was finished: the workspace is as it was to become.
+    Finished,
+    /// It was undone: the workspace is as it was. The reason is why it could
+    /// not be finished.
+    Undone(PathError),
+    /// It had not been decided: only its preparations were removed.
+    Unbegun,
+}
+
+impl Stage {
+    /// What it would change.
+    ///
+    /// # Errors
+    /// Where stage or workspace cannot be read.
+    pub fn changes(&self) -> Result<Changes, StageError> {
+        let upper = Object::of(self.part(UPPER)?).at(Path::new(UPPER))?;
+        let lower = Object::of(self.open_workspace()?).at(self.workspace())?;
+        let settled = journal::settled(self)?.iter().map(|path| path.as_path().to_owned()).collect();
+        Ok(changes(upper, lower, &settled, self.meta.began)?)
+    }
+
+    /// Which of `changes` the workspace has changed meanwhile, too.
+    ///
+    /// # Errors
+    /// Where stage or workspace cannot be read.
+    pub fn conflicts(&self, changes: &Changes) -> Result<Vec<Conflict>, StageError> {
+        let list: Vec<&Change> = changes.list.iter().collect();
+        Ok(self.conflicts_of(&list)?)
+    }
+
+    fn conflicts_of(&self, changes: &[&Change]) -> Result<Vec<Conflict>, PathError> {
+        let (upper, lower) = (self.part(UPPER)?, self.open_workspace().map_err(unreadable)?);
+        let judge = Judge::new(self)?;
+        let mut found = Vec::new();
+        for change in changes {
+            let staged = match change.staged {
+                Some(_) => Object::beneath(upper.as_fd(), &change.path).at(&change.path)?,
+                None => None,
+            };
+            let present = Object::beneath(lower.as_fd(), &change.path).at(&change.path)?;
+            found.extend(judge.conflict(change, staged.as_ref(), present.as_ref())?);
+        }
+        Ok(found)
+    }
+
+    /// Which of `changes` a commit would leave in the stage.
+    ///
+    /// # Errors
+    /// Where stage or workspace cannot be read.
+    pub fn held(&self, changes: &Changes) -> Result<Vec<Held>, CommitError> {
+        let (upper, lower) = (self.part(UPPER)?, self.open_workspace()?);
+        Ok(choose(changes, &[], &Guard::new(self, &[], upper.as_fd(), lower.as_fd()))?.held)
+    }
+
+    /// Puts what is wanted into the workspace.
+    ///
+    /// # Errors
+    /// [`CommitError`]; the workspace is as it was, unless it says otherwise.
+    pub fn commit(self, wanted: &Wanted, watch: &mut dyn Watch) -> Result<Committed, CommitError> {
+        if journal::is_there(self.directory.as_fd()) {
+            return Err(StageError::CutOff(self.id().clone()).into());
+        }
+        let all = self.changes()?;
+        let (upper, lower) = (self.part(UPPER)?, self.open_workspace()?);
+        let guard = Guard::new(&self, &wanted.agreed, upper.as_fd(), lower.as_fd());
+        let chosen = choose(&all, &wanted.paths, &guard)?;
+        let conflicts = self.conflicts_of(&chosen.changes)?;
+        if !conflicts.is_empty() {
+            return Err(CommitError::Conflicts(conflicts));
+        }
+        let paths: Vec<PathBuf> =
+            chosen.changes.iter().filter(|change| !change.is_incidental).map(|change| change.path.clone()).collect();
+        let is_all = chosen.held.is_empty() && chosen.changes.len() == all.list.len();
+        let held = chosen.held.clone();
+        if chosen.changes.is_empty() && !is_all {
+            return Ok(Committed { paths, held, is_gone: false });
+        }
+        let depot = Depot::make(&self, lower.as_fd()).map_err(CommitError::Prepare)?;
+        let prepared = watch
+            .reached(Point::Depot)
+            .at(Path::new(DEPOT))
+            .and_then(|()| prepare((&chosen, &all), (&upper, &lower), &depot, (&wanted.paths, self.meta.began), watch))
+            .and_then(|steps| {
+                let settled = chosen.changes.iter().map(|change| RawText::from(change.path.as_path())).collect();
+                let journal = Journal { depot: depot.place, steps, settled, is_all };
+                watch.reached(Point::Ready).at(Path::new(DEPOT))?;
+                journal::decide(&self, &journal)?;
+                Ok(journal)
+            });
+        let journal = match prepared {
+            Ok(journal) => journal,
+            Err(error) => {
+                // What is left is removed by the next recovery.
+                let _ = journal::forget(&self).and_then(|()| clear_depots(&self));
+                return Err(CommitError::Prepare(error));
+            }
+        };
+        let ground = Ground { workspace: lower.as_fd(), depot: depot.directory.as_fd() };
+        let done = watch
+            .reached(Point::Decided)
+            .at(Path::new(DEPOT))
+            .and_then(|()| carry_out(&self, &ground, &journal, watch));
+        if let Err(failed) = done {
+            return Err(match undo(&self, &ground, &journal, watch) {
+                Ok(()) => CommitError::Undone(failed),
+                Err(undo) => CommitError::Stuck { failed, undo },
+            });
+        }
+        let is_gone = finish(self, &journal, watch)?;
+        Ok(Committed { paths, held, is_gone })
+    }
+
+    /// Forgets what is staged at and beneath the named paths, or everything.
+    /// Gives the paths forgotten, and whether the stage is gone.
+    ///
+    /// # Errors
+    /// [`CommitError::Nothing`] for a path at which nothing is staged.
+    pub fn discard(self, paths: &[PathBuf]) -> Result<(Vec<PathBuf>, bool), CommitError> {
+        if journal::is_there(self.directory.as_fd()) {
+            return Err(StageError::CutOff(self.id().clone()).into());
+        }
+        let all = match self.changes() {
+            // Everything can be forgotten, also what cannot be read.
+            Err(_) if paths.is_empty() => {
+                self.remove()?;
+                return Ok((Vec::new(), true));
+            }
+            other => other?,
+        };
+        let chosen = named(&all, paths)?;
+        let forgotten: Vec<PathBuf> =
+            chosen.iter().filter(|change| !change.is_incidental).map(|change| change.path.clone()).collect();
+        let is_gone = forgotten.len() == all.count();
+        if is_gone {
+            self.remove()?;
+        } else {
+            let settled: Vec<RawText> = chosen.iter().map(|change| RawText::from(change.path.as_path())).collect();
+            journal::settle(&self, &settled)?;
+        }
+        Ok((forgotten, is_gone))
+    }
+
+    /// Finishes or undoes a commit that was cut off. `None` where none was.
+    ///
+    /// # Errors
+    /// [`CommitError::Stuck`] where neither can be done.
+    pub fn recover(self, watch: &mut dyn Watch) -> Result<Option<Recovered>, CommitError> {
+        let id = self.id().clone();
+        let (journal, is_done) = match journal::find(&self)? {
+            Found::Nothing => {
+                let cleared = clear_depots(&self)?;
+                return Ok(cleared.then_some(Recovered { id, end: End::Unbegun }));
+            }
+            Found::Decided(journal) => (journal, false),
+            Found::Done(journal) => (journal, true),
+        };
+        if !is_done {
+            let lower = self.open_workspace()?;
+            let depot = Depot::open(&self, lower.as_fd(), journal.depot)?;
+            let ground = Ground { workspace: lower.as_fd(), depot: depot.directory.as_fd() };
+            if let Err(failed) = carry_out(&self, &ground, &journal, watch) {
+                return match undo(&self, &ground, &journal, watch) {
+                    Ok(()) => Ok(Some(Recovered { id, end: End::Undone(failed) })),
+                    Err(undo) => Err(CommitError::Stuck { failed, undo }),
+                };
+            }
+        }
+        finish(self, &journal, watch)?;
+        Ok(Some(Recovered { id, end: End::Finished }))
+    }
+}
+
+/// What a [`StageError`] about a tree says of a path.
+pub(super) fn unreadable(error: StageError) -> PathError {
+    match error {
+        StageError::Workspace { why, .. } | StageError::Read(why) => why,
+        other => PathError::because(Path::new(""), &other.to_string()),
+    }
+}
+
+/// All steps, and durable.
+fn carry_out(stage: &Stage, ground: &Ground<'_>, journal: &Journal, watch: &mut dyn Watch) -> Result<(), PathError> {
+    forward(ground, &journal.steps, watch)?;
+    flush(ground, journal)?;
+    journal::mark_done(stage)?;
+    watch.reached(Point::Done).at(Path::new(DEPOT))
+}
+
+fn undo(stage: &Stage, ground: &Ground<'_>, journal: &Journal, watch: &mut dyn Watch) -> Result<(), PathError> {
+    // Once it is marked as done it is done, whatever came after.
+    backward(ground, &journal.steps, watch)?;
+    flush(ground, journal)?;
+    journal::forget(stage)?;
+    clear_depots(stage).map(drop)
+}
+
+/// Clears up after a commit that is done. Gives whether the stage is gone.
+fn finish(stage: Stage, journal: &Journal, watch: &mut dyn Watch) -> Result<bool, CommitError> {
+    clear_depots(&stage)?;
+    watch.reached(Point::Emptied).at(Path::new(DEPOT))?;
+    if journal.is_all {
+        stage.remove()?;
+        return Ok(true);
+    }
+    journal::settle(&stage, &journal.settled)?;
+    watch.reached(Point::Settled).at(Path::new(DEPOT))?;
+    journal::forget(&stage)?;
+    Ok(false)
+}
+
+/// The directories that were changed are on the disk when this returns.
+fn flush(ground: &Ground<'_>, journal: &Journal) -> Result<(), PathError> {
+    let root = Path::new("");
+    let readable = |path: &Path| {
+        let directory = directory_beneath(ground.workspace, path)?;
+        openat(&directory, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+    };
+    let parents: BTreeSet<&Path> = journal.steps.iter().filter_map(|step| step.path().parent()).collect();
+    let singly = parents.len() <= FLUSHED_SINGLY_MAX
+        && parents.iter().all(|parent| readable(parent).is_ok_and(|directory| fsync(directory).is_ok()));
+    if singly {
+        return Ok(());
+    }
+    match readable(root) {
+        Ok(directory) => syncfs(directory).at(root),
+        Err(errno) => Err(PathError::new(root, errno)),
+    }
+}
+
+/// Finishes or undoes every commit that was cut off and that nobody works on;
+/// with `workspace`, only those in it.
+///
+/// # Errors
+/// The first that could be neither finished nor undone; the others are not
+/// looked at.
+pub fn recover_all(stages: &Stages, workspace: Option<&Path>) -> Result<Vec<Recovered>, CommitError> {
+    stages.sweep();
+    let mut found = Vec::new();
+    for listed in stages.list()? {
+        let Some(meta) = listed.meta.filter(|_| !listed.busy) else { continue };
+        if workspace.is_some_and(|workspace| workspace != meta.workspace.as_path()) {
+            continue;
+        }
+        if listed.cut_off || has_depot(&stages.look(&meta.id)?) {
+            let stage = match stages.take(&meta.id) {
+                Err(StageError::Busy(_) | StageError::Absent(_)) => continue,
+                other => other?,
+            };
+            found.extend(stage.recover(&mut Unwatched)?);
+        }
+    }
+    Ok(found)
+}

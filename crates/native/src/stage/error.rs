@@ -1,0 +1,159 @@
+//! Why a stage could not be made, read, committed or discarded. Each says what
+//! happened, why, and the one thing to do.
+
+use std::path::{Path, PathBuf};
+
+use stockade_model::{RawText, StageId};
+use stockade_sys::Errno;
+
+use super::conflict::Conflict;
+
+/// Something could not be done at one path of a stage or its workspace.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{}`: {why}", RawText::from(path.as_path()).escaped())]
+pub struct PathError {
+    /// Relative to the workspace, or absolute where it lies outside.
+    pub path: PathBuf,
+    /// What the kernel or the check said.
+    pub why: String,
+    /// True where the disk was full.
+    pub is_full: bool,
+}
+
+impl PathError {
+    /// For what a system call said.
+    pub(super) fn new(path: &Path, errno: Errno) -> Self {
+        let is_full = matches!(errno, Errno::NOSPC | Errno::DQUOT);
+        Self { path: path.to_owned(), why: errno.to_string(), is_full }
+    }
+
+    /// For what was found.
+    pub(super) fn because(path: &Path, why: &str) -> Self {
+        Self { path: path.to_owned(), why: why.to_owned(), is_full: false }
+    }
+}
+
+/// Gives the errno of a call its path.
+pub(super) trait At<T> {
+    /// The same result, with the path in its error.
+    fn at(self, path: &Path) -> Result<T, PathError>;
+}
+
+impl<T> At<T> for Result<T, Errno> {
+    fn at(self, path: &Path) -> Result<T, PathError> {
+        self.map_err(|errno| PathError::new(path, errno))
+    }
+}
+
+impl<T> At<T> for std::io::Result<T> {
+    fn at(self, path: &Path) -> Result<T, PathError> {
+        self.map_err(|error| match Errno::from_io_error(&error) {
+            Some(errno) => PathError::new(path, errno),
+            None => PathError::because(path, &error.to_string()),
+        })
+    }
+}
+
+/// Why a stage cannot be made, found or read.
+#[derive(Debug, thiserror::Error)]
+pub enum StageError {
+    /// The directory of all stages cannot be used.
+    #[error("cannot use the directory of stages, {0}\nhint: it must be yours alone: chmod 700")]
+    Place(PathError),
+    /// There is none of this name.
+    #[error("there is no {0}\nhint: `stockade stage list` shows what there is")]
+    Absent(StageId),
+    /// A run still writes to it, or another command works on it.
+    #[error("{0} is in use\nhint: wait for the run that writes to it, or end that run")]
+    Busy(StageId),
+    /// Its own records cannot be read.
+    #[error("{id} is damaged: {why}\nhint: `stockade stage discard {id}` removes it")]
+    Damaged {
+        /// Which one.
+        id: StageId,
+        /// What was found.
+        why: String,
+    },
+    /// The workspace is not the one that it was made for.
+    #[error("the workspace of {id} is not in its place: {why}\nhint: put it back, or discard the stage")]
+    Workspace {
+        /// Which one.
+        id: StageId,
+        /// What was found.
+        why: PathError,
+    },
+    /// A commit was cut off and must be finished or undone first.
+    #[error("a commit of {0} was cut off\nhint: `stockade stage recover` finishes or undoes it")]
+    CutOff(StageId),
+    /// The workspace cannot be staged.
+    #[error("{0} cannot be staged\nhint: run without --stage, or in a directory without mounts beneath it")]
+    Unfit(PathError),
+    /// Something in it cannot be read.
+    #[error("cannot read the stage: {0}")]
+    Read(#[from] PathError),
+}
+
+/// Why nothing was committed or discarded.
+#[derive(Debug, thiserror::Error)]
+pub enum CommitError {
+    /// As when it is read.
+    #[error(transparent)]
+    Stage(#[from] StageError),
+    /// The workspace changed meanwhile where the stage would change it.
+    #[error("{}", conflicts(.0))]
+    Conflicts(Vec<Conflict>),
+    /// A path that was named holds nothing staged.
+    #[error("nothing is staged at `{}`{}\nhint: `stockade stage diff` shows what is", RawText::from(path.as_path()).escaped(), inside(.within.as_deref()))]
+    Nothing {
+        /// As it was named.
+        path: PathBuf,
+        /// The change above it that can only be taken whole.
+        within: Option<PathBuf>,
+    },
+    /// It could not be made ready; the workspace is as it was.
+    #[error("cannot make the commit ready, {why}; the workspace is as it was{room}", why = .0, room = room(.0))]
+    Prepare(PathError),
+    /// It failed half way, and what had been done was taken back.
+    #[error("the commit failed, {why}; it was undone, the workspace is as it was{room}", why = .0, room = room(.0))]
+    Undone(PathError),
+    /// It failed half way, and could not be undone either.
+    #[error(
+        "the commit failed, {failed}, and could not be undone, {undo}\nhint: mend that, then `stockade stage recover`"
+    )]
+    Stuck {
+        /// What failed first.
+        failed: PathError,
+        /// What failed after that.
+        undo: PathError,
+    },
+}
+
+impl From<PathError> for CommitError {
+    fn from(error: PathError) -> Self {
+        Self::Stage(StageError::Read(error))
+    }
+}
+
+fn room(error: &PathError) -> &'static str {
+    if error.is_full { "\nhint: make room on that disk and commit again" } else { "" }
+}
+
+fn inside(change: Option<&Path>) -> String {
+    change.map_or_else(String::new, |path| {
+        format!(": `{}` is removed or replaced as a whole", RawText::from(path).escaped())
+    })
+}
+
+/// Paths named in one message; `diff` has all of them.
+const SHOWN: usize = 20;
+
+fn conflicts(found: &[Conflict]) -> String {
+    let mut text = "nothing was committed: the workspace changed meanwhile".to_owned();
+    for conflict in found.iter().take(SHOWN) {
+        text += &format!("\n  {conflict}");
+    }
+    if found.len() > SHOWN {
+        text += &format!("\n  and {} more", found.len() - SHOWN);
+    }
+    text + "\nhint: commit the other paths by name, or discard these and run again"
+}

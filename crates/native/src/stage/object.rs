@@ -1,0 +1,352 @@
+//! One object of a tree, held by descriptor: what it is, what it carries, what
+//! it holds. A link is never followed, and no path of more than one component is
+//! given to the kernel without [`BENEATH`]. Knows nothing of overlays.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat, Timespec, Timestamps, UTIME_OMIT, fstat,
+    getxattr, listxattr, openat, openat2, removexattr, setxattr, utimensat,
+};
+use serde::{Deserialize, Serialize};
+use stockade_model::RawText;
+use stockade_sys::resolve::DescriptorPath;
+use stockade_sys::{Errno, actor, resolve};
+
+/// How a path of several components is looked up: nothing leads out, neither a
+/// link nor a mount.
+pub(super) const BENEATH: ResolveFlags = ResolveFlags::BENEATH
+    .union(ResolveFlags::NO_SYMLINKS)
+    .union(ResolveFlags::NO_MAGICLINKS)
+    .union(ResolveFlags::NO_XDEV);
+/// Permission bits and the three special ones.
+pub(super) const MODE_BITS: u32 = 0o7777;
+/// Bytes compared at once.
+const BLOCK_BYTES: usize = 64 * 1024;
+/// Largest list of attribute names (`XATTR_LIST_MAX`) and value (`XATTR_SIZE_MAX`).
+const ATTRIBUTE_BYTES: usize = 65_536;
+
+/// What an object is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Link,
+    /// A named pipe.
+    Pipe,
+    /// The name of a unix socket.
+    Socket,
+    /// A device node.
+    Device,
+}
+
+impl Kind {
+    fn of(mode: u32) -> Self {
+        match FileType::from_raw_mode(mode) {
+            FileType::Directory => Self::Directory,
+            FileType::Symlink => Self::Link,
+            FileType::Fifo => Self::Pipe,
+            FileType::Socket => Self::Socket,
+            FileType::CharacterDevice | FileType::BlockDevice => Self::Device,
+            FileType::RegularFile | FileType::Unknown => Self::File,
+        }
+    }
+}
+
+/// A time as the kernel keeps it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Time {
+    /// Seconds since the epoch.
+    pub seconds: i64,
+    /// And nanoseconds.
+    pub nanoseconds: u32,
+}
+
+/// What of an object tells whether it is still the one that was looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Mark {
+    pub kind: Kind,
+    pub inode: u64,
+    pub size: u64,
+    pub mode: u32,
+    pub modified: Time,
+    pub changed: Time,
+}
+
+/// Extended attributes, sorted by name.
+pub(super) type Attributes = Vec<(RawText, RawText)>;
+
+/// An object, held. Its descriptor may only be used to name it.
+#[derive(Debug)]
+pub(super) struct Object {
+    pub fd: OwnedFd,
+    pub stat: Stat,
+}
+
+impl Object {
+    /// Holds `name` (one component) in `directory`; `None` where there is none.
+    pub fn find(directory: BorrowedFd<'_>, name: &OsStr) -> Result<Option<Self>, Errno> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        match openat(directory, name, flags, Mode::empty()) {
+            Ok(fd) => Self::of(fd).map(Some),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Holds what is at `path` beneath `root`, itself where `path` is empty;
+    /// `None` where there is nothing, or something on the way is no directory.
+    pub fn beneath(root: BorrowedFd<'_>, path: &Path) -> Result<Option<Self>, Errno> {
+        if path.as_os_str().is_empty() {
+            return Self::of(rustix::io::fcntl_dupfd_cloexec(root, 3)?).map(Some);
+        }
+        let (Some(name), Some(parent)) = (path.file_name(), path.parent()) else { return Err(Errno::INVAL) };
+        match directory_beneath(root, parent) {
+            Ok(parent) => Self::find(parent.as_fd(), name),
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    pub fn of(fd: OwnedFd) -> Result<Self, Errno> {
+        let stat = fstat(&fd)?;
+        Ok(Self { fd, stat })
+    }
+
+    pub fn kind(&self) -> Kind {
+        Kind::of(self.stat.st_mode)
+    }
+
+    pub fn is_directory(&self) -> bool {
+        self.kind() == Kind::Directory
+    }
+
+    pub fn mode(&self) -> u32 {
+        self.stat.st_mode & MODE_BITS
+    }
+
+    pub fn size(&self) -> u64 {
+        u64::try_from(self.stat.st_size).unwrap_or(0)
+    }
+
+    pub fn inode(&self) -> u64 {
+        self.stat.st_ino
+    }
+
+    pub fn modified(&self) -> Time {
+        Time { seconds: self.stat.st_mtime, nanoseconds: nanoseconds(self.stat.st_mtime_nsec) }
+    }
+
+    pub fn changed(&self) -> Time {
+        Time { seconds: self.stat.st_ctime, nanoseconds: nanoseconds(self.stat.st_ctime_nsec) }
+    }
+
+    pub fn mark(&self) -> Mark {
+        Mark {
+            kind: self.kind(),
+            inode: self.inode(),
+            size: self.size(),
+            mode: self.mode(),
+            modified: self.modified(),
+            changed: self.changed(),
+        }
+    }
+
+    /// The text of a link.
+    pub fn link_text(&self) -> Result<Vec<u8>, Errno> {
+        resolve::link_text(self.fd.as_fd())
+    }
+
+    /// Opens it for reading.
+    pub fn open(&self) -> Result<File, Errno> {
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        openat(CWD, DescriptorPath::new(self.fd.as_fd()).as_c_str(), flags, Mode::empty()).map(File::from)
+    }
+
+    /// Whether it carries anything that an overlay keeps.
+    pub fn overlay_attributes(&self) -> Result<Vec<Vec<u8>>, Errno> {
+        let names = self.attribute_names()?;
+        let own = names.split(|b| *b == 0).filter(|name| name.starts_with(OVERLAY_ATTRIBUTES));
+        Ok(own.map(<[u8]>::to_vec).collect())
+    }
+
+    fn attribute_names(&self) -> Result<Vec<u8>, Errno> {
+        let mut names = vec![0; ATTRIBUTE_BYTES];
+        match listxattr(DescriptorPath::new(self.fd.as_fd()).as_c_str(), &mut names) {
+            Ok(length) => names.truncate(length),
+            Err(Errno::OPNOTSUPP) => names.clear(),
+            Err(errno) => return Err(errno),
+        }
+        Ok(names)
+    }
+
+    /// The attributes that belong to the content: `user.*` and access lists.
+    pub fn attributes(&self) -> Result<Attributes, Errno> {
+        if self.kind() == Kind::Link {
+            return Ok(Attributes::new());
+        }
+        let path = DescriptorPath::new(self.fd.as_fd());
+        let names = self.attribute_names()?;
+        let mut found = Attributes::new();
+        for name in names.split(|b| *b == 0).filter(|name| is_content_attribute(name)) {
+            let mut value = vec![0; ATTRIBUTE_BYTES];
+            match getxattr(path.as_c_str(), name, &mut value) {
+                Ok(length) => found.push((RawText::from(name), RawText::from(&value[..length]))),
+                // Only the owner may read the attributes of some kinds.
+                Err(Errno::NODATA | Errno::PERM) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        found.sort_unstable();
+        Ok(found)
+    }
+
+    /// The value of one attribute.
+    pub fn attribute(&self, name: &[u8]) -> Result<Option<Vec<u8>>, Errno> {
+        let mut value = vec![0; ATTRIBUTE_BYTES];
+        match getxattr(DescriptorPath::new(self.fd.as_fd()).as_c_str(), name, &mut value) {
+            Ok(length) => {
+                value.truncate(length);
+                Ok(Some(value))
+            }
+            Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::PERM) => Ok(None),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    pub fn set_attribute(&self, name: &[u8], value: &[u8]) -> Result<(), Errno> {
+        setxattr(DescriptorPath::new(self.fd.as_fd()).as_c_str(), name, value, rustix::fs::XattrFlags::empty())
+    }
+
+    pub fn remove_attribute(&self, name: &[u8]) -> Result<(), Errno> {
+        match removexattr(DescriptorPath::new(self.fd.as_fd()).as_c_str(), name) {
+            Err(Errno::NODATA) => Ok(()),
+            other => other,
+        }
+    }
+
+    pub fn set_mode(&self, mode: u32) -> Result<(), Errno> {
+        actor::chmod(self.fd.as_fd(), mode)
+    }
+
+    pub fn set_modified(&self, time: Time) -> Result<(), Errno> {
+        let times = Timestamps {
+            last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+            last_modification: Timespec { tv_sec: time.seconds, tv_nsec: time.nanoseconds.into() },
+        };
+        utimensat(&self.fd, c"", &times, AtFlags::EMPTY_PATH)
+    }
+}
+
+fn nanoseconds(value: impl TryInto<u32>) -> u32 {
+    value.try_into().unwrap_or(0)
+}
+
+/// What overlays keep about their own doing (overlayfs.rst, `userxattr`).
+pub(super) const OVERLAY_ATTRIBUTES: &[u8] = b"user.overlay.";
+
+/// Whether an attribute is part of what a program wrote. What the kernel or its
+/// security modules keep (`security.`, `trusted.`) is not, nor is what an
+/// overlay keeps.
+fn is_content_attribute(name: &[u8]) -> bool {
+    (name.starts_with(b"user.") && !name.starts_with(OVERLAY_ATTRIBUTES)) || name.starts_with(b"system.posix_acl_")
+}
+
+/// Holds the directory at `path` beneath `root`; `root` itself where it is empty.
+pub(super) fn directory_beneath(root: BorrowedFd<'_>, path: &Path) -> Result<OwnedFd, Errno> {
+    if path.as_os_str().is_empty() {
+        return rustix::io::fcntl_dupfd_cloexec(root, 3);
+    }
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    openat2(root, path, flags, Mode::empty(), BENEATH)
+}
+
+/// The names in a held directory, in the order of their bytes. A directory of
+/// ours that does not let itself be read is opened up for that moment.
+pub(super) fn names(directory: BorrowedFd<'_>) -> Result<Vec<Vec<u8>>, Errno> {
+    let open = || openat(directory, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let listed = match open() {
+        Err(Errno::ACCESS) => {
+            let mode = fstat(directory)?.st_mode & MODE_BITS;
+            actor::chmod(directory, mode | 0o700)?;
+            let opened = open();
+            actor::chmod(directory, mode)?;
+            opened?
+        }
+        other => other?,
+    };
+    let mut buffer = vec![MaybeUninit::uninit(); BLOCK_BYTES];
+    let mut entries = RawDir::new(listed, &mut buffer);
+    let mut names = Vec::new();
+    while let Some(entry) = entries.next() {
+        let name = entry?.file_name().to_bytes().to_vec();
+        if name != b"." && name != b".." {
+            names.push(name);
+        }
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+pub(super) fn os(name: &[u8]) -> &OsStr {
+    OsStr::from_bytes(name)
+}
+
+/// Whether two objects hold the same: the same kind, bytes, or text of a link.
+/// What cannot be read is taken for different.
+pub(super) fn same_content(one: &Object, other: &Object) -> Result<bool, Errno> {
+    if one.kind() != other.kind() {
+        return Ok(false);
+    }
+    match one.kind() {
+        Kind::Link => Ok(one.link_text()? == other.link_text()?),
+        Kind::File if one.size() != other.size() => Ok(false),
+        Kind::File if (one.stat.st_dev, one.inode()) == (other.stat.st_dev, other.inode()) => Ok(true),
+        Kind::File => match (one.open(), other.open()) {
+            (Ok(one), Ok(other)) => same_bytes(&one, &other),
+            (Err(Errno::ACCESS), _) | (_, Err(Errno::ACCESS)) => Ok(false),
+            (Err(errno), _) | (_, Err(errno)) => Err(errno),
+        },
+        Kind::Device => Ok(one.stat.st_rdev == other.stat.st_rdev),
+        Kind::Directory | Kind::Pipe | Kind::Socket => Ok(true),
+    }
+}
+
+fn same_bytes(one: &File, other: &File) -> Result<bool, Errno> {
+    let (mut left, mut right) = (vec![0; BLOCK_BYTES], vec![0; BLOCK_BYTES]);
+    let mut at = 0;
+    loop {
+        let length = read_at(one, &mut left, at)?;
+        if length != read_at(other, &mut right, at)? || left[..length] != right[..length] {
+            return Ok(false);
+        }
+        if length == 0 {
+            return Ok(true);
+        }
+        at += length as u64;
+    }
+}
+
+/// Fills the block unless the file ends.
+fn read_at(file: &File, block: &mut [u8], at: u64) -> Result<usize, Errno> {
+    let mut filled = 0;
+    while filled < block.len() {
+        match file.read_at(&mut block[filled..], at + filled as u64) {
+            Ok(0) => break,
+            Ok(length) => filled += length,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(Errno::from_io_error(&e).unwrap_or(Errno::IO)),
+        }
+    }
+    Ok(filled)
+}

@@ -1,0 +1,586 @@
+//! Where stages are kept: one private directory, one directory for each stage.
+//! Makes, lists, finds and removes them. Knows nothing of what is in a stage.
+//!
+//! ```text
+//! stages/stg_…/meta.json   what it is a stage of
+//!              upper/      what was written; the overlay's upper directory
+//!              work/       the overlay's own
+//!              touched     what lay below at the first change of each path
+//!              settled     paths that were committed or discarded
+//!              journal     a commit that was decided and is not yet done
+//!              depot/      new objects before, old objects after their exchange
+//! ```
+//!
+//! Whoever changes a stage holds its lock: the run that writes to it, a commit,
+//! a discard. The lock is the kernel's (flock(2)), so nothing stays locked.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{
+    AtFlags, CWD, FlockOperation, Mode, OFlags, ResolveFlags, fchmod, flock, fstat, fsync, mkdirat, openat, openat2,
+    renameat, unlinkat,
+};
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+use stockade_model::{RawText, RequestId, StageId};
+use stockade_sys::Errno;
+
+use super::error::{At, PathError, StageError};
+use super::object::{MODE_BITS, Object, Time, names, os};
+
+pub(super) const META: &str = "meta.json";
+pub(super) const UPPER: &str = "upper";
+pub(super) const WORK: &str = "work";
+/// Names beginning so are stages on their way out.
+const LEAVING: &str = ".leaving-";
+/// Largest record of a stage that is read, in bytes.
+const META_LIMIT_BYTES: u64 = 1 << 20;
+/// Largest of the lists that a stage keeps, in bytes.
+const LIST_LIMIT_BYTES: u64 = 1 << 30;
+/// How long a lock is waited for.
+const LOCK_WAIT: Duration = Duration::from_secs(2);
+/// Most stages that are listed.
+const STAGES_MAX: usize = 10_000;
+/// Longest list of mounts that is read, in bytes.
+const MOUNTS_LIMIT_BYTES: u64 = 16 << 20;
+
+/// What a stage is a stage of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StageMeta {
+    /// Names it.
+    pub id: StageId,
+    /// When it was made, in milliseconds since the epoch.
+    pub created_ms: u64,
+    /// The run that wrote to it.
+    pub request: RequestId,
+    /// What ran, for a person.
+    pub command: RawText,
+    /// The workspace: absolute, canonical.
+    pub workspace: RawText,
+    /// Names that need their own yes at commit.
+    pub protect: Vec<String>,
+    /// How the run ended; absent while it runs, and where it was cut off.
+    pub ended: Option<String>,
+    device: u64,
+    inode: u64,
+    pub(super) began: Time,
+}
+
+/// What a new stage is for.
+#[derive(Clone, Debug)]
+pub struct NewStage {
+    /// The run.
+    pub request: RequestId,
+    /// What will run.
+    pub command: RawText,
+    /// The workspace: absolute, canonical.
+    pub workspace: PathBuf,
+    /// Names that need their own yes at commit.
+    pub protect: Vec<String>,
+}
+
+/// The directory of all stages of one user.
+#[derive(Debug)]
+pub struct Stages {
+    path: PathBuf,
+    directory: OwnedFd,
+}
+
+/// One stage, found.
+#[derive(Debug)]
+pub struct Stage {
+    /// What it is.
+    pub meta: StageMeta,
+    pub(super) directory: OwnedFd,
+    stages: OwnedFd,
+}
+
+/// A stage in a list.
+#[derive(Clone, Debug)]
+pub struct Listed {
+    /// Its name.
+    pub id: StageId,
+    /// What it is, unless its record cannot be read.
+    pub meta: Option<StageMeta>,
+    /// Somebody holds it.
+    pub busy: bool,
+    /// A commit was cut off.
+    pub cut_off: bool,
+}
+
+impl Stages {
+    /// Opens the directory at `path`, which is made where it is missing.
+    ///
+    /// # Errors
+    /// [`StageError::Place`] where it cannot be made, belongs to another or is
+    /// open to others.
+    pub fn open(path: &Path) -> Result<Self, StageError> {
+        let place = |errno| StageError::Place(PathError::new(path, errno));
+        match rustix::fs::mkdir(path, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(place(errno)),
+        }
+        let directory = openat2(
+            CWD,
+            path,
+            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+            ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS,
+        )
+        .map_err(place)?;
+        let stat = fstat(&directory).map_err(place)?;
+        if stat.st_uid != rustix::process::geteuid().as_raw() {
+            return Err(StageError::Place(PathError::because(path, "it belongs to another user")));
+        }
+        if stat.st_mode & 0o077 != 0 {
+            return Err(StageError::Place(PathError::because(path, "it is open to other users")));
+        }
+        Ok(Self { path: path.to_owned(), directory })
+    }
+
+    /// Makes a stage, locked for the run that will write to it.
+    ///
+    /// # Errors
+    /// [`StageError::Unfit`] where the workspace cannot be staged, others where
+    /// the stage cannot be made.
+    pub fn create(&self, new: NewStage) -> Result<Stage, StageError> {
+        let id = StageId::from_random(random().map_err(|e| self.place(e))?);
+        let workspace = open_workspace(&new.workspace).map_err(StageError::Unfit)?;
+        self.refuse_unfit(&new.workspace)?;
+        let root = Object::of(workspace).at(&new.workspace).map_err(StageError::Unfit)?;
+        let meta = StageMeta {
+            id,
+            created_ms: created_ms(),
+            request: new.request,
+            command: new.command,
+            workspace: new.workspace.into(),
+            protect: new.protect,
+            ended: None,
+            device: root.stat.st_dev,
+            inode: root.inode(),
+            began: now(),
+        };
+        self.lay_out(meta, &root).map_err(StageError::Place)
+    }
+
+    fn lay_out(&self, meta: StageMeta, workspace: &Object) -> Result<Stage, PathError> {
+        let path = self.path.join(meta.id.as_str());
+        mkdirat(&self.directory, meta.id.as_str(), Mode::RWXU).at(&path)?;
+        let directory = open_directory(self.directory.as_fd(), meta.id.as_str()).at(&path)?;
+        lock(directory.as_fd()).at(&path)?;
+        mkdirat(&directory, WORK, Mode::RWXU).at(&path)?;
+        mkdirat(&directory, UPPER, Mode::RWXU).at(&path)?;
+        let upper = Object::find(directory.as_fd(), os(UPPER.as_bytes())).at(&path)?;
+        let upper = upper.ok_or_else(|| PathError::new(&path, Errno::NOENT))?;
+        mirror(workspace, &upper).at(workspace_path(&meta))?;
+        let stages = rustix::io::fcntl_dupfd_cloexec(&self.directory, 3).at(&path)?;
+        let stage = Stage { meta, directory, stages };
+        stage.write_meta()?;
+        // From here on every change of the workspace has a later time than the
+        // stage: files get theirs from a clock that moves in ticks.
+        let began = stage.meta.began;
+        while coarse() <= began {
+            thread::sleep(Duration::from_micros(200));
+        }
+        Ok(stage)
+    }
+
+    /// Overlays show one filesystem, and cannot write to a place within it.
+    fn refuse_unfit(&self, workspace: &Path) -> Result<(), StageError> {
+        if self.path.starts_with(workspace) {
+            return Err(StageError::Unfit(PathError::because(workspace, "it holds the directory of stages")));
+        }
+        let mut text = Vec::new();
+        let read = File::open("/proc/self/mountinfo")
+            .and_then(|file| file.take(MOUNTS_LIMIT_BYTES).read_to_end(&mut text))
+            .at(Path::new("/proc/self/mountinfo"));
+        read.map_err(StageError::Unfit)?;
+        match mounts(&text).into_iter().find(|mount| mount != workspace && mount.starts_with(workspace)) {
+            Some(mount) => Err(StageError::Unfit(PathError::because(&mount, "it is mounted inside the workspace"))),
+            None => Ok(()),
+        }
+    }
+
+    /// All stages, newest first.
+    ///
+    /// # Errors
+    /// Where the directory cannot be read.
+    pub fn list(&self) -> Result<Vec<Listed>, StageError> {
+        let ids = names(self.directory.as_fd()).map_err(|e| self.place(e))?;
+        let ids = ids.iter().filter_map(|name| std::str::from_utf8(name).ok()?.parse::<StageId>().ok());
+        let mut found: Vec<Listed> = ids.take(STAGES_MAX).filter_map(|id| self.listed(id)).collect();
+        found.sort_by_key(|listed| std::cmp::Reverse(listed.meta.as_ref().map_or(0, |meta| meta.created_ms)));
+        Ok(found)
+    }
+
+    fn listed(&self, id: StageId) -> Option<Listed> {
+        let directory = open_directory(self.directory.as_fd(), id.as_str()).ok()?;
+        let busy = flock(&directory, FlockOperation::NonBlockingLockExclusive).is_err();
+        let cut_off = !busy && super::journal::is_there(directory.as_fd());
+        Some(Listed { meta: read_meta(directory.as_fd(), &id).ok(), id, busy, cut_off })
+    }
+
+    /// Finds a stage to look at.
+    ///
+    /// # Errors
+    /// [`StageError::Absent`], [`StageError::Damaged`].
+    pub fn look(&self, id: &StageId) -> Result<Stage, StageError> {
+        let directory = match open_directory(self.directory.as_fd(), id.as_str()) {
+            Ok(directory) => directory,
+            Err(Errno::NOENT) => return Err(StageError::Absent(id.clone())),
+            Err(errno) => return Err(self.place(errno)),
+        };
+        let meta = read_meta(directory.as_fd(), id)
+            .map_err(|why| StageError::Damaged { id: id.clone(), why: why.to_string() })?;
+        let stages = rustix::io::fcntl_dupfd_cloexec(&self.directory, 3).map_err(|e| self.place(e))?;
+        Ok(Stage { meta, directory, stages })
+    }
+
+    /// Finds a stage to change, and locks it.
+    ///
+    /// # Errors
+    /// As [`look`](Self::look), and [`StageError::Busy`].
+    pub fn take(&self, id: &StageId) -> Result<Stage, StageError> {
+        let stage = self.look(id)?;
+        lock(stage.directory.as_fd()).map_err(|_| StageError::Busy(id.clone()))?;
+        // Whoever held it may have removed it.
+        match fstat(&stage.directory) {
+            Ok(stat) if stat.st_nlink > 0 => Ok(stage),
+            _ => Err(StageError::Absent(id.clone())),
+        }
+    }
+
+    /// Removes a stage whose record cannot be read.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take).
+    pub fn remove_damaged(&self, id: &StageId) -> Result<(), StageError> {
+        let directory = match open_directory(self.directory.as_fd(), id.as_str()) {
+            Ok(directory) => directory,
+            Err(Errno::NOENT) => return Err(StageError::Absent(id.clone())),
+            Err(errno) => return Err(self.place(errno)),
+        };
+        lock(directory.as_fd()).map_err(|_| StageError::Busy(id.clone()))?;
+        remove(self.directory.as_fd(), id).map_err(StageError::Place)
+    }
+
+    /// Removes what a removal that was cut off left.
+    pub fn sweep(&self) {
+        // What cannot be removed now is tried again next time.
+        let _ = sweep(self.directory.as_fd());
+    }
+
+    fn place(&self, errno: Errno) -> StageError {
+        StageError::Place(PathError::new(&self.path, errno))
+    }
+}
+
+impl Stage {
+    /// Its name.
+    pub fn id(&self) -> &StageId {
+        &self.meta.id
+    }
+
+    /// The workspace.
+    pub fn workspace(&self) -> &Path {
+        workspace_path(&self.meta)
+    }
+
+    /// Holds the workspace, if it is still the one that the stage was made for.
+    pub(super) fn open_workspace(&self) -> Result<OwnedFd, StageError> {
+        let wrong = |why| StageError::Workspace { id: self.meta.id.clone(), why };
+        let workspace = open_workspace(self.workspace()).map_err(wrong)?;
+        let stat = fstat(&workspace).at(self.workspace()).map_err(wrong)?;
+        if (stat.st_dev, stat.st_ino) != (self.meta.device, self.meta.inode) {
+            return Err(wrong(PathError::because(self.workspace(), "another directory has its name")));
+        }
+        Ok(workspace)
+    }
+
+    /// Holds one of its directories.
+    ///
+    /// # Errors
+    /// Where it is not there.
+    pub fn part(&self, name: &str) -> Result<OwnedFd, PathError> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        openat(&self.directory, name, flags, Mode::empty()).at(Path::new(name))
+    }
+
+    /// Notes how the run ended, for the list.
+    ///
+    /// # Errors
+    /// Where the record cannot be written.
+    pub fn end(&mut self, how: &str) -> Result<(), PathError> {
+        self.meta.ended = Some(how.to_owned());
+        self.write_meta()
+    }
+
+    /// Removes it, with everything that is staged in it.
+    ///
+    /// # Errors
+    /// Where something of it cannot be removed.
+    pub fn remove(self) -> Result<(), PathError> {
+        remove(self.stages.as_fd(), &self.meta.id)
+    }
+
+    fn write_meta(&self) -> Result<(), PathError> {
+        self.write_whole(META, |out| serde_json::to_writer(out, &self.meta).map_err(Into::into))
+    }
+
+    /// Writes one of its files whole or not at all, and durably.
+    pub(super) fn write_whole(
+        &self,
+        name: &str,
+        write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>,
+    ) -> Result<(), PathError> {
+        let path = Path::new(name);
+        let partial = format!("{name}.partial");
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = openat(&self.directory, &partial, flags, Mode::RUSR | Mode::WUSR).at(path)?;
+        let mut out = std::io::BufWriter::new(File::from(file));
+        write(&mut out).at(path)?;
+        let file = out.into_inner().map_err(std::io::IntoInnerError::into_error).at(path)?;
+        fsync(&file).at(path)?;
+        renameat(&self.directory, &partial, &self.directory, name).at(path)?;
+        fsync(&self.directory).at(path)
+    }
+
+    /// Reads one of its files; `None` where it is not there.
+    pub(super) fn read_whole(&self, name: &str) -> Result<Option<Vec<u8>>, PathError> {
+        read_file(self.directory.as_fd(), name, LIST_LIMIT_BYTES)
+    }
+
+    pub(super) fn remove_file(&self, name: &str) -> Result<(), PathError> {
+        match unlinkat(&self.directory, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => fsync(&self.directory).at(Path::new(name)),
+            Err(errno) => Err(PathError::new(Path::new(name), errno)),
+        }
+    }
+}
+
+fn workspace_path(meta: &StageMeta) -> &Path {
+    meta.workspace.as_path()
+}
+
+fn open_workspace(path: &Path) -> Result<OwnedFd, PathError> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS).at(path)
+}
+
+/// A directory that can be locked and flushed.
+fn open_directory(parent: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(parent, name, flags, Mode::empty())
+}
+
+fn lock(directory: BorrowedFd<'_>) -> Result<(), Errno> {
+    let give_up = Instant::now() + LOCK_WAIT;
+    loop {
+        match flock(directory, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) if Instant::now() < give_up => thread::sleep(Duration::from_millis(20)),
+            other => return other,
+        }
+    }
+}
+
+fn read_meta(directory: BorrowedFd<'_>, id: &StageId) -> Result<StageMeta, PathError> {
+    let path = Path::new(META);
+    let text =
+        read_file(directory, META, META_LIMIT_BYTES)?.ok_or_else(|| PathError::because(path, "it is not there"))?;
+    let meta: StageMeta = serde_json::from_slice(&text).map_err(|e| PathError::because(path, &e.to_string()))?;
+    if &meta.id == id { Ok(meta) } else { Err(PathError::because(path, "it is that of another stage")) }
+}
+
+fn read_file(directory: BorrowedFd<'_>, name: &str, limit_bytes: u64) -> Result<Option<Vec<u8>>, PathError> {
+    let path = Path::new(name);
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = match openat(directory, name, flags, Mode::empty()) {
+        Ok(file) => File::from(file),
+        Err(Errno::NOENT) => return Ok(None),
+        Err(errno) => return Err(PathError::new(path, errno)),
+    };
+    let mut text = Vec::new();
+    file.take(limit_bytes + 1).read_to_end(&mut text).at(path)?;
+    if text.len() as u64 > limit_bytes {
+        return Err(PathError::because(path, "it is too large"));
+    }
+    Ok(Some(text))
+}
+
+/// The root of the overlay shows what its upper directory carries.
+fn mirror(workspace: &Object, upper: &Object) -> Result<(), Errno> {
+    for (name, value) in workspace.attributes()? {
+        upper.set_attribute(name.as_bytes(), value.as_bytes())?;
+    }
+    let (user, group) = (workspace.stat.st_uid, workspace.stat.st_gid);
+    if (user, group) != (upper.stat.st_uid, upper.stat.st_gid) {
+        let ids = (rustix::fs::Uid::from_raw(user), rustix::fs::Gid::from_raw(group));
+        // An ordinary user cannot give files away; the root is then their own.
+        let _ = rustix::fs::chownat(&upper.fd, c"", Some(ids.0), Some(ids.1), AtFlags::EMPTY_PATH);
+    }
+    upper.set_mode(workspace.mode())?;
+    upper.set_modified(workspace.modified())
+}
+
+/// Out of the list at once, then gone piece by piece.
+fn remove(stages: BorrowedFd<'_>, id: &StageId) -> Result<(), PathError> {
+    let leaving = format!("{LEAVING}{id}");
+    renameat(stages, id.as_str(), stages, &leaving).at(Path::new(id.as_str()))?;
+    remove_tree(stages, leaving.as_bytes())
+}
+
+/// Removes `name` in a private directory, whatever it is. Directories in it are
+/// moved up first, so that no depth is too deep.
+pub(super) fn remove_tree(directory: BorrowedFd<'_>, name: &[u8]) -> Result<(), PathError> {
+    let mut waiting = vec![name.to_vec()];
+    while let Some(name) = waiting.pop() {
+        let path = Path::new(os(&name));
+        let Some(object) = Object::find(directory, os(&name)).at(path)? else { continue };
+        if !object.is_directory() {
+            unlinkat(directory, os(&name), AtFlags::empty()).at(path)?;
+            continue;
+        }
+        open_up(&object).at(path)?;
+        for inner in names(object.fd.as_fd()).at(path)? {
+            let path = path.join(os(&inner));
+            let Some(found) = Object::find(object.fd.as_fd(), os(&inner)).at(&path)? else { continue };
+            if found.is_directory() {
+                open_up(&found).at(&path)?;
+                let aside = format!("{LEAVING}{}", found.inode());
+                renameat(&object.fd, os(&inner), directory, &aside).at(&path)?;
+                waiting.push(aside.into_bytes());
+            } else {
+                unlinkat(&object.fd, os(&inner), AtFlags::empty()).at(&path)?;
+            }
+        }
+        unlinkat(directory, os(&name), AtFlags::REMOVEDIR).at(path)?;
+    }
+    Ok(())
+}
+
+/// Removes what a removal that was cut off left in `directory`.
+pub(super) fn sweep(directory: BorrowedFd<'_>) -> Result<(), PathError> {
+    for name in names(directory).at(Path::new(LEAVING))? {
+        if name.starts_with(LEAVING.as_bytes()) {
+            remove_tree(directory, &name)?;
+        }
+    }
+    Ok(())
+}
+
+/// Lets its owner change what is in a directory.
+fn open_up(directory: &Object) -> Result<(), Errno> {
+    if directory.mode() & 0o700 == 0o700 { Ok(()) } else { directory.set_mode(0o700) }
+}
+
+/// Makes a directory of this name where there is none, private.
+pub(super) fn make_private(parent: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, Errno> {
+    match mkdirat(parent, name, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(errno) => return Err(errno),
+    }
+    let directory = open_directory(parent, name)?;
+    if fstat(&directory)?.st_mode & MODE_BITS != 0o700 {
+        fchmod(&directory, Mode::RWXU)?;
+    }
+    Ok(directory)
+}
+
+fn random() -> Result<[u8; 16], Errno> {
+    let mut bytes = [0; 16];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        filled += rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())?;
+    }
+    Ok(bytes)
+}
+
+fn created_ms() -> u64 {
+    let now = now();
+    u64::try_from(now.seconds).unwrap_or(0) * 1000 + u64::from(now.nanoseconds / 1_000_000)
+}
+
+pub(super) fn now() -> Time {
+    read_clock(ClockId::Realtime)
+}
+
+/// The clock that files get their times from.
+fn coarse() -> Time {
+    read_clock(ClockId::RealtimeCoarse)
+}
+
+fn read_clock(clock: ClockId) -> Time {
+    let time = clock_gettime(clock);
+    Time { seconds: time.tv_sec, nanoseconds: u32::try_from(time.tv_nsec).unwrap_or(0) }
+}
+
+/// The mount points in the text of `mountinfo` (proc_pid_mountinfo(5)).
+fn mounts(text: &[u8]) -> Vec<PathBuf> {
+    let point = |line: &[u8]| line.split(|b| *b == b' ').nth(4).map(unescape);
+    text.split(|b| *b == b'\n').filter_map(point).map(|bytes| PathBuf::from(os(&bytes))).collect()
+}
+
+/// `\040` and the like are bytes in octal.
+fn unescape(field: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(field.len());
+    let mut at = 0;
+    while at < field.len() {
+        let octal = field.get(at + 1..at + 4).filter(|_| field[at] == b'\\');
+        match octal.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok()) {
+            Some(byte) => {
+                out.push(byte);
+                at += 4;
+            }
+            None => {
+                out.push(field[at]);
+                at += 1;
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mount_points_are_read_as_the_kernel_writes_them() {
+        let text = b"36 35 98:0 /mnt1 /w/a\\040b rw,noatime master:1 - ext3 /dev/root rw\n37 35 0:1 / / rw - x x rw\n";
+        assert_eq!(mounts(text), [PathBuf::from("/w/a b"), PathBuf::from("/")]);
+    }
+
+    #[test]
+    fn stages_are_private_and_found_again() {
+        let scratch = tempfile::tempdir().unwrap();
+        let root = scratch.path().canonicalize().unwrap();
+        std::fs::create_dir(root.join("w")).unwrap();
+        let stages = Stages::open(&root.join("stages")).unwrap();
+        let new = |workspace: PathBuf| NewStage {
+            request: RequestId::from_random([1; 16]),
+            command: "make".into(),
+            workspace,
+            protect: vec![".git".to_owned()],
+        };
+        let stage = stages.create(new(root.join("w"))).unwrap();
+        let id = stage.id().clone();
+        assert!(stages.list().unwrap()[0].busy);
+        assert!(matches!(stages.create(new(root.clone())), Err(StageError::Unfit(_))));
+        assert!(matches!(stages.take(&id), Err(StageError::Busy(_))));
+        drop(stage);
+        let mut stage = stages.take(&id).unwrap();
+        stage.end("exited 0").unwrap();
+        assert_eq!(stages.look(&id).unwrap().meta, stage.meta);
+        stage.remove().unwrap();
+        assert!(matches!(stages.look(&id), Err(StageError::Absent(_))));
+        assert!(stages.list().unwrap().is_empty());
+        std::fs::set_permissions(root.join("stages"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        assert!(matches!(Stages::open(&root.join("stages")), Err(StageError::Place(_))));
+    }
+}

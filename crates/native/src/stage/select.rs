@@ -1,0 +1,206 @@
+//! Which of a stage's changes are meant by the paths that were named, and which
+//! of those must wait for a yes of their own. Pure but for looking beneath
+//! directories that would go.
+
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+
+use stockade_model::Operation;
+
+use super::change::{Change, Changes, How};
+use super::error::{At, CommitError, PathError};
+use super::object::{Kind, Object, names, os};
+use super::place::Stage;
+use crate::powers::{Powers, Verdict};
+
+/// Levels of a directory that is to be removed which are looked into.
+const DEPTH_MAX: usize = 400;
+const SET_ID: u32 = 0o6000;
+
+/// A change that a commit leaves in the stage.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Relative to the workspace.
+    pub path: PathBuf,
+    /// How it would change.
+    pub how: How,
+    /// Why it waits.
+    pub why: Why,
+}
+
+/// Why a change waits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// It needs a yes of its own.
+    Protected {
+        /// The rule, in words.
+        rule: String,
+        /// What must be named, relative to the workspace.
+        unit: PathBuf,
+    },
+    /// It is of a kind that is not put into a workspace.
+    Special(&'static str),
+}
+
+/// The named part of all changes.
+pub(super) struct Chosen<'c> {
+    pub changes: Vec<&'c Change>,
+    pub held: Vec<Held>,
+}
+
+/// Whether `path` was named, or something above it, or nothing at all.
+pub(super) fn covers(named: &[PathBuf], path: &Path) -> bool {
+    named.is_empty() || named.iter().any(|name| path.starts_with(name))
+}
+
+/// The changes at and beneath the named paths.
+///
+/// # Errors
+/// [`CommitError::Nothing`] for a path at which nothing is staged.
+pub(super) fn named<'c>(changes: &'c Changes, named: &[PathBuf]) -> Result<Vec<&'c Change>, CommitError> {
+    for name in named {
+        let is_met = |change: &Change| change.path.starts_with(name) && !change.is_incidental;
+        if !changes.list.iter().any(is_met) {
+            let above =
+                |change: &&Change| matches!(change.how, How::Removed | How::Replaced) && name.starts_with(&change.path);
+            let within = changes.list.iter().find(above).map(|change| change.path.clone());
+            return Err(CommitError::Nothing { path: name.clone(), within });
+        }
+        // What lies in a directory that takes the place of a file comes with it.
+        let replaced =
+            |change: &&Change| change.how == How::Replaced && change.path != *name && name.starts_with(&change.path);
+        if let Some(change) = changes.list.iter().find(replaced)
+            && !covers(named, &change.path)
+        {
+            return Err(CommitError::Nothing { path: name.clone(), within: Some(change.path.clone()) });
+        }
+    }
+    Ok(changes.list.iter().filter(|change| covers(named, &change.path)).collect())
+}
+
+/// What protects names at a commit: the rules of a run, without its grants, and
+/// what was agreed to now.
+pub(super) struct Guard<'a> {
+    powers: Powers,
+    root: &'a Path,
+    upper: BorrowedFd<'a>,
+    lower: BorrowedFd<'a>,
+}
+
+impl<'a> Guard<'a> {
+    pub fn new(stage: &'a Stage, agreed: &[PathBuf], upper: BorrowedFd<'a>, lower: BorrowedFd<'a>) -> Self {
+        let root = stage.workspace();
+        let mut powers = Powers::over(root, &stage.meta.protect);
+        powers.protect(crate::broker::linked_units_of(&[root], &stage.meta.protect));
+        powers.agree(agreed.iter().map(|path| root.join(path)));
+        Self { powers, root, upper, lower }
+    }
+
+    /// Why `change` waits, if it does.
+    pub fn holds(&self, change: &Change) -> Result<Option<Why>, PathError> {
+        if let Some(staged) = &change.staged {
+            match staged.kind {
+                Kind::Device => return Ok(Some(Why::Special("a device"))),
+                Kind::File if staged.mode & SET_ID != 0 => {
+                    return Ok(Some(Why::Special("it would run with its owner's powers (set-user-ID)")));
+                }
+                _ => {}
+            }
+        }
+        let operation = match change.how {
+            How::Added | How::Replaced => Operation::Create,
+            How::Removed => Operation::Remove,
+            How::Modified => Operation::Write,
+            How::Metadata => Operation::Metadata,
+        };
+        if let Some(why) = self.protects(operation, &change.path) {
+            return Ok(Some(why));
+        }
+        let goes = matches!(change.how, How::Removed | How::Replaced);
+        if goes && change.present.is_some_and(|facts| facts.kind == Kind::Directory) {
+            let directory = Object::beneath(self.lower, &change.path).at(&change.path)?;
+            return directory.map_or(Ok(None), |directory| self.protects_beneath(&change.path, &directory, 0));
+        }
+        Ok(None)
+    }
+
+    fn protects(&self, operation: Operation, path: &Path) -> Option<Why> {
+        let exists = |path: &Path| {
+            let Ok(path) = path.strip_prefix(self.root) else { return false };
+            [self.upper, self.lower].iter().any(|tree| matches!(Object::beneath(*tree, path), Ok(Some(_))))
+        };
+        match self.powers.decide(operation, &self.root.join(path), &exists) {
+            Verdict::Allow | Verdict::Private => None,
+            Verdict::Refuse(refusal) => {
+                let unit = match &refusal.grant {
+                    Some(stockade_model::Grant::Write(unit)) => unit.strip_prefix(self.root).ok().map(Path::to_owned),
+                    _ => None,
+                };
+                Some(Why::Protected { rule: refusal.rule, unit: unit.unwrap_or_else(|| path.to_owned()) })
+            }
+        }
+    }
+
+    fn protects_beneath(&self, path: &Path, directory: &Object, depth: usize) -> Result<Option<Why>, PathError> {
+        if depth > DEPTH_MAX {
+            return Err(PathError::because(path, "it lies too deep to be looked at"));
+        }
+        for name in names(directory.fd.as_fd()).at(path)? {
+            let path = path.join(os(&name));
+            if let Some(why) = self.protects(Operation::Remove, &path) {
+                return Ok(Some(why));
+            }
+            let inner = Object::find(directory.fd.as_fd(), os(&name)).at(&path)?;
+            if let Some(inner) = inner.filter(Object::is_directory)
+                && let Some(why) = self.protects_beneath(&path, &inner, depth + 1)?
+            {
+                return Ok(Some(why));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The named changes, without those that wait. What lies in a new directory
+/// that waits, waits with it.
+pub(super) fn choose<'c>(
+    changes: &'c Changes,
+    paths: &[PathBuf],
+    guard: &Guard<'_>,
+) -> Result<Chosen<'c>, CommitError> {
+    let mut chosen = Chosen { changes: Vec::new(), held: Vec::new() };
+    let mut above: Option<Held> = None;
+    for change in named(changes, paths)? {
+        let with = above.as_ref().filter(|held| change.path.starts_with(&held.path));
+        let why = match with {
+            Some(held) => Some(held.why.clone()),
+            None => guard.holds(change)?,
+        };
+        let Some(why) = why else {
+            chosen.changes.push(change);
+            continue;
+        };
+        let held = Held { path: change.path.clone(), how: change.how, why };
+        if with.is_none() && matches!(change.how, How::Added | How::Replaced) {
+            above = Some(held.clone());
+        }
+        if !change.is_incidental {
+            chosen.held.push(held);
+        }
+    }
+    Ok(chosen)
+}
+
+/// The paths of `changes` and of the new directories that lead to them.
+pub(super) fn with_new_parents(changes: &[&Change], all: &Changes) -> BTreeSet<PathBuf> {
+    let new: BTreeSet<&Path> =
+        all.list.iter().filter(|change| change.how == How::Added).map(|change| change.path.as_path()).collect();
+    let mut wanted = BTreeSet::new();
+    for change in changes {
+        let parents = change.path.ancestors().skip(1).filter(|parent| new.contains(parent));
+        wanted.extend(parents.map(Path::to_owned));
+        wanted.insert(change.path.clone());
+    }
+    wanted
+}

@@ -1,0 +1,196 @@
+//! Random operations, once in a stage that is then committed and once natively
+//! on a copy: each operation ends the same in both, and so do the trees.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used)]
+
+mod stage_support;
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use serde::{Deserialize, Serialize};
+use stage_support::{Scene, assert_same, copy_tree, picture};
+
+/// Set in the process that runs the operations inside the overlay.
+const OPERATIONS: &str = "STOCKADE_TEST_OPERATIONS";
+const FRESH: i64 = 1_600_000_000;
+/// How many sequences are played, unless `STOCKADE_TEST_SEQUENCES` says another
+/// number.
+const SEQUENCES: u32 = 60;
+
+/// The workspace before: no file with two names, which an overlay cannot keep
+/// together (it says so in the difference).
+const BEFORE: &str = "echo one >a; echo two >b; mkdir -p d/e f; echo three >d/a; echo four >d/e/b; ln -s a c; \
+    truncate -s 1M f/a; echo five >f/b; chmod 640 f/b; setfattr -n user.k -v v a; \
+    touch -d 2001-01-01 a d/a d/e d .";
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+enum Operation {
+    Create(PathBuf),
+    Write(PathBuf, Vec<u8>, u64),
+    Append(PathBuf, Vec<u8>),
+    Truncate(PathBuf, u64),
+    Mode(PathBuf, u32),
+    Times(PathBuf, i64),
+    MakeDirectory(PathBuf),
+    RemoveDirectory(PathBuf),
+    RemoveAll(PathBuf),
+    Rename(PathBuf, PathBuf),
+    Link(PathBuf, PathBuf),
+    Symlink(String, PathBuf),
+    Unlink(PathBuf),
+    Attribute(PathBuf, String),
+    DropAttribute(PathBuf),
+}
+
+/// Few names, so that operations meet.
+fn paths() -> impl Strategy<Value = PathBuf> {
+    let name = prop::sample::select(vec!["a", "b", "c", "d", "e", "f"]);
+    prop::collection::vec(name, 1..=3).prop_map(|names| names.iter().collect())
+}
+
+fn operations() -> impl Strategy<Value = Vec<Operation>> {
+    let bytes = prop::collection::vec(any::<u8>(), 0..20);
+    let mode = prop::sample::select(vec![0o644, 0o600, 0o755, 0o444, 0o700, 0o1777]);
+    let one = prop_oneof![
+        paths().prop_map(Operation::Create),
+        (paths(), bytes.clone(), prop::sample::select(vec![0, 1, 3_000_000]))
+            .prop_map(|(path, bytes, at)| Operation::Write(path, bytes, at)),
+        (paths(), bytes).prop_map(|(path, bytes)| Operation::Append(path, bytes)),
+        (paths(), prop::sample::select(vec![0, 2, 5_000_000])).prop_map(|(path, size)| Operation::Truncate(path, size)),
+        (paths(), mode).prop_map(|(path, mode)| Operation::Mode(path, mode)),
+        (paths(), 1..1_000_000_000i64).prop_map(|(path, time)| Operation::Times(path, time)),
+        paths().prop_map(Operation::MakeDirectory),
+        paths().prop_map(Operation::RemoveDirectory),
+        paths().prop_map(Operation::RemoveAll),
+        (paths(), paths()).prop_map(|(old, new)| Operation::Rename(old, new)),
+        (paths(), paths()).prop_map(|(old, new)| Operation::Link(old, new)),
+        ("[a-f/.]{1,4}", paths()).prop_map(|(text, path)| Operation::Symlink(text, path)),
+        paths().prop_map(Operation::Unlink),
+        (paths(), "[a-z]{0,8}").prop_map(|(path, value)| Operation::Attribute(path, value)),
+        paths().prop_map(Operation::DropAttribute),
+    ];
+    prop::collection::vec(one, 1..40)
+}
+
+/// Does it in the current directory; the errno where it fails. Links in the way
+/// are refused, so that nothing leads out.
+fn apply(root: &Path, operation: &Operation) -> i32 {
+    let at = |path: &Path| root.join(path);
+    let leads_away = |path: &Path| path.ancestors().any(|path| !path.as_os_str().is_empty() && at(path).is_symlink());
+    let touched: Vec<&Path> = match operation {
+        Operation::Rename(old, new) | Operation::Link(old, new) => {
+            [old, new].iter().filter_map(|path| path.parent()).collect()
+        }
+        Operation::Symlink(_, path) | Operation::Unlink(path) => path.parent().into_iter().collect(),
+        Operation::Create(path)
+        | Operation::Write(path, ..)
+        | Operation::Append(path, _)
+        | Operation::Truncate(path, _)
+        | Operation::Mode(path, _)
+        | Operation::Times(path, _)
+        | Operation::MakeDirectory(path)
+        | Operation::RemoveDirectory(path)
+        | Operation::RemoveAll(path)
+        | Operation::Attribute(path, _)
+        | Operation::DropAttribute(path) => vec![path],
+    };
+    if touched.into_iter().any(leads_away) {
+        return libc::ELOOP;
+    }
+    let done = match operation {
+        Operation::Create(path) => OpenOptions::new().write(true).create_new(true).open(at(path)).map(drop),
+        Operation::Write(path, bytes, offset) => {
+            OpenOptions::new().write(true).open(at(path)).and_then(|file| file.write_all_at(bytes, *offset))
+        }
+        Operation::Append(path, bytes) => {
+            use std::io::Write;
+            OpenOptions::new().append(true).create(true).open(at(path)).and_then(|mut file| file.write_all(bytes))
+        }
+        Operation::Truncate(path, size) => {
+            OpenOptions::new().write(true).open(at(path)).and_then(|file| file.set_len(*size))
+        }
+        Operation::Mode(path, mode) => std::fs::set_permissions(at(path), std::fs::Permissions::from_mode(*mode)),
+        Operation::Times(path, seconds) => std::fs::File::open(at(path)).and_then(|file| {
+            let time = std::time::UNIX_EPOCH + std::time::Duration::from_secs(u64::try_from(*seconds).unwrap());
+            file.set_modified(time)
+        }),
+        Operation::MakeDirectory(path) => std::fs::create_dir(at(path)),
+        Operation::RemoveDirectory(path) => std::fs::remove_dir(at(path)),
+        Operation::RemoveAll(path) => std::fs::remove_dir_all(at(path)),
+        Operation::Rename(old, new) => std::fs::rename(at(old), at(new)),
+        Operation::Link(old, new) => std::fs::hard_link(at(old), at(new)),
+        Operation::Symlink(text, path) => symlink(text, at(path)),
+        Operation::Unlink(path) => std::fs::remove_file(at(path)),
+        Operation::Attribute(path, value) => {
+            rustix::fs::setxattr(at(path), "user.k", value.as_bytes(), rustix::fs::XattrFlags::empty())
+                .map_err(Into::into)
+        }
+        Operation::DropAttribute(path) => rustix::fs::removexattr(at(path), "user.k").map_err(Into::into),
+    };
+    done.map_or_else(|error| error.raw_os_error().unwrap_or(-1), |()| 0)
+}
+
+/// Runs in a process of its own, in the overlay.
+#[test]
+fn inside() {
+    let Some(text) = std::env::var_os(OPERATIONS) else { return };
+    let operations: Vec<Operation> = serde_json::from_str(text.to_str().unwrap()).unwrap();
+    let here = std::env::current_dir().unwrap();
+    let results: Vec<i32> = operations.iter().map(|operation| apply(&here, operation)).collect();
+    println!("results:{}", serde_json::to_string(&results).unwrap());
+}
+
+/// The results of `operations` in an overlay of a new stage, and the stage.
+fn staged(scene: &Scene, operations: &[Operation]) -> (stockade_model::StageId, Vec<i32>) {
+    let stage = scene.stage();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "inside", "--nocapture", "--test-threads", "1"])
+        .env(OPERATIONS, serde_json::to_string(operations).unwrap());
+    let output = scene.in_overlay(&stage, &command);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let results = text.lines().find_map(|line| line.split_once("results:"));
+    let Some((_, results)) = results else {
+        panic!("{text}{}", String::from_utf8_lossy(&output.stderr));
+    };
+    (stage.id().clone(), serde_json::from_str(results).unwrap())
+}
+
+fn check(operations: &[Operation], apart: bool) {
+    let scene = if apart { Scene::apart(BEFORE) } else { Scene::new(BEFORE) };
+    let native = scene.beside();
+    copy_tree(&scene.workspace(), &native);
+    let untouched = scene.picture();
+    let (id, results) = staged(&scene, operations);
+    assert_same(&untouched, &scene.picture(), "staged only");
+    for (operation, result) in operations.iter().zip(&results) {
+        // An overlay does not rename directories that the workspace has.
+        if *result != libc::EXDEV {
+            assert_eq!(apply(&native, operation), *result, "{operation:?}");
+        }
+    }
+    scene.commit_all(&id);
+    assert_same(&picture(&native, FRESH), &picture(&scene.workspace(), FRESH), "committed");
+}
+
+#[test]
+fn committed_is_the_same_as_run_natively() {
+    let wanted = std::env::var("STOCKADE_TEST_SEQUENCES").ok().and_then(|number| number.parse().ok());
+    let config = Config {
+        cases: wanted.unwrap_or(SEQUENCES),
+        failure_persistence: None,
+        max_shrink_iters: 200,
+        ..Config::default()
+    };
+    let mut runner = TestRunner::new(config);
+    runner
+        .run(&(operations(), any::<bool>()), |(operations, apart)| {
+            check(&operations, apart);
+            Ok(())
+        })
+        .unwrap();
+}
