@@ -5,9 +5,9 @@
 use std::fmt::Write as _;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use stockade_engine::Approver;
+use stockade_engine::{Approver, Waiting};
 use stockade_model::{Answer, Question, QuestionKind, RawText, Scope};
 
 use crate::render::Style;
@@ -18,6 +18,10 @@ use crate::terminal::{Keys, Pressed, Terminal};
 const INTERRUPT: [u8; 2] = [0x03, 0x1c];
 /// Longest typed word, in bytes; more is the wrong word.
 const WORD_LIMIT_BYTES: usize = 64;
+/// How often a withdrawal is looked for that cannot wake a sleeper.
+const LOOK_AROUND: Duration = Duration::from_millis(100);
+/// The times that can be chosen with a key, in milliseconds.
+const PERIODS_MS: [(char, u64); 3] = [('h', 3_600_000), ('d', 86_400_000), ('w', 7 * 86_400_000)];
 
 /// Asks at `/dev/tty`.
 #[derive(Debug, Default)]
@@ -40,18 +44,24 @@ impl TerminalApprover {
         self.terminal.get_or_init(Terminal::open).as_ref()
     }
 
-    fn dialog(&self, terminal: &Terminal, question: &Question) -> std::io::Result<Answer> {
+    fn dialog(&self, terminal: &Terminal, question: &Question, waiting: &Waiting) -> std::io::Result<Answer> {
         let style = Style::terminal(terminal.columns(), self.color);
         let deadline = Instant::now() + Duration::from_millis(question.timeout_ms);
         let keys = terminal.keys()?;
-        keys.show(&question::question(question, &self.text, style), deadline)?;
-        let dialog = Dialog { keys: &keys, style, deadline, wake: self.wake.as_ref() };
+        let held_ms = waiting.held().longest().map_or(0, crate::meaning::milliseconds);
+        let mut text = question::still_held(waiting.held().count(), held_ms, style);
+        text += &question::question(question, &self.text, style);
+        keys.show(&text, deadline)?;
+        let dialog = Dialog { keys: &keys, style, deadline, wake: self.wake.as_ref(), question, waiting };
         let answer = match question.kind {
             QuestionKind::Unsandboxed => dialog.word()?,
             _ => dialog.key(&question::keys(question))?,
         };
         let mut note = String::new();
         match answer {
+            _ if waiting.is_withdrawn() => {
+                let _ = writeln!(note, "\n  withdrawn: nobody waits for the answer any more");
+            }
             Answer::TimedOut => {
                 let _ = writeln!(note, "\n  no answer: refused");
             }
@@ -71,7 +81,7 @@ impl Approver for TerminalApprover {
         self.terminal().is_some_and(Terminal::in_foreground)
     }
 
-    fn ask(&mut self, question: &Question) -> Answer {
+    fn ask(&mut self, question: &Question, waiting: &Waiting) -> Answer {
         let Some(terminal) = self.terminal().filter(|terminal| terminal.in_foreground()) else {
             return Answer::TimedOut;
         };
@@ -80,7 +90,7 @@ impl Approver for TerminalApprover {
             let _ = rustix::io::read(wake, &mut [0; 8]);
         }
         // A terminal that fails half way is one where nobody answers.
-        self.dialog(terminal, question).unwrap_or(Answer::TimedOut)
+        self.dialog(terminal, question, waiting).unwrap_or(Answer::TimedOut)
     }
 }
 
@@ -90,37 +100,102 @@ struct Dialog<'a> {
     style: Style,
     deadline: Instant,
     wake: Option<&'a OwnedFd>,
+    question: &'a Question,
+    waiting: &'a Waiting,
+}
+
+/// What came of waiting for a key.
+enum Heard {
+    Bytes(Vec<u8>),
+    /// The question is over, with this answer.
+    Over(Answer),
 }
 
 impl Dialog<'_> {
-    fn next(&self) -> Pressed {
-        self.keys.next(self.deadline, self.wake.map(AsFd::as_fd))
+    fn next(&self) -> Heard {
+        let withdrawal = self.waiting.descriptor();
+        let wakes: Vec<_> = self.wake.map(AsFd::as_fd).into_iter().chain(withdrawal).collect();
+        loop {
+            let look_around = if withdrawal.is_some() { self.deadline } else { Instant::now() + LOOK_AROUND };
+            let pressed = self.keys.next(self.deadline.min(look_around), &wakes);
+            if self.waiting.is_withdrawn() {
+                return Heard::Over(Answer::TimedOut);
+            }
+            match pressed {
+                Pressed::Bytes(bytes) => return Heard::Bytes(bytes),
+                Pressed::Woken => return Heard::Over(Answer::Abort),
+                Pressed::TimedOut if Instant::now() < self.deadline => {}
+                Pressed::TimedOut | Pressed::Gone => return Heard::Over(Answer::TimedOut),
+            }
+        }
+    }
+
+    /// A fresh key behind this prompt; for a paste or a function key, which
+    /// hold letters that nobody pressed, nothing.
+    fn fresh(&self, prompt: &str) -> std::io::Result<Result<Option<u8>, Answer>> {
+        self.keys.settle(self.deadline, &|| self.waiting.is_withdrawn())?;
+        self.keys.show(prompt, self.deadline)?;
+        Ok(match self.next() {
+            Heard::Over(answer) => Err(answer),
+            Heard::Bytes(bytes) => match single(&bytes) {
+                Some(b'q') => Err(self.echo('q', Answer::Abort)?),
+                Some(key) if INTERRUPT.contains(&key) => Err(self.echo('q', Answer::Abort)?),
+                key => Ok(key),
+            },
+        })
     }
 
     /// One fresh key of those offered.
     fn key(&self, offered: &[Key]) -> std::io::Result<Answer> {
         let prompt = question::prompt(offered);
         loop {
-            self.keys.settle(self.deadline)?;
-            self.keys.show(&prompt, self.deadline)?;
-            let pressed = match self.next() {
-                Pressed::Bytes(bytes) => bytes,
-                Pressed::TimedOut | Pressed::Gone => return Ok(Answer::TimedOut),
-                Pressed::Interrupted => return Ok(Answer::Abort),
+            let key = match self.fresh(&prompt)? {
+                Ok(key) => key,
+                Err(answer) => return Ok(answer),
             };
-            let again = match single(&pressed) {
-                Some(b'q') => return self.echo('q', Answer::Abort),
-                Some(key) if INTERRUPT.contains(&key) => return self.echo('q', Answer::Abort),
-                Some(b'?') => format!("?\n{}", question::help(offered, self.style)),
+            let again = match key {
+                Some(b'?') => format!("?\n{}", question::help(self.question, offered, self.style)),
                 Some(byte) => match offered.iter().find(|key| key.character() == char::from(byte)) {
+                    Some(Key::Times) => match self.number()? {
+                        Some(answer) => return Ok(answer),
+                        None => "\n  nothing chosen\n".to_owned(),
+                    },
+                    Some(Key::Until) => match self.period()? {
+                        Some(answer) => return Ok(answer),
+                        None => "\n  nothing chosen\n".to_owned(),
+                    },
                     Some(key) => return self.echo(key.character(), answer(*key)),
                     None => "\n  one of the keys in brackets, please\n".to_owned(),
                 },
-                // A paste or a function key holds letters that nobody pressed.
                 None => "\n  one key alone, please\n".to_owned(),
             };
             self.keys.show(&again, self.deadline)?;
         }
+    }
+
+    /// How many times; nothing where another key is pressed.
+    fn number(&self) -> std::io::Result<Option<Answer>> {
+        Ok(match self.fresh("t\n  how many times, this one included?  [2] to [9] > ")? {
+            Err(answer) => Some(answer),
+            Ok(Some(digit @ b'2'..=b'9')) => {
+                Some(self.echo(char::from(digit), Answer::Approved(Scope::Times(u32::from(digit - b'0'))))?)
+            }
+            Ok(_) => None,
+        })
+    }
+
+    /// Until when; nothing where another key is pressed.
+    fn period(&self) -> std::io::Result<Option<Answer>> {
+        let key = match self.fresh("u\n  for how long?  an [h]our  a [d]ay  a [w]eek > ")? {
+            Err(answer) => return Ok(Some(answer)),
+            Ok(key) => key,
+        };
+        let Some((key, period_ms)) = PERIODS_MS.into_iter().find(|(name, _)| key.map(char::from) == Some(*name)) else {
+            return Ok(None);
+        };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let until_ms = crate::meaning::milliseconds(now).saturating_add(period_ms);
+        self.echo(key, Answer::Approved(Scope::Until(until_ms))).map(Some)
     }
 
     fn echo(&self, key: char, answer: Answer) -> std::io::Result<Answer> {
@@ -130,14 +205,13 @@ impl Dialog<'_> {
 
     /// The word, and Enter.
     fn word(&self) -> std::io::Result<Answer> {
-        self.keys.settle(self.deadline)?;
+        self.keys.settle(self.deadline, &|| self.waiting.is_withdrawn())?;
         self.keys.show(&question::word_prompt(self.style), self.deadline)?;
         let mut word = Vec::new();
         loop {
             let pressed = match self.next() {
-                Pressed::Bytes(bytes) => bytes,
-                Pressed::TimedOut | Pressed::Gone => return Ok(Answer::TimedOut),
-                Pressed::Interrupted => return Ok(Answer::Abort),
+                Heard::Bytes(bytes) => bytes,
+                Heard::Over(answer) => return Ok(answer),
             };
             for byte in pressed {
                 match byte {
@@ -177,7 +251,8 @@ fn single(pressed: &[u8]) -> Option<u8> {
 
 fn answer(key: Key) -> Answer {
     match key {
-        Key::Once => Answer::Approved(Scope::Once),
+        // The other two ask further; alone they are a yes for this time.
+        Key::Once | Key::Times | Key::Until => Answer::Approved(Scope::Once),
         Key::Session => Answer::Approved(Scope::Session),
         Key::Always => Answer::Approved(Scope::Always),
         Key::No => Answer::Denied(Scope::Once),
@@ -259,11 +334,24 @@ mod tests {
     }
 
     fn meet_with(question: Question, wake: Option<OwnedFd>, act: impl FnOnce(&mut Person)) -> Answer {
+        meet_waiting(question, wake, waiting(), act)
+    }
+
+    fn waiting() -> Waiting {
+        Waiting::new(stockade_engine::HeldCalls::default())
+    }
+
+    fn meet_waiting(
+        question: Question,
+        wake: Option<OwnedFd>,
+        waiting: Waiting,
+        act: impl FnOnce(&mut Person),
+    ) -> Answer {
         let (mut person, terminal) = pty();
         assert!(person.is_echoed());
         let asked = std::thread::spawn(move || {
             let approver = TerminalApprover::new(RawText::default(), false, wake);
-            approver.dialog(&terminal, &question).unwrap_or(Answer::TimedOut)
+            approver.dialog(&terminal, &question, &waiting).unwrap_or(Answer::TimedOut)
         });
         act(&mut person);
         let answer = asked.join().unwrap();
@@ -304,7 +392,7 @@ mod tests {
         let (mut person, terminal) = pty();
         person.presses("aaaa");
         let asked = std::thread::spawn(move || {
-            TerminalApprover::new(RawText::default(), false, None).dialog(&terminal, &question).unwrap()
+            TerminalApprover::new(RawText::default(), false, None).dialog(&terminal, &question, &waiting()).unwrap()
         });
         person.presses("oooo");
         person.sees("no answer: refused");
@@ -395,6 +483,44 @@ mod tests {
     }
 
     #[test]
+    fn a_question_that_is_taken_back_leaves() {
+        for typed in ["", "t"] {
+            let (waiting, begun) = (waiting(), Instant::now());
+            let got = meet_waiting(run(), None, waiting.clone(), |person| {
+                person.sees("[?] > ");
+                person.presses(typed);
+                waiting.withdraw();
+                person.sees("withdrawn: nobody waits for the answer any more");
+            });
+            assert_eq!(got, Answer::TimedOut);
+            assert!(begun.elapsed() < Duration::from_secs(3));
+        }
+    }
+
+    #[test]
+    fn a_number_of_times_and_a_time_can_be_chosen() {
+        let choose = |first: &str, prompt: &str, second: &str| {
+            meet(run(), |person| {
+                person.sees("[?] > ");
+                person.presses(first);
+                person.sees(prompt);
+                person.presses(second);
+                if second == "x" {
+                    person.sees("nothing chosen");
+                    person.sees("[?] > ");
+                    person.presses("n");
+                }
+            })
+        };
+        assert_eq!(choose("t", "[2] to [9] > ", "4"), Answer::Approved(Scope::Times(4)));
+        assert_eq!(choose("t", "[2] to [9] > ", "x"), Answer::Denied(Scope::Once));
+        assert_eq!(choose("u", "a [w]eek > ", "q"), Answer::Abort);
+        let now_ms = crate::meaning::milliseconds(SystemTime::now().duration_since(UNIX_EPOCH).unwrap());
+        let Answer::Approved(Scope::Until(until_ms)) = choose("u", "a [w]eek > ", "d") else { panic!() };
+        assert!((86_400_000..86_460_000).contains(&(until_ms - now_ms)));
+    }
+
+    #[test]
     fn a_terminal_that_is_gone_answers_nothing() {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&master).unwrap();
@@ -403,6 +529,6 @@ mod tests {
         let line = rustix::fs::open(name, OFlags::RDWR | OFlags::NOCTTY | OFlags::NONBLOCK, Mode::empty()).unwrap();
         drop(master);
         let approver = TerminalApprover::new(RawText::default(), false, None);
-        assert!(approver.dialog(&Terminal::of(line.into()), &run()).is_err());
+        assert!(approver.dialog(&Terminal::of(line.into()), &run(), &waiting()).is_err());
     }
 }

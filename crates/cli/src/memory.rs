@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use stockade_engine::core::{Memo, Remembered};
 use stockade_engine::keys::{GrantContext, Key};
 use stockade_engine::real::StoreMemory;
-use stockade_engine::seams::{Memory, MemoryError};
-use stockade_model::{Grant, SessionId};
+use stockade_engine::seams::{Memory, MemoryError, Standing};
+use stockade_model::SessionId;
 use stockade_store::Store;
 
 /// The store at a path, opened at the first look, made at the first answer.
@@ -55,7 +55,7 @@ impl Memory for LateMemory {
         context: &GrantContext,
         session: Option<&SessionId>,
         now_ms: u64,
-    ) -> Result<Vec<Grant>, MemoryError> {
-        self.existing()?.map_or(Ok(Vec::new()), |memory| memory.standing(context, session, now_ms))
+    ) -> Result<Standing, MemoryError> {
+        self.existing()?.map_or(Ok(Standing::default()), |memory| memory.standing(context, session, now_ms))
     }
 }

@@ -117,8 +117,8 @@ pub enum Pressed {
     Bytes(Vec<u8>),
     /// Nothing in time.
     TimedOut,
-    /// The process was asked to end.
-    Interrupted,
+    /// Something else than a key: see who can be read.
+    Woken,
     /// The terminal is gone.
     Gone,
 }
@@ -153,29 +153,31 @@ impl Keys<'_> {
     }
 
     /// Drops what was typed before now, and waits until nobody types: a key
-    /// that was meant for something else must not answer a question.
+    /// that was meant for something else must not answer a question. Ends early
+    /// where nobody waits for the answer any more.
     ///
     /// # Errors
     /// When the terminal is gone.
-    pub fn settle(&self, deadline: Instant) -> io::Result<()> {
+    pub fn settle(&self, deadline: Instant, is_withdrawn: &dyn Fn() -> bool) -> io::Result<()> {
         let give_up = deadline.min(Instant::now() + STILL_LONGEST);
-        loop {
+        while !is_withdrawn() {
             tcflush(self.file, QueueSelector::IFlush)?;
             let still = give_up.min(Instant::now() + STILL);
             if !ready(&[(self.file.as_fd(), PollFlags::IN)], still)?[0] || Instant::now() >= give_up {
                 return Ok(tcflush(self.file, QueueSelector::IFlush)?);
             }
         }
+        Ok(())
     }
 
-    /// The next key, or paste; `wake` becomes readable when the process is
-    /// asked to end.
-    pub fn next(&self, deadline: Instant, wake: Option<BorrowedFd<'_>>) -> Pressed {
+    /// The next key, or paste. Each of `wakes` ends the wait when it becomes
+    /// readable.
+    pub fn next(&self, deadline: Instant, wakes: &[BorrowedFd<'_>]) -> Pressed {
         loop {
             let mut waited = vec![(self.file.as_fd(), PollFlags::IN)];
-            waited.extend(wake.map(|fd| (fd, PollFlags::IN)));
+            waited.extend(wakes.iter().map(|fd| (*fd, PollFlags::IN)));
             match ready(&waited, deadline) {
-                Ok(ready) if ready.get(1) == Some(&true) => return Pressed::Interrupted,
+                Ok(ready) if ready[1..].contains(&true) => return Pressed::Woken,
                 Ok(ready) if ready[0] => {}
                 Ok(_) => return Pressed::TimedOut,
                 Err(_) => return Pressed::Gone,

@@ -9,20 +9,19 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use stockade_model::{Answer, Assessment, Digest, Event, Grant, Outcome, Plan, Question, Request};
+use stockade_model::{Assessment, Event, Grant, Outcome, Plan, Request};
 use tracing::{debug, info, info_span, warn};
 
-use crate::core::{Core, CoreConfig, Input, Memo, Output, Planned};
+use crate::approver::HeldCalls;
+use crate::asker::{Asker, Given, LEAVE};
+use crate::core::{Core, CoreConfig, HeldCall, Input, Memo, Output, Planned, Remembered};
+use crate::keys::Key;
 use crate::seams::{Clock, Judge, Memory, MemoryError, Recorder};
-use crate::{Approver, Attempt, AttemptEvent, Backend, Events, Io, StartError, exit_code};
-
-/// How long an approver that was passed over may take to leave, for instance
-/// to give a terminal back, in milliseconds.
-const LEAVE_MS: u64 = 1_500;
+use crate::{Approver, Attempt, AttemptEvent, Backend, Events, HoldId, Io, StartError, exit_code};
 
 /// Everything a request needs. Shared by requests; each has its own
 /// [`run`](Self::run).
@@ -87,7 +86,7 @@ pub fn interrupts() -> (Interrupter, Interrupts) {
 enum Message {
     Interrupted(i32),
     Attempt { number: u64, event: AttemptEvent },
-    Answered { digest: Digest, answer: Answer, by: String },
+    Answered(Given),
     Committed(u64),
     RecordFailed(String),
 }
@@ -101,6 +100,9 @@ impl Engine {
         let mut config = CoreConfig::new(self.judge.policy(&request), self.user.clone());
         config.question_timeout_ms = self.question_timeout_ms;
         let core = Core::new(request.clone(), config);
+        let (held, mailbox) = (HeldCalls::default(), interrupts.sender.clone());
+        // The run may be over: then nobody waits for this answer.
+        let answered = move |given| drop(mailbox.send(Message::Answered(given)));
         let driver = Driver {
             engine: self,
             request,
@@ -110,7 +112,9 @@ impl Engine {
             attempt: None,
             attempts: 0,
             plan: None,
-            asking: false,
+            refused: Vec::new(),
+            asker: Asker::new(Arc::clone(&self.approver), held.clone(), answered),
+            held,
         };
         let outcome = driver.drive(core, &interrupts.receiver);
         info!(status = ?outcome.status, exit_code = exit_code(&outcome), "finished");
@@ -131,7 +135,11 @@ struct Driver<'a> {
     attempts: u64,
     /// The plan of the attempt, for what can be granted.
     plan: Option<Plan>,
-    asking: bool,
+    /// What remembered refusals name, as it stood at the beginning.
+    refused: Vec<Grant>,
+    asker: Asker,
+    /// Told by the backend and not yet answered.
+    held: HeldCalls,
 }
 
 impl Driver<'_> {
@@ -145,7 +153,10 @@ impl Driver<'_> {
             }
             let input = match self.queue.pop_front() {
                 Some(input) => input,
-                None => self.wait(inbox, core.deadline()),
+                None => {
+                    self.asker.go_on();
+                    self.wait(inbox, core.deadline())
+                }
             };
             outputs = core.step(self.now(), input);
         }
@@ -184,8 +195,8 @@ impl Driver<'_> {
             Message::Interrupted(signal) => Input::Interrupted(signal),
             Message::Committed(number) => Input::Committed(number),
             Message::RecordFailed(why) => Input::RecordFailed(why),
-            Message::Answered { digest, answer, by } => {
-                self.asking = false;
+            Message::Answered(Given { digest, answer, by }) => {
+                self.asker.is_through_with(&digest);
                 Input::Answered { digest, answer, by }
             }
             Message::Attempt { number, .. } if number != self.attempts || self.attempt.is_none() => return None,
@@ -195,12 +206,21 @@ impl Driver<'_> {
                     Input::Denied { denial, powers }
                 }
                 AttemptEvent::Executed { pid, program } => Input::Executed { pid, program },
-                // Nothing holds yet: no attempt was told to.
-                AttemptEvent::Held { .. } | AttemptEvent::Withdrawn(_) => return None,
+                AttemptEvent::Held { id, denial } => {
+                    self.held.add(id);
+                    let powers = denial.grant.as_ref().map_or_else(Vec::new, |grant| self.powers(grant));
+                    let directory = denial.grant.as_ref().map_or_else(Vec::new, |grant| self.directory(grant));
+                    Input::Held(Box::new(HeldCall { id, denial, powers, directory }))
+                }
+                AttemptEvent::Withdrawn(id) => {
+                    self.held.remove(id);
+                    Input::Withdrawn(id)
+                }
                 AttemptEvent::Ended(end) => {
                     // Reaped here, so that nothing of it is alive when the core
                     // hears of its end.
                     self.attempt = None;
+                    self.held.clear();
                     Input::Ended(Box::new(end))
                 }
             },
@@ -211,9 +231,24 @@ impl Driver<'_> {
     /// or nothing is asked.
     fn powers(&self, grant: &Grant) -> Vec<Grant> {
         let Some(plan) = &self.plan else { return Vec::new() };
-        let powers = self.engine.judge.escalation(&self.request, plan, grant);
-        let honoured = powers.iter().all(|power| self.backend(plan).is_some_and(|b| b.honours(power, plan.level)));
-        if honoured { powers } else { Vec::new() }
+        self.honoured(plan, self.engine.judge.escalation(&self.request, plan, grant))
+    }
+
+    /// What may be offered for the directory around the file of `grant`.
+    fn directory(&self, grant: &Grant) -> Vec<Grant> {
+        let Some(plan) = &self.plan else { return Vec::new() };
+        let powers = self.engine.judge.directory(&self.request, plan, grant);
+        // A remembered no beats a yes to the directory around it (L9).
+        let holds_refused = |power: &Grant| {
+            let beneath = |refused: &Grant| refused.path().zip(power.path()).is_some_and(|(r, p)| r.starts_with(p));
+            self.refused.iter().any(beneath)
+        };
+        if powers.iter().any(holds_refused) { Vec::new() } else { self.honoured(plan, powers) }
+    }
+
+    fn honoured(&self, plan: &Plan, powers: Vec<Grant>) -> Vec<Grant> {
+        let honours = |power: &Grant| self.backend(plan).is_some_and(|b| b.honours(power, plan.level));
+        if powers.iter().all(honours) { powers } else { Vec::new() }
     }
 
     /// The backend for a plan: without a sandbox it is another one.
@@ -268,13 +303,27 @@ impl Driver<'_> {
             Output::FindStanding(context) => Some(self.find_standing(&context)),
             Output::LookUp(keys) => Some(self.look_up(&keys)),
             Output::Remember(memos) => self.remember(&memos),
+            Output::LookUpHeld { id, keys } => Some(self.look_up_held(id, &keys)),
             Output::Ask(question) => {
-                self.ask(*question);
+                self.asker.ask(question);
+                None
+            }
+            Output::Withdraw(digest) => {
+                debug!(%digest, "a question is taken back");
+                self.asker.withdraw(&digest);
+                None
+            }
+            Output::AnswerHeld { id, answer } => {
+                debug!(id = id.0, ?answer, "a held call is answered");
+                self.held.remove(id);
+                if let Some(attempt) = &self.attempt {
+                    attempt.answer(id, answer);
+                }
                 None
             }
             Output::Commit { number, durable: false } => Some(Input::Committed(number)),
             Output::Commit { number, durable: true } => self.commit(number),
-            Output::Prepare(planned) => Some(self.prepare(&planned)),
+            Output::Prepare { planned, hold } => Some(self.prepare(&planned, hold)),
             Output::Release => Some(self.release()),
             Output::Signal(signal) => {
                 debug!(signal, "forwarded");
@@ -292,6 +341,7 @@ impl Driver<'_> {
             }
             Output::Discard => {
                 self.attempt = None;
+                self.held.clear();
                 self.attempts += 1;
                 None
             }
@@ -324,36 +374,35 @@ impl Driver<'_> {
         }
     }
 
-    fn find_standing(&self, context: &crate::keys::GrantContext) -> Input {
+    fn find_standing(&mut self, context: &crate::keys::GrantContext) -> Input {
         let now_ms = self.engine.clock.wall_ms();
         match self.engine.memory.standing(context, self.request.session.as_ref(), now_ms) {
-            Ok(grants) => {
-                let honours = |grant: &Grant| self.engine.backend.honours(grant, context.level);
-                Input::Standing(grants.into_iter().filter(honours).collect())
+            Ok(mut standing) => {
+                standing.grants.retain(|grant| self.engine.backend.honours(grant, context.level));
+                self.refused.clone_from(&standing.refused);
+                Input::Standing(standing)
             }
             Err(error) => Input::MemoryFailed(error.to_string()),
         }
     }
 
-    fn look_up(&self, keys: &[crate::keys::Key]) -> Input {
-        let _span = info_span!("look up", keys = keys.len()).entered();
-        let now_ms = self.engine.clock.wall_ms();
-        let session = self.request.session.as_ref();
-        let answers: Result<Vec<_>, MemoryError> =
-            keys.iter().map(|key| self.engine.memory.lookup(key, session, now_ms)).collect();
-        match answers {
-            Ok(answers) => Input::Recalled { answers, approver: self.approver_available() },
+    fn look_up(&self, keys: &[Key]) -> Input {
+        match self.recall(keys) {
+            Ok(answers) => Input::Recalled { answers, approver: self.asker.is_available() },
             Err(error) => Input::MemoryFailed(error.to_string()),
         }
     }
 
-    /// An approver that is still busy with an older question is not there.
-    fn approver_available(&self) -> bool {
-        match self.engine.approver.try_lock() {
-            Ok(approver) => approver.available(),
-            Err(TryLockError::Poisoned(approver)) => approver.into_inner().available(),
-            Err(TryLockError::WouldBlock) => false,
-        }
+    fn look_up_held(&self, id: HoldId, keys: &[Key]) -> Input {
+        let answers = self.recall(keys).map_err(|error| error.to_string());
+        Input::HeldRecalled { id, answers, approver: self.asker.is_available() }
+    }
+
+    fn recall(&self, keys: &[Key]) -> Result<Vec<Option<Remembered>>, MemoryError> {
+        let _span = info_span!("look up", keys = keys.len()).entered();
+        let now_ms = self.engine.clock.wall_ms();
+        let session = self.request.session.as_ref();
+        keys.iter().map(|key| self.engine.memory.lookup(key, session, now_ms)).collect()
     }
 
     fn remember(&self, memos: &[Memo]) -> Option<Input> {
@@ -362,28 +411,6 @@ impl Driver<'_> {
         let failed = memos.iter().find_map(|memo| self.engine.memory.remember(memo, session, now_ms).err())?;
         warn!(error = %failed, "an answer could not be kept");
         Some(Input::NotRemembered(failed.to_string()))
-    }
-
-    /// On a thread of its own: a person thinks, and interrupts must not wait.
-    fn ask(&mut self, question: Question) {
-        self.asking = true;
-        let (approver, mailbox) = (Arc::clone(&self.engine.approver), self.mailbox.clone());
-        let span = info_span!("ask", digest = %question.digest);
-        let ask = move || {
-            let _entered = span.enter();
-            let mut approver = approver.lock().unwrap_or_else(PoisonError::into_inner);
-            let by = approver.name();
-            let answer = approver.ask(&question);
-            drop(approver);
-            info!(?answer, by, "answered");
-            // The run may be over: then nobody waits for this answer.
-            let _ = mailbox.send(Message::Answered { digest: question.digest, answer, by });
-        };
-        // Without a thread nobody is asked and the core's deadline says no.
-        if let Err(error) = thread::Builder::new().name("stockade-ask".to_owned()).spawn(ask) {
-            warn!(%error, "no thread to ask on");
-            self.asking = false;
-        }
     }
 
     /// On a thread of its own: the sandbox is built meanwhile.
@@ -402,7 +429,7 @@ impl Driver<'_> {
         spawned.err().map(|error| Input::RecordFailed(format!("no thread to commit on: {error}")))
     }
 
-    fn prepare(&mut self, planned: &Planned) -> Input {
+    fn prepare(&mut self, planned: &Planned, hold: bool) -> Input {
         let plan = &planned.plan;
         let _span = info_span!("prepare", attempt = plan.attempt, digest = %planned.digest).entered();
         self.plan = Some(plan.clone());
@@ -416,7 +443,7 @@ impl Driver<'_> {
         if backend.name() != plan.backend {
             return Input::PrepareFailed(format!("the plan is for another backend than `{}`", backend.name()));
         }
-        let attempt = match backend.prepare(plan, &self.io, false, events) {
+        let attempt = match backend.prepare(plan, &self.io, hold, events) {
             Ok(attempt) => attempt,
             Err(error) => return Input::PrepareFailed(start_failure(error)),
         };
@@ -438,10 +465,10 @@ impl Driver<'_> {
     /// After an interrupt or a time-out an approver may still hold the
     /// terminal: it is given a moment to put it back.
     fn let_approver_leave(&mut self, inbox: &Receiver<Message>) {
-        let until_ms = self.now().saturating_add(LEAVE_MS);
-        while self.asking {
-            let left_ms = until_ms.saturating_sub(self.now());
-            match inbox.recv_timeout(Duration::from_millis(left_ms)) {
+        self.asker.withdraw_all();
+        let until = Instant::now() + LEAVE;
+        while self.asker.is_busy() {
+            match inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok(message) => drop(self.input(message)),
                 Err(_) => return,
             }

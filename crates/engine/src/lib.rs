@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod approver;
+mod asker;
 mod backend;
 pub mod core;
 mod driver;
@@ -15,7 +16,7 @@ pub mod keys;
 pub mod real;
 pub mod seams;
 
-pub use approver::{Approver, Nobody};
+pub use approver::{Approver, HeldCalls, Nobody, Waiting};
 pub use backend::{Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Events, HeldAnswer, HoldId, Io, StartError};
 pub use driver::{Engine, Interrupter, Interrupts, interrupts};
 pub use exit::exit_code;

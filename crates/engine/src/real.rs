@@ -17,7 +17,7 @@ use stockade_store::{Consent, Store};
 use crate::core::{Memo, Planned, Remembered, Ruling};
 use crate::identity::identity;
 use crate::keys::{GrantContext, Key, Namespace};
-use crate::seams::{Judge, Memory, MemoryError, PlanError, RecordError, Recorder};
+use crate::seams::{Judge, Memory, MemoryError, PlanError, RecordError, Recorder, Standing};
 
 /// Where bash is looked for, to run scripts. Never through the caller's PATH,
 /// which a workspace may have a hand in.
@@ -120,6 +120,12 @@ impl Judge for RuleJudge {
         let powers = complete_grants(&plan.profile, std::slice::from_ref(grant));
         let may = |power: &Grant| may_escalate(&self.settings, request, power, self.by_person);
         if powers.iter().all(may) { powers } else { Vec::new() }
+    }
+
+    fn directory(&self, request: &Request, plan: &Plan, grant: &Grant) -> Vec<Grant> {
+        let Grant::Write(file) = grant else { return Vec::new() };
+        let directory = self.settings.grantable_directory(request.workspace.as_path(), &plan.profile, file);
+        directory.map_or_else(Vec::new, |directory| self.escalation(request, plan, &Grant::Write(directory)))
     }
 
     fn policy(&self, request: &Request) -> Digest {
@@ -232,29 +238,46 @@ impl Memory for StoreMemory {
         context: &GrantContext,
         session: Option<&SessionId>,
         now_ms: u64,
-    ) -> Result<Vec<Grant>, MemoryError> {
-        let mut grants = Vec::new();
-        for known in self.store.list().map_err(failed)? {
-            let reaches = match known.scope {
-                Scope::Session => known.session.is_some() && known.session.as_ref() == session,
-                Scope::Until(_) | Scope::Always => true,
-                // Each use of a counted one is taken when it is asked for.
-                Scope::Once | Scope::Times(_) => false,
-            };
+    ) -> Result<Standing, MemoryError> {
+        let mut standing = Standing::default();
+        for known in self.store.list().map_err(failed)?.into_iter().filter(|known| known.in_force(now_ms)) {
+            if known.consent == Consent::Denied {
+                standing.refused.extend(refused_by(&known, context, session));
+                continue;
+            }
             let grant = match known.grants.as_slice() {
                 [grant] if known.namespace == stored(Namespace::Grant) => grant,
                 _ => continue,
             };
             // Bound to this workspace, profile, level, policy and user?
-            let here = context.approval(Namespace::Grant, grant).digest == known.digest;
-            let holds = reaches && here && known.consent == Consent::Approved && known.in_force(now_ms);
-            if holds && !grants.contains(grant) && !self.is_refused(context, grant, session, now_ms)? {
-                grants.push(grant.clone());
+            if context.approval(Namespace::Grant, grant).digest != known.digest {
+                continue;
+            }
+            let reaches = match known.scope {
+                Scope::Session => known.session.is_some() && known.session.as_ref() == session,
+                Scope::Until(_) | Scope::Always => true,
+                // Each use of a counted one is taken when it is asked for.
+                Scope::Times(_) => {
+                    standing.counted = true;
+                    false
+                }
+                Scope::Once => false,
+            };
+            if reaches && !standing.grants.contains(grant) && !self.is_refused(context, grant, session, now_ms)? {
+                standing.grants.push(grant.clone());
             }
         }
-        grants.sort();
-        Ok(grants)
+        standing.grants.sort();
+        Ok(standing)
     }
+}
+
+/// The powers that a refusal names, where it holds here.
+fn refused_by(known: &stockade_store::Remembered, context: &GrantContext, session: Option<&SessionId>) -> Vec<Grant> {
+    let is_here = |namespace| context.refusal(namespace, &known.grants).digest == known.digest;
+    let elsewhere = known.scope == Scope::Session && known.session.as_ref() != session;
+    let holds = [Namespace::Grant, Namespace::Escalate].into_iter().any(is_here) && !elsewhere;
+    if holds { known.grants.clone() } else { Vec::new() }
 }
 
 fn stored(namespace: Namespace) -> stockade_store::Namespace {

@@ -26,6 +26,12 @@ pub trait Judge: Send + Sync {
     /// `plan`: it and what it needs; empty where the refusal is final.
     fn escalation(&self, request: &Request, plan: &Plan, grant: &Grant) -> Vec<Grant>;
 
+    /// The powers for the directory that holds the file of `grant`, where that
+    /// may be offered in place of many of its files: with it the file would be
+    /// writable, and it reaches nothing protected, hidden or of Stockade's own,
+    /// nor the workspace or the home directory as a whole. Empty otherwise.
+    fn directory(&self, request: &Request, plan: &Plan, grant: &Grant) -> Vec<Grant>;
+
     /// Version of the policy for this request: consent is bound to it.
     fn policy(&self, request: &Request) -> Digest;
 }
@@ -61,6 +67,18 @@ pub trait Recorder: Send + Sync {
 #[error("{0}")]
 pub struct RecordError(pub String);
 
+/// What is remembered that reaches beyond the request that asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// Powers that hold from the start.
+    pub grants: Vec<Grant>,
+    /// Whether there are powers remembered for a number of times, each of which
+    /// is used up when it is asked for.
+    pub counted: bool,
+    /// Powers that remembered refusals name: none is given as a part of another.
+    pub refused: Vec<Grant>,
+}
+
 /// Remembers answers.
 pub trait Memory: Send + Sync {
     /// The answer under a key that holds now and in this session. Uses one up
@@ -87,7 +105,7 @@ pub trait Memory: Send + Sync {
         context: &GrantContext,
         session: Option<&SessionId>,
         now_ms: u64,
-    ) -> Result<Vec<Grant>, MemoryError>;
+    ) -> Result<Standing, MemoryError>;
 }
 
 /// Why the memory did not serve.
@@ -106,8 +124,8 @@ impl Memory for NoMemory {
     fn remember(&self, _: &Memo, _: Option<&SessionId>, _: u64) -> Result<(), MemoryError> {
         Ok(())
     }
-    fn standing(&self, _: &GrantContext, _: Option<&SessionId>, _: u64) -> Result<Vec<Grant>, MemoryError> {
-        Ok(Vec::new())
+    fn standing(&self, _: &GrantContext, _: Option<&SessionId>, _: u64) -> Result<Standing, MemoryError> {
+        Ok(Standing::default())
     }
 }
 

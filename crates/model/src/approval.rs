@@ -59,6 +59,20 @@ pub enum QuestionKind {
         /// What the first attempt already changed and would now meet again.
         repeats: Vec<String>,
     },
+    /// A call waits for a power: may the attempt have it now? The call then
+    /// goes on where it stands; nothing runs twice.
+    Hold {
+        /// The call, as a refusal would say it.
+        denial: Denial,
+        /// The powers a yes adds, for the rest of the request at least.
+        grants: Vec<Grant>,
+        /// True where `grants` reach beyond this call: many are about files of
+        /// one directory, and the directory is offered in their place. A no is
+        /// for every file in it that has no yes.
+        directory: bool,
+        /// How long it had waited when the question was made, in milliseconds.
+        held_ms: u64,
+    },
     /// May it run without a sandbox? A separate act, for one command (L1).
     Unsandboxed,
 }
@@ -127,4 +141,7 @@ pub struct Approval {
     pub by: String,
     /// How long the request waited for it, in milliseconds.
     pub waited_ms: u64,
+    /// The powers it was about.
+    #[serde(default)]
+    pub grants: Vec<Grant>,
 }

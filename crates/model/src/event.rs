@@ -102,10 +102,33 @@ pub enum EventKind {
         /// The refusal.
         denial: Denial,
     },
-    /// Powers were added for the next attempt.
+    /// A call lacks a power and waits for an answer. What becomes of it is a
+    /// `granted`, a `denied` or a `withdrawn`, or the end of its attempt.
+    Held {
+        /// Unique in its attempt.
+        hold: u64,
+        /// The call, as a refusal would say it.
+        denial: Denial,
+    },
+    /// Nobody waits for an answer any more.
+    Withdrawn {
+        /// Held calls whose processes are gone.
+        holds: Vec<u64>,
+        /// Digest of the question that was taken back with them, if one was:
+        /// an answer to it counts for nothing.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        digest: Option<Digest>,
+        /// Why.
+        why: String,
+    },
+    /// Powers were added, for the next attempt or in place.
     Granted {
         /// The powers.
         grants: Vec<Grant>,
+        /// Held calls that go on with them; none where it is the next attempt
+        /// that has them.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        holds: Vec<u64>,
     },
     /// An attempt ended.
     Exited {

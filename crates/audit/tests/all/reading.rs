@@ -20,7 +20,7 @@ fn three(dir: &std::path::Path) {
             time_ms: 200,
             request: "req_2".parse().unwrap(),
             session: None,
-            kind: EventKind::Granted { grants: vec![grant] },
+            kind: EventKind::Granted { grants: vec![grant], holds: Vec::new() },
         },
         event(300, "third, \"quoted\"\u{202e}"),
     ])

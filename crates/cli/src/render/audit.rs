@@ -44,8 +44,20 @@ fn describe(kind: &EventKind) -> (&'static str, String) {
         EventKind::Denied { denial } => {
             ("denied", format!("{} {}   ({})", verb(denial.operation), denial.object.escaped(), safe(&denial.rule)))
         }
-        EventKind::Granted { grants } => {
-            ("granted", grants.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
+        EventKind::Held { hold, denial } => {
+            let object = denial.object.escaped();
+            ("held", format!("call {hold}: {} {object}   ({})", verb(denial.operation), safe(&denial.rule)))
+        }
+        EventKind::Withdrawn { holds, digest, why } => {
+            let question = digest.as_ref().map(|_| "the question".to_owned());
+            let what: Vec<_> = holds.iter().map(|hold| format!("call {hold}")).chain(question).collect();
+            ("withdrawn", format!("{}: {}", what.join(", "), safe(why)))
+        }
+        EventKind::Granted { grants, holds } => {
+            let grants: Vec<_> = grants.iter().map(ToString::to_string).collect();
+            let calls: Vec<_> = holds.iter().map(|hold| format!("call {hold}")).collect();
+            let to = if calls.is_empty() { String::new() } else { format!(", in place for {}", calls.join(", ")) };
+            ("granted", format!("{}{to}", grants.join(", ")))
         }
         EventKind::Exited { attempt, status, exit_code, signal, usage } => {
             let how = ended(*status, *exit_code, *signal);
@@ -81,6 +93,7 @@ fn asked(kind: &QuestionKind) -> String {
         QuestionKind::Run { .. } => "may it run".to_owned(),
         QuestionKind::Grants { grants } => format!("may it have from the start: {}", list(grants)),
         QuestionKind::Escalate { grants, .. } => format!("may it have, and run again: {}", list(grants)),
+        QuestionKind::Hold { grants, .. } => format!("may it have now, in place: {}", list(grants)),
         QuestionKind::Unsandboxed => "may it run without a sandbox".to_owned(),
     }
 }
@@ -191,6 +204,9 @@ mod tests {
                 signal: None,
                 usage: Usage { wall_ms: 12, ..Usage::default() },
             },
+            EventKind::Held { hold: 3, denial: denial() },
+            EventKind::Withdrawn { holds: vec![3], digest: None, why: "gone\u{7}".into() },
+            EventKind::Granted { grants: vec!["write /srv".parse().unwrap()], holds: vec![4, 5] },
             EventKind::Failed { message: "\u{1b}[2J\n".into() },
             EventKind::Finished { status: Status::TimedOut, exit_code: 124 },
         ];
@@ -208,8 +224,11 @@ mod tests {
         2023-11-14 22:13:20.000Z  #1  req_1  denied    create /home/u/outside   (outside every writable root)
         2023-11-14 22:13:20.000Z  #2  req_1  answered  approved (session) by terminal after 2.5 s
         2023-11-14 22:13:20.000Z  #3  req_1  exited    attempt 1: exited 2 after 12 ms
-        2023-11-14 22:13:20.000Z  #4  req_1  failed    \u{1b}[2J\n
-        2023-11-14 22:13:20.000Z  #5  req_1  finished  timed_out, exit code 124
+        2023-11-14 22:13:20.000Z  #4  req_1  held      call 3: create /home/u/outside   (outside every writable root)
+        2023-11-14 22:13:20.000Z  #5  req_1  withdrawn call 3: gone\u{7}
+        2023-11-14 22:13:20.000Z  #6  req_1  granted   write /srv, in place for call 4, call 5
+        2023-11-14 22:13:20.000Z  #7  req_1  failed    \u{1b}[2J\n
+        2023-11-14 22:13:20.000Z  #8  req_1  finished  timed_out, exit code 124
         ");
     }
 }

@@ -24,6 +24,10 @@ pub const UNSANDBOXED_WORD: &str = "unsandboxed";
 pub fn question(question: &Question, text: &RawText, style: Style) -> String {
     let mut out = String::new();
     headline(&mut out, question, style);
+    if let QuestionKind::Hold { .. } = question.kind {
+        held(&mut out, question, style);
+        return out;
+    }
     let command = question.command.escaped();
     wrap(&mut out, style, "  command  ", &command);
     let length = command.chars().count();
@@ -47,11 +51,47 @@ fn headline(out: &mut String, question: &Question, style: Style) {
         QuestionKind::Escalate { denials, .. } => {
             list(out, style, denials.iter().map(|denial| ("• ", refusal_wish(denial))));
         }
+        QuestionKind::Hold { denial, .. } => wrap(out, style, "• ", &refusal_wish(denial)),
         QuestionKind::Unsandboxed => {
             let text = style.paint(Color::Red, "WITHOUT A SANDBOX");
             let _ = writeln!(out, "• {text}: this command could do everything that you can do");
         }
     }
+}
+
+/// What is said of a held call: little, for the command goes on beneath it and
+/// was shown or typed before.
+fn held(out: &mut String, question: &Question, style: Style) {
+    let QuestionKind::Hold { denial, grants, directory, held_ms } = &question.kind else { return };
+    wrap(out, style, "  command  ", &quote(&question.command));
+    list(out, style, grants.iter().map(|grant| ("  grant    ", grant.to_string())));
+    if *directory {
+        let text = "the whole directory: several of its files were asked for; a no is for every file in it";
+        wrap(out, style, "           ", text);
+    }
+    let process = denial.pid.map_or_else(|| "its process".to_owned(), |pid| format!("process {pid}"));
+    let since = if *held_ms < 1_000 { String::new() } else { format!(" since {}", time(*held_ms / 1_000 * 1_000)) };
+    let wait = time(question.timeout_ms);
+    wrap(
+        out,
+        style,
+        "  held     ",
+        &format!("{process} waits{since} and goes on with your answer; none within {wait} means no"),
+    );
+}
+
+/// One line on what waits, where it is more than the question tells.
+pub fn still_held(count: usize, longest_ms: u64, style: Style) -> String {
+    let mut out = String::new();
+    if count > 1 {
+        wrap(
+            &mut out,
+            style,
+            "• ",
+            &format!("still held: {}, since {}", counted(count, "call"), time(longest_ms / 1_000 * 1_000)),
+        );
+    }
+    out
 }
 
 /// `sh wants to write /home/u/x   (outside every writable root)`.
@@ -132,7 +172,7 @@ pub fn tier(tier: Tier) -> &'static str {
 
 fn details(out: &mut String, kind: &QuestionKind, style: Style) {
     match kind {
-        QuestionKind::Run { .. } => {}
+        QuestionKind::Run { .. } | QuestionKind::Hold { .. } => {}
         QuestionKind::Grants { grants } => {
             list(out, style, grants.iter().map(|grant| ("  grant    ", grant.to_string())));
         }
@@ -173,6 +213,10 @@ pub enum Key {
     Once,
     /// Yes, until the session ends.
     Session,
+    /// Yes, a number of times.
+    Times,
+    /// Yes, for a time.
+    Until,
     /// Yes, from now on.
     Always,
     /// No, this time.
@@ -187,6 +231,8 @@ pub fn keys(question: &Question) -> Vec<Key> {
     let all = [
         (offered(Scope::Once), Key::Once),
         (offered(Scope::Session), Key::Session),
+        (offered(Scope::Always), Key::Times),
+        (offered(Scope::Always), Key::Until),
         (offered(Scope::Always), Key::Always),
         (true, Key::No),
         (offered(Scope::Always), Key::Never),
@@ -200,24 +246,32 @@ impl Key {
         match self {
             Self::Once => 'o',
             Self::Session => 's',
+            Self::Times => 't',
+            Self::Until => 'u',
             Self::Always => 'a',
             Self::No => 'n',
             Self::Never => 'N',
         }
     }
 
-    fn label(self) -> &'static str {
-        match self {
+    /// How the prompt names it; the rarer ones stand in the help alone.
+    fn label(self) -> Option<&'static str> {
+        Some(match self {
             Self::Once => "[o]nce",
             Self::Session => "[s]ession",
             Self::Always => "[a]lways",
             Self::No => "[n]o",
             Self::Never => "[N]ever",
-        }
+            Self::Times | Self::Until => return None,
+        })
     }
 
-    fn meaning(self) -> &'static str {
+    fn meaning(self, held: bool) -> &'static str {
         match self {
+            Self::Once if held => "yes, and for the same until this run ends",
+            Self::No if held => "no, and for the same until this run ends",
+            Self::Times => "yes, and the next times; a number is asked for",
+            Self::Until => "yes, and for a time; how long is asked for",
             Self::Once => "yes, this time",
             Self::Session => "yes, and for the same question until this session ends",
             Self::Always => "yes, and for the same question from now on; `stockade approvals` takes it back",
@@ -229,7 +283,7 @@ impl Key {
 
 /// The line that waits for a key.
 pub fn prompt(keys: &[Key]) -> String {
-    let labels: Vec<_> = keys.iter().map(|key| key.label()).collect();
+    let labels: Vec<_> = keys.iter().filter_map(|key| key.label()).collect();
     format!("  allow?  {}  [?] > ", labels.join("  "))
 }
 
@@ -240,10 +294,15 @@ pub fn word_prompt(style: Style) -> String {
 }
 
 /// What each key means.
-pub fn help(keys: &[Key], style: Style) -> String {
+pub fn help(question: &Question, keys: &[Key], style: Style) -> String {
     let mut out = String::new();
+    let held = matches!(question.kind, QuestionKind::Hold { .. });
+    if held {
+        wrap(&mut out, style, "  command  ", &question.command.escaped());
+        wrap(&mut out, style, "  in       ", &question.cwd.escaped());
+    }
     for key in keys {
-        wrap(&mut out, style, &format!("  {}  ", key.character()), key.meaning());
+        wrap(&mut out, style, &format!("  {}  ", key.character()), key.meaning(held));
     }
     wrap(&mut out, style, "  q  ", "no, and end this run now; Ctrl-C does the same");
     out
@@ -329,6 +388,66 @@ pub(crate) mod tests {
         ");
     }
 
+    fn hold() -> Question {
+        let denial = Denial {
+            operation: Operation::Connect,
+            object: "pypi.org:443".into(),
+            program: Some("/usr/bin/pip".into()),
+            rule: "not in profile workspace".into(),
+            grant: "connect pypi.org:443".parse().ok(),
+            ..denial()
+        };
+        let grants = denial.grant.clone().into_iter().collect();
+        let kind = QuestionKind::Hold { denial, grants, directory: false, held_ms: 40 };
+        Question { command: "pip install numpy".into(), ..ask(kind) }
+    }
+
+    #[test]
+    fn held_call() {
+        let value = hold();
+        let shown = shown(&value) + &prompt(&keys(&value));
+        insta::assert_snapshot!(shown, @r"
+        • pip wants to connect to pypi.org:443   (not in profile workspace)
+          command  pip install numpy
+          grant    connect pypi.org:443
+          held     process 7 waits and goes on with your answer; none within 5 min means
+                   no
+          allow?  [o]nce  [s]ession  [a]lways  [n]o  [N]ever  [?] >
+        ");
+        insta::assert_snapshot!(help(&value, &keys(&value), Style::PLAIN), @r"
+          command  pip install numpy
+          in       /home/u/project
+          o  yes, and for the same until this run ends
+          s  yes, and for the same question until this session ends
+          t  yes, and the next times; a number is asked for
+          u  yes, and for a time; how long is asked for
+          a  yes, and for the same question from now on; `stockade approvals` takes it
+             back
+          n  no, and for the same until this run ends
+          N  no, and for the same question from now on; `stockade approvals` takes it
+             back
+          q  no, and end this run now; Ctrl-C does the same
+        ");
+    }
+
+    #[test]
+    fn a_directory_is_offered_as_one() {
+        let grants = vec!["write /home/u/cache".parse().unwrap()];
+        let denial = Denial { object: "/home/u/cache/c".into(), ..denial() };
+        let value = ask(QuestionKind::Hold { denial, grants, directory: true, held_ms: 61_900 });
+        insta::assert_snapshot!(still_held(3, 61_900, Style::PLAIN) + &shown(&value), @r"
+        • still held: 3 calls, since 1 min 1 s
+        • dash wants to create /home/u/cache/c   (outside every writable root)
+          command  sh -c 'echo x >> ~/outside'
+          grant    write /home/u/cache
+                   the whole directory: several of its files were asked for; a no is for
+                   every file in it
+          held     process 7 waits since 1 min 1 s and goes on with your answer; none
+                   within 5 min means no
+        ");
+        assert_eq!(still_held(1, 5_000, Style::PLAIN), "");
+    }
+
     #[test]
     fn run() {
         let value = ask(QuestionKind::Run { reasons: vec!["mode untrusted: not known to be safe".into()] });
@@ -391,6 +510,21 @@ pub(crate) mod tests {
             "{shown:?}"
         );
         assert!(shown.contains("true\\u{1b}[2J\\u{202e}; rm -rf x \\t\\n\\u{9b}31m"), "{shown}");
+
+        let mut value = hold();
+        value.command = "pip\u{1b}[2J\u{202e}\n• fake".into();
+        if let QuestionKind::Hold { denial, grants, .. } = &mut value.kind {
+            denial.object = "/x\u{1b}]0;title\u{7}\n  grant    nothing".into();
+            denial.program = Some("/bin/\u{1b}[1A".into());
+            denial.rule = "\u{8}\u{8}".into();
+            grants[0] = stockade_model::Grant::Write("/x\u{1b}]0;\u{7}\n\u{202e}".into());
+        }
+        let shown = self::shown(&value) + &help(&value, &keys(&value), Style::PLAIN);
+        assert!(
+            shown.chars().all(|c| c == '\n' || RawText::from(c.to_string()).escaped() == c.to_string()),
+            "{shown:?}"
+        );
+        assert!(shown.lines().filter(|line| line.starts_with("• ")).count() == 1, "{shown}");
     }
 
     #[test]
@@ -419,9 +553,11 @@ pub(crate) mod tests {
         value.scopes = vec![Scope::Once];
         assert_eq!(keys(&value), [Key::Once, Key::No]);
         assert_eq!(prompt(&keys(&value)), "  allow?  [o]nce  [n]o  [?] > ");
-        insta::assert_snapshot!(help(&keys(&escalate()), Style::PLAIN), @r"
+        insta::assert_snapshot!(help(&escalate(), &keys(&escalate()), Style::PLAIN), @r"
         o  yes, this time
         s  yes, and for the same question until this session ends
+        t  yes, and the next times; a number is asked for
+        u  yes, and for a time; how long is asked for
         a  yes, and for the same question from now on; `stockade approvals` takes it
            back
         n  no, this time

@@ -4,7 +4,7 @@
 
 use std::fmt::Write as _;
 
-use stockade_model::{Denial, Level, Outcome, RawText, Resolution, Scope, Status};
+use stockade_model::{Approval, Denial, Grant, Level, Outcome, RawText, Resolution, Scope, Status};
 
 use super::question::{grant_hint, verb};
 use super::{Color, Style, counted, time, wrap};
@@ -48,10 +48,26 @@ fn refusal(out: &mut String, denial: &Denial, style: Style) {
 
 fn grants(out: &mut String, outcome: &Outcome, style: Style) {
     let Some(last) = outcome.attempts.last().filter(|last| !last.grants.is_empty()) else { return };
-    let list: Vec<_> = last.grants.iter().map(ToString::to_string).collect();
-    let scope = outcome.approvals.iter().rev().find_map(|a| (a.answer == "approved").then_some(a.scope).flatten());
-    let scope = scope.map(|scope| format!(" ({})", scope_name(scope))).unwrap_or_default();
-    wrap(out, style, "• ", &format!("{} used: {}{scope}", counted(list.len(), "grant"), list.join(", ")));
+    // Grants agreed to in the same way stand together: `a, b (session), c`.
+    let mut groups: Vec<(Option<String>, Vec<String>)> = Vec::new();
+    for grant in &last.grants {
+        let scope = agreed(outcome, grant).map(scope_name);
+        match groups.iter_mut().find(|(known, _)| *known == scope) {
+            Some((_, grants)) => grants.push(grant.to_string()),
+            None => groups.push((scope, vec![grant.to_string()])),
+        }
+    }
+    let text: Vec<_> = groups
+        .into_iter()
+        .map(|(scope, grants)| grants.join(", ") + &scope.map(|scope| format!(" ({scope})")).unwrap_or_default())
+        .collect();
+    wrap(out, style, "• ", &format!("{} used: {}", counted(last.grants.len(), "grant"), text.join(", ")));
+}
+
+/// How far the yes to this power reaches; nothing where it came with the request.
+fn agreed(outcome: &Outcome, grant: &Grant) -> Option<Scope> {
+    let yes = |approval: &&Approval| approval.answer == "approved" && approval.grants.contains(grant);
+    outcome.approvals.iter().rev().find(yes).and_then(|approval| approval.scope)
 }
 
 /// How far an answer reaches, in a word or two.
@@ -114,7 +130,7 @@ fn refused(out: &mut String, outcome: &Outcome, why: Option<&str>, style: Style)
 
 #[cfg(test)]
 mod tests {
-    use stockade_model::{Approval, Assessment, AttemptRecord, Decision, EnforcementReport, Tier, Usage, Verdict};
+    use stockade_model::{Assessment, AttemptRecord, Decision, EnforcementReport, Tier, Usage, Verdict};
 
     use super::*;
     use crate::render::question::tests::denial;
@@ -159,7 +175,7 @@ mod tests {
         let mut value = outcome(Status::Exited);
         let mut other = denial();
         other.object = "/home/u/it's\u{1b}[2J".into();
-        other.grant = Some(stockade_model::Grant::Write("/home/u/it's\u{1b}[2J".into()));
+        other.grant = Some(Grant::Write("/home/u/it's\u{1b}[2J".into()));
         other.count = 3;
         let given = Denial { resolution: Resolution::Granted, ..denial() };
         value.attempts[0].denials = vec![denial(), other, given];
@@ -181,9 +197,19 @@ mod tests {
             scope: Some(Scope::Session),
             by: "terminal".into(),
             waited_ms: 1,
+            grants: value.attempts[0].grants.clone(),
         }];
         insta::assert_snapshot!(summary(&value, Style::PLAIN), @r"
         • 2 grants used: connect pypi.org:443, write /srv (session)
+        ");
+        // Each with its own answer; none where it came with the request.
+        let file = value.approvals[0].grants.split_off(1);
+        let no = Approval { answer: "denied".into(), grants: file.clone(), ..value.approvals[0].clone() };
+        let once = Approval { scope: Some(Scope::Once), grants: file, ..value.approvals[0].clone() };
+        value.approvals.extend([once, no]);
+        value.attempts[0].grants.insert(0, "env A".parse().unwrap());
+        insta::assert_snapshot!(summary(&value, Style::PLAIN), @r"
+        • 3 grants used: env A, connect pypi.org:443 (session), write /srv (once)
         ");
     }
 

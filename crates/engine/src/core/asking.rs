@@ -7,6 +7,7 @@ use stockade_model::{
 
 use super::ending::Ending;
 use super::machine::{Core, Phase};
+use super::running::BY_PERSON;
 use super::{Memo, Output, Planned};
 use crate::keys::{Namespace, RunBinding, run_approval, run_refusal};
 
@@ -51,8 +52,8 @@ pub(super) struct Open {
 }
 
 /// An answer and where it came from.
-struct Given {
-    answer: Answer,
+pub(super) struct Given {
+    pub(super) answer: Answer,
     by: String,
     warnings: Vec<String>,
     waited_ms: u64,
@@ -63,6 +64,11 @@ struct Given {
 impl Given {
     fn at_once(answer: Answer, by: impl Into<String>) -> Self {
         Self { answer, by: by.into(), warnings: Vec::new(), waited_ms: 0, fresh: false }
+    }
+
+    /// From an approver, no wider than was offered.
+    pub(super) fn fresh(answer: Answer, by: String, waited_ms: u64, offered: &[Scope]) -> Self {
+        Self { answer: limited(answer, offered), by, warnings: Vec::new(), waited_ms, fresh: true }
     }
 }
 
@@ -82,7 +88,7 @@ impl Core {
                     }
                 }
                 None => {
-                    let deadline_ms = self.now_ms.saturating_add(question.timeout_ms).saturating_add(LEEWAY_MS);
+                    let deadline_ms = self.now_ms.saturating_add(self.question_wait_ms());
                     self.out.push(Output::Ask(question.clone()));
                     self.phase = Phase::Asking(Open { question, since_ms: self.now_ms, deadline_ms });
                     return;
@@ -92,7 +98,12 @@ impl Core {
         self.start_attempt();
     }
 
-    fn question(&mut self, kind: QuestionKind) -> Result<Question, String> {
+    /// How long a question is waited for.
+    pub(super) fn question_wait_ms(&self) -> u64 {
+        self.config.question_timeout_ms.saturating_add(LEEWAY_MS)
+    }
+
+    pub(super) fn question(&mut self, kind: QuestionKind) -> Result<Question, String> {
         let planned = self.plan_in_question().ok_or("no plan to ask about")?;
         self.questions += 1;
         let bound = (planned.digest.as_str(), self.questions, &kind);
@@ -109,12 +120,13 @@ impl Core {
     }
 
     /// Puts an answer on record that needed no question, outside the line.
-    pub(super) fn note_without_asking(&mut self, kind: QuestionKind, answer: Answer, by: &str) {
-        if let Ok(question) = self.question(kind) {
-            let question = Box::new(question);
-            self.record(EventKind::Asked { question: question.clone() });
-            self.note_answer(&question, &Given::at_once(answer, by));
-        }
+    /// False where that could not be done.
+    pub(super) fn note_without_asking(&mut self, kind: QuestionKind, answer: Answer, by: &str) -> bool {
+        let Ok(question) = self.question(kind) else { return false };
+        let question = Box::new(question);
+        self.record(EventKind::Asked { question: question.clone() });
+        self.note_answer(&question, &Given::at_once(answer, by));
+        true
     }
 
     fn plan_in_question(&self) -> Option<Planned> {
@@ -127,8 +139,7 @@ impl Core {
     fn scopes(&self, kind: &QuestionKind) -> Vec<Scope> {
         let grants = match kind {
             QuestionKind::Unsandboxed => return vec![Scope::Once],
-            QuestionKind::Run { .. } => &[][..],
-            QuestionKind::Grants { grants } | QuestionKind::Escalate { grants, .. } => grants,
+            kind => grants_of(kind),
         };
         let deceptive = grants.iter().any(|grant| grant.path().is_some_and(|path| !is_plain(&RawText::from(path))))
             || match &self.request.command {
@@ -169,17 +180,19 @@ impl Core {
 
     pub(super) fn on_answered(&mut self, open: Open, answer: Answer, by: String) {
         let waited_ms = self.now_ms.saturating_sub(open.since_ms);
-        let given = Given { answer, by, warnings: Vec::new(), waited_ms, fresh: true };
+        let given = Given::fresh(answer, by, waited_ms, &open.question.scopes);
         if self.settle(&open.question, given) {
             self.put_next();
         }
     }
 
     pub(super) fn on_question_timed_out(&mut self, open: Open) {
+        self.out.push(Output::Withdraw(open.question.digest.clone()));
         self.on_answered(open, Answer::TimedOut, "nobody".to_owned());
     }
 
     pub(super) fn on_interrupted_while_asking(&mut self, open: Open, signal: i32) {
+        self.out.push(Output::Withdraw(open.question.digest.clone()));
         let waited_ms = self.now_ms.saturating_sub(open.since_ms);
         let given = Given { waited_ms, ..Given::at_once(Answer::Abort, format!("signal {signal}")) };
         self.note_answer(&open.question, &given);
@@ -187,8 +200,7 @@ impl Core {
     }
 
     /// Takes an answer in. True when the request goes on to the next question.
-    fn settle(&mut self, question: &Question, mut given: Given) -> bool {
-        given.answer = limited(given.answer, &question.scopes);
+    fn settle(&mut self, question: &Question, given: Given) -> bool {
         self.note_answer(question, &given);
         match given.answer {
             Answer::Approved(_) => {
@@ -208,7 +220,7 @@ impl Core {
                     self.resolve(grants, Resolution::Refused);
                 }
                 self.escalation = None;
-                self.close(Ending::aborted("ended by the person who was asked"));
+                self.close(Ending::aborted(BY_PERSON));
                 return false;
             }
         }
@@ -219,7 +231,7 @@ impl Core {
         false
     }
 
-    fn note_answer(&mut self, question: &Question, given: &Given) {
+    pub(super) fn note_answer(&mut self, question: &Question, given: &Given) {
         self.record(EventKind::Answered {
             answer: given.answer,
             by: given.by.clone(),
@@ -239,13 +251,14 @@ impl Core {
             scope,
             by: given.by.clone(),
             waited_ms: given.waited_ms,
+            grants: grants_of(&question.kind).to_vec(),
         });
     }
 
     /// Keeps an answer that reaches beyond this once. A yes to several powers
     /// is kept for each; a no to several for just these together, because it
     /// does not say which of them was too much.
-    fn keep(&mut self, question: &Question, given: &Given) {
+    pub(super) fn keep(&mut self, question: &Question, given: &Given) {
         let Some(answer) = what_is_left(given.answer) else { return };
         let Some(planned) = self.plan_in_question() else { return };
         let yes = matches!(answer, Answer::Approved(_));
@@ -277,6 +290,10 @@ impl Core {
             }
             QuestionKind::Grants { grants } => (Namespace::Grant, grants),
             QuestionKind::Escalate { grants, .. } => (Namespace::Escalate, grants),
+            // A power given in place is no word on running anything again; a no
+            // to it is.
+            QuestionKind::Hold { grants, .. } if yes => (Namespace::Grant, grants),
+            QuestionKind::Hold { grants, .. } => (Namespace::Escalate, grants),
         };
         let mut memos = Vec::new();
         if !yes {
@@ -326,12 +343,12 @@ fn limited(answer: Answer, offered: &[Scope]) -> Answer {
 
 /// Whether this mode lets a person be asked this at all. The rules said so
 /// already; this is the floor under them.
-fn may_ask(mode: ApprovalMode, kind: &QuestionKind) -> bool {
+pub(super) fn may_ask(mode: ApprovalMode, kind: &QuestionKind) -> bool {
     match (mode, kind) {
-        (ApprovalMode::Never, _) => false,
+        (ApprovalMode::Never, _) | (ApprovalMode::OnRequest, QuestionKind::Hold { .. }) => false,
         (ApprovalMode::Granular(classes), QuestionKind::Run { .. } | QuestionKind::Unsandboxed) => classes.run,
-        (ApprovalMode::Granular(classes), QuestionKind::Grants { grants } | QuestionKind::Escalate { grants, .. }) => {
-            grants.iter().all(|grant| class_may_be_asked(classes, grant))
+        (ApprovalMode::Granular(classes), kind) => {
+            grants_of(kind).iter().all(|grant| class_may_be_asked(classes, grant))
         }
         (ApprovalMode::Untrusted | ApprovalMode::OnFailure | ApprovalMode::OnRequest, _) => true,
     }
@@ -345,11 +362,22 @@ fn class_may_be_asked(classes: GranularMode, grant: &Grant) -> bool {
     }
 }
 
+/// The powers that a question is about.
+fn grants_of(kind: &QuestionKind) -> &[Grant] {
+    match kind {
+        QuestionKind::Run { .. } | QuestionKind::Unsandboxed => &[],
+        QuestionKind::Grants { grants } | QuestionKind::Escalate { grants, .. } | QuestionKind::Hold { grants, .. } => {
+            grants
+        }
+    }
+}
+
 fn question_text(kind: &QuestionKind) -> String {
     match kind {
         QuestionKind::Run { .. } => "may it run?".to_owned(),
         QuestionKind::Grants { grants } => format!("may it have {}?", list(grants)),
         QuestionKind::Escalate { grants, .. } => format!("may it have {} and run again?", list(grants)),
+        QuestionKind::Hold { grants, .. } => format!("may it have {} now?", list(grants)),
         QuestionKind::Unsandboxed => "may it run without a sandbox?".to_owned(),
     }
 }

@@ -74,7 +74,7 @@ impl Core {
         }
         let mut seen = self.escalated.clone();
         if let Some(planned) = &self.planned {
-            seen.extend(planned.plan.grants.iter().cloned());
+            seen.extend(planned.plan.grants.iter().chain(&self.in_place).cloned());
         }
         powers.into_iter().flatten().filter(|grant| seen.insert(grant.clone())).collect()
     }
@@ -96,7 +96,7 @@ impl Core {
             return self.close(escalation.ending);
         }
         let mut grants = planned.plan.grants.clone();
-        grants.extend(escalation.known.iter().chain(&escalation.unknown).cloned());
+        grants.extend(escalation.known.iter().chain(&escalation.unknown).chain(&self.in_place).cloned());
         grants.sort();
         grants.dedup();
         let attempt = planned.plan.attempt.saturating_add(1);
@@ -112,7 +112,8 @@ impl Core {
 
     pub(super) fn on_escalation_planned(&mut self, next: Planned) {
         let (Some(escalation), Some(planned)) = (&mut self.escalation, &self.planned) else { return };
-        let added: Vec<Grant> = escalation.known.iter().chain(&escalation.unknown).cloned().collect();
+        let added = escalation.known.iter().chain(&escalation.unknown).chain(&self.in_place);
+        let added: Vec<Grant> = added.cloned().collect();
         if let Err(why) = follows(&planned.plan, &next.plan, &added) {
             let message = format!("the next plan is not the last one and the grants: {why}");
             return self.on_escalation_plan_failed(message);
@@ -173,10 +174,13 @@ impl Core {
         let (Some(next), Some(planned)) = (escalation.next, &self.planned) else {
             return Err("there is no next plan");
         };
-        follows(&planned.plan, &next.plan, &escalation.agreed)?;
+        let added: Vec<Grant> = escalation.agreed.iter().chain(&self.in_place).cloned().collect();
+        follows(&planned.plan, &next.plan, &added)?;
         self.resolve(&escalation.agreed, Resolution::Granted);
-        self.record(EventKind::Granted { grants: escalation.agreed });
+        self.record(EventKind::Granted { grants: escalation.agreed, holds: Vec::new() });
         self.planned = Some(next);
+        // They stand in the plan now.
+        self.in_place.clear();
         Ok(())
     }
 

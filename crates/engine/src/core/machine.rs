@@ -13,6 +13,7 @@ use super::escalating::Escalation;
 use super::running::Live;
 use super::{CoreConfig, Input, Output, Planned, Remembered, Ruling};
 use crate::keys::{GrantContext, Key, Namespace, RunBinding, run_approval, run_refusal};
+use crate::seams::Standing;
 
 /// One request on its way. See the [module](super) for its promises.
 #[derive(Debug)]
@@ -33,8 +34,17 @@ pub struct Core {
     pub(super) escalation: Option<Escalation>,
     /// Powers that an escalation already named: none is asked about twice.
     pub(super) escalated: BTreeSet<Grant>,
+    /// Powers given to the attempt while it ran, not yet in its plan.
+    pub(super) in_place: Vec<Grant>,
+    /// Powers that a held call was refused, each as it was asked: none is asked
+    /// about again.
+    pub(super) refused: Vec<Vec<Grant>>,
+    /// Powers for directories in which a held call was refused.
+    pub(super) refused_in: BTreeSet<Vec<Grant>>,
     pub(super) unsandboxed_consent: bool,
     pub(super) approver: bool,
+    /// Whether answers are remembered for a number of times.
+    pub(super) counted: bool,
     pub(super) attempts: Vec<AttemptRecord>,
     pub(super) approvals: Vec<Approval>,
     pub(super) questions: u32,
@@ -65,6 +75,7 @@ pub(super) enum Slot {
     AllRefused,
     Refused(usize),
     Approved(usize),
+    DirectoryRefused,
 }
 
 impl Core {
@@ -83,8 +94,12 @@ impl Core {
             pending: VecDeque::new(),
             escalation: None,
             escalated: BTreeSet::new(),
+            in_place: Vec::new(),
+            refused: Vec::new(),
+            refused_in: BTreeSet::new(),
             unsandboxed_consent: false,
             approver: false,
+            counted: false,
             attempts: Vec::new(),
             approvals: Vec::new(),
             questions: 0,
@@ -129,7 +144,7 @@ impl Core {
     pub fn deadline(&self) -> Option<u64> {
         match &self.phase {
             Phase::Asking(open) => Some(open.deadline_ms),
-            Phase::Attempt(live) => live.deadline_ms(),
+            Phase::Attempt(live) => live.deadline_ms(self.question_wait_ms()),
             Phase::Closing { deadline_ms, .. } => Some(*deadline_ms),
             _ => None,
         }
@@ -148,7 +163,10 @@ impl Core {
             (Phase::Deciding, Input::Decided(ruling)) => self.on_decided(*ruling),
             (Phase::Planning, Input::Planned(planned)) => self.on_planned(*planned),
             (Phase::Planning, Input::PlanFailed(why)) => self.on_plan_failed(why),
-            (Phase::FindingStanding, Input::Standing(grants)) => self.on_standing(&grants),
+            (Phase::FindingStanding, Input::Standing(Standing { grants, counted, .. })) => {
+                self.counted = counted;
+                self.on_standing(&grants);
+            }
             (Phase::Recalling(slots), Input::Recalled { answers, approver }) => {
                 self.approver = approver;
                 self.on_recalled(&slots, answers);
@@ -349,7 +367,12 @@ impl Core {
                 self.out.push(Output::Finish(outcome));
             }
             Phase::Finished => {}
-            _ => self.close(Ending::failed(message)),
+            phase => {
+                if let Phase::Asking(open) = phase {
+                    self.out.push(Output::Withdraw(open.question.digest));
+                }
+                self.close(Ending::failed(message));
+            }
         }
     }
 
@@ -450,6 +473,7 @@ pub(super) struct Found {
     run_refused: bool,
     run_approved: bool,
     all_refused: bool,
+    pub(super) directory_refused: bool,
     refused: BTreeSet<usize>,
     approved: BTreeSet<usize>,
 }
@@ -457,7 +481,7 @@ pub(super) struct Found {
 impl Found {
     /// A refusal counts wherever it is found; an approval only under a key for
     /// approvals. Silence and `abort` are never remembered and count as no.
-    fn read(slots: &[Slot], answers: &[Option<Remembered>]) -> Self {
+    pub(super) fn read(slots: &[Slot], answers: &[Option<Remembered>]) -> Self {
         let mut found = Self::default();
         for (slot, remembered) in slots.iter().zip(answers) {
             let Some(remembered) = remembered else { continue };
@@ -469,10 +493,11 @@ impl Found {
                 }
                 (Slot::RunRefusal | Slot::RunApproval, false) => found.run_refused = true,
                 (Slot::AllRefused, false) => found.all_refused = true,
+                (Slot::DirectoryRefused, false) => found.directory_refused = true,
                 (Slot::Refused(at) | Slot::Approved(at), false) => {
                     found.refused.insert(at);
                 }
-                (Slot::RunRefusal | Slot::AllRefused | Slot::Refused(_), true) => {}
+                (Slot::RunRefusal | Slot::AllRefused | Slot::Refused(_) | Slot::DirectoryRefused, true) => {}
             }
         }
         found

@@ -7,13 +7,15 @@
 //! What it promises, whatever the order of the inputs (the simulation plays
 //! them): nothing is released before its record is durable (L6); nothing is
 //! released that was not allowed or consented to, byte for byte (L1, L5); a
-//! later attempt has the same powers plus what was agreed to (L3); a refusal
-//! beats everything (L9); it finishes exactly once, with nothing left alive
+//! later attempt has the same powers plus what was agreed to (L3); a held call
+//! is answered once, and gets a power only after the consent to exactly that is
+//! on record; a refusal beats everything (L9); it finishes exactly once, with nothing left alive
 //! (L8).
 
 mod asking;
 mod ending;
 mod escalating;
+mod holding;
 mod machine;
 mod running;
 
@@ -22,9 +24,11 @@ use stockade_model::{
     QuestionKind, RawText, RequestId,
 };
 
-use crate::AttemptEnd;
 use crate::keys::{GrantContext, Key};
+use crate::seams::Standing;
+use crate::{AttemptEnd, HeldAnswer, HoldId};
 
+pub use holding::HeldCall;
 pub use machine::Core;
 
 /// Numbers and names the core works with.
@@ -48,6 +52,13 @@ pub struct CoreConfig {
     pub max_grants_asked: usize,
     /// Programs and denials of one attempt that are recorded one by one.
     pub max_attempt_events: u32,
+    /// Questions about held calls that stand open at the same time.
+    pub max_questions: usize,
+    /// Held calls of one attempt that somebody is asked about; the others are
+    /// refused.
+    pub max_holds: usize,
+    /// From the how-many-th file of a directory on the directory is offered.
+    pub directory_from: usize,
 }
 
 impl CoreConfig {
@@ -63,6 +74,9 @@ impl CoreConfig {
             max_attempts: 8,
             max_grants_asked: 12,
             max_attempt_events: 10_000,
+            max_questions: 16,
+            max_holds: 1_000,
+            directory_from: 3,
         }
     }
 }
@@ -153,7 +167,7 @@ pub enum Input {
     /// It cannot be made; what and why, for a person.
     PlanFailed(String),
     /// Powers remembered for the session, workspace and profile.
-    Standing(Vec<Grant>),
+    Standing(Standing),
     /// What the memory holds under each key, in order, and whether somebody
     /// could be asked now.
     Recalled {
@@ -196,6 +210,19 @@ pub enum Input {
         /// be asked. Usually the denial's grant, or nothing.
         powers: Vec<Grant>,
     },
+    /// A call lacks a power and waits.
+    Held(Box<HeldCall>),
+    /// What the memory holds for a held call.
+    HeldRecalled {
+        /// Which one.
+        id: HoldId,
+        /// One for each key, or why it could not be read.
+        answers: Result<Vec<Option<Remembered>>, String>,
+        /// Whether an approver is there.
+        approver: bool,
+    },
+    /// Nobody waits behind this held call any more.
+    Withdrawn(HoldId),
     /// A program was executed inside.
     Executed {
         /// Process id as the host sees it.
@@ -235,8 +262,18 @@ pub enum Output {
     LookUp(Vec<Key>),
     /// Keep these.
     Remember(Vec<Memo>),
-    /// Put this question; answer with [`Input::Answered`].
+    /// Look these up for a held call; answer with [`Input::HeldRecalled`].
+    LookUpHeld {
+        /// Which one.
+        id: HoldId,
+        /// What to look up.
+        keys: Vec<Key>,
+    },
+    /// Put this question; answer with [`Input::Answered`]. While an attempt
+    /// runs several may be open.
     Ask(Box<Question>),
+    /// Take back the question of this digest: an answer counts for nothing now.
+    Withdraw(Digest),
     /// Write an event to the record.
     Record(Box<EventKind>),
     /// Acknowledge with [`Input::Committed`] once everything recorded so far
@@ -249,9 +286,21 @@ pub enum Output {
     },
     /// Build the sandbox and hold the command; answer with [`Input::Prepared`]
     /// or [`Input::PrepareFailed`].
-    Prepare(Box<Planned>),
+    Prepare {
+        /// The plan.
+        planned: Box<Planned>,
+        /// Whether calls that lack a power are to be held.
+        hold: bool,
+    },
     /// Let it go; answer with [`Input::Released`] or [`Input::ReleaseFailed`].
     Release,
+    /// Answer a held call.
+    AnswerHeld {
+        /// Which one.
+        id: HoldId,
+        /// With what.
+        answer: HeldAnswer,
+    },
     /// Send a signal to the command.
     Signal(i32),
     /// End the whole tree; [`Input::Ended`] follows.

@@ -1,15 +1,18 @@
 //! One attempt: record and sandbox in parallel, release after both, then its
 //! life until nothing of it is alive.
 
-use stockade_model::{AttemptRecord, Denial, EnforcementReport, EventKind, Grant, Level, Status, Usage};
+use stockade_model::{AttemptRecord, Denial, EnforcementReport, EventKind, Grant, Level, Resolution, Status, Usage};
 
 use super::ending::Ending;
+use super::holding::Holds;
 use super::machine::{Core, Phase};
 use super::{Input, Output, Planned};
 use crate::AttemptEnd;
 
 /// Ask a process to end (signal(7), all Linux architectures).
 const SIGTERM: i32 = 15;
+/// Why a request ended, for the outcome.
+pub(super) const BY_PERSON: &str = "ended by the person who was asked";
 
 /// An attempt from its record to its end.
 #[derive(Debug)]
@@ -27,6 +30,9 @@ pub(super) struct Live {
     powers: Vec<Vec<Grant>>,
     events: u32,
     stop: Option<Stop>,
+    /// Whether the backend was told to hold calls.
+    pub(super) holding: bool,
+    pub(super) holds: Holds,
 }
 
 /// Why and how far the attempt is being ended.
@@ -41,11 +47,33 @@ struct Stop {
 enum Reason {
     TimedOut,
     Interrupted(i32),
+    /// A person who was asked about a held call wants the end.
+    Aborted,
     RecordFailed(String),
 }
 
 impl Live {
-    pub(super) fn deadline_ms(&self) -> Option<u64> {
+    /// The same refusal, if it is known.
+    fn known_denial(&mut self, denial: &Denial) -> Option<&mut Denial> {
+        let same = |known: &&mut Denial| {
+            (known.operation, &known.object, known.layer, &known.rule)
+                == (denial.operation, &denial.object, denial.layer, &denial.rule)
+        };
+        self.denials.iter_mut().find(same)
+    }
+
+    /// When time has to be looked at; a question is waited for `wait_ms`.
+    pub(super) fn deadline_ms(&self, wait_ms: u64) -> Option<u64> {
+        [self.end_ms(), self.holds.deadline_ms(wait_ms)].into_iter().flatten().min()
+    }
+
+    /// Whether the command runs and nobody is ending it.
+    pub(super) fn is_running(&self) -> bool {
+        self.released && self.stop.is_none()
+    }
+
+    /// When the start, the command, its grace or its killing takes too long.
+    fn end_ms(&self) -> Option<u64> {
         match &self.stop {
             _ if !self.released => Some(self.start_deadline_ms),
             Some(stop) => Some(stop.deadline_ms),
@@ -82,7 +110,8 @@ impl Core {
             backend: plan.backend.clone(),
         });
         let commit = self.commit(true);
-        self.out.push(Output::Prepare(Box::new(planned)));
+        let hold = self.may_hold();
+        self.out.push(Output::Prepare { planned: Box::new(planned), hold });
         self.phase = Phase::Attempt(Box::new(Live {
             commit,
             committed: false,
@@ -94,6 +123,8 @@ impl Core {
             powers: Vec::new(),
             events: 0,
             stop: None,
+            holding: hold,
+            holds: Holds::default(),
         }));
     }
 
@@ -112,11 +143,30 @@ impl Core {
             Input::Released => self.on_released(live),
             Input::ReleaseFailed(why) => {
                 self.out.push(Output::Discard);
+                self.forget_all_held(&mut live);
                 self.note_attempt(&mut live, None);
                 self.close(Ending::failed(why));
             }
             Input::Denied { denial, powers } => {
                 self.on_denied(&mut live, denial, powers);
+                self.phase = Phase::Attempt(live);
+            }
+            Input::Held(call) => {
+                self.on_held(&mut live, *call);
+                self.phase = Phase::Attempt(live);
+            }
+            Input::HeldRecalled { id, answers, approver } => {
+                self.on_held_recalled(&mut live, id, answers, approver);
+                self.phase = Phase::Attempt(live);
+            }
+            Input::Withdrawn(id) => {
+                self.on_withdrawn(&mut live, id);
+                self.phase = Phase::Attempt(live);
+            }
+            Input::Answered { digest, answer, by } => {
+                if self.on_held_answered(&mut live, &digest, answer, by) {
+                    self.ask_to_end(&mut live, SIGTERM, Reason::Aborted);
+                }
                 self.phase = Phase::Attempt(live);
             }
             Input::Executed { pid, program } => {
@@ -166,7 +216,7 @@ impl Core {
 
     /// Records an event of the command's making, up to a number; then says
     /// once that there are more, so that a command cannot fill the record.
-    fn record_bounded(&mut self, live: &mut Live, kind: EventKind) {
+    pub(super) fn record_bounded(&mut self, live: &mut Live, kind: EventKind) {
         let limit = self.config.max_attempt_events;
         live.events = live.events.saturating_add(1);
         if live.events <= limit {
@@ -177,23 +227,38 @@ impl Core {
         }
     }
 
+    /// Whether an event of the command's making would still be recorded.
+    pub(super) fn may_record_more(&self, live: &Live) -> bool {
+        live.events < self.config.max_attempt_events
+    }
+
     fn on_denied(&mut self, live: &mut Live, denial: Denial, powers: Vec<Grant>) {
         if live.denials.len() >= self.config.max_attempt_events as usize {
             return;
         }
         self.record_bounded(live, EventKind::Denied { denial: denial.clone() });
-        let same = |known: &&mut Denial| {
-            (known.operation, &known.object, known.layer, &known.rule)
-                == (denial.operation, &denial.object, denial.layer, &denial.rule)
-        };
         // A backend counts equal refusals itself and may say the higher count
         // once more; it is the same refusal.
-        if let Some(known) = live.denials.iter_mut().find(same) {
+        if let Some(known) = live.known_denial(&denial) {
             known.count = known.count.max(denial.count);
+            if known.resolution == Resolution::Granted {
+                known.resolution = denial.resolution;
+            }
             return;
         }
         live.denials.push(denial);
         live.powers.push(powers);
+    }
+
+    /// Keeps what became of a held call. It leads to no further attempt.
+    pub(super) fn note_denial(&self, live: &mut Live, denial: &Denial, resolution: Resolution) {
+        if let Some(known) = live.known_denial(denial) {
+            known.count = known.count.max(denial.count);
+            known.resolution = resolution;
+        } else if live.denials.len() < self.config.max_attempt_events as usize {
+            live.denials.push(Denial { resolution, ..denial.clone() });
+            live.powers.push(Vec::new());
+        }
     }
 
     fn on_ended(&mut self, mut live: Box<Live>, end: AttemptEnd) {
@@ -202,7 +267,7 @@ impl Core {
             ending = Ending::failed("the sandbox ended before the command was released".to_owned());
         }
         let stopped = live.stop.take();
-        let interrupted = matches!(&stopped, Some(stop) if matches!(stop.reason, Reason::Interrupted(_)));
+        let over = matches!(&stopped, Some(stop) if matches!(stop.reason, Reason::Interrupted(_) | Reason::Aborted));
         match stopped {
             Some(Stop { reason: Reason::TimedOut, .. }) => {
                 ending.status = Status::TimedOut;
@@ -211,9 +276,11 @@ impl Core {
             Some(Stop { reason: Reason::Interrupted(signal), killed: true, .. }) => {
                 ending = Ending { signal: Some(signal), ..Ending::aborted("interrupted") };
             }
+            Some(Stop { reason: Reason::Aborted, .. }) => ending = Ending::aborted(BY_PERSON),
             Some(Stop { reason: Reason::RecordFailed(why), .. }) => ending = Ending::failed(why),
             _ => {}
         }
+        self.forget_all_held(&mut live);
         if let Some(planned) = &self.planned {
             self.record(EventKind::Exited {
                 attempt: planned.plan.attempt,
@@ -225,7 +292,7 @@ impl Core {
         }
         let powers = std::mem::take(&mut live.powers);
         self.note_attempt(&mut live, Some(end));
-        if interrupted || self.record_failed {
+        if over || self.record_failed {
             return self.close(ending);
         }
         self.after_attempt(ending, powers);
@@ -237,7 +304,7 @@ impl Core {
             end.map_or((Usage::default(), None, None, false), |end| (end.usage, end.stdout, end.stderr, end.truncated));
         self.attempts.push(AttemptRecord {
             profile: plan.profile.name.clone(),
-            grants: plan.grants.clone(),
+            grants: plan.grants.iter().chain(&self.in_place).cloned().collect(),
             backend: plan.backend.clone(),
             enforced: live.enforced.take(),
             denials: std::mem::take(&mut live.denials),
@@ -253,6 +320,7 @@ impl Core {
             self.out.push(Output::Discard);
             return self.close(Ending::failed(message));
         }
+        self.refuse_all_held(&mut live, "the record failed");
         self.kill(&mut live, Reason::RecordFailed(message));
         self.phase = Phase::Attempt(live);
     }
@@ -263,14 +331,7 @@ impl Core {
             return self.close(Ending::interrupted(signal));
         }
         match live.stop.take() {
-            None => {
-                self.out.push(Output::Signal(signal));
-                live.stop = Some(Stop {
-                    reason: Reason::Interrupted(signal),
-                    killed: false,
-                    deadline_ms: self.now_ms.saturating_add(self.config.grace_ms),
-                });
-            }
+            None => self.ask_to_end(&mut live, signal, Reason::Interrupted(signal)),
             Some(stop) if !stop.killed => self.kill(&mut live, stop.reason),
             Some(stop) => live.stop = Some(stop),
         }
@@ -285,15 +346,14 @@ impl Core {
             let why = "the start could not be made durable in time\nhint: see whether the disk of the record answers";
             return self.close(Ending::failed(why.to_owned()));
         }
+        let wait_ms = self.question_wait_ms();
+        self.time_out_held_questions(&mut live, wait_ms);
+        if live.end_ms().is_none_or(|at| at > self.now_ms) {
+            self.phase = Phase::Attempt(live);
+            return;
+        }
         match live.stop.take() {
-            None => {
-                self.out.push(Output::Signal(SIGTERM));
-                live.stop = Some(Stop {
-                    reason: Reason::TimedOut,
-                    killed: false,
-                    deadline_ms: self.now_ms.saturating_add(self.config.grace_ms),
-                });
-            }
+            None => self.ask_to_end(&mut live, SIGTERM, Reason::TimedOut),
             Some(stop) if !stop.killed => self.kill(&mut live, stop.reason),
             Some(_) => {
                 self.out.push(Output::Discard);
@@ -302,6 +362,15 @@ impl Core {
             }
         }
         self.phase = Phase::Attempt(live);
+    }
+
+    /// Sends `signal`; what does not end within its grace is killed. What is held
+    /// fails now, so that a handler can run.
+    fn ask_to_end(&mut self, live: &mut Live, signal: i32, reason: Reason) {
+        self.refuse_all_held(live, "the attempt is being ended");
+        self.out.push(Output::Signal(signal));
+        let deadline_ms = self.now_ms.saturating_add(self.config.grace_ms);
+        live.stop = Some(Stop { reason, killed: false, deadline_ms });
     }
 
     fn kill(&mut self, live: &mut Live, reason: Reason) {

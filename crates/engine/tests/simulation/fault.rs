@@ -2,6 +2,7 @@
 //! and falsifies what passes; the witness sees the truth and must object, or
 //! the simulation proves nothing.
 
+use stockade_engine::HeldAnswer;
 use stockade_engine::core::{Input, Memo, Output, Planned, Remembered};
 use stockade_engine::keys::{Key, Namespace};
 use stockade_model::{Answer, Digest, EventKind, Grant, Level, QuestionKind, Scope, Verdict};
@@ -30,6 +31,17 @@ pub enum Fault {
     RecordFailureUnheard,
     EndUnheard,
     AskedTwice,
+    HeldForNobody,
+    HeldAnsweredTwice,
+    HeldForgotten,
+    HeldGivenMore,
+    HeldGivenDirectory,
+    HeldGrantNotRecorded,
+    HeldGivenBeforeRecord,
+    HeldGivenAfterEnd,
+    HeldRefusalsForgotten,
+    HeldWithdrawalUnheard,
+    QuestionLeftOpen,
 }
 
 pub const ALL: &[Fault] = &[
@@ -55,6 +67,17 @@ pub const ALL: &[Fault] = &[
     Fault::RecordFailureUnheard,
     Fault::EndUnheard,
     Fault::AskedTwice,
+    Fault::HeldForNobody,
+    Fault::HeldAnsweredTwice,
+    Fault::HeldForgotten,
+    Fault::HeldGivenMore,
+    Fault::HeldGivenDirectory,
+    Fault::HeldGrantNotRecorded,
+    Fault::HeldGivenBeforeRecord,
+    Fault::HeldGivenAfterEnd,
+    Fault::HeldRefusalsForgotten,
+    Fault::HeldWithdrawalUnheard,
+    Fault::QuestionLeftOpen,
 ];
 
 /// What the core hears instead; `None`: nothing.
@@ -94,7 +117,18 @@ pub fn input(fault: Fault, input: Input) -> Option<Input> {
             report.level = Level::Full;
             Input::Prepared(report)
         }
-        (Fault::RecordFailureUnheard, Input::RecordFailed(_)) | (Fault::EndUnheard, Input::Ended(_)) => return None,
+        (Fault::HeldRefusalsForgotten, Input::HeldRecalled { id, answers, approver }) => {
+            let answers = answers.map(|mut answers| {
+                for answer in &mut answers {
+                    answer.take_if(|known| matches!(known.answer, Answer::Denied(_)));
+                }
+                answers
+            });
+            Input::HeldRecalled { id, answers, approver }
+        }
+        (Fault::RecordFailureUnheard, Input::RecordFailed(_))
+        | (Fault::EndUnheard, Input::Ended(_))
+        | (Fault::HeldWithdrawalUnheard, Input::Withdrawn(_)) => return None,
         (_, input) => input,
     })
 }
@@ -107,6 +141,18 @@ pub fn outputs(fault: Fault, heard: Option<&Input>, finished: bool, outputs: Vec
         (Fault::ReleaseBeforePrepared, Some(Input::Committed(_))) if out.is_empty() => out.push(Output::Release),
         (Fault::EventAfterFinish, Some(_)) if finished => {
             out.push(Output::Record(Box::new(EventKind::Failed { message: "late".to_owned() })));
+        }
+        // Answers first, the record after them.
+        (Fault::HeldGivenBeforeRecord, Some(_)) => {
+            out.sort_by_key(|output| !matches!(output, Output::AnswerHeld { .. }));
+        }
+        // Refusals of the end become the yes that an open question was about.
+        (Fault::HeldGivenAfterEnd, Some(Input::Interrupted(_))) => {
+            for output in &mut out {
+                if let Output::AnswerHeld { answer, .. } = output {
+                    *answer = HeldAnswer::Granted(vec![Grant::Write("/d".into())]);
+                }
+            }
         }
         _ => {}
     }
@@ -121,16 +167,40 @@ fn one(fault: Fault, output: Output) -> Vec<Output> {
         (Fault::FinishTwice, Output::Finish(outcome)) => {
             vec![Output::Finish(outcome.clone()), Output::Finish(outcome)]
         }
-        (Fault::ExtraGrant, Output::Prepare(planned)) => {
-            vec![replan(*planned, |plan| plan.grants.push(Grant::Write("/etc".into())))]
+        (Fault::ExtraGrant, Output::Prepare { planned, hold }) => {
+            vec![replan(*planned, hold, |plan| plan.grants.push(Grant::Write("/etc".into())))]
         }
-        (Fault::OtherCommand, Output::Prepare(planned)) => {
-            vec![replan(*planned, |plan| plan.argv.push("--force".into()))]
+        (Fault::OtherCommand, Output::Prepare { planned, hold }) => {
+            vec![replan(*planned, hold, |plan| plan.argv.push("--force".into()))]
         }
-        (Fault::SandboxClaimed, Output::Prepare(mut planned)) if planned.plan.profile.name == "host" => {
+        (Fault::SandboxClaimed, Output::Prepare { mut planned, hold }) if planned.plan.profile.name == "host" => {
             planned.plan.profile.sandboxed = false;
             planned.plan.level = Level::None;
-            vec![Output::Prepare(planned)]
+            vec![Output::Prepare { planned, hold }]
+        }
+        (Fault::HeldForNobody, Output::Prepare { planned, .. }) => vec![Output::Prepare { planned, hold: true }],
+        (Fault::HeldAnsweredTwice, Output::AnswerHeld { id, answer }) => {
+            vec![Output::AnswerHeld { id, answer: answer.clone() }, Output::AnswerHeld { id, answer }]
+        }
+        (Fault::HeldForgotten, Output::AnswerHeld { answer: HeldAnswer::Refused, .. })
+        | (Fault::QuestionLeftOpen, Output::Withdraw(_)) => vec![],
+        (Fault::HeldGivenMore, Output::AnswerHeld { id, answer: HeldAnswer::Granted(mut grants) }) => {
+            grants.push(Grant::Write("/etc".into()));
+            vec![Output::AnswerHeld { id, answer: HeldAnswer::Granted(grants) }]
+        }
+        (Fault::HeldGivenDirectory, Output::AnswerHeld { id, answer: HeldAnswer::Granted(mut grants) }) => {
+            for grant in &mut grants {
+                if let Grant::Write(path) = grant
+                    && path.starts_with("/d")
+                {
+                    *path = "/d".into();
+                }
+            }
+            vec![Output::AnswerHeld { id, answer: HeldAnswer::Granted(grants) }]
+        }
+        (Fault::HeldGrantNotRecorded, Output::Record(kind)) if matches!(&*kind, EventKind::Granted { holds, .. } if !holds.is_empty()) =>
+        {
+            vec![]
         }
         (Fault::SandboxLeftStanding, Output::Discard) => vec![],
         (Fault::UnsandboxedKept, Output::Ask(question)) if question.kind == QuestionKind::Unsandboxed => {
@@ -149,9 +219,9 @@ fn one(fault: Fault, output: Output) -> Vec<Output> {
     }
 }
 
-fn replan(planned: Planned, change: impl FnOnce(&mut stockade_model::Plan)) -> Output {
+fn replan(planned: Planned, hold: bool, change: impl FnOnce(&mut stockade_model::Plan)) -> Output {
     let mut plan = planned.plan;
     change(&mut plan);
     let identity: Digest = planned.identity;
-    Output::Prepare(Box::new(Planned::new(plan, identity).unwrap()))
+    Output::Prepare { planned: Box::new(Planned::new(plan, identity).unwrap()), hold }
 }

@@ -1,5 +1,5 @@
 //! Plays the engine's core against a random world, from seeds, and watches the
-//! laws L1, L3, L5, L6, L8 and L9 in every step.
+//! laws L1, L3, L4, L5, L6, L8 and L9 in every step.
 //!
 //! `STOCKADE_SIMULATION_SEED=N` plays one seed with everything it does printed;
 //! `STOCKADE_SIMULATION_COUNT=N` plays more or fewer of them.
@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
 
 mod fault;
+mod held;
 mod random;
 mod witness;
 mod world;
@@ -14,6 +15,7 @@ mod world;
 use std::collections::HashSet;
 
 use fault::Fault;
+use held::Seen;
 use world::World;
 
 const COUNT: u64 = 100_000;
@@ -43,19 +45,27 @@ fn no_interleaving_breaks_a_law() {
         let part = thread.join().expect("a law was broken, see above");
         all.steps += part.steps;
         all.attempts += part.attempts;
+        all.held += part.held;
+        all.seen.add(part.seen);
         all.ways.extend(part.ways);
     }
     let ways = all.ways.len() as u64;
-    println!("{count} interleavings, {ways} different, {} steps, {} attempts released", all.steps, all.attempts);
+    println!(
+        "{count} interleavings, {ways} different, {} steps, {} attempts released, {} calls held: {:?}",
+        all.steps, all.attempts, all.held, all.seen
+    );
     assert!(all.steps as u64 > 10 * count, "the worlds are too short to show anything");
     assert!(all.attempts as u64 > count / 2, "too few worlds come to run anything");
     assert!(ways > count / 2, "too many worlds are the same");
+    assert!(all.held as u64 > count && all.seen.least() as u64 > count / 200, "too little is held to show anything");
 }
 
 #[derive(Default)]
 struct Tally {
     steps: usize,
     attempts: usize,
+    held: usize,
+    seen: Seen,
     ways: HashSet<u64>,
 }
 
@@ -70,6 +80,8 @@ fn play_part(part: u64, parts: u64, count: u64) -> Tally {
         }
         tally.steps += world.steps;
         tally.attempts += world.attempts;
+        tally.held += world.held;
+        tally.seen.add(world.seen());
         tally.ways.insert(world.way);
     }
     tally

@@ -3,20 +3,21 @@
 
 use std::collections::BTreeSet;
 
-use stockade_engine::core::{Input, Memo, Output, Planned, Remembered, Ruling};
+use stockade_engine::core::{CoreConfig, Input, Memo, Output, Planned, Remembered, Ruling};
 use stockade_engine::exit_code;
 use stockade_engine::keys::{GrantContext, Key, Namespace};
 use stockade_model::{
-    Answer, Command, Digest, EventKind, Grant, Outcome, Plan, Question, QuestionKind, Request, Scope, Status, Verdict,
+    Answer, ApprovalMode, Command, Digest, EventKind, Grant, Outcome, Plan, Question, QuestionKind, Request, Scope,
+    Status, Verdict,
 };
+
+use crate::held::Held;
 
 pub type Law = Result<(), String>;
 
 pub struct Witness {
     request: Request,
-    policy: Digest,
-    user: String,
-    max_attempts: u32,
+    config: CoreConfig,
     log: Vec<EventKind>,
     record_failed: bool,
     commits: Vec<(u64, bool, usize)>,
@@ -40,25 +41,28 @@ pub struct Witness {
     released: Vec<Plan>,
     pub finished: Option<Outcome>,
     dead: bool,
+    counted: bool,
+    pub held: Held,
 }
 
 struct Sandbox {
     planned: Planned,
     standing_up: bool,
     released: bool,
+    hold: bool,
+    /// It is being ended.
+    ending: bool,
 }
 
-fn need(holds: bool, law: &str) -> Law {
+pub fn need(holds: bool, law: &str) -> Law {
     if holds { Ok(()) } else { Err(law.to_owned()) }
 }
 
 impl Witness {
-    pub fn new(request: Request, policy: Digest, user: String, max_attempts: u32) -> Self {
+    pub fn new(request: Request, config: CoreConfig) -> Self {
         Self {
             request,
-            policy,
-            user,
-            max_attempts,
+            config,
             log: Vec::new(),
             record_failed: false,
             commits: Vec::new(),
@@ -81,6 +85,8 @@ impl Witness {
             released: Vec::new(),
             finished: None,
             dead: false,
+            counted: false,
+            held: Held::default(),
         }
     }
 
@@ -89,7 +95,26 @@ impl Witness {
         match input {
             Input::Decided(ruling) => self.ruling = Some((**ruling).clone()),
             Input::Planned(planned) => self.plans.push((**planned).clone()),
-            Input::Standing(grants) => self.standing.extend(grants.iter().cloned()),
+            Input::Standing(standing) => {
+                self.standing.extend(standing.grants.iter().cloned());
+                self.counted = standing.counted;
+            }
+            Input::Held(call) => {
+                if let Some(sandbox) = self.sandbox.as_ref().filter(|sandbox| sandbox.released) {
+                    self.held.told(call, &sandbox.planned);
+                }
+            }
+            Input::HeldRecalled { id, answers, approver } => {
+                self.held.recalled(*id, answers, *approver, &mut self.memory_yes);
+            }
+            Input::Withdrawn(id) => self.held.withdrawn(*id),
+            Input::Answered { digest, answer, .. } if self.held.is_open(digest) => {
+                if let Some(kind) = self.held.answered(digest, *answer) {
+                    self.last_answer = Some((kind, *answer));
+                }
+                self.sandbox_ends(*answer == Answer::Abort);
+            }
+            Input::Interrupted(_) => self.sandbox_ends(true),
             Input::Recalled { answers, approver } => {
                 self.approver = *approver;
                 for (key, answer) in std::mem::take(&mut self.keys).into_iter().zip(answers) {
@@ -123,16 +148,35 @@ impl Witness {
                 }
                 self.durable = through.map(|(_, _, length)| *length).fold(self.durable, usize::max);
             }
-            Input::RecordFailed(_) => self.record_failed = true,
+            Input::RecordFailed(_) => {
+                self.record_failed = true;
+                self.sandbox_ends(true);
+            }
             Input::Prepared(_) => {
                 if let Some(sandbox) = &mut self.sandbox {
                     sandbox.standing_up = true;
                 }
             }
             Input::PrepareFailed(_) => self.sandbox = None,
-            Input::Ended(_) => self.sandbox = None,
+            Input::Ended(_) => self.sandbox_gone(),
             _ => {}
         }
+    }
+
+    fn sandbox_ends(&mut self, ends: bool) {
+        if let Some(sandbox) = &mut self.sandbox {
+            sandbox.ending |= ends;
+        }
+    }
+
+    fn sandbox_gone(&mut self) {
+        self.sandbox = None;
+        self.held.sandbox_gone();
+    }
+
+    /// After a step was carried out.
+    pub fn at_rest(&self) -> Law {
+        if self.record_failed { Ok(()) } else { self.held.at_rest(self.config.max_questions) }
     }
 
     /// What the core says. For `Record`, what was truly written.
@@ -150,14 +194,25 @@ impl Witness {
             }
             Output::Ask(question) => self.asked(question),
             Output::Remember(memos) => self.remembered(memos),
-            Output::Prepare(planned) => self.prepared(planned),
+            Output::Prepare { planned, hold } => self.prepared(planned, *hold),
             Output::Release => self.release(),
             Output::Signal(_) | Output::Kill => {
+                self.sandbox_ends(true);
                 need(self.sandbox.as_ref().is_some_and(|s| s.released), "a signal to nothing that runs")
             }
             Output::Discard => {
-                self.sandbox = None;
+                self.sandbox_gone();
                 Ok(())
+            }
+            Output::LookUpHeld { id, keys } => self.held.looked_up(*id, keys),
+            Output::Withdraw(digest) => self.withdrawn(digest),
+            Output::AnswerHeld { id, answer } => {
+                let sandbox = self.sandbox.as_ref().filter(|sandbox| sandbox.released);
+                let Some(sandbox) = sandbox else { return Err("answered a call of a sandbox that is gone".to_owned()) };
+                let context = self.context(&sandbox.planned.plan);
+                let may_grant = !sandbox.ending && !self.record_failed && sandbox.hold;
+                let remembered = |grant: &Grant| self.memory_yes.contains(&context.approval(Namespace::Grant, grant));
+                self.held.replied(*id, answer, may_grant, &self.log, remembered)
             }
             Output::Finish(outcome) => self.finish(outcome),
             Output::Assess | Output::Decide(_) | Output::MakePlan { .. } | Output::FindStanding(_) => Ok(()),
@@ -168,17 +223,25 @@ impl Witness {
         need(!self.record_failed, "a record after one that failed")?;
         self.grammar(kind)?;
         self.log.push(kind.clone());
+        if let EventKind::Answered { digest, answer: Answer::TimedOut, by, .. } = kind
+            && by == "nobody"
+        {
+            self.held.timed_out(digest);
+        }
         Ok(())
     }
 
     /// Which event may follow which.
     fn grammar(&self, kind: &EventKind) -> Law {
-        let (mut asked, mut answered, mut starts, mut exits) = (0, 0, 0, 0);
+        let mut open: Vec<&Digest> = Vec::new();
+        let (mut starts, mut exits) = (0, 0);
         let (mut decided, mut finished) = (false, false);
         for kind in &self.log {
             match kind {
-                EventKind::Asked { .. } => asked += 1,
-                EventKind::Answered { .. } => answered += 1,
+                EventKind::Asked { question } => open.push(&question.digest),
+                EventKind::Answered { digest, .. } | EventKind::Withdrawn { digest: Some(digest), .. } => {
+                    open.retain(|asked| *asked != digest);
+                }
                 EventKind::Starting { .. } => starts += 1,
                 EventKind::Exited { .. } => exits += 1,
                 EventKind::Decided { .. } => decided = true,
@@ -191,30 +254,34 @@ impl Witness {
             EventKind::Requested { request, .. } => self.log.is_empty() && request.environment.is_empty(),
             EventKind::Assessed { .. } => self.log.len() == 1,
             EventKind::Decided { .. } => matches!(self.log.last(), Some(EventKind::Assessed { .. })),
-            EventKind::Asked { .. } => decided && asked == answered,
-            EventKind::Answered { digest, .. } => {
-                let of_last = self.log.iter().rev().find_map(|k| match k {
-                    EventKind::Asked { question } => Some(&question.digest),
-                    _ => None,
-                });
-                asked == answered + 1 && of_last == Some(digest)
-            }
+            EventKind::Asked { question } if matches!(question.kind, QuestionKind::Hold { .. }) => starts == exits + 1,
+            EventKind::Asked { .. } => decided && open.is_empty(),
+            EventKind::Answered { digest, .. } => open.contains(&digest),
+            EventKind::Withdrawn { digest, holds, .. } => match digest {
+                Some(digest) => open.contains(&digest),
+                None => !holds.is_empty(),
+            },
+            EventKind::Held { .. } => starts == exits + 1,
             EventKind::Starting { attempt, .. } => {
-                asked == answered && starts == exits && *attempt as usize == starts + 1
+                open.is_empty() && starts == exits && *attempt as usize == starts + 1
             }
             EventKind::Started { attempt, .. } | EventKind::Exited { attempt, .. } => {
                 starts == exits + 1 && *attempt as usize == starts
             }
             EventKind::Executed { .. } | EventKind::Denied { .. } => starts == exits + 1,
-            EventKind::Granted { .. } => starts == exits && exits > 0,
+            EventKind::Granted { holds, .. } if holds.is_empty() => starts == exits && exits > 0,
+            EventKind::Granted { .. } => starts == exits + 1,
             EventKind::Failed { .. } => true,
-            EventKind::Finished { .. } => asked == answered && !self.log.is_empty(),
+            EventKind::Finished { .. } => open.is_empty() && !self.log.is_empty(),
             EventKind::Revoked { .. } => false,
         };
         if fits { Ok(()) } else { Err(format!("an event out of place: {kind:?} after {:?}", self.log.last())) }
     }
 
     fn asked(&mut self, question: &Question) -> Law {
+        if let QuestionKind::Hold { .. } = question.kind {
+            return self.asked_about_held(question);
+        }
         need(self.open.is_none(), "two questions at once")?;
         need(self.sandbox.is_none(), "a question while a sandbox stands")?;
         need(self.approver, "a question to nobody")?;
@@ -223,9 +290,38 @@ impl Witness {
         need(noted, "what is asked is not what was recorded as asked (L5)")?;
         if let QuestionKind::Escalate { grants, .. } = &question.kind {
             need(grants.iter().all(|g| self.escalated.insert(g.clone())), "the same power asked for twice")?;
+            let settled = grants.iter().any(|grant| self.held.is_asked_or_settled(grant));
+            need(!settled, "asked for a re-run with what was settled in place")?;
         }
         self.open = Some(question.clone());
         Ok(())
+    }
+
+    fn asked_about_held(&mut self, question: &Question) -> Law {
+        let noted = matches!(self.log.last(), Some(EventKind::Asked { question: noted }) if **noted == *question);
+        need(noted, "what is asked is not what was recorded as asked (L5)")?;
+        let Some(sandbox) = self.sandbox.as_ref().filter(|sandbox| sandbox.released) else {
+            return Err("a held call of no sandbox".to_owned());
+        };
+        need(sandbox.hold, "a held call of a sandbox that holds none")?;
+        need(!sandbox.ending, "asked although the end began")?;
+        let number = self.log.iter().filter(|kind| matches!(kind, EventKind::Asked { .. })).count() as u32;
+        let bound = (sandbox.planned.digest.as_str(), number, &question.kind);
+        let digest = Digest::of_json("stockade-question-1", &bound).ok();
+        need(digest.as_ref() == Some(&question.digest), "a question that is not bound to what runs (L5)")?;
+        self.held.asked(question, self.request.approval_mode, self.config.max_questions, &self.log)
+    }
+
+    fn withdrawn(&mut self, digest: &Digest) -> Law {
+        if self.held.is_open(digest) {
+            self.held.taken_back(digest);
+            return Ok(());
+        }
+        let taken = self.open.take_if(|open| open.digest == *digest);
+        let timed_out = |kind: &EventKind| matches!(kind, EventKind::Answered { digest: noted, .. } if noted == digest);
+        // A question whose record failed was never put.
+        let over = taken.is_some() || self.record_failed || self.log.iter().any(timed_out);
+        need(over, "took back what was not asked")
     }
 
     fn remembered(&self, memos: &[Memo]) -> Law {
@@ -244,6 +340,8 @@ impl Witness {
                 QuestionKind::Grants { .. } => memo.key.namespace == Namespace::Grant,
                 QuestionKind::Escalate { .. } if yes => memo.key.namespace != Namespace::Run,
                 QuestionKind::Escalate { .. } => memo.key.namespace == Namespace::Escalate,
+                QuestionKind::Hold { .. } if yes => memo.key.namespace == Namespace::Grant,
+                QuestionKind::Hold { .. } => memo.key.namespace == Namespace::Escalate,
                 QuestionKind::Unsandboxed => false,
             };
             need(fits, "kept an answer in another namespace")?;
@@ -251,11 +349,15 @@ impl Witness {
         Ok(())
     }
 
-    fn prepared(&mut self, planned: &Planned) -> Law {
+    fn prepared(&mut self, planned: &Planned, hold: bool) -> Law {
+        let mode = !matches!(self.request.approval_mode, ApprovalMode::Never | ApprovalMode::OnRequest);
+        let somebody = self.approver || self.counted;
+        need(!hold || (mode && somebody && planned.plan.profile.sandboxed), "calls held that nobody could answer")?;
         need(self.sandbox.is_none(), "a second sandbox beside one that stands")?;
         // Equal in every part, its digests among them.
         need(self.plans.contains(planned), "a plan that nobody made (L5)")?;
-        self.sandbox = Some(Sandbox { planned: planned.clone(), standing_up: false, released: false });
+        let planned = planned.clone();
+        self.sandbox = Some(Sandbox { planned, standing_up: false, released: false, hold, ending: false });
         Ok(())
     }
 
@@ -274,9 +376,10 @@ impl Witness {
         };
         need(self.log[..self.durable].iter().any(starts), "released before its start was durable (L6)")?;
         need(!self.explicit_no, "released after a no (L9)")?;
-        need(self.released.len() < self.max_attempts as usize, "too many attempts")?;
+        need(self.released.len() < self.config.max_attempts as usize, "too many attempts")?;
         self.consented(&planned)?;
         self.released.push(plan.clone());
+        self.held.released();
         self.agreed.clear();
         Ok(())
     }
@@ -341,7 +444,9 @@ impl Witness {
     }
 
     fn next_consented(&self, last: &Plan, plan: &Plan) -> Law {
-        need(last.grants.iter().all(|g| plan.grants.contains(g)), "a later attempt lost a power")?;
+        let in_place = self.held.in_place(self.released.len() - 1);
+        let kept = last.grants.iter().chain(in_place.iter().copied()).all(|g| plan.grants.contains(g));
+        need(kept, "a later attempt lost a power")?;
         need(
             plan.profile.sandboxed == last.profile.sandboxed
                 && plan.level == last.level
@@ -351,7 +456,8 @@ impl Witness {
             "a later attempt is not the same sandbox (L3)",
         )?;
         let context = self.context(plan);
-        let added: Vec<&Grant> = plan.grants.iter().filter(|g| !last.grants.contains(g)).collect();
+        let added = plan.grants.iter().filter(|g| !last.grants.contains(g) && !in_place.contains(g));
+        let added: Vec<&Grant> = added.collect();
         need(!added.is_empty(), "run again with nothing added (L4)")?;
         for grant in added {
             let agreed = self
@@ -378,8 +484,8 @@ impl Witness {
             workspace: plan.workspace.clone(),
             profile: plan.profile.name.clone(),
             level: plan.level,
-            policy: self.policy.clone(),
-            user: self.user.clone(),
+            policy: self.config.policy.clone(),
+            user: self.config.user.clone(),
         }
     }
 
@@ -397,6 +503,11 @@ impl Witness {
             need(told, "the outcome is not what was recorded")?;
             let answers = self.log.iter().filter(|k| matches!(k, EventKind::Answered { .. })).count();
             need(answers == outcome.approvals.len(), "the outcome lacks answers")?;
+        }
+        for (at, plan) in self.released.iter().enumerate() {
+            let had: BTreeSet<&Grant> = plan.grants.iter().chain(self.held.in_place(at)).collect();
+            let told: BTreeSet<&Grant> = outcome.attempts.get(at).into_iter().flat_map(|a| &a.grants).collect();
+            need(had == told || self.record_failed, "the outcome tells other powers than the attempt had")?;
         }
         let ran = !self.released.is_empty();
         need(!(outcome.status == Status::Refused && ran), "refused although it ran")?;

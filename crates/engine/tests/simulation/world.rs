@@ -5,8 +5,10 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use stockade_engine::core::{Core, CoreConfig, Input, Output, Planned, Remembered, Ruling};
-use stockade_engine::{AttemptEnd, CommandEnd};
+use stockade_engine::core::{Core, CoreConfig, HeldCall, Input, Output, Planned, Remembered, Ruling};
+use stockade_engine::keys::Key;
+use stockade_engine::seams::Standing;
+use stockade_engine::{AttemptEnd, CommandEnd, HoldId};
 use stockade_model::{
     Answer, ApprovalMode, Assessment, CallerApproval, Command, Decision, Denial, Digest, EnforcementReport,
     Environment, Filesystem, Grant, GranularMode, Layer, Level, Limits, Network, Operation, Plan, Profile,
@@ -14,6 +16,7 @@ use stockade_model::{
 };
 
 use crate::fault::{self, Fault};
+use crate::held::Seen;
 use crate::random::Random;
 use crate::witness::Witness;
 
@@ -35,6 +38,12 @@ pub struct World {
     killed: bool,
     /// This sandbox does not end when it is killed.
     hangs: bool,
+    /// This sandbox holds calls.
+    holding: bool,
+    /// Calls that wait.
+    waiting: Vec<HoldId>,
+    /// Calls that were told, over all attempts.
+    pub held: usize,
     trace: bool,
     pub steps: usize,
     pub attempts: usize,
@@ -48,6 +57,12 @@ static GRANTS: LazyLock<Vec<Grant>> = LazyLock::new(|| {
         .iter()
         .map(|text| text.parse().unwrap())
         .collect()
+});
+
+/// Files of two directories that may be offered, for held calls.
+static FILES: LazyLock<Vec<(Grant, Grant)>> = LazyLock::new(|| {
+    let files = [("/d", 4), ("/e", 3)].into_iter().flat_map(|(dir, count)| (0..count).map(move |n| (dir, n)));
+    files.map(|(dir, n)| (Grant::Write(format!("{dir}/{n}").into()), Grant::Write(dir.into()))).collect()
 });
 
 fn request(random: &mut Random) -> Request {
@@ -132,8 +147,10 @@ impl World {
         let mut config = CoreConfig::new(policy.clone(), "uid 1".to_owned());
         config.max_grants_asked = 2;
         config.max_attempts = 4;
-        config.max_attempt_events = 6;
-        let witness = Witness::new(request.clone(), policy, config.user.clone(), config.max_attempts);
+        config.max_attempt_events = random.pick(&[6, 60]);
+        config.max_questions = 2;
+        config.max_holds = random.pick(&[4, 12]);
+        let witness = Witness::new(request.clone(), config.clone());
         let core = Core::new(request.clone(), config);
         let hangs = random.chance(4);
         Self {
@@ -148,6 +165,9 @@ impl World {
             running: false,
             killed: false,
             hangs,
+            holding: false,
+            waiting: Vec::new(),
+            held: 0,
             trace,
             steps: 0,
             attempts: 0,
@@ -188,7 +208,13 @@ impl World {
             Some(input) => self.core.step(self.now_ms, input.clone()),
             None => Vec::new(),
         };
-        self.take(heard.as_ref(), outputs)
+        self.take(heard.as_ref(), outputs)?;
+        self.witness.at_rest()
+    }
+
+    /// What came up of held calls.
+    pub fn seen(&self) -> Seen {
+        self.witness.held.seen
     }
 
     /// Carries outputs out as the driver does: in order, and nothing after a
@@ -230,8 +256,9 @@ impl World {
                 self.owe(input);
             }
             Output::FindStanding(_) => {
-                let standing = if self.random.chance(20) { self.random.subset(&GRANTS, 30) } else { Vec::new() };
-                self.owe(Input::Standing(standing));
+                let grants = if self.random.chance(20) { self.random.subset(&GRANTS, 30) } else { Vec::new() };
+                let counted = self.random.chance(20);
+                self.owe(Input::Standing(Standing { grants, counted, refused: Vec::new() }));
             }
             Output::LookUp(keys) => {
                 let input = if self.random.chance(1) {
@@ -255,18 +282,46 @@ impl World {
                 1 => {}
                 _ => self.owe(Input::Committed(number)),
             },
-            Output::Prepare(planned) => self.prepare(&planned),
+            Output::Prepare { planned, hold } => {
+                self.holding = hold;
+                self.prepare(&planned);
+            }
             Output::Release => self.release(),
             Output::Kill => self.killed = true,
+            Output::LookUpHeld { id, keys } => {
+                let answers = if self.random.chance(2) {
+                    Err("locked".to_owned())
+                } else {
+                    Ok(keys.iter().map(|key| self.recollection_of(key)).collect())
+                };
+                let approver = self.random.chance(95);
+                self.owe(Input::HeldRecalled { id, answers, approver });
+            }
+            Output::AnswerHeld { id, .. } => self.waiting.retain(|waiting| *waiting != id),
+            // Its answer may be on the way all the same.
+            Output::Withdraw(digest) if self.random.chance(70) => {
+                self.owed.retain(|input| !matches!(input, Input::Answered { digest: of, .. } if *of == digest));
+            }
             Output::Discard => {
                 self.running = false;
                 self.killed = false;
+                self.waiting.clear();
                 self.owed.retain(|input| {
                     !matches!(input, Input::Prepared(_) | Input::PrepareFailed(_) | Input::Released | Input::Ended(_))
                 });
             }
-            Output::Remember(_) | Output::Record(_) | Output::Signal(_) | Output::Finish(_) => {}
+            Output::Remember(_) | Output::Record(_) | Output::Signal(_) | Output::Finish(_) | Output::Withdraw(_) => {}
         }
+    }
+
+    /// Seldom, so that most calls come to a question.
+    fn recollection_of(&mut self, key: &Key) -> Option<Remembered> {
+        let answer = match (self.random.below(60), key.refusal) {
+            (0, _) => Answer::Denied(Scope::Always),
+            (1..12, false) => Answer::Approved(Scope::Times(1)),
+            _ => return None,
+        };
+        Some(Remembered { answer, id: "apr_2".to_owned() })
     }
 
     fn owe(&mut self, input: Input) {
@@ -380,12 +435,18 @@ impl World {
     }
 
     fn attempt_event(&mut self) -> Input {
+        // Now and then from a backend that was not told to.
+        let holds = (self.holding && self.random.chance(60)) || self.random.chance(1);
+        if holds && let Some(input) = self.held_event() {
+            return input;
+        }
         match self.random.below(6) {
             0 => Input::Executed { pid: 7, program: "/usr/bin/make".into() },
             1..5 if !self.killed => self.denial(),
             _ => {
                 self.running = false;
                 self.killed = false;
+                self.waiting.clear();
                 self.owed.retain(|input| !matches!(input, Input::Released));
                 let end = match self.random.below(20) {
                     0 => CommandEnd::Signaled(9),
@@ -400,25 +461,42 @@ impl World {
         }
     }
 
+    /// A call begins to wait, or its processes are gone.
+    fn held_event(&mut self) -> Option<Input> {
+        if !self.waiting.is_empty() && self.random.chance(25) {
+            let at = self.random.below(self.waiting.len());
+            return Some(Input::Withdrawn(self.waiting.swap_remove(at)));
+        }
+        if self.killed || self.waiting.len() > 7 {
+            return None;
+        }
+        self.held += 1;
+        let id = HoldId(self.held as u64);
+        self.waiting.push(id);
+        let (grant, directory) = match self.random.below(3) {
+            0 => (self.random.pick(&GRANTS), Vec::new()),
+            _ => {
+                let (file, directory) = self.random.pick(&FILES);
+                (file, vec![directory])
+            }
+        };
+        let mut powers = match self.random.below(12) {
+            0 => Vec::new(),
+            1 => vec![grant.clone(), self.random.pick(&GRANTS)],
+            _ => vec![grant.clone()],
+        };
+        powers.dedup();
+        Some(Input::Held(Box::new(HeldCall { id, denial: denial(grant), powers, directory })))
+    }
+
     fn denial(&mut self) -> Input {
         let grant = self.random.pick(&GRANTS);
-        let denial = Denial {
-            operation: Operation::Create,
-            object: format!("object of {grant}").into(),
-            pid: Some(7),
-            program: None,
-            layer: Layer::Broker,
-            rule: "outside every writable root".to_owned(),
-            grant: Some(grant.clone()),
-            resolution: Resolution::Recorded,
-            count: 1,
-        };
         let powers = match self.random.below(10) {
             0..2 => Vec::new(),
-            2 => vec![grant, self.random.pick(&GRANTS)],
-            _ => vec![grant],
+            2 => vec![grant.clone(), self.random.pick(&GRANTS)],
+            _ => vec![grant.clone()],
         };
-        Input::Denied { denial, powers }
+        Input::Denied { denial: denial(grant), powers }
     }
 
     /// What may come at any time and must do no harm.
@@ -457,6 +535,20 @@ impl World {
     }
 }
 
+fn denial(grant: Grant) -> Denial {
+    Denial {
+        operation: Operation::Create,
+        object: format!("object of {grant}").into(),
+        pid: Some(7),
+        program: None,
+        layer: Layer::Broker,
+        rule: "outside every writable root".to_owned(),
+        grant: Some(grant),
+        resolution: Resolution::Recorded,
+        count: 1,
+    }
+}
+
 /// A number for the kind of an input.
 fn kind(input: &Input) -> u64 {
     match input {
@@ -464,7 +556,7 @@ fn kind(input: &Input) -> u64 {
         Input::Decided(ruling) => 2 + ruling.decision.verdict as u64,
         Input::Planned(_) => 5,
         Input::PlanFailed(_) => 6,
-        Input::Standing(grants) => 7 + u64::from(grants.is_empty()),
+        Input::Standing(standing) => 7 + u64::from(standing.grants.is_empty()),
         Input::Recalled { approver, .. } => 9 + u64::from(*approver),
         Input::MemoryFailed(_) => 11,
         Input::NotRemembered(_) => 12,
@@ -482,5 +574,8 @@ fn kind(input: &Input) -> u64 {
         Input::Ended(_) => 26,
         Input::Interrupted(_) => 27,
         Input::Tick => 28,
+        Input::Held(call) => 29 + u64::from(call.directory.is_empty()),
+        Input::HeldRecalled { approver, .. } => 31 + u64::from(*approver),
+        Input::Withdrawn(_) => 33,
     }
 }

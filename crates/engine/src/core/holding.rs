@@ -1,0 +1,492 @@
+//! Calls that wait for a power while the attempt runs: what is remembered
+//! answers at once, then somebody is asked, and the answer reaches the call in
+//! place. Several questions may stand open; the attempt goes on meanwhile.
+//!
+//! It must not know paths: which directory may be offered for a file, and what
+//! a power needs beside it, comes with the call.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use stockade_model::{Answer, ApprovalMode, Denial, Digest, EventKind, Grant, Question, QuestionKind, Resolution};
+
+use super::Output;
+use super::asking::{Given, may_ask};
+use super::machine::{Core, Found, Slot, grant_keys};
+use super::running::Live;
+use crate::core::Remembered;
+use crate::keys::Namespace;
+use crate::{HeldAnswer, HoldId};
+
+/// What is held in one attempt, and what is asked about it.
+#[derive(Debug, Default)]
+pub(super) struct Holds {
+    /// In the order of their arrival.
+    open: Vec<Hold>,
+    /// In the order in which they were put.
+    questions: Vec<HeldQuestion>,
+    /// What was agreed to in this attempt, each as it was asked.
+    consents: Vec<Vec<Grant>>,
+    /// The different powers asked about, by the directory that holds them.
+    met: BTreeMap<Vec<Grant>, BTreeSet<Vec<Grant>>>,
+    /// Calls that came to need a question.
+    asked_about: usize,
+    /// When somebody last answered: whoever answers is there, so every open
+    /// question waits anew from then on.
+    heard_ms: u64,
+}
+
+/// One held call.
+#[derive(Debug)]
+struct Hold {
+    id: HoldId,
+    denial: Denial,
+    powers: Vec<Grant>,
+    /// The powers for the directory around it, where that may be offered.
+    directory: Vec<Grant>,
+    since_ms: u64,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// Its key is being looked up.
+    Recalling(Vec<Slot>),
+    /// It needs a question, about its directory or itself.
+    Wishing { directory: bool },
+    /// The question of this digest is about it.
+    Asked(Digest),
+}
+
+/// A question that an approver has now.
+#[derive(Debug)]
+struct HeldQuestion {
+    question: Box<Question>,
+    grants: Vec<Grant>,
+    directory: bool,
+    since_ms: u64,
+}
+
+/// A call as the backend told it, with what may be asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldCall {
+    /// Which one.
+    pub id: HoldId,
+    /// What it is about.
+    pub denial: Denial,
+    /// The powers that may be asked for: the denial's grant and what it needs;
+    /// empty where the refusal is final.
+    pub powers: Vec<Grant>,
+    /// The powers for the directory that holds the file it is about, where that
+    /// may be offered once several of its files are held; empty otherwise.
+    pub directory: Vec<Grant>,
+}
+
+impl Hold {
+    /// What would be asked for.
+    fn wish(&self) -> Option<(&[Grant], bool)> {
+        match self.stage {
+            Stage::Wishing { directory: true } => Some((&self.directory, true)),
+            Stage::Wishing { directory: false } => Some((&self.powers, false)),
+            Stage::Recalling(_) | Stage::Asked(_) => None,
+        }
+    }
+
+    fn is_about(&self, digest: &Digest) -> bool {
+        matches!(&self.stage, Stage::Asked(about) if about == digest)
+    }
+
+    /// Whether these powers let the call pass, as far as the engine can tell.
+    fn is_covered_by(&self, grants: &[Grant]) -> bool {
+        is_subset(&self.powers, grants) || (!self.directory.is_empty() && is_subset(&self.directory, grants))
+    }
+
+    /// Whether a no to these powers is a no to this call.
+    fn is_refused_by(&self, refused: &[Grant]) -> bool {
+        is_subset(refused, &self.powers) || is_subset(refused, &self.directory)
+    }
+}
+
+impl Holds {
+    /// When the next question is over, in the time of the core.
+    pub(super) fn deadline_ms(&self, wait_ms: u64) -> Option<u64> {
+        self.questions.iter().map(|asked| asked.since_ms.max(self.heard_ms).saturating_add(wait_ms)).min()
+    }
+
+    fn take(&mut self, id: HoldId) -> Option<Hold> {
+        let at = self.open.iter().position(|hold| hold.id == id)?;
+        Some(self.open.remove(at))
+    }
+
+    fn take_where(&mut self, wanted: impl Fn(&Hold) -> bool) -> Vec<Hold> {
+        let (taken, left) = std::mem::take(&mut self.open).into_iter().partition(wanted);
+        self.open = left;
+        taken
+    }
+
+    /// Takes the questions that no held call is about any more.
+    fn take_idle_questions(&mut self) -> Vec<HeldQuestion> {
+        let open = &self.open;
+        let is_idle = |asked: &HeldQuestion| !open.iter().any(|hold| hold.is_about(&asked.question.digest));
+        let (idle, left) = std::mem::take(&mut self.questions).into_iter().partition(is_idle);
+        self.questions = left;
+        idle
+    }
+}
+
+impl Core {
+    /// Whether an attempt may hold calls: the mode lets somebody be asked, and
+    /// there is somebody, or an answer that is remembered for a number of times.
+    /// What is remembered for longer is in the plan already.
+    pub(super) fn may_hold(&self) -> bool {
+        let mode_asks = match self.request.approval_mode {
+            ApprovalMode::Never | ApprovalMode::OnRequest => false,
+            ApprovalMode::Granular(classes) => classes.filesystem || classes.network || classes.other,
+            ApprovalMode::Untrusted | ApprovalMode::OnFailure => true,
+        };
+        let sandboxed = self.planned.as_ref().is_some_and(|planned| planned.plan.profile.sandboxed);
+        sandboxed && mode_asks && (self.approver || self.counted)
+    }
+
+    pub(super) fn on_held(&mut self, live: &mut Live, call: HeldCall) {
+        if live.holds.open.iter().any(|hold| hold.id == call.id) {
+            return;
+        }
+        let HeldCall { id, denial, mut powers, mut directory } = call;
+        // A power that is there already and was not enough is not asked for.
+        if let Some(planned) = &self.planned {
+            powers.retain(|power| !planned.plan.grants.contains(power));
+            if is_subset(&directory, &planned.plan.grants) {
+                directory.clear();
+            }
+        }
+        let hold =
+            Hold { id, denial, powers, directory, since_ms: self.now_ms, stage: Stage::Wishing { directory: false } };
+        let may_be_answered = live.holding && live.is_running() && !self.record_failed;
+        if !may_be_answered || hold.powers.is_empty() || !self.may_record_more(live) {
+            return self.refuse(live, hold, Resolution::Recorded);
+        }
+        if self.is_refused(&hold) {
+            return self.refuse(live, hold, Resolution::Refused);
+        }
+        self.record_bounded(live, EventKind::Held { hold: id.0, denial: hold.denial.clone() });
+        if let Some(consent) = live.holds.consents.iter().find(|consent| hold.is_covered_by(consent)).cloned() {
+            // Told before the power reached the backend.
+            self.record(EventKind::Granted { grants: consent.clone(), holds: vec![id.0] });
+            return self.let_go(live, hold, consent);
+        }
+        let Some(planned) = &self.planned else { return self.refuse(live, hold, Resolution::Recorded) };
+        let context = self.grant_context(&planned.plan);
+        let (mut slots, mut keys) = (Vec::new(), Vec::new());
+        let namespaces = [Namespace::Grant, Namespace::Escalate];
+        grant_keys(&context, &namespaces, &hold.powers, &mut slots, &mut keys);
+        // A remembered no to a directory is one to every file in it.
+        for namespace in namespaces.into_iter().filter(|_| !hold.directory.is_empty()) {
+            slots.push(Slot::DirectoryRefused);
+            keys.push(context.refusal(namespace, &hold.directory));
+        }
+        self.out.push(Output::LookUpHeld { id, keys });
+        live.holds.open.push(Hold { stage: Stage::Recalling(slots), ..hold });
+    }
+
+    pub(super) fn on_held_recalled(
+        &mut self,
+        live: &mut Live,
+        id: HoldId,
+        answers: Result<Vec<Option<Remembered>>, String>,
+        approver: bool,
+    ) {
+        let is_awaited = |hold: &Hold| hold.id == id && matches!(hold.stage, Stage::Recalling(_));
+        let Some(at) = live.holds.open.iter().position(is_awaited) else { return };
+        let hold = live.holds.open.remove(at);
+        let Stage::Recalling(slots) = &hold.stage else { return };
+        self.approver = approver;
+        let found = match answers {
+            Ok(answers) if answers.len() == slots.len() => Found::read(slots, &answers),
+            Ok(_) => return self.on_held_not_recalled(live, hold, "another number of answers than was asked for"),
+            Err(why) => return self.on_held_not_recalled(live, hold, &why),
+        };
+        // Somebody may have answered since.
+        if self.is_refused(&hold) {
+            return self.refuse(live, hold, Resolution::Refused);
+        }
+        if found.directory_refused || !found.refused_of(&hold.powers).is_empty() {
+            return self.answer_from_memory(live, hold, false);
+        }
+        if let Some(consent) = live.holds.consents.iter().find(|consent| hold.is_covered_by(consent)).cloned() {
+            self.record(EventKind::Granted { grants: consent.clone(), holds: vec![id.0] });
+            return self.let_go(live, hold, consent);
+        }
+        if found.split_approved(hold.powers.clone()).1.is_empty() {
+            return self.answer_from_memory(live, hold, true);
+        }
+        self.wish(live, hold);
+    }
+
+    /// Without the memory a remembered no could be missed: no (L6).
+    fn on_held_not_recalled(&mut self, live: &mut Live, hold: Hold, why: &str) {
+        let message = format!("a held call is refused, remembered answers cannot be read: {why}");
+        self.record_bounded(live, EventKind::Failed { message });
+        self.refuse(live, hold, Resolution::Recorded);
+    }
+
+    fn answer_from_memory(&mut self, live: &mut Live, hold: Hold, yes: bool) {
+        let kind = self.hold_kind(&hold, false);
+        let answer = if yes {
+            Answer::Approved(stockade_model::Scope::Once)
+        } else {
+            Answer::Denied(stockade_model::Scope::Once)
+        };
+        let noted = self.note_without_asking(kind, answer, "cache");
+        if yes && noted {
+            let grants = hold.powers.clone();
+            live.holds.open.push(hold);
+            self.grant_in_place(live, grants);
+        } else {
+            self.escalated.extend(hold.powers.iter().cloned());
+            self.refuse(live, hold, Resolution::Refused);
+            self.ask_again_one_by_one(live);
+        }
+        self.put_held_questions(live);
+    }
+
+    /// Lines a call up for a question, where there may be one.
+    fn wish(&mut self, live: &mut Live, mut hold: Hold) {
+        let kind = self.hold_kind(&hold, false);
+        if !self.approver || !may_ask(self.request.approval_mode, &kind) {
+            return self.refuse(live, hold, Resolution::Recorded);
+        }
+        live.holds.asked_about += 1;
+        let limit = self.config.max_holds;
+        if live.holds.asked_about > limit {
+            if live.holds.asked_about == limit + 1 {
+                let message = format!("this attempt held more than {limit} calls; the others are refused");
+                self.record(EventKind::Failed { message });
+            }
+            return self.refuse(live, hold, Resolution::Recorded);
+        }
+        let mut directory = false;
+        if !hold.directory.is_empty() && !self.refused_in.contains(&hold.directory) {
+            let met = live.holds.met.entry(hold.directory.clone()).or_default();
+            met.insert(hold.powers.clone());
+            directory = met.len() >= self.config.directory_from;
+        }
+        hold.stage = Stage::Wishing { directory };
+        live.holds.open.push(hold);
+        self.put_held_questions(live);
+    }
+
+    /// Puts as many questions as may stand open, oldest call first; a call joins
+    /// the question that asks for the same.
+    fn put_held_questions(&mut self, live: &mut Live) {
+        let mut at = 0;
+        while let Some(hold) = live.holds.open.get(at) {
+            let Some((wish, directory)) = hold.wish() else {
+                at += 1;
+                continue;
+            };
+            let same = live.holds.questions.iter().find(|asked| asked.grants == wish);
+            let digest = match same.map(|asked| asked.question.digest.clone()) {
+                Some(digest) => Some(digest),
+                None if live.holds.questions.len() >= self.config.max_questions => None,
+                None => {
+                    let kind = self.hold_kind(hold, directory);
+                    let grants = wish.to_vec();
+                    let Ok(question) = self.question(kind) else {
+                        let hold = live.holds.open.remove(at);
+                        self.refuse(live, hold, Resolution::Recorded);
+                        continue;
+                    };
+                    let (question, digest) = (Box::new(question.clone()), question.digest);
+                    self.record(EventKind::Asked { question: question.clone() });
+                    self.out.push(Output::Ask(question.clone()));
+                    let since_ms = self.now_ms;
+                    live.holds.questions.push(HeldQuestion { question, grants, directory, since_ms });
+                    Some(digest)
+                }
+            };
+            if let (Some(digest), Some(hold)) = (digest, live.holds.open.get_mut(at)) {
+                hold.stage = Stage::Asked(digest);
+            }
+            at += 1;
+        }
+    }
+
+    fn hold_kind(&self, hold: &Hold, directory: bool) -> QuestionKind {
+        let grants = if directory { &hold.directory } else { &hold.powers };
+        QuestionKind::Hold {
+            denial: hold.denial.clone(),
+            grants: grants.clone(),
+            directory,
+            held_ms: self.now_ms.saturating_sub(hold.since_ms),
+        }
+    }
+
+    /// Takes the answer to an open question in. True where the person wants the
+    /// whole request to end.
+    pub(super) fn on_held_answered(&mut self, live: &mut Live, digest: &Digest, answer: Answer, by: String) -> bool {
+        let Some(at) = live.holds.questions.iter().position(|asked| asked.question.digest == *digest) else {
+            return false;
+        };
+        let asked = live.holds.questions.remove(at);
+        live.holds.heard_ms = if answer == Answer::TimedOut { live.holds.heard_ms } else { self.now_ms };
+        let given = Given::fresh(answer, by, self.now_ms.saturating_sub(asked.since_ms), &asked.question.scopes);
+        self.note_answer(&asked.question, &given);
+        match given.answer {
+            Answer::Approved(_) => {
+                self.keep(&asked.question, &given);
+                self.grant_in_place(live, asked.grants);
+            }
+            Answer::Denied(_) => {
+                self.keep(&asked.question, &given);
+                self.refuse_in_place(live, &asked);
+            }
+            Answer::TimedOut => self.refuse_in_place(live, &asked),
+            Answer::Abort => {
+                self.refuse_in_place(live, &asked);
+                return true;
+            }
+        }
+        self.put_held_questions(live);
+        false
+    }
+
+    /// Questions whose time is over are answered with silence.
+    pub(super) fn time_out_held_questions(&mut self, live: &mut Live, wait_ms: u64) {
+        let over =
+            |asked: &&HeldQuestion| asked.since_ms.max(live.holds.heard_ms).saturating_add(wait_ms) <= self.now_ms;
+        let over: Vec<Digest> =
+            live.holds.questions.iter().filter(over).map(|asked| asked.question.digest.clone()).collect();
+        for digest in over {
+            // A no to a directory may have taken this one back.
+            if live.holds.questions.iter().any(|asked| asked.question.digest == digest) {
+                self.out.push(Output::Withdraw(digest.clone()));
+                self.on_held_answered(live, &digest, Answer::TimedOut, "nobody".to_owned());
+            }
+        }
+    }
+
+    /// The powers hold from here on, for every held call that they cover.
+    fn grant_in_place(&mut self, live: &mut Live, grants: Vec<Grant>) {
+        let covered = live.holds.take_where(|hold| hold.is_covered_by(&grants));
+        let holds = covered.iter().map(|hold| hold.id.0).collect();
+        self.record(EventKind::Granted { grants: grants.clone(), holds });
+        self.escalated.extend(grants.iter().cloned());
+        for grant in &grants {
+            if !self.in_place.contains(grant) {
+                self.in_place.push(grant.clone());
+            }
+        }
+        for hold in covered {
+            self.let_go(live, hold, grants.clone());
+        }
+        live.holds.consents.push(grants);
+        self.withdraw_idle_questions(live, "another answer covers it");
+    }
+
+    fn refuse_in_place(&mut self, live: &mut Live, asked: &HeldQuestion) {
+        self.escalated.extend(asked.grants.iter().cloned());
+        self.refused.push(asked.grants.clone());
+        if asked.directory {
+            self.refused_in.insert(asked.grants.clone());
+        }
+        let refused = live.holds.take_where(|hold| hold.is_refused_by(&asked.grants));
+        for hold in refused {
+            self.refuse(live, hold, Resolution::Refused);
+        }
+        self.ask_again_one_by_one(live);
+        self.withdraw_idle_questions(live, "another answer covers it");
+    }
+
+    /// A directory in which something was refused is not offered any more: its
+    /// yes would reach what has a no (L9).
+    fn ask_again_one_by_one(&mut self, live: &mut Live) {
+        let Holds { open, questions, .. } = &mut live.holds;
+        for hold in open.iter_mut().filter(|hold| self.refused_in.contains(&hold.directory)) {
+            let about_directory = match &hold.stage {
+                Stage::Wishing { directory } => *directory,
+                Stage::Asked(digest) => {
+                    questions.iter().any(|asked| asked.directory && asked.question.digest == *digest)
+                }
+                Stage::Recalling(_) => false,
+            };
+            if about_directory {
+                hold.stage = Stage::Wishing { directory: false };
+            }
+        }
+        self.withdraw_idle_questions(live, "something in this directory was refused");
+    }
+
+    pub(super) fn on_withdrawn(&mut self, live: &mut Live, id: HoldId) {
+        let Some(hold) = live.holds.take(id) else { return };
+        self.note_denial(live, &hold.denial, Resolution::Recorded);
+        let idle = live.holds.take_idle_questions();
+        let why = "the processes that waited are gone";
+        self.record_bounded(live, EventKind::Withdrawn { holds: vec![id.0], digest: None, why: why.to_owned() });
+        self.withdraw(idle, why);
+        self.put_held_questions(live);
+    }
+
+    fn withdraw_idle_questions(&mut self, live: &mut Live, why: &str) {
+        let idle = live.holds.take_idle_questions();
+        self.withdraw(idle, why);
+    }
+
+    fn withdraw(&mut self, questions: Vec<HeldQuestion>, why: &str) {
+        for asked in questions {
+            let digest = asked.question.digest;
+            self.out.push(Output::Withdraw(digest.clone()));
+            self.record(EventKind::Withdrawn { holds: Vec::new(), digest: Some(digest), why: why.to_owned() });
+        }
+    }
+
+    /// The attempt is being ended: nothing is granted from here on, and what
+    /// waits may clean up.
+    pub(super) fn refuse_all_held(&mut self, live: &mut Live, why: &str) {
+        let questions = std::mem::take(&mut live.holds.questions);
+        self.withdraw(questions, why);
+        for hold in std::mem::take(&mut live.holds.open) {
+            self.refuse(live, hold, Resolution::Recorded);
+        }
+    }
+
+    /// The attempt is gone, and everything that waited with it.
+    pub(super) fn forget_all_held(&mut self, live: &mut Live) {
+        let why = "the attempt is over";
+        let questions = std::mem::take(&mut live.holds.questions);
+        self.withdraw(questions, why);
+        let open = std::mem::take(&mut live.holds.open);
+        if !open.is_empty() {
+            let holds = open.iter().map(|hold| hold.id.0).collect();
+            self.record(EventKind::Withdrawn { holds, digest: None, why: why.to_owned() });
+        }
+        for hold in open {
+            self.note_denial(live, &hold.denial, Resolution::Recorded);
+        }
+    }
+
+    /// Whether this call, or the directory around it, was refused before.
+    fn is_refused(&self, hold: &Hold) -> bool {
+        self.refused.iter().any(|refused| hold.is_refused_by(refused))
+    }
+
+    /// The call fails as a refusal does.
+    fn refuse(&mut self, live: &mut Live, hold: Hold, resolution: Resolution) {
+        if resolution == Resolution::Refused && !hold.directory.is_empty() {
+            self.refused_in.insert(hold.directory);
+        }
+        let denial = Denial { resolution, ..hold.denial };
+        self.record_bounded(live, EventKind::Denied { denial: denial.clone() });
+        self.note_denial(live, &denial, resolution);
+        self.out.push(Output::AnswerHeld { id: hold.id, answer: HeldAnswer::Refused });
+    }
+
+    /// The call goes on with powers that were agreed to; that is on record.
+    fn let_go(&mut self, live: &mut Live, hold: Hold, grants: Vec<Grant>) {
+        self.note_denial(live, &hold.denial, Resolution::Granted);
+        self.out.push(Output::AnswerHeld { id: hold.id, answer: HeldAnswer::Granted(grants) });
+    }
+}
+
+fn is_subset(some: &[Grant], all: &[Grant]) -> bool {
+    !some.is_empty() && some.iter().all(|grant| all.contains(grant))
+}
