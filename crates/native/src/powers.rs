@@ -99,6 +99,7 @@ impl Powers {
             units: Units::new(protect),
             targets: Vec::new(),
             unattached: Vec::new(),
+            added: Vec::new(),
         }
     }
 
