@@ -26,6 +26,10 @@ use clap::Parser;
 use failure::Failure;
 use render::Style;
 
+/// What a sandbox that is begun early finds is allocated where both see it.
+#[global_allocator]
+static ALLOCATOR: stockade_sys::arena::Allocator = stockade_sys::arena::Allocator;
+
 fn main() -> ExitCode {
     std::panic::set_hook(Box::new(stop_safely));
     let code = match Typed::try_parse() {

@@ -23,7 +23,7 @@ use tracing::debug_span;
 use crate::broker::{Answers, Broker, BrokerError, BrokerEvent, BrokerHandle, BrokerTraits, linked_units};
 use crate::capture::{Capture, Drained};
 use crate::evidence::{HiddenWatch, TempWatch};
-use crate::launch::{Blueprint, ExitReport, LaunchError, Launched, Launching, Stdio, begin};
+use crate::launch::{Blueprint, ExitReport, LaunchError, Launched, Launching, Nursery, Stdio, begin};
 use crate::powers::Powers;
 
 /// How long the broker may take to end once its callers are gone.
@@ -34,8 +34,27 @@ const LOOK_AROUND: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 const LAST_CHUNKS_MAX: usize = 64;
 
 /// Sandboxes made by this machine's own kernel.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NativeBackend;
+#[derive(Debug, Default)]
+pub struct NativeBackend {
+    nursery: Mutex<Option<Nursery>>,
+}
+
+impl NativeBackend {
+    /// One whose first sandbox is begun already.
+    pub fn with(nursery: Option<Nursery>) -> Self {
+        Self { nursery: Mutex::new(nursery) }
+    }
+
+    /// Starts building the sandbox, with what is begun already where it fits.
+    fn begin(&self, plan: &Plan, stdio: Stdio<'_>) -> Result<Launching, LaunchError> {
+        let _span = debug_span!("begin").entered();
+        let nursery = self.nursery.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match nursery.filter(|nursery| nursery.serves(plan.level)) {
+            Some(nursery) => nursery.begin(plan, stdio),
+            None => begin(Blueprint::prepare(plan)?, stdio),
+        }
+    }
+}
 
 impl Backend for NativeBackend {
     fn name(&self) -> &'static str {
@@ -50,9 +69,8 @@ impl Backend for NativeBackend {
     }
 
     fn prepare(&self, plan: &Plan, io: &Io, hold: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {
-        let blueprint = debug_span!("blueprint").in_scope(|| Blueprint::prepare(plan)).map_err(unlaunched)?;
         let streams = Streams::new(*io)?;
-        let launching = debug_span!("begin").in_scope(|| begin(blueprint, streams.inside())).map_err(unlaunched)?;
+        let launching = self.begin(plan, streams.inside()).map_err(unlaunched)?;
         // The init builds; the two threads get ready meanwhile.
         let outside = streams.outside(*io);
         let sender = events.clone();

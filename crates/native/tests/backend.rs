@@ -75,7 +75,7 @@ fn drain(events: &Receiver<AttemptEvent>) -> (AttemptEnd, Vec<Denial>) {
 
 fn run(plan: &Plan) -> (AttemptEnd, Vec<Denial>) {
     let (sender, events) = channel_of_events();
-    let mut attempt = NativeBackend.prepare(plan, &CAPTURE, false, sender).unwrap();
+    let mut attempt = NativeBackend::default().prepare(plan, &CAPTURE, false, sender).unwrap();
     assert_eq!(attempt.enforced().level, plan.level);
     attempt.release().unwrap();
     drain(&events)
@@ -172,14 +172,15 @@ fn a_full_private_temp_is_evidence() {
 fn dropping_or_killing_an_attempt_ends_it() {
     each_level(|top, level| {
         let (sender, events) = channel_of_events();
-        let mut attempt = NativeBackend.prepare(&plan(top, level, &["sleep", "600"]), &CAPTURE, false, sender).unwrap();
+        let mut attempt =
+            NativeBackend::default().prepare(&plan(top, level, &["sleep", "600"]), &CAPTURE, false, sender).unwrap();
         attempt.release().unwrap();
         attempt.kill();
         assert_eq!(drain(&events).0.end, CommandEnd::Signaled(9));
 
         let (sender, events) = channel_of_events();
         let held: Box<dyn Attempt> =
-            NativeBackend.prepare(&plan(top, level, &["touch", "ran"]), &CAPTURE, false, sender).unwrap();
+            NativeBackend::default().prepare(&plan(top, level, &["touch", "ran"]), &CAPTURE, false, sender).unwrap();
         drop(held);
         drain(&events);
         assert!(!top.join("ws/ran").exists(), "a held command ran");

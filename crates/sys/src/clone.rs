@@ -121,6 +121,16 @@ fn run_and_exit(body: impl FnOnce() -> i32) -> ! {
     exit_now(code)
 }
 
+/// Moves this process, which must have one thread, into new namespaces. What
+/// the kernel does for them is done here and not while a parent waits.
+///
+/// # Errors
+/// EPERM without the capability, ENOSPC at a limit of namespaces.
+pub fn unshare(namespaces: u64) -> Result<(), Errno> {
+    // SAFETY: plain integers.
+    unsafe { raw(libc::SYS_unshare, [namespaces as usize, 0, 0, 0, 0, 0]) }.map(drop)
+}
+
 /// Ends the process at once: no destructors, no exit handlers.
 pub fn exit_now(code: i32) -> ! {
     // SAFETY: `_exit` has no preconditions.

@@ -127,6 +127,12 @@ impl Ruleset {
         Ok(Self { fd: above_stdio(fd)?, handled })
     }
 
+    /// The same rules, held by a descriptor of another process that was given
+    /// a copy.
+    pub fn over(&self, fd: OwnedFd) -> Self {
+        Self { fd, handled: self.handled }
+    }
+
     /// Allows `rights` (those of them that are handled) on the object that
     /// `object` holds and on everything beneath it.
     ///

@@ -6,6 +6,7 @@
 //! make system calls, nothing else: no allocation, no locks.
 
 pub mod actor;
+pub mod arena;
 pub mod bpf;
 mod call;
 pub mod caps;

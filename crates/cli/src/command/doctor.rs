@@ -236,7 +236,7 @@ fn attempt(plan: &Plan) -> Result<Seen, Failure> {
     let (sender, events) = channel();
     let sender = Events::new(move |event| drop(sender.send(event)));
     let io = Io::Capture { limit_bytes: OUTPUT_LIMIT_BYTES };
-    let mut attempt = NativeBackend.prepare(plan, &io, false, sender).map_err(cannot)?;
+    let mut attempt = NativeBackend::default().prepare(plan, &io, false, sender).map_err(cannot)?;
     let enforced = attempt.enforced().clone();
     attempt.release().map_err(cannot)?;
     let mut seen = Seen { enforced, denials: Vec::new(), end: None, said: String::new() };

@@ -10,7 +10,8 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use stockade_audit::Log;
 use stockade_engine::seams::SystemClock;
 use stockade_engine::{Engine, Io};
-use stockade_model::{Assessment, Decision, Outcome, Request, RequestId, Status, Tier, Verdict};
+use stockade_model::{Assessment, Decision, Level, Outcome, Request, RequestId, Status, Tier, Verdict};
+use stockade_native::launch::Nursery;
 use stockade_native::{HostBackend, NativeBackend};
 use stockade_policy::resolve_profile;
 
@@ -55,6 +56,7 @@ fn attempt(typed: RunArgs, id: RequestId) -> Result<Outcome, Failure> {
     let captured = matches!(typed.json, Some(None));
     // Before any thread.
     let signals = interrupts::take()?;
+    let backend = NativeBackend::with(nursery(&typed));
     let meant = Meant::run(typed, &variable)?;
     let setting = setting::load(&meant.workspace)?;
     let state = State::open(&setting.state)?;
@@ -66,7 +68,7 @@ fn attempt(typed: RunArgs, id: RequestId) -> Result<Outcome, Failure> {
     let approver = TerminalApprover::new(meaning::text_of(&request.command), crate::color_wanted(), Some(wake));
     let engine = Engine {
         judge: Arc::new(setting.judge()),
-        backend: Arc::new(NativeBackend),
+        backend: Arc::new(backend),
         host: Some(Arc::new(HostBackend)),
         approver: Arc::new(Mutex::new(approver)),
         recorder: Arc::new(Log::open(&state.audit())?),
@@ -77,6 +79,14 @@ fn attempt(typed: RunArgs, id: RequestId) -> Result<Outcome, Failure> {
     };
     let io = if captured { captured_io(&setting, &request) } else { Io::Inherit };
     Ok(engine.run(request, io, interrupts))
+}
+
+/// A sandbox begun while the request is read, where it will need one as it
+/// seems. Where it cannot be had, the run's own start says why.
+fn nursery(typed: &RunArgs) -> Option<Nursery> {
+    let wanted =
+        typed.level.is_none_or(|level| Level::from(level) == Level::Full) && typed.profile.as_deref() != Some("host");
+    wanted.then(Nursery::start)?.ok()
 }
 
 /// As much of the output as the profile keeps.

@@ -18,7 +18,8 @@ use stockade_sys::landlock::{self, Ruleset, access, scope};
 use crate::filter::{FilterSize, command_filter, init_filter};
 
 use super::error::LaunchError;
-use super::layout::{Attachment, Identity, Layout, Nature, c_string, devices, layout, refuse_planted_link};
+use super::layout::{Attachment, Identity, Layout, Nature, c_string, devices, existing, layout, refuse_planted_link};
+use super::presence::Presence;
 use super::restricted::{PrivateDirectory, allow_reads};
 use super::step::{ScratchEntry, Step};
 
@@ -39,6 +40,8 @@ pub struct PrivateTree {
 pub struct Blueprint {
     pub(super) level: Level,
     pub(super) steps: Vec<Step>,
+    /// How many of them are taken before the command's process is made.
+    pub(super) alone: usize,
     pub(super) candidates: Vec<CString>,
     pub(super) arguments: StringList,
     pub(super) environment: StringList,
@@ -85,11 +88,13 @@ impl Blueprint {
             }
         };
         parts.steps.push(Step::DropPrivileges);
+        let alone = if plan.level == Level::Full { FIRST_STEPS } else { parts.steps.len() };
         let (command_filter, filter_size) = command_filter(plan.level)?;
         let cwd_identity = cwd_identity(plan, &parts.private_trees)?;
         Ok(Self {
             level: plan.level,
             steps: parts.steps,
+            alone,
             candidates,
             arguments: string_list(plan.argv.iter().map(|a| a.as_bytes().to_vec()))?,
             environment: string_list(environment.iter().map(|(k, v)| [k.as_bytes(), b"=", v.as_bytes()].concat()))?,
@@ -243,17 +248,10 @@ fn full(plan: &Plan, candidates: &[CString], abi: u32) -> Result<Parts, LaunchEr
     let Layout { attachments, missing, uncovered } = layout(plan, program.as_deref())?;
     let ruleset = new_ruleset(abi, access::changing(abi))?;
     let mapped_by_caller = may_map_for_others();
-    let mut steps = vec![];
-    steps.push(if mapped_by_caller { Step::AwaitIdentity } else { claim_identity()? });
+    let mut steps = Vec::from(first_steps(mapped_by_caller)?);
     let size = plan.profile.limits.temp_bytes.map(|b| CString::new(b.to_string())).transpose();
     let size = size.map_err(|_| LaunchError::Unfit("temp_bytes is no number".to_owned()))?;
-    steps.extend([
-        Step::KeyRing,
-        Step::PrivateMounts,
-        Step::Proc,
-        Step::Root { size },
-        Step::Scratch(scratch_entries(&attachments)?),
-    ]);
+    steps.extend([Step::Root { size }, Step::Scratch(scratch_entries(&attachments)?)]);
     let private_trees = private_trees(&attachments);
     let (mut hidden, mut watched) = (Vec::new(), Vec::new());
     for attachment in attachments {
@@ -270,13 +268,23 @@ fn full(plan: &Plan, candidates: &[CString], abi: u32) -> Result<Parts, LaunchEr
     if !watched.is_empty() {
         steps.push(Step::Watch(watched));
     }
-    steps.extend([Step::Loopback, Step::SwapRoot]);
+    steps.push(Step::SwapRoot);
     Ok(Parts { steps, ruleset, private_trees, hidden, missing, uncovered, private_directory: None, mapped_by_caller })
+}
+
+/// Number of [`first_steps`].
+const FIRST_STEPS: usize = 7;
+
+/// What level full always begins with, whatever the plan.
+pub(super) fn first_steps(mapped_by_caller: bool) -> Result<[Step; FIRST_STEPS], LaunchError> {
+    let identity = if mapped_by_caller { Step::AwaitIdentity } else { claim_identity()? };
+    Ok([Step::Namespaces, identity, Step::KeyRing, Step::Loopback, Step::PrivateMounts, Step::Proc, Step::CopyRoot])
 }
 
 fn restricted(plan: &Plan, abi: u32) -> Result<Parts, LaunchError> {
     let files = &plan.profile.filesystem;
-    let hidden: Vec<PathBuf> = files.hide.iter().filter_map(|p| p.as_path().canonicalize().ok()).collect();
+    let mut presence = Presence::default();
+    let hidden: Vec<PathBuf> = files.hide.iter().filter_map(|path| existing(path, &mut presence)).collect();
     let reads = if hidden.is_empty() { 0 } else { access::READ_FILE };
     let ruleset = new_ruleset(abi, access::changing(abi) | reads)?;
     let directory = PrivateDirectory::choose()?;
@@ -335,7 +343,7 @@ pub(super) fn allow(ruleset: &Ruleset, path: &Path, rights: u64) -> Result<(), L
 
 /// Root with its powers maps itself from outside and can then give up its
 /// groups; everybody else may only map itself, without groups to set.
-fn may_map_for_others() -> bool {
+pub(super) fn may_map_for_others() -> bool {
     let needed = CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::SETFCAP;
     rustix::thread::capabilities(None).is_ok_and(|c| c.effective.contains(needed))
 }

@@ -1,15 +1,18 @@
 //! What runs between clone and exec: the init, and in it the command. System
 //! calls on prepared data and nothing else: no allocation, no locks, no panics.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{AtFlags, CWD, Mode, unlinkat};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, setrlimit, setsid, umask};
 use stockade_model::Level;
+use stockade_sys::arena::published;
 use stockade_sys::clone::{Child, fork_with};
+use stockade_sys::landlock::Ruleset;
 use stockade_sys::reap::{self, Ended};
-use stockade_sys::{Errno, caps, descriptors, exec, fork_signals, seccomp};
+use stockade_sys::{Errno, caps, descriptors, exec, fork_signals, passing, seccomp};
 
 use super::blueprint::Blueprint;
 use super::cleanup;
@@ -33,44 +36,103 @@ const NOT_FOUND: i32 = 127;
 
 /// The init: builds, starts the command, supervises, cleans up.
 pub(super) fn init(plan: &Blueprint, inherited: &Inherited<'_>) -> i32 {
-    let mut site = Site::new(inherited.control, &plan.ruleset);
+    let mut site = Site::new(inherited.control, Some(&plan.ruleset));
     let mask = umask(Mode::empty());
-    if let Err((index, errno)) = build(plan, inherited, &mut site) {
-        let _ = Message::StepFailed { index, errno }.send(inherited.control, &[]);
-        remove_private_directory(plan, &site);
+    // The streams first: a step's descriptor must not get a number below 3.
+    let cleared = descriptors::place_stdio(inherited.stdio).and_then(|()| descriptors::close_all_but(inherited.keep));
+    if let Err(errno) = cleared {
+        let _ = Message::StepFailed { index: 0, errno }.send(inherited.control, &[]);
         return FAILED;
     }
-    let child = match fork_with(0, libc::SIGCHLD, || command(plan, inherited, &site, mask)) {
-        Ok(child) => child,
-        Err(errno) => {
-            let _ = Message::StepFailed { index: plan.steps.len() as u32, errno }.send(inherited.control, &[]);
-            remove_private_directory(plan, &site);
-            return FAILED;
-        }
+    go_on(plan, &mut site, inherited.gate, mask, 0)
+}
+
+/// An init that is made before there is a plan: takes the steps that every plan
+/// begins with, then waits for the rest. The caller's end wakes it.
+pub(super) fn early_init(first: &[Step], control: BorrowedFd<'_>, gate: BorrowedFd<'_>) -> i32 {
+    let ruleset;
+    let mut site = Site::new(control, None);
+    let mask = umask(Mode::empty());
+    let mut keep = [0, 1, 2, control.as_raw(), gate.as_raw()];
+    keep.sort_unstable();
+    let begun = descriptors::close_all_but(&keep).map_err(|errno| Failed { index: 0, errno });
+    if let Err(Failed { index, errno }) = begun.and_then(|()| take_steps(first, 0..first.len(), &mut site)) {
+        let _ = Message::StepFailed { index, errno }.send(control, &[]);
+        return FAILED;
+    }
+    let Ok(Some((Message::Plan, received))) = Message::receive(control, true) else { return FAILED };
+    let (Some(plan), [Some(stdin), Some(stdout), Some(stderr), Some(rules)]) =
+        (published::<Blueprint>(), received.descriptors)
+    else {
+        let _ = Message::StepFailed { index: first.len() as u32, errno: Errno::PROTO }.send(control, &[]);
+        return FAILED;
     };
-    match supervise(plan, inherited.control, &child, &site) {
+    if let Err(errno) = descriptors::place_stdio([stdin.as_fd(), stdout.as_fd(), stderr.as_fd()]) {
+        let _ = Message::StepFailed { index: first.len() as u32, errno }.send(control, &[]);
+        return FAILED;
+    }
+    drop((stdin, stdout, stderr));
+    ruleset = plan.ruleset.over(rules);
+    site.ruleset = Some(&ruleset);
+    go_on(plan, &mut site, gate, mask, first.len())
+}
+
+/// The steps from number `done` on, and what comes after them. The command is
+/// made as soon as it can be, and gets ready beside the building.
+fn go_on(plan: &Blueprint, site: &mut Site<'_>, gate: BorrowedFd<'_>, mask: Mode, done: usize) -> i32 {
+    match build(plan, site, gate, mask, done).and_then(|child| supervise(plan, site.control, &child, site)) {
         Ok(()) => 0,
-        Err(errno) => {
-            let _ = Message::StepFailed { index: plan.steps.len() as u32 + 1, errno }.send(inherited.control, &[]);
+        Err(Failed { index, errno }) => {
+            let _ = Message::StepFailed { index, errno }.send(site.control, &[]);
+            remove_private_directory(plan, site);
             FAILED
         }
     }
 }
 
-fn build(plan: &Blueprint, inherited: &Inherited<'_>, site: &mut Site<'_>) -> Result<(), (u32, Errno)> {
-    // The streams first: a step's descriptor must not get a number below 3.
-    descriptors::place_stdio(inherited.stdio).map_err(|errno| (0, errno))?;
-    descriptors::close_all_but(inherited.keep).map_err(|errno| (0, errno))?;
-    for (index, step) in plan.steps.iter().enumerate() {
-        step.apply(site).map_err(|errno| (index as u32, errno))?;
+/// What failed: a step, or after them the making of the command, or the watch.
+struct Failed {
+    index: u32,
+    errno: Errno,
+}
+
+fn build(
+    plan: &Blueprint,
+    site: &mut Site<'_>,
+    gate: BorrowedFd<'_>,
+    mask: Mode,
+    done: usize,
+) -> Result<Child, Failed> {
+    let steps = plan.steps.len();
+    let unmade = |errno| Failed { index: steps as u32, errno };
+    take_steps(&plan.steps, done..plan.alone, site)?;
+    let (word, heard) = passing::pair().map_err(unmade)?;
+    let child =
+        fork_with(0, libc::SIGCHLD, || command(plan, gate, heard.as_fd(), site.ruleset, mask)).map_err(unmade)?;
+    take_steps(&plan.steps, done.max(plan.alone)..steps, site)?;
+    match (&site.scratch, &site.watches) {
+        (Some(scratch), Some(watches)) => Message::Built.send(site.control, &[scratch.as_fd(), watches.as_fd()]),
+        (Some(scratch), None) => Message::Built.send(site.control, &[scratch.as_fd()]),
+        (None, _) => Message::Built.send(site.control, &[]),
+    }
+    .map_err(unmade)?;
+    // A command that is gone has said why.
+    let _ = Message::Built.send(word.as_fd(), &[]);
+    Ok(child)
+}
+
+fn take_steps(steps: &[Step], which: Range<usize>, site: &mut Site<'_>) -> Result<(), Failed> {
+    for (index, step) in steps.iter().enumerate().take(which.end).skip(which.start) {
+        step.apply(site).map_err(|errno| Failed { index: index as u32, errno })?;
     }
     Ok(())
 }
 
 /// Waits for the command's end or word from the caller; whatever happens first,
 /// nothing of the run is left when this returns.
-fn supervise(plan: &Blueprint, control: BorrowedFd<'_>, child: &Child, site: &Site<'_>) -> Result<(), Errno> {
-    let ends = fork_signals::child_end_descriptor()?;
+fn supervise(plan: &Blueprint, control: BorrowedFd<'_>, child: &Child, site: &Site<'_>) -> Result<(), Failed> {
+    let unwatched = |errno| Failed { index: plan.steps.len() as u32 + 1, errno };
+    let ends = fork_signals::child_end_descriptor().map_err(unwatched)?;
     // Nothing but the way to the caller, the signal descriptor and what the
     // clean-up needs stays open: an end of a pipe kept here would keep its
     // reader waiting. And the watches: who closes them last waits for the
@@ -83,9 +145,10 @@ fn supervise(plan: &Blueprint, control: BorrowedFd<'_>, child: &Child, site: &Si
     ];
     keep.sort_unstable();
     let first = keep.iter().position(|fd| *fd >= 0).unwrap_or(0);
-    descriptors::close_all_but(&keep[first..])?;
-    caps::make_opaque()?;
-    seccomp::install(&plan.init_filter)?;
+    descriptors::close_all_but(&keep[first..])
+        .and_then(|()| caps::make_opaque())
+        .and_then(|()| seccomp::install(&plan.init_filter))
+        .map_err(unwatched)?;
 
     let ended = watch_over(control, ends.as_fd(), child.pid);
     end_everything(plan, site);
@@ -157,34 +220,50 @@ pub(super) const STAGES: &[(&str, &str)] = &[
     ("session", "a session without a terminal"),
     ("limits", "resource limits"),
     ("descriptors", "nothing but the standard streams"),
+    ("capabilities", "no capabilities, no way to get them back"),
+    ("filter", "system-call filter with a listener"),
+    ("building", "wait until the sandbox is built"),
     ("directory", "enter the working directory"),
     ("landlock", "Landlock domain"),
-    ("filter", "system-call filter with a listener"),
     ("handover", "hand the listener over"),
 ];
 
+/// The stage that waits for the init.
+const BUILDING: u32 = 5;
+
 /// The command, up to its exec.
-fn command(plan: &Blueprint, inherited: &Inherited<'_>, site: &Site<'_>, mask: Mode) -> i32 {
-    match prepare_command(plan, inherited, site, mask) {
+fn command(
+    plan: &Blueprint,
+    gate: BorrowedFd<'_>,
+    built: BorrowedFd<'_>,
+    ruleset: Option<&Ruleset>,
+    mask: Mode,
+) -> i32 {
+    match prepare_command(plan, gate, built, ruleset, mask) {
         Ok(()) => {}
+        // The init has said what failed.
+        Err((BUILDING, _)) => return FAILED,
         Err((index, errno)) => {
-            let _ = Message::StageFailed { index, errno }.send(inherited.gate, &[]);
+            let _ = Message::StageFailed { index, errno }.send(gate, &[]);
             return FAILED;
         }
     }
-    if !matches!(Message::receive(inherited.gate, true), Ok(Some((Message::Go, _)))) {
+    if !matches!(Message::receive(gate, true), Ok(Some((Message::Go, _)))) {
         return FAILED;
     }
     fork_signals::reset_for_exec();
     let errno = execute(plan);
-    let _ = Message::ExecFailed { errno }.send(inherited.gate, &[]);
+    let _ = Message::ExecFailed { errno }.send(gate, &[]);
     NOT_FOUND
 }
 
+/// Everything but the last stages needs nothing of what the init builds
+/// meanwhile.
 fn prepare_command(
     plan: &Blueprint,
-    inherited: &Inherited<'_>,
-    site: &Site<'_>,
+    gate: BorrowedFd<'_>,
+    built: BorrowedFd<'_>,
+    ruleset: Option<&Ruleset>,
     mask: Mode,
 ) -> Result<(), (u32, Errno)> {
     own_session(plan.level).map_err(|e| (0, e))?;
@@ -194,20 +273,19 @@ fn prepare_command(
     umask(mask);
     // 0 to 2 are the command's streams already.
     descriptors::mark_close_on_exec_from(3).map_err(|e| (2, e))?;
-    rustix::process::chdir(&*plan.cwd).map_err(|e| (3, e))?;
+    caps::drop_all().map_err(|e| (3, e))?;
+    let listener = seccomp::install_with_listener(&plan.command_filter).map_err(|e| (4, e))?;
+    match Message::receive(built, true) {
+        Ok(Some((Message::Built, _))) => {}
+        _ => return Err((BUILDING, Errno::PIPE)),
+    }
+    rustix::process::chdir(&*plan.cwd).map_err(|e| (6, e))?;
     if let Some(identity) = plan.cwd_identity {
-        verify_directory(c".", identity).map_err(|e| (3, e))?;
+        verify_directory(c".", identity).map_err(|e| (6, e))?;
     }
-    plan.ruleset.restrict_self().map_err(|e| (4, e))?;
-    let listener = seccomp::install_with_listener(&plan.command_filter).map_err(|e| (5, e))?;
+    ruleset.ok_or(Errno::BADF).and_then(Ruleset::restrict_self).map_err(|e| (7, e))?;
     let ready = Message::Ready { wait_killable: listener.wait_killable, umask: mask.bits() };
-    let listener = listener.fd.as_fd();
-    match (&site.scratch, &site.watches) {
-        (Some(scratch), Some(watches)) => ready.send(inherited.gate, &[listener, scratch.as_fd(), watches.as_fd()]),
-        (Some(scratch), None) => ready.send(inherited.gate, &[listener, scratch.as_fd()]),
-        (None, _) => ready.send(inherited.gate, &[listener]),
-    }
-    .map_err(|e| (6, e))
+    ready.send(gate, &[listener.fd.as_fd()]).map_err(|e| (8, e))
 }
 
 /// Without a PID namespace the init's end must take the command along.

@@ -2,6 +2,7 @@
 //! running, then ended.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, getegid, geteuid, pidfd_send_signal};
 use stockade_model::{EnforcementReport, Level, Usage};
-use stockade_sys::clone::{flags, fork_with};
+use stockade_sys::clone::{Child, flags, fork_with};
 use stockade_sys::reap::{Ended, Used};
 use stockade_sys::{Errno, fork_signals, passing};
 
@@ -23,14 +24,9 @@ use super::restricted::PrivateDirectory;
 /// How long the building of a sandbox may take.
 const READY_WITHIN: Duration = Duration::from_secs(10);
 
-/// All the walls of level full.
-const NAMESPACES: u64 = flags::NEW_USER
-    | flags::NEW_MOUNT
-    | flags::NEW_PID
-    | flags::NEW_NET
-    | flags::NEW_IPC
-    | flags::NEW_UTS
-    | flags::NEW_CGROUP;
+/// The walls of level full that the init is made with. It makes the others
+/// itself, so that its caller need not wait for them.
+pub(super) const NAMESPACES: u64 = flags::NEW_USER | flags::NEW_PID;
 
 /// The command's descriptors 0, 1 and 2.
 #[derive(Clone, Copy, Debug)]
@@ -93,7 +89,25 @@ pub struct Launched {
 #[derive(Debug)]
 pub struct Launching {
     launched: Launched,
-    blueprint: Blueprint,
+    blueprint: Held,
+}
+
+/// A blueprint, for this process alone or published to an early init.
+#[derive(Debug)]
+enum Held {
+    Own(Box<Blueprint>),
+    Published(&'static Blueprint),
+}
+
+impl Deref for Held {
+    type Target = Blueprint;
+
+    fn deref(&self) -> &Blueprint {
+        match self {
+            Self::Own(blueprint) => blueprint,
+            Self::Published(blueprint) => blueprint,
+        }
+    }
 }
 
 impl Launching {
@@ -150,30 +164,72 @@ pub fn begin(mut blueprint: Blueprint, stdio: Stdio<'_>) -> Result<Launching, La
     drop(blocked);
     drop((control_inside, gate_inside));
 
-    let launched = Launched {
-        init_pid: init.pid.as_raw_nonzero().get().unsigned_abs(),
-        init: Some(init.pidfd),
-        control,
-        gate,
-        listener: None,
-        temp: None,
-        hidden_reads: None,
-        report: EnforcementReport { level: blueprint.level, layers: BTreeMap::new() },
-        private_trees: blueprint.private_trees().to_vec(),
-        missing: blueprint.missing().to_vec(),
-        umask: 0,
-        wait_killable: false,
-        released: None,
-        ended: None,
-        _private_directory: blueprint.private_directory.take(),
-    };
+    let private_directory = blueprint.private_directory.take();
+    let launched = Launched::new(init, control, gate, &blueprint, private_directory);
     if blueprint.mapped_by_caller {
-        launched.map_identity()?;
+        map_identity(launched.init_pid, launched.control.as_fd())?;
     }
-    Ok(Launching { launched, blueprint })
+    Ok(Launching { launched, blueprint: Held::Own(Box::new(blueprint)) })
+}
+
+/// Goes on with an init that was made early.
+///
+/// # Errors
+/// [`LaunchError`] as [`Launching::finish`].
+pub(super) fn begin_early(
+    (init, control, gate): (Child, OwnedFd, OwnedFd),
+    blueprint: &'static Blueprint,
+    stdio: Stdio<'_>,
+) -> Result<Launching, LaunchError> {
+    let launched = Launched::new(init, control, gate, blueprint, None);
+    let descriptors = [stdio.stdin, stdio.stdout, stdio.stderr, blueprint.ruleset.as_fd()];
+    match Message::Plan.send(launched.control.as_fd(), &descriptors) {
+        // Its last word, why it is gone, is read by who waits for it.
+        Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => {}
+        Err(errno) => return Err(LaunchError::call("hand over the plan")(errno)),
+    }
+    Ok(Launching { launched, blueprint: Held::Published(blueprint) })
+}
+
+/// Writes the identity maps of a root that keeps its number inside.
+pub(super) fn map_identity(init: u32, control: BorrowedFd<'_>) -> Result<(), LaunchError> {
+    let map = |kind: &str, id: u32| {
+        let file = format!("/proc/{init}/{kind}");
+        std::fs::write(&file, format!("{id} {id} 1\n"))
+            .map_err(|e| LaunchError::Path { path: file.into(), why: e.to_string() })
+    };
+    map("uid_map", geteuid().as_raw())?;
+    map("gid_map", getegid().as_raw())?;
+    Message::Mapped.send(control, &[]).map_err(|_| LaunchError::Lost)
 }
 
 impl Launched {
+    fn new(
+        init: Child,
+        control: OwnedFd,
+        gate: OwnedFd,
+        blueprint: &Blueprint,
+        private_directory: Option<PrivateDirectory>,
+    ) -> Self {
+        Self {
+            init_pid: init.pid.as_raw_nonzero().get().unsigned_abs(),
+            init: Some(init.pidfd),
+            control,
+            gate,
+            listener: None,
+            temp: None,
+            hidden_reads: None,
+            report: EnforcementReport { level: blueprint.level, layers: BTreeMap::new() },
+            private_trees: blueprint.private_trees().to_vec(),
+            missing: blueprint.missing().to_vec(),
+            umask: 0,
+            wait_killable: false,
+            released: None,
+            ended: None,
+            _private_directory: private_directory,
+        }
+    }
+
     /// The init's number, as the caller sees it.
     pub fn init_pid(&self) -> u32 {
         self.init_pid
@@ -299,34 +355,25 @@ impl Launched {
         LaunchError::Lost
     }
 
-    /// Writes the identity maps of a root that keeps its number inside.
-    fn map_identity(&self) -> Result<(), LaunchError> {
-        let map = |kind: &str, id: u32| {
-            let file = format!("/proc/{}/{kind}", self.init_pid);
-            std::fs::write(&file, format!("{id} {id} 1\n"))
-                .map_err(|e| LaunchError::Path { path: file.into(), why: e.to_string() })
-        };
-        map("uid_map", geteuid().as_raw())?;
-        map("gid_map", getegid().as_raw())?;
-        Message::Mapped.send(self.control.as_fd(), &[]).map_err(|_| LaunchError::Lost)
-    }
-
     /// Waits until the command stands before its exec, or for word of why not.
     fn await_ready(&mut self, blueprint: &Blueprint) -> Result<(), LaunchError> {
         let deadline = Instant::now() + READY_WITHIN;
-        let mut gone = false;
+        let (mut gone, mut built, mut ready) = (false, false, None);
         loop {
             for socket in [self.control.as_fd(), self.gate.as_fd()] {
                 match Message::receive(socket, false) {
-                    Ok(Some((Message::Ready { wait_killable, umask }, received))) => {
-                        let [listener, temp, inotify, ..] = received.descriptors;
+                    Ok(Some((Message::Built, received))) => {
+                        let [temp, inotify, ..] = received.descriptors;
                         self.temp = temp;
-                        self.listener = Some(listener.ok_or(LaunchError::Lost)?);
                         let paths = blueprint.hidden.clone();
                         self.hidden_reads = inotify.map(|inotify| HiddenReads { inotify, paths });
+                        built = true;
+                    }
+                    Ok(Some((Message::Ready { wait_killable, umask }, received))) => {
+                        let [listener, ..] = received.descriptors;
+                        self.listener = Some(listener.ok_or(LaunchError::Lost)?);
                         (self.umask, self.wait_killable) = (umask, wait_killable);
-                        self.report = blueprint.report(wait_killable);
-                        return Ok(());
+                        ready = Some(wait_killable);
                     }
                     Ok(Some((Message::StepFailed { index, errno }, _))) => {
                         let (step, detail) = blueprint.step_text(index);
@@ -341,6 +388,10 @@ impl Launched {
                     Ok(None) => gone = true,
                     Ok(Some(_)) | Err(_) => {}
                 }
+            }
+            if let (true, Some(wait_killable)) = (built, ready) {
+                self.report = blueprint.report(wait_killable);
+                return Ok(());
             }
             let sockets = [self.control.as_fd(), self.gate.as_fd()];
             if !readable_before(&sockets, deadline).map_err(LaunchError::call("wait"))? {

@@ -16,6 +16,7 @@ use stockade_model::{Plan, RawText};
 use stockade_sys::Errno;
 
 use super::error::LaunchError;
+use super::presence::Presence;
 
 /// Most first-level names of a hidden directory that are shown as placeholders.
 const MAX_PLACEHOLDERS: usize = 256;
@@ -116,6 +117,7 @@ pub(super) fn layout(plan: &Plan, program: Option<&Path>) -> Result<Layout, Laun
         }
     }
     natures.insert(PathBuf::from("/dev"), Nature::Devices);
+    let mut presence = Presence::default();
     for path in KERNEL_MASKS.iter().map(PathBuf::from).filter(|p| p.symlink_metadata().is_ok()) {
         natures.insert(path, Nature::Masked);
     }
@@ -124,16 +126,17 @@ pub(super) fn layout(plan: &Plan, program: Option<&Path>) -> Result<Layout, Laun
     for path in &writable {
         natures.insert(path.clone(), Nature::Writable);
     }
-    for unit in protected_units(&writable, &plan.profile.filesystem.protect) {
+    for unit in protected_units(&writable, &plan.profile.filesystem.protect, &mut presence) {
         natures.entry(unit).or_insert(Nature::Readable);
     }
     let files = &plan.profile.filesystem;
-    let needed = [&plan.cwd, &plan.workspace].into_iter().chain(&files.sockets).filter_map(existing);
-    for path in needed.chain(program.map(Path::to_owned)) {
+    let needed = [&plan.cwd, &plan.workspace].into_iter().chain(&files.sockets);
+    let needed: Vec<PathBuf> = needed.filter_map(|path| existing(path, &mut presence)).collect();
+    for path in needed.into_iter().chain(program.map(Path::to_owned)) {
         natures.entry(path).or_insert(Nature::Visible { even_hidden: false });
     }
-    let revealed: Vec<PathBuf> = files.reveal.iter().filter_map(existing).collect();
-    let to_hide: Vec<PathBuf> = files.hide.iter().filter_map(existing).collect();
+    let revealed: Vec<PathBuf> = files.reveal.iter().filter_map(|path| existing(path, &mut presence)).collect();
+    let to_hide: Vec<PathBuf> = files.hide.iter().filter_map(|path| existing(path, &mut presence)).collect();
     let uncovered = files.hide.len() - to_hide.len();
     for path in to_hide.into_iter().filter(|path| !revealed.contains(path)) {
         if !matches!(natures.get(&path), Some(Nature::Writable)) {
@@ -247,7 +250,7 @@ pub(super) fn refuse_planted_link(plan: &Plan, path: &Path, real: &Path) -> Resu
 
 /// The protected names that exist directly where a writable root makes them
 /// reachable. Links are left to the broker: binding one would bind its target.
-fn protected_units(roots: &[PathBuf], protect: &[String]) -> Vec<PathBuf> {
+fn protected_units(roots: &[PathBuf], protect: &[String], presence: &mut Presence) -> Vec<PathBuf> {
     let mut units = Vec::new();
     for root in roots {
         let Ok(held) = openat(CWD, root, OFlags::PATH | OFlags::CLOEXEC | OFlags::DIRECTORY, Mode::empty()) else {
@@ -259,7 +262,7 @@ fn protected_units(roots: &[PathBuf], protect: &[String]) -> Vec<PathBuf> {
             for shared in (0..parts.len()).filter(|shared| ends_with(root, &parts[..*shared])) {
                 let rest: PathBuf = parts[shared..].iter().collect();
                 let unit = root.join(&rest);
-                if exists_plainly(held.as_fd(), &rest) && !roots.contains(&unit) {
+                if presence.has(&unit) && exists_plainly(held.as_fd(), &rest) && !roots.contains(&unit) {
                     units.push(unit);
                 }
             }
@@ -310,11 +313,9 @@ fn placeholder_children(path: &Path) -> Vec<(CString, bool)> {
 }
 
 /// The object that a path of the plan means, if it exists.
-fn existing(text: &RawText) -> Option<PathBuf> {
-    // Most are not there, and one look says so; resolving takes one for each
-    // directory on the way.
-    text.as_path().symlink_metadata().ok()?;
-    text.as_path().canonicalize().ok()
+pub(super) fn existing(text: &RawText, presence: &mut Presence) -> Option<PathBuf> {
+    // Most are not there.
+    presence.has(text.as_path()).then(|| text.as_path().canonicalize().ok())?
 }
 
 fn is_plain_directory(path: &Path) -> bool {

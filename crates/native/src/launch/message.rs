@@ -17,9 +17,11 @@ pub(super) enum Message {
     StepFailed { index: u32, errno: Errno },
     /// From the command, before its exec: this stage failed.
     StageFailed { index: u32, errno: Errno },
-    /// From the command: ready to go. The listener comes along, and at level
-    /// full the run's own temporary filesystem, then the descriptor of the
-    /// watches if there are any.
+    /// From the init, to both: the sandbox is built. To the caller come along,
+    /// at level full, the run's own temporary filesystem, and the descriptor of
+    /// the watches if there are any.
+    Built,
+    /// From the command: ready to go. The listener comes along.
     Ready { wait_killable: bool, umask: u32 },
     /// From the command: no program could be executed.
     ExecFailed { errno: Errno },
@@ -29,6 +31,9 @@ pub(super) enum Message {
     Mapped,
     /// To the command: go.
     Go,
+    /// To an init that was made early: its blueprint is published. The three
+    /// standard streams and the ruleset come along.
+    Plan,
     /// To the init: send this signal to the command's process group.
     Signal(i32),
 }
@@ -46,6 +51,8 @@ impl Message {
             Self::Mapped => (6, 0, 0, 0, 0),
             Self::Go => (7, 0, 0, 0, 0),
             Self::Signal(signal) => (8, 0, signal, 0, 0),
+            Self::Plan => (9, 0, 0, 0, 0),
+            Self::Built => (10, 0, 0, 0, 0),
         };
         let mut bytes = [0; SIZE];
         bytes[0..4].copy_from_slice(&u32::to_ne_bytes(kind));
@@ -87,6 +94,8 @@ impl Message {
             6 => Self::Mapped,
             7 => Self::Go,
             8 => Self::Signal(b),
+            9 => Self::Plan,
+            10 => Self::Built,
             _ => return None,
         })
     }
@@ -111,6 +120,8 @@ mod tests {
             Message::Mapped,
             Message::Go,
             Message::Signal(15),
+            Message::Plan,
+            Message::Built,
         ] {
             message.send(one.as_fd(), &[]).unwrap();
             assert_eq!(Message::receive(other.as_fd(), true).unwrap().unwrap().0, message);

@@ -15,10 +15,13 @@ mod launched;
 mod layout;
 mod leaving;
 mod message;
+mod nursery;
+mod presence;
 mod restricted;
 mod step;
 
 pub use blueprint::{Blueprint, PrivateTree};
 pub use error::LaunchError;
 pub use launched::{ExitReport, HiddenReads, Launched, Launching, Stdio, begin, launch};
+pub use nursery::Nursery;
 pub use stockade_sys::reap::Ended;

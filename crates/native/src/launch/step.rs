@@ -10,6 +10,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, fstat, mkdi
 use rustix::process::fchdir;
 use rustix::thread::set_thread_groups;
 use stockade_model::RawText;
+use stockade_sys::clone::{flags, unshare};
 use stockade_sys::landlock::{Ruleset, access};
 use stockade_sys::mount::{Forbids, attach, attach_at, copy_tree, make_private, new_filesystem, restrict, swap_root};
 use stockade_sys::{Errno, caps, keyring, net};
@@ -17,17 +18,22 @@ use stockade_sys::{Errno, caps, keyring, net};
 use super::layout::{Attachment, Device, Identity, Nature};
 use super::message::Message;
 
+/// The walls of level full, beside the user and PID namespaces.
+const NAMESPACES: u64 = flags::NEW_MOUNT | flags::NEW_NET | flags::NEW_IPC | flags::NEW_UTS | flags::NEW_CGROUP;
+
 /// What steps hand to each other. Lives in the child.
 #[derive(Debug)]
 pub(super) struct Site<'a> {
     /// Word from the caller.
     pub(super) control: BorrowedFd<'a>,
-    /// The rules that the command will be under.
-    pub(super) ruleset: &'a Ruleset,
+    /// The rules that the command will be under, once they are there.
+    pub(super) ruleset: Option<&'a Ruleset>,
     /// The kernel's files, not yet attached.
     proc: Option<OwnedFd>,
     /// The new root.
     root: Option<OwnedFd>,
+    /// The same as `scratch`, but nothing can be changed by it.
+    placeholders: Option<OwnedFd>,
     /// The run's own temporary filesystem.
     pub(super) scratch: Option<OwnedFd>,
     /// Tells when a hidden thing is opened.
@@ -37,12 +43,30 @@ pub(super) struct Site<'a> {
 }
 
 impl<'a> Site<'a> {
-    pub(super) fn new(control: BorrowedFd<'a>, ruleset: &'a Ruleset) -> Self {
-        Self { control, ruleset, proc: None, root: None, scratch: None, watches: None, private_directory: None }
+    pub(super) fn new(control: BorrowedFd<'a>, ruleset: Option<&'a Ruleset>) -> Self {
+        Self {
+            control,
+            ruleset,
+            proc: None,
+            root: None,
+            placeholders: None,
+            scratch: None,
+            watches: None,
+            private_directory: None,
+        }
+    }
+
+    /// Lets the command do `rights` beneath `object` by itself.
+    fn allow(&self, object: BorrowedFd<'_>, rights: u64) -> Result<(), Errno> {
+        self.ruleset.ok_or(Errno::BADF)?.allow(object, rights)
     }
 
     fn root(&self) -> Result<BorrowedFd<'_>, Errno> {
         self.root.as_ref().map(OwnedFd::as_fd).ok_or(Errno::BADF)
+    }
+
+    fn placeholders(&self) -> Result<BorrowedFd<'_>, Errno> {
+        self.placeholders.as_ref().map(OwnedFd::as_fd).ok_or(Errno::BADF)
     }
 
     fn scratch(&self) -> Result<BorrowedFd<'_>, Errno> {
@@ -61,13 +85,17 @@ pub(super) enum Step {
     LeaveGroups,
     /// A directory of the run's own, which it may change as it likes.
     PrivateDirectory { path: CString, rights: u64 },
+    /// The namespaces that the init was not made with.
+    Namespaces,
     /// A session key ring of its own.
     KeyRing,
     /// Mounts made from now on are seen by nobody else.
     PrivateMounts,
     /// The kernel's files of the new PID namespace.
     Proc,
-    /// A read-only copy of the host's root.
+    /// A copy of the host's root.
+    CopyRoot,
+    /// The copy attached and made read-only.
     Root { size: Option<CString> },
     /// Directories and files in the run's own filesystem.
     Scratch(Vec<ScratchEntry>),
@@ -102,9 +130,11 @@ impl Step {
             Self::ClaimIdentity { .. } | Self::AwaitIdentity => "identity",
             Self::LeaveGroups => "groups",
             Self::PrivateDirectory { .. } => "private-directory",
+            Self::Namespaces => "namespaces",
             Self::KeyRing => "key-ring",
             Self::PrivateMounts => "private-mounts",
             Self::Proc => "proc",
+            Self::CopyRoot => "copy-root",
             Self::Root { .. } => "root",
             Self::Scratch(_) => "scratch",
             Self::Attach(_) => "attach",
@@ -137,9 +167,11 @@ impl Step {
             Self::AwaitIdentity => "root mapped to itself by the caller, no groups".to_owned(),
             Self::LeaveGroups => "no supplementary groups".to_owned(),
             Self::PrivateDirectory { .. } => "a temporary directory of its own".to_owned(),
+            Self::Namespaces => "a mount namespace of its own".to_owned(),
             Self::KeyRing => "an empty session key ring".to_owned(),
             Self::PrivateMounts => "cut from the host's mounts".to_owned(),
             Self::Proc => "/proc of the own PID namespace, read-only".to_owned(),
+            Self::CopyRoot => "a copy of the host's".to_owned(),
             Self::Root { .. } => "the host's root, read-only".to_owned(),
             Self::Scratch(entries) => format!("{} entries in a private temporary filesystem", entries.len()),
             Self::Attach(attachment) => describe_attachment(attachment),
@@ -159,11 +191,16 @@ impl Step {
             Self::AwaitIdentity => await_identity(site.control),
             Self::LeaveGroups => set_thread_groups(&[]),
             Self::PrivateDirectory { path, rights } => make_private_directory(site, path, *rights),
+            Self::Namespaces => unshare(NAMESPACES),
             Self::KeyRing => keyring::join_new_session(),
             Self::PrivateMounts => make_private(),
             Self::Proc => {
                 let forbids = Forbids { write: true, devices: true, setuid: true, exec: true };
                 site.proc = Some(new_filesystem(c"proc", &[], forbids)?);
+                Ok(())
+            }
+            Self::CopyRoot => {
+                site.root = Some(copy_tree(CWD, c"/")?);
                 Ok(())
             }
             Self::Root { size } => build_root(site, size.as_deref()),
@@ -217,18 +254,23 @@ fn await_identity(control: BorrowedFd<'_>) -> Result<(), Errno> {
 /// root are put over `/proc`, which every system has and which is not looked at
 /// again.
 fn build_root(site: &mut Site<'_>, size: Option<&CStr>) -> Result<(), Errno> {
-    let root = copy_tree(CWD, c"/")?;
+    let root = site.root.take().ok_or(Errno::BADF)?;
     let scratch_options = [(c"mode", c"0755"), (c"size", size.unwrap_or(c""))];
     let used = if size.is_some() { 2 } else { 1 };
     let forbids = Forbids { devices: true, setuid: true, ..Forbids::default() };
     let scratch = new_filesystem(c"tmpfs", &scratch_options[..used], forbids)?;
     attach_at(scratch.as_fd(), CWD, c"/proc")?;
+    // Made read-only once, not at each copy. Attached, because only of what is
+    // attached can copies be had (before kernel 6.15).
+    let placeholders = copy_tree(scratch.as_fd(), c"")?;
+    restrict(placeholders.as_fd(), Forbids { write: true, ..forbids }, false)?;
+    attach_at(placeholders.as_fd(), CWD, c"/proc")?;
     attach_at(root.as_fd(), CWD, c"/proc")?;
     restrict(root.as_fd(), Forbids { write: true, ..forbids }, true)?;
     if let Some(proc) = site.proc.take() {
         attach_at(proc.as_fd(), root.as_fd(), c"proc")?;
     }
-    (site.root, site.scratch) = (Some(root), Some(scratch));
+    (site.root, site.scratch, site.placeholders) = (Some(root), Some(scratch), Some(placeholders));
     Ok(())
 }
 
@@ -264,9 +306,9 @@ fn attach_one(site: &mut Site<'_>, attachment: &Attachment) -> Result<(), Errno>
     let tree = match &attachment.nature {
         Nature::Private(name) => copy_tree(scratch, name)?,
         Nature::Devices => copy_tree(scratch, c"dev")?,
-        Nature::Masked if attachment.directory => copy_tree(scratch, c"void")?,
-        Nature::Masked => copy_tree(scratch, c"empty")?,
-        Nature::Hidden(_) => copy_tree(scratch, &attachment.placeholder)?,
+        Nature::Masked if attachment.directory => copy_tree(site.placeholders()?, c"void")?,
+        Nature::Masked => copy_tree(site.placeholders()?, c"empty")?,
+        Nature::Hidden(_) => copy_tree(site.placeholders()?, &attachment.placeholder)?,
         Nature::Writable | Nature::Readable | Nature::Visible { .. } => {
             let object = open_plain(CWD, &attachment.path, ResolveFlags::empty())?;
             verify(object.as_fd(), attachment.identity)?;
@@ -276,13 +318,13 @@ fn attach_one(site: &mut Site<'_>, attachment: &Attachment) -> Result<(), Errno>
     let forbids = Forbids { write: true, devices: true, setuid: true, exec: false };
     match attachment.nature {
         // These carry what the run's own filesystem forbids already.
-        Nature::Private(_) | Nature::Devices => {}
+        Nature::Private(_) | Nature::Devices | Nature::Masked | Nature::Hidden(_) => {}
         Nature::Writable => restrict(tree.as_fd(), Forbids { write: false, ..forbids }, true)?,
         _ => restrict(tree.as_fd(), forbids, true)?,
     }
     let target = open_plain(site.root()?, attachment.relative(), ResolveFlags::IN_ROOT)?;
     attach(tree.as_fd(), target.as_fd())?;
-    site.ruleset.allow(tree.as_fd(), rights(attachment))
+    site.allow(tree.as_fd(), rights(attachment))
 }
 
 /// What Landlock lets the command do there by itself. In a writable root of the
@@ -326,7 +368,7 @@ fn attach_devices(site: &mut Site<'_>, devices: &[Device]) -> Result<(), Errno> 
             return Err(Errno::STALE);
         }
         attach_at(node.as_fd(), directory.as_fd(), device.name)?;
-        site.ruleset.allow(node.as_fd(), access::WRITE_FILE | access::TRUNCATE | access::IOCTL_DEV)?;
+        site.allow(node.as_fd(), access::WRITE_FILE | access::TRUNCATE | access::IOCTL_DEV)?;
     }
     // The nodes are the host's: their owner could change their modes. Opening
     // a device for writing does not ask whether its mount is read-only.
@@ -335,7 +377,7 @@ fn attach_devices(site: &mut Site<'_>, devices: &[Device]) -> Result<(), Errno> 
     let options = [(c"newinstance", c""), (c"ptmxmode", c"0666"), (c"mode", c"0620")];
     let terminals = new_filesystem(c"devpts", &options, forbids)?;
     attach_at(terminals.as_fd(), directory.as_fd(), c"pts")?;
-    site.ruleset.allow(terminals.as_fd(), access::WRITE_FILE | access::TRUNCATE | access::IOCTL_DEV)
+    site.allow(terminals.as_fd(), access::WRITE_FILE | access::TRUNCATE | access::IOCTL_DEV)
 }
 
 /// Its name is unguessable, so whoever made it first meant harm.
@@ -343,7 +385,7 @@ fn make_private_directory(site: &mut Site<'_>, path: &CStr, rights: u64) -> Resu
     mkdirat(CWD, path, Mode::RWXU)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = openat(CWD, path, flags, Mode::empty())?;
-    site.ruleset.allow(directory.as_fd(), rights)?;
+    site.allow(directory.as_fd(), rights)?;
     site.private_directory = Some(directory);
     Ok(())
 }
