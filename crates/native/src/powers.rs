@@ -218,11 +218,23 @@ impl Powers {
     }
 
     /// Why the directory `object` must stay where it is: something beneath it
-    /// is protected by its place, not by its name.
-    pub fn protected_beneath(&self, object: &Path) -> Option<Refusal> {
+    /// is protected, hidden or writable by its place, not by its name.
+    pub fn stays(&self, object: &Path) -> Option<Refusal> {
         let path = object.as_os_str().as_bytes();
-        let held = |t: &&Vec<u8>| t.len() > path.len() && covers(path, t);
-        self.targets.iter().find(held).map(|target| protected(target, TARGET))
+        let beneath = |t: &&Vec<u8>| t.len() > path.len() && covers(path, t);
+        if let Some(target) = self.targets.iter().find(beneath) {
+            return Some(protected(target, TARGET));
+        }
+        let stays = |rule: &str| Some(Refusal { rule: rule.to_owned(), grant: None });
+        if self.hidden.iter().any(|hidden| beneath(&hidden)) {
+            return stays("a directory that holds hidden credentials stays in place");
+        }
+        // What a private tree holds has its rules from where it is: moved with
+        // the directory above it, a writable root would be taken for private.
+        if deepest(&self.writable, path).is_none() && self.writable.iter().any(|root| beneath(&root)) {
+            return stays("a directory that holds a writable root stays in place");
+        }
+        None
     }
 
     fn hides(&self, path: &[u8]) -> Option<Refusal> {

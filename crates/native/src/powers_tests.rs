@@ -139,6 +139,26 @@ fn the_target_of_a_protected_link_is_protected() {
 }
 
 #[test]
+fn what_has_its_rules_from_its_place_stays() {
+    let mut p = powers(&["/ws", "/tmp/x/y/ws", "/ws/a/b"], &[]);
+    p.protect([PathBuf::from("/ws/real/vs")]);
+    for (object, expected) in [
+        ("/ws/real", Some("protected name: the target of a protected link")),
+        ("/ws/real/vs", None),
+        ("/home/u", Some("a directory that holds hidden credentials stays in place")),
+        ("/home/u/.ssh/id", None),
+        ("/tmp/x", Some("a directory that holds a writable root stays in place")),
+        ("/tmp/x/y", Some("a directory that holds a writable root stays in place")),
+        ("/tmp/x/y/ws", None),
+        ("/tmp/x/z", None),
+        ("/tmp/x/y/w", None),
+        ("/ws/a", None),
+    ] {
+        assert_eq!(p.stays(Path::new(object)).map(|r| r.rule), expected.map(str::to_owned), "{object}");
+    }
+}
+
+#[test]
 fn sockets() {
     let p = powers(&["/ws"], &["socket /run/b.sock"]);
     for (object, expected) in [

@@ -317,6 +317,39 @@ fn a_hidden_file_is_not_read_by_way_of_the_broker() {
 }
 
 #[test]
+fn a_directory_above_a_workspace_in_temp_is_not_moved_away() {
+    for level in LEVELS {
+        let top = tempfile::Builder::new().prefix("moved").tempdir_in("/tmp").unwrap();
+        let (workspace, top) = (top.path().join("a/ws"), top.path().to_owned());
+        fs::create_dir_all(&workspace).unwrap();
+        let before = snapshot(&top);
+        let script = format!(
+            "cd /; mv {0}/a {0}/b; mkdir -p {0}/b/ws/.git/hooks; mkdir {0}/c; perl -e '$a=\"{0}/a\"; $c=\"{0}/c\"; rename $a,$c; syscall(316,-100,$a,-100,$c,2)'; \
+             mkdir -p {0}/c/ws/.git; echo x > {0}/c/ws/.git/config; echo x > {0}/a/ws/.git",
+            top.display()
+        );
+        let ran = run_brokered(&shell(level, &workspace, &script));
+        assert_eq!(snapshot(&top), before, "{level} {} {:#?}", ran.stderr, ran.denied());
+    }
+}
+
+#[test]
+fn a_directory_above_a_hidden_file_is_not_moved_away() {
+    for level in LEVELS {
+        let scene = Scene::bare("hidden-above");
+        let workspace = scene.workspace();
+        fs::create_dir_all(workspace.join("d/e")).unwrap();
+        fs::write(workspace.join("d/e/secret"), "canary").unwrap();
+        let script = "mv d n; mv d/e d/n; cat n/e/secret d/n/secret; (cat <&3) 3<> n/e/secret; (cat <&3) 3<> d/n/secret; echo tried";
+        let mut plan = shell(level, &workspace, script);
+        plan.profile.filesystem.hide = vec![RawText::from(workspace.join("d/e/secret"))];
+        let ran = run_brokered(&plan);
+        assert_eq!(ran.stdout, "tried\n", "{level} {} {:#?}", ran.stderr, ran.denied());
+        assert_eq!(fs::read_to_string(workspace.join("d/e/secret")).unwrap(), "canary");
+    }
+}
+
+#[test]
 fn nothing_changes_where_nothing_may() {
     for level in LEVELS {
         let scene = Scene::bare("read-only");

@@ -158,7 +158,7 @@ impl Service {
     /// May the name `path` go away?
     fn permit_old(&self, path: &[u8], operation: Operation) -> Result<Verdict, Failure> {
         let verdict = self.permit(operation, path)?;
-        match self.powers.protected_beneath(&to_path(path)) {
+        match self.powers.stays(&to_path(path)) {
             Some(refusal) => Err(refused(operation, path, refusal)),
             None => Ok(verdict),
         }
