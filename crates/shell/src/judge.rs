@@ -8,9 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use stockade_model::{Capability, Finding, RawText, Tier};
 
 use crate::budget::Budget;
+use crate::invocation::Invocation;
 use crate::script::{Direction, NestedKind, Redirect, Simple, Statement, Word, span};
+use crate::variables::{is_lookup, is_ordinary, is_public};
 use crate::words::{Argument, Flow, Value, Values, expand};
-use crate::{Context, paths, readers, rules, wrappers};
+use crate::wrappers::Runs;
+use crate::{Context, crude, paths, readers, rules, wrappers};
 
 /// Most commands looked at before the rest counts as too much to review.
 const MAX_COMMANDS: usize = 2000;
@@ -49,35 +52,6 @@ pub(crate) struct Seen {
     pub shell_reads: bool,
 }
 
-/// One command ready to be judged.
-pub(crate) struct Invocation {
-    /// The program's name without directories.
-    pub name: Vec<u8>,
-    /// True if it was named with a directory.
-    pub qualified: bool,
-    /// Without the program.
-    pub arguments: Vec<Argument>,
-    pub stdin: Flow,
-    pub span: (usize, usize),
-}
-
-impl Invocation {
-    /// The values that are in the text, patterns included.
-    pub(crate) fn texts(&self) -> Vec<Vec<u8>> {
-        self.arguments.iter().map(Argument::shown).collect()
-    }
-
-    /// True if an argument is exactly this.
-    pub(crate) fn has(&self, text: &str) -> bool {
-        self.arguments.iter().any(|a| a.shown() == text.as_bytes())
-    }
-
-    /// The first argument that is no option.
-    pub(crate) fn first_operand(&self) -> Option<Vec<u8>> {
-        self.arguments.iter().map(Argument::shown).find(|t| !t.starts_with(b"-"))
-    }
-}
-
 /// The walk's state.
 pub(crate) struct Judge<'c> {
     pub context: &'c Context,
@@ -92,6 +66,8 @@ pub(crate) struct Judge<'c> {
     nesting: usize,
     depth: usize,
     pub endless_loop: usize,
+    /// What the run must take away, and in which directory.
+    pub neutralised: BTreeSet<(&'static str, Option<Vec<u8>>)>,
 }
 
 struct View<'a> {
@@ -130,6 +106,7 @@ impl<'c> Judge<'c> {
             nesting: 0,
             depth: 0,
             endless_loop: 0,
+            neutralised: BTreeSet::new(),
         }
     }
 
@@ -403,8 +380,11 @@ impl<'c> Judge<'c> {
     /// readers. What comes out of it.
     pub(crate) fn command(&mut self, arguments: Vec<Argument>, stdin: Flow, at: (usize, usize)) -> Flow {
         self.nesting += 1;
-        let flow = if self.nesting > MAX_NESTING * 2 {
+        let flow = if self.nesting > MAX_NESTING {
             self.ask("too-deep", "Wrapped too deeply to be reviewed.", at);
+            if self.nesting == MAX_NESTING + 1 {
+                crude::look_behind(self, &arguments, at);
+            }
             Flow::default()
         } else {
             self.unwrapped(arguments, stdin, at)
@@ -413,7 +393,7 @@ impl<'c> Judge<'c> {
         flow
     }
 
-    fn unwrapped(&mut self, arguments: Vec<Argument>, stdin: Flow, at: (usize, usize)) -> Flow {
+    pub(crate) fn unwrapped(&mut self, mut arguments: Vec<Argument>, stdin: Flow, at: (usize, usize)) -> Flow {
         let Some(first) = arguments.first() else { return Flow::default() };
         let Some(program) = first.literal().filter(|p| !p.is_empty()) else {
             let flow = first.flow.clone();
@@ -432,7 +412,8 @@ impl<'c> Judge<'c> {
         {
             return self.wrapped(&name, qualified, peeled, stdin, at);
         }
-        let invocation = Invocation { name, qualified, arguments: arguments[1..].to_vec(), stdin, span: at };
+        arguments.remove(0);
+        let invocation = Invocation::new(name, qualified, arguments, stdin, at);
         if let Some(flow) = rules::runs_inner(self, &invocation) {
             return flow;
         }
@@ -459,7 +440,7 @@ impl<'c> Judge<'c> {
             self.capabilities.insert(Capability::Privilege(RawText::from(name)));
             self.ask("privilege", "Asks for more privilege than the caller has.", at);
         }
-        rules::judge_wrapper(self, name, &peeled, at);
+        let outer = self.wrapper(name, &peeled, &stdin, at);
         for assignment in &peeled.assignments {
             let text = assignment.shown();
             let Some(split) = text.iter().position(|b| *b == b'=') else { continue };
@@ -473,19 +454,51 @@ impl<'c> Judge<'c> {
             self.scope.cwd = self.path(directory);
         }
         let in_shell = matches!(name, b"command" | b"builtin" | b"time" | b"exec");
-        // These give their words to a shell.
-        let flow = if name == b"flock" && peeled.command.first().is_some_and(|c| c.shown() == b"-c") {
-            let code = peeled.command.get(1).map(Argument::shown).unwrap_or_default();
-            self.script(&code, &stdin, at)
-        } else if matches!(name, b"watch" | b"parallel") {
-            let words: Vec<Vec<u8>> = peeled.command.iter().map(Argument::shown).collect();
-            self.script(&words.join(&b' '), &stdin, at)
-        } else {
-            self.command(peeled.command, stdin, at)
+        let mut flow = match peeled.runs {
+            Runs::Here => self.command(peeled.command, stdin, at),
+            Runs::Shell => {
+                let words: Vec<Vec<u8>> = peeled.command.iter().map(Argument::shown).collect();
+                self.script(&words.join(&b' '), &stdin, at)
+            }
+            Runs::Elsewhere => self.elsewhere(peeled.command, stdin, at),
         };
+        flow.join(&outer);
         if !in_shell {
             self.scope = scope;
         }
+        flow
+    }
+
+    /// Judges a wrapper by itself. What it brings in.
+    fn wrapper(&mut self, name: &[u8], peeled: &wrappers::Peeled, stdin: &Flow, at: (usize, usize)) -> Flow {
+        let arguments = peeled.options.iter().chain(&peeled.command).cloned().collect();
+        let stdin = Flow { literal: None, ..stdin.clone() };
+        let invocation = Invocation::new(name.to_vec(), false, arguments, stdin, at);
+        let mut flow = Flow::default();
+        if peeled.runs == Runs::Elsewhere {
+            flow = rules::judge(self, &invocation);
+        } else {
+            rules::hazards::judge(self, &invocation);
+        }
+        if name != b"env" {
+            readers::judge(self, &invocation);
+        }
+        flow
+    }
+
+    /// A command in a container or on another host: its paths are not ours, so
+    /// that only what leaves or enters the text counts.
+    fn elsewhere(&mut self, command: Vec<Argument>, stdin: Flow, at: (usize, usize)) -> Flow {
+        const KEPT: &[&str] = &["exfiltration", "reverse-shell", "fetch-and-run", "encoded-and-run", "process-bomb"];
+        let before = self.findings.len();
+        let needs = self.capabilities.clone();
+        let flow = self.command(command, stdin, at);
+        let mut index = 0;
+        self.findings.retain(|f| {
+            index += 1;
+            index <= before || (f.tier == Tier::Deny && KEPT.contains(&f.code.as_str()))
+        });
+        self.capabilities = needs;
         flow
     }
 
@@ -533,53 +546,4 @@ impl<'c> Judge<'c> {
             self.ask("dynamic-directory", "The directory is not in the text.", at);
         }
     }
-}
-
-/// True for variables whose value means nothing to the shell or to programs.
-fn is_ordinary(name: &[u8]) -> bool {
-    name.iter().any(u8::is_ascii_lowercase)
-}
-
-/// Variables that hold nothing secret.
-pub(crate) fn is_public(name: &[u8]) -> bool {
-    const PUBLIC: &[&[u8]] = &[
-        b"HOME",
-        b"PWD",
-        b"OLDPWD",
-        b"PATH",
-        b"USER",
-        b"LOGNAME",
-        b"SHELL",
-        b"LANG",
-        b"LC_ALL",
-        b"TERM",
-        b"HOSTNAME",
-        b"UID",
-        b"EUID",
-        b"PPID",
-        b"RANDOM",
-        b"SECONDS",
-        b"LINENO",
-        b"SHLVL",
-        b"BASH_VERSION",
-        b"OSTYPE",
-        b"HOSTTYPE",
-        b"MACHTYPE",
-        b"?",
-        b"$",
-        b"#",
-        b"!",
-        b"0",
-        b"COLUMNS",
-        b"LINES",
-        b"TZ",
-        b"EDITOR",
-        b"PAGER",
-    ];
-    PUBLIC.contains(&name)
-}
-
-/// `command -v name`
-fn is_lookup(arguments: &[Argument]) -> bool {
-    arguments.get(1).is_some_and(|a| matches!(a.shown().as_slice(), b"-v" | b"-V"))
 }

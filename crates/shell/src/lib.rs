@@ -12,9 +12,12 @@
 #![forbid(unsafe_code)]
 
 mod budget;
+mod crude;
+mod invocation;
 mod judge;
 mod knowledge;
 mod lower_word;
+mod neutralise;
 mod options;
 mod parse;
 mod paths;
@@ -23,6 +26,7 @@ mod redirects;
 mod rules;
 mod script;
 mod text;
+mod variables;
 mod words;
 mod wrappers;
 
@@ -34,8 +38,13 @@ use crate::budget::Budget;
 use crate::judge::Judge;
 use crate::words::{Argument, Flow};
 
+pub use crate::neutralise::{Neutralisation, has_no_submodules, is_plain_configuration};
+
 /// Processor time one assessment may take. Beyond it the rest is not understood.
 const TIME_BOUND: Duration = Duration::from_millis(30);
+
+/// Processor time the last look at a text that was not parsed may take.
+const CRUDE_BOUND: Duration = Duration::from_millis(12);
 
 /// Where a command would run.
 #[derive(Clone, Debug)]
@@ -46,47 +55,69 @@ pub struct Context {
     pub home: RawText,
     /// The root of the workspace: absolute, canonical.
     pub workspace: RawText,
-    /// True if the runner takes away what a repository configures (git's
-    /// fsmonitor, filters, external diff, textconv, hooks, pagers, bare
-    /// repositories, and for `git log` also `log.showSignature`,
-    /// `format.pretty` and `gpg.program`; toolchain files). Where it does not, commands that would obey such configuration
-    /// are `ask`.
+    /// True if the runner does what [`Judged::neutralisation`] says. Where it
+    /// does not, commands that would obey what a repository configures are `ask`.
     pub neutralised: bool,
+}
+
+/// An assessment, and what its run must carry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Judged {
+    /// What the text shows.
+    pub assessment: Assessment,
+    /// What must be taken away from a repository for an `allow` to hold. Empty
+    /// for any other tier: there a person decides, and hooks may be wanted.
+    pub neutralisation: Neutralisation,
 }
 
 /// Assesses a script as given to `bash -c`. Never fails: what cannot be read is
 /// `ask`.
 pub fn assess_script(script: &[u8], context: &Context) -> Assessment {
+    judge_script(script, context).assessment
+}
+
+/// Assesses a program and its arguments, which no shell expands. Spans point
+/// into the arguments joined by single blanks.
+pub fn assess_argv(argv: &[RawText], context: &Context) -> Assessment {
+    judge_argv(argv, context).assessment
+}
+
+/// As [`assess_script`], with what the run must carry.
+pub fn judge_script(script: &[u8], context: &Context) -> Judged {
     let mut judge = Judge::new(context, Budget::of(TIME_BOUND));
     judge.findings = text::findings(script, true);
-    if script.len() > text::MAX_PARSED {
-        judge.ask("too-long", "Too long to be read.", (0, script.len()));
-        if let Some((code, at)) = text::literal_denials(script) {
-            judge.deny(code, "Holds a command that is never harmless.", (at, at));
+    let whole = (0, script.len());
+    let parsed = if script.len() > text::MAX_PARSED {
+        judge.ask("too-long", "Too long to be read.", whole);
+        None
+    } else if crude::is_too_deep(script) {
+        judge.ask("too-deep", "Nested too deeply to be reviewed.", whole);
+        None
+    } else {
+        let parsed = parse::parse(script, judge.budget).ok();
+        if parsed.is_none() {
+            judge.ask("not-understood", "Could not be read in time.", whole);
         }
-        return finish(judge);
-    }
-    match parse::parse(script, judge.budget) {
-        Ok(statements) => {
+        parsed
+    };
+    match parsed {
+        Some(statements) => {
             if statements.is_empty() {
-                judge.ask("empty", "Nothing to run.", (0, script.len()));
+                judge.ask("empty", "Nothing to run.", whole);
             }
             judge.block(&statements, &Flow::default());
         }
-        Err(_) => {
-            judge.ask("not-understood", "Could not be read in time.", (0, script.len()));
-            if let Some((code, at)) = text::literal_denials(script) {
-                judge.deny(code, "Holds a command that is never harmless.", (at, at));
-            }
+        None => {
+            judge.budget = Budget::of(CRUDE_BOUND);
+            crude::look(&mut judge, script);
         }
     }
     rules::judge_whole(&mut judge, (0, script.len()));
     finish(judge)
 }
 
-/// Assesses a program and its arguments, which no shell expands. Spans point
-/// into the arguments joined by single blanks.
-pub fn assess_argv(argv: &[RawText], context: &Context) -> Assessment {
+/// As [`assess_argv`], with what the run must carry.
+pub fn judge_argv(argv: &[RawText], context: &Context) -> Judged {
     let mut judge = Judge::new(context, Budget::of(TIME_BOUND));
     let mut joined = Vec::new();
     let mut arguments = Vec::with_capacity(argv.len());
@@ -110,9 +141,16 @@ pub fn assess_argv(argv: &[RawText], context: &Context) -> Assessment {
     finish(judge)
 }
 
-fn finish(judge: Judge) -> Assessment {
+fn finish(judge: Judge) -> Judged {
     let mut findings: Vec<Finding> = judge.findings;
     findings.sort_by_key(|f| f.span.map_or((0, 0), |Span { start, end }| (start, end)));
     let tier = findings.iter().map(|f| f.tier).max().unwrap_or(Tier::Allow);
-    Assessment { tier, findings, capabilities: judge.capabilities.into_iter().collect() }
+    let neutralisation = match tier {
+        Tier::Allow => Neutralisation::of(&judge.neutralised),
+        Tier::Ask | Tier::Deny => Neutralisation::default(),
+    };
+    Judged {
+        assessment: Assessment { tier, findings, capabilities: judge.capabilities.into_iter().collect() },
+        neutralisation,
+    }
 }

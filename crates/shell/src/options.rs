@@ -3,20 +3,26 @@
 //! skipped; an abbreviation is resolved to say what it would do, and still is
 //! one to ask about.
 
-use crate::knowledge::{Arity, Effect, Entry, OptionSpec};
+use crate::knowledge::{Arity, Effect, Entry, Kind, OptionSpec};
 use crate::words::Argument;
 
 /// Why arguments are not known to be harmless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Problem {
     Unknown,
-    Writes,
-    Executes,
-    ReadsMore,
+    /// The option does more than read.
+    Does(Effect),
     MissingValue,
     Dynamic,
     /// A wildcard could become an option.
     Wildcard,
+}
+
+/// A value of an option.
+#[derive(Debug)]
+pub(crate) struct OptionValue {
+    pub kind: Kind,
+    pub value: Argument,
 }
 
 /// Arguments after reading.
@@ -24,131 +30,194 @@ pub(crate) enum Problem {
 pub(crate) struct Parsed {
     /// Options as the entry names them.
     pub used: Vec<String>,
-    /// Values with their kind.
-    pub values: Vec<(String, Argument)>,
+    pub values: Vec<OptionValue>,
     pub operands: Vec<Argument>,
     pub problems: Vec<(Problem, (usize, usize))>,
-    /// Index of the first operand, for entries that stop there.
+    /// Index of the first argument that was not read: behind the operand that
+    /// ended the options, or the command that is wrapped.
     pub rest: usize,
 }
 
 impl Parsed {
-    fn effect(&mut self, spec: &OptionSpec, at: (usize, usize)) {
-        match spec.effect {
-            Effect::Inert => {}
-            Effect::Writes => self.problems.push((Problem::Writes, at)),
-            Effect::Executes => self.problems.push((Problem::Executes, at)),
-            Effect::Reads => self.problems.push((Problem::ReadsMore, at)),
+    fn effect(&mut self, spec: OptionSpec, at: (usize, usize)) {
+        if spec.effect != Effect::Inert {
+            self.problems.push((Problem::Does(spec.effect), at));
         }
     }
 
     /// True if one of the options was used.
-    pub(crate) fn uses(&self, options: &[String]) -> bool {
-        options.iter().any(|o| self.used.contains(o))
+    pub(crate) fn uses(&self, options: &[&str]) -> bool {
+        options.iter().any(|o| self.used.iter().any(|used| used == o))
+    }
+
+    fn keep(&mut self, kind: Kind, value: Argument) {
+        self.values.push(OptionValue { kind, value });
     }
 }
 
 /// Reads arguments by an entry's grammar.
 pub(crate) fn read(entry: &Entry, arguments: &[Argument]) -> Parsed {
-    let mut parsed = Parsed { rest: arguments.len(), ..Parsed::default() };
-    let mut ended = entry.any;
-    let mut at = 0;
-    while let Some(argument) = arguments.get(at) {
-        at += 1;
-        let text = argument.shown();
-        if ended {
-            parsed.operands.push(argument.clone());
-            continue;
-        }
-        if argument.starts_unknown() {
-            let wildcard = argument.is_glob() && !argument.is_dynamic();
-            if !(wildcard && entry.globs) {
-                parsed.problems.push((if wildcard { Problem::Wildcard } else { Problem::Dynamic }, argument.span));
+    let out = Parsed { rest: arguments.len(), ..Parsed::default() };
+    let mut reader = Reader { entry, all: arguments, at: 0, out };
+    reader.run();
+    reader.out
+}
+
+struct Reader<'a> {
+    entry: &'a Entry,
+    all: &'a [Argument],
+    at: usize,
+    out: Parsed,
+}
+
+impl Reader<'_> {
+    fn run(&mut self) {
+        let mut ended = self.entry.any;
+        while let Some(argument) = self.all.get(self.at) {
+            let text = argument.shown();
+            if (ended || !is_option(&text)) && self.starts_command(&text) {
+                self.out.rest = self.at;
+                return;
             }
-            parsed.operands.push(argument.clone());
-        } else if entry.bundled && at == 1 && !text.starts_with(b"-") {
-            at = bundle(entry, &text, arguments, at, &mut parsed);
-        } else if text == b"--" {
-            ended = true;
-        } else if text.len() < 2 || text[0] != b'-' {
-            parsed.operands.push(argument.clone());
-            if entry.stops {
-                parsed.rest = at;
-                break;
+            self.at += 1;
+            if ended {
+                self.out.operands.push(argument.clone());
+            } else if argument.starts_unknown() {
+                self.starts_unknown(argument);
+            } else if self.entry.bundled && self.at == 1 && !text.starts_with(b"-") {
+                self.bundle(argument, &text);
+            } else if text == b"--" {
+                ended = true;
+            } else if !is_option(&text) {
+                self.out.operands.push(argument.clone());
+                if self.entry.stops {
+                    self.out.rest = self.at;
+                    return;
+                }
+            } else if argument.is_glob() {
+                self.out.problems.push((Problem::Wildcard, argument.span));
+            } else if self.entry.numeric && text[1..].iter().all(u8::is_ascii_digit) {
+                self.out.used.push("-NUMBER".to_owned());
+            } else if text.starts_with(b"--") || self.is_single_dash_word(&text) {
+                self.long(argument, &text);
+            } else {
+                self.cluster(argument, &text);
             }
-        } else if argument.is_glob() {
-            parsed.problems.push((Problem::Wildcard, argument.span));
-        } else if entry.numeric && text[1..].iter().all(u8::is_ascii_digit) {
-            parsed.used.push("-NUMBER".to_owned());
-        } else if text.starts_with(b"--") || is_single_dash_word(entry, &text) {
-            at = long(entry, argument, &text, arguments, at, &mut parsed);
-        } else {
-            at = cluster(entry, argument, &text, arguments, at, &mut parsed);
         }
     }
-    parsed
+
+    /// True where the next operand is a command of its own.
+    fn starts_command(&self, text: &[u8]) -> bool {
+        let assignment = self.entry.assignments && is_assignment(text);
+        let kind = self.entry.operand(self.out.operands.len()).map(|o| o.kind);
+        !assignment && matches!(kind, Some(Kind::Command | Kind::Inside | Kind::Code))
+    }
+
+    fn starts_unknown(&mut self, argument: &Argument) {
+        let wildcard = argument.is_glob() && !argument.is_dynamic();
+        if !(wildcard && self.entry.globs) {
+            let problem = if wildcard { Problem::Wildcard } else { Problem::Dynamic };
+            self.out.problems.push((problem, argument.span));
+        }
+        self.out.operands.push(argument.clone());
+    }
+
+    /// `-vv`, `-ps`, `-version`: some programs have words behind one dash.
+    fn is_single_dash_word(&self, text: &[u8]) -> bool {
+        let name = text.split(|b| *b == b'=').next().unwrap_or_default();
+        name.len() > 2 && std::str::from_utf8(name).is_ok_and(|t| self.entry.option(t).is_some())
+    }
+
+    fn long(&mut self, argument: &Argument, text: &[u8]) {
+        let split = text.iter().position(|b| *b == b'=');
+        let name = String::from_utf8_lossy(&text[..split.unwrap_or(text.len())]).into_owned();
+        // A whole `--option=value` may be listed where only that value is harmless.
+        let whole = String::from_utf8_lossy(text);
+        if let Some(spec) = self.entry.option(&whole).filter(|s| s.arity == Arity::Flag) {
+            self.out.effect(*spec, argument.span);
+            self.out.used.push(whole.into_owned());
+            return;
+        }
+        let Some(&spec) = self.entry.option(&name) else {
+            self.out.problems.push((abbreviation(self.entry, &name), argument.span));
+            return;
+        };
+        self.out.effect(spec, argument.span);
+        self.out.used.push(name);
+        match (spec.arity, split) {
+            (Arity::Flag | Arity::Pair(_), Some(_)) => self.out.problems.push((Problem::Unknown, argument.span)),
+            (Arity::Flag | Arity::Optional(_), None) => {}
+            (Arity::Value(kind) | Arity::Optional(kind), Some(split)) => {
+                self.out.keep(kind, argument.tail(split + 1));
+            }
+            (Arity::Value(kind), None) => self.value(kind, argument),
+            (Arity::Pair(kind), None) => {
+                self.value(Kind::Text, argument);
+                self.value(kind, argument);
+            }
+        }
+    }
+
+    fn value(&mut self, kind: Kind, argument: &Argument) {
+        match self.all.get(self.at) {
+            // A wildcard may become several words and shift what follows.
+            Some(next) if next.is_glob() => self.out.problems.push((Problem::Wildcard, next.span)),
+            Some(next) => self.out.keep(kind, next.clone()),
+            None => self.out.problems.push((Problem::MissingValue, argument.span)),
+        }
+        self.at += 1;
+    }
+
+    fn cluster(&mut self, argument: &Argument, text: &[u8]) {
+        let mut letter = 1;
+        while letter < text.len() {
+            let name = format!("-{}", text[letter] as char);
+            letter += 1;
+            let Some(&spec) = self.entry.option(&name) else {
+                self.out.problems.push((Problem::Unknown, argument.span));
+                return;
+            };
+            self.out.effect(spec, argument.span);
+            self.out.used.push(name);
+            match spec.arity {
+                Arity::Flag => {}
+                Arity::Value(kind) | Arity::Optional(kind) if letter < text.len() => {
+                    self.out.keep(kind, argument.tail(letter));
+                    return;
+                }
+                Arity::Value(kind) => return self.value(kind, argument),
+                Arity::Optional(_) => return,
+                Arity::Pair(_) => self.out.problems.push((Problem::Unknown, argument.span)),
+            }
+        }
+    }
+
+    /// tar's old form: letters without a dash, values after them in order.
+    fn bundle(&mut self, argument: &Argument, text: &[u8]) {
+        for letter in text {
+            let name = format!("-{}", *letter as char);
+            let Some(&spec) = self.entry.option(&name) else {
+                self.out.problems.push((Problem::Unknown, argument.span));
+                return;
+            };
+            self.out.effect(spec, argument.span);
+            self.out.used.push(name);
+            if let Arity::Value(kind) = spec.arity {
+                self.value(kind, argument);
+            }
+        }
+    }
 }
 
-/// `-vv`, `-ps`: a few programs have words behind one dash.
-fn is_single_dash_word(entry: &Entry, text: &[u8]) -> bool {
-    text.len() > 2 && std::str::from_utf8(text).is_ok_and(|t| entry.options.contains_key(t))
+fn is_option(text: &[u8]) -> bool {
+    text.len() > 1 && text[0] == b'-'
 }
 
-fn long(
-    entry: &Entry,
-    argument: &Argument,
-    text: &[u8],
-    all: &[Argument],
-    mut at: usize,
-    parsed: &mut Parsed,
-) -> usize {
-    let split = text.iter().position(|b| *b == b'=');
-    let name = String::from_utf8_lossy(&text[..split.unwrap_or(text.len())]).into_owned();
-    // A whole `--option=value` may be listed where only that value is harmless.
-    let whole = String::from_utf8_lossy(text);
-    if let Some(spec) = entry.options.get(whole.as_ref()).filter(|s| s.arity == Arity::Flag) {
-        parsed.effect(spec, argument.span);
-        parsed.used.push(whole.into_owned());
-        return at;
-    }
-    let Some(spec) = entry.options.get(&name) else {
-        parsed.problems.push((abbreviation(entry, &name), argument.span));
-        return at;
-    };
-    parsed.effect(spec, argument.span);
-    parsed.used.push(name);
-    match (&spec.arity, split) {
-        (Arity::Flag, Some(_)) => parsed.problems.push((Problem::Unknown, argument.span)),
-        (Arity::Flag | Arity::Optional(_), None) => {}
-        (Arity::Value(kind) | Arity::Optional(kind), Some(split)) => {
-            parsed.values.push((kind.clone(), argument.tail(split + 1)));
-        }
-        (Arity::Value(kind), None) => at = value(kind, argument, all, at, parsed),
-        (Arity::Pair(kind), None) => {
-            at = value("text", argument, all, at, parsed);
-            at = value(kind, argument, all, at, parsed);
-        }
-        (Arity::Pair(_), Some(_)) => parsed.problems.push((Problem::Unknown, argument.span)),
-    }
-    at
-}
-
-fn value(kind: &str, argument: &Argument, all: &[Argument], at: usize, parsed: &mut Parsed) -> usize {
-    match all.get(at) {
-        // A wildcard may become several words and shift what follows.
-        Some(next) if next.is_glob() => {
-            parsed.problems.push((Problem::Wildcard, next.span));
-            at + 1
-        }
-        Some(next) => {
-            parsed.values.push((kind.to_owned(), next.clone()));
-            at + 1
-        }
-        None => {
-            parsed.problems.push((Problem::MissingValue, argument.span));
-            at
-        }
-    }
+/// True for `NAME=value`.
+pub(crate) fn is_assignment(text: &[u8]) -> bool {
+    text.iter().position(|b| *b == b'=').is_some_and(|at| {
+        at > 0 && text[..at].iter().all(|b| b.is_ascii_alphanumeric() || *b == b'_') && !text[0].is_ascii_digit()
+    })
 }
 
 /// What an option that is not listed by this name would be.
@@ -157,60 +226,11 @@ fn abbreviation(entry: &Entry, name: &str) -> Problem {
     for (full, spec) in &entry.options {
         if name.len() > 3 && full.starts_with(name) {
             match spec.effect {
-                Effect::Executes => return Problem::Executes,
-                Effect::Writes => worst = Problem::Writes,
-                _ => {}
+                Effect::Executes => return Problem::Does(Effect::Executes),
+                Effect::Inert | Effect::Reads => {}
+                effect => worst = Problem::Does(effect),
             }
         }
     }
     worst
-}
-
-fn cluster(entry: &Entry, argument: &Argument, text: &[u8], all: &[Argument], at: usize, parsed: &mut Parsed) -> usize {
-    let mut letter = 1;
-    while letter < text.len() {
-        let name = format!("-{}", text[letter] as char);
-        letter += 1;
-        let Some(spec) = entry.options.get(&name) else {
-            parsed.problems.push((Problem::Unknown, argument.span));
-            return at;
-        };
-        parsed.effect(spec, argument.span);
-        parsed.used.push(name);
-        match &spec.arity {
-            Arity::Flag => {}
-            Arity::Value(kind) if letter < text.len() => {
-                parsed.values.push((kind.clone(), argument.tail(letter)));
-                return at;
-            }
-            Arity::Value(kind) => return value(kind, argument, all, at, parsed),
-            Arity::Optional(kind) => {
-                if letter < text.len() {
-                    parsed.values.push((kind.clone(), argument.tail(letter)));
-                }
-                return at;
-            }
-            Arity::Pair(_) => parsed.problems.push((Problem::Unknown, argument.span)),
-        }
-    }
-    at
-}
-
-/// tar's old form: letters without a dash, values after them in order.
-fn bundle(entry: &Entry, text: &[u8], all: &[Argument], mut at: usize, parsed: &mut Parsed) -> usize {
-    let first = all.first().map(|a| a.span).unwrap_or_default();
-    let Some(argument) = all.first() else { return at };
-    for letter in text {
-        let name = format!("-{}", *letter as char);
-        let Some(spec) = entry.options.get(&name) else {
-            parsed.problems.push((Problem::Unknown, first));
-            return at;
-        };
-        parsed.effect(spec, first);
-        parsed.used.push(name);
-        if let Arity::Value(kind) = &spec.arity {
-            at = value(kind, argument, all, at, parsed);
-        }
-    }
-    at
 }

@@ -3,6 +3,7 @@
 //! [`Statement::Unknown`]: the tree is checked against the bytes, never
 //! trusted. Must not know what any program does.
 
+use std::cell::Cell;
 use std::ops::ControlFlow;
 
 use tree_sitter::{Node, ParseOptions, Parser};
@@ -54,16 +55,28 @@ pub(crate) struct Lowering<'a> {
     pub depth: usize,
 }
 
-/// The statements of a script. Gives up when the budget is spent.
-pub(crate) fn parse(source: &[u8], budget: Budget) -> Result<Vec<Statement>, ParseFailure> {
+thread_local! {
+    /// Kept for the next text: making one costs as much as parsing a command.
+    static PARSER: Cell<Option<Parser>> = const { Cell::new(None) };
+}
+
+fn new_parser() -> Result<Parser, ParseFailure> {
     let mut parser = Parser::new();
     parser.set_language(&tree_sitter_bash::LANGUAGE.into()).map_err(|_| ParseFailure::Unavailable)?;
+    Ok(parser)
+}
+
+/// The statements of a script. Gives up when the budget is spent.
+pub(crate) fn parse(source: &[u8], budget: Budget) -> Result<Vec<Statement>, ParseFailure> {
+    let mut parser = PARSER.take().map_or_else(new_parser, Ok)?;
     let mut progress = |_: &tree_sitter::ParseState| {
         if budget.is_spent() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let options = ParseOptions::new().progress_callback(&mut progress);
     let mut read = |at: usize, _| source.get(at..).unwrap_or_default();
+    // One that gave up holds state and is dropped.
     let tree = parser.parse_with_options(&mut read, None, Some(options)).ok_or(ParseFailure::TimedOut)?;
+    PARSER.set(Some(parser));
     let root = tree.root_node();
     let lowering = Lowering { source, depth: 0 };
     let mut statements = lowering.block(root);
@@ -421,6 +434,9 @@ fn only_continuations(gap: &[u8]) -> bool {
 
 /// True if a comment begins inside a word, where bash sees none.
 fn has_glued_comment(root: Node, source: &[u8]) -> bool {
+    if !source.contains(&b'#') {
+        return false;
+    }
     let mut cursor = root.walk();
     loop {
         let node = cursor.node();

@@ -87,28 +87,3 @@ fn blanks(text: &[u8]) -> Option<(usize, usize)> {
 fn ends_in_continuation(text: &[u8]) -> bool {
     text.iter().rev().take_while(|b| **b == b'\\').count() % 2 == 1
 }
-
-/// The deny scan for text too long to parse: a few literal forms, no reading.
-pub(crate) fn literal_denials(text: &[u8]) -> Option<(&'static str, usize)> {
-    const FORMS: &[(&str, &str)] = &[
-        ("rm -rf / ", "destroys-system"),
-        ("rm -rf /\n", "destroys-system"),
-        ("rm -rf /;", "destroys-system"),
-        ("rm -rf /*", "destroys-system"),
-        ("rm -fr /", "destroys-system"),
-        ("rm -rf ~", "destroys-home"),
-        ("--no-preserve-root", "destroys-system"),
-        (":(){ :|:& };:", "process-bomb"),
-        ("of=/dev/sd", "destroys-disk"),
-        ("of=/dev/nvme", "destroys-disk"),
-        ("mkfs.", "destroys-disk"),
-        (">/dev/sd", "destroys-disk"),
-        ("> /dev/sd", "destroys-disk"),
-        ("/dev/tcp/", "reverse-shell"),
-    ];
-    FORMS.iter().find_map(|(form, code)| {
-        let form = form.as_bytes();
-        let at = text.windows(form.len()).position(|w| w == form)?;
-        Some((*code, at))
-    })
-}

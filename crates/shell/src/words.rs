@@ -50,6 +50,18 @@ impl Argument {
         Self { atoms, span, flow: Flow::default() }
     }
 
+    /// An argument of bytes as they stand in a script without quotes.
+    pub(crate) fn plain(text: &[u8], span: (usize, usize)) -> Self {
+        let atoms = text
+            .iter()
+            .map(|&byte| match byte {
+                b'$' => Atom::Dynamic(Dynamic::Opaque),
+                _ => Atom::Byte { byte, quoted: false },
+            })
+            .collect();
+        Self { atoms, span, flow: Flow::default() }
+    }
+
     /// True if a part of it is not in the text.
     pub(crate) fn is_dynamic(&self) -> bool {
         self.atoms.iter().any(|a| matches!(a, Atom::Dynamic(_)))

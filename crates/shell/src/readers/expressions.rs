@@ -1,6 +1,7 @@
 //! Programs whose arguments are an expression: find(1) and test(1).
 
-use crate::judge::{Invocation, Judge};
+use crate::invocation::Invocation;
+use crate::judge::Judge;
 use crate::words::{Argument, Flow};
 
 use super::{dynamic_text, hunts, sensitive, text};

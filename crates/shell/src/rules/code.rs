@@ -4,7 +4,8 @@
 
 use stockade_model::Tier;
 
-use crate::judge::{Invocation, Judge};
+use crate::invocation::Invocation;
+use crate::judge::Judge;
 use crate::script::{Atom, Dynamic};
 use crate::words::{Argument, Flow, UNKNOWN_BYTE};
 
@@ -319,9 +320,16 @@ fn replace(argument: &mut Argument, mark: &[u8], items: &[Argument]) {
 
 /// Judges text that a program will run by itself, for denials only: the
 /// program was already asked about.
-pub(super) fn hidden_command(judge: &mut Judge, text: &[u8], at: (usize, usize)) {
+pub(crate) fn hidden_command(judge: &mut Judge, text: &[u8], at: (usize, usize)) {
+    denials_only(judge, |judge| {
+        judge.script(text, &Flow::default(), at);
+    });
+}
+
+/// Keeps of what `look` finds the denials alone.
+pub(crate) fn denials_only(judge: &mut Judge, look: impl FnOnce(&mut Judge)) {
     let before = judge.findings.len();
-    judge.script(text, &Flow::default(), at);
+    look(judge);
     let mut index = 0;
     judge.findings.retain(|f| {
         index += 1;

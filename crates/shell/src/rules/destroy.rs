@@ -2,7 +2,8 @@
 
 use stockade_model::{Capability, RawText};
 
-use crate::judge::{Invocation, Judge};
+use crate::invocation::Invocation;
+use crate::judge::Judge;
 use crate::paths::{self, Place};
 use crate::words::{Argument, Flow};
 
@@ -69,7 +70,7 @@ fn deletes(judge: &mut Judge, invocation: &Invocation) {
 }
 
 /// Judges one thing that is deleted.
-pub(super) fn delete(judge: &mut Judge, operand: &Argument, tree: bool, at: (usize, usize)) {
+pub(crate) fn delete(judge: &mut Judge, operand: &Argument, tree: bool, at: (usize, usize)) {
     let Some(path) = judge.path(operand) else { return };
     judge.capabilities.insert(Capability::Delete(RawText::from(path.as_slice())));
     let (_, globbed) = paths::without_trailing_globs(&path);

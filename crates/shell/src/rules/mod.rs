@@ -12,10 +12,10 @@ pub(crate) mod output;
 pub(crate) mod payload;
 pub(crate) mod write;
 
-use crate::judge::{Invocation, Judge};
+use crate::invocation::Invocation;
+use crate::judge::Judge;
 use crate::script::Statement;
 use crate::words::{Argument, Flow};
-use crate::wrappers::Peeled;
 
 /// Commands that run text or words as commands; `None` if this is none of them.
 pub(crate) fn runs_inner(judge: &mut Judge, invocation: &Invocation) -> Option<Flow> {
@@ -41,18 +41,6 @@ pub(crate) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
     flow.join(&network::judge(judge, invocation));
     flow.join(&output::taints(judge, invocation));
     flow
-}
-
-/// Judges a wrapper by itself.
-pub(crate) fn judge_wrapper(judge: &mut Judge, name: &[u8], peeled: &Peeled, at: (usize, usize)) {
-    let invocation = Invocation {
-        name: name.to_vec(),
-        qualified: false,
-        arguments: peeled.options.iter().chain(&peeled.command).cloned().collect(),
-        stdin: Flow::default(),
-        span: at,
-    };
-    hazards::judge(judge, &invocation);
 }
 
 /// Judges the script as a whole: what only several commands together show.

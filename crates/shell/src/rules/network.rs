@@ -3,7 +3,8 @@
 
 use stockade_model::Capability;
 
-use crate::judge::{Invocation, Judge};
+use crate::invocation::Invocation;
+use crate::judge::Judge;
 use crate::words::Flow;
 
 use super::hazards::matches;

@@ -1,7 +1,8 @@
 //! What comes out of a command: the bytes, where the text shows them, and
 //! whether they are encoded, endless or secret.
 
-use crate::judge::{Invocation, Judge};
+use crate::invocation::Invocation;
+use crate::judge::Judge;
 use crate::words::{Argument, Flow};
 
 /// Longest output that is worked out.
@@ -145,7 +146,7 @@ pub(crate) fn taints(judge: &mut Judge, invocation: &Invocation) -> Flow {
         b"printenv" | b"export" | b"declare" | b"set" | b"typeset" => {
             words.is_empty()
                 || words.iter().all(|w| w.starts_with(b"-"))
-                || (invocation.name == b"printenv" && !words.iter().all(|w| crate::judge::is_public(w)))
+                || (invocation.name == b"printenv" && !words.iter().all(|w| crate::variables::is_public(w)))
         }
         b"gpg" | b"gpg2" => has(&["--export-secret*"]),
         b"security" => has(&["find-*-password", "dump-keychain"]),

@@ -3,7 +3,8 @@
 //! for what a person would see at a glance. Finds denials only: running code is
 //! one to ask about anyway.
 
-use crate::judge::{Invocation, Judge};
+use crate::invocation::Invocation;
+use crate::judge::Judge;
 use crate::words::Argument;
 
 use super::code::{hidden_command, is_interpreter, is_standard_input};
@@ -56,8 +57,18 @@ fn embedded(invocation: &Invocation) -> Vec<Vec<u8>> {
     out
 }
 
+/// Looks for the first byte alone, then for the rest: these lists are long.
 fn contains(text: &[u8], part: &str) -> bool {
-    text.windows(part.len()).any(|w| w == part.as_bytes())
+    let part = part.as_bytes();
+    let Some(first) = part.first() else { return true };
+    let mut rest = text;
+    while let Some(at) = rest.iter().position(|b| b == first) {
+        if rest[at..].starts_with(part) {
+            return true;
+        }
+        rest = &rest[at + 1..];
+    }
+    false
 }
 
 fn any(text: &[u8], parts: &[&str]) -> bool {
@@ -347,10 +358,13 @@ fn expand_tilde(judge: &Judge, literal: &[u8]) -> Vec<u8> {
     }
 }
 
-/// What stands between equal quotes. Quotes inside quotes of the other kind are
-/// part of the text.
+/// What stands between equal quotes, and lists of such joined by blanks: programs
+/// take their arguments so. Quotes inside quotes of the other kind are part of
+/// the text.
 fn string_literals(text: &[u8]) -> Vec<Vec<u8>> {
     let mut out = Vec::new();
+    let mut list: Vec<Vec<u8>> = Vec::new();
+    let mut list_end = 0;
     let mut at = 0;
     while at < text.len() && out.len() < 64 {
         let quote = text[at];
@@ -363,12 +377,21 @@ fn string_literals(text: &[u8]) -> Vec<Vec<u8>> {
             at += if text[at] == b'\\' { 2 } else { 1 };
         }
         let end = at.min(text.len());
+        let escaped = text[start..end].split(|b| *b == b'\\').collect::<Vec<_>>().concat();
+        let between = text.get(list_end..start.saturating_sub(1)).unwrap_or_default();
+        let continues = !list.is_empty() && between.contains(&b',') && between.iter().all(|b| b", [(\n\t".contains(b));
+        if !continues {
+            out.extend((list.len() > 1).then(|| list.join(&b' ')));
+            list.clear();
+        }
+        list.push(escaped.clone());
+        list_end = (end + 1).min(text.len());
         if end > start {
-            let escaped = text[start..end].split(|b| *b == b'\\').collect::<Vec<_>>().concat();
             out.push(escaped);
         }
         at += 1;
     }
+    out.extend((list.len() > 1).then(|| list.join(&b' ')));
     out
 }
 
@@ -486,6 +509,11 @@ fn option_commands(invocation: &Invocation) -> Vec<Vec<u8>> {
         }
         b"alias" => {
             out.extend(texts.iter().filter_map(|t| t.iter().position(|b| *b == b'=').map(|at| t[at + 1..].to_vec())))
+        }
+        b"sqlite3" | b"psql" | b"mysql" | b"mariadb" => {
+            const ESCAPES: &[&[u8]] = &[b".shell ", b".system ", b"\\! ", b"system "];
+            let escaped = texts.iter().filter_map(|t| ESCAPES.iter().find_map(|e| t.strip_prefix(*e)));
+            out.extend(escaped.map(<[u8]>::to_vec));
         }
         // `e command`
         b"sed" | b"gsed" => out.extend(texts.iter().filter_map(|t| {

@@ -3,7 +3,8 @@
 
 use stockade_model::{Capability, RawText};
 
-use crate::judge::{Invocation, Judge};
+use crate::invocation::Invocation;
+use crate::judge::Judge;
 use crate::paths::{self, Place, Target};
 use crate::words::{Argument, Flow};
 
@@ -42,7 +43,7 @@ pub(crate) fn judge_redirect(
 }
 
 /// Judges one file that is written.
-pub(super) fn target(judge: &mut Judge, path: &[u8], whole: bool, at: (usize, usize)) {
+pub(crate) fn target(judge: &mut Judge, path: &[u8], whole: bool, at: (usize, usize)) {
     judge.capabilities.insert(Capability::Write(RawText::from(path)));
     match paths::target(path, whole, judge.context) {
         Some(Target::Disk) => judge.deny("destroys-disk", "Writes to a disk or to memory directly.", at),

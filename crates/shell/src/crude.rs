@@ -1,0 +1,169 @@
+//! The last look at texts that are not parsed: too long, too deep, or not read
+//! in time. Finds literal denials where a command could stand, and says nothing
+//! else: such a text is one to ask about anyway. Work grows with the length of
+//! the text alone.
+
+use crate::judge::Judge;
+use crate::knowledge::hazards;
+use crate::rules;
+use crate::words::{Argument, Flow};
+
+/// Deepest nesting that is parsed; the parser's own cost grows with it.
+const MAX_OPEN: usize = 56;
+/// Longest row of `!`.
+const MAX_NEGATIONS: usize = 24;
+/// Most places that are judged.
+const MAX_PLACES: usize = 200;
+/// Longest stretch that is read as one command, in bytes.
+const MAX_COMMAND: usize = 1024;
+
+/// Programs that can be denied by what their words say, beside those of the
+/// table of hazards.
+const WORTH_A_LOOK: &[&[u8]] = &[
+    b"rm",
+    b"mv",
+    b"cp",
+    b"ln",
+    b"dd",
+    b"tee",
+    b"find",
+    b"chmod",
+    b"chown",
+    b"chgrp",
+    b"shred",
+    b"truncate",
+    b"unlink",
+    b"rmdir",
+    b"install",
+    b"rsync",
+    b"curl",
+    b"wget",
+    b"nc",
+    b"ncat",
+    b"scp",
+    b"sudo",
+    b"env",
+    b"sh",
+    b"bash",
+    b"eval",
+];
+
+/// Words after which a command stands.
+const LEADS: &[&[u8]] = &[
+    b"then", b"do", b"else", b"elif", b"if", b"while", b"until", b"!", b"time", b"sudo", b"doas", b"exec", b"command",
+    b"nohup", b"env", b"eval", b"xargs", b"coproc",
+];
+
+/// True if a text is nested more deeply than is worth parsing. Counted by bytes,
+/// quotes ignored: a text with that many brackets is not reviewed either way.
+pub(crate) fn is_too_deep(text: &[u8]) -> bool {
+    let (mut open, mut negations) = (0usize, 0usize);
+    for word in text.split(|b| matches!(b, b' ' | b'\t' | b'\n' | b';')) {
+        match word {
+            b"then" => open += 1,
+            b"fi" => open = open.saturating_sub(1),
+            b"!" => negations += 1,
+            b"" => continue,
+            _ => {}
+        }
+        for byte in word {
+            match byte {
+                b'(' | b'{' => open += 1,
+                b')' | b'}' => open = open.saturating_sub(1),
+                _ => {}
+            }
+        }
+        if word != b"!" {
+            negations = 0;
+        }
+        if open > MAX_OPEN || negations > MAX_NEGATIONS {
+            return true;
+        }
+    }
+    false
+}
+
+/// Judges what stands in the text literally.
+pub(crate) fn look(judge: &mut Judge, text: &[u8]) {
+    forms(judge, text);
+    let mut places = 0;
+    let mut at = 0;
+    let mut leads = true;
+    let mut steps = 0usize;
+    while at < text.len() && places < MAX_PLACES {
+        steps += 1;
+        if steps.is_multiple_of(512) && judge.budget.is_spent() {
+            return;
+        }
+        let length = text[at..].iter().take_while(|b| is_word(**b)).count();
+        if length == 0 {
+            leads = (leads && text[at].is_ascii_whitespace()) || b";&|\n(){}'\"`".contains(&text[at]);
+            at += 1;
+            continue;
+        }
+        let word = &text[at..at + length];
+        if leads {
+            let name = word.rsplit(|b| *b == b'/').next().unwrap_or_default();
+            if is_worth_a_look(name) {
+                places += 1;
+                command(judge, &text[at..], at);
+            }
+        }
+        leads = LEADS.contains(&word) || (leads && word.contains(&b'='));
+        at += length;
+    }
+}
+
+/// True if words behind this program can be denied.
+fn is_worth_a_look(name: &[u8]) -> bool {
+    WORTH_A_LOOK.contains(&name) || hazards::of(name).next().is_some()
+}
+
+/// Looks for a command behind wrappers that are too many to be peeled.
+pub(crate) fn look_behind(judge: &mut Judge, arguments: &[Argument], at: (usize, usize)) {
+    const LEADING: &[&[u8]] = &[b"env", b"sudo", b"sh", b"bash"];
+    let place = arguments.iter().position(|argument| {
+        let text = argument.shown();
+        is_worth_a_look(&text) && !LEADING.contains(&text.as_slice())
+    });
+    if let Some(command) = place.and_then(|place| arguments.get(place..)) {
+        rules::code::denials_only(judge, |judge| {
+            judge.unwrapped(command.to_vec(), Flow::default(), at);
+        });
+    }
+}
+
+fn is_word(byte: u8) -> bool {
+    byte > b' ' && !b";&|(){}'\"`<>".contains(&byte)
+}
+
+/// Reads up to the end of a command, quotes and backslashes taken out.
+fn command(judge: &mut Judge, text: &[u8], at: usize) {
+    let end = text.iter().take(MAX_COMMAND).position(|b| b";&|\n`)".contains(b)).unwrap_or(text.len().min(MAX_COMMAND));
+    let plain: Vec<u8> = text[..end].iter().copied().filter(|b| !b"'\"\\".contains(b)).collect();
+    let words: Vec<Argument> = plain
+        .split(|b| b.is_ascii_whitespace())
+        .filter(|w| !w.is_empty())
+        .map(|w| Argument::plain(w, (at, at + end)))
+        .collect();
+    rules::code::denials_only(judge, |judge| {
+        judge.command(words, Flow::default(), (at, at + end));
+    });
+}
+
+/// Forms that are no commands.
+fn forms(judge: &mut Judge, text: &[u8]) {
+    const FORMS: &[(&[u8], &str)] = &[
+        (b":(){ :|:& };:", "process-bomb"),
+        (b">/dev/sd", "destroys-disk"),
+        (b"> /dev/sd", "destroys-disk"),
+        (b">/dev/nvme", "destroys-disk"),
+        (b"> /dev/nvme", "destroys-disk"),
+        (b"/dev/tcp/", "reverse-shell"),
+    ];
+    for (form, code) in FORMS {
+        if let Some(at) = text.windows(form.len()).position(|w| w == *form) {
+            judge.deny(code, "Holds a form that is never harmless.", (at, at + form.len()));
+        }
+    }
+}

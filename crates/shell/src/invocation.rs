@@ -1,0 +1,46 @@
+//! One command after expansion, as rules and readers see it. Must not know what
+//! any program does.
+
+use std::cell::OnceCell;
+
+use crate::words::{Argument, Flow};
+
+/// One command ready to be judged.
+pub(crate) struct Invocation {
+    /// The program's name without directories.
+    pub name: Vec<u8>,
+    /// True if it was named with a directory.
+    pub qualified: bool,
+    /// Without the program.
+    pub arguments: Vec<Argument>,
+    pub stdin: Flow,
+    pub span: (usize, usize),
+    texts: OnceCell<Vec<Vec<u8>>>,
+}
+
+impl Invocation {
+    pub(crate) fn new(
+        name: Vec<u8>,
+        qualified: bool,
+        arguments: Vec<Argument>,
+        stdin: Flow,
+        span: (usize, usize),
+    ) -> Self {
+        Self { name, qualified, arguments, stdin, span, texts: OnceCell::new() }
+    }
+
+    /// The values that are in the text, patterns included.
+    pub(crate) fn texts(&self) -> &[Vec<u8>] {
+        self.texts.get_or_init(|| self.arguments.iter().map(Argument::shown).collect())
+    }
+
+    /// True if an argument is exactly this.
+    pub(crate) fn has(&self, text: &str) -> bool {
+        self.texts().iter().any(|t| t == text.as_bytes())
+    }
+
+    /// The first argument that is no option.
+    pub(crate) fn first_operand(&self) -> Option<&[u8]> {
+        self.texts().iter().map(Vec::as_slice).find(|t| !t.starts_with(b"-"))
+    }
+}

@@ -1,0 +1,316 @@
+//! What is known of one program or subcommand, and how its table says it. Must
+//! not know how arguments are read or judged.
+
+use super::text::Value;
+
+/// What using an option, or the program at all, amounts to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effect {
+    Inert,
+    Writes,
+    Deletes,
+    /// Runs or loads code that the text does not show.
+    Executes,
+    Connects,
+    /// Reads something that is not judged: a file of names, a directory.
+    Reads,
+    /// Acts with, or changes, privileges.
+    Privilege,
+    /// Arranges for something to run later.
+    Persists,
+    /// Changes the running system: processes, services, mounts, clocks.
+    System,
+}
+
+/// What a value or an operand is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Text,
+    /// Looked at, not read.
+    Path,
+    /// Content is read.
+    Read,
+    /// Content is read, and of everything below.
+    Search,
+    Archive,
+    /// Written or created.
+    Write,
+    Delete,
+    /// A directory that holds for the rest of the command.
+    Directory,
+    /// A host, an address or a URL.
+    Host,
+    /// `host:path` is remote, anything else a path that is read.
+    RemoteRead,
+    /// `host:path` is remote, anything else a path that is written.
+    RemoteWrite,
+    /// The rest is a command that is run here.
+    Command,
+    /// The rest is a command that is run in another system: a container, a host.
+    Inside,
+    /// Words for a shell.
+    Code,
+    Sed,
+    Awk,
+    AwkFile,
+    Jq,
+    Rev,
+    Date,
+    Variable,
+    Assignment,
+    Never,
+    Ps,
+    Reflog,
+    ConfigKey,
+    Version,
+    Format,
+    /// Digits, with a sign, a point or a unit.
+    Number,
+    /// `path:path` or `source=path,...`: a place of the host put into a container.
+    Volume,
+}
+
+/// Names of the kinds in the files.
+const KINDS: &[(&str, Kind)] = &[
+    ("text", Kind::Text),
+    ("path", Kind::Path),
+    ("read", Kind::Read),
+    ("search", Kind::Search),
+    ("archive", Kind::Archive),
+    ("write", Kind::Write),
+    ("delete", Kind::Delete),
+    ("directory", Kind::Directory),
+    ("host", Kind::Host),
+    ("remote-read", Kind::RemoteRead),
+    ("remote-write", Kind::RemoteWrite),
+    ("command", Kind::Command),
+    ("inside", Kind::Inside),
+    ("code", Kind::Code),
+    ("sed", Kind::Sed),
+    ("awk", Kind::Awk),
+    ("awkfile", Kind::AwkFile),
+    ("jq", Kind::Jq),
+    ("rev", Kind::Rev),
+    ("date", Kind::Date),
+    ("variable", Kind::Variable),
+    ("assignment", Kind::Assignment),
+    ("never", Kind::Never),
+    ("ps", Kind::Ps),
+    ("reflog", Kind::Reflog),
+    ("configkey", Kind::ConfigKey),
+    ("version", Kind::Version),
+    ("format", Kind::Format),
+    ("number", Kind::Number),
+    ("volume", Kind::Volume),
+];
+
+/// Names of the effects in `does`.
+const EFFECTS: &[(&str, Effect)] = &[
+    ("writes", Effect::Writes),
+    ("deletes", Effect::Deletes),
+    ("executes", Effect::Executes),
+    ("connects", Effect::Connects),
+    ("reads", Effect::Reads),
+    ("privilege", Effect::Privilege),
+    ("persists", Effect::Persists),
+    ("system", Effect::System),
+];
+
+/// What an option takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Arity {
+    Flag,
+    /// `-o VALUE`, `-oVALUE`, `--long VALUE`, `--long=VALUE`
+    Value(Kind),
+    /// `-oVALUE`, `--long=VALUE` or none
+    Optional(Kind),
+    /// Two values (jq's `--arg`).
+    Pair(Kind),
+}
+
+/// One option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OptionSpec {
+    pub effect: Effect,
+    pub arity: Arity,
+}
+
+/// One operand, or the last ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Operand {
+    pub kind: Kind,
+    pub optional: bool,
+    pub many: bool,
+}
+
+/// One program or subcommand.
+#[derive(Debug, Default)]
+pub(crate) struct Entry {
+    /// Sorted by name.
+    pub options: Vec<(&'static str, OptionSpec)>,
+    pub operands: Vec<Operand>,
+    /// What it does whatever its arguments; empty for a reader.
+    pub does: Vec<Effect>,
+    /// Options with which alone it only tells about itself, whatever it does.
+    pub tells: Vec<&'static str>,
+    /// Options that stand in for the first operand.
+    pub given_by: Vec<&'static str>,
+    /// At least one of these must be there.
+    pub requires: Vec<&'static str>,
+    /// And at least one of these.
+    pub requires_too: Vec<&'static str>,
+    /// What the runner must take away for this to be harmless; names of
+    /// `neutralise.toml`.
+    pub neutralise: Vec<&'static str>,
+    /// Options that need this although the program does not, and what.
+    pub neutralise_with: Vec<(&'static str, &'static str)>,
+    /// With one of these, `operands_then` holds instead.
+    pub operands_with: Vec<&'static str>,
+    pub operands_then: Vec<Operand>,
+    /// `-5` is an option.
+    pub numeric: bool,
+    /// No option can do harm: a leading wildcard is fine.
+    pub globs: bool,
+    /// Every word is an operand.
+    pub any: bool,
+    /// Options end at the first operand.
+    pub stops: bool,
+    /// The first word may be a cluster without a dash (tar).
+    pub bundled: bool,
+    /// The first operand names another entry.
+    pub subcommands: bool,
+    /// `NAME=value` may stand before the command.
+    pub assignments: bool,
+    /// Its arguments may be judged by code of their own (find, test).
+    pub special: bool,
+}
+
+impl Entry {
+    /// The option of this name.
+    pub(crate) fn option(&self, name: &str) -> Option<&OptionSpec> {
+        self.options.binary_search_by_key(&name, |(n, _)| n).ok().map(|at| &self.options[at].1)
+    }
+
+    /// What the operand at this place is.
+    pub(crate) fn operand(&self, index: usize) -> Option<Operand> {
+        self.operands.get(index).or(self.operands.last().filter(|last| last.many)).copied()
+    }
+
+    /// True if it runs the command in its arguments.
+    pub(crate) fn wraps(&self) -> bool {
+        self.operands.last().is_some_and(|o| matches!(o.kind, Kind::Command | Kind::Inside | Kind::Code))
+    }
+
+    /// Takes one key in; `None` if it has no meaning.
+    pub(super) fn take(&mut self, key: &str, value: &Value) -> Option<()> {
+        match (key, value) {
+            ("source" | "same" | "like", Value::Text(_)) | ("allow" | "ask" | "deny", Value::List(_)) => {}
+            ("flags" | "valued" | "optional" | "pairs", Value::Text(text)) => self.add(text, Effect::Inert, key)?,
+            ("reads", Value::Text(text)) => self.add(text, Effect::Reads, key)?,
+            ("writes", Value::Text(text)) => self.add(text, Effect::Writes, key)?,
+            ("deletes", Value::Text(text)) => self.add(text, Effect::Deletes, key)?,
+            ("connects", Value::Text(text)) => self.add(text, Effect::Connects, key)?,
+            ("executes", Value::Text(text)) => self.add(text, Effect::Executes, key)?,
+            ("elevates", Value::Text(text)) => self.add(text, Effect::Privilege, key)?,
+            ("does", Value::Text(text)) => self.does = words(text).map(effect).collect::<Option<_>>()?,
+            ("operands", Value::Text(text)) => self.operands = operands(text)?,
+            ("operands_then", Value::Text(text)) => self.operands_then = operands(text)?,
+            ("tells", Value::Text(text)) => {
+                self.tells = words(text).collect();
+                self.add(text, Effect::Inert, key)?;
+            }
+            ("given_by", Value::Text(text)) => self.given_by = words(text).collect(),
+            ("requires", Value::Text(text)) => self.requires = words(text).collect(),
+            ("requires_too", Value::Text(text)) => self.requires_too = words(text).collect(),
+            ("neutralise", Value::Text(text)) => self.neutralise = words(text).collect(),
+            ("neutralise_with", Value::Text(text)) => {
+                self.neutralise_with = words(text).map(|w| w.split_once(':')).collect::<Option<_>>()?;
+            }
+            ("operands_with", Value::Text(text)) => self.operands_with = words(text).collect(),
+            ("numeric", Value::Flag(flag)) => self.numeric = *flag,
+            ("globs", Value::Flag(flag)) => self.globs = *flag,
+            ("any", Value::Flag(flag)) => self.any = *flag,
+            ("stops", Value::Flag(flag)) => self.stops = *flag,
+            ("bundled", Value::Flag(flag)) => self.bundled = *flag,
+            ("subcommands", Value::Flag(flag)) => self.subcommands = *flag,
+            ("assignments", Value::Flag(flag)) => self.assignments = *flag,
+            ("special", Value::Flag(flag)) => self.special = *flag,
+            _ => return None,
+        }
+        Some(())
+    }
+
+    /// Adds options as they are written: `-x`, `-x:kind`, `-x?:kind`.
+    fn add(&mut self, text: &'static str, effect: Effect, key: &str) -> Option<()> {
+        for word in words(text) {
+            let (name, arity) = match word.split_once(':') {
+                None if key == "optional" => return None,
+                None => (word, Arity::Flag),
+                Some((name, kind)) => {
+                    let kind = if kind.is_empty() { usual_kind(effect) } else { kind_named(kind)? };
+                    match (name.strip_suffix('?'), key) {
+                        (Some(name), _) => (name, Arity::Optional(kind)),
+                        (None, "optional") => (name, Arity::Optional(kind)),
+                        (None, "pairs") => (name, Arity::Pair(kind)),
+                        (None, _) => (name, Arity::Value(kind)),
+                    }
+                }
+            };
+            self.options.push((name, OptionSpec { effect, arity }));
+        }
+        Some(())
+    }
+
+    /// Sorts the options; of two with one name the more harmful stays.
+    pub(super) fn finish(&mut self) {
+        self.options.sort_by_key(|(name, spec)| (*name, harm(spec.effect)));
+        self.options.dedup_by_key(|(name, _)| *name);
+        self.stops |= self.subcommands;
+    }
+}
+
+/// The greater harm sorts first.
+fn harm(effect: Effect) -> u8 {
+    match effect {
+        Effect::Executes => 0,
+        Effect::Privilege | Effect::Persists | Effect::System => 1,
+        Effect::Deletes | Effect::Writes => 2,
+        Effect::Connects => 3,
+        Effect::Reads => 4,
+        Effect::Inert => 5,
+    }
+}
+
+/// What the value of such an option is where the file does not say.
+fn usual_kind(effect: Effect) -> Kind {
+    match effect {
+        Effect::Writes => Kind::Write,
+        Effect::Deletes => Kind::Delete,
+        Effect::Executes => Kind::Code,
+        Effect::Connects => Kind::Host,
+        Effect::Reads => Kind::Read,
+        Effect::Inert | Effect::Privilege | Effect::Persists | Effect::System => Kind::Text,
+    }
+}
+
+fn words(text: &'static str) -> impl Iterator<Item = &'static str> {
+    text.split_ascii_whitespace()
+}
+
+fn effect(name: &str) -> Option<Effect> {
+    EFFECTS.iter().find(|(n, _)| *n == name).map(|(_, effect)| *effect)
+}
+
+fn kind_named(name: &str) -> Option<Kind> {
+    KINDS.iter().find(|(n, _)| *n == name).map(|(_, kind)| *kind)
+}
+
+fn operands(text: &'static str) -> Option<Vec<Operand>> {
+    words(text)
+        .map(|word| {
+            let name = word.trim_end_matches(['*', '?']);
+            let many = word.ends_with('*');
+            Some(Operand { kind: kind_named(name)?, optional: many || word.ends_with('?'), many })
+        })
+        .collect()
+}

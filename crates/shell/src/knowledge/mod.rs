@@ -1,0 +1,108 @@
+//! The knowledge base: what programs do, which of their options do more, what
+//! their operands are. The data lies in `knowledge/*.toml`, one file per family,
+//! compiled in; a table is read when its program is first met. A program or an
+//! option that is not listed is not known.
+
+mod entry;
+pub(crate) mod hazards;
+mod text;
+
+use std::sync::OnceLock;
+
+pub(crate) use self::entry::{Arity, Effect, Entry, Kind, OptionSpec};
+use self::text::{Value, pairs, tables};
+
+include!(concat!(env!("OUT_DIR"), "/index.rs"));
+
+/// One name and where its table stands.
+struct Slot {
+    name: &'static str,
+    /// The name in the table's header.
+    canonical: &'static str,
+    file: &'static str,
+    start: usize,
+    end: usize,
+    entry: OnceLock<Option<Entry>>,
+}
+
+impl Slot {
+    const fn new(name: &'static str, canonical: &'static str, file: &'static str, start: usize, end: usize) -> Self {
+        Self { name, canonical, file, start, end, entry: OnceLock::new() }
+    }
+
+    fn body(&self) -> &'static str {
+        self.file.get(self.start..self.end).unwrap_or_default()
+    }
+}
+
+fn slot(name: &str) -> Option<&'static Slot> {
+    SLOTS.binary_search_by_key(&name, |slot| slot.name).ok().map(|at| &SLOTS[at])
+}
+
+/// The entry of a program, or of a subcommand written `git log`.
+pub(crate) fn lookup(name: &str) -> Option<&'static Entry> {
+    let slot = slot(name).filter(|_| !name.starts_with('@'))?;
+    // A table that cannot be read knows nothing; a test keeps them readable.
+    slot.entry.get_or_init(|| build(slot.body()).ok()).as_ref()
+}
+
+/// The name under which a program's subcommands are listed.
+pub(crate) fn canonical(program: &str) -> Option<&'static str> {
+    Some(slot(program)?.canonical)
+}
+
+/// One set of `neutralise.toml`.
+#[derive(Debug, Default)]
+pub(crate) struct Neutralising {
+    pub remove: Vec<&'static str>,
+    /// `NAME=value`
+    pub environment: Vec<&'static str>,
+    /// `key=value` of git's configuration.
+    pub config: Vec<&'static str>,
+    pub repository: bool,
+    pub rustup: bool,
+}
+
+/// The set of this name.
+pub(crate) fn neutralising(name: &str) -> Option<Neutralising> {
+    let text = include_str!("../../knowledge/neutralise.toml");
+    let (_, body) = tables(text).find(|(n, _)| *n == name)?;
+    let mut set = Neutralising::default();
+    for pair in pairs(body) {
+        match pair.ok()? {
+            ("remove", Value::List(list)) => set.remove = list,
+            ("environment", Value::List(list)) => set.environment = list,
+            ("config", Value::List(list)) => set.config = list,
+            ("repository", Value::Flag(flag)) => set.repository = flag,
+            ("rustup", Value::Flag(flag)) => set.rustup = flag,
+            ("source", Value::Text(_)) => {}
+            _ => return None,
+        }
+    }
+    Some(set)
+}
+
+/// Reads a table; `Err` names what has no meaning.
+fn build(body: &'static str) -> Result<Entry, &'static str> {
+    let mut entry = Entry::default();
+    take(&mut entry, body, 0)?;
+    entry.finish();
+    Ok(entry)
+}
+
+fn take(entry: &mut Entry, body: &'static str, depth: usize) -> Result<(), &'static str> {
+    for pair in pairs(body) {
+        let (key, value) = pair?;
+        if let ("like", Value::Text(groups)) = (key, &value) {
+            for group in groups.split_ascii_whitespace() {
+                let shared = slot(group).filter(|_| depth < 3).ok_or(group)?;
+                take(entry, shared.body(), depth + 1)?;
+            }
+        }
+        entry.take(key, &value).ok_or(key)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,124 @@
+//! Reads the files of the knowledge base: the small part of TOML they are
+//! written in, borrowed from the text and one table at a time, because a
+//! process that judges one command should not pay for hundreds of tables. A
+//! test holds this reading equal to that of the `toml` crate.
+
+/// A value: the files need no more kinds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Value {
+    Text(&'static str),
+    Flag(bool),
+    List(Vec<&'static str>),
+}
+
+/// A table's name and the text up to the next one.
+pub(crate) type Table = (&'static str, &'static str);
+
+/// The tables of a file in order. A header stands at the start of a line and
+/// nothing else does that begins with a bracket.
+pub(crate) fn tables(text: &'static str) -> impl Iterator<Item = Table> {
+    let mut rest = text.find("\n[").map_or("", |at| &text[at + 1..]);
+    std::iter::from_fn(move || {
+        let end = rest.find("]\n")?;
+        let name = rest.get(1..end)?;
+        let body = &rest[end + 2..];
+        let next = body.find("\n[").map_or(body.len(), |at| at + 1);
+        rest = &body[next..];
+        Some((name.trim_matches('"'), &body[..next]))
+    })
+}
+
+/// The keys of a table; `Err` holds the line that could not be read.
+pub(crate) fn pairs(body: &'static str) -> impl Iterator<Item = Result<(&'static str, Value), &'static str>> {
+    let mut rest = body;
+    std::iter::from_fn(move || {
+        loop {
+            let line = rest.split('\n').next()?;
+            if rest.is_empty() {
+                return None;
+            }
+            if !line.trim().is_empty() && !line.starts_with('#') {
+                let Some((key, value, after)) = pair(rest) else {
+                    rest = "";
+                    return Some(Err(line));
+                };
+                rest = after;
+                return Some(Ok((key, value)));
+            }
+            rest = rest.get(line.len() + 1..).unwrap_or_default();
+        }
+    })
+}
+
+/// One key with its value, and what follows.
+fn pair(text: &'static str) -> Option<(&'static str, Value, &'static str)> {
+    let (key, rest) = text.split_once(" = ")?;
+    if !key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_') {
+        return None;
+    }
+    let (value, rest) = if let Some(rest) = rest.strip_prefix('[') {
+        list(rest)?
+    } else if let Some(rest) = rest.strip_prefix("true") {
+        (Value::Flag(true), rest)
+    } else if let Some(rest) = rest.strip_prefix("false") {
+        (Value::Flag(false), rest)
+    } else {
+        let (text, rest) = string(rest)?;
+        (Value::Text(text), rest)
+    };
+    let line_end = rest.find('\n').unwrap_or(rest.len());
+    rest[..line_end].trim().is_empty().then(|| (key, value, rest.get(line_end + 1..).unwrap_or_default()))
+}
+
+/// A string without escapes, in either kind of quotes.
+fn string(text: &'static str) -> Option<(&'static str, &'static str)> {
+    let quote = text.chars().next().filter(|c| matches!(c, '"' | '\''))?;
+    let (inside, rest) = text[1..].split_once(quote)?;
+    let plain = !inside.contains('\n') && (quote == '\'' || !inside.contains('\\'));
+    plain.then_some((inside, rest))
+}
+
+fn list(text: &'static str) -> Option<(Value, &'static str)> {
+    let mut out = Vec::new();
+    let mut rest = text.trim_start();
+    loop {
+        if let Some(after) = rest.strip_prefix(']') {
+            return Some((Value::List(out), after));
+        }
+        let (item, after) = string(rest)?;
+        out.push(item);
+        rest = after.trim_start();
+        rest = match rest.strip_prefix(',') {
+            Some(after) => after.trim_start(),
+            None if rest.starts_with(']') => rest,
+            None => return None,
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_is_read() {
+        let text = "# top\n\n[a]\nsource = \"x\"\n# why\nnumeric = true\nallow = [\n  'a \"b\"',\n  \"c\",\n]\n\n[\"a b\"]\nflags = \"-x\"\n";
+        let all: Vec<Table> = tables(text).collect();
+        assert_eq!(all.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["a", "a b"]);
+        let keys: Vec<_> = pairs(all[0].1).collect::<Result<_, _>>().unwrap();
+        let expected = [
+            ("source", Value::Text("x")),
+            ("numeric", Value::Flag(true)),
+            ("allow", Value::List(vec!["a \"b\"", "c"])),
+        ];
+        assert_eq!(keys, expected);
+        assert_eq!(pairs(all[1].1).count(), 1);
+    }
+
+    #[test]
+    fn what_is_not_of_the_small_part_is_refused() {
+        for text in ["a = 5\n", "a = \"x\\n\"\n", "a = \"x\" y\n", "A = true\n", "a = [\"x\" \"y\"]\n", "a\n"] {
+            assert!(pairs(text).any(|p| p.is_err()), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! What a run must carry so that a command answered `allow` runs nothing that
+//! the repository configures: variables to set and to take away, and
+//! repositories that must configure no driver. The sets are data in
+//! `knowledge/neutralise.toml`. Whether a repository is plain is told here from
+//! the bytes of its files; reading them is for the caller.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use stockade_model::RawText;
+
+use crate::knowledge;
+
+/// What the run of a command must carry for its `allow` to hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Neutralisation {
+    /// Beginnings of names of variables that must not reach the command unless
+    /// they stand in `environment`.
+    pub remove: Vec<String>,
+    /// Variables to set, whatever the caller gave.
+    pub environment: BTreeMap<String, String>,
+    /// Directories in which git looks for a repository that must be plain: see
+    /// [`is_plain_configuration`], [`has_no_submodules`].
+    pub plain_repositories: Vec<RawText>,
+    /// True if a repository of an unknown directory must be plain: it cannot be.
+    pub unknown_repository: bool,
+    /// True if `RUSTUP_TOOLCHAIN` must name the person's own toolchain.
+    pub rustup: bool,
+}
+
+impl Neutralisation {
+    /// True if nothing has to be done.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// The sets that a walk met, with their directories.
+    pub(crate) fn of(needed: &BTreeSet<(&'static str, Option<Vec<u8>>)>) -> Self {
+        let mut out = Self::default();
+        let mut config = Vec::new();
+        let names: BTreeSet<&str> = needed.iter().map(|(set, _)| *set).collect();
+        for set in names.iter().filter_map(|name| knowledge::neutralising(name)) {
+            out.remove.extend(set.remove.iter().map(|text| (*text).to_owned()));
+            let pairs = set.environment.iter().filter_map(|pair| pair.split_once('='));
+            out.environment.extend(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())));
+            config.extend(set.config.iter().filter_map(|pair| pair.split_once('=')));
+            out.rustup |= set.rustup;
+        }
+        if !config.is_empty() {
+            out.environment.insert("GIT_CONFIG_COUNT".to_owned(), config.len().to_string());
+        }
+        for (index, (key, value)) in config.into_iter().enumerate() {
+            out.environment.insert(format!("GIT_CONFIG_KEY_{index}"), key.to_owned());
+            out.environment.insert(format!("GIT_CONFIG_VALUE_{index}"), value.to_owned());
+        }
+        for (set, directory) in needed {
+            match directory {
+                _ if !knowledge::neutralising(set).is_some_and(|set| set.repository) => {}
+                Some(directory) => out.plain_repositories.push(RawText::from(directory.as_slice())),
+                None => out.unknown_repository = true,
+            }
+        }
+        out
+    }
+}
+
+/// Sections of a repository's configuration that name no program for the
+/// commands that read, with the keys that are fine; none listed: all of them.
+/// Source: git-config(1) of git 2.47.
+const PLAIN_SECTIONS: &[(&str, &[&str])] = &[
+    (
+        "core",
+        &[
+            "repositoryformatversion",
+            "filemode",
+            "bare",
+            "logallrefupdates",
+            "ignorecase",
+            "precomposeunicode",
+            "symlinks",
+            "autocrlf",
+            "eol",
+            "safecrlf",
+            "quotepath",
+            "longpaths",
+            "abbrev",
+            "sparsecheckout",
+            "sparsecheckoutcone",
+            "commitgraph",
+            "multipackindex",
+            "untrackedcache",
+            "preloadindex",
+            "compression",
+            "bigfilethreshold",
+            "hidedotfiles",
+            "protecthfs",
+            "protectntfs",
+            "trustctime",
+            "checkstat",
+            "splitindex",
+            // Overridden by the run.
+            "fsmonitor",
+            "hookspath",
+            "pager",
+            "editor",
+            "sshcommand",
+        ],
+    ),
+    ("remote", &[]),
+    ("branch", &[]),
+    ("user", &[]),
+    ("author", &[]),
+    ("committer", &[]),
+    ("init", &[]),
+    ("pull", &[]),
+    ("push", &[]),
+    ("fetch", &[]),
+    ("rebase", &[]),
+    ("commit", &[]),
+    ("tag", &[]),
+    ("gc", &[]),
+    ("maintenance", &[]),
+    ("pack", &[]),
+    ("index", &["version", "threads"]),
+    ("advice", &[]),
+    ("color", &[]),
+    ("credential", &[]),
+    ("lfs", &[]),
+    ("gui", &[]),
+    ("svn", &[]),
+    ("gitflow", &[]),
+    ("github", &[]),
+    ("http", &[]),
+    ("url", &[]),
+    ("pager", &[]),
+    ("gpg", &[]),
+    ("log", &[]),
+    ("format", &[]),
+    ("status", &["showuntrackedfiles", "branch", "short", "aheadbehind", "relativepaths"]),
+    ("merge", &["conflictstyle", "ff", "log", "stat"]),
+    ("diff", &["algorithm", "renames", "renamelimit", "colormoved", "mnemonicprefix", "noprefix", "context"]),
+    ("extensions", &["objectformat", "partialclone", "noop", "refstorage", "relativeworktrees"]),
+];
+
+/// True if a repository's configuration (`.git/config`, its bytes) names no
+/// driver, includes no other file and moves nothing: only sections and keys
+/// that are known. Read by lines, because git ends a key at the line's end; a
+/// value that goes on is looked at as if it were a key and refused.
+pub fn is_plain_configuration(config: &[u8]) -> bool {
+    let Ok(text) = std::str::from_utf8(config) else { return false };
+    let mut keys: Option<&[&str]> = None;
+    for line in text.lines() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with(['#', ';']) {
+            continue;
+        }
+        if let Some(header) = line.strip_prefix('[') {
+            let Some((header, rest)) = header.split_once(']') else { return false };
+            let name: String = header.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
+            let name = name.to_ascii_lowercase();
+            let after = header[name.len()..].trim_start();
+            let named = after.is_empty() || (after.starts_with('"') && after.ends_with('"') && !after.contains('\\'));
+            let Some((_, allowed)) = PLAIN_SECTIONS.iter().find(|(n, _)| *n == name) else { return false };
+            // `diff "x"` is a driver, `[section] key` on one line is not read.
+            let driver = !after.is_empty() && matches!(name.as_str(), "diff" | "merge" | "core");
+            if !named || driver || !rest.trim().is_empty() {
+                return false;
+            }
+            keys = Some(*allowed);
+            continue;
+        }
+        let key: String = line.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
+        let key = key.to_ascii_lowercase();
+        let plain = match keys {
+            None => false,
+            Some([]) => !key.is_empty(),
+            Some(allowed) => allowed.contains(&key.as_str()),
+        };
+        if !plain || line.ends_with('\\') {
+            return false;
+        }
+    }
+    true
+}
+
+/// True if an index (`.git/index`, its bytes) holds no submodule: git starts
+/// itself in each of them, under a configuration that was not looked at. Every
+/// version of the format stores a submodule's mode as the bytes `00 00 e0 00`
+/// (gitformat-index(5)); the same bytes elsewhere are taken for one, which only
+/// asks too often.
+pub fn has_no_submodules(index: &[u8]) -> bool {
+    !index.windows(4).any(|bytes| bytes == [0, 0, 0xe0, 0])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(config: &str, plain: bool) {
+        assert_eq!(is_plain_configuration(config.as_bytes()), plain, "{config}");
+    }
+
+    #[test]
+    fn configurations_without_drivers_are_plain() {
+        check("", true);
+        check("[core]\n\trepositoryformatversion = 0\n\tbare = false\n[remote \"origin\"]\n\turl = https://x\n", true);
+        check("[branch \"main\"]\n\tremote = origin # a comment\n; another\n", true);
+        check("[user]\n\tname = A \"B\" C\n", true);
+        for driver in [
+            "[filter \"x\"]\n\tclean = ./x\n",
+            "[filter.x]\n\tclean = ./x\n",
+            "[FILTER \"x\"]\n\tclean = ./x\n",
+            "[diff \"x\"]\n\ttextconv = ./x\n",
+            "[diff]\n\texternal = ./x\n",
+            "[merge \"x\"]\n\tdriver = ./x\n",
+            "[include]\n\tpath = ../evil\n",
+            "[includeIf \"gitdir:/\"]\n\tpath = ../evil\n",
+            "[core]\n\tworktree = /\n",
+            "[core]\n\tattributesFile = x\n",
+            "[extensions]\n\tworktreeConfig = true\n",
+            "[submodule \"x\"]\n\tignore = none\n",
+            "[core] bare = false\n",
+            "[user]\n\tname = a\\\n[filter \"x\"]\n\tclean = ./x\n",
+            "[user]\n\tname = a\\\n",
+            "clean = x\n",
+            "[user \"a\\\"]\n",
+            "[core",
+            "[diff \"x\"]",
+        ] {
+            check(driver, false);
+        }
+        assert!(!is_plain_configuration(b"[user]\n\tname = \xff\n"));
+    }
+
+    #[test]
+    fn submodules_are_seen_in_an_index() {
+        assert!(has_no_submodules(b"DIRC\0\0\0\x02\0\0\0\x01\0\0\x81\xa4"));
+        assert!(!has_no_submodules(b"DIRC\0\0\0\x02\0\0\0\x01xx\0\0\xe0\0"));
+    }
+}

@@ -1,0 +1,53 @@
+//! What the names of variables tell, and how one name is looked up. Must not
+//! know any program.
+
+use crate::words::Argument;
+
+/// True for variables whose value means nothing to the shell or to programs.
+pub(crate) fn is_ordinary(name: &[u8]) -> bool {
+    name.iter().any(u8::is_ascii_lowercase)
+}
+
+/// Variables that hold nothing secret.
+pub(crate) fn is_public(name: &[u8]) -> bool {
+    const PUBLIC: &[&[u8]] = &[
+        b"HOME",
+        b"PWD",
+        b"OLDPWD",
+        b"PATH",
+        b"USER",
+        b"LOGNAME",
+        b"SHELL",
+        b"LANG",
+        b"LC_ALL",
+        b"TERM",
+        b"HOSTNAME",
+        b"UID",
+        b"EUID",
+        b"PPID",
+        b"RANDOM",
+        b"SECONDS",
+        b"LINENO",
+        b"SHLVL",
+        b"BASH_VERSION",
+        b"OSTYPE",
+        b"HOSTTYPE",
+        b"MACHTYPE",
+        b"?",
+        b"$",
+        b"#",
+        b"!",
+        b"0",
+        b"COLUMNS",
+        b"LINES",
+        b"TZ",
+        b"EDITOR",
+        b"PAGER",
+    ];
+    PUBLIC.contains(&name)
+}
+
+/// `command -v name`
+pub(crate) fn is_lookup(arguments: &[Argument]) -> bool {
+    arguments.get(1).is_some_and(|a| matches!(a.shown().as_slice(), b"-v" | b"-V"))
+}
