@@ -91,7 +91,9 @@ impl DraftRule {
             push_list(&mut text, key, &items);
         }
         for (name, values) in &self.arguments {
-            push_list(&mut text, &format!("arguments.{}", quoted(name)), &texts(values));
+            let bare = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
+            let key = if bare { name.clone() } else { quoted(name) };
+            push_list(&mut text, &format!("arguments.{key}"), &texts(values));
         }
         for (key, items) in [("files", texts(&self.files)), ("operations", operations), ("hosts", texts(&self.hosts))] {
             push_list(&mut text, key, &items);

@@ -10,6 +10,9 @@
 pub(crate) struct Words {
     /// The simple commands, each a program and its arguments.
     pub commands: Vec<Vec<String>>,
+    /// The commands behind programs that run others, where that is plain:
+    /// `git push` of `sudo git push`. They never spare a question.
+    pub inner: Vec<Vec<String>>,
     /// False where something was not understood: `commands` is not all of it.
     pub plain: bool,
     /// Every word there is, whatever its role, where a command may hide among
@@ -93,7 +96,8 @@ pub(crate) fn of_argv(argv: &[Option<&str>]) -> Words {
     let plain = argv.iter().all(Option::is_some);
     let hides = !plain || known.first().is_some_and(|program| is_wrapper(program));
     let loose = if hides { loose_words(&known.join(" ")) } else { Vec::new() };
-    Words { commands: vec![known], plain, loose }
+    let commands = vec![known];
+    Words { inner: all_inner(&commands), commands, plain, loose }
 }
 
 /// Reads a script.
@@ -103,7 +107,118 @@ pub(crate) fn of_script(script: &[u8]) -> Words {
     let commands = commands.unwrap_or_default();
     let hides = !plain || commands.iter().any(|command| is_wrapper(&command[0]));
     let loose = if hides { loose_words(&String::from_utf8_lossy(script)) } else { Vec::new() };
-    Words { commands, plain, loose }
+    Words { inner: all_inner(&commands), commands, plain, loose }
+}
+
+/// Deepest nest of wrappers that is looked into.
+const MAX_WRAPPERS: usize = 8;
+
+fn all_inner(commands: &[Vec<String>]) -> Vec<Vec<String>> {
+    let mut all = Vec::new();
+    for command in commands {
+        push_inner(command, 0, &mut all);
+    }
+    all
+}
+
+fn push_inner(command: &[String], depth: usize, all: &mut Vec<Vec<String>>) {
+    if depth == MAX_WRAPPERS {
+        return;
+    }
+    if let Some(script) = shell_script(command) {
+        for command in plain_commands(script).unwrap_or_default() {
+            push_inner(&command, depth + 1, all);
+            all.push(command);
+        }
+    } else if let Some(rest) = inner(command).filter(|rest| !rest.is_empty()) {
+        push_inner(rest, depth + 1, all);
+        all.push(rest.to_vec());
+    }
+}
+
+/// The script of `sh -c SCRIPT`, also with other letters beside the `c`.
+fn shell_script(command: &[String]) -> Option<&str> {
+    let (program, arguments) = command.split_first()?;
+    if !matches!(base_name(program), "sh" | "bash" | "dash" | "zsh" | "ksh" | "ash") {
+        return None;
+    }
+    let takes_script = |word: &String| word.starts_with('-') && !word.starts_with("--") && word.ends_with('c');
+    let at = arguments.iter().position(takes_script)?;
+    arguments[..at].iter().all(|word| word.starts_with('-')).then(|| arguments.get(at + 1).map(String::as_str))?
+}
+
+/// How a wrapper's own arguments look: options that take a value as the next
+/// word, and how many operands stand before the command.
+struct Wrapper {
+    valued: &'static [&'static str],
+    operands: usize,
+    /// Options behind which there is no command, or one that is not plain.
+    ends: &'static [&'static str],
+    assigns: bool,
+}
+
+const fn wrapper(valued: &'static [&'static str], operands: usize) -> Wrapper {
+    Wrapper { valued, operands, ends: &[], assigns: false }
+}
+
+/// From the manual pages: coreutils timeout(1), nice(1), nohup(1), stdbuf(1),
+/// env(1); sudo(8), doas(1), setsid(1), ionice(1), xargs(1), time(1), bash(1).
+fn wrapper_of(program: &str) -> Option<Wrapper> {
+    Some(match base_name(program) {
+        "nohup" | "setsid" | "builtin" => wrapper(&[], 0),
+        "command" => Wrapper { ends: &["-v", "-V"], ..wrapper(&[], 0) },
+        "exec" => wrapper(&["-a"], 0),
+        "time" => wrapper(&["-f", "-o", "--format", "--output"], 0),
+        "timeout" => wrapper(&["-k", "-s", "--kill-after", "--signal"], 1),
+        "nice" => wrapper(&["-n", "--adjustment"], 0),
+        "ionice" => Wrapper { ends: &["-p", "-P", "-u"], ..wrapper(&["-c", "-n", "--class", "--classdata"], 0) },
+        "stdbuf" => wrapper(&["-i", "-o", "-e", "--input", "--output", "--error"], 0),
+        "env" => Wrapper {
+            ends: &["-S", "--split-string"],
+            assigns: true,
+            ..wrapper(&["-u", "-C", "--unset", "--chdir"], 0)
+        },
+        "sudo" => Wrapper {
+            ends: &["-e", "-l", "-s", "-i", "-v", "--edit", "--list", "--shell", "--login"],
+            assigns: true,
+            ..wrapper(
+                &["-u", "-g", "-h", "-p", "-C", "-r", "-t", "-T", "-U", "-D", "-R", "--user", "--group", "--host"],
+                0,
+            )
+        },
+        "doas" => Wrapper { ends: &["-s", "-L", "-C"], ..wrapper(&["-u"], 0) },
+        // What it appends stands behind the words that are looked at.
+        "xargs" => wrapper(&["-I", "-n", "-P", "-L", "-d", "-E", "-s", "-a", "--max-args", "--max-procs"], 0),
+        _ => return None,
+    })
+}
+
+/// The command that a wrapper runs.
+fn inner(command: &[String]) -> Option<&[String]> {
+    let wrapper = wrapper_of(command.first()?)?;
+    let mut operands = wrapper.operands;
+    let mut at = 1;
+    while let Some(word) = command.get(at) {
+        if word == "--" {
+            at += 1;
+            break;
+        }
+        if word.starts_with('-') && word.len() > 1 {
+            if wrapper.ends.contains(&word.as_str()) {
+                return None;
+            }
+            at += if wrapper.valued.contains(&word.as_str()) { 2 } else { 1 };
+        } else if wrapper.assigns && word.contains('=') {
+            at += 1;
+        } else {
+            break;
+        }
+    }
+    while operands > 0 {
+        at += 1;
+        operands -= 1;
+    }
+    command.get(at..)
 }
 
 pub(crate) fn is_wrapper(program: &str) -> bool {

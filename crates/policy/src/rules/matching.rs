@@ -22,7 +22,12 @@ impl Rule {
         if !self.is_per_command() {
             return Match::certain_if(self.is_about(scene)).min(self.around(scene));
         }
-        let certain = words.commands.iter().map(|command| self.of_command(command)).max().unwrap_or(Match::No);
+        if self.raises() && self.is_every_command() {
+            return self.around(scene);
+        }
+        let inner = words.inner.iter().filter(|_| self.raises());
+        let certain =
+            words.commands.iter().chain(inner).map(|command| self.of_command(command)).max().unwrap_or(Match::No);
         let own = if certain == Match::No { self.loosely(words) } else { certain };
         own.min(self.around(scene))
     }
@@ -36,6 +41,13 @@ impl Rule {
             Subject::Act(act) => self.of_act(act, scene),
         };
         own.min(self.around(scene))
+    }
+
+    /// True where any command is meant, understood or not.
+    pub(super) fn is_every_command(&self) -> bool {
+        matches!(&self.matcher, Matcher::Command { prefix, glob, options, .. }
+            if prefix.is_empty() && options.present.is_empty() && options.absent.is_empty()
+                && glob.iter().any(|glob| glob == "*"))
     }
 
     /// True where it looks at single commands.
@@ -92,9 +104,15 @@ impl Rule {
         there.chain(missing).min().unwrap_or(Match::Certain)
     }
 
+    /// Its words behind a wrapper, for certain or perhaps.
+    pub(super) fn behind(&self, words: &Words) -> Match {
+        let inner = words.inner.iter().filter(|_| self.raises()).map(|command| self.of_command(command));
+        inner.max().unwrap_or(Match::No).max(self.loosely(words))
+    }
+
     /// Its words among all words of a text that is not plain, or behind a
     /// program that runs others. Never reason enough to allow.
-    pub(crate) fn loosely(&self, words: &Words) -> Match {
+    pub(super) fn loosely(&self, words: &Words) -> Match {
         let Matcher::Command { prefix, glob, options, .. } = &self.matcher else { return Match::No };
         if !self.raises() || words.loose.is_empty() {
             return Match::No;

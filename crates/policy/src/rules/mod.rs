@@ -421,7 +421,13 @@ mod tests {
         for script in ["git push", "git push -f", "ls; git push", "/usr/bin/git push", "g'i't \"push\"", "a|git push"] {
             check(&deny, script, Match::Certain);
         }
-        for script in ["sudo git push", "$(git push)", "bash -c 'git push'", "git pu\\sh", "if git push; then :; fi"] {
+        for script in ["sudo -u x git push", "timeout -k 1 30 git push", "env A=b nice -n 5 git push", "xargs git push"]
+        {
+            check(&deny, script, Match::Certain);
+        }
+        for script in
+            ["sudo -s git push", "$(git push)", "bash -c 'git push $X'", "git pu\\sh", "if git push; then :; fi"]
+        {
             check(&deny, script, Match::Possible);
         }
         for script in ["git pull", "git", "echo 'git push'", "git pushy", "git -C x push", "widget push"] {
@@ -455,7 +461,8 @@ mod tests {
         check(&deny, "/usr/bin/git push main", Match::Certain);
         check(&deny, "ls && git merge main", Match::Certain);
         check(&deny, "git push origin maint", Match::No);
-        check(&deny, "sudo git push main", Match::Possible);
+        check(&deny, "sudo git push main", Match::Certain);
+        check(&rule("glob = [\"*\"]", "deny"), "ls $(x)", Match::Certain);
         let allow = rule("glob = [\"git status*\"]", "allow");
         check(&allow, "git status -s", Match::Certain);
         check(&allow, "'git status' -s", Match::No);
@@ -473,7 +480,7 @@ mod tests {
         }
         check(&deny, "rm --forc -r x", Match::Possible);
         check(&deny, "rm -r x -- -f", Match::Possible);
-        check(&deny, "sudo rm -rf x", Match::Possible);
+        check(&deny, "sudo rm -rf x", Match::Certain);
         check(&deny, "rm -r x", Match::No);
         let allow = rule("prefix = [\"sort\"]\noptions.absent = [[\"-o\", \"--output\"]]", "allow");
         check(&allow, "sort -n x", Match::Certain);

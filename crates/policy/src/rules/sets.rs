@@ -168,8 +168,11 @@ impl RuleSet {
         // Text that is not plain has words that no command of it shows.
         let Subject::Command { words, .. } = scene.subject else { return };
         for rule in self.rules.iter().filter(|rule| rule.raises()) {
-            let found = if rule.is_per_command() {
-                rule.loosely(words).min(rule.around(scene))
+            let found = if !words.plain && rule.is_every_command() {
+                // Nothing before it applies for certain to what is not understood.
+                rule.around(scene)
+            } else if rule.is_per_command() {
+                rule.behind(words).min(rule.around(scene))
             } else if words.plain {
                 Match::No
             } else {

@@ -1,0 +1,190 @@
+//! The `sandbox` part of Claude Code's settings: what it permits and refuses
+//! becomes powers of profile `workspace` and rules about hosts.
+//!
+//! Must not know permission rules.
+
+use stockade_model::Verdict;
+
+use super::Carried;
+use super::claude::Reader;
+use super::json::{Fault, Spanned};
+use crate::draft::{DraftRule, quoted};
+use crate::file::ProvenanceSection;
+use crate::pattern::HostPattern;
+use crate::text::{ConfigPath, ProtectedName};
+
+pub(super) fn carry(reader: &mut Reader<'_>, sandbox: &Spanned) -> Result<(), Fault> {
+    let Some(entries) = sandbox.object() else {
+        return Err(Fault { at: sandbox.at, why: format!("expected an object, found {}", sandbox.kind()) });
+    };
+    for (key, value) in entries {
+        match (key.name.as_str(), value.bool()) {
+            ("enabled", Some(true)) => {
+                reader.sandboxed = true;
+                reader.imported.settings.insert("sandbox".to_owned(), quoted("require"));
+            }
+            ("enabled", Some(false)) => {
+                reader.note(value, "enabled: false", Carried::Stricter, "commands always run in a sandbox here");
+            }
+            ("autoAllowBashIfSandboxed", Some(false)) => {
+                reader.imported.settings.entry("approval_mode".to_owned()).or_insert_with(|| quoted("untrusted"));
+            }
+            ("autoAllowBashIfSandboxed", Some(true)) => {
+                reader.imported.settings.entry("approval_mode".to_owned()).or_insert_with(|| quoted("on-failure"));
+            }
+            ("failIfUnavailable" | "ignoreViolations" | "enableWeakerNestedSandbox", _) => {
+                reader.note(value, &key.name, Carried::Left, "without a sandbox nothing runs here");
+            }
+            ("allowUnsandboxedCommands", Some(false)) => {}
+            ("allowUnsandboxedCommands", _) => {
+                reader.note(value, &key.name, Carried::Stricter, "nothing runs without the sandbox on request");
+            }
+            ("excludedCommands", _) => {
+                for item in texts(value)? {
+                    let why = "no command runs outside the sandbox";
+                    reader.note(item, item.text().unwrap_or_default(), Carried::Stricter, why);
+                }
+            }
+            ("filesystem", _) => filesystem(reader, value)?,
+            ("network", _) => network(reader, value)?,
+            ("credentials", _) => credentials(reader, value)?,
+            (other, _) => reader.note(value, other, Carried::Weaker, "the key has no form here"),
+        }
+    }
+    Ok(())
+}
+
+fn texts(list: &Spanned) -> Result<&[Spanned], Fault> {
+    let Some(items) = list.list() else {
+        return Err(Fault { at: list.at, why: format!("expected a list, found {}", list.kind()) });
+    };
+    match items.iter().find(|item| item.text().is_none()) {
+        Some(item) => Err(Fault { at: item.at, why: format!("expected a string, found {}", item.kind()) }),
+        None => Ok(items),
+    }
+}
+
+/// Here `/` is the root, `~/` home, and the rest lies in the project.
+fn path(text: &str) -> Option<ConfigPath> {
+    let absolute = text.strip_prefix('/').filter(|rest| rest.starts_with('/')).unwrap_or(text);
+    let anchored = absolute.starts_with(['/', '~', '.']);
+    let text = if anchored { absolute.to_owned() } else { format!("./{text}") };
+    // A directory covers what lies in it.
+    text.trim_end_matches("/**").parse().ok()
+}
+
+fn filesystem(reader: &mut Reader<'_>, value: &Spanned) -> Result<(), Fault> {
+    for (key, list) in value.object().unwrap_or_default() {
+        if !matches!(key.name.as_str(), "allowWrite" | "denyWrite" | "denyRead" | "allowRead") {
+            if key.name == "disabled" && list.bool() == Some(true) {
+                reader.note(list, "disabled: true", Carried::Stricter, "the filesystem is always restricted here");
+            } else if list.bool() != Some(false) {
+                reader.note(list, &key.name, Carried::Left, "put the rules into `/etc/stockade/managed.toml`");
+            }
+            continue;
+        }
+        for item in texts(list)? {
+            let text = item.text().unwrap_or_default();
+            let Some(path) = path(text) else {
+                let refuses = key.name.starts_with("deny");
+                let carried = if refuses { Carried::Weaker } else { Carried::Left };
+                reader.note(item, text, carried, "a path with a pattern has no form in a profile");
+                continue;
+            };
+            match key.name.as_str() {
+                "allowWrite" => reader.imported.add_to_profile("write", path.to_string()),
+                "denyRead" => reader.imported.add_to_profile("hide", path.to_string()),
+                "allowRead" if path == ConfigPath::Workspace(Default::default()) => {}
+                "allowRead" => reader.imported.add_to_profile("reveal", path.to_string()),
+                _ => deny_write(reader, item, &path),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Outside the workspace nothing is written anyway; within it, names can be
+/// protected.
+fn deny_write(reader: &mut Reader<'_>, item: &Spanned, path: &ConfigPath) {
+    let text = item.text().unwrap_or_default().to_owned();
+    let ConfigPath::Workspace(rest) = path else {
+        return reader.note(
+            item,
+            &text,
+            Carried::Left,
+            "nothing outside the workspace is written unless it is granted",
+        );
+    };
+    match rest.to_str().map(str::parse::<ProtectedName>) {
+        Some(Ok(name)) => {
+            reader.imported.add_to_profile("protect", name.0.clone());
+            reader.note(item, &text, Carried::Stricter, "the name is protected in every writable directory");
+        }
+        _ => reader.note(item, &text, Carried::Weaker, "use profile `read-only` for a workspace that is not written"),
+    }
+}
+
+fn network(reader: &mut Reader<'_>, value: &Spanned) -> Result<(), Fault> {
+    for (key, list) in value.object().unwrap_or_default() {
+        match key.name.as_str() {
+            "allowedDomains" => hosts(reader, list, Verdict::Allow)?,
+            "deniedDomains" => hosts(reader, list, Verdict::Deny)?,
+            "allowUnixSockets" => {
+                for item in texts(list)? {
+                    match path(item.text().unwrap_or_default()) {
+                        Some(path) => reader.imported.add_to_profile("sockets", path.to_string()),
+                        None => {
+                            let shown = item.text().unwrap_or_default();
+                            reader.note(item, shown, Carried::Left, "a socket is named by its path");
+                        }
+                    }
+                }
+            }
+            "allowManagedDomainsOnly" | "strictAllowlist" => {
+                reader.note(list, &key.name, Carried::Left, "hosts that no rule allows are never reached unasked");
+            }
+            "allowAllUnixSockets" | "allowLocalBinding" | "httpProxyPort" | "socksProxyPort" => {
+                if list.bool() != Some(false) {
+                    reader.note(list, &key.name, Carried::Left, "it is granted one by one here");
+                }
+            }
+            other => reader.note(list, other, Carried::Weaker, "the key has no form here"),
+        }
+    }
+    Ok(())
+}
+
+fn hosts(reader: &mut Reader<'_>, list: &Spanned, effect: Verdict) -> Result<(), Fault> {
+    for item in texts(list)? {
+        let text = item.text().unwrap_or_default();
+        if text.parse::<HostPattern>().is_err() {
+            let note = reader.entry(item, text).dropped(effect, "this is no host");
+            reader.imported.notes.push(note);
+            continue;
+        }
+        let mut draft = DraftRule::new(effect, format!("imported: {text}"));
+        let by = format!("imported from claude, {}", reader.entry(item, text).origin());
+        draft.provenance = Some(ProvenanceSection { by, at: None, request: None });
+        draft.hosts = vec![text.to_ascii_lowercase()];
+        reader.imported.push(draft);
+    }
+    Ok(())
+}
+
+fn credentials(reader: &mut Reader<'_>, value: &Spanned) -> Result<(), Fault> {
+    for (key, list) in value.object().unwrap_or_default() {
+        for item in list.list().unwrap_or_default() {
+            let named = item.get("path").or(item.get("name")).and_then(Spanned::text).unwrap_or_default();
+            match (key.name.as_str(), path(named)) {
+                ("files", Some(path)) if !named.is_empty() => {
+                    reader.imported.add_to_profile("hide", path.to_string());
+                }
+                ("envVars", _) if named.parse::<crate::text::DropPattern>().is_ok() => {
+                    reader.imported.add_to_profile("env.drop", named.to_owned());
+                }
+                _ => reader.note(item, &key.name, Carried::Weaker, "the entry has no form here"),
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,278 @@
+//! Codex `.rules` files: `prefix_rule`, `network_rule`, `host_executable`, as
+//! the README of codex-rs/execpolicy (2026) documents them.
+//!
+//! There as here every rule that matches speaks and the strictest decides, and a
+//! rule's first word is the program. A program given by its path falls back to
+//! rules for its name; `host_executable` limits which paths may.
+
+use std::collections::BTreeMap;
+
+use stockade_model::Verdict;
+
+use super::json::Fault;
+use super::starlark::{self, Call, Value};
+use super::{Carried, Entry, Imported, Source, fault};
+use crate::draft::DraftRule;
+use crate::error::{ConfigError, Place};
+use crate::file::ProvenanceSection;
+use crate::pattern::{HostPattern, Word, split_port};
+use crate::rules::joined;
+
+pub(super) fn import(sources: &[Source]) -> Result<Imported, ConfigError> {
+    let mut files = Vec::new();
+    let mut hosts: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for source in sources {
+        let calls = starlark::read(&source.text).map_err(|wrong| fault(source, wrong))?;
+        for call in calls.iter().filter(|call| call.name == "host_executable") {
+            let (name, paths) = host_executable(call).map_err(|wrong| fault(source, wrong))?;
+            hosts.insert(name, paths);
+        }
+        files.push((source, calls));
+    }
+    let mut imported = Imported::default();
+    for (source, calls) in &files {
+        for call in calls {
+            let entry = Entry::new(&source.name, call.at, &shown(source, call.at));
+            match call.name.as_str() {
+                "prefix_rule" => prefix_rule(call, &entry, &hosts, &mut imported),
+                "network_rule" => network_rule(call, &entry, &mut imported),
+                "host_executable" => {
+                    note_home_paths(call, &entry, &hosts, &mut imported);
+                    Ok(())
+                }
+                other => Err(Fault { at: call.at, why: format!("there is no function `{other}`") }),
+            }
+            .map_err(|wrong| fault(source, wrong))?;
+        }
+    }
+    Ok(imported)
+}
+
+fn shown(source: &Source, at: Place) -> String {
+    source.text.lines().nth(at.line - 1).unwrap_or_default().trim().to_owned()
+}
+
+/// The arguments of a call by the names of its parameters.
+fn arguments<'a>(call: &'a Call, parameters: &[&str]) -> Result<BTreeMap<String, &'a Value>, Fault> {
+    let mut found: BTreeMap<String, &Value> = BTreeMap::new();
+    for (i, value) in call.positional.iter().enumerate() {
+        let Some(name) = parameters.get(i) else {
+            return Err(Fault { at: value.at, why: format!("`{}` takes {} arguments", call.name, parameters.len()) });
+        };
+        found.insert((*name).to_owned(), value);
+    }
+    for (at, name, value) in &call.named {
+        if !parameters.contains(&name.as_str()) {
+            let known = parameters.join("`, `");
+            return Err(Fault { at: *at, why: format!("`{}` has no `{name}`; it has `{known}`", call.name) });
+        }
+        if found.insert(name.clone(), value).is_some() {
+            return Err(Fault { at: *at, why: format!("`{name}` stands here twice") });
+        }
+    }
+    found.retain(|_, value| value.kind != starlark::Kind::None);
+    Ok(found)
+}
+
+fn needed<'a>(call: &Call, found: &BTreeMap<String, &'a Value>, name: &str) -> Result<&'a Value, Fault> {
+    found.get(name).copied().ok_or_else(|| Fault { at: call.at, why: format!("`{}` needs `{name}`", call.name) })
+}
+
+fn text(value: &Value) -> Result<&str, Fault> {
+    value.text().ok_or_else(|| Fault { at: value.at, why: format!("expected a string, found {}", value.kind_name()) })
+}
+
+fn list(value: &Value) -> Result<&[Value], Fault> {
+    value.list().ok_or_else(|| Fault { at: value.at, why: format!("expected a list, found {}", value.kind_name()) })
+}
+
+fn effect_of(value: Option<&&Value>, also_deny: bool) -> Result<Verdict, Fault> {
+    let Some(value) = value else { return Ok(Verdict::Allow) };
+    match text(value)? {
+        "allow" => Ok(Verdict::Allow),
+        "prompt" => Ok(Verdict::Ask),
+        "forbidden" => Ok(Verdict::Deny),
+        "deny" if also_deny => Ok(Verdict::Deny),
+        other => Err(Fault { at: value.at, why: format!("`{other}`: a decision is `allow`, `prompt` or `forbidden`") }),
+    }
+}
+
+fn justification_of(value: Option<&&Value>, entry: &Entry<'_>) -> Result<String, Fault> {
+    match value {
+        None => Ok(format!("imported from {}", entry.origin())),
+        Some(value) if text(value)?.trim().is_empty() => {
+            Err(Fault { at: value.at, why: "a justification is not empty".to_owned() })
+        }
+        Some(value) => Ok(text(value)?.to_owned()),
+    }
+}
+
+fn draft(effect: Verdict, justification: String, entry: &Entry<'_>) -> DraftRule {
+    let mut draft = DraftRule::new(effect, justification);
+    draft.provenance =
+        Some(ProvenanceSection { by: format!("imported from codex, {}", entry.origin()), at: None, request: None });
+    draft
+}
+
+fn pattern_of(value: &Value) -> Result<Vec<Word>, Fault> {
+    let mut words = Vec::new();
+    for element in list(value)? {
+        let word = match element.list() {
+            None => Word::one(text(element)?),
+            Some(alternatives) => {
+                let texts: Result<Vec<String>, Fault> =
+                    alternatives.iter().map(|one| text(one).map(str::to_owned)).collect();
+                Word::any(texts?)
+                    .ok_or_else(|| Fault { at: element.at, why: "alternatives are not empty".to_owned() })?
+            }
+        };
+        words.push(word);
+    }
+    if words.is_empty() { Err(Fault { at: value.at, why: "a pattern is not empty".to_owned() }) } else { Ok(words) }
+}
+
+fn prefix_rule(
+    call: &Call,
+    entry: &Entry<'_>,
+    hosts: &BTreeMap<String, Vec<String>>,
+    imported: &mut Imported,
+) -> Result<(), Fault> {
+    let found = arguments(call, &["pattern", "decision", "match", "not_match", "justification"])?;
+    let pattern = pattern_of(needed(call, &found, "pattern")?)?;
+    let effect = effect_of(found.get("decision"), false)?;
+    let mut rule = draft(effect, justification_of(found.get("justification"), entry)?, entry);
+    rule.matches = examples(found.get("match"))?;
+    rule.not_match = examples(found.get("not_match"))?;
+    let unusual = |word: &String| word.is_empty() || word.chars().any(char::is_control);
+    if pattern.len() > 32 || pattern.iter().any(|word| word.alternatives().iter().any(unusual)) {
+        let why = "a rule here has at most 32 words, none of them empty or with controls";
+        imported.notes.push(entry.dropped(effect, why));
+        return Ok(());
+    }
+    if effect != Verdict::Allow && pattern[0].alternatives().iter().any(|program| program.contains('/')) {
+        imported.notes.push(entry.note(Carried::Stricter, "every program of that name is meant, wherever it lies"));
+    }
+    rule.prefix = pattern;
+    if effect == Verdict::Allow {
+        rule.prefix[0] = with_paths(&rule.prefix[0], hosts);
+    }
+    imported.push(rule);
+    Ok(())
+}
+
+/// An allow rule means exactly its program; the paths that `host_executable`
+/// lists for it are the same program.
+fn with_paths(program: &Word, hosts: &BTreeMap<String, Vec<String>>) -> Word {
+    let mut names: Vec<String> = program.alternatives().to_vec();
+    for name in program.alternatives() {
+        for path in hosts.get(name).into_iter().flatten().filter(|path| path.starts_with('/')) {
+            if !names.contains(path) {
+                names.push(path.clone());
+            }
+        }
+    }
+    Word::any(names).unwrap_or_else(|| program.clone())
+}
+
+/// Strings as they stand, lists of words joined; a list that is empty or a
+/// string that is no command is an error there as well.
+fn examples(value: Option<&&Value>) -> Result<Vec<String>, Fault> {
+    let Some(value) = value else { return Ok(Vec::new()) };
+    let mut all = Vec::new();
+    for example in list(value)? {
+        let line = match example.list() {
+            None => text(example)?.to_owned(),
+            Some(words) => {
+                let words: Result<Vec<String>, Fault> =
+                    words.iter().map(|word| text(word).map(str::to_owned)).collect();
+                joined(&words?)
+            }
+        };
+        if line.trim().is_empty() {
+            return Err(Fault { at: example.at, why: "an example is not empty".to_owned() });
+        }
+        all.push(line);
+    }
+    Ok(all)
+}
+
+fn host_executable(call: &Call) -> Result<(String, Vec<String>), Fault> {
+    let found = arguments(call, &["name", "paths"])?;
+    let name_value = needed(call, &found, "name")?;
+    let name = text(name_value)?;
+    if name.is_empty() || name.contains('/') {
+        return Err(Fault { at: name_value.at, why: format!("`{name}` is no bare name of a program") });
+    }
+    let mut paths = Vec::new();
+    for value in list(needed(call, &found, "paths")?)? {
+        let path = text(value)?;
+        if !path.starts_with('/') && !path.starts_with("~/") {
+            return Err(Fault { at: value.at, why: format!("`{path}` is neither absolute nor starts with `~/`") });
+        }
+        if path.rsplit('/').next() != Some(name) {
+            return Err(Fault { at: value.at, why: format!("`{path}` does not end in `{name}`") });
+        }
+        paths.push(path.to_owned());
+    }
+    Ok((name.to_owned(), paths))
+}
+
+fn note_home_paths(call: &Call, entry: &Entry<'_>, hosts: &BTreeMap<String, Vec<String>>, imported: &mut Imported) {
+    let Ok((name, _)) = host_executable(call) else { return };
+    if hosts.get(&name).is_some_and(|paths| paths.iter().any(|path| path.starts_with("~/"))) {
+        let why = "a program is named by its whole path here: paths that start with `~/` are asked about";
+        imported.notes.push(entry.note(Carried::Left, why));
+    }
+}
+
+fn network_rule(call: &Call, entry: &Entry<'_>, imported: &mut Imported) -> Result<(), Fault> {
+    let found = arguments(call, &["host", "protocol", "decision", "justification"])?;
+    let host_value = needed(call, &found, "host")?;
+    let host = host_of(host_value)?;
+    let protocol_value = needed(call, &found, "protocol")?;
+    let protocol = text(protocol_value)?;
+    let port = match protocol {
+        "http" => Some(80),
+        "https" | "https_connect" | "http-connect" => Some(443),
+        "socks5_tcp" => None,
+        "socks5_udp" => None,
+        other => {
+            let why = format!("`{other}`: a protocol is `http`, `https`, `socks5_tcp` or `socks5_udp`");
+            return Err(Fault { at: protocol_value.at, why });
+        }
+    };
+    let decision = needed(call, &found, "decision")?;
+    let effect = effect_of(Some(&decision), true)?;
+    let mut rule = draft(effect, justification_of(found.get("justification"), entry)?, entry);
+    if protocol == "socks5_udp" && effect == Verdict::Allow {
+        imported.notes.push(entry.note(Carried::Left, "only TCP is let out"));
+        return Ok(());
+    }
+    rule.hosts = vec![match port {
+        Some(port) if effect == Verdict::Allow && host.contains(':') => format!("[{host}]:{port}"),
+        Some(port) if effect == Verdict::Allow => format!("{host}:{port}"),
+        _ => host,
+    }];
+    if let (Some(port), Verdict::Allow) = (port, effect) {
+        imported.notes.push(entry.note(Carried::Stricter, format!("`{protocol}` is carried as port {port}")));
+    } else if effect != Verdict::Allow {
+        imported.notes.push(entry.note(Carried::Stricter, "protocols are not told apart: every port is meant"));
+    }
+    imported.push(rule);
+    Ok(())
+}
+
+/// A host without scheme and path; a port behind it means nothing there.
+fn host_of(value: &Value) -> Result<String, Fault> {
+    let raw = text(value)?.trim();
+    let wrong = |why: &str| Err(Fault { at: value.at, why: format!("`{raw}`: {why}") });
+    if raw.contains("://") || raw.contains(['/', '?', '#']) {
+        return wrong("a host has no scheme and no path");
+    }
+    let (host, _) = split_port(raw);
+    let host = host.trim_end_matches('.').to_ascii_lowercase();
+    if host.contains('*') {
+        return wrong("a host is named in full, without `*`");
+    }
+    if host.parse::<HostPattern>().is_err() { wrong("this is no host") } else { Ok(host) }
+}

@@ -1,0 +1,237 @@
+//! Gemini CLI's `settings.json`: lists of tools and servers, which become rules
+//! of fixed priorities (packages/core/src/policy/config.ts, 2026).
+//!
+//! Must not know files of policies; `gemini` puts both in order.
+
+use stockade_model::Verdict;
+
+use super::gemini::{Conditions, Made, Ranked, SHELL_TOOLS};
+use super::json::{self, Fault, Spanned};
+use super::{Carried, Entry, Imported, Source, fault};
+use crate::draft::quoted;
+use crate::error::ConfigError;
+
+/// Priorities within the user's tier, in thousandths.
+const EXCLUDED_SERVERS: i64 = 900;
+const EXCLUDED_TOOLS: i64 = 400;
+const CONFIRMED_TOOLS: i64 = 350;
+const ALLOWED_TOOLS: i64 = 300;
+const CORE_TOOLS: i64 = 250;
+const TRUSTED_SERVERS: i64 = 200;
+const ALLOWED_SERVERS: i64 = 100;
+/// How far below its list the rule stands that refuses the rest.
+const REST: i64 = 10;
+
+pub(super) fn rules(source: &Source, imported: &mut Imported) -> Result<Vec<Ranked>, ConfigError> {
+    let settings = json::read(&source.text, true).map_err(|wrong| fault(source, wrong))?;
+    if settings.object().is_none() {
+        let why = format!("settings are an object, not {}", settings.kind());
+        return Err(fault(source, Fault { at: settings.at, why }));
+    }
+    let mut reader = Reader { source, ranked: Vec::new(), imported };
+    reader.settings(&settings).map_err(|wrong| fault(source, wrong))?;
+    Ok(reader.ranked)
+}
+
+struct Reader<'a> {
+    source: &'a Source,
+    ranked: Vec<Ranked>,
+    imported: &'a mut Imported,
+}
+
+impl<'a> Reader<'a> {
+    fn entry(&self, at: &Spanned, shown: &str) -> Entry<'a> {
+        Entry::new(&self.source.name, at.at, shown)
+    }
+
+    fn settings(&mut self, settings: &Spanned) -> Result<(), Fault> {
+        let tools = settings.get("tools");
+        let within = |key: &str| tools.and_then(|tools| tools.get(key));
+        // Names of before the settings were grouped come second.
+        let old = |key: &str| settings.get(key);
+        self.servers(settings.get("mcp").and_then(|mcp| mcp.get("excluded")), Verdict::Deny, EXCLUDED_SERVERS)?;
+        self.tools(within("exclude").or(old("excludeTools")), Verdict::Deny, EXCLUDED_TOOLS)?;
+        self.tools(within("confirmationRequired"), Verdict::Ask, CONFIRMED_TOOLS)?;
+        let allowed = within("allowed").or(old("allowedTools"));
+        self.tools(allowed, Verdict::Allow, ALLOWED_TOOLS)?;
+        self.rest_of_shell(allowed)?;
+        let core = within("core").or(old("coreTools"));
+        self.tools(core, Verdict::Allow, CORE_TOOLS)?;
+        if let Some(core) = core {
+            self.push("*", None, core, Verdict::Deny, "only the tools of `tools.core` are there", CORE_TOOLS - REST);
+        }
+        self.trusted(settings.get("mcpServers"))?;
+        self.servers(settings.get("mcp").and_then(|mcp| mcp.get("allowed")), Verdict::Allow, ALLOWED_SERVERS)?;
+        self.sandbox(tools);
+        self.others(settings)
+    }
+
+    fn texts<'s>(&self, list: &'s Spanned) -> Result<Vec<(&'s Spanned, &'s str)>, Fault> {
+        let Some(items) = list.list() else {
+            return Err(Fault { at: list.at, why: format!("expected a list, found {}", list.kind()) });
+        };
+        let text = |item: &'s Spanned| match item.text() {
+            Some(text) if !text.is_empty() => Ok((item, text)),
+            _ => Err(Fault { at: item.at, why: format!("expected a name, found {}", item.kind()) }),
+        };
+        items.iter().map(text).collect()
+    }
+
+    fn push(&mut self, tool: &str, server: Option<&str>, at: &Spanned, effect: Verdict, why: &str, priority: i64) {
+        let entry = self.entry(at, tool);
+        let mut made = Made { entry, effect, justification: why.to_owned(), drafts: Vec::new(), lost: false };
+        made.add(tool, server, &Conditions::None, self.imported);
+        self.ranked.push(Ranked { priority, drafts: made.drafts });
+    }
+
+    fn why(&self, at: &Spanned) -> String {
+        format!("imported from {}:{}", self.source.name, at.at.line)
+    }
+
+    /// `TOOL`, or `TOOL(prefix)` where the tool runs commands.
+    fn tools(&mut self, list: Option<&Spanned>, effect: Verdict, priority: i64) -> Result<(), Fault> {
+        let Some(list) = list else { return Ok(()) };
+        for (at, text) in self.texts(list)? {
+            let why = self.why(at);
+            let (name, prefix) = split(text);
+            let Some(prefix) = prefix.filter(|_| effect == Verdict::Allow) else {
+                // Only allow lists know the form with a prefix: elsewhere the
+                // whole text is a name, which no tool has.
+                if prefix.is_some() {
+                    let note = self.entry(at, text).dropped(effect, "there, a prefix means nothing in this list");
+                    self.imported.notes.push(note);
+                } else {
+                    self.push(name, None, at, effect, &why, priority);
+                }
+                continue;
+            };
+            if !SHELL_TOOLS.contains(&name) {
+                // Its arguments are ignored there, so that it allows the tool.
+                self.push(name, None, at, effect, &why, priority);
+                continue;
+            }
+            let mut made =
+                Made { entry: self.entry(at, text), effect, justification: why, drafts: Vec::new(), lost: false };
+            let conditions =
+                if prefix.is_empty() { Conditions::None } else { Conditions::Prefixes(vec![prefix.to_owned()]) };
+            made.add(name, None, &conditions, self.imported);
+            self.ranked.push(Ranked { priority, drafts: made.drafts });
+        }
+        Ok(())
+    }
+
+    /// Where commands are allowed by prefix, the others are refused.
+    fn rest_of_shell(&mut self, list: Option<&Spanned>) -> Result<(), Fault> {
+        let Some(list) = list else { return Ok(()) };
+        let narrows = |text: &str| matches!(split(text), (name, Some(_)) if SHELL_TOOLS.contains(&name));
+        if self.texts(list)?.iter().any(|(_, text)| narrows(text)) {
+            let why = "only the commands of `tools.allowed` are there";
+            self.push(SHELL_TOOLS[0], None, list, Verdict::Deny, why, ALLOWED_TOOLS - REST);
+        }
+        Ok(())
+    }
+
+    fn servers(&mut self, list: Option<&Spanned>, effect: Verdict, priority: i64) -> Result<(), Fault> {
+        let Some(list) = list else { return Ok(()) };
+        for (at, name) in self.texts(list)? {
+            let why = self.why(at);
+            self.push("*", Some(name), at, effect, &why, priority);
+        }
+        Ok(())
+    }
+
+    fn trusted(&mut self, servers: Option<&Spanned>) -> Result<(), Fault> {
+        let Some(servers) = servers else { return Ok(()) };
+        let Some(entries) = servers.object() else {
+            return Err(Fault { at: servers.at, why: format!("expected an object, found {}", servers.kind()) });
+        };
+        for (name, server) in entries {
+            if server.get("trust").and_then(Spanned::bool) == Some(true) {
+                let why = self.why(server);
+                self.push("*", Some(&name.name), server, Verdict::Allow, &why, TRUSTED_SERVERS);
+            }
+            for key in ["includeTools", "excludeTools"] {
+                if let Some(list) = server.get(key) {
+                    let effect = if key == "includeTools" { Verdict::Allow } else { Verdict::Deny };
+                    for (at, tool) in self.texts(list)? {
+                        if effect == Verdict::Deny {
+                            let why = self.why(at);
+                            self.push(tool, Some(&name.name), at, effect, &why, EXCLUDED_SERVERS);
+                        } else {
+                            let why = "which tools a server offers is the agent's to say";
+                            let note = self.entry(at, &format!("{key}: {tool}")).note(Carried::Weaker, why);
+                            self.imported.notes.push(note);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn sandbox(&mut self, tools: Option<&Spanned>) {
+        let Some(tools) = tools else { return };
+        if let Some(sandbox) = tools.get("sandbox") {
+            if sandbox.bool() == Some(false) {
+                let note = self.entry(sandbox, "tools.sandbox: false");
+                self.imported.notes.push(note.note(Carried::Stricter, "commands always run in a sandbox here"));
+            } else {
+                self.imported.settings.insert("sandbox".to_owned(), quoted("require"));
+            }
+        }
+        if let Some(paths) = tools.get("sandboxAllowedPaths") {
+            for at in paths.list().unwrap_or_default() {
+                let path = at.text().unwrap_or_default();
+                let plain = path.parse::<crate::text::ConfigPath>().is_ok();
+                if plain && path.starts_with('/') {
+                    self.imported.add_to_profile("write", path.to_owned());
+                } else {
+                    let note = self.entry(at, path).note(Carried::Left, "only an absolute path has a form here");
+                    self.imported.notes.push(note);
+                }
+            }
+        }
+        if let Some(network) = tools.get("sandboxNetworkAccess").filter(|value| value.bool() == Some(true)) {
+            let why = "the whole network is never given: allow `hosts` one by one";
+            let note = self.entry(network, "tools.sandboxNetworkAccess: true").note(Carried::Left, why);
+            self.imported.notes.push(note);
+        }
+    }
+
+    /// What else the settings hold about permissions; the rest is not ours.
+    fn others(&mut self, settings: &Spanned) -> Result<(), Fault> {
+        let security = settings.get("security").and_then(Spanned::object).unwrap_or_default();
+        for (key, value) in security {
+            let shown = format!("security.{}", key.name);
+            let (carried, why) = match (key.name.as_str(), value.bool()) {
+                ("disableYoloMode" | "disableAlwaysAllow" | "toolSandboxing", Some(true)) => {
+                    (Carried::Left, "nothing here does without questions or a sandbox")
+                }
+                ("environmentVariableRedaction", _) => {
+                    (Carried::Left, "variables that look like secrets never pass here")
+                }
+                ("folderTrust" | "auth" | "enablePermanentToolApproval" | "autoAddToPolicyByDefault", _) => {
+                    (Carried::Left, "it is about the agent itself")
+                }
+                (_, Some(false)) => continue,
+                _ => (Carried::Weaker, "it has no form here"),
+            };
+            let note = self.entry(value, &shown).note(carried, why);
+            self.imported.notes.push(note);
+        }
+        Ok(())
+    }
+}
+
+/// `name(arguments)` in parts; a name holds letters, digits, `_` and `-`.
+fn split(text: &str) -> (&str, Option<&str>) {
+    let parts = text.strip_suffix(')').and_then(|text| text.split_once('('));
+    match parts {
+        Some((name, arguments))
+            if !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-') =>
+        {
+            (name, Some(arguments))
+        }
+        _ => (text, None),
+    }
+}

@@ -1,0 +1,251 @@
+//! Rules of other tools, brought into ours. Each importer reads a documented
+//! format, carries what means the same here, and says line by line what it could
+//! not carry or carries more strictly. A text that cannot be read is an error
+//! with its place; then nothing is imported.
+//!
+//! Must not run anything, read files, or write them. What is uncertain is
+//! carried as the stricter: an `allow` that cannot be told exactly is left out,
+//! an `ask` or `deny` becomes broader.
+
+mod claude;
+mod claude_sandbox;
+mod codex;
+mod gemini;
+mod gemini_settings;
+mod json;
+mod regex;
+mod starlark;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use stockade_model::{RawText, Verdict};
+
+use crate::draft::{DraftRule, comment, quoted};
+use crate::error::{ConfigError, Place};
+use crate::file::Combining;
+use crate::parse::parse_content;
+
+/// Whose rules they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tool {
+    /// Codex: `.rules` files (Starlark).
+    Codex,
+    /// Claude Code: `settings.json`.
+    Claude,
+    /// Gemini CLI: `policies/*.toml` and `settings.json`.
+    Gemini,
+}
+
+/// One file to import.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// Its name, for messages.
+    pub name: String,
+    /// What it says.
+    pub text: String,
+}
+
+/// What became of one entry that is not carried as it stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Carried {
+    /// Not at all, and nothing is lost by it: it allowed something, which is now
+    /// asked about, or speaks of what does not exist here.
+    Left,
+    /// More strictly than it was meant.
+    Stricter,
+    /// Not at all or in part, and it refused or asked: look at it by hand.
+    Weaker,
+}
+
+/// A note about one entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// The file.
+    pub source: String,
+    /// Where in it.
+    pub place: Place,
+    /// The entry, as it stands, shortened.
+    pub entry: String,
+    /// What became of it.
+    pub carried: Carried,
+    /// Why.
+    pub why: String,
+}
+
+/// What an import gives.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Imported {
+    /// Keys at the top, as `key` and TOML value.
+    pub settings: BTreeMap<String, String>,
+    /// Additions to profile `workspace`: lists by key.
+    pub profile: BTreeMap<String, Vec<String>>,
+    /// Rules, in order.
+    pub rules: Vec<DraftRule>,
+    /// What was not carried as it stands, in order.
+    pub notes: Vec<Note>,
+}
+
+impl Imported {
+    /// A configuration file with what was imported and, as comments, what was
+    /// not.
+    pub fn to_toml(&self) -> String {
+        let mut text = String::new();
+        for note in &self.notes {
+            text.push_str(&comment(&note.to_string()));
+        }
+        if !self.notes.is_empty() {
+            text.push('\n');
+        }
+        for (key, value) in &self.settings {
+            let _ = writeln!(text, "{key} = {value}");
+        }
+        if !self.profile.is_empty() {
+            text.push_str(if self.settings.is_empty() { "[profiles.workspace]\n" } else { "\n[profiles.workspace]\n" });
+            for (key, values) in &self.profile {
+                let values: Vec<String> = values.iter().map(|value| quoted(value)).collect();
+                let _ = writeln!(text, "{key} = [{}]", values.join(", "));
+            }
+        }
+        for rule in &self.rules {
+            if !text.is_empty() {
+                text.push('\n');
+            }
+            text.push_str(&rule.to_toml());
+        }
+        text
+    }
+
+    fn add_to_profile(&mut self, key: &str, value: String) {
+        let list = self.profile.entry(key.to_owned()).or_default();
+        if !list.contains(&value) {
+            list.push(value);
+        }
+    }
+
+    fn push(&mut self, rule: DraftRule) {
+        if !self.rules.contains(&rule) {
+            self.rules.push(rule);
+        }
+    }
+
+    fn combine_by(&mut self, combining: Combining) {
+        if combining == Combining::FirstApplicable {
+            self.settings.insert("combining".to_owned(), quoted("first-applicable"));
+        }
+    }
+}
+
+impl std::fmt::Display for Note {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let escaped = |text: &str| RawText::from(text).escaped();
+        let became = match self.carried {
+            Carried::Left => "not carried",
+            Carried::Stricter => "carried more strictly",
+            Carried::Weaker => "NOT CARRIED, look at it",
+        };
+        let (source, entry) = (escaped(&self.source), escaped(&self.entry));
+        write!(f, "{source}:{}: `{entry}`: {became}: {}", self.place, escaped(&self.why))
+    }
+}
+
+/// Imports one or more files of a tool, as the tool itself would merge them.
+///
+/// # Errors
+/// When a file is not of its format; the error names file, line and column.
+pub fn import(tool: Tool, sources: &[Source]) -> Result<Imported, ConfigError> {
+    let mut imported = match tool {
+        Tool::Codex => codex::import(sources)?,
+        Tool::Claude => claude::import(sources)?,
+        Tool::Gemini => gemini::import(sources)?,
+    };
+    imported.rules = imported.rules.into_iter().map(without_broken_examples).collect();
+    // What comes out must be readable, whatever went in.
+    parse_content::<crate::file::ConfigFile>(Path::new("what was imported"), &imported.to_toml())?;
+    Ok(imported)
+}
+
+/// Examples of other tools may rest on how they read text; those that do not
+/// hold here are dropped, the rule is not.
+fn without_broken_examples(mut draft: DraftRule) -> DraftRule {
+    let holds = |draft: &DraftRule| {
+        let file = parse_content::<crate::file::ConfigFile>(Path::new(""), &draft.to_toml());
+        file.is_ok_and(|file| {
+            file.rules.iter().all(|section| crate::rules::Rule::new(section, crate::spec::Origin::Default).is_ok())
+        })
+    };
+    if draft.matches.is_empty() && draft.not_match.is_empty() {
+        return draft;
+    }
+    let keep = |examples: &[String], put: &dyn Fn(&mut DraftRule, Vec<String>)| -> Vec<String> {
+        let one = |example: &&String| {
+            let mut alone = DraftRule { matches: Vec::new(), not_match: Vec::new(), ..draft.clone() };
+            put(&mut alone, vec![(*example).clone()]);
+            holds(&alone)
+        };
+        examples.iter().filter(one).cloned().collect()
+    };
+    let matches = keep(&draft.matches, &|draft, list| draft.matches = list);
+    let not_match = keep(&draft.not_match, &|draft, list| draft.not_match = list);
+    draft.matches = matches;
+    draft.not_match = not_match;
+    draft
+}
+
+/// An entry on its way: where it stands and how it is shown in a note.
+#[derive(Clone, Debug)]
+struct Entry<'a> {
+    source: &'a str,
+    place: Place,
+    shown: String,
+}
+
+/// Longest entry shown in a note, in characters.
+const MAX_SHOWN: usize = 120;
+
+impl<'a> Entry<'a> {
+    fn new(source: &'a str, place: Place, shown: &str) -> Self {
+        let mut short: String = shown.chars().take(MAX_SHOWN).collect();
+        if short.len() < shown.len() {
+            short.push('…');
+        }
+        Self { source, place, shown: short }
+    }
+
+    fn note(&self, carried: Carried, why: impl Into<String>) -> Note {
+        Note { source: self.source.to_owned(), place: self.place, entry: self.shown.clone(), carried, why: why.into() }
+    }
+
+    /// Not carried: harmless for an `allow`, not for the others.
+    fn dropped(&self, effect: Verdict, why: impl Into<String>) -> Note {
+        self.note(if effect == Verdict::Allow { Carried::Left } else { Carried::Weaker }, why)
+    }
+
+    fn origin(&self) -> String {
+        format!("{}:{}", self.source, self.place.line)
+    }
+}
+
+fn fault(source: &Source, fault: json::Fault) -> ConfigError {
+    ConfigError::new(Path::new(&source.name), Some(fault.at), fault.why)
+        .hint("nothing was imported; correct it, or take it out")
+}
+
+/// A command prefix as text, as words: `None` where a shell would read it
+/// otherwise.
+fn plain_words(text: &str) -> Option<Vec<String>> {
+    let words = crate::words::of_script(text.as_bytes());
+    match (words.plain, words.commands.as_slice()) {
+        (true, [one]) => Some(one.clone()),
+        _ => None,
+    }
+}
+
+/// A command pattern with `*`, as our globs have it, where each word is plain.
+fn plain_glob(text: &str) -> Option<String> {
+    let parts: Vec<&str> = text.split(' ').collect();
+    let plain =
+        |part: &&str| !part.is_empty() && part.chars().all(|c| c.is_ascii_alphanumeric() || "_-./:=,+@%*".contains(c));
+    parts.iter().all(plain).then(|| parts.join(" "))
+}

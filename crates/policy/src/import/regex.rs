@@ -1,0 +1,239 @@
+//! The part of regular expressions that our globs can say: literals, groups of
+//! alternatives, `?`, `.*`. What goes beyond is said more broadly, and that it
+//! was is told, so that an `allow` never becomes wider.
+//!
+//! Must not match anything: it only translates.
+
+/// Most globs that one expression may become.
+const MAX_GLOBS: usize = 64;
+/// Deepest nest of groups.
+const MAX_DEPTH: usize = 8;
+
+/// Globs that together match at least what the expression does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Globs {
+    /// `*` stands for anything.
+    pub globs: Vec<String>,
+    /// True where they match more than it.
+    pub broader: bool,
+}
+
+/// Translates an expression that is searched from the start of a text that ends
+/// in a quote, as a command does in JSON: without a quote at its end anything may
+/// follow.
+pub(super) fn globs_of(expression: &str) -> Result<Globs, &'static str> {
+    let mut reader = Reader { rest: expression, broader: false, depth: 0 };
+    let variants = reader.alternatives()?;
+    if !reader.rest.is_empty() {
+        return Err("a `)` closes nothing");
+    }
+    let mut globs = Vec::new();
+    for variant in variants {
+        let mut glob = match variant.split_once('"') {
+            Some((text, "")) => text.to_owned(),
+            Some(_) => return Err("a quote stands within it"),
+            None => format!("{variant}*"),
+        };
+        while glob.contains("**") {
+            glob = glob.replace("**", "*");
+        }
+        if glob.is_empty() {
+            return Err("it matches the empty text");
+        }
+        if !globs.contains(&glob) {
+            globs.push(glob);
+        }
+    }
+    Ok(Globs { globs, broader: reader.broader })
+}
+
+struct Reader<'a> {
+    rest: &'a str,
+    broader: bool,
+    depth: usize,
+}
+
+/// What one atom may be, and whether it is `.`, which repeats as `*`.
+struct Atom {
+    variants: Vec<String>,
+    any: bool,
+}
+
+impl Reader<'_> {
+    fn alternatives(&mut self) -> Result<Vec<String>, &'static str> {
+        if self.depth > MAX_DEPTH {
+            return Err("its groups are nested too deeply");
+        }
+        let mut all = self.sequence()?;
+        while self.next_is("|") {
+            all.extend(self.sequence()?);
+        }
+        bounded(all)
+    }
+
+    fn sequence(&mut self) -> Result<Vec<String>, &'static str> {
+        let mut all = vec![String::new()];
+        while !self.rest.is_empty() && !self.rest.starts_with(['|', ')']) {
+            let atom = self.atom()?;
+            let variants = self.repeated(atom)?;
+            let mut next = Vec::new();
+            for front in &all {
+                next.extend(variants.iter().map(|back| format!("{front}{back}")));
+            }
+            all = bounded(next)?;
+        }
+        Ok(all)
+    }
+
+    fn next_is(&mut self, text: &str) -> bool {
+        match self.rest.strip_prefix(text) {
+            Some(rest) => {
+                self.rest = rest;
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn take(&mut self) -> Option<char> {
+        let c = self.rest.chars().next()?;
+        self.rest = &self.rest[c.len_utf8()..];
+        Some(c)
+    }
+
+    fn atom(&mut self) -> Result<Atom, &'static str> {
+        let one = |text: &str| Ok(Atom { variants: vec![text.to_owned()], any: false });
+        match self.take() {
+            Some('\\') => self.escape(),
+            Some('.') => Ok(Atom { variants: vec!["*".to_owned()], any: true }),
+            Some('[') => {
+                self.class()?;
+                self.broader = true;
+                one("*")
+            }
+            Some('(') => {
+                if self.rest.starts_with('?') && !self.next_is("?:") {
+                    return Err("it looks ahead or behind");
+                }
+                self.depth += 1;
+                let variants = self.alternatives()?;
+                self.depth -= 1;
+                if !self.next_is(")") {
+                    return Err("a `(` is not closed");
+                }
+                Ok(Atom { variants, any: false })
+            }
+            Some('^' | '$') => Err("`^` and `$` mean the JSON around the command there, so that it never matches"),
+            Some('*' | '+' | '?' | '{' | '}' | ']') => Err("it is no regular expression"),
+            Some(c) if c.is_control() => Err("it holds a control"),
+            Some(c) => one(&c.to_string()),
+            None => Err("it ends too early"),
+        }
+    }
+
+    fn escape(&mut self) -> Result<Atom, &'static str> {
+        let one = |text: String| Ok(Atom { variants: vec![text], any: false });
+        match self.take() {
+            Some('s') => one(" ".to_owned()),
+            Some('b') => {
+                self.broader = true;
+                one(String::new())
+            }
+            Some('S' | 'w' | 'd' | 'W' | 'D') => {
+                self.broader = true;
+                one("*".to_owned())
+            }
+            Some('*') => {
+                // Our globs have no literal `*`.
+                self.broader = true;
+                one("*".to_owned())
+            }
+            Some('\\' | '"') => Err("it looks for what JSON escapes"),
+            Some(c) if c.is_ascii_punctuation() || c == ' ' => one(c.to_string()),
+            _ => Err("an escape of it has no form here"),
+        }
+    }
+
+    /// A class up to its end; what is in it does not matter.
+    fn class(&mut self) -> Result<(), &'static str> {
+        let mut first = true;
+        self.next_is("^");
+        while let Some(c) = self.take() {
+            match c {
+                ']' if !first => return Ok(()),
+                '\\' => {
+                    self.take();
+                }
+                _ => {}
+            }
+            first = false;
+        }
+        Err("a `[` is not closed")
+    }
+
+    fn repeated(&mut self, atom: Atom) -> Result<Vec<String>, &'static str> {
+        let is_blank = atom.variants == [" "];
+        let variants = if self.next_is("*") {
+            self.broader |= !atom.any && !is_blank;
+            if is_blank { vec![String::new(), " ".to_owned()] } else { vec!["*".to_owned()] }
+        } else if self.next_is("+") {
+            // Words are joined by one blank.
+            self.broader |= !is_blank;
+            if atom.any || is_blank {
+                atom.variants
+            } else {
+                atom.variants.iter().map(|text| format!("{text}*")).collect()
+            }
+        } else if self.next_is("?") {
+            let mut with = atom.variants;
+            self.broader |= atom.any;
+            with.push(String::new());
+            with
+        } else if self.rest.starts_with('{') {
+            return Err("it counts");
+        } else {
+            self.broader |= atom.any;
+            return Ok(atom.variants);
+        };
+        // `.*?` and the like differ in what they take first, not in what they match.
+        self.next_is("?");
+        bounded(variants)
+    }
+}
+
+fn bounded(all: Vec<String>) -> Result<Vec<String>, &'static str> {
+    if all.len() > MAX_GLOBS { Err("it has too many alternatives") } else { Ok(all) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(expression: &str, expected: &[&str], broader: bool) {
+        let found = globs_of(expression).unwrap();
+        assert_eq!(
+            (found.globs.iter().map(String::as_str).collect::<Vec<_>>(), found.broader),
+            (expected.to_vec(), broader),
+            "{expression}"
+        );
+    }
+
+    #[test]
+    fn what_globs_can_say() {
+        check("git status", &["git status*"], false);
+        check("git (commit|push)", &["git commit*", "git push*"], false);
+        check("git status\"", &["git status"], false);
+        check("npm (run )?test", &["npm run test*", "npm test*"], false);
+        check(".*--force", &["*--force*"], false);
+        check("a\\.b", &["a.b*"], false);
+        check("git\\s+push", &["git push*"], false);
+        check("a.b", &["a*b*"], true);
+        check("rm\\b", &["rm*"], true);
+        check("[a-z]+ x", &["* x*"], true);
+        check("a|b", &["a*", "b*"], false);
+        for bad in ["^git", "git$", "(a", "a)", "a{3}", "(?!x)", "*a", "a\\", "[a", "a\"b", ""] {
+            assert!(globs_of(bad).is_err() || bad.is_empty(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! Imports against reference evaluators: for each realistic configuration and
+//! each probe, what the other tool's documentation says and what ours decides
+//! after the import. Ours may be stricter where the import says so, and never
+//! milder unless it says that something was not carried.
+
+#![allow(clippy::unwrap_used, reason = "what cannot be had fails the test")]
+
+#[path = "import/probes.rs"]
+mod probes;
+#[path = "import/reference_claude.rs"]
+mod reference_claude;
+#[path = "import/reference_codex.rs"]
+mod reference_codex;
+#[path = "import/reference_gemini.rs"]
+mod reference_gemini;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use probes::{HOME, Probe, WORKSPACE, probes};
+use stockade_model::{ApprovalMode, Assessment, Command, Level, RawText, Request, SandboxPreference, Tier, Verdict};
+use stockade_policy::{
+    Act, Carried, Circumstances, Imported, Layer, LayerText, OwnDirectories, Settings, Source, Stage, Tool, decide,
+    decide_act, import,
+};
+
+/// What the other tool decides of a configuration; no rule means that it asks.
+type Reference = fn(&str) -> Box<dyn Fn(&Probe) -> Verdict>;
+
+fn directory(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/import").join(name)
+}
+
+fn configurations(name: &str) -> Vec<(String, String)> {
+    let mut found: Vec<(String, String)> = fs::read_dir(directory(name))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .map(|path| (path.file_name().unwrap().to_str().unwrap().to_owned(), fs::read_to_string(&path).unwrap()))
+        .collect();
+    found.sort();
+    found
+}
+
+fn settings_of(imported: &Imported) -> Settings {
+    let layer = LayerText { layer: Layer::User, path: "/imported.toml".into(), source: imported.to_toml() };
+    Settings::from_layers(Path::new(HOME), OwnDirectories::default(), &[layer])
+        .unwrap_or_else(|error| panic!("{error}\n{}", imported.to_toml()))
+}
+
+/// What the rules say, with everything else out of the way: a text that is
+/// neither plainly safe nor harmful, a mode that asks, a workspace that may be
+/// written.
+fn ours(settings: &Settings, probe: &Probe) -> Verdict {
+    let workspace = Path::new(WORKSPACE);
+    let stage = Stage {
+        cwd: workspace,
+        workspace,
+        session: None,
+        profile: "workspace",
+        approval_mode: ApprovalMode::Untrusted,
+    };
+    let around = Circumstances::default();
+    let act = |act| {
+        let ruling = decide_act(settings, act, &stage, &around);
+        // Powers that the profile has are no word of a rule.
+        let by_profile = ruling.decision.verdict == Verdict::Allow && ruling.decision.rule.starts_with("profile ");
+        if by_profile { Verdict::Ask } else { ruling.decision.verdict }
+    };
+    match probe {
+        Probe::Command(script) => {
+            let request = Request {
+                id: "req_00000000000000000000000000".parse().unwrap(),
+                session: None,
+                command: Command::Script(RawText::from(*script)),
+                cwd: WORKSPACE.into(),
+                workspace: WORKSPACE.into(),
+                environment: Default::default(),
+                profile: "workspace".into(),
+                grants: Vec::new(),
+                level: Level::Full,
+                approval_mode: ApprovalMode::Untrusted,
+                sandbox: SandboxPreference::Auto,
+                timeout_ms: None,
+                caller_approval: None,
+            };
+            let assessment = Assessment { tier: Tier::Ask, findings: Vec::new(), capabilities: Vec::new() };
+            decide(settings, &request, &assessment, true).verdict
+        }
+        Probe::Tool(name, arguments) => {
+            let arguments = serde_json::from_str(arguments).unwrap();
+            act(Act::Tool { name, arguments: &arguments })
+        }
+        Probe::File(operation, path) => act(Act::File { path: Path::new(path), operation: *operation }),
+        Probe::Host(host, port) => act(Act::Network { host, port: Some(*port) }),
+    }
+}
+
+/// Where ours is stricter by design, whatever was imported.
+fn stricter_by_design(probe: &Probe) -> bool {
+    match probe {
+        // Not plain to every shell, or a program by its path, or behind another.
+        Probe::Command(script) => {
+            script.contains(['$', '`', '>', '<', '*', '(', '{', '\\', '#', '!', '='])
+                || script.starts_with(['/', '.'])
+                || script.split_whitespace().next().is_some_and(|program| {
+                    ["timeout", "nice", "nohup", "time", "stdbuf", "xargs", "sudo", "env", "bash", "sh"]
+                        .contains(&program)
+                })
+        }
+        _ => false,
+    }
+}
+
+/// Where others compare text, we compare words: quotes are no difference.
+fn same_words(probe: &Probe) -> Option<Probe> {
+    match probe {
+        Probe::Command("git \"status\"") => Some(Probe::Command("git status")),
+        Probe::Command("g'i't push") => Some(Probe::Command("git push")),
+        Probe::Command("git commit -m wip") => Some(Probe::Command("git commit -m \"wip\"")),
+        _ => None,
+    }
+}
+
+/// A `deny` that may be held by text that is not plain asks, and only a person
+/// can answer.
+fn asked_by_design(probe: &Probe, theirs: Verdict, own: Verdict) -> bool {
+    let plain = |script: &str| !script.contains(['$', '`', '>', '<', '*', '(', '{', '\\', '#', '!', '=']);
+    theirs == Verdict::Deny && own == Verdict::Ask && matches!(probe, Probe::Command(script) if !plain(script))
+}
+
+struct Tally {
+    exact: usize,
+    all: usize,
+    report: String,
+}
+
+fn compare(tool: Tool, name: &str, reference: Reference) -> Tally {
+    let mut tally = Tally { exact: 0, all: 0, report: String::new() };
+    let found = configurations(name);
+    assert!(found.len() >= 20, "{name}: {} configurations", found.len());
+    for (file, text) in found {
+        let source = Source { name: file.clone(), text: text.clone() };
+        let imported = import(tool, &[source]).unwrap_or_else(|error| panic!("{name}/{file}: {error}"));
+        let settings = settings_of(&imported);
+        let theirs_of = reference(&text);
+        let has = |carried: Carried| imported.notes.iter().any(|note| note.carried == carried);
+        let mut spoken = 0;
+        for probe in probes(name) {
+            let (theirs, own) = (theirs_of(&probe), ours(&settings, &probe));
+            tally.all += 1;
+            spoken += usize::from(theirs != Verdict::Ask);
+            if theirs == own {
+                tally.exact += 1;
+                continue;
+            }
+            let said = if same_words(&probe).is_some_and(|same| theirs_of(&same) == own) {
+                true
+            } else if own > theirs {
+                stricter_by_design(&probe) || has(Carried::Stricter) || has(Carried::Left)
+            } else {
+                has(Carried::Weaker) || asked_by_design(&probe, theirs, own)
+            };
+            let line = format!("{name}/{file}: {probe:?}: theirs {theirs:?}, ours {own:?}\n");
+            assert!(said, "{line}{}", imported.to_toml());
+            tally.report.push_str(&line);
+        }
+        let speaks = settings.rules().next().is_some_and(|rule| rule.label() != "");
+        assert!(!speaks || spoken > 0, "{name}/{file}: no probe meets a rule of it");
+    }
+    tally
+}
+
+fn check(tool: Tool, name: &str, reference: Reference) {
+    let tally = compare(tool, name, reference);
+    let share = tally.exact * 1000 / tally.all;
+    println!("{name}: {} of {} alike ({}.{} %)\n{}", tally.exact, tally.all, share / 10, share % 10, tally.report);
+    assert!(share >= 970, "{name}: {} of {} alike\n{}", tally.exact, tally.all, tally.report);
+}
+
+#[test]
+fn codex() {
+    check(Tool::Codex, "codex", reference_codex::decide);
+}
+
+#[test]
+fn claude() {
+    check(Tool::Claude, "claude", reference_claude::decide);
+}
+
+#[test]
+fn gemini() {
+    check(Tool::Gemini, "gemini", reference_gemini::decide);
+}
+
+/// Everything that is said of one import, as a person reads it.
+#[test]
+fn what_is_said() {
+    let mut text = String::new();
+    for (tool, name) in [(Tool::Codex, "codex"), (Tool::Claude, "claude"), (Tool::Gemini, "gemini")] {
+        for (file, source) in configurations(name) {
+            let imported = import(tool, &[Source { name: format!("{name}/{file}"), text: source }]).unwrap();
+            for note in &imported.notes {
+                text.push_str(&format!("{note}\n"));
+            }
+        }
+    }
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn one_import_of_each() {
+    let one = |tool, file: &str| {
+        let text = fs::read_to_string(directory(file)).unwrap();
+        import(tool, &[Source { name: file.to_owned(), text }]).unwrap().to_toml()
+    };
+    insta::assert_snapshot!("codex", one(Tool::Codex, "codex/03-git-careful.rules"));
+    insta::assert_snapshot!("claude", one(Tool::Claude, "claude/11-sandbox.json"));
+    insta::assert_snapshot!("gemini", one(Tool::Gemini, "gemini/02-git.toml"));
+}
+
+/// Wrong input: the place, what is wrong, and nothing imported.
+#[test]
+fn wrong_input_is_refused_at_its_line() {
+    let cases: &[(Tool, &str, &str)] = &[
+        (Tool::Codex, "prefix_rule(\n    pattern = [\"a\"\n", "x:3:1: expected `]`"),
+        (Tool::Codex, "prefix_rule(pattern = [])", "x:1:23: a pattern is not empty"),
+        (Tool::Codex, "\nprefix_rule(pattern = [\"a\"], decision = \"maybe\")", "x:2:41: `maybe`: a decision is"),
+        (Tool::Codex, "prefix_rule(patern = [\"a\"])", "x:1:13: `prefix_rule` has no `patern`"),
+        (Tool::Codex, "prefix_rule()", "x:1:1: `prefix_rule` needs `pattern`"),
+        (Tool::Codex, "prefix_rule(pattern = [[]])", "x:1:24: alternatives are not empty"),
+        (Tool::Codex, "prefix_rule(pattern = [\"a\"], justification = \" \")", "x:1:46: a justification is not empty"),
+        (Tool::Codex, "allow_rule()", "x:1:1: there is no function `allow_rule`"),
+        (Tool::Codex, "def f():\n    pass", "x:1:1: `def` is not understood here"),
+        (
+            Tool::Codex,
+            "network_rule(host=\"*\", protocol=\"http\", decision=\"allow\")",
+            "x:1:19: `*`: a host is named in full",
+        ),
+        (
+            Tool::Codex,
+            "network_rule(host=\"http://a\", protocol=\"http\", decision=\"allow\")",
+            "x:1:19: `http://a`: a host has no scheme",
+        ),
+        (
+            Tool::Codex,
+            "network_rule(host=\"a\", protocol=\"gopher\", decision=\"allow\")",
+            "x:1:33: `gopher`: a protocol is",
+        ),
+        (
+            Tool::Codex,
+            "host_executable(name=\"git\", paths=[\"/usr/bin/gti\"])",
+            "x:1:36: `/usr/bin/gti` does not end in `git`",
+        ),
+        (Tool::Codex, "host_executable(name=\"git\", paths=[\"bin/git\"])", "x:1:36: `bin/git` is neither absolute"),
+        (Tool::Claude, "", "x:1:1: the text ends too early"),
+        (
+            Tool::Claude,
+            "{\n  \"permissions\": {\n    \"allow\": [\"Bash(\"]\n  }\n}",
+            "x:3:15: `Bash(`: the parenthesis is not closed",
+        ),
+        (Tool::Claude, "{\"permissions\": {\"alow\": []}}", "x:1:18: `permissions` has no `alow`"),
+        (Tool::Claude, "{\"permissions\": {\"allow\": [1]}}", "x:1:28: expected a rule, found a number"),
+        (Tool::Claude, "{\"permissions\": {\"allow\": \"Bash\"}}", "x:1:27: expected a list, found a string"),
+        (Tool::Claude, "{\"permissions\": {\"defaultMode\": \"yolo\"}}", "x:1:33: `yolo`: the modes are"),
+        (Tool::Claude, "{\"permissions\": {\"deny\": [\"(x)\"]}}", "x:1:27: `(x)`: a rule is"),
+        (
+            Tool::Claude,
+            "{\"sandbox\": {\"network\": {\"allowedDomains\": [1]}}}",
+            "x:1:45: expected a string, found a number",
+        ),
+        (Tool::Claude, "{\"a\": 1,}", "x:1:9: expected a name in quotes"),
+        (Tool::Claude, "[]", "x:1:1: settings are an object, not a list"),
+        (Tool::Gemini, "[[rule]]\ntoolName = \"x\"\ndecision = \"allow\"\n", "x:1:1: a rule needs a `priority`"),
+        (
+            Tool::Gemini,
+            "[[rule]]\ntoolName = \"x\"\ndecision = \"maybe\"\npriority = 1",
+            "x:3:1: `maybe`: a decision is",
+        ),
+        (
+            Tool::Gemini,
+            "[[rule]]\ntoolName = \"x\"\ndecision = \"deny\"\npriority = 1000",
+            "x:4:1: a priority is a whole number",
+        ),
+        (Tool::Gemini, "[[rule]]\ndecision = \"deny\"\npriority = 1", "x:1:1: a rule needs a `toolName`"),
+        (
+            Tool::Gemini,
+            "[[rule]]\ntoolName = \"x\"\ncommandPrefix = \"ls\"\ndecision = \"deny\"\npriority = 1",
+            "x:3:1: `commandPrefix` needs `toolName",
+        ),
+        (
+            Tool::Gemini,
+            "[[rule]]\ntoolName = \"run_shell_command\"\ncommandPrefix = \"a\"\ncommandRegex = \"b\"\ndecision = \"deny\"\npriority = 1",
+            "x:4:1: `commandRegex` does not go with",
+        ),
+        (Tool::Gemini, "[[rule]\n", "x:1:8: "),
+        (Tool::Gemini, "rule = 3", "x:1:1: `rule` is a list of tables"),
+        (Tool::Gemini, "{ \"tools\": { \"allowed\": \"ls\" } }", "x:1:25: expected a list, found a string"),
+        (Tool::Gemini, "{ \"mcpServers\": [] }", "x:1:17: expected an object, found a list"),
+        (Tool::Gemini, "{ \"tools\": ", "x:1:12: the text ends too early"),
+    ];
+    let mut wrong = String::new();
+    for (tool, text, expected) in cases {
+        let sources = [Source { name: "x".into(), text: (*text).to_owned() }];
+        match import(*tool, &sources) {
+            Ok(imported) => wrong.push_str(&format!("{text:?}: imported\n{}\n", imported.to_toml())),
+            Err(error) if error.to_string().starts_with(expected) => {}
+            Err(error) => wrong.push_str(&format!("{text:?}\n  {error}\n  expected {expected}\n")),
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+mod any_text {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Whatever a file holds, it is imported into something readable or
+        /// refused.
+        #[test]
+        fn is_answered(
+            text in "[a-z_\\[\\](){}=\"',.:#\n\\\\*/ 0-9]{0,120}",
+            middle in "[A-Za-z(){}*:./ $|&;\"'\\\\-]{0,40}",
+        ) {
+            for tool in [Tool::Codex, Tool::Claude, Tool::Gemini] {
+                let _ = import(tool, &[Source { name: "x".into(), text: text.clone() }]);
+            }
+            let quoted = serde_json::to_string(&middle).unwrap();
+            let texts = [
+                (Tool::Codex, format!("prefix_rule(pattern = [{quoted}, \"b\"], decision = \"forbidden\")")),
+                (Tool::Claude, format!("{{\"permissions\": {{\"deny\": [{quoted}], \"allow\": [{}]}}}}", serde_json::to_string(&format!("Bash({middle})")).unwrap())),
+                (Tool::Gemini, format!("[[rule]]\ntoolName = \"run_shell_command\"\ncommandRegex = {quoted}\ndecision = \"deny\"\npriority = 1")),
+                (Tool::Gemini, format!("[[rule]]\ntoolName = \"run_shell_command\"\ncommandPrefix = {quoted}\ndecision = \"allow\"\npriority = 1")),
+            ];
+            for (tool, text) in texts {
+                if let Ok(imported) = import(tool, &[Source { name: "x".into(), text }]) {
+                    let _ = settings_of(&imported);
+                }
+            }
+        }
+    }
+}
