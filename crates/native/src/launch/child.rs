@@ -271,7 +271,12 @@ fn prepare_command(
         setrlimit(*resource, *limit).map_err(|e| (1, e))?;
     }
     umask(mask);
-    // 0 to 2 are the command's streams already.
+    // 0 to 2 are the command's streams already. The init's end of `built` goes
+    // too: only so is its death heard.
+    let mut keep = [0, 1, 2, gate.as_raw(), built.as_raw(), ruleset.map_or(-1, |rules| rules.as_fd().as_raw())];
+    keep.sort_unstable();
+    let first = keep.iter().position(|fd| *fd >= 0).unwrap_or(0);
+    descriptors::close_all_but(&keep[first..]).map_err(|e| (2, e))?;
     descriptors::mark_close_on_exec_from(3).map_err(|e| (2, e))?;
     caps::drop_all().map_err(|e| (3, e))?;
     let listener = seccomp::install_with_listener(&plan.command_filter).map_err(|e| (4, e))?;
