@@ -210,7 +210,8 @@ impl Driver<'_> {
                     self.held.add(id);
                     let powers = denial.grant.as_ref().map_or_else(Vec::new, |grant| self.powers(grant));
                     let directory = denial.grant.as_ref().map_or_else(Vec::new, |grant| self.directory(grant));
-                    Input::Held(Box::new(HeldCall { id, denial, powers, directory }))
+                    let refused_in = self.is_refused_in(&directory);
+                    Input::Held(Box::new(HeldCall { id, denial, powers, directory, refused_in }))
                 }
                 AttemptEvent::Withdrawn(id) => {
                     self.held.remove(id);
@@ -237,13 +238,15 @@ impl Driver<'_> {
     /// What may be offered for the directory around the file of `grant`.
     fn directory(&self, grant: &Grant) -> Vec<Grant> {
         let Some(plan) = &self.plan else { return Vec::new() };
-        let powers = self.engine.judge.directory(&self.request, plan, grant);
-        // A remembered no beats a yes to the directory around it (L9).
-        let holds_refused = |power: &Grant| {
-            let beneath = |refused: &Grant| refused.path().zip(power.path()).is_some_and(|(r, p)| r.starts_with(p));
-            self.refused.iter().any(beneath)
+        self.honoured(plan, self.engine.judge.directory(&self.request, plan, grant))
+    }
+
+    /// Whether a remembered no is about something in this directory.
+    fn is_refused_in(&self, directory: &[Grant]) -> bool {
+        let is_in = |refused: &Grant, around: &Grant| {
+            refused.path().zip(around.path()).is_some_and(|(path, root)| path != root && path.starts_with(root))
         };
-        if powers.iter().any(holds_refused) { Vec::new() } else { self.honoured(plan, powers) }
+        self.refused.iter().any(|refused| directory.iter().any(|around| is_in(refused, around)))
     }
 
     fn honoured(&self, plan: &Plan, powers: Vec<Grant>) -> Vec<Grant> {

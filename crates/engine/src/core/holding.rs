@@ -79,6 +79,9 @@ pub struct HeldCall {
     /// The powers for the directory that holds the file it is about, where that
     /// may be offered once several of its files are held; empty otherwise.
     pub directory: Vec<Grant>,
+    /// Whether a remembered no is about something in that directory: it is not
+    /// offered then.
+    pub refused_in: bool,
 }
 
 impl Hold {
@@ -151,7 +154,11 @@ impl Core {
         if live.holds.open.iter().any(|hold| hold.id == call.id) {
             return;
         }
-        let HeldCall { id, denial, mut powers, mut directory } = call;
+        let HeldCall { id, denial, mut powers, mut directory, refused_in } = call;
+        if refused_in && self.refused_in.insert(directory.clone()) {
+            self.ask_again_one_by_one(live);
+            self.put_held_questions(live);
+        }
         // A power that is there already and was not enough is not asked for.
         if let Some(planned) = &self.planned {
             powers.retain(|power| !planned.plan.grants.contains(power));

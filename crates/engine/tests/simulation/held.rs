@@ -23,6 +23,8 @@ pub struct Held {
     refused: Vec<Vec<Grant>>,
     refused_in: BTreeSet<Vec<Grant>>,
     settled: BTreeSet<Vec<Grant>>,
+    /// Given in place.
+    given: BTreeSet<Vec<Grant>>,
     /// Different files met of a directory.
     met: BTreeMap<Vec<Grant>, BTreeSet<Vec<Grant>>>,
     /// By attempt, from 0.
@@ -95,6 +97,9 @@ impl Held {
     /// A call that the world told; `plan` says what it has already.
     pub fn told(&mut self, call: &HeldCall, plan: &Planned) {
         let mut call = call.clone();
+        if call.refused_in {
+            self.refused_in.insert(call.directory.clone());
+        }
         call.powers.retain(|power| !plan.plan.grants.contains(power));
         if is_subset(&call.directory, &plan.plan.grants) {
             call.directory.clear();
@@ -243,7 +248,10 @@ impl Held {
         need(!call.refused, "granted in place against a no (L9)")?;
         need(call.is_covered_by(grants), "granted to a call that it is not for")?;
         need(!self.refused.iter().any(|no| is_subset(no, grants)), "granted what has a no (L9)")?;
-        need(!self.refused_in.contains(grants), "granted a directory in which something was refused (L9)")?;
+        // What was given before the no is not taken back.
+        let given = self.given.contains(grants);
+        need(given || !self.refused_in.contains(grants), "granted a directory in which something was refused (L9)")?;
+        self.given.insert(grants.clone());
         let agreed = self.consents.contains(grants);
         let known = grants.iter().all(remembered);
         need(agreed || known, "a power in place nobody agreed to (L3)")?;

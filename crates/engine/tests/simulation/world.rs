@@ -486,7 +486,8 @@ impl World {
             _ => vec![grant.clone()],
         };
         powers.dedup();
-        Some(Input::Held(Box::new(HeldCall { id, denial: denial(grant), powers, directory })))
+        let refused_in = !directory.is_empty() && self.random.chance(1);
+        Some(Input::Held(Box::new(HeldCall { id, denial: denial(grant), powers, directory, refused_in })))
     }
 
     fn denial(&mut self) -> Input {

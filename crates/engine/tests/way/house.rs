@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use stockade_audit::Log;
 use stockade_engine::real::{RuleJudge, StoreMemory};
@@ -159,7 +159,11 @@ pub struct Scripted {
     pub answers: VecDeque<Answer>,
     pub asked: Arc<Mutex<Vec<Question>>>,
     pub absent: bool,
+    /// Thinks this long, and leaves at once when the question is taken back.
     pub slow: Option<Duration>,
+    /// Thinks on although the question was taken back.
+    pub hangs: bool,
+    pub taken_back: Arc<AtomicUsize>,
 }
 
 impl Approver for Scripted {
@@ -171,10 +175,15 @@ impl Approver for Scripted {
         !self.absent
     }
 
-    fn ask(&mut self, question: &Question, _: &Waiting) -> Answer {
+    fn ask(&mut self, question: &Question, waiting: &Waiting) -> Answer {
         self.asked.lock().unwrap().push(question.clone());
-        if let Some(slow) = self.slow {
-            std::thread::sleep(slow);
+        let until = Instant::now() + self.slow.unwrap_or_default();
+        while Instant::now() < until && (self.hangs || !waiting.is_withdrawn()) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if waiting.is_withdrawn() {
+            self.taken_back.fetch_add(1, Ordering::SeqCst);
+            return Answer::TimedOut;
         }
         self.answers.pop_front().unwrap_or(Answer::TimedOut)
     }
@@ -200,6 +209,7 @@ impl Recorder for Failing {
 
 pub struct House {
     pub dir: TempDir,
+    pub taken_back: Arc<AtomicUsize>,
     pub released: Arc<Mutex<Vec<Plan>>>,
     pub asked: Arc<Mutex<Vec<Question>>>,
     pub alive: Arc<AtomicUsize>,
@@ -238,7 +248,7 @@ impl House {
         let needs = fake.needs.iter().cloned().chain(home_file).collect();
         let fake = Fake { needs, log: Some(root.join("state/audit/audit.jsonl")), ..fake };
         let (released, alive, durable) = (fake.released.clone(), fake.alive.clone(), fake.durable.clone());
-        let asked = scripted.asked.clone();
+        let (asked, taken_back) = (scripted.asked.clone(), scripted.taken_back.clone());
         let engine = Engine {
             judge: Arc::new(RuleJudge::new(settings, true)),
             backend: Arc::new(fake),
@@ -250,7 +260,7 @@ impl House {
             user: "uid 1".to_owned(),
             question_timeout_ms: 2_000,
         };
-        Self { dir, released, asked, alive, durable, engine }
+        Self { dir, taken_back, released, asked, alive, durable, engine }
     }
 
     pub fn path(&self, name: &str) -> RawText {

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
 
+mod held;
 mod house;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,7 +25,7 @@ const QUIT: &[Answer] = &[Answer::Abort];
 const CLASSES: ApprovalMode =
     ApprovalMode::Granular(GranularMode { run: false, filesystem: true, network: false, other: false });
 
-fn told(house: &House, outcome: &Outcome) -> String {
+pub(crate) fn told(house: &House, outcome: &Outcome) -> String {
     let attempts = house.released.lock().unwrap().len();
     format!("{:?} {}, ran {attempts}, asked [{}]", outcome.status, exit_code(outcome), house.asked()).to_lowercase()
 }
@@ -262,7 +263,7 @@ fn nobody_to_ask_is_no() {
 #[test]
 fn an_approver_that_hangs_is_passed_over() {
     let slow = Some(Duration::from_secs(6));
-    let scripted = Scripted { slow, answers: YES.iter().copied().collect(), ..Scripted::default() };
+    let scripted = Scripted { slow, hangs: true, answers: YES.iter().copied().collect(), ..Scripted::default() };
     let mut house = House::with_configuration("", Fake::default(), scripted);
     house.engine.question_timeout_ms = 50;
     let begun = Instant::now();
@@ -315,7 +316,7 @@ fn time_runs_out() {
 }
 
 #[track_caller]
-fn wait_until(ready: impl Fn() -> bool) {
+pub(crate) fn wait_until(ready: impl Fn() -> bool) {
     let until = Instant::now() + Duration::from_secs(20);
     while !ready() {
         assert!(Instant::now() < until, "it never came");

@@ -1,0 +1,622 @@
+//! Held calls with the real rules, record and store: the fake sandbox plays
+//! programs whose calls wait for an answer.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use stockade_audit::Log;
+use stockade_engine::{
+    Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Events, HeldAnswer, HoldId, Io, StartError, exit_code,
+    interrupts,
+};
+use stockade_model::{
+    Answer, ApprovalMode, Denial, EnforcementReport, Grant, GranularMode, Layer, Level, Operation, Plan, QuestionKind,
+    Resolution, Scope, Status, Usage,
+};
+
+use crate::house::{Failing, Fake, House, Scripted};
+use crate::{told, wait_until};
+
+/// What the command does; its exit code.
+type Program = dyn Fn(&Calls) -> i32 + Send + Sync;
+
+/// A backend whose sandboxes hold calls.
+struct Holder {
+    program: Arc<Program>,
+    alive: Arc<AtomicUsize>,
+    released: Arc<Mutex<Vec<Plan>>>,
+    /// Whether each attempt was told to hold.
+    holding: Arc<Mutex<Vec<bool>>>,
+}
+
+impl Backend for Holder {
+    fn name(&self) -> &'static str {
+        "native"
+    }
+
+    fn honours(&self, _: &Grant, _: Level) -> bool {
+        true
+    }
+
+    fn prepare(&self, plan: &Plan, _: &Io, hold: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {
+        self.alive.fetch_add(1, Ordering::SeqCst);
+        self.holding.lock().unwrap().push(hold);
+        let state = State { powers: plan.grants.clone(), answers: BTreeMap::new(), over: None };
+        let calls = Calls {
+            hold,
+            events,
+            next: Arc::new(AtomicU64::new(1)),
+            shared: Arc::new((Mutex::new(state), Condvar::new())),
+        };
+        Ok(Box::new(Holding {
+            plan: plan.clone(),
+            program: Arc::clone(&self.program),
+            calls,
+            alive: Arc::clone(&self.alive),
+            released: Arc::clone(&self.released),
+            enforced: EnforcementReport { level: plan.level, layers: BTreeMap::new() },
+            command: None,
+        }))
+    }
+}
+
+struct Holding {
+    plan: Plan,
+    program: Arc<Program>,
+    calls: Calls,
+    alive: Arc<AtomicUsize>,
+    released: Arc<Mutex<Vec<Plan>>>,
+    enforced: EnforcementReport,
+    command: Option<JoinHandle<()>>,
+}
+
+impl Attempt for Holding {
+    fn enforced(&self) -> &EnforcementReport {
+        &self.enforced
+    }
+
+    fn release(&mut self) -> Result<(), StartError> {
+        self.released.lock().unwrap().push(self.plan.clone());
+        let (program, calls) = (Arc::clone(&self.program), self.calls.clone());
+        self.command = Some(std::thread::spawn(move || {
+            let code = program(&calls);
+            let signal = calls.shared.0.lock().unwrap().over;
+            let end = signal.map_or(CommandEnd::Exited(code), CommandEnd::Signaled);
+            calls.events.tell(AttemptEvent::Ended(AttemptEnd {
+                end,
+                usage: Usage::default(),
+                stdout: None,
+                stderr: None,
+                truncated: false,
+            }));
+        }));
+        Ok(())
+    }
+
+    fn signal(&self, _: i32) {}
+
+    fn kill(&self) {
+        self.calls.end(9);
+    }
+
+    fn answer(&self, hold: HoldId, answer: HeldAnswer) {
+        let (state, changed) = &*self.calls.shared;
+        let mut state = state.lock().unwrap();
+        if let HeldAnswer::Granted(grants) = &answer {
+            state.powers.extend(grants.iter().cloned());
+        }
+        assert!(state.answers.insert(hold, answer).is_none(), "answered twice");
+        changed.notify_all();
+    }
+}
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        self.calls.end(9);
+        if let Some(command) = self.command.take() {
+            command.join().unwrap();
+        }
+        self.alive.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// The system calls of the program.
+#[derive(Clone)]
+pub struct Calls {
+    hold: bool,
+    events: Events,
+    next: Arc<AtomicU64>,
+    shared: Arc<(Mutex<State>, Condvar)>,
+}
+
+struct State {
+    powers: Vec<Grant>,
+    answers: BTreeMap<HoldId, HeldAnswer>,
+    /// The signal that ended everything.
+    over: Option<i32>,
+}
+
+fn covers(powers: &[Grant], wanted: &Grant) -> bool {
+    powers.iter().any(|power| match (power, wanted) {
+        (Grant::Write(root), Grant::Write(path)) => path.starts_with(root),
+        (power, wanted) => power == wanted,
+    })
+}
+
+fn denial(grant: &Grant) -> Denial {
+    Denial {
+        operation: Operation::Create,
+        object: grant.path().map_or_else(|| grant.to_string().into(), |path| path.into()),
+        pid: Some(7),
+        program: Some("/usr/bin/pip".into()),
+        layer: Layer::Broker,
+        rule: "outside every writable root".to_owned(),
+        grant: Some(grant.clone()),
+        resolution: Resolution::Recorded,
+        count: 1,
+    }
+}
+
+impl Calls {
+    fn end(&self, signal: i32) {
+        self.shared.0.lock().unwrap().over.get_or_insert(signal);
+        self.shared.1.notify_all();
+    }
+
+    /// Whether the call was let through.
+    fn wants(&self, grant: &Grant) -> bool {
+        self.wants_for(grant, Duration::from_secs(30)).expect("nobody answered a held call")
+    }
+
+    /// The same, by a process that dies after `patience`: nothing then.
+    fn wants_for(&self, grant: &Grant, patience: Duration) -> Option<bool> {
+        let (state, changed) = &*self.shared;
+        if covers(&state.lock().unwrap().powers, grant) {
+            return Some(true);
+        }
+        if !self.hold {
+            self.events.tell(AttemptEvent::Denied(denial(grant)));
+            return Some(false);
+        }
+        let id = HoldId(self.next.fetch_add(1, Ordering::SeqCst));
+        self.events.tell(AttemptEvent::Held { id, denial: denial(grant) });
+        let waits = |state: &mut State| state.over.is_none() && !state.answers.contains_key(&id);
+        let (state, _) = changed.wait_timeout_while(state.lock().unwrap(), patience, waits).unwrap();
+        if state.over.is_some() {
+            return Some(false);
+        }
+        let Some(answer) = state.answers.get(&id) else {
+            drop(state);
+            self.events.tell(AttemptEvent::Withdrawn(id));
+            return None;
+        };
+        Some(matches!(answer, HeldAnswer::Granted(_)) && covers(&state.powers, grant))
+    }
+}
+
+/// A house whose sandboxes hold calls.
+struct Hall {
+    house: House,
+    holding: Arc<Mutex<Vec<bool>>>,
+}
+
+impl Hall {
+    fn new(scripted: Scripted, program: impl Fn(&Calls) -> i32 + Send + Sync + 'static) -> Self {
+        let mut house = House::with_configuration("", Fake::default(), scripted);
+        let holding = Arc::default();
+        house.durable = Arc::default();
+        house.engine.backend = Arc::new(Holder {
+            program: Arc::new(program),
+            alive: house.alive.clone(),
+            released: house.released.clone(),
+            holding: Arc::clone(&holding),
+        });
+        Self { house, holding }
+    }
+
+    fn answering(answers: &[Answer], program: impl Fn(&Calls) -> i32 + Send + Sync + 'static) -> Self {
+        Self::new(Scripted { answers: answers.iter().copied().collect(), ..Scripted::default() }, program)
+    }
+}
+
+fn write(path: &str) -> Grant {
+    Grant::Write(path.into())
+}
+
+fn one(calls: &Calls) -> i32 {
+    i32::from(!calls.wants(&write("/srv/a")))
+}
+
+const ONCE: Answer = Answer::Approved(Scope::Once);
+const NO: Answer = Answer::Denied(Scope::Once);
+
+#[track_caller]
+fn check(mode: ApprovalMode, answer: Answer, expected: &str, resolution: Resolution) {
+    let hall = Hall::answering(&[answer], one);
+    let outcome = hall.house.run(hall.house.request("ls", mode));
+    assert_eq!(told(&hall.house, &outcome), expected, "{mode:?} {answer:?}: {:?}", outcome.error);
+    assert_eq!(outcome.attempts.len(), 1);
+    let attempt = &outcome.attempts[0];
+    assert_eq!(attempt.denials.len(), 1);
+    assert_eq!(attempt.denials[0].resolution, resolution, "{mode:?} {answer:?}");
+    let granted = if resolution == Resolution::Granted { vec![write("/srv/a")] } else { Vec::new() };
+    assert_eq!(attempt.grants, granted);
+}
+
+/// Modes x answers: nothing runs twice.
+#[test]
+fn may_it_go_on() {
+    use ApprovalMode::{Granular, Never, OnFailure, OnRequest, Untrusted};
+    use Resolution::{Granted, Recorded, Refused};
+    let files = Granular(GranularMode { run: false, filesystem: true, network: false, other: false });
+    for mode in [OnFailure, Untrusted, files] {
+        check(mode, ONCE, "exited 0, ran 1, asked [hold]", Granted);
+        check(mode, Answer::Approved(Scope::Always), "exited 0, ran 1, asked [hold]", Granted);
+        check(mode, NO, "exited 1, ran 1, asked [hold]", Refused);
+        check(mode, Answer::TimedOut, "exited 1, ran 1, asked [hold]", Refused);
+        check(mode, Answer::Abort, "aborted 126, ran 1, asked [hold]", Refused);
+    }
+    let sockets = Granular(GranularMode { run: false, filesystem: false, network: false, other: true });
+    for mode in [OnRequest, Never, sockets] {
+        check(mode, ONCE, "exited 1, ran 1, asked []", Recorded);
+    }
+}
+
+#[test]
+fn calls_are_held_only_where_somebody_could_answer() {
+    let holding = |mode, absent| {
+        let hall = Hall::new(Scripted { absent, ..Scripted::default() }, |_| 0);
+        hall.house.run(hall.house.request("ls", mode));
+        let holding = hall.holding.lock().unwrap();
+        holding.clone()
+    };
+    assert_eq!(holding(ApprovalMode::OnFailure, false), [true]);
+    assert_eq!(holding(ApprovalMode::OnFailure, true), [false]);
+    assert_eq!(holding(ApprovalMode::OnRequest, false), [false]);
+    assert_eq!(holding(ApprovalMode::Never, false), [false]);
+}
+
+#[test]
+fn everything_is_on_record_before_the_call_goes_on() {
+    let hall = Hall::answering(&[ONCE], one);
+    hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
+    let events = hall.house.events();
+    let order = ["starting", "started", "held", "asked", "answered", "granted", "exited", "finished"];
+    assert_eq!(events[3..], order);
+}
+
+/// The same object again and again is one question; what was refused is not
+/// asked about again, not even for a further attempt.
+#[test]
+fn one_object_is_one_question() {
+    for (answer, code) in [(ONCE, 0), (NO, 3)] {
+        let hall = Hall::answering(&[answer, ONCE, ONCE], |calls| {
+            (0..3).filter(|_| !calls.wants(&write("/srv/a"))).count() as i32
+        });
+        let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
+        let expected = format!("exited {code}, ran 1, asked [hold]");
+        assert_eq!(told(&hall.house, &outcome), expected);
+        assert_eq!(outcome.attempts[0].denials.len(), 1);
+    }
+}
+
+/// Thirty files of one directory, one after the other and all at once: at most
+/// three questions, and none is lost.
+#[test]
+fn many_files_of_a_directory_are_offered_as_one() {
+    for at_once in [false, true] {
+        let place = Arc::new(Mutex::new(std::path::PathBuf::new()));
+        let there = Arc::clone(&place);
+        let hall = Hall::answering(&[ONCE; 3], move |calls| {
+            let directory = there.lock().unwrap().clone();
+            let file = |n: i32| Grant::Write(directory.join(n.to_string()));
+            if !at_once {
+                return (0..30).filter(|n| !calls.wants(&file(*n))).count() as i32;
+            }
+            let lost = AtomicUsize::new(0);
+            std::thread::scope(|scope| {
+                for n in 0..30 {
+                    let (lost, file) = (&lost, file(n));
+                    scope.spawn(move || lost.fetch_add(usize::from(!calls.wants(&file)), Ordering::SeqCst));
+                }
+            });
+            lost.load(Ordering::SeqCst) as i32
+        });
+        let directory = hall.house.dir.path().join("home/cache");
+        place.lock().unwrap().clone_from(&directory);
+        let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
+        assert_eq!(told(&hall.house, &outcome), "exited 0, ran 1, asked [hold hold hold]", "at once: {at_once}");
+        let asked = hall.house.asked.lock().unwrap();
+        let QuestionKind::Hold { grants, directory: true, .. } = &asked[2].kind else { panic!("{:?}", asked[2].kind) };
+        assert_eq!(*grants, [Grant::Write(directory.clone())]);
+        assert_eq!(outcome.attempts[0].grants.last(), Some(&Grant::Write(directory)));
+    }
+}
+
+/// What may not be offered: the home directory, around the workspace, around
+/// credentials, Stockade's own, protected names.
+#[test]
+fn some_directories_are_never_offered() {
+    let offered = |files: &dyn Fn(&Path) -> Vec<std::path::PathBuf>| {
+        let place = Arc::new(Mutex::new(Vec::new()));
+        let there = Arc::clone(&place);
+        let hall = Hall::answering(&[ONCE; 4], move |calls| {
+            let files: Vec<std::path::PathBuf> = there.lock().unwrap().clone();
+            files.iter().filter(|path| !calls.wants(&Grant::Write(path.to_path_buf()))).count() as i32
+        });
+        *place.lock().unwrap() = files(hall.house.dir.path());
+        hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
+        let asked = hall.house.asked.lock().unwrap();
+        asked.iter().any(|question| matches!(question.kind, QuestionKind::Hold { directory: true, .. }))
+    };
+    let files = |directory: &str| {
+        let directory = directory.to_owned();
+        move |root: &Path| (0..4).map(|n| root.join(&directory).join(n.to_string())).collect::<Vec<_>>()
+    };
+    assert!(offered(&files("home/cache")));
+    assert!(!offered(&files("home")), "the home directory");
+    assert!(!offered(&files("")), "around the workspace");
+    assert!(!offered(&files("home/.config")), "around credentials and our own");
+    assert!(!offered(&files("state")), "our own");
+    assert!(!offered(&files("home/other/.git/hooks")), "a protected name");
+    assert!(!offered(&|_| ["/1", "/2", "/3", "/4"].map(Into::into).to_vec()), "the root");
+    assert!(!offered(&|root| (0..4).map(|n| root.join(format!("home/d{n}/f"))).collect()), "different directories");
+}
+
+/// A no stands against the directory around it.
+#[test]
+fn a_directory_is_not_offered_where_something_was_refused() {
+    let hall = Hall::answering(&[ONCE, NO, ONCE, ONCE], |calls| {
+        (0..4).filter(|n| !calls.wants(&write(&format!("/srv/d/{n}")))).count() as i32
+    });
+    let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
+    assert_eq!(told(&hall.house, &outcome), "exited 1, ran 1, asked [hold hold hold hold]");
+    let written = [0, 2, 3].map(|n| write(&format!("/srv/d/{n}")));
+    assert_eq!(outcome.attempts[0].grants, written);
+
+    // Remembered for ever, by another run.
+    let hall = Hall::answering(&[Answer::Denied(Scope::Always), ONCE, ONCE, ONCE], |calls| {
+        (0..4).filter(|n| !calls.wants(&write(&format!("/srv/d/{n}")))).count() as i32
+    });
+    for _ in 0..2 {
+        hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
+    }
+    let asked = hall.house.asked.lock().unwrap();
+    assert!(!asked.iter().any(|q| matches!(q.kind, QuestionKind::Hold { directory: true, .. })));
+}
+
+#[test]
+fn a_no_to_the_directory_is_one_for_its_files() {
+    let program = |calls: &Calls| (0..6).filter(|n| !calls.wants(&write(&format!("/srv/d/{n}")))).count() as i32;
+    let hall = Hall::answering(&[ONCE, ONCE, Answer::Denied(Scope::Always), ONCE, ONCE], program);
+    let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
+    assert_eq!(told(&hall.house, &outcome), "exited 4, ran 1, asked [hold hold hold]");
+    // And in the next run for all of them: never is never.
+    let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
+    assert_eq!(exit_code(&outcome), 6);
+    assert_eq!(hall.house.asked(), "hold hold hold");
+    assert!(outcome.approvals.iter().all(|approval| approval.by == "cache" && approval.answer == "denied"));
+}
+
+/// A 100 ms timer in the asker: exactly one question, and it leaves.
+#[test]
+fn a_dying_asker_takes_its_question_back() {
+    let slow = Some(Duration::from_secs(20));
+    let scripted = Scripted { slow, answers: [ONCE].into(), ..Scripted::default() };
+    let hall =
+        Hall::new(scripted, |calls| i32::from(calls.wants_for(&write("/srv/a"), Duration::from_millis(100)).is_some()));
+    let begun = Instant::now();
+    let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
+    assert!(begun.elapsed() < Duration::from_secs(5));
+    assert_eq!(told(&hall.house, &outcome), "exited 0, ran 1, asked [hold]");
+    assert_eq!(hall.house.taken_back.load(Ordering::SeqCst), 1);
+    assert!(outcome.attempts[0].grants.is_empty() && outcome.approvals.is_empty());
+    assert_eq!(outcome.attempts[0].denials[0].resolution, Resolution::Recorded);
+    assert_eq!(hall.house.events()[5..], ["held", "asked", "withdrawn", "withdrawn", "exited", "finished"]);
+}
+
+/// While one question stands open another call is answered from the memory.
+#[test]
+fn one_question_delays_no_other_call() {
+    let slow = Some(Duration::from_millis(600));
+    let scripted = Scripted { slow, answers: [ONCE, ONCE].into(), ..Scripted::default() };
+    let quick = Arc::new(Mutex::new(Duration::MAX));
+    let noted = Arc::clone(&quick);
+    let hall = Hall::new(scripted, move |calls| {
+        std::thread::scope(|scope| {
+            let slow = scope.spawn(|| calls.wants(&write("/srv/a")));
+            std::thread::sleep(Duration::from_millis(50));
+            let begun = Instant::now();
+            let remembered = calls.wants(&write("/srv/b"));
+            *noted.lock().unwrap() = begun.elapsed();
+            i32::from(!(slow.join().unwrap() && remembered))
+        })
+    });
+    let request = hall.house.request("ls", ApprovalMode::OnFailure);
+    remember(&hall.house, &write("/srv/b"), Scope::Times(3));
+    let outcome = hall.house.run(request);
+    assert_eq!(told(&hall.house, &outcome), "exited 0, ran 1, asked [hold]");
+    assert!(*quick.lock().unwrap() < Duration::from_millis(300), "{:?}", quick.lock().unwrap());
+    assert_eq!(outcome.approvals.iter().filter(|approval| approval.by == "cache").count(), 1);
+}
+
+/// Keeps a yes as an earlier request would have.
+fn remember(house: &House, grant: &Grant, scope: Scope) {
+    use stockade_engine::core::Memo;
+    use stockade_engine::keys::{GrantContext, Namespace};
+    let request = house.request("ls", ApprovalMode::OnFailure);
+    let context = GrantContext {
+        workspace: request.workspace.clone(),
+        profile: request.profile.clone(),
+        level: request.level,
+        policy: house.engine.judge.policy(&request),
+        user: house.engine.user.clone(),
+    };
+    let memo = Memo {
+        key: context.approval(Namespace::Grant, grant),
+        answer: Answer::Approved(scope),
+        subject: grant.to_string(),
+        grants: vec![grant.clone()],
+        request: request.id.clone(),
+        by: "terminal".to_owned(),
+    };
+    house.engine.memory.remember(&memo, request.session.as_ref(), house.engine.clock.wall_ms()).unwrap();
+}
+
+#[test]
+fn scopes_reach_as_far_as_they_say() {
+    // For the session: another command has it from the start.
+    let hall = Hall::answering(&[Answer::Approved(Scope::Session)], one);
+    hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
+    let outcome = hall.house.run(hall.house.request("cat x", ApprovalMode::OnFailure));
+    assert_eq!(told(&hall.house, &outcome), "exited 0, ran 2, asked [hold]");
+    assert_eq!(outcome.attempts[0].grants, [write("/srv/a")]);
+
+    // Twice: the second time it is held and answered at once, by nobody.
+    let hall = Hall::answering(&[Answer::Approved(Scope::Times(2)), NO], one);
+    let run = || exit_code(&hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure)));
+    assert_eq!((run(), run(), run()), (0, 0, 1));
+    assert_eq!(hall.house.asked(), "hold hold");
+
+    // Never: at once, and without a further attempt.
+    let hall = Hall::answering(&[Answer::Denied(Scope::Always), ONCE], one);
+    let run = || exit_code(&hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure)));
+    assert_eq!((run(), run()), (1, 1));
+    assert_eq!(hall.house.asked(), "hold");
+}
+
+#[test]
+fn what_is_remembered_answers_where_nobody_is() {
+    let hall = Hall::new(Scripted { absent: true, ..Scripted::default() }, one);
+    let run = || exit_code(&hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure)));
+    remember(&hall.house, &write("/srv/a"), Scope::Times(1));
+    assert_eq!((run(), run()), (0, 1));
+    assert_eq!(*hall.holding.lock().unwrap(), [true, false]);
+}
+
+/// A power given in place stands in every later attempt of the request.
+#[test]
+fn a_further_attempt_keeps_what_was_given() {
+    let hall = Hall::answering(&[ONCE, ONCE], |calls| {
+        let held = calls.wants(&write("/srv/a"));
+        let hidden = Grant::Read("/srv/hidden".into());
+        let seen = covers(&calls.shared.0.lock().unwrap().powers, &hidden);
+        if !seen {
+            // What cannot be held is refused and told.
+            calls.events.tell(AttemptEvent::Denied(denial(&hidden)));
+        }
+        i32::from(!(held && seen))
+    });
+    let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
+    assert_eq!(told(&hall.house, &outcome), "exited 0, ran 2, asked [hold escalate]");
+    let mut grants = vec![Grant::Read("/srv/hidden".into()), write("/srv/a")];
+    grants.sort();
+    assert_eq!(outcome.attempts[1].grants, grants);
+    let resolutions: Vec<_> = outcome.attempts[0].denials.iter().map(|denial| denial.resolution).collect();
+    assert_eq!(resolutions, [Resolution::Granted, Resolution::Granted]);
+}
+
+#[test]
+fn an_interrupt_waits_for_nobody() {
+    let scripted = Scripted { slow: Some(Duration::from_secs(20)), ..Scripted::default() };
+    let hall = Hall::new(scripted, one);
+    let (interrupter, interrupts) = interrupts();
+    let asked = hall.house.asked.clone();
+    let person = std::thread::spawn(move || {
+        wait_until(|| !asked.lock().unwrap().is_empty());
+        assert!(interrupter.interrupt(2));
+    });
+    let begun = Instant::now();
+    let request = hall.house.request("ls", ApprovalMode::OnFailure);
+    let outcome = hall.house.engine.run(request, Io::Inherit, interrupts);
+    person.join().unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(5));
+    // The call failed, so that the command could clean up and end.
+    assert_eq!((outcome.status, outcome.exit_code), (Status::Exited, Some(1)));
+    assert_eq!(hall.house.taken_back.load(Ordering::SeqCst), 1);
+    assert_eq!(hall.house.alive.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn time_runs_out_while_a_call_is_held() {
+    let scripted = Scripted { slow: Some(Duration::from_secs(20)), ..Scripted::default() };
+    let hall = Hall::new(scripted, one);
+    let mut request = hall.house.request("ls", ApprovalMode::OnFailure);
+    request.timeout_ms = Some(100);
+    let outcome = hall.house.run(request);
+    assert_eq!((outcome.status, exit_code(&outcome)), (Status::TimedOut, 124));
+    assert!(outcome.attempts[0].grants.is_empty());
+}
+
+/// An approver that does not answer is no, in place; one that does not leave is
+/// passed over.
+#[test]
+fn silence_is_no_in_place() {
+    for hangs in [false, true] {
+        let slow = Some(Duration::from_secs(8));
+        let scripted = Scripted { slow, hangs, answers: [ONCE].into(), ..Scripted::default() };
+        let mut hall = Hall::new(scripted, one);
+        hall.house.engine.question_timeout_ms = 50;
+        let begun = Instant::now();
+        let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
+        assert_eq!(told(&hall.house, &outcome), "exited 1, ran 1, asked [hold]");
+        assert_eq!(outcome.attempts[0].denials[0].resolution, Resolution::Refused);
+        assert_eq!((outcome.approvals[0].answer.as_str(), outcome.approvals[0].by.as_str()), ("timed-out", "nobody"));
+        assert!(begun.elapsed() < Duration::from_secs(6));
+    }
+}
+
+/// L6: where the yes cannot be written nothing is granted.
+#[test]
+fn a_record_that_fails_grants_nothing() {
+    let mut ended = Vec::new();
+    for batches in 3..12 {
+        let passed = Arc::new(AtomicUsize::new(0));
+        let noted = Arc::clone(&passed);
+        let mut hall = Hall::answering(&[ONCE], move |calls| {
+            noted.store(usize::from(calls.wants(&write("/srv/a"))), Ordering::SeqCst);
+            0
+        });
+        let inner = Log::open(&hall.house.dir.path().join("state/other")).unwrap();
+        let batches_left = AtomicUsize::new(batches);
+        hall.house.engine.recorder = Arc::new(Failing { inner, batches_left, commits_fail: false });
+        let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
+        let text = std::fs::read_to_string(hall.house.dir.path().join("state/other/audit.jsonl")).unwrap();
+        let recorded = text.contains("\"granted\"") && text.contains("\"answered\"");
+        let passed = passed.load(Ordering::SeqCst) == 1;
+        assert!(!passed || recorded, "{batches}: granted and not recorded");
+        assert_eq!(outcome.status == Status::Exited, outcome.error.is_none(), "{batches}");
+        ended.push((outcome.status, passed));
+    }
+    assert!(ended.contains(&(Status::Error, false)) && ended.contains(&(Status::Exited, true)), "{ended:?}");
+}
+
+/// Askers that come and go, thousands of them: the questions are bounded.
+#[test]
+fn a_flood_of_askers_is_bounded() {
+    let scripted = Scripted { slow: Some(Duration::from_secs(60)), ..Scripted::default() };
+    let hall = Hall::new(scripted, |calls| {
+        std::thread::scope(|scope| {
+            for thread in 0..8 {
+                scope.spawn(move || {
+                    for n in 0..400 {
+                        let socket = Grant::Socket(format!("/run/{thread}/{n}").into());
+                        calls.wants_for(&socket, Duration::from_millis(1));
+                    }
+                });
+            }
+        });
+        0
+    });
+    let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
+    assert_eq!(outcome.status, Status::Exited);
+    let events = hall.house.events();
+    let asked = events.iter().filter(|kind| *kind == "asked").count();
+    assert!(asked <= 1_000, "{asked} questions");
+    assert!(events.iter().any(|kind| kind == "failed"), "that more were refused was not said");
+    assert!(hall.house.asked.lock().unwrap().len() <= asked);
+}
