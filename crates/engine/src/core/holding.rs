@@ -426,10 +426,18 @@ impl Core {
     pub(super) fn on_withdrawn(&mut self, live: &mut Live, id: HoldId) {
         let Some(hold) = live.holds.take(id) else { return };
         self.note_denial(live, &hold.denial, Resolution::Recorded);
-        let idle = live.holds.take_idle_questions();
-        let why = "the processes that waited are gone";
-        self.record_bounded(live, EventKind::Withdrawn { holds: vec![id.0], digest: None, why: why.to_owned() });
-        self.withdraw(idle, why);
+        // At most the one that was about this call alone.
+        let idle = live.holds.take_idle_questions().pop();
+        let digest = idle.map(|asked| asked.question.digest);
+        let why = "the processes that waited are gone".to_owned();
+        let event = EventKind::Withdrawn { holds: vec![id.0], digest: digest.clone(), why };
+        match digest {
+            Some(digest) => {
+                self.record(event);
+                self.out.push(Output::Withdraw(digest));
+            }
+            None => self.record_bounded(live, event),
+        }
         self.put_held_questions(live);
     }
 

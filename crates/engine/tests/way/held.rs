@@ -416,7 +416,7 @@ fn a_dying_asker_takes_its_question_back() {
     assert_eq!(hall.house.taken_back.load(Ordering::SeqCst), 1);
     assert!(outcome.attempts[0].grants.is_empty() && outcome.approvals.is_empty());
     assert_eq!(outcome.attempts[0].denials[0].resolution, Resolution::Recorded);
-    assert_eq!(hall.house.events()[5..], ["held", "asked", "withdrawn", "withdrawn", "exited", "finished"]);
+    assert_eq!(hall.house.events()[5..], ["held", "asked", "withdrawn", "exited", "finished"]);
 }
 
 /// While one question stands open another call is answered from the memory.
