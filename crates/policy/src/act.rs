@@ -12,7 +12,7 @@ use crate::decide::{Said, rule_name};
 use crate::file::FileOperation;
 use crate::mode::{GrantClass, ModeAnswers, mode_name};
 use crate::resolve::{governs, has_power, hidden_by, is_protected, resolve_profile};
-use crate::rules::{Act, Circumstances, Match, Scene, Subject};
+use crate::rules::{Act, Circumstances, Considered, Match, Scene, Subject};
 use crate::settings::Settings;
 
 /// Where an act happens, and with what powers.
@@ -43,16 +43,7 @@ pub struct ActRuling {
 
 /// Says whether an act may happen. Deny-overrides, as for commands (L9).
 pub fn decide_act(settings: &Settings, act: Act<'_>, stage: &Stage<'_>, around: &Circumstances) -> ActRuling {
-    let scene = Scene {
-        subject: Subject::Act(act),
-        cwd: stage.cwd,
-        workspace: stage.workspace,
-        home: &settings.home,
-        session: stage.session,
-        around,
-        example: false,
-    };
-    let found = settings.rules.find(&scene);
+    let found = settings.rules.find(&scene(settings, act, stage, around));
     let answers = ModeAnswers::of(stage.approval_mode).strictest(&ModeAnswers::of(settings.approval_mode.value));
     let mut voices: Vec<Said> = Vec::new();
     for (rule, sure) in &found.raised {
@@ -81,6 +72,28 @@ pub fn decide_act(settings: &Settings, act: Act<'_>, stage: &Stage<'_>, around: 
         _ => None,
     };
     conclude(voices, grant)
+}
+
+/// Every rule and whether it speaks of an act, for an explanation.
+pub fn consider_act<'a>(
+    settings: &'a Settings,
+    act: Act<'_>,
+    stage: &Stage<'_>,
+    around: &Circumstances,
+) -> Vec<Considered<'a>> {
+    settings.rules.consider(&scene(settings, act, stage, around))
+}
+
+fn scene<'a>(settings: &'a Settings, act: Act<'a>, stage: &Stage<'a>, around: &'a Circumstances) -> Scene<'a> {
+    Scene {
+        subject: Subject::Act(act),
+        cwd: stage.cwd,
+        workspace: stage.workspace,
+        home: &settings.home,
+        session: stage.session,
+        around,
+        example: false,
+    }
 }
 
 fn said(verdict: Verdict, source: String, reason: String) -> Said {

@@ -265,7 +265,7 @@ fn is_writable(filesystem: &Filesystem, path: &Path) -> bool {
 
 /// True where the parts of `name` follow each other in `path`. Letter case is
 /// ignored, which errs towards "protected".
-fn holds_name(path: &Path, name: &str) -> bool {
+pub(crate) fn holds_name(path: &Path, name: &str) -> bool {
     let parts: Vec<&str> = name.split('/').collect();
     let components: Vec<_> = path.components().map(Component::as_os_str).collect();
     components.windows(parts.len()).any(|w| w.iter().zip(&parts).all(|(a, b)| a.eq_ignore_ascii_case(b)))

@@ -8,8 +8,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use stockade_model::{Event, Outcome};
-use stockade_policy::{ConfigFile, OwnDirectories, Settings};
+use stockade_model::{ApprovalMode, Event, Outcome};
+use stockade_policy::examples::ExampleFile;
+use stockade_policy::table::{self, Situation};
+use stockade_policy::{ConfigFile, Layer, LayerText, OwnDirectories, Settings};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -55,6 +57,68 @@ fn outcome_schema_is_fresh() {
 #[test]
 fn event_schema_is_fresh() {
     check("schemas/event.schema.json", &pretty(&schema_of::<Event>("event.schema.json", "Stockade event")));
+}
+
+#[test]
+fn example_schema_is_fresh() {
+    let schema = schema_of::<ExampleFile>("policy-test.schema.json", "Stockade policy examples");
+    check("schemas/policy-test.schema.json", &pretty(&schema));
+}
+
+/// Each shipped policy's decision table is committed, and complete: a line for
+/// every situation, a column for every mode.
+#[test]
+fn decision_tables_are_fresh_and_complete() {
+    let settings = Settings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[]).unwrap();
+    let profiles: Vec<&str> = settings.profiles().map(|(name, _)| name).collect();
+    assert_eq!(profiles, ["host", "read-only", "workspace"], "a shipped policy without a table");
+    for profile in profiles {
+        let text = table::table(&settings, profile);
+        check(&format!("policies/tables/{profile}.txt"), &text);
+        let rows: Vec<&str> = text.lines().skip(3).collect();
+        assert_eq!(rows.len(), table::SITUATIONS.len());
+        for (row, (name, _)) in rows.iter().zip(table::SITUATIONS) {
+            let cells = row.strip_prefix(*name).unwrap().split_whitespace();
+            let known = ["allow", "ask", "deny"];
+            assert_eq!(cells.filter(|cell| known.contains(cell)).count(), table::table_modes().len(), "{row}");
+        }
+    }
+    // Every kind of situation and every mode has its place.
+    let kinds: std::collections::BTreeSet<u8> = table::SITUATIONS
+        .iter()
+        .map(|(_, situation)| match situation {
+            Situation::Command(_) => 0,
+            Situation::Requests(_) => 1,
+            Situation::Refused(_) => 2,
+            Situation::File(..) => 3,
+            Situation::Connection => 4,
+            Situation::Call => 5,
+        })
+        .collect();
+    assert_eq!(kinds.len(), 6);
+    let modes: std::collections::BTreeSet<u8> = table::table_modes()
+        .iter()
+        .map(|(_, mode)| match mode {
+            ApprovalMode::Untrusted => 0,
+            ApprovalMode::OnFailure => 1,
+            ApprovalMode::OnRequest => 2,
+            ApprovalMode::Never => 3,
+            ApprovalMode::Granular(_) => 4,
+        })
+        .collect();
+    assert_eq!(modes.len(), 5);
+}
+
+/// What the reference shows as examples is a configuration.
+#[test]
+fn examples_of_the_reference_hold() {
+    let text = fs::read_to_string(root().join("docs/configuration.md")).unwrap();
+    let blocks: Vec<&str> = text.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    assert!(blocks.len() >= 2);
+    for block in blocks {
+        let layer = LayerText { layer: Layer::User, path: "docs".into(), source: block.to_owned() };
+        Settings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[layer]).unwrap();
+    }
 }
 
 #[test]

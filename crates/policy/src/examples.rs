@@ -1,0 +1,272 @@
+//! `policy test`: files of examples that are held against a policy, and which
+//! rules they reach.
+//!
+//! Pure: what the text of a command shows is asked of the caller, because this
+//! crate reads no shell.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use stockade_model::{
+    Assessment, Command, Decision, Level, RawText, Request, RequestId, SandboxPreference, SessionId, Verdict,
+};
+
+use crate::act::{Stage, decide_act};
+use crate::decide::{consider, rule_in};
+use crate::error::{ConfigError, Place};
+use crate::parse::{Places, parse};
+use crate::pattern::PathPattern;
+use crate::rules::{Act, Circumstances, Match, file_change, target, tool_call};
+use crate::settings::Settings;
+
+/// Most examples of one file.
+const MAX_CASES: usize = 10_000;
+
+/// A file of examples.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ExampleFile {
+    /// The examples.
+    pub case: Vec<Example>,
+}
+
+/// One example: exactly one of `run`, `argv`, `call`, `file` and `host`.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Example {
+    /// A script, as one would type it.
+    pub run: Option<String>,
+    /// A program and its arguments.
+    pub argv: Option<Vec<String>>,
+    /// A tool call: `NAME`, or `NAME {"argument": "..."}`.
+    pub call: Option<String>,
+    /// A file change: `write ./path`, `create`, `delete` or `read`.
+    pub file: Option<String>,
+    /// A connection: `host` or `host:port`.
+    pub host: Option<String>,
+    /// What must be decided.
+    pub expect: Verdict,
+    /// The rule that must decide, by its name, or a part of what it is called.
+    pub rule: Option<String>,
+    /// Where it runs, from the workspace. Default: the workspace.
+    pub cwd: Option<PathPattern>,
+    /// The profile asked for.
+    pub profile: Option<String>,
+    /// The session.
+    pub session: Option<String>,
+    /// The user.
+    pub user: Option<String>,
+    /// The tool it comes through.
+    pub tool: Option<String>,
+    /// When, in milliseconds since the epoch.
+    pub time_ms: Option<u64>,
+    /// Why the example is there.
+    pub why: Option<String>,
+}
+
+/// How one example went.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExampleResult {
+    /// Where it stands.
+    pub place: Option<Place>,
+    /// What was asked.
+    pub subject: String,
+    /// What was expected.
+    pub expected: Verdict,
+    /// What was decided.
+    pub decision: Decision,
+    /// Why it failed.
+    pub fault: Option<String>,
+}
+
+/// How a file went.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExampleReport {
+    /// Each example.
+    pub results: Vec<ExampleResult>,
+    /// For each rule of the policy, in order, how many examples it spoke of.
+    pub spoken: Vec<u64>,
+}
+
+impl ExampleReport {
+    /// The examples that failed.
+    pub fn failed(&self) -> impl Iterator<Item = &ExampleResult> {
+        self.results.iter().filter(|result| result.fault.is_some())
+    }
+
+    /// Adds another file's.
+    pub fn merge(&mut self, other: Self) {
+        self.results.extend(other.results);
+        self.spoken.resize(self.spoken.len().max(other.spoken.len()), 0);
+        self.spoken.iter_mut().zip(other.spoken).for_each(|(own, other)| *own += other);
+    }
+}
+
+/// Says what the text of a request shows.
+pub type Assess<'a> = &'a dyn Fn(&Request) -> Assessment;
+
+/// Runs a file of examples against a policy. `workspace` is absolute.
+///
+/// # Errors
+/// When the file is none of examples.
+pub fn run_examples(
+    settings: &Settings,
+    file: &Path,
+    source: &str,
+    workspace: &Path,
+    assess: Assess<'_>,
+) -> Result<ExampleReport, ConfigError> {
+    let (content, places) = parse::<ExampleFile>(file, source)?;
+    if content.case.len() > MAX_CASES {
+        return Err(ConfigError::new(file, None, format!("at most {MAX_CASES} examples in one file")));
+    }
+    let mut report = ExampleReport { results: Vec::new(), spoken: vec![0; settings.rules().count()] };
+    for (i, example) in content.case.iter().enumerate() {
+        let runner = Runner { settings, file, places: &places, key: format!("case[{i}]"), workspace, assess };
+        report.results.push(runner.run(example, &mut report.spoken)?);
+    }
+    Ok(report)
+}
+
+struct Runner<'a> {
+    settings: &'a Settings,
+    file: &'a Path,
+    places: &'a Places,
+    key: String,
+    workspace: &'a Path,
+    assess: Assess<'a>,
+}
+
+impl Runner<'_> {
+    fn place(&self, key: &str) -> Option<Place> {
+        self.places.get(&format!("{}.{key}", self.key)).or_else(|| self.places.get(&self.key))
+    }
+
+    fn wrong(&self, key: &str, why: impl Into<String>) -> ConfigError {
+        ConfigError::new(self.file, self.place(key), why)
+    }
+
+    fn run(&self, example: &Example, spoken: &mut [u64]) -> Result<ExampleResult, ConfigError> {
+        let around = Circumstances { user: example.user.clone(), tool: example.tool.clone(), time_ms: example.time_ms };
+        let given = [
+            example.run.is_some(),
+            example.argv.is_some(),
+            example.call.is_some(),
+            example.file.is_some(),
+            example.host.is_some(),
+        ];
+        if given.iter().filter(|given| **given).count() != 1 {
+            return Err(self.wrong("", "an example has exactly one of `run`, `argv`, `call`, `file` and `host`"));
+        }
+        let session = example.session.as_deref().map(|name| self.session(name)).transpose()?;
+        let (subject, decision) = if example.run.is_some() || example.argv.is_some() {
+            self.command(example, session, &around, spoken)
+        } else {
+            self.act(example, session, &around, spoken)?
+        };
+        let fault = fault_of(example, &decision);
+        Ok(ExampleResult { place: self.place(""), subject, expected: example.expect, decision, fault })
+    }
+
+    fn session(&self, name: &str) -> Result<SessionId, ConfigError> {
+        let parsed = name.parse().or_else(|_| format!("ses_{name}").parse());
+        parsed.map_err(|_| self.wrong("session", format!("`{name}` is no session")))
+    }
+
+    /// A plain path where the example runs; of a pattern, what it starts with.
+    fn cwd(&self, example: &Example) -> PathBuf {
+        match example.cwd.as_ref().map(|cwd| cwd.to_string().parse::<crate::text::ConfigPath>()) {
+            Some(Ok(path)) => path.resolve(self.settings.home(), self.workspace),
+            _ => self.workspace.to_owned(),
+        }
+    }
+
+    fn command(
+        &self,
+        example: &Example,
+        session: Option<SessionId>,
+        around: &Circumstances,
+        spoken: &mut [u64],
+    ) -> (String, Decision) {
+        let command = match (&example.run, &example.argv) {
+            (Some(script), _) => Command::Script(RawText::from(script.as_str())),
+            (None, argv) => Command::Argv(argv.iter().flatten().map(|word| RawText::from(word.as_str())).collect()),
+        };
+        let subject = match &command {
+            Command::Script(script) => script.escaped(),
+            Command::Argv(argv) => argv.iter().map(RawText::escaped).collect::<Vec<_>>().join(" "),
+        };
+        let profile = example.profile.clone().unwrap_or_else(|| self.settings.profile.value.clone());
+        let request = Request {
+            id: RequestId::from_random([0; 16]),
+            session,
+            command,
+            cwd: self.cwd(example).as_path().into(),
+            workspace: self.workspace.into(),
+            environment: BTreeMap::new(),
+            profile,
+            grants: Vec::new(),
+            level: self.settings.level.value,
+            approval_mode: self.settings.approval_mode.value,
+            sandbox: SandboxPreference::Auto,
+            timeout_ms: None,
+            caller_approval: None,
+        };
+        let request =
+            Request { level: if request.level == Level::None { Level::Full } else { request.level }, ..request };
+        let assessment = (self.assess)(&request);
+        count(spoken, consider(self.settings, &request, &assessment, around).iter().map(|one| one.found));
+        (subject, rule_in(self.settings, &request, &assessment, true, around).decision)
+    }
+
+    fn act(
+        &self,
+        example: &Example,
+        session: Option<SessionId>,
+        around: &Circumstances,
+        spoken: &mut [u64],
+    ) -> Result<(String, Decision), ConfigError> {
+        let cwd = self.cwd(example);
+        let profile = example.profile.clone().unwrap_or_else(|| self.settings.profile.value.clone());
+        let stage = Stage {
+            cwd: &cwd,
+            workspace: self.workspace,
+            session: session.as_ref(),
+            profile: &profile,
+            approval_mode: self.settings.approval_mode.value,
+        };
+        let mut decide = |act: Act<'_>| {
+            count(spoken, crate::act::consider_act(self.settings, act, &stage, around).iter().map(|one| one.found));
+            decide_act(self.settings, act, &stage, around).decision
+        };
+        if let Some(text) = &example.call {
+            let (name, arguments) = tool_call(text).map_err(|why| self.wrong("call", why))?;
+            return Ok((text.clone(), decide(Act::Tool { name, arguments: &arguments })));
+        }
+        if let Some(text) = &example.file {
+            let (operation, path) =
+                file_change(text, self.settings.home(), self.workspace).map_err(|why| self.wrong("file", why))?;
+            return Ok((text.clone(), decide(Act::File { path: &path, operation })));
+        }
+        let text = example.host.clone().unwrap_or_default();
+        let (host, port) = target(&text).map_err(|why| self.wrong("host", why))?;
+        let decision = decide(Act::Network { host, port });
+        Ok((text, decision))
+    }
+}
+
+fn count(spoken: &mut [u64], found: impl Iterator<Item = Match>) {
+    spoken.iter_mut().zip(found).for_each(|(count, found)| *count += u64::from(found != Match::No));
+}
+
+fn fault_of(example: &Example, decision: &Decision) -> Option<String> {
+    if decision.verdict != example.expect {
+        return Some("the decision is another".to_owned());
+    }
+    match &example.rule {
+        Some(rule) if !decision.rule.contains(rule.as_str()) => Some(format!("another rule decided than `{rule}`")),
+        _ => None,
+    }
+}

@@ -1,0 +1,342 @@
+//! From what a session was given and refused to the smallest policy that would
+//! have let the approved part pass.
+//!
+//! Exact by default: each path and host as it was agreed to. A directory takes
+//! the place of its files only where that is asked for, and what it would newly
+//! allow is shown. Never over credentials, protected names or what governs, and
+//! never over anything that was refused. Pure: events in, text out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use stockade_model::{Command, Denial, Event, EventKind, Grant, Profile, RawText, Request, RequestId, Resolution};
+
+use crate::amend::rules_for;
+use crate::draft::{DraftRule, comment, quoted};
+use crate::file::ProvenanceSection;
+use crate::resolve::{governs, has_power, hidden_by, is_protected, resolve_profile};
+use crate::settings::Settings;
+
+/// From how many files on a directory may take their place.
+const FILES_FOR_DIRECTORY: usize = 3;
+/// Most powers of one suggestion.
+const MAX_POWERS: usize = 1000;
+
+const IN_SESSION: &str = "agreed to in a session";
+
+/// What to suggest from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Learned {
+    /// Powers that were agreed to, and who agreed in which requests.
+    pub approved: BTreeMap<Grant, BTreeSet<Provenance>>,
+    /// Powers that were refused and stayed so, and how often.
+    pub refused: BTreeMap<Grant, u64>,
+    requests: BTreeMap<RequestId, Request>,
+    asked: BTreeMap<RequestId, String>,
+}
+
+/// Who agreed, during which request.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Provenance {
+    /// The request.
+    pub request: RequestId,
+    /// Who: `terminal`, `cache` ...
+    pub by: String,
+}
+
+impl Learned {
+    /// Takes in one event, in order.
+    pub fn take(&mut self, event: &Event) {
+        match &event.kind {
+            EventKind::Requested { request, .. } => {
+                self.requests.insert(event.request.clone(), (**request).clone());
+                // Powers on the command line are the person's own word.
+                request.grants.iter().for_each(|grant| self.approve(grant, &event.request));
+            }
+            EventKind::Answered { by, .. } => {
+                self.asked.insert(event.request.clone(), by.clone());
+            }
+            EventKind::Starting { grants, .. } => {
+                grants.iter().for_each(|grant| self.approve(grant, &event.request));
+            }
+            EventKind::Granted { grants, .. } => {
+                grants.iter().for_each(|grant| self.approve(grant, &event.request));
+            }
+            EventKind::Denied { denial, .. } => self.deny(denial, &event.request),
+            _ => {}
+        }
+    }
+
+    fn approve(&mut self, grant: &Grant, request: &RequestId) {
+        if self.approved.len() < MAX_POWERS || self.approved.contains_key(grant) {
+            let by = self.asked.get(request).cloned().unwrap_or_else(|| "command line".to_owned());
+            let provenance = Provenance { request: request.clone(), by };
+            self.approved.entry(grant.clone()).or_default().insert(provenance);
+        }
+        // The later word holds: first it was refused, then agreed to.
+        self.refused.remove(grant);
+    }
+
+    fn deny(&mut self, denial: &Denial, request: &RequestId) {
+        let Some(grant) = &denial.grant else { return };
+        match denial.resolution {
+            Resolution::Granted => self.approve(grant, request),
+            // Noted where nobody was asked: no word against what was agreed to.
+            Resolution::Recorded if self.approved.contains_key(grant) => {}
+            Resolution::Refused | Resolution::Recorded => {
+                if self.refused.len() < MAX_POWERS || self.refused.contains_key(grant) {
+                    *self.refused.entry(grant.clone()).or_default() += denial.count;
+                }
+            }
+        }
+    }
+}
+
+/// A directory in the place of some of its files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Generalisation {
+    /// The directory.
+    pub directory: PathBuf,
+    /// The paths whose place it takes.
+    pub from: Vec<PathBuf>,
+}
+
+/// What is suggested.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Suggestion {
+    /// Lists of the profile by key: `write`, `reveal`, `sockets`, `env.pass`.
+    pub profile: BTreeMap<&'static str, Vec<String>>,
+    /// Rules with powers that no profile holds.
+    pub rules: Vec<DraftRule>,
+    /// Directories in the place of files.
+    pub generalised: Vec<Generalisation>,
+    /// What was approved and is not suggested, and why.
+    pub left_out: Vec<(Grant, &'static str)>,
+    /// What was refused and stays so.
+    pub refused: Vec<Grant>,
+}
+
+/// Makes the smallest suggestion. `base` is the profile it adds to; `generalise`
+/// lets a directory take the place of three or more of its files.
+pub fn suggest(settings: &Settings, learned: &Learned, base: &str, workspace: &Path, generalise: bool) -> Suggestion {
+    let mut suggestion = Suggestion { refused: learned.refused.keys().cloned().collect(), ..Suggestion::default() };
+    let Ok(profile) = resolve_profile(settings, base, workspace, &[]) else { return suggestion };
+    let maker = Maker { settings, learned, profile, workspace };
+    let mut paths: BTreeSet<PathBuf> = BTreeSet::new();
+    for grant in learned.approved.keys() {
+        // A `no` that came later, or elsewhere in the session, outweighs (L9).
+        if learned.refused.contains_key(grant) {
+            suggestion.left_out.push((grant.clone(), "it was also refused"));
+        } else if let Some(why) = maker.guarded(grant) {
+            suggestion.left_out.push((grant.clone(), why));
+        } else if has_power(&maker.profile, grant) {
+            // The profile has it; nothing to add.
+        } else if let Grant::Write(path) = grant {
+            paths.insert(path.clone());
+        } else {
+            maker.other(grant, &mut suggestion);
+        }
+    }
+    if generalise {
+        suggestion.generalised = maker.generalise(&mut paths);
+    }
+    for path in paths {
+        maker.push(&mut suggestion, "write", &path);
+    }
+    suggestion
+}
+
+struct Maker<'a> {
+    settings: &'a Settings,
+    learned: &'a Learned,
+    profile: Profile,
+    workspace: &'a Path,
+}
+
+impl Maker<'_> {
+    fn push(&self, suggestion: &mut Suggestion, key: &'static str, path: &Path) {
+        suggestion.profile.entry(key).or_default().push(self.shown(path));
+    }
+
+    /// As configuration writes it: `~/` where it lies in the home directory.
+    fn shown(&self, path: &Path) -> String {
+        let home = self.settings.home();
+        match path.strip_prefix(home) {
+            Ok(rest) if !rest.as_os_str().is_empty() => format!("~/{}", rest.display()),
+            _ => path.display().to_string(),
+        }
+    }
+
+    /// Why a power is never suggested.
+    fn guarded(&self, grant: &Grant) -> Option<&'static str> {
+        let filesystem = &self.profile.filesystem;
+        let path = grant.path()?;
+        if path.to_str().is_none_or(|text| text.chars().any(char::is_control) || text.contains(['*', '?', '[', '$'])) {
+            return Some("its name has no form in a configuration");
+        }
+        if governs(self.settings, self.workspace, path, matches!(grant, Grant::Read(_))) {
+            return Some("it is Stockade's own");
+        }
+        if hidden_by(filesystem, path).is_some() {
+            return Some("it is among credentials: agree each time, or reveal it by hand");
+        }
+        if is_protected(filesystem, path)
+            || filesystem.protect.iter().any(|name| crate::resolve::holds_name(path, name))
+        {
+            return Some("it is a protected name: agree each time");
+        }
+        (path == Path::new("/")).then_some("it is everything")
+    }
+
+    /// Powers beyond paths that are written.
+    fn other(&self, grant: &Grant, suggestion: &mut Suggestion) {
+        match grant {
+            Grant::Read(path) => self.push(suggestion, "reveal", path),
+            Grant::Socket(_) => suggestion.left_out.push((grant.clone(), "a socket may be a way out of the sandbox")),
+            Grant::Exec(_) => suggestion.left_out.push((grant.clone(), "a program is agreed to each time")),
+            Grant::Env(name) => match name.parse::<crate::text::VariableName>() {
+                Ok(_) if !looks_secret(name) => {
+                    suggestion.profile.entry("env.pass").or_default().push(name.clone());
+                }
+                _ => suggestion.left_out.push((grant.clone(), "its name is that of a secret")),
+            },
+            Grant::Connect { port: None, .. } => {
+                suggestion.left_out.push((grant.clone(), "it reaches every port: name one"));
+            }
+            Grant::Connect { host, port: Some(port) } => self.connect(host, *port, grant, suggestion),
+            Grant::Listen(_) | Grant::Memory(_) => {
+                suggestion.left_out.push((grant.clone(), "a profile has no key for it"));
+            }
+            Grant::Write(_) => {}
+        }
+    }
+
+    /// For the very commands that used it where they can have a rule; otherwise
+    /// for the host.
+    fn connect(&self, host: &str, port: u16, grant: &Grant, suggestion: &mut Suggestion) {
+        let users = self.learned.approved.get(grant).into_iter().flatten();
+        let mut lone = false;
+        for provenance in users {
+            let section = ProvenanceSection {
+                by: format!("suggested, agreed to by {}", provenance.by),
+                at: None,
+                request: Some(provenance.request.to_string()),
+            };
+            let command: Option<&Command> =
+                self.learned.requests.get(&provenance.request).map(|request| &request.command);
+            let grants = std::slice::from_ref(grant);
+            let drafts = command.and_then(|command| {
+                rules_for(command, stockade_model::Verdict::Allow, grants, &self.profile, &section).ok()
+            });
+            match drafts {
+                Some(drafts) => {
+                    for mut draft in drafts {
+                        draft.justification = IN_SESSION.to_owned();
+                        add_rule(suggestion, draft);
+                    }
+                }
+                None => lone = true,
+            }
+        }
+        if lone {
+            let mut draft = DraftRule::new(stockade_model::Verdict::Allow, IN_SESSION);
+            draft.hosts = vec![if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }];
+            add_rule(suggestion, draft);
+        }
+    }
+
+    /// Directories that may take the place of their files: not where one of them
+    /// holds something guarded or refused.
+    fn generalise(&self, paths: &mut BTreeSet<PathBuf>) -> Vec<Generalisation> {
+        let mut by_directory: BTreeMap<PathBuf, Vec<PathBuf>> = BTreeMap::new();
+        for path in paths.iter() {
+            let grantable = self.settings.grantable_directory(self.workspace, &self.profile, path);
+            if let Some(directory) = grantable {
+                by_directory.entry(directory).or_default().push(path.clone());
+            }
+        }
+        let mut made = Vec::new();
+        for (directory, from) in by_directory {
+            let refused = |grant: &Grant| grant.path().is_some_and(|path| path.starts_with(&directory));
+            if from.len() >= FILES_FOR_DIRECTORY && !self.learned.refused.keys().any(refused) {
+                from.iter().for_each(|path| {
+                    paths.remove(path);
+                });
+                paths.insert(directory.clone());
+                made.push(Generalisation { directory, from });
+            }
+        }
+        made
+    }
+}
+
+fn add_rule(suggestion: &mut Suggestion, draft: DraftRule) {
+    let same = |known: &&mut DraftRule| known.glob == draft.glob && known.hosts == draft.hosts;
+    match suggestion.rules.iter_mut().find(same) {
+        Some(known) => {
+            for grant in draft.grants {
+                if !known.grants.contains(&grant) {
+                    known.grants.push(grant);
+                }
+            }
+        }
+        None => suggestion.rules.push(draft),
+    }
+}
+
+/// The words by which variables give themselves away.
+fn looks_secret(name: &str) -> bool {
+    let name = name.to_ascii_uppercase();
+    ["TOKEN", "SECRET", "PASSWORD", "PASSWD", "KEY", "CREDENTIAL", "AUTH", "COOKIE", "SESSION"]
+        .iter()
+        .any(|word| name.contains(word))
+}
+
+impl Suggestion {
+    /// True where nothing is to be added.
+    pub fn is_empty(&self) -> bool {
+        self.profile.is_empty() && self.rules.is_empty()
+    }
+
+    /// A configuration with a profile `name` that adds to `base`.
+    pub fn to_toml(&self, name: &str, base: &str, learned: &Learned) -> String {
+        let mut text = String::new();
+        for made in &self.generalised {
+            let line = format!("{} stands for {} paths", made.directory.display(), made.from.len());
+            text.push_str(&comment(&line));
+        }
+        if !self.profile.is_empty() {
+            text.push_str(&format!("[profiles.{name}]\nextends = {}\n", quoted(base)));
+        }
+        for (key, values) in &self.profile {
+            text.push_str(&format!("{key} = [\n"));
+            for value in values {
+                text.push_str(&format!("    {},{}\n", quoted(value), self.behind(value, learned)));
+            }
+            text.push_str("]\n");
+        }
+        for rule in &self.rules {
+            if !text.is_empty() {
+                text.push('\n');
+            }
+            text.push_str(&rule.to_toml());
+        }
+        text
+    }
+
+    /// Who agreed to an entry, as a comment behind it.
+    fn behind(&self, value: &str, learned: &Learned) -> String {
+        let ends = value.trim_start_matches('~');
+        let used = learned.approved.iter().find(|(grant, _)| match grant {
+            Grant::Env(name) => name == value,
+            grant => grant.path().is_some_and(|path| path.display().to_string().ends_with(ends)),
+        });
+        match used.and_then(|(_, by)| by.first()) {
+            Some(first) => {
+                let by = RawText::from(first.by.as_str()).escaped();
+                format!(" # {by}, {}", first.request)
+            }
+            None => String::new(),
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! From a session's record to the smallest policy.
+
+#![allow(clippy::unwrap_used, reason = "what cannot be had fails the test")]
+
+use std::path::Path;
+
+use stockade_model::{
+    Answer, ApprovalMode, Command, Denial, Event, EventKind, Grant, Layer as DenialLayer, Level, Operation, Request,
+    Resolution, SandboxPreference, Scope,
+};
+use stockade_policy::suggest::{Learned, suggest};
+use stockade_policy::{Layer, LayerText, OwnDirectories, Settings, resolve_profile};
+
+const WORKSPACE: &str = "/home/u/work";
+
+fn settings(source: &str) -> Settings {
+    let own = OwnDirectories {
+        configuration: vec!["/home/u/.config/stockade".into()],
+        state: vec!["/home/u/.local/state/stockade".into()],
+    };
+    let layer = LayerText { layer: Layer::User, path: "/u".into(), source: source.to_owned() };
+    Settings::from_layers(Path::new("/home/u"), own, &[layer]).unwrap()
+}
+
+fn request(script: &str) -> Request {
+    Request {
+        id: "req_00000000000000000000000000".parse().unwrap(),
+        session: None,
+        command: Command::Script(script.into()),
+        cwd: WORKSPACE.into(),
+        workspace: WORKSPACE.into(),
+        environment: Default::default(),
+        profile: "workspace".into(),
+        grants: Vec::new(),
+        level: Level::Full,
+        approval_mode: ApprovalMode::OnFailure,
+        sandbox: SandboxPreference::Auto,
+        timeout_ms: None,
+        caller_approval: None,
+    }
+}
+
+/// A session: a command, what was granted, what was refused.
+fn learned(script: &str, granted: &[&str], refused: &[&str]) -> Learned {
+    let grant = |text: &str| text.parse::<Grant>().unwrap();
+    let mut kinds = vec![
+        EventKind::Requested { request: Box::new(request(script)), environment_names: Vec::new() },
+        EventKind::Answered {
+            answer: Answer::Approved(Scope::Once),
+            by: "terminal".into(),
+            digest: stockade_model::Digest::of_fields("test", std::iter::empty()),
+            waited_ms: 1,
+            warnings: Vec::new(),
+        },
+    ];
+    // First each was refused and noted, then agreed to.
+    for (text, resolution) in granted
+        .iter()
+        .map(|text| (text, Resolution::Recorded))
+        .chain(refused.iter().map(|text| (text, Resolution::Refused)))
+    {
+        let denial = Denial {
+            operation: Operation::Write,
+            object: "x".into(),
+            pid: None,
+            program: None,
+            layer: DenialLayer::Broker,
+            rule: "r".into(),
+            grant: Some(grant(text)),
+            resolution,
+            count: 1,
+        };
+        kinds.push(EventKind::Denied { denial });
+    }
+    let grants = granted.iter().map(|text| grant(text)).collect();
+    kinds.push(EventKind::Granted { grants, holds: Vec::new() });
+    let mut learned = Learned::default();
+    for kind in kinds {
+        let id = "req_00000000000000000000000000".parse().unwrap();
+        learned.take(&Event { time_ms: 1, request: id, session: None, kind });
+    }
+    learned
+}
+
+#[test]
+fn exactly_what_was_agreed_to() {
+    let settings = settings("");
+    let learned = learned(
+        "pip install numpy",
+        &["write /home/u/.cache/pip", "connect pypi.org:443", "write /home/u/work/a", "env MY_FLAVOUR"],
+        &["connect evil.example:443", "write /etc/x"],
+    );
+    let found = suggest(&settings, &learned, "workspace", Path::new(WORKSPACE), true);
+    insta::assert_snapshot!(found.to_toml("learned", "workspace", &learned), @r#"
+    [profiles.learned]
+    extends = "workspace"
+    env.pass = [
+        "MY_FLAVOUR", # terminal, req_00000000000000000000000000
+    ]
+    write = [
+        "~/.cache/pip", # terminal, req_00000000000000000000000000
+    ]
+
+    [[rules]]
+    glob = ["pip install numpy"]
+    effect = "allow"
+    grants = ["connect pypi.org:443"]
+    justification = "agreed to in a session"
+    provenance = { by = "suggested, agreed to by terminal", request = "req_00000000000000000000000000" }
+    "#);
+    assert_eq!(found.refused.len(), 2);
+    assert!(found.left_out.is_empty() && found.generalised.is_empty());
+    // It would have let the approved part pass, and nothing of the rest.
+    let text = found.to_toml("learned", "workspace", &learned);
+    let with = self::settings(&text);
+    let profile = resolve_profile(&with, "learned", Path::new(WORKSPACE), &[]).unwrap();
+    assert!(profile.filesystem.write.contains(&"/home/u/.cache/pip".into()));
+    assert_eq!(profile.filesystem.write.len(), 2);
+}
+
+#[test]
+fn never_credentials_protected_names_or_what_governs() {
+    let settings = settings("");
+    for grant in [
+        "read /home/u/.ssh",
+        "read /home/u/.ssh/known_hosts",
+        "write /home/u/.npmrc",
+        "write /home/u/work/.git/hooks",
+        "write /srv/other/.git/config",
+        "write /home/u/.config/stockade/config.toml",
+        "write /home/u/work/.stockade.toml",
+        "read /home/u/.local/state/stockade",
+        "write /",
+        "env GITHUB_TOKEN",
+        "connect pypi.org",
+        "socket /run/docker.sock",
+        "exec /bin/x",
+    ] {
+        let learned = learned("tool", &[grant], &[]);
+        let found = suggest(&settings, &learned, "workspace", Path::new(WORKSPACE), true);
+        assert!(found.is_empty(), "{grant}: {}", found.to_toml("x", "workspace", &learned));
+        assert_eq!(found.left_out.len(), 1, "{grant}");
+    }
+}
+
+#[test]
+fn interpreters_get_no_rule_but_the_host_does() {
+    let learned = learned("python3 fetch.py", &["connect pypi.org:443"], &[]);
+    let found = suggest(&settings(""), &learned, "workspace", Path::new(WORKSPACE), false);
+    assert_eq!(found.rules.len(), 1);
+    assert_eq!(found.rules[0].hosts, ["pypi.org:443"]);
+    assert!(found.rules[0].glob.is_empty());
+}
+
+#[test]
+fn a_directory_only_where_it_is_asked_for() {
+    let files = ["write /srv/out/a", "write /srv/out/b", "write /srv/out/c", "write /srv/lone/a"];
+    let settings = settings("");
+    let suggested = |generalise, refused: &[&str]| {
+        let learned = learned("tool", &files, refused);
+        let found = suggest(&settings, &learned, "workspace", Path::new(WORKSPACE), generalise);
+        (found.profile["write"].clone(), found.generalised)
+    };
+    let exact = ["/srv/lone/a", "/srv/out/a", "/srv/out/b", "/srv/out/c"];
+    assert_eq!(suggested(false, &[]), (exact.map(str::to_owned).into(), vec![]));
+    let (write, generalised) = suggested(true, &[]);
+    assert_eq!(write, ["/srv/lone/a", "/srv/out"]);
+    assert_eq!((generalised.len(), generalised[0].from.len()), (1, 3));
+    // Not over what was refused.
+    assert_eq!(suggested(true, &["write /srv/out/secret"]).0, exact);
+}
+
+#[test]
+fn the_later_word_holds() {
+    let settings = settings("");
+    let learned = learned("tool", &["write /srv/x"], &["write /srv/x"]);
+    // Refused, then granted.
+    let found = suggest(&settings, &learned, "workspace", Path::new(WORKSPACE), false);
+    assert_eq!(found.profile["write"], ["/srv/x"]);
+}
