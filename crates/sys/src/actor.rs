@@ -41,6 +41,16 @@ pub fn connect(socket: BorrowedFd<'_>, address: &[u8]) -> Result<(), Errno> {
         .map(drop)
 }
 
+/// Binds `socket` to an address as the kernel has it (`struct sockaddr`).
+///
+/// # Errors
+/// As bind(2).
+pub fn bind(socket: BorrowedFd<'_>, address: &[u8]) -> Result<(), Errno> {
+    // SAFETY: `address` is valid for its length.
+    unsafe { raw(libc::SYS_bind, [socket.as_raw_fd() as usize, address.as_ptr() as usize, address.len(), 0, 0, 0]) }
+        .map(drop)
+}
+
 /// Changes the mode of a held object that is no link.
 ///
 /// # Errors

@@ -170,6 +170,16 @@ impl Caller {
         self.ask(|thread| resolve::jump(thread.at(), c"cwd"))
     }
 
+    /// Where the directory is from which it names things relative to descriptor
+    /// `start`; `AT_FDCWD` is the working directory.
+    pub fn path_of(&self, start: i32) -> Result<Vec<u8>, Errno> {
+        if start == libc::AT_FDCWD {
+            return self.ask(|thread| resolve::link_text_at(thread.at(), c"cwd"));
+        }
+        let name = descriptor_name("fd", start)?;
+        self.ask(|thread| resolve::link_text_at(thread.at(), &name))
+    }
+
     /// Holds its root.
     pub fn root(&self) -> Result<OwnedFd, Errno> {
         self.ask(|thread| resolve::jump(thread.at(), c"root"))

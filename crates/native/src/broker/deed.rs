@@ -65,6 +65,12 @@ pub(super) enum Deed {
         change: Change,
     },
     Connect(Connection),
+    /// Makes a socket file, its mode without the bits of `mask`.
+    Bind {
+        socket: OwnedFd,
+        place: Place,
+        mask: Mode,
+    },
 }
 
 /// What becomes of an object.
@@ -109,6 +115,7 @@ impl Deed {
             | Self::MakeDirectory { place, .. }
             | Self::MakeNode { place, .. }
             | Self::MakeLink { place, .. }
+            | Self::Bind { place, .. }
             | Self::Remove { place, .. } => (Some(place), None),
             Self::MakeName { new, .. } => (Some(new), None),
             Self::Rename { old, new, .. } => (Some(old), Some(new)),
@@ -145,6 +152,7 @@ impl Service {
             Deed::Rename { old, new, flags } => self.rename(old, new, *flags),
             Deed::Change { object, change } => self.change(object, change),
             Deed::Connect(connection) => self.connect_to(id, connection),
+            Deed::Bind { socket, place, mask } => self.bind(socket, place, *mask),
         }
     }
 }

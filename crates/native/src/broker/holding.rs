@@ -164,7 +164,12 @@ impl Service {
             // Neither is what was shown: a name that became a link, or a call
             // whose arguments the kernel would read again.
             Ok(Step::Link(_) | Step::Done(Reply::Continue)) => self.refuse_changed(waiter),
-            Ok(step) => self.finish(id, step),
+            Ok(step) => {
+                if let Deed::Bind { place, .. } = &waiter.deed {
+                    self.note_bound(place);
+                }
+                self.finish(id, step);
+            }
             Err(Failure::Native(Errno::STALE)) => self.refuse_changed(waiter),
             Err(Failure::Native(errno)) => self.fail(id, errno),
             Err(Failure::Noted(errno, denied)) => {

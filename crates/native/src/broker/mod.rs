@@ -12,6 +12,7 @@
 //! | `service` | the loop and the decision |
 //! | `deed` | a call once it is read: it can be carried out now or later |
 //! | `opens`, `names`, `metadata`, `sockets` | reading the calls and carrying them out |
+//! | `straight` | the short way of plain opens |
 //! | `view` | through which view an object is changed; is it still the one shown? |
 //! | `holds`, `holding` | calls that wait for an answer |
 //! | `pool` | what may block |
@@ -39,6 +40,7 @@ mod opens;
 mod pool;
 mod service;
 mod sockets;
+mod straight;
 mod table;
 mod targets;
 mod view;

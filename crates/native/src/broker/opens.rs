@@ -71,13 +71,28 @@ impl Wish {
         access
     }
 
-    fn operation(self) -> Operation {
+    /// Nothing needs a look at what is there first.
+    pub(super) fn is_plain(self) -> bool {
+        !self.only_reads() && !self.has(TMPFILE) && self.mode.bits() & SET_ID == 0
+    }
+
+    /// Opening changes something by itself.
+    pub(super) fn leaves_traces(self) -> bool {
+        self.creates() || self.has(libc::O_TRUNC)
+    }
+
+    /// The mode with which the kernel wants it opened.
+    pub(super) fn mode_of_new(self) -> Mode {
+        if self.creates() { self.mode } else { Mode::empty() }
+    }
+
+    pub(super) fn operation(self) -> Operation {
         if self.creates() { Operation::Create } else { Operation::Write }
     }
 
     /// The flags with which the broker opens: never following, never becoming
     /// anybody's terminal, never waiting.
-    fn of_broker(self) -> OFlags {
+    pub(super) fn of_broker(self) -> OFlags {
         let own = libc::O_CLOEXEC | libc::O_NOCTTY | libc::O_NONBLOCK;
         OFlags::from_bits_retain(((self.flags & !libc::O_NOFOLLOW) | own) as u32)
     }
@@ -108,6 +123,9 @@ impl Service {
         let path = caller.path(index)?;
         if wish.creates() || wish.has(TMPFILE) {
             wish.mode = self.masked(caller, mode)?;
+        }
+        if let Some(step) = self.open_straight(caller, start, &path, wish) {
+            return Ok(step);
         }
         let walk = self.walk(caller)?;
         if wish.has(TMPFILE) {
@@ -272,8 +290,7 @@ fn open_name(directory: BorrowedFd<'_>, place: &Place, wish: Wish) -> Result<Own
     if wish.only_reads() && !wish.has(libc::O_EXCL) && place.is_pipe() {
         return Err(Errno::NXIO);
     }
-    let mode = if wish.creates() { wish.mode } else { Mode::empty() };
-    openat2(directory, place.name.as_c_str(), wish.of_broker(), mode, ResolveFlags::NO_SYMLINKS)
+    openat2(directory, place.name.as_c_str(), wish.of_broker(), wish.mode_of_new(), ResolveFlags::NO_SYMLINKS)
 }
 
 /// A name that only a directory can have: a directory is not opened for writing.
@@ -298,12 +315,12 @@ fn kernel_files() -> Refusal {
     Refusal { rule: "the kernel's own files".to_owned(), grant: None }
 }
 
-fn is_open_device(path: &[u8]) -> bool {
+pub(super) fn is_open_device(path: &[u8]) -> bool {
     OPEN_DEVICES.contains(&path) || path.starts_with(TERMINALS)
 }
 
 /// Gives the descriptor the flags that the caller asked for.
-fn finish(fd: OwnedFd, wish: Wish) -> Result<Reply, Errno> {
+pub(super) fn finish(fd: OwnedFd, wish: Wish) -> Result<Reply, Errno> {
     if !wish.has(libc::O_NONBLOCK) {
         let settable = libc::O_APPEND | libc::O_DIRECT | libc::O_NOATIME | libc::O_ASYNC;
         fcntl_setfl(&fd, OFlags::from_bits_retain((wish.flags & settable) as u32))?;

@@ -22,6 +22,7 @@ use super::holding::{self, Waiter};
 use super::holds::Holds;
 use super::ledger::{Actor, Denied, Ledger};
 use super::pool::Pool;
+use super::straight::Roots;
 use super::table::{Shape, notify_table};
 use super::walk::{Object, Walk};
 use super::{BrokerError, BrokerEvent, BrokerReport, Order, step};
@@ -73,6 +74,8 @@ pub(super) struct First {
     pub streams: Vec<(u64, u64)>,
     /// Parent of the first process.
     pub keeper: Option<u32>,
+    /// Where the short way of an open starts.
+    pub roots: Roots,
 }
 
 /// A call that another thread will answer.
@@ -276,7 +279,10 @@ impl Service {
             | Shape::RemoveAttribute { .. }
             | Shape::RemoveAttributeDescriptor => self.read_change(caller, shape)?,
             Shape::Connect => self.read_connect(caller)?,
-            Shape::Bind => return self.bind(caller).map(Step::Done),
+            Shape::Bind => match self.read_bind(caller)? {
+                Some(deed) => deed,
+                None => return Ok(Step::Done(Reply::Continue)),
+            },
             Shape::Exec { at } => return Ok(Step::Done(self.exec(caller, at))),
             Shape::Umask => {
                 self.threads.mask_changes();
@@ -285,7 +291,12 @@ impl Service {
             Shape::InternetSocket => return Err(Failure::Refused(no_internet(caller))),
             Shape::NotImplemented => return Err(Errno::NOSYS.into()),
         };
-        self.perform(caller.request.id, asked.insert(deed))
+        let deed = asked.insert(deed);
+        let step = self.perform(caller.request.id, deed)?;
+        if let Deed::Bind { place, .. } = deed {
+            self.note_bound(place);
+        }
+        Ok(step)
     }
 
     /// Takes the facts of the run from its first caller.
@@ -299,7 +310,8 @@ impl Service {
             .collect();
         self.must_still_wait(caller)?;
         self.threads.first_mask(identity.umask);
-        self.first = Some(First { root, streams, keeper: Some(identity.parent) });
+        let roots = Roots::new(root.as_fd(), &self.powers);
+        self.first = Some(First { root, streams, keeper: Some(identity.parent), roots });
         Ok(())
     }
 

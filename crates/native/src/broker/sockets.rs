@@ -2,7 +2,8 @@
 //!
 //! A connect is made on a copy of the caller's socket with the broker's copy of
 //! the address, and to the very socket file that was decided on. A bind goes on
-//! by itself: the floor decides where a socket may be made.
+//! by itself where the floor decides; where a power was added later, the floor
+//! knows nothing of it, and the bind is made on behalf.
 
 use std::ffi::{CString, OsStr};
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -11,7 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::PoisonError;
 
-use rustix::fs::{Access, FileType, OFlags, fcntl_getfl, fstat};
+use rustix::fs::{Access, FileType, Mode, OFlags, fcntl_getfl, fstat};
 use rustix::net::AddressFamily;
 use rustix::net::sockopt::socket_domain;
 use stockade_model::{Grant, Layer, Level, Operation};
@@ -22,11 +23,14 @@ use super::caller::Caller;
 use super::deed::{Deed, Step, Work};
 use super::ledger::{Actor, Denied};
 use super::service::{Failure, MAX_BOUND, Reply, Service, native_access, refused};
+use super::view::own_directory;
 use super::walk::{Object, Place};
 use crate::powers::{Refusal, Verdict};
 
 /// `sizeof(struct sockaddr_storage)`: the kernel takes no more.
 const MAX_ADDRESS: u64 = 128;
+/// Longest path in `struct sockaddr_un`, without its NUL.
+const MAX_UNIX_PATH: usize = 107;
 /// Where the path starts in `struct sockaddr_un`.
 const PATH_OFFSET: usize = 2;
 
@@ -155,27 +159,47 @@ impl Service {
         Ok(Step::Work(Work { job, pipe: None }))
     }
 
-    /// Lets a bind go on and remembers whose socket it makes.
-    pub(super) fn bind(&mut self, caller: &Caller) -> Result<Reply, Failure> {
+    /// Reads a bind. `None` for what no path names: the floor decides that.
+    pub(super) fn read_bind(&self, caller: &Caller) -> Result<Option<Deed>, Failure> {
         let address = read_address(caller)?;
         let socket = caller.descriptor(caller.int(0))?;
         let Peer::Path(path) = peer(&address, socket_domain(&socket)?) else {
-            return Ok(Reply::Continue);
+            return Ok(None);
         };
+        let mask = !self.masked(caller, 0o7777)?;
         let place = self.walk(caller)?.place(libc::AT_FDCWD, &path)?;
+        Ok(Some(Deed::Bind { socket, place, mask }))
+    }
+
+    /// Lets a bind go on where the floor allows it, and makes it on behalf where
+    /// the power was added later.
+    pub(super) fn bind(&self, socket: &OwnedFd, place: &Place, mask: Mode) -> Result<Step, Failure> {
         if place.special || place.step().is_ok() {
             return Err(Errno::ADDRINUSE.into());
         }
-        let object = place.path();
-        if let Verdict::Refuse(refusal) = self.decide(Operation::Bind, &object) {
+        let path = place.path();
+        if let Verdict::Refuse(refusal) = self.decide(Operation::Bind, &path) {
             native_access(&place.directory.fd, Access::WRITE_OK | Access::EXEC_OK)?;
-            return Err(refused(Operation::Bind, &object, refusal));
+            return Err(refused(Operation::Bind, &path, refusal));
         }
-        let directory = fstat(&place.directory.fd)?;
+        if !self.powers.was_added(&path) && !self.powers.is_unattached(&path) {
+            return Ok(Step::Done(Reply::Continue));
+        }
+        let directory = own_directory(&place.directory)?;
+        actor::bind(socket.as_fd(), &address_in(&directory, place, &path))?;
+        // The umask of the broker is 0. Nobody can connect before it listens.
+        let made = resolve::step(directory.as_fd(), &place.name)?;
+        let mode = Mode::from_raw_mode(fstat(&made)?.st_mode) - mask;
+        actor::chmod(made.as_fd(), mode.bits())?;
+        Ok(Step::zero())
+    }
+
+    /// Remembers whose socket will stand at `place`.
+    pub(super) fn note_bound(&mut self, place: &Place) {
+        let Ok(directory) = fstat(&place.directory.fd) else { return };
         if self.bound.len() < MAX_BOUND {
-            self.bound.insert((directory.st_dev, directory.st_ino, place.name));
+            self.bound.insert((directory.st_dev, directory.st_ino, place.name.clone()));
         }
-        Ok(Reply::Continue)
     }
 
     /// Whether the run itself has bound a socket here, where nothing was. (It
@@ -241,6 +265,22 @@ fn unreachable((host, port): (String, Option<u16>)) -> Denied {
 fn held_address(fd: &OwnedFd) -> Vec<u8> {
     let mut address = AddressFamily::UNIX.as_raw().to_ne_bytes().to_vec();
     address.extend_from_slice(resolve::DescriptorPath::new(fd.as_fd()).as_c_str().to_bytes_with_nul());
+    address
+}
+
+/// A unix address of `place`, as whoever asks for it will be told. It is where
+/// `directory` was found without links; one that is too long leads there by the
+/// descriptor.
+fn address_in(directory: &OwnedFd, place: &Place, path: &[u8]) -> Vec<u8> {
+    let mut address = AddressFamily::UNIX.as_raw().to_ne_bytes().to_vec();
+    if path.len() <= MAX_UNIX_PATH {
+        address.extend_from_slice(path);
+    } else {
+        address.extend_from_slice(resolve::DescriptorPath::new(directory.as_fd()).as_c_str().to_bytes());
+        address.push(b'/');
+        address.extend_from_slice(place.name.as_bytes());
+    }
+    address.push(0);
     address
 }
 

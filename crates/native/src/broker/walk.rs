@@ -23,7 +23,7 @@ const MAX_STEPS: u32 = 10_000;
 /// The inode of the root of every procfs.
 const PROC_ROOT_INODE: u64 = 1;
 /// What the kernel writes behind the path of a removed object.
-const REMOVED: &[u8] = b" (deleted)";
+pub(super) const REMOVED: &[u8] = b" (deleted)";
 
 /// Resolves paths of one caller.
 pub(super) struct Walk<'a> {
