@@ -7,7 +7,9 @@
 mod consent;
 mod containers;
 mod denials;
+mod hold;
 mod life;
 mod terminal;
+mod toolchain;
 mod work;
 mod world;

@@ -28,7 +28,18 @@ pub struct Terminal {
 const PATIENCE: Duration = Duration::from_secs(20);
 
 impl Terminal {
+    /// As the world's user.
     pub fn start(world: &World, command: &Command) -> Self {
+        Self::begin(world, command, rustix::process::geteuid().as_raw() != world.account.uid)
+    }
+
+    /// As whoever runs the tests, on the user's terminal: the command becomes
+    /// the user by itself.
+    pub fn start_as_harness(world: &World, command: &Command) -> Self {
+        Self::begin(world, command, false)
+    }
+
+    fn begin(world: &World, command: &Command, become_user: bool) -> Self {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&master).unwrap();
         unlockpt(&master).unwrap();
@@ -40,7 +51,7 @@ impl Terminal {
         process.args(["--ctty", "--wait"]).args(&command.argv).env_clear();
         process.envs(command.env.iter().map(|(n, v)| (n, v))).env("TERM", "xterm").current_dir(&command.cwd);
         process.stdin(Stdio::from(open_side())).stdout(Stdio::from(open_side())).stderr(Stdio::from(open_side()));
-        if rustix::process::geteuid().as_raw() != world.account.uid {
+        if become_user {
             process.uid(world.account.uid).gid(world.account.gid);
         }
         let child = process.spawn().unwrap();
@@ -73,6 +84,25 @@ impl Terminal {
             }
             let more = self.read(Duration::from_millis(50));
             assert!(more && Instant::now() < deadline, "`{text}` was not printed:\n{}", self.text);
+        }
+    }
+
+    /// Whether `text` is printed, after what was expected before, while the
+    /// program still runs.
+    #[track_caller]
+    pub fn sees_before_its_end(&mut self, text: &str, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        loop {
+            if let Some(at) = self.text[self.seen..].find(text) {
+                self.seen += at + text.len();
+                return true;
+            }
+            let over = self.child.try_wait().unwrap().is_some();
+            let more = self.read(Duration::from_millis(50));
+            if !more || over && !self.pending() && !self.text[self.seen..].contains(text) {
+                return false;
+            }
+            assert!(Instant::now() < deadline, "it neither ends nor prints `{text}`:\n{}", self.text);
         }
     }
 

@@ -4,8 +4,9 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use stockade_testkit::{Account, Command, Ended, User};
+use stockade_testkit::{Account, Ended, User};
 
+use crate::toolchain::{toolchain, with_toolchain};
 use crate::world::{World, each_user};
 
 /// The text of a program kept beside this file.
@@ -211,43 +212,4 @@ fn git_clone_build_and_test() {
         let output = stockade_testkit::run_as(&Account::of(User::available()[0]).unwrap(), &command).unwrap();
         assert!(output.stdout.contains("tested"), "{}", output.text());
     });
-}
-
-/// The toolchain and the crates it needs, wherever this machine keeps them.
-struct Toolchain {
-    sysroot: String,
-    cargo_home: String,
-}
-
-fn toolchain() -> Toolchain {
-    let sysroot = std::process::Command::new("rustc").args(["--print", "sysroot"]).output().unwrap();
-    let home = std::env::var("HOME").unwrap();
-    Toolchain {
-        sysroot: String::from_utf8(sysroot.stdout).unwrap().trim().to_owned(),
-        cargo_home: std::env::var("CARGO_HOME").unwrap_or(format!("{home}/.cargo")),
-    }
-}
-
-/// The toolchain may lie in root's home: it is shown at a place of the user's
-/// own, in a mount namespace that ends with the command.
-fn with_toolchain(command: Command, toolchain: &Toolchain, world: &World) -> Command {
-    let place = world.dir("home/toolchain").display().to_string();
-    let cargo = world.dir("home/cargo").display().to_string();
-    let registry = world.dir("home/cargo/registry").display().to_string();
-    let mut command = command
-        .env("PATH", format!("{place}/bin:{}", crate::world::PATH))
-        .env("CARGO_HOME", &cargo)
-        .env("CARGO_TARGET_DIR", world.workspace().join("target"));
-    if User::available().contains(&User::Root) {
-        let show = format!(
-            "mount --bind {} {place} && mount --bind {}/registry {registry} && exec setpriv --reuid {} --regid {} --clear-groups -- \"$@\"",
-            toolchain.sysroot, toolchain.cargo_home, world.account.uid, world.account.gid
-        );
-        command = command.behind(["unshare", "--mount", "--propagation", "private", "sh", "-c", &show, "sh"]);
-    } else {
-        command = command
-            .env("PATH", format!("{}/bin:{}", toolchain.sysroot, crate::world::PATH))
-            .env("CARGO_HOME", &toolchain.cargo_home);
-    }
-    command
 }

@@ -1,0 +1,223 @@
+//! A call that lacks a power waits for the answer, however late it comes, and
+//! then goes on: the program never failed, and nothing ran twice.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command as Process;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Gid, Uid};
+use serde_json::Value;
+
+use crate::terminal::Terminal;
+use crate::toolchain::{toolchain, with_toolchain};
+use crate::world::{World, binary, each_user};
+
+/// How late the first answer comes.
+const LATE: Duration = Duration::from_secs(30);
+/// Longest a program may take after its last answer.
+const PATIENCE: Duration = Duration::from_secs(240);
+
+/// What became of a program whose every question got a yes.
+struct Told {
+    code: i32,
+    text: String,
+    questions: usize,
+    outcome: Value,
+}
+
+/// Runs `script` at a terminal and says yes to every question, to the first one
+/// late.
+fn agreed(
+    world: &World,
+    script: &str,
+    prepare: impl Fn(stockade_testkit::Command) -> stockade_testkit::Command,
+) -> Told {
+    let workspace = world.workspace().display().to_string();
+    let report = world.home().join("outcome.json").display().to_string();
+    let program = binary();
+    let json = format!("--json={report}");
+    let argv = [program.as_str(), "run", "--workspace", &workspace, &json, "--", "sh", "-c", script];
+    let command = prepare(world.bare(&argv));
+    let behind = command.argv[0] != program.as_str();
+    let start = if behind { Terminal::start_as_harness } else { Terminal::start };
+    let mut terminal = start(world, &command);
+    let mut questions = 0;
+    while terminal.sees_before_its_end("allow?", PATIENCE) {
+        if questions == 0 {
+            thread::sleep(LATE);
+        }
+        terminal.press("o");
+        questions += 1;
+        assert!(questions < 40, "it asks without end:\n{}", terminal.text);
+    }
+    let (code, text) = terminal.finish();
+    let outcome = fs::read_to_string(&report).unwrap_or_else(|error| panic!("no outcome: {error}\n{text}"));
+    let outcome = serde_json::from_str(&outcome).unwrap();
+    Told { code, text, questions, outcome }
+}
+
+/// It ended well, in one attempt, was asked `1..=most` times, and `once` holds
+/// one line: what every execution adds.
+#[track_caller]
+fn check(told: &Told, most: usize, once: &Path) {
+    assert_eq!(told.code, 0, "{}", told.text);
+    assert!((1..=most).contains(&told.questions), "{} questions:\n{}", told.questions, told.text);
+    assert_eq!(told.outcome["attempts"].as_array().unwrap().len(), 1, "it ran again:\n{}", told.text);
+    let waited = told.outcome["approvals"][0]["waited_ms"].as_u64().unwrap();
+    assert!(waited >= LATE.as_millis() as u64, "the first answer came after {waited} ms");
+    assert_eq!(fs::read_to_string(once).unwrap().lines().count(), 1, "executed more or less than once:\n{}", told.text);
+}
+
+/// Everything beneath `path` belongs to the user of `world`.
+fn give(world: &World, path: &Path) {
+    let (user, group) = (Uid::from_raw(world.account.uid), Gid::from_raw(world.account.gid));
+    rustix::fs::chown(path, Some(user), Some(group)).unwrap();
+    for entry in path.read_dir().into_iter().flatten().flatten() {
+        if entry.file_type().unwrap().is_dir() {
+            give(world, &entry.path());
+        } else {
+            rustix::fs::chownat(
+                rustix::fs::CWD,
+                entry.path(),
+                Some(user),
+                Some(group),
+                rustix::fs::AtFlags::SYMLINK_NOFOLLOW,
+            )
+            .unwrap();
+        }
+    }
+}
+
+/// `pip install` of a package of many files, to a directory outside.
+fn pip(user: stockade_testkit::User) {
+    let world = &World::new(user);
+    world.dir("ws/pkg/things");
+    world.file("ws/pkg/pyproject.toml", include_str!("programs/package.toml"));
+    for n in 0..20 {
+        world.file(&format!("ws/pkg/things/part{n}.py"), "x = 1\n");
+    }
+    world.file("ws/pkg/things/__init__.py", "");
+    world.file("ws/pkg/backend.py", include_str!("programs/build_backend.py"));
+    let made = world.run(&world.bare(&["/usr/bin/python3", "-m", "venv", "v"]));
+    assert_eq!(made.ended, stockade_testkit::Ended::Code(0), "{}", made.text());
+    let script = "v/bin/pip install -q --no-index --no-build-isolation --no-cache-dir --target ~/lib ./pkg";
+    let told = agreed(world, script, |command| command);
+    check(&told, 4, &world.workspace().join("built"));
+    for n in 0..20 {
+        assert!(world.home().join(format!("lib/things/part{n}.py")).exists(), "part {n} was lost:\n{}", told.text);
+    }
+}
+
+/// `git commit`, whose `.git` is a protected name.
+fn git(user: stockade_testkit::User) {
+    let world = &World::new(user);
+    let script = "git init -q repo && cd repo && git config user.name a && git config user.email a@b && \
+                  echo x > file && git add file";
+    let made = world.run(&world.bare(&["sh", "-c", script]));
+    assert_eq!(made.ended, stockade_testkit::Ended::Code(0), "{}", made.text());
+    let edit = "GIT_EDITOR='sh -c \"echo edited >> ../edits; echo words > $1\" --' git commit -q";
+    let told = agreed(world, &format!("cd repo && {edit}"), |command| command);
+    check(&told, 3, &world.workspace().join("edits"));
+    let log = world.run(&world.bare(&["git", "-C", "repo", "log", "--format=%s"]));
+    assert_eq!(log.stdout, "words\n", "{}", told.text);
+}
+
+/// `cargo run` of what needs a crate that the cache holds but has not
+/// unpacked.
+fn cargo(user: stockade_testkit::User) {
+    let world = &World::new(user);
+    let toolchain = toolchain();
+    world.dir("ws/app");
+    world.dir("ws/app/src");
+    world.file("ws/app/Cargo.toml", include_str!("programs/app.toml"));
+    world.file("ws/app/src/main.rs", "fn main() { println!(\"{}\", itoa::Buffer::new().format(7)); }\n");
+    world.file("ws/app/build.rs", include_str!("programs/app_build.rs"));
+    // A cache of the user's own: the index and the packed crates, nothing more.
+    let cache = world.dir("home/cache");
+    for part in ["index", "cache"] {
+        let from = Path::new(&toolchain.cargo_home).join("registry").join(part);
+        let to = cache.join("registry");
+        fs::create_dir_all(&to).unwrap();
+        assert!(Process::new("cp").arg("-r").arg(from).arg(to).status().unwrap().success());
+    }
+    give(world, &cache);
+    let prepare = |command| with_toolchain(command, &toolchain, world).env("CARGO_HOME", &cache);
+    let told = agreed(world, "cd app && cargo run --offline -q", prepare);
+    check(&told, 8, &world.workspace().join("built"));
+    assert!(told.text.lines().any(|line| line.trim() == "7"), "{}", told.text);
+}
+
+/// `npm install`, whose cache and logs lie in the home directory.
+fn npm(user: stockade_testkit::User) {
+    let world = &World::new(user);
+    world.dir("ws/dep");
+    world.file("ws/dep/package.json", include_str!("programs/dependency.json"));
+    world.dir("ws/app");
+    world.file("ws/app/package.json", "{ \"name\": \"app\", \"version\": \"1.0.0\" }\n");
+    let packed = world.run(&world.bare(&["sh", "-c", "cd dep && npm pack --silent --cache ../packing"]));
+    assert_eq!(packed.ended, stockade_testkit::Ended::Code(0), "{}", packed.text());
+    let script = "cd app && npm install --offline --no-audit --no-fund ../dep/dep-1.0.0.tgz";
+    let told = agreed(world, script, |command| command);
+    check(&told, 8, &world.workspace().join("installed"));
+    assert!(world.workspace().join("app/node_modules/dep/package.json").exists(), "{}", told.text);
+}
+
+#[test]
+fn late_answers_do_no_harm() {
+    let works: [fn(stockade_testkit::User); 4] = [pip, git, cargo, npm];
+    thread::scope(|scope| {
+        for user in stockade_testkit::User::available() {
+            for work in works {
+                scope.spawn(move || work(user));
+            }
+        }
+    });
+}
+
+/// While one question stands, the others work on.
+#[test]
+fn a_question_holds_nobody_else() {
+    each_user(|world| {
+        let script = "echo x > ~/asked & for n in $(seq 300); do echo $n > f$n; done; echo written; wait; cat ~/asked";
+        let workspace = world.workspace().display().to_string();
+        let program = binary();
+        let command = world.bare(&[program.as_str(), "run", "--workspace", &workspace, "--", "sh", "-c", script]);
+        let mut terminal = Terminal::start(world, &command);
+        terminal.expect("allow?");
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while fs::read_dir(world.workspace()).unwrap().count() < 300 {
+            assert!(Instant::now() < deadline, "the others were held too:\n{}", terminal.text);
+            thread::sleep(Duration::from_millis(10));
+        }
+        terminal.press("o");
+        let (code, text) = terminal.finish();
+        assert_eq!(code, 0, "{text}");
+        assert_eq!(fs::read_to_string(world.home().join("asked")).unwrap(), "x\n");
+    });
+}
+
+/// Thirty files in a directory are three questions at most, and none is lost.
+#[test]
+fn many_files_are_few_questions() {
+    each_user(|world| {
+        let out = world.outside();
+        let script = format!("for n in $(seq 30); do echo $n > {}/f$n & done; wait", out.display());
+        let workspace = world.workspace().display().to_string();
+        let program = binary();
+        let command = world.bare(&[program.as_str(), "run", "--workspace", &workspace, "--", "sh", "-c", &script]);
+        let mut terminal = Terminal::start(world, &command);
+        let mut questions = 0;
+        while terminal.sees_before_its_end("allow?", PATIENCE) {
+            terminal.press("o");
+            questions += 1;
+        }
+        let (code, text) = terminal.finish();
+        assert_eq!(code, 0, "{text}");
+        assert!((1..=3).contains(&questions), "{questions} questions:\n{text}");
+        for n in 1..=30 {
+            assert_eq!(fs::read_to_string(out.join(format!("f{n}"))).ok(), Some(format!("{n}\n")), "{text}");
+        }
+    });
+}
