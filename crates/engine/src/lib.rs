@@ -15,6 +15,7 @@ mod identity;
 pub mod keys;
 pub mod real;
 pub mod seams;
+mod surroundings;
 
 pub use approver::{Approver, HeldCalls, Nobody, Waiting};
 pub use backend::{Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Events, HeldAnswer, HoldId, Io, StartError};

@@ -11,13 +11,14 @@ use stockade_model::{
     SessionId, Verdict,
 };
 use stockade_policy::{Settings, complete_grants, effective_environment, may_escalate, resolve_profile, rule_on};
-use stockade_shell::Context;
+use stockade_shell::{Context, Judged};
 use stockade_store::{Consent, Store};
 
 use crate::core::{Memo, Planned, Remembered, Ruling};
 use crate::identity::identity;
 use crate::keys::{GrantContext, Key, Namespace};
 use crate::seams::{Judge, Memory, MemoryError, PlanError, RecordError, Recorder, Standing};
+use crate::surroundings;
 
 /// Where bash is looked for, to run scripts. Never through the caller's PATH,
 /// which a workspace may have a hand in.
@@ -31,7 +32,8 @@ pub struct RuleJudge {
     /// True where the request is the person's own command line; see
     /// [`rule_on`].
     pub by_person: bool,
-    /// See [`Context::neutralised`].
+    /// See [`Context::neutralised`]. True unless a test wants the other answer:
+    /// every plan made here carries what it must.
     pub neutralised: bool,
     /// Name of the backend that builds sandboxes.
     pub sandbox_backend: &'static str,
@@ -42,20 +44,28 @@ pub struct RuleJudge {
 impl RuleJudge {
     /// The judge of one configuration, for the native backend.
     pub fn new(settings: Arc<Settings>, by_person: bool) -> Self {
-        Self { settings, by_person, neutralised: false, sandbox_backend: "native", host_backend: "host" }
+        Self { settings, by_person, neutralised: true, sandbox_backend: "native", host_backend: "host" }
     }
 
-    /// What the text of a request shows.
+    /// What the text of a request shows. Where the run could not carry what an
+    /// `allow` takes for granted, or a repository is not as it must be, the
+    /// answer is the one without.
     pub fn assess(&self, request: &Request) -> Assessment {
+        let judged = self.judged(request, self.neutralised);
+        let held = surroundings::hold(&judged.neutralisation, request, self.settings.home());
+        if held { judged.assessment } else { self.judged(request, false).assessment }
+    }
+
+    fn judged(&self, request: &Request, neutralised: bool) -> Judged {
         let context = Context {
             cwd: request.cwd.clone(),
             home: self.settings.home().into(),
             workspace: request.workspace.clone(),
-            neutralised: self.neutralised,
+            neutralised,
         };
         match &request.command {
-            Command::Script(script) => stockade_shell::assess_script(script.as_bytes(), &context),
-            Command::Argv(words) => stockade_shell::assess_argv(words, &context),
+            Command::Script(script) => stockade_shell::judge_script(script.as_bytes(), &context),
+            Command::Argv(words) => stockade_shell::judge_argv(words, &context),
         }
     }
 
@@ -100,11 +110,14 @@ impl Judge for RuleJudge {
         };
         let (level, backend) =
             if profile.sandboxed { (request.level, self.sandbox_backend) } else { (Level::None, self.host_backend) };
+        let mut environment = effective_environment(&profile, &request.environment);
+        let needed = self.judged(request, self.neutralised).neutralisation;
+        surroundings::carry(&needed, request, self.settings.home(), &mut environment);
         let plan = Plan {
             request: request.id.clone(),
             attempt,
             argv,
-            environment: effective_environment(&profile, &request.environment),
+            environment,
             cwd: request.cwd.clone(),
             workspace: request.workspace.clone(),
             profile,

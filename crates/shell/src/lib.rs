@@ -38,7 +38,7 @@ use crate::budget::Budget;
 use crate::judge::Judge;
 use crate::words::{Argument, Flow};
 
-pub use crate::neutralise::{Neutralisation, has_no_submodules, is_plain_configuration};
+pub use crate::neutralise::{Neutralisation, default_toolchain, has_no_submodules, is_plain_configuration};
 
 /// Processor time one assessment may take. Beyond it the rest is not understood.
 const TIME_BOUND: Duration = Duration::from_millis(30);

@@ -191,6 +191,18 @@ pub fn has_no_submodules(index: &[u8]) -> bool {
     !index.windows(4).any(|bytes| bytes == [0, 0, 0xe0, 0])
 }
 
+/// The toolchain that a person's rustup uses where nothing else is said
+/// (`~/.rustup/settings.toml`, its bytes). Source: rustup's settings.rs.
+pub fn default_toolchain(settings: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(settings).ok()?;
+    let top = text.lines().take_while(|line| !line.trim_start().starts_with('['));
+    let value = top.filter_map(|line| line.split_once('=')).find(|(key, _)| key.trim() == "default_toolchain")?.1;
+    let name = value.trim().strip_prefix('"')?.strip_suffix('"')?;
+    // A path would be a toolchain of somebody's making.
+    let plain = !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
+    plain.then(|| name.to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -230,6 +242,16 @@ mod tests {
             check(driver, false);
         }
         assert!(!is_plain_configuration(b"[user]\n\tname = \xff\n"));
+    }
+
+    #[test]
+    fn the_default_toolchain_is_read() {
+        let read = |text: &str| default_toolchain(text.as_bytes());
+        let settings = "version = \"12\"\ndefault_toolchain = \"stable-x\"\n[overrides]\n";
+        assert_eq!(read(settings).as_deref(), Some("stable-x"));
+        assert_eq!(read("[overrides]\ndefault_toolchain = \"x\"\n"), None);
+        assert_eq!(read("default_toolchain = \"/tmp/x\"\n"), None);
+        assert_eq!(read(""), None);
     }
 
     #[test]

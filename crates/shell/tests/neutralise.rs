@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use stockade_model::{RawText, Tier};
-use stockade_shell::{Context, Neutralisation, has_no_submodules, is_plain_configuration, judge_argv};
+use stockade_shell::{
+    Context, Neutralisation, default_toolchain, has_no_submodules, is_plain_configuration, judge_argv,
+};
 
 /// A repository with one commit, and a program that leaves a mark when it runs.
 struct Repository {
@@ -380,6 +382,61 @@ fn what_needs_no_look_runs_nothing() {
         }
     }
     assert!(seen > 10, "{seen}");
+}
+
+/// Where rustup stands between: a file of the repository names the program.
+#[test]
+fn a_toolchain_of_the_repository_does_not_run() {
+    let home = PathBuf::from(std::env::var_os("HOME").unwrap());
+    let rustup = std::env::var_os("RUSTUP_HOME").map_or(home.join(".rustup"), PathBuf::from);
+    let proxies = home.join(".cargo/bin");
+    let Ok(settings) = fs::read(rustup.join("settings.toml")) else { return };
+    let Some(default) = default_toolchain(&settings).filter(|_| proxies.join("rustup").exists()) else { return };
+    let repository = Repository::new();
+    let toolchain = repository.root.join("evil-toolchain");
+    repository.write("rust-toolchain.toml", &format!("[toolchain]\npath = {:?}\n", toolchain.display().to_string()));
+    let bin = toolchain.join("bin");
+    fs::create_dir_all(&bin).unwrap();
+    fs::create_dir_all(repository.root.join("evil-toolchain/lib")).unwrap();
+    for name in ["cargo", "rustc"] {
+        fs::copy(&repository.program, bin.join(name)).unwrap();
+    }
+    for command in ["cargo --version", "rustc --version", "cargo metadata --no-deps --offline --format-version 1"] {
+        let argv: Vec<&str> = command.split(' ').collect();
+        let (tier, carried) = judged(&repository, &repository.root, &argv);
+        assert_eq!(tier, Tier::Allow, "{command}");
+        assert!(carried.rustup, "{command}");
+        let ran = |carried: Option<&Neutralisation>| {
+            let _ = fs::remove_file(&repository.mark);
+            let mut run = repository.command(&repository.root, &argv);
+            run.env("PATH", format!("{}:/usr/bin:/bin", proxies.display()))
+                .env("HOME", &home)
+                .env("RUSTUP_HOME", &rustup);
+            if let Some(carried) = carried {
+                run.envs(&carried.environment).env("RUSTUP_TOOLCHAIN", &default);
+            }
+            let _ = run.status().unwrap();
+            fs::remove_file(&repository.mark).is_ok()
+        };
+        assert!(ran(None), "{command}: the attack does not work without protection");
+        assert!(!ran(Some(&carried)), "{command}: ran");
+    }
+    // Without the file, the settings of cargo name compilers and wrappers.
+    fs::remove_file(repository.root.join("rust-toolchain.toml")).unwrap();
+    repository.write(
+        "Cargo.toml",
+        "[package]\nname = \"x\"\nversion = \"0.1.0\"\nedition = \"2021\"\n[lib]\npath = \"x.rs\"\n",
+    );
+    repository.write("x.rs", "");
+    let evil = repository.evil();
+    repository.write(".cargo/config.toml", &format!("[build]\nrustc = {evil:?}\nrustc-wrapper = {evil:?}\n"));
+    let argv = ["cargo", "metadata", "--no-deps", "--offline", "--format-version", "1"];
+    let (_, carried) = judged(&repository, &repository.root, &argv);
+    let mut run = repository.command(&repository.root, &argv);
+    run.env("PATH", format!("{}:/usr/bin:/bin", proxies.display())).env("HOME", &home).env("RUSTUP_HOME", &rustup);
+    run.envs(&carried.environment).env("RUSTUP_TOOLCHAIN", &default);
+    assert!(run.status().unwrap().success());
+    assert!(!repository.mark.exists());
 }
 
 #[test]

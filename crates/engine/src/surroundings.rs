@@ -1,0 +1,149 @@
+//! What an `allow` takes for granted of the place a command runs in, looked at:
+//! repositories that configure no driver, the person's own toolchain. The shell
+//! crate says what to look for; here the files are read. Must not know why a
+//! command needs it.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use stockade_model::{RawText, Request};
+use stockade_shell::{Neutralisation, default_toolchain, has_no_submodules, is_plain_configuration};
+
+/// Longest configuration that is read, in bytes.
+const CONFIGURATION_BYTES_MAX: u64 = 1 << 20;
+/// Longest index that is read, in bytes.
+const INDEX_BYTES_MAX: u64 = 64 << 20;
+
+/// True if everything that must be looked at is as it must be.
+pub fn hold(needed: &Neutralisation, request: &Request, home: &Path) -> bool {
+    !needed.unknown_repository
+        && needed.plain_repositories.iter().all(|directory| is_plain(directory.as_path()))
+        && (!needed.rustup || toolchain(request, home).is_some())
+}
+
+/// Takes out and puts in the variables that the run must carry.
+pub fn carry(needed: &Neutralisation, request: &Request, home: &Path, environment: &mut BTreeMap<String, RawText>) {
+    environment.retain(|name, _| !needed.remove.iter().any(|beginning| name.starts_with(beginning)));
+    let set = needed.environment.iter().map(|(name, value)| (name.clone(), RawText::from(value.as_str())));
+    environment.extend(set);
+    if let Some(Toolchain::Named(name)) = toolchain(request, home).filter(|_| needed.rustup) {
+        environment.insert("RUSTUP_TOOLCHAIN".to_owned(), RawText::from(name.as_str()));
+    }
+}
+
+/// What decides which compiler `cargo` is.
+enum Toolchain {
+    /// No rustup, so that no file of a repository is asked.
+    Installed,
+    Named(String),
+}
+
+/// `None` where it cannot be told.
+fn toolchain(request: &Request, home: &Path) -> Option<Toolchain> {
+    let own = home.join(".rustup");
+    let given = request.environment.get("RUSTUP_HOME").map(RawText::as_path);
+    if given.is_some_and(|given| given != own) {
+        return None;
+    }
+    match fs::metadata(own.join("settings.toml")) {
+        Err(_) => Some(Toolchain::Installed),
+        Ok(_) => {
+            let settings = read(&own.join("settings.toml"), CONFIGURATION_BYTES_MAX)?;
+            default_toolchain(&settings).map(Toolchain::Named)
+        }
+    }
+}
+
+/// True if no repository that git could find from a directory names a driver
+/// or holds a submodule. Every one above counts, because git goes on where one
+/// is broken.
+fn is_plain(directory: &Path) -> bool {
+    let directory = fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
+    directory.ancestors().all(|above| match fs::metadata(above.join(".git")) {
+        Err(_) => true,
+        Ok(found) if found.is_dir() => is_plain_repository(&above.join(".git")),
+        Ok(found) if found.is_file() => {
+            pointed_to(&above.join(".git"), above).is_some_and(|git| is_plain_repository(&git))
+        }
+        Ok(_) => false,
+    })
+}
+
+/// Where a `.git` file (worktrees, submodules) points: gitrepository-layout(5).
+fn pointed_to(file: &Path, beside: &Path) -> Option<PathBuf> {
+    let text = String::from_utf8(read(file, 4096)?).ok()?;
+    Some(beside.join(text.strip_prefix("gitdir: ")?.trim_end_matches(['\n', '\r'])))
+}
+
+fn is_plain_repository(git: &Path) -> bool {
+    let common = match fs::metadata(git.join("commondir")) {
+        Err(_) => git.to_owned(),
+        Ok(_) => match read(&git.join("commondir"), 4096).and_then(|text| String::from_utf8(text).ok()) {
+            Some(text) => git.join(text.trim_end_matches(['\n', '\r'])),
+            None => return false,
+        },
+    };
+    let configuration = common.join("config");
+    let plain = fs::metadata(&configuration).is_err()
+        || read(&configuration, CONFIGURATION_BYTES_MAX).is_some_and(|text| is_plain_configuration(&text));
+    let index = git.join("index");
+    let whole = fs::metadata(&index).is_err() || read(&index, INDEX_BYTES_MAX).is_some_and(|i| has_no_submodules(&i));
+    plain && whole && !has_shared_index(git) && !has_shared_index(&common)
+}
+
+/// True if entries of the index stand in another file.
+fn has_shared_index(git: &Path) -> bool {
+    fs::read_dir(git).is_ok_and(|entries| {
+        entries.flatten().any(|entry| entry.file_name().as_encoded_bytes().starts_with(b"sharedindex."))
+    })
+}
+
+/// A regular file that is not too long.
+fn read(path: &Path, bytes_max: u64) -> Option<Vec<u8>> {
+    let found = fs::metadata(path).ok().filter(|found| found.is_file() && found.len() <= bytes_max)?;
+    let mut text = Vec::with_capacity(usize::try_from(found.len()).ok()?);
+    File::open(path).ok()?.take(bytes_max + 1).read_to_end(&mut text).ok()?;
+    (text.len() as u64 <= bytes_max).then_some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(path: &Path, text: &str) {
+        fs::create_dir_all(path.parent().unwrap_or(path)).ok();
+        assert!(fs::write(path, text).is_ok());
+    }
+
+    #[test]
+    fn every_repository_that_git_could_find_is_looked_at() {
+        let Ok(directory) = tempfile::tempdir() else { panic!("no directory") };
+        let top = directory.path();
+        let inner = top.join("a/b");
+        fs::create_dir_all(&inner).ok();
+        assert!(is_plain(&inner), "no repository at all");
+        assert!(is_plain(&top.join("not-there")));
+        write(&top.join(".git/config"), "[core]\n\tbare = false\n");
+        assert!(is_plain(&inner));
+        write(&top.join("a/.git/config"), "[filter \"x\"]\n\tclean = x\n");
+        assert!(!is_plain(&inner));
+        assert!(is_plain(top));
+        // A work tree: `.git` is a file, its configuration is that of another.
+        fs::remove_dir_all(top.join("a/.git")).ok();
+        write(&top.join("a/.git"), "gitdir: ../.git/worktrees/a\n");
+        write(&top.join(".git/worktrees/a/commondir"), "../..\n");
+        assert!(is_plain(&inner));
+        write(&top.join(".git/config"), "[diff \"x\"]\n\ttextconv = x\n");
+        assert!(!is_plain(&inner));
+        write(&top.join(".git/config"), "");
+        write(&top.join(".git/worktrees/a/index"), "DIRC\0\0\u{0}");
+        assert!(is_plain(&inner));
+        assert!(fs::write(top.join(".git/worktrees/a/index"), [0, 0, 0xe0, 0]).is_ok());
+        assert!(!is_plain(&inner));
+        write(&top.join(".git/worktrees/a/index"), "");
+        write(&top.join(".git/sharedindex.12"), "");
+        assert!(!is_plain(&inner));
+    }
+}
