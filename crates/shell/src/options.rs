@@ -80,6 +80,9 @@ impl Reader<'_> {
                 return;
             }
             self.at += 1;
+            if self.entry.at_files && text.first() == Some(&b'@') {
+                self.out.problems.push((Problem::Does(Effect::Reads), argument.span));
+            }
             if ended {
                 self.out.operands.push(argument.clone());
             } else if argument.starts_unknown() {

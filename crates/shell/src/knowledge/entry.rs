@@ -181,6 +181,8 @@ pub(crate) struct Entry {
     pub subcommands: bool,
     /// `NAME=value` may stand before the command.
     pub assignments: bool,
+    /// An argument that begins with `@` names a file of further arguments.
+    pub at_files: bool,
     /// Its arguments may be judged by code of their own (find, test).
     pub special: bool,
 }
@@ -234,6 +236,7 @@ impl Entry {
             ("bundled", Value::Flag(flag)) => self.bundled = *flag,
             ("subcommands", Value::Flag(flag)) => self.subcommands = *flag,
             ("assignments", Value::Flag(flag)) => self.assignments = *flag,
+            ("at_files", Value::Flag(flag)) => self.at_files = *flag,
             ("special", Value::Flag(flag)) => self.special = *flag,
             _ => return None,
         }

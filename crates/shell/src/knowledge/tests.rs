@@ -5,6 +5,15 @@ use crate::Context;
 use crate::knowledge::text::Value;
 use stockade_model::{RawText, Tier};
 
+fn context() -> Context {
+    Context {
+        cwd: RawText::from("/home/dev/proj"),
+        home: RawText::from("/home/dev"),
+        workspace: RawText::from("/home/dev/proj"),
+        neutralised: true,
+    }
+}
+
 fn all() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
     FILES.iter().flat_map(|(family, text)| tables(text).map(move |(name, body)| (*family, name, body)))
 }
@@ -66,12 +75,7 @@ fn the_files_are_toml() {
 
 #[test]
 fn every_entry_has_examples_that_hold() {
-    let context = Context {
-        cwd: RawText::from("/home/dev/proj"),
-        home: RawText::from("/home/dev"),
-        workspace: RawText::from("/home/dev/proj"),
-        neutralised: true,
-    };
+    let context = context();
     let mut faults = Vec::new();
     for (family, name, body) in all().filter(|(_, name, _)| !name.starts_with('@')) {
         let mut count = 0;
@@ -115,4 +119,95 @@ fn what_has_no_meaning_is_refused() {
     {
         assert!(build(body).is_err(), "{body}");
     }
+}
+
+/// Ways to write an option beside the arguments of an allowed example. `words`
+/// are those of the example, the first `fixed` name the program.
+fn spellings(entry: &Entry, name: &str, spec: OptionSpec, words: &[String], fixed: usize) -> Vec<Vec<String>> {
+    let takes = !matches!(spec.arity, Arity::Flag);
+    let value = "out.txt".to_owned();
+    let mut forms: Vec<Vec<String>> = vec![vec![name.to_owned()]];
+    if takes {
+        forms.push(vec![name.to_owned(), value.clone()]);
+        let joined = if name.starts_with("--") { format!("{name}={value}") } else { format!("{name}{value}") };
+        forms.push(vec![joined]);
+    }
+    if name.len() == 2 && name.starts_with('-') {
+        // Behind another letter, and before it.
+        let letters = entry
+            .options
+            .iter()
+            .filter(|(n, s)| n.len() == 2 && n.starts_with('-') && s.arity == Arity::Flag && s.effect == Effect::Inert);
+        for (other, _) in letters.take(2) {
+            forms.push(vec![format!("{other}{}", &name[1..]), value.clone()]);
+            forms.push(vec![format!("{other}{}{value}", &name[1..])]);
+            forms.push(vec![format!("{name}{}", &other[1..]), value.clone()]);
+        }
+    }
+    if let Some(long) = name.strip_prefix("--") {
+        for length in (2..long.len()).filter(|l| long.is_char_boundary(*l)) {
+            let short = &long[..length];
+            // Another option by this very name is that other option.
+            if entry.option(&format!("--{short}")).is_none() {
+                forms.push(vec![format!("--{short}")]);
+                forms.push(vec![format!("--{short}={value}")]);
+                forms.push(vec![format!("--{short}"), value.clone()]);
+            }
+        }
+    }
+    let mut out = Vec::new();
+    for form in forms {
+        let (program, rest) = words.split_at(fixed);
+        // Before the operands, behind them, before `--`. What stands behind a
+        // wrapper's command belongs to that command.
+        out.push([program, &form[..], rest].concat());
+        if !entry.wraps() {
+            out.push([program, rest, &form[..]].concat());
+        }
+        out.push([program, &form[..], &["--".to_owned()], rest].concat());
+    }
+    out
+}
+
+/// Every option that does more than read, in every spelling, beside every allowed
+/// example: never allowed.
+#[test]
+fn options_that_do_more_are_never_allowed_in_any_spelling() {
+    let context = context();
+    let mut count = 0;
+    let mut faults = Vec::new();
+    for (_, name, body) in all().filter(|(_, name, _)| !name.starts_with('@')) {
+        let entry = build(body).unwrap();
+        let names = std::iter::once(name).chain(same(name, body));
+        let Some(example) = lists(body, "allow").into_iter().find(|e| !e.contains(['|', '&', ';', '<', '$', '=']))
+        else {
+            continue;
+        };
+        let base: Vec<String> = example.split(' ').map(|w| w.replace('\'', "")).collect();
+        for program in names.take(3) {
+            let fixed = program.split(' ').count();
+            let mut words: Vec<String> = program.split(' ').map(str::to_owned).collect();
+            words.extend(base[fixed..].iter().cloned());
+            for (option, spec) in entry.options.iter().filter(|(_, spec)| spec.effect != Effect::Inert) {
+                for argv in spellings(&entry, option, *spec, &words, fixed) {
+                    count += 1;
+                    let texts: Vec<RawText> = argv.iter().map(|w| RawText::from(w.as_str())).collect();
+                    if crate::assess_argv(&texts, &context).tier == Tier::Allow {
+                        faults.push(argv.join(" "));
+                    }
+                }
+            }
+        }
+    }
+    assert!(count > 10_000, "{count}");
+    assert!(faults.is_empty(), "{} of {count}\n{}", faults.len(), faults.join("\n"));
+}
+
+fn same(name: &str, body: &'static str) -> Vec<&'static str> {
+    let text = pairs(body).find_map(|pair| match pair.unwrap() {
+        ("same", Value::Text(text)) => Some(text),
+        _ => None,
+    });
+    let separator = if name.contains(' ') { ',' } else { ' ' };
+    text.unwrap_or_default().split(separator).map(str::trim).filter(|n| !n.is_empty()).collect()
 }

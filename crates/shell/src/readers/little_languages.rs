@@ -89,14 +89,14 @@ impl SedReader<'_> {
             }
             Some(b'/') => {
                 self.at += 1;
-                self.until(b'/')?;
+                self.until_in_pattern(b'/')?;
                 self.skip(|b| b == b'I' || b == b'M');
                 Some(true)
             }
             Some(b'\\') => {
                 self.at += 1;
                 let delimiter = self.delimiter()?;
-                self.until(delimiter)?;
+                self.until_in_pattern(delimiter)?;
                 self.skip(|b| b == b'I' || b == b'M');
                 Some(true)
             }
@@ -114,21 +114,66 @@ impl SedReader<'_> {
             .then_some(delimiter)
     }
 
-    /// Skips past the next delimiter that is not escaped. Inside brackets sed
-    /// does not see it; as that is easily read differently, brackets with a
-    /// delimiter are not known.
+    /// Skips past the next delimiter that is not escaped, in text that is no
+    /// pattern.
     fn until(&mut self, delimiter: u8) -> Option<()> {
-        let mut in_brackets = false;
         loop {
             let byte = self.peek()?;
             self.at += 1;
             match byte {
                 b'\\' => self.at += 1,
-                b'[' => in_brackets = true,
-                b']' => in_brackets = false,
                 b'\n' => return None,
-                _ if byte == delimiter && in_brackets => return None,
                 _ if byte == delimiter => return Some(()),
+                _ => {}
+            }
+        }
+    }
+
+    /// As [`until`](Self::until), in a pattern: inside brackets a delimiter is a
+    /// byte like any other to some seds and the end to others, so that it is not
+    /// known.
+    fn until_in_pattern(&mut self, delimiter: u8) -> Option<()> {
+        loop {
+            let byte = self.peek()?;
+            self.at += 1;
+            match byte {
+                b'\\' => self.at += 1,
+                b'\n' => return None,
+                _ if byte == delimiter => return Some(()),
+                b'[' => self.brackets(delimiter)?,
+                _ => {}
+            }
+        }
+    }
+
+    /// The rest of a bracket expression, as regex(7) says.
+    fn brackets(&mut self, delimiter: u8) -> Option<()> {
+        if self.peek() == Some(b'^') {
+            self.at += 1;
+        }
+        if self.peek() == Some(b']') {
+            self.at += 1;
+        }
+        loop {
+            let byte = self.peek()?;
+            self.at += 1;
+            match byte {
+                b']' => return Some(()),
+                b'[' if self.peek().is_some_and(|b| b":.=".contains(&b)) => {
+                    let kind = self.peek()?;
+                    self.at += 1;
+                    while !(self.peek()? == kind && self.script.get(self.at + 1) == Some(&b']')) {
+                        if matches!(self.peek(), Some(b'\n' | b'\\')) || self.peek() == Some(delimiter) {
+                            return None;
+                        }
+                        self.at += 1;
+                    }
+                    self.at += 2;
+                }
+                // A backslash is itself here to some and escapes to others.
+                b'\n' => return None,
+                b'\\' if matches!(self.peek(), Some(b']' | b'\\')) => return None,
+                _ if byte == delimiter => return None,
                 _ => {}
             }
         }
@@ -136,7 +181,7 @@ impl SedReader<'_> {
 
     fn substitution(&mut self) -> Option<()> {
         let delimiter = self.delimiter()?;
-        self.until(delimiter)?;
+        self.until_in_pattern(delimiter)?;
         self.until(delimiter)?;
         self.skip(|b| b.is_ascii_digit() || matches!(b, b'g' | b'p' | b'i' | b'I' | b'm' | b'M'));
         Some(())
@@ -192,8 +237,12 @@ fn without_strings(program: &[u8]) -> Option<Vec<u8>> {
     while at < program.len() {
         let byte = program[at];
         at += 1;
-        let opens_pattern = byte == b'/'
-            && out.iter().rev().find(|b: &&u8| !b.is_ascii_whitespace()).is_none_or(|b| b"{}(,;~!&|\n".contains(b));
+        let opens_pattern = byte == b'/' && opens_pattern(&out);
+        // Behind `)` it may be either: then what follows must be the same in both.
+        let either = byte == b'/' && out.iter().rev().find(|b| !b.is_ascii_whitespace()) == Some(&b')');
+        if either && program[at..].iter().any(|b| matches!(b, b'"' | b'/')) {
+            return None;
+        }
         if byte == b'#' {
             return None;
         }
@@ -216,9 +265,24 @@ fn without_strings(program: &[u8]) -> Option<Vec<u8>> {
                 _ => {}
             }
         }
-        out.push(b'0');
+        // A value of its own, not the beginning of a name.
+        out.extend(b"0 ");
     }
     Some(out)
+}
+
+/// True where a slash begins a pattern: at the start, behind an operator, behind
+/// a word of the language that takes a value.
+fn opens_pattern(before: &[u8]) -> bool {
+    const WORDS: &[&[u8]] =
+        &[b"print", b"printf", b"return", b"else", b"do", b"in", b"exit", b"case", b"delete", b"getline"];
+    let before = before.trim_ascii_end();
+    let Some(last) = before.last() else { return true };
+    if last.is_ascii_alphanumeric() || *last == b'_' {
+        let start = before.iter().rposition(|b| !b.is_ascii_alphanumeric() && *b != b'_').map_or(0, |i| i + 1);
+        return WORDS.contains(&&before[start..]);
+    }
+    !matches!(last, b')' | b']' | b'$' | b'\'' | b'`' | b'.') && !before.ends_with(b"++") && !before.ends_with(b"--")
 }
 
 /// A jq filter that reads its input alone: no `env`, no `$ENV`, no modules, no
@@ -250,5 +314,64 @@ pub(super) fn jq(judge: &mut Judge, value: &Argument) {
     });
     if !harmless {
         judge.ask("jq-filter", "A filter that is not known to read its input only.", value.span);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check_sed(script: &str, harmless: bool) {
+        assert_eq!(SedReader { script: script.as_bytes(), at: 0 }.is_harmless(), harmless, "{script}");
+    }
+
+    #[test]
+    fn sed_scripts_that_hide_a_command_are_seen() {
+        for harmless in ["p", "1,5p", "$=", "/^fn/,/^}/p", "s/a/b/g", "s|a|b|", "s/[a/]*b", "y/ab/cd/", "s/[^]x]/y/"] {
+            check_sed(harmless, harmless != "s/[a/]*b");
+        }
+        for hidden in [
+            "s/[]/]/;s/;e id;/x/;",
+            "s/[^]/]/;s/;e id;/x/;",
+            "s/[[:alpha:]/]/;s/;e id;/x/;",
+            "/[]/]/;s/;e id;/x/;",
+            "1e id",
+            "s/a/b/e",
+            "s/a/b/w f",
+            "w f",
+            "r /etc/shadow",
+            "a\\x",
+        ] {
+            check_sed(hidden, false);
+        }
+    }
+
+    #[test]
+    fn awk_programs_that_hide_a_write_are_seen() {
+        for harmless in [
+            "{print $1}",
+            "$3 >= 1000 {print $1}",
+            "/x/ {print}",
+            "{print ($1+$2)/2}",
+            "NR==1 || /\"/ {print \"a/b\"}",
+            "{n += $1 / 2} END {print n}",
+        ] {
+            assert!(awk_is_harmless(harmless.as_bytes()), "{harmless}");
+        }
+        for hidden in [
+            "{ print /\"/ ; print \"x\" > \"f\" ; print /\"/ }",
+            "{ x = y ~ 1 ? 1 : /\"/ ; print \"x\" > \"f\" ; print /\"/ }",
+            "{ if (1) /\"/ ; print \"x\" > \"f\" ; print /\"/ }",
+            "{ return /\"/ ; print \"x\" | \"sh\" ; print /\"/ }",
+            "/x/system(\"id\")",
+            "\"x\"system(\"id\")",
+            "BEGIN{system(\"id\")}",
+            "{print > \"f\"}",
+            "{\"id\" | getline}",
+            "@load \"x\"",
+        ] {
+            assert!(!awk_is_harmless(hidden.as_bytes()), "{hidden}");
+        }
     }
 }
