@@ -13,14 +13,14 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use stockade_model::{Assessment, Event, Grant, Outcome, Plan, Request};
+use stockade_model::{Assessment, Denial, Event, Grant, Outcome, Plan, Request, Verdict};
 use tracing::{debug, info, info_span, warn};
 
 use crate::approver::HeldCalls;
 use crate::asker::{Asker, Given, LEAVE};
 use crate::core::{Core, CoreConfig, HeldCall, Input, Memo, Output, Planned, Remembered};
 use crate::keys::Key;
-use crate::seams::{Clock, Judge, Memory, MemoryError, Recorder};
+use crate::seams::{Clock, HeldRule, Judge, Memory, MemoryError, Recorder};
 use crate::{Approver, Attempt, AttemptEvent, Backend, Events, HoldId, Io, StartError, exit_code};
 
 /// Everything a request needs. Shared by requests; each has its own
@@ -211,7 +211,8 @@ impl Driver<'_> {
                     let powers = denial.grant.as_ref().map_or_else(Vec::new, |grant| self.powers(grant));
                     let directory = denial.grant.as_ref().map_or_else(Vec::new, |grant| self.directory(grant));
                     let refused_in = self.is_refused_in(&directory);
-                    Input::Held(Box::new(HeldCall { id, denial, powers, directory, refused_in }))
+                    let rule = self.held_rule(&denial);
+                    Input::Held(Box::new(HeldCall { id, denial, powers, directory, refused_in, rule }))
                 }
                 AttemptEvent::Withdrawn(id) => {
                     self.held.remove(id);
@@ -239,6 +240,14 @@ impl Driver<'_> {
     fn directory(&self, grant: &Grant) -> Vec<Grant> {
         let Some(plan) = &self.plan else { return Vec::new() };
         self.honoured(plan, self.engine.judge.directory(&self.request, plan, grant))
+    }
+
+    /// What the rules say; an `allow` of what cannot be given says nothing.
+    fn held_rule(&self, denial: &Denial) -> Option<HeldRule> {
+        let plan = self.plan.as_ref()?;
+        let mut rule = self.engine.judge.held_rule(&self.request, plan, denial)?;
+        rule.powers = self.honoured(plan, rule.powers);
+        (rule.decision.verdict != Verdict::Allow || !rule.powers.is_empty()).then_some(rule)
     }
 
     /// Whether a remembered no is about something in this directory.

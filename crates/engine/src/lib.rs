@@ -11,6 +11,7 @@ mod backend;
 pub mod core;
 mod driver;
 pub mod exit;
+mod held_rules;
 mod identity;
 pub mod keys;
 pub mod real;

@@ -7,17 +7,18 @@ use std::sync::Arc;
 
 use stockade_audit::Log;
 use stockade_model::{
-    Answer, ApprovalId, Assessment, Command, Digest, Event, Grant, Level, Plan, QuestionKind, RawText, Request, Scope,
-    SessionId, Verdict,
+    Answer, ApprovalId, Assessment, Command, Denial, Digest, Event, Grant, Level, Plan, QuestionKind, RawText, Request,
+    Scope, SessionId, Verdict,
 };
-use stockade_policy::{Settings, complete_grants, effective_environment, may_escalate, resolve_profile, rule_on};
+use stockade_policy::{Rule, Settings, complete_grants, effective_environment, may_escalate, resolve_profile, rule_on};
 use stockade_shell::{Context, Judged};
 use stockade_store::{Consent, Store};
 
 use crate::core::{Memo, Planned, Remembered, Ruling};
+use crate::held_rules;
 use crate::identity::identity;
 use crate::keys::{GrantContext, Key, Namespace};
-use crate::seams::{Judge, Memory, MemoryError, PlanError, RecordError, Recorder, Standing};
+use crate::seams::{HeldRule, Judge, Memory, MemoryError, PlanError, RecordError, Recorder, Standing};
 use crate::surroundings;
 
 /// Where bash is looked for, to run scripts. Never through the caller's PATH,
@@ -98,7 +99,8 @@ impl Judge for RuleJudge {
             Verdict::Deny => None,
             Verdict::Allow | Verdict::Ask => self.answered_by_caller(request, assessment, &said.questions),
         };
-        Ruling { decision: said.decision, questions: said.questions, by_caller, unhonoured: Vec::new() }
+        let gives_powers = held_rules::give(&self.settings);
+        Ruling { decision: said.decision, questions: said.questions, by_caller, unhonoured: Vec::new(), gives_powers }
     }
 
     fn plan(&self, request: &Request, attempt: u32, grants: &[Grant]) -> Result<Planned, PlanError> {
@@ -131,12 +133,23 @@ impl Judge for RuleJudge {
 
     fn escalation(&self, request: &Request, plan: &Plan, grant: &Grant) -> Vec<Grant> {
         let powers = complete_grants(&plan.profile, std::slice::from_ref(grant));
-        let may = |power: &Grant| may_escalate(&self.settings, request, power, self.by_person);
+        let may = |power: &Grant| {
+            may_escalate(&self.settings, request, power, self.by_person)
+                && !held_rules::denies(&self.settings, request, power)
+        };
         if powers.iter().all(may) { powers } else { Vec::new() }
+    }
+
+    fn held_rule(&self, request: &Request, plan: &Plan, denial: &Denial) -> Option<HeldRule> {
+        held_rules::of(&self.settings, request, plan, denial)
     }
 
     fn directory(&self, request: &Request, plan: &Plan, grant: &Grant) -> Vec<Grant> {
         let Grant::Write(file) = grant else { return Vec::new() };
+        // One of them may speak of what lies in the directory.
+        if self.settings.rules().any(Rule::guards_files) {
+            return Vec::new();
+        }
         let directory = self.settings.grantable_directory(request.workspace.as_path(), &plan.profile, file);
         directory.map_or_else(Vec::new, |directory| self.escalation(request, plan, &Grant::Write(directory)))
     }

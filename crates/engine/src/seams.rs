@@ -2,7 +2,7 @@
 //! a record, a memory, a clock. Small, so that tests stand in for each; the
 //! real ones are in [`real`](crate::real).
 
-use stockade_model::{Assessment, Digest, Event, Grant, Plan, Request, SessionId};
+use stockade_model::{Assessment, Decision, Denial, Digest, Event, Grant, Plan, Request, SessionId};
 
 use crate::core::{Memo, Planned, Remembered, Ruling};
 use crate::keys::{GrantContext, Key};
@@ -26,6 +26,10 @@ pub trait Judge: Send + Sync {
     /// `plan`: it and what it needs; empty where the refusal is final.
     fn escalation(&self, request: &Request, plan: &Plan, grant: &Grant) -> Vec<Grant>;
 
+    /// What the rules say of a held call, whatever the mode; nothing where they
+    /// do not speak of it.
+    fn held_rule(&self, request: &Request, plan: &Plan, denial: &Denial) -> Option<HeldRule>;
+
     /// The powers for the directory that holds the file of `grant`, where that
     /// may be offered in place of many of its files: with it the file would be
     /// writable, and it reaches nothing protected, hidden or of Stockade's own,
@@ -34,6 +38,15 @@ pub trait Judge: Send + Sync {
 
     /// Version of the policy for this request: consent is bound to it.
     fn policy(&self, request: &Request) -> Digest;
+}
+
+/// What the rules say of a held call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldRule {
+    /// The verdict and the rule.
+    pub decision: Decision,
+    /// The powers that an `allow` gives.
+    pub powers: Vec<Grant>,
 }
 
 /// Why there is no plan. Shown to a person: what, then the remedy.

@@ -12,7 +12,7 @@ use crate::decide::{Said, rule_name};
 use crate::file::FileOperation;
 use crate::mode::{GrantClass, ModeAnswers, mode_name};
 use crate::resolve::{governs, has_power, hidden_by, is_protected, resolve_profile};
-use crate::rules::{Act, Circumstances, Considered, Match, Scene, Subject};
+use crate::rules::{Act, Circumstances, Considered, Findings, Match, Matcher, Rule, Scene, Subject};
 use crate::settings::Settings;
 
 /// Where an act happens, and with what powers.
@@ -45,15 +45,7 @@ pub struct ActRuling {
 pub fn decide_act(settings: &Settings, act: Act<'_>, stage: &Stage<'_>, around: &Circumstances) -> ActRuling {
     let found = settings.rules.find(&scene(settings, act, stage, around));
     let answers = ModeAnswers::of(stage.approval_mode).strictest(&ModeAnswers::of(settings.approval_mode.value));
-    let mut voices: Vec<Said> = Vec::new();
-    for (rule, sure) in &found.raised {
-        let (verdict, reason) = match (rule.effect, sure) {
-            (Verdict::Deny, Match::Certain) => (Verdict::Deny, rule.justification.clone()),
-            (Verdict::Deny, _) => (answers.rule_ask, format!("it may be what is denied: {}", rule.justification)),
-            _ => (answers.rule_ask, rule.justification.clone()),
-        };
-        voices.push(said(verdict, rule_name(rule), reason));
-    }
+    let mut voices = raised(&found, &answers);
     let power = Power::of(settings, act, stage);
     let given = found.allowed.first().filter(|_| power.may_be_allowed());
     match (&power, given) {
@@ -72,6 +64,54 @@ pub fn decide_act(settings: &Settings, act: Act<'_>, stage: &Stage<'_>, around: 
         _ => None,
     };
     conclude(voices, grant)
+}
+
+impl Settings {
+    /// What the rules alone say of an act that the profile has no power for;
+    /// nothing where none speaks of it. A rule gives no power over what is
+    /// protected or hidden, nor over what the profile has already and something
+    /// else refused.
+    pub fn decide_by_rule(&self, act: Act<'_>, stage: &Stage<'_>, around: &Circumstances) -> Option<Decision> {
+        let found = self.rules.find(&scene(self, act, stage, around));
+        let answers = ModeAnswers::of(stage.approval_mode).strictest(&ModeAnswers::of(self.approval_mode.value));
+        let mut voices = raised(&found, &answers);
+        if let Some(rule) = found.allowed.first() {
+            match Power::of(self, act, stage) {
+                Power::Missing { guarded: false, .. } => {
+                    voices.push(said(Verdict::Allow, rule_name(rule), rule.justification.clone()));
+                }
+                Power::Missing { .. } | Power::There(_) => {}
+                Power::Refused { rule, why } => voices.push(said(Verdict::Deny, rule, why)),
+            }
+        }
+        (!voices.is_empty()).then(|| conclude(voices, None).decision)
+    }
+}
+
+impl Rule {
+    /// Whether it may refuse or ask about files, so that a directory may hold
+    /// some that it speaks of.
+    pub fn guards_files(&self) -> bool {
+        self.raises() && matches!(self.matcher, Matcher::Files { .. } | Matcher::Anything)
+    }
+
+    /// Whether it may give powers over files or hosts.
+    pub fn gives_powers(&self) -> bool {
+        !self.raises() && matches!(self.matcher, Matcher::Files { .. } | Matcher::Hosts { .. } | Matcher::Anything)
+    }
+}
+
+/// The voices of the rules that refuse or ask.
+fn raised(found: &Findings<'_>, answers: &ModeAnswers) -> Vec<Said> {
+    let voice = |(rule, sure): &(&Rule, Match)| {
+        let (verdict, reason) = match (rule.effect, sure) {
+            (Verdict::Deny, Match::Certain) => (Verdict::Deny, rule.justification.clone()),
+            (Verdict::Deny, _) => (answers.rule_ask, format!("it may be what is denied: {}", rule.justification)),
+            _ => (answers.rule_ask, rule.justification.clone()),
+        };
+        said(verdict, rule_name(rule), reason)
+    };
+    found.raised.iter().map(voice).collect()
 }
 
 /// Every rule and whether it speaks of an act, for an explanation.

@@ -7,7 +7,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use stockade_model::{Answer, ApprovalMode, Denial, Digest, EventKind, Grant, Question, QuestionKind, Resolution};
+use stockade_model::{
+    Answer, ApprovalMode, Denial, Digest, EventKind, Grant, Question, QuestionKind, Resolution, Scope, Verdict,
+};
 
 use super::Output;
 use super::asking::{Given, may_ask};
@@ -15,6 +17,7 @@ use super::machine::{Core, Found, Slot, grant_keys};
 use super::running::Live;
 use crate::core::Remembered;
 use crate::keys::Namespace;
+use crate::seams::HeldRule;
 use crate::{HeldAnswer, HoldId};
 
 /// What is held in one attempt, and what is asked about it.
@@ -43,6 +46,8 @@ struct Hold {
     powers: Vec<Grant>,
     /// The powers for the directory around it, where that may be offered.
     directory: Vec<Grant>,
+    /// What the rules say of it: the verdict and the rule.
+    rule: Option<(Verdict, String)>,
     since_ms: u64,
     stage: Stage,
 }
@@ -82,6 +87,8 @@ pub struct HeldCall {
     /// Whether a remembered no is about something in that directory: it is not
     /// offered then.
     pub refused_in: bool,
+    /// What the rules say of it.
+    pub rule: Option<HeldRule>,
 }
 
 impl Hold {
@@ -137,9 +144,10 @@ impl Holds {
 }
 
 impl Core {
-    /// Whether an attempt may hold calls: the mode lets somebody be asked, and
-    /// there is somebody, or an answer that is remembered for a number of times.
-    /// What is remembered for longer is in the plan already.
+    /// Whether an attempt may hold calls: a rule may give powers, or the mode
+    /// lets somebody be asked, and there is somebody, or an answer that is
+    /// remembered for a number of times. What is remembered for longer is in the
+    /// plan already.
     pub(super) fn may_hold(&self) -> bool {
         let mode_asks = match self.request.approval_mode {
             ApprovalMode::Never | ApprovalMode::OnRequest => false,
@@ -147,30 +155,28 @@ impl Core {
             ApprovalMode::Untrusted | ApprovalMode::OnFailure => true,
         };
         let sandboxed = self.planned.as_ref().is_some_and(|planned| planned.plan.profile.sandboxed);
-        sandboxed && mode_asks && (self.approver || self.counted)
+        let rules_give = self.ruling.as_ref().is_some_and(|ruling| ruling.gives_powers);
+        sandboxed && (rules_give || (mode_asks && (self.approver || self.counted)))
     }
 
     pub(super) fn on_held(&mut self, live: &mut Live, call: HeldCall) {
         if live.holds.open.iter().any(|hold| hold.id == call.id) {
             return;
         }
-        let HeldCall { id, denial, mut powers, mut directory, refused_in } = call;
-        if refused_in && self.refused_in.insert(directory.clone()) {
+        let id = call.id;
+        let denied = call.rule.as_ref().is_some_and(|rule| rule.decision.verdict == Verdict::Deny);
+        let refused_in = (call.refused_in || denied) && !call.directory.is_empty();
+        if refused_in && self.refused_in.insert(call.directory.clone()) {
             self.ask_again_one_by_one(live);
             self.put_held_questions(live);
         }
-        // A power that is there already and was not enough is not asked for.
-        if let Some(planned) = &self.planned {
-            powers.retain(|power| !planned.plan.grants.contains(power));
-            if is_subset(&directory, &planned.plan.grants) {
-                directory.clear();
-            }
-        }
-        let hold =
-            Hold { id, denial, powers, directory, since_ms: self.now_ms, stage: Stage::Wishing { directory: false } };
-        let may_be_answered = live.holding && live.is_running() && !self.record_failed;
-        if !may_be_answered || hold.powers.is_empty() || !self.may_record_more(live) {
+        let hold = self.hold(call);
+        let is_late = !live.holding || !live.is_running() || self.record_failed || !self.may_record_more(live);
+        if is_late || hold.powers.is_empty() {
             return self.refuse(live, hold, Resolution::Recorded);
+        }
+        if let Some((Verdict::Deny, rule)) = hold.rule.clone() {
+            return self.answer_unasked(live, hold, false, &rule);
         }
         if self.is_refused(&hold) {
             return self.refuse(live, hold, Resolution::Refused);
@@ -195,6 +201,28 @@ impl Core {
         live.holds.open.push(Hold { stage: Stage::Recalling(slots), ..hold });
     }
 
+    /// A call as it is taken up, with the powers that it really lacks.
+    fn hold(&self, call: HeldCall) -> Hold {
+        let HeldCall { id, denial, mut powers, mut directory, rule, .. } = call;
+        let verdict = rule.as_ref().map(|rule| rule.decision.verdict);
+        match (verdict, &rule, &denial.grant) {
+            (Some(Verdict::Allow), Some(rule), _) => powers.clone_from(&rule.powers),
+            // What is denied is named, whatever the mode lets be asked.
+            (Some(Verdict::Deny), _, Some(grant)) => powers = vec![grant.clone()],
+            _ => {}
+        }
+        // A power that is there already and was not enough is not asked for.
+        if let Some(planned) = &self.planned {
+            powers.retain(|power| !planned.plan.grants.contains(power));
+            if is_subset(&directory, &planned.plan.grants) {
+                directory.clear();
+            }
+        }
+        let rule = rule.map(|rule| (rule.decision.verdict, rule.decision.rule));
+        let stage = Stage::Wishing { directory: false };
+        Hold { id, denial, powers, directory, rule, since_ms: self.now_ms, stage }
+    }
+
     pub(super) fn on_held_recalled(
         &mut self,
         live: &mut Live,
@@ -217,14 +245,17 @@ impl Core {
             return self.refuse(live, hold, Resolution::Refused);
         }
         if found.directory_refused || !found.refused_of(&hold.powers).is_empty() {
-            return self.answer_from_memory(live, hold, false);
+            return self.answer_unasked(live, hold, false, "cache");
         }
         if let Some(consent) = live.holds.consents.iter().find(|consent| hold.is_covered_by(consent)).cloned() {
             self.record(EventKind::Granted { grants: consent.clone(), holds: vec![id.0] });
             return self.let_go(live, hold, consent);
         }
+        if let Some((Verdict::Allow, rule)) = hold.rule.clone() {
+            return self.answer_unasked(live, hold, true, &rule);
+        }
         if found.split_approved(hold.powers.clone()).1.is_empty() {
-            return self.answer_from_memory(live, hold, true);
+            return self.answer_unasked(live, hold, true, "cache");
         }
         self.wish(live, hold);
     }
@@ -236,14 +267,11 @@ impl Core {
         self.refuse(live, hold, Resolution::Recorded);
     }
 
-    fn answer_from_memory(&mut self, live: &mut Live, hold: Hold, yes: bool) {
+    /// By the memory or by a rule; on record as an answer all the same.
+    fn answer_unasked(&mut self, live: &mut Live, hold: Hold, yes: bool, by: &str) {
         let kind = self.hold_kind(&hold, false);
-        let answer = if yes {
-            Answer::Approved(stockade_model::Scope::Once)
-        } else {
-            Answer::Denied(stockade_model::Scope::Once)
-        };
-        let noted = self.note_without_asking(kind, answer, "cache");
+        let answer = if yes { Answer::Approved(Scope::Once) } else { Answer::Denied(Scope::Once) };
+        let noted = self.note_without_asking(kind, answer, by);
         if yes && noted {
             let grants = hold.powers.clone();
             live.holds.open.push(hold);

@@ -95,6 +95,8 @@ pub struct Ruling {
     pub by_caller: Option<QuestionKind>,
     /// Powers asked for that the backend cannot give.
     pub unhonoured: Vec<Grant>,
+    /// Whether rules may give powers to held calls, where nobody is asked too.
+    pub gives_powers: bool,
 }
 
 /// A plan and the digests that bind it.

@@ -40,6 +40,7 @@ pub enum Fault {
     HeldGivenBeforeRecord,
     HeldGivenAfterEnd,
     HeldRefusalsForgotten,
+    HeldRuleUnheard,
     HeldWithdrawalUnheard,
     QuestionLeftOpen,
 }
@@ -76,6 +77,7 @@ pub const ALL: &[Fault] = &[
     Fault::HeldGivenBeforeRecord,
     Fault::HeldGivenAfterEnd,
     Fault::HeldRefusalsForgotten,
+    Fault::HeldRuleUnheard,
     Fault::HeldWithdrawalUnheard,
     Fault::QuestionLeftOpen,
 ];
@@ -125,6 +127,10 @@ pub fn input(fault: Fault, input: Input) -> Option<Input> {
                 answers
             });
             Input::HeldRecalled { id, answers, approver }
+        }
+        (Fault::HeldRuleUnheard, Input::Held(mut call)) => {
+            call.rule = None;
+            Input::Held(call)
         }
         (Fault::RecordFailureUnheard, Input::RecordFailed(_))
         | (Fault::EndUnheard, Input::Ended(_))

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use stockade_engine::core::{HeldCall, Planned, Remembered};
 use stockade_engine::keys::Key;
 use stockade_engine::{HeldAnswer, HoldId};
-use stockade_model::{Answer, ApprovalMode, Digest, EventKind, Grant, Question, QuestionKind};
+use stockade_model::{Answer, ApprovalMode, Digest, EventKind, Grant, Question, QuestionKind, Verdict};
 
 use crate::witness::{Law, need};
 
@@ -23,6 +23,8 @@ pub struct Held {
     refused: Vec<Vec<Grant>>,
     refused_in: BTreeSet<Vec<Grant>>,
     settled: BTreeSet<Vec<Grant>>,
+    /// What rules allowed.
+    allowed: BTreeSet<Vec<Grant>>,
     /// Given in place.
     given: BTreeSet<Vec<Grant>>,
     /// Different files met of a directory.
@@ -100,11 +102,20 @@ impl Held {
         if call.refused_in {
             self.refused_in.insert(call.directory.clone());
         }
+        let verdict = call.rule.as_ref().map(|rule| rule.decision.verdict);
+        if let (Some(Verdict::Allow), Some(rule)) = (verdict, &call.rule) {
+            call.powers.clone_from(&rule.powers);
+            self.allowed.insert(rule.powers.clone());
+        }
+        let refused = verdict == Some(Verdict::Deny);
+        if refused && !call.directory.is_empty() {
+            self.refused_in.insert(call.directory.clone());
+        }
         call.powers.retain(|power| !plan.plan.grants.contains(power));
         if is_subset(&call.directory, &plan.plan.grants) {
             call.directory.clear();
         }
-        self.calls.insert(call.id, Call { call, keys: None, refused: false, approver: false });
+        self.calls.insert(call.id, Call { call, keys: None, refused, approver: false });
     }
 
     pub fn withdrawn(&mut self, id: HoldId) {
@@ -253,7 +264,7 @@ impl Held {
         need(given || !self.refused_in.contains(grants), "granted a directory in which something was refused (L9)")?;
         self.given.insert(grants.clone());
         let agreed = self.consents.contains(grants);
-        let known = grants.iter().all(remembered);
+        let known = grants.iter().all(remembered) || self.allowed.contains(grants);
         need(agreed || known, "a power in place nobody agreed to (L3)")?;
         self.on_record(id, grants, log)?;
         self.seen.granted += 1;

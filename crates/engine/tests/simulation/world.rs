@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 
 use stockade_engine::core::{Core, CoreConfig, HeldCall, Input, Output, Planned, Remembered, Ruling};
 use stockade_engine::keys::Key;
-use stockade_engine::seams::Standing;
+use stockade_engine::seams::{HeldRule, Standing};
 use stockade_engine::{AttemptEnd, CommandEnd, HoldId};
 use stockade_model::{
     Answer, ApprovalMode, Assessment, CallerApproval, Command, Decision, Denial, Digest, EnforcementReport,
@@ -118,7 +118,8 @@ fn ruling(random: &mut Random, request: &Request) -> Ruling {
     let by_caller = (request.caller_approval.is_some() && random.chance(50)).then_some(run);
     let unhonoured = if random.chance(3) { random.subset(&request.grants, 50) } else { Vec::new() };
     let decision = Decision { verdict, rule: "rule".to_owned(), reasons: vec!["because".to_owned()] };
-    Ruling { decision, questions, by_caller, unhonoured }
+    let gives_powers = random.chance(15);
+    Ruling { decision, questions, by_caller, unhonoured, gives_powers }
 }
 
 thread_local! {
@@ -486,8 +487,18 @@ impl World {
             _ => vec![grant.clone()],
         };
         powers.dedup();
+        let rule = match self.random.below(16) {
+            0 => Some((Verdict::Deny, Vec::new())),
+            1 => Some((Verdict::Ask, Vec::new())),
+            2 => Some((Verdict::Allow, vec![grant.clone()])),
+            _ => None,
+        };
+        let rule = rule.map(|(verdict, powers)| {
+            let decision = Decision { verdict, rule: "rule `files`".to_owned(), reasons: Vec::new() };
+            HeldRule { decision, powers }
+        });
         let refused_in = !directory.is_empty() && self.random.chance(1);
-        Some(Input::Held(Box::new(HeldCall { id, denial: denial(grant), powers, directory, refused_in })))
+        Some(Input::Held(Box::new(HeldCall { id, denial: denial(grant), powers, directory, refused_in, rule })))
     }
 
     fn denial(&mut self) -> Input {

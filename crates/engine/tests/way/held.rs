@@ -206,7 +206,15 @@ struct Hall {
 
 impl Hall {
     fn new(scripted: Scripted, program: impl Fn(&Calls) -> i32 + Send + Sync + 'static) -> Self {
-        let mut house = House::with_configuration("", Fake::default(), scripted);
+        Self::configured("", scripted, program)
+    }
+
+    fn configured(
+        configuration: &str,
+        scripted: Scripted,
+        program: impl Fn(&Calls) -> i32 + Send + Sync + 'static,
+    ) -> Self {
+        let mut house = House::with_configuration(configuration, Fake::default(), scripted);
         let holding = Arc::default();
         house.durable = Arc::default();
         house.engine.backend = Arc::new(Holder {
@@ -496,6 +504,54 @@ fn what_is_remembered_answers_where_nobody_is() {
     remember(&hall.house, &write("/srv/a"), Scope::Times(1));
     assert_eq!((run(), run()), (0, 1));
     assert_eq!(*hall.holding.lock().unwrap(), [true, false]);
+}
+
+/// Rules about files and hosts: a deny is final, an allow asks nobody, in any
+/// mode.
+#[test]
+fn rules_answer_held_calls() {
+    const RULES: &str = r#"
+[[rules]]
+files = ["/srv/allowed/**"]
+effect = "allow"
+justification = "a cache"
+
+[[rules]]
+hosts = ["pypi.org:443"]
+effect = "allow"
+justification = "packages"
+
+[[rules]]
+files = ["/srv/allowed/not/**", "/srv/denied/**"]
+effect = "deny"
+justification = "not there"
+
+[[rules]]
+files = ["/srv/partly/**"]
+operations = ["create"]
+effect = "allow"
+justification = "creating alone is less than the power to write"
+"#;
+    let check = |mode, wanted: &str, expected: &str, by_rule: bool| {
+        let grant: Grant = wanted.parse().unwrap();
+        let scripted = Scripted { answers: [ONCE].into(), ..Scripted::default() };
+        let hall = Hall::configured(RULES, scripted, move |calls| i32::from(!calls.wants(&grant)));
+        let outcome = hall.house.run(hall.house.request("ls", mode));
+        assert_eq!(told(&hall.house, &outcome), expected, "{mode:?} {wanted}");
+        let said = outcome.approvals.first().is_some_and(|approval| approval.by.starts_with("rule "));
+        assert_eq!(said, by_rule, "{:?}", outcome.approvals);
+    };
+    use ApprovalMode::{Never, OnFailure, OnRequest};
+    for mode in [OnFailure, OnRequest, Never] {
+        check(mode, "write /srv/allowed/a", "exited 0, ran 1, asked []", true);
+        check(mode, "connect pypi.org:443", "exited 0, ran 1, asked []", true);
+        check(mode, "write /srv/denied/a", "exited 1, ran 1, asked []", true);
+        check(mode, "write /srv/allowed/not/a", "exited 1, ran 1, asked []", true);
+    }
+    check(OnFailure, "write /srv/partly/a", "exited 0, ran 1, asked [hold]", false);
+    check(OnFailure, "write /srv/other/a", "exited 0, ran 1, asked [hold]", false);
+    check(OnFailure, "connect pypi.org:80", "exited 0, ran 1, asked [hold]", false);
+    check(Never, "write /srv/other/a", "exited 1, ran 1, asked []", false);
 }
 
 /// A power given in place stands in every later attempt of the request.

@@ -1,0 +1,89 @@
+//! What the rules about files and hosts say of a power that a held call lacks.
+//!
+//! A power is one thing: `write` changes, creates and removes, so a rule that
+//! denies any of these denies the power, and only rules that allow all of them
+//! give it. Must not know modes beyond what the rules make of them, nor who is
+//! asked.
+
+use std::path::Path;
+
+use stockade_model::{Decision, Denial, Grant, Plan, Request, Verdict};
+use stockade_policy::{Act, Circumstances, FileOperation, Rule, Settings, Stage, complete_grants};
+
+use crate::seams::HeldRule;
+
+/// What `write` is.
+const WRITES: &[FileOperation] = &[FileOperation::Write, FileOperation::Create, FileOperation::Delete];
+
+/// What the rules say of a held call and the powers it needs.
+pub fn of(settings: &Settings, request: &Request, plan: &Plan, denial: &Denial) -> Option<HeldRule> {
+    // Most configurations have no rules.
+    settings.rules().next()?;
+    let powers = complete_grants(&plan.profile, std::slice::from_ref(denial.grant.as_ref()?));
+    let object = denial.object.as_path();
+    let said: Vec<Option<Decision>> = powers
+        .iter()
+        .flat_map(|power| {
+            let within = power.path().is_some_and(|path| object != path && object.starts_with(path));
+            let inner = within.then(|| with_path(power, object)).flatten();
+            let all: Vec<_> =
+                acts(power).chain(inner.iter().flat_map(acts)).map(|act| by(settings, request, &act)).collect();
+            all
+        })
+        .collect();
+    let decision = combined(said)?;
+    let powers = if decision.verdict == Verdict::Allow { powers } else { Vec::new() };
+    Some(HeldRule { decision, powers })
+}
+
+/// Whether a rule denies this power.
+pub fn denies(settings: &Settings, request: &Request, power: &Grant) -> bool {
+    settings.rules().next().is_some()
+        && acts(power).any(|act| by(settings, request, &act).is_some_and(|said| said.verdict == Verdict::Deny))
+}
+
+/// Whether some rule may give powers to held calls.
+pub fn give(settings: &Settings) -> bool {
+    settings.rules().any(Rule::gives_powers)
+}
+
+/// The strictest of them; `allow` only where nothing is left open.
+fn combined(said: Vec<Option<Decision>>) -> Option<Decision> {
+    let open = said.contains(&None) || said.is_empty();
+    let strictest = said.into_iter().flatten().max_by_key(|decision| decision.verdict)?;
+    (strictest.verdict != Verdict::Allow || !open).then_some(strictest)
+}
+
+fn by(settings: &Settings, request: &Request, act: &Act<'_>) -> Option<Decision> {
+    let stage = Stage {
+        cwd: request.cwd.as_path(),
+        workspace: request.workspace.as_path(),
+        session: request.session.as_ref(),
+        profile: &request.profile,
+        approval_mode: request.approval_mode,
+    };
+    settings.decide_by_rule(*act, &stage, &Circumstances::default())
+}
+
+/// What a power lets a call do, as far as rules can speak of it.
+fn acts(power: &Grant) -> impl Iterator<Item = Act<'_>> {
+    let (files, host) = match power {
+        Grant::Write(path) => (Some((path.as_path(), WRITES)), None),
+        Grant::Read(path) => (Some((path.as_path(), &[FileOperation::Read][..])), None),
+        Grant::Connect { host, port } => (None, Some(Act::Network { host, port: *port })),
+        Grant::Listen(_) | Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Memory(_) => (None, None),
+    };
+    let of_file = |(path, operations): (_, &'static [FileOperation])| {
+        operations.iter().map(move |&operation| Act::File { path, operation })
+    };
+    files.into_iter().flat_map(of_file).chain(host)
+}
+
+/// The same power over another path.
+fn with_path(power: &Grant, path: &Path) -> Option<Grant> {
+    match power {
+        Grant::Write(_) => Some(Grant::Write(path.to_owned())),
+        Grant::Read(_) => Some(Grant::Read(path.to_owned())),
+        _ => None,
+    }
+}
