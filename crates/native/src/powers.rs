@@ -133,12 +133,21 @@ impl Powers {
         for grant in grants {
             self.add(grant);
             if let Grant::Write(path) = grant {
-                self.added.push(normal(path));
+                push_new(&mut self.added, path);
                 if level == Level::Full {
-                    self.unattached.push(normal(path));
+                    push_new(&mut self.unattached, path);
                 }
             }
         }
+    }
+
+    /// Whether something beneath `path` is not the host's inside: then the two
+    /// views of a path beneath may be of different objects.
+    pub fn is_seen_otherwise(&self, path: &Path) -> bool {
+        let path = path.as_os_str().as_bytes();
+        let beneath = |other: &[u8]| covers(path, other) || covers(other, path);
+        let replaced = self.private.iter().chain(&self.hidden).map(Vec::as_slice);
+        KERNEL_TREES.into_iter().chain([&b"/dev"[..]]).chain(replaced).any(beneath)
     }
 
     /// Whether a power over `path` was added while the attempt ran.
@@ -148,9 +157,9 @@ impl Powers {
 
     fn add(&mut self, grant: &Grant) {
         match grant {
-            Grant::Write(p) => self.writable.push(normal(p)),
-            Grant::Read(p) => self.revealed.push(normal(p)),
-            Grant::Socket(p) => self.sockets.push(normal(p)),
+            Grant::Write(p) => push_new(&mut self.writable, p),
+            Grant::Read(p) => push_new(&mut self.revealed, p),
+            Grant::Socket(p) => push_new(&mut self.sockets, p),
             Grant::Connect { .. } | Grant::Listen(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Memory(_) => {}
         }
     }
@@ -351,6 +360,13 @@ fn covers(root: &[u8], path: &[u8]) -> bool {
 
 fn deepest<'a>(roots: &'a [Vec<u8>], path: &[u8]) -> Option<&'a [u8]> {
     roots.iter().filter(|r| covers(r, path)).max_by_key(|r| r.len()).map(Vec::as_slice)
+}
+
+fn push_new(paths: &mut Vec<Vec<u8>>, path: &Path) {
+    let path = normal(path);
+    if !paths.contains(&path) {
+        paths.push(path);
+    }
 }
 
 fn normal(path: &Path) -> Vec<u8> {

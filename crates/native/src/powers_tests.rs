@@ -159,6 +159,33 @@ fn what_has_its_rules_from_its_place_stays() {
 }
 
 #[test]
+fn what_is_replaced_inside_is_seen_otherwise() {
+    let p = powers(&["/ws"], &[]);
+    for other in ["/", "/home/u", "/home/u/.ssh", "/tmp/x", "/dev", "/proc"] {
+        assert!(p.is_seen_otherwise(Path::new(other)), "{other}");
+    }
+    for same in ["/ws/d", "/home/u/.cache", "/homes", "/srv"] {
+        assert!(!p.is_seen_otherwise(Path::new(same)), "{same}");
+    }
+}
+
+#[test]
+fn powers_that_are_added_hold_at_once() {
+    let mut p = powers(&["/ws"], &[]);
+    let add = ["write /o/d", "write /o/d", "socket /o/s"].map(|g| g.parse().unwrap());
+    p.extend(&add, Level::Full);
+    check(&p, Operation::Create, "/o/d/a", "allow");
+    check(&p, Operation::Create, "/o/d/.git/a", "protected name: .git | write /o/d/.git");
+    check(&p, Operation::Create, "/o/e", "outside every writable root | write /o/e");
+    assert_eq!(text(&p.socket(Path::new("/o/s"))), "allow");
+    let places = |p: &Powers, path: &[u8]| (p.was_added(path), p.is_unattached(path));
+    assert_eq!(places(&p, b"/o/d/a"), (true, true));
+    assert_eq!(places(&p, b"/ws/a"), (false, false));
+    p.extend(&["write /r".parse().unwrap()], Level::Restricted);
+    assert_eq!(places(&p, b"/r/a"), (true, false));
+}
+
+#[test]
 fn sockets() {
     let p = powers(&["/ws"], &["socket /run/b.sock"]);
     for (object, expected) in [

@@ -112,9 +112,9 @@ fn a_late_no_is_a_no() {
 /// one is as it is natively.
 fn refusing(level: Level, cases: Vec<&str>, react: React) {
     let part = format!("apart:{}", cases.join(","));
-    let outside = Scene::new("native");
+    let outside = Scene::with("native", cases.iter().copied());
     let native = outside.probe_natively_as(&part);
-    let scene = Scene::new("refused");
+    let scene = Scene::with("refused", cases.iter().copied());
     let ran = run_holding(&scene.plan_elsewhere(level, &part), react);
     let lines = scene.lines_of(&ran);
     let fixture = Scene::fixture();
@@ -125,7 +125,7 @@ fn refusing(level: Level, cases: Vec<&str>, react: React) {
         }
     }
     assert!(failures.is_empty(), "{level}\n{}", failures.join("\n"));
-    assert_eq!(snapshot(&scene.outside()), snapshot(&Scene::new("untouched").outside()));
+    assert_eq!(snapshot(&scene.outside()), snapshot(&Scene::with("untouched", cases.iter().copied()).outside()));
     assert_eq!(ran.withdrawn, []);
     let distinct: BTreeSet<_> = ran.questions.iter().map(|q| (&q.denial.object, &q.denial.grant)).collect();
     assert_eq!(distinct.len(), ran.questions.len(), "asked twice: {:#?}", ran.asked());
@@ -158,7 +158,7 @@ fn unchanged(
 fn an_asker_that_dies_takes_its_question_along() {
     for level in LEVELS {
         let part = format!("apart:{}", SHORT.join(","));
-        let scene = Scene::new("killed");
+        let scene = Scene::with("killed", SHORT.iter().copied());
         let kill = Box::new(|question: &Question, _: &stockade_native::broker::Answers| {
             let pid = i32::try_from(question.denial.pid.unwrap()).unwrap();
             rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), rustix::process::Signal::KILL)
@@ -175,8 +175,10 @@ fn an_asker_that_dies_takes_its_question_along() {
         }
         assert!(ran.questions.len() > SHORT.len() / 2, "{:#?}", ran.asked());
         let asked: Vec<_> = ran.questions.iter().map(|q| q.id).collect();
-        assert_eq!(asked, ran.withdrawn);
-        assert_eq!(snapshot(&scene.outside()), snapshot(&Scene::new("untouched").outside()));
+        let mut withdrawn = ran.withdrawn;
+        withdrawn.sort_unstable();
+        assert_eq!(asked, withdrawn);
+        assert_eq!(snapshot(&scene.outside()), snapshot(&Scene::with("untouched", SHORT.iter().copied()).outside()));
     }
 }
 
@@ -184,9 +186,9 @@ fn an_asker_that_dies_takes_its_question_along() {
 fn what_was_granted_before_is_not_asked() {
     for level in LEVELS {
         let part = format!("apart:{}", SHORT.join(","));
-        let outside = Scene::new("native");
+        let outside = Scene::with("native", SHORT.iter().copied());
         let native = outside.probe_natively_as(&part);
-        let scene = Scene::new("granted");
+        let scene = Scene::with("granted", SHORT.iter().copied());
         let mut plan = scene.plan_elsewhere(level, &part);
         let units = [".git", ".git/hooks", ".git/config", "d/.git"];
         for case in short() {

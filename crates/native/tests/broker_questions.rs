@@ -244,6 +244,26 @@ fn a_yes_for_a_directory_answers_what_waits_beneath_it() {
 }
 
 #[test]
+fn a_granted_directory_that_is_moved_is_not_written_under_its_old_name() {
+    each(
+        "echo a > $OUT/d/a; echo b > $OUT/d/b; mv $OUT/d $OUT/e; mkdir $OUT/d; echo c > $OUT/d/c; \
+         (cd $OUT/e; echo d > d); ls $OUT/d $OUT/e | tr '\\n' ' '; ls $OUT/d; rm -r $OUT/d; echo e 2>/dev/null > $OUT/d/e || echo none",
+        |out| fs::create_dir(out.join("d")).unwrap(),
+        |out| {
+            let directories = [Grant::Write(out.join("d")), Grant::Write(out.join("e"))].to_vec();
+            Box::new(move |question, answers| {
+                answers.answer(question.id, HeldAnswer::Granted(directories.clone()));
+            })
+        },
+        |ran, out| {
+            let expected = format!("{0}/d: c {0}/e: a b d c none ", out.display());
+            assert_eq!(ran.stdout.replace(char::is_whitespace, " ").replace("  ", " "), expected, "{}", ran.stderr);
+            assert_eq!(ran.questions.len(), 1, "{:?}", ran.asked());
+        },
+    );
+}
+
+#[test]
 fn questions_stand_beside_each_other_and_are_answered_in_any_order() {
     each(
         "(echo a > $OUT/a) & (echo b > $OUT/b) 2>/dev/null & (echo c > $OUT/c) & wait; cat $OUT/a $OUT/c; ls $OUT | wc -l",

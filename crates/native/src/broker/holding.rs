@@ -1,8 +1,10 @@
 //! Holding a call that lacks a power until it is answered, and then carrying it
 //! out on the very objects that were shown.
 
+use std::os::fd::AsFd;
+
 use stockade_engine::{HeldAnswer, HoldId};
-use stockade_model::{Denial, Layer, Resolution};
+use stockade_model::{Denial, Grant, Layer, Level, Resolution};
 use stockade_sys::Errno;
 use stockade_sys::notify::Answer;
 
@@ -106,6 +108,7 @@ impl Service {
             HeldAnswer::Refused => return hold.map_or((), |hold| self.refuse_all(hold)),
         };
         self.powers.extend(&grants, self.level);
+        self.hold_roots(&grants);
         for waiter in hold.into_iter().flat_map(|hold| hold.waiters) {
             if let Some((waiter, denied)) = self.carry_out(waiter) {
                 self.ask_again_or_refuse(waiter, denied);
@@ -116,6 +119,16 @@ impl Service {
             let waiters = std::mem::take(&mut hold.waiters);
             hold.waiters = waiters.into_iter().filter_map(|w| self.carry_out(w)).map(|(waiter, _)| waiter).collect();
             self.holds.put_back(id, hold);
+        }
+    }
+
+    /// Holds the roots that were added, so that opens beneath them are short.
+    fn hold_roots(&self, grants: &[Grant]) {
+        let Some(first) = &self.first else { return };
+        let written = grants.iter().filter(|grant| matches!(grant, Grant::Write(_))).filter_map(Grant::path);
+        let is_full = self.level == Level::Full;
+        for path in written.filter(|path| !is_full || !self.powers.is_seen_otherwise(path)) {
+            first.roots.add(first.root.as_fd(), path, is_full);
         }
     }
 

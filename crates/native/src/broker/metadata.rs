@@ -89,11 +89,11 @@ impl Service {
                 if !self.is_mapped(*user, *group) {
                     return Err(Errno::INVAL.into());
                 }
-                chownat(self.through_object(object)?, c"", *user, *group, AtFlags::EMPTY_PATH)?;
+                chownat(self.through_object(object), c"", *user, *group, AtFlags::EMPTY_PATH)?;
             }
             Change::Times(times) => {
                 self.permit_change(object)?;
-                utimensat(self.through_object(object)?, c"", times, AtFlags::EMPTY_PATH)?;
+                utimensat(self.through_object(object), c"", times, AtFlags::EMPTY_PATH)?;
             }
             Change::SetAttribute { name, value, flags } => {
                 let held = self.with_attributes(object)?;
@@ -132,7 +132,7 @@ impl Service {
             native_access(&object.fd, Access::WRITE_OK)?;
             return Err(refused(Operation::Truncate, &object.path, refusal));
         }
-        let held = self.through_object(object)?;
+        let held = self.through_object(object);
         let path = resolve::DescriptorPath::new(held.as_fd());
         let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         Ok(ftruncate(openat(CWD, path.as_c_str(), flags, Mode::empty())?, length)?)
@@ -147,13 +147,13 @@ impl Service {
         if mode & SET_ID != 0 && object.kind() != FileType::Directory {
             return Err(refused(Operation::Metadata, &object.path, set_id()));
         }
-        Ok(actor::chmod(self.through_object(object)?.as_fd(), mode)?)
+        Ok(actor::chmod(self.through_object(object).as_fd(), mode)?)
     }
 
     fn with_attributes<'o>(&self, object: &'o Object) -> Result<Through<'o>, Failure> {
         self.permit_change(object)?;
         // A link carries no attributes but those of the system.
-        if object.kind() == FileType::Symlink { Err(Errno::PERM.into()) } else { Ok(self.through_object(object)?) }
+        if object.kind() == FileType::Symlink { Err(Errno::PERM.into()) } else { Ok(self.through_object(object)) }
     }
 }
 

@@ -117,7 +117,7 @@ impl Service {
     pub(super) fn make_directory(&self, place: &Place, mode: Mode) -> Result<Step, Failure> {
         let path = place.path();
         self.permit_new(place, &path, Operation::Mkdir)?;
-        mkdirat(self.through(place, &path)?, place.name_as_written().as_c_str(), mode)?;
+        mkdirat(self.through(place, &path), place.name_as_written().as_c_str(), mode)?;
         Ok(Step::zero())
     }
 
@@ -127,14 +127,14 @@ impl Service {
         if mode.bits() & 0o6000 != 0 {
             return Err(refused(Operation::Mknod, &path, set_id()));
         }
-        mknodat(self.through(place, &path)?, place.name_as_written().as_c_str(), kind, mode, device)?;
+        mknodat(self.through(place, &path), place.name_as_written().as_c_str(), kind, mode, device)?;
         Ok(Step::zero())
     }
 
     pub(super) fn make_link(&self, place: &Place, text: &CStr) -> Result<Step, Failure> {
         let path = place.path();
         self.permit_new(place, &path, Operation::Symlink)?;
-        symlinkat(text, self.through(place, &path)?, place.name_as_written().as_c_str())?;
+        symlinkat(text, self.through(place, &path), place.name_as_written().as_c_str())?;
         Ok(Step::zero())
     }
 
@@ -151,7 +151,7 @@ impl Service {
             }
             return Err(failure);
         }
-        unlinkat(self.through(place, &path)?, place.name_as_written().as_c_str(), flags)?;
+        unlinkat(self.through(place, &path), place.name_as_written().as_c_str(), flags)?;
         Ok(Step::zero())
     }
 
@@ -174,12 +174,20 @@ impl Service {
         let rename = |(one, other): (Through<'_>, Through<'_>)| {
             renameat_with(one, name.as_c_str(), other, new_name.as_c_str(), flags)
         };
-        match rename(self.through_both((old, &from), (new, &to))?) {
+        match rename(self.through_both((old, &from), (new, &to))) {
             // Two writable roots of one filesystem are two mounts inside.
             Err(Errno::XDEV) if verdict == Verdict::Allow => rename(Self::through_own(old, new)?)?,
             other => other?,
         }
+        self.forget_roots(&[&from, &to]);
         Ok(Step::zero())
+    }
+
+    /// What was a root by its path may now be another directory.
+    fn forget_roots(&self, paths: &[&[u8]]) {
+        if let Some(first) = &self.first {
+            paths.iter().for_each(|path| first.roots.forget(path));
+        }
     }
 
     fn permit_rename(
@@ -257,7 +265,7 @@ impl Service {
             let path = resolve::DescriptorPath::new(held.as_fd());
             linkat(CWD, path.as_c_str(), directory, name.as_c_str(), AtFlags::SYMLINK_FOLLOW)
         };
-        match link(self.through_link(source, (new, &to))?) {
+        match link(self.through_link(source, (new, &to))) {
             Err(Errno::XDEV) if verdict == Verdict::Allow && source.stat.st_nlink > 0 => {
                 link((Through::Own(own_object(source)?), Through::Own(own_directory(&new.directory)?)))?;
             }

@@ -164,7 +164,7 @@ impl Service {
         if wish.creates() && wish.mode.bits() & SET_ID != 0 {
             return Err(refused(Operation::Create, &path, set_id()));
         }
-        let directory = self.through(place, &path)?;
+        let directory = self.through(place, &path);
         match open_name(directory.as_fd(), place, wish) {
             Ok(fd) => Ok(Step::Done(finish(fd, wish)?)),
             // A link, or the program wants none.
@@ -252,7 +252,7 @@ impl Service {
         if !object.is_placeless() && !self.is_own_stream(object) {
             self.permit(Operation::Write, &object.path)?;
         }
-        let held = self.through_object(object)?;
+        let held = self.through_object(object);
         let path = resolve::DescriptorPath::new(held.as_fd());
         let flags = wish.of_broker() - OFlags::CREATE;
         match openat(CWD, path.as_c_str(), flags, Mode::empty()) {
@@ -277,7 +277,7 @@ impl Service {
         if wish.mode.bits() & SET_ID != 0 {
             return Err(refused(Operation::Create, &directory.path, set_id()));
         }
-        let held = self.through_object(directory)?;
+        let held = self.through_object(directory);
         let fd = openat2(held.as_fd(), c".", wish.of_broker(), wish.mode, ResolveFlags::NO_SYMLINKS)?;
         Ok(Step::Done(finish(fd, wish)?))
     }

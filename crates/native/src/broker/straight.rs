@@ -6,43 +6,87 @@
 //! other mount, so what it opens has the very path that was decided on.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
-use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+use rustix::fs::{Mode, OFlags, ResolveFlags, fstat, openat2};
 use stockade_sys::{Errno, resolve};
 
 use super::caller::Caller;
 use super::deed::Step;
 use super::opens::{Wish, finish, is_open_device};
 use super::service::Service;
+use super::view::same;
 use super::walk::REMOVED;
 use crate::powers::{Powers, Verdict};
 
+/// Roots held at once; beneath others, the long way is taken.
+const MAX_ROOTS: usize = 64;
+
 /// Roots of what may be written, held.
-pub(super) struct Roots(Vec<(Vec<u8>, OwnedFd)>);
+pub(super) struct Roots(RefCell<Vec<(Vec<u8>, OwnedFd)>>);
 
 impl Roots {
     /// Holds the writable roots and the private trees, as they are beneath
     /// `root`.
     pub fn new(root: BorrowedFd<'_>, powers: &Powers) -> Self {
-        let hold = |path: &std::path::Path| {
-            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
-            let fd = openat2(root, path, flags, Mode::empty(), how).ok()?;
-            let is_plain = resolve::is_on_proc(fd.as_fd()) == Ok(false);
-            is_plain.then(|| (path.as_os_str().as_bytes().to_vec(), fd))
-        };
-        Self(powers.writable_roots().chain(powers.private_trees()).filter_map(hold).collect())
+        let hold = |path: &Path| Some((path.as_os_str().as_bytes().to_vec(), hold(root, path)?));
+        let found = powers.writable_roots().chain(powers.private_trees()).filter_map(hold).collect();
+        Self(RefCell::new(found))
     }
 
-    /// The deepest root above `path`, and the way from there.
-    fn above<'p>(&self, path: &'p [u8]) -> Option<(BorrowedFd<'_>, &'p [u8])> {
-        let rest = |root: &[u8]| path.strip_prefix(root)?.strip_prefix(b"/").filter(|rest| !rest.is_empty());
-        let found = self.0.iter().filter_map(|(root, fd)| Some((fd, rest(root)?)));
-        found.min_by_key(|(_, rest)| rest.len()).map(|(fd, rest)| (fd.as_fd(), rest))
+    /// Holds a root that was added. `own` where it is written in the view of the
+    /// front, which must show the same directory there.
+    pub fn add(&self, root: BorrowedFd<'_>, path: &Path, own: bool) {
+        let mut roots = self.0.borrow_mut();
+        let known = path.as_os_str().as_bytes().to_vec();
+        let Some(seen) = hold(root, path) else { return };
+        let held = if own { own_view(&seen, &known) } else { Some(seen) };
+        if let Some(held) = held.filter(|_| roots.len() < MAX_ROOTS) {
+            roots.retain(|(root, _)| *root != known);
+            roots.push((known, held));
+        }
     }
+
+    /// Forgets the roots at and beneath a path that no longer means what it did.
+    pub fn forget(&self, path: &[u8]) {
+        self.0.borrow_mut().retain(|(root, _)| rest_of(path, root).is_none() && root != path);
+    }
+
+    /// Opens `path` from the deepest root above it.
+    fn open(&self, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+        let roots = self.0.borrow();
+        let found = roots.iter().filter_map(|(root, fd)| Some((fd, rest_of(root, path)?)));
+        let (root, rest) = found.min_by_key(|(_, rest)| rest.len()).ok_or(Errno::NOENT)?;
+        let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+        openat2(root, rest, flags, mode, how)
+    }
+
+    fn is_above(&self, path: &[u8]) -> bool {
+        self.0.borrow().iter().any(|(root, _)| rest_of(root, path).is_some())
+    }
+}
+
+/// What of `path` lies beneath `root`.
+fn rest_of<'p>(root: &[u8], path: &'p [u8]) -> Option<&'p [u8]> {
+    path.strip_prefix(root)?.strip_prefix(b"/").filter(|rest| !rest.is_empty())
+}
+
+/// Holds the directory at `path` as it is beneath `root`. What a procfs shows
+/// depends on who looks.
+fn hold(root: BorrowedFd<'_>, path: &Path) -> Option<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
+    let fd = openat2(root, path, flags, Mode::empty(), how).ok()?;
+    (resolve::is_on_proc(fd.as_fd()) == Ok(false)).then_some(fd)
+}
+
+fn own_view(seen: &OwnedFd, path: &[u8]) -> Option<OwnedFd> {
+    let own = resolve::directory_without_links(&CString::new(path).ok()?).ok()?;
+    same(&fstat(seen).ok()?, &fstat(&own).ok()?).then_some(own)
 }
 
 impl Service {
@@ -52,8 +96,11 @@ impl Service {
             return None;
         }
         let text = plain_path(path.to_bytes(), || caller.path_of(start))?;
-        let (root, rest) = self.first.as_ref()?.roots.above(&text)?;
-        if is_open_device(&text) || matches!(self.decide(wish.operation(), &text), Verdict::Refuse(_)) {
+        let roots = &self.first.as_ref()?.roots;
+        if !roots.is_above(&text)
+            || is_open_device(&text)
+            || matches!(self.decide(wish.operation(), &text), Verdict::Refuse(_))
+        {
             return None;
         }
         // What leaves no trace may be done for a caller that is gone: nobody
@@ -61,9 +108,7 @@ impl Service {
         if wish.leaves_traces() {
             self.must_still_wait(caller).ok()?;
         }
-        let rest = CString::new(rest).ok()?;
-        let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
-        let fd = openat2(root, rest.as_c_str(), wish.of_broker(), wish.mode_of_new(), how).ok()?;
+        let fd = roots.open(&text, wish.of_broker(), wish.mode_of_new()).ok()?;
         finish(fd, wish).ok().map(Step::Done)
     }
 }
@@ -114,16 +159,30 @@ mod tests {
     }
 
     #[test]
-    fn the_deepest_root_is_the_start() {
+    fn the_deepest_root_is_the_start_until_it_is_forgotten() {
+        let scratch = tempfile::tempdir().unwrap();
+        let top = scratch.path().canonicalize().unwrap();
+        let own = |path: &str| [top.as_os_str().as_bytes(), path.as_bytes()].concat();
+        std::fs::create_dir_all(top.join("ws/d/e")).unwrap();
         let hold = |path: &str| {
-            let fd = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
-            (path.as_bytes().to_vec(), fd)
+            let fd = rustix::fs::open(top.join(&path[1..]), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+            (own(path), fd)
         };
-        let roots = Roots(vec![hold("/ws"), hold("/ws/d/e"), hold("/wsx")]);
-        for (path, rest) in
-            [("/ws/a", Some("a")), ("/ws/d/e/f", Some("f")), ("/ws/d/f", Some("d/f")), ("/ws", None), ("/wsy/a", None)]
-        {
-            assert_eq!(roots.above(path.as_bytes()).map(|(_, rest)| rest), rest.map(str::as_bytes), "{path}");
-        }
+        let roots = Roots(RefCell::new(vec![hold("/ws"), hold("/ws/d")]));
+        let new = |path: &str| {
+            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+            roots.open(&own(path), flags, Mode::from_raw_mode(0o600)).map(drop)
+        };
+        assert_eq!(new("/ws/a"), Ok(()));
+        assert_eq!(new("/ws/d/e/f"), Ok(()));
+        assert_eq!(new("/wsx"), Err(Errno::NOENT));
+        assert_eq!(new("/ws"), Err(Errno::NOENT));
+        std::fs::rename(top.join("ws/d"), top.join("moved")).unwrap();
+        assert_eq!(new("/ws/d/g"), Ok(()), "the held one was moved");
+        roots.forget(&own("/ws/d"));
+        assert_eq!(new("/ws/d/h"), Err(Errno::NOENT));
+        assert!(top.join("moved/g").exists() && roots.is_above(&own("/ws/d")));
+        roots.forget(&own(""));
+        assert!(!roots.is_above(&own("/ws/d")));
     }
 }

@@ -77,12 +77,8 @@ impl Pins {
 impl Service {
     /// The directory of `place`, whose whole path is `path`, to make or remove a
     /// name in.
-    pub fn through<'p>(&self, place: &'p Place, path: &[u8]) -> Result<Through<'p>, Errno> {
-        if self.powers.is_unattached(path) {
-            own_directory(&place.directory).map(Through::Own)
-        } else {
-            Ok(Through::Seen(place.directory.fd.as_fd()))
-        }
+    pub fn through<'p>(&self, place: &'p Place, path: &[u8]) -> Through<'p> {
+        self.either(&place.directory.fd, path, || own_directory(&place.directory))
     }
 
     /// The directories of two names, in one view.
@@ -90,11 +86,12 @@ impl Service {
         &self,
         (one, one_path): (&'p Place, &[u8]),
         (other, other_path): (&'p Place, &[u8]),
-    ) -> Result<(Through<'p>, Through<'p>), Errno> {
-        if self.powers.is_unattached(one_path) || self.powers.is_unattached(other_path) {
-            return Ok((Through::Own(own_directory(&one.directory)?), Through::Own(own_directory(&other.directory)?)));
+    ) -> (Through<'p>, Through<'p>) {
+        let is_unattached = self.powers.is_unattached(one_path) || self.powers.is_unattached(other_path);
+        match is_unattached.then(|| Self::through_own(one, other)) {
+            Some(Ok(both)) => both,
+            _ => (Through::Seen(one.directory.fd.as_fd()), Through::Seen(other.directory.fd.as_fd())),
         }
-        Ok((Through::Seen(one.directory.fd.as_fd()), Through::Seen(other.directory.fd.as_fd())))
     }
 
     /// The directories of two names as the front sees them.
@@ -104,26 +101,31 @@ impl Service {
 
     /// An object and the directory in which it gets a second name, in one view.
     /// What was made without a name is nowhere to be found: its own view stays.
-    pub fn through_link<'p>(
-        &self,
-        source: &'p Object,
-        (new, path): (&'p Place, &[u8]),
-    ) -> Result<(Through<'p>, Through<'p>), Errno> {
+    pub fn through_link<'p>(&self, source: &'p Object, (new, path): (&'p Place, &[u8])) -> (Through<'p>, Through<'p>) {
         let unnamed = source.stat.st_nlink == 0;
-        if !unnamed && (self.powers.is_unattached(&source.path) || self.powers.is_unattached(path)) {
-            return Ok((Through::Own(own_object(source)?), Through::Own(own_directory(&new.directory)?)));
+        if !unnamed
+            && (self.powers.is_unattached(&source.path) || self.powers.is_unattached(path))
+            && let (Ok(object), Ok(directory)) = (own_object(source), own_directory(&new.directory))
+        {
+            return (Through::Own(object), Through::Own(directory));
         }
-        Ok((Through::Seen(source.fd.as_fd()), self.through(new, path)?))
+        (Through::Seen(source.fd.as_fd()), self.through(new, path))
     }
 
     /// An object to change. What has no name any more is nowhere else to be found
     /// than behind its descriptor.
-    pub fn through_object<'p>(&self, object: &'p Object) -> Result<Through<'p>, Errno> {
-        if object.stat.st_nlink > 0 && !object.is_placeless() && self.powers.is_unattached(&object.path) {
-            own_object(object).map(Through::Own)
-        } else {
-            Ok(Through::Seen(object.fd.as_fd()))
+    pub fn through_object<'p>(&self, object: &'p Object) -> Through<'p> {
+        if object.stat.st_nlink == 0 || object.is_placeless() {
+            return Through::Seen(object.fd.as_fd());
         }
+        self.either(&object.fd, &object.path, || own_object(object))
+    }
+
+    /// Where both views do not show the same object, the caller's is the one that
+    /// was decided on; it may be read-only there.
+    fn either<'p>(&self, seen: &'p OwnedFd, path: &[u8], own: impl FnOnce() -> Result<OwnedFd, Errno>) -> Through<'p> {
+        let own = self.powers.is_unattached(path).then(own);
+        own.and_then(Result::ok).map_or(Through::Seen(seen.as_fd()), Through::Own)
     }
 }
 
@@ -145,6 +147,6 @@ pub(super) fn own_object(object: &Object) -> Result<OwnedFd, Errno> {
     if same(&object.stat, &fstat(&own)?) { Ok(own) } else { Err(Errno::STALE) }
 }
 
-fn same(one: &Stat, other: &Stat) -> bool {
+pub(super) fn same(one: &Stat, other: &Stat) -> bool {
     (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
 }

@@ -54,8 +54,13 @@ pub struct Scene {
 impl Scene {
     /// With everything the cases need.
     pub fn new(name: &str) -> Self {
+        Self::with(name, Case::all().map(|c| c.name).chain(["race"]))
+    }
+
+    /// With what some cases need.
+    pub fn with<'c>(name: &str, cases: impl IntoIterator<Item = &'c str>) -> Self {
         let scene = Self::bare(name);
-        for case in Case::all().map(|c| c.name).chain(["race"]) {
+        for case in cases {
             furnish(&scene.directory(case), &scene.outside().join(case));
         }
         // The probe, where the sandbox can read it.
