@@ -65,6 +65,13 @@ fn command_rules(level: Level) -> Vec<Rule> {
     refused.chain(asked).chain(base::SOCKETS_LAST.iter().map(Entry::rule)).collect()
 }
 
+/// The filter of a command that is asked about nothing, to measure against.
+#[cfg(feature = "measure")]
+pub(crate) fn unasked_filter(level: Level) -> Result<Program, CompileError> {
+    let rules: Vec<Rule> = refused_entries(level).chain(base::SOCKETS_LAST).map(Entry::rule).collect();
+    compile(&rules, NEWEST_CALL, Action::Allow)
+}
+
 fn asked_rule(trap: &Trap) -> Rule {
     let conditions = trap.when.iter().map(|test| {
         let (comparison, value) = match test.test {

@@ -115,6 +115,19 @@ impl Blueprint {
         })
     }
 
+    /// The same without the broker and without Landlock's refusals, which only
+    /// make sense together: what writing costs in the mounts alone. To measure
+    /// against; nothing that is shipped is built with it.
+    ///
+    /// # Errors
+    /// Where the kernel has no Landlock.
+    #[cfg(feature = "measure")]
+    pub fn unasked(mut self) -> Result<Self, LaunchError> {
+        self.command_filter = crate::filter::unasked_filter(self.level)?;
+        self.ruleset = new_ruleset(self.abi, 0)?;
+        Ok(self)
+    }
+
     /// Trees that only the run sees, as it sees them.
     pub fn private_trees(&self) -> &[PrivateTree] {
         &self.private_trees
