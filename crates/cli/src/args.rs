@@ -41,6 +41,9 @@ pub enum Command {
     /// Read and verify the record.
     #[command(subcommand)]
     Audit(AuditCommand),
+    /// Check, explain, test, import and change what decides.
+    #[command(subcommand)]
+    Policy(crate::policy_args::PolicyCommand),
     /// Print completions for a shell.
     Completions(CompletionsArgs),
     /// Print the manual page, in roff.
@@ -260,7 +263,7 @@ impl From<SandboxArg> for SandboxPreference {
     }
 }
 
-fn approval_mode(text: &str) -> Result<ApprovalMode, String> {
+pub(crate) fn approval_mode(text: &str) -> Result<ApprovalMode, String> {
     match text {
         "untrusted" => Ok(ApprovalMode::Untrusted),
         "on-failure" => Ok(ApprovalMode::OnFailure),
@@ -293,7 +296,7 @@ fn granular(classes: &str) -> Result<GranularMode, String> {
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// `500ms`, `90s`, `5m`, `1h30m`, `2d`; a bare number is seconds.
-fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     const WHY: &str = "a time is written like 500ms, 90s, 5m, 1h30m or 2d; a bare number is seconds";
     let mut total = Duration::ZERO;
     let mut rest = text;

@@ -13,6 +13,7 @@ mod interrupts;
 mod meaning;
 mod memory;
 mod places;
+mod policy_args;
 mod render;
 mod terminal;
 mod trace;
@@ -52,6 +53,7 @@ fn dispatch(command: Command) -> command::Ended {
         Command::Doctor(typed) => command::doctor::doctor(&typed),
         Command::Approvals(typed) => command::approvals::approvals(typed),
         Command::Audit(typed) => command::audit::audit(typed),
+        Command::Policy(typed) => command::policy::policy(typed),
         Command::Completions(typed) => command::generate::completions(&typed),
         Command::Man => command::generate::man(),
     }

@@ -217,6 +217,19 @@ fn session_of_environment(variables: Variables<'_>) -> Result<Option<SessionId>,
     }
 }
 
+/// Grants as a person types them, one by one.
+///
+/// # Errors
+/// When one is no grant, or names no object.
+pub fn grants(
+    typed: &[OsString],
+    variables: Variables<'_>,
+    cwd: &Path,
+    workspace: &Path,
+) -> Result<Vec<Grant>, Failure> {
+    typed.iter().map(|text| grant(text, variables, cwd, workspace)).collect()
+}
+
 /// A grant as a person types it: `~` and relative paths resolved, links
 /// followed, programs looked up, so that it names an object (L5). A link inside
 /// the workspace may have been put there by an earlier command: where one leads

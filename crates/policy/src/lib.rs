@@ -55,5 +55,6 @@ pub use pattern::{GrantText, HostPattern, PathFact, PathPattern, RuleName, TimeW
 pub use registry::{BUILT_IN_NOTICE, MAX_SESSIONS, RegisterError, Registry};
 pub use resolve::{ResolveError, complete_grants, resolve_profile};
 pub use rules::{Act, Circumstances, Considered, Match, Rule, RuleBook, RuleSet};
+pub use rules::{file_change as parse_file_change, target as parse_target, tool_call as parse_tool_call};
 pub use settings::{Explained, OwnDirectories, Settings};
 pub use spec::{Layer, Origin, Sourced};

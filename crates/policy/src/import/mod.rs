@@ -95,7 +95,8 @@ impl Imported {
         for note in &self.notes {
             text.push_str(&comment(&note.to_string()));
         }
-        if !self.notes.is_empty() {
+        let has_keys = !self.settings.is_empty() || !self.profile.is_empty();
+        if has_keys && !self.notes.is_empty() {
             text.push('\n');
         }
         for (key, value) in &self.settings {

@@ -113,19 +113,7 @@ impl Lexer<'_> {
                     self.at += 1;
                     tokens.push((place, Token::Text(self.string(true)?)));
                 }
-                c if c.is_ascii_alphabetic() || c == '_' => {
-                    let length = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len());
-                    self.at += length;
-                    if self.source[self.at..].starts_with(['"', '\'']) {
-                        return self.fail(start, "a string with a prefix is not understood here");
-                    }
-                    let name = &rest[..length];
-                    if RESERVED.contains(&name) {
-                        let why = format!("`{name}` is not understood here: only calls and names bound to values are");
-                        return self.fail(start, why);
-                    }
-                    tokens.push((place, Token::Name(name.to_owned())));
-                }
+                c if c.is_ascii_alphabetic() || c == '_' => tokens.push((place, Token::Name(self.name()?))),
                 c if c.is_ascii_digit() => {
                     self.at += rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '.').unwrap_or(rest.len());
                     tokens.push((place, Token::Number));
@@ -143,6 +131,22 @@ impl Lexer<'_> {
             }
             self.line_start = false;
         }
+    }
+
+    fn name(&mut self) -> Result<String, Fault> {
+        let start = self.at;
+        let rest = &self.source[start..];
+        let length = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len());
+        let name = &rest[..length];
+        self.at += length;
+        if rest[length..].starts_with(['"', '\'']) {
+            return self.fail(start, "a string with a prefix is not understood here");
+        }
+        if RESERVED.contains(&name) {
+            let why = format!("`{name}` is not understood here: only calls and names bound to values are");
+            return self.fail(start, why);
+        }
+        Ok(name.to_owned())
     }
 
     /// True where something other than a comment follows the blanks.

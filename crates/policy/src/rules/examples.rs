@@ -57,8 +57,11 @@ fn found(rule: &Rule, example: &str) -> Result<Match, String> {
     }
 }
 
-/// `NAME`, or `NAME {"argument": "..."}`.
-pub(crate) fn tool_call(text: &str) -> Result<(&str, serde_json::Value), String> {
+/// Reads a tool call: `NAME`, or `NAME {"argument": "..."}`.
+///
+/// # Errors
+/// What is wrong, for a person.
+pub fn tool_call(text: &str) -> Result<(&str, serde_json::Value), String> {
     let (name, arguments) = text.split_once(' ').unwrap_or((text, "{}"));
     match serde_json::from_str::<serde_json::Value>(arguments) {
         Ok(value) if value.is_object() && !name.is_empty() => Ok((name, value)),
@@ -68,12 +71,11 @@ pub(crate) fn tool_call(text: &str) -> Result<(&str, serde_json::Value), String>
     }
 }
 
-/// `write ./path`, `create ~/x`, `delete /x`, `read /x`.
-pub(crate) fn file_change(
-    text: &str,
-    home: &Path,
-    workspace: &Path,
-) -> Result<(FileOperation, std::path::PathBuf), String> {
+/// Reads a file change: `write ./path`, `create ~/x`, `delete /x`, `read /x`.
+///
+/// # Errors
+/// What is wrong, for a person.
+pub fn file_change(text: &str, home: &Path, workspace: &Path) -> Result<(FileOperation, std::path::PathBuf), String> {
     let wrong = || format!("`{text}`: a file change is `read`, `write`, `create` or `delete` and a path");
     let (operation, path) = text.split_once(' ').ok_or_else(wrong)?;
     let operation = match operation {
@@ -87,8 +89,11 @@ pub(crate) fn file_change(
     Ok((operation, path.resolve(home, workspace)))
 }
 
-/// `host`, `host:port`.
-pub(crate) fn target(text: &str) -> Result<(&str, Option<u16>), String> {
+/// Reads a target: `host`, `host:port`.
+///
+/// # Errors
+/// What is wrong, for a person.
+pub fn target(text: &str) -> Result<(&str, Option<u16>), String> {
     let wrong = || format!("`{text}`: a target is a host, and a port may follow, e.g. `pypi.org:443`");
     let (host, port) = split_port(text);
     let port = port.map(str::parse::<u16>).transpose().map_err(|_| wrong())?;

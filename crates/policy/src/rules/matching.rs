@@ -14,6 +14,9 @@ use crate::glob::text_matches;
 use crate::pattern::{PathPattern, Word};
 use crate::words::{Words, base_name};
 
+/// Why a rule of another kind says nothing.
+const ELSEWHERE: &str = "it speaks of something else";
+
 impl Rule {
     /// Whether it speaks of the whole scene: of any command of it, or of words
     /// in text that is not plain.
@@ -202,7 +205,7 @@ impl Rule {
         let context = &self.context;
         let without = Scene { example: true, ..*scene };
         if self.speaks(&without) == Match::No {
-            return if self.is_about(scene) { "the words are others" } else { "it speaks of something else" };
+            return if self.is_about(scene) { "what it names is another" } else { ELSEWHERE };
         }
         if named(&context.tool, Some(scene.tool())) == Match::No {
             "the tool is another"

@@ -21,7 +21,7 @@ use crate::file::{
 use crate::pattern::{GrantText, HostPattern, PathPattern, TimeWindow, Word};
 use crate::spec::Origin;
 
-pub(crate) use examples::{file_change, target, tool_call};
+pub use examples::{file_change, target, tool_call};
 pub(crate) use matching::joined;
 pub use scene::{Act, Circumstances};
 pub(crate) use scene::{Scene, Subject};

@@ -1,0 +1,127 @@
+//! `stockade policy suggest`: from what a session was given and refused to the
+//! smallest profile that would have let it pass. Shown, never written.
+
+use std::path::{Path, PathBuf};
+
+use stockade_audit::{Content, Filter};
+use stockade_model::EventKind;
+use stockade_policy::suggest::{Generalisation, Learned, suggest as smallest};
+
+use super::{remark, settings};
+use crate::command::{Ended, print, variable};
+use crate::failure::Failure;
+use crate::policy_args::PolicySuggestArgs;
+use crate::render::policy as text;
+use crate::{exit, meaning, places};
+
+/// Most entries of a directory that are looked at, and shown.
+const MAX_LOOKED_AT: usize = 10_000;
+const MAX_SHOWN: usize = 20;
+
+/// Suggests.
+///
+/// # Errors
+/// When the record or the configuration cannot be used.
+pub fn suggest(typed: &PolicySuggestArgs) -> Ended {
+    let dir = places::state_path(&variable)?.join("audit");
+    let filter = Filter {
+        session: typed.session.as_deref().map(meaning::session).transpose()?,
+        request: typed.request.as_deref().map(str::parse).transpose()?,
+        ..Filter::default()
+    };
+    let mut learned = Learned::default();
+    let mut workspaces: Vec<PathBuf> = Vec::new();
+    let mut any = false;
+    for entry in stockade_audit::query(&dir, filter)? {
+        if let Content::Event { event, .. } = entry?.content {
+            any = true;
+            if let EventKind::Requested { request, .. } = &event.kind {
+                let workspace = request.workspace.as_path().to_owned();
+                if !workspaces.contains(&workspace) {
+                    workspaces.push(workspace);
+                }
+            }
+            learned.take(&event);
+        }
+    }
+    if !any {
+        return Err(Failure::new("the record holds nothing of it").hint("`stockade audit show` shows what it holds"));
+    }
+    let workspace = match (&typed.workspace, workspaces.as_slice()) {
+        (Some(dir), _) => super::workspace(Some(dir))?,
+        (None, [one]) => one.clone(),
+        (None, _) => {
+            return Err(Failure::new("it ran in several workspaces").hint("name one with --workspace"));
+        }
+    };
+    let settings = settings(&workspace, None)?;
+    let suggestion = smallest(&settings, &learned, &typed.base, &workspace, typed.generalise);
+    let mut said = String::new();
+    for made in &suggestion.generalised {
+        said += &text::generalised(made, &newly_allowed(made));
+    }
+    for (grant, why) in &suggestion.left_out {
+        said += &format!("left out: {grant}: {why}\n");
+    }
+    for grant in &suggestion.refused {
+        said += &format!("refused, and stays so: {grant}\n");
+    }
+    if suggestion.is_empty() {
+        remark(&(said + "nothing to suggest: the profile has what was agreed to\n"));
+        return Ok(exit::SUCCESS);
+    }
+    let shown = suggestion.to_toml(&typed.name, &typed.base, &learned);
+    // What is suggested must be a configuration.
+    stockade_policy::load::load_with(
+        &super::sources(&workspace)?,
+        vec![stockade_policy::LayerText {
+            layer: stockade_policy::Layer::System,
+            path: PathBuf::from("the suggestion"),
+            source: shown.clone(),
+        }],
+    )?;
+    print(&shown)?;
+    remark(&said);
+    Ok(exit::SUCCESS)
+}
+
+/// What lies in a directory besides the files it stands for.
+struct Newly {
+    names: Vec<String>,
+    more: usize,
+}
+
+fn newly_allowed(made: &Generalisation) -> Vec<String> {
+    let mut newly = Newly { names: Vec::new(), more: 0 };
+    let mut left = MAX_LOOKED_AT;
+    walk(&made.directory, made, &mut newly, &mut left);
+    if newly.more > 0 {
+        newly.names.push(format!("and {} more", newly.more));
+    }
+    if left == 0 {
+        newly.names.push("and what was not looked at".to_owned());
+    }
+    newly.names
+}
+
+fn walk(directory: &Path, made: &Generalisation, newly: &mut Newly, left: &mut usize) {
+    let Ok(entries) = std::fs::read_dir(directory) else { return };
+    for entry in entries.flatten() {
+        if *left == 0 {
+            return;
+        }
+        *left -= 1;
+        let path = entry.path();
+        if made.from.iter().any(|from| path.starts_with(from)) {
+            continue;
+        }
+        // A link is one name here: what it leads to is not beneath.
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            walk(&path, made, newly, left);
+        } else if newly.names.len() < MAX_SHOWN {
+            newly.names.push(path.display().to_string());
+        } else {
+            newly.more += 1;
+        }
+    }
+}

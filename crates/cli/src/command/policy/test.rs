@@ -1,0 +1,37 @@
+//! `stockade policy test`: files of examples against the configuration in force,
+//! and which rules they reach.
+
+use std::sync::Arc;
+
+use stockade_engine::real::RuleJudge;
+use stockade_policy::examples::{ExampleReport, run_examples};
+
+use super::{read, settings, workspace};
+use crate::command::{Ended, print};
+use crate::exit;
+use crate::policy_args::PolicyTestArgs;
+use crate::render::policy as text;
+
+/// Runs the examples.
+///
+/// # Errors
+/// When the configuration or a file of examples cannot be used.
+pub fn test(typed: &PolicyTestArgs) -> Ended {
+    let workspace = workspace(typed.workspace.as_deref())?;
+    let settings = settings(&workspace, typed.policy.as_deref())?;
+    let judge = RuleJudge::new(Arc::new(settings.clone()), true);
+    let mut report = ExampleReport { results: Vec::new(), spoken: vec![0; settings.rules().count()] };
+    let mut shown = String::new();
+    for path in &typed.files {
+        let own = run_examples(&settings, path, &read(path)?, &workspace, &|request| judge.assess(request))?;
+        shown += &text::failed_examples(path, &own);
+        report.merge(own);
+    }
+    let reached = report.spoken.iter().filter(|count| **count > 0).count();
+    let percent = (reached * 100).checked_div(report.spoken.len()).unwrap_or(100);
+    shown += &text::coverage(&settings, &report, percent);
+    print(&shown)?;
+    let failed = report.failed().next().is_some();
+    let uncovered = typed.coverage.is_some_and(|wanted| percent < usize::from(wanted));
+    Ok(if failed || uncovered { exit::NEGATIVE } else { exit::SUCCESS })
+}

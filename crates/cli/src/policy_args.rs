@@ -1,0 +1,246 @@
+//! What was typed behind `stockade policy`. Types only, like `args`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueEnum};
+use stockade_model::{ApprovalMode, Verdict};
+
+use crate::args::{Subject, approval_mode, duration};
+
+/// `stockade policy`.
+#[derive(Debug, Subcommand)]
+pub enum PolicyCommand {
+    /// Check the configuration in force, or files, without running anything.
+    Check(PolicyCheckArgs),
+    /// Show what is decided and what every rule says of it; without a subject,
+    /// every setting and where it comes from.
+    #[command(
+        override_usage = "stockade policy explain [OPTIONS] [-- CMD [ARG]...]\n       stockade policy explain [OPTIONS] -c SCRIPT\n       stockade policy explain [OPTIONS] --call 'NAME {...}' | --file 'write PATH' | --host HOST[:PORT]"
+    )]
+    Explain(PolicyExplainArgs),
+    /// Run files of examples against the configuration in force.
+    Test(PolicyTestArgs),
+    /// Lay configuration files out; comments stay.
+    Fmt(PolicyFmtArgs),
+    /// Print the decision matrix of a profile.
+    Table(PolicyTableArgs),
+    /// Decide the requests of the record again, and show which decisions change.
+    Replay(PolicyReplayArgs),
+    /// Bring the rules of another tool here.
+    Import(PolicyImportArgs),
+    /// Turn what a session was given into the smallest profile that would have
+    /// let it pass.
+    Suggest(PolicySuggestArgs),
+    /// Write the smallest rule for a command, as an answer `always` would.
+    #[command(
+        override_usage = "stockade policy amend [OPTIONS] -- CMD [ARG]...\n       stockade policy amend [OPTIONS] -c SCRIPT"
+    )]
+    Amend(PolicyAmendArgs),
+}
+
+/// `stockade policy check`.
+#[derive(Args, Debug)]
+pub struct PolicyCheckArgs {
+    /// The workspace whose project file counts [default: the current directory].
+    #[arg(long, value_name = "DIR")]
+    pub workspace: Option<PathBuf>,
+    /// Whose file each FILE would be.
+    #[arg(long, value_enum, value_name = "LAYER", default_value = "user")]
+    pub layer: LayerArg,
+    /// Files to check by themselves, instead of the configuration in force.
+    #[arg(value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+}
+
+/// `stockade policy explain`.
+#[derive(Args, Debug)]
+pub struct PolicyExplainArgs {
+    /// Answer as one JSON object.
+    #[arg(long)]
+    pub json: bool,
+    /// Decide with these powers in mind.
+    #[arg(long, value_name = "P")]
+    pub profile: Option<String>,
+    /// The directory that may be written [default: the current one].
+    #[arg(long, value_name = "DIR")]
+    pub workspace: Option<PathBuf>,
+    /// When one would ask, as for `run`.
+    #[arg(long, value_name = "M", value_parser = approval_mode)]
+    pub mode: Option<ApprovalMode>,
+    /// The session.
+    #[arg(long, value_name = "S")]
+    pub session: Option<String>,
+    /// The tool that the command comes through.
+    #[arg(long, value_name = "NAME")]
+    pub tool: Option<String>,
+    /// A tool call: its name, and its arguments as JSON.
+    #[arg(long, value_name = "CALL", group = "subject")]
+    pub call: Option<String>,
+    /// A file change, e.g. 'write ./src/a.rs'.
+    #[arg(long, value_name = "CHANGE", group = "subject")]
+    pub file: Option<String>,
+    /// A connection, e.g. pypi.org:443.
+    #[arg(long, value_name = "HOST", group = "subject")]
+    pub host: Option<String>,
+    /// A patch whose files are judged one by one; `-` for standard input.
+    #[arg(long, value_name = "FILE", group = "subject")]
+    pub patch: Option<PathBuf>,
+    /// The command.
+    #[command(flatten)]
+    pub subject: Subject,
+}
+
+/// `stockade policy test`.
+#[derive(Args, Debug)]
+pub struct PolicyTestArgs {
+    /// The workspace [default: the current directory].
+    #[arg(long, value_name = "DIR")]
+    pub workspace: Option<PathBuf>,
+    /// Test this file in the place of your own configuration.
+    #[arg(long, value_name = "FILE")]
+    pub policy: Option<PathBuf>,
+    /// Fail where fewer than this many of a hundred rules are reached.
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub coverage: Option<u8>,
+    /// Files of examples.
+    #[arg(value_name = "FILE", required = true)]
+    pub files: Vec<PathBuf>,
+}
+
+/// `stockade policy fmt`.
+#[derive(Args, Debug)]
+pub struct PolicyFmtArgs {
+    /// Change nothing; fail where something would change.
+    #[arg(long)]
+    pub check: bool,
+    /// Files to lay out [default: your own configuration].
+    #[arg(value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+}
+
+/// `stockade policy table`.
+#[derive(Args, Debug)]
+pub struct PolicyTableArgs {
+    /// The profile [default: every one].
+    #[arg(long, value_name = "P")]
+    pub profile: Option<String>,
+    /// The workspace whose project file counts [default: the current directory].
+    #[arg(long, value_name = "DIR")]
+    pub workspace: Option<PathBuf>,
+}
+
+/// `stockade policy replay`.
+#[derive(Args, Debug)]
+pub struct PolicyReplayArgs {
+    /// The file to try in the place of your own configuration.
+    #[arg(long, value_name = "FILE")]
+    pub policy: Option<PathBuf>,
+    /// Only requests of this session.
+    #[arg(long, value_name = "S")]
+    pub session: Option<String>,
+    /// Only requests not older than this, e.g. `2h`.
+    #[arg(long, value_name = "T", value_parser = duration)]
+    pub since: Option<Duration>,
+    /// Fail where a decision changes.
+    #[arg(long)]
+    pub fail_on_change: bool,
+    /// Answer as one JSON object a line.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `stockade policy import`.
+#[derive(Args, Debug)]
+pub struct PolicyImportArgs {
+    /// Whose rules they are.
+    #[arg(long, value_enum, value_name = "TOOL")]
+    pub from: ToolArg,
+    /// Write the rules to this new file instead of standard output.
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// The tool's files, in the order it reads them.
+    #[arg(value_name = "FILE", required = true)]
+    pub files: Vec<PathBuf>,
+}
+
+/// `stockade policy suggest`.
+#[derive(Args, Debug)]
+pub struct PolicySuggestArgs {
+    /// The session to learn from.
+    #[arg(long, value_name = "S", required_unless_present = "request")]
+    pub session: Option<String>,
+    /// One request to learn from.
+    #[arg(long, value_name = "ID")]
+    pub request: Option<String>,
+    /// The profile to add to.
+    #[arg(long, value_name = "P", default_value = "workspace")]
+    pub base: String,
+    /// The name of the suggested profile.
+    #[arg(long, value_name = "NAME", default_value = "learned")]
+    pub name: String,
+    /// The workspace it ran in [default: that of its requests].
+    #[arg(long, value_name = "DIR")]
+    pub workspace: Option<PathBuf>,
+    /// Let a directory take the place of three or more of its files, and show
+    /// what that would newly allow.
+    #[arg(long)]
+    pub generalise: bool,
+}
+
+/// `stockade policy amend`.
+#[derive(Args, Debug)]
+pub struct PolicyAmendArgs {
+    /// What becomes of it.
+    #[arg(long, value_parser = verdict, value_name = "EFFECT", default_value = "allow")]
+    pub effect: Verdict,
+    /// A power that comes with an `allow`, e.g. 'connect pypi.org:443'; may be
+    /// repeated.
+    #[arg(long = "grant", value_name = "G")]
+    pub grants: Vec<OsString>,
+    /// Write it; without, it is only shown.
+    #[arg(long)]
+    pub write: bool,
+    /// The file to write to [default: your own configuration].
+    #[arg(long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// The command.
+    #[command(flatten)]
+    pub subject: Subject,
+}
+
+/// `--layer`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LayerArg {
+    /// The administrator's.
+    Managed,
+    /// The machine's.
+    System,
+    /// The person's.
+    User,
+    /// The workspace's.
+    Project,
+    /// A session's.
+    Session,
+}
+
+/// `--from`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ToolArg {
+    /// Codex: `.rules` files.
+    Codex,
+    /// Claude Code: `settings.json`.
+    Claude,
+    /// Gemini CLI: `policies/*.toml` and `settings.json`.
+    Gemini,
+}
+
+fn verdict(text: &str) -> Result<Verdict, String> {
+    match text {
+        "allow" => Ok(Verdict::Allow),
+        "ask" => Ok(Verdict::Ask),
+        "deny" => Ok(Verdict::Deny),
+        _ => Err("the effects are allow, ask and deny".to_owned()),
+    }
+}
