@@ -68,6 +68,9 @@ pub(crate) struct Judge<'c> {
     pub endless_loop: usize,
     /// What the run must take away, and in which directory.
     pub neutralised: BTreeSet<(&'static str, Option<Vec<u8>>)>,
+    /// Every command that was seen, for the comparison with bash.
+    #[cfg(test)]
+    pub trace: Vec<Vec<Argument>>,
 }
 
 struct View<'a> {
@@ -107,6 +110,8 @@ impl<'c> Judge<'c> {
             depth: 0,
             endless_loop: 0,
             neutralised: BTreeSet::new(),
+            #[cfg(test)]
+            trace: Vec::new(),
         }
     }
 
@@ -276,7 +281,11 @@ impl<'c> Judge<'c> {
             match expand(word, &flows, &view) {
                 Some(arguments) => out.extend(arguments),
                 None => {
-                    self.ask("expansion-too-large", "Braces expand to more words than can be reviewed.", word.span);
+                    self.ask(
+                        "expansion-too-large",
+                        "Braces expand to more words than can be reviewed, or to what is not known.",
+                        word.span,
+                    );
                     out.push(Argument {
                         atoms: vec![crate::script::Atom::Dynamic(crate::script::Dynamic::Opaque)],
                         span: word.span,
@@ -394,6 +403,8 @@ impl<'c> Judge<'c> {
     }
 
     pub(crate) fn unwrapped(&mut self, mut arguments: Vec<Argument>, stdin: Flow, at: (usize, usize)) -> Flow {
+        #[cfg(test)]
+        self.trace.push(arguments.clone());
         let Some(first) = arguments.first() else { return Flow::default() };
         let Some(program) = first.literal().filter(|p| !p.is_empty()) else {
             let flow = first.flow.clone();

@@ -13,6 +13,8 @@
 
 mod budget;
 mod crude;
+#[cfg(test)]
+mod differential;
 mod invocation;
 mod judge;
 mod knowledge;
@@ -84,6 +86,11 @@ pub fn assess_argv(argv: &[RawText], context: &Context) -> Assessment {
 
 /// As [`assess_script`], with what the run must carry.
 pub fn judge_script(script: &[u8], context: &Context) -> Judged {
+    finish(walked(script, context))
+}
+
+/// The walk over a script.
+fn walked<'c>(script: &[u8], context: &'c Context) -> Judge<'c> {
     let mut judge = Judge::new(context, Budget::of(TIME_BOUND));
     judge.findings = text::findings(script, true);
     let whole = (0, script.len());
@@ -113,7 +120,7 @@ pub fn judge_script(script: &[u8], context: &Context) -> Judged {
         }
     }
     rules::judge_whole(&mut judge, (0, script.len()));
-    finish(judge)
+    judge
 }
 
 /// As [`assess_argv`], with what the run must carry.

@@ -19,14 +19,11 @@ enum Quoting {
 /// A word of unknown value around statements that were made out inside.
 pub(crate) fn opaque(inside: Vec<Statement>, span: (usize, usize)) -> Word {
     let nested = vec![Nested { body: inside, kind: NestedKind::Effect }];
-    Word { atoms: vec![Atom::Dynamic(Dynamic::Opaque)], nested, span }
+    Word { atoms: vec![Atom::Dynamic(Dynamic::Opaque)], nested, span, quoted: false }
 }
 
 /// Joins the second word to the first.
 pub(crate) fn append(first: &mut Word, second: &mut Word) {
-    if matches!(first.atoms.last(), Some(Atom::Byte { byte: b'$', quoted: false })) {
-        first.atoms.push(Atom::Dynamic(Dynamic::Opaque));
-    }
     let offset = first.nested.len();
     for atom in &mut second.atoms {
         if let Atom::Dynamic(Dynamic::Nested { index, .. }) = atom {
@@ -36,6 +33,8 @@ pub(crate) fn append(first: &mut Word, second: &mut Word) {
     first.atoms.append(&mut second.atoms);
     first.nested.append(&mut second.nested);
     first.span.1 = second.span.1;
+    first.quoted |= second.quoted;
+    distrust_dollars(first);
 }
 
 /// `{rm,-rf,/}` in the place of a command, which the grammar does not know: its
@@ -67,7 +66,18 @@ pub(crate) fn word(lowering: Lowering, node: Node) -> Word {
     if matches!(out.atoms.first(), Some(Atom::Byte { byte: b'#', quoted: false })) {
         out.atoms.push(Atom::Dynamic(Dynamic::Opaque));
     }
+    distrust_dollars(&mut out);
     out
+}
+
+/// A bare `$` is itself at the end of a word alone: before a quote it belongs to
+/// the quote, whatever nodes the tree makes of it.
+fn distrust_dollars(out: &mut Word) {
+    let is_dollar = |a: &Atom| matches!(a, Atom::Byte { byte: b'$', quoted: false });
+    let first = out.atoms.iter().position(is_dollar);
+    if first.is_some_and(|at| out.quoted || at + 1 < out.atoms.len()) {
+        out.atoms.push(Atom::Dynamic(Dynamic::Opaque));
+    }
 }
 
 fn add(lowering: Lowering, node: Node, out: &mut Word, quoting: Quoting) {
@@ -111,6 +121,7 @@ fn add(lowering: Lowering, node: Node, out: &mut Word, quoting: Quoting) {
 /// An empty quoted string still makes a word.
 fn mark_quoted(out: &mut Word) {
     out.span.1 = out.span.1.max(out.span.0 + 1);
+    out.quoted = true;
 }
 
 fn nest(out: &mut Word, body: Vec<Statement>, kind: NestedKind) {

@@ -118,6 +118,12 @@ impl<'a> Lowering<'a> {
         self.only_blanks(from, to) && gap.iter().enumerate().all(|(at, b)| *b != b'\n' || continued(at))
     }
 
+    /// True if line continuations and nothing else lie between.
+    pub(crate) fn is_joined(self, from: usize, to: usize) -> bool {
+        let gap = self.source.get(from..to).unwrap_or_default();
+        !gap.is_empty() && only_continuations(gap)
+    }
+
     fn unknown(self, node: Node) -> Statement {
         let mut inside = if self.depth > MAX_DEPTH { Vec::new() } else { self.commands_inside(node) };
         inside.extend(crate::lower_word::braced_command(self, node));
@@ -332,6 +338,7 @@ impl<'a> Lowering<'a> {
         let mut simple = Simple { span, ..Simple::default() };
         let mut odd = node.has_error();
         let mut end = node.start_byte();
+        let mut ends_in_word = false;
         for child in children(node) {
             let gap = (end, child.start_byte());
             let blanks = self.only_inline_blanks(gap.0, gap.1);
@@ -341,13 +348,28 @@ impl<'a> Lowering<'a> {
                 && blanks
                 && self.source.get(gap.0..gap.1).is_some_and(|g| !g.contains(&b' ') && !g.contains(&b'\t'))
                 && only_continuations(self.source.get(gap.0..gap.1).unwrap_or_default());
+            // What is joined to a redirection or an assignment belongs to that.
+            odd |= self.is_joined(gap.0, gap.1) && !(glued && ends_in_word);
+            ends_in_word = is_word(child.kind()) || child.kind() == "command_name";
             end = child.end_byte();
             odd |= !self.command_part(child, glued, &mut simple);
         }
-        if node.kind() == "command" && self.is_reserved(node) {
-            odd = true;
-        }
+        odd |= node.kind() == "command" && self.is_reserved(node);
+        odd |= node.kind() == "test_command" && self.has_operator(node, !self.text(node).starts_with(b"[["));
         if odd { Statement::Unknown(vec![Statement::Simple(simple)], span) } else { Statement::Simple(simple) }
+    }
+
+    /// True if a test holds a token that ends it for the shell: `[` is a command
+    /// like any other, `[[` knows a few operators of its own.
+    fn has_operator(self, node: Node, single: bool) -> bool {
+        children(node).into_iter().any(|child| {
+            if child.child_count() > 0 && !matches!(child.kind(), "string" | "command_substitution" | "expansion") {
+                return self.has_operator(child, single);
+            }
+            let text = self.text(child);
+            let known = !single && matches!(text, b"&&" | b"||" | b"<" | b">" | b"(" | b")");
+            !child.is_named() && !known && text.iter().any(|b| b";&|<>()\n".contains(b))
+        })
     }
 
     fn is_reserved(self, node: Node) -> bool {

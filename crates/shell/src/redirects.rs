@@ -20,7 +20,7 @@ impl Lowering<'_> {
         let mut odd = false;
         let mut end = node.start_byte();
         for child in children(node) {
-            odd |= !self.only_inline_blanks(end, child.start_byte());
+            odd |= !self.only_inline_blanks(end, child.start_byte()) || self.is_joined(end, child.start_byte());
             end = child.end_byte();
             match child.kind() {
                 "file_redirect" => {
@@ -71,6 +71,7 @@ impl Lowering<'_> {
         let mut end = node.start_byte();
         for child in children(node) {
             known &= self.only_inline_blanks(end, child.start_byte());
+            known &= target.is_none() || !self.is_joined(end, child.start_byte());
             end = child.end_byte();
             match child.kind() {
                 "file_descriptor" => known &= self.text(child).iter().all(u8::is_ascii_digit),

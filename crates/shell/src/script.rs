@@ -31,6 +31,8 @@ pub(crate) struct Word {
     /// Scripts inside substitutions, in order.
     pub nested: Vec<Nested>,
     pub span: (usize, usize),
+    /// A part of it is quoted, perhaps an empty one that left no atom.
+    pub quoted: bool,
 }
 
 /// A script inside a word.

@@ -148,7 +148,7 @@ pub(crate) fn expand(word: &Word, flows: &[Flow], values: &dyn Values) -> Option
     let mut alternatives = vec![word.atoms.clone()];
     if word.atoms.iter().any(|a| matches!(a, Atom::Byte { byte: b'{', quoted: false })) {
         alternatives = Vec::new();
-        braces(&word.atoms, &mut alternatives, 0)?;
+        braces(&word.atoms, word.quoted, &mut alternatives, 0)?;
     }
     Some(
         alternatives
@@ -222,8 +222,8 @@ fn is_unquoted(atom: &Atom, wanted: u8) -> bool {
     matches!(atom, Atom::Byte { byte, quoted: false } if *byte == wanted)
 }
 
-/// Brace expansion as bash(1) says. `None` if too much.
-fn braces(atoms: &[Atom], out: &mut Vec<Vec<Atom>>, depth: usize) -> Option<()> {
+/// Brace expansion as bash(1) says. `None` if too much, or if it is not known.
+fn braces(atoms: &[Atom], quoted: bool, out: &mut Vec<Vec<Atom>>, depth: usize) -> Option<()> {
     if depth > 16 {
         return None;
     }
@@ -235,6 +235,8 @@ fn braces(atoms: &[Atom], out: &mut Vec<Vec<Atom>>, depth: usize) -> Option<()> 
         };
         let alternatives = if commas.is_empty() {
             match sequence(&atoms[at + 1..close])? {
+                // A quote in it, even an empty one, makes it no sequence.
+                Some(_) if quoted => return None,
                 Some(values) => values,
                 None => {
                     open = at + 1;
@@ -253,7 +255,7 @@ fn braces(atoms: &[Atom], out: &mut Vec<Vec<Atom>>, depth: usize) -> Option<()> 
         for alternative in alternatives {
             let whole: Vec<Atom> =
                 atoms[..at].iter().cloned().chain(alternative).chain(atoms[close + 1..].iter().cloned()).collect();
-            braces(&whole, out, depth + 1)?;
+            braces(&whole, quoted, out, depth + 1)?;
             if out.len() > MAX_EXPANSION {
                 return None;
             }

@@ -206,7 +206,7 @@ fn allowed_scripts_leave_no_mark() {
 #[test]
 #[ignore = "takes an hour"]
 fn allowed_scripts_leave_no_mark_for_long() {
-    for seed in 1..200 {
-        play_all(40_000, seed * 0x9e37_79b9_7f4a_7c15);
+    for seed in 1..200u64 {
+        play_all(40_000, seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     }
 }

@@ -215,14 +215,20 @@ fn awk_is_harmless(program: &[u8]) -> bool {
             _ => {}
         }
     }
-    names(&code).all(|name| !AWK_HARMFUL.iter().any(|h| h.as_bytes() == name))
+    names(&code).all(|name| !AWK_HARMFUL.iter().any(|h| is_called(name, h.as_bytes())))
+}
+
+/// True if a run of letters and digits is this name, or a number with this name
+/// behind it: awk needs no blank between them.
+fn is_called(run: &[u8], name: &[u8]) -> bool {
+    run == name || (run.first().is_some_and(u8::is_ascii_digit) && run.ends_with(name))
 }
 
 /// True if a `>` stands inside an action after `print`.
 fn writes_at(code: &[u8], at: usize) -> bool {
     let before = &code[..at];
     let statement = before.iter().rposition(|b| matches!(b, b'{' | b';' | b'\n' | b'}')).map_or(0, |i| i + 1);
-    names(&before[statement..]).any(|n| n == b"print" || n == b"printf")
+    names(&before[statement..]).any(|n| is_called(n, b"print") || is_called(n, b"printf"))
 }
 
 fn names(code: &[u8]) -> impl Iterator<Item = &[u8]> {
@@ -365,6 +371,9 @@ mod tests {
             "{ if (1) /\"/ ; print \"x\" > \"f\" ; print /\"/ }",
             "{ return /\"/ ; print \"x\" | \"sh\" ; print /\"/ }",
             "/x/system(\"id\")",
+            "1$1system(\"id\")",
+            "1e1system(\"id\")",
+            "1print >\"f\"",
             "\"x\"system(\"id\")",
             "BEGIN{system(\"id\")}",
             "{print > \"f\"}",

@@ -1,0 +1,408 @@
+//! The judge against bash itself. Scripts are made from a seed; bash runs those
+//! that the judge allows, with every program and most builtins replaced by one
+//! that writes down its words. What bash ran must be among what the judge saw,
+//! word for word: a command that was not seen is a way past the judge.
+#![allow(clippy::disallowed_methods, reason = "the test starts bash")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use stockade_model::{RawText, Tier};
+
+use crate::script::Atom;
+use crate::words::Argument;
+use crate::{Context, walked};
+
+/// Programs that leave a record instead of doing anything. `touch` and `m` stand
+/// for what nobody may run.
+const STUBS: &[&str] = &[
+    "ls",
+    "cat",
+    "grep",
+    "head",
+    "wc",
+    "sort",
+    "echo",
+    "printf",
+    "true",
+    "false",
+    "pwd",
+    "test",
+    "[",
+    "sed",
+    "touch",
+    "m",
+    "rm",
+    "sh",
+    "bash",
+    "eval-stub",
+    "e",
+    "a",
+    "b",
+    "x",
+    "if",
+    "do",
+    "time",
+    "o",
+    "env",
+    "command-stub",
+];
+
+/// Builtins that are switched off, so that the stubs are run.
+const PRELUDE: &str = "enable -n echo printf true false pwd test [\n";
+
+/// Scripts run as this user where the test runs as root: a script that the
+/// judge misreads must not reach the machine.
+const NOBODY: u32 = 65534;
+
+/// What scripts begin as.
+const TEMPLATES: &[&str] = &[
+    "ls -la src",
+    "cat a b | head -n 1",
+    "echo 'a b' \"c d\" e\\ f",
+    "ls && pwd || true; echo done",
+    "for f in a b; do wc -l \"$f\"; done",
+    "if [ -f a ]; then cat a; else ls; fi",
+    "[[ -f a ]] && cat a",
+    "echo $(ls) `pwd`",
+    "cat <<EOF\nx $HOME\nEOF\necho y",
+    "cat <<'EOF'\n$(touch m)\nEOF\n",
+    "cat <<-A\n\tx\n\tA\necho z",
+    "grep x < a 2>/dev/null",
+    "echo a{b,c}d {1..3}",
+    "( ls; pwd )",
+    "{ ls; pwd; }",
+    "! grep -q x a",
+    "echo $'a\\tb' $\"c\"",
+    "case a in a) ls;; *) pwd;; esac",
+    "LC_ALL=C sort a",
+    "echo \\\n  a # touch m\nls",
+    "printf '%s\\n' a b",
+    "test -f a && echo yes || echo no",
+    "echo ~ ~/x $HOME ${HOME}",
+    "ls 2>&1 | wc -l",
+    "echo \"a $(echo \"b c\") d\"",
+    "while false; do ls; done",
+    "sed -n '1,2p' a",
+    "cat <<< 'x y'",
+    "env LC_ALL=C sort a; time ls",
+];
+
+/// What is put in, or in the place of something.
+const PIECES: &[&str] = &[
+    "'",
+    "\"",
+    "\\",
+    "\\\n",
+    "\n",
+    " ",
+    " ",
+    ";",
+    ";;",
+    "&",
+    "&&",
+    "|",
+    "||",
+    "|&",
+    "(",
+    ")",
+    "{",
+    "}",
+    "{ ",
+    " }",
+    "$(",
+    "`",
+    "${",
+    "$((",
+    "))",
+    "[[ ",
+    " ]]",
+    "[ ",
+    " ]",
+    "<<EOF",
+    "<<'E'",
+    "<<-X",
+    "\nEOF\n",
+    "<<<",
+    "<",
+    ">",
+    ">&",
+    "2>&1",
+    "<(",
+    ">(",
+    "#",
+    " #",
+    "!",
+    "! ",
+    "~",
+    "*",
+    "?",
+    "[a]",
+    "$",
+    "$'",
+    "$\"",
+    "\t",
+    "\r",
+    "touch m",
+    " touch m ",
+    ";touch m;",
+    "\ntouch m\n",
+    "if ",
+    "then ",
+    "else ",
+    "fi",
+    "for ",
+    "in ",
+    "do ",
+    "done",
+    "case ",
+    "esac",
+    "time ",
+    "function ",
+    "x() ",
+    "e=1 ",
+    "a=b",
+    "+=",
+    "=",
+    "{a,b}",
+    "{1..2}",
+    ",",
+    "$HOME",
+    "${HOME}",
+    "$x",
+    "$1",
+    "$@",
+    "coproc ",
+    "select ",
+    "until ",
+    "\u{a0}",
+    "\u{c}",
+    "\u{b}",
+    "é",
+    "^",
+    "%",
+    "-",
+    "--",
+    "@",
+    "+(",
+    "!(",
+    "\\'",
+    "\\\"",
+    "''",
+    "\"\"",
+    "\0",
+];
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 % bound.max(1) as u64).unwrap_or_default()
+    }
+
+    fn one<'a>(&mut self, of: &[&'a str]) -> &'a str {
+        of[self.below(of.len())]
+    }
+
+    /// A template or two with a few changes.
+    fn script(&mut self) -> Vec<u8> {
+        let mut text = self.one(TEMPLATES).as_bytes().to_vec();
+        if self.below(3) == 0 {
+            text.extend_from_slice(self.one(&[";", "\n", " && ", "|", " "]).as_bytes());
+            text.extend_from_slice(self.one(TEMPLATES).as_bytes());
+        }
+        for _ in 0..=self.below(3) {
+            let at = self.below(text.len() + 1);
+            let piece = self.one(PIECES).as_bytes();
+            match self.below(4) {
+                0 if at < text.len() => drop(text.remove(at)),
+                1 => text.truncate(at),
+                2 if at < text.len() => {
+                    let end = (at + 1 + self.below(4)).min(text.len());
+                    text.splice(at..end, piece.iter().copied());
+                }
+                _ => drop(text.splice(at..at, piece.iter().copied())),
+            }
+        }
+        text
+    }
+}
+
+/// A directory with the stubs and a few files.
+struct Ground {
+    _directory: tempfile::TempDir,
+    root: PathBuf,
+    trace: PathBuf,
+}
+
+impl Ground {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let top = directory.path();
+        let root = top.join("in/side/proj");
+        let stubs = top.join("stubs");
+        fs::create_dir_all(&root).unwrap();
+        fs::create_dir(&stubs).unwrap();
+        let trace = top.join("trace");
+        // Nobody in particular may write here, and nowhere else.
+        let open = |path: &Path| fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
+        [top, &stubs, &root].into_iter().for_each(open);
+        let record = format!(
+            "#!/bin/sh\nprintf '%s\\0' \"$#\" \"${{0##*/}}\" \"$@\" >> {}\nexit \"${{STATUS:-0}}\"\n",
+            trace.display()
+        );
+        for name in STUBS {
+            let path = stubs.join(name);
+            fs::write(&path, &record).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        fs::write(top.join("prelude"), PRELUDE).unwrap();
+        let ground = Self { _directory: directory, root, trace };
+        ground.clean();
+        ground
+    }
+
+    fn top(&self) -> &Path {
+        self.trace.parent().unwrap()
+    }
+
+    fn clean(&self) {
+        let _ = fs::remove_dir_all(&self.root);
+        fs::create_dir(&self.root).unwrap();
+        fs::set_permissions(&self.root, fs::Permissions::from_mode(0o777)).unwrap();
+        for name in ["a", "b", "src"] {
+            fs::write(self.root.join(name), "x\n").unwrap();
+        }
+    }
+
+    /// The commands bash runs, and whether a file appeared or went.
+    fn run(&self, script: &[u8], status: &str) -> (Vec<Vec<Vec<u8>>>, bool) {
+        use std::os::unix::ffi::OsStrExt;
+        let _ = fs::remove_file(&self.trace);
+        let mut command = Command::new("/usr/bin/timeout");
+        command.args(["2", "/bin/bash", "--norc", "--noprofile", "-c"]).arg(std::ffi::OsStr::from_bytes(script));
+        command.env_clear().env("PATH", self.top().join("stubs")).env("BASH_ENV", self.top().join("prelude"));
+        command.env("HOME", "/home/dev").env("STATUS", status).env("LC_ALL", "C.UTF-8").current_dir(&self.root);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        if rustix::process::geteuid().is_root() {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        command.status().unwrap();
+        let mut names: Vec<_> = fs::read_dir(&self.root).unwrap().map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        let changed = names != ["a", "b", "src"] || fs::read(self.root.join("a")).unwrap() != b"x\n";
+        if changed {
+            self.clean();
+        }
+        (read_trace(&fs::read(&self.trace).unwrap_or_default()), changed)
+    }
+}
+
+/// Records are a count, a name and as many words.
+fn read_trace(text: &[u8]) -> Vec<Vec<Vec<u8>>> {
+    let mut fields = text.split(|b| *b == 0);
+    let mut out = Vec::new();
+    while let Some(count) = fields.next().and_then(|f| std::str::from_utf8(f).ok()?.parse::<usize>().ok()) {
+        out.push(fields.by_ref().take(count + 1).map(<[u8]>::to_vec).collect());
+    }
+    out
+}
+
+/// True if a word that was seen is the word that was run; what only the shell
+/// could know may be anything, and may be nothing or several words.
+fn fits(seen: &[Argument], ran: &[Vec<u8>]) -> bool {
+    let Some((first, rest)) = seen.split_first() else { return ran.is_empty() };
+    if first.is_dynamic() || first.is_glob() {
+        return (0..=ran.len()).any(|taken| fits(rest, &ran[taken..]));
+    }
+    let Some((word, left)) = ran.split_first() else { return false };
+    let bytes: Vec<u8> =
+        first.atoms.iter().filter_map(|a| if let Atom::Byte { byte, .. } = a { Some(*byte) } else { None }).collect();
+    bytes == *word && fits(rest, left)
+}
+
+struct Tally {
+    allowed: usize,
+    run: usize,
+}
+
+fn compare(ground: &Ground, script: &[u8], tally: &mut Tally) {
+    let root = ground.root.as_os_str().as_encoded_bytes();
+    let context = Context {
+        cwd: RawText::from(root),
+        home: RawText::from("/home/dev"),
+        workspace: RawText::from(root),
+        neutralised: true,
+    };
+    let judge = walked(script, &context);
+    if judge.findings.iter().any(|f| f.tier != Tier::Allow) {
+        return;
+    }
+    tally.allowed += 1;
+    for status in ["0", "1"] {
+        let (ran, changed) = ground.run(script, status);
+        let shown = String::from_utf8_lossy(script);
+        assert!(!changed, "allowed, and changed a file: {shown:?}");
+        for command in ran {
+            tally.run += 1;
+            let seen = judge.trace.iter().any(|seen| fits(seen, &command));
+            let words: Vec<_> = command.iter().map(|w| String::from_utf8_lossy(w)).collect();
+            assert!(seen, "allowed, and bash ran what was not seen: {words:?}\nin {shown:?}");
+        }
+    }
+}
+
+fn play(seed: u64, rounds: usize) -> Tally {
+    let ground = Ground::new();
+    let mut random = Random(seed);
+    let mut tally = Tally { allowed: 0, run: 0 };
+    let mut before: BTreeMap<Vec<u8>, ()> = BTreeMap::new();
+    for _ in 0..rounds {
+        let script = random.script();
+        // execve takes no NUL, so that bash never sees one.
+        if !script.contains(&0) && before.insert(script.clone(), ()).is_none() {
+            compare(&ground, &script, &mut tally);
+        }
+    }
+    tally
+}
+
+#[test]
+fn what_bash_runs_is_what_was_seen() {
+    let tally = play(0x5eed_0002, 1500);
+    println!("{} scripts allowed, {} commands run by bash", tally.allowed, tally.run);
+    assert!(
+        tally.allowed > 100 && tally.run > 200,
+        "{} allowed, {} run: too few to show anything",
+        tally.allowed,
+        tally.run
+    );
+}
+
+/// The ground sees what it should: bash's own reading of what the judge asks about.
+#[test]
+fn the_ground_records_what_bash_runs() {
+    let ground = Ground::new();
+    let (ran, changed) = ground.run(b"echo a 'b c' $(touch m) > out; ls", "0");
+    let words: Vec<Vec<String>> =
+        ran.iter().map(|c| c.iter().map(|w| String::from_utf8_lossy(w).into_owned()).collect()).collect();
+    assert_eq!(words, [vec!["touch", "m"], vec!["echo", "a", "b c"], vec!["ls"]]);
+    assert!(changed);
+}
+
+/// Many more, for a night: `cargo test --lib -- --ignored differential`.
+#[test]
+#[ignore = "takes hours"]
+fn what_bash_runs_is_what_was_seen_for_long() {
+    for seed in 1..400u64 {
+        let tally = play(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15), 20_000);
+        println!("seed {seed}: {} allowed, {} run", tally.allowed, tally.run);
+    }
+}
