@@ -376,6 +376,52 @@ fn a_protected_unit_that_exists_is_granted_in_place() {
 }
 
 #[test]
+fn a_granted_pipe_is_waited_for_and_delays_nobody() {
+    each(
+        "(echo through > $OUT/p) & sleep 0.5; i=0; while [ $i -lt 20 ]; do echo $i > f; i=$((i+1)); done; cat f $OUT/p; wait",
+        |out| {
+            let made = Command::new("mkfifo").arg(out.join("p")).status().unwrap();
+            assert!(made.success());
+        },
+        |_| yes(),
+        |ran, _| {
+            assert_eq!(ran.stdout, "19\nthrough\n", "{}", ran.stderr);
+            assert_eq!(ran.questions.len(), 1);
+        },
+    );
+}
+
+#[test]
+fn a_commit_goes_on_after_a_late_yes_and_runs_once() {
+    if !have("git") {
+        return;
+    }
+    for level in LEVELS {
+        let scene = Scene::bare("commit");
+        let workspace = scene.workspace();
+        let git = |args: &[&str]| {
+            let run = Command::new("git").args(args).current_dir(&workspace).env("HOME", &workspace).output().unwrap();
+            assert!(run.status.success(), "{run:?}");
+            String::from_utf8_lossy(&run.stdout).trim().to_owned()
+        };
+        git(&["init", "-q", "-b", "main"]);
+        git(&["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "first"]);
+        let script =
+            "echo once >> ran; echo text > f && git add f && git -c user.name=a -c user.email=a@b commit -q -m second";
+        let mut plan = shell(level, &scene, script);
+        plan.environment.insert("HOME".to_owned(), RawText::from(workspace.as_path()));
+        let ran = run_holding(&plan, after(Duration::from_secs(2)));
+        assert_eq!(ran.ended, Ended::Exited(0), "{level} {} {:#?}", ran.stderr, ran.asked());
+        let grants: Vec<_> = ran.questions.iter().map(|q| q.denial.grant.clone().unwrap().to_string()).collect();
+        assert_eq!(grants, [format!("write {}", workspace.join(".git").display())]);
+        assert_eq!(git(&["log", "--format=%s"]), "second\nfirst");
+        assert_eq!(git(&["status", "--porcelain"]), "?? ran");
+        git(&["fsck", "--strict"]);
+        assert_eq!(read(workspace.join("ran")), "once\n");
+    }
+}
+
+#[test]
 fn a_socket_of_the_host_is_connected_to_after_a_yes() {
     if !have("perl") {
         return;
