@@ -369,9 +369,12 @@ impl Driver<'_> {
         Input::Assessed(assessment)
     }
 
-    fn decide(&self, assessment: &Assessment) -> Input {
+    fn decide(&mut self, assessment: &Assessment) -> Input {
         let _span = info_span!("decide").entered();
         let mut ruling = self.engine.judge.rule(&self.request, assessment);
+        if let Some(wanted) = &ruling.wanted {
+            wanted.put_into(&mut self.request);
+        }
         let honours = |grant: &&Grant| !self.engine.backend.honours(grant, self.request.level);
         ruling.unhonoured = self.request.grants.iter().filter(honours).cloned().collect();
         debug!(verdict = ?ruling.decision.verdict, rule = %ruling.decision.rule, "decided");

@@ -16,7 +16,13 @@ use crate::seams::HeldRule;
 const WRITES: &[FileOperation] = &[FileOperation::Write, FileOperation::Create, FileOperation::Delete];
 
 /// What the rules say of a held call and the powers it needs.
-pub fn of(settings: &Settings, request: &Request, plan: &Plan, denial: &Denial) -> Option<HeldRule> {
+pub fn of(
+    settings: &Settings,
+    request: &Request,
+    plan: &Plan,
+    denial: &Denial,
+    around: &Circumstances,
+) -> Option<HeldRule> {
     // Most configurations have no rules.
     settings.rules().next()?;
     let powers = complete_grants(&plan.profile, std::slice::from_ref(denial.grant.as_ref()?));
@@ -27,7 +33,7 @@ pub fn of(settings: &Settings, request: &Request, plan: &Plan, denial: &Denial) 
             let within = power.path().is_some_and(|path| object != path && object.starts_with(path));
             let inner = within.then(|| with_path(power, object)).flatten();
             let all: Vec<_> =
-                acts(power).chain(inner.iter().flat_map(acts)).map(|act| by(settings, request, &act)).collect();
+                acts(power).chain(inner.iter().flat_map(acts)).map(|act| by(settings, request, &act, around)).collect();
             all
         })
         .collect();
@@ -37,9 +43,9 @@ pub fn of(settings: &Settings, request: &Request, plan: &Plan, denial: &Denial) 
 }
 
 /// Whether a rule denies this power.
-pub fn denies(settings: &Settings, request: &Request, power: &Grant) -> bool {
+pub fn denies(settings: &Settings, request: &Request, power: &Grant, around: &Circumstances) -> bool {
     settings.rules().next().is_some()
-        && acts(power).any(|act| by(settings, request, &act).is_some_and(|said| said.verdict == Verdict::Deny))
+        && acts(power).any(|act| by(settings, request, &act, around).is_some_and(|said| said.verdict == Verdict::Deny))
 }
 
 /// Whether some rule may give powers to held calls.
@@ -54,7 +60,7 @@ fn combined(said: Vec<Option<Decision>>) -> Option<Decision> {
     (strictest.verdict != Verdict::Allow || !open).then_some(strictest)
 }
 
-fn by(settings: &Settings, request: &Request, act: &Act<'_>) -> Option<Decision> {
+fn by(settings: &Settings, request: &Request, act: &Act<'_>, around: &Circumstances) -> Option<Decision> {
     let stage = Stage {
         cwd: request.cwd.as_path(),
         workspace: request.workspace.as_path(),
@@ -62,7 +68,7 @@ fn by(settings: &Settings, request: &Request, act: &Act<'_>) -> Option<Decision>
         profile: &request.profile,
         approval_mode: request.approval_mode,
     };
-    settings.decide_by_rule(*act, &stage, &Circumstances::default())
+    settings.decide_by_rule(*act, &stage, around)
 }
 
 /// What a power lets a call do, as far as rules can speak of it.

@@ -2,19 +2,24 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use stockade_audit::Log;
 use stockade_model::{
     Answer, ApprovalId, Assessment, Command, Denial, Digest, Event, Grant, Level, Plan, QuestionKind, RawText, Request,
     Scope, SessionId, Verdict,
 };
-use stockade_policy::{Rule, Settings, complete_grants, effective_environment, may_escalate, resolve_profile, rule_on};
+use stockade_policy::{
+    Circumstances, Obligations, Rule, Settings, complete_grants, effective_environment, may_escalate, resolve_profile,
+    rule_in,
+};
 use stockade_shell::{Context, Judged};
 use stockade_store::{Consent, Store};
 
-use crate::core::{Memo, Planned, Remembered, Ruling};
+use crate::core::{Memo, Planned, Remembered, Ruling, Wanted};
 use crate::held_rules;
 use crate::identity::identity;
 use crate::keys::{GrantContext, Key, Namespace};
@@ -25,13 +30,16 @@ use crate::surroundings;
 /// which a workspace may have a hand in.
 const SHELLS: &[&str] = &["/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash", "/run/current-system/sw/bin/bash"];
 
+/// The largest `/etc/passwd` that is read.
+const MAX_PASSWD_BYTES: u64 = 8 << 20;
+
 /// Judges by the text and the configuration.
 #[derive(Clone, Debug)]
 pub struct RuleJudge {
     /// The configuration in force.
     pub settings: Arc<Settings>,
     /// True where the request is the person's own command line; see
-    /// [`rule_on`].
+    /// [`rule_in`].
     pub by_person: bool,
     /// See [`Context::neutralised`]. True unless a test wants the other answer:
     /// every plan made here carries what it must.
@@ -84,7 +92,22 @@ impl RuleJudge {
             return None;
         }
         let bare = Request { caller_approval: None, ..request.clone() };
-        rule_on(&self.settings, &bare, assessment, self.by_person).questions.into_iter().find(is_run)
+        self.said(&bare, assessment).questions.into_iter().find(is_run)
+    }
+
+    fn said(&self, request: &Request, assessment: &Assessment) -> stockade_policy::Ruling {
+        rule_in(&self.settings, request, assessment, self.by_person, &self.around())
+    }
+
+    /// Who and when, as far as a rule asks for it.
+    fn around(&self) -> Circumstances {
+        let asked = |asks: fn(&Rule) -> bool| self.settings.rules().any(asks);
+        let now_ms = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map(|now| now.as_millis());
+        Circumstances {
+            user: if asked(Rule::asks_user) { user_name() } else { None },
+            tool: None,
+            time_ms: if asked(Rule::asks_time) { now_ms().ok().and_then(|ms| ms.try_into().ok()) } else { None },
+        }
     }
 }
 
@@ -94,18 +117,28 @@ impl Judge for RuleJudge {
     }
 
     fn rule(&self, request: &Request, assessment: &Assessment) -> Ruling {
-        let said = rule_on(&self.settings, request, assessment, self.by_person);
+        let said = self.said(request, assessment);
         let by_caller = match said.decision.verdict {
             Verdict::Deny => None,
             Verdict::Allow | Verdict::Ask => self.answered_by_caller(request, assessment, &said.questions),
         };
         let gives_powers = held_rules::give(&self.settings);
-        Ruling { decision: said.decision, questions: said.questions, by_caller, unhonoured: Vec::new(), gives_powers }
+        Ruling {
+            decision: said.decision,
+            questions: said.questions,
+            by_caller,
+            unhonoured: Vec::new(),
+            gives_powers,
+            wanted: wanted(request, &said.obligations),
+        }
     }
 
     fn plan(&self, request: &Request, attempt: u32, grants: &[Grant]) -> Result<Planned, PlanError> {
-        let profile = resolve_profile(&self.settings, &request.profile, request.workspace.as_path(), grants)
+        let mut profile = resolve_profile(&self.settings, &request.profile, request.workspace.as_path(), grants)
             .map_err(|error| PlanError { what: error.to_string(), hint: None })?;
+        if self.settings.rules().any(Rule::has_limits) {
+            self.said(request, &self.assess(request)).obligations.narrow(&mut profile);
+        }
         let argv = match &request.command {
             Command::Argv(argv) => argv.clone(),
             Command::Script(script) => vec![shell()?, "-c".into(), script.clone()],
@@ -135,13 +168,13 @@ impl Judge for RuleJudge {
         let powers = complete_grants(&plan.profile, std::slice::from_ref(grant));
         let may = |power: &Grant| {
             may_escalate(&self.settings, request, power, self.by_person)
-                && !held_rules::denies(&self.settings, request, power)
+                && !held_rules::denies(&self.settings, request, power, &self.around())
         };
         if powers.iter().all(may) { powers } else { Vec::new() }
     }
 
     fn held_rule(&self, request: &Request, plan: &Plan, denial: &Denial) -> Option<HeldRule> {
-        held_rules::of(&self.settings, request, plan, denial)
+        held_rules::of(&self.settings, request, plan, denial, &self.around())
     }
 
     fn directory(&self, request: &Request, plan: &Plan, grant: &Grant) -> Vec<Grant> {
@@ -167,6 +200,32 @@ impl Judge for RuleJudge {
         });
         Digest::of_fields("stockade-policy-1", ends.windows(2).map(|field| &text[field[0]..field[1]]))
     }
+}
+
+/// What the rules want of a run beyond what was asked for.
+fn wanted(request: &Request, wants: &Obligations) -> Option<Wanted> {
+    if wants.is_empty() {
+        return None;
+    }
+    let with = wants.request(request);
+    let timeout_ms = match (request.timeout_ms, wants.limits.wall_ms) {
+        (Some(asked), Some(limit)) => Some(asked.min(limit)),
+        (asked, limit) => asked.or(limit),
+    };
+    Some(Wanted { profile: with.profile, grants: with.grants, timeout_ms })
+}
+
+/// The name of the user that owns this process (proc(5), passwd(5)); not what
+/// the environment claims.
+fn user_name() -> Option<String> {
+    let uid = std::fs::metadata("/proc/self").ok()?.uid().to_string();
+    let mut passwd = String::new();
+    File::open("/etc/passwd").ok()?.take(MAX_PASSWD_BYTES).read_to_string(&mut passwd).ok()?;
+    passwd.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let (name, id) = (fields.next()?, fields.nth(1)?);
+        (id == uid).then(|| name.to_owned())
+    })
 }
 
 fn shell() -> Result<RawText, PlanError> {

@@ -195,6 +195,9 @@ impl Core {
             // An `ask` that does not say about what is about the run.
             ruling.questions.push(QuestionKind::Run { reasons: ruling.decision.reasons.clone() });
         }
+        if let Some(wanted) = &ruling.wanted {
+            wanted.put_into(&mut self.request);
+        }
         let decision = ruling.decision.clone();
         let unhonoured = ruling.unhonoured.first().cloned();
         self.ruling = Some(ruling);

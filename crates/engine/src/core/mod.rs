@@ -21,7 +21,7 @@ mod running;
 
 use stockade_model::{
     Answer, Assessment, Decision, Denial, Digest, EnforcementReport, EventKind, Grant, Outcome, Plan, Question,
-    QuestionKind, RawText, RequestId,
+    QuestionKind, RawText, Request, RequestId,
 };
 
 use crate::keys::{GrantContext, Key};
@@ -97,6 +97,28 @@ pub struct Ruling {
     pub unhonoured: Vec<Grant>,
     /// Whether rules may give powers to held calls, where nobody is asked too.
     pub gives_powers: bool,
+    /// What the rules want of the run, where it is another than was asked for.
+    pub wanted: Option<Wanted>,
+}
+
+/// With what the rules let a request run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// The profile.
+    pub profile: String,
+    /// The powers asked for and those that the rules add.
+    pub grants: Vec<Grant>,
+    /// The wall-clock limit, in milliseconds.
+    pub timeout_ms: Option<u64>,
+}
+
+impl Wanted {
+    /// Puts it into the request; from then on it is what was asked for.
+    pub fn put_into(&self, request: &mut Request) {
+        request.profile.clone_from(&self.profile);
+        request.grants.clone_from(&self.grants);
+        request.timeout_ms = self.timeout_ms;
+    }
 }
 
 /// A plan and the digests that bind it.

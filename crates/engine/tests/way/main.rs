@@ -247,6 +247,59 @@ fn a_callers_approval_spares_the_question_and_is_recorded() {
     assert!(text.lines().any(|line| line.contains("\"answered\"") && line.contains("\"big\"")));
 }
 
+/// What a rule wants of the run is what is planned, run and recorded (L5).
+#[test]
+fn a_rule_brings_a_profile_powers_and_limits() {
+    const RULES: &str = r#"
+[profiles.build]
+write = ["~/.cache/build"]
+
+[[rules]]
+prefix = ["make", "all"]
+effect = "allow"
+profile = "build"
+grants = ["write /srv/out"]
+limits.wall = "3m"
+limits.temp = "1MiB"
+justification = "builds"
+
+[[rules]]
+prefix = ["make", "install"]
+effect = "ask"
+grants = ["write /srv/usr"]
+approver = "person"
+justification = "looked at"
+"#;
+    let house = |answers: &[Answer]| {
+        let scripted = Scripted { answers: answers.iter().copied().collect(), ..Scripted::default() };
+        House::with_configuration(RULES, Fake::default(), scripted)
+    };
+    let allowed = house(&[]);
+    let outcome = allowed.run(allowed.request("make all", ApprovalMode::Untrusted));
+    assert_eq!(told(&allowed, &outcome), "exited 0, ran 1, asked []");
+    let plan = allowed.released.lock().unwrap()[0].clone();
+    assert_eq!((plan.profile.name.as_str(), plan.grants.len()), ("build", 1));
+    assert!(plan.profile.filesystem.write.contains(&"/srv/out".into()));
+    assert!(plan.profile.filesystem.write.contains(&allowed.path("home/.cache/build")));
+    assert_eq!((plan.profile.limits.wall_ms, plan.profile.limits.temp_bytes), (Some(180_000), Some(1 << 20)));
+    assert_eq!(outcome.attempts[0].grants, plan.grants);
+    // Part of a script that nobody allowed gets nothing of it.
+    let other = house(YES);
+    other.run(other.request("make all; ls", ApprovalMode::OnFailure));
+    let plan = other.released.lock().unwrap()[0].clone();
+    assert_eq!((plan.profile.name.as_str(), plan.grants.len()), ("workspace", 0));
+    // What comes with a rule that asks is agreed to, by a person.
+    let asked = house(&[Answer::Approved(Scope::Once); 2]);
+    let mut request = asked.request("make install", ApprovalMode::Untrusted);
+    request.caller_approval = Some(CallerApproval { by: "agent".to_owned(), warnings: vec![] });
+    let outcome = asked.run(request);
+    assert_eq!((outcome.status, asked.asked()), (Status::Exited, "run grants".to_owned()));
+    assert_eq!(asked.released.lock().unwrap()[0].grants.len(), 1);
+    let refused = house(&[Answer::Approved(Scope::Once), Answer::Denied(Scope::Once)]);
+    assert_eq!(refused.run(refused.request("make install", ApprovalMode::Untrusted)).status, Status::Refused);
+    assert!(refused.released.lock().unwrap().is_empty());
+}
+
 #[test]
 fn nobody_to_ask_is_no() {
     let scripted = || Scripted { absent: true, answers: YES.iter().copied().collect(), ..Scripted::default() };

@@ -159,6 +159,23 @@ impl Rule {
         &self.said
     }
 
+    /// Whether it limits the run.
+    pub fn has_limits(&self) -> bool {
+        let limits = &self.limits;
+        let numbers = [limits.open_files, limits.processes];
+        limits.wall.is_some() || limits.temp.is_some() || limits.output.is_some() || numbers.iter().any(Option::is_some)
+    }
+
+    /// Whether it asks who runs it.
+    pub fn asks_user(&self) -> bool {
+        !self.context.user.is_empty()
+    }
+
+    /// Whether it asks when.
+    pub fn asks_time(&self) -> bool {
+        !self.context.time.is_empty()
+    }
+
     pub(crate) fn raises(&self) -> bool {
         self.effect != Verdict::Allow
     }
