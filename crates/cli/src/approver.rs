@@ -52,7 +52,8 @@ impl TerminalApprover {
         let mut text = question::still_held(waiting.held().count(), held_ms, style);
         text += &question::question(question, &self.text, style);
         keys.show(&text, deadline)?;
-        let dialog = Dialog { keys: &keys, style, deadline, wake: self.wake.as_ref(), question, waiting };
+        let dialog =
+            Dialog { keys: &keys, style, deadline, wake: self.wake.as_ref(), question, text: &self.text, waiting };
         let answer = match question.kind {
             QuestionKind::Unsandboxed => dialog.word()?,
             _ => dialog.key(&question::keys(question))?,
@@ -101,6 +102,7 @@ struct Dialog<'a> {
     deadline: Instant,
     wake: Option<&'a OwnedFd>,
     question: &'a Question,
+    text: &'a RawText,
     waiting: &'a Waiting,
 }
 
@@ -145,6 +147,15 @@ impl Dialog<'_> {
         })
     }
 
+    /// The question once more, where a command that goes on may have written
+    /// over it.
+    fn anew(&self) -> String {
+        match self.question.kind {
+            QuestionKind::Hold { .. } => question::question(self.question, self.text, self.style),
+            _ => String::new(),
+        }
+    }
+
     /// One fresh key of those offered.
     fn key(&self, offered: &[Key]) -> std::io::Result<Answer> {
         let prompt = question::prompt(offered);
@@ -154,7 +165,7 @@ impl Dialog<'_> {
                 Err(answer) => return Ok(answer),
             };
             let again = match key {
-                Some(b'?') => format!("?\n{}", question::help(self.question, offered, self.style)),
+                Some(b'?') => format!("?\n{}{}", self.anew(), question::help(self.question, offered, self.style)),
                 Some(byte) => match offered.iter().find(|key| key.character() == char::from(byte)) {
                     Some(Key::Times) => match self.number()? {
                         Some(answer) => return Ok(answer),
@@ -480,6 +491,24 @@ mod tests {
             rustix::io::write(&writer, b"x").unwrap();
         });
         assert_eq!(got, Answer::Abort);
+    }
+
+    #[test]
+    fn help_shows_a_held_call_anew() {
+        let kind = QuestionKind::Hold {
+            denial: crate::render::question::tests::denial(),
+            grants: vec!["write /home/u/outside".parse().unwrap()],
+            directory: false,
+            held_ms: 0,
+        };
+        let got = meet(ask(kind), |person| {
+            for key in ["?", "n"] {
+                person.sees("• dash wants to create /home/u/outside");
+                person.sees("[?] > ");
+                person.presses(key);
+            }
+        });
+        assert_eq!(got, Answer::Denied(Scope::Once));
     }
 
     #[test]

@@ -47,9 +47,11 @@ pub trait Attempt: Send {
     /// Ends every process of the attempt now. The end is still reported.
     fn kill(&self);
 
-    /// Answers a call that was told as [`AttemptEvent::Held`]. Must not block.
-    /// An answer to a call that is no longer held is ignored. A backend that
-    /// never holds has nothing to answer.
+    /// Answers a call that was told as [`AttemptEvent::Held`]: once for each,
+    /// unless it was withdrawn. Must not block. The powers of an answer to a call
+    /// that is no longer held may be lost with it; whoever waits for the same
+    /// gets them again with an answer of its own. A backend that never holds has
+    /// nothing to answer.
     fn answer(&self, _hold: HoldId, _answer: HeldAnswer) {}
 }
 

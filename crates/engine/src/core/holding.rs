@@ -230,6 +230,7 @@ impl Core {
         answers: Result<Vec<Option<Remembered>>, String>,
         approver: bool,
     ) {
+        // Whoever answered meanwhile answered this call too, and it is not here.
         let is_awaited = |hold: &Hold| hold.id == id && matches!(hold.stage, Stage::Recalling(_));
         let Some(at) = live.holds.open.iter().position(is_awaited) else { return };
         let hold = live.holds.open.remove(at);
@@ -240,16 +241,8 @@ impl Core {
             Ok(_) => return self.on_held_not_recalled(live, hold, "another number of answers than was asked for"),
             Err(why) => return self.on_held_not_recalled(live, hold, &why),
         };
-        // Somebody may have answered since.
-        if self.is_refused(&hold) {
-            return self.refuse(live, hold, Resolution::Refused);
-        }
         if found.directory_refused || !found.refused_of(&hold.powers).is_empty() {
             return self.answer_unasked(live, hold, false, "cache");
-        }
-        if let Some(consent) = live.holds.consents.iter().find(|consent| hold.is_covered_by(consent)).cloned() {
-            self.record(EventKind::Granted { grants: consent.clone(), holds: vec![id.0] });
-            return self.let_go(live, hold, consent);
         }
         if let Some((Verdict::Allow, rule)) = hold.rule.clone() {
             return self.answer_unasked(live, hold, true, &rule);

@@ -17,6 +17,9 @@ pub struct Held {
     /// Of the sandbox that stands.
     calls: BTreeMap<HoldId, Call>,
     open: Vec<Question>,
+    /// When each was put, and when somebody last answered.
+    asked_ms: BTreeMap<String, u64>,
+    heard_ms: u64,
     /// True yeses, as they were asked.
     consents: Vec<Vec<Grant>>,
     /// True noes and silences, as they were asked.
@@ -164,11 +167,14 @@ impl Held {
     }
 
     /// A true answer. False where it is to none of the open questions.
-    pub fn answered(&mut self, digest: &Digest, answer: Answer) -> Option<QuestionKind> {
+    pub fn answered(&mut self, digest: &Digest, answer: Answer, now_ms: u64) -> Option<QuestionKind> {
         let at = self.open.iter().position(|question| question.digest == *digest)?;
         let question = self.open.remove(at);
         let grants = grants_of(&question).to_vec();
         self.settled.insert(grants.clone());
+        if answer != Answer::TimedOut {
+            self.heard_ms = now_ms;
+        }
         self.seen.silences += usize::from(answer == Answer::TimedOut);
         match answer {
             Answer::Approved(_) => self.consents.push(grants),
@@ -192,8 +198,8 @@ impl Held {
     }
 
     /// Recorded as answered with silence by nobody: time ran out for it.
-    pub fn timed_out(&mut self, digest: &Digest) {
-        self.answered(digest, Answer::TimedOut);
+    pub fn timed_out(&mut self, digest: &Digest, now_ms: u64) {
+        self.answered(digest, Answer::TimedOut, now_ms);
     }
 
     pub fn is_open(&self, digest: &Digest) -> bool {
@@ -205,7 +211,14 @@ impl Held {
         self.seen.taken_back += 1;
     }
 
-    pub fn asked(&mut self, question: &Question, mode: ApprovalMode, max_questions: usize, log: &[EventKind]) -> Law {
+    pub fn asked(
+        &mut self,
+        question: &Question,
+        now_ms: u64,
+        mode: ApprovalMode,
+        max_questions: usize,
+        log: &[EventKind],
+    ) -> Law {
         let QuestionKind::Hold { denial, grants, directory, .. } = &question.kind else {
             return Err("not about a held call".to_owned());
         };
@@ -236,6 +249,7 @@ impl Held {
         }
         self.seen.side_by_side += usize::from(!self.open.is_empty());
         self.open.push(question.clone());
+        self.asked_ms.insert(question.digest.to_string(), now_ms);
         Ok(())
     }
 
@@ -288,6 +302,14 @@ impl Held {
         need(log.iter().any(yes), "granted in place without a recorded consent (L6)")?;
         let noted = |kind: &EventKind| matches!(kind, EventKind::Granted { grants: noted, holds } if noted == grants && holds.contains(&id.0));
         need(log.iter().any(noted), "granted in place and not recorded (L6)")
+    }
+
+    /// After time was looked at: nobody is waited for longer than was said, with
+    /// a little beyond it.
+    pub fn in_time(&self, now_ms: u64) -> Law {
+        let since = |open: &Question| self.asked_ms.get(open.digest.as_str()).copied().unwrap_or(0).max(self.heard_ms);
+        let late = |open: &Question| since(open) + open.timeout_ms + 2_000 <= now_ms;
+        need(!self.open.iter().any(late), "a question about a held call outlives its time")
     }
 
     /// After each step: nothing is forgotten, and nobody is asked for nothing.

@@ -43,6 +43,7 @@ pub struct Witness {
     dead: bool,
     counted: bool,
     pub held: Held,
+    pub now_ms: u64,
 }
 
 struct Sandbox {
@@ -87,6 +88,7 @@ impl Witness {
             dead: false,
             counted: false,
             held: Held::default(),
+            now_ms: 0,
         }
     }
 
@@ -109,7 +111,7 @@ impl Witness {
             }
             Input::Withdrawn(id) => self.held.withdrawn(*id),
             Input::Answered { digest, answer, .. } if self.held.is_open(digest) => {
-                if let Some(kind) = self.held.answered(digest, *answer) {
+                if let Some(kind) = self.held.answered(digest, *answer, self.now_ms) {
                     self.last_answer = Some((kind, *answer));
                 }
                 self.sandbox_ends(*answer == Answer::Abort);
@@ -175,8 +177,14 @@ impl Witness {
     }
 
     /// After a step was carried out.
-    pub fn at_rest(&self) -> Law {
-        if self.record_failed { Ok(()) } else { self.held.at_rest(self.config.max_questions) }
+    pub fn at_rest(&self, looked_at_time: bool) -> Law {
+        if self.record_failed {
+            return Ok(());
+        }
+        if looked_at_time {
+            self.held.in_time(self.now_ms)?;
+        }
+        self.held.at_rest(self.config.max_questions)
     }
 
     /// What the core says. For `Record`, what was truly written.
@@ -226,7 +234,7 @@ impl Witness {
         if let EventKind::Answered { digest, answer: Answer::TimedOut, by, .. } = kind
             && by == "nobody"
         {
-            self.held.timed_out(digest);
+            self.held.timed_out(digest, self.now_ms);
         }
         Ok(())
     }
@@ -309,7 +317,7 @@ impl Witness {
         let bound = (sandbox.planned.digest.as_str(), number, &question.kind);
         let digest = Digest::of_json("stockade-question-1", &bound).ok();
         need(digest.as_ref() == Some(&question.digest), "a question that is not bound to what runs (L5)")?;
-        self.held.asked(question, self.request.approval_mode, self.config.max_questions, &self.log)
+        self.held.asked(question, self.now_ms, self.request.approval_mode, self.config.max_questions, &self.log)
     }
 
     fn withdrawn(&mut self, digest: &Digest) -> Law {

@@ -119,7 +119,7 @@ fn ruling(random: &mut Random, request: &Request) -> Ruling {
     let unhonoured = if random.chance(3) { random.subset(&request.grants, 50) } else { Vec::new() };
     let decision = Decision { verdict, rule: "rule".to_owned(), reasons: vec!["because".to_owned()] };
     let gives_powers = random.chance(15);
-    Ruling { decision, questions, by_caller, unhonoured, gives_powers, wanted: None }
+    Ruling { decision, questions, by_caller, unhonoured, gives_powers }
 }
 
 thread_local! {
@@ -200,6 +200,8 @@ impl World {
             eprintln!("[{:>7} ms] {input:?}", self.now_ms);
         }
         self.way = self.way.wrapping_mul(0x100_0000_01b3) ^ kind(&input);
+        self.witness.now_ms = self.now_ms;
+        let looks_at_time = matches!(input, Input::Tick);
         self.witness.input(&input);
         let heard = match self.fault {
             Some(fault) => fault::input(fault, input),
@@ -210,7 +212,7 @@ impl World {
             None => Vec::new(),
         };
         self.take(heard.as_ref(), outputs)?;
-        self.witness.at_rest()
+        self.witness.at_rest(looks_at_time)
     }
 
     /// What came up of held calls.
