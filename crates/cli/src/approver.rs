@@ -496,7 +496,7 @@ mod tests {
     #[test]
     fn help_shows_a_held_call_anew() {
         let kind = QuestionKind::Hold {
-            denial: crate::render::question::tests::denial(),
+            denial: question::tests::denial(),
             grants: vec!["write /home/u/outside".parse().unwrap()],
             directory: false,
             held_ms: 0,

@@ -119,7 +119,7 @@ fn ruling(random: &mut Random, request: &Request) -> Ruling {
     let unhonoured = if random.chance(3) { random.subset(&request.grants, 50) } else { Vec::new() };
     let decision = Decision { verdict, rule: "rule".to_owned(), reasons: vec!["because".to_owned()] };
     let gives_powers = random.chance(15);
-    Ruling { decision, questions, by_caller, unhonoured, gives_powers }
+    Ruling { decision, questions, by_caller, unhonoured, gives_powers, wanted: None }
 }
 
 thread_local! {
