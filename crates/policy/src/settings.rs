@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use stockade_model::{ApprovalMode, Digest, Level, SandboxPreference};
+use stockade_model::{ApprovalMode, Digest, Level, SandboxPreference, Verdict};
 
 use crate::file::Combining;
 use crate::mode::mode_name;
@@ -100,12 +100,21 @@ impl Settings {
         lines
     }
 
-    /// Key and value of every line of [`explain`](Self::explain), for a digest.
+    /// Key and value of every line of [`explain`](Self::explain), for a digest
+    /// that answers are bound to. Rules that answers wrote are left out: one
+    /// answer more takes back no other.
     pub fn explained_values(&self, name: &str, mut line: impl FnMut(&str, &str)) {
-        self.each_line(name, &mut |key, value, _| line(key, &value));
+        let mut line = |key: &str, value: String, _: &Origin| line(key, &value);
+        self.each_setting_of(name, &mut line);
+        self.each_rule(&mut line, false);
     }
 
     fn each_line(&self, name: &str, line: &mut dyn FnMut(&str, String, &Origin)) {
+        self.each_setting_of(name, line);
+        self.each_rule(line, true);
+    }
+
+    fn each_setting_of(&self, name: &str, line: &mut dyn FnMut(&str, String, &Origin)) {
         self.each_setting(line);
         if let Some(spec) = self.profiles.get(name) {
             let mut key_here = format!("profiles.{name}.");
@@ -116,7 +125,6 @@ impl Settings {
                 line(&key_here, value, origin);
             });
         }
-        self.each_rule(line);
     }
 
     fn each_setting(&self, line: &mut dyn FnMut(&str, String, &Origin)) {
@@ -129,12 +137,13 @@ impl Settings {
         line("allow_host", self.allow_host.value.to_string(), &self.allow_host.origin);
     }
 
-    fn each_rule(&self, line: &mut dyn FnMut(&str, String, &Origin)) {
+    fn each_rule(&self, line: &mut dyn FnMut(&str, String, &Origin), answers: bool) {
         for set in self.rules.sets() {
+            let is_answer = |rule: &&Rule| rule.effect == Verdict::Allow && rule.provenance.is_some();
             if set.combining != Combining::DenyOverrides {
                 line("combining", format!("{:?}", set.combining), &Origin::Default);
             }
-            for rule in &set.rules {
+            for rule in set.rules.iter().filter(|rule| answers || !is_answer(rule)) {
                 line("rules", rule.said().to_owned(), &rule.origin);
             }
         }
@@ -157,7 +166,7 @@ impl Settings {
             line("profile", format!("{name} {} {:?}", spec.sandboxed, spec.network), &Origin::Default);
             spec.each(&mut line);
         }
-        self.each_rule(&mut line);
+        self.each_rule(&mut line, false);
         let own = self.own.configuration.iter().chain(&self.own.state);
         let paths = own.chain([&self.home]).map(|path| path.as_os_str().as_bytes());
         Digest::of_fields("stockade-settings-1", fields.iter().map(String::as_bytes).chain(paths))

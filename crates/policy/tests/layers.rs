@@ -159,6 +159,13 @@ fn the_digest_is_of_the_values() {
         ["", "level = \"restricted\"", "[profiles.workspace]\nhide = [\"/x\"]", rule, &yes, &no, "allow_host = true"];
     let digests: std::collections::BTreeSet<_> = all.iter().map(|source| digest(source)).collect();
     assert_eq!(digests.len(), all.len());
+    // A yes that became a rule takes back no other answer; a no does.
+    let answer = |effect: &str| {
+        let by = "provenance = { by = \"terminal\" }";
+        format!("[[rules]]\nglob = [\"a b\"]\neffect = \"{effect}\"\njustification = \"x\"\n{by}")
+    };
+    assert_eq!(digest(&answer("allow")), digest(""));
+    assert_ne!(digest(&answer("deny")), digest(""));
 }
 
 #[test]

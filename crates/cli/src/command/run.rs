@@ -10,11 +10,12 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use stockade_audit::Log;
 use stockade_engine::seams::SystemClock;
 use stockade_engine::{Engine, Io};
-use stockade_model::{Assessment, Decision, Level, Outcome, Request, RequestId, Status, Tier, Verdict};
+use stockade_model::{Assessment, Decision, Level, Outcome, RawText, Request, RequestId, Status, Tier, Verdict};
 use stockade_native::launch::Nursery;
 use stockade_native::{HostBackend, NativeBackend};
 use stockade_policy::resolve_profile;
 
+use super::policy::write;
 use super::setting::{self, Setting};
 use super::{Ended, print, variable};
 use crate::approver::TerminalApprover;
@@ -78,7 +79,14 @@ fn attempt(typed: RunArgs, id: RequestId) -> Result<Outcome, Failure> {
         question_timeout_ms,
     };
     let io = if captured { captured_io(&setting, &request) } else { Io::Inherit };
-    Ok(engine.run(request, io, interrupts))
+    let command = request.command.clone();
+    let outcome = engine.run(request, io, interrupts);
+    if let Some(line) = write::rule_hint(&command, &outcome, &setting.settings) {
+        let hint = RawText::from(line).escaped();
+        let _ =
+            writeln!(std::io::stderr().lock(), "• as a rule, for this command wherever its program comes from: {hint}");
+    }
+    Ok(outcome)
 }
 
 /// A sandbox begun while the request is read, where it will need one as it

@@ -7,7 +7,7 @@ mod import;
 mod learn;
 mod replay;
 mod test;
-mod write;
+pub mod write;
 
 use std::io::{Read, Write as _};
 use std::path::{Path, PathBuf};

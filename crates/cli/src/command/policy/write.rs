@@ -7,10 +7,10 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use stockade_model::Verdict;
+use stockade_model::{Command, Outcome, Scope, Verdict};
 use stockade_policy::amend::{insert_rules, rules_for};
 use stockade_policy::load::load_with;
-use stockade_policy::{Layer, LayerText, ProvenanceSection, resolve_profile};
+use stockade_policy::{Layer, LayerText, ProvenanceSection, Settings, resolve_profile};
 
 use super::{read, remark};
 use crate::args::CheckArgs;
@@ -42,6 +42,46 @@ pub fn format(typed: &PolicyFmtArgs) -> Ended {
         }
     }
     Ok(if changed && typed.check { exit::NEGATIVE } else { exit::SUCCESS })
+}
+
+/// How an answer that holds always would be made a rule, where it may be one:
+/// the answer itself is bound to this very program and profile.
+pub fn rule_hint(command: &Command, outcome: &Outcome, settings: &Settings) -> Option<String> {
+    let lasting =
+        outcome.approvals.iter().find(|given| given.scope == Some(Scope::Always) && given.by == "terminal")?;
+    let effect = match lasting.answer.as_str() {
+        "approved" => Verdict::Allow,
+        "denied" => Verdict::Deny,
+        _ => return None,
+    };
+    let last = outcome.attempts.last();
+    let grants = last.filter(|_| effect == Verdict::Allow).map_or(&[][..], |attempt| &attempt.grants);
+    let name = last.map_or(settings.profile.value.as_str(), |attempt| attempt.profile.as_str());
+    let profile = resolve_profile(settings, name, Path::new("/"), &[])
+        .or_else(|_| resolve_profile(settings, "read-only", Path::new("/"), &[]));
+    let provenance = ProvenanceSection { by: "terminal".to_owned(), at: None, request: None };
+    rules_for(command, effect, grants, &profile.ok()?, &provenance).ok()?;
+    let quoted = |text: &str| format!("'{}'", text.replace('\'', "'\\''"));
+    let mut line = "stockade policy amend --write".to_owned();
+    if effect == Verdict::Deny {
+        line += " --effect deny";
+    }
+    for grant in grants {
+        line += &format!(" --grant {}", quoted(&grant.to_string()));
+    }
+    match command {
+        Command::Script(script) => line += &format!(" -c {}", quoted(script.to_str()?)),
+        Command::Argv(words) => {
+            line += " --";
+            for word in words {
+                let word = word.to_str()?;
+                let plain =
+                    !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || "_-./:=,+@%".contains(c));
+                line += &if plain { format!(" {word}") } else { format!(" {}", quoted(word)) };
+            }
+        }
+    }
+    Some(line)
 }
 
 fn own_file() -> Result<PathBuf, Failure> {
@@ -119,4 +159,65 @@ fn replace(path: &Path, before: &str, after: &str) -> Result<(), Failure> {
         let _ = fs::remove_file(&new);
     }
     written.map_err(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use stockade_model::{Approval, Assessment, AttemptRecord, Decision, Status, Tier, Usage};
+    use stockade_policy::OwnDirectories;
+
+    use super::*;
+
+    #[track_caller]
+    fn check(command: Command, answer: &str, scope: Scope, grants: &[&str], expected: Option<&str>) {
+        let settings = Settings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[]).unwrap();
+        let attempt = AttemptRecord {
+            profile: "workspace".into(),
+            grants: grants.iter().map(|grant| grant.parse().unwrap()).collect(),
+            backend: "native".into(),
+            enforced: None,
+            denials: Vec::new(),
+            usage: Usage::default(),
+            stdout: None,
+            stderr: None,
+            truncated: false,
+        };
+        // As the outcome's JSON has it: what it may hold besides does not matter.
+        let approval: Approval = serde_json::from_value(serde_json::json!({
+            "question": "run", "answer": answer, "scope": scope, "by": "terminal", "waited_ms": 1,
+        }))
+        .unwrap();
+        let outcome = Outcome {
+            id: "req_1".parse().unwrap(),
+            session: None,
+            digest: None,
+            status: Status::Exited,
+            exit_code: Some(0),
+            signal: None,
+            error: None,
+            assessment: Assessment { tier: Tier::Ask, findings: Vec::new(), capabilities: Vec::new() },
+            decision: Decision { verdict: Verdict::Ask, rule: "r".into(), reasons: Vec::new() },
+            attempts: vec![attempt],
+            approvals: vec![approval],
+        };
+        assert_eq!(rule_hint(&command, &outcome, &settings).as_deref(), expected);
+    }
+
+    #[test]
+    fn an_answer_that_holds_always_can_be_made_a_rule() {
+        let argv = |words: &[&str]| Command::Argv(words.iter().map(|word| (*word).into()).collect());
+        let amend = "stockade policy amend --write";
+        let always = |command, answer, grants, expected: Option<String>| {
+            check(command, answer, Scope::Always, grants, expected.as_deref());
+        };
+        always(argv(&["npm", "test", "a b"]), "approved", &[], Some(format!("{amend} -- npm test 'a b'")));
+        let grant = &["connect pypi.org:443"];
+        let expected = format!("{amend} --grant 'connect pypi.org:443' -c 'pip install x'");
+        always(Command::Script("pip install x".into()), "approved", grant, Some(expected));
+        always(argv(&["python3", "x"]), "denied", grant, Some(format!("{amend} --effect deny -- python3 x")));
+        // Not for what runs others, and not where something guarded came with it.
+        always(argv(&["python3", "x"]), "approved", &[], None);
+        always(argv(&["npm", "test"]), "approved", &["read /home/u/.ssh"], None);
+        check(argv(&["npm", "test"]), "approved", Scope::Once, &[], None);
+    }
 }
