@@ -49,9 +49,8 @@ impl Learned {
     pub fn take(&mut self, event: &Event) {
         match &event.kind {
             EventKind::Requested { request, .. } => {
+                // What it asks for is not agreed to yet.
                 self.requests.insert(event.request.clone(), (**request).clone());
-                // Powers on the command line are the person's own word.
-                request.grants.iter().for_each(|grant| self.approve(grant, &event.request));
             }
             EventKind::Answered { by, .. } => {
                 self.asked.insert(event.request.clone(), by.clone());

@@ -170,6 +170,20 @@ fn a_directory_only_where_it_is_asked_for() {
     assert_eq!(suggested(true, &["write /srv/out/secret"]).0, exact);
 }
 
+/// What a request asks for, and did not get, was agreed to by nobody.
+#[test]
+fn asking_is_not_getting() {
+    let asked = Request { grants: vec!["write /srv/x".parse().unwrap()], ..request("tool") };
+    let mut learned = Learned::default();
+    learned.take(&Event {
+        time_ms: 1,
+        request: asked.id.clone(),
+        session: None,
+        kind: EventKind::Requested { request: Box::new(asked), environment_names: Vec::new() },
+    });
+    assert!(suggest(&settings(""), &learned, "workspace", Path::new(WORKSPACE), false).is_empty());
+}
+
 #[test]
 fn the_later_word_holds() {
     let settings = settings("");
