@@ -62,21 +62,20 @@ fn headline(out: &mut String, question: &Question, style: Style) {
 /// What is said of a held call: little, for the command goes on beneath it and
 /// was shown or typed before.
 fn held(out: &mut String, question: &Question, style: Style) {
-    let QuestionKind::Hold { denial, grants, directory, held_ms } = &question.kind else { return };
+    let QuestionKind::Hold { grants, directory, held_ms, .. } = &question.kind else { return };
     wrap(out, style, "  command  ", &quote(&question.command));
     list(out, style, grants.iter().map(|grant| ("  grant    ", grant.to_string())));
     if *directory {
         let text = "the whole directory: several of its files were asked for; a no is for every file in it";
         wrap(out, style, "           ", text);
     }
-    let process = denial.pid.map_or_else(|| "its process".to_owned(), |pid| format!("process {pid}"));
     let since = if *held_ms < 1_000 { String::new() } else { format!(" since {}", time(*held_ms / 1_000 * 1_000)) };
     let wait = time(question.timeout_ms);
     wrap(
         out,
         style,
         "  held     ",
-        &format!("{process} waits{since} and goes on with your answer; none within {wait} means no"),
+        &format!("it waits{since} and goes on with your answer; none within {wait} means no"),
     );
 }
 
@@ -297,9 +296,15 @@ pub fn word_prompt(style: Style) -> String {
 pub fn help(question: &Question, keys: &[Key], style: Style) -> String {
     let mut out = String::new();
     let held = matches!(question.kind, QuestionKind::Hold { .. });
-    if held {
-        wrap(&mut out, style, "  command  ", &question.command.escaped());
+    if let QuestionKind::Hold { denial, .. } = &question.kind {
+        let command = question.command.escaped();
+        if command.chars().count() > QUOTE_LIMIT {
+            wrap(&mut out, style, "  in full  ", &command);
+        }
         wrap(&mut out, style, "  in       ", &question.cwd.escaped());
+        let program = denial.program.as_ref().map_or_else(|| "unknown".to_owned(), RawText::escaped);
+        let pid = denial.pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
+        wrap(&mut out, style, "  program  ", &format!("{program}{pid}"));
     }
     for key in keys {
         wrap(&mut out, style, &format!("  {}  ", key.character()), key.meaning(held));
@@ -410,13 +415,12 @@ pub(crate) mod tests {
         • pip wants to connect to pypi.org:443   (not in profile workspace)
           command  pip install numpy
           grant    connect pypi.org:443
-          held     process 7 waits and goes on with your answer; none within 5 min means
-                   no
+          held     it waits and goes on with your answer; none within 5 min means no
           allow?  [o]nce  [s]ession  [a]lways  [n]o  [N]ever  [?] >
         ");
         insta::assert_snapshot!(help(&value, &keys(&value), Style::PLAIN), @r"
-          command  pip install numpy
           in       /home/u/project
+          program  /usr/bin/pip (pid 7)
           o  yes, and for the same until this run ends
           s  yes, and for the same question until this session ends
           t  yes, and the next times; a number is asked for
@@ -442,8 +446,8 @@ pub(crate) mod tests {
           grant    write /home/u/cache
                    the whole directory: several of its files were asked for; a no is for
                    every file in it
-          held     process 7 waits since 1 min 1 s and goes on with your answer; none
-                   within 5 min means no
+          held     it waits since 1 min 1 s and goes on with your answer; none within 5
+                   min means no
         ");
         assert_eq!(still_held(1, 5_000, Style::PLAIN), "");
     }
