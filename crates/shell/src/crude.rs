@@ -13,9 +13,9 @@ const MAX_OPEN: usize = 56;
 /// Longest row of `!`.
 const MAX_NEGATIONS: usize = 24;
 /// Most places that are judged.
-const MAX_PLACES: usize = 200;
+const MAX_PLACES: usize = 100;
 /// Longest stretch that is read as one command, in bytes.
-const MAX_COMMAND: usize = 1024;
+const MAX_COMMAND: usize = 512;
 
 /// Programs that can be denied by what their words say, beside those of the
 /// table of hazards.
@@ -106,7 +106,13 @@ pub(crate) fn look(judge: &mut Judge, text: &[u8]) {
             let name = word.rsplit(|b| *b == b'/').next().unwrap_or_default();
             if is_worth_a_look(name) {
                 places += 1;
-                command(judge, &text[at..], at);
+                let end = command(judge, &text[at..], at);
+                // A wrapper was seen through: what it runs was judged with it.
+                if matches!(name, b"env" | b"sudo" | b"doas") {
+                    at += end.max(1);
+                    leads = true;
+                    continue;
+                }
             }
         }
         leads = LEADS.contains(&word) || (leads && word.contains(&b'='));
@@ -137,8 +143,9 @@ fn is_word(byte: u8) -> bool {
     byte > b' ' && !b";&|(){}'\"`<>".contains(&byte)
 }
 
-/// Reads up to the end of a command, quotes and backslashes taken out.
-fn command(judge: &mut Judge, text: &[u8], at: usize) {
+/// Reads up to the end of a command, quotes and backslashes taken out. How long
+/// it is.
+fn command(judge: &mut Judge, text: &[u8], at: usize) -> usize {
     let end = text.iter().take(MAX_COMMAND).position(|b| b";&|\n`)".contains(b)).unwrap_or(text.len().min(MAX_COMMAND));
     let plain: Vec<u8> = text[..end].iter().copied().filter(|b| !b"'\"\\".contains(b)).collect();
     let words: Vec<Argument> = plain
@@ -149,6 +156,7 @@ fn command(judge: &mut Judge, text: &[u8], at: usize) {
     rules::code::denials_only(judge, |judge| {
         judge.command(words, Flow::default(), (at, at + end));
     });
+    end
 }
 
 /// Forms that are no commands.

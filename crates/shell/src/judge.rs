@@ -389,7 +389,7 @@ impl<'c> Judge<'c> {
     /// readers. What comes out of it.
     pub(crate) fn command(&mut self, arguments: Vec<Argument>, stdin: Flow, at: (usize, usize)) -> Flow {
         self.nesting += 1;
-        let flow = if self.nesting > MAX_NESTING {
+        let flow = if self.nesting > MAX_NESTING || (self.nesting > 3 && self.budget.is_spent()) {
             self.ask("too-deep", "Wrapped too deeply to be reviewed.", at);
             if self.nesting == MAX_NESTING + 1 {
                 crude::look_behind(self, &arguments, at);
