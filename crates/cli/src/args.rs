@@ -44,6 +44,9 @@ pub enum Command {
     /// Check, explain, test, import and change what decides.
     #[command(subcommand)]
     Policy(crate::policy_args::PolicyCommand),
+    /// Compare, commit and discard what runs have staged.
+    #[command(subcommand)]
+    Stage(StageCommand),
     /// Print completions for a shell.
     Completions(CompletionsArgs),
     /// Print the manual page, in roff.
@@ -86,6 +89,10 @@ pub struct RunArgs {
     /// The session whose answers count, e.g. `work`; also from STOCKADE_SESSION.
     #[arg(long, value_name = "S")]
     pub session: Option<String>,
+    /// Let what is written in the workspace wait beside it, to be read, committed
+    /// or discarded: see `stockade stage`.
+    #[arg(long)]
+    pub stage: bool,
     /// Whether a sandbox is insisted on; `forbid` runs without one, which a
     /// person must confirm and the configuration must permit.
     #[arg(long, value_enum, value_name = "PREF")]
@@ -214,6 +221,59 @@ pub struct AuditQueryArgs {
     /// Answer as one JSON object a line.
     #[arg(long)]
     pub json: bool,
+}
+
+/// `stockade stage`.
+#[derive(Debug, Subcommand)]
+pub enum StageCommand {
+    /// List the stages, the newest first.
+    List {
+        /// Answer as one JSON object a line.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show what a stage would change in its workspace.
+    Diff {
+        /// Which stage, and which paths of it [default: the newest of this
+        /// workspace, everything].
+        #[arg(value_name = "ID|PATH")]
+        target: Vec<OsString>,
+        /// Only the paths, not their lines.
+        #[arg(long)]
+        summary: bool,
+        /// Answer as one JSON object a line.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Put what is staged into its workspace.
+    Commit {
+        /// Which stage, and which paths of it [default: the only one of this
+        /// workspace, everything].
+        #[arg(value_name = "ID|PATH")]
+        target: Vec<OsString>,
+        /// A protected path that may be committed, e.g. `.git/hooks`; may be repeated.
+        #[arg(long = "protected", value_name = "PATH")]
+        protected: Vec<OsString>,
+        /// Answer as one JSON object.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Forget what is staged.
+    Discard {
+        /// Which stage, and which paths of it [default: the only one of this
+        /// workspace, everything].
+        #[arg(value_name = "ID|PATH")]
+        target: Vec<OsString>,
+        /// Answer as one JSON object.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Finish or undo commits that were cut off.
+    Recover {
+        /// Answer as one JSON object a line.
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 /// `stockade completions`.

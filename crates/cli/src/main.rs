@@ -54,6 +54,7 @@ fn dispatch(command: Command) -> command::Ended {
         Command::Approvals(typed) => command::approvals::approvals(typed),
         Command::Audit(typed) => command::audit::audit(typed),
         Command::Policy(typed) => command::policy::policy(typed),
+        Command::Stage(typed) => command::stage::stage(typed),
         Command::Completions(typed) => command::generate::completions(&typed),
         Command::Man => command::generate::man(),
     }

@@ -38,6 +38,8 @@ pub struct Meant {
     pub mode: Option<ApprovalMode>,
     /// The level, where one was named.
     pub level: Option<Level>,
+    /// Whether writes in the workspace wait, whatever the profile says.
+    pub stage: bool,
     /// Whether a sandbox is insisted on.
     pub sandbox: SandboxPreference,
     /// Wall-clock limit.
@@ -69,6 +71,7 @@ impl Meant {
             profile: typed.profile,
             mode: typed.mode,
             level: typed.level.map(Level::from),
+            stage: typed.stage,
             sandbox: typed.sandbox.map(SandboxPreference::from).unwrap_or_default(),
             timeout: typed.timeout,
             approval_timeout: typed.approval_timeout,
@@ -92,6 +95,7 @@ impl Meant {
             profile: typed.profile,
             mode: typed.mode,
             level: None,
+            stage: false,
             sandbox: SandboxPreference::Auto,
             timeout: None,
             approval_timeout: None,

@@ -110,6 +110,11 @@ impl State {
         self.root.join("audit")
     }
 
+    /// Where staged writes wait.
+    pub fn stages(&self) -> PathBuf {
+        self.root.join("stages")
+    }
+
     /// Where answers are remembered.
     pub fn approvals(&self) -> PathBuf {
         self.root.join("approvals.db")

@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use stockade_model::{Denial, EnforcementReport, Grant, Level, Plan, RawText, Usage};
+use stockade_model::{Denial, EnforcementReport, Grant, Level, Plan, RawText, Staged, Usage};
 
 /// Builds sandboxes for plans.
 pub trait Backend: Send + Sync {
@@ -145,6 +145,7 @@ impl Drop for Telling {
                 stdout: None,
                 stderr: None,
                 truncated: false,
+                staged: None,
             }));
         }
     }
@@ -169,6 +170,8 @@ pub struct AttemptEnd {
     pub stderr: Option<RawText>,
     /// True where the middle of an output was dropped.
     pub truncated: bool,
+    /// What it wrote in the workspace, where that waits for a commit.
+    pub staged: Option<Staged>,
 }
 
 /// How the command of an attempt ended.

@@ -44,6 +44,9 @@ pub struct RuleJudge {
     /// See [`Context::neutralised`]. True unless a test wants the other answer:
     /// every plan made here carries what it must.
     pub neutralised: bool,
+    /// What is written in the workspace waits in a stage, whatever the profile
+    /// says.
+    pub stage: bool,
     /// Name of the backend that builds sandboxes.
     pub sandbox_backend: &'static str,
     /// Name of the backend without one.
@@ -53,7 +56,7 @@ pub struct RuleJudge {
 impl RuleJudge {
     /// The judge of one configuration, for the native backend.
     pub fn new(settings: Arc<Settings>, by_person: bool) -> Self {
-        Self { settings, by_person, neutralised: true, sandbox_backend: "native", host_backend: "host" }
+        Self { settings, by_person, neutralised: true, stage: false, sandbox_backend: "native", host_backend: "host" }
     }
 
     /// What the text of a request shows. Where the run could not carry what an
@@ -139,6 +142,14 @@ impl Judge for RuleJudge {
         if self.settings.rules().any(Rule::has_limits) {
             self.said(request, &self.assess(request)).obligations.narrow(&mut profile);
         }
+        if self.stage && !profile.sandboxed {
+            let what = format!("the profile `{}` has no sandbox, and without one nothing is staged", profile.name);
+            return Err(PlanError {
+                what,
+                hint: Some("leave --stage out, or name a profile with a sandbox".to_owned()),
+            });
+        }
+        profile.filesystem.stage |= self.stage;
         let argv = match &request.command {
             Command::Argv(argv) => argv.clone(),
             Command::Script(script) => vec![shell()?, "-c".into(), script.clone()],

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Answer, Assessment, Decision, Denial, Digest, EnforcementReport, Grant, Level, Question, RawText, Request,
-    RequestId, SessionId, Status, Usage,
+    RequestId, SessionId, StageId, Staged, Status, Usage,
 };
 
 /// Something that happened.
@@ -142,6 +142,9 @@ pub enum EventKind {
         signal: Option<i32>,
         /// What it used.
         usage: Usage,
+        /// What waits in a stage.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        staged: Option<Staged>,
     },
     /// Stockade could not do its part.
     Failed {
@@ -159,5 +162,24 @@ pub enum EventKind {
     Revoked {
         /// Which.
         approval: String,
+    },
+    /// What was staged was put into its workspace. The request is the one whose
+    /// run wrote it.
+    Committed {
+        /// The stage.
+        stage: StageId,
+        /// How many paths.
+        changes: u64,
+        /// Protected paths that were agreed to, relative to the workspace.
+        agreed: Vec<RawText>,
+        /// How many paths were left in the stage.
+        held: u64,
+    },
+    /// What was staged was thrown away.
+    Discarded {
+        /// The stage.
+        stage: StageId,
+        /// How many paths; 0 where they could not be read.
+        changes: u64,
     },
 }

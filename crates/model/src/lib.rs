@@ -30,7 +30,7 @@ pub use digest::Digest;
 pub use event::{Event, EventKind};
 pub use grant::{Grant, GrantError};
 pub use id::{ApprovalId, IdError, RequestId, SessionId, StageId};
-pub use outcome::{AttemptRecord, Decision, Outcome, Status, Usage, Verdict};
+pub use outcome::{AttemptRecord, Decision, Outcome, Staged, Status, Usage, Verdict};
 pub use plan::Plan;
 pub use profile::{DEFAULT_PROTECTED_NAMES, Environment, Filesystem, Limits, Network, Profile};
 pub use report::{EnforcementReport, LayerReport, LayerState, Level};

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Approval, Assessment, Denial, Digest, EnforcementReport, Grant, RawText, RequestId, SessionId};
+use crate::{Approval, Assessment, Denial, Digest, EnforcementReport, Grant, RawText, RequestId, SessionId, StageId};
 
 /// How it ended, without doubt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -61,6 +61,16 @@ pub struct Usage {
     pub memory_peak_bytes: u64,
 }
 
+/// What waits in a stage.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Staged {
+    /// Which stage.
+    pub stage: StageId,
+    /// How many paths it would change.
+    pub changes: u64,
+}
+
 /// One execution of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -85,6 +95,9 @@ pub struct AttemptRecord {
     pub stderr: Option<RawText>,
     /// True where the middle of an output was dropped.
     pub truncated: bool,
+    /// What it wrote in the workspace and nobody has committed yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub staged: Option<Staged>,
 }
 
 /// How a request ended, with the chain that led there.

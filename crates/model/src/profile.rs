@@ -132,6 +132,10 @@ pub struct Filesystem {
     pub protect: Vec<String>,
     /// Absolute host unix sockets that may be connected to.
     pub sockets: Vec<RawText>,
+    /// What is written in the workspace waits beside it until somebody commits
+    /// or discards it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stage: bool,
 }
 
 /// What of the network.

@@ -5,6 +5,7 @@
 //! person. It must not know rules, questions or the log.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -23,8 +24,11 @@ use tracing::debug_span;
 use crate::broker::{Answers, Broker, BrokerError, BrokerEvent, BrokerHandle, BrokerTraits, linked_units};
 use crate::capture::{Capture, Drained};
 use crate::evidence::{HiddenWatch, TempWatch};
-use crate::launch::{Blueprint, ExitReport, LaunchError, Launched, Launching, Nursery, Stdio, begin};
+use crate::launch::{
+    Blueprint, ExitReport, LaunchError, Launched, Launching, Nursery, Overlay, Stdio, begin, is_staged,
+};
 use crate::powers::Powers;
+use crate::staging::Staging;
 
 /// How long the broker may take to end once its callers are gone.
 const BROKER_ENDS_WITHIN: Duration = Duration::from_secs(5);
@@ -37,21 +41,29 @@ const LAST_CHUNKS_MAX: usize = 64;
 #[derive(Debug, Default)]
 pub struct NativeBackend {
     nursery: Mutex<Option<Nursery>>,
+    stages: Option<PathBuf>,
 }
 
 impl NativeBackend {
     /// One whose first sandbox is begun already.
     pub fn with(nursery: Option<Nursery>) -> Self {
-        Self { nursery: Mutex::new(nursery) }
+        Self { nursery: Mutex::new(nursery), stages: None }
+    }
+
+    /// One that keeps stages in this directory, which is made with the first of
+    /// them. Without, nothing can be staged.
+    #[must_use]
+    pub fn staging(self, stages: PathBuf) -> Self {
+        Self { stages: Some(stages), ..self }
     }
 
     /// Starts building the sandbox, with what is begun already where it fits.
-    fn begin(&self, plan: &Plan, stdio: Stdio<'_>) -> Result<Launching, LaunchError> {
+    fn begin(&self, plan: &Plan, overlay: Option<&Overlay>, stdio: Stdio<'_>) -> Result<Launching, LaunchError> {
         let _span = debug_span!("begin").entered();
         let nursery = self.nursery.lock().unwrap_or_else(PoisonError::into_inner).take();
         match nursery.filter(|nursery| nursery.serves(plan.level)) {
-            Some(nursery) => nursery.begin(plan, stdio),
-            None => begin(Blueprint::prepare(plan)?, stdio),
+            Some(nursery) => nursery.begin(plan, overlay, stdio),
+            None => begin(Blueprint::prepare_over(plan, overlay)?, stdio),
         }
     }
 }
@@ -70,12 +82,15 @@ impl Backend for NativeBackend {
 
     fn prepare(&self, plan: &Plan, io: &Io, hold: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {
         let streams = Streams::new(*io)?;
-        let launching = self.begin(plan, streams.inside()).map_err(unlaunched)?;
+        let staging = Staging::of(plan, self.stages.as_deref())?;
+        let overlay = staging.as_ref().map(Staging::overlay);
+        let launching = self.begin(plan, overlay, streams.inside()).map_err(unlaunched)?;
         // The init builds; the two threads get ready meanwhile.
         let outside = streams.outside(*io);
         let sender = events.clone();
         let sink = move |event| sender.tell(seen(event));
-        let broker = Broker::begin(powers(plan, &launching), plan.level, sink).map_err(unbrokered)?;
+        let witness = staging.as_ref().map(Staging::witness).transpose()?;
+        let broker = Broker::begin_with(powers(plan, &launching), plan.level, witness, sink).map_err(unbrokered)?;
         let keeper = Keeper::begin(outside, events)?;
 
         let mut launched = debug_span!("finish").in_scope(|| launching.finish()).map_err(unlaunched)?;
@@ -91,6 +106,7 @@ impl Backend for NativeBackend {
             temp: launched.take_temp().map(TempWatch::new),
             launched: Arc::new(Mutex::new(launched)),
             broker,
+            staging,
         };
         let launched = Arc::clone(&kept.launched);
         Ok(Box::new(NativeAttempt { enforced, launched, answers, keeper: Some(keeper.keep(kept)?) }))
@@ -103,6 +119,9 @@ fn powers(plan: &Plan, launching: &Launching) -> Powers {
     let mut powers = Powers::new(plan, private);
     let linked = linked_units(plan);
     powers.protect(linked);
+    if is_staged(plan) {
+        powers.stage();
+    }
     if plan.level == Level::Full {
         powers.not_attached(launching.missing().iter().cloned());
     }
@@ -132,7 +151,7 @@ fn broker_layer(traits: BrokerTraits, hold: bool, can_hold: bool) -> LayerReport
     LayerReport { state: LayerState::Enforced, detail: format!("{speed}{holding}") }
 }
 
-fn unlaunched(error: LaunchError) -> StartError {
+pub(crate) fn unlaunched(error: LaunchError) -> StartError {
     StartError { what: error.to_string(), hint: error.hint() }
 }
 
@@ -256,6 +275,7 @@ struct Kept {
     broker: BrokerHandle,
     hidden: Option<HiddenWatch>,
     temp: Option<TempWatch>,
+    staging: Option<Staging>,
 }
 
 /// A keeper that waits for its sandbox. Dropping it ends it.
@@ -308,7 +328,7 @@ impl Keeper {
             }
         }
         self.look();
-        let Self { kept: Kept { end, launched, broker, hidden, temp }, outside, events } = self;
+        let Self { kept: Kept { end, launched, broker, hidden, temp, staging }, outside, events } = self;
         if let Some(full) = temp.and_then(TempWatch::end) {
             events.tell(AttemptEvent::Denied(full));
         }
@@ -326,6 +346,7 @@ impl Keeper {
         // last and so waits for the kernel instead of us.
         drop((hidden, end));
         let (end, usage) = command_end(ended);
+        let staged = staging.and_then(|staging| staging.end(&end));
         drop((launched, on_drop));
         events.tell(AttemptEvent::Ended(AttemptEnd {
             end,
@@ -333,6 +354,7 @@ impl Keeper {
             stdout: text(stdout),
             stderr: text(stderr),
             truncated,
+            staged,
         }));
     }
 

@@ -87,7 +87,14 @@ impl Attempt for HostAttempt {
                 } else {
                     CommandEnd::NotExecutable(error.to_string())
                 };
-                let end = AttemptEnd { end, usage: Usage::default(), stdout: None, stderr: None, truncated: false };
+                let end = AttemptEnd {
+                    end,
+                    usage: Usage::default(),
+                    stdout: None,
+                    stderr: None,
+                    truncated: false,
+                    staged: None,
+                };
                 self.events.tell(AttemptEvent::Ended(end));
             }
         }
@@ -142,7 +149,14 @@ fn watch(mut child: Child, io: Io, started: Instant, group: &Mutex<Option<Pid>>,
     let text = |capture: Option<Capture>| capture.map(|c| RawText::from(c.into_bytes()));
     let wall_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     let usage = Usage { wall_ms, ..Usage::default() };
-    events.tell(AttemptEvent::Ended(AttemptEnd { end, usage, stdout: text(output), stderr: text(errors), truncated }));
+    events.tell(AttemptEvent::Ended(AttemptEnd {
+        end,
+        usage,
+        stdout: text(output),
+        stderr: text(errors),
+        truncated,
+        staged: None,
+    }));
 }
 
 fn drain(pipe: &impl std::os::fd::AsFd, limit_bytes: u64) -> Capture {

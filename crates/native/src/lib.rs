@@ -14,6 +14,7 @@ mod backend;
 mod capture;
 mod evidence;
 mod host;
+mod staging;
 
 pub use backend::NativeBackend;
 pub use host::HostBackend;

@@ -25,6 +25,7 @@ pub struct Powers {
     targets: Vec<Vec<u8>>,
     unattached: Vec<Vec<u8>>,
     added: Vec<Vec<u8>>,
+    staged: Option<Vec<u8>>,
 }
 
 /// The answer for one object.
@@ -78,6 +79,7 @@ impl Powers {
             targets: Vec::new(),
             unattached: Vec::new(),
             added: Vec::new(),
+            staged: None,
         };
         for grant in &plan.grants {
             powers.add(grant);
@@ -100,6 +102,7 @@ impl Powers {
             targets: Vec::new(),
             unattached: Vec::new(),
             added: Vec::new(),
+            staged: None,
         }
     }
 
@@ -121,10 +124,21 @@ impl Powers {
         self.unattached.extend(roots.into_iter().map(|r| normal(&r)));
     }
 
+    /// The workspace is an overlay: nothing in it may be changed in the view of
+    /// the front, which would be the workspace itself.
+    pub fn stage(&mut self) {
+        self.staged = Some(self.workspace.clone());
+    }
+
+    /// See [`stage`](Self::stage).
+    pub fn is_staged(&self, path: &[u8]) -> bool {
+        self.staged.as_ref().is_some_and(|workspace| covers(workspace, path))
+    }
+
     /// Whether what these powers allow on `path` must be done in the view of the
     /// front, see [`not_attached`](Self::not_attached).
     pub fn is_unattached(&self, path: &[u8]) -> bool {
-        self.unattached.iter().any(|root| covers(root, path))
+        !self.is_staged(path) && self.unattached.iter().any(|root| covers(root, path))
     }
 
     /// Adds powers while the attempt runs. Its mounts stay as they are; so does

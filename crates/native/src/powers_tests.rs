@@ -26,6 +26,7 @@ fn plan(write: &[&str], grants: &[&str]) -> Plan {
                 reveal: vec!["/home/u/.ssh/known_hosts".into()],
                 protect: DEFAULT_PROTECTED_NAMES.iter().map(|n| (*n).to_owned()).collect(),
                 sockets: vec!["/run/agent.sock".into()],
+                stage: false,
             },
             network: Network::None,
             environment: Environment::default(),

@@ -327,3 +327,47 @@ fn the_kinds_are_told() {
         [(How::Added, Kind::Directory), (How::Added, Kind::File), (How::Added, Kind::Link), (How::Added, Kind::Pipe)]
     );
 }
+
+#[test]
+fn fifty_thousand_files_are_committed_with_progress() {
+    struct Told(Vec<(usize, usize)>);
+    impl stockade_native::stage::Watch for Told {
+        fn progress(&mut self, done: usize, total: usize) {
+            self.0.push((done, total));
+        }
+    }
+    let scene = Scene::new("true");
+    let stage = scene.stage();
+    let id = stage.id().clone();
+    drop(stage);
+    // As an overlay would leave them, without the cost of one.
+    let upper = scene.root.join("stages").join(id.as_str()).join("upper");
+    for directory in 0..100 {
+        std::fs::create_dir(upper.join(format!("d{directory}"))).unwrap();
+        for file in 0..500 {
+            std::fs::write(upper.join(format!("d{directory}/f{file}")), "x").unwrap();
+        }
+    }
+    let mut told = Told(Vec::new());
+    let committed = scene.stages().take(&id).unwrap().commit(&Wanted::default(), &mut told).unwrap();
+    assert_eq!((committed.paths.len(), committed.is_gone), (50_100, true));
+    let count = |name: &str| scene.workspace().join(name).read_dir().unwrap().count();
+    assert_eq!((count(""), count("d7")), (100, 500));
+    assert!(told.0.len() > 50_000 && told.0.iter().all(|(done, total)| done <= total));
+    assert_eq!(told.0.last().map(|(done, total)| done == total), Some(true));
+}
+
+#[test]
+fn what_a_power_failure_may_have_torn_is_not_committed() {
+    let scene = Scene::new("echo a >a");
+    let id = scene.staged("echo b >>a");
+    let meta = scene.root.join("stages").join(id.as_str()).join("meta.json");
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let text = std::fs::read_to_string(&meta).unwrap().replace(boot.trim(), "another");
+    std::fs::write(&meta, text).unwrap();
+    let refused = scene.commit(&id, &Wanted::default()).unwrap_err().to_string();
+    assert!(refused.contains("machine went down"), "{refused}");
+    assert_eq!(std::fs::read_to_string(scene.workspace().join("a")).unwrap(), "a\n");
+    scene.stages().take(&id).unwrap().end("exited 0").unwrap();
+    scene.commit_all(&id);
+}

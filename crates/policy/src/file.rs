@@ -104,6 +104,9 @@ pub struct ProfileSection {
     /// Unix sockets of the host that may be connected to. Not in project
     /// configuration.
     pub sockets: Vec<ConfigPath>,
+    /// Whether what is written in the workspace waits in a stage until somebody
+    /// commits or discards it. A project may only say `true`.
+    pub stage: Option<bool>,
     /// Variables.
     pub env: EnvSection,
     /// Limits. A project may only lower them.

@@ -293,7 +293,11 @@ impl File<'_> {
         if let Some((key, _)) = gives.iter().find(|(_, is_empty)| !is_empty) {
             return Err(self.widens(&format!("profiles.{name}.{key}"), "it would give more"));
         }
-        let Some(base) = settings.profiles.get(name).or_else(|| settings.profiles.get(base_of(section))) else {
+        let base = settings.profiles.get(name).or_else(|| settings.profiles.get(base_of(section)));
+        if section.stage == Some(false) && base.is_some_and(|spec| spec.stages()) {
+            return Err(self.widens(&format!("profiles.{name}.stage"), "writes would wait for nobody"));
+        }
+        let Some(base) = base else {
             // It extends another profile of this file, where limits start.
             return Ok(());
         };
@@ -453,6 +457,7 @@ impl File<'_> {
         let narrowing = ProfileSection {
             hide: section.hide.clone(),
             protect: section.protect.clone(),
+            stage: section.stage.filter(|stage| *stage),
             env: EnvSection { drop: section.env.drop.clone(), ..EnvSection::default() },
             limits: section.limits.clone(),
             ..ProfileSection::default()

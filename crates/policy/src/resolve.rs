@@ -178,6 +178,7 @@ fn instantiate(spec: &ProfileSpec, name: &str, home: &Path, workspace: &Path) ->
             reveal: paths(&spec.reveal),
             protect: spec.protect.iter().map(|entry| entry.value.0.clone()).collect(),
             sockets: paths(&spec.sockets),
+            stage: spec.stages(),
         },
         network: spec.network,
         environment: Environment {
@@ -327,7 +328,7 @@ fn check_own(settings: &Settings, workspace: &Path, filesystem: &Filesystem) -> 
 
 /// Sorted, without repeats, so that one meaning has one digest.
 fn normalise(filesystem: &mut Filesystem) {
-    let Filesystem { write, hide, reveal, protect, sockets } = filesystem;
+    let Filesystem { write, hide, reveal, protect, sockets, stage: _ } = filesystem;
     for list in [write, hide, reveal, sockets] {
         list.sort();
         list.dedup();

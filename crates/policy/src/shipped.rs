@@ -68,6 +68,7 @@ fn empty(content: &ShippedFile) -> ProfileSpec {
         reveal: Vec::new(),
         protect: names.iter().map(|name| Sourced::new(ProtectedName((*name).to_owned()), origin())).collect(),
         sockets: Vec::new(),
+        stage: None,
         pass: Vec::new(),
         drop: Vec::new(),
         set: BTreeMap::new(),

@@ -178,6 +178,7 @@ pub(crate) struct ProfileSpec {
     pub reveal: Vec<Sourced<ConfigPath>>,
     pub protect: Vec<Sourced<ProtectedName>>,
     pub sockets: Vec<Sourced<ConfigPath>>,
+    pub stage: Option<Sourced<bool>>,
     pub pass: Vec<Sourced<PassPattern>>,
     pub drop: Vec<Sourced<DropPattern>>,
     pub set: BTreeMap<String, Sourced<String>>,
@@ -226,7 +227,15 @@ impl ProfileSpec {
         for (i, name) in section.env.drop.iter().enumerate() {
             self.drop(name.clone(), item("env.drop", i));
         }
+        if let Some(stage) = section.stage {
+            self.stage = Some(Sourced::new(stage, origin("stage")));
+        }
         self.limits.apply(&section.limits, origin);
+    }
+
+    /// Whether writes in the workspace wait for a commit.
+    pub(crate) fn stages(&self) -> bool {
+        self.stage.as_ref().is_some_and(|entry| entry.value)
     }
 
     /// What lies at or beneath a path that is hidden now is no longer revealed.
@@ -280,6 +289,9 @@ impl ProfileSpec {
         }
         if !is_subset(&self.sockets, &base.sockets) {
             return Some("sockets");
+        }
+        if base.stages() && !self.stages() {
+            return Some("stage");
         }
         self.environment_wider_than(base).or_else(|| self.limits_wider_than(base))
     }

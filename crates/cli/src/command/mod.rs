@@ -9,6 +9,7 @@ pub mod generate;
 pub mod policy;
 pub mod run;
 mod setting;
+pub mod stage;
 
 use std::ffi::OsString;
 use std::io::{self, Write};

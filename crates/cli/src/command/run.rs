@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
 use stockade_audit::Log;
+use stockade_engine::real::RuleJudge;
 use stockade_engine::seams::SystemClock;
 use stockade_engine::{Engine, Io};
 use stockade_model::{Assessment, Decision, Level, Outcome, RawText, Request, RequestId, Status, Tier, Verdict};
@@ -61,6 +62,7 @@ fn attempt(typed: RunArgs, id: RequestId) -> Result<Outcome, Failure> {
     let meant = Meant::run(typed, &variable)?;
     let setting = setting::load(&meant.workspace)?;
     let state = State::open(&setting.state)?;
+    super::stage::recover(&state, Some(&meant.workspace))?;
     let request = setting.request(&meant, id);
     let configured_ms = setting.settings.approval_timeout_ms.value;
     let question_timeout_ms = meant.approval_timeout.map_or(configured_ms, meaning::milliseconds);
@@ -68,8 +70,8 @@ fn attempt(typed: RunArgs, id: RequestId) -> Result<Outcome, Failure> {
     let (interrupts, wake) = signals.listen()?;
     let approver = TerminalApprover::new(meaning::text_of(&request.command), crate::color_wanted(), Some(wake));
     let engine = Engine {
-        judge: Arc::new(setting.judge()),
-        backend: Arc::new(backend),
+        judge: Arc::new(RuleJudge { stage: meant.stage, ..setting.judge() }),
+        backend: Arc::new(backend.staging(state.stages())),
         host: Some(Arc::new(HostBackend)),
         approver: Arc::new(Mutex::new(approver)),
         recorder: Arc::new(Log::open(&state.audit())?),

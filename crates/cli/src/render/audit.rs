@@ -59,15 +59,24 @@ fn describe(kind: &EventKind) -> (&'static str, String) {
             let to = if calls.is_empty() { String::new() } else { format!(", in place for {}", calls.join(", ")) };
             ("granted", format!("{}{to}", grants.join(", ")))
         }
-        EventKind::Exited { attempt, status, exit_code, signal, usage } => {
+        EventKind::Exited { attempt, status, exit_code, signal, usage, staged } => {
             let how = ended(*status, *exit_code, *signal);
-            ("exited", format!("attempt {attempt}: {how} after {}", time(usage.wall_ms)))
+            let staged =
+                staged.as_ref().map(|staged| format!(", {}", super::stage::waiting(staged))).unwrap_or_default();
+            ("exited", format!("attempt {attempt}: {how} after {}{staged}", time(usage.wall_ms)))
         }
         EventKind::Failed { message } => ("failed", safe(message)),
         EventKind::Finished { status, exit_code } => {
             ("finished", format!("{}, exit code {exit_code}", status_name(*status)))
         }
         EventKind::Revoked { approval } => ("revoked", safe(approval)),
+        EventKind::Committed { stage, changes, agreed, held } => {
+            let agreed: Vec<_> = agreed.iter().map(RawText::escaped).collect();
+            let yes = if agreed.is_empty() { String::new() } else { format!(", yes to {}", agreed.join(", ")) };
+            let left = if *held == 0 { String::new() } else { format!(", {held} left") };
+            ("committed", format!("{changes} of {stage}{yes}{left}"))
+        }
+        EventKind::Discarded { stage, changes } => ("discarded", format!("{changes} of {stage}")),
     }
 }
 
@@ -203,6 +212,7 @@ mod tests {
                 exit_code: Some(2),
                 signal: None,
                 usage: Usage { wall_ms: 12, ..Usage::default() },
+                staged: None,
             },
             EventKind::Held { hold: 3, denial: denial() },
             EventKind::Withdrawn { holds: vec![3], digest: None, why: "gone\u{7}".into() },

@@ -10,6 +10,7 @@ pub mod failure;
 pub mod json;
 pub mod policy;
 pub mod question;
+pub mod stage;
 pub mod summary;
 
 use std::fmt::Write as _;

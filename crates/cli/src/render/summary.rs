@@ -19,6 +19,7 @@ pub fn summary(outcome: &Outcome, style: Style) -> String {
     refusals(&mut out, outcome, style);
     grants(&mut out, outcome, style);
     ending(&mut out, outcome, style);
+    staged(&mut out, outcome, style);
     out
 }
 
@@ -81,6 +82,14 @@ pub fn scope_name(scope: Scope) -> String {
     }
 }
 
+/// What waits, and what can be done with it.
+fn staged(out: &mut String, outcome: &Outcome, style: Style) {
+    let Some(staged) = outcome.attempts.last().and_then(|last| last.staged.as_ref()) else { return };
+    wrap(out, style, "• ", &super::stage::waiting(staged));
+    let id = &staged.stage;
+    let _ = writeln!(out, "  {} stockade stage diff {id} (then: commit, discard)", style.paint(Color::Cyan, "hint:"));
+}
+
 fn ending(out: &mut String, outcome: &Outcome, style: Style) {
     let failure = outcome.error.as_deref().map(Failure::from_text);
     let why = failure.as_ref().map(|failure| RawText::from(failure.what.as_str()).escaped());
@@ -130,7 +139,7 @@ fn refused(out: &mut String, outcome: &Outcome, why: Option<&str>, style: Style)
 
 #[cfg(test)]
 mod tests {
-    use stockade_model::{Assessment, AttemptRecord, Decision, EnforcementReport, Tier, Usage, Verdict};
+    use stockade_model::{Assessment, AttemptRecord, Decision, EnforcementReport, Staged, Tier, Usage, Verdict};
 
     use super::*;
     use crate::render::question::tests::denial;
@@ -160,6 +169,7 @@ mod tests {
                 stdout: None,
                 stderr: None,
                 truncated: false,
+                staged: None,
             }],
             approvals: Vec::new(),
         }
@@ -245,6 +255,17 @@ mod tests {
         • refused, nothing ran: refused by the rules: there is no profile `x`
           because and more
         hint: it is `y`
+        ");
+    }
+
+    #[test]
+    fn what_is_staged_comes_last_with_what_can_be_done() {
+        let mut value = outcome(Status::TimedOut);
+        value.attempts[0].staged = Some(Staged { stage: "stg_1".parse().unwrap(), changes: 3 });
+        insta::assert_snapshot!(summary(&value, Style::PLAIN), @r"
+        • its time ran out after 30 s; all it had started was ended
+        • 3 paths staged in stg_1
+          hint: stockade stage diff stg_1 (then: commit, discard)
         ");
     }
 

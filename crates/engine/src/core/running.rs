@@ -288,6 +288,7 @@ impl Core {
                 exit_code: ending.exit_code,
                 signal: ending.signal,
                 usage: end.usage,
+                staged: end.staged.clone(),
             });
         }
         let powers = std::mem::take(&mut live.powers);
@@ -300,6 +301,7 @@ impl Core {
 
     fn note_attempt(&mut self, live: &mut Live, end: Option<AttemptEnd>) {
         let Some(Planned { plan, .. }) = &self.planned else { return };
+        let staged = end.as_ref().and_then(|end| end.staged.clone());
         let (usage, stdout, stderr, truncated) =
             end.map_or((Usage::default(), None, None, false), |end| (end.usage, end.stdout, end.stderr, end.truncated));
         self.attempts.push(AttemptRecord {
@@ -312,6 +314,7 @@ impl Core {
             stdout,
             stderr,
             truncated,
+            staged,
         });
     }
 

@@ -281,7 +281,7 @@ impl Witness {
             EventKind::Granted { .. } => starts == exits + 1,
             EventKind::Failed { .. } => true,
             EventKind::Finished { .. } => open.is_empty() && !self.log.is_empty(),
-            EventKind::Revoked { .. } => false,
+            EventKind::Revoked { .. } | EventKind::Committed { .. } | EventKind::Discarded { .. } => false,
         };
         if fits { Ok(()) } else { Err(format!("an event out of place: {kind:?} after {:?}", self.log.last())) }
     }

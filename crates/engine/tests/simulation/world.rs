@@ -459,7 +459,14 @@ impl World {
                     n => CommandEnd::Exited(i32::from(n % 2 == 0)),
                 };
                 let usage = Usage::default();
-                Input::Ended(Box::new(AttemptEnd { end, usage, stdout: None, stderr: None, truncated: false }))
+                Input::Ended(Box::new(AttemptEnd {
+                    end,
+                    usage,
+                    stdout: None,
+                    stderr: None,
+                    truncated: false,
+                    staged: None,
+                }))
             }
         }
     }

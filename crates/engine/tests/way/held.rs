@@ -92,6 +92,7 @@ impl Attempt for Holding {
                 stdout: None,
                 stderr: None,
                 truncated: false,
+                staged: None,
             }));
         }));
         Ok(())

@@ -96,7 +96,8 @@ struct FakeAttempt {
 
 impl FakeAttempt {
     fn end(&self, end: CommandEnd) {
-        let end = AttemptEnd { end, usage: Usage::default(), stdout: None, stderr: None, truncated: false };
+        let end =
+            AttemptEnd { end, usage: Usage::default(), stdout: None, stderr: None, truncated: false, staged: None };
         self.events.tell(AttemptEvent::Ended(end));
     }
 }

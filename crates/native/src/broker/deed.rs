@@ -124,6 +124,14 @@ impl Deed {
         one.into_iter().chain(other)
     }
 
+    /// The object that it changes, which is not one of its names.
+    pub fn changed_object(&self) -> Option<&Object> {
+        match self {
+            Self::Reopen { object, .. } | Self::Change { object, .. } => Some(object),
+            _ => None,
+        }
+    }
+
     /// The object that it holds.
     pub fn object(&self) -> Option<&Object> {
         match self {
@@ -140,6 +148,7 @@ impl Service {
     /// Decides on a deed with the powers of now and carries it out. `id` is the
     /// notification that another thread would answer.
     pub(super) fn perform(&self, id: u64, deed: &Deed) -> Result<Step, Failure> {
+        self.witness(deed)?;
         match deed {
             Deed::Open { place, wish } => self.open_at(id, place, *wish),
             Deed::Reopen { object, wish } => self.reopen(id, object, *wish),

@@ -128,7 +128,8 @@ impl Service {
         let written = grants.iter().filter(|grant| matches!(grant, Grant::Write(_))).filter_map(Grant::path);
         let is_full = self.level == Level::Full;
         for path in written.filter(|path| !is_full || !self.powers.is_seen_otherwise(path)) {
-            first.roots.add(first.root.as_fd(), path, is_full);
+            let own = is_full && !self.powers.is_staged(path.as_os_str().as_encoded_bytes());
+            first.roots.add(first.root.as_fd(), path, own);
         }
     }
 

@@ -58,6 +58,7 @@ use stockade_sys::Errno;
 use stockade_sys::notify::Notifier;
 
 use crate::powers::Powers;
+use crate::stage::Witness;
 use service::Service;
 
 pub use table::{ArgTest, Test, Trap, notify_table};
@@ -198,6 +199,20 @@ impl Broker {
         level: Level,
         sink: impl Fn(BrokerEvent) + Send + 'static,
     ) -> Result<BrokerBegun, BrokerError> {
+        Self::begin_with(powers, level, None, sink)
+    }
+
+    /// As [`begin`](Self::begin), for a sandbox whose workspace is staged:
+    /// `witness` sees what is about to be changed in it.
+    ///
+    /// # Errors
+    /// See [`BrokerError`].
+    pub fn begin_with(
+        powers: Powers,
+        level: Level,
+        witness: Option<Witness>,
+        sink: impl Fn(BrokerEvent) + Send + 'static,
+    ) -> Result<BrokerBegun, BrokerError> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(step("make an eventfd"))?;
         let wake = Arc::new(wake);
         let woken = wake.clone();
@@ -211,7 +226,7 @@ impl Broker {
             let _ = up.send(confined);
             // No notifier comes where the sandbox could not be built.
             let (Ok((notifier, hold)), false) = (notifiers.recv(), failed) else { return };
-            let end = match Service::new(notifier, powers, level, hold, Box::new(sink)) {
+            let end = match Service::new(notifier, powers, level, hold, witness, Box::new(sink)) {
                 Ok(mut service) => {
                     service.serve(woken.as_fd(), &ordered);
                     service.end()

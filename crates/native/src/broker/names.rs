@@ -175,8 +175,11 @@ impl Service {
             renameat_with(one, name.as_c_str(), other, new_name.as_c_str(), flags)
         };
         match rename(self.through_both((old, &from), (new, &to))) {
-            // Two writable roots of one filesystem are two mounts inside.
-            Err(Errno::XDEV) if verdict == Verdict::Allow => rename(Self::through_own(old, new)?)?,
+            // Two writable roots of one filesystem are two mounts inside. A stage
+            // has no other view, and no renames of directories from below.
+            Err(Errno::XDEV) if verdict == Verdict::Allow && !self.is_staged(&[&from, &to]) => {
+                rename(Self::through_own(old, new)?)?
+            }
             other => other?,
         }
         self.forget_roots(&[&from, &to]);
@@ -188,6 +191,10 @@ impl Service {
         if let Some(first) = &self.first {
             paths.iter().for_each(|path| first.roots.forget(path));
         }
+    }
+
+    fn is_staged(&self, paths: &[&[u8]]) -> bool {
+        paths.iter().any(|path| self.powers.is_staged(path))
     }
 
     fn permit_rename(
@@ -266,7 +273,9 @@ impl Service {
             linkat(CWD, path.as_c_str(), directory, name.as_c_str(), AtFlags::SYMLINK_FOLLOW)
         };
         match link(self.through_link(source, (new, &to))) {
-            Err(Errno::XDEV) if verdict == Verdict::Allow && source.stat.st_nlink > 0 => {
+            Err(Errno::XDEV)
+                if verdict == Verdict::Allow && source.stat.st_nlink > 0 && !self.is_staged(&[&source.path, &to]) =>
+            {
                 link((Through::Own(own_object(source)?), Through::Own(own_directory(&new.directory)?)))?;
             }
             other => other?,

@@ -2,6 +2,7 @@
 //! held or refused. One thread does this for everything that changes a name, so
 //! that nothing changes between a decision and its act; and nothing in it waits.
 
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CString, OsStr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,9 +25,10 @@ use super::ledger::{Actor, Denied, Ledger};
 use super::pool::Pool;
 use super::straight::Roots;
 use super::table::{Shape, notify_table};
-use super::walk::{Object, Walk};
+use super::walk::{Object, Place, Walk};
 use super::{BrokerError, BrokerEvent, BrokerReport, Order, step};
 use crate::powers::{Powers, Refusal, Verdict};
+use crate::stage::Witness;
 
 /// How often it is looked whether the callers of parked calls still wait.
 const PARKED_CHECK: Duration = Duration::from_secs(1);
@@ -101,6 +103,8 @@ pub(super) struct Service {
     pub holds: Holds<Waiter>,
     /// Whether calls are held at all.
     pub holds_calls: bool,
+    /// Sees what lies below a stage before it is changed.
+    witness: Option<RefCell<Witness>>,
     /// When to look after those who wait.
     look_at: Option<Instant>,
     shapes: HashMap<i32, Shape>,
@@ -125,6 +129,7 @@ impl Service {
         powers: Powers,
         level: Level,
         holds_calls: bool,
+        witness: Option<Witness>,
         sink: Box<dyn Fn(BrokerEvent) + Send>,
     ) -> Result<Self, BrokerError> {
         let own_user = rustix::process::geteuid().as_raw();
@@ -140,6 +145,7 @@ impl Service {
             parked: HashMap::new(),
             holds: holding::table(),
             holds_calls,
+            witness: witness.map(RefCell::new),
             look_at: None,
             shapes: notify_table(level).iter().map(|t| (t.call as i32, t.shape)).collect(),
             own_user,
@@ -297,6 +303,21 @@ impl Service {
             self.note_bound(place);
         }
         Ok(step)
+    }
+
+    /// Notes what a deed would change in a stage. What cannot be noted is not
+    /// changed.
+    pub fn witness(&self, deed: &Deed) -> Result<(), Failure> {
+        let names = deed.places().filter(|place| !place.special).map(Place::path);
+        let object = deed.changed_object().filter(|object| !object.is_placeless()).map(|object| object.path.clone());
+        names.chain(object).try_for_each(|path| self.witness_path(&path))
+    }
+
+    /// As [`witness`](Self::witness), for one path.
+    pub fn witness_path(&self, path: &[u8]) -> Result<(), Failure> {
+        let Some(witness) = &self.witness else { return Ok(()) };
+        let noted = witness.borrow_mut().before_change(Path::new(OsStr::from_bytes(path)));
+        noted.map_err(|error| Failure::Native(if error.is_full { Errno::NOSPC } else { Errno::IO }))
     }
 
     /// Takes the facts of the run from its first caller.

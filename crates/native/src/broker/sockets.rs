@@ -182,7 +182,8 @@ impl Service {
             native_access(&place.directory.fd, Access::WRITE_OK | Access::EXEC_OK)?;
             return Err(refused(Operation::Bind, &path, refusal));
         }
-        if !self.powers.was_added(&path) && !self.powers.is_unattached(&path) {
+        let in_own_view = self.powers.was_added(&path) && !self.powers.is_staged(&path);
+        if !in_own_view && !self.powers.is_unattached(&path) {
             return Ok(Step::Done(Reply::Continue));
         }
         let directory = own_directory(&place.directory)?;

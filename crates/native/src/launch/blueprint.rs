@@ -18,7 +18,10 @@ use stockade_sys::landlock::{self, Ruleset, access, scope};
 use crate::filter::{FilterSize, command_filter, init_filter};
 
 use super::error::LaunchError;
-use super::layout::{Attachment, Identity, Layout, Nature, c_string, devices, existing, layout, refuse_planted_link};
+use super::layout::{
+    Attachment, Identity, Layout, Nature, Overlay, Spot, c_string, devices, existing, is_staged, layout,
+    refuse_planted_link,
+};
 use super::presence::Presence;
 use super::restricted::{PrivateDirectory, allow_reads};
 use super::step::{ScratchEntry, Step};
@@ -46,7 +49,7 @@ pub struct Blueprint {
     pub(super) arguments: StringList,
     pub(super) environment: StringList,
     pub(super) cwd: CString,
-    /// Absent where the directory is a private one, made anew.
+    /// Absent where the directory is a private one, made anew, or staged.
     pub(super) cwd_identity: Option<Identity>,
     pub(super) limits: Vec<(Resource, Rlimit)>,
     pub(super) ruleset: Ruleset,
@@ -70,6 +73,19 @@ impl Blueprint {
     /// # Errors
     /// [`LaunchError`] where the plan cannot be made real on this machine.
     pub fn prepare(plan: &Plan) -> Result<Self, LaunchError> {
+        Self::prepare_over(plan, None)
+    }
+
+    /// As [`prepare`](Self::prepare), for a plan whose writes in the workspace go
+    /// to `overlay`.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare); also where the plan has its writes staged
+    /// and there is no overlay.
+    pub fn prepare_over(plan: &Plan, overlay: Option<&Overlay>) -> Result<Self, LaunchError> {
+        if is_staged(plan) && (overlay.is_none() || plan.level != Level::Full) {
+            return Err(LaunchError::Unfit("writes can be staged at level full alone, with a stage".to_owned()));
+        }
         if plan.level == Level::None {
             return Err(LaunchError::Unfit("level none has no sandbox to launch".to_owned()));
         }
@@ -77,7 +93,7 @@ impl Blueprint {
         let candidates = candidates(plan)?;
         let mut environment = plan.environment.clone();
         let mut parts = match plan.level {
-            Level::Full => full(plan, &candidates, abi)?,
+            Level::Full => full(plan, &candidates, abi, overlay)?,
             Level::Restricted | Level::None => {
                 let parts = restricted(plan, abi)?;
                 if let Some(directory) = &parts.private_directory {
@@ -255,15 +271,19 @@ struct Parts {
     mapped_by_caller: bool,
 }
 
-fn full(plan: &Plan, candidates: &[CString], abi: u32) -> Result<Parts, LaunchError> {
+fn full(plan: &Plan, candidates: &[CString], abi: u32, overlay: Option<&Overlay>) -> Result<Parts, LaunchError> {
     let program = candidates.first().map(|c| Path::new(std::ffi::OsStr::from_bytes(c.to_bytes())));
     let program = program.and_then(|p| p.canonicalize().ok());
-    let Layout { attachments, missing, uncovered } = layout(plan, program.as_deref())?;
+    let Layout { attachments, missing, uncovered } = layout(plan, program.as_deref(), overlay.is_some())?;
     let ruleset = new_ruleset(abi, access::changing(abi))?;
     let mapped_by_caller = may_map_for_others();
     let mut steps = Vec::from(first_steps(mapped_by_caller)?);
     let size = plan.profile.limits.temp_bytes.map(|b| CString::new(b.to_string())).transpose();
     let size = size.map_err(|_| LaunchError::Unfit("temp_bytes is no number".to_owned()))?;
+    if let Some(overlay) = overlay {
+        let workspace = Spot::of(plan.workspace.as_path())?;
+        steps.push(Step::Stage { workspace, overlay: overlay.clone() });
+    }
     steps.extend([Step::Root { size }, Step::Scratch(scratch_entries(&attachments)?)]);
     let private_trees = private_trees(&attachments);
     let (mut hidden, mut watched) = (Vec::new(), Vec::new());
@@ -481,6 +501,10 @@ fn candidates(plan: &Plan) -> Result<Vec<CString>, LaunchError> {
 /// A directory that is made anew for the run has no identity yet.
 fn cwd_identity(plan: &Plan, private: &[PrivateTree]) -> Result<Option<Identity>, LaunchError> {
     let path = plan.cwd.as_path();
+    // An overlay's directories have numbers of their own.
+    if is_staged(plan) && path.starts_with(plan.workspace.as_path()) {
+        return Ok(None);
+    }
     let fresh = path.starts_with("/proc") || path.starts_with("/dev") || private.iter().any(|t| t.path == path);
     if fresh {
         return Ok(None);

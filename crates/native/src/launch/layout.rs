@@ -53,6 +53,8 @@ pub(super) enum Nature {
     Devices,
     /// The host's object, writable.
     Writable,
+    /// The host's directory, beneath what the run writes in it.
+    Staged,
     /// The host's object, read-only within something writable.
     Readable,
     /// The host's object, to be seen where a tree starts empty, or with
@@ -62,6 +64,39 @@ pub(super) enum Nature {
     Hidden(Vec<(CString, bool)>),
     /// An empty object instead of a kernel file.
     Masked,
+}
+
+/// A directory at its path, links not followed, as the object it was.
+#[derive(Clone, Debug)]
+pub(super) struct Spot {
+    pub(super) path: CString,
+    pub(super) identity: Identity,
+}
+
+/// Where an overlay over the workspace keeps what is written.
+#[derive(Clone, Debug)]
+pub struct Overlay {
+    pub(super) upper: Spot,
+    pub(super) work: Spot,
+}
+
+impl Overlay {
+    /// Both directories must be on one filesystem, in reach of nobody else.
+    ///
+    /// # Errors
+    /// [`LaunchError::Path`] where one of them is not there.
+    pub fn new(upper: &Path, work: &Path) -> Result<Self, LaunchError> {
+        Ok(Self { upper: Spot::of(upper)?, work: Spot::of(work)? })
+    }
+}
+
+impl Spot {
+    pub(super) fn of(path: &Path) -> Result<Self, LaunchError> {
+        let why = |e: std::io::Error| LaunchError::Path { path: path.to_owned(), why: e.to_string() };
+        let metadata = path.symlink_metadata().map_err(why)?;
+        let identity = Identity { device: metadata.dev(), inode: metadata.ino() };
+        Ok(Self { path: c_string(path.as_os_str())?, identity })
+    }
 }
 
 /// Which object a path meant when the plan was looked at.
@@ -109,7 +144,8 @@ pub(super) struct Layout {
 
 /// Works out the view for `plan`; `program` is what will be executed, if it
 /// exists.
-pub(super) fn layout(plan: &Plan, program: Option<&Path>) -> Result<Layout, LaunchError> {
+/// With `staged`, the workspace is shown through an overlay.
+pub(super) fn layout(plan: &Plan, program: Option<&Path>, staged: bool) -> Result<Layout, LaunchError> {
     let mut natures: BTreeMap<PathBuf, Nature> = BTreeMap::new();
     for (path, name) in PRIVATE {
         if is_plain_directory(Path::new(path)) {
@@ -126,6 +162,9 @@ pub(super) fn layout(plan: &Plan, program: Option<&Path>) -> Result<Layout, Laun
     for path in &writable {
         natures.insert(path.clone(), Nature::Writable);
     }
+    if staged {
+        natures.insert(plan.workspace.as_path().to_owned(), Nature::Staged);
+    }
     for unit in protected_units(&writable, &plan.profile.filesystem.protect, &mut presence) {
         natures.entry(unit).or_insert(Nature::Readable);
     }
@@ -139,7 +178,7 @@ pub(super) fn layout(plan: &Plan, program: Option<&Path>) -> Result<Layout, Laun
     let to_hide: Vec<PathBuf> = files.hide.iter().filter_map(|path| existing(path, &mut presence)).collect();
     let uncovered = files.hide.len() - to_hide.len();
     for path in to_hide.into_iter().filter(|path| !revealed.contains(path)) {
-        if !matches!(natures.get(&path), Some(Nature::Writable)) {
+        if !matches!(natures.get(&path), Some(Nature::Writable | Nature::Staged)) {
             let children = placeholder_children(&path);
             natures.insert(path, Nature::Hidden(children));
         }
@@ -183,8 +222,7 @@ fn attachments(natures: BTreeMap<PathBuf, Nature>) -> Result<Vec<Attachment>, La
         };
         kept.push((path, attachment));
     }
-    let writable: Vec<PathBuf> =
-        kept.iter().filter(|(_, a)| a.nature == Nature::Writable).map(|(p, _)| p.clone()).collect();
+    let writable: Vec<PathBuf> = kept.iter().filter(|(_, a)| is_written(&a.nature)).map(|(p, _)| p.clone()).collect();
     Ok(kept
         .into_iter()
         .map(|(path, mut a)| {
@@ -194,18 +232,32 @@ fn attachments(natures: BTreeMap<PathBuf, Nature>) -> Result<Vec<Attachment>, La
         .collect())
 }
 
+/// Whether the run can change it, by way of the broker.
+fn is_written(nature: &Nature) -> bool {
+    matches!(nature, Nature::Writable | Nature::Staged)
+}
+
+/// Whether what is written in the workspace shall wait beside it, and anything
+/// can be written there at all.
+pub(crate) fn is_staged(plan: &Plan) -> bool {
+    let files = &plan.profile.filesystem;
+    files.stage && files.write.iter().any(|root| plan.workspace.as_path().starts_with(root.as_path()))
+}
+
 fn is_redundant(nature: &Nature, around: &Nature) -> bool {
     match nature {
+        // In a stage the broker alone keeps protected names: a name that is
+        // granted later must lead into the stage as well.
         Nature::Readable => !matches!(around, Nature::Writable),
         Nature::Visible { even_hidden } => match around {
             Nature::Private(_) => false,
             Nature::Hidden(_) => !even_hidden,
             _ => true,
         },
-        Nature::Writable => matches!(around, Nature::Writable),
+        Nature::Writable => is_written(around),
         // What starts empty holds nothing to hide.
         Nature::Hidden(_) => matches!(around, Nature::Private(_) | Nature::Devices | Nature::Hidden(_)),
-        Nature::Private(_) | Nature::Devices | Nature::Masked => false,
+        Nature::Private(_) | Nature::Devices | Nature::Masked | Nature::Staged => false,
     }
 }
 
@@ -389,6 +441,7 @@ mod tests {
                     reveal: paths(reveal),
                     protect: protect.iter().map(|p| (*p).to_owned()).collect(),
                     sockets: Vec::new(),
+                    stage: false,
                 },
                 network: Network::None,
                 environment: Environment::default(),
@@ -398,7 +451,7 @@ mod tests {
             level: Level::Full,
             backend: "native".to_owned(),
         };
-        let found = layout(&plan, None).unwrap();
+        let found = layout(&plan, None, false).unwrap();
         let beneath = found.attachments.iter().filter_map(|a| {
             let path = Path::new(OsStr::from_bytes(a.path.to_bytes())).strip_prefix(&root).ok()?;
             let nature = match a.nature {

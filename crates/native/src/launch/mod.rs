@@ -23,5 +23,7 @@ mod step;
 pub use blueprint::{Blueprint, PrivateTree};
 pub use error::LaunchError;
 pub use launched::{ExitReport, HiddenReads, Launched, Launching, Stdio, begin, launch};
+pub use layout::Overlay;
+pub(crate) use layout::is_staged;
 pub use nursery::Nursery;
 pub use stockade_sys::reap::Ended;

@@ -13,9 +13,10 @@ use stockade_model::RawText;
 use stockade_sys::clone::{flags, unshare};
 use stockade_sys::landlock::{Ruleset, access};
 use stockade_sys::mount::{Forbids, attach, attach_at, copy_tree, make_private, new_filesystem, restrict, swap_root};
+use stockade_sys::resolve::DescriptorPath;
 use stockade_sys::{Errno, caps, keyring, net};
 
-use super::layout::{Attachment, Device, Identity, Nature};
+use super::layout::{Attachment, Device, Identity, Nature, Overlay, Spot};
 use super::message::Message;
 
 /// The walls of level full, beside the user and PID namespaces.
@@ -32,6 +33,8 @@ pub(super) struct Site<'a> {
     proc: Option<OwnedFd>,
     /// The new root.
     root: Option<OwnedFd>,
+    /// The workspace beneath what the run writes in it, not yet attached.
+    overlay: Option<OwnedFd>,
     /// The same as `scratch`, but nothing can be changed by it.
     placeholders: Option<OwnedFd>,
     /// The run's own temporary filesystem.
@@ -49,6 +52,7 @@ impl<'a> Site<'a> {
             ruleset,
             proc: None,
             root: None,
+            overlay: None,
             placeholders: None,
             scratch: None,
             watches: None,
@@ -95,6 +99,8 @@ pub(super) enum Step {
     Proc,
     /// A copy of the host's root.
     CopyRoot,
+    /// The workspace beneath what the run writes in it.
+    Stage { workspace: Spot, overlay: Overlay },
     /// The copy attached and made read-only.
     Root { size: Option<CString> },
     /// Directories and files in the run's own filesystem.
@@ -135,6 +141,7 @@ impl Step {
             Self::PrivateMounts => "private-mounts",
             Self::Proc => "proc",
             Self::CopyRoot => "copy-root",
+            Self::Stage { .. } => "stage",
             Self::Root { .. } => "root",
             Self::Scratch(_) => "scratch",
             Self::Attach(_) => "attach",
@@ -172,6 +179,10 @@ impl Step {
             Self::PrivateMounts => "cut from the host's mounts".to_owned(),
             Self::Proc => "/proc of the own PID namespace, read-only".to_owned(),
             Self::CopyRoot => "a copy of the host's".to_owned(),
+            Self::Stage { workspace, .. } => {
+                let path = RawText::from(workspace.path.as_bytes()).escaped();
+                format!("what is written in {path} waits in a stage")
+            }
             Self::Root { .. } => "the host's root, read-only".to_owned(),
             Self::Scratch(entries) => format!("{} entries in a private temporary filesystem", entries.len()),
             Self::Attach(attachment) => describe_attachment(attachment),
@@ -203,6 +214,10 @@ impl Step {
                 site.root = Some(copy_tree(CWD, c"/")?);
                 Ok(())
             }
+            Self::Stage { workspace, overlay } => {
+                site.overlay = Some(lay_over(workspace, overlay)?);
+                Ok(())
+            }
             Self::Root { size } => build_root(site, size.as_deref()),
             Self::Scratch(entries) => entries.iter().try_for_each(|e| make_entry(site.scratch()?, e)),
             Self::Attach(attachment) => attach_one(site, attachment),
@@ -225,6 +240,7 @@ fn describe_attachment(attachment: &Attachment) -> String {
         Nature::Private(_) => format!("{path} private"),
         Nature::Devices => format!("{path} with few devices"),
         Nature::Writable => format!("{path} writable"),
+        Nature::Staged => format!("{path} staged"),
         Nature::Readable | Nature::Visible { .. } => format!("{path} read-only"),
         Nature::Hidden(_) => format!("{path} hidden"),
         Nature::Masked => format!("{path} masked"),
@@ -274,6 +290,31 @@ fn build_root(site: &mut Site<'_>, size: Option<&CStr>) -> Result<(), Errno> {
     Ok(())
 }
 
+/// An overlay of this user namespace: its marks are attributes that its user may
+/// set. `/proc` must still be the old one, because the directories are named by
+/// the descriptors that hold them, which no character of a path can confuse. It
+/// is volatile (kernel 5.10): otherwise each file that is first written would be
+/// flushed to the disk. The stage is flushed once, at its end.
+fn lay_over(workspace: &Spot, overlay: &Overlay) -> Result<OwnedFd, Errno> {
+    let hold = |spot: &Spot| {
+        let object = open_plain(CWD, &spot.path, ResolveFlags::empty())?;
+        verify(object.as_fd(), spot.identity)?;
+        Ok::<_, Errno>(object)
+    };
+    let held = [hold(workspace)?, hold(&overlay.upper)?, hold(&overlay.work)?];
+    let [lower, upper, work] = [&held[0], &held[1], &held[2]].map(|object| DescriptorPath::new(object.as_fd()));
+    let options = [
+        (c"lowerdir", lower.as_c_str()),
+        (c"upperdir", upper.as_c_str()),
+        (c"workdir", work.as_c_str()),
+        (c"userxattr", c""),
+        (c"index", c"off"),
+        (c"metacopy", c"off"),
+        (c"volatile", c""),
+    ];
+    new_filesystem(c"overlay", &options, Forbids { devices: true, setuid: true, ..Forbids::default() })
+}
+
 fn make_entry(scratch: BorrowedFd<'_>, entry: &ScratchEntry) -> Result<(), Errno> {
     match entry {
         ScratchEntry::Directory(name, mode) => mkdirat(scratch, name, Mode::from_raw_mode(*mode)),
@@ -304,6 +345,7 @@ fn attach_one(site: &mut Site<'_>, attachment: &Attachment) -> Result<(), Errno>
     let scratch = site.scratch()?;
     make_scaffold(scratch, attachment)?;
     let tree = match &attachment.nature {
+        Nature::Staged => site.overlay.take().ok_or(Errno::BADF)?,
         Nature::Private(name) => copy_tree(scratch, name)?,
         Nature::Devices => copy_tree(scratch, c"dev")?,
         Nature::Masked if attachment.directory => copy_tree(site.placeholders()?, c"void")?,
@@ -319,7 +361,7 @@ fn attach_one(site: &mut Site<'_>, attachment: &Attachment) -> Result<(), Errno>
     match attachment.nature {
         // These carry what the run's own filesystem forbids already.
         Nature::Private(_) | Nature::Devices | Nature::Masked | Nature::Hidden(_) => {}
-        Nature::Writable => restrict(tree.as_fd(), Forbids { write: false, ..forbids }, true)?,
+        Nature::Writable | Nature::Staged => restrict(tree.as_fd(), Forbids { write: false, ..forbids }, true)?,
         _ => restrict(tree.as_fd(), forbids, true)?,
     }
     let target = open_plain(site.root()?, attachment.relative(), ResolveFlags::IN_ROOT)?;
@@ -337,7 +379,7 @@ fn rights(attachment: &Attachment) -> u64 {
     match attachment.nature {
         Nature::Private(_) if attachment.floor_allows => access::changing(u32::MAX),
         Nature::Private(_) => SOCKETS,
-        Nature::Writable if attachment.directory => SOCKETS,
+        Nature::Writable | Nature::Staged if attachment.directory => SOCKETS,
         _ => 0,
     }
 }

@@ -81,7 +81,6 @@ pub struct Change {
     pub is_incidental: bool,
     pub(super) below: Option<Mark>,
     pub(super) attributes: Option<Attributes>,
-    pub(super) upper_inode: u64,
 }
 
 /// All changes of a stage, parents before what is in them.
@@ -269,6 +268,20 @@ impl Scan<'_> {
 }
 
 impl Change {
+    /// One that is only looked at, not made.
+    pub fn for_show(path: impl Into<PathBuf>, how: How, staged: Option<Facts>, present: Option<Facts>) -> Self {
+        Self {
+            path: path.into(),
+            how,
+            staged,
+            present,
+            other_names: false,
+            is_incidental: false,
+            below: None,
+            attributes: None,
+        }
+    }
+
     fn new(path: &Path, how: How, staged: Option<(&Object, u32)>, present: Option<&Object>) -> Self {
         Self {
             path: path.to_owned(),
@@ -279,7 +292,6 @@ impl Change {
             is_incidental: false,
             below: present.map(Object::mark),
             attributes: None,
-            upper_inode: staged.map_or(0, |(object, _)| object.inode()),
         }
     }
 }

@@ -123,6 +123,9 @@ impl Stage {
         if journal::is_there(self.directory.as_fd()) {
             return Err(StageError::CutOff(self.id().clone()).into());
         }
+        if self.may_be_torn() {
+            return Err(StageError::Torn(self.id().clone()).into());
+        }
         let all = self.changes()?;
         let (upper, lower) = (self.part(UPPER)?, self.open_workspace()?);
         let guard = Guard::new(&self, &wanted.agreed, upper.as_fd(), lower.as_fd());

@@ -38,9 +38,9 @@ use super::object::{Kind, Mark, Object, Time, names, os, same_content};
 use super::place::Stage;
 
 const TOUCHED: &str = "touched";
-/// Files up to this size are digested before their first change. Of larger ones
-/// only the mark is noted.
-const DIGEST_LIMIT_BYTES: u64 = 16 << 20;
+/// Files up to this size are digested before their first change, while their
+/// writer waits. Of larger ones only the mark is noted.
+const DIGEST_LIMIT_BYTES: u64 = 1 << 20;
 /// Paths that are noted; what comes later is judged by its time alone.
 const NOTES_MAX: usize = 1_000_000;
 /// Levels of a directory that is to be removed which are looked into.

@@ -85,6 +85,11 @@ pub enum StageError {
     /// A commit was cut off and must be finished or undone first.
     #[error("a commit of {0} was cut off\nhint: `stockade stage recover` finishes or undoes it")]
     CutOff(StageId),
+    /// The machine went down while a run wrote to it.
+    #[error(
+        "{0} was being written to when the machine went down: what it holds may be torn\nhint: discard it and run again"
+    )]
+    Torn(StageId),
     /// The workspace cannot be staged.
     #[error("{0} cannot be staged\nhint: run without --stage, or in a directory without mounts beneath it")]
     Unfit(PathError),

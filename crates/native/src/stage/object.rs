@@ -274,6 +274,13 @@ pub(super) fn directory_beneath(root: BorrowedFd<'_>, path: &Path) -> Result<Own
 /// The names in a held directory, in the order of their bytes. A directory of
 /// ours that does not let itself be read is opened up for that moment.
 pub(super) fn names(directory: BorrowedFd<'_>) -> Result<Vec<Vec<u8>>, Errno> {
+    let mut names: Vec<Vec<u8>> = entries(directory)?.into_iter().map(|(name, _)| name).collect();
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// The names in a held directory, and what the directory says they are.
+pub(super) fn entries(directory: BorrowedFd<'_>) -> Result<Vec<(Vec<u8>, FileType)>, Errno> {
     let open = || openat(directory, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
     let listed = match open() {
         Err(Errno::ACCESS) => {
@@ -286,16 +293,16 @@ pub(super) fn names(directory: BorrowedFd<'_>) -> Result<Vec<Vec<u8>>, Errno> {
         other => other?,
     };
     let mut buffer = vec![MaybeUninit::uninit(); BLOCK_BYTES];
-    let mut entries = RawDir::new(listed, &mut buffer);
-    let mut names = Vec::new();
-    while let Some(entry) = entries.next() {
-        let name = entry?.file_name().to_bytes().to_vec();
+    let mut listing = RawDir::new(listed, &mut buffer);
+    let mut found = Vec::new();
+    while let Some(entry) = listing.next() {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
         if name != b"." && name != b".." {
-            names.push(name);
+            found.push((name.to_vec(), entry.file_type()));
         }
     }
-    names.sort_unstable();
-    Ok(names)
+    Ok(found)
 }
 
 pub(super) fn os(name: &[u8]) -> &OsStr {

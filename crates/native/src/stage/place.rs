@@ -22,8 +22,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
-    AtFlags, CWD, FlockOperation, Mode, OFlags, ResolveFlags, fchmod, flock, fstat, fsync, mkdirat, openat, openat2,
-    renameat, unlinkat,
+    AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, ResolveFlags, fchmod, flock, fstat, fsync, mkdirat, openat,
+    openat2, renameat, syncfs, unlinkat,
 };
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
@@ -31,7 +31,7 @@ use stockade_model::{RawText, RequestId, StageId};
 use stockade_sys::Errno;
 
 use super::error::{At, PathError, StageError};
-use super::object::{MODE_BITS, Object, Time, names, os};
+use super::object::{MODE_BITS, Object, Time, entries, names, os};
 
 pub(super) const META: &str = "meta.json";
 pub(super) const UPPER: &str = "upper";
@@ -70,6 +70,8 @@ pub struct StageMeta {
     device: u64,
     inode: u64,
     pub(super) began: Time,
+    /// Names the start of the machine at which it was made.
+    boot: String,
 }
 
 /// What a new stage is for.
@@ -98,6 +100,7 @@ pub struct Stage {
     /// What it is.
     pub meta: StageMeta,
     pub(super) directory: OwnedFd,
+    path: PathBuf,
     stages: OwnedFd,
 }
 
@@ -165,6 +168,7 @@ impl Stages {
             device: root.stat.st_dev,
             inode: root.inode(),
             began: now(),
+            boot: boot(),
         };
         self.lay_out(meta, &root).map_err(StageError::Place)
     }
@@ -180,8 +184,8 @@ impl Stages {
         let upper = upper.ok_or_else(|| PathError::new(&path, Errno::NOENT))?;
         mirror(workspace, &upper).at(workspace_path(&meta))?;
         let stages = rustix::io::fcntl_dupfd_cloexec(&self.directory, 3).at(&path)?;
-        let stage = Stage { meta, directory, stages };
-        stage.write_meta()?;
+        let stage = Stage { meta, directory, path, stages };
+        stage.make_meta()?;
         // From here on every change of the workspace has a later time than the
         // stage: files get theirs from a clock that moves in ticks.
         let began = stage.meta.began;
@@ -239,7 +243,7 @@ impl Stages {
         let meta = read_meta(directory.as_fd(), id)
             .map_err(|why| StageError::Damaged { id: id.clone(), why: why.to_string() })?;
         let stages = rustix::io::fcntl_dupfd_cloexec(&self.directory, 3).map_err(|e| self.place(e))?;
-        Ok(Stage { meta, directory, stages })
+        Ok(Stage { meta, directory, path: self.path.join(id.as_str()), stages })
     }
 
     /// Finds a stage to change, and locks it.
@@ -312,13 +316,20 @@ impl Stage {
         openat(&self.directory, name, flags, Mode::empty()).at(Path::new(name))
     }
 
-    /// Notes how the run ended, for the list.
+    /// Notes how the run ended. What it wrote is on the disk before that.
     ///
     /// # Errors
-    /// Where the record cannot be written.
+    /// Where it cannot be written.
     pub fn end(&mut self, how: &str) -> Result<(), PathError> {
+        syncfs(&self.directory).at(Path::new(UPPER))?;
         self.meta.ended = Some(how.to_owned());
         self.write_meta()
+    }
+
+    /// Whether what it holds may be less than what was written: the machine went
+    /// down before the run's end.
+    pub fn may_be_torn(&self) -> bool {
+        self.meta.ended.is_none() && self.meta.boot != boot()
     }
 
     /// Removes it, with everything that is staged in it.
@@ -331,6 +342,20 @@ impl Stage {
 
     fn write_meta(&self) -> Result<(), PathError> {
         self.write_whole(META, |out| serde_json::to_writer(out, &self.meta).map_err(Into::into))
+    }
+
+    /// The first record, which nobody needs to find after a power failure.
+    fn make_meta(&self) -> Result<(), PathError> {
+        let path = Path::new(META);
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let mut file = File::from(openat(&self.directory, META, flags, Mode::RUSR | Mode::WUSR).at(path)?);
+        let text = serde_json::to_vec(&self.meta).map_err(std::io::Error::from).at(path)?;
+        file.write_all(&text).at(path)
+    }
+
+    /// Where the overlay keeps what is written, and its own directory.
+    pub fn overlay_directories(&self) -> (PathBuf, PathBuf) {
+        (self.path.join(UPPER), self.path.join(WORK))
     }
 
     /// Writes one of its files whole or not at all, and durably.
@@ -447,8 +472,12 @@ pub(super) fn remove_tree(directory: BorrowedFd<'_>, name: &[u8]) -> Result<(), 
             continue;
         }
         open_up(&object).at(path)?;
-        for inner in names(object.fd.as_fd()).at(path)? {
+        for (inner, kind) in entries(object.fd.as_fd()).at(path)? {
             let path = path.join(os(&inner));
+            if !matches!(kind, FileType::Directory | FileType::Unknown) {
+                unlinkat(&object.fd, os(&inner), AtFlags::empty()).at(&path)?;
+                continue;
+            }
             let Some(found) = Object::find(object.fd.as_fd(), os(&inner)).at(&path)? else { continue };
             if found.is_directory() {
                 open_up(&found).at(&path)?;
@@ -490,6 +519,11 @@ pub(super) fn make_private(parent: BorrowedFd<'_>, name: &str) -> Result<OwnedFd
         fchmod(&directory, Mode::RWXU)?;
     }
     Ok(directory)
+}
+
+/// Names this start of the machine (random(4)).
+fn boot() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
 fn random() -> Result<[u8; 16], Errno> {

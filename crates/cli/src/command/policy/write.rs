@@ -181,6 +181,7 @@ mod tests {
             stdout: None,
             stderr: None,
             truncated: false,
+            staged: None,
         };
         // As the outcome's JSON has it: what it may hold besides does not matter.
         let approval: Approval = serde_json::from_value(serde_json::json!({

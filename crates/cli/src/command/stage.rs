@@ -1,0 +1,355 @@
+//! `stockade stage`: what runs have written in their workspace and nobody has
+//! looked at yet. Commits and discards are on the record.
+
+use std::ffi::OsString;
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use stockade_audit::Log;
+use stockade_model::{Event, EventKind, RawText, StageId};
+use stockade_native::stage::text::{Difference, difference};
+use stockade_native::stage::{
+    Change, CommitError, Conflict, End, Held, How, Listed, Recovered, Stage, StageError, Stages, Wanted, Watch, Why,
+    recover_all,
+};
+
+use super::{Ended, now_ms, print, variable};
+use crate::args::StageCommand;
+use crate::failure::{Failure, quoted};
+use crate::places::State;
+use crate::render::{self, counted, stage as text};
+use crate::{exit, places};
+
+/// From so many steps on, a commit tells how far it is.
+const PROGRESS_FROM: usize = 500;
+/// How often it tells.
+const PROGRESS_EVERY: Duration = Duration::from_millis(100);
+
+/// Lists, compares, commits, discards or recovers.
+///
+/// # Errors
+/// When a stage or its workspace cannot be used.
+pub fn stage(typed: StageCommand) -> Ended {
+    let state = State::open(&places::state_path(&variable)?)?;
+    match typed {
+        StageCommand::List { json } => {
+            recover(&state, None)?;
+            list(&state, json)
+        }
+        StageCommand::Recover { json } => recover_now(&state, json),
+        StageCommand::Diff { target, summary, json } => {
+            recover(&state, None)?;
+            diff(&state, &target, summary, json)
+        }
+        StageCommand::Commit { target, protected, json } => {
+            recover(&state, None)?;
+            commit(&state, &target, &protected, json)
+        }
+        StageCommand::Discard { target, json } => {
+            recover(&state, None)?;
+            discard(&state, &target, json)
+        }
+    }
+}
+
+/// Finishes or undoes commits that were cut off, and says so.
+///
+/// # Errors
+/// When neither can be done: what is in the workspace is then half of something.
+pub fn recover(state: &State, workspace: Option<&Path>) -> Result<(), Failure> {
+    // Looking must not make the directory.
+    if !state.stages().exists() {
+        return Ok(());
+    }
+    for recovered in recover_all(&Stages::open(&state.stages())?, workspace)? {
+        let _ = io::stderr().lock().write_all(text::recovered(&recovered).as_bytes());
+    }
+    Ok(())
+}
+
+fn recover_now(state: &State, json: bool) -> Ended {
+    let found = if state.stages().exists() { recover_all(&Stages::open(&state.stages())?, None)? } else { Vec::new() };
+    let mut out = String::new();
+    for recovered in &found {
+        out += &if json { render::json::line(&recovered_json(recovered))? } else { text::recovered(recovered) };
+    }
+    print(&out)?;
+    if found.is_empty() && !json {
+        remark("no commit was cut off\n");
+    }
+    Ok(exit::SUCCESS)
+}
+
+fn recovered_json(recovered: &Recovered) -> Value {
+    let (end, why) = match &recovered.end {
+        End::Finished => ("finished", None),
+        End::Undone(why) => ("undone", Some(why.to_string())),
+        End::Unbegun => ("unbegun", None),
+    };
+    json!({ "stage": recovered.id, "end": end, "why": why })
+}
+
+fn list(state: &State, json: bool) -> Ended {
+    let found = if state.stages().exists() { Stages::open(&state.stages())?.list()? } else { Vec::new() };
+    let mut out = String::new();
+    for listed in &found {
+        out += &if json { render::json::line(&listed_json(listed))? } else { text::listed(listed) };
+    }
+    print(&out)?;
+    if found.is_empty() && !json {
+        remark("nothing is staged\n");
+    }
+    Ok(exit::SUCCESS)
+}
+
+fn listed_json(listed: &Listed) -> Value {
+    let Some(meta) = &listed.meta else { return json!({ "stage": listed.id, "state": "damaged" }) };
+    json!({
+        "stage": listed.id,
+        "state": text::state(listed),
+        "created_ms": meta.created_ms,
+        "workspace": meta.workspace,
+        "request": meta.request,
+        "command": meta.command,
+    })
+}
+
+/// A stage and paths in its workspace, as they were typed.
+struct Target {
+    id: StageId,
+    paths: Vec<PathBuf>,
+}
+
+impl Target {
+    /// `[ID] [PATH]...`: what has the form of an id is one. Without an id, the
+    /// newest stage whose workspace holds the current directory, or with `alone`
+    /// the only one.
+    fn of(stages: &Stages, typed: &[OsString], alone: bool) -> Result<Option<Self>, Failure> {
+        let cwd = places::current_directory()?;
+        let named = typed.first().and_then(|first| first.to_str()?.parse::<StageId>().ok());
+        let typed = if named.is_some() { &typed[1..] } else { typed };
+        let id = match named {
+            Some(id) => id,
+            None => match here(stages, &cwd, alone)? {
+                Some(id) => id,
+                None => return Ok(None),
+            },
+        };
+        let workspace = match stages.look(&id) {
+            Ok(stage) => stage.workspace().to_owned(),
+            // Only the whole of it can be meant.
+            Err(StageError::Damaged { .. }) if typed.is_empty() => PathBuf::new(),
+            Err(error) => return Err(error.into()),
+        };
+        let paths = typed.iter().map(|path| relative(path, &cwd, &workspace)).collect::<Result<_, _>>()?;
+        Ok(Some(Self { id, paths }))
+    }
+}
+
+fn here(stages: &Stages, cwd: &Path, alone: bool) -> Result<Option<StageId>, Failure> {
+    let around = |listed: &Listed| {
+        listed.meta.as_ref().is_some_and(|meta| cwd.starts_with(meta.workspace.as_path())) && !listed.busy
+    };
+    let mut found = stages.list()?.into_iter().filter(around).map(|listed| listed.id);
+    let first = found.next();
+    let others = found.count();
+    if alone && others > 0 {
+        let count = counted(others + 1, "stage");
+        return Err(Failure::new(format!("there are {count} of this workspace"))
+            .hint("name one; `stockade stage list` shows them"));
+    }
+    Ok(first)
+}
+
+/// A typed path, as it is called in the workspace.
+fn relative(typed: &OsString, cwd: &Path, workspace: &Path) -> Result<PathBuf, Failure> {
+    let path = places::expand(Path::new(typed), &|| places::home(&variable), cwd)?;
+    let inside = path.strip_prefix(workspace).map(Path::to_owned);
+    inside.map_err(|_| {
+        Failure::new(format!("{} lies outside the workspace {}", quoted(Path::new(typed)), quoted(workspace)))
+            .hint("name paths of the workspace")
+    })
+}
+
+fn nothing_here() -> Ended {
+    crate::complain(
+        &Failure::new("nothing is staged of this workspace").hint("`stockade stage list` shows all stages"),
+    );
+    Ok(exit::NEGATIVE)
+}
+
+/// The stages, where there is a directory of them.
+fn stages(state: &State) -> Result<Option<Stages>, Failure> {
+    Ok(if state.stages().exists() { Some(Stages::open(&state.stages())?) } else { None })
+}
+
+fn diff(state: &State, typed: &[OsString], summary: bool, json: bool) -> Ended {
+    let Some(stages) = stages(state)? else { return nothing_here() };
+    let Some(target) = Target::of(&stages, typed, false)? else { return nothing_here() };
+    let stage = stages.look(&target.id)?;
+    let changes = stage.changes()?;
+    let held = stage.held(&changes)?;
+    let conflicts = stage.conflicts(&changes)?;
+    let mut out = String::new();
+    let meant = |change: &&Change| {
+        !change.is_incidental
+            && (target.paths.is_empty() || target.paths.iter().any(|path| change.path.starts_with(path)))
+    };
+    for change in changes.list.iter().filter(meant) {
+        let held = held.iter().find(|held| held.path == change.path);
+        let conflict = conflicts.iter().find(|conflict| conflict.path == change.path);
+        if json {
+            out += &render::json::line(&change_json(change, held, conflict))?;
+            continue;
+        }
+        out += &text::change(change, held, conflict, crate::stdout_style());
+        if !summary && change.how != How::Metadata {
+            out += &text::difference(&change.path, &lines(&stage, change)?, change);
+        }
+    }
+    print(&out)?;
+    if out.is_empty() && !json {
+        remark("no changes\n");
+    }
+    Ok(exit::SUCCESS)
+}
+
+fn lines(stage: &Stage, change: &Change) -> Result<Difference, Failure> {
+    difference(stage, change).map_err(Failure::from)
+}
+
+fn change_json(change: &Change, held: Option<&Held>, conflict: Option<&Conflict>) -> Value {
+    json!({
+        "path": RawText::from(change.path.as_path()),
+        "how": change.how,
+        "present": change.present,
+        "staged": change.staged,
+        "other_names": change.other_names,
+        "waits": held.map(held_json),
+        "conflict": conflict.map(|conflict| conflict.meanwhile),
+    })
+}
+
+fn held_json(held: &Held) -> Value {
+    let path = RawText::from(held.path.as_path());
+    match &held.why {
+        Why::Protected { rule, unit } => {
+            json!({ "path": path, "why": rule, "protected": RawText::from(unit.as_path()) })
+        }
+        Why::Special(what) => json!({ "path": path, "why": what }),
+    }
+}
+
+fn commit(state: &State, typed: &[OsString], protected: &[OsString], json: bool) -> Ended {
+    let Some(stages) = stages(state)? else { return nothing_here() };
+    let Some(target) = Target::of(&stages, typed, true)? else { return nothing_here() };
+    let stage = stages.take(&target.id)?;
+    let cwd = places::current_directory()?;
+    let agreed = protected.iter().map(|path| relative(path, &cwd, stage.workspace())).collect::<Result<Vec<_>, _>>()?;
+    // Before anything is changed: what cannot be recorded does not happen.
+    let log = Log::open(&state.audit())?;
+    let request = stage.meta.request.clone();
+    let wanted = Wanted { paths: target.paths, agreed };
+    let mut progress = Progress::new();
+    let result = stage.commit(&wanted, &mut progress);
+    progress.clear();
+    let committed = match result {
+        Ok(committed) => committed,
+        Err(CommitError::Conflicts(found)) => return conflicted(found, json),
+        Err(error) => return Err(error.into()),
+    };
+    let kind = EventKind::Committed {
+        stage: target.id.clone(),
+        changes: committed.paths.len() as u64,
+        agreed: wanted.agreed.iter().map(|path| path.as_path().into()).collect(),
+        held: committed.held.len() as u64,
+    };
+    log.append(&Event { time_ms: now_ms(), request, session: None, kind })?;
+    log.commit()?;
+    let text = if json {
+        let paths: Vec<RawText> = committed.paths.iter().map(|path| path.as_path().into()).collect();
+        let held: Vec<Value> = committed.held.iter().map(held_json).collect();
+        render::json::line(&json!({ "stage": target.id, "committed": paths, "left": held, "gone": committed.is_gone }))?
+    } else {
+        text::committed(&committed, target.id.as_str(), crate::stdout_style())
+    };
+    print(&text)?;
+    Ok(if committed.held.is_empty() { exit::SUCCESS } else { exit::NEGATIVE })
+}
+
+/// Nothing was committed, because the workspace changed meanwhile.
+fn conflicted(found: Vec<Conflict>, json: bool) -> Ended {
+    if json {
+        let list: Vec<Value> = found
+            .iter()
+            .map(|conflict| json!({ "path": RawText::from(conflict.path.as_path()), "meanwhile": conflict.meanwhile }))
+            .collect();
+        print(&render::json::line(&json!({ "committed": [], "conflicts": list }))?)?;
+    } else {
+        crate::complain(&Failure::from(CommitError::Conflicts(found)));
+    }
+    Ok(exit::NEGATIVE)
+}
+
+fn discard(state: &State, typed: &[OsString], json: bool) -> Ended {
+    let Some(stages) = stages(state)? else { return nothing_here() };
+    let Some(target) = Target::of(&stages, typed, true)? else { return nothing_here() };
+    let log = Log::open(&state.audit())?;
+    let stage = match stages.take(&target.id) {
+        Err(StageError::Damaged { .. }) => {
+            stages.remove_damaged(&target.id)?;
+            print(&format!("{} is gone\n", target.id))?;
+            return Ok(exit::SUCCESS);
+        }
+        other => other?,
+    };
+    let request = stage.meta.request.clone();
+    let (paths, is_gone) = stage.discard(&target.paths)?;
+    let kind = EventKind::Discarded { stage: target.id.clone(), changes: paths.len() as u64 };
+    log.append(&Event { time_ms: now_ms(), request, session: None, kind })?;
+    log.commit()?;
+    let text = if json {
+        let list: Vec<RawText> = paths.iter().map(|path| path.as_path().into()).collect();
+        render::json::line(&json!({ "stage": target.id, "discarded": list, "gone": is_gone }))?
+    } else {
+        format!("{} discarded\n", counted(paths.len(), "path"))
+    };
+    print(&text)?;
+    Ok(exit::SUCCESS)
+}
+
+/// How far a commit is, on a terminal.
+struct Progress {
+    is_shown: bool,
+    told: Option<Instant>,
+}
+
+impl Progress {
+    fn new() -> Self {
+        Self { is_shown: io::stderr().is_terminal(), told: None }
+    }
+
+    fn clear(&self) {
+        if self.told.is_some() {
+            remark("\r\u{1b}[K");
+        }
+    }
+}
+
+impl Watch for Progress {
+    fn progress(&mut self, done: usize, total: usize) {
+        let is_due = self.told.is_none_or(|told| told.elapsed() >= PROGRESS_EVERY);
+        if self.is_shown && total >= PROGRESS_FROM && (is_due || done == total) {
+            self.told = Some(Instant::now());
+            remark(&format!("\r{done} of {total}"));
+        }
+    }
+}
+
+/// Beside the data.
+fn remark(text: &str) {
+    let mut out = io::stderr().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}

@@ -1,0 +1,105 @@
+//! The stage of one attempt, from its making to what it holds at the end: joins
+//! [`crate::stage`] to the backend. It must not know who commits.
+
+use std::path::Path;
+
+use stockade_engine::{CommandEnd, StartError};
+use stockade_model::{Level, Plan, RawText, Staged};
+
+use crate::backend::unlaunched;
+use crate::launch::{Overlay, is_staged};
+use crate::stage::{NewStage, Stage, StageError, Stages, Witness};
+
+/// A stage that an attempt writes to.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    stage: Stage,
+    overlay: Overlay,
+}
+
+impl Staging {
+    /// Makes the stage that `plan` asks for, if it asks for one. What an earlier
+    /// attempt of the same request staged is discarded first: nothing happens
+    /// twice (L4).
+    pub fn of(plan: &Plan, place: Option<&Path>) -> Result<Option<Self>, StartError> {
+        if !is_staged(plan) {
+            return Ok(None);
+        }
+        if plan.level != Level::Full {
+            return Err(StartError {
+                what: format!("at level {} nothing can be staged: that takes a mount of its own", plan.level),
+                hint: Some("run at level full, or without a stage".to_owned()),
+            });
+        }
+        let place = place.ok_or_else(|| StartError {
+            what: "this backend was given no place for stages".to_owned(),
+            hint: Some("run without a stage".to_owned()),
+        })?;
+        let stages = Stages::open(place).map_err(unstaged)?;
+        if plan.attempt > 1 {
+            discard_earlier(&stages, plan)?;
+        }
+        let new = NewStage {
+            request: plan.request.clone(),
+            command: RawText::from(plan.argv.iter().map(RawText::as_bytes).collect::<Vec<_>>().join(&b' ')),
+            workspace: plan.workspace.as_path().to_owned(),
+            protect: plan.profile.filesystem.protect.clone(),
+        };
+        let stage = stages.create(new).map_err(unstaged)?;
+        let (upper, work) = stage.overlay_directories();
+        let overlay = Overlay::new(&upper, &work).map_err(unlaunched)?;
+        Ok(Some(Self { stage, overlay }))
+    }
+
+    pub fn overlay(&self) -> &Overlay {
+        &self.overlay
+    }
+
+    pub fn witness(&self) -> Result<Witness, StartError> {
+        Witness::new(&self.stage).map_err(unstaged)
+    }
+
+    /// What is left to be committed. A stage without changes is removed at once.
+    pub fn end(mut self, end: &CommandEnd) -> Option<Staged> {
+        let id = self.stage.id().clone();
+        let changes = match self.stage.changes() {
+            Ok(changes) if changes.is_empty() => {
+                // What is left of it is removed later.
+                let _ = self.stage.remove();
+                return None;
+            }
+            Ok(changes) => changes.count() as u64,
+            // Whoever looks at it is told why.
+            Err(_) => 0,
+        };
+        let _ = self.stage.end(&ended(end));
+        Some(Staged { stage: id, changes })
+    }
+}
+
+fn ended(end: &CommandEnd) -> String {
+    match end {
+        CommandEnd::Exited(code) => format!("exited {code}"),
+        CommandEnd::Signaled(signal) => format!("ended by signal {signal}"),
+        CommandEnd::NotFound | CommandEnd::NotExecutable(_) => "nothing ran".to_owned(),
+        CommandEnd::Lost(_) => "lost".to_owned(),
+    }
+}
+
+fn discard_earlier(stages: &Stages, plan: &Plan) -> Result<(), StartError> {
+    for listed in stages.list().map_err(unstaged)? {
+        if listed.meta.as_ref().is_some_and(|meta| meta.request == plan.request) {
+            let stage = stages.take(&listed.id).map_err(unstaged)?;
+            stage.remove().map_err(|error| unstaged(StageError::Place(error)))?;
+        }
+    }
+    Ok(())
+}
+
+fn unstaged(error: StageError) -> StartError {
+    let text = error.to_string();
+    match text.split_once("\nhint: ") {
+        Some((what, hint)) => StartError { what: what.to_owned(), hint: Some(hint.to_owned()) },
+        None => StartError { what: text, hint: None },
+    }
+}

@@ -1,0 +1,346 @@
+//! A stage as a sandbox writes to it: through the broker, as root and as an
+//! ordinary user, and what comes of it at a commit.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used)]
+
+mod stage_support;
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Instant;
+
+use stage_support::{assert_same, copy_tree, picture, run_in};
+use stockade_engine::{AttemptEnd, AttemptEvent, Backend, CommandEnd, Events, HeldAnswer, Io};
+use stockade_model::{Denial, Grant, Level, Plan, StageId};
+use stockade_native::NativeBackend;
+use stockade_native::stage::{CommitError, Meanwhile, Stages, Unwatched, Wanted};
+use support::{PATIENCE, in_each_role, plan, script};
+
+const CAPTURE: Io = Io::Capture { limit_bytes: 1 << 20 };
+const FRESH: i64 = 1_600_000_000;
+
+/// A workspace and a place for stages; both in the directory of temporary files,
+/// which is private inside.
+struct Scene {
+    scratch: tempfile::TempDir,
+}
+
+impl Scene {
+    fn new(before: &str) -> Self {
+        let scene = Self { scratch: tempfile::Builder::new().prefix("stage-").tempdir().unwrap() };
+        fs::create_dir(scene.workspace()).unwrap();
+        run_in(&scene.workspace(), before);
+        scene
+    }
+
+    fn top(&self) -> PathBuf {
+        self.scratch.path().canonicalize().unwrap()
+    }
+
+    fn workspace(&self) -> PathBuf {
+        self.top().join("w")
+    }
+
+    fn stages(&self) -> Stages {
+        Stages::open(&self.top().join("stages")).unwrap()
+    }
+
+    fn backend(&self) -> NativeBackend {
+        NativeBackend::default().staging(self.top().join("stages"))
+    }
+
+    fn plan(&self, text: &str) -> Plan {
+        let mut plan = script(Level::Full, &self.workspace(), text);
+        plan.profile.filesystem.stage = true;
+        plan
+    }
+
+    /// Runs a script, staged. It must succeed.
+    #[track_caller]
+    fn run(&self, text: &str) -> (Option<StageId>, Vec<Denial>) {
+        let (end, denials) = self.try_run(&self.plan(text));
+        let errors = String::from_utf8_lossy(end.stderr.as_ref().unwrap().as_bytes()).into_owned();
+        assert_eq!(end.end, CommandEnd::Exited(0), "{text}\n{errors}{denials:?}");
+        (end.staged.map(|staged| staged.stage), denials)
+    }
+
+    fn try_run(&self, plan: &Plan) -> (AttemptEnd, Vec<Denial>) {
+        let (sender, events) = channel();
+        let sender = Events::new(move |event| drop(sender.send(event)));
+        let mut attempt = self.backend().prepare(plan, &CAPTURE, false, sender).unwrap();
+        attempt.release().unwrap();
+        drain(&events)
+    }
+
+    #[track_caller]
+    fn commit(&self, id: &StageId) {
+        let stage = self.stages().take(id).unwrap();
+        let committed = stage.commit(&Wanted::default(), &mut Unwatched).unwrap();
+        assert!(committed.is_gone, "{committed:?}");
+    }
+}
+
+fn drain(events: &Receiver<AttemptEvent>) -> (AttemptEnd, Vec<Denial>) {
+    let mut denials = Vec::new();
+    let give_up = Instant::now() + PATIENCE;
+    loop {
+        let left = give_up.saturating_duration_since(Instant::now());
+        match events.recv_timeout(left).expect("the attempt ends") {
+            AttemptEvent::Denied(denial) => denials.push(denial),
+            AttemptEvent::Executed { .. } => {}
+            AttemptEvent::Held { .. } | AttemptEvent::Withdrawn(_) => panic!("it was not told to hold"),
+            AttemptEvent::Ended(end) => return (end, denials),
+        }
+    }
+}
+
+/// What a staged run is compared by: everything that the broker does on behalf.
+const WORK: &str = "set -e; echo new >n; echo more >>a; : >b; rm gone; mkdir -p x/y; echo deep >x/y/z; mv x/y/z d/z; \
+    ln a hard; ln -s a soft; chmod 750 a; touch -d 2001-01-01 b; truncate -s 2M holes; mkfifo pipe; rm -r old; \
+    mkdir old; echo fresh >old/new; mv new_dir renamed 2>/dev/null || true; cp -a d copy; rmdir x/y; \
+    setfattr -n user.k -v v n 2>/dev/null || true; cat a n d/z old/new >all";
+const BEFORE: &str = "echo a >a; echo b >b; touch gone; mkdir d; echo d >d/d; mkdir old; touch old/old";
+
+#[test]
+fn what_is_staged_is_what_a_native_run_does() {
+    in_each_role("what_is_staged_is_what_a_native_run_does", || {
+        let scene = Scene::new(BEFORE);
+        let native = scene.top().join("native");
+        copy_tree(&scene.workspace(), &native);
+        run_in(&native, WORK);
+        let untouched = picture(&scene.workspace(), i64::MAX);
+        let (id, denials) = scene.run(WORK);
+        assert_eq!(denials, []);
+        assert_same(&untouched, &picture(&scene.workspace(), i64::MAX), "while it is staged");
+        scene.commit(&id.unwrap());
+        assert_same(&picture(&native, FRESH), &picture(&scene.workspace(), FRESH), "committed");
+        assert!(scene.stages().list().unwrap().is_empty());
+    });
+}
+
+#[test]
+fn a_run_that_changes_nothing_leaves_no_stage() {
+    in_each_role("a_run_that_changes_nothing_leaves_no_stage", || {
+        let scene = Scene::new("echo a >a");
+        let (id, _) = scene.run("cat a; touch t; rm t; : >>a; echo x >/tmp/private");
+        assert_eq!(id, None);
+        assert!(scene.stages().list().unwrap().is_empty());
+    });
+}
+
+#[test]
+fn the_working_directory_and_what_is_read_are_staged_too() {
+    in_each_role("the_working_directory_and_what_is_read_are_staged_too", || {
+        let scene = Scene::new("mkdir d; echo below >d/f; chmod 700 d");
+        let mut plan = scene.plan("pwd; cat f; echo above >f; cat f; echo x >../top; ls ..");
+        plan.cwd = scene.workspace().join("d").into();
+        let (end, denials) = scene.try_run(&plan);
+        let expected = format!("{}\nbelow\nabove\nd\ntop\n", scene.workspace().join("d").display());
+        assert_eq!(String::from_utf8_lossy(end.stdout.unwrap().as_bytes()), expected, "{denials:?}");
+        assert_eq!(fs::read_to_string(scene.workspace().join("d/f")).unwrap(), "below\n");
+    });
+}
+
+#[test]
+fn protected_names_are_refused_in_a_stage_as_well() {
+    in_each_role("protected_names_are_refused_in_a_stage_as_well", || {
+        let scene = Scene::new("mkdir -p .git/hooks; echo c >.git/config");
+        let (_, denials) =
+            scene.run("echo x >.git/hooks/pre-commit; echo y >>.git/config; mkdir .vscode; mv .git moved; true");
+        let objects: Vec<String> = denials
+            .iter()
+            .map(|denial| {
+                let path = denial.object.as_path().strip_prefix(scene.workspace()).unwrap();
+                path.display().to_string()
+            })
+            .collect();
+        assert_eq!(objects, [".git/hooks/pre-commit", ".git/config", ".vscode", ".git"]);
+        assert!(scene.stages().list().unwrap().is_empty());
+    });
+}
+
+#[test]
+fn what_is_granted_from_the_start_is_staged() {
+    in_each_role("what_is_granted_from_the_start_is_staged", || {
+        let scene = Scene::new("mkdir -p .git; echo c >.git/index");
+        let mut plan = scene.plan("echo new >.git/index; echo m >.git/made; mkdir .vscode; echo t >.vscode/t");
+        for name in [".git", ".vscode"] {
+            let path = scene.workspace().join(name);
+            plan.profile.filesystem.write.push(path.clone().into());
+            plan.grants.push(Grant::Write(path));
+        }
+        let (end, denials) = scene.try_run(&plan);
+        assert_eq!((end.end, denials), (CommandEnd::Exited(0), vec![]));
+        assert_eq!(fs::read_to_string(scene.workspace().join(".git/index")).unwrap(), "c\n");
+        assert!(!scene.workspace().join(".vscode").exists());
+        // The yes was for the run. The commit asks for itself.
+        let stage = scene.stages().take(&end.staged.unwrap().stage).unwrap();
+        let committed = stage.commit(&Wanted::default(), &mut Unwatched).unwrap();
+        assert_eq!((committed.paths.len(), committed.held.len()), (0, 4));
+    });
+}
+
+#[test]
+fn what_is_granted_while_it_runs_is_staged() {
+    in_each_role("what_is_granted_while_it_runs_is_staged", || {
+        let scene = Scene::new("mkdir -p .git; echo c >.git/index; touch .git/gone");
+        let plan = scene.plan("set -e; echo new >.git/index; rm .git/gone; echo m >.git/made; mv .git/made .git/moved");
+        let (sender, events) = channel();
+        let sender = Events::new(move |event| drop(sender.send(event)));
+        let mut attempt = scene.backend().prepare(&plan, &CAPTURE, true, sender).unwrap();
+        attempt.release().unwrap();
+        let staged = loop {
+            match events.recv_timeout(PATIENCE).unwrap() {
+                AttemptEvent::Held { id, .. } => {
+                    let grant = Grant::Write(scene.workspace().join(".git"));
+                    attempt.answer(id, HeldAnswer::Granted(vec![grant]));
+                }
+                AttemptEvent::Ended(end) => {
+                    assert_eq!(end.end, CommandEnd::Exited(0), "{:?}", end.stderr);
+                    break end.staged.unwrap();
+                }
+                AttemptEvent::Denied(denial) => panic!("{denial:?}"),
+                _ => {}
+            }
+        };
+        assert_eq!(fs::read_to_string(scene.workspace().join(".git/index")).unwrap(), "c\n");
+        assert!(scene.workspace().join(".git/gone").exists() && !scene.workspace().join(".git/moved").exists());
+        assert_eq!(staged.changes, 3);
+        let stage = scene.stages().take(&staged.stage).unwrap();
+        let agreed = Wanted { agreed: vec![".git".into()], ..Wanted::default() };
+        assert!(stage.commit(&agreed, &mut Unwatched).unwrap().is_gone);
+        run_in(&scene.workspace(), "grep -q new .git/index; test ! -e .git/gone; grep -q m .git/moved");
+    });
+}
+
+#[test]
+fn a_directory_from_below_is_not_renamed_but_copied() {
+    in_each_role("a_directory_from_below_is_not_renamed_but_copied", || {
+        let scene = Scene::new("mkdir d; echo x >d/x");
+        let rename = "python3 -c 'import os, errno\ntry: os.rename(\"d\", \"e\")\n\
+                      except OSError as e: assert e.errno == errno.EXDEV, e\nelse: raise SystemExit(3)'";
+        let (id, denials) = scene.run(&format!("set -e; {rename}; mv d e; test -e e/x; test ! -e d"));
+        assert_eq!(denials, []);
+        scene.commit(&id.unwrap());
+        run_in(&scene.workspace(), "test -e e/x; test ! -e d");
+    });
+}
+
+/// Runs `script`, with `meanwhile` done to the workspace while it waits between
+/// its two halves: what stands against a commit.
+#[track_caller]
+fn check_conflict(first: &str, meanwhile: &str, second: &str, expected: &[(&str, Meanwhile)]) {
+    let scene = Scene::new("echo a >a; echo big >big; mkdir d; echo x >d/x; echo l >l");
+    // An overlay does not look for what appears below: word comes by another way.
+    let flags = scene.top().join("flags");
+    fs::create_dir(&flags).unwrap();
+    let go = flags.join("go");
+    let wait = format!("until test -e {}; do sleep 0.02; done", go.display());
+    let mut plan = scene.plan(&format!("set -e; {first}; mkfifo told; {wait}; {second}; rm told"));
+    plan.profile.filesystem.write.push(flags.into());
+    let (sender, events) = channel();
+    let sender = Events::new(move |event| drop(sender.send(event)));
+    let mut attempt = scene.backend().prepare(&plan, &CAPTURE, false, sender).unwrap();
+    attempt.release().unwrap();
+    let upper = |name: &str| {
+        let listed = scene.stages().list().unwrap();
+        scene.top().join("stages").join(listed[0].id.as_str()).join("upper").join(name)
+    };
+    support::wait_until("the first half is done", || upper("told").exists());
+    run_in(&scene.workspace(), meanwhile);
+    fs::write(&go, "").unwrap();
+    let (end, denials) = drain(&events);
+    assert_eq!(end.end, CommandEnd::Exited(0), "{:?} {denials:?}", end.stderr);
+    let stage = scene.stages().take(&end.staged.unwrap().stage).unwrap();
+    match stage.commit(&Wanted::default(), &mut Unwatched) {
+        Err(CommitError::Conflicts(found)) => {
+            let found: Vec<(&str, Meanwhile)> =
+                found.iter().map(|conflict| (conflict.path.to_str().unwrap(), conflict.meanwhile)).collect();
+            assert_eq!(found, expected, "{first}; {second} against {meanwhile}");
+        }
+        Ok(_) => assert_eq!(expected, [], "{first}; {second} against {meanwhile} was committed"),
+        Err(other) => panic!("{other}"),
+    }
+}
+
+#[test]
+fn the_witness_knows_content_from_times() {
+    use Meanwhile::{Changed, Created, Removed};
+    in_each_role("the_witness_knows_content_from_times", || {
+        // Touched, or changed and changed back: still what it was.
+        check_conflict("echo b >>a", "touch a", "true", &[]);
+        check_conflict("echo b >>a", "echo c >a; echo a >a", "true", &[]);
+        check_conflict("echo b >>a", "cp a t; mv t a", "true", &[]);
+        check_conflict("rm -r d", "touch d d/x", "true", &[]);
+        // Changed for good.
+        check_conflict("echo b >>a", "echo c >a", "true", &[("a", Changed)]);
+        check_conflict("echo b >>a", "chmod 600 a", "true", &[("a", Changed)]);
+        check_conflict("echo b >>a", "rm a", "true", &[("a", Removed)]);
+        check_conflict("echo n >n", "echo m >n", "true", &[("n", Created)]);
+        check_conflict("rm -r d", "echo y >d/y", "true", &[("d/y", Changed)]);
+        // Changed before the run first looked: it may have acted on what was.
+        check_conflict("true", "echo c >a; echo a >a", "echo b >>a", &[("a", Changed)]);
+        check_conflict("true", "echo c >l", "rm l", &[("l", Changed)]);
+    });
+}
+
+#[test]
+fn a_second_attempt_begins_anew() {
+    in_each_role("a_second_attempt_begins_anew", || {
+        let scene = Scene::new("echo a >a");
+        let (first, _) = scene.run("echo once >>a");
+        let mut plan = scene.plan("echo twice >>a");
+        plan.attempt = 2;
+        let (end, _) = scene.try_run(&plan);
+        let second = end.staged.unwrap().stage;
+        assert_ne!(first.unwrap(), second);
+        assert_eq!(scene.stages().list().unwrap().len(), 1);
+        scene.commit(&second);
+        assert_eq!(fs::read_to_string(scene.workspace().join("a")).unwrap(), "a\ntwice\n");
+    });
+}
+
+#[test]
+fn what_cannot_be_staged_does_not_run() {
+    in_each_role("what_cannot_be_staged_does_not_run", || {
+        let scene = Scene::new("true");
+        let refused = |plan: &Plan, backend: NativeBackend| {
+            let (sender, _events) = channel();
+            let sender = Events::new(move |event| drop(sender.send(event)));
+            backend.prepare(plan, &CAPTURE, false, sender).err().expect("it is refused")
+        };
+        let mut restricted = scene.plan("touch ran");
+        restricted.level = Level::Restricted;
+        let error = refused(&restricted, scene.backend());
+        assert!(error.what.contains("level restricted"), "{error:?}");
+        let error = refused(&scene.plan("touch ran"), NativeBackend::default());
+        assert!(error.what.contains("no place"), "{error:?}");
+        let inside = NativeBackend::default().staging(scene.workspace().join("stages"));
+        let error = refused(&scene.plan("touch ran"), inside);
+        assert!(error.what.contains("cannot be staged"), "{error:?}");
+        assert!(!scene.workspace().join("ran").exists());
+    });
+}
+
+#[test]
+fn a_read_only_run_needs_no_stage() {
+    let scene = Scene::new("echo a >a");
+    let mut plan = plan(Level::Full, &scene.workspace(), &["cat", "a"]);
+    plan.profile.filesystem.write.clear();
+    plan.profile.filesystem.stage = true;
+    let (end, _) = scene.try_run(&plan);
+    assert_eq!((end.end, end.staged), (CommandEnd::Exited(0), None));
+    assert!(!Path::new(&scene.top().join("stages")).exists());
+}
+
+#[test]
+fn a_file_that_is_open_in_the_workspace_is_not_reached() {
+    // Neither by its name nor by a descriptor that leads there.
+    in_each_role("a_file_that_is_open_in_the_workspace_is_not_reached", || {
+        let scene = Scene::new("echo a >a");
+        let (id, _) = scene.run("exec 3<>a; echo b >&3; echo c >/proc/self/fd/3; exec 4<a; echo d >/dev/fd/4 || true");
+        assert_eq!(fs::read_to_string(scene.workspace().join("a")).unwrap(), "a\n");
+        assert!(id.is_some());
+    });
+}
