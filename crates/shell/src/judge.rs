@@ -26,6 +26,9 @@ const MAX_DEPTH: usize = 60;
 /// Most values of a loop that are played through.
 const MAX_LOOP_VALUES: usize = 16;
 
+/// Most findings kept; a stricter one is always kept.
+const MAX_FINDINGS: usize = 200;
+
 /// What the shell carries from one command to the next.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Scope {
@@ -119,6 +122,9 @@ impl<'c> Judge<'c> {
     pub(crate) fn find(&mut self, tier: Tier, code: &str, message: &str, at: (usize, usize)) {
         let at = self.fixed_span.unwrap_or(at);
         let place = Some(span(at));
+        if self.findings.len() >= MAX_FINDINGS && self.findings.iter().any(|f| f.tier >= tier) {
+            return;
+        }
         if !self.findings.iter().any(|f| f.code == code && f.span == place) {
             self.findings.push(Finding { code: code.into(), tier, message: message.into(), span: place });
         }
@@ -389,7 +395,10 @@ impl<'c> Judge<'c> {
     /// readers. What comes out of it.
     pub(crate) fn command(&mut self, arguments: Vec<Argument>, stdin: Flow, at: (usize, usize)) -> Flow {
         self.nesting += 1;
-        let flow = if self.nesting > MAX_NESTING || (self.nesting > 3 && self.budget.is_spent()) {
+        let flow = if self.budget.is_spent() {
+            self.ask("too-much-to-review", "Too much to be reviewed in time.", at);
+            Flow::default()
+        } else if self.nesting > MAX_NESTING {
             self.ask("too-deep", "Wrapped too deeply to be reviewed.", at);
             if self.nesting == MAX_NESTING + 1 {
                 crude::look_behind(self, &arguments, at);

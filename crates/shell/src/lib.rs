@@ -86,7 +86,7 @@ pub fn assess_argv(argv: &[RawText], context: &Context) -> Assessment {
 
 /// As [`assess_script`], with what the run must carry.
 pub fn judge_script(script: &[u8], context: &Context) -> Judged {
-    finish(walked(script, context))
+    finish(walked(script, context), script.len())
 }
 
 /// The walk over a script.
@@ -145,11 +145,15 @@ pub fn judge_argv(argv: &[RawText], context: &Context) -> Judged {
         judge.command(arguments, Flow::default(), whole);
     }
     rules::judge_whole(&mut judge, whole);
-    finish(judge)
+    finish(judge, joined.len())
 }
 
-fn finish(judge: Judge) -> Judged {
+fn finish(judge: Judge, length: usize) -> Judged {
     let mut findings: Vec<Finding> = judge.findings;
+    // Bytes that are no text make the parser count beyond the end.
+    for span in findings.iter_mut().filter_map(|f| f.span.as_mut()) {
+        *span = Span { start: span.start.min(length), end: span.end.min(length) };
+    }
     findings.sort_by_key(|f| f.span.map_or((0, 0), |Span { start, end }| (start, end)));
     let tier = findings.iter().map(|f| f.tier).max().unwrap_or(Tier::Allow);
     let neutralisation = match tier {

@@ -19,7 +19,7 @@ enum Quoting {
 /// A word of unknown value around statements that were made out inside.
 pub(crate) fn opaque(inside: Vec<Statement>, span: (usize, usize)) -> Word {
     let nested = vec![Nested { body: inside, kind: NestedKind::Effect }];
-    Word { atoms: vec![Atom::Dynamic(Dynamic::Opaque)], nested, span, quoted: false }
+    Word { atoms: vec![Atom::Dynamic(Dynamic::Opaque)], nested, span, ..Word::default() }
 }
 
 /// Joins the second word to the first.
@@ -122,6 +122,7 @@ fn add(lowering: Lowering, node: Node, out: &mut Word, quoting: Quoting) {
 fn mark_quoted(out: &mut Word) {
     out.span.1 = out.span.1.max(out.span.0 + 1);
     out.quoted = true;
+    out.starts_quoted |= out.atoms.is_empty();
 }
 
 fn nest(out: &mut Word, body: Vec<Statement>, kind: NestedKind) {

@@ -355,8 +355,19 @@ impl<'a> Lowering<'a> {
             odd |= !self.command_part(child, glued, &mut simple);
         }
         odd |= node.kind() == "command" && self.is_reserved(node);
-        odd |= node.kind() == "test_command" && self.has_operator(node, !self.text(node).starts_with(b"[["));
+        odd |= node.kind() == "test_command" && !self.is_test(node);
         if odd { Statement::Unknown(vec![Statement::Simple(simple)], span) } else { Statement::Simple(simple) }
+    }
+
+    /// True if the brackets of a test stand as words of their own and nothing in
+    /// it ends the command.
+    fn is_test(self, node: Node) -> bool {
+        let text = self.text(node);
+        let width = if text.starts_with(b"[[") { 2 } else { 1 };
+        let blank = |byte: Option<&u8>| byte.is_some_and(|b| matches!(b, b' ' | b'\t' | b'\n'));
+        let apart = blank(text.get(width)) && blank(text.len().checked_sub(width + 1).and_then(|i| text.get(i)));
+        let ends = self.source.get(node.end_byte()).is_none_or(|b| b" \t\n;&|)".contains(b));
+        apart && ends && !self.has_operator(node, width == 1)
     }
 
     /// True if a test holds a token that ends it for the shell: `[` is a command

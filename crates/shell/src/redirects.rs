@@ -139,7 +139,11 @@ impl Lowering<'_> {
             match child.kind() {
                 "<<" => {}
                 "<<-" => strip_tabs = true,
-                "heredoc_start" => start = self.text(child),
+                "heredoc_start" => {
+                    start = self.text(child);
+                    // The tree ends the delimiter at its first quote's end.
+                    known &= self.source.get(child.end_byte()).is_none_or(|b| b" \t\n;&|<>)".contains(b));
+                }
                 "heredoc_body" => body = Some(child),
                 "heredoc_end" => {}
                 "&&" | "||" => joined_by = ";",

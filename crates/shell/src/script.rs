@@ -33,6 +33,8 @@ pub(crate) struct Word {
     pub span: (usize, usize),
     /// A part of it is quoted, perhaps an empty one that left no atom.
     pub quoted: bool,
+    /// Its first part is quoted.
+    pub starts_quoted: bool,
 }
 
 /// A script inside a word.

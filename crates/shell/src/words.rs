@@ -6,6 +6,8 @@ use crate::script::{Atom, Dynamic, Word};
 
 /// Most arguments one word may become.
 const MAX_EXPANSION: usize = 512;
+/// Most bytes all of them may have together.
+const MAX_EXPANDED: usize = 16 * 1024;
 /// Stands for an unknown stretch where a value is only looked at.
 pub(crate) const UNKNOWN_BYTE: u8 = 0;
 
@@ -155,7 +157,8 @@ pub(crate) fn expand(word: &Word, flows: &[Flow], values: &dyn Values) -> Option
             .into_iter()
             .map(|atoms| {
                 let mut argument = Argument { atoms: Vec::new(), span: word.span, flow: Flow::default() };
-                substitute(tilde(atoms, values), flows, values, &mut argument);
+                let atoms = if word.starts_quoted { atoms } else { tilde(atoms, values) };
+                substitute(atoms, flows, values, &mut argument);
                 argument
             })
             .collect(),
@@ -256,7 +259,7 @@ fn braces(atoms: &[Atom], quoted: bool, out: &mut Vec<Vec<Atom>>, depth: usize) 
             let whole: Vec<Atom> =
                 atoms[..at].iter().cloned().chain(alternative).chain(atoms[close + 1..].iter().cloned()).collect();
             braces(&whole, quoted, out, depth + 1)?;
-            if out.len() > MAX_EXPANSION {
+            if out.len() > MAX_EXPANSION || out.len() * atoms.len() > MAX_EXPANDED {
                 return None;
             }
         }

@@ -10,6 +10,11 @@ use crate::words::Argument;
 use super::code::{hidden_command, is_interpreter, is_standard_input};
 use super::destroy::delete;
 
+/// Longest program looked at, in bytes; running it is one to ask about anyway.
+const MAX_PROGRAM: usize = 32 * 1024;
+/// Most of them in one command.
+const MAX_PROGRAMS: usize = 32;
+
 /// Judges one command's embedded code.
 pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
     let at = invocation.span;
@@ -34,8 +39,8 @@ pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
                 | b"ed"
         )
     {
-        for code in embedded(invocation) {
-            program(judge, &code, at);
+        for code in embedded(invocation).iter().take(MAX_PROGRAMS) {
+            program(judge, &code[..code.len().min(MAX_PROGRAM)], at);
         }
     }
     if matches!(name, b"make" | b"gmake") {
