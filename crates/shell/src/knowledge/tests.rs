@@ -43,7 +43,8 @@ fn every_table_is_readable_and_sourced() {
         for set in entry.neutralise.iter().chain(entry.neutralise_with.iter().map(|(_, set)| set)) {
             assert!(neutralising(set).is_some(), "{name}: {set}");
         }
-        for option in entry.requires.iter().chain(&entry.given_by).chain(&entry.operands_with) {
+        for option in entry.requires.iter().chain(&entry.given_by).chain(&entry.operands_with).chain(&entry.reader_with)
+        {
             assert!(entry.option(option).is_some(), "{name}: {option} is no option of it");
         }
     }
