@@ -62,6 +62,43 @@ fn c_and_static_programs_without_a_library() {
     });
 }
 
+/// Rules about programs hold in the whole tree of a run; a yes at the terminal
+/// or a grant lets one through, and nothing one that is denied.
+#[test]
+fn programs_are_asked_about_by_name() {
+    let line = "id -u > asked; env sh -c 'uname -r > denied'; true";
+    each_user(|world| {
+        world.dir("home/.config");
+        world.dir("home/.config/stockade");
+        let rules = "[profiles.workspace.exec]\nask = [\"id\"]\ndeny = [\"uname -r\"]\n";
+        world.file("home/.config/stockade/config.toml", rules);
+        let (asked, denied) = (world.workspace().join("asked"), world.workspace().join("denied"));
+        let holds = |path: &PathBuf| fs::read_to_string(path).is_ok_and(|text| !text.is_empty());
+        let path = |name: &str| format!("/usr/bin/{name}");
+        world.run(&world.bare(&["sh", "-c", line]));
+        assert!(holds(&asked) && holds(&denied), "without a sandbox both run");
+        for level in ["full", "restricted"] {
+            let found = denials(&world.outcome(&["--level", level], &["sh", "-c", line]));
+            let expected = [("id", format!("exec {}", path("id"))), ("uname", String::new())]
+                .map(|(name, grant)| ("exec".to_owned(), path(name), grant));
+            assert_eq!(found, expected, "{level}");
+            assert!(!holds(&asked) && !holds(&denied), "{level}");
+            world.outcome(&["--level", level, "--grant", "exec id"], &["sh", "-c", line]);
+            assert!(holds(&asked) && !holds(&denied), "{level}");
+
+            fs::write(&asked, "").unwrap();
+            let program = crate::world::binary();
+            let command = world.bare(&[program.as_str(), "run", "--level", level, "--", "sh", "-c", line]);
+            let mut terminal = crate::terminal::Terminal::start(world, &command);
+            assert!(terminal.sees_before_its_end("allow?", std::time::Duration::from_secs(60)), "{}", terminal.text);
+            assert!(terminal.text.contains("exec /usr/bin/id"), "{}", terminal.text);
+            terminal.press("o");
+            let (code, text) = terminal.finish();
+            assert!(code == 0 && holds(&asked) && !holds(&denied), "{level} {code}: {text}");
+        }
+    });
+}
+
 #[test]
 fn interpreters_and_virtual_machines() {
     each_user(|world| {

@@ -19,6 +19,7 @@ mod id;
 mod outcome;
 mod plan;
 mod profile;
+mod program;
 mod report;
 mod request;
 
@@ -33,5 +34,6 @@ pub use id::{ApprovalId, IdError, RequestId, SessionId, StageId};
 pub use outcome::{AttemptRecord, Decision, Outcome, Staged, Status, Usage, Verdict};
 pub use plan::Plan;
 pub use profile::{DEFAULT_PROTECTED_NAMES, Environment, Filesystem, Limits, Network, Profile};
+pub use program::{ExecRules, ProgramPattern, ProgramPatternError};
 pub use report::{EnforcementReport, LayerReport, LayerState, Level};
 pub use request::{CallerApproval, Command, Request, SandboxPreference};

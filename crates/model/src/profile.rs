@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::RawText;
+use crate::{ExecRules, RawText};
 
 /// Names that carry code or configuration which the host later trusts. They
 /// are protected in every writable directory, whether or not they exist (L7).
@@ -107,6 +107,10 @@ pub struct Profile {
     pub sandboxed: bool,
     /// Files.
     pub filesystem: Filesystem,
+    /// Programs that are asked about or refused, in the whole tree of a run.
+    /// Absent where there are none.
+    #[serde(default, skip_serializing_if = "ExecRules::is_empty")]
+    pub exec: ExecRules,
     /// Network.
     pub network: Network,
     /// Variables.

@@ -81,6 +81,7 @@ fn plan(level: Level) -> Plan {
                 protect: DEFAULT_PROTECTED_NAMES.iter().map(|n| (*n).to_owned()).collect(),
                 ..Filesystem::default()
             },
+            exec: stockade_model::ExecRules::default(),
             network: Network::None,
             environment: Environment::default(),
             limits: Limits::default(),

@@ -75,6 +75,7 @@ fn plan(writable: &[PathBuf], command: &[String]) -> Plan {
                 write: writable.iter().map(|p| RawText::from(p.as_path())).collect(),
                 ..Filesystem::default()
             },
+            exec: stockade_model::ExecRules::default(),
             network: Network::None,
             environment: Environment::default(),
             limits: Limits::default(),

@@ -75,8 +75,8 @@ impl Backend for NativeBackend {
 
     fn honours(&self, grant: &Grant, _level: Level) -> bool {
         match grant {
-            Grant::Write(_) | Grant::Read(_) | Grant::Socket(_) | Grant::Env(_) => true,
-            Grant::Connect { .. } | Grant::Listen(_) | Grant::Exec(_) | Grant::Memory(_) => false,
+            Grant::Write(_) | Grant::Read(_) | Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) => true,
+            Grant::Connect { .. } | Grant::Listen(_) | Grant::Memory(_) => false,
         }
     }
 

@@ -14,6 +14,7 @@ mod backend;
 mod capture;
 mod evidence;
 mod host;
+mod programs;
 mod staging;
 
 pub use backend::NativeBackend;

@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 
 use stockade_model::{Grant, Level, Operation, Plan, RawText};
 
+use crate::programs::Programs;
+
 /// The powers of one attempt.
 #[derive(Clone, Debug)]
 pub struct Powers {
@@ -26,6 +28,7 @@ pub struct Powers {
     unattached: Vec<Vec<u8>>,
     added: Vec<Vec<u8>>,
     staged: Option<Vec<u8>>,
+    pub(crate) programs: Programs,
 }
 
 /// The answer for one object.
@@ -80,6 +83,7 @@ impl Powers {
             unattached: Vec::new(),
             added: Vec::new(),
             staged: None,
+            programs: Programs::new(&plan.profile.exec),
         };
         for grant in &plan.grants {
             powers.add(grant);
@@ -103,6 +107,7 @@ impl Powers {
             unattached: Vec::new(),
             added: Vec::new(),
             staged: None,
+            programs: Programs::default(),
         }
     }
 
@@ -174,7 +179,8 @@ impl Powers {
             Grant::Write(p) => push_new(&mut self.writable, p),
             Grant::Read(p) => push_new(&mut self.revealed, p),
             Grant::Socket(p) => push_new(&mut self.sockets, p),
-            Grant::Connect { .. } | Grant::Listen(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Memory(_) => {}
+            Grant::Exec(p) => self.programs.agree(normal(p)),
+            Grant::Connect { .. } | Grant::Listen(_) | Grant::Env(_) | Grant::Memory(_) => {}
         }
     }
 
@@ -391,7 +397,7 @@ fn normal_all(paths: &[RawText]) -> Vec<Vec<u8>> {
     paths.iter().map(|p| normal(p.as_path())).collect()
 }
 
-fn to_path(bytes: &[u8]) -> PathBuf {
+pub(crate) fn to_path(bytes: &[u8]) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(bytes))
 }
 

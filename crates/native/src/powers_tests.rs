@@ -28,6 +28,7 @@ fn plan(write: &[&str], grants: &[&str]) -> Plan {
                 sockets: vec!["/run/agent.sock".into()],
                 stage: false,
             },
+            exec: stockade_model::ExecRules::default(),
             network: Network::None,
             environment: Environment::default(),
             limits: Limits::default(),

@@ -46,6 +46,7 @@ fn plan(top: &Path, level: Level, argv: &[&str]) -> Plan {
                 protect: DEFAULT_PROTECTED_NAMES.iter().map(|&n| n.to_owned()).collect(),
                 ..Filesystem::default()
             },
+            exec: stockade_model::ExecRules::default(),
             network: Network::None,
             environment: Environment::default(),
             limits: Limits { temp_bytes: Some(64 << 20), ..Limits::default() },

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use stockade_model::{ApprovalMode, GranularMode, SandboxPreference, Verdict};
+use stockade_model::{ApprovalMode, GranularMode, ProgramPattern, SandboxPreference, Verdict};
 
 use crate::pattern::{GrantText, HostPattern, PathFact, PathPattern, RuleName, TimeWindow, Word};
 use crate::text::{
@@ -107,10 +107,26 @@ pub struct ProfileSection {
     /// Whether what is written in the workspace waits in a stage until somebody
     /// commits or discards it. A project may only say `true`.
     pub stage: Option<bool>,
+    /// Programs that are not simply run, in the whole tree of a run.
+    pub exec: ExecSection,
     /// Variables.
     pub env: EnvSection,
     /// Limits. A project may only lower them.
     pub limits: LimitsSection,
+}
+
+/// Programs that are asked about or refused when a run starts them, at any depth;
+/// the command itself is not, it was agreed to. An entry is
+/// `PROGRAM [ARGUMENT...]`: `git push`, `/usr/bin/ssh`, `python* -m pip`. What
+/// this can promise, and what not, stands in SECURITY.md.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ExecSection {
+    /// Programs that are asked about, unless `exec PATH` was granted. Where
+    /// nobody can be asked they are refused.
+    pub ask: Vec<ProgramPattern>,
+    /// Programs that are refused, whatever was granted.
+    pub deny: Vec<ProgramPattern>,
 }
 
 /// Variables. Within one file `drop` outweighs `pass`; a later file outweighs

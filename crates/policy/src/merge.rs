@@ -235,6 +235,8 @@ impl File<'_> {
             ("reveal", section.reveal.len()),
             ("protect", section.protect.len()),
             ("sockets", section.sockets.len()),
+            ("exec.ask", section.exec.ask.len()),
+            ("exec.deny", section.exec.deny.len()),
             ("env.pass", section.env.pass.len()),
             ("env.drop", section.env.drop.len()),
             ("env.set", section.env.set.len()),
@@ -458,6 +460,7 @@ impl File<'_> {
             hide: section.hide.clone(),
             protect: section.protect.clone(),
             stage: section.stage.filter(|stage| *stage),
+            exec: section.exec.clone(),
             env: EnvSection { drop: section.env.drop.clone(), ..EnvSection::default() },
             limits: section.limits.clone(),
             ..ProfileSection::default()

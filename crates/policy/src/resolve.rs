@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
-use stockade_model::{Environment, Filesystem, Grant, Limits, Profile, RawText};
+use stockade_model::{Environment, ExecRules, Filesystem, Grant, Limits, Profile, ProgramPattern, RawText};
 
 use crate::error::suggestion;
 use crate::settings::Settings;
@@ -168,6 +168,8 @@ fn instantiate(spec: &ProfileSpec, name: &str, home: &Path, workspace: &Path) ->
     let paths = |list: &[Sourced<ConfigPath>]| -> Vec<RawText> {
         list.iter().map(|entry| entry.value.resolve(home, workspace).into()).collect()
     };
+    let programs =
+        |list: &[Sourced<ProgramPattern>]| -> Vec<_> { list.iter().map(|entry| entry.value.clone()).collect() };
     let limit = |value: &Option<Sourced<u64>>| value.as_ref().map(|entry| entry.value);
     Profile {
         name: name.to_owned(),
@@ -180,6 +182,7 @@ fn instantiate(spec: &ProfileSpec, name: &str, home: &Path, workspace: &Path) ->
             sockets: paths(&spec.sockets),
             stage: spec.stages(),
         },
+        exec: ExecRules { ask: programs(&spec.exec_ask), deny: programs(&spec.exec_deny) },
         network: spec.network,
         environment: Environment {
             pass: spec.pass.iter().map(|entry| entry.value.as_str().to_owned()).collect(),

@@ -196,6 +196,9 @@ impl ProfileSpec {
         }
         self.stage.iter().for_each(|entry| line("stage", entry.value.to_string(), &entry.origin));
         self.protect.iter().for_each(|entry| line("protect", entry.value.0.clone(), &entry.origin));
+        for (key, list) in [("exec.ask", &self.exec_ask), ("exec.deny", &self.exec_deny)] {
+            list.iter().for_each(|entry| line(key, entry.value.to_string(), &entry.origin));
+        }
         self.pass.iter().for_each(|entry| line("env.pass", entry.value.as_str().to_owned(), &entry.origin));
         self.drop.iter().for_each(|entry| line("env.drop", entry.value.as_str().to_owned(), &entry.origin));
         for (name, entry) in &self.set {

@@ -69,6 +69,8 @@ fn empty(content: &ShippedFile) -> ProfileSpec {
         protect: names.iter().map(|name| Sourced::new(ProtectedName((*name).to_owned()), origin())).collect(),
         sockets: Vec::new(),
         stage: None,
+        exec_ask: Vec::new(),
+        exec_deny: Vec::new(),
         pass: Vec::new(),
         drop: Vec::new(),
         set: BTreeMap::new(),

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 
-use stockade_model::{Network, RawText};
+use stockade_model::{Network, ProgramPattern, RawText};
 
 use crate::environment::glob_matches;
 use crate::error::Place;
@@ -179,6 +179,8 @@ pub(crate) struct ProfileSpec {
     pub protect: Vec<Sourced<ProtectedName>>,
     pub sockets: Vec<Sourced<ConfigPath>>,
     pub stage: Option<Sourced<bool>>,
+    pub exec_ask: Vec<Sourced<ProgramPattern>>,
+    pub exec_deny: Vec<Sourced<ProgramPattern>>,
     pub pass: Vec<Sourced<PassPattern>>,
     pub drop: Vec<Sourced<DropPattern>>,
     pub set: BTreeMap<String, Sourced<String>>,
@@ -217,6 +219,12 @@ impl ProfileSpec {
         }
         for (i, name) in section.protect.iter().enumerate() {
             add(&mut self.protect, name.clone(), item("protect", i));
+        }
+        for (i, program) in section.exec.ask.iter().enumerate() {
+            add(&mut self.exec_ask, program.clone(), item("exec.ask", i));
+        }
+        for (i, program) in section.exec.deny.iter().enumerate() {
+            add(&mut self.exec_deny, program.clone(), item("exec.deny", i));
         }
         for (i, name) in section.env.pass.iter().enumerate() {
             self.pass(name.clone(), item("env.pass", i));
@@ -292,6 +300,17 @@ impl ProfileSpec {
         }
         if base.stages() && !self.stages() {
             return Some("stage");
+        }
+        // What is refused is refused first: a program that is asked about there
+        // as well is no wider.
+        if !is_subset(&base.exec_deny, &self.exec_deny) {
+            return Some("exec.deny");
+        }
+        let is_kept = |entry: &Sourced<ProgramPattern>| {
+            self.exec_ask.iter().chain(&self.exec_deny).any(|own| own.value == entry.value)
+        };
+        if !base.exec_ask.iter().all(is_kept) {
+            return Some("exec.ask");
         }
         self.environment_wider_than(base).or_else(|| self.limits_wider_than(base))
     }

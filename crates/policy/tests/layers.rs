@@ -80,6 +80,9 @@ fn errors_name_the_place() {
         (User, "[[rules]]\nprefix = [\"a\"]\neffect = \"deny\"\njustification = \" \""),
         (User, "[[rules]]\nprefix = [\"a\"]\neffect = \"deny\"\njustification = \"x\"\nmatch = [\"a b\", \"b a\"]"),
         (User, "[[rules]]\nprefix = [\"a\"]\neffect = \"deny\"\njustification = \"x\"\nnot_match = [\"sudo a\"]"),
+        (User, "[profiles.x.exec]\nask = [\"bin/git\"]"),
+        (User, "[profiles.x.exec]\ndeny = [\"/usr/*/git\"]"),
+        (User, "[profiles.x.exec]\nallow = [\"git\"]"),
         (Project, "\u{1b}[31m = 1"),
         (Project, "\"\\u001b[31mprofile\" = 1"),
         (Project, "allow_host = true"),
@@ -202,6 +205,31 @@ fn heirs_inherit_whatever_the_order() {
     assert!(!resolved(&settings, "read-only").filesystem.hide.contains(&"/home/u/work/secret".into()));
 }
 
+/// Programs that are asked about or refused come together from every layer, the
+/// project's included, and no layer takes one back.
+#[test]
+fn rules_about_programs_only_add_up() {
+    let settings = merge(&[
+        (Layer::Managed, "[profiles.workspace.exec]\ndeny = [\"nc\"]"),
+        (Layer::User, "[profiles.web]\nexec.ask = [\"git  push\"]\n[profiles.workspace]\nexec.ask = [\"ssh\"]"),
+        (Layer::Project, "[profiles.workspace.exec]\nask = [\"ssh\", \"curl\"]\ndeny = [\"ssh\"]"),
+    ])
+    .unwrap();
+    let shown = |name: &str| {
+        let exec = resolved(&settings, name).exec;
+        [exec.ask, exec.deny].map(|list| list.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
+    };
+    assert_eq!(shown("workspace"), ["ssh, curl", "nc, ssh"]);
+    assert_eq!(shown("web"), ["ssh, git push, curl", "nc, ssh"]);
+    assert_eq!(shown("read-only"), ["", ""]);
+    // A profile with fewer rules gives more.
+    let chosen = merge(&[
+        (Layer::User, "profile = \"careful\"\n[profiles.careful]\nexec.ask = [\"git push\"]\n[profiles.other]"),
+        (Layer::Project, "profile = \"other\""),
+    ]);
+    assert!(chosen.unwrap_err().to_string().contains("exec.ask"), "wider");
+}
+
 #[test]
 fn revealing_and_hiding() {
     let user = "[profiles.workspace]\nreveal = [\"~/.kube\", \"~/.ssh/known_hosts\"]";
@@ -277,6 +305,8 @@ fn project_lines() -> impl Strategy<Value = String> {
         4 => Just("hide = [\"~/.kube\", \"/\"]"),
         4 => Just("protect = [\"b\"]"),
         4 => Just("env.drop = [\"*TOKEN*\", \"PATH\"]"),
+        4 => Just("exec.ask = [\"curl\", \"git push\"]"),
+        4 => Just("exec.deny = [\"ssh\"]"),
         4 => Just("limits.wall = \"1m\""),
         2 => Just("limits.wall = \"1h\""),
         4 => Just("limits.temp = \"1MiB\""),
@@ -300,7 +330,8 @@ fn project_lines() -> impl Strategy<Value = String> {
 const USER: [&str; 3] = [
     "",
     "approval_mode = \"on-request\"\nprofile = \"web\"\n[profiles.web]\nwrite = [\"~/web\"]\nreveal = [\"~/.kube\"]\n\
-     env.pass = [\"GITHUB_TOKEN\"]\nenv.set.A = \"b\"\nlimits.wall = \"10m\"\nsockets = [\"/run/x\"]",
+     env.pass = [\"GITHUB_TOKEN\"]\nenv.set.A = \"b\"\nlimits.wall = \"10m\"\nsockets = [\"/run/x\"]\n\
+     exec.ask = [\"git push\", \"ssh\"]\nexec.deny = [\"nc\"]",
     "approval_mode = \"untrusted\"\nallow_host = true\nlevel = \"restricted\"\nsandbox = \"forbid\"",
 ];
 
@@ -314,6 +345,8 @@ fn assert_no_wider(new: &Profile, old: &Profile) {
         assert!(is_hidden(f, probe) || !is_hidden(g, probe), "{probe} came to light");
     }
     assert!(g.protect.iter().all(|name| f.protect.contains(name)));
+    assert!(old.exec.deny.iter().all(|program| new.exec.deny.contains(program)));
+    assert!(old.exec.ask.iter().all(|program| new.exec.ask.contains(program)));
     let caller = ["PATH", "GITHUB_TOKEN", "X", "A", "TMPDIR", "LC_ALL", "LD_PRELOAD"];
     let caller = caller.map(|name| (name.to_owned(), RawText::from("v"))).into();
     let (mine, theirs) = (effective_environment(new, &caller), effective_environment(old, &caller));

@@ -372,6 +372,7 @@ impl World {
                 name: self.request.profile.clone(),
                 sandboxed,
                 filesystem: Filesystem::default(),
+                exec: stockade_model::ExecRules::default(),
                 network: if sandboxed { Network::None } else { Network::Host },
                 environment: Environment::default(),
                 limits: Limits { wall_ms: Some(60_000), ..Limits::default() },

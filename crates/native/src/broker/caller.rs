@@ -155,6 +155,27 @@ impl Caller {
         Ok(bytes)
     }
 
+    /// Entry `entry` of the list of pointers that argument `index` points at.
+    pub fn word(&self, index: usize, entry: usize) -> Result<u64, Errno> {
+        let mut bytes = [0; 8];
+        let at = self.request.args[index].checked_add(8 * entry as u64).ok_or(Errno::FAULT)?;
+        memory::read_exact(self.request.pid, at, &mut bytes).map_err(as_fault)?;
+        Ok(u64::from_ne_bytes(bytes))
+    }
+
+    /// The string at `address`, or as much of it as `max` bytes hold.
+    pub fn argument(&self, address: u64, max: usize) -> Result<Vec<u8>, Errno> {
+        match memory::read_c_string(self.request.pid, address, max) {
+            Ok(text) => Ok(text.into_bytes()),
+            Err(Errno::NAMETOOLONG) => {
+                let mut start = vec![0; max];
+                memory::read_exact(self.request.pid, address, &mut start).map_err(as_fault)?;
+                Ok(start)
+            }
+            Err(errno) => Err(as_fault(errno)),
+        }
+    }
+
     /// Argument `index` as an `int`.
     pub fn int(&self, index: usize) -> i32 {
         self.request.args[index] as i32

@@ -10,6 +10,7 @@ use rustix::fs::{AtFlags, FileType, Gid, Mode, RenameFlags, Timestamps, Uid, Xat
 
 use super::opens::Wish;
 use super::pool::Job;
+use super::programs::Start;
 use super::service::{Failure, Reply, Service};
 use super::sockets::Connection;
 use super::walk::{Object, Place};
@@ -71,6 +72,8 @@ pub(super) enum Deed {
         place: Place,
         mask: Mode,
     },
+    /// Starts a program: the kernel does.
+    Run(Start),
 }
 
 /// What becomes of an object.
@@ -119,6 +122,7 @@ impl Deed {
             | Self::Remove { place, .. } => (Some(place), None),
             Self::MakeName { new, .. } => (Some(new), None),
             Self::Rename { old, new, .. } => (Some(old), Some(new)),
+            Self::Run(start) => (start.object.place.as_ref(), None),
             Self::Reopen { .. } | Self::OpenUnnamed { .. } | Self::Change { .. } | Self::Connect(_) => (None, None),
         };
         one.into_iter().chain(other)
@@ -139,6 +143,7 @@ impl Deed {
             Self::OpenUnnamed { directory, .. } => Some(directory),
             Self::MakeName { source, .. } => Some(source),
             Self::Connect(connection) => connection.file(),
+            Self::Run(start) => Some(&start.object),
             _ => None,
         }
     }
@@ -162,6 +167,7 @@ impl Service {
             Deed::Change { object, change } => self.change(object, change),
             Deed::Connect(connection) => self.connect_to(id, connection),
             Deed::Bind { socket, place, mask } => self.bind(socket, place, *mask),
+            Deed::Run(start) => self.may_run(start),
         }
     }
 }

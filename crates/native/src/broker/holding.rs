@@ -57,7 +57,7 @@ impl Service {
     /// else it is recorded and refused.
     pub(super) fn refuse(&mut self, caller: &Caller, deed: Option<Deed>, denied: Denied) {
         let id = caller.request.id;
-        let key = Key::of(denied.refusal.grant.as_ref(), &denied.object);
+        let key = Key::of(&denied.refusal, &denied.object);
         let (Some(deed), Some(key), true) = (deed, key, self.holds_calls) else {
             self.record(caller, denied);
             return self.fail(id, Errno::ACCESS);
@@ -136,7 +136,7 @@ impl Service {
     /// The answer did not cover the whole call: a second name may lack a power
     /// of its own.
     fn ask_again_or_refuse(&mut self, mut waiter: Waiter, denied: Denied) {
-        let key = Key::of(denied.refusal.grant.as_ref(), &denied.object);
+        let key = Key::of(&denied.refusal, &denied.object);
         let is_new = denied.refusal.grant != waiter.denied.refusal.grant;
         match key {
             Some(key) if is_new && waiter.round < MAX_ROUNDS => {
@@ -177,10 +177,13 @@ impl Service {
         match self.perform(id, &waiter.deed) {
             // Neither is what was shown: a name that became a link, or a call
             // whose arguments the kernel would read again.
-            Ok(Step::Link(_) | Step::Done(Reply::Continue)) => self.refuse_changed(waiter),
+            Ok(Step::Done(Reply::Continue)) if !matches!(waiter.deed, Deed::Run(_)) => self.refuse_changed(waiter),
+            Ok(Step::Link(_)) => self.refuse_changed(waiter),
             Ok(step) => {
-                if let Deed::Bind { place, .. } = &waiter.deed {
-                    self.note_bound(place);
+                match &waiter.deed {
+                    Deed::Bind { place, .. } => self.note_bound(place),
+                    Deed::Run(start) => self.executed(waiter.who.pid, &start.object),
+                    _ => {}
                 }
                 self.finish(id, step);
             }

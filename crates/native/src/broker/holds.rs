@@ -9,6 +9,8 @@ use std::path::Path;
 
 use stockade_model::{Denial, Grant};
 
+use crate::powers::Refusal;
+
 /// Questions that may stand open at once.
 const MAX_OPEN: usize = 1000;
 /// Objects that stay refused without asking. Once there are as many, nothing
@@ -29,24 +31,30 @@ pub(super) struct Key {
 enum Right {
     Write,
     Socket,
+    Exec,
 }
 
 impl Key {
-    /// The question about `object` that `grant` would answer, where a power
-    /// added later can be made real in place. What is hidden stays hidden until
-    /// another attempt, and so does the network.
-    pub fn of(grant: Option<&Grant>, object: &[u8]) -> Option<Self> {
-        let right = match grant? {
+    /// The question about `object` that the grant of `refusal` would answer,
+    /// where a power added later can be made real in place. What is hidden stays
+    /// hidden until another attempt, and so does the network.
+    pub fn of(refusal: &Refusal, object: &[u8]) -> Option<Self> {
+        let mut object = object.to_vec();
+        let right = match refusal.grant.as_ref()? {
             Grant::Write(_) => Right::Write,
             Grant::Socket(_) => Right::Socket,
-            Grant::Read(_)
-            | Grant::Connect { .. }
-            | Grant::Listen(_)
-            | Grant::Exec(_)
-            | Grant::Env(_)
-            | Grant::Memory(_) => return None,
+            // One program may stand in several rules: a no to `git push` says
+            // nothing about `git commit`.
+            Grant::Exec(_) => {
+                object.push(0);
+                object.extend_from_slice(refusal.rule.as_bytes());
+                Right::Exec
+            }
+            Grant::Read(_) | Grant::Connect { .. } | Grant::Listen(_) | Grant::Env(_) | Grant::Memory(_) => {
+                return None;
+            }
         };
-        Some(Self { right, object: object.to_vec() })
+        Some(Self { right, object })
     }
 }
 
@@ -224,7 +232,11 @@ mod tests {
     }
 
     fn key(object: &str) -> Key {
-        Key::of(Some(&Grant::Write(object.into())), object.as_bytes()).unwrap()
+        of(&format!("write {object}"), "outside", object).unwrap()
+    }
+
+    fn of(grant: &str, rule: &str, object: &str) -> Option<Key> {
+        Key::of(&Refusal { rule: rule.to_owned(), grant: grant.parse().ok() }, object.as_bytes())
     }
 
     fn put(holds: &mut Holds<u64>, object: &str, waiter: u64) -> Option<u64> {
@@ -286,10 +298,10 @@ mod tests {
 
     #[test]
     fn only_what_can_be_added_in_place_is_asked() {
-        for grant in ["read /a", "connect a:1", "env A", "exec /a"] {
-            assert_eq!(Key::of(Some(&grant.parse().unwrap()), b"/a"), None);
+        for grant in ["read /a", "connect a:1", "env A", "none"] {
+            assert_eq!(of(grant, "rule", "/a"), None);
         }
-        assert_eq!(Key::of(None, b"/a"), None);
-        assert_ne!(key("/a"), Key::of(Some(&Grant::Socket("/a".into())), b"/a").unwrap());
+        assert_ne!(Some(key("/a")), of("socket /a", "outside", "/a"));
+        assert_ne!(of("exec /a", "program: a b", "/a"), of("exec /a", "program: a c", "/a"));
     }
 }

@@ -38,6 +38,7 @@ mod metadata;
 mod names;
 mod opens;
 mod pool;
+mod programs;
 mod service;
 mod sockets;
 mod straight;

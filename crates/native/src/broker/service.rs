@@ -93,6 +93,8 @@ pub(super) struct Service {
     pub level: Level,
     pub threads: Threads,
     pub first: Option<First>,
+    /// Whether the command itself runs already.
+    pub has_started: bool,
     pub ledger: Arc<Mutex<Ledger>>,
     pub pool: Pool,
     /// Names under which the run has bound sockets, by their directory.
@@ -139,6 +141,7 @@ impl Service {
             level,
             threads: Threads::new().map_err(step("open /proc"))?,
             first: None,
+            has_started: false,
             ledger: Arc::new(Mutex::new(Ledger::new(sink))),
             pool: Pool::default(),
             bound: HashSet::new(),
@@ -289,7 +292,10 @@ impl Service {
                 Some(deed) => deed,
                 None => return Ok(Step::Done(Reply::Continue)),
             },
-            Shape::Exec { at } => return Ok(Step::Done(self.exec(caller, at))),
+            Shape::Exec { at } => match self.read_exec(caller, at)? {
+                Some(deed) => deed,
+                None => return Ok(Step::Done(Reply::Continue)),
+            },
             Shape::Umask => {
                 self.threads.mask_changes();
                 return Ok(Step::Done(Reply::Continue));
@@ -299,8 +305,10 @@ impl Service {
         };
         let deed = asked.insert(deed);
         let step = self.perform(caller.request.id, deed)?;
-        if let Deed::Bind { place, .. } = deed {
-            self.note_bound(place);
+        match deed {
+            Deed::Bind { place, .. } => self.note_bound(place),
+            Deed::Run(start) => self.executed(Some(self.process_of(caller)), &start.object),
+            _ => {}
         }
         Ok(step)
     }
@@ -333,6 +341,7 @@ impl Service {
         self.threads.first_mask(identity.umask);
         let roots = Roots::new(root.as_fd(), &self.powers);
         self.first = Some(First { root, streams, keeper: Some(identity.parent), roots });
+        self.follow_rules();
         Ok(())
     }
 
@@ -389,27 +398,6 @@ impl Service {
     /// The mode of something new.
     pub fn masked(&self, caller: &Caller, mode: u32) -> Result<Mode, Errno> {
         Ok(Mode::from_bits_retain(mode & 0o7777 & !self.threads.umask(caller)?))
-    }
-
-    fn exec(&self, caller: &Caller, at: bool) -> Reply {
-        if let Ok(program) = self.program_to_run(caller, at) {
-            let pid = caller.identity().map_or(caller.request.pid, |who| who.process);
-            self.ledger().executed(pid, program);
-        }
-        Reply::Continue
-    }
-
-    /// What an exec would run, where it exists and may be run.
-    fn program_to_run(&self, caller: &Caller, at: bool) -> Result<Vec<u8>, Errno> {
-        let (start, index) = if at { (caller.int(0), 1) } else { (libc::AT_FDCWD, 0) };
-        let path = caller.path(index)?;
-        let object = if at && path.is_empty() {
-            Object::of(caller.object(start)?)?
-        } else {
-            self.walk(caller)?.find(start, &path, true)?
-        };
-        native_access(&object.fd, Access::EXEC_OK)?;
-        Ok(object.path)
     }
 
     /// Lets go of calls whose caller is gone, now and then.

@@ -443,6 +443,7 @@ mod tests {
                     sockets: Vec::new(),
                     stage: false,
                 },
+                exec: stockade_model::ExecRules::default(),
                 network: Network::None,
                 environment: Environment::default(),
                 limits: Limits::default(),

@@ -103,6 +103,7 @@ pub fn plan(level: Level, workspace: &Path, argv: &[&str]) -> Plan {
                 protect: DEFAULT_PROTECTED_NAMES.iter().map(|n| (*n).to_owned()).collect(),
                 ..Filesystem::default()
             },
+            exec: stockade_model::ExecRules::default(),
             network: Network::None,
             environment: Environment::default(),
             limits: Limits::default(),

@@ -1,0 +1,174 @@
+//! What is about to run: the program of an `execve` and the interpreters of a
+//! script, put to the rules.
+//!
+//! The kernel carries an agreed call out itself and reads path and arguments
+//! again from the caller's memory, which another thread may have changed by
+//! then. That is right here, and only here, because a rule about programs is
+//! advice: whatever comes to run is confined like everything else of the run.
+//! The first program of all is the command, which was agreed to.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::AsFd;
+
+use rustix::fs::{Access, CWD, FileType, Mode, OFlags, ResolveFlags, openat2};
+use stockade_model::Operation;
+use stockade_sys::{Errno, resolve};
+
+use super::caller::Caller;
+use super::deed::{Deed, Step};
+use super::service::{Failure, Reply, Service, native_access, refused};
+use super::walk::Object;
+use crate::programs::{MAX_WORDS, Program, interpreter};
+
+/// What the kernel reads of a file to tell what it is: `BINPRM_BUF_SIZE`
+/// (binfmts.h).
+const START_BYTES: u64 = 256;
+/// Interpreters of interpreters that the kernel follows (fs/exec.c).
+const MAX_INTERPRETERS: usize = 5;
+/// Longest argument that is looked at; no pattern is longer.
+const MAX_ARGUMENT: usize = 4096;
+
+/// A program that is held, and everything that running it means.
+pub(super) struct Start {
+    pub object: Object,
+    /// The program and its interpreters, and whether the last could be read.
+    programs: Vec<Program>,
+    is_readable: bool,
+}
+
+impl Service {
+    /// What a call would run, to be decided on. Without rules, and for the
+    /// command itself, nothing is decided.
+    pub(super) fn read_exec(&mut self, caller: &Caller, at: bool) -> Result<Option<Deed>, Failure> {
+        let found = self.program_to_run(caller, at);
+        if !self.has_started || self.powers.programs.is_empty() {
+            if let Ok((object, _)) = found {
+                // The launcher tries one place after the other.
+                self.has_started = true;
+                self.executed(Some(self.process_of(caller)), &object);
+            }
+            return Ok(None);
+        }
+        // What cannot be looked at is not run on the quiet.
+        let (object, called) = found?;
+        let start = self.start_of(caller, object, called.into_bytes(), if at { 2 } else { 1 })?;
+        Ok(Some(Deed::Run(start)))
+    }
+
+    /// Whether it may be run, with the powers of now.
+    pub(super) fn may_run(&self, start: &Start) -> Result<Step, Failure> {
+        let refused = |path: &[u8], refusal| refused(Operation::Exec, path, refusal);
+        for program in &start.programs {
+            self.powers.programs.decide(program).map_err(|refusal| refused(&program.path, refusal))?;
+        }
+        if let (false, Some(last)) = (start.is_readable, start.programs.last()) {
+            self.powers.programs.decide_unread(&last.path).map_err(|refusal| refused(&last.path, refusal))?;
+        }
+        Ok(Step::Done(Reply::Continue))
+    }
+
+    /// Tells that a program is run.
+    pub(super) fn executed(&self, pid: Option<u32>, object: &Object) {
+        self.ledger().executed(pid.unwrap_or_default(), object.path.clone());
+    }
+
+    /// Follows the links in the rules, in the root of the run.
+    pub(super) fn follow_rules(&mut self) {
+        let Some(first) = &self.first else { return };
+        let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        self.powers.programs.follow(|path| {
+            let held = openat2(&first.root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), how).ok()?;
+            Object::path_of(&held).ok()
+        });
+    }
+
+    pub(super) fn process_of(&self, caller: &Caller) -> u32 {
+        caller.identity().map_or(caller.request.pid, |who| who.process)
+    }
+
+    /// What an exec would run, where it exists and may be run, and how it was
+    /// called.
+    fn program_to_run(&self, caller: &Caller, at: bool) -> Result<(Object, CString), Errno> {
+        let (start, index) = if at { (caller.int(0), 1) } else { (libc::AT_FDCWD, 0) };
+        let path = caller.path(index)?;
+        let object = if at && path.is_empty() {
+            Object::of(caller.object(start)?)?
+        } else {
+            self.walk(caller)?.find(start, &path, true)?
+        };
+        native_access(&object.fd, Access::EXEC_OK)?;
+        Ok((object, path))
+    }
+
+    /// Reads what running `object` means: its arguments, as far as a rule is
+    /// about them, and its interpreters. `list` is the argument of the call that
+    /// points at the arguments.
+    fn start_of(&self, caller: &Caller, object: Object, called: Vec<u8>, list: usize) -> Result<Start, Errno> {
+        let rules = &self.powers.programs;
+        let mut own: Option<Vec<Vec<u8>>> = None;
+        let mut arguments = |wanted: usize| match &own {
+            Some(words) => Ok(words.clone()),
+            None if wanted == 0 => Ok(Vec::new()),
+            None => read_arguments(caller, list).inspect(|words| own = Some(words.clone())),
+        };
+        let mut programs = Vec::new();
+        let mut before: Vec<Vec<u8>> = Vec::new();
+        let mut now = Program { path: object.path.clone(), called, arguments: Vec::new() };
+        let mut held: Option<Object> = None;
+        let is_readable = loop {
+            let wanted = rules.words_of_interest(&now.path, &now.called).unwrap_or(0);
+            now.arguments = before.clone();
+            now.arguments.extend(arguments(wanted.saturating_sub(before.len()))?);
+            let script = now.called.clone();
+            programs.push(now);
+            let current = held.as_ref().unwrap_or(&object);
+            let Some(start) = start_bytes(current) else { break current.kind() != FileType::RegularFile };
+            let Some((name, argument)) = interpreter(&start) else { break true };
+            // One more than the kernel follows fails there.
+            if programs.len() > MAX_INTERPRETERS {
+                break true;
+            }
+            let name = CString::new(name).map_err(|_| Errno::NOEXEC)?;
+            let next = self.walk(caller)?.find(libc::AT_FDCWD, &name, true)?;
+            native_access(&next.fd, Access::EXEC_OK)?;
+            // As the kernel: the line's argument and the script stand before the
+            // script's own arguments.
+            before = argument.map(<[u8]>::to_vec).into_iter().chain([script]).chain(before).collect();
+            now = Program { path: next.path.clone(), called: name.into_bytes(), arguments: Vec::new() };
+            held = Some(next);
+        };
+        self.must_still_wait(caller)?;
+        Ok(Start { object, programs, is_readable })
+    }
+}
+
+/// The arguments behind the program's own name.
+fn read_arguments(caller: &Caller, list: usize) -> Result<Vec<Vec<u8>>, Errno> {
+    let mut words = Vec::new();
+    for index in 1..MAX_WORDS {
+        // A list without even the name ends before there is a second word.
+        if index == 1 && (caller.request.args[list] == 0 || caller.word(list, 0)? == 0) {
+            break;
+        }
+        match caller.word(list, index)? {
+            0 => break,
+            address => words.push(caller.argument(address, MAX_ARGUMENT)?),
+        }
+    }
+    Ok(words)
+}
+
+/// What a file begins with; none where it cannot be read.
+fn start_bytes(object: &Object) -> Option<Vec<u8>> {
+    if object.kind() != FileType::RegularFile {
+        return None;
+    }
+    let path = resolve::DescriptorPath::new(object.fd.as_fd());
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::openat(CWD, path.as_c_str(), flags, Mode::empty()).ok()?);
+    let mut start = Vec::new();
+    file.take(START_BYTES).read_to_end(&mut start).ok()?;
+    Some(start)
+}

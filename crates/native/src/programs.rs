@@ -1,0 +1,273 @@
+//! Which programs a run is asked about or refused: the decision behind every
+//! `execve`, pure.
+//!
+//! It is advice, not a boundary: a program can be copied, loaded by another or
+//! given other arguments after they were looked at. What runs is confined all
+//! the same. It must not know how a program was found.
+
+use stockade_model::{ExecRules, Grant, ProgramPattern};
+
+use crate::powers::Refusal;
+
+/// Arguments that are looked at, the program's own name included.
+pub(crate) const MAX_WORDS: usize = 64;
+
+/// A program that is about to run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Program {
+    /// Absolute, without links.
+    pub path: Vec<u8>,
+    /// As it was called: a link may have another name than the program.
+    pub called: Vec<u8>,
+    /// Its arguments behind its own name, as many as a rule may mention.
+    pub arguments: Vec<Vec<u8>>,
+}
+
+/// The programs that are not simply run, and those that were agreed to.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Programs {
+    ask: Vec<Rule>,
+    deny: Vec<Rule>,
+    agreed: Vec<Vec<u8>>,
+}
+
+#[derive(Clone, Debug)]
+struct Rule {
+    pattern: ProgramPattern,
+    /// Where the program of an absolute pattern is once links are followed:
+    /// the directory, and for a name without `*` the program.
+    directory: Option<Vec<u8>>,
+    program: Option<Vec<u8>>,
+}
+
+impl Programs {
+    pub fn new(rules: &ExecRules) -> Self {
+        let all = |list: &[ProgramPattern]| list.iter().map(Rule::new).collect();
+        Self { ask: all(&rules.ask), deny: all(&rules.deny), agreed: Vec::new() }
+    }
+
+    /// True where every program may be run.
+    pub fn is_empty(&self) -> bool {
+        self.ask.is_empty() && self.deny.is_empty()
+    }
+
+    /// Agrees to a program: it is asked about no more.
+    pub fn agree(&mut self, path: Vec<u8>) {
+        if !self.agreed.contains(&path) {
+            self.agreed.push(path);
+        }
+    }
+
+    /// Follows the links of absolute patterns: `/bin/sh` means what `/bin/sh`
+    /// leads to. `find` gives the path without links of what is there.
+    pub fn follow(&mut self, find: impl Fn(&str) -> Option<Vec<u8>>) {
+        for rule in self.ask.iter_mut().chain(&mut self.deny) {
+            let Some(directory) = rule.pattern.directory() else { continue };
+            rule.directory = find(directory).or(rule.directory.take());
+            if !rule.pattern.name().contains('*') {
+                rule.program = find(&join(directory, rule.pattern.name()));
+            }
+        }
+    }
+
+    /// How many of the arguments matter for the decision on this program; none
+    /// where no rule names it.
+    pub fn words_of_interest(&self, path: &[u8], called: &[u8]) -> Option<usize> {
+        let naming = self.deny.iter().chain(&self.ask).filter(|rule| rule.names(path, called));
+        naming.map(|rule| rule.pattern.arguments().len()).max()
+    }
+
+    /// Whether it may be run.
+    pub fn decide(&self, program: &Program) -> Result<(), Refusal> {
+        let matching = |rules: &[Rule]| rules.iter().find(|rule| rule.matches(program)).map(|r| r.pattern.to_string());
+        if let Some(pattern) = matching(&self.deny) {
+            return Err(Refusal { rule: format!("program: {pattern}"), grant: None });
+        }
+        if self.agreed.contains(&program.path) {
+            return Ok(());
+        }
+        match matching(&self.ask) {
+            Some(pattern) => Err(asked(&program.path, format!("program: {pattern}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// The same for a program whose interpreter cannot be told, because it may
+    /// be run but not read.
+    pub fn decide_unread(&self, path: &[u8]) -> Result<(), Refusal> {
+        if self.agreed.iter().any(|agreed| agreed == path) {
+            return Ok(());
+        }
+        Err(asked(path, "program: one that cannot be read".to_owned()))
+    }
+}
+
+fn asked(path: &[u8], rule: String) -> Refusal {
+    Refusal { rule, grant: Some(Grant::Exec(crate::powers::to_path(path))) }
+}
+
+fn join(directory: &str, name: &str) -> String {
+    format!("{}/{name}", directory.trim_end_matches('/'))
+}
+
+/// Directory and name of an absolute path, or of a name alone.
+fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    match path.iter().rposition(|b| *b == b'/') {
+        Some(0) => (b"/", &path[1..]),
+        Some(at) => (&path[..at], &path[at + 1..]),
+        None => (b"", path),
+    }
+}
+
+impl Rule {
+    fn new(pattern: &ProgramPattern) -> Self {
+        let directory = pattern.directory().map(|directory| directory.as_bytes().to_vec());
+        Self { pattern: pattern.clone(), directory, program: None }
+    }
+
+    fn names(&self, path: &[u8], called: &[u8]) -> bool {
+        let is_named = |name: &[u8]| name_matches(self.pattern.name().as_bytes(), name);
+        let (directory, name) = split(path);
+        match &self.directory {
+            // A bare name is also that by which a program of many names, or a
+            // link to one of many versions, is called.
+            None => is_named(name) || is_named(split(called).1),
+            Some(own) => self.program.as_deref() == Some(path) || (own == directory && is_named(name)),
+        }
+    }
+
+    fn matches(&self, program: &Program) -> bool {
+        let wanted = self.pattern.arguments();
+        self.names(&program.path, &program.called)
+            && wanted.len() <= program.arguments.len()
+            && wanted.iter().zip(&program.arguments).all(|(wanted, word)| wanted.as_bytes() == word)
+    }
+}
+
+/// True where `pattern`, in which each `*` stands for any text, matches all of
+/// `name`. Linear in the product of their lengths.
+fn name_matches(pattern: &[u8], name: &[u8]) -> bool {
+    let (mut p, mut n) = (0, 0);
+    let mut retry: Option<(usize, usize)> = None;
+    while n < name.len() {
+        if pattern.get(p) == Some(&b'*') {
+            retry = Some((p, n));
+            p += 1;
+        } else if pattern.get(p) == Some(&name[n]) {
+            (p, n) = (p + 1, n + 1);
+        } else if let Some((star, from)) = retry {
+            retry = Some((star, from + 1));
+            (p, n) = (star + 1, from + 1);
+        } else {
+            return false;
+        }
+    }
+    pattern[p..].iter().all(|b| *b == b'*')
+}
+
+/// What a script's first line names: the interpreter and the one argument it is
+/// given, as the kernel reads them (execve(2), "Interpreter scripts"). `start`
+/// is what the file begins with.
+pub(crate) fn interpreter(start: &[u8]) -> Option<(&[u8], Option<&[u8]>)> {
+    let line = start.strip_prefix(b"#!")?;
+    let line = line.split(|b| matches!(b, b'\n' | 0)).next()?.trim_ascii();
+    let is_blank = |b: &u8| matches!(b, b' ' | b'\t');
+    let end = line.iter().position(is_blank).unwrap_or(line.len());
+    let (name, rest) = (&line[..end], line[end..].trim_ascii());
+    (!name.is_empty()).then_some((name, (!rest.is_empty()).then_some(rest)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn programs(ask: &[&str], deny: &[&str]) -> Programs {
+        let all = |list: &[&str]| list.iter().map(|text| text.parse().unwrap()).collect();
+        Programs::new(&ExecRules { ask: all(ask), deny: all(deny) })
+    }
+
+    fn program(line: &str) -> Program {
+        let mut words = line.split(' ').map(|word| word.as_bytes().to_vec());
+        let path = words.next().unwrap();
+        Program { called: path.clone(), path, arguments: words.collect() }
+    }
+
+    #[track_caller]
+    fn check(programs: &Programs, line: &str, expected: &str) {
+        let shown = match programs.decide(&program(line)) {
+            Ok(()) => "runs".to_owned(),
+            Err(Refusal { rule, grant: Some(grant) }) => format!("{rule}, {grant}"),
+            Err(Refusal { rule, grant: None }) => rule,
+        };
+        assert_eq!(shown, expected, "{line}");
+    }
+
+    #[test]
+    fn names_directories_and_arguments() {
+        let rules = programs(&["git push", "/opt/*", "python* -m pip"], &["ssh", "/usr/bin/nc"]);
+        for (line, expected) in [
+            ("/usr/bin/git", "runs"),
+            ("/usr/bin/git status push", "runs"),
+            ("/usr/bin/git push", "program: git push, exec /usr/bin/git"),
+            ("/ws/git push origin", "program: git push, exec /ws/git"),
+            ("/usr/bin/gitk push", "runs"),
+            ("/opt/x", "program: /opt/*, exec /opt/x"),
+            ("/opt/x/y", "runs"),
+            ("/usr/bin/python3.11 -m pip install", "program: python* -m pip, exec /usr/bin/python3.11"),
+            ("/usr/bin/python3.11 -m venv", "runs"),
+            ("/usr/bin/ssh", "program: ssh"),
+            ("/ws/nc", "runs"),
+            ("/usr/bin/nc", "program: /usr/bin/nc"),
+        ] {
+            check(&rules, line, expected);
+        }
+        assert_eq!(rules.words_of_interest(b"/usr/bin/git", b"git"), Some(1));
+        assert_eq!(rules.words_of_interest(b"/usr/bin/ls", b"ls"), None);
+    }
+
+    #[test]
+    fn an_agreed_program_is_not_asked_about_and_a_denied_one_stays_denied() {
+        let mut rules = programs(&["a", "b x"], &["b y"]);
+        rules.agree(b"/bin/a".to_vec());
+        rules.agree(b"/bin/b".to_vec());
+        check(&rules, "/bin/a", "runs");
+        check(&rules, "/other/a", "program: a, exec /other/a");
+        check(&rules, "/bin/b x", "runs");
+        check(&rules, "/bin/b y", "program: b y");
+        assert_eq!(rules.decide_unread(b"/bin/a"), Ok(()));
+        assert!(rules.decide_unread(b"/bin/c").is_err());
+    }
+
+    #[test]
+    fn links_of_a_pattern_and_of_a_call_are_followed() {
+        let mut rules = programs(&[], &["/bin/sh", "/lib/*", "vi"]);
+        check(&rules, "/usr/bin/dash", "runs");
+        rules.follow(|path| match path {
+            "/bin" => Some(b"/usr/bin".to_vec()),
+            "/bin/sh" => Some(b"/usr/bin/dash".to_vec()),
+            "/lib" => Some(b"/usr/lib".to_vec()),
+            _ => None,
+        });
+        check(&rules, "/usr/bin/dash", "program: /bin/sh");
+        check(&rules, "/usr/bin/sh", "program: /bin/sh");
+        check(&rules, "/usr/lib/x", "program: /lib/*");
+        check(&rules, "/lib/x", "runs");
+        let called = Program { called: b"bin/vi".to_vec(), ..program("/usr/bin/busybox") };
+        assert!(rules.decide(&called).is_err());
+    }
+
+    #[test]
+    fn first_lines() {
+        for (start, expected) in [
+            (&b"#!/bin/sh\nrest"[..], Some((&b"/bin/sh"[..], None))),
+            (b"#! \t/usr/bin/env  python3 -u \nx", Some((b"/usr/bin/env", Some(&b"python3 -u"[..])))),
+            (b"#!sh", Some((b"sh", None))),
+            (b"#!\n", None),
+            (b"#!  ", None),
+            (b"\x7fELF", None),
+            (b"", None),
+        ] {
+            assert_eq!(interpreter(start), expected, "{}", String::from_utf8_lossy(start));
+        }
+    }
+}
