@@ -18,10 +18,14 @@ impl Lowering<'_> {
         let mut late = Vec::new();
         let mut after = Vec::new();
         let mut odd = false;
+        let mut has_document = false;
         let mut end = node.start_byte();
         for child in children(node) {
             odd |= !self.only_inline_blanks(end, child.start_byte()) || self.is_joined(end, child.start_byte());
             end = child.end_byte();
+            // What stands behind a here-document is on another line.
+            odd |= has_document;
+            has_document |= child.kind() == "heredoc_redirect";
             match child.kind() {
                 "file_redirect" => {
                     drop_descriptor(&mut late, child.start_byte());
@@ -135,7 +139,11 @@ impl Lowering<'_> {
         let mut body = None;
         let mut joined_by = ";";
         let mut known = !node.has_error();
+        let mut line_ends = false;
         for child in children(node) {
+            // The body begins on the next line: nothing of this command follows it.
+            known &= !line_ends || child.kind() == "heredoc_end";
+            line_ends |= child.kind() == "heredoc_body" || self.text(child).contains(&b'\n');
             match child.kind() {
                 "<<" => {}
                 "<<-" => strip_tabs = true,

@@ -153,6 +153,8 @@ pub(crate) struct Entry {
     pub does: Vec<Effect>,
     /// Options with which alone it only tells about itself, whatever it does.
     pub tells: Vec<&'static str>,
+    /// Options with which it only reads its operands, whatever it does without.
+    pub reader_with: Vec<&'static str>,
     /// Options that stand in for the first operand.
     pub given_by: Vec<&'static str>,
     /// At least one of these must be there.
@@ -221,6 +223,7 @@ impl Entry {
                 self.tells = words(text).collect();
                 self.add(text, Effect::Inert, key)?;
             }
+            ("reader_with", Value::Text(text)) => self.reader_with = words(text).collect(),
             ("given_by", Value::Text(text)) => self.given_by = words(text).collect(),
             ("requires", Value::Text(text)) => self.requires = words(text).collect(),
             ("requires_too", Value::Text(text)) => self.requires_too = words(text).collect(),

@@ -192,7 +192,14 @@ pub(super) fn test(judge: &mut Judge, invocation: &Invocation) -> Flow {
         if name.starts_with('-') && name.len() > 1 && !known && !is_integer(&shown) {
             judge.ask("unknown-option", "A test that is not known to be harmless.", word.span);
         }
-        if !known {
+        // A word beside such an operator is a path, any other is text.
+        let beside = |at: Option<usize>| {
+            at.and_then(|at| words.get(at)).map(|w| w.shown()).is_some_and(|w| {
+                let comparison = matches!(w.as_slice(), b"-nt" | b"-ot" | b"-ef");
+                comparison || FILE_TESTS.iter().any(|t| t.as_bytes() == w)
+            })
+        };
+        if !known && (beside(i.checked_sub(1)) || beside(Some(i + 1))) {
             sensitive(judge, word);
         }
     }

@@ -177,7 +177,7 @@ fn report(judge: &mut Judge, parsed: &Parsed) {
 fn check(judge: &mut Judge, entry: &'static Entry, arguments: &[Argument], at: (usize, usize)) -> Flow {
     let parsed = options::read(entry, arguments);
     report(judge, &parsed);
-    if !only_tells(entry, &parsed) {
+    if !only_tells(entry, &parsed) && !parsed.uses(&entry.reader_with) {
         does(judge, entry, at);
         if entry.special {
             judge.ask("unknown-use", "A use of this program that is not known.", at);
@@ -224,7 +224,11 @@ fn neutralise(judge: &mut Judge, entry: &'static Entry, parsed: &Parsed, at: (us
 
 fn operands(judge: &mut Judge, entry: &Entry, parsed: &Parsed, at: (usize, usize)) -> Flow {
     let mut flow = Flow::default();
-    let list = if parsed.uses(&entry.operands_with) { &entry.operands_then } else { &entry.operands };
+    let list = if parsed.uses(&entry.operands_with) || parsed.uses(&entry.reader_with) {
+        &entry.operands_then
+    } else {
+        &entry.operands
+    };
     let skip = usize::from(parsed.uses(&entry.given_by));
     let tells = only_tells(entry, parsed) || parsed.uses(&["--help", "--version"]);
     let mut wanted = list.iter().skip(skip).peekable();

@@ -48,7 +48,8 @@ pub(super) fn value_of(judge: &mut Judge, kind: Kind, value: &Argument) -> Flow 
             }
             judge.seen.fetched |= fetched;
         }
-        Kind::Rev | Kind::ConfigKey => revision(judge, value),
+        Kind::Rev => revision(judge, value),
+        Kind::ConfigKey => config_key(judge, value),
         // `%G...` makes git run the gpg program that the repository names.
         Kind::Format
             if [&b"%G"[..], b"%+G", b"%-G", b"% G", b"signature"].iter().any(|p| contains(&value.shown(), p)) =>
@@ -104,6 +105,19 @@ pub(super) fn dynamic_text(judge: &mut Judge, value: &Argument) {
 fn public_variable(judge: &mut Judge, value: &Argument) {
     if !value.literal().is_some_and(|name| is_public(&name)) {
         judge.ask("reads-environment", "Shows a variable that may hold a secret.", value.span);
+    }
+}
+
+/// A name in git's configuration; without a dot it is a subcommand.
+fn config_key(judge: &mut Judge, value: &Argument) {
+    const PRIVATE: &[&[u8]] =
+        &[b"credential", b"token", b"password", b"secret", b"extraheader", b"cookie", b"smtppass"];
+    let key = value.literal().unwrap_or_default().to_ascii_lowercase();
+    if !key.contains(&b'.') {
+        judge.ask("unknown-use", "A use of this program that is not known.", value.span);
+    }
+    if PRIVATE.iter().any(|part| contains(&key, part)) {
+        judge.ask("reads-secret", "Reads what looks like a secret.", value.span);
     }
 }
 
