@@ -15,6 +15,7 @@ mod budget;
 mod crude;
 #[cfg(test)]
 mod differential;
+mod glob;
 mod invocation;
 mod judge;
 mod knowledge;

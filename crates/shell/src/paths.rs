@@ -3,6 +3,7 @@
 //! be seen from here, which is why this only decides how much to ask.
 
 use crate::Context;
+use crate::glob::{glob_matches, name_matches};
 
 /// Where a path lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -367,17 +368,6 @@ const DISKS: &[&str] = &[
     "mem", "kmem", "port", "rdisk*", "disk*", "sr*", "drbd*", "bcache*", "rbd*", "dasd*", "pmem*", "block",
 ];
 
-/// `*` matches any run of bytes within one name; ASCII case is ignored.
-fn name_matches(pattern: &[u8], name: &[u8]) -> bool {
-    match pattern.split_first() {
-        None => name.is_empty(),
-        Some((b'*', rest)) => (0..=name.len()).any(|skip| name_matches(rest, &name[skip..])),
-        Some((first, rest)) => {
-            name.split_first().is_some_and(|(n, tail)| n.eq_ignore_ascii_case(first) && name_matches(rest, tail))
-        }
-    }
-}
-
 /// True if `path` is what `pattern` names, or lies below it. A wildcard written
 /// in the path matches what it could stand for.
 fn covers(pattern: &str, path: &[u8]) -> bool {
@@ -392,22 +382,7 @@ fn covers(pattern: &str, path: &[u8]) -> bool {
 /// True if a name with wildcards, not a bare `*`, could stand for `wanted`.
 fn wildcard_could_be(name: &[u8], wanted: &[u8]) -> bool {
     let glob = name.iter().any(|b| matches!(b, b'*' | b'?' | b'['));
-    glob && name.iter().any(|b| !matches!(b, b'*' | b'?')) && crude_match(name, wanted)
-}
-
-/// Matches with `?` and `[...]` standing for any one byte.
-fn crude_match(pattern: &[u8], name: &[u8]) -> bool {
-    match pattern.split_first() {
-        None => name.is_empty(),
-        Some((b'*', rest)) => (0..=name.len()).any(|skip| crude_match(rest, &name[skip..])),
-        Some((b'[', rest)) => {
-            let end = rest.iter().position(|b| *b == b']').map_or(rest.len(), |i| i + 1);
-            !name.is_empty() && crude_match(&rest[end..], &name[1..])
-        }
-        Some((first, rest)) => name
-            .split_first()
-            .is_some_and(|(n, tail)| (*first == b'?' || n.eq_ignore_ascii_case(first)) && crude_match(rest, tail)),
-    }
+    glob && name.iter().any(|b| !matches!(b, b'*' | b'?')) && glob_matches(name, wanted, true)
 }
 
 fn strip<'a>(path: &'a [u8], base: &[u8]) -> Option<&'a [u8]> {
