@@ -264,6 +264,9 @@ pub enum StageCommand {
         /// workspace, everything].
         #[arg(value_name = "ID|PATH")]
         target: Vec<OsString>,
+        /// Every stage of this workspace.
+        #[arg(long, conflicts_with = "target")]
+        all: bool,
         /// Answer as one JSON object.
         #[arg(long)]
         json: bool,

@@ -108,6 +108,9 @@ fn a_failed_command_commits_nothing() {
     assert!(refused.stderr.contains("there are 2 stages of this workspace"), "{}", refused.stderr);
     world.stockade(&["run", "--stage", "--timeout", "1s", "-c", "echo late >>a; sleep 60"], 124);
     assert_eq!(world.read("a"), "one\n");
+    world.stockade(&["stage", "discard", "--all"], 0);
+    assert_eq!(world.stockade(&["stage", "list"], 0).stdout, "");
+    assert_eq!(world.read("a"), "one\n");
 }
 
 #[test]

@@ -89,7 +89,7 @@ impl Backend for NativeBackend {
         let outside = streams.outside(*io);
         let sender = events.clone();
         let sink = move |event| sender.tell(seen(event));
-        let witness = staging.as_ref().map(Staging::witness).transpose()?;
+        let witness = staging.as_ref().map(Staging::witness).transpose()?.flatten();
         let broker = Broker::begin_with(powers(plan, &launching), plan.level, witness, sink).map_err(unbrokered)?;
         let keeper = Keeper::begin(outside, events)?;
 

@@ -13,8 +13,19 @@ use crate::stage::{NewStage, Stage, StageError, Stages, Witness};
 /// A stage that an attempt writes to.
 #[derive(Debug)]
 pub(crate) struct Staging {
-    stage: Stage,
+    /// Absent once the attempt has ended.
+    stage: Option<Stage>,
     overlay: Overlay,
+}
+
+impl Drop for Staging {
+    /// Nothing ran in it, or its keeper panicked: then what it holds is kept.
+    fn drop(&mut self) {
+        if let Some(stage) = self.stage.take().filter(|_| !std::thread::panicking()) {
+            // What is left of it is removed later.
+            let _ = stage.remove();
+        }
+    }
 }
 
 impl Staging {
@@ -48,32 +59,28 @@ impl Staging {
         let stage = stages.create(new).map_err(unstaged)?;
         let (upper, work) = stage.overlay_directories();
         let overlay = Overlay::new(&upper, &work).map_err(unlaunched)?;
-        Ok(Some(Self { stage, overlay }))
+        Ok(Some(Self { stage: Some(stage), overlay }))
     }
 
     pub fn overlay(&self) -> &Overlay {
         &self.overlay
     }
 
-    pub fn witness(&self) -> Result<Witness, StartError> {
-        Witness::new(&self.stage).map_err(unstaged)
+    pub fn witness(&self) -> Result<Option<Witness>, StartError> {
+        self.stage.as_ref().map(Witness::new).transpose().map_err(unstaged)
     }
 
     /// What is left to be committed. A stage without changes is removed at once.
     pub fn end(mut self, end: &CommandEnd) -> Option<Staged> {
-        let id = self.stage.id().clone();
-        let changes = match self.stage.changes() {
-            Ok(changes) if changes.is_empty() => {
-                // What is left of it is removed later.
-                let _ = self.stage.remove();
-                return None;
-            }
+        let changes = match self.stage.as_ref()?.changes() {
+            Ok(changes) if changes.is_empty() => return None,
             Ok(changes) => changes.count() as u64,
             // Whoever looks at it is told why.
             Err(_) => 0,
         };
-        let _ = self.stage.end(&ended(end));
-        Some(Staged { stage: id, changes })
+        let mut stage = self.stage.take()?;
+        let _ = stage.end(&ended(end));
+        Some(Staged { stage: stage.id().clone(), changes })
     }
 }
 

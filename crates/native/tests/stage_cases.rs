@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used)]
 
 mod stage_support;
+mod support;
 
 use std::path::{Path, PathBuf};
 
@@ -122,6 +123,21 @@ os.setxattr(\"a\", \"system.posix_acl_access\", struct.pack(\"<I\", 2) + b\"\".j
     check("mkdir d; echo a >d/a; chmod 555 d", "chmod 755 d; echo b >d/b; rm d/a; chmod 555 d");
     check("mkdir d", "mkdir n; echo x >n/x; chmod 555 n; touch -d 2005-05-05 n");
     check("mkdir s; chmod 2755 s", "echo x >s/x; mkdir s/d");
+}
+
+#[test]
+fn what_its_owner_may_not_change_is_changed_and_stays_so() {
+    support::in_each_role("what_its_owner_may_not_change_is_changed_and_stays_so", || {
+        let closed = "mkdir -p d/e; echo a >d/a; echo x >d/e/x; touch -d 2001-01-01 d; chmod 555 d/e d";
+        check(closed, "chmod 755 d; echo b >d/b; rm d/a; touch -d 2002-02-02 d; chmod 555 d");
+        check(closed, "chmod 755 d d/e; rm -r d");
+        check(closed, "chmod 755 d d/e; rm -r d; echo f >d");
+        check(closed, "chmod 755 d; mv d/a d/z; chmod 500 d");
+        check("true", "mkdir -p n/m; echo x >n/m/x; chmod 400 n/m/x; touch -d 2001-01-01 n/m n; chmod 555 n/m n");
+        check("echo a >a; chmod 444 a", "chmod 644 a; echo b >>a; chmod 444 a");
+        check("echo a >a", "chmod 000 a; mkdir -m 000 closed");
+        check("echo f >f", "rm f; mkdir f; echo in >f/in; chmod 500 f");
+    });
 }
 
 #[test]

@@ -242,6 +242,26 @@ fn what_changes_after_the_decision_is_not_overwritten() {
 }
 
 #[test]
+fn what_is_put_into_a_directory_after_the_look_is_not_lost_with_it() {
+    /// Puts a file into a directory that is to go, when everything was looked at.
+    struct Intruder<'a>(&'a Scene);
+    impl Watch for Intruder<'_> {
+        fn reached(&mut self, point: Point) -> Result<(), Errno> {
+            if point == Point::Ready {
+                self.0.native("echo mine >old/deep/mine");
+            }
+            Ok(())
+        }
+    }
+    let ends = Ends::new(false);
+    let id = ends.restage();
+    let result = ends.scene.stages().take(&id).unwrap().commit(&Wanted::default(), &mut Intruder(&ends.scene));
+    assert!(matches!(&result, Err(CommitError::Undone(error)) if error.path == Path::new("old")), "{result:?}");
+    ends.assert_clean("an intruder");
+    run_in(&ends.scene.workspace(), "grep -q mine old/deep/mine; test -e gone; test ! -e n");
+}
+
+#[test]
 fn preparations_alone_are_swept_away() {
     let ends = Ends::new(true);
     let id = ends.restage();

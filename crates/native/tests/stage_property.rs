@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used)]
 
 mod stage_support;
+mod support;
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
@@ -54,7 +55,7 @@ fn paths() -> impl Strategy<Value = PathBuf> {
 
 fn operations() -> impl Strategy<Value = Vec<Operation>> {
     let bytes = prop::collection::vec(any::<u8>(), 0..20);
-    let mode = prop::sample::select(vec![0o644, 0o600, 0o755, 0o444, 0o700, 0o1777]);
+    let mode = prop::sample::select(vec![0o644, 0o600, 0o755, 0o444, 0o555, 0o000, 0o700, 0o1777]);
     let one = prop_oneof![
         paths().prop_map(Operation::Create),
         (paths(), bytes.clone(), prop::sample::select(vec![0, 1, 3_000_000]))
@@ -179,6 +180,10 @@ fn check(operations: &[Operation], apart: bool) {
 
 #[test]
 fn committed_is_the_same_as_run_natively() {
+    support::in_each_role("committed_is_the_same_as_run_natively", play);
+}
+
+fn play() {
     let wanted = std::env::var("STOCKADE_TEST_SEQUENCES").ok().and_then(|number| number.parse().ok());
     let config = Config {
         cases: wanted.unwrap_or(SEQUENCES),

@@ -47,9 +47,9 @@ pub fn stage(typed: StageCommand) -> Ended {
             recover(&state, None)?;
             commit(&state, &target, &protected, json)
         }
-        StageCommand::Discard { target, json } => {
+        StageCommand::Discard { target, all, json } => {
             recover(&state, None)?;
-            discard(&state, &target, json)
+            if all { discard_all(&state, json) } else { discard(&state, &target, json) }
         }
     }
 }
@@ -149,10 +149,7 @@ impl Target {
 }
 
 fn here(stages: &Stages, cwd: &Path, alone: bool) -> Result<Option<StageId>, Failure> {
-    let around = |listed: &Listed| {
-        listed.meta.as_ref().is_some_and(|meta| cwd.starts_with(meta.workspace.as_path())) && !listed.busy
-    };
-    let mut found = stages.list()?.into_iter().filter(around).map(|listed| listed.id);
+    let mut found = of_here(stages, cwd)?;
     let first = found.next();
     let others = found.count();
     if alone && others > 0 {
@@ -161,6 +158,15 @@ fn here(stages: &Stages, cwd: &Path, alone: bool) -> Result<Option<StageId>, Fai
             .hint("name one; `stockade stage list` shows them"));
     }
     Ok(first)
+}
+
+/// The stages of workspaces that hold `cwd` and that nobody works on.
+fn of_here(stages: &Stages, cwd: &Path) -> Result<impl Iterator<Item = StageId>, Failure> {
+    let around = |listed: &Listed| {
+        listed.meta.as_ref().is_some_and(|meta| cwd.starts_with(meta.workspace.as_path())) && !listed.busy
+    };
+    let found: Vec<Listed> = stages.list()?.into_iter().filter(around).collect();
+    Ok(found.into_iter().map(|listed| listed.id))
 }
 
 /// A typed path, as it is called in the workspace.
@@ -296,7 +302,23 @@ fn conflicted(found: Vec<Conflict>, json: bool) -> Ended {
 fn discard(state: &State, typed: &[OsString], json: bool) -> Ended {
     let Some(stages) = stages(state)? else { return nothing_here() };
     let Some(target) = Target::of(&stages, typed, true)? else { return nothing_here() };
+    discard_one(&stages, &target, &Log::open(&state.audit())?, json)
+}
+
+fn discard_all(state: &State, json: bool) -> Ended {
+    let Some(stages) = stages(state)? else { return nothing_here() };
+    let ids: Vec<StageId> = of_here(&stages, &places::current_directory()?)?.collect();
+    if ids.is_empty() {
+        return nothing_here();
+    }
     let log = Log::open(&state.audit())?;
+    for id in ids {
+        discard_one(&stages, &Target { id, paths: Vec::new() }, &log, json)?;
+    }
+    Ok(exit::SUCCESS)
+}
+
+fn discard_one(stages: &Stages, target: &Target, log: &Log, json: bool) -> Ended {
     let stage = match stages.take(&target.id) {
         Err(StageError::Damaged { .. }) => {
             stages.remove_damaged(&target.id)?;

@@ -122,8 +122,8 @@ pub fn meanwhile(meanwhile: Meanwhile) -> &'static str {
 
 fn why(why: &Why) -> String {
     match why {
-        Why::Protected { rule, unit } => format!("{rule}; --protected {}", shell_quoted(&shown(unit))),
-        Why::Special(what) => format!("not put into a workspace: {what}"),
+        Why::Protected { unit, .. } => format!("{}; --protected {}", reason(why), shell_quoted(&shown(unit))),
+        Why::Special(_) => format!("not put into a workspace: {}", reason(why)),
     }
 }
 

@@ -12,13 +12,18 @@ use stockade_sys::Errno;
 
 use super::error::{At, PathError};
 use super::journal::{Settings, Step};
-use super::object::{Kind, Mark, Object, directory_beneath};
+use super::object::{Kind, Mark, Object, Time, directory_beneath, names, os};
 use super::watch::{Point, Watch};
+
+/// Levels of a directory that goes which are looked into.
+const DEPTH_MAX: usize = 400;
 
 /// Where the steps work.
 pub(super) struct Ground<'a> {
     pub workspace: BorrowedFd<'a>,
     pub depot: BorrowedFd<'a>,
+    /// What was changed after this was not looked at when the commit was decided.
+    pub checked: Time,
 }
 
 /// Carries out all steps.
@@ -89,11 +94,44 @@ impl Ground<'_> {
         let name = slot_name(slot);
         let place = self.place(path)?;
         match &place.there {
-            Some(there) if is_the_same(there, old) => place.move_to(self.depot, &name),
+            Some(there) if is_the_same(there, old) => {
+                place.move_to(self.depot, &name)?;
+                self.must_be_old(&place, &name, old)
+            }
             None => Ok(()),
             Some(_) if self.in_depot(&name, path)?.is_some() => Ok(()),
             Some(_) => Err(meanwhile(path)),
         }
+    }
+
+    /// Between the look and the move somebody may have changed it, or put
+    /// something in it. Out of reach now, it is looked at once more.
+    fn must_be_old(&self, place: &Place<'_>, slot: &str, old: &Mark) -> Result<(), PathError> {
+        let moved = self.in_depot(slot, place.path)?;
+        let moved = moved.ok_or_else(|| PathError::new(place.path, Errno::NOENT))?;
+        if is_the_same(&moved, old) && !self.holds_newer(&moved, place.path, 0)? {
+            return Ok(());
+        }
+        place.take_from(self.depot, slot)?;
+        Err(meanwhile(place.path))
+    }
+
+    /// Whether something in a directory is newer than the look for conflicts.
+    fn holds_newer(&self, directory: &Object, path: &Path, depth: usize) -> Result<bool, PathError> {
+        if !directory.is_directory() {
+            return Ok(false);
+        }
+        if depth > DEPTH_MAX {
+            return Err(PathError::because(path, "it lies too deep to be looked at"));
+        }
+        for name in names(directory.fd.as_fd()).at(path)? {
+            let path = path.join(os(&name));
+            let Some(inner) = Object::find(directory.fd.as_fd(), os(&name)).at(&path)? else { continue };
+            if inner.changed() >= self.checked || self.holds_newer(&inner, &path, depth + 1)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     fn put(

@@ -163,9 +163,9 @@ impl<'a> Builder<'a> {
             return Ok(());
         }
         if self.links {
-            for attribute in staged.overlay_attributes().at(path)? {
-                staged.remove_attribute(&attribute).at(path)?;
-            }
+            let own = staged.overlay_attributes().at(path)?;
+            let remove = || own.iter().try_for_each(|attribute| staged.remove_attribute(attribute));
+            staged.opened_up(remove).at(path)?;
             match same_name(staged, into, name) {
                 Ok(()) => return self.flush_later(staged, path),
                 // Too many names, or links to it are not allowed: copy.
@@ -185,7 +185,7 @@ impl<'a> Builder<'a> {
         let settings = Settings {
             mode: Some(staged.mode()),
             modified: Some(staged.modified()),
-            attributes: Some(staged.attributes().at(path)?),
+            attributes: Some(staged.opened_up(|| staged.attributes()).at(path)?),
         };
         apply_settings(&made, &settings).at(path)?;
         self.flush_later(&made, path)?;
@@ -253,17 +253,7 @@ fn copy(staged: &Object, into: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno
 }
 
 fn copy_file(staged: &Object, into: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
-    let from = match staged.open() {
-        // Its owner may always read it; the mode of the copy is set later.
-        Err(Errno::ACCESS) => {
-            let mode = staged.mode();
-            staged.set_mode(mode | 0o400)?;
-            let opened = staged.open();
-            staged.set_mode(mode)?;
-            opened?
-        }
-        other => other?,
-    };
+    let from = staged.opened_up(|| staged.open())?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let to = File::from(openat(into, name, flags, Mode::RUSR | Mode::WUSR)?);
     if ioctl_ficlone(&to, &from).is_ok() {

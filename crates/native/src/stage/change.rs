@@ -13,6 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use stockade_sys::Errno;
@@ -93,6 +94,9 @@ pub struct Changes {
     pub(super) unchanged_names: HashMap<u64, PathBuf>,
     /// Directories of the stage that the workspace has as well.
     pub(super) merged: BTreeMap<PathBuf, Merged>,
+    /// Directories that were opened up, and stay so while anybody looks at these
+    /// changes.
+    opened: Vec<Arc<Readable>>,
 }
 
 /// A directory that both have.
@@ -129,6 +133,7 @@ pub(super) fn changes(
     let upper = Readable::of(upper).at(&root)?;
     scan.both_directories(&upper, &lower, &root)?;
     scan.merged(&upper, &lower, &root, Below { opaque: false, depth: 0 })?;
+    scan.keep(upper);
     scan.found.list.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(scan.found)
 }
@@ -189,7 +194,9 @@ impl Scan<'_> {
             Some(present) if staged.is_directory() => {
                 let staged = Readable::of(staged).at(path)?;
                 self.both_directories(&staged, &present, path)?;
-                self.merged(&staged, &present, path, below)
+                self.merged(&staged, &present, path, below)?;
+                self.keep(staged);
+                Ok(())
             }
             Some(present) => self.both(&staged, &present, path),
         }
@@ -218,12 +225,19 @@ impl Scan<'_> {
                 _ => {}
             }
         }
+        self.keep(staged);
         Ok(())
+    }
+
+    fn keep(&mut self, directory: Readable) {
+        if directory.opened {
+            self.found.opened.push(Arc::new(directory));
+        }
     }
 
     /// Two objects of one kind that are no directories.
     fn both(&mut self, staged: &Object, present: &Object, path: &Path) -> Result<(), PathError> {
-        let same = same_content(staged, present).at(path)?;
+        let same = staged.opened_up(|| same_content(staged, present)).at(path)?;
         if same && staged.stat.st_nlink > 1 && !self.settled.contains(path) {
             self.found.unchanged_names.entry(staged.inode()).or_insert_with(|| path.to_owned());
         }
@@ -231,7 +245,7 @@ impl Scan<'_> {
         if same {
             // The time of a link is not worth a change: nothing looks at it.
             let timed = staged.kind() != Kind::Link && staged.modified() != present.modified();
-            let attributes = staged.attributes().at(path)?;
+            let attributes = staged.opened_up(|| staged.attributes()).at(path)?;
             if !timed && staged.mode() == present.mode() && attributes == present.attributes().at(path)? {
                 return Ok(());
             }
@@ -316,8 +330,9 @@ fn is_opaque(directory: &Object) -> Result<bool, Errno> {
 }
 
 /// A directory of the stage whose names can be read and looked up, whatever its
-/// mode says; the mode is put back when it is dropped. If that never happens, it
-/// is read from where it was kept the next time.
+/// mode says; whoever opened it up puts the mode back when it is dropped. If that
+/// never happens, it is read from where it was kept.
+#[derive(Debug)]
 pub(super) struct Readable {
     pub object: Object,
     pub mode: u32,
@@ -336,8 +351,8 @@ impl Readable {
         };
         let kept = kept.and_then(|bytes| Some(u32::from_le_bytes(bytes.try_into().ok()?)));
         let mode = kept.unwrap_or(mode);
-        let opened = mode & 0o500 != 0o500;
-        if opened && kept.is_none() {
+        let opened = mode & 0o500 != 0o500 && kept.is_none();
+        if opened {
             object.set_mode(mode | 0o700)?;
             object.set_attribute(KEPT_MODE, &mode.to_le_bytes())?;
         }

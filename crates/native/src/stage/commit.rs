@@ -16,11 +16,11 @@ use stockade_model::{RawText, StageId};
 use super::apply::{Ground, backward, forward};
 use super::change::{Change, Changes, changes};
 use super::conflict::{Conflict, Judge};
-use super::depot::{DEPOT, Depot, clear_depots, has_depot};
+use super::depot::{DEPOT, Depot, clear_depots};
 use super::error::{At, CommitError, PathError, StageError};
 use super::journal::{self, Found, Journal};
 use super::object::{Object, directory_beneath};
-use super::place::{Stage, Stages, UPPER};
+use super::place::{Stage, Stages, UPPER, coarse};
 use super::plan::prepare;
 use super::select::{Guard, Held, choose, named};
 use super::watch::{Point, Unwatched, Watch};
@@ -130,6 +130,7 @@ impl Stage {
         let (upper, lower) = (self.part(UPPER)?, self.open_workspace()?);
         let guard = Guard::new(&self, &wanted.agreed, upper.as_fd(), lower.as_fd());
         let chosen = choose(&all, &wanted.paths, &guard)?;
+        let checked = coarse();
         let conflicts = self.conflicts_of(&chosen.changes)?;
         if !conflicts.is_empty() {
             return Err(CommitError::Conflicts(conflicts));
@@ -148,7 +149,7 @@ impl Stage {
             .and_then(|()| prepare((&chosen, &all), (&upper, &lower), &depot, (&wanted.paths, self.meta.began), watch))
             .and_then(|steps| {
                 let settled = chosen.changes.iter().map(|change| RawText::from(change.path.as_path())).collect();
-                let journal = Journal { depot: depot.place, steps, settled, is_all };
+                let journal = Journal { depot: depot.place, checked, steps, settled, is_all };
                 watch.reached(Point::Ready).at(Path::new(DEPOT))?;
                 journal::decide(&self, &journal)?;
                 Ok(journal)
@@ -161,7 +162,7 @@ impl Stage {
                 return Err(CommitError::Prepare(error));
             }
         };
-        let ground = Ground { workspace: lower.as_fd(), depot: depot.directory.as_fd() };
+        let ground = Ground { workspace: lower.as_fd(), depot: depot.directory.as_fd(), checked };
         let done = watch
             .reached(Point::Decided)
             .at(Path::new(DEPOT))
@@ -223,7 +224,8 @@ impl Stage {
         if !is_done {
             let lower = self.open_workspace()?;
             let depot = Depot::open(&self, lower.as_fd(), journal.depot)?;
-            let ground = Ground { workspace: lower.as_fd(), depot: depot.directory.as_fd() };
+            let depot = depot.directory.as_fd();
+            let ground = Ground { workspace: lower.as_fd(), depot, checked: journal.checked };
             if let Err(failed) = carry_out(&self, &ground, &journal, watch) {
                 return match undo(&self, &ground, &journal, watch) {
                     Ok(()) => Ok(Some(Recovered { id, end: End::Undone(failed) })),
@@ -302,16 +304,12 @@ fn flush(ground: &Ground<'_>, journal: &Journal) -> Result<(), PathError> {
 pub fn recover_all(stages: &Stages, workspace: Option<&Path>) -> Result<Vec<Recovered>, CommitError> {
     stages.sweep();
     let mut found = Vec::new();
-    for listed in stages.list()? {
-        let Some(meta) = listed.meta.filter(|_| !listed.busy) else { continue };
-        if workspace.is_some_and(|workspace| workspace != meta.workspace.as_path()) {
-            continue;
-        }
-        if listed.cut_off || has_depot(&stages.look(&meta.id)?) {
-            let stage = match stages.take(&meta.id) {
-                Err(StageError::Busy(_) | StageError::Absent(_)) => continue,
-                other => other?,
-            };
+    for id in stages.unfinished()? {
+        let stage = match stages.take(&id) {
+            Err(StageError::Busy(_) | StageError::Absent(_)) => continue,
+            other => other?,
+        };
+        if workspace.is_none_or(|workspace| workspace == stage.workspace()) {
             found.extend(stage.recover(&mut Unwatched)?);
         }
     }

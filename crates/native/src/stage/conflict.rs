@@ -42,7 +42,7 @@ const TOUCHED: &str = "touched";
 /// writer waits. Of larger ones only the mark is noted.
 const DIGEST_LIMIT_BYTES: u64 = 1 << 20;
 /// Paths that are noted; what comes later is judged by its time alone.
-const NOTES_MAX: usize = 1_000_000;
+const NOTES_MAX: usize = 200_000;
 /// Levels of a directory that is to be removed which are looked into.
 const DEPTH_MAX: usize = 400;
 
@@ -223,7 +223,7 @@ impl Judge {
         if staged.is_directory() || staged.mode() != present.mode() {
             return Ok(false);
         }
-        same_content(staged, present).at(&change.path)
+        staged.opened_up(|| same_content(staged, present)).at(&change.path)
     }
 
     /// Directories change all the time by what is in them: only their mode

@@ -104,7 +104,6 @@ pub(super) fn clear_depots(stage: &Stage) -> Result<bool, PathError> {
 }
 
 /// Whether a commit left something.
-pub(super) fn has_depot(stage: &Stage) -> bool {
-    let directory = stage.directory.as_fd();
+pub(super) fn is_there(directory: BorrowedFd<'_>) -> bool {
     [DEPOT, BORROWED].iter().any(|name| matches!(Object::find(directory, os(name.as_bytes())), Ok(Some(_))))
 }

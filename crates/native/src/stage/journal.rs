@@ -35,6 +35,8 @@ pub(super) enum DepotPlace {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Journal {
     pub depot: DepotPlace,
+    /// When it was begun to look for conflicts, by the clock of files.
+    pub checked: Time,
     /// In this order; undone in the other.
     pub steps: Vec<Step>,
     /// Paths that are done with afterwards.

@@ -223,6 +223,17 @@ impl Stages {
         Ok(found)
     }
 
+    /// Stages in which a commit has left something, whoever works on them now.
+    pub(super) fn unfinished(&self) -> Result<Vec<StageId>, StageError> {
+        let ids = names(self.directory.as_fd()).map_err(|e| self.place(e))?;
+        let ids = ids.iter().filter_map(|name| std::str::from_utf8(name).ok()?.parse::<StageId>().ok());
+        let has_left = |id: &StageId| {
+            let Ok(directory) = open_directory(self.directory.as_fd(), id.as_str()) else { return false };
+            super::journal::is_there(directory.as_fd()) || super::depot::is_there(directory.as_fd())
+        };
+        Ok(ids.take(STAGES_MAX).filter(has_left).collect())
+    }
+
     fn listed(&self, id: StageId) -> Option<Listed> {
         let directory = open_directory(self.directory.as_fd(), id.as_str()).ok()?;
         let busy = flock(&directory, FlockOperation::NonBlockingLockExclusive).is_err();
@@ -545,7 +556,7 @@ pub(super) fn now() -> Time {
 }
 
 /// The clock that files get their times from.
-fn coarse() -> Time {
+pub(super) fn coarse() -> Time {
     read_clock(ClockId::RealtimeCoarse)
 }
 

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use similar::{ChangeTag, TextDiff};
+use stockade_sys::Errno;
 
 use super::change::Change;
 use super::error::{At, PathError, StageError};
@@ -100,7 +101,10 @@ fn between(before: Option<&Object>, after: Option<&Object>, change: &Change) -> 
     let file = |object: Option<&Object>| -> Result<Option<Vec<u8>>, PathError> {
         let Some(object) = object.filter(|object| object.kind() == Kind::File) else { return Ok(Some(Vec::new())) };
         let mut bytes = Vec::new();
-        let opened = object.open().at(&change.path)?;
+        let opened = match object.open() {
+            Err(Errno::ACCESS) => return Ok(None),
+            other => other.at(&change.path)?,
+        };
         opened.take(LIMIT_BYTES + 1).read_to_end(&mut bytes).at(&change.path)?;
         Ok((bytes.len() as u64 <= LIMIT_BYTES).then_some(bytes))
     };

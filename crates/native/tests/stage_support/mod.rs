@@ -106,9 +106,15 @@ impl Scene {
             place.join("upper").display(),
             place.join("work").display()
         );
-        let mount = "mount -t overlay overlay -o \"$0\" \"$1\" && cd \"$1\" && shift && exec \"$@\"";
+        // Inside, an ordinary user has no more powers than outside.
+        let powers = if rustix::process::geteuid().is_root() {
+            ""
+        } else {
+            "setpriv --securebits +noroot,+noroot_locked --bounding-set -all --inh-caps -all"
+        };
+        let mount = format!("mount -t overlay overlay -o \"$0\" \"$1\" && cd \"$1\" && shift && exec {powers} \"$@\"");
         let mut line = Command::new("unshare");
-        line.args(["-Ur", "-m", "sh", "-c", mount]).arg(options).arg(&view);
+        line.args(["-Ur", "-m", "sh", "-c", &mount]).arg(options).arg(&view);
         line.arg(command.get_program()).args(command.get_args());
         for (key, value) in command.get_envs() {
             line.env(key, value.unwrap_or_default());
@@ -180,6 +186,7 @@ fn look(root: &Path, path: &Path, fresh: i64, names: &mut HashMap<u64, PathBuf>,
     let meta = full.symlink_metadata().unwrap();
     let same_as = names.entry(meta.ino()).or_insert_with(|| path.to_owned()).clone();
     let content = match meta.mode() & libc::S_IFMT {
+        libc::S_IFREG if closed(&meta) => Vec::new(),
         libc::S_IFREG => std::fs::read(&full).unwrap(),
         libc::S_IFLNK => std::fs::read_link(&full).unwrap().into_os_string().into_vec(),
         _ => Vec::new(),
@@ -196,13 +203,19 @@ fn look(root: &Path, path: &Path, fresh: i64, names: &mut HashMap<u64, PathBuf>,
         same_as,
     };
     found.insert(path.to_owned(), seen);
-    if meta.is_dir() {
+    if meta.is_dir() && !closed(&meta) {
         let mut inner: Vec<OsString> = full.read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
         inner.sort();
         for name in inner {
             look(root, &path.join(name), fresh, names, found);
         }
     }
+}
+
+/// What its owner may not even read is only compared from outside.
+fn closed(meta: &std::fs::Metadata) -> bool {
+    let needed = if meta.is_dir() { 0o500 } else { 0o400 };
+    meta.mode() & needed != needed && !rustix::process::geteuid().is_root()
 }
 
 fn attributes(path: &Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
@@ -213,7 +226,7 @@ fn attributes(path: &Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
     names
         .map(|name| {
             let mut value = vec![0; 65_536];
-            let length = rustix::fs::lgetxattr(path, name, &mut value[..]).unwrap();
+            let length = rustix::fs::lgetxattr(path, name, &mut value[..]).unwrap_or(0);
             (name.to_vec(), value[..length].to_vec())
         })
         .collect()
