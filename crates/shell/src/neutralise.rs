@@ -158,7 +158,8 @@ pub fn is_plain_configuration(config: &[u8]) -> bool {
             let name: String = header.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
             let name = name.to_ascii_lowercase();
             let after = header[name.len()..].trim_start();
-            let named = after.is_empty() || (after.starts_with('"') && after.ends_with('"') && !after.contains('\\'));
+            let named =
+                header.len() == name.len() || (after.starts_with('"') && after.ends_with('"') && !after.contains('\\'));
             let Some((_, allowed)) = PLAIN_SECTIONS.iter().find(|(n, _)| *n == name) else { return false };
             // `diff "x"` is a driver, `[section] key` on one line is not read.
             let driver = !after.is_empty() && matches!(name.as_str(), "diff" | "merge" | "core");

@@ -140,9 +140,12 @@ impl Lowering<'_> {
         let mut joined_by = ";";
         let mut known = !node.has_error();
         let mut line_ends = false;
+        let mut end = node.start_byte();
         for child in children(node) {
             // The body begins on the next line: nothing of this command follows it.
-            known &= !line_ends || child.kind() == "heredoc_end";
+            let in_body = matches!(child.kind(), "heredoc_body" | "heredoc_end");
+            known &= in_body || (!line_ends && self.only_inline_blanks(end, child.start_byte()));
+            end = child.end_byte();
             line_ends |= child.kind() == "heredoc_body" || self.text(child).contains(&b'\n');
             match child.kind() {
                 "<<" => {}
