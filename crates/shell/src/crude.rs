@@ -169,9 +169,14 @@ fn forms(judge: &mut Judge, text: &[u8]) {
         (b"> /dev/nvme", "destroys-disk"),
         (b"/dev/tcp/", "reverse-shell"),
     ];
-    for (form, code) in FORMS {
-        if let Some(at) = text.windows(form.len()).position(|w| w == *form) {
-            judge.deny(code, "Holds a form that is never harmless.", (at, at + form.len()));
+    // One pass: the text may be long, and time is counted.
+    let mut found = [false; FORMS.len()];
+    for (at, _) in text.iter().enumerate().filter(|(_, byte)| b":>/".contains(byte)) {
+        for ((form, code), found) in FORMS.iter().zip(&mut found) {
+            if !*found && text[at..].starts_with(form) {
+                *found = true;
+                judge.deny(code, "Holds a form that is never harmless.", (at, at + form.len()));
+            }
         }
     }
 }
