@@ -274,3 +274,37 @@ fn preparations_alone_are_swept_away() {
     let stage = ends.scene.stages().take(&id).unwrap();
     assert_eq!(stage.recover(&mut Unwatched).unwrap(), None);
 }
+
+/// Runs when it is told to, with a filesystem of 1 MiB for its workspace.
+#[test]
+fn on_a_small_disk() {
+    let Some(place) = std::env::var_os("SMALL_DISK") else { return };
+    let scene = Scene::over("echo a >a; head -c 600000 /dev/zero >hog", Some(Path::new(&place)));
+    let before = scene.picture();
+    let id = scene.staged("echo b >>a; head -c 700000 /dev/urandom >big; mkdir d; echo x >d/x");
+    let refused = scene.commit(&id, &Wanted::default()).unwrap_err();
+    assert!(matches!(&refused, CommitError::Prepare(error) if error.is_full), "{refused}");
+    assert!(refused.to_string().contains("make room"), "{refused}");
+    assert_same(&before, &scene.picture(), "a full disk");
+    assert!(recover_all(&scene.stages(), None).unwrap().is_empty());
+    // The stage is as it was: with room, everything is committed.
+    scene.native("rm hog");
+    scene.commit_all(&id);
+    scene.native("test $(stat -c %s big) = 700000; grep -q b a; test -e d/x");
+    println!("done");
+}
+
+#[test]
+fn a_full_disk_is_said_and_changes_nothing() {
+    let place = tempfile::tempdir().unwrap();
+    let mount = "mount -t tmpfs -o size=1m small \"$0\" && SMALL_DISK=\"$0\" exec \"$@\"";
+    let output = Command::new("unshare")
+        .args(["-rm", "sh", "-c", mount])
+        .arg(place.path())
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "on_a_small_disk", "--nocapture", "--test-threads", "1"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("done"), "{text}");
+}

@@ -31,7 +31,8 @@ impl Scene {
         Self::over(before, Some(Path::new("/dev/shm")))
     }
 
-    fn over(before: &str, place: Option<&Path>) -> Self {
+    /// With the workspace in `place`, which must be another filesystem.
+    pub fn over(before: &str, place: Option<&Path>) -> Self {
         let made = || tempfile::Builder::new().prefix("stage-").tempdir();
         let scratch = made().unwrap();
         let root = scratch.path().canonicalize().unwrap();
