@@ -1,3 +1,5 @@
+//! The knowledge base is well formed, and every example of every entry holds.
+
 use std::collections::BTreeMap;
 
 use super::*;
