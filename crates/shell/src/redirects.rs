@@ -191,7 +191,9 @@ fn is_descriptor(target: &Word) -> bool {
 /// Digits that touch a redirection are its descriptor, not a word.
 pub(crate) fn drop_descriptor(words: &mut Vec<Word>, redirect: usize) {
     let touches = words.last().is_some_and(|w| {
-        w.span.1 == redirect && w.atoms.iter().all(|a| matches!(a, Atom::Byte { byte: b'0'..=b'9', quoted: false }))
+        !w.quoted
+            && w.span.1 == redirect
+            && w.atoms.iter().all(|a| matches!(a, Atom::Byte { byte: b'0'..=b'9', quoted: false }))
     });
     if touches {
         words.pop();
