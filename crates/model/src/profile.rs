@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{ExecRules, RawText};
+use crate::{Egress, ExecRules, RawText};
 
 /// Names that carry code or configuration which the host later trusts. They
 /// are protected in every writable directory, whether or not they exist (L7).
@@ -113,6 +113,9 @@ pub struct Profile {
     pub exec: ExecRules,
     /// Network.
     pub network: Network,
+    /// What may be reached through the door. Absent where nothing is said.
+    #[serde(default, skip_serializing_if = "Egress::is_empty")]
+    pub egress: Egress,
     /// Variables.
     pub environment: Environment,
     /// Limits.

@@ -83,6 +83,7 @@ fn plan(level: Level) -> Plan {
             },
             exec: stockade_model::ExecRules::default(),
             network: Network::None,
+            egress: Default::default(),
             environment: Environment::default(),
             limits: Limits::default(),
         },

@@ -77,6 +77,7 @@ fn plan(writable: &[PathBuf], command: &[String]) -> Plan {
             },
             exec: stockade_model::ExecRules::default(),
             network: Network::None,
+            egress: Default::default(),
             environment: Environment::default(),
             limits: Limits::default(),
         },

@@ -30,6 +30,7 @@ fn plan(write: &[&str], grants: &[&str]) -> Plan {
             },
             exec: stockade_model::ExecRules::default(),
             network: Network::None,
+            egress: Default::default(),
             environment: Environment::default(),
             limits: Limits::default(),
         },

@@ -48,6 +48,7 @@ fn plan(top: &Path, level: Level, argv: &[&str]) -> Plan {
             },
             exec: stockade_model::ExecRules::default(),
             network: Network::None,
+            egress: Default::default(),
             environment: Environment::default(),
             limits: Limits { temp_bytes: Some(64 << 20), ..Limits::default() },
         },

@@ -184,6 +184,7 @@ fn instantiate(spec: &ProfileSpec, name: &str, home: &Path, workspace: &Path) ->
         },
         exec: ExecRules { ask: programs(&spec.exec_ask), deny: programs(&spec.exec_deny) },
         network: spec.network,
+        egress: Default::default(),
         environment: Environment {
             pass: spec.pass.iter().map(|entry| entry.value.as_str().to_owned()).collect(),
             drop: spec.drop.iter().map(|entry| entry.value.as_str().to_owned()).collect(),

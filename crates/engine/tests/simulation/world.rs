@@ -374,6 +374,7 @@ impl World {
                 filesystem: Filesystem::default(),
                 exec: stockade_model::ExecRules::default(),
                 network: if sandboxed { Network::None } else { Network::Host },
+                egress: Default::default(),
                 environment: Environment::default(),
                 limits: Limits { wall_ms: Some(60_000), ..Limits::default() },
             },

@@ -445,6 +445,7 @@ mod tests {
                 },
                 exec: stockade_model::ExecRules::default(),
                 network: Network::None,
+                egress: Default::default(),
                 environment: Environment::default(),
                 limits: Limits::default(),
             },

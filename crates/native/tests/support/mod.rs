@@ -105,6 +105,7 @@ pub fn plan(level: Level, workspace: &Path, argv: &[&str]) -> Plan {
             },
             exec: stockade_model::ExecRules::default(),
             network: Network::None,
+            egress: Default::default(),
             environment: Environment::default(),
             limits: Limits::default(),
         },

@@ -1,0 +1,288 @@
+//! Where connections lead: hosts, targets, and the record of each connection.
+//!
+//! A host is read once, strictly, and compared as a value afterwards: whoever
+//! checks a name and whoever dials it hold the same one. Must not know how
+//! names are resolved.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+use std::str::FromStr;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+
+use crate::RawText;
+
+/// Longest host name, in letters, without a final dot (RFC 1035, 2.3.4).
+const MAX_NAME: usize = 253;
+/// Longest label of a host name (RFC 1035, 2.3.4).
+const MAX_LABEL: usize = 63;
+
+/// A host: a name, or an address. A name is in lower case and has no final dot;
+/// an IPv6 address that stands for an IPv4 one is that IPv4 address.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Host {
+    /// A name that somebody resolves.
+    Name(HostName),
+    /// An address.
+    Address(IpAddr),
+}
+
+/// The name of a host: see [`Host`]. Made by [`Host::from_str`] alone.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HostName(String);
+
+/// Why a text is no host, target or pattern of them.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is no {what}: {why}")]
+pub struct HostError {
+    text: String,
+    what: &'static str,
+    why: &'static str,
+}
+
+impl HostError {
+    pub(crate) fn new(text: &str, what: &'static str, why: &'static str) -> Self {
+        Self { text: text.escape_default().take(MAX_NAME * 2).collect(), what, why }
+    }
+}
+
+impl HostName {
+    /// Its text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Host {
+    /// The host that an address is.
+    pub fn of(address: IpAddr) -> Self {
+        Self::Address(address.to_canonical())
+    }
+
+    /// Its name, where it has one.
+    pub fn name(&self) -> Option<&HostName> {
+        match self {
+            Self::Name(name) => Some(name),
+            Self::Address(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for HostName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => name.fmt(f),
+            Self::Address(address) => address.fmt(f),
+        }
+    }
+}
+
+impl From<Host> for String {
+    fn from(host: Host) -> Self {
+        host.to_string()
+    }
+}
+
+impl TryFrom<String> for Host {
+    type Error = HostError;
+    fn try_from(text: String) -> Result<Self, HostError> {
+        text.parse()
+    }
+}
+
+impl FromStr for Host {
+    type Err = HostError;
+
+    /// Reads a bare host: no port, no brackets but around an IPv6 address.
+    fn from_str(text: &str) -> Result<Self, HostError> {
+        let fail = |why| Err(HostError::new(text, "host", why));
+        let inner = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+        if let Some(inner) = inner {
+            return match inner.parse::<Ipv6Addr>() {
+                Ok(address) => Ok(Self::of(address.into())),
+                Err(_) => fail("in brackets stands an IPv6 address"),
+            };
+        }
+        if let Ok(address) = text.parse::<IpAddr>() {
+            return Ok(Self::of(address));
+        }
+        let name = text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase();
+        if name.is_empty() || name.len() > MAX_NAME {
+            return fail("a name has 1 to 253 letters");
+        }
+        for label in name.split('.') {
+            let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'_';
+            if label.is_empty() || label.len() > MAX_LABEL {
+                return fail("between dots stand 1 to 63 letters");
+            }
+            if !label.bytes().all(fits) || label.starts_with('-') || label.ends_with('-') {
+                return fail("a name is letters, digits, `_` and `-` between dots, `-` neither first nor last");
+            }
+        }
+        // Resolvers read such a text as an address, each in its own way.
+        let last = name.rsplit('.').next().unwrap_or_default();
+        let is_number = last.bytes().all(|b| b.is_ascii_digit())
+            || last.strip_prefix("0x").is_some_and(|hex| hex.bytes().all(|b| b.is_ascii_hexdigit()));
+        if is_number {
+            return fail("it ends in a number and is no address: write four decimal numbers, e.g. `127.0.0.1`");
+        }
+        Ok(Self::Name(HostName(name)))
+    }
+}
+
+impl JsonSchema for Host {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Host".into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "description": "A host name in lower case, or an address.", "type": "string", "maxLength": MAX_NAME })
+    }
+}
+
+/// Where one connection leads.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Target {
+    /// To whom.
+    pub host: Host,
+    /// TCP port, never 0.
+    pub port: u16,
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.host {
+            Host::Address(address @ IpAddr::V6(_)) => write!(f, "[{address}]:{}", self.port),
+            host => write!(f, "{host}:{}", self.port),
+        }
+    }
+}
+
+impl FromStr for Target {
+    type Err = HostError;
+
+    /// Reads `HOST:PORT` or `[V6]:PORT`.
+    fn from_str(text: &str) -> Result<Self, HostError> {
+        let fail = |why| HostError::new(text, "target", why);
+        let (host, port) = text.rsplit_once(':').ok_or_else(|| fail("a port follows the host: `pypi.org:443`"))?;
+        if host.contains(':') && !host.starts_with('[') {
+            return Err(fail("an IPv6 address stands in brackets: `[::1]:443`"));
+        }
+        let port = Some(port).filter(|p| p.bytes().all(|b| b.is_ascii_digit())).and_then(|p| p.parse().ok());
+        let port = port.filter(|p| *p != 0).ok_or_else(|| fail("a port is a number from 1 to 65535"))?;
+        Ok(Self { host: host.parse()?, port })
+    }
+}
+
+/// How a connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ConnectionEnd {
+    /// Either side closed it.
+    Closed,
+    /// Either side broke it off.
+    Reset,
+    /// It never came about: refused, unreachable, out of time, no such name.
+    Failed,
+    /// The door broke it off: a rule or a limit.
+    Refused,
+    /// It stood when the run ended.
+    RunEnded,
+}
+
+/// One connection through the door.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ConnectionRecord {
+    /// Process id as the host sees it, where known.
+    pub pid: Option<u32>,
+    /// The resolved executable of that process, where known.
+    pub program: Option<RawText>,
+    /// Where to, as it was asked for.
+    pub target: Target,
+    /// The address that was dialled.
+    pub address: Option<IpAddr>,
+    /// The rule or grant that let it pass, or that refused it.
+    pub rule: String,
+    /// The server name of the TLS client hello, where one was seen.
+    pub tls_name: Option<RawText>,
+    /// Bytes from the sandbox outwards.
+    pub bytes_up: u64,
+    /// Bytes into the sandbox.
+    pub bytes_down: u64,
+    /// From the dialling to the end, in milliseconds.
+    pub duration_ms: u64,
+    /// How it ended.
+    pub end: ConnectionEnd,
+    /// Why, where it failed or was refused.
+    pub why: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_read_once_and_strictly() {
+        for (text, shown) in [
+            ("PyPI.org.", "pypi.org"),
+            ("a_b.example", "a_b.example"),
+            ("localhost", "localhost"),
+            ("127.0.0.1", "127.0.0.1"),
+            ("::ffff:10.0.0.1", "10.0.0.1"),
+            ("[::1]", "::1"),
+            ("xn--bcher-kva.example", "xn--bcher-kva.example"),
+        ] {
+            let host: Host = text.parse().unwrap();
+            assert_eq!(host.to_string(), shown);
+            assert_eq!(shown.parse::<Host>().unwrap(), host);
+        }
+        let long = "a".repeat(64);
+        for bad in [
+            "",
+            ".",
+            "a..b",
+            ".a",
+            "a b",
+            "a\0b",
+            "a%00b",
+            "a\nb",
+            "a/b",
+            "a@b",
+            "bücher.example",
+            "-a.b",
+            "a-.b",
+            "2130706433",
+            "0x7f000001",
+            "127.1",
+            "0177.0.0.1",
+            "1.2.3.4.5",
+            "a.0x1",
+            "127.0.0.1.",
+            "[127.0.0.1]",
+            "[::1",
+            "::1]",
+            &long,
+        ] {
+            assert!(bad.parse::<Host>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn targets() {
+        for (text, shown) in [("A.b:443", "a.b:443"), ("[::1]:1", "[::1]:1"), ("10.0.0.1:80", "10.0.0.1:80")] {
+            assert_eq!(text.parse::<Target>().unwrap().to_string(), shown);
+        }
+        for bad in ["a", "a:0", "a:65536", "a:443abc", "a:+1", "::1:80", "a:", ":80", "a:1:2"] {
+            assert!(bad.parse::<Target>().is_err(), "{bad:?}");
+        }
+    }
+}
