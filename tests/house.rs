@@ -12,11 +12,12 @@ const ALLOWED_EDGES: &[(&str, &[&str])] = &[
     ("shell", &["model"]),
     ("policy", &["model"]),
     ("sys", &[]),
-    ("native", &["model", "engine", "sys"]),
+    ("native", &["model", "engine", "sys", "egress"]),
+    ("egress", &["model"]),
     ("audit", &["model"]),
     ("store", &["model"]),
     ("engine", &["model", "policy", "shell", "audit", "store"]),
-    ("cli", &["model", "policy", "shell", "audit", "store", "engine", "native", "sys"]),
+    ("cli", &["model", "policy", "shell", "audit", "store", "engine", "native", "sys", "egress"]),
     ("testkit", &["model", "policy", "shell", "audit", "store", "engine", "native", "sys"]),
 ];
 

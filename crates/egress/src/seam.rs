@@ -1,15 +1,20 @@
 //! What the door needs of a sandbox, and of whoever decides.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
-use stockade_model::{ConnectionRecord, Denial, RawText, Target};
+use stockade_model::{ConnectionRecord, Denial, Egress, HostName, RawText, Target};
+
+use crate::limits::Limits;
+use crate::names::Names;
 
 /// The network namespace that the door stands in.
 pub trait Namespace: Send + Sync {
     /// A TCP socket of the namespace that listens on this address, which need
-    /// not be anybody's.
+    /// not be anybody's. Where there is no namespace (level restricted): a
+    /// listener on the host's loopback, on a port of the kernel's choice.
     ///
     /// # Errors
     /// EADDRINUSE where a program inside listens there; else what the kernel
@@ -32,14 +37,22 @@ pub struct Who {
     pub program: Option<RawText>,
 }
 
+/// Why something may be reached.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Permit {
+    /// The rule or grant that says so.
+    pub rule: String,
+    /// True where it names the address itself, or a block that holds it: then a
+    /// special address (private, loopback, ...) that was asked for as an address
+    /// may be dialled. Without meaning for names.
+    pub names_address: bool,
+}
+
 /// What became of a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Judgement {
     /// It may be reached.
-    Allowed {
-        /// The rule or grant that says so.
-        rule: String,
-    },
+    Allowed(Permit),
     /// It may not.
     Refused {
         /// Why, in words of a policy.
@@ -50,15 +63,102 @@ pub enum Judgement {
 /// Whoever decides what may be reached.
 pub trait Judge: Send + Sync {
     /// Answers once, perhaps after a person's thought; at the end of the run
-    /// `answer` may be dropped instead.
+    /// `answer` may be dropped instead. Called on the door's thread: it must not
+    /// wait. `answer` may be called at once, and on any thread.
     fn judge(&self, target: &Target, who: &Who, answer: Box<dyn FnOnce(Judgement) + Send>);
+
+    /// Whether some port of this name may be reached by now, without asking
+    /// anybody. Such a name is looked up when it is asked for, so that "no such
+    /// name" is true; every other is answered without looking, or questions
+    /// would carry data out.
+    fn is_agreed(&self, name: &HostName) -> bool;
+}
+
+/// Looks names up outside the sandbox.
+pub trait Resolve: Send + Sync {
+    /// The addresses of a name, best first. It may block: it is called on threads
+    /// of its own, and is not waited for longer than ten seconds.
+    ///
+    /// # Errors
+    /// See [`LookupError`].
+    fn resolve(&self, name: &HostName) -> Result<Vec<IpAddr>, LookupError>;
+}
+
+/// Why a name has no addresses.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LookupError {
+    /// There is none.
+    #[error("no such name")]
+    NoSuchName,
+    /// It could not be found out.
+    #[error("the name could not be looked up: {0}")]
+    Failed(String),
 }
 
 /// What the door has to say.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DoorEvent {
-    /// A connection is over.
+    /// A connection is over, or never came about.
     Connection(Box<ConnectionRecord>),
     /// The door itself refused something.
     Denied(Box<Denial>),
+}
+
+/// The sockets on which names are asked for: bound to port 53 of every address.
+#[derive(Debug)]
+pub struct DnsSockets {
+    /// Datagrams. Options for the address asked are set by the door.
+    pub udp: OwnedFd,
+    /// A listener.
+    pub tcp: OwnedFd,
+}
+
+/// What the door is started with.
+pub struct Setup {
+    /// Special addresses that may be dialled.
+    pub rules: Egress,
+    /// How much, and how fast.
+    pub limits: Limits,
+    /// The names given out, which outlive the door.
+    pub names: Arc<Names>,
+    /// Where names are asked for; `None`: nowhere (see
+    /// [`Door::name_server`](crate::Door::name_server)).
+    pub dns: Option<DnsSockets>,
+    /// The sandbox's network.
+    pub namespace: Arc<dyn Namespace>,
+    /// Who decides on requests to the door's proxies.
+    pub judge: Arc<dyn Judge>,
+    /// Where events go. Called on the door's thread: it must not wait.
+    pub sink: Arc<dyn Fn(DoorEvent) + Send + Sync>,
+    /// Looks names up: [`SystemResolver`](crate::SystemResolver) but in tests.
+    pub resolver: Arc<dyn Resolve>,
+}
+
+/// What an address that a program connects to stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// Somebody outside: by the name behind an address of ours, or by address.
+    Target(Target),
+    /// The door's own proxy or name server. Always allowed: what is asked of it
+    /// is decided there.
+    Service(Service),
+    /// An address of ours that stands for nothing.
+    Nobody,
+}
+
+/// What the door itself offers inside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Service {
+    /// CONNECT and absolute-form requests.
+    HttpProxy,
+    /// SOCKS5 with names.
+    Socks,
+    /// DNS over TCP, for programs that cannot be given datagrams.
+    NameServer,
+}
+
+/// Is this the name of the machine itself: `localhost` and what is beneath it
+/// (RFC 6761, 6.3)?
+pub(crate) fn is_localhost(host: &str) -> bool {
+    host == "localhost" || host.ends_with(".localhost")
 }

@@ -1,0 +1,244 @@
+//! Connections that programs make to the door, and which announcement each
+//! belongs to. Whoever carries a program's `connect` out announces it first and
+//! says afterwards from which address it came: so every connection has a decision
+//! and a process. One that nobody announced is broken off.
+//!
+//! Must not know: what a connection is for.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep};
+
+use crate::relay::break_off;
+use crate::seam::Namespace;
+
+/// Most listeners at once. The idlest goes first.
+const LISTENERS_MAX: usize = 256;
+/// A listener that is not used for so long is closed.
+const IDLE: Duration = Duration::from_secs(60);
+/// How long a connection may wait to be claimed, and an announcement for its
+/// connection.
+pub(crate) const CLAIM_MAX: Duration = Duration::from_secs(10);
+/// Most unclaimed connections of a listener.
+const ORPHANS_MAX: usize = 256;
+
+/// All listeners inside.
+pub(crate) struct Arrivals {
+    namespace: Arc<dyn Namespace>,
+    listeners: tokio::sync::Mutex<HashMap<SocketAddr, Arc<Listening>>>,
+}
+
+struct Listening {
+    /// Where it really listens.
+    address: SocketAddr,
+    state: Mutex<State>,
+    accepting: Mutex<Option<AbortHandle>>,
+}
+
+struct State {
+    used: Instant,
+    /// Announcements that have not said yet where they come from.
+    open: usize,
+    expected: HashMap<SocketAddr, oneshot::Sender<TcpStream>>,
+    orphans: Vec<(SocketAddr, TcpStream, Instant)>,
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        if let Some(task) = self.accepting.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            task.abort();
+        }
+    }
+}
+
+/// The same address, whichever kind of socket it was seen on.
+fn plain(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+impl Arrivals {
+    pub(crate) fn new(namespace: Arc<dyn Namespace>) -> Self {
+        Self { namespace, listeners: tokio::sync::Mutex::default() }
+    }
+
+    /// Announces a connection to `dialled`. The receiver gets it.
+    pub(crate) async fn announce(&self, dialled: SocketAddr) -> io::Result<(Announced, oneshot::Receiver<TcpStream>)> {
+        let dialled = plain(dialled);
+        // Held while the listener is made: two of them would not fit.
+        let mut listeners = self.listeners.lock().await;
+        let listening = match listeners.get(&dialled) {
+            Some(listening) => Arc::clone(listening),
+            None => {
+                make_room(&mut listeners)?;
+                let listening = Listening::open(&self.namespace, dialled).await?;
+                listeners.insert(dialled, Arc::clone(&listening));
+                listening
+            }
+        };
+        let (sender, receiver) = oneshot::channel();
+        let mut state = listening.lock();
+        state.open += 1;
+        state.used = Instant::now();
+        drop(state);
+        Ok((Announced { listening, sender: Some(sender) }, receiver))
+    }
+
+    /// Closes what is not used any more, for ever.
+    pub(crate) async fn sweep(&self) {
+        loop {
+            sleep(IDLE / 2).await;
+            let mut listeners = self.listeners.lock().await;
+            listeners.retain(|_, listening| {
+                let mut state = listening.lock();
+                state.tidy();
+                !state.is_idle() || state.used.elapsed() < IDLE
+            });
+        }
+    }
+}
+
+fn make_room(listeners: &mut HashMap<SocketAddr, Arc<Listening>>) -> io::Result<()> {
+    if listeners.len() < LISTENERS_MAX {
+        return Ok(());
+    }
+    let idlest = listeners
+        .iter()
+        .filter_map(|(address, listening)| {
+            let state = listening.lock();
+            state.is_idle().then_some((state.used, *address))
+        })
+        .min_by_key(|(used, _)| *used);
+    match idlest {
+        Some((_, address)) => {
+            listeners.remove(&address);
+            Ok(())
+        }
+        None => Err(io::Error::from_raw_os_error(rustix::io::Errno::ADDRNOTAVAIL.raw_os_error())),
+    }
+}
+
+impl Listening {
+    async fn open(namespace: &Arc<dyn Namespace>, dialled: SocketAddr) -> io::Result<Arc<Self>> {
+        let namespace = Arc::clone(namespace);
+        let socket =
+            tokio::task::spawn_blocking(move || namespace.listen(dialled)).await.map_err(io::Error::other)??;
+        let socket = std::net::TcpListener::from(socket);
+        socket.set_nonblocking(true)?;
+        let socket = TcpListener::from_std(socket)?;
+        let state = State { used: Instant::now(), open: 0, expected: HashMap::new(), orphans: Vec::new() };
+        let listening =
+            Arc::new(Self { address: socket.local_addr()?, state: Mutex::new(state), accepting: Mutex::default() });
+        let weak = Arc::downgrade(&listening);
+        let task = tokio::spawn(async move {
+            loop {
+                match socket.accept().await {
+                    Ok((stream, peer)) => match weak.upgrade() {
+                        Some(listening) => listening.accepted(stream, peer),
+                        None => return,
+                    },
+                    // Out of descriptors, mostly: the next try may do.
+                    Err(_) => sleep(Duration::from_millis(50)).await,
+                }
+            }
+        });
+        *listening.accepting.lock().unwrap_or_else(PoisonError::into_inner) = Some(task.abort_handle());
+        Ok(listening)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn accepted(&self, stream: TcpStream, peer: SocketAddr) {
+        let peer = plain(peer);
+        let mut state = self.lock();
+        state.tidy();
+        if let Some(sender) = state.expected.remove(&peer) {
+            if let Err(stream) = sender.send(stream) {
+                break_off(&stream);
+            }
+        } else if state.open > 0 && state.orphans.len() < ORPHANS_MAX {
+            state.orphans.push((peer, stream, Instant::now()));
+        } else {
+            break_off(&stream);
+        }
+    }
+}
+
+impl State {
+    fn is_idle(&self) -> bool {
+        self.open == 0 && self.expected.is_empty() && self.orphans.is_empty()
+    }
+
+    /// Forgets what nobody waits for any more, and breaks off what nobody claims.
+    fn tidy(&mut self) {
+        self.expected.retain(|_, sender| !sender.is_closed());
+        let nobody_comes = self.open == 0;
+        self.orphans.retain(|(_, stream, since)| {
+            let keep = !nobody_comes && since.elapsed() < CLAIM_MAX;
+            if !keep {
+                break_off(stream);
+            }
+            keep
+        });
+    }
+}
+
+/// A connection that is about to be made to the door on behalf of a program.
+/// Dropped: it will not be made.
+pub struct Announced {
+    listening: Arc<Listening>,
+    sender: Option<oneshot::Sender<TcpStream>>,
+}
+
+impl std::fmt::Debug for Announced {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Announced").field("address", &self.listening.address).finish_non_exhaustive()
+    }
+}
+
+impl Announced {
+    /// Where to connect the program's socket to: what it dialled, or at level
+    /// restricted an address of the host's loopback.
+    pub fn address(&self) -> SocketAddr {
+        self.listening.address
+    }
+
+    /// The socket was connected (or its connect begun) from this address.
+    pub fn arrived(mut self, local: SocketAddr) {
+        let local = plain(local);
+        let Some(sender) = self.sender.take() else { return };
+        let mut state = self.listening.lock();
+        state.open = state.open.saturating_sub(1);
+        state.used = Instant::now();
+        match state.orphans.iter().position(|(peer, ..)| *peer == local) {
+            Some(at) => {
+                let (_, stream, _) = state.orphans.swap_remove(at);
+                if let Err(stream) = sender.send(stream) {
+                    break_off(&stream);
+                }
+            }
+            None => {
+                state.expected.insert(local, sender);
+            }
+        }
+        state.tidy();
+    }
+}
+
+impl Drop for Announced {
+    fn drop(&mut self) {
+        if self.sender.take().is_some() {
+            let mut state = self.listening.lock();
+            state.open = state.open.saturating_sub(1);
+            state.tidy();
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! From a target to a connection outside: look the name up once, check every
+//! address, dial what was checked.
+//!
+//! Must not know: the sandbox.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use stockade_model::{Egress, Host, HostName, Target};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use crate::addresses::special;
+use crate::seam::{LookupError, Permit, Resolve};
+
+/// How long a name may be looked up.
+pub(crate) const LOOKUP_MAX: Duration = Duration::from_secs(10);
+/// How long dialling may take, all addresses together.
+pub(crate) const DIAL_MAX: Duration = Duration::from_secs(30);
+/// Head start of an address before the next is tried beside it (RFC 8305, 8).
+const HEAD_START: Duration = Duration::from_millis(250);
+/// Most addresses of a name that are tried.
+const ADDRESSES_MAX: usize = 16;
+
+/// Why nothing came about.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DialFailure {
+    /// A rule or limit of the door.
+    #[error("{rule}")]
+    Refused {
+        /// In words of a policy.
+        rule: String,
+    },
+    /// The network.
+    #[error("{why}")]
+    Failed {
+        /// The error number that a connect of its own would have given.
+        errno: Errno,
+        /// What happened.
+        why: String,
+    },
+}
+
+impl DialFailure {
+    /// What `connect` is answered with.
+    pub fn errno(&self) -> Errno {
+        match self {
+            Self::Refused { .. } => Errno::ACCESS,
+            Self::Failed { errno, .. } => *errno,
+        }
+    }
+
+    fn failed(errno: Errno, why: impl Into<String>) -> Self {
+        Self::Failed { errno, why: why.into() }
+    }
+}
+
+impl From<LookupError> for DialFailure {
+    fn from(error: LookupError) -> Self {
+        Self::failed(Errno::HOSTUNREACH, error.to_string())
+    }
+}
+
+/// A connection outside.
+#[derive(Debug)]
+pub(crate) struct Dialled {
+    pub(crate) stream: TcpStream,
+    pub(crate) address: IpAddr,
+    /// What a record should say of the choice of address.
+    pub(crate) note: Option<String>,
+}
+
+/// Looks a name up on a thread of its own.
+pub(crate) async fn look_up(resolver: &Arc<dyn Resolve>, name: &HostName) -> Result<Vec<IpAddr>, LookupError> {
+    let (resolver, name) = (Arc::clone(resolver), name.clone());
+    let looked = timeout(LOOKUP_MAX, tokio::task::spawn_blocking(move || resolver.resolve(&name))).await;
+    match looked {
+        Ok(Ok(found)) => found,
+        Ok(Err(_)) => Err(LookupError::Failed("the lookup broke off".into())),
+        Err(_) => Err(LookupError::Failed("no answer in ten seconds".into())),
+    }
+}
+
+/// Dials a target that was agreed to.
+pub(crate) async fn dial(
+    resolver: &Arc<dyn Resolve>,
+    rules: &Egress,
+    target: &Target,
+    permit: &Permit,
+) -> Result<Dialled, DialFailure> {
+    let (addresses, note) = match &target.host {
+        Host::Name(name) => checked(look_up(resolver, name).await?, rules, target)?,
+        Host::Address(address) => {
+            let refused = special_here(*address).filter(|_| !permit.names_address);
+            match refused.filter(|_| !rules.lists_special(*address, target.port)) {
+                Some(what) => {
+                    return Err(DialFailure::Refused { rule: format!("{address} is a special address ({what})") });
+                }
+                None => (vec![*address], None),
+            }
+        }
+    };
+    let (stream, address) = match timeout(DIAL_MAX, race(&addresses, target.port)).await {
+        Ok(dialled) => dialled.map_err(|e| {
+            let errno = e.raw_os_error().map_or(Errno::HOSTUNREACH, Errno::from_raw_os_error);
+            DialFailure::failed(errno, e.to_string())
+        })?,
+        Err(_) => return Err(DialFailure::failed(Errno::TIMEDOUT, "no answer in thirty seconds")),
+    };
+    Ok(Dialled { stream, address, note })
+}
+
+/// The addresses that may be dialled, and a word on those that may not.
+fn checked(found: Vec<IpAddr>, rules: &Egress, target: &Target) -> Result<(Vec<IpAddr>, Option<String>), DialFailure> {
+    let mut good = Vec::new();
+    let mut refused: Option<(IpAddr, &str)> = None;
+    for address in found.into_iter().map(|a| a.to_canonical()) {
+        match special_here(address).filter(|_| !rules.lists_special(address, target.port)) {
+            Some(what) => refused = refused.or(Some((address, what))),
+            None if !good.contains(&address) => good.push(address),
+            None => {}
+        }
+    }
+    good.truncate(ADDRESSES_MAX);
+    match (good.is_empty(), refused) {
+        (false, refused) => {
+            let note = refused.map(|(address, what)| format!("its special address {address} ({what}) was left out"));
+            Ok((good, note))
+        }
+        (true, Some((address, what))) => Err(DialFailure::Refused {
+            rule: format!("{} leads to the special address {address} ({what})", target.host),
+        }),
+        (true, None) => Err(LookupError::NoSuchName.into()),
+    }
+}
+
+/// What is special about an address on this machine: also that it is its own.
+fn special_here(address: IpAddr) -> Option<&'static str> {
+    let own = || is_own(address).then_some("of this machine");
+    special(address).or_else(own)
+}
+
+/// Whether the address is one of this machine's: then a datagram socket can be
+/// bound to it. Where the kernel binds to any address this says nothing, which
+/// an address for documentation shows.
+fn is_own(address: IpAddr) -> bool {
+    let binds = |address: &str| address.parse().is_ok_and(|a: IpAddr| UdpSocket::bind((a, 0)).is_ok());
+    let probe = if address.is_ipv4() { "192.0.2.1" } else { "2001:db8::1" };
+    UdpSocket::bind((address, 0)).is_ok() && !binds(probe)
+}
+
+/// Connects to the first address that answers, each with a head start over the
+/// next. The error is the first one.
+async fn race(addresses: &[IpAddr], port: u16) -> io::Result<(TcpStream, IpAddr)> {
+    let mut tries = JoinSet::new();
+    let mut rest = addresses.iter().copied();
+    let mut first_error = None;
+    loop {
+        if let Some(address) = rest.next() {
+            tries.spawn(async move { (TcpStream::connect(SocketAddr::new(address, port)).await, address) });
+        } else if tries.is_empty() {
+            return Err(first_error.unwrap_or_else(|| io::ErrorKind::AddrNotAvailable.into()));
+        }
+        let has_next = rest.len() > 0;
+        tokio::select! {
+            Some(tried) = tries.join_next() => match tried {
+                Ok((Ok(stream), address)) => return Ok((stream, address)),
+                Ok((Err(error), _)) => { first_error.get_or_insert(error); }
+                Err(_) => {}
+            },
+            () = sleep(HEAD_START), if has_next => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    struct Fixed(&'static [&'static str]);
+    impl Resolve for Fixed {
+        fn resolve(&self, _: &HostName) -> Result<Vec<IpAddr>, LookupError> {
+            Ok(self.0.iter().map(|a| a.parse().unwrap()).collect())
+        }
+    }
+
+    fn rules(special: &[&str]) -> Egress {
+        Egress { special: special.iter().map(|s| s.parse().unwrap()).collect(), ..Egress::default() }
+    }
+
+    #[track_caller]
+    fn refused(result: Result<Dialled, DialFailure>, part: &str) {
+        match result {
+            Err(DialFailure::Refused { rule }) => assert!(rule.contains(part), "{rule}"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn go(
+        found: &'static [&'static str],
+        special: &[&str],
+        target: &str,
+        named: bool,
+    ) -> Result<Dialled, DialFailure> {
+        let resolver: Arc<dyn Resolve> = Arc::new(Fixed(found));
+        let permit = Permit { rule: "test".into(), names_address: named };
+        dial(&resolver, &rules(special), &target.parse().unwrap(), &permit).await
+    }
+
+    #[tokio::test]
+    async fn special_addresses_are_refused_unless_listed() {
+        let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let named = format!("allowed.test:{port}");
+        let loopback = format!("127.0.0.1:{port}");
+        refused(go(&["127.0.0.1"], &[], &named, false).await, "loopback");
+        refused(go(&["127.0.0.1"], &[], &named, true).await, "loopback");
+        refused(go(&["::ffff:127.0.0.1"], &[], &named, false).await, "loopback");
+        refused(go(&["127.0.0.1"], &["127.0.0.0/8:1"], &named, false).await, "loopback");
+        refused(go(&[], &[], &loopback, false).await, "loopback");
+        refused(go(&["169.254.169.254", "10.0.0.1"], &[], &named, false).await, "metadata");
+        assert!(go(&["127.0.0.1"], &["127.0.0.0/8"], &named, false).await.is_ok());
+        assert!(go(&[], &[], &loopback, true).await.is_ok());
+        assert!(go(&[], &["127.0.0.1"], &loopback, false).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn of_mixed_answers_only_the_allowed_are_dialled_and_the_record_says_so() {
+        let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let target = format!("allowed.test:{}", listener.local_addr().unwrap().port());
+        let dialled = go(&["10.0.0.1", "127.0.0.1", "127.0.0.1"], &["127.0.0.1"], &target, false).await.unwrap();
+        assert_eq!(dialled.address, IpAddr::V4(Ipv4Addr::LOCALHOST));
+        assert_eq!(dialled.note.as_deref(), Some("its special address 10.0.0.1 (private) was left out"));
+    }
+
+    #[tokio::test]
+    async fn the_next_address_is_tried_and_the_first_error_is_told() {
+        let listener = tokio::net::TcpListener::bind((Ipv4Addr::new(127, 0, 0, 3), 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let special: &[&str] = &["127.0.0.0/8"];
+        let found: &[&str] = &["127.0.0.2", "127.0.0.3"];
+        let dialled = go(found, special, &format!("a.test:{port}"), false).await.unwrap();
+        assert_eq!(dialled.address, IpAddr::V4(Ipv4Addr::new(127, 0, 0, 3)));
+        drop(listener);
+        let error = go(found, special, &format!("a.test:{port}"), false).await.unwrap_err();
+        assert_eq!(error.errno(), Errno::CONNREFUSED);
+    }
+
+    #[tokio::test]
+    async fn no_name_no_route() {
+        let error = go(&[], &[], "nothing.test:80", false).await.unwrap_err();
+        assert_eq!(error.errno(), Errno::HOSTUNREACH);
+    }
+
+    #[test]
+    fn addresses_of_this_machine_are_special() {
+        assert!(is_own(IpAddr::V4(Ipv4Addr::LOCALHOST)));
+        assert!(!is_own("1.1.1.1".parse().unwrap()));
+    }
+}

@@ -1,0 +1,266 @@
+//! Answers questions for names with addresses of our own making. Nothing of a
+//! question leaves the machine, but for names that may be reached anyway: these
+//! are looked up, so that "no such name" is true.
+//!
+//! Must not know: how names are looked up, what an address is used for.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
+use stockade_model::{Host, HostName, Operation};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::message::{Code, Kind, MESSAGE_MAX, Question, Record, reverse};
+use crate::dial::look_up;
+use crate::events::Events;
+use crate::names::{Names, is_ours};
+use crate::seam::{Judge, LookupError, Resolve, Who, is_localhost};
+
+/// Questions that are being looked up at once; more get "server failure".
+const LOOKUPS_MAX: usize = 64;
+/// Connections for questions at once.
+const CONNECTIONS_MAX: usize = 64;
+/// A connection without a question for so long is closed.
+const QUIET_MAX: Duration = Duration::from_secs(10);
+/// How long a looked-up answer is good here.
+const KEPT_FOR: Duration = Duration::from_secs(30);
+/// Most looked-up answers that are kept.
+const KEPT_MAX: usize = 1024;
+/// Bytes of one read: several datagrams may come together.
+const READ: usize = 64 << 10;
+
+/// Which families a name really has.
+type Families = Result<(bool, bool), LookupError>;
+
+/// The name server.
+pub(crate) struct NameServer {
+    names: Arc<Names>,
+    judge: Arc<dyn Judge>,
+    resolver: Arc<dyn Resolve>,
+    events: Arc<Events>,
+    known: Mutex<HashMap<HostName, (Instant, Families)>>,
+    lookups: AtomicUsize,
+    connections: AtomicUsize,
+    has_v6: bool,
+}
+
+/// One of a bounded number; gives its place back when dropped.
+struct Slot<'a>(&'a AtomicUsize);
+
+impl<'a> Slot<'a> {
+    fn take(counter: &'a AtomicUsize, max: usize) -> Option<Self> {
+        let slot = Self(counter);
+        (counter.fetch_add(1, Ordering::Relaxed) < max).then_some(slot)
+    }
+}
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl NameServer {
+    pub(crate) fn new(
+        names: Arc<Names>,
+        judge: Arc<dyn Judge>,
+        resolver: Arc<dyn Resolve>,
+        events: Arc<Events>,
+        has_v6: bool,
+    ) -> Self {
+        Self {
+            names,
+            judge,
+            resolver,
+            events,
+            known: Mutex::default(),
+            lookups: AtomicUsize::new(0),
+            connections: AtomicUsize::new(0),
+            has_v6,
+        }
+    }
+
+    /// The answer to a message; `None` where none is due.
+    async fn answer(&self, message: &[u8]) -> Option<Vec<u8>> {
+        let question = match Question::parse(message) {
+            Ok(question) => question,
+            Err(unanswerable) => return unanswerable.answer,
+        };
+        let (code, records) = self.decide(&question).await;
+        Some(question.answer(code, &records))
+    }
+
+    async fn decide(&self, question: &Question) -> (Code, Vec<Record>) {
+        const NONE: (Code, Vec<Record>) = (Code::NoSuchName, Vec::new());
+        let Some(name) = question.name.as_deref() else { return NONE };
+        if question.kind == Kind::Ptr {
+            return self.name_of(name);
+        }
+        // The last is asked for by browsers: they keep to the given resolver then.
+        if name.ends_with(".arpa") || name == "use-application-dns.net" {
+            return NONE;
+        }
+        let Ok(Host::Name(host)) = name.parse::<Host>() else { return NONE };
+        let wants_v4 = match question.kind {
+            Kind::A => true,
+            Kind::Aaaa => false,
+            // Also of HTTPS and SVCB: clients fall back to addresses.
+            Kind::Ptr | Kind::Other(_) => return (Code::NoError, Vec::new()),
+        };
+        if is_localhost(host.as_str()) {
+            let own: IpAddr = if wants_v4 { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+            return (Code::NoError, vec![Record::Address(own)]);
+        }
+        let families = if self.judge.is_agreed(&host) { self.families(&host).await } else { Ok((true, true)) };
+        let has = match families {
+            Ok((v4, v6)) => {
+                if wants_v4 {
+                    v4
+                } else {
+                    v6 && self.has_v6
+                }
+            }
+            Err(LookupError::NoSuchName) => return NONE,
+            Err(LookupError::Failed(_)) => return (Code::ServerFailure, Vec::new()),
+        };
+        match self.names.give(&host) {
+            Some(_) if !has => (Code::NoError, Vec::new()),
+            Some(pair) => {
+                let address: IpAddr = if wants_v4 { pair.v4.into() } else { pair.v6.into() };
+                (Code::NoError, vec![Record::Address(address)])
+            }
+            None => {
+                let rule = "too many names were asked for";
+                self.events.denied(Operation::Limit, "names".into(), &Who::default(), rule, None);
+                (Code::ServerFailure, Vec::new())
+            }
+        }
+    }
+
+    fn name_of(&self, reverse_name: &str) -> (Code, Vec<Record>) {
+        let address = reverse(reverse_name);
+        let name = match address {
+            Some(address) if address.is_loopback() => Some("localhost".to_owned()),
+            Some(address) if is_ours(address) => self.names.name(address).map(|name| name.to_string()),
+            _ => None,
+        };
+        match name {
+            Some(name) => (Code::NoError, vec![Record::Name(name)]),
+            None => (Code::NoSuchName, Vec::new()),
+        }
+    }
+
+    /// Which families a name that may be reached really has.
+    async fn families(&self, name: &HostName) -> Families {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned();
+        if let Some((since, families)) = known
+            && since.elapsed() < KEPT_FOR
+        {
+            return families;
+        }
+        let Some(_slot) = Slot::take(&self.lookups, LOOKUPS_MAX) else {
+            return Err(LookupError::Failed("too many lookups at once".into()));
+        };
+        let found = look_up(&self.resolver, name).await;
+        let families = found.and_then(|found| {
+            let v4 = found.iter().any(|a| a.to_canonical().is_ipv4());
+            let v6 = found.iter().any(|a| a.to_canonical().is_ipv6());
+            if v4 || v6 { Ok((v4, v6)) } else { Err(LookupError::NoSuchName) }
+        });
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= KEPT_MAX {
+            known.clear();
+        }
+        known.insert(name.clone(), (Instant::now(), families.clone()));
+        families
+    }
+
+    /// Answers datagrams, each from the address that it was sent to: resolvers
+    /// do not take answers from another.
+    pub(crate) async fn serve_datagrams(self: Arc<Self>, socket: OwnedFd) -> io::Result<()> {
+        let socket = std::net::UdpSocket::from(socket);
+        socket.set_nonblocking(true)?;
+        let socket = Arc::new(UdpSocket::from_std(socket)?);
+        let state = Arc::new(UdpSocketState::new((&*socket).into())?);
+        let mut buffer = vec![0; READ];
+        loop {
+            socket.readable().await?;
+            let mut meta = [RecvMeta::default()];
+            let read = socket.try_io(Interest::READABLE, || {
+                state.recv((&*socket).into(), &mut [io::IoSliceMut::new(&mut buffer)], &mut meta)
+            });
+            let [meta] = meta;
+            match read {
+                Ok(_) => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => continue,
+                Err(_) => {
+                    sleep(Duration::from_millis(10)).await;
+                    continue;
+                }
+            }
+            for message in buffer[..meta.len.min(READ)].chunks(meta.stride.max(1)) {
+                let (server, socket, state) = (Arc::clone(&self), Arc::clone(&socket), Arc::clone(&state));
+                let message = message.to_vec();
+                // On its own, for a name that is looked up must not delay others.
+                tokio::spawn(async move {
+                    if let Some(answer) = server.answer(&message).await {
+                        let transmit = Transmit {
+                            destination: meta.addr,
+                            ecn: None,
+                            contents: &answer,
+                            segment_size: None,
+                            src_ip: meta.dst_ip,
+                        };
+                        // As any datagram, it may be lost.
+                        let _ = state.try_send((&*socket).into(), &transmit);
+                    }
+                });
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Answers questions over connections.
+    pub(crate) async fn serve_connections(self: Arc<Self>, listener: OwnedFd) -> io::Result<()> {
+        let listener = std::net::TcpListener::from(listener);
+        listener.set_nonblocking(true)?;
+        let listener = TcpListener::from_std(listener)?;
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    let server = Arc::clone(&self);
+                    tokio::spawn(async move { server.serve_stream(stream).await });
+                }
+                Err(_) => sleep(Duration::from_millis(50)).await,
+            }
+        }
+    }
+
+    /// Answers the questions of one connection, one after the other.
+    pub(crate) async fn serve_stream(&self, mut stream: TcpStream) {
+        let Some(_slot) = Slot::take(&self.connections, CONNECTIONS_MAX) else { return };
+        loop {
+            let read = async {
+                let length = usize::from(stream.read_u16().await?);
+                let mut message = vec![0; length.min(MESSAGE_MAX)];
+                stream.read_exact(&mut message).await?;
+                Ok::<_, io::Error>((length <= MESSAGE_MAX).then_some(message))
+            };
+            let Ok(Ok(Some(message))) = timeout(QUIET_MAX, read).await else { return };
+            let Some(answer) = self.answer(&message).await else { return };
+            let mut framed = (answer.len() as u16).to_be_bytes().to_vec();
+            framed.extend(answer);
+            if !matches!(timeout(QUIET_MAX, stream.write_all(&framed)).await, Ok(Ok(()))) {
+                return;
+            }
+        }
+    }
+}

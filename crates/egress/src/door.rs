@@ -1,0 +1,329 @@
+//! The door itself: a thread with everything on it, and the ways to it.
+//!
+//! Must not know: how a sandbox is built, who decides.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+use stockade_model::{Egress, Target};
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
+use tokio::time::timeout;
+
+use crate::arrivals::{Announced, Arrivals, CLAIM_MAX};
+use crate::dial::{DialFailure, dial};
+use crate::dns::NameServer;
+use crate::events::{Events, Recorder};
+use crate::limits::Meter;
+use crate::names::Names;
+use crate::relay::Buffers;
+use crate::seam::{Destination, Judge, Permit, Resolve, Service, Setup, Who};
+use crate::session::{Session, limit, refuse};
+
+/// Lookups and listeners under way at once.
+const BLOCKING_MAX: usize = 16;
+/// Longest wait in [`Door::connect_and_wait`]: longer than dialling takes.
+const WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// Why the door did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum DoorError {
+    /// No thread, or no way to wait for sockets.
+    #[error("the door could not be started: {0}")]
+    Start(#[from] std::io::Error),
+}
+
+/// One connect that was agreed to.
+#[derive(Clone, Debug)]
+pub struct Order {
+    /// Where to.
+    pub target: Target,
+    /// The address that the program connects to.
+    pub dialled: SocketAddr,
+    /// Whose it is.
+    pub who: Who,
+    /// Why it may.
+    pub permit: Permit,
+    /// Connect first and dial behind; a failure breaks the connection off.
+    pub early: bool,
+}
+
+/// Everything that connections share.
+pub(crate) struct Shared {
+    pub(crate) rules: Egress,
+    pub(crate) judge: Arc<dyn Judge>,
+    pub(crate) resolver: Arc<dyn Resolve>,
+    pub(crate) events: Arc<Events>,
+    pub(crate) meter: Arc<Meter>,
+    pub(crate) buffers: Buffers,
+    pub(crate) name_server: Arc<NameServer>,
+    arrivals: Arrivals,
+}
+
+/// The only way out of one sandbox. Dropped: as [`Door::stop`].
+pub struct Door {
+    shared: Arc<Shared>,
+    names: Arc<Names>,
+    handle: Handle,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A connect under way. Dropped: it is given up, and its answer never comes.
+#[derive(Debug)]
+#[must_use = "dropping it gives the connect up"]
+pub struct Dialling(Option<AbortHandle>);
+
+impl Dialling {
+    /// Lets it go on without a way to give it up.
+    pub fn detach(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Dialling {
+    fn drop(&mut self) {
+        if let Some(task) = &self.0 {
+            task.abort();
+        }
+    }
+}
+
+impl Door {
+    /// Starts the thread. Until something is asked of it, it sleeps.
+    ///
+    /// # Errors
+    /// See [`DoorError`].
+    pub fn start(setup: Setup) -> Result<Self, DoorError> {
+        let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(BLOCKING_MAX).build()?;
+        let handle = runtime.handle().clone();
+        let events = Arc::new(Events::new(setup.sink));
+        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        // Without IPv6 inside, its addresses would only make programs wait.
+        let has_v6 = setup.dns.as_ref().is_none_or(|dns| is_v6(&dns.udp));
+        let name_server = Arc::new(NameServer::new(
+            Arc::clone(&setup.names),
+            Arc::clone(&setup.judge),
+            Arc::clone(&setup.resolver),
+            Arc::clone(&events),
+            has_v6,
+        ));
+        let shared = Arc::new(Shared {
+            rules: setup.rules,
+            judge: setup.judge,
+            resolver: setup.resolver,
+            events,
+            meter: Arc::new(Meter::new(&setup.limits, descriptors)),
+            buffers: Buffers::default(),
+            name_server,
+            arrivals: Arrivals::new(setup.namespace),
+        });
+        if let Some(dns) = setup.dns {
+            handle.spawn(Arc::clone(&shared.name_server).serve_datagrams(dns.udp));
+            handle.spawn(Arc::clone(&shared.name_server).serve_connections(dns.tcp));
+        }
+        let (stop, stopped) = oneshot::channel();
+        let inner = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("door".into()).spawn(move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    _ = stopped => {}
+                    () = inner.arrivals.sweep() => {}
+                }
+            });
+            inner.events.stopping.store(true, Ordering::Relaxed);
+            // Drops every task, and with it the record of what still stood.
+            runtime.shutdown_background();
+            inner.events.flush();
+        })?;
+        Ok(Self { shared, names: setup.names, handle, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// What an address that a program connects to stands for.
+    pub fn destination(&self, dialled: SocketAddr) -> Destination {
+        self.names.destination(dialled)
+    }
+
+    /// Dials what was agreed to. `done` is called once on the door's thread and
+    /// must not wait; it gets where to connect the program's socket to, or why
+    /// not. Events are told by the door, failures included.
+    pub fn connect(
+        &self,
+        order: Order,
+        done: impl FnOnce(Result<Announced, DialFailure>) + Send + 'static,
+    ) -> Dialling {
+        let shared = Arc::clone(&self.shared);
+        let task = self.handle.spawn(async move { done(shared.order(order).await) });
+        Dialling(Some(task.abort_handle()))
+    }
+
+    /// The same for one of the door's own services, which needs no leave.
+    pub fn connect_service(
+        &self,
+        service: Service,
+        dialled: SocketAddr,
+        who: Who,
+        done: impl FnOnce(Result<Announced, DialFailure>) + Send + 'static,
+    ) -> Dialling {
+        let shared = Arc::clone(&self.shared);
+        let task = self.handle.spawn(async move { done(shared.service(service, dialled, who).await) });
+        Dialling(Some(task.abort_handle()))
+    }
+
+    /// [`connect`](Self::connect), waiting for the answer: a minute at most.
+    ///
+    /// # Errors
+    /// See [`DialFailure`].
+    pub fn connect_and_wait(&self, order: Order) -> Result<Announced, DialFailure> {
+        wait(|done| self.connect(order, done))
+    }
+
+    /// [`connect_service`](Self::connect_service), waiting for the answer.
+    ///
+    /// # Errors
+    /// See [`DialFailure`].
+    pub fn connect_service_and_wait(
+        &self,
+        service: Service,
+        dialled: SocketAddr,
+        who: Who,
+    ) -> Result<Announced, DialFailure> {
+        wait(|done| self.connect_service(service, dialled, who, done))
+    }
+
+    /// Breaks everything off, tells the last records, and waits for the thread.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.stop.take();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+type Answer = Result<Announced, DialFailure>;
+
+fn wait(start: impl FnOnce(Box<dyn FnOnce(Answer) + Send>) -> Dialling) -> Answer {
+    let (sender, receiver) = mpsc::sync_channel(1);
+    let _dialling = start(Box::new(move |answer| {
+        let _ = sender.try_send(answer);
+    }));
+    receiver
+        .recv_timeout(WAIT_MAX)
+        .unwrap_or_else(|_| Err(DialFailure::Failed { errno: Errno::TIMEDOUT, why: "the door did not answer".into() }))
+}
+
+fn is_v6(socket: &OwnedFd) -> bool {
+    rustix::net::getsockname(socket.as_fd()).is_ok_and(|a| a.address_family() == rustix::net::AddressFamily::INET6)
+}
+
+impl Shared {
+    /// A session for a target that was agreed to, if limits allow it.
+    pub(crate) fn session(
+        self: &Arc<Self>,
+        target: &Target,
+        who: &Who,
+        permit: &Permit,
+    ) -> Result<Session, DialFailure> {
+        let place = self.meter.connection().map_err(|reached| {
+            limit(self, target, who, reached);
+            DialFailure::Refused { rule: reached.to_string() }
+        })?;
+        Ok(Session {
+            shared: Arc::clone(self),
+            target: target.clone(),
+            who: who.clone(),
+            recorder: Recorder::new(&self.events, who, target, &permit.rule),
+            _place: place,
+        })
+    }
+
+    async fn order(self: &Arc<Self>, order: Order) -> Answer {
+        let Order { target, dialled, who, permit, early } = order;
+        let session = self.session(&target, &who, &permit)?;
+        let shared = Arc::clone(self);
+        let dialling = async move { dial(&shared.resolver, &shared.rules, &target, &permit).await };
+        if early {
+            let (announced, arrival) = match self.announce(dialled).await {
+                Ok(announced) => announced,
+                Err(failure) => {
+                    session.failed(&failure);
+                    return Err(failure);
+                }
+            };
+            tokio::spawn(async move {
+                let (inside, outside) = tokio::join!(timeout(CLAIM_MAX, arrival), dialling);
+                match (inside, outside) {
+                    (Ok(Ok(inside)), Ok(outside)) => session.carry(inside, outside).await,
+                    (Ok(Ok(inside)), Err(failure)) => {
+                        refuse(inside);
+                        session.failed(&failure);
+                    }
+                    _ => session.deserted(),
+                }
+            });
+            return Ok(announced);
+        }
+        let made = match dialling.await {
+            Ok(outside) => self.announce(dialled).await.map(|announced| (announced, outside)),
+            Err(failure) => Err(failure),
+        };
+        match made {
+            Ok(((announced, arrival), outside)) => {
+                tokio::spawn(async move {
+                    match timeout(CLAIM_MAX, arrival).await {
+                        Ok(Ok(inside)) => session.carry(inside, outside).await,
+                        _ => session.deserted(),
+                    }
+                });
+                Ok(announced)
+            }
+            Err(failure) => {
+                session.failed(&failure);
+                Err(failure)
+            }
+        }
+    }
+
+    async fn announce(
+        &self,
+        dialled: SocketAddr,
+    ) -> Result<(Announced, oneshot::Receiver<tokio::net::TcpStream>), DialFailure> {
+        self.arrivals.announce(dialled).await.map_err(|error| {
+            let errno = error.raw_os_error().map_or(Errno::CONNREFUSED, Errno::from_raw_os_error);
+            DialFailure::Failed { errno, why: format!("no listener inside: {error}") }
+        })
+    }
+
+    async fn service(self: &Arc<Self>, service: Service, dialled: SocketAddr, who: Who) -> Answer {
+        let (announced, arrival) = self.announce(dialled).await?;
+        let shared = Arc::clone(self);
+        tokio::spawn(async move {
+            let Ok(Ok(inside)) = timeout(CLAIM_MAX, arrival).await else { return };
+            match service {
+                Service::NameServer => shared.name_server.serve_stream(inside).await,
+                Service::HttpProxy | Service::Socks => {
+                    let _ = (&shared.judge, who);
+                    refuse(inside);
+                }
+            }
+        });
+        Ok(announced)
+    }
+}

@@ -1,0 +1,159 @@
+//! What the door tells: records of connections and refusals, each once.
+//!
+//! Must not know: who listens.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use stockade_model::{ConnectionEnd, ConnectionRecord, Denial, Grant, Layer, Operation, RawText, Resolution, Target};
+
+use crate::limits::Direction;
+use crate::seam::{DoorEvent, Who};
+
+/// Most different refusals that are told of; the rest are counted together.
+const DENIALS_MAX: usize = 1024;
+
+/// Where events go.
+pub(crate) struct Events {
+    sink: Arc<dyn Fn(DoorEvent) + Send + Sync>,
+    repeated: Mutex<HashMap<(RawText, String), Denial>>,
+    /// Set when the run ends: what stands then did not end by itself.
+    pub(crate) stopping: AtomicBool,
+}
+
+impl Events {
+    pub(crate) fn new(sink: Arc<dyn Fn(DoorEvent) + Send + Sync>) -> Self {
+        Self { sink, repeated: Mutex::default(), stopping: AtomicBool::new(false) }
+    }
+
+    /// Tells of a refusal the first time, and counts it afterwards.
+    pub(crate) fn denied(&self, operation: Operation, object: String, who: &Who, rule: &str, grant: Option<Grant>) {
+        let object = RawText::from(object);
+        let denial = Denial {
+            operation,
+            object: object.clone(),
+            pid: who.pid,
+            program: who.program.clone(),
+            layer: if operation == Operation::Limit { Layer::Limits } else { Layer::Network },
+            rule: rule.to_owned(),
+            grant,
+            resolution: Resolution::Recorded,
+            count: 1,
+        };
+        let key = (object, rule.to_owned());
+        let mut repeated = self.repeated.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = repeated.get_mut(&key) {
+            known.count = known.count.saturating_add(1);
+            return;
+        }
+        if repeated.len() < DENIALS_MAX {
+            repeated.insert(key, Denial { count: 0, ..denial.clone() });
+            drop(repeated);
+            (self.sink)(DoorEvent::Denied(Box::new(denial)));
+        }
+    }
+
+    /// Tells of what was counted.
+    pub(crate) fn flush(&self) {
+        let repeated = std::mem::take(&mut *self.repeated.lock().unwrap_or_else(PoisonError::into_inner));
+        for denial in repeated.into_values().filter(|d| d.count > 0) {
+            (self.sink)(DoorEvent::Denied(Box::new(denial)));
+        }
+    }
+}
+
+/// Bytes of one connection.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    up: AtomicU64,
+    down: AtomicU64,
+}
+
+impl Counts {
+    pub(crate) fn add(&self, direction: Direction, count: usize) {
+        let counter = match direction {
+            Direction::Up => &self.up,
+            Direction::Down => &self.down,
+        };
+        counter.fetch_add(count as u64, Ordering::Relaxed);
+    }
+}
+
+/// The record of a connection in the making; told when it is dropped.
+pub(crate) struct Recorder {
+    events: Arc<Events>,
+    record: Option<Box<ConnectionRecord>>,
+    started: Instant,
+    pub(crate) counts: Arc<Counts>,
+}
+
+impl Recorder {
+    pub(crate) fn new(events: &Arc<Events>, who: &Who, target: &Target, rule: &str) -> Self {
+        let record = ConnectionRecord {
+            pid: who.pid,
+            program: who.program.clone(),
+            target: target.clone(),
+            address: None,
+            rule: rule.to_owned(),
+            tls_name: None,
+            bytes_up: 0,
+            bytes_down: 0,
+            duration_ms: 0,
+            end: ConnectionEnd::Failed,
+            why: None,
+        };
+        Self {
+            events: Arc::clone(events),
+            record: Some(Box::new(record)),
+            started: Instant::now(),
+            counts: Arc::default(),
+        }
+    }
+
+    /// Where it was dialled.
+    pub(crate) fn dialled(&mut self, address: IpAddr, note: Option<String>) {
+        if let Some(record) = &mut self.record {
+            record.address = Some(address);
+            if let Some(note) = note {
+                record.rule = format!("{}; {note}", record.rule);
+            }
+        }
+    }
+
+    /// The server name that was seen.
+    #[allow(dead_code, reason = "used where HTTP and TLS are read")]
+    pub(crate) fn tls_name(&mut self, name: RawText) {
+        if let Some(record) = &mut self.record {
+            record.tls_name = Some(name);
+        }
+    }
+
+    /// It is over.
+    pub(crate) fn finish(mut self, end: ConnectionEnd, why: Option<String>) {
+        self.tell(end, why);
+    }
+
+    fn tell(&mut self, end: ConnectionEnd, why: Option<String>) {
+        if let Some(mut record) = self.record.take() {
+            record.bytes_up = self.counts.up.load(Ordering::Relaxed);
+            record.bytes_down = self.counts.down.load(Ordering::Relaxed);
+            record.duration_ms = self.started.elapsed().as_millis() as u64;
+            record.end = end;
+            record.why = why;
+            (self.events.sink)(DoorEvent::Connection(record));
+        }
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        if self.events.stopping.load(Ordering::Relaxed) {
+            self.tell(ConnectionEnd::RunEnded, None);
+        } else {
+            self.tell(ConnectionEnd::Failed, Some("the program went away".into()));
+        }
+    }
+}

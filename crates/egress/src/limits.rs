@@ -1,0 +1,270 @@
+//! How much a sandbox may move through the door, and how fast.
+//!
+//! Must not know: sockets, events.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Connections at once where nothing else is said, if descriptors allow it.
+const CONCURRENT_DEFAULT: u64 = 16_384;
+/// Descriptors of one connection: both ends, and room for a listener or a pipe.
+const DESCRIPTORS_EACH: u64 = 3;
+/// Descriptors that are left to the rest of the process.
+const DESCRIPTORS_KEPT: u64 = 128;
+
+/// Limits of one sandbox. Absent means none of ours.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// HTTP requests a minute, where the door reads HTTP.
+    pub requests_per_minute: Option<u64>,
+    /// New connections a second.
+    pub connections_per_second: Option<u64>,
+    /// Connections at once.
+    pub concurrent: Option<u64>,
+    /// Bytes outwards a second, all connections together.
+    pub up_bytes_per_second: Option<u64>,
+    /// Bytes inwards a second, all connections together.
+    pub down_bytes_per_second: Option<u64>,
+    /// Bytes in both directions, until the end of the run.
+    pub total_bytes: Option<u64>,
+}
+
+/// Which limit was reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum Reached {
+    /// See [`Limits::requests_per_minute`].
+    #[error("limit of requests a minute")]
+    Requests,
+    /// See [`Limits::connections_per_second`].
+    #[error("limit of new connections a second")]
+    NewConnections,
+    /// See [`Limits::concurrent`].
+    #[error("limit of connections at once")]
+    Concurrent,
+    /// See [`Limits::total_bytes`].
+    #[error("limit of bytes in a run")]
+    TotalBytes,
+}
+
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    /// Out of the sandbox.
+    Up,
+    /// Into it.
+    Down,
+}
+
+/// A bucket that fills at a rate and may be overdrawn: who overdraws it waits.
+#[derive(Debug)]
+struct Bucket {
+    rate: f64,
+    capacity: f64,
+    level: f64,
+    at: Instant,
+}
+
+impl Bucket {
+    fn new(rate: u64, capacity: u64) -> Self {
+        let capacity = capacity.max(1) as f64;
+        Self { rate: rate.max(1) as f64, capacity, level: capacity, at: Instant::now() }
+    }
+
+    fn fill(&mut self) {
+        let now = Instant::now();
+        self.level = (self.level + self.rate * (now - self.at).as_secs_f64()).min(self.capacity);
+        self.at = now;
+    }
+
+    /// Takes one if it is there.
+    fn try_one(&mut self) -> bool {
+        self.fill();
+        let there = self.level >= 1.0;
+        if there {
+            self.level -= 1.0;
+        }
+        there
+    }
+
+    /// Takes them, and says how long to wait for them.
+    fn take(&mut self, amount: u64) -> Duration {
+        self.fill();
+        self.level -= amount as f64;
+        Duration::from_secs_f64((-self.level / self.rate).clamp(0.0, 3600.0))
+    }
+}
+
+/// The limits at work.
+#[derive(Debug)]
+pub(crate) struct Meter {
+    #[allow(dead_code, reason = "used where HTTP and TLS are read")]
+    requests: Option<Mutex<Bucket>>,
+    connections: Option<Mutex<Bucket>>,
+    up: Option<Mutex<Bucket>>,
+    down: Option<Mutex<Bucket>>,
+    concurrent_max: u64,
+    concurrent: AtomicU64,
+    total_max: u64,
+    total: AtomicU64,
+    /// Most bytes of one turn, so that a slow rate is smooth.
+    chunk: usize,
+}
+
+/// One of the connections at once; gives its place back when dropped.
+#[derive(Debug)]
+pub(crate) struct Place(Arc<Meter>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.concurrent.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Meter {
+    /// `descriptors`: how many this process may have open.
+    pub(crate) fn new(limits: &Limits, descriptors: u64) -> Self {
+        let bucket = |rate: Option<u64>, capacity: u64| rate.map(|rate| Mutex::new(Bucket::new(rate, capacity)));
+        let per_minute = limits.requests_per_minute;
+        let slowest = [limits.up_bytes_per_second, limits.down_bytes_per_second].into_iter().flatten().min();
+        let possible = (descriptors.saturating_sub(DESCRIPTORS_KEPT) / DESCRIPTORS_EACH).max(8);
+        Self {
+            requests: per_minute.map(|n| {
+                let mut bucket = Bucket::new(1, n);
+                bucket.rate = n as f64 / 60.0;
+                Mutex::new(bucket)
+            }),
+            connections: bucket(limits.connections_per_second, limits.connections_per_second.unwrap_or(0)),
+            up: bucket(limits.up_bytes_per_second, limits.up_bytes_per_second.unwrap_or(0) / 10),
+            down: bucket(limits.down_bytes_per_second, limits.down_bytes_per_second.unwrap_or(0) / 10),
+            concurrent_max: limits.concurrent.unwrap_or(CONCURRENT_DEFAULT).min(possible),
+            concurrent: AtomicU64::new(0),
+            total_max: limits.total_bytes.unwrap_or(u64::MAX),
+            total: AtomicU64::new(0),
+            chunk: slowest.map_or(usize::MAX, |rate| (rate / 20).clamp(512, 1 << 20) as usize),
+        }
+    }
+
+    fn one(bucket: Option<&Mutex<Bucket>>) -> bool {
+        bucket.is_none_or(|b| b.lock().unwrap_or_else(PoisonError::into_inner).try_one())
+    }
+
+    /// A place among the connections at once.
+    pub(crate) fn connection(self: &Arc<Self>) -> Result<Place, Reached> {
+        if self.total.load(Ordering::Relaxed) >= self.total_max {
+            return Err(Reached::TotalBytes);
+        }
+        if !Self::one(self.connections.as_ref()) {
+            return Err(Reached::NewConnections);
+        }
+        if self.concurrent.fetch_add(1, Ordering::Relaxed) >= self.concurrent_max {
+            self.concurrent.fetch_sub(1, Ordering::Relaxed);
+            return Err(Reached::Concurrent);
+        }
+        Ok(Place(Arc::clone(self)))
+    }
+
+    /// One request.
+    #[allow(dead_code, reason = "used where HTTP and TLS are read")]
+    pub(crate) fn request(&self) -> Result<(), Reached> {
+        if Self::one(self.requests.as_ref()) { Ok(()) } else { Err(Reached::Requests) }
+    }
+
+    /// Most bytes to move in one turn.
+    pub(crate) fn chunk(&self) -> usize {
+        self.chunk
+    }
+
+    /// Accounts for bytes that are about to go, and waits for its turn.
+    pub(crate) async fn bytes(&self, direction: Direction, count: usize) -> Result<(), Reached> {
+        let before = self.total.fetch_add(count as u64, Ordering::Relaxed);
+        if before.saturating_add(count as u64) > self.total_max {
+            return Err(Reached::TotalBytes);
+        }
+        let bucket = match direction {
+            Direction::Up => self.up.as_ref(),
+            Direction::Down => self.down.as_ref(),
+        };
+        let wait = bucket.map(|b| b.lock().unwrap_or_else(PoisonError::into_inner).take(count as u64));
+        match wait {
+            Some(wait) if !wait.is_zero() => tokio::time::sleep(wait).await,
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn meter(limits: Limits) -> Arc<Meter> {
+        Arc::new(Meter::new(&limits, 100_000))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn new_connections_come_back_with_time() {
+        let meter = meter(Limits { connections_per_second: Some(3), ..Limits::default() });
+        for _ in 0..3 {
+            meter.connection().unwrap();
+        }
+        assert_eq!(meter.connection().unwrap_err(), Reached::NewConnections);
+        tokio::time::advance(Duration::from_millis(400)).await;
+        meter.connection().unwrap();
+        assert_eq!(meter.connection().unwrap_err(), Reached::NewConnections);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn places_are_given_back() {
+        let meter = meter(Limits { concurrent: Some(2), ..Limits::default() });
+        let first = meter.connection().unwrap();
+        let _second = meter.connection().unwrap();
+        assert_eq!(meter.connection().unwrap_err(), Reached::Concurrent);
+        drop(first);
+        meter.connection().unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn few_descriptors_mean_few_connections() {
+        let meter = Arc::new(Meter::new(&Limits::default(), 256));
+        let places: Vec<_> = std::iter::from_fn(|| meter.connection().ok()).collect();
+        assert_eq!(places.len(), 42);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bytes_take_the_time_that_the_rate_says() {
+        let meter = meter(Limits { up_bytes_per_second: Some(100_000), ..Limits::default() });
+        let start = Instant::now();
+        for _ in 0..100 {
+            meter.bytes(Direction::Up, 5_000).await.unwrap();
+        }
+        let took = start.elapsed().as_secs_f64();
+        assert!((4.8..5.1).contains(&took), "{took}");
+        // The other direction is not slowed.
+        let start = Instant::now();
+        meter.bytes(Direction::Down, 1 << 30).await.unwrap();
+        assert!(start.elapsed().is_zero());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_total_is_a_total() {
+        let meter = meter(Limits { total_bytes: Some(10), ..Limits::default() });
+        meter.bytes(Direction::Up, 6).await.unwrap();
+        meter.bytes(Direction::Down, 4).await.unwrap();
+        assert_eq!(meter.bytes(Direction::Down, 1).await, Err(Reached::TotalBytes));
+        assert_eq!(meter.connection().unwrap_err(), Reached::TotalBytes);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_a_minute() {
+        let meter = meter(Limits { requests_per_minute: Some(60), ..Limits::default() });
+        for _ in 0..60 {
+            meter.request().unwrap();
+        }
+        assert_eq!(meter.request(), Err(Reached::Requests));
+        tokio::time::advance(Duration::from_millis(1001)).await;
+        meter.request().unwrap();
+    }
+}

@@ -1,0 +1,179 @@
+//! The addresses that names are given: one of each family per name, so that the
+//! name is known when a program connects. Addresses are never given to another
+//! name while the run lasts.
+//!
+//! Must not know: what may be reached, sockets.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use stockade_model::{Host, HostName, Target};
+
+use crate::seam::{Destination, Service};
+
+/// The door's own address: proxies listen there, and it makes resolvers believe
+/// that IPv4 works. First address but one of the block for benchmarks (RFC 2544),
+/// which nobody routes.
+pub const DOOR_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
+/// The same for IPv6, from a block of unique local addresses of our own.
+pub const DOOR_V6: Ipv6Addr = Ipv6Addr::new(0xfd5d, 0x0057, 0x0c4a, 0xde00, 0, 0, 0, 1);
+/// Port of the HTTP proxy on [`DOOR_V4`].
+pub const HTTP_PROXY_PORT: u16 = 3128;
+/// Port of the SOCKS proxy on [`DOOR_V4`].
+pub const SOCKS_PORT: u16 = 1080;
+
+/// Most names of a sandbox. A program that asks for more gets "server failure".
+pub const NAMES_MAX: usize = 65_536;
+/// Index of the first name: 198.18.0.0 and .1 are not given.
+const FIRST: u32 = 2;
+
+/// The table of names and their addresses.
+#[derive(Debug, Default)]
+pub struct Names {
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    by_name: HashMap<HostName, u32>,
+    by_index: Vec<HostName>,
+}
+
+/// The addresses of one name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pair {
+    /// IPv4.
+    pub v4: Ipv4Addr,
+    /// IPv6.
+    pub v6: Ipv6Addr,
+}
+
+impl Names {
+    /// An empty table.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The addresses of a name, given now if it had none; `None` when the table
+    /// is full.
+    pub fn give(&self, name: &HostName) -> Option<Pair> {
+        let mut table = self.lock();
+        let index = match table.by_name.get(name) {
+            Some(index) => *index,
+            None if table.by_index.len() >= NAMES_MAX => return None,
+            None => {
+                let index = FIRST + table.by_index.len() as u32;
+                table.by_index.push(name.clone());
+                table.by_name.insert(name.clone(), index);
+                index
+            }
+        };
+        Some(Pair {
+            v4: Ipv4Addr::from_bits(u32::from_be_bytes([198, 18, 0, 0]) + index),
+            v6: Ipv6Addr::from_bits(DOOR_V6.to_bits() - 1 + u128::from(index)),
+        })
+    }
+
+    /// The name that an address was given to.
+    pub fn name(&self, address: IpAddr) -> Option<HostName> {
+        let index = index_of(address.to_canonical())?.checked_sub(FIRST)?;
+        self.lock().by_index.get(index as usize).cloned()
+    }
+
+    /// What a program means that connects to this address.
+    pub fn destination(&self, dialled: SocketAddr) -> Destination {
+        let address = dialled.ip().to_canonical();
+        let port = dialled.port();
+        if address == DOOR_V4 || address == DOOR_V6 {
+            return match port {
+                HTTP_PROXY_PORT => Destination::Service(Service::HttpProxy),
+                SOCKS_PORT => Destination::Service(Service::Socks),
+                53 => Destination::Service(Service::NameServer),
+                _ => Destination::Nobody,
+            };
+        }
+        if port == 0 {
+            return Destination::Nobody;
+        }
+        let host = match (is_ours(address), self.name(address)) {
+            (true, None) => return Destination::Nobody,
+            (true, Some(name)) => Host::Name(name),
+            (false, _) => Host::of(address),
+        };
+        Destination::Target(Target { host, port })
+    }
+}
+
+/// Whether we give addresses from the block that this one is in.
+pub fn is_ours(address: IpAddr) -> bool {
+    index_of(address.to_canonical()).is_some()
+}
+
+fn index_of(address: IpAddr) -> Option<u32> {
+    match address {
+        IpAddr::V4(v4) => {
+            let index = v4.to_bits().wrapping_sub(u32::from_be_bytes([198, 18, 0, 0]));
+            (index < 1 << 17).then_some(index)
+        }
+        IpAddr::V6(v6) => {
+            let same = v6.to_bits() >> 32 == DOOR_V6.to_bits() >> 32;
+            same.then_some(v6.to_bits() as u32)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> HostName {
+        text.parse::<Host>().unwrap().name().unwrap().clone()
+    }
+
+    #[test]
+    fn a_name_keeps_its_addresses_and_they_lead_back() {
+        let names = Names::new();
+        let first = names.give(&name("pypi.org")).unwrap();
+        let other = names.give(&name("a.b")).unwrap();
+        assert_eq!(names.give(&name("PyPI.org.")), Some(first));
+        assert_eq!(first.v4, Ipv4Addr::new(198, 18, 0, 2));
+        for (address, port, host) in [
+            (IpAddr::V4(first.v4), 443, "pypi.org"),
+            (IpAddr::V6(first.v6), 80, "pypi.org"),
+            (IpAddr::V6(first.v4.to_ipv6_mapped()), 1, "pypi.org"),
+            (IpAddr::V4(other.v4), 22, "a.b"),
+            ("8.8.8.8".parse().unwrap(), 53, "8.8.8.8"),
+        ] {
+            let wanted = Target { host: host.parse().unwrap(), port };
+            assert_eq!(names.destination((address, port).into()), Destination::Target(wanted));
+        }
+    }
+
+    #[test]
+    fn addresses_of_ours_without_a_name_are_nobodys() {
+        let names = Names::new();
+        names.give(&name("a")).unwrap();
+        for nobody in ["198.18.0.0:80", "198.18.0.3:80", "198.19.255.255:80", "198.18.0.1:80", "198.18.0.2:0"] {
+            assert_eq!(names.destination(nobody.parse().unwrap()), Destination::Nobody, "{nobody}");
+        }
+        let http = names.destination("198.18.0.1:3128".parse().unwrap());
+        assert_eq!(http, Destination::Service(Service::HttpProxy));
+        assert!(!is_ours("198.20.0.0".parse().unwrap()) && !is_ours("198.17.255.255".parse().unwrap()));
+    }
+
+    #[test]
+    fn the_table_is_bounded() {
+        let names = Names::new();
+        for n in 0..NAMES_MAX {
+            let given = names.give(&name(&format!("n{n}.test"))).unwrap();
+            assert!(is_ours(given.v4.into()));
+        }
+        assert_eq!(names.give(&name("one.more")), None);
+        assert!(names.give(&name("n7.test")).is_some());
+    }
+}

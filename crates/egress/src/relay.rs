@@ -1,0 +1,147 @@
+//! Bytes from one socket to another, counted and within limits. What is on the
+//! way is bounded: one buffer a direction, borrowed only while there is something
+//! in it.
+//!
+//! Must not know: what the bytes mean.
+
+use std::io;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::net::{Shutdown, sockopt};
+use tokio::net::TcpStream;
+
+use crate::events::Counts;
+use crate::limits::{Direction, Meter, Reached};
+
+/// Bytes of one buffer.
+pub(crate) const BUFFER: usize = 64 << 10;
+/// Buffers that are kept for the next who needs one.
+const KEPT: usize = 64;
+/// Quiet time after which the network is asked whether the other side still is.
+const KEEPALIVE: Duration = Duration::from_secs(60);
+
+/// Why a relay ended before both sides had closed.
+#[derive(Debug)]
+pub(crate) enum Broken {
+    /// Either side broke off.
+    Reset(io::Error),
+    /// A limit.
+    Limit(Reached),
+}
+
+impl From<io::Error> for Broken {
+    fn from(error: io::Error) -> Self {
+        Self::Reset(error)
+    }
+}
+
+impl From<Reached> for Broken {
+    fn from(reached: Reached) -> Self {
+        Self::Limit(reached)
+    }
+}
+
+/// Buffers for those who have something to move.
+#[derive(Debug, Default)]
+pub(crate) struct Buffers {
+    free: Mutex<Vec<Vec<u8>>>,
+}
+
+impl Buffers {
+    fn take(&self) -> Vec<u8> {
+        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        free.unwrap_or_else(|| vec![0; BUFFER])
+    }
+
+    fn put(&self, buffer: Vec<u8>) {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        if free.len() < KEPT {
+            free.push(buffer);
+        }
+    }
+}
+
+/// Makes the close of this socket a reset.
+pub(crate) fn break_off(stream: &TcpStream) {
+    let _ = sockopt::set_socket_linger(stream, Some(Duration::ZERO));
+}
+
+/// Small writes go at once; a peer that is gone is noticed.
+pub(crate) fn tune(stream: &TcpStream) {
+    let _ = stream.set_nodelay(true);
+    let _ = sockopt::set_socket_keepalive(stream, true);
+    let _ = sockopt::set_tcp_keepidle(stream, KEEPALIVE);
+    let _ = sockopt::set_tcp_keepintvl(stream, KEEPALIVE / 4);
+}
+
+/// Writes all of it.
+pub(crate) async fn write_all(to: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match to.try_write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => bytes = &bytes[count..],
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => to.writable().await?,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+/// What a relay needs beside its sockets.
+#[derive(Clone, Copy)]
+pub(crate) struct Way<'a> {
+    pub(crate) buffers: &'a Buffers,
+    pub(crate) meter: &'a Meter,
+    pub(crate) counts: &'a Counts,
+}
+
+impl Way<'_> {
+    /// Accounts for bytes and waits for their turn.
+    pub(crate) async fn account(&self, direction: Direction, count: usize) -> Result<(), Broken> {
+        self.meter.bytes(direction, count).await?;
+        self.counts.add(direction, count);
+        Ok(())
+    }
+
+    /// Moves bytes until `from` has no more; then says so to `to`.
+    pub(crate) async fn pump(&self, from: &TcpStream, to: &TcpStream, direction: Direction) -> Result<(), Broken> {
+        let chunk = self.meter.chunk().min(BUFFER);
+        loop {
+            from.readable().await?;
+            let mut buffer = self.buffers.take();
+            loop {
+                match from.try_read(&mut buffer[..chunk]) {
+                    Ok(0) => {
+                        self.buffers.put(buffer);
+                        // The other side may be gone already.
+                        let _ = rustix::net::shutdown(to, Shutdown::Write);
+                        return Ok(());
+                    }
+                    Ok(count) => {
+                        self.account(direction, count).await?;
+                        write_all(to, &buffer[..count]).await?;
+                        // One busy connection must not keep the others waiting.
+                        tokio::task::consume_budget().await;
+                    }
+                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                    Err(e) => return Err(e.into()),
+                }
+            }
+            self.buffers.put(buffer);
+        }
+    }
+
+    /// Relays both ways until both sides have closed or one breaks off; a break
+    /// reaches the other side as one.
+    pub(crate) async fn relay(&self, inside: &TcpStream, outside: &TcpStream) -> Result<(), Broken> {
+        let up = self.pump(inside, outside, Direction::Up);
+        let down = self.pump(outside, inside, Direction::Down);
+        let ended = tokio::try_join!(up, down);
+        if ended.is_err() {
+            break_off(inside);
+            break_off(outside);
+        }
+        ended.map(|_| ())
+    }
+}

@@ -1,0 +1,246 @@
+//! A door on the host's loopback: a namespace that listens there, names from a
+//! table, and a judge that allows what it is told to.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use stockade_egress::{
+    Announced, DialFailure, DnsSockets, Door, DoorEvent, Judge, Judgement, Limits, LookupError, Names, Namespace,
+    Order, Permit, Resolve, Setup, Who,
+};
+use stockade_model::{ConnectionRecord, Denial, Egress, Host, HostName, Target, TargetPattern};
+
+/// Listens on the host's loopback, wherever it is asked to.
+#[derive(Default)]
+pub struct Loopback {
+    pub listeners: AtomicUsize,
+}
+
+impl Namespace for Loopback {
+    fn listen(&self, _: SocketAddr) -> io::Result<OwnedFd> {
+        self.listeners.fetch_add(1, Ordering::SeqCst);
+        let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None)?;
+        rustix::net::bind(&socket, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+        rustix::net::listen(&socket, 4096)?;
+        Ok(socket)
+    }
+    fn socket(&self, _: SocketAddr) -> io::Result<OwnedFd> {
+        Ok(rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None)?)
+    }
+}
+
+/// Names and their addresses; others do not exist. Counts who is asked for.
+#[derive(Default)]
+pub struct Table {
+    pub names: Mutex<HashMap<String, Vec<IpAddr>>>,
+    pub asked: Mutex<Vec<String>>,
+}
+
+impl Resolve for Table {
+    fn resolve(&self, name: &HostName) -> Result<Vec<IpAddr>, LookupError> {
+        self.asked.lock().unwrap().push(name.to_string());
+        match self.names.lock().unwrap().get(name.as_str()) {
+            Some(found) => Ok(found.clone()),
+            None => Err(LookupError::NoSuchName),
+        }
+    }
+}
+
+/// Allows what is on the list, and writes down what it was asked.
+#[derive(Default)]
+pub struct Listed {
+    pub allow: Mutex<Vec<TargetPattern>>,
+    pub asked: Mutex<Vec<String>>,
+}
+
+impl Judge for Listed {
+    fn judge(&self, target: &Target, _: &Who, answer: Box<dyn FnOnce(Judgement) + Send>) {
+        self.asked.lock().unwrap().push(target.to_string());
+        let found = self.allow.lock().unwrap().iter().find(|p| p.names(target)).cloned();
+        answer(match found {
+            Some(pattern) => {
+                let names_address = matches!(target.host, Host::Address(_)) && pattern.to_string() != "*";
+                Judgement::Allowed(Permit { rule: format!("allow {pattern}"), names_address })
+            }
+            None => Judgement::Refused { rule: "no entry of allow names it".into() },
+        });
+    }
+    fn is_agreed(&self, name: &HostName) -> bool {
+        let host = Host::Name(name.clone());
+        self.allow.lock().unwrap().iter().any(|p| p.host().names(&host))
+    }
+}
+
+pub struct World {
+    pub door: Option<Door>,
+    pub names: Arc<Names>,
+    pub namespace: Arc<Loopback>,
+    pub table: Arc<Table>,
+    pub judge: Arc<Listed>,
+    pub events: Arc<Mutex<Vec<DoorEvent>>>,
+    pub dns: SocketAddr,
+}
+
+/// What a test changes of the ordinary door.
+#[derive(Default)]
+pub struct Options {
+    pub limits: Limits,
+    pub allow: Vec<&'static str>,
+    /// No special addresses but these; `None`: all of loopback.
+    pub special: Option<Vec<&'static str>>,
+    pub names: Vec<(&'static str, &'static str)>,
+}
+
+impl World {
+    pub fn new(options: Options) -> Self {
+        Self::with(options, |_| {})
+    }
+
+    pub fn with(options: Options, change: impl FnOnce(&mut Setup)) -> Self {
+        let special = options.special.unwrap_or_else(|| vec!["127.0.0.0/8", "::1"]);
+        let patterns = |list: &[&str]| list.iter().map(|p| p.parse().unwrap()).collect::<Vec<TargetPattern>>();
+        let table = Arc::new(Table::default());
+        for (name, address) in &options.names {
+            let addresses = address.split(' ').map(|a| a.parse().unwrap()).collect();
+            table.names.lock().unwrap().insert((*name).into(), addresses);
+        }
+        let judge = Arc::new(Listed { allow: Mutex::new(patterns(&options.allow)), ..Listed::default() });
+        let events = Arc::new(Mutex::new(Vec::new()));
+        let heard = Arc::clone(&events);
+        let names = Arc::new(Names::new());
+        let namespace = Arc::new(Loopback::default());
+        let udp = UdpSocket::bind("[::]:0").unwrap();
+        let dns = SocketAddr::from((Ipv4Addr::LOCALHOST, udp.local_addr().unwrap().port()));
+        let tcp = TcpListener::bind(("::", dns.port())).unwrap();
+        let mut setup = Setup {
+            rules: Egress { special: patterns(&special), ..Egress::default() },
+            limits: options.limits,
+            names: Arc::clone(&names),
+            dns: Some(DnsSockets { udp: udp.into(), tcp: tcp.into() }),
+            namespace: namespace.clone(),
+            judge: judge.clone(),
+            sink: Arc::new(move |event| heard.lock().unwrap().push(event)),
+            resolver: table.clone(),
+        };
+        change(&mut setup);
+        let door = Some(Door::start(setup).unwrap());
+        Self { door, names, namespace, table, judge, events, dns }
+    }
+
+    pub fn door(&self) -> &Door {
+        self.door.as_ref().unwrap()
+    }
+
+    pub fn order(&self, target: &str) -> Order {
+        let target: Target = target.parse().unwrap();
+        let address: IpAddr = match &target.host {
+            Host::Name(name) => self.names.give(name).unwrap().v4.into(),
+            Host::Address(address) => *address,
+        };
+        Order {
+            dialled: SocketAddr::new(address, target.port),
+            target,
+            who: Who { pid: Some(7), program: Some("/usr/bin/test".into()) },
+            permit: Permit { rule: "grant".into(), names_address: false },
+            early: false,
+        }
+    }
+
+    /// What the broker does: announce, connect on behalf, tell from where.
+    pub fn connect(&self, target: &str) -> Result<TcpStream, DialFailure> {
+        self.door().connect_and_wait(self.order(target)).map(arrive)
+    }
+
+    pub fn stop(&mut self) {
+        if let Some(door) = self.door.take() {
+            door.stop();
+        }
+    }
+
+    pub fn records(&self) -> Vec<ConnectionRecord> {
+        let events = self.events.lock().unwrap();
+        let record = |e: &DoorEvent| match e {
+            DoorEvent::Connection(record) => Some((**record).clone()),
+            DoorEvent::Denied(_) => None,
+        };
+        events.iter().filter_map(record).collect()
+    }
+
+    pub fn denials(&self) -> Vec<Denial> {
+        let events = self.events.lock().unwrap();
+        let denial = |e: &DoorEvent| match e {
+            DoorEvent::Denied(denial) => Some((**denial).clone()),
+            DoorEvent::Connection(_) => None,
+        };
+        events.iter().filter_map(denial).collect()
+    }
+
+    /// The one record, once it is there.
+    pub fn record(&self) -> ConnectionRecord {
+        wait_for(|| !self.records().is_empty());
+        let mut records = self.records();
+        assert_eq!(records.len(), 1, "{records:?}");
+        records.remove(0)
+    }
+}
+
+pub fn arrive(announced: Announced) -> TcpStream {
+    let stream = TcpStream::connect(announced.address()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    announced.arrived(stream.local_addr().unwrap());
+    stream
+}
+
+#[track_caller]
+pub fn wait_for(mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(10);
+    while !done() {
+        assert!(Instant::now() < end, "it did not come about in ten seconds");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A server on the host's loopback that does this with each connection.
+pub fn serve(each: impl Fn(TcpStream) + Send + Sync + 'static) -> u16 {
+    serve_at(Ipv4Addr::LOCALHOST.into(), each)
+}
+
+pub fn serve_at(address: IpAddr, each: impl Fn(TcpStream) + Send + Sync + 'static) -> u16 {
+    let listener = TcpListener::bind((address, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let each = Arc::new(each);
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let each = Arc::clone(&each);
+            std::thread::spawn(move || each(stream));
+        }
+    });
+    port
+}
+
+/// Sends back what it gets.
+pub fn echo(mut stream: TcpStream) {
+    let mut buffer = [0; 65536];
+    while let Ok(count @ 1..) = stream.read(&mut buffer) {
+        if stream.write_all(&buffer[..count]).is_err() {
+            return;
+        }
+    }
+}
+
+/// A port where nobody listens.
+pub fn closed_port() -> u16 {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
+}
+
+pub fn is_reset(stream: &mut TcpStream) -> bool {
+    let mut byte = [0];
+    matches!(stream.read(&mut byte), Err(e) if e.kind() == io::ErrorKind::ConnectionReset)
+}
