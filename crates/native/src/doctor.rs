@@ -4,9 +4,11 @@
 //! It must not know plans or profiles; whether a whole sandbox holds is tried
 //! elsewhere, with one.
 
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use crate::launch::{OWN_V4, OWN_V6};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::process::{Signal, getegid, geteuid, pidfd_send_signal};
@@ -86,7 +88,7 @@ pub fn doctor() -> Diagnosis {
         ("user-namespace", identity(user_namespace)),
         ("mounts", inside(mounts, "new mount API, a filesystem of its own over /proc")),
         ("proc", inside(proc, "/proc of a PID namespace of its own")),
-        ("network-namespace", inside(network, "loopback of its own")),
+        ("network-namespace", inside(network, "a loopback of its own, on which every address is the door's")),
         ("landlock", landlock()),
         ("seccomp", from_trial(filter(), "a filter refuses a call")),
         ("notify", notify()),
@@ -192,7 +194,24 @@ fn proc() -> Result<(), Errno> {
 }
 
 fn network() -> Result<(), Errno> {
-    in_child(flags::NEW_USER | flags::NEW_NET, net::loopback_up)
+    let nobodys = SocketAddr::from(([203, 0, 113, 1], 443));
+    in_child(flags::NEW_USER | flags::NEW_NET, || {
+        net::own_every_address(OWN_V4, OWN_V6)?;
+        let _door = net::tcp_listener(nobodys)?;
+        let connect = |to: SocketAddr| {
+            let socket = net::tcp_socket(to)?;
+            match rustix::net::connect(&socket, &to) {
+                // The loopback answers within the call.
+                Err(Errno::INPROGRESS) | Ok(()) => rustix::net::sockopt::socket_error(&socket)?,
+                other => other,
+            }
+        };
+        match (connect(nobodys), connect(SocketAddr::new(nobodys.ip(), 444))) {
+            (Ok(()), Err(Errno::CONNREFUSED)) => Ok(()),
+            (Err(errno), _) => Err(errno),
+            _ => Err(Errno::IO),
+        }
+    })
 }
 
 /// The same open succeeds before and is refused after.

@@ -90,7 +90,7 @@ fn asked_rule(trap: &Trap) -> Rule {
 /// # Errors
 /// Never with the tables as they are; a test compiles them.
 pub fn init_filter(level: Level) -> Result<Program, CompileError> {
-    let extra: &[Entry] = if level == Level::Restricted { base::INIT_RESTRICTED } else { &[] };
+    let extra: &[Entry] = if level == Level::Restricted { base::INIT_RESTRICTED } else { base::INIT_FULL };
     let rules: Vec<Rule> = base::INIT.iter().chain(extra).map(Entry::rule).collect();
     compile(&rules, NEWEST_CALL, Action::Errno(libc::EPERM as u16))
 }
@@ -117,7 +117,11 @@ mod tests {
             let (program, size) = command_filter(level).unwrap();
             assert!(program.len() < 1000 && size.refused > 50 && size.asked > 20, "{size:?}");
             assert!(init_filter(level).unwrap().len() < 200);
-            for entry in refused_entries(level).chain(base::SOCKETS_LAST).chain(base::INIT).chain(base::INIT_RESTRICTED)
+            for entry in refused_entries(level)
+                .chain(base::SOCKETS_LAST)
+                .chain(base::INIT)
+                .chain(base::INIT_RESTRICTED)
+                .chain(base::INIT_FULL)
             {
                 assert!(entry.reason.len() > 10, "{entry:?}");
             }

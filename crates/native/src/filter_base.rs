@@ -236,6 +236,22 @@ pub(super) const INIT: &[Entry] = &[
     refuse(libc::SYS_restart_syscall, Action::Allow, SUPERVISES),
 ];
 
+const LISTENS: &str = "makes sockets in the run's own network for the way out";
+
+/// At level full there is a network of the run's own.
+pub(super) const INIT_FULL: &[Entry] = &[
+    when(libc::SYS_socket, &[INET, STREAM, ANY_PROTOCOL], Action::Allow, LISTENS),
+    when(libc::SYS_socket, &[INET6, STREAM, ANY_PROTOCOL], Action::Allow, LISTENS),
+    when(libc::SYS_setsockopt, &[IP_LEVEL, Condition::equals(2, libc::IP_FREEBIND as u32)], Action::Allow, LISTENS),
+    when(libc::SYS_setsockopt, &[IPV6_LEVEL, Condition::equals(2, libc::IPV6_FREEBIND as u32)], Action::Allow, LISTENS),
+    when(libc::SYS_setsockopt, &[IPV6_LEVEL, Condition::equals(2, libc::IPV6_V6ONLY as u32)], Action::Allow, LISTENS),
+    refuse(libc::SYS_bind, Action::Allow, LISTENS),
+    refuse(libc::SYS_listen, Action::Allow, LISTENS),
+];
+
+const IP_LEVEL: Condition = Condition::equals(1, libc::IPPROTO_IP as u32);
+const IPV6_LEVEL: Condition = Condition::equals(1, libc::IPPROTO_IPV6 as u32);
+
 const CLEANS: &str = "finds what is left of the run, and removes its private directory";
 
 /// At level restricted there is no namespace whose end would do it.

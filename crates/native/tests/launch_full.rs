@@ -208,6 +208,54 @@ fn the_network_is_its_own() {
     });
 }
 
+/// The init makes sockets inside as long as the command runs, on any address
+/// and any port; a datagram for any server's port 53 arrives outside.
+#[test]
+fn the_caller_listens_inside_where_nobody_is() {
+    in_each_role("the_caller_listens_inside_where_nobody_is", || {
+        let ws = workspace();
+        let dial = "
+            read wait
+            exec 3<>/dev/udp/8.8.8.8/53; printf question >&3
+            exec 4<>/dev/tcp/93.184.215.14/443; cat <&4
+            exec 5<>/dev/tcp/93.184.215.14/444 || echo nobody";
+        let (mut stdout, stdout_inside) = pipe();
+        let (stdin, word) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        let stdio = Stdio { stdin: stdin.as_fd(), stdout: stdout_inside.as_fd(), stderr: rustix::stdio::stderr() };
+        let mut launched =
+            launch(Blueprint::prepare(&plan(Full, ws.path(), &["bash", "-c", dial])).unwrap(), stdio).unwrap();
+        drop((stdin, stdout_inside));
+        let network = launched.take_network().unwrap();
+        let answers = answer_all(&mut launched);
+        launched.release().unwrap();
+        for at in ["93.184.215.14:443", "[2001:db8::1]:443", "[::1]:80"] {
+            let at = at.parse().unwrap();
+            if network.has_ipv6() {
+                assert!(network.sockets.listen(at).is_ok(), "{at}");
+            }
+        }
+        let listener = network.sockets.listen("93.184.215.14:443".parse().unwrap()).unwrap();
+        assert_eq!(network.sockets.listen("93.184.215.14:443".parse().unwrap()).unwrap_err(), Errno::ADDRINUSE);
+        drop(word);
+        let listener = std::net::TcpListener::from(listener);
+        listener.set_nonblocking(false).unwrap();
+        let (mut accepted, peer) = listener.accept().unwrap();
+        assert_eq!((accepted.local_addr().unwrap().port(), peer.ip()), (443, accepted.local_addr().unwrap().ip()));
+        std::io::Write::write_all(&mut accepted, b"hello\n").unwrap();
+        drop(accepted);
+        let mut said = String::new();
+        std::io::Read::read_to_string(&mut stdout, &mut said).unwrap();
+        assert_eq!(said, "hello\nnobody\n");
+        let mut question = [0; 16];
+        let length = rustix::io::read(&network.names, &mut question).unwrap();
+        assert_eq!(&question[..length], b"question");
+        assert_eq!(launched.wait(PATIENCE).unwrap().unwrap().status, Ended::Exited(0));
+        drop(launched);
+        assert!(network.sockets.listen("93.184.215.14:443".parse().unwrap()).is_err(), "it ended with the run");
+        answers.join().unwrap();
+    });
+}
+
 #[test]
 fn namespaces_cannot_be_nested_and_kernel_doors_are_shut() {
     in_each_role("namespaces_cannot_be_nested_and_kernel_doors_are_shut", || {

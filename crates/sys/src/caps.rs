@@ -1,8 +1,9 @@
 //! Giving up privilege for good.
 
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+pub use rustix::thread::CapabilitySet;
 use rustix::thread::{
-    CapabilitiesSecureBits, CapabilitySet, CapabilitySets, clear_ambient_capability_set, set_capabilities,
+    CapabilitiesSecureBits, CapabilitySets, clear_ambient_capability_set, set_capabilities,
     set_capabilities_secure_bits, set_no_new_privs,
 };
 
@@ -23,6 +24,15 @@ const MAX_CAPABILITY: usize = 63;
 /// # Errors
 /// Any failure other than that EPERM.
 pub fn drop_all() -> Result<(), Errno> {
+    drop_all_but(CapabilitySet::empty())
+}
+
+/// As [`drop_all`], but keeps `kept` for this thread alone: no program that it
+/// may ever execute gets it.
+///
+/// # Errors
+/// As [`drop_all`]; EPERM where it does not hold `kept`.
+pub fn drop_all_but(kept: CapabilitySet) -> Result<(), Errno> {
     drop_bounding_set()?;
     match set_capabilities_secure_bits(locked_bits()) {
         Ok(()) | Err(Errno::PERM) => {}
@@ -33,7 +43,8 @@ pub fn drop_all() -> Result<(), Errno> {
         Err(errno) => return Err(errno),
     }
     set_no_new_privs(true)?;
-    drop_held()
+    let none = CapabilitySet::empty();
+    set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable: none })
 }
 
 /// Empties the effective, permitted and inheritable sets of this thread.

@@ -1,27 +1,380 @@
-//! The loopback interface of a fresh network namespace.
+//! The network of a fresh namespace: its loopback, on which every address is
+//! its own, and sockets in it.
+//!
+//! It must not know what the addresses stand for, nor who connects.
 
-use std::os::fd::AsRawFd;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, ipproto, listen, recv, send, socket_with,
+    sockopt,
+};
 
 use crate::Errno;
 use crate::call::last_errno;
 
-/// Brings `lo` up (netdevice(7)).
+/// The index of `lo`: the first interface of every namespace
+/// (`LOOPBACK_IFINDEX`, net/flow.h).
+const LOOPBACK: u32 = 1;
+/// Message types and flags of rtnetlink(7).
+const NEW_LINK: u16 = 16;
+const NEW_ADDRESS: u16 = 20;
+const NEW_ROUTE: u16 = 24;
+const REQUEST: u16 = 1;
+const CREATE: u16 = 0x400 | 0x200;
+const ERROR: u16 = 2;
+/// Attributes.
+const ADDRESS: u16 = 1;
+const LOCAL_ADDRESS: u16 = 2;
+const ROUTE_OUT_INTERFACE: u16 = 4;
+/// Bytes before the body of a message, and of an attribute.
+const HEADER: usize = 16;
+const ATTRIBUTE_HEADER: usize = 4;
+/// Bytes that a batch may have; what there is fits twice.
+const BATCH: usize = 512;
+/// The first message that speaks of IPv6 in the batch, counted from 0.
+const FIRST_OF_IPV6: u32 = 3;
+/// How many connections may wait to be accepted by what is made here.
+const BACKLOG: i32 = 128;
+
+/// Brings `lo` up and makes every address there is lead to it: a connection to
+/// an address and port where nobody listens is refused at once. `v4` and `v6`
+/// become its own besides 127.0.0.1 and ::1, so that programs see a machine
+/// which has addresses. All in one message. False where the kernel has no IPv6
+/// (built without it, or switched off): then it is had for IPv4 alone.
 ///
 /// # Errors
 /// EPERM without CAP_NET_ADMIN over the namespace.
-pub fn loopback_up() -> Result<(), Errno> {
-    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    // SAFETY: ifreq is plain data; all zeroes is a valid value.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, from) in request.ifr_name.iter_mut().zip(b"lo") {
-        *to = *from as libc::c_char;
+pub fn own_every_address(v4: Ipv4Addr, v6: Ipv6Addr) -> Result<bool, Errno> {
+    // No protocol is number 0: NETLINK_ROUTE.
+    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+    let mut batch = Batch::default();
+    batch.loopback_up();
+    batch.address(IpAddr::V4(v4));
+    batch.route(AddressFamily::INET);
+    batch.address(IpAddr::V6(v6));
+    batch.route(AddressFamily::INET6);
+    send(&socket, batch.bytes(), SendFlags::empty())?;
+    // The kernel works on the batch before `send` returns, and speaks only of
+    // what failed.
+    let mut ipv6 = true;
+    let mut reply = [0_u8; BATCH];
+    loop {
+        match recv(&socket, &mut reply, RecvFlags::DONTWAIT) {
+            Ok((_, 0)) | Err(Errno::AGAIN) => return Ok(ipv6),
+            Ok((_, length)) => {
+                let failed = refusal(reply.get(..length).unwrap_or_default()).ok_or(Errno::PROTO)?;
+                match failed {
+                    (message, errno) if message < FIRST_OF_IPV6 => return Err(errno),
+                    _ => ipv6 = false,
+                }
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
     }
-    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as i16;
-    // SAFETY: `request` is a valid ifreq with a terminated name.
-    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &raw const request) } < 0 {
-        return Err(last_errno());
+}
+
+/// Which message was refused, and why: of `struct nlmsgerr`.
+fn refusal(reply: &[u8]) -> Option<(u32, Errno)> {
+    let half = |at: usize| reply.get(at..at + 2)?.try_into().map(u16::from_ne_bytes).ok();
+    let word = |at: usize| reply.get(at..at + 4)?.try_into().map(u32::from_ne_bytes).ok();
+    if half(4)? != ERROR {
+        return None;
     }
-    Ok(())
+    let errno = (word(HEADER)? as i32).checked_neg().filter(|errno| (1..4096).contains(errno))?;
+    // The sequence number of the message that it is about.
+    Some((word(8)?, Errno::from_raw_os_error(errno)))
+}
+
+/// Messages to rtnetlink, one behind the other.
+struct Batch {
+    space: [u8; BATCH],
+    length: usize,
+    messages: u32,
+    start: usize,
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Self { space: [0; BATCH], length: 0, messages: 0, start: 0 }
+    }
+}
+
+impl Batch {
+    fn bytes(&self) -> &[u8] {
+        self.space.get(..self.length).unwrap_or_default()
+    }
+
+    /// `struct ifinfomsg`: family, padding, type, index, flags, their mask.
+    fn loopback_up(&mut self) {
+        self.begin(NEW_LINK, REQUEST);
+        self.put(&[0; 4]);
+        self.put(&LOOPBACK.to_ne_bytes());
+        self.put(&(libc::IFF_UP as u32).to_ne_bytes());
+        self.put(&(libc::IFF_UP as u32).to_ne_bytes());
+        self.end();
+    }
+
+    /// `struct ifaddrmsg`: family, prefix, flags, scope, index.
+    fn address(&mut self, address: IpAddr) {
+        let (family, bits) = match address {
+            IpAddr::V4(_) => (AddressFamily::INET, 32),
+            IpAddr::V6(_) => (AddressFamily::INET6, 128),
+        };
+        self.begin(NEW_ADDRESS, REQUEST | CREATE);
+        // Nobody else can have the address: it is not asked for first.
+        self.put(&[family.as_raw() as u8, bits, libc::IFA_F_NODAD as u8, libc::RT_SCOPE_UNIVERSE]);
+        self.put(&LOOPBACK.to_ne_bytes());
+        match address {
+            IpAddr::V4(address) => {
+                self.attribute(LOCAL_ADDRESS, &address.octets());
+                self.attribute(ADDRESS, &address.octets());
+            }
+            IpAddr::V6(address) => self.attribute(ADDRESS, &address.octets()),
+        }
+        self.end();
+    }
+
+    /// `struct rtmsg`: family, both prefixes, service, table, origin, scope,
+    /// type, flags.
+    fn route(&mut self, family: AddressFamily) {
+        self.begin(NEW_ROUTE, REQUEST | CREATE);
+        let (table, origin) = (libc::RT_TABLE_LOCAL, libc::RTPROT_BOOT);
+        self.put(&[family.as_raw() as u8, 0, 0, 0, table, origin, libc::RT_SCOPE_HOST, libc::RTN_LOCAL]);
+        self.put(&[0; 4]);
+        self.attribute(ROUTE_OUT_INTERFACE, &LOOPBACK.to_ne_bytes());
+        self.end();
+    }
+
+    /// `struct nlmsghdr`; its length is set at the end.
+    fn begin(&mut self, kind: u16, flags: u16) {
+        self.start = self.length;
+        self.put(&[0; 4]);
+        self.put(&kind.to_ne_bytes());
+        self.put(&flags.to_ne_bytes());
+        self.put(&self.messages.to_ne_bytes());
+        self.put(&[0; 4]);
+        self.messages += 1;
+    }
+
+    fn end(&mut self) {
+        let length = (self.length - self.start) as u32;
+        if let Some(field) = self.space.get_mut(self.start..self.start + 4) {
+            field.copy_from_slice(&length.to_ne_bytes());
+        }
+    }
+
+    /// All that is put here has a length that is a multiple of four, as
+    /// attributes must be aligned.
+    fn attribute(&mut self, kind: u16, value: &[u8]) {
+        self.put(&((ATTRIBUTE_HEADER + value.len()) as u16).to_ne_bytes());
+        self.put(&kind.to_ne_bytes());
+        self.put(value);
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        if let Some(space) = self.space.get_mut(self.length..self.length + bytes.len()) {
+            space.copy_from_slice(bytes);
+            self.length += bytes.len();
+        }
+    }
+}
+
+/// A socket of this thread's namespace, close-on-exec and non-blocking, for the
+/// family of `like`.
+///
+/// # Errors
+/// EAFNOSUPPORT without IPv6, EMFILE.
+pub fn tcp_socket(like: SocketAddr) -> Result<OwnedFd, Errno> {
+    internet_socket(family(like), SocketType::STREAM)
+}
+
+/// A TCP socket that listens on `at`, whether or not that address is anybody's.
+/// An IPv6 socket speaks IPv4 too where `at` is no address in particular.
+///
+/// # Errors
+/// EADDRINUSE; EACCES for a port that only root may have.
+pub fn tcp_listener(at: SocketAddr) -> Result<OwnedFd, Errno> {
+    let socket = bound(at, SocketType::STREAM)?;
+    listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+/// A UDP socket on `at` as [`tcp_listener`] has it, which tells of each datagram
+/// to which address it was sent.
+///
+/// # Errors
+/// EADDRINUSE; EACCES for a port that only root may have.
+pub fn udp_receiver(at: SocketAddr) -> Result<OwnedFd, Errno> {
+    let socket = bound(at, SocketType::DGRAM)?;
+    if at.is_ipv6() {
+        set(socket.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
+    }
+    set(socket.as_fd(), libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
+    Ok(socket)
+}
+
+/// A raw socket that hears of nothing but datagrams which reached nobody.
+///
+/// # Errors
+/// EPERM without CAP_NET_RAW over the namespace; EAFNOSUPPORT without IPv6.
+pub fn unreachable_receiver(ipv6: bool) -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    if ipv6 {
+        let socket = socket_with(AddressFamily::INET6, SocketType::RAW, flags, Some(ipproto::ICMPV6))?;
+        // ICMP6_FILTER: 256 bits, set where a type is blocked; 1 is "unreachable".
+        let mut blocked = [u32::MAX; 8];
+        blocked[0] = !(1 << 1);
+        set_option(socket.as_fd(), libc::IPPROTO_ICMPV6, ICMP_FILTER, &blocked)?;
+        return Ok(socket);
+    }
+    let socket = socket_with(AddressFamily::INET, SocketType::RAW, flags, Some(ipproto::ICMP))?;
+    // ICMP_FILTER (linux/icmp.h): a bit is set where a type is blocked; 3 is
+    // "unreachable".
+    set_option(socket.as_fd(), libc::SOL_RAW, ICMP_FILTER, &[!(1_u32 << 3)])?;
+    Ok(socket)
+}
+
+/// `ICMP_FILTER` and `ICMP6_FILTER` have the same number.
+const ICMP_FILTER: i32 = 1;
+
+fn family(address: SocketAddr) -> AddressFamily {
+    if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET }
+}
+
+fn internet_socket(family: AddressFamily, kind: SocketType) -> Result<OwnedFd, Errno> {
+    socket_with(family, kind, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
+}
+
+fn bound(at: SocketAddr, kind: SocketType) -> Result<OwnedFd, Errno> {
+    let socket = internet_socket(family(at), kind)?;
+    if at.is_ipv6() {
+        sockopt::set_ipv6_v6only(&socket, !at.ip().is_unspecified())?;
+        set(socket.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_FREEBIND, 1)?;
+    } else {
+        set(socket.as_fd(), libc::IPPROTO_IP, libc::IP_FREEBIND, 1)?;
+    }
+    bind(&socket, &at)?;
+    Ok(socket)
+}
+
+fn set(socket: BorrowedFd<'_>, level: i32, option: i32, value: u32) -> Result<(), Errno> {
+    set_option(socket, level, option, &[value])
+}
+
+fn set_option<const N: usize>(socket: BorrowedFd<'_>, level: i32, option: i32, value: &[u32; N]) -> Result<(), Errno> {
+    let length = size_of_val(value) as libc::socklen_t;
+    // SAFETY: `value` is valid for `length` bytes, and the kernel only reads it.
+    let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, value.as_ptr().cast(), length) };
+    if result < 0 { Err(last_errno()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clone::{flags, fork_with};
+    use crate::reap::{Ended, wait_pidfd_end};
+    use rustix::io::{read, write};
+    use rustix::net::{acceptfrom, connect};
+
+    const V4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
+    const V6: Ipv6Addr = Ipv6Addr::new(0xfd5d, 0, 0, 0, 0, 0, 0, 1);
+
+    /// Runs `body` in a namespace of its own; its errno is the exit code.
+    #[track_caller]
+    fn inside(body: impl FnOnce() -> Result<(), Errno>) {
+        let child =
+            fork_with(flags::NEW_USER | flags::NEW_NET, 0, || match own_every_address(V4, V6).and_then(|_| body()) {
+                Ok(()) => 0,
+                Err(errno) => errno.raw_os_error(),
+            })
+            .unwrap();
+        rustix::event::poll(&mut [rustix::event::PollFd::new(&child.pidfd, rustix::event::PollFlags::IN)], None)
+            .unwrap();
+        let ended = wait_pidfd_end(child.pidfd.as_fd()).unwrap();
+        let text = match ended {
+            Some(Ended::Exited(errno @ 1..)) => Errno::from_raw_os_error(errno).to_string(),
+            _ => String::new(),
+        };
+        assert_eq!(ended, Some(Ended::Exited(0)), "{text}");
+    }
+
+    fn must(condition: bool) -> Result<(), Errno> {
+        if condition { Ok(()) } else { Err(Errno::BADMSG) }
+    }
+
+    fn at(text: &str) -> SocketAddr {
+        text.parse().unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0)))
+    }
+
+    fn blocking(kind: SocketType, like: SocketAddr) -> Result<OwnedFd, Errno> {
+        socket_with(family(like), kind, SocketFlags::CLOEXEC, None)
+    }
+
+    #[test]
+    fn every_address_is_its_own_and_refuses_at_once() {
+        inside(|| {
+            for address in ["8.8.8.8:80", "198.18.7.7:443", "127.0.0.1:1", "[2001:db8::1]:443", "[fd5d::9]:1"] {
+                let refused = connect(&blocking(SocketType::STREAM, at(address))?, &at(address));
+                must(refused == Err(Errno::CONNREFUSED))?;
+            }
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn a_listener_stands_on_any_address_and_only_there() {
+        inside(|| {
+            for (address, other) in [("1.2.3.4:1443", "1.2.3.5:1443"), ("[2001:db8::1]:1443", "[2001:db8::2]:1443")] {
+                let listener = tcp_listener(at(address))?;
+                must(tcp_listener(at(address)).err() == Some(Errno::ADDRINUSE))?;
+                let caller = blocking(SocketType::STREAM, at(address))?;
+                connect(&caller, &at(address))?;
+                let (accepted, peer) = acceptfrom(&listener)?;
+                must(peer.and_then(|p| SocketAddr::try_from(p).ok()).is_some())?;
+                write(&caller, b"x")?;
+                must(read(&accepted, &mut [0; 2])? == 1)?;
+                must(connect(&blocking(SocketType::STREAM, at(other))?, &at(other)) == Err(Errno::CONNREFUSED))?;
+                drop(tcp_socket(at(address))?);
+            }
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn datagrams_for_any_address_arrive_and_those_for_nobody_are_told() {
+        inside(|| {
+            let receiver = udp_receiver(at("[::]:1053"))?;
+            let heard = [unreachable_receiver(false)?, unreachable_receiver(true)?];
+            for (index, address) in ["8.8.8.8:1053", "[2001:db8::8]:1053"].into_iter().enumerate() {
+                let caller = blocking(SocketType::DGRAM, at(address))?;
+                connect(&caller, &at(address))?;
+                write(&caller, b"question")?;
+                must(read(&receiver, &mut [0; 64])? == 8)?;
+                let nobody = SocketAddr::new(at(address).ip(), 1);
+                let caller = blocking(SocketType::DGRAM, nobody)?;
+                connect(&caller, &nobody)?;
+                write(&caller, b"lost")?;
+                must(read(&heard[index], &mut [0; 256])? > 8)?;
+            }
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn a_reply_is_read_within_its_bounds() {
+        let error = |sequence: u32, errno: i32| {
+            let mut reply = vec![0; 36];
+            reply[4..6].copy_from_slice(&ERROR.to_ne_bytes());
+            reply[8..12].copy_from_slice(&sequence.to_ne_bytes());
+            reply[16..20].copy_from_slice(&errno.to_ne_bytes());
+            reply
+        };
+        assert_eq!(refusal(&error(3, -95)), Some((3, Errno::OPNOTSUPP)));
+        assert_eq!(refusal(&error(3, i32::MIN)), None);
+        assert_eq!(refusal(&error(3, -95)[..18]), None);
+        assert_eq!(refusal(&[]), None);
+    }
 }

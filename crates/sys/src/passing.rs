@@ -12,7 +12,7 @@ use rustix::net::{
 use crate::Errno;
 
 /// Most descriptors in one message.
-pub const MAX_DESCRIPTORS: usize = 4;
+pub const MAX_DESCRIPTORS: usize = 8;
 
 /// Two connected ends, message by message, close-on-exec, both above 2 so that
 /// neither can be mistaken for standard input, output or error.

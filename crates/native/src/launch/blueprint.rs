@@ -176,7 +176,8 @@ impl Blueprint {
     }
 
     /// What is enforced once every step was applied.
-    pub(super) fn report(&self, wait_killable: bool) -> EnforcementReport {
+    /// `ipv6` tells whether the run's own network has it, where there is one.
+    pub(super) fn report(&self, wait_killable: bool, ipv6: Option<bool>) -> EnforcementReport {
         let mut layers: BTreeMap<String, LayerReport> = BTreeMap::new();
         for step in &self.steps {
             let layer = layers
@@ -191,6 +192,9 @@ impl Blueprint {
             for name in ["pid-namespace", "ipc-namespace", "uts-namespace", "cgroup-namespace"] {
                 layers.insert(name.to_owned(), LayerReport { state: LayerState::Enforced, detail: own.to_owned() });
             }
+        }
+        if let (Some(false), Some(network)) = (ipv6, layers.get_mut("network-namespace")) {
+            network.detail.push_str("; IPv4 alone: the kernel has no IPv6");
         }
         layers.insert("limits".to_owned(), self.limits_report());
         layers.insert("landlock".to_owned(), self.landlock_report());
@@ -311,7 +315,7 @@ const FIRST_STEPS: usize = 7;
 /// What level full always begins with, whatever the plan.
 pub(super) fn first_steps(mapped_by_caller: bool) -> Result<[Step; FIRST_STEPS], LaunchError> {
     let identity = if mapped_by_caller { Step::AwaitIdentity } else { claim_identity()? };
-    Ok([Step::Namespaces, identity, Step::KeyRing, Step::Loopback, Step::PrivateMounts, Step::Proc, Step::CopyRoot])
+    Ok([Step::Namespaces, identity, Step::KeyRing, Step::Network, Step::PrivateMounts, Step::Proc, Step::CopyRoot])
 }
 
 fn restricted(plan: &Plan, abi: u32) -> Result<Parts, LaunchError> {

@@ -16,7 +16,8 @@ use stockade_sys::{Errno, caps, descriptors, exec, fork_signals, passing, seccom
 
 use super::blueprint::Blueprint;
 use super::cleanup;
-use super::message::Message;
+use super::message::{Message, Parts};
+use super::network;
 use super::step::{Site, Step, verify_directory};
 
 /// What the init finds open when it starts.
@@ -61,7 +62,7 @@ pub(super) fn early_init(first: &[Step], control: BorrowedFd<'_>, gate: Borrowed
         return FAILED;
     }
     let Ok(Some((Message::Plan, received))) = Message::receive(control, true) else { return FAILED };
-    let (Some(plan), [Some(stdin), Some(stdout), Some(stderr), Some(rules)]) =
+    let (Some(plan), [Some(stdin), Some(stdout), Some(stderr), Some(rules), ..]) =
         (published::<Blueprint>(), received.descriptors)
     else {
         let _ = Message::StepFailed { index: first.len() as u32, errno: Errno::PROTO }.send(control, &[]);
@@ -110,15 +111,32 @@ fn build(
     let child =
         fork_with(0, libc::SIGCHLD, || command(plan, gate, heard.as_fd(), site.ruleset, mask)).map_err(unmade)?;
     take_steps(&plan.steps, done.max(plan.alone)..steps, site)?;
-    match (&site.scratch, &site.watches) {
-        (Some(scratch), Some(watches)) => Message::Built.send(site.control, &[scratch.as_fd(), watches.as_fd()]),
-        (Some(scratch), None) => Message::Built.send(site.control, &[scratch.as_fd()]),
-        (None, _) => Message::Built.send(site.control, &[]),
-    }
-    .map_err(unmade)?;
+    hand_over(site).map_err(unmade)?;
     // A command that is gone has said why.
-    let _ = Message::Built.send(word.as_fd(), &[]);
+    let _ = Message::Built { parts: Parts::default() }.send(word.as_fd(), &[]);
     Ok(child)
+}
+
+/// Tells the caller that the sandbox is built, and gives it what is its.
+fn hand_over(site: &Site<'_>) -> Result<(), Errno> {
+    let network = site.network.as_ref();
+    let all = [
+        (Parts::SCRATCH, site.scratch.as_ref()),
+        (Parts::WATCHES, site.watches.as_ref()),
+        (Parts::NAMES, network.map(|n| &n.names)),
+        (Parts::UNREACHABLE, network.map(|n| &n.unreachable)),
+        (Parts::UNREACHABLE_V6, network.and_then(|n| n.unreachable_v6.as_ref())),
+        (Parts::SOCKETS, network.map(|n| &n.asking)),
+    ];
+    let mut parts = if network.is_some_and(|n| n.unreachable_v6.is_some()) { Parts::IPV6 } else { 0 };
+    let mut descriptors = [site.control; passing::MAX_DESCRIPTORS];
+    let mut count = 0;
+    for ((part, fd), slot) in all.iter().filter_map(|(part, fd)| Some((part, (*fd)?))).zip(&mut descriptors) {
+        *slot = fd.as_fd();
+        parts |= part;
+        count += 1;
+    }
+    Message::Built { parts: Parts(parts) }.send(site.control, descriptors.get(..count).unwrap_or_default())
 }
 
 fn take_steps(steps: &[Step], which: Range<usize>, site: &mut Site<'_>) -> Result<(), Failed> {
@@ -142,6 +160,7 @@ fn supervise(plan: &Blueprint, control: BorrowedFd<'_>, child: &Child, site: &Si
         ends.as_fd().as_raw(),
         site.private_directory.as_ref().map_or(-1, |fd| fd.as_fd().as_raw()),
         site.watches.as_ref().map_or(-1, |fd| fd.as_fd().as_raw()),
+        site.network.as_ref().map_or(-1, |network| network.serving.as_fd().as_raw()),
     ];
     keep.sort_unstable();
     let first = keep.iter().position(|fd| *fd >= 0).unwrap_or(0);
@@ -150,7 +169,8 @@ fn supervise(plan: &Blueprint, control: BorrowedFd<'_>, child: &Child, site: &Si
         .and_then(|()| seccomp::install(&plan.init_filter))
         .map_err(unwatched)?;
 
-    let ended = watch_over(control, ends.as_fd(), child.pid);
+    let asked = site.network.as_ref().map(|network| network.serving.as_fd());
+    let ended = watch_over(control, ends.as_fd(), asked, child.pid);
     end_everything(plan, site);
     if let Some(ended) = ended {
         let _ = Message::Ended { ended, used: reap::children_used() }.send(control, &[]);
@@ -162,19 +182,28 @@ fn supervise(plan: &Blueprint, control: BorrowedFd<'_>, child: &Child, site: &Si
 
 /// `None` where the caller is gone. The wait has no time-out of its own: the
 /// caller's end always wakes it.
-fn watch_over(control: BorrowedFd<'_>, ends: BorrowedFd<'_>, command: Pid) -> Option<Ended> {
+fn watch_over(
+    control: BorrowedFd<'_>,
+    ends: BorrowedFd<'_>,
+    mut asked: Option<BorrowedFd<'_>>,
+    command: Pid,
+) -> Option<Ended> {
     loop {
         if let Some(ended) = reap_until(command) {
             return Some(ended);
         }
-        let mut waited =
-            [PollFd::from_borrowed_fd(control, PollFlags::IN), PollFd::from_borrowed_fd(ends, PollFlags::IN)];
+        // Where nobody asks for sockets the control socket stands in.
+        let third = asked.unwrap_or(control);
+        let mut waited = [control, ends, third].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         match poll(&mut waited, None) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(_) => return None,
         }
-        let [from_caller, _] = waited.map(|w| w.revents());
+        let [from_caller, _, for_socket] = waited.map(|w| w.revents());
         fork_signals::drain(ends);
+        if !for_socket.is_empty() {
+            asked = asked.filter(|asked| network::serve_one(*asked));
+        }
         if !from_caller.is_empty() {
             match Message::receive(control, false) {
                 Ok(Some((Message::Signal(number), _))) => reap::signal_group(command, number),
@@ -281,7 +310,7 @@ fn prepare_command(
     caps::drop_all().map_err(|e| (3, e))?;
     let listener = seccomp::install_with_listener(&plan.command_filter).map_err(|e| (4, e))?;
     match Message::receive(built, true) {
-        Ok(Some((Message::Built, _))) => {}
+        Ok(Some((Message::Built { .. }, _))) => {}
         _ => return Err((BUILDING, Errno::PIPE)),
     }
     rustix::process::chdir(&*plan.cwd).map_err(|e| (6, e))?;

@@ -11,6 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, getegid, geteuid, pidfd_send_signal};
 use stockade_model::{EnforcementReport, Level, Usage};
 use stockade_sys::clone::{Child, flags, fork_with};
+use stockade_sys::passing::MAX_DESCRIPTORS;
 use stockade_sys::reap::{Ended, Used};
 use stockade_sys::{Errno, fork_signals, passing};
 
@@ -18,7 +19,8 @@ use super::blueprint::{Blueprint, PrivateTree};
 use super::child::{self, Inherited, STAGES};
 use super::error::LaunchError;
 use super::leaving::{self, CLEANS_WITHIN};
-use super::message::Message;
+use super::message::{Message, Parts};
+use super::network::{NetworkEnds, Sockets};
 use super::restricted::PrivateDirectory;
 
 /// How long the building of a sandbox may take.
@@ -73,6 +75,7 @@ pub struct Launched {
     listener: Option<OwnedFd>,
     temp: Option<OwnedFd>,
     hidden_reads: Option<HiddenReads>,
+    network: Option<NetworkEnds>,
     report: EnforcementReport,
     private_trees: Vec<PrivateTree>,
     missing: Vec<PathBuf>,
@@ -219,6 +222,7 @@ impl Launched {
             listener: None,
             temp: None,
             hidden_reads: None,
+            network: None,
             report: EnforcementReport { level: blueprint.level, layers: BTreeMap::new() },
             private_trees: blueprint.private_trees().to_vec(),
             missing: blueprint.missing().to_vec(),
@@ -262,6 +266,11 @@ impl Launched {
     /// Tells when a hidden path is opened, where there are any.
     pub fn take_hidden_reads(&mut self) -> Option<HiddenReads> {
         self.hidden_reads.take()
+    }
+
+    /// What of the run's own network is the caller's, at level full.
+    pub fn take_network(&mut self) -> Option<NetworkEnds> {
+        self.network.take()
     }
 
     /// What the kernel really took.
@@ -358,15 +367,12 @@ impl Launched {
     /// Waits until the command stands before its exec, or for word of why not.
     fn await_ready(&mut self, blueprint: &Blueprint) -> Result<(), LaunchError> {
         let deadline = Instant::now() + READY_WITHIN;
-        let (mut gone, mut built, mut ready) = (false, false, None);
+        let (mut gone, mut built, mut taken, mut ready) = (false, false, None, None);
         loop {
             for socket in [self.control.as_fd(), self.gate.as_fd()] {
                 match Message::receive(socket, false) {
-                    Ok(Some((Message::Built, received))) => {
-                        let [temp, inotify, ..] = received.descriptors;
-                        self.temp = temp;
-                        let paths = blueprint.hidden.clone();
-                        self.hidden_reads = inotify.map(|inotify| HiddenReads { inotify, paths });
+                    Ok(Some((Message::Built { parts }, received))) => {
+                        taken = Some((parts, received.descriptors));
                         built = true;
                     }
                     Ok(Some((Message::Ready { wait_killable, umask }, received))) => {
@@ -389,8 +395,11 @@ impl Launched {
                     Ok(Some(_)) | Err(_) => {}
                 }
             }
+            if let Some((parts, descriptors)) = taken.take() {
+                self.take_parts(parts, descriptors, blueprint);
+            }
             if let (true, Some(wait_killable)) = (built, ready) {
-                self.report = blueprint.report(wait_killable);
+                self.report = blueprint.report(wait_killable, self.network.as_ref().map(NetworkEnds::has_ipv6));
                 return Ok(());
             }
             let sockets = [self.control.as_fd(), self.gate.as_fd()];
@@ -398,6 +407,24 @@ impl Launched {
                 return Err(LaunchError::TimedOut(READY_WITHIN.as_millis() as u64));
             }
         }
+    }
+
+    /// Takes what the init handed over.
+    fn take_parts(&mut self, parts: Parts, descriptors: [Option<OwnedFd>; MAX_DESCRIPTORS], blueprint: &Blueprint) {
+        let mut descriptors = descriptors.into_iter();
+        let mut next = |part| if parts.has(part) { descriptors.next().flatten() } else { None };
+        self.temp = next(Parts::SCRATCH);
+        let paths = blueprint.hidden.clone();
+        self.hidden_reads = next(Parts::WATCHES).map(|inotify| HiddenReads { inotify, paths });
+        let names = next(Parts::NAMES);
+        let unreachable = [next(Parts::UNREACHABLE), next(Parts::UNREACHABLE_V6)];
+        let sockets = next(Parts::SOCKETS);
+        self.network = names.zip(sockets).map(|(names, sockets)| NetworkEnds {
+            names,
+            unreachable: unreachable.into_iter().flatten().collect(),
+            sockets: Sockets::new(sockets),
+            ipv6: parts.has(Parts::IPV6),
+        });
     }
 
     /// Ends the init, and with it everything. One that has reported the end has

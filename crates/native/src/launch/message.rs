@@ -17,10 +17,9 @@ pub(super) enum Message {
     StepFailed { index: u32, errno: Errno },
     /// From the command, before its exec: this stage failed.
     StageFailed { index: u32, errno: Errno },
-    /// From the init, to both: the sandbox is built. To the caller come along,
-    /// at level full, the run's own temporary filesystem, and the descriptor of
-    /// the watches if there are any.
-    Built,
+    /// From the init, to both: the sandbox is built. To the caller come along
+    /// the descriptors that `parts` names.
+    Built { parts: Parts },
     /// From the command: ready to go. The listener comes along.
     Ready { wait_killable: bool, umask: u32 },
     /// From the command: no program could be executed.
@@ -38,6 +37,32 @@ pub(super) enum Message {
     Signal(i32),
 }
 
+/// Which descriptors come along with [`Message::Built`], in the order of these
+/// bits; and what else is true of the sandbox.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Parts(pub(super) u32);
+
+impl Parts {
+    /// The run's own temporary filesystem.
+    pub(super) const SCRATCH: u32 = 1;
+    /// The descriptor of the watches on hidden paths.
+    pub(super) const WATCHES: u32 = 2;
+    /// Where questions for names arrive as datagrams.
+    pub(super) const NAMES: u32 = 4;
+    /// Tells of datagrams that reached nobody.
+    pub(super) const UNREACHABLE: u32 = 8;
+    /// The same for IPv6.
+    pub(super) const UNREACHABLE_V6: u32 = 16;
+    /// Where sockets of the namespace can be asked for.
+    pub(super) const SOCKETS: u32 = 32;
+    /// No descriptor: the kernel has IPv6.
+    pub(super) const IPV6: u32 = 64;
+
+    pub(super) fn has(self, part: u32) -> bool {
+        self.0 & part != 0
+    }
+}
+
 impl Message {
     /// Sends it. System calls only.
     pub(super) fn send(self, socket: BorrowedFd<'_>, descriptors: &[BorrowedFd<'_>]) -> Result<(), Errno> {
@@ -52,7 +77,7 @@ impl Message {
             Self::Go => (7, 0, 0, 0, 0),
             Self::Signal(signal) => (8, 0, signal, 0, 0),
             Self::Plan => (9, 0, 0, 0, 0),
-            Self::Built => (10, 0, 0, 0, 0),
+            Self::Built { parts } => (10, parts.0, 0, 0, 0),
         };
         let mut bytes = [0; SIZE];
         bytes[0..4].copy_from_slice(&u32::to_ne_bytes(kind));
@@ -95,7 +120,7 @@ impl Message {
             7 => Self::Go,
             8 => Self::Signal(b),
             9 => Self::Plan,
-            10 => Self::Built,
+            10 => Self::Built { parts: Parts(a) },
             _ => return None,
         })
     }
@@ -121,7 +146,7 @@ mod tests {
             Message::Go,
             Message::Signal(15),
             Message::Plan,
-            Message::Built,
+            Message::Built { parts: Parts(5) },
         ] {
             message.send(one.as_fd(), &[]).unwrap();
             assert_eq!(Message::receive(other.as_fd(), true).unwrap().unwrap().0, message);

@@ -10,14 +10,16 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, fstat, mkdi
 use rustix::process::fchdir;
 use rustix::thread::set_thread_groups;
 use stockade_model::RawText;
+use stockade_sys::caps::{self, CapabilitySet};
 use stockade_sys::clone::{flags, unshare};
 use stockade_sys::landlock::{Ruleset, access};
 use stockade_sys::mount::{Forbids, attach, attach_at, copy_tree, make_private, new_filesystem, restrict, swap_root};
 use stockade_sys::resolve::DescriptorPath;
-use stockade_sys::{Errno, caps, keyring, net};
+use stockade_sys::{Errno, keyring};
 
 use super::layout::{Attachment, Device, Identity, Nature, Overlay, Spot};
 use super::message::Message;
+use super::network::Network;
 
 /// The walls of level full, beside the user and PID namespaces.
 const NAMESPACES: u64 = flags::NEW_MOUNT | flags::NEW_NET | flags::NEW_IPC | flags::NEW_UTS | flags::NEW_CGROUP;
@@ -43,6 +45,8 @@ pub(super) struct Site<'a> {
     pub(super) watches: Option<OwnedFd>,
     /// The private directory of level restricted, once it is made.
     pub(super) private_directory: Option<OwnedFd>,
+    /// Sockets of the network namespace.
+    pub(super) network: Option<Network>,
 }
 
 impl<'a> Site<'a> {
@@ -57,6 +61,7 @@ impl<'a> Site<'a> {
             scratch: None,
             watches: None,
             private_directory: None,
+            network: None,
         }
     }
 
@@ -111,8 +116,9 @@ pub(super) enum Step {
     Devices(Vec<Device>),
     /// Watches on the placeholders, in this order.
     Watch(Vec<CString>),
-    /// The loopback interface.
-    Loopback,
+    /// The loopback interface, on which every address is its own, and what the
+    /// way out needs there.
+    Network,
     /// The new root becomes the only one.
     SwapRoot,
     /// Orphans come to the init, so that it can end them.
@@ -147,7 +153,7 @@ impl Step {
             Self::Attach(_) => "attach",
             Self::Devices(_) => "devices",
             Self::Watch(_) => "watch",
-            Self::Loopback => "loopback",
+            Self::Network => "network",
             Self::SwapRoot => "swap-root",
             Self::AdoptOrphans => "adopt-orphans",
             Self::DropPrivileges => "drop-privileges",
@@ -161,7 +167,7 @@ impl Step {
             Self::LeaveGroups | Self::DropPrivileges => "capabilities",
             Self::PrivateDirectory { .. } => "private-directory",
             Self::KeyRing => "key-ring",
-            Self::Loopback => "network-namespace",
+            Self::Network => "network-namespace",
             Self::AdoptOrphans => "processes",
             _ => "mounts",
         }
@@ -188,10 +194,10 @@ impl Step {
             Self::Attach(attachment) => describe_attachment(attachment),
             Self::Devices(devices) => format!("/dev with {} devices and its own terminals", devices.len()),
             Self::Watch(names) => format!("{} hidden paths watched", names.len()),
-            Self::Loopback => "its own loopback and nothing else".to_owned(),
+            Self::Network => "its own loopback, to which every address leads, and nothing else".to_owned(),
             Self::SwapRoot => "the host's root is gone".to_owned(),
             Self::AdoptOrphans => "orphans are adopted and ended".to_owned(),
-            Self::DropPrivileges => "none in any set, no_new_privs".to_owned(),
+            Self::DropPrivileges => "none in any set of the command, no_new_privs".to_owned(),
         }
     }
 
@@ -223,12 +229,17 @@ impl Step {
             Self::Attach(attachment) => attach_one(site, attachment),
             Self::Devices(devices) => attach_devices(site, devices),
             Self::Watch(names) => watch(site, names),
-            Self::Loopback => net::loopback_up(),
+            Self::Network => {
+                site.network = Some(Network::make()?);
+                Ok(())
+            }
             Self::SwapRoot => {
                 fchdir(site.root()?)?;
                 swap_root()
             }
             Self::AdoptOrphans => stockade_sys::reap::adopt_orphans(),
+            // The init listens inside on behalf of the way out, on any port.
+            Self::DropPrivileges if site.network.is_some() => caps::drop_all_but(CapabilitySet::NET_BIND_SERVICE),
             Self::DropPrivileges => caps::drop_all(),
         }
     }

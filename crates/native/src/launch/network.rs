@@ -1,0 +1,239 @@
+//! The run's own network: what the init makes in it, and the sockets that it
+//! makes there later for its caller, who cannot enter the namespace itself.
+//!
+//! It must not know who connects where, nor what a name is.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use stockade_sys::passing::{self, Received};
+use stockade_sys::{Errno, net};
+
+use super::launched::readable_before;
+
+/// The addresses of the run's own, besides the loopback's: programs look for
+/// some that are not the loopback's before they use a network at all.
+pub(crate) const OWN_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
+/// See [`OWN_V4`].
+pub(crate) const OWN_V6: Ipv6Addr = Ipv6Addr::new(0xfd5d, 0, 0, 0, 0, 0, 0, 1);
+/// The port on which names are asked for.
+pub(crate) const NAMES_PORT: u16 = 53;
+/// How long the init may take to make a socket.
+const MADE_WITHIN: Duration = Duration::from_secs(2);
+/// Bytes of a request and of its reply.
+const SIZE: usize = 32;
+
+/// Sockets of the namespace, as the init makes them.
+#[derive(Debug)]
+pub(super) struct Network {
+    pub(super) names: OwnedFd,
+    pub(super) unreachable: OwnedFd,
+    /// Absent where the kernel has no IPv6.
+    pub(super) unreachable_v6: Option<OwnedFd>,
+    /// The caller's end of the way to ask for more.
+    pub(super) asking: OwnedFd,
+    /// The init's end.
+    pub(super) serving: OwnedFd,
+}
+
+impl Network {
+    /// Makes the network. System calls only.
+    pub(super) fn make() -> Result<Self, Errno> {
+        let ipv6 = net::own_every_address(OWN_V4, OWN_V6)?;
+        let any = if ipv6 { IpAddr::V6(Ipv6Addr::UNSPECIFIED) } else { IpAddr::V4(Ipv4Addr::UNSPECIFIED) };
+        let (asking, serving) = passing::pair()?;
+        Ok(Self {
+            names: net::udp_receiver(SocketAddr::new(any, NAMES_PORT))?,
+            unreachable: net::unreachable_receiver(false)?,
+            unreachable_v6: if ipv6 { Some(net::unreachable_receiver(true)?) } else { None },
+            asking,
+            serving,
+        })
+    }
+}
+
+/// What of a run's network is its caller's.
+#[derive(Debug)]
+pub struct NetworkEnds {
+    /// Where questions for names arrive, whatever server was asked: each
+    /// datagram tells its address.
+    pub names: OwnedFd,
+    /// Raw sockets that hear which datagrams reached nobody, IPv4 first.
+    pub unreachable: Vec<OwnedFd>,
+    /// Makes more sockets there.
+    pub sockets: Sockets,
+    pub(super) ipv6: bool,
+}
+
+impl NetworkEnds {
+    /// False where the kernel has no IPv6.
+    pub fn has_ipv6(&self) -> bool {
+        self.ipv6
+    }
+}
+
+/// Makes sockets in the namespace of a run, through its init.
+#[derive(Debug)]
+pub struct Sockets(Mutex<OwnedFd>);
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    Listener(SocketAddr),
+    Socket(SocketAddr),
+}
+
+impl Sockets {
+    pub(super) fn new(asking: OwnedFd) -> Self {
+        Self(Mutex::new(asking))
+    }
+
+    /// A TCP socket that listens on `at`, which need not be anybody's address;
+    /// non-blocking.
+    ///
+    /// # Errors
+    /// EADDRINUSE where a program of the run has that port; EPIPE after the end
+    /// of the run; ETIMEDOUT.
+    pub fn listen(&self, at: SocketAddr) -> Result<OwnedFd, Errno> {
+        self.ask(Wanted::Listener(at))
+    }
+
+    /// A TCP socket for the family of `like`, non-blocking.
+    ///
+    /// # Errors
+    /// EAFNOSUPPORT without IPv6; EPIPE after the end of the run; ETIMEDOUT.
+    pub fn socket(&self, like: SocketAddr) -> Result<OwnedFd, Errno> {
+        self.ask(Wanted::Socket(like))
+    }
+
+    /// Nothing is made any more. Who asks from now on is refused at once.
+    pub fn close(&self) {
+        let socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = rustix::net::shutdown(&*socket, rustix::net::Shutdown::Both);
+    }
+
+    fn ask(&self, wanted: Wanted) -> Result<OwnedFd, Errno> {
+        let socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        passing::send(socket.as_fd(), &wanted.to_bytes(), &[])?;
+        if !readable_before(&[socket.as_fd()], Instant::now() + MADE_WITHIN)? {
+            // A late reply would be taken for that to the next question.
+            let _ = rustix::net::shutdown(&*socket, rustix::net::Shutdown::Both);
+            return Err(Errno::TIMEDOUT);
+        }
+        let mut reply = [0; SIZE];
+        let received = passing::receive(socket.as_fd(), &mut reply, false)?;
+        made(&reply, received)
+    }
+}
+
+/// What the init answered: a socket, or why there is none.
+fn made(reply: &[u8; SIZE], received: Received) -> Result<OwnedFd, Errno> {
+    if received.length != SIZE {
+        return Err(Errno::PIPE);
+    }
+    let [made, ..] = received.descriptors;
+    let errno = reply.first_chunk::<4>().map_or(0, |bytes| i32::from_ne_bytes(*bytes));
+    match (errno, made) {
+        (0, Some(made)) => Ok(made),
+        (1..4096, _) => Err(Errno::from_raw_os_error(errno)),
+        _ => Err(Errno::PROTO),
+    }
+}
+
+/// In the init: answers one question of the caller. False where no more will
+/// come. System calls only.
+pub(super) fn serve_one(serving: BorrowedFd<'_>) -> bool {
+    let mut request = [0; SIZE];
+    match passing::receive(serving, &mut request, false) {
+        Ok(received) if received.length == SIZE => {}
+        Err(Errno::AGAIN) => return true,
+        _ => return false,
+    }
+    let made = match Wanted::from_bytes(&request) {
+        Some(Wanted::Listener(at)) => net::tcp_listener(at),
+        Some(Wanted::Socket(like)) => net::tcp_socket(like),
+        None => Err(Errno::INVAL),
+    };
+    let mut reply = [0; SIZE];
+    match made {
+        Ok(made) => passing::send(serving, &reply, &[made.as_fd()]),
+        Err(errno) => {
+            reply[..4].copy_from_slice(&errno.raw_os_error().to_ne_bytes());
+            passing::send(serving, &reply, &[])
+        }
+    }
+    .is_ok()
+}
+
+impl Wanted {
+    fn to_bytes(self) -> [u8; SIZE] {
+        let (kind, address) = match self {
+            Self::Listener(at) => (1, at),
+            Self::Socket(like) => (2, like),
+        };
+        let mut bytes = [0; SIZE];
+        bytes[0] = kind;
+        bytes[2..4].copy_from_slice(&address.port().to_ne_bytes());
+        match address.ip() {
+            IpAddr::V4(ip) => {
+                bytes[1] = 4;
+                bytes[16..20].copy_from_slice(&ip.octets());
+            }
+            IpAddr::V6(ip) => {
+                bytes[1] = 6;
+                bytes[16..32].copy_from_slice(&ip.octets());
+            }
+        }
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8; SIZE]) -> Option<Self> {
+        let port = u16::from_ne_bytes([bytes[2], bytes[3]]);
+        let ip = match bytes[1] {
+            4 => IpAddr::V4(Ipv4Addr::from(*bytes[16..].first_chunk::<4>()?)),
+            6 => IpAddr::V6(Ipv6Addr::from(*bytes[16..].first_chunk::<16>()?)),
+            _ => return None,
+        };
+        match bytes[0] {
+            1 => Some(Self::Listener(SocketAddr::new(ip, port))),
+            2 => Some(Self::Socket(SocketAddr::new(ip, port))),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_for_arrives_as_it_was_meant() {
+        for address in ["1.2.3.4:443", "[2001:db8::1]:80", "[::]:53"] {
+            let address = address.parse().unwrap();
+            for wanted in [Wanted::Listener(address), Wanted::Socket(address)] {
+                assert_eq!(Wanted::from_bytes(&wanted.to_bytes()), Some(wanted));
+            }
+        }
+        assert_eq!(Wanted::from_bytes(&[0; SIZE]), None);
+        assert_eq!(Wanted::from_bytes(&[9; SIZE]), None);
+    }
+
+    #[test]
+    fn an_init_that_is_gone_or_silent_is_an_error_at_once_or_in_time() {
+        let (asking, serving) = passing::pair().unwrap();
+        let sockets = Sockets::new(asking);
+        let at = "127.0.0.1:0".parse().unwrap();
+        std::thread::scope(|scope| {
+            let asked = scope.spawn(|| sockets.listen(at));
+            while !readable_before(&[serving.as_fd()], Instant::now() + MADE_WITHIN).unwrap() {}
+            assert!(serve_one(serving.as_fd()));
+            assert!(asked.join().unwrap().is_ok());
+        });
+        assert_eq!(sockets.socket(at).unwrap_err(), Errno::TIMEDOUT);
+        assert!(sockets.socket(at).is_err());
+        drop(serving);
+        assert!(sockets.socket(at).is_err());
+    }
+}
