@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use stockade_model::{Denial, EnforcementReport, Grant, Level, Plan, RawText, Staged, Usage};
+use stockade_model::{ConnectionRecord, Denial, EnforcementReport, Grant, Level, Plan, RawText, Staged, Usage};
 
 /// Builds sandboxes for plans.
 pub trait Backend: Send + Sync {
@@ -99,6 +99,8 @@ pub enum AttemptEvent {
     },
     /// Nobody waits behind this call any more: its processes are gone.
     Withdrawn(HoldId),
+    /// A connection through the door is over.
+    Connection(Box<ConnectionRecord>),
     /// A program was executed inside.
     Executed {
         /// Process id as the host sees it.

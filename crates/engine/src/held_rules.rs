@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use stockade_model::{Decision, Denial, Grant, Plan, Request, Verdict};
+use stockade_model::{Decision, Denial, Grant, HostPattern, Plan, Request, TargetPattern, Verdict};
 use stockade_policy::{Act, Circumstances, FileOperation, Rule, Settings, Stage, complete_grants};
 
 use crate::seams::HeldRule;
@@ -76,13 +76,23 @@ fn acts(power: &Grant) -> impl Iterator<Item = Act<'_>> {
     let (files, host) = match power {
         Grant::Write(path) => (Some((path.as_path(), WRITES)), None),
         Grant::Read(path) => (Some((path.as_path(), &[FileOperation::Read][..])), None),
-        Grant::Connect { host, port } => (None, Some(Act::Network { host, port: *port })),
+        Grant::Connect(targets) => (None, exact(targets)),
         Grant::Listen(_) | Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Memory(_) => (None, None),
     };
     let of_file = |(path, operations): (_, &'static [FileOperation])| {
         operations.iter().map(move |&operation| Act::File { path, operation })
     };
     files.into_iter().flat_map(of_file).chain(host)
+}
+
+/// The one host of a power. Patterns are not asked about here: what they name
+/// and a rule refuses is refused by the profile.
+fn exact(targets: &TargetPattern) -> Option<Act<'_>> {
+    let port = targets.target()?.port;
+    match targets.host() {
+        HostPattern::Exactly(host) => Some(Act::Network { host, port: Some(port) }),
+        _ => None,
+    }
 }
 
 /// The same power over another path.

@@ -5,8 +5,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Answer, Assessment, Decision, Denial, Digest, EnforcementReport, Grant, Level, Question, RawText, Request,
-    RequestId, SessionId, StageId, Staged, Status, Usage,
+    Answer, Assessment, ConnectionRecord, Decision, Denial, Digest, EnforcementReport, Grant, Level, Question, RawText,
+    Request, RequestId, SessionId, StageId, Staged, Status, Usage,
 };
 
 /// Something that happened.
@@ -96,6 +96,13 @@ pub enum EventKind {
         pid: u32,
         /// Resolved program.
         program: RawText,
+    },
+    /// A connection through the door is over.
+    Connection {
+        /// Which attempt.
+        attempt: u32,
+        /// What there is to know of it.
+        connection: Box<ConnectionRecord>,
     },
     /// Something was refused.
     Denied {

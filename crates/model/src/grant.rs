@@ -7,10 +7,11 @@ use std::str::FromStr;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-use crate::RawText;
+use crate::network::HostError;
+use crate::{RawText, Target, TargetPattern};
 
 /// One added power. The text form is `write PATH`, `read PATH`,
-/// `connect HOST[:PORT]`, `listen PORT`, `socket PATH`, `exec PROGRAM`,
+/// `connect HOST[:PORTS]`, `listen PORT`, `socket PATH`, `exec PROGRAM`,
 /// `env NAME`, `memory 8GiB`.
 ///
 /// Paths are absolute and normal: no `.`, no `..`, no double slash. Whoever
@@ -23,13 +24,8 @@ pub enum Grant {
     Write(PathBuf),
     /// Read this path and what lies beneath it although it is hidden.
     Read(PathBuf),
-    /// Connect to a host, by name or address; no port means every port.
-    Connect {
-        /// Host name in lower case, or an address.
-        host: String,
-        /// TCP port.
-        port: Option<u16>,
-    },
+    /// Connect to these targets over TCP; no port means every port.
+    Connect(TargetPattern),
     /// Publish this TCP port on the host's loopback.
     Listen(u16),
     /// Connect to this unix socket of the host.
@@ -51,11 +47,24 @@ pub struct GrantError {
 }
 
 impl Grant {
+    /// To connect to exactly this target.
+    pub fn connect(target: &Target) -> Self {
+        Self::Connect(TargetPattern::exactly(target))
+    }
+
+    /// Which targets may be connected to with it.
+    pub fn targets(&self) -> Option<&TargetPattern> {
+        match self {
+            Self::Connect(targets) => Some(targets),
+            _ => None,
+        }
+    }
+
     /// The path of a filesystem grant.
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::Write(p) | Self::Read(p) | Self::Socket(p) | Self::Exec(p) => Some(p),
-            Self::Connect { .. } | Self::Listen(_) | Self::Env(_) | Self::Memory(_) => None,
+            Self::Connect(_) | Self::Listen(_) | Self::Env(_) | Self::Memory(_) => None,
         }
     }
 }
@@ -66,9 +75,7 @@ impl fmt::Display for Grant {
         match self {
             Self::Write(p) => write!(f, "write {}", shown(p)),
             Self::Read(p) => write!(f, "read {}", shown(p)),
-            Self::Connect { host, port: Some(port) } if host.contains(':') => write!(f, "connect [{host}]:{port}"),
-            Self::Connect { host, port: Some(port) } => write!(f, "connect {host}:{port}"),
-            Self::Connect { host, port: None } => write!(f, "connect {host}"),
+            Self::Connect(targets) => write!(f, "connect {targets}"),
             Self::Listen(port) => write!(f, "listen {port}"),
             Self::Socket(p) => write!(f, "socket {}", shown(p)),
             Self::Exec(p) => write!(f, "exec {}", shown(p)),
@@ -105,7 +112,7 @@ impl FromStr for Grant {
             "read" => path(rest).map(Self::Read).map_err(fail),
             "socket" => path(rest).map(Self::Socket).map_err(fail),
             "exec" => path(rest).map(Self::Exec).map_err(fail),
-            "connect" => host_port(rest).map_err(fail),
+            "connect" => rest.parse().map(Self::Connect).map_err(|error: HostError| fail(error.why())),
             "listen" => port_number(rest).map(Self::Listen).map_err(fail),
             "env" => env_name(rest).map(Self::Env).map_err(fail),
             "memory" => size(rest).map(Self::Memory).map_err(fail),
@@ -129,33 +136,9 @@ fn path(text: &str) -> Result<PathBuf, &'static str> {
     Ok(path.components().collect())
 }
 
-fn host_port(text: &str) -> Result<Grant, &'static str> {
-    let (host, port) = if let Some(rest) = text.strip_prefix('[') {
-        let (host, tail) = rest.split_once(']').ok_or("an IPv6 address ends with `]`")?;
-        match tail.strip_prefix(':') {
-            Some(port) => (host, Some(port)),
-            None if tail.is_empty() => (host, None),
-            None => return Err("after `]` comes `:PORT` or nothing"),
-        }
-    } else {
-        match text.split_once(':') {
-            Some((_, tail)) if tail.contains(':') => (text, None),
-            Some((host, port)) => (host, Some(port)),
-            None => (text, None),
-        }
-    };
-    let well_formed = !host.is_empty()
-        && host.len() <= 253
-        && host.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b':'));
-    if !well_formed {
-        return Err("a host is letters, digits, `-` and `.`, or an address");
-    }
-    let port = port.map(port_number).transpose()?;
-    Ok(Grant::Connect { host: host.trim_end_matches('.').to_ascii_lowercase(), port })
-}
-
 fn port_number(text: &str) -> Result<u16, &'static str> {
-    text.parse().ok().filter(|&port| port != 0).ok_or("a port is a number from 1 to 65535")
+    let digits = Some(text).filter(|text| text.bytes().all(|b| b.is_ascii_digit()));
+    digits.and_then(|text| text.parse().ok()).filter(|&port| port != 0).ok_or("a port is a number from 1 to 65535")
 }
 
 fn env_name(text: &str) -> Result<String, &'static str> {
@@ -191,7 +174,7 @@ impl JsonSchema for Grant {
     }
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
-            "description": "One added power: `write PATH`, `read PATH`, `connect HOST[:PORT]`, `listen PORT`, `socket PATH`, `exec PROGRAM`, `env NAME`, `memory 8GiB`.",
+            "description": "One added power: `write PATH`, `read PATH`, `connect HOST[:PORTS]`, `listen PORT`, `socket PATH`, `exec PROGRAM`, `env NAME`, `memory 8GiB`.",
             "type": "string",
             "pattern": "^(write|read|connect|listen|socket|exec|env|memory) .+$"
         })
@@ -214,7 +197,10 @@ mod tests {
         check("write /a//b/./c/", "write /a/b/c");
         check("connect PyPI.org.:443", "connect pypi.org:443");
         check("connect [::1]:80", "connect [::1]:80");
-        check("connect ::1", "connect ::1");
+        check("connect ::1", "connect [::1]");
+        check("connect *.Example.com:80,443,8000-8100", "connect *.example.com:80,443,8000-8100");
+        check("connect 10.0.0.0/8", "connect 10.0.0.0/8");
+        check("connect a_b", "connect a_b");
         check("memory 8GiB", "memory 8GiB");
         check("memory 8192MiB", "memory 8GiB");
         check("env  HOME", "env HOME");
@@ -241,7 +227,9 @@ mod tests {
             "connect a:0",
             "connect a:99999",
             "connect a\0.b:1",
-            "connect a_b",
+            "connect a/b",
+            "connect @pypi",
+            "connect 127.1:80",
             "connect [::1",
             "listen 0x1",
             "env 1A",

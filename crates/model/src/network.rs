@@ -46,6 +46,11 @@ impl HostError {
     pub(crate) fn new(text: &str, what: &'static str, why: &'static str) -> Self {
         Self { text: text.escape_default().take(MAX_NAME * 2).collect(), what, why }
     }
+
+    /// What is wrong with it, without the text.
+    pub fn why(&self) -> &'static str {
+        self.why
+    }
 }
 
 impl HostName {
@@ -224,6 +229,59 @@ pub struct ConnectionRecord {
     pub end: ConnectionEnd,
     /// Why, where it failed or was refused.
     pub why: Option<String>,
+}
+
+/// Connections of one attempt to one target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct HostUse {
+    /// Where to.
+    pub target: Target,
+    /// How many that came about.
+    pub connections: u64,
+    /// How many that did not: refused by the host, unreachable, out of time, no
+    /// such name.
+    pub failed: u64,
+    /// How many the door refused or broke off.
+    pub refused: u64,
+    /// Bytes from the sandbox outwards.
+    pub bytes_up: u64,
+    /// Bytes into the sandbox.
+    pub bytes_down: u64,
+}
+
+impl HostUse {
+    /// Counts connections in. Of more than `limit` different targets the rest is
+    /// counted in `left_out`.
+    pub fn count(uses: &mut Vec<Self>, left_out: &mut u64, limit: usize, record: &ConnectionRecord) {
+        let at = match uses.iter().position(|known| known.target == record.target) {
+            Some(at) => at,
+            None if uses.len() >= limit => {
+                *left_out += 1;
+                return;
+            }
+            None => {
+                let (target, zero) = (record.target.clone(), 0);
+                uses.push(Self {
+                    target,
+                    connections: zero,
+                    failed: zero,
+                    refused: zero,
+                    bytes_up: zero,
+                    bytes_down: zero,
+                });
+                uses.len() - 1
+            }
+        };
+        let known = &mut uses[at];
+        match record.end {
+            ConnectionEnd::Failed => known.failed += 1,
+            ConnectionEnd::Refused => known.refused += 1,
+            ConnectionEnd::Closed | ConnectionEnd::Reset | ConnectionEnd::RunEnded => known.connections += 1,
+        }
+        known.bytes_up = known.bytes_up.saturating_add(record.bytes_up);
+        known.bytes_down = known.bytes_down.saturating_add(record.bytes_down);
+    }
 }
 
 #[cfg(test)]

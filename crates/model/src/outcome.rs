@@ -3,7 +3,9 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Approval, Assessment, Denial, Digest, EnforcementReport, Grant, RawText, RequestId, SessionId, StageId};
+use crate::{
+    Approval, Assessment, Denial, Digest, EnforcementReport, Grant, HostUse, RawText, RequestId, SessionId, StageId,
+};
 
 /// How it ended, without doubt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -71,6 +73,10 @@ pub struct Staged {
     pub changes: u64,
 }
 
+fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
 /// One execution of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -85,6 +91,12 @@ pub struct AttemptRecord {
     pub enforced: Option<EnforcementReport>,
     /// What was refused.
     pub denials: Vec<Denial>,
+    /// What was reached through the door, in the order of the first use.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub connections: Vec<HostUse>,
+    /// Connections to targets beyond the first thousand.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub connections_left_out: u64,
     /// What it used.
     pub usage: Usage,
     /// Captured output; absent where it went straight to the caller's.

@@ -76,7 +76,7 @@ impl Backend for NativeBackend {
     fn honours(&self, grant: &Grant, _level: Level) -> bool {
         match grant {
             Grant::Write(_) | Grant::Read(_) | Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) => true,
-            Grant::Connect { .. } | Grant::Listen(_) | Grant::Memory(_) => false,
+            Grant::Connect(_) | Grant::Listen(_) | Grant::Memory(_) => false,
         }
     }
 

@@ -180,7 +180,7 @@ impl Powers {
             Grant::Read(p) => push_new(&mut self.revealed, p),
             Grant::Socket(p) => push_new(&mut self.sockets, p),
             Grant::Exec(p) => self.programs.agree(normal(p)),
-            Grant::Connect { .. } | Grant::Listen(_) | Grant::Env(_) | Grant::Memory(_) => {}
+            Grant::Connect(_) | Grant::Listen(_) | Grant::Env(_) | Grant::Memory(_) => {}
         }
     }
 

@@ -88,7 +88,7 @@ fn drain(events: &Receiver<AttemptEvent>) -> (AttemptEnd, Vec<Denial>) {
         let left = give_up.saturating_duration_since(Instant::now());
         match events.recv_timeout(left).expect("the attempt ends") {
             AttemptEvent::Denied(denial) => denials.push(denial),
-            AttemptEvent::Executed { .. } => {}
+            AttemptEvent::Executed { .. } | AttemptEvent::Connection(_) => {}
             AttemptEvent::Held { .. } | AttemptEvent::Withdrawn(_) => panic!("it was not told to hold"),
             AttemptEvent::Ended(end) => return (end, denials),
         }

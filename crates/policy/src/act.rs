@@ -6,7 +6,10 @@
 
 use std::path::Path;
 
-use stockade_model::{ApprovalMode, Decision, Filesystem, Grant, Network, Profile, RawText, SessionId, Verdict};
+use stockade_model::{
+    ApprovalMode, Decision, Filesystem, Grant, Host, HostPattern, Network, Profile, RawText, SessionId, Target,
+    TargetPattern, Verdict,
+};
 
 use crate::decide::{Said, rule_name};
 use crate::file::FileOperation;
@@ -214,17 +217,20 @@ impl Power {
         Self::Missing { class: GrantClass::Filesystem, grant: Some(grant), why, guarded }
     }
 
-    fn of_network(profile: &Profile, host: &str, port: Option<u16>) -> Self {
+    fn of_network(profile: &Profile, host: &Host, port: Option<u16>) -> Self {
         if profile.network == Network::Host {
             return Self::There(format!("profile {}: has the network", profile.name));
         }
-        let text = match port {
-            Some(port) if host.contains(':') => format!("connect [{host}]:{port}"),
-            Some(port) => format!("connect {host}:{port}"),
-            None => format!("connect {host}"),
-        };
-        let why = format!("profile {} has no network: `{}`", profile.name, RawText::from(text.as_str()).escaped());
-        Self::Missing { class: GrantClass::Network, grant: text.parse().ok(), why, guarded: false }
+        let targets = TargetPattern::new(HostPattern::Exactly(host.clone()), port);
+        if let Some(entry) = profile.egress.deny.iter().find(|entry| entry.overlaps(&targets)) {
+            let why = format!("profile {} denies `{entry}`", profile.name);
+            return Self::Refused { rule: format!("egress.deny {entry}"), why };
+        }
+        if let Some(entry) = profile.egress.allow.iter().find(|entry| allows(entry, host, port)) {
+            return Self::There(format!("profile {}: allows {entry}", profile.name));
+        }
+        let why = format!("profile {} does not allow `{targets}`", profile.name);
+        Self::Missing { class: GrantClass::Network, grant: Some(Grant::Connect(targets)), why, guarded: false }
     }
 
     /// An allow rule says yes to what the profile lacks, but for what is
@@ -235,6 +241,15 @@ impl Power {
             Self::Missing { guarded, .. } => !guarded,
             Self::Refused { .. } => false,
         }
+    }
+}
+
+/// Whether an entry of the profile lets these connections pass; of a port that
+/// is not known, each must.
+fn allows(entry: &TargetPattern, host: &Host, port: Option<u16>) -> bool {
+    match port {
+        Some(port) => entry.admits(&Target { host: host.clone(), port }),
+        None => entry.ports().next().is_none() && entry.admits(&Target { host: host.clone(), port: 1 }),
     }
 }
 

@@ -304,7 +304,7 @@ fn check_grant(grant: &Grant, profile: &Profile) -> Result<(), NoRule> {
                 || is_protected(&profile.filesystem, path)
                 || path == Path::new("/")
         }
-        Grant::Connect { port, .. } => port.is_none(),
+        Grant::Connect(targets) => targets.target().is_none(),
         Grant::Socket(_) | Grant::Exec(_) => true,
         Grant::Listen(_) | Grant::Env(_) | Grant::Memory(_) => false,
     };

@@ -252,7 +252,7 @@ impl Runner<'_> {
         }
         let text = example.host.clone().unwrap_or_default();
         let (host, port) = target(&text).map_err(|why| self.wrong("host", why))?;
-        let decision = decide(Act::Network { host, port });
+        let decision = decide(Act::Network { host: &host, port });
         Ok((text, decision))
     }
 }

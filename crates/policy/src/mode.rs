@@ -19,7 +19,7 @@ impl GrantClass {
     pub fn of(grant: &Grant) -> Self {
         match grant {
             Grant::Write(_) | Grant::Read(_) => Self::Filesystem,
-            Grant::Connect { .. } | Grant::Listen(_) => Self::Network,
+            Grant::Connect(_) | Grant::Listen(_) => Self::Network,
             Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Memory(_) => Self::Other,
         }
     }

@@ -147,7 +147,7 @@ pub(crate) fn has_power(profile: &Profile, grant: &Grant) -> bool {
     }
     let filesystem = &profile.filesystem;
     match grant {
-        Grant::Connect { .. } | Grant::Listen(_) | Grant::Exec(_) | Grant::Memory(_) => false,
+        Grant::Connect(_) | Grant::Listen(_) | Grant::Exec(_) | Grant::Memory(_) => false,
         Grant::Write(path) => hidden_by(filesystem, path).is_none() && is_writable(filesystem, path),
         Grant::Read(path) => hidden_by(filesystem, path).is_none(),
         Grant::Socket(path) => filesystem.sockets.iter().any(|entry| entry.as_path() == path),
@@ -227,7 +227,7 @@ fn add_grant(profile: &mut Profile, grant: &Grant) -> Result<(), ResolveError> {
                 environment.pass.push(name.clone());
             }
         }
-        Grant::Connect { .. } | Grant::Listen(_) | Grant::Exec(_) | Grant::Memory(_) => {}
+        Grant::Connect(_) | Grant::Listen(_) | Grant::Exec(_) | Grant::Memory(_) => {}
     }
     Ok(())
 }

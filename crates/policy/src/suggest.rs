@@ -9,7 +9,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use stockade_model::{Command, Denial, Event, EventKind, Grant, Profile, RawText, Request, RequestId, Resolution};
+use stockade_model::{
+    Command, Denial, Event, EventKind, Grant, Profile, RawText, Request, RequestId, Resolution, Target,
+};
 
 use crate::amend::rules_for;
 use crate::draft::{DraftRule, comment, quoted};
@@ -199,10 +201,10 @@ impl Maker<'_> {
                 }
                 _ => suggestion.left_out.push((grant.clone(), "its name is that of a secret")),
             },
-            Grant::Connect { port: None, .. } => {
-                suggestion.left_out.push((grant.clone(), "it reaches every port: name one"));
-            }
-            Grant::Connect { host, port: Some(port) } => self.connect(host, *port, grant, suggestion),
+            Grant::Connect(targets) => match targets.target() {
+                Some(target) => self.connect(&target, grant, suggestion),
+                None => suggestion.left_out.push((grant.clone(), "it reaches more than one host and port: name one")),
+            },
             Grant::Listen(_) | Grant::Memory(_) => {
                 suggestion.left_out.push((grant.clone(), "a profile has no key for it"));
             }
@@ -212,7 +214,7 @@ impl Maker<'_> {
 
     /// For the very commands that used it where they can have a rule; otherwise
     /// for the host.
-    fn connect(&self, host: &str, port: u16, grant: &Grant, suggestion: &mut Suggestion) {
+    fn connect(&self, target: &Target, grant: &Grant, suggestion: &mut Suggestion) {
         let users = self.learned.approved.get(grant).into_iter().flatten();
         let mut lone = false;
         for provenance in users {
@@ -239,7 +241,7 @@ impl Maker<'_> {
         }
         if lone {
             let mut draft = DraftRule::new(stockade_model::Verdict::Allow, IN_SESSION);
-            draft.hosts = vec![if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }];
+            draft.hosts = vec![target.to_string()];
             add_rule(suggestion, draft);
         }
     }

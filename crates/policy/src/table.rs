@@ -9,7 +9,8 @@ use std::path::Path;
 
 use serde_json::Value;
 use stockade_model::{
-    ApprovalMode, Assessment, Command, Grant, GranularMode, Level, Request, RequestId, SandboxPreference, Tier, Verdict,
+    ApprovalMode, Assessment, Command, Grant, GranularMode, Host, Level, Request, RequestId, SandboxPreference, Tier,
+    Verdict,
 };
 
 use crate::act::{Stage, decide_act};
@@ -99,7 +100,10 @@ pub fn cell(settings: &Settings, profile: &str, mode: ApprovalMode, situation: S
             let path = home.unwrap_or_else(|| path.into());
             act(settings, profile, mode, Act::File { path: &path, operation })
         }
-        Situation::Connection => act(settings, profile, mode, Act::Network { host: "pypi.org", port: Some(443) }),
+        Situation::Connection => match "pypi.org".parse::<Host>() {
+            Ok(host) => act(settings, profile, mode, Act::Network { host: &host, port: Some(443) }),
+            Err(_) => Verdict::Deny,
+        },
         Situation::Call => act(settings, profile, mode, Act::Tool { name: "some_tool", arguments: &Value::Null }),
     }
 }

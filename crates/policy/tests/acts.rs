@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::json;
-use stockade_model::{ApprovalMode, Verdict};
+use stockade_model::{ApprovalMode, Host, Verdict};
 use stockade_policy::{
     Act, Circumstances, FileOperation, Layer, LayerText, OwnDirectories, Registry, Settings, Stage, decide_act,
 };
@@ -137,10 +137,16 @@ fn files() {
     file("/home/u/work/../.ssh/x", Write, Deny, "not a plain path", None);
 }
 
+fn host(name: &str) -> Host {
+    name.parse().unwrap()
+}
+
 #[test]
 fn connections() {
     use Verdict::{Allow, Ask, Deny};
-    let connect = |host, port, verdict, rule: &str, grant| check(Act::Network { host, port }, verdict, rule, grant);
+    let connect = |name: &str, port, verdict, rule: &str, grant| {
+        check(Act::Network { host: &host(name), port }, verdict, rule, grant);
+    };
     connect("pypi.org", Some(443), Allow, "rule allow", None);
     connect("a.internal.example", Some(443), Allow, "rule allow", None);
     connect("a.internal.example", Some(80), Ask, "mode", Some("connect a.internal.example:80"));
@@ -149,7 +155,7 @@ fn connections() {
     connect("evil.example", None, Ask, "mode", Some("connect evil.example"));
     let ruling = decide_act(
         &settings(),
-        Act::Network { host: "evil.example", port: None },
+        Act::Network { host: &host("evil.example"), port: None },
         &stage(ApprovalMode::Never),
         &nobody(),
     );
@@ -161,7 +167,8 @@ fn connections() {
 fn circumstances() {
     let at = |user: Option<&str>, time_ms| {
         let around = Circumstances { user: user.map(str::to_owned), tool: None, time_ms };
-        let act = Act::Network { host: "pypi.org", port: None };
+        let host = host("pypi.org");
+        let act = Act::Network { host: &host, port: None };
         decide_act(&settings(), act, &stage(ApprovalMode::OnFailure), &around).decision.verdict
     };
     let (wednesday, saturday) = (Some(1_704_276_000_000), Some(1_704_535_200_000));
@@ -180,7 +187,8 @@ fn sessions_have_policies_of_their_own() {
     registry.register(&one, "[[rules]]\nhosts = [\"pypi.org\"]\neffect = \"deny\"\njustification = \"x\"").unwrap();
     let verdict = |registry: &Registry, session| {
         let settings = registry.settings(Some(session));
-        let act = Act::Network { host: "pypi.org", port: None };
+        let host = host("pypi.org");
+        let act = Act::Network { host: &host, port: None };
         decide_act(settings, act, &stage(ApprovalMode::OnFailure), &nobody()).decision.verdict
     };
     assert_eq!((verdict(&registry, &one), verdict(&registry, &two)), (Verdict::Deny, Verdict::Allow));

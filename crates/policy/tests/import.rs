@@ -91,7 +91,7 @@ fn ours(settings: &Settings, probe: &Probe) -> Verdict {
             act(Act::Tool { name, arguments: &arguments })
         }
         Probe::File(operation, path) => act(Act::File { path: Path::new(path), operation: *operation }),
-        Probe::Host(host, port) => act(Act::Network { host, port: Some(*port) }),
+        Probe::Host(host, port) => act(Act::Network { host: &host.parse().unwrap(), port: Some(*port) }),
     }
 }
 

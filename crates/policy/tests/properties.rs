@@ -135,10 +135,11 @@ fn acts(settings: &Settings) -> Vec<Verdict> {
     };
     let around = Circumstances { user: Some("u".into()), tool: None, time_ms: Some(1_704_276_000_000) };
     let source = Path::new("/home/u/work/src/a");
+    let host = "a.example".parse().unwrap();
     [
         Act::File { path: source, operation: FileOperation::Write },
         Act::File { path: Path::new("/srv/x"), operation: FileOperation::Create },
-        Act::Network { host: "a.example", port: Some(443) },
+        Act::Network { host: &host, port: Some(443) },
         Act::Tool { name: "mcp__x", arguments: &serde_json::Value::Null },
     ]
     .map(|act| decide_act(settings, act, &stage, &around).decision.verdict)

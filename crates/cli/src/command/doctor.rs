@@ -254,7 +254,12 @@ fn watch(events: &Receiver<AttemptEvent>, seen: &mut Seen) {
                 seen.said = end.stdout.map(|text| text.escaped()).unwrap_or_default();
                 seen.end = Some(end.end);
             }
-            Ok(AttemptEvent::Executed { .. } | AttemptEvent::Held { .. } | AttemptEvent::Withdrawn(_)) => {}
+            Ok(
+                AttemptEvent::Executed { .. }
+                | AttemptEvent::Held { .. }
+                | AttemptEvent::Withdrawn(_)
+                | AttemptEvent::Connection(_),
+            ) => {}
             Err(_) => return,
         }
     }

@@ -41,6 +41,9 @@ fn describe(kind: &EventKind) -> (&'static str, String) {
             ("started", format!("attempt {attempt}, enforced: {}", enforced.level))
         }
         EventKind::Executed { pid, program } => ("executed", format!("{} (pid {pid})", program.escaped())),
+        EventKind::Connection { attempt, connection } => {
+            ("connection", format!("attempt {attempt}: {}", super::network::connection(connection)))
+        }
         EventKind::Denied { denial } => {
             ("denied", format!("{} {}   ({})", verb(denial.operation), denial.object.escaped(), safe(&denial.rule)))
         }
@@ -217,6 +220,7 @@ mod tests {
             EventKind::Held { hold: 3, denial: denial() },
             EventKind::Withdrawn { holds: vec![3], digest: None, why: "gone\u{7}".into() },
             EventKind::Granted { grants: vec!["write /srv".parse().unwrap()], holds: vec![4, 5] },
+            EventKind::Connection { attempt: 1, connection: Box::new(crate::render::network::tests::record()) },
             EventKind::Failed { message: "\u{1b}[2J\n".into() },
             EventKind::Finished { status: Status::TimedOut, exit_code: 124 },
         ];

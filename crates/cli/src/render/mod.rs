@@ -8,6 +8,7 @@ pub mod check;
 pub mod doctor;
 pub mod failure;
 pub mod json;
+pub mod network;
 pub mod policy;
 pub mod question;
 pub mod stage;

@@ -18,6 +18,9 @@ pub fn summary(outcome: &Outcome, style: Style) -> String {
     let mut out = String::new();
     refusals(&mut out, outcome, style);
     grants(&mut out, outcome, style);
+    if let Some(last) = outcome.attempts.last() {
+        super::network::hosts_used(&mut out, last, style);
+    }
     ending(&mut out, outcome, style);
     staged(&mut out, outcome, style);
     out
@@ -165,6 +168,8 @@ mod tests {
                 backend: "native".into(),
                 enforced: None,
                 denials: Vec::new(),
+                connections: Vec::new(),
+                connections_left_out: 0,
                 usage: Usage { wall_ms: 30_000, ..Usage::default() },
                 stdout: None,
                 stderr: None,

@@ -20,8 +20,8 @@ mod machine;
 mod running;
 
 use stockade_model::{
-    Answer, Assessment, Decision, Denial, Digest, EnforcementReport, EventKind, Grant, Outcome, Plan, Question,
-    QuestionKind, RawText, Request, RequestId,
+    Answer, Assessment, ConnectionRecord, Decision, Denial, Digest, EnforcementReport, EventKind, Grant, Outcome, Plan,
+    Question, QuestionKind, RawText, Request, RequestId,
 };
 
 use crate::keys::{GrantContext, Key};
@@ -247,6 +247,8 @@ pub enum Input {
     },
     /// Nobody waits behind this held call any more.
     Withdrawn(HoldId),
+    /// A connection through the door is over.
+    Connection(Box<ConnectionRecord>),
     /// A program was executed inside.
     Executed {
         /// Process id as the host sees it.

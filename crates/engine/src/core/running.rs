@@ -1,7 +1,10 @@
 //! One attempt: record and sandbox in parallel, release after both, then its
 //! life until nothing of it is alive.
 
-use stockade_model::{AttemptRecord, Denial, EnforcementReport, EventKind, Grant, Level, Resolution, Status, Usage};
+use stockade_model::{
+    AttemptRecord, ConnectionRecord, Denial, EnforcementReport, EventKind, Grant, HostUse, Level, Resolution, Status,
+    Usage,
+};
 
 use super::ending::Ending;
 use super::holding::Holds;
@@ -11,6 +14,8 @@ use crate::AttemptEnd;
 
 /// Ask a process to end (signal(7), all Linux architectures).
 const SIGTERM: i32 = 15;
+/// Most hosts and ports of an attempt that stand in the outcome one by one.
+const MAX_HOSTS_USED: usize = 1_000;
 /// Why a request ended, for the outcome.
 pub(super) const BY_PERSON: &str = "ended by the person who was asked";
 
@@ -28,6 +33,9 @@ pub(super) struct Live {
     denials: Vec<Denial>,
     /// Of each denial, what may be asked for.
     powers: Vec<Vec<Grant>>,
+    /// What was reached, by host and port.
+    uses: Vec<HostUse>,
+    uses_left_out: u64,
     events: u32,
     stop: Option<Stop>,
     /// Whether the backend was told to hold calls.
@@ -121,6 +129,8 @@ impl Core {
             wall_deadline_ms: None,
             denials: Vec::new(),
             powers: Vec::new(),
+            uses: Vec::new(),
+            uses_left_out: 0,
             events: 0,
             stop: None,
             holding: hold,
@@ -167,6 +177,10 @@ impl Core {
                 if self.on_held_answered(&mut live, &digest, answer, by) {
                     self.ask_to_end(&mut live, SIGTERM, Reason::Aborted);
                 }
+                self.phase = Phase::Attempt(live);
+            }
+            Input::Connection(connection) => {
+                self.on_connection(&mut live, connection);
                 self.phase = Phase::Attempt(live);
             }
             Input::Executed { pid, program } => {
@@ -250,6 +264,13 @@ impl Core {
         live.powers.push(powers);
     }
 
+    fn on_connection(&mut self, live: &mut Live, connection: Box<ConnectionRecord>) {
+        let Some(planned) = &self.planned else { return };
+        HostUse::count(&mut live.uses, &mut live.uses_left_out, MAX_HOSTS_USED, &connection);
+        let attempt = planned.plan.attempt;
+        self.record_bounded(live, EventKind::Connection { attempt, connection });
+    }
+
     /// Keeps what became of a held call. It leads to no further attempt.
     pub(super) fn note_denial(&self, live: &mut Live, denial: &Denial, resolution: Resolution) {
         if let Some(known) = live.known_denial(denial) {
@@ -310,6 +331,8 @@ impl Core {
             backend: plan.backend.clone(),
             enforced: live.enforced.take(),
             denials: std::mem::take(&mut live.denials),
+            connections: std::mem::take(&mut live.uses),
+            connections_left_out: live.uses_left_out,
             usage,
             stdout,
             stderr,

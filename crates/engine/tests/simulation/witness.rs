@@ -273,9 +273,9 @@ impl Witness {
             EventKind::Starting { attempt, .. } => {
                 open.is_empty() && starts == exits && *attempt as usize == starts + 1
             }
-            EventKind::Started { attempt, .. } | EventKind::Exited { attempt, .. } => {
-                starts == exits + 1 && *attempt as usize == starts
-            }
+            EventKind::Started { attempt, .. }
+            | EventKind::Exited { attempt, .. }
+            | EventKind::Connection { attempt, .. } => starts == exits + 1 && *attempt as usize == starts,
             EventKind::Executed { .. } | EventKind::Denied { .. } => starts == exits + 1,
             EventKind::Granted { holds, .. } if holds.is_empty() => starts == exits && exits > 0,
             EventKind::Granted { .. } => starts == exits + 1,

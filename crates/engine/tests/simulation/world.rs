@@ -594,6 +594,7 @@ fn kind(input: &Input) -> u64 {
         Input::ReleaseFailed(_) => 21,
         Input::Denied { powers, .. } => 22 + powers.len() as u64,
         Input::Executed { .. } => 25,
+        Input::Connection(_) => 24,
         Input::Ended(_) => 26,
         Input::Interrupted(_) => 27,
         Input::Tick => 28,

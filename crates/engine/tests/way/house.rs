@@ -59,7 +59,7 @@ impl Backend for Fake {
     }
 
     fn honours(&self, grant: &Grant, _: Level) -> bool {
-        !matches!(grant, Grant::Connect { .. })
+        !matches!(grant, Grant::Connect(_))
     }
 
     fn prepare(&self, plan: &Plan, _: &Io, _: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {

@@ -50,7 +50,7 @@ impl Key {
                 object.extend_from_slice(refusal.rule.as_bytes());
                 Right::Exec
             }
-            Grant::Read(_) | Grant::Connect { .. } | Grant::Listen(_) | Grant::Env(_) | Grant::Memory(_) => {
+            Grant::Read(_) | Grant::Connect(_) | Grant::Listen(_) | Grant::Env(_) | Grant::Memory(_) => {
                 return None;
             }
         };

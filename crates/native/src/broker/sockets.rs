@@ -256,9 +256,10 @@ fn unreachable((host, port): (String, Option<u16>)) -> Denied {
     let object = match port {
         Some(port) if host.contains(':') => format!("[{host}]:{port}"),
         Some(port) => format!("{host}:{port}"),
-        None => host.clone(),
+        None => host,
     };
-    let refusal = Refusal { rule: "no network".to_owned(), grant: Some(Grant::Connect { host, port }) };
+    let grant = object.parse().ok().map(|target| Grant::connect(&target));
+    let refusal = Refusal { rule: "no network".to_owned(), grant };
     Denied { operation: Operation::Connect, object: object.into_bytes(), layer: Layer::Network, refusal }
 }
 

@@ -2,11 +2,10 @@
 
 use std::path::Path;
 
-use stockade_model::{Assessment, Tier};
+use stockade_model::{Assessment, Host, HostError, HostPattern, TargetPattern, Tier};
 
 use super::{Act, Circumstances, Match, Matcher, Rule, Scene, Subject};
 use crate::file::{FileOperation, RuleSection};
-use crate::pattern::split_port;
 use crate::text::ConfigPath;
 use crate::words;
 
@@ -52,7 +51,7 @@ fn found(rule: &Rule, example: &str) -> Result<Match, String> {
         }
         Matcher::Hosts { .. } => {
             let (host, port) = target(example)?;
-            of_act(Act::Network { host, port })
+            of_act(Act::Network { host: &host, port })
         }
     }
 }
@@ -93,9 +92,15 @@ pub fn file_change(text: &str, home: &Path, workspace: &Path) -> Result<(FileOpe
 ///
 /// # Errors
 /// What is wrong, for a person.
-pub fn target(text: &str) -> Result<(&str, Option<u16>), String> {
+pub fn target(text: &str) -> Result<(Host, Option<u16>), String> {
     let wrong = || format!("`{text}`: a target is a host, and a port may follow, e.g. `pypi.org:443`");
-    let (host, port) = split_port(text);
-    let port = port.map(str::parse::<u16>).transpose().map_err(|_| wrong())?;
-    if host.is_empty() || host.contains(['/', ' ', '*']) { Err(wrong()) } else { Ok((host, port)) }
+    let pattern: TargetPattern = text.parse().map_err(|error: HostError| format!("{}: {}", wrong(), error.why()))?;
+    let mut ports = pattern.ports();
+    match (pattern.host(), ports.next(), ports.next()) {
+        (HostPattern::Exactly(host), None, None) => Ok((host.clone(), None)),
+        (HostPattern::Exactly(host), Some(range), None) if range.start() == range.end() => {
+            Ok((host.clone(), Some(*range.start())))
+        }
+        _ => Err(wrong()),
+    }
 }

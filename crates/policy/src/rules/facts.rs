@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use stockade_model::{Assessment, Capability, RawText};
+use stockade_model::{Assessment, Capability, Host, RawText};
 
 use super::{Match, Scene};
 use crate::file::FactsSection;
@@ -90,12 +90,15 @@ fn host_fits(patterns: &[HostPattern], named: Option<&RawText>) -> Match {
     }
     let Some(text) = named.and_then(RawText::to_str) else { return Match::Possible };
     let (host, port) = host_of(text);
+    // What is no host may be read as one by the program.
+    let Ok(host) = host.parse() else { return Match::Possible };
+    let host = &host;
     patterns.iter().map(|pattern| target_fits(pattern, host, port)).max().unwrap_or(Match::No)
 }
 
 /// Whether a pattern names a host and port; a port that is not known may be it.
-pub(crate) fn target_fits(pattern: &HostPattern, host: &str, port: Option<u16>) -> Match {
-    match (pattern.names(host), pattern.port(), port) {
+pub(crate) fn target_fits(pattern: &HostPattern, host: &Host, port: Option<u16>) -> Match {
+    match (pattern.names(&host.to_string()), pattern.port(), port) {
         (false, ..) => Match::No,
         (true, None, _) => Match::Certain,
         (true, Some(wanted), Some(port)) => Match::certain_if(wanted == port),

@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use stockade_model::{Assessment, SessionId};
+use stockade_model::{Assessment, Host, SessionId};
 
 use crate::file::FileOperation;
 use crate::words::Words;
@@ -45,7 +45,7 @@ pub enum Act<'a> {
     /// A connection.
     Network {
         /// Name or address.
-        host: &'a str,
+        host: &'a Host,
         /// TCP or UDP port, where it is known.
         port: Option<u16>,
     },

@@ -168,7 +168,7 @@ fn acts(typed: &PolicyExplainArgs, settings: &Settings, workspace: &Path) -> End
         shown += &asked.one(change, Act::File { path: &real(&path), operation })?;
     } else if let Some(host) = &typed.host {
         let (host_name, port) = parse_target(host).map_err(Failure::new)?;
-        shown += &asked.one(host, Act::Network { host: host_name, port })?;
+        shown += &asked.one(host, Act::Network { host: &host_name, port })?;
     } else if let Some(patch) = &typed.patch {
         let text = super::read(patch)?;
         let changes =

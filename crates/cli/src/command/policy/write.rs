@@ -177,6 +177,8 @@ mod tests {
             backend: "native".into(),
             enforced: None,
             denials: Vec::new(),
+            connections: Vec::new(),
+            connections_left_out: 0,
             usage: Usage::default(),
             stdout: None,
             stderr: None,

@@ -1,0 +1,163 @@
+//! Addresses that are no hosts of the internet: what stands behind a person's
+//! own machine and network, and what has a meaning of its own.
+//!
+//! From the IANA registries of special-purpose addresses (RFC 6890 and what
+//! followed), and from the clouds' own documentation where they serve
+//! credentials. Must not know who asks.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// First address, number of bits, what it is.
+const V4: &[(Ipv4Addr, u32, &str)] = &[
+    // The more particular before what holds it.
+    (Ipv4Addr::new(169, 254, 169, 254), 32, METADATA),
+    (Ipv4Addr::new(169, 254, 170, 2), 32, METADATA),
+    (Ipv4Addr::new(169, 254, 170, 23), 32, METADATA),
+    (Ipv4Addr::new(168, 63, 129, 16), 32, METADATA),
+    (Ipv4Addr::new(100, 100, 100, 200), 32, METADATA),
+    (Ipv4Addr::new(192, 0, 0, 192), 32, METADATA),
+    (Ipv4Addr::new(255, 255, 255, 255), 32, "the broadcast address"),
+    (Ipv4Addr::new(0, 0, 0, 0), 8, "this machine"),
+    (Ipv4Addr::new(10, 0, 0, 0), 8, PRIVATE),
+    (Ipv4Addr::new(100, 64, 0, 0), 10, "a carrier's shared network"),
+    (Ipv4Addr::new(127, 0, 0, 0), 8, LOOPBACK),
+    (Ipv4Addr::new(169, 254, 0, 0), 16, LINK),
+    (Ipv4Addr::new(172, 16, 0, 0), 12, PRIVATE),
+    (Ipv4Addr::new(192, 0, 0, 0), 24, "a protocol's own"),
+    (Ipv4Addr::new(192, 0, 2, 0), 24, DOCUMENTATION),
+    (Ipv4Addr::new(192, 88, 99, 0), 24, TUNNEL),
+    (Ipv4Addr::new(192, 168, 0, 0), 16, PRIVATE),
+    (Ipv4Addr::new(198, 18, 0, 0), 15, "for measurements"),
+    (Ipv4Addr::new(198, 51, 100, 0), 24, DOCUMENTATION),
+    (Ipv4Addr::new(203, 0, 113, 0), 24, DOCUMENTATION),
+    (Ipv4Addr::new(224, 0, 0, 0), 4, MULTICAST),
+    (Ipv4Addr::new(240, 0, 0, 0), 4, "reserved"),
+];
+
+const V6: &[(Ipv6Addr, u32, &str)] = &[
+    (Ipv6Addr::new(0xfd00, 0x0ec2, 0, 0, 0, 0, 0, 0x254), 128, METADATA),
+    (Ipv6Addr::new(0xfd20, 0x00ce, 0, 0, 0, 0, 0, 0x254), 128, METADATA),
+    (Ipv6Addr::UNSPECIFIED, 128, "this machine"),
+    (Ipv6Addr::LOCALHOST, 128, LOOPBACK),
+    (Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 0), 96, TUNNEL),
+    (Ipv6Addr::new(0x64, 0xff9b, 1, 0, 0, 0, 0, 0), 48, PRIVATE),
+    (Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0, 0), 32, "a place to discard"),
+    (Ipv6Addr::new(0x2001, 0, 0, 0, 0, 0, 0, 0), 32, TUNNEL),
+    (Ipv6Addr::new(0x2001, 0, 0, 0, 0, 0, 0, 0), 23, "a protocol's own"),
+    (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0), 32, DOCUMENTATION),
+    (Ipv6Addr::new(0x2002, 0, 0, 0, 0, 0, 0, 0), 16, TUNNEL),
+    (Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 0), 20, DOCUMENTATION),
+    (Ipv6Addr::new(0x5f00, 0, 0, 0, 0, 0, 0, 0), 16, "a protocol's own"),
+    (Ipv6Addr::new(0xfc00, 0, 0, 0, 0, 0, 0, 0), 7, PRIVATE),
+    (Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10, LINK),
+    (Ipv6Addr::new(0xfec0, 0, 0, 0, 0, 0, 0, 0), 10, PRIVATE),
+    (Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8, MULTICAST),
+];
+
+/// NAT64 (RFC 6052): the last 32 bits are the IPv4 address that is reached.
+const NAT64: (Ipv6Addr, u32) = (Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0, 0), 96);
+
+const METADATA: &str = "a cloud's metadata service";
+const PRIVATE: &str = "a private network";
+const LOOPBACK: &str = "the machine's loopback";
+const LINK: &str = "the local link";
+const DOCUMENTATION: &str = "for documentation";
+const MULTICAST: &str = "many at once";
+const TUNNEL: &str = "a tunnel";
+
+/// What an address is, where it is none of an ordinary host of the internet:
+/// `a private network`. An address that stands for an IPv4 one (mapped, NAT64)
+/// is what that one is.
+pub fn special_address(address: IpAddr) -> Option<&'static str> {
+    match address.to_canonical() {
+        IpAddr::V4(address) => special_v4(address),
+        IpAddr::V6(address) => special_v6(address),
+    }
+}
+
+fn special_v4(address: Ipv4Addr) -> Option<&'static str> {
+    let begins = |first: Ipv4Addr, bits: u32| (address.to_bits() ^ first.to_bits()).leading_zeros() >= bits;
+    V4.iter().find(|(first, bits, _)| begins(*first, *bits)).map(|(.., what)| *what)
+}
+
+fn special_v6(address: Ipv6Addr) -> Option<&'static str> {
+    let begins = |first: Ipv6Addr, bits: u32| (address.to_bits() ^ first.to_bits()).leading_zeros() >= bits;
+    if begins(NAT64.0, NAT64.1) {
+        let [.., a, b, c, d] = address.octets();
+        return special_v4(Ipv4Addr::new(a, b, c, d));
+    }
+    V6.iter().find(|(first, bits, _)| begins(*first, *bits)).map(|(.., what)| *what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn special_addresses() {
+        for (address, what) in [
+            ("127.0.0.1", LOOPBACK),
+            ("127.255.255.254", LOOPBACK),
+            ("::1", LOOPBACK),
+            ("::ffff:127.0.0.1", LOOPBACK),
+            ("64:ff9b::7f00:1", LOOPBACK),
+            ("0.0.0.0", "this machine"),
+            ("::", "this machine"),
+            ("10.0.0.0", PRIVATE),
+            ("10.255.255.255", PRIVATE),
+            ("172.16.0.0", PRIVATE),
+            ("172.31.255.255", PRIVATE),
+            ("192.168.1.1", PRIVATE),
+            ("fd12::1", PRIVATE),
+            ("fec0::1", PRIVATE),
+            ("64:ff9b:1::1", PRIVATE),
+            ("64:ff9b::a9fe:a9fe", METADATA),
+            ("::ffff:169.254.169.254", METADATA),
+            ("169.254.169.254", METADATA),
+            ("fd00:ec2::254", METADATA),
+            ("169.254.0.1", LINK),
+            ("fe80::1", LINK),
+            ("100.64.0.1", "a carrier's shared network"),
+            ("100.127.255.255", "a carrier's shared network"),
+            ("198.18.0.1", "for measurements"),
+            ("198.19.255.255", "for measurements"),
+            ("192.0.2.1", DOCUMENTATION),
+            ("2001:db8::1", DOCUMENTATION),
+            ("224.0.0.1", MULTICAST),
+            ("ff02::1", MULTICAST),
+            ("255.255.255.255", "the broadcast address"),
+            ("255.255.255.254", "reserved"),
+            ("2002:7f00:1::", TUNNEL),
+            ("2001:0:1::", TUNNEL),
+            ("::7f00:1", TUNNEL),
+        ] {
+            assert_eq!(special_address(address.parse().unwrap()), Some(what), "{address}");
+        }
+    }
+
+    #[test]
+    fn ordinary_addresses() {
+        for address in [
+            "1.1.1.1",
+            "9.255.255.255",
+            "11.0.0.0",
+            "100.63.255.255",
+            "100.128.0.0",
+            "126.255.255.255",
+            "128.0.0.1",
+            "172.15.255.255",
+            "172.32.0.0",
+            "192.167.255.255",
+            "192.169.0.0",
+            "198.17.255.255",
+            "198.20.0.0",
+            "223.255.255.255",
+            "2606:4700::1111",
+            "2a00:1450::1",
+            "2001:4860:4860::8888",
+            "64:ff9b::101:101",
+        ] {
+            assert_eq!(special_address(address.parse().unwrap()), None, "{address}");
+        }
+    }
+}
