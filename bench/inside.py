@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """What asking costs inside a sandbox: work with the broker beside the same
-work in the same sandbox without it, and without any sandbox.
+work in the same sandbox without it, and without any sandbox; and where reads are
+traced as well.
 
     bench/inside.py [--rounds N] [--build] [--only NAME]
 
@@ -23,7 +24,7 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
-WAYS = ("native", "unasked", "asked")
+WAYS = ("native", "unasked", "asked", "traced")
 
 CALLS = """
 import os, sys, time
@@ -90,7 +91,8 @@ def calls(rounds, program, place, env):
         file.write(CALLS)
     found = interleaved(rounds, lambda way: json.loads(
         run(way, program, place, [], ["/usr/bin/python3", script, place], env)[1].replace("'", '"')))
-    print(f"{'per call, us':22}{'native':>18}{'unasked':>18}{'asked':>18}{'asked - unasked':>18}   (minimum/median)")
+    head = "".join(f"{way:>18}" for way in WAYS)
+    print(f"{'per call, us':22}{head}{'asked - unasked':>18}   (minimum/median)")
     for name in found["native"][0]:
         row = {way: sorted(result[name] for result in found[way]) for way in WAYS}
         low = {way: row[way][0] for way in WAYS}
@@ -160,7 +162,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--build", action="store_true")
-    parser.add_argument("--only", choices=["calls", "git", "cargo", "npm"])
+    parser.add_argument("--only", choices=["calls", "git", "python", "cargo", "npm"])
     options = parser.parse_args()
     if options.build:
         build()
@@ -173,11 +175,15 @@ def main():
     try:
         if wanted("calls"):
             calls(options.rounds, program, place, env)
-        print(f"{'work, ms':22}{'native':>18}{'unasked':>18}{'asked':>18}{'asked / unasked':>18}   (minimum/median)")
+        head = "".join(f"{way:>18}" for way in WAYS)
+        print(f"{'work, ms':22}{head}{'asked / unasked':>18}   (minimum/median)")
         if wanted("git"):
             repo = git_status(place)
             work(options.rounds, "git status, 5,000", lambda way: run(
                 way, program, repo, [], ["git", "status", "--porcelain"], env)[0])
+        if wanted("python"):
+            work(options.rounds, "python start", lambda way: run(
+                way, program, place, [], ["/usr/bin/python3", "-c", "import json, http.client, asyncio"], env)[0])
         if wanted("cargo"):
             app = cargo_check(place)
             home = os.environ.get("CARGO_HOME", os.path.expanduser("~/.cargo"))

@@ -93,6 +93,9 @@ pub struct RunArgs {
     /// or discarded: see `stockade stage`.
     #[arg(long)]
     pub stage: bool,
+    /// Record what is read, for `stockade policy suggest`; every open costs more.
+    #[arg(long)]
+    pub trace: bool,
     /// Whether a sandbox is insisted on; `forbid` runs without one, which a
     /// person must confirm and the configuration must permit.
     #[arg(long, value_enum, value_name = "PREF")]

@@ -40,6 +40,8 @@ pub struct Meant {
     pub level: Option<Level>,
     /// Whether writes in the workspace wait, whatever the profile says.
     pub stage: bool,
+    /// Whether what is read is recorded.
+    pub trace: bool,
     /// Whether a sandbox is insisted on.
     pub sandbox: SandboxPreference,
     /// Wall-clock limit.
@@ -72,6 +74,7 @@ impl Meant {
             mode: typed.mode,
             level: typed.level.map(Level::from),
             stage: typed.stage,
+            trace: typed.trace,
             sandbox: typed.sandbox.map(SandboxPreference::from).unwrap_or_default(),
             timeout: typed.timeout,
             approval_timeout: typed.approval_timeout,
@@ -96,6 +99,7 @@ impl Meant {
             mode: typed.mode,
             level: None,
             stage: false,
+            trace: false,
             sandbox: SandboxPreference::Auto,
             timeout: None,
             approval_timeout: None,

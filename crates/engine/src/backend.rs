@@ -7,7 +7,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use stockade_model::{ConnectionRecord, Denial, EnforcementReport, Grant, Level, Plan, RawText, Staged, Usage};
+use stockade_model::{
+    ConnectionRecord, Denial, EnforcementReport, Grant, Level, Plan, RawText, ReadAccess, Staged, Usage,
+};
 
 /// Builds sandboxes for plans.
 pub trait Backend: Send + Sync {
@@ -148,6 +150,7 @@ impl Drop for Telling {
                 stderr: None,
                 truncated: false,
                 staged: None,
+                reads: Vec::new(),
             }));
         }
     }
@@ -174,6 +177,8 @@ pub struct AttemptEnd {
     pub truncated: bool,
     /// What it wrote in the workspace, where that waits for a commit.
     pub staged: Option<Staged>,
+    /// What it read, where the plan has that traced; bounded by the backend.
+    pub reads: Vec<ReadAccess>,
 }
 
 /// How the command of an attempt ended.

@@ -47,6 +47,8 @@ pub struct RuleJudge {
     /// What is written in the workspace waits in a stage, whatever the profile
     /// says.
     pub stage: bool,
+    /// What is read is recorded.
+    pub trace: bool,
     /// Name of the backend that builds sandboxes.
     pub sandbox_backend: &'static str,
     /// Name of the backend without one.
@@ -56,7 +58,15 @@ pub struct RuleJudge {
 impl RuleJudge {
     /// The judge of one configuration, for the native backend.
     pub fn new(settings: Arc<Settings>, by_person: bool) -> Self {
-        Self { settings, by_person, neutralised: true, stage: false, sandbox_backend: "native", host_backend: "host" }
+        Self {
+            settings,
+            by_person,
+            neutralised: true,
+            stage: false,
+            trace: false,
+            sandbox_backend: "native",
+            host_backend: "host",
+        }
     }
 
     /// What the text of a request shows. Where the run could not carry what an
@@ -142,14 +152,17 @@ impl Judge for RuleJudge {
         if self.settings.rules().any(Rule::has_limits) {
             self.said(request, &self.assess(request)).obligations.narrow(&mut profile);
         }
-        if self.stage && !profile.sandboxed {
-            let what = format!("the profile `{}` has no sandbox, and without one nothing is staged", profile.name);
-            return Err(PlanError {
-                what,
-                hint: Some("leave --stage out, or name a profile with a sandbox".to_owned()),
-            });
+        for (wanted, what, option) in [(self.stage, "staged", "--stage"), (self.trace, "traced", "--trace")] {
+            if wanted && !profile.sandboxed {
+                let name = &profile.name;
+                return Err(PlanError {
+                    what: format!("the profile `{name}` has no sandbox, and without one nothing is {what}"),
+                    hint: Some(format!("leave {option} out, or name a profile with a sandbox")),
+                });
+            }
         }
         profile.filesystem.stage |= self.stage;
+        profile.filesystem.trace = self.trace;
         let argv = match &request.command {
             Command::Argv(argv) => argv.clone(),
             Command::Script(script) => vec![shell()?, "-c".into(), script.clone()],

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Answer, Assessment, ConnectionRecord, Decision, Denial, Digest, EnforcementReport, Grant, Level, Question, RawText,
-    Request, RequestId, SessionId, StageId, Staged, Status, Usage,
+    ReadAccess, Request, RequestId, SessionId, StageId, Staged, Status, Usage,
 };
 
 /// Something that happened.
@@ -152,6 +152,13 @@ pub enum EventKind {
         /// What waits in a stage.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         staged: Option<Staged>,
+    },
+    /// What a traced attempt read, in as many events as it takes.
+    Traced {
+        /// Which attempt.
+        attempt: u32,
+        /// What.
+        reads: Vec<ReadAccess>,
     },
     /// Stockade could not do its part.
     Failed {

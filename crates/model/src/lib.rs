@@ -23,6 +23,7 @@ mod outcome;
 mod plan;
 mod profile;
 mod program;
+mod reading;
 mod report;
 mod request;
 mod special;
@@ -43,6 +44,7 @@ pub use outcome::{AttemptRecord, Decision, Outcome, Staged, Status, Usage, Verdi
 pub use plan::Plan;
 pub use profile::{DEFAULT_PROTECTED_NAMES, Environment, Filesystem, Limits, Network, Profile};
 pub use program::{ExecRules, ProgramPattern, ProgramPatternError};
+pub use reading::ReadAccess;
 pub use report::{EnforcementReport, LayerReport, LayerState, Level};
 pub use request::{CallerApproval, Command, Request, SandboxPreference};
 pub use special::special_address;

@@ -4,7 +4,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Approval, Assessment, Denial, Digest, EnforcementReport, Grant, HostUse, RawText, RequestId, SessionId, StageId,
+    Approval, Assessment, Denial, Digest, EnforcementReport, Grant, HostUse, RawText, ReadAccess, RequestId, SessionId,
+    StageId,
 };
 
 /// How it ended, without doubt.
@@ -110,6 +111,9 @@ pub struct AttemptRecord {
     /// What it wrote in the workspace and nobody has committed yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub staged: Option<Staged>,
+    /// What a traced run read, the most used first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reads: Vec<ReadAccess>,
 }
 
 /// How a request ended, with the chain that led there.

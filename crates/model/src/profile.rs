@@ -143,6 +143,9 @@ pub struct Filesystem {
     /// or discards it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stage: bool,
+    /// What is read is recorded. Decides nothing; every open costs more.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub trace: bool,
 }
 
 /// What of the network.

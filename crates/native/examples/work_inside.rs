@@ -1,5 +1,5 @@
 //! Runs a command at level full, with the broker or without it, to measure
-//! what asking costs: `work_inside asked|unasked WORKSPACE [WRITABLE]... -- CMD
+//! what asking costs: `work_inside asked|traced|unasked WORKSPACE [WRITABLE]... -- CMD
 //! [ARG]...`. Needs feature `measure`; `bench/inside.py` builds and runs it.
 //!
 //! No protected names: both must be able to do the same.
@@ -23,7 +23,8 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let dashes = arguments.iter().position(|a| a == "--").expect("`--` before the command");
     let writable: Vec<PathBuf> = arguments[1..dashes].iter().map(|p| Path::new(p).canonicalize().unwrap()).collect();
-    let plan = plan(&writable, &arguments[dashes + 1..]);
+    let mut plan = plan(&writable, &arguments[dashes + 1..]);
+    plan.profile.filesystem.trace = arguments[0] == "traced";
     let code = if arguments[0] == "unasked" { unasked(&plan) } else { asked(&plan) };
     ExitCode::from(u8::try_from(code).unwrap_or(255))
 }

@@ -98,7 +98,10 @@ impl Backend for NativeBackend {
         let can_hold = launched.wait_killable();
         let broker = broker.serve(listener, hold && can_hold).map_err(unbrokered)?;
         let mut enforced = launched.report().clone();
-        enforced.layers.insert("broker".to_owned(), broker_layer(broker.traits(), hold, can_hold));
+        enforced.layers.insert(
+            "broker".to_owned(),
+            broker_layer(broker.traits(), (hold, can_hold), plan.profile.filesystem.trace),
+        );
         let answers = broker.answers();
         let kept = Kept {
             end: rustix::io::fcntl_dupfd_cloexec(launched.end_fd(), 3).map_err(no_descriptor)?,
@@ -137,18 +140,19 @@ fn seen(event: BrokerEvent) -> AttemptEvent {
     }
 }
 
-fn broker_layer(traits: BrokerTraits, hold: bool, can_hold: bool) -> LayerReport {
+fn broker_layer(traits: BrokerTraits, holds: (bool, bool), traced: bool) -> LayerReport {
     let speed = if traits.synchronous {
         "acts on behalf; hands the processor over (synchronous wake-up)"
     } else {
         "acts on behalf; the kernel has no synchronous wake-up (6.6), each trapped call costs more"
     };
-    let holding = match (hold, can_hold) {
+    let holding = match holds {
         (true, true) => "; holds calls that lack a power",
         (true, false) => "; holds nothing: on this kernel (before 5.19) signals would break off every held call",
         (false, _) => "",
     };
-    LayerReport { state: LayerState::Enforced, detail: format!("{speed}{holding}") }
+    let tracing = if traced { "; is told of every open for reading, which costs time" } else { "" };
+    LayerReport { state: LayerState::Enforced, detail: format!("{speed}{holding}{tracing}") }
 }
 
 pub(crate) fn unlaunched(error: LaunchError) -> StartError {
@@ -333,7 +337,8 @@ impl Keeper {
             events.tell(AttemptEvent::Denied(full));
         }
         let report = broker.stop(BROKER_ENDS_WITHIN);
-        for denial in report.map(|r| r.denials).unwrap_or_default().into_iter().filter(|d| d.count > 1) {
+        let report = report.unwrap_or_default();
+        for denial in report.denials.into_iter().filter(|d| d.count > 1) {
             events.tell(AttemptEvent::Denied(denial));
         }
         let [stdout, stderr] = match outside {
@@ -355,6 +360,7 @@ impl Keeper {
             stderr: text(stderr),
             truncated,
             staged,
+            reads: report.reads,
         }));
     }
 

@@ -94,6 +94,7 @@ impl Attempt for HostAttempt {
                     stderr: None,
                     truncated: false,
                     staged: None,
+                    reads: Vec::new(),
                 };
                 self.events.tell(AttemptEvent::Ended(end));
             }
@@ -156,6 +157,7 @@ fn watch(mut child: Child, io: Io, started: Instant, group: &Mutex<Option<Pid>>,
         stderr: text(errors),
         truncated,
         staged: None,
+        reads: Vec::new(),
     }));
 }
 

@@ -28,6 +28,8 @@ pub struct Powers {
     unattached: Vec<Vec<u8>>,
     added: Vec<Vec<u8>>,
     staged: Option<Vec<u8>>,
+    /// What is read is noted; it decides nothing.
+    pub(crate) traced: bool,
     pub(crate) programs: Programs,
 }
 
@@ -83,6 +85,7 @@ impl Powers {
             unattached: Vec::new(),
             added: Vec::new(),
             staged: None,
+            traced: files.trace,
             programs: Programs::new(&plan.profile.exec),
         };
         for grant in &plan.grants {
@@ -107,6 +110,7 @@ impl Powers {
             unattached: Vec::new(),
             added: Vec::new(),
             staged: None,
+            traced: false,
             programs: Programs::default(),
         }
     }
@@ -241,6 +245,11 @@ impl Powers {
         self.units.carried_by(object.as_os_str().as_bytes())
     }
 
+    /// Whether `path` is, or lies in, a tree that only this run sees.
+    pub(crate) fn in_private_tree(&self, path: &[u8]) -> bool {
+        self.is_private(Path::new(OsStr::from_bytes(path)))
+    }
+
     /// Is a writable root above it, or it itself?
     pub fn is_in_writable_root(&self, object: &Path) -> bool {
         deepest(&self.writable, object.as_os_str().as_bytes()).is_some()
@@ -266,7 +275,8 @@ impl Powers {
         None
     }
 
-    fn hides(&self, path: &[u8]) -> Option<Refusal> {
+    /// Why nothing may be read at `path`, where it is hidden.
+    pub(crate) fn hides(&self, path: &[u8]) -> Option<Refusal> {
         let hidden = deepest(&self.hidden, path)?;
         let shown = |roots: &[Vec<u8>]| deepest(roots, path).is_some_and(|r| r.len() >= hidden.len());
         (!shown(&self.revealed) && !shown(&self.writable))

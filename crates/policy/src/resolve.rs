@@ -181,6 +181,7 @@ fn instantiate(spec: &ProfileSpec, name: &str, home: &Path, workspace: &Path) ->
             protect: spec.protect.iter().map(|entry| entry.value.0.clone()).collect(),
             sockets: paths(&spec.sockets),
             stage: spec.stages(),
+            trace: false,
         },
         exec: ExecRules { ask: programs(&spec.exec_ask), deny: programs(&spec.exec_deny) },
         network: spec.network,
@@ -332,7 +333,7 @@ fn check_own(settings: &Settings, workspace: &Path, filesystem: &Filesystem) -> 
 
 /// Sorted, without repeats, so that one meaning has one digest.
 fn normalise(filesystem: &mut Filesystem) {
-    let Filesystem { write, hide, reveal, protect, sockets, stage: _ } = filesystem;
+    let Filesystem { write, hide, reveal, protect, sockets, stage: _, trace: _ } = filesystem;
     for list in [write, hide, reveal, sockets] {
         list.sort();
         list.dedup();

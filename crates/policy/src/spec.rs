@@ -211,11 +211,15 @@ impl ProfileSpec {
         for (i, path) in section.sockets.iter().enumerate() {
             add(&mut self.sockets, path.with_home(home), item("sockets", i));
         }
-        for (i, path) in section.reveal.iter().enumerate() {
-            self.reveal(path.with_home(home), item("reveal", i));
-        }
+        // Of one section the nearest entry decides; of equals, `hide`.
         for (i, path) in section.hide.iter().enumerate() {
             self.hide(path.with_home(home), item("hide", i));
+        }
+        let hidden: Vec<ConfigPath> = section.hide.iter().map(|path| path.with_home(home)).collect();
+        for (i, path) in section.reveal.iter().map(|path| path.with_home(home)).enumerate() {
+            if !hidden.contains(&path) {
+                self.reveal(path, item("reveal", i));
+            }
         }
         for (i, name) in section.protect.iter().enumerate() {
             add(&mut self.protect, name.clone(), item("protect", i));

@@ -6,11 +6,14 @@
 //! allow is shown. Never over credentials, protected names or what governs, and
 //! never over anything that was refused. Pure: events in, text out.
 
+#[path = "suggest_reads.rs"]
+mod reads;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use stockade_model::{
-    Command, Denial, Event, EventKind, Grant, Profile, RawText, Request, RequestId, Resolution, Target,
+    Command, Denial, Event, EventKind, Grant, Profile, RawText, ReadAccess, Request, RequestId, Resolution, Target,
 };
 
 use crate::amend::rules_for;
@@ -24,6 +27,9 @@ const FILES_FOR_DIRECTORY: usize = 3;
 /// Most powers of one suggestion.
 const MAX_POWERS: usize = 1000;
 
+/// Most files of traced runs that are kept in mind.
+const MAX_READS: usize = 10_000;
+
 const IN_SESSION: &str = "agreed to in a session";
 
 /// What to suggest from.
@@ -33,8 +39,23 @@ pub struct Learned {
     pub approved: BTreeMap<Grant, BTreeSet<Provenance>>,
     /// Powers that were refused and stayed so, and how often.
     pub refused: BTreeMap<Grant, u64>,
+    /// What traced runs read, by resolved path.
+    pub reads: BTreeMap<PathBuf, Reading>,
     requests: BTreeMap<RequestId, Request>,
     asked: BTreeMap<RequestId, String>,
+}
+
+/// What a traced run read under one path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reading {
+    /// A directory whose names were listed, or that stands for files.
+    pub directory: bool,
+    /// How many files it stands for; 0 where it is meant itself.
+    pub files: u64,
+    /// The program that read it first.
+    pub program: Option<RawText>,
+    /// The request.
+    pub request: RequestId,
 }
 
 /// Who agreed, during which request.
@@ -63,8 +84,25 @@ impl Learned {
             EventKind::Granted { grants, .. } => {
                 grants.iter().for_each(|grant| self.approve(grant, &event.request));
             }
+            EventKind::Traced { reads, .. } => reads.iter().for_each(|read| self.read(read, &event.request)),
             EventKind::Denied { denial, .. } => self.deny(denial, &event.request),
             _ => {}
+        }
+    }
+
+    /// A directory stands for its files once it did.
+    fn read(&mut self, read: &ReadAccess, request: &RequestId) {
+        let path = read.object.as_path();
+        if let Some(known) = self.reads.get_mut(path) {
+            known.files = known.files.max(read.files);
+        } else if self.reads.len() < MAX_READS {
+            let reading = Reading {
+                directory: read.directory,
+                files: read.files,
+                program: read.program.clone(),
+                request: request.clone(),
+            };
+            self.reads.insert(path.to_owned(), reading);
         }
     }
 
@@ -100,6 +138,8 @@ pub struct Generalisation {
     pub directory: PathBuf,
     /// The paths whose place it takes.
     pub from: Vec<PathBuf>,
+    /// For reading alone.
+    pub reads: bool,
 }
 
 /// What is suggested.
@@ -118,8 +158,15 @@ pub struct Suggestion {
 }
 
 /// Makes the smallest suggestion. `base` is the profile it adds to; `generalise`
-/// lets a directory take the place of three or more of its files.
-pub fn suggest(settings: &Settings, learned: &Learned, base: &str, workspace: &Path, generalise: bool) -> Suggestion {
+/// lets a directory take the place of three or more of its files. Where a run
+/// was traced, `hideable` and the home directory are hidden but for what it read.
+pub fn suggest(
+    settings: &Settings,
+    learned: &Learned,
+    base: &str,
+    workspace: &Path,
+    (generalise, hideable): (bool, &[PathBuf]),
+) -> Suggestion {
     let mut suggestion = Suggestion { refused: learned.refused.keys().cloned().collect(), ..Suggestion::default() };
     let Ok(profile) = resolve_profile(settings, base, workspace, &[]) else { return suggestion };
     let maker = Maker { settings, learned, profile, workspace };
@@ -143,6 +190,9 @@ pub fn suggest(settings: &Settings, learned: &Learned, base: &str, workspace: &P
     }
     for path in paths {
         maker.push(&mut suggestion, "write", &path);
+    }
+    if !learned.reads.is_empty() {
+        reads::suggest(&maker, hideable, generalise, &mut suggestion);
     }
     suggestion
 }
@@ -264,7 +314,7 @@ impl Maker<'_> {
                     paths.remove(path);
                 });
                 paths.insert(directory.clone());
-                made.push(Generalisation { directory, from });
+                made.push(Generalisation { directory, from, reads: false });
             }
         }
         made
@@ -303,7 +353,8 @@ impl Suggestion {
     pub fn to_toml(&self, name: &str, base: &str, learned: &Learned) -> String {
         let mut text = String::new();
         for made in &self.generalised {
-            let line = format!("{} stands for {} paths", made.directory.display(), made.from.len());
+            let to = if made.reads { " to read" } else { "" };
+            let line = format!("{} stands for {} paths{to}", made.directory.display(), made.from.len());
             text.push_str(&comment(&line));
         }
         if !self.profile.is_empty() {
@@ -337,7 +388,7 @@ impl Suggestion {
                 let by = RawText::from(first.by.as_str()).escaped();
                 format!(" # {by}, {}", first.request)
             }
-            None => String::new(),
+            None => learned.reader_of(ends),
         }
     }
 }

@@ -5,8 +5,8 @@
 use std::path::Path;
 
 use stockade_model::{
-    Answer, ApprovalMode, Command, Denial, Event, EventKind, Grant, Layer as DenialLayer, Level, Operation, Request,
-    Resolution, SandboxPreference, Scope,
+    Answer, ApprovalMode, Command, Denial, Event, EventKind, Grant, Layer as DenialLayer, Level, Operation, ReadAccess,
+    Request, Resolution, SandboxPreference, Scope,
 };
 use stockade_policy::suggest::{Learned, suggest};
 use stockade_policy::{Layer, LayerText, OwnDirectories, Settings, resolve_profile};
@@ -90,7 +90,7 @@ fn exactly_what_was_agreed_to() {
         &["write /home/u/.cache/pip", "connect pypi.org:443", "write /home/u/work/a", "env MY_FLAVOUR"],
         &["connect evil.example:443", "write /etc/x"],
     );
-    let found = suggest(&settings, &learned, "workspace", Path::new(WORKSPACE), true);
+    let found = suggest(&settings, &learned, "workspace", Path::new(WORKSPACE), (true, &[]));
     insta::assert_snapshot!(found.to_toml("learned", "workspace", &learned), @r#"
     [profiles.learned]
     extends = "workspace"
@@ -137,7 +137,7 @@ fn never_credentials_protected_names_or_what_governs() {
         "exec /bin/x",
     ] {
         let learned = learned("tool", &[grant], &[]);
-        let found = suggest(&settings, &learned, "workspace", Path::new(WORKSPACE), true);
+        let found = suggest(&settings, &learned, "workspace", Path::new(WORKSPACE), (true, &[]));
         assert!(found.is_empty(), "{grant}: {}", found.to_toml("x", "workspace", &learned));
         assert_eq!(found.left_out.len(), 1, "{grant}");
     }
@@ -146,7 +146,7 @@ fn never_credentials_protected_names_or_what_governs() {
 #[test]
 fn interpreters_get_no_rule_but_the_host_does() {
     let learned = learned("python3 fetch.py", &["connect pypi.org:443"], &[]);
-    let found = suggest(&settings(""), &learned, "workspace", Path::new(WORKSPACE), false);
+    let found = suggest(&settings(""), &learned, "workspace", Path::new(WORKSPACE), (false, &[]));
     assert_eq!(found.rules.len(), 1);
     assert_eq!(found.rules[0].hosts, ["pypi.org:443"]);
     assert!(found.rules[0].glob.is_empty());
@@ -158,7 +158,7 @@ fn a_directory_only_where_it_is_asked_for() {
     let settings = settings("");
     let suggested = |generalise, refused: &[&str]| {
         let learned = learned("tool", &files, refused);
-        let found = suggest(&settings, &learned, "workspace", Path::new(WORKSPACE), generalise);
+        let found = suggest(&settings, &learned, "workspace", Path::new(WORKSPACE), (generalise, &[]));
         (found.profile["write"].clone(), found.generalised)
     };
     let exact = ["/srv/lone/a", "/srv/out/a", "/srv/out/b", "/srv/out/c"];
@@ -181,7 +181,7 @@ fn asking_is_not_getting() {
         session: None,
         kind: EventKind::Requested { request: Box::new(asked), environment_names: Vec::new() },
     });
-    assert!(suggest(&settings(""), &learned, "workspace", Path::new(WORKSPACE), false).is_empty());
+    assert!(suggest(&settings(""), &learned, "workspace", Path::new(WORKSPACE), (false, &[])).is_empty());
 }
 
 #[test]
@@ -189,6 +189,105 @@ fn the_later_word_holds() {
     let settings = settings("");
     let learned = learned("tool", &["write /srv/x"], &["write /srv/x"]);
     // Refused, then granted.
-    let found = suggest(&settings, &learned, "workspace", Path::new(WORKSPACE), false);
+    let found = suggest(&settings, &learned, "workspace", Path::new(WORKSPACE), (false, &[]));
     assert_eq!(found.profile["write"], ["/srv/x"]);
+}
+
+/// A session with a traced run: what it read, and how many files a directory
+/// stands for.
+fn traced(reads: &[(&str, u64)]) -> Learned {
+    let mut learned = learned("tool", &[], &[]);
+    let reads = reads.iter().map(|(path, files)| ReadAccess {
+        object: path.trim_end_matches('/').into(),
+        directory: path.ends_with('/') || *files > 0,
+        files: *files,
+        pid: None,
+        program: Some("/usr/bin/tool".into()),
+        count: 1,
+    });
+    let kind = EventKind::Traced { attempt: 1, reads: reads.collect() };
+    let id = "req_00000000000000000000000000".parse().unwrap();
+    learned.take(&Event { time_ms: 1, request: id, session: None, kind });
+    learned
+}
+
+#[test]
+fn a_traced_run_hides_what_it_did_not_read() {
+    let read = [
+        ("/etc/passwd", 0),
+        ("/home/u/", 0),
+        ("/home/u/lib/a", 0),
+        ("/home/u/lib/b", 0),
+        ("/home/u/work/x", 0),
+        ("/home/u/.gitconfig", 0),
+        ("/home/u/.ssh/config", 0),
+        ("/home/u/.cargo/registry", 700),
+        ("/srv/data", 0),
+    ];
+    let learned = traced(&read);
+    let places = ["/home".into(), "/srv".into()];
+    let base = settings("");
+    let found = suggest(&base, &learned, "workspace", Path::new(WORKSPACE), (false, &places));
+    let text = found.to_toml("learned", "workspace", &learned);
+    insta::assert_snapshot!(text, @r#"
+    [profiles.learned]
+    extends = "workspace"
+    hide = [
+        "/home",
+        "/srv",
+    ]
+    reveal = [
+        "./",
+        "~/lib/a", # read by /usr/bin/tool, req_00000000000000000000000000
+        "~/lib/b", # read by /usr/bin/tool, req_00000000000000000000000000
+        "/srv/data", # read by /usr/bin/tool, req_00000000000000000000000000
+    ]
+    "#);
+    let left: Vec<String> = found.left_out.iter().map(|(grant, why)| format!("{grant}: {why}")).collect();
+    insta::assert_snapshot!(left.join("\n"), @"
+    read /home/u/.cargo/registry: too many files to name: with --generalise it stands for them
+    read /home/u/.gitconfig: it is a protected name: agree each time
+    read /home/u/.ssh/config: it is among credentials: agree each time, or reveal it by hand
+    ");
+    // It is a configuration, which shows what was read and hides the rest.
+    let profile = resolve_profile(&settings(&text), "learned", Path::new(WORKSPACE), &[]).unwrap();
+    let hidden = |path: &str| {
+        let grant = Grant::Read(path.into());
+        stockade_policy::complete_grants(&profile, &[Grant::Write(path.into())]).contains(&grant)
+    };
+    for (path, _) in read.iter().filter(|(path, files)| !path.ends_with('/') && !path.contains("/.") && *files == 0) {
+        assert!(!hidden(path), "{path}");
+    }
+    for path in
+        ["/home/u/other", "/home/u/lib/c", "/home/v", "/srv/x", "/home/u/.ssh/config", "/home/u/.cargo/registry/a"]
+    {
+        assert!(hidden(path), "{path}");
+    }
+}
+
+#[test]
+fn a_directory_of_what_was_read_only_where_it_is_asked_for_and_never_over_a_credential() {
+    let many = traced(&[
+        ("/home/u/lib/a", 0),
+        ("/home/u/lib/b", 0),
+        ("/home/u/lib/c", 0),
+        ("/home/u/.cargo/registry", 700),
+        ("/home/u/conf/x", 0),
+        ("/home/u/conf/y", 0),
+        ("/home/u/conf/.npmrc", 0),
+        ("/home/u/conf/z", 0),
+        ("/home/u/a", 0),
+        ("/home/u/b", 0),
+        ("/home/u/c", 0),
+    ]);
+    let found = suggest(&settings(""), &many, "workspace", Path::new(WORKSPACE), (true, &[]));
+    let revealed = &found.profile["reveal"];
+    let expected = ["./", "~/.cargo/registry", "~/a", "~/b", "~/c", "~/conf/x", "~/conf/y", "~/conf/z", "~/lib"]
+        .map(str::to_owned);
+    assert_eq!(*revealed, expected);
+    let made: Vec<_> = found.generalised.iter().map(|made| (made.directory.to_str().unwrap(), made.reads)).collect();
+    assert_eq!(made, [("/home/u/.cargo/registry", true), ("/home/u/lib", true)]);
+    let above = traced(&[("/home/u", 900), ("/home", 2000)]);
+    let found = suggest(&settings(""), &above, "workspace", Path::new(WORKSPACE), (true, &[]));
+    assert_eq!((found.profile["reveal"].len(), found.left_out.len()), (1, 1), "{:?}", found.left_out);
 }

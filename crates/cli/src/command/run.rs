@@ -70,7 +70,7 @@ fn attempt(typed: RunArgs, id: RequestId) -> Result<Outcome, Failure> {
     let (interrupts, wake) = signals.listen()?;
     let approver = TerminalApprover::new(meaning::text_of(&request.command), crate::color_wanted(), Some(wake));
     let engine = Engine {
-        judge: Arc::new(RuleJudge { stage: meant.stage, ..setting.judge() }),
+        judge: Arc::new(RuleJudge { stage: meant.stage, trace: meant.trace, ..setting.judge() }),
         backend: Arc::new(backend.staging(state.stages())),
         host: Some(Arc::new(HostBackend)),
         approver: Arc::new(Mutex::new(approver)),

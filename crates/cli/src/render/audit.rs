@@ -68,6 +68,10 @@ fn describe(kind: &EventKind) -> (&'static str, String) {
                 staged.as_ref().map(|staged| format!(", {}", super::stage::waiting(staged))).unwrap_or_default();
             ("exited", format!("attempt {attempt}: {how} after {}{staged}", time(usage.wall_ms)))
         }
+        EventKind::Traced { attempt, reads } => {
+            let shown: Vec<_> = reads.iter().map(|read| read.object.escaped()).collect();
+            ("read", format!("attempt {attempt}: {}", shown.join(", ")))
+        }
         EventKind::Failed { message } => ("failed", safe(message)),
         EventKind::Finished { status, exit_code } => {
             ("finished", format!("{}, exit code {exit_code}", status_name(*status)))

@@ -178,7 +178,11 @@ pub fn changed(request: &str, command: &str, before: &Decision, after: &Decision
 /// A directory in the place of files, and what it would newly allow.
 pub fn generalised(made: &Generalisation, newly: &[String]) -> String {
     let directory = RawText::from(made.directory.as_path()).escaped();
-    let mut out = format!("{directory} stands for {}; newly allowed:\n", counted(made.from.len(), "path"));
+    let mut out = format!(
+        "{directory} stands for {}; newly allowed{}:\n",
+        counted(made.from.len(), "path"),
+        if made.reads { " to be read" } else { "" }
+    );
     let _ = writeln!(out, "  whatever is created there");
     for name in newly {
         let _ = writeln!(out, "  {}", escaped(name));

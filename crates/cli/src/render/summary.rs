@@ -23,6 +23,7 @@ pub fn summary(outcome: &Outcome, style: Style) -> String {
     }
     ending(&mut out, outcome, style);
     staged(&mut out, outcome, style);
+    traced(&mut out, outcome, style);
     out
 }
 
@@ -91,6 +92,15 @@ fn staged(out: &mut String, outcome: &Outcome, style: Style) {
     wrap(out, style, "• ", &super::stage::waiting(staged));
     let id = &staged.stage;
     let _ = writeln!(out, "  {} stockade stage diff {id} (then: commit, discard)", style.paint(Color::Cyan, "hint:"));
+}
+
+/// What a traced run read, and what it is good for.
+fn traced(out: &mut String, outcome: &Outcome, style: Style) {
+    let Some(last) = outcome.attempts.last().filter(|last| !last.reads.is_empty()) else { return };
+    let files: u64 = last.reads.iter().map(|read| if read.directory { read.files } else { 1 }).sum();
+    wrap(out, style, "• ", &format!("traced: {} read", counted(usize::try_from(files).unwrap_or(usize::MAX), "file")));
+    let hint = style.paint(Color::Cyan, "hint:");
+    let _ = writeln!(out, "  {hint} stockade policy suggest --request {}   (a profile that reads no more)", outcome.id);
 }
 
 fn ending(out: &mut String, outcome: &Outcome, style: Style) {
@@ -175,6 +185,7 @@ mod tests {
                 stderr: None,
                 truncated: false,
                 staged: None,
+                reads: Vec::new(),
             }],
             approvals: Vec::new(),
         }

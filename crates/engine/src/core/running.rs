@@ -2,8 +2,8 @@
 //! life until nothing of it is alive.
 
 use stockade_model::{
-    AttemptRecord, ConnectionRecord, Denial, EnforcementReport, EventKind, Grant, HostUse, Level, Resolution, Status,
-    Usage,
+    AttemptRecord, ConnectionRecord, Denial, EnforcementReport, EventKind, Grant, HostUse, Level, ReadAccess,
+    Resolution, Status, Usage,
 };
 
 use super::ending::Ending;
@@ -16,6 +16,9 @@ use crate::AttemptEnd;
 const SIGTERM: i32 = 15;
 /// Most hosts and ports of an attempt that stand in the outcome one by one.
 const MAX_HOSTS_USED: usize = 1_000;
+/// Reads in one event: two paths of the greatest length each, escaped, stay
+/// below a line's bound.
+const READS_IN_EVENT: usize = 50;
 /// Why a request ended, for the outcome.
 pub(super) const BY_PERSON: &str = "ended by the person who was asked";
 
@@ -312,6 +315,7 @@ impl Core {
                 staged: end.staged.clone(),
             });
         }
+        self.record_reads(&end.reads);
         let powers = std::mem::take(&mut live.powers);
         self.note_attempt(&mut live, Some(end));
         if over || self.record_failed {
@@ -320,9 +324,18 @@ impl Core {
         self.after_attempt(ending, powers);
     }
 
+    /// In pieces, each well below the size of a line of the record.
+    fn record_reads(&mut self, reads: &[ReadAccess]) {
+        let attempt = self.planned.as_ref().map_or(0, |planned| planned.plan.attempt);
+        for piece in reads.chunks(READS_IN_EVENT) {
+            self.record(EventKind::Traced { attempt, reads: piece.to_vec() });
+        }
+    }
+
     fn note_attempt(&mut self, live: &mut Live, end: Option<AttemptEnd>) {
         let Some(Planned { plan, .. }) = &self.planned else { return };
         let staged = end.as_ref().and_then(|end| end.staged.clone());
+        let reads = end.as_ref().map_or_else(Vec::new, |end| end.reads.clone());
         let (usage, stdout, stderr, truncated) =
             end.map_or((Usage::default(), None, None, false), |end| (end.usage, end.stdout, end.stderr, end.truncated));
         self.attempts.push(AttemptRecord {
@@ -338,6 +351,7 @@ impl Core {
             stderr,
             truncated,
             staged,
+            reads,
         });
     }
 

@@ -277,6 +277,7 @@ impl Witness {
             | EventKind::Exited { attempt, .. }
             | EventKind::Connection { attempt, .. } => starts == exits + 1 && *attempt as usize == starts,
             EventKind::Executed { .. } | EventKind::Denied { .. } => starts == exits + 1,
+            EventKind::Traced { attempt, .. } => starts == exits && *attempt as usize == starts,
             EventKind::Granted { holds, .. } if holds.is_empty() => starts == exits && exits > 0,
             EventKind::Granted { .. } => starts == exits + 1,
             EventKind::Failed { .. } => true,

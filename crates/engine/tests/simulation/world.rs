@@ -468,6 +468,7 @@ impl World {
                     stderr: None,
                     truncated: false,
                     staged: None,
+                    reads: Vec::new(),
                 }))
             }
         }

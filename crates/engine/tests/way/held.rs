@@ -93,6 +93,7 @@ impl Attempt for Holding {
                 stderr: None,
                 truncated: false,
                 staged: None,
+                reads: Vec::new(),
             }));
         }));
         Ok(())

@@ -96,8 +96,15 @@ struct FakeAttempt {
 
 impl FakeAttempt {
     fn end(&self, end: CommandEnd) {
-        let end =
-            AttemptEnd { end, usage: Usage::default(), stdout: None, stderr: None, truncated: false, staged: None };
+        let end = AttemptEnd {
+            end,
+            usage: Usage::default(),
+            stdout: None,
+            stderr: None,
+            truncated: false,
+            staged: None,
+            reads: Vec::new(),
+        };
         self.events.tell(AttemptEvent::Ended(end));
     }
 }

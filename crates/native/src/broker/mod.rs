@@ -17,6 +17,8 @@
 //! | `holds`, `holding` | calls that wait for an answer |
 //! | `pool` | what may block |
 //! | `ledger` | what was refused |
+//! | `programs` | what is about to run |
+//! | `reads` | what a traced run reads |
 //! | `targets` | objects that carry a protected name elsewhere |
 //!
 //! Why acting on behalf is safe: names of the trees that the sandbox may write
@@ -39,6 +41,7 @@ mod names;
 mod opens;
 mod pool;
 mod programs;
+mod reads;
 mod service;
 mod sockets;
 mod straight;
@@ -54,7 +57,7 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 use stockade_engine::{HeldAnswer, HoldId};
-use stockade_model::{Denial, Level, RawText};
+use stockade_model::{Denial, Level, RawText, ReadAccess};
 use stockade_sys::Errno;
 use stockade_sys::notify::Notifier;
 
@@ -120,6 +123,8 @@ pub struct BrokerReport {
     pub more_denials: u64,
     /// Trapped calls answered.
     pub calls: u64,
+    /// What a traced run read, by path.
+    pub reads: Vec<ReadAccess>,
 }
 
 /// What is enforced for the broker itself.

@@ -10,7 +10,7 @@ use stockade_sys::{Errno, resolve};
 use super::caller::Caller;
 use super::deed::{Deed, Step, Work};
 use super::service::{Failure, Reply, Service, native_access, refused};
-use super::table::Shape;
+use super::table::{Shape, only_reads};
 use super::walk::{Beyond, Object, Place, Walk};
 use crate::powers::{Refusal, Verdict};
 
@@ -121,6 +121,12 @@ impl Service {
             return Err(Errno::INVAL.into());
         }
         let path = caller.path(index)?;
+        if only_reads(flags) {
+            if let Some(reads) = &self.reads {
+                self.note_open(reads, caller, (start, &path), flags);
+            }
+            return Ok(Step::Done(Reply::Continue));
+        }
         if wish.creates() || wish.has(TMPFILE) {
             wish.mode = self.masked(caller, mode)?;
         }

@@ -18,6 +18,7 @@ use stockade_sys::{Errno, resolve};
 
 use super::caller::Caller;
 use super::deed::{Deed, Step};
+use super::ledger::Actor;
 use super::service::{Failure, Reply, Service, native_access, refused};
 use super::walk::Object;
 use crate::programs::{MAX_WORDS, Program, interpreter};
@@ -71,6 +72,9 @@ impl Service {
 
     /// Tells that a program is run.
     pub(super) fn executed(&self, pid: Option<u32>, object: &Object) {
+        if let Some(reads) = &self.reads {
+            self.note_read(reads, object, || Actor { pid, program: Some(object.path.clone()) });
+        }
         self.ledger().executed(pid.unwrap_or_default(), object.path.clone());
     }
 

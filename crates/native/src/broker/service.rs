@@ -23,6 +23,7 @@ use super::holding::{self, Waiter};
 use super::holds::Holds;
 use super::ledger::{Actor, Denied, Ledger};
 use super::pool::Pool;
+use super::reads::Reads;
 use super::straight::Roots;
 use super::table::{Shape, notify_table};
 use super::walk::{Object, Place, Walk};
@@ -97,6 +98,8 @@ pub(super) struct Service {
     pub has_started: bool,
     pub ledger: Arc<Mutex<Ledger>>,
     pub pool: Pool,
+    /// What a traced run reads.
+    pub reads: Option<RefCell<Reads>>,
     /// Names under which the run has bound sockets, by their directory.
     pub bound: HashSet<(u64, u64, CString)>,
     /// Calls that other threads answer, by notification.
@@ -135,6 +138,8 @@ impl Service {
         sink: Box<dyn Fn(BrokerEvent) + Send>,
     ) -> Result<Self, BrokerError> {
         let own_user = rustix::process::geteuid().as_raw();
+        let shapes = notify_table(level, powers.traced).iter().map(|t| (t.call as i32, t.shape)).collect();
+        let reads = powers.traced.then(RefCell::default);
         Ok(Self {
             notifier: Arc::new(notifier),
             powers,
@@ -144,13 +149,14 @@ impl Service {
             has_started: false,
             ledger: Arc::new(Mutex::new(Ledger::new(sink))),
             pool: Pool::default(),
+            reads,
             bound: HashSet::new(),
             parked: HashMap::new(),
             holds: holding::table(),
             holds_calls,
             witness: witness.map(RefCell::new),
             look_at: None,
-            shapes: notify_table(level).iter().map(|t| (t.call as i32, t.shape)).collect(),
+            shapes,
             own_user,
             own_group: rustix::process::getegid().as_raw(),
             calls: 0,
@@ -201,7 +207,8 @@ impl Service {
             release(&parked);
         }
         let (denials, more_denials) = self.ledger().take();
-        BrokerReport { denials, more_denials, calls: self.calls }
+        let reads = self.reads.as_ref().map_or_else(Vec::new, |reads| reads.borrow_mut().take());
+        BrokerReport { denials, more_denials, calls: self.calls, reads }
     }
 
     fn answer(&mut self, request: Request) {

@@ -111,6 +111,17 @@ const ACCESS_MODE: i32 = 3;
 const WRITE_OPEN_BITS: u64 =
     (ACCESS_MODE | libc::O_CREAT | libc::O_TRUNC | (libc::O_TMPFILE & !libc::O_DIRECTORY)) as u64;
 
+/// Of the other opens, those that can read.
+const READ_OPEN_BITS: u64 = WRITE_OPEN_BITS | libc::O_PATH as u64;
+
+/// Whether an open with these flags changes nothing, whatever is there.
+pub(super) fn only_reads(flags: i32) -> bool {
+    flags as u64 & WRITE_OPEN_BITS == 0
+}
+
+#[cfg(target_arch = "x86_64")]
+const OPEN_READS: &[ArgTest] = &[ArgTest { index: 1, mask: READ_OPEN_BITS, test: Test::Equals(0) }];
+const OPENAT_READS: &[ArgTest] = &[ArgTest { index: 2, mask: READ_OPEN_BITS, test: Test::Equals(0) }];
 #[cfg(target_arch = "x86_64")]
 const OPEN_CHANGES: &[ArgTest] = &[ArgTest { index: 1, mask: WRITE_OPEN_BITS, test: Test::AnyBit }];
 const OPENAT_CHANGES: &[ArgTest] = &[ArgTest { index: 2, mask: WRITE_OPEN_BITS, test: Test::AnyBit }];
@@ -128,6 +139,7 @@ const CREATES: &str = "a new name may be a protected one";
 const REMOVES: &str = "a name that goes may be a protected one";
 const MOVES: &str = "a name may be moved onto or away from a protected one";
 const METADATA: &str = "Landlock does not mediate modes, owners, times and attributes";
+const TRACED: &str = "what a traced run reads is recorded; the kernel carries it out, and the floor decides";
 const NEWER: &str = "a newer form of a call that the broker does";
 
 macro_rules! trap {
@@ -201,13 +213,22 @@ const WITHOUT_NAMESPACES: &[Trap] = &[
     trap!(libc::SYS_socket, "socket", Shape::InternetSocket, "no network namespace stands behind it", FAMILY_INET6),
 ];
 
+/// What a traced run is asked about besides.
+const READS: &[Trap] = &[
+    #[cfg(target_arch = "x86_64")]
+    trap!(libc::SYS_open, "open", Shape::Open { at: false }, TRACED, OPEN_READS),
+    trap!(libc::SYS_openat, "openat", Shape::Open { at: true }, TRACED, OPENAT_READS),
+];
+
 /// The traps of a level, in the order in which the filter may test them.
-pub fn notify_table(level: Level) -> Vec<Trap> {
+/// With `traced`, reads as well.
+pub fn notify_table(level: Level, traced: bool) -> Vec<Trap> {
     let rest: &[Trap] = match level {
         Level::Full => &[],
         Level::Restricted | Level::None => WITHOUT_NAMESPACES,
     };
-    [OLDER, COMMON, rest].concat()
+    let reads: &[Trap] = if traced { READS } else { &[] };
+    [OLDER, COMMON, rest, reads].concat()
 }
 
 #[cfg(test)]
@@ -221,14 +242,15 @@ mod tests {
             assert!(!bits(read), "{read:#o}");
         }
         for write in [libc::O_WRONLY, libc::O_RDWR, 3, libc::O_CREAT, libc::O_TRUNC, libc::O_TMPFILE] {
-            assert!(bits(write), "{write:#o}");
+            assert!(bits(write) && !only_reads(write), "{write:#o}");
         }
+        assert_eq!(notify_table(Level::Full, true).len(), notify_table(Level::Full, false).len() + READS.len());
     }
 
     #[test]
     fn rows_of_one_call_share_its_shape() {
         for level in [Level::Full, Level::Restricted] {
-            let table = notify_table(level);
+            let table = notify_table(level, true);
             for a in &table {
                 assert!(table.iter().all(|b| a.call != b.call || a.shape == b.shape), "{}", a.name);
                 assert!(!a.reason.is_empty());

@@ -105,7 +105,7 @@ impl Blueprint {
         };
         parts.steps.push(Step::DropPrivileges);
         let alone = if plan.level == Level::Full { FIRST_STEPS } else { parts.steps.len() };
-        let (command_filter, filter_size) = command_filter(plan.level)?;
+        let (command_filter, filter_size) = command_filter(plan.level, plan.profile.filesystem.trace)?;
         let cwd_identity = cwd_identity(plan, &parts.private_trees)?;
         Ok(Self {
             level: plan.level,

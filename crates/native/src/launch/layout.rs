@@ -442,6 +442,7 @@ mod tests {
                     protect: protect.iter().map(|p| (*p).to_owned()).collect(),
                     sockets: Vec::new(),
                     stage: false,
+                    trace: false,
                 },
                 exec: stockade_model::ExecRules::default(),
                 network: Network::None,

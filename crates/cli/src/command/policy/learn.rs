@@ -55,7 +55,7 @@ pub fn suggest(typed: &PolicySuggestArgs) -> Ended {
         }
     };
     let settings = settings(&workspace, None)?;
-    let suggestion = smallest(&settings, &learned, &typed.base, &workspace, typed.generalise);
+    let suggestion = smallest(&settings, &learned, &typed.base, &workspace, (typed.generalise, &hideable()));
     let mut said = String::new();
     for made in &suggestion.generalised {
         said += &text::generalised(made, &newly_allowed(made));
@@ -83,6 +83,13 @@ pub fn suggest(typed: &PolicySuggestArgs) -> Ended {
     print(&shown)?;
     remark(&said);
     Ok(exit::SUCCESS)
+}
+
+/// Where people's files lie, as far as it exists here: what a traced run did not
+/// read of it, the suggested profile hides.
+fn hideable() -> Vec<PathBuf> {
+    let exists = |path: &PathBuf| path.symlink_metadata().is_ok_and(|meta| meta.is_dir());
+    ["/home", "/root", "/srv", "/mnt", "/media"].map(PathBuf::from).into_iter().filter(exists).collect()
 }
 
 /// What lies in a directory besides the files it stands for.

@@ -184,6 +184,7 @@ mod tests {
             stderr: None,
             truncated: false,
             staged: None,
+            reads: Vec::new(),
         };
         // As the outcome's JSON has it: what it may hold besides does not matter.
         let approval: Approval = serde_json::from_value(serde_json::json!({

@@ -1,0 +1,259 @@
+//! What a traced run reads: each object once, with a count and who was first.
+//!
+//! Evidence of what was asked for and nothing more: the kernel reads the path
+//! again and the floor decides, so a program that rewrites it meanwhile can keep
+//! a read from being seen, and gains no read by it. Bounded: where there is too
+//! much, a directory stands for what was read beneath it.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ffi::CStr;
+use std::ops::Bound;
+use std::os::fd::AsFd;
+
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, openat2};
+use stockade_model::{Layer, Level, Operation, RawText, ReadAccess};
+use stockade_sys::Errno;
+
+use super::caller::Caller;
+use super::ledger::{Actor, Denied};
+use super::service::Service;
+use super::walk::Object;
+
+/// Objects kept apart.
+const MAX_OBJECTS: usize = 1000;
+/// How many are left once directories stand for some of them.
+const LEFT_AFTER_FOLDING: usize = MAX_OBJECTS / 2;
+/// Trees that are not looked at: what they show is no file.
+const KERNEL_TREES: [&[u8]; 3] = [b"/proc/", b"/sys/", b"/dev/"];
+
+/// The reads of one attempt, by path.
+#[derive(Debug, Default)]
+pub(super) struct Reads {
+    known: BTreeMap<Vec<u8>, Known>,
+    has_folded: bool,
+}
+
+#[derive(Debug)]
+struct Known {
+    directory: bool,
+    files: u64,
+    who: Actor,
+    count: u64,
+}
+
+impl Reads {
+    /// Notes that the object at `path` was read.
+    pub fn note(&mut self, path: &[u8], directory: bool, who: impl FnOnce() -> Actor) {
+        if let Some(known) = self.known.get_mut(path) {
+            known.count += 1;
+            return;
+        }
+        if let Some(above) = self.folded_above(path) {
+            above.count += 1;
+            return;
+        }
+        if self.known.len() >= MAX_OBJECTS {
+            self.fold();
+            if let Some(above) = self.folded_above(path) {
+                above.count += 1;
+                above.files += 1;
+                return;
+            }
+            // Everything stands in the root directory, which stands for nothing.
+            if self.known.len() >= MAX_OBJECTS {
+                return;
+            }
+        }
+        self.known.insert(path.to_vec(), Known { directory, files: 0, who: who(), count: 1 });
+    }
+
+    /// A directory above `path` that stands for what is beneath it.
+    fn folded_above(&mut self, path: &[u8]) -> Option<&mut Known> {
+        if !self.has_folded {
+            return None;
+        }
+        let above = ancestors(path).find(|above| self.known.get(*above).is_some_and(|known| known.files > 0))?;
+        self.known.get_mut(above)
+    }
+
+    /// Lets the directories with the most of them stand for their files, until
+    /// half are left.
+    fn fold(&mut self) {
+        while self.known.len() > LEFT_AFTER_FOLDING {
+            let mut sizes: BTreeMap<&[u8], usize> = BTreeMap::new();
+            for parent in self.known.keys().filter_map(|path| ancestors(path).next()) {
+                *sizes.entry(parent).or_default() += 1;
+            }
+            let mut largest: Vec<(usize, Vec<u8>)> = sizes.into_iter().map(|(path, n)| (n, path.to_vec())).collect();
+            largest.sort_by(|a, b| b.cmp(a));
+            if largest.is_empty() {
+                return;
+            }
+            for (_, directory) in largest {
+                if self.known.len() <= LEFT_AFTER_FOLDING {
+                    return;
+                }
+                self.fold_into(directory);
+            }
+        }
+    }
+
+    fn fold_into(&mut self, directory: Vec<u8>) {
+        self.has_folded = true;
+        let (from, to) = ([&directory[..], b"/"].concat(), [&directory[..], b"0"].concat());
+        let range = (Bound::Excluded(from), Bound::Excluded(to));
+        let beneath: Vec<Vec<u8>> = self.known.range(range).map(|(path, _)| path.clone()).collect();
+        let mut whole = self.known.remove(&directory);
+        for path in beneath {
+            let Some(known) = self.known.remove(&path) else { continue };
+            let files = known.files.max(1);
+            match &mut whole {
+                None => whole = Some(Known { directory: true, files, ..known }),
+                Some(whole) => {
+                    whole.files += files;
+                    whole.count += known.count;
+                }
+            }
+        }
+        if let Some(whole) = whole {
+            self.known.insert(directory, whole);
+        }
+    }
+
+    /// All of them, by path.
+    pub fn take(&mut self) -> Vec<ReadAccess> {
+        let told = |(path, known): (Vec<u8>, Known)| ReadAccess {
+            object: RawText::from(path),
+            directory: known.directory,
+            files: known.files,
+            pid: known.who.pid,
+            program: known.who.program.map(RawText::from),
+            count: known.count,
+        };
+        std::mem::take(&mut self.known).into_iter().map(told).collect()
+    }
+}
+
+/// The directories above an absolute path, the nearest first, without the root.
+fn ancestors(path: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let slashes = path.iter().enumerate().rev().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
+    slashes.filter(|at| *at > 0).map(|at| &path[..at])
+}
+
+impl Service {
+    /// Notes an open that can only read. The kernel carries it out.
+    pub(super) fn note_open(&self, reads: &RefCell<Reads>, caller: &Caller, (start, path): (i32, &CStr), flags: i32) {
+        if KERNEL_TREES.iter().any(|tree| path.to_bytes().starts_with(tree)) {
+            return;
+        }
+        // What does not open is not read.
+        let Ok(object) = self.opened(caller, start, path, flags) else { return };
+        if object.is_placeless() || KERNEL_TREES.iter().any(|tree| object.path.starts_with(tree)) {
+            return;
+        }
+        if let Some(refusal) = self.powers.hides(&object.path) {
+            // At level full the placeholder behind which it is hidden tells.
+            if self.level != Level::Full {
+                let denied =
+                    Denied { operation: Operation::Read, object: object.path, layer: Layer::Landlock, refusal };
+                self.record(caller, denied);
+            }
+            return;
+        }
+        self.note_read(reads, &object, || self.actor(caller));
+    }
+
+    /// Notes that `object` is read. What only the run sees is not worth it.
+    pub(super) fn note_read(&self, reads: &RefCell<Reads>, object: &Object, who: impl FnOnce() -> Actor) {
+        if !self.powers.in_private_tree(&object.path) {
+            reads.borrow_mut().note(&object.path, object.kind() == FileType::Directory, who);
+        }
+    }
+
+    /// What the open would open now.
+    fn opened(&self, caller: &Caller, start: i32, path: &CStr, flags: i32) -> Result<Object, Errno> {
+        let first = self.first.as_ref().ok_or(Errno::ACCESS)?;
+        let is_followed = flags & libc::O_NOFOLLOW == 0;
+        let mut how = OFlags::PATH | OFlags::CLOEXEC;
+        how.set(OFlags::NOFOLLOW, !is_followed);
+        let within = if path.to_bytes().starts_with(b"/") { ResolveFlags::IN_ROOT } else { ResolveFlags::BENEATH };
+        let within = within | ResolveFlags::NO_MAGICLINKS;
+        let found = if within.contains(ResolveFlags::IN_ROOT) {
+            openat2(&first.root, path, how, Mode::empty(), within)
+        } else {
+            let start = if start == libc::AT_FDCWD { caller.cwd()? } else { caller.object(start)? };
+            openat2(start.as_fd(), path, how, Mode::empty(), within)
+        };
+        let object = match found {
+            Ok(fd) => Object::of(fd)?,
+            // A way out of the start, or over a link of procfs.
+            Err(Errno::XDEV | Errno::LOOP | Errno::AGAIN) => self.walk(caller)?.find(start, path, is_followed)?,
+            Err(errno) => return Err(errno),
+        };
+        self.must_still_wait(caller)?;
+        match object.kind() {
+            // `O_NOFOLLOW` on a link fails.
+            FileType::Symlink => Err(Errno::LOOP),
+            FileType::Directory => Ok(object),
+            _ if flags & libc::O_DIRECTORY != 0 => Err(Errno::NOTDIR),
+            _ => Ok(object),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn actor() -> Actor {
+        Actor { pid: Some(7), program: Some(b"/bin/cat".to_vec()) }
+    }
+
+    fn paths(reads: &[ReadAccess]) -> Vec<(String, u64, u64)> {
+        reads.iter().map(|read| (read.object.escaped(), read.files, read.count)).collect()
+    }
+
+    #[test]
+    fn one_object_stands_once_with_a_count_and_its_first_reader() {
+        let mut reads = Reads::default();
+        reads.note(b"/etc/hosts", false, actor);
+        reads.note(b"/etc/hosts", false, || unreachable!());
+        reads.note(b"/etc", true, actor);
+        let found = reads.take();
+        assert_eq!(paths(&found), [("/etc".to_owned(), 0, 1), ("/etc/hosts".to_owned(), 0, 2)]);
+        assert!(found[0].directory && !found[1].directory && found[1].pid == Some(7));
+    }
+
+    #[test]
+    fn too_many_are_put_together_by_directory_and_the_rest_stays_exact() {
+        let mut reads = Reads::default();
+        reads.note(b"/home/u/one", false, actor);
+        for n in 0..5 * MAX_OBJECTS {
+            reads.note(format!("/w/modules/{}/{n}", n % 7).as_bytes(), false, actor);
+            assert!(reads.known.len() <= MAX_OBJECTS);
+        }
+        let found = reads.take();
+        assert!(found.iter().any(|read| read.object == RawText::from("/home/u/one") && read.files == 0));
+        let folded: Vec<_> = found.iter().filter(|read| read.files > 0).collect();
+        assert!(!folded.is_empty() && folded.iter().all(|read| read.directory));
+        assert!(folded.iter().all(|read| read.object.as_bytes().starts_with(b"/w/modules")));
+        assert_eq!(found.iter().map(|read| read.count).sum::<u64>(), 5 * MAX_OBJECTS as u64 + 1);
+    }
+
+    /// However the paths lie: never more than the bound, never the root.
+    #[test]
+    fn deep_and_flat_trees_are_bounded_too() {
+        for path in
+            [|n: usize| format!("/{n}"), |n: usize| format!("/a{n}/b/c/d"), |n| format!("/x{}", "/y".repeat(n % 900))]
+        {
+            let mut reads = Reads::default();
+            for n in 0..3 * MAX_OBJECTS {
+                reads.note(path(n).as_bytes(), false, actor);
+            }
+            let found = reads.take();
+            assert!(!found.is_empty() && found.len() <= MAX_OBJECTS, "{}", found.len());
+            assert!(found.iter().all(|read| read.object.as_bytes().len() > 1));
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! From what traced runs read to a profile that lets nothing else of people's
+//! files be read.
+//!
+//! The system stays readable; what is hidden is where people's own files lie.
+//! Of that, the workspace and each file that was read are revealed. A directory
+//! that was only listed needs nothing: it shows what of it is revealed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use stockade_model::{Grant, RawText};
+
+use super::{FILES_FOR_DIRECTORY, Generalisation, Learned, MAX_POWERS, Maker, Suggestion};
+
+/// Adds `hide` and `reveal`. Each of `hideable` is hidden, and home.
+pub(super) fn suggest(maker: &Maker<'_>, hideable: &[PathBuf], generalise: bool, suggestion: &mut Suggestion) {
+    let home = maker.settings.home();
+    let mut hidden: BTreeSet<&Path> = hideable.iter().map(PathBuf::as_path).chain([home]).collect();
+    let all = hidden.clone();
+    hidden.retain(|path| !all.iter().any(|other| other != path && path.starts_with(other)));
+    let is_hidden = |path: &Path| hidden.iter().any(|root| path.starts_with(root));
+    let is_given = |path: &Path| path.starts_with(maker.workspace) || is_written(maker, path);
+    let mut paths: BTreeSet<PathBuf> = BTreeSet::new();
+    let mut many: BTreeMap<PathBuf, u64> = BTreeMap::new();
+    for (path, reading) in maker.learned.reads.iter().filter(|(path, _)| is_hidden(path) && !is_given(path)) {
+        if reading.directory && reading.files == 0 {
+            continue;
+        }
+        let grant = Grant::Read(path.clone());
+        let holds_hidden = || reading.files > 0 && !may_stand(maker, &hidden, path);
+        if maker.learned.refused.contains_key(&grant) {
+            suggestion.left_out.push((grant, "it was also refused"));
+        } else if let Some(why) = maker.guarded(&grant) {
+            suggestion.left_out.push((grant, why));
+        } else if holds_hidden() {
+            suggestion.left_out.push((grant, "too much was read there to name it, and it holds more than that"));
+        } else if reading.files > 0 && !generalise {
+            suggestion.left_out.push((grant, "too many files to name: with --generalise it stands for them"));
+        } else if paths.len() >= MAX_POWERS {
+            suggestion.left_out.push((grant, "there are too many"));
+        } else if reading.files > 0 {
+            many.insert(path.clone(), reading.files);
+        } else {
+            paths.insert(path.clone());
+        }
+    }
+    if generalise {
+        let made = generalised(maker, &hidden, &mut paths, many);
+        suggestion.generalised.extend(made);
+    }
+    for path in &hidden {
+        maker.push(suggestion, "hide", path);
+    }
+    if is_hidden(maker.workspace) {
+        suggestion.profile.entry("reveal").or_default().push("./".to_owned());
+    }
+    let revealed: BTreeSet<String> = suggestion.profile.get("reveal").into_iter().flatten().cloned().collect();
+    for path in paths.iter().filter(|path| !revealed.contains(&maker.shown(path))) {
+        maker.push(suggestion, "reveal", path);
+    }
+}
+
+/// What may be written can be read.
+fn is_written(maker: &Maker<'_>, path: &Path) -> bool {
+    maker.profile.filesystem.write.iter().any(|root| path.starts_with(root.as_path()))
+}
+
+/// Whether a directory may stand for what was read in it: not where it holds
+/// all that is hidden, a credential, something refused or left out.
+fn may_stand(maker: &Maker<'_>, hidden: &BTreeSet<&Path>, directory: &Path) -> bool {
+    let is_around = |path: &Path| path.starts_with(directory);
+    let refused = |grant: &Grant| grant.path().is_some_and(is_around);
+    !hidden.iter().any(|root| is_around(root))
+        && hidden.iter().any(|root| directory.starts_with(root))
+        && !is_around(maker.workspace)
+        && !maker.profile.filesystem.hide.iter().any(|path| is_around(path.as_path()))
+        && !maker.learned.refused.keys().any(refused)
+        && !maker
+            .learned
+            .reads
+            .keys()
+            .any(|path| is_around(path) && maker.guarded(&Grant::Read(path.clone())).is_some())
+        && maker.guarded(&Grant::Read(directory.to_owned())).is_none()
+}
+
+/// Directories in the place of three or more of what was read directly in them,
+/// from the deepest up.
+fn generalised(
+    maker: &Maker<'_>,
+    hidden: &BTreeSet<&Path>,
+    paths: &mut BTreeSet<PathBuf>,
+    many: BTreeMap<PathBuf, u64>,
+) -> Vec<Generalisation> {
+    let mut stands: BTreeMap<PathBuf, Vec<PathBuf>> = BTreeMap::new();
+    for directory in many.into_keys() {
+        stands.insert(directory.clone(), vec![directory.clone()]);
+        paths.insert(directory);
+    }
+    let mut depth = paths.iter().map(|path| path.components().count()).max().unwrap_or(0);
+    while depth > 1 {
+        let mut by_directory: BTreeMap<PathBuf, Vec<PathBuf>> = BTreeMap::new();
+        for path in paths.iter().filter(|path| path.components().count() == depth) {
+            if let Some(directory) = path.parent() {
+                by_directory.entry(directory.to_owned()).or_default().push(path.clone());
+            }
+        }
+        for (directory, from) in by_directory {
+            if from.len() >= FILES_FOR_DIRECTORY && may_stand(maker, hidden, &directory) {
+                let mut all = Vec::new();
+                for path in from {
+                    paths.remove(&path);
+                    all.extend(stands.remove(&path).unwrap_or_else(|| vec![path]));
+                }
+                paths.insert(directory.clone());
+                stands.insert(directory, all);
+            }
+        }
+        depth -= 1;
+    }
+    let made = stands.into_iter().map(|(directory, from)| Generalisation { directory, from, reads: true });
+    made.collect()
+}
+
+impl Learned {
+    /// Which program read it, as a comment behind an entry that ends so.
+    pub(super) fn reader_of(&self, ends: &str) -> String {
+        let found = self.reads.iter().find(|(path, _)| path.display().to_string().ends_with(ends));
+        match found.and_then(|(_, reading)| reading.program.as_ref().map(|program| (program, &reading.request))) {
+            Some((program, request)) if !ends.is_empty() && ends != "./" => {
+                format!(" # read by {}, {request}", RawText::escaped(program))
+            }
+            _ => String::new(),
+        }
+    }
+}
