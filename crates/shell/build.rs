@@ -1,7 +1,9 @@
 //! Finds where every table of the knowledge base stands, so that nothing has to
 //! be searched for when a command is judged. What a table says is read when its
-//! program is first met.
+//! program is first met. The table of denied uses is made into code whole: one
+//! that cannot be read is an error here and not a rule that is missing.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::{env, fs, io};
@@ -9,6 +11,8 @@ use std::{env, fs, io};
 #[allow(dead_code, reason = "shared with the crate, which reads tables as well")]
 #[path = "src/knowledge/text.rs"]
 mod text;
+
+use text::Value;
 
 /// Files in the directory that are no families of programs.
 const OTHERS: &[&str] = &["hazards", "neutralise"];
@@ -48,7 +52,85 @@ fn main() -> io::Result<()> {
         let _ = writeln!(code, "    Slot::new({name:?}, {canonical:?}, FILE_{file}, {start}, {end}),");
     }
     code.push_str("];\n");
-    fs::write(Path::new(&out).join("index.rs"), code)
+    fs::write(Path::new(&out).join("index.rs"), code)?;
+    let hazards = fs::read_to_string(Path::new(&root).join("knowledge/hazards.toml"))?;
+    let code = hazards_code(hazards.leak()).map_err(|fault| io::Error::other(format!("hazards.toml: {fault}")))?;
+    fs::write(Path::new(&out).join("hazards.rs"), code)
+}
+
+/// The table of denied uses as code: the uses, and where a program's stand.
+fn hazards_code(content: &'static str) -> Result<String, String> {
+    let mut lists = BTreeMap::new();
+    let mut uses = String::new();
+    let (mut names, mut beginnings) = (Vec::new(), Vec::new());
+    let mut count = 0;
+    for (table, body) in text::tables(content) {
+        let pairs: Vec<(&str, Value)> =
+            text::pairs(body).collect::<Result<_, _>>().map_err(|line| format!("[{table}]: {line}"))?;
+        if table == "lists" {
+            for (name, value) in pairs {
+                let Value::Text(words) = value else { return Err(format!("[lists]: {name}")) };
+                lists.insert(name, words);
+            }
+            continue;
+        }
+        let (programs, code) = one_hazard(pairs, &lists).map_err(|fault| format!("[{table}]: {fault}"))?;
+        for program in programs.split_ascii_whitespace() {
+            match program.strip_suffix('*') {
+                Some(beginning) if beginning.len() > 1 && !beginning.contains(['*', '?']) => {
+                    beginnings.push((beginning, count))
+                }
+                None if program.len() > 1 && !program.contains('?') => names.push((program, count)),
+                _ => return Err(format!("[{table}]: programs: {program}")),
+            }
+        }
+        uses.push_str(&code);
+        count += 1;
+    }
+    names.sort_unstable();
+    beginnings.sort_unstable();
+    Ok(format!(
+        "static HAZARDS: [Hazard; {count}] = [\n{uses}];\npub(crate) const BY_NAME: [(&str, usize); {}] = {names:?};\npub(crate) const BY_BEGINNING: [(&str, usize); {}] = {beginnings:?};\n",
+        names.len(),
+        beginnings.len(),
+    ))
+}
+
+/// The programs of one denied use, and the use as code.
+fn one_hazard(
+    pairs: Vec<(&str, Value)>,
+    lists: &BTreeMap<&str, &'static str>,
+) -> Result<(&'static str, String), String> {
+    let (mut programs, mut code) = ("", "");
+    let (mut needs, mut unless) = (Vec::new(), Vec::new());
+    for (key, value) in pairs {
+        match (key, value) {
+            ("programs", Value::Text(text)) => programs = text,
+            ("needs", Value::List(groups)) => {
+                needs = groups.into_iter().map(|group| words(group, lists)).collect::<Result<_, _>>()?;
+            }
+            ("unless", Value::Text(text)) => unless = words(text, lists)?,
+            ("code", Value::Text(text)) => code = text,
+            (key, _) => return Err(key.to_owned()),
+        }
+    }
+    if programs.is_empty() || code.is_empty() || needs.iter().any(Vec::is_empty) {
+        return Err("says too little".to_owned());
+    }
+    let needs: Vec<String> = needs.iter().map(|group| format!("&{group:?}")).collect();
+    Ok((programs, format!("    Hazard {{ needs: &[{}], unless: &{unless:?}, code: {code:?} }},\n", needs.join(", "))))
+}
+
+/// The words of a group, with named lists put in.
+fn words(group: &'static str, lists: &BTreeMap<&str, &'static str>) -> Result<Vec<&'static str>, String> {
+    let mut out = Vec::new();
+    for word in group.split_ascii_whitespace() {
+        match word.strip_prefix('@') {
+            Some(list) => out.extend(lists.get(list).ok_or(word)?.split_ascii_whitespace()),
+            None => out.push(word),
+        }
+    }
+    Ok(out)
 }
 
 /// Other names of a table: its first key. Names of subcommands hold a blank, so

@@ -3,6 +3,7 @@
 //! else: such a text is one to ask about anyway. Work grows with the length of
 //! the text alone.
 
+use crate::budget::Budget;
 use crate::judge::Judge;
 use crate::knowledge::hazards;
 use crate::rules;
@@ -83,40 +84,115 @@ pub(crate) fn is_too_deep(text: &[u8]) -> bool {
     false
 }
 
-/// Judges what stands in the text literally.
+/// Judges what stands in the text literally. The looks of one assessment share
+/// one budget of their own.
 pub(crate) fn look(judge: &mut Judge, text: &[u8]) {
     forms(judge, text);
+    let own = std::mem::replace(&mut judge.last_look, Budget::of(0));
+    let outer = std::mem::replace(&mut judge.budget, own);
+    commands(judge, text);
+    judge.last_look = std::mem::replace(&mut judge.budget, outer);
+}
+
+/// Judges what stands where a command could.
+fn commands(judge: &mut Judge, text: &[u8]) {
     let mut places = 0;
     let mut at = 0;
     let mut leads = true;
-    let mut steps = 0usize;
-    while at < text.len() && places < MAX_PLACES {
-        steps += 1;
-        if steps.is_multiple_of(512) && judge.budget.is_spent() {
-            return;
-        }
-        let length = text[at..].iter().take_while(|b| is_word(**b)).count();
-        if length == 0 {
-            leads = (leads && text[at].is_ascii_whitespace()) || b";&|\n(){}'\"`".contains(&text[at]);
+    while at < text.len() && places < MAX_PLACES && !judge.budget.is_spent() {
+        let kind = KINDS[usize::from(text[at])];
+        if kind != Kind::Word {
+            leads = kind == Kind::Lead || (leads && kind == Kind::Blank);
             at += 1;
             continue;
         }
+        let length = text[at..].iter().take_while(|b| KINDS[usize::from(**b)] == Kind::Word).count();
         let word = &text[at..at + length];
-        if leads {
-            let name = word.rsplit(|b| *b == b'/').next().unwrap_or_default();
-            if is_worth_a_look(name) {
-                places += 1;
-                let end = command(judge, &text[at..], at);
-                // A wrapper was seen through: what it runs was judged with it.
-                if matches!(name, b"env" | b"sudo" | b"doas") {
-                    at += end.max(1);
-                    leads = true;
-                    continue;
-                }
+        let name = word.rsplit(|b| *b == b'/').next().unwrap_or_default();
+        if leads && could_be_named(name) && judge.budget.spend(1) && is_worth_a_look(name) {
+            places += 1;
+            let end = command(judge, &text[at..], at);
+            // A wrapper was seen through: what it runs was judged with it.
+            if matches!(name, b"env" | b"sudo" | b"doas") {
+                at += end.max(1);
+                leads = true;
+                continue;
             }
         }
-        leads = LEADS.contains(&word) || (leads && word.contains(&b'='));
+        leads = (length <= LONGEST_LEAD && LEADS.contains(&word)) || (leads && word.contains(&b'='));
         at += length;
+    }
+}
+
+/// What a byte is for the last look.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Word,
+    Blank,
+    /// A command may stand behind it.
+    Lead,
+    Other,
+}
+
+const KINDS: [Kind; 256] = {
+    let mut kinds = [Kind::Word; 256];
+    let mut byte = 0;
+    while byte <= b' ' {
+        kinds[byte as usize] = if byte.is_ascii_whitespace() { Kind::Blank } else { Kind::Other };
+        byte += 1;
+    }
+    let leads = b";&|\n(){}'\"`";
+    let mut at = 0;
+    while at < leads.len() {
+        kinds[leads[at] as usize] = Kind::Lead;
+        at += 1;
+    }
+    kinds[b'<' as usize] = Kind::Other;
+    kinds[b'>' as usize] = Kind::Other;
+    kinds
+};
+
+/// Longest word of [`LEADS`].
+const LONGEST_LEAD: usize = 7;
+
+/// The first two letters of every program that is worth a look: a row for each
+/// first letter, a bit for each second one.
+const BEGINNINGS: [u32; 26] = {
+    let mut rows = [0; 26];
+    let mut at = 0;
+    while at < WORTH_A_LOOK.len() {
+        rows = with_beginning(rows, WORTH_A_LOOK[at]);
+        at += 1;
+    }
+    let tables = [hazards::BY_NAME.as_slice(), hazards::BY_BEGINNING.as_slice()];
+    let mut table = 0;
+    while table < tables.len() {
+        let mut at = 0;
+        while at < tables[table].len() {
+            rows = with_beginning(rows, tables[table][at].0.as_bytes());
+            at += 1;
+        }
+        table += 1;
+    }
+    rows
+};
+
+const fn with_beginning(mut rows: [u32; 26], name: &[u8]) -> [u32; 26] {
+    if name.len() >= 2 && name[0].is_ascii_lowercase() && name[1].is_ascii_lowercase() {
+        rows[(name[0] - b'a') as usize] |= 1 << (name[1] - b'a');
+    }
+    rows
+}
+
+/// False if no program that is worth a look begins like this: most words end
+/// here.
+fn could_be_named(name: &[u8]) -> bool {
+    match name {
+        [b'a'..=b'z'] | [] => false,
+        [first @ b'a'..=b'z', second @ b'a'..=b'z', ..] => {
+            BEGINNINGS[usize::from(first - b'a')] & (1 << (second - b'a')) != 0
+        }
+        _ => true,
     }
 }
 
@@ -137,10 +213,6 @@ pub(crate) fn look_behind(judge: &mut Judge, arguments: &[Argument], at: (usize,
             judge.unwrapped(command.to_vec(), Flow::default(), at);
         });
     }
-}
-
-fn is_word(byte: u8) -> bool {
-    byte > b' ' && !b";&|(){}'\"`<>".contains(&byte)
 }
 
 /// Reads up to the end of a command, quotes and backslashes taken out. How long

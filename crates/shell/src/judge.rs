@@ -26,6 +26,19 @@ const MAX_DEPTH: usize = 60;
 /// Most values of a loop that are played through.
 const MAX_LOOP_VALUES: usize = 16;
 
+/// Work one assessment may be, in units. Beyond it the rest is not understood.
+const WALK_UNITS: u64 = 100_000;
+/// Work the last looks at texts that were not read may be, in units.
+const LAST_LOOK_UNITS: u64 = 60_000;
+/// Longest value of a variable that is followed, in bytes.
+const MAX_VALUE: usize = 4096;
+/// What looking at one statement, one command, one of its words and one of the
+/// arguments that a program is known by costs, in units of the budget.
+const UNITS_PER_STATEMENT: u64 = 10;
+const UNITS_PER_COMMAND: u64 = 60;
+const UNITS_PER_WORD: usize = 10;
+const UNITS_PER_ARGUMENT: u64 = 30;
+
 /// Most findings kept; a stricter one is always kept.
 const MAX_FINDINGS: usize = 200;
 
@@ -63,6 +76,8 @@ pub(crate) struct Judge<'c> {
     pub scope: Scope,
     pub seen: Seen,
     pub budget: Budget,
+    /// For looks at what was more work than it may be.
+    pub last_look: Budget,
     /// Set while a script inside an argument is walked: findings point there.
     fixed_span: Option<(usize, usize)>,
     commands: usize,
@@ -99,14 +114,15 @@ impl Values for View<'_> {
 }
 
 impl<'c> Judge<'c> {
-    pub(crate) fn new(context: &'c Context, budget: Budget) -> Self {
+    pub(crate) fn new(context: &'c Context) -> Self {
         Self {
             context,
             findings: Vec::new(),
             capabilities: BTreeSet::new(),
             scope: Scope { cwd: Some(context.cwd.as_bytes().to_vec()), ..Scope::default() },
             seen: Seen::default(),
-            budget,
+            budget: Budget::of(WALK_UNITS),
+            last_look: Budget::of(LAST_LOOK_UNITS),
             fixed_span: None,
             commands: 0,
             nesting: 0,
@@ -143,6 +159,11 @@ impl<'c> Judge<'c> {
         paths::absolute(&argument.pattern()?, self.scope.cwd.as_deref())
     }
 
+    /// True if a part was left out because it was too much.
+    pub(crate) fn is_cut_short(&self) -> bool {
+        self.commands > MAX_COMMANDS || self.budget.is_spent()
+    }
+
     /// Walks statements in order in the same shell.
     pub(crate) fn block(&mut self, statements: &[Statement], stdin: &Flow) -> Flow {
         let mut out = Flow::default();
@@ -169,7 +190,8 @@ impl<'c> Judge<'c> {
 
     fn statement(&mut self, statement: &Statement, stdin: &Flow) -> Flow {
         self.depth += 1;
-        let flow = if self.depth > MAX_DEPTH || self.commands > MAX_COMMANDS || self.budget.is_spent() {
+        let flow = if self.depth > MAX_DEPTH || self.commands > MAX_COMMANDS || !self.budget.spend(UNITS_PER_STATEMENT)
+        {
             self.ask("too-much-to-review", "The script is too deep or too long to be reviewed.", (0, 0));
             Flow::default()
         } else {
@@ -250,7 +272,12 @@ impl<'c> Judge<'c> {
         let mut out = Flow::default();
         let known: Option<Vec<Vec<u8>>> = arguments.iter().map(Argument::literal).collect();
         match known {
-            Some(values) if !values.is_empty() && values.len() <= MAX_LOOP_VALUES && is_ordinary(variable) => {
+            Some(values)
+                if !values.is_empty()
+                    && values.len() <= MAX_LOOP_VALUES
+                    && values.iter().all(|value| value.len() <= MAX_VALUE)
+                    && is_ordinary(variable) =>
+            {
                 for value in values {
                     self.scope.variables.insert(variable.to_vec(), Value::Known(value));
                     out.join(&self.block(body, stdin));
@@ -284,7 +311,7 @@ impl<'c> Judge<'c> {
                 flows.push(flow);
             }
             let view = View { scope: &self.scope, context: self.context };
-            match expand(word, &flows, &view) {
+            match expand(word, &flows, &view, &self.budget) {
                 Some(arguments) => out.extend(arguments),
                 None => {
                     self.ask(
@@ -395,8 +422,9 @@ impl<'c> Judge<'c> {
     /// readers. What comes out of it.
     pub(crate) fn command(&mut self, arguments: Vec<Argument>, stdin: Flow, at: (usize, usize)) -> Flow {
         self.nesting += 1;
-        let flow = if self.budget.is_spent() {
-            self.ask("too-much-to-review", "Too much to be reviewed in time.", at);
+        let bytes: usize = arguments.iter().map(|argument| argument.atoms.len() + UNITS_PER_WORD).sum();
+        let flow = if !self.budget.spend(UNITS_PER_COMMAND + bytes as u64) {
+            self.ask("too-much-to-review", "More than can be reviewed.", at);
             Flow::default()
         } else if self.nesting > MAX_NESTING {
             self.ask("too-deep", "Wrapped too deeply to be reviewed.", at);
@@ -433,6 +461,10 @@ impl<'c> Judge<'c> {
             return self.wrapped(&name, qualified, peeled, stdin, at);
         }
         arguments.remove(0);
+        if !self.budget.spend(arguments.len() as u64 * UNITS_PER_ARGUMENT) {
+            self.ask("too-much-to-review", "More than can be reviewed.", at);
+            return Flow::default();
+        }
         let invocation = Invocation::new(name, qualified, arguments, stdin, at);
         if let Some(flow) = rules::runs_inner(self, &invocation) {
             return flow;
@@ -528,10 +560,11 @@ impl<'c> Judge<'c> {
             self.ask("too-deep", "Scripts inside scripts, too deep to be reviewed.", at);
             return Flow::default();
         }
-        let statements = match crate::parse::parse(text, self.budget) {
+        let statements = match crate::parse::parse(text, &self.budget) {
             Ok(statements) => statements,
             Err(_) => {
-                self.ask("not-understood", "A script inside the command could not be read in time.", at);
+                self.ask("not-understood", "A script inside the command is more work to read than it may be.", at);
+                crude::look(self, text);
                 return Flow::default();
             }
         };

@@ -33,23 +33,15 @@ mod variables;
 mod words;
 mod wrappers;
 
-use std::time::Duration;
-
 use stockade_model::{Assessment, Finding, RawText, Span, Tier};
 
-use crate::budget::Budget;
 use crate::judge::Judge;
 use crate::words::{Argument, Flow};
 
 pub use crate::neutralise::{Neutralisation, default_toolchain, has_no_submodules, is_plain_configuration};
 
-/// Processor time one assessment may take. Beyond it the rest is not understood.
-const TIME_BOUND: Duration = Duration::from_millis(30);
-
-/// Processor time the last look at a text that was not parsed may take.
-// Unoptimised code is some twenty times slower; it still has to find what is
-// literally there.
-const CRUDE_BOUND: Duration = Duration::from_millis(if cfg!(debug_assertions) { 240 } else { 12 });
+/// Longest arguments that are all looked at, in bytes.
+const MAX_ARGUMENTS: usize = 64 << 10;
 
 /// Where a command would run.
 #[derive(Clone, Debug)]
@@ -94,19 +86,19 @@ pub fn judge_script(script: &[u8], context: &Context) -> Judged {
 
 /// The walk over a script.
 fn walked<'c>(script: &[u8], context: &'c Context) -> Judge<'c> {
-    let mut judge = Judge::new(context, Budget::of(TIME_BOUND));
+    let mut judge = Judge::new(context);
     judge.findings = text::findings(script, true);
     let whole = (0, script.len());
-    let parsed = if script.len() > text::MAX_PARSED {
+    let parsed = if script.len() > parse::MAX_PARSED {
         judge.ask("too-long", "Too long to be read.", whole);
         None
     } else if crude::is_too_deep(script) {
         judge.ask("too-deep", "Nested too deeply to be reviewed.", whole);
         None
     } else {
-        let parsed = parse::parse(script, judge.budget).ok();
+        let parsed = parse::parse(script, &judge.budget).ok();
         if parsed.is_none() {
-            judge.ask("not-understood", "Could not be read in time.", whole);
+            judge.ask("not-understood", "More work to read than it may be.", whole);
         }
         parsed
     };
@@ -116,11 +108,11 @@ fn walked<'c>(script: &[u8], context: &'c Context) -> Judge<'c> {
                 judge.ask("empty", "Nothing to run.", whole);
             }
             judge.block(&statements, &Flow::default());
+            if judge.is_cut_short() {
+                crude::look(&mut judge, script);
+            }
         }
-        None => {
-            judge.budget = Budget::of(CRUDE_BOUND);
-            crude::look(&mut judge, script);
-        }
+        None => crude::look(&mut judge, script),
     }
     rules::judge_whole(&mut judge, (0, script.len()));
     judge
@@ -128,13 +120,17 @@ fn walked<'c>(script: &[u8], context: &'c Context) -> Judge<'c> {
 
 /// As [`assess_argv`], with what the run must carry.
 pub fn judge_argv(argv: &[RawText], context: &Context) -> Judged {
-    let mut judge = Judge::new(context, Budget::of(TIME_BOUND));
+    let mut judge = Judge::new(context);
     let mut joined = Vec::new();
-    let mut arguments = Vec::with_capacity(argv.len());
+    let mut arguments = Vec::with_capacity(argv.len().min(MAX_ARGUMENTS));
     for argument in argv {
         let start = joined.len();
         joined.extend_from_slice(argument.as_bytes());
-        arguments.push(Argument::known(argument.as_bytes(), (start, joined.len())));
+        // What comes later is not looked at one by one.
+        if start <= MAX_ARGUMENTS {
+            let beginning = &joined[start..joined.len().min(start + MAX_ARGUMENTS)];
+            arguments.push(Argument::known(beginning, (start, joined.len())));
+        }
         joined.push(b' ');
     }
     joined.pop();
@@ -142,13 +138,32 @@ pub fn judge_argv(argv: &[RawText], context: &Context) -> Judged {
     let whole = (0, joined.len());
     if arguments.first().is_none_or(|first| first.atoms.is_empty()) {
         judge.ask("empty", "Nothing to run.", whole);
-    } else if joined.len() > text::MAX_PARSED {
+    } else if joined.len() > MAX_ARGUMENTS {
         judge.ask("too-long", "Too long to be read.", whole);
+        long_arguments(&mut judge, arguments, &joined);
     } else {
         judge.command(arguments, Flow::default(), whole);
     }
     rules::judge_whole(&mut judge, whole);
     finish(judge, joined.len())
+}
+
+/// Looks for what is literally denied: in the first arguments, and for a shell in
+/// all of its script.
+fn long_arguments(judge: &mut Judge, mut arguments: Vec<Argument>, joined: &[u8]) {
+    let name = arguments.first().map(Argument::shown).unwrap_or_default();
+    if rules::code::is_shell(name.rsplit(|b| *b == b'/').next().unwrap_or_default()) {
+        crude::look(judge, joined);
+    }
+    let mut left = MAX_ARGUMENTS / 4;
+    for argument in &mut arguments {
+        argument.atoms.truncate(left);
+        left -= argument.atoms.len();
+    }
+    arguments.truncate(MAX_ARGUMENTS / 64);
+    rules::code::denials_only(judge, |judge| {
+        judge.command(arguments, Flow::default(), (0, joined.len()));
+    });
 }
 
 fn finish(judge: Judge, length: usize) -> Judged {

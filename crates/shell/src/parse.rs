@@ -12,6 +12,15 @@ use crate::budget::Budget;
 use crate::lower_word::word;
 use crate::script::{Assignment, Simple, Statement, Word};
 
+/// Longest text that is parsed, in bytes.
+pub(crate) const MAX_PARSED: usize = 64 << 10;
+/// Bytes the parser is given at a time.
+const CHUNK: usize = 64;
+/// What reading one such piece costs at most.
+const UNITS_PER_CHUNK: u64 = 3;
+/// What a hundred steps of the parser cost.
+const UNITS_PER_PROGRESS: u64 = 800;
+
 /// How deep statements may nest before they count as not understood.
 const MAX_DEPTH: usize = 48;
 
@@ -42,8 +51,8 @@ const RESERVED: &[&[u8]] = &[
 /// Why a text has no statements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ParseFailure {
-    /// It took longer than it may.
-    TimedOut,
+    /// It is too long, or more work than it may be.
+    TooMuch,
     /// The grammar could not be loaded.
     Unavailable,
 }
@@ -67,15 +76,27 @@ fn new_parser() -> Result<Parser, ParseFailure> {
 }
 
 /// The statements of a script. Gives up when the budget is spent.
-pub(crate) fn parse(source: &[u8], budget: Budget) -> Result<Vec<Statement>, ParseFailure> {
+pub(crate) fn parse(source: &[u8], budget: &Budget) -> Result<Vec<Statement>, ParseFailure> {
+    if source.len() > MAX_PARSED {
+        return Err(ParseFailure::TooMuch);
+    }
     let mut parser = PARSER.take().map_or_else(new_parser, Ok)?;
+    // Called once in a hundred steps of the parser.
     let mut progress = |_: &tree_sitter::ParseState| {
-        if budget.is_spent() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if budget.spend(UNITS_PER_PROGRESS) { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     };
     let options = ParseOptions::new().progress_callback(&mut progress);
-    let mut read = |at: usize, _| source.get(at..).unwrap_or_default();
+    // One step may read far ahead and again and again: what it is given counts as
+    // well. Without units there is no more text, and the result is dropped.
+    let mut read = |at: usize, _| {
+        let chunk = source.get(at..source.len().min(at.saturating_add(CHUNK))).unwrap_or_default();
+        if budget.spend(UNITS_PER_CHUNK) { chunk } else { &[] }
+    };
     // One that gave up holds state and is dropped.
-    let tree = parser.parse_with_options(&mut read, None, Some(options)).ok_or(ParseFailure::TimedOut)?;
+    let tree = parser.parse_with_options(&mut read, None, Some(options)).ok_or(ParseFailure::TooMuch)?;
+    if budget.is_spent() {
+        return Err(ParseFailure::TooMuch);
+    }
     PARSER.set(Some(parser));
     let root = tree.root_node();
     let lowering = Lowering { source, depth: 0 };

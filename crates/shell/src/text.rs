@@ -3,8 +3,6 @@
 
 use stockade_model::{Finding, Span, Tier};
 
-/// Longest text that is parsed, in bytes.
-pub(crate) const MAX_PARSED: usize = 1 << 20;
 /// Longest text a person reviews, in bytes.
 const MAX_REVIEWED: usize = 4096;
 /// Longest run of blanks or empty lines a person expects.

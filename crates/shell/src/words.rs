@@ -2,12 +2,15 @@
 //! is known. An argument knows whether its value is in the text; nothing here
 //! guesses. Must not know what any program does.
 
+use crate::budget::Budget;
 use crate::script::{Atom, Dynamic, Word};
 
 /// Most arguments one word may become.
 const MAX_EXPANSION: usize = 512;
 /// Most bytes all of them may have together.
 const MAX_EXPANDED: usize = 16 * 1024;
+/// Bytes of words that are copied or searched for one unit of the budget.
+const BYTES_PER_UNIT: usize = 8;
 /// Stands for an unknown stretch where a value is only looked at.
 pub(crate) const UNKNOWN_BYTE: u8 = 0;
 
@@ -144,25 +147,27 @@ pub(crate) trait Values {
     fn home(&self) -> Option<Vec<u8>>;
 }
 
-/// The arguments a word becomes; `None` where there would be too many. Flows of
-/// nested scripts come in their order.
-pub(crate) fn expand(word: &Word, flows: &[Flow], values: &dyn Values) -> Option<Vec<Argument>> {
+/// The arguments a word becomes; `None` where there would be too many, or the
+/// budget is spent. Flows of nested scripts come in their order.
+pub(crate) fn expand(word: &Word, flows: &[Flow], values: &dyn Values, budget: &Budget) -> Option<Vec<Argument>> {
     let mut alternatives = vec![word.atoms.clone()];
     if word.atoms.iter().any(|a| matches!(a, Atom::Byte { byte: b'{', quoted: false })) {
         alternatives = Vec::new();
-        braces(&word.atoms, word.quoted, &mut alternatives, 0)?;
+        let mut braces = Braces { quoted: word.quoted, out: &mut alternatives, budget };
+        braces.expand(&word.atoms, 0)?;
     }
-    Some(
-        alternatives
-            .into_iter()
-            .map(|atoms| {
-                let mut argument = Argument { atoms: Vec::new(), span: word.span, flow: Flow::default() };
-                let atoms = if word.starts_quoted { atoms } else { tilde(atoms, values) };
-                substitute(atoms, flows, values, &mut argument);
-                argument
-            })
-            .collect(),
-    )
+    let mut out = Vec::with_capacity(alternatives.len());
+    for atoms in alternatives {
+        let mut argument = Argument { atoms: Vec::new(), span: word.span, flow: Flow::default() };
+        let atoms = if word.starts_quoted { atoms } else { tilde(atoms, values) };
+        substitute(atoms, flows, values, &mut argument);
+        let enough = budget.spend((argument.atoms.len() / BYTES_PER_UNIT + flows.len()) as u64);
+        if !enough {
+            return None;
+        }
+        out.push(argument);
+    }
+    Some(out)
 }
 
 /// Puts in the values that are known.
@@ -225,48 +230,63 @@ fn is_unquoted(atom: &Atom, wanted: u8) -> bool {
     matches!(atom, Atom::Byte { byte, quoted: false } if *byte == wanted)
 }
 
-/// Brace expansion as bash(1) says. `None` if too much, or if it is not known.
-fn braces(atoms: &[Atom], quoted: bool, out: &mut Vec<Vec<Atom>>, depth: usize) -> Option<()> {
-    if depth > 16 {
-        return None;
-    }
-    let mut open = 0;
-    while let Some(at) = atoms[open..].iter().position(|a| is_unquoted(a, b'{')).map(|i| i + open) {
-        let Some((close, commas)) = matching(atoms, at) else {
-            open = at + 1;
-            continue;
-        };
-        let alternatives = if commas.is_empty() {
-            match sequence(&atoms[at + 1..close])? {
-                // A quote in it, even an empty one, makes it no sequence.
-                Some(_) if quoted => return None,
-                Some(values) => values,
-                None => {
-                    open = at + 1;
-                    continue;
-                }
-            }
-        } else {
-            let mut from = at + 1;
-            let mut list = Vec::new();
-            for to in commas.into_iter().chain([close]) {
-                list.push(atoms[from..to].to_vec());
-                from = to + 1;
-            }
-            list
-        };
-        for alternative in alternatives {
-            let whole: Vec<Atom> =
-                atoms[..at].iter().cloned().chain(alternative).chain(atoms[close + 1..].iter().cloned()).collect();
-            braces(&whole, quoted, out, depth + 1)?;
-            if out.len() > MAX_EXPANSION || out.len() * atoms.len() > MAX_EXPANDED {
+/// Brace expansion as bash(1) says.
+struct Braces<'a> {
+    /// The word holds a quote.
+    quoted: bool,
+    out: &'a mut Vec<Vec<Atom>>,
+    budget: &'a Budget,
+}
+
+impl Braces<'_> {
+    /// `None` if it is too much, or not known.
+    fn expand(&mut self, atoms: &[Atom], depth: usize) -> Option<()> {
+        if depth > 16 {
+            return None;
+        }
+        let cost = (atoms.len() / BYTES_PER_UNIT + 1) as u64;
+        let mut open = 0;
+        while let Some(at) = atoms[open..].iter().position(|a| is_unquoted(a, b'{')).map(|i| i + open) {
+            if !self.budget.spend(cost) {
                 return None;
             }
+            let Some((close, commas)) = matching(atoms, at) else {
+                open = at + 1;
+                continue;
+            };
+            let alternatives = if commas.is_empty() {
+                match sequence(&atoms[at + 1..close])? {
+                    // A quote in it, even an empty one, makes it no sequence.
+                    Some(_) if self.quoted => return None,
+                    Some(values) => values,
+                    None => {
+                        open = at + 1;
+                        continue;
+                    }
+                }
+            } else {
+                let mut from = at + 1;
+                let mut list = Vec::new();
+                for to in commas.into_iter().chain([close]) {
+                    list.push(atoms[from..to].to_vec());
+                    from = to + 1;
+                }
+                list
+            };
+            for alternative in alternatives {
+                let whole: Vec<Atom> =
+                    atoms[..at].iter().cloned().chain(alternative).chain(atoms[close + 1..].iter().cloned()).collect();
+                self.expand(&whole, depth + 1)?;
+                let too_many = self.out.len() > MAX_EXPANSION || self.out.len() * atoms.len() > MAX_EXPANDED;
+                if too_many || !self.budget.spend(cost) {
+                    return None;
+                }
+            }
+            return Some(());
         }
-        return Some(());
+        self.out.push(atoms.to_vec());
+        Some(())
     }
-    out.push(atoms.to_vec());
-    Some(())
 }
 
 /// The closing brace of the one at `open`, and the commas directly inside.

@@ -1,105 +1,60 @@
-//! The table of denied uses, read from `knowledge/hazards.toml` at first need.
-
-use std::sync::OnceLock;
-
-use super::text::{Value, pairs, tables};
-
-const TEXT: &str = include_str!("../../knowledge/hazards.toml");
+//! The table of denied uses: `knowledge/hazards.toml`, made into code when the
+//! crate is built.
 
 /// A denied use.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Hazard {
-    pub programs: Vec<&'static str>,
     /// Of each group, at least one word must be among the arguments.
-    pub needs: Vec<Vec<&'static str>>,
+    pub needs: &'static [&'static [&'static str]],
     /// None of these may be among them.
-    pub unless: Vec<&'static str>,
+    pub unless: &'static [&'static str],
     pub code: &'static str,
 }
 
-/// The table, and where a program stands in it.
-struct Index {
-    all: Vec<Hazard>,
-    /// Sorted by name.
-    by_name: Vec<(&'static str, usize)>,
-    /// Names with a wildcard at their end.
-    by_beginning: Vec<(&'static str, usize)>,
-}
+// HAZARDS; BY_NAME, sorted by name; BY_BEGINNING, names with a wildcard at their
+// end. No name is shorter than two letters.
+include!(concat!(env!("OUT_DIR"), "/hazards.rs"));
 
 /// The denied uses of a program.
 pub(crate) fn of(program: &[u8]) -> impl Iterator<Item = &'static Hazard> {
-    static INDEX: OnceLock<Index> = OnceLock::new();
-    let index = INDEX.get_or_init(index);
-    let first = index.by_name.partition_point(|(name, _)| name.as_bytes() < program);
-    let exact = index.by_name[first..].iter().take_while(move |(name, _)| name.as_bytes() == program);
-    let begun = index.by_beginning.iter().filter(move |(beginning, _)| program.starts_with(beginning.as_bytes()));
-    let numbers: Vec<usize> = exact.chain(begun).map(|(_, at)| *at).collect();
-    numbers.into_iter().map(|at| &index.all[at])
-}
-
-fn index() -> Index {
-    // A table that cannot be read is left out; a test keeps them readable.
-    let all: Vec<Hazard> =
-        tables(TEXT).filter(|(name, _)| *name != "lists").filter_map(|(_, body)| read(body).ok()).collect();
-    let names = all.iter().enumerate().flat_map(|(at, hazard)| hazard.programs.iter().map(move |name| (*name, at)));
-    let (by_beginning, mut by_name): (Vec<_>, Vec<_>) = names.partition(|(name, _)| name.ends_with('*'));
-    by_name.sort_unstable();
-    let by_beginning = by_beginning.into_iter().map(|(name, at)| (name.trim_end_matches('*'), at)).collect();
-    Index { all, by_name, by_beginning }
-}
-
-/// Reads one table; `Err` names what has no meaning.
-fn read(body: &'static str) -> Result<Hazard, &'static str> {
-    let mut hazard = Hazard::default();
-    for pair in pairs(body) {
-        match pair? {
-            ("programs", Value::Text(text)) => hazard.programs = text.split_ascii_whitespace().collect(),
-            ("needs", Value::List(groups)) => {
-                hazard.needs = groups.into_iter().map(words).collect::<Option<_>>().ok_or("needs")?;
-            }
-            ("unless", Value::Text(text)) => hazard.unless = words(text).ok_or("unless")?,
-            ("code", Value::Text(text)) => hazard.code = text,
-            (key, _) => return Err(key),
-        }
-    }
-    if hazard.programs.is_empty() || hazard.code.is_empty() { Err("programs") } else { Ok(hazard) }
-}
-
-/// The words of a group, with named lists put in.
-fn words(text: &'static str) -> Option<Vec<&'static str>> {
-    let mut out = Vec::new();
-    for word in text.split_ascii_whitespace() {
-        match word.strip_prefix('@') {
-            Some(list) => out.extend(named(list)?.split_ascii_whitespace()),
-            None => out.push(word),
-        }
-    }
-    Some(out)
-}
-
-fn named(list: &str) -> Option<&'static str> {
-    let (_, body) = tables(TEXT).find(|(name, _)| *name == "lists")?;
-    pairs(body).filter_map(Result::ok).find_map(|(key, value)| match value {
-        Value::Text(text) if key == list => Some(text),
-        _ => None,
-    })
+    let first = BY_NAME.partition_point(|(name, _)| name.as_bytes() < program);
+    let exact = BY_NAME[first..].iter().take_while(move |(name, _)| name.as_bytes() == program);
+    let begun = BY_BEGINNING.iter().filter(move |(beginning, _)| program.starts_with(beginning.as_bytes()));
+    exact.chain(begun).map(|(_, at)| &HAZARDS[*at])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// What was made of the table is what a reader of all TOML reads in it.
     #[test]
-    fn every_table_is_readable() {
-        for (name, body) in tables(TEXT).filter(|(name, _)| *name != "lists") {
-            if let Err(fault) = read(body) {
-                panic!("[{name}]: {fault}");
+    fn the_code_is_the_table() {
+        let whole: toml::Table = include_str!("../../knowledge/hazards.toml").parse().unwrap();
+        let lists = whole["lists"].as_table().unwrap();
+        let words = |text: &str| -> Vec<String> {
+            text.split_ascii_whitespace()
+                .flat_map(|word| match word.strip_prefix('@') {
+                    Some(list) => lists[list].as_str().unwrap().split_ascii_whitespace().map(str::to_owned).collect(),
+                    None => vec![word.to_owned()],
+                })
+                .collect()
+        };
+        assert_eq!(whole.len(), HAZARDS.len() + 1);
+        assert!(HAZARDS.len() > 100, "{}", HAZARDS.len());
+        for (name, table) in whole.iter().filter(|(name, _)| *name != "lists") {
+            let needs: Vec<Vec<String>> = table.get("needs").map_or_else(Vec::new, |groups| {
+                groups.as_array().unwrap().iter().map(|group| words(group.as_str().unwrap())).collect()
+            });
+            let unless = table.get("unless").map_or_else(Vec::new, |text| words(text.as_str().unwrap()));
+            for program in table["programs"].as_str().unwrap().split_ascii_whitespace() {
+                let found = of(program.trim_end_matches('*').as_bytes()).any(|hazard| {
+                    hazard.code == table["code"].as_str().unwrap()
+                        && hazard.needs.iter().map(|g| g.to_vec()).collect::<Vec<_>>() == needs
+                        && hazard.unless == unless
+                });
+                assert!(found, "[{name}] {program}");
             }
         }
-        let all = index().all;
-        assert!(all.len() > 100, "{}", all.len());
-        let whole: toml::Table = TEXT.parse().unwrap();
-        assert_eq!(whole.len(), all.len() + 1);
-        assert!(all.iter().flat_map(|h| &h.programs).all(|p| !p.trim_end_matches('*').contains(['*', '?'])));
     }
 }

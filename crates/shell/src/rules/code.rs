@@ -52,7 +52,7 @@ pub(super) const INTERPRETERS: &[&str] = &[
 ];
 
 /// True for a command interpreter of the Bourne family and its neighbours.
-pub(super) fn is_shell(name: &[u8]) -> bool {
+pub(crate) fn is_shell(name: &[u8]) -> bool {
     SHELLS.contains(&name)
 }
 

@@ -56,9 +56,9 @@ fn tail_matches(pattern: &[u8], word: &[u8]) -> bool {
 
 /// Judges a command by the table.
 pub(crate) fn judge(judge: &mut Judge, invocation: &Invocation) {
-    let has = |patterns: &Vec<&str>| patterns.iter().any(|p| invocation.texts().iter().any(|w| matches(p, w)));
+    let has = |patterns: &[&str]| patterns.iter().any(|p| invocation.texts().iter().any(|w| matches(p, w)));
     for hazard in hazards::of(&invocation.name) {
-        if hazard.needs.iter().all(has) && !has(&hazard.unless) {
+        if hazard.needs.iter().all(|group| has(group)) && !has(hazard.unless) {
             judge.deny(hazard.code, message(hazard.code), invocation.span);
         }
     }

@@ -176,6 +176,9 @@ pub(crate) fn taints(judge: &mut Judge, invocation: &Invocation) -> Flow {
     }
 }
 
+/// Most parts of one argument that are looked at as paths.
+const MAX_CANDIDATES: usize = 16;
+
 fn contains(text: &[u8], part: &[u8]) -> bool {
     text.windows(part.len()).any(|w| w == part)
 }
@@ -211,6 +214,7 @@ fn looks_like_path(text: &[u8]) -> bool {
     text.contains(&b'/') || text.contains(&b'.') || text.starts_with(b"id_")
 }
 
+/// Parts of an argument that may be a path; no more than a person would see.
 fn candidates(text: &[u8]) -> Vec<&[u8]> {
     let mut out = Vec::new();
     if !text.starts_with(b"-") && !contains(text, b"://") {
@@ -226,6 +230,10 @@ fn candidates(text: &[u8]) -> Vec<&[u8]> {
     }
     if let Some(at) = text.windows(7).position(|w| w == b"file://") {
         out.push(&text[at + 7..]);
+    }
+    // The whole and what stands behind the last sign are the likely ones.
+    if out.len() > MAX_CANDIDATES {
+        out.drain(MAX_CANDIDATES / 2..out.len() - MAX_CANDIDATES / 2);
     }
     out
 }
