@@ -3,6 +3,13 @@
 /// `*` stands for any run of bytes, everything else for itself; ASCII case is
 /// ignored.
 pub(crate) fn name_matches(pattern: &[u8], name: &[u8]) -> bool {
+    // Most names end in another letter.
+    if let (Some(wanted), Some(last)) = (pattern.last(), name.last())
+        && *wanted != b'*'
+        && !wanted.eq_ignore_ascii_case(last)
+    {
+        return false;
+    }
     glob_matches(pattern, name, false)
 }
 

@@ -512,7 +512,7 @@ impl<'c> Judge<'c> {
                 let words: Vec<Vec<u8>> = peeled.command.iter().map(Argument::shown).collect();
                 self.script(&words.join(&b' '), &stdin, at)
             }
-            Runs::Elsewhere => self.elsewhere(peeled.command, stdin, at),
+            Runs::Elsewhere => self.elsewhere(name, peeled.command, stdin, at),
         };
         flow.join(&outer);
         if !in_shell {
@@ -540,11 +540,16 @@ impl<'c> Judge<'c> {
 
     /// A command in a container or on another host: its paths are not ours, so
     /// that only what leaves or enters the text counts.
-    fn elsewhere(&mut self, command: Vec<Argument>, stdin: Flow, at: (usize, usize)) -> Flow {
+    fn elsewhere(&mut self, name: &[u8], command: Vec<Argument>, stdin: Flow, at: (usize, usize)) -> Flow {
         const KEPT: &[&str] = &["exfiltration", "reverse-shell", "fetch-and-run", "encoded-and-run", "process-bomb"];
         let before = self.findings.len();
         let needs = self.capabilities.clone();
-        let flow = self.command(command, stdin, at);
+        // A remote login gives the words, joined, to a shell.
+        let flow = if matches!(name, b"ssh" | b"slogin" | b"autossh" | b"rsh") {
+            rules::code::joined(self, &command, stdin, at)
+        } else {
+            self.command(command, stdin, at)
+        };
         let mut index = 0;
         self.findings.retain(|f| {
             index += 1;

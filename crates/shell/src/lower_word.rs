@@ -26,7 +26,7 @@ pub(crate) fn opaque(inside: Vec<Statement>, span: (usize, usize)) -> Word {
 pub(crate) fn append(first: &mut Word, second: &mut Word) {
     let offset = first.nested.len();
     for atom in &mut second.atoms {
-        if let Atom::Dynamic(Dynamic::Nested { index, .. }) = atom {
+        if let Atom::Dynamic(Dynamic::Nested { index } | Dynamic::Output { index }) = atom {
             *index += offset;
         }
     }
@@ -126,7 +126,9 @@ fn mark_quoted(out: &mut Word) {
 }
 
 fn nest(out: &mut Word, body: Vec<Statement>, kind: NestedKind) {
-    out.atoms.push(Atom::Dynamic(Dynamic::Nested { index: out.nested.len() }));
+    let index = out.nested.len();
+    let file = kind == NestedKind::ReadFrom;
+    out.atoms.push(Atom::Dynamic(if file { Dynamic::Output { index } } else { Dynamic::Nested { index } }));
     out.nested.push(Nested { body, kind });
 }
 

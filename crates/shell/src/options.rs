@@ -85,8 +85,12 @@ impl Reader<'_> {
             }
             if ended {
                 self.out.operands.push(argument.clone());
-            } else if argument.starts_unknown() {
+            } else if argument.starts_unknown() && !argument.is_output() {
                 self.starts_unknown(argument);
+            } else if self.is_inert_pattern(argument, &text) {
+                self.out
+                    .used
+                    .push(String::from_utf8_lossy(text.split(|b| *b == b'=').next().unwrap_or_default()).into_owned());
             } else if self.entry.bundled && self.at == 1 && !text.starts_with(b"-") {
                 self.bundle(argument, &text);
             } else if text == b"--" {
@@ -114,6 +118,20 @@ impl Reader<'_> {
         let assignment = self.entry.assignments && is_assignment(text);
         let kind = self.entry.operand(self.out.operands.len()).map(|o| o.kind);
         !assignment && matches!(kind, Some(Kind::Command | Kind::Inside | Kind::Code))
+    }
+
+    /// `--include=*.py` without quotes: what the shell puts there is that option
+    /// again, with other text, once or more often.
+    fn is_inert_pattern(&self, argument: &Argument, text: &[u8]) -> bool {
+        let Some(split) = text.iter().position(|b| *b == b'=').filter(|_| text.starts_with(b"--")) else {
+            return false;
+        };
+        let name = Argument { atoms: argument.atoms[..split].to_vec(), ..Argument::default() };
+        let known = name.literal().and_then(|name| String::from_utf8(name).ok());
+        let spec = known.and_then(|name| self.entry.option(&name));
+        argument.is_glob()
+            && !argument.is_dynamic()
+            && spec.is_some_and(|s| s.effect == Effect::Inert && s.arity == Arity::Value(Kind::Text))
     }
 
     fn starts_unknown(&mut self, argument: &Argument) {

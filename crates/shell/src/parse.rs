@@ -90,7 +90,13 @@ pub(crate) fn parse(source: &[u8], budget: &Budget) -> Result<Vec<Statement>, Pa
     // well. Without units there is no more text, and the result is dropped.
     let mut read = |at: usize, _| {
         let chunk = source.get(at..source.len().min(at.saturating_add(CHUNK))).unwrap_or_default();
-        if budget.spend(UNITS_PER_CHUNK) { chunk } else { &[] }
+        match chunk.first() {
+            _ if budget.spend(UNITS_PER_CHUNK) => chunk,
+            // Where a character is cut off, the parser decodes what it is given
+            // next without looking whether that is anything.
+            Some(byte) if !byte.is_ascii() => b"\n",
+            _ => &[],
+        }
     };
     // One that gave up holds state and is dropped.
     let tree = parser.parse_with_options(&mut read, None, Some(options)).ok_or(ParseFailure::TooMuch)?;

@@ -371,17 +371,29 @@ const DISKS: &[&str] = &[
 /// True if `path` is what `pattern` names, or lies below it. A wildcard written
 /// in the path matches what it could stand for.
 fn covers(pattern: &str, path: &[u8]) -> bool {
-    let mut names = path.split(|b| *b == b'/').filter(|n| !n.is_empty());
-    pattern.split('/').filter(|p| !p.is_empty()).all(|wanted| {
-        names
-            .next()
-            .is_some_and(|name| name_matches(wanted.as_bytes(), name) || wildcard_could_be(name, wanted.as_bytes()))
+    let mut rest = path;
+    pattern.as_bytes().split(|b| *b == b'/').filter(|wanted| !wanted.is_empty()).all(|wanted| {
+        let start = rest.iter().position(|b| *b != b'/').unwrap_or(rest.len());
+        let name = rest[start..].split(|b| *b == b'/').next().unwrap_or_default();
+        rest = &rest[start + name.len()..];
+        !name.is_empty() && name_covered(wanted, name)
     })
+}
+
+/// True if a name is, or with wildcards could be, what is wanted. There are many
+/// patterns: most end at their first letter.
+fn name_covered(wanted: &[u8], name: &[u8]) -> bool {
+    let differ = wanted[0] != b'*' && !is_wildcard(name[0]) && !wanted[0].eq_ignore_ascii_case(&name[0]);
+    !differ && (name_matches(wanted, name) || wildcard_could_be(name, wanted))
+}
+
+fn is_wildcard(byte: u8) -> bool {
+    matches!(byte, b'*' | b'?' | b'[')
 }
 
 /// True if a name with wildcards, not a bare `*`, could stand for `wanted`.
 fn wildcard_could_be(name: &[u8], wanted: &[u8]) -> bool {
-    let glob = name.iter().any(|b| matches!(b, b'*' | b'?' | b'['));
+    let glob = name.iter().copied().any(is_wildcard);
     glob && name.iter().any(|b| !matches!(b, b'*' | b'?')) && glob_matches(name, wanted, true)
 }
 

@@ -18,8 +18,10 @@ pub(crate) enum Atom {
 pub(crate) enum Dynamic {
     /// `$name` or `${name}`, nothing more elaborate.
     Variable { name: Vec<u8>, quoted: bool },
-    /// `$(...)`, backquotes, `<(...)`: index into [`Word::nested`].
+    /// `$(...)`, backquotes, `>(...)`: index into [`Word::nested`].
     Nested { index: usize },
+    /// `<(...)`: the name of a file that holds the output, likewise.
+    Output { index: usize },
     /// Everything else: `${x:-...}`, arithmetic, extended globs.
     Opaque,
 }

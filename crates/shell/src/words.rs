@@ -72,6 +72,11 @@ impl Argument {
         self.atoms.iter().any(|a| matches!(a, Atom::Dynamic(_)))
     }
 
+    /// True if it is the name of a file that holds a command's output, `<(...)`.
+    pub(crate) fn is_output(&self) -> bool {
+        matches!(self.atoms.as_slice(), [Atom::Dynamic(Dynamic::Output { .. })])
+    }
+
     /// True if the shell would match it against file names.
     pub(crate) fn is_glob(&self) -> bool {
         self.atoms.iter().any(is_glob_atom)
@@ -175,7 +180,7 @@ fn substitute(atoms: Vec<Atom>, flows: &[Flow], values: &dyn Values, out: &mut A
     for atom in atoms {
         match &atom {
             Atom::Byte { .. } => out.atoms.push(atom),
-            Atom::Dynamic(Dynamic::Nested { index, .. }) => {
+            Atom::Dynamic(Dynamic::Nested { index } | Dynamic::Output { index }) => {
                 if let Some(flow) = flows.get(*index) {
                     out.flow.join(flow);
                 }

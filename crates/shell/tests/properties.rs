@@ -264,6 +264,20 @@ fn short_texts_found_by_fuzzing_take_little_time() {
     }
 }
 
+/// A text that ends for the parser where a character is cut off was read beyond
+/// its end.
+#[test]
+fn the_limit_may_fall_into_a_character() {
+    for cut in [&b"\xff"[..], b"\xc4", b"\xe2\x80", "\u{e9}".as_bytes()] {
+        for shift in 0..64 {
+            let mut script = vec![b' '; shift];
+            script.extend("a <<A\n'{".repeat(40).into_bytes());
+            (0..3000).for_each(|_| script.extend([cut, b"{[<<"].concat()));
+            assert_ne!(tier(&script), Tier::Allow);
+        }
+    }
+}
+
 /// What is too much to be read is looked through for what is literally there.
 #[test]
 fn a_denial_is_found_beyond_the_limits() {

@@ -2,6 +2,7 @@
 
 use crate::invocation::Invocation;
 use crate::judge::Judge;
+use crate::paths::{self, Place, Sensitivity};
 use crate::words::{Argument, Flow};
 
 use super::{dynamic_text, hunts, sensitive, text};
@@ -98,7 +99,7 @@ const FIND_ACTIONS: &[&str] =
 pub(super) fn find(judge: &mut Judge, invocation: &Invocation) -> Flow {
     let mut arguments = invocation.arguments.iter().peekable();
     let mut in_expression = false;
-    let mut started = false;
+    let mut starts = Vec::new();
     while let Some(argument) = arguments.next() {
         if argument.starts_unknown() || argument.literal().is_none() {
             judge.ask("dynamic-operand", "A part of the search is not in the text.", argument.span);
@@ -111,11 +112,14 @@ pub(super) fn find(judge: &mut Judge, invocation: &Invocation) -> Flow {
         }
         in_expression |= word.starts_with('-') || word == "(" || word == "!";
         if !in_expression {
-            started = true;
             start(judge, argument);
+            starts.push(argument.clone());
         } else if FIND_VALUED.contains(&word.as_str()) {
             match arguments.next() {
-                Some(value) => text(judge, value),
+                Some(value) => {
+                    text(judge, value);
+                    hunts_by_name(judge, &starts, value);
+                }
                 None => judge.ask("unknown-option", "An option without its value.", argument.span),
             }
         } else if FIND_FILES.contains(&word.as_str()) {
@@ -132,7 +136,7 @@ pub(super) fn find(judge: &mut Judge, invocation: &Invocation) -> Flow {
             judge.ask("unknown-option", "An option that is not known to be harmless.", argument.span);
         }
     }
-    if !started {
+    if starts.is_empty() {
         start(judge, &Argument::known(b".", invocation.span));
     }
     Flow::default()
@@ -140,12 +144,24 @@ pub(super) fn find(judge: &mut Judge, invocation: &Invocation) -> Flow {
 
 fn start(judge: &mut Judge, argument: &Argument) {
     sensitive(judge, argument);
-    let home = judge.context.home.as_bytes().to_vec();
-    let path = judge.path(argument);
-    // Listing the system is fine; listing a home or a process is for the
-    // person to decide.
-    if path.is_none_or(|p| p == home || p == b"/home" || p.starts_with(b"/proc")) {
+    // Listing the system is fine; listing a home, what holds homes, or a process
+    // is for the person to decide.
+    let listed = judge.path(argument).is_some_and(|path| {
+        paths::place(&path, judge.context) != Place::Ancestor && path != b"/home" && !path.starts_with(b"/proc")
+    });
+    if !listed {
         hunts(judge, argument);
+    }
+}
+
+/// A search beyond the workspace for names that hold secrets.
+fn hunts_by_name(judge: &mut Judge, starts: &[Argument], name: &Argument) {
+    let outside = starts
+        .iter()
+        .any(|start| judge.path(start).is_none_or(|path| paths::place(&path, judge.context) != Place::Workspace));
+    let path = [b"/", name.shown().as_slice()].concat();
+    if outside && paths::sensitivity(&path, judge.context) == Some(Sensitivity::Secret) {
+        judge.ask("searches-secrets", "Searches for what looks like secrets.", name.span);
     }
 }
 

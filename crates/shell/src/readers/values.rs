@@ -192,6 +192,10 @@ fn volume(judge: &mut Judge, value: &Argument) {
 
 /// A file whose content is read.
 fn file(judge: &mut Judge, value: &Argument) -> Flow {
+    // What it holds was judged with the command that writes it.
+    if value.is_output() {
+        return value.flow.clone();
+    }
     if value.is_dynamic() {
         judge.ask("dynamic-operand", "A file to read is not in the text.", value.span);
         return value.flow.clone();

@@ -86,15 +86,25 @@ fn piped_code(judge: &mut Judge, flow: &Flow, at: (usize, usize)) -> Flow {
 /// word, so that what is in the text is still seen.
 fn argument_code(judge: &mut Judge, argument: &Argument, at: (usize, usize)) -> Flow {
     tainted(judge, &argument.flow, at);
-    let mut text = Vec::new();
-    for byte in argument.shown() {
-        if byte == UNKNOWN_BYTE {
-            text.extend_from_slice(b"$unknown");
-        } else {
-            text.push(byte);
+    judge.script(&with_unknown_words(&argument.shown()), &Flow::default(), at)
+}
+
+fn with_unknown_words(shown: &[u8]) -> Vec<u8> {
+    let mut text = Vec::with_capacity(shown.len());
+    for byte in shown {
+        match *byte {
+            UNKNOWN_BYTE => text.extend_from_slice(b"$unknown"),
+            byte => text.push(byte),
         }
     }
-    judge.script(&text, &Flow::default(), at)
+    text
+}
+
+/// Words that a shell gets joined by blanks.
+pub(crate) fn joined(judge: &mut Judge, words: &[Argument], stdin: Flow, at: (usize, usize)) -> Flow {
+    words.iter().for_each(|word| tainted(judge, &word.flow, at));
+    let words: Vec<Vec<u8>> = words.iter().map(Argument::shown).collect();
+    judge.script(&with_unknown_words(&words.join(&b' ')), &stdin, at)
 }
 
 /// The command itself is not in the text.

@@ -62,11 +62,9 @@ pub(crate) fn judge(judge: &mut Judge, invocation: &Invocation) {
             judge.deny(hazard.code, message(hazard.code), invocation.span);
         }
     }
-    // A table of jobs given as a file is installed.
-    let file = invocation.name == b"crontab"
-        && invocation.first_operand().is_some_and(|o| o != b"-u")
-        && !invocation.has("-l");
-    if file && !invocation.has("-e") && !invocation.has("-r") {
+    // A table of jobs is installed, from a file or from standard input.
+    let told = ["-l", "-e", "-r", "-h", "-V", "--help", "--version"].iter().any(|option| invocation.has(option));
+    if invocation.name == b"crontab" && !told {
         judge.deny("persistence", message("persistence"), invocation.span);
     }
 }

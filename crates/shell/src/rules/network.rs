@@ -5,9 +5,12 @@ use stockade_model::Capability;
 
 use crate::invocation::Invocation;
 use crate::judge::Judge;
-use crate::words::Flow;
+use crate::words::{Argument, Flow};
 
 use super::hazards::matches;
+
+/// Most words of a text on standard input that are looked at.
+const MAX_LISTED: usize = 64;
 
 /// Programs that send what they are given.
 const SENDERS: &[&str] = &[
@@ -274,7 +277,9 @@ pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
             || invocation.arguments.iter().any(|a| a.flow.secret);
         let named =
             !is_identity_use(invocation) && invocation.arguments.iter().any(|a| super::output::names_secret(judge, a));
-        if tainted || named {
+        // `sftp`, `ftp`, `curl -K -`: what to send stands on standard input.
+        let listed = invocation.stdin.literal.as_deref().is_some_and(|text| lists_secret(judge, text, at));
+        if tainted || named || listed {
             judge.deny("exfiltration", "Sends a secret to another host.", at);
         }
         if is_raw(&invocation.name) && judge.seen.shell_reads {
@@ -292,6 +297,15 @@ pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
         judge.seen.fetched = true;
     }
     flow
+}
+
+/// True if a word of the text is the path of a secret.
+fn lists_secret(judge: &Judge, text: &[u8], at: (usize, usize)) -> bool {
+    let words = text.split(|b| b.is_ascii_whitespace() || matches!(b, b'"' | b'\''));
+    words.filter(|word| !word.is_empty()).take(MAX_LISTED).any(|word| {
+        (word.starts_with(b"/") || word.starts_with(b"~"))
+            && super::output::names_secret(judge, &Argument::known(word, at))
+    })
 }
 
 /// True if what is fetched is kept in a file.
