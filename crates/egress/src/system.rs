@@ -1,29 +1,71 @@
-//! Looks names up as the host does: its files, its name servers.
+//! Looks names up as the host does: its file of hosts, its name servers.
+//!
+//! Not by the C library: the program is static, and `getaddrinfo` would load
+//! whatever modules the machine has configured into the process that holds all
+//! the power. What only such a module knows (mDNS, directories) is therefore not
+//! found, unless a local name server answers for it, as systemd-resolved does.
 
-use std::io;
-use std::net::{IpAddr, ToSocketAddrs};
+use std::net::IpAddr;
+use std::sync::OnceLock;
+use std::time::Duration;
 
+use hickory_resolver::TokioResolver;
+use hickory_resolver::config::{LookupIpStrategy, ResolveHosts};
+use hickory_resolver::net::NetError;
 use stockade_model::HostName;
+use tokio::runtime::Handle;
 
 use crate::seam::{LookupError, Resolve};
 
-/// The resolver of the host's C library (`getaddrinfo`), which reads `/etc/hosts`
-/// and whatever else the host is configured for.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct SystemResolver;
+/// How long one name server is waited for, where `/etc/resolv.conf` allows
+/// more.
+const PATIENCE: Duration = Duration::from_secs(4);
+
+/// The host's `/etc/hosts` and the name servers of its `/etc/resolv.conf`,
+/// read when the first name is looked up.
+#[derive(Debug, Default)]
+pub struct SystemResolver(OnceLock<Result<TokioResolver, String>>);
 
 impl Resolve for SystemResolver {
     fn resolve(&self, name: &HostName) -> Result<Vec<IpAddr>, LookupError> {
-        match (name.as_str(), 0).to_socket_addrs() {
-            Ok(found) => Ok(found.map(|address| address.ip()).collect()),
-            Err(error) => Err(kind_of(&error)),
+        let runtime = Handle::try_current().map_err(failed)?;
+        let resolver = self.0.get_or_init(|| configured().map_err(|error| error.to_string()));
+        let resolver = resolver.as_ref().map_err(|why| LookupError::Failed(format!("/etc/resolv.conf: {why}")))?;
+        match runtime.block_on(resolver.lookup_ip(name.as_str())) {
+            Ok(found) => Ok(found.iter().collect()),
+            Err(error) if error.is_nx_domain() || error.is_no_records_found() => Err(LookupError::NoSuchName),
+            Err(error) => Err(failed(error)),
         }
     }
 }
 
-/// The library's words are all that the standard library passes on.
-fn kind_of(error: &io::Error) -> LookupError {
-    let text = error.to_string();
-    let none = ["Name or service not known", "No address associated with hostname", "nodename nor servname"];
-    if none.iter().any(|words| text.contains(words)) { LookupError::NoSuchName } else { LookupError::Failed(text) }
+fn failed(error: impl ToString) -> LookupError {
+    LookupError::Failed(error.to_string())
+}
+
+fn configured() -> Result<TokioResolver, NetError> {
+    let mut builder = TokioResolver::builder_tokio()?;
+    let options = builder.options_mut();
+    options.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
+    options.use_hosts_file = ResolveHosts::Always;
+    options.timeout = options.timeout.min(PATIENCE);
+    builder.build()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_of_hosts_counts() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let found = runtime.block_on(async {
+            let name = match "localhost".parse().unwrap() {
+                stockade_model::Host::Name(name) => name,
+                stockade_model::Host::Address(_) => unreachable!("it is no address"),
+            };
+            tokio::task::spawn_blocking(move || SystemResolver::default().resolve(&name)).await.unwrap()
+        });
+        assert!(found.unwrap().iter().all(IpAddr::is_loopback));
+    }
 }
