@@ -13,15 +13,15 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use stockade_model::{Assessment, Denial, Event, Grant, Outcome, Plan, Request, Verdict};
+use stockade_model::{Assessment, Denial, Event, EventKind, Grant, Outcome, Plan, Question, Request, Review, Verdict};
 use tracing::{debug, info, info_span, warn};
 
 use crate::approver::HeldCalls;
 use crate::asker::{Asker, Given, LEAVE};
-use crate::core::{Core, CoreConfig, HeldCall, Input, Memo, Output, Planned, Remembered};
+use crate::core::{Core, CoreConfig, HeldCall, Input, Memo, Output, Planned, Remembered, Reviewed, ReviewerTerms};
 use crate::keys::Key;
 use crate::seams::{Clock, HeldRule, Judge, Memory, MemoryError, Recorder};
-use crate::{Approver, Attempt, AttemptEvent, Backend, Events, HoldId, Io, StartError, exit_code};
+use crate::{Approver, Attempt, AttemptEvent, Backend, Events, HoldId, Io, Reviewer, StartError, exit_code};
 
 /// Everything a request needs. Shared by requests; each has its own
 /// [`run`](Self::run).
@@ -35,6 +35,8 @@ pub struct Engine {
     pub host: Option<Arc<dyn Backend>>,
     /// Answers questions, one at a time.
     pub approver: Arc<Mutex<dyn Approver>>,
+    /// Gives an opinion on each question before it is put, where there is one.
+    pub reviewer: Option<Arc<dyn Reviewer>>,
     /// Keeps events.
     pub recorder: Arc<dyn Recorder>,
     /// Remembers answers.
@@ -87,6 +89,7 @@ enum Message {
     Interrupted(i32),
     Attempt { number: u64, event: AttemptEvent },
     Answered(Given),
+    Reviewed(Box<Reviewed>),
     Committed(u64),
     RecordFailed(String),
 }
@@ -99,6 +102,10 @@ impl Engine {
         let _entered = span.enter();
         let mut config = CoreConfig::new(self.judge.policy(&request), self.user.clone());
         config.question_timeout_ms = self.question_timeout_ms;
+        config.reviewer = self
+            .reviewer
+            .as_ref()
+            .map(|reviewer| ReviewerTerms { name: reviewer.name(), timeout_ms: reviewer.timeout_ms() });
         let core = Core::new(request.clone(), config);
         let (held, mailbox) = (HeldCalls::default(), interrupts.sender.clone());
         // The run may be over: then nobody waits for this answer.
@@ -195,6 +202,7 @@ impl Driver<'_> {
             Message::Interrupted(signal) => Input::Interrupted(signal),
             Message::Committed(number) => Input::Committed(number),
             Message::RecordFailed(why) => Input::RecordFailed(why),
+            Message::Reviewed(reviewed) => Input::Reviewed(reviewed),
             Message::Answered(Given { digest, answer, by }) => {
                 self.asker.is_through_with(&digest);
                 Input::Answered { digest, answer, by }
@@ -317,6 +325,7 @@ impl Driver<'_> {
             Output::LookUp(keys) => Some(self.look_up(&keys)),
             Output::Remember(memos) => self.remember(&memos),
             Output::LookUpHeld { id, keys } => Some(self.look_up_held(id, &keys)),
+            Output::Review(question) => self.review(&question),
             Output::Ask(question) => {
                 self.asker.ask(question);
                 None
@@ -443,6 +452,49 @@ impl Driver<'_> {
         };
         let spawned = thread::Builder::new().name("stockade-commit".to_owned()).spawn(commit);
         spawned.err().map(|error| Input::RecordFailed(format!("no thread to commit on: {error}")))
+    }
+
+    /// Asks the reviewer, on a thread of its own. What will be sent is written
+    /// to the record first; where it cannot be, nothing is sent.
+    fn review(&self, question: &Question) -> Option<Input> {
+        let reviewer = Arc::clone(self.engine.reviewer.as_ref()?);
+        let (by, digest) = (reviewer.name(), question.digest.clone());
+        let failed = |why: String| {
+            warn!(%why, "no review");
+            let review = Review::failed(&by, why);
+            Input::Reviewed(Box::new(Reviewed { digest: digest.clone(), review, response: None, took_ms: 0 }))
+        };
+        let request = match reviewer.prepare(question, self.request.session.as_ref()) {
+            Ok(request) => request,
+            Err(why) => return Some(failed(why)),
+        };
+        let (endpoint, body) = (request.endpoint.clone(), request.body.clone());
+        let kind = EventKind::ReviewSent { digest: digest.clone(), by: by.clone(), endpoint, request: body };
+        let (id, session) = (self.request.id.clone(), self.request.session.clone());
+        let event = Event { time_ms: self.engine.clock.wall_ms(), request: id, session, kind };
+        if let Err(error) = self.engine.recorder.record(&[event]) {
+            return Some(Input::RecordFailed(error.to_string()));
+        }
+        let mailbox = self.mailbox.clone();
+        let span = info_span!("review", %digest);
+        let reviewed = Reviewed { digest: digest.clone(), review: Review::failed(&by, ""), response: None, took_ms: 0 };
+        let ask = move || {
+            let _entered = span.enter();
+            let start = Instant::now();
+            let reply = reviewer.ask(&request);
+            let took_ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
+            let by = reviewed.review.by.clone();
+            let review = match reply.opinion {
+                Ok(opinion) => Review { by, opinion: Some(opinion), failure: None },
+                Err(why) => Review::failed(by, why),
+            };
+            debug!(?review, took_ms, "reviewed");
+            // The run may be over: then nobody waits for this opinion.
+            let reviewed = Reviewed { review, response: reply.response, took_ms, ..reviewed };
+            let _ = mailbox.send(Message::Reviewed(Box::new(reviewed)));
+        };
+        let spawned = thread::Builder::new().name("stockade-review".to_owned()).spawn(ask);
+        spawned.err().map(|error| failed(format!("no thread to ask on: {error}")))
     }
 
     fn prepare(&mut self, planned: &Planned, hold: bool) -> Input {

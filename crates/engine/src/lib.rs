@@ -15,6 +15,7 @@ mod held_rules;
 mod identity;
 pub mod keys;
 pub mod real;
+mod reviewer;
 pub mod seams;
 mod surroundings;
 
@@ -22,3 +23,4 @@ pub use approver::{Approver, HeldCalls, Nobody, Waiting};
 pub use backend::{Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Events, HeldAnswer, HoldId, Io, StartError};
 pub use driver::{Engine, Interrupter, Interrupts, interrupts};
 pub use exit::exit_code;
+pub use reviewer::{ReviewReply, ReviewRequest, Reviewer};

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Assessment, Denial, Digest, Grant, RawText};
+use crate::{Assessment, Denial, Digest, Grant, RawText, Review};
 
 /// When to ask. The names are the field's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -95,6 +95,17 @@ pub struct Question {
     pub digest: Digest,
     /// Milliseconds until silence means no.
     pub timeout_ms: u64,
+    /// What a model said of it, where one is asked and was heard in time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub review: Option<Review>,
+}
+
+impl Question {
+    /// How far a yes may reach: as offered, but this time only where a review
+    /// warns. A no may always reach as far as offered.
+    pub fn scopes_of_yes(&self) -> &[Scope] {
+        if self.review.as_ref().is_some_and(Review::warns) { &[Scope::Once] } else { &self.scopes }
+    }
 }
 
 /// How far an answer reaches.
@@ -144,4 +155,7 @@ pub struct Approval {
     /// The powers it was about.
     #[serde(default)]
     pub grants: Vec<Grant>,
+    /// What a model said of it beforehand, where one was asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub review: Option<Review>,
 }

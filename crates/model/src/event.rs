@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Answer, Assessment, ConnectionRecord, Decision, Denial, Digest, EnforcementReport, Grant, Level, Question, RawText,
-    ReadAccess, Request, RequestId, SessionId, StageId, Staged, Status, Usage,
+    ReadAccess, Request, RequestId, Review, SessionId, StageId, Staged, Status, Usage,
 };
 
 /// Something that happened.
@@ -49,6 +49,32 @@ pub enum EventKind {
     Asked {
         /// The question.
         question: Box<Question>,
+    },
+    /// A model is about to be asked about a question: what leaves the machine
+    /// is on record before it does.
+    ReviewSent {
+        /// Digest of the question.
+        digest: Digest,
+        /// Name of the model.
+        by: String,
+        /// Where it is sent.
+        endpoint: String,
+        /// The body, byte for byte. The key is no part of it.
+        request: RawText,
+    },
+    /// What came of that.
+    Reviewed {
+        /// Digest of the question.
+        digest: Digest,
+        /// The opinion, or why there is none.
+        review: Review,
+        /// What the endpoint sent, without secrets, cut where it is long.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        response: Option<RawText>,
+        /// How long it took, in milliseconds.
+        took_ms: u64,
+        /// Whether it came after the question was put: then it changed nothing.
+        late: bool,
     },
     /// It was answered.
     Answered {

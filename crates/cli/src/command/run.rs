@@ -74,6 +74,7 @@ fn attempt(typed: RunArgs, id: RequestId) -> Result<Outcome, Failure> {
         backend: Arc::new(backend.staging(state.stages())),
         host: Some(Arc::new(HostBackend)),
         approver: Arc::new(Mutex::new(approver)),
+        reviewer: None,
         recorder: Arc::new(Log::open(&state.audit())?),
         memory: Arc::new(LateMemory::new(state.approvals())),
         clock: Arc::new(SystemClock::default()),

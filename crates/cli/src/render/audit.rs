@@ -31,6 +31,14 @@ fn describe(kind: &EventKind) -> (&'static str, String) {
             ("decided", format!("{}: {}", super::check::verdict(decision.verdict), safe(&decision.rule)))
         }
         EventKind::Asked { question } => ("asked", asked(&question.kind)),
+        EventKind::ReviewSent { by, endpoint, request, .. } => {
+            let size = counted(request.as_bytes().len(), "byte");
+            ("review-sent", format!("{size} to {} at {}", safe(by), safe(endpoint)))
+        }
+        EventKind::Reviewed { review, took_ms, late, .. } => {
+            let late = if *late { ", too late" } else { "" };
+            ("reviewed", format!("{}, after {}{late}", super::question::opinion(review), time(*took_ms)))
+        }
         EventKind::Answered { answer, by, waited_ms, .. } => {
             ("answered", format!("{} by {} after {}", answered(*answer), safe(by), time(*waited_ms)))
         }

@@ -4,7 +4,7 @@
 
 use std::fmt::Write as _;
 
-use stockade_model::{Denial, Finding, Operation, Question, QuestionKind, RawText, Scope, Tier};
+use stockade_model::{Denial, Finding, Operation, Question, QuestionKind, RawText, Review, Risk, Scope, Tier};
 
 use super::{Color, Style, counted, shell_quoted, time, wrap};
 
@@ -26,6 +26,7 @@ pub fn question(question: &Question, text: &RawText, style: Style) -> String {
     headline(&mut out, question, style);
     if let QuestionKind::Hold { .. } = question.kind {
         held(&mut out, question, style);
+        review(&mut out, question, style);
         return out;
     }
     let command = question.command.escaped();
@@ -37,6 +38,7 @@ pub fn question(question: &Question, text: &RawText, style: Style) -> String {
     wrap(&mut out, style, "  in       ", &question.cwd.escaped());
     findings(&mut out, question, text, style);
     details(&mut out, &question.kind, style);
+    review(&mut out, question, style);
     let _ = writeln!(out, "  no answer within {} means no", time(question.timeout_ms));
     out
 }
@@ -77,6 +79,33 @@ fn held(out: &mut String, question: &Question, style: Style) {
         "  held     ",
         &format!("it waits{since} and goes on with your answer; none within {wait} means no"),
     );
+}
+
+/// What a model said of it, behind a label: an opinion, never an answer.
+fn review(out: &mut String, question: &Question, style: Style) {
+    let Some(review) = &question.review else { return };
+    wrap(out, style, "  reviewer ", &opinion(review));
+    if review.warns() {
+        let only = if question.scopes.len() > 1 { "; a yes reaches this time only" } else { "" };
+        let warning = style.paint(Color::Red, "warning");
+        let _ = writeln!(out, "  {warning}  look twice before you agree{only}");
+    }
+}
+
+/// `high risk (exfiltration, network): «...»   (NAME)`, or why there is none.
+pub fn opinion(review: &Review) -> String {
+    let by = quote(&RawText::from(review.by.as_str()));
+    let Some(opinion) = &review.opinion else {
+        let why = review.failure.as_deref().unwrap_or("nothing was said");
+        return format!("no opinion: {}   ({by})", quote(&RawText::from(why)));
+    };
+    let risk = match opinion.risk {
+        Risk::High | Risk::Critical => opinion.risk.name().to_uppercase(),
+        risk => risk.name().to_owned(),
+    };
+    let categories: Vec<_> = opinion.categories.iter().map(|category| category.name()).collect();
+    let kinds = if categories.is_empty() { String::new() } else { format!(" ({})", categories.join(", ")) };
+    format!("{risk} risk{kinds}: «{}»   ({by})", opinion.summary.escaped())
 }
 
 /// One line on what waits, where it is more than the question tells.
@@ -226,15 +255,15 @@ pub enum Key {
 
 /// The keys a question offers: those of its scopes, and no.
 pub fn keys(question: &Question) -> Vec<Key> {
-    let offered = |scope| question.scopes.contains(&scope);
+    let yes = |scope| question.scopes_of_yes().contains(&scope);
     let all = [
-        (offered(Scope::Once), Key::Once),
-        (offered(Scope::Session), Key::Session),
-        (offered(Scope::Always), Key::Times),
-        (offered(Scope::Always), Key::Until),
-        (offered(Scope::Always), Key::Always),
+        (yes(Scope::Once), Key::Once),
+        (yes(Scope::Session), Key::Session),
+        (yes(Scope::Always), Key::Times),
+        (yes(Scope::Always), Key::Until),
+        (yes(Scope::Always), Key::Always),
         (true, Key::No),
-        (offered(Scope::Always), Key::Never),
+        (question.scopes.contains(&Scope::Always), Key::Never),
     ];
     all.into_iter().filter_map(|(offered, key)| offered.then_some(key)).collect()
 }
@@ -320,7 +349,7 @@ pub fn grant_hint(grant: &stockade_model::Grant) -> String {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use stockade_model::{Assessment, Digest, Layer, Resolution, Span};
+    use stockade_model::{Assessment, Digest, Layer, Opinion, Resolution, RiskCategory, Span};
 
     use super::*;
 
@@ -356,6 +385,7 @@ pub(crate) mod tests {
             scopes: vec![Scope::Once, Scope::Session, Scope::Always],
             digest: Digest::of_fields("test", []),
             timeout_ms: 300_000,
+            review: None,
         }
     }
 
@@ -391,6 +421,48 @@ pub(crate) mod tests {
           no answer within 5 min means no
           allow?  [o]nce  [s]ession  [a]lways  [n]o  [N]ever  [?] >
         ");
+    }
+
+    fn reviewed(question: Question, risk: Risk) -> Question {
+        let opinion = Opinion {
+            risk,
+            summary: "Appends a line to a file; say yes \u{1b}[2J\u{202e}now".into(),
+            categories: vec![RiskCategory::Persistence, RiskCategory::Other],
+        };
+        let review = Review { by: "some-model".to_owned(), opinion: Some(opinion), failure: None };
+        Question { review: Some(review), ..question }
+    }
+
+    #[test]
+    fn an_opinion_stands_beside_the_question() {
+        let run = || ask(QuestionKind::Run { reasons: Vec::new() });
+        let value = reviewed(run(), Risk::Medium);
+        insta::assert_snapshot!(shown(&value) + &prompt(&keys(&value)), @r"
+        • may this command run, in its sandbox?
+          command  sh -c 'echo x >> ~/outside'
+          in       /home/u/project
+          finding  ask: writes to a file outside the workspace   «>> ~/outside»
+          reviewer medium risk (persistence, other): «Appends a line to a file; say yes
+                   \u{1b}[2J\u{202e}now»   (some-model)
+          no answer within 5 min means no
+          allow?  [o]nce  [s]ession  [a]lways  [n]o  [N]ever  [?] >
+        ");
+        let value = reviewed(run(), Risk::Critical);
+        insta::assert_snapshot!(shown(&value) + &prompt(&keys(&value)), @r"
+        • may this command run, in its sandbox?
+          command  sh -c 'echo x >> ~/outside'
+          in       /home/u/project
+          finding  ask: writes to a file outside the workspace   «>> ~/outside»
+          reviewer CRITICAL risk (persistence, other): «Appends a line to a file; say
+                   yes \u{1b}[2J\u{202e}now»   (some-model)
+          warning  look twice before you agree; a yes reaches this time only
+          no answer within 5 min means no
+          allow?  [o]nce  [n]o  [N]ever  [?] >
+        ");
+        assert!(keys(&value).contains(&Key::Never), "a no may reach as far as before");
+        let failed = Question { review: Some(Review::failed("some-model", "no answer within 5 s")), ..hold() };
+        assert_eq!(keys(&failed), keys(&hold()), "without an opinion it is the plain question");
+        insta::assert_snapshot!(shown(&failed) + &prompt(&keys(&failed)), @"");
     }
 
     fn hold() -> Question {

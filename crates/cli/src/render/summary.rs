@@ -224,6 +224,7 @@ mod tests {
             by: "terminal".into(),
             waited_ms: 1,
             grants: value.attempts[0].grants.clone(),
+            review: None,
         }];
         insta::assert_snapshot!(summary(&value, Style::PLAIN), @r"
         • 2 grants used: connect pypi.org:443, write /srv (session)

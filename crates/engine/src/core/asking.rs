@@ -49,6 +49,8 @@ pub(super) struct Open {
     pub(super) question: Box<Question>,
     pub(super) since_ms: u64,
     pub(super) deadline_ms: u64,
+    /// Whether a reviewer has it, and nobody was asked yet.
+    pub(super) reviewing: bool,
 }
 
 /// An answer and where it came from.
@@ -67,8 +69,8 @@ impl Given {
     }
 
     /// From an approver, no wider than was offered.
-    pub(super) fn fresh(answer: Answer, by: String, waited_ms: u64, offered: &[Scope]) -> Self {
-        Self { answer: limited(answer, offered), by, warnings: Vec::new(), waited_ms, fresh: true }
+    pub(super) fn fresh(answer: Answer, by: String, waited_ms: u64, question: &Question) -> Self {
+        Self { answer: limited(answer, question), by, warnings: Vec::new(), waited_ms, fresh: true }
     }
 }
 
@@ -88,9 +90,9 @@ impl Core {
                     }
                 }
                 None => {
-                    let deadline_ms = self.now_ms.saturating_add(self.question_wait_ms());
-                    self.out.push(Output::Ask(question.clone()));
-                    self.phase = Phase::Asking(Open { question, since_ms: self.now_ms, deadline_ms });
+                    let reviewing = self.put(&question);
+                    let deadline_ms = self.now_ms.saturating_add(self.wait_ms(reviewing));
+                    self.phase = Phase::Asking(Open { question, since_ms: self.now_ms, deadline_ms, reviewing });
                     return;
                 }
             }
@@ -115,6 +117,7 @@ impl Core {
             scopes: self.scopes(&kind),
             digest,
             timeout_ms: self.config.question_timeout_ms,
+            review: None,
             kind,
         })
     }
@@ -180,7 +183,7 @@ impl Core {
 
     pub(super) fn on_answered(&mut self, open: Open, answer: Answer, by: String) {
         let waited_ms = self.now_ms.saturating_sub(open.since_ms);
-        let given = Given::fresh(answer, by, waited_ms, &open.question.scopes);
+        let given = Given::fresh(answer, by, waited_ms, &open.question);
         if self.settle(&open.question, given) {
             self.put_next();
         }
@@ -252,6 +255,7 @@ impl Core {
             by: given.by.clone(),
             waited_ms: given.waited_ms,
             grants: grants_of(&question.kind).to_vec(),
+            review: question.review.clone(),
         });
     }
 
@@ -328,15 +332,15 @@ fn what_is_left(answer: Answer) -> Option<Answer> {
 
 /// The answer with a scope that was offered, or one narrower than an offered
 /// one; otherwise it holds once.
-fn limited(answer: Answer, offered: &[Scope]) -> Answer {
-    let limit = |scope| match scope {
+fn limited(answer: Answer, question: &Question) -> Answer {
+    let limit = |scope, offered: &[Scope]| match scope {
         Scope::Times(_) | Scope::Until(_) if offered.contains(&Scope::Always) => scope,
         scope if offered.contains(&scope) => scope,
         _ => Scope::Once,
     };
     match answer {
-        Answer::Approved(scope) => Answer::Approved(limit(scope)),
-        Answer::Denied(scope) => Answer::Denied(limit(scope)),
+        Answer::Approved(scope) => Answer::Approved(limit(scope, question.scopes_of_yes())),
+        Answer::Denied(scope) => Answer::Denied(limit(scope, &question.scopes)),
         answer => answer,
     }
 }

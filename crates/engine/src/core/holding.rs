@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use stockade_model::{
-    Answer, ApprovalMode, Denial, Digest, EventKind, Grant, Question, QuestionKind, Resolution, Scope, Verdict,
+    Answer, ApprovalMode, Denial, Digest, EventKind, Grant, Question, QuestionKind, Resolution, Review, Scope, Verdict,
 };
 
 use super::Output;
@@ -64,11 +64,24 @@ enum Stage {
 
 /// A question that an approver has now.
 #[derive(Debug)]
-struct HeldQuestion {
+pub(super) struct HeldQuestion {
     question: Box<Question>,
     grants: Vec<Grant>,
     directory: bool,
     since_ms: u64,
+    /// Until when a reviewer has it, and nobody was asked yet.
+    reviewed_by_ms: Option<u64>,
+}
+
+impl HeldQuestion {
+    /// The reviewer was heard, or is not waited for any more: the question as it
+    /// is put now.
+    pub(super) fn reviewed(&mut self, review: Review, now_ms: u64) -> Box<Question> {
+        self.reviewed_by_ms = None;
+        self.since_ms = now_ms;
+        self.question.review = Some(review);
+        self.question.clone()
+    }
 }
 
 /// A call as the backend told it, with what may be asked for.
@@ -119,7 +132,21 @@ impl Hold {
 impl Holds {
     /// When the next question is over, in the time of the core.
     pub(super) fn deadline_ms(&self, wait_ms: u64) -> Option<u64> {
-        self.questions.iter().map(|asked| asked.since_ms.max(self.heard_ms).saturating_add(wait_ms)).min()
+        let due_ms = |asked: &HeldQuestion| {
+            asked.reviewed_by_ms.unwrap_or_else(|| asked.since_ms.max(self.heard_ms).saturating_add(wait_ms))
+        };
+        self.questions.iter().map(due_ms).min()
+    }
+
+    /// The question of this digest, where a reviewer has it.
+    pub(super) fn in_review(&mut self, digest: &Digest) -> Option<&mut HeldQuestion> {
+        self.questions.iter_mut().find(|asked| asked.reviewed_by_ms.is_some() && asked.question.digest == *digest)
+    }
+
+    /// The questions whose reviewer was not heard until now.
+    pub(super) fn review_is_overdue(&self, now_ms: u64) -> Vec<Digest> {
+        let overdue = |asked: &&HeldQuestion| asked.reviewed_by_ms.is_some_and(|by_ms| by_ms <= now_ms);
+        self.questions.iter().filter(overdue).map(|asked| asked.question.digest.clone()).collect()
     }
 
     fn take(&mut self, id: HoldId) -> Option<Hold> {
@@ -326,9 +353,11 @@ impl Core {
                     };
                     let (question, digest) = (Box::new(question.clone()), question.digest);
                     self.record(EventKind::Asked { question: question.clone() });
-                    self.out.push(Output::Ask(question.clone()));
+                    let reviewing = self.put(&question);
                     let since_ms = self.now_ms;
-                    live.holds.questions.push(HeldQuestion { question, grants, directory, since_ms });
+                    let reviewed_by_ms = reviewing.then(|| since_ms.saturating_add(self.wait_ms(true)));
+                    let asked = HeldQuestion { question, grants, directory, since_ms, reviewed_by_ms };
+                    live.holds.questions.push(asked);
                     Some(digest)
                 }
             };
@@ -352,12 +381,11 @@ impl Core {
     /// Takes the answer to an open question in. True where the person wants the
     /// whole request to end.
     pub(super) fn on_held_answered(&mut self, live: &mut Live, digest: &Digest, answer: Answer, by: String) -> bool {
-        let Some(at) = live.holds.questions.iter().position(|asked| asked.question.digest == *digest) else {
-            return false;
-        };
+        let is_answered = |asked: &HeldQuestion| asked.question.digest == *digest && asked.reviewed_by_ms.is_none();
+        let Some(at) = live.holds.questions.iter().position(is_answered) else { return false };
         let asked = live.holds.questions.remove(at);
         live.holds.heard_ms = if answer == Answer::TimedOut { live.holds.heard_ms } else { self.now_ms };
-        let given = Given::fresh(answer, by, self.now_ms.saturating_sub(asked.since_ms), &asked.question.scopes);
+        let given = Given::fresh(answer, by, self.now_ms.saturating_sub(asked.since_ms), &asked.question);
         self.note_answer(&asked.question, &given);
         match given.answer {
             Answer::Approved(_) => {
@@ -380,8 +408,13 @@ impl Core {
 
     /// Questions whose time is over are answered with silence.
     pub(super) fn time_out_held_questions(&mut self, live: &mut Live, wait_ms: u64) {
-        let over =
-            |asked: &&HeldQuestion| asked.since_ms.max(live.holds.heard_ms).saturating_add(wait_ms) <= self.now_ms;
+        for digest in live.holds.review_is_overdue(self.now_ms) {
+            self.go_on_unreviewed(live, digest);
+        }
+        let over = |asked: &&HeldQuestion| {
+            let due_ms = asked.since_ms.max(live.holds.heard_ms).saturating_add(wait_ms);
+            asked.reviewed_by_ms.is_none() && due_ms <= self.now_ms
+        };
         let over: Vec<Digest> =
             live.holds.questions.iter().filter(over).map(|asked| asked.question.digest.clone()).collect();
         for digest in over {

@@ -3,8 +3,8 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use stockade_model::{
-    Approval, Assessment, AttemptRecord, EventKind, Grant, Outcome, Plan, QuestionKind, Request, SandboxPreference,
-    Status, Tier, Verdict,
+    Approval, Assessment, AttemptRecord, Digest, EventKind, Grant, Outcome, Plan, QuestionKind, Request,
+    SandboxPreference, Status, Tier, Verdict,
 };
 
 use super::asking::{Open, Pending};
@@ -50,6 +50,8 @@ pub struct Core {
     pub(super) questions: u32,
     pub(super) commits: u64,
     pub(super) record_failed: bool,
+    /// Digests of questions that a reviewer was given and not heard on.
+    pub(super) in_review: Vec<Digest>,
 }
 
 /// Where the request is.
@@ -105,6 +107,7 @@ impl Core {
             questions: 0,
             commits: 0,
             record_failed: false,
+            in_review: Vec::new(),
         }
     }
 
@@ -132,6 +135,7 @@ impl Core {
             Input::Interrupted(signal) => self.on_interrupted(signal),
             Input::Tick => self.on_tick(),
             Input::NotRemembered(why) => self.on_not_remembered(why),
+            Input::Reviewed(reviewed) => self.on_reviewed(*reviewed),
             input => match std::mem::replace(&mut self.phase, Phase::Finished) {
                 Phase::Attempt(live) => self.on_attempt(live, input),
                 phase => self.on_input(phase, input),
@@ -172,7 +176,9 @@ impl Core {
                 self.on_recalled(&slots, answers);
             }
             (Phase::FindingStanding | Phase::Recalling(_), Input::MemoryFailed(why)) => self.on_memory_failed(&why),
-            (Phase::Asking(open), Input::Answered { digest, answer, by }) if digest == open.question.digest => {
+            (Phase::Asking(open), Input::Answered { digest, answer, by })
+                if digest == open.question.digest && !open.reviewing =>
+            {
                 self.on_answered(open, answer, by);
             }
             (Phase::Closing { outcome, commit, .. }, Input::Committed(number)) if number == commit => {
@@ -394,6 +400,7 @@ impl Core {
         }
         match std::mem::replace(&mut self.phase, Phase::Finished) {
             Phase::Attempt(live) => self.on_tick_in_attempt(live),
+            Phase::Asking(open) if open.reviewing => self.on_review_timed_out(open),
             Phase::Asking(open) => self.on_question_timed_out(open),
             phase @ Phase::Closing { .. } => {
                 self.phase = phase;

@@ -17,11 +17,12 @@ mod ending;
 mod escalating;
 mod holding;
 mod machine;
+mod reviewing;
 mod running;
 
 use stockade_model::{
     Answer, Assessment, ConnectionRecord, Decision, Denial, Digest, EnforcementReport, EventKind, Grant, Outcome, Plan,
-    Question, QuestionKind, RawText, Request, RequestId,
+    Question, QuestionKind, RawText, Request, RequestId, Review,
 };
 
 use crate::keys::{GrantContext, Key};
@@ -59,6 +60,17 @@ pub struct CoreConfig {
     pub max_holds: usize,
     /// From the how-many-th file of a directory on the directory is offered.
     pub directory_from: usize,
+    /// Who is asked for an opinion before a question is put.
+    pub reviewer: Option<ReviewerTerms>,
+}
+
+/// Who gives opinions, and how long they are waited for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReviewerTerms {
+    /// Its name.
+    pub name: String,
+    /// The question is put without an opinion after this many milliseconds.
+    pub timeout_ms: u64,
 }
 
 impl CoreConfig {
@@ -77,6 +89,7 @@ impl CoreConfig {
             max_questions: 16,
             max_holds: 1_000,
             directory_from: 3,
+            reviewer: None,
         }
     }
 }
@@ -179,6 +192,19 @@ pub struct Memo {
     pub by: String,
 }
 
+/// What a reviewer said of a question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reviewed {
+    /// Digest of the question.
+    pub digest: Digest,
+    /// The opinion, or why there is none.
+    pub review: Review,
+    /// What was received.
+    pub response: Option<RawText>,
+    /// How long it took, in milliseconds.
+    pub took_ms: u64,
+}
+
 /// Something that happened.
 #[derive(Clone, Debug)]
 pub enum Input {
@@ -213,6 +239,9 @@ pub enum Input {
         /// Who.
         by: String,
     },
+    /// A reviewer was heard on a question. Of others, and the second time, it
+    /// is ignored.
+    Reviewed(Box<Reviewed>),
     /// Everything recorded before this [`Output::Commit`] is durable.
     Committed(u64),
     /// An event could not be written or made durable.
@@ -295,6 +324,9 @@ pub enum Output {
         /// What to look up.
         keys: Vec<Key>,
     },
+    /// Ask the reviewer about this question; answer with [`Input::Reviewed`].
+    /// An [`Ask`](Self::Ask) follows, whatever comes of it.
+    Review(Box<Question>),
     /// Put this question; answer with [`Input::Answered`]. While an attempt
     /// runs several may be open.
     Ask(Box<Question>),

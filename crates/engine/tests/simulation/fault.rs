@@ -5,7 +5,7 @@
 use stockade_engine::HeldAnswer;
 use stockade_engine::core::{Input, Memo, Output, Planned, Remembered};
 use stockade_engine::keys::{Key, Namespace};
-use stockade_model::{Answer, Digest, EventKind, Grant, Level, QuestionKind, Scope, Verdict};
+use stockade_model::{Answer, Digest, EventKind, Grant, Level, QuestionKind, Review, Risk, Scope, Verdict};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -43,6 +43,9 @@ pub enum Fault {
     HeldRuleUnheard,
     HeldWithdrawalUnheard,
     QuestionLeftOpen,
+    ReviewLeftOut,
+    WarningUnheard,
+    WarnedYesKept,
 }
 
 pub const ALL: &[Fault] = &[
@@ -80,6 +83,9 @@ pub const ALL: &[Fault] = &[
     Fault::HeldRuleUnheard,
     Fault::HeldWithdrawalUnheard,
     Fault::QuestionLeftOpen,
+    Fault::ReviewLeftOut,
+    Fault::WarningUnheard,
+    Fault::WarnedYesKept,
 ];
 
 /// What the core hears instead; `None`: nothing.
@@ -132,11 +138,37 @@ pub fn input(fault: Fault, input: Input) -> Option<Input> {
             call.rule = None;
             Input::Held(call)
         }
+        (Fault::WarningUnheard, Input::Reviewed(mut reviewed)) => {
+            soften(&mut reviewed.review, &|_| "it says".into());
+            Input::Reviewed(reviewed)
+        }
+        // Behind the summary, for `harden`.
+        (Fault::WarnedYesKept, Input::Reviewed(mut reviewed)) => {
+            soften(&mut reviewed.review, &|risk| risk.name().into());
+            Input::Reviewed(reviewed)
+        }
         (Fault::RecordFailureUnheard, Input::RecordFailed(_))
         | (Fault::EndUnheard, Input::Ended(_))
         | (Fault::HeldWithdrawalUnheard, Input::Withdrawn(_)) => return None,
         (_, input) => input,
     })
+}
+
+/// The core hears no warning.
+fn soften(review: &mut Review, summary: &dyn Fn(Risk) -> stockade_model::RawText) {
+    if let Some(opinion) = review.opinion.as_mut().filter(|opinion| opinion.risk >= Risk::High) {
+        opinion.summary = summary(opinion.risk);
+        opinion.risk = Risk::Low;
+    }
+}
+
+/// The warning that was softened is told to everybody else.
+fn harden(review: &mut Review) {
+    let Some(opinion) = &mut review.opinion else { return };
+    if let Some(risk) = [Risk::High, Risk::Critical].into_iter().find(|risk| opinion.summary == risk.name().into()) {
+        opinion.risk = risk;
+        opinion.summary = "it says".into();
+    }
 }
 
 /// What the world is told instead, after the core heard `heard`.
@@ -219,6 +251,20 @@ fn one(fault: Fault, output: Output) -> Vec<Output> {
         (Fault::AskedOtherThanRecorded, Output::Ask(mut question)) => {
             question.command = "true".into();
             vec![Output::Ask(question)]
+        }
+        (Fault::ReviewLeftOut, Output::Ask(mut question)) => {
+            question.review = None;
+            vec![Output::Ask(question)]
+        }
+        (Fault::WarnedYesKept, Output::Ask(mut question)) => {
+            question.review.iter_mut().for_each(harden);
+            vec![Output::Ask(question)]
+        }
+        (Fault::WarnedYesKept, Output::Record(mut kind)) => {
+            if let EventKind::Reviewed { review, .. } = &mut *kind {
+                harden(review);
+            }
+            vec![Output::Record(kind)]
         }
         (Fault::AskedTwice, Output::Ask(question)) => vec![Output::Ask(question.clone()), Output::Ask(question)],
         (_, output) => vec![output],

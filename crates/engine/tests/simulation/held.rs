@@ -304,11 +304,19 @@ impl Held {
         need(log.iter().any(noted), "granted in place and not recorded (L6)")
     }
 
+    /// The reviewer is through with it: the time of the question begins.
+    pub fn put(&mut self, digest: &Digest, now_ms: u64) {
+        self.asked_ms.insert(digest.to_string(), now_ms);
+    }
+
     /// After time was looked at: nobody is waited for longer than was said, with
-    /// a little beyond it.
-    pub fn in_time(&self, now_ms: u64) -> Law {
+    /// a little beyond it; a reviewer not even that.
+    pub fn in_time(&self, now_ms: u64, in_review: &[Question], review_ms: u64) -> Law {
         let since = |open: &Question| self.asked_ms.get(open.digest.as_str()).copied().unwrap_or(0).max(self.heard_ms);
         let late = |open: &Question| since(open) + open.timeout_ms + 2_000 <= now_ms;
+        let asked = |open: &Question| self.asked_ms.get(open.digest.as_str()).copied();
+        let overdue = |open: &Question| asked(open).is_some_and(|asked_ms| asked_ms + review_ms <= now_ms);
+        need(!in_review.iter().any(overdue), "a question about a held call waits too long for a reviewer")?;
         need(!self.open.iter().any(late), "a question about a held call outlives its time")
     }
 

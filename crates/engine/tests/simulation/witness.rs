@@ -1,14 +1,14 @@
 //! The laws, watched from outside: sees every input the world gave and every
 //! output the core gave back, and knows nothing of how the core works.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use stockade_engine::core::{CoreConfig, Input, Memo, Output, Planned, Remembered, Ruling};
 use stockade_engine::exit_code;
 use stockade_engine::keys::{GrantContext, Key, Namespace};
 use stockade_model::{
-    Answer, ApprovalMode, Command, Digest, EventKind, Grant, Outcome, Plan, Question, QuestionKind, Request, Scope,
-    Status, Verdict,
+    Answer, ApprovalMode, Command, Digest, EventKind, Grant, Outcome, Plan, Question, QuestionKind, Request, Review,
+    Scope, Status, Verdict,
 };
 
 use crate::held::Held;
@@ -36,6 +36,12 @@ pub struct Witness {
     ever_agreed: Vec<Question>,
     explicit_no: bool,
     last_answer: Option<(QuestionKind, Answer)>,
+    /// Whether a reviewer had warned of the question last answered.
+    last_warned: bool,
+    /// Given to the reviewer, and not put yet.
+    in_review: Vec<Question>,
+    /// What the reviewer truly said in time.
+    reviews: BTreeMap<String, Review>,
     escalated: BTreeSet<Grant>,
     sandbox: Option<Sandbox>,
     released: Vec<Plan>,
@@ -81,6 +87,9 @@ impl Witness {
             ever_agreed: Vec::new(),
             explicit_no: false,
             last_answer: None,
+            last_warned: false,
+            in_review: Vec::new(),
+            reviews: BTreeMap::new(),
             escalated: BTreeSet::new(),
             sandbox: None,
             released: Vec::new(),
@@ -94,7 +103,13 @@ impl Witness {
 
     /// What the world truly says to the core.
     pub fn input(&mut self, input: &Input) {
+        if let Input::Answered { digest, .. } = input {
+            self.last_warned = self.reviews.get(digest.as_str()).is_some_and(Review::warns);
+        }
         match input {
+            Input::Reviewed(reviewed) if self.in_review.iter().any(|given| given.digest == reviewed.digest) => {
+                self.reviews.entry(reviewed.digest.to_string()).or_insert_with(|| reviewed.review.clone());
+            }
             Input::Decided(ruling) => self.ruling = Some((**ruling).clone()),
             Input::Planned(planned) => self.plans.push((**planned).clone()),
             Input::Standing(standing) => {
@@ -182,7 +197,8 @@ impl Witness {
             return Ok(());
         }
         if looked_at_time {
-            self.held.in_time(self.now_ms)?;
+            let review_ms = self.config.reviewer.as_ref().map_or(0, |terms| terms.timeout_ms);
+            self.held.in_time(self.now_ms, &self.in_review, review_ms)?;
         }
         self.held.at_rest(self.config.max_questions)
     }
@@ -200,6 +216,12 @@ impl Witness {
                 self.keys = keys.clone();
                 Ok(())
             }
+            Output::Review(question) => {
+                need(self.config.reviewer.is_some(), "a review that nobody wants")?;
+                self.in_review.push((**question).clone());
+                self.asked(question)
+            }
+            Output::Ask(question) if self.config.reviewer.is_some() => self.put_reviewed(question),
             Output::Ask(question) => self.asked(question),
             Output::Remember(memos) => self.remembered(memos),
             Output::Prepare { planned, hold } => self.prepared(planned, *hold),
@@ -265,6 +287,12 @@ impl Witness {
             EventKind::Asked { question } if matches!(question.kind, QuestionKind::Hold { .. }) => starts == exits + 1,
             EventKind::Asked { .. } => decided && open.is_empty(),
             EventKind::Answered { digest, .. } => open.contains(&digest),
+            EventKind::Reviewed { digest, late: false, .. } => {
+                open.contains(&digest) && self.in_review.iter().any(|given| given.digest == *digest)
+            }
+            EventKind::Reviewed { .. } => self.config.reviewer.is_some(),
+            // The driver's.
+            EventKind::ReviewSent { .. } => false,
             EventKind::Withdrawn { digest, holds, .. } => match digest {
                 Some(digest) => open.contains(&digest),
                 None => !holds.is_empty(),
@@ -285,6 +313,25 @@ impl Witness {
             EventKind::Revoked { .. } | EventKind::Committed { .. } | EventKind::Discarded { .. } => false,
         };
         if fits { Ok(()) } else { Err(format!("an event out of place: {kind:?} after {:?}", self.log.last())) }
+    }
+
+    /// A question that comes from the reviewer: as it was given to it, with what
+    /// it truly said.
+    fn put_reviewed(&mut self, question: &Question) -> Law {
+        let Some(at) = self.in_review.iter().position(|given| given.digest == question.digest) else {
+            return Err("put without a review, or twice".to_owned());
+        };
+        let given = self.in_review.remove(at);
+        self.held.put(&question.digest, self.now_ms);
+        let Some(review) = question.review.clone() else { return Err("put without a review".to_owned()) };
+        let noted = matches!(self.log.last(), Some(EventKind::Reviewed { digest, review: noted, late: false, .. })
+            if *digest == question.digest && *noted == review);
+        need(noted, "put with another review than is on record")?;
+        match self.reviews.get(question.digest.as_str()) {
+            Some(said) => need(review == *said, "another review than was given")?,
+            None => need(review.opinion.is_none(), "an opinion that nobody gave")?,
+        }
+        need(Question { review: None, ..question.clone() } == given, "what is put is not what was reviewed (L5)")
     }
 
     fn asked(&mut self, question: &Question) -> Law {
@@ -322,6 +369,7 @@ impl Witness {
     }
 
     fn withdrawn(&mut self, digest: &Digest) -> Law {
+        self.in_review.retain(|given| given.digest != *digest);
         if self.held.is_open(digest) {
             self.held.taken_back(digest);
             return Ok(());
@@ -341,6 +389,7 @@ impl Witness {
             Answer::Abort | Answer::TimedOut => return Err("kept silence or an abort".to_owned()),
         };
         need(!matches!(scope, Scope::Once | Scope::Times(0 | 1)), "kept an answer for once")?;
+        need(!yes || !self.last_warned, "kept a yes that was warned of")?;
         for memo in memos {
             need(matches!(memo.answer, Answer::Approved(_)) == yes, "kept another answer than was given")?;
             need(memo.key.refusal != yes, "kept an answer under a key of the other kind")?;

@@ -5,14 +5,16 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use stockade_engine::core::{Core, CoreConfig, HeldCall, Input, Output, Planned, Remembered, Ruling};
+use stockade_engine::core::{
+    Core, CoreConfig, HeldCall, Input, Output, Planned, Remembered, Reviewed, ReviewerTerms, Ruling,
+};
 use stockade_engine::keys::Key;
 use stockade_engine::seams::{HeldRule, Standing};
 use stockade_engine::{AttemptEnd, CommandEnd, HoldId};
 use stockade_model::{
     Answer, ApprovalMode, Assessment, CallerApproval, Command, Decision, Denial, Digest, EnforcementReport,
-    Environment, Filesystem, Grant, GranularMode, Layer, Level, Limits, Network, Operation, Plan, Profile,
-    QuestionKind, RawText, Request, Resolution, SandboxPreference, Scope, Tier, Usage, Verdict,
+    Environment, Filesystem, Grant, GranularMode, Layer, Level, Limits, Network, Operation, Opinion, Plan, Profile,
+    QuestionKind, RawText, Request, Resolution, Review, Risk, SandboxPreference, Scope, Tier, Usage, Verdict,
 };
 
 use crate::fault::{self, Fault};
@@ -151,6 +153,7 @@ impl World {
         config.max_attempt_events = random.pick(&[6, 60]);
         config.max_questions = 2;
         config.max_holds = random.pick(&[4, 12]);
+        config.reviewer = random.chance(25).then(|| ReviewerTerms { name: "model".to_owned(), timeout_ms: 5_000 });
         let witness = Witness::new(request.clone(), config.clone());
         let core = Core::new(request.clone(), config);
         let hangs = random.chance(4);
@@ -273,6 +276,13 @@ impl World {
                 self.owe(input);
             }
             Output::Remember(_) if self.random.chance(5) => self.owe(Input::NotRemembered("full".to_owned())),
+            Output::Review(question) => {
+                if self.random.chance(85) {
+                    let review = self.review();
+                    let reviewed = Reviewed { digest: question.digest, review, response: None, took_ms: 1 };
+                    self.owe(Input::Reviewed(Box::new(reviewed)));
+                }
+            }
             Output::Ask(question) => {
                 self.asked.push(question.digest.clone());
                 if !self.random.chance(8) {
@@ -338,6 +348,15 @@ impl World {
             _ => return None,
         };
         Some(Remembered { answer, id: "apr_1".to_owned() })
+    }
+
+    fn review(&mut self) -> Review {
+        let risk = self.random.pick(&[Risk::Low, Risk::Medium, Risk::High, Risk::Critical]);
+        let opinion = Opinion { risk, summary: "it says".into(), categories: Vec::new() };
+        match self.random.chance(80) {
+            true => Review { by: "model".to_owned(), opinion: Some(opinion), failure: None },
+            false => Review::failed("model", "no answer"),
+        }
     }
 
     fn answer(&mut self) -> Answer {
@@ -602,5 +621,6 @@ fn kind(input: &Input) -> u64 {
         Input::Held(call) => 29 + u64::from(call.directory.is_empty()),
         Input::HeldRecalled { approver, .. } => 31 + u64::from(*approver),
         Input::Withdrawn(_) => 33,
+        Input::Reviewed(reviewed) => 34 + u64::from(reviewed.review.warns()),
     }
 }

@@ -262,6 +262,7 @@ impl House {
             backend: Arc::new(fake),
             host: None,
             approver: Arc::new(Mutex::new(scripted)),
+            reviewer: None,
             recorder: log,
             memory: Arc::new(StoreMemory::new(store)),
             clock: Arc::new(SystemClock::default()),

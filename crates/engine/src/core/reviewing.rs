@@ -1,0 +1,99 @@
+//! A reviewer's opinion on its way to the question it is about. The question
+//! waits for it a few seconds at most; what comes later is recorded and changes
+//! nothing.
+//!
+//! It must not know what is in an opinion beyond whether it warns.
+
+use stockade_model::{Digest, EventKind, Question, Review};
+
+use super::asking::Open;
+use super::machine::{Core, Phase};
+use super::running::Live;
+use super::{Output, Reviewed};
+
+impl Core {
+    /// Puts a question, by way of the reviewer where there is one: true then,
+    /// and nobody was asked yet.
+    pub(super) fn put(&mut self, question: &Question) -> bool {
+        let question = Box::new(question.clone());
+        let reviewing = self.config.reviewer.is_some();
+        if reviewing {
+            self.in_review.push(question.digest.clone());
+            self.out.push(Output::Review(question));
+        } else {
+            self.out.push(Output::Ask(question));
+        }
+        reviewing
+    }
+
+    /// How long the reviewer or the approver is waited for.
+    pub(super) fn wait_ms(&self, reviewing: bool) -> u64 {
+        match &self.config.reviewer {
+            Some(reviewer) if reviewing => reviewer.timeout_ms,
+            _ => self.question_wait_ms(),
+        }
+    }
+
+    pub(super) fn on_reviewed(&mut self, reviewed: Reviewed) {
+        let Some(at) = self.in_review.iter().position(|digest| *digest == reviewed.digest) else { return };
+        self.in_review.remove(at);
+        match std::mem::replace(&mut self.phase, Phase::Finished) {
+            Phase::Asking(open) if open.reviewing && open.question.digest == reviewed.digest => {
+                self.note_review(&reviewed, false);
+                self.ask_reviewed(open, reviewed.review);
+            }
+            Phase::Attempt(mut live) => {
+                let waits = live.holds.in_review(&reviewed.digest).is_some();
+                self.note_review(&reviewed, !waits);
+                self.ask_held_reviewed(&mut live, reviewed);
+                self.phase = Phase::Attempt(live);
+            }
+            // Nothing is recorded after the end.
+            phase @ (Phase::Closing { .. } | Phase::Finished) => self.phase = phase,
+            phase => {
+                self.note_review(&reviewed, true);
+                self.phase = phase;
+            }
+        }
+    }
+
+    pub(super) fn on_review_timed_out(&mut self, open: Open) {
+        let reviewed = self.unheard(open.question.digest.clone());
+        self.note_review(&reviewed, false);
+        self.ask_reviewed(open, reviewed.review);
+    }
+
+    /// Puts the question about a held call without an opinion.
+    pub(super) fn go_on_unreviewed(&mut self, live: &mut Live, digest: Digest) {
+        let reviewed = self.unheard(digest);
+        self.note_review(&reviewed, false);
+        self.ask_held_reviewed(live, reviewed);
+    }
+
+    fn ask_reviewed(&mut self, open: Open, review: Review) {
+        let mut question = open.question;
+        question.review = Some(review);
+        self.out.push(Output::Ask(question.clone()));
+        let deadline_ms = self.now_ms.saturating_add(self.wait_ms(false));
+        self.phase = Phase::Asking(Open { question, since_ms: open.since_ms, deadline_ms, reviewing: false });
+    }
+
+    fn ask_held_reviewed(&mut self, live: &mut Live, reviewed: Reviewed) {
+        if let Some(asked) = live.holds.in_review(&reviewed.digest) {
+            let question = asked.reviewed(reviewed.review, self.now_ms);
+            self.out.push(Output::Ask(question));
+        }
+    }
+
+    /// The reviewer was not heard in time. It may still be, which is recorded.
+    fn unheard(&self, digest: Digest) -> Reviewed {
+        let (by, took_ms) =
+            self.config.reviewer.as_ref().map_or_else(Default::default, |terms| (terms.name.clone(), terms.timeout_ms));
+        Reviewed { digest, review: Review::failed(by, "it did not answer in time"), response: None, took_ms }
+    }
+
+    fn note_review(&mut self, reviewed: &Reviewed, late: bool) {
+        let Reviewed { digest, review, response, took_ms } = reviewed.clone();
+        self.record(EventKind::Reviewed { digest, review, response, took_ms, late });
+    }
+}

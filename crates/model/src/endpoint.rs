@@ -1,0 +1,213 @@
+//! Where an HTTP service of the person's choice is, read once and strictly.
+//!
+//! Plain HTTP reaches this machine only; what leaves it is encrypted.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
+
+/// Longest text, in bytes.
+const MAX_BYTES: usize = 2_048;
+
+/// `https://HOST[:PORT]/PATH[?QUERY]`; `http://` for loopback addresses and
+/// `localhost`. No user name, no fragment.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Endpoint {
+    encrypted: bool,
+    host: String,
+    port: u16,
+    target: String,
+}
+
+/// Why a text is no endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EndpointError {
+    /// Neither `https://` nor `http://`.
+    #[error("an endpoint starts with `https://`, e.g. `https://api.example.com/v1/messages`")]
+    Scheme,
+    /// Plain HTTP to another machine.
+    #[error("without encryption only this machine is reached: `http://` wants `localhost`, `127.0.0.1` or `[::1]`")]
+    Plain,
+    /// `user:password@` before the host.
+    #[error("no name or password belongs in an endpoint; the key has a setting of its own")]
+    UserInfo,
+    /// The host is missing or holds an odd character.
+    #[error("the host of an endpoint is a name of letters, digits, `-` and `.`, or an address (IPv6 in brackets)")]
+    Host,
+    /// No number from 1 to 65535.
+    #[error("the port of an endpoint is a number from 1 to 65535")]
+    Port,
+    /// A blank, a control character, a fragment, or no ASCII.
+    #[error("the path of an endpoint is printable ASCII without blanks and `#`")]
+    Path,
+    /// Too long.
+    #[error("an endpoint has at most {MAX_BYTES} bytes")]
+    Length,
+}
+
+impl Endpoint {
+    /// Whether it is reached over TLS.
+    pub fn is_encrypted(&self) -> bool {
+        self.encrypted
+    }
+
+    /// The host: a name in lower case, or an address without brackets.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// The port.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Path and query, as they stand in a request line.
+    pub fn target(&self) -> &str {
+        &self.target
+    }
+
+    /// The host as it stands in a URL or a `Host` header; with the port where it
+    /// is not the scheme's own.
+    pub fn authority(&self) -> String {
+        let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
+        let own = if self.encrypted { 443 } else { 80 };
+        if self.port == own { host } else { format!("{host}:{}", self.port) }
+    }
+
+    fn is_loopback(&self) -> bool {
+        match self.host.parse::<IpAddr>() {
+            Ok(IpAddr::V4(address)) => address.is_loopback(),
+            Ok(IpAddr::V6(address)) => address.is_loopback(),
+            Err(_) => self.host == "localhost",
+        }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.encrypted { "https" } else { "http" };
+        write!(f, "{scheme}://{}{}", self.authority(), self.target)
+    }
+}
+
+impl FromStr for Endpoint {
+    type Err = EndpointError;
+
+    fn from_str(text: &str) -> Result<Self, EndpointError> {
+        if text.len() > MAX_BYTES {
+            return Err(EndpointError::Length);
+        }
+        let (encrypted, rest) = match (text.strip_prefix("https://"), text.strip_prefix("http://")) {
+            (Some(rest), _) => (true, rest),
+            (None, Some(rest)) => (false, rest),
+            (None, None) => return Err(EndpointError::Scheme),
+        };
+        let at = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+        let (authority, target) = rest.split_at(at);
+        if authority.contains('@') {
+            return Err(EndpointError::UserInfo);
+        }
+        if !target.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#') {
+            return Err(EndpointError::Path);
+        }
+        let target = if target.starts_with('/') { target.to_owned() } else { format!("/{target}") };
+        let (host, port) = host_and_port(authority)?;
+        let port = match port {
+            None if encrypted => 443,
+            None => 80,
+            Some(port) => port,
+        };
+        let endpoint = Self { encrypted, host, port, target };
+        if !encrypted && !endpoint.is_loopback() {
+            return Err(EndpointError::Plain);
+        }
+        Ok(endpoint)
+    }
+}
+
+fn host_and_port(authority: &str) -> Result<(String, Option<u16>), EndpointError> {
+    let number = |text: &str| {
+        let digits = !text.is_empty() && text.len() <= 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+        match text.parse::<u16>() {
+            Ok(port) if digits && port > 0 => Ok(port),
+            _ => Err(EndpointError::Port),
+        }
+    };
+    if let Some(rest) = authority.strip_prefix('[') {
+        let (address, rest) = rest.split_once(']').ok_or(EndpointError::Host)?;
+        let address: Ipv6Addr = address.parse().map_err(|_| EndpointError::Host)?;
+        let port = match rest.strip_prefix(':') {
+            Some(port) => Some(number(port)?),
+            None if rest.is_empty() => None,
+            None => return Err(EndpointError::Host),
+        };
+        return Ok((address.to_string(), port));
+    }
+    let (host, port) = match authority.split_once(':') {
+        Some((host, port)) => (host, Some(number(port)?)),
+        None => (authority, None),
+    };
+    if !is_name(host) && host.parse::<Ipv4Addr>().is_err() {
+        return Err(EndpointError::Host);
+    }
+    Ok((host.to_ascii_lowercase(), port))
+}
+
+/// A name whose last label is no number, so that no odd spelling of an address
+/// passes for one.
+fn is_name(host: &str) -> bool {
+    let label = |label: &str| {
+        (1..=63).contains(&label.len())
+            && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    let last = host.rsplit('.').next().unwrap_or_default();
+    host.len() <= 253 && host.split('.').all(label) && last.starts_with(|first: char| first.is_ascii_alphabetic())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(text: &str, wanted: Result<&str, EndpointError>) {
+        let got = text.parse::<Endpoint>().map(|endpoint| endpoint.to_string());
+        assert_eq!(got.as_deref().map_err(|error| *error), wanted, "{text}");
+    }
+
+    #[test]
+    fn endpoints_are_read_strictly() {
+        check("https://api.example.com/v1/messages", Ok("https://api.example.com/v1/messages"));
+        check("https://API.example.com", Ok("https://api.example.com/"));
+        check("https://a.example:8443/x?api-version=1", Ok("https://a.example:8443/x?api-version=1"));
+        check("https://a.example?x", Ok("https://a.example/?x"));
+        check("http://127.0.0.1:11434/v1/chat/completions", Ok("http://127.0.0.1:11434/v1/chat/completions"));
+        check("http://127.9.9.9/", Ok("http://127.9.9.9/"));
+        check("http://[::1]:80/", Ok("http://[::1]/"));
+        check("http://localhost/", Ok("http://localhost/"));
+        check("https://[::1]:9/", Ok("https://[::1]:9/"));
+        for plain in ["http://api.example.com/", "http://10.0.0.1/", "http://localhost.example.com/", "http://[::]/"] {
+            check(plain, Err(EndpointError::Plain));
+        }
+        for scheme in ["", "api.example.com", "ftp://x/", "HTTPS://x/", "https:/x"] {
+            check(scheme, Err(EndpointError::Scheme));
+        }
+        for user in ["https://u:p@a.example/", "https://localhost@a.example/", "http://127.0.0.1@a.example/"] {
+            check(user, Err(EndpointError::UserInfo));
+        }
+        for host in ["https:///x", "https://a_b/", "https://-a/", "https://a..b/", "https://0x7f.1/", "https://1/"] {
+            check(host, Err(EndpointError::Host));
+        }
+        for host in ["https://[::1/", "https://[x]/", "https://[::1]x/", "https://é.example/"] {
+            check(host, Err(EndpointError::Host));
+        }
+        for port in ["https://a:0/", "https://a:65536/", "https://a:/", "https://a:+1/", "https://a:1:2/"] {
+            check(port, Err(EndpointError::Port));
+        }
+        for path in ["https://a/x y", "https://a/x#y", "https://a/\r\nX: y", "https://a/é", "https://a#x"] {
+            check(path, Err(EndpointError::Path));
+        }
+        check(&format!("https://a/{}", "x".repeat(3_000)), Err(EndpointError::Length));
+    }
+}
