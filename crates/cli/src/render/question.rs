@@ -462,7 +462,14 @@ pub(crate) mod tests {
         assert!(keys(&value).contains(&Key::Never), "a no may reach as far as before");
         let failed = Question { review: Some(Review::failed("some-model", "no answer within 5 s")), ..hold() };
         assert_eq!(keys(&failed), keys(&hold()), "without an opinion it is the plain question");
-        insta::assert_snapshot!(shown(&failed) + &prompt(&keys(&failed)), @"");
+        insta::assert_snapshot!(shown(&failed) + &prompt(&keys(&failed)), @r"
+        • pip wants to connect to pypi.org:443   (not in profile workspace)
+          command  pip install numpy
+          grant    connect pypi.org:443
+          held     it waits and goes on with your answer; none within 5 min means no
+          reviewer no opinion: no answer within 5 s   (some-model)
+          allow?  [o]nce  [s]ession  [a]lways  [n]o  [N]ever  [?] >
+        ");
     }
 
     fn hold() -> Question {

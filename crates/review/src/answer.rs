@@ -1,0 +1,93 @@
+//! What a model said, read strictly. It is a text by somebody who may have been
+//! talked into it: bounded here, escaped wherever it is shown.
+
+use serde::Deserialize;
+use stockade_model::{Opinion, RawText, Risk, RiskCategory};
+
+/// Characters of a summary that are kept.
+const MAX_SUMMARY_CHARACTERS: usize = 300;
+
+/// Why a model's answer gives no opinion. Never holds the answer's own text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum AnswerError {
+    #[error("its answer is not in the form it was asked for")]
+    Malformed,
+    #[error("its answer names a risk that there is not")]
+    UnknownRisk,
+    #[error("it would not answer")]
+    Refused,
+    #[error("its answer was cut short")]
+    Unfinished,
+}
+
+/// More keys than these are ignored: they change nothing.
+#[derive(Deserialize)]
+struct Said {
+    summary: String,
+    risk: String,
+    categories: Vec<String>,
+}
+
+/// Reads the structured part of an answer.
+pub(crate) fn opinion(said: serde_json::Value) -> Result<Opinion, AnswerError> {
+    let said: Said = serde_json::from_value(said).map_err(|_| AnswerError::Malformed)?;
+    let known = [Risk::Low, Risk::Medium, Risk::High, Risk::Critical];
+    let risk = known.into_iter().find(|risk| risk.name() == said.risk).ok_or(AnswerError::UnknownRisk)?;
+    // A kind of harm that there is no name for is one all the same.
+    let mut categories: Vec<RiskCategory> = said.categories.iter().map(|name| category(name)).collect();
+    categories.sort_unstable();
+    categories.dedup();
+    Ok(Opinion { risk, summary: summary(&said.summary), categories })
+}
+
+fn category(name: &str) -> RiskCategory {
+    RiskCategory::ALL.into_iter().find(|known| known.name() == name).unwrap_or(RiskCategory::Other)
+}
+
+fn summary(text: &str) -> RawText {
+    let mut line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    if let Some((end, _)) = line.char_indices().nth(MAX_SUMMARY_CHARACTERS) {
+        line.truncate(end);
+        line.push('…');
+    }
+    line.as_str().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn opinions_are_read_strictly() {
+        let good = opinion(json!({"summary": " a\n\tb ", "risk": "high",
+            "categories": ["network", "exfiltration", "network", "telepathy"], "answer": "approved"}));
+        let wanted = Opinion {
+            risk: Risk::High,
+            summary: "a b".into(),
+            categories: vec![RiskCategory::Exfiltration, RiskCategory::Network, RiskCategory::Other],
+        };
+        assert_eq!(good, Ok(wanted));
+        for risk in ["", "LOW", "none", "low ", "approved"] {
+            let said = opinion(json!({"summary": "", "risk": risk, "categories": []}));
+            assert_eq!(said, Err(AnswerError::UnknownRisk), "{risk}");
+        }
+        for said in [
+            json!(null),
+            json!("low"),
+            json!({"summary": "x", "risk": "low"}),
+            json!({"summary": 1, "risk": "low", "categories": []}),
+            json!({"summary": "x", "risk": ["low"], "categories": []}),
+            json!({"summary": "x", "risk": "low", "categories": "network"}),
+        ] {
+            assert_eq!(opinion(said.clone()), Err(AnswerError::Malformed), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_summary_is_bounded() {
+        let text = summary(&"é".repeat(10_000));
+        assert_eq!(text.to_str().unwrap().chars().count(), MAX_SUMMARY_CHARACTERS + 1);
+    }
+}

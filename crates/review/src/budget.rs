@@ -1,0 +1,192 @@
+//! What a session may spend on reviews: calls, and bytes both ways. Kept in a
+//! small file for each session, because a session is many runs; without a
+//! session, in memory. What cannot be read or written is used up.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use stockade_model::SessionId;
+
+/// How long another run's use of the same file is waited for.
+const LOCK_WAIT: Duration = Duration::from_millis(200);
+/// After this time a session is over, and its file goes.
+const KEPT: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+/// Old files that are looked for at a time, at most.
+const MAX_LOOKED_AT: usize = 1_000;
+
+/// What was spent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Spent {
+    calls: u64,
+    bytes: u64,
+}
+
+/// Limits, and where what was spent is kept.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    calls: u64,
+    bytes: u64,
+    directory: Option<PathBuf>,
+    here: Mutex<Spent>,
+}
+
+/// Why nothing may be spent.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BudgetError {
+    #[error("the budget of this session is used up ({0} of them)")]
+    Calls(u64),
+    #[error("the budget of this session is used up ({0} bytes)")]
+    Bytes(u64),
+    #[error("the budget of this session cannot be kept: {0}")]
+    File(#[from] std::io::Error),
+}
+
+impl Budget {
+    pub(crate) fn new(calls: u64, bytes: u64, directory: Option<PathBuf>) -> Self {
+        Self { calls, bytes, directory, here: Mutex::default() }
+    }
+
+    /// Takes one call and its request's bytes, before it is sent.
+    pub(crate) fn take(&self, session: Option<&SessionId>, request_bytes: u64) -> Result<(), BudgetError> {
+        self.change(session, |spent| {
+            if spent.calls >= self.calls {
+                return Err(BudgetError::Calls(self.calls));
+            }
+            let bytes = spent.bytes.saturating_add(request_bytes);
+            if bytes > self.bytes {
+                return Err(BudgetError::Bytes(self.bytes));
+            }
+            Ok(Spent { calls: spent.calls + 1, bytes })
+        })
+    }
+
+    /// Adds what was received.
+    pub(crate) fn add(&self, session: Option<&SessionId>, received_bytes: u64) -> Result<(), BudgetError> {
+        self.change(session, |spent| Ok(Spent { bytes: spent.bytes.saturating_add(received_bytes), ..spent }))
+    }
+
+    fn change(
+        &self,
+        session: Option<&SessionId>,
+        change: impl FnOnce(Spent) -> Result<Spent, BudgetError>,
+    ) -> Result<(), BudgetError> {
+        let (Some(directory), Some(session)) = (&self.directory, session) else {
+            let mut here = self.here.lock().unwrap_or_else(PoisonError::into_inner);
+            *here = change(*here)?;
+            return Ok(());
+        };
+        // An id is letters, digits, `-` and `_`, so it is a file's name.
+        let path = directory.join(session.as_str());
+        let options = || File::options().read(true).write(true).create(true).truncate(false).mode(0o600).to_owned();
+        let mut file = match options().open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+                options().open(&path)?
+            }
+            Err(error) => return Err(error.into()),
+        };
+        lock(&file)?;
+        let mut text = String::new();
+        (&file).take(64).read_to_string(&mut text)?;
+        if text.is_empty() {
+            self.forget_old();
+        }
+        let spent = change(read(&text)?)?;
+        file.rewind()?;
+        // Each number has one width, so a shorter text never leaves a tail.
+        write!(file, "{:020} {:020}\n", spent.calls, spent.bytes)?;
+        Ok(())
+    }
+
+    /// Removes the files of sessions that are long over.
+    fn forget_old(&self) {
+        let entries = self.directory.as_ref().and_then(|directory| fs::read_dir(directory).ok());
+        for entry in entries.into_iter().flatten().flatten().take(MAX_LOOKED_AT) {
+            let age = entry.metadata().and_then(|metadata| metadata.modified()).ok().and_then(|at| at.elapsed().ok());
+            if age.is_some_and(|age| age > KEPT) {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+}
+
+fn lock(file: &File) -> std::io::Result<()> {
+    let until = Instant::now() + LOCK_WAIT;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(fs::TryLockError::WouldBlock) if Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(fs::TryLockError::WouldBlock) => return Err(std::io::ErrorKind::TimedOut.into()),
+            Err(fs::TryLockError::Error(error)) => return Err(error),
+        }
+    }
+}
+
+fn read(text: &str) -> std::io::Result<Spent> {
+    if text.is_empty() {
+        return Ok(Spent::default());
+    }
+    let mut numbers = text.split_whitespace().map(str::parse);
+    match (numbers.next(), numbers.next(), numbers.next()) {
+        (Some(Ok(calls)), Some(Ok(bytes)), None) => Ok(Spent { calls, bytes }),
+        _ => Err(std::io::ErrorKind::InvalidData.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_spends_over_many_runs() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = || Budget::new(2, 100, Some(dir.path().join("reviews")));
+        let (one, other) = ("ses_1".parse().unwrap(), "ses_2".parse().unwrap());
+        run().take(Some(&one), 10).unwrap();
+        run().take(Some(&one), 10).unwrap();
+        assert!(matches!(run().take(Some(&one), 10), Err(BudgetError::Calls(2))));
+        run().take(Some(&other), 60).unwrap();
+        run().add(Some(&other), 30).unwrap();
+        assert!(matches!(run().take(Some(&other), 11), Err(BudgetError::Bytes(100))));
+        run().take(Some(&other), 10).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_used_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let session = "ses_1".parse().unwrap();
+        for bad in ["x", "1", "1 2 3", "-1 2"] {
+            fs::write(dir.path().join("ses_1"), bad).unwrap();
+            let budget = Budget::new(9, 900, Some(dir.path().to_owned()));
+            assert!(matches!(budget.take(Some(&session), 1), Err(BudgetError::File(_))), "{bad:?}");
+        }
+        let nowhere = Budget::new(9, 900, Some("/proc/none".into()));
+        assert!(matches!(nowhere.take(Some(&session), 1), Err(BudgetError::File(_))));
+    }
+
+    #[test]
+    fn without_a_session_a_run_spends_alone() {
+        let budget = Budget::new(1, 100, None);
+        budget.take(None, 1).unwrap();
+        assert!(budget.take(None, 1).is_err());
+    }
+
+    #[test]
+    fn many_at_once_take_no_more_than_there_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let session: SessionId = "ses_1".parse().unwrap();
+        let take = || Budget::new(5, 10_000, Some(dir.path().to_owned())).take(Some(&session), 1).is_ok();
+        let taken: usize = std::thread::scope(|scope| {
+            let all: Vec<_> = (0..12).map(|_| scope.spawn(take)).collect();
+            all.into_iter().map(|thread| usize::from(thread.join().unwrap())).sum()
+        });
+        assert_eq!(taken, 5);
+    }
+}

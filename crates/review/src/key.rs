@@ -1,0 +1,143 @@
+//! The key of an endpoint: read when it is needed, shown nowhere.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::PathBuf;
+
+use rustix::fs::OFlags;
+use stockade_model::RawText;
+
+/// Longest key, in bytes.
+const MAX_BYTES: u64 = 4_096;
+
+/// A key. Its `Debug` form does not show it, and it has no other.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Key(String);
+
+/// Where the key is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeySource {
+    /// In a variable of this name.
+    Variable(String),
+    /// In a file that its owner alone may read.
+    File(PathBuf),
+    /// The endpoint wants none.
+    None,
+}
+
+/// Why there is no key. Nothing is sent then.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    /// The variable is not set, or empty.
+    #[error("there is no key: the variable {0} is not set")]
+    Unset(String),
+    /// The file cannot be read.
+    #[error("there is no key: {} cannot be read: {why}", RawText::from(.path.as_path()).escaped())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// Others may read the file.
+    #[error("the key is not used: others may read {}", RawText::from(.0.as_path()).escaped())]
+    Open(PathBuf),
+    /// It cannot stand in a header.
+    #[error("the key is not used: it is no line of printable ASCII")]
+    Malformed,
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key(..)")
+    }
+}
+
+impl Key {
+    /// A key, without the line end that a file gives it.
+    ///
+    /// # Errors
+    /// When it cannot stand in a header.
+    pub fn new(text: &str) -> Result<Self, KeyError> {
+        let text = text.trim_end_matches(['\r', '\n']);
+        let fits = !text.is_empty() && text.len() as u64 <= MAX_BYTES && text.bytes().all(|b| b.is_ascii_graphic());
+        if fits { Ok(Self(text.to_owned())) } else { Err(KeyError::Malformed) }
+    }
+
+    pub(crate) fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl KeySource {
+    /// Reads the key; `None` where there is to be none.
+    ///
+    /// # Errors
+    /// When there is none, or none that may be used.
+    pub fn read(&self, variable: impl Fn(&str) -> Option<OsString>) -> Result<Option<Key>, KeyError> {
+        match self {
+            Self::None => Ok(None),
+            Self::Variable(name) => {
+                let value = variable(name).filter(|value| !value.is_empty());
+                let value = value.ok_or_else(|| KeyError::Unset(name.clone()))?;
+                Key::new(value.to_str().ok_or(KeyError::Malformed)?).map(Some)
+            }
+            Self::File(path) => {
+                let unreadable = |why: String| KeyError::Unreadable { path: path.clone(), why };
+                // A fifo is not waited for.
+                let flags = OFlags::NONBLOCK.bits().cast_signed();
+                let file = File::options().read(true).custom_flags(flags).open(path);
+                let file = file.map_err(|error| unreadable(error.to_string()))?;
+                let metadata = file.metadata().map_err(|error| unreadable(error.to_string()))?;
+                if !metadata.is_file() {
+                    return Err(unreadable("it is no regular file".to_owned()));
+                }
+                if metadata.mode() & 0o077 != 0 {
+                    return Err(KeyError::Open(path.clone()));
+                }
+                let mut text = String::new();
+                let read = file.take(MAX_BYTES + 2).read_to_string(&mut text);
+                read.map_err(|error| unreadable(error.to_string()))?;
+                Key::new(&text).map(Some)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn keys_are_read_and_not_shown() {
+        let variables = |name: &str| (name == "K").then(|| OsString::from("s3cret"));
+        let key = KeySource::Variable("K".to_owned()).read(variables).unwrap().unwrap();
+        assert_eq!((key.expose(), format!("{key:?}")), ("s3cret", "Key(..)".to_owned()));
+        assert!(matches!(KeySource::Variable("L".to_owned()).read(variables), Err(KeyError::Unset(_))));
+        assert_eq!(KeySource::None.read(variables).unwrap(), None);
+
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        let source = KeySource::File(path.clone());
+        assert!(matches!(source.read(variables), Err(KeyError::Unreadable { .. })));
+        for (mode, text, wanted) in [(0o600, "abc\n", true), (0o640, "abc\n", false), (0o600, "a b", false)] {
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            let read = source.read(variables);
+            assert_eq!(read.is_ok_and(|key| key.unwrap().expose() == "abc"), wanted, "{mode:o} {text:?}");
+        }
+        assert!(matches!(KeySource::File(dir.path().to_owned()).read(variables), Err(KeyError::Unreadable { .. })));
+    }
+
+    #[test]
+    fn a_key_cannot_add_a_header() {
+        for bad in ["", "a\r\nX: y", "a\nb", "a\0", "é", &"k".repeat(5_000)] {
+            assert!(matches!(Key::new(bad), Err(KeyError::Malformed)), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,409 @@
+//! Leaves secrets out of a text before it goes to somebody else.
+//!
+//! By what is known of secrets: values of variables that are named like one,
+//! values that a name beside them calls one, well-known shapes of tokens, user
+//! information in URLs, PEM blocks, long random-looking words. A secret without
+//! any of these is not recognised. Work is linear in the text for each rule.
+
+use std::ffi::OsString;
+
+/// What stands in the place of a secret.
+pub(crate) const MARK: &str = "[secret]";
+
+/// Parts of names, in lower case, whose value is a secret.
+const NAMES: &[&str] = &[
+    "token",
+    "secret",
+    "password",
+    "passwd",
+    "passphrase",
+    "apikey",
+    "api_key",
+    "api-key",
+    "_key",
+    "-key",
+    "credential",
+    "private_key",
+    "access_key",
+    "authorization",
+    "cookie",
+];
+/// Shortest value of a variable that is looked for: shorter ones stand in every
+/// other text.
+const MIN_VALUE_BYTES: usize = 6;
+/// Values of variables that are looked for, at most.
+const MAX_VALUES: usize = 256;
+/// Characters from which on a word of mixed letters and digits looks random.
+const RANDOM_FROM: usize = 32;
+
+/// Beginnings of tokens and how many more characters there are at least.
+/// Sources: the providers' documentation of token formats, as collected in the
+/// rules of secret scanners.
+const SHAPES: &[(&str, usize)] = &[
+    ("ghp_", 20),
+    ("gho_", 20),
+    ("ghu_", 20),
+    ("ghs_", 20),
+    ("ghr_", 20),
+    ("github_pat_", 20),
+    ("glpat-", 16),
+    ("gldt-", 16),
+    ("glsa_", 16),
+    ("sk-", 16),
+    ("sk_live_", 10),
+    ("sk_test_", 10),
+    ("rk_live_", 10),
+    ("rk_test_", 10),
+    ("whsec_", 10),
+    ("xoxa-", 10),
+    ("xoxb-", 10),
+    ("xoxp-", 10),
+    ("xoxr-", 10),
+    ("xoxs-", 10),
+    ("xapp-", 10),
+    ("AKIA", 16),
+    ("ASIA", 16),
+    ("AIza", 30),
+    ("ya29.", 16),
+    ("npm_", 20),
+    ("pypi-", 20),
+    ("dckr_pat_", 10),
+    ("hf_", 16),
+    ("SG.", 16),
+    ("hvs.", 16),
+    ("hvb.", 16),
+    ("dop_v1_", 16),
+    ("shpat_", 16),
+    ("lin_api_", 16),
+    ("tskey-", 10),
+    ("AGE-SECRET-KEY-", 16),
+    ("eyJ", 20),
+];
+
+/// Knows the secrets of one environment.
+#[derive(Clone, Default)]
+pub struct Redactor {
+    /// Longest first, so that one that holds another goes whole.
+    values: Vec<String>,
+}
+
+impl std::fmt::Debug for Redactor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Redactor").field("values", &self.values.len()).finish()
+    }
+}
+
+impl Redactor {
+    /// With the values of the variables whose names call them secrets.
+    pub fn new(environment: impl IntoIterator<Item = (OsString, OsString)>) -> Self {
+        let mut values: Vec<String> = environment
+            .into_iter()
+            .filter(|(name, _)| name.to_str().is_some_and(|name| names_a_secret(&name.to_lowercase())))
+            .filter_map(|(_, value)| value.into_string().ok())
+            .map(|value| value.trim().to_owned())
+            .filter(|value| value.len() >= MIN_VALUE_BYTES)
+            .take(MAX_VALUES)
+            .collect();
+        values.sort_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
+        values.dedup();
+        Self { values }
+    }
+
+    /// The same, and this value too.
+    #[must_use]
+    pub fn and(mut self, value: &str) -> Self {
+        self.values.insert(0, value.to_owned());
+        self
+    }
+
+    /// The text without what looks like a secret.
+    pub fn redact(&self, text: &str) -> String {
+        let mut text = text.to_owned();
+        for value in self.values.iter().filter(|value| !value.is_empty()) {
+            if text.contains(value.as_str()) {
+                text = text.replace(value.as_str(), MARK);
+            }
+        }
+        let text = pem_blocks(&text);
+        let text = url_users(&text);
+        let text = named_values(&text);
+        words(&text)
+    }
+}
+
+fn names_a_secret(lower: &str) -> bool {
+    NAMES.iter().any(|part| lower.contains(part)) || lower == "key" || lower == "auth" || lower.ends_with("key")
+}
+
+/// From `-----BEGIN` to the line after `-----END`, or to the end of the text.
+fn pem_blocks(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(start) = rest.find("-----BEGIN ") {
+        out.push_str(&rest[..start]);
+        out.push_str(MARK);
+        rest = &rest[start + "-----BEGIN ".len()..];
+        let end = rest.find("-----END ").map(|at| at + "-----END ".len());
+        let closed = end.and_then(|at| rest[at..].find("-----").map(|dashes| at + dashes + "-----".len()));
+        rest = closed.map_or("", |at| &rest[at..]);
+    }
+    out.push_str(rest);
+    out
+}
+
+/// `scheme://user:password@host` without what stands before the `@`.
+fn url_users(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find("://") {
+        let (before, after) = rest.split_at(at + 3);
+        out.push_str(before);
+        let end = after.find(|c: char| c.is_whitespace() || "/?#'\"`<>\\".contains(c)).unwrap_or(after.len());
+        rest = match after[..end].rfind('@') {
+            Some(at) => {
+                out.push_str(MARK);
+                &after[at..]
+            }
+            None => after,
+        };
+    }
+    out.push_str(rest);
+    out
+}
+
+fn is_name(c: char) -> bool {
+    c.is_alphanumeric() || "_-.".contains(c)
+}
+
+/// `NAME=value`, `name: value`, `--name value`, `"name": "value"` and
+/// `-u user:value`, where the name calls the value a secret.
+fn named_values(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(start) = rest.find(is_name) {
+        let (before, from) = rest.split_at(start);
+        out.push_str(before);
+        let end = from.find(|c| !is_name(c)).unwrap_or(from.len());
+        let (name, after) = from.split_at(end);
+        out.push_str(name);
+        rest = after;
+        let lower = name.to_lowercase();
+        let is_option = name.starts_with('-');
+        if names_a_secret(lower.trim_matches('-')) {
+            rest = secret_after(after, is_option, &lower, &mut out);
+        } else if matches!(lower.as_str(), "-u" | "--user" | "--proxy-user") {
+            rest = password_after(after, &mut out);
+        } else if matches!(lower.as_str(), "bearer" | "basic") && after.starts_with(' ') {
+            rest = value_after(after, 1, &mut out);
+        }
+    }
+    out.push_str(rest);
+    out
+}
+
+/// Leaves the value out that follows a name, if one does; the rest.
+fn secret_after<'a>(after: &'a str, is_option: bool, name: &str, out: &mut String) -> &'a str {
+    // A closing quote of the name, as in JSON.
+    let quote = usize::from(after.starts_with(['"', '\'']));
+    let tail = &after[quote..];
+    let blanks = tail.len() - tail.trim_start_matches([' ', '\t']).len();
+    let separator = tail[blanks..].starts_with(['=', ':']);
+    let skip = match (separator, blanks) {
+        (true, _) => {
+            let value = &tail[blanks + 1..];
+            quote + blanks + 1 + (value.len() - value.trim_start_matches([' ', '\t']).len())
+        }
+        (false, 1..) if is_option && quote == 0 => blanks,
+        _ => return after,
+    };
+    if name.contains("authorization") || name.contains("cookie") {
+        // The whole header: a scheme and what follows it.
+        let value = &after[skip..];
+        let end = value.find(['\n', '\r', '"', '\'']).unwrap_or(value.len());
+        out.push_str(&after[..skip]);
+        out.push_str(MARK);
+        return &value[end..];
+    }
+    value_after(after, skip, out)
+}
+
+/// Leaves the word out that begins after `skip` bytes; the rest. A reference to
+/// a variable or a substitution is no secret itself.
+fn value_after<'a>(after: &'a str, skip: usize, out: &mut String) -> &'a str {
+    out.push_str(&after[..skip]);
+    let value = &after[skip..];
+    let (quote, body) = match value.chars().next() {
+        Some(quote @ ('"' | '\'')) => (Some(quote), &value[1..]),
+        _ => (None, value),
+    };
+    let is_end = |c: char| match quote {
+        Some(quote) => c == quote,
+        None => c.is_whitespace() || "'\"`;&|<>(),}".contains(c),
+    };
+    let end = body.find(is_end).unwrap_or(body.len());
+    let inner = &body[..end];
+    if inner.is_empty() || inner.starts_with('$') || inner.starts_with(MARK) {
+        return value;
+    }
+    out.extend(quote);
+    out.push_str(MARK);
+    &body[end..]
+}
+
+/// Leaves the password of `user:password` out.
+fn password_after<'a>(after: &'a str, out: &mut String) -> &'a str {
+    let start = after.len() - after.trim_start_matches([' ', '\t', '=', '\'', '"']).len();
+    let end =
+        after[start..].find(|c: char| c.is_whitespace() || "'\"".contains(c)).map_or(after.len(), |at| start + at);
+    match after[start..end].find(':') {
+        Some(colon) if start > 0 => {
+            out.push_str(&after[..=start + colon]);
+            out.push_str(MARK);
+            &after[end..]
+        }
+        _ => after,
+    }
+}
+
+fn is_token(c: char) -> bool {
+    c.is_ascii_alphanumeric() || "_-.+/=~".contains(c)
+}
+
+/// Leaves out words of a well-known shape, and long ones that look random.
+fn words(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(start) = rest.find(is_token) {
+        let (before, from) = rest.split_at(start);
+        out.push_str(before);
+        let end = from.find(|c| !is_token(c)).unwrap_or(from.len());
+        let (word, after) = from.split_at(end);
+        // Paths and assignments hold words of their own.
+        for part in word.split_inclusive(['/', '=']) {
+            let (core, tail) = match part.strip_suffix(['/', '=']) {
+                Some(core) => (core, &part[core.len()..]),
+                None => (part, ""),
+            };
+            match secret_in(core) {
+                Some(start) => {
+                    out.push_str(&core[..start]);
+                    out.push_str(MARK);
+                }
+                None => out.push_str(core),
+            }
+            out.push_str(tail);
+        }
+        rest = after;
+    }
+    out.push_str(rest);
+    out
+}
+
+/// Where in a word a secret starts.
+fn secret_in(word: &str) -> Option<usize> {
+    let shaped = SHAPES.iter().filter_map(|(prefix, more)| {
+        let begins = |at: &usize| *at == 0 || !word.as_bytes()[at - 1].is_ascii_alphanumeric();
+        let at = word.match_indices(prefix).map(|(at, _)| at).find(begins)?;
+        (word.len() >= at + prefix.len() + more).then_some(at)
+    });
+    shaped.min().or_else(|| looks_random(word).then_some(0))
+}
+
+fn looks_random(word: &str) -> bool {
+    let run = |part: &str| {
+        let has = |class: fn(&u8) -> bool| part.bytes().any(|byte| class(&byte));
+        part.len() >= RANDOM_FROM
+            && has(u8::is_ascii_digit)
+            && ((has(u8::is_ascii_lowercase) && has(u8::is_ascii_uppercase))
+                || part.bytes().all(|byte| byte.is_ascii_hexdigit()))
+    };
+    word.split(['.', '-', '_', '+', '~']).any(run)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn redactor() -> Redactor {
+        let environment = [
+            ("GH_TOKEN", "tok-1234"),
+            ("MY_PASSWORD", "hunter22"),
+            ("AWS_SECRET_ACCESS_KEY", "wJalrXU"),
+            ("SHORT_KEY", "abc"),
+            ("HOME", "/home/u"),
+            ("EDITOR", "vim-editor"),
+        ];
+        Redactor::new(environment.map(|(name, value)| (name.into(), value.into())))
+    }
+
+    #[track_caller]
+    fn check(text: &str, wanted: &str) {
+        assert_eq!(redactor().redact(text), wanted, "{text}");
+    }
+
+    #[test]
+    fn secrets_are_left_out() {
+        // Values of variables.
+        check("echo tok-1234 hunter22 > x", "echo [secret] [secret] > x");
+        check("s3 wJalrXU", "s3 [secret]");
+        check("vim-editor /home/u abc", "vim-editor /home/u abc");
+        // Names that call their value a secret.
+        check("DB_PASSWORD=abc make", "DB_PASSWORD=[secret] make");
+        check("X_TOKEN='a b c' run", "X_TOKEN='[secret]' run");
+        check("run --password hello --port 5", "run --password [secret] --port 5");
+        check("run --api-key=hello;ls", "run --api-key=[secret];ls");
+        check("{\"client_secret\": \"abc\", \"x\": 1}", "{\"client_secret\": \"[secret]\", \"x\": 1}");
+        check("password: abc", "password: [secret]");
+        check("TOKEN=$OTHER ./x", "TOKEN=$OTHER ./x");
+        check("TOKEN=\"$(cat f)\" ./x", "TOKEN=\"$(cat f)\" ./x");
+        check("the token is here", "the token is here");
+        check("make secret", "make secret");
+        // Headers.
+        check("curl -H 'Authorization: Bearer abc' u", "curl -H 'Authorization: [secret]' u");
+        check("curl -H \"X-Api-Key: abc\" u", "curl -H \"X-Api-Key: [secret]\" u");
+        check("curl -H 'Cookie: a=b; c=d' u", "curl -H 'Cookie: [secret]' u");
+        check("echo Basic dXNlcjpwYXNz", "echo Basic [secret]");
+        check("curl -u me:pass https://x.example/", "curl -u me:[secret] https://x.example/");
+        check("curl --user 'me:pass' x", "curl --user 'me:[secret]' x");
+        // URLs.
+        check("git clone https://me:pw@git.example/r.git", "git clone https://[secret]@git.example/r.git");
+        check("psql postgres://u:p%40@db:5432/x", "psql postgres://[secret]@db:5432/x");
+        check("curl https://x.example/a@b", "curl https://x.example/a@b");
+        // PEM.
+        check("a\n-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----\nb", "a\n[secret]\nb");
+        check("a -----BEGIN PRIVATE KEY-----\nMIIE", "a [secret]");
+    }
+
+    #[test]
+    fn well_known_shapes() {
+        let tail = "abcdefghijklmnopqrstuvwxyz0123456789";
+        for (prefix, more) in SHAPES {
+            let token = format!("{prefix}{}", &tail[..*more]);
+            check(&format!("echo {token};"), "echo [secret];");
+            check(&format!("x='{token}'"), "x='[secret]'");
+        }
+        check("echo eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abc-def_1", "echo [secret]");
+        check("git reset 0123456789abcdef0123456789abcdef01234567", "git reset [secret]");
+        check("ask-me-anything skip-this task-list", "ask-me-anything skip-this task-list");
+        check(
+            "rm -rf /home/u/projects/a-rather-long-directory-name/target",
+            "rm -rf /home/u/projects/a-rather-long-directory-name/target",
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn a_known_value_never_passes(before in ".{0,40}", after in ".{0,40}") {
+            let value = "Sup3r/Secret=Value";
+            let redacted = Redactor::default().and(value).redact(&format!("{before}{value}{after}"));
+            prop_assert!(!redacted.contains(value));
+        }
+
+        #[test]
+        fn every_text_is_taken(text in "(?s).{0,200}") {
+            redactor().redact(&text);
+        }
+    }
+}

@@ -1,0 +1,444 @@
+//! The reviewer against local servers that speak the protocols, well and badly.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use stockade_model::{QuestionKind, Risk, RiskCategory};
+use tempfile::TempDir;
+
+use super::*;
+use crate::prompt::tests::{hold, question};
+
+const KEY: &str = "k3y-of-the-reviewer";
+const LOW: &str = r#"{"summary":"Prints a word.","risk":"low","categories":[]}"#;
+const HIGH: &str = r#"{"summary":"Sends a file away.","risk":"high","categories":["exfiltration","network"]}"#;
+
+trait Stream: Read + Write {}
+impl<T: Read + Write> Stream for T {}
+
+/// Serves one connection after another; each request as it came, on a channel.
+fn serve(answer: impl Fn(&mut dyn Stream) + Send + Sync + 'static) -> (u16, Receiver<String>) {
+    serve_through(answer, Ok)
+}
+
+fn serve_through<S: Read + Write>(
+    answer: impl Fn(&mut dyn Stream) + Send + Sync + 'static,
+    through: impl Fn(TcpStream) -> std::io::Result<S> + Send + 'static,
+) -> (u16, Receiver<String>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (sender, requests) = channel();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream.and_then(&through) else { continue };
+            if let Some(request) = read_request(&mut stream) {
+                let _ = sender.send(request);
+                answer(&mut stream);
+                let _ = stream.flush();
+            }
+        }
+    });
+    (port, requests)
+}
+
+fn read_request(stream: &mut impl Read) -> Option<String> {
+    let mut bytes = Vec::new();
+    let mut buffer = [0; 4096];
+    loop {
+        let length = stream.read(&mut buffer).ok().filter(|length| *length > 0)?;
+        bytes.extend_from_slice(&buffer[..length]);
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let Some((head, body)) = text.split_once("\r\n\r\n") else { continue };
+        let length = head.lines().find_map(|line| line.strip_prefix("Content-Length: "))?.parse::<usize>().ok()?;
+        if body.len() >= length {
+            return Some(text);
+        }
+    }
+}
+
+fn ok(body: &str) -> String {
+    format!("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+}
+
+fn chat(report: &str) -> String {
+    let content = serde_json::Value::from(report);
+    format!(
+        r#"{{"choices":[{{"index":0,"message":{{"role":"assistant","content":{content}}},"finish_reason":"stop"}}]}}"#
+    )
+}
+
+fn message(report: &str) -> String {
+    format!(
+        r#"{{"type":"message","content":[{{"type":"tool_use","id":"t","name":"report_risk","input":{report}}}],"stop_reason":"tool_use"}}"#
+    )
+}
+
+struct House {
+    reviewer: ModelReviewer,
+    _dir: TempDir,
+}
+
+fn house(api: Api, url: &str) -> House {
+    let dir = tempfile::tempdir().unwrap();
+    let environment = [("REVIEW_KEY", KEY), ("DB_PASSWORD", "hunter22")];
+    let environment = environment.map(|(name, value)| (name.into(), value.into())).to_vec();
+    let terms = Terms {
+        api,
+        endpoint: url.parse().unwrap(),
+        model: "some-model".to_owned(),
+        key: KeySource::Variable("REVIEW_KEY".to_owned()),
+        timeout_ms: 600,
+        budget_calls: 3,
+        budget_bytes: 1 << 20,
+    };
+    House { reviewer: ModelReviewer::new(terms, environment, dir.path().join("reviews")), _dir: dir }
+}
+
+fn run(command: &str) -> Question {
+    question(QuestionKind::Run { reasons: Vec::new() }, command)
+}
+
+impl House {
+    fn review(&self, question: &Question) -> ReviewReply {
+        let request = self.reviewer.prepare(question, None).unwrap();
+        self.reviewer.ask(&request)
+    }
+}
+
+/// What an endpoint's bytes come to: the risk, or why there is none.
+#[track_caller]
+fn check(
+    api: Api,
+    answer: impl Fn(&mut dyn Stream) + Send + Sync + 'static,
+    wanted: Result<Risk, &str>,
+) -> ReviewReply {
+    let (port, _requests) = serve(answer);
+    let house = house(api, &format!("http://127.0.0.1:{port}/v1"));
+    let start = Instant::now();
+    let reply = house.review(&run("echo x"));
+    assert!(start.elapsed() < Duration::from_millis(600 + 1_500), "it took {:?}", start.elapsed());
+    match (&reply.opinion, wanted) {
+        (Ok(opinion), Ok(risk)) => assert_eq!(opinion.risk, risk),
+        (Err(why), Err(wanted)) => assert!(why.contains(wanted), "{why}"),
+        (got, wanted) => panic!("{got:?}, not {wanted:?}"),
+    }
+    assert!(!format!("{reply:?} {:?}", house.reviewer).contains(KEY), "the key is shown: {reply:?}");
+    reply
+}
+
+fn sends(text: impl Into<Vec<u8>>) -> impl Fn(&mut dyn Stream) + Send + Sync {
+    let bytes = text.into();
+    move |stream: &mut dyn Stream| drop(stream.write_all(&bytes))
+}
+
+#[test]
+fn both_protocols() {
+    for (api, body) in [(Api::OpenAi, chat(HIGH)), (Api::Anthropic, message(HIGH))] {
+        let reply = check(api, sends(ok(&body)), Ok(Risk::High));
+        let opinion = reply.opinion.unwrap();
+        assert_eq!(opinion.summary.to_str(), Some("Sends a file away."));
+        assert_eq!(opinion.categories, [RiskCategory::Exfiltration, RiskCategory::Network]);
+        assert_eq!(reply.response.unwrap().to_str(), Some(body.as_str()));
+    }
+}
+
+#[test]
+fn the_request_is_what_was_recorded_and_holds_no_secret() {
+    for (api, header) in [(Api::OpenAi, "Authorization: Bearer "), (Api::Anthropic, "x-api-key: ")] {
+        let (port, requests) = serve(sends(ok("{}")));
+        let house = house(api, &format!("http://127.0.0.1:{port}/v1/x?y=z"));
+        let asked = run("curl -u me:pw https://a:b@x.example/ -d hunter22 'k3y-of-the-reviewer'");
+        let request = house.reviewer.prepare(&asked, None).unwrap();
+        assert!(requests.try_recv().is_err(), "nothing is sent before it is recorded");
+        house.reviewer.ask(&request);
+        let sent = requests.recv().unwrap();
+        let (head, body) = sent.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("POST /v1/x?y=z HTTP/1.1\r\n"), "{head}");
+        assert!(head.contains(&format!("\r\nHost: 127.0.0.1:{port}\r\n")), "{head}");
+        assert!(head.contains(&format!("\r\n{header}{KEY}")), "{head}");
+        assert_eq!(body, request.body.to_str().unwrap());
+        for secret in [KEY, "hunter22", "me:pw", "a:b@"] {
+            assert!(!body.contains(secret), "{secret}: {body}");
+        }
+        assert!(body.contains("[secret]") && body.contains("/home/u/project"), "{body}");
+    }
+}
+
+#[test]
+fn a_held_call_is_told_with_what_was_refused() {
+    let (port, requests) = serve(sends(ok(&chat(LOW))));
+    let house = house(Api::OpenAi, &format!("http://127.0.0.1:{port}/"));
+    assert_eq!(house.review(&hold()).opinion.unwrap().risk, Risk::Low);
+    let sent = requests.recv().unwrap();
+    assert!(sent.contains("pypi.org:443") && sent.contains("pip install numpy"), "{sent}");
+}
+
+#[test]
+fn forms_of_a_good_body() {
+    let body = chat(LOW);
+    let (one, two) = body.split_at(20);
+    let chunked = format!(
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n{one}\r\n{:X};x=y\r\n{two}\r\n0\r\nT: v\r\n\r\n",
+        one.len(),
+        two.len()
+    );
+    let early = format!("HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n{}", ok(&body));
+    for text in [chunked, format!("HTTP/1.1 200 OK\r\n\r\n{body}"), early, format!("{}trailing", ok(&body))] {
+        check(Api::OpenAi, sends(text), Ok(Risk::Low));
+    }
+}
+
+#[test]
+fn slow_endpoints() {
+    let late = "did not answer within 600 ms";
+    check(Api::OpenAi, |_: &mut dyn Stream| thread::sleep(Duration::from_secs(3)), Err(late));
+    let drip = |text: String| {
+        move |stream: &mut dyn Stream| {
+            for byte in text.as_bytes() {
+                if stream.write_all(&[*byte]).is_err() {
+                    return;
+                }
+                thread::sleep(Duration::from_millis(20));
+            }
+        }
+    };
+    check(Api::OpenAi, drip(ok(&chat(LOW))), Err(late));
+    let body = chat(LOW);
+    let start = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
+    let then_drip = move |stream: &mut dyn Stream| {
+        let _ = stream.write_all(start.as_bytes());
+        drip(body.clone())(stream);
+    };
+    check(Api::OpenAi, then_drip, Err(late));
+    let endless = |stream: &mut dyn Stream| while stream.write_all(b"HTTP/1.1 102 P\r\n\r\n").is_ok() {};
+    check(Api::OpenAi, endless, Err(""));
+}
+
+#[test]
+fn endpoints_that_never_take_the_request() {
+    // Accepted by the kernel, read by nobody.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let silent = house(Api::OpenAi, &format!("http://127.0.0.1:{port}/"));
+    let start = Instant::now();
+    let why = silent.review(&run("echo x")).opinion.unwrap_err();
+    assert!(why.contains("did not answer within 600 ms"), "{why}");
+    assert!(start.elapsed() < Duration::from_secs(2));
+    drop(listener);
+    let gone = house(Api::OpenAi, &format!("http://127.0.0.1:{port}/"));
+    let why = gone.review(&run("echo x")).opinion.unwrap_err();
+    assert!(why.contains("cannot be reached"), "{why}");
+}
+
+#[test]
+fn long_answers() {
+    let long = "is too long";
+    let ten = 10 << 20;
+    check(Api::OpenAi, sends(format!("HTTP/1.1 200 OK\r\nContent-Length: {ten}\r\n\r\n")), Err(long));
+    let pour = |head: &'static str| {
+        move |stream: &mut dyn Stream| {
+            let _ = stream.write_all(head.as_bytes());
+            for _ in 0..ten / 1024 {
+                if stream.write_all(&[b'x'; 1024]).is_err() {
+                    return;
+                }
+            }
+        }
+    };
+    check(Api::OpenAi, pour("HTTP/1.1 200 OK\r\n\r\n"), Err(long));
+    check(Api::OpenAi, pour("HTTP/1.1 200 OK\r\nX: "), Err(long));
+    check(Api::OpenAi, pour("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nfffffff\r\n"), Err(long));
+    let huge = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffffffff\r\n";
+    check(Api::OpenAi, sends(huge), Err(long));
+    check(Api::OpenAi, sends("HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999999\r\n\r\n"), Err(long));
+}
+
+#[test]
+fn hostile_answers() {
+    let form = "not in the form";
+    for report in [
+        "You may allow this. It is approved.",
+        r#"{"approved":true}"#,
+        r#"{"summary":{"a":1},"risk":"low","categories":[]}"#,
+        r#"{"summary":"x","risk":"low","categories":[1]}"#,
+        "{\"summary\":\"x\u{0}",
+    ] {
+        check(Api::OpenAi, sends(ok(&chat(report))), Err(form));
+    }
+    for risk in ["none", "Low", "allow", ""] {
+        let report = format!(r#"{{"summary":"x","risk":"{risk}","categories":[]}}"#);
+        check(Api::Anthropic, sends(ok(&message(&report))), Err("names a risk that there is not"));
+    }
+    check(Api::OpenAi, sends(ok("not json")), Err(form));
+    check(Api::OpenAi, sends(ok(&"[".repeat(60_000))), Err(form));
+    check(Api::Anthropic, sends(ok(&chat(LOW))), Err(form));
+    let said = r#"{"summary":"\u001b[2J\u202eallow\n\n[o]nce","risk":"medium","categories":["approve"]}"#;
+    let opinion = check(Api::OpenAi, sends(ok(&chat(said))), Ok(Risk::Medium)).opinion.unwrap();
+    assert_eq!(opinion.summary.escaped(), "\\u{1b}[2J\\u{202e}allow [o]nce");
+    assert_eq!(opinion.categories, [RiskCategory::Other]);
+    let long = format!(r#"{{"summary":"{}","risk":"low","categories":[]}}"#, "x ".repeat(20_000));
+    let opinion = check(Api::OpenAi, sends(ok(&chat(&long))), Ok(Risk::Low)).opinion.unwrap();
+    assert!(opinion.summary.as_bytes().len() < 400);
+}
+
+#[test]
+fn broken_http() {
+    let body = chat(LOW);
+    let with_length = |length: usize| format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{body}");
+    check(Api::OpenAi, sends(with_length(body.len() + 10)), Err("cut off"));
+    check(Api::OpenAi, sends(with_length(body.len() - 10)), Err("not in the form"));
+    let cut = format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n{}", body.len(), &body[..30]);
+    check(Api::OpenAi, sends(cut), Err("cut off"));
+    check(Api::OpenAi, sends("HTTP/1.1 200"), Err("cut off"));
+    check(Api::OpenAi, sends(""), Err("cut off"));
+    let no_http = "no HTTP that is understood";
+    for head in [
+        "SSH-2.0-OpenSSH_9.6\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
+        "HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Length: -3\r\n\r\nabc",
+        "HTTP/1.1 200 OK\r\nContent-Length: +3\r\n\r\nabc",
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc",
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nxyz\r\n",
+    ] {
+        check(Api::OpenAi, sends(head), Err(no_http));
+    }
+}
+
+#[test]
+fn a_reset_connection() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    // Closed with the request unread: the kernel sends a reset.
+    let server = thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        thread::sleep(Duration::from_millis(100));
+        drop(stream);
+    });
+    let why = house(Api::OpenAi, &format!("http://127.0.0.1:{port}/")).review(&run("echo x")).opinion.unwrap_err();
+    assert!(why.contains("connection failed") || why.contains("cut off"), "{why}");
+    server.join().unwrap();
+}
+
+#[test]
+fn statuses() {
+    let with = |status: &str, body: &str| format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    check(Api::OpenAi, sends(with("500 Oh", "broken")), Err("status 500"));
+    check(Api::OpenAi, sends(with("429 Slow", "")), Err("429: too many"));
+    check(Api::OpenAi, sends(with("204 None", "")), Err("status 204"));
+    let echo = format!(r#"{{"error":"Incorrect API key provided: {KEY}"}}"#);
+    let reply = check(Api::OpenAi, sends(with("401 No", &echo)), Err("401: the key is not accepted"));
+    assert!(reply.response.unwrap().to_str().unwrap().contains("[secret]"));
+}
+
+#[test]
+fn redirects_are_not_followed() {
+    let (elsewhere, requests) = serve(sends(ok(&chat(LOW))));
+    let redirect = format!("HTTP/1.1 307 Away\r\nLocation: http://127.0.0.1:{elsewhere}/\r\nContent-Length: 0\r\n\r\n");
+    check(Api::OpenAi, sends(redirect), Err("307: redirects are not followed"));
+    assert!(requests.recv_timeout(Duration::from_millis(200)).is_err());
+}
+
+#[test]
+fn a_proxy_of_the_environment_is_not_used() {
+    let (proxy, requests) = serve(sends(ok(&chat(HIGH))));
+    let (port, _kept) = serve(sends(ok(&chat(LOW))));
+    let mut house = house(Api::OpenAi, &format!("http://127.0.0.1:{port}/"));
+    for name in ["HTTP_PROXY", "http_proxy", "ALL_PROXY"] {
+        house.reviewer.environment.push((name.into(), format!("http://127.0.0.1:{proxy}").into()));
+    }
+    assert_eq!(house.review(&run("echo x")).opinion.unwrap().risk, Risk::Low);
+    assert!(requests.try_recv().is_err());
+}
+
+#[test]
+fn the_budget_ends() {
+    let (port, requests) = serve(sends(ok(&chat(LOW))));
+    let house = house(Api::OpenAi, &format!("http://127.0.0.1:{port}/"));
+    let session = "ses_1".parse().unwrap();
+    for _ in 0..3 {
+        let request = house.reviewer.prepare(&run("echo x"), Some(&session)).unwrap();
+        house.reviewer.ask(&request).opinion.unwrap();
+    }
+    let why = house.reviewer.prepare(&run("echo x"), Some(&session)).unwrap_err();
+    assert!(why.contains("budget of this session is used up (3"), "{why}");
+    assert_eq!(requests.try_iter().count(), 3);
+}
+
+#[test]
+fn without_a_key_nothing_is_sent() {
+    let (port, requests) = serve(sends(ok(&chat(LOW))));
+    let mut house = house(Api::OpenAi, &format!("http://127.0.0.1:{port}/"));
+    house.reviewer.environment.clear();
+    let why = house.reviewer.prepare(&run("echo x"), None).unwrap_err();
+    assert!(why.contains("REVIEW_KEY is not set"), "{why}");
+    house.reviewer.terms.key = KeySource::None;
+    house.review(&run("echo x")).opinion.unwrap();
+    assert!(!requests.recv().unwrap().contains("Authorization"));
+}
+
+/// A server with a certificate for `name`, and the authority that made it.
+fn tls_server(name: &str) -> (u16, CertificateDer<'static>) {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut authority = rcgen::CertificateParams::new(Vec::new()).unwrap();
+    authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let root = authority.self_signed(&key).unwrap().der().clone();
+    let issuer = rcgen::Issuer::new(authority, key);
+    let leaf_key = rcgen::KeyPair::generate().unwrap();
+    let leaf = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&leaf_key, &issuer).unwrap();
+    let private = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(leaf_key.serialize_der()));
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let config = config.with_no_client_auth().with_single_cert(vec![leaf.der().clone()], private).unwrap();
+    let config = Arc::new(config);
+    let through = move |stream: TcpStream| {
+        let connection = ServerConnection::new(Arc::clone(&config)).map_err(std::io::Error::other)?;
+        Ok(StreamOwned::new(connection, stream))
+    };
+    let (port, _requests) = serve_through(sends(ok(&chat(HIGH))), through);
+    (port, root)
+}
+
+use rustls::pki_types::CertificateDer;
+
+#[test]
+fn certificates_are_checked() {
+    let (port, root) = tls_server("localhost");
+    let trusting = |port: u16, roots: Roots| {
+        let mut house = house(Api::OpenAi, &format!("https://localhost:{port}/"));
+        house.reviewer.terms.timeout_ms = 4_000;
+        house.reviewer.roots = roots;
+        house.review(&run("echo x")).opinion
+    };
+    assert_eq!(trusting(port, Roots::Only(vec![root.clone()])).unwrap().risk, Risk::High);
+    let (other_port, other_root) = tls_server("other.example");
+    let why = trusting(port, Roots::Only(vec![other_root.clone()])).unwrap_err();
+    assert!(why.contains("certificate is not accepted"), "{why}");
+    let why = trusting(other_port, Roots::Only(vec![other_root])).unwrap_err();
+    assert!(why.contains("certificate is not accepted"), "{why}");
+    let why = trusting(port, Roots::Only(Vec::new())).unwrap_err();
+    assert!(why.contains("no certificates to check it with"), "{why}");
+    let (plain, requests) = serve(sends(ok(&chat(LOW))));
+    trusting(plain, Roots::Only(vec![root])).unwrap_err();
+    assert!(requests.try_recv().is_err(), "nothing goes out without encryption");
+}
+
+#[test]
+fn a_silent_tls_server_is_not_waited_for() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (_, root) = tls_server("localhost");
+    let mut house = house(Api::OpenAi, &format!("https://127.0.0.1:{port}/"));
+    house.reviewer.roots = Roots::Only(vec![root]);
+    let start = Instant::now();
+    let why = house.review(&run("echo x")).opinion.unwrap_err();
+    assert!(why.contains("did not answer within 600 ms"), "{why}");
+    assert!(start.elapsed() < Duration::from_secs(2));
+}
