@@ -17,7 +17,8 @@ const ALLOWED_EDGES: &[(&str, &[&str])] = &[
     ("audit", &["model"]),
     ("store", &["model"]),
     ("engine", &["model", "policy", "shell", "audit", "store"]),
-    ("cli", &["model", "policy", "shell", "audit", "store", "engine", "native", "sys", "egress"]),
+    ("review", &["model", "engine"]),
+    ("cli", &["model", "policy", "shell", "audit", "store", "engine", "native", "sys", "egress", "review"]),
     ("testkit", &["model", "policy", "shell", "audit", "store", "engine", "native", "sys"]),
 ];
 
