@@ -14,8 +14,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::addresses::special;
-use crate::seam::{LookupError, Permit, Resolve};
+use crate::seam::{LookupError, Resolve};
 
 /// How long a name may be looked up.
 pub(crate) const LOOKUP_MAX: Duration = Duration::from_secs(10);
@@ -86,23 +85,11 @@ pub(crate) async fn look_up(resolver: &Arc<dyn Resolve>, name: &HostName) -> Res
 }
 
 /// Dials a target that was agreed to.
-pub(crate) async fn dial(
-    resolver: &Arc<dyn Resolve>,
-    rules: &Egress,
-    target: &Target,
-    permit: &Permit,
-) -> Result<Dialled, DialFailure> {
+pub(crate) async fn dial(resolver: &Arc<dyn Resolve>, rules: &Egress, target: &Target) -> Result<Dialled, DialFailure> {
     let (addresses, note) = match &target.host {
         Host::Name(name) => checked(look_up(resolver, name).await?, rules, target)?,
-        Host::Address(address) => {
-            let refused = special_here(*address).filter(|_| !permit.names_address);
-            match refused.filter(|_| !rules.lists_special(*address, target.port)) {
-                Some(what) => {
-                    return Err(DialFailure::Refused { rule: format!("{address} is a special address ({what})") });
-                }
-                None => (vec![*address], None),
-            }
-        }
+        // Whoever let an address pass knew what it is.
+        Host::Address(address) => (vec![*address], None),
     };
     let (stream, address) = match timeout(DIAL_MAX, race(&addresses, target.port)).await {
         Ok(dialled) => dialled.map_err(|e| {
@@ -119,7 +106,7 @@ fn checked(found: Vec<IpAddr>, rules: &Egress, target: &Target) -> Result<(Vec<I
     let mut good = Vec::new();
     let mut refused: Option<(IpAddr, &str)> = None;
     for address in found.into_iter().map(|a| a.to_canonical()) {
-        match special_here(address).filter(|_| !rules.lists_special(address, target.port)) {
+        match special_here(address, target, rules) {
             Some(what) => refused = refused.or(Some((address, what))),
             None if !good.contains(&address) => good.push(address),
             None => {}
@@ -138,10 +125,11 @@ fn checked(found: Vec<IpAddr>, rules: &Egress, target: &Target) -> Result<(Vec<I
     }
 }
 
-/// What is special about an address on this machine: also that it is its own.
-fn special_here(address: IpAddr) -> Option<&'static str> {
-    let own = || is_own(address).then_some("of this machine");
-    special(address).or_else(own)
+/// What is special about an address that may not be dialled for this target; to
+/// be this machine's own is special too.
+fn special_here(address: IpAddr, target: &Target, rules: &Egress) -> Option<&'static str> {
+    let own = || (is_own(address) && !rules.lists_special(address, target.port)).then_some("this machine");
+    rules.may_dial(target, address).err().or_else(own)
 }
 
 /// Whether the address is one of this machine's: then a datagram socket can be
@@ -201,15 +189,9 @@ mod tests {
         }
     }
 
-    async fn go(
-        found: &'static [&'static str],
-        special: &[&str],
-        target: &str,
-        named: bool,
-    ) -> Result<Dialled, DialFailure> {
+    async fn go(found: &'static [&'static str], special: &[&str], target: &str) -> Result<Dialled, DialFailure> {
         let resolver: Arc<dyn Resolve> = Arc::new(Fixed(found));
-        let permit = Permit { rule: "test".into(), names_address: named };
-        dial(&resolver, &rules(special), &target.parse().unwrap(), &permit).await
+        dial(&resolver, &rules(special), &target.parse().unwrap()).await
     }
 
     #[tokio::test]
@@ -217,25 +199,21 @@ mod tests {
         let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let named = format!("allowed.test:{port}");
-        let loopback = format!("127.0.0.1:{port}");
-        refused(go(&["127.0.0.1"], &[], &named, false).await, "loopback");
-        refused(go(&["127.0.0.1"], &[], &named, true).await, "loopback");
-        refused(go(&["::ffff:127.0.0.1"], &[], &named, false).await, "loopback");
-        refused(go(&["127.0.0.1"], &["127.0.0.0/8:1"], &named, false).await, "loopback");
-        refused(go(&[], &[], &loopback, false).await, "loopback");
-        refused(go(&["169.254.169.254", "10.0.0.1"], &[], &named, false).await, "metadata");
-        assert!(go(&["127.0.0.1"], &["127.0.0.0/8"], &named, false).await.is_ok());
-        assert!(go(&[], &[], &loopback, true).await.is_ok());
-        assert!(go(&[], &["127.0.0.1"], &loopback, false).await.is_ok());
+        refused(go(&["127.0.0.1"], &[], &named).await, "loopback");
+        refused(go(&["::ffff:127.0.0.1"], &[], &named).await, "loopback");
+        refused(go(&["127.0.0.1"], &["127.0.0.0/8:1"], &named).await, "loopback");
+        refused(go(&["169.254.169.254", "10.0.0.1"], &[], &named).await, "metadata");
+        assert!(go(&["127.0.0.1"], &["127.0.0.0/8"], &named).await.is_ok());
+        assert!(go(&[], &[], &format!("127.0.0.1:{port}")).await.is_ok());
     }
 
     #[tokio::test]
     async fn of_mixed_answers_only_the_allowed_are_dialled_and_the_record_says_so() {
         let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let target = format!("allowed.test:{}", listener.local_addr().unwrap().port());
-        let dialled = go(&["10.0.0.1", "127.0.0.1", "127.0.0.1"], &["127.0.0.1"], &target, false).await.unwrap();
+        let dialled = go(&["10.0.0.1", "127.0.0.1", "127.0.0.1"], &["127.0.0.1"], &target).await.unwrap();
         assert_eq!(dialled.address, IpAddr::V4(Ipv4Addr::LOCALHOST));
-        assert_eq!(dialled.note.as_deref(), Some("its special address 10.0.0.1 (private) was left out"));
+        assert_eq!(dialled.note.as_deref(), Some("its special address 10.0.0.1 (a private network) was left out"));
     }
 
     #[tokio::test]
@@ -244,16 +222,16 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         let special: &[&str] = &["127.0.0.0/8"];
         let found: &[&str] = &["127.0.0.2", "127.0.0.3"];
-        let dialled = go(found, special, &format!("a.test:{port}"), false).await.unwrap();
+        let dialled = go(found, special, &format!("a.test:{port}")).await.unwrap();
         assert_eq!(dialled.address, IpAddr::V4(Ipv4Addr::new(127, 0, 0, 3)));
         drop(listener);
-        let error = go(found, special, &format!("a.test:{port}"), false).await.unwrap_err();
+        let error = go(found, special, &format!("a.test:{port}")).await.unwrap_err();
         assert_eq!(error.errno(), Errno::CONNREFUSED);
     }
 
     #[tokio::test]
     async fn no_name_no_route() {
-        let error = go(&[], &[], "nothing.test:80", false).await.unwrap_err();
+        let error = go(&[], &[], "nothing.test:80").await.unwrap_err();
         assert_eq!(error.errno(), Errno::HOSTUNREACH);
     }
 

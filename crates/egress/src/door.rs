@@ -18,11 +18,12 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use crate::arrivals::{Announced, Arrivals, CLAIM_MAX};
-use crate::dial::{DialFailure, dial};
+use crate::dial::{DialFailure, Dialled, dial};
 use crate::dns::NameServer;
 use crate::events::{Events, Recorder};
 use crate::limits::Meter;
 use crate::names::Names;
+use crate::proxy;
 use crate::relay::Buffers;
 use crate::seam::{Destination, Judge, Permit, Resolve, Service, Setup, Who};
 use crate::session::{Session, limit, refuse};
@@ -115,12 +116,13 @@ impl Door {
             Arc::clone(&events),
             has_v6,
         ));
+        let meter = Arc::new(Meter::new(&setup.rules.limits, descriptors));
         let shared = Arc::new(Shared {
             rules: setup.rules,
             judge: setup.judge,
             resolver: setup.resolver,
             events,
-            meter: Arc::new(Meter::new(&setup.limits, descriptors)),
+            meter,
             buffers: Buffers::default(),
             name_server,
             arrivals: Arrivals::new(setup.namespace),
@@ -258,7 +260,7 @@ impl Shared {
         let Order { target, dialled, who, permit, early } = order;
         let session = self.session(&target, &who, &permit)?;
         let shared = Arc::clone(self);
-        let dialling = async move { dial(&shared.resolver, &shared.rules, &target, &permit).await };
+        let dialling = async move { shared.dial(&target).await };
         if early {
             let (announced, arrival) = match self.announce(dialled).await {
                 Ok(announced) => announced,
@@ -270,7 +272,7 @@ impl Shared {
             tokio::spawn(async move {
                 let (inside, outside) = tokio::join!(timeout(CLAIM_MAX, arrival), dialling);
                 match (inside, outside) {
-                    (Ok(Ok(inside)), Ok(outside)) => session.carry(inside, outside).await,
+                    (Ok(Ok(inside)), Ok(outside)) => session.carry(inside, Vec::new(), outside).await,
                     (Ok(Ok(inside)), Err(failure)) => {
                         refuse(inside);
                         session.failed(&failure);
@@ -288,7 +290,7 @@ impl Shared {
             Ok(((announced, arrival), outside)) => {
                 tokio::spawn(async move {
                     match timeout(CLAIM_MAX, arrival).await {
-                        Ok(Ok(inside)) => session.carry(inside, outside).await,
+                        Ok(Ok(inside)) => session.carry(inside, Vec::new(), outside).await,
                         _ => session.deserted(),
                     }
                 });
@@ -312,18 +314,23 @@ impl Shared {
     }
 
     async fn service(self: &Arc<Self>, service: Service, dialled: SocketAddr, who: Who) -> Answer {
+        let place = self.meter.place().map_err(|reached| DialFailure::Refused { rule: reached.to_string() })?;
         let (announced, arrival) = self.announce(dialled).await?;
         let shared = Arc::clone(self);
         tokio::spawn(async move {
+            let _place = place;
             let Ok(Ok(inside)) = timeout(CLAIM_MAX, arrival).await else { return };
             match service {
                 Service::NameServer => shared.name_server.serve_stream(inside).await,
-                Service::HttpProxy | Service::Socks => {
-                    let _ = (&shared.judge, who);
-                    refuse(inside);
-                }
+                Service::HttpProxy => proxy::http::serve(shared, who, inside).await,
+                Service::Socks => proxy::socks::serve(shared, who, inside).await,
             }
         });
         Ok(announced)
+    }
+
+    /// Dials a target that was agreed to.
+    pub(crate) async fn dial(&self, target: &Target) -> Result<Dialled, DialFailure> {
+        dial(&self.resolver, &self.rules, target).await
     }
 }

@@ -124,7 +124,6 @@ impl Recorder {
     }
 
     /// The server name that was seen.
-    #[allow(dead_code, reason = "used where HTTP and TLS are read")]
     pub(crate) fn tls_name(&mut self, name: RawText) {
         if let Some(record) = &mut self.record {
             record.tls_name = Some(name);

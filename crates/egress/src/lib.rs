@@ -6,24 +6,26 @@
 
 #![forbid(unsafe_code)]
 
-mod addresses;
 mod arrivals;
 mod dial;
 mod dns;
 mod door;
 mod events;
+mod hello;
+mod http;
 mod limits;
 mod names;
+mod proxy;
 mod relay;
 mod seam;
 mod session;
+mod sniff;
 mod system;
 
-pub use addresses::special;
 pub use arrivals::Announced;
 pub use dial::DialFailure;
 pub use door::{Dialling, Door, DoorError, Order};
-pub use limits::{Limits, Reached};
+pub use limits::Reached;
 pub use names::{DOOR_V4, DOOR_V6, HTTP_PROXY_PORT, NAMES_MAX, Names, Pair, SOCKS_PORT, is_ours};
 pub use seam::{
     Destination, DnsSockets, DoorEvent, Judge, Judgement, LookupError, Namespace, Permit, Resolve, Service, Setup, Who,

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use stockade_model::EgressLimits;
 use tokio::time::Instant;
 
 /// Connections at once where nothing else is said, if descriptors allow it.
@@ -15,36 +16,19 @@ const DESCRIPTORS_EACH: u64 = 3;
 /// Descriptors that are left to the rest of the process.
 const DESCRIPTORS_KEPT: u64 = 128;
 
-/// Limits of one sandbox. Absent means none of ours.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Limits {
-    /// HTTP requests a minute, where the door reads HTTP.
-    pub requests_per_minute: Option<u64>,
-    /// New connections a second.
-    pub connections_per_second: Option<u64>,
-    /// Connections at once.
-    pub concurrent: Option<u64>,
-    /// Bytes outwards a second, all connections together.
-    pub up_bytes_per_second: Option<u64>,
-    /// Bytes inwards a second, all connections together.
-    pub down_bytes_per_second: Option<u64>,
-    /// Bytes in both directions, until the end of the run.
-    pub total_bytes: Option<u64>,
-}
-
 /// Which limit was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Reached {
-    /// See [`Limits::requests_per_minute`].
+    /// See [`EgressLimits::requests_per_minute`].
     #[error("limit of requests a minute")]
     Requests,
-    /// See [`Limits::connections_per_second`].
+    /// See [`EgressLimits::connections_per_second`].
     #[error("limit of new connections a second")]
     NewConnections,
-    /// See [`Limits::concurrent`].
+    /// See [`EgressLimits::connections`].
     #[error("limit of connections at once")]
     Concurrent,
-    /// See [`Limits::total_bytes`].
+    /// See [`EgressLimits::total_bytes`].
     #[error("limit of bytes in a run")]
     TotalBytes,
 }
@@ -100,7 +84,6 @@ impl Bucket {
 /// The limits at work.
 #[derive(Debug)]
 pub(crate) struct Meter {
-    #[allow(dead_code, reason = "used where HTTP and TLS are read")]
     requests: Option<Mutex<Bucket>>,
     connections: Option<Mutex<Bucket>>,
     up: Option<Mutex<Bucket>>,
@@ -125,7 +108,7 @@ impl Drop for Place {
 
 impl Meter {
     /// `descriptors`: how many this process may have open.
-    pub(crate) fn new(limits: &Limits, descriptors: u64) -> Self {
+    pub(crate) fn new(limits: &EgressLimits, descriptors: u64) -> Self {
         let bucket = |rate: Option<u64>, capacity: u64| rate.map(|rate| Mutex::new(Bucket::new(rate, capacity)));
         let per_minute = limits.requests_per_minute;
         let slowest = [limits.up_bytes_per_second, limits.down_bytes_per_second].into_iter().flatten().min();
@@ -139,7 +122,7 @@ impl Meter {
             connections: bucket(limits.connections_per_second, limits.connections_per_second.unwrap_or(0)),
             up: bucket(limits.up_bytes_per_second, limits.up_bytes_per_second.unwrap_or(0) / 10),
             down: bucket(limits.down_bytes_per_second, limits.down_bytes_per_second.unwrap_or(0) / 10),
-            concurrent_max: limits.concurrent.unwrap_or(CONCURRENT_DEFAULT).min(possible),
+            concurrent_max: limits.connections.unwrap_or(CONCURRENT_DEFAULT).min(possible),
             concurrent: AtomicU64::new(0),
             total_max: limits.total_bytes.unwrap_or(u64::MAX),
             total: AtomicU64::new(0),
@@ -159,6 +142,11 @@ impl Meter {
         if !Self::one(self.connections.as_ref()) {
             return Err(Reached::NewConnections);
         }
+        self.place()
+    }
+
+    /// The same for a connection to the door itself: only their number counts.
+    pub(crate) fn place(self: &Arc<Self>) -> Result<Place, Reached> {
         if self.concurrent.fetch_add(1, Ordering::Relaxed) >= self.concurrent_max {
             self.concurrent.fetch_sub(1, Ordering::Relaxed);
             return Err(Reached::Concurrent);
@@ -167,7 +155,6 @@ impl Meter {
     }
 
     /// One request.
-    #[allow(dead_code, reason = "used where HTTP and TLS are read")]
     pub(crate) fn request(&self) -> Result<(), Reached> {
         if Self::one(self.requests.as_ref()) { Ok(()) } else { Err(Reached::Requests) }
     }
@@ -200,13 +187,13 @@ impl Meter {
 mod tests {
     use super::*;
 
-    fn meter(limits: Limits) -> Arc<Meter> {
+    fn meter(limits: EgressLimits) -> Arc<Meter> {
         Arc::new(Meter::new(&limits, 100_000))
     }
 
     #[tokio::test(start_paused = true)]
     async fn new_connections_come_back_with_time() {
-        let meter = meter(Limits { connections_per_second: Some(3), ..Limits::default() });
+        let meter = meter(EgressLimits { connections_per_second: Some(3), ..EgressLimits::default() });
         for _ in 0..3 {
             meter.connection().unwrap();
         }
@@ -218,7 +205,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn places_are_given_back() {
-        let meter = meter(Limits { concurrent: Some(2), ..Limits::default() });
+        let meter = meter(EgressLimits { connections: Some(2), ..EgressLimits::default() });
         let first = meter.connection().unwrap();
         let _second = meter.connection().unwrap();
         assert_eq!(meter.connection().unwrap_err(), Reached::Concurrent);
@@ -228,14 +215,14 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn few_descriptors_mean_few_connections() {
-        let meter = Arc::new(Meter::new(&Limits::default(), 256));
+        let meter = Arc::new(Meter::new(&EgressLimits::default(), 256));
         let places: Vec<_> = std::iter::from_fn(|| meter.connection().ok()).collect();
         assert_eq!(places.len(), 42);
     }
 
     #[tokio::test(start_paused = true)]
     async fn bytes_take_the_time_that_the_rate_says() {
-        let meter = meter(Limits { up_bytes_per_second: Some(100_000), ..Limits::default() });
+        let meter = meter(EgressLimits { up_bytes_per_second: Some(100_000), ..EgressLimits::default() });
         let start = Instant::now();
         for _ in 0..100 {
             meter.bytes(Direction::Up, 5_000).await.unwrap();
@@ -250,7 +237,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_total_is_a_total() {
-        let meter = meter(Limits { total_bytes: Some(10), ..Limits::default() });
+        let meter = meter(EgressLimits { total_bytes: Some(10), ..EgressLimits::default() });
         meter.bytes(Direction::Up, 6).await.unwrap();
         meter.bytes(Direction::Down, 4).await.unwrap();
         assert_eq!(meter.bytes(Direction::Down, 1).await, Err(Reached::TotalBytes));
@@ -259,7 +246,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn requests_a_minute() {
-        let meter = meter(Limits { requests_per_minute: Some(60), ..Limits::default() });
+        let meter = meter(EgressLimits { requests_per_minute: Some(60), ..EgressLimits::default() });
         for _ in 0..60 {
             meter.request().unwrap();
         }

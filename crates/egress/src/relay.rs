@@ -28,6 +28,8 @@ pub(crate) enum Broken {
     Reset(io::Error),
     /// A limit.
     Limit(Reached),
+    /// A rule of the door.
+    Rule(String),
 }
 
 impl From<io::Error> for Broken {
@@ -132,10 +134,21 @@ impl Way<'_> {
         }
     }
 
-    /// Relays both ways until both sides have closed or one breaks off; a break
-    /// reaches the other side as one.
-    pub(crate) async fn relay(&self, inside: &TcpStream, outside: &TcpStream) -> Result<(), Broken> {
-        let up = self.pump(inside, outside, Direction::Up);
+    /// Sends what the program said first, then relays both ways until both sides
+    /// have closed or one breaks off; a break reaches the other side as one.
+    /// `check` looks at all that the program said so far before it goes on, as
+    /// long as it wants to see more.
+    pub(crate) async fn relay(
+        &self,
+        inside: &TcpStream,
+        outside: &TcpStream,
+        first: Vec<u8>,
+        check: impl Fn(&[u8]) -> Watch,
+    ) -> Result<(), Broken> {
+        let up = async {
+            self.watched(inside, outside, first, check).await?;
+            self.pump(inside, outside, Direction::Up).await
+        };
         let down = self.pump(outside, inside, Direction::Down);
         let ended = tokio::try_join!(up, down);
         if ended.is_err() {
@@ -144,4 +157,46 @@ impl Way<'_> {
         }
         ended.map(|_| ())
     }
+
+    async fn watched(
+        &self,
+        inside: &TcpStream,
+        outside: &TcpStream,
+        mut said: Vec<u8>,
+        check: impl Fn(&[u8]) -> Watch,
+    ) -> Result<(), Broken> {
+        let mut sent = 0;
+        loop {
+            let watch = check(&said);
+            if let Watch::Refuse(rule) = watch {
+                return Err(Broken::Rule(rule));
+            }
+            self.account(Direction::Up, said.len() - sent).await?;
+            write_all(outside, &said[sent..]).await?;
+            sent = said.len();
+            if watch == Watch::Done {
+                return Ok(());
+            }
+            inside.readable().await?;
+            let mut bytes = [0; 4096];
+            match inside.try_read(&mut bytes) {
+                // The pump finds the end again.
+                Ok(0) => return Ok(()),
+                Ok(count) => said.extend_from_slice(&bytes[..count]),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+}
+
+/// What becomes of what a program says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Watch {
+    /// It goes on, and nobody looks any more.
+    Done,
+    /// It goes on, and what follows is looked at too.
+    More,
+    /// It does not go on.
+    Refuse(String),
 }

@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use stockade_model::{ConnectionRecord, Denial, Egress, HostName, RawText, Target};
 
-use crate::limits::Limits;
 use crate::names::Names;
 
 /// The network namespace that the door stands in.
@@ -42,10 +41,6 @@ pub struct Who {
 pub struct Permit {
     /// The rule or grant that says so.
     pub rule: String,
-    /// True where it names the address itself, or a block that holds it: then a
-    /// special address (private, loopback, ...) that was asked for as an address
-    /// may be dialled. Without meaning for names.
-    pub names_address: bool,
 }
 
 /// What became of a question.
@@ -115,14 +110,12 @@ pub struct DnsSockets {
 
 /// What the door is started with.
 pub struct Setup {
-    /// Special addresses that may be dialled.
+    /// The special addresses that names may lead to, the limits, what is looked
+    /// into. The lists of targets are the judge's.
     pub rules: Egress,
-    /// How much, and how fast.
-    pub limits: Limits,
     /// The names given out, which outlive the door.
     pub names: Arc<Names>,
-    /// Where names are asked for; `None`: nowhere (see
-    /// [`Door::name_server`](crate::Door::name_server)).
+    /// Where names are asked for; `None`: only by [`Service::NameServer`].
     pub dns: Option<DnsSockets>,
     /// The sandbox's network.
     pub namespace: Arc<dyn Namespace>,

@@ -25,8 +25,11 @@ const V4: &[(Ipv4Addr, u32, &str)] = &[
     (Ipv4Addr::new(172, 16, 0, 0), 12, PRIVATE),
     (Ipv4Addr::new(192, 0, 0, 0), 24, "a protocol's own"),
     (Ipv4Addr::new(192, 0, 2, 0), 24, DOCUMENTATION),
+    (Ipv4Addr::new(192, 31, 196, 0), 24, REVERSE),
+    (Ipv4Addr::new(192, 52, 193, 0), 24, TUNNEL),
     (Ipv4Addr::new(192, 88, 99, 0), 24, TUNNEL),
     (Ipv4Addr::new(192, 168, 0, 0), 16, PRIVATE),
+    (Ipv4Addr::new(192, 175, 48, 0), 24, REVERSE),
     (Ipv4Addr::new(198, 18, 0, 0), 15, "for measurements"),
     (Ipv4Addr::new(198, 51, 100, 0), 24, DOCUMENTATION),
     (Ipv4Addr::new(203, 0, 113, 0), 24, DOCUMENTATION),
@@ -46,6 +49,7 @@ const V6: &[(Ipv6Addr, u32, &str)] = &[
     (Ipv6Addr::new(0x2001, 0, 0, 0, 0, 0, 0, 0), 23, "a protocol's own"),
     (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0), 32, DOCUMENTATION),
     (Ipv6Addr::new(0x2002, 0, 0, 0, 0, 0, 0, 0), 16, TUNNEL),
+    (Ipv6Addr::new(0x2620, 0x4f, 0x8000, 0, 0, 0, 0, 0), 48, REVERSE),
     (Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 0), 20, DOCUMENTATION),
     (Ipv6Addr::new(0x5f00, 0, 0, 0, 0, 0, 0, 0), 16, "a protocol's own"),
     (Ipv6Addr::new(0xfc00, 0, 0, 0, 0, 0, 0, 0), 7, PRIVATE),
@@ -64,6 +68,7 @@ const LINK: &str = "the local link";
 const DOCUMENTATION: &str = "for documentation";
 const MULTICAST: &str = "many at once";
 const TUNNEL: &str = "a tunnel";
+const REVERSE: &str = "for reverse names of private addresses";
 
 /// What an address is, where it is none of an ordinary host of the internet:
 /// `a private network`. An address that stands for an IPv4 one (mapped, NAT64)
@@ -86,7 +91,19 @@ fn special_v6(address: Ipv6Addr) -> Option<&'static str> {
         let [.., a, b, c, d] = address.octets();
         return special_v4(Ipv4Addr::new(a, b, c, d));
     }
-    V6.iter().find(|(first, bits, _)| begins(*first, *bits)).map(|(.., what)| *what)
+    if let Some((.., what)) = V6.iter().find(|(first, bits, _)| begins(*first, *bits)) {
+        return Some(what);
+    }
+    match address.segments() {
+        // A tunnel of a site (ISATAP, RFC 5214): the end is the IPv4 address.
+        [_, _, _, _, 0 | 0x200, 0x5efe, a, b] => {
+            let [a, b, c, d] = (u32::from(a) << 16 | u32::from(b)).to_be_bytes();
+            special_v4(Ipv4Addr::new(a, b, c, d))
+        }
+        // Of all the rest only 2000::/3 is given out.
+        [first, ..] if first >> 13 != 1 => Some("not given out"),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -130,8 +147,25 @@ mod tests {
             ("2002:7f00:1::", TUNNEL),
             ("2001:0:1::", TUNNEL),
             ("::7f00:1", TUNNEL),
+            ("::ffff:0:127.0.0.1", "not given out"),
+            ("4000::1", "not given out"),
+            ("2001:470::5efe:10.0.0.1", PRIVATE),
+            ("2620:4f:8000::1", REVERSE),
+            ("192.175.48.1", REVERSE),
         ] {
             assert_eq!(special_address(address.parse().unwrap()), Some(what), "{address}");
+        }
+    }
+
+    #[test]
+    fn the_edges_of_each_block() {
+        for (first, bits, what) in V4 {
+            let last = first.to_bits() | u32::MAX.checked_shr(*bits).unwrap_or(0);
+            assert!(special_v4(*first).is_some() && special_v4(Ipv4Addr::from_bits(last)).is_some(), "{first} {what}");
+        }
+        for (first, bits, what) in V6 {
+            let last = first.to_bits() | u128::MAX.checked_shr(*bits).unwrap_or(0);
+            assert!(special_v6(*first).is_some() && special_v6(Ipv6Addr::from_bits(last)).is_some(), "{first} {what}");
         }
     }
 
@@ -156,6 +190,9 @@ mod tests {
             "2a00:1450::1",
             "2001:4860:4860::8888",
             "64:ff9b::101:101",
+            "2001:470::200:5efe:8.8.8.8",
+            "2001:200::1",
+            "2003::1",
         ] {
             assert_eq!(special_address(address.parse().unwrap()), None, "{address}");
         }

@@ -12,10 +12,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use stockade_egress::{
-    Announced, DialFailure, DnsSockets, Door, DoorEvent, Judge, Judgement, Limits, LookupError, Names, Namespace,
-    Order, Permit, Resolve, Setup, Who,
+    Announced, DialFailure, DnsSockets, Door, DoorEvent, Judge, Judgement, LookupError, Names, Namespace, Order,
+    Permit, Resolve, Setup, Who,
 };
-use stockade_model::{ConnectionRecord, Denial, Egress, Host, HostName, Target, TargetPattern};
+use stockade_model::{ConnectionRecord, Denial, Egress, EgressLimits, Host, HostName, Target, TargetPattern};
 
 /// Listens on the host's loopback, wherever it is asked to.
 #[derive(Default)]
@@ -63,12 +63,9 @@ pub struct Listed {
 impl Judge for Listed {
     fn judge(&self, target: &Target, _: &Who, answer: Box<dyn FnOnce(Judgement) + Send>) {
         self.asked.lock().unwrap().push(target.to_string());
-        let found = self.allow.lock().unwrap().iter().find(|p| p.names(target)).cloned();
+        let found = self.allow.lock().unwrap().iter().find(|p| p.admits(target)).cloned();
         answer(match found {
-            Some(pattern) => {
-                let names_address = matches!(target.host, Host::Address(_)) && pattern.to_string() != "*";
-                Judgement::Allowed(Permit { rule: format!("allow {pattern}"), names_address })
-            }
+            Some(pattern) => Judgement::Allowed(Permit { rule: format!("allow {pattern}") }),
             None => Judgement::Refused { rule: "no entry of allow names it".into() },
         });
     }
@@ -91,7 +88,7 @@ pub struct World {
 /// What a test changes of the ordinary door.
 #[derive(Default)]
 pub struct Options {
-    pub limits: Limits,
+    pub limits: EgressLimits,
     pub allow: Vec<&'static str>,
     /// No special addresses but these; `None`: all of loopback.
     pub special: Option<Vec<&'static str>>,
@@ -120,8 +117,7 @@ impl World {
         let dns = SocketAddr::from((Ipv4Addr::LOCALHOST, udp.local_addr().unwrap().port()));
         let tcp = TcpListener::bind(("::", dns.port())).unwrap();
         let mut setup = Setup {
-            rules: Egress { special: patterns(&special), ..Egress::default() },
-            limits: options.limits,
+            rules: Egress { special: patterns(&special), limits: options.limits, ..Egress::default() },
             names: Arc::clone(&names),
             dns: Some(DnsSockets { udp: udp.into(), tcp: tcp.into() }),
             namespace: namespace.clone(),
@@ -148,7 +144,7 @@ impl World {
             dialled: SocketAddr::new(address, target.port),
             target,
             who: Who { pid: Some(7), program: Some("/usr/bin/test".into()) },
-            permit: Permit { rule: "grant".into(), names_address: false },
+            permit: Permit { rule: "grant".into() },
             early: false,
         }
     }

@@ -1,0 +1,261 @@
+//! The first message of a TLS client: which server it asks for. Read from bytes
+//! that may come in any pieces, spread over any number of records.
+//!
+//! Must not know: what follows from it.
+//!
+//! Facts: RFC 8446, 4.1.2 and 5.1; RFC 6066, 3; RFC 9849 (encrypted hello).
+
+/// Most bytes of a hello that are waited for.
+pub const HELLO_MAX: usize = 16 << 10;
+
+const HANDSHAKE: u8 = 22;
+const CLIENT_HELLO: u8 = 1;
+const SERVER_NAME: u16 = 0;
+/// The extension as published, and its form of the drafts before 2020.
+const ENCRYPTED: [u16; 2] = [0xfe0d, 0xffce];
+
+/// What the first bytes of a connection are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// Not TLS.
+    Other,
+    /// TLS perhaps; more bytes decide.
+    Incomplete,
+    /// A client hello.
+    Hello(Hello),
+    /// TLS, but not as it must be.
+    Malformed(&'static str),
+}
+
+/// What a client hello says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hello {
+    /// The server name, as it was sent.
+    pub server_name: Option<Vec<u8>>,
+    /// It holds an encrypted hello, or pretends to: browsers always do.
+    pub encrypted: bool,
+}
+
+/// Reads the first bytes of a connection.
+pub fn read(bytes: &[u8]) -> Seen {
+    match bytes {
+        [] | [HANDSHAKE] => return Seen::Incomplete,
+        [HANDSHAKE, 3, ..] => {}
+        _ => return Seen::Other,
+    }
+    let message = match message(bytes) {
+        Ok(message) => message,
+        Err(Some(why)) => return Seen::Malformed(why),
+        Err(None) if bytes.len() >= HELLO_MAX => return Seen::Malformed("the client hello is too long"),
+        Err(None) => return Seen::Incomplete,
+    };
+    match hello(&message) {
+        Some(Ok(hello)) => Seen::Hello(hello),
+        Some(Err(why)) => Seen::Malformed(why),
+        None => Seen::Malformed("the client hello ends too soon"),
+    }
+}
+
+/// The body of the first handshake message, put together from its records. The
+/// error is `None` where bytes are missing.
+fn message(mut bytes: &[u8]) -> Result<Vec<u8>, Option<&'static str>> {
+    let mut message = Vec::new();
+    loop {
+        let [kind, major, _, high, low, rest @ ..] = bytes else { return Err(None) };
+        let length = usize::from(u16::from_be_bytes([*high, *low]));
+        if *kind != HANDSHAKE || *major != 3 || length == 0 || length > HELLO_MAX {
+            return Err(Some("a record is not of a client hello"));
+        }
+        message.extend_from_slice(&rest[..length.min(rest.len())]);
+        if let [kind, a, b, c, body @ ..] = message.as_slice() {
+            let wanted = usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c);
+            if *kind != CLIENT_HELLO {
+                return Err(Some("the first message is no client hello"));
+            }
+            if wanted > HELLO_MAX {
+                return Err(Some("the client hello is too long"));
+            }
+            if let Some(body) = body.get(..wanted) {
+                return Ok(body.to_vec());
+            }
+        }
+        bytes = rest.get(length..).ok_or(None)?;
+    }
+}
+
+/// Takes from the front of bytes.
+struct Cursor<'a>(&'a [u8]);
+
+impl<'a> Cursor<'a> {
+    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(count)?;
+        self.0 = rest;
+        Some(taken)
+    }
+    fn u8(&mut self) -> Option<usize> {
+        self.take(1).map(|b| usize::from(b[0]))
+    }
+    fn u16(&mut self) -> Option<u16> {
+        self.take(2).map(|b| u16::from_be_bytes([b[0], b[1]]))
+    }
+    /// A field with its length in two bytes before it.
+    fn field(&mut self) -> Option<&'a [u8]> {
+        let length = self.u16()?;
+        self.take(usize::from(length))
+    }
+}
+
+/// `None`: it ends too soon.
+fn hello(body: &[u8]) -> Option<Result<Hello, &'static str>> {
+    let mut at = Cursor(body);
+    at.take(2 + 32)?;
+    let session = at.u8()?;
+    at.take(session)?;
+    at.field()?;
+    let compressions = at.u8()?;
+    at.take(compressions)?;
+    let mut hello = Hello::default();
+    if at.0.is_empty() {
+        return Some(Ok(hello));
+    }
+    let mut extensions = Cursor(at.field()?);
+    if !at.0.is_empty() {
+        return Some(Err("something follows the client hello's extensions"));
+    }
+    let mut names = 0;
+    while !extensions.0.is_empty() {
+        let kind = extensions.u16()?;
+        let value = extensions.field()?;
+        if kind == SERVER_NAME {
+            names += 1;
+            match server_name(value)? {
+                Ok(name) => hello.server_name = Some(name),
+                Err(why) => return Some(Err(why)),
+            }
+        }
+        hello.encrypted |= ENCRYPTED.contains(&kind);
+    }
+    if names > 1 {
+        return Some(Err("the client hello names servers twice"));
+    }
+    Some(Ok(hello))
+}
+
+fn server_name(value: &[u8]) -> Option<Result<Vec<u8>, &'static str>> {
+    let mut outer = Cursor(value);
+    let mut list = Cursor(outer.field()?);
+    let kind = list.u8()?;
+    let name = list.field()?;
+    if kind != 0 || !list.0.is_empty() || !outer.0.is_empty() || name.is_empty() {
+        return Some(Err("the client hello's server name is not one name"));
+    }
+    Some(Ok(name.to_vec()))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A client hello with these extensions.
+    pub(crate) fn body(extensions: &[(u16, Vec<u8>)]) -> Vec<u8> {
+        let mut body = vec![3, 3];
+        body.extend([7; 32]);
+        body.extend([0, 0, 2, 0x13, 1, 1, 0]);
+        let mut list = Vec::new();
+        for (kind, value) in extensions {
+            list.extend(kind.to_be_bytes());
+            list.extend((value.len() as u16).to_be_bytes());
+            list.extend(value);
+        }
+        body.extend((list.len() as u16).to_be_bytes());
+        body.extend(list);
+        body
+    }
+
+    pub(crate) fn sni(name: &[u8]) -> (u16, Vec<u8>) {
+        let mut value = ((name.len() + 3) as u16).to_be_bytes().to_vec();
+        value.push(0);
+        value.extend((name.len() as u16).to_be_bytes());
+        value.extend(name);
+        (0, value)
+    }
+
+    /// As records of at most `piece` bytes.
+    pub(crate) fn records(body: &[u8], piece: usize) -> Vec<u8> {
+        let mut message = vec![1];
+        message.extend(&(body.len() as u32).to_be_bytes()[1..]);
+        message.extend(body);
+        let mut out = Vec::new();
+        for part in message.chunks(piece) {
+            out.extend([22, 3, 1]);
+            out.extend((part.len() as u16).to_be_bytes());
+            out.extend(part);
+        }
+        out
+    }
+
+    fn named(name: &[u8]) -> Seen {
+        Seen::Hello(Hello { server_name: Some(name.to_vec()), encrypted: false })
+    }
+
+    #[test]
+    fn the_server_name_is_found_however_it_is_cut() {
+        let body = body(&[(10, vec![0; 6]), sni(b"allowed.test"), (0xfe, vec![])]);
+        for piece in [1, 2, 3, 5, 40, 16384] {
+            let bytes = records(&body, piece);
+            assert_eq!(read(&bytes), named(b"allowed.test"), "{piece}");
+            for length in 0..bytes.len() {
+                assert_eq!(read(&bytes[..length]), Seen::Incomplete, "{piece} {length}");
+            }
+        }
+    }
+
+    #[test]
+    fn none_and_encrypted_are_told() {
+        assert_eq!(read(&records(&body(&[]), 999)), Seen::Hello(Hello::default()));
+        assert_eq!(read(&records(&body(&[])[..43 - 2], 999)), Seen::Hello(Hello::default()));
+        let seen = read(&records(&body(&[sni(b"outer.test"), (0xfe0d, vec![1])]), 999));
+        assert_eq!(seen, Seen::Hello(Hello { server_name: Some(b"outer.test".to_vec()), encrypted: true }));
+    }
+
+    #[test]
+    fn what_is_not_tls_and_what_is_not_right() {
+        for other in [&b"GET / HTTP/1.1"[..], b"SSH-2.0", &[22, 2], &[0x80, 0x2e, 1]] {
+            assert_eq!(read(other), Seen::Other);
+        }
+        let two = body(&[sni(b"a.test"), sni(b"b.test")]);
+        let mut pair = sni(b"a.test").1;
+        pair.extend([0, 0, 1, b'b']);
+        pair[1] += 4;
+        let mut cut = body(&[sni(b"a.test")]);
+        cut.truncate(50);
+        let mut tail = body(&[]);
+        tail.push(0);
+        for bad in [two, body(&[(0, pair)]), body(&[sni(b"")]), body(&[(0, vec![])]), cut, tail, vec![]] {
+            assert!(matches!(read(&records(&bad, 999)), Seen::Malformed(_)), "{bad:?}");
+        }
+        for bad in
+            [&[22, 3, 1, 0, 0][..], &[22, 3, 1, 0, 4, 2, 0, 0, 0], &[22, 3, 1, 0x50, 0], &[22, 3, 1, 0, 4, 1, 9, 9, 9]]
+        {
+            assert!(matches!(read(bad), Seen::Malformed(_)), "{bad:?}");
+        }
+        let mixed = [records(&body(&[]), 9)[..14].to_vec(), vec![23, 3, 1, 0, 1, 0]].concat();
+        assert!(matches!(read(&mixed), Seen::Malformed(_)));
+        let slow: Vec<u8> = records(&vec![0; HELLO_MAX], 1);
+        assert!(matches!(read(&slow[..HELLO_MAX]), Seen::Malformed(_)));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_fall_over(mut bytes: Vec<u8>, cut in 0usize..200) {
+            read(&bytes);
+            bytes.splice(0..0, [22, 3, 1]);
+            read(&bytes);
+            let mut good = records(&body(&[sni(b"a.test"), (0xfe0d, vec![1])]), 7);
+            good.truncate(cut);
+            good.extend(bytes);
+            read(&good);
+        }
+    }
+}

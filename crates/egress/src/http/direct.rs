@@ -1,0 +1,246 @@
+//! Plain HTTP on a connection to a name: every request on it must be for that
+//! name, whatever its Host field or its target says.
+//!
+//! Must not know: how the connection came about.
+
+use std::sync::Arc;
+
+use stockade_model::{Host, Operation, Target};
+use tokio::net::TcpStream;
+
+use super::exchange::{After, Refusal, Side, exchange, refusal_of, tunnel};
+use super::head::{Request, values};
+use super::stream::{QUIET_TIME, Reader, Trouble};
+use crate::relay::{Broken, Way};
+use crate::session::Session;
+
+/// A host and perhaps a port, as in a Host field.
+pub(crate) fn authority(text: &str) -> Option<(Host, Option<u16>)> {
+    let (host, port) = match text.rsplit_once(':') {
+        Some((host, port)) if !port.contains(']') => (host, Some(port)),
+        _ => (text, None),
+    };
+    if host.contains(':') && !host.starts_with('[') {
+        return None;
+    }
+    let port = match port {
+        None => None,
+        Some(port) => {
+            let digits = (1..=5).contains(&port.len()) && port.bytes().all(|b| b.is_ascii_digit());
+            Some(port.parse().ok().filter(|p| digits && *p != 0)?)
+        }
+    };
+    Some((host.parse().ok()?, port))
+}
+
+/// The authority and the rest of an absolute `http://` target.
+pub(crate) fn absolute(target: &str) -> Option<(&str, String)> {
+    let (scheme, rest) = target.split_at_checked(7)?;
+    if !scheme.eq_ignore_ascii_case("http://") {
+        return None;
+    }
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let (authority, path) = rest.split_at(end);
+    let path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
+    Some((authority, path))
+}
+
+/// Makes sure that a request is for this target and nobody else.
+pub(crate) fn check(request: &mut Request, target: &Target) -> Result<(), Refusal> {
+    let elsewhere = |what: &str| {
+        Refusal::new(403, format!("a request on a connection to {target} is for {}", what.escape_default()))
+    };
+    let is_ours = |text: &str| {
+        let (host, port) = authority(text)?;
+        Some(host == target.host && port.is_none_or(|p| p == target.port))
+    };
+    if request.method.eq_ignore_ascii_case("CONNECT") {
+        return Err(elsewhere(&request.target));
+    }
+    if let Some((authority, path)) = absolute(&request.target) {
+        match is_ours(authority) {
+            Some(true) => request.target = path,
+            Some(false) => return Err(elsewhere(authority)),
+            None => return Err(Refusal::new(400, "what is asked for has no proper host")),
+        }
+    }
+    let is_plain = request.target.starts_with('/') || (request.target == "*" && request.method == "OPTIONS");
+    if !is_plain || request.target.contains('#') {
+        return Err(Refusal::new(400, "what is asked for is no path"));
+    }
+    let hosts: Vec<Vec<u8>> = values(&request.fields, "host").map(<[u8]>::to_vec).collect();
+    match (hosts.first(), hosts.get(1)) {
+        (None, _) if request.minor == 0 => {}
+        (None, _) => return Err(Refusal::new(400, "the Host field is missing")),
+        (Some(_), Some(_)) => return Err(Refusal::new(400, "there are two Host fields")),
+        (Some(host), None) => match std::str::from_utf8(host).ok().and_then(|text| Some((text, is_ours(text)?))) {
+            Some((_, true)) => {}
+            Some((text, false)) => return Err(elsewhere(text)),
+            None => return Err(Refusal::new(400, "the Host field holds no host")),
+        },
+    }
+    // Requests could not be read any more after a change to these.
+    let unreadable = |field: &[u8]| [&b"h2c"[..], b"http/", b"tls/"].iter().any(|p| starts_with(field, p));
+    if values(&request.fields, "upgrade").flat_map(|v| v.split(|b| *b == b',')).any(|v| unreadable(v.trim_ascii())) {
+        request.remove("Upgrade");
+        request.remove("HTTP2-Settings");
+    }
+    if request.minor == 0 {
+        request.set("Host", &host_field(target, 80));
+    }
+    Ok(())
+}
+
+fn starts_with(text: &[u8], start: &[u8]) -> bool {
+    text.get(..start.len()).is_some_and(|head| head.eq_ignore_ascii_case(start))
+}
+
+/// A target as a Host field says it.
+pub(crate) fn host_field(target: &Target, default_port: u16) -> String {
+    let text = target.to_string();
+    match text.strip_suffix(&format!(":{default_port}")) {
+        Some(host) => host.to_owned(),
+        None => text,
+    }
+}
+
+/// Serves the requests of one connection.
+pub(crate) async fn serve(session: Session, inside: TcpStream, held: Vec<u8>, outside: TcpStream) {
+    let shared = Arc::clone(&session.shared);
+    let counts = Arc::clone(&session.recorder.counts);
+    let way = Way { buffers: &shared.buffers, meter: &shared.meter, counts: &counts };
+    let (reader, writer) = inside.into_split();
+    let mut client = Side { reader: Reader::new(reader, held), writer };
+    let (reader, writer) = outside.into_split();
+    let mut server = Side { reader: Reader::new(reader, Vec::new()), writer };
+    loop {
+        let head = tokio::select! {
+            head = client.reader.head(QUIET_TIME) => head,
+            // Nothing is due from the server: it closed, mostly.
+            _ = server.reader.fill() => return session.ended(Ok(())),
+        };
+        let next = match head {
+            Ok(None) => return session.ended(Ok(())),
+            Ok(Some(head)) => one(&session, &mut client, &mut server, &head, &way).await,
+            Err(trouble) => Err(Fault::of(trouble)),
+        };
+        match next {
+            Ok(After::Next) => {}
+            Ok(After::Close) => return session.ended(Ok(())),
+            Ok(After::Tunnel) => {
+                let ended = tunnel(&mut client, &mut server, &way).await;
+                return session.ended(ended);
+            }
+            Err(Fault::Refused(refusal)) => {
+                refusal.send(&mut client.writer).await;
+                return session.refused(&refusal.text);
+            }
+            Err(Fault::Broken(broken)) => return session.ended(Err(broken)),
+        }
+    }
+}
+
+/// Why a connection for requests ends.
+pub(crate) enum Fault {
+    /// The client is told.
+    Refused(Refusal),
+    /// There is nobody to tell.
+    Broken(Broken),
+}
+
+impl Fault {
+    pub(crate) fn of(trouble: Trouble) -> Self {
+        match (refusal_of(&trouble), trouble) {
+            (Some(refusal), _) => Self::Refused(refusal),
+            (None, Trouble::Broken(broken)) => Self::Broken(broken),
+            (None, _) => Self::Broken(Broken::Reset(std::io::ErrorKind::InvalidData.into())),
+        }
+    }
+}
+
+async fn one(
+    session: &Session,
+    client: &mut Side<tokio::net::tcp::OwnedReadHalf, tokio::net::tcp::OwnedWriteHalf>,
+    server: &mut Side<tokio::net::tcp::OwnedReadHalf, tokio::net::tcp::OwnedWriteHalf>,
+    head: &[u8],
+    way: &Way<'_>,
+) -> Result<After, Fault> {
+    let mut request = Request::parse(head).map_err(|why| Fault::of(why.into()))?;
+    if let Err(reached) = way.meter.request() {
+        crate::session::limit(&session.shared, &session.target, &session.who, reached);
+        return Err(Fault::Refused(Refusal::new(429, reached.to_string())));
+    }
+    check(&mut request, &session.target).map_err(|refusal| {
+        if refusal.status == 403 {
+            let object = session.target.to_string();
+            session.shared.events.denied(Operation::Connect, object, &session.who, &refusal.text, None);
+        }
+        Fault::Refused(refusal)
+    })?;
+    exchange(client, server, &request, way).await.map_err(|trouble| match trouble {
+        // An answer may have begun: nothing can be put in its place.
+        Trouble::Malformed(why) => {
+            Fault::Broken(Broken::Reset(std::io::Error::new(std::io::ErrorKind::InvalidData, why)))
+        }
+        Trouble::Slow => Fault::Broken(Broken::Reset(std::io::ErrorKind::TimedOut.into())),
+        Trouble::Broken(broken) => Fault::Broken(broken),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(line: &str, fields: &str) -> Result<String, u16> {
+        let text = format!("{line}\r\n{fields}\r\n");
+        let mut request = Request::parse(text.as_bytes()).map_err(|_| 400_u16)?;
+        check(&mut request, &"a.test:80".parse().unwrap()).map_err(|refusal| refusal.status)?;
+        Ok(String::from_utf8(request.bytes()).unwrap().replace("\r\n", "|"))
+    }
+
+    #[test]
+    fn a_request_is_for_the_name_that_was_asked_for() {
+        let ok = |line, fields, sent: &str| assert_eq!(checked(line, fields).as_deref(), Ok(sent));
+        ok("GET /x HTTP/1.1", "Host: a.test\r\n", "GET /x HTTP/1.1|Host: a.test||");
+        ok("GET /x HTTP/1.1", "Host: A.Test.:80\r\n", "GET /x HTTP/1.1|Host: A.Test.:80||");
+        ok("GET http://a.test?q HTTP/1.1", "Host: a.test\r\n", "GET /?q HTTP/1.1|Host: a.test||");
+        ok("OPTIONS * HTTP/1.1", "Host: a.test\r\n", "OPTIONS * HTTP/1.1|Host: a.test||");
+        let upgrade = "Host: a.test\r\nUpgrade: x, H2C\r\nHTTP2-Settings: AA\r\n";
+        ok("GET / HTTP/1.1", upgrade, "GET / HTTP/1.1|Host: a.test||");
+        let upgrade = "Host: a.test\r\nUpgrade: websocket\r\n";
+        ok("GET / HTTP/1.1", upgrade, "GET / HTTP/1.1|Host: a.test|Upgrade: websocket||");
+        ok("GET / HTTP/1.0", "", "GET / HTTP/1.0|Host: a.test||");
+        for (line, fields, status) in [
+            ("GET / HTTP/1.1", "Host: b.test\r\n", 403),
+            ("GET / HTTP/1.1", "Host: a.test:81\r\n", 403),
+            ("GET / HTTP/1.1", "Host: 127.0.0.1\r\n", 403),
+            ("GET http://b.test/ HTTP/1.1", "Host: a.test\r\n", 403),
+            ("GET http://a.test/ HTTP/1.1", "Host: b.test\r\n", 403),
+            ("CONNECT b.test:443 HTTP/1.1", "Host: a.test\r\n", 403),
+            ("GET / HTTP/1.1", "", 400),
+            ("GET / HTTP/1.1", "Host: a.test\r\nhost: a.test\r\n", 400),
+            ("GET / HTTP/1.1", "Host: a.test, b.test\r\n", 400),
+            ("GET / HTTP/1.1", "Host: x@a.test\r\n", 400),
+            ("GET / HTTP/1.1", "Host:\r\n", 400),
+            ("GET https://a.test/ HTTP/1.1", "Host: a.test\r\n", 400),
+            ("GET http://x@a.test/ HTTP/1.1", "Host: a.test\r\n", 400),
+            ("GET http:///b HTTP/1.1", "Host: a.test\r\n", 400),
+            ("GET b.test HTTP/1.1", "Host: a.test\r\n", 400),
+            ("GET * HTTP/1.1", "Host: a.test\r\n", 400),
+            ("GET /#x HTTP/1.1", "Host: a.test\r\n", 400),
+        ] {
+            assert_eq!(checked(line, fields), Err(status), "{line} {fields}");
+        }
+    }
+
+    #[test]
+    fn authorities() {
+        let read = |text| authority(text).map(|(host, port)| (host.to_string(), port));
+        assert_eq!(read("[::1]:8"), Some(("::1".into(), Some(8))));
+        assert_eq!(read("[::1]"), Some(("::1".into(), None)));
+        assert_eq!(read("A.b"), Some(("a.b".into(), None)));
+        for bad in ["", "::1", "a:", "a:0", "a:+1", "a:443abc", "a:65536", "a:000443", "a b", "a/b", "u@a"] {
+            assert_eq!(read(bad), None, "{bad}");
+        }
+    }
+}

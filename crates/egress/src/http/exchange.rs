@@ -1,0 +1,204 @@
+//! One request sent on and its answer brought back, whatever carries them.
+//!
+//! Must not know: whether the request may be made.
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::time::{sleep, timeout};
+
+use super::head::{Framing, HEAD_MAX, Request, Response, values};
+use super::stream::{Reader, Trouble};
+use crate::limits::Direction;
+use crate::relay::{Broken, Way};
+
+/// How long an answer may take once the client has closed its side, or the
+/// server has stopped reading.
+const LAST_WAIT: Duration = Duration::from_secs(60);
+/// How long an answer may take otherwise; a long poll is shorter.
+const ANSWER_TIME: Duration = Duration::from_secs(3600);
+
+/// What comes after an exchange.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum After {
+    /// The next request may come.
+    Next,
+    /// The connection ends.
+    Close,
+    /// Both sides agreed on another protocol.
+    Tunnel,
+}
+
+/// Both ways of one side.
+#[derive(Debug)]
+pub(crate) struct Side<R, W> {
+    pub(crate) reader: Reader<R>,
+    pub(crate) writer: W,
+}
+
+/// What is answered where the door answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub(crate) status: u16,
+    /// What happened, for the person who reads it.
+    pub(crate) text: String,
+}
+
+impl Refusal {
+    pub(crate) fn new(status: u16, text: impl Into<String>) -> Self {
+        Self { status, text: text.into() }
+    }
+
+    /// A whole answer, after which the connection ends.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        let reason = match self.status {
+            400 => "Bad Request",
+            403 => "Forbidden",
+            405 => "Method Not Allowed",
+            408 => "Request Timeout",
+            429 => "Too Many Requests",
+            431 => "Request Header Fields Too Large",
+            502 => "Bad Gateway",
+            504 => "Gateway Timeout",
+            _ => "Refused",
+        };
+        let body = format!("stockade: {}\n", self.text);
+        let head = format!(
+            "HTTP/1.1 {} {reason}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+            self.status,
+            body.len()
+        );
+        [head.into_bytes(), body.into_bytes()].concat()
+    }
+
+    /// Sends it; whoever does not take it in ten seconds goes without.
+    pub(crate) async fn send<W: AsyncWrite + Unpin>(&self, to: &mut W) {
+        let write = async {
+            to.write_all(&self.bytes()).await?;
+            to.shutdown().await
+        };
+        let _ = timeout(Duration::from_secs(10), write).await;
+    }
+}
+
+/// The refusal that a fault of the client's message deserves; `None` where there
+/// is nobody to tell.
+pub(crate) fn refusal_of(trouble: &Trouble) -> Option<Refusal> {
+    match trouble {
+        Trouble::Malformed(why @ ("the head is too long" | "the head has too many fields")) => {
+            Some(Refusal::new(431, *why))
+        }
+        Trouble::Malformed(why) => Some(Refusal::new(400, *why)),
+        Trouble::Slow => Some(Refusal::new(408, "the request took too long")),
+        Trouble::Broken(_) => None,
+    }
+}
+
+/// Sends a request on and brings its answer back.
+pub(crate) async fn exchange<CR, CW, UR, UW>(
+    client: &mut Side<CR, CW>,
+    server: &mut Side<UR, UW>,
+    request: &Request,
+    way: &Way<'_>,
+) -> Result<After, Trouble>
+where
+    CR: AsyncRead + Unpin,
+    CW: AsyncWrite + Unpin,
+    UR: AsyncRead + Unpin,
+    UW: AsyncWrite + Unpin,
+{
+    let head = request.bytes();
+    way.account(Direction::Up, head.len()).await?;
+    server.writer.write_all(&head).await?;
+    server.writer.flush().await?;
+    let is_sent = AtomicBool::new(request.framing == Framing::None);
+    let answered = {
+        let upload = upload(&mut client.reader, &mut server.writer, request.framing, way, &is_sent);
+        let download = download(&mut server.reader, &mut client.writer, request, way);
+        tokio::pin!(upload, download);
+        tokio::select! {
+            biased;
+            answered = &mut download => answered?,
+            failed = &mut upload => match failed {
+                // The server may have answered before it stopped reading; once all
+                // is sent it is the client that is gone.
+                Err(Trouble::Broken(Broken::Reset(_))) if !is_sent.load(Ordering::Relaxed) => {
+                    timeout(LAST_WAIT, download).await.map_err(|_| Trouble::Slow)??
+                }
+                Err(other) => return Err(other),
+                Ok(never) => match never {},
+            },
+        }
+    };
+    if answered.status == 101 {
+        return Ok(After::Tunnel);
+    }
+    let kept = is_sent.load(Ordering::Relaxed) && request.is_kept() && answered.is_kept();
+    Ok(if kept { After::Next } else { After::Close })
+}
+
+/// Sends the body, then watches whether the client goes away.
+async fn upload<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
+    client: &mut Reader<R>,
+    server: &mut W,
+    framing: Framing,
+    way: &Way<'_>,
+    is_sent: &AtomicBool,
+) -> Result<Infallible, Trouble> {
+    client.copy_body(server, framing, way, Direction::Up).await?;
+    is_sent.store(true, Ordering::Relaxed);
+    loop {
+        if client.held.len() >= HEAD_MAX {
+            pending::<()>().await;
+        }
+        if client.fill().await? == 0 {
+            sleep(LAST_WAIT).await;
+            return Err(Trouble::Slow);
+        }
+    }
+}
+
+/// Brings the answer, and those before it that only say "go on".
+async fn download<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
+    server: &mut Reader<R>,
+    client: &mut W,
+    request: &Request,
+    way: &Way<'_>,
+) -> Result<Response, Trouble> {
+    loop {
+        let head = server.head(ANSWER_TIME).await?.ok_or(Trouble::Malformed("the server closed without an answer"))?;
+        let answer = Response::parse(&head, &request.method)?;
+        if answer.status == 101 && values(&request.fields, "upgrade").next().is_none() {
+            return Err("the server changed the protocol unasked".into());
+        }
+        let bytes = answer.bytes();
+        way.account(Direction::Down, bytes.len()).await?;
+        client.write_all(&bytes).await?;
+        client.flush().await?;
+        if answer.status >= 200 || answer.status == 101 {
+            server.copy_body(client, answer.framing, way, Direction::Down).await?;
+            client.flush().await?;
+            return Ok(answer);
+        }
+    }
+}
+
+/// Carries another protocol until both sides have closed.
+pub(crate) async fn tunnel<CR, CW, UR, UW>(
+    client: &mut Side<CR, CW>,
+    server: &mut Side<UR, UW>,
+    way: &Way<'_>,
+) -> Result<(), Broken>
+where
+    CR: AsyncRead + Unpin,
+    CW: AsyncWrite + Unpin,
+    UR: AsyncRead + Unpin,
+    UW: AsyncWrite + Unpin,
+{
+    let up = client.reader.copy_all(&mut server.writer, way, Direction::Up);
+    let down = server.reader.copy_all(&mut client.writer, way, Direction::Down);
+    tokio::try_join!(up, down).map(|_| ())
+}

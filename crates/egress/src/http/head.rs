@@ -1,0 +1,336 @@
+//! Heads of HTTP/1 messages. Anything that two readers could read differently is
+//! refused: bare line feeds, folded lines, two lengths, two hosts.
+//!
+//! Must not know: sockets, targets.
+//!
+//! Facts: RFC 9110 and RFC 9112.
+
+/// Longest head, in bytes.
+pub const HEAD_MAX: usize = 64 << 10;
+/// Most fields of a head.
+const FIELDS_MAX: usize = 128;
+
+/// A field of a head, as it was sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Field {
+    /// Its name, in the case it came in.
+    pub name: String,
+    /// Its value, without blanks around it.
+    pub value: Vec<u8>,
+}
+
+/// How long a body is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Framing {
+    /// There is none.
+    None,
+    /// So many bytes.
+    Length(u64),
+    /// In chunks.
+    Chunked,
+    /// Until the connection is closed; answers only.
+    UntilClose,
+}
+
+/// The head of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// The method.
+    pub method: String,
+    /// What is asked for, as it was written.
+    pub target: String,
+    /// 0 or 1, of `HTTP/1.x`.
+    pub minor: u8,
+    /// The fields in their order.
+    pub fields: Vec<Field>,
+    /// How long the body is.
+    pub framing: Framing,
+}
+
+/// The head of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Response {
+    /// 0 or 1, of `HTTP/1.x`.
+    pub minor: u8,
+    /// The status.
+    pub status: u16,
+    /// The words beside it.
+    pub reason: String,
+    /// The fields in their order.
+    pub fields: Vec<Field>,
+    /// How long the body is.
+    pub framing: Framing,
+}
+
+/// Where the head that `bytes` begin with ends. `Ok(None)`: not yet there.
+///
+/// # Errors
+/// Why it can be none.
+pub fn end_of_head(bytes: &[u8]) -> Result<Option<usize>, &'static str> {
+    let mut line_start = 0;
+    for (at, &byte) in bytes.iter().enumerate().take(HEAD_MAX) {
+        match byte {
+            b'\n' if at == 0 || bytes[at - 1] != b'\r' => return Err("a line ends in a bare line feed"),
+            b'\n' if at - line_start == 1 => return Ok(Some(at + 1)),
+            b'\n' => line_start = at + 1,
+            0 => return Err("a head holds no NUL byte"),
+            _ if at > 0 && bytes[at - 1] == b'\r' => return Err("a carriage return stands alone"),
+            b' ' | b'\t' if at == line_start && at > 0 => return Err("a line is folded"),
+            _ => {}
+        }
+    }
+    if bytes.len() >= HEAD_MAX { Err("the head is too long") } else { Ok(None) }
+}
+
+fn fields_of(headers: &[httparse::Header<'_>]) -> Vec<Field> {
+    headers.iter().map(|h| Field { name: h.name.to_owned(), value: h.value.to_vec() }).collect()
+}
+
+/// All values of a field.
+pub fn values<'a>(fields: &'a [Field], name: &str) -> impl Iterator<Item = &'a [u8]> {
+    fields.iter().filter(move |f| f.name.eq_ignore_ascii_case(name)).map(|f| f.value.as_slice())
+}
+
+/// Whether a field that is a list of words holds this one.
+pub fn has_word(fields: &[Field], name: &str, word: &str) -> bool {
+    let words = values(fields, name).flat_map(|v| v.split(|b| *b == b','));
+    words.map(<[u8]>::trim_ascii).any(|w| w.eq_ignore_ascii_case(word.as_bytes()))
+}
+
+/// The length that the fields tell; both kinds of it, or one twice, is refused.
+fn told_length(fields: &[Field], minor: u8) -> Result<Option<Framing>, &'static str> {
+    let mut lengths = values(fields, "content-length");
+    let mut codings = values(fields, "transfer-encoding");
+    match (lengths.next(), lengths.next(), codings.next(), codings.next()) {
+        (None, _, None, _) => Ok(None),
+        (Some(length), None, None, _) => {
+            let digits = !length.is_empty() && length.len() <= 18 && length.iter().all(u8::is_ascii_digit);
+            let number = std::str::from_utf8(length).ok().filter(|_| digits).and_then(|t| t.parse().ok());
+            number.map(|n| Some(Framing::Length(n))).ok_or("the length is no number")
+        }
+        (None, _, Some(coding), None) if coding.eq_ignore_ascii_case(b"chunked") && minor == 1 => {
+            Ok(Some(Framing::Chunked))
+        }
+        (None, _, Some(_), _) => Err("the transfer coding is not `chunked` alone"),
+        _ => Err("the length is told twice"),
+    }
+}
+
+impl Request {
+    /// Reads a whole head, as [`end_of_head`] found it.
+    ///
+    /// # Errors
+    /// Why it is none.
+    pub fn parse(head: &[u8]) -> Result<Self, &'static str> {
+        let mut headers = [httparse::EMPTY_HEADER; FIELDS_MAX];
+        let mut parsed = httparse::Request::new(&mut headers);
+        match parsed.parse(head) {
+            Ok(httparse::Status::Complete(length)) if length == head.len() => {}
+            Ok(_) => return Err("the head is not complete"),
+            Err(httparse::Error::TooManyHeaders) => return Err("the head has too many fields"),
+            Err(_) => return Err("the head is not well formed"),
+        }
+        let (Some(method), Some(target), Some(minor)) = (parsed.method, parsed.path, parsed.version) else {
+            return Err("the head is not well formed");
+        };
+        if target.bytes().any(|b| b <= b' ' || b == 0x7f || matches!(b, b'\\' | b'"' | b'<' | b'>')) {
+            return Err("what is asked for holds odd bytes");
+        }
+        let fields = fields_of(parsed.headers);
+        if fields.iter().any(|f| f.value.iter().any(|b| *b < b' ' && *b != b'\t' || *b == 0x7f)) {
+            return Err("a field holds odd bytes");
+        }
+        let framing = told_length(&fields, minor)?.unwrap_or(Framing::None);
+        Ok(Self { method: method.to_owned(), target: target.to_owned(), minor, fields, framing })
+    }
+
+    /// The head as it is sent on.
+    pub fn bytes(&self) -> Vec<u8> {
+        let line = format!("{} {} HTTP/1.{}\r\n", self.method, self.target, self.minor);
+        written(line, &self.fields)
+    }
+
+    /// Whether the client will ask for more on this connection.
+    pub fn is_kept(&self) -> bool {
+        is_kept(self.minor, &self.fields)
+    }
+
+    /// Replaces a field, wherever it stands, or adds it in front.
+    pub fn set(&mut self, name: &str, value: &str) {
+        self.remove(name);
+        self.fields.insert(0, Field { name: name.to_owned(), value: value.into() });
+    }
+
+    /// Takes a field away.
+    pub fn remove(&mut self, name: &str) {
+        self.fields.retain(|f| !f.name.eq_ignore_ascii_case(name));
+    }
+}
+
+impl Response {
+    /// Reads a whole head of an answer to a request with this method.
+    ///
+    /// # Errors
+    /// Why it is none.
+    pub fn parse(head: &[u8], method: &str) -> Result<Self, &'static str> {
+        let mut headers = [httparse::EMPTY_HEADER; FIELDS_MAX];
+        let mut parsed = httparse::Response::new(&mut headers);
+        match parsed.parse(head) {
+            Ok(httparse::Status::Complete(length)) if length == head.len() => {}
+            _ => return Err("the answer's head is not well formed"),
+        }
+        let (Some(status), Some(minor)) = (parsed.code, parsed.version) else {
+            return Err("the answer's head is not well formed");
+        };
+        let reason = parsed.reason.unwrap_or_default().to_owned();
+        let fields = fields_of(parsed.headers);
+        let has_none = method == "HEAD" || matches!(status, 100..=199 | 204 | 304);
+        let framing = match told_length(&fields, minor) {
+            _ if has_none => Framing::None,
+            told => told?.unwrap_or(Framing::UntilClose),
+        };
+        Ok(Self { minor, status, reason, fields, framing })
+    }
+
+    /// The head as it is sent on.
+    pub fn bytes(&self) -> Vec<u8> {
+        written(format!("HTTP/1.{} {} {}\r\n", self.minor, self.status, self.reason), &self.fields)
+    }
+
+    /// Whether the server will answer more on this connection.
+    pub fn is_kept(&self) -> bool {
+        self.framing != Framing::UntilClose && is_kept(self.minor, &self.fields)
+    }
+}
+
+fn is_kept(minor: u8, fields: &[Field]) -> bool {
+    match minor {
+        0 => has_word(fields, "connection", "keep-alive"),
+        _ => !has_word(fields, "connection", "close"),
+    }
+}
+
+fn written(line: String, fields: &[Field]) -> Vec<u8> {
+    let mut out = line.into_bytes();
+    for field in fields {
+        out.extend(field.name.as_bytes());
+        out.extend(b": ");
+        out.extend(&field.value);
+        out.extend(b"\r\n");
+    }
+    out.extend(b"\r\n");
+    out
+}
+
+/// Checks the fields that follow a body in chunks, as `head` without its first
+/// line: none of them may say where a message begins, ends or goes.
+///
+/// # Errors
+/// Why they are refused.
+pub fn check_trailer(lines: &[u8]) -> Result<(), &'static str> {
+    let mut headers = [httparse::EMPTY_HEADER; FIELDS_MAX];
+    match httparse::parse_headers(lines, &mut headers) {
+        Ok(httparse::Status::Complete((length, fields))) if length == lines.len() => {
+            let refused = ["transfer-encoding", "content-length", "host", "authorization", "connection", "trailer"];
+            let odd = |h: &httparse::Header<'_>| refused.iter().any(|name| h.name.eq_ignore_ascii_case(name));
+            if fields.iter().any(odd) { Err("a field may not follow a body") } else { Ok(()) }
+        }
+        _ => Err("the fields after a body are not well formed"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn read(text: &[u8]) -> Result<Request, &'static str> {
+        let end = end_of_head(text)?.ok_or("incomplete")?;
+        Request::parse(&text[..end])
+    }
+
+    #[test]
+    fn a_request_is_read_and_written_as_it_was() {
+        let text = b"POST /a?b=c HTTP/1.1\r\nHost: a.test\r\nX-Odd:  two words \r\nContent-Length: 5\r\n\r\n";
+        let request = read(text).unwrap();
+        assert_eq!((request.method.as_str(), request.target.as_str()), ("POST", "/a?b=c"));
+        assert_eq!(request.framing, Framing::Length(5));
+        assert!(request.is_kept());
+        let sent = String::from_utf8(request.bytes()).unwrap();
+        assert_eq!(sent, "POST /a?b=c HTTP/1.1\r\nHost: a.test\r\nX-Odd: two words\r\nContent-Length: 5\r\n\r\n");
+        assert!(!read(b"GET / HTTP/1.0\r\n\r\n").unwrap().is_kept());
+        assert!(!read(b"GET / HTTP/1.1\r\nConnection: x, Close\r\n\r\n").unwrap().is_kept());
+    }
+
+    #[test]
+    fn what_could_be_read_in_two_ways_is_refused() {
+        for bad in [
+            &b"GET / HTTP/1.1\nHost: a\n\n"[..],
+            b"GET / HTTP/1.1\r\nHost: a\n\r\n",
+            b"GET / HTTP/1.1\r\nHost: a\r\n b\r\n\r\n",
+            b"GET / HTTP/1.1\r\nHost : a\r\n\r\n",
+            b"GET / HTTP/1.1\r\nHo\0st: a\r\n\r\n",
+            b"GET / HTTP/1.1\r\nA: b\0\r\n\r\n",
+            b"GET / HTTP/1.1\r\nA: b\rc: d\r\n\r\n",
+            b"GET / HTTP/1.1\r\nA: b\x01\r\n\r\n",
+            b"GET /a b HTTP/1.1\r\n\r\n",
+            b"GET /\x7f HTTP/1.1\r\n\r\n",
+            b"GET / HTTP/2.0\r\n\r\n",
+            b"GET / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\n",
+            b"GET / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+            b"GET / HTTP/1.1\r\nContent-Length: +1\r\n\r\n",
+            b"GET / HTTP/1.1\r\nContent-Length: 1, 1\r\n\r\n",
+            b"GET / HTTP/1.1\r\nContent-Length: \r\n\r\n",
+            b"GET / HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n",
+            b"GET / HTTP/1.1\r\nTransfer-Encoding: xchunked\r\n\r\n",
+            b"GET / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
+            b"GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n",
+            b"GET / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n",
+            b"\r\nGET / HTTP/1.1\r\n\r\n",
+        ] {
+            assert!(read(bad).is_err(), "{}", bad.escape_ascii());
+        }
+        let long = format!("GET / HTTP/1.1\r\nA: {}\r\n\r\n", "x".repeat(100_000));
+        assert_eq!(read(long.as_bytes()), Err("the head is too long"));
+        let many = format!("GET / HTTP/1.1\r\n{}\r\n", "A: b\r\n".repeat(129));
+        assert_eq!(read(many.as_bytes()), Err("the head has too many fields"));
+    }
+
+    #[test]
+    fn answers() {
+        let read = |text: &[u8], method| Response::parse(text, method);
+        let of = |text: &[u8], method| read(text, method).unwrap().framing;
+        assert_eq!(of(b"HTTP/1.1 200 OK\r\n\r\n", "GET"), Framing::UntilClose);
+        assert_eq!(of(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n", "GET"), Framing::Length(3));
+        assert_eq!(of(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n", "HEAD"), Framing::None);
+        assert_eq!(of(b"HTTP/1.1 204 No\r\n\r\n", "GET"), Framing::None);
+        assert_eq!(of(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n\r\n", "GET"), Framing::Chunked);
+        let both = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n";
+        assert!(read(both, "GET").is_err());
+        assert!(read(b"SSH-2.0-x\r\n\r\n", "GET").is_err());
+    }
+
+    #[test]
+    fn trailers() {
+        assert!(check_trailer(b"x-amz-checksum-crc32: AAAA\r\n\r\n").is_ok());
+        assert!(check_trailer(b"\r\n").is_ok());
+        assert!(check_trailer(b"Host: b\r\n\r\n").is_err());
+        assert!(check_trailer(b"a b\r\n\r\n").is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_fall_over(bytes: Vec<u8>) {
+            let _ = read(&bytes);
+            let _ = read(&[&b"GET / HTTP/1.1\r\n"[..], &bytes, b"\r\n\r\n"].concat());
+        }
+
+        #[test]
+        fn what_is_sent_on_is_read_the_same(name in "[A-Za-z-]{1,9}", value in "[ -~]{0,20}", path in "/[!-~]{0,9}") {
+            let text = format!("GET {path} HTTP/1.1\r\n{name}: {value}\r\n\r\n");
+            if let Ok(request) = read(text.as_bytes()) {
+                prop_assert_eq!(read(&request.bytes()), Ok(request));
+            }
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! Messages of a stream: heads and bodies, one after the other, with what was
+//! read too much kept for the next.
+//!
+//! Must not know: what a request is for.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::time::timeout;
+
+use super::head::{Framing, HEAD_MAX, check_trailer, end_of_head};
+use crate::limits::Direction;
+use crate::relay::{Broken, Way};
+
+/// How long a head may take from its first byte to its last.
+pub(crate) const HEAD_TIME: Duration = Duration::from_secs(10);
+/// How long a connection may be quiet between requests.
+pub(crate) const QUIET_TIME: Duration = Duration::from_secs(300);
+/// Bytes of one read.
+const READ: usize = 16 << 10;
+/// Longest line that begins a chunk.
+const CHUNK_LINE_MAX: usize = 256;
+
+/// What went wrong with a message.
+#[derive(Debug)]
+pub(crate) enum Trouble {
+    /// It is not as it must be.
+    Malformed(&'static str),
+    /// It took too long.
+    Slow,
+    /// The connection, or a limit.
+    Broken(Broken),
+}
+
+impl From<io::Error> for Trouble {
+    fn from(error: io::Error) -> Self {
+        Self::Broken(Broken::Reset(error))
+    }
+}
+
+impl From<Broken> for Trouble {
+    fn from(broken: Broken) -> Self {
+        Self::Broken(broken)
+    }
+}
+
+impl From<&'static str> for Trouble {
+    fn from(why: &'static str) -> Self {
+        Self::Malformed(why)
+    }
+}
+
+/// The reading side of a stream.
+#[derive(Debug)]
+pub(crate) struct Reader<R> {
+    pub(crate) inner: R,
+    /// What was read and not used.
+    pub(crate) held: Vec<u8>,
+}
+
+impl<R: AsyncRead + Unpin> Reader<R> {
+    pub(crate) fn new(inner: R, held: Vec<u8>) -> Self {
+        Self { inner, held }
+    }
+
+    /// Reads more; 0 at the end. May be given up without loss.
+    pub(crate) async fn fill(&mut self) -> io::Result<usize> {
+        self.held.reserve(READ);
+        self.inner.read_buf(&mut self.held).await
+    }
+
+    /// The next head. `None`: the stream ended before its first byte, or nothing
+    /// came for `quiet`. One empty line before it is passed over (RFC 9112, 2.2).
+    pub(crate) async fn head(&mut self, quiet: Duration) -> Result<Option<Vec<u8>>, Trouble> {
+        while self.held.is_empty() || self.held == b"\r" || self.held == b"\r\n" {
+            match timeout(quiet, self.fill()).await {
+                Ok(Ok(0)) | Err(_) => return Ok(None),
+                Ok(read) => read?,
+            };
+        }
+        if self.held.starts_with(b"\r\n") {
+            self.held.drain(..2);
+        }
+        timeout(HEAD_TIME, self.rest_of_head()).await.map_err(|_| Trouble::Slow)?.map(Some)
+    }
+
+    async fn rest_of_head(&mut self) -> Result<Vec<u8>, Trouble> {
+        loop {
+            if let Some(end) = end_of_head(&self.held)? {
+                return Ok(self.held.drain(..end).collect());
+            }
+            if self.fill().await? == 0 {
+                return Err(Trouble::Malformed("the head is not complete"));
+            }
+        }
+    }
+
+    /// Some bytes, at most `most`.
+    async fn some(&mut self, most: u64) -> Result<Vec<u8>, Trouble> {
+        if self.held.is_empty() && self.fill().await? == 0 {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        let count = self.held.len().min(usize::try_from(most).unwrap_or(usize::MAX));
+        Ok(self.held.drain(..count).collect())
+    }
+
+    /// One line without its end.
+    async fn line(&mut self) -> Result<Vec<u8>, Trouble> {
+        loop {
+            if let Some(at) = self.held.iter().position(|b| *b == b'\n') {
+                let mut line: Vec<u8> = self.held.drain(..=at).collect();
+                line.pop();
+                return match line.pop() {
+                    Some(b'\r') if !line.contains(&b'\r') => Ok(line),
+                    _ => Err(Trouble::Malformed("a line ends in a bare line feed")),
+                };
+            }
+            if self.held.len() > CHUNK_LINE_MAX {
+                return Err(Trouble::Malformed("a line of a chunk is too long"));
+            }
+            if self.fill().await? == 0 {
+                return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+            }
+        }
+    }
+
+    /// Copies a body, framed anew.
+    pub(crate) async fn copy_body<W: AsyncWrite + Unpin>(
+        &mut self,
+        to: &mut W,
+        framing: Framing,
+        way: &Way<'_>,
+        direction: Direction,
+    ) -> Result<(), Trouble> {
+        match framing {
+            Framing::None => Ok(()),
+            Framing::Length(length) => self.copy_bytes(to, length, way, direction).await,
+            Framing::UntilClose => loop {
+                if self.held.is_empty() && self.fill().await? == 0 {
+                    return Ok(());
+                }
+                let held = std::mem::take(&mut self.held);
+                way.account(direction, held.len()).await?;
+                to.write_all(&held).await?;
+                to.flush().await?;
+            },
+            Framing::Chunked => loop {
+                let line = self.line().await?;
+                let size = chunk_size(&line)?;
+                to.write_all(format!("{size:x}\r\n").as_bytes()).await?;
+                if size == 0 {
+                    return self.copy_trailer(to).await;
+                }
+                self.copy_bytes(to, size, way, direction).await?;
+                if !self.line().await?.is_empty() {
+                    return Err(Trouble::Malformed("a chunk is longer than it says"));
+                }
+                to.write_all(b"\r\n").await?;
+                to.flush().await?;
+            },
+        }
+    }
+
+    async fn copy_bytes<W: AsyncWrite + Unpin>(
+        &mut self,
+        to: &mut W,
+        mut length: u64,
+        way: &Way<'_>,
+        direction: Direction,
+    ) -> Result<(), Trouble> {
+        while length > 0 {
+            let bytes = self.some(length).await?;
+            length -= bytes.len() as u64;
+            way.account(direction, bytes.len()).await?;
+            to.write_all(&bytes).await?;
+            to.flush().await?;
+        }
+        Ok(())
+    }
+
+    /// The fields after the last chunk, and the empty line.
+    async fn copy_trailer<W: AsyncWrite + Unpin>(&mut self, to: &mut W) -> Result<(), Trouble> {
+        let end = loop {
+            // An empty line at once is the whole of it.
+            let found = if self.held.starts_with(b"\r\n") { Some(2) } else { end_of_head(&self.held)? };
+            match found {
+                Some(end) => break end,
+                None if self.held.len() >= HEAD_MAX => return Err("the fields after a body are too long".into()),
+                None if self.fill().await? == 0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+                None => {}
+            }
+        };
+        let lines: Vec<u8> = self.held.drain(..end).collect();
+        check_trailer(&lines)?;
+        to.write_all(&lines).await?;
+        Ok(to.flush().await?)
+    }
+
+    /// Copies all there is, as it is, and ends the other side.
+    pub(crate) async fn copy_all<W: AsyncWrite + Unpin>(
+        &mut self,
+        to: &mut W,
+        way: &Way<'_>,
+        direction: Direction,
+    ) -> Result<(), Broken> {
+        loop {
+            if self.held.is_empty() && self.fill().await? == 0 {
+                let _ = to.shutdown().await;
+                return Ok(());
+            }
+            let held = std::mem::take(&mut self.held);
+            way.account(direction, held.len()).await?;
+            to.write_all(&held).await?;
+            to.flush().await?;
+        }
+    }
+}
+
+/// The size that begins a chunk; what follows `;` is nobody's business.
+fn chunk_size(line: &[u8]) -> Result<u64, &'static str> {
+    let digits = line.split(|b| *b == b';').next().unwrap_or_default().trim_ascii_end();
+    let hex = !digits.is_empty() && digits.len() <= 15 && digits.iter().all(u8::is_ascii_hexdigit);
+    let number = std::str::from_utf8(digits).ok().filter(|_| hex).and_then(|t| u64::from_str_radix(t, 16).ok());
+    number.ok_or("the size of a chunk is no number")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::Counts;
+    use crate::limits::Meter;
+    use crate::relay::Buffers;
+    use stockade_model::EgressLimits;
+
+    async fn copied(body: &[u8], framing: Framing) -> Result<(Vec<u8>, Vec<u8>), Trouble> {
+        let (meter, counts, buffers) =
+            (Meter::new(&EgressLimits::default(), 1000), Counts::default(), Buffers::default());
+        let way = Way { buffers: &buffers, meter: &meter, counts: &counts };
+        let mut reader = Reader::new(body, Vec::new());
+        let mut out = Vec::new();
+        reader.copy_body(&mut out, framing, &way, Direction::Up).await?;
+        Ok((out, reader.held))
+    }
+
+    #[tokio::test]
+    async fn bodies_end_where_they_say() {
+        let (out, rest) = copied(b"hello more", Framing::Length(5)).await.unwrap();
+        assert_eq!((out.as_slice(), rest.as_slice()), (&b"hello"[..], &b" more"[..]));
+        let chunked = b"5;ext=1\r\nhello\r\n00a \r\n0123456789\r\n0\r\nx-sum: 1\r\n\r\nGET";
+        let (out, rest) = copied(chunked, Framing::Chunked).await.unwrap();
+        assert_eq!(out, b"5\r\nhello\r\na\r\n0123456789\r\n0\r\nx-sum: 1\r\n\r\n");
+        assert_eq!(rest, b"GET");
+        let (out, rest) = copied(b"0\r\n\r\nGET", Framing::Chunked).await.unwrap();
+        assert_eq!((out.as_slice(), rest.as_slice()), (&b"0\r\n\r\n"[..], &b"GET"[..]));
+    }
+
+    #[tokio::test]
+    async fn chunks_that_lie_are_refused() {
+        for bad in [
+            &b"5\r\nhelloX\r\n0\r\n\r\n"[..],
+            b"5\nhello\r\n0\r\n\r\n",
+            b"+5\r\nhello\r\n0\r\n\r\n",
+            b"0x5\r\nhello\r\n0\r\n\r\n",
+            b"\r\nhello\r\n",
+            b"ffffffffffffffff\r\n",
+            b"0\r\nHost: b\r\n\r\n",
+            b"0\r\n bad\r\n\r\n",
+            b"5\r\nhel",
+        ] {
+            assert!(copied(bad, Framing::Chunked).await.is_err(), "{}", bad.escape_ascii());
+        }
+        let long = [&b"5;"[..], &[b'x'; 20_000], b"\r\nhello\r\n0\r\n\r\n"].concat();
+        assert!(copied(&long, Framing::Chunked).await.is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_head_that_drips_is_given_up() {
+        let (client, mut far) = tokio::io::duplex(64);
+        let drip = tokio::spawn(async move {
+            for byte in b"GET / HTTP/1.1\r\nA: bbbbbbbbbbbbbbbbbbbbb\r\n\r\n" {
+                if far.write_all(&[*byte]).await.is_err() {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        });
+        let start = tokio::time::Instant::now();
+        let mut reader = Reader::new(client, Vec::new());
+        assert!(matches!(reader.head(QUIET_TIME).await, Err(Trouble::Slow)));
+        assert!(start.elapsed() < HEAD_TIME * 2);
+        drop(reader);
+        drip.await.unwrap();
+    }
+}

@@ -1,0 +1,206 @@
+//! The SOCKS proxy: version 5, CONNECT alone, without a password: only this
+//! sandbox reaches it.
+//!
+//! Must not know: who decides, how a target is dialled.
+//!
+//! Facts: RFC 1928.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use stockade_model::{Host, Target};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::{Unreached, reach};
+use crate::dial::DialFailure;
+use crate::door::Shared;
+use crate::relay::{Broken, tune};
+use crate::seam::Who;
+
+/// How long a program may take to say what it wants.
+const ASK_TIME: Duration = Duration::from_secs(10);
+
+const VERSION: u8 = 5;
+
+/// The replies that we give (RFC 1928, 6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Reply {
+    /// Connected.
+    Succeeded = 0,
+    /// The name or the message is not as it must be.
+    Failure = 1,
+    /// A rule or a person said no.
+    NotAllowed = 2,
+    /// No way there, or no such name.
+    Unreachable = 4,
+    /// Nobody listens.
+    Refused = 5,
+    /// No answer in time.
+    Expired = 6,
+    /// BIND and UDP.
+    NotSupported = 7,
+    /// A kind of address that there is not.
+    AddressKind = 8,
+}
+
+/// Reads the request after the greeting: command, reserved, kind, address, port.
+/// `Ok(None)`: more bytes are needed. The number is how many it took.
+///
+/// # Errors
+/// The reply that it deserves.
+pub fn request(bytes: &[u8]) -> Result<Option<(Target, usize)>, Reply> {
+    let [version, command, _, kind, rest @ ..] = bytes else { return Ok(None) };
+    if *version != VERSION {
+        return Err(Reply::Failure);
+    }
+    if *command != 1 {
+        return Err(Reply::NotSupported);
+    }
+    let (host, length) = match *kind {
+        1 => match rest.first_chunk::<4>() {
+            Some(octets) => (Host::of(Ipv4Addr::from(*octets).into()), 4),
+            None => return Ok(None),
+        },
+        4 => match rest.first_chunk::<16>() {
+            Some(octets) => (Host::of(Ipv6Addr::from(*octets).into()), 16),
+            None => return Ok(None),
+        },
+        3 => {
+            let Some(length) = rest.first().map(|n| usize::from(*n)) else { return Ok(None) };
+            let Some(name) = rest.get(1..1 + length) else { return Ok(None) };
+            let name = std::str::from_utf8(name).ok().filter(|n| !n.starts_with('['));
+            (name.and_then(|n| n.parse().ok()).ok_or(Reply::Failure)?, 1 + length)
+        }
+        _ => return Err(Reply::AddressKind),
+    };
+    let Some(port) = rest.get(length..length + 2) else { return Ok(None) };
+    match u16::from_be_bytes([port[0], port[1]]) {
+        0 => Err(Reply::Failure),
+        port => Ok(Some((Target { host, port }, 4 + length + 2))),
+    }
+}
+
+/// Serves one connection of a program.
+pub(crate) async fn serve(shared: Arc<Shared>, who: Who, mut inside: TcpStream) {
+    tune(&inside);
+    let asked = match timeout(ASK_TIME, ask(&mut inside)).await {
+        Ok(Ok(asked)) => asked,
+        _ => return,
+    };
+    let (target, held) = match asked {
+        Ok(asked) => asked,
+        Err(reply) => return answer(&mut inside, reply).await.unwrap_or(()),
+    };
+    match reach(&shared, &target, &who).await {
+        Ok((session, dialled)) => match answer(&mut inside, Reply::Succeeded).await {
+            Ok(()) => session.carry(inside, held, dialled).await,
+            Err(error) => session.ended(Err(Broken::Reset(error))),
+        },
+        Err(unreached) => {
+            let reply = match unreached {
+                Unreached::Judged(_) | Unreached::Dialling(DialFailure::Refused { .. }) => Reply::NotAllowed,
+                Unreached::Dialling(DialFailure::Failed { errno, .. }) => match errno {
+                    Errno::CONNREFUSED => Reply::Refused,
+                    Errno::TIMEDOUT => Reply::Expired,
+                    _ => Reply::Unreachable,
+                },
+            };
+            let _ = answer(&mut inside, reply).await;
+        }
+    }
+}
+
+/// Greets and reads the request. The outer error: the connection.
+async fn ask(inside: &mut TcpStream) -> std::io::Result<Result<(Target, Vec<u8>), Reply>> {
+    let broken = || std::io::Error::from(std::io::ErrorKind::InvalidData);
+    if inside.read_u8().await? != VERSION {
+        return Err(broken());
+    }
+    let mut methods = vec![0; usize::from(inside.read_u8().await?)];
+    inside.read_exact(&mut methods).await?;
+    if !methods.contains(&0) {
+        inside.write_all(&[VERSION, 0xff]).await?;
+        return Err(broken());
+    }
+    inside.write_all(&[VERSION, 0]).await?;
+    // Bounded: a request is at most 4 + 1 + 255 + 2 bytes.
+    let mut held = Vec::with_capacity(512);
+    loop {
+        match request(&held) {
+            Ok(Some((target, taken))) => return Ok(Ok((target, held.split_off(taken)))),
+            Ok(None) if inside.read_buf(&mut held).await? == 0 => return Err(broken()),
+            Ok(None) => {}
+            Err(reply) => return Ok(Err(reply)),
+        }
+    }
+}
+
+async fn answer(inside: &mut TcpStream, reply: Reply) -> std::io::Result<()> {
+    inside.write_all(&[VERSION, reply as u8, 0, 1, 0, 0, 0, 0, 0, 0]).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn named(name: &[u8], port: u16) -> Vec<u8> {
+        let mut out = vec![5, 1, 0, 3, name.len() as u8];
+        out.extend(name);
+        out.extend(port.to_be_bytes());
+        out
+    }
+
+    #[test]
+    fn requests() {
+        let read = |bytes: &[u8]| request(bytes).map(|found| found.map(|(target, taken)| (target.to_string(), taken)));
+        let full = named(b"A.test", 443);
+        assert_eq!(read(&full), Ok(Some(("a.test:443".into(), 13))));
+        for length in 0..full.len() {
+            assert_eq!(read(&full[..length]), Ok(None), "{length}");
+        }
+        assert_eq!(read(&[5, 1, 0, 1, 127, 0, 0, 1, 0, 80, 9]), Ok(Some(("127.0.0.1:80".into(), 10))));
+        let mapped = [&[5, 1, 0, 4][..], &[0; 10], &[255, 255, 10, 0, 0, 1, 0, 80]].concat();
+        assert_eq!(read(&mapped), Ok(Some(("10.0.0.1:80".into(), 22))));
+        assert_eq!(read(&named(b"127.0.0.1", 80)), Ok(Some(("127.0.0.1:80".into(), 16))));
+    }
+
+    #[test]
+    fn what_is_refused() {
+        for name in [
+            &b"denied.test\0.allowed.test"[..],
+            b"",
+            b"a b",
+            b"a.test\n",
+            b"2130706433",
+            b"0x7f.1",
+            b"127.1",
+            b"a..b",
+            b"\xff",
+            b"[::1]",
+            b"a@b",
+            b"a/b",
+            b"xn--\xc3\xbc",
+        ] {
+            assert_eq!(request(&named(name, 80)), Err(Reply::Failure), "{}", name.escape_ascii());
+        }
+        assert_eq!(request(&named(b"a.test", 0)), Err(Reply::Failure));
+        assert_eq!(request(&[5, 2, 0, 1]), Err(Reply::NotSupported));
+        assert_eq!(request(&[5, 3, 0, 1]), Err(Reply::NotSupported));
+        assert_eq!(request(&[5, 1, 0, 9]), Err(Reply::AddressKind));
+        assert_eq!(request(&[4, 1, 0, 1]), Err(Reply::Failure));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_fall_over(bytes: Vec<u8>) {
+            let _ = request(&bytes);
+            let _ = request(&[&[5, 1, 0, 3][..], &bytes].concat());
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! What the first bytes of a program say, and whether they fit the name that it
+//! connected to.
+//!
+//! Must not know: sockets.
+
+use stockade_model::{Host, RawText, Target};
+
+use crate::hello::{self, Hello, Seen};
+use crate::relay::Watch;
+
+/// Longest first line that is waited for.
+const LINE_MAX: usize = 8 << 10;
+
+/// What to do with a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum First {
+    /// Too little to say.
+    Undecided,
+    /// Relayed as it is.
+    Opaque,
+    /// TLS for the right server.
+    Tls(Hello),
+    /// Requests, to be read one by one.
+    Http,
+    /// Broken off.
+    Refused(String),
+}
+
+/// Looks at the first bytes of a connection to this target.
+///
+/// The rules, for names: a client hello must ask for the very name; one that asks
+/// for none is refused, for the server would then choose. An encrypted hello
+/// cannot be told from what browsers send for practice: the outer name counts.
+/// HTTP/1 is read request by request, on every port; HTTP/2 without TLS cannot be
+/// checked and is refused; port 80 carries nothing but HTTP/1. Connections to
+/// addresses are not checked: who agreed to an address agreed to all it serves.
+pub fn look(bytes: &[u8], target: &Target) -> First {
+    let name = target.host.name();
+    match hello::read(bytes) {
+        Seen::Incomplete => First::Undecided,
+        Seen::Malformed(why) if name.is_some() => First::Refused(why.into()),
+        Seen::Malformed(_) => First::Opaque,
+        Seen::Hello(hello) => match name {
+            None => First::Tls(hello),
+            Some(name) => match &hello.server_name {
+                None => First::Refused(format!("a TLS client hello to {name} names no server")),
+                Some(asked) if is_same(asked, &target.host) => First::Tls(hello),
+                Some(asked) => {
+                    let asked = RawText::from(asked.as_slice()).escaped();
+                    First::Refused(format!("a TLS client hello to {name} asks for {asked}"))
+                }
+            },
+        },
+        Seen::Other if name.is_none() => First::Opaque,
+        Seen::Other => match first_line(bytes) {
+            Line::Http1 => First::Http,
+            Line::Http2 => First::Refused("HTTP/2 without TLS cannot be checked".into()),
+            Line::Unfinished => First::Undecided,
+            Line::Else if target.port == 80 => First::Refused("port 80 carries nothing but HTTP/1".into()),
+            Line::Else => First::Opaque,
+        },
+    }
+}
+
+/// Looks at a first line that comes in pieces and goes on as it comes. Should it
+/// turn out to be a request, it is too late to check it.
+pub fn watch(said: &[u8], target: &Target) -> Watch {
+    match look(said, target) {
+        First::Undecided => Watch::More,
+        First::Opaque => Watch::Done,
+        First::Http | First::Tls(_) => Watch::Refuse("a request came too slowly to be checked".into()),
+        First::Refused(rule) => Watch::Refuse(rule),
+    }
+}
+
+fn is_same(asked: &[u8], host: &Host) -> bool {
+    std::str::from_utf8(asked).ok().and_then(|text| text.parse::<Host>().ok()).is_some_and(|asked| asked == *host)
+}
+
+enum Line {
+    Http1,
+    Http2,
+    Unfinished,
+    Else,
+}
+
+/// The kind of the first line. Generous: whatever a server might take for HTTP
+/// is HTTP here, and read strictly afterwards.
+fn first_line(bytes: &[u8]) -> Line {
+    let start = bytes.iter().position(|b| !matches!(b, b'\r' | b'\n')).unwrap_or(bytes.len());
+    let rest = &bytes[start..];
+    let end = rest.iter().position(|b| *b == b'\n');
+    let line = &rest[..end.unwrap_or(rest.len())];
+    if line.iter().any(|b| *b < b' ' && !matches!(b, b'\t' | b'\r')) || line.len() > LINE_MAX {
+        return Line::Else;
+    }
+    let holds = |part: &[u8]| line.windows(part.len()).any(|w| w.eq_ignore_ascii_case(part));
+    match end {
+        None if start < LINE_MAX => Line::Unfinished,
+        _ if holds(b"HTTP/2") => Line::Http2,
+        _ if holds(b"HTTP/") => Line::Http1,
+        _ => Line::Else,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hello::tests::{body, records, sni};
+
+    #[track_caller]
+    fn check(bytes: &[u8], target: &str, expected: &First) {
+        let seen = look(bytes, &target.parse().unwrap());
+        let same = match (&seen, expected) {
+            (First::Refused(why), First::Refused(part)) => why.contains(part.as_str()),
+            (First::Tls(_), First::Tls(_)) => true,
+            (seen, expected) => seen == expected,
+        };
+        assert!(same, "{seen:?} {}", bytes.escape_ascii());
+    }
+
+    #[test]
+    fn the_server_name_must_be_the_name_asked_for() {
+        let tls = |name: &[u8]| records(&body(&[sni(name)]), 999);
+        let good = First::Tls(Hello::default());
+        check(&tls(b"a.test"), "a.test:443", &good);
+        check(&tls(b"A.TEST"), "a.test:443", &good);
+        check(&tls(b"b.test"), "1.1.1.1:443", &good);
+        check(&records(&body(&[]), 9), "1.1.1.1:443", &good);
+        let refused = |part: &str| First::Refused(part.into());
+        check(&tls(b"b.test"), "a.test:443", &refused("asks for b.test"));
+        check(&tls(b"b.test"), "a.test:8443", &refused("asks for b.test"));
+        check(&tls(b"a.test\0.b"), "a.test:443", &refused("\\u{0}"));
+        check(&tls(b"127.0.0.1"), "a.test:443", &refused("asks for"));
+        check(&tls(b"x.a.test"), "a.test:443", &refused("asks for"));
+        check(&records(&body(&[]), 9), "a.test:443", &refused("names no server"));
+        check(&[22, 3, 1, 0, 0], "a.test:443", &refused("record"));
+        check(&tls(b"b.test")[..20], "a.test:443", &First::Undecided);
+    }
+
+    #[test]
+    fn http_is_found_on_every_port_and_in_odd_dress() {
+        for text in
+            ["GET / HTTP/1.1\r\n", "\r\nGET / HTTP/1.1\r\n", "get\t/\thttp/1.0\n", "X HTTP/1.1\n", "GET / HTTP/9\n"]
+        {
+            check(text.as_bytes(), "a.test:80", &First::Http);
+            check(text.as_bytes(), "a.test:8123", &First::Http);
+            check(text.as_bytes(), "1.1.1.1:80", &First::Opaque);
+        }
+        check(b"PRI * HTTP/2.0\r\n\r\nSM", "a.test:50051", &First::Refused("HTTP/2".into()));
+        check(b"GET / HTT", "a.test:80", &First::Undecided);
+        check(b"", "a.test:80", &First::Undecided);
+        for other in
+            [&b"SSH-2.0-x\r\n"[..], b"\0\0\0\x08\x04\xd2\x16\x2f", b"*1\r\n$4\r\nPING\r\n", b"EHLO a\r\n", b"0032git\0"]
+        {
+            check(other, "a.test:22", &First::Opaque);
+            check(other, "a.test:80", &First::Refused("port 80".into()));
+        }
+        check(&[b'a'; 9000], "a.test:1", &First::Opaque);
+        check(&[b'\n'; 9000], "a.test:1", &First::Opaque);
+    }
+}
