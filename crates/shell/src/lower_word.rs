@@ -26,7 +26,7 @@ pub(crate) fn opaque(inside: Vec<Statement>, span: (usize, usize)) -> Word {
 pub(crate) fn append(first: &mut Word, second: &mut Word) {
     let offset = first.nested.len();
     for atom in &mut second.atoms {
-        if let Atom::Dynamic(Dynamic::Nested { index } | Dynamic::Output { index }) = atom {
+        if let Atom::Dynamic(Dynamic::Nested { index, .. } | Dynamic::Output { index }) = atom {
             *index += offset;
         }
     }
@@ -107,10 +107,10 @@ fn add(lowering: Lowering, node: Node, out: &mut Word, quoting: Quoting) {
         }
         "simple_expansion" => variable(lowering, node, out, quoting),
         "expansion" => expansion(lowering, node, out, quoting),
-        "command_substitution" => substitution(lowering, node, out),
+        "command_substitution" => substitution(lowering, node, out, quoting),
         "process_substitution" => {
             let kind = if text.starts_with(b"<(") { NestedKind::ReadFrom } else { NestedKind::WriteTo };
-            nest(out, lowering.deeper().block(node), kind);
+            nest(out, lowering.deeper().block(node), kind, false);
         }
         "arithmetic_expansion" | "translated_string" => effects(lowering, node, out),
         "extglob_pattern" if text.contains(&b'(') => effects(lowering, node, out),
@@ -125,10 +125,10 @@ fn mark_quoted(out: &mut Word) {
     out.starts_quoted |= out.atoms.is_empty();
 }
 
-fn nest(out: &mut Word, body: Vec<Statement>, kind: NestedKind) {
+fn nest(out: &mut Word, body: Vec<Statement>, kind: NestedKind, quoted: bool) {
     let index = out.nested.len();
     let file = kind == NestedKind::ReadFrom;
-    out.atoms.push(Atom::Dynamic(if file { Dynamic::Output { index } } else { Dynamic::Nested { index } }));
+    out.atoms.push(Atom::Dynamic(if file { Dynamic::Output { index } } else { Dynamic::Nested { index, quoted } }));
     out.nested.push(Nested { body, kind });
 }
 
@@ -166,14 +166,14 @@ fn expansion(lowering: Lowering, node: Node, out: &mut Word, quoting: Quoting) {
     }
 }
 
-fn substitution(lowering: Lowering, node: Node, out: &mut Word) {
+fn substitution(lowering: Lowering, node: Node, out: &mut Word, quoting: Quoting) {
     let mut body = lowering.deeper().block(node);
     let text = lowering.text(node);
     // Inside backquotes the shell removes backslashes before it reads on.
     if text.starts_with(b"`") && text.contains(&b'\\') {
         body = vec![Statement::Unknown(body, (node.start_byte(), node.end_byte()))];
     }
-    nest(out, body, NestedKind::Output);
+    nest(out, body, NestedKind::Output, quoting != Quoting::None);
 }
 
 /// Reads a stretch of source: nodes where there are nodes that matter, bytes

@@ -19,7 +19,7 @@ pub(crate) enum Dynamic {
     /// `$name` or `${name}`, nothing more elaborate.
     Variable { name: Vec<u8>, quoted: bool },
     /// `$(...)`, backquotes, `>(...)`: index into [`Word::nested`].
-    Nested { index: usize },
+    Nested { index: usize, quoted: bool },
     /// `<(...)`: the name of a file that holds the output, likewise.
     Output { index: usize },
     /// Everything else: `${x:-...}`, arithmetic, extended globs.

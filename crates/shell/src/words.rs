@@ -120,6 +120,17 @@ impl Argument {
         Self { atoms, span: self.span, flow: self.flow.clone() }
     }
 
+    /// True if whatever its dynamic parts become, it stays one word: no more than
+    /// public variables, as far as `is_public` knows them, and quoted output of
+    /// commands.
+    pub(crate) fn is_one_text(&self, is_public: impl Fn(&[u8]) -> bool) -> bool {
+        self.atoms.iter().all(|a| match a {
+            Atom::Byte { .. } | Atom::Dynamic(Dynamic::Nested { quoted: true, .. }) => true,
+            Atom::Dynamic(Dynamic::Variable { name, .. }) => is_public(name),
+            Atom::Dynamic(_) => false,
+        })
+    }
+
     /// Names of variables in it, if its dynamic parts are nothing else.
     pub(crate) fn only_variables(&self) -> Option<Vec<&[u8]>> {
         self.atoms
@@ -180,7 +191,7 @@ fn substitute(atoms: Vec<Atom>, flows: &[Flow], values: &dyn Values, out: &mut A
     for atom in atoms {
         match &atom {
             Atom::Byte { .. } => out.atoms.push(atom),
-            Atom::Dynamic(Dynamic::Nested { index } | Dynamic::Output { index }) => {
+            Atom::Dynamic(Dynamic::Nested { index, .. } | Dynamic::Output { index }) => {
                 if let Some(flow) = flows.get(*index) {
                     out.flow.join(flow);
                 }

@@ -59,19 +59,22 @@ fn decode(cell: &str) -> Vec<u8> {
     out
 }
 
+fn tier(name: &str) -> Tier {
+    match name {
+        "allow" => Tier::Allow,
+        "ask" => Tier::Ask,
+        "deny" => Tier::Deny,
+        other => panic!("unknown tier {other}"),
+    }
+}
+
 fn cases() -> Vec<Case> {
     let text = std::fs::read_to_string(folder().join("commands.tsv")).unwrap();
     text.lines()
         .skip(1)
         .map(|line| {
             let cells: Vec<&str> = line.split('\t').collect();
-            let tier = match cells[2] {
-                "allow" => Tier::Allow,
-                "ask" => Tier::Ask,
-                "deny" => Tier::Deny,
-                other => panic!("unknown tier {other}"),
-            };
-            Case { id: cells[0].into(), command: decode(cells[1]), tier, category: cells[3].into() }
+            Case { id: cells[0].into(), command: decode(cells[1]), tier: tier(cells[2]), category: cells[3].into() }
         })
         .collect()
 }
@@ -168,6 +171,31 @@ fn the_agreed_tiers_hold() {
     }
     assert!(figures.hits[0].0 * 1000 >= ALLOWED * figures.hits[0].1, "fewer allowed lines than reached before");
     check_misses(&figures.misses);
+}
+
+/// Further lines, labelled by the same conventions before they were first tried:
+/// a line whose answer differs names the answer.
+#[test]
+fn further_lines_are_answered_as_told() {
+    let context = context(true);
+    let text = std::fs::read_to_string(folder().join("further.tsv")).unwrap();
+    let mut faults = Vec::new();
+    let mut hits = [(0, 0); 3];
+    for line in text.lines().skip(1) {
+        let cells: Vec<&str> = line.split('\t').collect();
+        let tier = tier(cells[1]);
+        let answered = if cells[2].is_empty() { tier } else { self::tier(cells[2]) };
+        assert!(answered != Tier::Allow || tier == Tier::Allow, "never agreed to: {}", cells[0]);
+        let told = assess_script(&decode(cells[0]), &context).tier;
+        let slot = &mut hits[tier as usize];
+        slot.1 += 1;
+        slot.0 += usize::from(told == tier);
+        if told != answered {
+            faults.push(format!("{} is {tier:?}, answered {told:?}", cells[0]));
+        }
+    }
+    println!("further lines: allow {:?}, ask {:?}, deny {:?}", hits[0], hits[1], hits[2]);
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
 fn check_misses(rows: &str) {

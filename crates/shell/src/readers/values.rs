@@ -56,6 +56,7 @@ pub(super) fn value_of(judge: &mut Judge, kind: Kind, value: &Argument) -> Flow 
         {
             judge.ask("executing-option", "A format that makes git check signatures.", value.span);
         }
+        Kind::Text if !value.is_glob() && value.is_one_text(is_public) => {}
         Kind::Format | Kind::Assignment | Kind::Text => text(judge, value),
         Kind::Sed => little_languages::sed(judge, value),
         Kind::Awk => little_languages::awk(judge, value),
