@@ -8,15 +8,33 @@ use crate::call::{owned, raw};
 /// `PIDFD_THREAD` (kernel 6.9).
 const THREAD: usize = libc::O_EXCL as usize;
 
-/// A descriptor for thread `tid`. Below kernel 6.9 only the first thread of a
-/// process can be held.
+/// `KCMP_FILES`: do two threads share their table of descriptors?
+const FILES: usize = 2;
+
+/// A descriptor through which the descriptors of thread `tid` can be copied.
+/// Below kernel 6.9 only the first thread of a process can be held: it serves
+/// for every thread that shares its table. `process` tells the number of that
+/// first thread, where it is needed.
 ///
 /// # Errors
-/// ESRCH where it is gone, EINVAL or ENOENT for another thread below 6.9.
-pub fn open_thread(tid: u32) -> Result<OwnedFd, Errno> {
+/// ESRCH where it is gone; below 6.9 EINVAL for a thread with a table of its own
+/// and where the kernel cannot compare (`CONFIG_KCMP`).
+pub fn open_for_descriptors(tid: u32, process: impl FnOnce() -> Result<u32, Errno>) -> Result<OwnedFd, Errno> {
     match open(tid, THREAD) {
-        Err(Errno::INVAL) => open(tid, 0),
-        other => other,
+        Err(Errno::INVAL) => {}
+        other => return other,
+    }
+    let first = process()?;
+    if first == tid || have_one_table(tid, first)? { open(first, 0) } else { Err(Errno::INVAL) }
+}
+
+fn have_one_table(one: u32, other: u32) -> Result<bool, Errno> {
+    // SAFETY: plain integers; nothing is written.
+    let compared = unsafe { raw(libc::SYS_kcmp, [one as usize, other as usize, FILES, 0, 0, 0]) };
+    match compared {
+        Ok(order) => Ok(order == 0),
+        Err(Errno::NOSYS | Errno::OPNOTSUPP) => Err(Errno::INVAL),
+        Err(errno) => Err(errno),
     }
 }
 
@@ -42,12 +60,25 @@ mod tests {
 
     #[test]
     fn a_copy_is_the_same_open_file() {
-        let own = open_thread(std::process::id()).unwrap();
+        let own = open_for_descriptors(std::process::id(), || unreachable!()).unwrap();
         let (read, write) = rustix::pipe::pipe().unwrap();
         let copy = copy_descriptor(own.as_fd(), write.as_raw_fd()).unwrap();
         drop(write);
         rustix::io::write(&copy, b"x").unwrap();
         assert_eq!(rustix::io::read(&read, &mut [0; 4]).unwrap(), 1);
         assert_eq!(copy_descriptor(own.as_fd(), 1_000_000).unwrap_err(), Errno::BADF);
+    }
+
+    #[test]
+    fn threads_share_their_table_and_processes_do_not() {
+        let first = std::process::id();
+        std::thread::spawn(move || {
+            let own = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+            assert!(have_one_table(own, first).unwrap());
+        })
+        .join()
+        .unwrap();
+        let parent = rustix::process::getppid().unwrap().as_raw_nonzero().get() as u32;
+        assert!(!have_one_table(first, parent).unwrap_or(false));
     }
 }

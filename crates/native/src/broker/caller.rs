@@ -222,7 +222,8 @@ impl Caller {
         }
         self.ask(|thread| {
             if thread.pidfd.get().is_none() {
-                let _ = thread.pidfd.set(pidfd::open_thread(self.request.pid)?);
+                let process = || identity(thread).map(|who| who.process);
+                let _ = thread.pidfd.set(pidfd::open_for_descriptors(self.request.pid, process)?);
             }
             let held = thread.pidfd.get().ok_or(Errno::SRCH)?;
             pidfd::copy_descriptor(held.as_fd(), number)
