@@ -198,6 +198,24 @@ fn a_question_holds_nobody_else() {
     });
 }
 
+/// What a person needs to answer is not the command's time.
+#[test]
+fn thinking_takes_none_of_the_time_of_a_command() {
+    each_user(|world| {
+        let workspace = world.workspace().display().to_string();
+        let program = binary();
+        let script = "echo x > ~/asked";
+        let argv = [program.as_str(), "run", "--workspace", &workspace, "--timeout", "3s", "--", "sh", "-c", script];
+        let mut terminal = Terminal::start(world, &world.bare(&argv));
+        terminal.expect("allow?");
+        thread::sleep(Duration::from_secs(5));
+        terminal.press("o");
+        let (code, text) = terminal.finish();
+        assert_eq!(code, 0, "{text}");
+        assert_eq!(fs::read_to_string(world.home().join("asked")).unwrap(), "x\n");
+    });
+}
+
 /// Thirty files in a directory are three questions at most, and none is lost.
 #[test]
 fn many_files_are_few_questions() {

@@ -9,6 +9,7 @@ mod containers;
 mod denials;
 mod hold;
 mod life;
+mod stage;
 mod terminal;
 mod toolchain;
 mod work;

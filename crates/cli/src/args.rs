@@ -100,7 +100,8 @@ pub struct RunArgs {
     /// person must confirm and the configuration must permit.
     #[arg(long, value_enum, value_name = "PREF")]
     pub sandbox: Option<SandboxArg>,
-    /// End the command after this long, e.g. `90s`, `5m`, `1h30m`.
+    /// End the command after this long, e.g. `90s`, `5m`, `1h30m`; time in which
+    /// somebody is asked does not count.
     #[arg(long, value_name = "T", value_parser = duration)]
     pub timeout: Option<Duration>,
     /// How long a question waits for its answer; silence means no.

@@ -36,6 +36,8 @@ pub(super) struct Holds {
     /// When somebody last answered: whoever answers is there, so every open
     /// question waits anew from then on.
     heard_ms: u64,
+    /// The last question ended in silence: nobody seems to be there.
+    silent: bool,
 }
 
 /// One held call.
@@ -136,6 +138,11 @@ impl Holds {
             asked.reviewed_by_ms.unwrap_or_else(|| asked.since_ms.max(self.heard_ms).saturating_add(wait_ms))
         };
         self.questions.iter().map(due_ms).min()
+    }
+
+    /// Whether somebody who answers has a question now.
+    pub(super) fn wait_for_somebody(&self) -> bool {
+        !self.questions.is_empty() && !self.silent
     }
 
     /// The question of this digest, where a reviewer has it.
@@ -384,7 +391,8 @@ impl Core {
         let is_answered = |asked: &HeldQuestion| asked.question.digest == *digest && asked.reviewed_by_ms.is_none();
         let Some(at) = live.holds.questions.iter().position(is_answered) else { return false };
         let asked = live.holds.questions.remove(at);
-        live.holds.heard_ms = if answer == Answer::TimedOut { live.holds.heard_ms } else { self.now_ms };
+        live.holds.silent = answer == Answer::TimedOut;
+        live.holds.heard_ms = if live.holds.silent { live.holds.heard_ms } else { self.now_ms };
         let given = Given::fresh(answer, by, self.now_ms.saturating_sub(asked.since_ms), &asked.question);
         self.note_answer(&asked.question, &given);
         match given.answer {

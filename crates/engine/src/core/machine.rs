@@ -141,6 +141,9 @@ impl Core {
                 phase => self.on_input(phase, input),
             },
         }
+        if let Phase::Attempt(live) = &mut self.phase {
+            live.keep_time(self.now_ms);
+        }
         std::mem::take(&mut self.out)
     }
 

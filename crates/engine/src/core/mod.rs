@@ -13,6 +13,7 @@
 //! (L8).
 
 mod asking;
+mod clock;
 mod ending;
 mod escalating;
 mod holding;

@@ -6,6 +6,7 @@ use stockade_model::{
     Resolution, Status, Usage,
 };
 
+use super::clock::Clock;
 use super::ending::Ending;
 use super::holding::Holds;
 use super::machine::{Core, Phase};
@@ -32,7 +33,8 @@ pub(super) struct Live {
     enforced: Option<EnforcementReport>,
     /// Release was given out; the command may be running.
     released: bool,
-    wall_deadline_ms: Option<u64>,
+    /// Absent where there is no limit, and before the command runs.
+    clock: Option<Clock>,
     denials: Vec<Denial>,
     /// Of each denial, what may be asked for.
     powers: Vec<Vec<Grant>>,
@@ -78,6 +80,14 @@ impl Live {
         [self.end_ms(), self.holds.deadline_ms(wait_ms)].into_iter().flatten().min()
     }
 
+    /// After each input: its time stands still while an answer is waited for.
+    pub(super) fn keep_time(&mut self, now_ms: u64) {
+        let stand = self.holds.wait_for_somebody();
+        if let Some(clock) = &mut self.clock {
+            clock.stand(now_ms, stand);
+        }
+    }
+
     /// Whether the command runs and nobody is ending it.
     pub(super) fn is_running(&self) -> bool {
         self.released && self.stop.is_none()
@@ -88,7 +98,7 @@ impl Live {
         match &self.stop {
             _ if !self.released => Some(self.start_deadline_ms),
             Some(stop) => Some(stop.deadline_ms),
-            None => self.wall_deadline_ms,
+            None => self.clock.and_then(Clock::deadline_ms),
         }
     }
 }
@@ -129,7 +139,7 @@ impl Core {
             start_deadline_ms: self.now_ms.saturating_add(self.config.commit_timeout_ms),
             enforced: None,
             released: false,
-            wall_deadline_ms: None,
+            clock: None,
             denials: Vec::new(),
             powers: Vec::new(),
             uses: Vec::new(),
@@ -224,7 +234,7 @@ impl Core {
         if let (Some(planned), Some(enforced), true) = (&self.planned, &live.enforced, live.released) {
             let limits = [self.request.timeout_ms, planned.plan.profile.limits.wall_ms];
             let wall_ms = limits.into_iter().flatten().min();
-            live.wall_deadline_ms = wall_ms.map(|wall_ms| self.now_ms.saturating_add(wall_ms));
+            live.clock = wall_ms.map(|wall_ms| Clock::start(self.now_ms, wall_ms));
             let (attempt, enforced) = (planned.plan.attempt, enforced.clone());
             self.record(EventKind::Started { attempt, enforced });
         }

@@ -46,6 +46,8 @@ pub enum Fault {
     ReviewLeftOut,
     WarningUnheard,
     WarnedYesKept,
+    ThinkingEndsIt,
+    TimeUnlimited,
 }
 
 pub const ALL: &[Fault] = &[
@@ -86,6 +88,8 @@ pub const ALL: &[Fault] = &[
     Fault::ReviewLeftOut,
     Fault::WarningUnheard,
     Fault::WarnedYesKept,
+    Fault::ThinkingEndsIt,
+    Fault::TimeUnlimited,
 ];
 
 /// What the core hears instead; `None`: nothing.
@@ -179,6 +183,12 @@ pub fn outputs(fault: Fault, heard: Option<&Input>, finished: bool, outputs: Vec
         (Fault::ReleaseBeforePrepared, Some(Input::Committed(_))) if out.is_empty() => out.push(Output::Release),
         (Fault::EventAfterFinish, Some(_)) if finished => {
             out.push(Output::Record(Box::new(EventKind::Failed { message: "late".to_owned() })));
+        }
+        (Fault::TimeUnlimited, Some(Input::Tick)) => out.retain(|output| !matches!(output, Output::Signal(_))),
+        (Fault::ThinkingEndsIt, Some(Input::HeldRecalled { .. }))
+            if out.iter().any(|output| matches!(output, Output::Ask(_))) =>
+        {
+            out.push(Output::Signal(15));
         }
         // Answers first, the record after them.
         (Fault::HeldGivenBeforeRecord, Some(_)) => {

@@ -20,6 +20,8 @@ pub struct Held {
     /// When each was put, and when somebody last answered.
     asked_ms: BTreeMap<String, u64>,
     heard_ms: u64,
+    /// The last question met with silence.
+    silent: bool,
     /// True yeses, as they were asked.
     consents: Vec<Vec<Grant>>,
     /// True noes and silences, as they were asked.
@@ -89,6 +91,7 @@ fn is_subset(some: &[Grant], all: &[Grant]) -> bool {
 impl Held {
     pub fn released(&mut self) {
         self.in_place.push(BTreeSet::new());
+        self.silent = false;
     }
 
     pub fn in_place(&self, attempt: usize) -> Vec<&Grant> {
@@ -172,7 +175,8 @@ impl Held {
         let question = self.open.remove(at);
         let grants = grants_of(&question).to_vec();
         self.settled.insert(grants.clone());
-        if answer != Answer::TimedOut {
+        self.silent = answer == Answer::TimedOut;
+        if !self.silent {
             self.heard_ms = now_ms;
         }
         self.seen.silences += usize::from(answer == Answer::TimedOut);
@@ -199,11 +203,18 @@ impl Held {
 
     /// Recorded as answered with silence by nobody: time ran out for it.
     pub fn timed_out(&mut self, digest: &Digest, now_ms: u64) {
+        // It may have been taken back already.
+        self.silent = true;
         self.answered(digest, Answer::TimedOut, now_ms);
     }
 
     pub fn is_open(&self, digest: &Digest) -> bool {
         self.open.iter().any(|question| question.digest == *digest)
+    }
+
+    /// Whether a question is open, and not before somebody who lets them pass.
+    pub fn waits_for_somebody(&self) -> bool {
+        !self.open.is_empty() && !self.silent
     }
 
     pub fn taken_back(&mut self, digest: &Digest) {

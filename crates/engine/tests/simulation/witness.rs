@@ -59,6 +59,8 @@ struct Sandbox {
     hold: bool,
     /// It is being ended.
     ending: bool,
+    /// How long it ran while nobody was asked about a held call.
+    used_ms: Option<u64>,
 }
 
 pub fn need(holds: bool, law: &str) -> Law {
@@ -99,6 +101,22 @@ impl Witness {
             held: Held::default(),
             now_ms: 0,
         }
+    }
+
+    /// Time goes on. What somebody is asked about a held call takes none of the
+    /// command's.
+    pub fn time(&mut self, now_ms: u64) {
+        let passed_ms = now_ms - self.now_ms;
+        self.now_ms = now_ms;
+        if let Some(used_ms) = self.sandbox.as_mut().and_then(|sandbox| sandbox.used_ms.as_mut()) {
+            *used_ms += if self.held.waits_for_somebody() { 0 } else { passed_ms };
+        }
+    }
+
+    /// Whether the sandbox that stands has used up its time.
+    fn is_time_over(&self, sandbox: &Sandbox) -> bool {
+        let limits = [self.request.timeout_ms, sandbox.planned.plan.profile.limits.wall_ms];
+        sandbox.used_ms.zip(limits.into_iter().flatten().min()).is_some_and(|(used_ms, limit_ms)| used_ms >= limit_ms)
     }
 
     /// What the world truly says to the core.
@@ -174,6 +192,11 @@ impl Witness {
                     sandbox.standing_up = true;
                 }
             }
+            Input::Released => {
+                if let Some(sandbox) = self.sandbox.as_mut().filter(|sandbox| sandbox.released) {
+                    sandbox.used_ms.get_or_insert(0);
+                }
+            }
             Input::PrepareFailed(_) => self.sandbox = None,
             Input::Ended(_) => self.sandbox_gone(),
             _ => {}
@@ -199,6 +222,8 @@ impl Witness {
         if looked_at_time {
             let review_ms = self.config.reviewer.as_ref().map_or(0, |terms| terms.timeout_ms);
             self.held.in_time(self.now_ms, &self.in_review, review_ms)?;
+            let outlives = |sandbox: &Sandbox| !sandbox.ending && self.is_time_over(sandbox);
+            need(!self.sandbox.as_ref().is_some_and(outlives), "a command outlives its time")?;
         }
         self.held.at_rest(self.config.max_questions)
     }
@@ -227,8 +252,13 @@ impl Witness {
             Output::Prepare { planned, hold } => self.prepared(planned, *hold),
             Output::Release => self.release(),
             Output::Signal(_) | Output::Kill => {
+                let Some(sandbox) = self.sandbox.as_ref().filter(|sandbox| sandbox.released) else {
+                    return Err("a signal to nothing that runs".to_owned());
+                };
+                // Nobody else ends it.
+                need(sandbox.ending || self.is_time_over(sandbox), "ended before its time, or in a person's")?;
                 self.sandbox_ends(true);
-                need(self.sandbox.as_ref().is_some_and(|s| s.released), "a signal to nothing that runs")
+                Ok(())
             }
             Output::Discard => {
                 self.sandbox_gone();
@@ -417,7 +447,8 @@ impl Witness {
         // Equal in every part, its digests among them.
         need(self.plans.contains(planned), "a plan that nobody made (L5)")?;
         let planned = planned.clone();
-        self.sandbox = Some(Sandbox { planned, standing_up: false, released: false, hold, ending: false });
+        self.sandbox =
+            Some(Sandbox { planned, standing_up: false, released: false, hold, ending: false, used_ms: None });
         Ok(())
     }
 

@@ -203,7 +203,7 @@ impl World {
             eprintln!("[{:>7} ms] {input:?}", self.now_ms);
         }
         self.way = self.way.wrapping_mul(0x100_0000_01b3) ^ kind(&input);
-        self.witness.now_ms = self.now_ms;
+        self.witness.time(self.now_ms);
         let looks_at_time = matches!(input, Input::Tick);
         self.witness.input(&input);
         let heard = match self.fault {

@@ -599,14 +599,31 @@ fn an_interrupt_waits_for_nobody() {
     assert_eq!(hall.house.alive.load(Ordering::SeqCst), 0);
 }
 
+/// What a person needs to answer is not the command's time.
 #[test]
-fn time_runs_out_while_a_call_is_held() {
-    let scripted = Scripted { slow: Some(Duration::from_secs(20)), ..Scripted::default() };
+fn thinking_takes_none_of_the_time_of_a_command() {
+    let scripted = Scripted { slow: Some(Duration::from_millis(1_500)), answers: [ONCE].into(), ..Scripted::default() };
     let hall = Hall::new(scripted, one);
     let mut request = hall.house.request("ls", ApprovalMode::OnFailure);
-    request.timeout_ms = Some(100);
+    request.timeout_ms = Some(1_000);
+    let outcome = hall.house.run(request);
+    assert_eq!(told(&hall.house, &outcome), "exited 0, ran 1, asked [hold]");
+    assert!(outcome.approvals[0].waited_ms > 1_000, "{:?}", outcome.approvals);
+}
+
+/// Where nobody answers, the next question does not stop the clock.
+#[test]
+fn questions_that_nobody_answers_buy_no_time() {
+    let scripted = Scripted { slow: Some(Duration::from_secs(60)), ..Scripted::default() };
+    let mut hall = Hall::new(scripted, |calls| {
+        (0..).find(|n| !calls.wants(&Grant::Socket(format!("/run/{n}").into())) && *n > 0).map_or(0, |_| one(calls))
+    });
+    hall.house.engine.question_timeout_ms = 50;
+    let mut request = hall.house.request("ls", ApprovalMode::OnFailure);
+    request.timeout_ms = Some(500);
     let outcome = hall.house.run(request);
     assert_eq!((outcome.status, exit_code(&outcome)), (Status::TimedOut, 124));
+    assert_eq!(outcome.approvals.len(), 1, "{:?}", outcome.approvals);
     assert!(outcome.attempts[0].grants.is_empty());
 }
 
