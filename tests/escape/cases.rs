@@ -11,6 +11,8 @@ pub enum Kind {
     Python,
     /// A program from `tests/probes`, named like the case.
     Program,
+    /// Bytes sent by hand, described.
+    Client,
     /// Steps outside the sandbox.
     Harness,
 }
@@ -22,7 +24,7 @@ pub struct Case {
     pub id: String,
     /// How it is written.
     pub kind: Kind,
-    /// `read-only` or `workspace`.
+    /// `read-only`, `workspace`, or `proxy`: the workspace and one host.
     pub profile: &'static str,
     /// What the attacker wants.
     pub goal: String,
@@ -30,9 +32,8 @@ pub struct Case {
     pub probe: String,
 }
 
-/// All rows of the table.
-pub fn load() -> Result<Vec<Case>> {
-    let table = include_str!("../cases/escapes.tsv");
+/// All rows of a table.
+pub fn load(table: &str) -> Result<Vec<Case>> {
     table.lines().filter(|line| !line.starts_with('#') && !line.starts_with("id\t")).map(parse).collect()
 }
 
@@ -43,12 +44,14 @@ fn parse(line: &str) -> Result<Case> {
         "sh" => Kind::Shell,
         "py" => Kind::Python,
         "c" => Kind::Program,
+        "client" => Kind::Client,
         "harness" => Kind::Harness,
         other => bail!("{id}: unknown kind {other}"),
     };
     let profile = match profile.as_str() {
         "ro" => "read-only",
         "ws" => "workspace",
+        "proxy" => "proxy",
         other => bail!("{id}: unknown profile {other}"),
     };
     Ok(Case { id: id.clone(), kind, profile, goal: goal.clone(), probe: probe.clone() })

@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, bail};
 use stockade_testkit::{Account, Command, Ended, User, run_as};
 
 use crate::row::{Control, Level, Row};
-use crate::{CONTAINED, UNAVAILABLE, build, cases, check_completeness, harness_is_root, rows};
+use crate::{CONTAINED, TABLE, UNAVAILABLE, build, cases, check_completeness, harness_is_root, rows};
 
 /// Tasks at a time.
 const PARALLEL: usize = 2;
@@ -109,7 +109,7 @@ fn tasks(rows: &[&Row]) -> (Vec<Task>, Vec<NotRun>) {
 pub fn run(arguments: &[String]) -> Result<ExitCode> {
     let has = |flag: &str| arguments.iter().any(|a| a == flag);
     let filter = arguments.iter().find(|a| !a.starts_with('-')).cloned().unwrap_or_default();
-    check_completeness(&cases::load()?)?;
+    check_completeness(&cases::load(TABLE)?)?;
     let (mut here, mut not_here) = tasks(&rows());
     here.retain(|task| {
         let wanted = task.to_string().contains(&filter);

@@ -1,0 +1,204 @@
+//! Lanes: each is a process in namespaces of its own, with a lab of its own,
+//! that plays its tasks one after the other, so that all that a server sees
+//! belongs to one task.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{self, ExitCode};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use stockade_testkit::{Account, Command, Ended, Output, User, run_as};
+
+use crate::lab::Lab;
+use crate::task::{Task, strongest};
+use crate::world::{PATH, binary};
+
+/// Lanes for the tasks that are many and short.
+const SHARED_LANES: usize = 4;
+/// Wall clock of one lane.
+const LANE_TIMEOUT: Duration = Duration::from_secs(600);
+/// What a lane reads, beside the program under test.
+const FILES: [&str; 8] =
+    ["names.tsv", "servers.py", "lab.sh", "services.sh", "content.py", "probe.py", "race.c", "Fetch.java"];
+
+/// A room where every account gets, removed at the end.
+struct Room(PathBuf);
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The lane of each task.
+fn assign(tasks: &[Task]) -> Vec<usize> {
+    let (mut shared, mut own) = (0, SHARED_LANES);
+    let lane = |task: &Task| {
+        let counter = if task.is_slow { &mut own } else { &mut shared };
+        *counter += 1;
+        if task.is_slow { *counter } else { (*counter - 1) % SHARED_LANES }
+    };
+    tasks.iter().map(lane).collect()
+}
+
+fn wanted(filter: &str) -> Result<Vec<Task>> {
+    Ok(crate::tasks()?.into_iter().filter(|task| task.name.contains(filter)).collect())
+}
+
+/// Runs what the arguments ask for.
+pub fn run(arguments: &[String]) -> Result<ExitCode> {
+    let filter = arguments.iter().find(|a| !a.starts_with('-')).cloned().unwrap_or_default();
+    let (here, not_here): (Vec<_>, Vec<_>) = wanted(&filter)?.into_iter().partition(|task| task.not_here.is_none());
+    if arguments.iter().any(|a| a == "--list") {
+        here.iter().for_each(|task| println!("{}: test", task.name));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let room = furnish()?;
+    let lanes = assign(&here);
+    let mut numbers = lanes.clone();
+    numbers.sort_unstable();
+    numbers.dedup();
+    let plays = |number| lanes.iter().zip(&here).filter(move |(lane, _)| **lane == number).map(|(_, task)| task);
+    let outputs: Vec<(usize, usize, Result<Output>)> = thread::scope(|scope| {
+        let start = |number: usize| {
+            let mut services: Vec<&str> = plays(number).filter_map(|task| task.service).collect();
+            services.sort_unstable();
+            services.dedup();
+            let command = lane_command(&room.0, number, &filter, &services);
+            (number, plays(number).count(), scope.spawn(move || run_as(&Account::of(strongest())?, &command?)))
+        };
+        let running: Vec<_> = numbers.into_iter().map(start).collect();
+        let join = |(number, tasks, lane): (_, _, thread::ScopedJoinHandle<'_, _>)| {
+            let output = lane.join().unwrap_or_else(|_| Err(anyhow::anyhow!("the thread of the lane panicked")));
+            (number, tasks, output)
+        };
+        running.into_iter().map(join).collect()
+    });
+    Ok(report(outputs, &not_here))
+}
+
+fn report(outputs: Vec<(usize, usize, Result<Output>)>, not_here: &[Task]) -> ExitCode {
+    let (mut passed, mut faults) = (0, Vec::new());
+    for (number, tasks, output) in outputs {
+        let output = match output {
+            Ok(output) => output,
+            Err(error) => {
+                faults.push(format!("lane {number}: {error:#}"));
+                continue;
+            }
+        };
+        println!("-- lane {number} ({} s)\n{}", output.elapsed.as_secs(), output.text().trim_end());
+        let count = |word: &str| output.stdout.lines().filter(|line| line.starts_with(word)).count();
+        passed += count("ok      ");
+        faults.extend(output.stdout.lines().filter(|line| line.starts_with("FAILED  ")).map(str::to_owned));
+        if count("ok      ") + count("FAILED  ") != tasks {
+            faults.push(format!("lane {number}: not all of its {tasks} tasks came to an end: {:?}", output.ended));
+        }
+    }
+    if !not_here.is_empty() {
+        println!("\nnot run:");
+        not_here.iter().for_each(|t| println!("  {}: {}", t.name, t.not_here.as_deref().unwrap_or_default()));
+    }
+    println!("\n{passed} passed, {} failed, {} not run", faults.len(), not_here.len());
+    faults.iter().for_each(|fault| println!("{fault}"));
+    if faults.is_empty() && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Makes the room and what the servers serve.
+fn furnish() -> Result<Room> {
+    let base = match strongest() {
+        User::Root => PathBuf::from("/var/lib/stockade-test"),
+        User::Ordinary => PathBuf::from(std::env::var_os("HOME").context("HOME is not set")?).join(".cache"),
+    };
+    let room = Room(base.join(format!("net-{}", process::id())));
+    let shared = room.0.join("shared");
+    fs::create_dir_all(&shared).with_context(|| format!("making {}", shared.display()))?;
+    for directory in [&base, &room.0, &shared] {
+        // One that was there before keeps its mode where it is another's.
+        let _ = fs::set_permissions(directory, fs::Permissions::from_mode(0o755));
+    }
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("net");
+    let programs = [
+        (PathBuf::from(binary()), "stockade"),
+        (PathBuf::from(env!("CARGO_BIN_EXE_own-resolver")), "own-resolver"),
+        (std::env::current_exe()?, "suite"),
+    ];
+    let files = FILES.iter().map(|name| (own.join(name), *name));
+    for (from, name) in files.chain(programs) {
+        fs::copy(&from, shared.join(name)).with_context(|| format!("copying {}", from.display()))?;
+        fs::set_permissions(shared.join(name), fs::Permissions::from_mode(0o755))?;
+    }
+    let content = Command::new("/usr/bin/python3", &shared)
+        .arg(shared.join("content.py"))
+        .arg(&shared)
+        .env("PATH", PATH)
+        .env("HOME", &shared)
+        .timeout(Duration::from_secs(120));
+    let made = run_as(&Account::of(strongest())?, &content)?;
+    ensure!(made.ended == Ended::Code(0), "the lab's content cannot be made: {}", made.text());
+    Ok(room)
+}
+
+/// The suite itself, in namespaces with a lab in them.
+fn lane_command(room: &Path, number: usize, filter: &str, services: &[&str]) -> Result<Command> {
+    let shared = room.join("shared");
+    let place = room.join(format!("lane-{number}"));
+    fs::create_dir(&place)?;
+    fs::set_permissions(&place, fs::Permissions::from_mode(0o755))?;
+    let sysroot = process::Command::new("rustc").args(["--print", "sysroot"]).output().context("asking rustc")?;
+    let sysroot = String::from_utf8(sysroot.stdout)?;
+    let number = number.to_string();
+    let mut command = Command::new("/usr/bin/unshare", room);
+    let account = Account::of(strongest())?;
+    let (uid, gid) = (account.uid.to_string(), account.gid.to_string());
+    let again: &[&str] = match account.user {
+        User::Root => &[],
+        User::Ordinary => {
+            command = command.args(["--user", "--map-root-user"]);
+            &["/usr/bin/unshare", "--user", "--map-user", &uid, "--map-group", &gid]
+        }
+    };
+    command = command
+        .args(["-mnpf", "--kill-child", "--mount-proc", "--propagation", "private"])
+        .arg(shared.join("lab.sh"))
+        .args([&place, &shared])
+        .arg(sysroot.trim())
+        .args(services)
+        .arg("--")
+        .args(again)
+        .arg(shared.join("suite"))
+        .args(["--lane", &number, filter])
+        .args([&place, &shared])
+        .env("PATH", PATH)
+        .env("HOME", std::env::var_os("HOME").unwrap_or("/".into()))
+        .env("LANG", "C.UTF-8")
+        .env("STOCKADE_BIN", shared.join("stockade"))
+        .timeout(LANE_TIMEOUT);
+    Ok(command)
+}
+
+/// Plays the tasks of one lane, in its lab.
+pub fn ride(lane: &str, filter: &str, place: &str, shared: &str) -> Result<ExitCode> {
+    let lab = Lab::at(place, shared)?;
+    let lane: usize = lane.parse()?;
+    let here: Vec<Task> = wanted(filter)?.into_iter().filter(|task| task.not_here.is_none()).collect();
+    let own = assign(&here).into_iter().zip(here).filter(|(number, _)| *number == lane);
+    for (_, task) in own {
+        let started = Instant::now();
+        // A panic is one of the helpers that are shared with other suites.
+        let played = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (task.play)(&lab)));
+        let took = started.elapsed().as_millis();
+        match played {
+            Ok(Ok(())) => println!("ok      {} ({took} ms)", task.name),
+            Ok(Err(error)) => {
+                let text = format!("{error:#}").replace('\n', "\n        ");
+                println!("FAILED  {} ({took} ms)\n        {text}", task.name);
+            }
+            Err(_) => println!("FAILED  {} ({took} ms): it panicked, see above", task.name),
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

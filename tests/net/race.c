@@ -1,0 +1,48 @@
+/* Connects again and again while another thread writes another address into the
+ * memory that is read: race GOOD BAD PORT. */
+#include <arpa/inet.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { CONNECTS = 300 };
+
+static struct sockaddr_in address;
+static struct in_addr good, bad;
+static atomic_int running = 1;
+
+static void *swap(void *unused)
+{
+	while (running) {
+		*(volatile in_addr_t *)&address.sin_addr.s_addr = bad.s_addr;
+		*(volatile in_addr_t *)&address.sin_addr.s_addr = good.s_addr;
+	}
+	return unused;
+}
+
+int main(int count, char **arguments)
+{
+	pthread_t other;
+	int connected = 0;
+
+	if (count != 4 || !inet_aton(arguments[1], &good) || !inet_aton(arguments[2], &bad))
+		return 2;
+	address.sin_family = AF_INET;
+	address.sin_port = htons(atoi(arguments[3]));
+	address.sin_addr = good;
+	if (pthread_create(&other, NULL, swap, NULL))
+		return 3;
+	for (int n = 0; n < CONNECTS; n++) {
+		int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+		connected += connect(fd, (struct sockaddr *)&address, sizeof address) == 0;
+		close(fd);
+	}
+	running = 0;
+	pthread_join(other, NULL);
+	printf("connected %d times\n", connected);
+	return 0;
+}

@@ -1,0 +1,52 @@
+//! What the suite consists of. Must not know what a task does.
+
+use anyhow::Result;
+use stockade_testkit::User;
+
+use crate::lab::Lab;
+
+/// What a task does: an error says what was breached, or did not work.
+pub type Play = Box<dyn Fn(&Lab) -> Result<()>>;
+
+/// One thing to try.
+pub struct Task {
+    /// `pip/granted/root`
+    pub name: String,
+    /// The service that it needs behind the wire.
+    pub service: Option<&'static str>,
+    /// It waits for long, so it gets a lane of its own.
+    pub is_slow: bool,
+    /// Why it cannot run here.
+    pub not_here: Option<String>,
+    pub play: Play,
+}
+
+impl Task {
+    pub fn new(name: String, play: impl Fn(&Lab) -> Result<()> + 'static) -> Self {
+        Self { name, service: None, is_slow: false, not_here: None, play: Box::new(play) }
+    }
+}
+
+/// What needs a grant for the network waits until runs have the door.
+pub const NO_DOOR: Option<&str> = Some("runs cannot be given connections yet");
+
+/// How strong the walls are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    Full,
+    Restricted,
+}
+
+impl Level {
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::Restricted => "restricted",
+        }
+    }
+}
+
+/// Whoever plays controls: the most powerful user that can be had.
+pub fn strongest() -> User {
+    User::available()[0]
+}
