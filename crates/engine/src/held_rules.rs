@@ -61,14 +61,18 @@ fn combined(said: Vec<Option<Decision>>) -> Option<Decision> {
 }
 
 fn by(settings: &Settings, request: &Request, act: &Act<'_>, around: &Circumstances) -> Option<Decision> {
-    let stage = Stage {
+    settings.decide_by_rule(*act, &stage(request), around)
+}
+
+/// Where the acts of a request happen, and with what powers.
+pub fn stage(request: &Request) -> Stage<'_> {
+    Stage {
         cwd: request.cwd.as_path(),
         workspace: request.workspace.as_path(),
         session: request.session.as_ref(),
         profile: &request.profile,
         approval_mode: request.approval_mode,
-    };
-    settings.decide_by_rule(*act, &stage, around)
+    }
 }
 
 /// What a power lets a call do, as far as rules can speak of it.

@@ -152,6 +152,7 @@ impl Judge for RuleJudge {
         if self.settings.rules().any(Rule::has_limits) {
             self.said(request, &self.assess(request)).obligations.narrow(&mut profile);
         }
+        self.settings.bind_host_rules(&mut profile, &held_rules::stage(request), &self.around());
         for (wanted, what, option) in [(self.stage, "staged", "--stage"), (self.trace, "traced", "--trace")] {
             if wanted && !profile.sandboxed {
                 let name = &profile.name;

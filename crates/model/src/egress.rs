@@ -19,6 +19,10 @@ pub struct Egress {
     /// What may be reached. Nothing is allowed that is not here or granted.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub allow: Vec<TargetPattern>,
+    /// What is not allowed by `allow`, so that it may be asked about; a grant
+    /// gives it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ask: Vec<TargetPattern>,
     /// What is refused without asking, also where something else allows it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub deny: Vec<TargetPattern>,
@@ -163,14 +167,15 @@ impl Egress {
         self.listed_with(&[], target)
     }
 
-    /// What the lists and these grants say. Entries of `deny` name more than
-    /// those that allow: a wide one of these, `*` or `0.0.0.0/0`, does not
-    /// reach special addresses.
+    /// What the lists and these grants say: deny outweighs ask, ask outweighs
+    /// allow. Entries of `deny` and `ask` name more than those that allow: a wide
+    /// one of these, `*` or `0.0.0.0/0`, does not reach special addresses.
     pub fn listed_with<'a>(&self, grants: impl IntoIterator<Item = &'a Grant>, target: &Target) -> Listed {
         if let Some(pattern) = self.deny.iter().find(|pattern| pattern.names(target)) {
             return Listed::Denied(pattern.clone());
         }
-        if let Some(pattern) = self.allow.iter().find(|pattern| pattern.admits(target)) {
+        let asked = self.ask.iter().any(|pattern| pattern.names(target));
+        if let Some(pattern) = self.allow.iter().find(|pattern| !asked && pattern.admits(target)) {
             return Listed::Allowed(pattern.clone());
         }
         let granted = grants.into_iter().filter_map(Grant::targets).find(|pattern| pattern.admits(target));
@@ -223,6 +228,17 @@ mod tests {
         assert_eq!(Egress::default().listed(&"b:1".parse().unwrap()), Listed::Not);
         assert!(matches!(Egress::default().listed_with(&grant, &"c:2".parse().unwrap()), Listed::Granted(_)));
         assert_eq!(Egress::default().listed_with(&grant, &"c:3".parse().unwrap()), Listed::Not);
+    }
+
+    #[test]
+    fn what_is_asked_about_is_given_by_a_grant_alone() {
+        let egress =
+            Egress { allow: vec!["*".parse().unwrap()], ask: vec!["**.a:443".parse().unwrap()], ..Egress::default() };
+        let target: Target = "x.a:443".parse().unwrap();
+        assert_eq!(egress.listed(&target), Listed::Not);
+        assert!(matches!(egress.listed(&"x.a:80".parse().unwrap()), Listed::Allowed(_)));
+        let grant = ["connect x.a:443".parse().unwrap()];
+        assert!(matches!(egress.listed_with(&grant, &target), Listed::Granted(_)));
     }
 
     #[test]

@@ -189,6 +189,29 @@ impl TargetPattern {
         ports && self.host.covers(&other.host)
     }
 
+    /// Whether it admits each target that `other` admits; errs towards no.
+    pub fn admits_all(&self, other: &Self) -> bool {
+        let special = match &other.host {
+            HostPattern::Exactly(Host::Address(address)) => special_address(*address).is_some(),
+            HostPattern::Block { .. } => other.host.speaks_of_special(),
+            HostPattern::Exactly(Host::Name(_))
+            | HostPattern::Any
+            | HostPattern::Beneath(_)
+            | HostPattern::AnywhereBeneath(_) => false,
+        };
+        self.covers(other) && (!special || self.host.speaks_of_special())
+    }
+
+    /// Whether it names addresses alone.
+    pub fn is_of_addresses(&self) -> bool {
+        matches!(self.host, HostPattern::Exactly(Host::Address(_)) | HostPattern::Block { .. })
+    }
+
+    /// Whether it names every host, on whatever ports.
+    pub fn is_any_host(&self) -> bool {
+        self.host == HostPattern::Any
+    }
+
     /// Exactly this target.
     pub fn exactly(target: &Target) -> Self {
         Self { host: HostPattern::Exactly(target.host.clone()), ports: vec![(target.port, target.port)] }
@@ -448,6 +471,9 @@ mod tests {
                     if a.covers(b) && b.names(target) {
                         assert!(a.names(target), "{a} covers {b} and not {target}");
                     }
+                    if a.admits_all(b) && b.admits(target) {
+                        assert!(a.admits(target), "{a} admits all of {b} and not {target}");
+                    }
                     if a.names(target) && b.names(target) {
                         assert!(a.overlaps(b), "{a} and {b} both name {target}");
                     }
@@ -475,6 +501,18 @@ mod tests {
         ] {
             let parsed: TargetPattern = pattern.parse().unwrap();
             assert_eq!(parsed.admits(&target.parse().unwrap()), expected, "{pattern} {target}");
+        }
+        for (pattern, other, expected) in [
+            ("*", "example.com:443", true),
+            ("*", "8.8.8.8:53", true),
+            ("*", "10.0.0.1:80", false),
+            ("*", "10.0.0.0/8", false),
+            ("10.0.0.0/8", "10.0.0.1:80", true),
+            ("**.example.com", "a.example.com:1", true),
+            ("a:80", "a:80-81", false),
+        ] {
+            let (parsed, other): (TargetPattern, TargetPattern) = (pattern.parse().unwrap(), other.parse().unwrap());
+            assert_eq!(parsed.admits_all(&other), expected, "{pattern} {other}");
         }
     }
 }

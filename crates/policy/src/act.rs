@@ -127,7 +127,12 @@ pub fn consider_act<'a>(
     settings.rules.consider(&scene(settings, act, stage, around))
 }
 
-fn scene<'a>(settings: &'a Settings, act: Act<'a>, stage: &Stage<'a>, around: &'a Circumstances) -> Scene<'a> {
+pub(crate) fn scene<'a>(
+    settings: &'a Settings,
+    act: Act<'a>,
+    stage: &Stage<'a>,
+    around: &'a Circumstances,
+) -> Scene<'a> {
     Scene {
         subject: Subject::Act(act),
         cwd: stage.cwd,
@@ -226,7 +231,8 @@ impl Power {
             let why = format!("profile {} denies `{entry}`", profile.name);
             return Self::Refused { rule: format!("egress.deny {entry}"), why };
         }
-        if let Some(entry) = profile.egress.allow.iter().find(|entry| allows(entry, host, port)) {
+        let asked = profile.egress.ask.iter().any(|entry| entry.overlaps(&targets));
+        if let Some(entry) = profile.egress.allow.iter().find(|entry| !asked && allows(entry, host, port)) {
             return Self::There(format!("profile {}: allows {entry}", profile.name));
         }
         let why = format!("profile {} does not allow `{targets}`", profile.name);

@@ -10,7 +10,9 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use stockade_model::{ApprovalMode, GranularMode, ProgramPattern, SandboxPreference, Verdict};
 
-use crate::pattern::{GrantText, HostPattern, PathFact, PathPattern, RuleName, TimeWindow, Word};
+use crate::egress_file::EgressSection;
+use crate::hosts::HostEntry;
+use crate::pattern::{GrantText, PathFact, PathPattern, RuleName, TimeWindow, Word};
 use crate::text::{
     Bytes, ConfigPath, DropPattern, Milliseconds, PassPattern, ProfileKey, ProfileName, ProtectedName, VariableName,
 };
@@ -113,6 +115,8 @@ pub struct ProfileSection {
     pub env: EnvSection,
     /// Limits. A project may only lower them.
     pub limits: LimitsSection,
+    /// What may be reached, and how.
+    pub egress: EgressSection,
 }
 
 /// Programs that are asked about or refused when a run starts them, at any depth;
@@ -217,9 +221,9 @@ pub struct RuleSection {
     /// What is done to the files. Default: anything but `read`.
     #[serde(default)]
     pub operations: Vec<FileOperation>,
-    /// Hosts that are connected to.
+    /// Hosts that are connected to, e.g. `["*.example.com:443", "@github"]`.
     #[serde(default)]
-    pub hosts: Vec<HostPattern>,
+    pub hosts: Vec<HostEntry>,
     /// Where it runs: in one of these directories.
     #[serde(default)]
     pub cwd: Vec<PathPattern>,
@@ -288,7 +292,7 @@ pub struct FactsSection {
     /// It starts these programs, `*` for anything.
     pub executes: Vec<String>,
     /// It reaches these hosts; `*` also means a host that is not known.
-    pub network: Vec<HostPattern>,
+    pub network: Vec<HostEntry>,
     /// Whether it reads what looks like a secret.
     pub secrets: Option<bool>,
     /// Whether it wants more privilege than the caller has.

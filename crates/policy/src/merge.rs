@@ -3,10 +3,12 @@
 //!
 //! Pure: texts in, settings out.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use stockade_model::{ApprovalMode, Level, SandboxPreference, Verdict};
 
+use crate::egress;
 use crate::error::{ConfigError, suggestion};
 use crate::file::{ConfigFile, EnvSection, LevelName, ProfileSection, RuleSection};
 use crate::mode::{ModeAnswers, mode_name};
@@ -14,7 +16,7 @@ use crate::parse::{Places, parse};
 use crate::rules::{Rule, RuleBook, RuleSet};
 use crate::settings::{OwnDirectories, Settings};
 use crate::shipped;
-use crate::spec::{Layer, Origin, Sourced};
+use crate::spec::{Layer, Origin, ProfileSpec, Sourced};
 use crate::text::ProfileName;
 
 /// Default of `approval_timeout`, in milliseconds.
@@ -241,7 +243,8 @@ impl File<'_> {
             ("env.drop", section.env.drop.len()),
             ("env.set", section.env.set.len()),
         ];
-        match lengths.iter().find(|(_, length)| *length > MAX_ENTRIES) {
+        let lengths = lengths.into_iter().chain(egress::lengths(&section.egress));
+        match lengths.into_iter().find(|(_, length)| *length > MAX_ENTRIES) {
             Some((key, _)) => {
                 Err(self.error(&format!("profiles.{name}.{key}"), format!("at most {MAX_ENTRIES} entries in one list")))
             }
@@ -281,6 +284,9 @@ impl File<'_> {
         if section.limits.processes == Some(0) {
             return Err(self.error(&key(".limits.processes"), "with no processes nothing runs"));
         }
+        if let Err(fault) = egress::check(&section.egress) {
+            return Err(self.error(&key(&format!(".{}", fault.key)), fault.why).hint(fault.hint));
+        }
         if self.only_narrows() { self.check_narrows(settings, name, section) } else { Ok(()) }
     }
 
@@ -292,7 +298,8 @@ impl File<'_> {
             ("env.pass", section.env.pass.is_empty()),
             ("env.set", section.env.set.is_empty()),
         ];
-        if let Some((key, _)) = gives.iter().find(|(_, is_empty)| !is_empty) {
+        let gives = gives.map(|(key, is_empty)| (key, !is_empty)).into_iter().chain(egress::gives(&section.egress));
+        if let Some((key, _)) = gives.into_iter().find(|(_, is_used)| *is_used) {
             return Err(self.widens(&format!("profiles.{name}.{key}"), "it would give more"));
         }
         let base = settings.profiles.get(name).or_else(|| settings.profiles.get(base_of(section)));
@@ -303,13 +310,18 @@ impl File<'_> {
             // It extends another profile of this file, where limits start.
             return Ok(());
         };
-        let mut narrowed = base.limits.clone();
-        narrowed.apply(&section.limits, &|_| Origin::Default);
-        for ((key, new), (_, old)) in narrowed.each().into_iter().zip(base.limits.each()) {
+        let mut narrowed = base.clone();
+        narrowed.limits.apply(&section.limits, &|_| Origin::Default);
+        narrowed.egress.apply(&section.egress, &|_| Origin::Default, &settings.home);
+        let limits = |spec: &'_ ProfileSpec| -> Vec<_> {
+            let each = spec.limits.each().into_iter().chain(spec.egress.limits());
+            each.map(|(key, limit)| (key, limit.map(|limit| limit.value))).collect()
+        };
+        for ((key, new), (_, old)) in limits(&narrowed).into_iter().zip(limits(base)) {
             if let (Some(new), Some(old)) = (new, old)
-                && new.value > old.value
+                && new > old
             {
-                let why = format!("higher than the {} in force", old.value);
+                let why = format!("higher than the {old} in force");
                 return Err(self.widens(&format!("profiles.{name}.{key}"), &why));
             }
         }
@@ -336,9 +348,9 @@ impl File<'_> {
                 spec.apply(section, &origin, &home);
             } else if spec.lineage.iter().any(|ancestor| ancestor == name) {
                 // An inherited limit must not undo a lower one of the heir's.
-                let own = spec.limits.clone();
+                let own = spec.clone();
                 spec.apply(section, &origin, &home);
-                spec.limits = own.lower_of(&spec.limits);
+                spec.lower_limits(&own);
             }
         }
         self.check_result(settings, before)
@@ -348,7 +360,7 @@ impl File<'_> {
     fn check_result(
         &self,
         settings: &Settings,
-        before: Option<std::collections::BTreeMap<String, crate::spec::ProfileSpec>>,
+        before: Option<BTreeMap<String, ProfileSpec>>,
     ) -> Result<(), ConfigError> {
         for (name, old) in before.iter().flatten() {
             if let Some(key) = settings.profiles.get(name).and_then(|new| new.wider_than(old)) {
@@ -463,15 +475,16 @@ impl File<'_> {
             exec: section.exec.clone(),
             env: EnvSection { drop: section.env.drop.clone(), ..EnvSection::default() },
             limits: section.limits.clone(),
+            egress: egress::narrowing(&section.egress),
             ..ProfileSection::default()
         };
         let home = settings.home.clone();
         let origin = |key: &str| self.origin(&format!("profiles.{name}.{key}"));
         for (other, spec) in &mut settings.profiles {
             if other == name || spec.lineage.iter().any(|ancestor| ancestor == name) {
-                let own = spec.limits.clone();
+                let own = spec.clone();
                 spec.apply(&narrowing, &origin, &home);
-                spec.limits = own.lower_of(&spec.limits);
+                spec.lower_limits(&own);
             }
         }
     }

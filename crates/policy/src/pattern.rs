@@ -277,68 +277,6 @@ impl FromStr for GrantText {
 }
 text_form!(GrantText, "^(write|read|connect|listen|socket|exec|env|memory) ", "A grant, e.g. `connect pypi.org:443`.");
 
-/// A host and optionally a port: `pypi.org`, `*.github.com:443`, `*`,
-/// `[::1]:8080`. `*.` stands for one or more labels before the rest.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct HostPattern {
-    host: String,
-    port: Option<u16>,
-}
-
-impl HostPattern {
-    /// True where it names this host. A final dot and letter case mean nothing.
-    pub fn names(&self, host: &str) -> bool {
-        let host = host.trim_end_matches('.').to_ascii_lowercase();
-        match self.host.strip_prefix("*.") {
-            _ if self.host == "*" => true,
-            Some(rest) => host.strip_suffix(rest).is_some_and(|front| front.len() > 1 && front.ends_with('.')),
-            None => host == self.host,
-        }
-    }
-
-    /// The port it is limited to.
-    pub fn port(&self) -> Option<u16> {
-        self.port
-    }
-
-    /// The host as written.
-    pub fn host(&self) -> &str {
-        &self.host
-    }
-}
-
-impl fmt::Display for HostPattern {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.port, self.host.contains(':')) {
-            (Some(port), true) => write!(f, "[{}]:{port}", self.host),
-            (Some(port), false) => write!(f, "{}:{port}", self.host),
-            (None, _) => f.write_str(&self.host),
-        }
-    }
-}
-
-impl FromStr for HostPattern {
-    type Err = TextError;
-    fn from_str(text: &str) -> Result<Self, TextError> {
-        const FORM: &str = "a host is `example.com`, `*.example.com`, an address or `*`, and `:PORT` may follow";
-        let (host, port) = split_port(text);
-        let port = match port.map(str::parse::<u16>) {
-            Some(Ok(0) | Err(_)) => return fail("a port is a number from 1 to 65535"),
-            Some(Ok(port)) => Some(port),
-            None => None,
-        };
-        let host = host.trim_end_matches('.').to_ascii_lowercase();
-        let rest = host.strip_prefix("*.").unwrap_or(&host);
-        let fits = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
-        let is_any = host == "*" && !text.contains('.');
-        if host.len() > 253 || (!is_any && (rest.is_empty() || !rest.chars().all(fits) || rest.contains(".."))) {
-            return fail(FORM);
-        }
-        Ok(Self { host, port })
-    }
-}
-text_form!(HostPattern, r"^[^/ ]+$", "A host, `*.example.com` for all beneath one, `*` for all; `:PORT` may follow.");
-
 /// Host and port of `host:port`, `[v6]:port`, a bare IPv6 address, `host`.
 pub(crate) fn split_port(text: &str) -> (&str, Option<&str>) {
     if let Some(rest) = text.strip_prefix('[')
@@ -490,28 +428,6 @@ mod tests {
         }
         for text in ["./src/**", "~/.ssh", "/etc", "~", "./"] {
             assert_eq!(text.parse::<PathPattern>().unwrap().to_string(), text);
-        }
-    }
-
-    #[test]
-    fn host_patterns() {
-        for (pattern, host, expected) in [
-            ("pypi.org", "PyPI.org.", true),
-            ("pypi.org", "xpypi.org", false),
-            ("*.github.com", "api.github.com", true),
-            ("*.github.com", "a.b.github.com", true),
-            ("*.github.com", "github.com", false),
-            ("*.github.com", ".github.com", false),
-            ("*.github.com", "evilgithub.com", false),
-            ("*", "anything", true),
-            ("[::1]:80", "::1", true),
-        ] {
-            assert_eq!(pattern.parse::<HostPattern>().unwrap().names(host), expected, "{pattern} {host}");
-        }
-        assert_eq!("a.b:443".parse::<HostPattern>().unwrap().port(), Some(443));
-        assert_eq!("::1".parse::<HostPattern>().unwrap().port(), None);
-        for bad in ["", "a b", "http://a", "a:0", "a:70000", "a:x", "*a.b", "a.*", "*.", "a..b"] {
-            assert!(bad.parse::<HostPattern>().is_err(), "{bad}");
         }
     }
 

@@ -10,6 +10,7 @@ use std::path::{Component, Path, PathBuf};
 use stockade_model::{Environment, ExecRules, Filesystem, Grant, Limits, Profile, ProgramPattern, RawText};
 
 use crate::error::suggestion;
+use crate::hosts::check_breadth;
 use crate::settings::Settings;
 use crate::spec::{ProfileSpec, Sourced};
 use crate::text::ConfigPath;
@@ -53,6 +54,14 @@ pub enum ResolveError {
         /// Which of its directories, escaped.
         own: String,
     },
+    /// A grant names hosts that nobody owns together.
+    #[error("`connect {targets}`: {why}\nhint: name the hosts, or the domain that owns them")]
+    TooWide {
+        /// The hosts.
+        targets: String,
+        /// Why.
+        why: String,
+    },
     /// Writing was granted to what is hidden.
     #[error("`{path}` is hidden, so it cannot be written\nhint: grant `read {path}` as well")]
     HiddenWrite {
@@ -64,7 +73,7 @@ pub enum ResolveError {
 /// The powers of a run: the profile with workspace and home put in and the
 /// grants merged. `workspace` is absolute and canonical.
 ///
-/// `connect`, `listen`, `exec` and `memory` have no place in a profile: they
+/// `connect`, `listen`, `exec` and `memory` are not put into the profile: they
 /// stay in the plan's list of grants, where the backend reads them. A grant
 /// that gives nothing new changes nothing.
 ///
@@ -147,7 +156,12 @@ pub(crate) fn has_power(profile: &Profile, grant: &Grant) -> bool {
     }
     let filesystem = &profile.filesystem;
     match grant {
-        Grant::Connect(_) | Grant::Listen(_) | Grant::Exec(_) | Grant::Memory(_) => false,
+        Grant::Listen(_) | Grant::Exec(_) | Grant::Memory(_) => false,
+        Grant::Connect(targets) => {
+            let egress = &profile.egress;
+            let kept = egress.deny.iter().chain(&egress.ask).any(|entry| entry.overlaps(targets));
+            !kept && egress.allow.iter().any(|entry| entry.admits_all(targets))
+        }
         Grant::Write(path) => hidden_by(filesystem, path).is_none() && is_writable(filesystem, path),
         Grant::Read(path) => hidden_by(filesystem, path).is_none(),
         Grant::Socket(path) => filesystem.sockets.iter().any(|entry| entry.as_path() == path),
@@ -185,7 +199,7 @@ fn instantiate(spec: &ProfileSpec, name: &str, home: &Path, workspace: &Path) ->
         },
         exec: ExecRules { ask: programs(&spec.exec_ask), deny: programs(&spec.exec_deny) },
         network: spec.network,
-        egress: Default::default(),
+        egress: spec.egress.of_run(home, workspace),
         environment: Environment {
             pass: spec.pass.iter().map(|entry| entry.value.as_str().to_owned()).collect(),
             drop: spec.drop.iter().map(|entry| entry.value.as_str().to_owned()).collect(),
@@ -228,7 +242,9 @@ fn add_grant(profile: &mut Profile, grant: &Grant) -> Result<(), ResolveError> {
                 environment.pass.push(name.clone());
             }
         }
-        Grant::Connect(_) | Grant::Listen(_) | Grant::Exec(_) | Grant::Memory(_) => {}
+        Grant::Connect(targets) => check_breadth(targets)
+            .map_err(|why| ResolveError::TooWide { targets: targets.to_string(), why: why.to_string() })?,
+        Grant::Listen(_) | Grant::Exec(_) | Grant::Memory(_) => {}
     }
     Ok(())
 }

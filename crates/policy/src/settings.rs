@@ -209,6 +209,7 @@ impl ProfileSpec {
                 line(key, entry.value.to_string(), &entry.origin);
             }
         }
+        self.egress.each(line);
     }
 }
 

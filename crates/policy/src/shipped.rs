@@ -9,6 +9,7 @@ use std::str::FromStr;
 
 use stockade_model::DEFAULT_PROTECTED_NAMES;
 
+use crate::egress::EgressSpec;
 use crate::error::ConfigError;
 use crate::shipped_text::{Group, ListName, ShippedFile, read};
 use crate::spec::{LimitsSpec, Origin, ProfileSpec, Sourced};
@@ -75,6 +76,7 @@ fn empty(content: &ShippedFile) -> ProfileSpec {
         drop: Vec::new(),
         set: BTreeMap::new(),
         limits: LimitsSpec::default(),
+        egress: EgressSpec::default(),
     }
 }
 

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 
 use stockade_model::{Network, ProgramPattern, RawText};
 
+use crate::egress::EgressSpec;
 use crate::environment::glob_matches;
 use crate::error::Place;
 use crate::file::{LimitsSection, ProfileSection};
@@ -185,9 +186,10 @@ pub(crate) struct ProfileSpec {
     pub drop: Vec<Sourced<DropPattern>>,
     pub set: BTreeMap<String, Sourced<String>>,
     pub limits: LimitsSpec,
+    pub egress: EgressSpec,
 }
 
-fn add<T: PartialEq>(list: &mut Vec<Sourced<T>>, value: T, origin: Origin) {
+pub(crate) fn add<T: PartialEq>(list: &mut Vec<Sourced<T>>, value: T, origin: Origin) {
     if !list.iter().any(|entry| entry.value == value) {
         list.push(Sourced::new(value, origin));
     }
@@ -243,6 +245,13 @@ impl ProfileSpec {
             self.stage = Some(Sourced::new(stage, origin("stage")));
         }
         self.limits.apply(&section.limits, origin);
+        self.egress.apply(&section.egress, origin, home);
+    }
+
+    /// Takes the lower of its limits and of another's.
+    pub(crate) fn lower_limits(&mut self, other: &Self) {
+        self.limits = other.limits.lower_of(&self.limits);
+        self.egress.lower_limits(&other.egress);
     }
 
     /// Whether writes in the workspace wait for a commit.
@@ -316,7 +325,8 @@ impl ProfileSpec {
         if !base.exec_ask.iter().all(is_kept) {
             return Some("exec.ask");
         }
-        self.environment_wider_than(base).or_else(|| self.limits_wider_than(base))
+        let limits = || self.limits_wider_than(base);
+        self.environment_wider_than(base).or_else(limits).or_else(|| self.egress.wider_than(&base.egress))
     }
 
     fn environment_wider_than(&self, base: &Self) -> Option<&'static str> {

@@ -43,12 +43,25 @@ pub(crate) fn parsed<'de, D: Deserializer<'de>, T: FromStr<Err = TextError>>(des
     })
 }
 
+/// Reads a value in whose place somebody may have written a secret: the error
+/// does not show the text.
+pub(crate) fn parsed_unshown<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err = TextError>,
+{
+    String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+}
+
 /// Gives a type its reading from a string and its place in the schema.
 macro_rules! text_form {
     ($name:ident, $pattern:expr, $description:expr) => {
+        $crate::text::text_form!($name, $pattern, $description, $crate::text::parsed);
+    };
+    ($name:ident, $pattern:expr, $description:expr, $read:path) => {
         impl<'de> serde::Deserialize<'de> for $name {
             fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                $crate::text::parsed(deserializer)
+                $read(deserializer)
             }
         }
         impl schemars::JsonSchema for $name {
@@ -153,6 +166,11 @@ impl ConfigPath {
             (_, Self::Absolute(b)) => b == Path::new("/"),
             _ => false,
         }
+    }
+
+    /// Whether it lies in the workspace, whichever that is.
+    pub(crate) fn is_in_workspace(&self) -> bool {
+        matches!(self, Self::Workspace(_))
     }
 
     /// The bytes as written, without their anchor: an order that is cheap and

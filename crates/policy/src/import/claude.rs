@@ -8,11 +8,12 @@
 use stockade_model::Verdict;
 
 use super::json::{self, Fault, Spanned};
-use super::{Carried, Entry, Imported, Source, claude_sandbox, fault, plain_glob, plain_words};
+use super::{Carried, Entry, Imported, Source, claude_sandbox, fault, host_of_any_depth, plain_glob, plain_words};
 use crate::draft::{DraftRule, quoted};
 use crate::error::ConfigError;
 use crate::file::{Combining, FileOperation, ProvenanceSection};
-use crate::pattern::{HostPattern, PathPattern, Word};
+use crate::hosts::check_breadth;
+use crate::pattern::{PathPattern, Word};
 use crate::text::ConfigPath;
 
 pub(super) fn import(sources: &[Source]) -> Result<Imported, ConfigError> {
@@ -298,7 +299,9 @@ impl<'a> Reader<'a> {
 
     fn domain(&mut self, at: &Spanned, text: &str, specifier: &str, effect: Verdict) {
         let host = specifier.strip_prefix("domain:").map(str::trim);
-        let Some(host) = host.filter(|host| host.parse::<HostPattern>().is_ok_and(|host| host.port().is_none())) else {
+        // What is asked about or refused may be as wide as it likes.
+        let pattern = host.map(|host| host_of_any_depth(host, Verdict::Deny));
+        let Some((host, Ok(pattern))) = host.zip(pattern).filter(|(host, _)| !host.contains(':')) else {
             let note = self.entry(at, text).dropped(effect, "only `domain:HOST` has a form here");
             return self.imported.notes.push(note);
         };
@@ -312,11 +315,17 @@ impl<'a> Reader<'a> {
             draft.arguments = vec![("url".to_owned(), urls(&host, effect))];
             self.imported.push(draft);
         }
-        if self.sandboxed {
-            let mut draft = self.draft(at, text, effect);
-            draft.hosts = vec![host];
-            self.imported.push(draft);
+        if !self.sandboxed {
+            return;
         }
+        if effect == Verdict::Allow
+            && let Err(why) = check_breadth(&pattern)
+        {
+            return self.note(at, text, Carried::Left, &why.to_string());
+        }
+        let mut draft = self.draft(at, text, effect);
+        draft.hosts = vec![pattern.to_string()];
+        self.imported.push(draft);
     }
 }
 

@@ -1,16 +1,14 @@
 //! The `sandbox` part of Claude Code's settings: what it permits and refuses
-//! becomes powers of profile `workspace` and rules about hosts.
+//! becomes powers of profile `workspace`.
 //!
 //! Must not know permission rules.
 
 use stockade_model::Verdict;
 
-use super::Carried;
 use super::claude::Reader;
 use super::json::{Fault, Spanned};
-use crate::draft::{DraftRule, quoted};
-use crate::file::ProvenanceSection;
-use crate::pattern::HostPattern;
+use super::{Carried, host_of_any_depth};
+use crate::draft::quoted;
 use crate::text::{ConfigPath, ProtectedName};
 
 pub(super) fn carry(reader: &mut Reader<'_>, sandbox: &Spanned) -> Result<(), Fault> {
@@ -127,8 +125,8 @@ fn deny_write(reader: &mut Reader<'_>, item: &Spanned, path: &ConfigPath) {
 fn network(reader: &mut Reader<'_>, value: &Spanned) -> Result<(), Fault> {
     for (key, list) in value.object().unwrap_or_default() {
         match key.name.as_str() {
-            "allowedDomains" => hosts(reader, list, Verdict::Allow)?,
-            "deniedDomains" => hosts(reader, list, Verdict::Deny)?,
+            "allowedDomains" => hosts(reader, list, "egress.allow", Verdict::Allow)?,
+            "deniedDomains" => hosts(reader, list, "egress.deny", Verdict::Deny)?,
             "allowUnixSockets" => {
                 for item in texts(list)? {
                     match path(item.text().unwrap_or_default()) {
@@ -154,19 +152,16 @@ fn network(reader: &mut Reader<'_>, value: &Spanned) -> Result<(), Fault> {
     Ok(())
 }
 
-fn hosts(reader: &mut Reader<'_>, list: &Spanned, effect: Verdict) -> Result<(), Fault> {
+fn hosts(reader: &mut Reader<'_>, list: &Spanned, key: &str, effect: Verdict) -> Result<(), Fault> {
     for item in texts(list)? {
         let text = item.text().unwrap_or_default();
-        if text.parse::<HostPattern>().is_err() {
-            let note = reader.entry(item, text).dropped(effect, "this is no host");
-            reader.imported.notes.push(note);
-            continue;
+        match host_of_any_depth(text, effect) {
+            Ok(pattern) => reader.imported.add_to_profile(key, pattern.to_string()),
+            Err(why) => {
+                let note = reader.entry(item, text).dropped(effect, why);
+                reader.imported.notes.push(note);
+            }
         }
-        let mut draft = DraftRule::new(effect, format!("imported: {text}"));
-        let by = format!("imported from claude, {}", reader.entry(item, text).origin());
-        draft.provenance = Some(ProvenanceSection { by, at: None, request: None });
-        draft.hosts = vec![text.to_ascii_lowercase()];
-        reader.imported.push(draft);
     }
     Ok(())
 }

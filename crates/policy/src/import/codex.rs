@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use stockade_model::Verdict;
+use stockade_model::{Host, Verdict};
 
 use super::json::Fault;
 use super::starlark::{self, Call, Value};
@@ -15,7 +15,7 @@ use super::{Carried, Entry, Imported, Source, fault};
 use crate::draft::DraftRule;
 use crate::error::{ConfigError, Place};
 use crate::file::ProvenanceSection;
-use crate::pattern::{HostPattern, Word, split_port};
+use crate::pattern::{Word, split_port};
 use crate::rules::joined;
 
 pub(super) fn import(sources: &[Source]) -> Result<Imported, ConfigError> {
@@ -274,5 +274,5 @@ fn host_of(value: &Value) -> Result<String, Fault> {
     if host.contains('*') {
         return wrong("a host is named in full, without `*`");
     }
-    if host.parse::<HostPattern>().is_err() { wrong("this is no host") } else { Ok(host) }
+    if host.parse::<Host>().is_err() { wrong("this is no host") } else { Ok(host) }
 }

@@ -20,11 +20,12 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use stockade_model::{RawText, Verdict};
+use stockade_model::{RawText, TargetPattern, Verdict};
 
 use crate::draft::{DraftRule, comment, quoted};
 use crate::error::{ConfigError, Place};
 use crate::file::Combining;
+use crate::hosts::check_breadth;
 use crate::parse::parse_content;
 
 /// Whose rules they are.
@@ -231,6 +232,17 @@ impl<'a> Entry<'a> {
 fn fault(source: &Source, fault: json::Fault) -> ConfigError {
     ConfigError::new(Path::new(&source.name), Some(fault.at), fault.why)
         .hint("nothing was imported; correct it, or take it out")
+}
+
+/// A host of a tool whose `*.` stands for any number of labels; nothing where it
+/// is no host, or too wide for its effect.
+fn host_of_any_depth(text: &str, effect: Verdict) -> Result<TargetPattern, String> {
+    let deep = text.strip_prefix("*.").map(|rest| format!("**.{rest}"));
+    let pattern = deep.as_deref().unwrap_or(text).parse::<TargetPattern>().map_err(|error| error.why().to_owned())?;
+    match effect {
+        Verdict::Allow => check_breadth(&pattern).map(|()| pattern).map_err(|why| why.to_string()),
+        Verdict::Ask | Verdict::Deny => Ok(pattern),
+    }
 }
 
 /// A command prefix as text, as words: `None` where a shell would read it

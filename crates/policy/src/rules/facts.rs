@@ -6,12 +6,13 @@
 
 use std::path::Path;
 
-use stockade_model::{Assessment, Capability, Host, RawText};
+use stockade_model::{Assessment, Capability, Host, RawText, Target, TargetPattern};
 
 use super::{Match, Scene};
 use crate::file::FactsSection;
 use crate::glob::text_matches;
-use crate::pattern::{HostPattern, PathFact, split_port};
+use crate::hosts::HostEntry;
+use crate::pattern::{PathFact, split_port};
 
 /// Whether the facts are as the rule wants them.
 pub(crate) fn fit(wanted: &FactsSection, assessment: &Assessment, scene: &Scene<'_>, raising: bool) -> Match {
@@ -36,7 +37,7 @@ pub(crate) fn fit(wanted: &FactsSection, assessment: &Assessment, scene: &Scene<
     }
     if !wanted.network.is_empty() {
         let hosts = assessment.capabilities.iter().filter_map(|c| match c {
-            Capability::Network(host) => Some(host_fits(&wanted.network, host.as_ref())),
+            Capability::Network(host) => Some(named_host_fits(&wanted.network, host.as_ref(), raising)),
             _ => None,
         });
         all = all.min(quantified(raising, hosts));
@@ -83,27 +84,33 @@ fn name_fits(patterns: &[String], program: &RawText) -> Match {
 }
 
 /// A host as a command names it: bare, with a port, or within a URL.
-fn host_fits(patterns: &[HostPattern], named: Option<&RawText>) -> Match {
-    let is_any = |pattern: &HostPattern| pattern.host() == "*" && pattern.port().is_none();
-    if patterns.iter().any(is_any) {
+fn named_host_fits(entries: &[HostEntry], named: Option<&RawText>, raising: bool) -> Match {
+    let is_any = |pattern: &TargetPattern| pattern.is_any_host() && pattern.ports().next().is_none();
+    if entries.iter().flat_map(HostEntry::patterns).any(is_any) {
         return Match::Certain;
     }
     let Some(text) = named.and_then(RawText::to_str) else { return Match::Possible };
     let (host, port) = host_of(text);
     // What is no host may be read as one by the program.
     let Ok(host) = host.parse() else { return Match::Possible };
-    let host = &host;
-    patterns.iter().map(|pattern| target_fits(pattern, host, port)).max().unwrap_or(Match::No)
+    host_fits(entries, &host, port, raising)
 }
 
-/// Whether a pattern names a host and port; a port that is not known may be it.
-pub(crate) fn target_fits(pattern: &HostPattern, host: &Host, port: Option<u16>) -> Match {
-    match (pattern.names(&host.to_string()), pattern.port(), port) {
-        (false, ..) => Match::No,
-        (true, None, _) => Match::Certain,
-        (true, Some(wanted), Some(port)) => Match::certain_if(wanted == port),
-        (true, Some(_), None) => Match::Possible,
-    }
+/// Whether an entry names a host and port; a port that is not known may be it.
+/// What allows must also speak of a special address to mean one.
+pub(crate) fn host_fits(entries: &[HostEntry], host: &Host, port: Option<u16>, raising: bool) -> Match {
+    let fits = |pattern: &TargetPattern| {
+        let mut ports = pattern.ports();
+        let first = ports.next().map(|range| *range.start());
+        let target = Target { host: host.clone(), port: port.or(first).unwrap_or(1) };
+        let names = if raising { pattern.names(&target) } else { pattern.admits(&target) };
+        match (names, first, port) {
+            (false, ..) => Match::No,
+            (true, Some(_), None) => Match::Possible,
+            (true, ..) => Match::Certain,
+        }
+    };
+    entries.iter().flat_map(HostEntry::patterns).map(fits).max().unwrap_or(Match::No)
 }
 
 fn host_of(text: &str) -> (&str, Option<u16>) {

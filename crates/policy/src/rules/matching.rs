@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::path::Path;
 
-use super::facts::{self, target_fits};
+use super::facts::{self, host_fits};
 use super::options::present;
 use super::{Act, Match, Matcher, Rule, Scene, Subject};
 use crate::file::{FileOperation, OptionsSection};
@@ -140,9 +140,7 @@ impl Rule {
             (Matcher::Files { files, operations }, Act::File { path, operation }) => {
                 Match::certain_if(self.operation_fits(operations, operation)).min(self.path_fits(files, path, scene))
             }
-            (Matcher::Hosts { hosts }, Act::Network { host, port }) => {
-                hosts.iter().map(|pattern| target_fits(pattern, host, port)).max().unwrap_or(Match::No)
-            }
+            (Matcher::Hosts { hosts }, Act::Network { host, port }) => host_fits(hosts, host, port, self.raises()),
             _ => Match::No,
         }
     }
@@ -159,7 +157,7 @@ impl Rule {
     }
 
     /// Facts, directory, user, session, tool, time.
-    pub(super) fn around(&self, scene: &Scene<'_>) -> Match {
+    pub(crate) fn around(&self, scene: &Scene<'_>) -> Match {
         let context = &self.context;
         let tool = named(&context.tool, Some(scene.tool()));
         // Examples say a command and nothing else.

@@ -18,7 +18,8 @@ use stockade_model::Verdict;
 use crate::file::{
     ApproverName, FactsSection, FileOperation, LimitsSection, OptionsSection, ProvenanceSection, RuleSection,
 };
-use crate::pattern::{GrantText, HostPattern, PathPattern, TimeWindow, Word};
+use crate::hosts::{HostEntry, check_breadth};
+use crate::pattern::{GrantText, PathPattern, TimeWindow, Word};
 use crate::spec::Origin;
 
 pub use examples::{file_change, target, tool_call};
@@ -70,7 +71,7 @@ pub(crate) enum Matcher {
     Command { prefix: Vec<Word>, glob: Vec<String>, options: OptionsSection, facts: FactsSection },
     Tool { arguments: Vec<(String, Vec<String>)> },
     Files { files: Vec<PathPattern>, operations: Vec<FileOperation> },
-    Hosts { hosts: Vec<HostPattern> },
+    Hosts { hosts: Vec<HostEntry> },
 }
 
 /// Where, for whom and when a rule applies.
@@ -252,6 +253,11 @@ fn check_form(section: &RuleSection) -> Result<(), Fault> {
         }
     }
     check_lengths(section)?;
+    for (i, host) in section.hosts.iter().enumerate().filter(|_| section.effect == Verdict::Allow) {
+        if let Some(why) = host.patterns().iter().find_map(|pattern| check_breadth(pattern).err()) {
+            return fail(&format!("hosts[{i}]"), why.to_string());
+        }
+    }
     if section.justification.trim().is_empty() {
         return fail("justification", "a rule says why it is there");
     }

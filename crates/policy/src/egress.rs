@@ -1,0 +1,416 @@
+//! The network part of a profile before the workspace is known: adding a
+//! section, telling whether one is wider than another, and making the
+//! [`Egress`] of a run.
+//!
+//! Must not know files or the order of layers; nor read a secret.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use stockade_model::{Egress, EgressLimits, Inspection, RequestPattern, Secret, SecretSource, TargetPattern, Upstream};
+
+use crate::egress_file::{EgressLimitsSection, EgressSection, SecretPlace, SecretSection, UpstreamSection};
+use crate::hosts::{HostEntry, check_breadth};
+use crate::spec::{Origin, Sourced, add};
+
+/// Most secrets of one profile: each is looked for in every request.
+const MAX_SECRETS: usize = 32;
+
+/// One limit: its key, and where it stands in a section and in a run's limits.
+struct Limit {
+    key: &'static str,
+    written: fn(&EgressLimitsSection) -> Option<u64>,
+    slot: fn(&mut EgressLimits) -> &mut Option<u64>,
+}
+
+const LIMITS: [Limit; 6] = [
+    Limit {
+        key: "egress.limits.requests_per_minute",
+        written: |section| section.requests_per_minute,
+        slot: |limits| &mut limits.requests_per_minute,
+    },
+    Limit {
+        key: "egress.limits.connections_per_second",
+        written: |section| section.connections_per_second,
+        slot: |limits| &mut limits.connections_per_second,
+    },
+    Limit {
+        key: "egress.limits.connections",
+        written: |section| section.connections,
+        slot: |limits| &mut limits.connections,
+    },
+    Limit {
+        key: "egress.limits.up_per_second",
+        written: |section| section.up_per_second.map(|bytes| bytes.0),
+        slot: |limits| &mut limits.up_bytes_per_second,
+    },
+    Limit {
+        key: "egress.limits.down_per_second",
+        written: |section| section.down_per_second.map(|bytes| bytes.0),
+        slot: |limits| &mut limits.down_bytes_per_second,
+    },
+    Limit {
+        key: "egress.limits.total",
+        written: |section| section.total.map(|bytes| bytes.0),
+        slot: |limits| &mut limits.total_bytes,
+    },
+];
+
+/// The network part of a profile. Home is put in already.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct EgressSpec {
+    allow: Vec<Sourced<TargetPattern>>,
+    ask: Vec<Sourced<TargetPattern>>,
+    deny: Vec<Sourced<TargetPattern>>,
+    special: Vec<Sourced<TargetPattern>>,
+    limits: [Option<Sourced<u64>>; LIMITS.len()],
+    inspect: InspectSpec,
+    secrets: BTreeMap<String, Sourced<SecretSection>>,
+    upstream: Option<Sourced<UpstreamSection>>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct InspectSpec {
+    hosts: Vec<Sourced<TargetPattern>>,
+    except: Vec<Sourced<TargetPattern>>,
+    allow: Vec<Sourced<RequestPattern>>,
+    deny: Vec<Sourced<RequestPattern>>,
+}
+
+/// Why a section cannot be meant: its key, what is wrong, and what to do.
+pub(crate) struct Fault {
+    pub key: String,
+    pub why: String,
+    pub hint: &'static str,
+}
+
+/// What a section of one file says that no profile can mean.
+pub(crate) fn check(section: &EgressSection) -> Result<(), Fault> {
+    let fault = |key: String, why: String, hint| Err(Fault { key, why, hint });
+    for (i, entry) in section.allow.iter().enumerate() {
+        if let Some(why) = entry.patterns().iter().find_map(|pattern| check_breadth(pattern).err()) {
+            return fault(
+                format!("egress.allow[{i}]"),
+                why.to_string(),
+                "name the hosts, or the domain that owns them",
+            );
+        }
+    }
+    if let Some(i) = section.special.iter().position(|pattern| !pattern.is_of_addresses()) {
+        let why = format!("`{}` is no address", section.special[i]);
+        let hint = "`special` lists addresses that names may lead to: `10.1.0.0/16:443`";
+        return fault(format!("egress.special[{i}]"), why, hint);
+    }
+    for (limit, value) in LIMITS.iter().map(|limit| (limit, (limit.written)(&section.limits))) {
+        if value == Some(0) {
+            let hint = "leave `allow` empty, or deny `*`, to reach nothing";
+            return fault(limit.key.to_owned(), "with a limit of nothing nothing is reached".to_owned(), hint);
+        }
+    }
+    if section.secrets.len() > MAX_SECRETS {
+        let why = format!("at most {MAX_SECRETS} secrets");
+        return fault("egress.secrets".to_owned(), why, "split the profile");
+    }
+    section.secrets.iter().try_for_each(|(name, secret)| check_secret(name, secret))
+}
+
+fn check_secret(name: &str, secret: &SecretSection) -> Result<(), Fault> {
+    let key = |rest: &str| format!("egress.secrets.{name}{rest}");
+    let fits = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
+    if name.is_empty() || name.len() > 64 || !name.bytes().all(fits) {
+        let why = format!("`{name}` is no name of a secret");
+        return Err(Fault { key: key(""), why, hint: "a name is letters, digits, `-` and `_`, at most 64" });
+    }
+    let named = |entry: &HostEntry| {
+        let narrow = |pattern: &TargetPattern| check_breadth(pattern).is_ok() && !pattern.is_any_host();
+        entry.patterns().iter().all(narrow)
+    };
+    if secret.hosts.is_empty() || !secret.hosts.iter().all(named) {
+        let why = format!("`{name}` could go anywhere, or nowhere");
+        return Err(Fault { key: key(".hosts"), why, hint: "name the hosts that it is for" });
+    }
+    if let SecretPlace::File(path) = &secret.from
+        && path.is_in_workspace()
+    {
+        let why = format!("`{path}` lies in the workspace, where a run reads it anyway");
+        return Err(Fault { key: key(".from"), why, hint: "keep it outside, e.g. `file ~/.config/NAME`" });
+    }
+    Ok(())
+}
+
+/// The keys by which a section gives more, each with whether it is used.
+pub(crate) fn gives(section: &EgressSection) -> [(&'static str, bool); 6] {
+    [
+        ("egress.allow", !section.allow.is_empty()),
+        ("egress.special", !section.special.is_empty()),
+        ("egress.inspect.except", !section.inspect.except.is_empty()),
+        ("egress.inspect.allow", !section.inspect.allow.is_empty()),
+        ("egress.secrets", !section.secrets.is_empty()),
+        ("egress.upstream", section.upstream.is_some()),
+    ]
+}
+
+/// The lengths of a section's lists, by key.
+pub(crate) fn lengths(section: &EgressSection) -> [(&'static str, usize); 8] {
+    let hosts = |list: &[HostEntry]| list.iter().map(|entry| entry.patterns().len()).sum();
+    [
+        ("egress.allow", hosts(&section.allow)),
+        ("egress.ask", hosts(&section.ask)),
+        ("egress.deny", hosts(&section.deny)),
+        ("egress.special", section.special.len()),
+        ("egress.inspect.hosts", hosts(&section.inspect.hosts)),
+        ("egress.inspect.except", hosts(&section.inspect.except)),
+        ("egress.inspect.allow", section.inspect.allow.len()),
+        ("egress.inspect.deny", section.inspect.deny.len()),
+    ]
+}
+
+/// What of a section holds against every later layer, where it is managed.
+pub(crate) fn narrowing(section: &EgressSection) -> EgressSection {
+    EgressSection {
+        ask: section.ask.clone(),
+        deny: section.deny.clone(),
+        limits: section.limits.clone(),
+        inspect: crate::egress_file::InspectSection {
+            hosts: section.inspect.hosts.clone(),
+            deny: section.inspect.deny.clone(),
+            ..Default::default()
+        },
+        ..EgressSection::default()
+    }
+}
+
+fn add_hosts(list: &mut Vec<Sourced<TargetPattern>>, entries: &[HostEntry], origin: impl Fn(usize) -> Origin) {
+    for (i, entry) in entries.iter().enumerate() {
+        for pattern in entry.patterns() {
+            add(list, pattern.clone(), origin(i));
+        }
+    }
+}
+
+fn add_values<T: Clone + PartialEq>(list: &mut Vec<Sourced<T>>, values: &[T], origin: impl Fn(usize) -> Origin) {
+    for (i, value) in values.iter().enumerate() {
+        add(list, value.clone(), origin(i));
+    }
+}
+
+impl EgressSpec {
+    /// Adds a section. Nothing takes an entry of `deny` or `ask` back; a limit, a
+    /// secret and the proxy are those of the last section that names them.
+    pub(crate) fn apply(&mut self, section: &EgressSection, origin: &dyn Fn(&str) -> Origin, home: &Path) {
+        let item = |key: &'static str| move |i: usize| origin(&format!("{key}[{i}]"));
+        add_hosts(&mut self.allow, &section.allow, item("egress.allow"));
+        add_hosts(&mut self.ask, &section.ask, item("egress.ask"));
+        add_hosts(&mut self.deny, &section.deny, item("egress.deny"));
+        add_values(&mut self.special, &section.special, item("egress.special"));
+        for (limit, slot) in LIMITS.iter().zip(&mut self.limits) {
+            if let Some(value) = (limit.written)(&section.limits) {
+                *slot = Some(Sourced::new(value, origin(limit.key)));
+            }
+        }
+        let inspect = &section.inspect;
+        add_hosts(&mut self.inspect.hosts, &inspect.hosts, item("egress.inspect.hosts"));
+        add_hosts(&mut self.inspect.except, &inspect.except, item("egress.inspect.except"));
+        add_values(&mut self.inspect.allow, &inspect.allow, item("egress.inspect.allow"));
+        add_values(&mut self.inspect.deny, &inspect.deny, item("egress.inspect.deny"));
+        for (name, secret) in &section.secrets {
+            let secret = SecretSection {
+                from: secret.from.with_home(home),
+                inside: secret.inside.as_ref().map(|place| place.with_home(home)),
+                ..secret.clone()
+            };
+            let from = origin(&format!("egress.secrets.{name}"));
+            self.secrets.insert(name.clone(), Sourced::new(secret, from));
+        }
+        if let Some(upstream) = &section.upstream {
+            let credentials = upstream.credentials.as_ref().map(|place| place.with_home(home));
+            let upstream = UpstreamSection { credentials, ..upstream.clone() };
+            self.upstream = Some(Sourced::new(upstream, origin("egress.upstream")));
+        }
+    }
+
+    /// The limits, by key.
+    pub(crate) fn limits(&self) -> impl Iterator<Item = (&'static str, Option<&Sourced<u64>>)> {
+        LIMITS.iter().map(|limit| limit.key).zip(self.limits.iter().map(Option::as_ref))
+    }
+
+    /// Takes the lower of its own limits and of another's in each case; what is
+    /// absent is higher than any.
+    pub(crate) fn lower_limits(&mut self, other: &Self) {
+        for (own, other) in self.limits.iter_mut().zip(&other.limits) {
+            let lower = match (&*own, other) {
+                (Some(own), Some(other)) => other.value < own.value,
+                (None, Some(_)) => true,
+                (_, None) => false,
+            };
+            if lower {
+                own.clone_from(other);
+            }
+        }
+    }
+
+    /// The first key in which this gives more than `base`, if any. Errs towards
+    /// "wider".
+    pub(crate) fn wider_than(&self, base: &Self) -> Option<&'static str> {
+        let each = |part: &[Sourced<TargetPattern>], holds: &dyn Fn(&TargetPattern) -> bool| {
+            part.iter().all(|entry| holds(&entry.value))
+        };
+        let covers =
+            |list: &[Sourced<TargetPattern>], part: &TargetPattern| list.iter().any(|entry| entry.value.covers(part));
+        if !each(&self.allow, &|own| base.allow.iter().any(|entry| entry.value.admits_all(own))) {
+            return Some("egress.allow");
+        }
+        if !each(&base.ask, &|asked| covers(&self.ask, asked) || covers(&self.deny, asked)) {
+            return Some("egress.ask");
+        }
+        if !each(&base.deny, &|denied| covers(&self.deny, denied)) {
+            return Some("egress.deny");
+        }
+        if !each(&self.special, &|own| covers(&base.special, own)) {
+            return Some("egress.special");
+        }
+        for ((key, own), (_, base)) in self.limits().zip(base.limits()) {
+            if base.is_some_and(|base| own.is_none_or(|own| own.value > base.value)) {
+                return Some(key);
+            }
+        }
+        self.inspect.wider_than(&base.inspect).or_else(|| self.ways_wider_than(base))
+    }
+
+    fn ways_wider_than(&self, base: &Self) -> Option<&'static str> {
+        let known = |(name, own): (&String, &Sourced<SecretSection>)| {
+            base.secrets.get(name).is_some_and(|secret| secret.value == own.value)
+        };
+        if !self.secrets.iter().all(known) {
+            return Some("egress.secrets");
+        }
+        let proxy = |spec: &Self| spec.upstream.as_ref().map(|upstream| upstream.value.clone());
+        (proxy(self) != proxy(base)).then_some("egress.upstream")
+    }
+
+    /// Every entry, with its key.
+    pub(crate) fn each(&self, line: &mut dyn FnMut(&str, String, &Origin)) {
+        let lists = [
+            ("egress.allow", &self.allow),
+            ("egress.ask", &self.ask),
+            ("egress.deny", &self.deny),
+            ("egress.special", &self.special),
+            ("egress.inspect.hosts", &self.inspect.hosts),
+            ("egress.inspect.except", &self.inspect.except),
+        ];
+        for (key, list) in lists {
+            list.iter().for_each(|entry| line(key, entry.value.to_string(), &entry.origin));
+        }
+        for (key, list) in [("egress.inspect.allow", &self.inspect.allow), ("egress.inspect.deny", &self.inspect.deny)]
+        {
+            list.iter().for_each(|entry| line(key, entry.value.to_string(), &entry.origin));
+        }
+        for (key, limit) in self.limits() {
+            if let Some(entry) = limit {
+                line(key, entry.value.to_string(), &entry.origin);
+            }
+        }
+        for (name, secret) in &self.secrets {
+            line(&format!("egress.secrets.{name}"), shown_secret(&secret.value), &secret.origin);
+        }
+        if let Some(upstream) = &self.upstream {
+            line("egress.upstream", shown_upstream(&upstream.value), &upstream.origin);
+        }
+    }
+
+    /// What a run in this workspace may reach.
+    pub(crate) fn of_run(&self, home: &Path, workspace: &Path) -> Egress {
+        let values = |list: &[Sourced<TargetPattern>]| list.iter().map(|entry| entry.value.clone()).collect::<Vec<_>>();
+        let requests =
+            |list: &[Sourced<RequestPattern>]| list.iter().map(|entry| entry.value.clone()).collect::<Vec<_>>();
+        let place = |place: &SecretPlace| place.resolve(home, workspace);
+        let mut limits = EgressLimits::default();
+        for (limit, value) in LIMITS.iter().zip(&self.limits) {
+            *(limit.slot)(&mut limits) = value.as_ref().map(|entry| entry.value);
+        }
+        let secret = |(name, entry): (&String, &Sourced<SecretSection>)| Secret {
+            name: name.clone(),
+            from: place(&entry.value.from),
+            hosts: patterns(&entry.value.hosts),
+            kind: entry.value.kind.0.clone(),
+            inside: place(entry.value.inside.as_ref().unwrap_or(&entry.value.from)),
+        };
+        let upstream = |entry: &Sourced<UpstreamSection>| Upstream {
+            kind: entry.value.proxy.kind,
+            proxy: entry.value.proxy.target.clone(),
+            credentials: entry.value.credentials.as_ref().map(place),
+            except: patterns(&entry.value.except),
+        };
+        Egress {
+            allow: values(&self.allow),
+            ask: values(&self.ask),
+            deny: values(&self.deny),
+            special: values(&self.special),
+            limits,
+            inspect: Inspection {
+                hosts: values(&self.inspect.hosts),
+                except: values(&self.inspect.except),
+                allow: requests(&self.inspect.allow),
+                deny: requests(&self.inspect.deny),
+            },
+            secrets: self.secrets.iter().map(secret).collect(),
+            upstream: self.upstream.as_ref().map(upstream),
+        }
+    }
+}
+
+impl InspectSpec {
+    /// Requests that `allow` names are the only ones of their host: one entry
+    /// more gives more, and so does the last one less.
+    fn wider_than(&self, base: &Self) -> Option<&'static str> {
+        fn holds<T: PartialEq>(whole: &[Sourced<T>], part: &[Sourced<T>]) -> bool {
+            part.iter().all(|entry| whole.iter().any(|own| own.value == entry.value))
+        }
+        if !holds(&self.hosts, &base.hosts) {
+            return Some("egress.inspect.hosts");
+        }
+        if !holds(&base.except, &self.except) {
+            return Some("egress.inspect.except");
+        }
+        if !holds(&self.deny, &base.deny) {
+            return Some("egress.inspect.deny");
+        }
+        let same = holds(&self.allow, &base.allow) && holds(&base.allow, &self.allow);
+        (!same && !base.allow.is_empty()).then_some("egress.inspect.allow")
+    }
+}
+
+fn patterns(entries: &[HostEntry]) -> Vec<TargetPattern> {
+    entries.iter().flat_map(HostEntry::patterns).cloned().collect()
+}
+
+fn shown_secret(secret: &SecretSection) -> String {
+    let inside = secret.inside.as_ref().unwrap_or(&secret.from);
+    let hosts: Vec<String> = patterns(&secret.hosts).iter().map(TargetPattern::to_string).collect();
+    format!("{} as {} to {}, inside as {inside}", secret.from, secret.kind, hosts.join(", "))
+}
+
+fn shown_upstream(upstream: &UpstreamSection) -> String {
+    let mut text = upstream.proxy.to_string();
+    if let Some(place) = &upstream.credentials {
+        text += &format!(", credentials of {place}");
+    }
+    let except: Vec<String> = patterns(&upstream.except).iter().map(TargetPattern::to_string).collect();
+    if except.is_empty() { text } else { format!("{text}, except {}", except.join(", ")) }
+}
+
+impl SecretPlace {
+    fn with_home(&self, home: &Path) -> Self {
+        match self {
+            Self::Env(name) => Self::Env(name.clone()),
+            Self::File(path) => Self::File(path.with_home(home)),
+        }
+    }
+
+    fn resolve(&self, home: &Path, workspace: &Path) -> SecretSource {
+        match self {
+            Self::Env(name) => SecretSource::Env(name.0.clone()),
+            Self::File(path) => SecretSource::File(path.resolve(home, workspace).into()),
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! Rules about hosts against what a profile lists: what a rule refuses is
+//! refused and what it asks about is asked about, although a list or a grant
+//! names it (L9).
+//!
+//! Must not know connections: the lists of a run are made once, before it.
+
+use std::net::Ipv4Addr;
+
+use stockade_model::{Host, Profile, TargetPattern, Verdict};
+
+use crate::act::{Stage, scene};
+use crate::file::Combining;
+use crate::hosts::HostEntry;
+use crate::rules::{Act, Circumstances, Match, Matcher, Rule};
+use crate::settings::Settings;
+
+impl Settings {
+    /// Puts the rules that refuse or ask about hosts, here and for this run,
+    /// into the lists of its profile. A rule that only may apply, and one that an
+    /// earlier rule of its file may outweigh, asks: then the rules say more.
+    pub fn bind_host_rules(&self, profile: &mut Profile, stage: &Stage<'_>, around: &Circumstances) {
+        let about_hosts = |rule: &&Rule| rule.raises() && matches!(rule.matcher, Matcher::Hosts { .. });
+        if !self.rules().any(|rule| about_hosts(&rule)) {
+            return;
+        }
+        // Where, for whom and when a rule applies does not depend on the host.
+        let host = Host::of(Ipv4Addr::UNSPECIFIED.into());
+        let scene = scene(self, Act::Network { host: &host, port: None }, stage, around);
+        for set in self.rules.sets() {
+            for rule in set.rules.iter().filter(about_hosts) {
+                let Matcher::Hosts { hosts } = &rule.matcher else { continue };
+                let list = match (rule.around(&scene), rule.effect) {
+                    (Match::No, _) => continue,
+                    (Match::Certain, Verdict::Deny) if set.combining != Combining::FirstApplicable => {
+                        &mut profile.egress.deny
+                    }
+                    _ => &mut profile.egress.ask,
+                };
+                add(list, hosts.iter().flat_map(HostEntry::patterns));
+            }
+        }
+    }
+}
+
+fn add<'a>(list: &mut Vec<TargetPattern>, patterns: impl Iterator<Item = &'a TargetPattern>) {
+    for pattern in patterns {
+        if !list.contains(pattern) {
+            list.push(pattern.clone());
+        }
+    }
+}

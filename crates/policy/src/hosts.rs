@@ -1,0 +1,172 @@
+//! Hosts as configuration writes them: a pattern, or the name of a shipped
+//! group; and how wide a pattern may be where it allows.
+//!
+//! Must not know profiles or rules.
+
+use std::fmt;
+use std::str::FromStr;
+
+use stockade_model::{HostError, TargetPattern};
+
+use crate::error::suggestion;
+use crate::groups::{HostGroup, group, host_groups};
+use crate::text::{TextError, fail, text_form};
+
+/// Longest entry, in bytes: 64 ranges of ports behind the longest name.
+const MAX_ENTRY_BYTES: usize = 1024;
+
+/// One entry of a list of hosts: `example.com:443`, `*.example.com` (one label
+/// more), `**.example.com` (any number), an address, a block, `*`, `@pypi`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostEntry(Entry);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Entry {
+    Pattern(TargetPattern),
+    Group(&'static HostGroup),
+}
+
+impl HostEntry {
+    /// The patterns it stands for.
+    pub fn patterns(&self) -> &[TargetPattern] {
+        match &self.0 {
+            Entry::Pattern(pattern) => std::slice::from_ref(pattern),
+            Entry::Group(group) => &group.hosts,
+        }
+    }
+}
+
+impl fmt::Display for HostEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Entry::Pattern(pattern) => pattern.fmt(f),
+            Entry::Group(group) => write!(f, "@{}", group.name),
+        }
+    }
+}
+
+impl FromStr for HostEntry {
+    type Err = TextError;
+
+    fn from_str(text: &str) -> Result<Self, TextError> {
+        if text.len() > MAX_ENTRY_BYTES {
+            return fail("an entry has at most 1024 bytes");
+        }
+        if let Some(name) = text.strip_prefix('@') {
+            return named(name).map(|group| Self(Entry::Group(group)));
+        }
+        if text.contains("://") {
+            return fail("a host stands without scheme and path: `pypi.org:443`");
+        }
+        match text.parse() {
+            Ok(pattern) => Ok(Self(Entry::Pattern(pattern))),
+            Err(error) => fail(HostError::why(&error)),
+        }
+    }
+}
+text_form!(
+    HostEntry,
+    r"^(@[a-z0-9]+|[^\s@]+)$",
+    "Hosts and ports: `example.com:443`, `*.example.com` (one label more), `**.example.com` (any number), an address, a block `10.0.0.0/8`, `*`, or a group `@pypi`; ports `:80,443,8000-8100` may follow a host, and none means each."
+);
+
+fn named(name: &str) -> Result<&'static HostGroup, TextError> {
+    if let Some(group) = group(name) {
+        return Ok(group);
+    }
+    let known: Vec<&str> = host_groups().iter().map(|group| group.name.as_str()).collect();
+    match suggestion(name, known.iter().copied()) {
+        Some(meant) => fail(format!("there is no such group; did you mean `@{meant}`?")),
+        None => fail(format!("there is no such group; the groups are `@{}`", known.join("`, `@"))),
+    }
+}
+
+/// Whether a pattern may allow: names beneath a public suffix belong to anybody
+/// who registers one. `*` says what it does and may stand.
+///
+/// # Errors
+/// Why not.
+pub fn check_breadth(pattern: &TargetPattern) -> Result<(), TextError> {
+    match pattern.host().parent() {
+        Some(parent) if is_public_suffix(parent.as_str()) => {
+            fail(format!("`{pattern}` is too wide: anybody can get a name beneath `{parent}`, a public suffix"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether anybody may register names directly beneath this one
+/// (publicsuffix.org). A name of a company's own, `corp`, is not on that list.
+fn is_public_suffix(name: &str) -> bool {
+    psl::suffix(name.as_bytes()).is_some_and(|suffix| suffix.is_known() && suffix == name)
+}
+
+/// `*.PARENT` on the ports of a target, in the place of several of its
+/// siblings; nothing where the parent is a public suffix.
+pub fn siblings(pattern: &TargetPattern) -> Option<TargetPattern> {
+    let target = pattern.target()?;
+    let (_, parent) = target.host.name()?.as_str().split_once('.')?;
+    let beneath = format!("*.{parent}:{}", target.port).parse::<TargetPattern>().ok()?;
+    // A name without a dot is a machine's or a network's own: too wide as well.
+    (parent.contains('.') && check_breadth(&beneath).is_ok()).then_some(beneath)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_stand_for_their_hosts() {
+        let entry: HostEntry = "@pypi".parse().unwrap();
+        let shown: Vec<String> = entry.patterns().iter().map(TargetPattern::to_string).collect();
+        assert_eq!(shown, ["pypi.org:443", "files.pythonhosted.org:443"]);
+        assert_eq!(entry.to_string(), "@pypi");
+        assert_eq!("Example.com".parse::<HostEntry>().unwrap().to_string(), "example.com");
+        let wrong = "@pypy".parse::<HostEntry>().unwrap_err().to_string();
+        assert_eq!(wrong, "there is no such group; did you mean `@pypi`?");
+        let none = "@wibblewobble".parse::<HostEntry>().unwrap_err().to_string();
+        assert!(none.contains("`@crates`"), "{none}");
+        for bad in ["", "@", "@PyPI", "@pypi:443", "a b", "http://a", "*.*.a", &"a,".repeat(600)] {
+            assert!(bad.parse::<HostEntry>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_allows_is_not_wider_than_a_name_that_somebody_owns() {
+        for (pattern, expected) in [
+            ("*.com", false),
+            ("**.com", false),
+            ("*.co.uk:443", false),
+            ("**.github.io", false),
+            ("*.githubusercontent.com", false),
+            ("*.s3.amazonaws.com", false),
+            ("*.example.com", true),
+            ("**.example.co.uk", true),
+            ("*.user.github.io", true),
+            ("**.corp", true),
+            ("**.svc.cluster.local", true),
+            ("com", true),
+            ("*", true),
+            ("10.0.0.0/8", true),
+        ] {
+            assert_eq!(check_breadth(&pattern.parse().unwrap()).is_ok(), expected, "{pattern}");
+        }
+    }
+
+    #[test]
+    fn siblings_share_a_parent_that_somebody_owns() {
+        for (target, expected) in [
+            ("a.example.com:443", Some("*.example.com:443")),
+            ("a.b.example.com:80", Some("*.b.example.com:80")),
+            ("example.com:443", None),
+            ("user.github.io:443", None),
+            ("a.user.github.io:443", Some("*.user.github.io:443")),
+            ("db.corp:443", None),
+            ("10.0.0.1:443", None),
+            ("a.example.com", None),
+        ] {
+            let found = siblings(&target.parse().unwrap()).map(|pattern| pattern.to_string());
+            assert_eq!(found.as_deref(), expected, "{target}");
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! The network part of profiles: what a file may say, what wins, that a project
+//! only tightens, and that rules about hosts hold against the lists.
+
+#![allow(clippy::unwrap_used, reason = "what cannot be had fails the test")]
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use proptest::prelude::*;
+use stockade_model::{ApprovalMode, Egress, Grant, Listed, SecretKind, SecretSource, Target, UpstreamKind};
+use stockade_policy::{Circumstances, ConfigError, Layer, LayerText, OwnDirectories, Settings, Stage, resolve_profile};
+
+const WORKSPACE: &str = "/home/u/work";
+
+fn merge(layers: &[(Layer, &str)]) -> Result<Settings, ConfigError> {
+    let text = |(layer, source): &(Layer, &str)| LayerText {
+        layer: *layer,
+        path: PathBuf::from(format!("/{layer}.toml")),
+        source: (*source).to_owned(),
+    };
+    let layers: Vec<LayerText> = layers.iter().map(text).collect();
+    Settings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &layers)
+}
+
+fn egress(settings: &Settings, profile: &str) -> Egress {
+    resolve_profile(settings, profile, Path::new(WORKSPACE), &[]).unwrap().egress
+}
+
+/// What the lists say, from mild to strict.
+fn strictness(egress: &Egress, target: &Target) -> u8 {
+    match egress.listed(target) {
+        Listed::Allowed(_) | Listed::Granted(_) => 0,
+        Listed::Not => 1,
+        Listed::Denied(_) => 2,
+    }
+}
+
+#[test]
+fn everything_that_can_be_said() {
+    let source = r#"
+        [profiles.web.egress]
+        allow = ["@pypi", "API.example.com:443", "**.internal.example.com:80,8000-8100"]
+        ask = ["api.example.com"]
+        deny = ["**.ru", "upload.pypi.org"]
+        special = ["10.0.0.0/8:443"]
+        limits = { requests_per_minute = 60, connections = 20, total = "2GiB", up_per_second = "1MiB" }
+        inspect = { hosts = ["api.example.com"], allow = ["GET https://api.example.com/v1/*"], except = ["pinned.example.com"] }
+        upstream = { proxy = "http://proxy.corp:3128", credentials = "env PROXY_LOGIN", except = ["**.corp"] }
+
+        [profiles.web.egress.secrets.github]
+        from = "file ~/.config/token"
+        hosts = ["api.github.com:443"]
+        kind = "header X-Token"
+        inside = "env GH_TOKEN"
+    "#;
+    let said = egress(&merge(&[(Layer::User, source)]).unwrap(), "web");
+    assert_eq!(said.allow.len(), 4);
+    assert_eq!((said.limits.requests_per_minute, said.limits.connections), (Some(60), Some(20)));
+    assert_eq!((said.limits.total_bytes, said.limits.up_bytes_per_second), (Some(2 << 30), Some(1 << 20)));
+    assert_eq!((said.limits.connections_per_second, said.limits.down_bytes_per_second), (None, None));
+    let secret = &said.secrets[0];
+    assert_eq!((secret.name.as_str(), &secret.kind), ("github", &SecretKind::Header("x-token".into())));
+    assert_eq!(secret.from, SecretSource::File("/home/u/.config/token".into()));
+    assert_eq!(secret.inside, SecretSource::Env("GH_TOKEN".into()));
+    let upstream = said.upstream.clone().unwrap();
+    assert_eq!((upstream.kind, upstream.proxy.to_string()), (UpstreamKind::Http, "proxy.corp:3128".to_owned()));
+    let target = |text: &str| text.parse::<Target>().unwrap();
+    for (at, expected) in [
+        ("pypi.org:443", 0),
+        ("pypi.org:80", 1),
+        ("api.example.com:443", 1),
+        ("a.b.internal.example.com:8050", 0),
+        ("x.y.ru:443", 2),
+        ("other.org:443", 1),
+    ] {
+        assert_eq!(strictness(&said, &target(at)), expected, "{at}");
+    }
+    assert!(said.may_dial(&target("api.example.com:443"), "10.1.1.1".parse().unwrap()).is_ok());
+    // Nothing is said where nothing is configured.
+    assert!(egress(&merge(&[]).unwrap(), "workspace").is_empty());
+}
+
+/// Every way the section can be wrong, as a person reads it.
+#[test]
+fn errors_name_the_place() {
+    use Layer::{Project, User};
+    let before = "[profiles.workspace.egress]\nallow = [\"**.example.com\"]\nlimits.connections = 10\n\
+                  inspect.allow = [\"GET https://a.example.com/*\"]\n";
+    let cases = [
+        (User, "allow = [\"pypi.org\", \"@pypy\"]"),
+        (User, "allow = [\"@nothinglikeit\"]"),
+        (User, "allow = [\"https://pypi.org\"]"),
+        (User, "allow = [\"pypi.org:0\"]"),
+        (User, "allow = [\n    \"a.example.com\",\n    \"*.co.uk:443\",\n]"),
+        (User, "allow = [\"**.github.io\"]"),
+        (User, "alow = []"),
+        (User, "special = [\"10.0.0.0/8\", \"corp\"]"),
+        (User, "limits.connections = 0"),
+        (User, "limits.total = \"2GB\""),
+        (User, "limits.bandwidth = 1"),
+        (User, "inspect.deny = [\"get https://a/\"]"),
+        (User, "inspect.deny = [\"GET https://a/../b\"]"),
+        (User, "upstream.proxy = \"http://user:pw@proxy:3128\""),
+        (User, "upstream.except = []"),
+        (User, "secrets.x = { from = \"sk-123\", hosts = [\"a.example.com\"], kind = \"bearer\" }"),
+        (User, "secrets.x = { from = \"env A\", hosts = [\"*\"], kind = \"bearer\" }"),
+        (User, "secrets.x = { from = \"env A\", hosts = [], kind = \"bearer\" }"),
+        (User, "secrets.x = { from = \"env A\", hosts = [\"**.com\"], kind = \"bearer\" }"),
+        (User, "secrets.x = { from = \"env A\", hosts = [\"a.example.com\"], kind = \"header Host\" }"),
+        (User, "secrets.x = { from = \"file ./token\", hosts = [\"a.example.com\"], kind = \"basic\" }"),
+        (User, "secrets.\"a b\" = { from = \"env A\", hosts = [\"a.example.com\"], kind = \"basic\" }"),
+        (Project, "allow = [\"a.example.com\"]"),
+        (Project, "special = [\"10.0.0.0/8\"]"),
+        (Project, "limits.connections = 11"),
+        (Project, "inspect.except = [\"a.example.com\"]"),
+        (Project, "inspect.allow = [\"GET https://a.example.com/x\"]"),
+        (Project, "upstream.proxy = \"http://evil:1\""),
+        (Project, "secrets.x = { from = \"env A\", hosts = [\"a.example.com\"], kind = \"bearer\" }"),
+    ];
+    let mut text = String::new();
+    for (layer, source) in cases {
+        let error = merge(&[(Layer::System, before), (layer, &format!("[profiles.workspace.egress]\n{source}"))]);
+        let shown = error.map_or_else(|error| format!("error: {error}"), |_| "ACCEPTED".to_owned());
+        let _ = writeln!(text, "{source}\n{shown}\n");
+    }
+    assert!(!text.contains("ACCEPTED"), "{text}");
+    // What stands where a secret's place belongs may be the secret itself.
+    let shown: Vec<&str> = text.lines().filter(|line| line.starts_with("error: ")).collect();
+    assert!(!shown.iter().any(|line| line.contains("sk-123") || line.contains("user:pw")), "{shown:#?}");
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn deny_and_ask_outweigh_allow_whatever_their_file() {
+    let target: Target = "a.example.com:443".parse().unwrap();
+    let allow = "[profiles.workspace.egress]\nallow = [\"a.example.com\"]";
+    for (keeps, expected) in [("deny", 2), ("ask", 1)] {
+        let keeps = format!("[profiles.workspace.egress]\n{keeps} = [\"**.example.com:443\"]");
+        for (first, second) in [
+            (Layer::System, Layer::User),
+            (Layer::User, Layer::System),
+            (Layer::User, Layer::Project),
+            (Layer::User, Layer::Managed),
+        ] {
+            let settings = merge(&[(first, allow), (second, &keeps)]).unwrap();
+            assert_eq!(strictness(&egress(&settings, "workspace"), &target), expected, "{second} {keeps}");
+        }
+    }
+}
+
+#[test]
+fn managed_limits_hold_and_heirs_keep_their_own() {
+    let limits = |profile: &str, text: &str| format!("[profiles.{profile}.egress]\nlimits.{text}\n");
+    let settings = merge(&[
+        (Layer::Managed, &limits("workspace", "connections = 10")),
+        (Layer::User, &(limits("workspace", "connections = 50") + &limits("web", "total = \"1MiB\""))),
+        (Layer::Project, &limits("workspace", "total = \"1KiB\"")),
+    ])
+    .unwrap();
+    assert_eq!(egress(&settings, "workspace").limits.connections, Some(10));
+    assert_eq!(egress(&settings, "workspace").limits.total_bytes, Some(1 << 10));
+    let web = egress(&settings, "web").limits;
+    assert_eq!((web.connections, web.total_bytes), (Some(10), Some(1 << 10)));
+}
+
+#[test]
+fn a_grant_for_a_public_suffix_makes_no_profile() {
+    let settings = merge(&[]).unwrap();
+    let resolve = |grant: &str| {
+        let grants: [Grant; 1] = [grant.parse().unwrap()];
+        resolve_profile(&settings, "workspace", Path::new(WORKSPACE), &grants).map(drop).map_err(|e| e.to_string())
+    };
+    assert_eq!(
+        resolve("connect **.com:443").unwrap_err(),
+        "`connect **.com:443`: `**.com:443` is too wide: anybody can get a name beneath `com`, a public suffix\n\
+         hint: name the hosts, or the domain that owns them"
+    );
+    assert_eq!(resolve("connect *.example.com:443"), Ok(()));
+    assert_eq!(resolve("connect *:443"), Ok(()));
+}
+
+/// The verdicts of rules about hosts, put into the lists of a run.
+#[test]
+fn rules_about_hosts_hold_against_lists_and_grants() {
+    let grant: [Grant; 1] = ["connect a.example.com:443".parse().unwrap()];
+    let around = Circumstances { user: Some("u".into()), tool: None, time_ms: Some(1_704_276_000_000) };
+    let bound = |source: &str| {
+        let allow = "[profiles.workspace.egress]\nallow = [\"**.example.com\"]";
+        let settings = merge(&[(Layer::System, allow), (Layer::User, source)]).unwrap();
+        let mut profile = resolve_profile(&settings, "workspace", Path::new(WORKSPACE), &grant).unwrap();
+        let (cwd, session) = (Path::new(WORKSPACE), None);
+        let approval_mode = ApprovalMode::OnFailure;
+        let stage = Stage { cwd, workspace: cwd, session, profile: "workspace", approval_mode };
+        settings.bind_host_rules(&mut profile, &stage, &around);
+        let target = |text: &str| text.parse::<Target>().unwrap();
+        let of = |text: &str, grants: &[Grant]| match profile.egress.listed_with(grants, &target(text)) {
+            Listed::Allowed(_) => "allowed",
+            Listed::Granted(_) => "granted",
+            Listed::Not => "asked",
+            Listed::Denied(_) => "denied",
+        };
+        (of("a.example.com:443", &[]), of("a.example.com:443", &grant))
+    };
+    let rule = |keys: &str, effect: &str| {
+        format!("[[rules]]\nhosts = [\"a.example.com:443\"]\n{keys}\neffect = \"{effect}\"\njustification = \"j\"\n")
+    };
+    assert_eq!(bound(""), ("allowed", "allowed"));
+    assert_eq!(bound(&rule("", "deny")), ("denied", "denied"));
+    assert_eq!(bound(&rule("", "ask")), ("asked", "granted"));
+    assert_eq!(bound(&rule("user = [\"u\"]", "deny")), ("denied", "denied"));
+    assert_eq!(bound(&rule("user = [\"v\"]", "deny")), ("allowed", "allowed"));
+    assert_eq!(bound(&rule("cwd = [\"/srv\"]", "deny")), ("allowed", "allowed"));
+    assert_eq!(bound(&rule("time = [\"sat\"]", "deny")), ("allowed", "allowed"));
+    assert_eq!(bound(&rule("tool = [\"x\"]", "deny")), ("allowed", "allowed"));
+    // An earlier rule of the file may outweigh it: the rules are asked again.
+    let first = "combining = \"first-applicable\"\n".to_owned() + &rule("", "allow") + &rule("", "deny");
+    assert_eq!(bound(&first), ("asked", "granted"));
+    // A rule that may apply, for a user who is not known, asks.
+    let settings = merge(&[(Layer::User, &rule("user = [\"u\"]", "deny"))]).unwrap();
+    let mut profile = resolve_profile(&settings, "workspace", Path::new(WORKSPACE), &[]).unwrap();
+    let (cwd, approval_mode) = (Path::new(WORKSPACE), ApprovalMode::OnFailure);
+    let stage = Stage { cwd, workspace: cwd, session: None, profile: "workspace", approval_mode };
+    settings.bind_host_rules(&mut profile, &stage, &Circumstances::default());
+    assert_eq!((profile.egress.deny.len(), profile.egress.ask.len()), (0, 1));
+}
+
+/// A section made of small sets, so that its lists meet each other.
+fn section(gives: bool) -> impl Strategy<Value = String> {
+    let host = || {
+        proptest::sample::select(vec![
+            "a.example.com",
+            "a.example.com:443",
+            "*.example.com",
+            "**.example.com:443",
+            "b.other.org",
+            "10.0.0.0/8",
+            "10.0.0.1:443",
+            "*",
+            "@pypi",
+        ])
+    };
+    let hosts = move || proptest::collection::vec(host(), 0..3);
+    let limit = proptest::option::of(1..4u64);
+    let request = proptest::sample::select(vec!["GET https://a.example.com/*", "* https://a.example.com/x"]);
+    let requests = move || proptest::collection::vec(request.clone(), 0..2);
+    (hosts(), hosts(), hosts(), limit, hosts(), requests(), requests()).prop_map(
+        move |(allow, ask, deny, limit, opened, passes, refused)| {
+            let (allow, passes) = if gives { (allow, passes) } else { Default::default() };
+            let mut text = format!(
+                "[profiles.workspace.egress]\nallow = {allow:?}\nask = {ask:?}\ndeny = {deny:?}\n\
+                 inspect.hosts = {opened:?}\ninspect.allow = {passes:?}\ninspect.deny = {refused:?}\n"
+            );
+            if let Some(limit) = limit {
+                let _ = writeln!(text, "limits.connections = {limit}");
+            }
+            text
+        },
+    )
+}
+
+const TARGETS: &[&str] = &[
+    "a.example.com:443",
+    "a.example.com:80",
+    "x.y.example.com:443",
+    "b.other.org:443",
+    "10.0.0.1:443",
+    "pypi.org:443",
+    "other:1",
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// L7: whatever a project or a session says, no target gets milder, no limit
+    /// higher, and no request passes that did not.
+    #[test]
+    fn narrowing_never_widens(user in section(true), narrow in section(false), by_session: bool) {
+        let layer = if by_session { Layer::Session } else { Layer::Project };
+        let before = egress(&merge(&[(Layer::User, &user)]).unwrap(), "workspace");
+        let after = merge(&[(Layer::User, &user), (layer, &narrow)]);
+        if let Err(error) = &after {
+            // Lists that only narrow are always accepted.
+            prop_assert!(error.to_string().contains("higher than"), "{error}");
+        }
+        let Ok(after) = after else { return Ok(()) };
+        let after = egress(&after, "workspace");
+        for target in TARGETS.iter().map(|text| text.parse::<Target>().unwrap()) {
+            prop_assert!(strictness(&after, &target) >= strictness(&before, &target), "{target}");
+            prop_assert!(after.inspects(&target) || !before.inspects(&target), "{target}");
+            for path in ["/", "/x"] {
+                let refused = |egress: &Egress| {
+                    use stockade_model::RequestRuling::{Allowed, Unruled};
+                    !matches!(egress.inspect.rule(true, &target, "GET", path), Allowed(_) | Unruled)
+                };
+                prop_assert!(refused(&after) || !refused(&before), "{target}{path}");
+            }
+        }
+        let limit = |egress: &Egress| egress.limits.connections.unwrap_or(u64::MAX);
+        prop_assert!(limit(&after) <= limit(&before));
+    }
+
+    /// Merging the files of people: what one refuses, all refuse; what is asked
+    /// about is not allowed.
+    #[test]
+    fn order_never_beats_deny(a in section(true), b in section(true)) {
+        let one = |text: &str| egress(&merge(&[(Layer::User, text)]).unwrap(), "workspace");
+        let both = |first: &str, second: &str| {
+            egress(&merge(&[(Layer::System, first), (Layer::User, second)]).unwrap(), "workspace")
+        };
+        let (first, second, ab, ba) = (one(&a), one(&b), both(&a, &b), both(&b, &a));
+        for target in TARGETS.iter().map(|text| text.parse::<Target>().unwrap()) {
+            let (x, y) = (strictness(&first, &target), strictness(&second, &target));
+            prop_assert_eq!(strictness(&ab, &target), strictness(&ba, &target));
+            prop_assert_eq!(strictness(&ab, &target) == 2, x == 2 || y == 2, "{}", target);
+        }
+    }
+}
