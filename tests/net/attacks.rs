@@ -79,12 +79,8 @@ pub const PROXY: Attack = Attack {
     agreed: &["allowed.test:80", "allowed.test:443"],
     works: Some("http://allowed.test/works"),
     with_proxies: true,
-    full_only: Some(BY_NAME),
     ..WORKSPACE
 };
-
-/// Without a namespace, names are known through the proxies alone.
-const BY_NAME: &str = "what is granted by name is reached through the door, which stands at level full";
 
 /// A breach for each line of the output that begins so.
 pub fn refuse_line(seen: &Seen, start: &str) -> Vec<String> {
@@ -188,7 +184,7 @@ fn contained(attack: &Attack, lab: &Lab, user: User, level: Level, own: &str) ->
         return special(lab, Some((user, level)));
     }
     let mut text = String::new();
-    if attack.with_proxies && level == Level::Full {
+    if attack.with_proxies {
         text.push_str("[ -n \"$http_proxy\" ] && [ -n \"$all_proxy\" ] || echo NO-PROXIES\n");
     }
     text.push_str(own);

@@ -183,7 +183,12 @@ curl -s -m 3 -L \"http://allowed.test/redirect?$to\"; curl -s -m 3 --noproxy '*'
         control: NoControl("the door has no such interface; the row looks for one at every port"),
         ..PROXY
     },
-    Attack { id: "esc-0177", special: Some(special::others_reach_no_door), ..PROXY },
+    Attack {
+        id: "esc-0177",
+        special: Some(special::others_reach_no_door),
+        full_only: Some("the door listens on the host's loopback for a moment, and takes what the broker announced alone"),
+        ..PROXY
+    },
     Attack { id: "esc-0178", special: Some(special::the_door_dies), ..PROXY },
     Attack {
         id: "esc-0180",
