@@ -6,15 +6,16 @@ use std::io::{Read, Seek, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Timespec, Timestamps, XattrFlags, chownat, fcntl_getfl,
-    fgetxattr, linkat, mkdirat, mknodat, openat, renameat_with, unlinkat, utimensat,
+    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Timespec, Timestamps, XattrFlags, chownat,
+    fcntl_getfl, fgetxattr, linkat, mkdirat, mknodat, openat, openat2, renameat_with, unlinkat, utimensat,
 };
 use rustix::io::fcntl_getfd;
 use stockade_model::Operation::{
-    self, Create, Link, Metadata, Mkdir, Mknod, Remove, Rename, Symlink, Truncate, Write as WriteFile,
+    self, Bind, Create, Link, Metadata, Mkdir, Mknod, Remove, Rename, Symlink, Truncate, Write as WriteFile,
 };
 
 /// What must come of a call.
@@ -110,6 +111,16 @@ fn touch(path: impl AsRef<Path>, flags: AtFlags) -> Answer {
     Ok(format!("{}", rustix::fs::lstat(path.as_ref()).map_err(raw)?.st_mtime))
 }
 
+/// truncate(2), which no library here calls by a path.
+fn shorten(path: impl AsRef<Path>) -> Answer {
+    let line = r#"print truncate($ARGV[0], 3) ? "done" : $! + 0"#;
+    let output = Command::new("perl").args(["-e", line]).arg(path.as_ref()).output().map_err(std)?;
+    match String::from_utf8_lossy(&output.stdout).as_ref() {
+        "done" => Ok("done".to_owned()),
+        errno => Err(raw(rustix::io::Errno::from_raw_os_error(errno.parse().unwrap()))),
+    }
+}
+
 const W: OFlags = OFlags::WRONLY;
 const NEW: OFlags = OFlags::WRONLY.union(OFlags::CREATE);
 const ONLY_NEW: OFlags = NEW.union(OFlags::EXCL);
@@ -134,11 +145,26 @@ const CASES: &[Case] = &[
     case("open-directory-create", Same, |_| write("d", NEW, 0o666)),
     case("open-create-slash", Same, |_| write("n/", NEW, 0o666)),
     case("open-file-slash", Same, |_| write("f/", W, 0)),
+    case("open-directory-to-read", Same, |_| {
+        let fd = open("d", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, 0)?;
+        Ok(format!("{:?} {:?}", fcntl_getfd(&fd).unwrap(), done(openat(&fd, "n", NEW, Mode::from_bits_retain(0o644)))))
+    }),
+    case("open-only-named", Same, |_| {
+        let fd = open("f", W | OFlags::PATH | OFlags::TRUNC, 0)?;
+        done(rustix::io::write(&fd, b"new"))
+    }),
+    // Its flags lie behind a pointer: every caller has a way without it.
+    case("openat2", Errno("errno 38"), |_| done(openat2(CWD, "f", W, Mode::empty(), ResolveFlags::empty()))),
     case("open-dot", Same, |_| write(".", W, 0)),
     case("open-root", Same, |_| write("/", W, 0)),
     case("open-empty", Same, |_| write("", SHELL, 0o666)),
     case("open-long-name", Same, |_| write("x".repeat(300), SHELL, 0o666)),
     case("open-long-path", Same, |_| write("x/".repeat(3000), SHELL, 0o666)),
+    case("open-long-path-deep", Same, |_| {
+        let deep = "directory/".repeat(390);
+        fs::create_dir_all(&deep).map_err(std)?;
+        write(deep + "n", SHELL, 0o666)
+    }),
     case("open-directory-and-create", Same, |_| write("n", NEW | OFlags::DIRECTORY, 0o666)),
     case("open-read-create", Same, |_| {
         done(openat(CWD, "n", OFlags::RDONLY | OFlags::CREATE, Mode::from_bits_retain(0o640)))
@@ -224,6 +250,10 @@ const CASES: &[Case] = &[
         mknodat(CWD, "p", FileType::Fifo, Mode::from_bits_retain(0o600), 0).map_err(raw)?;
         write("p", W | OFlags::NONBLOCK, 0)
     }),
+    case("open-pipe-both-ends", Same, |_| {
+        mknodat(CWD, "p", FileType::Fifo, Mode::from_bits_retain(0o600), 0).map_err(raw)?;
+        write("p", OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC, 0)
+    }),
     case("open-socket", Same, |_| {
         let _listener = std::os::unix::net::UnixListener::bind("s").map_err(std)?;
         write("s", W, 0)
@@ -284,6 +314,7 @@ const CASES: &[Case] = &[
     case("link-exists", Same, |_| finished(fs::hard_link("f", "g"))),
     case("link-missing", Same, |_| finished(fs::hard_link("n", "m"))),
     case("link-directory", Same, |_| finished(fs::hard_link("d", "n"))),
+    case("link-directory-exists", Same, |_| finished(fs::hard_link("d", "f"))),
     case("link-of-link", Same, |_| link("l", "n", AtFlags::empty())),
     case("link-followed", Same, |_| link("l", "n", AtFlags::SYMLINK_FOLLOW)),
     case("symlink", Same, |_| finished(symlink("/anywhere/at all", "n"))),
@@ -307,6 +338,11 @@ const CASES: &[Case] = &[
     }),
     case("chown-nothing", Same, |_| done(chownat(CWD, "l", None, None, AtFlags::SYMLINK_NOFOLLOW))),
     case("truncate", Same, |_| finished(File::options().write(true).open("f").and_then(|f| f.set_len(100)))),
+    case("truncate-path", Same, |_| shorten("f")),
+    case("truncate-link", Same, |_| shorten("l")),
+    case("truncate-directory", Same, |_| shorten("d")),
+    case("bind", Same, |_| finished(std::os::unix::net::UnixListener::bind("n"))),
+    case("bind-exists", Same, |_| finished(std::os::unix::net::UnixListener::bind("f"))),
     case("times", Same, |_| touch("f", AtFlags::empty())),
     case("times-link", Same, |_| touch("l", AtFlags::SYMLINK_NOFOLLOW)),
     case("times-followed", Same, |_| {
@@ -353,6 +389,8 @@ const CASES: &[Case] = &[
     }),
     case("out-dot-dot", Refused(Create, "o/n"), |_| write("ld/../../../out/out-dot-dot/n", SHELL, 0o666)),
     case("out-unnamed", Refused(Create, "o/"), |o| write(o, W | OFlags::TMPFILE, 0o600)),
+    case("out-truncate", Refused(Truncate, "o/f"), |o| shorten(o.join("f"))),
+    case("out-bind", Refused(Bind, "o/n"), |o| finished(std::os::unix::net::UnixListener::bind(o.join("n")))),
     case("out-mkdir", Refused(Mkdir, "o/n"), |o| finished(fs::create_dir(o.join("n")))),
     case("out-mknod", Refused(Mknod, "o/n"), |o| done(mknodat(CWD, o.join("n"), FileType::Fifo, Mode::empty(), 0))),
     case("out-symlink", Refused(Symlink, "o/n"), |o| finished(symlink("x", o.join("n")))),
@@ -435,9 +473,6 @@ const CASES: &[Case] = &[
     }),
     case("unit-read", Same, |_| fs::read_to_string(".git/HEAD").map_err(std)),
 ];
-
-/// Keeps the operation in use that only the shell tests reach.
-pub const TRUNCATE: Operation = Truncate;
 
 /// A path is rewritten by one thread while another opens it.
 ///
