@@ -117,15 +117,15 @@ impl Backend for NativeBackend {
         let published = Published::of(plan)?;
         let publishes = !published.is_empty();
         let staging = Staging::of(plan, self.stages.as_deref())?;
-        let overlay = staging.as_ref().map(|staging| staging.overlay().clone());
+        let overlay = staging.as_ref().and_then(|staging| staging.overlay().cloned());
         let outfit = Outfit { overlay, ..way_out::outfit(plan, &edge) };
         let launching = self.begin(plan, &outfit, streams.inside()).map_err(unlaunched)?;
         // The init builds; the two threads get ready meanwhile.
         let outside = streams.outside(*io);
         let sender = events.clone();
         let sink = move |event| sender.tell(seen(event));
-        let witness = staging.as_ref().map(Staging::witness).transpose()?.flatten();
-        let broker = Broker::begin_with(powers(plan, &launching), plan.level, witness, sink).map_err(unbrokered)?;
+        let precaution = staging.as_ref().map(Staging::precaution).transpose()?.flatten();
+        let broker = Broker::begin_with(powers(plan, &launching), plan.level, precaution, sink).map_err(unbrokered)?;
         let terms = self.terms(plan, (edge, published), &broker, &events);
         let keeper = Keeper::begin(outside, events)?;
 
@@ -148,6 +148,9 @@ impl Backend for NativeBackend {
             broker_layer(broker.traits(), (hold, can_hold), plan.profile.filesystem.trace),
         );
         enforced.layers.insert("network".to_owned(), way_out::layer(plan));
+        if staging.as_ref().is_some_and(|staging| staging.overlay().is_none()) {
+            enforced.layers.insert("stage".to_owned(), stage_layer());
+        }
         let answers = broker.answers();
         if publishes {
             answers.open_way();
@@ -212,6 +215,11 @@ fn broker_layer(traits: BrokerTraits, holds: (bool, bool), traced: bool) -> Laye
     };
     let tracing = if traced { "; is told of every open for reading, which costs time" } else { "" };
     LayerReport { state: LayerState::Enforced, detail: format!("{speed}{holding}{tracing}") }
+}
+
+fn stage_layer() -> LayerReport {
+    let detail = "without an overlay: writes are in the workspace until the run ends, and are then taken out of it";
+    LayerReport { state: LayerState::Enforced, detail: detail.to_owned() }
 }
 
 pub(crate) fn unlaunched(error: LaunchError) -> StartError {

@@ -8,22 +8,23 @@ use stockade_model::{Level, Plan, RawText, Staged};
 
 use crate::backend::unlaunched;
 use crate::launch::{Overlay, is_staged};
-use crate::stage::{NewStage, Stage, StageError, Stages, Witness};
+use crate::stage::{Aside, NewStage, Precaution, Stage, StageError, Stages, Witness};
 
 /// A stage that an attempt writes to.
 #[derive(Debug)]
 pub(crate) struct Staging {
     /// Absent once the attempt has ended.
     stage: Option<Stage>,
-    overlay: Overlay,
+    /// Absent where the run writes in the workspace itself.
+    overlay: Option<Overlay>,
 }
 
 impl Drop for Staging {
     /// Nothing ran in it, or its keeper panicked: then what it holds is kept.
     fn drop(&mut self) {
-        if let Some(stage) = self.stage.take().filter(|_| !std::thread::panicking()) {
+        if let Some(mut stage) = self.stage.take().filter(|_| !std::thread::panicking()) {
             // What is left of it is removed later.
-            let _ = stage.remove();
+            let _ = stage.put_back().and_then(|_| stage.remove());
         }
     }
 }
@@ -36,10 +37,10 @@ impl Staging {
         if !is_staged(plan) {
             return Ok(None);
         }
-        if plan.level != Level::Full {
+        if plan.level == Level::None {
             return Err(StartError {
-                what: format!("at level {} nothing can be staged: that takes a mount of its own", plan.level),
-                hint: Some("run at level full, or without a stage".to_owned()),
+                what: "without a sandbox nothing can be staged".to_owned(),
+                hint: Some("run at level full or restricted, or without a stage".to_owned()),
             });
         }
         let place = place.ok_or_else(|| StartError {
@@ -58,21 +59,27 @@ impl Staging {
         };
         let stage = stages.create(new).map_err(unstaged)?;
         let (upper, work) = stage.overlay_directories();
-        let overlay = Overlay::new(&upper, &work).map_err(unlaunched)?;
-        Ok(Some(Self { stage: Some(stage), overlay }))
+        let overlay = (plan.level == Level::Full).then(|| Overlay::new(&upper, &work));
+        Ok(Some(Self { stage: Some(stage), overlay: overlay.transpose().map_err(unlaunched)? }))
     }
 
-    pub fn overlay(&self) -> &Overlay {
-        &self.overlay
+    pub fn overlay(&self) -> Option<&Overlay> {
+        self.overlay.as_ref()
     }
 
-    pub fn witness(&self) -> Result<Option<Witness>, StartError> {
-        self.stage.as_ref().map(Witness::new).transpose().map_err(unstaged)
+    /// What is done before the run changes anything in its workspace.
+    pub fn precaution(&self) -> Result<Option<Precaution>, StartError> {
+        let precaution = |stage| match self.overlay {
+            Some(_) => Witness::new(stage).map(Precaution::Noted),
+            None => Aside::new(stage).map(Precaution::PutAside),
+        };
+        self.stage.as_ref().map(precaution).transpose().map_err(unstaged)
     }
 
     /// What is left to be committed. A stage without changes is removed at once.
     pub fn end(mut self, end: &CommandEnd) -> Option<Staged> {
-        let changes = match self.stage.as_ref()?.changes() {
+        let stage = self.stage.as_mut()?;
+        let changes = match stage.put_back().map_err(StageError::Read).and_then(|_| stage.changes()) {
             Ok(changes) if changes.is_empty() => return None,
             Ok(changes) => changes.count() as u64,
             // Whoever looks at it is told why.

@@ -6,6 +6,7 @@ mod stage_support;
 mod support;
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
@@ -14,7 +15,7 @@ use stage_support::{assert_same, copy_tree, picture, run_in};
 use stockade_engine::{AttemptEnd, AttemptEvent, Backend, CommandEnd, Events, HeldAnswer, Io};
 use stockade_model::{Denial, Grant, Level, Plan, StageId};
 use stockade_native::NativeBackend;
-use stockade_native::stage::{CommitError, Meanwhile, Stages, Unwatched, Wanted};
+use stockade_native::stage::{CommitError, Meanwhile, Stages, Unwatched, Wanted, recover_all};
 use support::{PATIENCE, in_each_role, plan, script};
 
 const CAPTURE: Io = Io::Capture { limit_bytes: 1 << 20 };
@@ -24,11 +25,19 @@ const FRESH: i64 = 1_600_000_000;
 /// which is private inside.
 struct Scene {
     scratch: tempfile::TempDir,
+    level: Level,
 }
+
+/// With an overlay, and without one.
+const LEVELS: [Level; 2] = [Level::Full, Level::Restricted];
 
 impl Scene {
     fn new(before: &str) -> Self {
-        let scene = Self { scratch: tempfile::Builder::new().prefix("stage-").tempdir().unwrap() };
+        Self::at(Level::Full, before)
+    }
+
+    fn at(level: Level, before: &str) -> Self {
+        let scene = Self { scratch: tempfile::Builder::new().prefix("stage-").tempdir().unwrap(), level };
         fs::create_dir(scene.workspace()).unwrap();
         run_in(&scene.workspace(), before);
         scene
@@ -51,7 +60,7 @@ impl Scene {
     }
 
     fn plan(&self, text: &str) -> Plan {
-        let mut plan = script(Level::Full, &self.workspace(), text);
+        let mut plan = script(self.level, &self.workspace(), text);
         plan.profile.filesystem.stage = true;
         plan
     }
@@ -105,17 +114,19 @@ const BEFORE: &str = "echo a >a; echo b >b; touch gone; mkdir d; echo d >d/d; mk
 #[test]
 fn what_is_staged_is_what_a_native_run_does() {
     in_each_role("what_is_staged_is_what_a_native_run_does", || {
-        let scene = Scene::new(BEFORE);
-        let native = scene.top().join("native");
-        copy_tree(&scene.workspace(), &native);
-        run_in(&native, WORK);
-        let untouched = picture(&scene.workspace(), i64::MAX);
-        let (id, denials) = scene.run(WORK);
-        assert_eq!(denials, []);
-        assert_same(&untouched, &picture(&scene.workspace(), i64::MAX), "while it is staged");
-        scene.commit(&id.unwrap());
-        assert_same(&picture(&native, FRESH), &picture(&scene.workspace(), FRESH), "committed");
-        assert!(scene.stages().list().unwrap().is_empty());
+        for level in LEVELS {
+            let scene = Scene::at(level, BEFORE);
+            let native = scene.top().join("native");
+            copy_tree(&scene.workspace(), &native);
+            run_in(&native, WORK);
+            let untouched = picture(&scene.workspace(), i64::MAX);
+            let (id, denials) = scene.run(WORK);
+            assert_eq!(denials, []);
+            assert_same(&untouched, &picture(&scene.workspace(), i64::MAX), "while it is staged");
+            scene.commit(&id.unwrap());
+            assert_same(&picture(&native, FRESH), &picture(&scene.workspace(), FRESH), "committed");
+            assert!(scene.stages().list().unwrap().is_empty());
+        }
     });
 }
 
@@ -132,98 +143,109 @@ fn a_run_that_changes_nothing_leaves_no_stage() {
 #[test]
 fn the_working_directory_and_what_is_read_are_staged_too() {
     in_each_role("the_working_directory_and_what_is_read_are_staged_too", || {
-        let scene = Scene::new("mkdir d; echo below >d/f; chmod 700 d");
-        let mut plan = scene.plan("pwd; cat f; echo above >f; cat f; echo x >../top; ls ..");
-        plan.cwd = scene.workspace().join("d").into();
-        let (end, denials) = scene.try_run(&plan);
-        let expected = format!("{}\nbelow\nabove\nd\ntop\n", scene.workspace().join("d").display());
-        assert_eq!(String::from_utf8_lossy(end.stdout.unwrap().as_bytes()), expected, "{denials:?}");
-        assert_eq!(fs::read_to_string(scene.workspace().join("d/f")).unwrap(), "below\n");
+        for level in LEVELS {
+            let scene = Scene::at(level, "mkdir d; echo below >d/f; chmod 700 d");
+            let mut plan = scene.plan("pwd; cat f; echo above >f; cat f; echo x >../top; ls ..");
+            plan.cwd = scene.workspace().join("d").into();
+            let (end, denials) = scene.try_run(&plan);
+            let expected = format!("{}\nbelow\nabove\nd\ntop\n", scene.workspace().join("d").display());
+            assert_eq!(String::from_utf8_lossy(end.stdout.unwrap().as_bytes()), expected, "{denials:?}");
+            assert_eq!(fs::read_to_string(scene.workspace().join("d/f")).unwrap(), "below\n");
+        }
     });
 }
 
 #[test]
 fn protected_names_are_refused_in_a_stage_as_well() {
     in_each_role("protected_names_are_refused_in_a_stage_as_well", || {
-        let scene = Scene::new("mkdir -p .git/hooks; echo c >.git/config");
-        let (_, denials) =
-            scene.run("echo x >.git/hooks/pre-commit; echo y >>.git/config; mkdir .vscode; mv .git moved; true");
-        let objects: Vec<String> = denials
-            .iter()
-            .map(|denial| {
-                let path = denial.object.as_path().strip_prefix(scene.workspace()).unwrap();
-                path.display().to_string()
-            })
-            .collect();
-        assert_eq!(objects, [".git/hooks/pre-commit", ".git/config", ".vscode", ".git"]);
-        assert!(scene.stages().list().unwrap().is_empty());
+        for level in LEVELS {
+            let scene = Scene::at(level, "mkdir -p .git/hooks; echo c >.git/config");
+            let (_, denials) =
+                scene.run("echo x >.git/hooks/pre-commit; echo y >>.git/config; mkdir .vscode; mv .git moved; true");
+            let objects: Vec<String> = denials
+                .iter()
+                .map(|denial| {
+                    let path = denial.object.as_path().strip_prefix(scene.workspace()).unwrap();
+                    path.display().to_string()
+                })
+                .collect();
+            assert_eq!(objects, [".git/hooks/pre-commit", ".git/config", ".vscode", ".git"]);
+            assert!(scene.stages().list().unwrap().is_empty());
+        }
     });
 }
 
 #[test]
 fn what_is_granted_from_the_start_is_staged() {
     in_each_role("what_is_granted_from_the_start_is_staged", || {
-        let scene = Scene::new("mkdir -p .git; echo c >.git/index");
-        let mut plan = scene.plan("echo new >.git/index; echo m >.git/made; mkdir .vscode; echo t >.vscode/t");
-        for name in [".git", ".vscode"] {
-            let path = scene.workspace().join(name);
-            plan.profile.filesystem.write.push(path.clone().into());
-            plan.grants.push(Grant::Write(path));
+        for level in LEVELS {
+            let scene = Scene::at(level, "mkdir -p .git; echo c >.git/index");
+            let mut plan = scene.plan("echo new >.git/index; echo m >.git/made; mkdir .vscode; echo t >.vscode/t");
+            for name in [".git", ".vscode"] {
+                let path = scene.workspace().join(name);
+                plan.profile.filesystem.write.push(path.clone().into());
+                plan.grants.push(Grant::Write(path));
+            }
+            let (end, denials) = scene.try_run(&plan);
+            assert_eq!((end.end, denials), (CommandEnd::Exited(0), vec![]));
+            assert_eq!(fs::read_to_string(scene.workspace().join(".git/index")).unwrap(), "c\n");
+            assert!(!scene.workspace().join(".vscode").exists());
+            // The yes was for the run. The commit asks for itself.
+            let stage = scene.stages().take(&end.staged.unwrap().stage).unwrap();
+            let committed = stage.commit(&Wanted::default(), &mut Unwatched).unwrap();
+            assert_eq!((committed.paths.len(), committed.held.len()), (0, 4));
         }
-        let (end, denials) = scene.try_run(&plan);
-        assert_eq!((end.end, denials), (CommandEnd::Exited(0), vec![]));
-        assert_eq!(fs::read_to_string(scene.workspace().join(".git/index")).unwrap(), "c\n");
-        assert!(!scene.workspace().join(".vscode").exists());
-        // The yes was for the run. The commit asks for itself.
-        let stage = scene.stages().take(&end.staged.unwrap().stage).unwrap();
-        let committed = stage.commit(&Wanted::default(), &mut Unwatched).unwrap();
-        assert_eq!((committed.paths.len(), committed.held.len()), (0, 4));
     });
 }
 
 #[test]
 fn what_is_granted_while_it_runs_is_staged() {
     in_each_role("what_is_granted_while_it_runs_is_staged", || {
-        let scene = Scene::new("mkdir -p .git; echo c >.git/index; touch .git/gone");
-        let plan = scene.plan("set -e; echo new >.git/index; rm .git/gone; echo m >.git/made; mv .git/made .git/moved");
-        let (sender, events) = channel();
-        let sender = Events::new(move |event| drop(sender.send(event)));
-        let mut attempt = scene.backend().prepare(&plan, &CAPTURE, true, sender).unwrap();
-        attempt.release().unwrap();
-        let staged = loop {
-            match events.recv_timeout(PATIENCE).unwrap() {
-                AttemptEvent::Held { id, .. } => {
-                    let grant = Grant::Write(scene.workspace().join(".git"));
-                    attempt.answer(id, HeldAnswer::Granted(vec![grant]));
+        for level in LEVELS {
+            let scene = Scene::at(level, "mkdir -p .git; echo c >.git/index; touch .git/gone");
+            let plan =
+                scene.plan("set -e; echo new >.git/index; rm .git/gone; echo m >.git/made; mv .git/made .git/moved");
+            let (sender, events) = channel();
+            let sender = Events::new(move |event| drop(sender.send(event)));
+            let mut attempt = scene.backend().prepare(&plan, &CAPTURE, true, sender).unwrap();
+            attempt.release().unwrap();
+            let staged = loop {
+                match events.recv_timeout(PATIENCE).unwrap() {
+                    AttemptEvent::Held { id, .. } => {
+                        let grant = Grant::Write(scene.workspace().join(".git"));
+                        attempt.answer(id, HeldAnswer::Granted(vec![grant]));
+                    }
+                    AttemptEvent::Ended(end) => {
+                        assert_eq!(end.end, CommandEnd::Exited(0), "{:?}", end.stderr);
+                        break end.staged.unwrap();
+                    }
+                    AttemptEvent::Denied(denial) => panic!("{denial:?}"),
+                    _ => {}
                 }
-                AttemptEvent::Ended(end) => {
-                    assert_eq!(end.end, CommandEnd::Exited(0), "{:?}", end.stderr);
-                    break end.staged.unwrap();
-                }
-                AttemptEvent::Denied(denial) => panic!("{denial:?}"),
-                _ => {}
-            }
-        };
-        assert_eq!(fs::read_to_string(scene.workspace().join(".git/index")).unwrap(), "c\n");
-        assert!(scene.workspace().join(".git/gone").exists() && !scene.workspace().join(".git/moved").exists());
-        assert_eq!(staged.changes, 3);
-        let stage = scene.stages().take(&staged.stage).unwrap();
-        let agreed = Wanted { agreed: vec![".git".into()], ..Wanted::default() };
-        assert!(stage.commit(&agreed, &mut Unwatched).unwrap().is_gone);
-        run_in(&scene.workspace(), "grep -q new .git/index; test ! -e .git/gone; grep -q m .git/moved");
+            };
+            assert_eq!(fs::read_to_string(scene.workspace().join(".git/index")).unwrap(), "c\n");
+            assert!(scene.workspace().join(".git/gone").exists() && !scene.workspace().join(".git/moved").exists());
+            assert_eq!(staged.changes, 3);
+            let stage = scene.stages().take(&staged.stage).unwrap();
+            let agreed = Wanted { agreed: vec![".git".into()], ..Wanted::default() };
+            assert!(stage.commit(&agreed, &mut Unwatched).unwrap().is_gone);
+            run_in(&scene.workspace(), "grep -q new .git/index; test ! -e .git/gone; grep -q m .git/moved");
+        }
     });
 }
 
 #[test]
 fn a_directory_from_below_is_not_renamed_but_copied() {
     in_each_role("a_directory_from_below_is_not_renamed_but_copied", || {
-        let scene = Scene::new("mkdir d; echo x >d/x");
-        let rename = "python3 -c 'import os, errno\ntry: os.rename(\"d\", \"e\")\n\
-                      except OSError as e: assert e.errno == errno.EXDEV, e\nelse: raise SystemExit(3)'";
-        let (id, denials) = scene.run(&format!("set -e; {rename}; mv d e; test -e e/x; test ! -e d"));
-        assert_eq!(denials, []);
-        scene.commit(&id.unwrap());
-        run_in(&scene.workspace(), "test -e e/x; test ! -e d");
+        for level in LEVELS {
+            let scene = Scene::at(level, "mkdir d; echo x >d/x");
+            let rename = "python3 -c 'import os, errno\ntry: os.rename(\"d\", \"e\")\n\
+                          except OSError as e: assert e.errno == errno.EXDEV, e\nelse: raise SystemExit(3)'";
+            let (id, denials) = scene.run(&format!("set -e; {rename}; mv d e; test -e e/x; test ! -e d"));
+            assert_eq!(denials, []);
+            scene.commit(&id.unwrap());
+            run_in(&scene.workspace(), "test -e e/x; test ! -e d");
+        }
     });
 }
 
@@ -288,16 +310,18 @@ fn the_witness_knows_content_from_times() {
 #[test]
 fn a_second_attempt_begins_anew() {
     in_each_role("a_second_attempt_begins_anew", || {
-        let scene = Scene::new("echo a >a");
-        let (first, _) = scene.run("echo once >>a");
-        let mut plan = scene.plan("echo twice >>a");
-        plan.attempt = 2;
-        let (end, _) = scene.try_run(&plan);
-        let second = end.staged.unwrap().stage;
-        assert_ne!(first.unwrap(), second);
-        assert_eq!(scene.stages().list().unwrap().len(), 1);
-        scene.commit(&second);
-        assert_eq!(fs::read_to_string(scene.workspace().join("a")).unwrap(), "a\ntwice\n");
+        for level in LEVELS {
+            let scene = Scene::at(level, "echo a >a");
+            let (first, _) = scene.run("echo once >>a");
+            let mut plan = scene.plan("echo twice >>a");
+            plan.attempt = 2;
+            let (end, _) = scene.try_run(&plan);
+            let second = end.staged.unwrap().stage;
+            assert_ne!(first.unwrap(), second);
+            assert_eq!(scene.stages().list().unwrap().len(), 1);
+            scene.commit(&second);
+            assert_eq!(fs::read_to_string(scene.workspace().join("a")).unwrap(), "a\ntwice\n");
+        }
     });
 }
 
@@ -312,14 +336,113 @@ fn what_cannot_be_staged_does_not_run() {
         };
         let mut restricted = scene.plan("touch ran");
         restricted.level = Level::Restricted;
-        let error = refused(&restricted, scene.backend());
-        assert!(error.what.contains("level restricted"), "{error:?}");
+        let apart = tempfile::tempdir_in("/dev/shm").unwrap();
+        let elsewhere = NativeBackend::default().staging(apart.path().canonicalize().unwrap().join("stages"));
+        let error = refused(&restricted, elsewhere);
+        assert!(error.what.contains("another filesystem"), "{error:?}");
         let error = refused(&scene.plan("touch ran"), NativeBackend::default());
         assert!(error.what.contains("no place"), "{error:?}");
         let inside = NativeBackend::default().staging(scene.workspace().join("stages"));
         let error = refused(&scene.plan("touch ran"), inside);
         assert!(error.what.contains("cannot be staged"), "{error:?}");
         assert!(!scene.workspace().join("ran").exists());
+    });
+}
+
+/// Not by any way to it: by its name, by a descriptor, by another of its names.
+#[test]
+fn what_was_put_aside_is_never_written_to() {
+    const WAYS: &str = "python3 -c 'import os
+fd = os.open(\"a\", os.O_RDONLY)
+os.fchmod(fd, 0o600)
+os.utime(fd, (5, 5))
+os.setxattr(fd, b\"user.k\", b\"v\")
+os.fchmod(fd, 0o640)
+with open(\"/proc/self/fd/%d\" % fd, \"a\") as file: file.write(\"again\")
+os.truncate(\"b\", 1)
+os.link(\"c\", \"n\")
+open(\"n\", \"w\").write(\"through another name\")
+os.rename(\"e\", \"f\")
+open(\"f\", \"w\").write(\"elsewhere\")
+os.link(\"/proc/self/fd/%d\" % fd, \"m\", src_dir_fd=os.open(\".\", 0))
+open(\"m\", \"w\").write(\"by a link\")
+'";
+    in_each_role("what_was_put_aside_is_never_written_to", || {
+        let before = "echo a >a; ln a b; echo c >c; echo e >e; touch -d 2001-01-01 a c e .";
+        let scene = Scene::at(Level::Restricted, before);
+        let identities = || ["a", "b", "c", "e"].map(|name| fs::metadata(scene.workspace().join(name)).unwrap().ino());
+        let held = fs::File::open(scene.workspace().join("a")).unwrap();
+        let (untouched, known) = (picture(&scene.workspace(), i64::MAX), identities());
+        let (id, denials) = scene.run(WAYS);
+        assert_eq!(denials, []);
+        assert_same(&untouched, &picture(&scene.workspace(), i64::MAX), "taken back");
+        assert_eq!(identities(), known, "the very objects");
+        assert_eq!(std::io::read_to_string(held).unwrap(), "a\n");
+        scene.commit(&id.unwrap());
+        run_in(&scene.workspace(), "grep -q link a; grep -q link m; test $(stat -c %s b) = 1; grep -q elsewhere f");
+        run_in(&scene.workspace(), "grep -q another c; grep -q another n; test ! -e e; test $(stat -c %a a) = 640");
+    });
+}
+
+/// Set in the process that is to be killed: what it does, and where.
+const VICTIM: &str = "STOCKADE_TEST_VICTIM";
+const PLACE: &str = "STOCKADE_TEST_PLACE";
+/// Of every kind of change; then it waits to be killed.
+const CUT_OFF: &str = "for n in $(seq 200); do echo $n >n$n; done; echo b >>a; rm -r d; mkdir d; echo y >d/y; chmod 600 e; \
+    mkdir made; mv a made/a; ln -s x l; touch done; sleep 60";
+
+/// Not a test: runs without an overlay, or puts back what that left.
+#[test]
+fn victim() {
+    let (Ok(what), Some(top)) = (std::env::var(VICTIM), std::env::var_os(PLACE)) else { return };
+    let top = PathBuf::from(top);
+    if what == "recover" {
+        let _ = recover_all(&Stages::open(&top.join("stages")).unwrap(), None);
+        return;
+    }
+    let mut plan = script(Level::Restricted, &top.join("w"), CUT_OFF);
+    plan.profile.filesystem.stage = true;
+    let backend = NativeBackend::default().staging(top.join("stages"));
+    let mut attempt = backend.prepare(&plan, &CAPTURE, false, Events::new(|_| {})).unwrap();
+    attempt.release().unwrap();
+    std::thread::sleep(PATIENCE);
+}
+
+fn start_victim(what: &str, top: &Path) -> std::process::Child {
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "victim", "--nocapture", "--test-threads", "1"]).env(VICTIM, what).env(PLACE, top);
+    command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap()
+}
+
+#[test]
+fn a_run_without_an_overlay_that_was_killed_is_taken_back() {
+    in_each_role("a_run_without_an_overlay_that_was_killed_is_taken_back", || {
+        let before = "echo a >a; mkdir d; echo x >d/x; echo e >e; touch -d 2001-01-01 a d e .";
+        let scene = Scene::at(Level::Restricted, before);
+        let native = scene.top().join("native");
+        copy_tree(&scene.workspace(), &native);
+        let untouched = picture(&scene.workspace(), i64::MAX);
+        let mut run = start_victim("run", &scene.top());
+        support::wait_until("it wrote everything", || scene.workspace().join("done").exists());
+        run.kill().unwrap();
+        run.wait().unwrap();
+        let id = scene.stages().list().unwrap()[0].id.clone();
+        support::wait_until("nobody writes any more", || scene.stages().take(&id).is_ok());
+        assert!(scene.stages().list().unwrap()[0].cut_off);
+        // What was put aside is never thrown away.
+        assert!(scene.stages().take(&id).unwrap().remove().is_err());
+        // Killed again while it is put back, wherever that is.
+        for delay_ms in [0, 1, 2, 4, 8, 16, 32] {
+            let mut recovery = start_victim("recover", &scene.top());
+            std::thread::sleep(std::time::Duration::from_millis(delay_ms));
+            recovery.kill().unwrap();
+            recovery.wait().unwrap();
+        }
+        recover_all(&scene.stages(), None).unwrap();
+        assert_same(&untouched, &picture(&scene.workspace(), i64::MAX), "taken back");
+        scene.commit(&id);
+        run_in(&native, CUT_OFF.strip_suffix("sleep 60").unwrap());
+        assert_same(&picture(&native, FRESH), &picture(&scene.workspace(), FRESH), "committed");
     });
 }
 
@@ -338,9 +461,12 @@ fn a_read_only_run_needs_no_stage() {
 fn a_file_that_is_open_in_the_workspace_is_not_reached() {
     // Neither by its name nor by a descriptor that leads there.
     in_each_role("a_file_that_is_open_in_the_workspace_is_not_reached", || {
-        let scene = Scene::new("echo a >a");
-        let (id, _) = scene.run("exec 3<>a; echo b >&3; echo c >/proc/self/fd/3; exec 4<a; echo d >/dev/fd/4 || true");
-        assert_eq!(fs::read_to_string(scene.workspace().join("a")).unwrap(), "a\n");
-        assert!(id.is_some());
+        for level in LEVELS {
+            let scene = Scene::at(level, "echo a >a");
+            let (id, _) =
+                scene.run("exec 3<>a; echo b >&3; echo c >/proc/self/fd/3; exec 4<a; echo d >/dev/fd/4 || true");
+            assert_eq!(fs::read_to_string(scene.workspace().join("a")).unwrap(), "a\n");
+            assert!(id.is_some());
+        }
     });
 }

@@ -87,6 +87,7 @@ fn recovered_json(recovered: &Recovered) -> Value {
         End::Finished => ("finished", None),
         End::Undone(why) => ("undone", Some(why.to_string())),
         End::Unbegun => ("unbegun", None),
+        End::PutBack => ("put-back", None),
     };
     json!({ "stage": recovered.id, "end": end, "why": why })
 }

@@ -203,6 +203,7 @@ pub fn recovered(recovered: &Recovered) -> String {
     match &recovered.end {
         End::Finished => format!("• a commit of {id} that was cut off is finished\n"),
         End::Undone(why) => format!("• a commit of {id} that was cut off is undone: {why}\n"),
+        End::PutBack => format!("• what the run of {id} made is in its stage; the workspace is as it was before it\n"),
         End::Unbegun => format!("• what a commit of {id} had made ready is removed; it had changed nothing\n"),
     }
 }

@@ -132,12 +132,19 @@ impl Deed {
         one.into_iter().chain(other)
     }
 
-    /// The object that it changes, which is not one of its names.
+    /// The object that it changes, or gives one more name by which it can be
+    /// changed; none of its names.
     pub fn changed_object(&self) -> Option<&Object> {
         match self {
             Self::Reopen { object, .. } | Self::Change { object, .. } => Some(object),
+            Self::MakeName { source, .. } => Some(source),
             _ => None,
         }
+    }
+
+    /// Whether it may change what has its names, and not the names alone.
+    pub fn rewrites(&self) -> bool {
+        !matches!(self, Self::Remove { .. })
     }
 
     /// The object that it holds.
@@ -157,7 +164,7 @@ impl Service {
     /// Decides on a deed with the powers of now and carries it out. `id` is the
     /// notification that another thread would answer.
     pub(super) fn perform(&self, id: u64, deed: &Deed) -> Result<Step, Failure> {
-        self.witness(deed)?;
+        self.prepare_stage(deed)?;
         match deed {
             Deed::Open { place, wish } => self.open_at(id, place, *wish),
             Deed::Reopen { object, wish } => self.reopen(id, object, *wish),

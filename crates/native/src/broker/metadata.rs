@@ -72,10 +72,10 @@ impl Service {
                 if fcntl_getfl(&descriptor)?.contains(OFlags::PATH) {
                     return Err(Errno::BADF);
                 }
-                Object::of(descriptor)
+                self.as_staged(Object::of(descriptor)?)
             }
-            Subject::Path { start, path, .. } if path.is_empty() => Object::of(caller.object(start)?),
-            Subject::Path { start, path, follow } => self.walk(caller)?.find(start, &path, follow),
+            Subject::Path { start, path, .. } if path.is_empty() => self.as_staged(Object::of(caller.object(start)?)?),
+            Subject::Path { start, path, follow } => self.as_staged(self.walk(caller)?.find(start, &path, follow)?),
         }
     }
 

@@ -66,7 +66,7 @@ use stockade_sys::notify::Notifier;
 
 use crate::powers::Powers;
 use crate::reach::Reach;
-use crate::stage::Witness;
+use crate::stage::Precaution;
 use crate::way_out::WayOut;
 use requests::{Referee, Request};
 use service::Service;
@@ -224,14 +224,14 @@ impl Broker {
     }
 
     /// As [`begin`](Self::begin), for a sandbox whose workspace is staged:
-    /// `witness` sees what is about to be changed in it.
+    /// `precaution` is taken before anything in it is changed.
     ///
     /// # Errors
     /// See [`BrokerError`].
     pub fn begin_with(
         powers: Powers,
         level: Level,
-        witness: Option<Witness>,
+        precaution: Option<Precaution>,
         sink: impl Fn(BrokerEvent) + Send + 'static,
     ) -> Result<BrokerBegun, BrokerError> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(step("make an eventfd"))?;
@@ -248,7 +248,7 @@ impl Broker {
             let _ = up.send(confined);
             // No notifier comes where the sandbox could not be built.
             let (Ok(Serving { notifier, hold, way }), false) = (notifiers.recv(), failed) else { return };
-            let end = match Service::new(notifier, powers, level, hold, witness, way, Box::new(sink)) {
+            let end = match Service::new(notifier, powers, level, hold, precaution, way, Box::new(sink)) {
                 Ok(mut service) => {
                     service.serve(woken.as_fd(), &ordered);
                     service.end()

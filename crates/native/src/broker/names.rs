@@ -89,9 +89,9 @@ impl Service {
         let (old_path, new_path) = (caller.path(usize::from(at))?, caller.path(new_index)?);
         let walk = self.walk(caller)?;
         let source = if old_path.is_empty() && flags & libc::AT_EMPTY_PATH != 0 {
-            Object::of(caller.object(old_start)?)?
+            self.as_staged(Object::of(caller.object(old_start)?)?)?
         } else {
-            walk.find(old_start, &old_path, flags & libc::AT_SYMLINK_FOLLOW != 0)?
+            self.as_staged(walk.find(old_start, &old_path, flags & libc::AT_SYMLINK_FOLLOW != 0)?)?
         };
         Ok(Deed::MakeName { source, new: walk.place(new_start, &new_path)? })
     }
@@ -169,6 +169,9 @@ impl Service {
         let mut verdict = Verdict::Private;
         if !old.special && !new.special {
             verdict = self.permit_rename((old, &from), (new, &to), flags.contains(RenameFlags::EXCHANGE))?;
+        }
+        if self.is_fixed(&from) || flags.contains(RenameFlags::EXCHANGE) && self.is_fixed(&to) {
+            return Err(Errno::XDEV.into());
         }
         let (name, new_name) = (old.name_as_written(), new.name_as_written());
         let rename = |(one, other): (Through<'_>, Through<'_>)| {
@@ -263,6 +266,11 @@ impl Service {
         if source.is_placeless() {
             return Err(Errno::XDEV.into());
         }
+        if source.kind() == FileType::Directory {
+            // The kernel looks at the new name first.
+            let is_there = new.special || new.step().is_ok();
+            return Err(if is_there { Errno::EXIST } else { Errno::PERM }.into());
+        }
         let of_source = self.permit_source(source, &to)?;
         if verdict != of_source && !new.special {
             return Err(Errno::XDEV.into());
@@ -284,9 +292,6 @@ impl Service {
     }
 
     fn permit_source(&self, source: &Object, to: &[u8]) -> Result<Verdict, Failure> {
-        if source.kind() == FileType::Directory {
-            return Err(Errno::PERM.into());
-        }
         let is_outside = || !self.powers.is_in_writable_root(&to_path(&source.path));
         match self.decide(Operation::Write, &source.path) {
             // What lies outside lies on another mount: that is what a program

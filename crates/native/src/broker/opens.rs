@@ -150,7 +150,10 @@ impl Service {
             let Some(Deed::Open { place: linked, .. }) = asked.take() else { return Err(Errno::LOOP.into()) };
             match walk.beyond(linked, link)? {
                 Beyond::Place(next) => place = next,
-                Beyond::Object(object) => return self.perform(id, asked.insert(Deed::Reopen { object, wish })),
+                Beyond::Object(object) => {
+                    let object = self.as_staged(object)?;
+                    return self.perform(id, asked.insert(Deed::Reopen { object, wish }));
+                }
             }
         }
     }

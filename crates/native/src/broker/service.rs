@@ -30,7 +30,7 @@ use super::table::{Shape, notify_table};
 use super::walk::{Object, Place, Walk};
 use super::{BrokerError, BrokerEvent, BrokerReport, Order, step};
 use crate::powers::{Powers, Refusal, Verdict};
-use crate::stage::Witness;
+use crate::stage::Precaution;
 use crate::way_out::WayOut;
 
 /// How often it is looked whether the callers of parked calls still wait.
@@ -113,8 +113,8 @@ pub(super) struct Service {
     pub holds: Holds<Waiter>,
     /// Whether calls are held at all.
     pub holds_calls: bool,
-    /// Sees what lies below a stage before it is changed.
-    witness: Option<RefCell<Witness>>,
+    /// Taken before something in a stage is changed.
+    precaution: Option<RefCell<Precaution>>,
     /// When to look after those who wait.
     look_at: Option<Instant>,
     shapes: HashMap<i32, Shape>,
@@ -139,7 +139,7 @@ impl Service {
         powers: Powers,
         level: Level,
         holds_calls: bool,
-        witness: Option<Witness>,
+        precaution: Option<Precaution>,
         way: Option<Arc<WayOut>>,
         sink: Box<dyn Fn(BrokerEvent) + Send>,
     ) -> Result<Self, BrokerError> {
@@ -161,7 +161,7 @@ impl Service {
             parked: HashMap::new(),
             holds: holding::table(),
             holds_calls,
-            witness: witness.map(RefCell::new),
+            precaution: precaution.map(RefCell::new),
             look_at: None,
             shapes,
             own_user,
@@ -338,19 +338,52 @@ impl Service {
         Ok(step)
     }
 
-    /// Notes what a deed would change in a stage. What cannot be noted is not
-    /// changed.
-    pub fn witness(&self, deed: &Deed) -> Result<(), Failure> {
+    /// Takes the precaution for what a deed would change in a stage. Where that
+    /// fails nothing is changed.
+    pub fn prepare_stage(&self, deed: &Deed) -> Result<(), Failure> {
+        if self.precaution.is_none() || matches!(deed, Deed::Run(_) | Deed::Connect(_)) {
+            return Ok(());
+        }
+        let rewrites = deed.rewrites();
         let names = deed.places().filter(|place| !place.special).map(Place::path);
         let object = deed.changed_object().filter(|object| !object.is_placeless()).map(|object| object.path.clone());
-        names.chain(object).try_for_each(|path| self.witness_path(&path))
+        names.chain(object).try_for_each(|path| self.prepare_stage_at(&path, rewrites))
     }
 
-    /// As [`witness`](Self::witness), for one path.
-    pub fn witness_path(&self, path: &[u8]) -> Result<(), Failure> {
-        let Some(witness) = &self.witness else { return Ok(()) };
-        let noted = witness.borrow_mut().before_change(Path::new(OsStr::from_bytes(path)));
-        noted.map_err(|error| Failure::Native(if error.is_full { Errno::NOSPC } else { Errno::IO }))
+    /// As [`prepare_stage`](Self::prepare_stage), for one path that the powers
+    /// reach; what they do not is refused.
+    pub fn prepare_stage_at(&self, path: &[u8], rewrites: bool) -> Result<(), Failure> {
+        let Some(precaution) = &self.precaution else { return Ok(()) };
+        if matches!(self.decide(Operation::Write, path), Verdict::Refuse(_)) {
+            return Ok(());
+        }
+        let taken = precaution.borrow_mut().before_change(Path::new(OsStr::from_bytes(path)), rewrites);
+        taken.map_err(|error| Failure::Native(if error.is_full { Errno::NOSPC } else { Errno::IO }))
+    }
+
+    /// What a held object is to be taken for: in a stage without an overlay, the
+    /// copy of an original that was put aside.
+    pub fn as_staged(&self, object: Object) -> Result<Object, Errno> {
+        match self.copy_of(&object) {
+            Some(copy) => Object::of(copy),
+            None => Ok(object),
+        }
+    }
+
+    /// The copy that stands in the place of an original.
+    pub fn copy_of(&self, object: &Object) -> Option<OwnedFd> {
+        let precaution = self.precaution.as_ref()?.borrow();
+        let seen = Path::new(OsStr::from_bytes(&object.path));
+        let path = precaution.copy_of(seen, object.stat.st_dev, object.stat.st_ino)?;
+        let how = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        openat2(CWD, &path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty(), how).ok()
+    }
+
+    /// Whether a name is that of a directory which a stage without an overlay
+    /// cannot move.
+    pub fn is_fixed(&self, path: &[u8]) -> bool {
+        let path = Path::new(OsStr::from_bytes(path));
+        self.precaution.as_ref().is_some_and(|precaution| precaution.borrow().is_original_directory(path))
     }
 
     /// Takes the facts of the run from its first caller.

@@ -108,8 +108,8 @@ impl Service {
         if wish.leaves_traces() {
             self.must_still_wait(caller).ok()?;
         }
-        // What cannot be noted fails on the long way.
-        self.witness_path(&text).ok()?;
+        // What cannot be staged fails on the long way.
+        self.prepare_stage_at(&text, true).ok()?;
         let fd = roots.open(&text, wish.of_broker(), wish.mode_of_new()).ok()?;
         finish(fd, wish).ok().map(Step::Done)
     }

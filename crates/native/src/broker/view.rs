@@ -102,6 +102,9 @@ impl Service {
     /// An object and the directory in which it gets a second name, in one view.
     /// What was made without a name is nowhere to be found: its own view stays.
     pub fn through_link<'p>(&self, source: &'p Object, (new, path): (&'p Place, &[u8])) -> (Through<'p>, Through<'p>) {
+        if let Some(copy) = self.copy_of(source) {
+            return (Through::Own(copy), self.through(new, path));
+        }
         let unnamed = source.stat.st_nlink == 0;
         if !unnamed
             && (self.powers.is_unattached(&source.path) || self.powers.is_unattached(path))
@@ -115,6 +118,9 @@ impl Service {
     /// An object to change. What has no name any more is nowhere else to be found
     /// than behind its descriptor.
     pub fn through_object<'p>(&self, object: &'p Object) -> Through<'p> {
+        if let Some(copy) = self.copy_of(object) {
+            return Through::Own(copy);
+        }
         if object.stat.st_nlink == 0 || object.is_placeless() {
             return Through::Seen(object.fd.as_fd());
         }

@@ -80,10 +80,10 @@ impl Blueprint {
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare); also where the plan has its writes staged
-    /// and there is no overlay, and for files at level restricted.
+    /// at level full and there is no overlay, and for files at level restricted.
     pub fn prepare_with(plan: &Plan, outfit: &Outfit) -> Result<Self, LaunchError> {
-        if is_staged(plan) && (outfit.overlay.is_none() || plan.level != Level::Full) {
-            return Err(LaunchError::Unfit("writes can be staged at level full alone, with a stage".to_owned()));
+        if is_staged(plan) && outfit.overlay.is_none() && plan.level == Level::Full {
+            return Err(LaunchError::Unfit("writes are staged at level full, and no stage is there".to_owned()));
         }
         if !outfit.files.is_empty() && plan.level != Level::Full {
             return Err(LaunchError::Unfit("files can be replaced at level full alone".to_owned()));

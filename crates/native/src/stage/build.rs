@@ -179,15 +179,7 @@ impl<'a> Builder<'a> {
             let first = Object::of(rustix::io::fcntl_dupfd_cloexec(first, 3).at(path)?).at(path)?;
             return same_name(&first, into, name).at(path);
         }
-        copy(staged, into, name).at(path)?;
-        let made = find(into, name).at(path)?;
-        own(&made, staged).at(path)?;
-        let settings = Settings {
-            mode: Some(staged.mode()),
-            modified: Some(staged.modified()),
-            attributes: Some(staged.opened_up(|| staged.attributes()).at(path)?),
-        };
-        apply_settings(&made, &settings).at(path)?;
+        let made = duplicate(staged, into, name).at(path)?;
         self.flush_later(&made, path)?;
         if staged.stat.st_nlink > 1 {
             self.made.insert(staged.inode(), made.fd);
@@ -225,8 +217,22 @@ fn find(directory: BorrowedFd<'_>, name: &OsStr) -> Result<Object, Errno> {
     Object::find(directory, name)?.ok_or(Errno::NOENT)
 }
 
+/// A new object that nobody can tell from `model`, which is no directory.
+pub(super) fn duplicate(model: &Object, into: BorrowedFd<'_>, name: &OsStr) -> Result<Object, Errno> {
+    copy(model, into, name)?;
+    let made = find(into, name)?;
+    own(&made, model)?;
+    let settings = Settings {
+        mode: Some(model.mode()),
+        modified: Some(model.modified()),
+        attributes: Some(model.opened_up(|| model.attributes())?),
+    };
+    apply_settings(&made, &settings)?;
+    Ok(made)
+}
+
 /// Gives what was made the owner of what it was made from, where it is another.
-fn own(made: &Object, model: &Object) -> Result<(), Errno> {
+pub(super) fn own(made: &Object, model: &Object) -> Result<(), Errno> {
     let (user, group) = (model.stat.st_uid, model.stat.st_gid);
     if (user, group) == (made.stat.st_uid, made.stat.st_gid) {
         return Ok(());

@@ -68,6 +68,9 @@ pub enum End {
     Undone(PathError),
     /// It had not been decided: only its preparations were removed.
     Unbegun,
+    /// It was a run without an overlay: what it made is in the stage, and the
+    /// workspace is as it was.
+    PutBack,
 }
 
 impl Stage {
@@ -211,8 +214,11 @@ impl Stage {
     ///
     /// # Errors
     /// [`CommitError::Stuck`] where neither can be done.
-    pub fn recover(self, watch: &mut dyn Watch) -> Result<Option<Recovered>, CommitError> {
+    pub fn recover(mut self, watch: &mut dyn Watch) -> Result<Option<Recovered>, CommitError> {
         let id = self.id().clone();
+        if self.put_back().map_err(StageError::Read)? {
+            return Ok(Some(Recovered { id, end: End::PutBack }));
+        }
         let (journal, is_done) = match journal::find(&self)? {
             Found::Nothing => {
                 let cleared = clear_depots(&self)?;

@@ -190,7 +190,7 @@ impl Judge {
                 Err(e) => return Err(PathError::because(Path::new(TOUCHED), &e.to_string())),
             }
         }
-        Ok(Self { began: stage.meta.began, notes })
+        Ok(Self { began: stage.meta.compared.unwrap_or(stage.meta.began), notes })
     }
 
     /// What stands against `change`, with both objects as they are now.

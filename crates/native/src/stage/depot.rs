@@ -67,7 +67,7 @@ fn sheltered(stage: &Stage) -> String {
 }
 
 /// Names can be moved and files get second names only within one mount.
-fn mount_of(directory: BorrowedFd<'_>) -> Result<(u32, u32, u64), Errno> {
+pub(super) fn mount_of(directory: BorrowedFd<'_>) -> Result<(u32, u32, u64), Errno> {
     let found = statx(directory, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)?;
     Ok((found.stx_dev_major, found.stx_dev_minor, found.stx_mnt_id))
 }

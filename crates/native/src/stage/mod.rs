@@ -11,6 +11,7 @@
 //! trees may have been written by whoever the sandbox holds.
 
 mod apply;
+mod aside;
 mod build;
 mod change;
 mod commit;
@@ -21,15 +22,18 @@ mod journal;
 mod object;
 mod place;
 mod plan;
+mod precaution;
 mod select;
 pub mod text;
 mod watch;
 
+pub use aside::Aside;
 pub use change::{Change, Changes, Facts, How};
 pub use commit::{Committed, End, Recovered, Wanted, recover_all};
 pub use conflict::{Conflict, Meanwhile, Witness};
 pub use error::{CommitError, PathError, StageError};
 pub use object::{Kind, Time};
 pub use place::{Listed, NewStage, Stage, StageMeta, Stages};
+pub use precaution::Precaution;
 pub use select::{Held, Why};
 pub use watch::{Point, Unwatched, Watch};

@@ -70,6 +70,10 @@ pub struct StageMeta {
     device: u64,
     inode: u64,
     pub(super) began: Time,
+    /// When the workspace was put back after a run without an overlay: what has
+    /// changed in it since then stands against a commit.
+    #[serde(default)]
+    pub(super) compared: Option<Time>,
     /// Names the start of the machine at which it was made.
     boot: String,
 }
@@ -168,6 +172,7 @@ impl Stages {
             device: root.stat.st_dev,
             inode: root.inode(),
             began: now(),
+            compared: None,
             boot: boot(),
         };
         self.lay_out(meta, &root).map_err(StageError::Place)
@@ -188,10 +193,7 @@ impl Stages {
         stage.make_meta()?;
         // From here on every change of the workspace has a later time than the
         // stage: files get theirs from a clock that moves in ticks.
-        let began = stage.meta.began;
-        while coarse() <= began {
-            thread::sleep(Duration::from_micros(200));
-        }
+        pass(stage.meta.began);
         Ok(stage)
     }
 
@@ -229,7 +231,10 @@ impl Stages {
         let ids = ids.iter().filter_map(|name| std::str::from_utf8(name).ok()?.parse::<StageId>().ok());
         let has_left = |id: &StageId| {
             let Ok(directory) = open_directory(self.directory.as_fd(), id.as_str()) else { return false };
-            super::journal::is_there(directory.as_fd()) || super::depot::is_there(directory.as_fd())
+            let directory = directory.as_fd();
+            super::journal::is_there(directory)
+                || super::depot::is_there(directory)
+                || super::aside::is_there(directory)
         };
         Ok(ids.take(STAGES_MAX).filter(has_left).collect())
     }
@@ -237,7 +242,8 @@ impl Stages {
     fn listed(&self, id: StageId) -> Option<Listed> {
         let directory = open_directory(self.directory.as_fd(), id.as_str()).ok()?;
         let busy = flock(&directory, FlockOperation::NonBlockingLockExclusive).is_err();
-        let cut_off = !busy && super::journal::is_there(directory.as_fd());
+        let left = || super::journal::is_there(directory.as_fd()) || super::aside::is_there(directory.as_fd());
+        let cut_off = !busy && left();
         Some(Listed { meta: read_meta(directory.as_fd(), &id).ok(), id, busy, cut_off })
     }
 
@@ -335,6 +341,23 @@ impl Stage {
         syncfs(&self.directory).at(Path::new(UPPER))?;
         self.meta.ended = Some(how.to_owned());
         self.write_meta()
+    }
+
+    /// After a run without an overlay: takes what it made out of the workspace,
+    /// which is then what it was. Nothing where nothing was put aside.
+    ///
+    /// # Errors
+    /// Where something cannot be moved; it can be tried again.
+    pub fn put_back(&mut self) -> Result<bool, PathError> {
+        if !super::aside::is_there(self.directory.as_fd()) {
+            return Ok(false);
+        }
+        super::aside::put_back(self)?;
+        let compared = now();
+        self.meta.compared = Some(compared);
+        self.write_meta()?;
+        pass(compared);
+        Ok(true)
     }
 
     /// Whether what it holds may be less than what was written: the machine went
@@ -466,6 +489,11 @@ fn mirror(workspace: &Object, upper: &Object) -> Result<(), Errno> {
 
 /// Out of the list at once, then gone piece by piece.
 fn remove(stages: BorrowedFd<'_>, id: &StageId) -> Result<(), PathError> {
+    let directory = open_directory(stages, id.as_str()).at(Path::new(id.as_str()))?;
+    if super::aside::is_there(directory.as_fd()) {
+        let why = "it holds what a run put aside, which is not back in the workspace";
+        return Err(PathError::because(Path::new(id.as_str()), why));
+    }
     let leaving = format!("{LEAVING}{id}");
     renameat(stages, id.as_str(), stages, &leaving).at(Path::new(id.as_str()))?;
     remove_tree(stages, leaving.as_bytes())
@@ -553,6 +581,13 @@ fn created_ms() -> u64 {
 
 pub(super) fn now() -> Time {
     read_clock(ClockId::Realtime)
+}
+
+/// Waits until files get a later time than `time`.
+fn pass(time: Time) {
+    while coarse() <= time {
+        thread::sleep(Duration::from_micros(200));
+    }
 }
 
 /// The clock that files get their times from.
