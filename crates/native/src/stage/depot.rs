@@ -11,7 +11,8 @@ use super::commit::unreadable;
 use super::error::{At, PathError};
 use super::journal::DepotPlace;
 use super::object::{Object, directory_beneath, os};
-use super::place::{Stage, make_private, remove_tree, sweep};
+use super::place::{Stage, make_private};
+use super::removal::{remove_tree, sweep};
 
 pub(super) const DEPOT: &str = "depot";
 /// In the workspace the depot lies under a name that is protected everywhere.

@@ -23,6 +23,7 @@ mod object;
 mod place;
 mod plan;
 mod precaution;
+mod removal;
 mod select;
 pub mod text;
 mod watch;

@@ -22,8 +22,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, ResolveFlags, fchmod, flock, fstat, fsync, mkdirat, openat,
-    openat2, renameat, syncfs, unlinkat,
+    AtFlags, CWD, FlockOperation, Mode, OFlags, ResolveFlags, fchmod, flock, fstat, fsync, mkdirat, openat, openat2,
+    renameat, syncfs, unlinkat,
 };
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
@@ -31,13 +31,12 @@ use stockade_model::{RawText, RequestId, StageId};
 use stockade_sys::Errno;
 
 use super::error::{At, PathError, StageError};
-use super::object::{MODE_BITS, Object, Time, entries, names, os};
+use super::object::{MODE_BITS, Object, Time, names, os};
+use super::removal::{LEAVING, remove_tree, sweep};
 
 pub(super) const META: &str = "meta.json";
 pub(super) const UPPER: &str = "upper";
 pub(super) const WORK: &str = "work";
-/// Names beginning so are stages on their way out.
-const LEAVING: &str = ".leaving-";
 /// Largest record of a stage that is read, in bytes.
 const META_LIMIT_BYTES: u64 = 1 << 20;
 /// Largest of the lists that a stage keeps, in bytes.
@@ -355,8 +354,10 @@ impl Stage {
         super::aside::put_back(self)?;
         let compared = now();
         self.meta.compared = Some(compared);
+        // Before nothing tells any more that this was such a run.
         self.write_meta()?;
         pass(compared);
+        super::aside::clear(self)?;
         Ok(true)
     }
 
@@ -497,54 +498,6 @@ fn remove(stages: BorrowedFd<'_>, id: &StageId) -> Result<(), PathError> {
     let leaving = format!("{LEAVING}{id}");
     renameat(stages, id.as_str(), stages, &leaving).at(Path::new(id.as_str()))?;
     remove_tree(stages, leaving.as_bytes())
-}
-
-/// Removes `name` in a private directory, whatever it is. Directories in it are
-/// moved up first, so that no depth is too deep.
-pub(super) fn remove_tree(directory: BorrowedFd<'_>, name: &[u8]) -> Result<(), PathError> {
-    let mut waiting = vec![name.to_vec()];
-    while let Some(name) = waiting.pop() {
-        let path = Path::new(os(&name));
-        let Some(object) = Object::find(directory, os(&name)).at(path)? else { continue };
-        if !object.is_directory() {
-            unlinkat(directory, os(&name), AtFlags::empty()).at(path)?;
-            continue;
-        }
-        open_up(&object).at(path)?;
-        for (inner, kind) in entries(object.fd.as_fd()).at(path)? {
-            let path = path.join(os(&inner));
-            if !matches!(kind, FileType::Directory | FileType::Unknown) {
-                unlinkat(&object.fd, os(&inner), AtFlags::empty()).at(&path)?;
-                continue;
-            }
-            let Some(found) = Object::find(object.fd.as_fd(), os(&inner)).at(&path)? else { continue };
-            if found.is_directory() {
-                open_up(&found).at(&path)?;
-                let aside = format!("{LEAVING}{}", found.inode());
-                renameat(&object.fd, os(&inner), directory, &aside).at(&path)?;
-                waiting.push(aside.into_bytes());
-            } else {
-                unlinkat(&object.fd, os(&inner), AtFlags::empty()).at(&path)?;
-            }
-        }
-        unlinkat(directory, os(&name), AtFlags::REMOVEDIR).at(path)?;
-    }
-    Ok(())
-}
-
-/// Removes what a removal that was cut off left in `directory`.
-pub(super) fn sweep(directory: BorrowedFd<'_>) -> Result<(), PathError> {
-    for name in names(directory).at(Path::new(LEAVING))? {
-        if name.starts_with(LEAVING.as_bytes()) {
-            remove_tree(directory, &name)?;
-        }
-    }
-    Ok(())
-}
-
-/// Lets its owner change what is in a directory.
-fn open_up(directory: &Object) -> Result<(), Errno> {
-    if directory.mode() & 0o700 == 0o700 { Ok(()) } else { directory.set_mode(0o700) }
 }
 
 /// Makes a directory of this name where there is none, private.

@@ -13,15 +13,17 @@ use super::super::apply::apply_settings;
 use super::super::build::own;
 use super::super::change::is_whiteout;
 use super::super::error::{At, PathError};
+use super::super::journal::Settings;
 use super::super::object::{OVERLAY_ATTRIBUTES, Object, names, os};
-use super::super::place::{Stage, UPPER, remove_tree};
+use super::super::place::{Stage, UPPER};
+use super::super::removal::remove_tree;
 use super::{ASIDE, DIRECTORIES, Directory, MAKING, NEW, settings_of, writable, write_note};
 
 /// Levels of directories that are gone through: each holds four descriptors.
 const DEPTH_MAX: usize = 200;
 
 /// Puts the workspace back to what it was, and what the run made into the stage.
-/// Nothing where nothing was put aside.
+/// Nothing where nothing was put aside. It can be repeated until [`clear`].
 pub(in super::super) fn put_back(stage: &Stage) -> Result<(), PathError> {
     let root = Path::new("");
     let Some(aside) = Object::find(stage.directory.as_fd(), OsStr::new(ASIDE)).at(root)? else { return Ok(()) };
@@ -30,7 +32,11 @@ pub(in super::super) fn put_back(stage: &Stage) -> Result<(), PathError> {
     let upper = Object::find(stage.directory.as_fd(), OsStr::new(UPPER)).at(root)?;
     let upper = upper.ok_or_else(|| PathError::new(Path::new(UPPER), Errno::NOENT))?;
     let mut back = Back { stage, directories: read_notes(stage)? };
-    back.directory(&aside, &workspace, Some(&upper), root)?;
+    back.directory(&aside, &workspace, Some(&upper), root)
+}
+
+/// Removes what is left once everything is back.
+pub(in super::super) fn clear(stage: &Stage) -> Result<(), PathError> {
     for name in [ASIDE, MAKING] {
         remove_tree(stage.directory.as_fd(), name.as_bytes())?;
     }
@@ -62,7 +68,7 @@ impl Back<'_> {
         if path.components().count() > DEPTH_MAX {
             return Err(PathError::because(path, "it lies too deep to be put back"));
         }
-        let after = settings_of(here).at(path)?;
+        let after = upper.map(|_| self.after(here, path)).transpose()?;
         let is_closed = here.mode() & 0o700 != 0o700 && !rustix::process::geteuid().is_root();
         let opened = is_closed.then(|| here.mode());
         if let Some(mode) = opened {
@@ -74,7 +80,7 @@ impl Back<'_> {
             let spot = Spot { path: &path, name: os(&name), aside, here, upper };
             if kept.is_directory() { self.child(&spot, &kept)? } else { spot.leaf(&kept)? }
         }
-        if let Some(upper) = upper {
+        if let (Some(upper), Some(after)) = (upper, after) {
             own(upper, here).at(path)?;
             apply_settings(upper, &after).at(path)?;
         }
@@ -84,6 +90,18 @@ impl Back<'_> {
             (None, Some(mode)) => here.set_mode(mode).at(path),
             (None, None) => Ok(()),
         }
+    }
+
+    /// What the run left a directory with, also where it is put back already.
+    fn after(&mut self, here: &Object, path: &Path) -> Result<Settings, PathError> {
+        let Some(noted) = self.directories.get_mut(path) else { return settings_of(here).at(path) };
+        if let Some(after) = &noted.after {
+            return Ok(after.clone());
+        }
+        let after = settings_of(here).at(path)?;
+        noted.after = Some(after.clone());
+        note_again(self.stage, noted)?;
+        Ok(after)
     }
 
     /// What was a directory.
@@ -120,9 +138,7 @@ impl Back<'_> {
         let made = made.ok_or_else(|| PathError::new(spot.path, Errno::NOENT))?;
         if let Some(noted) = self.directories.get_mut(spot.path) {
             noted.inode = made.inode();
-            let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let notes = openat(&self.stage.directory, DIRECTORIES, flags, Mode::empty()).at(spot.path)?;
-            write_note(&mut notes.into(), noted)?;
+            note_again(self.stage, noted)?;
         }
         renameat(&making, NEW, &spot.here.fd, spot.name).at(spot.path)?;
         Ok(made)
@@ -191,6 +207,12 @@ impl Spot<'_> {
         }
         Object::find(upper.fd.as_fd(), self.name).at(self.path)
     }
+}
+
+fn note_again(stage: &Stage, noted: &Directory) -> Result<(), PathError> {
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let notes = openat(&stage.directory, DIRECTORIES, flags, Mode::empty()).at(Path::new(DIRECTORIES))?;
+    write_note(&mut notes.into(), noted)
 }
 
 fn making(stage: &Stage) -> Result<OwnedFd, Errno> {

@@ -35,7 +35,7 @@ use super::journal::Settings;
 use super::object::{Kind, Object};
 use super::place::{Stage, make_private};
 
-pub(super) use back::put_back;
+pub(super) use back::{clear, put_back};
 
 const ASIDE: &str = "aside";
 /// Copies on their way into the workspace, and directories on their way back.
@@ -53,6 +53,9 @@ struct Directory {
     path: RawText,
     inode: u64,
     settings: Settings,
+    /// What the run left it with, from when it is begun to be put back.
+    #[serde(default)]
+    after: Option<Settings>,
 }
 
 /// How a path was kept.
@@ -287,7 +290,7 @@ fn step_into(parent: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno> {
 
 fn note(notes: &mut File, path: &Path, directory: &Object) -> Result<(), PathError> {
     let settings = settings_of(directory).at(path)?;
-    write_note(notes, &Directory { path: path.into(), inode: directory.inode(), settings })
+    write_note(notes, &Directory { path: path.into(), inode: directory.inode(), settings, after: None })
 }
 
 fn write_note(notes: &mut File, noted: &Directory) -> Result<(), PathError> {

@@ -1,0 +1,61 @@
+//! Removes whole trees in directories that are ours alone.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+
+use rustix::fs::{AtFlags, FileType, renameat, unlinkat};
+use stockade_sys::Errno;
+
+use super::error::{At, PathError};
+use super::object::{Object, entries, names, os};
+
+/// Names beginning so are on their way out.
+pub(super) const LEAVING: &str = ".leaving-";
+
+/// Removes `name` in a private directory, whatever it is. Directories in it are
+/// moved up first, so that no depth is too deep.
+pub(super) fn remove_tree(directory: BorrowedFd<'_>, name: &[u8]) -> Result<(), PathError> {
+    let mut waiting = vec![name.to_vec()];
+    while let Some(name) = waiting.pop() {
+        let path = Path::new(os(&name));
+        let Some(object) = Object::find(directory, os(&name)).at(path)? else { continue };
+        if !object.is_directory() {
+            unlinkat(directory, os(&name), AtFlags::empty()).at(path)?;
+            continue;
+        }
+        open_up(&object).at(path)?;
+        for (inner, kind) in entries(object.fd.as_fd()).at(path)? {
+            let path = path.join(os(&inner));
+            if !matches!(kind, FileType::Directory | FileType::Unknown) {
+                unlinkat(&object.fd, os(&inner), AtFlags::empty()).at(&path)?;
+                continue;
+            }
+            let Some(found) = Object::find(object.fd.as_fd(), os(&inner)).at(&path)? else { continue };
+            if found.is_directory() {
+                open_up(&found).at(&path)?;
+                let aside = format!("{LEAVING}{}", found.inode());
+                renameat(&object.fd, os(&inner), directory, &aside).at(&path)?;
+                waiting.push(aside.into_bytes());
+            } else {
+                unlinkat(&object.fd, os(&inner), AtFlags::empty()).at(&path)?;
+            }
+        }
+        unlinkat(directory, os(&name), AtFlags::REMOVEDIR).at(path)?;
+    }
+    Ok(())
+}
+
+/// Removes what a removal that was cut off left in `directory`.
+pub(super) fn sweep(directory: BorrowedFd<'_>) -> Result<(), PathError> {
+    for name in names(directory).at(Path::new(LEAVING))? {
+        if name.starts_with(LEAVING.as_bytes()) {
+            remove_tree(directory, &name)?;
+        }
+    }
+    Ok(())
+}
+
+/// Lets its owner change what is in a directory.
+fn open_up(directory: &Object) -> Result<(), Errno> {
+    if directory.mode() & 0o700 == 0o700 { Ok(()) } else { directory.set_mode(0o700) }
+}
