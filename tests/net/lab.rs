@@ -162,7 +162,9 @@ impl Lab {
     }
 
     fn script(&self, world: &World, script: &Script<'_>) -> String {
-        let unset = if script.with_proxies { String::new() } else { format!("unset {PROXY_VARIABLES}\n") };
+        // At level full programs are told to use the proxy for nothing.
+        let without = if script.with_proxies { "NO_PROXY no_proxy" } else { PROXY_VARIABLES };
+        let unset = format!("unset {without}\n");
         let trust = if script.trusts_lab { include_str!("trust.sh") } else { "" };
         let text = self.text(script.text);
         let text = format!("echo {BEGIN}\n{unset}{}{trust}{text}\n", include_str!("head.sh"));

@@ -18,8 +18,15 @@ const RESOLVER_MAX_BYTES: usize = 64 * 1024;
 /// Variables by which programs find a proxy; each is known in both cases. None
 /// names the SOCKS proxy: some libraries fail where they cannot speak it.
 const PROXY_VARIABLES: [&str; 3] = ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"];
-/// What is reached without a proxy: the run's own.
-const NO_PROXY: &str = "localhost,127.0.0.1,::1";
+/// What is reached without a proxy, by level. In a network of the run's own every
+/// host: a connect that waits for a person is not timed by its program, and what a
+/// proxy lets wait is. There the proxy is for programs that know no other way.
+fn without_proxy(level: Level) -> &'static str {
+    match level {
+        Level::Full => "*",
+        Level::Restricted | Level::None => "localhost,127.0.0.1,::1",
+    }
+}
 
 /// What a run of `plan` is given for its way out.
 pub(crate) fn outfit(plan: &Plan, edge: &Edge) -> Outfit {
@@ -77,7 +84,7 @@ fn proxies(plan: &Plan) -> BTreeMap<String, RawText> {
         return BTreeMap::new();
     }
     let proxy = RawText::from(format!("http://{DOOR_V4}:{HTTP_PROXY_PORT}"));
-    let exempt = both_cases("NO_PROXY").map(|name| (name, NO_PROXY.into()));
+    let exempt = both_cases("NO_PROXY").map(|name| (name, without_proxy(plan.level).into()));
     let exempt = exempt.into_iter().filter(|(name, _)| !plan.environment.contains_key(name));
     names.map(|name| (name, proxy.clone())).chain(exempt).collect()
 }
