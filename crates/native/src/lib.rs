@@ -13,6 +13,7 @@ pub mod stage;
 
 mod backend;
 mod capture;
+mod descriptors;
 mod evidence;
 mod host;
 mod programs;

@@ -15,6 +15,7 @@ use stockade_sys::bpf::Program;
 use stockade_sys::exec::StringList;
 use stockade_sys::landlock::{self, Ruleset, access, network, scope};
 
+use crate::descriptors;
 use crate::filter::{FilterSize, command_filter, init_filter};
 
 use super::error::LaunchError;
@@ -547,6 +548,7 @@ fn limits(limits: &Limits) -> Vec<(Resource, Rlimit)> {
         (resource, Rlimit { current: Some(hard), maximum: Some(hard) })
     };
     let mut all = vec![lowered(Resource::Core, 0)];
+    all.extend(descriptors::before().map(|limit| (Resource::Nofile, limit)));
     all.extend(limits.open_files.map(|n| lowered(Resource::Nofile, n)));
     all.extend(limits.processes.map(|n| lowered(Resource::Nproc, n)));
     all

@@ -21,6 +21,7 @@ use stockade_egress::{
 use stockade_model::Egress;
 use stockade_sys::{Errno, net};
 
+use crate::descriptors;
 use crate::launch::NetworkEnds;
 pub(crate) use lost::LostDatagrams;
 pub(crate) use outfit::{layer, outfit};
@@ -172,6 +173,7 @@ impl WayOut {
             }
             None => None,
         };
+        descriptors::raise();
         let Terms { rules, edge, judge, sink, resolver, published } = terms;
         let (names, namespace) = (Arc::clone(&self.names), Arc::clone(&self.namespace));
         let setup = Setup { rules, names, dns, edge, namespace, judge, sink, resolver };
