@@ -1,13 +1,15 @@
 //! Real work in profile `workspace` behaves as outside.
 
 use std::fs;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
+use std::thread;
 use std::time::Duration;
 
 use stockade_testkit::{Account, Ended, User};
 
 use crate::toolchain::{toolchain, with_toolchain};
-use crate::world::{World, each_user};
+use crate::world::{World, binary, each_user};
 
 /// The text of a program kept beside this file.
 macro_rules! program {
@@ -211,5 +213,29 @@ fn git_clone_build_and_test() {
         command = with_toolchain(command, &toolchain, world);
         let output = stockade_testkit::run_as(&Account::of(User::available()[0]).unwrap(), &command).unwrap();
         assert!(output.stdout.contains("tested"), "{}", output.text());
+    });
+}
+
+/// The door takes descriptors of the front, whose shell gave it few; the command
+/// has what it would have without a sandbox.
+#[test]
+fn more_connections_than_a_shell_gives_descriptors_for() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::spawn(move || listener.incoming().map_while(Result::ok).collect::<Vec<TcpStream>>());
+    let script = format!(
+        "import resource, socket\n\
+         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n\
+         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))\n\
+         open_ones = [socket.create_connection(('127.0.0.1', {port})) for _ in range(100)]\n\
+         print(soft, len(open_ones))"
+    );
+    let grant = format!("connect 127.0.0.1:{port}");
+    each_user(|world| {
+        let (program, workspace) = (binary(), world.workspace().display().to_string());
+        let run = [&program, "run", "--workspace", &workspace, "--grant", &grant, "--", "python3", "-c", &script];
+        let few = ["sh", "-c", "ulimit -Sn 256 && exec \"$@\"", "sh"];
+        let ran = world.run(&world.bare(&[&few[..], &run[..]].concat()));
+        assert_eq!(ran.stdout, "256 100\n", "{}", ran.text());
     });
 }
