@@ -194,11 +194,18 @@ fn a_profile_may_ask_for_a_stage_and_a_project_may_only_ask() {
 }
 
 #[test]
-fn what_cannot_be_staged_does_not_run() {
+fn without_an_overlay_the_same_waits() {
     let world = World::new();
-    let output = world.stockade(&["run", "--stage", "--level", "restricted", "--", "touch", "ran"], 125);
-    assert!(output.stderr.contains("level restricted"), "{}", output.stderr);
-    assert!(!world.path("ran").exists());
+    let script = "echo two >>a; rm -r d; echo n >n; cat a";
+    let ran = world.stockade(&["run", "--stage", "--level", "restricted", "-c", script], 0);
+    assert_eq!(ran.stdout, "one\ntwo\n");
+    assert_eq!(world.read("a"), "one\n");
+    assert!(world.path("d/x").exists() && !world.path("n").exists());
+    let summary = world.stockade(&["stage", "diff", "--summary"], 0).stdout;
+    assert_eq!(summary, "modified  a\nremoved   d   (directory)\nadded     n\n");
+    world.stockade(&["stage", "commit"], 0);
+    assert_eq!((world.read("a"), world.read("n")), ("one\ntwo\n".to_owned(), "n\n".to_owned()));
+    assert!(!world.path("d").exists());
 }
 
 #[test]
