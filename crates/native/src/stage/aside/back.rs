@@ -106,13 +106,14 @@ impl Back<'_> {
 
     /// What was a directory.
     fn child(&mut self, spot: &Spot<'_>, kept: &Object) -> Result<(), PathError> {
-        let noted = self.directories.get(spot.path).map(|noted| noted.inode);
+        let known = self.directories.get(spot.path);
+        let (noted, is_remade) = (known.map(|noted| noted.inode), known.is_some_and(|noted| noted.is_remade));
         let there = spot.there()?;
         // One that was made anew may have got the number of the old one, and shows
         // the same: nothing of the old one was left in it.
         match there.filter(|there| there.is_directory() && Some(there.inode()) == noted) {
             Some(there) => {
-                let upper = spot.upper_directory()?;
+                let upper = if is_remade { None } else { spot.upper_directory()? };
                 self.directory(kept, &there, upper.as_ref(), spot.path)?;
             }
             None => {
@@ -138,6 +139,7 @@ impl Back<'_> {
         let made = made.ok_or_else(|| PathError::new(spot.path, Errno::NOENT))?;
         if let Some(noted) = self.directories.get_mut(spot.path) {
             noted.inode = made.inode();
+            noted.is_remade = true;
             note_again(self.stage, noted)?;
         }
         renameat(&making, NEW, &spot.here.fd, spot.name).at(spot.path)?;

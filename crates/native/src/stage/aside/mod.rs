@@ -56,6 +56,10 @@ struct Directory {
     /// What the run left it with, from when it is begun to be put back.
     #[serde(default)]
     after: Option<Settings>,
+    /// Made anew because the run removed it: its counterpart in the stage, if there
+    /// is one, is another directory.
+    #[serde(default)]
+    is_remade: bool,
 }
 
 /// How a path was kept.
@@ -290,7 +294,10 @@ fn step_into(parent: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno> {
 
 fn note(notes: &mut File, path: &Path, directory: &Object) -> Result<(), PathError> {
     let settings = settings_of(directory).at(path)?;
-    write_note(notes, &Directory { path: path.into(), inode: directory.inode(), settings, after: None })
+    write_note(
+        notes,
+        &Directory { path: path.into(), inode: directory.inode(), settings, after: None, is_remade: false },
+    )
 }
 
 fn write_note(notes: &mut File, noted: &Directory) -> Result<(), PathError> {
