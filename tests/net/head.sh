@@ -1,8 +1,2 @@
-# A home of the script's own, where programs keep what they like, and the
-# authority of the lab for those that do not ask the system.
+# A home of the script's own, where programs keep what they like.
 export HOME=$PWD
-export GIT_SSL_CAINFO=/etc/ssl/certs/ca-certificates.crt
-export NODE_EXTRA_CA_CERTS=/etc/ssl/certs/ca-certificates.crt
-export PIP_CERT=/etc/ssl/certs/ca-certificates.crt
-export CARGO_HTTP_CAINFO=/etc/ssl/certs/ca-certificates.crt
-export GIT_TERMINAL_PROMPT=0

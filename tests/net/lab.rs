@@ -135,7 +135,7 @@ impl Lab {
 
     fn script(&self, world: &World, script: &Script<'_>) -> String {
         let unset = if script.with_proxies { String::new() } else { format!("unset {PROXY_VARIABLES}\n") };
-        let head = self.text(include_str!("head.sh"));
+        let head = concat!(include_str!("head.sh"), include_str!("trust.sh"));
         let text = format!("echo {BEGIN}\n{unset}{head}\n{}\n", self.text(script.text));
         world.file("ws/probe.sh", &text).display().to_string()
     }

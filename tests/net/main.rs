@@ -17,6 +17,7 @@ mod attacks;
 mod clients;
 mod lab;
 mod lanes;
+mod live;
 mod rows;
 mod sight;
 mod special;
@@ -25,6 +26,9 @@ mod task;
 #[allow(dead_code, reason = "shared with the escape suite")]
 #[path = "../escape/cases.rs"]
 mod cases;
+#[allow(dead_code, reason = "shared with the end to end suite")]
+#[path = "../e2e/terminal.rs"]
+mod terminal;
 #[allow(dead_code, reason = "shared with the end to end suite")]
 #[path = "../e2e/world.rs"]
 mod world;
@@ -47,5 +51,5 @@ fn main() -> ExitCode {
 
 /// All tasks, in an order that every process of the suite agrees on.
 fn tasks() -> anyhow::Result<Vec<Task>> {
-    Ok(clients::tasks().into_iter().chain(attacks::tasks()?).collect())
+    Ok(clients::tasks().into_iter().chain(attacks::tasks()?).chain(live::tasks()).collect())
 }

@@ -74,6 +74,17 @@ impl Sight {
         self.0.iter().any(|event| event.note["what"] == "tcp" && event.target == target)
     }
 
+    /// Whether something came to one of these targets.
+    pub fn reached_any(&self, targets: &[&str]) -> bool {
+        targets.iter().any(|target| self.reached(target))
+    }
+
+    /// How often an HTTP server was asked for exactly this.
+    pub fn requests(&self, host: &str, path: &str) -> usize {
+        let notes = self.0.iter().map(|event| &event.note);
+        notes.filter(|note| note["what"] == "http" && note["host"] == host && note["path"] == path).count()
+    }
+
     /// What was seen although it is none of these targets: connections,
     /// datagrams, questions for names, and what was said in a connection to one
     /// host for another.
