@@ -35,6 +35,8 @@ pub struct Attack {
     pub text: &'static str,
     /// What is granted, beyond profile `workspace`.
     pub grants: &'static [&'static str],
+    /// The user's configuration.
+    pub config: &'static str,
     /// What the servers may see: targets.
     pub agreed: &'static [&'static str],
     /// What must work inside after all of that, so that silence is not mistaken
@@ -56,6 +58,7 @@ pub const WORKSPACE: Attack = Attack {
     id: "",
     text: "",
     grants: &[],
+    config: "",
     agreed: &[],
     works: None,
     with_proxies: false,
@@ -94,11 +97,9 @@ pub fn tasks() -> Result<Vec<Task>> {
     Ok(rows::ROWS.iter().flat_map(tasks).collect())
 }
 
-/// Every case is a row, once, or waits with a reason.
+/// Every case is a row, once.
 fn check_completeness(cases: &[Case]) -> Result<()> {
-    let count = |id: &str| {
-        rows::ROWS.iter().filter(|row| row.id == id).count() + rows::WAITING.iter().filter(|row| row.0 == id).count()
-    };
+    let count = |id: &str| rows::ROWS.iter().filter(|row| row.id == id).count();
     let mut faults: Vec<String> =
         cases.iter().filter(|case| count(&case.id) != 1).map(|c| format!("{}: {} rows", c.id, count(&c.id))).collect();
     for row in rows::ROWS {
@@ -131,7 +132,7 @@ fn tasks_of(attack: &'static Attack, case: Option<Case>) -> Vec<Task> {
             let name = format!("{}/{}/{}", attack.id, user.word(), level.word());
             let own = text.clone();
             let mut task = Task::new(name, move |lab| contained(attack, lab, user, level, &own));
-            if !attack.grants.is_empty() {
+            if !attack.grants.is_empty() || !attack.config.is_empty() {
                 task.not_here = NO_DOOR.map(str::to_owned);
             }
             if let (Some(why), Level::Restricted) = (attack.full_only, level) {
@@ -153,7 +154,8 @@ fn text_of(attack: &Attack, case: Option<&Case>) -> String {
 }
 
 fn script<'a>(attack: &Attack, text: &'a str) -> Script<'a> {
-    Script { with_proxies: attack.with_proxies, timeout: Duration::from_secs(120), ..Script::new(text) }
+    let trusts_lab = !attack.config.contains("inspect");
+    Script { with_proxies: attack.with_proxies, trusts_lab, timeout: Duration::from_secs(120), ..Script::new(text) }
 }
 
 fn breaches(attack: &Attack, seen: &Seen) -> Vec<String> {
@@ -187,7 +189,7 @@ fn contained(attack: &Attack, lab: &Lab, user: User, level: Level, own: &str) ->
     if let Some(address) = attack.works {
         text.push_str(&format!("\ncurl -sSf -m 20 {address} > /dev/null && echo STILL-WORKS\n"));
     }
-    let powers = Powers { level, grants: attack.grants, options: &[] };
+    let powers = Powers { config: attack.config, ..Powers::of(level, attack.grants) };
     let seen = lab.sandboxed(user, powers, &script(attack, &text))?;
     let breaches = breaches(attack, &seen);
     ensure!(breaches.is_empty(), "breached:\n{}\n{}", breaches.join("\n"), seen.story());

@@ -254,8 +254,7 @@ fn works(client: &Client, seen: &Seen) -> Result<()> {
 fn sandboxed(client: &Client, user: User, granted: usize, lab: &Lab) -> Result<()> {
     let grants: Vec<String> = client.targets[..granted].iter().map(|target| format!("connect {target}")).collect();
     let grants: Vec<&str> = grants.iter().map(String::as_str).collect();
-    let powers = Powers { level: Level::Full, grants: &grants, options: &[] };
-    let seen = lab.sandboxed(user, powers, &script(client))?;
+    let seen = lab.sandboxed(user, Powers::of(Level::Full, &grants), &script(client))?;
     let strangers = seen.sight.strangers(&client.targets[..granted]);
     ensure!(strangers.is_empty(), "reached without a grant: {strangers:?}\n{}", seen.story());
     match client.targets.get(granted) {

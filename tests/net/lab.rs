@@ -36,6 +36,8 @@ pub struct Seen {
     /// As Stockade wrote it; none without the sandbox.
     pub outcome: Option<Value>,
     pub sight: Sight,
+    /// Where it ran; goes with this.
+    pub world: World,
 }
 
 /// How a script is run.
@@ -46,13 +48,16 @@ pub struct Script<'a> {
     /// Whether programs are told of proxies: of the door's inside, of a naive
     /// one without the sandbox.
     pub with_proxies: bool,
+    /// Whether variables name the lab's authority; traffic that is looked into has
+    /// another.
+    pub trusts_lab: bool,
     /// Wall clock until it is killed.
     pub timeout: Duration,
 }
 
 impl<'a> Script<'a> {
     pub fn new(text: &'a str) -> Self {
-        Self { text, with_proxies: false, timeout: Duration::from_secs(60) }
+        Self { text, with_proxies: false, trusts_lab: true, timeout: Duration::from_secs(60) }
     }
 }
 
@@ -61,7 +66,17 @@ impl<'a> Script<'a> {
 pub struct Powers<'a> {
     pub level: Level,
     pub grants: &'a [&'a str],
-    pub options: &'a [&'a str],
+    /// The user's configuration.
+    pub config: &'a str,
+    /// Variables of Stockade's own environment.
+    pub env: &'a [(&'a str, &'a str)],
+}
+
+impl Powers<'_> {
+    /// None but these.
+    pub fn of<'a>(level: Level, grants: &'a [&'a str]) -> Powers<'a> {
+        Powers { level, grants, config: "", env: &[] }
+    }
 }
 
 impl Lab {
@@ -90,9 +105,17 @@ impl Lab {
 
     /// Runs a script without the sandbox, as the control of a row.
     pub fn bare(&self, user: User, script: &Script<'_>) -> Result<Seen> {
+        self.bare_with(user, &[], script)
+    }
+
+    /// The same, with variables.
+    pub fn bare_with(&self, user: User, env: &[(&str, &str)], script: &Script<'_>) -> Result<Seen> {
         let world = World::new(user);
         let file = self.script(&world, script);
         let mut command = world.bare(&["/bin/bash", &file]).timeout(script.timeout);
+        for (name, value) in env {
+            command = command.env(name, value);
+        }
         if script.with_proxies {
             for name in ["http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"] {
                 command = command.env(name, "http://127.0.0.1:3128");
@@ -101,7 +124,7 @@ impl Lab {
                 command = command.env(name, "socks5h://127.0.0.1:3128");
             }
         }
-        self.watch(&world, &command, None)
+        self.watch(world, &command, None)
     }
 
     /// Runs a script in the sandbox; nobody is asked.
@@ -109,7 +132,7 @@ impl Lab {
         let world = World::new(user);
         let report = world.home().join("outcome.json");
         let command = self.command(&world, powers, script, &report);
-        let seen = self.watch(&world, &command, Some(&report))?;
+        let seen = self.watch(world, &command, Some(&report))?;
         ensure!(seen.output.stdout.contains(BEGIN), "nothing ran: {}", seen.output.text());
         let enforced = &seen.attempt()["enforced"]["level"];
         ensure!(enforced == powers.level.word(), "it ran at level {enforced}");
@@ -129,19 +152,25 @@ impl Lab {
         let json = format!("--json={}", report.display());
         let mut options = vec!["--level", powers.level.word(), json.as_str()];
         options.extend(powers.grants.iter().flat_map(|grant| ["--grant", grant]));
-        options.extend(powers.options);
-        world.stockade(&options, &["/bin/bash", &file]).timeout(script.timeout)
+        if !powers.config.is_empty() {
+            world.dir("home/.config");
+            world.dir("home/.config/stockade");
+            world.file("home/.config/stockade/config.toml", powers.config);
+        }
+        let command = world.stockade(&options, &["/bin/bash", &file]).timeout(script.timeout);
+        powers.env.iter().fold(command, |command, (name, value)| command.env(name, value))
     }
 
     fn script(&self, world: &World, script: &Script<'_>) -> String {
         let unset = if script.with_proxies { String::new() } else { format!("unset {PROXY_VARIABLES}\n") };
-        let head = concat!(include_str!("head.sh"), include_str!("trust.sh"));
-        let text = format!("echo {BEGIN}\n{unset}{head}\n{}\n", self.text(script.text));
+        let trust = if script.trusts_lab { include_str!("trust.sh") } else { "" };
+        let text = self.text(script.text);
+        let text = format!("echo {BEGIN}\n{unset}{}{trust}{text}\n", include_str!("head.sh"));
         world.file("ws/probe.sh", &text).display().to_string()
     }
 
     /// Runs a command and looks at what the servers see meanwhile.
-    fn watch(&self, world: &World, command: &Command, report: Option<&Path>) -> Result<Seen> {
+    fn watch(&self, world: World, command: &Command, report: Option<&Path>) -> Result<Seen> {
         let log = self.place.join("log");
         let before = fs::metadata(&log).context("the lab's log")?.len();
         let output = world.run(command);
@@ -153,7 +182,7 @@ impl Lab {
             }
             None => None,
         };
-        Ok(Seen { output, outcome, sight: self.sight_from(before)? })
+        Ok(Seen { output, outcome, sight: self.sight_from(before)?, world })
     }
 
     /// How much the servers have noted so far.

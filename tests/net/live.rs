@@ -12,7 +12,7 @@ use stockade_testkit::User;
 
 use crate::lab::Lab;
 use crate::sight::Sight;
-use crate::task::Task;
+use crate::task::{NO_DOOR, Task};
 use crate::terminal::Terminal;
 use crate::world::{World, binary};
 
@@ -125,6 +125,7 @@ pub fn tasks() -> Vec<Task> {
     let task = |work: &'static Work, user: User| {
         let mut task = Task::new(format!("{}/{}", work.name, user.word()), move |lab| play(work, user, lab));
         task.is_slow = true;
+        task.not_here = NO_DOOR.map(str::to_owned);
         task
     };
     WORKS.iter().flat_map(|work| User::available().into_iter().map(move |user| task(work, user))).collect()
@@ -182,7 +183,7 @@ fn play(work: &Work, user: User, lab: &Lab) -> Result<()> {
     ensure!(u128::from(waited) >= work.late.as_millis(), "the answer came after {waited} ms: {}", told.story());
     ensure!(told.sight.reached_any(work.targets) == (work.key == "o"), "{}", told.story());
     for (host, path) in work.fetched {
-        let count = told.sight.requests(host, path);
+        let count = told.sight.count(host, path);
         ensure!(count == 1, "{host}{path} was fetched {count} times: {}", told.story());
     }
     if let Some(once) = work.once {

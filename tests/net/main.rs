@@ -19,6 +19,7 @@ mod lab;
 mod lanes;
 mod live;
 mod rows;
+mod secrets;
 mod sight;
 mod special;
 mod task;
@@ -51,5 +52,5 @@ fn main() -> ExitCode {
 
 /// All tasks, in an order that every process of the suite agrees on.
 fn tasks() -> anyhow::Result<Vec<Task>> {
-    Ok(clients::tasks().into_iter().chain(attacks::tasks()?).chain(live::tasks()).collect())
+    Ok(clients::tasks().into_iter().chain(attacks::tasks()?).chain(secrets::tasks()).chain(live::tasks()).collect())
 }

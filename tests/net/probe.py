@@ -405,6 +405,24 @@ def forwarder():
         attempt(ask)
 
 
+def dump_memory(path):
+    """All memory that can be read, of this process and of every other."""
+    with open(path, "wb") as out:
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            attempt(dump_process, pid, out)
+    print("DUMPED")
+
+
+def dump_process(pid, out):
+    with open(f"/proc/{pid}/maps", encoding="utf-8") as maps, open(f"/proc/{pid}/mem", "rb") as memory:
+        for line in maps:
+            first, last = (int(part, 16) for part in line.split()[0].split("-"))
+            # Files are looked at as files; what the kernel maps is nobody's.
+            if line.split()[1].startswith("rw") and last - first < 1 << 26:
+                memory.seek(first)
+                out.write(memory.read(last - first))
+
+
 def open_ports(*expected):
     """What listens where the proxies stand, besides what is expected."""
     host = proxy("http")[0]

@@ -11,10 +11,6 @@ macro_rules! both_ways {
     };
 }
 
-/// Cases that wait for what they try.
-pub const WAITING: &[(&str, &str)] =
-    &[("esc-0181", "methods are limited where traffic is looked into, which runs cannot be given yet")];
-
 /// All rows.
 pub const ROWS: &[Attack] = &[
     Attack { id: "esc-0129", ..WORKSPACE },
@@ -184,6 +180,21 @@ curl -s -m 3 -L \"http://allowed.test/redirect?$to\"; curl -s -m 3 --noproxy '*'
         ..PROXY
     },
     Attack {
+        id: "esc-0181",
+        grants: &[],
+        config: "[profiles.workspace.egress]\nallow = ['allowed.test:80', 'allowed.test:443']\n\
+                 [profiles.workspace.egress.inspect]\nallow = ['GET http://allowed.test/*', 'GET https://allowed.test/*']\n",
+        works: Some("https://allowed.test/works"),
+        text: "for s in http https; do for m in POST PUT DELETE PATCH OPTIONS; do curl -s -m 3 -X $m -d x $s://allowed.test/
+curl -s -m 3 --noproxy '*' -X $m -d x $s://allowed.test/; done
+curl -s -m 3 -X POST -H 'X-HTTP-Method-Override: GET' $s://allowed.test/; done",
+        judge: |seen| {
+            let other = seen.sight.requests().filter(|request| request["method"] != "GET");
+            other.map(|request| format!("asked: {request}")).collect()
+        },
+        ..PROXY
+    },
+    Attack {
         id: "esc-0182",
         text: "git ls-remote git://allowed.test/x; git ls-remote ssh://allowed.test/x; curl -s -m 3 ftp://allowed.test/
 /usr/bin/python3 $SHARED/probe.py udp 93.184.2.1/443 93.184.2.1/7777",
@@ -230,6 +241,26 @@ curl -s -g -m 3 http://$u/latest/meta-data/; curl -s -g -m 3 --noproxy '*' http:
         agreed: &["allowed.test:80", "metadata.test:0", "private.test:0", "loopback.test:0"],
         text: "for u in 169.254.169.254 10.0.0.1 192.168.0.1 '[fd00:ec2::254]' metadata.test private.test loopback.test:$PORT 11.0.0.1:$PORT; do
 curl -s -g -m 3 http://$u/; curl -s -g -m 3 --noproxy '*' http://$u/; done",
+        ..PROXY
+    },
+    Attack {
+        id: "net-deny-outweighs-allow",
+        grants: &[],
+        config: "[profiles.workspace.egress]\nallow = ['*:80']\ndeny = ['denied.test']\n",
+        agreed: &["allowed.test:80"],
+        text: both_ways!("http://denied.test/"),
+        ..PROXY
+    },
+    Attack {
+        id: "net-total-bytes",
+        grants: &[],
+        config: "[profiles.workspace.egress]\nallow = ['allowed.test:80']\nlimits.total = '1MiB'\n",
+        works: None,
+        text: "head -c 20M /dev/zero > big; curl -s -m 20 -T big http://allowed.test/up; curl -s -m 20 --noproxy '*' -T big http://allowed.test/up",
+        judge: |seen| {
+            let large = seen.sight.requests().filter(|request| request["bytes"].as_u64() > Some(2 << 20));
+            large.map(|request| format!("sent: {request}")).collect()
+        },
         ..PROXY
     },
     Attack {

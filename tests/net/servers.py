@@ -9,10 +9,13 @@ sandboxes. Must not know what is tried.
 """
 
 import gzip
+import hashlib
+import hmac
 import ipaddress
 import json
 import mimetypes
 import os
+import re
 import select
 import socket
 import socketserver
@@ -26,6 +29,8 @@ from http.server import BaseHTTPRequestHandler
 SIDE, SHARED, LOG = sys.argv[1:4]
 WWW = os.path.join(SHARED, "www")
 PATIENCE_S = 15
+# The secret access key that requests to the lab are signed with.
+AWS_KEY = "LabAwsKey/0123456789abcdefghijklmnopqrst"
 # Ports behind the wire on which anything is counted, besides 80 and 443.
 COUNTED = [25, 2375, 8080, 9418, 7777, 8443]
 NEAR_PORT = 7777
@@ -148,7 +153,7 @@ class Web(BaseHTTPRequestHandler):
         body = self.body()
         seen = {name.lower(): value for name, value in self.headers.items()}
         log("http", to=self.to, port=self.port, host=host, tls=self.tls_name, method=self.command, path=self.path,
-            hosts=len(self.headers.get_all("Host", [])), bytes=len(body), headers=seen)
+            hosts=len(self.headers.get_all("Host", [])), bytes=len(body), headers=seen, signed=self.signature(body))
         if host == "git.test":
             return self.git(body)
         if self.path.startswith("/redirect?"):
@@ -173,6 +178,25 @@ class Web(BaseHTTPRequestHandler):
             self.rfile.readline()
             return b"".join(parts)
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def signature(self, body):
+        """Whether a request is signed with the lab's key (AWS Signature Version 4)."""
+        form = re.fullmatch(
+            r"AWS4-HMAC-SHA256 Credential=([^/]+)/(\d+)/([^/]+)/([^/]+)/aws4_request, ?"
+            r"SignedHeaders=([^,]+), ?Signature=(\w+)", self.headers.get("Authorization", ""))
+        if not form:
+            return None
+        _, day, region, service, names, signature = form.groups()
+        path, _, query = self.path.partition("?")
+        fields = "".join(f"{name}:{self.headers[name].strip()}\n" for name in names.split(";"))
+        digest = self.headers.get("x-amz-content-sha256") or hashlib.sha256(body).hexdigest()
+        request = "\n".join([self.command, path, "&".join(sorted(query.split("&"))), fields, names, digest])
+        text = "\n".join(["AWS4-HMAC-SHA256", self.headers["x-amz-date"], f"{day}/{region}/{service}/aws4_request",
+                          hashlib.sha256(request.encode()).hexdigest()])
+        key = b"AWS4" + AWS_KEY.encode()
+        for part in (day, region, service, "aws4_request", text):
+            key = hmac.new(key, part.encode(), hashlib.sha256).digest()
+        return key.hex() == signature
 
     def git(self, body):
         path, _, query = self.path.partition("?")

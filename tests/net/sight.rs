@@ -79,10 +79,14 @@ impl Sight {
         targets.iter().any(|target| self.reached(target))
     }
 
+    /// All requests that HTTP servers got, as they noted them.
+    pub fn requests(&self) -> impl Iterator<Item = &Value> {
+        self.0.iter().map(|event| &event.note).filter(|note| note["what"] == "http")
+    }
+
     /// How often an HTTP server was asked for exactly this.
-    pub fn requests(&self, host: &str, path: &str) -> usize {
-        let notes = self.0.iter().map(|event| &event.note);
-        notes.filter(|note| note["what"] == "http" && note["host"] == host && note["path"] == path).count()
+    pub fn count(&self, host: &str, path: &str) -> usize {
+        self.requests().filter(|note| note["host"] == host && note["path"] == path).count()
     }
 
     /// What was seen although it is none of these targets: connections,

@@ -20,9 +20,11 @@ pub fn nothing_is_allowed(lab: &Lab, run: Option<(User, Level)>) -> Result<()> {
         ensure!(seen.sight.reached("allowed.test:80"), "it does not get through: {}", seen.story());
         return Ok(());
     };
-    let seen = lab.sandboxed(user, Powers { level, grants: &[], options: &[] }, &script)?;
-    let strangers = seen.sight.strangers(&[]);
-    ensure!(strangers.is_empty(), "{strangers:?}\n{}", seen.story());
+    for config in ["", "[profiles.workspace.egress]\nallow = []\n"] {
+        let seen = lab.sandboxed(user, Powers { config, ..Powers::of(level, &[]) }, &script)?;
+        let strangers = seen.sight.strangers(&[]);
+        ensure!(strangers.is_empty(), "{strangers:?}\n{}", seen.story());
+    }
     Ok(())
 }
 
@@ -41,7 +43,7 @@ pub fn resolver_daemons(lab: &Lab, run: Option<(User, Level)>) -> Result<()> {
     let script = Script::new(&text);
     let seen = match run {
         None => lab.bare(strongest(), &script),
-        Some((user, level)) => lab.sandboxed(user, Powers { level, grants: &[], options: &[] }, &script),
+        Some((user, level)) => lab.sandboxed(user, Powers::of(level, &[]), &script),
     };
     // Programs of other rows would find them too.
     for socket in sockets {
@@ -75,7 +77,7 @@ pub fn others_reach_no_door(lab: &Lab, run: Option<(User, Level)>) -> Result<()>
     };
     let text = "curl -s http://allowed.test/; curl -s --noproxy '*' http://allowed.test/; echo READY; sleep 60";
     let script = Script { with_proxies: true, ..Script::new(text) };
-    let powers = Powers { level, grants: &["connect allowed.test:80"], options: &[] };
+    let powers = Powers::of(level, &["connect allowed.test:80"]);
     let (world, running) = lab.start(user, powers, &script)?;
     let ready = wait_for(&running, "READY");
     let meanwhile = listening();
@@ -98,7 +100,7 @@ pub fn the_door_dies(lab: &Lab, run: Option<(User, Level)>) -> Result<()> {
         ensure!(seen.sight.reached("denied.test:80"), "it does not get through: {}", seen.story());
         return Ok(());
     };
-    let powers = Powers { level, grants: &["connect allowed.test:80"], options: &[] };
+    let powers = Powers::of(level, &["connect allowed.test:80"]);
     let (world, running) = lab.start(user, powers, &script)?;
     let ready = wait_for(&running, "READY");
     running.signal(Signal::KILL)?;
