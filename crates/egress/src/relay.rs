@@ -5,17 +5,24 @@
 //! Must not know: what the bytes mean.
 
 use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::net::{Shutdown, sockopt};
+use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 use crate::events::Counts;
 use crate::limits::{Direction, Meter, Reached};
 
 /// Bytes of one buffer.
-pub(crate) const BUFFER: usize = 64 << 10;
+const BUFFER: usize = 64 << 10;
+/// Bytes of a buffer when many are lent: peers that never read must not hold
+/// much.
+const SMALL: usize = 4 << 10;
+/// Full buffers lent at once.
+const LENT_MAX: usize = 256;
 /// Buffers that are kept for the next who needs one.
 const KEPT: usize = 64;
 /// Quiet time after which the network is asked whether the other side still is.
@@ -48,18 +55,33 @@ impl From<Reached> for Broken {
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
     free: Mutex<Vec<Vec<u8>>>,
+    lent: AtomicUsize,
+}
+
+/// A buffer on loan; goes back when dropped.
+struct Lent<'a> {
+    from: &'a Buffers,
+    bytes: Vec<u8>,
 }
 
 impl Buffers {
-    fn take(&self) -> Vec<u8> {
-        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        free.unwrap_or_else(|| vec![0; BUFFER])
+    fn lend(&self) -> Lent<'_> {
+        let bytes = if self.lent.fetch_add(1, Ordering::Relaxed) < LENT_MAX {
+            let free = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            free.unwrap_or_else(|| vec![0; BUFFER])
+        } else {
+            vec![0; SMALL]
+        };
+        Lent { from: self, bytes }
     }
+}
 
-    fn put(&self, buffer: Vec<u8>) {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        if free.len() < KEPT {
-            free.push(buffer);
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        self.from.lent.fetch_sub(1, Ordering::Relaxed);
+        let mut free = self.from.free.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.bytes.len() == BUFFER && free.len() < KEPT {
+            free.push(std::mem::take(&mut self.bytes));
         }
     }
 }
@@ -90,6 +112,15 @@ pub(crate) async fn write_all(to: &TcpStream, mut bytes: &[u8]) -> io::Result<()
     Ok(())
 }
 
+/// Waits until this side breaks off.
+async fn broke_off(stream: &TcpStream) -> Broken {
+    let waited = stream.ready(Interest::ERROR).await.and_then(|_| stream.take_error());
+    Broken::Reset(match waited {
+        Ok(error) => error.unwrap_or_else(|| io::ErrorKind::ConnectionReset.into()),
+        Err(error) => error,
+    })
+}
+
 /// What a relay needs beside its sockets.
 #[derive(Clone, Copy)]
 pub(crate) struct Way<'a> {
@@ -108,14 +139,14 @@ impl Way<'_> {
 
     /// Moves bytes until `from` has no more; then says so to `to`.
     pub(crate) async fn pump(&self, from: &TcpStream, to: &TcpStream, direction: Direction) -> Result<(), Broken> {
-        let chunk = self.meter.chunk().min(BUFFER);
         loop {
             from.readable().await?;
-            let mut buffer = self.buffers.take();
+            let mut lent = self.buffers.lend();
+            let chunk = self.meter.chunk().min(lent.bytes.len());
+            let buffer = &mut lent.bytes[..chunk];
             loop {
-                match from.try_read(&mut buffer[..chunk]) {
+                match from.try_read(buffer) {
                     Ok(0) => {
-                        self.buffers.put(buffer);
                         // The other side may be gone already.
                         let _ = rustix::net::shutdown(to, Shutdown::Write);
                         return Ok(());
@@ -130,7 +161,6 @@ impl Way<'_> {
                     Err(e) => return Err(e.into()),
                 }
             }
-            self.buffers.put(buffer);
         }
     }
 
@@ -150,12 +180,23 @@ impl Way<'_> {
             self.pump(inside, outside, Direction::Up).await
         };
         let down = self.pump(outside, inside, Direction::Down);
-        let ended = tokio::try_join!(up, down);
+        tokio::pin!(up, down);
+        // Whoever has said all may still break off, which no read would tell.
+        let ended = tokio::select! {
+            ended = &mut up => match ended {
+                Ok(()) => tokio::select! { biased; ended = &mut down => ended, gone = broke_off(inside) => Err(gone) },
+                broken => broken,
+            },
+            ended = &mut down => match ended {
+                Ok(()) => tokio::select! { biased; ended = &mut up => ended, gone = broke_off(outside) => Err(gone) },
+                broken => broken,
+            },
+        };
         if ended.is_err() {
             break_off(inside);
             break_off(outside);
         }
-        ended.map(|_| ())
+        ended
     }
 
     async fn watched(

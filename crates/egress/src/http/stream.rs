@@ -17,8 +17,10 @@ use crate::relay::{Broken, Way};
 pub(crate) const HEAD_TIME: Duration = Duration::from_secs(10);
 /// How long a connection may be quiet between requests.
 pub(crate) const QUIET_TIME: Duration = Duration::from_secs(300);
-/// Bytes of one read.
+/// Bytes of one read of a body.
 const READ: usize = 16 << 10;
+/// Bytes of one read of all else: connections that wait must not hold much.
+const HEAD_READ: usize = 2 << 10;
 /// Longest line that begins a chunk.
 const CHUNK_LINE_MAX: usize = 256;
 
@@ -66,7 +68,11 @@ impl<R: AsyncRead + Unpin> Reader<R> {
 
     /// Reads more; 0 at the end. May be given up without loss.
     pub(crate) async fn fill(&mut self) -> io::Result<usize> {
-        self.held.reserve(READ);
+        self.fill_with(HEAD_READ).await
+    }
+
+    async fn fill_with(&mut self, room: usize) -> io::Result<usize> {
+        self.held.reserve(room);
         self.inner.read_buf(&mut self.held).await
     }
 
@@ -98,7 +104,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
 
     /// Some bytes, at most `most`.
     async fn some(&mut self, most: u64) -> Result<Vec<u8>, Trouble> {
-        if self.held.is_empty() && self.fill().await? == 0 {
+        if self.held.is_empty() && self.fill_with(READ).await? == 0 {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
         let count = self.held.len().min(usize::try_from(most).unwrap_or(usize::MAX));
@@ -137,7 +143,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
             Framing::None => Ok(()),
             Framing::Length(length) => self.copy_bytes(to, length, way, direction).await,
             Framing::UntilClose => loop {
-                if self.held.is_empty() && self.fill().await? == 0 {
+                if self.held.is_empty() && self.fill_with(READ).await? == 0 {
                     return Ok(());
                 }
                 let held = std::mem::take(&mut self.held);
@@ -205,7 +211,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         direction: Direction,
     ) -> Result<(), Broken> {
         loop {
-            if self.held.is_empty() && self.fill().await? == 0 {
+            if self.held.is_empty() && self.fill_with(READ).await? == 0 {
                 let _ = to.shutdown().await;
                 return Ok(());
             }

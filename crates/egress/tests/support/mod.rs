@@ -113,9 +113,8 @@ impl World {
         let heard = Arc::clone(&events);
         let names = Arc::new(Names::new());
         let namespace = Arc::new(Loopback::default());
-        let udp = UdpSocket::bind("[::]:0").unwrap();
+        let (udp, tcp) = dns_sockets();
         let dns = SocketAddr::from((Ipv4Addr::LOCALHOST, udp.local_addr().unwrap().port()));
-        let tcp = TcpListener::bind(("::", dns.port())).unwrap();
         let mut setup = Setup {
             rules: Egress { special: patterns(&special), limits: options.limits, ..Egress::default() },
             names: Arc::clone(&names),
@@ -185,6 +184,16 @@ impl World {
         assert_eq!(records.len(), 1, "{records:?}");
         records.remove(0)
     }
+}
+
+/// Both on one port, which may be taken for the other protocol.
+fn dns_sockets() -> (UdpSocket, TcpListener) {
+    let pair = |_| {
+        let udp = UdpSocket::bind("[::]:0").unwrap();
+        let tcp = TcpListener::bind(("::", udp.local_addr().unwrap().port()));
+        tcp.ok().map(|tcp| (udp, tcp))
+    };
+    (0..100).find_map(pair).unwrap()
 }
 
 pub fn arrive(announced: Announced) -> TcpStream {
