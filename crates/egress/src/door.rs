@@ -20,6 +20,7 @@ use tokio::time::timeout;
 use crate::arrivals::{Announced, Arrivals, CLAIM_MAX};
 use crate::dial::{DialFailure, Dialled, dial};
 use crate::dns::NameServer;
+use crate::edge::Edge;
 use crate::events::{Events, Recorder};
 use crate::limits::Meter;
 use crate::names::Names;
@@ -39,6 +40,9 @@ pub enum DoorError {
     /// No thread, or no way to wait for sockets.
     #[error("the door could not be started: {0}")]
     Start(#[from] std::io::Error),
+    /// What the rules want was not made ready.
+    #[error("the rules look into traffic or put secrets in, and `Edge::prepare` was not asked for that")]
+    Unprepared,
 }
 
 /// One connect that was agreed to.
@@ -65,6 +69,7 @@ pub(crate) struct Shared {
     pub(crate) meter: Arc<Meter>,
     pub(crate) buffers: Buffers,
     pub(crate) name_server: Arc<NameServer>,
+    pub(crate) edge: Arc<Edge>,
     arrivals: Arrivals,
 }
 
@@ -103,6 +108,9 @@ impl Door {
     /// # Errors
     /// See [`DoorError`].
     pub fn start(setup: Setup) -> Result<Self, DoorError> {
+        if !setup.edge.serves(&setup.rules) {
+            return Err(DoorError::Unprepared);
+        }
         let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(BLOCKING_MAX).build()?;
         let handle = runtime.handle().clone();
         let events = Arc::new(Events::new(setup.sink));
@@ -125,6 +133,7 @@ impl Door {
             meter,
             buffers: Buffers::default(),
             name_server,
+            edge: setup.edge,
             arrivals: Arrivals::new(setup.namespace),
         });
         if let Some(dns) = setup.dns {

@@ -10,6 +10,7 @@ mod arrivals;
 mod dial;
 mod dns;
 mod door;
+mod edge;
 mod events;
 mod hello;
 mod http;
@@ -21,10 +22,12 @@ mod seam;
 mod session;
 mod sniff;
 mod system;
+mod tls;
 
 pub use arrivals::Announced;
 pub use dial::DialFailure;
 pub use door::{Dialling, Door, DoorError, Order};
+pub use edge::{Edge, EdgeError, TRUST_VARIABLES, Trust};
 pub use limits::Reached;
 pub use names::{DOOR_V4, DOOR_V6, HTTP_PROXY_PORT, NAMES_MAX, Names, Pair, SOCKS_PORT, is_ours};
 pub use seam::{

@@ -13,6 +13,7 @@ use rustix::net::{Shutdown, sockopt};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
+use crate::edge::Guard;
 use crate::events::Counts;
 use crate::limits::{Direction, Meter, Reached};
 
@@ -127,6 +128,8 @@ pub(crate) struct Way<'a> {
     pub(crate) buffers: &'a Buffers,
     pub(crate) meter: &'a Meter,
     pub(crate) counts: &'a Counts,
+    /// Where what passes can be read.
+    pub(crate) guard: Option<&'a Guard<'a>>,
 }
 
 impl Way<'_> {
@@ -135,6 +138,14 @@ impl Way<'_> {
         self.meter.bytes(direction, count).await?;
         self.counts.add(direction, count);
         Ok(())
+    }
+
+    /// The same for bytes of a program's own making, which are looked at.
+    pub(crate) async fn pass(&self, direction: Direction, bytes: &[u8]) -> Result<(), Broken> {
+        if let (Direction::Up, Some(guard)) = (direction, self.guard) {
+            guard.pass(bytes).map_err(Broken::Rule)?;
+        }
+        self.account(direction, bytes.len()).await
     }
 
     /// Moves bytes until `from` has no more; then says so to `to`.
@@ -152,7 +163,7 @@ impl Way<'_> {
                         return Ok(());
                     }
                     Ok(count) => {
-                        self.account(direction, count).await?;
+                        self.pass(direction, &buffer[..count]).await?;
                         write_all(to, &buffer[..count]).await?;
                         // One busy connection must not keep the others waiting.
                         tokio::task::consume_budget().await;
@@ -212,7 +223,7 @@ impl Way<'_> {
             if let Watch::Refuse(rule) = watch {
                 return Err(Broken::Rule(rule));
             }
-            self.account(Direction::Up, said.len() - sent).await?;
+            self.pass(Direction::Up, &said[sent..]).await?;
             write_all(outside, &said[sent..]).await?;
             sent = said.len();
             if watch == Watch::Done {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use stockade_model::{ConnectionRecord, Denial, Egress, HostName, RawText, Target};
 
+use crate::edge::Edge;
 use crate::names::Names;
 
 /// The network namespace that the door stands in.
@@ -117,6 +118,8 @@ pub struct Setup {
     pub names: Arc<Names>,
     /// Where names are asked for; `None`: only by [`Service::NameServer`].
     pub dns: Option<DnsSockets>,
+    /// What was made ready for these rules.
+    pub edge: Arc<Edge>,
     /// The sandbox's network.
     pub namespace: Arc<dyn Namespace>,
     /// Who decides on requests to the door's proxies.

@@ -12,13 +12,16 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::dial::{DialFailure, Dialled};
 use crate::door::Shared;
+use crate::edge::Guard;
 use crate::events::Recorder;
-use crate::hello::Hello;
 use crate::http::direct;
+use crate::http::exchange::Side;
+use crate::http::stream::Reader;
 use crate::limits::{Place, Reached};
 use crate::relay::{Broken, Watch, Way, break_off, tune};
 use crate::seam::Who;
-use crate::sniff::{First, look, watch};
+use crate::sniff::{First, NOT_READ, look, watch};
+use crate::tls;
 
 /// First byte of a TLS record.
 const TLS: u8 = 22;
@@ -67,18 +70,36 @@ impl Session {
             Err(error) => return self.ended(Err(Broken::Reset(error))),
         };
         match &first {
-            First::Http => return direct::serve(self, inside, held, outside).await,
+            First::Http => {
+                let (reader, writer) = inside.into_split();
+                let client = Side { reader: Reader::new(reader, held), writer };
+                let (reader, writer) = outside.into_split();
+                let server = Side { reader: Reader::new(reader, Vec::new()), writer };
+                return direct::serve(self, client, server, false).await;
+            }
             First::Refused(rule) => {
                 break_off(&inside);
                 break_off(&outside);
                 self.shared.events.denied(Operation::Connect, self.target.to_string(), &self.who, rule, None);
                 return self.refused(rule);
             }
-            First::Tls(Hello { server_name: Some(name), .. }) => self.recorder.tls_name(name.as_slice().into()),
-            First::Tls(_) | First::Opaque | First::Undecided => {}
+            First::Tls(hello) => {
+                if let Some(name) = &hello.server_name {
+                    self.recorder.tls_name(name.as_slice().into());
+                }
+                if self.is_read() {
+                    return tls::serve(self, inside, held, outside).await;
+                }
+            }
+            First::Opaque | First::Undecided => {}
         }
         let counts = Arc::clone(&self.recorder.counts);
-        let way = Way { buffers: &self.shared.buffers, meter: &self.shared.meter, counts: &counts };
+        let guard = match first {
+            First::Tls(_) => None,
+            _ => Guard::new(&self.shared.edge.secrets, &self.target, false),
+        };
+        let guard = guard.as_ref();
+        let way = Way { buffers: &self.shared.buffers, meter: &self.shared.meter, counts: &counts, guard };
         let is_open = first == First::Undecided && !held.is_empty();
         let ended =
             way.relay(&inside, &outside, held, |said| if is_open { watch(said, &self.target) } else { Watch::Done });
@@ -86,18 +107,25 @@ impl Session {
         self.ended(ended);
     }
 
+    /// Whether requests are read, encrypted or not: then nothing else passes.
+    fn is_read(&self) -> bool {
+        self.shared.rules.inspects(&self.target)
+    }
+
     /// Waits for the first bytes of the program and looks at them. Where the
     /// server speaks first, the protocol is none that names a server.
     async fn first(&self, inside: &TcpStream, outside: &TcpStream, mut held: Vec<u8>) -> io::Result<(First, Vec<u8>)> {
         let mut deadline = None;
+        let is_read = self.is_read();
+        let other = || if is_read { First::Refused(NOT_READ.into()) } else { First::Opaque };
+        let waits = |held: &[u8]| is_read || held.starts_with(&[TLS]) || self.target.port == 80;
         loop {
-            let seen = if held.is_empty() { First::Undecided } else { look(&held, &self.target) };
+            let seen = if held.is_empty() { First::Undecided } else { look(&held, &self.target, is_read) };
             if seen != First::Undecided {
                 return Ok((seen, held));
             }
             if !held.is_empty() {
-                let is_strict = held.starts_with(&[TLS]) || self.target.port == 80;
-                let time = if is_strict { HELLO_TIME } else { LINE_TIME };
+                let time = if waits(&held) { HELLO_TIME } else { LINE_TIME };
                 deadline.get_or_insert_with(|| Instant::now() + time);
             }
             let too_slow = async {
@@ -111,28 +139,32 @@ impl Session {
                 ready = inside.readable() => ready?,
                 ready = outside.readable(), if held.is_empty() => {
                     ready?;
-                    return Ok((First::Opaque, held));
+                    return Ok((other(), held));
                 }
                 // A line that may become a request goes on, and is watched.
                 () = too_slow => {
-                    let is_line = !held.starts_with(&[TLS]) && self.target.port != 80;
                     let late = First::Refused("its first message did not come in time".into());
-                    return Ok((if is_line { First::Undecided } else { late }, held));
+                    return Ok((if waits(&held) { late } else { First::Undecided }, held));
                 }
             }
             let mut bytes = [0; 4096];
             match inside.try_read(&mut bytes) {
-                Ok(0) if held.is_empty() => return Ok((First::Opaque, held)),
+                Ok(0) if held.is_empty() => return Ok((other(), held)),
                 Ok(0) if held.starts_with(&[TLS]) => {
                     return Ok((First::Refused("its client hello was cut off".into()), held));
                 }
                 // Half a line is no request.
-                Ok(0) => return Ok((First::Opaque, held)),
+                Ok(0) => return Ok((other(), held)),
                 Ok(count) => held.extend_from_slice(&bytes[..count]),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => return Err(e),
             }
         }
+    }
+
+    /// Notes that nothing came about.
+    pub(crate) fn unreached(self, why: &str) {
+        self.recorder.finish(ConnectionEnd::Failed, Some(why.to_owned()));
     }
 
     /// Notes that the door broke it off.

@@ -26,7 +26,11 @@ pub enum First {
     Refused(String),
 }
 
-/// Looks at the first bytes of a connection to this target.
+/// Why a connection whose requests are to be read is broken off.
+pub(crate) const NOT_READ: &str = "requests to this host are looked into, and what is said is neither TLS nor HTTP/1; `inspect.except` leaves it closed";
+
+/// Looks at the first bytes of a connection to this target. `is_read`: its
+/// requests are to be read, so nothing else may pass.
 ///
 /// The rules, for names: a client hello must ask for the very name; one that asks
 /// for none is refused, for the server would then choose. An encrypted hello
@@ -34,11 +38,12 @@ pub enum First {
 /// HTTP/1 is read request by request, on every port; HTTP/2 without TLS cannot be
 /// checked and is refused; port 80 carries nothing but HTTP/1. Connections to
 /// addresses are not checked: who agreed to an address agreed to all it serves.
-pub fn look(bytes: &[u8], target: &Target) -> First {
+pub fn look(bytes: &[u8], target: &Target, is_read: bool) -> First {
     let name = target.host.name();
+    let is_checked = is_read || name.is_some();
     match hello::read(bytes) {
         Seen::Incomplete => First::Undecided,
-        Seen::Malformed(why) if name.is_some() => First::Refused(why.into()),
+        Seen::Malformed(why) if is_checked => First::Refused(why.into()),
         Seen::Malformed(_) => First::Opaque,
         Seen::Hello(hello) => match name {
             None => First::Tls(hello),
@@ -51,11 +56,12 @@ pub fn look(bytes: &[u8], target: &Target) -> First {
                 }
             },
         },
-        Seen::Other if name.is_none() => First::Opaque,
+        Seen::Other if !is_checked => First::Opaque,
         Seen::Other => match first_line(bytes) {
             Line::Http1 => First::Http,
             Line::Http2 => First::Refused("HTTP/2 without TLS cannot be checked".into()),
             Line::Unfinished => First::Undecided,
+            Line::Else if is_read => First::Refused(NOT_READ.into()),
             Line::Else if target.port == 80 => First::Refused("port 80 carries nothing but HTTP/1".into()),
             Line::Else => First::Opaque,
         },
@@ -65,7 +71,7 @@ pub fn look(bytes: &[u8], target: &Target) -> First {
 /// Looks at a first line that comes in pieces and goes on as it comes. Should it
 /// turn out to be a request, it is too late to check it.
 pub fn watch(said: &[u8], target: &Target) -> Watch {
-    match look(said, target) {
+    match look(said, target, false) {
         First::Undecided => Watch::More,
         First::Opaque => Watch::Done,
         First::Http | First::Tls(_) => Watch::Refuse("a request came too slowly to be checked".into()),
@@ -110,7 +116,7 @@ mod tests {
 
     #[track_caller]
     fn check(bytes: &[u8], target: &str, expected: &First) {
-        let seen = look(bytes, &target.parse().unwrap());
+        let seen = look(bytes, &target.parse().unwrap(), false);
         let same = match (&seen, expected) {
             (First::Refused(why), First::Refused(part)) => why.contains(part.as_str()),
             (First::Tls(_), First::Tls(_)) => true,
@@ -136,6 +142,17 @@ mod tests {
         check(&records(&body(&[]), 9), "a.test:443", &refused("names no server"));
         check(&[22, 3, 1, 0, 0], "a.test:443", &refused("record"));
         check(&tls(b"b.test")[..20], "a.test:443", &First::Undecided);
+    }
+
+    #[test]
+    fn where_requests_are_read_nothing_else_passes() {
+        let look = |bytes: &[u8], target: &str| look(bytes, &target.parse().unwrap(), true);
+        for target in ["a.test:22", "1.1.1.1:443"] {
+            assert_eq!(look(b"SSH-2.0-x\r\n", target), First::Refused(NOT_READ.into()));
+            assert_eq!(look(b"GET / HTTP/1.1\r\n", target), First::Http);
+            assert!(matches!(look(&[22, 3, 1, 0, 0], target), First::Refused(_)));
+        }
+        assert!(matches!(look(&records(&body(&[]), 9), "1.1.1.1:443"), First::Tls(_)));
     }
 
     #[test]

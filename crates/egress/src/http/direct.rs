@@ -6,11 +6,13 @@
 use std::sync::Arc;
 
 use stockade_model::{Host, Operation, Target};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
 
+use super::admit::Asked;
 use super::exchange::{After, Refusal, Side, exchange, refusal_of, tunnel};
 use super::head::{Request, values};
-use super::stream::{QUIET_TIME, Reader, Trouble};
+use super::stream::{QUIET_TIME, Trouble};
+use crate::edge::Guard;
 use crate::relay::{Broken, Way};
 use crate::session::Session;
 
@@ -105,14 +107,24 @@ pub(crate) fn host_field(target: &Target, default_port: u16) -> String {
 }
 
 /// Serves the requests of one connection.
-pub(crate) async fn serve(session: Session, inside: TcpStream, held: Vec<u8>, outside: TcpStream) {
+pub(crate) async fn serve<CR, CW, UR, UW>(
+    session: Session,
+    mut client: Side<CR, CW>,
+    mut server: Side<UR, UW>,
+    is_encrypted: bool,
+) where
+    CR: AsyncRead + Unpin,
+    CW: AsyncWrite + Unpin,
+    UR: AsyncRead + Unpin,
+    UW: AsyncWrite + Unpin,
+{
     let shared = Arc::clone(&session.shared);
     let counts = Arc::clone(&session.recorder.counts);
-    let way = Way { buffers: &shared.buffers, meter: &shared.meter, counts: &counts };
-    let (reader, writer) = inside.into_split();
-    let mut client = Side { reader: Reader::new(reader, held), writer };
-    let (reader, writer) = outside.into_split();
-    let mut server = Side { reader: Reader::new(reader, Vec::new()), writer };
+    let (target, who) = (session.target.clone(), session.who.clone());
+    let guard = Guard::new(&shared.edge.secrets, &target, is_encrypted);
+    let guard = guard.as_ref();
+    let way = Way { buffers: &shared.buffers, meter: &shared.meter, counts: &counts, guard };
+    let asked = Asked { shared: &shared, target: &target, who: &who, is_encrypted, guard };
     loop {
         let head = tokio::select! {
             head = client.reader.head(QUIET_TIME) => head,
@@ -121,7 +133,7 @@ pub(crate) async fn serve(session: Session, inside: TcpStream, held: Vec<u8>, ou
         };
         let next = match head {
             Ok(None) => return session.ended(Ok(())),
-            Ok(Some(head)) => one(&session, &mut client, &mut server, &head, &way).await,
+            Ok(Some(head)) => one(&asked, &mut client, &mut server, &head, &way).await,
             Err(trouble) => Err(Fault::of(trouble)),
         };
         match next {
@@ -158,25 +170,29 @@ impl Fault {
     }
 }
 
-async fn one(
-    session: &Session,
-    client: &mut Side<tokio::net::tcp::OwnedReadHalf, tokio::net::tcp::OwnedWriteHalf>,
-    server: &mut Side<tokio::net::tcp::OwnedReadHalf, tokio::net::tcp::OwnedWriteHalf>,
+async fn one<CR, CW, UR, UW>(
+    asked: &Asked<'_>,
+    client: &mut Side<CR, CW>,
+    server: &mut Side<UR, UW>,
     head: &[u8],
     way: &Way<'_>,
-) -> Result<After, Fault> {
+) -> Result<After, Fault>
+where
+    CR: AsyncRead + Unpin,
+    CW: AsyncWrite + Unpin,
+    UR: AsyncRead + Unpin,
+    UW: AsyncWrite + Unpin,
+{
     let mut request = Request::parse(head).map_err(|why| Fault::of(why.into()))?;
-    if let Err(reached) = way.meter.request() {
-        crate::session::limit(&session.shared, &session.target, &session.who, reached);
-        return Err(Fault::Refused(Refusal::new(429, reached.to_string())));
-    }
-    check(&mut request, &session.target).map_err(|refusal| {
+    asked.count().map_err(Fault::Refused)?;
+    check(&mut request, asked.target).map_err(|refusal| {
         if refusal.status == 403 {
-            let object = session.target.to_string();
-            session.shared.events.denied(Operation::Connect, object, &session.who, &refusal.text, None);
+            let object = asked.target.to_string();
+            asked.shared.events.denied(Operation::Connect, object, asked.who, &refusal.text, None);
         }
         Fault::Refused(refusal)
     })?;
+    asked.admit(&mut request, &mut client.reader).await.map_err(Fault::Refused)?;
     exchange(client, server, &request, way).await.map_err(|trouble| match trouble {
         // An answer may have begun: nothing can be put in its place.
         Trouble::Malformed(why) => {

@@ -174,7 +174,10 @@ async fn download<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
         if answer.status == 101 && values(&request.fields, "upgrade").next().is_none() {
             return Err("the server changed the protocol unasked".into());
         }
-        let bytes = answer.bytes();
+        let mut bytes = answer.bytes();
+        if let Some(guard) = way.guard {
+            guard.mask(&mut bytes);
+        }
         way.account(Direction::Down, bytes.len()).await?;
         client.write_all(&bytes).await?;
         client.flush().await?;

@@ -1,8 +1,8 @@
 //! HTTP/1 as the door reads it: strictly, within bounds, every request on its
 //! own.
 
+pub(crate) mod admit;
+pub(crate) mod direct;
 pub(crate) mod exchange;
 pub(crate) mod head;
 pub(crate) mod stream;
-
-pub(crate) mod direct;

@@ -15,6 +15,8 @@ use crate::relay::{Broken, Way};
 
 /// How long a head may take from its first byte to its last.
 pub(crate) const HEAD_TIME: Duration = Duration::from_secs(10);
+/// How long a body may take that must be known before its head is sent on.
+const BODY_TIME: Duration = Duration::from_secs(60);
 /// How long a connection may be quiet between requests.
 pub(crate) const QUIET_TIME: Duration = Duration::from_secs(300);
 /// Bytes of one read of a body.
@@ -82,6 +84,8 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         while self.held.is_empty() || self.held == b"\r" || self.held == b"\r\n" {
             match timeout(quiet, self.fill()).await {
                 Ok(Ok(0)) | Err(_) => return Ok(None),
+                // Between messages many end TLS without a word.
+                Ok(Err(e)) if e.kind() == io::ErrorKind::UnexpectedEof && self.held.is_empty() => return Ok(None),
                 Ok(read) => read?,
             };
         }
@@ -102,13 +106,47 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         }
     }
 
-    /// Some bytes, at most `most`.
+    /// Some bytes, at most `most`; none at the end.
     async fn some(&mut self, most: u64) -> Result<Vec<u8>, Trouble> {
-        if self.held.is_empty() && self.fill_with(READ).await? == 0 {
-            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        if self.held.is_empty() {
+            self.fill_with(READ).await?;
         }
         let count = self.held.len().min(usize::try_from(most).unwrap_or(usize::MAX));
         Ok(self.held.drain(..count).collect())
+    }
+
+    /// Some bytes as they may go on; none at the end. What may be the beginning
+    /// of a secret waits for its end, where more must come.
+    async fn passed(&mut self, most: u64, way: &Way<'_>, direction: Direction) -> Result<Vec<u8>, Trouble> {
+        let mut bytes = self.some(most).await?;
+        if let (Direction::Down, Some(guard)) = (direction, way.guard) {
+            let waits = |held: &[u8]| most != u64::MAX && (held.len() as u64) < most && held.len() < HEAD_MAX;
+            while waits(&bytes) && guard.is_begun(&bytes) {
+                let more = self.some(most - bytes.len() as u64).await?;
+                if more.is_empty() {
+                    break;
+                }
+                bytes.extend(more);
+            }
+            guard.mask(&mut bytes);
+        }
+        way.pass(direction, &bytes).await?;
+        Ok(bytes)
+    }
+
+    /// Waits until so many bytes of a body are there, and shows them; they are
+    /// read again afterwards.
+    pub(crate) async fn body(&mut self, length: usize) -> Result<&[u8], Trouble> {
+        let read = async {
+            while self.held.len() < length {
+                if self.fill_with(READ).await? == 0 {
+                    return Err(Trouble::from(io::Error::from(io::ErrorKind::UnexpectedEof)));
+                }
+            }
+            Ok(())
+        };
+        timeout(BODY_TIME, read).await.map_err(|_| Trouble::Slow)??;
+        Ok(&self.held[..length])
     }
 
     /// One line without its end.
@@ -143,12 +181,11 @@ impl<R: AsyncRead + Unpin> Reader<R> {
             Framing::None => Ok(()),
             Framing::Length(length) => self.copy_bytes(to, length, way, direction).await,
             Framing::UntilClose => loop {
-                if self.held.is_empty() && self.fill_with(READ).await? == 0 {
+                let bytes = self.passed(u64::MAX, way, direction).await?;
+                if bytes.is_empty() {
                     return Ok(());
                 }
-                let held = std::mem::take(&mut self.held);
-                way.account(direction, held.len()).await?;
-                to.write_all(&held).await?;
+                to.write_all(&bytes).await?;
                 to.flush().await?;
             },
             Framing::Chunked => loop {
@@ -176,9 +213,11 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         direction: Direction,
     ) -> Result<(), Trouble> {
         while length > 0 {
-            let bytes = self.some(length).await?;
+            let bytes = self.passed(length, way, direction).await?;
+            if bytes.is_empty() {
+                return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+            }
             length -= bytes.len() as u64;
-            way.account(direction, bytes.len()).await?;
             to.write_all(&bytes).await?;
             to.flush().await?;
         }
@@ -210,15 +249,13 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         way: &Way<'_>,
         direction: Direction,
     ) -> Result<(), Broken> {
-        loop {
-            if self.held.is_empty() && self.fill_with(READ).await? == 0 {
+        match self.copy_body(to, Framing::UntilClose, way, direction).await {
+            Err(Trouble::Broken(broken)) => Err(broken),
+            // A body without a form of its own is never out of it.
+            Ok(()) | Err(Trouble::Malformed(_) | Trouble::Slow) => {
                 let _ = to.shutdown().await;
-                return Ok(());
+                Ok(())
             }
-            let held = std::mem::take(&mut self.held);
-            way.account(direction, held.len()).await?;
-            to.write_all(&held).await?;
-            to.flush().await?;
         }
     }
 }
@@ -242,7 +279,7 @@ mod tests {
     async fn copied(body: &[u8], framing: Framing) -> Result<(Vec<u8>, Vec<u8>), Trouble> {
         let (meter, counts, buffers) =
             (Meter::new(&EgressLimits::default(), 1000), Counts::default(), Buffers::default());
-        let way = Way { buffers: &buffers, meter: &meter, counts: &counts };
+        let way = Way { buffers: &buffers, meter: &meter, counts: &counts, guard: None };
         let mut reader = Reader::new(body, Vec::new());
         let mut out = Vec::new();
         reader.copy_body(&mut out, framing, &way, Direction::Up).await?;

@@ -12,13 +12,15 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use super::{Unreached, reach};
 use crate::dial::DialFailure;
 use crate::door::Shared;
-use crate::http::direct::{Fault, absolute, authority, check, host_field};
+use crate::edge::Guard;
+use crate::http::admit::Asked;
+use crate::http::direct::{Fault, absolute, authority, check};
 use crate::http::exchange::{After, Refusal, Side, exchange, tunnel};
 use crate::http::head::{Framing, Request};
 use crate::http::stream::{QUIET_TIME, Reader, Trouble};
 use crate::relay::{Broken, Way, tune};
 use crate::seam::Who;
-use crate::session::{Session, limit};
+use crate::session::Session;
 
 type Client = Side<OwnedReadHalf, OwnedWriteHalf>;
 
@@ -128,14 +130,13 @@ async fn one(
         Some((host, port)) => Target { host, port: port.unwrap_or(80) },
         None => return Err(bad("a proxy is asked with `http://HOST/...`, or with CONNECT for all else")),
     };
-    if let Err(reached) = shared.meter.request() {
-        limit(shared, &target, who, reached);
-        return Err(Fault::Refused(Refusal::new(429, reached.to_string())));
-    }
+    let guard = Guard::new(&shared.edge.secrets, &target, false);
+    let guard = guard.as_ref();
+    let asked = Asked { shared, target: &target, who, is_encrypted: false, guard };
+    asked.count().map_err(Fault::Refused)?;
     check(&mut request, &target).map_err(Fault::Refused)?;
     request.remove("Proxy-Connection");
     request.remove("Proxy-Authorization");
-    request.set("Host", &host_field(&target, 80));
     let permitted = match open.take() {
         // Each request is decided, also where the connection is there already.
         Some(there) if there.session.target == target => match super::judged(shared, &target, who).await {
@@ -156,8 +157,12 @@ async fn one(
         }
     };
     let mut there = permitted.map_err(|unreached| Fault::Refused(refusal_of(&target, unreached)))?;
+    if let Err(refusal) = asked.admit(&mut request, &mut client.reader).await {
+        there.session.refused(&refusal.text);
+        return Err(Fault::Refused(refusal));
+    }
     let counts = Arc::clone(&there.session.recorder.counts);
-    let way = Way { buffers: &shared.buffers, meter: &shared.meter, counts: &counts };
+    let way = Way { buffers: &shared.buffers, meter: &shared.meter, counts: &counts, guard };
     match exchange(client, &mut there.server, &request, &way).await {
         Ok(After::Next) => {
             *open = Some(there);

@@ -3,6 +3,8 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod tls;
+
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -12,8 +14,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use stockade_egress::{
-    Announced, DialFailure, DnsSockets, Door, DoorEvent, Judge, Judgement, LookupError, Names, Namespace, Order,
-    Permit, Resolve, Setup, Who,
+    Announced, DialFailure, DnsSockets, Door, DoorEvent, Edge, Judge, Judgement, LookupError, Names, Namespace, Order,
+    Permit, Resolve, Setup, Trust, Who,
 };
 use stockade_model::{ConnectionRecord, Denial, Egress, EgressLimits, Host, HostName, Target, TargetPattern};
 
@@ -119,6 +121,7 @@ impl World {
             rules: Egress { special: patterns(&special), limits: options.limits, ..Egress::default() },
             names: Arc::clone(&names),
             dns: Some(DnsSockets { udp: udp.into(), tcp: tcp.into() }),
+            edge: Arc::default(),
             namespace: namespace.clone(),
             judge: judge.clone(),
             sink: Arc::new(move |event| heard.lock().unwrap().push(event)),
@@ -127,6 +130,19 @@ impl World {
         change(&mut setup);
         let door = Some(Door::start(setup).unwrap());
         Self { door, names, namespace, table, judge, events, dns }
+    }
+
+    /// A door that looks into traffic, puts secrets in and trusts these
+    /// certificates, and what was made ready for it.
+    pub fn looking(options: Options, trusted: &str, change: impl FnOnce(&mut Egress)) -> (Self, Arc<Edge>) {
+        let mut prepared = None;
+        let world = Self::with(options, |setup| {
+            change(&mut setup.rules);
+            let edge = Arc::new(Edge::prepare(&setup.rules, &Trust::Pem(trusted.into())).unwrap());
+            setup.edge = Arc::clone(&edge);
+            prepared = Some(edge);
+        });
+        (world, prepared.unwrap())
     }
 
     pub fn door(&self) -> &Door {

@@ -1,0 +1,112 @@
+//! What the door does to traffic on its way: it opens what is to be looked into,
+//! and puts credentials in. All that this needs is read and made before the run,
+//! so that what is missing stops it before it starts; the key of the authority
+//! and the values of secrets never leave this process's memory.
+//!
+//! Must not know: sockets, who decides.
+
+mod authority;
+mod aws;
+mod scan;
+mod secrets;
+mod trust;
+
+use std::fmt;
+use std::sync::Arc;
+
+use rustls::ClientConfig;
+use stockade_model::{Egress, SecretSource};
+
+pub(crate) use authority::Authority;
+pub(crate) use secrets::{Guard, Put, Secrets};
+pub use trust::{TRUST_VARIABLES, Trust};
+
+/// Why traffic cannot be opened or a credential cannot be put in.
+#[derive(Debug, thiserror::Error)]
+pub enum EdgeError {
+    /// The value of a secret, which is never part of the message.
+    #[error("the secret `{name}` cannot be used: {why}")]
+    Secret {
+        /// Which.
+        name: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Certificates or keys.
+    #[error("encrypted traffic cannot be opened: {0}")]
+    Tls(String),
+}
+
+/// What was made ready for the rules of one run.
+#[derive(Default)]
+pub struct Edge {
+    opening: Option<Opening>,
+    pub(crate) secrets: Secrets,
+}
+
+/// What it takes to open encrypted traffic.
+pub(crate) struct Opening {
+    /// Whom programs inside are told to trust.
+    pub(crate) authority: Authority,
+    /// Whom the door itself trusts, outside.
+    pub(crate) outside: Arc<ClientConfig>,
+    bundle: String,
+}
+
+impl fmt::Debug for Edge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Edge").field("opens", &self.opening.is_some()).field("secrets", &self.secrets).finish()
+    }
+}
+
+impl Edge {
+    /// Reads and makes what these rules need; nothing where they need nothing.
+    ///
+    /// # Errors
+    /// See [`EdgeError`].
+    pub fn prepare(rules: &Egress, trust: &Trust) -> Result<Self, EdgeError> {
+        let secrets = Secrets::read(&rules.secrets)?;
+        let opening = match rules.inspect.is_empty() && rules.secrets.is_empty() {
+            true => None,
+            false => Some(Opening::make(trust)?),
+        };
+        Ok(Self { opening, secrets })
+    }
+
+    /// Certificates in PEM for programs inside: those that the host trusts, and
+    /// the authority of this run. Where its path stands in
+    /// [`TRUST_VARIABLES`], most programs believe it. `None`: nothing is opened.
+    pub fn bundle_pem(&self) -> Option<&str> {
+        self.opening.as_ref().map(|opening| opening.bundle.as_str())
+    }
+
+    /// The certificate of this run's authority alone, in PEM, for a trust store
+    /// that is added to.
+    pub fn authority_pem(&self) -> Option<&str> {
+        self.opening.as_ref().map(|opening| opening.authority.pem())
+    }
+
+    /// What stands inside in the place of each secret, and where.
+    pub fn placeholders(&self) -> impl Iterator<Item = (&SecretSource, &str)> {
+        self.secrets.placeholders()
+    }
+
+    pub(crate) fn opening(&self) -> Option<&Opening> {
+        self.opening.as_ref()
+    }
+
+    /// Whether it was made for rules like these.
+    pub(crate) fn serves(&self, rules: &Egress) -> bool {
+        let opens = rules.inspect.is_empty() && rules.secrets.is_empty() || self.opening.is_some();
+        opens && rules.secrets.iter().all(|secret| self.secrets.knows(&secret.name))
+    }
+}
+
+impl Opening {
+    fn make(trust: &Trust) -> Result<Self, EdgeError> {
+        let roots = trust.load()?;
+        let authority = Authority::make()?;
+        let bundle = trust::bundle(&roots, authority.pem());
+        Ok(Self { outside: trust::outside(roots)?, authority, bundle })
+    }
+}

@@ -1,0 +1,107 @@
+//! Finds words in bytes that come in pieces.
+//!
+//! Must not know: what the words are.
+
+use memchr::memmem::Finder;
+
+/// Words that are looked for.
+#[derive(Default)]
+pub(super) struct Words {
+    finders: Vec<Finder<'static>>,
+    longest: usize,
+}
+
+impl Words {
+    pub(super) fn new<'a>(words: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        let finders: Vec<_> = words.into_iter().map(|word| Finder::new(word).into_owned()).collect();
+        let longest = finders.iter().map(|finder| finder.needle().len()).max().unwrap_or(0);
+        Self { finders, longest }
+    }
+
+    /// Which of them stands in these bytes.
+    pub(super) fn find(&self, bytes: &[u8]) -> Option<usize> {
+        self.finders.iter().position(|finder| finder.find(bytes).is_some())
+    }
+
+    /// Whether the last bytes may be the beginning of one.
+    pub(super) fn is_begun(&self, bytes: &[u8]) -> bool {
+        let most = self.longest.saturating_sub(1).min(bytes.len());
+        let ends = |length: usize| {
+            let tail = &bytes[bytes.len() - length..];
+            self.finders.iter().any(|finder| finder.needle().len() > length && finder.needle().starts_with(tail))
+        };
+        (1..=most).any(ends)
+    }
+
+    /// Writes stars over each of them.
+    pub(super) fn mask(&self, bytes: &mut [u8]) {
+        for finder in &self.finders {
+            let mut from = 0;
+            while let Some(at) = finder.find(&bytes[from..]) {
+                let end = from + at + finder.needle().len();
+                bytes[from + at..end].fill(b'*');
+                from = end;
+            }
+        }
+    }
+}
+
+/// What passed before, so that a word in two pieces is found.
+#[derive(Debug, Default)]
+pub(super) struct Passing {
+    tail: Vec<u8>,
+}
+
+impl Passing {
+    /// Which word ends in these bytes.
+    pub(super) fn find(&mut self, words: &Words, bytes: &[u8]) -> Option<usize> {
+        let keep = words.longest.saturating_sub(1);
+        if keep == 0 {
+            return None;
+        }
+        let mut border = std::mem::take(&mut self.tail);
+        border.extend_from_slice(&bytes[..keep.min(bytes.len())]);
+        let found = words.find(&border).or_else(|| words.find(bytes));
+        let rest = if bytes.len() >= keep { bytes } else { border.as_slice() };
+        self.tail = rest[rest.len().saturating_sub(keep)..].to_vec();
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn words() -> Words {
+        Words::new([&b"secret"[..], b"longer-secret"])
+    }
+
+    #[test]
+    fn beginnings_and_masks() {
+        let words = words();
+        for (text, begun) in
+            [("", false), ("x", false), ("xs", true), ("secre", true), ("secret", false), ("longer-sec", true)]
+        {
+            assert_eq!(words.is_begun(text.as_bytes()), begun, "{text}");
+        }
+        let mut text = *b"a secret, secretsecret";
+        words.mask(&mut text);
+        assert_eq!(&text, b"a ******, ************");
+    }
+
+    proptest! {
+        #[test]
+        fn a_word_is_found_however_it_is_cut(before in "[a-z]{0,20}", after in "[a-z]{0,20}", cuts: Vec<usize>) {
+            let words = words();
+            for text in [format!("{before}longer-secret{after}"), format!("{before}-secre-{after}")] {
+                let mut places: Vec<usize> = cuts.iter().map(|cut| cut % (text.len() + 1)).collect();
+                places.extend([0, text.len()]);
+                places.sort_unstable();
+                let mut passing = Passing::default();
+                let found = places.windows(2).any(|w| passing.find(&words, &text.as_bytes()[w[0]..w[1]]).is_some());
+                prop_assert_eq!(found, text.contains("secret"));
+            }
+        }
+    }
+}

@@ -1,0 +1,379 @@
+//! Credentials that a run uses and never has: inside stands a placeholder, and
+//! on its way to the hosts that it is bound to, in the place that it is bound to,
+//! the real one takes its place. Neither goes anywhere else.
+//!
+//! Must not know: sockets, who decides. No value is part of any message.
+
+use std::fmt;
+use std::io::Read;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use aws_lc_rs::rand;
+use data_encoding::BASE64;
+use stockade_model::{Secret, SecretKind, SecretSource, Target, TargetPattern};
+
+use super::EdgeError;
+use super::aws::{self, Signed};
+use super::scan::{Passing, Words};
+use crate::http::head::{Field, Request};
+
+/// Most secrets of a run.
+const SECRETS_MAX: usize = 64;
+/// Shortest secret: a shorter one would be found where it is not.
+const SHORTEST: usize = 8;
+/// Longest secret.
+const LONGEST: usize = 8 << 10;
+/// Length of a placeholder whose secret is shorter than this.
+const PLACEHOLDER_MIN: usize = 24;
+/// How keys begin whose programs look at that.
+const BEGINNINGS: &[&str] = &[
+    "github_pat_",
+    "ghp_",
+    "gho_",
+    "ghu_",
+    "ghs_",
+    "ghr_",
+    "glpat-",
+    "sk-ant-api03-",
+    "sk-proj-",
+    "sk-",
+    "xoxb-",
+    "xoxp-",
+    "npm_",
+    "pypi-",
+    "hf_",
+    "AIza",
+    "dop_v1_",
+    "sk_live_",
+    "sk_test_",
+];
+
+/// A value that shows itself to nobody.
+struct Value(Vec<u8>);
+
+impl fmt::Debug for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(hidden)")
+    }
+}
+
+#[derive(Debug)]
+struct Held {
+    name: String,
+    kind: SecretKind,
+    hosts: Vec<TargetPattern>,
+    inside: SecretSource,
+    placeholder: String,
+    value: Value,
+}
+
+/// All secrets of a run.
+#[derive(Default)]
+pub(crate) struct Secrets {
+    held: Vec<Held>,
+    /// In the order of `held`.
+    values: Words,
+    placeholders: Words,
+}
+
+impl fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.held.iter().map(|held| &held.name)).finish()
+    }
+}
+
+/// What was done to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Put {
+    /// Nothing.
+    Nothing,
+    /// It bears a secret now, which its answer must not bring back.
+    Secret,
+}
+
+/// Reads a value on the host.
+fn read(name: &str, from: &SecretSource) -> Result<Value, EdgeError> {
+    let fail = |why: String| EdgeError::Secret { name: name.to_owned(), why };
+    let value = match from {
+        SecretSource::Env(variable) => std::env::var_os(variable)
+            .ok_or_else(|| fail(format!("the variable {variable} is not set")))?
+            .into_encoded_bytes(),
+        SecretSource::File(path) => {
+            let shown = path.escaped();
+            let mut bytes = Vec::new();
+            let file = std::fs::File::open(path.as_path()).map_err(|error| fail(format!("{shown}: {error}")))?;
+            let read = file.take(LONGEST as u64 + 2).read_to_end(&mut bytes);
+            read.map_err(|error| fail(format!("{shown}: {error}")))?;
+            if bytes.ends_with(b"\n") {
+                bytes.pop();
+            }
+            bytes
+        }
+    };
+    match value.len() {
+        ..SHORTEST => Err(fail(format!("it has fewer than {SHORTEST} bytes"))),
+        SHORTEST..=LONGEST if value.iter().any(u8::is_ascii_control) => Err(fail("it holds control bytes".into())),
+        SHORTEST..=LONGEST => Ok(Value(value)),
+        _ => Err(fail(format!("it has more than {LONGEST} bytes"))),
+    }
+}
+
+/// Something of the same kind that is random: as long, of the letters that such
+/// keys have, with the beginning that programs look for.
+fn placeholder(value: &[u8]) -> Result<String, EdgeError> {
+    const LETTERS: &[u8; 62] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+    let beginning = BEGINNINGS.iter().find(|b| value.starts_with(b.as_bytes())).copied().unwrap_or_default();
+    let is_hex = value.iter().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    let letters = if is_hex { &LETTERS[..16] } else { &LETTERS[..] };
+    let length = value.len().clamp(PLACEHOLDER_MIN, 256).max(beginning.len() + PLACEHOLDER_MIN);
+    let mut text = beginning.to_owned();
+    while text.len() < length {
+        let mut random = [0; 64];
+        rand::fill(&mut random).map_err(|error| EdgeError::Tls(error.to_string()))?;
+        // Of these every letter is as likely as another.
+        let fair = random.iter().map(|byte| usize::from(*byte & 63)).filter(|at| *at < letters.len());
+        text.extend(fair.take(length - text.len()).map(|at| char::from(letters[at])));
+    }
+    Ok(text)
+}
+
+impl Secrets {
+    pub(super) fn read(wanted: &[Secret]) -> Result<Self, EdgeError> {
+        let mut held: Vec<Held> = Vec::new();
+        for secret in wanted {
+            let fail = |why: &str| Err(EdgeError::Secret { name: secret.name.clone(), why: why.into() });
+            if held.len() == SECRETS_MAX {
+                return fail("there are too many");
+            }
+            if held.iter().any(|other| other.inside == secret.inside || other.name == secret.name) {
+                return fail("its name or its place inside is another's already");
+            }
+            let value = read(&secret.name, &secret.from)?;
+            held.push(Held {
+                name: secret.name.clone(),
+                kind: secret.kind.clone(),
+                hosts: secret.hosts.clone(),
+                inside: secret.inside.clone(),
+                placeholder: placeholder(&value.0)?,
+                value,
+            });
+        }
+        let values = Words::new(held.iter().map(|secret| secret.value.0.as_slice()));
+        let placeholders = Words::new(held.iter().map(|secret| secret.placeholder.as_bytes()));
+        Ok(Self { held, values, placeholders })
+    }
+
+    pub(super) fn placeholders(&self) -> impl Iterator<Item = (&SecretSource, &str)> {
+        self.held.iter().map(|secret| (&secret.inside, secret.placeholder.as_str()))
+    }
+
+    pub(super) fn knows(&self, name: &str) -> bool {
+        self.held.iter().any(|secret| secret.name == name)
+    }
+
+    /// True where there is nothing to put in and nothing to look for.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// The secrets that may go to a target. Without encryption everybody on the
+    /// way reads them: then only where the entry names the port.
+    fn bound<'a>(&'a self, target: &'a Target, is_encrypted: bool) -> impl Iterator<Item = &'a Held> {
+        let fits =
+            move |pattern: &TargetPattern| pattern.names(target) && (is_encrypted || pattern.ports().next().is_some());
+        self.held.iter().filter(move |secret| secret.hosts.iter().any(fits))
+    }
+
+    /// Whether a request is signed with a placeholder and its body must be known
+    /// to sign it anew.
+    pub(crate) fn wants_body(&self, request: &Request, target: &Target, is_encrypted: bool) -> bool {
+        let signs = self.bound(target, is_encrypted).any(|secret| secret.kind == SecretKind::Aws);
+        signs && Signed::of(request).is_some() && !aws::tells_payload(request)
+    }
+
+    /// Puts in what belongs into a request. `body`: what
+    /// [`wants_body`](Self::wants_body) asked for.
+    ///
+    /// # Errors
+    /// Which secret or placeholder is on its way where it may not go.
+    pub(crate) fn put_in(
+        &self,
+        request: &mut Request,
+        target: &Target,
+        is_encrypted: bool,
+        body: &[u8],
+    ) -> Result<Put, String> {
+        if self.is_empty() {
+            return Ok(Put::Nothing);
+        }
+        if let Some(at) = self.find(request, &self.values) {
+            return Err(format!("the secret `{}` itself is on its way to {target}", self.held[at].name));
+        }
+        let signed = self.signed(request, target, is_encrypted, body)?;
+        let mut put = Put::Nothing;
+        for field in &mut request.fields {
+            if let Some(value) = self.bound(target, is_encrypted).find_map(|secret| secret.put_in(field)) {
+                field.value = value;
+                put = Put::Secret;
+            }
+        }
+        if let Some(at) = self.find(request, &self.placeholders) {
+            return Err(self.misplaced(at, target, is_encrypted));
+        }
+        if let Some((secret, signed)) = signed {
+            signed.sign(request, &secret.value.0);
+        }
+        Ok(put)
+    }
+
+    /// The signature of a request, where it was made with a placeholder.
+    fn signed<'a>(
+        &'a self,
+        request: &Request,
+        target: &'a Target,
+        is_encrypted: bool,
+        body: &[u8],
+    ) -> Result<Option<(&'a Held, Signed)>, String> {
+        let Some(signed) = Signed::of(request) else { return Ok(None) };
+        let all = self.held.iter().filter(|secret| secret.kind == SecretKind::Aws);
+        for secret in all {
+            let Some(signed) = signed.clone().made_with(request, secret.placeholder.as_bytes(), body) else { continue };
+            if !self.bound(target, is_encrypted).any(|bound| bound.name == secret.name) {
+                return Err(format!("a request signed with the placeholder of `{}` is for {target}", secret.name));
+            }
+            if aws::signs_chunks(request) {
+                return Err(format!(
+                    "a request signed with `{}` signs each piece of its body, which cannot be signed anew",
+                    secret.name
+                ));
+            }
+            return Ok(Some((secret, signed)));
+        }
+        Ok(None)
+    }
+
+    fn misplaced(&self, at: usize, target: &Target, is_encrypted: bool) -> String {
+        let secret = &self.held[at];
+        let name = &secret.name;
+        if self.bound(target, is_encrypted).any(|bound| bound.name == *name) {
+            return format!("the placeholder of `{name}` stands where that secret does not belong in a request");
+        }
+        if self.bound(target, true).any(|bound| bound.name == *name) {
+            return format!("the secret `{name}` would go to {target} unencrypted, and no entry names that port");
+        }
+        format!("the placeholder of `{name}` is on its way to {target}, and no entry of its hosts names that")
+    }
+
+    /// Which of these words stands in a head, also where it is part of what was
+    /// encoded.
+    fn find(&self, request: &Request, words: &Words) -> Option<usize> {
+        let fields = || request.fields.iter();
+        let plain = words.find(request.target.as_bytes()).or_else(|| words.find(request.method.as_bytes()));
+        let named = || fields().find_map(|field| words.find(field.name.as_bytes()));
+        let valued = || fields().find_map(|field| words.find(&field.value));
+        let encoded = || fields().find_map(|field| words.find(&basic(&field.value)?.1));
+        plain.or_else(named).or_else(valued).or_else(encoded)
+    }
+
+    /// See [`Guard::pass`].
+    fn pass(
+        &self,
+        target: &Target,
+        is_encrypted: bool,
+        [values, placeholders]: &mut [Passing; 2],
+        bytes: &[u8],
+    ) -> Result<(), String> {
+        if let Some(at) = values.find(&self.values, bytes) {
+            return Err(format!("the secret `{}` itself is on its way to {target}", self.held[at].name));
+        }
+        match placeholders.find(&self.placeholders, bytes) {
+            Some(at) if !self.bound(target, is_encrypted).any(|bound| bound.name == self.held[at].name) => {
+                Err(self.misplaced(at, target, is_encrypted))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Watches what passes on one connection whose bytes can be read.
+pub(crate) struct Guard<'a> {
+    secrets: &'a Secrets,
+    target: &'a Target,
+    is_encrypted: bool,
+    passing: Mutex<[Passing; 2]>,
+    masks: AtomicBool,
+}
+
+impl<'a> Guard<'a> {
+    /// `None`: there is nothing to look for.
+    pub(crate) fn new(secrets: &'a Secrets, target: &'a Target, is_encrypted: bool) -> Option<Self> {
+        let masks = AtomicBool::new(false);
+        (!secrets.is_empty()).then(|| Self { secrets, target, is_encrypted, passing: Mutex::default(), masks })
+    }
+
+    /// What must not pass in a body or on a connection of another protocol: a
+    /// placeholder on its way to who is not bound to it, a secret to anybody.
+    ///
+    /// # Errors
+    /// Which.
+    pub(crate) fn pass(&self, bytes: &[u8]) -> Result<(), String> {
+        let mut passing = self.passing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.secrets.pass(self.target, self.is_encrypted, &mut passing, bytes)
+    }
+
+    /// A secret was put in: answers must not bring it back.
+    pub(crate) fn mask_answers(&self) {
+        self.masks.store(true, Ordering::Relaxed);
+    }
+
+    /// Writes stars over secrets that an answer brings back.
+    pub(crate) fn mask(&self, bytes: &mut [u8]) {
+        if self.masks.load(Ordering::Relaxed) {
+            self.secrets.values.mask(bytes);
+        }
+    }
+
+    /// Whether an answer's bytes may end in the beginning of a secret.
+    pub(crate) fn is_begun(&self, bytes: &[u8]) -> bool {
+        self.masks.load(Ordering::Relaxed) && self.secrets.values.is_begun(bytes)
+    }
+}
+
+/// The word before basic credentials, and what they say.
+fn basic(value: &[u8]) -> Option<(&[u8], Vec<u8>)> {
+    let at = value.iter().position(|byte| *byte == b' ')?;
+    let (scheme, rest) = value.split_at(at);
+    let encoded = rest.trim_ascii();
+    scheme.eq_ignore_ascii_case(b"basic").then_some(())?;
+    Some((scheme, BASE64.decode(encoded).ok()?))
+}
+
+impl Held {
+    /// The field's value with the secret in it; `None`: it does not belong there.
+    fn put_in(&self, field: &Field) -> Option<Vec<u8>> {
+        let is = |name: &str| field.name.eq_ignore_ascii_case(name);
+        let word = self.placeholder.as_bytes();
+        match &self.kind {
+            SecretKind::Bearer if is("authorization") => {
+                let at = field.value.iter().position(|byte| *byte == b' ')?;
+                let (scheme, rest) = field.value.split_at(at);
+                let known = [&b"bearer"[..], b"token"].iter().any(|known| scheme.eq_ignore_ascii_case(known));
+                (known && rest.trim_ascii() == word).then(|| [scheme, b" ", &self.value.0].concat())
+            }
+            SecretKind::Basic if is("authorization") => {
+                let (scheme, credentials) = basic(&field.value)?;
+                let at = credentials.iter().position(|byte| *byte == b':')?;
+                let (user, password) = (&credentials[..at], &credentials[at + 1..]);
+                let real = |part: &[u8]| if part == word { self.value.0.clone() } else { part.to_vec() };
+                let put = [real(user), real(password)].join(&b':');
+                (put != credentials).then(|| [scheme, b" ", BASE64.encode(&put).as_bytes()].concat())
+            }
+            SecretKind::Header(name) if is(name) => {
+                let at = memchr::memmem::find(&field.value, word)?;
+                Some([&field.value[..at], &self.value.0, &field.value[at + word.len()..]].concat())
+            }
+            SecretKind::Bearer | SecretKind::Basic | SecretKind::Header(_) | SecretKind::Aws => None,
+        }
+    }
+}

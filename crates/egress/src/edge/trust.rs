@@ -1,0 +1,122 @@
+//! Whom the door trusts outside, and how programs inside are told whom to trust.
+//!
+//! Must not know: requests.
+
+use std::sync::Arc;
+
+use data_encoding::BASE64;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, RootCertStore};
+
+use super::EdgeError;
+
+/// Variables that name a file of trusted certificates in PEM. With the path of
+/// [`Edge::bundle_pem`](super::Edge::bundle_pem) in each, the programs beside
+/// them believe what the door opened. Java reads none of them: it wants a store
+/// of its own kind, made with `keytool -importcert` from
+/// [`Edge::authority_pem`](super::Edge::authority_pem), in
+/// `-Djavax.net.ssl.trustStore`.
+pub const TRUST_VARIABLES: &[(&str, &str)] = &[
+    ("SSL_CERT_FILE", "OpenSSL and what is built on it, Go, Ruby, uv, rustls-native-certs"),
+    ("NIX_SSL_CERT_FILE", "programs of Nix"),
+    ("CURL_CA_BUNDLE", "curl"),
+    ("REQUESTS_CA_BUNDLE", "Python requests"),
+    ("PIP_CERT", "pip"),
+    ("NODE_EXTRA_CA_CERTS", "Node and npm"),
+    ("DENO_CERT", "Deno"),
+    ("GIT_SSL_CAINFO", "git"),
+    ("CARGO_HTTP_CAINFO", "cargo"),
+    ("BUNDLE_SSL_CA_CERT", "Bundler"),
+    ("AWS_CA_BUNDLE", "AWS tools"),
+    ("CLOUDSDK_CORE_CUSTOM_CA_CERTS_FILE", "Google Cloud tools"),
+    ("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", "gRPC"),
+    ("PERL_LWP_SSL_CA_FILE", "Perl"),
+    ("HEX_CACERTS_PATH", "Elixir and Erlang"),
+];
+
+/// Whom the door trusts where it opens encrypted traffic.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Trust {
+    /// Whom the host trusts.
+    #[default]
+    System,
+    /// These certificates alone, in PEM.
+    Pem(String),
+}
+
+impl Trust {
+    pub(super) fn load(&self) -> Result<Vec<CertificateDer<'static>>, EdgeError> {
+        let found = match self {
+            Self::System => rustls_native_certs::load_native_certs().certs,
+            Self::Pem(text) => CertificateDer::pem_slice_iter(text.as_bytes())
+                .collect::<Result<_, _>>()
+                .map_err(|error| EdgeError::Tls(format!("a certificate to trust: {error}")))?,
+        };
+        match found.is_empty() {
+            true => Err(EdgeError::Tls("no trusted certificates were found on this host".into())),
+            false => Ok(found),
+        }
+    }
+}
+
+/// How the door connects outside. HTTP/1.1 alone is read.
+pub(super) fn outside(roots: Vec<CertificateDer<'static>>) -> Result<Arc<ClientConfig>, EdgeError> {
+    let mut store = RootCertStore::empty();
+    let (added, _) = store.add_parsable_certificates(roots);
+    if added == 0 {
+        return Err(EdgeError::Tls("no trusted certificate can be read".into()));
+    }
+    let mut config = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| EdgeError::Tls(error.to_string()))?
+        .with_root_certificates(store)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
+}
+
+pub(super) fn provider() -> Arc<rustls::crypto::CryptoProvider> {
+    Arc::new(rustls::crypto::aws_lc_rs::default_provider())
+}
+
+/// Everybody whom the host trusts, and the authority.
+pub(super) fn bundle(roots: &[CertificateDer<'_>], authority: &str) -> String {
+    let mut text: String = roots.iter().map(|root| pem(root)).collect();
+    text.push_str(authority);
+    text
+}
+
+/// A certificate as text (RFC 7468).
+pub(super) fn pem(certificate: &[u8]) -> String {
+    let letters = BASE64.encode(certificate);
+    let mut text = String::from("-----BEGIN CERTIFICATE-----\n");
+    for line in letters.as_bytes().chunks(64) {
+        text.extend(line.iter().map(|byte| char::from(*byte)));
+        text.push('\n');
+    }
+    text.push_str("-----END CERTIFICATE-----\n");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bundle_holds_what_it_was_made_of() {
+        let authority = pem(&[9; 100]);
+        let text = bundle(&[CertificateDer::from(vec![1; 48]), CertificateDer::from(vec![2; 1])], &authority);
+        let Trust::Pem(text) = Trust::Pem(text) else { unreachable!("it was just made") };
+        let read = Trust::Pem(text).load().unwrap();
+        assert_eq!(read.iter().map(|c| c.len()).collect::<Vec<_>>(), [48, 1, 100]);
+    }
+
+    #[test]
+    fn nobody_to_trust_is_an_error() {
+        for none in ["", "no certificate"] {
+            assert!(Trust::Pem(none.into()).load().is_err());
+        }
+        assert!(outside(vec![CertificateDer::from(vec![1, 2, 3])]).is_err());
+    }
+}

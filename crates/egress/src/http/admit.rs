@@ -1,0 +1,112 @@
+//! Whether one request may be made where it is known to whom it goes, and what is
+//! put into it on its way.
+//!
+//! Must not know: what carries it.
+
+use stockade_model::{Operation, RawText, RequestRuling, Target};
+use tokio::io::AsyncRead;
+
+use super::exchange::Refusal;
+use super::head::{Framing, Request};
+use super::stream::{Reader, Trouble};
+use crate::door::Shared;
+use crate::edge::{Guard, Put};
+use crate::seam::Who;
+
+/// Longest body that is read before its request is signed anew.
+const SIGNED_BODY_MAX: u64 = 8 << 20;
+/// Most of a path that is written into the record.
+const SHOWN_PATH: usize = 512;
+
+/// Where a request goes and whose it is.
+#[derive(Clone, Copy)]
+pub(crate) struct Asked<'a> {
+    pub(crate) shared: &'a Shared,
+    pub(crate) target: &'a Target,
+    pub(crate) who: &'a Who,
+    pub(crate) is_encrypted: bool,
+    pub(crate) guard: Option<&'a Guard<'a>>,
+}
+
+impl Asked<'_> {
+    /// Counts a request.
+    pub(crate) fn count(&self) -> Result<(), Refusal> {
+        self.shared.meter.request().map_err(|reached| {
+            crate::session::limit(self.shared, self.target, self.who, reached);
+            Refusal::new(429, reached.to_string())
+        })
+    }
+
+    /// Holds a request to the rules, and puts in what belongs into it.
+    pub(crate) async fn admit<R: AsyncRead + Unpin>(
+        &self,
+        request: &mut Request,
+        body: &mut Reader<R>,
+    ) -> Result<(), Refusal> {
+        if let Err(rule) = self.ruled(request) {
+            return Err(self.refused(self.shown(request), rule));
+        }
+        let secrets = &self.shared.edge.secrets;
+        let body = match secrets.wants_body(request, self.target, self.is_encrypted) {
+            true => whole_body(request, body).await?,
+            false => &[],
+        };
+        match secrets.put_in(request, self.target, self.is_encrypted, body) {
+            Ok(Put::Nothing) => Ok(()),
+            Ok(Put::Secret) => {
+                // What is packed could not be read, should it bring a secret back.
+                request.set("Accept-Encoding", "identity");
+                self.guard.into_iter().for_each(Guard::mask_answers);
+                Ok(())
+            }
+            Err(rule) => Err(self.refused(self.target.to_string(), rule)),
+        }
+    }
+
+    fn refused(&self, object: String, rule: String) -> Refusal {
+        self.shared.events.denied(Operation::Connect, object, self.who, &rule, None);
+        Refusal::new(403, rule)
+    }
+
+    /// The request in words of a rule, without what follows `?`: secrets stand
+    /// there too often.
+    fn shown(&self, request: &Request) -> String {
+        let path = request.target.split('?').next().unwrap_or_default();
+        let path: String = RawText::from(path.as_bytes()).escaped().chars().take(SHOWN_PATH).collect();
+        let scheme = if self.is_encrypted { "https" } else { "http" };
+        format!("{} {scheme}://{}{path}", request.method, self.target)
+    }
+
+    fn ruled(&self, request: &Request) -> Result<(), String> {
+        let (inspect, target) = (&self.shared.rules.inspect, self.target);
+        let rule = |is_encrypted| inspect.rule(is_encrypted, target, &request.method, &request.target);
+        match rule(self.is_encrypted) {
+            RequestRuling::Allowed(_) => Ok(()),
+            // Rules about the other form would be walked around.
+            RequestRuling::Unruled if rule(!self.is_encrypted) == RequestRuling::Unruled => Ok(()),
+            RequestRuling::Unruled => {
+                Err("the rules about requests to this port are for the other of http, https".into())
+            }
+            RequestRuling::Denied(rule) => Err(format!("the rule `{rule}` refuses it")),
+            RequestRuling::NotAllowed => Err("no rule about requests to this host allows it".into()),
+            RequestRuling::Unclear => Err("its path can be read in more than one way".into()),
+        }
+    }
+}
+
+async fn whole_body<'a, R: AsyncRead + Unpin>(request: &Request, body: &'a mut Reader<R>) -> Result<&'a [u8], Refusal> {
+    let length = match request.framing {
+        Framing::None => 0,
+        Framing::Length(length @ ..=SIGNED_BODY_MAX) => length,
+        Framing::Length(_) | Framing::Chunked | Framing::UntilClose => {
+            return Err(Refusal::new(
+                413,
+                "a body this long can only be signed anew where x-amz-content-sha256 tells what it is signed as",
+            ));
+        }
+    };
+    body.body(length as usize).await.map_err(|trouble| match trouble {
+        Trouble::Slow => Refusal::new(408, "the body took too long"),
+        Trouble::Broken(_) | Trouble::Malformed(_) => Refusal::new(400, "the body is not complete"),
+    })
+}

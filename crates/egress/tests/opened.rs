@@ -1,0 +1,192 @@
+//! Encrypted traffic that is looked into: rules about requests, whom programs
+//! and the door trust, and what stays closed.
+
+#![allow(clippy::unwrap_used, reason = "a test stops where something is not as it must be")]
+
+mod support;
+
+use std::io::{Read, Write};
+use std::sync::Arc;
+
+use stockade_egress::{DOOR_V4, Door, DoorError, Edge, Service, Setup, Trust, Who};
+use stockade_model::{ConnectionEnd, Egress, EgressLimits};
+use support::tls::{Origin, ask, client, ok};
+use support::{Options, World, arrive, echo, is_reset, serve, wait_for};
+
+struct Scene {
+    world: World,
+    edge: Arc<Edge>,
+    origin: Origin,
+    /// `api.test:PORT`.
+    target: String,
+}
+
+/// A door that looks into `api.test`, with rules for it.
+fn scene_with(change: impl FnOnce(&mut Egress, u16), limits: EgressLimits) -> Scene {
+    let origin = Origin::new(&["api.test", "closed.test", "127.0.0.1"], |_| ok("fine"));
+    let names = vec![("api.test", "127.0.0.1"), ("closed.test", "127.0.0.1"), ("other.test", "127.0.0.1")];
+    let allow = vec!["api.test"];
+    let (world, edge) = World::looking(Options { names, limits, allow, ..Options::default() }, &origin.pem, |rules| {
+        rules.inspect.hosts = ["api.test", "other.test", "closed.test", "127.0.0.1"].map(|h| h.parse().unwrap()).into();
+        rules.inspect.except = vec!["closed.test".parse().unwrap()];
+        change(rules, origin.port);
+    });
+    let target = format!("api.test:{}", origin.port);
+    Scene { world, edge, origin, target }
+}
+
+fn scene() -> Scene {
+    let rules = |rules: &mut Egress, port: u16| {
+        rules.inspect.allow = vec![format!("GET,POST https://api.test:{port}/v1/*").parse().unwrap()];
+        rules.inspect.deny = vec![format!("* https://api.test:{port}/v1/admin*").parse().unwrap()];
+    };
+    scene_with(rules, EgressLimits::default())
+}
+
+impl Scene {
+    fn client(&self) -> support::tls::Client {
+        let stream = self.world.connect(&self.target).unwrap();
+        client(stream, "api.test", self.edge.authority_pem().unwrap(), &["h2", "http/1.1"]).unwrap()
+    }
+}
+
+#[test]
+fn requests_that_rules_name_pass_and_others_do_not() {
+    let scene = scene();
+    let mut client = scene.client();
+    assert_eq!(client.conn.alpn_protocol(), Some(&b"http/1.1"[..]));
+    for n in 0..3 {
+        let answer = ask(&mut client, &format!("GET /v1/{n}?q HTTP/1.1\r\nHost: api.test\r\n\r\n"));
+        assert!(answer.ends_with("fine"), "{answer}");
+    }
+    for (request, part) in [
+        ("GET /v2 HTTP/1.1\r\nHost: api.test\r\n", "no rule about requests to this host allows it"),
+        ("DELETE /v1/x HTTP/1.1\r\nHost: api.test\r\n", "no rule about requests to this host allows it"),
+        ("GET /v1/admin/x HTTP/1.1\r\nHost: api.test\r\n", "the rule `* https://api.test:"),
+        ("GET /v1/../v2 HTTP/1.1\r\nHost: api.test\r\n", "more than one way"),
+        ("GET /v1/%2e%2e/v2 HTTP/1.1\r\nHost: api.test\r\n", "more than one way"),
+        ("GET /v1/x HTTP/1.1\r\nHost: other.test\r\n", "is for other.test"),
+    ] {
+        let answer = ask(&mut scene.client(), &format!("{request}\r\n"));
+        assert!(answer.starts_with("HTTP/1.1 403") && answer.contains(part), "{answer}");
+        wait_for(|| scene.world.denials().iter().any(|denial| denial.rule.contains(part)));
+    }
+    assert_eq!(scene.origin.got().len(), 3);
+    let shown = format!("DELETE https://{}/v1/x", scene.target);
+    assert!(scene.world.denials().iter().any(|denial| denial.object.to_str() == Some(shown.as_str())));
+    drop(client);
+    wait_for(|| scene.world.records().iter().any(|r| r.end == ConnectionEnd::Closed && r.bytes_down > 30));
+    assert_eq!(scene.world.records()[0].tls_name.as_ref().unwrap().to_str(), Some("api.test"));
+}
+
+#[test]
+fn what_is_said_in_the_clear_does_not_walk_around_the_rules() {
+    let scene = scene();
+    let mut stream = scene.world.connect(&scene.target).unwrap();
+    let mut answer = String::new();
+    stream.write_all(b"GET /v2 HTTP/1.1\r\nHost: api.test\r\n\r\n").unwrap();
+    let _ = stream.read_to_string(&mut answer);
+    assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("the other of http, https"), "{answer}");
+    // Neither TLS nor HTTP, whoever speaks first.
+    let port = serve(echo);
+    let mut stream = scene.world.connect(&format!("other.test:{port}")).unwrap();
+    stream.write_all(b"SSH-2.0-x\r\n").unwrap();
+    assert!(is_reset(&mut stream));
+    let port = serve(|mut stream| stream.write_all(b"220 ready\r\n").unwrap());
+    assert!(is_reset(&mut scene.world.connect(&format!("other.test:{port}")).unwrap()));
+    wait_for(|| scene.world.denials().iter().filter(|d| d.rule.contains("neither TLS nor HTTP/1")).count() == 2);
+}
+
+#[test]
+fn what_is_excepted_stays_closed() {
+    let scene = scene();
+    let target = format!("closed.test:{}", scene.origin.port);
+    // The server's own certificate, which the authority's trust does not cover.
+    let stream = scene.world.connect(&target).unwrap();
+    client(stream, "closed.test", scene.edge.authority_pem().unwrap(), &[]).unwrap_err();
+    let stream = scene.world.connect(&target).unwrap();
+    let mut closed = client(stream, "closed.test", &scene.origin.pem, &["h2"]).unwrap();
+    assert_eq!(closed.conn.alpn_protocol(), Some(&b"h2"[..]));
+    assert!(ask(&mut closed, "DELETE /anything HTTP/1.1\r\nHost: closed.test\r\n\r\n").ends_with("fine"));
+}
+
+#[test]
+fn the_bundle_holds_both_and_who_trusts_neither_is_told_of() {
+    let scene = scene();
+    let bundle = scene.edge.bundle_pem().unwrap();
+    assert!(bundle.contains(scene.edge.authority_pem().unwrap()));
+    for (target, name) in [(&scene.target, "api.test"), (&format!("closed.test:{}", scene.origin.port), "closed.test")]
+    {
+        client(scene.world.connect(target).unwrap(), name, bundle, &[]).unwrap();
+    }
+    let pinned = client(scene.world.connect(&scene.target).unwrap(), "api.test", &scene.origin.pem, &[]);
+    pinned.unwrap_err();
+    let why = |part: &str| scene.world.records().iter().any(|r| r.why.as_ref().is_some_and(|why| why.contains(part)));
+    wait_for(|| why("did not agree to traffic that is looked into"));
+    // HTTP/2 alone cannot be read.
+    client(scene.world.connect(&scene.target).unwrap(), "api.test", bundle, &["h2"]).unwrap_err();
+}
+
+#[test]
+fn a_server_that_the_door_does_not_trust_is_not_spoken_to() {
+    let scene = scene_with(|_, _| {}, EgressLimits::default());
+    let stranger = Origin::new(&["api.test"], |_| ok("stolen"));
+    let stream = scene.world.connect(&format!("api.test:{}", stranger.port)).unwrap();
+    let mut inside = client(stream, "api.test", scene.edge.authority_pem().unwrap(), &[]).unwrap();
+    let answer = ask(&mut inside, "GET / HTTP/1.1\r\nHost: api.test\r\n\r\n");
+    assert!(answer.starts_with("HTTP/1.1 502") && answer.contains("no encrypted connection to api.test"), "{answer}");
+    assert!(stranger.got().is_empty());
+    // A certificate for another name.
+    let stream = scene.world.connect(&format!("other.test:{}", scene.origin.port)).unwrap();
+    let mut inside = client(stream, "other.test", scene.edge.authority_pem().unwrap(), &[]).unwrap();
+    let answer = ask(&mut inside, "GET / HTTP/1.1\r\nHost: other.test\r\n\r\n");
+    assert!(answer.starts_with("HTTP/1.1 502"), "{answer}");
+    assert!(scene.origin.got().is_empty());
+    wait_for(|| scene.world.records().iter().filter(|r| r.end == ConnectionEnd::Failed).count() == 2);
+}
+
+#[test]
+fn addresses_tunnels_and_limits() {
+    let limits = EgressLimits { requests_per_minute: Some(2), ..EgressLimits::default() };
+    let scene = scene_with(|_, _| {}, limits);
+    // By address, without a server name.
+    let stream = scene.world.connect(&format!("127.0.0.1:{}", scene.origin.port)).unwrap();
+    let mut inside = client(stream, "127.0.0.1", scene.edge.authority_pem().unwrap(), &[]).unwrap();
+    let request = format!("GET / HTTP/1.1\r\nHost: 127.0.0.1:{}\r\n\r\n", scene.origin.port);
+    assert!(ask(&mut inside, &request).ends_with("fine"));
+    // Through a tunnel of the proxy.
+    let door = scene.world.door();
+    let asked = door.connect_service_and_wait(Service::HttpProxy, (DOOR_V4, 3128).into(), Who::default());
+    let mut stream = arrive(asked.unwrap());
+    let tunnel = ask(&mut stream, &format!("CONNECT {} HTTP/1.1\r\n\r\n", scene.target));
+    assert!(tunnel.starts_with("HTTP/1.1 200"), "{tunnel}");
+    let mut inside = client(stream, "api.test", scene.edge.authority_pem().unwrap(), &[]).unwrap();
+    let request = "GET / HTTP/1.1\r\nHost: api.test\r\n\r\n";
+    assert!(ask(&mut inside, request).ends_with("fine"));
+    assert!(ask(&mut inside, request).starts_with("HTTP/1.1 429"));
+    assert_eq!(scene.origin.got().len(), 2);
+}
+
+#[test]
+fn a_door_does_not_start_without_what_its_rules_need() {
+    let mut failed = None;
+    let mut setup_of = |setup: &mut Setup| {
+        let mut rules = Egress::default();
+        rules.inspect.hosts = vec!["a.test".parse().unwrap()];
+        let other = Setup {
+            rules,
+            names: Arc::default(),
+            dns: None,
+            edge: Arc::default(),
+            namespace: Arc::clone(&setup.namespace),
+            judge: Arc::clone(&setup.judge),
+            sink: Arc::clone(&setup.sink),
+            resolver: Arc::clone(&setup.resolver),
+        };
+        failed = Door::start(other).err();
+    };
+    World::with(Options::default(), &mut setup_of);
+    assert!(matches!(failed, Some(DoorError::Unprepared)));
+    let nothing = Edge::prepare(&Egress::default(), &Trust::Pem(String::new())).unwrap();
+    assert!(nothing.bundle_pem().is_none() && nothing.placeholders().next().is_none());
+}
