@@ -149,7 +149,7 @@ impl Session {
             }
             let mut bytes = [0; 4096];
             match inside.try_read(&mut bytes) {
-                Ok(0) if held.is_empty() => return Ok((other(), held)),
+                Ok(0) if held.is_empty() => return Ok((First::Opaque, held)),
                 Ok(0) if held.starts_with(&[TLS]) => {
                     return Ok((First::Refused("its client hello was cut off".into()), held));
                 }
