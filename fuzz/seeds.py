@@ -1,4 +1,5 @@
-"""Seeds of the fuzz targets, from the agreed table of commands."""
+"""Seeds of the fuzz targets: the agreed table of commands, the files of other
+tools that imports are tested with, and the shipped policies."""
 
 import pathlib
 import re
@@ -17,7 +18,7 @@ def decode(cell):
     return re.sub(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", value, cell)
 
 
-for target in ("script", "argv", "smuggle", "repository"):
+for target in ("script", "argv", "smuggle", "repository", "import", "policy"):
     (here / "seeds" / target).mkdir(parents=True, exist_ok=True)
 for line in table:
     name, command = line.split("\t")[:2]
@@ -27,3 +28,10 @@ for line in table:
     (here / "seeds/argv" / name).write_bytes(text.replace(b" ", b"\0"))
 configuration = '[core]\n\tbare = false\n[remote "origin"]\n\turl = https://x\n[diff]\n\talgorithm = histogram\n'
 (here / "seeds/repository/config").write_text(configuration)
+# The first byte says whose rules they are: see the target.
+imports = here / "../crates/policy/tests/import"
+for first, pattern in enumerate(("codex/*.rules", "claude/*.json", "gemini/*.toml", "gemini/*.json")):
+    for file in imports.glob(pattern):
+        (here / "seeds/import" / file.name).write_bytes(bytes([first]) + file.read_bytes())
+for file in (here / "../policies").rglob("*.toml"):
+    (here / "seeds/policy" / f"{file.parent.name}-{file.name}").write_bytes(file.read_bytes())

@@ -3,12 +3,13 @@
 //! functions) and what flows through pipes; the answer is the maximum of all
 //! findings. What a single command means is asked of `rules` and `readers`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use stockade_model::{Capability, Finding, RawText, Tier};
 
 use crate::budget::Budget;
 use crate::invocation::Invocation;
+use crate::memory::{Scope, Seen};
 use crate::script::{Direction, NestedKind, Redirect, Simple, Statement, Word, span};
 use crate::variables::{is_lookup, is_ordinary, is_public};
 use crate::words::{Argument, Flow, Value, Values, expand};
@@ -41,32 +42,6 @@ const UNITS_PER_ARGUMENT: u64 = 30;
 
 /// Most findings kept; a stricter one is always kept.
 const MAX_FINDINGS: usize = 200;
-
-/// What the shell carries from one command to the next.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Scope {
-    /// `None` where it cannot be known.
-    pub cwd: Option<Vec<u8>>,
-    /// Times the directory was changed.
-    moves: usize,
-    variables: BTreeMap<Vec<u8>, Value>,
-    functions: BTreeSet<Vec<u8>>,
-}
-
-/// What the whole script did so far, whatever the order of shells.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Seen {
-    /// Something was fetched and kept.
-    pub fetched: bool,
-    /// A secret was read.
-    pub secret: bool,
-    /// Something was sent to, or could be sent to, another host.
-    pub sends: bool,
-    /// A descriptor is connected to another host.
-    pub socket: bool,
-    /// A shell reads commands that are not in the text.
-    pub shell_reads: bool,
-}
 
 /// The walk's state.
 pub(crate) struct Judge<'c> {
@@ -356,6 +331,7 @@ impl<'c> Judge<'c> {
             return input;
         }
         let mut flow = self.command(arguments, input, simple.span);
+        rules::code::fed(self, simple, &flow);
         rules::write::judge_output(self, &output, &flow, simple.span);
         if !output.is_empty() {
             flow.literal = None;
@@ -460,6 +436,9 @@ impl<'c> Judge<'c> {
         {
             return self.wrapped(&name, qualified, peeled, stdin, at);
         }
+        if qualified {
+            rules::code::run_file(self, &arguments[0], at);
+        }
         arguments.remove(0);
         if !self.budget.spend(arguments.len() as u64 * UNITS_PER_ARGUMENT) {
             self.ask("too-much-to-review", "More than can be reviewed.", at);
@@ -531,6 +510,7 @@ impl<'c> Judge<'c> {
             flow = rules::judge(self, &invocation);
         } else {
             rules::hazards::judge(self, &invocation);
+            rules::code::run_address(self, &invocation);
         }
         if name != b"env" {
             readers::judge(self, &invocation);

@@ -20,6 +20,7 @@ mod invocation;
 mod judge;
 mod knowledge;
 mod lower_word;
+mod memory;
 mod neutralise;
 mod options;
 mod parse;

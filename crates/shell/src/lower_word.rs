@@ -8,6 +8,9 @@ use tree_sitter::Node;
 use crate::parse::{Lowering, children};
 use crate::script::{Atom, Dynamic, Nested, NestedKind, Simple, Statement, Word};
 
+/// Stands for what is a number and nothing else.
+const ANY_NUMBER: &[u8] = b"?";
+
 /// How a stretch of source is quoted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Quoting {
@@ -112,10 +115,19 @@ fn add(lowering: Lowering, node: Node, out: &mut Word, quoting: Quoting) {
             let kind = if text.starts_with(b"<(") { NestedKind::ReadFrom } else { NestedKind::WriteTo };
             nest(out, lowering.deeper().block(node), kind, false);
         }
+        "arithmetic_expansion" if is_sum_of_numbers(text) => {
+            out.atoms.push(Atom::Dynamic(Dynamic::Variable { name: ANY_NUMBER.to_vec(), quoted: true }));
+        }
         "arithmetic_expansion" | "translated_string" => effects(lowering, node, out),
         "extglob_pattern" if text.contains(&b'(') => effects(lowering, node, out),
         _ => range(lowering, node, (node.start_byte(), node.end_byte()), out, Quoting::None),
     }
+}
+
+/// True for `$((...))` of digits and signs: nothing in it can name a variable.
+fn is_sum_of_numbers(text: &[u8]) -> bool {
+    let inner = text.strip_prefix(b"$((").and_then(|t| t.strip_suffix(b"))"));
+    inner.is_some_and(|t| t.iter().all(|byte| byte.is_ascii_digit() || b" +-*/%()".contains(byte)))
 }
 
 /// An empty quoted string still makes a word.

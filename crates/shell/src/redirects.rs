@@ -21,14 +21,24 @@ impl Lowering<'_> {
         let mut has_document = false;
         let mut end = node.start_byte();
         for child in children(node) {
-            odd |= !self.only_inline_blanks(end, child.start_byte()) || self.is_joined(end, child.start_byte());
+            match self.lost_dash(end, child) {
+                Some(dash) => late.push(dash),
+                None => {
+                    odd |= !self.only_inline_blanks(end, child.start_byte()) || self.is_joined(end, child.start_byte());
+                }
+            }
             end = child.end_byte();
             // What stands behind a here-document is on another line.
             odd |= has_document;
             has_document |= child.kind() == "heredoc_redirect";
             match child.kind() {
                 "file_redirect" => {
-                    drop_descriptor(&mut late, child.start_byte());
+                    match &mut inner {
+                        Some(Statement::Simple(simple)) if late.is_empty() => {
+                            drop_descriptor(&mut simple.words, child.start_byte());
+                        }
+                        _ => drop_descriptor(&mut late, child.start_byte()),
+                    }
                     odd |= !self.file_redirect(child, &mut redirects, &mut late);
                 }
                 "herestring_redirect" => odd |= !self.here_string(child, &mut redirects),
@@ -65,6 +75,17 @@ impl Lowering<'_> {
             return Statement::Unknown(vec![first], span);
         }
         first
+    }
+
+    /// The word `-` before a here-document, which the grammar reads over.
+    fn lost_dash(self, end: usize, next: Node) -> Option<Word> {
+        let gap = self.source.get(end..next.start_byte())?;
+        let at = gap.iter().position(|byte| *byte == b'-')?;
+        let blank = |bytes: &[u8]| bytes.iter().all(|byte| matches!(byte, b' ' | b'\t'));
+        let alone = at > 0 && blank(&gap[..at]) && blank(&gap[at + 1..]);
+        let dash = Atom::Byte { byte: b'-', quoted: false };
+        let span = (end + at, end + at + 1);
+        (alone && next.kind() == "heredoc_redirect").then(|| Word { atoms: vec![dash], span, ..Word::default() })
     }
 
     /// Reads one redirection to a file; false if it has an unknown form.

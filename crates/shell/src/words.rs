@@ -233,9 +233,21 @@ fn tilde(mut atoms: Vec<Atom>, values: &dyn Values) -> Vec<Atom> {
         _ if atoms.len() == 5 && atoms_are(&atoms, b"~root") => {
             atoms = b"/root".iter().map(|&byte| Atom::Byte { byte, quoted: true }).collect();
         }
+        (_, Some(home)) if is_tilde_of(&atoms, &home) => {
+            let name = home.rsplit(|byte| *byte == b'/').next().map_or(0, <[u8]>::len);
+            atoms.splice(0..=name, home.iter().map(|&byte| Atom::Byte { byte, quoted: true }));
+        }
         _ => atoms[0] = Atom::Dynamic(Dynamic::Opaque),
     }
     atoms
+}
+
+/// True for `~name` where that is the name of the home directory, as it is that
+/// of its owner.
+fn is_tilde_of(atoms: &[Atom], home: &[u8]) -> bool {
+    let name = home.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    let Some(rest) = atoms.get(1..).filter(|rest| !name.is_empty() && rest.len() >= name.len()) else { return false };
+    atoms_are(rest, name) && matches!(rest.get(name.len()), None | Some(Atom::Byte { byte: b'/', .. }))
 }
 
 fn atoms_are(atoms: &[Atom], text: &[u8]) -> bool {

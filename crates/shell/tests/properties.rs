@@ -2,10 +2,10 @@
 //! command past a safe one.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on must fail")]
 
-use std::time::Duration;
+mod common;
 
+use common::{TIME_BOUND, timed};
 use proptest::prelude::*;
-use rustix::time::{ClockId, clock_gettime};
 use stockade_model::{RawText, Tier};
 use stockade_shell::{Context, assess_argv, assess_script};
 
@@ -93,21 +93,6 @@ fn tier(script: &[u8]) -> Tier {
 
 fn single_quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
-}
-
-/// Longest answer, in processor time: a busy machine is no fault of the judge.
-/// Code that is not optimised is some twenty times slower.
-const TIME_BOUND: Duration = Duration::from_millis(if cfg!(debug_assertions) { 600 } else { 50 });
-
-/// What `judge` answers, and the processor time it took.
-fn timed<T>(judge: impl FnOnce() -> T) -> (T, Duration) {
-    let spent = || {
-        let now = clock_gettime(ClockId::ThreadCPUTime);
-        Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap())
-    };
-    let start = spent();
-    let answer = judge();
-    (answer, spent() - start)
 }
 
 #[track_caller]

@@ -6,7 +6,7 @@ use stockade_model::Tier;
 
 use crate::invocation::Invocation;
 use crate::judge::Judge;
-use crate::script::{Atom, Dynamic};
+use crate::script::{Atom, Dynamic, NestedKind, Simple};
 use crate::words::{Argument, Flow, UNKNOWN_BYTE};
 
 /// Most arguments taken from a pipe.
@@ -100,6 +100,15 @@ fn with_unknown_words(shown: &[u8]) -> Vec<u8> {
     text
 }
 
+/// What goes into `>(...)`: a shell there runs it.
+pub(crate) fn fed(judge: &mut Judge, simple: &Simple, flow: &Flow) {
+    let redirected = simple.redirects.iter().map(|redirect| &redirect.target);
+    let mut nested = simple.words.iter().chain(redirected).flat_map(|word| &word.nested);
+    if judge.seen.shell_reads && nested.any(|nested| nested.kind == NestedKind::WriteTo) {
+        tainted(judge, flow, simple.span);
+    }
+}
+
 /// Words that a shell gets joined by blanks.
 pub(crate) fn joined(judge: &mut Judge, words: &[Argument], stdin: Flow, at: (usize, usize)) -> Flow {
     words.iter().for_each(|word| tainted(judge, &word.flow, at));
@@ -110,6 +119,7 @@ pub(crate) fn joined(judge: &mut Judge, words: &[Argument], stdin: Flow, at: (us
 /// The command itself is not in the text.
 pub(crate) fn dynamic_program(judge: &mut Judge, flow: &Flow, at: (usize, usize)) {
     judge.ask("dynamic-program", "Which program runs is not in the text.", at);
+    judge.seen.dynamic_program = true;
     tainted(judge, flow, at);
 }
 
@@ -145,6 +155,10 @@ pub(super) fn shell(judge: &mut Judge, invocation: &Invocation) -> Option<Flow> 
             break;
         }
     }
+    // What the script gets as `$1` and so on.
+    if words.any(|word| super::output::names_secret(judge, word)) {
+        judge.seen.secret = true;
+    }
     Some(match operand {
         Some(code) if command => argument_code(judge, code, at),
         Some(file) if !from_stdin => {
@@ -153,6 +167,7 @@ pub(super) fn shell(judge: &mut Judge, invocation: &Invocation) -> Option<Flow> 
             } else {
                 judge.ask("runs-file", "Runs a file as code.", at);
                 tainted(judge, &file.flow, at);
+                run_file(judge, file, at);
                 after_fetch(judge, at);
                 Flow::default()
             }
@@ -163,6 +178,13 @@ pub(super) fn shell(judge: &mut Judge, invocation: &Invocation) -> Option<Flow> 
 
 pub(super) fn is_standard_input(path: &[u8]) -> bool {
     matches!(path, b"-" | b"/dev/stdin" | b"/dev/fd/0" | b"/proc/self/fd/0")
+}
+
+/// A file is run that holds what the text itself decoded into it.
+pub(crate) fn run_file(judge: &mut Judge, file: &Argument, at: (usize, usize)) {
+    if judge.path(file).is_some_and(|path| judge.seen.decoded_files.contains(&path)) {
+        tainted(judge, &Flow { decoded: true, ..Flow::default() }, at);
+    }
 }
 
 /// Something is run by its path after something was fetched.
@@ -179,7 +201,26 @@ pub(super) fn runs_fetched(judge: &mut Judge, invocation: &Invocation) {
     let operand = invocation.first_operand().is_some() || invocation.has("-m");
     let runs = own_path
         || (is_interpreter(&invocation.name) && operand)
-        || matches!(invocation.name.as_slice(), b"make" | b"gmake" | b"ninja" | b"dpkg" | b"rpm" | b"installer");
+        || matches!(
+            invocation.name.as_slice(),
+            b"make"
+                | b"gmake"
+                | b"ninja"
+                | b"dpkg"
+                | b"rpm"
+                | b"installer"
+                | b"npm"
+                | b"yarn"
+                | b"pnpm"
+                | b"mvn"
+                | b"gradle"
+                | b"cargo"
+                | b"bundle"
+                | b"composer"
+                | b"pytest"
+                | b"tox"
+                | b"rake"
+        );
     if runs {
         after_fetch(judge, invocation.span);
     }
@@ -192,8 +233,36 @@ pub(super) fn runs_fetched(judge: &mut Judge, invocation: &Invocation) {
         }
         if let Some(file) = file {
             tainted(judge, &file.flow, invocation.span);
+            run_file(judge, file, invocation.span);
         }
     }
+    // Without a command of its own it runs what it reads.
+    if invocation.name == b"parallel" {
+        tainted(judge, &invocation.stdin, invocation.span);
+    }
+    run_address(judge, invocation);
+}
+
+/// A program that fetches what is named by an address and runs it.
+pub(crate) fn run_address(judge: &mut Judge, invocation: &Invocation) {
+    if runs_address(invocation) {
+        tainted(judge, &Flow { fetched: true, ..Flow::default() }, invocation.span);
+    }
+}
+
+/// True for a program that fetches what is named by an address and runs it.
+fn runs_address(invocation: &Invocation) -> bool {
+    let address = |word: &Vec<u8>| {
+        word.windows(3).any(|w| w == b"://") || word.starts_with(b"git+") || word.starts_with(b"github:")
+    };
+    let runs = match invocation.name.as_slice() {
+        b"npx" | b"bunx" | b"pnpx" | b"uvx" => true,
+        b"deno" | b"bun" | b"pipx" | b"pnpm" | b"yarn" | b"npm" => ["run", "eval", "test", "x", "exec", "dlx"]
+            .iter()
+            .any(|word| invocation.first_operand() == Some(word.as_bytes())),
+        _ => false,
+    };
+    runs && invocation.texts().iter().any(address)
 }
 
 /// `eval`: the words joined by blanks.
@@ -216,6 +285,7 @@ pub(super) fn source(judge: &mut Judge, invocation: &Invocation) -> Flow {
     if is_standard_input(&file.shown()) {
         return piped_code(judge, &invocation.stdin, invocation.span);
     }
+    run_file(judge, file, invocation.span);
     after_fetch(judge, invocation.span);
     Flow::default()
 }

@@ -15,6 +15,8 @@ pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
         b"rm" | b"grm" | b"srm" | b"rmdir" | b"unlink" | b"shred" | b"trash" | b"wipe" | b"gio" | b"del"
         | b"rimraf" => deletes(judge, invocation),
         b"find" | b"gfind" | b"bfs" => find(judge, invocation),
+        b"fd" | b"fdfind" => fd(judge, invocation),
+        b"tar" | b"bsdtar" | b"zip" | b"7z" => packs(judge, invocation),
         b"mv" | b"rename" => moves(judge, invocation),
         b"chmod" | b"chown" | b"chgrp" | b"setfacl" | b"chattr" | b"chcon" => modes(judge, invocation),
         b"rsync" | b"rclone" | b"robocopy" => mirrors(judge, invocation),
@@ -146,6 +148,29 @@ fn with_found(word: &Argument, start: &Argument) -> Argument {
     Argument { atoms, span: word.span, flow: start.flow.clone() }
 }
 
+/// `fd PATTERN PATH... -x COMMAND`: what is found stands behind the command.
+fn fd(judge: &mut Judge, invocation: &Invocation) {
+    let words = &invocation.arguments;
+    let runs = words.iter().position(|w| matches!(w.shown().as_slice(), b"-x" | b"-X" | b"--exec" | b"--exec-batch"));
+    let Some(at) = runs else { return };
+    let (_, operands) = split(&words[..at], &["-e", "-t", "-d", "-g", "-E", "--extension", "--type", "--exclude"]);
+    let found = operands.get(1).cloned().unwrap_or_else(|| Argument::known(b".", invocation.span));
+    let mark = Argument::known(b"{}", invocation.span);
+    let command = words[at + 1..].iter().chain(std::iter::once(&mark)).map(|word| with_found(word, &found)).collect();
+    judge.command(command, Flow::default(), invocation.span);
+}
+
+/// Archivers that remove what they have packed.
+fn packs(judge: &mut Judge, invocation: &Invocation) {
+    if !["--remove-files", "-m", "--move", "-sdel"].iter().any(|option| invocation.has(option)) {
+        return;
+    }
+    let (_, operands) = split(&invocation.arguments, &["-f", "-C"]);
+    for operand in &operands {
+        delete(judge, operand, true, invocation.span);
+    }
+}
+
 fn moves(judge: &mut Judge, invocation: &Invocation) {
     let (options, mut operands) = split(&invocation.arguments, &["-t", "--target-directory", "-S", "--suffix"]);
     if !options.iter().any(|o| o.starts_with(b"-t") || o.starts_with(b"--target")) {
@@ -167,7 +192,8 @@ fn modes(judge: &mut Judge, invocation: &Invocation) {
     let by_reference = options.iter().any(|o| o.starts_with(b"--reference"));
     let texts = invocation.texts();
     let takes_away = options.iter().any(|o| matches!(o.as_slice(), [b'-', rest @ ..] if !rest.starts_with(b"-") && rest.iter().all(|b| b"rwxst".contains(b))));
-    let mode = if by_reference || takes_away { None } else { operands.first().map(Argument::shown) };
+    let acl = invocation.name == b"setfacl";
+    let mode = if by_reference || takes_away || acl { None } else { operands.first().map(Argument::shown) };
     let tree = has(&options, b"R", "recursive");
     if invocation.name == b"chmod" {
         let setuid = texts.iter().any(|m| sets_user_id(m));
@@ -236,12 +262,16 @@ fn mirrors(judge: &mut Judge, invocation: &Invocation) {
     }
 }
 
+const WORK_TREE: &[u8] = b"--work-tree=";
+
 fn git(judge: &mut Judge, invocation: &Invocation) {
     let texts = invocation.texts();
     let elsewhere = texts.iter().position(|t| t == b"-C").and_then(|i| invocation.arguments.get(i + 1));
-    let directory = match elsewhere {
-        Some(argument) => judge.path(argument),
-        None => judge.scope.cwd.clone(),
+    let named = texts.iter().zip(&invocation.arguments).find(|(text, _)| text.starts_with(WORK_TREE));
+    let directory = match (named, elsewhere) {
+        (Some((_, argument)), _) => judge.path(&argument.tail(WORK_TREE.len())),
+        (None, Some(argument)) => judge.path(argument),
+        (None, None) => judge.scope.cwd.clone(),
     };
     let cleans = texts.iter().any(|t| t == b"clean") && texts.iter().any(|t| t.starts_with(b"-") && t.contains(&b'f'));
     let resets = texts.iter().any(|t| t == b"reset") && texts.iter().any(|t| t == b"--hard");

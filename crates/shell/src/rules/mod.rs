@@ -48,7 +48,7 @@ pub(crate) fn judge_whole(judge: &mut Judge, at: (usize, usize)) {
     if judge.seen.secret && judge.seen.sends {
         judge.deny("exfiltration", "Reads a secret and reaches another host.", at);
     }
-    if judge.seen.socket && judge.seen.shell_reads {
+    if judge.seen.socket && (judge.seen.shell_reads || judge.seen.dynamic_program) {
         judge.deny("reverse-shell", "A shell takes its commands from another host.", at);
     }
 }

@@ -33,21 +33,26 @@ pub(crate) fn literal(invocation: &Invocation) -> Option<Vec<u8>> {
             }
             invocation.stdin.literal.clone()?
         }
-        b"ls" | b"find" => {
-            let paths: Vec<Vec<u8>> = words
-                .into_iter()
-                .take_while(|w| invocation.name == b"ls" || !w.starts_with(b"-"))
-                .filter(|w| !w.starts_with(b"-"))
-                .collect();
+        b"ls" => {
+            let paths: Vec<Vec<u8>> = words.into_iter().filter(|w| !w.starts_with(b"-")).collect();
             if paths.is_empty() {
                 return None;
             }
             paths.join(&b'\n')
         }
+        b"find" => found(words)?,
         b"true" | b":" | b"cd" => Vec::new(),
         _ => return None,
     };
     (text.len() <= MAX_LITERAL).then_some(text)
+}
+
+/// What find(1) prints: its starts and anything below, ended as its reader wants.
+fn found(words: Vec<Vec<u8>>) -> Option<Vec<u8>> {
+    let end = if words.iter().any(|word| word == b"-print0") { 0 } else { b'\n' };
+    let starts: Vec<Vec<u8>> = words.into_iter().take_while(|word| !word.starts_with(b"-")).collect();
+    let below = |start: &Vec<u8>| [start.as_slice(), &[end], start, b"/*", &[end]].concat();
+    (!starts.is_empty()).then(|| starts.iter().flat_map(below).collect())
 }
 
 fn printf(words: &[Vec<u8>]) -> Option<Vec<u8>> {
@@ -142,7 +147,7 @@ pub(crate) fn taints(judge: &mut Judge, invocation: &Invocation) -> Flow {
         _ => false,
     };
     let secret = match invocation.name.as_slice() {
-        b"env" => words.is_empty(),
+        b"env" | b"history" => words.is_empty(),
         b"printenv" | b"export" | b"declare" | b"set" | b"typeset" => {
             words.is_empty()
                 || words.iter().all(|w| w.starts_with(b"-"))

@@ -37,6 +37,7 @@ pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
                 | b"psql"
                 | b"mysql"
                 | b"ed"
+                | b"powershell"
         )
     {
         for code in embedded(invocation).iter().take(MAX_PROGRAMS) {
@@ -117,6 +118,10 @@ const REACHES: &[&str] = &[
     "/inet/",
     "paramiko",
     "WebSocket",
+    "iwr ",
+    "irm ",
+    "Invoke-WebRequest",
+    "Invoke-RestMethod",
 ];
 const RUNS: &[&str] = &[
     "exec(",
@@ -142,6 +147,8 @@ const RUNS: &[&str] = &[
     "proc_open",
     "loadstring",
     "load(",
+    "iex ",
+    "Invoke-Expression",
 ];
 const SHELL_ENDS: &[&str] = &[
     "dup2",
@@ -264,7 +271,7 @@ fn program(judge: &mut Judge, text: &[u8], at: (usize, usize)) {
             text,
             &[
                 "read(", "read()", ".text", "body", "get(", "open(", "content", "recv", "getline", "data", "urlopen",
-                "fetch(",
+                "fetch(", "iwr ", "irm ", "Invoke-",
             ],
         )
         && !contains(text, "json.load(")

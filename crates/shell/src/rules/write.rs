@@ -10,6 +10,9 @@ use crate::words::{Argument, Flow};
 
 use super::destroy::split;
 
+/// Most files of one command that are remembered.
+const MAX_DECODED_FILES: usize = 8;
+
 /// A descriptor connected to another host by the shell.
 pub(crate) fn socket(judge: &mut Judge, at: (usize, usize)) {
     judge.seen.socket = true;
@@ -70,6 +73,9 @@ pub(crate) fn judge_output(judge: &mut Judge, written: &[Vec<u8>], flow: &Flow, 
     }
     if flow.fetched {
         judge.seen.fetched = true;
+    }
+    if flow.decoded {
+        judge.seen.decoded_files.extend(written.iter().take(MAX_DECODED_FILES).cloned());
     }
     let beyond = written.iter().any(|p| !matches!(paths::place(p, judge.context), Place::Workspace | Place::Temporary));
     if flow.endless && beyond {

@@ -1,0 +1,24 @@
+//! Rules of other tools, any text: an error with a place, or a file of ours that
+//! loads. The first byte says whose rules they are.
+#![no_main]
+
+use std::path::Path;
+
+use libfuzzer_sys::fuzz_target;
+use stockade_policy::{Layer, LayerText, OwnDirectories, Settings, Source, Tool, import};
+
+fuzz_target!(|data: &[u8]| {
+    let Some((first, rest)) = data.split_first() else { return };
+    let Ok(text) = std::str::from_utf8(rest) else { return };
+    let (tool, name) = match first % 4 {
+        0 => (Tool::Codex, "a.rules"),
+        1 => (Tool::Claude, "settings.json"),
+        2 => (Tool::Gemini, "a.toml"),
+        _ => (Tool::Gemini, "settings.json"),
+    };
+    let Ok(imported) = import(tool, &[Source { name: name.to_owned(), text: text.to_owned() }]) else { return };
+    let source = imported.to_toml();
+    let layer = LayerText { layer: Layer::User, path: "/imported.toml".into(), source };
+    let loaded = Settings::from_layers(Path::new("/home/dev"), OwnDirectories::default(), std::slice::from_ref(&layer));
+    assert!(loaded.is_ok(), "{loaded:?}\n{}", layer.source);
+});

@@ -1,0 +1,53 @@
+//! Any text as a configuration file: no panic, `fmt` changes nothing and is
+//! stable, and a project's file never widens (L7). The same text is read as a
+//! patch too.
+#![no_main]
+
+use std::path::Path;
+
+use libfuzzer_sys::fuzz_target;
+use stockade_model::{ApprovalMode, Assessment, Command, Level, RawText, Request, SandboxPreference, Tier, Verdict};
+use stockade_policy::{Layer, LayerText, OwnDirectories, Settings, changes_of_patch, decide, format};
+
+const HOME: &str = "/home/dev";
+
+fn load(layer: Layer, source: &str) -> Option<Settings> {
+    let layer = LayerText { layer, path: "/p/stockade.toml".into(), source: source.to_owned() };
+    Settings::from_layers(Path::new(HOME), OwnDirectories::default(), &[layer]).ok()
+}
+
+/// What the settings say of a few commands, each judged harmless.
+fn verdicts(settings: &Settings) -> Vec<Verdict> {
+    let request = |script: &str| Request {
+        id: "req_00000000000000000000000000".parse().expect("an id"),
+        session: None,
+        command: Command::Script(RawText::from(script)),
+        cwd: "/home/dev/proj".into(),
+        workspace: "/home/dev/proj".into(),
+        environment: Default::default(),
+        profile: "workspace".into(),
+        grants: Vec::new(),
+        level: Level::Full,
+        approval_mode: ApprovalMode::Untrusted,
+        sandbox: SandboxPreference::Auto,
+        timeout_ms: None,
+        caller_approval: None,
+    };
+    let of = |tier| Assessment { tier, findings: Vec::new(), capabilities: Vec::new() };
+    let cases = [("ls", Tier::Allow), ("git push", Tier::Ask), ("rm -rf /", Tier::Deny)];
+    cases.iter().map(|(script, tier)| decide(settings, &request(script), &of(*tier), true).verdict).collect()
+}
+
+fuzz_target!(|text: &str| {
+    let _ = changes_of_patch(text);
+    let path = Path::new("/p/stockade.toml");
+    if let Ok(once) = format(path, text) {
+        assert_eq!(format(path, &once).ok().as_ref(), Some(&once));
+        assert_eq!(load(Layer::User, &once).is_some(), load(Layer::User, text).is_some());
+    }
+    let Some(project) = load(Layer::Project, text) else { return };
+    let base = Settings::from_layers(Path::new(HOME), OwnDirectories::default(), &[]).expect("the built-in policy");
+    for (with, without) in verdicts(&project).into_iter().zip(verdicts(&base)) {
+        assert!(with >= without, "a project's file widens\n{text}");
+    }
+});
