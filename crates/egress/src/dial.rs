@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::seam::{LookupError, Resolve};
+use crate::upstream;
 
 /// How long a name may be looked up.
 pub(crate) const LOOKUP_MAX: Duration = Duration::from_secs(10);
@@ -84,21 +85,35 @@ pub(crate) async fn look_up(resolver: &Arc<dyn Resolve>, name: &HostName) -> Res
     }
 }
 
-/// Dials a target that was agreed to.
-pub(crate) async fn dial(resolver: &Arc<dyn Resolve>, rules: &Egress, target: &Target) -> Result<Dialled, DialFailure> {
+/// Dials a target that was agreed to, through the proxy that the rules name for
+/// it, if they do. `credentials` are for that.
+pub(crate) async fn dial(
+    resolver: &Arc<dyn Resolve>,
+    rules: &Egress,
+    credentials: Option<&[u8]>,
+    target: &Target,
+) -> Result<Dialled, DialFailure> {
+    if let Some(proxy) = upstream::of(rules, target) {
+        return in_time(upstream::dial(resolver, proxy, credentials, target)).await;
+    }
     let (addresses, note) = match &target.host {
         Host::Name(name) => checked(look_up(resolver, name).await?, rules, target)?,
         // Whoever let an address pass knew what it is.
         Host::Address(address) => (vec![*address], None),
     };
-    let (stream, address) = match timeout(DIAL_MAX, race(&addresses, target.port)).await {
-        Ok(dialled) => dialled.map_err(|e| {
-            let errno = e.raw_os_error().map_or(Errno::HOSTUNREACH, Errno::from_raw_os_error);
-            DialFailure::failed(errno, e.to_string())
-        })?,
-        Err(_) => return Err(DialFailure::failed(Errno::TIMEDOUT, "no answer in thirty seconds")),
+    let race = async {
+        race(&addresses, target.port).await.map_err(|error| {
+            let errno = error.raw_os_error().map_or(Errno::HOSTUNREACH, Errno::from_raw_os_error);
+            DialFailure::failed(errno, error.to_string())
+        })
     };
+    let (stream, address) = in_time(race).await?;
     Ok(Dialled { stream, address, note })
+}
+
+async fn in_time<T>(dialling: impl Future<Output = Result<T, DialFailure>>) -> Result<T, DialFailure> {
+    let late = |_| DialFailure::failed(Errno::TIMEDOUT, "no answer in thirty seconds");
+    timeout(DIAL_MAX, dialling).await.map_err(late)?
 }
 
 /// The addresses that may be dialled, and a word on those that may not.
@@ -143,7 +158,7 @@ fn is_own(address: IpAddr) -> bool {
 
 /// Connects to the first address that answers, each with a head start over the
 /// next. The error is the first one.
-async fn race(addresses: &[IpAddr], port: u16) -> io::Result<(TcpStream, IpAddr)> {
+pub(crate) async fn race(addresses: &[IpAddr], port: u16) -> io::Result<(TcpStream, IpAddr)> {
     let mut tries = JoinSet::new();
     let mut rest = addresses.iter().copied();
     let mut first_error = None;
@@ -191,7 +206,7 @@ mod tests {
 
     async fn go(found: &'static [&'static str], special: &[&str], target: &str) -> Result<Dialled, DialFailure> {
         let resolver: Arc<dyn Resolve> = Arc::new(Fixed(found));
-        dial(&resolver, &rules(special), &target.parse().unwrap()).await
+        dial(&resolver, &rules(special), None, &target.parse().unwrap()).await
     }
 
     #[tokio::test]

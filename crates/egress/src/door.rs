@@ -123,6 +123,7 @@ impl Door {
             Arc::clone(&setup.resolver),
             Arc::clone(&events),
             has_v6,
+            setup.rules.upstream.clone(),
         ));
         let meter = Arc::new(Meter::new(&setup.rules.limits, descriptors));
         let shared = Arc::new(Shared {
@@ -340,6 +341,6 @@ impl Shared {
 
     /// Dials a target that was agreed to.
     pub(crate) async fn dial(&self, target: &Target) -> Result<Dialled, DialFailure> {
-        dial(&self.resolver, &self.rules, target).await
+        dial(&self.resolver, &self.rules, self.edge.credentials(), target).await
     }
 }

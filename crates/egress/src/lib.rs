@@ -23,6 +23,7 @@ mod session;
 mod sniff;
 mod system;
 mod tls;
+mod upstream;
 
 pub use arrivals::Announced;
 pub use dial::DialFailure;

@@ -7,6 +7,7 @@ mod support;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
+use stockade_model::{Upstream, UpstreamKind};
 use support::{Options, World};
 
 fn query(name: &str, kind: u16) -> Vec<u8> {
@@ -76,6 +77,24 @@ fn of_names_that_may_be_reached_the_truth_is_told() {
     assert_eq!(ask(world.dns, "none.test", A).0, 3);
     assert_eq!(ask(world.dns, "secret.other.test", A).0, 0);
     assert_eq!(*world.table.asked.lock().unwrap(), ["v4.test", "v6.test", "none.test"]);
+}
+
+#[test]
+fn behind_a_proxy_only_what_is_reached_without_it_is_looked_up() {
+    let names = vec![("here.test", "192.0.2.1")];
+    let options = Options { names, allow: vec!["*"], ..Options::default() };
+    let world = World::with(options, |setup| {
+        setup.rules.upstream = Some(Upstream {
+            kind: UpstreamKind::Http,
+            proxy: "proxy.test:3128".parse().unwrap(),
+            credentials: None,
+            except: vec!["here.test".parse().unwrap(), "gone.test".parse().unwrap(), "far.test:22".parse().unwrap()],
+        });
+    });
+    assert_eq!(ask(world.dns, "here.test", A).1, 1);
+    assert_eq!(ask(world.dns, "gone.test", A).0, 3);
+    assert_eq!(ask(world.dns, "far.test", A).1, 1);
+    assert_eq!(*world.table.asked.lock().unwrap(), ["here.test", "gone.test"]);
 }
 
 #[test]

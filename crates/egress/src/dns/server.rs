@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
-use stockade_model::{Host, HostName, Operation};
+use stockade_model::{Host, HostName, Operation, Upstream};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::time::{Instant, sleep, timeout};
@@ -23,6 +23,7 @@ use crate::dial::look_up;
 use crate::events::Events;
 use crate::names::{Names, is_ours};
 use crate::seam::{Judge, LookupError, Resolve, Who, is_localhost};
+use crate::upstream::is_looked_up_here;
 
 /// Questions that are being looked up at once; more get "server failure".
 const LOOKUPS_MAX: usize = 64;
@@ -50,6 +51,8 @@ pub(crate) struct NameServer {
     lookups: AtomicUsize,
     connections: AtomicUsize,
     has_v6: bool,
+    /// Where names are resolved instead.
+    upstream: Option<Upstream>,
 }
 
 /// One of a bounded number; gives its place back when dropped.
@@ -75,6 +78,7 @@ impl NameServer {
         resolver: Arc<dyn Resolve>,
         events: Arc<Events>,
         has_v6: bool,
+        upstream: Option<Upstream>,
     ) -> Self {
         Self {
             names,
@@ -85,6 +89,7 @@ impl NameServer {
             lookups: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
             has_v6,
+            upstream,
         }
     }
 
@@ -119,7 +124,8 @@ impl NameServer {
             let own: IpAddr = if wants_v4 { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
             return (Code::NoError, vec![Record::Address(own)]);
         }
-        let families = if self.judge.is_agreed(&host) { self.families(&host).await } else { Ok((true, true)) };
+        let is_asked = self.judge.is_agreed(&host) && is_looked_up_here(self.upstream.as_ref(), &host);
+        let families = if is_asked { self.families(&host).await } else { Ok((true, true)) };
         let has = match families {
             Ok((v4, v6)) => {
                 if wants_v4 {

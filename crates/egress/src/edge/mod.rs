@@ -10,12 +10,15 @@ mod aws;
 mod scan;
 mod secrets;
 mod trust;
+mod value;
 
 use std::fmt;
 use std::sync::Arc;
 
 use rustls::ClientConfig;
 use stockade_model::{Egress, SecretSource};
+
+use value::Value;
 
 pub(crate) use authority::Authority;
 pub(crate) use secrets::{Guard, Put, Secrets};
@@ -42,6 +45,7 @@ pub enum EdgeError {
 pub struct Edge {
     opening: Option<Opening>,
     pub(crate) secrets: Secrets,
+    credentials: Option<Value>,
 }
 
 /// What it takes to open encrypted traffic.
@@ -70,7 +74,9 @@ impl Edge {
             true => None,
             false => Some(Opening::make(trust)?),
         };
-        Ok(Self { opening, secrets })
+        let credentials = rules.upstream.as_ref().and_then(|upstream| upstream.credentials.as_ref());
+        let credentials = credentials.map(|from| Value::read("credentials of the proxy", from, 1)).transpose()?;
+        Ok(Self { opening, secrets, credentials })
     }
 
     /// Certificates in PEM for programs inside: those that the host trusts, and
@@ -91,12 +97,21 @@ impl Edge {
         self.secrets.placeholders()
     }
 
+    /// `USER:PASSWORD` for the proxy on the way outside.
+    pub(crate) fn credentials(&self) -> Option<&[u8]> {
+        self.credentials.as_ref().map(Value::bytes)
+    }
+
     pub(crate) fn opening(&self) -> Option<&Opening> {
         self.opening.as_ref()
     }
 
     /// Whether it was made for rules like these.
     pub(crate) fn serves(&self, rules: &Egress) -> bool {
+        let wants = rules.upstream.as_ref().is_some_and(|upstream| upstream.credentials.is_some());
+        if wants && self.credentials.is_none() {
+            return false;
+        }
         let opens = rules.inspect.is_empty() && rules.secrets.is_empty() || self.opening.is_some();
         opens && rules.secrets.iter().all(|secret| self.secrets.knows(&secret.name))
     }

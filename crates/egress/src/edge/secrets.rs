@@ -5,7 +5,6 @@
 //! Must not know: sockets, who decides. No value is part of any message.
 
 use std::fmt;
-use std::io::Read;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -16,14 +15,13 @@ use stockade_model::{Secret, SecretKind, SecretSource, Target, TargetPattern};
 use super::EdgeError;
 use super::aws::{self, Signed};
 use super::scan::{Passing, Words};
+use super::value::Value;
 use crate::http::head::{Field, Request};
 
 /// Most secrets of a run.
 const SECRETS_MAX: usize = 64;
 /// Shortest secret: a shorter one would be found where it is not.
 const SHORTEST: usize = 8;
-/// Longest secret.
-const LONGEST: usize = 8 << 10;
 /// Length of a placeholder whose secret is shorter than this.
 const PLACEHOLDER_MIN: usize = 24;
 /// How keys begin whose programs look at that.
@@ -48,15 +46,6 @@ const BEGINNINGS: &[&str] = &[
     "sk_live_",
     "sk_test_",
 ];
-
-/// A value that shows itself to nobody.
-struct Value(Vec<u8>);
-
-impl fmt::Debug for Value {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("(hidden)")
-    }
-}
 
 #[derive(Debug)]
 struct Held {
@@ -92,33 +81,6 @@ pub(crate) enum Put {
     Secret,
 }
 
-/// Reads a value on the host.
-fn read(name: &str, from: &SecretSource) -> Result<Value, EdgeError> {
-    let fail = |why: String| EdgeError::Secret { name: name.to_owned(), why };
-    let value = match from {
-        SecretSource::Env(variable) => std::env::var_os(variable)
-            .ok_or_else(|| fail(format!("the variable {variable} is not set")))?
-            .into_encoded_bytes(),
-        SecretSource::File(path) => {
-            let shown = path.escaped();
-            let mut bytes = Vec::new();
-            let file = std::fs::File::open(path.as_path()).map_err(|error| fail(format!("{shown}: {error}")))?;
-            let read = file.take(LONGEST as u64 + 2).read_to_end(&mut bytes);
-            read.map_err(|error| fail(format!("{shown}: {error}")))?;
-            if bytes.ends_with(b"\n") {
-                bytes.pop();
-            }
-            bytes
-        }
-    };
-    match value.len() {
-        ..SHORTEST => Err(fail(format!("it has fewer than {SHORTEST} bytes"))),
-        SHORTEST..=LONGEST if value.iter().any(u8::is_ascii_control) => Err(fail("it holds control bytes".into())),
-        SHORTEST..=LONGEST => Ok(Value(value)),
-        _ => Err(fail(format!("it has more than {LONGEST} bytes"))),
-    }
-}
-
 /// Something of the same kind that is random: as long, of the letters that such
 /// keys have, with the beginning that programs look for.
 fn placeholder(value: &[u8]) -> Result<String, EdgeError> {
@@ -149,17 +111,17 @@ impl Secrets {
             if held.iter().any(|other| other.inside == secret.inside || other.name == secret.name) {
                 return fail("its name or its place inside is another's already");
             }
-            let value = read(&secret.name, &secret.from)?;
+            let value = Value::read(&secret.name, &secret.from, SHORTEST)?;
             held.push(Held {
                 name: secret.name.clone(),
                 kind: secret.kind.clone(),
                 hosts: secret.hosts.clone(),
                 inside: secret.inside.clone(),
-                placeholder: placeholder(&value.0)?,
+                placeholder: placeholder(value.bytes())?,
                 value,
             });
         }
-        let values = Words::new(held.iter().map(|secret| secret.value.0.as_slice()));
+        let values = Words::new(held.iter().map(|secret| secret.value.bytes()));
         let placeholders = Words::new(held.iter().map(|secret| secret.placeholder.as_bytes()));
         Ok(Self { held, values, placeholders })
     }
@@ -222,7 +184,7 @@ impl Secrets {
             return Err(self.misplaced(at, target, is_encrypted));
         }
         if let Some((secret, signed)) = signed {
-            signed.sign(request, &secret.value.0);
+            signed.sign(request, secret.value.bytes());
         }
         Ok(put)
     }
@@ -359,19 +321,19 @@ impl Held {
                 let at = field.value.iter().position(|byte| *byte == b' ')?;
                 let (scheme, rest) = field.value.split_at(at);
                 let known = [&b"bearer"[..], b"token"].iter().any(|known| scheme.eq_ignore_ascii_case(known));
-                (known && rest.trim_ascii() == word).then(|| [scheme, b" ", &self.value.0].concat())
+                (known && rest.trim_ascii() == word).then(|| [scheme, b" ", self.value.bytes()].concat())
             }
             SecretKind::Basic if is("authorization") => {
                 let (scheme, credentials) = basic(&field.value)?;
                 let at = credentials.iter().position(|byte| *byte == b':')?;
                 let (user, password) = (&credentials[..at], &credentials[at + 1..]);
-                let real = |part: &[u8]| if part == word { self.value.0.clone() } else { part.to_vec() };
+                let real = |part: &[u8]| if part == word { self.value.bytes().to_vec() } else { part.to_vec() };
                 let put = [real(user), real(password)].join(&b':');
                 (put != credentials).then(|| [scheme, b" ", BASE64.encode(&put).as_bytes()].concat())
             }
             SecretKind::Header(name) if is(name) => {
                 let at = memchr::memmem::find(&field.value, word)?;
-                Some([&field.value[..at], &self.value.0, &field.value[at + word.len()..]].concat())
+                Some([&field.value[..at], self.value.bytes(), &field.value[at + word.len()..]].concat())
             }
             SecretKind::Bearer | SecretKind::Basic | SecretKind::Header(_) | SecretKind::Aws => None,
         }

@@ -1,0 +1,182 @@
+//! The way outside through somebody else's proxy, as company networks want it:
+//! HTTP CONNECT or SOCKS5. Names are resolved there.
+//!
+//! Must not know: the sandbox, who decides.
+//!
+//! Facts: RFC 9110, 9.3.6 (CONNECT); RFC 1928 and RFC 1929 (SOCKS5).
+
+use std::io;
+use std::sync::Arc;
+
+use data_encoding::BASE64;
+use rustix::io::Errno;
+use stockade_model::{Egress, Host, HostName, Target, Upstream, UpstreamKind};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::dial::{DialFailure, Dialled, look_up, race};
+use crate::http::head::{Response, end_of_head};
+use crate::seam::{Resolve, is_localhost};
+
+/// Bytes of an answer that are looked at together.
+const PEEK: usize = 4 << 10;
+/// Longest user name or password of SOCKS.
+const WORD_MAX: usize = 255;
+
+/// The proxy that a target is reached through; `None`: none.
+pub(crate) fn of<'a>(rules: &'a Egress, target: &Target) -> Option<&'a Upstream> {
+    rules.upstream.as_ref().filter(|upstream| !upstream.except.iter().any(|pattern| pattern.names(target)))
+}
+
+/// Whether a name's addresses are looked up here, whatever the port.
+pub(crate) fn is_looked_up_here(upstream: Option<&Upstream>, name: &HostName) -> bool {
+    let host = Host::Name(name.clone());
+    let excepts = |upstream: &Upstream| {
+        upstream.except.iter().any(|pattern| pattern.ports().next().is_none() && pattern.host().names(&host))
+    };
+    upstream.is_none_or(excepts)
+}
+
+/// Dials a target through a proxy. `credentials`: `USER:PASSWORD`.
+pub(crate) async fn dial(
+    resolver: &Arc<dyn Resolve>,
+    upstream: &Upstream,
+    credentials: Option<&[u8]>,
+    target: &Target,
+) -> Result<Dialled, DialFailure> {
+    if target.host.name().is_some_and(|name| is_localhost(name.as_str())) {
+        return Err(DialFailure::Refused { rule: format!("{} would be the proxy's own machine", target.host) });
+    }
+    let proxy = &upstream.proxy;
+    let addresses = match &proxy.host {
+        Host::Name(name) => look_up(resolver, name).await?,
+        Host::Address(address) => vec![*address],
+    };
+    let failed = |error: io::Error| DialFailure::Failed {
+        errno: error.raw_os_error().map_or(Errno::HOSTUNREACH, Errno::from_raw_os_error),
+        why: format!("the proxy {proxy}: {error}"),
+    };
+    let (mut stream, address) = race(&addresses, proxy.port).await.map_err(failed)?;
+    let asked = match upstream.kind {
+        UpstreamKind::Http => connect(&mut stream, credentials, target).await,
+        UpstreamKind::Socks5 => socks(&mut stream, credentials, target).await,
+    };
+    match asked.map_err(failed)? {
+        Ok(()) => Ok(Dialled { stream, address, note: Some(format!("through the proxy {proxy}")) }),
+        Err((errno, why)) => Err(DialFailure::Failed { errno, why: format!("the proxy {proxy} {why}") }),
+    }
+}
+
+/// What a proxy said: yes, or why not.
+type Said = io::Result<Result<(), (Errno, String)>>;
+
+async fn connect(stream: &mut TcpStream, credentials: Option<&[u8]>, target: &Target) -> Said {
+    let mut head = format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n");
+    if let Some(credentials) = credentials {
+        head.push_str(&format!("Proxy-Authorization: Basic {}\r\n", BASE64.encode(credentials)));
+    }
+    head.push_str("\r\n");
+    stream.write_all(head.as_bytes()).await?;
+    let invalid = |why: &'static str| io::Error::new(io::ErrorKind::InvalidData, why);
+    let answer = Response::parse(&read_head(stream).await?, "CONNECT").map_err(invalid)?;
+    let errno = match answer.status {
+        200..=299 => return Ok(Ok(())),
+        403 | 407 => Errno::ACCESS,
+        504 => Errno::TIMEDOUT,
+        502 | 503 => Errno::HOSTUNREACH,
+        _ => Errno::CONNREFUSED,
+    };
+    let reason: String = answer.reason.chars().filter(|c| !c.is_control()).take(100).collect();
+    Ok(Err((errno, format!("answered {} {reason}", answer.status))))
+}
+
+/// Reads a head and nothing of what follows it: that is the server's already.
+async fn read_head(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+    let mut head = Vec::new();
+    loop {
+        let mut bytes = [0; PEEK];
+        let seen = stream.peek(&mut bytes).await?;
+        if seen == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let before = head.len();
+        head.extend_from_slice(&bytes[..seen]);
+        let end = end_of_head(&head).map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why))?;
+        let part = end.unwrap_or(head.len()) - before;
+        stream.read_exact(&mut bytes[..part]).await?;
+        if let Some(end) = end {
+            head.truncate(end);
+            return Ok(head);
+        }
+    }
+}
+
+async fn socks(stream: &mut TcpStream, credentials: Option<&[u8]>, target: &Target) -> Said {
+    let methods: &[u8] = if credentials.is_some() { &[5, 2, 0, 2] } else { &[5, 1, 0] };
+    stream.write_all(methods).await?;
+    let mut chosen = [0; 2];
+    stream.read_exact(&mut chosen).await?;
+    match (chosen, credentials) {
+        ([5, 0], _) => {}
+        ([5, 2], Some(credentials)) => {
+            let Some(words) = words(credentials) else {
+                return Ok(Err((Errno::ACCESS, "takes user names and passwords of 1 to 255 bytes".into())));
+            };
+            stream.write_all(&words).await?;
+            let mut answer = [0; 2];
+            stream.read_exact(&mut answer).await?;
+            if answer[1] != 0 {
+                return Ok(Err((Errno::ACCESS, "does not take these credentials".into())));
+            }
+        }
+        _ => return Ok(Err((Errno::ACCESS, "wants another way to say who one is".into()))),
+    }
+    stream.write_all(&socks_request(target)).await?;
+    let mut answer = [0; 4];
+    stream.read_exact(&mut answer).await?;
+    let length = match answer[3] {
+        1 => 4,
+        4 => 16,
+        3 => usize::from(stream.read_u8().await?),
+        _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "no SOCKS5 answer")),
+    };
+    stream.read_exact(&mut [0; WORD_MAX + 2][..length + 2]).await?;
+    let (errno, why) = match answer[1] {
+        0 => return Ok(Ok(())),
+        2 => (Errno::ACCESS, "does not allow it"),
+        3 => (Errno::NETUNREACH, "has no way to that network"),
+        4 => (Errno::HOSTUNREACH, "has no way to that host"),
+        5 => (Errno::CONNREFUSED, "was refused there"),
+        6 => (Errno::TIMEDOUT, "got no answer there"),
+        _ => (Errno::CONNREFUSED, "failed"),
+    };
+    Ok(Err((errno, why.into())))
+}
+
+/// User name and password as SOCKS wants them.
+fn words(credentials: &[u8]) -> Option<Vec<u8>> {
+    let at = credentials.iter().position(|byte| *byte == b':')?;
+    let (user, password) = (&credentials[..at], &credentials[at + 1..]);
+    let fits = |word: &[u8]| (1..=WORD_MAX).contains(&word.len());
+    (fits(user) && fits(password)).then(|| [&[1, user.len() as u8], user, &[password.len() as u8], password].concat())
+}
+
+fn socks_request(target: &Target) -> Vec<u8> {
+    let mut bytes = vec![5, 1, 0];
+    match &target.host {
+        Host::Address(std::net::IpAddr::V4(address)) => {
+            bytes.push(1);
+            bytes.extend(address.octets());
+        }
+        Host::Address(std::net::IpAddr::V6(address)) => {
+            bytes.push(4);
+            bytes.extend(address.octets());
+        }
+        Host::Name(name) => {
+            bytes.extend([3, name.as_str().len() as u8]);
+            bytes.extend(name.as_str().as_bytes());
+        }
+    }
+    bytes.extend(target.port.to_be_bytes());
+    bytes
+}
