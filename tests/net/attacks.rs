@@ -17,6 +17,8 @@ use crate::task::{Level, NO_DOOR, Task, strongest};
 pub enum Control {
     /// The same text without the sandbox.
     Same,
+    /// The same text as root, without the sandbox.
+    SameAsRoot,
     /// Another text without the sandbox.
     Text(&'static str),
     /// There can be none, for this reason.
@@ -126,6 +128,9 @@ fn tasks_of(attack: &'static Attack, case: Option<Case>) -> Vec<Task> {
     if let Control::None(why) = attack.control {
         control.not_here = Some(format!("no control: {why}"));
     }
+    if matches!(attack.control, Control::SameAsRoot) && strongest() != User::Root {
+        control.not_here = Some("this control needs a root harness".to_owned());
+    }
     let mut tasks = vec![control];
     for level in [Level::Full, Level::Restricted] {
         for user in User::available() {
@@ -170,7 +175,7 @@ fn control(attack: &Attack, lab: &Lab, own: &str) -> Result<()> {
     }
     let text = match attack.control {
         Control::Text(text) => text,
-        Control::Same | Control::None(_) => own,
+        Control::Same | Control::SameAsRoot | Control::None(_) => own,
     };
     let seen = lab.bare(strongest(), &script(attack, text))?;
     ensure!(!breaches(attack, &seen).is_empty(), "nothing gets through without the sandbox either: {}", seen.story());

@@ -226,8 +226,8 @@ fn tasks_of(client: &'static Client) -> Vec<Task> {
     }
     for task in &mut tasks {
         task.service = client.service;
-        if client.service == Some("postgres") && strongest() != User::Root {
-            task.not_here = Some("PostgreSQL needs an account of its own, which needs a root harness".to_owned());
+        if matches!(client.service, Some("postgres" | "ssh")) && strongest() != User::Root {
+            task.not_here = Some("this service changes its user, which needs a root harness".to_owned());
         }
     }
     tasks

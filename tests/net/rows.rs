@@ -1,6 +1,6 @@
 //! The rows. Judged alike: what a server saw and nobody agreed to is a breach.
 
-use crate::attacks::Control::{None as NoControl, Text};
+use crate::attacks::Control::{None as NoControl, SameAsRoot, Text};
 use crate::attacks::{Attack, PROXY, WORKSPACE, refuse_line};
 use crate::special;
 
@@ -17,11 +17,12 @@ pub const ROWS: &[Attack] = &[
     Attack { id: "esc-0130", ..WORKSPACE },
     Attack { id: "esc-0131", ..WORKSPACE },
     Attack { id: "esc-0132", ..WORKSPACE },
-    Attack { id: "esc-0133", judge: |seen| refuse_line(seen, "64 bytes from"), ..WORKSPACE },
+    Attack { id: "esc-0133", judge: |seen| refuse_line(seen, "64 bytes from"), control: SameAsRoot, ..WORKSPACE },
     Attack {
         id: "esc-0134",
         text: "/usr/bin/python3 $SHARED/probe.py raw-sockets",
         judge: |seen| refuse_line(seen, "MADE"),
+        control: SameAsRoot,
         ..WORKSPACE
     },
     Attack {
@@ -290,6 +291,7 @@ curl -s -g -m 3 http://$u/; curl -s -g -m 3 --noproxy '*' http://$u/; done",
         id: "net-netlink",
         text: "/usr/bin/python3 $SHARED/probe.py netlink",
         judge: |seen| refuse_line(seen, "MADE"),
+        control: SameAsRoot,
         ..WORKSPACE
     },
     Attack {
