@@ -73,6 +73,12 @@ pub enum QueryError {
     /// The directory or a file cannot be read.
     #[error(transparent)]
     Place(#[from] PlaceError),
+    /// It became shorter while it was read.
+    #[error("`{}` became shorter while it was read", RawText::from(path.as_path()))]
+    Shortened {
+        /// The file.
+        path: PathBuf,
+    },
     /// There is none.
     #[error("there is no audit log in `{}`\nhint: name the directory that holds `{LOG_NAME}`", RawText::from(dir.as_path()))]
     NoLog {
@@ -103,6 +109,22 @@ pub struct Query {
     filter: Filter,
     line: u64,
     failed: bool,
+}
+
+impl Query {
+    /// Goes on with what was appended since, behind what was there before.
+    ///
+    /// # Errors
+    /// When the log cannot be examined, or became shorter: then it is another.
+    pub fn look_again(&mut self) -> Result<(), QueryError> {
+        let lock = FileLock::shared(self.lines.file(), &self.path)?;
+        let size = self.lines.file().metadata().map_err(system("examine", &self.path))?.len();
+        drop(lock);
+        match self.lines.extend(size) {
+            true => Ok(()),
+            false => Err(QueryError::Shortened { path: self.path.clone() }),
+        }
+    }
 }
 
 impl Iterator for Query {

@@ -63,6 +63,19 @@ impl<R: std::borrow::Borrow<File>> Lines<R> {
         Self { reader, at: start, bytes: Vec::new() }
     }
 
+    /// The file.
+    pub fn file(&self) -> &File {
+        self.reader.get_ref().file.borrow()
+    }
+
+    /// Moves the end of the stretch; false where it lies before the end there was.
+    pub fn extend(&mut self, end: u64) -> bool {
+        let stretch = self.reader.get_mut();
+        let grows = end >= stretch.end;
+        stretch.end = stretch.end.max(end);
+        grows
+    }
+
     /// The next piece; its bytes, without the newline, are in `self.bytes`.
     pub fn next_piece(&mut self) -> io::Result<Option<Piece>> {
         let mut piece = Piece { start: self.at, end: self.at, terminated: false, too_long: false };

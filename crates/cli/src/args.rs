@@ -41,6 +41,9 @@ pub enum Command {
     /// Read and verify the record.
     #[command(subcommand)]
     Audit(AuditCommand),
+    /// Show what runs reached.
+    #[command(subcommand)]
+    Net(NetCommand),
     /// Check, explain, test, import and change what decides.
     #[command(subcommand)]
     Policy(crate::policy_args::PolicyCommand),
@@ -223,6 +226,36 @@ pub struct AuditQueryArgs {
     #[arg(long, value_name = "T", value_parser = duration)]
     pub since: Option<Duration>,
     /// Answer as one JSON object a line.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `stockade net`.
+#[derive(Debug, Subcommand)]
+pub enum NetCommand {
+    /// Show each connection, refusal and call that waited, oldest first.
+    Log(NetArgs),
+    /// Show each host with its connections and bytes, the busiest first.
+    Top(NetArgs),
+}
+
+/// `stockade net log` and `top`.
+#[derive(Args, Debug)]
+pub struct NetArgs {
+    /// Of this session.
+    #[arg(long, value_name = "S")]
+    pub session: Option<String>,
+    /// Of this request.
+    #[arg(long, value_name = "ID")]
+    pub request: Option<String>,
+    /// Not older than this, e.g. `2h`.
+    #[arg(long, value_name = "T", value_parser = duration)]
+    pub since: Option<Duration>,
+    /// Go on as the record grows, until interrupted. A connection is on record
+    /// once it is over.
+    #[arg(long)]
+    pub follow: bool,
+    /// Answer as JSON objects, one a line.
     #[arg(long)]
     pub json: bool,
 }

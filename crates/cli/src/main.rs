@@ -53,6 +53,7 @@ fn dispatch(command: Command) -> command::Ended {
         Command::Doctor(typed) => command::doctor::doctor(&typed),
         Command::Approvals(typed) => command::approvals::approvals(typed),
         Command::Audit(typed) => command::audit::audit(typed),
+        Command::Net(typed) => command::net::net(typed),
         Command::Policy(typed) => command::policy::policy(typed),
         Command::Stage(typed) => command::stage::stage(typed),
         Command::Completions(typed) => command::generate::completions(&typed),

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use stockade_model::{ApprovalMode, Command, Grant, Level, RawText, Request, RequestId, SandboxPreference, SessionId};
 
-use stockade_policy::Settings;
+use stockade_policy::{HostEntry, Settings, check_breadth};
 
 use crate::args::{CheckArgs, RunArgs, Subject};
 use crate::failure::Failure;
@@ -235,7 +235,29 @@ pub fn grants(
     cwd: &Path,
     workspace: &Path,
 ) -> Result<Vec<Grant>, Failure> {
-    typed.iter().map(|text| grant(text, variables, cwd, workspace)).collect()
+    let mut all = Vec::with_capacity(typed.len());
+    for text in typed {
+        match text.to_str().map(str::trim).and_then(|text| text.strip_prefix("connect ")) {
+            Some(hosts) => all.extend(connects(hosts.trim())?),
+            None => all.push(grant(text, variables, cwd, workspace)?),
+        }
+    }
+    Ok(all)
+}
+
+/// The grants to connect to what a person names: hosts, or a shipped group of
+/// them.
+fn connects(hosts: &str) -> Result<Vec<Grant>, Failure> {
+    const HINT: &str = "for example --grant 'connect pypi.org:443', 'connect *.example.com' or 'connect @pypi'";
+    let no_grant = |why: &dyn std::fmt::Display| {
+        let shown = RawText::from(hosts).escaped();
+        Failure::new(format!("`connect {shown}` is no grant: {why}")).hint(HINT)
+    };
+    let entry: HostEntry = hosts.parse().map_err(|why| no_grant(&why))?;
+    for pattern in entry.patterns() {
+        check_breadth(pattern).map_err(|why| no_grant(&why))?;
+    }
+    Ok(entry.patterns().iter().cloned().map(Grant::Connect).collect())
 }
 
 /// A grant as a person types it: `~` and relative paths resolved, links
@@ -309,10 +331,32 @@ mod tests {
         check_grant("read   /usr/./share", "read /usr/share");
         check_grant("write a b", "write /usr/share/a b");
         check_grant("write /usr/a\\nb", "write /usr/a\\nb");
-        check_grant("connect PyPI.org:443", "connect pypi.org:443");
         // /bin is a link on merged systems, and sh often is one too.
         let sh = Path::new("/bin/sh").canonicalize().unwrap();
         check_grant("exec sh", &format!("exec {}", sh.display()));
+    }
+
+    #[test]
+    fn grants_name_hosts_or_groups_of_them() {
+        let shown = |typed: &str| {
+            let grants = grants(&[typed.into()], &nothing, Path::new("/"), Path::new("/usr"));
+            grants.map(|grants| grants.iter().map(Grant::to_string).collect::<Vec<_>>().join(", "))
+        };
+        assert_eq!(shown("connect PyPI.org:443").unwrap(), "connect pypi.org:443");
+        assert_eq!(shown(" connect  a_b:80,443").unwrap(), "connect a_b:80,443");
+        assert_eq!(shown("connect @pypi").unwrap(), "connect pypi.org:443, connect files.pythonhosted.org:443");
+        for (typed, why) in [
+            ("connect https://pypi.org", "a host stands without scheme and path: `pypi.org:443`"),
+            ("connect @pypy", "there is no such group; did you mean `@pypi`?"),
+            ("connect pypi.org:https", "a port is a number from 1 to 65535"),
+            ("connect 127.1:80", "it ends in a number and is no address: write four decimal numbers, e.g. `127.0.0.1`"),
+            ("connect **.com", "`**.com` is too wide: anybody can get a name beneath `com`, a public suffix"),
+        ] {
+            let failure = shown(typed).unwrap_err();
+            assert_eq!(failure.what, format!("`{typed}` is no grant: {why}"));
+            assert!(failure.hint.is_some());
+        }
+        assert!(shown("connect a\u{1b}b").unwrap_err().what.starts_with("`connect a\\u{1b}b` is no grant"));
     }
 
     #[test]
@@ -326,7 +370,7 @@ mod tests {
 
     #[test]
     fn what_is_no_grant_is_refused() {
-        for bad in ["", "write", "write ~nobody/x", "write /a\\q", "exec no-such-program-here", "sudo", "connect a_b"] {
+        for bad in ["", "write", "write ~nobody/x", "write /a\\q", "exec no-such-program-here", "sudo", "connect"] {
             assert!(grant(OsStr::new(bad), &nothing, Path::new("/"), Path::new("/usr")).is_err(), "{bad:?}");
         }
     }

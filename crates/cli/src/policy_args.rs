@@ -33,9 +33,9 @@ pub enum PolicyCommand {
     /// Turn what a session was given into the smallest profile that would have
     /// let it pass.
     Suggest(PolicySuggestArgs),
-    /// Write the smallest rule for a command, as an answer `always` would.
+    /// Write the smallest rule for a command or a host, as an answer `always` would.
     #[command(
-        override_usage = "stockade policy amend [OPTIONS] -- CMD [ARG]...\n       stockade policy amend [OPTIONS] -c SCRIPT"
+        override_usage = "stockade policy amend [OPTIONS] -- CMD [ARG]...\n       stockade policy amend [OPTIONS] -c SCRIPT\n       stockade policy amend [OPTIONS] --host HOST:PORT"
     )]
     Amend(PolicyAmendArgs),
 }
@@ -199,6 +199,9 @@ pub struct PolicyAmendArgs {
     /// repeated.
     #[arg(long = "grant", value_name = "G")]
     pub grants: Vec<OsString>,
+    /// A host and port that the rule is about, instead of a command; may be repeated.
+    #[arg(long = "host", value_name = "HOST:PORT", conflicts_with_all = ["subject", "grants"])]
+    pub hosts: Vec<String>,
     /// Write it; without, it is only shown.
     #[arg(long)]
     pub write: bool,

@@ -245,7 +245,8 @@ impl Driver<'_> {
         self.honoured(plan, self.engine.judge.escalation(&self.request, plan, grant))
     }
 
-    /// What may be offered for the directory around the file of `grant`.
+    /// What may be offered for the directory around the file of `grant`, or the
+    /// domain around its host.
     fn directory(&self, grant: &Grant) -> Vec<Grant> {
         let Some(plan) = &self.plan else { return Vec::new() };
         self.honoured(plan, self.engine.judge.directory(&self.request, plan, grant))
@@ -259,10 +260,11 @@ impl Driver<'_> {
         (rule.decision.verdict != Verdict::Allow || !rule.powers.is_empty()).then_some(rule)
     }
 
-    /// Whether a remembered no is about something in this directory.
+    /// Whether a remembered no is about something in this directory or domain.
     fn is_refused_in(&self, directory: &[Grant]) -> bool {
-        let is_in = |refused: &Grant, around: &Grant| {
-            refused.path().zip(around.path()).is_some_and(|(path, root)| path != root && path.starts_with(root))
+        let is_in = |refused: &Grant, around: &Grant| match (refused.targets(), around.targets()) {
+            (Some(hosts), Some(around)) => hosts != around && around.covers(hosts),
+            _ => refused.path().zip(around.path()).is_some_and(|(path, root)| path != root && path.starts_with(root)),
         };
         self.refused.iter().any(|refused| directory.iter().any(|around| is_in(refused, around)))
     }

@@ -203,13 +203,15 @@ impl Judge for RuleJudge {
     }
 
     fn directory(&self, request: &Request, plan: &Plan, grant: &Grant) -> Vec<Grant> {
-        let Grant::Write(file) = grant else { return Vec::new() };
-        // One of them may speak of what lies in the directory.
-        if self.settings.rules().any(Rule::guards_files) {
-            return Vec::new();
-        }
-        let directory = self.settings.grantable_directory(request.workspace.as_path(), &plan.profile, file);
-        directory.map_or_else(Vec::new, |directory| self.escalation(request, plan, &Grant::Write(directory)))
+        let workspace = request.workspace.as_path();
+        let around = match grant {
+            // One of them may speak of what lies in the directory.
+            Grant::Write(_) if self.settings.rules().any(Rule::guards_files) => None,
+            Grant::Write(file) => self.settings.grantable_directory(workspace, &plan.profile, file).map(Grant::Write),
+            Grant::Connect(targets) => self.settings.grantable_siblings(&plan.profile, targets).map(Grant::Connect),
+            _ => None,
+        };
+        around.map_or_else(Vec::new, |around| self.escalation(request, plan, &around))
     }
 
     fn policy(&self, request: &Request) -> Digest {

@@ -30,10 +30,11 @@ pub trait Judge: Send + Sync {
     /// do not speak of it.
     fn held_rule(&self, request: &Request, plan: &Plan, denial: &Denial) -> Option<HeldRule>;
 
-    /// The powers for the directory that holds the file of `grant`, where that
-    /// may be offered in place of many of its files: with it the file would be
-    /// writable, and it reaches nothing protected, hidden or of Stockade's own,
-    /// nor the workspace or the home directory as a whole. Empty otherwise.
+    /// The powers around `grant` that may be offered in place of many like it.
+    /// For a file its directory: with it the file would be writable, and it
+    /// reaches nothing protected, hidden or of Stockade's own, nor the workspace
+    /// or the home directory as a whole. For a host those beneath the same
+    /// domain, where somebody owns it. Empty otherwise.
     fn directory(&self, request: &Request, plan: &Plan, grant: &Grant) -> Vec<Grant>;
 
     /// Version of the policy for this request: consent is bound to it.

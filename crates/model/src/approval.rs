@@ -67,8 +67,8 @@ pub enum QuestionKind {
         /// The powers a yes adds, for the rest of the request at least.
         grants: Vec<Grant>,
         /// True where `grants` reach beyond this call: many are about files of
-        /// one directory, and the directory is offered in their place. A no is
-        /// for every file in it that has no yes.
+        /// one directory or hosts of one domain, and that is offered in their
+        /// place. A no is for everything in it that has no yes.
         directory: bool,
         /// How long it had waited when the question was made, in milliseconds.
         held_ms: u64,

@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use stockade_model::{Command, Grant, Profile, RawText, Verdict};
+use stockade_model::{Command, Grant, Profile, RawText, Target, Verdict};
 use toml_edit::{ArrayOfTables, DocumentMut, Item, Table};
 
 use crate::draft::DraftRule;
@@ -282,18 +282,30 @@ fn rule_of(
     if let Some(word) = command.iter().find(|word| word.contains('*')) {
         return Err(NoRule::HasPattern { word: escaped(word) });
     }
-    let said = match effect {
-        Verdict::Allow => "agreed to always",
-        Verdict::Ask => "asked about always",
-        Verdict::Deny => "refused always",
-    };
-    let mut draft = DraftRule::new(effect, format!("{said} by {}", provenance.by));
+    let mut draft = DraftRule::new(effect, format!("{} by {}", said(effect), provenance.by));
     draft.glob = vec![whole];
     if effect == Verdict::Allow {
         draft.grants = grants.iter().map(Grant::to_string).collect();
     }
     draft.provenance = Some(provenance.clone());
     Ok(draft)
+}
+
+/// The smallest rule that answers for connections to these targets from now on,
+/// whatever command makes them.
+pub fn rule_for_hosts(targets: &[Target], effect: Verdict, provenance: &ProvenanceSection) -> DraftRule {
+    let mut draft = DraftRule::new(effect, format!("{} by {}", said(effect), provenance.by));
+    draft.hosts = targets.iter().map(Target::to_string).collect();
+    draft.provenance = Some(provenance.clone());
+    draft
+}
+
+fn said(effect: Verdict) -> &'static str {
+    match effect {
+        Verdict::Allow => "agreed to always",
+        Verdict::Ask => "asked about always",
+        Verdict::Deny => "refused always",
+    }
 }
 
 /// Never credentials, never protected names, never all of something.
@@ -405,6 +417,13 @@ mod tests {
         assert_eq!(rules("git commit -m 'a b'", Verdict::Allow, &[]).unwrap()[0].glob, ["git commit -m 'a b'"]);
         let lone = rules("rm x", Verdict::Deny, &["connect a.b:1"]).unwrap();
         assert_eq!(lone[0].grants, [""; 0]);
+    }
+
+    #[test]
+    fn a_rule_for_hosts() {
+        let draft = rule_for_hosts(&["[::1]:80".parse().unwrap()], Verdict::Deny, &by());
+        let text = insert_rules(Path::new("/u"), "", &[draft]).unwrap();
+        assert!(text.starts_with("[[rules]]\nhosts = [\"[::1]:80\"]\neffect = \"deny\"\n"), "{text}");
     }
 
     #[test]

@@ -10,11 +10,22 @@ use stockade_model::{Host, Profile, TargetPattern, Verdict};
 
 use crate::act::{Stage, scene};
 use crate::file::Combining;
-use crate::hosts::HostEntry;
+use crate::hosts::{HostEntry, siblings};
 use crate::rules::{Act, Circumstances, Match, Matcher, Rule};
 use crate::settings::Settings;
 
 impl Settings {
+    /// The hosts beneath one domain that may be granted in the place of one of
+    /// them, once several are asked for: `*.PARENT` on the same port, where
+    /// somebody owns the parent and nothing refuses or asks about any of them.
+    /// The profile is that of a run, with the rules in it.
+    pub fn grantable_siblings(&self, profile: &Profile, targets: &TargetPattern) -> Option<TargetPattern> {
+        let around = siblings(targets)?;
+        let egress = &profile.egress;
+        let is_kept = egress.deny.iter().chain(&egress.ask).any(|entry| entry.overlaps(&around));
+        (!is_kept).then_some(around)
+    }
+
     /// Puts the rules that refuse or ask about hosts, here and for this run,
     /// into the lists of its profile. A rule that only may apply, and one that an
     /// earlier rule of its file may outweigh, asks: then the rules say more.

@@ -103,7 +103,7 @@ fn is_public_suffix(name: &str) -> bool {
 
 /// `*.PARENT` on the ports of a target, in the place of several of its
 /// siblings; nothing where the parent is a public suffix.
-pub fn siblings(pattern: &TargetPattern) -> Option<TargetPattern> {
+pub(crate) fn siblings(pattern: &TargetPattern) -> Option<TargetPattern> {
     let target = pattern.target()?;
     let (_, parent) = target.host.name()?.as_str().split_once('.')?;
     let beneath = format!("*.{parent}:{}", target.port).parse::<TargetPattern>().ok()?;

@@ -52,7 +52,7 @@ pub use error::{ConfigError, Place};
 pub use file::{ApproverName, Combining, ConfigFile, FileOperation, ProvenanceSection};
 pub use format::format;
 pub use groups::{HostGroup, host_groups};
-pub use hosts::{HostEntry, check_breadth, siblings};
+pub use hosts::{HostEntry, check_breadth};
 pub use import::{Carried, Imported, Note, Source, Tool, import};
 pub use merge::LayerText;
 pub use mode::{GrantClass, ModeAnswers, mode_name};

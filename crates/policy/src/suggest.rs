@@ -145,7 +145,7 @@ pub struct Generalisation {
 /// What is suggested.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Suggestion {
-    /// Lists of the profile by key: `write`, `reveal`, `sockets`, `env.pass`.
+    /// Lists of the profile by key: `write`, `reveal`, `env.pass`, `egress.allow`.
     pub profile: BTreeMap<&'static str, Vec<String>>,
     /// Rules with powers that no profile holds.
     pub rules: Vec<DraftRule>,
@@ -263,7 +263,7 @@ impl Maker<'_> {
     }
 
     /// For the very commands that used it where they can have a rule; otherwise
-    /// for the host.
+    /// for every command of the profile.
     fn connect(&self, target: &Target, grant: &Grant, suggestion: &mut Suggestion) {
         let users = self.learned.approved.get(grant).into_iter().flatten();
         let mut lone = false;
@@ -290,9 +290,7 @@ impl Maker<'_> {
             }
         }
         if lone {
-            let mut draft = DraftRule::new(stockade_model::Verdict::Allow, IN_SESSION);
-            draft.hosts = vec![target.to_string()];
-            add_rule(suggestion, draft);
+            suggestion.profile.entry("egress.allow").or_default().push(target.to_string());
         }
     }
 
@@ -322,7 +320,7 @@ impl Maker<'_> {
 }
 
 fn add_rule(suggestion: &mut Suggestion, draft: DraftRule) {
-    let same = |known: &&mut DraftRule| known.glob == draft.glob && known.hosts == draft.hosts;
+    let same = |known: &&mut DraftRule| known.glob == draft.glob;
     match suggestion.rules.iter_mut().find(same) {
         Some(known) => {
             for grant in draft.grants {
@@ -381,6 +379,7 @@ impl Suggestion {
         let ends = value.trim_start_matches('~');
         let used = learned.approved.iter().find(|(grant, _)| match grant {
             Grant::Env(name) => name == value,
+            Grant::Connect(targets) => targets.to_string() == value,
             grant => grant.path().is_some_and(|path| path.display().to_string().ends_with(ends)),
         });
         match used.and_then(|(_, by)| by.first()) {

@@ -147,9 +147,19 @@ fn never_credentials_protected_names_or_what_governs() {
 fn interpreters_get_no_rule_but_the_host_does() {
     let learned = learned("python3 fetch.py", &["connect pypi.org:443"], &[]);
     let found = suggest(&settings(""), &learned, "workspace", Path::new(WORKSPACE), (false, &[]));
-    assert_eq!(found.rules.len(), 1);
-    assert_eq!(found.rules[0].hosts, ["pypi.org:443"]);
-    assert!(found.rules[0].glob.is_empty());
+    assert!(found.rules.is_empty());
+    let text = found.to_toml("learned", "workspace", &learned);
+    insta::assert_snapshot!(text, @r#"
+    [profiles.learned]
+    extends = "workspace"
+    egress.allow = [
+        "pypi.org:443", # terminal, req_00000000000000000000000000
+    ]
+    "#);
+    let profile = resolve_profile(&settings(&text), "learned", Path::new(WORKSPACE), &[]).unwrap();
+    let listed = |target: &str| profile.egress.listed(&target.parse().unwrap());
+    assert!(matches!(listed("pypi.org:443"), stockade_model::Listed::Allowed(_)));
+    assert_eq!(listed("pypi.org:80"), stockade_model::Listed::Not);
 }
 
 #[test]

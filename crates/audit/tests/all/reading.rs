@@ -50,6 +50,24 @@ fn filters() {
     assert_eq!(first.content, Content::Event { seq: Seq(1), event: Box::new(event(100, "first one")) });
 }
 
+/// What is appended is read on being asked for, once, and no sooner.
+#[test]
+fn reading_goes_on_where_it_ended() {
+    let (_root, dir) = place();
+    three(&dir);
+    let mut reading = query(&dir, Filter::default()).unwrap();
+    let lines = |reading: &mut stockade_audit::Query| reading.map(|entry| entry.unwrap().line).collect::<Vec<u64>>();
+    assert_eq!(lines(&mut reading), [1, 2, 3]);
+    three(&dir);
+    assert_eq!(lines(&mut reading), [0; 0]);
+    reading.look_again().unwrap();
+    assert_eq!(lines(&mut reading), [4, 5, 6]);
+    reading.look_again().unwrap();
+    assert_eq!(lines(&mut reading), [0; 0]);
+    fs::write(dir.join("audit.jsonl"), "").unwrap();
+    assert!(reading.look_again().unwrap_err().to_string().contains("became shorter"));
+}
+
 #[test]
 fn a_broken_line_is_shown_and_hides_nothing() {
     let (_root, dir) = place();

@@ -80,7 +80,11 @@ fn unwritable(e: io::Error) -> Failure {
     Failure::new(format!("cannot write to standard output: {e}"))
 }
 
-fn json_line(entry: &Entry) -> Result<String, Failure> {
+/// An entry as one JSON object on a line.
+///
+/// # Errors
+/// When it has no JSON form.
+pub fn json_line(entry: &Entry) -> Result<String, Failure> {
     let value = match &entry.content {
         Content::Event { seq, event } => json!({ "line": entry.line, "seq": seq.0, "event": event }),
         Content::Unknown { seq, event } => json!({ "line": entry.line, "seq": seq.0, "event": event }),

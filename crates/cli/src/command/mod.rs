@@ -6,6 +6,7 @@ pub mod audit;
 pub mod check;
 pub mod doctor;
 pub mod generate;
+pub mod net;
 pub mod policy;
 pub mod run;
 mod setting;

@@ -84,10 +84,9 @@ fn attempt(typed: RunArgs, id: RequestId) -> Result<Outcome, Failure> {
     let io = if captured { captured_io(&setting, &request) } else { Io::Inherit };
     let command = request.command.clone();
     let outcome = engine.run(request, io, interrupts);
-    if let Some(line) = write::rule_hint(&command, &outcome, &setting.settings) {
+    if let Some((reach, line)) = write::rule_hint(&command, &outcome, &setting.settings) {
         let hint = RawText::from(line).escaped();
-        let _ =
-            writeln!(std::io::stderr().lock(), "• as a rule, for this command wherever its program comes from: {hint}");
+        let _ = writeln!(std::io::stderr().lock(), "• as a rule, for {reach}: {hint}");
     }
     Ok(outcome)
 }

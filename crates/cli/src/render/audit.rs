@@ -253,8 +253,9 @@ mod tests {
         2023-11-14 22:13:20.000Z  #4  req_1  held      call 3: create /home/u/outside   (outside every writable root)
         2023-11-14 22:13:20.000Z  #5  req_1  withdrawn call 3: gone\u{7}
         2023-11-14 22:13:20.000Z  #6  req_1  granted   write /srv, in place for call 4, call 5
-        2023-11-14 22:13:20.000Z  #7  req_1  failed    \u{1b}[2J\n
-        2023-11-14 22:13:20.000Z  #8  req_1  finished  timed_out, exit code 124
+        2023-11-14 22:13:20.000Z  #7  req_1  connection attempt 1: pip to pypi.org:443 (151.101.0.223), 1.2 KiB up, 3.0 MiB down, 1.2 s, closed   (egress.allow pypi.org:443)
+        2023-11-14 22:13:20.000Z  #8  req_1  failed    \u{1b}[2J\n
+        2023-11-14 22:13:20.000Z  #9  req_1  finished  timed_out, exit code 124
         ");
     }
 }

@@ -1,12 +1,19 @@
 //! Connections as text: each for the record, and at the end of a run what was
 //! reached.
 
-use stockade_model::{AttemptRecord, ConnectionEnd, ConnectionRecord, HostUse, RawText};
+use std::fmt::Write as _;
+
+use serde::Serialize;
+use stockade_model::{
+    AttemptRecord, ConnectionEnd, ConnectionRecord, Denial, EventKind, HostUse, Operation, RawText, Resolution,
+};
 
 use super::{Style, counted, time, wrap};
 
 /// Hosts that are shown before the rest is counted.
 const HOSTS_SHOWN: usize = 12;
+/// Different hosts, and different refusals, that are told apart in a table.
+const HOSTS_COUNTED: usize = 1_000;
 
 /// One connection on one line: `pip to pypi.org:443 (151.101.0.223), 1.2 KiB up,
 /// 3 MiB down, 1.2 s, closed   (egress.allow pypi.org:443)`.
@@ -67,6 +74,89 @@ fn one_host(known: &HostUse) -> String {
     format!("{} ({times}{} up, {} down)", known.target, size(known.bytes_up), size(known.bytes_down))
 }
 
+/// Whether a refusal is about a connection.
+pub fn is_connect(denial: &Denial) -> bool {
+    denial.operation == Operation::Connect
+}
+
+/// What runs reached and were refused, counted from their events.
+#[derive(Debug, Default, Serialize)]
+pub struct Reached {
+    hosts: Vec<HostUse>,
+    /// Connections to hosts beyond the first thousand.
+    left_out: u64,
+    refused: Vec<RefusedHost>,
+    /// Refusals of hosts beyond the first thousand.
+    refused_left_out: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct RefusedHost {
+    object: RawText,
+    rule: String,
+    times: u64,
+}
+
+impl Reached {
+    /// Takes an event in.
+    pub fn count(&mut self, kind: &EventKind) {
+        match kind {
+            EventKind::Connection { connection, .. } => {
+                HostUse::count(&mut self.hosts, &mut self.left_out, HOSTS_COUNTED, connection);
+            }
+            EventKind::Denied { denial } if is_connect(denial) && denial.resolution != Resolution::Granted => {
+                self.refuse(denial);
+            }
+            _ => {}
+        }
+    }
+
+    fn refuse(&mut self, denial: &Denial) {
+        let same = |known: &RefusedHost| known.object == denial.object && known.rule == denial.rule;
+        match self.refused.iter().position(same) {
+            Some(at) => self.refused[at].times = self.refused[at].times.saturating_add(denial.count),
+            None if self.refused.len() >= HOSTS_COUNTED => self.refused_left_out += 1,
+            None => self.refused.push(RefusedHost {
+                object: denial.object.clone(),
+                rule: denial.rule.clone(),
+                times: denial.count,
+            }),
+        }
+    }
+}
+
+/// A line for each host, the one with the most bytes first, then what was
+/// refused.
+pub fn table(reached: &Reached) -> String {
+    let mut hosts: Vec<&HostUse> = reached.hosts.iter().collect();
+    let bytes = |known: &HostUse| known.bytes_up.saturating_add(known.bytes_down);
+    hosts.sort_by_key(|known| (std::cmp::Reverse(bytes(known)), known.target.clone()));
+    let names: Vec<String> = hosts.iter().map(|known| known.target.to_string()).collect();
+    let wide = names.iter().map(String::len).max().unwrap_or(0).max("HOST".len());
+    let mut out = format!("{:wide$}  CONNECTIONS  FAILED  REFUSED          UP        DOWN\n", "HOST");
+    for (name, known) in names.iter().zip(hosts) {
+        let (up, down) = (size(known.bytes_up), size(known.bytes_down));
+        let (connections, failed, refused) = (known.connections, known.failed, known.refused);
+        let _ = writeln!(out, "{name:wide$}  {connections:>11}  {failed:>6}  {refused:>7}  {up:>10}  {down:>10}");
+    }
+    if reached.left_out > 0 {
+        let _ = writeln!(out, "and {} to further hosts", counted_big(reached.left_out, "connection"));
+    }
+    for known in &reached.refused {
+        let times = if known.times > 1 { format!(", {} times", known.times) } else { String::new() };
+        let rule = RawText::from(known.rule.as_str()).escaped();
+        let _ = writeln!(out, "refused: {}   ({rule}{times})", known.object.escaped());
+    }
+    if reached.refused_left_out > 0 {
+        let _ = writeln!(out, "and {} of further hosts", counted_big(reached.refused_left_out, "refusal"));
+    }
+    out
+}
+
+fn counted_big(count: u64, noun: &str) -> String {
+    counted(usize::try_from(count).unwrap_or(usize::MAX), noun)
+}
+
 /// A number of bytes a person can read: `12 B`, `1.2 KiB`, `3.0 GiB`.
 pub fn size(bytes: u64) -> String {
     let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
@@ -120,6 +210,33 @@ pub(crate) mod tests {
             connection(&refused),
             "pypi.org:443, 1.2 s, refused: another \\u{1b}name, TLS name evil\\u{7}   (egress.allow pypi.org:443)"
         );
+    }
+
+    #[test]
+    fn a_table_of_hosts() {
+        let mut reached = Reached::default();
+        let connection =
+            |connection: ConnectionRecord| EventKind::Connection { attempt: 1, connection: connection.into() };
+        let small = ConnectionRecord { target: "[::1]:80".parse().unwrap(), bytes_down: 12, ..record() };
+        let failed = ConnectionRecord { end: ConnectionEnd::Failed, bytes_up: 0, bytes_down: 0, ..record() };
+        [small, record(), record(), failed].map(connection).iter().for_each(|kind| reached.count(kind));
+        let denial = Denial {
+            operation: Operation::Connect,
+            object: "evil\u{1b}.example:443".into(),
+            rule: "not allowed".into(),
+            ..crate::render::question::tests::denial()
+        };
+        let granted = Denial { resolution: Resolution::Granted, ..denial.clone() };
+        let write = crate::render::question::tests::denial();
+        for denial in [denial.clone(), granted, write, denial] {
+            reached.count(&EventKind::Denied { denial });
+        }
+        insta::assert_snapshot!(table(&reached), @r"
+        HOST          CONNECTIONS  FAILED  REFUSED          UP        DOWN
+        pypi.org:443            2       1        0     2.5 KiB     6.0 MiB
+        [::1]:80                1       0        0     1.2 KiB        12 B
+        refused: evil\u{1b}.example:443   (not allowed, 2 times)
+        ");
     }
 
     #[test]

@@ -68,7 +68,11 @@ fn held(out: &mut String, question: &Question, style: Style) {
     wrap(out, style, "  command  ", &quote(&question.command));
     list(out, style, grants.iter().map(|grant| ("  grant    ", grant.to_string())));
     if *directory {
-        let text = "the whole directory: several of its files were asked for; a no is for every file in it";
+        let text = if grants.iter().any(|grant| grant.targets().is_some()) {
+            "every host beneath it: several were asked for; a no is for each of them"
+        } else {
+            "the whole directory: several of its files were asked for; a no is for every file in it"
+        };
         wrap(out, style, "           ", text);
     }
     let since = if *held_ms < 1_000 { String::new() } else { format!(" since {}", time(*held_ms / 1_000 * 1_000)) };
@@ -529,6 +533,23 @@ pub(crate) mod tests {
                    min means no
         ");
         assert_eq!(still_held(1, 5_000, Style::PLAIN), "");
+    }
+
+    #[test]
+    fn a_domain_is_offered_as_one() {
+        let mut value = hold();
+        if let QuestionKind::Hold { grants, directory, .. } = &mut value.kind {
+            *grants = vec!["connect *.example.com:443".parse().unwrap()];
+            *directory = true;
+        }
+        insta::assert_snapshot!(shown(&value), @r"
+        • pip wants to connect to pypi.org:443   (not in profile workspace)
+          command  pip install numpy
+          grant    connect *.example.com:443
+                   every host beneath it: several were asked for; a no is for each of
+                   them
+          held     it waits and goes on with your answer; none within 5 min means no
+        ");
     }
 
     #[test]

@@ -46,7 +46,8 @@ struct Hold {
     id: HoldId,
     denial: Denial,
     powers: Vec<Grant>,
-    /// The powers for the directory around it, where that may be offered.
+    /// The powers for the directory or domain around it, where that may be
+    /// offered.
     directory: Vec<Grant>,
     /// What the rules say of it: the verdict and the rule.
     rule: Option<(Verdict, String)>,
@@ -96,8 +97,9 @@ pub struct HeldCall {
     /// The powers that may be asked for: the denial's grant and what it needs;
     /// empty where the refusal is final.
     pub powers: Vec<Grant>,
-    /// The powers for the directory that holds the file it is about, where that
-    /// may be offered once several of its files are held; empty otherwise.
+    /// The powers for the directory that holds the file it is about, or the
+    /// domain of its host, where that may be offered once several of these are
+    /// held; empty otherwise.
     pub directory: Vec<Grant>,
     /// Whether a remembered no is about something in that directory: it is not
     /// offered then.

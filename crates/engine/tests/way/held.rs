@@ -145,6 +145,7 @@ struct State {
 fn covers(powers: &[Grant], wanted: &Grant) -> bool {
     powers.iter().any(|power| match (power, wanted) {
         (Grant::Write(root), Grant::Write(path)) => path.starts_with(root),
+        (Grant::Connect(hosts), Grant::Connect(wanted)) => hosts.admits_all(wanted),
         (power, wanted) => power == wanted,
     })
 }
@@ -410,6 +411,31 @@ fn a_no_to_the_directory_is_one_for_its_files() {
     assert_eq!(exit_code(&outcome), 6);
     assert_eq!(hall.house.asked(), "hold hold hold");
     assert!(outcome.approvals.iter().all(|approval| approval.by == "cache" && approval.answer == "denied"));
+}
+
+/// Hosts of one domain that somebody owns: from the third on the domain is
+/// offered. Not one in which something was refused, and no public suffix.
+#[test]
+fn many_hosts_of_a_domain_are_offered_as_one() {
+    let connect = |host: String| format!("connect {host}:443").parse::<Grant>().unwrap();
+    let asked = |answers: &[Answer], hosts: [&str; 5]| {
+        let hosts = hosts.map(|host| connect(host.to_owned()));
+        let hall = Hall::answering(answers, move |calls| hosts.iter().filter(|h| !calls.wants(h)).count() as i32);
+        let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
+        let offered = |kind: &QuestionKind| match kind {
+            QuestionKind::Hold { grants, directory: true, .. } => Some(grants[0].to_string()),
+            _ => None,
+        };
+        let asked = hall.house.asked.lock().unwrap();
+        (exit_code(&outcome), asked.len(), asked.iter().find_map(|question| offered(&question.kind)))
+    };
+    let siblings = ["a.example.com", "b.example.com", "c.example.com", "d.example.com", "e.example.com"];
+    assert_eq!(asked(&[ONCE; 3], siblings), (0, 3, Some("connect *.example.com:443".to_owned())));
+    assert_eq!(asked(&[ONCE, NO, ONCE, ONCE, ONCE], siblings), (1, 5, None));
+    let strangers = ["a.github.io", "b.github.io", "c.github.io", "d.github.io", "e.github.io"];
+    assert_eq!(asked(&[ONCE; 5], strangers), (0, 5, None));
+    let apart = ["a.example.com", "b.example.com", "x.example.org", "y.example.org", "example.com"];
+    assert_eq!(asked(&[ONCE; 5], apart), (0, 5, None));
 }
 
 /// A 100 ms timer in the asker: exactly one question, and it leaves.

@@ -7,10 +7,10 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use stockade_model::{Command, Outcome, Scope, Verdict};
-use stockade_policy::amend::{insert_rules, rules_for};
-use stockade_policy::load::load_with;
-use stockade_policy::{Layer, LayerText, ProvenanceSection, Settings, resolve_profile};
+use stockade_model::{Command, Grant, Outcome, Scope, Target, TargetPattern, Verdict};
+use stockade_policy::amend::{insert_rules, rule_for_hosts, rules_for};
+use stockade_policy::load::{Sources, load_with};
+use stockade_policy::{DraftRule, Layer, LayerText, ProvenanceSection, Settings, resolve_profile};
 
 use super::{read, remark};
 use crate::args::CheckArgs;
@@ -44,9 +44,10 @@ pub fn format(typed: &PolicyFmtArgs) -> Ended {
     Ok(if changed && typed.check { exit::NEGATIVE } else { exit::SUCCESS })
 }
 
-/// How an answer that holds always would be made a rule, where it may be one:
-/// the answer itself is bound to this very program and profile.
-pub fn rule_hint(command: &Command, outcome: &Outcome, settings: &Settings) -> Option<String> {
+/// How an answer that holds always would be made a rule, where it may be one, and
+/// for what that rule would hold: the answer itself is bound to this very
+/// program, workspace and profile.
+pub fn rule_hint(command: &Command, outcome: &Outcome, settings: &Settings) -> Option<(&'static str, String)> {
     let lasting =
         outcome.approvals.iter().find(|given| given.scope == Some(Scope::Always) && given.by == "terminal")?;
     let effect = match lasting.answer.as_str() {
@@ -54,6 +55,10 @@ pub fn rule_hint(command: &Command, outcome: &Outcome, settings: &Settings) -> O
         "denied" => Verdict::Deny,
         _ => return None,
     };
+    if let Some(hosts) = targets(&lasting.grants) {
+        let hosts: String = hosts.iter().map(|target| format!(" --host {target}")).collect();
+        return Some(("every command", format!("{}{hosts}", amend_line(effect))));
+    }
     let last = outcome.attempts.last();
     let grants = last.filter(|_| effect == Verdict::Allow).map_or(&[][..], |attempt| &attempt.grants);
     let name = last.map_or(settings.profile.value.as_str(), |attempt| attempt.profile.as_str());
@@ -62,10 +67,7 @@ pub fn rule_hint(command: &Command, outcome: &Outcome, settings: &Settings) -> O
     let provenance = ProvenanceSection { by: "terminal".to_owned(), at: None, request: None };
     rules_for(command, effect, grants, &profile.ok()?, &provenance).ok()?;
     let quoted = |text: &str| format!("'{}'", text.replace('\'', "'\\''"));
-    let mut line = "stockade policy amend --write".to_owned();
-    if effect == Verdict::Deny {
-        line += " --effect deny";
-    }
+    let mut line = amend_line(effect).to_owned();
     for grant in grants {
         line += &format!(" --grant {}", quoted(&grant.to_string()));
     }
@@ -81,18 +83,55 @@ pub fn rule_hint(command: &Command, outcome: &Outcome, settings: &Settings) -> O
             }
         }
     }
-    Some(line)
+    Some(("this command wherever its program comes from", line))
+}
+
+fn amend_line(effect: Verdict) -> &'static str {
+    if effect == Verdict::Deny {
+        "stockade policy amend --write --effect deny"
+    } else {
+        "stockade policy amend --write"
+    }
+}
+
+/// The hosts and ports of an answer that is about these alone.
+fn targets(grants: &[Grant]) -> Option<Vec<Target>> {
+    let target = |grant: &Grant| grant.targets().and_then(TargetPattern::target);
+    grants.iter().map(target).collect::<Option<Vec<_>>>().filter(|targets| !targets.is_empty())
 }
 
 fn own_file() -> Result<PathBuf, Failure> {
     Ok(places::sources(None, &variable)?.user_file)
 }
 
-/// Shows the smallest rule for a command, and writes it where that is asked for.
+/// Shows the smallest rule for a command or for hosts, and writes it where that
+/// is asked for.
 ///
 /// # Errors
 /// When no rule may be written for it, or the file cannot be.
 pub fn amend(typed: PolicyAmendArgs) -> Ended {
+    let by = super::user_name().unwrap_or_else(|| "a person".to_owned());
+    let provenance = ProvenanceSection { by, at: Some(crate::render::audit::utc(now_ms())), request: None };
+    let (write, file) = (typed.write, typed.file.clone());
+    let (drafts, workspace) = match typed.hosts.is_empty() {
+        true => drafts_for_command(typed, &provenance)?,
+        false => {
+            let target = |text: &String| {
+                text.parse::<Target>().map_err(|e| Failure::new(e).hint("name one host and port: --host pypi.org:443"))
+            };
+            let targets = typed.hosts.iter().map(target).collect::<Result<Vec<_>, _>>()?;
+            (vec![rule_for_hosts(&targets, typed.effect, &provenance)], places::current_directory()?)
+        }
+    };
+    let sources = places::sources(Some(&workspace), &variable)?;
+    put(&sources, file, &drafts, write)
+}
+
+/// The rules for a command, and the workspace it was named in.
+fn drafts_for_command(
+    typed: PolicyAmendArgs,
+    provenance: &ProvenanceSection,
+) -> Result<(Vec<DraftRule>, PathBuf), Failure> {
     let check =
         CheckArgs { json: false, jsonl: false, profile: None, workspace: None, mode: None, subject: typed.subject };
     let meant = Meant::check(check, &variable)?;
@@ -100,29 +139,30 @@ pub fn amend(typed: PolicyAmendArgs) -> Ended {
     if typed.effect != Verdict::Allow && !grants.is_empty() {
         return Err(Failure::new("powers come with an `allow` alone").hint("leave --grant out"));
     }
-    let sources = places::sources(Some(&meant.workspace), &variable)?;
-    let settings = stockade_policy::load::load(&sources)?;
+    let settings = stockade_policy::load::load(&places::sources(Some(&meant.workspace), &variable)?)?;
     let profile = resolve_profile(&settings, &settings.profile.value, &meant.workspace, &[])?;
-    let by = super::user_name().unwrap_or_else(|| "a person".to_owned());
-    let provenance = ProvenanceSection { by, at: Some(crate::render::audit::utc(now_ms())), request: None };
-    let drafts = rules_for(&meant.command, typed.effect, &grants, &profile, &provenance)?;
-    let path = typed.file.clone().unwrap_or_else(|| sources.user_file.clone());
+    Ok((rules_for(&meant.command, typed.effect, &grants, &profile, provenance)?, meant.workspace))
+}
+
+/// Shows rules as they would stand in a file, and puts them there.
+fn put(sources: &Sources, file: Option<PathBuf>, drafts: &[DraftRule], write: bool) -> Ended {
+    let path = file.clone().unwrap_or_else(|| sources.user_file.clone());
     let before = match fs::metadata(&path) {
         Ok(_) => read(&path)?,
         Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
         Err(error) => return Err(Failure::new(format!("cannot read {}: {error}", quoted(&path)))),
     };
-    let after = insert_rules(&path, &before, &drafts)?;
+    let after = insert_rules(&path, &before, drafts)?;
     if after == before {
         remark(&format!("{} holds it already\n", quoted(&path)));
         return Ok(exit::SUCCESS);
     }
     // Shown before it is written, and sound before it is shown.
-    let layer = if typed.file.is_none() { Layer::User } else { Layer::System };
-    load_with(&sources, vec![LayerText { layer, path: path.clone(), source: after.clone() }])?;
-    let shown: Vec<String> = drafts.iter().map(stockade_policy::DraftRule::to_toml).collect();
+    let layer = if file.is_none() { Layer::User } else { Layer::System };
+    load_with(sources, vec![LayerText { layer, path: path.clone(), source: after.clone() }])?;
+    let shown: Vec<String> = drafts.iter().map(DraftRule::to_toml).collect();
     print(&shown.join("\n"))?;
-    if typed.write {
+    if write {
         replace(&path, &before, &after)?;
         remark(&format!("written to {}\n", quoted(&path)));
     } else {
@@ -169,7 +209,7 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(command: Command, answer: &str, scope: Scope, grants: &[&str], expected: Option<&str>) {
+    fn check(command: Command, answer: &str, scope: Scope, grants: &[&str], about: &[&str], expected: Option<&str>) {
         let settings = Settings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[]).unwrap();
         let attempt = AttemptRecord {
             profile: "workspace".into(),
@@ -189,6 +229,7 @@ mod tests {
         // As the outcome's JSON has it: what it may hold besides does not matter.
         let approval: Approval = serde_json::from_value(serde_json::json!({
             "question": "run", "answer": answer, "scope": scope, "by": "terminal", "waited_ms": 1,
+            "grants": about,
         }))
         .unwrap();
         let outcome = Outcome {
@@ -204,7 +245,7 @@ mod tests {
             attempts: vec![attempt],
             approvals: vec![approval],
         };
-        assert_eq!(rule_hint(&command, &outcome, &settings).as_deref(), expected);
+        assert_eq!(rule_hint(&command, &outcome, &settings).map(|(_, line)| line).as_deref(), expected);
     }
 
     #[test]
@@ -212,7 +253,7 @@ mod tests {
         let argv = |words: &[&str]| Command::Argv(words.iter().map(|word| (*word).into()).collect());
         let amend = "stockade policy amend --write";
         let always = |command, answer, grants, expected: Option<String>| {
-            check(command, answer, Scope::Always, grants, expected.as_deref());
+            check(command, answer, Scope::Always, grants, &[], expected.as_deref());
         };
         always(argv(&["npm", "test", "a b"]), "approved", &[], Some(format!("{amend} -- npm test 'a b'")));
         let grant = &["connect pypi.org:443"];
@@ -222,6 +263,14 @@ mod tests {
         // Not for what runs others, and not where something guarded came with it.
         always(argv(&["python3", "x"]), "approved", &[], None);
         always(argv(&["npm", "test"]), "approved", &["read /home/u/.ssh"], None);
-        check(argv(&["npm", "test"]), "approved", Scope::Once, &[], None);
+        check(argv(&["npm", "test"]), "approved", Scope::Once, &[], &[], None);
+        // A host is one for every command, whatever ran.
+        let host = |answer, about: &[&str], expected: Option<&str>| {
+            check(argv(&["python3", "x"]), answer, Scope::Always, &[], about, expected);
+        };
+        host("approved", grant, Some("stockade policy amend --write --host pypi.org:443"));
+        host("denied", grant, Some("stockade policy amend --write --effect deny --host pypi.org:443"));
+        host("approved", &["connect *.pypi.org:443"], None);
+        host("approved", &["connect pypi.org:443", "write /srv"], None);
     }
 }
