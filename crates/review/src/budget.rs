@@ -99,7 +99,7 @@ impl Budget {
         let spent = change(read(&text)?)?;
         file.rewind()?;
         // Each number has one width, so a shorter text never leaves a tail.
-        write!(file, "{:020} {:020}\n", spent.calls, spent.bytes)?;
+        writeln!(file, "{:020} {:020}", spent.calls, spent.bytes)?;
         Ok(())
     }
 

@@ -1,32 +1,61 @@
-//! One HTTP/1.1 exchange (RFC 9112): one request, one response, then the
-//! connection is closed. Redirects are not followed, nothing is kept, encoded
-//! contents are refused, and everything received is bounded.
+//! One HTTP exchange: one request, one response, then the connection is closed.
+//! Redirects are not followed, no proxy is used, nothing is kept, and all of it,
+//! from the lookup of the name to the last byte, has one end in time.
 
-use std::io::{self, Read, Write};
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
-use crate::connect::ConnectError;
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use stockade_model::{Endpoint, RawText};
+use ureq::http::{HeaderValue, Response, header};
+use ureq::tls::{Certificate, RootCerts, TlsConfig};
+use ureq::unversioned::transport::DefaultConnector;
+use ureq::{Agent, Body};
+
+use crate::file;
+use crate::key::Key;
+use crate::names::{LookupError, Names};
+use crate::wire::Api;
 
 /// Longest head of a response, in bytes.
 const MAX_HEAD_BYTES: usize = 16 * 1024;
-/// Most header fields of a response.
-const MAX_FIELDS: usize = 64;
 /// Longest body of a response, in bytes.
-pub(crate) const MAX_BODY_BYTES: usize = 64 * 1024;
-/// Longest line of a chunk's size, in bytes.
-const MAX_CHUNK_LINE_BYTES: usize = 256;
-/// Interim responses (status 1xx) before the real one.
-const MAX_INTERIM: usize = 4;
+const MAX_BODY_BYTES: u64 = 64 * 1024;
+/// How much of a file of certificates is read, in bytes.
+const MAX_AUTHORITIES_BYTES: u64 = 1 << 20;
+
+/// Whom the endpoint's certificate must come from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Authorities {
+    /// Those that this machine trusts.
+    #[default]
+    Machine,
+    /// Those in this file, as PEM, alone.
+    File(PathBuf),
+}
 
 /// Why there is no response. Never holds the other end's own text.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExchangeError {
+    #[error("there is no host of this name")]
+    NoSuchHost,
     #[error(transparent)]
-    Connect(#[from] ConnectError),
+    Lookup(Box<LookupError>),
     #[error("it did not answer in time")]
     TimedOut,
+    #[error("this machine has no certificates to check it with")]
+    NoAuthorities,
+    #[error("the certificates in {} cannot be read: {why}", RawText::from(.path.as_path()).escaped())]
+    Authorities { path: PathBuf, why: String },
     #[error("its certificate is not accepted: {0}")]
     Certificate(rustls::CertificateError),
-    #[error("the connection failed: {0}")]
+    #[error("no encrypted connection comes about: {0}")]
+    Tls(rustls::Error),
+    #[error("it cannot be reached: {0}")]
     Connection(io::ErrorKind),
     #[error("its answer was cut off")]
     CutOff,
@@ -52,11 +81,99 @@ fn meaning(status: u16) -> &'static str {
     }
 }
 
+/// Sends `body` and receives the body of the response.
+pub(crate) fn exchange(
+    endpoint: &Endpoint,
+    authorities: &Authorities,
+    (api, key): (Api, Option<&Key>),
+    body: &[u8],
+    within: Duration,
+) -> Result<Vec<u8>, ExchangeError> {
+    let mut request = agent(endpoint, authorities, within)?.post(endpoint.to_string());
+    request = request.header(header::CONTENT_TYPE, "application/json");
+    for (name, value) in api.headers(key.map(Key::expose)) {
+        let mut value = HeaderValue::try_from(value).map_err(|_| ExchangeError::Malformed)?;
+        value.set_sensitive(true);
+        request = request.header(name, value);
+    }
+    let mut response = request.send(body)?;
+    let status = response.status().as_u16();
+    let body = receive(&mut response);
+    match status {
+        200 => body,
+        // Why it does not answer is worth a look, where it can be had.
+        status => Err(ExchangeError::Status { status, body: body.unwrap_or_default() }),
+    }
+}
+
+fn receive(response: &mut Response<Body>) -> Result<Vec<u8>, ExchangeError> {
+    // It was not offered, and what it unfolds to would be bounded by nothing.
+    if response.headers().get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
+        return Err(ExchangeError::Malformed);
+    }
+    Ok(response.body_mut().with_config().limit(MAX_BODY_BYTES).read_to_vec()?)
+}
+
+fn agent(endpoint: &Endpoint, authorities: &Authorities, within: Duration) -> Result<Agent, ExchangeError> {
+    let roots = if endpoint.is_encrypted() { trusted(authorities)? } else { Vec::new() };
+    let tls = TlsConfig::builder()
+        .unversioned_rustls_crypto_provider(Arc::new(aws_lc_rs::default_provider()))
+        .root_certs(RootCerts::from(roots))
+        .build();
+    let config = Agent::config_builder()
+        .timeout_global(Some(within))
+        .proxy(None)
+        .max_redirects(0)
+        .max_redirects_will_error(false)
+        .http_status_as_error(false)
+        .max_response_header_size(MAX_HEAD_BYTES)
+        .max_idle_connections(0)
+        .user_agent("stockade")
+        .accept("application/json")
+        .accept_encoding("identity")
+        .tls_config(tls)
+        .build();
+    Ok(Agent::with_parts(config, DefaultConnector::default(), Names(endpoint.clone())))
+}
+
+fn trusted(authorities: &Authorities) -> Result<Vec<Certificate<'static>>, ExchangeError> {
+    let trusted = match authorities {
+        // A certificate that cannot be read is one that is not trusted.
+        Authorities::Machine => rustls_native_certs::load_native_certs().certs,
+        Authorities::File(path) => {
+            let unreadable = |why: String| ExchangeError::Authorities { path: path.clone(), why };
+            let (pem, _) = file::read(path, MAX_AUTHORITIES_BYTES).map_err(unreadable)?;
+            let certificates = CertificateDer::pem_slice_iter(&pem).collect::<Result<_, _>>();
+            certificates.map_err(|_| unreadable("it is no PEM".to_owned()))?
+        }
+    };
+    match trusted.is_empty() {
+        true => Err(ExchangeError::NoAuthorities),
+        false => Ok(trusted.iter().map(|der| Certificate::from_der(der).to_owned()).collect()),
+    }
+}
+
+impl From<ureq::Error> for ExchangeError {
+    fn from(error: ureq::Error) -> Self {
+        match error {
+            ureq::Error::Timeout(_) => Self::TimedOut,
+            ureq::Error::HostNotFound => Self::NoSuchHost,
+            ureq::Error::Io(error) => error.into(),
+            ureq::Error::Rustls(error) => error.into(),
+            ureq::Error::BodyExceedsLimit(_) | ureq::Error::LargeResponseHeader(..) => Self::TooLong,
+            ureq::Error::Other(error) => match error.downcast() {
+                Ok(error) => Self::Lookup(error),
+                Err(_) => Self::Malformed,
+            },
+            _ => Self::Malformed,
+        }
+    }
+}
+
 impl From<io::Error> for ExchangeError {
     fn from(error: io::Error) -> Self {
-        let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
-        match (error.kind(), tls) {
-            (_, Some(rustls::Error::InvalidCertificate(why))) => Self::Certificate(why.clone()),
+        match (error.kind(), error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>())) {
+            (_, Some(tls)) => tls.clone().into(),
             (io::ErrorKind::TimedOut, _) => Self::TimedOut,
             (io::ErrorKind::UnexpectedEof, _) => Self::CutOff,
             (kind, _) => Self::Connection(kind),
@@ -64,179 +181,11 @@ impl From<io::Error> for ExchangeError {
     }
 }
 
-/// Sends `request` whole and reads the body of the response.
-pub(crate) fn exchange(connection: &mut (impl Read + Write), request: &[u8]) -> Result<Vec<u8>, ExchangeError> {
-    connection.write_all(request)?;
-    connection.flush()?;
-    let mut incoming = Incoming { connection, bytes: Vec::new(), closed: false };
-    let mut head = incoming.head()?;
-    for _ in 0..MAX_INTERIM {
-        if !(100..200).contains(&head.status) {
-            break;
-        }
-        head = incoming.head()?;
-    }
-    let body = match head.length {
-        Length::Bytes(length) => incoming.exactly(length),
-        Length::Chunked => incoming.chunks(),
-        Length::ToTheEnd => incoming.to_the_end(),
-    };
-    match head.status {
-        200 => body,
-        // Why it does not answer is worth a look, where it can be had.
-        status => Err(ExchangeError::Status { status, body: body.unwrap_or_default() }),
-    }
-}
-
-struct Head {
-    status: u16,
-    length: Length,
-}
-
-#[derive(Clone, Copy)]
-enum Length {
-    Bytes(usize),
-    Chunked,
-    ToTheEnd,
-}
-
-/// What was received and not yet used.
-struct Incoming<'a, C> {
-    connection: &'a mut C,
-    bytes: Vec<u8>,
-    closed: bool,
-}
-
-impl<C: Read> Incoming<'_, C> {
-    /// Receives more; false at the end.
-    fn more(&mut self) -> Result<bool, ExchangeError> {
-        let mut buffer = [0; 8 * 1024];
-        while !self.closed {
-            match self.connection.read(&mut buffer) {
-                Ok(0) => self.closed = true,
-                Ok(length) => {
-                    self.bytes.extend_from_slice(&buffer[..length]);
-                    return Ok(true);
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(false)
-    }
-
-    fn need_more(&mut self) -> Result<(), ExchangeError> {
-        if self.more()? { Ok(()) } else { Err(ExchangeError::CutOff) }
-    }
-
-    fn head(&mut self) -> Result<Head, ExchangeError> {
-        loop {
-            let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
-            let mut response = httparse::Response::new(&mut fields);
-            match response.parse(&self.bytes) {
-                Ok(httparse::Status::Complete(length)) => {
-                    let status = response.code.ok_or(ExchangeError::Malformed)?;
-                    let head = Head { status, length: body_length(response.headers)? };
-                    self.bytes.drain(..length);
-                    return Ok(head);
-                }
-                Ok(httparse::Status::Partial) => {}
-                Err(_) => return Err(ExchangeError::Malformed),
-            }
-            if self.bytes.len() > MAX_HEAD_BYTES {
-                return Err(ExchangeError::TooLong);
-            }
-            self.need_more()?;
+impl From<rustls::Error> for ExchangeError {
+    fn from(error: rustls::Error) -> Self {
+        match error {
+            rustls::Error::InvalidCertificate(why) => Self::Certificate(why),
+            error => Self::Tls(error),
         }
     }
-
-    fn exactly(&mut self, length: usize) -> Result<Vec<u8>, ExchangeError> {
-        if length > MAX_BODY_BYTES {
-            return Err(ExchangeError::TooLong);
-        }
-        while self.bytes.len() < length {
-            self.need_more()?;
-        }
-        let rest = self.bytes.split_off(length);
-        Ok(std::mem::replace(&mut self.bytes, rest))
-    }
-
-    fn to_the_end(&mut self) -> Result<Vec<u8>, ExchangeError> {
-        while self.more()? {
-            if self.bytes.len() > MAX_BODY_BYTES {
-                return Err(ExchangeError::TooLong);
-            }
-        }
-        Ok(std::mem::take(&mut self.bytes))
-    }
-
-    fn chunks(&mut self) -> Result<Vec<u8>, ExchangeError> {
-        let mut body = Vec::new();
-        loop {
-            let size = self.chunk_size()?;
-            if size == 0 {
-                // Trailers say nothing that is wanted.
-                return Ok(body);
-            }
-            if size > MAX_BODY_BYTES || body.len() + size > MAX_BODY_BYTES {
-                return Err(ExchangeError::TooLong);
-            }
-            body.extend(self.exactly(size)?);
-            if self.exactly(2)? != b"\r\n" {
-                return Err(ExchangeError::Malformed);
-            }
-        }
-    }
-
-    fn chunk_size(&mut self) -> Result<usize, ExchangeError> {
-        let end = loop {
-            if let Some(end) = self.bytes.windows(2).position(|pair| pair == b"\r\n") {
-                break end;
-            }
-            if self.bytes.len() > MAX_CHUNK_LINE_BYTES {
-                return Err(ExchangeError::Malformed);
-            }
-            self.need_more()?;
-        };
-        let line: Vec<u8> = self.bytes.drain(..end + 2).take(end).collect();
-        let digits = line.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
-        let digits = std::str::from_utf8(digits).map_err(|_| ExchangeError::Malformed)?;
-        if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return Err(ExchangeError::Malformed);
-        }
-        // More digits than fit are more than is read.
-        usize::from_str_radix(digits, 16).map_err(|_| ExchangeError::TooLong)
-    }
-}
-
-/// RFC 9112, 6.3, at its strictest: what says two things says nothing.
-fn body_length(fields: &[httparse::Header<'_>]) -> Result<Length, ExchangeError> {
-    let mut length = Length::ToTheEnd;
-    for field in fields {
-        let value = std::str::from_utf8(field.value).map_err(|_| ExchangeError::Malformed)?.trim();
-        let is = |name: &str| field.name.eq_ignore_ascii_case(name);
-        if is("content-encoding") && !value.eq_ignore_ascii_case("identity") {
-            return Err(ExchangeError::Malformed);
-        }
-        let said = if is("transfer-encoding") {
-            if !value.eq_ignore_ascii_case("chunked") {
-                return Err(ExchangeError::Malformed);
-            }
-            Length::Chunked
-        } else if is("content-length") {
-            let digits = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
-            match value.parse() {
-                Ok(bytes) if digits => Length::Bytes(bytes),
-                _ if digits => return Err(ExchangeError::TooLong),
-                _ => return Err(ExchangeError::Malformed),
-            }
-        } else {
-            continue;
-        };
-        if !matches!(length, Length::ToTheEnd) {
-            return Err(ExchangeError::Malformed);
-        }
-        length = said;
-    }
-    Ok(length)
 }

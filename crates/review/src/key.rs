@@ -2,13 +2,12 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use rustix::fs::OFlags;
 use stockade_model::RawText;
+
+use crate::file;
 
 /// Longest key, in bytes.
 const MAX_BYTES: u64 = 4_096;
@@ -86,22 +85,13 @@ impl KeySource {
                 Key::new(value.to_str().ok_or(KeyError::Malformed)?).map(Some)
             }
             Self::File(path) => {
-                let unreadable = |why: String| KeyError::Unreadable { path: path.clone(), why };
-                // A fifo is not waited for.
-                let flags = OFlags::NONBLOCK.bits().cast_signed();
-                let file = File::options().read(true).custom_flags(flags).open(path);
-                let file = file.map_err(|error| unreadable(error.to_string()))?;
-                let metadata = file.metadata().map_err(|error| unreadable(error.to_string()))?;
-                if !metadata.is_file() {
-                    return Err(unreadable("it is no regular file".to_owned()));
-                }
+                let unreadable = |why| KeyError::Unreadable { path: path.clone(), why };
+                let (bytes, metadata) = file::read(path, MAX_BYTES + 2).map_err(unreadable)?;
                 if metadata.mode() & 0o077 != 0 {
                     return Err(KeyError::Open(path.clone()));
                 }
-                let mut text = String::new();
-                let read = file.take(MAX_BYTES + 2).read_to_string(&mut text);
-                read.map_err(|error| unreadable(error.to_string()))?;
-                Key::new(&text).map(Some)
+                let text = std::str::from_utf8(&bytes).map_err(|_| KeyError::Malformed)?;
+                Key::new(text).map(Some)
             }
         }
     }

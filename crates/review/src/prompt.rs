@@ -4,6 +4,7 @@
 use serde_json::{Value, json};
 use stockade_model::{Denial, Grant, Question, QuestionKind, RawText, Risk, RiskCategory};
 
+use crate::cut::{head, tail};
 use crate::redact::Redactor;
 
 /// Longest text of one value, in bytes; its middle is left out beyond.
@@ -74,9 +75,7 @@ fn shown(raw: &RawText, redactor: &Redactor) -> String {
     if text.len() <= MAX_TEXT_BYTES {
         return text;
     }
-    let head = text.floor_char_boundary(MAX_TEXT_BYTES * 2 / 3);
-    let tail = text.ceil_char_boundary(text.len() - MAX_TEXT_BYTES / 3);
-    format!("{}[...]{}", &text[..head], &text[tail..])
+    format!("{}[...]{}", head(&text, MAX_TEXT_BYTES * 2 / 3), tail(&text, MAX_TEXT_BYTES / 3))
 }
 
 /// JSON schema of the answer.

@@ -4,15 +4,15 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use stockade_engine::{ReviewReply, ReviewRequest, Reviewer};
 use stockade_model::{Endpoint, Opinion, Question, RawText, SessionId};
 use tracing::debug;
 
 use crate::budget::Budget;
-use crate::connect::{Roots, connect};
-use crate::http::{ExchangeError, exchange};
+use crate::cut::head;
+use crate::http::{Authorities, ExchangeError, exchange};
 use crate::key::{Key, KeyError, KeySource};
 use crate::prompt::action;
 use crate::redact::Redactor;
@@ -34,6 +34,8 @@ pub struct Terms {
     pub model: String,
     /// Where the key is.
     pub key: KeySource,
+    /// Whom its certificate must come from.
+    pub authorities: Authorities,
     /// How long it may take from the first byte to the last, in milliseconds;
     /// more than 5,000 counts as 5,000.
     pub timeout_ms: u64,
@@ -49,7 +51,6 @@ pub struct ModelReviewer {
     environment: Vec<(OsString, OsString)>,
     redactor: Redactor,
     budget: Budget,
-    roots: Roots,
 }
 
 impl fmt::Debug for ModelReviewer {
@@ -65,7 +66,7 @@ impl ModelReviewer {
     pub fn new(terms: Terms, environment: Vec<(OsString, OsString)>, budgets: PathBuf) -> Self {
         let redactor = Redactor::new(environment.iter().cloned());
         let budget = Budget::new(terms.budget_calls, terms.budget_bytes, Some(budgets));
-        Self { terms, environment, redactor, budget, roots: Roots::System }
+        Self { terms, environment, redactor, budget }
     }
 
     fn key(&self) -> Result<Option<Key>, KeyError> {
@@ -82,40 +83,20 @@ impl ModelReviewer {
         }
     }
 
-    /// The request as it goes over the wire, key and all.
-    fn request(&self, body: &[u8], key: Option<&Key>) -> Vec<u8> {
-        let Terms { api, endpoint, .. } = &self.terms;
-        let mut head = format!(
-            "POST {} HTTP/1.1\r\nHost: {}\r\nUser-Agent: stockade\r\nAccept: application/json\r\n\
-             Content-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n",
-            endpoint.target(),
-            endpoint.authority(),
-            body.len()
-        );
-        for (name, value) in api.headers(key.map(Key::expose)) {
-            head += &format!("{name}: {value}\r\n");
-        }
-        head += "\r\n";
-        [head.as_bytes(), body].concat()
-    }
-
-    fn call(&self, body: &[u8], key: Option<&Key>, deadline: Instant) -> Result<Vec<u8>, ExchangeError> {
-        let mut connection = connect(&self.terms.endpoint, &self.roots, deadline)?;
-        exchange(&mut connection, &self.request(body, key))
+    fn call(&self, body: &[u8], key: Option<&Key>) -> Result<Vec<u8>, ExchangeError> {
+        let Terms { api, endpoint, authorities, .. } = &self.terms;
+        exchange(endpoint, authorities, (*api, key), body, Duration::from_millis(self.timeout_ms()))
     }
 
     /// What was received, as it is recorded.
     fn recorded(body: &[u8], redactor: &Redactor) -> RawText {
         let text = redactor.redact(&String::from_utf8_lossy(body));
-        let end = text.floor_char_boundary(MAX_RECORDED_BYTES);
-        text[..end].into()
+        head(&text, MAX_RECORDED_BYTES).into()
     }
 
     fn failed(&self, why: &ExchangeError) -> String {
         match why {
-            ExchangeError::TimedOut | ExchangeError::Connect(crate::connect::ConnectError::TimedOut) => {
-                format!("it did not answer within {} ms", self.timeout_ms())
-            }
+            ExchangeError::TimedOut => format!("it did not answer within {} ms", self.timeout_ms()),
             why => why.to_string(),
         }
     }
@@ -139,12 +120,11 @@ impl Reviewer for ModelReviewer {
     }
 
     fn ask(&self, request: &ReviewRequest) -> ReviewReply {
-        let deadline = Instant::now() + Duration::from_millis(self.timeout_ms());
         let key = match self.key() {
             Ok(key) => key,
             Err(why) => return ReviewReply { opinion: Err(why.to_string()), response: None },
         };
-        let answered = self.call(request.body.as_bytes(), key.as_ref(), deadline);
+        let answered = self.call(request.body.as_bytes(), key.as_ref());
         let received: &[u8] = match &answered {
             Ok(body) | Err(ExchangeError::Status { body, .. }) => body,
             Err(_) => &[],
