@@ -9,6 +9,7 @@ mod containers;
 mod denials;
 mod hold;
 mod life;
+mod review;
 mod stage;
 mod terminal;
 mod toolchain;

@@ -115,6 +115,11 @@ impl State {
         self.root.join("stages")
     }
 
+    /// What sessions have spent on opinions.
+    pub fn reviews(&self) -> PathBuf {
+        self.root.join("reviews")
+    }
+
     /// Where answers are remembered.
     pub fn approvals(&self) -> PathBuf {
         self.root.join("approvals.db")

@@ -13,6 +13,7 @@ use stockade_model::{ApprovalMode, GranularMode, ProgramPattern, SandboxPreferen
 use crate::egress_file::EgressSection;
 use crate::hosts::HostEntry;
 use crate::pattern::{GrantText, PathFact, PathPattern, RuleName, TimeWindow, Word};
+use crate::review::ReviewSection;
 use crate::text::{
     Bytes, ConfigPath, DropPattern, Milliseconds, PassPattern, ProfileKey, ProfileName, ProtectedName, VariableName,
 };
@@ -41,6 +42,8 @@ pub struct ConfigFile {
     /// Whether a person may be asked to run one command without a sandbox.
     /// Default: `false`. System and user configuration only.
     pub allow_host: Option<bool>,
+    /// A model that gives an opinion on questions.
+    pub review: Option<ReviewSection>,
     /// Profiles by name: new ones, or additions to `read-only` and `workspace`.
     pub profiles: BTreeMap<ProfileKey, ProfileSection>,
     /// How the rules of this file become one answer. Default: `deny-overrides`.

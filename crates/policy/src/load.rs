@@ -17,6 +17,7 @@ use stockade_model::RawText;
 
 use crate::error::ConfigError;
 use crate::merge::LayerText;
+use crate::review::ReviewSettings;
 use crate::settings::{OwnDirectories, Settings};
 use crate::spec::Layer;
 
@@ -108,8 +109,7 @@ pub enum LoadError {
 /// # Errors
 /// When a file is there and cannot be used.
 pub fn load(sources: &Sources) -> Result<Settings, LoadError> {
-    let layers = read_layers(sources)?;
-    Ok(Settings::from_layers(&sources.home, sources.own_directories(), &layers)?)
+    merged(sources, &read_layers(sources)?)
 }
 
 /// Reads and merges the files there are, with other texts in the place of some
@@ -121,7 +121,15 @@ pub fn load_with(sources: &Sources, instead: Vec<LayerText>) -> Result<Settings,
     let mut layers = read_layers(sources)?;
     layers.retain(|layer| !instead.iter().any(|other| other.layer == layer.layer));
     layers.extend(instead);
-    Ok(Settings::from_layers(&sources.home, sources.own_directories(), &layers)?)
+    merged(sources, &layers)
+}
+
+fn merged(sources: &Sources, layers: &[LayerText]) -> Result<Settings, LoadError> {
+    let mut settings = Settings::from_layers(&sources.home, sources.own_directories(), layers)?;
+    // What a link leads to is no more to be read than the link.
+    let key = settings.review.value.as_ref().and_then(ReviewSettings::secret_file).and_then(canonical);
+    settings.own.state.extend(key);
+    Ok(settings)
 }
 
 /// Reads one file as a layer, whatever its place; `None` where there is none.

@@ -13,6 +13,7 @@ use crate::error::{ConfigError, suggestion};
 use crate::file::{ConfigFile, EnvSection, LevelName, ProfileSection, RuleSection};
 use crate::mode::{ModeAnswers, mode_name};
 use crate::parse::{Places, parse};
+use crate::review::ReviewSettings;
 use crate::rules::{Rule, RuleBook, RuleSet};
 use crate::settings::{OwnDirectories, Settings};
 use crate::shipped;
@@ -53,6 +54,7 @@ impl Settings {
             sandbox: Sourced::new(SandboxPreference::Auto, Origin::Default),
             level: Sourced::new(Level::Full, Origin::Default),
             allow_host: Sourced::new(false, Origin::Default),
+            review: Sourced::new(None, Origin::Default),
             home: home.to_owned(),
             own,
             profiles: shipped::profiles(home)?,
@@ -70,7 +72,12 @@ impl Settings {
                 managed.push(file);
             }
         }
-        managed.iter().for_each(|file| file.bound(&mut settings));
+        for file in &managed {
+            file.bound(&mut settings);
+            file.apply_review(&mut settings)?;
+        }
+        let secret = settings.review.value.as_ref().and_then(ReviewSettings::secret_file).map(Path::to_owned);
+        settings.own.state.extend(secret);
         Ok(settings)
     }
 
@@ -106,6 +113,7 @@ impl File<'_> {
         settings.files.push((self.layer.layer, self.layer.path.clone()));
         settings.granular = self.content.approval.granular.or(settings.granular);
         self.apply_scalars(settings)?;
+        self.apply_review(settings)?;
         self.apply_mode(settings, settings.granular)?;
         self.apply_profiles(settings)?;
         self.apply_default_profile(settings)?;
@@ -172,6 +180,18 @@ impl File<'_> {
             }
             self.set(&mut settings.allow_host, "allow_host", allow);
         }
+        Ok(())
+    }
+
+    fn apply_review(&self, settings: &mut Settings) -> Result<(), ConfigError> {
+        let Some(section) = &self.content.review else { return Ok(()) };
+        if self.only_narrows() {
+            return Err(self.widens("review", "what leaves this machine is for its people to say"));
+        }
+        let review = section
+            .settings(&settings.home)
+            .map_err(|(key, why, remedy)| self.error(key, format!("`{key}`: {why}")).hint(remedy))?;
+        self.set(&mut settings.review, "review", review);
         Ok(())
     }
 

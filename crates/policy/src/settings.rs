@@ -10,6 +10,7 @@ use stockade_model::{ApprovalMode, Digest, Level, SandboxPreference, Verdict};
 
 use crate::file::Combining;
 use crate::mode::mode_name;
+use crate::review::ReviewSettings;
 use crate::rules::{Rule, RuleBook};
 use crate::spec::{Origin, ProfileSpec, Sourced};
 
@@ -38,6 +39,8 @@ pub struct Settings {
     pub level: Sourced<Level>,
     /// Whether a person may be asked to run one command without a sandbox.
     pub allow_host: Sourced<bool>,
+    /// Who gives an opinion on questions; nobody where it is absent.
+    pub review: Sourced<Option<ReviewSettings>>,
     pub(crate) home: PathBuf,
     pub(crate) own: OwnDirectories,
     pub(crate) profiles: BTreeMap<String, ProfileSpec>,
@@ -111,6 +114,9 @@ impl Settings {
 
     fn each_line(&self, name: &str, line: &mut dyn FnMut(&str, String, &Origin)) {
         self.each_setting_of(name, line);
+        if let Some(review) = &self.review.value {
+            review.each(&mut |key, value| line(key, value, &self.review.origin));
+        }
         self.each_rule(line, true);
     }
 
@@ -152,8 +158,9 @@ impl Settings {
 
 impl Settings {
     /// Names what is configured, for consent to be bound to (L5): equal where
-    /// every value is equal, wherever it stands. The time a question waits is
-    /// left out; it changes nothing that was agreed to.
+    /// every value is equal, wherever it stands. The time a question waits and
+    /// who gives an opinion on it are left out; they change nothing that was
+    /// agreed to.
     pub fn digest(&self) -> Digest {
         let mut fields: Vec<String> = Vec::new();
         let mut line = |key: &str, value: String, _: &Origin| {

@@ -18,9 +18,10 @@ use stockade_model::{
 };
 use stockade_native::NativeBackend;
 use stockade_native::doctor::{self as layers, Diagnosis};
+use stockade_policy::ReviewSettings;
 
 use super::setting::{self, Setting};
-use super::{Ended, print, variable};
+use super::{Ended, print, reviewer, variable};
 use crate::args::DoctorArgs;
 use crate::failure::Failure;
 use crate::{exit, meaning, places, render};
@@ -47,6 +48,19 @@ pub struct Findings {
     pub layers: Vec<LayerFinding>,
     /// Each level, the strongest first.
     pub levels: Vec<LevelFinding>,
+    /// The configured reviewer of questions; absent where there is none.
+    pub reviewer: Option<ReviewerFinding>,
+}
+
+/// What was found of the reviewer, without sending it anything.
+#[derive(Debug, Serialize)]
+pub struct ReviewerFinding {
+    /// The name of the model.
+    pub model: String,
+    /// Where requests would go.
+    pub endpoint: String,
+    /// Why none can be sent.
+    pub problem: Option<String>,
 }
 
 /// What was found of one layer.
@@ -103,6 +117,7 @@ pub fn doctor(typed: &DoctorArgs) -> Ended {
         best: levels.iter().find(|found| found.works).map(|found| found.level),
         layers: diagnosis.layers.into_iter().map(|(name, report)| LayerFinding { name, report }).collect(),
         levels,
+        reviewer: setting.settings.review.value.as_ref().map(found_reviewer),
     };
     let text = if typed.json {
         render::json::line(&findings)?
@@ -111,6 +126,14 @@ pub fn doctor(typed: &DoctorArgs) -> Ended {
     };
     print(&text)?;
     Ok(if findings.best.is_some() { exit::SUCCESS } else { exit::NEGATIVE })
+}
+
+fn found_reviewer(review: &ReviewSettings) -> ReviewerFinding {
+    ReviewerFinding {
+        model: review.model.clone(),
+        endpoint: review.endpoint.to_string(),
+        problem: reviewer::problem(review),
+    }
 }
 
 /// Where it is tried; nothing of it is left at the end.

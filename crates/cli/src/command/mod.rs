@@ -8,6 +8,7 @@ pub mod doctor;
 pub mod generate;
 pub mod net;
 pub mod policy;
+mod reviewer;
 pub mod run;
 mod setting;
 pub mod stage;

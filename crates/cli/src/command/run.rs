@@ -18,7 +18,7 @@ use stockade_policy::resolve_profile;
 
 use super::policy::write;
 use super::setting::{self, Setting};
-use super::{Ended, print, variable};
+use super::{Ended, print, reviewer, variable};
 use crate::approver::TerminalApprover;
 use crate::args::RunArgs;
 use crate::failure::Failure;
@@ -74,7 +74,7 @@ fn attempt(typed: RunArgs, id: RequestId) -> Result<Outcome, Failure> {
         backend: Arc::new(backend.staging(state.stages())),
         host: Some(Arc::new(HostBackend)),
         approver: Arc::new(Mutex::new(approver)),
-        reviewer: None,
+        reviewer: reviewer::configured(&setting.settings, &state),
         recorder: Arc::new(Log::open(&state.audit())?),
         memory: Arc::new(LateMemory::new(state.approvals())),
         clock: Arc::new(SystemClock::default()),

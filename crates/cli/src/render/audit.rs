@@ -60,13 +60,12 @@ fn describe(kind: &EventKind) -> (&'static str, String) {
             ("held", format!("call {hold}: {} {object}   ({})", verb(denial.operation), safe(&denial.rule)))
         }
         EventKind::Withdrawn { holds, digest, why } => {
-            let question = digest.as_ref().map(|_| "the question".to_owned());
-            let what: Vec<_> = holds.iter().map(|hold| format!("call {hold}")).chain(question).collect();
-            ("withdrawn", format!("{}: {}", what.join(", "), safe(why)))
+            let what = calls(holds).chain(digest.as_ref().map(|_| "the question".to_owned()));
+            ("withdrawn", format!("{}: {}", what.collect::<Vec<_>>().join(", "), safe(why)))
         }
         EventKind::Granted { grants, holds } => {
             let grants: Vec<_> = grants.iter().map(ToString::to_string).collect();
-            let calls: Vec<_> = holds.iter().map(|hold| format!("call {hold}")).collect();
+            let calls: Vec<_> = calls(holds).collect();
             let to = if calls.is_empty() { String::new() } else { format!(", in place for {}", calls.join(", ")) };
             ("granted", format!("{}{to}", grants.join(", ")))
         }
@@ -86,13 +85,21 @@ fn describe(kind: &EventKind) -> (&'static str, String) {
         }
         EventKind::Revoked { approval } => ("revoked", safe(approval)),
         EventKind::Committed { stage, changes, agreed, held } => {
-            let agreed: Vec<_> = agreed.iter().map(RawText::escaped).collect();
-            let yes = if agreed.is_empty() { String::new() } else { format!(", yes to {}", agreed.join(", ")) };
-            let left = if *held == 0 { String::new() } else { format!(", {held} left") };
-            ("committed", format!("{changes} of {stage}{yes}{left}"))
+            ("committed", format!("{changes} of {stage}{}", committed(agreed, *held)))
         }
         EventKind::Discarded { stage, changes } => ("discarded", format!("{changes} of {stage}")),
     }
+}
+
+fn calls(holds: &[u64]) -> impl Iterator<Item = String> {
+    holds.iter().map(|hold| format!("call {hold}"))
+}
+
+/// What protected names were agreed to, and how much was left.
+fn committed(agreed: &[RawText], left: u64) -> String {
+    let agreed: Vec<_> = agreed.iter().map(RawText::escaped).collect();
+    let yes = if agreed.is_empty() { String::new() } else { format!(", yes to {}", agreed.join(", ")) };
+    if left == 0 { yes } else { format!("{yes}, {left} left") }
 }
 
 fn safe(text: &str) -> String {

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use stockade_model::{LayerReport, LayerState, RawText};
 
 use super::{Color, Style, wrap};
-use crate::command::doctor::{Findings, LevelFinding};
+use crate::command::doctor::{Findings, LevelFinding, ReviewerFinding};
 
 /// Every layer, every level in one line with what is wrong beneath it, then the
 /// best.
@@ -32,7 +32,18 @@ pub fn findings(findings: &Findings, style: Style) -> String {
             let _ = writeln!(out, "\n{none}: nothing can be run in a sandbox");
         }
     }
+    if let Some(found) = &findings.reviewer {
+        reviewer(&mut out, found, style);
+    }
     out
+}
+
+fn reviewer(out: &mut String, found: &ReviewerFinding, style: Style) {
+    out.push('\n');
+    wrap(out, style, "reviewer ", &format!("{} at {}", found.model, found.endpoint));
+    if let Some(problem) = &found.problem {
+        let _ = writeln!(out, "  {}  {problem}", style.paint(Color::Red, "nothing can be sent"));
+    }
 }
 
 /// What the sandbox itself says to hold less, and the layers did not show.
@@ -110,7 +121,8 @@ mod tests {
             LayerFinding { name: "landlock", report: layer(LayerState::Partial, "ABI 4, a write is refused") },
         ];
         let best = levels.iter().find(|found| found.works).map(|found| found.level);
-        findings(&Findings { kernel: "6.8.0".into(), uid: 1000, best, layers, levels }, Style::PLAIN)
+        let reviewer = None;
+        findings(&Findings { kernel: "6.8.0".into(), uid: 1000, best, layers, levels, reviewer }, Style::PLAIN)
     }
 
     #[test]
@@ -160,6 +172,25 @@ mod tests {
                    covered
 
         the strongest level here: restricted
+        ");
+    }
+
+    #[test]
+    fn a_reviewer() {
+        let shown = |problem: Option<&str>| {
+            let (model, endpoint) = ("some-model".to_owned(), "https://api.example.com/v1/messages".to_owned());
+            let mut out = String::new();
+            reviewer(&mut out, &ReviewerFinding { model, endpoint, problem: problem.map(str::to_owned) }, Style::PLAIN);
+            out
+        };
+        insta::assert_snapshot!(shown(None), @r"
+
+        reviewer some-model at https://api.example.com/v1/messages
+        ");
+        insta::assert_snapshot!(shown(Some("there is no key: the variable K is not set")), @r"
+
+        reviewer some-model at https://api.example.com/v1/messages
+          nothing can be sent  there is no key: the variable K is not set
         ");
     }
 

@@ -1,0 +1,217 @@
+//! `[review]`: the model that is asked about questions. What leaves the machine
+//! is for the person and whoever manages it to say: no project, no session.
+//!
+//! One section counts as a whole, the last one's, so that no key is ever sent to
+//! an endpoint that another file named.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use stockade_model::{Endpoint, RawText};
+
+use crate::text::{Bytes, ConfigPath, Milliseconds, TextError, VariableName, fail, text_form};
+
+/// Longest time that a question waits for an opinion, in milliseconds.
+const MAX_TIMEOUT_MS: u64 = 5_000;
+/// Calls of one session where nothing else is said.
+const DEFAULT_BUDGET_CALLS: u64 = 200;
+/// Bytes of one session, both ways, where nothing else is said.
+const DEFAULT_BUDGET_BYTES: u64 = 8 << 20;
+/// Longest name of a model, in bytes.
+const MAX_MODEL_BYTES: usize = 128;
+
+/// A model that gives an opinion on questions before they are put. Off unless
+/// this section is there; not in project configuration. The section of the last
+/// file that has one counts, whole.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ReviewSection {
+    /// `false` turns off what an earlier file turned on. Default: `true`.
+    pub enabled: Option<bool>,
+    /// What the endpoint speaks.
+    pub api: Option<ReviewApi>,
+    /// Where requests go, whole, e.g. `https://api.openai.com/v1/chat/completions`,
+    /// `https://api.anthropic.com/v1/messages` or
+    /// `http://127.0.0.1:11434/v1/chat/completions`. Plain HTTP to this machine
+    /// only.
+    pub endpoint: Option<EndpointText>,
+    /// The name of the model, as the endpoint knows it.
+    pub model: Option<ModelName>,
+    /// The variable of the caller that holds the key. Without it and `key_file`
+    /// no key is sent.
+    pub key_env: Option<VariableName>,
+    /// The file that holds the key: absolute or `~/...`, for its owner's eyes
+    /// only. No run can read it.
+    pub key_file: Option<ConfigPath>,
+    /// Certificates as PEM, absolute or `~/...`, one of which the endpoint's must
+    /// come from. Default: those that this machine trusts.
+    pub certificates: Option<ConfigPath>,
+    /// How long a question waits for an opinion, at most `5s`, which is the
+    /// default.
+    pub timeout: Option<Milliseconds>,
+    /// What a session may spend; without a session, a run.
+    pub budget: BudgetSection,
+}
+
+/// What a session may spend on opinions.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct BudgetSection {
+    /// Questions that are sent. Default: 200.
+    pub calls: Option<u64>,
+    /// Bytes sent and received. Default: `8MiB`.
+    pub bytes: Option<Bytes>,
+}
+
+/// What an endpoint speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReviewApi {
+    /// OpenAI's chat completions, and what is compatible with them.
+    Openai,
+    /// Anthropic's messages, and what is compatible with them.
+    Anthropic,
+}
+
+/// Where an HTTP service is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointText(Endpoint);
+
+impl FromStr for EndpointText {
+    type Err = TextError;
+    fn from_str(text: &str) -> Result<Self, TextError> {
+        text.parse().map(Self).map_err(|why: stockade_model::EndpointError| TextError::new(why.to_string()))
+    }
+}
+text_form!(EndpointText, "^https?://", "A URL: `https://...`, or `http://...` to this machine.");
+
+/// The name of a model: printable ASCII.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelName(String);
+
+impl FromStr for ModelName {
+    type Err = TextError;
+    fn from_str(text: &str) -> Result<Self, TextError> {
+        if text.is_empty() || text.len() > MAX_MODEL_BYTES || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return fail("a model's name is printable ASCII without blanks, at most 128 characters");
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+text_form!(ModelName, "^[!-~]{1,128}$", "The name of a model.");
+
+/// Whom to ask for an opinion, and how much.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReviewSettings {
+    /// What the endpoint speaks.
+    pub api: ReviewApi,
+    /// Where it is.
+    pub endpoint: Endpoint,
+    /// The name of the model.
+    pub model: String,
+    /// Where the key is.
+    pub key: ReviewKey,
+    /// A file of certificates that count in the place of the machine's.
+    pub certificates: Option<PathBuf>,
+    /// How long a question waits, in milliseconds.
+    pub timeout_ms: u64,
+    /// Calls of one session.
+    pub budget_calls: u64,
+    /// Bytes of one session, both ways.
+    pub budget_bytes: u64,
+}
+
+/// Where the key of an endpoint is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReviewKey {
+    /// It wants none.
+    None,
+    /// In a variable of the caller.
+    Variable(String),
+    /// In a file.
+    File(PathBuf),
+}
+
+/// What is wrong with a section: the key, the reason, what to do.
+pub(crate) type Wrong = (&'static str, &'static str, &'static str);
+
+impl ReviewSection {
+    /// What it means; `None` where it turns reviews off.
+    pub(crate) fn settings(&self, home: &Path) -> Result<Option<ReviewSettings>, Wrong> {
+        if self.enabled == Some(false) {
+            return Ok(None);
+        }
+        let missing = |key| (key, "a reviewer needs `api`, `endpoint` and `model`", "add what is missing");
+        let api = self.api.ok_or_else(|| missing("review"))?;
+        let EndpointText(endpoint) = self.endpoint.clone().ok_or_else(|| missing("review"))?;
+        let ModelName(model) = self.model.clone().ok_or_else(|| missing("review"))?;
+        let timeout_ms = self.timeout.map_or(MAX_TIMEOUT_MS, |timeout| timeout.0);
+        if timeout_ms > MAX_TIMEOUT_MS {
+            return Err(("review.timeout", "a question waits for an opinion `5s` at most", "shorten it"));
+        }
+        let key = match (&self.key_env, &self.key_file) {
+            (None, None) => ReviewKey::None,
+            (Some(VariableName(name)), None) => ReviewKey::Variable(name.clone()),
+            (None, Some(path)) => ReviewKey::File(in_place("review.key_file", path, home)?),
+            (Some(_), Some(_)) => {
+                return Err(("review.key_file", "the key is in `key_env` or in `key_file`, not in both", "keep one"));
+            }
+        };
+        let certificates = self.certificates.as_ref();
+        Ok(Some(ReviewSettings {
+            api,
+            endpoint,
+            model,
+            key,
+            certificates: certificates.map(|path| in_place("review.certificates", path, home)).transpose()?,
+            timeout_ms,
+            budget_calls: self.budget.calls.unwrap_or(DEFAULT_BUDGET_CALLS),
+            budget_bytes: self.budget.bytes.map_or(DEFAULT_BUDGET_BYTES, |bytes| bytes.0),
+        }))
+    }
+}
+
+/// A path that no workspace has a hand in.
+fn in_place(key: &'static str, path: &ConfigPath, home: &Path) -> Result<PathBuf, Wrong> {
+    match path {
+        ConfigPath::Workspace(_) => {
+            Err((key, "what a workspace holds is not trusted with this", "write an absolute path, or `~/...`"))
+        }
+        path => Ok(path.resolve(home, home)),
+    }
+}
+
+impl ReviewSettings {
+    /// The file that no run may read.
+    pub(crate) fn secret_file(&self) -> Option<&Path> {
+        match &self.key {
+            ReviewKey::File(path) => Some(path),
+            ReviewKey::None | ReviewKey::Variable(_) => None,
+        }
+    }
+
+    /// Every value, as a file would write it.
+    pub(crate) fn each(&self, line: &mut dyn FnMut(&str, String)) {
+        let shown = |path: &Path| RawText::from(path).escaped();
+        let api = match self.api {
+            ReviewApi::Openai => "openai",
+            ReviewApi::Anthropic => "anthropic",
+        };
+        line("review.api", api.to_owned());
+        line("review.endpoint", self.endpoint.to_string());
+        line("review.model", self.model.clone());
+        match &self.key {
+            ReviewKey::None => {}
+            ReviewKey::Variable(name) => line("review.key_env", name.clone()),
+            ReviewKey::File(path) => line("review.key_file", shown(path)),
+        }
+        if let Some(path) = &self.certificates {
+            line("review.certificates", shown(path));
+        }
+        line("review.timeout", format!("{}ms", self.timeout_ms));
+        line("review.budget.calls", self.budget_calls.to_string());
+        line("review.budget.bytes", self.budget_bytes.to_string());
+    }
+}

@@ -1,0 +1,152 @@
+//! `[review]`: who may configure it, what it means, what it must not.
+
+#![allow(clippy::unwrap_used, reason = "what cannot be had fails the test")]
+
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use stockade_policy::load::{Sources, load};
+use stockade_policy::{ConfigError, Layer, LayerText, OwnDirectories, ReviewApi, ReviewKey, Settings, resolve_profile};
+
+const GOOD: &str =
+    "[review]\napi = \"anthropic\"\nendpoint = \"https://api.example.com/v1/messages\"\nmodel = \"m-1\"\n";
+
+fn merge(layers: &[(Layer, &str)]) -> Result<Settings, ConfigError> {
+    let text = |(layer, source): &(Layer, &str)| LayerText {
+        layer: *layer,
+        path: format!("/{layer}").into(),
+        source: (*source).to_owned(),
+    };
+    let layers: Vec<_> = layers.iter().map(text).collect();
+    Settings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &layers)
+}
+
+#[test]
+fn nobody_is_asked_unless_a_person_says_so() {
+    assert_eq!(merge(&[]).unwrap().review.value, None);
+    assert_eq!(merge(&[(Layer::User, "level = \"full\"")]).unwrap().review.value, None);
+    let off = "[review]\nenabled = false";
+    assert_eq!(merge(&[(Layer::System, GOOD), (Layer::User, off)]).unwrap().review.value, None);
+    assert!(merge(&[(Layer::System, off), (Layer::User, GOOD)]).unwrap().review.value.is_some());
+}
+
+#[test]
+fn the_values_and_their_defaults() {
+    let review = merge(&[(Layer::User, GOOD)]).unwrap().review.value.unwrap();
+    assert_eq!((review.api, review.model.as_str()), (ReviewApi::Anthropic, "m-1"));
+    assert_eq!(review.endpoint.to_string(), "https://api.example.com/v1/messages");
+    assert_eq!((review.key, review.certificates), (ReviewKey::None, None));
+    assert_eq!((review.timeout_ms, review.budget_calls, review.budget_bytes), (5_000, 200, 8 << 20));
+    let all = format!(
+        "{GOOD}key_file = \"~/k\"\ncertificates = \"/etc/ca.pem\"\ntimeout = \"2s\"\nbudget = {{ calls = 3, bytes = \"1KiB\" }}\n"
+    );
+    let settings = merge(&[(Layer::User, &all)]).unwrap();
+    let shown: Vec<_> = settings
+        .explain("workspace")
+        .into_iter()
+        .filter(|line| line.key.starts_with("review."))
+        .map(|line| format!("{} = {}", line.key, line.value))
+        .collect();
+    let wanted = [
+        "review.api = anthropic",
+        "review.endpoint = https://api.example.com/v1/messages",
+        "review.model = m-1",
+        "review.key_file = /home/u/k",
+        "review.certificates = /etc/ca.pem",
+        "review.timeout = 2000ms",
+        "review.budget.calls = 3",
+        "review.budget.bytes = 1024",
+    ];
+    assert_eq!(shown, wanted);
+}
+
+/// A stranger's repository neither sends the person's commands away nor keeps
+/// them from being looked at.
+#[test]
+fn neither_project_nor_session_has_a_say() {
+    for said in [GOOD, "[review]\nenabled = false", "[review]", "[review.budget]\ncalls = 0"] {
+        for layer in [Layer::Project, Layer::Session] {
+            let error = merge(&[(Layer::User, GOOD), (layer, said)]).unwrap_err().to_string();
+            assert!(error.contains(":1:") && error.contains("may only tighten"), "{layer}: {error}");
+        }
+        let settings = merge(&[(Layer::User, GOOD)]).unwrap();
+        assert!(settings.with_session(Path::new("/session"), said).is_err(), "{said}");
+    }
+}
+
+/// A key never goes to an endpoint that another file named.
+#[test]
+fn sections_do_not_mix() {
+    let system = format!("{GOOD}key_env = \"COMPANY_KEY\"\n");
+    let user = "[review]\napi = \"openai\"\nendpoint = \"http://localhost:1/\"\nmodel = \"x\"\n";
+    let review = merge(&[(Layer::System, &system), (Layer::User, user)]).unwrap().review.value.unwrap();
+    assert_eq!((review.api, review.key), (ReviewApi::Openai, ReviewKey::None));
+    let half = merge(&[(Layer::System, &system), (Layer::User, "[review]\nmodel = \"x\"")]);
+    assert!(half.unwrap_err().to_string().contains("needs `api`, `endpoint` and `model`"));
+}
+
+#[test]
+fn what_is_managed_holds() {
+    let user = "[review]\napi = \"openai\"\nendpoint = \"http://localhost:1/\"\nmodel = \"x\"\n";
+    let settings = merge(&[(Layer::User, user), (Layer::Managed, GOOD)]).unwrap();
+    assert_eq!(settings.review.origin.layer(), Some(Layer::Managed));
+    let off = merge(&[(Layer::User, user), (Layer::Managed, "[review]\nenabled = false")]).unwrap();
+    assert_eq!(off.review.value, None);
+}
+
+#[test]
+fn what_cannot_be_meant_is_refused_with_its_place() {
+    let with = |more: &str| format!("{GOOD}{more}");
+    let plain = GOOD.replace("https://api.example.com", "http://api.example.com");
+    let cases = [
+        (GOOD.replace("endpoint", "endpont"), "3:1: unknown key `endpont`\nhint: did you mean `endpoint`?"),
+        (GOOD.replace("anthropic", "antropic"), "2:7: unknown value `antropic`\nhint: did you mean `anthropic`?"),
+        (plain, "without encryption only this machine is reached"),
+        (GOOD.replace("https://", "https://u:p@"), "no name or password belongs in an endpoint"),
+        (GOOD.replace("m-1", "m 1"), "a model's name is printable ASCII"),
+        (with("timeout = \"6s\""), "5:1: `review.timeout`: a question waits for an opinion `5s` at most"),
+        (with("key_env = \"A\"\nkey_file = \"~/k\""), "6:1: `review.key_file`: the key is in `key_env` or"),
+        (with("key_env = \"A-B\""), "a variable is letters, digits"),
+        (with("key_file = \"./k\""), "5:1: `review.key_file`: what a workspace holds is not trusted"),
+        (with("certificates = \"./ca\""), "5:1: `review.certificates`: what a workspace holds"),
+        (with("key = \"sk-123\""), "unknown key `key`"),
+    ];
+    for (source, wanted) in cases {
+        let error = merge(&[(Layer::User, &source)]).unwrap_err().to_string();
+        assert!(error.contains(wanted), "{source}\n{error}");
+    }
+}
+
+/// Consent is bound to what may be done, not to who was asked about it.
+#[test]
+fn an_opinion_is_no_part_of_what_was_agreed_to() {
+    assert_eq!(merge(&[]).unwrap().digest(), merge(&[(Layer::User, GOOD)]).unwrap().digest());
+}
+
+/// A run never reads the key that its own questions are sent with.
+#[test]
+fn no_run_reads_the_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().canonicalize().unwrap();
+    std::fs::create_dir_all(home.join(".config/stockade")).unwrap();
+    std::fs::write(home.join("real-key"), "k").unwrap();
+    symlink(home.join("real-key"), home.join("key")).unwrap();
+    let file = home.join(".config/stockade/config.toml");
+    std::fs::write(&file, format!("{GOOD}key_file = \"~/key\"\n")).unwrap();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let nowhere = Path::new("/nonexistent");
+    let mut sources = Sources::standard(&home, None, None, None);
+    (sources.managed_file, sources.system_file) = (nowhere.join("m"), nowhere.join("s"));
+    let settings = load(&sources).unwrap();
+    let hidden = |name: &str| -> Vec<PathBuf> {
+        let profile = resolve_profile(&settings, name, &home.join("work"), &[]).unwrap();
+        profile.filesystem.hide.iter().map(|path| path.as_path().to_owned()).collect()
+    };
+    for name in ["read-only", "workspace"] {
+        for key in ["key", "real-key"] {
+            assert!(hidden(name).contains(&home.join(key)), "{name} {key}");
+        }
+    }
+    let grant = format!("read {}", home.join("real-key").display()).parse().unwrap();
+    assert!(resolve_profile(&settings, "workspace", &home.join("work"), &[grant]).is_err());
+}
