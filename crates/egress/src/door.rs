@@ -56,8 +56,10 @@ pub struct Order {
     pub who: Who,
     /// Why it may.
     pub permit: Permit,
-    /// Connect first and dial behind; a failure breaks the connection off.
-    pub early: bool,
+    /// How long the caller waits for the target. Past that its socket is connected
+    /// all the same, and a failure breaks the connection off. `None`: as long as
+    /// dialling takes.
+    pub patience: Option<Duration>,
 }
 
 /// Everything that connections share.
@@ -267,50 +269,46 @@ impl Shared {
     }
 
     async fn order(self: &Arc<Self>, order: Order) -> Answer {
-        let Order { target, dialled, who, permit, early } = order;
+        let Order { target, dialled, who, permit, patience } = order;
         let session = self.session(&target, &who, &permit)?;
         let shared = Arc::clone(self);
-        let dialling = async move { shared.dial(&target).await };
-        if early {
-            let (announced, arrival) = match self.announce(dialled).await {
-                Ok(announced) => announced,
-                Err(failure) => {
-                    session.failed(&failure);
-                    return Err(failure);
-                }
-            };
-            tokio::spawn(async move {
-                let (inside, outside) = tokio::join!(timeout(CLAIM_MAX, arrival), dialling);
-                match (inside, outside) {
-                    (Ok(Ok(inside)), Ok(outside)) => session.carry(inside, Vec::new(), outside).await,
-                    (Ok(Ok(inside)), Err(failure)) => {
-                        refuse(inside);
-                        session.failed(&failure);
-                    }
-                    _ => session.deserted(),
-                }
-            });
-            return Ok(announced);
-        }
-        let made = match dialling.await {
-            Ok(outside) => self.announce(dialled).await.map(|announced| (announced, outside)),
-            Err(failure) => Err(failure),
+        let mut dialling = Box::pin(async move { shared.dial(&target).await });
+        let made = match patience {
+            Some(patience) => timeout(patience, &mut dialling).await.ok(),
+            None => Some((&mut dialling).await),
         };
-        match made {
-            Ok(((announced, arrival), outside)) => {
-                tokio::spawn(async move {
-                    match timeout(CLAIM_MAX, arrival).await {
-                        Ok(Ok(inside)) => session.carry(inside, Vec::new(), outside).await,
-                        _ => session.deserted(),
-                    }
-                });
-                Ok(announced)
+        let outside = match made {
+            Some(Err(failure)) => {
+                session.failed(&failure);
+                return Err(failure);
             }
+            Some(Ok(outside)) => Some(outside),
+            None => None,
+        };
+        let (announced, arrival) = match self.announce(dialled).await {
+            Ok(announced) => announced,
             Err(failure) => {
                 session.failed(&failure);
-                Err(failure)
+                return Err(failure);
             }
-        }
+        };
+        tokio::spawn(async move {
+            let outside = async {
+                match outside {
+                    Some(outside) => Ok(outside),
+                    None => dialling.await,
+                }
+            };
+            match tokio::join!(timeout(CLAIM_MAX, arrival), outside) {
+                (Ok(Ok(inside)), Ok(outside)) => session.carry(inside, Vec::new(), outside).await,
+                (Ok(Ok(inside)), Err(failure)) => {
+                    refuse(inside);
+                    session.failed(&failure);
+                }
+                _ => session.deserted(),
+            }
+        });
+        Ok(announced)
     }
 
     async fn announce(

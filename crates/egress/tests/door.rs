@@ -7,12 +7,12 @@ mod support;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::Ordering;
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use stockade_egress::{DialFailure, Service, Who};
-use stockade_model::{ConnectionEnd, EgressLimits, Layer, Operation};
+use stockade_egress::{DialFailure, LookupError, Resolve, Service, Who};
+use stockade_model::{ConnectionEnd, EgressLimits, HostName, Layer, Operation};
 use support::{Options, World, arrive, closed_port, echo, is_reset, serve, wait_for};
 
 fn world() -> World {
@@ -122,23 +122,41 @@ fn a_repeated_refusal_is_told_once_and_counted() {
     assert_eq!(counts, [1, 4]);
 }
 
+/// Finds this machine, when it is told to.
+struct Slow(Mutex<mpsc::Receiver<()>>);
+
+impl Resolve for Slow {
+    fn resolve(&self, _: &HostName) -> Result<Vec<IpAddr>, LookupError> {
+        self.0.lock().unwrap().recv().map_err(|_| LookupError::NoSuchName)?;
+        Ok(vec![Ipv4Addr::LOCALHOST.into()])
+    }
+}
+
 #[test]
-fn early_means_connected_before_it_is_dialled() {
-    let world = world();
+fn whose_patience_ends_is_connected_before_the_target_is_dialled() {
+    let (go, wait) = mpsc::channel();
+    let world = World::with(Options::default(), |setup| setup.resolver = Arc::new(Slow(Mutex::new(wait))));
     let port = serve(echo);
     let mut order = world.order(&format!("echo.test:{port}"));
-    order.early = true;
+    order.patience = Some(Duration::ZERO);
     let mut stream = arrive(world.door().connect_and_wait(order).unwrap());
     stream.write_all(b"x").unwrap();
+    go.send(()).unwrap();
     stream.read_exact(&mut [0]).unwrap();
     drop(stream);
     wait_for(|| world.records().len() == 1);
     let mut order = world.order(&format!("echo.test:{}", closed_port()));
-    order.early = true;
-    let mut stream = arrive(world.door().connect_and_wait(order).unwrap());
+    order.patience = Some(Duration::ZERO);
+    let mut stream = arrive(world.door().connect_and_wait(order.clone()).unwrap());
+    go.send(()).unwrap();
     assert!(is_reset(&mut stream));
     wait_for(|| world.records().len() == 2);
     assert_eq!(world.records()[1].end, ConnectionEnd::Failed);
+    // Who has patience is told the truth.
+    order.patience = None;
+    go.send(()).unwrap();
+    let refused = world.door().connect_and_wait(order).map(drop).unwrap_err();
+    assert_eq!(refused.errno(), Errno::CONNREFUSED);
 }
 
 #[test]

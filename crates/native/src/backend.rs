@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
+use stockade_egress::{DoorEvent, Edge, EdgeError, Resolve, SystemResolver, Trust};
 use stockade_engine::{
     Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Events, HeldAnswer, HoldId, Io, StartError,
 };
@@ -21,7 +22,7 @@ use stockade_sys::Errno;
 use stockade_sys::reap::Ended;
 use tracing::debug_span;
 
-use crate::broker::{Answers, Broker, BrokerError, BrokerEvent, BrokerHandle, BrokerTraits, linked_units};
+use crate::broker::{Answers, Broker, BrokerBegun, BrokerError, BrokerEvent, BrokerHandle, BrokerTraits, linked_units};
 use crate::capture::{Capture, Drained};
 use crate::evidence::{HiddenWatch, TempWatch};
 use crate::launch::{
@@ -29,6 +30,7 @@ use crate::launch::{
 };
 use crate::powers::Powers;
 use crate::staging::Staging;
+use crate::way_out::{Terms, WayOut};
 
 /// How long the broker may take to end once its callers are gone.
 const BROKER_ENDS_WITHIN: Duration = Duration::from_secs(5);
@@ -38,16 +40,23 @@ const LOOK_AROUND: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 const LAST_CHUNKS_MAX: usize = 64;
 
 /// Sandboxes made by this machine's own kernel.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct NativeBackend {
     nursery: Mutex<Option<Nursery>>,
     stages: Option<PathBuf>,
+    resolver: Option<Arc<dyn Resolve>>,
+}
+
+impl std::fmt::Debug for NativeBackend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NativeBackend").field("stages", &self.stages).finish_non_exhaustive()
+    }
 }
 
 impl NativeBackend {
     /// One whose first sandbox is begun already.
     pub fn with(nursery: Option<Nursery>) -> Self {
-        Self { nursery: Mutex::new(nursery), stages: None }
+        Self { nursery: Mutex::new(nursery), ..Self::default() }
     }
 
     /// One that keeps stages in this directory, which is made with the first of
@@ -55,6 +64,25 @@ impl NativeBackend {
     #[must_use]
     pub fn staging(self, stages: PathBuf) -> Self {
         Self { stages: Some(stages), ..self }
+    }
+
+    /// One that looks the names of hosts up with this, in place of the host's own
+    /// resolver.
+    #[must_use]
+    pub fn resolving(self, resolver: Arc<dyn Resolve>) -> Self {
+        Self { resolver: Some(resolver), ..self }
+    }
+
+    /// What the door of a run is to know.
+    fn terms(&self, plan: &Plan, edge: Edge, broker: &BrokerBegun, events: &Events) -> Terms {
+        let events = events.clone();
+        Terms {
+            rules: plan.profile.egress.clone(),
+            edge: Arc::new(edge),
+            judge: Arc::new(broker.referee()),
+            sink: Arc::new(move |event| events.tell(told(event))),
+            resolver: self.resolver.clone().unwrap_or_else(|| Arc::<SystemResolver>::default()),
+        }
     }
 
     /// Starts building the sandbox, with what is begun already where it fits.
@@ -73,15 +101,17 @@ impl Backend for NativeBackend {
         "native"
     }
 
-    fn honours(&self, grant: &Grant, _level: Level) -> bool {
+    fn honours(&self, grant: &Grant, level: Level) -> bool {
         match grant {
             Grant::Write(_) | Grant::Read(_) | Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) => true,
-            Grant::Connect(_) | Grant::Listen(_) | Grant::Memory(_) => false,
+            Grant::Connect(_) => level == Level::Full,
+            Grant::Listen(_) | Grant::Memory(_) => false,
         }
     }
 
     fn prepare(&self, plan: &Plan, io: &Io, hold: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {
         let streams = Streams::new(*io)?;
+        let edge = Edge::prepare(&plan.profile.egress, &Trust::System).map_err(unready)?;
         let staging = Staging::of(plan, self.stages.as_deref())?;
         let overlay = staging.as_ref().map(Staging::overlay);
         let launching = self.begin(plan, overlay, streams.inside()).map_err(unlaunched)?;
@@ -91,12 +121,18 @@ impl Backend for NativeBackend {
         let sink = move |event| sender.tell(seen(event));
         let witness = staging.as_ref().map(Staging::witness).transpose()?.flatten();
         let broker = Broker::begin_with(powers(plan, &launching), plan.level, witness, sink).map_err(unbrokered)?;
+        let terms = self.terms(plan, edge, &broker, &events);
         let keeper = Keeper::begin(outside, events)?;
 
         let mut launched = debug_span!("finish").in_scope(|| launching.finish()).map_err(unlaunched)?;
         let listener = launched.take_listener().ok_or_else(|| unlaunched(LaunchError::Lost))?;
         let can_hold = launched.wait_killable();
-        let broker = broker.serve(listener, hold && can_hold).map_err(unbrokered)?;
+        let way = Arc::new(match launched.take_network() {
+            Some(ends) => WayOut::of_namespace(ends, terms),
+            None => WayOut::of_host(terms),
+        });
+        let way_out = Some(Arc::clone(&way));
+        let broker = broker.serve_with(listener, hold && can_hold, way_out).map_err(unbrokered)?;
         let mut enforced = launched.report().clone();
         enforced.layers.insert(
             "broker".to_owned(),
@@ -108,6 +144,8 @@ impl Backend for NativeBackend {
             hidden: launched.take_hidden_reads().map(|reads| HiddenWatch::new(reads, plan)),
             temp: launched.take_temp().map(TempWatch::new),
             launched: Arc::new(Mutex::new(launched)),
+            names: Some(Arc::clone(&way)),
+            way,
             broker,
             staging,
         };
@@ -140,6 +178,13 @@ fn seen(event: BrokerEvent) -> AttemptEvent {
     }
 }
 
+fn told(event: DoorEvent) -> AttemptEvent {
+    match event {
+        DoorEvent::Connection(record) => AttemptEvent::Connection(record),
+        DoorEvent::Denied(denial) => AttemptEvent::Denied(*denial),
+    }
+}
+
 fn broker_layer(traits: BrokerTraits, holds: (bool, bool), traced: bool) -> LayerReport {
     let speed = if traits.synchronous {
         "acts on behalf; hands the processor over (synchronous wake-up)"
@@ -160,6 +205,10 @@ pub(crate) fn unlaunched(error: LaunchError) -> StartError {
 }
 
 fn unbrokered(error: BrokerError) -> StartError {
+    StartError { what: error.to_string(), hint: None }
+}
+
+fn unready(error: EdgeError) -> StartError {
     StartError { what: error.to_string(), hint: None }
 }
 
@@ -277,6 +326,9 @@ struct Kept {
     end: OwnedFd,
     launched: Arc<Mutex<Launched>>,
     broker: BrokerHandle,
+    way: Arc<WayOut>,
+    /// The same until the first name is asked for.
+    names: Option<Arc<WayOut>>,
     hidden: Option<HiddenWatch>,
     temp: Option<TempWatch>,
     staging: Option<Staging>,
@@ -332,12 +384,14 @@ impl Keeper {
             }
         }
         self.look();
-        let Self { kept: Kept { end, launched, broker, hidden, temp, staging }, outside, events } = self;
+        let Self { kept: Kept { end, launched, broker, way, names: _, hidden, temp, staging }, outside, events } = self;
         if let Some(full) = temp.and_then(TempWatch::end) {
             events.tell(AttemptEvent::Denied(full));
         }
         let report = broker.stop(BROKER_ENDS_WITHIN);
         let report = report.unwrap_or_default();
+        // After the last connect, before the end: its records belong to the run.
+        way.close();
         for denial in report.denials.into_iter().filter(|d| d.count > 1) {
             events.tell(AttemptEvent::Denied(denial));
         }
@@ -371,9 +425,10 @@ impl Keeper {
     /// Sleeps until something happens.
     fn wait(&self) {
         let hidden = self.kept.hidden.as_ref().map(HiddenWatch::fd);
+        let names = self.kept.names.as_ref().and_then(|way| way.asked());
         let outputs = self.outside.iter().flatten().filter(|o| o.open).map(|o| o.pipe.as_fd());
         let all: Vec<BorrowedFd<'_>> =
-            [Some(self.kept.end.as_fd()), hidden].into_iter().flatten().chain(outputs).collect();
+            [Some(self.kept.end.as_fd()), hidden, names].into_iter().flatten().chain(outputs).collect();
         let mut waited: Vec<PollFd<'_>> = all.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
         // A signal or a failure only makes the next look come sooner.
         let _ = poll(&mut waited, Some(&LOOK_AROUND));
@@ -383,6 +438,9 @@ impl Keeper {
     fn look(&mut self) {
         for output in self.outside.iter_mut().flatten() {
             output.take();
+        }
+        if self.kept.names.take_if(|way| way.is_asked()).is_some() {
+            self.kept.broker.answers().open_way();
         }
         let seen: Vec<Denial> = self.kept.hidden.as_mut().map(HiddenWatch::take).unwrap_or_default();
         for denial in seen {

@@ -8,6 +8,7 @@ pub mod doctor;
 pub mod filter;
 pub mod launch;
 pub mod powers;
+pub mod reach;
 pub mod stage;
 
 mod backend;
@@ -16,6 +17,7 @@ mod evidence;
 mod host;
 mod programs;
 mod staging;
+mod way_out;
 
 pub use backend::NativeBackend;
 pub use host::HostBackend;

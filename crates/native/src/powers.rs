@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use stockade_model::{Grant, Level, Operation, Plan, RawText};
 
 use crate::programs::Programs;
+use crate::reach::Reach;
 
 /// The powers of one attempt.
 #[derive(Clone, Debug)]
@@ -31,6 +32,7 @@ pub struct Powers {
     /// What is read is noted; it decides nothing.
     pub(crate) traced: bool,
     pub(crate) programs: Programs,
+    pub(crate) reach: Reach,
 }
 
 /// The answer for one object.
@@ -87,6 +89,7 @@ impl Powers {
             staged: None,
             traced: files.trace,
             programs: Programs::new(&plan.profile.exec),
+            reach: Reach::of(plan),
         };
         for grant in &plan.grants {
             powers.add(grant);
@@ -112,6 +115,7 @@ impl Powers {
             staged: None,
             traced: false,
             programs: Programs::default(),
+            reach: Reach::default(),
         }
     }
 
@@ -184,7 +188,8 @@ impl Powers {
             Grant::Read(p) => push_new(&mut self.revealed, p),
             Grant::Socket(p) => push_new(&mut self.sockets, p),
             Grant::Exec(p) => self.programs.agree(normal(p)),
-            Grant::Connect(_) | Grant::Listen(_) | Grant::Env(_) | Grant::Memory(_) => {}
+            Grant::Connect(_) => self.reach.add(grant),
+            Grant::Listen(_) | Grant::Env(_) | Grant::Memory(_) => {}
         }
     }
 

@@ -209,10 +209,12 @@ pub fn tcp_listener(at: SocketAddr) -> Result<OwnedFd, Errno> {
 /// EADDRINUSE; EACCES for a port that only root may have.
 pub fn udp_receiver(at: SocketAddr) -> Result<OwnedFd, Errno> {
     let socket = bound(at, SocketType::DGRAM)?;
-    if at.is_ipv6() {
-        set(socket.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
-    }
-    set(socket.as_fd(), libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
+    // An IPv6 socket tells of IPv4 addresses too, as mapped ones.
+    let (level, option) = match at {
+        SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_PKTINFO),
+        SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
+    };
+    set(socket.as_fd(), level, option, 1)?;
     Ok(socket)
 }
 

@@ -160,7 +160,7 @@ impl World {
             target,
             who: Who { pid: Some(7), program: Some("/usr/bin/test".into()) },
             permit: Permit { rule: "grant".into() },
-            early: false,
+            patience: None,
         }
     }
 

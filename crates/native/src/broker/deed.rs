@@ -8,6 +8,8 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::{AtFlags, FileType, Gid, Mode, RenameFlags, Timestamps, Uid, XattrFlags};
 
+use stockade_egress::Dialling;
+
 use super::opens::Wish;
 use super::pool::Job;
 use super::programs::Start;
@@ -94,6 +96,8 @@ pub(super) enum Step {
     Link(OwnedFd),
     /// The rest may wait, so another thread does it and answers.
     Work(Work),
+    /// The door dials, and its thread answers.
+    Dialling(Dialling),
 }
 
 /// What another thread does.

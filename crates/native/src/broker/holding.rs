@@ -1,5 +1,5 @@
-//! Holding a call that lacks a power until it is answered, and then carrying it
-//! out on the very objects that were shown.
+//! Holding what lacks a power until it is answered: a call, which is then carried
+//! out on the very objects that were shown, or a request to the door.
 
 use std::os::fd::AsFd;
 
@@ -11,8 +11,9 @@ use stockade_sys::notify::Answer;
 use super::BrokerEvent;
 use super::caller::Caller;
 use super::deed::{Deed, Step};
-use super::holds::{Hold, Holds, Key, Placed, Waits};
+use super::holds::{Hold, Holds, Key, Placed};
 use super::ledger::{Actor, Denied};
+use super::requests::Request;
 use super::service::{Failure, Reply, Service};
 use super::view::Pins;
 use crate::powers::Refusal;
@@ -28,20 +29,32 @@ const OTHER_DESCRIPTORS: u64 = 256;
 /// rename, and every protected name that a directory carries.
 const MAX_ROUNDS: u8 = 8;
 
-/// A call that waits for an answer.
+/// Something that waits for an answer.
 pub(super) struct Waiter {
-    id: u64,
-    deed: Deed,
-    pins: Pins,
+    wanted: Wanted,
     who: Actor,
     /// What it was asked for with.
     denied: Denied,
+}
+
+/// What goes on with a yes.
+enum Wanted {
+    Call(Box<Call>),
+    Request(Request),
+}
+
+/// A trapped call.
+struct Call {
+    id: u64,
+    deed: Deed,
+    pins: Pins,
     round: u8,
 }
 
-impl Waits for Waiter {
-    fn notification(&self) -> u64 {
-        self.id
+impl Waiter {
+    /// One that asked the door.
+    pub fn request(request: Request, denied: Denied) -> Self {
+        Self { who: request.actor(), wanted: Wanted::Request(request), denied }
     }
 }
 
@@ -70,7 +83,8 @@ impl Service {
                 let who = self.actor(caller);
                 // What was read of somebody else's process is nobody's question.
                 if self.notifier.is_valid(id) {
-                    self.hold(key, Waiter { id, deed, pins, who, denied, round: 1 });
+                    let wanted = Wanted::Call(Box::new(Call { id, deed, pins, round: 1 }));
+                    self.hold(key, Waiter { wanted, who, denied });
                 }
             }
             Err(errno) => self.fail(id, errno),
@@ -78,23 +92,21 @@ impl Service {
     }
 
     /// Whether this was refused by an answer; then it is counted.
-    fn is_settled(&mut self, key: &Key) -> bool {
+    pub(super) fn is_settled(&mut self, key: &Key) -> bool {
         let Some(denial) = self.holds.refused(key) else { return false };
         self.ledger().count(denial, 1);
         true
     }
 
-    fn hold(&mut self, key: Key, waiter: Waiter) {
+    pub(super) fn hold(&mut self, key: Key, waiter: Waiter) {
         let told = || waiter.denied.clone().into_denial(waiter.who.clone());
         let denial = told();
         match self.holds.place(key, waiter, || denial.clone()) {
             Placed::Asked(id) => self.ledger().tell(BrokerEvent::Held { id: HoldId(id), denial }),
             Placed::Behind => {}
-            Placed::Full(waiter) => {
-                let Waiter { id, who, mut denied, .. } = waiter;
+            Placed::Full(Waiter { wanted, who, mut denied }) => {
                 denied.refusal.rule.push_str(", and too many calls are held already");
-                self.ledger().record(denied, || who);
-                self.fail(id, Errno::ACCESS);
+                self.refuse_waiter(wanted, who, denied);
             }
         }
     }
@@ -138,71 +150,96 @@ impl Service {
     fn ask_again_or_refuse(&mut self, mut waiter: Waiter, denied: Denied) {
         let key = Key::of(&denied.refusal, &denied.object);
         let is_new = denied.refusal.grant != waiter.denied.refusal.grant;
-        match key {
-            Some(key) if is_new && waiter.round < MAX_ROUNDS => {
+        match (key, &mut waiter.wanted) {
+            (Some(key), Wanted::Call(call)) if is_new && call.round < MAX_ROUNDS => {
                 if self.is_settled(&key) {
-                    return self.fail(waiter.id, Errno::ACCESS);
+                    return self.fail(call.id, Errno::ACCESS);
                 }
-                waiter.round += 1;
+                call.round += 1;
                 waiter.denied = denied;
                 self.hold(key, waiter);
             }
-            _ => {
-                self.ledger().record(denied, || waiter.who);
-                self.fail(waiter.id, Errno::ACCESS);
+            _ => self.refuse_waiter(waiter.wanted, waiter.who, denied),
+        }
+    }
+
+    /// Refuses somebody who waited, and records that.
+    fn refuse_waiter(&self, wanted: Wanted, who: Actor, denied: Denied) {
+        match wanted {
+            Wanted::Call(call) => {
+                self.ledger().record(denied, || who);
+                self.fail(call.id, Errno::ACCESS);
             }
+            Wanted::Request(request) => self.refuse_request(request, denied),
         }
     }
 
     fn refuse_all(&mut self, hold: Hold<Waiter>) {
         let denial = Denial { resolution: Resolution::Refused, ..hold.denial };
         self.ledger().count(&denial, hold.waiters.len() as u64);
-        for waiter in &hold.waiters {
-            self.fail(waiter.id, Errno::ACCESS);
+        for waiter in hold.waiters {
+            match waiter.wanted {
+                Wanted::Call(call) => self.fail(call.id, Errno::ACCESS),
+                Wanted::Request(request) => request.refuse(denial.rule.clone()),
+            }
         }
         self.holds.refuse(hold.key, denial);
     }
 
-    /// Carries a held call out with the powers of now. It comes back where they
-    /// do not suffice.
+    /// Lets a waiter go on with the powers of now. It comes back where they do
+    /// not suffice.
     fn carry_out(&mut self, waiter: Waiter) -> Option<(Waiter, Denied)> {
-        let id = waiter.id;
+        let Waiter { wanted, who, denied } = waiter;
+        let (wanted, lacked) = match wanted {
+            Wanted::Request(request) => {
+                let (request, lacked) = self.grant_request(request)?;
+                (Wanted::Request(request), lacked)
+            }
+            Wanted::Call(call) => {
+                let lacked = self.carry_out_call(&call, &who, &denied)?;
+                (Wanted::Call(call), lacked)
+            }
+        };
+        Some((Waiter { wanted, who, denied }, lacked))
+    }
+
+    /// Carries a held call out with the powers of now, and tells what it lacks.
+    fn carry_out_call(&mut self, call: &Call, who: &Actor, asked: &Denied) -> Option<Denied> {
+        let id = call.id;
         if !self.notifier.is_valid(id) {
             return None;
         }
-        if waiter.pins.still_hold(&waiter.deed).is_err() {
-            self.refuse_changed(waiter);
+        if call.pins.still_hold(&call.deed).is_err() {
+            self.refuse_changed(id, who, asked);
             return None;
         }
-        match self.perform(id, &waiter.deed) {
+        match self.perform(id, &call.deed) {
             // Neither is what was shown: a name that became a link, or a call
             // whose arguments the kernel would read again.
-            Ok(Step::Done(Reply::Continue)) if !matches!(waiter.deed, Deed::Run(_)) => self.refuse_changed(waiter),
-            Ok(Step::Link(_)) => self.refuse_changed(waiter),
+            Ok(Step::Done(Reply::Continue)) if !matches!(call.deed, Deed::Run(_)) => {
+                self.refuse_changed(id, who, asked)
+            }
+            Ok(Step::Link(_)) => self.refuse_changed(id, who, asked),
             Ok(step) => {
-                match &waiter.deed {
+                match &call.deed {
                     Deed::Bind { place, .. } => self.note_bound(place),
-                    Deed::Run(start) => self.executed(waiter.who.pid, &start.object),
+                    Deed::Run(start) => self.executed(who.pid, &start.object),
                     _ => {}
                 }
                 self.finish(id, step);
             }
-            Err(Failure::Native(Errno::STALE)) => self.refuse_changed(waiter),
+            Err(Failure::Native(Errno::STALE)) => self.refuse_changed(id, who, asked),
             Err(Failure::Native(errno)) => self.fail(id, errno),
-            Err(Failure::Noted(errno, denied)) => {
-                self.ledger().record(denied, || waiter.who);
-                self.fail(id, errno);
-            }
-            Err(Failure::Refused(denied)) => return Some((waiter, denied)),
+            Err(Failure::Refused(denied)) => return Some(denied),
         }
         None
     }
 
     /// What was agreed to is not there any more.
-    fn refuse_changed(&mut self, waiter: Waiter) {
-        let Waiter { id, who, denied: Denied { operation, object, .. }, .. } = waiter;
+    fn refuse_changed(&self, id: u64, who: &Actor, asked: &Denied) {
+        let Denied { operation, object, .. } = asked.clone();
         let refusal = Refusal { rule: "it changed while the question stood".to_owned(), grant: None };
-        self.ledger().record(Denied { operation, object, layer: Layer::Broker, refusal }, || who);
+        self.ledger().record(Denied { operation, object, layer: Layer::Broker, refusal }, || who.clone());
         self.fail(id, Errno::ACCESS);
     }
 
@@ -216,7 +253,11 @@ impl Service {
     /// Lets go of waiters that are gone.
     pub(super) fn look_after_holds(&mut self) {
         let notifier = self.notifier.clone();
-        for id in self.holds.sweep(|waiter| notifier.is_valid(waiter)) {
+        let waits = |waiter: &Waiter| match &waiter.wanted {
+            Wanted::Call(call) => notifier.is_valid(call.id),
+            Wanted::Request(request) => request.is_waiting(),
+        };
+        for id in self.holds.sweep(waits) {
             self.ledger().tell(BrokerEvent::Withdrawn(HoldId(id)));
         }
     }

@@ -5,7 +5,6 @@
 //! Pure: what waits is only known by its notification. Everything is bounded.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
 
 use stockade_model::{Denial, Grant};
 
@@ -32,12 +31,13 @@ enum Right {
     Write,
     Socket,
     Exec,
+    Connect,
 }
 
 impl Key {
     /// The question about `object` that the grant of `refusal` would answer,
     /// where a power added later can be made real in place. What is hidden stays
-    /// hidden until another attempt, and so does the network.
+    /// hidden until another attempt.
     pub fn of(refusal: &Refusal, object: &[u8]) -> Option<Self> {
         let mut object = object.to_vec();
         let right = match refusal.grant.as_ref()? {
@@ -50,18 +50,11 @@ impl Key {
                 object.extend_from_slice(refusal.rule.as_bytes());
                 Right::Exec
             }
-            Grant::Read(_) | Grant::Connect(_) | Grant::Listen(_) | Grant::Env(_) | Grant::Memory(_) => {
-                return None;
-            }
+            Grant::Connect(_) => Right::Connect,
+            Grant::Read(_) | Grant::Listen(_) | Grant::Env(_) | Grant::Memory(_) => return None,
         };
         Some(Self { right, object })
     }
-}
-
-/// Something that waits for an answer.
-pub(super) trait Waits {
-    /// The notification that is to be answered.
-    fn notification(&self) -> u64;
 }
 
 /// One open question.
@@ -94,7 +87,7 @@ pub(super) struct Holds<W> {
     swept: u64,
 }
 
-impl<W: Waits> Holds<W> {
+impl<W> Holds<W> {
     /// A table with room for so many waiters.
     pub fn new(max_waiters: usize) -> Self {
         Self {
@@ -158,14 +151,15 @@ impl<W: Waits> Holds<W> {
 
     /// The open questions that `grants` may have settled.
     pub fn covered_by(&self, grants: &[Grant]) -> Vec<u64> {
-        let covers = |path: &Path| grants.iter().filter_map(Grant::path).any(|granted| path.starts_with(granted));
-        let grant_of = |hold: &Hold<W>| hold.denial.grant.as_ref().and_then(Grant::path).is_some_and(covers);
-        self.open.iter().filter(|(_, hold)| grant_of(hold)).map(|(id, _)| *id).collect()
+        let settles = |hold: &Hold<W>| {
+            hold.denial.grant.as_ref().is_some_and(|wanted| grants.iter().any(|granted| covers(granted, wanted)))
+        };
+        self.open.iter().filter(|(_, hold)| settles(hold)).map(|(id, _)| *id).collect()
     }
 
     /// Lets go of waiters that `waits` says are gone, some of them at each call,
     /// and tells the questions that nobody waits behind any more.
-    pub fn sweep(&mut self, waits: impl Fn(u64) -> bool) -> Vec<u64> {
+    pub fn sweep(&mut self, waits: impl Fn(&W) -> bool) -> Vec<u64> {
         let mut looked = 0;
         let mut empty = Vec::new();
         let round: Vec<u64> =
@@ -176,7 +170,7 @@ impl<W: Waits> Holds<W> {
             }
             let Some(hold) = self.open.get_mut(&id) else { continue };
             let before = hold.waiters.len();
-            hold.waiters.retain(|waiter| waits(waiter.notification()));
+            hold.waiters.retain(&waits);
             self.waiters -= before - hold.waiters.len();
             if hold.waiters.is_empty() {
                 empty.push(id);
@@ -206,16 +200,18 @@ impl<W: Waits> Holds<W> {
     }
 }
 
+/// Whether a power that was given may be the one that is wanted.
+fn covers(granted: &Grant, wanted: &Grant) -> bool {
+    match (granted, wanted) {
+        (Grant::Connect(granted), Grant::Connect(wanted)) => granted.covers(wanted),
+        _ => granted.path().zip(wanted.path()).is_some_and(|(granted, wanted)| wanted.starts_with(granted)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use stockade_model::{Layer, Operation, RawText, Resolution};
-
-    impl Waits for u64 {
-        fn notification(&self) -> u64 {
-            *self
-        }
-    }
 
     fn denial(object: &str) -> Denial {
         Denial {
@@ -286,7 +282,7 @@ mod tests {
         for n in 0..600 {
             put(&mut holds, &format!("/{}", n / 2), n);
         }
-        let gone = |id: u64| !(100..105).contains(&id);
+        let gone = |id: &u64| !(100..105).contains(id);
         let mut withdrawn = Vec::new();
         for _ in 0..3 {
             withdrawn.extend(holds.sweep(gone));
@@ -297,8 +293,27 @@ mod tests {
     }
 
     #[test]
+    fn one_target_is_one_question_and_a_wider_grant_settles_it() {
+        let mut holds = Holds::new(9);
+        for (target, expected) in [("a.b:1", Some(1)), ("a.b:1", Some(0)), ("c.b:1", Some(2)), ("a.b:2", Some(3))] {
+            let grant = format!("connect {target}");
+            let denial = || Denial { grant: grant.parse().ok(), ..denial(target) };
+            let placed = holds.place(of(&grant, "outside", target).unwrap(), 7, denial);
+            let id = match placed {
+                Placed::Asked(id) => Some(id),
+                Placed::Behind => Some(0),
+                Placed::Full(_) => None,
+            };
+            assert_eq!(id, expected, "{target}");
+        }
+        for (granted, settled) in [("*.b:1", vec![1, 2]), ("a.b", vec![1, 3]), ("*.c", vec![])] {
+            assert_eq!(holds.covered_by(&[format!("connect {granted}").parse().unwrap()]), settled, "{granted}");
+        }
+    }
+
+    #[test]
     fn only_what_can_be_added_in_place_is_asked() {
-        for grant in ["read /a", "connect a:1", "env A", "none"] {
+        for grant in ["read /a", "listen 1", "env A", "none"] {
             assert_eq!(of(grant, "rule", "/a"), None);
         }
         assert_ne!(Some(key("/a")), of("socket /a", "outside", "/a"));

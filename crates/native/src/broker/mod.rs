@@ -19,6 +19,7 @@
 //! | `ledger` | what was refused |
 //! | `programs` | what is about to run |
 //! | `reads` | what a traced run reads |
+//! | `connects`, `requests` | what leads outside: connects, and what the door is asked for |
 //! | `targets` | objects that carry a protected name elsewhere |
 //!
 //! Why acting on behalf is safe: names of the trees that the sandbox may write
@@ -32,6 +33,7 @@
 //! written may be "busy" for that moment.
 
 mod caller;
+mod connects;
 mod deed;
 mod holding;
 mod holds;
@@ -42,6 +44,7 @@ mod opens;
 mod pool;
 mod programs;
 mod reads;
+mod requests;
 mod service;
 mod sockets;
 mod straight;
@@ -62,7 +65,10 @@ use stockade_sys::Errno;
 use stockade_sys::notify::Notifier;
 
 use crate::powers::Powers;
+use crate::reach::Reach;
 use crate::stage::Witness;
+use crate::way_out::WayOut;
+use requests::{Referee, Request};
 use service::Service;
 
 pub use table::{ArgTest, Test, Trap, notify_table};
@@ -154,6 +160,10 @@ pub struct Answers {
 #[derive(Debug)]
 enum Order {
     Answer(HoldId, HeldAnswer),
+    /// The door was asked for something that is not agreed to.
+    Judge(Request),
+    /// The door is needed.
+    Open,
     Stop,
 }
 
@@ -162,6 +172,11 @@ impl Answers {
     /// where nobody waits for them any more.
     pub fn answer(&self, id: HoldId, answer: HeldAnswer) {
         self.order(Order::Answer(id, answer));
+    }
+
+    /// Lets the way out be opened. Never blocks.
+    pub(crate) fn open_way(&self) {
+        self.order(Order::Open);
     }
 
     fn order(&self, order: Order) {
@@ -224,15 +239,16 @@ impl Broker {
         let woken = wake.clone();
         let (orders, ordered) = channel();
         let (up, ready) = channel();
-        let (notifier, notifiers) = channel();
+        let (notifier, notifiers) = channel::<Serving>();
+        let reach = powers.reach.clone();
         let (sender, report) = channel();
         let body = move || {
             let confined = Service::confine(level);
             let failed = confined.is_err();
             let _ = up.send(confined);
             // No notifier comes where the sandbox could not be built.
-            let (Ok((notifier, hold)), false) = (notifiers.recv(), failed) else { return };
-            let end = match Service::new(notifier, powers, level, hold, witness, Box::new(sink)) {
+            let (Ok(Serving { notifier, hold, way }), false) = (notifiers.recv(), failed) else { return };
+            let end = match Service::new(notifier, powers, level, hold, witness, way, Box::new(sink)) {
                 Ok(mut service) => {
                     service.serve(woken.as_fd(), &ordered);
                     service.end()
@@ -244,7 +260,7 @@ impl Broker {
             let _ = sender.send(end);
         };
         std::thread::Builder::new().name("broker".to_owned()).spawn(body).map_err(BrokerError::Thread)?;
-        Ok(BrokerBegun { answers: Answers { orders, wake }, ready, notifier, report })
+        Ok(BrokerBegun { answers: Answers { orders, wake }, reach, ready, notifier, report })
     }
 }
 
@@ -252,23 +268,49 @@ impl Broker {
 #[derive(Debug)]
 pub struct BrokerBegun {
     answers: Answers,
+    reach: Reach,
     ready: Receiver<Result<(), BrokerError>>,
-    notifier: Sender<(Notifier, bool)>,
+    notifier: Sender<Serving>,
     report: Receiver<BrokerReport>,
 }
 
+/// What a broker that has begun needs to serve.
+struct Serving {
+    notifier: Notifier,
+    hold: bool,
+    way: Option<Arc<WayOut>>,
+}
+
 impl BrokerBegun {
+    /// Decides for the door.
+    pub(crate) fn referee(&self) -> Referee {
+        Referee::new(self.answers.clone(), self.reach.clone())
+    }
+
     /// Lets it answer what arrives at `listener`; `hold` as in
-    /// [`Broker::start`].
+    /// [`Broker::start`]. There is no way out.
     ///
     /// # Errors
     /// See [`BrokerError`]; nothing is answered then, and trapped calls end
     /// with ENOSYS.
     pub fn serve(self, listener: OwnedFd, hold: bool) -> Result<BrokerHandle, BrokerError> {
+        self.serve_with(listener, hold, None)
+    }
+
+    /// As [`serve`](Self::serve), with a way out.
+    ///
+    /// # Errors
+    /// As [`serve`](Self::serve).
+    pub(crate) fn serve_with(
+        self,
+        listener: OwnedFd,
+        hold: bool,
+        way: Option<Arc<WayOut>>,
+    ) -> Result<BrokerHandle, BrokerError> {
         let notifier = Notifier::new(listener).map_err(step("learn the size of notifications"))?;
         let traits = BrokerTraits { synchronous: notifier.wake_synchronously().is_ok() };
         self.ready.recv_timeout(START_TIMEOUT).unwrap_or(Err(BrokerError::Silent))?;
-        self.notifier.send((notifier, hold)).map_err(|_| BrokerError::Silent)?;
+        self.notifier.send(Serving { notifier, hold, way }).map_err(|_| BrokerError::Silent)?;
         Ok(BrokerHandle { answers: self.answers, report: self.report, traits })
     }
 }

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Access, AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Uid, accessat, openat2};
+use stockade_egress::Dialling;
 use stockade_model::{Layer, Level, Operation};
 use stockade_sys::notify::{Answer, Notifier, Request};
 use stockade_sys::{Errno, actor, resolve};
@@ -30,6 +31,7 @@ use super::walk::{Object, Place, Walk};
 use super::{BrokerError, BrokerEvent, BrokerReport, Order, step};
 use crate::powers::{Powers, Refusal, Verdict};
 use crate::stage::Witness;
+use crate::way_out::WayOut;
 
 /// How often it is looked whether the callers of parked calls still wait.
 const PARKED_CHECK: Duration = Duration::from_secs(1);
@@ -57,9 +59,6 @@ pub(super) enum Failure {
     Native(Errno),
     /// Because it is not among the powers.
     Refused(Denied),
-    /// As it would, and yet it stands on the record: what is missing is the
-    /// sandbox's doing.
-    Noted(Errno, Denied),
 }
 
 impl From<Errno> for Failure {
@@ -82,9 +81,13 @@ pub(super) struct First {
 }
 
 /// A call that another thread will answer.
-struct Parked {
-    /// A pipe whose opening waits for the other end.
-    pipe: Option<OwnedFd>,
+enum Parked {
+    /// It does something that ends by itself.
+    Work,
+    /// It waits for the other end of this pipe.
+    Pipe(OwnedFd),
+    /// The door dials; given up where this is dropped.
+    Dialling { _until: Dialling },
 }
 
 /// The state of a broker.
@@ -98,6 +101,8 @@ pub(super) struct Service {
     pub has_started: bool,
     pub ledger: Arc<Mutex<Ledger>>,
     pub pool: Pool,
+    /// The way out, where there is one.
+    pub way: Option<Arc<WayOut>>,
     /// What a traced run reads.
     pub reads: Option<RefCell<Reads>>,
     /// Names under which the run has bound sockets, by their directory.
@@ -135,6 +140,7 @@ impl Service {
         level: Level,
         holds_calls: bool,
         witness: Option<Witness>,
+        way: Option<Arc<WayOut>>,
         sink: Box<dyn Fn(BrokerEvent) + Send>,
     ) -> Result<Self, BrokerError> {
         let own_user = rustix::process::geteuid().as_raw();
@@ -149,6 +155,7 @@ impl Service {
             has_started: false,
             ledger: Arc::new(Mutex::new(Ledger::new(sink))),
             pool: Pool::default(),
+            way,
             reads,
             bound: HashSet::new(),
             parked: HashMap::new(),
@@ -193,6 +200,8 @@ impl Service {
         loop {
             match orders.try_recv() {
                 Ok(Order::Answer(id, answer)) => self.answered(id, answer),
+                Ok(Order::Judge(request)) => self.judge(request),
+                Ok(Order::Open) => self.open_way(),
                 Ok(Order::Stop) | Err(TryRecvError::Disconnected) => return false,
                 Err(TryRecvError::Empty) => return true,
             }
@@ -211,6 +220,14 @@ impl Service {
         BrokerReport { denials, more_denials, calls: self.calls, reads }
     }
 
+    /// A name was asked for.
+    fn open_way(&self) {
+        if let Some(way) = &self.way {
+            // Where the door cannot be had names are not answered.
+            let _ = way.open();
+        }
+    }
+
     fn answer(&mut self, request: Request) {
         self.calls += 1;
         let caller = self.threads.caller(request);
@@ -219,10 +236,6 @@ impl Service {
             Ok(step) => self.finish(request.id, step),
             Err(Failure::Native(errno)) => self.fail(request.id, errno),
             Err(Failure::Refused(denied)) => self.refuse(&caller, asked, denied),
-            Err(Failure::Noted(errno, denied)) => {
-                self.record(&caller, denied);
-                self.fail(request.id, errno);
-            }
         }
     }
 
@@ -240,11 +253,15 @@ impl Service {
             }
             Step::Work(work) => match self.pool.run(work.job) {
                 Ok(()) => {
-                    self.parked.insert(id, Parked { pipe: work.pipe });
+                    self.parked.insert(id, work.pipe.map_or(Parked::Work, Parked::Pipe));
                     Ok(())
                 }
                 Err(errno) => self.notifier.answer(id, Answer::Error(errno)),
             },
+            Step::Dialling(dialling) => {
+                self.parked.insert(id, Parked::Dialling { _until: dialling });
+                Ok(())
+            }
             // Whoever reads the path goes on behind a link.
             Step::Link(_) => self.notifier.answer(id, Answer::Error(Errno::LOOP)),
         };
@@ -436,7 +453,7 @@ impl Service {
 /// Ends the wait of a thread that opens one end of a pipe: for a moment both
 /// ends are open.
 fn release(parked: &Parked) {
-    if let Some(pipe) = &parked.pipe {
+    if let Parked::Pipe(pipe) = parked {
         let path = resolve::DescriptorPath::new(pipe.as_fd());
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
         drop(rustix::fs::openat(CWD, path.as_c_str(), flags, Mode::empty()));

@@ -6,22 +6,22 @@
 //! knows nothing of it, and the bind is made on behalf.
 
 use std::ffi::{CString, OsStr};
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::PoisonError;
 
 use rustix::fs::{Access, FileType, Mode, OFlags, fcntl_getfl, fstat};
-use rustix::net::AddressFamily;
-use rustix::net::sockopt::socket_domain;
-use stockade_model::{Grant, Layer, Level, Operation};
+use rustix::net::sockopt::{socket_domain, socket_type};
+use rustix::net::{AddressFamily, SocketType};
+use stockade_model::{Level, Operation};
 use stockade_sys::notify::Answer;
 use stockade_sys::{Errno, actor, resolve};
 
 use super::caller::Caller;
+use super::connects::plain;
 use super::deed::{Deed, Step, Work};
-use super::ledger::{Actor, Denied};
+use super::ledger::Actor;
 use super::service::{Failure, MAX_BOUND, Reply, Service, native_access, refused};
 use super::view::own_directory;
 use super::walk::{Object, Place};
@@ -40,8 +40,8 @@ enum Peer {
     Path(CString),
     /// A name in the network namespace.
     Abstract(Vec<u8>),
-    /// An internet address, shown.
-    Internet(String, Option<u16>),
+    /// An internet address.
+    Internet(SocketAddr),
     /// Anything else, such as taking a connection back.
     Other,
 }
@@ -49,11 +49,10 @@ enum Peer {
 /// A connect, ready to be made.
 pub(super) struct Connection {
     /// A copy of the caller's socket.
-    socket: OwnedFd,
-    waits: bool,
+    pub socket: OwnedFd,
+    /// Whether the caller's socket waits for its peer.
+    pub waits: bool,
     peer: Target,
-    /// Who made the call, where another thread may have to tell.
-    who: Option<Actor>,
 }
 
 /// Where a connection leads.
@@ -62,8 +61,8 @@ enum Target {
     File(Object),
     /// To a name in the network namespace.
     Abstract { name: Vec<u8>, address: Vec<u8> },
-    /// To an internet address.
-    Internet { shown: (String, Option<u16>), address: Vec<u8> },
+    /// To an internet address, as a stream.
+    Internet { dialled: SocketAddr, address: Vec<u8>, who: Actor },
     /// Nowhere: whatever the kernel makes of it.
     Other { address: Vec<u8> },
 }
@@ -74,6 +73,14 @@ impl Connection {
         match &self.peer {
             Target::File(object) => Some(object),
             _ => None,
+        }
+    }
+
+    /// The address as the caller gave it; none where a file is held.
+    pub fn address(&self) -> &[u8] {
+        match &self.peer {
+            Target::File(_) => &[],
+            Target::Abstract { address, .. } | Target::Internet { address, .. } | Target::Other { address } => address,
         }
     }
 }
@@ -87,17 +94,16 @@ impl Service {
         let domain = socket_domain(&socket)?;
         self.must_still_wait(caller)?;
         let waits = !fcntl_getfl(&socket)?.contains(OFlags::NONBLOCK);
-        let mut who = None;
         let peer = match peer(&address, domain) {
             Peer::Path(path) => Target::File(self.walk(caller)?.find(libc::AT_FDCWD, &path, true)?),
             Peer::Abstract(name) => Target::Abstract { name, address },
-            Peer::Internet(host, port) => {
-                who = waits.then(|| self.actor(caller));
-                Target::Internet { shown: (host, port), address }
+            Peer::Internet(dialled) if socket_type(&socket)? == SocketType::STREAM => {
+                Target::Internet { dialled, address, who: self.actor(caller) }
             }
-            Peer::Other => Target::Other { address },
+            // A datagram leads nowhere but to the run itself and to its names.
+            Peer::Internet(_) | Peer::Other => Target::Other { address },
         };
-        Ok(Deed::Connect(Connection { socket, waits, peer, who }))
+        Ok(Deed::Connect(Connection { socket, waits, peer }))
     }
 
     /// May a connection be made to this socket file?
@@ -115,46 +121,42 @@ impl Service {
         }
     }
 
-    /// Connects at once where the socket does not wait, else on another thread.
+    /// Carries out a connect with the powers of now.
     pub(super) fn connect_to(&self, id: u64, connection: &Connection) -> Result<Step, Failure> {
-        let (address, shown, held) = match &connection.peer {
-            Target::File(object) => {
-                self.permit_socket(object)?;
-                let held = object.fd.try_clone().map_err(|_| Errno::MFILE)?;
-                (held_address(&held), None, Some(held))
-            }
+        match &connection.peer {
+            Target::File(object) => self.permit_socket(object)?,
             Target::Abstract { name, .. } if self.level != Level::Full && !name.is_empty() => {
                 let object = [b"@", &name[..]].concat();
                 let refusal = Refusal { rule: "an abstract unix socket of the host".to_owned(), grant: None };
                 return Err(refused(Operation::Connect, &object, refusal));
             }
-            Target::Internet { shown, address } => (address.clone(), Some(shown.clone()), None),
-            Target::Abstract { address, .. } | Target::Other { address } => (address.clone(), None, None),
+            Target::Internet { dialled, who, .. } => return self.connect_out(id, connection, (*dialled, who)),
+            Target::Abstract { .. } | Target::Other { .. } => {}
+        }
+        self.connect_natively(id, connection)
+    }
+
+    /// Connects at once where the socket does not wait, else on another thread.
+    pub(super) fn connect_natively(&self, id: u64, connection: &Connection) -> Result<Step, Failure> {
+        let (address, held) = match &connection.peer {
+            Target::File(object) => {
+                let held = object.fd.try_clone().map_err(|_| Errno::MFILE)?;
+                (held_address(&held), Some(held))
+            }
+            _ => (connection.address().to_vec(), None),
         };
         if !connection.waits {
-            return match (actor::connect(connection.socket.as_fd(), &address), shown) {
-                (Ok(()), _) => Ok(Step::zero()),
-                (Err(Errno::NETUNREACH), Some(shown)) => Err(Failure::Noted(Errno::NETUNREACH, unreachable(shown))),
-                (Err(errno), _) => Err(errno.into()),
-            };
+            actor::connect(connection.socket.as_fd(), &address)?;
+            return Ok(Step::zero());
         }
         let socket = connection.socket.try_clone().map_err(|_| Errno::MFILE)?;
-        let (notifier, ledger, who) = (self.notifier.clone(), self.ledger.clone(), connection.who.clone());
+        let notifier = self.notifier.clone();
         let job = Box::new(move || {
-            let answer = match actor::connect(socket.as_fd(), &address) {
-                Ok(()) => Answer::Value(0),
-                Err(errno) => {
-                    if let (Errno::NETUNREACH, Some(shown)) = (errno, shown) {
-                        let mut ledger = ledger.lock().unwrap_or_else(PoisonError::into_inner);
-                        ledger.record(unreachable(shown), || who.unwrap_or_default());
-                    }
-                    Answer::Error(errno)
-                }
-            };
+            let connected = actor::connect(socket.as_fd(), &address);
             // It keeps alive what the address names.
             drop(held);
             // Failing to answer means that the caller is gone.
-            let _ = notifier.answer(id, answer);
+            let _ = notifier.answer(id, connected.map_or_else(Answer::Error, |()| Answer::Value(0)));
         });
         Ok(Step::Work(Work { job, pipe: None }))
     }
@@ -235,32 +237,21 @@ fn peer(address: &[u8], domain: AddressFamily) -> Peer {
                 Some(_) => CString::new(&path[..end]).map_or(Peer::Other, Peer::Path),
             }
         }
-        AddressFamily::INET => match (address.get(4..8).and_then(|a| a.first_chunk::<4>()), port(address)) {
-            (Some(host), port) => Peer::Internet(Ipv4Addr::from(*host).to_string(), port),
-            (None, _) => Peer::Other,
-        },
-        AddressFamily::INET6 => match (address.get(8..24).and_then(|a| a.first_chunk::<16>()), port(address)) {
-            (Some(host), port) => Peer::Internet(Ipv6Addr::from(*host).to_canonical().to_string(), port),
-            (None, _) => Peer::Other,
-        },
+        AddressFamily::INET => {
+            let host = address.get(4..8).and_then(|a| a.first_chunk::<4>()).map(|host| Ipv4Addr::from(*host));
+            internet(host.map(IpAddr::V4), address)
+        }
+        AddressFamily::INET6 => {
+            let host = address.get(8..24).and_then(|a| a.first_chunk::<16>()).map(|host| Ipv6Addr::from(*host));
+            internet(host.map(IpAddr::V6), address)
+        }
         _ => Peer::Other,
     }
 }
 
-fn port(address: &[u8]) -> Option<u16> {
-    address.get(2..4).and_then(|p| p.first_chunk::<2>()).map(|p| u16::from_be_bytes(*p)).filter(|p| *p != 0)
-}
-
-/// There is no way to the address: the namespace has nothing but its loopback.
-fn unreachable((host, port): (String, Option<u16>)) -> Denied {
-    let object = match port {
-        Some(port) if host.contains(':') => format!("[{host}]:{port}"),
-        Some(port) => format!("{host}:{port}"),
-        None => host,
-    };
-    let grant = object.parse().ok().map(|target| Grant::connect(&target));
-    let refusal = Refusal { rule: "no network".to_owned(), grant };
-    Denied { operation: Operation::Connect, object: object.into_bytes(), layer: Layer::Network, refusal }
+fn internet(host: Option<IpAddr>, address: &[u8]) -> Peer {
+    let port = address.get(2..4).and_then(|p| p.first_chunk::<2>()).map(|p| u16::from_be_bytes(*p));
+    host.zip(port).map_or(Peer::Other, |(host, port)| Peer::Internet(plain(host, port)))
 }
 
 /// A unix address that leads to exactly what `fd` holds.
@@ -295,7 +286,7 @@ mod tests {
         let shown = match peer(address, domain) {
             Peer::Path(path) => format!("path {}", path.to_string_lossy()),
             Peer::Abstract(name) => format!("abstract {}", name.len()),
-            Peer::Internet(host, port) => String::from_utf8(unreachable((host, port)).object).unwrap(),
+            Peer::Internet(dialled) => dialled.to_string(),
             Peer::Other => "other".to_owned(),
         };
         assert_eq!(shown, expected);

@@ -1,0 +1,216 @@
+//! Connecting to internet addresses. A program's own network is its own affair;
+//! whoever is outside is decided on by name or address, dialled by the door, and
+//! the program's socket is then connected, on its behalf, to where the door
+//! listens.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::net::sockopt::socket_domain;
+use rustix::net::{AddressFamily, getsockname};
+use stockade_egress::{Announced, Destination, DialFailure, Order, Permit, Service as Offer, Who};
+use stockade_model::{Layer, Level, Operation, RawText, Target};
+use stockade_sys::notify::{Answer, Notifier};
+use stockade_sys::{Errno, actor};
+
+use super::deed::Step;
+use super::ledger::{Actor, Denied};
+use super::pool::Pool;
+use super::service::{Failure, Service};
+use super::sockets::Connection;
+use crate::powers::Refusal;
+use crate::way_out::WayOut;
+
+/// The port on which names are asked for.
+const NAMES_PORT: u16 = 53;
+/// How long a socket that does not wait is held while its target is dialled.
+/// Most targets answer or refuse by then, and the call tells the truth about
+/// them; later than that, the program's other work counts for more.
+const DIALLED_WITHIN: Duration = Duration::from_secs(1);
+
+/// Where a connect leads.
+enum Road {
+    /// To a program of the run itself, or to nobody.
+    Inside,
+    /// To the door itself.
+    Offered(Offer),
+    /// Outside.
+    Out(Target, Permit),
+}
+
+impl Service {
+    /// Carries out a connect of a stream to an internet address.
+    pub(super) fn connect_out(
+        &self,
+        id: u64,
+        connection: &Connection,
+        (dialled, who): (SocketAddr, &Actor),
+    ) -> Result<Step, Failure> {
+        let Some(way) = &self.way else {
+            let has_own = self.level == Level::Full;
+            return if has_own { self.connect_natively(id, connection) } else { Err(Errno::NETUNREACH.into()) };
+        };
+        let road = self.road(way, dialled)?;
+        let ready = || {
+            let socket = connection.socket.try_clone().map_err(|_| Errno::MFILE)?;
+            let (notifier, pool) = (self.notifier.clone(), self.pool.clone());
+            Ok::<_, Errno>(Arrival { id, socket, address: connection.address().to_vec(), dialled, notifier, pool })
+        };
+        let dialling = match road {
+            Road::Inside => return self.connect_natively(id, connection),
+            Road::Offered(offer) => {
+                let arrival = ready()?;
+                way.connect_service(offer, dialled, named(who), move |told| arrival.take(told))?
+            }
+            Road::Out(target, permit) => {
+                let arrival = ready()?;
+                let patience = (!connection.waits).then_some(DIALLED_WITHIN);
+                let order = Order { target, dialled, who: named(who), permit, patience };
+                way.connect(order, move |told| arrival.take(told))?
+            }
+        };
+        Ok(Step::Dialling(dialling))
+    }
+
+    fn road(&self, way: &WayOut, dialled: SocketAddr) -> Result<Road, Failure> {
+        let has_own = self.level == Level::Full;
+        let names = || {
+            way.open()?;
+            Ok(if has_own { Road::Inside } else { Road::Offered(Offer::NameServer) })
+        };
+        match way.destination(dialled) {
+            Destination::Target(target) => match self.powers.reach.decide(&target) {
+                Ok(rule) => Ok(Road::Out(target, Permit { rule })),
+                Err(_) if target.port == NAMES_PORT => names(),
+                Err(_) if has_own && dialled.ip().is_loopback() => Ok(Road::Inside),
+                Err(refusal) => Err(Failure::Refused(unreached(&target, refusal))),
+            },
+            Destination::Service(Offer::NameServer) => names(),
+            Destination::Service(offer) => Ok(Road::Offered(offer)),
+            Destination::Nobody if has_own => Ok(Road::Inside),
+            Destination::Nobody => Err(Errno::CONNREFUSED.into()),
+        }
+    }
+}
+
+/// A refusal of a target, ready to be recorded.
+pub(super) fn unreached(target: &Target, refusal: Refusal) -> Denied {
+    Denied { operation: Operation::Connect, object: target.to_string().into_bytes(), layer: Layer::Network, refusal }
+}
+
+/// What a program that connects to this address means, whichever form it has: an
+/// address of no host in particular is the loopback's.
+pub(super) fn plain(ip: IpAddr, port: u16) -> SocketAddr {
+    let ip = match ip.to_canonical() {
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(Ipv6Addr::UNSPECIFIED) => Ipv6Addr::LOCALHOST.into(),
+        other => other,
+    };
+    SocketAddr::new(ip, port)
+}
+
+fn named(who: &Actor) -> Who {
+    Who { pid: who.pid, program: who.program.clone().map(RawText::from) }
+}
+
+/// A program's socket that waits for the door.
+struct Arrival {
+    id: u64,
+    socket: OwnedFd,
+    /// As the program gave it.
+    address: Vec<u8>,
+    dialled: SocketAddr,
+    notifier: Arc<Notifier>,
+    pool: Pool,
+}
+
+impl Arrival {
+    /// Connects the socket to where the door says, and answers the call.
+    fn take(self, told: Result<Announced, DialFailure>) {
+        let announced = match told {
+            Ok(announced) => announced,
+            Err(failure) => return self.answer(Err(failure.errno())),
+        };
+        let (id, notifier, pool) = (self.id, self.notifier.clone(), self.pool.clone());
+        // The caller's socket may wait, where the door's queue is full.
+        let job = Box::new(move || {
+            let answer = self.connect(announced);
+            self.answer(answer);
+        });
+        if let Err(errno) = pool.run(job) {
+            let _ = notifier.answer(id, Answer::Error(errno));
+        }
+    }
+
+    fn connect(&self, announced: Announced) -> Result<(), Errno> {
+        let to = announced.address();
+        let connected = if to == self.dialled {
+            actor::connect(self.socket.as_fd(), &self.address)
+        } else {
+            actor::connect(self.socket.as_fd(), &address_for(socket_domain(&self.socket)?, to))
+        };
+        if matches!(connected, Ok(()) | Err(Errno::INPROGRESS)) {
+            announced.arrived(SocketAddr::try_from(getsockname(&self.socket)?)?);
+        }
+        connected
+    }
+
+    fn answer(&self, connected: Result<(), Errno>) {
+        let answer = connected.map_or_else(Answer::Error, |()| Answer::Value(0));
+        // It fails only where the caller is gone: there is nobody to tell.
+        let _ = self.notifier.answer(self.id, answer);
+    }
+}
+
+/// An address as a socket of `domain` takes it (`struct sockaddr_in`,
+/// `struct sockaddr_in6`).
+fn address_for(domain: AddressFamily, to: SocketAddr) -> Vec<u8> {
+    let mut bytes = domain.as_raw().to_ne_bytes().to_vec();
+    bytes.extend_from_slice(&to.port().to_be_bytes());
+    match to.ip() {
+        IpAddr::V4(ip) if domain == AddressFamily::INET => {
+            bytes.extend_from_slice(&ip.octets());
+            bytes.extend_from_slice(&[0; 8]);
+        }
+        ip => {
+            let ip = match ip {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                IpAddr::V6(ip) => ip,
+            };
+            bytes.extend_from_slice(&[0; 4]);
+            bytes.extend_from_slice(&ip.octets());
+            bytes.extend_from_slice(&[0; 4]);
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_fits_the_family_of_its_socket() {
+        let four: SocketAddr = "1.2.3.4:258".parse().unwrap();
+        assert_eq!(address_for(AddressFamily::INET, four), [&[2, 0, 1, 2, 1, 2, 3, 4][..], &[0; 8]].concat());
+        let mapped = address_for(AddressFamily::INET6, four);
+        assert_eq!((mapped.len(), &mapped[18..24]), (28, &[0xff, 0xff, 1, 2, 3, 4][..]));
+        let six = address_for(AddressFamily::INET6, "[::1]:1".parse().unwrap());
+        assert_eq!((six.len(), six[2..4].to_vec(), six[23]), (28, vec![0, 1], 1));
+    }
+
+    #[test]
+    fn forms_of_one_address_are_one() {
+        for (ip, expected) in [
+            ("::ffff:10.0.0.1", "10.0.0.1"),
+            ("0.0.0.0", "127.0.0.1"),
+            ("::", "::1"),
+            ("::ffff:0.0.0.0", "127.0.0.1"),
+            ("2001:db8::1", "2001:db8::1"),
+        ] {
+            assert_eq!(plain(ip.parse().unwrap(), 7), SocketAddr::new(expected.parse().unwrap(), 7));
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! What the door is asked for by its own protocols: a target of a proxy request.
+//! It is decided, held and answered as a connect is.
+
+use stockade_egress::{Judge, Judgement, Permit, Who};
+use stockade_model::{HostName, Target};
+
+use super::connects::unreached;
+use super::holding::Waiter;
+use super::holds::Key;
+use super::ledger::{Actor, Denied};
+use super::service::Service;
+use super::{Answers, Order};
+use crate::reach::Reach;
+
+/// Decides for the door, on the broker's thread where it is not agreed yet.
+pub(crate) struct Referee {
+    answers: Answers,
+    reach: Reach,
+}
+
+impl Referee {
+    pub(super) fn new(answers: Answers, reach: Reach) -> Self {
+        Self { answers, reach }
+    }
+}
+
+impl Judge for Referee {
+    fn judge(&self, target: &Target, who: &Who, answer: Box<dyn FnOnce(Judgement) + Send>) {
+        match self.reach.decide(target) {
+            Ok(rule) => answer(Judgement::Allowed(Permit { rule })),
+            Err(_) => {
+                let request = Request { target: target.clone(), who: who.clone(), answer };
+                self.answers.order(Order::Judge(request));
+            }
+        }
+    }
+
+    fn is_agreed(&self, name: &HostName) -> bool {
+        self.reach.knows(name)
+    }
+}
+
+/// A target that somebody asked the door for.
+pub(super) struct Request {
+    target: Target,
+    who: Who,
+    answer: Box<dyn FnOnce(Judgement) + Send>,
+}
+
+impl std::fmt::Debug for Request {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Request").field("target", &self.target).finish_non_exhaustive()
+    }
+}
+
+impl Request {
+    pub fn refuse(self, rule: String) {
+        (self.answer)(Judgement::Refused { rule });
+    }
+
+    /// Who asked, as the record knows it.
+    pub fn actor(&self) -> Actor {
+        Actor { pid: self.who.pid, program: self.who.program.as_ref().map(|p| p.as_bytes().to_vec()) }
+    }
+
+    /// Whether the process that asked is still there, as far as it is known.
+    pub fn is_waiting(&self) -> bool {
+        let pid = self.who.pid.and_then(|pid| rustix::process::Pid::from_raw(i32::try_from(pid).ok()?));
+        pid.is_none_or(|pid| rustix::process::test_kill_process(pid) != Err(stockade_sys::Errno::SRCH))
+    }
+}
+
+impl Service {
+    /// Decides on a request, or lets it wait for an answer.
+    pub(super) fn judge(&mut self, request: Request) {
+        let Some((request, denied)) = self.grant_request(request) else { return };
+        let key = Key::of(&denied.refusal, &denied.object).filter(|_| self.holds_calls);
+        match key {
+            Some(key) if self.is_settled(&key) => request.refuse(denied.refusal.rule),
+            Some(key) => self.hold(key, Waiter::request(request, denied)),
+            None => self.refuse_request(request, denied),
+        }
+    }
+
+    /// Answers a request that is among the powers of now; else it comes back.
+    pub(super) fn grant_request(&self, request: Request) -> Option<(Request, Denied)> {
+        match self.powers.reach.decide(&request.target) {
+            Ok(rule) => {
+                (request.answer)(Judgement::Allowed(Permit { rule }));
+                None
+            }
+            Err(refusal) => {
+                let denied = unreached(&request.target, refusal);
+                Some((request, denied))
+            }
+        }
+    }
+
+    /// Refuses a request and records that.
+    pub(super) fn refuse_request(&self, request: Request, denied: Denied) {
+        let rule = denied.refusal.rule.clone();
+        self.ledger().record(denied, || request.actor());
+        request.refuse(rule);
+    }
+}

@@ -1,0 +1,104 @@
+//! What an attempt may reach: the lists of its profile, the grants it began with
+//! and those it was given since. The broker decides by it and adds to it; the
+//! door asks it which names are agreed to.
+//!
+//! It must not know sockets, nor who asks.
+
+use std::sync::{Arc, PoisonError, RwLock};
+
+use stockade_model::{Egress, Grant, Host, HostName, HostPattern, Listed, Plan, Target};
+
+use crate::powers::Refusal;
+
+/// What may be reached. Copies are of the same attempt: what one is given, all
+/// have.
+#[derive(Clone, Debug, Default)]
+pub struct Reach {
+    lists: Arc<Egress>,
+    granted: Arc<RwLock<Vec<Grant>>>,
+}
+
+impl Reach {
+    /// What a plan lets its attempt reach.
+    pub fn of(plan: &Plan) -> Self {
+        let reach = Self { lists: Arc::new(plan.profile.egress.clone()), granted: Arc::default() };
+        plan.grants.iter().for_each(|grant| reach.add(grant));
+        reach
+    }
+
+    /// Adds a grant, where it speaks of targets.
+    pub(crate) fn add(&self, grant: &Grant) {
+        let mut granted = self.granted.write().unwrap_or_else(PoisonError::into_inner);
+        if grant.targets().is_some() && !granted.contains(grant) {
+            granted.push(grant.clone());
+        }
+    }
+
+    /// The rule that lets this target be reached.
+    ///
+    /// # Errors
+    /// The rule that does not, and what would.
+    pub fn decide(&self, target: &Target) -> Result<String, Refusal> {
+        let granted = self.granted.read().unwrap_or_else(PoisonError::into_inner);
+        match self.lists.listed_with(granted.iter(), target) {
+            Listed::Allowed(pattern) => Ok(format!("allow {pattern}")),
+            Listed::Granted(pattern) => Ok(format!("grant connect {pattern}")),
+            Listed::Denied(pattern) => Err(Refusal { rule: format!("deny {pattern}"), grant: None }),
+            Listed::Not => {
+                Err(Refusal { rule: "not among the targets".to_owned(), grant: Some(Grant::connect(target)) })
+            }
+        }
+    }
+
+    /// Whether some port of this name may be reached.
+    pub(crate) fn knows(&self, name: &HostName) -> bool {
+        let host = Host::Name(name.clone());
+        let names = |pattern: &HostPattern| pattern.names(&host);
+        let denied = self.lists.deny.iter().any(|p| p.ports().next().is_none() && names(p.host()));
+        let granted = self.granted.read().unwrap_or_else(PoisonError::into_inner);
+        let agreed = granted.iter().filter_map(Grant::targets).chain(&self.lists.allow).any(|p| names(p.host()));
+        agreed && !denied
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reach(allow: &[&str], deny: &[&str], grants: &[&str]) -> Reach {
+        let all = |list: &[&str]| list.iter().map(|p| p.parse().unwrap()).collect();
+        let lists = Egress { allow: all(allow), deny: all(deny), ..Egress::default() };
+        let reach = Reach { lists: Arc::new(lists), ..Reach::default() };
+        grants.iter().for_each(|grant| reach.add(&grant.parse().unwrap()));
+        reach
+    }
+
+    #[test]
+    fn lists_and_grants_decide_and_say_by_which_rule() {
+        let reach = reach(&["a.b:443", "*.c"], &["x.c"], &["connect d:1", "connect x.c:1", "write /a"]);
+        for (target, expected) in [
+            ("a.b:443", Ok("allow a.b:443")),
+            ("y.c:1", Ok("allow *.c")),
+            ("d:1", Ok("grant connect d:1")),
+            ("x.c:1", Err(("deny x.c", None))),
+            ("a.b:80", Err(("not among the targets", Some("connect a.b:80")))),
+            ("127.0.0.1:80", Err(("not among the targets", Some("connect 127.0.0.1:80")))),
+        ] {
+            let said = reach.decide(&target.parse().unwrap());
+            let said = said.map_err(|r| (r.rule, r.grant.map(|g| g.to_string())));
+            let expected = expected.map(str::to_owned);
+            assert_eq!(said, expected.map_err(|(r, g): (&str, Option<&str>)| (r.into(), g.map(str::to_owned))));
+        }
+    }
+
+    #[test]
+    fn copies_learn_of_each_others_grants_and_only_agreed_names_are_known() {
+        let reach = reach(&["a.b:443"], &["no", "part:80"], &["connect no", "connect part"]);
+        let copy = reach.clone();
+        copy.add(&"connect late:1".parse().unwrap());
+        for (name, expected) in [("a.b", true), ("late", true), ("no", false), ("part", true), ("other", false)] {
+            let host: Host = name.parse().unwrap();
+            assert_eq!(reach.knows(host.name().unwrap()), expected, "{name}");
+        }
+    }
+}

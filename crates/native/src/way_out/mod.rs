@@ -1,0 +1,166 @@
+//! The way out of a run: the names that were given to addresses, the sockets on
+//! which names are asked for, and the door. The door is started with the first
+//! thing that needs it: a run that never uses a network pays for none.
+//!
+//! It must not know rules, questions, nor how a trapped call is answered.
+
+mod places;
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use stockade_egress::{
+    Announced, Destination, DialFailure, Dialling, DnsSockets, Door, DoorEvent, Edge, Judge, Names, Namespace, Order,
+    Resolve, Service, Setup, Who,
+};
+use stockade_model::Egress;
+use stockade_sys::Errno;
+
+use crate::launch::NetworkEnds;
+use places::{Inside, OnHost};
+
+/// Where the door's events go. It must not block.
+pub(crate) type Sink = Arc<dyn Fn(DoorEvent) + Send + Sync>;
+
+/// What the door is to know of a run.
+pub(crate) struct Terms {
+    /// Special addresses, limits, what is looked into.
+    pub(crate) rules: Egress,
+    /// What was made ready for these rules.
+    pub(crate) edge: Arc<Edge>,
+    /// Who decides on what is asked of the door itself.
+    pub(crate) judge: Arc<dyn Judge>,
+    /// Where its events go.
+    pub(crate) sink: Sink,
+    /// Looks names up.
+    pub(crate) resolver: Arc<dyn Resolve>,
+}
+
+/// The way out of one run.
+pub(crate) struct WayOut {
+    names: Arc<Names>,
+    namespace: Arc<dyn Namespace>,
+    /// Where names are asked for by datagram, in a network of the run's own.
+    asked: Option<OwnedFd>,
+    state: Mutex<State>,
+}
+
+enum State {
+    /// Nothing has needed it yet.
+    Shut(Box<Terms>),
+    Open(Door),
+    /// The run is over, or the door could not be had.
+    Over,
+}
+
+impl WayOut {
+    /// From a network of the run's own.
+    pub(crate) fn of_namespace(ends: NetworkEnds, terms: Terms) -> Self {
+        let has_ipv6 = ends.has_ipv6();
+        let namespace = Inside::new(ends.sockets, has_ipv6);
+        Self::new(Arc::new(namespace), Some(ends.names), terms)
+    }
+
+    /// From the host's network: the door listens on its loopback.
+    pub(crate) fn of_host(terms: Terms) -> Self {
+        Self::new(Arc::new(OnHost), None, terms)
+    }
+
+    fn new(namespace: Arc<dyn Namespace>, asked: Option<OwnedFd>, terms: Terms) -> Self {
+        Self { names: Arc::default(), namespace, asked, state: Mutex::new(State::Shut(Box::new(terms))) }
+    }
+
+    /// Readable when a name is asked for: then somebody must
+    /// [open](Self::open) the door.
+    pub(crate) fn asked(&self) -> Option<BorrowedFd<'_>> {
+        self.asked.as_ref().map(OwnedFd::as_fd)
+    }
+
+    /// Whether a question for a name waits.
+    pub(crate) fn is_asked(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        self.asked.as_ref().is_some_and(|asked| poll(&mut [PollFd::new(asked, PollFlags::IN)], Some(&now)) == Ok(1))
+    }
+
+    /// What an address means that a program connects to.
+    pub(crate) fn destination(&self, dialled: SocketAddr) -> Destination {
+        self.names.destination(dialled)
+    }
+
+    /// Starts the door, if it is not open yet. Its threads have what the calling
+    /// one is confined to.
+    ///
+    /// # Errors
+    /// ENETDOWN where there is none, and will be none.
+    pub(crate) fn open(&self) -> Result<(), Errno> {
+        self.with_door(|_| ())
+    }
+
+    /// Dials what was agreed to; see [`Door::connect`].
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); `done` is not called then.
+    pub(crate) fn connect(
+        &self,
+        order: Order,
+        done: impl FnOnce(Result<Announced, DialFailure>) + Send + 'static,
+    ) -> Result<Dialling, Errno> {
+        self.with_door(|door| door.connect(order, done))
+    }
+
+    /// Connects to the door itself; see [`Door::connect_service`].
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); `done` is not called then.
+    pub(crate) fn connect_service(
+        &self,
+        service: Service,
+        dialled: SocketAddr,
+        who: Who,
+        done: impl FnOnce(Result<Announced, DialFailure>) + Send + 'static,
+    ) -> Result<Dialling, Errno> {
+        self.with_door(|door| door.connect_service(service, dialled, who, done))
+    }
+
+    /// Ends every connection and tells the last records.
+    pub(crate) fn close(&self) {
+        let state = std::mem::replace(&mut *self.lock(), State::Over);
+        if let State::Open(door) = state {
+            door.stop();
+        }
+    }
+
+    fn with_door<T>(&self, then: impl FnOnce(&Door) -> T) -> Result<T, Errno> {
+        let mut state = self.lock();
+        if let State::Shut(_) = &*state
+            && let State::Shut(terms) = std::mem::replace(&mut *state, State::Over)
+        {
+            match self.start(*terms) {
+                Ok(door) => *state = State::Open(door),
+                Err(why) => tracing::error!("the way out stays shut: {why}"),
+            }
+        }
+        match &*state {
+            State::Open(door) => Ok(then(door)),
+            State::Shut(_) | State::Over => Err(Errno::NETDOWN),
+        }
+    }
+
+    fn start(&self, terms: Terms) -> std::io::Result<Door> {
+        let dns = match &self.asked {
+            Some(asked) => {
+                Some(DnsSockets { udp: asked.try_clone()?, tcp: self.namespace.listen(places::names_of_all(asked)?)? })
+            }
+            None => None,
+        };
+        let Terms { rules, edge, judge, sink, resolver } = terms;
+        let (names, namespace) = (Arc::clone(&self.names), Arc::clone(&self.namespace));
+        Door::start(Setup { rules, names, dns, edge, namespace, judge, sink, resolver }).map_err(std::io::Error::other)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

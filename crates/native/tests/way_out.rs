@@ -1,0 +1,261 @@
+//! The way out of real sandboxes: who is outside is reached by name or address
+//! where that is granted, is asked about or refused where it is not, and is
+//! judged from outside: by the servers that were reached or not.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used)]
+
+mod support;
+mod way_out_support;
+
+use stockade_engine::HeldAnswer;
+use stockade_model::{ConnectionEnd, Level};
+use support::in_each_role;
+use way_out_support::{Server, Trip, dial, no, yes};
+
+#[test]
+fn a_granted_name_is_reached_and_recorded() {
+    in_each_role("a_granted_name_is_reached_and_recorded", || {
+        let server = Server::new();
+        for (timeout, family) in [("None", "0"), ("10", "0"), ("None", "socket.AF_INET6"), ("10", "socket.AF_INET6")] {
+            let target = format!("server.test:{}", server.port());
+            let mut trip = Trip::new(Level::Full, &dial(&target, timeout, family));
+            trip.grant(&format!("connect {target}"));
+            let ran = trip.run(None);
+            assert_eq!(ran.stdout, "hello\n", "{timeout} {family}: {:?}", ran.denials);
+            assert_eq!(ran.denied(), [""; 0]);
+            let [connection] = &ran.connections[..] else { panic!("{:?}", ran.connections) };
+            assert_eq!((connection.target.to_string(), connection.end), (target.clone(), ConnectionEnd::Closed));
+            assert_eq!((connection.bytes_up, connection.bytes_down), (0, 6));
+            assert_eq!(connection.rule, format!("grant connect {target}"));
+            assert!(
+                connection.program.as_ref().is_some_and(|p| p.escaped().contains("python")) && connection.pid > Some(1)
+            );
+        }
+        assert_eq!(server.accepted(), 4);
+    });
+}
+
+#[test]
+fn what_is_not_granted_is_refused_exactly_and_not_reached() {
+    in_each_role("what_is_not_granted_is_refused_exactly_and_not_reached", || {
+        let server = Server::new();
+        let port = server.port();
+        for target in [format!("server.test:{port}"), format!("10.1.2.3:{port}"), format!("[2001:db8::1]:{port}")] {
+            for timeout in ["None", "10"] {
+                let mut trip = Trip::new(Level::Full, &dial(&target, timeout, "0"));
+                trip.grant("connect server.test:1");
+                trip.grant("connect other.test");
+                let ran = trip.run(None);
+                assert_eq!(ran.stdout, "EACCES\n");
+                assert_eq!(ran.denied(), [format!("Connect {target} [connect {target}]")]);
+                assert!(ran.connections.is_empty());
+            }
+        }
+        assert_eq!(server.accepted(), 0);
+        assert!(std::net::TcpStream::connect(("127.0.0.1", port)).is_ok(), "the positive control");
+    });
+}
+
+#[test]
+fn deny_outweighs_a_grant() {
+    let server = Server::new();
+    let target = format!("server.test:{}", server.port());
+    let mut trip = Trip::new(Level::Full, &dial(&target, "None", "0"));
+    trip.grant(&format!("connect {target}"));
+    trip.plan.profile.egress.deny = vec!["*.test".parse().unwrap()];
+    let ran = trip.run(Some(yes()));
+    assert_eq!((ran.stdout.as_str(), ran.questions.len()), ("EACCES\n", 0));
+    assert_eq!(ran.denied(), [format!("Connect {target} [-]")]);
+    assert_eq!(server.accepted(), 0);
+}
+
+#[test]
+fn an_entry_of_the_profile_needs_no_grant() {
+    let server = Server::new();
+    let target = format!("server.test:{}", server.port());
+    let mut trip = Trip::new(Level::Full, &dial(&target, "None", "0"));
+    trip.plan.profile.egress.allow = vec!["*.test".parse().unwrap()];
+    let ran = trip.run(None);
+    assert_eq!(ran.stdout, "hello\n", "{:?}", ran.denials);
+    assert_eq!(ran.connections[0].rule, "allow *.test");
+}
+
+/// Three connects to one target wait behind one question.
+#[test]
+fn a_held_connect_goes_on_with_a_yes() {
+    in_each_role("a_held_connect_goes_on_with_a_yes", || {
+        for timeout in ["None", "10"] {
+            let server = Server::new();
+            let target = format!("server.test:{}", server.port());
+            let one = dial(&target, timeout, "0");
+            let script = format!(
+                "import threading\ndef go():\n  {}\nall = [threading.Thread(target=go) for _ in range(3)]\n\
+                 [t.start() for t in all]; [t.join() for t in all]",
+                one.replace('\n', "\n  ")
+            );
+            let ran = Trip::new(Level::Full, &script).run(Some(yes()));
+            assert_eq!(ran.stdout, "hello\n".repeat(3), "{:?}", ran.denials);
+            assert_eq!(ran.asked(), [format!("Connect {target} [connect {target}]")]);
+            assert_eq!(server.accepted(), 3);
+            assert_eq!(ran.denied(), [""; 0]);
+        }
+    });
+}
+
+#[test]
+fn a_held_connect_fails_with_a_no_which_is_remembered() {
+    let server = Server::new();
+    let target = format!("server.test:{}", server.port());
+    let one = dial(&target, "None", "0");
+    let ran = Trip::new(Level::Full, &format!("{one}\n{one}")).run(Some(no()));
+    assert_eq!(ran.stdout, "EACCES\nEACCES\n");
+    assert_eq!(ran.asked(), [format!("Connect {target} [connect {target}]")]);
+    assert_eq!(ran.denied(), [format!("Connect {target} [connect {target}]")]);
+    assert_eq!(server.accepted(), 0);
+}
+
+#[test]
+fn a_question_goes_with_its_asker() {
+    let server = Server::new();
+    let one = dial(&format!("server.test:{}", server.port()), "None", "0");
+    let script = format!("import os,signal,time\nchild = os.fork()\nif not child:\n  {}\n", one.replace('\n', "\n  "))
+        + "  os._exit(0)\nwhile not os.path.exists('asked'): time.sleep(0.01)\nos.kill(child, signal.SIGKILL); os.wait()\n\
+           while not os.path.exists('withdrawn'): time.sleep(0.01)\nprint('over')";
+    let trip = Trip::new(Level::Full, &script);
+    let workspace = trip.workspace();
+    let asked = workspace.join("asked");
+    let ran = trip.run_watching(
+        Some(Box::new(move |_| {
+            std::fs::write(&asked, "").unwrap();
+            None
+        })),
+        move |_| std::fs::write(workspace.join("withdrawn"), "").unwrap(),
+    );
+    assert_eq!((ran.stdout.as_str(), ran.questions.len(), ran.withdrawn), ("over\n", 1, 1));
+    assert_eq!(server.accepted(), 0);
+}
+
+/// Programs of a run talk to each other freely on any of their own addresses;
+/// what listens on the host's loopback is somebody else.
+#[test]
+fn the_loopback_is_the_runs_own() {
+    in_each_role("the_loopback_is_the_runs_own", || {
+        let server = Server::new();
+        let port = server.port();
+        for (host, family) in
+            [("127.0.0.1", "AF_INET"), ("127.9.9.9", "AF_INET"), ("::1", "AF_INET6"), ("0.0.0.0", "AF_INET")]
+        {
+            let script = format!(
+                "import socket\nl = socket.socket(socket.{family}); l.bind(('{host}', 4321)); l.listen()\n\
+                 c = socket.create_connection(('{host}', 4321), 10); l.accept()[0].send(b'inside\\n'); print(c.recv(9).decode().strip())\n{}",
+                dial(&format!("127.0.0.1:{port}"), "None", "0")
+            );
+            let ran = Trip::new(Level::Full, &script).run(Some(yes()));
+            assert_eq!(
+                (ran.stdout.as_str(), ran.questions.len()),
+                ("inside\nECONNREFUSED\n", 0),
+                "{host} {:?}",
+                ran.denials
+            );
+            assert_eq!(ran.denied(), [""; 0]);
+        }
+        assert_eq!(server.accepted(), 0);
+        // Where it is granted it is the host's.
+        let target = format!("127.0.0.1:{port}");
+        let mut trip = Trip::new(Level::Full, &dial(&target, "None", "0"));
+        trip.grant(&format!("connect {target}"));
+        assert_eq!(trip.run(None).stdout, "hello\n");
+        assert_eq!(server.accepted(), 1);
+    });
+}
+
+/// A program that listens on every address of its own does not stand in the way
+/// of others' connects.
+#[test]
+fn a_port_that_is_taken_inside_is_reached_outside() {
+    let server = Server::new();
+    let target = format!("server.test:{}", server.port());
+    let script = format!(
+        "import socket\nl = socket.socket(); l.bind(('0.0.0.0', {})); l.listen()\n{}",
+        server.port(),
+        dial(&target, "10", "0")
+    );
+    let mut trip = Trip::new(Level::Full, &script);
+    trip.grant(&format!("connect {target}"));
+    assert_eq!(trip.run(None).stdout, "hello\n");
+    assert_eq!(server.accepted(), 1);
+}
+
+#[test]
+fn failures_of_the_network_are_told_as_they_are() {
+    let closed = Server::new();
+    let port = closed.port();
+    drop(closed);
+    for timeout in ["None", "10"] {
+        let mut trip = Trip::new(Level::Full, &dial(&format!("server.test:{port}"), timeout, "0"));
+        trip.grant("connect server.test");
+        let ran = trip.run(None);
+        assert_eq!(ran.stdout, "ECONNREFUSED\n");
+        assert_eq!(ran.connections[0].end, ConnectionEnd::Failed);
+        assert_eq!(ran.denied(), [""; 0]);
+    }
+    // A granted name that does not exist is no name inside either.
+    let mut trip = Trip::new(Level::Full, &dial("nobody.test:1", "None", "0"));
+    trip.grant("connect nobody.test");
+    assert!(trip.run(None).stdout.starts_with("gaierror"));
+}
+
+#[test]
+fn a_hundred_connects_at_once_are_a_hundred_connections() {
+    let server = Server::new();
+    let target = format!("server.test:{}", server.port());
+    let script = format!(
+        "import asyncio\nasync def one():\n  r, w = await asyncio.open_connection('server.test', {})\n  t = await r.read()\n  w.close()\n  return t\n\
+         async def all(): print(sum(t == b'hello\\n' for t in await asyncio.gather(*[one() for _ in range(100)])))\nasyncio.run(all())",
+        server.port()
+    );
+    let mut trip = Trip::new(Level::Full, &script);
+    trip.grant(&format!("connect {target}"));
+    let ran = trip.run(None);
+    assert_eq!((ran.stdout.as_str(), ran.connections.len()), ("100\n", 100), "{:?}", ran.denials);
+    assert_eq!(server.accepted(), 100);
+}
+
+/// Each request of a proxy is decided on its own target, and held as a connect
+/// is.
+#[test]
+fn the_doors_proxies_ask_as_connects_do() {
+    let server = Server::new();
+    let target = format!("server.test:{}", server.port());
+    let script = format!(
+        "import socket\nfor _ in range(2):\n  s = socket.create_connection(('198.18.0.1', 3128)); s.send(b'CONNECT {target} HTTP/1.1\\r\\n\\r\\n')\n  \
+         f = s.makefile('rb'); print(f.readline().split()[1].decode())\n  while f.readline().strip(): pass\n  print(f.readline().decode().strip())"
+    );
+    let ran = Trip::new(Level::Full, &script).run(Some(yes()));
+    assert_eq!(ran.stdout, "200\nhello\n200\nhello\n", "{:?}", ran.denials);
+    assert_eq!(ran.asked(), [format!("Connect {target} [connect {target}]")]);
+    assert!(ran.connections.iter().all(|c| c.program.is_some()));
+    let refused = Trip::new(Level::Full, &script).run(Some(no()));
+    assert!(refused.stdout.starts_with("403\n"), "{}", refused.stdout);
+    assert_eq!(refused.denied(), [format!("Connect {target} [connect {target}]")]);
+    let unasked = Trip::new(Level::Full, &script).run(None);
+    assert_eq!(unasked.denied(), [format!("Connect {target} [connect {target}]")]);
+    assert_eq!(server.accepted(), 2);
+}
+
+/// A wider answer settles every question that it covers.
+#[test]
+fn one_answer_may_settle_several_questions() {
+    let server = Server::new();
+    let port = server.port();
+    let script = format!(
+        "import threading\ndef go(host):\n  {}\nall = [threading.Thread(target=go, args=(h,)) for h in ('a.test', 'b.test')]\n\
+         [t.start() for t in all]; [t.join() for t in all]",
+        dial(&format!("HOST:{port}"), "None", "0").replace("'HOST'", "host").replace('\n', "\n  ")
+    );
+    let ran = Trip::new(Level::Full, &script).run(Some(Box::new(|question| {
+        // The second is asked while the first waits.
+        (question.id.0 == 2).then(|| HeldAnswer::Granted(vec!["connect *.test".parse().unwrap()]))
+    })));
+    assert_eq!((ran.stdout.as_str(), ran.questions.len()), ("hello\nhello\n", 2), "{:?}", ran.denials);
+    assert_eq!(server.accepted(), 2);
+}
