@@ -26,6 +26,8 @@ pub enum PolicyCommand {
     Fmt(PolicyFmtArgs),
     /// Print the decision matrix of a profile.
     Table(PolicyTableArgs),
+    /// List the shipped groups of hosts, `@pypi` and the like.
+    Groups(PolicyGroupsArgs),
     /// Decide the requests of the record again, and show which decisions change.
     Replay(PolicyReplayArgs),
     /// Bring the rules of another tool here.
@@ -129,6 +131,14 @@ pub struct PolicyTableArgs {
     /// The workspace whose project file counts [default: the current directory].
     #[arg(long, value_name = "DIR")]
     pub workspace: Option<PathBuf>,
+}
+
+/// `stockade policy groups`.
+#[derive(Args, Debug)]
+pub struct PolicyGroupsArgs {
+    /// Answer as one JSON object a line.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `stockade policy replay`.

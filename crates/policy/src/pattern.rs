@@ -13,6 +13,7 @@ use serde::{Deserialize, Deserializer};
 use stockade_model::{Grant, RawText};
 
 use crate::glob::parts_cover;
+use crate::hosts::check_breadth;
 use crate::text::{ConfigPath, TextError, fail, text_form};
 
 /// Longest pattern, in bytes.
@@ -270,6 +271,7 @@ impl FromStr for GrantText {
             return fail("a grant is at most 4096 bytes");
         }
         match grant_with(text, Path::new("/home/u"), Path::new("/workspace")) {
+            Some(Grant::Connect(targets)) => check_breadth(&targets).map(|()| Self(text.to_owned())),
             Some(_) => Ok(Self(text.to_owned())),
             None => fail("a grant is a power and what it is for, e.g. `write ~/.cache/pip` or `connect pypi.org:443`"),
         }
@@ -428,6 +430,16 @@ mod tests {
         }
         for text in ["./src/**", "~/.ssh", "/etc", "~", "./"] {
             assert_eq!(text.parse::<PathPattern>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn grants_of_rules() {
+        for text in ["connect *.example.com:443", "write ~/.cache", "write ./x", "connect *:443"] {
+            assert_eq!(text.parse::<GrantText>().unwrap().to_string(), text);
+        }
+        for bad in ["", "connect", "connect **.com", "connect *.github.io:443", "fly /x", "write x"] {
+            assert!(bad.parse::<GrantText>().is_err(), "{bad}");
         }
     }
 

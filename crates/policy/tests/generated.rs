@@ -113,12 +113,28 @@ fn decision_tables_are_fresh_and_complete() {
 #[test]
 fn examples_of_the_reference_hold() {
     let text = fs::read_to_string(root().join("docs/configuration.md")).unwrap();
+    assert!(examples_hold(&text) >= 2);
+}
+
+/// How many configurations a text shows; each can be used.
+fn examples_hold(text: &str) -> usize {
     let blocks: Vec<&str> = text.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
-    assert!(blocks.len() >= 2);
-    for block in blocks {
-        let layer = LayerText { layer: Layer::User, path: "docs".into(), source: block.to_owned() };
+    for block in &blocks {
+        let layer = LayerText { layer: Layer::User, path: "docs".into(), source: (*block).to_owned() };
         Settings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[layer]).unwrap();
     }
+    blocks.len()
+}
+
+/// The guide to the network shows each group, and its examples hold.
+#[test]
+fn network_guide_is_fresh() {
+    let text = fs::read_to_string(root().join("docs/network.md")).unwrap();
+    let table = text.split_once("| Group | Holds |\n|---|---|\n").map(|(before, _)| before).unwrap();
+    let row = |group: &stockade_policy::HostGroup| format!("| `@{}` | {} |\n", group.name, group.summary);
+    let rows: String = stockade_policy::host_groups().iter().map(row).collect();
+    check("docs/network.md", &format!("{table}| Group | Holds |\n|---|---|\n{rows}"));
+    assert_eq!(examples_hold(&text), 5);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::path::Path;
 use stockade_model::{Decision, RawText, Verdict};
 use stockade_policy::examples::ExampleReport;
 use stockade_policy::suggest::Generalisation;
-use stockade_policy::{Considered, Explained as Setting, Match, Said, Settings};
+use stockade_policy::{Considered, Explained as Setting, HostGroup, Match, Said, Settings};
 
 use super::{Color, Style, check::verdict, counted, wrap};
 use crate::command::policy::explain::{Explained, match_name};
@@ -47,6 +47,18 @@ pub fn settings(lines: &[Setting]) -> String {
             escaped(&line.value),
             escaped(&line.origin.to_string())
         );
+    }
+    out
+}
+
+/// Each group of hosts with what it stands for.
+pub fn groups(groups: &[HostGroup], style: Style) -> String {
+    let wide = groups.iter().map(|group| group.name.len()).max().unwrap_or(0);
+    let mut out = String::new();
+    for group in groups {
+        let hosts: Vec<String> = group.hosts.iter().map(ToString::to_string).collect();
+        let text = format!("{}: {}", group.summary, hosts.join(" "));
+        wrap(&mut out, style, &format!("@{:wide$}  ", group.name), &text);
     }
     out
 }

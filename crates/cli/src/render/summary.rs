@@ -152,7 +152,10 @@ fn refused(out: &mut String, outcome: &Outcome, why: Option<&str>, style: Style)
 
 #[cfg(test)]
 mod tests {
-    use stockade_model::{Assessment, AttemptRecord, Decision, EnforcementReport, Staged, Tier, Usage, Verdict};
+    use stockade_model::{
+        Assessment, AttemptRecord, ConnectionEnd, ConnectionRecord, Decision, EnforcementReport, HostUse, Staged, Tier,
+        Usage, Verdict,
+    };
 
     use super::*;
     use crate::render::question::tests::denial;
@@ -238,6 +241,35 @@ mod tests {
         insta::assert_snapshot!(summary(&value, Style::PLAIN), @r"
         • 3 grants used: env A, connect pypi.org:443 (session), write /srv (once)
         ");
+    }
+
+    #[test]
+    fn hosts_that_were_reached_are_named() {
+        let mut value = outcome(Status::Exited);
+        let record = crate::render::network::tests::record();
+        let failed = ConnectionRecord {
+            target: "gone.example:80".parse().unwrap(),
+            end: ConnectionEnd::Failed,
+            ..record.clone()
+        };
+        let other = ConnectionRecord {
+            target: "[2606::1]:443".parse().unwrap(),
+            bytes_up: 0,
+            bytes_down: 12,
+            ..record.clone()
+        };
+        for record in [&record, &record, &failed, &other] {
+            HostUse::count(&mut value.attempts[0].connections, &mut 0, 9, record);
+        }
+        insta::assert_snapshot!(summary(&value, Style::PLAIN), @r"
+        • 2 hosts used: pypi.org:443 (2 times, 2.5 KiB up, 6.0 MiB down), [2606::1]:443
+          (0 B up, 12 B down)
+        ");
+        let known = value.attempts[0].connections.remove(0);
+        let many = (0..14).map(|n| HostUse { target: format!("h{n}.example:443").parse().unwrap(), ..known.clone() });
+        value.attempts[0].connections = many.collect();
+        let shown = summary(&value, Style::PLAIN);
+        assert!(shown.starts_with("• 14 hosts used: h0.example:443") && shown.ends_with("and 2 more\n"), "{shown}");
     }
 
     #[test]

@@ -582,6 +582,46 @@ justification = "creating alone is less than the power to write"
     check(Never, "write /srv/other/a", "exited 1, ran 1, asked []", false);
 }
 
+/// What rules refuse and ask about stands in the lists of every plan, against what
+/// a profile allows and a request was granted.
+#[test]
+fn rules_about_hosts_are_in_the_plan() {
+    const RULES: &str = r#"
+[profiles.workspace.egress]
+allow = ["@pypi", "**.example.com"]
+
+[[rules]]
+hosts = ["evil.example.com"]
+effect = "deny"
+justification = "never there"
+
+[[rules]]
+hosts = ["*.example.com:22"]
+effect = "ask"
+justification = "look first"
+"#;
+    let hall = Hall::configured(RULES, Scripted::default(), |_| 0);
+    let mut request = hall.house.request("ls", ApprovalMode::OnFailure);
+    request.grants =
+        ["evil.example.com", "a.example.com:22"].map(|host| format!("connect {host}").parse().unwrap()).into();
+    hall.house.run(request);
+    let plans = hall.house.released.lock().unwrap();
+    let says = |target: &str| {
+        let said = plans[0].profile.egress.listed_with(&plans[0].grants, &target.parse().unwrap());
+        format!("{said:?}").split('(').next().unwrap().to_owned()
+    };
+    for (target, expected) in [
+        ("pypi.org:443", "Allowed"),
+        ("x.y.example.com:80", "Allowed"),
+        ("evil.example.com:443", "Denied"),
+        ("a.example.com:22", "Granted"),
+        ("b.example.com:22", "Not"),
+        ("other.org:443", "Not"),
+    ] {
+        assert_eq!(says(target), expected, "{target}");
+    }
+}
+
 /// A power given in place stands in every later attempt of the request.
 #[test]
 fn a_further_attempt_keeps_what_was_given() {

@@ -1,14 +1,15 @@
-//! `stockade policy check` and `table`: is it a configuration, and what does it
-//! decide?
+//! `stockade policy check`, `table` and `groups`: is it a configuration, what does
+//! it decide, and what do its shortest names stand for?
 
+use serde_json::json;
 use stockade_policy::load::load;
-use stockade_policy::{BUILT_IN_NOTICE, Settings, table};
+use stockade_policy::{BUILT_IN_NOTICE, Settings, host_groups, table};
 
 use super::{layer, layer_text, sources, workspace};
 use crate::command::{Ended, print};
 use crate::exit;
 use crate::failure::Failure;
-use crate::policy_args::{PolicyCheckArgs, PolicyTableArgs};
+use crate::policy_args::{PolicyCheckArgs, PolicyGroupsArgs, PolicyTableArgs};
 use crate::render::{self, policy as text};
 
 /// Checks the configuration in force, or files one by one.
@@ -80,4 +81,21 @@ fn rules(settings: &Settings) -> String {
         return String::new();
     }
     format!("\n{}", render::policy::rules(settings))
+}
+
+/// Lists the shipped groups of hosts.
+///
+/// # Errors
+/// When standard output takes no more.
+pub fn groups(typed: &PolicyGroupsArgs) -> Ended {
+    if !typed.json {
+        print(&text::groups(host_groups(), crate::stdout_style()))?;
+        return Ok(exit::SUCCESS);
+    }
+    for group in host_groups() {
+        let (name, summary) = (&group.name, &group.summary);
+        let value = json!({ "name": name, "summary": summary, "hosts": group.hosts, "source": group.source });
+        print(&render::json::line(&value)?)?;
+    }
+    Ok(exit::SUCCESS)
 }

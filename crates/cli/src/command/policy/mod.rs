@@ -34,6 +34,7 @@ pub fn policy(typed: PolicyCommand) -> Ended {
         PolicyCommand::Test(typed) => test::test(&typed),
         PolicyCommand::Fmt(typed) => write::format(&typed),
         PolicyCommand::Table(typed) => check::table(&typed),
+        PolicyCommand::Groups(typed) => check::groups(&typed),
         PolicyCommand::Replay(typed) => replay::replay(&typed),
         PolicyCommand::Import(typed) => import::import(&typed),
         PolicyCommand::Suggest(typed) => learn::suggest(&typed),
