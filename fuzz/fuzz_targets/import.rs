@@ -1,4 +1,4 @@
-//! Rules of other tools, any text: an error with a place, or a file of ours that
+//! Rules of other tools, any text: an error in that text, or a file of ours that
 //! loads. The first byte says whose rules they are.
 #![no_main]
 
@@ -16,7 +16,11 @@ fuzz_target!(|data: &[u8]| {
         2 => (Tool::Gemini, "a.toml"),
         _ => (Tool::Gemini, "settings.json"),
     };
-    let Ok(imported) = import(tool, &[Source { name: name.to_owned(), text: text.to_owned() }]) else { return };
+    let imported = match import(tool, &[Source { name: name.to_owned(), text: text.to_owned() }]) {
+        Ok(imported) => imported,
+        // A fault is in the text that was given, never in what it became.
+        Err(error) => return assert_eq!(error.file(), Path::new(name), "{error}"),
+    };
     let source = imported.to_toml();
     let layer = LayerText { layer: Layer::User, path: "/imported.toml".into(), source };
     let loaded = Settings::from_layers(Path::new("/home/dev"), OwnDirectories::default(), std::slice::from_ref(&layer));

@@ -7,7 +7,8 @@ use libfuzzer_sys::fuzz_target;
 use stockade_model::Tier;
 
 /// Ways a command may follow another, and a name that is no program.
-const BEHIND: &[&[u8]] = &[b"\nzq_unknown", b";zq_unknown", b" && zq_unknown", b"|zq_unknown", b" & zq_unknown x", b" $(zq_unknown)"];
+const BEHIND: &[&[u8]] =
+    &[b"\nzq_unknown", b";zq_unknown", b" && zq_unknown", b"|zq_unknown", b" & zq_unknown x", b" $(zq_unknown)"];
 
 fuzz_target!(|script: &[u8]| {
     let context = shared::context();

@@ -310,6 +310,20 @@ fn wrong_input_is_refused_at_its_line() {
     assert!(wrong.is_empty(), "{wrong}");
 }
 
+/// Found by fuzzing: a name that no pattern of ours may hold made a file that
+/// could not be read.
+#[test]
+fn a_rule_that_cannot_be_said_is_left_out_and_told() {
+    let text = "{\n\"excludeTools\": [\"run\\u007fshell(rm)\", \"write_file\"]\n}\n";
+    let source = Source { name: "settings.json".into(), text: text.to_owned() };
+    let imported = import(Tool::Gemini, &[source]).unwrap();
+    settings_of(&imported);
+    assert_eq!(imported.rules.len(), 1, "{}", imported.to_toml());
+    let note = imported.notes.iter().find(|note| note.carried == Carried::Weaker).unwrap();
+    assert_eq!((note.source.as_str(), note.place.line), ("settings.json", 2), "{note}");
+    assert!(note.why.contains("control"), "{note}");
+}
+
 mod any_text {
     use proptest::prelude::*;
 

@@ -24,9 +24,12 @@ use stockade_model::{RawText, TargetPattern, Verdict};
 
 use crate::draft::{DraftRule, comment, quoted};
 use crate::error::{ConfigError, Place};
-use crate::file::Combining;
+use crate::file::{Combining, ConfigFile};
 use crate::hosts::check_breadth;
+use crate::merge::LayerText;
 use crate::parse::parse_content;
+use crate::settings::{OwnDirectories, Settings};
+use crate::spec::Layer;
 
 /// Whose rules they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,21 +165,41 @@ pub fn import(tool: Tool, sources: &[Source]) -> Result<Imported, ConfigError> {
         Tool::Claude => claude::import(sources)?,
         Tool::Gemini => gemini::import(sources)?,
     };
-    imported.rules = imported.rules.into_iter().map(without_broken_examples).collect();
+    let rules: Vec<DraftRule> = imported.rules.into_iter().map(without_broken_examples).collect();
+    let (rules, unreadable): (Vec<_>, Vec<_>) = rules.into_iter().map(checked).partition(Result::is_ok);
+    imported.rules = rules.into_iter().flatten().collect();
+    imported.notes.extend(unreadable.into_iter().filter_map(Result::err));
     // What comes out must be readable, whatever went in.
-    parse_content::<crate::file::ConfigFile>(Path::new("what was imported"), &imported.to_toml())?;
+    let source = imported.to_toml();
+    let layer = LayerText { layer: Layer::User, path: WHAT_WAS_IMPORTED.into(), source };
+    Settings::from_layers(Path::new("/"), OwnDirectories::default(), &[layer])?;
     Ok(imported)
+}
+
+/// Where an error says that it is when what was carried cannot be read.
+const WHAT_WAS_IMPORTED: &str = "what was imported";
+
+/// A rule that can be read, or the note that it was left out: other tools' names
+/// may hold what no pattern of ours may.
+fn checked(draft: DraftRule) -> Result<DraftRule, Note> {
+    let Err(why) = readable(&draft) else { return Ok(draft) };
+    let by = draft.provenance.as_ref().map_or("", |provenance| provenance.by.as_str());
+    let (source, line) = by.rsplit_once(", ").and_then(|(_, at)| at.rsplit_once(':')).unwrap_or((by, ""));
+    let entry = Entry::new(source, Place { line: line.parse().unwrap_or(1), column: 1 }, &draft.justification);
+    Err(entry.dropped(draft.effect, why))
+}
+
+/// Why a rule cannot be read.
+fn readable(draft: &DraftRule) -> Result<(), String> {
+    let file: ConfigFile =
+        parse_content(Path::new(WHAT_WAS_IMPORTED), &draft.to_toml()).map_err(|error| error.to_string())?;
+    let rule = |section| crate::rules::Rule::new(section, crate::spec::Origin::Default);
+    file.rules.iter().try_for_each(|section| rule(section).map(|_| ()).map_err(|(_, why)| why))
 }
 
 /// Examples of other tools may rest on how they read text; those that do not
 /// hold here are dropped, the rule is not.
 fn without_broken_examples(mut draft: DraftRule) -> DraftRule {
-    let holds = |draft: &DraftRule| {
-        let file = parse_content::<crate::file::ConfigFile>(Path::new(""), &draft.to_toml());
-        file.is_ok_and(|file| {
-            file.rules.iter().all(|section| crate::rules::Rule::new(section, crate::spec::Origin::Default).is_ok())
-        })
-    };
     if draft.matches.is_empty() && draft.not_match.is_empty() {
         return draft;
     }
@@ -184,7 +207,7 @@ fn without_broken_examples(mut draft: DraftRule) -> DraftRule {
         let one = |example: &&String| {
             let mut alone = DraftRule { matches: Vec::new(), not_match: Vec::new(), ..draft.clone() };
             put(&mut alone, vec![(*example).clone()]);
-            holds(&alone)
+            readable(&alone).is_ok()
         };
         examples.iter().filter(one).cloned().collect()
     };
