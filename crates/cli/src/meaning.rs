@@ -58,8 +58,7 @@ impl Meant {
     pub fn run(typed: RunArgs, variables: Variables<'_>) -> Result<Self, Failure> {
         let cwd = places::current_directory()?;
         let workspace = workspace(typed.workspace.as_deref(), variables, &cwd)?;
-        let grants = typed.grants.iter().map(|text| grant(text, variables, &cwd, &workspace));
-        let grants = grants.collect::<Result<_, _>>()?;
+        let grants = grants(&typed.grants, variables, &cwd, &workspace)?;
         let session = match typed.session {
             Some(name) => Some(session(&name)?),
             None => session_of_environment(variables)?,

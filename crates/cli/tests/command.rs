@@ -102,6 +102,8 @@ fn what_cannot_be_understood_is_125_because_nothing_ran() {
     world.stockade(&["run", "--", ""]).is(125);
     world.stockade(&["run"]).failed("there is no command");
     world.stockade(&["run", "--grant", "fly /", "--", "true"]).failed("is no grant");
+    world.stockade(&["run", "--grant", "connect **.com", "--", "true"]).failed("a public suffix");
+    world.stockade(&["run", "--grant", "connect @pypy", "--", "true"]).failed("did you mean `@pypi`?");
     world.stockade(&["run", "--session", "../x", "--", "true"]).failed("is no session name");
     world.stockade(&["run", "--workspace", "/proc/self/cwd", "--", "true"]).failed("means something else");
     world.stockade(&["run", "--workspace", "/nonexistent", "--", "true"]).failed("cannot be used");

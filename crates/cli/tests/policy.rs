@@ -222,6 +222,16 @@ fn an_amendment_is_shown_first_and_keeps_the_file() {
     );
     assert_eq!(world.read("config/stockade/config.toml"), text);
     assert_eq!(world.policy(&["amend", "--write", "--effect", "deny", "--", "python3", "x"]).code, 0);
+    // A host in the place of a command.
+    let host = world.policy(&["amend", "--write", "--effect", "deny", "--host", "evil.example:443"]);
+    assert!(host.out.starts_with("[[rules]]\nhosts = [\"evil.example:443\"]\neffect = \"deny\"\n"), "{}", host.out);
+    assert!(world.policy(&["explain", "--host", "evil.example:443"]).out.contains("decision  deny"));
+    let again = world.policy(&["amend", "--write", "--effect", "deny", "--host", "evil.example:443"]);
+    assert!(again.err.contains("holds it already"), "{}", again.err);
+    for wrong in [&["--host", "evil.example"][..], &["--host", "*.example:443"], &["--host", "a:1", "--", "npm"]] {
+        let ended = world.policy(&[&["amend", "--write"], wrong].concat());
+        assert_eq!(ended.code, 125, "{wrong:?}: {}", ended.err);
+    }
     // Where there is no file yet, one is made for its owner alone; a link stays one.
     let bare = World::new("");
     assert_eq!(bare.policy(&["amend", "--write", "--", "npm", "test"]).code, 0);
@@ -348,4 +358,15 @@ fn tables_are_those_that_are_committed() {
         assert_eq!(shown.out, committed, "{profile}");
     }
     assert!(world.policy(&["table", "--profile", "workspac"]).err.contains("the profiles are"));
+}
+
+#[test]
+fn groups_are_listed_with_their_hosts() {
+    let world = World::new("");
+    let shown = world.policy(&["groups"]);
+    assert!(shown.out.starts_with("@pypi "), "{}", shown.out);
+    assert!(shown.out.contains("pypi.org:443 files.pythonhosted.org:443"), "{}", shown.out);
+    let first = world.policy(&["groups", "--json"]).out;
+    let first: serde_json::Value = serde_json::from_str(first.lines().next().unwrap()).unwrap();
+    assert_eq!((&first["name"], &first["hosts"][0]), (&"pypi".into(), &"pypi.org:443".into()));
 }
