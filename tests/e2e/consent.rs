@@ -19,6 +19,13 @@ fn asked(world: &World, options: &[&str], script: &str) -> Command {
     world.bare(&all)
 }
 
+/// `touch` of a file beyond the workspace.
+fn touches(world: &World) -> Command {
+    let workspace = world.workspace().display().to_string();
+    let object = world.home().join("outside").display().to_string();
+    world.bare(&[&binary(), "run", "--workspace", &workspace, "--", "touch", &object])
+}
+
 fn outside(world: &World) -> Option<String> {
     fs::read_to_string(world.home().join("outside")).ok()
 }
@@ -170,4 +177,59 @@ fn the_readme_shows_the_truth() {
         return;
     }
     assert_eq!(&text[from..to], block, "README.md is out of date: run with STOCKADE_BLESS=1");
+}
+
+/// The rule stands there before it is agreed to; the rest of the file stays as it
+/// is; the next run asks nobody.
+#[test]
+fn always_writes_the_rule_that_was_shown() {
+    each_user(|world| {
+        world.dir("home/.config");
+        world.dir("home/.config/stockade");
+        let before = "# mine\nlevel   =   \"full\"   # as it is\n";
+        let file = world.file("home/.config/stockade/config.toml", before);
+        let object = world.home().join("outside").display().to_string();
+        let rule = format!("glob = [\"touch {object}\"]");
+
+        let mut terminal = Terminal::start(world, &touches(world));
+        terminal.expect("allow?");
+        terminal.press("a");
+        terminal.expect(&rule);
+        terminal.expect("[w]rite it");
+        assert_eq!(fs::read_to_string(&file).unwrap(), before, "shown before it is written");
+        terminal.press("x");
+        terminal.expect("nothing chosen");
+        terminal.press("a");
+        terminal.expect("[w]rite it");
+        terminal.press("w");
+        let (code, text) = terminal.finish();
+        assert!(code == 0 && text.contains("written as a rule to"), "{text}");
+        let after = fs::read_to_string(&file).unwrap();
+        let added = after.strip_prefix(before).expect("comments and layout stay");
+        for part in [rule.as_str(), &format!("grants = [\"write {object}\"]"), "effect = \"allow\"", "request = \"req_"]
+        {
+            assert!(added.contains(part), "{part}: {added}");
+        }
+
+        fs::remove_file(&object).unwrap();
+        let (code, text) = Terminal::start(world, &touches(world)).finish();
+        assert!(code == 0 && !text.contains("allow?"), "{text}");
+        assert_eq!(outside(world).as_deref(), Some(""));
+    });
+}
+
+/// What runs others is remembered, and never a rule.
+#[test]
+fn always_for_an_interpreter_writes_no_rule() {
+    each_user(|world| {
+        let mut terminal = Terminal::start(world, &asked(world, &[], SCRIPT));
+        terminal.expect("allow?");
+        terminal.press("a");
+        let (code, text) = terminal.finish();
+        assert!(code == 0 && !text.contains("[w]rite") && !text.contains("as a rule"), "{text}");
+        assert!(!world.home().join(".config/stockade/config.toml").exists());
+        let (code, text) = Terminal::start(world, &asked(world, &[], SCRIPT)).finish();
+        assert!(code == 0 && !text.contains("allow?"), "{text}");
+        assert_eq!(outside(world).as_deref(), Some("x\nx\n"));
+    });
 }

@@ -4,12 +4,14 @@
 
 use std::fmt::Write as _;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use stockade_engine::{Approver, Waiting};
 use stockade_model::{Answer, Question, QuestionKind, RawText, Scope};
+use stockade_policy::DraftRule;
 
+use crate::command::policy::lasting::Lasting;
 use crate::render::Style;
 use crate::render::question::{self, Key, UNSANDBOXED_WORD};
 use crate::terminal::{Keys, Pressed, Terminal};
@@ -31,13 +33,19 @@ pub struct TerminalApprover {
     text: RawText,
     color: bool,
     wake: Option<OwnedFd>,
+    lasting: Option<Arc<Lasting>>,
 }
 
 impl TerminalApprover {
     /// `text` is what the findings' spans point into; `wake` becomes readable
     /// when the process is asked to end.
     pub fn new(text: RawText, color: bool, wake: Option<OwnedFd>) -> Self {
-        Self { terminal: OnceLock::new(), text, color, wake }
+        Self { terminal: OnceLock::new(), text, color, wake, lasting: None }
+    }
+
+    /// The same, and a yes that holds always may become a rule.
+    pub fn with_rules(self, lasting: Arc<Lasting>) -> Self {
+        Self { lasting: Some(lasting), ..self }
     }
 
     fn terminal(&self) -> Option<&Terminal> {
@@ -52,8 +60,16 @@ impl TerminalApprover {
         let mut text = question::still_held(waiting.held().count(), held_ms, style);
         text += &question::question(question, &self.text, style);
         keys.show(&text, deadline)?;
-        let dialog =
-            Dialog { keys: &keys, style, deadline, wake: self.wake.as_ref(), question, text: &self.text, waiting };
+        let dialog = Dialog {
+            keys: &keys,
+            style,
+            deadline,
+            wake: self.wake.as_ref(),
+            question,
+            text: &self.text,
+            waiting,
+            lasting: self.lasting.as_deref(),
+        };
         let answer = match question.kind {
             QuestionKind::Unsandboxed => dialog.word()?,
             _ => dialog.key(&question::keys(question))?,
@@ -104,6 +120,7 @@ struct Dialog<'a> {
     question: &'a Question,
     text: &'a RawText,
     waiting: &'a Waiting,
+    lasting: Option<&'a Lasting>,
 }
 
 /// What came of waiting for a key.
@@ -175,6 +192,10 @@ impl Dialog<'_> {
                         Some(answer) => return Ok(answer),
                         None => "\n  nothing chosen\n".to_owned(),
                     },
+                    Some(Key::Always) => match self.always()? {
+                        Some(answer) => return Ok(answer),
+                        None => "\n  nothing chosen\n".to_owned(),
+                    },
                     Some(key) => return self.echo(key.character(), answer(*key)),
                     None => "\n  one of the keys in brackets, please\n".to_owned(),
                 },
@@ -182,6 +203,26 @@ impl Dialog<'_> {
             };
             self.keys.show(&again, self.deadline)?;
         }
+    }
+
+    /// From now on: where that can be a rule, the rule is shown first; nothing
+    /// where another key is pressed.
+    fn always(&self) -> std::io::Result<Option<Answer>> {
+        let yes = Answer::Approved(Scope::Always);
+        let drafts = self.lasting.map(|lasting| (lasting, lasting.drafts(&self.question.kind)));
+        let Some((lasting, drafts)) = drafts.filter(|(_, drafts)| !drafts.is_empty()) else {
+            return self.echo('a', yes).map(Some);
+        };
+        let rules: Vec<String> = drafts.iter().map(DraftRule::to_toml).collect();
+        Ok(match self.fresh(&question::rules_prompt(&rules, lasting.file()))? {
+            Err(answer) => Some(answer),
+            Ok(Some(b'w')) => {
+                lasting.choose(drafts);
+                Some(self.echo('w', yes)?)
+            }
+            Ok(Some(b'r')) => Some(self.echo('r', yes)?),
+            Ok(_) => None,
+        })
     }
 
     /// How many times; nothing where another key is pressed.

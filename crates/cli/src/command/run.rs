@@ -11,17 +11,20 @@ use stockade_audit::Log;
 use stockade_engine::real::RuleJudge;
 use stockade_engine::seams::SystemClock;
 use stockade_engine::{Engine, Io};
-use stockade_model::{Assessment, Decision, Level, Outcome, RawText, Request, RequestId, Status, Tier, Verdict};
+use stockade_model::{
+    Assessment, Command, Decision, Level, Outcome, RawText, Request, RequestId, Status, Tier, Verdict,
+};
 use stockade_native::launch::Nursery;
 use stockade_native::{HostBackend, NativeBackend};
-use stockade_policy::resolve_profile;
+use stockade_policy::{Settings, resolve_profile};
 
+use super::policy::lasting::Lasting;
 use super::policy::write;
 use super::setting::{self, Setting};
 use super::{Ended, print, reviewer, variable};
 use crate::approver::TerminalApprover;
 use crate::args::RunArgs;
-use crate::failure::Failure;
+use crate::failure::{Failure, quoted};
 use crate::meaning::{self, Meant};
 use crate::memory::LateMemory;
 use crate::places::State;
@@ -61,14 +64,17 @@ fn attempt(typed: RunArgs, id: RequestId) -> Result<Outcome, Failure> {
     let backend = NativeBackend::with(nursery(&typed));
     let meant = Meant::run(typed, &variable)?;
     let setting = setting::load(&meant.workspace)?;
-    let state = State::open(&setting.state)?;
+    let state = State::open(&setting.sources.state_directory)?;
     super::stage::recover(&state, Some(&meant.workspace))?;
     let request = setting.request(&meant, id);
     let configured_ms = setting.settings.approval_timeout_ms.value;
     let question_timeout_ms = meant.approval_timeout.map_or(configured_ms, meaning::milliseconds);
     terminal::leave_input_to_foreground().map_err(|e| Failure::new(format!("cannot set standard input: {e}")))?;
     let (interrupts, wake) = signals.listen()?;
-    let approver = TerminalApprover::new(meaning::text_of(&request.command), crate::color_wanted(), Some(wake));
+    let lasting = Lasting::new(setting.sources.clone(), Arc::clone(&setting.settings), request.clone());
+    let lasting = Arc::new(lasting);
+    let approver = TerminalApprover::new(meaning::text_of(&request.command), crate::color_wanted(), Some(wake))
+        .with_rules(Arc::clone(&lasting));
     let engine = Engine {
         judge: Arc::new(RuleJudge { stage: meant.stage, trace: meant.trace, ..setting.judge() }),
         backend: Arc::new(backend.staging(state.stages())),
@@ -84,11 +90,21 @@ fn attempt(typed: RunArgs, id: RequestId) -> Result<Outcome, Failure> {
     let io = if captured { captured_io(&setting, &request) } else { Io::Inherit };
     let command = request.command.clone();
     let outcome = engine.run(request, io, interrupts);
-    if let Some((reach, line)) = write::rule_hint(&command, &outcome, &setting.settings) {
-        let hint = RawText::from(line).escaped();
-        let _ = writeln!(std::io::stderr().lock(), "• as a rule, for {reach}: {hint}");
-    }
+    keep_rules(&lasting, &command, &outcome, &setting.settings);
     Ok(outcome)
+}
+
+/// Writes the rules that answers became, or says how one could become a rule.
+fn keep_rules(lasting: &Lasting, command: &Command, outcome: &Outcome, settings: &Settings) {
+    let said = match lasting.write(outcome) {
+        Ok(Some(file)) => format!("• written as a rule to {}\n", quoted(&file)),
+        Ok(None) => match write::rule_hint(command, outcome, settings) {
+            Some((reach, line)) => format!("• as a rule, for {reach}: {}\n", RawText::from(line).escaped()),
+            None => return,
+        },
+        Err(failure) => return crate::complain(&failure),
+    };
+    let _ = std::io::stderr().lock().write_all(said.as_bytes());
 }
 
 /// A sandbox begun while the request is read, where it will need one as it
@@ -147,7 +163,7 @@ impl Report {
 
     fn file(file: &Path) -> Result<Self, Failure> {
         let cannot = |why: &str| {
-            let shown = crate::failure::quoted(file);
+            let shown = quoted(file);
             Failure::new(format!("cannot write the outcome to {shown}: {why}"))
                 .hint("write --json=FILE, in a directory that exists")
         };
@@ -167,7 +183,7 @@ impl Report {
                 replace(directory, name, &text, outcome.id.as_str()).map_err(|e| {
                     Failure::new(format!(
                         "the run is over, but its outcome could not be written to {}: {e}",
-                        crate::failure::quoted(name)
+                        quoted(name)
                     ))
                 })
             }

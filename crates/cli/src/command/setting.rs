@@ -1,13 +1,13 @@
 //! What `run` and `check` have in common: the configuration in force and the
 //! judge that applies it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use stockade_engine::real::RuleJudge;
 use stockade_model::{Request, RequestId};
 use stockade_policy::Settings;
-use stockade_policy::load::load as load_settings;
+use stockade_policy::load::{Sources, load as load_settings};
 
 use super::variable;
 use crate::failure::Failure;
@@ -18,8 +18,8 @@ use crate::places;
 pub struct Setting {
     /// All layers, merged.
     pub settings: Arc<Settings>,
-    /// The state directory, not yet made.
-    pub state: PathBuf,
+    /// Where it was read, and where state is, which may not be made yet.
+    pub sources: Sources,
 }
 
 /// Reads the configuration: the system's, the person's, the workspace's.
@@ -29,7 +29,7 @@ pub struct Setting {
 pub fn load(workspace: &Path) -> Result<Setting, Failure> {
     let sources = places::sources(Some(workspace), &variable)?;
     let settings = load_settings(&sources)?;
-    Ok(Setting { settings: Arc::new(settings), state: sources.state_directory })
+    Ok(Setting { settings: Arc::new(settings), sources })
 }
 
 impl Setting {

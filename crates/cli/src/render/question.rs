@@ -346,6 +346,15 @@ pub fn help(question: &Question, keys: &[Key], style: Style) -> String {
     out
 }
 
+/// Rules as they would stand in a file, and what can be done with them.
+pub fn rules_prompt(rules: &[String], file: &std::path::Path) -> String {
+    let mut out = format!("a\n  as a rule in {}:\n", crate::failure::quoted(file));
+    for line in rules.iter().flat_map(|rule| rule.lines()) {
+        let _ = writeln!(out, "    {}", RawText::from(line).escaped());
+    }
+    out + "  [w]rite it at the end of the run, or [r]emember the answer without a rule > "
+}
+
 /// Advice for a refusal that a grant would have prevented.
 pub fn grant_hint(grant: &stockade_model::Grant) -> String {
     format!("--grant {}", shell_quoted(&grant.to_string()))

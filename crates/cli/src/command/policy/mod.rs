@@ -4,6 +4,7 @@
 mod check;
 pub mod explain;
 mod import;
+pub mod lasting;
 mod learn;
 mod replay;
 mod test;

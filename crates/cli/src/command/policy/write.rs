@@ -95,7 +95,7 @@ fn amend_line(effect: Verdict) -> &'static str {
 }
 
 /// The hosts and ports of an answer that is about these alone.
-fn targets(grants: &[Grant]) -> Option<Vec<Target>> {
+pub fn targets(grants: &[Grant]) -> Option<Vec<Target>> {
     let target = |grant: &Grant| grant.targets().and_then(TargetPattern::target);
     grants.iter().map(target).collect::<Option<Vec<_>>>().filter(|targets| !targets.is_empty())
 }
@@ -146,20 +146,13 @@ fn drafts_for_command(
 
 /// Shows rules as they would stand in a file, and puts them there.
 fn put(sources: &Sources, file: Option<PathBuf>, drafts: &[DraftRule], write: bool) -> Ended {
-    let path = file.clone().unwrap_or_else(|| sources.user_file.clone());
-    let before = match fs::metadata(&path) {
-        Ok(_) => read(&path)?,
-        Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
-        Err(error) => return Err(Failure::new(format!("cannot read {}: {error}", quoted(&path)))),
-    };
-    let after = insert_rules(&path, &before, drafts)?;
-    if after == before {
+    let layer = if file.is_none() { Layer::User } else { Layer::System };
+    let path = file.unwrap_or_else(|| sources.user_file.clone());
+    // Shown before it is written, and sound before it is shown.
+    let Some((before, after)) = with_rules(sources, layer, &path, drafts)? else {
         remark(&format!("{} holds it already\n", quoted(&path)));
         return Ok(exit::SUCCESS);
-    }
-    // Shown before it is written, and sound before it is shown.
-    let layer = if file.is_none() { Layer::User } else { Layer::System };
-    load_with(sources, vec![LayerText { layer, path: path.clone(), source: after.clone() }])?;
+    };
     let shown: Vec<String> = drafts.iter().map(DraftRule::to_toml).collect();
     print(&shown.join("\n"))?;
     if write {
@@ -169,6 +162,39 @@ fn put(sources: &Sources, file: Option<PathBuf>, drafts: &[DraftRule], write: bo
         remark(&format!("not written; --write adds it to {}\n", quoted(&path)));
     }
     Ok(exit::SUCCESS)
+}
+
+/// Puts rules that were shown into the person's own file: the file, where it did
+/// not hold them already.
+///
+/// # Errors
+/// When the file cannot be written, or would not hold together.
+pub fn add(sources: &Sources, drafts: &[DraftRule]) -> Result<Option<PathBuf>, Failure> {
+    let path = &sources.user_file;
+    let Some((before, after)) = with_rules(sources, Layer::User, path, drafts)? else { return Ok(None) };
+    replace(path, &before, &after)?;
+    Ok(Some(path.clone()))
+}
+
+/// A file's text and the text with rules added, found sound among all layers;
+/// nothing where it holds them already.
+fn with_rules(
+    sources: &Sources,
+    layer: Layer,
+    path: &Path,
+    drafts: &[DraftRule],
+) -> Result<Option<(String, String)>, Failure> {
+    let before = match fs::metadata(path) {
+        Ok(_) => read(path)?,
+        Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
+        Err(error) => return Err(Failure::new(format!("cannot read {}: {error}", quoted(path)))),
+    };
+    let after = insert_rules(path, &before, drafts)?;
+    if after == before {
+        return Ok(None);
+    }
+    load_with(sources, vec![LayerText { layer, path: path.to_owned(), source: after.clone() }])?;
+    Ok(Some((before, after)))
 }
 
 /// Puts a new text in the place of a file, where it still holds the old one.

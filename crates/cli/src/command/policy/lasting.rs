@@ -1,0 +1,138 @@
+//! A yes that holds always, as rules in the person's own file: shown whole before
+//! it is agreed to, written once the run is over. Never for what runs others.
+//!
+//! It must not know how a person is asked.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use stockade_model::{Grant, QuestionKind, Request, Scope, Verdict};
+use stockade_policy::amend::{rule_for_hosts, rules_for};
+use stockade_policy::load::Sources;
+use stockade_policy::{DraftRule, ProvenanceSection, Settings, resolve_profile};
+
+use super::write::{self, targets};
+use crate::failure::Failure;
+
+/// The rules that one run's answers may become.
+#[derive(Debug)]
+pub struct Lasting {
+    sources: Sources,
+    settings: Arc<Settings>,
+    request: Request,
+    chosen: Mutex<Vec<DraftRule>>,
+}
+
+impl Lasting {
+    /// For the questions of one request.
+    pub fn new(sources: Sources, settings: Arc<Settings>, request: Request) -> Self {
+        Self { sources, settings, request, chosen: Mutex::default() }
+    }
+
+    /// The file they would stand in.
+    pub fn file(&self) -> &Path {
+        &self.sources.user_file
+    }
+
+    /// The smallest rules for a yes to this question; empty where there may be
+    /// none.
+    pub fn drafts(&self, kind: &QuestionKind) -> Vec<DraftRule> {
+        let grants: &[Grant] = match kind {
+            QuestionKind::Unsandboxed => return Vec::new(),
+            QuestionKind::Run { .. } => &[],
+            QuestionKind::Grants { grants }
+            | QuestionKind::Escalate { grants, .. }
+            | QuestionKind::Hold { grants, .. } => grants,
+        };
+        if let Some(hosts) = targets(grants) {
+            return vec![rule_for_hosts(&hosts, Verdict::Allow, &self.provenance())];
+        }
+        let Request { command, profile, workspace, .. } = &self.request;
+        let Ok(profile) = resolve_profile(&self.settings, profile, workspace.as_path(), &[]) else { return Vec::new() };
+        rules_for(command, Verdict::Allow, grants, &profile, &self.provenance()).unwrap_or_default()
+    }
+
+    fn provenance(&self) -> ProvenanceSection {
+        ProvenanceSection {
+            by: super::user_name().unwrap_or_else(|| "a person".to_owned()),
+            at: Some(crate::render::audit::utc(super::now_ms())),
+            request: Some(self.request.id.to_string()),
+        }
+    }
+
+    /// Notes that these were shown and agreed to.
+    pub fn choose(&self, drafts: Vec<DraftRule>) {
+        self.chosen().extend(drafts);
+    }
+
+    fn chosen(&self) -> MutexGuard<'_, Vec<DraftRule>> {
+        self.chosen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes what was agreed to: the file, where it changed. Only what the
+    /// engine has on record as answered counts.
+    ///
+    /// # Errors
+    /// When the file cannot be written, or would not hold together.
+    pub fn write(&self, outcome: &stockade_model::Outcome) -> Result<Option<PathBuf>, Failure> {
+        let agreed = outcome.approvals.iter().any(|given| given.scope == Some(Scope::Always) && given.by == "terminal");
+        let drafts = std::mem::take(&mut *self.chosen());
+        if drafts.is_empty() || !agreed {
+            return Ok(None);
+        }
+        write::add(&self.sources, &drafts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use stockade_model::{ApprovalMode, Command, Level, SandboxPreference};
+    use stockade_policy::OwnDirectories;
+
+    use super::*;
+
+    fn lasting(words: &[&str]) -> Lasting {
+        let settings = Settings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[]).unwrap();
+        let request = Request {
+            id: "req_1".parse().unwrap(),
+            session: None,
+            command: Command::Argv(words.iter().map(|word| (*word).into()).collect()),
+            cwd: "/w".into(),
+            workspace: "/w".into(),
+            environment: Default::default(),
+            profile: "workspace".to_owned(),
+            grants: Vec::new(),
+            level: Level::Full,
+            approval_mode: ApprovalMode::OnFailure,
+            sandbox: SandboxPreference::Auto,
+            timeout_ms: None,
+            caller_approval: None,
+        };
+        Lasting::new(Sources::standard(Path::new("/home/u"), None, None, None), Arc::new(settings), request)
+    }
+
+    #[track_caller]
+    fn check(words: &[&str], grants: &[&str], wanted: &[&str]) {
+        let grants = grants.iter().map(|grant| grant.parse().unwrap()).collect();
+        let drafts = lasting(words).drafts(&QuestionKind::Grants { grants });
+        let lines: Vec<String> = drafts
+            .iter()
+            .flat_map(|draft| draft.to_toml().lines().map(str::to_owned).collect::<Vec<_>>())
+            .filter(|line| ["glob", "hosts", "grants"].iter().any(|key| line.starts_with(key)))
+            .collect();
+        assert_eq!(lines, wanted);
+    }
+
+    #[test]
+    fn a_yes_becomes_the_smallest_rule() {
+        check(&["npm", "test"], &[], &["glob = [\"npm test\"]"]);
+        check(&["npm", "test"], &["write /srv/x"], &["glob = [\"npm test\"]", "grants = [\"write /srv/x\"]"]);
+        check(&["sh", "-c", "pip install x"], &["connect pypi.org:443"], &["hosts = [\"pypi.org:443\"]"]);
+        // Never for what runs others, nor over what is guarded.
+        check(&["python3", "x"], &["write /srv/x"], &[]);
+        check(&["npm", "test"], &["read /home/u/.ssh"], &[]);
+        assert!(lasting(&["npm", "test"]).drafts(&QuestionKind::Unsandboxed).is_empty());
+        let draft = &lasting(&["npm", "test"]).drafts(&QuestionKind::Run { reasons: Vec::new() })[0];
+        assert!(draft.to_toml().contains("request = \"req_1\""), "{}", draft.to_toml());
+    }
+}
