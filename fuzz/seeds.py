@@ -35,3 +35,36 @@ for first, pattern in enumerate(("codex/*.rules", "claude/*.json", "gemini/*.tom
         (here / "seeds/import" / file.name).write_bytes(bytes([first]) + file.read_bytes())
 for file in (here / "../policies").rglob("*.toml"):
     (here / "seeds/policy" / f"{file.parent.name}-{file.name}").write_bytes(file.read_bytes())
+
+
+def question(name, kind):
+    labels = b"".join(bytes([len(label)]) + label for label in name.split(b"."))
+    return b"\x12\x34\1\0\0\1\0\0\0\0\0\0" + labels + b"\0" + bytes([0, kind, 0, 1])
+
+
+def client_hello(name, version=b"\3\3"):
+    """With what other readers want to see, in one record."""
+    entry = b"\0" + len(name).to_bytes(2, "big") + name
+    extensions = [(0, len(entry).to_bytes(2, "big") + entry), (10, b"\0\2\0\x1d"), (13, b"\0\4\4\3\x08\4"),
+                  (11, b"\1\0"), (43, b"\2\3\4"), (51, b"\0\x24\0\x1d\0\x20" + bytes(range(32)))]
+    listed = b"".join(kind.to_bytes(2, "big") + len(value).to_bytes(2, "big") + value for kind, value in extensions)
+    body = version + bytes(32) + b"\0" + b"\0\4\x13\1\xc0\x2b" + b"\1\0" + len(listed).to_bytes(2, "big") + listed
+    message = b"\1" + len(body).to_bytes(3, "big") + body
+    return b"\x16\3\1" + len(message).to_bytes(2, "big") + message
+
+
+door = {
+    "dns": [question(b"a.test", 1), question(b"a-b_c.example.org", 28), question(b"1.2.0.192.in-addr.arpa", 12),
+            question(b"x", 65)[:-5] + b"\0\0\x41\0\1\0\0\x29\4\xd0\0\0\0\0\0\0"],
+    "head": [b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"GET http://127.0.0.1/x?y HTTP/1.0\r\n\r\n",
+             b"POST /a HTTP/1.1\r\nHost: 127.0.0.1:80\r\nTransfer-Encoding: chunked\r\nUpgrade: h2c, x\r\n\r\n",
+             b"CONNECT a.test:443 HTTP/1.1\r\nHost: a.test\r\nContent-Length: 0\r\n\r\n",
+             b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nConnection: close\r\n\r\nabc"],
+    "socks": [b"\5\1\0\1\x7f\0\0\1\0\x50", b"\5\1\0\3\6a.test\1\xbb", b"\5\1\0\4" + bytes(15) + b"\1\0\x50"],
+    "hello": [client_hello(b"a.test"), client_hello(b"A.Example.ORG"), client_hello(b"127.0.0.1"),
+              client_hello(b"a.test")[:60]],
+}
+for target, seeds in door.items():
+    (here / "seeds" / target).mkdir(parents=True, exist_ok=True)
+    for number, seed in enumerate(seeds):
+        (here / "seeds" / target / str(number)).write_bytes(seed)

@@ -12,6 +12,9 @@ mod dns;
 mod door;
 mod edge;
 mod events;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod hello;
 mod http;
 mod limits;

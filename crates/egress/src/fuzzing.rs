@@ -1,0 +1,105 @@
+//! What the readers of hostile bytes promise, for `fuzz/`: they do not fall over,
+//! what they read they read one way only, and other people's readers of the same
+//! bytes are not of another mind where it counts.
+
+use hickory_resolver::proto::op::Message;
+use rustls::server::Acceptor;
+use stockade_model::{Host, Target};
+
+use crate::dns::message::{Code, Question, Record};
+use crate::hello::{self, Hello, Seen};
+use crate::http::direct;
+use crate::http::head::{Request, Response, check_trailer, end_of_head, values};
+use crate::proxy::socks;
+
+fn target() -> Target {
+    Target { host: Host::of(std::net::Ipv4Addr::LOCALHOST.into()), port: 80 }
+}
+
+/// A question for a name: our answer is well formed, and another reader finds
+/// the same name in it.
+pub fn dns(bytes: &[u8]) {
+    let question = match Question::parse(bytes) {
+        Ok(question) => question,
+        Err(unanswerable) => {
+            assert!(unanswerable.answer.is_none_or(|answer| answer.len() >= 12 && answer[2] & 0x80 != 0));
+            return;
+        }
+    };
+    let records = [Record::Address(std::net::Ipv4Addr::LOCALHOST.into()), Record::Name("a.test".into())];
+    let answer = question.answer(Code::NoError, &records);
+    let Ok(read) = Message::from_vec(&answer) else { panic!("an answer that others cannot read: {answer:?}") };
+    assert_eq!((read.queries.len(), read.answers.len()), (1, 2));
+    if let Some(name) = &question.name {
+        let other = read.queries[0].name().to_ascii().to_ascii_lowercase();
+        assert_eq!(other.trim_end_matches('.'), name);
+    }
+}
+
+/// A message's head: where it is taken, what is sent on is read the same, and is
+/// for one host.
+pub fn head(bytes: &[u8]) {
+    let _ = check_trailer(bytes);
+    let Ok(Some(end)) = end_of_head(bytes) else { return };
+    let head = &bytes[..end];
+    if let Ok(answer) = Response::parse(head, "GET") {
+        assert_eq!(Response::parse(&answer.bytes(), "GET").as_ref(), Ok(&answer));
+    }
+    let Ok(mut request) = Request::parse(head) else { return };
+    assert_eq!(Request::parse(&request.bytes()).as_ref(), Ok(&request));
+    if direct::check(&mut request, &target()).is_ok() {
+        let sent = request.bytes();
+        assert_eq!(end_of_head(&sent), Ok(Some(sent.len())));
+        assert_eq!(Request::parse(&sent).as_ref(), Ok(&request));
+        let hosts: Vec<_> = values(&request.fields, "host").collect();
+        assert!(hosts.len() == 1 && hosts[0].starts_with(b"127.0.0.1"), "{hosts:?}");
+        assert!(request.target.starts_with('/') || request.target == "*");
+    }
+}
+
+/// A request of SOCKS: it is read when it is whole and not before, and its host
+/// is one that is written in one way.
+pub fn socks(bytes: &[u8]) {
+    if let Ok(Some((target, taken))) = socks::request(bytes) {
+        assert!((0..taken).all(|length| socks::request(&bytes[..length]) == Ok(None)));
+        assert_eq!(target.to_string().parse().as_ref(), Ok(&target));
+    }
+}
+
+/// A client hello: cut anywhere it is waited for, and a server that takes it for
+/// somebody takes it for whom we do.
+pub fn hello(bytes: &[u8]) {
+    let seen = hello::read(bytes);
+    if let Seen::Hello(_) = seen {
+        let step = bytes.len() / 16 + 1;
+        for cut in (0..bytes.len()).step_by(step) {
+            let part = hello::read(&bytes[..cut]);
+            assert!(part == seen || part == Seen::Incomplete, "{cut}: {part:?}, whole {seen:?}");
+        }
+    }
+    let mut acceptor = Acceptor::default();
+    let mut rest = bytes;
+    while !rest.is_empty() && acceptor.read_tls(&mut rest).is_ok_and(|read| read > 0) {
+        match acceptor.accept() {
+            Ok(Some(accepted)) => {
+                return same(&seen, accepted.client_hello().server_name());
+            }
+            Ok(None) => {}
+            Err(_) => return,
+        }
+    }
+}
+
+fn same(seen: &Seen, taken: Option<&str>) {
+    match seen {
+        Seen::Malformed(_) => {}
+        Seen::Hello(Hello { server_name, .. }) => {
+            let plain = |name: &str| name.trim_end_matches('.').to_ascii_lowercase();
+            let ours = server_name.as_ref().map(|name| plain(&String::from_utf8_lossy(name)));
+            // The other reader drops what is no name of a host; we refuse that later.
+            let is_dropped = taken.is_none() && ours.is_some();
+            assert!(is_dropped || ours == taken.map(plain), "{ours:?} {taken:?}");
+        }
+        Seen::Other | Seen::Incomplete => panic!("a server takes it, and we saw {seen:?}"),
+    }
+}
