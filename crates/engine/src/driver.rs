@@ -13,7 +13,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use stockade_model::{Assessment, Denial, Event, EventKind, Grant, Outcome, Plan, Question, Request, Review, Verdict};
+use stockade_model::{
+    Assessment, Denial, Event, EventKind, Grant, Operation, Outcome, Plan, Question, Request, Review, Verdict,
+};
 use tracing::{debug, info, info_span, warn};
 
 use crate::approver::HeldCalls;
@@ -210,6 +212,7 @@ impl Driver<'_> {
             Message::Attempt { number, .. } if number != self.attempts || self.attempt.is_none() => return None,
             Message::Attempt { event, .. } => match event {
                 AttemptEvent::Denied(denial) => {
+                    let denial = self.with_rule(denial);
                     let powers = denial.grant.as_ref().map_or_else(Vec::new, |grant| self.powers(grant));
                     Input::Denied { denial, powers }
                 }
@@ -250,6 +253,22 @@ impl Driver<'_> {
     fn directory(&self, grant: &Grant) -> Vec<Grant> {
         let Some(plan) = &self.plan else { return Vec::new() };
         self.honoured(plan, self.engine.judge.directory(&self.request, plan, grant))
+    }
+
+    /// A connection that a rule refuses names that rule and why: the lists of the
+    /// plan, by which it was refused, hold what rules say without their names.
+    fn with_rule(&self, mut denial: Denial) -> Denial {
+        let (Operation::Connect, None, Some(plan)) = (denial.operation, &denial.grant, &self.plan) else {
+            return denial;
+        };
+        let Some(Ok(target)) = denial.object.to_str().map(str::parse) else { return denial };
+        let grant = Some(Grant::connect(&target));
+        let rule = self.engine.judge.held_rule(&self.request, plan, &Denial { grant, ..denial.clone() });
+        if let Some(rule) = rule.filter(|rule| rule.decision.verdict == Verdict::Deny) {
+            let why = [vec![rule.decision.rule], rule.decision.reasons].concat();
+            denial.rule = why.join(": ");
+        }
+        denial
     }
 
     /// What the rules say; an `allow` of what cannot be given says nothing.

@@ -600,11 +600,22 @@ hosts = ["*.example.com:22"]
 effect = "ask"
 justification = "look first"
 "#;
-    let hall = Hall::configured(RULES, Scripted::default(), |_| 0);
+    let hall = Hall::configured(RULES, Scripted::default(), |calls| {
+        for object in ["evil.example.com:443", "other.org:443"] {
+            let refused = denial(&write("/x"));
+            let (operation, object) = (Operation::Connect, object.into());
+            calls.events.tell(AttemptEvent::Denied(Denial { operation, object, grant: None, ..refused }));
+        }
+        0
+    });
     let mut request = hall.house.request("ls", ApprovalMode::OnFailure);
     request.grants =
         ["evil.example.com", "a.example.com:22"].map(|host| format!("connect {host}").parse().unwrap()).into();
-    hall.house.run(request);
+    let outcome = hall.house.run(request);
+    // What was refused by a rule says so.
+    let named = |denial: &Denial| denial.rule.contains("rule deny") && denial.rule.contains("never there");
+    let named: Vec<bool> = outcome.attempts[0].denials.iter().map(named).collect();
+    assert_eq!(named, [true, false], "{outcome:?}");
     let plans = hall.house.released.lock().unwrap();
     let says = |target: &str| {
         let said = plans[0].profile.egress.listed_with(&plans[0].grants, &target.parse().unwrap());
