@@ -68,6 +68,10 @@ impl Arrivals {
         Self { namespace, listeners: tokio::sync::Mutex::default() }
     }
 
+    pub(crate) fn namespace(&self) -> &Arc<dyn Namespace> {
+        &self.namespace
+    }
+
     /// Announces a connection to `dialled`. The receiver gets it.
     pub(crate) async fn announce(&self, dialled: SocketAddr) -> io::Result<(Announced, oneshot::Receiver<TcpStream>)> {
         let dialled = plain(dialled);

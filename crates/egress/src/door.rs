@@ -2,7 +2,7 @@
 //!
 //! Must not know: how a sandbox is built, who decides.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
@@ -25,6 +25,7 @@ use crate::events::{Events, Recorder};
 use crate::limits::Meter;
 use crate::names::Names;
 use crate::proxy;
+use crate::published;
 use crate::relay::Buffers;
 use crate::seam::{Destination, Judge, Permit, Resolve, Service, Setup, Who};
 use crate::session::{Session, limit, refuse};
@@ -72,7 +73,7 @@ pub(crate) struct Shared {
     pub(crate) buffers: Buffers,
     pub(crate) name_server: Arc<NameServer>,
     pub(crate) edge: Arc<Edge>,
-    arrivals: Arrivals,
+    pub(crate) arrivals: Arrivals,
 }
 
 /// The only way out of one sandbox. Dropped: as [`Door::stop`].
@@ -158,6 +159,12 @@ impl Door {
             inner.events.flush();
         })?;
         Ok(Self { shared, names: setup.names, handle, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// Leads everybody who connects to this listener to `port` of the sandbox's
+    /// own loopback, until the end.
+    pub fn publish(&self, listener: TcpListener, port: u16) {
+        self.handle.spawn(published::serve(Arc::clone(&self.shared), listener, port));
     }
 
     /// What an address that a program connects to stands for.

@@ -20,6 +20,7 @@ mod http;
 mod limits;
 mod names;
 mod proxy;
+mod published;
 mod relay;
 mod seam;
 mod session;

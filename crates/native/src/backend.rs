@@ -26,11 +26,11 @@ use crate::broker::{Answers, Broker, BrokerBegun, BrokerError, BrokerEvent, Brok
 use crate::capture::{Capture, Drained};
 use crate::evidence::{HiddenWatch, TempWatch};
 use crate::launch::{
-    Blueprint, ExitReport, LaunchError, Launched, Launching, Nursery, Overlay, Stdio, begin, is_staged,
+    Blueprint, ExitReport, LaunchError, Launched, Launching, Nursery, Outfit, Stdio, begin, is_staged,
 };
 use crate::powers::Powers;
 use crate::staging::Staging;
-use crate::way_out::{Terms, WayOut};
+use crate::way_out::{self, LostDatagrams, Published, Terms, WayOut};
 
 /// How long the broker may take to end once its callers are gone.
 const BROKER_ENDS_WITHIN: Duration = Duration::from_secs(5);
@@ -74,24 +74,25 @@ impl NativeBackend {
     }
 
     /// What the door of a run is to know.
-    fn terms(&self, plan: &Plan, edge: Edge, broker: &BrokerBegun, events: &Events) -> Terms {
+    fn terms(&self, plan: &Plan, (edge, published): (Edge, Published), broker: &BrokerBegun, events: &Events) -> Terms {
         let events = events.clone();
         Terms {
             rules: plan.profile.egress.clone(),
             edge: Arc::new(edge),
             judge: Arc::new(broker.referee()),
             sink: Arc::new(move |event| events.tell(told(event))),
+            published,
             resolver: self.resolver.clone().unwrap_or_else(|| Arc::<SystemResolver>::default()),
         }
     }
 
     /// Starts building the sandbox, with what is begun already where it fits.
-    fn begin(&self, plan: &Plan, overlay: Option<&Overlay>, stdio: Stdio<'_>) -> Result<Launching, LaunchError> {
+    fn begin(&self, plan: &Plan, outfit: &Outfit, stdio: Stdio<'_>) -> Result<Launching, LaunchError> {
         let _span = debug_span!("begin").entered();
         let nursery = self.nursery.lock().unwrap_or_else(PoisonError::into_inner).take();
         match nursery.filter(|nursery| nursery.serves(plan.level)) {
-            Some(nursery) => nursery.begin(plan, overlay, stdio),
-            None => begin(Blueprint::prepare_over(plan, overlay)?, stdio),
+            Some(nursery) => nursery.begin(plan, outfit, stdio),
+            None => begin(Blueprint::prepare_with(plan, outfit)?, stdio),
         }
     }
 }
@@ -104,33 +105,41 @@ impl Backend for NativeBackend {
     fn honours(&self, grant: &Grant, level: Level) -> bool {
         match grant {
             Grant::Write(_) | Grant::Read(_) | Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) => true,
-            Grant::Connect(_) => level == Level::Full,
-            Grant::Listen(_) | Grant::Memory(_) => false,
+            Grant::Connect(_) => true,
+            Grant::Listen(_) => level == Level::Full,
+            Grant::Memory(_) => false,
         }
     }
 
     fn prepare(&self, plan: &Plan, io: &Io, hold: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {
         let streams = Streams::new(*io)?;
         let edge = Edge::prepare(&plan.profile.egress, &Trust::System).map_err(unready)?;
+        let published = Published::of(plan)?;
+        let publishes = !published.is_empty();
         let staging = Staging::of(plan, self.stages.as_deref())?;
-        let overlay = staging.as_ref().map(Staging::overlay);
-        let launching = self.begin(plan, overlay, streams.inside()).map_err(unlaunched)?;
+        let overlay = staging.as_ref().map(|staging| staging.overlay().clone());
+        let outfit = Outfit { overlay, ..way_out::outfit(plan, &edge) };
+        let launching = self.begin(plan, &outfit, streams.inside()).map_err(unlaunched)?;
         // The init builds; the two threads get ready meanwhile.
         let outside = streams.outside(*io);
         let sender = events.clone();
         let sink = move |event| sender.tell(seen(event));
         let witness = staging.as_ref().map(Staging::witness).transpose()?.flatten();
         let broker = Broker::begin_with(powers(plan, &launching), plan.level, witness, sink).map_err(unbrokered)?;
-        let terms = self.terms(plan, edge, &broker, &events);
+        let terms = self.terms(plan, (edge, published), &broker, &events);
         let keeper = Keeper::begin(outside, events)?;
 
         let mut launched = debug_span!("finish").in_scope(|| launching.finish()).map_err(unlaunched)?;
         let listener = launched.take_listener().ok_or_else(|| unlaunched(LaunchError::Lost))?;
         let can_hold = launched.wait_killable();
-        let way = Arc::new(match launched.take_network() {
-            Some(ends) => WayOut::of_namespace(ends, terms),
-            None => WayOut::of_host(terms),
-        });
+        let (way, lost) = match launched.take_network() {
+            Some(ends) => {
+                let (way, lost) = WayOut::of_namespace(ends, terms);
+                (way, Some(lost))
+            }
+            None => (WayOut::of_host(terms), None),
+        };
+        let way = Arc::new(way);
         let way_out = Some(Arc::clone(&way));
         let broker = broker.serve_with(listener, hold && can_hold, way_out).map_err(unbrokered)?;
         let mut enforced = launched.report().clone();
@@ -139,6 +148,9 @@ impl Backend for NativeBackend {
             broker_layer(broker.traits(), (hold, can_hold), plan.profile.filesystem.trace),
         );
         let answers = broker.answers();
+        if publishes {
+            answers.open_way();
+        }
         let kept = Kept {
             end: rustix::io::fcntl_dupfd_cloexec(launched.end_fd(), 3).map_err(no_descriptor)?,
             hidden: launched.take_hidden_reads().map(|reads| HiddenWatch::new(reads, plan)),
@@ -146,6 +158,7 @@ impl Backend for NativeBackend {
             launched: Arc::new(Mutex::new(launched)),
             names: Some(Arc::clone(&way)),
             way,
+            lost,
             broker,
             staging,
         };
@@ -329,6 +342,7 @@ struct Kept {
     way: Arc<WayOut>,
     /// The same until the first name is asked for.
     names: Option<Arc<WayOut>>,
+    lost: Option<LostDatagrams>,
     hidden: Option<HiddenWatch>,
     temp: Option<TempWatch>,
     staging: Option<Staging>,
@@ -384,7 +398,11 @@ impl Keeper {
             }
         }
         self.look();
-        let Self { kept: Kept { end, launched, broker, way, names: _, hidden, temp, staging }, outside, events } = self;
+        let Self {
+            kept: Kept { end, launched, broker, way, names: _, lost: _, hidden, temp, staging },
+            outside,
+            events,
+        } = self;
         if let Some(full) = temp.and_then(TempWatch::end) {
             events.tell(AttemptEvent::Denied(full));
         }
@@ -427,8 +445,9 @@ impl Keeper {
         let hidden = self.kept.hidden.as_ref().map(HiddenWatch::fd);
         let names = self.kept.names.as_ref().and_then(|way| way.asked());
         let outputs = self.outside.iter().flatten().filter(|o| o.open).map(|o| o.pipe.as_fd());
+        let lost = self.kept.lost.iter().flat_map(LostDatagrams::fds);
         let all: Vec<BorrowedFd<'_>> =
-            [Some(self.kept.end.as_fd()), hidden, names].into_iter().flatten().chain(outputs).collect();
+            [Some(self.kept.end.as_fd()), hidden, names].into_iter().flatten().chain(lost).chain(outputs).collect();
         let mut waited: Vec<PollFd<'_>> = all.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
         // A signal or a failure only makes the next look come sooner.
         let _ = poll(&mut waited, Some(&LOOK_AROUND));
@@ -442,7 +461,8 @@ impl Keeper {
         if self.kept.names.take_if(|way| way.is_asked()).is_some() {
             self.kept.broker.answers().open_way();
         }
-        let seen: Vec<Denial> = self.kept.hidden.as_mut().map(HiddenWatch::take).unwrap_or_default();
+        let mut seen: Vec<Denial> = self.kept.hidden.as_mut().map(HiddenWatch::take).unwrap_or_default();
+        seen.extend(self.kept.lost.iter_mut().flat_map(LostDatagrams::take));
         for denial in seen {
             self.tell(AttemptEvent::Denied(denial));
         }

@@ -217,7 +217,7 @@ fn network() -> Result<(), Errno> {
 /// The same open succeeds before and is refused after.
 fn landlock() -> LayerReport {
     let tried = landlock::abi().and_then(|abi| {
-        let rules = Ruleset::new(abi, access::changing(abi), 0)?;
+        let rules = Ruleset::new(abi, access::changing(abi), 0, 0)?;
         in_child(0, || {
             let open = || openat(CWD, c"/dev/null", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
             open()?;

@@ -10,6 +10,10 @@ const PERM: Action = Action::Errno(libc::EPERM as u16);
 const NOSYS: Action = Action::Errno(libc::ENOSYS as u16);
 const NO_FAMILY: Action = Action::Errno(libc::EAFNOSUPPORT as u16);
 const NO_PROTOCOL: Action = Action::Errno(libc::EPROTONOSUPPORT as u16);
+const NOT_SUPPORTED: Action = Action::Errno(libc::EOPNOTSUPP as u16);
+
+/// `MSG_FASTOPEN`: the first message connects.
+const FAST_OPEN: u32 = libc::MSG_FASTOPEN as u32;
 
 /// `CLONE_NEW*` bits (linux/sched.h). `CLONE_NEWTIME` (0x80) is one of the
 /// signal bits of clone and means a namespace in unshare alone.
@@ -44,6 +48,7 @@ const KERNEL_DOOR: &str = "kernel surface that ordinary programs do not need";
 const FILE_FLAGS: &str = "immutable and append-only flags outlive the run";
 const TERMINAL: &str = "types into, or takes over, the user's terminal";
 const NEW_NAMESPACE: &str = "a namespace of one's own reopens mounts and kernel surface";
+const CONNECTS: &str = "it connects without a connect";
 const OTHER_PROCESSES: &str = "takes descriptors out of other processes, past every path check";
 
 /// Refused at every level.
@@ -137,6 +142,10 @@ pub(super) const REFUSED: &[Entry] = &[
     when(libc::SYS_personality, &[Condition::equals(0, 0x4_0000)], Action::Allow, "ADDR_NO_RANDOMIZE, for debuggers"),
     when(libc::SYS_personality, &[Condition::equals(0, u32::MAX)], Action::Allow, "asks for the current domain"),
     refuse(libc::SYS_personality, PERM, "other domains weaken memory protection"),
+    // Programs fall back to a connect, which is asked about.
+    when(libc::SYS_sendto, &[Condition::any_bit(3, FAST_OPEN)], NOT_SUPPORTED, CONNECTS),
+    when(libc::SYS_sendmsg, &[Condition::any_bit(2, FAST_OPEN)], NOT_SUPPORTED, CONNECTS),
+    when(libc::SYS_sendmmsg, &[Condition::any_bit(3, FAST_OPEN)], NOT_SUPPORTED, CONNECTS),
     when(libc::SYS_socketpair, &[UNIX, STREAM], Action::Allow, "connected for good"),
     when(libc::SYS_socketpair, &[UNIX, SEQPACKET], Action::Allow, "connected for good"),
     refuse(libc::SYS_socketpair, PERM, "a datagram socket can be sent from to any address"),
@@ -181,6 +190,7 @@ pub(super) const FULL: &[Entry] = &[
     ),
 ];
 
+const ON_BEHALF: &str = "its connect, bind and listen are asked about, and no message connects it";
 const HOST_IPC: &str = "System V and message-queue objects are the host's, and no path rule covers them";
 
 /// Level restricted: what namespaces would confine is refused instead.
@@ -198,6 +208,10 @@ pub(super) const RESTRICTED: &[Entry] = &[
     refuse(libc::SYS_msgctl, PERM, HOST_IPC),
     refuse(libc::SYS_mq_open, PERM, HOST_IPC),
     refuse(libc::SYS_mq_unlink, PERM, HOST_IPC),
+    when(libc::SYS_socket, &[INET, STREAM, ANY_PROTOCOL], Action::Allow, ON_BEHALF),
+    when(libc::SYS_socket, &[INET, STREAM, TCP], Action::Allow, ON_BEHALF),
+    when(libc::SYS_socket, &[INET6, STREAM, ANY_PROTOCOL], Action::Allow, ON_BEHALF),
+    when(libc::SYS_socket, &[INET6, STREAM, TCP], Action::Allow, ON_BEHALF),
     when(
         libc::SYS_prlimit64,
         &[Condition::differs(0, 0)],

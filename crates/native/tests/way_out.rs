@@ -7,20 +7,23 @@ mod support;
 mod way_out_support;
 
 use stockade_engine::HeldAnswer;
-use stockade_model::{ConnectionEnd, Level};
+use stockade_model::{ConnectionEnd, Level, Secret, SecretKind, SecretSource};
 use support::in_each_role;
 use way_out_support::{Server, Trip, dial, no, yes};
+
+const LEVELS: [Level; 2] = [Level::Full, Level::Restricted];
 
 #[test]
 fn a_granted_name_is_reached_and_recorded() {
     in_each_role("a_granted_name_is_reached_and_recorded", || {
         let server = Server::new();
-        for (timeout, family) in [("None", "0"), ("10", "0"), ("None", "socket.AF_INET6"), ("10", "socket.AF_INET6")] {
+        let ways = [("None", "0"), ("10", "0"), ("None", "socket.AF_INET6"), ("10", "socket.AF_INET6")];
+        for (level, (timeout, family)) in LEVELS.into_iter().flat_map(|level| ways.map(|way| (level, way))) {
             let target = format!("server.test:{}", server.port());
-            let mut trip = Trip::new(Level::Full, &dial(&target, timeout, family));
+            let mut trip = Trip::new(level, &dial(&target, timeout, family));
             trip.grant(&format!("connect {target}"));
             let ran = trip.run(None);
-            assert_eq!(ran.stdout, "hello\n", "{timeout} {family}: {:?}", ran.denials);
+            assert_eq!(ran.stdout, "hello\n", "{level} {timeout} {family}: {:?}", ran.denials);
             assert_eq!(ran.denied(), [""; 0]);
             let [connection] = &ran.connections[..] else { panic!("{:?}", ran.connections) };
             assert_eq!((connection.target.to_string(), connection.end), (target.clone(), ConnectionEnd::Closed));
@@ -30,7 +33,7 @@ fn a_granted_name_is_reached_and_recorded() {
                 connection.program.as_ref().is_some_and(|p| p.escaped().contains("python")) && connection.pid > Some(1)
             );
         }
-        assert_eq!(server.accepted(), 4);
+        assert_eq!(server.accepted(), 8);
     });
 }
 
@@ -40,8 +43,9 @@ fn what_is_not_granted_is_refused_exactly_and_not_reached() {
         let server = Server::new();
         let port = server.port();
         for target in [format!("server.test:{port}"), format!("10.1.2.3:{port}"), format!("[2001:db8::1]:{port}")] {
-            for timeout in ["None", "10"] {
-                let mut trip = Trip::new(Level::Full, &dial(&target, timeout, "0"));
+            for (level, timeout) in LEVELS.into_iter().flat_map(|level| ["None", "10"].map(|timeout| (level, timeout)))
+            {
+                let mut trip = Trip::new(level, &dial(&target, timeout, "0"));
                 trip.grant("connect server.test:1");
                 trip.grant("connect other.test");
                 let ran = trip.run(None);
@@ -83,7 +87,7 @@ fn an_entry_of_the_profile_needs_no_grant() {
 #[test]
 fn a_held_connect_goes_on_with_a_yes() {
     in_each_role("a_held_connect_goes_on_with_a_yes", || {
-        for timeout in ["None", "10"] {
+        for (level, timeout) in LEVELS.into_iter().flat_map(|level| ["None", "10"].map(|timeout| (level, timeout))) {
             let server = Server::new();
             let target = format!("server.test:{}", server.port());
             let one = dial(&target, timeout, "0");
@@ -92,7 +96,7 @@ fn a_held_connect_goes_on_with_a_yes() {
                  [t.start() for t in all]; [t.join() for t in all]",
                 one.replace('\n', "\n  ")
             );
-            let ran = Trip::new(Level::Full, &script).run(Some(yes()));
+            let ran = Trip::new(level, &script).run(Some(yes()));
             assert_eq!(ran.stdout, "hello\n".repeat(3), "{:?}", ran.denials);
             assert_eq!(ran.asked(), [format!("Connect {target} [connect {target}]")]);
             assert_eq!(server.accepted(), 3);
@@ -190,8 +194,8 @@ fn failures_of_the_network_are_told_as_they_are() {
     let closed = Server::new();
     let port = closed.port();
     drop(closed);
-    for timeout in ["None", "10"] {
-        let mut trip = Trip::new(Level::Full, &dial(&format!("server.test:{port}"), timeout, "0"));
+    for (level, timeout) in LEVELS.into_iter().flat_map(|level| ["None", "10"].map(|timeout| (level, timeout))) {
+        let mut trip = Trip::new(level, &dial(&format!("server.test:{port}"), timeout, "0"));
         trip.grant("connect server.test");
         let ran = trip.run(None);
         assert_eq!(ran.stdout, "ECONNREFUSED\n");
@@ -258,4 +262,158 @@ fn one_answer_may_settle_several_questions() {
     })));
     assert_eq!((ran.stdout.as_str(), ran.questions.len()), ("hello\nhello\n", 2), "{:?}", ran.denials);
     assert_eq!(server.accepted(), 2);
+}
+
+/// A datagram to nobody is refused by the run's own network, which says so; among
+/// themselves programs may send them.
+#[test]
+fn datagrams_lead_nowhere_and_are_told() {
+    in_each_role("datagrams_lead_nowhere_and_are_told", || {
+        let script = "import socket\ndef send(to, family=socket.AF_INET):\n  s = socket.socket(family, socket.SOCK_DGRAM)\n  \
+             s.connect(to); s.send(b'x'); s.settimeout(10)\n  try: s.recv(9)\n  except OSError as e: print(e.errno)\n\
+             own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); own.bind(('127.0.0.1', 0))\n\
+             other = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); other.sendto(b'inside', own.getsockname()); print(own.recv(9).decode())\n\
+             send(('10.9.8.7', 123)); send(('server.test', 443)); send(('2001:db8::1', 5), socket.AF_INET6); send(('127.0.0.1', 9))";
+        let ran = Trip::new(Level::Full, script).run(None);
+        assert_eq!(ran.stdout, "inside\n111\n111\n111\n111\n", "{:?}", ran.denials);
+        let told =
+            ["10.9.8.7:123", "[2001:db8::1]:5", "server.test:443"].map(|to| format!("Connect {to} over UDP [-]"));
+        let mut denied = ran.denied();
+        denied.sort();
+        assert_eq!(denied, told);
+    });
+}
+
+/// A message cannot connect a socket past the broker, and programs fall back.
+#[test]
+fn the_first_message_connects_nothing() {
+    let server = Server::new();
+    let script = format!(
+        "import socket\nfor send in (lambda s, to: s.sendto(b'x', 0x20000000, to), lambda s, to: s.sendmsg([b'x'], [], 0x20000000, to)):\n  \
+         s = socket.socket()\n  try: send(s, ('127.0.0.1', {}))\n  except OSError as e: print(e.errno)",
+        server.port()
+    );
+    for level in LEVELS {
+        let mut trip = Trip::new(level, &script);
+        trip.grant("connect 127.0.0.1");
+        assert_eq!(trip.run(None).stdout, "95\n95\n", "{level}");
+    }
+    assert_eq!(server.accepted(), 0);
+    let control = std::process::Command::new("/usr/bin/python3").args(["-c", &script]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&control.stdout), "", "it connects without a sandbox");
+}
+
+/// At level restricted a run has no network of its own: it is no server on the
+/// host's, and what is on the host's loopback needs a grant.
+#[test]
+fn without_a_network_of_its_own_a_run_is_no_server() {
+    in_each_role("without_a_network_of_its_own_a_run_is_no_server", || {
+        let server = Server::new();
+        let script = format!(
+            "import socket,errno,os\ndef attempt(what):\n  try: what(); print('done')\n  except OSError as e: print(errno.errorcode[e.errno])\n\
+             attempt(lambda: socket.socket().bind(('127.0.0.1', 0)))\nattempt(lambda: socket.socket().listen())\n\
+             attempt(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))\n\
+             u = socket.socket(socket.AF_UNIX); u.bind(os.environ['TMPDIR'] + '/s'); u.listen()\n\
+             c = socket.socket(socket.AF_UNIX); c.connect(os.environ['TMPDIR'] + '/s'); print('unix')\n{}",
+            dial(&format!("127.0.0.1:{}", server.port()), "None", "0")
+        );
+        let ran = Trip::new(Level::Restricted, &script).run(None);
+        assert_eq!(ran.stdout, "EACCES\nEACCES\nEACCES\nunix\nEACCES\n");
+        let target = format!("127.0.0.1:{}", server.port());
+        let expected = [
+            "Bind 127.0.0.1:0 [-]".to_owned(),
+            "Bind a port of the kernel's choice [-]".to_owned(),
+            "Socket AF_INET [-]".to_owned(),
+            format!("Connect {target} [connect {target}]"),
+        ];
+        let all: Vec<String> = ran.denials.iter().map(way_out_support::shown).collect();
+        assert_eq!(all, expected);
+        assert_eq!(server.accepted(), 0);
+    });
+}
+
+/// What a grant publishes is reached from the host's loopback, and nothing else.
+#[test]
+fn a_published_port_leads_inside() {
+    in_each_role("a_published_port_leads_inside", || {
+        let port = Server::new().port();
+        for host in ["127.0.0.1", "::1", "0.0.0.0"] {
+            let script = format!(
+                "import socket\nl = socket.socket(socket.AF_INET6 if ':' in '{host}' else socket.AF_INET)\n\
+                 l.bind(('{host}', {port})); l.listen(); open('ready', 'w').close(); c, _ = l.accept(); print(c.recv(9).decode()); c.send(b'pong')"
+            );
+            let mut trip = Trip::new(Level::Full, &script);
+            trip.grant(&format!("listen {port}"));
+            let ready = trip.workspace().join("ready");
+            let outside = std::thread::spawn(move || {
+                support::wait_until("it listens", || ready.exists());
+                let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+                std::io::Write::write_all(&mut stream, b"ping").unwrap();
+                let mut said = String::new();
+                std::io::Read::read_to_string(&mut stream, &mut said).unwrap();
+                said
+            });
+            let ran = trip.run(None);
+            assert_eq!((ran.stdout.as_str(), outside.join().unwrap().as_str()), ("ping\n", "pong"), "{host}");
+            assert!(std::net::TcpStream::connect(("127.0.0.1", port)).is_err(), "it ended with the run");
+        }
+    });
+}
+
+#[test]
+fn a_port_that_is_taken_is_not_published() {
+    let server = Server::new();
+    let mut trip = Trip::new(Level::Full, "print('ran')");
+    trip.grant(&format!("listen {}", server.port()));
+    let error = trip.fails();
+    assert!(error.what.contains(&format!("port {}", server.port())), "{error:?}");
+}
+
+/// Proxies are named for programs that look for one, unless the plan says
+/// something of proxies itself.
+#[test]
+fn proxies_are_named_inside_unless_the_plan_names_one() {
+    let script = "import os\nprint([os.environ.get(n, '-') for n in ('HTTPS_PROXY', 'all_proxy', 'NO_PROXY')])";
+    for level in LEVELS {
+        let ran = Trip::new(level, script).run(None);
+        assert_eq!(ran.stdout, "['http://198.18.0.1:3128', 'http://198.18.0.1:3128', 'localhost,127.0.0.1,::1']\n");
+        let mut trip = Trip::new(level, script);
+        trip.plan.environment.insert("https_proxy".to_owned(), "http://corp.test:1".into());
+        assert_eq!(trip.run(None).stdout, "['-', '-', '-']\n");
+    }
+}
+
+/// A secret stands outside alone: inside is a placeholder, in a variable and in a
+/// file, and the certificates that programs are to trust.
+#[test]
+fn placeholders_and_certificates_stand_inside() {
+    let value = "a-secret-value-that-is-long-enough-0123456789";
+    let top = support::workspace();
+    let file = top.path().canonicalize().unwrap().join("key");
+    std::fs::write(&file, value).unwrap();
+    let secret = |name: &str, inside: SecretSource| Secret {
+        name: name.to_owned(),
+        from: SecretSource::File(file.clone().into()),
+        hosts: vec!["server.test:443".parse().unwrap()],
+        kind: SecretKind::Bearer,
+        inside,
+    };
+    let place = std::path::PathBuf::from("/etc/hostname");
+    let script = "import os\nprint(os.environ['A_TOKEN'])\nprint(open('/etc/hostname').read() if os.environ.get('TMPDIR') is None else '')\n\
+                  print(open(os.environ['SSL_CERT_FILE']).read().count('BEGIN CERTIFICATE') > 1)";
+    for level in LEVELS {
+        let mut trip = Trip::new(level, script);
+        trip.plan.environment.insert("A_TOKEN".to_owned(), value.into());
+        trip.plan.profile.egress.secrets = vec![secret("one", SecretSource::Env("A_TOKEN".to_owned()))];
+        if level == Level::Full {
+            trip.plan.profile.egress.secrets.push(secret("two", SecretSource::File(place.clone().into())));
+        }
+        let ran = trip.run(None);
+        let lines: Vec<&str> = ran.stdout.lines().collect();
+        assert!(!ran.stdout.contains(value) && lines[0].len() > 16, "{level}: {lines:?}");
+        assert_eq!((lines[1].len() > 16, lines[2]), (level == Level::Full, "True"), "{lines:?}");
+    }
+    let mut trip = Trip::new(Level::Restricted, "print('ran')");
+    trip.plan.profile.egress.secrets = vec![secret("two", SecretSource::File(place.into()))];
+    assert!(trip.fails().what.contains("level full"));
 }

@@ -61,6 +61,14 @@ pub mod access {
     pub const ON_FILES: u64 = WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
 }
 
+/// Rights on ports, `LANDLOCK_ACCESS_NET_*` (ABI 4).
+pub mod network {
+    /// Bind a TCP socket.
+    pub const BIND_TCP: u64 = 1;
+    /// Connect a TCP socket.
+    pub const CONNECT_TCP: u64 = 2;
+}
+
 /// What a domain may not reach outside itself, `LANDLOCK_SCOPE_*` (ABI 6).
 pub mod scope {
     /// Abstract unix sockets made outside.
@@ -107,14 +115,14 @@ pub struct Ruleset {
 }
 
 impl Ruleset {
-    /// A ruleset that refuses every right in `handled` until rules allow it,
-    /// and confines what `scoped` names. `abi` decides how much is said to the
+    /// A ruleset that refuses every right in `handled` until rules allow it, every
+    /// one in `ports` for good, and confines what `scoped` names. `abi` decides how much is said to the
     /// kernel; bits that it does not know are the caller's mistake.
     ///
     /// # Errors
     /// EINVAL for bits that this kernel does not know.
-    pub fn new(abi: u32, handled: u64, scoped: u64) -> Result<Self, Errno> {
-        let attributes = RulesetAttr { handled_access_fs: handled, handled_access_net: 0, scoped };
+    pub fn new(abi: u32, handled: u64, ports: u64, scoped: u64) -> Result<Self, Errno> {
+        let attributes = RulesetAttr { handled_access_fs: handled, handled_access_net: ports, scoped };
         let size = match abi {
             ..=3 => 8,
             4 | 5 => 16,

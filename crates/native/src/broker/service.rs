@@ -324,6 +324,7 @@ impl Service {
                 self.threads.mask_changes();
                 return Ok(Step::Done(Reply::Continue));
             }
+            Shape::Listen => return self.listen(caller),
             Shape::InternetSocket => return Err(Failure::Refused(no_internet(caller))),
             Shape::NotImplemented => return Err(Errno::NOSYS.into()),
         };
@@ -466,7 +467,7 @@ fn no_internet(caller: &Caller) -> Denied {
         operation: Operation::Socket,
         object: family.as_bytes().to_vec(),
         layer: Layer::Broker,
-        refusal: Refusal { rule: "no network at level restricted".to_owned(), grant: None },
+        refusal: Refusal { rule: "TCP alone has a way out at level restricted".to_owned(), grant: None },
     }
 }
 

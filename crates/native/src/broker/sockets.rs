@@ -165,12 +165,37 @@ impl Service {
     pub(super) fn read_bind(&self, caller: &Caller) -> Result<Option<Deed>, Failure> {
         let address = read_address(caller)?;
         let socket = caller.descriptor(caller.int(0))?;
-        let Peer::Path(path) = peer(&address, socket_domain(&socket)?) else {
+        let domain = socket_domain(&socket)?;
+        self.permit_server(domain, &address)?;
+        let Peer::Path(path) = peer(&address, domain) else {
             return Ok(None);
         };
         let mask = !self.masked(caller, 0o7777)?;
         let place = self.walk(caller)?.place(libc::AT_FDCWD, &path)?;
         Ok(Some(Deed::Bind { socket, place, mask }))
+    }
+
+    /// Without a network of its own a run has no servers: they would be the host's.
+    fn permit_server(&self, domain: AddressFamily, address: &[u8]) -> Result<(), Failure> {
+        if self.level == Level::Full || domain == AddressFamily::UNIX {
+            return Ok(());
+        }
+        let shown = match peer(address, domain) {
+            Peer::Internet(at) => at.to_string(),
+            _ => "a port of the kernel's choice".to_owned(),
+        };
+        let rule = "no servers without a network of the run's own (level restricted)".to_owned();
+        Err(refused(Operation::Bind, shown.as_bytes(), Refusal { rule, grant: None }))
+    }
+
+    /// Lets a unix socket listen, on behalf: a call that went on could have been
+    /// given another socket meanwhile.
+    pub(super) fn listen(&self, caller: &Caller) -> Result<Step, Failure> {
+        let socket = caller.descriptor(caller.int(0))?;
+        self.permit_server(socket_domain(&socket)?, &[])?;
+        self.must_still_wait(caller)?;
+        rustix::net::listen(&socket, caller.int(1))?;
+        Ok(Step::zero())
     }
 
     /// Lets a bind go on where the floor allows it, and makes it on behalf where

@@ -97,6 +97,8 @@ pub(crate) enum Shape {
     Exec { at: bool },
     /// `umask(mask)`.
     Umask,
+    /// `listen(socket, backlog)`.
+    Listen,
     /// A call that is refused and recorded: `socket` of an internet family.
     InternetSocket,
     /// Answered "not implemented": programs fall back to a call listed here.
@@ -140,6 +142,7 @@ const REMOVES: &str = "a name that goes may be a protected one";
 const MOVES: &str = "a name may be moved onto or away from a protected one";
 const METADATA: &str = "Landlock does not mediate modes, owners, times and attributes";
 const TRACED: &str = "what a traced run reads is recorded; the kernel carries it out, and the floor decides";
+const NO_NAMESPACE: &str = "no network namespace stands behind it";
 const NEWER: &str = "a newer form of a call that the broker does";
 
 macro_rules! trap {
@@ -207,10 +210,12 @@ const OLDER: &[Trap] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const OLDER: &[Trap] = &[];
 
-/// Without a network namespace there is no internet socket at all.
+/// Without a network namespace there are streams alone, which the broker connects;
+/// the filter lets those pass before.
 const WITHOUT_NAMESPACES: &[Trap] = &[
-    trap!(libc::SYS_socket, "socket", Shape::InternetSocket, "no network namespace stands behind it", FAMILY_INET),
-    trap!(libc::SYS_socket, "socket", Shape::InternetSocket, "no network namespace stands behind it", FAMILY_INET6),
+    trap!(libc::SYS_socket, "socket", Shape::InternetSocket, NO_NAMESPACE, FAMILY_INET),
+    trap!(libc::SYS_socket, "socket", Shape::InternetSocket, NO_NAMESPACE, FAMILY_INET6),
+    trap!(libc::SYS_listen, "listen", Shape::Listen, "whoever listens is on the host's network"),
 ];
 
 /// What a traced run is asked about besides.

@@ -13,15 +13,15 @@ use rustix::thread::CapabilitySet;
 use stockade_model::{EnforcementReport, LayerReport, LayerState, Level, Limits, Plan};
 use stockade_sys::bpf::Program;
 use stockade_sys::exec::StringList;
-use stockade_sys::landlock::{self, Ruleset, access, scope};
+use stockade_sys::landlock::{self, Ruleset, access, network, scope};
 
 use crate::filter::{FilterSize, command_filter, init_filter};
 
 use super::error::LaunchError;
 use super::layout::{
-    Attachment, Identity, Layout, Nature, Overlay, Spot, c_string, devices, existing, is_staged, layout,
-    refuse_planted_link,
+    Attachment, Identity, Layout, Nature, Spot, c_string, devices, existing, is_staged, layout, refuse_planted_link,
 };
+use super::outfit::{NamedFile, Outfit};
 use super::presence::Presence;
 use super::restricted::{PrivateDirectory, allow_reads};
 use super::step::{ScratchEntry, Step};
@@ -73,36 +73,36 @@ impl Blueprint {
     /// # Errors
     /// [`LaunchError`] where the plan cannot be made real on this machine.
     pub fn prepare(plan: &Plan) -> Result<Self, LaunchError> {
-        Self::prepare_over(plan, None)
+        Self::prepare_with(plan, &Outfit::default())
     }
 
-    /// As [`prepare`](Self::prepare), for a plan whose writes in the workspace go
-    /// to `overlay`.
+    /// As [`prepare`](Self::prepare), with what the run is given besides.
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare); also where the plan has its writes staged
-    /// and there is no overlay.
-    pub fn prepare_over(plan: &Plan, overlay: Option<&Overlay>) -> Result<Self, LaunchError> {
-        if is_staged(plan) && (overlay.is_none() || plan.level != Level::Full) {
+    /// and there is no overlay, and for files at level restricted.
+    pub fn prepare_with(plan: &Plan, outfit: &Outfit) -> Result<Self, LaunchError> {
+        if is_staged(plan) && (outfit.overlay.is_none() || plan.level != Level::Full) {
             return Err(LaunchError::Unfit("writes can be staged at level full alone, with a stage".to_owned()));
+        }
+        if !outfit.files.is_empty() && plan.level != Level::Full {
+            return Err(LaunchError::Unfit("files can be replaced at level full alone".to_owned()));
         }
         if plan.level == Level::None {
             return Err(LaunchError::Unfit("level none has no sandbox to launch".to_owned()));
         }
         let abi = landlock::abi().map_err(LaunchError::Landlock)?;
         let candidates = candidates(plan)?;
-        let mut environment = plan.environment.clone();
         let mut parts = match plan.level {
-            Level::Full => full(plan, &candidates, abi, overlay)?,
-            Level::Restricted | Level::None => {
-                let parts = restricted(plan, abi)?;
-                if let Some(directory) = &parts.private_directory {
-                    // Without a view of its own the run must be told where to write.
-                    environment.insert("TMPDIR".to_owned(), directory.path().to_owned().into());
-                }
-                parts
-            }
+            Level::Full => full(plan, &candidates, abi, outfit)?,
+            Level::Restricted | Level::None => restricted(plan, abi, outfit)?,
         };
+        let own = parts.private_directory.as_ref().map_or(Path::new(OWN_FILES), PrivateDirectory::path);
+        let mut environment = outfit.variables(plan, own);
+        if let Some(directory) = &parts.private_directory {
+            // Without a view of its own the run must be told where to write.
+            environment.insert("TMPDIR".to_owned(), directory.path().to_owned().into());
+        }
         parts.steps.push(Step::DropPrivileges);
         let alone = if plan.level == Level::Full { FIRST_STEPS } else { parts.steps.len() };
         let (command_filter, filter_size) = command_filter(plan.level, plan.profile.filesystem.trace)?;
@@ -140,7 +140,7 @@ impl Blueprint {
     #[cfg(feature = "measure")]
     pub fn unasked(mut self) -> Result<Self, LaunchError> {
         self.command_filter = crate::filter::unasked_filter(self.level)?;
-        self.ruleset = new_ruleset(self.abi, 0)?;
+        self.ruleset = new_ruleset(self.abi, 0, 0)?;
         Ok(self)
     }
 
@@ -275,20 +275,23 @@ struct Parts {
     mapped_by_caller: bool,
 }
 
-fn full(plan: &Plan, candidates: &[CString], abi: u32, overlay: Option<&Overlay>) -> Result<Parts, LaunchError> {
+/// The private tree of level full in which there is room for files.
+const OWN_FILES: &str = "/run";
+
+fn full(plan: &Plan, candidates: &[CString], abi: u32, outfit: &Outfit) -> Result<Parts, LaunchError> {
     let program = candidates.first().map(|c| Path::new(std::ffi::OsStr::from_bytes(c.to_bytes())));
     let program = program.and_then(|p| p.canonicalize().ok());
-    let Layout { attachments, missing, uncovered } = layout(plan, program.as_deref(), overlay.is_some())?;
-    let ruleset = new_ruleset(abi, access::changing(abi))?;
+    let Layout { attachments, missing, uncovered } = layout(plan, program.as_deref(), outfit)?;
+    let ruleset = new_ruleset(abi, access::changing(abi), 0)?;
     let mapped_by_caller = may_map_for_others();
     let mut steps = Vec::from(first_steps(mapped_by_caller)?);
     let size = plan.profile.limits.temp_bytes.map(|b| CString::new(b.to_string())).transpose();
     let size = size.map_err(|_| LaunchError::Unfit("temp_bytes is no number".to_owned()))?;
-    if let Some(overlay) = overlay {
+    if let Some(overlay) = &outfit.overlay {
         let workspace = Spot::of(plan.workspace.as_path())?;
         steps.push(Step::Stage { workspace, overlay: overlay.clone() });
     }
-    steps.extend([Step::Root { size }, Step::Scratch(scratch_entries(&attachments)?)]);
+    steps.extend([Step::Root { size }, Step::Scratch(scratch_entries(&attachments, outfit)?)]);
     let private_trees = private_trees(&attachments);
     let (mut hidden, mut watched) = (Vec::new(), Vec::new());
     for attachment in attachments {
@@ -318,12 +321,14 @@ pub(super) fn first_steps(mapped_by_caller: bool) -> Result<[Step; FIRST_STEPS],
     Ok([Step::Namespaces, identity, Step::KeyRing, Step::Network, Step::PrivateMounts, Step::Proc, Step::CopyRoot])
 }
 
-fn restricted(plan: &Plan, abi: u32) -> Result<Parts, LaunchError> {
+fn restricted(plan: &Plan, abi: u32, outfit: &Outfit) -> Result<Parts, LaunchError> {
     let files = &plan.profile.filesystem;
     let mut presence = Presence::default();
     let hidden: Vec<PathBuf> = files.hide.iter().filter_map(|path| existing(path, &mut presence)).collect();
     let reads = if hidden.is_empty() { 0 } else { access::READ_FILE };
-    let ruleset = new_ruleset(abi, access::changing(abi) | reads)?;
+    // The broker connects on behalf; by itself the command reaches nobody.
+    let ports = if abi >= 4 { network::BIND_TCP | network::CONNECT_TCP } else { 0 };
+    let ruleset = new_ruleset(abi, access::changing(abi) | reads, ports)?;
     let directory = PrivateDirectory::choose()?;
     for device in ["null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts"] {
         let path = Path::new("/dev").join(device);
@@ -350,6 +355,9 @@ fn restricted(plan: &Plan, abi: u32) -> Result<Parts, LaunchError> {
     let path = c_string(directory.path().as_os_str())?;
     let make = Step::PrivateDirectory { path, rights: access::changing(abi) | reads };
     let mut steps = vec![make, Step::KeyRing, Step::AdoptOrphans];
+    if let Some(named) = &outfit.named {
+        steps.push(Step::OwnFile { name: NamedFile::file_name()?, content: named.content.clone() });
+    }
     if may_leave_groups() {
         steps.push(Step::LeaveGroups);
     }
@@ -365,9 +373,9 @@ fn restricted(plan: &Plan, abi: u32) -> Result<Parts, LaunchError> {
     })
 }
 
-fn new_ruleset(abi: u32, handled: u64) -> Result<Ruleset, LaunchError> {
+fn new_ruleset(abi: u32, handled: u64, ports: u64) -> Result<Ruleset, LaunchError> {
     let scoped = if abi >= 6 { scope::SIGNAL | scope::ABSTRACT_UNIX_SOCKET } else { 0 };
-    Ruleset::new(abi, handled, scoped).map_err(LaunchError::Landlock)
+    Ruleset::new(abi, handled, ports, scoped).map_err(LaunchError::Landlock)
 }
 
 /// Allows `rights` on what is at `path` now.
@@ -410,8 +418,8 @@ fn private_trees(attachments: &[Attachment]) -> Vec<PrivateTree> {
 }
 
 /// What the run's own filesystem holds before anything is attached.
-fn scratch_entries(attachments: &[Attachment]) -> Result<Vec<ScratchEntry>, LaunchError> {
-    use ScratchEntry::{Directory, EmptyFile, Link};
+fn scratch_entries(attachments: &[Attachment], outfit: &Outfit) -> Result<Vec<ScratchEntry>, LaunchError> {
+    use ScratchEntry::{Directory, EmptyFile, File, Link};
     let mut entries = vec![
         Directory(c"dev".into(), 0o755),
         Directory(c"dev/pts".into(), 0o755),
@@ -433,7 +441,16 @@ fn scratch_entries(attachments: &[Attachment]) -> Result<Vec<ScratchEntry>, Laun
     }
     for attachment in attachments {
         match &attachment.nature {
-            Nature::Private(name) if *name == c"run" => entries.extend(run_entries()?),
+            Nature::Private(name) if *name == c"run" => {
+                entries.extend(run_entries()?);
+                if let Some(named) = &outfit.named {
+                    entries.push(File(join(name, &NamedFile::file_name()?), named.content.clone()));
+                }
+            }
+            Nature::Provided(index) => {
+                let content = outfit.files.get(*index).map(|(_, content)| content.clone());
+                entries.push(File(attachment.placeholder.clone(), content.unwrap_or_default()));
+            }
             Nature::Private(name) => entries.push(Directory((*name).into(), 0o1777)),
             Nature::Hidden(children) if attachment.directory => {
                 entries.push(Directory(attachment.placeholder.clone(), 0o755));

@@ -16,6 +16,7 @@ use stockade_model::{Plan, RawText};
 use stockade_sys::Errno;
 
 use super::error::LaunchError;
+use super::outfit::Outfit;
 use super::presence::Presence;
 
 /// Most first-level names of a hidden directory that are shown as placeholders.
@@ -64,6 +65,8 @@ pub(super) enum Nature {
     Hidden(Vec<(CString, bool)>),
     /// An empty object instead of a kernel file.
     Masked,
+    /// A file that the run is given, by its number, instead of the host's.
+    Provided(usize),
 }
 
 /// A directory at its path, links not followed, as the object it was.
@@ -117,7 +120,8 @@ pub(super) struct Attachment {
     /// Directories to make first, relative to the run's own filesystem, and at
     /// last the target itself: where the path lies in a tree that starts empty.
     pub(super) scaffold: Vec<CString>,
-    /// For [`Nature::Hidden`]: its name in the run's own filesystem.
+    /// For [`Nature::Hidden`] and [`Nature::Provided`]: its name in the run's own
+    /// filesystem.
     pub(super) placeholder: CString,
     /// For [`Nature::Private`]: nothing writable of the host's lies beneath, so
     /// the kernel alone can tell the run's own files from others.
@@ -143,9 +147,8 @@ pub(super) struct Layout {
 }
 
 /// Works out the view for `plan`; `program` is what will be executed, if it
-/// exists.
-/// With `staged`, the workspace is shown through an overlay.
-pub(super) fn layout(plan: &Plan, program: Option<&Path>, staged: bool) -> Result<Layout, LaunchError> {
+/// exists, `outfit` what it is given besides.
+pub(super) fn layout(plan: &Plan, program: Option<&Path>, outfit: &Outfit) -> Result<Layout, LaunchError> {
     let mut natures: BTreeMap<PathBuf, Nature> = BTreeMap::new();
     for (path, name) in PRIVATE {
         if is_plain_directory(Path::new(path)) {
@@ -162,7 +165,7 @@ pub(super) fn layout(plan: &Plan, program: Option<&Path>, staged: bool) -> Resul
     for path in &writable {
         natures.insert(path.clone(), Nature::Writable);
     }
-    if staged {
+    if outfit.overlay.is_some() {
         natures.insert(plan.workspace.as_path().to_owned(), Nature::Staged);
     }
     for unit in protected_units(&writable, &plan.profile.filesystem.protect, &mut presence) {
@@ -188,7 +191,21 @@ pub(super) fn layout(plan: &Plan, program: Option<&Path>, staged: bool) -> Resul
             *even_hidden = true;
         }
     }
+    for (index, (path, _)) in outfit.files.iter().enumerate() {
+        natures.insert(provided_at(path)?, Nature::Provided(index));
+    }
     Ok(Layout { attachments: attachments(natures)?, missing, uncovered })
+}
+
+/// Where a file is put that the run is given: in the place of what is there, which
+/// must be a file.
+fn provided_at(path: &Path) -> Result<PathBuf, LaunchError> {
+    let why = |why: String| LaunchError::Path { path: path.to_owned(), why };
+    let real = path.canonicalize().map_err(|e| why(format!("no file is there to be replaced inside: {e}")))?;
+    if !real.is_file() {
+        return Err(why("only a file can be replaced inside".to_owned()));
+    }
+    Ok(real)
 }
 
 /// Keeps what changes something, and says where each thing goes.
@@ -257,7 +274,7 @@ fn is_redundant(nature: &Nature, around: &Nature) -> bool {
         Nature::Writable => is_written(around),
         // What starts empty holds nothing to hide.
         Nature::Hidden(_) => matches!(around, Nature::Private(_) | Nature::Devices | Nature::Hidden(_)),
-        Nature::Private(_) | Nature::Devices | Nature::Masked | Nature::Staged => false,
+        Nature::Private(_) | Nature::Devices | Nature::Masked | Nature::Staged | Nature::Provided(_) => false,
     }
 }
 
@@ -454,7 +471,7 @@ mod tests {
             level: Level::Full,
             backend: "native".to_owned(),
         };
-        let found = layout(&plan, None, false).unwrap();
+        let found = layout(&plan, None, &Outfit::default()).unwrap();
         let beneath = found.attachments.iter().filter_map(|a| {
             let path = Path::new(OsStr::from_bytes(a.path.to_bytes())).strip_prefix(&root).ok()?;
             let nature = match a.nature {

@@ -17,8 +17,8 @@ use super::blueprint::{Blueprint, first_steps, may_map_for_others};
 use super::child;
 use super::error::LaunchError;
 use super::launched::{Launching, NAMESPACES, Stdio, begin, begin_early, map_identity};
-use super::layout::Overlay;
 use super::leaving;
+use super::outfit::Outfit;
 
 /// Older ones are not used: they do not see what was mounted meanwhile.
 const FRESH: Duration = Duration::from_secs(2);
@@ -77,8 +77,8 @@ impl Nursery {
     ///
     /// # Errors
     /// [`LaunchError`] as [`begin`].
-    pub fn begin(mut self, plan: &Plan, overlay: Option<&Overlay>, stdio: Stdio<'_>) -> Result<Launching, LaunchError> {
-        let blueprint = self.arena.fill(|| Blueprint::prepare_over(plan, overlay).map(Box::new))?;
+    pub fn begin(mut self, plan: &Plan, outfit: &Outfit, stdio: Stdio<'_>) -> Result<Launching, LaunchError> {
+        let blueprint = self.arena.fill(|| Blueprint::prepare_with(plan, outfit).map(Box::new))?;
         let published = self.arena.publish(blueprint);
         match (published, self.init.0.take()) {
             (Ok(blueprint), Some(init)) => begin_early(init, blueprint, stdio),

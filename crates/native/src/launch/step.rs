@@ -94,6 +94,8 @@ pub(super) enum Step {
     LeaveGroups,
     /// A directory of the run's own, which it may change as it likes.
     PrivateDirectory { path: CString, rights: u64 },
+    /// A file in that directory.
+    OwnFile { name: CString, content: Vec<u8> },
     /// The namespaces that the init was not made with.
     Namespaces,
     /// A session key ring of its own.
@@ -132,6 +134,7 @@ pub(super) enum Step {
 pub(super) enum ScratchEntry {
     Directory(CString, u32),
     EmptyFile(CString),
+    File(CString, Vec<u8>),
     Link(CString, CString),
 }
 
@@ -141,7 +144,7 @@ impl Step {
         match self {
             Self::ClaimIdentity { .. } | Self::AwaitIdentity => "identity",
             Self::LeaveGroups => "groups",
-            Self::PrivateDirectory { .. } => "private-directory",
+            Self::PrivateDirectory { .. } | Self::OwnFile { .. } => "private-directory",
             Self::Namespaces => "namespaces",
             Self::KeyRing => "key-ring",
             Self::PrivateMounts => "private-mounts",
@@ -165,7 +168,7 @@ impl Step {
         match self {
             Self::ClaimIdentity { .. } | Self::AwaitIdentity => "user-namespace",
             Self::LeaveGroups | Self::DropPrivileges => "capabilities",
-            Self::PrivateDirectory { .. } => "private-directory",
+            Self::PrivateDirectory { .. } | Self::OwnFile { .. } => "private-directory",
             Self::KeyRing => "key-ring",
             Self::Network => "network-namespace",
             Self::AdoptOrphans => "processes",
@@ -180,6 +183,7 @@ impl Step {
             Self::AwaitIdentity => "root mapped to itself by the caller, no groups".to_owned(),
             Self::LeaveGroups => "no supplementary groups".to_owned(),
             Self::PrivateDirectory { .. } => "a temporary directory of its own".to_owned(),
+            Self::OwnFile { name, .. } => format!("{} in it", name.to_string_lossy()),
             Self::Namespaces => "a mount namespace of its own".to_owned(),
             Self::KeyRing => "an empty session key ring".to_owned(),
             Self::PrivateMounts => "cut from the host's mounts".to_owned(),
@@ -208,6 +212,9 @@ impl Step {
             Self::AwaitIdentity => await_identity(site.control),
             Self::LeaveGroups => set_thread_groups(&[]),
             Self::PrivateDirectory { path, rights } => make_private_directory(site, path, *rights),
+            Self::OwnFile { name, content } => {
+                fill_file(site.private_directory.as_ref().ok_or(Errno::BADF)?.as_fd(), name, content)
+            }
             Self::Namespaces => unshare(NAMESPACES),
             Self::KeyRing => keyring::join_new_session(),
             Self::PrivateMounts => make_private(),
@@ -255,6 +262,7 @@ fn describe_attachment(attachment: &Attachment) -> String {
         Nature::Readable | Nature::Visible { .. } => format!("{path} read-only"),
         Nature::Hidden(_) => format!("{path} hidden"),
         Nature::Masked => format!("{path} masked"),
+        Nature::Provided(_) => format!("{path} replaced"),
     }
 }
 
@@ -330,12 +338,24 @@ fn make_entry(scratch: BorrowedFd<'_>, entry: &ScratchEntry) -> Result<(), Errno
     match entry {
         ScratchEntry::Directory(name, mode) => mkdirat(scratch, name, Mode::from_raw_mode(*mode)),
         ScratchEntry::EmptyFile(name) => make_file(scratch, name),
+        ScratchEntry::File(name, content) => fill_file(scratch, name, content),
         ScratchEntry::Link(text, name) => symlinkat(text, scratch, name),
     }
 }
 
 fn make_file(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
     rustix::fs::mknodat(directory, name, FileType::RegularFile, Mode::from_raw_mode(0o444), 0)
+}
+
+fn fill_file(directory: BorrowedFd<'_>, name: &CStr, content: &[u8]) -> Result<(), Errno> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let file = openat(directory, name, flags, Mode::from_raw_mode(0o444))?;
+    let mut rest = content;
+    while !rest.is_empty() {
+        let written = rustix::io::retry_on_intr(|| rustix::io::write(&file, rest))?;
+        rest = rest.get(written..).unwrap_or_default();
+    }
+    Ok(())
 }
 
 /// Opens `path` of the old root, or beneath `root`, following no link at all.
@@ -361,7 +381,7 @@ fn attach_one(site: &mut Site<'_>, attachment: &Attachment) -> Result<(), Errno>
         Nature::Devices => copy_tree(scratch, c"dev")?,
         Nature::Masked if attachment.directory => copy_tree(site.placeholders()?, c"void")?,
         Nature::Masked => copy_tree(site.placeholders()?, c"empty")?,
-        Nature::Hidden(_) => copy_tree(site.placeholders()?, &attachment.placeholder)?,
+        Nature::Hidden(_) | Nature::Provided(_) => copy_tree(site.placeholders()?, &attachment.placeholder)?,
         Nature::Writable | Nature::Readable | Nature::Visible { .. } => {
             let object = open_plain(CWD, &attachment.path, ResolveFlags::empty())?;
             verify(object.as_fd(), attachment.identity)?;
@@ -371,7 +391,7 @@ fn attach_one(site: &mut Site<'_>, attachment: &Attachment) -> Result<(), Errno>
     let forbids = Forbids { write: true, devices: true, setuid: true, exec: false };
     match attachment.nature {
         // These carry what the run's own filesystem forbids already.
-        Nature::Private(_) | Nature::Devices | Nature::Masked | Nature::Hidden(_) => {}
+        Nature::Private(_) | Nature::Devices | Nature::Masked | Nature::Hidden(_) | Nature::Provided(_) => {}
         Nature::Writable | Nature::Staged => restrict(tree.as_fd(), Forbids { write: false, ..forbids }, true)?,
         _ => restrict(tree.as_fd(), forbids, true)?,
     }

@@ -4,7 +4,10 @@
 //!
 //! It must not know rules, questions, nor how a trapped call is answered.
 
+mod lost;
+mod outfit;
 mod places;
+mod published;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,7 +22,10 @@ use stockade_model::Egress;
 use stockade_sys::Errno;
 
 use crate::launch::NetworkEnds;
+pub(crate) use lost::LostDatagrams;
+pub(crate) use outfit::outfit;
 use places::{Inside, OnHost};
+pub(crate) use published::Published;
 
 /// Where the door's events go. It must not block.
 pub(crate) type Sink = Arc<dyn Fn(DoorEvent) + Send + Sync>;
@@ -36,6 +42,8 @@ pub(crate) struct Terms {
     pub(crate) sink: Sink,
     /// Looks names up.
     pub(crate) resolver: Arc<dyn Resolve>,
+    /// Ports of the run that the host's loopback leads to.
+    pub(crate) published: Published,
 }
 
 /// The way out of one run.
@@ -56,11 +64,13 @@ enum State {
 }
 
 impl WayOut {
-    /// From a network of the run's own.
-    pub(crate) fn of_namespace(ends: NetworkEnds, terms: Terms) -> Self {
+    /// From a network of the run's own; tells besides what was lost in it.
+    pub(crate) fn of_namespace(ends: NetworkEnds, terms: Terms) -> (Self, LostDatagrams) {
         let has_ipv6 = ends.has_ipv6();
         let namespace = Inside::new(ends.sockets, has_ipv6);
-        Self::new(Arc::new(namespace), Some(ends.names), terms)
+        let way = Self::new(Arc::new(namespace), Some(ends.names), terms);
+        let lost = LostDatagrams::new(ends.unreachable, Arc::clone(&way.names));
+        (way, lost)
     }
 
     /// From the host's network: the door listens on its loopback.
@@ -155,9 +165,12 @@ impl WayOut {
             }
             None => None,
         };
-        let Terms { rules, edge, judge, sink, resolver } = terms;
+        let Terms { rules, edge, judge, sink, resolver, published } = terms;
         let (names, namespace) = (Arc::clone(&self.names), Arc::clone(&self.namespace));
-        Door::start(Setup { rules, names, dns, edge, namespace, judge, sink, resolver }).map_err(std::io::Error::other)
+        let setup = Setup { rules, names, dns, edge, namespace, judge, sink, resolver };
+        let door = Door::start(setup).map_err(std::io::Error::other)?;
+        published.lead_in(&door);
+        Ok(door)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

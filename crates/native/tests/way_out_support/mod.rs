@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
 use stockade_egress::{LookupError, Resolve};
-use stockade_engine::{AttemptEnd, AttemptEvent, Backend, CommandEnd, Events, HeldAnswer, HoldId, Io};
-use stockade_model::{ConnectionRecord, Denial, HostName, Level, Plan};
+use stockade_engine::{AttemptEnd, AttemptEvent, Backend, CommandEnd, Events, HeldAnswer, HoldId, Io, StartError};
+use stockade_model::{ConnectionRecord, Denial, HostName, Level, Operation, Plan};
 use stockade_native::NativeBackend;
 use tempfile::TempDir;
 
@@ -136,6 +136,16 @@ impl Trip {
         self.workspace.path().canonicalize().unwrap()
     }
 
+    /// Why it cannot be started.
+    #[track_caller]
+    pub fn fails(self) -> StartError {
+        let io = Io::Capture { limit_bytes: 0 };
+        NativeBackend::default()
+            .prepare(&self.plan, &io, false, Events::new(|_| {}))
+            .err()
+            .expect("it cannot be started")
+    }
+
     /// Runs it; calls are held where there is somebody to answer.
     #[track_caller]
     pub fn run(self, react: Option<React>) -> Ran {
@@ -182,9 +192,11 @@ impl Trip {
 }
 
 impl Ran {
-    /// The denials as text: operation, object, grant; each once.
+    /// The denials as text: operation, object, grant; each once. Without those of
+    /// datagram sockets at level restricted, which every lookup of a name tries.
     pub fn denied(&self) -> Vec<String> {
-        let mut all: Vec<String> = self.denials.iter().map(shown).collect();
+        let mut all: Vec<String> =
+            self.denials.iter().filter(|denial| denial.operation != Operation::Socket).map(shown).collect();
         all.dedup();
         all
     }
@@ -195,7 +207,7 @@ impl Ran {
     }
 }
 
-fn shown(denial: &Denial) -> String {
+pub fn shown(denial: &Denial) -> String {
     let grant = denial.grant.as_ref().map_or("-".to_owned(), ToString::to_string);
     format!("{:?} {} [{grant}]", denial.operation, denial.object.escaped())
 }

@@ -1,0 +1,77 @@
+//! Ports of the run that are published on the host's loopback: whoever connects
+//! there is led to what listens inside.
+//!
+//! Must not know: what is said there, who agreed to it.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::time::{sleep, timeout};
+
+use crate::door::Shared;
+use crate::events::Counts;
+use crate::relay::{Watch, Way, break_off, tune};
+use crate::seam::Namespace;
+
+/// How long a program inside may take to take a connection.
+const TAKEN_WITHIN: Duration = Duration::from_secs(10);
+/// Where a program inside may listen, by preference.
+const INSIDE: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+
+/// Leads everybody who connects to `listener` to `port` inside, until the door
+/// is stopped.
+pub(crate) async fn serve(shared: Arc<Shared>, listener: std::net::TcpListener, port: u16) -> io::Result<()> {
+    let listener = TcpListener::from_std(listener)?;
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            // Out of descriptors, mostly: the next try may do.
+            Err(_) => {
+                sleep(Duration::from_millis(50)).await;
+                continue;
+            }
+        };
+        tokio::spawn(lead(Arc::clone(&shared), stream, port));
+    }
+}
+
+/// Leads one connection in. Limits hold for it as for those that lead out.
+async fn lead(shared: Arc<Shared>, outside: TcpStream, port: u16) {
+    let Ok(_place) = shared.meter.place() else { return break_off(&outside) };
+    let namespace = shared.arrivals.namespace();
+    let Ok(Ok(inside)) = timeout(TAKEN_WITHIN, dial_inside(namespace, port)).await else {
+        return break_off(&outside);
+    };
+    tune(&inside);
+    tune(&outside);
+    let counts = Counts::default();
+    let way = Way { buffers: &shared.buffers, meter: &shared.meter, counts: &counts, guard: None };
+    // A break reaches the other side as one; there is nobody to tell besides.
+    let _ = way.relay(&inside, &outside, Vec::new(), |_| Watch::Done).await;
+}
+
+async fn dial_inside(namespace: &Arc<dyn Namespace>, port: u16) -> io::Result<TcpStream> {
+    let mut refused = io::Error::from(Errno::CONNREFUSED);
+    for ip in INSIDE {
+        let at = SocketAddr::new(ip, port);
+        let namespace = Arc::clone(namespace);
+        let made = tokio::task::spawn_blocking(move || namespace.socket(at)).await.map_err(io::Error::other)?;
+        let connected = match made {
+            Ok(socket) => {
+                let socket = std::net::TcpStream::from(socket);
+                socket.set_nonblocking(true)?;
+                TcpSocket::from_std_stream(socket).connect(at).await
+            }
+            Err(error) => Err(error),
+        };
+        match connected {
+            Ok(stream) => return Ok(stream),
+            Err(error) => refused = error,
+        }
+    }
+    Err(refused)
+}

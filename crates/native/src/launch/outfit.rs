@@ -1,0 +1,58 @@
+//! What a run is given besides its plan: where its writes wait, variables, files
+//! that are not the host's. It must not know what they are for.
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::path::{Path, PathBuf};
+
+use stockade_model::{Plan, RawText};
+
+use super::error::LaunchError;
+use super::layout::{Overlay, c_string};
+
+/// What a run is given besides its plan.
+#[derive(Clone, Debug, Default)]
+pub struct Outfit {
+    /// Where what it writes in the workspace waits.
+    pub overlay: Option<Overlay>,
+    /// Variables that outweigh those of the plan.
+    pub environment: BTreeMap<String, RawText>,
+    /// Files with other content than the host's, read-only: at level full alone.
+    pub files: Vec<(PathBuf, Vec<u8>)>,
+    /// A file of the run's own, wherever there is room, and the variables that
+    /// name it.
+    pub named: Option<NamedFile>,
+}
+
+/// See [`Outfit::named`].
+#[derive(Clone, Debug)]
+pub struct NamedFile {
+    /// What it holds.
+    pub content: Vec<u8>,
+    /// Variables that get its path.
+    pub variables: Vec<String>,
+}
+
+/// What the named file is called.
+const NAMED: &str = "stockade-trust.pem";
+
+impl NamedFile {
+    pub(super) fn path_in(directory: &Path) -> PathBuf {
+        directory.join(NAMED)
+    }
+
+    pub(super) fn file_name() -> Result<CString, LaunchError> {
+        c_string(NAMED.as_ref())
+    }
+}
+
+impl Outfit {
+    /// The variables of a run whose own directory for files is `directory`.
+    pub(super) fn variables(&self, plan: &Plan, directory: &Path) -> BTreeMap<String, RawText> {
+        let mut all = plan.environment.clone();
+        all.extend(self.environment.clone());
+        let named = self.named.iter().flat_map(|named| &named.variables);
+        all.extend(named.map(|name| (name.clone(), NamedFile::path_in(directory).into())));
+        all
+    }
+}

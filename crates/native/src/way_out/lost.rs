@@ -1,0 +1,139 @@
+//! Evidence of datagrams that reached nobody: the network of a run has nobody to
+//! take them but the run itself and its name server, and its kernel says so. Which
+//! process sent one, it does not say.
+//!
+//! It must not know who is told.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::net::{RecvFlags, recv};
+use stockade_egress::Names;
+use stockade_model::{Denial, Layer, Operation, RawText, Resolution};
+
+/// Distinct targets told of one attempt.
+const TOLD_MAX: usize = 256;
+/// Messages taken at one look: who floods is not waited for.
+const TAKEN_MAX: usize = 512;
+/// Longest headers of IPv4 and ICMP, the same of the datagram, and its ports.
+const MESSAGE_MAX: usize = 60 + 8 + 60 + 8;
+/// `IPPROTO_UDP`.
+const UDP: u8 = 17;
+
+/// Tells to whom datagrams were sent that reached nobody.
+pub(crate) struct LostDatagrams {
+    /// Raw sockets that hear of nothing else, IPv4 first.
+    heard: Vec<OwnedFd>,
+    names: Arc<Names>,
+    told: BTreeSet<SocketAddr>,
+}
+
+impl LostDatagrams {
+    pub(super) fn new(heard: Vec<OwnedFd>, names: Arc<Names>) -> Self {
+        Self { heard, names, told: BTreeSet::new() }
+    }
+
+    /// Readable where something was lost.
+    pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.heard.iter().map(OwnedFd::as_fd)
+    }
+
+    /// What was lost since the last call, each target once per attempt.
+    pub(crate) fn take(&mut self) -> Vec<Denial> {
+        let mut lost = Vec::new();
+        for (socket, target) in self.heard.iter().zip([target_v4, target_v6]) {
+            let mut message = [0; MESSAGE_MAX];
+            for _ in 0..TAKEN_MAX {
+                let Ok((_, length)) = recv(socket, &mut message, RecvFlags::DONTWAIT | RecvFlags::TRUNC) else { break };
+                lost.extend(target(&message[..length.min(MESSAGE_MAX)]));
+            }
+        }
+        let mut denials = Vec::new();
+        for target in lost.into_iter().filter(|target| !target.ip().is_loopback()) {
+            if self.told.len() < TOLD_MAX && self.told.insert(target) {
+                denials.push(self.denial(target));
+            }
+        }
+        denials
+    }
+
+    fn denial(&self, target: SocketAddr) -> Denial {
+        let shown = match self.names.name(target.ip()) {
+            Some(name) => format!("{name}:{}", target.port()),
+            None => target.to_string(),
+        };
+        Denial {
+            operation: Operation::Connect,
+            object: RawText::from(format!("{shown} over UDP")),
+            pid: None,
+            program: None,
+            layer: Layer::Network,
+            rule: "datagrams lead nowhere but to the run's own name server".to_owned(),
+            grant: None,
+            resolution: Resolution::Recorded,
+            count: 1,
+        }
+    }
+}
+
+/// Of an IPv4 packet with an ICMP message about a datagram.
+fn target_v4(packet: &[u8]) -> Option<SocketAddr> {
+    let about = packet.get(header_v4(packet)? + 8..)?;
+    let ports = about.get(header_v4(about)?..)?;
+    let ip = about.get(16..20)?.first_chunk::<4>()?;
+    let is_udp = *about.get(9)? == UDP;
+    is_udp.then_some(SocketAddr::new(IpAddr::V4(Ipv4Addr::from(*ip)), port(ports)?))
+}
+
+/// Bytes of an IPv4 header.
+fn header_v4(packet: &[u8]) -> Option<usize> {
+    Some(usize::from(packet.first()? & 0x0f) * 4)
+}
+
+/// Of an ICMPv6 message about a datagram; its own header is not shown.
+fn target_v6(message: &[u8]) -> Option<SocketAddr> {
+    let about = message.get(8..)?;
+    let ip = about.get(24..40)?.first_chunk::<16>()?;
+    let is_udp = *about.get(6)? == UDP;
+    is_udp.then_some(SocketAddr::new(IpAddr::V6(Ipv6Addr::from(*ip)), port(about.get(40..)?)?))
+}
+
+/// The second of two ports.
+fn port(ports: &[u8]) -> Option<u16> {
+    ports.get(2..4)?.first_chunk::<2>().map(|port| u16::from_be_bytes(*port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn about_v4(protocol: u8) -> Vec<u8> {
+        let mut packet = vec![0; 20 + 8 + 20 + 8];
+        packet[0] = 0x45;
+        packet[28] = 0x45;
+        packet[28 + 9] = protocol;
+        packet[28 + 16..28 + 20].copy_from_slice(&[8, 8, 4, 4]);
+        packet[48 + 2..48 + 4].copy_from_slice(&443_u16.to_be_bytes());
+        packet
+    }
+
+    #[test]
+    fn the_target_of_a_lost_datagram_is_read_within_bounds() {
+        let whole = about_v4(UDP);
+        assert_eq!(target_v4(&whole), "8.8.4.4:443".parse().ok());
+        assert_eq!(target_v4(&about_v4(6)), None);
+        let mut six = vec![0; 8 + 40 + 8];
+        six[8 + 6] = UDP;
+        six[8 + 39] = 1;
+        six[8 + 40 + 3] = 7;
+        assert_eq!(target_v6(&six), "[::1]:7".parse().ok());
+        for end in 0..52 {
+            assert_eq!(target_v4(&whole[..end.min(51)]), None);
+            assert_eq!(target_v6(&six[..end.min(51)]), None);
+        }
+        let odd = [vec![0x4f], vec![0xff; 100]].concat();
+        assert_eq!(target_v4(&odd), None);
+    }
+}

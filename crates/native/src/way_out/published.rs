@@ -1,0 +1,45 @@
+//! Ports that a grant publishes: taken on the host's loopback before the run
+//! starts, led inside as long as it lasts.
+
+use std::net::{Ipv4Addr, TcpListener};
+
+use stockade_egress::Door;
+use stockade_engine::StartError;
+use stockade_model::{Grant, Plan};
+
+/// Listeners on the host's loopback, and the port inside that each leads to.
+#[derive(Debug, Default)]
+pub(crate) struct Published(Vec<(TcpListener, u16)>);
+
+impl Published {
+    /// Takes the ports that the grants of `plan` name.
+    ///
+    /// # Errors
+    /// Where one is taken, or not this user's to take.
+    pub(crate) fn of(plan: &Plan) -> Result<Self, StartError> {
+        let ports = plan.grants.iter().filter_map(|grant| match grant {
+            Grant::Listen(port) => Some(*port),
+            _ => None,
+        });
+        let listen = |port: u16| {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port));
+            let listener = listener.and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
+            listener.map(|listener| (listener, port)).map_err(|error| StartError {
+                what: format!("port {port} cannot be published on 127.0.0.1: {error}"),
+                hint: Some(format!("end what listens there, or leave `listen {port}` out")),
+            })
+        };
+        ports.map(listen).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn lead_in(self, door: &Door) {
+        for (listener, port) in self.0 {
+            door.publish(listener, port);
+        }
+    }
+}
