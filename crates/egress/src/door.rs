@@ -29,9 +29,12 @@ use crate::published;
 use crate::relay::Buffers;
 use crate::seam::{Destination, Judge, Permit, Resolve, Service, Setup, Who};
 use crate::session::{Session, limit, refuse};
+use crate::speakers::Speakers;
 
 /// Lookups and listeners under way at once.
 const BLOCKING_MAX: usize = 16;
+/// How long the end waits until what programs said before theirs is sent on.
+const SAID_WITHIN: Duration = Duration::from_secs(1);
 /// Longest wait in [`Door::connect_and_wait`]: longer than dialling takes.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
@@ -74,6 +77,7 @@ pub(crate) struct Shared {
     pub(crate) name_server: Arc<NameServer>,
     pub(crate) edge: Arc<Edge>,
     pub(crate) arrivals: Arrivals,
+    pub(crate) speakers: Arc<Speakers>,
 }
 
 /// The only way out of one sandbox. Dropped: as [`Door::stop`].
@@ -139,6 +143,7 @@ impl Door {
             name_server,
             edge: setup.edge,
             arrivals: Arrivals::new(setup.namespace),
+            speakers: Arc::default(),
         });
         if let Some(dns) = setup.dns {
             handle.spawn(Arc::clone(&shared.name_server).serve_datagrams(dns.udp));
@@ -148,8 +153,12 @@ impl Door {
         let inner = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("door".into()).spawn(move || {
             runtime.block_on(async {
+                let over = async {
+                    let _ = stopped.await;
+                    let _ = timeout(SAID_WITHIN, inner.speakers.all_quiet()).await;
+                };
                 tokio::select! {
-                    _ = stopped => {}
+                    () = over => {}
                     () = inner.arrivals.sweep() => {}
                 }
             });
@@ -219,7 +228,8 @@ impl Door {
         wait(|done| self.connect_service(service, dialled, who, done))
     }
 
-    /// Breaks everything off, tells the last records, and waits for the thread.
+    /// The programs inside are gone: sends on what they had said, for a second at
+    /// most, breaks everything off, tells the last records, and waits for the thread.
     pub fn stop(mut self) {
         self.end();
     }
@@ -271,6 +281,7 @@ impl Shared {
             target: target.clone(),
             who: who.clone(),
             recorder: Recorder::new(&self.events, who, target, &permit.rule),
+            speaking: Some(self.speakers.begin()),
             _place: place,
         })
     }

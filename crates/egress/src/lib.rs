@@ -25,6 +25,7 @@ mod relay;
 mod seam;
 mod session;
 mod sniff;
+mod speakers;
 mod system;
 mod tls;
 mod upstream;

@@ -51,7 +51,8 @@ async fn lead(shared: Arc<Shared>, outside: TcpStream, port: u16) {
     let counts = Counts::default();
     let way = Way { buffers: &shared.buffers, meter: &shared.meter, counts: &counts, guard: None };
     // A break reaches the other side as one; there is nobody to tell besides.
-    let _ = way.relay(&inside, &outside, Vec::new(), |_| Watch::Done).await;
+    let speaking = shared.speakers.begin();
+    let _ = way.relay(&inside, &outside, Vec::new(), |_| Watch::Done, Some(speaking)).await;
 }
 
 async fn dial_inside(namespace: &Arc<dyn Namespace>, port: u16) -> io::Result<TcpStream> {

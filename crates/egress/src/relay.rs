@@ -16,6 +16,7 @@ use tokio::net::TcpStream;
 use crate::edge::Guard;
 use crate::events::Counts;
 use crate::limits::{Direction, Meter, Reached};
+use crate::speakers::Speaking;
 
 /// Bytes of one buffer.
 const BUFFER: usize = 64 << 10;
@@ -178,15 +179,18 @@ impl Way<'_> {
     /// Sends what the program said first, then relays both ways until both sides
     /// have closed or one breaks off; a break reaches the other side as one.
     /// `check` looks at all that the program said so far before it goes on, as
-    /// long as it wants to see more.
+    /// long as it wants to see more. `speaking` is dropped once the program has
+    /// said all.
     pub(crate) async fn relay(
         &self,
         inside: &TcpStream,
         outside: &TcpStream,
         first: Vec<u8>,
         check: impl Fn(&[u8]) -> Watch,
+        speaking: Option<Speaking>,
     ) -> Result<(), Broken> {
         let up = async {
+            let _until_all_is_said = speaking;
             self.watched(inside, outside, first, check).await?;
             self.pump(inside, outside, Direction::Up).await
         };

@@ -21,6 +21,7 @@ use crate::limits::{Place, Reached};
 use crate::relay::{Broken, Watch, Way, break_off, tune};
 use crate::seam::Who;
 use crate::sniff::{First, NOT_READ, look, watch};
+use crate::speakers::Speaking;
 use crate::tls;
 
 /// First byte of a TLS record.
@@ -37,6 +38,8 @@ pub(crate) struct Session {
     pub(crate) target: Target,
     pub(crate) who: Who,
     pub(crate) recorder: Recorder,
+    /// Until the program has said all.
+    pub(crate) speaking: Option<Speaking>,
     pub(crate) _place: Place,
 }
 
@@ -101,9 +104,9 @@ impl Session {
         let guard = guard.as_ref();
         let way = Way { buffers: &self.shared.buffers, meter: &self.shared.meter, counts: &counts, guard };
         let is_open = first == First::Undecided && !held.is_empty();
-        let ended =
-            way.relay(&inside, &outside, held, |said| if is_open { watch(said, &self.target) } else { Watch::Done });
-        let ended = ended.await;
+        let speaking = self.speaking.take();
+        let check = |said: &[u8]| if is_open { watch(said, &self.target) } else { Watch::Done };
+        let ended = way.relay(&inside, &outside, held, check, speaking).await;
         self.ended(ended);
     }
 

@@ -284,6 +284,31 @@ fn datagrams_lead_nowhere_and_are_told() {
     });
 }
 
+/// What a program said last arrives, though the run ends with it.
+#[test]
+fn last_words_are_sent_on() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let heard = std::thread::spawn(move || {
+        std::iter::repeat_with(|| {
+            let mut said = Vec::new();
+            std::io::Read::read_to_end(&mut listener.accept().unwrap().0, &mut said).unwrap();
+            said.len()
+        })
+        .take(LEVELS.len())
+        .collect::<Vec<_>>()
+    });
+    for level in LEVELS {
+        let script = format!(
+            "import socket,os\ns = socket.create_connection(('server.test', {port})); s.sendall(b'x' * 1000000); os._exit(0)"
+        );
+        let mut trip = Trip::new(level, &script);
+        trip.grant("connect server.test");
+        assert_eq!(trip.run(None).connections[0].bytes_up, 1_000_000);
+    }
+    assert_eq!(heard.join().unwrap(), [1_000_000; 2]);
+}
+
 /// A message cannot connect a socket past the broker, and programs fall back.
 #[test]
 fn the_first_message_connects_nothing() {
