@@ -134,7 +134,10 @@ fn checked(found: Vec<IpAddr>, rules: &Egress, target: &Target) -> Result<(Vec<I
             Ok((good, note))
         }
         (true, Some((address, what))) => Err(DialFailure::Refused {
-            rule: format!("{} leads to the special address {address} ({what}), which `egress.special` does not list", target.host),
+            rule: format!(
+                "{} leads to the special address {address} ({what}), which `egress.special` does not list",
+                target.host
+            ),
         }),
         (true, None) => Err(LookupError::NoSuchName.into()),
     }
