@@ -154,6 +154,8 @@ fn consent_never_removes_the_sandbox() {
 fn the_readme_shows_the_truth() {
     let readme = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
     let world = World::new(*stockade_testkit::User::available().last().unwrap());
+    // The first run of all says more, once.
+    Terminal::start(&world, &asked(&world, &[], "true")).finish();
     let mut terminal = Terminal::start(&world, &asked(&world, &["--session", "ses_readme"], SCRIPT));
     terminal.expect("allow?");
     terminal.press("s");
@@ -177,6 +179,26 @@ fn the_readme_shows_the_truth() {
         return;
     }
     assert_eq!(&text[from..to], block, "README.md is out of date: run with STOCKADE_BLESS=1");
+}
+
+/// With no policy configured the built-in one holds, and that is said once, to a
+/// person.
+#[test]
+fn the_built_in_policy_is_told_once() {
+    const NOTICE: &str = "no policy is configured: the built-in one holds";
+    each_user(|world| {
+        let run = || asked(world, &[], "true");
+        assert!(!world.run(&run()).text().contains(NOTICE), "not into what a program reads");
+        let (_, first) = Terminal::start(world, &run()).finish();
+        let (_, second) = Terminal::start(world, &run()).finish();
+        assert!(first.contains(NOTICE) && !second.contains(NOTICE), "{first}\n{second}");
+        let world = &World::new(world.account.user);
+        world.dir("home/.config");
+        world.dir("home/.config/stockade");
+        world.file("home/.config/stockade/config.toml", "level = \"full\"\n");
+        let (_, configured) = Terminal::start(world, &asked(world, &[], "true")).finish();
+        assert!(!configured.contains(NOTICE), "{configured}");
+    });
 }
 
 /// The rule stands there before it is agreed to; the rest of the file stays as it

@@ -228,6 +228,29 @@ fn a_run_cannot_read_the_key() {
     });
 }
 
+/// Whom it would ask, and whether the key can be had; nothing is sent.
+#[test]
+fn doctor_names_the_reviewer() {
+    each_user(|world| {
+        let endpoint = Endpoint::opinion("openai", "Fine.", "low");
+        configure(world, "openai", endpoint.port, "");
+        let doctor = || {
+            let output = world.run(&world.bare(&[&binary(), "doctor", "--json"]));
+            serde_json::from_str::<Value>(&output.stdout).unwrap()["reviewer"].clone()
+        };
+        let found = doctor();
+        assert_eq!(found["model"], "some-model");
+        assert_eq!(found["endpoint"], format!("http://127.0.0.1:{}/v1", endpoint.port));
+        assert_eq!(found["problem"], Value::Null);
+        fs::set_permissions(world.home().join("key"), fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(doctor()["problem"].as_str().unwrap().contains("others may read"));
+        let shown = world.run(&world.bare(&[&binary(), "doctor"])).stdout;
+        assert!(shown.contains("reviewer some-model at http://127.0.0.1:"), "{shown}");
+        assert!(shown.contains("nothing can be sent"), "{shown}");
+        assert!(endpoint.requests.try_recv().is_err());
+    });
+}
+
 /// A stranger's repository does not say where commands are sent.
 #[test]
 fn a_workspace_configures_no_reviewer() {

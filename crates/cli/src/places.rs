@@ -115,6 +115,12 @@ impl State {
         self.root.join("stages")
     }
 
+    /// True the first time this is asked, for this user: what is worth saying
+    /// once was not said before. Where that cannot be noted it counts as said.
+    pub fn is_first_time(&self, what: &str) -> bool {
+        fs::File::create_new(self.root.join(format!("said-{what}"))).is_ok()
+    }
+
     /// What sessions have spent on opinions.
     pub fn reviews(&self) -> PathBuf {
         self.root.join("reviews")

@@ -275,7 +275,7 @@ Stockade reads TOML from these places, each optional:
 Later layers outweigh earlier ones, but what is managed counts once more at the
 end: what it hides, protects and drops stays so, its limits and its stricter
 values hold. With no file at all the built-in policy holds, which `stockade
-policy check` says. A project's file may hide, protect and drop
+policy check` says, and the first run at a terminal. A project's file may hide, protect and drop
 more, lower limits, add `ask` and `deny` rules, and choose a stricter mode,
 level, sandbox preference or profile; whatever would give more is an error that
 names its place. The project's file must be a regular file of at most 256 KiB,

@@ -1,7 +1,7 @@
 //! `stockade run`: one command on its way through the engine.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ use stockade_model::{
 };
 use stockade_native::launch::Nursery;
 use stockade_native::{HostBackend, NativeBackend};
-use stockade_policy::{Settings, resolve_profile};
+use stockade_policy::{BUILT_IN_NOTICE, Settings, resolve_profile};
 
 use super::policy::lasting::Lasting;
 use super::policy::write;
@@ -66,6 +66,7 @@ fn attempt(typed: RunArgs, id: RequestId) -> Result<Outcome, Failure> {
     let setting = setting::load(&meant.workspace)?;
     let state = State::open(&setting.sources.state_directory)?;
     super::stage::recover(&state, Some(&meant.workspace))?;
+    tell_built_in(&setting, &state);
     let request = setting.request(&meant, id);
     let configured_ms = setting.settings.approval_timeout_ms.value;
     let question_timeout_ms = meant.approval_timeout.map_or(configured_ms, meaning::milliseconds);
@@ -92,6 +93,15 @@ fn attempt(typed: RunArgs, id: RequestId) -> Result<Outcome, Failure> {
     let outcome = engine.run(request, io, interrupts);
     keep_rules(&lasting, &command, &outcome, &setting.settings);
     Ok(outcome)
+}
+
+/// Says once that nobody configured a policy: to a person, not into the output
+/// that a program reads.
+fn tell_built_in(setting: &Setting, state: &State) {
+    let mut stderr = std::io::stderr().lock();
+    if setting.settings.is_built_in() && stderr.is_terminal() && state.is_first_time("built-in-policy") {
+        let _ = writeln!(stderr, "• {BUILT_IN_NOTICE}");
+    }
 }
 
 /// Writes the rules that answers became, or says how one could become a rule.
