@@ -295,6 +295,10 @@ fn what_cannot_be_a_secret_stops_the_run() {
     assert!(prepare(twice).contains("another's already"));
     let missing = Secret { from: SecretSource::File("/nowhere/at/all".into()), ..make("gone", "12345678") };
     assert!(prepare(vec![missing]).contains("/nowhere/at/all: No such file"));
+    let pipe = files.path().join("pipe");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
+    let waits = Secret { from: SecretSource::File(pipe.as_path().into()), ..make("waits", "12345678") };
+    assert!(prepare(vec![waits]).ends_with("it is no ordinary file"));
     let unset = Secret { from: SecretSource::Env("STOCKADE_TEST_NOT_SET".into()), ..make("unset", "12345678") };
     assert_eq!(prepare(vec![unset]), "unset: the variable STOCKADE_TEST_NOT_SET is not set");
 }

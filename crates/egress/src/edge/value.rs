@@ -3,8 +3,12 @@
 //! Must not know: what it is for.
 
 use std::fmt;
-use std::io::Read;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 
+use rustix::fs::OFlags;
 use stockade_model::SecretSource;
 
 use super::EdgeError;
@@ -38,10 +42,7 @@ impl Value {
                 .into_encoded_bytes(),
             SecretSource::File(path) => {
                 let shown = path.escaped();
-                let mut bytes = Vec::new();
-                let file = std::fs::File::open(path.as_path()).map_err(|error| fail(format!("{shown}: {error}")))?;
-                let read = file.take(LONGEST as u64 + 2).read_to_end(&mut bytes);
-                read.map_err(|error| fail(format!("{shown}: {error}")))?;
+                let mut bytes = read_file(path.as_path()).map_err(|error| fail(format!("{shown}: {error}")))?;
                 if bytes.ends_with(b"\n") {
                     bytes.pop();
                 }
@@ -59,4 +60,16 @@ impl Value {
         }
         Ok(Self(value))
     }
+}
+
+/// As much of a file as is looked at. Opening a pipe would wait for its other
+/// end, perhaps for ever.
+fn read_file(path: &Path) -> io::Result<Vec<u8>> {
+    let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is no ordinary file"));
+    }
+    let mut bytes = Vec::new();
+    file.take(LONGEST as u64 + 2).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }

@@ -179,7 +179,7 @@ impl Response {
             Ok(httparse::Status::Complete(length)) if length == head.len() => {}
             _ => return Err("the answer's head is not well formed"),
         }
-        let (Some(status), Some(minor)) = (parsed.code, parsed.version) else {
+        let (Some(status @ 100..), Some(minor)) = (parsed.code, parsed.version) else {
             return Err("the answer's head is not well formed");
         };
         let reason = parsed.reason.unwrap_or_default().to_owned();
@@ -307,7 +307,9 @@ mod tests {
         assert_eq!(of(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n\r\n", "GET"), Framing::Chunked);
         let both = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n";
         assert!(read(both, "GET").is_err());
-        assert!(read(b"SSH-2.0-x\r\n\r\n", "GET").is_err());
+        for none in [&b"SSH-2.0-x\r\n\r\n"[..], b"HTTP/1.1 099 OK\r\n\r\n"] {
+            assert!(read(none, "GET").is_err());
+        }
     }
 
     #[test]
