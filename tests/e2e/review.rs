@@ -200,6 +200,30 @@ fn a_model_never_answers() {
 }
 
 #[test]
+fn a_proxy_of_the_environment_is_not_used() {
+    each_user(|world| {
+        let proxy = Endpoint::opinion("openai", "From the proxy.", "critical");
+        let endpoint = Endpoint::opinion("openai", "From the endpoint.", "low");
+        configure(world, "openai", endpoint.port, "");
+        let through_proxy = |mut command: Command| {
+            for name in ["http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"] {
+                command = command.env(name, format!("http://127.0.0.1:{}", proxy.port));
+            }
+            command
+        };
+        let url = format!("http://127.0.0.1:{}/", endpoint.port);
+        world.run(&through_proxy(world.bare(&["curl", "--silent", "--data", "x", &url])));
+        assert_eq!(proxy.requests.try_iter().count(), 1, "what heeds the environment goes to the proxy");
+
+        let mut terminal = Terminal::start(world, &through_proxy(asked(world, &[])));
+        terminal.expect("From the endpoint.");
+        terminal.press("n");
+        terminal.finish();
+        assert_eq!((proxy.requests.try_iter().count(), endpoint.requests.try_iter().count()), (0, 1));
+    });
+}
+
+#[test]
 fn a_session_has_one_budget() {
     each_user(|world| {
         let endpoint = Endpoint::opinion("openai", "Appends.", "low");

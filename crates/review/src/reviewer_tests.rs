@@ -377,18 +377,6 @@ fn redirects_are_not_followed() {
 }
 
 #[test]
-fn a_proxy_of_the_environment_is_not_used() {
-    let (proxy, requests) = serve(sends(ok(&chat(HIGH))));
-    let (port, _kept) = serve(sends(ok(&chat(LOW))));
-    let mut house = house(Api::OpenAi, &format!("http://127.0.0.1:{port}/"));
-    for name in ["HTTP_PROXY", "http_proxy", "ALL_PROXY"] {
-        house.reviewer.environment.push((name.into(), format!("http://127.0.0.1:{proxy}").into()));
-    }
-    assert_eq!(house.review(&run("echo x")).opinion.unwrap().risk, Risk::Low);
-    assert!(requests.try_recv().is_err());
-}
-
-#[test]
 fn the_budget_ends() {
     let (port, requests) = serve(sends(ok(&chat(LOW))));
     let house = house(Api::OpenAi, &format!("http://127.0.0.1:{port}/"));
