@@ -70,10 +70,7 @@ impl Edge {
     /// See [`EdgeError`].
     pub fn prepare(rules: &Egress, trust: &Trust) -> Result<Self, EdgeError> {
         let secrets = Secrets::read(&rules.secrets)?;
-        let opening = match rules.inspect.is_empty() && rules.secrets.is_empty() {
-            true => None,
-            false => Some(Opening::make(trust)?),
-        };
+        let opening = if opens(rules) { Some(Opening::make(trust)?) } else { None };
         let credentials = rules.upstream.as_ref().and_then(|upstream| upstream.credentials.as_ref());
         let credentials = credentials.map(|from| Value::read("credentials of the proxy", from, 1)).transpose()?;
         Ok(Self { opening, secrets, credentials })
@@ -108,13 +105,16 @@ impl Edge {
 
     /// Whether it was made for rules like these.
     pub(crate) fn serves(&self, rules: &Egress) -> bool {
-        let wants = rules.upstream.as_ref().is_some_and(|upstream| upstream.credentials.is_some());
-        if wants && self.credentials.is_none() {
-            return false;
-        }
-        let opens = rules.inspect.is_empty() && rules.secrets.is_empty() || self.opening.is_some();
-        opens && rules.secrets.iter().all(|secret| self.secrets.knows(&secret.name))
+        let wants_credentials = rules.upstream.as_ref().is_some_and(|upstream| upstream.credentials.is_some());
+        (self.opening.is_some() || !opens(rules))
+            && (self.credentials.is_some() || !wants_credentials)
+            && rules.secrets.iter().all(|secret| self.secrets.knows(&secret.name))
     }
+}
+
+/// Whether these rules want traffic opened.
+fn opens(rules: &Egress) -> bool {
+    !rules.inspect.is_empty() || !rules.secrets.is_empty()
 }
 
 impl Opening {

@@ -53,10 +53,10 @@ impl Trust {
                 .collect::<Result<_, _>>()
                 .map_err(|error| EdgeError::Tls(format!("a certificate to trust: {error}")))?,
         };
-        match found.is_empty() {
-            true => Err(EdgeError::Tls("no trusted certificates were found on this host".into())),
-            false => Ok(found),
+        if found.is_empty() {
+            return Err(EdgeError::Tls("no trusted certificates were found".into()));
         }
+        Ok(found)
     }
 }
 

@@ -47,10 +47,8 @@ impl Asked<'_> {
             return Err(self.refused(self.shown(request), rule));
         }
         let secrets = &self.shared.edge.secrets;
-        let body = match secrets.wants_body(request, self.target, self.is_encrypted) {
-            true => whole_body(request, body).await?,
-            false => &[],
-        };
+        let is_wanted = secrets.wants_body(request, self.target, self.is_encrypted);
+        let body = if is_wanted { whole_body(request, body).await? } else { &[] };
         match secrets.put_in(request, self.target, self.is_encrypted, body) {
             Ok(Put::Nothing) => Ok(()),
             Ok(Put::Secret) => {
