@@ -418,9 +418,11 @@ fn a_no_to_the_directory_is_one_for_its_files() {
 #[test]
 fn many_hosts_of_a_domain_are_offered_as_one() {
     let connect = |host: String| format!("connect {host}:443").parse::<Grant>().unwrap();
-    let asked = |answers: &[Answer], hosts: [&str; 5]| {
+    let asked_with = |configuration: &str, answers: &[Answer], hosts: [&str; 5]| {
         let hosts = hosts.map(|host| connect(host.to_owned()));
-        let hall = Hall::answering(answers, move |calls| hosts.iter().filter(|h| !calls.wants(h)).count() as i32);
+        let scripted = Scripted { answers: answers.iter().copied().collect(), ..Scripted::default() };
+        let program = move |calls: &Calls| hosts.iter().filter(|h| !calls.wants(h)).count() as i32;
+        let hall = Hall::configured(configuration, scripted, program);
         let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
         let offered = |kind: &QuestionKind| match kind {
             QuestionKind::Hold { grants, directory: true, .. } => Some(grants[0].to_string()),
@@ -429,9 +431,14 @@ fn many_hosts_of_a_domain_are_offered_as_one() {
         let asked = hall.house.asked.lock().unwrap();
         (exit_code(&outcome), asked.len(), asked.iter().find_map(|question| offered(&question.kind)))
     };
+    let asked = |answers: &[Answer], hosts| asked_with("", answers, hosts);
     let siblings = ["a.example.com", "b.example.com", "c.example.com", "d.example.com", "e.example.com"];
     assert_eq!(asked(&[ONCE; 3], siblings), (0, 3, Some("connect *.example.com:443".to_owned())));
     assert_eq!(asked(&[ONCE, NO, ONCE, ONCE, ONCE], siblings), (1, 5, None));
+    for keeps in ["deny", "ask"] {
+        let kept = format!("[profiles.workspace.egress]\n{keeps} = [\"evil.example.com\"]\n");
+        assert_eq!(asked_with(&kept, &[ONCE; 5], siblings), (0, 5, None), "{keeps}");
+    }
     let strangers = ["a.github.io", "b.github.io", "c.github.io", "d.github.io", "e.github.io"];
     assert_eq!(asked(&[ONCE; 5], strangers), (0, 5, None));
     let apart = ["a.example.com", "b.example.com", "x.example.org", "y.example.org", "example.com"];
