@@ -437,7 +437,7 @@ impl<'c> Judge<'c> {
             return self.wrapped(&name, qualified, peeled, stdin, at);
         }
         if qualified {
-            rules::code::run_file(self, &arguments[0], at);
+            rules::code::run_file(self, &arguments[0], rules::code::Language::Shell, at);
         }
         arguments.remove(0);
         if !self.budget.spend(arguments.len() as u64 * UNITS_PER_ARGUMENT) {

@@ -33,4 +33,6 @@ pub(crate) struct Seen {
     pub dynamic_program: bool,
     /// Files that something was decoded into.
     pub decoded_files: Vec<Vec<u8>>,
+    /// Files, and text of the script that was put into them.
+    pub written_texts: Vec<(Vec<u8>, Vec<u8>)>,
 }

@@ -126,6 +126,27 @@ proptest! {
         assess_argv(&argv, &context());
     }
 
+    /// What the fuzz targets do for long, for a moment: lines of the agreed table
+    /// with a few bytes changed.
+    #[test]
+    fn changed_lines_of_the_table_are_assessed_in_time(
+        pick in any::<proptest::sample::Index>(),
+        edits in proptest::collection::vec((any::<proptest::sample::Index>(), 0..3u8, any::<u8>()), 1..6),
+    ) {
+        let table = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/cases/commands.tsv")).unwrap();
+        let lines: Vec<&str> = table.lines().skip(1).filter_map(|line| line.split('\t').nth(1)).collect();
+        let mut script = pick.get(&lines).as_bytes().to_vec();
+        for (place, edit, byte) in edits {
+            let at = place.index(script.len() + 1);
+            match edit {
+                0 => script.insert(at, byte),
+                1 if at < script.len() => script[at] = byte,
+                _ => script.truncate(at),
+            }
+        }
+        assess_in_time(&script);
+    }
+
     #[test]
     fn quoting_changes_nothing(pick in 0..SAFE.len()) {
         let quoted: Vec<String> = SAFE[pick].iter().map(|w| single_quoted(w)).collect();

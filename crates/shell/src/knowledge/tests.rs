@@ -206,6 +206,89 @@ fn options_that_do_more_are_never_allowed_in_any_spelling() {
     assert!(faults.is_empty(), "{} of {count}\n{}", faults.len(), faults.join("\n"));
 }
 
+/// What is done to a harmless line to make it harmful, the line in the place of
+/// `LINE`: around it, behind it, before it, under another program of that name.
+const ABUSES: &[&str] = &[
+    "LINE > out.txt",
+    "LINE >> ~/.bashrc",
+    "LINE | sh",
+    "LINE | tee out.txt",
+    "LINE; touch m",
+    "LINE && ./m",
+    "LINE & touch m",
+    "LINE\ntouch m",
+    "LINE \"$(touch m)\"",
+    "LINE `touch m`",
+    "LINE <(touch m)",
+    "LINE < ~/.ssh/id_rsa",
+    "LINE <<< \"$(touch m)\"",
+    "LD_PRELOAD=./m.so LINE",
+    "PATH=.:$PATH LINE",
+    "BASH_ENV=./m LINE",
+    "sudo LINE",
+    "./LINE",
+    "nohup LINE &",
+    "$X LINE",
+    "eval 'LINE'",
+    "sh -c 'LINE'",
+    "find . -exec LINE \\;",
+    "echo a | xargs LINE",
+    "trap 'LINE' EXIT",
+    "f() { LINE; }; f",
+];
+
+/// Abuse of every program of the base that is allowed anything: never allowed.
+#[test]
+fn what_is_allowed_is_not_when_it_is_abused() {
+    let context = context();
+    let (mut entries, mut count) = (0, 0);
+    let mut faults = Vec::new();
+    for (_, name, body) in all().filter(|(_, name, _)| !name.starts_with('@')) {
+        let examples = lists(body, "allow");
+        entries += usize::from(!examples.is_empty());
+        for example in examples {
+            for abuse in ABUSES {
+                let script = abuse.replace("LINE", example);
+                count += 1;
+                if crate::assess_script(script.as_bytes(), &context).tier == Tier::Allow {
+                    faults.push(format!("{name}: {script}"));
+                }
+            }
+        }
+    }
+    assert!(entries > 150 && count > 9_000, "{entries} entries, {count} lines");
+    assert!(faults.is_empty(), "{} of {count}\n{}", faults.len(), faults.join("\n"));
+}
+
+/// Programs that are never allowed anything stay so in forms that read for others.
+#[test]
+fn programs_without_a_harmless_use_are_never_allowed() {
+    let context = context();
+    let mut faults = Vec::new();
+    let mut count = 0;
+    for (_, name, body) in all().filter(|(_, name, _)| !name.starts_with('@')) {
+        let entry = build(body).unwrap();
+        if !lists(body, "allow").is_empty() {
+            continue;
+        }
+        let plain = ["", " a.txt", " -- a.txt", " -c id", " -e id", " -x id", " -o out.txt a.txt", " --exec=id", " -"];
+        let options = entry.options.iter().filter(|(_, spec)| spec.effect != Effect::Inert);
+        let options = options.flat_map(|(o, _)| [format!(" {o}"), format!(" {o} id"), format!(" {o}=id a.txt")]);
+        let tails: Vec<String> = plain.iter().map(|tail| (*tail).to_owned()).chain(options).collect();
+        for program in std::iter::once(name).chain(same(name, body)) {
+            for tail in &tails {
+                count += 1;
+                let script = format!("{program}{tail}");
+                if crate::assess_script(script.as_bytes(), &context).tier == Tier::Allow {
+                    faults.push(script);
+                }
+            }
+        }
+    }
+    assert!(count > 10_000, "{count}");
+    assert!(faults.is_empty(), "{} of {count}\n{}", faults.len(), faults.join("\n"));
+}
+
 fn same(name: &str, body: &'static str) -> Vec<&'static str> {
     let text = pairs(body).find_map(|pair| match pair.unwrap() {
         ("same", Value::Text(text)) => Some(text),

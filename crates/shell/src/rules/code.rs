@@ -48,6 +48,8 @@ pub(super) const INTERPRETERS: &[&str] = &[
     "ts-node",
     "tsx",
     "java",
+    "jrunscript",
+    "jjs",
     "raku",
 ];
 
@@ -167,7 +169,7 @@ pub(super) fn shell(judge: &mut Judge, invocation: &Invocation) -> Option<Flow> 
             } else {
                 judge.ask("runs-file", "Runs a file as code.", at);
                 tainted(judge, &file.flow, at);
-                run_file(judge, file, at);
+                run_file(judge, file, Language::Shell, at);
                 after_fetch(judge, at);
                 Flow::default()
             }
@@ -180,11 +182,28 @@ pub(super) fn is_standard_input(path: &[u8]) -> bool {
     matches!(path, b"-" | b"/dev/stdin" | b"/dev/fd/0" | b"/proc/self/fd/0")
 }
 
-/// A file is run that holds what the text itself decoded into it.
-pub(crate) fn run_file(judge: &mut Judge, file: &Argument, at: (usize, usize)) {
-    if judge.path(file).is_some_and(|path| judge.seen.decoded_files.contains(&path)) {
+/// A file is run that holds what the text itself decoded into it, or wrote.
+pub(crate) fn run_file(judge: &mut Judge, file: &Argument, language: Language, at: (usize, usize)) {
+    let Some(path) = judge.path(file) else { return };
+    if judge.seen.decoded_files.contains(&path) {
         tainted(judge, &Flow { decoded: true, ..Flow::default() }, at);
     }
+    // Taken away meanwhile: a text may run its own file.
+    let texts = std::mem::take(&mut judge.seen.written_texts);
+    for (_, text) in texts.iter().filter(|(written, _)| *written == path) {
+        match language {
+            Language::Shell => hidden_command(judge, text, at),
+            Language::Other => super::payload::program(judge, text, at),
+        }
+    }
+    judge.seen.written_texts = texts;
+}
+
+/// What a file is read as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Language {
+    Shell,
+    Other,
 }
 
 /// Something is run by its path after something was fetched.
@@ -233,7 +252,7 @@ pub(super) fn runs_fetched(judge: &mut Judge, invocation: &Invocation) {
         }
         if let Some(file) = file {
             tainted(judge, &file.flow, invocation.span);
-            run_file(judge, file, invocation.span);
+            run_file(judge, file, Language::Other, invocation.span);
         }
     }
     // Without a command of its own it runs what it reads.
@@ -285,7 +304,7 @@ pub(super) fn source(judge: &mut Judge, invocation: &Invocation) -> Flow {
     if is_standard_input(&file.shown()) {
         return piped_code(judge, &invocation.stdin, invocation.span);
     }
-    run_file(judge, file, invocation.span);
+    run_file(judge, file, Language::Shell, invocation.span);
     after_fetch(judge, invocation.span);
     Flow::default()
 }

@@ -262,6 +262,10 @@ fn is_secret_name(name: &[u8]) -> bool {
 pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
     let mut flow = Flow::default();
     let at = invocation.span;
+    // zsh's own command for a connection, which becomes a descriptor.
+    if invocation.name == b"ztcp" {
+        super::write::socket(judge, at);
+    }
     let sends = SENDERS.iter().any(|s| matches(s, &invocation.name)) || is_use(SENDING_USES, invocation);
     let fetches = FETCHERS.iter().any(|f| matches(f, &invocation.name))
         || (invocation.name == b"openssl" && invocation.has("s_client"));
@@ -282,7 +286,7 @@ pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
         if tainted || named || listed {
             judge.deny("exfiltration", "Sends a secret to another host.", at);
         }
-        if is_raw(&invocation.name) && judge.seen.shell_reads {
+        if (is_raw(&invocation.name) || invocation.has("s_client")) && judge.seen.shell_reads {
             judge.deny("reverse-shell", "A shell is connected to another host.", at);
         }
     }

@@ -243,7 +243,7 @@ const WRITES: &[&str] = &[
 ];
 
 /// Judges a program's text.
-fn program(judge: &mut Judge, text: &[u8], at: (usize, usize)) {
+pub(super) fn program(judge: &mut Judge, text: &[u8], at: (usize, usize)) {
     let reaches = any(text, REACHES);
     if reaches
         && any(text, SHELL_ENDS)
@@ -509,6 +509,29 @@ const SEPARATE: &[(&str, &[&str])] = &[
     ("mapfile", &["-C"]),
 ];
 
+/// `e command`, and `s/x/command/e`: what sed gives to a shell.
+fn sed_command(script: &[u8]) -> Option<Vec<u8>> {
+    let address = script.iter().take_while(|b| b.is_ascii_digit() || b"$,~! ".contains(b)).count();
+    let command = &script[address..];
+    if let Some(text) = command.strip_prefix(b"e ") {
+        return Some(text.to_vec());
+    }
+    let (delimiter, rest) = command.strip_prefix(b"s")?.split_first()?;
+    let mut parts = vec![Vec::new()];
+    let mut bytes = rest.iter();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'\\' => parts.last_mut()?.extend(bytes.next()),
+            byte if byte == delimiter => parts.push(Vec::new()),
+            byte => parts.last_mut()?.push(*byte),
+        }
+    }
+    match parts.as_slice() {
+        [_, replacement, flags] if flags.contains(&b'e') => Some(replacement.clone()),
+        _ => None,
+    }
+}
+
 /// Values of options that programs run as commands.
 fn option_commands(invocation: &Invocation) -> Vec<Vec<u8>> {
     let texts = invocation.texts();
@@ -527,11 +550,12 @@ fn option_commands(invocation: &Invocation) -> Vec<Vec<u8>> {
             let escaped = texts.iter().filter_map(|t| ESCAPES.iter().find_map(|e| t.strip_prefix(*e)));
             out.extend(escaped.map(<[u8]>::to_vec));
         }
-        // `e command`
-        b"sed" | b"gsed" => out.extend(texts.iter().filter_map(|t| {
-            let address = t.iter().take_while(|b| b.is_ascii_digit() || b"$,~! ".contains(b)).count();
-            t[address..].strip_prefix(b"e ").map(<[u8]>::to_vec)
-        })),
+        b"sed" | b"gsed" => out.extend(texts.iter().filter_map(|text| sed_command(text))),
+        // What is tried on each step is a command with its arguments.
+        b"git" if texts.first().is_some_and(|t| t == b"bisect") => {
+            let command: Vec<Vec<u8>> = texts.iter().skip_while(|t| *t != b"run").skip(1).map(|t| quoted(t)).collect();
+            out.push(command.join(&b' '));
+        }
         _ => {}
     }
     for (i, text) in texts.iter().enumerate() {

@@ -11,7 +11,9 @@ use crate::words::{Argument, Flow};
 use super::destroy::split;
 
 /// Most files of one command that are remembered.
-const MAX_DECODED_FILES: usize = 8;
+const MAX_REMEMBERED: usize = 8;
+/// Most texts that are remembered.
+const MAX_WRITTEN_TEXTS: usize = 16;
 
 /// A descriptor connected to another host by the shell.
 pub(crate) fn socket(judge: &mut Judge, at: (usize, usize)) {
@@ -74,8 +76,13 @@ pub(crate) fn judge_output(judge: &mut Judge, written: &[Vec<u8>], flow: &Flow, 
     if flow.fetched {
         judge.seen.fetched = true;
     }
+    let remembered = written.iter().take(MAX_REMEMBERED);
     if flow.decoded {
-        judge.seen.decoded_files.extend(written.iter().take(MAX_DECODED_FILES).cloned());
+        judge.seen.decoded_files.extend(remembered.clone().cloned());
+    }
+    if let Some(text) = flow.literal.as_ref().filter(|text| !text.is_empty()) {
+        judge.seen.written_texts.extend(remembered.map(|path| (path.clone(), text.clone())));
+        judge.seen.written_texts.truncate(MAX_WRITTEN_TEXTS);
     }
     let beyond = written.iter().any(|p| !matches!(paths::place(p, judge.context), Place::Workspace | Place::Temporary));
     if flow.endless && beyond {
@@ -116,8 +123,12 @@ pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
                 t.starts_with(b"--in-place") || (t.starts_with(b"-") && !t.starts_with(b"--") && t.contains(&b'i'))
             });
             if in_place {
-                let (_, operands) = split(&invocation.arguments, &["-e", "-f"]);
-                for operand in operands.get(1..).unwrap_or_default() {
+                let (options, operands) = split(&invocation.arguments, &["-e", "-f", "--expression", "--file"]);
+                // Without one of these the first operand is the program.
+                let given = options.iter().any(|o| {
+                    o.starts_with(b"--expression") || o.starts_with(b"--file") || matches!(o.last(), Some(b'e' | b'f'))
+                });
+                for operand in operands.get(usize::from(!given)..).unwrap_or_default() {
                     let Some(path) = judge.path(operand) else { continue };
                     target(judge, &path, paths::is_log(&path), at);
                 }
@@ -195,10 +206,10 @@ fn destination(judge: &mut Judge, invocation: &Invocation) {
             target(judge, &inside, false, invocation.span);
         }
         if invocation.name == b"cp"
-            && source.starts_with(b"/dev/")
+            && matches!(source.as_slice(), b"/dev/zero" | b"/dev/full" | b"/dev/random" | b"/dev/urandom")
             && !matches!(paths::place(&path, judge.context), Place::Workspace | Place::Temporary)
         {
-            judge.deny("fills-disk", "Copies a device beyond the workspace.", invocation.span);
+            judge.deny("fills-disk", "Copies without end beyond the workspace.", invocation.span);
         }
     }
 }
