@@ -147,6 +147,7 @@ impl Backend for NativeBackend {
             "broker".to_owned(),
             broker_layer(broker.traits(), (hold, can_hold), plan.profile.filesystem.trace),
         );
+        enforced.layers.insert("network".to_owned(), way_out::layer(plan));
         let answers = broker.answers();
         if publishes {
             answers.open_way();

@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::net::sockopt::socket_domain;
 use rustix::net::{AddressFamily, getsockname};
 use stockade_egress::{Announced, Destination, DialFailure, Order, Permit, Service as Offer, Who};
-use stockade_model::{Layer, Level, Operation, RawText, Target};
+use stockade_model::{Host, Layer, Level, Operation, RawText, Target};
 use stockade_sys::notify::{Answer, Notifier};
 use stockade_sys::{Errno, actor};
 
@@ -72,6 +72,13 @@ impl Service {
             }
         };
         Ok(Step::Dialling(dialling))
+    }
+
+    /// Whether a connect to this address may be more than the run's own affair:
+    /// then its caller is to be known.
+    pub(super) fn may_lead_out(&self, dialled: SocketAddr) -> bool {
+        let target = Target { host: Host::of(dialled.ip()), port: dialled.port() };
+        self.level != Level::Full || !dialled.ip().is_loopback() || self.powers.reach.decide(&target).is_ok()
     }
 
     fn road(&self, way: &WayOut, dialled: SocketAddr) -> Result<Road, Failure> {

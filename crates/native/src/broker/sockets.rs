@@ -98,7 +98,8 @@ impl Service {
             Peer::Path(path) => Target::File(self.walk(caller)?.find(libc::AT_FDCWD, &path, true)?),
             Peer::Abstract(name) => Target::Abstract { name, address },
             Peer::Internet(dialled) if socket_type(&socket)? == SocketType::STREAM => {
-                Target::Internet { dialled, address, who: self.actor(caller) }
+                let who = if self.may_lead_out(dialled) { self.actor(caller) } else { Actor::default() };
+                Target::Internet { dialled, address, who }
             }
             // A datagram leads nowhere but to the run itself and to its names.
             Peer::Internet(_) | Peer::Other => Target::Other { address },

@@ -23,7 +23,7 @@ use stockade_sys::Errno;
 
 use crate::launch::NetworkEnds;
 pub(crate) use lost::LostDatagrams;
-pub(crate) use outfit::outfit;
+pub(crate) use outfit::{layer, outfit};
 use places::{Inside, OnHost};
 pub(crate) use published::Published;
 

@@ -7,7 +7,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use stockade_egress::{DOOR_V4, Edge, HTTP_PROXY_PORT, TRUST_VARIABLES};
-use stockade_model::{Level, Plan, RawText, SecretSource};
+use stockade_model::{Grant, LayerReport, LayerState, Level, Plan, RawText, SecretSource};
 
 use crate::launch::{NamedFile, Outfit};
 
@@ -49,6 +49,26 @@ pub(crate) fn outfit(plan: &Plan, edge: &Edge) -> Outfit {
     outfit
 }
 
+/// What is enforced of the way out.
+pub(crate) fn layer(plan: &Plan) -> LayerReport {
+    let (way, apart) = match plan.level {
+        Level::Full => ("through the door", "datagrams reach its name server alone"),
+        Level::Restricted | Level::None => {
+            ("over TCP, connected by the broker", "no servers and no datagrams; names over TCP and the proxy alone")
+        }
+    };
+    let published: Vec<String> = plan
+        .grants
+        .iter()
+        .filter_map(|grant| match grant {
+            Grant::Listen(port) => Some(format!("; port {port} published on 127.0.0.1")),
+            _ => None,
+        })
+        .collect();
+    let detail = format!("what is granted is reached {way}; {apart}{}", published.concat());
+    LayerReport { state: LayerState::Enforced, detail }
+}
+
 /// The door's proxies, unless the plan says something of proxies itself.
 fn proxies(plan: &Plan) -> BTreeMap<String, RawText> {
     let both_cases = |name: &str| [name.to_owned(), name.to_ascii_lowercase()];
@@ -58,6 +78,7 @@ fn proxies(plan: &Plan) -> BTreeMap<String, RawText> {
     }
     let proxy = RawText::from(format!("http://{DOOR_V4}:{HTTP_PROXY_PORT}"));
     let exempt = both_cases("NO_PROXY").map(|name| (name, NO_PROXY.into()));
+    let exempt = exempt.into_iter().filter(|(name, _)| !plan.environment.contains_key(name));
     names.map(|name| (name, proxy.clone())).chain(exempt).collect()
 }
 
