@@ -10,7 +10,7 @@ use stockade_testkit::User;
 use crate::cases::{self, Case, Kind};
 use crate::lab::{Lab, Powers, Script, Seen};
 use crate::rows;
-use crate::task::{Level, NO_DOOR, Task, strongest};
+use crate::task::{Level, NO_PROXIES, Task, strongest};
 
 /// What shows that the judgement can fail.
 #[derive(Clone, Copy)]
@@ -137,9 +137,6 @@ fn tasks_of(attack: &'static Attack, case: Option<Case>) -> Vec<Task> {
             let name = format!("{}/{}/{}", attack.id, user.word(), level.word());
             let own = text.clone();
             let mut task = Task::new(name, move |lab| contained(attack, lab, user, level, &own));
-            if !attack.grants.is_empty() || !attack.config.is_empty() {
-                task.not_here = NO_DOOR.map(str::to_owned);
-            }
             if let (Some(why), Level::Restricted) = (attack.full_only, level) {
                 task.not_here = Some(format!("not promised at this level: {why}"));
             }
@@ -198,7 +195,11 @@ fn contained(attack: &Attack, lab: &Lab, user: User, level: Level, own: &str) ->
     let seen = lab.sandboxed(user, powers, &script(attack, &text))?;
     let breaches = breaches(attack, &seen);
     ensure!(breaches.is_empty(), "breached:\n{}\n{}", breaches.join("\n"), seen.story());
-    ensure!(!seen.output.stdout.contains("NO-PROXIES"), "no proxies are named inside: {}", seen.story());
+    ensure!(
+        NO_PROXIES.is_some() || !seen.output.stdout.contains("NO-PROXIES"),
+        "no proxies are named inside: {}",
+        seen.story()
+    );
     let works = attack.works.is_none() || seen.output.stdout.contains("STILL-WORKS");
     ensure!(works, "what is granted does not work: {}", seen.story());
     Ok(())

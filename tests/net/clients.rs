@@ -9,7 +9,7 @@ use serde_json::Value;
 use stockade_testkit::{Ended, User};
 
 use crate::lab::{Lab, Powers, Script, Seen};
-use crate::task::{Level, NO_DOOR, Task, strongest};
+use crate::task::{Level, NO_PROXIES, Task, strongest};
 
 /// One client.
 struct Client {
@@ -220,7 +220,7 @@ fn tasks_of(client: &'static Client) -> Vec<Task> {
                 if granted == client.targets.len() { "granted".to_owned() } else { format!("lacking-{granted}") };
             let name = format!("{}/{step}/{}", client.name, user.word());
             let mut task = Task::new(name, move |lab| sandboxed(client, user, granted, lab));
-            task.not_here = NO_DOOR.map(str::to_owned);
+            task.not_here = NO_PROXIES.filter(|_| client.with_proxies).map(str::to_owned);
             tasks.push(task);
         }
     }

@@ -67,6 +67,8 @@ def programs():
 def keys():
     for name in ("host.key", "user.key"):
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "lab", "-f", path(name))
+    # Each user takes a copy of its own.
+    os.chmod(path("user.key"), 0o644)
 
 
 def repository():

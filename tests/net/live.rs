@@ -12,7 +12,7 @@ use stockade_testkit::User;
 
 use crate::lab::Lab;
 use crate::sight::Sight;
-use crate::task::{NO_DOOR, Task};
+use crate::task::Task;
 use crate::terminal::Terminal;
 use crate::world::{World, binary};
 
@@ -87,7 +87,7 @@ const WORKS: &[Work] = &[
         late: LATE,
         script: "git clone -q https://git.test/demo.git clone && cd clone && echo x > file && git add file && \
                  git -c user.name=a -c user.email=a@b -c core.editor='sh -c \"echo edited >> ../ran; echo words > $1\" --' commit -q && \
-                 git log --format='%s' -1",
+                 git --no-pager log --format=%s -1",
         targets: &["git.test:443"],
         fetched: &[("git.test", "/demo.git/info/refs?service=git-upload-pack")],
         once: Some("ran"),
@@ -125,7 +125,6 @@ pub fn tasks() -> Vec<Task> {
     let task = |work: &'static Work, user: User| {
         let mut task = Task::new(format!("{}/{}", work.name, user.word()), move |lab| play(work, user, lab));
         task.is_slow = true;
-        task.not_here = NO_DOOR.map(str::to_owned);
         task
     };
     WORKS.iter().flat_map(|work| User::available().into_iter().map(move |user| task(work, user))).collect()

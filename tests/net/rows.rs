@@ -3,6 +3,7 @@
 use crate::attacks::Control::{None as NoControl, SameAsRoot, Text};
 use crate::attacks::{Attack, PROXY, WORKSPACE, refuse_line};
 use crate::special;
+use crate::task::NO_PROXIES;
 
 /// Curl with the proxies that it is told of, and without.
 macro_rules! both_ways {
@@ -162,7 +163,7 @@ curl -s -m 3 -L \"http://allowed.test/redirect?$to\"; curl -s -m 3 --noproxy '*'
         id: "esc-0175",
         text: "/usr/bin/python3 $SHARED/probe.py open-ports",
         judge: |seen| {
-            let looked = seen.output.stdout.contains("LOOKED");
+            let looked = NO_PROXIES.is_some() || seen.output.stdout.contains("LOOKED");
             let open = refuse_line(seen, "OPEN");
             if looked { open } else { vec!["nobody looked".to_owned()] }
         },
@@ -185,7 +186,7 @@ curl -s -m 3 -L \"http://allowed.test/redirect?$to\"; curl -s -m 3 --noproxy '*'
         grants: &[],
         config: "[profiles.workspace.egress]\nallow = ['allowed.test:80', 'allowed.test:443']\n\
                  [profiles.workspace.egress.inspect]\nallow = ['GET http://allowed.test/*', 'GET https://allowed.test/*']\n",
-        works: Some("https://allowed.test/works"),
+        works: Some("http://allowed.test/works"),
         text: "for s in http https; do for m in POST PUT DELETE PATCH OPTIONS; do curl -s -m 3 -X $m -d x $s://allowed.test/
 curl -s -m 3 --noproxy '*' -X $m -d x $s://allowed.test/; done
 curl -s -m 3 -X POST -H 'X-HTTP-Method-Override: GET' $s://allowed.test/; done",
@@ -242,6 +243,15 @@ curl -s -g -m 3 http://$u/latest/meta-data/; curl -s -g -m 3 --noproxy '*' http:
         agreed: &["allowed.test:80", "metadata.test:0", "private.test:0", "loopback.test:0"],
         text: "for u in 169.254.169.254 10.0.0.1 192.168.0.1 '[fd00:ec2::254]' metadata.test private.test loopback.test:$PORT 11.0.0.1:$PORT; do
 curl -s -g -m 3 http://$u/; curl -s -g -m 3 --noproxy '*' http://$u/; done",
+        ..PROXY
+    },
+    Attack {
+        id: "net-this-machine-is-reached-where-it-is-named",
+        grants: &["connect *", "connect 11.0.0.1:7777"],
+        agreed: &["11.0.0.1:7777"],
+        works: Some("http://11.0.0.1:7777/"),
+        with_proxies: false,
+        text: "curl -s -m 3 http://11.0.0.1:25/; curl -s -g -m 3 'http://[2a00:11::1]:7777/'",
         ..PROXY
     },
     Attack {

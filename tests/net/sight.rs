@@ -107,7 +107,11 @@ impl Event {
                 let name = self.note["name"].as_str().unwrap_or_default();
                 agreed.iter().any(|target| fits(&host_of(target), name))
             }
-            "http" => there && self.note["hosts"] == 1 && self.note["host"].as_str().is_some_and(said),
+            "http" => {
+                // A final dot is of the same name.
+                let host = self.note["host"].as_str().map(|host| host.strip_suffix('.').unwrap_or(host));
+                there && self.note["hosts"] == 1 && host.is_some_and(said)
+            }
             "tls" => there && self.note["name"].as_str().is_some_and(said),
             "tcp" | "said" => there,
             _ => false,

@@ -27,8 +27,10 @@ impl Task {
     }
 }
 
-/// What needs a grant for the network waits until runs have the door.
-pub const NO_DOOR: Option<&str> = Some("runs cannot be given connections yet");
+/// Programs are not told of the door's proxies yet.
+pub const NO_PROXIES: Option<&str> = Some("proxies are not named inside yet");
+/// Runs are not given placeholders yet.
+pub const NO_SECRETS: Option<&str> = Some("runs are not given placeholders yet");
 
 /// How strong the walls are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

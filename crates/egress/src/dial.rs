@@ -153,7 +153,7 @@ fn special_here(address: IpAddr, target: &Target, rules: &Egress) -> Option<&'st
 /// Whether the address is one of this machine's: then a datagram socket can be
 /// bound to it. Where the kernel binds to any address this says nothing, which
 /// an address for documentation shows.
-fn is_own(address: IpAddr) -> bool {
+pub fn is_own(address: IpAddr) -> bool {
     let binds = |address: &str| address.parse().is_ok_and(|a: IpAddr| UdpSocket::bind((a, 0)).is_ok());
     let probe = if address.is_ipv4() { "192.0.2.1" } else { "2001:db8::1" };
     UdpSocket::bind((address, 0)).is_ok() && !binds(probe)

@@ -31,7 +31,7 @@ mod tls;
 mod upstream;
 
 pub use arrivals::Announced;
-pub use dial::DialFailure;
+pub use dial::{DialFailure, is_own};
 pub use door::{Dialling, Door, DoorError, Order};
 pub use edge::{Edge, EdgeError, TRUST_VARIABLES, Trust};
 pub use limits::Reached;

@@ -6,7 +6,10 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use stockade_model::{Egress, Grant, Host, HostName, HostPattern, Listed, Plan, Target};
+use stockade_egress::is_own;
+use stockade_model::{
+    Egress, Grant, Host, HostName, HostPattern, Listed, Plan, Target, TargetPattern, special_address,
+};
 
 use crate::powers::Refusal;
 
@@ -41,6 +44,10 @@ impl Reach {
     pub fn decide(&self, target: &Target) -> Result<String, Refusal> {
         let granted = self.granted.read().unwrap_or_else(PoisonError::into_inner);
         match self.lists.listed_with(granted.iter(), target) {
+            Listed::Allowed(pattern) | Listed::Granted(pattern) if self.is_unmeant(&granted, target) => Err(Refusal {
+                rule: format!("{target} is this machine itself, which `{pattern}` does not speak of"),
+                grant: Some(Grant::connect(target)),
+            }),
             Listed::Allowed(pattern) => Ok(format!("allow {pattern}")),
             Listed::Granted(pattern) => Ok(format!("grant connect {pattern}")),
             Listed::Denied(pattern) => Err(Refusal { rule: format!("deny {pattern}"), grant: None }),
@@ -48,6 +55,18 @@ impl Reach {
                 Err(Refusal { rule: "not among the targets".to_owned(), grant: Some(Grant::connect(target)) })
             }
         }
+    }
+
+    /// Whether the target is this machine, at an address that is no special one,
+    /// and patterns only happen to hold it: what listens here on every address is
+    /// not meant for whoever may reach the internet.
+    fn is_unmeant(&self, granted: &[Grant], target: &Target) -> bool {
+        let Host::Address(address) = target.host else { return false };
+        let is_named = |pattern: &TargetPattern| {
+            matches!(pattern.host(), HostPattern::Exactly(host) if *host == target.host) && pattern.names(target)
+        };
+        let mut patterns = granted.iter().filter_map(Grant::targets).chain(&self.lists.allow);
+        special_address(address).is_none() && !patterns.any(is_named) && is_own(address)
     }
 
     /// Whether some port of this name may be reached.
