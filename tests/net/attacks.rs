@@ -10,7 +10,7 @@ use stockade_testkit::User;
 use crate::cases::{self, Case, Kind};
 use crate::lab::{Lab, Powers, Script, Seen};
 use crate::rows;
-use crate::task::{Level, NO_PROXIES, Task, strongest};
+use crate::task::{Level, Task, strongest};
 
 /// What shows that the judgement can fail.
 #[derive(Clone, Copy)]
@@ -195,11 +195,7 @@ fn contained(attack: &Attack, lab: &Lab, user: User, level: Level, own: &str) ->
     let seen = lab.sandboxed(user, powers, &script(attack, &text))?;
     let breaches = breaches(attack, &seen);
     ensure!(breaches.is_empty(), "breached:\n{}\n{}", breaches.join("\n"), seen.story());
-    ensure!(
-        NO_PROXIES.is_some() || !seen.output.stdout.contains("NO-PROXIES"),
-        "no proxies are named inside: {}",
-        seen.story()
-    );
+    ensure!(!seen.output.stdout.contains("NO-PROXIES"), "no proxies are named inside: {}", seen.story());
     let works = attack.works.is_none() || seen.output.stdout.contains("STILL-WORKS");
     ensure!(works, "what is granted does not work: {}", seen.story());
     Ok(())

@@ -3,7 +3,6 @@
 use crate::attacks::Control::{None as NoControl, SameAsRoot, Text};
 use crate::attacks::{Attack, PROXY, WORKSPACE, refuse_line};
 use crate::special;
-use crate::task::NO_PROXIES;
 
 /// Curl with the proxies that it is told of, and without.
 macro_rules! both_ways {
@@ -163,7 +162,7 @@ curl -s -m 3 -L \"http://allowed.test/redirect?$to\"; curl -s -m 3 --noproxy '*'
         id: "esc-0175",
         text: "/usr/bin/python3 $SHARED/probe.py open-ports",
         judge: |seen| {
-            let looked = NO_PROXIES.is_some() || seen.output.stdout.contains("LOOKED");
+            let looked = seen.output.stdout.contains("LOOKED");
             let open = refuse_line(seen, "OPEN");
             if looked { open } else { vec!["nobody looked".to_owned()] }
         },
@@ -186,7 +185,7 @@ curl -s -m 3 -L \"http://allowed.test/redirect?$to\"; curl -s -m 3 --noproxy '*'
         grants: &[],
         config: "[profiles.workspace.egress]\nallow = ['allowed.test:80', 'allowed.test:443']\n\
                  [profiles.workspace.egress.inspect]\nallow = ['GET http://allowed.test/*', 'GET https://allowed.test/*']\n",
-        works: Some("http://allowed.test/works"),
+        works: Some("https://allowed.test/works"),
         text: "for s in http https; do for m in POST PUT DELETE PATCH OPTIONS; do curl -s -m 3 -X $m -d x $s://allowed.test/
 curl -s -m 3 --noproxy '*' -X $m -d x $s://allowed.test/; done
 curl -s -m 3 -X POST -H 'X-HTTP-Method-Override: GET' $s://allowed.test/; done",

@@ -12,7 +12,7 @@ use stockade_testkit::User;
 
 use crate::lab::{Lab, Powers, Script, Seen};
 use crate::sight::Sight;
-use crate::task::{Level, NO_SECRETS, Task, strongest};
+use crate::task::{Level, Task, strongest};
 
 const GITHUB: &str = "ghp_LabGithubToken0123456789abcdefABCDEF";
 const OPENAI: &str = "sk-LabOpenAiKey0123456789abcdefghijklmnop";
@@ -68,9 +68,7 @@ pub fn tasks() -> Vec<Task> {
     for user in User::available() {
         for (name, play) in [("used", used as fn(&Lab, User) -> Result<()>), ("elsewhere", carried_elsewhere)] {
             let name = format!("secrets-{name}/{}", user.word());
-            let mut task = Task::new(name, move |lab| play(lab, user));
-            task.not_here = NO_SECRETS.map(str::to_owned);
-            tasks.push(task);
+            tasks.push(Task::new(name, move |lab| play(lab, user)));
         }
     }
     tasks

@@ -27,11 +27,6 @@ impl Task {
     }
 }
 
-/// Programs are not told of the door's proxies yet.
-pub const NO_PROXIES: Option<&str> = Some("proxies are not named inside yet");
-/// Runs are not given placeholders yet.
-pub const NO_SECRETS: Option<&str> = Some("runs are not given placeholders yet");
-
 /// How strong the walls are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
