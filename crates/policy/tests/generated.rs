@@ -126,6 +126,19 @@ fn examples_hold(text: &str) -> usize {
     blocks.len()
 }
 
+/// Each type of event has its line in the guide to events.
+#[test]
+fn events_guide_is_complete() {
+    let text = fs::read_to_string(root().join("docs/events.md")).unwrap();
+    let schema = schema_of::<Event>("event.schema.json", "");
+    let kinds = schema["$defs"]["EventKind"]["oneOf"].as_array().unwrap();
+    let name = |kind: &Value| kind["properties"]["type"]["const"].as_str().unwrap().to_owned();
+    assert!(kinds.len() > 15);
+    let missing: Vec<String> =
+        kinds.iter().map(name).filter(|name| !text.contains(&format!("\n| `{name}` |"))).collect();
+    assert_eq!(missing, [""; 0]);
+}
+
 /// The guide to the network shows each group, and its examples hold.
 #[test]
 fn network_guide_is_fresh() {
