@@ -125,10 +125,7 @@ fn each_kind_is_put_in_where_it_belongs_and_does_not_come_back() {
         assert!(got.contains(&sent), "{got}");
         assert!(got.contains("Accept-Encoding: identity\r\n") && !got.contains("gzip"), "{got}");
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        for value in [GITHUB, OPENAI] {
-            assert!(!answer.contains(value), "{answer}");
-        }
-        assert!(host == "basic.test" || answer.contains("*****"), "{answer}");
+        assert!(!answer.contains(&sent) && answer.contains("*****"), "{answer}");
     }
     assert!(scene.world.denials().is_empty());
     scene.is_silent();

@@ -6,7 +6,7 @@ use memchr::memmem::Finder;
 
 /// Words that are looked for.
 #[derive(Default)]
-pub(super) struct Words {
+pub(crate) struct Words {
     finders: Vec<Finder<'static>>,
     longest: usize,
 }

@@ -5,8 +5,7 @@
 //! Must not know: sockets, who decides. No value is part of any message.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use aws_lc_rs::rand;
 use data_encoding::BASE64;
@@ -73,12 +72,12 @@ impl fmt::Debug for Secrets {
 }
 
 /// What was done to a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Put {
     /// Nothing.
     Nothing,
-    /// It bears a secret now, which its answer must not bring back.
-    Secret,
+    /// It bears a secret now, which its answer must not bring back, in any form
+    /// that it was put in.
+    Secret(Words),
 }
 
 /// Something of the same kind that is random: as long, of the letters that such
@@ -173,11 +172,14 @@ impl Secrets {
             return Err(format!("the secret `{}` itself is on its way to {target}", self.held[at].name));
         }
         let signed = self.signed(request, target, is_encrypted, body)?;
-        let mut put = Put::Nothing;
+        let mut forms: Vec<Vec<u8>> = Vec::new();
         for field in &mut request.fields {
-            if let Some(value) = self.bound(target, is_encrypted).find_map(|secret| secret.put_in(field)) {
-                field.value = value;
-                put = Put::Secret;
+            let put_in = |secret: &Held| Some((secret.value.bytes().to_vec(), secret.put_in(field)?));
+            if let Some((value, whole)) = self.bound(target, is_encrypted).find_map(put_in) {
+                let encoded = basic(&whole).map(|(scheme, _)| whole[scheme.len()..].trim_ascii().to_vec());
+                forms.push(value);
+                forms.extend(encoded);
+                field.value = whole;
             }
         }
         if let Some(at) = self.find(request, &self.placeholders) {
@@ -186,7 +188,10 @@ impl Secrets {
         if let Some((secret, signed)) = signed {
             signed.sign(request, secret.value.bytes());
         }
-        Ok(put)
+        if forms.is_empty() {
+            return Ok(Put::Nothing);
+        }
+        Ok(Put::Secret(Words::new(forms.iter().map(Vec::as_slice))))
     }
 
     /// The signature of a request, where it was made with a placeholder.
@@ -264,14 +269,14 @@ pub(crate) struct Guard<'a> {
     target: &'a Target,
     is_encrypted: bool,
     passing: Mutex<[Passing; 2]>,
-    masks: AtomicBool,
+    masked: Mutex<Words>,
 }
 
 impl<'a> Guard<'a> {
     /// `None`: there is nothing to look for.
     pub(crate) fn new(secrets: &'a Secrets, target: &'a Target, is_encrypted: bool) -> Option<Self> {
-        let masks = AtomicBool::new(false);
-        (!secrets.is_empty()).then(|| Self { secrets, target, is_encrypted, passing: Mutex::default(), masks })
+        let (passing, masked) = (Mutex::default(), Mutex::default());
+        (!secrets.is_empty()).then_some(Self { secrets, target, is_encrypted, passing, masked })
     }
 
     /// What must not pass in a body or on a connection of another protocol: a
@@ -284,21 +289,23 @@ impl<'a> Guard<'a> {
         self.secrets.pass(self.target, self.is_encrypted, &mut passing, bytes)
     }
 
-    /// A secret was put in: answers must not bring it back.
-    pub(crate) fn mask_answers(&self) {
-        self.masks.store(true, Ordering::Relaxed);
+    /// What was put in: answers must not bring it back.
+    pub(crate) fn mask_answers(&self, put: Words) {
+        *self.masked() = put;
     }
 
-    /// Writes stars over secrets that an answer brings back.
+    fn masked(&self) -> MutexGuard<'_, Words> {
+        self.masked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes stars over what was put in where an answer brings it back.
     pub(crate) fn mask(&self, bytes: &mut [u8]) {
-        if self.masks.load(Ordering::Relaxed) {
-            self.secrets.values.mask(bytes);
-        }
+        self.masked().mask(bytes);
     }
 
-    /// Whether an answer's bytes may end in the beginning of a secret.
+    /// Whether an answer's bytes may end in the beginning of what was put in.
     pub(crate) fn is_begun(&self, bytes: &[u8]) -> bool {
-        self.masks.load(Ordering::Relaxed) && self.secrets.values.is_begun(bytes)
+        self.masked().is_begun(bytes)
     }
 }
 

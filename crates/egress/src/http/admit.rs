@@ -51,10 +51,12 @@ impl Asked<'_> {
         let body = if is_wanted { whole_body(request, body).await? } else { &[] };
         match secrets.put_in(request, self.target, self.is_encrypted, body) {
             Ok(Put::Nothing) => Ok(()),
-            Ok(Put::Secret) => {
+            Ok(Put::Secret(put)) => {
                 // What is packed could not be read, should it bring a secret back.
                 request.set("Accept-Encoding", "identity");
-                self.guard.into_iter().for_each(Guard::mask_answers);
+                if let Some(guard) = self.guard {
+                    guard.mask_answers(put);
+                }
                 Ok(())
             }
             Err(rule) => Err(self.refused(self.target.to_string(), rule)),
