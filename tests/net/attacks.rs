@@ -49,6 +49,8 @@ pub struct Attack {
     /// What is judged besides what the servers saw.
     pub judge: fn(&Seen) -> Vec<String>,
     pub control: Control,
+    /// How many breaches the control shows at least, where a row has many forms.
+    pub least: usize,
     /// Why level `restricted` does not promise it.
     pub full_only: Option<&'static str>,
     /// Instead of all that.
@@ -66,6 +68,7 @@ pub const WORKSPACE: Attack = Attack {
     with_proxies: false,
     judge: |_| Vec::new(),
     control: Control::Same,
+    least: 1,
     full_only: None,
     special: None,
 };
@@ -175,7 +178,8 @@ fn control(attack: &Attack, lab: &Lab, own: &str) -> Result<()> {
         Control::Same | Control::SameAsRoot | Control::None(_) => own,
     };
     let seen = lab.bare(strongest(), &script(attack, text))?;
-    ensure!(!breaches(attack, &seen).is_empty(), "nothing gets through without the sandbox either: {}", seen.story());
+    let through = breaches(attack, &seen).len();
+    ensure!(through >= attack.least, "only {through} get through without the sandbox: {}", seen.story());
     Ok(())
 }
 

@@ -219,6 +219,36 @@ def fast_open(address, port):
     attempt(lambda: message.sendmsg([GET.format(DENIED).encode()], [], 0x20000000, (address, int(port))))
 
 
+def other_protocols(address, port):
+    """Streams that are not TCP but become it, or go beside it."""
+    for kind, protocol in ((socket.SOCK_STREAM, 262), (socket.SOCK_STREAM, 132), (socket.SOCK_SEQPACKET, 132), (6, 33)):
+        def go():
+            with socket.socket(socket.AF_INET, kind, protocol) as stream:
+                stream.settimeout(WAIT_S)
+                stream.connect((address, int(port)))
+                stream.sendall(GET.format(DENIED).encode())
+
+        attempt(go)
+
+
+def handed_over(address, port):
+    """A socket that another process made, and one that was connected before."""
+    near, far = socket.socketpair()
+    if os.fork() == 0:
+        stream = socket.socket()
+        socket.send_fds(far, [b"x"], [stream.fileno()])
+        os._exit(0)
+    stream = socket.socket(fileno=socket.recv_fds(near, 1, 1)[1][0])
+    attempt(lambda: stream.connect((address, int(port))))
+    again = socket.create_server(("127.0.0.1", 0))
+    reused = socket.create_connection(again.getsockname())
+    libc = ctypes.CDLL(None, use_errno=True)
+    # AF_UNSPEC dissolves the connection (connect(2)).
+    libc.connect(reused.fileno(), ctypes.create_string_buffer(16), 16)
+    attempt(lambda: reused.connect((address, int(port))))
+    os.wait()
+
+
 def mapped(address, port):
     """An IPv4 address in the form of an IPv6 one."""
     attempt(lambda: socket.socket(socket.AF_INET6).connect((f"::ffff:{address}", int(port))))
@@ -247,6 +277,15 @@ def sni(name):
             say(stream, GET.format(name or DENIED))
 
     together([lambda way=way: hello(way) for way in ways(ALLOWED, 443)])
+
+
+def host_in_tls():
+    """The right server name, and the Host field of another host inside."""
+    def ask(way):
+        with unverified().wrap_socket(way(), server_hostname=ALLOWED) as stream:
+            say(stream, GET.format(DENIED))
+
+    together([lambda way=way: ask(way) for way in ways(ALLOWED, 443)])
 
 
 def split_hello():

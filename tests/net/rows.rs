@@ -23,6 +23,7 @@ pub const ROWS: &[Attack] = &[
         text: "/usr/bin/python3 $SHARED/probe.py raw-sockets",
         judge: |seen| refuse_line(seen, "MADE"),
         control: SameAsRoot,
+        least: 3,
         ..WORKSPACE
     },
     Attack {
@@ -45,7 +46,8 @@ pub const ROWS: &[Attack] = &[
         special: Some(special::resolver_daemons),
         ..WORKSPACE
     },
-    Attack { id: "esc-0139", ..WORKSPACE },
+    Attack { id: "esc-0139", least: 6,
+        ..WORKSPACE },
     Attack {
         id: "esc-0142",
         text: "/usr/bin/python3 $SHARED/probe.py io-uring",
@@ -70,6 +72,7 @@ pub const ROWS: &[Attack] = &[
         id: "esc-0148",
         text: "for h in evilallowed.test allowed.test.attacker.test allowed.testx ALLOWED.TEST. xn--allwed-0ta.test; do
 curl -s -m 3 -w \"$h %{http_code}\\n\" http://$h/; curl -s -m 3 --noproxy '*' -w \"$h %{http_code}\\n\" http://$h/; done",
+        least: 12,
         ..PROXY
     },
     Attack {
@@ -79,14 +82,17 @@ curl -s -m 3 -w \"$h %{http_code}\\n\" http://$h/; curl -s -m 3 --noproxy '*' -w
         works: Some("http://one.allowed.test/"),
         text: "for h in a.allowed.test a.b.allowed.test allowed.test .allowed.test a..allowed.test xallowed.test; do
 curl -s -m 3 http://$h/; curl -s -m 3 --noproxy '*' http://$h/; done",
+        least: 10,
         ..PROXY
     },
     Attack { id: "esc-0150", text: "/usr/bin/python3 $SHARED/probe.py socks-nul", ..PROXY },
-    Attack { id: "esc-0151", text: "/usr/bin/python3 $SHARED/probe.py odd-names", ..PROXY },
+    Attack { id: "esc-0151", text: "/usr/bin/python3 $SHARED/probe.py odd-names", least: 100,
+        ..PROXY },
     Attack {
         id: "esc-0154",
         text: "for u in 10.0.0.1 172.16.0.1 192.168.0.1 100.64.0.1 127.0.0.1 0.0.0.0 198.18.0.1 224.0.0.1 255.255.255.255; do
 curl -s -m 3 http://$u/; curl -s -m 3 --noproxy '*' http://$u/; done",
+        least: 10,
         ..PROXY
     },
     Attack {
@@ -94,6 +100,7 @@ curl -s -m 3 http://$u/; curl -s -m 3 --noproxy '*' http://$u/; done",
         text: "for u in 2130706433 0x7f000001 0177.0.0.1 127.1 0x7f.1 017700000001 127.0.0.1.; do
 curl -s -m 2 http://$u:$PORT/; curl -s -m 2 --noproxy '*' http://$u:$PORT/; done
 /usr/bin/python3 $SHARED/probe.py connect-to 2130706433:7777 0x7f000001:7777 0177.0.0.1:7777 127.1:7777 0x7f.1:7777",
+        least: 20,
         ..PROXY
     },
     Attack {
@@ -104,6 +111,7 @@ curl -s -m 2 http://$u:$PORT/; curl -s -m 2 --noproxy '*' http://$u:$PORT/; done
             "nat64.test:0", "host.test:0"],
         text: "for h in loopback private metadata mapped nat64 host; do for p in 80 $PORT; do
 curl -s -m 3 http://$h.test:$p/; curl -s -m 3 --noproxy '*' http://$h.test:$p/; done; done",
+        least: 20,
         ..PROXY
     },
     Attack {
@@ -125,6 +133,7 @@ HOSTALIASES=$PWD/h curl -s -m 3 --noproxy '*' http://short/; curl -s -m 3 http:/
         id: "esc-0161",
         text: "/usr/bin/python3 $SHARED/probe.py connect-to 127.0.0.1:7777 '[::1]:7777' 169.254.169.254:80 \
 '[::ffff:127.0.0.1]:7777' '[fd00:ec2::254]:80' 10.0.0.1:80 11.0.0.1:7777 localhost:7777",
+        least: 8,
         ..PROXY
     },
     Attack {
@@ -133,7 +142,9 @@ HOSTALIASES=$PWD/h curl -s -m 3 --noproxy '*' http://short/; curl -s -m 3 http:/
         agreed: &["allowed.test:443"],
         works: Some("https://allowed.test/"),
         text: "/usr/bin/python3 $SHARED/probe.py connect-to allowed.test:22 allowed.test:25 allowed.test:2375 allowed.test:0 \
-allowed.test:65536 allowed.test:65616 allowed.test:443abc allowed.test:+80 allowed.test:80",
+allowed.test:65536 allowed.test:65616 allowed.test:443abc allowed.test:+80 allowed.test:80
+for p in 22 25 80 2375 8080 8443; do curl -s -m 3 --noproxy '*' http://allowed.test:$p/; done",
+        least: 12,
         ..PROXY
     },
     Attack {
@@ -147,15 +158,18 @@ allowed.test:65536 allowed.test:65616 allowed.test:443abc allowed.test:+80 allow
     Attack {
         id: "esc-0165",
         text: "/usr/bin/python3 $SHARED/probe.py sni ''; /usr/bin/python3 $SHARED/probe.py split-hello",
+        least: 6,
         ..PROXY
     },
     Attack { id: "esc-0167", text: "/usr/bin/python3 $SHARED/probe.py keep-alive", ..PROXY },
-    Attack { id: "esc-0169", text: "/usr/bin/python3 $SHARED/probe.py smuggle", ..PROXY },
+    Attack { id: "esc-0169", text: "/usr/bin/python3 $SHARED/probe.py smuggle", least: 25,
+        ..PROXY },
     Attack { id: "esc-0170", text: "/usr/bin/python3 $SHARED/probe.py header-in-path", ..PROXY },
     Attack {
         id: "esc-0172",
         text: "for to in http://denied.test/ http://169.254.169.254/ http://127.0.0.1:$PORT/; do
 curl -s -m 3 -L \"http://allowed.test/redirect?$to\"; curl -s -m 3 --noproxy '*' -L \"http://allowed.test/redirect?$to\"; done",
+        least: 6,
         ..PROXY
     },
     Attack {
@@ -193,6 +207,7 @@ curl -s -m 3 -X POST -H 'X-HTTP-Method-Override: GET' $s://allowed.test/; done",
             let other = seen.sight.requests().filter(|request| request["method"] != "GET");
             other.map(|request| format!("asked: {request}")).collect()
         },
+        least: 12,
         ..PROXY
     },
     Attack {
@@ -203,11 +218,13 @@ curl -s -m 3 -X POST -H 'X-HTTP-Method-Override: GET' $s://allowed.test/; done",
     },
     Attack { id: "esc-0185", text: "/usr/bin/python3 $SHARED/probe.py forwarder", ..PROXY },
     // Rows of our own.
-    Attack { id: "net-dns-tunnel", text: "/usr/bin/python3 $SHARED/probe.py dns-tunnel", ..WORKSPACE },
+    Attack { id: "net-dns-tunnel", text: "/usr/bin/python3 $SHARED/probe.py dns-tunnel", least: 8,
+        ..WORKSPACE },
     Attack {
         id: "net-dns-tunnel-beside-a-grant",
         text: "/usr/bin/python3 $SHARED/probe.py dns-tunnel",
         with_proxies: false,
+        least: 8,
         ..PROXY
     },
     Attack {
@@ -218,7 +235,17 @@ curl -s -m 3 -X POST -H 'X-HTTP-Method-Override: GET' $s://allowed.test/; done",
         text: "for n in 1 2 3 4; do curl -s -m 3 --noproxy '*' http://rebind.test:$PORT/; curl -s -m 3 http://rebind.test:$PORT/; done",
         ..PROXY
     },
-    Attack { id: "net-fronting-by-host", text: "/usr/bin/python3 $SHARED/probe.py http-host", ..PROXY },
+    Attack { id: "net-fronting-by-host", text: "/usr/bin/python3 $SHARED/probe.py http-host", least: 6,
+        ..PROXY },
+    Attack {
+        id: "net-fronting-inside-opened-tls",
+        grants: &[],
+        config: "[profiles.workspace.egress]\nallow = ['allowed.test:443']\ninspect.hosts = ['allowed.test:443']\n",
+        agreed: &["allowed.test:443"],
+        works: Some("https://allowed.test/works"),
+        text: "/usr/bin/python3 $SHARED/probe.py host-in-tls",
+        ..PROXY
+    },
     Attack {
         id: "net-http2-in-the-clear",
         grants: &["connect allowed.test:9418", "connect allowed.test:80"],
@@ -234,6 +261,7 @@ curl -s -m 3 -X POST -H 'X-HTTP-Method-Override: GET' $s://allowed.test/; done",
         id: "net-metadata",
         text: "for u in 169.254.169.254 169.254.170.2 100.100.100.200 '[fd00:ec2::254]' '[::ffff:169.254.169.254]' '[64:ff9b::a9fe:a9fe]'; do
 curl -s -g -m 3 http://$u/latest/meta-data/; curl -s -g -m 3 --noproxy '*' http://$u/latest/meta-data/; done",
+        least: 10,
         ..PROXY
     },
     Attack {
@@ -242,6 +270,7 @@ curl -s -g -m 3 http://$u/latest/meta-data/; curl -s -g -m 3 --noproxy '*' http:
         agreed: &["allowed.test:80", "metadata.test:0", "private.test:0", "loopback.test:0"],
         text: "for u in 169.254.169.254 10.0.0.1 192.168.0.1 '[fd00:ec2::254]' metadata.test private.test loopback.test:$PORT 11.0.0.1:$PORT; do
 curl -s -g -m 3 http://$u/; curl -s -g -m 3 --noproxy '*' http://$u/; done",
+        least: 15,
         ..PROXY
     },
     Attack {
@@ -276,9 +305,20 @@ curl -s -g -m 3 http://$u/; curl -s -g -m 3 --noproxy '*' http://$u/; done",
     Attack {
         id: "net-udp",
         text: "/usr/bin/python3 $SHARED/probe.py udp 93.184.2.2/443 93.184.2.2/53 11.0.0.1/7777 127.0.0.1/7777 ::1/7777 2a00:11::1/7777",
+        least: 8,
         ..WORKSPACE
     },
     Attack { id: "net-fast-open", text: "/usr/bin/python3 $SHARED/probe.py fast-open 93.184.2.2 80", ..WORKSPACE },
+    Attack {
+        id: "net-other-protocols",
+        text: "/usr/bin/python3 $SHARED/probe.py other-protocols 93.184.2.2 80",
+        ..WORKSPACE
+    },
+    Attack {
+        id: "net-socket-handed-over",
+        text: "/usr/bin/python3 $SHARED/probe.py handed-over 93.184.2.2 80",
+        ..WORKSPACE
+    },
     Attack {
         id: "net-mapped-address",
         text: "for to in '93.184.2.2 80' '127.0.0.1 7777' '11.0.0.1 7777' '169.254.169.254 80'; do
