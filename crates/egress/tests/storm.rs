@@ -105,7 +105,7 @@ fn thousands_of_open_connections_cost_little_each() {
     open[0].read_exact(&mut first).unwrap();
     drop(open);
     taken.lock().unwrap().clear();
-    wait_for(|| world.records().len() == count);
+    wait_for(|| world.recorded() == count);
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn resets_by_the_thousand_leave_nothing() {
                 neighbour.is_served();
             }
         }
-        wait_for(|| world.records().len() == count && taken.lock().unwrap().len() == count);
+        wait_for(|| world.recorded() == count && taken.lock().unwrap().len() == count);
         taken.lock().unwrap().clear();
         world.events.lock().unwrap().clear();
     };
@@ -148,7 +148,7 @@ fn connections_that_are_never_made_or_half_closed_give_their_places_back() {
     for _ in 0..1_000 {
         drop(world.door().connect_and_wait(world.order(&target)).unwrap());
     }
-    wait_for(|| world.records().len() == 1_000 && taken.lock().unwrap().len() == 1_000);
+    wait_for(|| world.recorded() == 1_000 && taken.lock().unwrap().len() == 1_000);
     taken.lock().unwrap().clear();
     // Half-closed: the server may still answer, so they stand; no more than the
     // limit of them.
@@ -161,7 +161,7 @@ fn connections_that_are_never_made_or_half_closed_give_their_places_back() {
         assert_eq!(stream.read(&mut [0]).unwrap(), 0);
     }
     half.into_iter().for_each(reset);
-    wait_for(|| world.records().len() == 1_300);
+    wait_for(|| world.recorded() == 1_300);
     assert!(world.records()[1_000..].iter().all(|r| r.end == ConnectionEnd::Reset));
     taken.lock().unwrap().clear();
     wait_for(|| descriptors() <= open + 8);
@@ -211,5 +211,5 @@ fn peers_that_never_read_hold_a_bounded_amount() {
     // A thread of the server each, and a small buffer of the door.
     assert!(each < 40 << 10, "{each} bytes each");
     drop((first, more));
-    wait_for(|| world.records().len() == 1_000);
+    wait_for(|| world.recorded() == 1_000);
 }

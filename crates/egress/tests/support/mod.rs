@@ -184,6 +184,12 @@ impl World {
         events.iter().filter_map(record).collect()
     }
 
+    /// How many of them there are.
+    pub fn recorded(&self) -> usize {
+        let events = self.events.lock().unwrap();
+        events.iter().filter(|event| matches!(event, DoorEvent::Connection(_))).count()
+    }
+
     pub fn denials(&self) -> Vec<Denial> {
         let events = self.events.lock().unwrap();
         let denial = |e: &DoorEvent| match e {
@@ -221,9 +227,9 @@ pub fn arrive(announced: Announced) -> TcpStream {
 
 #[track_caller]
 pub fn wait_for(mut done: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + Duration::from_secs(30);
     while !done() {
-        assert!(Instant::now() < end, "it did not come about in ten seconds");
+        assert!(Instant::now() < end, "it did not come about in thirty seconds");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
