@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use stockade_model::{ConnectionRecord, Denial, Egress, HostName, RawText, Target};
+use stockade_model::{ConnectionRecord, Denial, Egress, Grant, HostName, RawText, Target};
 
 use crate::edge::Edge;
 use crate::names::Names;
@@ -53,6 +53,8 @@ pub enum Judgement {
     Refused {
         /// Why, in words of a policy.
         rule: String,
+        /// The grant that would do; none where nothing would.
+        grant: Option<Grant>,
     },
 }
 

@@ -98,6 +98,8 @@ fn what_is_refused_says_host_port_and_grant() {
     let answer = scene.http("GET http://denied.test/ HTTP/1.1\r\nHost: denied.test\r\n\r\n");
     assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
     assert!(answer.ends_with("denied.test:80 may not be reached: no entry of allow names it\nhint: it needs the grant `connect denied.test:80`\n"), "{answer}");
+    let answer = scene.http("GET http://never.test/ HTTP/1.1\r\nHost: never.test\r\n\r\n");
+    assert!(answer.ends_with("never.test:80 may not be reached: no entry of allow names it\n"), "{answer}");
     assert!(scene.world.table.asked.lock().unwrap().is_empty(), "a refused name is not looked up");
     for (text, expected) in [
         ("GET http://evilallowed.test:PORT/ HTTP/1.1\r\nHost: evilallowed.test:PORT\r\n\r\n", 403),

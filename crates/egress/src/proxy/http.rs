@@ -82,10 +82,10 @@ fn close(open: Option<Open>) {
 /// What a program is told of a target that was not reached.
 fn refusal_of(target: &Target, unreached: Unreached) -> Refusal {
     match unreached {
-        Unreached::Judged(rule) => Refusal::new(
-            403,
-            format!("{target} may not be reached: {rule}\nhint: it needs the grant `connect {target}`"),
-        ),
+        Unreached::Judged { rule, grant } => {
+            let hint = grant.map(|grant| format!("\nhint: it needs the grant `{grant}`")).unwrap_or_default();
+            Refusal::new(403, format!("{target} may not be reached: {rule}{hint}"))
+        }
         Unreached::Dialling(DialFailure::Refused { rule }) => {
             Refusal::new(403, format!("{target} may not be reached: {rule}"))
         }
@@ -141,9 +141,9 @@ async fn one(
         // Each request is decided, also where the connection is there already.
         Some(there) if there.session.target == target => match super::judged(shared, &target, who).await {
             Ok(_) => Ok(there),
-            Err(rule) => {
+            Err(unreached) => {
                 close(Some(there));
-                Err(Unreached::Judged(rule))
+                Err(unreached)
             }
         },
         other => {

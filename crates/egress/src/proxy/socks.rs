@@ -103,7 +103,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, who: Who, mut inside: TcpStream) 
         },
         Err(unreached) => {
             let reply = match unreached {
-                Unreached::Judged(_) | Unreached::Dialling(DialFailure::Refused { .. }) => Reply::NotAllowed,
+                Unreached::Judged { .. } | Unreached::Dialling(DialFailure::Refused { .. }) => Reply::NotAllowed,
                 Unreached::Dialling(DialFailure::Failed { errno, .. }) => match errno {
                     Errno::CONNREFUSED => Reply::Refused,
                     Errno::TIMEDOUT => Reply::Expired,

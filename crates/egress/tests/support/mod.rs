@@ -17,7 +17,7 @@ use stockade_egress::{
     Announced, DialFailure, DnsSockets, Door, DoorEvent, Edge, Judge, Judgement, LookupError, Names, Namespace, Order,
     Permit, Resolve, Setup, Trust, Who,
 };
-use stockade_model::{ConnectionRecord, Denial, Egress, EgressLimits, Host, HostName, Target, TargetPattern};
+use stockade_model::{ConnectionRecord, Denial, Egress, EgressLimits, Grant, Host, HostName, Target, TargetPattern};
 
 /// Listens on the host's loopback, wherever it is asked to.
 #[derive(Default)]
@@ -68,7 +68,11 @@ impl Judge for Listed {
         let found = self.allow.lock().unwrap().iter().find(|p| p.admits(target)).cloned();
         answer(match found {
             Some(pattern) => Judgement::Allowed(Permit { rule: format!("allow {pattern}") }),
-            None => Judgement::Refused { rule: "no entry of allow names it".into() },
+            None => {
+                let rule = "no entry of allow names it".into();
+                let grant = (target.host.to_string() != "never.test").then(|| Grant::connect(target));
+                Judgement::Refused { rule, grant }
+            }
         });
     }
     fn is_agreed(&self, name: &HostName) -> bool {

@@ -180,7 +180,7 @@ impl Service {
         for waiter in hold.waiters {
             match waiter.wanted {
                 Wanted::Call(call) => self.fail(call.id, Errno::ACCESS),
-                Wanted::Request(request) => request.refuse(denial.rule.clone()),
+                Wanted::Request(request) => request.refuse(denial.rule.clone(), denial.grant.clone()),
             }
         }
         self.holds.refuse(hold.key, denial);

@@ -2,7 +2,7 @@
 //! It is decided, held and answered as a connect is.
 
 use stockade_egress::{Judge, Judgement, Permit, Who};
-use stockade_model::{HostName, Target};
+use stockade_model::{Grant, HostName, Target};
 
 use super::connects::unreached;
 use super::holding::Waiter;
@@ -10,6 +10,7 @@ use super::holds::Key;
 use super::ledger::{Actor, Denied};
 use super::service::Service;
 use super::{Answers, Order};
+use crate::powers::Refusal;
 use crate::reach::Reach;
 
 /// Decides for the door, on the broker's thread where it is not agreed yet.
@@ -54,8 +55,8 @@ impl std::fmt::Debug for Request {
 }
 
 impl Request {
-    pub fn refuse(self, rule: String) {
-        (self.answer)(Judgement::Refused { rule });
+    pub fn refuse(self, rule: String, grant: Option<Grant>) {
+        (self.answer)(Judgement::Refused { rule, grant });
     }
 
     /// Who asked, as the record knows it.
@@ -76,7 +77,7 @@ impl Service {
         let Some((request, denied)) = self.grant_request(request) else { return };
         let key = Key::of(&denied.refusal, &denied.object).filter(|_| self.holds_calls);
         match key {
-            Some(key) if self.is_settled(&key) => request.refuse(denied.refusal.rule),
+            Some(key) if self.is_settled(&key) => request.refuse(denied.refusal.rule, denied.refusal.grant),
             Some(key) => self.hold(key, Waiter::request(request, denied)),
             None => self.refuse_request(request, denied),
         }
@@ -98,8 +99,8 @@ impl Service {
 
     /// Refuses a request and records that.
     pub(super) fn refuse_request(&self, request: Request, denied: Denied) {
-        let rule = denied.refusal.rule.clone();
+        let Refusal { rule, grant } = denied.refusal.clone();
         self.ledger().record(denied, || request.actor());
-        request.refuse(rule);
+        request.refuse(rule, grant);
     }
 }
