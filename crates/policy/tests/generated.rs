@@ -109,11 +109,14 @@ fn decision_tables_are_fresh_and_complete() {
     assert_eq!(modes.len(), 5);
 }
 
-/// What the reference shows as examples is a configuration.
+/// What the reference and the guide to the reviewer show as examples is a
+/// configuration.
 #[test]
 fn examples_of_the_reference_hold() {
     let text = fs::read_to_string(root().join("docs/configuration.md")).unwrap();
     assert!(examples_hold(&text) >= 2);
+    let text = fs::read_to_string(root().join("docs/reviewer.md")).unwrap();
+    assert_eq!(examples_hold(&text), 2);
 }
 
 /// How many configurations a text shows; each can be used.
