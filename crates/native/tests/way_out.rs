@@ -284,6 +284,45 @@ fn datagrams_lead_nowhere_and_are_told() {
     });
 }
 
+/// A stream that is a socket of the host's network stays what it is: it is neither
+/// taken back nor led elsewhere.
+#[test]
+fn a_socket_of_the_host_leads_nowhere_else() {
+    const CHILD: &str = "STOCKADE_TEST_SOCKET";
+    let script = |port: &str| {
+        format!(
+            "import ctypes,struct,socket\nlibc = ctypes.CDLL(None, use_errno=True)\ndef connect(a):\n  \
+             print(ctypes.get_errno() if libc.connect(0, a, 16) else 0)\nconnect(bytes(16))\n\
+             connect(struct.pack('=H', 2) + struct.pack('>H', {port}) + socket.inet_aton('127.0.0.1') + bytes(8))"
+        )
+    };
+    if let Ok(port) = std::env::var(CHILD) {
+        assert_eq!(Trip::new(Level::Full, &script(&port)).run(None).stdout, "13\n13\n");
+        return;
+    }
+    let server = Server::new();
+    let port = server.port().to_string();
+    let stream = || {
+        std::process::Stdio::from(std::os::fd::OwnedFd::from(
+            std::net::TcpStream::connect(("127.0.0.1", server.port())).unwrap(),
+        ))
+    };
+    let control = std::process::Command::new("/usr/bin/python3").args(["-c", &script(&port)]).stdin(stream()).output();
+    assert_eq!(
+        String::from_utf8_lossy(&control.unwrap().stdout),
+        "0\n0\n",
+        "it can be led elsewhere without a sandbox"
+    );
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_socket_of_the_host_leads_nowhere_else", "--nocapture"])
+        .env(CHILD, &port)
+        .stdin(stream())
+        .output()
+        .unwrap();
+    assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stderr));
+    assert_eq!(server.accepted(), 3, "two streams, and the control once more");
+}
+
 /// What a program said last arrives, though the run ends with it.
 #[test]
 fn last_words_are_sent_on() {

@@ -239,6 +239,27 @@ pub fn unreachable_receiver(ipv6: bool) -> Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
+/// What tells the network namespace of a socket from every other since the start
+/// of the machine (`SO_NETNS_COOKIE`, kernel 5.14).
+///
+/// # Errors
+/// ENOPROTOOPT below that kernel; ENOTSOCK.
+pub fn namespace_cookie(socket: BorrowedFd<'_>) -> Result<u64, Errno> {
+    let mut cookie = 0_u64;
+    let mut length = size_of_val(&cookie) as libc::socklen_t;
+    // SAFETY: both are valid for what the kernel writes, `length` bytes at most.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    if result < 0 { Err(last_errno()) } else { Ok(cookie) }
+}
+
 /// `ICMP_FILTER` and `ICMP6_FILTER` have the same number.
 const ICMP_FILTER: i32 = 1;
 
@@ -324,6 +345,14 @@ mod tests {
             }
             Ok(())
         });
+    }
+
+    #[test]
+    fn a_namespace_is_told_from_another_by_its_sockets() {
+        let like = at("127.0.0.1:0");
+        let here = namespace_cookie(tcp_socket(like).unwrap().as_fd()).unwrap();
+        assert_eq!(namespace_cookie(tcp_socket(like).unwrap().as_fd()), Ok(here));
+        inside(|| must(namespace_cookie(tcp_socket(like)?.as_fd())? != here));
     }
 
     #[test]

@@ -93,8 +93,10 @@ impl Service {
         let socket = caller.descriptor(caller.int(0))?;
         let domain = socket_domain(&socket)?;
         self.must_still_wait(caller)?;
+        let peer = peer(&address, domain);
+        self.permit_use(&socket, &peer)?;
         let waits = !fcntl_getfl(&socket)?.contains(OFlags::NONBLOCK);
-        let peer = match peer(&address, domain) {
+        let peer = match peer {
             Peer::Path(path) => Target::File(self.walk(caller)?.find(libc::AT_FDCWD, &path, true)?),
             Peer::Abstract(name) => Target::Abstract { name, address },
             Peer::Internet(dialled) if socket_type(&socket)? == SocketType::STREAM => {
@@ -105,6 +107,18 @@ impl Service {
             Peer::Internet(_) | Peer::Other => Target::Other { address },
         };
         Ok(Deed::Connect(Connection { socket, waits, peer }))
+    }
+
+    /// A socket of the host's network, which a run may have been given as a stream,
+    /// is used as it is and leads nowhere else; nor does one of another kind than
+    /// those that a run can make.
+    fn permit_use(&self, socket: &OwnedFd, peer: &Peer) -> Result<(), Errno> {
+        let is_own = match peer {
+            Peer::Path(_) => true,
+            Peer::Internet(_) if self.level != Level::Full => socket_type(socket)? == SocketType::STREAM,
+            _ => self.way.as_ref().is_none_or(|way| way.is_own(socket.as_fd())),
+        };
+        if is_own { Ok(()) } else { Err(Errno::ACCESS) }
     }
 
     /// May a connection be made to this socket file?

@@ -19,7 +19,7 @@ use stockade_egress::{
     Resolve, Service, Setup, Who,
 };
 use stockade_model::Egress;
-use stockade_sys::Errno;
+use stockade_sys::{Errno, net};
 
 use crate::launch::NetworkEnds;
 pub(crate) use lost::LostDatagrams;
@@ -80,6 +80,13 @@ impl WayOut {
 
     fn new(namespace: Arc<dyn Namespace>, asked: Option<OwnedFd>, terms: Terms) -> Self {
         Self { names: Arc::default(), namespace, asked, state: Mutex::new(State::Shut(Box::new(terms))) }
+    }
+
+    /// Whether a socket is of the network that the run has of its own; true where
+    /// it has none, and where the kernel does not tell (before 5.14).
+    pub(crate) fn is_own(&self, socket: BorrowedFd<'_>) -> bool {
+        let own = self.asked().map(net::namespace_cookie);
+        matches!(own, None | Some(Err(Errno::NOPROTOOPT))) || own == Some(net::namespace_cookie(socket))
     }
 
     /// Readable when a name is asked for: then somebody must
