@@ -36,6 +36,11 @@ pub(crate) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
             facts_only(judge, &name, invocation);
             Some(Flow::default())
         }
+        // Only a look-up comes here: its names are no command.
+        "command" => {
+            invocation.arguments.iter().for_each(|name| dynamic_text(judge, name));
+            known_use(judge, &name, invocation)
+        }
         "find" => Some(expressions::find(judge, invocation)),
         "test" | "[" | "[[" => Some(expressions::test(judge, invocation)),
         _ => known_use(judge, &name, invocation),
