@@ -4,6 +4,7 @@
 
 mod support;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
@@ -12,8 +13,10 @@ use std::path::Path;
 use rustix::io::Errno;
 use stockade_model::Level::Full;
 use stockade_model::{LayerState, RawText};
-use stockade_native::launch::{Blueprint, Ended, LaunchError, Stdio, launch};
-use support::{PATIENCE, answer_all, in_each_role, pipe, plan, processes_with, run, script, try_run, workspace};
+use stockade_native::launch::{Blueprint, Ended, LaunchError, NamedFile, Outfit, Stdio, launch};
+use support::{
+    PATIENCE, answer_all, in_each_role, pipe, plan, processes_with, run, script, try_run, try_run_with, workspace,
+};
 
 #[test]
 fn a_command_runs_and_its_end_is_reported() {
@@ -191,6 +194,37 @@ fn nothing_leaks_in() {
             variables.iter().all(|v| ["PATH", "HOME", "LC_ALL", "PWD", "OLDPWD", "_", "SHLVL"].contains(v)),
             "{variables:?}"
         );
+    });
+}
+
+/// Files of a run's own stand where the host's do, also behind a link into what is
+/// private inside; what is not there cannot be replaced.
+#[test]
+fn files_are_replaced_for_the_run_alone() {
+    in_each_role("files_are_replaced_for_the_run_alone", || {
+        let (ws, host) = (workspace(), workspace());
+        let [file, link] = ["file", "link"].map(|name| host.path().join(name));
+        fs::write(&file, "host").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        let named = NamedFile { content: b"named".to_vec(), variables: vec!["NAMED".to_owned()] };
+        let outfit = Outfit {
+            files: vec![(link.clone(), b"own".to_vec()), ("/etc/hostname".into(), b"elsewhere".to_vec())],
+            environment: BTreeMap::from([("HOME".to_owned(), "/nowhere".into())]),
+            named: Some(named),
+            ..Outfit::default()
+        };
+        let shown = format!(
+            "cat {} /etc/hostname \"$NAMED\"; echo $HOME; echo x 2>/dev/null >/etc/hostname || echo kept",
+            file.display()
+        );
+        let ran = try_run_with(&script(Full, ws.path(), &shown), &outfit).unwrap();
+        assert_eq!(ran.ok(), "ownelsewherenamed/nowhere\nkept\n");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "host");
+        let plan = script(Full, ws.path(), "true");
+        for missing in [host.path().join("none"), host.path().to_owned()] {
+            let outfit = Outfit { files: vec![(missing, Vec::new())], ..Outfit::default() };
+            assert!(try_run_with(&plan, &outfit).is_err());
+        }
     });
 }
 

@@ -184,3 +184,49 @@ impl WayOut {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stockade_egress::{Judgement, LookupError};
+    use stockade_model::{HostName, Target};
+
+    struct Nobody;
+
+    impl Judge for Nobody {
+        fn judge(&self, _: &Target, _: &Who, answer: Box<dyn FnOnce(Judgement) + Send>) {
+            answer(Judgement::Refused { rule: "nobody".to_owned(), grant: None });
+        }
+        fn is_agreed(&self, _: &HostName) -> bool {
+            false
+        }
+    }
+
+    impl Resolve for Nobody {
+        fn resolve(&self, _: &HostName) -> Result<Vec<std::net::IpAddr>, LookupError> {
+            Err(LookupError::NoSuchName)
+        }
+    }
+
+    #[test]
+    fn the_door_is_started_by_the_first_who_needs_it_and_not_after_the_end() {
+        let way = WayOut::of_host(Terms {
+            rules: Egress::default(),
+            edge: Arc::default(),
+            judge: Arc::new(Nobody),
+            sink: Arc::new(|_| {}),
+            resolver: Arc::new(Nobody),
+            published: Published::default(),
+        });
+        let proxy = SocketAddr::new(stockade_egress::DOOR_V4.into(), stockade_egress::HTTP_PROXY_PORT);
+        assert_eq!(way.destination(proxy), Destination::Service(Service::HttpProxy));
+        assert!(matches!(*way.lock(), State::Shut(_)));
+        way.open().unwrap();
+        assert!(matches!(*way.lock(), State::Open(_)));
+        way.close();
+        assert!(matches!(*way.lock(), State::Over));
+        assert_eq!(way.open(), Err(Errno::NETDOWN));
+        let never = |_: Result<Announced, DialFailure>| panic!("there is no door");
+        assert!(way.connect_service(Service::Socks, proxy, Who::default(), never).is_err());
+    }
+}

@@ -18,7 +18,7 @@ use stockade_model::{
     DEFAULT_PROTECTED_NAMES, EnforcementReport, Environment, Filesystem, Level, Limits, Network, Plan, Profile,
     RawText, RequestId,
 };
-use stockade_native::launch::{Blueprint, Ended, ExitReport, LaunchError, Launched, Stdio, launch};
+use stockade_native::launch::{Blueprint, Ended, ExitReport, LaunchError, Launched, Outfit, Stdio, launch};
 use stockade_sys::notify::{Answer, Notifier};
 
 /// Set in a test's own process: who it is running as.
@@ -147,11 +147,16 @@ pub fn run(plan: &Plan) -> Ran {
 
 /// As [`run`], for plans that may not start.
 pub fn try_run(plan: &Plan) -> Result<Ran, LaunchError> {
+    try_run_with(plan, &Outfit::default())
+}
+
+/// The same with what the run is given besides.
+pub fn try_run_with(plan: &Plan, outfit: &Outfit) -> Result<Ran, LaunchError> {
     let (stdout, stdout_inside) = pipe();
     let (stderr, stderr_inside) = pipe();
     let stdin = File::open("/dev/null").unwrap();
     let stdio = Stdio { stdin: stdin.as_fd(), stdout: stdout_inside.as_fd(), stderr: stderr_inside.as_fd() };
-    let mut launched = launch(Blueprint::prepare(plan)?, stdio)?;
+    let mut launched = launch(Blueprint::prepare_with(plan, outfit)?, stdio)?;
     drop((stdout_inside, stderr_inside));
     let readers = [stdout, stderr].map(|mut file| {
         thread::spawn(move || {
