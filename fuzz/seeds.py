@@ -55,10 +55,12 @@ def client_hello(name, version=b"\3\3"):
 
 door = {
     "dns": [question(b"a.test", 1), question(b"a-b_c.example.org", 28), question(b"1.2.0.192.in-addr.arpa", 12),
+            question(b"-odd.i.-n2addr.arpa", 12),
             question(b"x", 65)[:-5] + b"\0\0\x41\0\1\0\0\x29\4\xd0\0\0\0\0\0\0"],
     "head": [b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"GET http://127.0.0.1/x?y HTTP/1.0\r\n\r\n",
              b"POST /a HTTP/1.1\r\nHost: 127.0.0.1:80\r\nTransfer-Encoding: chunked\r\nUpgrade: h2c, x\r\n\r\n",
              b"CONNECT a.test:443 HTTP/1.1\r\nHost: a.test\r\nContent-Length: 0\r\n\r\n",
+             b"HTTP/1.1 000 OK\r\nX: y\r\n\r\n",
              b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nConnection: close\r\n\r\nabc"],
     "socks": [b"\5\1\0\1\x7f\0\0\1\0\x50", b"\5\1\0\3\6a.test\1\xbb", b"\5\1\0\4" + bytes(15) + b"\1\0\x50"],
     "hello": [client_hello(b"a.test"), client_hello(b"A.Example.ORG"), client_hello(b"127.0.0.1"),
