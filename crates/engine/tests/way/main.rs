@@ -5,6 +5,7 @@
 
 mod held;
 mod house;
+mod review;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

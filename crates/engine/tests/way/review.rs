@@ -1,0 +1,131 @@
+//! A reviewer on the way of a question: what is sent is on record first, and
+//! whatever comes of it the person is asked.
+
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+
+use stockade_audit::Log;
+use stockade_engine::seams::{RecordError, Recorder};
+use stockade_engine::{Io, ReviewReply, ReviewRequest, Reviewer, exit_code, interrupts};
+use stockade_model::{ApprovalMode, Event, EventKind, Opinion, Question, Risk, SessionId, Status};
+
+use crate::house::{Fake, House};
+use crate::{YES, told};
+
+/// Says what it is told to, and notes whether the record had it before.
+struct Model {
+    says: Result<Risk, &'static str>,
+    /// Answers only when the other end is gone.
+    waits: Option<Mutex<Receiver<()>>>,
+    log: PathBuf,
+    was_recorded: Arc<Mutex<Vec<bool>>>,
+}
+
+impl Reviewer for Model {
+    fn name(&self) -> String {
+        "model".to_owned()
+    }
+
+    fn timeout_ms(&self) -> u64 {
+        if self.waits.is_some() { 50 } else { 5_000 }
+    }
+
+    fn prepare(&self, question: &Question, session: Option<&SessionId>) -> Result<ReviewRequest, String> {
+        self.says?;
+        let body = format!("about {}", question.digest).as_str().into();
+        Ok(ReviewRequest { endpoint: "http://localhost/".to_owned(), body, session: session.cloned() })
+    }
+
+    fn ask(&self, request: &ReviewRequest) -> ReviewReply {
+        let record = std::fs::read_to_string(&self.log).unwrap();
+        let body = request.body.to_str().unwrap();
+        let holds = record.lines().any(|line| line.contains("\"review-sent\"") && line.contains(body));
+        self.was_recorded.lock().unwrap().push(holds);
+        if let Some(waits) = &self.waits {
+            let _ = waits.lock().unwrap().recv();
+        }
+        let opinion = |risk| Opinion { risk, summary: "a summary".into(), categories: Vec::new() };
+        ReviewReply { opinion: self.says.map(opinion).map_err(str::to_owned), response: None }
+    }
+}
+
+/// A house with this reviewer, and what it noted.
+fn house(says: Result<Risk, &'static str>, waits: Option<Receiver<()>>) -> (House, Arc<Mutex<Vec<bool>>>) {
+    let mut house = House::new(Fake::default(), YES);
+    let was_recorded = Arc::<Mutex<Vec<bool>>>::default();
+    let log = house.dir.path().join("state/audit/audit.jsonl");
+    let model = Model { says, waits: waits.map(Mutex::new), log, was_recorded: Arc::clone(&was_recorded) };
+    house.engine.reviewer = Some(Arc::new(model));
+    (house, was_recorded)
+}
+
+fn shown(house: &House) -> String {
+    let asked = house.asked.lock().unwrap();
+    let review = asked[0].review.as_ref().unwrap();
+    match &review.opinion {
+        Some(opinion) => format!("{}, {} ways to agree", opinion.risk.name(), asked[0].scopes_of_yes().len()),
+        None => review.failure.clone().unwrap(),
+    }
+}
+
+#[test]
+fn what_is_sent_is_on_record_before() {
+    for (risk, wanted) in [(Risk::Low, "low, 3 ways to agree"), (Risk::Critical, "critical, 1 ways to agree")] {
+        let (house, was_recorded) = house(Ok(risk), None);
+        let outcome = house.run(house.request("make", ApprovalMode::Untrusted));
+        assert_eq!(told(&house, &outcome), "exited 0, ran 1, asked [run]");
+        assert_eq!(*was_recorded.lock().unwrap(), [true]);
+        assert_eq!(shown(&house), wanted);
+        let events = house.events();
+        let about = ["review-sent", "reviewed", "answered"];
+        let order: Vec<_> = events.iter().filter(|kind| about.contains(&kind.as_str())).collect();
+        assert_eq!(order, about);
+    }
+}
+
+/// The question is the plain one, and says why.
+#[test]
+fn without_an_opinion_the_person_is_asked_all_the_same() {
+    let (refusing, was_recorded) = house(Err("the budget is used up"), None);
+    let outcome = refusing.run(refusing.request("make", ApprovalMode::Untrusted));
+    assert_eq!(told(&refusing, &outcome), "exited 0, ran 1, asked [run]");
+    assert_eq!(shown(&refusing), "the budget is used up");
+    assert!(was_recorded.lock().unwrap().is_empty() && !refusing.events().contains(&"review-sent".to_owned()));
+
+    let (never, waits) = channel();
+    let (silent, _) = house(Ok(Risk::Low), Some(waits));
+    let outcome = silent.run(silent.request("make", ApprovalMode::Untrusted));
+    assert_eq!(told(&silent, &outcome), "exited 0, ran 1, asked [run]");
+    assert_eq!(shown(&silent), "it did not answer in time");
+    drop(never);
+}
+
+/// Keeps everything but what would be sent.
+struct Unwilling(Log);
+
+impl Recorder for Unwilling {
+    fn record(&self, events: &[Event]) -> Result<(), RecordError> {
+        match events.iter().any(|event| matches!(event.kind, EventKind::ReviewSent { .. })) {
+            true => Err(RecordError("no space".to_owned())),
+            false => Recorder::record(&self.0, events),
+        }
+    }
+
+    fn commit(&self) -> Result<(), RecordError> {
+        Recorder::commit(&self.0)
+    }
+}
+
+/// L6.
+#[test]
+fn what_cannot_be_recorded_is_not_sent() {
+    let (mut house, was_recorded) = house(Ok(Risk::Low), None);
+    let log = Log::open(&house.dir.path().join("state/other")).unwrap();
+    house.engine.recorder = Arc::new(Unwilling(log));
+    let (_interrupter, interrupts) = interrupts();
+    let outcome = house.engine.run(house.request("make", ApprovalMode::Untrusted), Io::Inherit, interrupts);
+    assert_eq!((outcome.status, exit_code(&outcome)), (Status::Error, 125));
+    assert!(outcome.error.unwrap().contains("record"));
+    assert!(was_recorded.lock().unwrap().is_empty() && house.asked().is_empty());
+}
