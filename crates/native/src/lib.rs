@@ -15,6 +15,7 @@ mod backend;
 mod capture;
 mod evidence;
 mod host;
+mod limits;
 mod programs;
 mod staging;
 mod way_out;

@@ -355,6 +355,7 @@ impl Launched {
             wall_ms: wall.as_millis() as u64,
             cpu_ms: used.cpu_us / 1000,
             memory_peak_bytes: used.memory_peak_bytes,
+            ..Usage::default()
         };
         self.ended = Some(ExitReport { status: ended, usage, exec_errno });
     }

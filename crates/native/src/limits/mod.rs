@@ -1,0 +1,102 @@
+//! Limits of a run: which mechanism holds which, and the watch over those that
+//! the kernel does not hold by itself.
+//!
+//! In the order of preference: a control group of the run's own, resource limits
+//! of each process, the size of its private filesystem, and a watch that looks
+//! again and again and ends what went too far. It must not know rules or
+//! questions, nor how a sandbox is built.
+
+mod group;
+mod hierarchy;
+mod processes;
+mod report;
+mod resources;
+mod watch;
+
+use std::sync::Arc;
+
+use stockade_model::{LayerReport, Limit, Limits, Plan};
+
+pub(crate) use group::Group;
+pub(crate) use resources::{resource_limits, temp_inodes};
+pub(crate) use watch::{Spent, Watch};
+
+use report::Holder;
+
+/// Why a run cannot be limited as its plan says.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LimitError {
+    #[error("this machine cannot hold the limit {limit} {amount}: {why}")]
+    Unheld { limit: Limit, amount: String, why: String },
+    #[error("cannot put the command into its control group: {0}")]
+    NotEntered(String),
+}
+
+impl LimitError {
+    /// The one thing to do about it.
+    pub(crate) fn hint(&self) -> Option<String> {
+        match self {
+            Self::Unheld { limit, .. } => Some(format!(
+                "leave {limit} out, or run where a control group may be made: as root, or within \
+                 `systemd-run --user --scope`"
+            )),
+            Self::NotEntered(_) => None,
+        }
+    }
+}
+
+/// The limits of one run, ready before its command is.
+#[derive(Debug)]
+pub(crate) struct Guard {
+    limits: Limits,
+    workspace: std::path::PathBuf,
+    group: Option<Arc<Group>>,
+    holders: Vec<(Limit, u64, Holder)>,
+}
+
+impl Guard {
+    /// Makes what holds the limits of `plan`. Nothing is in it yet.
+    ///
+    /// # Errors
+    /// Where one of them can be held by nothing here (L6).
+    pub(crate) fn prepare(plan: &Plan) -> Result<Self, LimitError> {
+        let mut limits = plan.profile.limits.clone();
+        resources::within_machine(&mut limits);
+        let workspace = plan.workspace.as_path().to_owned();
+        let (group, absent) = match Group::make(&limits, &workspace) {
+            Ok(group) => (group.map(Arc::new), String::new()),
+            Err(why) => (None, why),
+        };
+        let holders = report::holders(&limits, plan.level, group.as_deref());
+        if let Some((limit, amount, _)) = holders.iter().find(|(.., holder)| *holder == Holder::Nothing) {
+            let refused = group.as_deref().and_then(|group| group.refused(*limit));
+            let why = refused.unwrap_or(if absent.is_empty() { "nothing here does that" } else { &absent });
+            return Err(LimitError::Unheld { limit: *limit, amount: limit.text(*amount), why: why.to_owned() });
+        }
+        Ok(Self { limits, workspace, group, holders })
+    }
+
+    /// What holds each limit, for the enforcement report.
+    pub(crate) fn report(&self) -> LayerReport {
+        report::report(&self.holders, self.group.as_deref())
+    }
+
+    /// The group, where there is one.
+    pub(crate) fn group(&self) -> Option<Arc<Group>> {
+        self.group.clone()
+    }
+
+    /// Puts the command of the sandbox under `init` into its group, before its
+    /// first instruction, and begins to watch.
+    ///
+    /// # Errors
+    /// Where the group cannot be entered.
+    pub(crate) fn enter(self, init: u32) -> Result<Watch, LimitError> {
+        if let Some(group) = &self.group {
+            let command = processes::only_child(init)
+                .ok_or_else(|| LimitError::NotEntered("its process is not to be found".to_owned()))?;
+            group.enter(command).map_err(LimitError::NotEntered)?;
+        }
+        Ok(Watch::new(self, init))
+    }
+}
