@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use stockade_model::{Limit, Limits};
+use stockade_model::{Level, Limit, Limits};
 
 use super::hierarchy::{Base, Controller, Version, bases};
 use super::processes;
@@ -19,14 +19,13 @@ use super::processes;
 const PREFIX: &str = "stockade.";
 /// The period over which processors are shared out, in microseconds.
 const CPU_PERIOD_US: u64 = 100_000;
-/// A run's share of a busy processor, beside 100 (version 2) of everything else.
-const CPU_WEIGHT: u64 = 50;
-/// The same in version 1, beside 1024.
-const CPU_SHARES: u64 = 512;
 /// How long a group's last processes are waited for.
 const GOES_WITHIN: Duration = Duration::from_secs(2);
 /// Groups of ended runs that are looked at for one start.
 const LEFTOVERS_MAX: usize = 64;
+
+/// How long a group may be empty because it is new.
+const NEW_FOR: Duration = Duration::from_secs(60);
 
 static MADE: AtomicU32 = AtomicU32::new(0);
 
@@ -66,8 +65,8 @@ impl Group {
     ///
     /// # Errors
     /// Why there can be none, for a person.
-    pub(super) fn make(limits: &Limits, workspace: &Path) -> Result<Option<Self>, String> {
-        let wanted = wanted(limits);
+    pub(super) fn make(limits: &Limits, level: Level, workspace: &Path) -> Result<Option<Self>, String> {
+        let wanted = wanted(limits, level);
         if wanted.is_empty() {
             return Ok(None);
         }
@@ -97,13 +96,6 @@ impl Group {
                 Some(Err(why)) => self.refused.push((limit, why)),
                 None => {}
             }
-        }
-        if let Some(part) = self.part(Controller::Cpu) {
-            // A courtesy to everything else: it holds no limit.
-            let _ = match part.version {
-                Version::One => part.write("cpu.shares", CPU_SHARES),
-                Version::Two => part.write("cpu.weight", CPU_WEIGHT),
-            };
         }
     }
 
@@ -286,8 +278,10 @@ impl Part {
     }
 }
 
-/// The controllers for what `limits` hold; none where no group is needed.
-fn wanted(limits: &Limits) -> Vec<Controller> {
+/// The controllers for what `limits` hold; none where no group is needed. No
+/// more than these: each costs every start, and in version 1 whoever joins that
+/// of the processors shares them with all others as if it were one process.
+fn wanted(limits: &Limits, level: Level) -> Vec<Controller> {
     let needs = |controller: &Controller| match controller {
         Controller::Pids => limits.processes.is_some(),
         Controller::Memory => limits.memory_bytes.is_some(),
@@ -299,9 +293,9 @@ fn wanted(limits: &Limits) -> Vec<Controller> {
     if !Controller::ALL.iter().any(needs) {
         return Vec::new();
     }
-    // Where there is a group at all it also shares out, counts and stops.
-    let helps = |c: &Controller| matches!(c, Controller::Cpu | Controller::CpuTime | Controller::Freezer);
-    Controller::ALL.into_iter().filter(|c| needs(c) || helps(c)).collect()
+    // Without a namespace the last processes are hunted, and must stand still for it.
+    let hunts = |c: &Controller| *c == Controller::Freezer && level != Level::Full;
+    Controller::ALL.into_iter().filter(|c| needs(c) || hunts(c)).collect()
 }
 
 /// The whole disk beneath `path`: bandwidth is limited by disk, not by partition.
@@ -335,22 +329,69 @@ fn mark(pid: u32) -> Option<String> {
 }
 
 /// Takes away groups in `base` whose runs have lost their supervisor, with what
-/// is still in them.
+/// is still in them. Of another PID namespace nothing is known but whether they
+/// are empty, which they are for a moment when they are new.
 fn remove_leftovers(base: &Path) {
     let Ok(entries) = fs::read_dir(base) else { return };
     let Some(own) = mark(std::process::id()) else { return };
     let namespace = own.splitn(3, '.').take(2).collect::<Vec<_>>().join(".") + ".";
-    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
-    let ours = names.filter(|name| name.starts_with(&namespace) && !name.starts_with(&own));
-    for name in ours.take(LEFTOVERS_MAX) {
-        let pid = name.strip_prefix(&namespace).and_then(|rest| rest.split('.').next()?.parse().ok());
-        if pid.is_some_and(|pid| mark(pid).is_none_or(|mark| !name.starts_with(&mark))) {
-            let part = Part { version: Version::One, path: base.join(&name), controllers: Vec::new() };
-            for pid in part.members() {
-                let _ = kill_process(pid, Signal::KILL);
+    let groups = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    for name in groups.filter(|name| name.starts_with(PREFIX) && !name.starts_with(&own)).take(LEFTOVERS_MAX) {
+        let path = base.join(&name);
+        match name.strip_prefix(&namespace) {
+            Some(rest) if is_orphan(&name, rest) => {
+                let part = Part { version: Version::One, path, controllers: Vec::new() };
+                for pid in part.members() {
+                    let _ = kill_process(pid, Signal::KILL);
+                }
+                // What is still ending is taken away by a later start.
+                let _ = fs::remove_dir(&part.path);
             }
-            // What is still ending is taken away by a later start.
-            let _ = fs::remove_dir(&part.path);
+            None if is_old(&path) => {
+                // Refused where somebody is in it.
+                let _ = fs::remove_dir(&path);
+            }
+            _ => {}
         }
+    }
+}
+
+/// Whether the process that made the group `name` is gone; `rest` begins with
+/// its number.
+fn is_orphan(name: &str, rest: &str) -> bool {
+    let pid = rest.split('.').next().and_then(|pid| pid.parse().ok());
+    pid.is_some_and(|pid| mark(pid).is_none_or(|mark| !name.starts_with(&mark)))
+}
+
+fn is_old(path: &Path) -> bool {
+    let made = fs::metadata(path).and_then(|metadata| metadata.modified());
+    made.is_ok_and(|made| made.elapsed().is_ok_and(|age| age > NEW_FOR))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_is_wanted_for_what_it_holds_alone() {
+        let limits = |limit| {
+            let mut limits = Limits::default();
+            limits.set(limit, 1000);
+            limits
+        };
+        assert_eq!(wanted(&limits(Limit::Disk), Level::Restricted), []);
+        assert_eq!(wanted(&limits(Limit::Memory), Level::Full), [Controller::Memory]);
+        assert_eq!(wanted(&limits(Limit::Cpus), Level::Restricted), [Controller::Cpu, Controller::Freezer]);
+    }
+
+    #[test]
+    fn a_group_is_known_by_its_maker() {
+        let own = own_mark();
+        let rest = own.splitn(3, '.').nth(2).unwrap();
+        assert!(!is_orphan(&format!("{own}0"), &format!("{rest}0")));
+        let (pid, _) = rest.split_once('.').unwrap();
+        let reused = own.replace(rest, &format!("{pid}.1."));
+        assert!(is_orphan(&format!("{reused}0"), &format!("{pid}.1.0")));
+        assert!(!is_orphan("stockade.x", "x"));
     }
 }

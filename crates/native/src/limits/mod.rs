@@ -13,9 +13,10 @@ mod report;
 mod resources;
 mod watch;
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use stockade_model::{LayerReport, Limit, Limits, Plan};
+use stockade_model::{LayerReport, LayerState, Level, Limit, Limits, Plan};
 
 pub(crate) use group::Group;
 pub(crate) use resources::{resource_limits, temp_inodes};
@@ -45,11 +46,27 @@ impl LimitError {
     }
 }
 
+/// What of a run's limits a control group holds here, proved by making one.
+pub(crate) fn survey() -> LayerReport {
+    let tried = [Limit::Cpus, Limit::Memory, Limit::Processes];
+    let mut limits = Limits::default();
+    tried.iter().for_each(|limit| limits.set(*limit, 1 << 20));
+    let (state, detail) = match Group::make(&limits, Level::Full, Path::new("/")) {
+        Ok(Some(group)) => report::survey(&tried, &group),
+        Ok(None) => (LayerState::Partial, WITHOUT_GROUP.to_owned()),
+        Err(why) => (LayerState::Partial, format!("{WITHOUT_GROUP}: {why}")),
+    };
+    LayerReport { state, detail }
+}
+
+/// How limits are held where there is no group.
+const WITHOUT_GROUP: &str = "resource limits and a watch alone, no control group";
+
 /// The limits of one run, ready before its command is.
 #[derive(Debug)]
 pub(crate) struct Guard {
     limits: Limits,
-    workspace: std::path::PathBuf,
+    workspace: PathBuf,
     group: Option<Arc<Group>>,
     holders: Vec<(Limit, u64, Holder)>,
 }
@@ -63,7 +80,7 @@ impl Guard {
         let mut limits = plan.profile.limits.clone();
         resources::within_machine(&mut limits);
         let workspace = plan.workspace.as_path().to_owned();
-        let (group, absent) = match Group::make(&limits, &workspace) {
+        let (group, absent) = match Group::make(&limits, plan.level, &workspace) {
             Ok(group) => (group.map(Arc::new), String::new()),
             Err(why) => (None, why),
         };

@@ -69,6 +69,17 @@ pub(super) fn holders(limits: &Limits, level: Level, group: Option<&Group>) -> V
     limits.each().map(|(limit, amount)| (limit, amount, holder(limit))).collect()
 }
 
+/// Which of `tried` a group holds.
+pub(super) fn survey(tried: &[Limit], group: &Group) -> (LayerState, String) {
+    let text = |limit: &Limit| match group.refused(*limit) {
+        _ if group.holds(*limit) => format!("{limit}: {}", Holder::Group.text(*limit, Some(group)).0),
+        Some(why) => format!("{limit}: not in a control group ({why})"),
+        None => format!("{limit}: not in a control group"),
+    };
+    let state = if tried.iter().all(|limit| group.holds(*limit)) { LayerState::Enforced } else { LayerState::Partial };
+    (state, tried.iter().map(text).collect::<Vec<_>>().join("; "))
+}
+
 /// One line of the enforcement report.
 pub(super) fn report(holders: &[(Limit, u64, Holder)], group: Option<&Group>) -> LayerReport {
     let mut parts = vec!["no core dumps".to_owned()];
