@@ -1,1 +1,20 @@
 //! End to end and escape suites live in this package's test binaries.
+
+/// How strong the walls are that an attempt is made behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// Namespaces.
+    Full,
+    /// None.
+    Restricted,
+}
+
+impl Level {
+    /// The word used in reports and arguments.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::Restricted => "restricted",
+        }
+    }
+}

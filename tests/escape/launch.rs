@@ -9,8 +9,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use rustix::process::Signal;
 use stockade_testkit::{Command, Ended, Lab, Output, Running, descendants, run_as};
+use stockade_tests::Level;
 
-use crate::row::{Control, Level, ROW, Row, Verdict};
+use crate::row::{Control, ROW, Row, Verdict};
 use crate::world::{BEGIN, World, did_not_run, script};
 
 const JUDGE_ONLY: Row = Row { id: "launch", control: Control::Own, ..ROW };

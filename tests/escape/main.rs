@@ -32,9 +32,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use stockade_testkit::{Account, User, kill_descendants};
+use stockade_tests::Level;
 
 use crate::plan::Task;
-use crate::row::{Control, Level, Row, Verdict};
+use crate::row::{Control, Row, Verdict};
 use crate::world::World;
 
 /// The cases that are judged here.

@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use stockade_testkit::{Account, Command, Ended, User, run_as};
+use stockade_tests::Level;
 
-use crate::row::{Control, Level, Row};
+use crate::row::{Control, Row};
 use crate::{CONTAINED, TABLE, UNAVAILABLE, build, cases, check_completeness, harness_is_root, rows};
 
 /// Tasks at a time.

@@ -2,25 +2,10 @@
 //! and what proves that the judgement can fail.
 
 use stockade_testkit::{Change, Ended, Lab, Output, User};
+use stockade_tests::Level;
 
 use crate::cases::Kind;
 use crate::world::World;
-
-/// How strong the walls are that a row is run behind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Level {
-    Full,
-    Restricted,
-}
-
-impl Level {
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Full => "full",
-            Self::Restricted => "restricted",
-        }
-    }
-}
 
 /// How the sandbox is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

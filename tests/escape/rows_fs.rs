@@ -4,10 +4,11 @@ use std::fs;
 use std::os::unix::fs::symlink;
 
 use stockade_testkit::Ended;
+use stockade_tests::Level;
 
 use crate::row::Control::{None as NoControl, Own, Same, Text};
 use crate::row::Power::{Ordinary, OwnNamespaces, Root};
-use crate::row::{Launch, Level, ROW, Row};
+use crate::row::{Launch, ROW, Row};
 use crate::special;
 
 /// What a minimal `/dev` may hold.

@@ -5,10 +5,11 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use stockade_testkit::{Lab, User};
+use stockade_tests::Level;
 
 use crate::row::Control::{None as NoControl, Own, Same, Text};
 use crate::row::Power::{Ordinary, OwnNamespaces, Root};
-use crate::row::{Launch, Level, ROW, Row, Seen};
+use crate::row::{Launch, ROW, Row, Seen};
 use crate::special;
 
 /// Rows of area `proc`.

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use stockade_testkit::{Command, Ended, Lab, Output, Running, run_as};
+use stockade_tests::Level;
 
-use crate::row::{Control, Level, ROW, Row, Verdict};
+use crate::row::{Control, ROW, Row, Verdict};
 use crate::world::{BEGIN, World, did_not_run, script};
 
 /// Sandboxes started while their workspace is swapped.

@@ -11,9 +11,10 @@ use anyhow::{Context as _, Result};
 use stockade_testkit::{
     Account, Change, Command, Ended, HostState, Lab, Output, Snapshot, Stdin, User, descendants, run_as,
 };
+use stockade_tests::Level;
 
 use crate::cases::{Case, Kind};
-use crate::row::{Control, Launch, Level, Power, Row, Seen, Verdict};
+use crate::row::{Control, Launch, Power, Row, Seen, Verdict};
 
 /// First line of every attempt: it really ran.
 pub const BEGIN: &str = "PROBE-BEGIN";

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use stockade_testkit::User;
+use stockade_tests::Level;
 
 use crate::cases::{self, Case, Kind};
 use crate::lab::{Lab, Powers, Script, Seen};
 use crate::rows;
-use crate::task::{Level, Task, strongest};
+use crate::task::{Task, strongest};
 
 /// What shows that the judgement can fail.
 #[derive(Clone, Copy)]

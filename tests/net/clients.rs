@@ -7,9 +7,10 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use serde_json::Value;
 use stockade_testkit::{Ended, User};
+use stockade_tests::Level;
 
 use crate::lab::{Lab, Powers, Script, Seen};
-use crate::task::{Level, Task, strongest};
+use crate::task::{Task, strongest};
 
 /// One client.
 struct Client {

@@ -9,9 +9,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 use stockade_testkit::{Command, Output, Running, User};
+use stockade_tests::Level;
 
 use crate::sight::{Names, Sight};
-use crate::task::Level;
 use crate::world::World;
 
 /// Until a server has noted what reached it.

@@ -9,10 +9,11 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use serde_json::Value;
 use stockade_testkit::User;
+use stockade_tests::Level;
 
 use crate::lab::{Lab, Powers, Script, Seen};
 use crate::sight::Sight;
-use crate::task::{Level, Task, strongest};
+use crate::task::{Task, strongest};
 
 const GITHUB: &str = "ghp_LabGithubToken0123456789abcdefABCDEF";
 const OPENAI: &str = "sk-LabOpenAiKey0123456789abcdefghijklmnop";

@@ -8,9 +8,10 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use rustix::process::Signal;
 use stockade_testkit::{Listeners, Running, User};
+use stockade_tests::Level;
 
 use crate::lab::{Lab, Powers, Script};
-use crate::task::{Level, strongest};
+use crate::task::strongest;
 
 /// esc-0147: no list, and an empty one, allow nothing.
 pub fn nothing_is_allowed(lab: &Lab, run: Option<(User, Level)>) -> Result<()> {

@@ -27,22 +27,6 @@ impl Task {
     }
 }
 
-/// How strong the walls are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Level {
-    Full,
-    Restricted,
-}
-
-impl Level {
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Full => "full",
-            Self::Restricted => "restricted",
-        }
-    }
-}
-
 /// Whoever plays controls: the most powerful user that can be had.
 pub fn strongest() -> User {
     User::available()[0]
