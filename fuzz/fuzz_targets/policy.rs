@@ -35,6 +35,7 @@ fn verdicts(settings: &Settings) -> Vec<Verdict> {
         approval_mode: ApprovalMode::Untrusted,
         sandbox: SandboxPreference::Auto,
         timeout_ms: None,
+        limits: Default::default(),
         caller_approval: None,
     };
     let of = |tier| Assessment { tier, findings: Vec::new(), capabilities: Vec::new() };

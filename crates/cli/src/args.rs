@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use stockade_model::{ApprovalMode, GranularMode, Level, SandboxPreference};
+use stockade_model::{ApprovalMode, GranularMode, Level, Limit, SandboxPreference};
 
 /// Run commands that nobody typed: judged, sandboxed, asked about, recorded.
 #[derive(Debug, Parser)]
@@ -79,6 +79,10 @@ pub struct RunArgs {
     /// One added power, e.g. 'write ~/.cache/pip' or 'connect pypi.org:443'; may be repeated.
     #[arg(long = "grant", value_name = "G")]
     pub grants: Vec<OsString>,
+    /// A limit that holds where it is lower than the profile's, e.g. memory=2GiB,
+    /// processes=100, cpus=1.5; may be repeated. To raise one: --grant 'memory 32GiB'.
+    #[arg(long = "limit", value_name = "NAME=AMOUNT", value_parser = limit)]
+    pub limits: Vec<(Limit, u64)>,
     /// The directory that may be written [default: the current one].
     #[arg(long, value_name = "DIR")]
     pub workspace: Option<PathBuf>,
@@ -395,6 +399,14 @@ fn granular(classes: &str) -> Result<GranularMode, String> {
 /// The longest time that can be asked for: a year.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
+/// `NAME=AMOUNT`.
+fn limit(text: &str) -> Result<(Limit, u64), String> {
+    let (name, amount) = text.split_once('=').ok_or("expected NAME=AMOUNT, e.g. memory=2GiB")?;
+    let limit =
+        Limit::named(name).ok_or_else(|| format!("the limits are {}", Limit::ALL.map(Limit::name).join(", ")))?;
+    Ok((limit, limit.parse(amount)?))
+}
+
 /// `500ms`, `90s`, `5m`, `1h30m`, `2d`; a bare number is seconds.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     const WHY: &str = "a time is written like 500ms, 90s, 5m, 1h30m or 2d; a bare number is seconds";
@@ -483,6 +495,8 @@ mod tests {
         assert_eq!(run.profile.as_deref(), Some("b"));
         assert_eq!(run.grants, ["x", "y"]);
         assert_eq!(run.json, Some(Some("f".into())));
+        let run = self::run("run --limit memory=2GiB --limit cpus=1.5 --limit memory=1GiB -- true");
+        assert_eq!(run.limits, [(Limit::Memory, 2 << 30), (Limit::Cpus, 1500), (Limit::Memory, 1 << 30)]);
     }
 
     #[test]
@@ -505,6 +519,10 @@ mod tests {
             "run --timeout 0 -- true",
             "run --timeout 5x -- true",
             "run --timeout 9999d -- true",
+            "run --limit memory -- true",
+            "run --limit memory=8GB -- true",
+            "run --limit swap=1GiB -- true",
+            "run --limit open_files=3 -- true",
             "run --no-sandbox -- true",
             "run --prof x -- true",
             "check --json --jsonl",

@@ -7,7 +7,9 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use stockade_model::{ApprovalMode, Command, Grant, Level, RawText, Request, RequestId, SandboxPreference, SessionId};
+use stockade_model::{
+    ApprovalMode, Command, Grant, Level, Limit, Limits, RawText, Request, RequestId, SandboxPreference, SessionId,
+};
 
 use stockade_policy::{HostEntry, Settings, check_breadth};
 
@@ -30,6 +32,8 @@ pub struct Meant {
     pub workspace: PathBuf,
     /// Powers added by the person's own hand.
     pub grants: Vec<Grant>,
+    /// Limits lowered by it.
+    pub limits: Limits,
     /// The session.
     pub session: Option<SessionId>,
     /// The profile, where one was named.
@@ -68,6 +72,7 @@ impl Meant {
             workspace,
             cwd,
             grants,
+            limits: limits(&typed.limits),
             session,
             profile: typed.profile,
             mode: typed.mode,
@@ -93,6 +98,7 @@ impl Meant {
             workspace: workspace(typed.workspace.as_deref(), variables, &cwd)?,
             cwd,
             grants: Vec::new(),
+            limits: Limits::default(),
             session: None,
             profile: typed.profile,
             mode: typed.mode,
@@ -120,9 +126,21 @@ impl Meant {
             approval_mode: self.mode.unwrap_or(settings.approval_mode.value),
             sandbox: self.sandbox,
             timeout_ms: self.timeout.map(milliseconds),
+            limits: self.limits.clone(),
             caller_approval: None,
         }
     }
+}
+
+/// The lowest of each that was named.
+fn limits(typed: &[(Limit, u64)]) -> Limits {
+    let mut limits = Limits::default();
+    for &(limit, amount) in typed {
+        let mut one = Limits::default();
+        one.set(limit, amount);
+        limits.lower_to(&one);
+    }
+    limits
 }
 
 /// Whole milliseconds; typed times are at most a year.

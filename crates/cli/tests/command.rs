@@ -295,7 +295,7 @@ fn doctor_tries_and_leaves_nothing() {
     let value: Value = serde_json::from_str(&found.stdout).unwrap();
     assert_eq!(found.code, Some(i32::from(value["best"].is_null())), "{value}");
     let absent: Vec<_> = value["layers"].as_array().unwrap().iter().filter(|l| l["state"] == "absent").collect();
-    assert_eq!(value["layers"].as_array().unwrap().len(), 8);
+    assert_eq!(value["layers"].as_array().unwrap().len(), 9);
     let levels = value["levels"].as_array().unwrap();
     assert_eq!(levels.iter().map(|found| found["level"].as_str().unwrap()).collect::<Vec<_>>(), ["full", "restricted"]);
     for level in levels {

@@ -116,6 +116,7 @@ impl World {
             approval_mode: ApprovalMode::Untrusted,
             sandbox: SandboxPreference::Auto,
             timeout_ms: None,
+            limits: Default::default(),
             caller_approval: None,
         }
     }

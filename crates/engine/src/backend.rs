@@ -90,6 +90,8 @@ pub enum Io {
 pub enum AttemptEvent {
     /// Something was refused.
     Denied(Denial),
+    /// It went beyond a limit and is to be ended.
+    Breached(Denial),
     /// A call lacks a power and waits for [`Attempt::answer`]; nothing else of
     /// the attempt does. Equal calls on the same object wait behind the first
     /// and are not told. Sent only where [`Backend::prepare`] was told to hold.

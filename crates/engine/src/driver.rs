@@ -216,6 +216,10 @@ impl Driver<'_> {
                     let powers = denial.grant.as_ref().map_or_else(Vec::new, |grant| self.powers(grant));
                     Input::Denied { denial, powers }
                 }
+                AttemptEvent::Breached(denial) => {
+                    let powers = denial.grant.as_ref().map_or_else(Vec::new, |grant| self.powers(grant));
+                    Input::Breached { denial, powers }
+                }
                 AttemptEvent::Connection(connection) => Input::Connection(connection),
                 AttemptEvent::Executed { pid, program } => Input::Executed { pid, program },
                 AttemptEvent::Held { id, denial } => {

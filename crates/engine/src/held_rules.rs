@@ -81,7 +81,7 @@ fn acts(power: &Grant) -> impl Iterator<Item = Act<'_>> {
         Grant::Write(path) => (Some((path.as_path(), WRITES)), None),
         Grant::Read(path) => (Some((path.as_path(), &[FileOperation::Read][..])), None),
         Grant::Connect(targets) => (None, exact(targets)),
-        Grant::Listen(_) | Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Memory(_) => (None, None),
+        Grant::Listen(_) | Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Limit(..) => (None, None),
     };
     let of_file = |(path, operations): (_, &'static [FileOperation])| {
         operations.iter().map(move |&operation| Act::File { path, operation })

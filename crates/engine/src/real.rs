@@ -152,6 +152,12 @@ impl Judge for RuleJudge {
         if self.settings.rules().any(Rule::has_limits) {
             self.said(request, &self.assess(request)).obligations.narrow(&mut profile);
         }
+        profile.limits.lower_to(&request.limits);
+        for grant in grants {
+            if let Grant::Limit(limit, amount) = grant {
+                profile.limits.raise(*limit, *amount);
+            }
+        }
         self.settings.bind_host_rules(&mut profile, &held_rules::stage(request), &self.around());
         for (wanted, what, option) in [(self.stage, "staged", "--stage"), (self.trace, "traced", "--trace")] {
             if wanted && !profile.sandboxed {

@@ -8,11 +8,12 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::network::HostError;
-use crate::{RawText, Target, TargetPattern};
+use crate::{Limit, RawText, Target, TargetPattern};
 
 /// One added power. The text form is `write PATH`, `read PATH`,
 /// `connect HOST[:PORTS]`, `listen PORT`, `socket PATH`, `exec PROGRAM`,
-/// `env NAME`, `memory 8GiB`.
+/// `env NAME`, and of a limit its name and amount: `memory 8GiB`,
+/// `processes 4096`, `wall 2h`.
 ///
 /// Paths are absolute and normal: no `.`, no `..`, no double slash. Whoever
 /// parses what a person typed resolves `~` and relative paths first.
@@ -34,8 +35,8 @@ pub enum Grant {
     Exec(PathBuf),
     /// Pass this variable of the caller's environment.
     Env(String),
-    /// Memory limit in bytes.
-    Memory(u64),
+    /// Raise this limit to this amount, in its own unit.
+    Limit(Limit, u64),
 }
 
 /// Why a text is no grant.
@@ -64,7 +65,7 @@ impl Grant {
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::Write(p) | Self::Read(p) | Self::Socket(p) | Self::Exec(p) => Some(p),
-            Self::Connect(_) | Self::Listen(_) | Self::Env(_) | Self::Memory(_) => None,
+            Self::Connect(_) | Self::Listen(_) | Self::Env(_) | Self::Limit(..) => None,
         }
     }
 }
@@ -80,7 +81,7 @@ impl fmt::Display for Grant {
             Self::Socket(p) => write!(f, "socket {}", shown(p)),
             Self::Exec(p) => write!(f, "exec {}", shown(p)),
             Self::Env(name) => write!(f, "env {name}"),
-            Self::Memory(bytes) => write!(f, "memory {}", size_text(*bytes)),
+            Self::Limit(limit, amount) => write!(f, "{limit} {}", limit.text(*amount)),
         }
     }
 }
@@ -115,8 +116,12 @@ impl FromStr for Grant {
             "connect" => rest.parse().map(Self::Connect).map_err(|error: HostError| fail(error.why())),
             "listen" => port_number(rest).map(Self::Listen).map_err(fail),
             "env" => env_name(rest).map(Self::Env).map_err(fail),
-            "memory" => size(rest).map(Self::Memory).map_err(fail),
-            _ => Err(fail("the powers are write, read, connect, listen, socket, exec, env and memory")),
+            word => match Limit::named(word) {
+                Some(limit) => limit.parse(rest).map(|amount| Self::Limit(limit, amount)).map_err(fail),
+                None => Err(fail(
+                    "the powers are write, read, connect, listen, socket, exec, env and the limits (memory 8GiB)",
+                )),
+            },
         }
     }
 }
@@ -150,33 +155,15 @@ fn env_name(text: &str) -> Result<String, &'static str> {
     }
 }
 
-const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
-
-fn size(text: &str) -> Result<u64, &'static str> {
-    const WHY: &str = "a size is a whole number with KiB, MiB, GiB or TiB, or of bytes";
-    let (digits, unit) = UNITS
-        .iter()
-        .find_map(|(suffix, unit)| text.strip_suffix(suffix).map(|digits| (digits.trim_end(), *unit)))
-        .unwrap_or((text, 1));
-    digits.parse::<u64>().ok().and_then(|n| n.checked_mul(unit)).ok_or(WHY)
-}
-
-fn size_text(bytes: u64) -> String {
-    UNITS
-        .iter()
-        .find(|(_, unit)| bytes >= *unit && bytes.is_multiple_of(*unit))
-        .map_or_else(|| bytes.to_string(), |(suffix, unit)| format!("{}{suffix}", bytes / unit))
-}
-
 impl JsonSchema for Grant {
     fn schema_name() -> std::borrow::Cow<'static, str> {
         "Grant".into()
     }
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
-            "description": "One added power: `write PATH`, `read PATH`, `connect HOST[:PORTS]`, `listen PORT`, `socket PATH`, `exec PROGRAM`, `env NAME`, `memory 8GiB`.",
+            "description": "One added power: `write PATH`, `read PATH`, `connect HOST[:PORTS]`, `listen PORT`, `socket PATH`, `exec PROGRAM`, `env NAME`, or a limit and its amount: `memory 8GiB`.",
             "type": "string",
-            "pattern": "^(write|read|connect|listen|socket|exec|env|memory) .+$"
+            "pattern": format!("^(write|read|connect|listen|socket|exec|env|{}) .+$", Limit::ALL.map(Limit::name).join("|"))
         })
     }
 }
@@ -203,6 +190,9 @@ mod tests {
         check("connect a_b", "connect a_b");
         check("memory 8GiB", "memory 8GiB");
         check("memory 8192MiB", "memory 8GiB");
+        check("processes 4096", "processes 4096");
+        check("cpus 1.50", "cpus 1.5");
+        check("wall 120m", "wall 2h");
         check("env  HOME", "env HOME");
         check("write /a b/c", "write /a b/c");
     }
@@ -236,6 +226,8 @@ mod tests {
             "memory 8GB",
             "fly /x",
             "memory 99999999999TiB",
+            "memory 0",
+            "open_files 3",
         ] {
             assert!(bad.parse::<Grant>().is_err(), "{bad:?}");
         }

@@ -62,6 +62,22 @@ pub struct Usage {
     pub cpu_ms: u64,
     /// Largest resident size of one process, in bytes (getrusage).
     pub memory_peak_bytes: u64,
+    /// Most memory of all processes together, in bytes, as far as it was counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tree_memory_peak_bytes: Option<u64>,
+    /// Most processes and threads at once, as far as they were counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processes_peak: Option<u64>,
+    /// Bytes written to disk, as far as they were counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub written_bytes: Option<u64>,
+    /// How long it was kept from running by its limit of processors, in
+    /// milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub throttled_ms: Option<u64>,
+    /// How long some of it waited for memory, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_pressure_ms: Option<u64>,
 }
 
 /// What waits in a stage.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Egress, ExecRules, RawText};
+use crate::{Egress, ExecRules, Limits, RawText};
 
 /// Names that carry code or configuration which the host later trusts. They
 /// are protected in every writable directory, whether or not they exist (L7).
@@ -170,21 +170,4 @@ pub struct Environment {
     pub drop: Vec<String>,
     /// Variables set to a value.
     pub set: BTreeMap<String, RawText>,
-}
-
-/// Limits. Absent means no limit of ours.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct Limits {
-    /// Wall clock, in milliseconds.
-    pub wall_ms: Option<u64>,
-    /// Open descriptors of one process.
-    pub open_files: Option<u64>,
-    /// Processes of the user, as RLIMIT_NPROC counts them.
-    pub processes: Option<u64>,
-    /// Private temp, in bytes.
-    pub temp_bytes: Option<u64>,
-    /// Bytes of each output stream that are kept when output is captured: half
-    /// from its head, half from its tail.
-    pub output_bytes: Option<u64>,
 }

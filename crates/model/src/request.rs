@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{ApprovalMode, Grant, Level, RawText, RequestId, SessionId};
+use crate::{ApprovalMode, Grant, Level, Limits, RawText, RequestId, SessionId};
 
 /// The thing to run, byte for byte as it came.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -72,6 +72,10 @@ pub struct Request {
     pub sandbox: SandboxPreference,
     /// Wall-clock limit in milliseconds.
     pub timeout_ms: Option<u64>,
+    /// Limits that hold where they are lower than those of the profile. To raise
+    /// one takes a grant.
+    #[serde(default, skip_serializing_if = "Limits::is_empty")]
+    pub limits: Limits,
     /// A caller's own consent.
     pub caller_approval: Option<CallerApproval>,
 }

@@ -28,6 +28,7 @@ use crate::evidence::{HiddenWatch, TempWatch};
 use crate::launch::{
     Blueprint, ExitReport, LaunchError, Launched, Launching, Nursery, Outfit, Stdio, begin, is_staged,
 };
+use crate::limits::{Group, Guard, LimitError, Spent, Watch};
 use crate::powers::Powers;
 use crate::staging::Staging;
 use crate::way_out::{self, LostDatagrams, Published, Terms, WayOut};
@@ -35,7 +36,7 @@ use crate::way_out::{self, LostDatagrams, Published, Terms, WayOut};
 /// How long the broker may take to end once its callers are gone.
 const BROKER_ENDS_WITHIN: Duration = Duration::from_secs(5);
 /// How often the keeper looks around though nothing woke it.
-const LOOK_AROUND: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+const LOOK_AROUND: Duration = Duration::from_secs(1);
 /// How many chunks of output are taken after the end: all that a pipe holds.
 const LAST_CHUNKS_MAX: usize = 64;
 
@@ -105,9 +106,8 @@ impl Backend for NativeBackend {
     fn honours(&self, grant: &Grant, level: Level) -> bool {
         match grant {
             Grant::Write(_) | Grant::Read(_) | Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) => true,
-            Grant::Connect(_) => true,
+            Grant::Connect(_) | Grant::Limit(..) => true,
             Grant::Listen(_) => level == Level::Full,
-            Grant::Memory(_) => false,
         }
     }
 
@@ -119,8 +119,10 @@ impl Backend for NativeBackend {
         let staging = Staging::of(plan, self.stages.as_deref())?;
         let overlay = staging.as_ref().and_then(|staging| staging.overlay().cloned());
         let outfit = Outfit { overlay, ..way_out::outfit(plan, &edge) };
-        let launching = self.begin(plan, &outfit, streams.inside()).map_err(unlaunched)?;
-        // The init builds; the two threads get ready meanwhile.
+        let mut launching = self.begin(plan, &outfit, streams.inside()).map_err(unlaunched)?;
+        // The init builds; the limits and the two threads get ready meanwhile.
+        let guard = Guard::prepare(plan).map_err(unlimited)?;
+        launching.enter(&guard.entrances().map_err(unlimited)?).map_err(unlaunched)?;
         let outside = streams.outside(*io);
         let sender = events.clone();
         let sink = move |event| sender.tell(seen(event));
@@ -143,6 +145,9 @@ impl Backend for NativeBackend {
         let way_out = Some(Arc::clone(&way));
         let broker = broker.serve_with(listener, hold && can_hold, way_out).map_err(unbrokered)?;
         let mut enforced = launched.report().clone();
+        enforced.layers.insert("limits".to_owned(), guard.report());
+        let group = guard.group();
+        let watch = guard.watch(launched.init_pid());
         enforced.layers.insert(
             "broker".to_owned(),
             broker_layer(broker.traits(), (hold, can_hold), plan.profile.filesystem.trace),
@@ -165,9 +170,10 @@ impl Backend for NativeBackend {
             lost,
             broker,
             staging,
+            watch,
         };
         let launched = Arc::clone(&kept.launched);
-        Ok(Box::new(NativeAttempt { enforced, launched, answers, keeper: Some(keeper.keep(kept)?) }))
+        Ok(Box::new(NativeAttempt { enforced, launched, answers, group, keeper: Some(keeper.keep(kept)?) }))
     }
 }
 
@@ -223,6 +229,10 @@ fn stage_layer() -> LayerReport {
 }
 
 pub(crate) fn unlaunched(error: LaunchError) -> StartError {
+    StartError { what: error.to_string(), hint: error.hint() }
+}
+
+fn unlimited(error: LimitError) -> StartError {
     StartError { what: error.to_string(), hint: error.hint() }
 }
 
@@ -301,6 +311,7 @@ struct NativeAttempt {
     enforced: EnforcementReport,
     launched: Arc<Mutex<Launched>>,
     answers: Answers,
+    group: Option<Arc<Group>>,
     keeper: Option<Receiver<()>>,
 }
 
@@ -319,6 +330,10 @@ impl Attempt for NativeAttempt {
 
     fn kill(&self) {
         lock(&self.launched).kill();
+        // Where there is no namespace the init has to find them one by one.
+        if self.enforced.level != Level::Full {
+            self.group.iter().for_each(|group| group.kill());
+        }
     }
 
     fn answer(&self, hold: HoldId, answer: HeldAnswer) {
@@ -355,6 +370,7 @@ struct Kept {
     hidden: Option<HiddenWatch>,
     temp: Option<TempWatch>,
     staging: Option<Staging>,
+    watch: Watch,
 }
 
 /// A keeper that waits for its sandbox. Dropping it ends it.
@@ -408,7 +424,7 @@ impl Keeper {
         }
         self.look();
         let Self {
-            kept: Kept { end, launched, broker, way, names: _, lost: _, hidden, temp, staging },
+            kept: Kept { end, launched, broker, way, names: _, lost: _, hidden, temp, staging, watch },
             outside,
             events,
         } = self;
@@ -431,7 +447,10 @@ impl Keeper {
         // What is shared with the init goes before the init, which closes it
         // last and so waits for the kernel instead of us.
         drop((hidden, end));
-        let (end, usage) = command_end(ended);
+        let (end, mut usage) = command_end(ended);
+        let Spent { denials, breach } = watch.end(&mut usage);
+        denials.into_iter().for_each(|denial| events.tell(AttemptEvent::Denied(denial)));
+        breach.into_iter().for_each(|breach| events.tell(AttemptEvent::Breached(breach)));
         let staged = staging.and_then(|staging| staging.end(&end));
         drop((launched, on_drop));
         events.tell(AttemptEvent::Ended(AttemptEnd {
@@ -458,8 +477,10 @@ impl Keeper {
         let all: Vec<BorrowedFd<'_>> =
             [Some(self.kept.end.as_fd()), hidden, names].into_iter().flatten().chain(lost).chain(outputs).collect();
         let mut waited: Vec<PollFd<'_>> = all.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+        let at_most = self.kept.watch.next_look().map_or(LOOK_AROUND, |next| next.min(LOOK_AROUND));
+        let at_most = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: i64::from(at_most.subsec_nanos()) };
         // A signal or a failure only makes the next look come sooner.
-        let _ = poll(&mut waited, Some(&LOOK_AROUND));
+        let _ = poll(&mut waited, Some(&at_most));
     }
 
     /// Takes what is there.
@@ -474,6 +495,9 @@ impl Keeper {
         seen.extend(self.kept.lost.iter_mut().flat_map(LostDatagrams::take));
         for denial in seen {
             self.tell(AttemptEvent::Denied(denial));
+        }
+        if let Some(breach) = self.kept.watch.look() {
+            self.tell(AttemptEvent::Breached(breach));
         }
     }
 }

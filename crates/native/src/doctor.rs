@@ -93,6 +93,7 @@ pub fn doctor() -> Diagnosis {
         ("seccomp", from_trial(filter(), "a filter refuses a call")),
         ("notify", notify()),
         ("pidfd", from_trial(pidfd(), "a process is ended by its descriptor")),
+        ("limits", crate::limits::survey()),
     ];
     Diagnosis { layers }
 }

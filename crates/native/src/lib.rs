@@ -16,6 +16,7 @@ mod capture;
 mod descriptors;
 mod evidence;
 mod host;
+mod limits;
 mod programs;
 mod staging;
 mod way_out;

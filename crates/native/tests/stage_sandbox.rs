@@ -96,7 +96,7 @@ fn drain(events: &Receiver<AttemptEvent>) -> (AttemptEnd, Vec<Denial>) {
     loop {
         let left = give_up.saturating_duration_since(Instant::now());
         match events.recv_timeout(left).expect("the attempt ends") {
-            AttemptEvent::Denied(denial) => denials.push(denial),
+            AttemptEvent::Denied(denial) | AttemptEvent::Breached(denial) => denials.push(denial),
             AttemptEvent::Executed { .. } | AttemptEvent::Connection(_) => {}
             AttemptEvent::Held { .. } | AttemptEvent::Withdrawn(_) => panic!("it was not told to hold"),
             AttemptEvent::Ended(end) => return (end, denials),
@@ -219,7 +219,7 @@ fn what_is_granted_while_it_runs_is_staged() {
                         assert_eq!(end.end, CommandEnd::Exited(0), "{:?}", end.stderr);
                         break end.staged.unwrap();
                     }
-                    AttemptEvent::Denied(denial) => panic!("{denial:?}"),
+                    AttemptEvent::Denied(denial) | AttemptEvent::Breached(denial) => panic!("{denial:?}"),
                     _ => {}
                 }
             };

@@ -318,7 +318,7 @@ fn check_grant(grant: &Grant, profile: &Profile) -> Result<(), NoRule> {
         }
         Grant::Connect(targets) => targets.target().is_none(),
         Grant::Socket(_) | Grant::Exec(_) => true,
-        Grant::Listen(_) | Grant::Env(_) | Grant::Memory(_) => false,
+        Grant::Listen(_) | Grant::Env(_) | Grant::Limit(..) => false,
     };
     if guarded { Err(NoRule::Guarded { grant: grant.to_string() }) } else { Ok(()) }
 }

@@ -212,6 +212,7 @@ impl Runner<'_> {
             approval_mode: self.settings.approval_mode.value,
             sandbox: SandboxPreference::Auto,
             timeout_ms: None,
+            limits: Default::default(),
             caller_approval: None,
         };
         let request =

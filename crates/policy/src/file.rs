@@ -8,14 +8,15 @@ use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use stockade_model::{ApprovalMode, GranularMode, ProgramPattern, SandboxPreference, Verdict};
+use stockade_model::{ApprovalMode, GranularMode, Limits, ProgramPattern, SandboxPreference, Verdict};
 
 use crate::egress_file::EgressSection;
 use crate::hosts::HostEntry;
 use crate::pattern::{GrantText, PathFact, PathPattern, RuleName, TimeWindow, Word};
 use crate::review::ReviewSection;
 use crate::text::{
-    Bytes, ConfigPath, DropPattern, Milliseconds, PassPattern, ProfileKey, ProfileName, ProtectedName, VariableName,
+    Bytes, ConfigPath, DropPattern, Milliseconds, PassPattern, Processors, ProfileKey, ProfileName, ProtectedName,
+    VariableName,
 };
 
 /// Stockade's configuration.
@@ -157,16 +158,51 @@ pub struct EnvSection {
 pub struct LimitsSection {
     /// Wall clock, e.g. `10m`.
     pub wall: Option<Milliseconds>,
+    /// Processor time of all processes together, e.g. `2h`.
+    pub cpu_time: Option<Milliseconds>,
+    /// Processors in use at once, e.g. `1.5`.
+    pub cpus: Option<Processors>,
+    /// Memory of all processes together, without swap, e.g. `16GiB`.
+    pub memory: Option<Bytes>,
+    /// Processes and threads at once.
+    #[schemars(range(min = 1))]
+    pub processes: Option<u64>,
+    /// Bytes written to disk, e.g. `50GiB`.
+    pub disk: Option<Bytes>,
+    /// Files, directories and links made, less those removed.
+    #[schemars(range(min = 1))]
+    pub inodes: Option<u64>,
+    /// Bytes read, and bytes written, in a second, e.g. `200MiB`.
+    pub io: Option<Bytes>,
     /// Open descriptors of one process.
     #[schemars(range(min = 16))]
     pub open_files: Option<u64>,
-    /// Processes of the user, as RLIMIT_NPROC counts them.
-    #[schemars(range(min = 1))]
-    pub processes: Option<u64>,
+    /// Size of one file, e.g. `10GiB`.
+    pub file_size: Option<Bytes>,
     /// Private temp, e.g. `2GiB`.
     pub temp: Option<Bytes>,
     /// What is kept of each output stream when output is captured, e.g. `1MiB`.
     pub output: Option<Bytes>,
+}
+
+impl LimitsSection {
+    /// The limits it sets.
+    pub fn limits(&self) -> Limits {
+        Limits {
+            wall_ms: self.wall.map(|v| v.0),
+            cpu_time_ms: self.cpu_time.map(|v| v.0),
+            cpus_milli: self.cpus.map(|v| v.0),
+            memory_bytes: self.memory.map(|v| v.0),
+            processes: self.processes,
+            disk_bytes: self.disk.map(|v| v.0),
+            inodes: self.inodes,
+            io_bytes_per_s: self.io.map(|v| v.0),
+            open_files: self.open_files,
+            file_size_bytes: self.file_size.map(|v| v.0),
+            temp_bytes: self.temp.map(|v| v.0),
+            output_bytes: self.output.map(|v| v.0),
+        }
+    }
 }
 
 /// How the rules of one file become one answer. Files are always combined by

@@ -301,8 +301,10 @@ impl File<'_> {
         if let Some(0..16) = section.limits.open_files {
             return Err(self.error(&key(".limits.open_files"), "with fewer than 16 descriptors nothing runs"));
         }
-        if section.limits.processes == Some(0) {
-            return Err(self.error(&key(".limits.processes"), "with no processes nothing runs"));
+        for (name, amount) in [("processes", section.limits.processes), ("inodes", section.limits.inodes)] {
+            if amount == Some(0) {
+                return Err(self.error(&key(&format!(".limits.{name}")), "must be more than nothing"));
+            }
         }
         if let Err(fault) = egress::check(&section.egress) {
             return Err(self.error(&key(&format!(".{}", fault.key)), fault.why).hint(fault.hint));
@@ -333,15 +335,16 @@ impl File<'_> {
         let mut narrowed = base.clone();
         narrowed.limits.apply(&section.limits, &|_| Origin::Default);
         narrowed.egress.apply(&section.egress, &|_| Origin::Default, &settings.home);
-        let limits = |spec: &'_ ProfileSpec| -> Vec<_> {
-            let each = spec.limits.each().into_iter().chain(spec.egress.limits());
-            each.map(|(key, limit)| (key, limit.map(|limit| limit.value))).collect()
-        };
-        for ((key, new), (_, old)) in limits(&narrowed).into_iter().zip(limits(base)) {
+        if let Some(limit) = narrowed.limits.higher_than(&base.limits) {
+            let old = base.limits.get(limit).map(|amount| limit.text(amount)).unwrap_or_default();
+            let why = format!("higher than the {old} in force");
+            return Err(self.widens(&format!("profiles.{name}.{}", limit.key()), &why));
+        }
+        for ((key, new), (_, old)) in narrowed.egress.limits().zip(base.egress.limits()) {
             if let (Some(new), Some(old)) = (new, old)
-                && new > old
+                && new.value > old.value
             {
-                let why = format!("higher than the {old} in force");
+                let why = format!("higher than the {} in force", old.value);
                 return Err(self.widens(&format!("profiles.{name}.{key}"), &why));
             }
         }

@@ -20,7 +20,7 @@ impl GrantClass {
         match grant {
             Grant::Write(_) | Grant::Read(_) => Self::Filesystem,
             Grant::Connect(_) | Grant::Listen(_) => Self::Network,
-            Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Memory(_) => Self::Other,
+            Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Limit(..) => Self::Other,
         }
     }
 }

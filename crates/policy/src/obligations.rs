@@ -7,7 +7,6 @@
 
 use stockade_model::{Grant, Limits, Profile, Request, Verdict};
 
-use crate::file::LimitsSection;
 use crate::rules::{Findings, Rule};
 use crate::settings::Settings;
 
@@ -33,7 +32,7 @@ impl Obligations {
             return all;
         }
         for rule in &speaking {
-            all.limits = lower(all.limits, &rule.limits);
+            all.limits.lower_to(&rule.limits);
         }
         all.profile = profile_of(settings, request, &speaking);
         let workspace = request.workspace.as_path();
@@ -64,30 +63,7 @@ impl Obligations {
 
     /// Lowers the limits of a profile to those wanted.
     pub fn narrow(&self, profile: &mut Profile) {
-        let lower = |own: &mut Option<u64>, wanted: Option<u64>| {
-            if let Some(wanted) = wanted {
-                *own = Some(own.map_or(wanted, |own| own.min(wanted)));
-            }
-        };
-        lower(&mut profile.limits.wall_ms, self.limits.wall_ms);
-        lower(&mut profile.limits.open_files, self.limits.open_files);
-        lower(&mut profile.limits.processes, self.limits.processes);
-        lower(&mut profile.limits.temp_bytes, self.limits.temp_bytes);
-        lower(&mut profile.limits.output_bytes, self.limits.output_bytes);
-    }
-}
-
-fn lower(limits: Limits, section: &LimitsSection) -> Limits {
-    let lower = |own: Option<u64>, wanted: Option<u64>| match (own, wanted) {
-        (Some(own), Some(wanted)) => Some(own.min(wanted)),
-        (own, wanted) => own.or(wanted),
-    };
-    Limits {
-        wall_ms: lower(limits.wall_ms, section.wall.map(|v| v.0)),
-        open_files: lower(limits.open_files, section.open_files),
-        processes: lower(limits.processes, section.processes),
-        temp_bytes: lower(limits.temp_bytes, section.temp.map(|v| v.0)),
-        output_bytes: lower(limits.output_bytes, section.output.map(|v| v.0)),
+        profile.limits.lower_to(&self.limits);
     }
 }
 

@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
-use stockade_model::{Environment, ExecRules, Filesystem, Grant, Limits, Profile, ProgramPattern, RawText};
+use stockade_model::{Environment, ExecRules, Filesystem, Grant, Profile, ProgramPattern, RawText};
 
 use crate::error::suggestion;
 use crate::hosts::check_breadth;
@@ -156,7 +156,8 @@ pub(crate) fn has_power(profile: &Profile, grant: &Grant) -> bool {
     }
     let filesystem = &profile.filesystem;
     match grant {
-        Grant::Listen(_) | Grant::Exec(_) | Grant::Memory(_) => false,
+        Grant::Listen(_) | Grant::Exec(_) => false,
+        Grant::Limit(limit, amount) => profile.limits.get(*limit).is_none_or(|own| own >= *amount),
         Grant::Connect(targets) => {
             let egress = &profile.egress;
             let kept = egress.deny.iter().chain(&egress.ask).any(|entry| entry.overlaps(targets));
@@ -184,7 +185,6 @@ fn instantiate(spec: &ProfileSpec, name: &str, home: &Path, workspace: &Path) ->
     };
     let programs =
         |list: &[Sourced<ProgramPattern>]| -> Vec<_> { list.iter().map(|entry| entry.value.clone()).collect() };
-    let limit = |value: &Option<Sourced<u64>>| value.as_ref().map(|entry| entry.value);
     Profile {
         name: name.to_owned(),
         sandboxed: spec.sandboxed,
@@ -205,13 +205,7 @@ fn instantiate(spec: &ProfileSpec, name: &str, home: &Path, workspace: &Path) ->
             drop: spec.drop.iter().map(|entry| entry.value.as_str().to_owned()).collect(),
             set: spec.set.iter().map(|(name, entry)| (name.clone(), entry.value.as_str().into())).collect(),
         },
-        limits: Limits {
-            wall_ms: limit(&spec.limits.wall_ms),
-            open_files: limit(&spec.limits.open_files),
-            processes: limit(&spec.limits.processes),
-            temp_bytes: limit(&spec.limits.temp_bytes),
-            output_bytes: limit(&spec.limits.output_bytes),
-        },
+        limits: spec.limits.limits(),
     }
 }
 
@@ -244,7 +238,8 @@ fn add_grant(profile: &mut Profile, grant: &Grant) -> Result<(), ResolveError> {
         }
         Grant::Connect(targets) => check_breadth(targets)
             .map_err(|why| ResolveError::TooWide { targets: targets.to_string(), why: why.to_string() })?,
-        Grant::Listen(_) | Grant::Exec(_) | Grant::Memory(_) => {}
+        Grant::Limit(limit, amount) => profile.limits.raise(*limit, *amount),
+        Grant::Listen(_) | Grant::Exec(_) => {}
     }
     Ok(())
 }

@@ -211,10 +211,8 @@ impl ProfileSpec {
         for (name, entry) in &self.set {
             line(&format!("env.set.{name}"), entry.value.clone(), &entry.origin);
         }
-        for (key, limit) in self.limits.each() {
-            if let Some(entry) = limit {
-                line(key, entry.value.to_string(), &entry.origin);
-            }
+        for (limit, entry) in self.limits.each() {
+            line(limit.key(), limit.text(entry.value), &entry.origin);
         }
         self.egress.each(line);
     }

@@ -118,6 +118,13 @@ fn statement(file: &mut ShippedFile, section: Section, key: &str, value: &'stati
             let limits = &mut file.limits;
             match key {
                 "wall" => limits.wall = Some(string(value)?.parse().ok()?),
+                "cpu_time" => limits.cpu_time = Some(string(value)?.parse().ok()?),
+                "cpus" => limits.cpus = Some(string(value)?.parse().ok()?),
+                "memory" => limits.memory = Some(string(value)?.parse().ok()?),
+                "disk" => limits.disk = Some(string(value)?.parse().ok()?),
+                "inodes" => limits.inodes = Some(value.parse().ok()?),
+                "io" => limits.io = Some(string(value)?.parse().ok()?),
+                "file_size" => limits.file_size = Some(string(value)?.parse().ok()?),
                 "open_files" => limits.open_files = Some(value.parse().ok()?),
                 "processes" => limits.processes = Some(value.parse().ok()?),
                 "temp" => limits.temp = Some(string(value)?.parse().ok()?),

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 
-use stockade_model::{Network, ProgramPattern, RawText};
+use stockade_model::{Limit, Limits, Network, ProgramPattern, RawText};
 
 use crate::egress::EgressSpec;
 use crate::environment::glob_matches;
@@ -116,52 +116,45 @@ impl<T> Sourced<T> {
 
 /// Limits with their origins; see [`stockade_model::Limits`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct LimitsSpec {
-    pub wall_ms: Option<Sourced<u64>>,
-    pub open_files: Option<Sourced<u64>>,
-    pub processes: Option<Sourced<u64>>,
-    pub temp_bytes: Option<Sourced<u64>>,
-    pub output_bytes: Option<Sourced<u64>>,
-}
+pub(crate) struct LimitsSpec(BTreeMap<Limit, Sourced<u64>>);
 
 impl LimitsSpec {
-    pub(crate) fn each(&self) -> [(&'static str, Option<&Sourced<u64>>); 5] {
-        [
-            ("limits.wall", self.wall_ms.as_ref()),
-            ("limits.open_files", self.open_files.as_ref()),
-            ("limits.processes", self.processes.as_ref()),
-            ("limits.temp", self.temp_bytes.as_ref()),
-            ("limits.output", self.output_bytes.as_ref()),
-        ]
+    pub(crate) fn get(&self, limit: Limit) -> Option<u64> {
+        self.0.get(&limit).map(|entry| entry.value)
+    }
+
+    pub(crate) fn each(&self) -> impl Iterator<Item = (Limit, &Sourced<u64>)> {
+        self.0.iter().map(|(limit, entry)| (*limit, entry))
     }
 
     /// The lower of two in each case; what is absent is higher than any.
-    pub(crate) fn lower_of(&self, other: &Self) -> Self {
-        let lower = |a: &Option<Sourced<u64>>, b: &Option<Sourced<u64>>| match (a, b) {
-            (Some(x), Some(y)) if y.value < x.value => b.clone(),
-            (None, _) => b.clone(),
-            _ => a.clone(),
-        };
-        Self {
-            wall_ms: lower(&self.wall_ms, &other.wall_ms),
-            open_files: lower(&self.open_files, &other.open_files),
-            processes: lower(&self.processes, &other.processes),
-            temp_bytes: lower(&self.temp_bytes, &other.temp_bytes),
-            output_bytes: lower(&self.output_bytes, &other.output_bytes),
+    pub(crate) fn lower_of(mut self, other: &Self) -> Self {
+        for (limit, entry) in other.each() {
+            if self.get(limit).is_none_or(|own| entry.value < own) {
+                self.0.insert(limit, entry.clone());
+            }
         }
+        self
     }
 
     pub(crate) fn apply(&mut self, section: &LimitsSection, origin: &dyn Fn(&str) -> Origin) {
-        let set = |slot: &mut Option<Sourced<u64>>, key: &str, value: Option<u64>| {
-            if let Some(value) = value {
-                *slot = Some(Sourced::new(value, origin(key)));
-            }
-        };
-        set(&mut self.wall_ms, "limits.wall", section.wall.map(|v| v.0));
-        set(&mut self.open_files, "limits.open_files", section.open_files);
-        set(&mut self.processes, "limits.processes", section.processes);
-        set(&mut self.temp_bytes, "limits.temp", section.temp.map(|v| v.0));
-        set(&mut self.output_bytes, "limits.output", section.output.map(|v| v.0));
+        for (limit, amount) in section.limits().each() {
+            self.0.insert(limit, Sourced::new(amount, origin(limit.key())));
+        }
+    }
+
+    /// As they hold.
+    pub(crate) fn limits(&self) -> Limits {
+        let mut limits = Limits::default();
+        for (limit, entry) in self.each() {
+            limits.set(limit, entry.value);
+        }
+        limits
+    }
+
+    /// The first that is higher here, or is only there.
+    pub(crate) fn higher_than(&self, base: &Self) -> Option<Limit> {
+        base.each().find(|(limit, entry)| self.get(*limit).is_none_or(|own| own > entry.value)).map(|(limit, _)| limit)
     }
 }
 
@@ -250,7 +243,7 @@ impl ProfileSpec {
 
     /// Takes the lower of its limits and of another's.
     pub(crate) fn lower_limits(&mut self, other: &Self) {
-        self.limits = other.limits.lower_of(&self.limits);
+        self.limits = other.limits.clone().lower_of(&self.limits);
         self.egress.lower_limits(&other.egress);
     }
 
@@ -325,8 +318,8 @@ impl ProfileSpec {
         if !base.exec_ask.iter().all(is_kept) {
             return Some("exec.ask");
         }
-        let limits = || self.limits_wider_than(base);
-        self.environment_wider_than(base).or_else(limits).or_else(|| self.egress.wider_than(&base.egress))
+        let limit = || self.limits.higher_than(&base.limits).map(Limit::key);
+        self.environment_wider_than(base).or_else(limit).or_else(|| self.egress.wider_than(&base.egress))
     }
 
     fn environment_wider_than(&self, base: &Self) -> Option<&'static str> {
@@ -341,14 +334,5 @@ impl ProfileSpec {
                 || base.set.get(name).is_some_and(|before| before.value == entry.value)
         };
         if !self.set.iter().all(known) { Some("env.set") } else { None }
-    }
-
-    fn limits_wider_than(&self, base: &Self) -> Option<&'static str> {
-        let wider = |(new, old): (Option<&Sourced<u64>>, Option<&Sourced<u64>>)| match (new, old) {
-            (_, None) => false,
-            (None, Some(_)) => true,
-            (Some(new), Some(old)) => new.value > old.value,
-        };
-        self.limits.each().into_iter().zip(base.limits.each()).find(|(a, b)| wider((a.1, b.1))).map(|(a, _)| a.0)
     }
 }

@@ -255,9 +255,8 @@ impl Maker<'_> {
                 Some(target) => self.connect(&target, grant, suggestion),
                 None => suggestion.left_out.push((grant.clone(), "it reaches more than one host and port: name one")),
             },
-            Grant::Listen(_) | Grant::Memory(_) => {
-                suggestion.left_out.push((grant.clone(), "a profile has no key for it"));
-            }
+            Grant::Listen(_) => suggestion.left_out.push((grant.clone(), "a profile has no key for it")),
+            Grant::Limit(..) => suggestion.left_out.push((grant.clone(), "a profile's limits are raised by hand")),
             Grant::Write(_) => {}
         }
     }

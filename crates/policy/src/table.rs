@@ -128,6 +128,7 @@ fn request(profile: &str, mode: ApprovalMode, grants: &[&str]) -> Request {
         approval_mode: mode,
         sandbox: SandboxPreference::Auto,
         timeout_ms: None,
+        limits: Default::default(),
         caller_approval: None,
     }
 }

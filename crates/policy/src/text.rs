@@ -10,9 +10,8 @@ use std::str::FromStr;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
+use stockade_model::quantity;
 
-/// Longest duration that is taken for meant, in milliseconds: 365 days.
-const MAX_DURATION_MS: u64 = 365 * 24 * 60 * 60 * 1000;
 /// Longest text of any value. PATH_MAX of Linux is 4096 (limits.h).
 const MAX_TEXT_BYTES: usize = 4096;
 
@@ -85,23 +84,7 @@ pub struct Milliseconds(pub u64);
 impl FromStr for Milliseconds {
     type Err = TextError;
     fn from_str(text: &str) -> Result<Self, TextError> {
-        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-        let (number, unit) = text.split_at(digits);
-        let factor = match unit {
-            "ms" => 1,
-            "s" => 1000,
-            "m" => 60_000,
-            "h" => 3_600_000,
-            "d" => 86_400_000,
-            _ => return fail("a duration is a whole number and `ms`, `s`, `m`, `h` or `d`, e.g. `120s`"),
-        };
-        let value: Option<u64> = number.parse::<u64>().ok().and_then(|n| n.checked_mul(factor));
-        match value {
-            Some(0) => fail("a duration must be longer than nothing"),
-            Some(ms) if ms <= MAX_DURATION_MS => Ok(Self(ms)),
-            Some(_) => fail("a duration is at most `365d`"),
-            None => fail("a duration is a whole number and a unit, e.g. `120s`"),
-        }
+        quantity::duration_ms(text).map(Self).map_err(TextError::new)
     }
 }
 pub(crate) use text_form;
@@ -114,24 +97,22 @@ pub struct Bytes(pub u64);
 impl FromStr for Bytes {
     type Err = TextError;
     fn from_str(text: &str) -> Result<Self, TextError> {
-        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-        let (number, unit) = text.split_at(digits);
-        let factor: u64 = match unit {
-            "" => 1,
-            "KiB" => 1 << 10,
-            "MiB" => 1 << 20,
-            "GiB" => 1 << 30,
-            "TiB" => 1 << 40,
-            _ => return fail("a size is a whole number and `KiB`, `MiB`, `GiB` or `TiB`, e.g. `2GiB`"),
-        };
-        match number.parse::<u64>().ok().and_then(|n| n.checked_mul(factor)) {
-            Some(0) => fail("a size must be more than nothing"),
-            Some(bytes) => Ok(Self(bytes)),
-            None => fail("a size is a whole number and a unit, e.g. `2GiB`"),
-        }
+        quantity::size_bytes(text).map(Self).map_err(TextError::new)
     }
 }
 text_form!(Bytes, "^[0-9]+(KiB|MiB|GiB|TiB)?$", "A size, e.g. `4096`, `64KiB`, `512MiB`, `2GiB`.");
+
+/// Processors, in thousandths: a number with at most three decimals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Processors(pub u64);
+
+impl FromStr for Processors {
+    type Err = TextError;
+    fn from_str(text: &str) -> Result<Self, TextError> {
+        quantity::thousandths(text).map(Self).map_err(TextError::new)
+    }
+}
+text_form!(Processors, "^[0-9]+([.][0-9]{1,3})?$", "A number of processors, e.g. `4`, `1.5`.");
 
 /// A path as configuration may write it: `/absolute`, `~/in/home` or
 /// `./in/workspace`; normal, without `..`, patterns or variables.
@@ -375,7 +356,7 @@ mod tests {
     fn durations_are_strict() {
         check("120s", Some(Milliseconds(120_000)));
         check("500ms", Some(Milliseconds(500)));
-        check("365d", Some(Milliseconds(MAX_DURATION_MS)));
+        check("365d", Some(Milliseconds(365 * 24 * 60 * 60 * 1000)));
         for bad in ["", "s", "10", "10 s", "+1s", "-1s", "1.5h", "0s", "366d", "1S", "99999999999999999999s", "１s"] {
             check::<Milliseconds>(bad, None);
         }

@@ -81,6 +81,7 @@ fn ours(settings: &Settings, probe: &Probe) -> Verdict {
                 approval_mode: ApprovalMode::Untrusted,
                 sandbox: SandboxPreference::Auto,
                 timeout_ms: None,
+                limits: Default::default(),
                 caller_approval: None,
             };
             let assessment = Assessment { tier: Tier::Ask, findings: Vec::new(), capabilities: Vec::new() };

@@ -104,6 +104,7 @@ fn request(script: &str, mode: ApprovalMode, in_source: bool) -> Request {
         approval_mode: mode,
         sandbox: SandboxPreference::Auto,
         timeout_ms: None,
+        limits: Default::default(),
         caller_approval: None,
     }
 }

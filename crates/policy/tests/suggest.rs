@@ -36,6 +36,7 @@ fn request(script: &str) -> Request {
         approval_mode: ApprovalMode::OnFailure,
         sandbox: SandboxPreference::Auto,
         timeout_ms: None,
+        limits: Default::default(),
         caller_approval: None,
     }
 }

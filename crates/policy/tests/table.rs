@@ -161,6 +161,7 @@ fn request(mode: ApprovalMode, rule: RuleCase, grants: GrantCase, place: Place) 
         approval_mode: mode,
         sandbox: SandboxPreference::Auto,
         timeout_ms: None,
+        limits: Default::default(),
         caller_approval: None,
     }
 }

@@ -225,6 +225,7 @@ mod tests {
             approval_mode: ApprovalMode::OnFailure,
             sandbox: SandboxPreference::Auto,
             timeout_ms: None,
+            limits: Default::default(),
             caller_approval: None,
         };
         let stream = Stream { judge: &simple, request, workspace_is_fixed: false };

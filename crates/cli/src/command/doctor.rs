@@ -248,6 +248,7 @@ fn plan(level: Level, place: &Place, setting: &Setting) -> Result<Plan, Failure>
         approval_mode: ApprovalMode::Never,
         sandbox: SandboxPreference::Require,
         timeout_ms: None,
+        limits: Default::default(),
         caller_approval: None,
     };
     let planned = setting.judge().plan(&request, 1, &[]).map_err(|e| Failure::from_text(&e.what).or_hint(e.hint))?;
@@ -272,7 +273,7 @@ fn watch(events: &Receiver<AttemptEvent>, seen: &mut Seen) {
     let deadline = Instant::now() + PATIENCE;
     while seen.end.is_none() {
         match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            Ok(AttemptEvent::Denied(denial)) => seen.denials.push(denial),
+            Ok(AttemptEvent::Denied(denial) | AttemptEvent::Breached(denial)) => seen.denials.push(denial),
             Ok(AttemptEvent::Ended(end)) => {
                 seen.said = end.stdout.map(|text| text.escaped()).unwrap_or_default();
                 seen.end = Some(end.end);

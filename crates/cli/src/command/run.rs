@@ -127,9 +127,10 @@ fn nursery(typed: &RunArgs) -> Option<Nursery> {
 
 /// As much of the output as the profile keeps.
 fn captured_io(setting: &Setting, request: &Request) -> Io {
-    let profile = resolve_profile(&setting.settings, &request.profile, request.workspace.as_path(), &[]);
-    let limit_bytes = profile.ok().and_then(|profile| profile.limits.output_bytes);
-    Io::Capture { limit_bytes: limit_bytes.unwrap_or(OUTPUT_LIMIT_BYTES) }
+    let profile = resolve_profile(&setting.settings, &request.profile, request.workspace.as_path(), &request.grants);
+    let mut limits = profile.map(|profile| profile.limits).unwrap_or_default();
+    limits.lower_to(&request.limits);
+    Io::Capture { limit_bytes: limits.output_bytes.unwrap_or(OUTPUT_LIMIT_BYTES) }
 }
 
 /// What standard output and the engine are told where nothing ran.

@@ -362,7 +362,7 @@ fn class_may_be_asked(classes: GranularMode, grant: &Grant) -> bool {
     match grant {
         Grant::Write(_) | Grant::Read(_) => classes.filesystem,
         Grant::Connect(_) | Grant::Listen(_) => classes.network,
-        Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Memory(_) => classes.other,
+        Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Limit(..) => classes.other,
     }
 }
 

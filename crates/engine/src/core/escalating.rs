@@ -35,7 +35,7 @@ impl Core {
     /// `powers` holds for each denial
     /// what may be asked for.
     pub(super) fn after_attempt(&mut self, ending: Ending, powers: Vec<Vec<Grant>>) {
-        let by_itself = matches!(ending.status, Status::Exited | Status::Signaled);
+        let by_itself = matches!(ending.status, Status::Exited | Status::Signaled | Status::Limit);
         let attempts_left = (self.attempts.len() as u64) < u64::from(self.config.max_attempts);
         let sandboxed = self.planned.as_ref().is_some_and(|planned| planned.plan.profile.sandboxed);
         if !(by_itself && attempts_left && sandboxed) {

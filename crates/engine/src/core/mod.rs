@@ -264,6 +264,13 @@ pub enum Input {
         /// be asked. Usually the denial's grant, or nothing.
         powers: Vec<Grant>,
     },
+    /// A limit was passed; the attempt is to be ended.
+    Breached {
+        /// The limit, as a refusal would say it.
+        denial: Denial,
+        /// What would raise it, where that may be asked about.
+        powers: Vec<Grant>,
+    },
     /// A call lacks a power and waits.
     Held(Box<HeldCall>),
     /// What the memory holds for a held call.

@@ -59,6 +59,8 @@ struct Stop {
 #[derive(Debug)]
 enum Reason {
     TimedOut,
+    /// Another limit, and by how much.
+    Limit(String),
     Interrupted(i32),
     /// A person who was asked about a held call wants the end.
     Aborted,
@@ -174,6 +176,10 @@ impl Core {
                 self.on_denied(&mut live, denial, powers);
                 self.phase = Phase::Attempt(live);
             }
+            Input::Breached { denial, powers } => {
+                self.on_breached(&mut live, denial, powers);
+                self.phase = Phase::Attempt(live);
+            }
             Input::Held(call) => {
                 self.on_held(&mut live, *call);
                 self.phase = Phase::Attempt(live);
@@ -277,6 +283,15 @@ impl Core {
         live.powers.push(powers);
     }
 
+    /// Ends the attempt, unless somebody does that already.
+    fn on_breached(&mut self, live: &mut Live, denial: Denial, powers: Vec<Grant>) {
+        let why = format!("limit {}: {}", denial.object.escaped(), denial.rule);
+        self.on_denied(live, denial, powers);
+        if live.is_running() {
+            self.ask_to_end(live, SIGTERM, Reason::Limit(why));
+        }
+    }
+
     fn on_connection(&mut self, live: &mut Live, connection: Box<ConnectionRecord>) {
         let Some(planned) = &self.planned else { return };
         HostUse::count(&mut live.uses, &mut live.uses_left_out, MAX_HOSTS_USED, &connection);
@@ -306,6 +321,10 @@ impl Core {
             Some(Stop { reason: Reason::TimedOut, .. }) => {
                 ending.status = Status::TimedOut;
                 ending.error = Some("its time ran out".to_owned());
+            }
+            Some(Stop { reason: Reason::Limit(why), .. }) => {
+                ending.status = Status::Limit;
+                ending.error = Some(why);
             }
             Some(Stop { reason: Reason::Interrupted(signal), killed: true, .. }) => {
                 ending = Ending { signal: Some(signal), ..Ending::aborted("interrupted") };

@@ -95,6 +95,7 @@ fn request(random: &mut Random) -> Request {
         approval_mode: random.pick(&modes),
         sandbox: if random.chance(5) { SandboxPreference::Require } else { SandboxPreference::Auto },
         timeout_ms: random.chance(30).then_some(5_000),
+        limits: Limits::default(),
         caller_approval: random.chance(20).then_some(caller),
     }
 }
@@ -613,6 +614,7 @@ fn kind(input: &Input) -> u64 {
         Input::Released => 20,
         Input::ReleaseFailed(_) => 21,
         Input::Denied { powers, .. } => 22 + powers.len() as u64,
+        Input::Breached { powers, .. } => 40 + powers.len() as u64,
         Input::Executed { .. } => 25,
         Input::Connection(_) => 24,
         Input::Ended(_) => 26,

@@ -290,6 +290,7 @@ impl House {
             approval_mode: mode,
             sandbox: SandboxPreference::Auto,
             timeout_ms: None,
+            limits: Default::default(),
             caller_approval: None,
         }
     }

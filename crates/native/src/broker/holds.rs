@@ -51,7 +51,7 @@ impl Key {
                 Right::Exec
             }
             Grant::Connect(_) => Right::Connect,
-            Grant::Read(_) | Grant::Listen(_) | Grant::Env(_) | Grant::Memory(_) => return None,
+            Grant::Read(_) | Grant::Listen(_) | Grant::Env(_) | Grant::Limit(..) => return None,
         };
         Some(Self { right, object })
     }

@@ -8,15 +8,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::process::{Resource, Rlimit, getegid, geteuid, getrlimit};
+use rustix::process::{Resource, Rlimit, getegid, geteuid};
 use rustix::thread::CapabilitySet;
-use stockade_model::{EnforcementReport, LayerReport, LayerState, Level, Limits, Plan};
+use stockade_model::{EnforcementReport, LayerReport, LayerState, Level, Plan};
 use stockade_sys::bpf::Program;
 use stockade_sys::exec::StringList;
 use stockade_sys::landlock::{self, Ruleset, access, network, scope};
 
-use crate::descriptors;
 use crate::filter::{FilterSize, command_filter, init_filter};
+use crate::limits::resource_limits;
 
 use super::error::LaunchError;
 use super::layout::{
@@ -25,7 +25,7 @@ use super::layout::{
 use super::outfit::{NamedFile, Outfit};
 use super::presence::Presence;
 use super::restricted::{PrivateDirectory, allow_reads};
-use super::step::{ScratchEntry, Step};
+use super::step::{ScratchEntry, Step, TempSize};
 
 /// A tree that only the run sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,7 +117,7 @@ impl Blueprint {
             environment: string_list(environment.iter().map(|(k, v)| [k.as_bytes(), b"=", v.as_bytes()].concat()))?,
             cwd: c_string(plan.cwd.as_os_str())?,
             cwd_identity,
-            limits: limits(&plan.profile.limits),
+            limits: resource_limits(&plan.profile.limits, plan.level),
             ruleset: parts.ruleset,
             command_filter,
             init_filter: init_filter(plan.level)?,
@@ -197,7 +197,6 @@ impl Blueprint {
         if let (Some(false), Some(network)) = (ipv6, layers.get_mut("network-namespace")) {
             network.detail.push_str("; IPv4 alone: the kernel has no IPv6");
         }
-        layers.insert("limits".to_owned(), self.limits_report());
         layers.insert("landlock".to_owned(), self.landlock_report());
         layers.insert("seccomp".to_owned(), self.seccomp_report(wait_killable));
         layers.insert("credentials".to_owned(), self.credentials_report());
@@ -217,16 +216,6 @@ impl Blueprint {
             self.uncovered
         );
         LayerReport { state: LayerState::Partial, detail }
-    }
-
-    fn limits_report(&self) -> LayerReport {
-        let detail = format!("{} resource limits", self.limits.len());
-        // The kernel never holds its first user to RLIMIT_NPROC (fork(2)).
-        if geteuid().is_root() && self.limits.iter().any(|(resource, _)| *resource == Resource::Nproc) {
-            let detail = format!("{detail}; the number of processes is not limited for root");
-            return LayerReport { state: LayerState::Partial, detail };
-        }
-        LayerReport { state: LayerState::Enforced, detail }
     }
 
     fn landlock_report(&self) -> LayerReport {
@@ -286,8 +275,7 @@ fn full(plan: &Plan, candidates: &[CString], abi: u32, outfit: &Outfit) -> Resul
     let ruleset = new_ruleset(abi, access::changing(abi), 0)?;
     let mapped_by_caller = may_map_for_others();
     let mut steps = Vec::from(first_steps(mapped_by_caller)?);
-    let size = plan.profile.limits.temp_bytes.map(|b| CString::new(b.to_string())).transpose();
-    let size = size.map_err(|_| LaunchError::Unfit("temp_bytes is no number".to_owned()))?;
+    let size = plan.profile.limits.temp_bytes.map(TempSize::new).transpose()?;
     if let Some(overlay) = &outfit.overlay {
         let workspace = Spot::of(plan.workspace.as_path())?;
         steps.push(Step::Stage { workspace, overlay: overlay.clone() });
@@ -539,17 +527,4 @@ fn cwd_identity(plan: &Plan, private: &[PrivateTree]) -> Result<Option<Identity>
 fn string_list(strings: impl Iterator<Item = Vec<u8>>) -> Result<StringList, LaunchError> {
     let nul = |_| LaunchError::Unfit("a NUL byte cannot be passed to a program".to_owned());
     Ok(StringList::new(strings.map(|s| CString::new(s).map_err(nul)).collect::<Result<_, _>>()?))
-}
-
-/// Limits only go down. No core dumps: the host's handler would run on them.
-fn limits(limits: &Limits) -> Vec<(Resource, Rlimit)> {
-    let lowered = |resource, wanted: u64| {
-        let hard = getrlimit(resource).maximum.map_or(wanted, |hard| hard.min(wanted));
-        (resource, Rlimit { current: Some(hard), maximum: Some(hard) })
-    };
-    let mut all = vec![lowered(Resource::Core, 0)];
-    all.extend(descriptors::before().map(|limit| (Resource::Nofile, limit)));
-    all.extend(limits.open_files.map(|n| lowered(Resource::Nofile, n)));
-    all.extend(limits.processes.map(|n| lowered(Resource::Nproc, n)));
-    all
 }

@@ -93,6 +93,7 @@ pub struct Launched {
 pub struct Launching {
     launched: Launched,
     blueprint: Held,
+    knows_groups: bool,
 }
 
 /// A blueprint, for this process alone or published to an early init.
@@ -124,12 +125,30 @@ impl Launching {
         self.blueprint.missing()
     }
 
+    /// Lets the command enter control groups: `entrances` are their files
+    /// `cgroup.procs` or `tasks`, open for writing. Once at most.
+    ///
+    /// # Errors
+    /// [`LaunchError`], where there are more than a message carries.
+    pub fn enter(&mut self, entrances: &[OwnedFd]) -> Result<(), LaunchError> {
+        self.knows_groups = true;
+        let entrances: Vec<BorrowedFd<'_>> = entrances.iter().map(OwnedFd::as_fd).collect();
+        match Message::Groups.send(self.launched.gate.as_fd(), &entrances) {
+            // Its last word, why it is gone, is read by who waits for it.
+            Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
+            Err(errno) => Err(LaunchError::call("hand over the control groups")(errno)),
+        }
+    }
+
     /// Waits until the command stands before its first instruction. On an error
     /// nothing ran and nothing is left behind.
     ///
     /// # Errors
     /// [`LaunchError`] names the step and what the kernel said.
     pub fn finish(mut self) -> Result<Launched, LaunchError> {
+        if !self.knows_groups {
+            self.enter(&[])?;
+        }
         self.launched.await_ready(&self.blueprint)?;
         Ok(self.launched)
     }
@@ -172,7 +191,7 @@ pub fn begin(mut blueprint: Blueprint, stdio: Stdio<'_>) -> Result<Launching, La
     if blueprint.mapped_by_caller {
         map_identity(launched.init_pid, launched.control.as_fd())?;
     }
-    Ok(Launching { launched, blueprint: Held::Own(Box::new(blueprint)) })
+    Ok(Launching { launched, blueprint: Held::Own(Box::new(blueprint)), knows_groups: false })
 }
 
 /// Goes on with an init that was made early.
@@ -191,7 +210,7 @@ pub(super) fn begin_early(
         Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => {}
         Err(errno) => return Err(LaunchError::call("hand over the plan")(errno)),
     }
-    Ok(Launching { launched, blueprint: Held::Published(blueprint) })
+    Ok(Launching { launched, blueprint: Held::Published(blueprint), knows_groups: false })
 }
 
 /// Writes the identity maps of a root that keeps its number inside.
@@ -355,6 +374,7 @@ impl Launched {
             wall_ms: wall.as_millis() as u64,
             cpu_ms: used.cpu_us / 1000,
             memory_peak_bytes: used.memory_peak_bytes,
+            ..Usage::default()
         };
         self.ended = Some(ExitReport { status: ended, usage, exec_errno });
     }

@@ -28,6 +28,9 @@ pub(super) enum Message {
     Ended { ended: Ended, used: Used },
     /// To the init: its user and group are mapped.
     Mapped,
+    /// To the command: the files through which it enters its control groups
+    /// come along.
+    Groups,
     /// To the command: go.
     Go,
     /// To an init that was made early: its blueprint is published. The three
@@ -78,6 +81,7 @@ impl Message {
             Self::Signal(signal) => (8, 0, signal, 0, 0),
             Self::Plan => (9, 0, 0, 0, 0),
             Self::Built { parts } => (10, parts.0, 0, 0, 0),
+            Self::Groups => (11, 0, 0, 0, 0),
         };
         let mut bytes = [0; SIZE];
         bytes[0..4].copy_from_slice(&u32::to_ne_bytes(kind));
@@ -121,6 +125,7 @@ impl Message {
             8 => Self::Signal(b),
             9 => Self::Plan,
             10 => Self::Built { parts: Parts(a) },
+            11 => Self::Groups,
             _ => return None,
         })
     }
@@ -147,6 +152,7 @@ mod tests {
             Message::Signal(15),
             Message::Plan,
             Message::Built { parts: Parts(5) },
+            Message::Groups,
         ] {
             message.send(one.as_fd(), &[]).unwrap();
             assert_eq!(Message::receive(other.as_fd(), true).unwrap().unwrap().0, message);

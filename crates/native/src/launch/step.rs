@@ -17,9 +17,11 @@ use stockade_sys::mount::{Forbids, attach, attach_at, copy_tree, make_private, n
 use stockade_sys::resolve::DescriptorPath;
 use stockade_sys::{Errno, keyring};
 
+use super::error::LaunchError;
 use super::layout::{Attachment, Device, Identity, Nature, Overlay, Spot};
 use super::message::Message;
 use super::network::Network;
+use crate::limits::temp_inodes;
 
 /// The walls of level full, beside the user and PID namespaces.
 const NAMESPACES: u64 = flags::NEW_MOUNT | flags::NEW_NET | flags::NEW_IPC | flags::NEW_UTS | flags::NEW_CGROUP;
@@ -109,7 +111,7 @@ pub(super) enum Step {
     /// The workspace beneath what the run writes in it.
     Stage { workspace: Spot, overlay: Overlay },
     /// The copy attached and made read-only.
-    Root { size: Option<CString> },
+    Root { size: Option<TempSize> },
     /// Directories and files in the run's own filesystem.
     Scratch(Vec<ScratchEntry>),
     /// One thing attached over the root.
@@ -127,6 +129,23 @@ pub(super) enum Step {
     AdoptOrphans,
     /// No capabilities, no way to get them back.
     DropPrivileges,
+}
+
+/// How much the run's own filesystem holds, as its options say it (tmpfs(5)).
+#[derive(Debug)]
+pub(super) struct TempSize {
+    bytes: CString,
+    files: CString,
+}
+
+impl TempSize {
+    /// Of so many bytes, with files in proportion.
+    pub(super) fn new(bytes: u64) -> Result<Self, LaunchError> {
+        let text = |number: u64| {
+            CString::new(number.to_string()).map_err(|_| LaunchError::Unfit("a size is no number".to_owned()))
+        };
+        Ok(Self { bytes: text(bytes)?, files: text(temp_inodes(bytes))? })
+    }
 }
 
 /// Something in the run's own filesystem.
@@ -231,7 +250,7 @@ impl Step {
                 site.overlay = Some(lay_over(workspace, overlay)?);
                 Ok(())
             }
-            Self::Root { size } => build_root(site, size.as_deref()),
+            Self::Root { size } => build_root(site, size.as_ref()),
             Self::Scratch(entries) => entries.iter().try_for_each(|e| make_entry(site.scratch()?, e)),
             Self::Attach(attachment) => attach_one(site, attachment),
             Self::Devices(devices) => attach_devices(site, devices),
@@ -288,10 +307,11 @@ fn await_identity(control: BorrowedFd<'_>) -> Result<(), Errno> {
 /// before anything is attached to it. Both the run's own filesystem and the new
 /// root are put over `/proc`, which every system has and which is not looked at
 /// again.
-fn build_root(site: &mut Site<'_>, size: Option<&CStr>) -> Result<(), Errno> {
+fn build_root(site: &mut Site<'_>, size: Option<&TempSize>) -> Result<(), Errno> {
     let root = site.root.take().ok_or(Errno::BADF)?;
-    let scratch_options = [(c"mode", c"0755"), (c"size", size.unwrap_or(c""))];
-    let used = if size.is_some() { 2 } else { 1 };
+    let (bytes, files) = size.map_or((c"", c""), |size| (&*size.bytes, &*size.files));
+    let scratch_options = [(c"mode", c"0755"), (c"size", bytes), (c"nr_inodes", files)];
+    let used = if size.is_some() { 3 } else { 1 };
     let forbids = Forbids { devices: true, setuid: true, ..Forbids::default() };
     let scratch = new_filesystem(c"tmpfs", &scratch_options[..used], forbids)?;
     attach_at(scratch.as_fd(), CWD, c"/proc")?;

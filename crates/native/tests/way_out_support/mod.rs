@@ -164,7 +164,7 @@ impl Trip {
         let mut react = react;
         loop {
             match events.recv_timeout(PATIENCE).expect("the attempt goes on") {
-                AttemptEvent::Denied(denial) => denials.push(denial),
+                AttemptEvent::Denied(denial) | AttemptEvent::Breached(denial) => denials.push(denial),
                 AttemptEvent::Connection(connection) => connections.push(*connection),
                 AttemptEvent::Executed { .. } => {}
                 AttemptEvent::Held { id, denial } => {

@@ -13,11 +13,9 @@ mod sets;
 
 use std::fmt;
 
-use stockade_model::Verdict;
+use stockade_model::{Limits, Verdict};
 
-use crate::file::{
-    ApproverName, FactsSection, FileOperation, LimitsSection, OptionsSection, ProvenanceSection, RuleSection,
-};
+use crate::file::{ApproverName, FactsSection, FileOperation, OptionsSection, ProvenanceSection, RuleSection};
 use crate::hosts::{HostEntry, check_breadth};
 use crate::pattern::{GrantText, PathPattern, TimeWindow, Word};
 use crate::spec::Origin;
@@ -101,7 +99,7 @@ pub struct Rule {
     pub grants: Vec<GrantText>,
     /// Who may agree.
     pub approver: ApproverName,
-    pub(crate) limits: LimitsSection,
+    pub(crate) limits: Limits,
     /// Where it came from, where nobody wrote it by hand.
     pub provenance: Option<ProvenanceSection>,
     /// Where it stands.
@@ -138,7 +136,7 @@ impl Rule {
             profile: section.profile.as_ref().map(|name| name.0.clone()),
             grants: section.grants.clone(),
             approver: section.approver.unwrap_or_default(),
-            limits: section.limits.clone(),
+            limits: section.limits.limits(),
             provenance: section.provenance.clone(),
             origin,
             said: said(section),
@@ -162,9 +160,7 @@ impl Rule {
 
     /// Whether it limits the run.
     pub fn has_limits(&self) -> bool {
-        let limits = &self.limits;
-        let numbers = [limits.open_files, limits.processes];
-        limits.wall.is_some() || limits.temp.is_some() || limits.output.is_some() || numbers.iter().any(Option::is_some)
+        !self.limits.is_empty()
     }
 
     /// Whether it asks who runs it.
@@ -359,15 +355,7 @@ pub(crate) fn said(section: &RuleSection) -> String {
     parts.extend(section.profile.iter().map(|name| format!("profile={}", name.0)));
     parts.extend(said_list("grants", &section.grants));
     parts.extend(section.approver.iter().map(|name| format!("approver={}", format!("{name:?}").to_lowercase())));
-    let limits = &section.limits;
-    let numbers = [
-        ("wall", limits.wall.map(|v| v.0)),
-        ("open_files", limits.open_files),
-        ("processes", limits.processes),
-        ("temp", limits.temp.map(|v| v.0)),
-        ("output", limits.output.map(|v| v.0)),
-    ];
-    parts.extend(numbers.iter().filter_map(|(key, value)| value.map(|value| format!("limits.{key}={value}"))));
+    parts.extend(section.limits.limits().each().map(|(limit, amount)| format!("{}={amount}", limit.key())));
     format!("{}: {}", parts.join(" "), section.justification)
 }
 

@@ -106,6 +106,7 @@ mod tests {
             approval_mode: ApprovalMode::OnFailure,
             sandbox: SandboxPreference::Auto,
             timeout_ms: None,
+            limits: Default::default(),
             caller_approval: None,
         };
         Lasting::new(Sources::standard(Path::new("/home/u"), None, None, None), Arc::new(settings), request)

@@ -1,0 +1,248 @@
+//! Limits of a run: which there are, their amounts, and how each is written.
+
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::quantity::{count, duration_ms, duration_text, size_bytes, size_text, thousandths, thousandths_text};
+
+/// One kind of limit. Its text is its name in configuration, in `--limit NAME=AMOUNT`
+/// and in a grant (`memory 8GiB`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Limit {
+    /// Wall clock.
+    Wall,
+    /// Processor time of all processes together.
+    CpuTime,
+    /// Processors in use at once.
+    Cpus,
+    /// Memory of all processes together, without swap.
+    Memory,
+    /// Processes and threads at once.
+    Processes,
+    /// Bytes written to disk.
+    Disk,
+    /// Files, directories and links made, less those removed.
+    Inodes,
+    /// Bytes read, and bytes written, in a second.
+    Io,
+    /// Open descriptors of one process.
+    OpenFiles,
+    /// Size of one file.
+    FileSize,
+    /// Private temp.
+    Temp,
+    /// What is kept of each output stream.
+    Output,
+}
+
+impl Limit {
+    /// All of them, in the order in which they are shown.
+    pub const ALL: [Self; 12] = [
+        Self::Wall,
+        Self::CpuTime,
+        Self::Cpus,
+        Self::Memory,
+        Self::Processes,
+        Self::Disk,
+        Self::Inodes,
+        Self::Io,
+        Self::OpenFiles,
+        Self::FileSize,
+        Self::Temp,
+        Self::Output,
+    ];
+
+    /// Its key in a profile, e.g. `limits.memory`.
+    pub fn key(self) -> &'static str {
+        match self {
+            Self::Wall => "limits.wall",
+            Self::CpuTime => "limits.cpu_time",
+            Self::Cpus => "limits.cpus",
+            Self::Memory => "limits.memory",
+            Self::Processes => "limits.processes",
+            Self::Disk => "limits.disk",
+            Self::Inodes => "limits.inodes",
+            Self::Io => "limits.io",
+            Self::OpenFiles => "limits.open_files",
+            Self::FileSize => "limits.file_size",
+            Self::Temp => "limits.temp",
+            Self::Output => "limits.output",
+        }
+    }
+
+    /// Its name: the last part of its key.
+    pub fn name(self) -> &'static str {
+        self.key().trim_start_matches("limits.")
+    }
+
+    /// The limit of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|limit| limit.name() == name)
+    }
+
+    /// Reads an amount of it.
+    ///
+    /// # Errors
+    /// Why it is none, for a person.
+    pub fn parse(self, text: &str) -> Result<u64, &'static str> {
+        match self {
+            Self::Wall | Self::CpuTime => duration_ms(text),
+            Self::Cpus => thousandths(text),
+            Self::Memory | Self::Disk | Self::Io | Self::FileSize | Self::Temp | Self::Output => size_bytes(text),
+            // With fewer descriptors no program starts.
+            Self::OpenFiles => count(text).and_then(|n| if n < 16 { Err("at least 16") } else { Ok(n) }),
+            Self::Processes | Self::Inodes => count(text),
+        }
+    }
+
+    /// An amount of it, as [`parse`](Self::parse) reads it.
+    pub fn text(self, amount: u64) -> String {
+        match self {
+            Self::Wall | Self::CpuTime => duration_text(amount),
+            Self::Cpus => thousandths_text(amount),
+            Self::Memory | Self::Disk | Self::Io | Self::FileSize | Self::Temp | Self::Output => size_text(amount),
+            Self::Processes | Self::Inodes | Self::OpenFiles => amount.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Limits. Absent means no limit of ours.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// Wall clock, in milliseconds.
+    pub wall_ms: Option<u64>,
+    /// Processor time of all processes together, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_time_ms: Option<u64>,
+    /// Processors in use at once, in thousandths of one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpus_milli: Option<u64>,
+    /// Memory of all processes together, in bytes. There is no swap.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// Processes and threads at once.
+    pub processes: Option<u64>,
+    /// Bytes written to disk: in the workspace, a stage, and wherever else it
+    /// may write.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_bytes: Option<u64>,
+    /// Files, directories and links made, less those removed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub inodes: Option<u64>,
+    /// Bytes read, and bytes written, in a second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub io_bytes_per_s: Option<u64>,
+    /// Open descriptors of one process.
+    pub open_files: Option<u64>,
+    /// Size of one file, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file_size_bytes: Option<u64>,
+    /// Private temp, in bytes.
+    pub temp_bytes: Option<u64>,
+    /// Bytes of each output stream that are kept when output is captured: half
+    /// from its head, half from its tail.
+    pub output_bytes: Option<u64>,
+}
+
+impl Limits {
+    /// The amount of one limit.
+    pub fn get(&self, limit: Limit) -> Option<u64> {
+        match limit {
+            Limit::Wall => self.wall_ms,
+            Limit::CpuTime => self.cpu_time_ms,
+            Limit::Cpus => self.cpus_milli,
+            Limit::Memory => self.memory_bytes,
+            Limit::Processes => self.processes,
+            Limit::Disk => self.disk_bytes,
+            Limit::Inodes => self.inodes,
+            Limit::Io => self.io_bytes_per_s,
+            Limit::OpenFiles => self.open_files,
+            Limit::FileSize => self.file_size_bytes,
+            Limit::Temp => self.temp_bytes,
+            Limit::Output => self.output_bytes,
+        }
+    }
+
+    /// Sets one limit.
+    pub fn set(&mut self, limit: Limit, amount: u64) {
+        let slot = match limit {
+            Limit::Wall => &mut self.wall_ms,
+            Limit::CpuTime => &mut self.cpu_time_ms,
+            Limit::Cpus => &mut self.cpus_milli,
+            Limit::Memory => &mut self.memory_bytes,
+            Limit::Processes => &mut self.processes,
+            Limit::Disk => &mut self.disk_bytes,
+            Limit::Inodes => &mut self.inodes,
+            Limit::Io => &mut self.io_bytes_per_s,
+            Limit::OpenFiles => &mut self.open_files,
+            Limit::FileSize => &mut self.file_size_bytes,
+            Limit::Temp => &mut self.temp_bytes,
+            Limit::Output => &mut self.output_bytes,
+        };
+        *slot = Some(amount);
+    }
+
+    /// Those that are set, in the order in which they are shown.
+    pub fn each(&self) -> impl Iterator<Item = (Limit, u64)> {
+        Limit::ALL.into_iter().filter_map(|limit| self.get(limit).map(|amount| (limit, amount)))
+    }
+
+    /// Lowers each to that of `other`, where that is lower or this has none.
+    pub fn lower_to(&mut self, other: &Self) {
+        for (limit, amount) in other.each() {
+            self.set(limit, self.get(limit).map_or(amount, |own| own.min(amount)));
+        }
+    }
+
+    /// Raises one, if it is set.
+    pub fn raise(&mut self, limit: Limit, amount: u64) {
+        if let Some(own) = self.get(limit) {
+            self.set(limit, own.max(amount));
+        }
+    }
+
+    /// True where nothing is limited.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_limit_has_a_place_a_name_and_amounts() {
+        for (i, limit) in Limit::ALL.into_iter().enumerate() {
+            let mut limits = Limits::default();
+            limits.set(limit, 4096 + i as u64);
+            assert_eq!(limits.each().collect::<Vec<_>>(), [(limit, 4096 + i as u64)]);
+            assert_eq!(Limit::named(limit.name()), Some(limit));
+            assert_eq!(limit.parse(&limit.text(4096)), Ok(4096), "{limit}");
+            assert!(limit.parse("0").is_err(), "{limit}");
+            assert_eq!(serde_json::to_value(limit).unwrap(), limit.name());
+        }
+        assert_eq!(Limit::named("swap"), None);
+    }
+
+    #[test]
+    fn limits_are_lowered_and_raised_one_by_one() {
+        let mut limits = Limits { processes: Some(10), memory_bytes: Some(100), ..Limits::default() };
+        limits.lower_to(&Limits { processes: Some(20), memory_bytes: Some(50), wall_ms: Some(5), ..Limits::default() });
+        assert_eq!((limits.processes, limits.memory_bytes, limits.wall_ms), (Some(10), Some(50), Some(5)));
+        limits.raise(Limit::Memory, 70);
+        limits.raise(Limit::Processes, 3);
+        limits.raise(Limit::Disk, 3);
+        assert_eq!((limits.processes, limits.memory_bytes, limits.disk_bytes), (Some(10), Some(70), None));
+    }
+}

@@ -1,0 +1,211 @@
+//! Where control groups may be made on this machine: version 2, version 1 or
+//! both side by side (cgroups(7)), as root or in what was delegated to the user.
+//!
+//! It must not know limits.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Access, access};
+
+/// What a control group can account for or hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Controller {
+    Pids,
+    Memory,
+    Cpu,
+    /// Version 1 counts processor time apart; in version 2 every group does.
+    CpuTime,
+    Io,
+    /// A controller in version 1; in version 2 every group can be frozen.
+    Freezer,
+}
+
+impl Controller {
+    pub(super) const ALL: [Self; 6] = [Self::Pids, Self::Memory, Self::Cpu, Self::CpuTime, Self::Io, Self::Freezer];
+
+    fn v1_name(self) -> &'static str {
+        match self {
+            Self::Pids => "pids",
+            Self::Memory => "memory",
+            Self::Cpu => "cpu",
+            Self::CpuTime => "cpuacct",
+            Self::Io => "blkio",
+            Self::Freezer => "freezer",
+        }
+    }
+
+    /// Its name in `cgroup.controllers`, where it has one.
+    fn v2_name(self) -> Option<&'static str> {
+        match self {
+            Self::Pids => Some("pids"),
+            Self::Memory => Some("memory"),
+            Self::Cpu => Some("cpu"),
+            Self::Io => Some("io"),
+            Self::CpuTime | Self::Freezer => None,
+        }
+    }
+}
+
+/// Which interface a group has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Version {
+    One,
+    Two,
+}
+
+/// A directory beneath which groups with these controllers may be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Base {
+    pub(super) version: Version,
+    pub(super) path: PathBuf,
+    pub(super) controllers: Vec<Controller>,
+}
+
+/// The bases for what of `wanted` can be had.
+///
+/// # Errors
+/// Why there is none, for a person.
+pub(super) fn bases(wanted: &[Controller]) -> Result<Vec<Base>, String> {
+    let read = |path: &str| fs::read_to_string(path).map_err(|error| format!("{path}: {error}"));
+    let mounts = mounts(&read("/proc/self/mountinfo")?);
+    if mounts.is_empty() {
+        return Err("no control groups are mounted".to_owned());
+    }
+    let own = read("/proc/self/cgroup")?;
+    let mut left = wanted.to_vec();
+    let mut found = Vec::new();
+    for mount in mounts.iter().filter(|mount| mount.version == Version::One) {
+        let here: Vec<Controller> = left.iter().copied().filter(|c| mount.has(c.v1_name())).collect();
+        let path = here.first().and_then(|c| mount.directory_of(own_path(&own, c.v1_name())?));
+        if let Some(path) = path.filter(|path| may_make(path)) {
+            left.retain(|controller| !here.contains(controller));
+            found.push(Base { version: Version::One, path, controllers: here });
+        }
+    }
+    let two = mounts.iter().find(|mount| mount.version == Version::Two);
+    if let (Some(mount), Some(path)) = (two, own_path(&own, "")) {
+        found.extend(mount.directory_of(path).and_then(|path| nearest(&path, &mount.point, &left)));
+    }
+    if found.is_empty() {
+        return Err("no control group here may be written by this user".to_owned());
+    }
+    Ok(found)
+}
+
+/// The nearest directory from `own` upwards that gives controllers to groups
+/// beneath it. A group with processes gives none, but for the root
+/// (cgroups(7), "no internal processes").
+fn nearest(own: &Path, root: &Path, wanted: &[Controller]) -> Option<Base> {
+    let named: Vec<&str> = wanted.iter().filter_map(|controller| controller.v2_name()).collect();
+    let words = |path: &Path, file: &str| {
+        let text = fs::read_to_string(path.join(file)).unwrap_or_default();
+        text.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+    for path in own.ancestors().take_while(|path| path.starts_with(root)) {
+        if !may_make(path) {
+            continue;
+        }
+        for name in words(path, "cgroup.controllers").iter().filter(|name| named.contains(&name.as_str())) {
+            if !words(path, "cgroup.subtree_control").contains(name) {
+                // Refused where there are processes: then the next one up.
+                let _ = fs::write(path.join("cgroup.subtree_control"), format!("+{name}"));
+            }
+        }
+        let given = words(path, "cgroup.subtree_control");
+        let has = |controller: &&Controller| controller.v2_name().is_none_or(|name| given.iter().any(|g| g == name));
+        let controllers: Vec<Controller> = wanted.iter().filter(has).copied().collect();
+        if controllers.iter().any(|controller| controller.v2_name().is_some()) {
+            return Some(Base { version: Version::Two, path: path.to_owned(), controllers });
+        }
+    }
+    None
+}
+
+/// Whether this user may make groups beneath `path` and move its processes there.
+fn may_make(path: &Path) -> bool {
+    access(path, Access::WRITE_OK | Access::EXEC_OK).is_ok()
+        && access(path.join("cgroup.procs"), Access::WRITE_OK).is_ok()
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Mount {
+    version: Version,
+    /// What of the hierarchy is mounted.
+    root: PathBuf,
+    point: PathBuf,
+    options: String,
+}
+
+impl Mount {
+    fn has(&self, controller: &str) -> bool {
+        self.options.split(',').any(|option| option == controller)
+    }
+
+    /// Where the group `path` of the hierarchy is seen.
+    fn directory_of(&self, path: &Path) -> Option<PathBuf> {
+        let beneath = path.strip_prefix(&self.root).ok()?;
+        (!beneath.starts_with("..")).then(|| self.point.join(beneath))
+    }
+}
+
+/// The hierarchies in `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
+fn mounts(mountinfo: &str) -> Vec<Mount> {
+    let mount = |line: &str| {
+        let (place, kind) = line.split_once(" - ")?;
+        let mut place = place.split(' ').skip(3);
+        let (root, point) = (place.next()?, place.next()?);
+        let mut kind = kind.split(' ');
+        let version = match kind.next()? {
+            "cgroup" => Version::One,
+            "cgroup2" => Version::Two,
+            _ => return None,
+        };
+        // A path with blanks is escaped there; no hierarchy is mounted on one.
+        let options = kind.nth(1)?.to_owned();
+        Some(Mount { version, root: root.into(), point: point.into(), options })
+    };
+    mountinfo.lines().filter_map(mount).collect()
+}
+
+/// The group of this process in the hierarchy with `controller`; of version 2
+/// with none (`/proc/self/cgroup`, cgroups(7)).
+fn own_path<'text>(own: &'text str, controller: &str) -> Option<&'text Path> {
+    own.lines().find_map(|line| {
+        let mut fields = line.splitn(3, ':');
+        let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+        controllers.split(',').any(|name| name == controller).then(|| Path::new(path))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTINFO: &str = "\
+23 1 254:0 / / rw - ext4 /dev/root rw
+32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct
+35 31 0:32 /box /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+";
+
+    #[test]
+    fn hierarchies_are_found_with_what_of_them_is_mounted() {
+        let mounts = mounts(MOUNTINFO);
+        assert_eq!(mounts.len(), 3);
+        assert!(mounts[0].has("cpuacct") && !mounts[0].has("memory"));
+        assert_eq!(mounts[1].directory_of(Path::new("/box/a")), Some("/sys/fs/cgroup/memory/a".into()));
+        assert_eq!(mounts[1].directory_of(Path::new("/other")), None);
+        assert_eq!(mounts[2].version, Version::Two);
+        assert_eq!(mounts[2].directory_of(Path::new("/../x")), None);
+    }
+
+    #[test]
+    fn the_own_group_is_that_of_the_controller() {
+        let own = "4:memory:/box/c9\n2:cpu,cpuacct:/\n0::/user.slice/a:b\n";
+        assert_eq!(own_path(own, "memory"), Some(Path::new("/box/c9")));
+        assert_eq!(own_path(own, "cpuacct"), Some(Path::new("/")));
+        assert_eq!(own_path(own, ""), Some(Path::new("/user.slice/a:b")));
+        assert_eq!(own_path(own, "pids"), None);
+    }
+}

@@ -1,0 +1,120 @@
+//! Limits of a run: which mechanism holds which, and the watch over those that
+//! the kernel does not hold by itself.
+//!
+//! In the order of preference: a control group of the run's own, resource limits
+//! of each process, the size of its private filesystem, and a watch that looks
+//! again and again and ends what went too far. It must not know rules or
+//! questions, nor how a sandbox is built.
+
+mod group;
+mod hierarchy;
+mod processes;
+mod report;
+mod resources;
+mod watch;
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use stockade_model::{LayerReport, LayerState, Level, Limit, Limits, Plan};
+
+pub(crate) use group::Group;
+pub(crate) use resources::{resource_limits, temp_inodes};
+pub(crate) use watch::{Spent, Watch};
+
+use report::Holder;
+
+/// Why a run cannot be limited as its plan says.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LimitError {
+    #[error("this machine cannot hold the limit {limit} {amount}: {why}")]
+    Unheld { limit: Limit, amount: String, why: String },
+    #[error("cannot open the command's control group: {0}")]
+    Unopened(String),
+}
+
+impl LimitError {
+    /// The one thing to do about it.
+    pub(crate) fn hint(&self) -> Option<String> {
+        match self {
+            Self::Unheld { limit, .. } => Some(format!(
+                "leave {limit} out, or run where a control group may be made: as root, or within \
+                 `systemd-run --user --scope`"
+            )),
+            Self::Unopened(_) => None,
+        }
+    }
+}
+
+/// What of a run's limits a control group holds here, proved by making one.
+pub(crate) fn survey() -> LayerReport {
+    let tried = [Limit::Cpus, Limit::Memory, Limit::Processes];
+    let mut limits = Limits::default();
+    tried.iter().for_each(|limit| limits.set(*limit, 1 << 20));
+    let (state, detail) = match Group::make(&limits, Level::Full, Path::new("/")) {
+        Ok(Some(group)) => report::survey(&tried, &group),
+        Ok(None) => (LayerState::Partial, WITHOUT_GROUP.to_owned()),
+        Err(why) => (LayerState::Partial, format!("{WITHOUT_GROUP}: {why}")),
+    };
+    LayerReport { state, detail }
+}
+
+/// How limits are held where there is no group.
+const WITHOUT_GROUP: &str = "resource limits and a watch alone, no control group";
+
+/// The limits of one run, ready before its command is.
+#[derive(Debug)]
+pub(crate) struct Guard {
+    limits: Limits,
+    workspace: PathBuf,
+    group: Option<Arc<Group>>,
+    holders: Vec<(Limit, u64, Holder)>,
+}
+
+impl Guard {
+    /// Makes what holds the limits of `plan`. Nothing is in it yet.
+    ///
+    /// # Errors
+    /// Where one of them can be held by nothing here (L6).
+    pub(crate) fn prepare(plan: &Plan) -> Result<Self, LimitError> {
+        let mut limits = plan.profile.limits.clone();
+        resources::within_machine(&mut limits);
+        let workspace = plan.workspace.as_path().to_owned();
+        let (group, absent) = match Group::make(&limits, plan.level, &workspace) {
+            Ok(group) => (group.map(Arc::new), String::new()),
+            Err(why) => (None, why),
+        };
+        let holders = report::holders(&limits, plan.level, group.as_deref());
+        if let Some((limit, amount, _)) = holders.iter().find(|(.., holder)| *holder == Holder::Nothing) {
+            let refused = group.as_deref().and_then(|group| group.refused(*limit));
+            let why = refused.unwrap_or(if absent.is_empty() { "nothing here does that" } else { &absent });
+            return Err(LimitError::Unheld { limit: *limit, amount: limit.text(*amount), why: why.to_owned() });
+        }
+        Ok(Self { limits, workspace, group, holders })
+    }
+
+    /// What holds each limit, for the enforcement report.
+    pub(crate) fn report(&self) -> LayerReport {
+        report::report(&self.holders, self.group.as_deref())
+    }
+
+    /// The group, where there is one.
+    pub(crate) fn group(&self) -> Option<Arc<Group>> {
+        self.group.clone()
+    }
+
+    /// The files through which the command enters its group, in every hierarchy.
+    ///
+    /// # Errors
+    /// Where one cannot be opened.
+    pub(crate) fn entrances(&self) -> Result<Vec<OwnedFd>, LimitError> {
+        let group = self.group.as_ref().map(|group| group.entrances()).transpose();
+        group.map(Option::unwrap_or_default).map_err(LimitError::Unopened)
+    }
+
+    /// Begins to watch the sandbox under `init`.
+    pub(crate) fn watch(self, init: u32) -> Watch {
+        Watch::new(self, init)
+    }
+}

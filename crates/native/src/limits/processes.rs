@@ -1,0 +1,197 @@
+//! The processes of a run, found from its init downwards, and what they use:
+//! where no group counts that. It must not know limits.
+
+use std::collections::HashMap;
+use std::fs;
+
+use rustix::param::{clock_ticks_per_second, page_size};
+
+/// Processes looked at in one go; where there are more, their number says enough.
+const PROCESSES_MAX: usize = 20_000;
+
+/// What a run's processes use, all together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tally {
+    /// Processes and threads, without the init.
+    pub(super) processes: u64,
+    pub(super) cpu_ms: u64,
+    /// Memory that nobody shares.
+    pub(super) memory_bytes: u64,
+    /// Bytes that will go to a disk.
+    pub(super) written_bytes: u64,
+    /// The process with the most memory.
+    pub(super) largest: Option<(u32, u64)>,
+    /// The process that wrote the most.
+    pub(super) busiest_writer: Option<(u32, u64)>,
+}
+
+/// Counts again and again, so that what ended in between is not forgotten.
+#[derive(Debug)]
+pub(super) struct Census {
+    init: u32,
+    /// What orphans wrote before they ended; others pass it on to their parents.
+    written_before: u64,
+    orphans: HashMap<u32, u64>,
+}
+
+impl Census {
+    pub(super) fn new(init: u32) -> Self {
+        Self { init, written_before: 0, orphans: HashMap::new() }
+    }
+
+    /// Looks at every process. `memory` and `written` cost a file each.
+    pub(super) fn take(&mut self, memory: bool, written: bool) -> Tally {
+        let mut tally = Tally::default();
+        let mut orphans = HashMap::new();
+        let init_written = if written { written_by(self.init) } else { None };
+        if let Some(stat) = Stat::of(self.init) {
+            tally.cpu_ms += stat.cpu_ms;
+        }
+        let mut waiting: Vec<(u32, bool)> = children(self.init).into_iter().map(|pid| (pid, true)).collect();
+        let mut seen = 0;
+        while let Some((pid, is_orphan)) = waiting.pop() {
+            let Some(stat) = Stat::of(pid) else { continue };
+            seen += 1;
+            tally.processes += stat.threads;
+            tally.cpu_ms += stat.cpu_ms;
+            if seen > PROCESSES_MAX {
+                continue;
+            }
+            waiting.extend(children(pid).into_iter().map(|child| (child, false)));
+            if memory {
+                let bytes = memory_of(pid);
+                tally.memory_bytes += bytes;
+                tally.largest = tally.largest.max_by(pid, bytes);
+            }
+            if written && let Some(bytes) = written_by(pid) {
+                tally.written_bytes += bytes;
+                tally.busiest_writer = tally.busiest_writer.max_by(pid, bytes);
+                if is_orphan {
+                    orphans.insert(pid, bytes);
+                }
+            }
+        }
+        tally.written_bytes += self.ended_before(init_written, orphans);
+        tally
+    }
+
+    /// What children of the init had written when they ended: the init's own
+    /// count has it, but only root may read that.
+    fn ended_before(&mut self, init_written: Option<u64>, orphans: HashMap<u32, u64>) -> u64 {
+        let before = std::mem::replace(&mut self.orphans, orphans);
+        let gone =
+            before.iter().filter(|(pid, _)| !self.orphans.contains_key(pid)).map(|(_, bytes)| bytes).sum::<u64>();
+        self.written_before += gone;
+        init_written.unwrap_or(self.written_before)
+    }
+}
+
+trait MaxBy {
+    fn max_by(self, pid: u32, bytes: u64) -> Self;
+}
+
+impl MaxBy for Option<(u32, u64)> {
+    fn max_by(self, pid: u32, bytes: u64) -> Self {
+        if self.is_none_or(|(_, most)| bytes > most) { Some((pid, bytes)) } else { self }
+    }
+}
+
+/// When a process started, in clock ticks since the boot.
+pub(super) fn start_of(pid: u32) -> Option<u64> {
+    Stat::of(pid).map(|stat| stat.start)
+}
+
+/// The children of all threads of a process (proc_tid_children(5)).
+fn children(pid: u32) -> Vec<u32> {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    let texts = threads.flatten().filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    texts.flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()
+}
+
+/// What of proc_pid_stat(5) is used.
+struct Stat {
+    /// Its own, and that of the children it waited for.
+    cpu_ms: u64,
+    threads: u64,
+    start: u64,
+}
+
+impl Stat {
+    fn of(pid: u32) -> Option<Self> {
+        Self::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    /// The name stands in parentheses and may hold anything: what counts is
+    /// behind the last one.
+    fn parse(text: &[u8]) -> Option<Self> {
+        let close = text.iter().rposition(|b| *b == b')')?;
+        let rest = std::str::from_utf8(text.get(close + 1..)?).ok()?;
+        // The first is the third field.
+        let fields: Vec<&str> = rest.split_whitespace().collect();
+        let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
+        let ticks = field(14)? + field(15)? + field(16)? + field(17)?;
+        Some(Self {
+            cpu_ms: ticks.saturating_mul(1000) / clock_ticks_per_second().max(1),
+            threads: field(20)?,
+            start: field(22)?,
+        })
+    }
+}
+
+fn memory_of(pid: u32) -> u64 {
+    let Ok(text) = fs::read_to_string(format!("/proc/{pid}/statm")) else { return 0 };
+    let mut pages = text.split(' ').skip(1).map_while(|word| word.parse::<u64>().ok());
+    let (resident, shared) = (pages.next().unwrap_or(0), pages.next().unwrap_or(0));
+    resident.saturating_sub(shared).saturating_mul(page_size() as u64)
+}
+
+/// What a process and the children it waited for wrote, less what was removed
+/// before it got to a disk (proc_pid_io(5)).
+fn written_by(pid: u32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/io")).ok()?;
+    let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.trim().parse::<u64>().ok());
+    Some(value("write_bytes:")?.saturating_sub(value("cancelled_write_bytes:")?))
+}
+
+/// The program of a process, where it can be told.
+pub(super) fn program_of(pid: u32) -> Option<std::path::PathBuf> {
+    fs::read_link(format!("/proc/{pid}/exe")).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_may_look_like_fields() {
+        let text = b"7 (a) 1 2) S 1 7 7 0 -1 4194560 9 9 0 0 100 50 25 25 20 0 3 0 4242 0 0";
+        let stat = Stat::parse(text).unwrap();
+        let ticks = clock_ticks_per_second();
+        assert_eq!((stat.cpu_ms, stat.threads, stat.start), (200 * 1000 / ticks, 3, 4242));
+        assert!(Stat::parse(b"7 (a").is_none());
+        assert!(Stat::parse(b"7 (a) S 1").is_none());
+    }
+
+    #[test]
+    #[allow(clippy::disallowed_methods, reason = "a process to look at, without a sandbox")]
+    fn the_processes_beneath_one_are_found() {
+        let mut shell = std::process::Command::new("/bin/sh")
+            .args(["-c", "sleep 60 & echo started; wait"])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(shell.stdout.take().unwrap()), &mut line).unwrap();
+        let [sleeper] = *children(shell.id()) else { panic!("not one child") };
+        assert_eq!(Census::new(shell.id()).take(true, true).processes, 1);
+        kill(sleeper);
+        shell.wait().unwrap();
+        assert!(children(shell.id()).is_empty());
+        assert!(start_of(std::process::id()).is_some());
+    }
+
+    fn kill(pid: u32) {
+        let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    }
+}

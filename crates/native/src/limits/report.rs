@@ -1,0 +1,130 @@
+//! Which mechanism holds which limit, and how that is said.
+
+use stockade_model::{LayerReport, LayerState, Level, Limit, Limits};
+
+use super::group::Group;
+use super::resources::holds_processes;
+
+/// What holds a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Holder {
+    /// The kernel, for the whole run.
+    Group,
+    /// The kernel, for each process; what is told beside it is watched.
+    Resource,
+    /// The kernel counts the user's processes.
+    UserCount,
+    /// The size of the private filesystem.
+    Filesystem,
+    /// The engine's clock.
+    Clock,
+    /// What reads the output.
+    Capture,
+    /// The watch: it may be exceeded for a moment.
+    Watch,
+    /// The watch, with what others do on the same filesystem.
+    WatchedFilesystem,
+    /// What is written there counts as disk.
+    AsDisk,
+    /// Nothing here.
+    Nothing,
+}
+
+impl Holder {
+    /// How it holds `limit`, and whether that is all that was asked for.
+    fn text(self, limit: Limit, group: Option<&Group>) -> (&'static str, bool) {
+        let one = group.is_some_and(|group| group.is_v1(limit));
+        match self {
+            Self::Group if limit == Limit::Io && one => ("control group v1, not what is written back later", false),
+            Self::Group if one => ("control group v1", true),
+            Self::Group => ("control group v2", true),
+            Self::Resource => ("each process", true),
+            Self::UserCount => ("the kernel's count of the user's processes", true),
+            Self::Filesystem => ("size of its filesystem", true),
+            Self::Clock => ("clock", true),
+            Self::Capture => ("kept output", true),
+            Self::Watch => ("watched", limit == Limit::CpuTime),
+            Self::WatchedFilesystem => ("watched, with what others make on the filesystem", false),
+            Self::AsDisk => ("counted as disk alone", false),
+            Self::Nothing => ("not held", false),
+        }
+    }
+}
+
+/// Who holds each of `limits`.
+pub(super) fn holders(limits: &Limits, level: Level, group: Option<&Group>) -> Vec<(Limit, u64, Holder)> {
+    let in_group = |limit| group.is_some_and(|group| group.holds(limit));
+    let holder = |limit| match limit {
+        limit if in_group(limit) => Holder::Group,
+        Limit::Wall => Holder::Clock,
+        Limit::Output => Holder::Capture,
+        Limit::Temp if level == Level::Full => Holder::Filesystem,
+        Limit::Temp => Holder::AsDisk,
+        Limit::OpenFiles | Limit::FileSize => Holder::Resource,
+        // Without a namespace of its own it counts what the user has elsewhere.
+        Limit::Processes if holds_processes() && level == Level::Full => Holder::UserCount,
+        Limit::Memory | Limit::Processes | Limit::CpuTime | Limit::Disk => Holder::Watch,
+        Limit::Inodes => Holder::WatchedFilesystem,
+        Limit::Cpus | Limit::Io => Holder::Nothing,
+    };
+    limits.each().map(|(limit, amount)| (limit, amount, holder(limit))).collect()
+}
+
+/// Which of `tried` a group holds.
+pub(super) fn survey(tried: &[Limit], group: &Group) -> (LayerState, String) {
+    let text = |limit: &Limit| match group.refused(*limit) {
+        _ if group.holds(*limit) => format!("{limit}: {}", Holder::Group.text(*limit, Some(group)).0),
+        Some(why) => format!("{limit}: not in a control group ({why})"),
+        None => format!("{limit}: not in a control group"),
+    };
+    let state = if tried.iter().all(|limit| group.holds(*limit)) { LayerState::Enforced } else { LayerState::Partial };
+    (state, tried.iter().map(text).collect::<Vec<_>>().join("; "))
+}
+
+/// One line of the enforcement report.
+pub(super) fn report(holders: &[(Limit, u64, Holder)], group: Option<&Group>) -> LayerReport {
+    let mut parts = vec!["no core dumps".to_owned()];
+    let mut whole = true;
+    for (limit, amount, holder) in holders {
+        let (how, is_whole) = holder.text(*limit, group);
+        whole &= is_whole;
+        parts.push(format!("{limit} {}: {how}", limit.text(*amount)));
+    }
+    let state = if whole { LayerState::Enforced } else { LayerState::Partial };
+    LayerReport { state, detail: parts.join("; ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_limit_has_a_holder_and_a_line() {
+        let mut limits = Limits::default();
+        for limit in Limit::ALL {
+            limits.set(limit, 4096);
+        }
+        let holders = holders(&limits, Level::Full, None);
+        let of = |limit| holders.iter().find(|(l, ..)| *l == limit).unwrap().2;
+        assert_eq!((of(Limit::Memory), of(Limit::Cpus)), (Holder::Watch, Holder::Nothing));
+        let report = report(&holders, None);
+        assert_eq!(report.state, LayerState::Partial);
+        insta_like(&report.detail);
+    }
+
+    /// Every limit once, with its amount.
+    fn insta_like(detail: &str) {
+        for limit in Limit::ALL {
+            let line = format!("{limit} {}: ", limit.text(4096));
+            assert_eq!(detail.matches(&line).count(), 1, "{line} in {detail}");
+        }
+    }
+
+    #[test]
+    fn what_the_kernel_holds_is_whole() {
+        let limits = Limits { open_files: Some(100), wall_ms: Some(1000), ..Limits::default() };
+        let report = report(&holders(&limits, Level::Full, None), None);
+        assert_eq!(report.state, LayerState::Enforced);
+        assert_eq!(report.detail, "no core dumps; wall 1s: clock; open_files 100: each process");
+    }
+}

@@ -1,0 +1,147 @@
+//! Resource limits of each process (getrlimit(2)), and amounts that the machine
+//! itself bounds.
+
+use std::fs;
+use std::path::Path;
+
+use rustix::process::{Resource, Rlimit, geteuid, getrlimit};
+use rustix::system::sysinfo;
+use stockade_model::{Level, Limits};
+
+use crate::descriptors;
+
+/// Bytes of the private temp for each file in it.
+const TEMP_BYTES_PER_FILE: u64 = 4096;
+/// Fewest files of a private temp: what the sandbox itself needs, and some more.
+const TEMP_FILES_MIN: u64 = 1024;
+
+/// `f_type` of filesystems in memory (linux/magic.h).
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+const RAMFS_MAGIC: u64 = 0x8584_58f6;
+
+/// A limit beyond what the machine has would hold nothing: an eighth of the
+/// memory is left to everything else.
+pub(super) fn within_machine(limits: &mut Limits) {
+    let machine = sysinfo();
+    let total = (machine.totalram as u64).saturating_mul(u64::from(machine.mem_unit).max(1));
+    if let Some(bytes) = &mut limits.memory_bytes {
+        *bytes = (*bytes).min(total - total / 8);
+    }
+}
+
+/// The resource limits for `limits`. They only go down. No core dumps: the
+/// host's handler would run on them.
+pub(crate) fn resource_limits(limits: &Limits, level: Level) -> Vec<(Resource, Rlimit)> {
+    let mut all = vec![lowered(Resource::Core, 0)];
+    all.extend(descriptors::before().map(|limit| (Resource::Nofile, limit)));
+    all.extend(limits.open_files.map(|n| lowered(Resource::Nofile, n)));
+    let file_size = [limits.file_size_bytes, limits.disk_bytes].into_iter().flatten().min();
+    all.extend(file_size.map(|bytes| lowered(Resource::Fsize, bytes)));
+    if let (Some(n), true) = (limits.processes, holds_processes()) {
+        all.push(lowered(Resource::Nproc, n.saturating_add(counted_already(level))));
+    }
+    all
+}
+
+fn lowered(resource: Resource, wanted: u64) -> (Resource, Rlimit) {
+    let own = getrlimit(resource);
+    let lower = |own: Option<u64>| Some(own.map_or(wanted, |own| own.min(wanted)));
+    (resource, Rlimit { current: lower(own.current), maximum: lower(own.maximum) })
+}
+
+/// The kernel never holds its first user to RLIMIT_NPROC (fork(2)).
+pub(super) fn holds_processes() -> bool {
+    !geteuid().is_root()
+}
+
+/// What RLIMIT_NPROC counts beside the run: from kernel 5.14 on a user namespace
+/// has a count of its own, in which there is the init; otherwise all that the
+/// user has, which is not more than all there is.
+fn counted_already(level: Level) -> u64 {
+    if level == Level::Full && kernel_is_at_least(5, 14) {
+        return 1;
+    }
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let total = text.split(' ').nth(3).and_then(|running| running.split_once('/')?.1.parse().ok());
+    total.unwrap_or(4096)
+}
+
+fn kernel_is_at_least(major: u32, minor: u32) -> bool {
+    let name = rustix::system::uname();
+    let release = name.release().to_string_lossy();
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+    let own = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    own >= (major, minor)
+}
+
+/// How many files a private temp of `bytes` may hold.
+pub(crate) fn temp_inodes(bytes: u64) -> u64 {
+    (bytes / TEMP_BYTES_PER_FILE).max(TEMP_FILES_MIN)
+}
+
+/// Room on a filesystem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Room {
+    pub(super) total_bytes: u64,
+    pub(super) free_bytes: u64,
+    /// Whether it lies in memory: what is written there never goes to a disk.
+    pub(super) in_memory: bool,
+    /// None where the filesystem makes them as it needs them.
+    pub(super) files: Option<Files>,
+}
+
+/// Files of a filesystem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Files {
+    pub(super) total: u64,
+    pub(super) free: u64,
+}
+
+impl Room {
+    /// Of the filesystem that holds `path`.
+    pub(super) fn at(path: &Path) -> Option<Self> {
+        let stat = rustix::fs::statvfs(path).ok()?;
+        let kind = rustix::fs::statfs(path).ok()?.f_type;
+        let files = (stat.f_files > 0).then_some(Files { total: stat.f_files, free: stat.f_favail });
+        Some(Self {
+            total_bytes: stat.f_blocks.saturating_mul(stat.f_frsize),
+            free_bytes: stat.f_bavail.saturating_mul(stat.f_frsize),
+            in_memory: [TMPFS_MAGIC, RAMFS_MAGIC].contains(&(kind as u64)),
+            files,
+        })
+    }
+}
+
+/// Memory that programs could still have, in bytes (proc_meminfo(5)).
+pub(super) fn memory_available() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.saturating_mul(1024))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_never_exceeds_the_machine() {
+        let mut limits = Limits { memory_bytes: Some(u64::MAX), ..Limits::default() };
+        within_machine(&mut limits);
+        assert!(limits.memory_bytes.unwrap() < 1 << 50);
+        limits.memory_bytes = Some(4096);
+        within_machine(&mut limits);
+        assert_eq!(limits.memory_bytes, Some(4096));
+    }
+
+    #[test]
+    fn resource_limits_only_go_down() {
+        let limits = Limits { open_files: Some(u64::MAX), disk_bytes: Some(10), ..Limits::default() };
+        let all = resource_limits(&limits, Level::Full);
+        let own = getrlimit(Resource::Nofile);
+        let find = |resource| all.iter().find(|(r, _)| *r == resource).unwrap().1;
+        assert_eq!(find(Resource::Core).maximum, Some(0));
+        assert_eq!(find(Resource::Nofile).current, own.current.or(Some(u64::MAX)));
+        assert_eq!((find(Resource::Fsize).current, find(Resource::Fsize).maximum), (Some(10), Some(10)));
+        assert!(!all.iter().any(|(resource, _)| *resource == Resource::Nproc));
+    }
+}
