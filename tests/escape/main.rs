@@ -22,6 +22,7 @@ mod plan;
 mod row;
 mod rows_fs;
 mod rows_proc;
+mod rows_res;
 mod special;
 mod world;
 
@@ -60,7 +61,7 @@ fn main() -> ExitCode {
 
 /// All rows of the suite.
 pub fn rows() -> Vec<&'static Row> {
-    rows_fs::ROWS.iter().chain(rows_proc::ROWS).chain(conformance::ROWS).collect()
+    rows_fs::ROWS.iter().chain(rows_proc::ROWS).chain(rows_res::ROWS).chain(conformance::ROWS).collect()
 }
 
 /// Runs one task in this process, whose tree is all the row's.
