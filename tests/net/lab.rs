@@ -209,7 +209,11 @@ impl Seen {
     /// What was refused, and is no file.
     pub fn refused(&self) -> Vec<&Value> {
         let denials = self.attempt()["denials"].as_array();
-        denials.into_iter().flatten().filter(|d| d["operation"] == "connect" || d["operation"] == "socket").collect()
+        denials
+            .into_iter()
+            .flatten()
+            .filter(|d| ["connect", "socket", "secret"].iter().any(|word| d["operation"] == *word))
+            .collect()
     }
 
     /// What the record says of one target.

@@ -17,6 +17,7 @@ mod attacks;
 mod clients;
 mod lab;
 mod lanes;
+mod lent;
 mod live;
 mod rows;
 mod secrets;
@@ -52,5 +53,11 @@ fn main() -> ExitCode {
 
 /// All tasks, in an order that every process of the suite agrees on.
 fn tasks() -> anyhow::Result<Vec<Task>> {
-    Ok(clients::tasks().into_iter().chain(attacks::tasks()?).chain(secrets::tasks()).chain(live::tasks()).collect())
+    Ok(clients::tasks()
+        .into_iter()
+        .chain(attacks::tasks()?)
+        .chain(secrets::tasks())
+        .chain(lent::tasks())
+        .chain(live::tasks())
+        .collect())
 }

@@ -205,12 +205,13 @@ pub struct PolicyAmendArgs {
     /// What becomes of it.
     #[arg(long, value_parser = verdict, value_name = "EFFECT", default_value = "allow")]
     pub effect: Verdict,
-    /// A power that comes with an `allow`, e.g. 'connect pypi.org:443'; may be
-    /// repeated.
+    /// A power that comes with an `allow`, e.g. 'connect pypi.org:443'; with
+    /// `--host` a secret for one of these, e.g. 'secret github to ghe.example.com:443';
+    /// may be repeated.
     #[arg(long = "grant", value_name = "G")]
     pub grants: Vec<OsString>,
     /// A host and port that the rule is about, instead of a command; may be repeated.
-    #[arg(long = "host", value_name = "HOST:PORT", conflicts_with_all = ["subject", "grants"])]
+    #[arg(long = "host", value_name = "HOST:PORT", conflicts_with = "subject")]
     pub hosts: Vec<String>,
     /// Write it; without, it is only shown.
     #[arg(long)]

@@ -27,7 +27,7 @@ use crate::names::Names;
 use crate::proxy;
 use crate::published;
 use crate::relay::Buffers;
-use crate::seam::{Destination, Judge, Permit, Resolve, Service, Setup, Who};
+use crate::seam::{Destination, Judge, Judgement, Permit, Resolve, Service, Setup, Wanted, Who};
 use crate::session::{Session, limit, refuse};
 use crate::speakers::Speakers;
 
@@ -353,6 +353,17 @@ impl Shared {
             }
         });
         Ok(announced)
+    }
+
+    /// Asks whoever decides, and waits for the answer: a question has its own
+    /// time-out, and the end of the run is an answer.
+    pub(crate) async fn judged(&self, wanted: Wanted, who: &Who) -> Judgement {
+        let (sender, receiver) = oneshot::channel();
+        let answer = Box::new(move |judgement| {
+            let _ = sender.send(judgement);
+        });
+        self.judge.judge(wanted, who, answer);
+        receiver.await.unwrap_or_else(|_| Judgement::Refused { rule: "nobody answered".into(), grant: None })
     }
 
     /// Dials a target that was agreed to.

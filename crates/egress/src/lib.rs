@@ -37,6 +37,7 @@ pub use edge::{Edge, EdgeError, TRUST_VARIABLES, Trust};
 pub use limits::Reached;
 pub use names::{DOOR_V4, DOOR_V6, HTTP_PROXY_PORT, NAMES_MAX, Names, Pair, SOCKS_PORT, is_ours};
 pub use seam::{
-    Destination, DnsSockets, DoorEvent, Judge, Judgement, LookupError, Namespace, Permit, Resolve, Service, Setup, Who,
+    Destination, DnsSockets, DoorEvent, Judge, Judgement, LookupError, Namespace, Permit, Resolve, Service, Setup,
+    Wanted, Who,
 };
 pub use system::SystemResolver;

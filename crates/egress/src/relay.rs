@@ -13,7 +13,7 @@ use rustix::net::{Shutdown, sockopt};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-use crate::edge::Guard;
+use crate::edge::{Guard, Stray};
 use crate::events::Counts;
 use crate::limits::{Direction, Meter, Reached};
 use crate::speakers::Speaking;
@@ -39,6 +39,8 @@ pub(crate) enum Broken {
     Limit(Reached),
     /// A rule of the door.
     Rule(String),
+    /// A secret, or what stands for one.
+    Stray(Stray),
 }
 
 impl From<io::Error> for Broken {
@@ -144,7 +146,7 @@ impl Way<'_> {
     /// The same for bytes of a program's own making, which are looked at.
     pub(crate) async fn pass(&self, direction: Direction, bytes: &[u8]) -> Result<(), Broken> {
         if let (Direction::Up, Some(guard)) = (direction, self.guard) {
-            guard.pass(bytes).map_err(Broken::Rule)?;
+            guard.pass(bytes).map_err(Broken::Stray)?;
         }
         self.account(direction, bytes.len()).await
     }

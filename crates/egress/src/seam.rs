@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use stockade_model::{ConnectionRecord, Denial, Egress, Grant, HostName, RawText, Target};
+use stockade_model::{ConnectionRecord, Denial, Egress, Grant, HostName, RawText, SecretUse, Target};
 
 use crate::edge::Edge;
 use crate::names::Names;
@@ -44,6 +44,20 @@ pub struct Permit {
     pub rule: String,
 }
 
+/// What somebody inside wants, and the door cannot decide.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// To reach this.
+    Target(Target),
+    /// To take a secret to a target that its own hosts do not name.
+    Secret {
+        /// Which, and exactly where to.
+        secret: SecretUse,
+        /// Why it is not taken there unasked, in words of a policy.
+        rule: String,
+    },
+}
+
 /// What became of a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Judgement {
@@ -58,12 +72,13 @@ pub enum Judgement {
     },
 }
 
-/// Whoever decides what may be reached.
+/// Whoever decides what may be reached, and which secrets may be taken there.
 pub trait Judge: Send + Sync {
     /// Answers once, perhaps after a person's thought; at the end of the run
     /// `answer` may be dropped instead. Called on the door's thread: it must not
     /// wait. `answer` may be called at once, and on any thread.
-    fn judge(&self, target: &Target, who: &Who, answer: Box<dyn FnOnce(Judgement) + Send>);
+    /// Whoever refuses also tells of it.
+    fn judge(&self, wanted: Wanted, who: &Who, answer: Box<dyn FnOnce(Judgement) + Send>);
 
     /// Whether some port of this name may be reached by now, without asking
     /// anybody. Such a name is looked up when it is asked for, so that "no such

@@ -6,13 +6,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use stockade_model::{ConnectionEnd, Operation, Target};
+use stockade_model::{ConnectionEnd, Operation, SecretUse, Target};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until};
 
 use crate::dial::{DialFailure, Dialled};
 use crate::door::Shared;
-use crate::edge::Guard;
+use crate::edge::{Guard, Stray};
 use crate::events::Recorder;
 use crate::http::direct;
 use crate::http::exchange::Side;
@@ -182,6 +182,11 @@ impl Session {
             Err(Broken::Reset(error)) => self.recorder.finish(ConnectionEnd::Reset, Some(error.to_string())),
             Err(Broken::Rule(rule)) => {
                 self.shared.events.denied(Operation::Connect, self.target.to_string(), &self.who, &rule, None);
+                self.refused(&rule);
+            }
+            Err(Broken::Stray(Stray { rule, secret })) => {
+                let grant = secret.map(SecretUse::into_grant);
+                self.shared.events.denied(Operation::Secret, self.target.to_string(), &self.who, &rule, grant);
                 self.refused(&rule);
             }
             Err(Broken::Limit(reached)) => {

@@ -9,10 +9,11 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use data_encoding::{BASE64, HEXLOWER};
 use stockade_egress::{DOOR_V4, Edge, EdgeError, Service, Trust, Who};
-use stockade_model::{Egress, Secret, SecretKind, SecretSource};
+use stockade_model::{Denial, Egress, Operation, Secret, SecretKind, SecretSource};
 use support::tls::{Origin, answer_requests, ask, client, ok};
 use support::{Options, World, arrive, echo, is_reset, serve, wait_for};
 
@@ -140,10 +141,24 @@ fn placeholders_look_like_what_they_stand_for() {
     assert_ne!(self::scene().placeholder("github"), github);
 }
 
+/// Refused by the door, for good.
 #[track_caller]
 fn refused(scene: &Scene, answer: &str, part: &str) {
-    assert!(answer.starts_with("HTTP/1.1 403") && answer.contains(part), "{answer}");
-    wait_for(|| scene.world.denials().iter().any(|denial| denial.rule.contains(part)));
+    assert!(answer.starts_with("HTTP/1.1 403") && answer.contains(part) && !answer.contains("hint"), "{answer}");
+    let told = |denial: &Denial| denial.rule.contains(part) && denial.grant.is_none();
+    wait_for(|| scene.world.denials().iter().any(told));
+    assert!(scene.world.denials().iter().all(|denial| denial.operation == Operation::Secret));
+    scene.is_silent();
+}
+
+/// Refused by whoever was asked, who tells of it; the grant would do.
+#[track_caller]
+fn lacking(scene: &Scene, answer: &str, part: &str, grant: &str) {
+    let hint = format!("hint: it needs the grant `{grant}`");
+    assert!(answer.starts_with("HTTP/1.1 403") && answer.contains(part) && answer.contains(&hint), "{answer}");
+    let asked = scene.world.judge.asked.lock().unwrap().pop();
+    assert_eq!(asked.as_deref(), Some(grant));
+    assert!(scene.world.denials().is_empty(), "{:?}", scene.world.denials());
     scene.is_silent();
 }
 
@@ -152,13 +167,18 @@ fn placeholders_and_secrets_go_nowhere_else() {
     let scene = scene();
     let head = "GET / HTTP/1.1\r\nHost: HOST\r\n";
     let elsewhere = "the placeholder of `github` is on its way to other.test";
+    let bearer = format!("{head}Authorization: Bearer {{github}}\r\n\r\n");
+    for host in ["other.test", "openai.test"] {
+        let grant = format!("secret github to {host}:{}", scene.origin.port);
+        lacking(&scene, &scene.tls(host, &bearer), &format!("is on its way to {host}"), &grant);
+    }
     let misplaced = "stands where that secret does not belong";
     for (host, request, part) in [
-        ("other.test", format!("{head}Authorization: Bearer {{github}}\r\n\r\n"), elsewhere),
         ("other.test", format!("{head}Authorization: Basic {{github:basic}}\r\n\r\n"), elsewhere),
         ("other.test", "GET /{github} HTTP/1.1\r\nHost: HOST\r\n\r\n".into(), elsewhere),
         ("other.test", "GET /?k={github} HTTP/1.1\r\nHost: HOST\r\n\r\n".into(), elsewhere),
-        ("openai.test", format!("{head}Authorization: Bearer {{github}}\r\n\r\n"), "is on its way to openai.test"),
+        ("other.test", format!("{head}Authorization: Bearer x{{github}}\r\n\r\n"), "where no grant has it replaced"),
+        ("other.test", bearer.replace("\r\n\r\n", "\r\nX: {github}\r\n\r\n"), "where no grant has it replaced"),
         ("github.test", format!("{head}X-Other: {{github}}\r\n\r\n"), misplaced),
         ("github.test", "GET /{github} HTTP/1.1\r\nHost: HOST\r\n\r\n".into(), misplaced),
         ("github.test", format!("{head}Authorization: Bearer x{{github}}\r\n\r\n"), misplaced),
@@ -186,8 +206,68 @@ fn in_the_clear_only_where_the_port_is_named() {
     let sent = BASE64.encode(format!("user:{PASSWORD}").as_bytes());
     assert!(scene.got_plain.lock().unwrap()[0].contains(&sent));
     let bearer = "GET / HTTP/1.1\r\nHost: HOST\r\nAuthorization: Bearer {github}\r\n\r\n";
-    refused(&scene, &scene.clear("github.test", bearer), "unencrypted, and no entry names that port");
+    let grant = format!("secret github to github.test:{}", scene.plain);
+    lacking(&scene, &scene.clear("github.test", bearer), "unencrypted, and no entry names that port", &grant);
     assert_eq!(scene.got_plain.lock().unwrap().len(), 1);
+}
+
+#[test]
+fn a_request_waits_for_the_answer_and_goes_on_in_place() {
+    let scene = scene();
+    let judge = &scene.world.judge;
+    *judge.lends.lock().unwrap() =
+        ["github", "aws"].map(|name| format!("{name} to other.test:{}", scene.origin.port)).into();
+    *judge.thinks.lock().unwrap() = Duration::from_millis(300);
+    let bearer = "POST / HTTP/1.1\r\nHost: HOST\r\nAuthorization: Bearer {github}\r\nContent-Length: 3\r\n\r\nabc";
+    let answer = scene.tls("other.test", bearer);
+    assert!(answer.starts_with("HTTP/1.1 200") && !answer.contains(GITHUB) && answer.contains("*****"), "{answer}");
+    let got = scene.origin.got().pop().unwrap();
+    assert!(got.contains(&format!("Authorization: Bearer {GITHUB}\r\n")) && got.ends_with("\r\n\r\nabc"), "{got}");
+    // Again it is not asked about; elsewhere, and in the clear, it is.
+    assert!(scene.tls("other.test", bearer).starts_with("HTTP/1.1 200"));
+    let asked = || judge.asked.lock().unwrap().len();
+    assert_eq!((asked(), scene.origin.got().len()), (1, 2));
+    assert!(scene.tls("openai.test", bearer).starts_with("HTTP/1.1 403"));
+    assert!(scene.clear("other.test", bearer).starts_with("HTTP/1.1 403"));
+    assert_eq!((asked(), scene.origin.got().len()), (3, 2));
+    // Two secrets in one request are two questions; what is signed is signed anew.
+    let placeholder = scene.placeholder("aws");
+    let answer = scene.tls("other.test", &aws_request(&placeholder, "other.test", ""));
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let expected = aws_signature(AWS, "other.test", "POST", "/t/x%2520y", "");
+    assert!(scene.origin.got().pop().unwrap().contains(&format!("Signature={expected}\r\n")));
+    assert!(scene.world.denials().is_empty());
+    scene.is_silent();
+}
+
+#[test]
+fn all_who_wait_for_one_answer_go_on() {
+    let scene = scene();
+    *scene.world.judge.lends.lock().unwrap() = vec![format!("github to other.test:{}", scene.origin.port)];
+    *scene.world.judge.thinks.lock().unwrap() = Duration::from_millis(300);
+    let bearer = "GET / HTTP/1.1\r\nHost: HOST\r\nAuthorization: Bearer {github}\r\n\r\n";
+    std::thread::scope(|threads| {
+        let ask = || assert!(scene.tls("other.test", bearer).starts_with("HTTP/1.1 200"));
+        for _ in 0..4 {
+            threads.spawn(ask);
+        }
+    });
+    assert_eq!(scene.origin.got().len(), 4);
+}
+
+#[test]
+fn a_server_that_did_not_wait_for_the_answer_is_told_as_such() {
+    let scene = scene();
+    let impatient = serve(|stream| {
+        std::thread::sleep(Duration::from_millis(50));
+        drop(stream);
+    });
+    *scene.world.judge.lends.lock().unwrap() = vec![format!("github to other.test:{impatient}")];
+    *scene.world.judge.thinks.lock().unwrap() = Duration::from_millis(500);
+    let request = scene.filled("HOST", "GET / HTTP/1.1\r\nHost: other.test\r\nAuthorization: Bearer {github}\r\n\r\n");
+    let mut stream = scene.world.connect(&format!("other.test:{impatient}")).unwrap();
+    let answer = ask(&mut stream, &request);
+    assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("closed the connection before"), "{answer}");
 }
 
 /// What comes back of these pieces until the door breaks the connection off.
@@ -195,7 +275,7 @@ fn until_broken(scene: &Scene, mut stream: TcpStream, pieces: &[&[u8]]) -> Vec<u
     let before = scene.world.denials().len();
     for piece in pieces {
         stream.write_all(piece).unwrap();
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(20));
     }
     let mut rest = Vec::new();
     let _ = stream.read_to_end(&mut rest);
@@ -266,7 +346,8 @@ fn requests_are_signed_anew_with_the_key_that_is_not_inside() {
     assert_eq!(scene.origin.got().pop().unwrap(), request);
     let count = scene.origin.got().len();
     let elsewhere = scene.tls("other.test", &aws_request(&placeholder, "other.test", ""));
-    refused(&scene, &elsewhere, "signed with the placeholder of `aws` is for other.test");
+    let grant = format!("secret aws to other.test:{}", scene.origin.port);
+    lacking(&scene, &elsewhere, "signed with the placeholder of `aws` is for other.test", &grant);
     assert_eq!(scene.origin.got().len(), count);
     let long = "POST / HTTP/1.1\r\nHost: HOST\r\nX-Amz-Date: 20260101T000000Z\r\nAuthorization: AWS4-HMAC-SHA256 Credential=A/1/e/s/aws4_request, SignedHeaders=host, Signature=0\r\nTransfer-Encoding: chunked\r\n\r\n";
     let answer = scene.tls("aws.test", long);

@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use stockade_model::{Decision, Denial, Grant, HostPattern, Plan, Request, TargetPattern, Verdict};
+use stockade_model::{Decision, Denial, Grant, HostPattern, Plan, Request, SecretUse, TargetPattern, Verdict};
 use stockade_policy::{Act, Circumstances, FileOperation, Rule, Settings, Stage, complete_grants};
 
 use crate::seams::HeldRule;
@@ -30,6 +30,9 @@ pub fn of(
     let said: Vec<Option<Decision>> = powers
         .iter()
         .flat_map(|power| {
+            if let Grant::Secret(wanted) = power {
+                return vec![settings.decide_secret_by_rule(wanted, &stage(request), around)];
+            }
             let within = power.path().is_some_and(|path| object != path && object.starts_with(path));
             let inner = within.then(|| with_path(power, object)).flatten();
             let all: Vec<_> =
@@ -44,8 +47,11 @@ pub fn of(
 
 /// Whether a rule denies this power.
 pub fn denies(settings: &Settings, request: &Request, power: &Grant, around: &Circumstances) -> bool {
+    let denied = |said: Option<Decision>| said.is_some_and(|said| said.verdict == Verdict::Deny);
+    let of_secret = |wanted: &SecretUse| settings.decide_secret_by_rule(wanted, &stage(request), around);
     settings.rules().next().is_some()
-        && acts(power).any(|act| by(settings, request, &act, around).is_some_and(|said| said.verdict == Verdict::Deny))
+        && (acts(power).any(|act| denied(by(settings, request, &act, around)))
+            || power.secret().is_some_and(|wanted| denied(of_secret(wanted))))
 }
 
 /// Whether some rule may give powers to held calls.
@@ -81,6 +87,8 @@ fn acts(power: &Grant) -> impl Iterator<Item = Act<'_>> {
         Grant::Write(path) => (Some((path.as_path(), WRITES)), None),
         Grant::Read(path) => (Some((path.as_path(), &[FileOperation::Read][..])), None),
         Grant::Connect(targets) => (None, exact(targets)),
+        // What allows a host says nothing of secrets; what denies it does.
+        Grant::Secret(_) => (None, None),
         Grant::Listen(_) | Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Limit(..) => (None, None),
     };
     let of_file = |(path, operations): (_, &'static [FileOperation])| {

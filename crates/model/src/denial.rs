@@ -33,6 +33,8 @@ pub enum Operation {
     Metadata,
     /// Connect a socket.
     Connect,
+    /// Take a secret, or what stands for one, to a host.
+    Secret,
     /// Bind a socket.
     Bind,
     /// Create a socket of a refused family or kind.

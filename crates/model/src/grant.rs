@@ -8,12 +8,12 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::network::HostError;
-use crate::{Limit, RawText, Target, TargetPattern};
+use crate::{Limit, RawText, SecretUse, Target, TargetPattern};
 
 /// One added power. The text form is `write PATH`, `read PATH`,
-/// `connect HOST[:PORTS]`, `listen PORT`, `socket PATH`, `exec PROGRAM`,
-/// `env NAME`, and of a limit its name and amount: `memory 8GiB`,
-/// `processes 4096`, `wall 2h`.
+/// `connect HOST[:PORTS]`, `secret NAME to HOST[:PORTS]`, `listen PORT`,
+/// `socket PATH`, `exec PROGRAM`, `env NAME`, and of a limit its name and amount:
+/// `memory 8GiB`, `processes 4096`, `wall 2h`.
 ///
 /// Paths are absolute and normal: no `.`, no `..`, no double slash. Whoever
 /// parses what a person typed resolves `~` and relative paths first.
@@ -27,6 +27,9 @@ pub enum Grant {
     Read(PathBuf),
     /// Connect to these targets over TCP; no port means every port.
     Connect(TargetPattern),
+    /// Have the door put this secret into requests to this host. It lets nobody
+    /// reach the host, and nobody inside see the secret.
+    Secret(Box<SecretUse>),
     /// Publish this TCP port on the host's loopback.
     Listen(u16),
     /// Connect to this unix socket of the host.
@@ -61,11 +64,19 @@ impl Grant {
         }
     }
 
+    /// Which secret may be taken where with it.
+    pub fn secret(&self) -> Option<&SecretUse> {
+        match self {
+            Self::Secret(wanted) => Some(wanted),
+            _ => None,
+        }
+    }
+
     /// The path of a filesystem grant.
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::Write(p) | Self::Read(p) | Self::Socket(p) | Self::Exec(p) => Some(p),
-            Self::Connect(_) | Self::Listen(_) | Self::Env(_) | Self::Limit(..) => None,
+            Self::Connect(_) | Self::Secret(_) | Self::Listen(_) | Self::Env(_) | Self::Limit(..) => None,
         }
     }
 }
@@ -77,6 +88,7 @@ impl fmt::Display for Grant {
             Self::Write(p) => write!(f, "write {}", shown(p)),
             Self::Read(p) => write!(f, "read {}", shown(p)),
             Self::Connect(targets) => write!(f, "connect {targets}"),
+            Self::Secret(wanted) => write!(f, "secret {wanted}"),
             Self::Listen(port) => write!(f, "listen {port}"),
             Self::Socket(p) => write!(f, "socket {}", shown(p)),
             Self::Exec(p) => write!(f, "exec {}", shown(p)),
@@ -114,12 +126,13 @@ impl FromStr for Grant {
             "socket" => path(rest).map(Self::Socket).map_err(fail),
             "exec" => path(rest).map(Self::Exec).map_err(fail),
             "connect" => rest.parse().map(Self::Connect).map_err(|error: HostError| fail(error.why())),
+            "secret" => rest.parse().map(|wanted| Self::Secret(Box::new(wanted))).map_err(fail),
             "listen" => port_number(rest).map(Self::Listen).map_err(fail),
             "env" => env_name(rest).map(Self::Env).map_err(fail),
             word => match Limit::named(word) {
                 Some(limit) => limit.parse(rest).map(|amount| Self::Limit(limit, amount)).map_err(fail),
                 None => Err(fail(
-                    "the powers are write, read, connect, listen, socket, exec, env and the limits (memory 8GiB)",
+                    "the powers are write, read, connect, secret, listen, socket, exec, env and the limits (memory 8GiB)",
                 )),
             },
         }
@@ -161,9 +174,9 @@ impl JsonSchema for Grant {
     }
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
-            "description": "One added power: `write PATH`, `read PATH`, `connect HOST[:PORTS]`, `listen PORT`, `socket PATH`, `exec PROGRAM`, `env NAME`, or a limit and its amount: `memory 8GiB`.",
+            "description": "One added power: `write PATH`, `read PATH`, `connect HOST[:PORTS]`, `secret NAME to HOST[:PORTS]`, `listen PORT`, `socket PATH`, `exec PROGRAM`, `env NAME`, or a limit and its amount: `memory 8GiB`.",
             "type": "string",
-            "pattern": format!("^(write|read|connect|listen|socket|exec|env|{}) .+$", Limit::ALL.map(Limit::name).join("|"))
+            "pattern": format!("^(write|read|connect|secret|listen|socket|exec|env|{}) .+$", Limit::ALL.map(Limit::name).join("|"))
         })
     }
 }
@@ -188,6 +201,8 @@ mod tests {
         check("connect *.Example.com:80,443,8000-8100", "connect *.example.com:80,443,8000-8100");
         check("connect 10.0.0.0/8", "connect 10.0.0.0/8");
         check("connect a_b", "connect a_b");
+        check("secret  github  to  Ghe.Example.com.:443", "secret github to ghe.example.com:443");
+        check("secret a-b_1 to ::1", "secret a-b_1 to [::1]");
         check("memory 8GiB", "memory 8GiB");
         check("memory 8192MiB", "memory 8GiB");
         check("processes 4096", "processes 4096");
@@ -221,6 +236,16 @@ mod tests {
             "connect @pypi",
             "connect 127.1:80",
             "connect [::1",
+            "secret",
+            "secret github",
+            "secret github to",
+            "secret to a.b:443",
+            "secret github a.b:443",
+            "secret git/hub to a.b:443",
+            "secret github to *",
+            "secret github to *.b:443",
+            "secret github to 10.0.0.0/8",
+            "secret github to a.b:443 c.d:443",
             "listen 0x1",
             "env 1A",
             "memory 8GB",

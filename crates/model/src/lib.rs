@@ -30,6 +30,7 @@ mod reading;
 mod report;
 mod request;
 mod review;
+mod secret_use;
 mod special;
 mod targets;
 
@@ -54,5 +55,6 @@ pub use reading::ReadAccess;
 pub use report::{EnforcementReport, LayerReport, LayerState, Level};
 pub use request::{CallerApproval, Command, Request, SandboxPreference};
 pub use review::{Opinion, Review, Risk, RiskCategory};
+pub use secret_use::{SecretUse, is_secret_name};
 pub use special::special_address;
 pub use targets::{HostPattern, TargetPattern};

@@ -188,7 +188,7 @@ impl Powers {
             Grant::Read(p) => push_new(&mut self.revealed, p),
             Grant::Socket(p) => push_new(&mut self.sockets, p),
             Grant::Exec(p) => self.programs.agree(normal(p)),
-            Grant::Connect(_) => self.reach.add(grant),
+            Grant::Connect(_) | Grant::Secret(_) => self.reach.add(grant),
             Grant::Listen(_) | Grant::Env(_) | Grant::Limit(..) => {}
         }
     }

@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use stockade_egress::is_own;
 use stockade_model::{
-    Egress, Grant, Host, HostName, HostPattern, Listed, Plan, Target, TargetPattern, special_address,
+    Egress, Grant, Host, HostName, HostPattern, Listed, Plan, SecretUse, Target, TargetPattern, special_address,
 };
 
 use crate::powers::Refusal;
@@ -29,10 +29,11 @@ impl Reach {
         reach
     }
 
-    /// Adds a grant, where it speaks of targets.
+    /// Adds a grant, where it speaks of targets or of secrets on their way there.
     pub(crate) fn add(&self, grant: &Grant) {
         let mut granted = self.granted.write().unwrap_or_else(PoisonError::into_inner);
-        if grant.targets().is_some() && !granted.contains(grant) {
+        let is_known = granted.contains(grant);
+        if matches!(grant, Grant::Connect(_) | Grant::Secret(_)) && !is_known {
             granted.push(grant.clone());
         }
     }
@@ -54,6 +55,22 @@ impl Reach {
             Listed::Not => {
                 Err(Refusal { rule: "not among the targets".to_owned(), grant: Some(Grant::connect(target)) })
             }
+        }
+    }
+
+    /// The grant that lets a secret be taken to a target which its own hosts do
+    /// not name. That the target may be reached at all is decided apart from it.
+    ///
+    /// # Errors
+    /// The rule that does not, and what would. `rule`: what the door says of it.
+    pub fn decide_secret(&self, wanted: &SecretUse, rule: &str) -> Result<String, Refusal> {
+        if let Some(pattern) = self.lists.deny.iter().find(|pattern| pattern.overlaps(wanted.targets())) {
+            return Err(Refusal { rule: format!("deny {pattern}"), grant: None });
+        }
+        let granted = self.granted.read().unwrap_or_else(PoisonError::into_inner);
+        match granted.iter().filter_map(Grant::secret).find(|own| own.covers(wanted)) {
+            Some(own) => Ok(format!("grant secret {own}")),
+            None => Err(Refusal { rule: rule.to_owned(), grant: Some(wanted.clone().into_grant()) }),
         }
     }
 
@@ -108,6 +125,26 @@ mod tests {
             let expected = expected.map(str::to_owned);
             assert_eq!(said, expected.map_err(|(r, g): (&str, Option<&str>)| (r.into(), g.map(str::to_owned))));
         }
+    }
+
+    #[test]
+    fn a_secret_goes_where_it_was_granted_and_never_where_nobody_may_go() {
+        let reach = reach(&["a.b"], &["x.c"], &["secret s to a.b:443", "secret s to x.c", "connect d:1"]);
+        for (wanted, expected) in [
+            ("s to a.b:443", Ok("grant secret s to a.b:443")),
+            ("s to a.b:80", Err(("stray", Some("secret s to a.b:80")))),
+            ("t to a.b:443", Err(("stray", Some("secret t to a.b:443")))),
+            ("s to d:1", Err(("stray", Some("secret s to d:1")))),
+            ("s to x.c:1", Err(("deny x.c", None))),
+        ] {
+            let wanted: SecretUse = wanted.parse().unwrap();
+            let said = reach.decide_secret(&wanted, "stray");
+            let said = said.map_err(|r| (r.rule, r.grant.map(|g| g.to_string())));
+            let expected = expected.map_err(|(r, g): (&str, Option<&str>)| (r.into(), g.map(str::to_owned)));
+            assert_eq!(said, expected.map(str::to_owned));
+        }
+        // Whoever may take a secret there need not be let there.
+        assert!(self::reach(&[], &[], &["secret s to a.b:443"]).decide(&"a.b:443".parse().unwrap()).is_err());
     }
 
     #[test]

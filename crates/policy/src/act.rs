@@ -105,7 +105,7 @@ impl Rule {
 }
 
 /// The voices of the rules that refuse or ask.
-fn raised(found: &Findings<'_>, answers: &ModeAnswers) -> Vec<Said> {
+pub(crate) fn raised(found: &Findings<'_>, answers: &ModeAnswers) -> Vec<Said> {
     let voice = |(rule, sure): &(&Rule, Match)| {
         let (verdict, reason) = match (rule.effect, sure) {
             (Verdict::Deny, Match::Certain) => (Verdict::Deny, rule.justification.clone()),
@@ -144,12 +144,12 @@ pub(crate) fn scene<'a>(
     }
 }
 
-fn said(verdict: Verdict, source: String, reason: String) -> Said {
+pub(crate) fn said(verdict: Verdict, source: String, reason: String) -> Said {
     let reasons = if reason.is_empty() { Vec::new() } else { vec![reason] };
     Said { verdict, source, reasons, decides: false }
 }
 
-fn conclude(mut voices: Vec<Said>, grant: Option<Grant>) -> ActRuling {
+pub(crate) fn conclude(mut voices: Vec<Said>, grant: Option<Grant>) -> ActRuling {
     let verdict = voices.iter().map(|voice| voice.verdict).max().unwrap_or(Verdict::Deny);
     for voice in &mut voices {
         voice.decides = voice.verdict == verdict;

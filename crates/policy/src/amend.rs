@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use stockade_model::{Command, Grant, Profile, RawText, Target, Verdict};
+use stockade_model::{Command, Grant, Profile, RawText, SecretUse, Target, Verdict};
 use toml_edit::{ArrayOfTables, DocumentMut, Item, Table};
 
 use crate::draft::DraftRule;
@@ -300,6 +300,17 @@ pub fn rule_for_hosts(targets: &[Target], effect: Verdict, provenance: &Provenan
     draft
 }
 
+/// The smallest rule by which these secrets may be taken, from now on, to the one
+/// host that each grant names, whatever command does; none where a grant does not
+/// name one host and port.
+pub fn rule_for_secrets(wanted: &[SecretUse], provenance: &ProvenanceSection) -> Option<DraftRule> {
+    let targets: Vec<Target> = wanted.iter().map(|wanted| wanted.targets().target()).collect::<Option<_>>()?;
+    let mut draft = rule_for_hosts(&targets, Verdict::Allow, provenance);
+    draft.hosts.dedup();
+    draft.grants = wanted.iter().map(|wanted| wanted.clone().into_grant().to_string()).collect();
+    Some(draft)
+}
+
 fn said(effect: Verdict) -> &'static str {
     match effect {
         Verdict::Allow => "agreed to always",
@@ -317,6 +328,7 @@ fn check_grant(grant: &Grant, profile: &Profile) -> Result<(), NoRule> {
                 || path == Path::new("/")
         }
         Grant::Connect(targets) => targets.target().is_none(),
+        Grant::Secret(wanted) => wanted.targets().target().is_none(),
         Grant::Socket(_) | Grant::Exec(_) => true,
         Grant::Listen(_) | Grant::Env(_) | Grant::Limit(..) => false,
     };
@@ -424,6 +436,16 @@ mod tests {
         let draft = rule_for_hosts(&["[::1]:80".parse().unwrap()], Verdict::Deny, &by());
         let text = insert_rules(Path::new("/u"), "", &[draft]).unwrap();
         assert!(text.starts_with("[[rules]]\nhosts = [\"[::1]:80\"]\neffect = \"deny\"\n"), "{text}");
+    }
+
+    #[test]
+    fn a_rule_for_secrets() {
+        let wanted = |text: &str| text.parse::<SecretUse>().unwrap();
+        let draft = rule_for_secrets(&[wanted("a to b.c:1"), wanted("d to b.c:1")], &by()).unwrap();
+        let text = insert_rules(Path::new("/u"), "", &[draft]).unwrap();
+        let expected = "[[rules]]\nhosts = [\"b.c:1\"]\neffect = \"allow\"\ngrants = [\"secret a to b.c:1\", \"secret d to b.c:1\"]\n";
+        assert!(text.starts_with(expected), "{text}");
+        assert_eq!(rule_for_secrets(&[wanted("a to b.c")], &by()), None);
     }
 
     #[test]

@@ -7,7 +7,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use stockade_model::{Egress, EgressLimits, Inspection, RequestPattern, Secret, SecretSource, TargetPattern, Upstream};
+use stockade_model::{
+    Egress, EgressLimits, Inspection, RequestPattern, Secret, SecretSource, TargetPattern, Upstream, is_secret_name,
+};
 
 use crate::egress_file::{EgressLimitsSection, EgressSection, SecretPlace, SecretSection, UpstreamSection};
 use crate::hosts::{HostEntry, check_breadth};
@@ -116,8 +118,7 @@ pub(crate) fn check(section: &EgressSection) -> Result<(), Fault> {
 
 fn check_secret(name: &str, secret: &SecretSection) -> Result<(), Fault> {
     let key = |rest: &str| format!("egress.secrets.{name}{rest}");
-    let fits = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
-    if name.is_empty() || name.len() > 64 || !name.bytes().all(fits) {
+    if !is_secret_name(name) {
         let why = format!("`{name}` is no name of a secret");
         return Err(Fault { key: key(""), why, hint: "a name is letters, digits, `-` and `_`, at most 64" });
     }

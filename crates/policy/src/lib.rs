@@ -36,6 +36,7 @@ mod registry;
 mod resolve;
 mod review;
 mod rules;
+mod secret_rules;
 mod settings;
 mod shipped;
 mod shipped_text;

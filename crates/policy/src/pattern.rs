@@ -277,7 +277,11 @@ impl FromStr for GrantText {
         }
     }
 }
-text_form!(GrantText, "^(write|read|connect|listen|socket|exec|env|memory) ", "A grant, e.g. `connect pypi.org:443`.");
+text_form!(
+    GrantText,
+    "^(write|read|connect|secret|listen|socket|exec|env|memory) ",
+    "A grant, e.g. `connect pypi.org:443`."
+);
 
 /// Host and port of `host:port`, `[v6]:port`, a bare IPv6 address, `host`.
 pub(crate) fn split_port(text: &str) -> (&str, Option<&str>) {

@@ -7,7 +7,10 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
-use stockade_model::{Environment, ExecRules, Filesystem, Grant, Profile, ProgramPattern, RawText};
+use stockade_model::{
+    Egress, Environment, ExecRules, Filesystem, Grant, Profile, ProgramPattern, RawText, Secret, SecretUse,
+    TargetPattern,
+};
 
 use crate::error::suggestion;
 use crate::hosts::check_breadth;
@@ -61,6 +64,24 @@ pub enum ResolveError {
         targets: String,
         /// Why.
         why: String,
+    },
+    /// A grant is for a secret that the profile does not have.
+    #[error("`{grant}`: the profile `{profile}` has no such secret\nhint: {hint}")]
+    UnknownSecret {
+        /// The grant.
+        grant: String,
+        /// The profile's name.
+        profile: String,
+        /// Which ones it has.
+        hint: String,
+    },
+    /// A secret was to be taken where nobody may go.
+    #[error("`{grant}`: the profile denies `{entry}`\nhint: nothing lifts a `deny` but its owner's own edit")]
+    DeniedSecret {
+        /// The grant.
+        grant: String,
+        /// The entry of `egress.deny`.
+        entry: String,
     },
     /// Writing was granted to what is hidden.
     #[error("`{path}` is hidden, so it cannot be written\nhint: grant `read {path}` as well")]
@@ -163,6 +184,11 @@ pub(crate) fn has_power(profile: &Profile, grant: &Grant) -> bool {
             let kept = egress.deny.iter().chain(&egress.ask).any(|entry| entry.overlaps(targets));
             !kept && egress.allow.iter().any(|entry| entry.admits_all(targets))
         }
+        Grant::Secret(wanted) => {
+            let is_it = |secret: &&Secret| secret.name == wanted.name();
+            let covers = |entry: &TargetPattern| entry.covers(wanted.targets());
+            profile.egress.secrets.iter().find(is_it).is_some_and(|secret| secret.hosts.iter().any(covers))
+        }
         Grant::Write(path) => hidden_by(filesystem, path).is_none() && is_writable(filesystem, path),
         Grant::Read(path) => hidden_by(filesystem, path).is_none(),
         Grant::Socket(path) => filesystem.sockets.iter().any(|entry| entry.as_path() == path),
@@ -238,8 +264,30 @@ fn add_grant(profile: &mut Profile, grant: &Grant) -> Result<(), ResolveError> {
         }
         Grant::Connect(targets) => check_breadth(targets)
             .map_err(|why| ResolveError::TooWide { targets: targets.to_string(), why: why.to_string() })?,
+        Grant::Secret(wanted) => add_secret_use(profile, wanted)?,
         Grant::Limit(limit, amount) => profile.limits.raise(*limit, *amount),
         Grant::Listen(_) | Grant::Exec(_) => {}
+    }
+    Ok(())
+}
+
+/// Adds a host to those of a secret, as its owner's file would name it.
+fn add_secret_use(profile: &mut Profile, wanted: &SecretUse) -> Result<(), ResolveError> {
+    let grant = || wanted.clone().into_grant().to_string();
+    let Egress { deny, secrets, .. } = &mut profile.egress;
+    if let Some(entry) = deny.iter().find(|entry| entry.overlaps(wanted.targets())) {
+        return Err(ResolveError::DeniedSecret { grant: grant(), entry: entry.to_string() });
+    }
+    let Some(secret) = secrets.iter_mut().find(|secret| secret.name == wanted.name()) else {
+        let known: Vec<&str> = secrets.iter().map(|secret| secret.name.as_str()).collect();
+        let hint = match known.as_slice() {
+            [] => "name it in `egress.secrets` of your own configuration".to_owned(),
+            known => format!("its secrets are `{}`", known.join("`, `")),
+        };
+        return Err(ResolveError::UnknownSecret { grant: grant(), profile: profile.name.clone(), hint });
+    };
+    if !secret.hosts.iter().any(|entry| entry.covers(wanted.targets())) {
+        secret.hosts.push(wanted.targets().clone());
     }
     Ok(())
 }

@@ -13,10 +13,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use stockade_model::{
-    Command, Denial, Event, EventKind, Grant, Profile, RawText, ReadAccess, Request, RequestId, Resolution, Target,
+    Command, Denial, Event, EventKind, Grant, Profile, RawText, ReadAccess, Request, RequestId, Resolution, SecretUse,
+    Target,
 };
 
-use crate::amend::rules_for;
+use crate::amend::{rule_for_secrets, rules_for};
 use crate::draft::{DraftRule, comment, quoted};
 use crate::file::ProvenanceSection;
 use crate::resolve::{governs, has_power, hidden_by, is_protected, resolve_profile};
@@ -255,6 +256,7 @@ impl Maker<'_> {
                 Some(target) => self.connect(&target, grant, suggestion),
                 None => suggestion.left_out.push((grant.clone(), "it reaches more than one host and port: name one")),
             },
+            Grant::Secret(wanted) => self.secret(wanted, grant, suggestion),
             Grant::Listen(_) => suggestion.left_out.push((grant.clone(), "a profile has no key for it")),
             Grant::Limit(..) => suggestion.left_out.push((grant.clone(), "a profile's limits are raised by hand")),
             Grant::Write(_) => {}
@@ -290,6 +292,22 @@ impl Maker<'_> {
         }
         if lone {
             suggestion.profile.entry("egress.allow").or_default().push(target.to_string());
+        }
+    }
+
+    /// For every command: what a secret is for is its host, not who goes there.
+    fn secret(&self, wanted: &SecretUse, grant: &Grant, suggestion: &mut Suggestion) {
+        let first = self.learned.approved.get(grant).and_then(|by| by.first());
+        let section = ProvenanceSection {
+            by: first.map_or_else(|| "suggested".to_owned(), |by| format!("suggested, agreed to by {}", by.by)),
+            at: None,
+            request: first.map(|by| by.request.to_string()),
+        };
+        match rule_for_secrets(std::slice::from_ref(wanted), &section) {
+            Some(draft) => suggestion.rules.push(DraftRule { justification: IN_SESSION.to_owned(), ..draft }),
+            None => {
+                suggestion.left_out.push((grant.clone(), "it is for more than one port: name one"));
+            }
         }
     }
 

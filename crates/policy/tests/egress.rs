@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
-use stockade_model::{ApprovalMode, Egress, Grant, Listed, SecretKind, SecretSource, Target, UpstreamKind};
+use stockade_model::{ApprovalMode, Egress, Grant, Listed, SecretKind, SecretSource, Target, UpstreamKind, Verdict};
 use stockade_policy::{Circumstances, ConfigError, Layer, LayerText, OwnDirectories, Settings, Stage, resolve_profile};
 
 const WORKSPACE: &str = "/home/u/work";
@@ -177,6 +177,76 @@ fn a_grant_for_a_public_suffix_makes_no_profile() {
     );
     assert_eq!(resolve("connect *.example.com:443"), Ok(()));
     assert_eq!(resolve("connect *:443"), Ok(()));
+}
+
+const SECRET: &str = "[profiles.workspace.egress.secrets.github]\nfrom = \"env GITHUB_TOKEN\"\nhosts = [\"github.com:443\"]\nkind = \"bearer\"\n";
+
+#[test]
+fn a_grant_for_a_secret_adds_one_host_to_it_and_nothing_else() {
+    let denies = "[profiles.workspace.egress]\ndeny = [\"**.evil.example\"]\n".to_owned();
+    let settings = merge(&[(Layer::User, &(denies + SECRET))]).unwrap();
+    let resolve = |grants: &[&str]| {
+        let grants: Vec<Grant> = grants.iter().map(|grant| grant.parse().unwrap()).collect();
+        resolve_profile(&settings, "workspace", Path::new(WORKSPACE), &grants).map_err(|error| error.to_string())
+    };
+    let before = resolve(&[]).unwrap();
+    let mut after = resolve(&["secret github to ghe.example.com:443"]).unwrap();
+    assert!(after.egress.inspects(&"ghe.example.com:443".parse().unwrap()));
+    assert_eq!(
+        after.egress.listed(&"ghe.example.com:443".parse().unwrap()),
+        Listed::Not,
+        "to reach it is another power"
+    );
+    assert_eq!(after.egress.secrets[0].hosts.pop().unwrap().to_string(), "ghe.example.com:443");
+    assert_eq!(after, before);
+    assert_eq!(resolve(&["secret github to github.com:443"]).unwrap(), before);
+    assert_eq!(
+        resolve(&["secret gitlab to ghe.example.com:443"]).unwrap_err(),
+        "`secret gitlab to ghe.example.com:443`: the profile `workspace` has no such secret\n\
+         hint: its secrets are `github`"
+    );
+    let denied = resolve(&["secret github to a.evil.example:443"]).unwrap_err();
+    assert!(denied.contains("the profile denies `**.evil.example`"), "{denied}");
+    // L7: nothing that a workspace brings gives one.
+    let rule = "[[rules]]\nprefix = [\"make\"]\neffect = \"ask\"\ngrants = [\"secret github to a.b:443\"]\njustification = \"j\"";
+    for layer in [Layer::Project, Layer::Session] {
+        let error = merge(&[(Layer::User, SECRET), (layer, rule)]).unwrap_err().to_string();
+        assert!(error.contains("it would give more"), "{error}");
+    }
+}
+
+#[test]
+fn a_rule_gives_a_secret_where_it_names_it_and_denies_it_with_its_host() {
+    let said = |rules: &str, wanted: &str| {
+        let settings = merge(&[(Layer::User, &(rules.to_owned() + SECRET))]).unwrap();
+        let (cwd, session, approval_mode) = (Path::new(WORKSPACE), None, ApprovalMode::OnFailure);
+        let stage = Stage { cwd, workspace: cwd, session, profile: "workspace", approval_mode };
+        let decision = settings.decide_secret_by_rule(&wanted.parse().unwrap(), &stage, &Circumstances::default());
+        decision.map(|decision| decision.verdict)
+    };
+    let rule = |effect: &str, grants: &str| {
+        format!(
+            "[[rules]]\nhosts = [\"ghe.example.com:443\"]\neffect = \"{effect}\"\n{grants}\njustification = \"j\"\n"
+        )
+    };
+    let wanted = "github to ghe.example.com:443";
+    let given = rule("allow", "grants = [\"secret github to ghe.example.com:443\"]");
+    assert_eq!(said(&given, wanted), Some(Verdict::Allow));
+    // Behind another that allows the host alone, too.
+    assert_eq!(said(&(rule("allow", "") + &given), wanted), Some(Verdict::Allow));
+    for (rules, wanted) in [
+        (rule("allow", ""), wanted),
+        (rule("allow", "grants = [\"secret gitlab to ghe.example.com:443\"]"), wanted),
+        (rule("allow", "grants = [\"secret github to other.example:443\"]"), wanted),
+        (given.clone(), "github to ghe.example.com:80"),
+        (given.clone(), "github to other.example:443"),
+    ] {
+        assert_eq!(said(&rules, wanted), None, "{rules}");
+    }
+    for (effect, verdict) in [("deny", Verdict::Deny), ("ask", Verdict::Ask)] {
+        assert_eq!(said(&rule(effect, ""), wanted), Some(verdict));
+        assert_eq!(said(&(given.clone() + &rule(effect, "")), wanted), Some(verdict));
+    }
 }
 
 /// The verdicts of rules about hosts, put into the lists of a run.

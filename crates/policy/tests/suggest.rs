@@ -302,3 +302,16 @@ fn a_directory_of_what_was_read_only_where_it_is_asked_for_and_never_over_a_cred
     let found = suggest(&settings(""), &above, "workspace", Path::new(WORKSPACE), (true, &[]));
     assert_eq!((found.profile["reveal"].len(), found.left_out.len()), (1, 1), "{:?}", found.left_out);
 }
+
+#[test]
+fn a_secret_is_suggested_for_its_host_whatever_took_it_there() {
+    let source = "[profiles.workspace.egress.secrets.github]\nfrom = \"env T\"\nhosts = [\"github.com:443\"]\nkind = \"bearer\"\n";
+    let settings = settings(source);
+    let learned = learned("python3 x", &["secret github to ghe.example.com:443", "secret github to a.b"], &[]);
+    let suggestion = suggest(&settings, &learned, "workspace", Path::new(WORKSPACE), (false, &[]));
+    let text = suggestion.to_toml("learned", "workspace", &learned);
+    let rule = "[[rules]]\nhosts = [\"ghe.example.com:443\"]\neffect = \"allow\"\ngrants = [\"secret github to ghe.example.com:443\"]\n";
+    assert!(text.starts_with(rule), "{text}");
+    assert_eq!(suggestion.left_out.len(), 1, "{:?}", suggestion.left_out);
+    assert_eq!(text.matches("[[rules]]").count(), 1);
+}

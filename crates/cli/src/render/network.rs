@@ -74,9 +74,9 @@ fn one_host(known: &HostUse) -> String {
     format!("{} ({times}{} up, {} down)", known.target, size(known.bytes_up), size(known.bytes_down))
 }
 
-/// Whether a refusal is about a connection.
+/// Whether a refusal is about a connection, or what passes on one.
 pub fn is_connect(denial: &Denial) -> bool {
-    denial.operation == Operation::Connect
+    matches!(denial.operation, Operation::Connect | Operation::Secret)
 }
 
 /// What runs reached and were refused, counted from their events.

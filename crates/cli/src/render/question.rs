@@ -158,6 +158,7 @@ pub fn verb(operation: Operation) -> &'static str {
         Operation::Truncate => "truncate",
         Operation::Metadata => "change the attributes of",
         Operation::Connect => "connect to",
+        Operation::Secret => "take a secret to",
         Operation::Bind => "bind",
         Operation::Socket => "use the socket kind",
         Operation::Exec => "execute",

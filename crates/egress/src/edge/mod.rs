@@ -21,7 +21,7 @@ use stockade_model::{Egress, SecretSource};
 use value::Value;
 
 pub(crate) use authority::Authority;
-pub(crate) use secrets::{Guard, Put, Secrets};
+pub(crate) use secrets::{Guard, Put, Secrets, Stray};
 pub use trust::{TRUST_VARIABLES, Trust};
 
 /// Why traffic cannot be opened or a credential cannot be put in.

@@ -5,11 +5,11 @@
 //! Must not know: sockets, who decides. No value is part of any message.
 
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
 use aws_lc_rs::rand;
 use data_encoding::BASE64;
-use stockade_model::{Secret, SecretKind, SecretSource, Target, TargetPattern};
+use stockade_model::{Secret, SecretKind, SecretSource, SecretUse, Target, TargetPattern};
 
 use super::EdgeError;
 use super::aws::{self, Signed};
@@ -60,6 +60,8 @@ struct Held {
 #[derive(Default)]
 pub(crate) struct Secrets {
     held: Vec<Held>,
+    /// Where else they may go: what was agreed to since the run began.
+    lent: RwLock<Vec<SecretUse>>,
     /// In the order of `held`.
     values: Words,
     placeholders: Words,
@@ -68,6 +70,22 @@ pub(crate) struct Secrets {
 impl fmt::Debug for Secrets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.held.iter().map(|held| &held.name)).finish()
+    }
+}
+
+/// What must not leave: a secret, or what stands for one.
+#[derive(Debug)]
+pub(crate) struct Stray {
+    /// Which, and where it is on its way to, in words of a policy.
+    pub(crate) rule: String,
+    /// What would let it pass; none where nothing does.
+    pub(crate) secret: Option<SecretUse>,
+}
+
+impl Stray {
+    /// One that nothing lets pass.
+    fn for_good(rule: String) -> Self {
+        Self { rule, secret: None }
     }
 }
 
@@ -122,7 +140,7 @@ impl Secrets {
         }
         let values = Words::new(held.iter().map(|secret| secret.value.bytes()));
         let placeholders = Words::new(held.iter().map(|secret| secret.placeholder.as_bytes()));
-        Ok(Self { held, values, placeholders })
+        Ok(Self { held, lent: RwLock::default(), values, placeholders })
     }
 
     pub(super) fn placeholders(&self) -> impl Iterator<Item = (&SecretSource, &str)> {
@@ -138,12 +156,30 @@ impl Secrets {
         self.held.is_empty()
     }
 
-    /// The secrets that may go to a target. Without encryption everybody on the
-    /// way reads them: then only where the entry names the port.
+    /// Lets a secret go to where it was agreed that it may, for the rest of the
+    /// run.
+    pub(crate) fn lend(&self, agreed: &SecretUse) {
+        let mut lent = self.lent.write().unwrap_or_else(PoisonError::into_inner);
+        if !lent.contains(agreed) {
+            lent.push(agreed.clone());
+        }
+    }
+
+    /// The secrets that may go to a target.
     fn bound<'a>(&'a self, target: &'a Target, is_encrypted: bool) -> impl Iterator<Item = &'a Held> {
+        self.held.iter().filter(move |secret| self.is_bound(secret, target, is_encrypted))
+    }
+
+    /// Whether a secret may go to a target. Without encryption everybody on the
+    /// way reads it: then only where the entry names the port.
+    fn is_bound(&self, secret: &Held, target: &Target, is_encrypted: bool) -> bool {
         let fits =
-            move |pattern: &TargetPattern| pattern.names(target) && (is_encrypted || pattern.ports().next().is_some());
-        self.held.iter().filter(move |secret| secret.hosts.iter().any(fits))
+            |pattern: &TargetPattern| pattern.names(target) && (is_encrypted || pattern.ports().next().is_some());
+        let is_lent = || {
+            let lent = self.lent.read().unwrap_or_else(PoisonError::into_inner);
+            lent.iter().any(|agreed| agreed.name() == secret.name && fits(agreed.targets()))
+        };
+        secret.hosts.iter().any(fits) || is_lent()
     }
 
     /// Whether a request is signed with a placeholder and its body must be known
@@ -157,23 +193,25 @@ impl Secrets {
     /// [`wants_body`](Self::wants_body) asked for.
     ///
     /// # Errors
-    /// Which secret or placeholder is on its way where it may not go.
+    /// Which secret or placeholder is on its way where it may not go; the request
+    /// is as it was.
     pub(crate) fn put_in(
         &self,
         request: &mut Request,
         target: &Target,
         is_encrypted: bool,
         body: &[u8],
-    ) -> Result<Put, String> {
+    ) -> Result<Put, Stray> {
         if self.is_empty() {
             return Ok(Put::Nothing);
         }
         if let Some(at) = self.find(request, &self.values) {
-            return Err(format!("the secret `{}` itself is on its way to {target}", self.held[at].name));
+            return Err(self.itself(at, target));
         }
         let signed = self.signed(request, target, is_encrypted, body)?;
+        let mut put = request.clone();
         let mut forms: Vec<Vec<u8>> = Vec::new();
-        for field in &mut request.fields {
+        for field in &mut put.fields {
             let put_in = |secret: &Held| Some((secret.value.bytes().to_vec(), secret.put_in(field)?));
             if let Some((value, whole)) = self.bound(target, is_encrypted).find_map(put_in) {
                 let encoded = basic(&whole).map(|(scheme, _)| whole[scheme.len()..].trim_ascii().to_vec());
@@ -182,12 +220,14 @@ impl Secrets {
                 field.value = whole;
             }
         }
-        if let Some(at) = self.find(request, &self.placeholders) {
-            return Err(self.misplaced(at, target, is_encrypted));
+        if let Some(at) = self.find(&put, &self.placeholders) {
+            let is_use = self.is_all_use(at, request);
+            return Err(self.misplaced(at, target, is_encrypted, is_use));
         }
         if let Some((secret, signed)) = signed {
-            signed.sign(request, secret.value.bytes());
+            signed.sign(&mut put, secret.value.bytes());
         }
+        *request = put;
         if forms.is_empty() {
             return Ok(Put::Nothing);
         }
@@ -201,35 +241,62 @@ impl Secrets {
         target: &'a Target,
         is_encrypted: bool,
         body: &[u8],
-    ) -> Result<Option<(&'a Held, Signed)>, String> {
+    ) -> Result<Option<(&'a Held, Signed)>, Stray> {
         let Some(signed) = Signed::of(request) else { return Ok(None) };
         let all = self.held.iter().filter(|secret| secret.kind == SecretKind::Aws);
         for secret in all {
             let Some(signed) = signed.clone().made_with(request, secret.placeholder.as_bytes(), body) else { continue };
-            if !self.bound(target, is_encrypted).any(|bound| bound.name == secret.name) {
-                return Err(format!("a request signed with the placeholder of `{}` is for {target}", secret.name));
-            }
+            let name = &secret.name;
             if aws::signs_chunks(request) {
-                return Err(format!(
-                    "a request signed with `{}` signs each piece of its body, which cannot be signed anew",
-                    secret.name
-                ));
+                return Err(Stray::for_good(format!(
+                    "a request signed with `{name}` signs each piece of its body, which cannot be signed anew"
+                )));
+            }
+            if !self.is_bound(secret, target, is_encrypted) {
+                let rule = format!("a request signed with the placeholder of `{name}` is for {target}");
+                return Err(Stray { rule, secret: SecretUse::new(name, target) });
             }
             return Ok(Some((secret, signed)));
         }
         Ok(None)
     }
 
-    fn misplaced(&self, at: usize, target: &Target, is_encrypted: bool) -> String {
+    fn itself(&self, at: usize, target: &Target) -> Stray {
+        let name = &self.held[at].name;
+        Stray::for_good(format!("the secret `{name}` itself is on its way to {target}, which no grant allows"))
+    }
+
+    /// What is said of a placeholder that was found. `is_use`: it stands where
+    /// the secret would be put in, or where nothing is put in and it may pass.
+    fn misplaced(&self, at: usize, target: &Target, is_encrypted: bool, is_use: bool) -> Stray {
         let secret = &self.held[at];
         let name = &secret.name;
-        if self.bound(target, is_encrypted).any(|bound| bound.name == *name) {
-            return format!("the placeholder of `{name}` stands where that secret does not belong in a request");
+        let rule = if self.is_bound(secret, target, is_encrypted) {
+            return Stray::for_good(format!(
+                "the placeholder of `{name}` stands where that secret does not belong in a request"
+            ));
+        } else if self.is_bound(secret, target, true) {
+            format!("the secret `{name}` would go to {target} unencrypted, and no entry names that port")
+        } else {
+            format!("the placeholder of `{name}` is on its way to {target}, and no entry of its hosts names that")
+        };
+        if is_use {
+            Stray { rule, secret: SecretUse::new(name, target) }
+        } else {
+            Stray::for_good(format!("{rule}; it stands where no grant has it replaced"))
         }
-        if self.bound(target, true).any(|bound| bound.name == *name) {
-            return format!("the secret `{name}` would go to {target} unencrypted, and no entry names that port");
+    }
+
+    /// Whether all that stands for a secret in a head is where that is put in.
+    fn is_all_use(&self, at: usize, request: &Request) -> bool {
+        let secret = &self.held[at];
+        let mut put = request.clone();
+        for field in &mut put.fields {
+            if let Some(whole) = secret.put_in(field) {
+                field.value = whole;
+            }
         }
-        format!("the placeholder of `{name}` is on its way to {target}, and no entry of its hosts names that")
+        self.find(&put, &Words::new([secret.placeholder.as_bytes()])).is_none()
     }
 
     /// Which of these words stands in a head, also where it is part of what was
@@ -250,13 +317,13 @@ impl Secrets {
         is_encrypted: bool,
         [values, placeholders]: &mut [Passing; 2],
         bytes: &[u8],
-    ) -> Result<(), String> {
+    ) -> Result<(), Stray> {
         if let Some(at) = values.find(&self.values, bytes) {
-            return Err(format!("the secret `{}` itself is on its way to {target}", self.held[at].name));
+            return Err(self.itself(at, target));
         }
         match placeholders.find(&self.placeholders, bytes) {
-            Some(at) if !self.bound(target, is_encrypted).any(|bound| bound.name == self.held[at].name) => {
-                Err(self.misplaced(at, target, is_encrypted))
+            Some(at) if !self.is_bound(&self.held[at], target, is_encrypted) => {
+                Err(self.misplaced(at, target, is_encrypted, true))
             }
             _ => Ok(()),
         }
@@ -284,7 +351,7 @@ impl<'a> Guard<'a> {
     ///
     /// # Errors
     /// Which.
-    pub(crate) fn pass(&self, bytes: &[u8]) -> Result<(), String> {
+    pub(crate) fn pass(&self, bytes: &[u8]) -> Result<(), Stray> {
         let mut passing = self.passing.lock().unwrap_or_else(PoisonError::into_inner);
         self.secrets.pass(self.target, self.is_encrypted, &mut passing, bytes)
     }

@@ -3,20 +3,36 @@
 //!
 //! Must not know: what carries it.
 
-use stockade_model::{Operation, RawText, RequestRuling, Target};
+use std::time::Duration;
+
+use stockade_model::{Operation, RawText, RequestRuling, SecretUse, Target};
 use tokio::io::AsyncRead;
+use tokio::time::timeout;
 
 use super::exchange::Refusal;
 use super::head::{Framing, Request};
 use super::stream::{Reader, Trouble};
 use crate::door::Shared;
-use crate::edge::{Guard, Put};
-use crate::seam::Who;
+use crate::edge::{Guard, Put, Stray};
+use crate::seam::{Judgement, Wanted, Who};
 
 /// Longest body that is read before its request is signed anew.
 const SIGNED_BODY_MAX: u64 = 8 << 20;
 /// Most of a path that is written into the record.
 const SHOWN_PATH: usize = 512;
+
+/// Whether somebody was asked about a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waited {
+    No,
+    Yes,
+}
+
+impl Waited {
+    fn of(lent: &[SecretUse]) -> Self {
+        if lent.is_empty() { Self::No } else { Self::Yes }
+    }
+}
 
 /// Where a request goes and whose it is.
 #[derive(Clone, Copy)]
@@ -37,35 +53,69 @@ impl Asked<'_> {
         })
     }
 
-    /// Holds a request to the rules, and puts in what belongs into it.
+    /// Holds a request to the rules, and puts in what belongs into it. A secret
+    /// on its way where its hosts do not lead is asked about; the request waits.
     pub(crate) async fn admit<R: AsyncRead + Unpin>(
         &self,
         request: &mut Request,
         body: &mut Reader<R>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<Waited, Refusal> {
         if let Err(rule) = self.ruled(request) {
-            return Err(self.refused(self.shown(request), rule));
+            self.shared.events.denied(Operation::Connect, self.shown(request), self.who, &rule, None);
+            return Err(Refusal::new(403, rule));
         }
         let secrets = &self.shared.edge.secrets;
-        let is_wanted = secrets.wants_body(request, self.target, self.is_encrypted);
-        let body = if is_wanted { whole_body(request, body).await? } else { &[] };
-        match secrets.put_in(request, self.target, self.is_encrypted, body) {
-            Ok(Put::Nothing) => Ok(()),
-            Ok(Put::Secret(put)) => {
-                // What is packed could not be read, should it bring a secret back.
-                request.set("Accept-Encoding", "identity");
-                if let Some(guard) = self.guard {
-                    guard.mask_answers(put);
+        let mut lent: Vec<SecretUse> = Vec::new();
+        loop {
+            let is_wanted = secrets.wants_body(request, self.target, self.is_encrypted);
+            let body = if is_wanted { whole_body(request, body).await? } else { &[] };
+            match secrets.put_in(request, self.target, self.is_encrypted, body) {
+                Ok(Put::Nothing) => return Ok(Waited::of(&lent)),
+                Ok(Put::Secret(put)) => {
+                    // What is packed could not be read, should it bring a secret back.
+                    request.set("Accept-Encoding", "identity");
+                    if let Some(guard) = self.guard {
+                        guard.mask_answers(put);
+                    }
+                    return Ok(Waited::of(&lent));
                 }
-                Ok(())
+                Err(stray) => lent.push(self.lend(stray, &lent).await?),
             }
-            Err(rule) => Err(self.refused(self.target.to_string(), rule)),
         }
     }
 
-    fn refused(&self, object: String, rule: String) -> Refusal {
-        self.shared.events.denied(Operation::Connect, object, self.who, &rule, None);
-        Refusal::new(403, rule)
+    /// Has a secret go to this target from here on, if somebody agrees. What was
+    /// agreed to for this request already, and changed nothing, is not asked
+    /// about again.
+    async fn lend(&self, stray: Stray, lent: &[SecretUse]) -> Result<SecretUse, Refusal> {
+        let Some(secret) = stray.secret.filter(|secret| !lent.contains(secret)) else {
+            self.shared.events.denied(Operation::Secret, self.target.to_string(), self.who, &stray.rule, None);
+            return Err(Refusal::new(403, stray.rule));
+        };
+        let wanted = Wanted::Secret { secret: secret.clone(), rule: stray.rule };
+        match self.shared.judged(wanted, self.who).await {
+            Judgement::Refused { rule, grant } => Err(Refusal::lacking(&rule, grant.as_ref())),
+            Judgement::Allowed(_) => {
+                self.shared.edge.secrets.lend(&secret);
+                Ok(secret)
+            }
+        }
+    }
+
+    /// Refuses what was agreed to too late: the server did not wait as long as
+    /// the program did. The next request is not asked about.
+    pub(crate) async fn still_there<R: AsyncRead + Unpin>(
+        &self,
+        admitted: Result<Waited, Refusal>,
+        server: &mut Reader<R>,
+    ) -> Result<(), Refusal> {
+        let is_gone = match admitted? {
+            Waited::No => false,
+            Waited::Yes => matches!(timeout(Duration::ZERO, server.fill()).await, Ok(Ok(0) | Err(_))),
+        };
+        let target = self.target;
+        let late = || format!("{target} closed the connection before the question was answered; ask again");
+        if is_gone { Err(Refusal::new(503, late())) } else { Ok(()) }
     }
 
     /// The request in words of a rule, without what follows `?`: secrets stand

@@ -192,7 +192,8 @@ where
         }
         Fault::Refused(refusal)
     })?;
-    asked.admit(&mut request, &mut client.reader).await.map_err(Fault::Refused)?;
+    let admitted = asked.admit(&mut request, &mut client.reader).await;
+    asked.still_there(admitted, &mut server.reader).await.map_err(Fault::Refused)?;
     exchange(client, server, &request, way).await.map_err(|trouble| match trouble {
         // An answer may have begun: nothing can be put in its place.
         Trouble::Malformed(why) => {

@@ -7,6 +7,7 @@ use std::future::pending;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use stockade_model::Grant;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::time::{sleep, timeout};
 
@@ -52,6 +53,12 @@ impl Refusal {
         Self { status, text: text.into() }
     }
 
+    /// 403, and what would let it pass, if anything.
+    pub(crate) fn lacking(text: &str, grant: Option<&Grant>) -> Self {
+        let hint = grant.map(|grant| format!("\nhint: it needs the grant `{grant}`")).unwrap_or_default();
+        Self::new(403, format!("{text}{hint}"))
+    }
+
     /// A whole answer, after which the connection ends.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let reason = match self.status {
@@ -62,6 +69,7 @@ impl Refusal {
             429 => "Too Many Requests",
             431 => "Request Header Fields Too Large",
             502 => "Bad Gateway",
+            503 => "Service Unavailable",
             504 => "Gateway Timeout",
             _ => "Refused",
         };

@@ -83,8 +83,7 @@ fn close(open: Option<Open>) {
 fn refusal_of(target: &Target, unreached: Unreached) -> Refusal {
     match unreached {
         Unreached::Judged { rule, grant } => {
-            let hint = grant.map(|grant| format!("\nhint: it needs the grant `{grant}`")).unwrap_or_default();
-            Refusal::new(403, format!("{target} may not be reached: {rule}{hint}"))
+            Refusal::lacking(&format!("{target} may not be reached: {rule}"), grant.as_ref())
         }
         Unreached::Dialling(DialFailure::Refused { rule }) => {
             Refusal::new(403, format!("{target} may not be reached: {rule}"))
@@ -157,7 +156,8 @@ async fn one(
         }
     };
     let mut there = permitted.map_err(|unreached| Fault::Refused(refusal_of(&target, unreached)))?;
-    if let Err(refusal) = asked.admit(&mut request, &mut client.reader).await {
+    let admitted = asked.admit(&mut request, &mut client.reader).await;
+    if let Err(refusal) = asked.still_there(admitted, &mut there.server.reader).await {
         there.session.refused(&refusal.text);
         return Err(Fault::Refused(refusal));
     }

@@ -7,24 +7,17 @@ pub(crate) mod socks;
 use std::sync::Arc;
 
 use stockade_model::{Grant, Target};
-use tokio::sync::oneshot;
 
 use crate::dial::{DialFailure, Dialled};
 use crate::door::Shared;
-use crate::seam::{Judgement, Permit, Who};
+use crate::seam::{Judgement, Permit, Wanted, Who};
 use crate::session::Session;
 
 /// Asks whether a target may be reached, and waits for the answer.
 async fn judged(shared: &Shared, target: &Target, who: &Who) -> Result<Permit, Unreached> {
-    let (sender, receiver) = oneshot::channel();
-    let answer = Box::new(move |judgement| {
-        let _ = sender.send(judgement);
-    });
-    shared.judge.judge(target, who, answer);
-    match receiver.await {
-        Ok(Judgement::Allowed(permit)) => Ok(permit),
-        Ok(Judgement::Refused { rule, grant }) => Err(Unreached::Judged { rule, grant }),
-        Err(_) => Err(Unreached::Judged { rule: "nobody answered".into(), grant: None }),
+    match shared.judged(Wanted::Target(target.clone()), who).await {
+        Judgement::Allowed(permit) => Ok(permit),
+        Judgement::Refused { rule, grant } => Err(Unreached::Judged { rule, grant }),
     }
 }
 

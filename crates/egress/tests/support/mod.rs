@@ -15,9 +15,11 @@ use std::time::{Duration, Instant};
 
 use stockade_egress::{
     Announced, DialFailure, DnsSockets, Door, DoorEvent, Edge, Judge, Judgement, LookupError, Names, Namespace, Order,
-    Permit, Resolve, Setup, Trust, Who,
+    Permit, Resolve, Setup, Trust, Wanted, Who,
 };
-use stockade_model::{ConnectionRecord, Denial, Egress, EgressLimits, Grant, Host, HostName, Target, TargetPattern};
+use stockade_model::{
+    ConnectionRecord, Denial, Egress, EgressLimits, Grant, Host, HostName, SecretUse, Target, TargetPattern,
+};
 
 /// Listens on the host's loopback, wherever it is asked to.
 #[derive(Default)]
@@ -60,17 +62,41 @@ impl Resolve for Table {
 pub struct Listed {
     pub allow: Mutex<Vec<TargetPattern>>,
     pub asked: Mutex<Vec<String>>,
+    /// Secrets and where they may be taken.
+    pub lends: Mutex<Vec<String>>,
+    /// How long a question about a secret waits.
+    pub thinks: Mutex<Duration>,
+}
+
+impl Listed {
+    fn judge_secret(&self, secret: SecretUse, rule: String, answer: Box<dyn FnOnce(Judgement) + Send>) {
+        self.asked.lock().unwrap().push(format!("secret {secret}"));
+        let is_lent = self.lends.lock().unwrap().contains(&secret.to_string());
+        let thinks = *self.thinks.lock().unwrap();
+        std::thread::spawn(move || {
+            std::thread::sleep(thinks);
+            answer(if is_lent {
+                Judgement::Allowed(Permit { rule: format!("grant secret {secret}") })
+            } else {
+                Judgement::Refused { rule, grant: Some(secret.into_grant()) }
+            });
+        });
+    }
 }
 
 impl Judge for Listed {
-    fn judge(&self, target: &Target, _: &Who, answer: Box<dyn FnOnce(Judgement) + Send>) {
+    fn judge(&self, wanted: Wanted, _: &Who, answer: Box<dyn FnOnce(Judgement) + Send>) {
+        let target = match wanted {
+            Wanted::Target(target) => target,
+            Wanted::Secret { secret, rule } => return self.judge_secret(secret, rule, answer),
+        };
         self.asked.lock().unwrap().push(target.to_string());
-        let found = self.allow.lock().unwrap().iter().find(|p| p.admits(target)).cloned();
+        let found = self.allow.lock().unwrap().iter().find(|p| p.admits(&target)).cloned();
         answer(match found {
             Some(pattern) => Judgement::Allowed(Permit { rule: format!("allow {pattern}") }),
             None => {
                 let rule = "no entry of allow names it".into();
-                let grant = (target.host.to_string() != "never.test").then(|| Grant::connect(target));
+                let grant = (target.host.to_string() != "never.test").then(|| Grant::connect(&target));
                 Judgement::Refused { rule, grant }
             }
         });

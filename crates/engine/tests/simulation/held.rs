@@ -236,7 +236,9 @@ impl Held {
         let class = |grant: &Grant| match (mode, grant) {
             (ApprovalMode::Never | ApprovalMode::OnRequest, _) => false,
             (ApprovalMode::Granular(classes), Grant::Write(_) | Grant::Read(_)) => classes.filesystem,
-            (ApprovalMode::Granular(classes), Grant::Connect(_) | Grant::Listen(_)) => classes.network,
+            (ApprovalMode::Granular(classes), Grant::Connect(_) | Grant::Secret(_) | Grant::Listen(_)) => {
+                classes.network
+            }
             (ApprovalMode::Granular(classes), _) => classes.other,
             (ApprovalMode::Untrusted | ApprovalMode::OnFailure, _) => true,
         };

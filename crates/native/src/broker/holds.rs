@@ -32,6 +32,7 @@ enum Right {
     Socket,
     Exec,
     Connect,
+    Secret,
 }
 
 impl Key {
@@ -51,6 +52,12 @@ impl Key {
                 Right::Exec
             }
             Grant::Connect(_) => Right::Connect,
+            // Each secret is a question of its own, wherever it is on its way to.
+            Grant::Secret(wanted) => {
+                object.push(0);
+                object.extend_from_slice(wanted.name().as_bytes());
+                Right::Secret
+            }
             Grant::Read(_) | Grant::Listen(_) | Grant::Env(_) | Grant::Limit(..) => return None,
         };
         Some(Self { right, object })
@@ -204,6 +211,7 @@ impl<W> Holds<W> {
 fn covers(granted: &Grant, wanted: &Grant) -> bool {
     match (granted, wanted) {
         (Grant::Connect(granted), Grant::Connect(wanted)) => granted.covers(wanted),
+        (Grant::Secret(granted), Grant::Secret(wanted)) => granted.covers(wanted),
         _ => granted.path().zip(wanted.path()).is_some_and(|(granted, wanted)| wanted.starts_with(granted)),
     }
 }
@@ -317,6 +325,8 @@ mod tests {
             assert_eq!(of(grant, "rule", "/a"), None);
         }
         assert_ne!(Some(key("/a")), of("socket /a", "outside", "/a"));
+        assert_ne!(of("secret a to b:1", "outside", "b:1"), of("secret c to b:1", "outside", "b:1"));
+        assert_ne!(of("secret a to b:1", "outside", "b:1"), of("connect b:1", "outside", "b:1"));
         assert_ne!(of("exec /a", "program: a b", "/a"), of("exec /a", "program: a c", "/a"));
     }
 }

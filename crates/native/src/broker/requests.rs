@@ -1,8 +1,9 @@
-//! What the door is asked for by its own protocols: a target of a proxy request.
-//! It is decided, held and answered as a connect is.
+//! What the door cannot decide: a target of a request to its proxies, a secret on
+//! its way where its hosts do not lead. Either is decided, held and answered as a
+//! connect is.
 
-use stockade_egress::{Judge, Judgement, Permit, Who};
-use stockade_model::{Grant, HostName, Target};
+use stockade_egress::{Judge, Judgement, Permit, Wanted, Who};
+use stockade_model::{Grant, HostName, Layer, Operation};
 
 use super::connects::unreached;
 use super::holding::Waiter;
@@ -26,13 +27,10 @@ impl Referee {
 }
 
 impl Judge for Referee {
-    fn judge(&self, target: &Target, who: &Who, answer: Box<dyn FnOnce(Judgement) + Send>) {
-        match self.reach.decide(target) {
+    fn judge(&self, wanted: Wanted, who: &Who, answer: Box<dyn FnOnce(Judgement) + Send>) {
+        match decide(&self.reach, &wanted) {
             Ok(rule) => answer(Judgement::Allowed(Permit { rule })),
-            Err(_) => {
-                let request = Request { target: target.clone(), who: who.clone(), answer };
-                self.answers.order(Order::Judge(request));
-            }
+            Err(_) => self.answers.order(Order::Judge(Request { wanted, who: who.clone(), answer })),
         }
     }
 
@@ -41,16 +39,28 @@ impl Judge for Referee {
     }
 }
 
-/// A target that somebody asked the door for.
+fn decide(reach: &Reach, wanted: &Wanted) -> Result<String, Denied> {
+    match wanted {
+        Wanted::Target(target) => reach.decide(target).map_err(|refusal| unreached(target, refusal)),
+        Wanted::Secret { secret, rule } => reach.decide_secret(secret, rule).map_err(|refusal| Denied {
+            operation: Operation::Secret,
+            object: secret.targets().to_string().into_bytes(),
+            layer: Layer::Network,
+            refusal,
+        }),
+    }
+}
+
+/// What somebody asked the door for.
 pub(super) struct Request {
-    target: Target,
+    wanted: Wanted,
     who: Who,
     answer: Box<dyn FnOnce(Judgement) + Send>,
 }
 
 impl std::fmt::Debug for Request {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Request").field("target", &self.target).finish_non_exhaustive()
+        f.debug_struct("Request").field("wanted", &self.wanted).finish_non_exhaustive()
     }
 }
 
@@ -85,15 +95,12 @@ impl Service {
 
     /// Answers a request that is among the powers of now; else it comes back.
     pub(super) fn grant_request(&self, request: Request) -> Option<(Request, Denied)> {
-        match self.powers.reach.decide(&request.target) {
+        match decide(&self.powers.reach, &request.wanted) {
             Ok(rule) => {
                 (request.answer)(Judgement::Allowed(Permit { rule }));
                 None
             }
-            Err(refusal) => {
-                let denied = unreached(&request.target, refusal);
-                Some((request, denied))
-            }
+            Err(denied) => Some((request, denied)),
         }
     }
 

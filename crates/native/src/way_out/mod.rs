@@ -190,13 +190,13 @@ impl WayOut {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stockade_egress::{Judgement, LookupError};
-    use stockade_model::{HostName, Target};
+    use stockade_egress::{Judgement, LookupError, Wanted};
+    use stockade_model::HostName;
 
     struct Nobody;
 
     impl Judge for Nobody {
-        fn judge(&self, _: &Target, _: &Who, answer: Box<dyn FnOnce(Judgement) + Send>) {
+        fn judge(&self, _: Wanted, _: &Who, answer: Box<dyn FnOnce(Judgement) + Send>) {
             answer(Judgement::Refused { rule: "nobody".to_owned(), grant: None });
         }
         fn is_agreed(&self, _: &HostName) -> bool {

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use stockade_model::{Grant, QuestionKind, Request, Scope, Verdict};
-use stockade_policy::amend::{rule_for_hosts, rules_for};
+use stockade_policy::amend::{rule_for_hosts, rule_for_secrets, rules_for};
 use stockade_policy::load::Sources;
 use stockade_policy::{DraftRule, ProvenanceSection, Settings, resolve_profile};
 
-use super::write::{self, targets};
+use super::write::{self, secrets, targets};
 use crate::failure::Failure;
 
 /// The rules that one run's answers may become.
@@ -46,6 +46,9 @@ impl Lasting {
         };
         if let Some(hosts) = targets(grants) {
             return vec![rule_for_hosts(&hosts, Verdict::Allow, &self.provenance())];
+        }
+        if let Some(wanted) = secrets(grants) {
+            return rule_for_secrets(&wanted, &self.provenance()).into_iter().collect();
         }
         let Request { command, profile, workspace, .. } = &self.request;
         let Ok(profile) = resolve_profile(&self.settings, profile, workspace.as_path(), &[]) else { return Vec::new() };
@@ -129,6 +132,10 @@ mod tests {
         check(&["npm", "test"], &[], &["glob = [\"npm test\"]"]);
         check(&["npm", "test"], &["write /srv/x"], &["glob = [\"npm test\"]", "grants = [\"write /srv/x\"]"]);
         check(&["sh", "-c", "pip install x"], &["connect pypi.org:443"], &["hosts = [\"pypi.org:443\"]"]);
+        let secret = "secret github to ghe.example.com:443";
+        let rule = ["hosts = [\"ghe.example.com:443\"]", &format!("grants = [\"{secret}\"]")];
+        check(&["python3", "x"], &[secret], &rule);
+        check(&["python3", "x"], &["secret github to ghe.example.com"], &[]);
         // Never for what runs others, nor over what is guarded.
         check(&["python3", "x"], &["write /srv/x"], &[]);
         check(&["npm", "test"], &["read /home/u/.ssh"], &[]);

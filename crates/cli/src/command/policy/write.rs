@@ -7,7 +7,7 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use stockade_model::{Command, Grant, Outcome, Scope, Target, TargetPattern, Verdict};
+use stockade_model::{Command, Grant, Outcome, Scope, SecretUse, Target, TargetPattern, Verdict};
 use stockade_policy::amend::{insert_rules, rule_for_hosts, rules_for};
 use stockade_policy::load::{Sources, load_with};
 use stockade_policy::{DraftRule, Layer, LayerText, ProvenanceSection, Settings, resolve_profile};
@@ -59,6 +59,14 @@ pub fn rule_hint(command: &Command, outcome: &Outcome, settings: &Settings) -> O
         let hosts: String = hosts.iter().map(|target| format!(" --host {target}")).collect();
         return Some(("every command", format!("{}{hosts}", amend_line(effect))));
     }
+    if let Some(wanted) = secrets(&lasting.grants) {
+        // A no to a secret is none to its host.
+        let targets = wanted.iter().map(|wanted| wanted.targets().target()).collect::<Option<Vec<_>>>();
+        let hosts: String =
+            targets.filter(|_| effect == Verdict::Allow)?.iter().map(|t| format!(" --host {t}")).collect();
+        let grants: String = lasting.grants.iter().map(|grant| format!(" --grant '{grant}'")).collect();
+        return Some(("every command", format!("{}{hosts}{grants}", amend_line(effect))));
+    }
     let last = outcome.attempts.last();
     let grants = last.filter(|_| effect == Verdict::Allow).map_or(&[][..], |attempt| &attempt.grants);
     let name = last.map_or(settings.profile.value.as_str(), |attempt| attempt.profile.as_str());
@@ -100,6 +108,12 @@ pub fn targets(grants: &[Grant]) -> Option<Vec<Target>> {
     grants.iter().map(target).collect::<Option<Vec<_>>>().filter(|targets| !targets.is_empty())
 }
 
+/// What an answer that is about secrets alone is about.
+pub fn secrets(grants: &[Grant]) -> Option<Vec<SecretUse>> {
+    let secret = |grant: &Grant| grant.secret().cloned();
+    grants.iter().map(secret).collect::<Option<Vec<_>>>().filter(|secrets| !secrets.is_empty())
+}
+
 fn own_file() -> Result<PathBuf, Failure> {
     Ok(places::sources(None, &variable)?.user_file)
 }
@@ -115,16 +129,30 @@ pub fn amend(typed: PolicyAmendArgs) -> Ended {
     let (write, file) = (typed.write, typed.file.clone());
     let (drafts, workspace) = match typed.hosts.is_empty() {
         true => drafts_for_command(typed, &provenance)?,
-        false => {
-            let target = |text: &String| {
-                text.parse::<Target>().map_err(|e| Failure::new(e).hint("name one host and port: --host pypi.org:443"))
-            };
-            let targets = typed.hosts.iter().map(target).collect::<Result<Vec<_>, _>>()?;
-            (vec![rule_for_hosts(&targets, typed.effect, &provenance)], places::current_directory()?)
-        }
+        false => (vec![draft_for_hosts(&typed, &provenance)?], places::current_directory()?),
     };
     let sources = places::sources(Some(&workspace), &variable)?;
     put(&sources, file, &drafts, write)
+}
+
+/// The rule for hosts, and for the secrets that may be taken to them.
+fn draft_for_hosts(typed: &PolicyAmendArgs, provenance: &ProvenanceSection) -> Result<DraftRule, Failure> {
+    let target = |text: &String| {
+        text.parse::<Target>().map_err(|e| Failure::new(e).hint("name one host and port: --host pypi.org:443"))
+    };
+    let targets = typed.hosts.iter().map(target).collect::<Result<Vec<_>, _>>()?;
+    let mut draft = rule_for_hosts(&targets, typed.effect, provenance);
+    for grant in &typed.grants {
+        let text = grant.to_string_lossy();
+        let wanted = text.parse::<Grant>().map_err(Failure::new)?;
+        let is_one_of = |wanted: &SecretUse| wanted.targets().target().is_some_and(|target| targets.contains(&target));
+        if typed.effect != Verdict::Allow || !wanted.secret().is_some_and(is_one_of) {
+            return Err(Failure::new(format!("`{wanted}` does not come with a rule about these hosts"))
+                .hint("with --host, and to allow, a grant is `secret NAME to HOST:PORT`, of one of the hosts"));
+        }
+        draft.grants.push(wanted.to_string());
+    }
+    Ok(draft)
 }
 
 /// The rules for a command, and the workspace it was named in.
@@ -296,6 +324,10 @@ mod tests {
         };
         host("approved", grant, Some("stockade policy amend --write --host pypi.org:443"));
         host("denied", grant, Some("stockade policy amend --write --effect deny --host pypi.org:443"));
+        let secret = "secret github to ghe.example.com:443";
+        let expected = format!("{amend} --host ghe.example.com:443 --grant '{secret}'");
+        host("approved", &[secret], Some(&expected));
+        host("denied", &[secret], None);
         host("approved", &["connect *.pypi.org:443"], None);
         host("approved", &["connect pypi.org:443", "write /srv"], None);
     }
