@@ -18,11 +18,14 @@ mod build;
 mod cases;
 mod conformance;
 mod launch;
+mod limits;
 mod plan;
 mod row;
 mod rows_fs;
+mod rows_kernel;
 mod rows_proc;
 mod rows_res;
+mod rows_told;
 mod special;
 mod world;
 
@@ -61,7 +64,8 @@ fn main() -> ExitCode {
 
 /// All rows of the suite.
 pub fn rows() -> Vec<&'static Row> {
-    rows_fs::ROWS.iter().chain(rows_proc::ROWS).chain(rows_res::ROWS).chain(conformance::ROWS).collect()
+    let of_cases = [rows_fs::ROWS, rows_proc::ROWS, rows_res::ROWS, rows_kernel::ROWS, rows_told::ROWS];
+    of_cases.into_iter().flatten().chain(conformance::ROWS).collect()
 }
 
 /// Runs one task in this process, whose tree is all the row's.

@@ -16,7 +16,7 @@ use stockade_sys::exec::StringList;
 use stockade_sys::landlock::{self, Ruleset, access, network, scope};
 
 use crate::filter::{FilterSize, command_filter, init_filter};
-use crate::limits::resource_limits;
+use crate::limits::{quotas, resource_limits};
 
 use super::error::LaunchError;
 use super::layout::{
@@ -275,6 +275,7 @@ fn full(plan: &Plan, candidates: &[CString], abi: u32, outfit: &Outfit) -> Resul
     let ruleset = new_ruleset(abi, access::changing(abi), 0)?;
     let mapped_by_caller = may_map_for_others();
     let mut steps = Vec::from(first_steps(mapped_by_caller)?);
+    steps.push(Step::Quotas(quotas(&plan.profile.limits)));
     let size = plan.profile.limits.temp_bytes.map(TempSize::new).transpose()?;
     if let Some(overlay) = &outfit.overlay {
         let workspace = Spot::of(plan.workspace.as_path())?;

@@ -21,7 +21,10 @@ use super::error::LaunchError;
 use super::layout::{Attachment, Device, Identity, Nature, Overlay, Spot};
 use super::message::Message;
 use super::network::Network;
-use crate::limits::temp_inodes;
+use crate::limits::{Quota, temp_inodes};
+
+/// Terminals of one run: the machine has some thousands for all.
+const TERMINALS_MAX: &CStr = c"256";
 
 /// The walls of level full, beside the user and PID namespaces.
 const NAMESPACES: u64 = flags::NEW_MOUNT | flags::NEW_NET | flags::NEW_IPC | flags::NEW_UTS | flags::NEW_CGROUP;
@@ -106,6 +109,8 @@ pub(super) enum Step {
     PrivateMounts,
     /// The kernel's files of the new PID namespace.
     Proc,
+    /// A share of what the kernel counts for the user.
+    Quotas(Vec<Quota>),
     /// A copy of the host's root.
     CopyRoot,
     /// The workspace beneath what the run writes in it.
@@ -168,6 +173,7 @@ impl Step {
             Self::KeyRing => "key-ring",
             Self::PrivateMounts => "private-mounts",
             Self::Proc => "proc",
+            Self::Quotas(_) => "quotas",
             Self::CopyRoot => "copy-root",
             Self::Stage { .. } => "stage",
             Self::Root { .. } => "root",
@@ -185,7 +191,7 @@ impl Step {
     /// The layer of the report that it belongs to.
     pub(super) fn layer(&self) -> &'static str {
         match self {
-            Self::ClaimIdentity { .. } | Self::AwaitIdentity => "user-namespace",
+            Self::ClaimIdentity { .. } | Self::AwaitIdentity | Self::Quotas(_) => "user-namespace",
             Self::LeaveGroups | Self::DropPrivileges => "capabilities",
             Self::PrivateDirectory { .. } | Self::OwnFile { .. } => "private-directory",
             Self::KeyRing => "key-ring",
@@ -207,6 +213,7 @@ impl Step {
             Self::KeyRing => "an empty session key ring".to_owned(),
             Self::PrivateMounts => "cut from the host's mounts".to_owned(),
             Self::Proc => "/proc of the own PID namespace, read-only".to_owned(),
+            Self::Quotas(_) => "half of the user's file watches, where the kernel lets that be set".to_owned(),
             Self::CopyRoot => "a copy of the host's".to_owned(),
             Self::Stage { workspace, .. } => {
                 let path = RawText::from(workspace.path.as_bytes()).escaped();
@@ -240,6 +247,14 @@ impl Step {
             Self::Proc => {
                 let forbids = Forbids { write: true, devices: true, setuid: true, exec: true };
                 site.proc = Some(new_filesystem(c"proc", &[], forbids)?);
+                Ok(())
+            }
+            Self::Quotas(quotas) => {
+                // No wall: before kernel 6.9, and where /proc/sys is read-only, the
+                // run has as much as its user.
+                for quota in quotas {
+                    let _ = write_file(quota.file, quota.amount.as_bytes());
+                }
                 Ok(())
             }
             Self::CopyRoot => {
@@ -467,7 +482,7 @@ fn attach_devices(site: &mut Site<'_>, devices: &[Device]) -> Result<(), Errno> 
     // a device for writing does not ask whether its mount is read-only.
     let forbids = Forbids { setuid: true, exec: true, ..Forbids::default() };
     restrict(directory.as_fd(), Forbids { write: true, ..forbids }, true)?;
-    let options = [(c"newinstance", c""), (c"ptmxmode", c"0666"), (c"mode", c"0620")];
+    let options = [(c"newinstance", c""), (c"ptmxmode", c"0666"), (c"mode", c"0620"), (c"max", TERMINALS_MAX)];
     let terminals = new_filesystem(c"devpts", &options, forbids)?;
     attach_at(terminals.as_fd(), directory.as_fd(), c"pts")?;
     site.allow(terminals.as_fd(), access::WRITE_FILE | access::TRUNCATE | access::IOCTL_DEV)

@@ -9,6 +9,7 @@
 mod group;
 mod hierarchy;
 mod processes;
+mod quotas;
 mod report;
 mod resources;
 mod watch;
@@ -20,6 +21,7 @@ use std::sync::Arc;
 use stockade_model::{LayerReport, LayerState, Level, Limit, Limits, Plan};
 
 pub(crate) use group::Group;
+pub(crate) use quotas::{Quota, quotas};
 pub(crate) use resources::{resource_limits, temp_inodes};
 pub(crate) use watch::{Spent, Watch};
 

@@ -3,11 +3,16 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 
 use rustix::param::{clock_ticks_per_second, page_size};
 
 /// Processes looked at in one go; where there are more, their number says enough.
 const PROCESSES_MAX: usize = 20_000;
+
+/// How the kernel names files without a name.
+const MEMFD: &[u8] = b"/memfd:";
 
 /// What a run's processes use, all together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,7 +20,7 @@ pub(super) struct Tally {
     /// Processes and threads, without the init.
     pub(super) processes: u64,
     pub(super) cpu_ms: u64,
-    /// Memory that nobody shares.
+    /// Memory that nobody shares, and where it was asked for what is shared.
     pub(super) memory_bytes: u64,
     /// Bytes that will go to a disk.
     pub(super) written_bytes: u64,
@@ -23,6 +28,40 @@ pub(super) struct Tally {
     pub(super) largest: Option<(u32, u64)>,
     /// The process that wrote the most.
     pub(super) busiest_writer: Option<(u32, u64)>,
+}
+
+/// What is looked at beside number and time. Each costs a file of each process,
+/// shared memory one of each of its descriptors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Look {
+    pub(super) memory: bool,
+    pub(super) shared: bool,
+    pub(super) written: bool,
+}
+
+/// Memory behind files that have no name (memfd_create(2)), and the most that
+/// one process has mapped of what may be shared: both may be the same.
+#[derive(Debug, Default)]
+struct Shared {
+    files: HashMap<(u64, u64), u64>,
+    mapped_most: u64,
+}
+
+impl Shared {
+    fn add(&mut self, pid: u32) {
+        self.mapped_most = self.mapped_most.max(shared_mapped(pid));
+        let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else { return };
+        for path in descriptors.flatten().map(|descriptor| descriptor.path()) {
+            let is_memory = fs::read_link(&path).is_ok_and(|target| target.as_os_str().as_bytes().starts_with(MEMFD));
+            if let (true, Ok(file)) = (is_memory, fs::metadata(&path)) {
+                self.files.insert((file.dev(), file.ino()), file.blocks().saturating_mul(512));
+            }
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.files.values().sum::<u64>().max(self.mapped_most)
+    }
 }
 
 /// Counts again and again, so that what ended in between is not forgotten.
@@ -39,9 +78,11 @@ impl Census {
         Self { init, written_before: 0, orphans: HashMap::new() }
     }
 
-    /// Looks at every process. `memory` and `written` cost a file each.
-    pub(super) fn take(&mut self, memory: bool, written: bool) -> Tally {
+    /// Looks at every process.
+    pub(super) fn take(&mut self, what: Look) -> Tally {
+        let Look { memory, shared, written } = what;
         let mut tally = Tally::default();
+        let mut objects = Shared::default();
         let mut orphans = HashMap::new();
         let init_written = if written { written_by(self.init) } else { None };
         if let Some(stat) = Stat::of(self.init) {
@@ -63,6 +104,9 @@ impl Census {
                 tally.memory_bytes += bytes;
                 tally.largest = tally.largest.max_by(pid, bytes);
             }
+            if shared {
+                objects.add(pid);
+            }
             if written && let Some(bytes) = written_by(pid) {
                 tally.written_bytes += bytes;
                 tally.busiest_writer = tally.busiest_writer.max_by(pid, bytes);
@@ -71,6 +115,7 @@ impl Census {
                 }
             }
         }
+        tally.memory_bytes += objects.bytes();
         tally.written_bytes += self.ended_before(init_written, orphans);
         tally
     }
@@ -138,6 +183,14 @@ impl Stat {
     }
 }
 
+/// Shared memory that a process has mapped and touched (proc_pid_status(5)).
+fn shared_mapped(pid: u32) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("RssShmem:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kib.unwrap_or(0).saturating_mul(1024)
+}
+
 fn memory_of(pid: u32) -> u64 {
     let Ok(text) = fs::read_to_string(format!("/proc/{pid}/statm")) else { return 0 };
     let mut pages = text.split(' ').skip(1).map_while(|word| word.parse::<u64>().ok());
@@ -183,11 +236,22 @@ mod tests {
         let mut line = String::new();
         std::io::BufRead::read_line(&mut std::io::BufReader::new(shell.stdout.take().unwrap()), &mut line).unwrap();
         let [sleeper] = *children(shell.id()) else { panic!("not one child") };
-        assert_eq!(Census::new(shell.id()).take(true, true).processes, 1);
+        assert_eq!(Census::new(shell.id()).take(Look::default()).processes, 1);
         kill(sleeper);
         shell.wait().unwrap();
         assert!(children(shell.id()).is_empty());
         assert!(start_of(std::process::id()).is_some());
+    }
+
+    #[test]
+    fn memory_behind_a_file_without_a_name_is_counted_once() {
+        let file = rustix::fs::memfd_create("held", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let twin = rustix::io::dup(&file).unwrap();
+        rustix::io::write(&file, &[1; 1 << 20]).unwrap();
+        let mut shared = Shared::default();
+        shared.add(std::process::id());
+        let held = fs::metadata(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&twin))).unwrap();
+        assert_eq!(shared.files.get(&(held.dev(), held.ino())), Some(&(1 << 20)));
     }
 
     fn kill(pid: u32) {

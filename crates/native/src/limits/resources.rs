@@ -112,11 +112,25 @@ impl Room {
     }
 }
 
-/// Memory that programs could still have, in bytes (proc_meminfo(5)).
-pub(super) fn memory_available() -> Option<u64> {
-    let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.saturating_mul(1024))
+/// Memory of the machine, in bytes (proc_meminfo(5)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct MachineMemory {
+    /// What programs could still have.
+    pub(super) available_bytes: u64,
+    /// What may be shared, and files in memory.
+    pub(super) shared_bytes: u64,
+}
+
+impl MachineMemory {
+    /// As it is now.
+    pub(super) fn now() -> Option<Self> {
+        let text = fs::read_to_string("/proc/meminfo").ok()?;
+        let bytes = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+            Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.saturating_mul(1024))
+        };
+        Some(Self { available_bytes: bytes("MemAvailable:")?, shared_bytes: bytes("Shmem:")? })
+    }
 }
 
 #[cfg(test)]

@@ -9,9 +9,9 @@ use stockade_model::{Denial, Grant, Layer, Limit, Limits, Operation, RawText, Re
 
 use super::Guard;
 use super::group::{Counted, Group};
-use super::processes::{Census, Tally, program_of};
+use super::processes::{Census, Look, Tally, program_of};
 use super::report::Holder;
-use super::resources::{Files, Room, memory_available};
+use super::resources::{Files, MachineMemory, Room};
 
 /// How long between two looks at least.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -24,6 +24,8 @@ const RESERVE_PART: u64 = 20;
 /// No more than this of it. Of memory as much, where no group holds it.
 const RESERVE_BYTES_MAX: u64 = 1 << 30;
 const RESERVE_FILES_MAX: u64 = 50_000;
+/// Part of its memory that may be taken as shared before that is looked for.
+const SHARED_PART: u64 = 4;
 
 /// The watch over one run. Dropping it takes away the run's group.
 #[derive(Debug)]
@@ -34,8 +36,8 @@ pub(crate) struct Watch {
     census: Census,
     workspace: PathBuf,
     room: Option<Room>,
-    /// Memory that was available at the start, where the watch alone holds it.
-    memory_available: Option<u64>,
+    /// The machine's memory at the start, where the watch alone holds the limit.
+    memory: Option<MachineMemory>,
     next: Instant,
     told: bool,
     peak: Peak,
@@ -71,7 +73,7 @@ impl Watch {
         let room = [Limit::Disk, Limit::Inodes].iter().any(|limit| watched.contains(limit));
         Self {
             room: room.then(|| Room::at(&guard.workspace)).flatten(),
-            memory_available: watched.contains(&Limit::Memory).then(memory_available).flatten(),
+            memory: watched.contains(&Limit::Memory).then(MachineMemory::now).flatten(),
             limits: guard.limits,
             group: guard.group,
             watched,
@@ -107,7 +109,8 @@ impl Watch {
         if let Some(passed) = self.killed(&counted) {
             return Some(passed);
         }
-        if let Some(passed) = self.room_passed().or_else(|| self.memory_short()) {
+        let machine = self.memory.and_then(|_| MachineMemory::now());
+        if let Some(passed) = self.room_passed().or_else(|| self.memory_short(machine?)) {
             return Some(passed);
         }
         let cpu_ms = counted.cpu_us.map(|us| us / 1000);
@@ -119,7 +122,8 @@ impl Watch {
         if !(memory || written || watches(Limit::Processes) || watches(Limit::CpuTime) && cpu_ms.is_none()) {
             return None;
         }
-        let tally = self.census.take(memory, written);
+        let shared = machine.is_some_and(|now| self.may_share_much(now));
+        let tally = self.census.take(Look { memory, shared, written });
         self.remember(&tally);
         let pid_of = |most: Option<(u32, u64)>| most.map(|(pid, _)| pid);
         self.over(Limit::Memory, tally.memory_bytes, pid_of(tally.largest))
@@ -183,11 +187,19 @@ impl Watch {
 
     /// The machine has less memory left than is the host's. Not all that a run
     /// takes shows in its processes.
-    fn memory_short(&self) -> Option<Passed> {
-        let (before, now) = (self.memory_available?, memory_available()?);
+    fn memory_short(&self, now: MachineMemory) -> Option<Passed> {
+        let (before, now) = (self.memory?.available_bytes, now.available_bytes);
         let value = format!("the machine is nearly out of memory: {} are left", Limit::Memory.text(now >> 20 << 20));
         let short = before >= RESERVE_BYTES_MAX && now < RESERVE_BYTES_MAX / 2;
         short.then_some(Passed { limit: Limit::Memory, value, pid: None })
+    }
+
+    /// Somebody on the machine took so much memory that can be shared that it is
+    /// worth looking for it.
+    fn may_share_much(&self, now: MachineMemory) -> bool {
+        let before = self.memory.map_or(0, |before| before.shared_bytes);
+        let worth = self.limits.memory_bytes.map_or(u64::MAX, |bytes| bytes / SHARED_PART);
+        now.shared_bytes.saturating_sub(before) > worth
     }
 
     fn denial(&self, passed: Passed) -> Denial {

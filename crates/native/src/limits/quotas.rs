@@ -1,0 +1,53 @@
+//! What the kernel counts for a user as a whole. A user namespace has counts of
+//! its own, and what is taken inside counts outside for whoever made it
+//! (namespaces(7)): a run gets a share, so that something is left to the user.
+//!
+//! It must not know limits but that of memory.
+
+use std::ffi::{CStr, CString};
+use std::fs;
+
+use rustix::param::page_size;
+use stockade_model::Limits;
+
+/// The run's part of what the user may have.
+const SHARE: u64 = 2;
+
+/// One of the kernel's settings for the namespaces of a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Quota {
+    pub(crate) file: &'static CStr,
+    pub(crate) amount: CString,
+}
+
+/// The quotas of a run at level full. A setting that is not there has none.
+pub(crate) fn quotas(limits: &Limits) -> Vec<Quota> {
+    let quota = |file, amount: u64| Some(Quota { file, amount: CString::new(amount.to_string()).ok()? });
+    let watches = [
+        (c"/proc/sys/user/max_inotify_instances", "/proc/sys/fs/inotify/max_user_instances"),
+        (c"/proc/sys/user/max_inotify_watches", "/proc/sys/fs/inotify/max_user_watches"),
+    ];
+    // Segments of System V that nobody has attached are in no process's memory.
+    let segments = limits.memory_bytes.map(|bytes| (c"/proc/sys/kernel/shmall", bytes / page_size() as u64));
+    let watches = watches.into_iter().filter_map(|(file, of_user)| Some((file, number(of_user)? / SHARE)));
+    watches.chain(segments).filter_map(|(file, amount)| quota(file, amount.max(1))).collect()
+}
+
+fn number(file: &str) -> Option<u64> {
+    fs::read_to_string(file).ok()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_gets_half_of_the_watches_and_segments_within_its_memory() {
+        let of_user = number("/proc/sys/fs/inotify/max_user_instances").unwrap();
+        let all = quotas(&Limits { memory_bytes: Some(8 << 20), ..Limits::default() });
+        assert_eq!(all.len(), 3);
+        assert_eq!(all[0].amount.to_str().unwrap(), (of_user / 2).to_string());
+        assert_eq!(all[2].amount.to_str().unwrap(), ((8 << 20) / page_size() as u64).to_string());
+        assert_eq!(quotas(&Limits::default()).len(), 2);
+    }
+}

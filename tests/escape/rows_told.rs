@@ -1,0 +1,193 @@
+//! What is told of a run, whatever it prints, however it ends, and however many
+//! there are at once: rows of area `res` with steps outside the sandbox.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::time::Duration;
+
+use anyhow::Result;
+use serde_json::Value;
+use stockade_testkit::{Command, Ended, Lab, Running, descendants, run_as};
+use stockade_tests::Level;
+
+use crate::row::Control::Own;
+use crate::row::{ROW, Row, Verdict};
+use crate::world::{World, script};
+
+/// Every byte, so that no reading of them as text is right.
+const ALL_BYTES: &str = "import sys; sys.stdout.buffer.write(bytes(range(256)) * 400)";
+/// Escapes for the terminal, printed and in the name of what is refused.
+const ESCAPES: &str = "\
+printf '\\033[2J\\033]0;t\\007\\033]52;c;eA==\\007\\033[?1049h'
+touch $'/etc/canary\\033]0;t\\007' 2>/dev/null
+exit 0
+";
+/// Runs at once.
+const AT_ONCE: usize = 200;
+
+/// Rows about what is told.
+pub const ROWS: &[Row] = &[
+    Row { id: "esc-0207", special: Some(all_bytes), control: Own, ..ROW },
+    Row { id: "esc-0208", special: Some(escapes), control: Own, ..ROW },
+    Row { id: "esc-0217", special: Some(many_at_once), control: Own, ..ROW },
+    Row { id: "esc-0223", special: Some(ends), control: Own, ..ROW },
+];
+
+/// `stockade run` whose outcome is its standard output.
+fn captured(world: &World, lab: &Lab, level: Level, argv: &[&str]) -> Command {
+    lab.command(&world.engine().display().to_string())
+        .args(["run", "--profile", "workspace", "--level", level.word(), "--mode", "never", "--json", "--workspace"])
+        .arg(lab.workspace())
+        .arg("--")
+        .args(argv)
+}
+
+/// esc-0207: the outcome is JSON, and the exact bytes are in it.
+fn all_bytes(world: &World, level: Option<Level>) -> Result<Verdict> {
+    let lab = world.lab()?;
+    let argv = ["/usr/bin/python3", "-c", ALL_BYTES];
+    let Some(level) = level else {
+        let output = run_as(&lab.account, &lab.command(argv[0]).args(&argv[1..]))?;
+        let is_text = serde_json::from_str::<Value>(&output.stdout).is_ok();
+        return Ok(Verdict::from_breaches(if is_text { Vec::new() } else { vec!["no JSON".to_owned()] }));
+    };
+    let output = run_as(&lab.account, &captured(world, &lab, level, &argv))?;
+    let outcome: Value = match serde_json::from_str(&output.stdout) {
+        Ok(outcome) => outcome,
+        Err(error) => return Ok(Verdict::Breached(vec![format!("{error}: {}", output.stderr)])),
+    };
+    let wanted: String = (0..=255_u8).map(|byte| format!("{byte:02x}")).collect::<String>().repeat(400);
+    let kept = &outcome["attempts"][0]["stdout"]["hex"];
+    let same = kept.as_str() == Some(&wanted);
+    Ok(Verdict::from_breaches(if same { Vec::new() } else { vec!["other bytes are told".to_owned()] }))
+}
+
+/// esc-0208: nothing that Stockade says moves a terminal.
+fn escapes(world: &World, level: Option<Level>) -> Result<Verdict> {
+    let lab = world.lab()?;
+    let path = script(&lab, "probe.sh", ESCAPES)?;
+    let argv = ["/bin/bash", path.as_str()];
+    let output = match level {
+        Some(level) => run_as(&lab.account, &captured(world, &lab, level, &argv))?,
+        None => run_as(&lab.account, &lab.command(argv[0]).arg(argv[1]))?,
+    };
+    let mut breaches = Vec::new();
+    for (name, text) in [("output", &output.stdout), ("errors", &output.stderr)] {
+        if text.contains(['\u{1b}', '\u{7}']) {
+            breaches.push(format!("{name} hold escapes: {text:?}"));
+        }
+    }
+    if level.is_some() && !output.stdout.contains("\\u001b[2J") {
+        breaches.push(format!("what it printed is not told: {}", output.text()));
+    }
+    Ok(Verdict::from_breaches(breaches))
+}
+
+/// esc-0217: all of them end as they should, and nothing of them is left.
+fn many_at_once(world: &World, level: Option<Level>) -> Result<Verdict> {
+    let lab = world.lab()?;
+    let Some(level) = level else {
+        let left = "(setsid sleep 20 >/dev/null 2>&1 &)";
+        run_as(&lab.account, &lab.command("/bin/bash").args(["-c", left]))?;
+        let left = descendants(&[lab.canary.id()], Duration::from_millis(100));
+        return Ok(Verdict::from_breaches(left));
+    };
+    let before = groups();
+    let path = script(&lab, "probe.sh", "sleep 1\n")?;
+    let command = lab
+        .command(&world.engine().display().to_string())
+        .args(["run", "--profile", "workspace", "--level", level.word(), "--mode", "never", "--workspace"])
+        .arg(lab.workspace())
+        .args(["--", "/bin/bash", &path])
+        .timeout(Duration::from_secs(120));
+    let running = (0..AT_ONCE).map(|_| Running::start(&lab.account, &command)).collect::<Result<Vec<_>>>()?;
+    let mut breaches = Vec::new();
+    for run in running {
+        let output = run.finish()?;
+        if output.ended != Ended::Code(0) {
+            breaches.push(format!("{:?}: {}", output.ended, output.text()));
+        }
+    }
+    breaches.truncate(3);
+    breaches.extend(descendants(&[lab.canary.id()], Duration::from_secs(5)));
+    breaches.extend(groups().into_iter().filter(|group| !before.contains(group)).map(|group| format!("left: {group}")));
+    Ok(Verdict::from_breaches(breaches))
+}
+
+/// Control groups of runs whose front was one of this tree's processes. Other
+/// suites may run beside.
+fn groups() -> Vec<String> {
+    let namespace = fs::read_link("/proc/self/ns/pid").unwrap_or_default().display().to_string();
+    let number = namespace.trim_matches(|c: char| !c.is_ascii_digit()).to_owned();
+    let mut found = Vec::new();
+    let mut waiting = vec![std::path::PathBuf::from("/sys/fs/cgroup")];
+    while let Some(directory) = waiting.pop() {
+        for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                if entry.file_name().to_string_lossy().starts_with(&format!("stockade.{number}.")) {
+                    found.push(entry.path().display().to_string());
+                }
+                waiting.push(entry.path());
+            }
+        }
+    }
+    found
+}
+
+/// esc-0223: each way to end is told apart from every other.
+fn ends(world: &World, level: Option<Level>) -> Result<Verdict> {
+    let lab = world.lab()?;
+    lab.write("ws/not-executable", "x\n")?;
+    let memory = "held = bytearray(b'x' * (400 << 20)); import time; time.sleep(5)";
+    let cases: [(&str, &[&str], &[&str]); 8] = [
+        ("exited 0", &[], &["/bin/sh", "-c", "exit 0"]),
+        ("exited 3", &[], &["/bin/sh", "-c", "exit 3"]),
+        ("exited 137", &[], &["/bin/sh", "-c", "exit 137"]),
+        ("signaled 9", &[], &["/bin/sh", "-c", "kill -KILL $$"]),
+        ("signaled 11", &[], &["/bin/sh", "-c", "kill -SEGV $$"]),
+        ("error 127", &[], &["/nonexistent/program"]),
+        ("timed_out 124", &["--timeout", "300ms"], &["/bin/sleep", "60"]),
+        ("limit memory", &["--limit", "memory=100MiB"], &["/usr/bin/python3", "-c", memory]),
+    ];
+    let Some(level) = level else {
+        // A shell's status is one number for two of them.
+        let text = "/bin/sh -c 'exit 137'; a=$?; /bin/sh -c 'kill -KILL $$'; test $a = $? && echo FOLDED";
+        let output = run_as(&lab.account, &lab.command("/bin/bash").args(["-c", text]))?;
+        let folded = output.stdout.lines().filter(|line| *line == "FOLDED").map(str::to_owned);
+        return Ok(Verdict::from_breaches(folded.collect()));
+    };
+    let mut told = BTreeMap::new();
+    let mut breaches = Vec::new();
+    for (wanted, options, argv) in cases {
+        let _ = fs::remove_file(lab.path("state/outcome.json"));
+        let output = run_as(&lab.account, &world.stockade(&lab, level, "workspace", options, argv))?;
+        let outcome = World::outcome(&lab).unwrap_or_default();
+        let end = end_of(&outcome, output.ended);
+        if end != wanted {
+            breaches.push(format!("{argv:?}: {end}, not {wanted}: {}", output.stderr.trim_end()));
+        }
+        if let Some(before) = told.insert(end, argv) {
+            breaches.push(format!("{argv:?} is told as {before:?}"));
+        }
+    }
+    let output = run_as(&lab.account, &world.stockade(&lab, level, "workspace", &[], &["./not-executable"]))?;
+    if output.ended != Ended::Code(126) {
+        breaches.push(format!("not executable: {:?}", output.ended));
+    }
+    Ok(Verdict::from_breaches(breaches))
+}
+
+/// The status and what says more about it.
+fn end_of(outcome: &Value, ended: Ended) -> String {
+    let status = outcome["status"].as_str().unwrap_or("nothing");
+    let code = match ended {
+        Ended::Code(code) => code.to_string(),
+        other => format!("{other:?}"),
+    };
+    let limit = outcome["error"].as_str().and_then(|error| error.strip_prefix("limit ")?.split_once(':'));
+    match status {
+        "signaled" => format!("signaled {}", outcome["signal"]),
+        "limit" => format!("limit {}", limit.map_or("unnamed", |(name, _)| name)),
+        status => format!("{status} {code}"),
+    }
+}
