@@ -11,6 +11,7 @@ mod hold;
 mod life;
 mod review;
 mod stage;
+mod storm;
 mod terminal;
 mod toolchain;
 mod work;

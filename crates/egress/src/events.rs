@@ -50,16 +50,16 @@ impl Events {
             return;
         }
         if repeated.len() < DENIALS_MAX {
-            repeated.insert(key, Denial { count: 0, ..denial.clone() });
+            repeated.insert(key, denial.clone());
             drop(repeated);
             (self.sink)(DoorEvent::Denied(Box::new(denial)));
         }
     }
 
-    /// Tells of what was counted.
+    /// Tells once more of what was repeated, with the whole count.
     pub(crate) fn flush(&self) {
         let repeated = std::mem::take(&mut *self.repeated.lock().unwrap_or_else(PoisonError::into_inner));
-        for denial in repeated.into_values().filter(|d| d.count > 0) {
+        for denial in repeated.into_values().filter(|d| d.count > 1) {
             (self.sink)(DoorEvent::Denied(Box::new(denial)));
         }
     }

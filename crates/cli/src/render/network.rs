@@ -111,10 +111,13 @@ impl Reached {
         }
     }
 
+    /// A refusal that is repeated is told when it comes up, and once more with its
+    /// whole count.
     fn refuse(&mut self, denial: &Denial) {
+        let more = denial.count.saturating_sub(1).max(1);
         let same = |known: &RefusedHost| known.object == denial.object && known.rule == denial.rule;
         match self.refused.iter().position(same) {
-            Some(at) => self.refused[at].times = self.refused[at].times.saturating_add(denial.count),
+            Some(at) => self.refused[at].times = self.refused[at].times.saturating_add(more),
             None if self.refused.len() >= HOSTS_COUNTED => self.refused_left_out += 1,
             None => self.refused.push(RefusedHost {
                 object: denial.object.clone(),
