@@ -48,6 +48,7 @@ pub enum Fault {
     WarnedYesKept,
     ThinkingEndsIt,
     TimeUnlimited,
+    LimitUnheard,
 }
 
 pub const ALL: &[Fault] = &[
@@ -90,6 +91,7 @@ pub const ALL: &[Fault] = &[
     Fault::WarnedYesKept,
     Fault::ThinkingEndsIt,
     Fault::TimeUnlimited,
+    Fault::LimitUnheard,
 ];
 
 /// What the core hears instead; `None`: nothing.
@@ -185,6 +187,9 @@ pub fn outputs(fault: Fault, heard: Option<&Input>, finished: bool, outputs: Vec
             out.push(Output::Record(Box::new(EventKind::Failed { message: "late".to_owned() })));
         }
         (Fault::TimeUnlimited, Some(Input::Tick)) => out.retain(|output| !matches!(output, Output::Signal(_))),
+        (Fault::LimitUnheard, Some(Input::Breached { .. })) => {
+            out.retain(|output| !matches!(output, Output::Signal(_)));
+        }
         (Fault::ThinkingEndsIt, Some(Input::HeldRecalled { .. }))
             if out.iter().any(|output| matches!(output, Output::Ask(_))) =>
         {

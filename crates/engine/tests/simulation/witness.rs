@@ -59,6 +59,8 @@ struct Sandbox {
     hold: bool,
     /// It is being ended.
     ending: bool,
+    /// It went beyond a limit.
+    breached: bool,
     /// How long it ran while nobody was asked about a held call.
     used_ms: Option<u64>,
 }
@@ -141,6 +143,11 @@ impl Witness {
             }
             Input::HeldRecalled { id, answers, approver } => {
                 self.held.recalled(*id, answers, *approver, &mut self.memory_yes);
+            }
+            Input::Breached { .. } => {
+                if let Some(sandbox) = self.sandbox.as_mut().filter(|sandbox| sandbox.released) {
+                    sandbox.breached = true;
+                }
             }
             Input::Withdrawn(id) => self.held.withdrawn(*id),
             Input::Answered { digest, answer, .. } if self.held.is_open(digest) => {
@@ -225,6 +232,8 @@ impl Witness {
             let outlives = |sandbox: &Sandbox| !sandbox.ending && self.is_time_over(sandbox);
             need(!self.sandbox.as_ref().is_some_and(outlives), "a command outlives its time")?;
         }
+        let outlives = |sandbox: &Sandbox| sandbox.breached && !sandbox.ending;
+        need(!self.sandbox.as_ref().is_some_and(outlives), "a command outlives a limit")?;
         self.held.at_rest(self.config.max_questions)
     }
 
@@ -256,7 +265,8 @@ impl Witness {
                     return Err("a signal to nothing that runs".to_owned());
                 };
                 // Nobody else ends it.
-                need(sandbox.ending || self.is_time_over(sandbox), "ended before its time, or in a person's")?;
+                let may_end = sandbox.ending || sandbox.breached || self.is_time_over(sandbox);
+                need(may_end, "ended before its time, or in a person's")?;
                 self.sandbox_ends(true);
                 Ok(())
             }
@@ -447,8 +457,15 @@ impl Witness {
         // Equal in every part, its digests among them.
         need(self.plans.contains(planned), "a plan that nobody made (L5)")?;
         let planned = planned.clone();
-        self.sandbox =
-            Some(Sandbox { planned, standing_up: false, released: false, hold, ending: false, used_ms: None });
+        self.sandbox = Some(Sandbox {
+            planned,
+            standing_up: false,
+            released: false,
+            hold,
+            ending: false,
+            breached: false,
+            used_ms: None,
+        });
         Ok(())
     }
 

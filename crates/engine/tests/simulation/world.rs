@@ -13,8 +13,8 @@ use stockade_engine::seams::{HeldRule, Standing};
 use stockade_engine::{AttemptEnd, CommandEnd, HoldId};
 use stockade_model::{
     Answer, ApprovalMode, Assessment, CallerApproval, Command, Decision, Denial, Digest, EnforcementReport,
-    Environment, Filesystem, Grant, GranularMode, Layer, Level, Limits, Network, Operation, Opinion, Plan, Profile,
-    QuestionKind, RawText, Request, Resolution, Review, Risk, SandboxPreference, Scope, Tier, Usage, Verdict,
+    Environment, Filesystem, Grant, GranularMode, Layer, Level, Limit, Limits, Network, Operation, Opinion, Plan,
+    Profile, QuestionKind, RawText, Request, Resolution, Review, Risk, SandboxPreference, Scope, Tier, Usage, Verdict,
 };
 
 use crate::fault::{self, Fault};
@@ -467,6 +467,7 @@ impl World {
         }
         match self.random.below(6) {
             0 => Input::Executed { pid: 7, program: "/usr/bin/make".into() },
+            1..5 if !self.killed && self.random.chance(5) => self.breach(),
             1..5 if !self.killed => self.denial(),
             _ => {
                 self.running = false;
@@ -541,6 +542,12 @@ impl World {
             _ => vec![grant.clone()],
         };
         Input::Denied { denial: denial(grant), powers }
+    }
+
+    fn breach(&mut self) -> Input {
+        let grant = Grant::Limit(Limit::Memory, self.random.pick(&[4, 8]) << 30);
+        let powers = if self.random.chance(80) { vec![grant.clone()] } else { Vec::new() };
+        Input::Breached { denial: Denial { operation: Operation::Limit, ..denial(grant) }, powers }
     }
 
     /// What may come at any time and must do no harm.

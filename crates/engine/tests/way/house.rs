@@ -32,6 +32,8 @@ pub enum Behaviour {
     Waits,
     /// Runs until it is killed.
     Stubborn,
+    /// Goes beyond a limit, where it has not all it needs; ends at a signal.
+    Exceeds,
     /// Cannot be built.
     Fails,
     /// Gives less than the plan asks for.
@@ -134,10 +136,14 @@ impl Attempt for FakeAttempt {
                 resolution: Resolution::Recorded,
                 count: 1,
             };
-            self.events.tell(AttemptEvent::Denied(denial));
+            self.events.tell(match self.behaviour {
+                Behaviour::Exceeds => AttemptEvent::Breached(denial),
+                _ => AttemptEvent::Denied(denial),
+            });
         }
         match self.behaviour {
             Behaviour::Waits | Behaviour::Stubborn => {}
+            Behaviour::Exceeds if !self.missing.is_empty() => {}
             Behaviour::NotFound => self.end(CommandEnd::NotFound),
             _ => self.end(CommandEnd::Exited(i32::from(!self.missing.is_empty()))),
         }
@@ -145,7 +151,7 @@ impl Attempt for FakeAttempt {
     }
 
     fn signal(&self, signal: i32) {
-        if self.behaviour == Behaviour::Waits {
+        if matches!(self.behaviour, Behaviour::Waits | Behaviour::Exceeds) {
             self.end(CommandEnd::Signaled(signal));
         }
     }

@@ -301,6 +301,26 @@ justification = "looked at"
     assert!(refused.released.lock().unwrap().is_empty());
 }
 
+/// A limit that was passed ends the attempt, and is named; a yes raises it for
+/// one more, and nothing else with it (L3).
+#[test]
+fn a_limit_that_is_passed_ends_the_run_and_can_be_raised() {
+    let needs = || vec!["memory 8GiB".parse::<Grant>().unwrap()];
+    let exceeds = || Fake { needs: needs(), behaviour: Behaviour::Exceeds, ..Fake::default() };
+    let refused = House::new(exceeds(), &[Answer::Denied(Scope::Once)]);
+    let outcome = refused.run(refused.request("make all", ApprovalMode::OnFailure));
+    assert_eq!((outcome.status, outcome.signal, outcome.attempts.len()), (Status::Limit, Some(15), 1));
+    assert_eq!(outcome.attempts[0].denials[0].resolution, Resolution::Refused);
+    assert!(outcome.error.unwrap().starts_with("limit for memory 8GiB: "));
+    let agreed = House::new(exceeds(), YES);
+    let outcome = agreed.run(agreed.request("make all", ApprovalMode::OnFailure));
+    assert_eq!((outcome.status, outcome.attempts.len()), (Status::Exited, 2));
+    assert_eq!(outcome.attempts[1].grants, needs());
+    let never = House::new(exceeds(), YES);
+    let outcome = never.run(never.request("make all", ApprovalMode::Never));
+    assert_eq!((outcome.status, outcome.attempts.len(), never.asked()), (Status::Limit, 1, String::new()));
+}
+
 #[test]
 fn nobody_to_ask_is_no() {
     let scripted = || Scripted { absent: true, answers: YES.iter().copied().collect(), ..Scripted::default() };
