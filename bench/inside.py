@@ -181,6 +181,10 @@ def main():
             repo = git_status(place)
             work(options.rounds, "git status, 5,000", lambda way: run(
                 way, program, repo, [], ["git", "status", "--porcelain"], env)[0])
+            # The same without the start, which `startup.py` measures.
+            again = "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do git status --porcelain; done"
+            work(options.rounds, "20 in one sandbox", lambda way: run(
+                way, program, repo, [], ["sh", "-c", again], env)[0])
         if wanted("python"):
             work(options.rounds, "python start", lambda way: run(
                 way, program, place, [], ["/usr/bin/python3", "-c", "import json, http.client, asyncio"], env)[0])

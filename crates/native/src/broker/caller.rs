@@ -18,6 +18,8 @@ const MAX_PATH: usize = 4096;
 /// Threads kept in mind; enough for a parallel build.
 const MAX_KNOWN: usize = 64;
 /// `/proc/TID/status` is about 1.5 KiB.
+const USUAL_STATUS: usize = 4096;
+/// Longest text read of `/proc`.
 const MAX_STATUS: u64 = 64 * 1024;
 
 /// The threads seen lately, and what is known of their umask.
@@ -243,6 +245,12 @@ impl Caller {
         self.ask(identity)
     }
 
+    /// Its process, as the host numbers it.
+    pub fn process(&self) -> Result<u32, Errno> {
+        let tid = self.request.pid;
+        if pidfd::is_first_thread(tid) { Ok(tid) } else { Ok(self.identity()?.process) }
+    }
+
     /// The program it runs.
     pub fn program(&self) -> Option<Vec<u8>> {
         self.ask(|thread| resolve::link_text_at(thread.at(), c"exe")).ok()
@@ -260,7 +268,8 @@ impl Thread {
 
     fn read_file(&self, name: &CStr) -> Result<String, Errno> {
         let fd = openat(&self.directory, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-        let mut text = Vec::new();
+        // Room for all of it: growing by little costs a call each time.
+        let mut text = Vec::with_capacity(USUAL_STATUS);
         std::fs::File::from(fd).take(MAX_STATUS).read_to_end(&mut text).map_err(|_| Errno::SRCH)?;
         Ok(String::from_utf8_lossy(&text).into_owned())
     }

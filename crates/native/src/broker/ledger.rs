@@ -49,12 +49,15 @@ pub(super) struct Ledger {
     known: HashMap<(Operation, Vec<u8>, String), usize>,
     denials: Vec<Denial>,
     beyond: u64,
+    /// Told after the call was answered: waking who listens takes longer than
+    /// answering.
+    later: Vec<BrokerEvent>,
     sink: Box<dyn Fn(BrokerEvent) + Send>,
 }
 
 impl Ledger {
     pub fn new(sink: Box<dyn Fn(BrokerEvent) + Send>) -> Self {
-        Self { known: HashMap::new(), denials: Vec::new(), beyond: 0, sink }
+        Self { known: HashMap::new(), denials: Vec::new(), beyond: 0, later: Vec::new(), sink }
     }
 
     /// Counts a refusal; the first of its kind is told at once.
@@ -85,18 +88,27 @@ impl Ledger {
         }
     }
 
-    /// Tells something.
-    pub fn tell(&self, event: BrokerEvent) {
+    /// Tells something, and before it what was to be told later.
+    pub fn tell(&mut self, event: BrokerEvent) {
+        self.tell_rest();
         (self.sink)(event);
     }
 
-    /// Tells that a program was started.
-    pub fn executed(&self, pid: u32, program: Vec<u8>) {
-        self.tell(BrokerEvent::Executed { pid, program: RawText::from(program) });
+    /// Notes that a program was started, to be [told](Self::tell_rest) later.
+    pub fn executed(&mut self, pid: u32, program: Vec<u8>) {
+        self.later.push(BrokerEvent::Executed { pid, program: RawText::from(program) });
+    }
+
+    /// Tells what was put off.
+    pub fn tell_rest(&mut self) {
+        for event in self.later.drain(..) {
+            (self.sink)(event);
+        }
     }
 
     /// The refusals with their counts, and how many more there were.
     pub fn take(&mut self) -> (Vec<Denial>, u64) {
+        self.tell_rest();
         (std::mem::take(&mut self.denials), self.beyond)
     }
 }

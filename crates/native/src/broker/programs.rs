@@ -89,7 +89,7 @@ impl Service {
     }
 
     pub(super) fn process_of(&self, caller: &Caller) -> u32 {
-        caller.identity().map_or(caller.request.pid, |who| who.process)
+        caller.process().unwrap_or(caller.request.pid)
     }
 
     /// What an exec would run, where it exists and may be run, and how it was

@@ -190,6 +190,7 @@ impl Service {
                 return;
             }
             self.look_after_waiting();
+            self.ledger().tell_rest();
         }
     }
 
@@ -277,7 +278,7 @@ impl Service {
 
     /// Who made a call, as the host knows it.
     pub fn actor(&self, caller: &Caller) -> Actor {
-        Actor { pid: Some(caller.identity().map_or(caller.request.pid, |who| who.process)), program: caller.program() }
+        Actor { pid: Some(self.process_of(caller)), program: caller.program() }
     }
 
     /// Reads a call, decides on it and carries it out. What it came to stands in
