@@ -44,15 +44,21 @@ wait
 curl -sS -w 'CODE %{http_code}\n' -H "Authorization: Bearer $GITHUB_TOKEN" https://api.test/3
 "#;
 
+const IMPATIENT: &str = r#"
+curl -sS -m 3 -H "Authorization: Bearer $GITHUB_TOKEN" https://api.test/1 || echo GAVE UP
+sleep 3
+"#;
+
 type Play = fn(&Lab, User) -> Result<()>;
 
 pub fn tasks() -> Vec<Task> {
     let each = |user: User| {
-        let plays: [(&str, Play); 5] = [
+        let plays: [(&str, Play); 6] = [
             ("refused", refused),
             ("granted", granted),
             ("asked-yes", agreed),
             ("asked-no", declined),
+            ("asked-in-vain", given_up),
             ("always", always),
         ];
         plays.map(|(name, play)| Task::new(format!("secrets-lent-{name}/{}", user.word()), move |lab| play(lab, user)))
@@ -82,8 +88,12 @@ fn about_secrets(attempt: &Value) -> Vec<&Value> {
 }
 
 fn refused(lab: &Lab, user: User) -> Result<()> {
+    [Level::Full, Level::Restricted].into_iter().try_for_each(|level| refused_at(lab, user, level))
+}
+
+fn refused_at(lab: &Lab, user: User, level: Level) -> Result<()> {
     let config = [CONFIG, LOOK].concat();
-    let powers = Powers { config: &config, env: ENV, ..Powers::of(Level::Full, &[]) };
+    let powers = Powers { config: &config, env: ENV, ..Powers::of(level, &[]) };
     let seen = lab.sandboxed(user, powers, &script(CARRY))?;
     ensure!(bearers(&seen.sight, "github.test") == [real()], "its own host did not get it: {}", seen.story());
     ensure!(bearers(&seen.sight, "api.test").is_empty(), "the request went on: {}", seen.story());
@@ -102,7 +112,11 @@ fn refused(lab: &Lab, user: User) -> Result<()> {
 }
 
 fn granted(lab: &Lab, user: User) -> Result<()> {
-    let powers = Powers { config: CONFIG, env: ENV, ..Powers::of(Level::Full, &[GRANT]) };
+    [Level::Full, Level::Restricted].into_iter().try_for_each(|level| granted_at(lab, user, level))
+}
+
+fn granted_at(lab: &Lab, user: User, level: Level) -> Result<()> {
+    let powers = Powers { config: CONFIG, env: ENV, ..Powers::of(level, &[GRANT]) };
     let seen = lab.sandboxed(user, powers, &script(CARRY))?;
     for host in ["github.test", "api.test"] {
         ensure!(bearers(&seen.sight, host) == [real()], "{host} did not get it: {}", seen.story());
@@ -127,14 +141,14 @@ impl Told {
     }
 }
 
-/// Runs the script at a terminal; the first question is answered so, late, and
-/// what else is printed as it says.
-fn at_terminal(lab: &Lab, user: User, keys: &[(&str, &str)]) -> Result<Told> {
+/// Runs a script at a terminal: it asks about the secret once, and each prompt is
+/// answered, late, with its key.
+fn at_terminal(lab: &Lab, user: User, script: &str, keys: &[(&str, &str)]) -> Result<Told> {
     let world = World::new(user);
     world.dir("home/.config");
     world.dir("home/.config/stockade");
     world.file("home/.config/stockade/config.toml", &[CONFIG, LOOK].concat());
-    let file = world.file("ws/work.sh", &lab.text(THRICE)).display().to_string();
+    let file = world.file("ws/work.sh", &lab.text(script)).display().to_string();
     let workspace = world.workspace().display().to_string();
     let report = world.home().join("outcome.json");
     let (program, json) = (binary(), format!("--json={}", report.display()));
@@ -164,23 +178,33 @@ fn is_settled(told: &Told, resolution: &str) -> bool {
 }
 
 fn agreed(lab: &Lab, user: User) -> Result<()> {
-    let told = at_terminal(lab, user, &[("allow?", "o")])?;
+    let told = at_terminal(lab, user, THRICE, &[("allow?", "o")])?;
     ensure!(bearers(&told.sight, "api.test") == vec![real(); 3], "what arrived is not three: {}", told.story());
     ensure!(told.code == 0 && is_settled(&told, "granted"), "{}", told.story());
     Ok(())
 }
 
 fn declined(lab: &Lab, user: User) -> Result<()> {
-    let told = at_terminal(lab, user, &[("allow?", "n")])?;
+    let told = at_terminal(lab, user, THRICE, &[("allow?", "n")])?;
     ensure!(bearers(&told.sight, "api.test").is_empty(), "a request went on: {}", told.story());
     ensure!(told.text.matches("CODE 403").count() == 3, "not each was told: {}", told.story());
     ensure!(is_settled(&told, "refused"), "{}", told.story());
     Ok(())
 }
 
+/// Who asked does not wait any more: nothing is left to answer, and nothing goes.
+fn given_up(lab: &Lab, user: User) -> Result<()> {
+    let told = at_terminal(lab, user, IMPATIENT, &[("withdrawn: nobody waits", "")])?;
+    ensure!(bearers(&told.sight, "api.test").is_empty(), "a request went on: {}", told.story());
+    ensure!(told.text.contains("GAVE UP") && told.code == 0, "{}", told.story());
+    ensure!(is_settled(&told, "recorded"), "{}", told.story());
+    Ok(())
+}
+
 /// A yes for always, written as the rule that was shown, holds for another run.
 fn always(lab: &Lab, user: User) -> Result<()> {
-    let told = at_terminal(lab, user, &[("allow?", "a"), ("grants = [\"secret github to api.test:443\"]", "w")])?;
+    let keys = [("allow?", "a"), ("grants = [\"secret github to api.test:443\"]", "w")];
+    let told = at_terminal(lab, user, THRICE, &keys)?;
     ensure!(bearers(&told.sight, "api.test") == vec![real(); 3], "what arrived is not three: {}", told.story());
     let written = fs::read_to_string(told.world.home().join(".config/stockade/config.toml"))?;
     ensure!(written.starts_with(CONFIG) && written.contains("[[rules]]"), "{written}\n{}", told.story());

@@ -283,8 +283,9 @@ pub struct RuleSection {
     /// The profile to run with. A project may name one with fewer powers only.
     pub profile: Option<ProfileName>,
     /// Powers added where it is allowed or agreed to, e.g.
-    /// `["connect github.com:443"]`; `~/` and `./` may start a path. Not in
-    /// project configuration.
+    /// `["connect github.com:443"]`; `~/` and `./` may start a path. Beside
+    /// `hosts`: secrets for these, e.g. `["secret github to ghe.example.com:443"]`.
+    /// Not in project configuration.
     #[serde(default)]
     pub grants: Vec<GrantText>,
     /// Who may agree where it asks. Default: `any`.

@@ -386,9 +386,9 @@ scripts and wrappers such as `sudo`; where the text is not plain, or something
 that the rule asks for is not known, a `deny` rule asks instead, and only a
 person can answer. An `allow` rule means exactly that program, needs certainty in
 everything, and spares the question only where every command of a plain script
-is allowed. `hosts` of an `allow` rule may be connected to; `files` of an `allow`
-rule may be changed where they are neither protected nor hidden. No rule ever
-removes the sandbox.
+is allowed. `hosts` of an `allow` rule may be connected to, and the secrets that
+its `grants` name may be taken there; `files` of an `allow` rule may be changed
+where they are neither protected nor hidden. No rule ever removes the sandbox.
 
 The rules of one file become one answer by its `combining` algorithm; the files
 are always combined by `deny-overrides`: deny outweighs ask, ask outweighs allow.
