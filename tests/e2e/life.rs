@@ -38,8 +38,9 @@ fn descendants(pid: u32) -> Vec<u32> {
     found
 }
 
+/// Waits until no process has `marker` in its arguments.
 #[track_caller]
-fn none_left(marker: &str) {
+pub fn none_left(marker: &str) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !marked(marker).is_empty() {
         assert!(Instant::now() < deadline, "still alive: {:?}", marked(marker));

@@ -9,6 +9,7 @@ mod containers;
 mod denials;
 mod hold;
 mod life;
+mod limits;
 mod review;
 mod stage;
 mod storm;

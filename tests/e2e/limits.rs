@@ -1,0 +1,151 @@
+//! What happens at a limit: who is told what, what is left, and what is not.
+
+use std::fs;
+use std::path::PathBuf;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::Value;
+use stockade_testkit::{Ended, Running, User};
+
+use crate::life::none_left;
+use crate::world::{World, each_user};
+
+const LEVELS: [&str; 2] = ["full", "restricted"];
+
+/// Prints, then takes memory that it uses, piece by piece.
+const HUNGRY: &str = "\
+import time
+print('before', flush=True)
+held = []
+for _ in range(40):
+    held.append(bytearray(b'x' * (10 << 20)))
+    time.sleep(0.05)
+time.sleep(20)
+";
+
+/// Cannot be asked to end, and has put a process where nobody waits for it.
+fn stubborn(marker: &str, then: &str) -> String {
+    format!("trap '' TERM INT HUP; (setsid sh -c 'trap \"\" TERM; sleep {marker}' &); {then}")
+}
+
+#[test]
+fn the_outcome_and_the_record_name_the_limit() {
+    each_user(|world| {
+        for level in LEVELS {
+            let options = ["--level", level, "--limit", "memory=100MiB"];
+            let outcome = world.outcome(&options, &["python3", "-c", HUNGRY]);
+            assert_eq!(outcome["status"], "limit", "{outcome}");
+            assert!(outcome["error"].as_str().unwrap().starts_with("limit memory: at most 100MiB; "), "{outcome}");
+            let attempt = &outcome["attempts"][0];
+            assert_eq!(attempt["stdout"], "before\n", "what was printed stays");
+            let denial = &attempt["denials"][0];
+            let told = ["operation", "object", "layer", "grant"].map(|key| denial[key].as_str().unwrap_or_default());
+            assert_eq!(told, ["limit", "memory", "limits", "memory 200MiB"]);
+            let holder = attempt["enforced"]["layers"]["limits"]["detail"].as_str().unwrap();
+            assert!(holder.contains("memory 100MiB: "), "{holder}");
+            // A watch knows who took the most; the kernel tells nobody.
+            if holder.contains("memory 100MiB: watched") {
+                assert!(denial["pid"].is_u64() && denial["program"].as_str().unwrap().contains("python"), "{denial}");
+            }
+            let audit = world.bare(&[&crate::world::binary(), "audit", "show", "--json"]);
+            let recorded = world.run(&audit).stdout;
+            assert!(recorded.lines().any(|line| line.contains("memory 200MiB")), "{recorded}");
+        }
+    });
+}
+
+#[test]
+fn nothing_survives_a_limit() {
+    each_user(|world| {
+        for (number, level) in LEVELS.into_iter().enumerate() {
+            for (kind, limit, then) in [
+                ("wall", "wall=1s", "sleep 100"),
+                ("cpu", "cpu_time=500ms", "while :; do :; done"),
+                ("stopped", "wall=1s", "kill -STOP $$"),
+            ] {
+                let marker = format!("2718{}.{number}{}", world.account.uid, kind.len());
+                let script = stubborn(&marker, then);
+                let outcome = world.outcome(&["--level", level, "--limit", limit], &["sh", "-c", &script]);
+                let expected = if kind == "cpu" { "limit" } else { "timed_out" };
+                assert_eq!(outcome["status"], expected, "{level} {kind}: {outcome}");
+                none_left(&marker);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_limit_is_lowered_by_whoever_asks_and_raised_by_a_grant() {
+    each_user(|world| {
+        let held = |options: &[&str]| {
+            let outcome = world.outcome(options, &["sh", "-c", "ulimit -n"]);
+            outcome["attempts"][0]["stdout"].as_str().unwrap_or_default().trim().to_owned()
+        };
+        assert_eq!(held(&["--limit", "open_files=200"]), "200");
+        assert_eq!(held(&["--limit", "open_files=200", "--limit", "open_files=300"]), "200");
+        assert_eq!(held(&["--limit", "open_files=200", "--grant", "open_files 250"]), "250");
+    });
+}
+
+#[test]
+fn a_limit_that_nothing_holds_is_refused() {
+    if !User::available().contains(&User::Ordinary) {
+        return;
+    }
+    let world = World::new(User::Ordinary);
+    let output = world.run(&world.stockade(&["--limit", "cpus=0.5"], &["true"]));
+    if output.ended == Ended::Code(0) {
+        // It was given a part of the control groups.
+        assert!(output.stderr.is_empty(), "{}", output.stderr);
+        return;
+    }
+    assert_eq!(output.ended, Ended::Code(125), "{}", output.stderr);
+    assert!(output.stderr.contains("cannot hold the limit cpus 0.5"), "{}", output.stderr);
+    assert!(output.stderr.contains("hint: leave cpus out"), "{}", output.stderr);
+}
+
+/// Control groups of runs, and those of a front that is gone.
+fn groups_of(front: u32) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut waiting = vec![PathBuf::from("/sys/fs/cgroup")];
+    while let Some(directory) = waiting.pop() {
+        for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                let name = entry.file_name().to_string_lossy().into_owned();
+                if name.starts_with("stockade.") && name.split('.').nth(2) == Some(&front.to_string()) {
+                    found.push(entry.path());
+                }
+                waiting.push(entry.path());
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn a_group_goes_with_its_run_and_after_a_crash_with_the_next() {
+    if !User::available().contains(&User::Root) {
+        return;
+    }
+    let world = World::new(User::Root);
+    for level in LEVELS {
+        let marker = format!("1618.{}", level.len());
+        let command = world.stockade(&["--level", level], &["sh", "-c", &format!("echo up; sleep {marker}")]);
+        let running = Running::start(&world.account, &command).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !running.stdout_so_far().contains("up") {
+            assert!(Instant::now() < deadline, "it does not start");
+            sleep(Duration::from_millis(10));
+        }
+        let front = running.pid();
+        assert!(!groups_of(front).is_empty(), "no control group at level {level}");
+        running.signal(Signal::KILL).unwrap();
+        running.finish().unwrap();
+        none_left(&marker);
+        let outcome: Value = world.outcome(&["--level", level], &["true"]);
+        assert_eq!(outcome["status"], "exited");
+        assert_eq!(groups_of(front), Vec::<PathBuf>::new());
+    }
+}
