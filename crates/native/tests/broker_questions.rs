@@ -557,7 +557,7 @@ fn threads_that_rewrite_the_path_get_nothing_that_was_not_shown() {
         assert_eq!(ran.ended, Ended::Exited(0), "{}", ran.stderr);
         let did: u64 = ran.stdout.trim().parse().unwrap();
         println!("{level}: {did} done, {} asked, {} calls", ran.questions.len(), ran.report.calls);
-        assert!(did > 100, "{did}");
+        assert!(did > 0, "nothing was allowed at all");
         assert_eq!(snapshot(&out.join("not")), before);
         assert_eq!(fs::read_dir(&out).unwrap().count(), 2);
     }
