@@ -94,8 +94,9 @@ pub(super) fn bases(wanted: &[Controller]) -> Result<Vec<Base>, String> {
 }
 
 /// The nearest directory from `own` upwards that gives controllers to groups
-/// beneath it. A group with processes gives none, but for the root
-/// (cgroups(7), "no internal processes").
+/// beneath it. A group with processes gives none, but for the root (cgroups(7),
+/// "no internal processes"): some it would take, and with them every group
+/// beneath it into a kind that no process can enter.
 fn nearest(own: &Path, root: &Path, wanted: &[Controller]) -> Option<Base> {
     let named: Vec<&str> = wanted.iter().filter_map(|controller| controller.v2_name()).collect();
     let words = |path: &Path, file: &str| {
@@ -103,7 +104,7 @@ fn nearest(own: &Path, root: &Path, wanted: &[Controller]) -> Option<Base> {
         text.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
     };
     for path in own.ancestors().take_while(|path| path.starts_with(root)) {
-        if !may_make(path) {
+        if !may_make(path) || holds_processes(path) {
             continue;
         }
         for name in words(path, "cgroup.controllers").iter().filter(|name| named.contains(&name.as_str())) {
@@ -120,6 +121,13 @@ fn nearest(own: &Path, root: &Path, wanted: &[Controller]) -> Option<Base> {
         }
     }
     None
+}
+
+/// Whether there are processes in the group itself. The root may have some, and
+/// is known by the lack of a type.
+fn holds_processes(path: &Path) -> bool {
+    let is_empty = || fs::read_to_string(path.join("cgroup.procs")).is_ok_and(|text| text.trim().is_empty());
+    path.join("cgroup.type").exists() && !is_empty()
 }
 
 /// Whether this user may make groups beneath `path` and move its processes there.
@@ -198,6 +206,27 @@ mod tests {
         assert_eq!(mounts[1].directory_of(Path::new("/other")), None);
         assert_eq!(mounts[2].version, Version::Two);
         assert_eq!(mounts[2].directory_of(Path::new("/../x")), None);
+    }
+
+    #[test]
+    fn a_group_with_processes_gives_no_controllers() {
+        let top = tempfile::tempdir().unwrap();
+        let group = |name: &str, processes: &str| {
+            let path = top.path().join(name);
+            fs::create_dir_all(&path).unwrap();
+            fs::write(path.join("cgroup.type"), "domain\n").unwrap();
+            fs::write(path.join("cgroup.procs"), processes).unwrap();
+            for file in ["cgroup.controllers", "cgroup.subtree_control"] {
+                fs::write(path.join(file), "memory pids\n").unwrap();
+            }
+            path
+        };
+        let (slice, scope) = (group("slice", ""), group("slice/scope", "77\n"));
+        let wanted = [Controller::Memory, Controller::Cpu];
+        let base = nearest(&scope, top.path(), &wanted).unwrap();
+        assert_eq!((base.path, base.controllers), (slice, vec![Controller::Memory]));
+        fs::remove_file(scope.join("cgroup.type")).unwrap();
+        assert_eq!(nearest(&scope, top.path(), &wanted).unwrap().path, scope);
     }
 
     #[test]
