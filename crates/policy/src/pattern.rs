@@ -10,7 +10,7 @@ use std::str::FromStr;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
-use stockade_model::{Grant, RawText};
+use stockade_model::{Grant, Limit, RawText};
 
 use crate::glob::parts_cover;
 use crate::hosts::check_breadth;
@@ -242,6 +242,11 @@ text_form!(PathFact, r"^(outside-workspace$|/|~$|~/|\.$|\./|\*\*/)", "A path pat
 pub struct GrantText(String);
 
 impl GrantText {
+    /// Whether it is for a secret.
+    pub(crate) fn is_secret(&self) -> bool {
+        self.0.starts_with("secret ")
+    }
+
     /// The grant it means for a workspace.
     pub fn resolve(&self, home: &Path, workspace: &Path) -> Option<Grant> {
         grant_with(&self.0, home, workspace)
@@ -279,7 +284,7 @@ impl FromStr for GrantText {
 }
 text_form!(
     GrantText,
-    "^(write|read|connect|secret|listen|socket|exec|env|memory) ",
+    format!("^(write|read|connect|secret|listen|socket|exec|env|{}) ", Limit::ALL.map(Limit::name).join("|")),
     "A grant, e.g. `connect pypi.org:443`."
 );
 

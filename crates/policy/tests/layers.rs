@@ -80,6 +80,7 @@ fn errors_name_the_place() {
         (User, "[[rules]]\nprefix = [\"a\"]\neffect = \"deny\"\njustification = \" \""),
         (User, "[[rules]]\nprefix = [\"a\"]\neffect = \"deny\"\njustification = \"x\"\nmatch = [\"a b\", \"b a\"]"),
         (User, "[[rules]]\nprefix = [\"a\"]\neffect = \"deny\"\njustification = \"x\"\nnot_match = [\"sudo a\"]"),
+        (User, "[[rules]]\nhosts = [\"a.example\"]\neffect = \"allow\"\njustification = \"x\"\ngrants = [\"read /a\"]"),
         (User, "[profiles.x.exec]\nask = [\"bin/git\"]"),
         (User, "[profiles.x.exec]\ndeny = [\"/usr/*/git\"]"),
         (User, "[profiles.x.exec]\nallow = [\"git\"]"),

@@ -254,6 +254,11 @@ fn check_form(section: &RuleSection) -> Result<(), Fault> {
             return fail(&format!("hosts[{i}]"), why.to_string());
         }
     }
+    // What runs is not decided on here: there is nothing to add a power to.
+    let is_idle = |grant: &GrantText| !section.hosts.is_empty() && !grant.is_secret();
+    if let Some(i) = section.grants.iter().position(is_idle) {
+        return fail(&format!("grants[{i}]"), "beside `hosts` a rule gives secrets alone, e.g. `secret NAME to HOST`");
+    }
     if section.justification.trim().is_empty() {
         return fail("justification", "a rule says why it is there");
     }
