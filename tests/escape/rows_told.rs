@@ -3,11 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::BufRead as _;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
+use rustix::process::Signal;
 use serde_json::Value;
-use stockade_testkit::{Command, Ended, Lab, Running, descendants, run_as};
+use stockade_testkit::{Command, Ended, Lab, Running, descendants, process_alive, run_as};
 use stockade_tests::Level;
 
 use crate::row::Control::Own;
@@ -30,6 +33,7 @@ pub const ROWS: &[Row] = &[
     Row { id: "esc-0207", special: Some(all_bytes), control: Own, ..ROW },
     Row { id: "esc-0208", special: Some(escapes), control: Own, ..ROW },
     Row { id: "esc-0217", special: Some(many_at_once), control: Own, ..ROW },
+    Row { id: "esc-0221", special: Some(stalled), control: Own, control_needs_root: true, ..ROW },
     Row { id: "esc-0223", special: Some(ends), control: Own, ..ROW },
 ];
 
@@ -120,7 +124,7 @@ fn groups() -> Vec<String> {
     let namespace = fs::read_link("/proc/self/ns/pid").unwrap_or_default().display().to_string();
     let number = namespace.trim_matches(|c: char| !c.is_ascii_digit()).to_owned();
     let mut found = Vec::new();
-    let mut waiting = vec![std::path::PathBuf::from("/sys/fs/cgroup")];
+    let mut waiting = vec![PathBuf::from("/sys/fs/cgroup")];
     while let Some(directory) = waiting.pop() {
         for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -132,6 +136,68 @@ fn groups() -> Vec<String> {
         }
     }
     found
+}
+
+/// A filesystem that answers nothing. Dropping it lets everybody go on.
+struct Stall(std::process::Child, PathBuf);
+
+impl Stall {
+    /// Only root may make one; `None` for others.
+    fn on(world: &World, directory: PathBuf) -> Result<Option<Self>> {
+        if !crate::harness_is_root() || !Path::new("/dev/fuse").exists() {
+            return Ok(None);
+        }
+        fs::create_dir(&directory)?;
+        let mut server = std::process::Command::new("/usr/bin/python3")
+            .arg(world.probe("stalled.py"))
+            .arg(&directory)
+            .stdout(std::process::Stdio::piped())
+            .spawn()?;
+        let mut ready = String::new();
+        let said = server.stdout.as_mut().context("no output")?;
+        std::io::BufReader::new(said).read_line(&mut ready)?;
+        anyhow::ensure!(ready == "READY\n", "no filesystem that stalls: {ready:?}");
+        Ok(Some(Self(server, directory)))
+    }
+}
+
+impl Drop for Stall {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+        let _ = std::process::Command::new("/bin/umount").arg("-l").arg(&self.1).status();
+    }
+}
+
+/// esc-0221: a process that nobody can end does not keep the caller.
+fn stalled(world: &World, level: Option<Level>) -> Result<Verdict> {
+    let lab = world.lab()?;
+    let Some(stall) = Stall::on(world, lab.path("out/stall"))? else {
+        return Ok(Verdict::Unavailable("only root may mount a filesystem that stalls".to_owned()));
+    };
+    let file = stall.1.join("file").display().to_string();
+    let Some(level) = level else {
+        let running = Running::start(&lab.account, &lab.command("/bin/cat").arg(&file))?;
+        std::thread::sleep(Duration::from_millis(500));
+        running.signal(Signal::KILL)?;
+        std::thread::sleep(Duration::from_millis(500));
+        let alive = process_alive(running.pid());
+        drop(stall);
+        running.finish()?;
+        return Ok(Verdict::from_breaches(if alive { vec!["it outlives its killing".to_owned()] } else { Vec::new() }));
+    };
+    let command = world.stockade(&lab, level, "workspace", &["--timeout", "1s"], &["/bin/cat", &file]);
+    let output = run_as(&lab.account, &command.timeout(Duration::from_secs(90)))?;
+    let outcome = World::outcome(&lab).unwrap_or_default();
+    let mut breaches = Vec::new();
+    let told = outcome["error"].as_str().is_some_and(|error| error.starts_with("the command could not be killed"));
+    if output.ended != Ended::Code(125) || outcome["status"] != "error" || !told {
+        breaches.push(format!("{:?} {} {}: {}", output.ended, outcome["status"], outcome["error"], output.text()));
+    }
+    drop(stall);
+    let left = descendants(&[lab.canary.id()], Duration::from_secs(20));
+    breaches.extend(left.into_iter().map(|line| format!("left running: {line}")));
+    Ok(Verdict::from_breaches(breaches))
 }
 
 /// esc-0223: each way to end is told apart from every other.

@@ -6,7 +6,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -35,6 +35,9 @@ use crate::way_out::{self, LostDatagrams, Published, Terms, WayOut};
 
 /// How long the broker may take to end once its callers are gone.
 const BROKER_ENDS_WITHIN: Duration = Duration::from_secs(5);
+/// How long a sandbox that was killed is waited for. A process that waits for a
+/// filesystem that does not answer cannot be ended by anybody.
+const SANDBOX_ENDS_WITHIN: Duration = Duration::from_secs(10);
 /// How often the keeper looks around though nothing woke it.
 const LOOK_AROUND: Duration = Duration::from_secs(1);
 /// How many chunks of output are taken after the end: all that a pipe holds.
@@ -344,9 +347,10 @@ impl Attempt for NativeAttempt {
 impl Drop for NativeAttempt {
     fn drop(&mut self) {
         self.kill();
-        if let Some(over) = self.keeper.take() {
-            // Its sender goes with the keeper, or with what was never kept.
-            let _ = over.recv();
+        let Some(over) = self.keeper.take() else { return };
+        // Its sender goes with the keeper, or with what was never kept.
+        if over.recv_timeout(SANDBOX_ENDS_WITHIN) == Err(RecvTimeoutError::Timeout) {
+            lock(&self.launched).abandon();
         }
     }
 }

@@ -427,7 +427,9 @@ impl Core {
             Some(_) => {
                 self.out.push(Output::Discard);
                 self.note_attempt(&mut live, None);
-                return self.close(Ending::failed("the sandbox did not end when it was killed".to_owned()));
+                let why = "the command could not be killed\nhint: the kernel lets nobody end a process that waits \
+                           for a filesystem or a device that does not answer; it goes when that does";
+                return self.close(Ending::failed(why.to_owned()));
             }
         }
         self.phase = Phase::Attempt(live);

@@ -364,6 +364,15 @@ impl Launched {
         self.signal(Signal::KILL.as_raw());
     }
 
+    /// Leaves to the kernel what it cannot end, and ends all else: an init that
+    /// waits for such a command lets its other processes live. Without a PID
+    /// namespace the init alone can do that, and goes on trying.
+    pub(crate) fn abandon(&self) {
+        if let (Some(init), Level::Full) = (&self.init, self.report.level) {
+            let _ = pidfd_send_signal(init, Signal::KILL);
+        }
+    }
+
     fn note_end(&mut self, ended: Ended, used: Used) {
         let exec_errno = match Message::receive(self.gate.as_fd(), false) {
             Ok(Some((Message::ExecFailed { errno }, _))) => Some(errno),
