@@ -324,9 +324,9 @@ fn prepare_command(
     ready.send(gate, &[listener.fd.as_fd()]).map_err(|e| (9, e))
 }
 
-/// A process that moves itself need not wait for all others to stand still, as
-/// one that is moved must (up to 15 ms). The caller opened the files: it is the
-/// one who needs the right to.
+/// In version 1 a thread that moves itself need not wait until all forks of the
+/// machine stand still, as one that is moved must (up to 15 ms). The caller
+/// opened the files: it is the one who needs the right to.
 fn enter_groups(gate: BorrowedFd<'_>) -> Result<(), Errno> {
     let Some((Message::Groups, received)) = Message::receive(gate, true)? else { return Err(Errno::PROTO) };
     received.descriptors.iter().flatten().try_for_each(|file| rustix::io::write(file, b"0").map(drop))
