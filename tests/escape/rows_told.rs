@@ -25,8 +25,10 @@ printf '\\033[2J\\033]0;t\\007\\033]52;c;eA==\\007\\033[?1049h'
 touch $'/etc/canary\\033]0;t\\007' 2>/dev/null
 exit 0
 ";
-/// Runs at once.
+/// Runs at once, and how many of them must be carried out: each watches hidden
+/// paths, and a user has 128 such watches (`fs.inotify.max_user_instances`).
 const AT_ONCE: usize = 200;
+const AT_ONCE_LEAST: usize = 100;
 
 /// Rows about what is told.
 pub const ROWS: &[Row] = &[
@@ -87,7 +89,7 @@ fn escapes(world: &World, level: Option<Level>) -> Result<Verdict> {
     Ok(Verdict::from_breaches(breaches))
 }
 
-/// esc-0217: all of them end as they should, and nothing of them is left.
+/// esc-0217: each is carried out, or refused with the reason; nothing is left.
 fn many_at_once(world: &World, level: Option<Level>) -> Result<Verdict> {
     let lab = world.lab()?;
     let Some(level) = level else {
@@ -105,14 +107,19 @@ fn many_at_once(world: &World, level: Option<Level>) -> Result<Verdict> {
         .args(["--", "/bin/bash", &path])
         .timeout(Duration::from_secs(120));
     let running = (0..AT_ONCE).map(|_| Running::start(&lab.account, &command)).collect::<Result<Vec<_>>>()?;
-    let mut breaches = Vec::new();
+    let (mut breaches, mut done) = (Vec::new(), 0);
     for run in running {
         let output = run.finish()?;
-        if output.ended != Ended::Code(0) {
-            breaches.push(format!("{:?}: {}", output.ended, output.text()));
+        match output.ended {
+            Ended::Code(0) => done += 1,
+            Ended::Code(125) if output.stderr.contains("hidden paths watched): Too many open files") => {}
+            other => breaches.push(format!("{other:?}: {}", output.text())),
         }
     }
     breaches.truncate(3);
+    if done < AT_ONCE_LEAST {
+        breaches.push(format!("only {done} of {AT_ONCE} were carried out"));
+    }
     breaches.extend(descendants(&[lab.canary.id()], Duration::from_secs(5)));
     breaches.extend(groups().into_iter().filter(|group| !before.contains(group)).map(|group| format!("left: {group}")));
     Ok(Verdict::from_breaches(breaches))
