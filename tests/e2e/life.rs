@@ -13,7 +13,7 @@ use stockade_testkit::{Ended, Running};
 use crate::world::each_user;
 
 /// Processes whose arguments hold `marker`.
-fn marked(marker: &str) -> Vec<u32> {
+pub fn marked(marker: &str) -> Vec<u32> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").unwrap().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };

@@ -7,6 +7,7 @@
 mod consent;
 mod containers;
 mod denials;
+mod detached;
 mod hold;
 mod life;
 mod limits;

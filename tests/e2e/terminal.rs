@@ -136,6 +136,18 @@ impl Terminal {
         (status.code().unwrap_or(-1), self.text.replace('\r', ""))
     }
 
+    /// The terminal goes away; waits until its program has gone too.
+    #[track_caller]
+    pub fn hang_up(self) {
+        let Self { screen, mut child, .. } = self;
+        drop(screen);
+        let deadline = Instant::now() + PATIENCE;
+        while child.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < deadline, "it does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     fn pending(&self) -> bool {
         let mut ready = [PollFd::new(&self.screen, PollFlags::IN)];
         let soon = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use rustix::process::Signal;
 use stockade_model::{ApprovalMode, GranularMode, Level, Limit, SandboxPreference};
 
 /// Run commands that nobody typed: judged, sandboxed, asked about, recorded.
@@ -31,6 +32,14 @@ pub struct Typed {
 pub enum Command {
     /// Run one command in the sandbox.
     Run(RunArgs),
+    /// List detached runs, the newest first.
+    Ps(PsArgs),
+    /// Show what a detached run printed.
+    Logs(LogsArgs),
+    /// Wait for a detached run; its exit code is that of `run`.
+    Wait(WaitArgs),
+    /// End a detached run, and wait until nothing of it is left.
+    Kill(KillArgs),
     /// Judge a command without running it.
     Check(CheckArgs),
     /// Show what this machine can enforce, proved by trying it.
@@ -100,6 +109,10 @@ pub struct RunArgs {
     /// or discarded: see `stockade stage`.
     #[arg(long)]
     pub stage: bool,
+    /// Print the run's id once the command was started, and let it live on without
+    /// this terminal: see `stockade ps`, `logs`, `wait` and `kill`.
+    #[arg(long)]
+    pub detach: bool,
     /// Record what is read, for `stockade policy suggest`; every open costs more.
     #[arg(long)]
     pub trace: bool,
@@ -122,6 +135,44 @@ pub struct RunArgs {
     /// What to run.
     #[command(flatten)]
     pub subject: Subject,
+}
+
+/// `stockade ps`.
+#[derive(Args, Debug)]
+pub struct PsArgs {
+    /// Those that are over as well.
+    #[arg(long)]
+    pub all: bool,
+    /// Answer as one JSON object a line.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `stockade logs`.
+#[derive(Args, Debug)]
+pub struct LogsArgs {
+    /// Go on as it prints more, until it ends.
+    #[arg(long, short)]
+    pub follow: bool,
+    /// Its id, or how that begins.
+    pub id: String,
+}
+
+/// `stockade wait`.
+#[derive(Args, Debug)]
+pub struct WaitArgs {
+    /// Its id, or how that begins.
+    pub id: String,
+}
+
+/// `stockade kill`.
+#[derive(Args, Debug)]
+pub struct KillArgs {
+    /// What the command gets first; what it leaves after its grace is killed.
+    #[arg(long, value_enum, value_name = "SIGNAL", default_value = "term", ignore_case = true)]
+    pub signal: SignalArg,
+    /// Its id, or how that begins.
+    pub id: String,
 }
 
 /// `stockade check`.
@@ -328,6 +379,39 @@ pub struct CompletionsArgs {
     pub shell: clap_complete::Shell,
 }
 
+/// `--signal`: those that ask for the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SignalArg {
+    /// Terminate.
+    #[value(alias = "SIGTERM")]
+    Term,
+    /// Interrupt, as Ctrl-C does.
+    #[value(alias = "SIGINT")]
+    Int,
+    /// Hang up.
+    #[value(alias = "SIGHUP")]
+    Hup,
+    /// Quit.
+    #[value(alias = "SIGQUIT")]
+    Quit,
+    /// Kill at once.
+    #[value(alias = "SIGKILL")]
+    Kill,
+}
+
+impl SignalArg {
+    /// The kernel's.
+    pub fn number(self) -> Signal {
+        match self {
+            Self::Term => Signal::TERM,
+            Self::Int => Signal::INT,
+            Self::Hup => Signal::HUP,
+            Self::Quit => Signal::QUIT,
+            Self::Kill => Signal::KILL,
+        }
+    }
+}
+
 /// `--level`: only what a person may ask for by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LevelArg {
@@ -530,6 +614,10 @@ mod tests {
             "check --jsonl -c ls",
             "audit",
             "approvals show",
+            "logs",
+            "kill",
+            "kill --signal STOP req_1",
+            "wait",
         ] {
             refused(line);
         }

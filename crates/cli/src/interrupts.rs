@@ -32,20 +32,31 @@ pub fn take() -> Result<Taken, Failure> {
     Ok(Taken(Signals::take(&ASKING.map(Signal::as_raw)).map_err(cannot)?))
 }
 
+/// Signals listened to.
+#[derive(Debug)]
+pub struct Heard {
+    /// The engine's end.
+    pub interrupts: Interrupts,
+    /// For whoever else may interrupt the run.
+    pub interrupter: Interrupter,
+    /// Becomes readable with each signal, for whoever waits at a terminal.
+    pub wake: OwnedFd,
+}
+
 impl Taken {
-    /// Listens on a thread of its own. Gives the engine's end, and a descriptor
-    /// that becomes readable with each signal, for whoever waits at a terminal.
+    /// Listens on a thread of its own.
     ///
     /// # Errors
     /// Out of descriptors or threads.
-    pub fn listen(self) -> Result<(Interrupts, OwnedFd), Failure> {
+    pub fn listen(self) -> Result<Heard, Failure> {
         let cannot = |e: std::io::Error| Failure::new(format!("cannot listen to signals: {e}"));
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| cannot(e.into()))?;
         let heard = Arc::new(wake.try_clone().map_err(cannot)?);
         let (interrupter, interrupts) = interrupts();
-        let listen = move || self.pass_on(&interrupter, &heard);
+        let told = interrupter.clone();
+        let listen = move || self.pass_on(&told, &heard);
         thread::Builder::new().name("stockade-signals".to_owned()).spawn(listen).map_err(cannot)?;
-        Ok((interrupts, wake))
+        Ok(Heard { interrupts, interrupter, wake })
     }
 
     fn pass_on(&self, interrupter: &Interrupter, heard: &OwnedFd) {

@@ -49,6 +49,10 @@ fn dispatch(command: Command) -> command::Ended {
     }
     match command {
         Command::Run(typed) => command::run::run(typed),
+        Command::Ps(typed) => command::detached::ps(&typed),
+        Command::Logs(typed) => command::detached::logs(&typed),
+        Command::Wait(typed) => command::detached::wait(&typed),
+        Command::Kill(typed) => command::detached::kill(&typed),
         Command::Check(typed) => command::check::check(typed),
         Command::Doctor(typed) => command::doctor::doctor(&typed),
         Command::Approvals(typed) => command::approvals::approvals(typed),

@@ -115,6 +115,11 @@ impl State {
         self.root.join("stages")
     }
 
+    /// Where detached runs are.
+    pub fn runs(&self) -> PathBuf {
+        self.root.join("runs")
+    }
+
     /// True the first time this is asked, for this user: what is worth saying
     /// once was not said before. Where that cannot be noted it counts as said.
     pub fn is_first_time(&self, what: &str) -> bool {

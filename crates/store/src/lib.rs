@@ -1,4 +1,5 @@
-//! What Stockade remembers between runs: answers that reach further than once.
+//! What Stockade remembers between runs: answers that reach further than once,
+//! and the runs that were detached ([`runs`]).
 //!
 //! An answer is remembered under the digest of everything consent was bound to,
 //! in the namespace of the kind of question it answered (L1): an approval to
@@ -12,6 +13,7 @@
 
 mod place;
 mod remembered;
+pub mod runs;
 mod sql;
 mod store;
 

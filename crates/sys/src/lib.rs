@@ -25,6 +25,7 @@ pub mod pidfd;
 pub mod reap;
 pub mod resolve;
 pub mod seccomp;
+pub mod session;
 pub mod signals;
 
 pub use rustix::io::Errno;

@@ -4,6 +4,7 @@
 pub mod approvals;
 pub mod audit;
 pub mod check;
+pub mod detached;
 pub mod doctor;
 pub mod generate;
 pub mod net;

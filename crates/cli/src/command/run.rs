@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use stockade_audit::Log;
 use stockade_engine::real::RuleJudge;
-use stockade_engine::seams::SystemClock;
+use stockade_engine::seams::{Recorder, SystemClock};
 use stockade_engine::{Engine, Io};
 use stockade_model::{
     Assessment, Command, Decision, Level, Outcome, RawText, Request, RequestId, Status, Tier, Verdict,
@@ -18,6 +18,7 @@ use stockade_native::launch::Nursery;
 use stockade_native::{HostBackend, NativeBackend};
 use stockade_policy::{BUILT_IN_NOTICE, Settings, resolve_profile};
 
+use super::detached::supervise::{self, Supervisor};
 use super::policy::lasting::Lasting;
 use super::policy::write;
 use super::setting::{self, Setting};
@@ -25,6 +26,7 @@ use super::{Ended, print, reviewer, variable};
 use crate::approver::TerminalApprover;
 use crate::args::RunArgs;
 use crate::failure::{Failure, quoted};
+use crate::interrupts::{Heard, Taken};
 use crate::meaning::{self, Meant};
 use crate::memory::LateMemory;
 use crate::places::State;
@@ -33,35 +35,66 @@ use crate::{exit, interrupts, render, terminal, trace};
 /// Bytes of each stream that are kept where the profile sets no limit.
 const OUTPUT_LIMIT_BYTES: u64 = 1 << 20;
 
-/// Runs one command.
+/// Runs one command, here or detached.
 ///
 /// # Errors
-/// When Stockade could not do its part and no outcome was asked for; with
-/// `--json` the outcome says so.
+/// When Stockade could not do its part.
 pub fn run(typed: RunArgs) -> Ended {
     trace::start()?;
     let id = meaning::request_id()?;
-    let report = Report::of(typed.json.as_ref())?;
-    let outcome = match attempt(typed, id.clone()) {
-        Ok(outcome) => outcome,
-        Err(failure) => {
-            crate::complain(&failure);
-            report.deliver(&failed(id, &failure))?;
-            return Ok(exit::FAILURE);
-        }
-    };
-    // Whoever was asked when a signal came may still hold it.
-    terminal::give_back();
-    let _ = std::io::stderr().lock().write_all(render::summary::summary(&outcome, crate::stderr_style()).as_bytes());
-    report.deliver(&outcome)?;
-    Ok(exit::of(&outcome))
+    if typed.detach {
+        return supervise::detach(typed, id);
+    }
+    let here = |typed: &RunArgs| Ok(Front { signals: interrupts::take()?, nursery: nursery(typed), supervisor: None });
+    Ok(complete(typed, id, here).1)
 }
 
-fn attempt(typed: RunArgs, id: RequestId) -> Result<Outcome, Failure> {
+/// The process that a run is in front of.
+pub struct Front {
+    /// Taken before any thread.
+    pub signals: Taken,
+    /// A sandbox that is begun.
+    pub nursery: Option<Nursery>,
+    /// Where nobody waits for the run.
+    pub supervisor: Option<Arc<Supervisor>>,
+}
+
+/// Runs one command to its end and tells of it: its outcome and exit code. Where
+/// Stockade could not do its part, the outcome says so.
+pub fn complete(
+    typed: RunArgs,
+    id: RequestId,
+    front: impl FnOnce(&RunArgs) -> Result<Front, Failure>,
+) -> (Outcome, u8) {
+    let report = Report::of(typed.json.as_ref());
+    let outcome = report.as_ref().map_err(Clone::clone).and_then(|_| {
+        let front = front(&typed)?;
+        attempt(typed, id.clone(), front)
+    });
+    let outcome = outcome.inspect(tell).unwrap_or_else(|failure| {
+        crate::complain(&failure);
+        failed(id, &failure)
+    });
+    let code = match report.map(|report| report.deliver(&outcome)) {
+        Ok(Err(failure)) => {
+            crate::complain(&failure);
+            exit::FAILURE
+        }
+        Ok(Ok(())) | Err(_) => exit::of(&outcome),
+    };
+    (outcome, code)
+}
+
+/// Says on standard error how it went.
+fn tell(outcome: &Outcome) {
+    // Whoever was asked when a signal came may still hold it.
+    terminal::give_back();
+    let _ = std::io::stderr().lock().write_all(render::summary::summary(outcome, crate::stderr_style()).as_bytes());
+}
+
+fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failure> {
     let captured = matches!(typed.json, Some(None));
-    // Before any thread.
-    let signals = interrupts::take()?;
-    let backend = NativeBackend::with(nursery(&typed));
+    let backend = NativeBackend::with(front.nursery);
     let meant = Meant::run(typed, &variable)?;
     let setting = setting::load(&meant.workspace)?;
     let state = State::open(&setting.sources.state_directory)?;
@@ -71,7 +104,11 @@ fn attempt(typed: RunArgs, id: RequestId) -> Result<Outcome, Failure> {
     let configured_ms = setting.settings.approval_timeout_ms.value;
     let question_timeout_ms = meant.approval_timeout.map_or(configured_ms, meaning::milliseconds);
     terminal::leave_input_to_foreground().map_err(|e| Failure::new(format!("cannot set standard input: {e}")))?;
-    let (interrupts, wake) = signals.listen()?;
+    let Heard { interrupts, interrupter, wake } = front.signals.listen()?;
+    let mut recorder: Arc<dyn Recorder> = Arc::new(Log::open(&state.audit())?);
+    if let Some(supervisor) = &front.supervisor {
+        recorder = supervisor.oversee(&request, interrupter, recorder)?;
+    }
     let lasting = Lasting::new(setting.sources.clone(), Arc::clone(&setting.settings), request.clone());
     let lasting = Arc::new(lasting);
     let approver = TerminalApprover::new(meaning::text_of(&request.command), crate::color_wanted(), Some(wake))
@@ -82,7 +119,7 @@ fn attempt(typed: RunArgs, id: RequestId) -> Result<Outcome, Failure> {
         host: Some(Arc::new(HostBackend)),
         approver: Arc::new(Mutex::new(approver)),
         reviewer: reviewer::configured(&setting.settings, &state),
-        recorder: Arc::new(Log::open(&state.audit())?),
+        recorder,
         memory: Arc::new(LateMemory::new(state.approvals())),
         clock: Arc::new(SystemClock::default()),
         user: format!("uid {}", rustix::process::getuid().as_raw()),

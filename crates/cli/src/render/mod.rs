@@ -5,6 +5,7 @@
 pub mod approvals;
 pub mod audit;
 pub mod check;
+pub mod detached;
 pub mod doctor;
 pub mod failure;
 pub mod json;

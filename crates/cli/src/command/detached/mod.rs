@@ -1,0 +1,143 @@
+//! `stockade ps`, `logs`, `wait` and `kill`: runs that live on without a
+//! terminal. What starts one is in [`supervise`].
+
+mod control;
+pub mod supervise;
+
+use std::io::{self, Write};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use stockade_store::runs::{About, OutputReader, Piece, Run, Runs, Standing, Stream};
+
+use super::{Ended, print, variable};
+use crate::args::{KillArgs, LogsArgs, PsArgs, WaitArgs};
+use crate::failure::Failure;
+use crate::places::State;
+use crate::render::{self, detached as text};
+use crate::{exit, places};
+
+/// How often a run is looked at that is waited for.
+const AGAIN: Duration = Duration::from_millis(50);
+/// How long a run may take to end once it was asked to: its grace, its killing,
+/// and its record.
+const ENDS_WITHIN: Duration = Duration::from_secs(60);
+
+fn runs() -> Result<Runs, Failure> {
+    Ok(Runs::of(State::open(&places::state_path(&variable)?)?.runs()))
+}
+
+/// Lists runs, the newest first.
+///
+/// # Errors
+/// When they cannot be read.
+pub fn ps(typed: &PsArgs) -> Ended {
+    let mut found: Vec<(Run, Option<About>, Standing)> =
+        runs()?.all()?.into_iter().map(|run| (run.about(), run.standing(), run)).map(|(a, s, r)| (r, a, s)).collect();
+    found.retain(|(.., standing)| typed.all || *standing == Standing::Running);
+    found.sort_by_key(|(_, about, _)| std::cmp::Reverse(about.as_ref().map_or(u64::MAX, |about| about.started_ms)));
+    let mut out = String::new();
+    for (run, about, standing) in &found {
+        out += &if typed.json {
+            render::json::line(&listed_json(run, about.as_ref(), standing))?
+        } else {
+            text::listed(run.id(), about.as_ref(), standing)
+        };
+    }
+    print(&out)?;
+    Ok(exit::SUCCESS)
+}
+
+fn listed_json(run: &Run, about: Option<&About>, standing: &Standing) -> Value {
+    let (state, status, exit_code) = match standing {
+        Standing::Running => ("running", None, None),
+        Standing::Ended(outcome) => ("ended", Some(outcome.status), Some(exit::of(outcome))),
+        Standing::Lost => ("lost", None, None),
+    };
+    json!({
+        "id": run.id(),
+        "state": state,
+        "status": status,
+        "exit_code": exit_code,
+        "session": about.map(|about| &about.session),
+        "command": about.map(|about| &about.command),
+        "workspace": about.map(|about| &about.workspace),
+        "profile": about.map(|about| &about.profile),
+        "started_ms": about.map(|about| about.started_ms),
+        "supervisor": about.map(|about| about.supervisor),
+    })
+}
+
+/// Shows what a run printed, each stream where it was printed.
+///
+/// # Errors
+/// When there is no such run, or what it printed cannot be read.
+pub fn logs(typed: &LogsArgs) -> Ended {
+    let run = runs()?.find(&typed.id)?;
+    let mut output = run.output();
+    loop {
+        // Before the look: what is kept when nobody watches is all there is.
+        let over = !run.is_watched();
+        show(&mut output)?;
+        if over || !typed.follow {
+            return Ok(exit::SUCCESS);
+        }
+        sleep(AGAIN);
+    }
+}
+
+/// Shows what is there by now.
+fn show(output: &mut OutputReader) -> Result<(), Failure> {
+    let cannot = |e: io::Error| Failure::new(format!("cannot show what the run printed: {e}"));
+    while let Some(piece) = output.next_piece().map_err(cannot)? {
+        match piece {
+            Piece::Bytes(Stream::Out, bytes) => io::stdout().lock().write_all(&bytes).map_err(cannot)?,
+            Piece::Bytes(Stream::Err, bytes) => io::stderr().lock().write_all(&bytes).map_err(cannot)?,
+            Piece::LeftOut(bytes) => io::stderr().lock().write_all(text::left_out(bytes).as_bytes()).map_err(cannot)?,
+        }
+    }
+    io::stdout().lock().flush().map_err(cannot)
+}
+
+/// Waits for a run; its exit code.
+///
+/// # Errors
+/// When there is no such run, or it ended without a word.
+pub fn wait(typed: &WaitArgs) -> Ended {
+    let run = runs()?.find(&typed.id)?;
+    while run.is_watched() {
+        sleep(AGAIN);
+    }
+    match run.standing() {
+        Standing::Ended(outcome) => Ok(exit::of(&outcome)),
+        Standing::Lost | Standing::Running => {
+            Err(Failure::new(format!("the supervisor of {} was killed; everything of the run ended with it", run.id()))
+                .hint("`stockade logs` shows what it had printed"))
+        }
+    }
+}
+
+/// Ends a run and waits until nothing of it is left.
+///
+/// # Errors
+/// When there is no such run, or it cannot be reached or does not end.
+pub fn kill(typed: &KillArgs) -> Ended {
+    let run = runs()?.find(&typed.id)?;
+    if let Err(failure) = control::end(&run, typed.signal.number()) {
+        if run.is_watched() {
+            return Err(failure);
+        }
+        crate::complain(&Failure::new(format!("{} is over", run.id())));
+        return Ok(exit::NEGATIVE);
+    }
+    let deadline = Instant::now() + ENDS_WITHIN;
+    while run.is_watched() {
+        if Instant::now() >= deadline {
+            let why = format!("{} did not end within {} s", run.id(), ENDS_WITHIN.as_secs());
+            return Err(Failure::new(why).hint("again with --signal kill"));
+        }
+        sleep(AGAIN);
+    }
+    Ok(exit::SUCCESS)
+}

@@ -1,0 +1,72 @@
+//! Detached runs as text: a line a run.
+
+use stockade_model::{RequestId, Status};
+use stockade_store::runs::{About, Standing};
+
+use super::audit::utc;
+use crate::{exit, meaning};
+
+/// Characters of the command in a list.
+const COMMAND_SHOWN: usize = 60;
+
+/// One run on one line.
+pub fn listed(id: &RequestId, about: Option<&About>, standing: &Standing) -> String {
+    let state = state(standing);
+    let Some(about) = about else { return format!("{id}  {state}\n") };
+    let command = meaning::text_of(&about.command).escaped();
+    let mut short: String = command.chars().take(COMMAND_SHOWN).collect();
+    if short.len() < command.len() {
+        short.push('…');
+    }
+    format!("{id}  {}  {state}  {}  {short}\n", utc(about.started_ms), about.workspace.escaped())
+}
+
+/// How far a run is, in a few words.
+fn state(standing: &Standing) -> String {
+    let outcome = match standing {
+        Standing::Running => return "running".to_owned(),
+        Standing::Lost => return "lost: its supervisor was killed".to_owned(),
+        Standing::Ended(outcome) => outcome,
+    };
+    let how = match outcome.status {
+        Status::Exited => "exited",
+        Status::Signaled => "ended by a signal",
+        Status::TimedOut => "timed out",
+        Status::Limit => "limit",
+        Status::Refused => "refused",
+        Status::Aborted => "aborted",
+        Status::Error => "error",
+    };
+    format!("{how} ({})", exit::of(outcome))
+}
+
+/// Where output is missing.
+pub fn left_out(bytes: u64) -> String {
+    format!("\n• {bytes} bytes were printed here and not kept\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use stockade_model::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_run_is_one_harmless_line() {
+        let id = RequestId::from_random([1; 16]);
+        let about = About {
+            id: id.clone(),
+            session: None,
+            command: Command::Script("echo \x1b[2J\n".repeat(20).as_str().into()),
+            workspace: "/w\n".into(),
+            profile: "workspace".to_owned(),
+            started_ms: 0,
+            supervisor: 1,
+        };
+        let shown = listed(&id, Some(&about), &Standing::Lost);
+        assert_eq!(shown.lines().count(), 1);
+        assert!(!shown.contains('\x1b') && shown.contains('…'), "{shown}");
+        assert!(shown.contains("  lost: its supervisor was killed  /w\\n  echo "), "{shown}");
+        assert_eq!(listed(&id, None, &Standing::Running), format!("{id}  running\n"));
+    }
+}

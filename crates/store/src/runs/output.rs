@@ -1,0 +1,281 @@
+//! What a run printed: its beginning and its end, in files of bounded size.
+//!
+//! Each file begins with how many bytes were printed before it (8 bytes, little
+//! endian); then come chunks: the stream (1 byte), the length (4 bytes), the
+//! bytes. The first files stay, of the later ones the last; a reader that comes
+//! to a gap knows its length from the next file. Files are only appended to, so
+//! they may be read while they are written, and after any interruption.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use super::new_file;
+
+/// The length from which a file is not appended to, in bytes.
+const FILE_BYTES: u64 = 512 << 10;
+/// Files from the beginning that stay.
+const FIRST_KEPT: u64 = 2;
+/// Files from the end that stay.
+const LAST_KEPT: u64 = 3;
+/// The longest chunk, in bytes.
+const CHUNK_BYTES: usize = 64 << 10;
+/// Bytes before the first chunk.
+const BEGINNING_BYTES: u64 = 8;
+/// Bytes before the bytes of a chunk.
+const HEAD_BYTES: usize = 5;
+
+/// Where something was printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// Standard output.
+    Out = 1,
+    /// Standard error.
+    Err = 2,
+}
+
+/// The writing end.
+#[derive(Debug)]
+pub struct Output {
+    directory: PathBuf,
+    file: Option<File>,
+    file_bytes: u64,
+    next: u64,
+    printed_bytes: u64,
+}
+
+impl Output {
+    pub(super) fn new(directory: PathBuf) -> Self {
+        Self { directory, file: None, file_bytes: 0, next: 0, printed_bytes: 0 }
+    }
+
+    /// Keeps what was printed. What cannot be written counts as left out.
+    ///
+    /// # Errors
+    /// When it cannot be written; more may be appended all the same.
+    pub fn append(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
+        bytes.chunks(CHUNK_BYTES).try_for_each(|chunk| self.append_chunk(stream, chunk))
+    }
+
+    fn append_chunk(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
+        let before = self.printed_bytes;
+        let length = u32::try_from(bytes.len()).map_err(io::Error::other)?;
+        self.printed_bytes += u64::from(length);
+        let mut file = match self.file.take() {
+            Some(file) if self.file_bytes < FILE_BYTES => file,
+            _ => self.next_file(before)?,
+        };
+        let mut chunk = Vec::with_capacity(HEAD_BYTES + bytes.len());
+        chunk.push(stream as u8);
+        chunk.extend(length.to_le_bytes());
+        chunk.extend(bytes);
+        // After a failure the file is not gone on with: it may end in the middle.
+        file.write_all(&chunk)?;
+        self.file_bytes += chunk.len() as u64;
+        self.file = Some(file);
+        Ok(())
+    }
+
+    fn next_file(&mut self, printed_bytes: u64) -> io::Result<File> {
+        let number = self.next;
+        self.next += 1;
+        if let Some(old) = number.checked_sub(LAST_KEPT).filter(|old| *old >= FIRST_KEPT) {
+            // Its reader goes on with what it has open.
+            let _ = fs::remove_file(self.directory.join(name(old)));
+        }
+        let mut file = new_file(&self.directory.join(name(number)))?;
+        file.write_all(&printed_bytes.to_le_bytes())?;
+        self.file_bytes = BEGINNING_BYTES;
+        Ok(file)
+    }
+}
+
+fn name(number: u64) -> String {
+    format!("output.{number}")
+}
+
+/// Something of the output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// Printed there.
+    Bytes(Stream, Vec<u8>),
+    /// So many bytes were printed here and not kept.
+    LeftOut(u64),
+}
+
+/// The reading end, anywhere, at any time.
+#[derive(Debug)]
+pub struct OutputReader {
+    directory: PathBuf,
+    file: Option<File>,
+    number: u64,
+    at: u64,
+    told_bytes: u64,
+}
+
+impl OutputReader {
+    pub(super) fn new(directory: PathBuf) -> Self {
+        Self { directory, file: None, number: 0, at: 0, told_bytes: 0 }
+    }
+
+    /// The next piece; none where there is no more by now.
+    ///
+    /// # Errors
+    /// When a file cannot be read or is damaged.
+    pub fn next_piece(&mut self) -> io::Result<Option<Piece>> {
+        loop {
+            let Some(file) = &self.file else {
+                match self.open_next()? {
+                    Some(0) => continue,
+                    Some(left_out) => return Ok(Some(Piece::LeftOut(left_out))),
+                    None => return Ok(None),
+                }
+            };
+            // Before the read: what is in the file then is all of it.
+            let followed = self.lowest_from(self.number + 1)?.is_some();
+            if let Some((stream, bytes)) = chunk(file, self.at)? {
+                self.at += (HEAD_BYTES + bytes.len()) as u64;
+                self.told_bytes += bytes.len() as u64;
+                return Ok(Some(Piece::Bytes(stream, bytes)));
+            }
+            if !followed {
+                return Ok(None);
+            }
+            self.file = None;
+            self.number += 1;
+        }
+    }
+
+    /// Opens the next file that there is. How much is missing before it.
+    fn open_next(&mut self) -> io::Result<Option<u64>> {
+        let Some(number) = self.lowest_from(self.number)? else { return Ok(None) };
+        let file = match File::open(self.directory.join(name(number))) {
+            Ok(file) => file,
+            // Removed meanwhile: a later one is there.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Some(0)),
+            Err(e) => return Err(e),
+        };
+        let mut beginning = [0; BEGINNING_BYTES as usize];
+        if !read_whole(&file, &mut beginning, 0)? {
+            // Where its beginning could not be written, nothing of it counts.
+            let Some(later) = self.lowest_from(number + 1)? else { return Ok(None) };
+            self.number = later;
+            return Ok(Some(0));
+        }
+        let printed_bytes = u64::from_le_bytes(beginning);
+        let left_out = printed_bytes.saturating_sub(self.told_bytes);
+        (self.file, self.number, self.at, self.told_bytes) = (Some(file), number, BEGINNING_BYTES, printed_bytes);
+        Ok(Some(left_out))
+    }
+
+    fn lowest_from(&self, first: u64) -> io::Result<Option<u64>> {
+        let number = |entry: fs::DirEntry| entry.file_name().to_str()?.strip_prefix("output.")?.parse().ok();
+        let entries = fs::read_dir(&self.directory)?;
+        Ok(entries.flatten().filter_map(number).filter(|number| *number >= first).min())
+    }
+}
+
+/// The chunk at this place, where all of it is there.
+fn chunk(file: &File, at: u64) -> io::Result<Option<(Stream, Vec<u8>)>> {
+    let mut head = [0; HEAD_BYTES];
+    if !read_whole(file, &mut head, at)? {
+        return Ok(None);
+    }
+    let damaged = || io::Error::new(io::ErrorKind::InvalidData, "the kept output is damaged");
+    let stream = match head[0] {
+        1 => Stream::Out,
+        2 => Stream::Err,
+        _ => return Err(damaged()),
+    };
+    let length = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
+    if length > CHUNK_BYTES {
+        return Err(damaged());
+    }
+    let mut bytes = vec![0; length];
+    Ok(read_whole(file, &mut bytes, at + HEAD_BYTES as u64)?.then_some((stream, bytes)))
+}
+
+/// Fills the buffer, or says that the file is not so long yet.
+fn read_whole(file: &File, buffer: &mut [u8], at: u64) -> io::Result<bool> {
+    match file.read_exact_at(buffer, at) {
+        Ok(()) => Ok(true),
+        Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(reader: &mut OutputReader) -> Vec<Piece> {
+        std::iter::from_fn(|| reader.next_piece().unwrap()).collect()
+    }
+
+    fn length(pieces: &[Piece]) -> u64 {
+        let length = |piece: &Piece| match piece {
+            Piece::Bytes(_, bytes) => bytes.len() as u64,
+            Piece::LeftOut(bytes) => *bytes,
+        };
+        pieces.iter().map(length).sum()
+    }
+
+    #[test]
+    fn what_was_printed_is_read_in_order_while_it_grows() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut reader = OutputReader::new(dir.path().to_owned());
+        assert_eq!(all(&mut reader), []);
+        let mut output = Output::new(dir.path().to_owned());
+        output.append(Stream::Out, b"one").unwrap();
+        output.append(Stream::Err, b"two").unwrap();
+        let wanted = [Piece::Bytes(Stream::Out, b"one".to_vec()), Piece::Bytes(Stream::Err, b"two".to_vec())];
+        assert_eq!(all(&mut reader), wanted);
+        output.append(Stream::Out, b"three").unwrap();
+        assert_eq!(all(&mut reader), [Piece::Bytes(Stream::Out, b"three".to_vec())]);
+    }
+
+    #[test]
+    fn beginning_and_end_are_kept_and_the_gap_is_counted() {
+        const PRINTED: u64 = 20 << 20;
+        let dir = tempfile::tempdir().unwrap();
+        let mut follower = OutputReader::new(dir.path().to_owned());
+        let mut followed = Vec::new();
+        let mut output = Output::new(dir.path().to_owned());
+        output.append(Stream::Out, b"first").unwrap();
+        let chunk = vec![b'x'; 32 << 10];
+        for _ in 0..PRINTED / chunk.len() as u64 {
+            output.append(Stream::Out, &chunk).unwrap();
+            followed.extend(all(&mut follower));
+        }
+        output.append(Stream::Err, b"last").unwrap();
+        followed.extend(all(&mut follower));
+        assert_eq!(length(&followed), PRINTED + 9);
+        assert!(!followed.iter().any(|piece| matches!(piece, Piece::LeftOut(_))), "who follows misses nothing");
+
+        let late = all(&mut OutputReader::new(dir.path().to_owned()));
+        assert_eq!(late.first(), Some(&Piece::Bytes(Stream::Out, b"first".to_vec())));
+        assert_eq!(late.last(), Some(&Piece::Bytes(Stream::Err, b"last".to_vec())));
+        assert_eq!(length(&late), PRINTED + 9);
+        let gaps: Vec<_> = late.iter().filter(|piece| matches!(piece, Piece::LeftOut(_))).collect();
+        assert!(matches!(gaps[..], [Piece::LeftOut(bytes)] if *bytes > PRINTED / 2), "{gaps:?}");
+        let kept: u64 = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum();
+        assert!(kept < (FIRST_KEPT + LAST_KEPT) * (FILE_BYTES + (CHUNK_BYTES + HEAD_BYTES) as u64), "{kept} bytes");
+    }
+
+    #[test]
+    fn what_was_cut_off_is_not_told_and_what_is_damaged_is_no_output() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut output = Output::new(dir.path().to_owned());
+        output.append(Stream::Out, b"whole").unwrap();
+        let path = dir.path().join(name(0));
+        let whole = fs::read(&path).unwrap();
+        fs::write(&path, [&whole[..], &[1, 9, 0, 0, 0, b'p']].concat()).unwrap();
+        let mut reader = OutputReader::new(dir.path().to_owned());
+        assert_eq!(all(&mut reader), [Piece::Bytes(Stream::Out, b"whole".to_vec())]);
+        fs::write(&path, [&whole[..], &[1, 255, 255, 255, 255]].concat()).unwrap();
+        assert_eq!(reader.next_piece().unwrap_err().kind(), io::ErrorKind::InvalidData);
+        fs::write(&path, [&whole[..], &[7, 0, 0, 0, 0]].concat()).unwrap();
+        assert_eq!(reader.next_piece().unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+}

@@ -1,0 +1,229 @@
+//! Runs without a terminal: they live on, can be looked at and ended by their
+//! owner alone, and leave nothing when whatever watches over them is killed.
+
+use std::fs;
+use std::path::PathBuf;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use stockade_testkit::{Ended, Output, Running, User};
+
+use crate::life::{marked, none_left};
+use crate::terminal::Terminal;
+use crate::world::{World, binary, each_user};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Starts it and gives its id.
+#[track_caller]
+fn detach(world: &World, options: &[&str], script: &str) -> String {
+    let options = [&["--detach"], options].concat();
+    let output = world.run(&world.stockade(&options, &["sh", "-c", script]));
+    assert_eq!(output.ended, Ended::Code(0), "{}", output.text());
+    assert!(!output.held_open, "the supervisor keeps the caller's streams");
+    let id = output.stdout.strip_suffix('\n').unwrap_or_default();
+    assert!(id.starts_with("req_") && !id.contains('\n'), "{:?}", output.stdout);
+    id.to_owned()
+}
+
+fn stockade(world: &World, arguments: &[&str]) -> Output {
+    world.run(&world.bare(&[&[binary().as_str()], arguments].concat()))
+}
+
+/// Looks until it is so.
+#[track_caller]
+fn eventually(what: &str, so: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !so() {
+        assert!(Instant::now() < deadline, "{what}");
+        sleep(Duration::from_millis(20));
+    }
+}
+
+/// What `ps --json` tells of it.
+fn told(world: &World, id: &str) -> Value {
+    let output = stockade(world, &["ps", "--all", "--json"]);
+    let all = output.stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    all.into_iter().find(|run| run["id"] == id).unwrap_or_else(|| panic!("{id} is not told of: {}", output.text()))
+}
+
+fn waited(world: &World, id: &str) -> Ended {
+    stockade(world, &["wait", id]).ended
+}
+
+#[test]
+fn a_detached_run_can_be_looked_at_and_waited_for() {
+    each_user(|world| {
+        let go = world.workspace().join("go");
+        let script = "echo out; echo err >&2; while [ ! -e go ]; do sleep 0.05; done; echo end; exit 7";
+        let id = detach(world, &[], script);
+        assert!(stockade(world, &["ps"]).stdout.starts_with(&format!("{id}  ")));
+        assert_eq!(told(world, &id)["state"], "running");
+        eventually("nothing is printed", || stockade(world, &["logs", &id]).stdout == "out\n");
+        let follow = world.bare(&[&binary(), "logs", "--follow", &id]);
+        let following = Running::start(&world.account, &follow).unwrap();
+        let waiting = Running::start(&world.account, &world.bare(&[&binary(), "wait", &id[..12]])).unwrap();
+        fs::write(&go, "").unwrap();
+        assert_eq!(waiting.finish().unwrap().ended, Ended::Code(7));
+        let followed = following.finish().unwrap();
+        assert_eq!(followed.ended, Ended::Code(0));
+        assert_eq!((followed.stdout.as_str(), followed.stderr.as_str()), ("out\nend\n", "err\n"));
+        assert_eq!(stockade(world, &["ps"]).stdout, "");
+        assert!(stockade(world, &["ps", "--all"]).stdout.contains("  exited (7)  "));
+        assert_eq!(waited(world, &id), Ended::Code(7));
+        assert_eq!(stockade(world, &["kill", &id]).ended, Ended::Code(1));
+        fs::remove_file(go).unwrap();
+    });
+}
+
+/// The same run, with and without its terminal.
+#[test]
+fn the_end_of_the_terminal_does_not_end_it() {
+    each_user(|world| {
+        for (detached, word) in [(&[][..], "ready"), (&["--detach"], "req_")] {
+            let marker = format!("1732050{}", world.account.uid);
+            let script = format!("echo ready; exec sleep {marker}");
+            let mut terminal = Terminal::start(world, &world.stockade(detached, &["sh", "-c", &script]));
+            terminal.expect(word);
+            eventually("it does not run", || !marked(&format!("sleep\0{marker}")).is_empty());
+            terminal.hang_up();
+            if detached.is_empty() {
+                none_left(&marker);
+                continue;
+            }
+            let id = stockade(world, &["ps"]).stdout.split(' ').next().unwrap().to_owned();
+            assert_eq!(told(world, &id)["state"], "running");
+            assert!(!marked(&format!("sleep\0{marker}")).is_empty());
+            assert_eq!(stockade(world, &["kill", &id]).ended, Ended::Code(0));
+            none_left(&marker);
+        }
+    });
+}
+
+#[test]
+fn kill_ends_whatever_the_command_does_about_it() {
+    each_user(|world| {
+        for level in ["full", "restricted"] {
+            let marker = format!("2236067{}", world.account.uid);
+            for (script, signal, code) in [
+                (format!("exec sleep {marker}"), "TERM", 143),
+                (format!("exec sleep {marker}"), "kill", 137),
+                (format!("sleep {marker} & kill -STOP $$; wait"), "term", 143),
+                (format!("trap '' TERM INT HUP; sleep {marker}; sleep {marker}"), "term", 143),
+                (format!("(setsid nohup sleep {marker} &); exec sleep {marker}"), "int", 130),
+            ] {
+                let id = detach(world, &["--level", level], &script);
+                eventually("it does not run", || !marked(&format!("sleep\0{marker}")).is_empty());
+                let killed = stockade(world, &["kill", "--signal", signal, &id]);
+                assert_eq!(killed.ended, Ended::Code(0), "{script}: {}", killed.text());
+                none_left(&marker);
+                assert_eq!(waited(world, &id), Ended::Code(code), "{script} at level {level}");
+            }
+        }
+    });
+}
+
+#[test]
+fn kill_9_of_the_supervisor_leaves_nothing_and_is_told() {
+    each_user(|world| {
+        for level in ["full", "restricted"] {
+            let marker = format!("2645751{}", world.account.uid);
+            let script = format!("echo before; (setsid nohup sleep {marker} &); sleep {marker}");
+            let id = detach(world, &["--level", level], &script);
+            eventually("it prints nothing", || stockade(world, &["logs", &id]).stdout == "before\n");
+            let supervisor = i32::try_from(told(world, &id)["supervisor"].as_i64().unwrap()).unwrap();
+            kill_process(Pid::from_raw(supervisor).unwrap(), Signal::KILL).unwrap();
+            none_left(&marker);
+            eventually("it still counts as running", || told(world, &id)["state"] == "lost");
+            assert!(stockade(world, &["ps", "--all"]).stdout.contains("  lost: its supervisor was killed  "));
+            let waited = stockade(world, &["wait", &id]);
+            assert_eq!(waited.ended, Ended::Code(125));
+            assert!(waited.stderr.contains("was killed"), "{}", waited.stderr);
+            assert_eq!(stockade(world, &["logs", "-f", &id]).stdout, "before\n");
+            let verified = stockade(world, &["audit", "verify"]);
+            assert_eq!(verified.ended, Ended::Code(0), "{}", verified.text());
+        }
+    });
+}
+
+#[test]
+fn limits_hold() {
+    each_user(|world| {
+        let late = detach(world, &["--timeout", "1s"], "sleep 60");
+        assert_eq!(waited(world, &late), Ended::Code(124));
+        let few = detach(world, &["--limit", "open_files=17"], "ulimit -n");
+        assert_eq!(waited(world, &few), Ended::Code(0));
+        assert_eq!(stockade(world, &["logs", &few]).stdout, "17\n");
+    });
+}
+
+#[test]
+fn endless_output_is_kept_at_both_ends() {
+    each_user(|world| {
+        let script = "echo first; head -c 20000000 /dev/zero | tr '\\0' x; echo; echo last";
+        let id = detach(world, &[], script);
+        assert_eq!(waited(world, &id), Ended::Code(0));
+        let shown = stockade(world, &["logs", &id]);
+        assert!(shown.stdout.starts_with("first\nxxx") && shown.stdout.ends_with("x\nlast\n"));
+        assert!(shown.stdout.len() < 4_000_000, "{} bytes", shown.stdout.len());
+        assert!(shown.stderr.contains("bytes were printed here and not kept"), "{}", shown.stderr);
+    });
+}
+
+/// What was never started leaves nothing to look at, and says why at once.
+#[test]
+fn what_is_refused_is_told_to_the_launcher() {
+    each_user(|world| {
+        for (option, code, why) in
+            [("--sandbox=forbid", 126, "sandbox"), ("--json", 125, "--json=FILE"), ("--profile=none", 126, "none")]
+        {
+            let output = world.run(&world.stockade(&["--detach", option], &["true"]));
+            assert_eq!(output.ended, Ended::Code(code), "{option}: {}", output.text());
+            assert_eq!(output.stdout, "");
+            assert!(output.stderr.contains(why), "{}", output.stderr);
+        }
+        assert_eq!(stockade(world, &["ps", "--all"]).stdout, "");
+    });
+}
+
+/// The socket of a run, found from outside.
+fn socket(world: &World, id: &str) -> PathBuf {
+    world.home().join(".local/state/stockade/runs").join(id).join("control")
+}
+
+/// Asks for the end as `stockade kill` does; exit code 0 where it was heard.
+const ASKING: &str = "import os, socket, sys\n\
+    s = socket.socket(socket.AF_UNIX); s.settimeout(5)\n\
+    os.chdir(os.path.dirname(sys.argv[1])); s.connect('control'); s.sendall(b'end 15\\n')\n\
+    sys.exit(0 if s.recv(64) == b'done\\n' else 3)";
+
+#[test]
+fn neither_what_runs_nor_another_user_reaches_it() {
+    each_user(|world| {
+        let id = detach(world, &[], "sleep 600");
+        let socket = socket(world, &id);
+        let ask = ["python3", "-c", ASKING, socket.to_str().unwrap()];
+        for level in ["full", "restricted"] {
+            let inside = world.run(&world.stockade(&["--level", level], &ask));
+            assert_ne!(inside.ended, Ended::Code(0), "from a sandbox of level {level}");
+        }
+        if world.account.user == User::Root {
+            let other = World::new(User::Ordinary);
+            let state = world.home().join(".local/state");
+            for arguments in [&["ps"][..], &["logs", &id], &["kill", &id], &["wait", &id]] {
+                let command = other.bare(&[&[binary().as_str()], arguments].concat());
+                let output = other.run(&command.env("XDG_STATE_HOME", &state));
+                assert_eq!(output.ended, Ended::Code(125), "{arguments:?}: {}", output.text());
+                assert!(!output.stdout.contains(&id));
+            }
+            assert_ne!(other.run(&other.bare(&ask)).ended, Ended::Code(0), "from another user");
+        }
+        assert_eq!(told(world, &id)["state"], "running");
+        // The control: the same from its owner.
+        let own = world.run(&world.bare(&ask));
+        assert_eq!(own.ended, Ended::Code(0), "{}", own.text());
+        assert_eq!(waited(world, &id), Ended::Code(143));
+    });
+}
