@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use stockade_model::{DEFAULT_PROTECTED_NAMES, RequestId, StageId};
 use stockade_native::stage::{CommitError, Committed, NewStage, Stage, Stages, Unwatched, Wanted};
@@ -17,6 +17,14 @@ pub struct Scene {
     pub root: PathBuf,
     workspace: PathBuf,
     _scratch: Vec<tempfile::TempDir>,
+}
+
+impl Drop for Scene {
+    /// An overlay's working directory is one that nobody may enter, and what
+    /// cannot be entered is not removed.
+    fn drop(&mut self) {
+        let _ = Command::new("chmod").args(["-R", "u+rwx"]).arg(&self.root).stderr(Stdio::null()).status();
+    }
 }
 
 impl Scene {

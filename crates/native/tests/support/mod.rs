@@ -46,21 +46,15 @@ pub fn in_each_role(test: &str, body: impl FnOnce()) {
 fn in_role(test: &str, role: &str, prefix: &[&str]) {
     let directory = tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o755)).tempdir().unwrap();
     let copy = directory.path().join("test");
-    std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+    // By another program: a descriptor of our own would be held open by whatever
+    // another test's thread is forking right now, and the copy could not be run.
+    let copied = Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&copy).status().unwrap();
+    assert!(copied.success());
     let copy = copy.to_str().unwrap().to_owned();
     let mut line: Vec<&str> = prefix.to_vec();
     line.extend([copy.as_str(), "--exact", test, "--nocapture", "--test-threads", "1"]);
-    let start =
-        || Command::new(line[0]).args(&line[1..]).env(ROLE, role).env("RUST_BACKTRACE", "0").current_dir("/").output();
-    // A child that another test's thread just forked may still hold the copy open.
-    let output = loop {
-        match start() {
-            Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => {
-                thread::sleep(Duration::from_millis(5));
-            }
-            other => break other.unwrap(),
-        }
-    };
+    let mut command = Command::new(line[0]);
+    let output = command.args(&line[1..]).env(ROLE, role).env("RUST_BACKTRACE", "0").current_dir("/").output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && text.contains("1 passed"), "as {role}:\n{text}");
 }
