@@ -82,6 +82,32 @@ fn no_leaves_the_exit_code_and_the_file_alone() {
     });
 }
 
+/// The control is a file beside it, which is asked about and written.
+#[test]
+fn what_governs_is_refused_and_not_asked_about() {
+    each_user(|world| {
+        world.dir("home/.config");
+        let own = world.dir("home/.config/stockade").join("config.toml");
+        let other = world.home().join(".config/other.toml");
+        for level in ["full", "restricted"] {
+            for (object, is_asked) in [(&other, true), (&own, false)] {
+                // Not in the text of the command, which would be asked about by itself.
+                world.file("ws/write.sh", &format!("echo '# x' > {}\n", object.display()));
+                let mut terminal = Terminal::start(world, &asked(world, &["--level", level], "sh ./write.sh"));
+                if is_asked {
+                    terminal.expect("allow?");
+                    terminal.press("o");
+                }
+                let (code, text) = terminal.finish();
+                assert_eq!(code == 0, is_asked, "{level}: {text}");
+                assert_eq!(text.contains("allow?"), is_asked, "{level}: {text}");
+                assert_eq!(object.exists(), is_asked, "{level}: {text}");
+                let _ = fs::remove_file(object);
+            }
+        }
+    });
+}
+
 #[test]
 fn the_session_remembers() {
     each_user(|world| {

@@ -1,4 +1,5 @@
-//! What the rules about files and hosts say of a power that a held call lacks.
+//! What the rules about files and hosts say of a power that a held call lacks, and
+//! what no rule and nobody gives.
 //!
 //! A power is one thing: `write` changes, creates and removes, so a rule that
 //! denies any of these denies the power, and only rules that allow all of them
@@ -23,9 +24,12 @@ pub fn of(
     denial: &Denial,
     around: &Circumstances,
 ) -> Option<HeldRule> {
+    let powers = complete_grants(&plan.profile, std::slice::from_ref(denial.grant.as_ref()?));
+    if let Some(decision) = powers.iter().find_map(|power| governed(settings, request, power)) {
+        return Some(HeldRule { decision, powers: Vec::new() });
+    }
     // Most configurations have no rules.
     settings.rules().next()?;
-    let powers = complete_grants(&plan.profile, std::slice::from_ref(denial.grant.as_ref()?));
     let object = denial.object.as_path();
     let said: Vec<Option<Decision>> = powers
         .iter()
@@ -45,13 +49,19 @@ pub fn of(
     Some(HeldRule { decision, powers })
 }
 
-/// Whether a rule denies this power.
+/// Refuses what nobody can agree to.
+fn governed(settings: &Settings, request: &Request, power: &Grant) -> Option<Decision> {
+    settings.decide_governed(request.workspace.as_path(), power)
+}
+
+/// Whether a rule denies this power, or nobody can agree to it.
 pub fn denies(settings: &Settings, request: &Request, power: &Grant, around: &Circumstances) -> bool {
     let denied = |said: Option<Decision>| said.is_some_and(|said| said.verdict == Verdict::Deny);
     let of_secret = |wanted: &SecretUse| settings.decide_secret_by_rule(wanted, &stage(request), around);
-    settings.rules().next().is_some()
-        && (acts(power).any(|act| denied(by(settings, request, &act, around)))
-            || power.secret().is_some_and(|wanted| denied(of_secret(wanted))))
+    governed(settings, request, power).is_some()
+        || settings.rules().next().is_some()
+            && (acts(power).any(|act| denied(by(settings, request, &act, around)))
+                || power.secret().is_some_and(|wanted| denied(of_secret(wanted))))
 }
 
 /// Whether some rule may give powers to held calls.

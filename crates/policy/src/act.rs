@@ -14,9 +14,12 @@ use stockade_model::{
 use crate::decide::{Said, rule_name};
 use crate::file::FileOperation;
 use crate::mode::{GrantClass, ModeAnswers, mode_name};
-use crate::resolve::{governs, has_power, hidden_by, is_protected, resolve_profile};
+use crate::resolve::{governs, has_power, hidden_by, is_protected, own_reached, resolve_profile};
 use crate::rules::{Act, Circumstances, Considered, Findings, Match, Matcher, Rule, Scene, Subject};
 use crate::settings::Settings;
+
+/// What refuses a power over Stockade's own files.
+const GOVERNS: &str = "files: what governs is out of reach";
 
 /// Where an act happens, and with what powers.
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +73,13 @@ pub fn decide_act(settings: &Settings, act: Act<'_>, stage: &Stage<'_>, around: 
 }
 
 impl Settings {
+    /// Refuses a power over what governs the run, which nobody's yes gives (L7).
+    pub fn decide_governed(&self, workspace: &Path, power: &Grant) -> Option<Decision> {
+        let own = own_reached(self, workspace, power)?;
+        let why = format!("`{}` is Stockade's own (L7)", RawText::from(own.as_path()).escaped());
+        Some(conclude(vec![said(Verdict::Deny, GOVERNS.to_owned(), why)], None).decision)
+    }
+
     /// What the rules alone say of an act that the profile has no power for;
     /// nothing where none speaks of it. A rule gives no power over what is
     /// protected or hidden, nor over what the profile has already and something
@@ -206,7 +216,7 @@ impl Power {
         }
         if governs(settings, stage.workspace, path, reads) {
             let why = format!("`{shown}` is Stockade's own (L7)");
-            return Self::Refused { rule: "files: what governs is out of reach".to_owned(), why };
+            return Self::Refused { rule: GOVERNS.to_owned(), why };
         }
         let grant = if reads { Grant::Read(path.to_owned()) } else { Grant::Write(path.to_owned()) };
         if has_power(profile, &grant) {

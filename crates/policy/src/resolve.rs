@@ -14,7 +14,7 @@ use stockade_model::{
 
 use crate::error::suggestion;
 use crate::hosts::check_breadth;
-use crate::settings::Settings;
+use crate::settings::{OwnDirectories, Settings};
 use crate::spec::{ProfileSpec, Sourced};
 use crate::text::ConfigPath;
 
@@ -357,30 +357,35 @@ pub(crate) fn governs(settings: &Settings, workspace: &Path, path: &Path, reads:
     own(&settings.own.configuration) || own(&settings.own.state) || named()
 }
 
+/// What of Stockade's own, or of the workspace's own configuration, a power would
+/// reach: nobody's yes gives that (L7).
+pub(crate) fn own_reached(settings: &Settings, workspace: &Path, power: &Grant) -> Option<PathBuf> {
+    let OwnDirectories { configuration, state } = &settings.own;
+    match power {
+        Grant::Write(path) => {
+            let reached = |own: &&PathBuf| path.starts_with(own) || own.starts_with(path);
+            let named = [".stockade", ".stockade.toml"].into_iter().find(|name| holds_name(path, name));
+            let own = configuration.iter().chain(state).find(reached).cloned();
+            own.or_else(|| named.map(|name| workspace.join(name)))
+        }
+        Grant::Read(path) | Grant::Socket(path) => state.iter().find(|own| path.starts_with(own)).cloned(),
+        _ => None,
+    }
+}
+
 /// Refuses powers over Stockade's own files, and over the workspace's own
 /// configuration.
 fn check_own(settings: &Settings, workspace: &Path, filesystem: &Filesystem) -> Result<(), ResolveError> {
     let refuse = |power, path: &RawText, own: &Path| {
         Err(ResolveError::OwnFiles { power, path: path.escaped(), own: shown(own) })
     };
-    for root in &filesystem.write {
-        let path = root.as_path();
-        for own in settings.own.configuration.iter().chain(&settings.own.state) {
-            if path.starts_with(own) || own.starts_with(path) {
-                return refuse("write", root, own);
-            }
-        }
-        for name in [".stockade", ".stockade.toml"] {
-            if holds_name(path, name) {
-                return refuse("write", root, &workspace.join(name));
-            }
-        }
-    }
-    for (power, list) in [("read", &filesystem.reveal), ("socket", &filesystem.sockets)] {
-        for entry in list {
-            if let Some(own) = settings.own.state.iter().find(|own| entry.as_path().starts_with(own)) {
-                return refuse(power, entry, own);
-            }
+    let owned = |entry: &RawText| entry.as_path().to_owned();
+    let writes = filesystem.write.iter().map(|entry| ("write", entry, Grant::Write(owned(entry))));
+    let reads = filesystem.reveal.iter().map(|entry| ("read", entry, Grant::Read(owned(entry))));
+    let sockets = filesystem.sockets.iter().map(|entry| ("socket", entry, Grant::Socket(owned(entry))));
+    for (power, entry, grant) in writes.chain(reads).chain(sockets) {
+        if let Some(own) = own_reached(settings, workspace, &grant) {
+            return refuse(power, entry, &own);
         }
     }
     // A `read` grant of the very directory took it off the list.

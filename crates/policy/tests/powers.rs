@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use stockade_model::{Grant, Network, Profile, RawText};
+use stockade_model::{Grant, Network, Profile, RawText, Verdict};
 use stockade_policy::{
     OwnDirectories, ResolveError, Settings, complete_grants, effective_environment, resolve_profile,
 };
@@ -139,4 +139,29 @@ fn built_in_profiles() {
     assert!(!host.sandboxed && host.network == Network::Host);
     let caller = [("GITHUB_TOKEN".to_owned(), RawText::from("v"))].into();
     assert_eq!(effective_environment(&host, &caller).len(), 1);
+}
+
+/// As one that stands on the command line, so one that is agreed to while a call
+/// waits.
+#[test]
+fn nobody_agrees_to_a_power_over_what_governs() {
+    let settings = settings();
+    let refused = |power: &str| settings.decide_governed(Path::new("/home/u/work"), &power.parse().unwrap());
+    for power in [
+        "write /home/u/.config/stockade/config.toml",
+        "write /home/u/.config",
+        "write /etc/stockade/managed.toml",
+        "write /home/u/.local/state/stockade/audit/0.jsonl",
+        "write /home/u/work/.stockade.toml",
+        "write /home/u/work/sub/.stockade/rules.toml",
+        "read /home/u/.local/state/stockade/approvals.db",
+        "socket /home/u/.local/state/stockade/runs/x/control",
+    ] {
+        let decision = refused(power).unwrap_or_else(|| panic!("{power} can be had"));
+        assert_eq!(decision.verdict, Verdict::Deny, "{power}");
+        assert!(resolve("workspace", "/home/u/work", &[power]).is_err(), "{power}");
+    }
+    for power in ["write /home/u/.config/other", "read /home/u/.config/stockade/config.toml", "socket /run/x"] {
+        assert_eq!(refused(power), None, "{power}");
+    }
 }
