@@ -16,13 +16,17 @@ use stockade_native::stage::{CommitError, Committed, NewStage, Stage, Stages, Un
 pub struct Scene {
     pub root: PathBuf,
     workspace: PathBuf,
-    _scratch: Vec<tempfile::TempDir>,
+    scratch: Vec<tempfile::TempDir>,
 }
 
 impl Drop for Scene {
     /// An overlay's working directory is one that nobody may enter, and what
     /// cannot be entered is not removed.
     fn drop(&mut self) {
+        // Another process's, which goes on with it.
+        if self.scratch.is_empty() {
+            return;
+        }
         let _ = Command::new("chmod").args(["-R", "u+rwx"]).arg(&self.root).stderr(Stdio::null()).status();
     }
 }
@@ -54,7 +58,7 @@ impl Scene {
                 outer.join("w")
             }
         };
-        let scene = Self { root, workspace, _scratch: all };
+        let scene = Self { root, workspace, scratch: all };
         std::fs::create_dir(scene.workspace()).unwrap();
         scene.native(before);
         scene
@@ -62,7 +66,7 @@ impl Scene {
 
     /// One that another process made.
     pub fn at(root: &Path, workspace: &Path) -> Self {
-        Self { root: root.to_owned(), workspace: workspace.to_owned(), _scratch: Vec::new() }
+        Self { root: root.to_owned(), workspace: workspace.to_owned(), scratch: Vec::new() }
     }
 
     pub fn workspace(&self) -> PathBuf {
