@@ -213,18 +213,14 @@ impl Driver<'_> {
             Message::Attempt { event, .. } => match event {
                 AttemptEvent::Denied(denial) => {
                     let denial = self.with_rule(denial);
-                    let powers = denial.grant.as_ref().map_or_else(Vec::new, |grant| self.powers(grant));
-                    Input::Denied { denial, powers }
+                    Input::Denied { powers: self.powers(&denial), denial }
                 }
-                AttemptEvent::Breached(denial) => {
-                    let powers = denial.grant.as_ref().map_or_else(Vec::new, |grant| self.powers(grant));
-                    Input::Breached { denial, powers }
-                }
+                AttemptEvent::Breached(denial) => Input::Breached { powers: self.powers(&denial), denial },
                 AttemptEvent::Connection(connection) => Input::Connection(connection),
                 AttemptEvent::Executed { pid, program } => Input::Executed { pid, program },
                 AttemptEvent::Held { id, denial } => {
                     self.held.add(id);
-                    let powers = denial.grant.as_ref().map_or_else(Vec::new, |grant| self.powers(grant));
+                    let powers = self.powers(&denial);
                     let directory = denial.grant.as_ref().map_or_else(Vec::new, |grant| self.directory(grant));
                     let refused_in = self.is_refused_in(&directory);
                     let rule = self.held_rule(&denial);
@@ -245,10 +241,10 @@ impl Driver<'_> {
         })
     }
 
-    /// What may be asked for after `grant` was refused: all of it can be given,
-    /// or nothing is asked.
-    fn powers(&self, grant: &Grant) -> Vec<Grant> {
-        let Some(plan) = &self.plan else { return Vec::new() };
+    /// What may be asked for after a refusal: all that it takes can be given, or
+    /// nothing is asked.
+    fn powers(&self, denial: &Denial) -> Vec<Grant> {
+        let (Some(plan), Some(grant)) = (&self.plan, &denial.grant) else { return Vec::new() };
         self.honoured(plan, self.engine.judge.escalation(&self.request, plan, grant))
     }
 

@@ -68,6 +68,17 @@ pub struct Provenance {
     pub by: String,
 }
 
+impl Provenance {
+    /// As it stands beside what is suggested because of it.
+    fn of_suggestion(&self) -> ProvenanceSection {
+        ProvenanceSection {
+            by: format!("suggested, agreed to by {}", self.by),
+            at: None,
+            request: Some(self.request.to_string()),
+        }
+    }
+}
+
 impl Learned {
     /// Takes in one event, in order.
     pub fn take(&mut self, event: &Event) {
@@ -269,11 +280,7 @@ impl Maker<'_> {
         let users = self.learned.approved.get(grant).into_iter().flatten();
         let mut lone = false;
         for provenance in users {
-            let section = ProvenanceSection {
-                by: format!("suggested, agreed to by {}", provenance.by),
-                at: None,
-                request: Some(provenance.request.to_string()),
-            };
+            let section = provenance.of_suggestion();
             let command: Option<&Command> =
                 self.learned.requests.get(&provenance.request).map(|request| &request.command);
             let grants = std::slice::from_ref(grant);
@@ -298,11 +305,8 @@ impl Maker<'_> {
     /// For every command: what a secret is for is its host, not who goes there.
     fn secret(&self, wanted: &SecretUse, grant: &Grant, suggestion: &mut Suggestion) {
         let first = self.learned.approved.get(grant).and_then(|by| by.first());
-        let section = ProvenanceSection {
-            by: first.map_or_else(|| "suggested".to_owned(), |by| format!("suggested, agreed to by {}", by.by)),
-            at: None,
-            request: first.map(|by| by.request.to_string()),
-        };
+        let unknown = || ProvenanceSection { by: "suggested".to_owned(), at: None, request: None };
+        let section = first.map_or_else(unknown, Provenance::of_suggestion);
         match rule_for_secrets(std::slice::from_ref(wanted), &section) {
             Some(draft) => suggestion.rules.push(DraftRule { justification: IN_SESSION.to_owned(), ..draft }),
             None => {

@@ -33,8 +33,11 @@ fn runs() -> Result<Runs, Failure> {
 /// # Errors
 /// When they cannot be read.
 pub fn ps(typed: &PsArgs) -> Ended {
-    let mut found: Vec<(Run, Option<About>, Standing)> =
-        runs()?.all()?.into_iter().map(|run| (run.about(), run.standing(), run)).map(|(a, s, r)| (r, a, s)).collect();
+    let looked_at = |run: Run| {
+        let (about, standing) = (run.about(), run.standing());
+        (run, about, standing)
+    };
+    let mut found: Vec<_> = runs()?.all()?.into_iter().map(looked_at).collect();
     found.retain(|(.., standing)| typed.all || *standing == Standing::Running);
     found.sort_by_key(|(_, about, _)| std::cmp::Reverse(about.as_ref().map_or(u64::MAX, |about| about.started_ms)));
     let mut out = String::new();
