@@ -11,10 +11,12 @@ use tokio::time::Instant;
 
 /// Connections at once where nothing else is said, if descriptors allow it.
 const CONCURRENT_DEFAULT: u64 = 16_384;
-/// Descriptors of one connection: both ends, and room for a listener or a pipe.
-const DESCRIPTORS_EACH: u64 = 3;
-/// Descriptors that are left to the rest of the process.
-const DESCRIPTORS_KEPT: u64 = 128;
+/// Descriptors of one connection: both ends.
+const DESCRIPTORS_EACH: u64 = 2;
+/// The part of all descriptors that is left to listeners, to connects under way and
+/// to the rest of the process, and the least of it.
+const KEPT_PART: u64 = 16;
+const KEPT_MIN: u64 = 128;
 
 /// Which limit was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
@@ -112,7 +114,8 @@ impl Meter {
         let bucket = |rate: Option<u64>, capacity: u64| rate.map(|rate| Mutex::new(Bucket::new(rate, capacity)));
         let per_minute = limits.requests_per_minute;
         let slowest = [limits.up_bytes_per_second, limits.down_bytes_per_second].into_iter().flatten().min();
-        let possible = (descriptors.saturating_sub(DESCRIPTORS_KEPT) / DESCRIPTORS_EACH).max(8);
+        let kept = (descriptors / KEPT_PART).max(KEPT_MIN);
+        let possible = (descriptors.saturating_sub(kept) / DESCRIPTORS_EACH).max(8);
         Self {
             requests: per_minute.map(|n| {
                 let mut bucket = Bucket::new(1, n);
@@ -217,7 +220,7 @@ mod tests {
     async fn few_descriptors_mean_few_connections() {
         let meter = Arc::new(Meter::new(&EgressLimits::default(), 256));
         let places: Vec<_> = std::iter::from_fn(|| meter.connection().ok()).collect();
-        assert_eq!(places.len(), 42);
+        assert_eq!(places.len(), 64);
     }
 
     #[tokio::test(start_paused = true)]
