@@ -18,9 +18,15 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Starts it and gives its id.
 #[track_caller]
-fn detach(world: &World, options: &[&str], script: &str) -> String {
+pub fn detach(world: &World, options: &[&str], script: &str) -> String {
+    detach_program(world, options, &["sh", "-c", script])
+}
+
+/// The same, of any program.
+#[track_caller]
+pub fn detach_program(world: &World, options: &[&str], argv: &[&str]) -> String {
     let options = [&["--detach"], options].concat();
-    let output = world.run(&world.stockade(&options, &["sh", "-c", script]));
+    let output = world.run(&world.stockade(&options, argv));
     assert_eq!(output.ended, Ended::Code(0), "{}", output.text());
     assert!(!output.held_open, "the supervisor keeps the caller's streams");
     let id = output.stdout.strip_suffix('\n').unwrap_or_default();
@@ -28,13 +34,13 @@ fn detach(world: &World, options: &[&str], script: &str) -> String {
     id.to_owned()
 }
 
-fn stockade(world: &World, arguments: &[&str]) -> Output {
+pub fn stockade(world: &World, arguments: &[&str]) -> Output {
     world.run(&world.bare(&[&[binary().as_str()], arguments].concat()))
 }
 
 /// Looks until it is so.
 #[track_caller]
-fn eventually(what: &str, so: impl Fn() -> bool) {
+pub fn eventually(what: &str, so: impl Fn() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !so() {
         assert!(Instant::now() < deadline, "{what}");
@@ -43,13 +49,13 @@ fn eventually(what: &str, so: impl Fn() -> bool) {
 }
 
 /// What `ps --json` tells of it.
-fn told(world: &World, id: &str) -> Value {
+pub fn told(world: &World, id: &str) -> Value {
     let output = stockade(world, &["ps", "--all", "--json"]);
     let all = output.stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     all.into_iter().find(|run| run["id"] == id).unwrap_or_else(|| panic!("{id} is not told of: {}", output.text()))
 }
 
-fn waited(world: &World, id: &str) -> Ended {
+pub fn waited(world: &World, id: &str) -> Ended {
     stockade(world, &["wait", id]).ended
 }
 
@@ -193,11 +199,16 @@ fn socket(world: &World, id: &str) -> PathBuf {
     world.home().join(".local/state/stockade/runs").join(id).join("control")
 }
 
-/// Asks for the end as `stockade kill` does; exit code 0 where it was heard.
+/// Attaches, then asks for the end as `stockade kill` does; exit code 0 where both
+/// were heard.
 const ASKING: &str = "import os, socket, sys\n\
-    s = socket.socket(socket.AF_UNIX); s.settimeout(5)\n\
-    os.chdir(os.path.dirname(sys.argv[1])); s.connect('control'); s.sendall(b'end 15\\n')\n\
-    sys.exit(0 if s.recv(64) == b'done\\n' else 3)";
+    os.chdir(os.path.dirname(sys.argv[1]))\n\
+    def ask(line):\n\
+    \x20   s = socket.socket(socket.AF_UNIX); s.settimeout(5)\n\
+    \x20   s.connect('control'); s.sendall(line)\n\
+    \x20   return s.recv(64)\n\
+    heard = [ask(line) == b'done\\n' for line in (b'attach answers\\n', b'end 15\\n')]\n\
+    sys.exit(0 if all(heard) else 3)";
 
 #[test]
 fn neither_what_runs_nor_another_user_reaches_it() {
@@ -212,7 +223,9 @@ fn neither_what_runs_nor_another_user_reaches_it() {
         if world.account.user == User::Root {
             let other = World::new(User::Ordinary);
             let state = world.home().join(".local/state");
-            for arguments in [&["ps"][..], &["logs", &id], &["kill", &id], &["wait", &id]] {
+            let others: [&[&str]; 6] =
+                [&["ps"], &["logs", &id], &["kill", &id], &["wait", &id], &["attach", &id], &["write", &id]];
+            for arguments in others {
                 let command = other.bare(&[&[binary().as_str()], arguments].concat());
                 let output = other.run(&command.env("XDG_STATE_HOME", &state));
                 assert_eq!(output.ended, Ended::Code(125), "{arguments:?}: {}", output.text());

@@ -4,6 +4,7 @@
 //! `STOCKADE_BIN` names the binary; the test command sets it.
 #![allow(clippy::disallowed_methods, reason = "tests start programs")]
 
+mod attached;
 mod consent;
 mod containers;
 mod denials;

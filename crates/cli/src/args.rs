@@ -36,6 +36,10 @@ pub enum Command {
     Ps(PsArgs),
     /// Show what a detached run printed.
     Logs(LogsArgs),
+    /// Attach this terminal to a detached run: what it prints, its input, its questions.
+    Attach(AttachArgs),
+    /// Write standard input to a detached run's; commands for a shell are judged.
+    Write(WriteArgs),
     /// Wait for a detached run; its exit code is that of `run`.
     Wait(WaitArgs),
     /// End a detached run, and wait until nothing of it is left.
@@ -110,9 +114,13 @@ pub struct RunArgs {
     #[arg(long)]
     pub stage: bool,
     /// Print the run's id once the command was started, and let it live on without
-    /// this terminal: see `stockade ps`, `logs`, `wait` and `kill`.
+    /// this terminal: see `stockade ps`, `logs`, `attach`, `wait` and `kill`.
     #[arg(long)]
     pub detach: bool,
+    /// Keep the standard input of a detached run open, for `stockade attach` and
+    /// `write`.
+    #[arg(long, short, requires = "detach")]
+    pub interactive: bool,
     /// Record what is read, for `stockade policy suggest`; every open costs more.
     #[arg(long)]
     pub trace: bool,
@@ -154,6 +162,27 @@ pub struct LogsArgs {
     /// Go on as it prints more, until it ends.
     #[arg(long, short)]
     pub follow: bool,
+    /// Its id, or how that begins.
+    pub id: String,
+}
+
+/// `stockade attach`.
+#[derive(Args, Debug)]
+#[command(after_help = "Ctrl-C leaves the run and lets it go on; Ctrl-D ends its input.")]
+pub struct AttachArgs {
+    /// Only what it prints from now on.
+    #[arg(long)]
+    pub new: bool,
+    /// Its id, or how that begins.
+    pub id: String,
+}
+
+/// `stockade write`.
+#[derive(Args, Debug)]
+pub struct WriteArgs {
+    /// End the run's input behind it.
+    #[arg(long)]
+    pub close: bool,
     /// Its id, or how that begins.
     pub id: String,
 }

@@ -8,6 +8,8 @@ pub const SUCCESS: u8 = 0;
 /// The answer is no: a record that was changed, an approval that is not there,
 /// a machine that lacks a layer.
 pub const NEGATIVE: u8 = 1;
+/// What was to be written was refused, and nothing of it was.
+pub const REFUSED: u8 = 126;
 /// Stockade could not do its part: nothing ran, or it was stopped safely.
 pub const FAILURE: u8 = 125;
 

@@ -51,6 +51,8 @@ fn dispatch(command: Command) -> command::Ended {
         Command::Run(typed) => command::run::run(typed),
         Command::Ps(typed) => command::detached::ps(&typed),
         Command::Logs(typed) => command::detached::logs(&typed),
+        Command::Attach(typed) => command::detached::attach::attach(&typed),
+        Command::Write(typed) => command::detached::attach::write(&typed),
         Command::Wait(typed) => command::detached::wait(&typed),
         Command::Kill(typed) => command::detached::kill(&typed),
         Command::Check(typed) => command::check::check(typed),

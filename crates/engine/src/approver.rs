@@ -19,6 +19,13 @@ pub trait Approver: Send {
     /// Whether it can be asked now; `false` where there is no terminal.
     fn available(&self) -> bool;
 
+    /// Whether one that is not available may be so later, while a command runs:
+    /// calls that lack a power are then told, and refused at once as long as
+    /// nobody is there.
+    fn may_come(&self) -> bool {
+        false
+    }
+
     /// Puts the question and waits for the answer, no longer than the
     /// question's time-out. Silence is [`Answer::TimedOut`]. Where `waiting` is
     /// withdrawn it returns within a second; what it returns counts for nothing

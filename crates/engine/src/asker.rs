@@ -69,6 +69,16 @@ impl Asker {
         }
     }
 
+    /// Whether somebody could be asked later; not where another request has the
+    /// approver.
+    pub(crate) fn may_come(&self) -> bool {
+        match self.approver.try_lock() {
+            Ok(approver) => approver.may_come(),
+            Err(TryLockError::Poisoned(approver)) => approver.into_inner().may_come(),
+            Err(TryLockError::WouldBlock) => false,
+        }
+    }
+
     /// Lines a question up.
     pub(crate) fn ask(&mut self, question: Box<Question>) {
         self.queue.push_back(question);

@@ -108,10 +108,12 @@ impl Engine {
             .reviewer
             .as_ref()
             .map(|reviewer| ReviewerTerms { name: reviewer.name(), timeout_ms: reviewer.timeout_ms() });
-        let core = Core::new(request.clone(), config);
         let (held, mailbox) = (HeldCalls::default(), interrupts.sender.clone());
         // The run may be over: then nobody waits for this answer.
         let answered = move |given| drop(mailbox.send(Message::Answered(given)));
+        let asker = Asker::new(Arc::clone(&self.approver), held.clone(), answered);
+        config.approver_may_come = asker.may_come();
+        let core = Core::new(request.clone(), config);
         let driver = Driver {
             engine: self,
             request,
@@ -122,7 +124,7 @@ impl Engine {
             attempts: 0,
             plan: None,
             refused: Vec::new(),
-            asker: Asker::new(Arc::clone(&self.approver), held.clone(), answered),
+            asker,
             held,
         };
         let outcome = driver.drive(core, &interrupts.receiver);

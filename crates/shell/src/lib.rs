@@ -34,12 +34,17 @@ mod variables;
 mod words;
 mod wrappers;
 
-use stockade_model::{Assessment, Finding, RawText, Span, Tier};
+use stockade_model::{Assessment, Command, Finding, RawText, Span, Tier};
 
 use crate::judge::Judge;
+use crate::memory::Seen;
 use crate::words::{Argument, Flow};
 
 pub use crate::neutralise::{Neutralisation, default_toolchain, has_no_submodules, is_plain_configuration};
+
+/// Codes of findings about text that was not read.
+const NOT_UNDERSTOOD: &str = "not-understood";
+const TOO_DEEP: &str = "too-deep";
 
 /// Longest arguments that are all looked at, in bytes.
 const MAX_ARGUMENTS: usize = 64 << 10;
@@ -68,6 +73,40 @@ pub struct Judged {
     pub neutralisation: Neutralisation,
 }
 
+/// What a command makes of its standard input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Takes {
+    /// Data, as far as the text shows.
+    Data,
+    /// A program in a language that is not the shell's.
+    Program,
+    /// Commands of the shell; also where that cannot be told.
+    Commands,
+}
+
+/// What a command makes of its standard input. That of a program in a file, or
+/// that starts others by itself, is not known and counts as data.
+pub fn takes(command: &Command, context: &Context) -> Takes {
+    let (judge, length) = match command {
+        Command::Script(script) => (walked(script.as_bytes(), context), script.as_bytes().len()),
+        Command::Argv(words) => walked_argv(words, context),
+    };
+    let is_unread = |found: &Finding| matches!(found.code.as_str(), NOT_UNDERSTOOD | TOO_DEEP);
+    let unread = length > parse::MAX_PARSED || judge.findings.iter().any(is_unread);
+    match judge.seen {
+        _ if unread => Takes::Commands,
+        Seen { shell_reads: true, .. } | Seen { dynamic_program: true, .. } => Takes::Commands,
+        Seen { interpreter_reads: true, .. } => Takes::Program,
+        _ => Takes::Data,
+    }
+}
+
+/// False where a part of the text could not be read: it is no whole script, or
+/// not one that is understood.
+pub fn is_understood(assessment: &Assessment) -> bool {
+    !assessment.findings.iter().any(|found| found.code == NOT_UNDERSTOOD)
+}
+
 /// Assesses a script as given to `bash -c`. Never fails: what cannot be read is
 /// `ask`.
 pub fn assess_script(script: &[u8], context: &Context) -> Assessment {
@@ -94,12 +133,12 @@ fn walked<'c>(script: &[u8], context: &'c Context) -> Judge<'c> {
         judge.ask("too-long", "Too long to be read.", whole);
         None
     } else if crude::is_too_deep(script) {
-        judge.ask("too-deep", "Nested too deeply to be reviewed.", whole);
+        judge.ask(TOO_DEEP, "Nested too deeply to be reviewed.", whole);
         None
     } else {
         let parsed = parse::parse(script, &judge.budget).ok();
         if parsed.is_none() {
-            judge.ask("not-understood", "More work to read than it may be.", whole);
+            judge.ask(NOT_UNDERSTOOD, "More work to read than it may be.", whole);
         }
         parsed
     };
@@ -121,6 +160,12 @@ fn walked<'c>(script: &[u8], context: &'c Context) -> Judge<'c> {
 
 /// As [`assess_argv`], with what the run must carry.
 pub fn judge_argv(argv: &[RawText], context: &Context) -> Judged {
+    let (judge, length) = walked_argv(argv, context);
+    finish(judge, length)
+}
+
+/// The walk over arguments, and the length of all of them.
+fn walked_argv<'c>(argv: &[RawText], context: &'c Context) -> (Judge<'c>, usize) {
     let mut judge = Judge::new(context);
     let mut joined = Vec::new();
     let mut arguments = Vec::with_capacity(argv.len().min(MAX_ARGUMENTS));
@@ -146,7 +191,7 @@ pub fn judge_argv(argv: &[RawText], context: &Context) -> Judged {
         judge.command(arguments, Flow::default(), whole);
     }
     rules::judge_whole(&mut judge, whole);
-    finish(judge, joined.len())
+    (judge, joined.len())
 }
 
 /// Looks for what is literally denied: in the first arguments, and for a shell in

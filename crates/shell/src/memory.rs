@@ -29,6 +29,8 @@ pub(crate) struct Seen {
     pub socket: bool,
     /// A shell reads commands that are not in the text.
     pub shell_reads: bool,
+    /// Another interpreter reads a program that is not in the text.
+    pub interpreter_reads: bool,
     /// The name of a program is not in the text.
     pub dynamic_program: bool,
     /// Files that something was decoded into.

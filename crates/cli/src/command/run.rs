@@ -10,7 +10,7 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use stockade_audit::Log;
 use stockade_engine::real::RuleJudge;
 use stockade_engine::seams::{Recorder, SystemClock};
-use stockade_engine::{Engine, Io};
+use stockade_engine::{Approver, Engine, Io};
 use stockade_model::{
     Assessment, Command, Decision, Level, Outcome, RawText, Request, RequestId, Status, Tier, Verdict,
 };
@@ -105,19 +105,26 @@ fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failu
     let question_timeout_ms = meant.approval_timeout.map_or(configured_ms, meaning::milliseconds);
     terminal::leave_input_to_foreground().map_err(|e| Failure::new(format!("cannot set standard input: {e}")))?;
     let Heard { interrupts, interrupter, wake } = front.signals.listen()?;
-    let mut recorder: Arc<dyn Recorder> = Arc::new(Log::open(&state.audit())?);
-    if let Some(supervisor) = &front.supervisor {
-        recorder = supervisor.oversee(&request, interrupter, recorder)?;
-    }
+    let log: Arc<dyn Recorder> = Arc::new(Log::open(&state.audit())?);
+    let recorder = match &front.supervisor {
+        Some(supervisor) => supervisor.oversee(&request, Arc::clone(&log))?,
+        None => Arc::clone(&log),
+    };
     let lasting = Lasting::new(setting.sources.clone(), Arc::clone(&setting.settings), request.clone());
     let lasting = Arc::new(lasting);
-    let approver = TerminalApprover::new(meaning::text_of(&request.command), crate::color_wanted(), Some(wake))
-        .with_rules(Arc::clone(&lasting));
+    let text = meaning::text_of(&request.command);
+    let approver: Arc<Mutex<dyn Approver>> = match &front.supervisor {
+        Some(supervisor) => Arc::new(Mutex::new(supervisor.approver(text))),
+        None => {
+            let terminal = TerminalApprover::new(text, crate::color_wanted(), Some(wake));
+            Arc::new(Mutex::new(terminal.with_rules(Arc::clone(&lasting))))
+        }
+    };
     let engine = Engine {
         judge: Arc::new(RuleJudge { stage: meant.stage, trace: meant.trace, ..setting.judge() }),
         backend: Arc::new(backend.staging(state.stages())),
         host: Some(Arc::new(HostBackend)),
-        approver: Arc::new(Mutex::new(approver)),
+        approver,
         reviewer: reviewer::configured(&setting.settings, &state),
         recorder,
         memory: Arc::new(LateMemory::new(state.approvals())),
@@ -125,6 +132,10 @@ fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failu
         user: format!("uid {}", rustix::process::getuid().as_raw()),
         question_timeout_ms,
     };
+    if let Some(supervisor) = &front.supervisor {
+        let of_input = Engine { recorder: log, ..engine.clone() };
+        supervisor.serve(interrupter, of_input, setting.judge(), &request)?;
+    }
     let io = if captured { captured_io(&setting, &request) } else { Io::Inherit };
     let command = request.command.clone();
     let outcome = engine.run(request, io, interrupts);

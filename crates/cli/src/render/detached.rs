@@ -1,6 +1,6 @@
 //! Detached runs as text: a line a run.
 
-use stockade_model::{RequestId, Status};
+use stockade_model::{RawText, RequestId, Status};
 use stockade_store::runs::{About, Standing};
 
 use super::audit::utc;
@@ -38,6 +38,25 @@ fn state(standing: &Standing) -> String {
         Status::Error => "error",
     };
     format!("{how} ({})", exit::of(outcome))
+}
+
+/// What is said to a person who is attached.
+pub fn attached(id: &RequestId, takes_input: bool) -> String {
+    let input = if takes_input { "Ctrl-D ends its input" } else { "it takes no input" };
+    format!("• attached to {id}: Ctrl-C leaves it and lets it go on, {input}\n")
+}
+
+/// What is said to a person who leaves.
+pub fn left(id: &RequestId) -> String {
+    format!("\n• {id} goes on\n")
+}
+
+/// What was written is no whole command.
+pub const WAITS: &str = "• waits for the rest of the command; to drop it, leave and attach again\n";
+
+/// No more can be written.
+pub fn lost(why: &str) -> String {
+    format!("• {}\n", RawText::from(why).escaped())
 }
 
 /// Where output is missing.

@@ -417,7 +417,7 @@ fn is_plain(text: &RawText) -> bool {
 
 /// The whole command as one text: a script as it is; arguments joined by
 /// spaces, quoted for a shell where their borders would not show.
-pub(super) fn shown_command(command: &Command) -> RawText {
+pub fn shown_command(command: &Command) -> RawText {
     match command {
         Command::Script(script) => script.clone(),
         Command::Argv(argv) => {

@@ -191,8 +191,9 @@ impl Core {
             ApprovalMode::Untrusted | ApprovalMode::OnFailure => true,
         };
         let sandboxed = self.planned.as_ref().is_some_and(|planned| planned.plan.profile.sandboxed);
+        let somebody = self.approver || self.config.approver_may_come;
         let rules_give = self.ruling.as_ref().is_some_and(|ruling| ruling.gives_powers);
-        sandboxed && (rules_give || (mode_asks && (self.approver || self.counted)))
+        sandboxed && (rules_give || (mode_asks && (somebody || self.counted)))
     }
 
     pub(super) fn on_held(&mut self, live: &mut Live, call: HeldCall) {

@@ -30,6 +30,7 @@ use crate::keys::{GrantContext, Key};
 use crate::seams::Standing;
 use crate::{AttemptEnd, HeldAnswer, HoldId};
 
+pub use asking::shown_command;
 pub use holding::HeldCall;
 pub use machine::Core;
 
@@ -61,6 +62,8 @@ pub struct CoreConfig {
     pub max_holds: usize,
     /// From the how-many-th file of a directory on the directory is offered.
     pub directory_from: usize,
+    /// Whether somebody to ask may come while the command runs.
+    pub approver_may_come: bool,
     /// Who is asked for an opinion before a question is put.
     pub reviewer: Option<ReviewerTerms>,
 }
@@ -90,6 +93,7 @@ impl CoreConfig {
             max_questions: 16,
             max_holds: 1_000,
             directory_from: 3,
+            approver_may_come: false,
             reviewer: None,
         }
     }

@@ -248,6 +248,7 @@ pub(super) fn runs_fetched(judge: &mut Judge, invocation: &Invocation) {
         let reads_stdin =
             file.is_none_or(|f| is_standard_input(&f.shown())) && !invocation.has("-c") && !invocation.has("-e");
         if reads_stdin && !invocation.has("--version") {
+            judge.seen.interpreter_reads |= invocation.stdin.literal.is_none();
             tainted(judge, &invocation.stdin, invocation.span);
         }
         if let Some(file) = file {

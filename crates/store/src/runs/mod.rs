@@ -12,9 +12,11 @@ mod output;
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -203,6 +205,17 @@ impl Run {
     /// What it printed, from the beginning.
     pub fn output(&self) -> OutputReader {
         OutputReader::new(self.path.clone())
+    }
+
+    /// Becomes readable when it prints more: an inotify instance, non-blocking,
+    /// whose content tells nothing more.
+    ///
+    /// # Errors
+    /// When the user has as many as may be.
+    pub fn printing(&self) -> io::Result<OwnedFd> {
+        let instance = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+        inotify::add_watch(&instance, &self.path, WatchFlags::MODIFY | WatchFlags::CREATE)?;
+        Ok(instance)
     }
 
     /// Forgets it.

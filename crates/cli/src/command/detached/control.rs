@@ -1,11 +1,12 @@
-//! How a run is asked to end: a line over a socket in its directory. The
-//! supervisor does it, to what it holds itself; a number of a process, which may
-//! be another's by then, is never signalled.
+//! The socket in a run's directory: how it is asked to end, and how clients are
+//! attached to it. The supervisor does it, to what it holds itself; a number of a
+//! process, which may be another's by then, is never signalled.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -15,6 +16,8 @@ use rustix::process::{Signal, geteuid};
 use stockade_engine::Interrupter;
 use stockade_store::runs::Run;
 
+use super::served::Desk;
+use super::wire::Line;
 use crate::failure::Failure;
 
 /// The signals that a run can be asked to end with.
@@ -24,6 +27,11 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The longest line, in bytes.
 const LINE_BYTES: u64 = 64;
 const DONE: &[u8] = b"done\n";
+/// The same, of a run that takes input.
+const DONE_WITH_INPUT: &[u8] = b"done input\n";
+const ATTACH: &str = "attach";
+/// The same, of a client where a person can be asked.
+const ATTACH_TO_ANSWER: &str = "attach answers";
 
 /// The socket of a run. Reached through a descriptor of its directory: the name
 /// of a socket has 108 bytes at most (unix(7)), that of a directory has not.
@@ -41,17 +49,17 @@ impl Address {
     }
 }
 
-/// Listens for the end of the run, on a thread of its own.
+/// Listens on a thread of its own.
 ///
 /// # Errors
 /// When there can be no socket or thread.
-pub fn serve(run: &Run, interrupter: Interrupter) -> Result<(), Failure> {
-    let cannot = |e: io::Error| Failure::new(format!("cannot listen for the end of the run: {e}"));
+pub fn serve(run: &Run, interrupter: Interrupter, desk: Arc<Desk>) -> Result<(), Failure> {
+    let cannot = |e: io::Error| Failure::new(format!("cannot listen in the directory of the run: {e}"));
     let listener = Address::of(run.path()).and_then(|at| UnixListener::bind(&at.path)).map_err(cannot)?;
     let answer_all = move || {
         for stream in listener.incoming() {
             // One that is not understood or goes away is its own loss.
-            match stream.and_then(|stream| answer(&stream, &interrupter)) {
+            match stream.and_then(|stream| answer(stream, &interrupter, &desk)) {
                 Ok(()) => {}
                 Err(error) => tracing::warn!(%error, "a caller was not answered"),
             }
@@ -60,9 +68,12 @@ pub fn serve(run: &Run, interrupter: Interrupter) -> Result<(), Failure> {
     thread::Builder::new().name("stockade-control".to_owned()).spawn(answer_all).map(drop).map_err(cannot)
 }
 
-fn answer(mut stream: &UnixStream, interrupter: &Interrupter) -> io::Result<()> {
-    demand_own(stream)?;
-    let line = read_line(stream)?;
+fn answer(mut stream: UnixStream, interrupter: &Interrupter, desk: &Arc<Desk>) -> io::Result<()> {
+    demand_own(&stream)?;
+    let line = read_line(&stream)?;
+    if line == ATTACH || line == ATTACH_TO_ANSWER {
+        return attend(stream, desk, line == ATTACH_TO_ANSWER);
+    }
     let signal = line.strip_prefix("end ").and_then(|number| number.parse().ok());
     let signal = signal.filter(|number| ENDING.iter().any(|signal| signal.as_raw() == *number));
     let Some(signal) = signal else { return stream.write_all(b"not understood\n") };
@@ -70,6 +81,12 @@ fn answer(mut stream: &UnixStream, interrupter: &Interrupter) -> io::Result<()> 
         return stream.write_all(b"it is over\n");
     }
     stream.write_all(DONE)
+}
+
+fn attend(mut stream: UnixStream, desk: &Arc<Desk>, answers: bool) -> io::Result<()> {
+    let Some(place) = desk.place() else { return stream.write_all(b"too many are attached\n") };
+    stream.write_all(if desk.takes_input() { DONE_WITH_INPUT } else { DONE })?;
+    place.attend(Line::over(stream)?, answers)
 }
 
 /// Fails where the other side is another user. The directory keeps them out; this
@@ -89,6 +106,29 @@ fn read_line(stream: &UnixStream) -> io::Result<String> {
         line.push(char::from(byte[0]));
     }
     Ok(line)
+}
+
+/// Attaches this process to the run, to answer its questions too. Also whether it
+/// takes input.
+///
+/// # Errors
+/// When nobody answers, or not as expected.
+pub fn attach(run: &Run, answers: bool) -> Result<(Line, bool), Failure> {
+    let ask = || {
+        let mut stream = Address::of(run.path()).and_then(|at| UnixStream::connect(&at.path))?;
+        demand_own(&stream)?;
+        let line = if answers { ATTACH_TO_ANSWER } else { ATTACH };
+        stream.write_all(format!("{line}\n").as_bytes())?;
+        let answer = format!("{}\n", read_line(&stream)?);
+        Ok((answer, Line::over(stream)?))
+    };
+    let refused = |why: &dyn std::fmt::Display| Failure::new(format!("cannot attach to {}: {why}", run.id()));
+    let (answer, line) = ask().map_err(|e: io::Error| refused(&e))?;
+    match answer.as_bytes() {
+        DONE_WITH_INPUT => Ok((line, true)),
+        DONE => Ok((line, false)),
+        _ => Err(refused(&answer.trim_ascii())),
+    }
 }
 
 /// Asks the run's supervisor to end it, beginning with this signal.

@@ -1,8 +1,14 @@
 //! `stockade ps`, `logs`, `wait` and `kill`: runs that live on without a
-//! terminal. What starts one is in [`supervise`].
+//! terminal. What starts one is in [`supervise`], what attaches to it in
+//! [`attach`].
 
+pub mod attach;
+mod clients;
 mod control;
+mod input;
+mod served;
 pub mod supervise;
+mod wire;
 
 use std::io::{self, Write};
 use std::thread::sleep;
@@ -112,6 +118,11 @@ pub fn wait(typed: &WaitArgs) -> Ended {
     while run.is_watched() {
         sleep(AGAIN);
     }
+    end_of(&run)
+}
+
+/// The exit code of a run that is over.
+fn end_of(run: &Run) -> Ended {
     match run.standing() {
         Standing::Ended(outcome) => Ok(exit::of(&outcome)),
         Standing::Lost | Standing::Running => {

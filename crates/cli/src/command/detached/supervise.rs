@@ -15,16 +15,20 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
-use stockade_engine::Interrupter;
+use stockade_engine::real::RuleJudge;
 use stockade_engine::seams::{RecordError, Recorder};
-use stockade_model::{Event, EventKind, Request, RequestId};
+use stockade_engine::{Engine, Interrupter};
+use stockade_model::{EnforcementReport, Event, EventKind, RawText, Request, RequestId};
 use stockade_store::runs::{About, Output, Run, Runs, Stream, Watched};
 use stockade_sys::descriptors::close_all_but;
 use stockade_sys::session::{Side, fork_into_session};
 
 use super::super::run::{self, Front};
 use super::super::{Ended, now_ms, print, variable};
+use super::clients::{AttachedApprover, Clients};
 use super::control;
+use super::input::{Gate, Input};
+use super::served::Desk;
 use crate::args::RunArgs;
 use crate::failure::Failure;
 use crate::places::State;
@@ -105,9 +109,19 @@ fn await_start(told: OwnedFd, run: &Run) -> Ended {
 
 /// The supervisor's part: an exit code, for nobody but the launcher.
 fn supervise(typed: RunArgs, id: RequestId, watched: Watched, tell: OwnedFd) -> u8 {
-    let supervisor = Arc::new(Supervisor { watched, launcher: Mutex::new(Some(tell.into())) });
+    let output = watched.output();
+    let mut supervisor = Supervisor {
+        watched,
+        launcher: Mutex::new(Some(tell.into())),
+        clients: Arc::default(),
+        input: None,
+        enforced: Arc::default(),
+    };
     // Before any thread.
-    let begun = interrupts::take().and_then(|signals| Ok((signals, Recording::begin(supervisor.watched.output())?)));
+    let begun = interrupts::take().and_then(|signals| {
+        supervisor.input = typed.interactive.then(open_input).transpose()?.map(Arc::new);
+        Ok((signals, Recording::begin(output, typed.interactive)?))
+    });
     let (signals, recording) = match begun {
         Ok(begun) => begun,
         Err(failure) => {
@@ -116,6 +130,7 @@ fn supervise(typed: RunArgs, id: RequestId, watched: Watched, tell: OwnedFd) -> 
             return exit::FAILURE;
         }
     };
+    let supervisor = Arc::new(supervisor);
     let front = Front { signals, nursery: None, supervisor: Some(Arc::clone(&supervisor)) };
     let (outcome, code) = run::complete(typed, id, |_| Ok(front));
     if let Err(error) = supervisor.watched.finish(&outcome) {
@@ -126,24 +141,34 @@ fn supervise(typed: RunArgs, id: RequestId, watched: Watched, tell: OwnedFd) -> 
     code
 }
 
-/// What a run has that nobody waits for: a directory, a socket, a launcher that
-/// wants to know when it starts.
+/// Puts a pipe in the place of standard input; its writing end.
+fn open_input() -> Result<Input, Failure> {
+    let (read, write) = pipe_with(PipeFlags::CLOEXEC).map_err(cannot)?;
+    rustix::stdio::dup2_stdin(read).map_err(cannot)?;
+    Input::through(write).map_err(cannot)
+}
+
+/// What a run has that nobody waits for: a directory, a socket, clients that come
+/// and go, a launcher that wants to know when it starts.
 #[derive(Debug)]
 pub struct Supervisor {
     watched: Watched,
     launcher: Mutex<Option<File>>,
+    clients: Arc<Clients>,
+    input: Option<Arc<Input>>,
+    /// What holds where the command runs, once it does.
+    enforced: Arc<Mutex<Option<EnforcementReport>>>,
 }
 
 impl Supervisor {
-    /// From here on the run can be looked at and ended by others. Gives the
-    /// recorder that notices its start.
+    /// From here on the run can be looked at by others. Gives the recorder that
+    /// notices its start.
     ///
     /// # Errors
-    /// When its directory takes nothing, or there can be no socket.
+    /// When its directory takes nothing.
     pub fn oversee(
         self: &Arc<Self>,
         request: &Request,
-        interrupter: Interrupter,
         recorder: Arc<dyn Recorder>,
     ) -> Result<Arc<dyn Recorder>, Failure> {
         self.watched.describe(&About {
@@ -155,8 +180,35 @@ impl Supervisor {
             started_ms: now_ms(),
             supervisor: std::process::id(),
         })?;
-        control::serve(self.watched.run(), interrupter)?;
         Ok(Arc::new(Announcer { recorder, supervisor: Arc::clone(self) }))
+    }
+
+    /// Those attached, as who is asked. `text` is what the findings' spans point
+    /// into.
+    pub fn approver(&self, text: RawText) -> AttachedApprover {
+        AttachedApprover::new(Arc::clone(&self.clients), text)
+    }
+
+    /// From here on the run can be ended by others, and clients be attached. What
+    /// they write is judged by this judge and taken further by this engine.
+    ///
+    /// # Errors
+    /// When there can be no socket.
+    pub fn serve(
+        &self,
+        interrupter: Interrupter,
+        engine: Engine,
+        judge: RuleJudge,
+        request: &Request,
+    ) -> Result<(), Failure> {
+        let gate = Gate::new(engine, judge, request.clone(), Arc::clone(&self.clients), Arc::clone(&self.enforced));
+        let desk = Arc::new(Desk::new(Arc::clone(&self.clients), self.input.clone(), gate));
+        control::serve(self.watched.run(), interrupter, desk)
+    }
+
+    fn note_start(&self, enforced: &EnforcementReport) {
+        *self.enforced.lock().unwrap_or_else(PoisonError::into_inner) = Some(enforced.clone());
+        self.tell(&[STARTED]);
     }
 
     /// The first message counts; a launcher that is gone does not want it.
@@ -176,8 +228,10 @@ struct Announcer {
 impl Recorder for Announcer {
     fn record(&self, events: &[Event]) -> Result<(), RecordError> {
         self.recorder.record(events)?;
-        if events.iter().any(|event| matches!(event.kind, EventKind::Started { .. })) {
-            self.supervisor.tell(&[STARTED]);
+        for event in events {
+            if let EventKind::Started { enforced, .. } = &event.kind {
+                self.supervisor.note_start(enforced);
+            }
         }
         Ok(())
     }
@@ -194,8 +248,8 @@ struct Recording {
 
 impl Recording {
     /// Puts pipes in the place of standard output and error, and nothing in that
-    /// of standard input.
-    fn begin(output: Output) -> Result<Self, Failure> {
+    /// of standard input where it has none.
+    fn begin(output: Output, has_input: bool) -> Result<Self, Failure> {
         let (out, from_out) = pipe_with(PipeFlags::CLOEXEC).map_err(cannot)?;
         let (err, from_err) = pipe_with(PipeFlags::CLOEXEC).map_err(cannot)?;
         let (on_drop, kept) = channel::<()>();
@@ -204,7 +258,9 @@ impl Recording {
             drop(on_drop);
         };
         thread::Builder::new().name("stockade-output".to_owned()).spawn(keep).map_err(cannot)?;
-        rustix::stdio::dup2_stdin(nothing()?).map_err(cannot)?;
+        if !has_input {
+            rustix::stdio::dup2_stdin(nothing()?).map_err(cannot)?;
+        }
         rustix::stdio::dup2_stdout(from_out).map_err(cannot)?;
         rustix::stdio::dup2_stderr(from_err).map_err(cannot)?;
         Ok(Self { kept })

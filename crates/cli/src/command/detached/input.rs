@@ -1,0 +1,367 @@
+//! The standard input of a run that lives on. Where the command takes code from
+//! it, what is written is itself a request: it goes the way of every request, with
+//! the rules, consent and record of the run, and its attempt is the writing. All
+//! of a piece reaches the command, or nothing.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use stockade_engine::core::{Planned, Ruling, shown_command};
+use stockade_engine::real::RuleJudge;
+use stockade_engine::seams::{HeldRule, Judge, PlanError};
+use stockade_engine::{
+    Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Engine, Events, Io, StartError, interrupts,
+};
+use stockade_model::{
+    Assessment, Command, Decision, Denial, Digest, EnforcementReport, Grant, LayerReport, LayerState, Level, Plan,
+    Request, RequestId, Status, Usage, Verdict,
+};
+use stockade_shell::{Context, Takes, is_understood, takes};
+
+use super::clients::{AttachedApprover, Clients};
+use super::wire::{Fate, INPUT_BYTES, Line, Piece};
+use crate::meaning;
+use crate::render::{self, Style};
+
+/// Name of the backend whose attempts are writes.
+const BACKEND: &str = "input";
+/// Layer of its report that says of which run.
+const LAYER: &str = "input";
+
+/// The writing end of a run's standard input.
+#[derive(Debug)]
+pub struct Input(Mutex<Option<OwnedFd>>);
+
+impl Input {
+    /// Through this pipe, which gets non-blocking.
+    ///
+    /// # Errors
+    /// Never in practice.
+    pub fn through(pipe: OwnedFd) -> std::io::Result<Self> {
+        rustix::fs::fcntl_setfl(&pipe, OFlags::NONBLOCK)?;
+        Ok(Self(Mutex::new(Some(pipe))))
+    }
+
+    /// Writes all of it, as fast as it is read; one writer after the other. Gives
+    /// up where the client has gone.
+    fn write(&self, mut rest: &[u8], client: &UnixStream) -> Result<(), String> {
+        let pipe = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let pipe = pipe.as_ref().ok_or("the standard input of the run has ended")?;
+        while !rest.is_empty() {
+            match rustix::io::write(pipe, rest) {
+                Ok(written) => rest = rest.get(written..).unwrap_or_default(),
+                Err(Errno::AGAIN) => await_room(pipe, client)?,
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(format!("cannot write to the standard input of the run: {e}")),
+            }
+        }
+        Ok(())
+    }
+
+    fn close(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+}
+
+/// Without a limit: the end of the client or of the run ends it.
+fn await_room(pipe: &OwnedFd, client: &UnixStream) -> Result<(), String> {
+    let mut waited = [PollFd::new(pipe, PollFlags::OUT), PollFd::new(client, PollFlags::empty())];
+    match poll(&mut waited, None) {
+        Ok(_) if waited[1].revents().contains(PollFlags::HUP) => Err("whoever wrote it has gone".to_owned()),
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(e) => Err(format!("cannot wait for the run to read: {e}")),
+    }
+}
+
+/// Judges what is written, as the run's own request was judged.
+pub struct Gate {
+    engine: Engine,
+    judge: Arc<dyn Judge>,
+    request: Request,
+    takes: Takes,
+    clients: Arc<Clients>,
+    enforced: Arc<Mutex<Option<EnforcementReport>>>,
+}
+
+impl Gate {
+    /// For what is written to this request's run. `enforced` is what holds there,
+    /// once it was started.
+    pub fn new(
+        engine: Engine,
+        judge: RuleJudge,
+        request: Request,
+        clients: Arc<Clients>,
+        enforced: Arc<Mutex<Option<EnforcementReport>>>,
+    ) -> Self {
+        let context = Context {
+            cwd: request.cwd.clone(),
+            home: judge.settings.home().into(),
+            workspace: request.workspace.clone(),
+            neutralised: false,
+        };
+        let takes = takes(&request.command, &context);
+        // What runs has its environment already: nothing can be taken away for it.
+        let judge = RuleJudge {
+            neutralised: false,
+            stage: false,
+            trace: false,
+            sandbox_backend: BACKEND,
+            host_backend: BACKEND,
+            ..judge
+        };
+        Self { engine, judge: Arc::new(InputJudge(judge)), request, takes, clients, enforced }
+    }
+
+    fn request(&self, text: &[u8]) -> Request {
+        let command = match self.takes {
+            Takes::Program => program(&self.request.command, text),
+            Takes::Commands | Takes::Data => Command::Script(text.into()),
+        };
+        Request { command, grants: Vec::new(), timeout_ms: None, ..self.request.clone() }
+    }
+
+    /// Whether it is whole, as far as that can be told.
+    fn is_whole(&self, text: &[u8]) -> bool {
+        self.takes == Takes::Program || is_understood(&self.judge.assess(&self.request(text)))
+    }
+
+    fn pass(&self, input: &Arc<Input>, line: &Arc<Line>, text: &[u8]) -> Fate {
+        let id = match meaning::request_id() {
+            Ok(id) => id,
+            Err(failure) => return Fate::Refused(render::failure::failure(&failure, Style::PIPE)),
+        };
+        let request = Request { id, ..self.request(text) };
+        let backend = Arc::new(Writing {
+            input: Arc::clone(input),
+            line: Arc::clone(line),
+            text: text.to_vec(),
+            run: self.request.id.clone(),
+            enforced: self.enforced.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        });
+        let approver = AttachedApprover::new(Arc::clone(&self.clients), meaning::text_of(&request.command));
+        let engine = Engine {
+            judge: Arc::clone(&self.judge),
+            backend: Arc::clone(&backend) as Arc<dyn Backend>,
+            host: Some(backend),
+            approver: Arc::new(Mutex::new(approver)),
+            ..self.engine.clone()
+        };
+        let (_interrupter, interrupts) = interrupts();
+        let outcome = engine.run(request, Io::Inherit, interrupts);
+        match outcome.status {
+            Status::Exited => Fate::Taken,
+            _ => Fate::Refused(render::summary::summary(&outcome, Style::PIPE)),
+        }
+    }
+}
+
+/// A program as the interpreter gets it: a here-document of its command.
+fn program(command: &Command, text: &[u8]) -> Command {
+    let before = match command {
+        Command::Argv(_) => shown_command(command).as_bytes().to_vec(),
+        Command::Script(script) => [b"{ ", script.as_bytes(), b"\n}"].concat(),
+    };
+    let is_in_text = |mark: &String| text.split(|byte| *byte == b'\n').any(|line| line == mark.as_bytes());
+    let mut marks = (0_u64..).map(|number| format!("INPUT{number}"));
+    let mark = marks.find(|mark| !is_in_text(mark)).unwrap_or_default();
+    let end = if text.ends_with(b"\n") { "" } else { "\n" };
+    Command::Script(
+        [&before, format!(" <<'{mark}'\n").as_bytes(), text, format!("{end}{mark}\n").as_bytes()].concat().into(),
+    )
+}
+
+/// What one client writes.
+pub struct Writer {
+    input: Arc<Input>,
+    line: Arc<Line>,
+    /// Not passed on yet: no whole line, or no whole command.
+    held: Vec<u8>,
+}
+
+impl Writer {
+    /// To this input, for the client at this line.
+    pub fn new(input: Arc<Input>, line: Arc<Line>) -> Self {
+        Self { input, line, held: Vec::new() }
+    }
+
+    /// Takes a piece, and tells what became of it.
+    pub fn take(&mut self, piece: Piece, gate: &Gate) -> Fate {
+        let (bytes, ends) = match &piece {
+            Piece::Bytes(bytes) => (bytes.as_bytes(), false),
+            Piece::Rest | Piece::Close => (&[][..], true),
+        };
+        if self.held.len() + bytes.len() > INPUT_BYTES {
+            self.held.clear();
+            return Fate::Refused(format!("• refused, nothing of it was passed on: longer than {INPUT_BYTES} bytes\n"));
+        }
+        self.held.extend_from_slice(bytes);
+        let fate = self.pass_on(gate, ends);
+        if piece == Piece::Close && fate == Fate::Taken {
+            self.input.close();
+        }
+        fate
+    }
+
+    fn pass_on(&mut self, gate: &Gate, ends: bool) -> Fate {
+        if gate.takes == Takes::Data {
+            return self.write(self.held.len());
+        }
+        // What is judged must not be gone on with by what comes next.
+        if ends && self.held.last().is_some_and(|last| *last != b'\n') {
+            self.held.push(b'\n');
+        }
+        let length = self.held.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        let text = &self.held[..length];
+        if text.trim_ascii().is_empty() {
+            return match self.write(length) {
+                Fate::Taken if !self.held.is_empty() => Fate::Waits,
+                fate => fate,
+            };
+        }
+        if gate.is_whole(text) {
+            let text: Vec<u8> = self.held.drain(..length).collect();
+            return gate.pass(&self.input, &self.line, &text);
+        }
+        if ends {
+            self.held.clear();
+            return Fate::Refused("• refused, nothing of it was passed on: it is no whole command\n".to_owned());
+        }
+        Fate::Waits
+    }
+
+    fn write(&mut self, length: usize) -> Fate {
+        let text: Vec<u8> = self.held.drain(..length).collect();
+        self.input.write(&text, self.line.stream()).map_or_else(Fate::Lost, |()| Fate::Taken)
+    }
+}
+
+/// The run's judge, but for what only a start could honour: what runs has its
+/// profile, powers and limits already.
+struct InputJudge(RuleJudge);
+
+impl Judge for InputJudge {
+    fn assess(&self, request: &Request) -> Assessment {
+        self.0.assess(request)
+    }
+
+    fn rule(&self, request: &Request, assessment: &Assessment) -> Ruling {
+        let ruling = self.0.rule(request, assessment);
+        if ruling.wanted.is_none() {
+            return ruling;
+        }
+        let why = "the rule gives other powers or limits, and what runs already has its own";
+        let decision = Decision { verdict: Verdict::Deny, reasons: vec![why.to_owned()], ..ruling.decision };
+        Ruling { decision, questions: Vec::new(), by_caller: None, wanted: None, ..ruling }
+    }
+
+    fn plan(&self, request: &Request, attempt: u32, grants: &[Grant]) -> Result<Planned, PlanError> {
+        self.0.plan(request, attempt, grants)
+    }
+
+    fn escalation(&self, _: &Request, _: &Plan, _: &Grant) -> Vec<Grant> {
+        Vec::new()
+    }
+
+    fn held_rule(&self, _: &Request, _: &Plan, _: &Denial) -> Option<HeldRule> {
+        None
+    }
+
+    fn directory(&self, _: &Request, _: &Plan, _: &Grant) -> Vec<Grant> {
+        Vec::new()
+    }
+
+    fn policy(&self, request: &Request) -> Digest {
+        self.0.policy(request)
+    }
+}
+
+/// The backend of one written piece: its attempt is the writing, into a sandbox
+/// that stands.
+struct Writing {
+    input: Arc<Input>,
+    line: Arc<Line>,
+    text: Vec<u8>,
+    run: RequestId,
+    enforced: Option<EnforcementReport>,
+}
+
+impl Backend for Writing {
+    fn name(&self) -> &'static str {
+        BACKEND
+    }
+
+    fn honours(&self, _: &Grant, _: Level) -> bool {
+        false
+    }
+
+    fn prepare(&self, _: &Plan, _: &Io, _: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {
+        let Some(enforced) = &self.enforced else {
+            return Err(StartError { what: format!("{} was not started yet", self.run), hint: None });
+        };
+        let detail = format!("written to the standard input of {}", self.run);
+        let layer = LayerReport { state: LayerState::Enforced, detail };
+        let layers = enforced.layers.clone().into_iter().chain([(LAYER.to_owned(), layer)]).collect::<BTreeMap<_, _>>();
+        Ok(Box::new(Write {
+            input: Arc::clone(&self.input),
+            line: Arc::clone(&self.line),
+            text: self.text.clone(),
+            enforced: EnforcementReport { level: enforced.level, layers },
+            events,
+        }))
+    }
+}
+
+struct Write {
+    input: Arc<Input>,
+    line: Arc<Line>,
+    text: Vec<u8>,
+    enforced: EnforcementReport,
+    events: Events,
+}
+
+impl Attempt for Write {
+    fn enforced(&self) -> &EnforcementReport {
+        &self.enforced
+    }
+
+    fn release(&mut self) -> Result<(), StartError> {
+        self.input.write(&self.text, self.line.stream()).map_err(|what| StartError { what, hint: None })?;
+        self.events.tell(AttemptEvent::Ended(AttemptEnd {
+            end: CommandEnd::Exited(0),
+            usage: Usage::default(),
+            stdout: None,
+            stderr: None,
+            truncated: false,
+            staged: None,
+            reads: Vec::new(),
+        }));
+        Ok(())
+    }
+
+    fn signal(&self, _: i32) {}
+
+    fn kill(&self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(command: &Command, text: &str, wanted: &str) {
+        assert_eq!(program(command, text.as_bytes()), Command::Script(wanted.into()));
+    }
+
+    #[test]
+    fn a_program_is_a_here_document_that_it_cannot_end() {
+        let python = Command::Argv(vec!["python3".into(), "a b".into()]);
+        check(&python, "print(1)\n", "python3 'a b' <<'INPUT0'\nprint(1)\nINPUT0\n");
+        check(&python, "x\nINPUT0\nrm", "python3 'a b' <<'INPUT1'\nx\nINPUT0\nrm\nINPUT1\n");
+        check(&Command::Script("cd x; node".into()), "1\n", "{ cd x; node\n} <<'INPUT0'\n1\nINPUT0\n");
+    }
+}

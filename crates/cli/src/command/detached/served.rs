@@ -1,0 +1,105 @@
+//! The run's side of attached clients: each has two threads, one that reads what
+//! it says and one that carries out what it writes, so that a question about what
+//! was written can be answered by whoever wrote it.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread;
+
+use super::clients::{CLIENTS, Clients};
+use super::input::{Gate, Input, Writer};
+use super::wire::{Fate, Line, Piece, SAID_BYTES, Said, Told};
+
+/// What clients find.
+pub struct Desk {
+    clients: Arc<Clients>,
+    input: Option<Arc<Input>>,
+    gate: Gate,
+    /// As many copies as clients, and one.
+    places: Arc<()>,
+}
+
+/// Room for one more client.
+pub struct Place {
+    desk: Arc<Desk>,
+    _taken: Arc<()>,
+}
+
+impl Desk {
+    /// For a run with this input, where it has one.
+    pub fn new(clients: Arc<Clients>, input: Option<Arc<Input>>, gate: Gate) -> Self {
+        Self { clients, input, gate, places: Arc::default() }
+    }
+
+    /// Whether anything can be written.
+    pub fn takes_input(&self) -> bool {
+        self.input.is_some()
+    }
+
+    /// Room for one more, where there is. Asked by one thread alone.
+    pub fn place(self: &Arc<Self>) -> Option<Place> {
+        let has_room = Arc::strong_count(&self.places) <= CLIENTS;
+        has_room.then(|| Place { desk: Arc::clone(self), _taken: Arc::clone(&self.places) })
+    }
+}
+
+impl Place {
+    /// Attends to a client until it leaves, on threads of its own.
+    ///
+    /// # Errors
+    /// Out of threads.
+    pub fn attend(self, line: Line, answers: bool) -> io::Result<()> {
+        let attend = move || {
+            if let Err(error) = self.converse(&Arc::new(line), answers) {
+                tracing::info!(%error, "a client was not understood");
+            }
+        };
+        thread::Builder::new().name("stockade-attached".to_owned()).spawn(attend).map(drop)
+    }
+
+    fn converse(&self, line: &Arc<Line>, answers: bool) -> io::Result<()> {
+        let (pieces, work) = sync_channel(1);
+        let (desk, writes_to) = (Arc::clone(&self.desk), Arc::clone(line));
+        let carry_out = move || desk.carry_out(&writes_to, &work);
+        let worker = thread::Builder::new().name("stockade-input".to_owned()).spawn(carry_out)?;
+        let client = answers.then(|| self.desk.clients.join(line));
+        let end = loop {
+            match line.receive(SAID_BYTES) {
+                Ok(Some(Said::Answer { number, answer })) => {
+                    if let Some(client) = client {
+                        self.desk.clients.answer(client, number, answer);
+                    }
+                }
+                Ok(Some(Said::Input(piece))) => {
+                    if pieces.try_send(piece).is_err() {
+                        break Err(io::Error::other("it does not wait for the fate of its input"));
+                    }
+                }
+                Ok(None) => break Ok(()),
+                Err(e) => break Err(e),
+            }
+        };
+        line.hang_up();
+        client.inspect(|client| self.desk.clients.leave(*client));
+        drop(pieces);
+        // It sees the end of the line; a worker that panicked has nothing to do.
+        let _ = worker.join();
+        end
+    }
+}
+
+impl Desk {
+    fn carry_out(&self, line: &Arc<Line>, work: &Receiver<Piece>) {
+        let mut writer = self.input.as_ref().map(|input| Writer::new(Arc::clone(input), Arc::clone(line)));
+        while let Ok(piece) = work.recv() {
+            let fate = match &mut writer {
+                Some(writer) => writer.take(piece, &self.gate),
+                None => Fate::Lost("the run has no standard input".to_owned()),
+            };
+            if line.send(&Told::Input(fate)).is_err() {
+                return;
+            }
+        }
+    }
+}

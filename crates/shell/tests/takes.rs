@@ -1,0 +1,75 @@
+//! What commands make of their standard input.
+
+use stockade_model::Command;
+use stockade_shell::{Context, Takes, assess_script, is_understood, takes};
+
+fn context() -> Context {
+    Context { cwd: "/w".into(), home: "/home/u".into(), workspace: "/w".into(), neutralised: false }
+}
+
+#[track_caller]
+fn check(command: &str, wanted: Takes) {
+    let words = Command::Argv(command.split(' ').map(Into::into).collect());
+    for command in [words, Command::Script(command.into())] {
+        assert_eq!(takes(&command, &context()), wanted, "{command:?}");
+    }
+}
+
+#[test]
+fn shells_take_commands_and_interpreters_programs() {
+    for command in ["sh", "bash", "/bin/bash -i", "bash -s x", "zsh", "env bash", "timeout 9 sh", "nice dash -", "su u"]
+    {
+        check(command, Takes::Commands);
+    }
+    for command in ["python3", "python3.11 -i", "node", "perl", "ruby -", "env A=1 python3 -u"] {
+        check(command, Takes::Program);
+    }
+    for command in
+        ["cat", "tee x", "bash x.sh", "python3 x.py", "node x.js", "sort -u", "make", "python3 -m http.server"]
+    {
+        check(command, Takes::Data);
+    }
+}
+
+#[test]
+fn what_cannot_be_told_takes_commands() {
+    for script in [
+        "exec bash",
+        "cd x && sh",
+        "while read line; do $line; done",
+        "read x; eval \"$x\"",
+        "$SHELL",
+        "if true",
+        &format!("cat #{}", "x".repeat(70_000)),
+    ] {
+        assert_eq!(takes(&Command::Script(script.into()), &context()), Takes::Commands, "{script}");
+    }
+    assert_eq!(takes(&Command::Script("bash -c 'cat; ls'".into()), &context()), Takes::Data);
+    assert_eq!(takes(&Command::Script("echo ls | sh".into()), &context()), Takes::Data);
+}
+
+#[test]
+fn what_is_not_whole_is_not_understood() {
+    for (script, whole) in [
+        ("echo a\n", true),
+        ("if true; then\n", false),
+        ("if true; then\necho a\nfi\n", true),
+        ("cat <<E\na\n", false),
+        ("cat <<E\na\nE\n", true),
+        ("echo 'a\n", false),
+        ("echo 'a\nb'\n", true),
+        ("echo a \\\n", false),
+        ("echo a \\\nb\n", true),
+        ("f() {\n", false),
+        ("f() {\nls\n}\n", true),
+        ("echo $(\n", false),
+        ("for i in 1 2\n", false),
+        ("case x in\n", false),
+        ("{ ls\n", false),
+        ("[[ a = a &&\n", false),
+        ("ls |\n", false),
+        ("ls &&\n", false),
+    ] {
+        assert_eq!(is_understood(&assess_script(script.as_bytes(), &context())), whole, "{script}");
+    }
+}
