@@ -103,6 +103,11 @@ fn what_governs_is_refused_and_not_asked_about() {
                 assert_eq!(text.contains("allow?"), is_asked, "{level}: {text}");
                 assert_eq!(object.exists(), is_asked, "{level}: {text}");
                 let _ = fs::remove_file(object);
+                // Where nobody can be asked, no grant is offered that would be refused.
+                let said = world.run(&world.stockade(&["--level", level], &["sh", "./write.sh"])).text();
+                assert!(said.contains("refused: "), "{level}: {said}");
+                assert_eq!(said.contains("hint: --grant"), is_asked, "{level}: {said}");
+                assert_eq!(said.contains("is Stockade's own (L7)"), !is_asked, "{level}: {said}");
             }
         }
     });

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use stockade_model::{
-    Assessment, Denial, Event, EventKind, Grant, Operation, Outcome, Plan, Question, Request, Review, Verdict,
+    Assessment, Decision, Denial, Event, EventKind, Grant, Operation, Outcome, Plan, Question, Request, Review, Verdict,
 };
 use tracing::{debug, info, info_span, warn};
 
@@ -214,7 +214,7 @@ impl Driver<'_> {
             Message::Attempt { number, .. } if number != self.attempts || self.attempt.is_none() => return None,
             Message::Attempt { event, .. } => match event {
                 AttemptEvent::Denied(denial) => {
-                    let denial = self.with_rule(denial);
+                    let denial = self.told(denial);
                     Input::Denied { powers: self.powers(&denial), denial }
                 }
                 AttemptEvent::Breached(denial) => Input::Breached { powers: self.powers(&denial), denial },
@@ -257,20 +257,30 @@ impl Driver<'_> {
         self.honoured(plan, self.engine.judge.directory(&self.request, plan, grant))
     }
 
-    /// A connection that a rule refuses names that rule and why: the lists of the
-    /// plan, by which it was refused, hold what rules say without their names.
-    fn with_rule(&self, mut denial: Denial) -> Denial {
-        let (Operation::Connect, None, Some(plan)) = (denial.operation, &denial.grant, &self.plan) else {
-            return denial;
+    /// A refusal as it is told: one of what nobody can agree to offers no grant, and
+    /// a connection that a rule refuses names that rule and why. (The lists of the
+    /// plan, by which it was refused, hold what rules say without their names.)
+    fn told(&self, mut denial: Denial) -> Denial {
+        let judge = &self.engine.judge;
+        let decision = match (&denial.grant, denial.operation) {
+            (Some(grant), _) => judge.governed(&self.request, grant),
+            (None, Operation::Connect) => self.refusing_rule(&denial),
+            _ => None,
         };
-        let Some(Ok(target)) = denial.object.to_str().map(str::parse) else { return denial };
-        let grant = Some(Grant::connect(&target));
-        let rule = self.engine.judge.held_rule(&self.request, plan, &Denial { grant, ..denial.clone() });
-        if let Some(rule) = rule.filter(|rule| rule.decision.verdict == Verdict::Deny) {
-            let why = [vec![rule.decision.rule], rule.decision.reasons].concat();
-            denial.rule = why.join(": ");
+        if let Some(decision) = decision {
+            denial.rule = [vec![decision.rule], decision.reasons].concat().join(": ");
+            denial.grant = None;
         }
         denial
+    }
+
+    /// The rule that refuses a connection.
+    fn refusing_rule(&self, denial: &Denial) -> Option<Decision> {
+        let target = denial.object.to_str()?.parse().ok()?;
+        let grant = Some(Grant::connect(&target));
+        let denial = Denial { grant, ..denial.clone() };
+        let rule = self.engine.judge.held_rule(&self.request, self.plan.as_ref()?, &denial)?;
+        (rule.decision.verdict == Verdict::Deny).then_some(rule.decision)
     }
 
     /// What the rules say; an `allow` of what cannot be given says nothing.

@@ -9,8 +9,8 @@ use std::time::SystemTime;
 
 use stockade_audit::Log;
 use stockade_model::{
-    Answer, ApprovalId, Assessment, Command, Denial, Digest, Event, Grant, Level, Plan, QuestionKind, RawText, Request,
-    Scope, SessionId, Verdict,
+    Answer, ApprovalId, Assessment, Command, Decision, Denial, Digest, Event, Grant, Level, Plan, QuestionKind,
+    RawText, Request, Scope, SessionId, Verdict,
 };
 use stockade_policy::{
     Circumstances, Obligations, Rule, Settings, complete_grants, effective_environment, may_escalate, resolve_profile,
@@ -206,6 +206,10 @@ impl Judge for RuleJudge {
 
     fn held_rule(&self, request: &Request, plan: &Plan, denial: &Denial) -> Option<HeldRule> {
         held_rules::of(&self.settings, request, plan, denial, &self.around())
+    }
+
+    fn governed(&self, request: &Request, grant: &Grant) -> Option<Decision> {
+        self.settings.decide_governed(request.workspace.as_path(), grant)
     }
 
     fn directory(&self, request: &Request, plan: &Plan, grant: &Grant) -> Vec<Grant> {

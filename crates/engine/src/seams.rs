@@ -30,6 +30,9 @@ pub trait Judge: Send + Sync {
     /// do not speak of it.
     fn held_rule(&self, request: &Request, plan: &Plan, denial: &Denial) -> Option<HeldRule>;
 
+    /// Why nobody can agree to this power; nothing where somebody can.
+    fn governed(&self, request: &Request, grant: &Grant) -> Option<Decision>;
+
     /// The powers around `grant` that may be offered in place of many like it.
     /// For a file its directory: with it the file would be writable, and it
     /// reaches nothing protected, hidden or of Stockade's own, nor the workspace

@@ -14,7 +14,7 @@ use stockade_model::{
 use crate::decide::{Said, rule_name};
 use crate::file::FileOperation;
 use crate::mode::{GrantClass, ModeAnswers, mode_name};
-use crate::resolve::{governs, has_power, hidden_by, is_protected, own_reached, resolve_profile};
+use crate::resolve::{has_power, hidden_by, is_protected, own_reached, resolve_profile};
 use crate::rules::{Act, Circumstances, Considered, Findings, Match, Matcher, Rule, Scene, Subject};
 use crate::settings::Settings;
 
@@ -72,12 +72,15 @@ pub fn decide_act(settings: &Settings, act: Act<'_>, stage: &Stage<'_>, around: 
     conclude(voices, grant)
 }
 
+fn owned(own: &Path) -> String {
+    format!("`{}` is Stockade's own (L7)", RawText::from(own).escaped())
+}
+
 impl Settings {
     /// Refuses a power over what governs the run, which nobody's yes gives (L7).
     pub fn decide_governed(&self, workspace: &Path, power: &Grant) -> Option<Decision> {
         let own = own_reached(self, workspace, power)?;
-        let why = format!("`{}` is Stockade's own (L7)", RawText::from(own.as_path()).escaped());
-        Some(conclude(vec![said(Verdict::Deny, GOVERNS.to_owned(), why)], None).decision)
+        Some(conclude(vec![said(Verdict::Deny, GOVERNS.to_owned(), owned(&own))], None).decision)
     }
 
     /// What the rules alone say of an act that the profile has no power for;
@@ -214,11 +217,10 @@ impl Power {
             let why = format!("`{shown}` is not an absolute path without `..`");
             return Self::Refused { rule: "files: not a plain path".to_owned(), why };
         }
-        if governs(settings, stage.workspace, path, reads) {
-            let why = format!("`{shown}` is Stockade's own (L7)");
-            return Self::Refused { rule: GOVERNS.to_owned(), why };
-        }
         let grant = if reads { Grant::Read(path.to_owned()) } else { Grant::Write(path.to_owned()) };
+        if let Some(own) = own_reached(settings, stage.workspace, &grant) {
+            return Self::Refused { rule: GOVERNS.to_owned(), why: owned(&own) };
+        }
         if has_power(profile, &grant) {
             let verb = if reads { "reads" } else { "writes" };
             return Self::There(format!("profile {}: {verb} it", profile.name));

@@ -343,20 +343,6 @@ pub(crate) fn is_protected(filesystem: &Filesystem, path: &Path) -> bool {
     })
 }
 
-/// True where a path is Stockade's own, or the workspace's own configuration:
-/// what no run may change, and of its state not even read (L7).
-pub(crate) fn governs(settings: &Settings, workspace: &Path, path: &Path, reads: bool) -> bool {
-    let own = |list: &[PathBuf]| list.iter().any(|own| path.starts_with(own));
-    if reads {
-        return own(&settings.own.state);
-    }
-    let named = || {
-        path.strip_prefix(workspace)
-            .is_ok_and(|rest| [".stockade", ".stockade.toml"].iter().any(|name| holds_name(rest, name)))
-    };
-    own(&settings.own.configuration) || own(&settings.own.state) || named()
-}
-
 /// What of Stockade's own, or of the workspace's own configuration, a power would
 /// reach: nobody's yes gives that (L7).
 pub(crate) fn own_reached(settings: &Settings, workspace: &Path, power: &Grant) -> Option<PathBuf> {

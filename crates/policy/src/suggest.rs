@@ -3,7 +3,7 @@
 //!
 //! Exact by default: each path and host as it was agreed to. A directory takes
 //! the place of its files only where that is asked for, and what it would newly
-//! allow is shown. Never over credentials, protected names or what governs, and
+//! allow is shown. Never over credentials, protected names or what own_reached, and
 //! never over anything that was refused. Pure: events in, text out.
 
 #[path = "suggest_reads.rs"]
@@ -20,7 +20,7 @@ use stockade_model::{
 use crate::amend::{rule_for_secrets, rules_for};
 use crate::draft::{DraftRule, comment, quoted};
 use crate::file::ProvenanceSection;
-use crate::resolve::{governs, has_power, hidden_by, is_protected, resolve_profile};
+use crate::resolve::{has_power, hidden_by, is_protected, own_reached, resolve_profile};
 use crate::settings::Settings;
 
 /// From how many files on a directory may take their place.
@@ -237,7 +237,7 @@ impl Maker<'_> {
         if path.to_str().is_none_or(|text| text.chars().any(char::is_control) || text.contains(['*', '?', '[', '$'])) {
             return Some("its name has no form in a configuration");
         }
-        if governs(self.settings, self.workspace, path, matches!(grant, Grant::Read(_))) {
+        if own_reached(self.settings, self.workspace, grant).is_some() {
             return Some("it is Stockade's own");
         }
         if hidden_by(filesystem, path).is_some() {
