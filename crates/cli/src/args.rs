@@ -9,6 +9,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use rustix::process::Signal;
 use stockade_model::{ApprovalMode, GranularMode, Level, Limit, SandboxPreference};
 
+use crate::session_args::SessionCommand;
+
 /// Run commands that nobody typed: judged, sandboxed, asked about, recorded.
 #[derive(Debug, Parser)]
 #[command(
@@ -44,6 +46,10 @@ pub enum Command {
     Wait(WaitArgs),
     /// End a detached run, and wait until nothing of it is left.
     Kill(KillArgs),
+    /// Run commands one after the other, each in a fresh sandbox that was begun
+    /// ahead.
+    #[command(subcommand)]
+    Session(SessionCommand),
     /// Judge a command without running it.
     Check(CheckArgs),
     /// Show what this machine can enforce, proved by trying it.
@@ -86,6 +92,33 @@ pub struct Subject {
 #[command(args_override_self = true)]
 #[command(override_usage = "stockade run [OPTIONS] -- CMD [ARG]...\n       stockade run [OPTIONS] -c SCRIPT")]
 pub struct RunArgs {
+    /// What it is run with.
+    #[command(flatten)]
+    pub terms: Terms,
+    /// The session whose answers count, e.g. `work`; also from STOCKADE_SESSION.
+    #[arg(long, value_name = "S")]
+    pub session: Option<String>,
+    /// Print the run's id once the command was started, and let it live on without
+    /// this terminal: see `stockade ps`, `logs`, `attach`, `wait` and `kill`.
+    #[arg(long)]
+    pub detach: bool,
+    /// Keep the standard input of a detached run open, for `stockade attach` and
+    /// `write`.
+    #[arg(long, short, requires = "detach")]
+    pub interactive: bool,
+    /// Write the outcome as one JSON object to FILE; without FILE to standard
+    /// output, with the command's own output inside.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
+    #[allow(clippy::option_option, reason = "clap's form of an option with an optional value")]
+    pub json: Option<Option<PathBuf>>,
+    /// What to run.
+    #[command(flatten)]
+    pub subject: Subject,
+}
+
+/// What commands are run with.
+#[derive(Args, Clone, Debug)]
+pub struct Terms {
     /// The powers to run with: `read-only`, `workspace`, or one from the configuration.
     #[arg(long, value_name = "P")]
     pub profile: Option<String>,
@@ -106,21 +139,10 @@ pub struct RunArgs {
     /// How strong the walls have to be; less is a refusal.
     #[arg(long, value_enum, value_name = "L")]
     pub level: Option<LevelArg>,
-    /// The session whose answers count, e.g. `work`; also from STOCKADE_SESSION.
-    #[arg(long, value_name = "S")]
-    pub session: Option<String>,
     /// Let what is written in the workspace wait beside it, to be read, committed
     /// or discarded: see `stockade stage`.
     #[arg(long)]
     pub stage: bool,
-    /// Print the run's id once the command was started, and let it live on without
-    /// this terminal: see `stockade ps`, `logs`, `attach`, `wait` and `kill`.
-    #[arg(long)]
-    pub detach: bool,
-    /// Keep the standard input of a detached run open, for `stockade attach` and
-    /// `write`.
-    #[arg(long, short, requires = "detach")]
-    pub interactive: bool,
     /// Record what is read, for `stockade policy suggest`; every open costs more.
     #[arg(long)]
     pub trace: bool,
@@ -135,14 +157,6 @@ pub struct RunArgs {
     /// How long a question waits for its answer; silence means no.
     #[arg(long, value_name = "T", value_parser = duration)]
     pub approval_timeout: Option<Duration>,
-    /// Write the outcome as one JSON object to FILE; without FILE to standard
-    /// output, with the command's own output inside.
-    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
-    #[allow(clippy::option_option, reason = "clap's form of an option with an optional value")]
-    pub json: Option<Option<PathBuf>>,
-    /// What to run.
-    #[command(flatten)]
-    pub subject: Subject,
 }
 
 /// `stockade ps`.
@@ -598,18 +612,18 @@ mod tests {
     #[test]
     fn everything_after_the_dashes_belongs_to_the_command() {
         let run = run("run --profile read-only -- ls --profile x -- -c");
-        assert_eq!(run.profile.as_deref(), Some("read-only"));
+        assert_eq!(run.terms.profile.as_deref(), Some("read-only"));
         assert_eq!(run.subject.words, ["ls", "--profile", "x", "--", "-c"]);
     }
 
     #[test]
     fn the_last_word_counts_and_grants_add_up() {
         let run = run("run --profile a --grant x --profile b --grant y --json --json=f -- true");
-        assert_eq!(run.profile.as_deref(), Some("b"));
-        assert_eq!(run.grants, ["x", "y"]);
+        assert_eq!(run.terms.profile.as_deref(), Some("b"));
+        assert_eq!(run.terms.grants, ["x", "y"]);
         assert_eq!(run.json, Some(Some("f".into())));
         let run = self::run("run --limit memory=2GiB --limit cpus=1.5 --limit memory=1GiB -- true");
-        assert_eq!(run.limits, [(Limit::Memory, 2 << 30), (Limit::Cpus, 1500), (Limit::Memory, 1 << 30)]);
+        assert_eq!(run.terms.limits, [(Limit::Memory, 2 << 30), (Limit::Cpus, 1500), (Limit::Memory, 1 << 30)]);
     }
 
     #[test]
@@ -647,6 +661,10 @@ mod tests {
             "kill",
             "kill --signal STOP req_1",
             "wait",
+            "session",
+            "session exec -- true",
+            "session exec one true",
+            "session end",
         ] {
             refused(line);
         }
@@ -654,9 +672,9 @@ mod tests {
 
     #[test]
     fn modes() {
-        assert_eq!(run("run --mode never -- x").mode, Some(ApprovalMode::Never));
+        assert_eq!(run("run --mode never -- x").terms.mode, Some(ApprovalMode::Never));
         let wanted = GranularMode { filesystem: true, other: true, ..GranularMode::default() };
-        assert_eq!(run("run --mode granular:filesystem,other -- x").mode, Some(ApprovalMode::Granular(wanted)));
+        assert_eq!(run("run --mode granular:filesystem,other -- x").terms.mode, Some(ApprovalMode::Granular(wanted)));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Signals to the front become the engine's interrupts. The command has a
 //! session of its own, so what the terminal sends reaches only us.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::thread;
 
@@ -32,6 +32,13 @@ pub fn take() -> Result<Taken, Failure> {
     Ok(Taken(Signals::take(&ASKING.map(Signal::as_raw)).map_err(cannot)?))
 }
 
+impl AsFd for Taken {
+    /// Readable when one arrived.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 /// Signals listened to.
 #[derive(Debug)]
 pub struct Heard {
@@ -44,6 +51,14 @@ pub struct Heard {
 }
 
 impl Taken {
+    /// The next one, waited for without a limit.
+    ///
+    /// # Errors
+    /// Never in practice.
+    pub fn next(&self) -> std::io::Result<i32> {
+        self.0.next()
+    }
+
     /// Listens on a thread of its own.
     ///
     /// # Errors

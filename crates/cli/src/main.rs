@@ -15,6 +15,7 @@ mod memory;
 mod places;
 mod policy_args;
 mod render;
+mod session_args;
 mod terminal;
 mod trace;
 
@@ -44,7 +45,8 @@ fn main() -> ExitCode {
 }
 
 fn dispatch(command: Command) -> command::Ended {
-    if !matches!(command, Command::Run(_)) {
+    // Whoever is in front of a run has to outlive its reader.
+    if !matches!(command, Command::Run(_) | Command::Session(_)) {
         stockade_sys::signals::die_of_sigpipe();
     }
     match command {
@@ -55,6 +57,7 @@ fn dispatch(command: Command) -> command::Ended {
         Command::Write(typed) => command::detached::attach::write(&typed),
         Command::Wait(typed) => command::detached::wait(&typed),
         Command::Kill(typed) => command::detached::kill(&typed),
+        Command::Session(typed) => command::session::session(typed),
         Command::Check(typed) => command::check::check(typed),
         Command::Doctor(typed) => command::doctor::doctor(&typed),
         Command::Approvals(typed) => command::approvals::approvals(typed),

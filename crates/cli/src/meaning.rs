@@ -60,9 +60,9 @@ impl Meant {
     /// # Errors
     /// When a path, a grant or a name cannot be used.
     pub fn run(typed: RunArgs, variables: Variables<'_>) -> Result<Self, Failure> {
-        let cwd = places::current_directory()?;
-        let workspace = workspace(typed.workspace.as_deref(), variables, &cwd)?;
-        let grants = grants(&typed.grants, variables, &cwd, &workspace)?;
+        let (terms, cwd) = (typed.terms, places::current_directory()?);
+        let workspace = workspace(terms.workspace.as_deref(), variables, &cwd)?;
+        let grants = grants(&terms.grants, variables, &cwd, &workspace)?;
         let session = match typed.session {
             Some(name) => Some(session(&name)?),
             None => session_of_environment(variables)?,
@@ -72,16 +72,16 @@ impl Meant {
             workspace,
             cwd,
             grants,
-            limits: limits(&typed.limits),
+            limits: limits(&terms.limits),
             session,
-            profile: typed.profile,
-            mode: typed.mode,
-            level: typed.level.map(Level::from),
-            stage: typed.stage,
-            trace: typed.trace,
-            sandbox: typed.sandbox.map(SandboxPreference::from).unwrap_or_default(),
-            timeout: typed.timeout,
-            approval_timeout: typed.approval_timeout,
+            profile: terms.profile,
+            mode: terms.mode,
+            level: terms.level.map(Level::from),
+            stage: terms.stage,
+            trace: terms.trace,
+            sandbox: terms.sandbox.map(SandboxPreference::from).unwrap_or_default(),
+            timeout: terms.timeout,
+            approval_timeout: terms.approval_timeout,
         })
     }
 
@@ -159,10 +159,22 @@ pub fn environment(variables: impl Iterator<Item = (OsString, OsString)>) -> BTr
 /// # Errors
 /// When the kernel gives no random bytes.
 pub fn request_id() -> Result<RequestId, Failure> {
+    random().map(RequestId::from_random)
+}
+
+/// A new session id.
+///
+/// # Errors
+/// When the kernel gives no random bytes.
+pub fn session_id() -> Result<SessionId, Failure> {
+    random().map(SessionId::from_random)
+}
+
+fn random() -> Result<[u8; 16], Failure> {
     let mut bytes = [0_u8; 16];
     let got = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     match got {
-        Ok(16) => Ok(RequestId::from_random(bytes)),
+        Ok(16) => Ok(bytes),
         Ok(_) => Err(Failure::new("the kernel gave too few random bytes")),
         Err(e) => Err(Failure::new(format!("the kernel gives no random bytes: {e}"))),
     }

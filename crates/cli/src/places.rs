@@ -120,6 +120,11 @@ impl State {
         self.root.join("runs")
     }
 
+    /// Where warm sessions are.
+    pub fn sessions(&self) -> PathBuf {
+        self.root.join("sessions")
+    }
+
     /// True the first time this is asked, for this user: what is worth saying
     /// once was not said before. Where that cannot be noted it counts as said.
     pub fn is_first_time(&self, what: &str) -> bool {

@@ -4,8 +4,8 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Mutex;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -26,16 +26,29 @@ const STILL_LONGEST: Duration = Duration::from_secs(2);
 /// The modes to give back if the process has to end at once, see [`give_back`].
 static BORROWED: Mutex<Option<(File, Termios)>> = Mutex::new(None);
 
-/// The controlling terminal.
+/// A terminal that is another process's, whose person is to be asked.
+static LENT: OnceLock<File> = OnceLock::new();
+
+/// A person's terminal: the controlling one, or one that was lent.
 #[derive(Debug)]
 pub struct Terminal {
     file: File,
+}
+
+/// Asks at this terminal from now on, which was open where its person is. A
+/// process that has no other may read its keys, whoever is in the foreground.
+pub fn lend(terminal: OwnedFd) {
+    // The first counts.
+    let _ = LENT.set(terminal.into());
 }
 
 impl Terminal {
     /// Opens `/dev/tty` where a person can be met there: it exists, standard
     /// error is a terminal too, and this process is in its foreground.
     pub fn open() -> Option<Self> {
+        if let Some(lent) = LENT.get() {
+            return lent.try_clone().ok().map(Self::of);
+        }
         if !isatty(io::stderr()) {
             return None;
         }
@@ -51,7 +64,12 @@ impl Terminal {
 
     /// Whether keys pressed there come to this process.
     pub fn in_foreground(&self) -> bool {
-        tcgetpgrp(&self.file).is_ok_and(|group| group == rustix::process::getpgrp())
+        LENT.get().is_some() || tcgetpgrp(&self.file).is_ok_and(|group| group == rustix::process::getpgrp())
+    }
+
+    /// To be lent to another process.
+    pub fn into_fd(self) -> OwnedFd {
+        self.file.into()
     }
 
     /// Columns, 0 where it does not say.

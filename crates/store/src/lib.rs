@@ -1,5 +1,5 @@
 //! What Stockade remembers between runs: answers that reach further than once,
-//! and the runs that were detached ([`runs`]).
+//! the runs that were detached ([`runs`]) and warm sessions ([`sessions`]).
 //!
 //! An answer is remembered under the digest of everything consent was bound to,
 //! in the namespace of the kind of question it answered (L1): an approval to
@@ -11,9 +11,11 @@
 
 #![forbid(unsafe_code)]
 
+mod held;
 mod place;
 mod remembered;
 pub mod runs;
+pub mod sessions;
 mod sql;
 mod store;
 

@@ -1,18 +1,33 @@
-//! Going on without the terminal: a child in a session of its own (setsid(2)),
-//! which no hang-up reaches and no terminal controls.
+//! Going on in another process: a child that is a whole one, in a session of its
+//! own (setsid(2)) where no hang-up shall reach it and no terminal control it.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 
 use rustix::process::Pid;
 
-/// Who goes on after [`fork_into_session`].
+/// Who goes on after [`fork`].
 #[derive(Debug)]
 pub enum Side {
     /// The caller; the child's number.
     Parent(Pid),
-    /// The child, leader of a session without a terminal.
+    /// The child.
     Child,
+}
+
+/// Forks. The child leads a session without a terminal.
+///
+/// # Errors
+/// As [`fork`].
+pub fn fork_into_session() -> io::Result<Side> {
+    let side = fork()?;
+    if matches!(side, Side::Child) {
+        // A fresh child leads no process group, the only reason to refuse.
+        rustix::process::setsid()?;
+    }
+    Ok(side)
 }
 
 /// Forks. The child is a whole process, free to allocate and to start threads,
@@ -21,22 +36,51 @@ pub enum Side {
 ///
 /// # Errors
 /// Where there are other threads, or processes at their limit.
-pub fn fork_into_session() -> io::Result<Side> {
-    if fs::read_dir("/proc/self/task")?.count() != 1 {
-        return Err(io::Error::other("the process has more than one thread"));
-    }
+pub fn fork() -> io::Result<Side> {
+    demand_one_thread()?;
     // SAFETY: with a single thread nothing is half done in the copy. The C
     // library's own fork, not the system call: it sets its idea of the thread.
     let pid = unsafe { libc::fork() };
     if pid < 0 {
         return Err(io::Error::last_os_error());
     }
-    if let Some(child) = Pid::from_raw(pid) {
-        return Ok(Side::Parent(child));
+    Ok(Pid::from_raw(pid).map_or(Side::Child, Side::Parent))
+}
+
+/// Replaces every variable of this process by these: those of whoever it goes on
+/// for.
+///
+/// # Errors
+/// Where there are other threads, which may read them at any time, or where one
+/// of these is no variable: nothing is changed then.
+pub fn replace_environment(variables: &[(OsString, OsString)]) -> io::Result<()> {
+    demand_one_thread()?;
+    let is_variable = |(name, value): &(OsString, OsString)| {
+        let (name, value) = (name.as_bytes(), value.as_bytes());
+        !name.is_empty() && !name.contains(&b'=') && !name.contains(&0) && !value.contains(&0)
+    };
+    if !variables.iter().all(is_variable) {
+        return Err(io::ErrorKind::InvalidInput.into());
     }
-    // A fresh child leads no process group, the only reason to refuse.
-    rustix::process::setsid()?;
-    Ok(Side::Child)
+    for (name, _) in std::env::vars_os() {
+        // SAFETY: no other thread is there that could read the environment.
+        unsafe { std::env::remove_var(name) };
+    }
+    for (name, value) in variables {
+        // SAFETY: as above.
+        #[allow(clippy::disallowed_methods, reason = "the program has one thread")]
+        unsafe {
+            std::env::set_var(name, value);
+        }
+    }
+    Ok(())
+}
+
+fn demand_one_thread() -> io::Result<()> {
+    if fs::read_dir("/proc/self/task")?.count() == 1 {
+        return Ok(());
+    }
+    Err(io::Error::other("the process has more than one thread"))
 }
 
 #[cfg(test)]
@@ -48,6 +92,7 @@ mod tests {
         let (done, wait) = std::sync::mpsc::channel::<()>();
         let other = std::thread::spawn(move || wait.recv());
         assert!(fork_into_session().is_err());
+        assert!(replace_environment(&[]).is_err());
         drop(done);
         assert!(other.join().unwrap().is_err());
     }

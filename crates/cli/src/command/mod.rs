@@ -11,6 +11,7 @@ pub mod net;
 pub mod policy;
 mod reviewer;
 pub mod run;
+pub mod session;
 mod setting;
 pub mod stage;
 

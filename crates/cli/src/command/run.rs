@@ -24,7 +24,7 @@ use super::policy::write;
 use super::setting::{self, Setting};
 use super::{Ended, print, reviewer, variable};
 use crate::approver::TerminalApprover;
-use crate::args::RunArgs;
+use crate::args::{RunArgs, Terms};
 use crate::failure::{Failure, quoted};
 use crate::interrupts::{Heard, Taken};
 use crate::meaning::{self, Meant};
@@ -45,7 +45,8 @@ pub fn run(typed: RunArgs) -> Ended {
     if typed.detach {
         return supervise::detach(typed, id);
     }
-    let here = |typed: &RunArgs| Ok(Front { signals: interrupts::take()?, nursery: nursery(typed), supervisor: None });
+    let here =
+        |typed: &RunArgs| Ok(Front { signals: interrupts::take()?, nursery: nursery(&typed.terms), supervisor: None });
     Ok(complete(typed, id, here).1)
 }
 
@@ -167,9 +168,9 @@ fn keep_rules(lasting: &Lasting, command: &Command, outcome: &Outcome, settings:
 
 /// A sandbox begun while the request is read, where it will need one as it
 /// seems. Where it cannot be had, the run's own start says why.
-fn nursery(typed: &RunArgs) -> Option<Nursery> {
+pub fn nursery(terms: &Terms) -> Option<Nursery> {
     let wanted =
-        typed.level.is_none_or(|level| Level::from(level) == Level::Full) && typed.profile.as_deref() != Some("host");
+        terms.level.is_none_or(|level| Level::from(level) == Level::Full) && terms.profile.as_deref() != Some("host");
     wanted.then(Nursery::start)?.ok()
 }
 

@@ -53,7 +53,7 @@ pub(super) fn init(plan: &Blueprint, inherited: &Inherited<'_>) -> i32 {
 pub(super) fn early_init(first: &[Step], control: BorrowedFd<'_>, gate: BorrowedFd<'_>) -> i32 {
     let ruleset;
     let mut site = Site::new(control, None);
-    let mask = umask(Mode::empty());
+    let mut mask = umask(Mode::empty());
     let mut keep = [0, 1, 2, control.as_raw(), gate.as_raw()];
     keep.sort_unstable();
     let begun = descriptors::close_all_but(&keep).map_err(|errno| Failed { index: 0, errno });
@@ -61,7 +61,8 @@ pub(super) fn early_init(first: &[Step], control: BorrowedFd<'_>, gate: Borrowed
         let _ = Message::StepFailed { index, errno }.send(control, &[]);
         return FAILED;
     }
-    let Ok(Some((Message::Plan, received))) = Message::receive(control, true) else { return FAILED };
+    let Ok(Some((Message::Plan { umask }, received))) = Message::receive(control, true) else { return FAILED };
+    mask = umask.map_or(mask, Mode::from_raw_mode);
     let (Some(plan), [Some(stdin), Some(stdout), Some(stderr), Some(rules), ..]) =
         (published::<Blueprint>(), received.descriptors)
     else {

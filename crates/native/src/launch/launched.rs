@@ -201,11 +201,12 @@ pub fn begin(mut blueprint: Blueprint, stdio: Stdio<'_>) -> Result<Launching, La
 pub(super) fn begin_early(
     (init, control, gate): (Child, OwnedFd, OwnedFd),
     blueprint: &'static Blueprint,
+    umask: Option<u32>,
     stdio: Stdio<'_>,
 ) -> Result<Launching, LaunchError> {
     let launched = Launched::new(init, control, gate, blueprint, None);
     let descriptors = [stdio.stdin, stdio.stdout, stdio.stderr, blueprint.ruleset.as_fd()];
-    match Message::Plan.send(launched.control.as_fd(), &descriptors) {
+    match (Message::Plan { umask }).send(launched.control.as_fd(), &descriptors) {
         // Its last word, why it is gone, is read by who waits for it.
         Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => {}
         Err(errno) => return Err(LaunchError::call("hand over the plan")(errno)),

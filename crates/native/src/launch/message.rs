@@ -34,8 +34,9 @@ pub(super) enum Message {
     /// To the command: go.
     Go,
     /// To an init that was made early: its blueprint is published. The three
-    /// standard streams and the ruleset come along.
-    Plan,
+    /// standard streams and the ruleset come along. The command gets this file
+    /// mode creation mask, where it is another than that of the making.
+    Plan { umask: Option<u32> },
     /// To the init: send this signal to the command's process group.
     Signal(i32),
 }
@@ -79,7 +80,7 @@ impl Message {
             Self::Mapped => (6, 0, 0, 0, 0),
             Self::Go => (7, 0, 0, 0, 0),
             Self::Signal(signal) => (8, 0, signal, 0, 0),
-            Self::Plan => (9, 0, 0, 0, 0),
+            Self::Plan { umask } => (9, umask.unwrap_or(0), i32::from(umask.is_some()), 0, 0),
             Self::Built { parts } => (10, parts.0, 0, 0, 0),
             Self::Groups => (11, 0, 0, 0, 0),
         };
@@ -123,7 +124,7 @@ impl Message {
             6 => Self::Mapped,
             7 => Self::Go,
             8 => Self::Signal(b),
-            9 => Self::Plan,
+            9 => Self::Plan { umask: (b != 0).then_some(a) },
             10 => Self::Built { parts: Parts(a) },
             11 => Self::Groups,
             _ => return None,
@@ -150,7 +151,8 @@ mod tests {
             Message::Mapped,
             Message::Go,
             Message::Signal(15),
-            Message::Plan,
+            Message::Plan { umask: None },
+            Message::Plan { umask: Some(0o27) },
             Message::Built { parts: Parts(5) },
             Message::Groups,
         ] {

@@ -29,6 +29,6 @@ pub use layout::Overlay;
 pub(crate) use layout::is_staged;
 pub use network::{NetworkEnds, Sockets};
 pub(crate) use network::{OWN_V4, OWN_V6};
-pub use nursery::Nursery;
+pub use nursery::{MountTable, Nursery};
 pub use outfit::{NamedFile, Outfit};
 pub use stockade_sys::reap::Ended;

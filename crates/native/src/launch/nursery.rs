@@ -4,9 +4,11 @@
 //!
 //! It must not know what will run.
 
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, pidfd_send_signal};
 use stockade_model::{Level, Plan};
 use stockade_sys::arena::Arena;
@@ -20,14 +22,44 @@ use super::launched::{Launching, NAMESPACES, Stdio, begin, begin_early, map_iden
 use super::leaving;
 use super::outfit::Outfit;
 
-/// Older ones are not used: they do not see what was mounted meanwhile.
+/// Older ones are not used, where it cannot be told whether they see all that was
+/// mounted meanwhile.
 const FRESH: Duration = Duration::from_secs(2);
+
+/// The host's mounts, watched.
+#[derive(Debug)]
+pub struct MountTable(File);
+
+impl MountTable {
+    /// Watches from now on.
+    ///
+    /// # Errors
+    /// Without `/proc`.
+    pub fn watch() -> std::io::Result<Self> {
+        File::open("/proc/self/mountinfo").map(Self)
+    }
+
+    /// Whether something was mounted or unmounted since: the kernel tells so once
+    /// (proc_pid_mounts(5)).
+    pub fn has_changed(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(self, PollFlags::PRI)], Some(&now)) != Ok(0)
+    }
+}
+
+impl AsFd for MountTable {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
 
 /// An init without a plan.
 #[derive(Debug)]
 pub struct Nursery {
     arena: Arena,
     init: Waiting,
+    mounts: Option<MountTable>,
+    umask: Option<u32>,
     born: Instant,
 }
 
@@ -52,6 +84,7 @@ impl Nursery {
     /// Where there was one before, or namespaces cannot be had: a start
     /// without it says why.
     pub fn start() -> Result<Self, LaunchError> {
+        let (born, mounts) = (Instant::now(), MountTable::watch().ok());
         let arena = Arena::reserve().map_err(LaunchError::call("reserve shared memory"))?;
         let pair = || passing::pair().map_err(LaunchError::call("make a socket pair"));
         let ((control, control_inside), (gate, gate_inside)) = (pair()?, pair()?);
@@ -65,12 +98,20 @@ impl Nursery {
         if let (true, Some((child, control, _))) = (mapped_by_caller, &init.0) {
             map_identity(child.pid.as_raw_nonzero().get().unsigned_abs(), control.as_fd())?;
         }
-        Ok(Self { arena, init, born: Instant::now() })
+        Ok(Self { arena, init, mounts, umask: None, born })
+    }
+
+    /// With this file mode creation mask for the command, instead of the one that
+    /// this process had when the init was made.
+    #[must_use]
+    pub fn with_umask(self, umask: u32) -> Self {
+        Self { umask: Some(umask), ..self }
     }
 
     /// Whether a sandbox of this level may be had of it now.
     pub fn serves(&self, level: Level) -> bool {
-        level == Level::Full && self.born.elapsed() < FRESH
+        let has_stale_mounts = self.mounts.as_ref().map_or(self.born.elapsed() >= FRESH, MountTable::has_changed);
+        level == Level::Full && !has_stale_mounts
     }
 
     /// Goes on with `plan`.
@@ -81,7 +122,7 @@ impl Nursery {
         let blueprint = self.arena.fill(|| Blueprint::prepare_with(plan, outfit).map(Box::new))?;
         let published = self.arena.publish(blueprint);
         match (published, self.init.0.take()) {
-            (Ok(blueprint), Some(init)) => begin_early(init, blueprint, stdio),
+            (Ok(blueprint), Some(init)) => begin_early(init, blueprint, self.umask, stdio),
             (Ok(_), None) => Err(LaunchError::Lost),
             // The program has another allocator: from the beginning, then.
             (Err(blueprint), init) => {

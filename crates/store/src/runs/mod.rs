@@ -11,28 +11,23 @@
 mod output;
 
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
-use rustix::fs::{FlockOperation, Mode, OFlags};
-use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use stockade_model::{Command, Outcome, RawText, RequestId, SessionId};
 
-use crate::place::{PlaceError, private_directory, put_in_place, system};
+use crate::held;
+use crate::place::{PlaceError, private_directory, system};
 
 pub use output::{Output, OutputReader, Piece, Stream};
 
 /// Runs that are over and still told of; older ones are forgotten when another
 /// is begun.
 pub const ENDED_KEPT: usize = 64;
-/// The longest description or outcome that is read, in bytes.
-const TEXT_LIMIT_BYTES: u64 = 64 << 20;
 
-const LOCK: &str = "lock";
 const ABOUT: &str = "run.json";
 const OUTCOME: &str = "outcome.json";
 
@@ -114,15 +109,8 @@ impl Runs {
     pub fn begin(&self, id: &RequestId) -> Result<Watched, PlaceError> {
         let path = private_directory(&self.root.join(id.as_str()))?;
         self.forget_oldest()?;
-        let hidden = path.with_file_name(format!(".{id}"));
-        fs::DirBuilder::new().mode(0o700).create(&hidden).map_err(system("create", &hidden))?;
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let lock = rustix::fs::open(hidden.join(LOCK), flags, Mode::RUSR | Mode::WUSR)
-            .map_err(|e| system("create", &hidden)(e.into()))?;
-        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)
-            .map_err(|e| system("lock", &hidden)(e.into()))?;
-        put_in_place(&hidden, &path)?;
-        Ok(Watched { run: Run { id: id.clone(), path }, _lock: lock.into() })
+        let lock = held::begin(&path, |_| Ok(()))?;
+        Ok(Watched { run: Run { id: id.clone(), path }, _lock: lock })
     }
 
     /// All that are known, in no order.
@@ -130,16 +118,7 @@ impl Runs {
     /// # Errors
     /// When the directory cannot be read.
     pub fn all(&self) -> Result<Vec<Run>, PlaceError> {
-        let entries = match fs::read_dir(&self.root) {
-            Ok(entries) => entries,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(e) => return Err(system("read", &self.root)(e)),
-        };
-        let named = |entry: fs::DirEntry| {
-            let id = entry.file_name().to_str()?.parse().ok()?;
-            Some(Run { id, path: entry.path() })
-        };
-        Ok(entries.flatten().filter_map(named).collect())
+        Ok(held::all(&self.root)?.map(|(id, path)| Run { id, path }).collect())
     }
 
     /// The run whose id begins with `name`.
@@ -183,14 +162,12 @@ impl Run {
 
     /// What it is, once that is known.
     pub fn about(&self) -> Option<About> {
-        self.read(ABOUT)
+        held::read(&self.path, ABOUT)
     }
 
     /// Whether somebody watches over it, which is whether it can be alive.
     pub fn is_watched(&self) -> bool {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let Ok(lock) = rustix::fs::open(self.path.join(LOCK), flags, Mode::empty()) else { return false };
-        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
+        held::is_held(&self.path)
     }
 
     /// How far it is.
@@ -199,7 +176,7 @@ impl Run {
         if self.is_watched() {
             return Standing::Running;
         }
-        self.read(OUTCOME).map_or(Standing::Lost, |outcome| Standing::Ended(Box::new(outcome)))
+        held::read(&self.path, OUTCOME).map_or(Standing::Lost, |outcome| Standing::Ended(Box::new(outcome)))
     }
 
     /// What it printed, from the beginning.
@@ -225,12 +202,6 @@ impl Run {
     pub fn remove(&self) -> Result<(), PlaceError> {
         fs::remove_dir_all(&self.path).map_err(system("remove", &self.path))
     }
-
-    fn read<T: for<'a> Deserialize<'a>>(&self, name: &str) -> Option<T> {
-        let mut bytes = Vec::new();
-        File::open(self.path.join(name)).ok()?.take(TEXT_LIMIT_BYTES).read_to_end(&mut bytes).ok()?;
-        serde_json::from_slice(&bytes).ok()
-    }
 }
 
 impl Watched {
@@ -244,7 +215,7 @@ impl Watched {
     /// # Errors
     /// When that cannot be written.
     pub fn describe(&self, about: &About) -> Result<(), PlaceError> {
-        self.write(ABOUT, about)
+        held::write(&self.run.path, ABOUT, about)
     }
 
     /// Says how it ended.
@@ -252,25 +223,11 @@ impl Watched {
     /// # Errors
     /// When that cannot be written.
     pub fn finish(&self, outcome: &Outcome) -> Result<(), PlaceError> {
-        self.write(OUTCOME, outcome)
+        held::write(&self.run.path, OUTCOME, outcome)
     }
 
     /// Where what it prints is kept.
     pub fn output(&self) -> Output {
         Output::new(self.run.path.clone())
     }
-
-    /// Writes a file whole or not at all.
-    fn write(&self, name: &str, value: &impl Serialize) -> Result<(), PlaceError> {
-        let (path, unfinished) = (self.run.path.join(name), self.run.path.join(format!("{name}.partial")));
-        let text = serde_json::to_vec(value).map_err(|e| system("write", &path)(e.into()))?;
-        new_file(&unfinished).and_then(|mut file| file.write_all(&text)).map_err(system("write", &unfinished))?;
-        put_in_place(&unfinished, &path)
-    }
-}
-
-/// A private file that was not there.
-fn new_file(path: &Path) -> io::Result<File> {
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?.into())
 }

@@ -11,7 +11,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use super::new_file;
+use crate::held::new_file;
 
 /// The length from which a file is not appended to, in bytes.
 const FILE_BYTES: u64 = 512 << 10;

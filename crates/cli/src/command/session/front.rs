@@ -1,0 +1,173 @@
+//! The front of one command of a session: a process that is forked ahead, begins
+//! a sandbox, and waits for somebody to ask. What it runs then is a run as any
+//! other, with the caller's directory, variables, streams and terminal; it ends
+//! with it, so nothing of one command is there for the next.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::Mode;
+use rustix::process::{Pid, Signal, fchdir, getpid, getppid, kill_process, set_parent_process_death_signal, umask};
+use stockade_model::{RawText, SessionId};
+use stockade_native::launch::MountTable;
+use stockade_sys::session::replace_environment;
+
+use super::super::run::{self, Front};
+use super::wire::{Asked, Line, Listener, Report, Word};
+use crate::args::{RunArgs, Subject, Terms};
+use crate::failure::Failure;
+use crate::{exit, interrupts, meaning, terminal, trace};
+
+/// What a front tells its supervisor, in this order.
+pub mod note {
+    /// A sandbox is begun.
+    pub const READY: u8 = b'r';
+    /// Somebody asked.
+    pub const TAKEN: u8 = b't';
+    /// Somebody asked for the end of the session.
+    pub const END: u8 = b'e';
+}
+
+/// The signals that a caller passes on.
+const PASSED_ON: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
+/// Those that come when the caller is gone: the first goes on to the command, the
+/// next ends it. Two, because the session may ignore one of them.
+const GONE: [Signal; 3] = [Signal::HUP, Signal::TERM, Signal::INT];
+
+/// What all fronts of a session have.
+#[derive(Debug)]
+pub struct Post {
+    /// Where callers come.
+    pub listener: Listener,
+    /// The session.
+    pub session: SessionId,
+    /// What its commands are run with.
+    pub terms: Terms,
+}
+
+/// The whole life of a front, in a process of its own with one thread. Gives its
+/// exit code.
+pub fn serve(post: Post, supervisor: Pid, tell: OwnedFd) -> u8 {
+    let mut tell = File::from(tell);
+    match wait_and_run(post, supervisor, &mut tell) {
+        Ok(()) => exit::SUCCESS,
+        // Nobody is there to be told.
+        Err(_) => exit::FAILURE,
+    }
+}
+
+fn wait_and_run(post: Post, supervisor: Pid, tell: &mut File) -> Result<(), Failure> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    if getppid() != Some(supervisor) {
+        return Ok(());
+    }
+    // Before any thread.
+    let signals = interrupts::take()?;
+    let mounts = MountTable::watch()?;
+    let nursery = run::nursery(&post.terms);
+    tell.write_all(&[note::READY])?;
+    let Some(line) = await_caller(&post.listener, &mounts)? else { return Ok(()) };
+    let Some((word, descriptors)) = line.hear_soon()? else { return Ok(()) };
+    match word {
+        Word::End => {
+            tell.write_all(&[note::END])?;
+            Ok(line.say(Word::Heard, &[])?)
+        }
+        Word::Exec => {
+            tell.write_all(&[note::TAKEN])?;
+            let line = Arc::new(line);
+            let code = match take_over(post, descriptors.into_iter().flatten()) {
+                Ok((typed, mask)) => {
+                    let nursery = nursery.map(|nursery| nursery.with_umask(mask));
+                    run_for(&line, typed, Front { signals, nursery, supervisor: None })?
+                }
+                Err(failure) => {
+                    crate::complain(&failure);
+                    exit::FAILURE
+                }
+            };
+            Ok(line.say(Word::Over(code), &[])?)
+        }
+        Word::Signal(_) | Word::Heard | Word::Over(_) => Err(Failure::new("a caller was not understood")),
+    }
+}
+
+/// Whoever asks first; nobody where something was mounted meanwhile, which the
+/// sandbox that is begun does not see.
+fn await_caller(listener: &Listener, mounts: &MountTable) -> io::Result<Option<Line>> {
+    loop {
+        let mut waited = [PollFd::new(listener, PollFlags::IN), PollFd::new(mounts, PollFlags::PRI)];
+        // Without a limit: the supervisor's end is this one's.
+        poll(&mut waited, None)?;
+        let [called, remounted] = waited.map(|fd| !fd.revents().is_empty());
+        if called && let Some(line) = listener.accept()? {
+            return Ok(Some(line));
+        }
+        if remounted {
+            return Ok(None);
+        }
+    }
+}
+
+/// Takes the caller's place: streams first, so that what fails is said there. Gives
+/// what is to be run, and the caller's file mode creation mask.
+fn take_over(post: Post, mut descriptors: impl Iterator<Item = OwnedFd>) -> Result<(RunArgs, u32), Failure> {
+    let cannot = |error: io::Error| Failure::new(format!("the session does not understand what is asked: {error}"));
+    let mut next = || descriptors.next().ok_or_else(|| cannot(io::ErrorKind::InvalidData.into()));
+    let (asked, cwd, stdin, stdout, stderr) = (next()?, next()?, next()?, next()?, next()?);
+    rustix::stdio::dup2_stderr(stderr).map_err(|e| cannot(e.into()))?;
+    rustix::stdio::dup2_stdout(stdout).map_err(|e| cannot(e.into()))?;
+    rustix::stdio::dup2_stdin(stdin).map_err(|e| cannot(e.into()))?;
+    fchdir(cwd).map_err(|e| Failure::new(format!("cannot enter the current directory: {e}")))?;
+    let asked = Asked::from_file(asked).map_err(cannot)?;
+    umask(Mode::from_raw_mode(asked.umask));
+    let variable = |(name, value): &(RawText, RawText)| (name.as_os_str().to_owned(), value.as_os_str().to_owned());
+    let environment: Vec<_> = asked.environment.iter().map(variable).collect();
+    replace_environment(&environment).map_err(cannot)?;
+    if let Some(person) = descriptors.next() {
+        terminal::lend(person);
+    }
+    trace::start()?;
+    let typed = RunArgs {
+        terms: post.terms,
+        session: Some(post.session.to_string()),
+        detach: false,
+        interactive: false,
+        json: match asked.report {
+            Report::Nowhere => None,
+            Report::StandardOutput => Some(None),
+            Report::File(file) => Some(Some(file.as_path().to_owned())),
+        },
+        subject: Subject {
+            script: asked.script.map(|script| script.as_os_str().to_owned()),
+            words: asked.words.iter().map(|word| word.as_os_str().to_owned()).collect(),
+        },
+    };
+    Ok((typed, asked.umask))
+}
+
+/// Runs it as `run` does. A caller that is gone by now wants nothing.
+fn run_for(line: &Arc<Line>, typed: RunArgs, front: Front) -> Result<u8, Failure> {
+    let id = meaning::request_id()?;
+    line.say(Word::Heard, &[])?;
+    let caller = Arc::clone(line);
+    thread::Builder::new().name("stockade-caller".to_owned()).spawn(move || pass_on(&caller))?;
+    Ok(run::complete(typed, id, |_| Ok(front)).1)
+}
+
+/// Passes the caller's signals on, and its end.
+fn pass_on(caller: &Line) {
+    let raise = |signal: Signal| {
+        // To this process itself, which is there.
+        let _ = kill_process(getpid(), signal);
+    };
+    while let Ok(Some((word, _))) = caller.hear() {
+        let Word::Signal(number) = word else { break };
+        PASSED_ON.into_iter().filter(|signal| signal.as_raw() == number).for_each(raise);
+    }
+    GONE.into_iter().for_each(raise);
+}

@@ -1,0 +1,264 @@
+//! The process that watches over a session: it has one thread, runs nothing
+//! itself, and keeps one front ahead that waits with a sandbox begun.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
+use stockade_store::sessions::{About, Sessions, Watched};
+use stockade_sys::Errno;
+use stockade_sys::reap::wait_pidfd;
+use stockade_sys::session::{Side, fork};
+
+use super::front::{self, Post, note};
+use super::wire::Listener;
+use crate::args::Terms;
+use crate::exit;
+use crate::failure::Failure;
+use crate::interrupts::{self, Taken};
+
+/// Commands that run at once; whoever asks for more waits.
+const RUNNING_MAX: usize = 64;
+/// How long after a front was taken the next is forked: its sandbox is begun
+/// while the command runs, not while it is being started.
+const AFTER_START: Duration = Duration::from_millis(5);
+/// The same after one that ended before it was taken.
+const AFTER_LOSS: Duration = Duration::from_millis(50);
+/// Fronts that end before they are ready, one after the other, until the session
+/// is given up.
+const LOSSES_MAX: u32 = 20;
+/// How long commands may take to end with the session, before they are killed.
+const ENDS_WITHIN: Duration = Duration::from_secs(30);
+
+/// What the launcher is told: the session can be used.
+pub const STARTED: u8 = b's';
+
+/// What a session is begun with.
+pub struct Start {
+    /// Where it is known.
+    pub sessions: Sessions,
+    /// What it is.
+    pub about: About,
+    /// What its fronts have, but for the listener.
+    pub terms: Terms,
+    /// How long it may be idle.
+    pub idle: Duration,
+    /// Where the launcher waits for word.
+    pub launcher: OwnedFd,
+}
+
+/// Watches over a session until its end: an exit code, for nobody but the
+/// launcher. Fails while the launcher still waits.
+///
+/// # Errors
+/// When the session cannot be begun.
+pub fn supervise(start: Start) -> Result<u8, Failure> {
+    let cannot = |error: io::Error| Failure::new(format!("cannot begin a session: {error}"));
+    let signals = interrupts::take()?;
+    let about = About { supervisor: std::process::id(), ..start.about };
+    let watched = start.sessions.begin(&about)?;
+    let listener = Listener::at(watched.session().path()).and_then(|listener| {
+        let_streams_go()?;
+        Ok(listener)
+    });
+    let post = match listener {
+        Ok(listener) => Post { listener, session: about.id, terms: start.terms },
+        Err(error) => {
+            watched.close()?;
+            return Err(cannot(error));
+        }
+    };
+    let supervisor = Supervisor {
+        post,
+        watched,
+        signals,
+        fronts: Vec::new(),
+        launcher: Some(start.launcher.into()),
+        idle: start.idle,
+        idle_since: Instant::now(),
+        next_at: Instant::now(),
+        losses: 0,
+    };
+    Ok(supervisor.watch())
+}
+
+struct Supervisor {
+    post: Post,
+    watched: Watched,
+    signals: Taken,
+    fronts: Vec<Forked>,
+    launcher: Option<File>,
+    idle: Duration,
+    idle_since: Instant,
+    /// When the next front may be forked.
+    next_at: Instant,
+    losses: u32,
+}
+
+/// A front, from outside.
+struct Forked {
+    pidfd: OwnedFd,
+    told: File,
+    taken: bool,
+}
+
+/// What is to be done after a look at the fronts.
+#[derive(PartialEq, Eq)]
+enum Next {
+    GoOn,
+    End,
+}
+
+impl Supervisor {
+    fn watch(mut self) -> u8 {
+        loop {
+            if self.wants_front() {
+                match self.fork_front() {
+                    Ok(None) => {}
+                    // In the child everything of the supervisor is closed.
+                    Ok(Some((supervisor, tell))) => return self.become_front(supervisor, tell),
+                    Err(error) => {
+                        tracing::warn!(%error, "no front could be forked");
+                        self.note_loss();
+                    }
+                }
+            }
+            self.wait();
+            if self.look() == Next::End || self.is_over() {
+                return self.end();
+            }
+        }
+    }
+
+    fn wants_front(&self) -> bool {
+        let waits = self.fronts.iter().any(|front| !front.taken);
+        !waits && self.fronts.len() < RUNNING_MAX && Instant::now() >= self.next_at
+    }
+
+    /// In the child: who its supervisor is, and where it wants to be told.
+    fn fork_front(&mut self) -> io::Result<Option<(Pid, OwnedFd)>> {
+        let (told, tell) = pipe_with(PipeFlags::CLOEXEC)?;
+        rustix::io::ioctl_fionbio(&told, true)?;
+        let supervisor = getpid();
+        let Side::Parent(pid) = fork()? else { return Ok(Some((supervisor, tell))) };
+        // Reaped by nobody else: the number is still its.
+        let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+        self.fronts.push(Forked { pidfd, told: told.into(), taken: false });
+        Ok(None)
+    }
+
+    fn become_front(self, supervisor: Pid, tell: OwnedFd) -> u8 {
+        let Self { post, watched, signals, fronts, launcher, .. } = self;
+        watched.leave();
+        drop((signals, fronts, launcher));
+        front::serve(post, supervisor, tell)
+    }
+
+    /// Until something happens or is due.
+    fn wait(&self) {
+        let mut fds: Vec<BorrowedFd<'_>> = vec![self.signals.as_fd()];
+        for front in &self.fronts {
+            fds.extend([front.told.as_fd(), front.pidfd.as_fd()]);
+        }
+        let mut waited: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+        let now = Instant::now();
+        let idle_ends = self.idle_since + self.idle;
+        let due = if self.fronts.iter().any(|front| !front.taken) { idle_ends } else { idle_ends.min(self.next_at) };
+        let left = due.saturating_duration_since(now).max(Duration::from_millis(1));
+        let left = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+        // A failure only makes the next look come sooner.
+        let _ = poll(&mut waited, Some(&left));
+    }
+
+    /// Takes what the fronts tell, and those that are over.
+    fn look(&mut self) -> Next {
+        let mut next = if is_readable(self.signals.as_fd()) { Next::End } else { Next::GoOn };
+        let mut lost = false;
+        for front in &mut self.fronts {
+            let mut notes = [0; 4];
+            let length = front.told.read(&mut notes).unwrap_or(0);
+            for note in &notes[..length] {
+                match *note {
+                    note::READY => {
+                        self.losses = 0;
+                        if let Some(mut launcher) = self.launcher.take() {
+                            let _ = launcher.write_all(&[STARTED]);
+                        }
+                    }
+                    note::TAKEN => {
+                        front.taken = true;
+                        self.next_at = Instant::now() + AFTER_START;
+                    }
+                    note::END => next = Next::End,
+                    _ => {}
+                }
+            }
+        }
+        let before = self.fronts.len();
+        self.fronts.retain(|front| {
+            let alive = matches!(wait_pidfd(front.pidfd.as_fd()), Ok(None));
+            lost |= !alive && !front.taken;
+            alive
+        });
+        if self.fronts.len() < before || self.fronts.iter().any(|front| front.taken) {
+            self.idle_since = Instant::now();
+        }
+        if lost {
+            self.note_loss();
+        }
+        next
+    }
+
+    fn note_loss(&mut self) {
+        self.losses += 1;
+        self.next_at = Instant::now() + AFTER_LOSS;
+    }
+
+    /// Nothing was run for too long, or nothing can be.
+    fn is_over(&self) -> bool {
+        self.losses >= LOSSES_MAX || self.idle_since.elapsed() >= self.idle
+    }
+
+    /// Ends what runs, and with it the session.
+    fn end(mut self) -> u8 {
+        let give_up = Instant::now() + ENDS_WITHIN;
+        for front in &self.fronts {
+            let _ = pidfd_send_signal(&front.pidfd, if front.taken { Signal::TERM } else { Signal::KILL });
+        }
+        while !self.fronts.is_empty() {
+            if Instant::now() >= give_up {
+                for front in &self.fronts {
+                    let _ = pidfd_send_signal(&front.pidfd, Signal::KILL);
+                }
+            }
+            let at_most = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+            let mut waited: Vec<PollFd<'_>> =
+                self.fronts.iter().map(|front| PollFd::new(&front.pidfd, PollFlags::IN)).collect();
+            let _ = poll(&mut waited, Some(&at_most));
+            self.fronts.retain(|front| matches!(wait_pidfd(front.pidfd.as_fd()), Ok(None)));
+        }
+        let Self { watched, .. } = self;
+        match watched.close() {
+            Ok(()) => exit::SUCCESS,
+            Err(_) => exit::FAILURE,
+        }
+    }
+}
+
+fn is_readable(fd: BorrowedFd<'_>) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&now)), Ok(1) | Err(Errno::INTR))
+}
+
+/// Nothing in the place of the streams: the launcher's are not kept open.
+fn let_streams_go() -> io::Result<()> {
+    let nothing = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::stdio::dup2_stdin(&nothing)?;
+    rustix::stdio::dup2_stdout(&nothing)?;
+    Ok(rustix::stdio::dup2_stderr(&nothing)?)
+}

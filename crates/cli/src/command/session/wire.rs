@@ -1,0 +1,298 @@
+//! What `session exec` and `session end` say to a session, and it to them:
+//! short messages over a socket in the session's directory. What is to be run
+//! comes along as a file in memory, the caller's directory, streams and terminal
+//! as descriptors.
+//!
+//! Only the session's own user is listened to, and only such a session is spoken
+//! to: the directory keeps others out; this holds where its mode was changed.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{MemfdFlags, Mode, OFlags};
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen};
+use rustix::process::geteuid;
+use serde::{Deserialize, Serialize};
+use stockade_model::RawText;
+use stockade_sys::Errno;
+use stockade_sys::passing::{self, MAX_DESCRIPTORS};
+
+/// How long either side waits for a message that has to come.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How many callers may wait to be heard.
+const BACKLOG: i32 = 128;
+/// The longest description of what is to be run, in bytes: the longest command
+/// and the largest environment, with every byte escaped, are shorter.
+const ASKED_LIMIT_BYTES: u64 = 32 << 20;
+/// Bytes of a message.
+const SIZE: usize = 8;
+
+/// A message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
+    /// To a session: run what comes along.
+    Exec,
+    /// To a session: end.
+    End,
+    /// To a session: this signal is for the command.
+    Signal(i32),
+    /// From a session: it was heard.
+    Heard,
+    /// From a session: the command is over, with this exit code.
+    Over(u8),
+}
+
+impl Word {
+    fn to_bytes(self) -> [u8; SIZE] {
+        let (kind, value) = match self {
+            Self::Exec => (1, 0),
+            Self::End => (2, 0),
+            Self::Signal(signal) => (3, signal),
+            Self::Heard => (4, 0),
+            Self::Over(code) => (5, code.into()),
+        };
+        let mut bytes = [0; SIZE];
+        bytes[..4].copy_from_slice(&u32::to_ne_bytes(kind));
+        bytes[4..].copy_from_slice(&i32::to_ne_bytes(value));
+        bytes
+    }
+
+    fn from_bytes(bytes: [u8; SIZE]) -> Option<Self> {
+        let (kind, value) = (u32::from_ne_bytes(*bytes.first_chunk()?), i32::from_ne_bytes(*bytes.last_chunk()?));
+        Some(match kind {
+            1 => Self::Exec,
+            2 => Self::End,
+            3 => Self::Signal(value),
+            4 => Self::Heard,
+            5 => Self::Over(value.try_into().ok()?),
+            _ => return None,
+        })
+    }
+}
+
+/// What is to be run, for whom.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Asked {
+    /// A script, instead of words.
+    pub script: Option<RawText>,
+    /// Program and arguments.
+    pub words: Vec<RawText>,
+    /// Where the outcome goes.
+    pub report: Report,
+    /// The caller's variables.
+    pub environment: Vec<(RawText, RawText)>,
+    /// The caller's file mode creation mask.
+    pub umask: u32,
+}
+
+/// Where the outcome goes: `--json`.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Report {
+    /// Nowhere.
+    Nowhere,
+    /// To standard output.
+    StandardOutput,
+    /// To a file.
+    File(RawText),
+}
+
+impl Asked {
+    /// As a file to be sent.
+    ///
+    /// # Errors
+    /// Out of memory or descriptors.
+    pub fn to_file(&self) -> io::Result<OwnedFd> {
+        let mut file = File::from(rustix::fs::memfd_create("stockade-exec", MemfdFlags::CLOEXEC)?);
+        file.write_all(&serde_json::to_vec(self)?)?;
+        Ok(file.into())
+    }
+
+    /// What such a file says.
+    ///
+    /// # Errors
+    /// When it is too long or says something else.
+    pub fn from_file(file: OwnedFd) -> io::Result<Self> {
+        let file = File::from(file);
+        let length = file.metadata()?.len();
+        if length > ASKED_LIMIT_BYTES {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        let mut text = vec![0; usize::try_from(length).map_err(io::Error::other)?];
+        file.read_exact_at(&mut text, 0)?;
+        Ok(serde_json::from_slice(&text)?)
+    }
+}
+
+/// One end of the talk.
+#[derive(Debug)]
+pub struct Line(OwnedFd);
+
+impl AsFd for Line {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Line {
+    /// To the session in this directory.
+    ///
+    /// # Errors
+    /// When nobody listens there, or another user.
+    pub fn to(session: &Path) -> io::Result<Self> {
+        let socket = socket()?;
+        let at = Address::of(session)?;
+        connect(&socket, &at.socket()?)?;
+        Self::of_own(socket)
+    }
+
+    fn of_own(socket: OwnedFd) -> io::Result<Self> {
+        let other = socket_peercred(&socket)?.uid;
+        if other == geteuid() { Ok(Self(socket)) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+    }
+
+    /// Says something.
+    ///
+    /// # Errors
+    /// When the other side is gone.
+    pub fn say(&self, word: Word, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        Ok(passing::send(self.0.as_fd(), &word.to_bytes(), descriptors)?)
+    }
+
+    /// The next word; `None` where the other side is gone. Waits for it.
+    ///
+    /// # Errors
+    /// When it is not understood.
+    pub fn hear(&self) -> io::Result<Option<(Word, [Option<OwnedFd>; MAX_DESCRIPTORS])>> {
+        let mut bytes = [0; SIZE];
+        let received = match passing::receive(self.0.as_fd(), &mut bytes, true) {
+            Err(Errno::CONNRESET) => return Ok(None),
+            other => other?,
+        };
+        match (received.length, Word::from_bytes(bytes)) {
+            (0, _) => Ok(None),
+            (SIZE, Some(word)) => Ok(Some((word, received.descriptors))),
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    /// As [`hear`](Self::hear), for a word that has to come soon.
+    ///
+    /// # Errors
+    /// When it does not, or as there.
+    pub fn hear_soon(&self) -> io::Result<Option<(Word, [Option<OwnedFd>; MAX_DESCRIPTORS])>> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let left = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+            match poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&left)) {
+                Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+                Ok(_) => return self.hear(),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// Where a session listens.
+#[derive(Debug)]
+pub struct Listener(OwnedFd);
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Listener {
+    /// In the session's directory.
+    ///
+    /// # Errors
+    /// When there can be no socket.
+    pub fn at(session: &Path) -> io::Result<Self> {
+        let socket = socket()?;
+        bind(&socket, &Address::of(session)?.socket()?)?;
+        listen(&socket, BACKLOG)?;
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        Ok(Self(socket))
+    }
+
+    /// Whoever waits to be heard; `None` where nobody does any more, or another
+    /// user.
+    ///
+    /// # Errors
+    /// Out of descriptors.
+    pub fn accept(&self) -> io::Result<Option<Line>> {
+        match accept_with(&self.0, SocketFlags::CLOEXEC) {
+            Ok(socket) => Ok(Line::of_own(socket).ok()),
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+fn socket() -> Result<OwnedFd, Errno> {
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+}
+
+/// Reached through a descriptor of the directory: the name of a socket has 108
+/// bytes at most (unix(7)), that of a directory has not.
+struct Address(OwnedFd);
+
+impl Address {
+    fn of(session: &Path) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(Self(rustix::fs::open(session, flags, Mode::empty())?))
+    }
+
+    fn socket(&self) -> Result<SocketAddrUnix, Errno> {
+        SocketAddrUnix::new(format!("/proc/self/fd/{}/socket", self.0.as_raw_fd()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_word_arrives_as_it_was_said_with_what_comes_along() {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = Listener::at(dir.path()).unwrap();
+        assert!(listener.accept().unwrap().is_none());
+        let line = Line::to(dir.path()).unwrap();
+        let heard = listener.accept().unwrap().unwrap();
+        for word in [Word::Exec, Word::End, Word::Signal(15), Word::Heard, Word::Over(255)] {
+            line.say(word, &[dir_fd(dir.path()).as_fd()]).unwrap();
+            let (same, descriptors) = heard.hear_soon().unwrap().unwrap();
+            assert_eq!((same, descriptors.iter().flatten().count()), (word, 1));
+        }
+        passing::send(line.as_fd(), b"something else", &[]).unwrap();
+        assert!(heard.hear_soon().is_err());
+        drop(line);
+        assert!(heard.hear_soon().unwrap().is_none());
+    }
+
+    fn dir_fd(path: &Path) -> OwnedFd {
+        File::open(path).unwrap().into()
+    }
+
+    #[test]
+    fn what_is_asked_for_keeps_its_bytes() {
+        let asked = Asked {
+            script: None,
+            words: vec![b"\xff\0"[..1].into(), "x\n".into()],
+            report: Report::File(b"\xfe"[..].into()),
+            environment: vec![("A".into(), b"\x80"[..].into())],
+            umask: 0o27,
+        };
+        assert_eq!(Asked::from_file(asked.to_file().unwrap()).unwrap(), asked);
+        let other = rustix::fs::memfd_create("other", MemfdFlags::CLOEXEC).unwrap();
+        assert!(Asked::from_file(other).is_err());
+    }
+}

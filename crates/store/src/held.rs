@@ -1,0 +1,89 @@
+//! Private directories that stand for something alive: it is as long as somebody
+//! holds the lock in its directory. The kernel gives a lock back with the last
+//! process that has it, however that ended, and never to another.
+//!
+//! It must not know what is alive.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use crate::place::{PlaceError, put_in_place, system};
+
+/// The longest file that is read, in bytes.
+const TEXT_LIMIT_BYTES: u64 = 64 << 20;
+
+const LOCK: &str = "lock";
+
+/// Makes the directory `path` and locks it. Nobody sees it before it is locked
+/// and `fill` has put into it what it is found with.
+pub(crate) fn begin(path: &Path, fill: impl FnOnce(&Path) -> Result<(), PlaceError>) -> Result<File, PlaceError> {
+    let mut hidden = OsString::from(".");
+    hidden.push(path.file_name().unwrap_or_default());
+    hidden.push(format!(".{}", std::process::id()));
+    let hidden = path.with_file_name(hidden);
+    fs::DirBuilder::new().mode(0o700).create(&hidden).map_err(system("create", &hidden))?;
+    let made = lock_in(&hidden).and_then(|lock| {
+        fill(&hidden)?;
+        put_in_place(&hidden, path)?;
+        Ok(lock)
+    });
+    if made.is_err() {
+        // Nothing is known by this name.
+        let _ = fs::remove_dir_all(&hidden);
+    }
+    made
+}
+
+fn lock_in(directory: &Path) -> Result<File, PlaceError> {
+    let lock = new_file(&directory.join(LOCK)).map_err(system("create", directory))?;
+    rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)
+        .map_err(|e| system("lock", directory)(e.into()))?;
+    Ok(lock)
+}
+
+/// Whether somebody holds the lock of this directory.
+pub(crate) fn is_held(directory: &Path) -> bool {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let Ok(lock) = rustix::fs::open(directory.join(LOCK), flags, Mode::empty()) else { return false };
+    rustix::fs::flock(&lock, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
+}
+
+/// The directories in `root` that an id names, in no order.
+pub(crate) fn all<Id: FromStr>(root: &Path) -> Result<impl Iterator<Item = (Id, PathBuf)>, PlaceError> {
+    let entries = match fs::read_dir(root) {
+        Ok(entries) => Some(entries),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+        Err(e) => return Err(system("read", root)(e)),
+    };
+    let named = |entry: fs::DirEntry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path()));
+    Ok(entries.into_iter().flatten().flatten().filter_map(named))
+}
+
+/// What a file of the directory says, where it can be read.
+pub(crate) fn read<T: for<'a> Deserialize<'a>>(directory: &Path, name: &str) -> Option<T> {
+    let mut bytes = Vec::new();
+    File::open(directory.join(name)).ok()?.take(TEXT_LIMIT_BYTES).read_to_end(&mut bytes).ok()?;
+    serde_json::from_slice(&bytes).ok()
+}
+
+/// Writes a file of the directory whole or not at all.
+pub(crate) fn write(directory: &Path, name: &str, value: &impl Serialize) -> Result<(), PlaceError> {
+    let (path, unfinished) = (directory.join(name), directory.join(format!("{name}.partial")));
+    let text = serde_json::to_vec(value).map_err(|e| system("write", &path)(e.into()))?;
+    new_file(&unfinished).and_then(|mut file| file.write_all(&text)).map_err(system("write", &unfinished))?;
+    put_in_place(&unfinished, &path)
+}
+
+/// A private file that was not there.
+pub(crate) fn new_file(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?.into())
+}

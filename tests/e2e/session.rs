@@ -1,0 +1,382 @@
+//! Warm sessions: each command is a run like any other, nothing of one is there
+//! for the next or for its neighbour, and what is killed leaves nothing.
+
+use std::cell::Cell;
+use std::fs;
+use std::path::PathBuf;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use stockade_testkit::{Command, Ended, Output, Running, User};
+
+use crate::life::{marked, none_left};
+use crate::terminal::Terminal;
+use crate::world::{World, binary, each_user};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A session of the world's user, ended when it is dropped.
+struct Session<'w> {
+    world: &'w World,
+    id: String,
+    ended: Cell<bool>,
+}
+
+impl<'w> Session<'w> {
+    /// Begins one that asks nobody.
+    #[track_caller]
+    fn start(world: &'w World, options: &[&str]) -> Self {
+        Self::start_with(world, &[&["--mode", "never"], options].concat())
+    }
+
+    #[track_caller]
+    fn start_with(world: &'w World, options: &[&str]) -> Self {
+        let output = stockade(world, &[&["session", "start"], options].concat());
+        assert_eq!(output.ended, Ended::Code(0), "{}", output.text());
+        assert!(!output.held_open, "the supervisor keeps the caller's streams");
+        let id = output.stdout.strip_suffix('\n').unwrap_or_default().to_owned();
+        assert!(id.starts_with("ses_") && !id.contains('\n'), "{:?}", output.stdout);
+        Self { world, id, ended: Cell::new(false) }
+    }
+
+    /// The command line that runs a script in it.
+    fn command(&self, options: &[&str], script: &str) -> Command {
+        let program = binary();
+        let words = [&[program.as_str(), "session", "exec"], options, &[&self.id, "-c", script]].concat();
+        self.world.bare(&words)
+    }
+
+    fn exec(&self, script: &str) -> Output {
+        self.world.run(&self.command(&[], script))
+    }
+
+    /// What `session list --json` tells of it.
+    fn told(&self) -> Option<Value> {
+        let output = stockade(self.world, &["session", "list", "--json"]);
+        let mut all = output.stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        all.find(|session| session["id"] == self.id)
+    }
+
+    fn supervisor(&self) -> Pid {
+        let pid = self.told().expect("the session is known")["supervisor"].as_i64().unwrap();
+        Pid::from_raw(pid.try_into().unwrap()).unwrap()
+    }
+
+    /// The processes that are in front of its commands, and the one that waits.
+    fn fronts(&self) -> Vec<Pid> {
+        let supervisor = self.supervisor().as_raw_nonzero();
+        let children = fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children"));
+        children.unwrap().split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().unwrap())).collect()
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.world.home().join(".local/state/stockade/sessions").join(&self.id).join("socket")
+    }
+
+    fn end(&self) -> Output {
+        self.ended.set(true);
+        stockade(self.world, &["session", "end", &self.id])
+    }
+}
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        if !self.ended.get() {
+            self.end();
+        }
+    }
+}
+
+fn stockade(world: &World, arguments: &[&str]) -> Output {
+    world.run(&world.bare(&[&[binary().as_str()], arguments].concat()))
+}
+
+/// Looks until it is so.
+#[track_caller]
+fn eventually(what: &str, so: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !so() {
+        assert!(Instant::now() < deadline, "{what}");
+        sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_command_of_a_session_is_a_run() {
+    each_user(|world| {
+        for level in ["full", "restricted"] {
+            let session = Session::start(world, &["--name", "work", "--level", level, "--timeout", "30s"]);
+            assert_eq!(session.id, "ses_work");
+            let output = session.exec("echo out; echo err >&2; pwd; echo \"$CALLER\"; exit 7");
+            assert_eq!(output.ended, Ended::Code(7), "{}", output.text());
+            assert_eq!(output.stdout, format!("out\n{}\n\n", world.workspace().display()));
+            assert!(output.stderr.starts_with("err\n"), "{}", output.stderr);
+            assert_eq!(session.exec("kill -KILL $$").ended, Ended::Code(137));
+            let missing = world.bare(&[&binary(), "session", "exec", "work", "--", "no-such-program"]);
+            assert_eq!(world.run(&missing).ended, Ended::Code(127));
+            let refused = session.exec("echo x > ~/outside");
+            assert!(refused.stderr.contains("outside"), "the denial is told: {}", refused.stderr);
+            assert!(!world.home().join("outside").exists());
+            let outcome = world.run(&session.command(&["--json"], "echo inside"));
+            let outcome: Value = serde_json::from_str(&outcome.stdout).unwrap();
+            assert_eq!(outcome["session"], "ses_work");
+            assert_eq!(outcome["attempts"][0]["enforced"]["level"], level);
+            assert_eq!(outcome["attempts"][0]["stdout"], "inside\n");
+            let recorded = stockade(world, &["audit", "query", "--session", "work", "--json"]);
+            assert!(recorded.stdout.contains(outcome["id"].as_str().unwrap()), "it is on record");
+            assert_eq!(stockade(world, &["audit", "verify"]).ended, Ended::Code(0));
+            assert_eq!(session.end().ended, Ended::Code(0));
+            assert_eq!(stockade(world, &["session", "list"]).stdout, "");
+        }
+    });
+}
+
+/// The caller's, not those of whoever started the session.
+#[test]
+fn directory_variables_mask_and_streams_are_the_callers() {
+    each_user(|world| {
+        let session = Session::start(world, &[]);
+        let inner = world.dir("ws/inner");
+        let script = "pwd; umask; echo \"$LANG\"; cat";
+        let caller = "umask 027; printf typed | \"$@\"";
+        let mut command = session.command(&[], script).env("LANG", "C").behind(["sh", "-c", caller, "-"]);
+        command.cwd = inner.clone();
+        let output = world.run(&command);
+        assert_eq!(output.stdout, format!("{}\n0027\nC\ntyped", inner.display()), "{}", output.text());
+        fs::remove_dir(inner).unwrap();
+    });
+}
+
+/// A process that is told from all others of the machine by its name.
+const PLANTED: &str =
+    "python3 -c 'import ctypes, time; ctypes.CDLL(None).prctl(15, b\"ses-planted\", 0, 0, 0); time.sleep(600)'";
+const UNTIL_PLANTED: &str = "until grep -qsx ses-planted /proc/[0-9]*/comm; do sleep 0.01; done";
+const IS_PLANTED: &str = "grep -qsx ses-planted /proc/[0-9]*/comm";
+const LISTENING: &str =
+    "python3 -c 'import socket, time; s = socket.create_server((\"127.0.0.1\", 4567)); time.sleep(600)' >/dev/null 2>&1 &
+     until grep -qs ':11D7 ' /proc/net/tcp; do sleep 0.01; done";
+
+/// What a command may leave, how it is left, and how one sees that it is there.
+fn leavings(level: &str) -> Vec<(&'static str, String, String)> {
+    let mut all: Vec<(&str, String, String)> = vec![
+        ("environment", "export LEFT=1".into(), "[ \"$LEFT\" = 1 ]".into()),
+        ("directory", "cd /usr".into(), "[ \"$(pwd)\" = /usr ]".into()),
+        ("mask", "umask 0123".into(), "[ \"$(umask)\" = 0123 ]".into()),
+        ("limits", "ulimit -n 19".into(), "[ \"$(ulimit -n)\" = 19 ]".into()),
+        ("ignored signals", "trap '' USR1".into(), "sh -c 'kill -USR1 $$' 2>/dev/null".into()),
+        ("background", format!("{PLANTED} & {UNTIL_PLANTED}"), IS_PLANTED.into()),
+        ("double fork", format!("(setsid nohup {PLANTED} >/dev/null 2>&1 &); {UNTIL_PLANTED}"), IS_PLANTED.into()),
+        ("temp", "touch \"${TMPDIR:-/tmp}/left\"".into(), "[ -e \"${TMPDIR:-/tmp}/left\" ]".into()),
+    ];
+    if level == "full" {
+        all.extend([
+            ("/var/tmp", "touch /var/tmp/left".into(), "[ -e /var/tmp/left ]".into()),
+            ("/run", "touch /run/lock/left".into(), "[ -e /run/lock/left ]".into()),
+            ("/dev/shm", "touch /dev/shm/left".into(), "[ -e /dev/shm/left ]".into()),
+            ("mode of temp", "chmod 700 /tmp".into(), "[ \"$(stat -c %a /tmp)\" = 700 ]".into()),
+            ("System V", "ipcmk -Q >/dev/null".into(), "ipcs -q | grep -q 0x".into()),
+            ("loopback", LISTENING.into(), "grep -qs ':11D7 ' /proc/net/tcp".into()),
+        ]);
+    }
+    all
+}
+
+#[test]
+fn nothing_of_a_command_is_there_for_the_next() {
+    each_user(|world| {
+        for level in ["full", "restricted"] {
+            let session = Session::start(world, &["--level", level]);
+            for (what, plant, probe) in leavings(level) {
+                let probe = format!("if {probe}; then echo left; else echo clean; fi");
+                // The control: within one command the probe sees it.
+                let control = session.exec(&format!("{plant}\n{probe}"));
+                assert!(control.stdout.ends_with("left\n"), "{level}, {what}: {}", control.text());
+                let planted = session.exec(&plant);
+                assert_eq!(planted.ended, Ended::Code(0), "{level}, {what}: {}", planted.text());
+                assert_eq!(session.exec(&probe).stdout, "clean\n", "{level}, {what}");
+            }
+            // What is written in the workspace is meant to stay.
+            session.exec("echo kept > kept");
+            assert_eq!(session.exec("cat kept; rm kept").stdout, "kept\n");
+        }
+    });
+}
+
+#[test]
+fn two_at_once_know_nothing_of_each_other() {
+    each_user(|world| {
+        let session = Session::start(world, &[]);
+        let go = world.workspace().join("go");
+        let first = format!(
+            "touch /tmp/left; {PLANTED} & {UNTIL_PLANTED}; {LISTENING}; touch ready; until [ -e go ]; do sleep 0.02; done; echo over"
+        );
+        let first = Running::start(&world.account, &session.command(&[], &first)).unwrap();
+        eventually("the first does not run", || world.workspace().join("ready").exists());
+        let seen = format!(
+            "ls -A /tmp; {IS_PLANTED} && echo process; grep -s ':11D7 ' /proc/net/tcp; ls -d /proc/[0-9]* | wc -l"
+        );
+        let second = session.exec(&seen);
+        let processes: u32 = second.stdout.trim().parse().unwrap_or_else(|_| panic!("it saw {}", second.stdout));
+        assert!(processes < 8, "{processes} processes are seen");
+        fs::write(&go, "").unwrap();
+        assert_eq!(first.finish().unwrap().stdout, "over\n");
+        fs::remove_file(go).unwrap();
+        fs::remove_file(world.workspace().join("ready")).unwrap();
+    });
+}
+
+#[test]
+fn signals_and_the_end_of_the_caller_reach_the_command() {
+    each_user(|world| {
+        let session = Session::start(world, &[]);
+        let marker = format!("6457513{}", world.account.uid);
+        for (signal, ended) in
+            [(Signal::INT, Ended::Code(130)), (Signal::TERM, Ended::Code(143)), (Signal::KILL, Ended::Signal(9))]
+        {
+            let script = format!("(setsid nohup sleep {marker} &); exec sleep {marker}");
+            let running = Running::start(&world.account, &session.command(&[], &script)).unwrap();
+            eventually("it does not run", || marked(&format!("sleep\0{marker}")).len() == 2);
+            running.signal(signal).unwrap();
+            assert_eq!(running.finish().unwrap().ended, ended);
+            none_left(&marker);
+        }
+        assert_eq!(session.exec("echo still").stdout, "still\n");
+    });
+}
+
+#[test]
+fn kill_9_of_the_supervisor_leaves_nothing_and_is_told() {
+    each_user(|world| {
+        for level in ["full", "restricted"] {
+            let session = Session::start(world, &["--name", "killed", "--level", level]);
+            let marker = format!("7416573{}", world.account.uid);
+            let script = format!("(setsid nohup sleep {marker} &); exec sleep {marker}");
+            let running = Running::start(&world.account, &session.command(&[], &script)).unwrap();
+            eventually("it does not run", || marked(&format!("sleep\0{marker}")).len() == 2);
+            let fronts = session.fronts();
+            kill_process(session.supervisor(), Signal::KILL).unwrap();
+            let told = running.finish().unwrap();
+            assert_eq!(told.ended, Ended::Code(125), "{}", told.text());
+            none_left(&marker);
+            eventually("a front is left", || {
+                fronts.iter().all(|front| !stockade_testkit::process_alive(front.as_raw_nonzero().get().unsigned_abs()))
+            });
+            assert_eq!(session.told().unwrap()["state"], "lost");
+            let after = session.exec("true");
+            assert_eq!(after.ended, Ended::Code(125));
+            assert!(after.stderr.contains("was killed"), "{}", after.stderr);
+            let again = Session::start(world, &["--name", "killed", "--level", level]);
+            assert_eq!(again.exec("echo again").stdout, "again\n");
+            session.ended.set(true);
+        }
+    });
+}
+
+#[test]
+fn kill_9_of_a_front_ends_its_command_alone() {
+    each_user(|world| {
+        let session = Session::start(world, &[]);
+        let waiting = session.fronts();
+        waiting.iter().for_each(|front| kill_process(*front, Signal::KILL).unwrap());
+        assert_eq!(session.exec("echo next").stdout, "next\n");
+        let marker = format!("8660254{}", world.account.uid);
+        let running = Running::start(&world.account, &session.command(&[], &format!("exec sleep {marker}"))).unwrap();
+        eventually("it does not run", || !marked(&format!("sleep\0{marker}")).is_empty());
+        session.fronts().iter().for_each(|front| kill_process(*front, Signal::KILL).unwrap());
+        let told = running.finish().unwrap();
+        assert_eq!(told.ended, Ended::Code(125), "{}", told.text());
+        none_left(&marker);
+        assert_eq!(session.exec("echo next").stdout, "next\n");
+    });
+}
+
+#[test]
+fn the_end_of_a_session_is_the_end_of_what_runs_in_it() {
+    each_user(|world| {
+        let session = Session::start(world, &[]);
+        let marker = format!("9746794{}", world.account.uid);
+        let script = format!("(setsid nohup sleep {marker} &); exec sleep {marker}");
+        let running = Running::start(&world.account, &session.command(&[], &script)).unwrap();
+        eventually("it does not run", || marked(&format!("sleep\0{marker}")).len() == 2);
+        assert_eq!(session.end().ended, Ended::Code(0));
+        assert_eq!(running.finish().unwrap().ended, Ended::Code(143));
+        none_left(&marker);
+        assert_eq!(session.exec("true").ended, Ended::Code(125));
+        let idle = Session::start(world, &["--idle-timeout", "300ms"]);
+        eventually("it is still open", || idle.told().is_none());
+        idle.ended.set(true);
+    });
+}
+
+#[test]
+fn an_answer_for_the_session_counts_for_its_next_command_and_once_does_not() {
+    each_user(|world| {
+        let session = Session::start_with(world, &[]);
+        let script = "echo x >> ~/outside";
+        let outside = || fs::read_to_string(world.home().join("outside")).unwrap_or_default();
+        for (key, then) in [("o", "x\n"), ("s", "x\nx\n")] {
+            let mut terminal = Terminal::start(world, &session.command(&[], script));
+            terminal.expect("allow?");
+            terminal.press(key);
+            let (code, text) = terminal.finish();
+            assert_eq!((code, outside().as_str()), (0, then), "{text}");
+        }
+        assert_eq!(session.exec(script).ended, Ended::Code(0));
+        assert_eq!(outside(), "x\nx\nx\n");
+    });
+}
+
+/// Asks for the end as `stockade session end` does; exit code 0 where it was heard.
+const ASKING: &str = "import os, socket, struct, sys\n\
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.settimeout(5)\n\
+    os.chdir(os.path.dirname(sys.argv[1])); s.connect('socket'); s.send(struct.pack('ii', 2, 0))\n\
+    sys.exit(0 if s.recv(64) == struct.pack('ii', 4, 0) else 3)";
+
+#[test]
+fn neither_what_runs_in_it_nor_another_user_reaches_it() {
+    each_user(|world| {
+        let script = world.file("ws/ask.py", ASKING);
+        for level in ["full", "restricted"] {
+            let session = Session::start(world, &["--level", level]);
+            let socket = session.socket();
+            let ask = ["python3", script.to_str().unwrap(), socket.to_str().unwrap()];
+            let inside = session.exec(&ask.join(" "));
+            assert_ne!(inside.ended, Ended::Code(0), "from a command of level {level}");
+            if world.account.user == User::Root {
+                let other = World::new(User::Ordinary);
+                assert_ne!(other.run(&other.bare(&ask)).ended, Ended::Code(0), "from another user");
+            }
+            assert_eq!(session.told().unwrap()["state"], "open");
+            // The control: the same from its owner.
+            let own = world.run(&world.bare(&ask));
+            assert_eq!(own.ended, Ended::Code(0), "{}", own.text());
+            eventually("it is still open", || session.told().is_none());
+            session.ended.set(true);
+        }
+    });
+}
+
+#[test]
+fn what_cannot_be_is_told_at_once() {
+    each_user(|world| {
+        for (arguments, why) in [
+            (&["session", "exec", "nobody", "--", "true"][..], "there is no session"),
+            (&["session", "end", "nobody"], "there is no session"),
+            (&["session", "start", "--name", "a/b"], "no session name"),
+            (&["session", "start", "--profile", "none"], "none"),
+            (&["session", "start", "--workspace", "/nonexistent"], "workspace"),
+        ] {
+            let output = stockade(world, arguments);
+            assert_eq!(output.ended, Ended::Code(125), "{arguments:?}: {}", output.text());
+            assert!(output.stderr.contains(why), "{arguments:?}: {}", output.stderr);
+        }
+        let session = Session::start(world, &["--name", "one"]);
+        let second = stockade(world, &["session", "start", "--name", "one"]);
+        assert_eq!(second.ended, Ended::Code(125));
+        assert!(second.stderr.contains("there is a session `ses_one`"), "{}", second.stderr);
+        assert_eq!(session.exec("echo still").stdout, "still\n");
+        assert_eq!(stockade(world, &["session", "list"]).stdout.lines().count(), 1);
+    });
+}
