@@ -271,6 +271,10 @@ impl Judge for InputJudge {
         None
     }
 
+    fn governed(&self, request: &Request, grant: &Grant) -> Option<Decision> {
+        self.0.governed(request, grant)
+    }
+
     fn directory(&self, _: &Request, _: &Plan, _: &Grant) -> Vec<Grant> {
         Vec::new()
     }
