@@ -22,7 +22,7 @@ const ATTEMPTS: u64 = 10_000;
 const NEIGHBOURS: u64 = 1_000;
 /// Most memory that the front may ever have had resident.
 const FRONT_MAX_KIB: u64 = 256 * 1024;
-const PATIENCE: Duration = Duration::from_secs(100);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 type Kept = Arc<Mutex<Vec<TcpStream>>>;
 

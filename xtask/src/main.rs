@@ -7,20 +7,24 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "chores are programs that are started")]
 
-use std::path::Path;
+mod kernels;
+
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, bail};
 
-const USAGE: &str = "usage: cargo xtask bless | prepush
+const USAGE: &str = "usage: cargo xtask bless | prepush | kernels [--short] [KERNEL...]
   bless    writes the schemas, the configuration reference and the README's transcript anew
-  prepush  formatting, lints and the house rules: what is quick of ./test";
+  prepush  formatting, lints and the house rules: what is quick of ./test
+  kernels  the suites in virtual machines with the distribution's kernels, as root";
 
 fn main() -> ExitCode {
-    let chore = std::env::args().nth(1).unwrap_or_default();
-    let done = match chore.as_str() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let done = match arguments.first().map_or("", String::as_str) {
         "bless" => bless(),
         "prepush" => prepush(),
+        "kernels" => kernels::run(&arguments[1..]),
         _ => {
             eprintln!("{USAGE}");
             return ExitCode::from(2);
@@ -49,9 +53,8 @@ fn prepush() -> Result<()> {
 /// Runs a program in the workspace's root; with `bless`, freshness tests write
 /// what they would compare.
 fn run(program: &str, arguments: &[&str], bless: bool) -> Result<()> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask lies in the workspace")?;
     let mut command = Command::new(program);
-    command.args(arguments).current_dir(root);
+    command.args(arguments).current_dir(workspace()?);
     if bless {
         command.env("STOCKADE_BLESS", "1");
     }
@@ -60,4 +63,9 @@ fn run(program: &str, arguments: &[&str], bless: bool) -> Result<()> {
         bail!("`{program} {}` ended with {status}", arguments.join(" "));
     }
     Ok(())
+}
+
+/// The directory of the workspace.
+fn workspace() -> Result<PathBuf> {
+    Ok(Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask lies in the workspace")?.to_owned())
 }

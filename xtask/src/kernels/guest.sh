@@ -1,0 +1,36 @@
+#!/bin/bash
+# First process of a machine: runs the checks of the second disk one after the
+# other, reports on the second serial port, and turns the machine off.
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+mount -t securityfs securityfs /sys/kernel/security
+mkdir -p /dev/pts /dev/shm
+mount -t devpts -o mode=620,ptmxmode=666 devpts /dev/pts
+for place in /dev/shm /tmp /run; do mount -t tmpfs tmpfs $place; done
+chmod 1777 /dev/shm /tmp
+for link in fd:/proc/self/fd stdin:fd/0 stdout:fd/1 stderr:fd/2; do ln -s "${link#*:}" "/dev/${link%%:*}"; done
+ip link set lo up
+modprobe overlay
+ulimit -n 65536
+
+mkdir /run/load
+mount -o ro /dev/vdb /run/load
+root=$(cat /run/load/root)
+mkdir -p "$root"
+mount --bind /run/load/sources "$root"
+chmod 755 /run
+export STOCKADE_BIN=/run/load/stockade SUITES=/run/load/suites
+as_user() { setpriv --reuid stockade-test --regid stockade-test --init-groups env HOME=/home/stockade-test bash -c "$1"; }
+export -f as_user
+
+exec 9>/dev/ttyS1
+while IFS=$'\t' read -r name command; do
+    echo "begin $name" >&9
+    (cd "$root" && timeout --kill-after=5 7200 bash -c "$command") </dev/null 2>&1 | sed -u 's/^/say /' >&9
+    echo "end ${PIPESTATUS[0]}" >&9
+done </run/load/checks
+sync
+echo o >/proc/sysrq-trigger
+sleep 60

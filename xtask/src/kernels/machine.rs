@@ -1,0 +1,144 @@
+//! One machine, from its start to what it reported.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+
+use super::disk::Boot;
+
+/// How often it is looked whether a machine has ended.
+const LOOK: Duration = Duration::from_millis(200);
+/// Of a console that says why a machine did not get to its checks.
+const CONSOLE_TAIL: usize = 4000;
+
+/// How a check ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Its command was successful.
+    Passed,
+    /// It ended with this code.
+    Failed(i32),
+    /// The machine was gone before it ended, or never began it.
+    Missing,
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Passed => f.write_str("passed"),
+            Self::Failed(code) => write!(f, "FAILED with {code}"),
+            Self::Missing => f.write_str("FAILED: the machine ended before it did"),
+        }
+    }
+}
+
+/// What a machine reported.
+#[derive(Debug)]
+pub struct Report {
+    checks: HashMap<String, (Ended, String)>,
+    console: String,
+}
+
+impl Report {
+    /// How a check ended, and what it printed.
+    pub fn of(&self, name: &str) -> (Ended, &str) {
+        match self.checks.get(name) {
+            Some((ended, output)) => (*ended, output),
+            None => (Ended::Missing, &self.console),
+        }
+    }
+
+    /// Reads lines `begin NAME`, `say TEXT` and `end CODE`.
+    fn read(said: &str, console: String) -> Self {
+        let mut checks = HashMap::new();
+        let mut at = None;
+        for line in said.lines().map(str::trim_end) {
+            match (line.split_once(' ').unwrap_or((line, "")), &mut at) {
+                (("begin", name), _) => at = Some((name.to_owned(), String::new())),
+                (("end", code), Some((name, output))) => {
+                    let ended = match code.parse() {
+                        Ok(0) => Ended::Passed,
+                        Ok(code) => Ended::Failed(code),
+                        Err(_) => Ended::Missing,
+                    };
+                    checks.insert(std::mem::take(name), (ended, std::mem::take(output)));
+                    at = None;
+                }
+                (("say", text), Some((_, output))) => {
+                    output.push_str(text);
+                    output.push('\n');
+                }
+                _ => {}
+            }
+        }
+        if let Some((name, output)) = at {
+            checks.insert(name, (Ended::Missing, output));
+        }
+        Self { checks, console }
+    }
+}
+
+/// Ends the machine with its owner.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs a machine until it turns itself off, or for so long.
+pub fn run(boot: &Boot, load: &Path, within: Duration) -> Result<Report> {
+    let (console, said) = (boot.disk.with_extension("console"), boot.disk.with_extension("said"));
+    let drive = |path: &Path, more: &str| format!("file={},if=virtio,format=raw,{more}", path.display());
+    let machine = Command::new("qemu-system-x86_64")
+        // The hosts this runs on are machines themselves, some with a KVM on
+        // which a distribution's kernel does not start. The emulation spoils the
+        // flags after `cmpxchg16b` (seen with 7.2), which kernels do without.
+        .args(["-accel", "tcg,thread=multi", "-cpu", "max,-cx16", "-smp", "2", "-m", "3G"])
+        .args(["-nodefaults", "-display", "none", "-no-reboot"])
+        .args(["-device", "virtio-rng-pci"])
+        .arg("-serial")
+        .arg(format!("file:{}", console.display()))
+        .arg("-serial")
+        .arg(format!("file:{}", said.display()))
+        .arg("-kernel")
+        .arg(&boot.kernel)
+        .arg("-initrd")
+        .arg(&boot.start)
+        .args(["-append", "console=ttyS0 quiet panic=-1 mitigations=off"])
+        .args(["-drive", &drive(&boot.disk, "snapshot=on"), "-drive", &drive(load, "readonly=on")])
+        .stdin(Stdio::null())
+        .spawn()
+        .context("cannot start qemu-system-x86_64")?;
+    let mut machine = Running(machine);
+    let until = Instant::now() + within;
+    while machine.0.try_wait()?.is_none() && Instant::now() < until {
+        std::thread::sleep(LOOK);
+    }
+    drop(machine);
+    let read = |path: &Path| fs::read(path).map(|text| String::from_utf8_lossy(&text).into_owned());
+    let console = read(&console).context("reading the console")?;
+    let tail = console.char_indices().rev().nth(CONSOLE_TAIL).map_or(0, |(at, _)| at);
+    Ok(Report::read(&read(&said).context("reading what the machine said")?, console[tail..].to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_did_not_end_is_missing() {
+        let report = Report::read("begin a\r\nsay x y\r\nend 0\nbegin b\nend 3\nbegin c\nsay end 0\n", "why".into());
+        assert_eq!(report.of("a"), (Ended::Passed, "x y\n"));
+        assert_eq!(report.of("b"), (Ended::Failed(3), ""));
+        assert_eq!(report.of("c"), (Ended::Missing, "end 0\n"));
+        assert_eq!(report.of("d"), (Ended::Missing, "why"));
+    }
+}
