@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::Value;
+use stockade_testkit::{Account, Output, User, run_as};
 
 use crate::world::{World, each_user};
 
@@ -195,5 +196,37 @@ fn a_credential_that_was_read_is_named() {
         assert!(found.iter().any(|(o, p, g)| o == "read" && *p == shown && g.starts_with("read ")), "{found:?}");
         let granted = world.outcome(&["--grant", &format!("read {shown}")], &["cat", &shown]);
         assert_eq!(granted["attempts"][0]["stdout"], "TOP-SECRET-KEY");
+    });
+}
+
+/// A user has few inotify instances, and a run that gets none goes on: what is hidden
+/// stays hidden, and the report says that nobody is told of openings. The control is
+/// the same run with a watch, which tells.
+#[test]
+fn without_a_watch_what_is_hidden_stays_hidden_and_the_report_says_so() {
+    each_user(|world| {
+        let key = world.dir("home/.ssh").join("id_ed25519");
+        world.file("home/.ssh/id_ed25519", "hunter2\n");
+        let report = world.home().join("outcome.json");
+        let json = format!("--json={}", report.display());
+        let text = format!("cat {}", key.display());
+        let run = world.stockade(&["--mode", "never", &json], &["sh", "-c", &text]);
+        let told = |output: &Output| -> (bool, bool) {
+            assert!(!output.text().contains("hunter2"), "{}", output.text());
+            let outcome: Value = serde_json::from_str(&fs::read_to_string(&report).unwrap()).unwrap();
+            let attempt = &outcome["attempts"][0];
+            let denials = attempt["denials"].as_array().unwrap();
+            let layer = &attempt["enforced"]["layers"]["credentials"];
+            let says = layer["detail"].as_str().unwrap().contains("who opens them is not told");
+            assert!(!says || layer["state"] == "partial", "{layer}");
+            (denials.iter().any(|denial| denial["object"] == key.display().to_string()), says)
+        };
+        assert_eq!(told(&world.run(&run)), (true, false));
+        if User::available()[0] == User::Root {
+            let program = world.file("no_watches.py", include_str!("programs/no_watches.py")).display().to_string();
+            let as_root = Account::of(User::Root).unwrap();
+            let behind = ["/usr/bin/python3", &program, &world.account.uid.to_string()];
+            assert_eq!(told(&run_as(&as_root, &run.behind(behind)).unwrap()), (false, true));
+        }
     });
 }

@@ -16,6 +16,12 @@ use stockade_model::RawText;
 /// How long to wait for another process's append before giving up, in
 /// milliseconds. An append holds the lock for microseconds.
 pub const LOCK_WAIT_MS: u64 = 5_000;
+/// How long to wait in all while others go on appending, in milliseconds: a thousand
+/// runs that start at once all get their turn.
+const CROWD_WAIT_MS: u64 = 60_000;
+/// Longest pause between two tries. Many who wait and look often would leave no
+/// processor to those who append.
+const PAUSE_MAX: Duration = Duration::from_millis(16);
 
 /// Why a directory or file cannot serve.
 #[derive(Debug, thiserror::Error)]
@@ -59,7 +65,7 @@ pub enum PlaceError {
     },
     /// Another process kept the log locked.
     #[error(
-        "another process has kept `{}` locked for {LOCK_WAIT_MS} ms\nhint: find it with `fuser` and end it",
+        "other processes have kept `{}` locked for {LOCK_WAIT_MS} ms and more\nhint: find them with `fuser` and end them",
         shown(path)
     )]
     Busy {
@@ -180,18 +186,24 @@ impl<'a> FileLock<'a> {
     }
 
     fn acquire(file: &'a File, path: &Path, operation: FlockOperation) -> Result<Self, PlaceError> {
-        let deadline = Instant::now() + Duration::from_millis(LOCK_WAIT_MS);
-        let mut pause = Duration::from_micros(20);
+        let (start, mut pause) = (Instant::now(), Duration::from_micros(20));
+        let mut progress = (start, None);
         loop {
             match rustix::fs::flock(file.as_fd(), operation) {
                 Ok(()) => return Ok(Self { file }),
-                Err(Errno::WOULDBLOCK | Errno::INTR) if Instant::now() < deadline => {
-                    std::thread::sleep(pause);
-                    pause = (pause * 2).min(Duration::from_millis(2));
-                }
-                Err(Errno::WOULDBLOCK | Errno::INTR) => return Err(PlaceError::Busy { path: path.to_owned() }),
+                Err(Errno::WOULDBLOCK | Errno::INTR) => {}
                 Err(e) => return Err(system("lock", path)(e.into())),
             }
+            let size = rustix::fs::fstat(file).ok().map(|stat| stat.st_size);
+            if size != progress.1 {
+                progress = (Instant::now(), size);
+            }
+            let stands = progress.0.elapsed() >= Duration::from_millis(LOCK_WAIT_MS);
+            if stands || start.elapsed() >= Duration::from_millis(CROWD_WAIT_MS) {
+                return Err(PlaceError::Busy { path: path.to_owned() });
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(PAUSE_MAX);
         }
     }
 }

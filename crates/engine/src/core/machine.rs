@@ -369,7 +369,8 @@ impl Core {
 
     fn on_record_failed(&mut self, why: &str) {
         self.record_failed = true;
-        let message = format!("the record could not be written: {why}\nhint: free space for it or repair it");
+        let hint = if why.contains("\nhint: ") { "" } else { "\nhint: free space for it or repair it" };
+        let message = format!("the record could not be written: {why}{hint}");
         match std::mem::replace(&mut self.phase, Phase::Finished) {
             Phase::Attempt(live) => self.on_record_failed_in_attempt(live, message),
             Phase::Closing { mut outcome, .. } => {

@@ -177,10 +177,11 @@ impl Blueprint {
     }
 
     /// What is enforced once every step was applied.
-    /// `ipv6` tells whether the run's own network has it, where there is one.
-    pub(super) fn report(&self, wait_killable: bool, ipv6: Option<bool>) -> EnforcementReport {
+    /// `ipv6` tells whether the run's own network has it, where there is one, and
+    /// `watched` whether openings of hidden paths are seen.
+    pub(super) fn report(&self, wait_killable: bool, ipv6: Option<bool>, watched: bool) -> EnforcementReport {
         let mut layers: BTreeMap<String, LayerReport> = BTreeMap::new();
-        for step in &self.steps {
+        for step in self.steps.iter().filter(|step| watched || !matches!(step, Step::Watch(_))) {
             let layer = layers
                 .entry(step.layer().to_owned())
                 .or_insert_with(|| LayerReport { state: LayerState::Enforced, detail: String::new() });
@@ -199,7 +200,7 @@ impl Blueprint {
         }
         layers.insert("landlock".to_owned(), self.landlock_report());
         layers.insert("seccomp".to_owned(), self.seccomp_report(wait_killable));
-        layers.insert("credentials".to_owned(), self.credentials_report());
+        layers.insert("credentials".to_owned(), self.credentials_report(watched));
         if !self.missing.is_empty() {
             let detail = format!("{} writable paths did not exist: the broker alone can make them", self.missing.len());
             layers.insert("unattached".to_owned(), LayerReport { state: LayerState::Enforced, detail });
@@ -207,13 +208,20 @@ impl Blueprint {
         EnforcementReport { level: self.level, layers }
     }
 
-    fn credentials_report(&self) -> LayerReport {
-        if self.uncovered == 0 {
-            return LayerReport { state: LayerState::Enforced, detail: "every path to hide is hidden".to_owned() };
+    fn credentials_report(&self, watched: bool) -> LayerReport {
+        let covered = match self.uncovered {
+            0 => "every path to hide is hidden".to_owned(),
+            paths => format!(
+                "what is there is hidden; {paths} paths are not there, and not covered if they appear during the run"
+            ),
+        };
+        // At level restricted nothing is watched: Landlock refuses, and tells nobody.
+        if watched || self.hidden.is_empty() {
+            let state = if self.uncovered == 0 { LayerState::Enforced } else { LayerState::Partial };
+            return LayerReport { state, detail: covered };
         }
         let detail = format!(
-            "what is there is hidden; {} paths are not there, and not covered if they appear during the run",
-            self.uncovered
+            "{covered}; who opens them is not told: the user's other programs have all of fs.inotify.max_user_instances"
         );
         LayerReport { state: LayerState::Partial, detail }
     }

@@ -429,7 +429,8 @@ impl Launched {
                 self.take_parts(parts, descriptors, blueprint);
             }
             if let (true, Some(wait_killable)) = (built, ready) {
-                self.report = blueprint.report(wait_killable, self.network.as_ref().map(NetworkEnds::has_ipv6));
+                let has_ipv6 = self.network.as_ref().map(NetworkEnds::has_ipv6);
+                self.report = blueprint.report(wait_killable, has_ipv6, self.hidden_reads.is_some());
                 return Ok(());
             }
             let sockets = [self.control.as_fd(), self.gate.as_fd()];
