@@ -127,6 +127,19 @@ def report(field, absent, rounds):
         print(f"note: the raw figures were not kept: {error}", file=sys.stderr)
 
 
+def drop_to(user, stockade):
+    """Becomes that user. Gives a copy of the program, which may lie where they cannot reach."""
+    place = tempfile.mkdtemp(prefix="stockade-bench-bin-")
+    os.chmod(place, 0o755)
+    stockade = shutil.copy(stockade, place)
+    entry = pwd.getpwnam(user)
+    os.setgroups([])
+    os.setgid(entry.pw_gid)
+    os.setuid(entry.pw_uid)
+    os.environ.update(HOME=entry.pw_dir, USER=entry.pw_name)
+    return stockade
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30)
@@ -139,15 +152,7 @@ def main():
         install()
     stockade = os.path.abspath(options.stockade)
     if options.user:
-        # The user may not be able to reach the tree it was built in.
-        place = tempfile.mkdtemp(prefix="stockade-bench-bin-")
-        os.chmod(place, 0o755)
-        stockade = shutil.copy(stockade, place)
-        entry = pwd.getpwnam(options.user)
-        os.setgroups([])
-        os.setgid(entry.pw_gid)
-        os.setuid(entry.pw_uid)
-        os.environ.update(HOME=entry.pw_dir, USER=entry.pw_name)
+        stockade = drop_to(options.user, stockade)
     field, absent = measure(options.rounds, stockade)
     report(field, absent, options.rounds)
 

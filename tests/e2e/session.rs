@@ -149,25 +149,43 @@ fn directory_variables_mask_and_streams_are_the_callers() {
     });
 }
 
-/// A process that is told from all others of the machine by its name.
-const PLANTED: &str =
-    "python3 -c 'import ctypes, time; ctypes.CDLL(None).prctl(15, b\"ses-planted\", 0, 0, 0); time.sleep(600)'";
-const UNTIL_PLANTED: &str = "until grep -qsx ses-planted /proc/[0-9]*/comm; do sleep 0.01; done";
-const IS_PLANTED: &str = "grep -qsx ses-planted /proc/[0-9]*/comm";
+/// A process to be planted: told by its name from all others of the machine, also
+/// from those of a test beside this.
+struct Planted {
+    start: String,
+    until_started: String,
+    is_there: String,
+}
+
+impl Planted {
+    fn new(what: &str) -> Self {
+        let name = format!("{what}{}", std::process::id());
+        assert!(name.len() < 16, "the kernel keeps 15 bytes of a name");
+        let python = format!("import ctypes, time; ctypes.CDLL(None).prctl(15, b\"{name}\", 0, 0, 0); time.sleep(600)");
+        let is_there = format!("grep -qsx {name} /proc/[0-9]*/comm");
+        Self {
+            start: format!("python3 -c '{python}'"),
+            until_started: format!("until {is_there}; do sleep 0.01; done"),
+            is_there,
+        }
+    }
+}
+
 const LISTENING: &str =
     "python3 -c 'import socket, time; s = socket.create_server((\"127.0.0.1\", 4567)); time.sleep(600)' >/dev/null 2>&1 &
      until grep -qs ':11D7 ' /proc/net/tcp; do sleep 0.01; done";
 
 /// What a command may leave, how it is left, and how one sees that it is there.
 fn leavings(level: &str) -> Vec<(&'static str, String, String)> {
+    let Planted { start, until_started, is_there } = Planted::new("left");
     let mut all: Vec<(&str, String, String)> = vec![
         ("environment", "export LEFT=1".into(), "[ \"$LEFT\" = 1 ]".into()),
         ("directory", "cd /usr".into(), "[ \"$(pwd)\" = /usr ]".into()),
         ("mask", "umask 0123".into(), "[ \"$(umask)\" = 0123 ]".into()),
         ("limits", "ulimit -n 19".into(), "[ \"$(ulimit -n)\" = 19 ]".into()),
         ("ignored signals", "trap '' USR1".into(), "sh -c 'kill -USR1 $$' 2>/dev/null".into()),
-        ("background", format!("{PLANTED} & {UNTIL_PLANTED}"), IS_PLANTED.into()),
-        ("double fork", format!("(setsid nohup {PLANTED} >/dev/null 2>&1 &); {UNTIL_PLANTED}"), IS_PLANTED.into()),
+        ("background", format!("{start} & {until_started}"), is_there.clone()),
+        ("double fork", format!("(setsid nohup {start} >/dev/null 2>&1 &); {until_started}"), is_there),
         ("temp", "touch \"${TMPDIR:-/tmp}/left\"".into(), "[ -e \"${TMPDIR:-/tmp}/left\" ]".into()),
     ];
     if level == "full" {
@@ -208,14 +226,15 @@ fn nothing_of_a_command_is_there_for_the_next() {
 fn two_at_once_know_nothing_of_each_other() {
     each_user(|world| {
         let session = Session::start(world, &[]);
+        let Planted { start, until_started, is_there } = Planted::new("beside");
         let go = world.workspace().join("go");
         let first = format!(
-            "touch /tmp/left; {PLANTED} & {UNTIL_PLANTED}; {LISTENING}; touch ready; until [ -e go ]; do sleep 0.02; done; echo over"
+            "touch /tmp/left; {start} & {until_started}; {LISTENING}; touch ready; until [ -e go ]; do sleep 0.02; done; echo over"
         );
         let first = Running::start(&world.account, &session.command(&[], &first)).unwrap();
         eventually("the first does not run", || world.workspace().join("ready").exists());
         let seen = format!(
-            "ls -A /tmp; {IS_PLANTED} && echo process; grep -s ':11D7 ' /proc/net/tcp; ls -d /proc/[0-9]* | wc -l"
+            "ls -A /tmp; {is_there} && echo process; grep -s ':11D7 ' /proc/net/tcp; ls -d /proc/[0-9]* | wc -l"
         );
         let second = session.exec(&seen);
         let processes: u32 = second.stdout.trim().parse().unwrap_or_else(|_| panic!("it saw {}", second.stdout));

@@ -17,6 +17,7 @@ use stockade_native::launch::MountTable;
 use stockade_sys::session::replace_environment;
 
 use super::super::run::{self, Front};
+use super::rehearsal::rehearse;
 use super::wire::{Asked, Line, Listener, Report, Word};
 use crate::args::{RunArgs, Subject, Terms};
 use crate::failure::Failure;
@@ -69,13 +70,16 @@ fn wait_and_run(post: Post, supervisor: Pid, tell: &mut File) -> Result<(), Fail
     let signals = interrupts::take()?;
     let mounts = MountTable::watch()?;
     let nursery = run::nursery(&post.terms);
+    rehearse(&post.terms);
     tell.write_all(&[note::READY])?;
     let Some(line) = await_caller(&post.listener, &mounts)? else { return Ok(()) };
     let Some((word, descriptors)) = line.hear_soon()? else { return Ok(()) };
     match word {
         Word::End => {
+            // In this order: the supervisor ends whoever has told it.
+            let heard = line.say(Word::Heard, &[]);
             tell.write_all(&[note::END])?;
-            Ok(line.say(Word::Heard, &[])?)
+            Ok(heard?)
         }
         Word::Exec => {
             tell.write_all(&[note::TAKEN])?;

@@ -3,6 +3,7 @@
 //! [`front`], how they are talked to in [`wire`].
 
 mod front;
+mod rehearsal;
 mod supervise;
 mod wire;
 
@@ -22,10 +23,11 @@ use stockade_store::sessions::{About, Session, Sessions};
 use stockade_sys::descriptors::close_all_but;
 use stockade_sys::session::{Side, fork_into_session};
 
+use self::rehearsal::of_terms;
 use self::supervise::{STARTED, Start, supervise};
 use self::wire::{Asked, Line, Report, Word};
 use super::{Ended, now_ms, print, setting, variable};
-use crate::args::{RunArgs, Subject, Terms};
+use crate::args::{Subject, Terms};
 use crate::failure::{Failure, quoted};
 use crate::interrupts::{self, Taken};
 use crate::meaning::{self, Meant};
@@ -115,16 +117,7 @@ fn start(typed: SessionStartArgs) -> Ended {
 /// What was typed, resolved here and now: a command of the session may start
 /// elsewhere. Fails where a command could not even be judged.
 fn settle(terms: Terms, id: &SessionId) -> Result<(Terms, Option<String>), Failure> {
-    let anything = Subject { script: None, words: vec!["true".into()] };
-    let typed = RunArgs {
-        terms: terms.clone(),
-        session: None,
-        detach: false,
-        interactive: false,
-        json: None,
-        subject: anything,
-    };
-    let meant = Meant::run(typed, &variable)?;
+    let meant = Meant::run(of_terms(&terms), &variable)?;
     let setting = setting::load(&meant.workspace)?;
     let profile = meant.profile.clone().unwrap_or_else(|| setting.settings.profile.value.clone());
     resolve_profile(&setting.settings, &profile, &meant.workspace, &meant.grants)

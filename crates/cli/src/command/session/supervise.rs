@@ -24,9 +24,9 @@ use crate::interrupts::{self, Taken};
 
 /// Commands that run at once; whoever asks for more waits.
 const RUNNING_MAX: usize = 64;
-/// How long after a front was taken the next is forked: its sandbox is begun
-/// while the command runs, not while it is being started.
-const AFTER_START: Duration = Duration::from_millis(5);
+/// How long after a front was taken the next is forked, where its command runs so
+/// long: what a sandbox takes to be begun is not taken from the start of another.
+const AFTER_START: Duration = Duration::from_millis(50);
 /// The same after one that ended before it was taken.
 const AFTER_LOSS: Duration = Duration::from_millis(50);
 /// Fronts that end before they are ready, one after the other, until the session
@@ -205,6 +205,9 @@ impl Supervisor {
             lost |= !alive && !front.taken;
             alive
         });
+        if self.fronts.len() < before && !lost {
+            self.next_at = self.next_at.min(Instant::now());
+        }
         if self.fronts.len() < before || self.fronts.iter().any(|front| front.taken) {
             self.idle_since = Instant::now();
         }
