@@ -105,7 +105,7 @@ def memory_kib(pid):
 
 def alive(bench, number):
     before, start = Counts(bench), time.monotonic()
-    runs = [bench.start(["/bin/sh", "-c", "echo up; read _ </dev/zero"], stdout=subprocess.PIPE)
+    runs = [bench.start(["/bin/sh", "-c", "echo up; exec sleep 600"], stdout=subprocess.PIPE)
             for _ in range(number)]
     up = [run.stdout.readline() == b"up\n" for run in runs]
     taken = time.monotonic() - start
