@@ -99,8 +99,12 @@ class Bench:
 
 
 def memory_kib(pid):
-    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("Pss:"))
+    """The proportional set size; that of a first process is for root alone to see."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("Pss:"))
+    except PermissionError:
+        return None
 
 
 def alive(bench, number):
@@ -117,8 +121,9 @@ def alive(bench, number):
             run.terminate()
         sys.exit(f"error: {up.count(False)} of {number} did not start\n{why}")
     whole = [memory_kib(pid) for pid in pids_of(bench.marker)]
-    print(f"{number} alive at once after {taken:.1f} s: {len(whole)} processes, "
-          f"{sum(whole) / number:.0f} KiB each (proportional set size)")
+    seen = [size for size in whole if size is not None]
+    print(f"{number} alive at once after {taken:.1f} s: {len(whole)} processes; {sum(seen) / number:.0f} KiB each "
+          f"(proportional set size of the {len(seen)} that may be looked at)")
     start = time.monotonic()
     for run in runs:
         run.terminate()

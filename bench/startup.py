@@ -21,6 +21,7 @@ import math
 import os
 import pwd
 import random
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -76,28 +77,43 @@ def bundle(runtime, program, place):
     return [runtime, "run", "--bundle", path, f"stockade-bench-{os.getpid()}"]
 
 
-def contestants(workspace, stockade, session, place):
-    true = shutil.which("true", path="/usr/bin:/bin")
+CODEX = ["sandbox", "-c", 'sandbox_mode="workspace-write"', "--"]
+
+
+def srt_settings(workspace):
+    """A file that lets srt's command write in the workspace."""
+    path = os.path.join(workspace, ".srt.json")
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump({"network": {"allowedDomains": [], "deniedDomains": []},
+                   "filesystem": {"denyRead": [], "allowWrite": [workspace], "denyWrite": []}}, file)
+    return path
+
+
+def contestants(workspace, stockade, session, command):
+    """Each contestant's way to run the command with the workspace writable."""
     bwrap, codex, codex_npm, srt = find("bwrap"), codex_binary(), find("codex"), find("srt")
     unshare, runsc = find("unshare"), find("runsc")
     run = [stockade, "run", "--mode", "never", "--workspace", workspace]
     return [
-        ("bare fork + exec", [true]),
-        ("stockade full", run + ["--", true]),
-        ("stockade restricted", run + ["--level", "restricted", "--", true]),
-        ("stockade session exec", session and [stockade, "session", "exec", session, "--", true]),
+        ("bare fork + exec", command),
+        ("stockade full", run + ["--", *command]),
+        ("stockade restricted", run + ["--level", "restricted", "--", *command]),
+        ("stockade session exec", session and [stockade, "session", "exec", session, "--", *command]),
         ("unshare", unshare and [unshare, "--user", "--map-root-user", "--mount", "--pid", "--fork", "--net", "--ipc",
-                                 "--uts", true]),
+                                 "--uts", *command]),
         ("bubblewrap", bwrap and [bwrap, "--ro-bind", "/", "/", "--bind", workspace, workspace, "--dev", "/dev",
                                   "--proc", "/proc", "--tmpfs", "/tmp", "--unshare-all", "--new-session",
-                                  "--die-with-parent", true]),
-        ("codex sandbox", codex and [codex, "sandbox", "--", true]),
-        ("codex sandbox (npm)", codex_npm and [codex_npm, "sandbox", "--", true]),
-        ("srt", srt and [srt, true]),
-        ("runc", bundle(find("runc"), true, place)),
-        ("crun", bundle(find("crun"), true, place)),
-        ("runsc do", runsc and [runsc, "--rootless", "--network=none", "do", true]),
+                                  "--die-with-parent", *command]),
+        ("codex sandbox", codex and [codex, *CODEX, *command]),
+        ("codex sandbox (npm)", codex_npm and [codex_npm, *CODEX, *command]),
+        ("srt", srt and [srt, "--settings", srt_settings(workspace), "-c", shlex.join(command)]),
+        ("runsc do", runsc and [runsc, "--rootless", "--network=none", "do", *command]),
     ]
+
+
+def runtimes(program, place):
+    """OCI runtimes, with nothing but the program in their root."""
+    return [(name, bundle(find(name), program, place)) for name in ("runc", "crun")]
 
 
 def begin_session(stockade, workspace, env):
@@ -126,8 +142,9 @@ def measure(rounds, stockade):
     env = {k: os.environ[k] for k in ("PATH", "HOME", "LANG", "USER") if k in os.environ}
     session = begin_session(stockade, workspace, env)
     try:
+        true = shutil.which("true", path="/usr/bin:/bin")
         field, absent = [], []
-        for name, argv in contestants(workspace, stockade, session, place):
+        for name, argv in contestants(workspace, stockade, session, [true]) + runtimes(true, place):
             if not argv:
                 absent.append((name, "not installed"))
                 continue
