@@ -37,6 +37,13 @@ fn write(world: &World, id: &str, text: &str) -> Output {
     world.run(&writing(world, "", id, text))
 }
 
+/// Writes what is to be passed on.
+#[track_caller]
+fn passes(world: &World, id: &str, text: &str) {
+    let output = write(world, id, text);
+    assert_eq!(output.ended, Ended::Code(0), "{text}: {}", output.text());
+}
+
 fn logs(world: &World, id: &str) -> String {
     stockade(world, &["logs", id]).stdout
 }
@@ -86,7 +93,7 @@ fn a_run_is_left_and_met_again_with_nothing_lost() {
         first.expect("goes on");
         assert_eq!(first.finish().0, 0);
         assert_eq!(told(world, &id)["state"], "running");
-        assert_eq!(write(world, &id, "two\n").ended, Ended::Code(0));
+        passes(world, &id, "two\n");
         prints(world, &id, "got two.");
         let mut new = attach(world, &["--new"], &id);
         let mut again = attach(world, &[], &id);
@@ -143,7 +150,7 @@ fn a_line_for_a_shell_is_judged_like_a_request() {
         fs::set_permissions(directory, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
         for shell in [&["bash"][..], &["env", "sh"], &["bash", "-i"]] {
             let id = detach_program(world, &ASKING, shell);
-            assert_eq!(write(world, &id, "echo $((6 * 7))\n").ended, Ended::Code(0));
+            passes(world, &id, "echo $((6 * 7))\n");
             prints(world, &id, "42\n");
             for text in
                 [ENCODED, "touch forbidden\n", "touch mark\ntouch forbidden\n", "if true; then\n", "touch 'mark"]
@@ -153,10 +160,10 @@ fn a_line_for_a_shell_is_judged_like_a_request() {
                 assert!(refused.stderr.contains("refused"), "{text}: {}", refused.text());
             }
             // Without its line feed, it is a line all the same.
-            assert_eq!(write(world, &id, "echo $((7 * 7))").ended, Ended::Code(0));
+            passes(world, &id, "echo $((7 * 7))");
             prints(world, &id, "49\n");
             assert!(!mark(world).exists() && !world.workspace().join("forbidden").exists());
-            assert_eq!(write(world, &id, "exit 9\n").ended, Ended::Code(0));
+            passes(world, &id, "exit 9\n");
             assert_eq!(waited(world, &id), Ended::Code(9));
         }
         let record = stockade(world, &["audit", "query", "--type", "decided", "--json"]).stdout;
@@ -169,11 +176,11 @@ fn a_line_for_a_shell_is_judged_like_a_request() {
 fn a_program_for_an_interpreter_is_judged_too() {
     each_user(|world| {
         let id = detach_program(world, &ASKING, &["python3", "-iq"]);
-        assert_eq!(write(world, &id, "print(6 * 7)\n").ended, Ended::Code(0));
+        passes(world, &id, "print(6 * 7)\n");
         prints(world, &id, "42\n");
         let refused = write(world, &id, "import os; os.system('rm -rf /')\n");
         assert_eq!(refused.ended, Ended::Code(126), "{}", refused.text());
-        assert_eq!(write(world, &id, "exit(3)\n").ended, Ended::Code(0));
+        passes(world, &id, "exit(3)\n");
         assert_eq!(waited(world, &id), Ended::Code(3));
     });
 }

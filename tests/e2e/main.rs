@@ -18,5 +18,6 @@ mod stage;
 mod storm;
 mod terminal;
 mod toolchain;
+mod tty;
 mod work;
 mod world;

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, open};
+use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use rustix::termios::{Winsize, tcsetwinsize};
+use rustix::termios::{LocalModes, OutputModes, Winsize, tcgetattr, tcsetwinsize};
 use stockade_testkit::Command;
 
 use crate::world::World;
@@ -112,6 +113,33 @@ impl Terminal {
         // stands there do not count.
         std::thread::sleep(Duration::from_millis(150));
         self.screen.write_all(keys.as_bytes()).unwrap();
+    }
+
+    /// Gives it another size.
+    pub fn resize(&self, rows: u16, columns: u16) {
+        tcsetwinsize(&self.screen, Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+    }
+
+    /// Whether lines are edited, echoed and interrupted, as before any program.
+    pub fn is_cooked(&self) -> bool {
+        let wanted = LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG;
+        let modes = tcgetattr(&self.screen).unwrap();
+        modes.local_modes.contains(wanted) && modes.output_modes.contains(OutputModes::OPOST)
+    }
+
+    /// A signal to the program alone.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Waits for the end of the program; the terminal stays.
+    #[track_caller]
+    pub fn outlives_its_program(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.child.try_wait().unwrap().is_none() {
+            self.read(Duration::from_millis(20));
+            assert!(Instant::now() < deadline, "it does not end:\n{}", self.text);
+        }
     }
 
     /// Waits for the end: the exit code and all that was printed.

@@ -106,6 +106,10 @@ pub struct RunArgs {
     /// `write`.
     #[arg(long, short, requires = "detach")]
     pub interactive: bool,
+    /// Give the command a terminal of its own, relayed to this one: for editors,
+    /// shells with job control and whatever asks for a terminal.
+    #[arg(long, short, conflicts_with = "detach")]
+    pub tty: bool,
     /// Write the outcome as one JSON object to FILE; without FILE to standard
     /// output, with the command's own output inside.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]

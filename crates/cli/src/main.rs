@@ -14,6 +14,7 @@ mod meaning;
 mod memory;
 mod places;
 mod policy_args;
+mod relay;
 mod render;
 mod session_args;
 mod terminal;

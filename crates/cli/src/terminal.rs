@@ -5,10 +5,10 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::termios::{
@@ -25,6 +25,15 @@ const STILL_LONGEST: Duration = Duration::from_secs(2);
 
 /// The modes to give back if the process has to end at once, see [`give_back`].
 static BORROWED: Mutex<Option<(File, Termios)>> = Mutex::new(None);
+
+/// The modes to give back at the end of a raw terminal, see [`give_back`].
+static RAW: Mutex<Option<(File, Termios)>> = Mutex::new(None);
+
+/// Who relays the keyboard, if anybody does.
+static RELAYING: Mutex<Option<Arc<Aside>>> = Mutex::new(None);
+
+/// How long a relay may take to stand aside.
+const ASIDE_WITHIN: Duration = Duration::from_secs(2);
 
 /// A terminal that is another process's, whose person is to be asked.
 static LENT: OnceLock<File> = OnceLock::new();
@@ -82,6 +91,8 @@ impl Terminal {
     /// # Errors
     /// When the terminal is gone.
     pub fn keys(&self) -> io::Result<Keys<'_>> {
+        let relaying = lock(&RELAYING).clone();
+        let alone = relaying.map(Alone::with).transpose()?;
         let saved = tcgetattr(&self.file)?;
         let mut modes = saved.clone();
         // Ctrl-C is a key here: the terminal has to be given back before the
@@ -92,9 +103,8 @@ impl Terminal {
         modes.output_modes |= OutputModes::OPOST | OutputModes::ONLCR;
         modes.special_codes[SpecialCodeIndex::VMIN] = 1;
         modes.special_codes[SpecialCodeIndex::VTIME] = 0;
-        *BORROWED.lock().unwrap_or_else(std::sync::PoisonError::into_inner) =
-            Some((self.file.try_clone()?, saved.clone()));
-        let keys = Keys { file: &self.file, saved };
+        *lock(&BORROWED) = Some((self.file.try_clone()?, saved.clone()));
+        let keys = Keys { file: &self.file, saved, _alone: alone };
         tcsetattr(&self.file, OptionalActions::Now, &modes)?;
         // A stopped output would wait for a Ctrl-Q that nobody knows of.
         let _ = tcflow(&self.file, Action::OOn);
@@ -105,10 +115,130 @@ impl Terminal {
 /// Gives the terminal's modes back, if they are borrowed: for a process that is
 /// about to end without unwinding.
 pub fn give_back() {
-    if let Ok(mut borrowed) = BORROWED.try_lock()
-        && let Some((file, saved)) = borrowed.take()
-    {
-        let _ = tcsetattr(&file, OptionalActions::Flush, &saved);
+    // In this order: the borrowed modes may be those of a raw terminal.
+    for modes in [&BORROWED, &RAW] {
+        if let Ok(mut modes) = modes.try_lock()
+            && let Some((file, saved)) = modes.take()
+        {
+            let _ = tcsetattr(&file, OptionalActions::Flush, &saved);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A terminal that passes on every key and shows every byte as it is, until the
+/// value is dropped.
+#[derive(Debug)]
+pub struct Raw(());
+
+impl Raw {
+    /// Of this terminal.
+    ///
+    /// # Errors
+    /// When the terminal is gone.
+    pub fn begin(file: File) -> io::Result<Self> {
+        let saved = tcgetattr(&file)?;
+        let mut modes = saved.clone();
+        modes.make_raw();
+        let at = file.try_clone()?;
+        *lock(&RAW) = Some((file, saved));
+        let raw = Self(());
+        tcsetattr(&at, OptionalActions::Now, &modes)?;
+        Ok(raw)
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        if let Some((file, saved)) = lock(&RAW).take() {
+            // What was shown last is shown in the modes it was meant for; what is
+            // still in the queue was typed for the command.
+            let _ = tcsetattr(&file, OptionalActions::Flush, &saved);
+        }
+    }
+}
+
+/// Lets whoever relays the keyboard stand aside while a question has it.
+#[derive(Debug)]
+pub struct Aside {
+    state: Mutex<Turn>,
+    changed: Condvar,
+    wake: OwnedFd,
+}
+
+/// Whose turn it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    Relay,
+    /// A question waits for the relay.
+    Wanted,
+    /// A question has it.
+    Question,
+}
+
+impl Aside {
+    /// From here on questions wait for this relay.
+    ///
+    /// # Errors
+    /// Out of descriptors.
+    pub fn register() -> io::Result<Arc<Self>> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let aside = Arc::new(Self { state: Mutex::new(Turn::Relay), changed: Condvar::new(), wake });
+        *lock(&RELAYING) = Some(Arc::clone(&aside));
+        Ok(aside)
+    }
+
+    /// There is no relay any more.
+    pub fn forget() {
+        *lock(&RELAYING) = None;
+    }
+
+    /// Becomes readable when the relay is to stand aside.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    /// The relay's part: returns when no question has the terminal.
+    pub fn stand_aside(&self) {
+        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+        let mut turn = lock(&self.state);
+        if *turn == Turn::Wanted {
+            *turn = Turn::Question;
+            self.changed.notify_all();
+        }
+        while *turn != Turn::Relay {
+            // The end of the question wakes it.
+            turn = self.changed.wait(turn).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// The terminal without the relay, until the value is dropped.
+#[derive(Debug)]
+struct Alone(Arc<Aside>);
+
+impl Alone {
+    fn with(aside: Arc<Aside>) -> io::Result<Self> {
+        *lock(&aside.state) = Turn::Wanted;
+        let _ = rustix::io::write(&aside.wake, &1_u64.to_ne_bytes());
+        let alone = Self(aside);
+        let turn = lock(&alone.0.state);
+        let is_wanted = |turn: &mut Turn| *turn == Turn::Wanted;
+        let waited = alone.0.changed.wait_timeout_while(turn, ASIDE_WITHIN, is_wanted);
+        let (turn, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let has_it = *turn == Turn::Question;
+        drop(turn);
+        if has_it { Ok(alone) } else { Err(io::ErrorKind::TimedOut.into()) }
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        *lock(&self.0.state) = Turn::Relay;
+        self.0.changed.notify_all();
     }
 }
 
@@ -146,6 +276,8 @@ pub enum Pressed {
 pub struct Keys<'a> {
     file: &'a File,
     saved: Termios,
+    // After the modes are given back, by `drop`.
+    _alone: Option<Alone>,
 }
 
 impl Keys<'_> {
@@ -216,7 +348,7 @@ impl Drop for Keys<'_> {
         // What is still in the queue was typed at the question, not for the
         // program that reads next.
         let _ = tcsetattr(self.file, OptionalActions::Flush, &self.saved);
-        *BORROWED.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = None;
+        *lock(&BORROWED) = None;
     }
 }
 

@@ -76,6 +76,9 @@ pub enum HeldAnswer {
 pub enum Io {
     /// The caller's own streams.
     Inherit,
+    /// The same, where they are a terminal made for the command: it becomes the
+    /// controlling one of the command's session.
+    Terminal,
     /// Standard input is the caller's; output is kept up to this many bytes a
     /// stream, half from its head and half from its tail, and drained to the
     /// end.

@@ -121,7 +121,7 @@ impl Backend for NativeBackend {
         let publishes = !published.is_empty();
         let staging = Staging::of(plan, self.stages.as_deref())?;
         let overlay = staging.as_ref().and_then(|staging| staging.overlay().cloned());
-        let outfit = Outfit { overlay, ..way_out::outfit(plan, &edge) };
+        let outfit = Outfit { overlay, terminal: *io == Io::Terminal, ..way_out::outfit(plan, &edge) };
         let mut launching = self.begin(plan, &outfit, streams.inside()).map_err(unlaunched)?;
         // The init builds; the limits and the two threads get ready meanwhile.
         let guard = Guard::prepare(plan).map_err(unlimited)?;
@@ -271,7 +271,7 @@ impl Streams {
             Ok((read, write))
         };
         let pipes = match io {
-            Io::Inherit => None,
+            Io::Inherit | Io::Terminal => None,
             Io::Capture { .. } => Some([pipe().map_err(no_descriptor)?, pipe().map_err(no_descriptor)?]),
         };
         Ok(Self { pipes })
@@ -289,7 +289,7 @@ impl Streams {
     fn outside(self, io: Io) -> Option<[Output; 2]> {
         let limit_bytes = match io {
             Io::Capture { limit_bytes } => limit_bytes,
-            Io::Inherit => 0,
+            Io::Inherit | Io::Terminal => 0,
         };
         let output = |pipe: OwnedFd| Output { pipe, capture: Capture::new(limit_bytes), open: true };
         self.pipes.map(|[(out, _), (err, _)]| [output(out), output(err)])

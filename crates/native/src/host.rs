@@ -36,6 +36,12 @@ impl Backend for HostBackend {
                 hint: None,
             });
         }
+        if *io == Io::Terminal {
+            return Err(StartError {
+                what: format!("profile `{}` has no terminal of its own to give", plan.profile.name),
+                hint: Some("leave --tty out".to_owned()),
+            });
+        }
         let enforced = EnforcementReport { level: Level::None, layers: BTreeMap::new() };
         Ok(Box::new(HostAttempt {
             plan: plan.clone(),
@@ -130,7 +136,7 @@ impl Drop for HostAttempt {
 fn watch(mut child: Child, io: Io, started: Instant, group: &Mutex<Option<Pid>>, events: &Events) {
     let limit_bytes = match io {
         Io::Capture { limit_bytes } => limit_bytes,
-        Io::Inherit => 0,
+        Io::Inherit | Io::Terminal => 0,
     };
     let errors = child.stderr.take().map(|pipe| thread::spawn(move || drain(&pipe, limit_bytes)));
     let output = child.stdout.take().map(|pipe| drain(&pipe, limit_bytes));

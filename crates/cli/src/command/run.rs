@@ -30,6 +30,7 @@ use crate::interrupts::{Heard, Taken};
 use crate::meaning::{self, Meant};
 use crate::memory::LateMemory;
 use crate::places::State;
+use crate::relay::{Relay, Resizes};
 use crate::{exit, interrupts, render, terminal, trace};
 
 /// Bytes of each stream that are kept where the profile sets no limit.
@@ -45,8 +46,11 @@ pub fn run(typed: RunArgs) -> Ended {
     if typed.detach {
         return supervise::detach(typed, id);
     }
-    let here =
-        |typed: &RunArgs| Ok(Front { signals: interrupts::take()?, nursery: nursery(&typed.terms), supervisor: None });
+    let here = |typed: &RunArgs| {
+        let signals = interrupts::take()?;
+        let resizes = typed.tty.then(Resizes::take).transpose()?;
+        Ok(Front { signals, resizes, nursery: nursery(&typed.terms), supervisor: None })
+    };
     Ok(complete(typed, id, here).1)
 }
 
@@ -54,6 +58,8 @@ pub fn run(typed: RunArgs) -> Ended {
 pub struct Front {
     /// Taken before any thread.
     pub signals: Taken,
+    /// Of the terminal, where the command gets one of its own.
+    pub resizes: Option<Resizes>,
     /// A sandbox that is begun.
     pub nursery: Option<Nursery>,
     /// Where nobody waits for the run.
@@ -95,6 +101,10 @@ fn tell(outcome: &Outcome) {
 
 fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failure> {
     let captured = matches!(typed.json, Some(None));
+    if captured && typed.tty {
+        return Err(Failure::new("a command with a terminal of its own leaves no standard output for its outcome")
+            .hint("write --json=FILE"));
+    }
     let backend = NativeBackend::with(front.nursery);
     let meant = Meant::run(typed, &variable)?;
     let setting = setting::load(&meant.workspace)?;
@@ -137,9 +147,17 @@ fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failu
         let of_input = Engine { recorder: log, ..engine.clone() };
         supervisor.serve(interrupter, of_input, setting.judge(), &request)?;
     }
-    let io = if captured { captured_io(&setting, &request) } else { Io::Inherit };
+    let relay = front.resizes.map(Relay::begin).transpose()?;
+    let io = match &relay {
+        Some(_) => Io::Terminal,
+        None if captured => captured_io(&setting, &request),
+        None => Io::Inherit,
+    };
     let command = request.command.clone();
     let outcome = engine.run(request, io, interrupts);
+    if let Some(relay) = relay {
+        relay.end();
+    }
     keep_rules(&lasting, &command, &outcome, &setting.settings);
     Ok(outcome)
 }

@@ -52,6 +52,8 @@ pub struct Blueprint {
     pub(super) cwd: CString,
     /// Absent where the directory is a private one, made anew, or staged.
     pub(super) cwd_identity: Option<Identity>,
+    /// Whether standard input becomes the controlling terminal.
+    pub(super) terminal: bool,
     pub(super) limits: Vec<(Resource, Rlimit)>,
     pub(super) ruleset: Ruleset,
     pub(super) command_filter: Program,
@@ -117,6 +119,7 @@ impl Blueprint {
             environment: string_list(environment.iter().map(|(k, v)| [k.as_bytes(), b"=", v.as_bytes()].concat()))?,
             cwd: c_string(plan.cwd.as_os_str())?,
             cwd_identity,
+            terminal: outfit.terminal,
             limits: resource_limits(&plan.profile.limits, plan.level),
             ruleset: parts.ruleset,
             command_filter,

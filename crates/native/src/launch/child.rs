@@ -6,7 +6,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{AtFlags, CWD, Mode, unlinkat};
-use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, setrlimit, setsid, umask};
+use rustix::process::{
+    Pid, Signal, getppid, ioctl_tiocsctty, set_parent_process_death_signal, setrlimit, setsid, umask,
+};
+use rustix::stdio::stdin;
 use stockade_model::Level;
 use stockade_sys::arena::published;
 use stockade_sys::clone::{Child, fork_with};
@@ -247,7 +250,7 @@ fn remove_private_directory(plan: &Blueprint, site: &Site<'_>) {
 
 /// The stages of the command, for errors: name and what it does.
 pub(super) const STAGES: &[(&str, &str)] = &[
-    ("session", "a session without a terminal"),
+    ("session", "a session of its own, without the caller's terminal"),
     ("limits", "resource limits"),
     ("descriptors", "nothing but the standard streams"),
     ("capabilities", "no capabilities, no way to get them back"),
@@ -297,7 +300,7 @@ fn prepare_command(
     ruleset: Option<&Ruleset>,
     mask: Mode,
 ) -> Result<(), (u32, Errno)> {
-    own_session(plan.level).map_err(|e| (0, e))?;
+    own_session(plan).map_err(|e| (0, e))?;
     for (resource, limit) in &plan.limits {
         setrlimit(*resource, *limit).map_err(|e| (1, e))?;
     }
@@ -333,10 +336,14 @@ fn enter_groups(gate: BorrowedFd<'_>) -> Result<(), Errno> {
     received.descriptors.iter().flatten().try_for_each(|file| rustix::io::write(file, b"0").map(drop))
 }
 
-/// Without a PID namespace the init's end must take the command along.
-fn own_session(level: Level) -> Result<(), Errno> {
+/// Without a PID namespace the init's end must take the command along. A terminal
+/// that another session has is refused by the kernel.
+fn own_session(plan: &Blueprint) -> Result<(), Errno> {
     setsid()?;
-    if level != Level::Full {
+    if plan.terminal {
+        ioctl_tiocsctty(stdin())?;
+    }
+    if plan.level != Level::Full {
         let parent = getppid();
         set_parent_process_death_signal(Some(Signal::KILL))?;
         if getppid() != parent {

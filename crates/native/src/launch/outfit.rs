@@ -15,6 +15,8 @@ use super::layout::{Overlay, c_string};
 pub struct Outfit {
     /// Where what it writes in the workspace waits.
     pub overlay: Option<Overlay>,
+    /// Whether its standard input is a terminal of its own, to control its session.
+    pub terminal: bool,
     /// Variables that outweigh those of the plan.
     pub environment: BTreeMap<String, RawText>,
     /// Files with other content than the host's, read-only: at level full alone.

@@ -131,7 +131,7 @@ fn supervise(typed: RunArgs, id: RequestId, watched: Watched, tell: OwnedFd) -> 
         }
     };
     let supervisor = Arc::new(supervisor);
-    let front = Front { signals, nursery: None, supervisor: Some(Arc::clone(&supervisor)) };
+    let front = Front { signals, resizes: None, nursery: None, supervisor: Some(Arc::clone(&supervisor)) };
     let (outcome, code) = run::complete(typed, id, |_| Ok(front));
     if let Err(error) = supervisor.watched.finish(&outcome) {
         crate::complain(&error.into());

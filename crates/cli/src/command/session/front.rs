@@ -87,7 +87,7 @@ fn wait_and_run(post: Post, supervisor: Pid, tell: &mut File) -> Result<(), Fail
             let code = match take_over(post, descriptors.into_iter().flatten()) {
                 Ok((typed, mask)) => {
                     let nursery = nursery.map(|nursery| nursery.with_umask(mask));
-                    run_for(&line, typed, Front { signals, nursery, supervisor: None })?
+                    run_for(&line, typed, Front { signals, resizes: None, nursery, supervisor: None })?
                 }
                 Err(failure) => {
                     crate::complain(&failure);
@@ -141,6 +141,7 @@ fn take_over(post: Post, mut descriptors: impl Iterator<Item = OwnedFd>) -> Resu
         session: Some(post.session.to_string()),
         detach: false,
         interactive: false,
+        tty: false,
         json: match asked.report {
             Report::Nowhere => None,
             Report::StandardOutput => Some(None),

@@ -40,6 +40,7 @@ pub fn of_terms(terms: &Terms) -> RunArgs {
         session: None,
         detach: false,
         interactive: false,
+        tty: false,
         json: None,
         subject: Subject { script: None, words: vec!["true".into()] },
     }
