@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -289,6 +289,22 @@ fn calls_are_held_only_where_somebody_could_answer() {
     assert_eq!(holding(ApprovalMode::OnFailure, true), [false]);
     assert_eq!(holding(ApprovalMode::OnRequest, false), [false]);
     assert_eq!(holding(ApprovalMode::Never, false), [false]);
+}
+
+/// Who may come is not waited for, and is asked once there.
+#[test]
+fn calls_are_told_where_somebody_may_come() {
+    let here = Arc::new(AtomicBool::new(false));
+    let comes = Arc::clone(&here);
+    let scripted = Scripted { absent: true, comes: Some(here), answers: [ONCE].into(), ..Scripted::default() };
+    let hall = Hall::new(scripted, move |calls| {
+        let alone = calls.wants(&write("/srv/a"));
+        comes.store(true, Ordering::SeqCst);
+        i32::from(alone || !calls.wants(&write("/srv/b")))
+    });
+    let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
+    assert_eq!(told(&hall.house, &outcome), "exited 0, ran 1, asked [hold]");
+    assert_eq!(outcome.attempts[0].grants, [write("/srv/b")]);
 }
 
 #[test]

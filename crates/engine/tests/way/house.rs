@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -173,6 +173,8 @@ pub struct Scripted {
     pub answers: VecDeque<Answer>,
     pub asked: Arc<Mutex<Vec<Question>>>,
     pub absent: bool,
+    /// Set when somebody who was absent is there.
+    pub comes: Option<Arc<AtomicBool>>,
     /// Thinks this long, and leaves at once when the question is taken back.
     pub slow: Option<Duration>,
     /// Thinks on although the question was taken back.
@@ -186,7 +188,11 @@ impl Approver for Scripted {
     }
 
     fn available(&self) -> bool {
-        !self.absent
+        !self.absent || self.comes.as_ref().is_some_and(|comes| comes.load(Ordering::SeqCst))
+    }
+
+    fn may_come(&self) -> bool {
+        self.comes.is_some()
     }
 
     fn ask(&mut self, question: &Question, waiting: &Waiting) -> Answer {
