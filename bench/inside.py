@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """What asking costs inside a sandbox: work with the broker beside the same
 work in the same sandbox without it, and without any sandbox; and where reads are
-traced as well.
+traced as well. For a write-open also what the kernel takes of it: the least that could
+stand in the broker's place, which decides nothing.
 
     bench/inside.py [--rounds N] [--build] [--only NAME]
 
@@ -46,8 +47,8 @@ def read(i):
 def stat(i):
     os.stat("file")
 open("file", "w").write("x")
-print({name: per_call(make) for name, make in
-       [("open to write", write), ("create and remove", create), ("open to read", read), ("stat", stat)]})
+calls = {"open to write": write, "create and remove": create, "open to read": read, "stat": stat}
+print({name: per_call(calls[name]) for name in sys.argv[2:] or calls})
 """
 
 
@@ -89,8 +90,19 @@ def calls(rounds, program, place, env):
     script = os.path.join(place, "calls.py")
     with open(script, "w", encoding="utf-8") as file:
         file.write(CALLS)
-    found = interleaved(rounds, lambda way: json.loads(
-        run(way, program, place, [], ["/usr/bin/python3", script, place], env)[1].replace("'", '"')))
+
+    def once(way, *names):
+        told = run(way, program, place, [], ["/usr/bin/python3", script, place, *names], env)[1]
+        return json.loads(told.replace("'", '"'))
+
+    least = []
+
+    def each(way):
+        if way == "asked":
+            least.append(once("least", "open to write")["open to write"])
+        return once(way)
+
+    found = interleaved(rounds, each)
     head = "".join(f"{way:>18}" for way in WAYS)
     print(f"{'per call, us':22}{head}{'asked - unasked':>18}   (minimum/median)")
     for name in found["native"][0]:
@@ -99,6 +111,10 @@ def calls(rounds, program, place, env):
         mid = {way: statistics.median(row[way]) for way in WAYS}
         cells = "".join(f"{low[way]:9.2f}/{mid[way]:<8.2f}" for way in WAYS)
         print(f"{name:22}{cells}{low['asked'] - low['unasked']:9.2f}/{mid['asked'] - mid['unasked']:<8.2f}")
+    write = sorted(result["open to write"] for result in found["asked"])
+    print("open to write, means: asked {:.2f}, the least that could be asked {:.2f} (minimum {:.2f}, median {:.2f}), "
+          "unasked {:.2f}".format(statistics.mean(write), statistics.mean(least), min(least), statistics.median(least),
+                                  statistics.mean(result["open to write"] for result in found["unasked"])))
 
 
 def work(rounds, name, each):

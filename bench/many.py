@@ -40,14 +40,22 @@ def pids_of(marker):
     return sorted(found - {os.getpid()})
 
 
+def is_own(path):
+    """Others may run beside this."""
+    try:
+        return os.lstat(path).st_uid == os.geteuid()
+    except FileNotFoundError:
+        return False
+
+
 def count(pattern):
-    return len(glob.glob(pattern, recursive=True))
+    return sum(map(is_own, glob.glob(pattern, recursive=True)))
 
 
 def groups():
-    """Control groups of runs."""
-    names = (name for _, names, _ in os.walk("/sys/fs/cgroup") for name in names)
-    return sum(name.startswith("stockade") for name in names)
+    """Control groups of this user's runs."""
+    all_of_them = (os.path.join(place, name) for place, names, _ in os.walk("/sys/fs/cgroup") for name in names)
+    return sum(os.path.basename(path).startswith("stockade") and is_own(path) for path in all_of_them)
 
 
 class Counts:

@@ -212,6 +212,19 @@ def plot(field, path):
                    + "\n".join(rows) + "\n</svg>\n")
 
 
+def drop_to(user, stockade):
+    """Becomes that user. Gives a copy of the program, which may lie where they cannot reach."""
+    place = tempfile.mkdtemp(prefix="stockade-bench-bin-")
+    os.chmod(place, 0o755)
+    stockade = shutil.copy(stockade, place)
+    entry = pwd.getpwnam(user)
+    os.setgroups([])
+    os.setgid(entry.pw_gid)
+    os.setuid(entry.pw_uid)
+    os.environ.update(HOME=entry.pw_dir, USER=entry.pw_name)
+    return stockade
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30)
@@ -223,13 +236,13 @@ def main():
     options = parser.parse_args()
     if options.install:
         install()
-    stockade = os.path.abspath(options.stockade)
+    stockade, plot_path = os.path.abspath(options.stockade), options.plot and os.path.abspath(options.plot)
     if options.user:
         stockade = drop_to(options.user, stockade)
     field, absent = measure(options.rounds, stockade)
     report(field, absent, options.rounds)
     if options.plot:
-        plot(field, options.plot)
+        plot(field, plot_path)
 
 
 if __name__ == "__main__":

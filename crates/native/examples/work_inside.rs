@@ -1,20 +1,28 @@
 //! Runs a command at level full, with the broker or without it, to measure
-//! what asking costs: `work_inside asked|traced|unasked WORKSPACE [WRITABLE]... -- CMD
-//! [ARG]...`. Needs feature `measure`; `bench/inside.py` builds and runs it.
+//! what asking costs: `work_inside asked|traced|unasked|least WORKSPACE [WRITABLE]... --
+//! CMD [ARG]...`. Needs feature `measure`; `bench/inside.py` builds and runs it.
 //!
-//! No protected names: both must be able to do the same.
+//! `least` is no broker but the least that could be one: it reads the path, opens what
+//! is asked for and puts the descriptor in place, and decides nothing. What it costs is
+//! the kernel's part.
+//!
+//! No protected names: all must be able to do the same.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeMap;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use rustix::fs::{CWD, Mode, OFlags, openat};
 use stockade_engine::{AttemptEvent, Backend, CommandEnd, Events, Io};
 use stockade_model::{Environment, Filesystem, Level, Limits, Network, Plan, Profile, RawText, RequestId};
 use stockade_native::NativeBackend;
-use stockade_native::launch::{Blueprint, Ended, Stdio, launch};
+use stockade_native::launch::{Blueprint, Ended, Launched, Stdio, launch};
+use stockade_sys::memory::read_c_string;
+use stockade_sys::notify::{Answer, Notifier};
 
 /// Longer than any of the work that is measured.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -25,7 +33,11 @@ fn main() -> ExitCode {
     let writable: Vec<PathBuf> = arguments[1..dashes].iter().map(|p| Path::new(p).canonicalize().unwrap()).collect();
     let mut plan = plan(&writable, &arguments[dashes + 1..]);
     plan.profile.filesystem.trace = arguments[0] == "traced";
-    let code = if arguments[0] == "unasked" { unasked(&plan) } else { asked(&plan) };
+    let code = match arguments[0].as_str() {
+        "unasked" => unasked(&plan),
+        "least" => least(&plan),
+        _ => asked(&plan),
+    };
     ExitCode::from(u8::try_from(code).unwrap_or(255))
 }
 
@@ -47,10 +59,36 @@ fn asked(plan: &Plan) -> i32 {
 }
 
 fn unasked(plan: &Plan) -> i32 {
-    let blueprint = Blueprint::prepare(plan).unwrap().unasked().unwrap();
-    let stdio =
-        Stdio { stdin: rustix::stdio::stdin(), stdout: rustix::stdio::stdout(), stderr: rustix::stdio::stderr() };
-    let mut launched = launch(blueprint, stdio).unwrap();
+    ended(launch(Blueprint::prepare(plan).unwrap().unasked().unwrap(), own_streams()).unwrap())
+}
+
+fn least(plan: &Plan) -> i32 {
+    let mut launched = launch(Blueprint::prepare(plan).unwrap(), own_streams()).unwrap();
+    let notifier = Notifier::new(launched.take_listener().unwrap()).unwrap();
+    notifier.wake_synchronously().unwrap();
+    std::thread::spawn(move || {
+        let mut space = notifier.space();
+        while let Ok(request) = notifier.receive(&mut space) {
+            let opens = i64::from(request.call) == libc::SYS_openat && request.args[2] as i32 & libc::O_ACCMODE != 0;
+            // It fails only where the caller is gone.
+            let _ = if opens {
+                let path = read_c_string(request.pid, request.args[1], libc::PATH_MAX as usize).unwrap();
+                let flags = OFlags::from_bits_retain(request.args[2] as u32) | OFlags::CLOEXEC;
+                let file = openat(CWD, path, flags, Mode::from_bits_retain(request.args[3] as u32)).unwrap();
+                notifier.answer_with_descriptor(request.id, file.as_fd(), true)
+            } else {
+                notifier.answer(request.id, Answer::Continue)
+            };
+        }
+    });
+    ended(launched)
+}
+
+fn own_streams() -> Stdio<'static> {
+    Stdio { stdin: rustix::stdio::stdin(), stdout: rustix::stdio::stdout(), stderr: rustix::stdio::stderr() }
+}
+
+fn ended(mut launched: Launched) -> i32 {
     launched.release().unwrap();
     match launched.wait(PATIENCE).unwrap().expect("it ends").status {
         Ended::Exited(code) => code,
