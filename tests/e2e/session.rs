@@ -347,6 +347,24 @@ fn an_answer_for_the_session_counts_for_its_next_command_and_once_does_not() {
     });
 }
 
+/// What came into the workspace after the sandbox was begun is protected in it.
+#[test]
+fn a_name_that_is_protected_since_the_last_command_is_protected() {
+    each_user(|world| {
+        let session = Session::start(world, &[]);
+        world.file("ws/write.py", "open('.git/hooks/post-commit', 'w')");
+        for _ in 0..3 {
+            assert_eq!(session.exec("echo inside > plain; cat plain").stdout, "inside\n");
+            world.dir("ws/.git");
+            world.dir("ws/.git/hooks");
+            let output = session.exec("cat plain; python3 write.py");
+            assert_eq!((output.ended, output.stdout.as_str()), (Ended::Code(1), "inside\n"), "{}", output.text());
+            assert_eq!(fs::read_dir(world.workspace().join(".git/hooks")).unwrap().count(), 0);
+            fs::remove_dir_all(world.workspace().join(".git")).unwrap();
+        }
+    });
+}
+
 /// Asks for the end as `stockade session end` does; exit code 0 where it was heard.
 const ASKING: &str = "import os, socket, struct, sys\n\
     s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.settimeout(5)\n\
