@@ -137,11 +137,14 @@ impl Session {
                     None => std::future::pending().await,
                 }
             };
+            // That something came is seen in the bytes: behind a proxy the socket was
+            // read from already, and counts as readable until a read finds nothing.
+            let mut word = [0];
             tokio::select! {
                 biased;
                 ready = inside.readable() => ready?,
-                ready = outside.readable(), if held.is_empty() => {
-                    ready?;
+                spoken = outside.peek(&mut word), if held.is_empty() => {
+                    spoken?;
                     return Ok((other(), held));
                 }
                 // A line that may become a request goes on, and is watched.

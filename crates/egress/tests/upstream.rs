@@ -239,3 +239,22 @@ fn traffic_is_opened_behind_a_proxy_too() {
     assert!(ask(&mut inside, "GET / HTTP/1.1\r\nHost: api.test\r\n\r\n").ends_with("fine"));
     assert_eq!(*proxy.asked.lock().unwrap(), [format!("api.test:{}", origin.port)]);
 }
+
+/// What the proxy answered is no word of the server: a program that speaks late is
+/// checked like any other.
+#[test]
+fn a_late_hello_behind_a_proxy_is_checked() {
+    for kind in [UpstreamKind::Http, UpstreamKind::Socks5] {
+        let origin = Origin::new(&["api.test", "other.test"], |_| ok("fine"));
+        let proxy = if kind == UpstreamKind::Http { http(None) } else { socks(None) };
+        let mut world = world(kind, proxy.port, None, "");
+        for (name, passes) in [("api.test", true), ("other.test", false)] {
+            let stream = world.connect(&format!("api.test:{}", origin.port)).unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            assert_eq!(client(stream, name, &origin.pem, &[]).is_ok(), passes, "{kind:?} {name}");
+        }
+        world.stop();
+        let why: Vec<_> = world.records().into_iter().filter_map(|record| record.why).collect();
+        assert!(why.iter().any(|why| why.contains("asks for other.test")), "{why:?}");
+    }
+}
