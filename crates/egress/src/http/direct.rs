@@ -10,11 +10,15 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::admit::Asked;
 use super::exchange::{After, Refusal, Side, exchange, refusal_of, tunnel};
-use super::head::{Request, values};
+use super::head::{FIELDS_MAX, Request, values};
 use super::stream::{QUIET_TIME, Trouble};
 use crate::edge::Guard;
 use crate::relay::{Broken, Way};
 use crate::session::Session;
+
+/// Fields that the door may add to a request: Host and Accept-Encoding. With them too
+/// a head must be one that is read.
+const FIELDS_ADDED: usize = 2;
 
 /// A host and perhaps a port, as in a Host field.
 pub(crate) fn authority(text: &str) -> Option<(Host, Option<u16>)> {
@@ -52,6 +56,9 @@ pub(crate) fn check(request: &mut Request, target: &Target) -> Result<(), Refusa
     let elsewhere = |what: &str| {
         Refusal::new(403, format!("a request on a connection to {target} is for {}", what.escape_default()))
     };
+    if request.fields.len() + FIELDS_ADDED > FIELDS_MAX {
+        return Err(Refusal::new(431, "the head has too many fields"));
+    }
     let is_ours = |text: &str| {
         let (host, port) = authority(text)?;
         Some(host == target.host && port.is_none_or(|p| p == target.port))
@@ -213,6 +220,14 @@ mod tests {
         let mut request = Request::parse(text.as_bytes()).map_err(|_| 400_u16)?;
         check(&mut request, &"a.test:80".parse().unwrap()).map_err(|refusal| refusal.status)?;
         Ok(String::from_utf8(request.bytes()).unwrap().replace("\r\n", "|"))
+    }
+
+    #[test]
+    fn what_is_added_keeps_a_head_readable() {
+        let most = FIELDS_MAX - FIELDS_ADDED;
+        let sent = checked("GET / HTTP/1.0", &"A: b\r\n".repeat(most)).unwrap().replace('|', "\r\n");
+        assert!(Request::parse(sent.as_bytes()).is_ok());
+        assert_eq!(checked("GET / HTTP/1.0", &"A: b\r\n".repeat(most + 1)), Err(431));
     }
 
     #[test]

@@ -8,7 +8,7 @@
 /// Longest head, in bytes.
 pub const HEAD_MAX: usize = 64 << 10;
 /// Most fields of a head.
-const FIELDS_MAX: usize = 128;
+pub const FIELDS_MAX: usize = 128;
 
 /// A field of a head, as it was sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
