@@ -113,10 +113,11 @@ fn metadata() {
     check("echo a >a; setfattr -n user.k -v v a", "setfattr -x user.k a; setfattr -n user.n -v m a");
     check("echo a >a; setfattr -n user.k -v v a", "echo b >a; setfattr -n user.k -v w a");
     check("mkdir d", "setfattr -n user.k -v v d; mkdir e; setfattr -n user.l -v w e");
-    // An access list: user::rw, user 0:r, group::r, mask::r, other::r.
+    // An access list: user::rw, its owner by number:r, group::r, mask::r, other::r. In
+    // the namespace where it is staged that number may be another.
     let acl = "python3 -c 'import os,struct
 os.setxattr(\"a\", \"system.posix_acl_access\", struct.pack(\"<I\", 2) + b\"\".join(struct.pack(\"<HHI\", *e)
-  for e in [(1,6,2**32-1),(2,4,0),(4,4,2**32-1),(16,4,2**32-1),(32,4,2**32-1)]))'";
+  for e in [(1,6,2**32-1),(2,4,os.getuid()),(4,4,2**32-1),(16,4,2**32-1),(32,4,2**32-1)]))'";
     check("echo a >a", acl);
     check("true", &format!("echo b >a; {acl}"));
     check("true", "chmod 755 .; setfattr -n user.root -v yes .; touch -d 2004-04-04 .");
