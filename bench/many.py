@@ -160,7 +160,7 @@ def loops(bench, number):
 
 
 def kills(bench, number):
-    chance, before, hit = random.Random(1), Counts(bench), {}
+    chance, before, hit = random.Random(1), Counts(bench), {"the supervisor": 0, "one inside": 0}
     for _ in range(number):
         run = bench.start(["/bin/sh", "-c", "sleep 100 & sleep 100"], stdout=subprocess.DEVNULL)
         time.sleep(chance.uniform(0, 0.03))
@@ -170,8 +170,7 @@ def kills(bench, number):
             os.kill(victim, signal.SIGKILL)
         except ProcessLookupError:
             continue
-        hit["the supervisor" if victim == run.pid else "one inside"] = hit.get(
-            "the supervisor" if victim == run.pid else "one inside", 0) + 1
+        hit["the supervisor" if victim == run.pid else "one inside"] += 1
         time.sleep(0.02)
         run.terminate()
         run.wait(30)

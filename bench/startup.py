@@ -136,6 +136,35 @@ def once(argv, cwd, env):
     return taken, os.waitstatus_to_exitcode(status)
 
 
+def end_session(stockade, session, env):
+    if session:
+        subprocess.run([stockade, "session", "end", session], env=env, check=False, stdout=subprocess.DEVNULL)
+
+
+def interleaved(rounds, ways, what, workspace, env, before=lambda: None):
+    """Milliseconds of each way by name, every round in an order of its own; and
+    which were not run, with the reason. `before` is called ahead of each."""
+    field, absent = [], []
+    for name, argv in ways:
+        if not argv:
+            absent.append((name, "not installed"))
+        elif code := once(argv, workspace, env)[1]:
+            absent.append((name, f"exit status {code} for {what}"))
+        else:
+            field.append((name, argv, []))
+    order = random.Random(1)
+    for _ in range(rounds):
+        # The kernel cleans up after a sandbox while the next one starts:
+        # nobody always starts behind the same one.
+        for name, argv, times in order.sample(field, len(field)):
+            before()
+            taken, code = once(argv, workspace, env)
+            if code != 0:
+                sys.exit(f"error: {name} ended with {code} in the middle of {what}")
+            times.append(taken * 1e3)
+    return [(name, times) for name, _, times in field], absent
+
+
 def measure(rounds, stockade):
     workspace = tempfile.mkdtemp(prefix="stockade-bench-", dir=os.path.expanduser("~"))
     place = tempfile.mkdtemp(prefix="stockade-bench-bundles-")
@@ -143,30 +172,11 @@ def measure(rounds, stockade):
     session = begin_session(stockade, workspace, env)
     try:
         true = shutil.which("true", path="/usr/bin:/bin")
-        field, absent = [], []
-        for name, argv in contestants(workspace, stockade, session, [true]) + runtimes(true, place):
-            if not argv:
-                absent.append((name, "not installed"))
-                continue
-            code = once(argv, workspace, env)[1]
-            if code != 0:
-                absent.append((name, f"exit status {code} for `true`"))
-                continue
-            field.append((name, argv, []))
-        order = random.Random(1)
-        for _ in range(rounds):
-            # The kernel cleans up after a sandbox while the next one starts:
-            # nobody always starts behind the same one.
-            for name, argv, times in order.sample(field, len(field)):
-                taken, code = once(argv, workspace, env)
-                if code != 0:
-                    sys.exit(f"error: {name} ended with {code} in the middle of the run")
-                times.append(taken * 1e3)
-        return [(name, times) for name, _, times in field], absent
+        ways = contestants(workspace, stockade, session, [true]) + runtimes(true, place)
+        return interleaved(rounds, ways, "`true`", workspace, env)
     finally:
         os.chdir("/")
-        if session:
-            subprocess.run([stockade, "session", "end", session], env=env, check=False, stdout=subprocess.DEVNULL)
+        end_session(stockade, session, env)
         for directory in (workspace, place):
             shutil.rmtree(directory, ignore_errors=True)
 

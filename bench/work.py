@@ -11,11 +11,8 @@ The peers are those of `startup.py`, which installs them.
 """
 import argparse
 import os
-import random
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 
 import inside
@@ -61,25 +58,13 @@ def measure(name, rounds, stockade, place, env):
     workspace = make(tempfile.mkdtemp(dir=place))
     session = startup.begin_session(stockade, workspace, env)
     try:
-        field, absent = [], []
-        for who, argv in startup.contestants(workspace, stockade, session, settle(command)):
-            if argv is None or startup.once(argv, workspace, env)[1] != 0:
-                absent.append((who, "does not run it" if argv else "not installed"))
-            else:
-                field.append((who, argv, []))
-        order = random.Random(1)
-        for _ in range(rounds):
-            for who, argv, times in order.sample(field, len(field)):
-                shutil.rmtree(os.path.join(workspace, "node_modules"), ignore_errors=True)
-                taken, code = startup.once(argv, workspace, env)
-                if code != 0:
-                    sys.exit(f"error: {who} ended with {code} in the middle of `{name}`")
-                times.append(taken * 1e3)
-        return [(who, times) for who, _, times in field], absent
+        ways = startup.contestants(workspace, stockade, session, settle(command))
+        modules = os.path.join(workspace, "node_modules")
+        return startup.interleaved(rounds, ways, f"`{name}`", workspace, env,
+                                   before=lambda: shutil.rmtree(modules, ignore_errors=True))
     finally:
         os.chdir("/")
-        if session:
-            subprocess.run([stockade, "session", "end", session], env=env, check=False, stdout=subprocess.DEVNULL)
+        startup.end_session(stockade, session, env)
 
 
 def report(name, field, absent):
