@@ -34,7 +34,12 @@ fn main() -> io::Result<()> {
     let mut slots: Vec<(String, String, usize, usize, usize)> = Vec::new();
     let mut code = String::new();
     for (number, (family, path)) in families.iter().enumerate() {
-        let _ = writeln!(code, "const FILE_{number}: &str = include_str!({:?});", path.display().to_string());
+        // By the place that the compiler is told, not by the one that this saw: what was
+        // built is the same wherever the source stands.
+        let _ = writeln!(
+            code,
+            "const FILE_{number}: &str = include_str!(concat!(env!(\"CARGO_MANIFEST_DIR\"), \"/knowledge/{family}.toml\"));"
+        );
         let content: &'static str = fs::read_to_string(path)?.leak();
         for (name, body) in text::tables(content) {
             let start = body.as_ptr() as usize - content.as_ptr() as usize;
