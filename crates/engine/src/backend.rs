@@ -148,15 +148,8 @@ impl Events {
 impl Drop for Telling {
     fn drop(&mut self) {
         if !*self.ended.get_mut() {
-            (self.tell)(AttemptEvent::Ended(AttemptEnd {
-                end: CommandEnd::Lost("its supervisor ended without a word".to_owned()),
-                usage: Usage::default(),
-                stdout: None,
-                stderr: None,
-                truncated: false,
-                staged: None,
-                reads: Vec::new(),
-            }));
+            let lost = CommandEnd::Lost("its supervisor ended without a word".to_owned());
+            (self.tell)(AttemptEvent::Ended(AttemptEnd::bare(lost)));
         }
     }
 }
@@ -184,6 +177,21 @@ pub struct AttemptEnd {
     pub staged: Option<Staged>,
     /// What it read, where the plan has that traced; bounded by the backend.
     pub reads: Vec<ReadAccess>,
+}
+
+impl AttemptEnd {
+    /// An end of which nothing else is known.
+    pub fn bare(end: CommandEnd) -> Self {
+        Self {
+            end,
+            usage: Usage::default(),
+            stdout: None,
+            stderr: None,
+            truncated: false,
+            staged: None,
+            reads: Vec::new(),
+        }
+    }
 }
 
 /// How the command of an attempt ended.

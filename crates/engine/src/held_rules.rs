@@ -50,7 +50,7 @@ pub fn of(
 }
 
 /// Refuses what nobody can agree to.
-fn governed(settings: &Settings, request: &Request, power: &Grant) -> Option<Decision> {
+pub fn governed(settings: &Settings, request: &Request, power: &Grant) -> Option<Decision> {
     settings.decide_governed(request.workspace.as_path(), power)
 }
 

@@ -209,7 +209,7 @@ impl Judge for RuleJudge {
     }
 
     fn governed(&self, request: &Request, grant: &Grant) -> Option<Decision> {
-        self.settings.decide_governed(request.workspace.as_path(), grant)
+        held_rules::governed(&self.settings, request, grant)
     }
 
     fn directory(&self, request: &Request, plan: &Plan, grant: &Grant) -> Vec<Grant> {

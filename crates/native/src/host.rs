@@ -93,16 +93,7 @@ impl Attempt for HostAttempt {
                 } else {
                     CommandEnd::NotExecutable(error.to_string())
                 };
-                let end = AttemptEnd {
-                    end,
-                    usage: Usage::default(),
-                    stdout: None,
-                    stderr: None,
-                    truncated: false,
-                    staged: None,
-                    reads: Vec::new(),
-                };
-                self.events.tell(AttemptEvent::Ended(end));
+                self.events.tell(AttemptEvent::Ended(AttemptEnd::bare(end)));
             }
         }
         Ok(())
@@ -156,15 +147,8 @@ fn watch(mut child: Child, io: Io, started: Instant, group: &Mutex<Option<Pid>>,
     let text = |capture: Option<Capture>| capture.map(|c| RawText::from(c.into_bytes()));
     let wall_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     let usage = Usage { wall_ms, ..Usage::default() };
-    events.tell(AttemptEvent::Ended(AttemptEnd {
-        end,
-        usage,
-        stdout: text(output),
-        stderr: text(errors),
-        truncated,
-        staged: None,
-        reads: Vec::new(),
-    }));
+    let (stdout, stderr) = (text(output), text(errors));
+    events.tell(AttemptEvent::Ended(AttemptEnd { usage, stdout, stderr, truncated, ..AttemptEnd::bare(end) }));
 }
 
 fn drain(pipe: &impl std::os::fd::AsFd, limit_bytes: u64) -> Capture {

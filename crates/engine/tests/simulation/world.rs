@@ -14,7 +14,7 @@ use stockade_engine::{AttemptEnd, CommandEnd, HoldId};
 use stockade_model::{
     Answer, ApprovalMode, Assessment, CallerApproval, Command, Decision, Denial, Digest, EnforcementReport,
     Environment, Filesystem, Grant, GranularMode, Layer, Level, Limit, Limits, Network, Operation, Opinion, Plan,
-    Profile, QuestionKind, RawText, Request, Resolution, Review, Risk, SandboxPreference, Scope, Tier, Usage, Verdict,
+    Profile, QuestionKind, RawText, Request, Resolution, Review, Risk, SandboxPreference, Scope, Tier, Verdict,
 };
 
 use crate::fault::{self, Fault};
@@ -481,16 +481,7 @@ impl World {
                     3 => CommandEnd::Lost("gone".to_owned()),
                     n => CommandEnd::Exited(i32::from(n % 2 == 0)),
                 };
-                let usage = Usage::default();
-                Input::Ended(Box::new(AttemptEnd {
-                    end,
-                    usage,
-                    stdout: None,
-                    stderr: None,
-                    truncated: false,
-                    staged: None,
-                    reads: Vec::new(),
-                }))
+                Input::Ended(Box::new(AttemptEnd::bare(end)))
             }
         }
     }

@@ -15,7 +15,7 @@ use stockade_engine::{
 };
 use stockade_model::{
     Answer, ApprovalMode, Denial, EnforcementReport, Grant, GranularMode, Layer, Level, Operation, Plan, QuestionKind,
-    Resolution, Scope, Status, Usage,
+    Resolution, Scope, Status,
 };
 
 use crate::house::{Failing, Fake, House, Scripted};
@@ -86,15 +86,7 @@ impl Attempt for Holding {
             let code = program(&calls);
             let signal = calls.shared.0.lock().unwrap().over;
             let end = signal.map_or(CommandEnd::Exited(code), CommandEnd::Signaled);
-            calls.events.tell(AttemptEvent::Ended(AttemptEnd {
-                end,
-                usage: Usage::default(),
-                stdout: None,
-                stderr: None,
-                truncated: false,
-                staged: None,
-                reads: Vec::new(),
-            }));
+            calls.events.tell(AttemptEvent::Ended(AttemptEnd::bare(end)));
         }));
         Ok(())
     }

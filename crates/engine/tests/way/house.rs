@@ -16,7 +16,7 @@ use stockade_engine::{
 };
 use stockade_model::{
     Answer, ApprovalMode, Command, Denial, EnforcementReport, Event, Grant, Layer, Level, Operation, Outcome, Plan,
-    Question, QuestionKind, RawText, Request, Resolution, SandboxPreference, Usage,
+    Question, QuestionKind, RawText, Request, Resolution, SandboxPreference,
 };
 use stockade_policy::load::{Sources, load};
 use stockade_store::Store;
@@ -98,16 +98,7 @@ struct FakeAttempt {
 
 impl FakeAttempt {
     fn end(&self, end: CommandEnd) {
-        let end = AttemptEnd {
-            end,
-            usage: Usage::default(),
-            stdout: None,
-            stderr: None,
-            truncated: false,
-            staged: None,
-            reads: Vec::new(),
-        };
-        self.events.tell(AttemptEvent::Ended(end));
+        self.events.tell(AttemptEvent::Ended(AttemptEnd::bare(end)));
     }
 }
 

@@ -19,7 +19,7 @@ use stockade_engine::{
 };
 use stockade_model::{
     Assessment, Command, Decision, Denial, Digest, EnforcementReport, Grant, LayerReport, LayerState, Level, Plan,
-    Request, RequestId, Status, Usage, Verdict,
+    Request, RequestId, Status, Verdict,
 };
 use stockade_shell::{Context, Takes, is_understood, takes};
 
@@ -335,15 +335,7 @@ impl Attempt for Write {
 
     fn release(&mut self) -> Result<(), StartError> {
         self.input.write(&self.text, self.line.stream()).map_err(|what| StartError { what, hint: None })?;
-        self.events.tell(AttemptEvent::Ended(AttemptEnd {
-            end: CommandEnd::Exited(0),
-            usage: Usage::default(),
-            stdout: None,
-            stderr: None,
-            truncated: false,
-            staged: None,
-            reads: Vec::new(),
-        }));
+        self.events.tell(AttemptEvent::Ended(AttemptEnd::bare(CommandEnd::Exited(0))));
         Ok(())
     }
 
