@@ -13,6 +13,7 @@ mod reviewer;
 pub mod run;
 pub mod session;
 mod setting;
+mod socket;
 pub mod stage;
 
 use std::ffi::OsString;

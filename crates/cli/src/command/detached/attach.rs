@@ -93,7 +93,6 @@ pub fn write(typed: &WriteArgs) -> Ended {
             .hint("start it with `stockade run --detach --interactive`"));
     }
     client.last = if typed.close { Piece::Close } else { Piece::Rest };
-    client.source = Source::Open;
     loop {
         let happened = client.wait(None)?;
         match happened {
@@ -103,7 +102,7 @@ pub fn write(typed: &WriteArgs) -> Ended {
                 return Ok(exit::REFUSED);
             }
             Happened::Fate(Fate::Lost(why)) => return Err(Failure::new(why)),
-            Happened::Fate(_) if client.source.is_over() => {
+            Happened::Fate(_) if !client.source.is_open() => {
                 client.leave();
                 return Ok(exit::SUCCESS);
             }
@@ -141,10 +140,6 @@ enum Source {
 impl Source {
     fn is_open(self) -> bool {
         self != Self::Ended
-    }
-
-    fn is_over(self) -> bool {
-        self == Self::Ended
     }
 }
 

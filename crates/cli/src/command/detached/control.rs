@@ -3,19 +3,16 @@
 //! process, which may be another's by then, is never signalled.
 
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags};
-use rustix::net::sockopt::socket_peercred;
-use rustix::process::{Signal, geteuid};
+use rustix::process::Signal;
 use stockade_engine::Interrupter;
 use stockade_store::runs::Run;
 
+use super::super::socket::{Address, demand_own};
 use super::served::Desk;
 use super::wire::Line;
 use crate::failure::Failure;
@@ -26,6 +23,8 @@ const ENDING: [Signal; 5] = [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUI
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The longest line, in bytes.
 const LINE_BYTES: u64 = 64;
+/// Its name in the directory.
+const SOCKET: &str = "control";
 const DONE: &[u8] = b"done\n";
 /// The same, of a run that takes input.
 const DONE_WITH_INPUT: &[u8] = b"done input\n";
@@ -33,29 +32,13 @@ const ATTACH: &str = "attach";
 /// The same, of a client where a person can be asked.
 const ATTACH_TO_ANSWER: &str = "attach answers";
 
-/// The socket of a run. Reached through a descriptor of its directory: the name
-/// of a socket has 108 bytes at most (unix(7)), that of a directory has not.
-struct Address {
-    path: PathBuf,
-    _directory: OwnedFd,
-}
-
-impl Address {
-    fn of(run: &Path) -> io::Result<Self> {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let directory = rustix::fs::open(run, flags, Mode::empty())?;
-        let path = format!("/proc/self/fd/{}/control", directory.as_raw_fd()).into();
-        Ok(Self { path, _directory: directory })
-    }
-}
-
 /// Listens on a thread of its own.
 ///
 /// # Errors
 /// When there can be no socket or thread.
 pub fn serve(run: &Run, interrupter: Interrupter, desk: Arc<Desk>) -> Result<(), Failure> {
     let cannot = |e: io::Error| Failure::new(format!("cannot listen in the directory of the run: {e}"));
-    let listener = Address::of(run.path()).and_then(|at| UnixListener::bind(&at.path)).map_err(cannot)?;
+    let listener = Address::of(run.path(), SOCKET).and_then(|at| UnixListener::bind(at.path())).map_err(cannot)?;
     let answer_all = move || {
         for stream in listener.incoming() {
             // One that is not understood or goes away is its own loss.
@@ -69,7 +52,7 @@ pub fn serve(run: &Run, interrupter: Interrupter, desk: Arc<Desk>) -> Result<(),
 }
 
 fn answer(mut stream: UnixStream, interrupter: &Interrupter, desk: &Arc<Desk>) -> io::Result<()> {
-    demand_own(&stream)?;
+    expect(&stream)?;
     let line = read_line(&stream)?;
     if line == ATTACH || line == ATTACH_TO_ANSWER {
         return attend(stream, desk, line == ATTACH_TO_ANSWER);
@@ -89,13 +72,18 @@ fn attend(mut stream: UnixStream, desk: &Arc<Desk>, answers: bool) -> io::Result
     place.attend(Line::over(stream)?, answers)
 }
 
-/// Fails where the other side is another user. The directory keeps them out; this
-/// holds where its mode was changed.
-fn demand_own(stream: &UnixStream) -> io::Result<()> {
+/// Of the run's own user, and not waited for without end.
+fn expect(stream: &UnixStream) -> io::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    let other = socket_peercred(stream)?.uid;
-    if other == geteuid() { Ok(()) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+    demand_own(stream)
+}
+
+/// The connection to a run's supervisor.
+fn reach(run: &Run) -> io::Result<UnixStream> {
+    let stream = UnixStream::connect(Address::of(run.path(), SOCKET)?.path())?;
+    expect(&stream)?;
+    Ok(stream)
 }
 
 fn read_line(stream: &UnixStream) -> io::Result<String> {
@@ -115,8 +103,7 @@ fn read_line(stream: &UnixStream) -> io::Result<String> {
 /// When nobody answers, or not as expected.
 pub fn attach(run: &Run, answers: bool) -> Result<(Line, bool), Failure> {
     let ask = || {
-        let mut stream = Address::of(run.path()).and_then(|at| UnixStream::connect(&at.path))?;
-        demand_own(&stream)?;
+        let mut stream = reach(run)?;
         let line = if answers { ATTACH_TO_ANSWER } else { ATTACH };
         stream.write_all(format!("{line}\n").as_bytes())?;
         let answer = format!("{}\n", read_line(&stream)?);
@@ -137,8 +124,7 @@ pub fn attach(run: &Run, answers: bool) -> Result<(Line, bool), Failure> {
 /// When nobody answers, or not as expected.
 pub fn end(run: &Run, signal: Signal) -> Result<(), Failure> {
     let ask = || {
-        let mut stream = Address::of(run.path()).and_then(|at| UnixStream::connect(&at.path))?;
-        demand_own(&stream)?;
+        let mut stream = reach(run)?;
         stream.write_all(format!("end {}\n", signal.as_raw()).as_bytes())?;
         read_line(&stream)
     };

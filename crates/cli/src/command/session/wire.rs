@@ -8,20 +8,20 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{MemfdFlags, Mode, OFlags};
-use rustix::net::sockopt::socket_peercred;
+use rustix::fs::MemfdFlags;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen};
-use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 use stockade_model::RawText;
 use stockade_sys::Errno;
 use stockade_sys::passing::{self, MAX_DESCRIPTORS};
+
+use super::super::socket::{Address, demand_own};
 
 /// How long either side waits for a message that has to come.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -30,6 +30,8 @@ const BACKLOG: i32 = 128;
 /// The longest description of what is to be run, in bytes: the longest command
 /// and the largest environment, with every byte escaped, are shorter.
 const ASKED_LIMIT_BYTES: u64 = 32 << 20;
+/// Its name in the session's directory.
+const SOCKET: &str = "socket";
 /// Bytes of a message.
 const SIZE: usize = 8;
 
@@ -146,14 +148,14 @@ impl Line {
     /// When nobody listens there, or another user.
     pub fn to(session: &Path) -> io::Result<Self> {
         let socket = socket()?;
-        let at = Address::of(session)?;
-        connect(&socket, &at.socket()?)?;
+        let at = Address::of(session, SOCKET)?;
+        connect(&socket, &SocketAddrUnix::new(at.path())?)?;
         Self::of_own(socket)
     }
 
     fn of_own(socket: OwnedFd) -> io::Result<Self> {
-        let other = socket_peercred(&socket)?.uid;
-        if other == geteuid() { Ok(Self(socket)) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+        demand_own(&socket)?;
+        Ok(Self(socket))
     }
 
     /// Says something.
@@ -217,7 +219,8 @@ impl Listener {
     /// When there can be no socket.
     pub fn at(session: &Path) -> io::Result<Self> {
         let socket = socket()?;
-        bind(&socket, &Address::of(session)?.socket()?)?;
+        let at = Address::of(session, SOCKET)?;
+        bind(&socket, &SocketAddrUnix::new(at.path())?)?;
         listen(&socket, BACKLOG)?;
         rustix::io::ioctl_fionbio(&socket, true)?;
         Ok(Self(socket))
@@ -239,21 +242,6 @@ impl Listener {
 
 fn socket() -> Result<OwnedFd, Errno> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-}
-
-/// Reached through a descriptor of the directory: the name of a socket has 108
-/// bytes at most (unix(7)), that of a directory has not.
-struct Address(OwnedFd);
-
-impl Address {
-    fn of(session: &Path) -> io::Result<Self> {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        Ok(Self(rustix::fs::open(session, flags, Mode::empty())?))
-    }
-
-    fn socket(&self) -> Result<SocketAddrUnix, Errno> {
-        SocketAddrUnix::new(format!("/proc/self/fd/{}/socket", self.0.as_raw_fd()))
-    }
 }
 
 #[cfg(test)]
