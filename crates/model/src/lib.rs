@@ -30,6 +30,7 @@ mod reading;
 mod report;
 mod request;
 mod review;
+mod sandbox;
 mod secret_use;
 mod special;
 mod targets;
@@ -43,7 +44,7 @@ pub use egress::{Egress, EgressLimits, Listed, Secret, SecretKind, SecretSource,
 pub use endpoint::{Endpoint, EndpointError};
 pub use event::{Event, EventKind};
 pub use grant::{Grant, GrantError};
-pub use id::{ApprovalId, IdError, RequestId, SessionId, StageId};
+pub use id::{ApprovalId, IdError, RequestId, SandboxId, SandboxIdError, SessionId, StageId};
 pub use inspection::{Inspection, RequestPattern, RequestRuling};
 pub use limit::{Limit, Limits};
 pub use network::{ConnectionEnd, ConnectionRecord, Host, HostError, HostName, HostUse, Target};
@@ -55,6 +56,10 @@ pub use reading::ReadAccess;
 pub use report::{EnforcementReport, LayerReport, LayerState, Level};
 pub use request::{CallerApproval, Command, Request, SandboxPreference};
 pub use review::{Opinion, Review, Risk, RiskCategory};
+pub use sandbox::{
+    AfterRestart, BackendChoice, Background, HostDirectory, ImageDigest, Labels, Lifetime, RepositoryUrl, Revision,
+    RuntimeName, SandboxRecord, SandboxSpec, SandboxState, SpecError, WorkspaceSource,
+};
 pub use secret_use::{SecretUse, is_secret_name};
 pub use special::special_address;
 pub use targets::{HostPattern, TargetPattern};

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use stockade_model::{ApprovalMode, Event, Outcome};
+use stockade_model::{ApprovalMode, Event, Outcome, SandboxRecord};
 use stockade_policy::examples::ExampleFile;
 use stockade_policy::table::{self, Situation};
 use stockade_policy::{ConfigFile, Layer, LayerText, OwnDirectories, Settings};
@@ -57,6 +57,14 @@ fn outcome_schema_is_fresh() {
 #[test]
 fn event_schema_is_fresh() {
     check("schemas/event.schema.json", &pretty(&schema_of::<Event>("event.schema.json", "Stockade event")));
+}
+
+#[test]
+fn sandbox_schema_is_fresh() {
+    check(
+        "schemas/sandbox.schema.json",
+        &pretty(&schema_of::<SandboxRecord>("sandbox.schema.json", "Stockade sandbox")),
+    );
 }
 
 #[test]

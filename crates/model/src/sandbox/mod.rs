@@ -1,0 +1,206 @@
+//! A sandbox that lasts: what it is to be, how far it is, what is known of it.
+//!
+//! Everything that a caller can say is bounded here, once, by its type: a value
+//! of these types fits a file name, a column or an argument of `git`.
+
+mod parts;
+mod source;
+mod state;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use parts::{ImageDigest, Labels, Lifetime, RuntimeName};
+pub use source::{HostDirectory, RepositoryUrl, Revision, WorkspaceSource};
+pub use state::{SandboxRecord, SandboxState};
+
+use crate::Limits;
+
+/// Longest name of a profile, in bytes.
+const PROFILE_NAME_MAX: usize = 64;
+
+/// Why a text or a value is not a part of a sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what}: {why}")]
+pub struct SpecError {
+    /// Which part, by its key.
+    what: &'static str,
+    /// Why, for a person.
+    why: &'static str,
+}
+
+impl SpecError {
+    fn new(what: &'static str, why: &'static str) -> Self {
+        Self { what, why }
+    }
+}
+
+/// What makes the walls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum BackendChoice {
+    /// Whichever serves the profile on this machine.
+    #[default]
+    Auto,
+    /// The kernel, by this program alone.
+    Native,
+    /// The Docker Engine.
+    Docker,
+    /// Podman.
+    Podman,
+}
+
+impl BackendChoice {
+    /// Its text form.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Native => "native",
+            Self::Docker => "docker",
+            Self::Podman => "podman",
+        }
+    }
+}
+
+/// What becomes of a sandbox whose engine ended without a word.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum AfterRestart {
+    /// It is taken over as it is found.
+    #[default]
+    Adopt,
+    /// It is destroyed.
+    Destroy,
+}
+
+/// What becomes of processes that a command leaves behind in its sandbox.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Background {
+    /// They end with the command, as those of a run do.
+    #[default]
+    End,
+    /// They live as long as the sandbox.
+    Keep,
+}
+
+/// What a sandbox is to be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SandboxSpec {
+    /// What makes the walls.
+    #[serde(default)]
+    pub backend: BackendChoice,
+    /// The container engine's runtime, where it is not its own choice.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runtime: Option<RuntimeName>,
+    /// The read-only system inside, where it is not the host's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<ImageDigest>,
+    /// What its workspace begins as.
+    #[serde(default)]
+    pub workspace: WorkspaceSource,
+    /// The name of the profile whose powers its commands have.
+    pub profile: String,
+    /// What it may take, all of its commands together. `disk` and `inodes` are
+    /// the quotas of what it keeps.
+    #[serde(default, skip_serializing_if = "Limits::is_empty")]
+    pub limits: Limits,
+    /// What its maker knows it by.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
+    /// It is destroyed so long after it was made; may be extended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_ms: Option<Lifetime>,
+    /// It is destroyed so long after its last use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_ms: Option<Lifetime>,
+    /// What becomes of it when its engine ended without a word.
+    #[serde(default)]
+    pub after_restart: AfterRestart,
+    /// What becomes of processes that a command leaves behind.
+    #[serde(default)]
+    pub background: Background,
+}
+
+impl SandboxSpec {
+    /// An empty sandbox of this profile.
+    pub fn of_profile(profile: &str) -> Self {
+        Self {
+            backend: BackendChoice::Auto,
+            runtime: None,
+            image: None,
+            workspace: WorkspaceSource::Empty,
+            profile: profile.to_owned(),
+            limits: Limits::default(),
+            labels: Labels::default(),
+            ttl_ms: None,
+            idle_ms: None,
+            after_restart: AfterRestart::default(),
+            background: Background::default(),
+        }
+    }
+
+    /// Whether its parts go together.
+    ///
+    /// # Errors
+    /// The first that does not, and why.
+    pub fn check(&self) -> Result<(), SpecError> {
+        let fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+        if !(1..=PROFILE_NAME_MAX).contains(&self.profile.len()) || !self.profile.bytes().all(fits) {
+            return Err(SpecError::new("profile", "a name is 1 to 64 letters, digits, `-`, `_` and `.`"));
+        }
+        if self.backend == BackendChoice::Native && self.runtime.is_some() {
+            return Err(SpecError::new("runtime", "the native backend has none; name `docker` or `podman`"));
+        }
+        if self.limits.each().any(|(_, amount)| amount == 0) {
+            return Err(SpecError::new("limits", "an amount must be more than nothing"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Limit;
+
+    #[test]
+    fn what_is_not_said_has_a_default_and_what_is_unknown_is_refused() {
+        let least: SandboxSpec = serde_json::from_str(r#"{"profile":"workspace"}"#).unwrap();
+        assert_eq!(least, SandboxSpec::of_profile("workspace"));
+        assert_eq!(least.check(), Ok(()));
+        let text = serde_json::to_string(&least).unwrap();
+        assert_eq!(serde_json::from_str::<SandboxSpec>(&text).unwrap(), least);
+        for bad in [
+            r#"{}"#,
+            r#"{"profile":"workspace","privileged":true}"#,
+            r#"{"profile":"workspace","backend":"host"}"#,
+            r#"{"profile":"workspace","ttl_ms":0}"#,
+            r#"{"profile":"workspace","workspace":{"clone":{"url":"ext::sh -c id"}}}"#,
+            r#"{"profile":"workspace","workspace":{"bind":{"directory":"../x"}}}"#,
+            r#"{"profile":"workspace","image":"debian:latest"}"#,
+        ] {
+            assert!(serde_json::from_str::<SandboxSpec>(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn parts_that_do_not_go_together_are_refused() {
+        let good = SandboxSpec::of_profile("workspace");
+        let long = "p".repeat(PROFILE_NAME_MAX + 1);
+        for profile in ["", "a b", "../x", long.as_str()] {
+            assert!(SandboxSpec { profile: profile.to_owned(), ..good.clone() }.check().is_err(), "{profile}");
+        }
+        let runtime = Some("runsc".parse().unwrap());
+        let native = SandboxSpec { backend: BackendChoice::Native, runtime: runtime.clone(), ..good.clone() };
+        assert!(native.check().is_err());
+        let docker = SandboxSpec { backend: BackendChoice::Docker, runtime, ..good.clone() };
+        assert_eq!(docker.check(), Ok(()));
+        let mut limited = good;
+        limited.limits.set(Limit::Disk, 1 << 30);
+        assert_eq!(limited.check(), Ok(()));
+        limited.limits.set(Limit::Inodes, 0);
+        assert!(limited.check().is_err());
+    }
+}

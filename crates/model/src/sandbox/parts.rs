@@ -1,0 +1,269 @@
+//! Small checked parts of a sandbox: lifetimes, labels, names of images and runtimes.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::SpecError;
+
+/// Shortest lifetime, in milliseconds.
+const LIFETIME_MIN_MS: u64 = 1_000;
+/// Longest lifetime, in milliseconds: 365 days, as for every duration.
+const LIFETIME_MAX_MS: u64 = 365 * 24 * 60 * 60 * 1000;
+/// Most labels of one sandbox.
+const LABELS_MAX: usize = 64;
+/// Longest key of a label, in bytes.
+const LABEL_KEY_MAX: usize = 63;
+/// Longest value of a label, in bytes.
+const LABEL_VALUE_MAX: usize = 256;
+/// Longest name of an image, in bytes (distribution's reference grammar).
+const IMAGE_NAME_MAX: usize = 255;
+
+/// How long a sandbox lives, in milliseconds: from one second to 365 days.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "u64", into = "u64")]
+pub struct Lifetime(u64);
+
+impl Lifetime {
+    /// In milliseconds.
+    pub fn ms(self) -> u64 {
+        self.0
+    }
+}
+
+impl TryFrom<u64> for Lifetime {
+    type Error = SpecError;
+    fn try_from(ms: u64) -> Result<Self, SpecError> {
+        if (LIFETIME_MIN_MS..=LIFETIME_MAX_MS).contains(&ms) {
+            Ok(Self(ms))
+        } else {
+            Err(SpecError::new("lifetime", "a sandbox lives from `1s` to `365d`"))
+        }
+    }
+}
+
+impl From<Lifetime> for u64 {
+    fn from(lifetime: Lifetime) -> u64 {
+        lifetime.0
+    }
+}
+
+/// What a maker knows a sandbox by: at most 64 pairs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "BTreeMap<String, String>", into = "BTreeMap<String, String>")]
+pub struct Labels(BTreeMap<String, String>);
+
+impl Labels {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The value of one.
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.0.get(key).map(String::as_str)
+    }
+
+    /// All, by their keys.
+    pub fn each(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(key, value)| (key.as_str(), value.as_str()))
+    }
+
+    /// Whether each of `wanted` is among them.
+    pub fn hold(&self, wanted: &Self) -> bool {
+        wanted.each().all(|(key, value)| self.get(key) == Some(value))
+    }
+}
+
+impl TryFrom<BTreeMap<String, String>> for Labels {
+    type Error = SpecError;
+    fn try_from(pairs: BTreeMap<String, String>) -> Result<Self, SpecError> {
+        if pairs.len() > LABELS_MAX {
+            return Err(SpecError::new("labels", "there are at most 64"));
+        }
+        let fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'/');
+        let key = |key: &str| (1..=LABEL_KEY_MAX).contains(&key.len()) && key.bytes().all(fits);
+        if !pairs.keys().all(|text| key(text)) {
+            return Err(SpecError::new("labels", "a key is 1 to 63 letters, digits, `-`, `_`, `.` and `/`"));
+        }
+        let value = |value: &str| value.len() <= LABEL_VALUE_MAX && !value.chars().any(char::is_control);
+        if !pairs.values().all(|text| value(text)) {
+            return Err(SpecError::new("labels", "a value is at most 256 bytes of text on one line"));
+        }
+        Ok(Self(pairs))
+    }
+}
+
+impl From<Labels> for BTreeMap<String, String> {
+    fn from(labels: Labels) -> Self {
+        labels.0
+    }
+}
+
+/// An image by its content: `NAME@sha256:DIGITS`, or `sha256:DIGITS` of one that
+/// is here. A tag may mean something else tomorrow and is none.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "String", into = "String")]
+pub struct ImageDigest(String);
+
+impl ImageDigest {
+    /// The text form.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The name before the digest, where there is one.
+    pub fn name(&self) -> Option<&str> {
+        self.0.split_once('@').map(|(name, _)| name)
+    }
+
+    /// The 64 digits.
+    pub fn digits(&self) -> &str {
+        self.0.rsplit(':').next().unwrap_or_default()
+    }
+}
+
+impl TryFrom<String> for ImageDigest {
+    type Error = SpecError;
+    fn try_from(text: String) -> Result<Self, SpecError> {
+        let (name, digest) = text.split_once('@').map_or((None, text.as_str()), |(name, rest)| (Some(name), rest));
+        let digits = digest.strip_prefix("sha256:").unwrap_or_default();
+        if digits.len() != 64 || !digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
+            return Err(SpecError::new("image", "an image is named by its content, e.g. `NAME@sha256:...`"));
+        }
+        let fits =
+            |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'_' | b'.' | b'/' | b':');
+        let is_name = |name: &str| {
+            (1..=IMAGE_NAME_MAX).contains(&name.len())
+                && name.bytes().all(fits)
+                && name.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric())
+        };
+        if !name.is_none_or(is_name) {
+            return Err(SpecError::new("image", "its name is small letters, digits, `-`, `_`, `.`, `/` and `:`"));
+        }
+        Ok(Self(text))
+    }
+}
+
+impl FromStr for ImageDigest {
+    type Err = SpecError;
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        Self::try_from(text.to_owned())
+    }
+}
+
+impl From<ImageDigest> for String {
+    fn from(image: ImageDigest) -> String {
+        image.0
+    }
+}
+
+impl fmt::Display for ImageDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A runtime as its container engine knows it: `runc`, `crun`, `runsc`, `kata`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "String", into = "String")]
+pub struct RuntimeName(String);
+
+impl RuntimeName {
+    /// The text form.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for RuntimeName {
+    type Error = SpecError;
+    fn try_from(text: String) -> Result<Self, SpecError> {
+        let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'.' | b'_');
+        let starts = text.bytes().next().is_some_and(|b| b.is_ascii_lowercase());
+        if starts && text.len() <= 32 && text.bytes().all(fits) {
+            Ok(Self(text))
+        } else {
+            Err(SpecError::new("runtime", "a name is 1 to 32 small letters, digits, `-`, `.` and `_`, e.g. `runsc`"))
+        }
+    }
+}
+
+impl FromStr for RuntimeName {
+    type Err = SpecError;
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        Self::try_from(text.to_owned())
+    }
+}
+
+impl From<RuntimeName> for String {
+    fn from(name: RuntimeName) -> String {
+        name.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lifetimes_are_bounded() {
+        for good in [LIFETIME_MIN_MS, LIFETIME_MAX_MS] {
+            assert_eq!(Lifetime::try_from(good).map(Lifetime::ms), Ok(good));
+        }
+        for bad in [0, LIFETIME_MIN_MS - 1, LIFETIME_MAX_MS + 1, u64::MAX] {
+            assert!(Lifetime::try_from(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn labels_are_few_and_short() {
+        let pairs = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
+            pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+        };
+        let labels = Labels::try_from(pairs(&[("task", "fix the parser"), ("team/x", "")])).unwrap();
+        assert_eq!(labels.get("task"), Some("fix the parser"));
+        assert!(labels.hold(&Labels::try_from(pairs(&[("team/x", "")])).unwrap()));
+        assert!(!labels.hold(&Labels::try_from(pairs(&[("task", "")])).unwrap()));
+        assert!(!labels.hold(&Labels::try_from(pairs(&[("other", "")])).unwrap()));
+        let (key, value) = ("k".repeat(LABEL_KEY_MAX + 1), "v".repeat(LABEL_VALUE_MAX + 1));
+        for bad in [("", "x"), ("a b", "x"), ("a", "x\n"), ("a", "\u{1b}[2J"), (&key, "x"), ("a", &value)] {
+            assert!(Labels::try_from(pairs(&[bad])).is_err(), "{bad:?}");
+        }
+        let many = (0..=LABELS_MAX).map(|n| (n.to_string(), String::new())).collect::<BTreeMap<_, _>>();
+        assert!(Labels::try_from(many).is_err());
+    }
+
+    #[test]
+    fn images_are_named_by_content_and_runtimes_by_name() {
+        let digits = "0123456789abcdef".repeat(4);
+        let image: ImageDigest = format!("localhost:5000/base@sha256:{digits}").parse().unwrap();
+        assert_eq!((image.name(), image.digits()), (Some("localhost:5000/base"), digits.as_str()));
+        let image: ImageDigest = format!("sha256:{digits}").parse().unwrap();
+        assert_eq!((image.name(), image.digits()), (None, digits.as_str()));
+        let upper = digits.to_uppercase();
+        for bad in [
+            "".to_owned(),
+            "debian".to_owned(),
+            "debian:12".to_owned(),
+            digits.clone(),
+            format!("sha256:{}", &digits[1..]),
+            format!("sha256:{upper}"),
+            format!("sha512:{digits}"),
+            format!("@sha256:{digits}"),
+            format!("-v@sha256:{digits}"),
+            format!("a b@sha256:{digits}"),
+            format!("a@b@sha256:{digits}"),
+            format!("sha256:{digits}\n"),
+        ] {
+            assert!(bad.parse::<ImageDigest>().is_err(), "{bad}");
+        }
+        assert_eq!("runsc".parse::<RuntimeName>().unwrap().as_str(), "runsc");
+        for bad in ["", "-v", "/usr/bin/runc", "Runc", "a b", &"r".repeat(33)] {
+            assert!(bad.parse::<RuntimeName>().is_err(), "{bad}");
+        }
+    }
+}

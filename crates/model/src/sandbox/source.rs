@@ -1,0 +1,274 @@
+//! What a workspace begins as.
+
+use std::fmt;
+use std::path::Component;
+use std::str::FromStr;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::SpecError;
+use crate::{Host, RawText, Target};
+
+/// Longest URL of a repository, in bytes.
+const URL_MAX: usize = 2_048;
+/// Longest name of a revision, in bytes.
+const REVISION_MAX: usize = 255;
+/// Longest path, in bytes (`PATH_MAX`, with its end).
+const PATH_MAX: usize = 4_095;
+
+/// What a workspace begins as.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum WorkspaceSource {
+    /// Nothing is in it.
+    #[default]
+    Empty,
+    /// A copy of a directory; what is written stays in the sandbox.
+    Copy {
+        /// Which.
+        directory: HostDirectory,
+    },
+    /// A directory itself; what is written is written there.
+    Bind {
+        /// Which.
+        directory: HostDirectory,
+    },
+    /// A clone of a repository, made inside and through the door.
+    Clone {
+        /// Of which.
+        url: RepositoryUrl,
+        /// What is checked out; its own choice where this is absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        revision: Option<Revision>,
+    },
+}
+
+/// A directory of the host, by its absolute path without `.` and `..`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "RawText", into = "RawText")]
+pub struct HostDirectory(RawText);
+
+impl HostDirectory {
+    /// Its path.
+    pub fn as_raw(&self) -> &RawText {
+        &self.0
+    }
+}
+
+impl TryFrom<RawText> for HostDirectory {
+    type Error = SpecError;
+    fn try_from(text: RawText) -> Result<Self, SpecError> {
+        let path = text.as_path();
+        let plain = |part: Component<'_>| matches!(part, Component::RootDir | Component::Normal(_));
+        if text.as_bytes().len() > PATH_MAX || text.as_bytes().contains(&0) {
+            return Err(SpecError::new("directory", "a path has at most 4,095 bytes and none of them is 0"));
+        }
+        if !path.is_absolute() || !path.components().all(plain) {
+            return Err(SpecError::new("directory", "a directory is an absolute path without `..`"));
+        }
+        Ok(Self(text))
+    }
+}
+
+impl From<HostDirectory> for RawText {
+    fn from(directory: HostDirectory) -> Self {
+        directory.0
+    }
+}
+
+/// Where a repository is: `https://HOST[:PORT]/PATH`, or `http://`. No other
+/// transport of git (each of which starts programs or reads files), and no name
+/// or password: those are secrets, put in at the door.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "String", into = "String")]
+pub struct RepositoryUrl {
+    text: String,
+    target: Target,
+}
+
+impl RepositoryUrl {
+    /// The text form.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// What the door has to let through for a clone of it.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+}
+
+impl TryFrom<String> for RepositoryUrl {
+    type Error = SpecError;
+    fn try_from(text: String) -> Result<Self, SpecError> {
+        let refuse = |why| Err(SpecError::new("url", why));
+        if text.len() > URL_MAX {
+            return refuse("a URL has at most 2,048 bytes");
+        }
+        if !text.bytes().all(|b| b.is_ascii_graphic()) {
+            return refuse("a URL is printable ASCII without blanks");
+        }
+        let (own_port, rest) = match (text.strip_prefix("https://"), text.strip_prefix("http://")) {
+            (Some(rest), _) => (443, rest),
+            (None, Some(rest)) => (80, rest),
+            (None, None) => return refuse("a repository is reached over `https://` or `http://` alone"),
+        };
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        if authority.contains('@') {
+            return refuse("no name or password belongs in it; see the secrets of a profile");
+        }
+        if path.is_empty() || path.contains(['#', '?', '\\']) {
+            return refuse("behind the host stands a path without `?`, `#` and `\\`");
+        }
+        let target = target(authority, own_port)?;
+        Ok(Self { text, target })
+    }
+}
+
+/// Host and port of an authority.
+fn target(authority: &str, own_port: u16) -> Result<Target, SpecError> {
+    let after_address = authority.rfind(']').map_or(0, |at| at + 1);
+    let (host, port) = match authority[after_address..].find(':') {
+        Some(at) => {
+            let digits = &authority[after_address + at + 1..];
+            let port = digits.parse().ok().filter(|port| *port > 0 && digits.bytes().all(|b| b.is_ascii_digit()));
+            let port = port.ok_or(SpecError::new("url", "its port is a number from 1 to 65535"))?;
+            (&authority[..after_address + at], port)
+        }
+        None => (authority, own_port),
+    };
+    let host: Host = host.parse().map_err(|_| SpecError::new("url", "its host is no name and no address"))?;
+    Ok(Target { host, port })
+}
+
+impl FromStr for RepositoryUrl {
+    type Err = SpecError;
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        Self::try_from(text.to_owned())
+    }
+}
+
+impl From<RepositoryUrl> for String {
+    fn from(url: RepositoryUrl) -> String {
+        url.text
+    }
+}
+
+impl fmt::Display for RepositoryUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// A branch, a tag or a commit: what git takes for the name of one
+/// (git-check-ref-format(1)), and never for an option or a range.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "String", into = "String")]
+pub struct Revision(String);
+
+impl Revision {
+    /// The text form.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for Revision {
+    type Error = SpecError;
+    fn try_from(text: String) -> Result<Self, SpecError> {
+        let fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'/' | b'+');
+        let part = |part: &str| {
+            !part.is_empty() && !part.starts_with(['.', '-']) && !part.ends_with('.') && !part.ends_with(".lock")
+        };
+        if text.len() > REVISION_MAX || !text.bytes().all(fits) || text.contains("..") || !text.split('/').all(part) {
+            return Err(SpecError::new("revision", "the name of a branch or tag, or a commit's digits"));
+        }
+        Ok(Self(text))
+    }
+}
+
+impl FromStr for Revision {
+    type Err = SpecError;
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        Self::try_from(text.to_owned())
+    }
+}
+
+impl From<Revision> for String {
+    fn from(revision: Revision) -> String {
+        revision.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repositories_are_reached_over_http_alone() {
+        for (good, target) in [
+            ("https://git.example.com/a/b.git", "git.example.com:443"),
+            ("http://127.0.0.1:3000/r", "127.0.0.1:3000"),
+            ("https://[::1]:8443/r", "[::1]:8443"),
+            ("https://[::1]/r", "[::1]:443"),
+        ] {
+            let url: RepositoryUrl = good.parse().unwrap();
+            assert_eq!((url.as_str(), url.target().to_string().as_str()), (good, target));
+        }
+        let long = format!("https://a.example/{}", "x".repeat(URL_MAX));
+        for bad in [
+            "",
+            "-upload-pack=x",
+            "ext::sh -c id",
+            "file:///etc",
+            "/srv/repository",
+            "ssh://git@a.example/x",
+            "git@a.example:x",
+            "git://a.example/x",
+            "HTTPS://a.example/x",
+            "https://user:secret@a.example/x",
+            "https://a.example",
+            "https://a.example/",
+            "https://a.example/x?y",
+            "https://a.example/x#y",
+            "https://a.example/x y",
+            "https://a.example/x\n",
+            "https://a.example:0/x",
+            "https://a.example:65536/x",
+            "https://a.example:+1/x",
+            "https://a.example:/x",
+            "https:///x",
+            "https://0x7f.1/x",
+            "https://[::1/x",
+            &long,
+        ] {
+            assert!(bad.parse::<RepositoryUrl>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn revisions_are_names_and_never_options() {
+        for good in ["main", "v1.2.3", "feature/x-1", "0123456789abcdef0123456789abcdef01234567", "a+b"] {
+            assert_eq!(good.parse::<Revision>().unwrap().as_str(), good);
+        }
+        let long = "r".repeat(REVISION_MAX + 1);
+        for bad in ["", "-x", "--upload-pack=x", "a..b", "a/../b", "/a", "a/", "a b", "a~1", "a^", "a:b", "a@{1}", "*"]
+        {
+            assert!(bad.parse::<Revision>().is_err(), "{bad}");
+        }
+        for bad in ["a.lock", "a.lock/b", ".a", "a/.b", "a.", "a/-b", "a\n", &long] {
+            assert!(bad.parse::<Revision>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn directories_are_absolute_and_plain() {
+        let of = |path: &str| HostDirectory::try_from(RawText::from(path));
+        assert_eq!(of("/srv/w").unwrap().as_raw(), &RawText::from("/srv/w"));
+        let long = format!("/{}", "d".repeat(PATH_MAX));
+        for bad in ["", "w", "./w", "/srv/../etc", "/srv/w\0", &long] {
+            assert!(of(bad).is_err(), "{bad}");
+        }
+    }
+}

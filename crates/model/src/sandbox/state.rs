@@ -1,0 +1,192 @@
+//! How far a sandbox is, and what is known of it.
+
+use std::fmt;
+use std::str::FromStr;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::SandboxSpec;
+use crate::SandboxId;
+
+/// How far a sandbox is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum SandboxState {
+    /// It is being made.
+    Creating,
+    /// Commands can be run in it.
+    Ready,
+    /// Its processes are stopped.
+    Paused,
+    /// It could not be made; what was made of it is still to be removed.
+    Failed,
+    /// Its processes ended without a word; what it keeps is there.
+    Lost,
+    /// It is being removed.
+    Destroying,
+    /// Nothing is left of it.
+    Destroyed,
+}
+
+impl SandboxState {
+    /// All of them.
+    pub const ALL: [Self; 7] =
+        [Self::Creating, Self::Ready, Self::Paused, Self::Failed, Self::Lost, Self::Destroying, Self::Destroyed];
+
+    /// Its text form.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Creating => "creating",
+            Self::Ready => "ready",
+            Self::Paused => "paused",
+            Self::Failed => "failed",
+            Self::Lost => "lost",
+            Self::Destroying => "destroying",
+            Self::Destroyed => "destroyed",
+        }
+    }
+
+    /// Whether it may become `next`. Everything may be destroyed, nothing comes
+    /// back from that, and what was removed half is removed again.
+    pub fn may_become(self, next: Self) -> bool {
+        match self {
+            Self::Creating => matches!(next, Self::Ready | Self::Failed | Self::Destroying),
+            Self::Ready => matches!(next, Self::Paused | Self::Lost | Self::Destroying),
+            Self::Paused => matches!(next, Self::Ready | Self::Lost | Self::Destroying),
+            Self::Lost => matches!(next, Self::Ready | Self::Destroying),
+            Self::Failed => next == Self::Destroying,
+            Self::Destroying => matches!(next, Self::Destroying | Self::Destroyed),
+            Self::Destroyed => false,
+        }
+    }
+
+    /// Whether it is over or on its way there.
+    pub fn is_ending(self) -> bool {
+        matches!(self, Self::Destroying | Self::Destroyed)
+    }
+}
+
+impl fmt::Display for SandboxState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A text that names no state.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no state of a sandbox")]
+pub struct StateError(String);
+
+impl FromStr for SandboxState {
+    type Err = StateError;
+    fn from_str(text: &str) -> Result<Self, StateError> {
+        let named = Self::ALL.into_iter().find(|state| state.as_str() == text);
+        named.ok_or_else(|| StateError(text.escape_default().take(40).collect()))
+    }
+}
+
+/// What is known of a sandbox. Times are milliseconds since the epoch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SandboxRecord {
+    /// Which.
+    pub id: SandboxId,
+    /// What it is to be.
+    pub spec: SandboxSpec,
+    /// What makes its walls; absent until that is chosen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backend: Option<String>,
+    /// How far it is.
+    pub state: SandboxState,
+    /// Why it is so, where that is not what was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// When it was begun.
+    pub created_ms: u64,
+    /// When its state last changed.
+    pub changed_ms: u64,
+    /// When it was last used.
+    pub used_ms: u64,
+    /// When its time is over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_ms: Option<u64>,
+}
+
+impl SandboxRecord {
+    /// One that is being made.
+    pub fn begun(id: SandboxId, spec: SandboxSpec, now_ms: u64) -> Self {
+        let expires_ms = spec.ttl_ms.map(|ttl| now_ms.saturating_add(ttl.ms()));
+        Self {
+            id,
+            spec,
+            backend: None,
+            state: SandboxState::Creating,
+            why: None,
+            created_ms: now_ms,
+            changed_ms: now_ms,
+            used_ms: now_ms,
+            expires_ms,
+        }
+    }
+
+    /// When it is to be destroyed if nobody uses or extends it.
+    pub fn ends_ms(&self) -> Option<u64> {
+        let idle = self.spec.idle_ms.map(|idle| self.used_ms.saturating_add(idle.ms()));
+        [self.expires_ms, idle].into_iter().flatten().min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use SandboxState::{Creating, Destroyed, Destroying, Failed, Lost, Paused, Ready};
+
+    #[test]
+    fn every_transition_that_may_be_is_listed_here() {
+        let mut may = Vec::new();
+        for from in SandboxState::ALL {
+            may.extend(SandboxState::ALL.into_iter().filter(|to| from.may_become(*to)).map(|to| (from, to)));
+        }
+        let listed = [
+            (Creating, Ready),
+            (Creating, Failed),
+            (Creating, Destroying),
+            (Ready, Paused),
+            (Ready, Lost),
+            (Ready, Destroying),
+            (Paused, Ready),
+            (Paused, Lost),
+            (Paused, Destroying),
+            (Failed, Destroying),
+            (Lost, Ready),
+            (Lost, Destroying),
+            (Destroying, Destroying),
+            (Destroying, Destroyed),
+        ];
+        assert_eq!(may, listed);
+    }
+
+    #[test]
+    fn states_are_read_as_they_are_written() {
+        for state in SandboxState::ALL {
+            assert_eq!(state.as_str().parse(), Ok(state));
+            assert_eq!(serde_json::to_value(state).unwrap(), state.as_str());
+        }
+        assert!("gone".parse::<SandboxState>().is_err());
+    }
+
+    #[test]
+    fn it_ends_when_its_time_is_over_or_nobody_used_it() {
+        let mut spec = SandboxSpec::of_profile("workspace");
+        let ends = |spec: &SandboxSpec, used_ms: u64| {
+            let begun = SandboxRecord::begun(SandboxId::from_random([1; 16]), spec.clone(), 10_000);
+            SandboxRecord { used_ms, ..begun }.ends_ms()
+        };
+        assert_eq!(ends(&spec, 10_000), None);
+        spec.ttl_ms = Some(60_000.try_into().unwrap());
+        assert_eq!(ends(&spec, 50_000), Some(70_000));
+        spec.idle_ms = Some(15_000.try_into().unwrap());
+        assert_eq!((ends(&spec, 50_000), ends(&spec, 60_000)), (Some(65_000), Some(70_000)));
+    }
+}
