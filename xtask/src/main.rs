@@ -14,7 +14,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, bail};
 
-const USAGE: &str = "usage: cargo xtask bless | prepush | kernels [--short] [KERNEL...]
+const USAGE: &str = "usage: cargo xtask bless | prepush | kernels [--short | --only TARGET [FILTER]] [KERNEL...]
   bless    writes the schemas, the configuration reference and the README's transcript anew
   prepush  formatting, lints and the house rules: what is quick of ./test
   kernels  the suites in virtual machines with the distribution's kernels, as root";

@@ -75,11 +75,10 @@ pub fn boot(work: &Path, name: &str, package: &Path, system: &Path) -> Result<Bo
     fs::set_permissions(&guest, fs::Permissions::from_mode(0o755))?;
     let disk = work.join(format!("system-{name}.ext4"));
     ext4(system, &disk, "4G")?;
-    let start = work.join(format!("start-{name}"));
-    start_archive(&start, &modules)?;
+    let start = start_archive(&work.join(format!("start-{name}")), &modules)?;
     let kernel = package.join("boot").join(format!("vmlinuz-{version}"));
     ensure!(kernel.exists(), "there is no {}", kernel.display());
-    Ok(Boot { kernel, start: start.with_extension("cpio"), disk })
+    Ok(Boot { kernel, start, disk })
 }
 
 /// The modules of a kernel's package, and its version.
@@ -90,7 +89,7 @@ fn modules(package: &Path) -> Result<(PathBuf, String)> {
     Ok((entry.path(), entry.file_name().to_string_lossy().into_owned()))
 }
 
-fn start_archive(tree: &Path, modules: &Path) -> Result<()> {
+fn start_archive(tree: &Path, modules: &Path) -> Result<PathBuf> {
     let _ = fs::remove_dir_all(tree);
     for directory in ["bin", "dev", "modules", "system"] {
         fs::create_dir_all(tree.join(directory))?;
@@ -113,7 +112,10 @@ fn start_archive(tree: &Path, modules: &Path) -> Result<()> {
     fs::write(tree.join("init"), START)?;
     fs::set_permissions(tree.join("init"), fs::Permissions::from_mode(0o755))?;
     let archive = step("sh", &["-c", "find . | cpio --quiet -o -H newc"], tree)?;
-    fs::write(tree.with_extension("cpio"), archive).context("writing the start archive")
+    // A kernel's name has a point in it.
+    let start = PathBuf::from(format!("{}.cpio", tree.display()));
+    fs::write(&start, archive).context("writing the start archive")?;
+    Ok(start)
 }
 
 /// The disk with what is to be run: the program, the suites, the sources that

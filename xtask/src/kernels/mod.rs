@@ -12,6 +12,7 @@ mod packages;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -28,14 +29,15 @@ struct Kernel {
 
 /// 6.1 has neither the synchronous wake-up flag (6.6) nor descriptors of threads
 /// (6.9), and Landlock ABI 2; 6.12 has all these, and ABI 6.
-const KERNELS: &[Kernel] = &[Kernel { name: "6.1", release: "bookworm" }, Kernel { name: "6.12", release: "trixie" }];
+const KERNELS: [Kernel; 2] = [Kernel { name: "6.1", release: "bookworm" }, Kernel { name: "6.12", release: "trixie" }];
 
 /// Tests that run inside.
-struct Suite {
+#[derive(Clone, Copy)]
+struct Suite<'a> {
     /// The cargo target.
-    target: &'static str,
+    target: &'a str,
     /// What it is given: which of its tests, all where empty.
-    only: &'static str,
+    only: &'a str,
     /// Whether the short form, which takes minutes, has it.
     is_short: bool,
 }
@@ -45,7 +47,7 @@ const PACKAGES: &[&str] = &["stockade-native", "stockade-tests"];
 
 /// What is refused, held and staged; limits with version 2 alone; a door's ten
 /// thousand connections, which need more descriptors than many hosts give.
-const SUITES: &[Suite] = &[
+const SUITES: [Suite<'static>; 11] = [
     Suite { target: "launch_full", only: "", is_short: true },
     Suite { target: "launch_restricted", only: "", is_short: true },
     Suite { target: "broker_holds", only: "", is_short: true },
@@ -75,33 +77,30 @@ struct Built {
     suites: Vec<(String, PathBuf)>,
 }
 
-/// `kernels [--short] [KERNEL...]`.
+/// `kernels [--short | --only TARGET [FILTER]] [KERNEL...]`.
 pub fn run(arguments: &[String]) -> Result<()> {
-    let short = arguments.iter().any(|argument| argument == "--short");
-    let mut wanted = Vec::new();
-    for name in arguments.iter().filter(|argument| *argument != "--short") {
-        match KERNELS.iter().find(|kernel| kernel.name == name) {
-            Some(kernel) => wanted.push(*kernel),
-            None => {
-                bail!("no kernel `{name}`; there are {}", KERNELS.iter().map(|k| k.name).collect::<Vec<_>>().join(", "))
-            }
-        }
-    }
-    if wanted.is_empty() {
-        wanted = KERNELS.to_vec();
-    }
+    let wanted = Wanted::read(arguments)?;
     packages::need_programs()?;
-    let suites: Vec<&Suite> = SUITES.iter().filter(|suite| suite.is_short || !short).collect();
-    let built = build(&suites)?;
+    let built = build(&wanted.suites)?;
     let work = built.stockade.ancestors().nth(3).context("the target directory")?.join("kernels");
     let system = disk::system(&work)?;
-    let load = disk::load(&work, &built, &checks(&suites))?;
-    let mut failed = Vec::new();
-    for kernel in wanted {
+    let checks = checks(&wanted.suites);
+    let load = disk::load(&work, &built, &checks)?;
+    let mut boots = Vec::new();
+    for kernel in &wanted.kernels {
         let package = packages::kernel(&work, kernel.name, kernel.release)?;
-        let boot = disk::boot(&work, kernel.name, &package, &system)?;
-        let report = machine::run(&boot, &load, MACHINE_WITHIN)?;
-        for check in checks(&suites) {
+        boots.push(disk::boot(&work, kernel.name, &package, &system)?);
+    }
+    // All at once: much of what a machine does is wait.
+    let reports: Vec<Result<machine::Report>> = thread::scope(|scope| {
+        let machines: Vec<_> =
+            boots.iter().map(|boot| scope.spawn(|| machine::run(boot, &load, MACHINE_WITHIN))).collect();
+        machines.into_iter().map(|m| m.join().unwrap_or_else(|_| bail!("the thread of a machine panicked"))).collect()
+    });
+    let mut failed = Vec::new();
+    for (kernel, report) in wanted.kernels.iter().zip(reports) {
+        let report = report?;
+        for check in &checks {
             let (ended, output) = report.of(&check.name);
             println!("{:5} {:24} {ended}", kernel.name, check.name);
             if ended != Ended::Passed {
@@ -114,7 +113,46 @@ pub fn run(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-fn checks(suites: &[&Suite]) -> Vec<Check> {
+/// What the command line asks for.
+struct Wanted<'a> {
+    kernels: Vec<Kernel>,
+    suites: Vec<Suite<'a>>,
+}
+
+impl<'a> Wanted<'a> {
+    fn read(arguments: &'a [String]) -> Result<Self> {
+        let mut suites: Vec<Suite<'a>> = SUITES.to_vec();
+        let names = match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+            ["--short", rest @ ..] => {
+                suites.retain(|suite| suite.is_short);
+                rest.to_vec()
+            }
+            ["--only", target, rest @ ..] => {
+                suites.retain(|suite| suite.target == *target);
+                let Some(suite) = suites.first_mut() else {
+                    bail!("no suite `{target}`; there are {}", SUITES.map(|suite| suite.target).join(", "))
+                };
+                match rest.split_first() {
+                    Some((filter, rest)) if !KERNELS.iter().any(|kernel| kernel.name == *filter) => {
+                        suite.only = filter;
+                        rest.to_vec()
+                    }
+                    _ => rest.to_vec(),
+                }
+            }
+            rest => rest.to_vec(),
+        };
+        let kernel = |name: &&str| {
+            let found = KERNELS.iter().find(|kernel| kernel.name == *name).copied();
+            found.with_context(|| format!("no kernel `{name}`; there are {}", KERNELS.map(|k| k.name).join(", ")))
+        };
+        let kernels =
+            if names.is_empty() { KERNELS.to_vec() } else { names.iter().map(kernel).collect::<Result<_>>()? };
+        Ok(Self { kernels, suites })
+    }
+}
+
+fn checks(suites: &[Suite<'_>]) -> Vec<Check> {
     let run = "\"$STOCKADE_BIN\" run -- sh -c 'echo ran; exit 7'; [ $? = 7 ]";
     let mut checks = vec![
         Check { name: "doctor".to_owned(), command: "\"$STOCKADE_BIN\" doctor".to_owned() },
@@ -134,7 +172,7 @@ fn checks(suites: &[&Suite]) -> Vec<Check> {
 }
 
 /// Builds the program under test and the suites.
-fn build(suites: &[&Suite]) -> Result<Built> {
+fn build(suites: &[Suite<'_>]) -> Result<Built> {
     let mut stockade =
         cargo(&["build", "--release", "--locked", "-p", "stockade-cli"], |target, _| target == "stockade")?;
     let mut arguments = vec!["test", "--no-run", "--locked"];
