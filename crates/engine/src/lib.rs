@@ -16,6 +16,7 @@ mod identity;
 pub mod keys;
 pub mod real;
 mod reviewer;
+mod sandbox;
 pub mod seams;
 mod surroundings;
 
@@ -24,3 +25,7 @@ pub use backend::{Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Events
 pub use driver::{Engine, Interrupter, Interrupts, interrupts};
 pub use exit::exit_code;
 pub use reviewer::{ReviewReply, ReviewRequest, Reviewer};
+pub use sandbox::{
+    Capabilities, INSIDE_HOME, INSIDE_WORKSPACE, Sandbox, SandboxError, SandboxEvent, SandboxEvents, SandboxPlan,
+    SandboxUsage, Sandboxes, System, Tree,
+};
