@@ -1,5 +1,6 @@
 //! What Stockade remembers between runs: answers that reach further than once,
-//! the runs that were detached ([`runs`]) and warm sessions ([`sessions`]).
+//! the runs that were detached ([`runs`]), warm sessions ([`sessions`]) and sandboxes
+//! that last ([`sandboxes`]).
 //!
 //! An answer is remembered under the digest of everything consent was bound to,
 //! in the namespace of the kind of question it answered (L1): an approval to
@@ -11,16 +12,17 @@
 
 #![forbid(unsafe_code)]
 
+mod database;
 mod held;
 mod place;
 mod remembered;
 pub mod runs;
+pub mod sandboxes;
 pub mod sessions;
 mod sql;
 mod store;
 
+pub use database::{BUSY_TIMEOUT_MS, OpenError, StoreError};
 pub use place::PlaceError;
 pub use remembered::{Consent, Namespace, Remembered, lasting};
-pub use store::{
-    BUSY_TIMEOUT_MS, MAX_GRANTS, MAX_LISTED, MAX_QUESTION_BYTES, OpenError, RememberError, Store, StoreError,
-};
+pub use store::{MAX_GRANTS, MAX_LISTED, MAX_QUESTION_BYTES, RememberError, Store};

@@ -132,19 +132,48 @@ pub(crate) fn create_new(path: &Path) -> Result<(), PlaceError> {
     open(path, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL).map(drop)
 }
 
-/// Holds a file locked until dropped; made where it is missing.
+/// How a file is locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hold {
+    /// With others who share it.
+    Shared,
+    /// By nobody else.
+    Alone,
+}
+
+/// Holds a file locked by nobody else until dropped; made where it is missing.
 pub(crate) fn lock(path: &Path) -> Result<File, PlaceError> {
+    hold(path, Hold::Alone)
+}
+
+/// Holds a file locked until dropped; made where it is missing. Waits.
+pub(crate) fn hold(path: &Path, how: Hold) -> Result<File, PlaceError> {
     let file = open(path, OFlags::RDWR | OFlags::CREATE)?;
     let deadline = Instant::now() + Duration::from_millis(LOCK_WAIT_MS);
-    loop {
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(file),
-            Err(Errno::WOULDBLOCK | Errno::INTR) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(2));
-            }
-            Err(Errno::WOULDBLOCK | Errno::INTR) => return Err(PlaceError::Busy { path: path.to_owned() }),
-            Err(e) => return Err(system("lock", path)(e.into())),
+    while !take(&file, path, how)? {
+        if Instant::now() >= deadline {
+            return Err(PlaceError::Busy { path: path.to_owned() });
         }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(file)
+}
+
+/// The same without waiting; `None` where it is held otherwise.
+pub(crate) fn try_hold(path: &Path, how: Hold) -> Result<Option<File>, PlaceError> {
+    let file = open(path, OFlags::RDWR | OFlags::CREATE)?;
+    Ok(take(&file, path, how)?.then_some(file))
+}
+
+fn take(file: &File, path: &Path, how: Hold) -> Result<bool, PlaceError> {
+    let operation = match how {
+        Hold::Shared => FlockOperation::NonBlockingLockShared,
+        Hold::Alone => FlockOperation::NonBlockingLockExclusive,
+    };
+    match rustix::fs::flock(file, operation) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK | Errno::INTR) => Ok(false),
+        Err(e) => Err(system("lock", path)(e.into())),
     }
 }
 

@@ -5,6 +5,7 @@
 mod answers;
 mod opening;
 mod processes;
+mod sandboxes;
 
 use std::path::PathBuf;
 

@@ -15,7 +15,7 @@ const PATH: &str = "STOCKADE_STORE_TEST_PATH";
 const USES: u32 = 60;
 
 #[allow(clippy::disallowed_methods, reason = "tests start themselves")]
-fn child(name: &str, path: &Path) -> Child {
+pub(crate) fn child(name: &str, path: &Path) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--ignored", "--nocapture", "--test-threads=1"])
         .env(PATH, path)
@@ -24,7 +24,7 @@ fn child(name: &str, path: &Path) -> Child {
         .unwrap()
 }
 
-fn finish(mut child: Child) {
+pub(crate) fn finish(mut child: Child) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while Instant::now() < deadline {
         if let Some(status) = child.try_wait().unwrap() {
@@ -37,8 +37,17 @@ fn finish(mut child: Child) {
     panic!("the child did not end");
 }
 
+/// Waits until another process has made this file.
+pub(crate) fn wait_for(path: &Path) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !path.exists() {
+        assert!(Instant::now() < deadline, "nobody made {}", path.display());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// Where to work; `None` where nobody started this as a child.
-fn given_path() -> Option<PathBuf> {
+pub(crate) fn given_path() -> Option<PathBuf> {
     std::env::var_os(PATH).map(Into::into)
 }
 

@@ -1,0 +1,166 @@
+//! Every SQL statement, and everything that knows SQLite: what all files have in
+//! common here, the tables beneath.
+//!
+//! Columns hold what the model's text forms say, so that `sqlite3` shows them
+//! readably. A row that does not read back is an error and never a guess.
+
+pub(crate) mod approval;
+pub(crate) mod sandbox;
+
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::config::DbConfig;
+use rusqlite::types::Type;
+use rusqlite::{Connection, ErrorCode, OpenFlags, Row, Transaction, TransactionBehavior};
+
+use crate::database::BUSY_TIMEOUT_MS;
+
+/// What a file of ours holds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Schema {
+    /// Marks the file as ours and as this one, in its header.
+    pub application_id: i32,
+    /// Each entry lifts the schema by one version. Entries are never changed once
+    /// released; new ones are added.
+    pub migrations: &'static [&'static str],
+}
+
+/// What went wrong, in kinds that call for different remedies.
+#[derive(Debug)]
+pub(crate) enum SqlError {
+    /// Another process kept the database locked.
+    Busy,
+    /// The disk is full.
+    Full,
+    /// It is no database, or damaged.
+    Corrupt(String),
+    /// It is a database of another program.
+    Foreign,
+    /// It was written by a newer version.
+    Newer { found: i64, known: i64 },
+    /// A row with this id is there.
+    Duplicate,
+    /// Anything else.
+    Other(Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl From<rusqlite::Error> for SqlError {
+    fn from(error: rusqlite::Error) -> Self {
+        match (&error, error.sqlite_error_code()) {
+            (_, Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked)) => Self::Busy,
+            (_, Some(ErrorCode::DiskFull)) => Self::Full,
+            (_, Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
+            | (
+                rusqlite::Error::FromSqlConversionFailure(..)
+                | rusqlite::Error::InvalidColumnType(..)
+                | rusqlite::Error::IntegralValueOutOfRange(..),
+                None,
+            ) => Self::Corrupt(error.to_string()),
+            (rusqlite::Error::SqliteFailure(e, _), _)
+                if e.extended_code == rusqlite::ffi::SQLITE_CONSTRAINT_PRIMARYKEY =>
+            {
+                Self::Duplicate
+            }
+            _ => Self::Other(Box::new(error)),
+        }
+    }
+}
+
+/// Fills the empty file at `path`, which nobody else knows yet.
+pub(crate) fn initialise(path: &Path, schema: &Schema) -> Result<(), SqlError> {
+    let mut connection = connect(path)?;
+    connection.pragma_update(None, "application_id", schema.application_id)?;
+    migrate(&mut connection, schema)?;
+    write_ahead(&connection)?;
+    connection.close().map_err(|(_, error)| error.into())
+}
+
+/// Opens a database that is there.
+pub(crate) fn open(path: &Path, schema: &Schema) -> Result<Connection, SqlError> {
+    let mut connection = connect(path)?;
+    let application: i32 = connection.pragma_query_value(None, "application_id", |row| row.get(0))?;
+    if application != schema.application_id {
+        return Err(SqlError::Foreign);
+    }
+    migrate(&mut connection, schema)?;
+    write_ahead(&connection)?;
+    Ok(connection)
+}
+
+/// Reads the whole file for damage.
+pub(crate) fn check(connection: &Connection) -> Result<(), SqlError> {
+    let found: String = connection.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
+    if found == "ok" { Ok(()) } else { Err(SqlError::Corrupt(found)) }
+}
+
+fn connect(path: &Path) -> Result<Connection, SqlError> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+    let connection = Connection::open_with_flags(path, flags)?;
+    // First of all: the statements below already take locks.
+    connection.busy_timeout(Duration::from_millis(BUSY_TIMEOUT_MS))?;
+    // The schema of a file is not trusted to call functions or to change itself.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false)?;
+    connection.pragma_update(None, "cell_size_check", true)?;
+    // One plan for all parameters; otherwise each bind compiles the statement
+    // anew, at eight times the cost of a lookup.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
+    // A use or a revocation must not come undone when the power fails.
+    connection.pragma_update(None, "synchronous", "FULL")?;
+    Ok(connection)
+}
+
+/// Readers do not wait for writers.
+fn write_ahead(connection: &Connection) -> Result<(), SqlError> {
+    let mode: String = connection.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))?;
+    match mode.as_str() {
+        "wal" => Ok(()),
+        other => Err(SqlError::Other(format!("the journal mode is `{other}`, not `wal`").into())),
+    }
+}
+
+fn migrate(connection: &mut Connection, schema: &Schema) -> Result<(), SqlError> {
+    let version = |connection: &Connection| -> Result<i64, SqlError> {
+        Ok(connection.pragma_query_value(None, "user_version", |row| row.get(0))?)
+    };
+    let known = schema.migrations.len() as i64;
+    let found = version(connection)?;
+    if found == known {
+        return Ok(());
+    }
+    if found > known {
+        return Err(SqlError::Newer { found, known });
+    }
+    let transaction = Transaction::new(connection, TransactionBehavior::Immediate)?;
+    // Another process may have been quicker.
+    let found = version(&transaction)?;
+    let from = usize::try_from(found).map_err(|_| SqlError::Corrupt(format!("schema version {found}")))?;
+    for migration in schema.migrations.get(from..).unwrap_or_default() {
+        transaction.execute_batch(migration)?;
+    }
+    transaction.pragma_update(None, "user_version", known)?;
+    transaction.commit()?;
+    Ok(())
+}
+
+/// A time as SQLite can hold it; what is beyond is the end of time.
+pub(crate) fn stored(time_ms: u64) -> i64 {
+    i64::try_from(time_ms).unwrap_or(i64::MAX)
+}
+
+/// A time column.
+pub(crate) fn time(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<u64>> {
+    let stored: Option<i64> = row.get(column)?;
+    stored.map(|ms| u64::try_from(ms).map_err(|_| rusqlite::Error::IntegralValueOutOfRange(column, ms))).transpose()
+}
+
+/// A text column through its parser.
+pub(crate) fn parsed<T>(row: &Row<'_>, column: usize, parse: impl FnOnce(String) -> Option<T>) -> rusqlite::Result<T> {
+    let unreadable = |text: &str| {
+        let why = format!("`{}` is not what belongs in column {column}", text.escape_default());
+        rusqlite::Error::FromSqlConversionFailure(column, Type::Text, why.into())
+    };
+    let text: String = row.get(column)?;
+    parse(text.clone()).ok_or_else(|| unreadable(&text))
+}

@@ -1,0 +1,172 @@
+//! Sandboxes: their table and its statements.
+
+use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
+use stockade_model::{SandboxId, SandboxRecord, SandboxSpec, SandboxState};
+
+use super::{Schema, SqlError, parsed, stored, time};
+use crate::sandboxes::{MAX_ALIVE, MAX_LISTED};
+
+/// The file of sandboxes. What is looked for stands in columns of its own; the
+/// rest of what a sandbox is to be is one text, which never changes.
+pub(crate) const SCHEMA: Schema = Schema {
+    application_id: 0x5354_4b53, // `STKS`
+    migrations: &["
+    CREATE TABLE sandbox (
+        id TEXT PRIMARY KEY,
+        spec TEXT NOT NULL,
+        backend TEXT,
+        state TEXT NOT NULL CHECK
+            (state IN ('creating', 'ready', 'paused', 'failed', 'lost', 'destroying', 'destroyed')),
+        why TEXT,
+        created_ms INTEGER NOT NULL CHECK (created_ms >= 0),
+        changed_ms INTEGER NOT NULL CHECK (changed_ms >= 0),
+        used_ms INTEGER NOT NULL CHECK (used_ms >= 0),
+        expires_ms INTEGER CHECK (expires_ms >= 0),
+        idle_ms INTEGER CHECK (idle_ms > 0)
+    ) STRICT;
+    CREATE INDEX sandbox_alive ON sandbox (state) WHERE state <> 'destroyed';
+"],
+};
+
+const COLUMNS: &str = "id, spec, backend, state, why, created_ms, changed_ms, used_ms, expires_ms";
+
+/// A connection to the sandboxes.
+#[derive(Debug)]
+pub(crate) struct Database {
+    connection: Connection,
+}
+
+impl Database {
+    pub fn on(connection: Connection) -> Self {
+        Self { connection }
+    }
+
+    /// False where there are as many as may be.
+    pub fn insert(&mut self, record: &SandboxRecord) -> Result<bool, SqlError> {
+        let transaction = Transaction::new(&mut self.connection, TransactionBehavior::Immediate)?;
+        let alive: i64 =
+            transaction.query_row("SELECT count(*) FROM sandbox WHERE state <> 'destroyed'", [], |row| row.get(0))?;
+        if alive >= MAX_ALIVE {
+            return Ok(false);
+        }
+        let spec = serde_json::to_string(&record.spec).map_err(|e| SqlError::Other(Box::new(e)))?;
+        let sql = format!("INSERT INTO sandbox ({COLUMNS}, idle_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)");
+        transaction.execute(
+            &sql,
+            params![
+                record.id.as_str(),
+                spec,
+                record.backend,
+                record.state.as_str(),
+                record.why,
+                stored(record.created_ms),
+                stored(record.changed_ms),
+                stored(record.used_ms),
+                record.expires_ms.map(stored),
+                record.spec.idle_ms.map(|idle| stored(idle.ms())),
+            ],
+        )?;
+        transaction.commit()?;
+        Ok(true)
+    }
+
+    pub fn find(&self, id: &SandboxId) -> Result<Option<SandboxRecord>, SqlError> {
+        find(&self.connection, id)
+    }
+
+    /// All rows, the newest first, up to the bound.
+    pub fn list(&self) -> Result<Vec<SandboxRecord>, SqlError> {
+        self.selected("TRUE ORDER BY created_ms DESC, id", [])
+    }
+
+    /// Those that are not over and whose time is, the longest first.
+    pub fn due(&self, now_ms: u64) -> Result<Vec<SandboxRecord>, SqlError> {
+        self.selected(
+            "state NOT IN ('destroying', 'destroyed') AND (expires_ms <= ?1 OR used_ms + idle_ms <= ?1) \
+             ORDER BY min(coalesce(expires_ms, ?2), coalesce(used_ms + idle_ms, ?2)), id",
+            params![stored(now_ms), i64::MAX],
+        )
+    }
+
+    /// Those in the middle of something.
+    pub fn unfinished(&self) -> Result<Vec<SandboxRecord>, SqlError> {
+        self.selected("state IN ('creating', 'failed', 'destroying') ORDER BY created_ms, id", [])
+    }
+
+    fn selected(&self, condition: &str, values: impl rusqlite::Params) -> Result<Vec<SandboxRecord>, SqlError> {
+        let sql = format!("SELECT {COLUMNS} FROM sandbox WHERE {condition} LIMIT {MAX_LISTED}");
+        let mut statement = self.connection.prepare_cached(&sql)?;
+        let rows = statement.query_map(values, record)?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// Changes the state where it may be; what the sandbox is then, and whether it
+    /// was changed.
+    pub fn change(
+        &mut self,
+        id: &SandboxId,
+        to: SandboxState,
+        why: Option<&str>,
+        now_ms: u64,
+    ) -> Result<Option<(SandboxRecord, bool)>, SqlError> {
+        let transaction = Transaction::new(&mut self.connection, TransactionBehavior::Immediate)?;
+        let Some(mut found) = find(&transaction, id)? else { return Ok(None) };
+        if !found.state.may_become(to) {
+            return Ok(Some((found, false)));
+        }
+        (found.state, found.why, found.changed_ms) = (to, why.map(str::to_owned), now_ms);
+        let sql = "UPDATE sandbox SET state = ?2, why = ?3, changed_ms = ?4 WHERE id = ?1";
+        transaction.execute(sql, params![id.as_str(), to.as_str(), why, stored(now_ms)])?;
+        transaction.commit()?;
+        Ok(Some((found, true)))
+    }
+
+    /// Whether there was one in the making.
+    pub fn choose(&self, id: &SandboxId, backend: &str) -> Result<bool, SqlError> {
+        let sql = "UPDATE sandbox SET backend = ?2 WHERE id = ?1 AND state = 'creating' AND backend IS NULL";
+        Ok(self.connection.prepare_cached(sql)?.execute(params![id.as_str(), backend])? > 0)
+    }
+
+    /// Time never runs back here, whoever is late.
+    pub fn touch(&self, id: &SandboxId, now_ms: u64) -> Result<(), SqlError> {
+        let sql = "UPDATE sandbox SET used_ms = max(used_ms, ?2) WHERE id = ?1";
+        self.connection.prepare_cached(sql)?.execute(params![id.as_str(), stored(now_ms)])?;
+        Ok(())
+    }
+
+    /// Whether there was one to extend.
+    pub fn extend(&self, id: &SandboxId, expires_ms: u64) -> Result<bool, SqlError> {
+        let sql = "UPDATE sandbox SET expires_ms = ?2 WHERE id = ?1 AND state NOT IN ('destroying', 'destroyed')";
+        Ok(self.connection.prepare_cached(sql)?.execute(params![id.as_str(), stored(expires_ms)])? > 0)
+    }
+
+    /// How many were forgotten.
+    pub fn prune(&self, before_ms: u64) -> Result<usize, SqlError> {
+        let sql = "DELETE FROM sandbox WHERE state = 'destroyed' AND changed_ms < ?1";
+        Ok(self.connection.prepare_cached(sql)?.execute([stored(before_ms)])?)
+    }
+
+    /// Reads the whole file for damage.
+    pub fn check(&self) -> Result<(), SqlError> {
+        super::check(&self.connection)
+    }
+}
+
+fn find(connection: &Connection, id: &SandboxId) -> Result<Option<SandboxRecord>, SqlError> {
+    let sql = format!("SELECT {COLUMNS} FROM sandbox WHERE id = ?1");
+    Ok(connection.prepare_cached(&sql)?.query_row([id.as_str()], record).optional()?)
+}
+
+fn record(row: &Row<'_>) -> rusqlite::Result<SandboxRecord> {
+    Ok(SandboxRecord {
+        id: parsed(row, 0, |text| text.parse().ok())?,
+        spec: parsed(row, 1, |text| serde_json::from_str::<SandboxSpec>(&text).ok())?,
+        backend: row.get(2)?,
+        state: parsed(row, 3, |text| text.parse().ok())?,
+        why: row.get(4)?,
+        created_ms: time(row, 5)?.unwrap_or(0),
+        changed_ms: time(row, 6)?.unwrap_or(0),
+        used_ms: time(row, 7)?.unwrap_or(0),
+        expires_ms: time(row, 8)?,
+    })
+}

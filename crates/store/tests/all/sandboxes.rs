@@ -1,0 +1,239 @@
+//! Sandboxes: found again, changed by one process at a time, ended when their time
+//! is over.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use stockade_model::{Limit, SandboxId, SandboxRecord, SandboxSpec, SandboxState};
+use stockade_store::sandboxes::{Claim, Due, SandboxError, Sandboxes};
+use stockade_store::{OpenError, Store};
+
+use crate::processes::{child, finish, given_path};
+
+fn sandboxes() -> (tempfile::TempDir, PathBuf, Sandboxes) {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("state/sandboxes");
+    let sandboxes = Sandboxes::open(&path).unwrap();
+    (root, path, sandboxes)
+}
+
+fn id(n: u8) -> SandboxId {
+    SandboxId::from_random([n; 16])
+}
+
+fn spec() -> SandboxSpec {
+    let mut spec = SandboxSpec::of_profile("workspace");
+    spec.limits.set(Limit::Disk, 1 << 30);
+    spec
+}
+
+/// One that is ready, with these lifetimes.
+fn ready(sandboxes: &Sandboxes, n: u8, ttl_ms: Option<u64>, idle_ms: Option<u64>) {
+    let life = |ms: u64| ms.try_into().unwrap();
+    let spec = SandboxSpec { ttl_ms: ttl_ms.map(life), idle_ms: idle_ms.map(life), ..spec() };
+    let claim = sandboxes.begin(id(n), spec, 1_000).unwrap();
+    sandboxes.choose(&claim, "native").unwrap();
+    sandboxes.change(&id(n), SandboxState::Ready, None, 1_001).unwrap();
+}
+
+fn ids(records: &[SandboxRecord]) -> Vec<SandboxId> {
+    records.iter().map(|record| record.id.clone()).collect()
+}
+
+fn is_state(error: &SandboxError, wanted: SandboxState) -> bool {
+    matches!(error, SandboxError::State { state, .. } if *state == wanted)
+}
+
+#[test]
+fn whoever_opens_it_again_finds_every_one() {
+    let (_root, path, first) = sandboxes();
+    ready(&first, 1, Some(60_000), Some(5_000));
+    let before = first.find(&id(1)).unwrap().unwrap();
+    drop(first);
+    let again = Sandboxes::open(&path).unwrap();
+    assert_eq!(again.list().unwrap(), std::slice::from_ref(&before));
+    assert_eq!(before.spec.limits, spec().limits);
+    assert_eq!((before.backend.as_deref(), before.state), (Some("native"), SandboxState::Ready));
+    assert_eq!((before.created_ms, before.changed_ms, before.expires_ms), (1_000, 1_001, Some(61_000)));
+    assert_eq!(again.find(&id(2)).unwrap(), None);
+    again.check().unwrap();
+}
+
+#[test]
+fn its_directory_is_private_and_its_own() {
+    let (_root, path, sandboxes) = sandboxes();
+    let claim = sandboxes.begin(id(1), spec(), 0).unwrap();
+    assert_eq!(claim.path(), path.canonicalize().unwrap().join(id(1).as_str()));
+    assert_eq!(fs::metadata(claim.path()).unwrap().permissions().mode() & 0o7777, 0o700);
+    let mine = claim.path().join("mine");
+    fs::write(&mine, "x").unwrap();
+    // Another of the same id neither takes it over nor removes anything of it.
+    assert!(sandboxes.begin(id(1), spec(), 0).is_err());
+    assert!(mine.exists());
+    assert_eq!(sandboxes.list().unwrap().len(), 1);
+}
+
+#[test]
+fn what_is_no_store_of_sandboxes_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let place = root.path().join("state");
+    Store::open(&place.join("sandboxes.db")).unwrap();
+    assert!(matches!(Sandboxes::open(&place), Err(OpenError::Foreign { .. })));
+    let (_root, path, _) = sandboxes();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    assert!(matches!(Sandboxes::open(&path), Err(OpenError::Place(_))));
+}
+
+#[test]
+fn a_state_leads_only_where_it_may() {
+    let (_root, _, sandboxes) = sandboxes();
+    let claim = sandboxes.begin(id(1), spec(), 0).unwrap();
+    let refused = sandboxes.change(&id(1), SandboxState::Paused, None, 5).unwrap_err();
+    assert!(is_state(&refused, SandboxState::Creating), "{refused}");
+    sandboxes.choose(&claim, "native").unwrap();
+    assert!(sandboxes.choose(&claim, "docker").is_err(), "it is chosen once");
+    let why = "no space\u{20ac}".repeat(1_000);
+    let failed = sandboxes.change(&id(1), SandboxState::Failed, Some(&why), 6).unwrap();
+    assert_eq!((failed.state, failed.changed_ms, failed.backend.as_deref()), (SandboxState::Failed, 6, Some("native")));
+    let kept = sandboxes.find(&id(1)).unwrap().unwrap().why.unwrap();
+    assert!(kept.len() <= 4_096 && why.starts_with(&kept), "{} bytes", kept.len());
+    assert!(is_state(&sandboxes.change(&id(1), SandboxState::Ready, None, 7).unwrap_err(), SandboxState::Failed));
+    let unknown = sandboxes.change(&id(9), SandboxState::Ready, None, 7).unwrap_err();
+    assert!(matches!(unknown, SandboxError::Unknown(_)), "{unknown}");
+}
+
+#[test]
+fn only_what_is_ready_is_used_and_only_what_is_unused_is_claimed() {
+    let (_root, _, sandboxes) = sandboxes();
+    let claim = sandboxes.begin(id(1), spec(), 0).unwrap();
+    assert!(is_state(&sandboxes.begin_use(&id(1), 1).unwrap_err(), SandboxState::Creating));
+    sandboxes.change(&id(1), SandboxState::Ready, None, 1).unwrap();
+    drop(claim);
+    let one = sandboxes.begin_use(&id(1), 50).unwrap();
+    let two = sandboxes.begin_use(&id(1), 40).unwrap();
+    assert_eq!(sandboxes.find(&id(1)).unwrap().unwrap().used_ms, 50, "time does not run back");
+    assert!(matches!(sandboxes.claim(&id(1)), Err(SandboxError::InUse(_))));
+    sandboxes.end_use(one, 70).unwrap();
+    drop(two);
+    assert_eq!(sandboxes.find(&id(1)).unwrap().unwrap().used_ms, 70);
+    let claim = sandboxes.claim(&id(1)).unwrap();
+    sandboxes.change(&id(1), SandboxState::Destroying, None, 80).unwrap();
+    assert!(is_state(&sandboxes.begin_use(&id(1), 81).unwrap_err(), SandboxState::Destroying));
+    sandboxes.close(claim, 90).unwrap();
+    assert!(is_state(&sandboxes.claim(&id(1)).unwrap_err(), SandboxState::Destroyed));
+}
+
+#[test]
+fn what_is_not_empty_is_not_over() {
+    let (_root, _, sandboxes) = sandboxes();
+    ready(&sandboxes, 1, None, None);
+    let claim = sandboxes.claim(&id(1)).unwrap();
+    let path = claim.path().to_owned();
+    assert!(sandboxes.close(claim, 5).is_err(), "it is not being destroyed");
+    fs::write(path.join("left"), "x").unwrap();
+    sandboxes.change(&id(1), SandboxState::Destroying, Some("asked"), 6).unwrap();
+    sandboxes.close(sandboxes.claim(&id(1)).unwrap(), 7).unwrap_err();
+    assert_eq!(ids(&sandboxes.abandoned().unwrap()), [id(1)]);
+    fs::remove_file(path.join("left")).unwrap();
+    sandboxes.close(sandboxes.claim(&id(1)).unwrap(), 8).unwrap();
+    let over = sandboxes.find(&id(1)).unwrap().unwrap();
+    assert_eq!((over.state, over.why.as_deref()), (SandboxState::Destroyed, Some("asked")));
+    assert!(!path.exists());
+    assert_eq!((sandboxes.prune(8).unwrap(), sandboxes.prune(9).unwrap()), (0, 1));
+    assert_eq!(sandboxes.list().unwrap(), []);
+}
+
+#[test]
+fn what_was_removed_and_not_noted_can_be_ended() {
+    let (_root, path, sandboxes) = sandboxes();
+    ready(&sandboxes, 1, None, None);
+    sandboxes.change(&id(1), SandboxState::Destroying, None, 6).unwrap();
+    fs::remove_dir_all(path.join(id(1).as_str())).unwrap();
+    assert_eq!(ids(&sandboxes.abandoned().unwrap()), [id(1)]);
+    sandboxes.close(sandboxes.claim(&id(1)).unwrap(), 8).unwrap();
+    assert!(!path.join(id(1).as_str()).exists());
+}
+
+#[test]
+fn time_ends_what_lives_too_long_or_is_not_used() {
+    let (_root, _, sandboxes) = sandboxes();
+    ready(&sandboxes, 1, Some(10_000), None);
+    ready(&sandboxes, 2, None, Some(4_000));
+    ready(&sandboxes, 3, Some(90_000), Some(80_000));
+    ready(&sandboxes, 4, None, None);
+    let due = |now_ms| -> Vec<(SandboxId, Due)> {
+        sandboxes.due(now_ms).unwrap().into_iter().map(|(record, due)| (record.id, due)).collect()
+    };
+    assert_eq!(due(4_999), []);
+    assert_eq!(due(11_000), [(id(2), Due::Idle), (id(1), Due::Expired)]);
+    // Used, it is not idle however long; its time to live is over all the same.
+    let used = [sandboxes.begin_use(&id(1), 2_000).unwrap(), sandboxes.begin_use(&id(2), 2_000).unwrap()];
+    assert_eq!(due(11_000), [(id(1), Due::Expired)]);
+    sandboxes.extend(&id(1), 50_000).unwrap();
+    assert_eq!(due(11_000), []);
+    used.into_iter().for_each(|used| sandboxes.end_use(used, 12_000).unwrap());
+    assert_eq!(due(15_999), []);
+    assert_eq!(due(16_000), [(id(2), Due::Idle)]);
+    sandboxes.change(&id(2), SandboxState::Destroying, None, 16_000).unwrap();
+    assert_eq!(due(16_000), []);
+    assert!(sandboxes.extend(&id(2), 90_000).is_err(), "it is on its way out");
+}
+
+#[test]
+#[ignore = "child of what_a_killed_maker_left_is_known"]
+fn child_begins_and_dies() {
+    let Some(path) = given_path() else { return };
+    let sandboxes = Sandboxes::open(&path).unwrap();
+    let claims: Vec<Claim> = (1..4).map(|n| sandboxes.begin(id(n), spec(), 0).unwrap()).collect();
+    sandboxes.change(&id(2), SandboxState::Destroying, None, 0).unwrap();
+    sandboxes.change(&id(3), SandboxState::Ready, None, 0).unwrap();
+    let _used = sandboxes.begin_use(&id(4), 2_000).unwrap();
+    fs::write(path.join("begun"), "").unwrap();
+    // Killed here.
+    std::thread::sleep(std::time::Duration::from_secs(60));
+    drop(claims);
+}
+
+#[test]
+fn what_a_killed_maker_left_is_known() {
+    let (_root, path, sandboxes) = sandboxes();
+    ready(&sandboxes, 4, None, Some(1_000));
+    let mut maker = child("sandboxes::child_begins_and_dies", &path);
+    crate::processes::wait_for(&path.join("begun"));
+    assert_eq!(sandboxes.list().unwrap().len(), 4);
+    assert_eq!(sandboxes.abandoned().unwrap(), [], "somebody is at them");
+    assert_eq!(sandboxes.due(10_000).unwrap(), [], "it is used");
+    maker.kill().unwrap();
+    maker.wait().unwrap();
+    assert_eq!(ids(&sandboxes.abandoned().unwrap()), [id(1), id(2)]);
+    assert_eq!(sandboxes.due(10_000).unwrap().len(), 1);
+    let again = Sandboxes::open(&path).unwrap();
+    assert_eq!(again.claim(&id(1)).unwrap().id(), &id(1));
+}
+
+const RACES: u8 = 40;
+
+#[test]
+#[ignore = "child of a_change_is_made_once_whoever_races"]
+fn child_races() {
+    let Some(path) = given_path() else { return };
+    let sandboxes = Sandboxes::open(&path).unwrap();
+    let won = (1..=RACES).filter(|n| sandboxes.change(&id(*n), SandboxState::Paused, None, 5).is_ok()).count();
+    fs::write(path.join(format!("won-{}", std::process::id())), won.to_string()).unwrap();
+}
+
+#[test]
+fn a_change_is_made_once_whoever_races() {
+    let (_root, path, sandboxes) = sandboxes();
+    (1..=RACES).for_each(|n| ready(&sandboxes, n, None, None));
+    let children: Vec<_> = (0..3).map(|_| child("sandboxes::child_races", &path)).collect();
+    let pids: Vec<u32> = children.iter().map(std::process::Child::id).collect();
+    children.into_iter().for_each(finish);
+    let won = |pid: &u32| -> usize { read(&path.join(format!("won-{pid}"))).parse().unwrap() };
+    assert_eq!(pids.iter().map(won).sum::<usize>(), usize::from(RACES));
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap()
+}
