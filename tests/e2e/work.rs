@@ -239,3 +239,33 @@ fn more_connections_than_a_shell_gives_descriptors_for() {
         assert_eq!(ran.stdout, "256 100\n", "{}", ran.text());
     });
 }
+
+#[test]
+fn timings_name_the_steps_of_every_process() {
+    each_user(|world| {
+        for level in ["full", "restricted"] {
+            let run = |command: &[&str]| world.run(&world.stockade(&["--level", level, "--timings"], command));
+            let ended = run(&["sh", "-c", "sleep 0.3; exit 7"]);
+            assert_eq!(ended.ended, Ended::Code(7), "{}", ended.stderr);
+            let rows: Vec<Vec<&str>> = ended
+                .stderr
+                .lines()
+                .map(|line| line.split_whitespace().collect())
+                .filter(|row: &Vec<_>| row.len() > 3)
+                .collect();
+            let took = |process: &str, step: &str| -> f64 {
+                let row = rows.iter().find(|row| row[2] == process && row[3] == step);
+                row.unwrap_or_else(|| panic!("no {process} {step}: {}", ended.stderr))[1].parse().unwrap()
+            };
+            for step in ["read", "request", "prepare", "release"] {
+                took("front", step);
+            }
+            took("init", "drop-privileges:");
+            took("command", "landlock:");
+            assert!(took("command", "run:") >= 300.0, "{}", ended.stderr);
+            // Nothing of one that never ran.
+            let missing = run(&["/no/such/program"]);
+            assert_eq!(missing.ended, Ended::Code(127), "{}", missing.stderr);
+        }
+    });
+}

@@ -110,6 +110,9 @@ pub struct RunArgs {
     /// shells with job control and whatever asks for a terminal.
     #[arg(long, short, conflicts_with = "detach")]
     pub tty: bool,
+    /// Show at the end where the time went, step by step.
+    #[arg(long, conflicts_with = "detach")]
+    pub timings: bool,
     /// Write the outcome as one JSON object to FILE; without FILE to standard
     /// output, with the command's own output inside.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]

@@ -18,6 +18,7 @@ mod relay;
 mod render;
 mod session_args;
 mod terminal;
+mod timings;
 mod trace;
 
 use std::io::{self, IsTerminal, Write};
@@ -34,9 +35,10 @@ use render::Style;
 static ALLOCATOR: stockade_sys::arena::Allocator = stockade_sys::arena::Allocator;
 
 fn main() -> ExitCode {
+    let start = stockade_sys::marks::now();
     std::panic::set_hook(Box::new(stop_safely));
     let code = match Typed::try_parse() {
-        Ok(typed) => dispatch(typed.command),
+        Ok(typed) => dispatch(typed.command, start),
         Err(e) => misunderstood(&e),
     };
     ExitCode::from(code.unwrap_or_else(|failure| {
@@ -45,13 +47,14 @@ fn main() -> ExitCode {
     }))
 }
 
-fn dispatch(command: Command) -> command::Ended {
+/// `start` is when this program began.
+fn dispatch(command: Command, start: u64) -> command::Ended {
     // Whoever is in front of a run has to outlive its reader.
     if !matches!(command, Command::Run(_) | Command::Session(_)) {
         stockade_sys::signals::die_of_sigpipe();
     }
     match command {
-        Command::Run(typed) => command::run::run(typed),
+        Command::Run(typed) => command::run::run(typed, start),
         Command::Ps(typed) => command::detached::ps(&typed),
         Command::Logs(typed) => command::detached::logs(&typed),
         Command::Attach(typed) => command::detached::attach::attach(&typed),

@@ -1,32 +1,45 @@
-//! `STOCKADE_LOG`: what happens inside, on standard error, for whoever looks
-//! for a fault. Off unless asked for; then nothing of it is set up.
+//! What happens inside, for whoever looks: `STOCKADE_LOG` tells it on standard error
+//! while it happens, `--timings` at the end where the time went. Off unless asked for;
+//! then nothing of it is set up.
 
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{EnvFilter, filter_fn};
 use tracing_subscriber::fmt::format::FmtSpan;
+use tracing_subscriber::layer::Layer;
+use tracing_subscriber::prelude::*;
 
 use crate::failure::Failure;
+use crate::timings::Timings;
 
 /// Starts tracing where `STOCKADE_LOG` holds a filter, e.g. `debug` or
-/// `stockade_native=trace`.
+/// `stockade_native=trace`, or where there are timings to note.
 ///
 /// # Errors
 /// When the filter cannot be read.
-pub fn start() -> Result<(), Failure> {
-    let Some(filter) = std::env::var_os("STOCKADE_LOG").filter(|filter| !filter.is_empty()) else { return Ok(()) };
+pub fn start(timings: Option<&Timings>) -> Result<(), Failure> {
+    let log = std::env::var_os("STOCKADE_LOG").filter(|filter| !filter.is_empty());
+    if log.is_none() && timings.is_none() {
+        return Ok(());
+    }
     let unreadable = || {
         Failure::new("STOCKADE_LOG holds no filter")
             .hint("for example STOCKADE_LOG=debug or STOCKADE_LOG=stockade_engine=trace")
     };
-    let filter = filter.into_string().map_err(|_| unreadable())?;
-    let filter = EnvFilter::try_new(filter).map_err(|_| unreadable())?;
+    let filter = log.map(|filter| filter.into_string().map_err(|_| unreadable())).transpose()?;
+    let filter = filter.map(|filter| EnvFilter::try_new(filter).map_err(|_| unreadable())).transpose()?;
     // Without colour, beside the command's output; with the time since the
     // start, and at the end of each step how long it took.
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .with_timer(tracing_subscriber::fmt::time::uptime())
-        .with_span_events(FmtSpan::CLOSE)
+    let told = filter.map(|filter| {
+        tracing_subscriber::fmt::layer()
+            .with_writer(std::io::stderr)
+            .with_ansi(false)
+            .with_timer(tracing_subscriber::fmt::time::uptime())
+            .with_span_events(FmtSpan::CLOSE)
+            .with_filter(filter)
+    });
+    let noted = timings.map(|timings| timings.clone().with_filter(filter_fn(Timings::wants)));
+    tracing_subscriber::registry()
+        .with(told)
+        .with(noted)
         .try_init()
         .map_err(|_| Failure::new("tracing was started twice"))
 }

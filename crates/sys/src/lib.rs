@@ -16,6 +16,7 @@ pub mod exec;
 pub mod fork_signals;
 pub mod keyring;
 pub mod landlock;
+pub mod marks;
 pub mod memory;
 pub mod mount;
 pub mod net;

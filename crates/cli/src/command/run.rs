@@ -17,6 +17,7 @@ use stockade_model::{
 use stockade_native::launch::Nursery;
 use stockade_native::{HostBackend, NativeBackend};
 use stockade_policy::{BUILT_IN_NOTICE, Settings, resolve_profile};
+use tracing::info_span;
 
 use super::detached::supervise::{self, Supervisor};
 use super::policy::lasting::Lasting;
@@ -31,17 +32,19 @@ use crate::meaning::{self, Meant};
 use crate::memory::LateMemory;
 use crate::places::State;
 use crate::relay::{Relay, Resizes};
+use crate::timings::Timings;
 use crate::{exit, interrupts, render, terminal, trace};
 
 /// Bytes of each stream that are kept where the profile sets no limit.
 const OUTPUT_LIMIT_BYTES: u64 = 1 << 20;
 
-/// Runs one command, here or detached.
+/// Runs one command, here or detached. `start` is when this program began.
 ///
 /// # Errors
 /// When Stockade could not do its part.
-pub fn run(typed: RunArgs) -> Ended {
-    trace::start()?;
+pub fn run(typed: RunArgs, start: u64) -> Ended {
+    let timings = typed.timings.then(|| Timings::begin(start)).transpose()?;
+    trace::start(timings.as_ref())?;
     let id = meaning::request_id()?;
     if typed.detach {
         return supervise::detach(typed, id);
@@ -51,7 +54,11 @@ pub fn run(typed: RunArgs) -> Ended {
         let resizes = typed.tty.then(Resizes::take).transpose()?;
         Ok(Front { signals, resizes, nursery: nursery(&typed.terms), supervisor: None })
     };
-    Ok(complete(typed, id, here).1)
+    let (_, code) = complete(typed, id, here);
+    if let Some(timings) = timings {
+        let _ = std::io::stderr().lock().write_all(timings.table().as_bytes());
+    }
+    Ok(code)
 }
 
 /// The process that a run is in front of.
@@ -106,17 +113,17 @@ fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failu
             .hint("write --json=FILE"));
     }
     let backend = NativeBackend::with(front.nursery);
-    let meant = Meant::run(typed, &variable)?;
-    let setting = setting::load(&meant.workspace)?;
+    let meant = info_span!("understand the request").in_scope(|| Meant::run(typed, &variable))?;
+    let setting = info_span!("read the policy").in_scope(|| setting::load(&meant.workspace))?;
     let state = State::open(&setting.sources.state_directory)?;
-    super::stage::recover(&state, Some(&meant.workspace))?;
+    info_span!("recover stages").in_scope(|| super::stage::recover(&state, Some(&meant.workspace)))?;
     tell_built_in(&setting, &state);
     let request = setting.request(&meant, id);
     let configured_ms = setting.settings.approval_timeout_ms.value;
     let question_timeout_ms = meant.approval_timeout.map_or(configured_ms, meaning::milliseconds);
     terminal::leave_input_to_foreground().map_err(|e| Failure::new(format!("cannot set standard input: {e}")))?;
     let Heard { interrupts, interrupter, wake } = front.signals.listen()?;
-    let log: Arc<dyn Recorder> = Arc::new(Log::open(&state.audit())?);
+    let log: Arc<dyn Recorder> = Arc::new(info_span!("open the record").in_scope(|| Log::open(&state.audit()))?);
     let recorder = match &front.supervisor {
         Some(supervisor) => supervisor.oversee(&request, Arc::clone(&log))?,
         None => Arc::clone(&log),
@@ -189,7 +196,7 @@ fn keep_rules(lasting: &Lasting, command: &Command, outcome: &Outcome, settings:
 pub fn nursery(terms: &Terms) -> Option<Nursery> {
     let wanted =
         terms.level.is_none_or(|level| Level::from(level) == Level::Full) && terms.profile.as_deref() != Some("host");
-    wanted.then(Nursery::start)?.ok()
+    wanted.then(|| info_span!("begin the sandbox").in_scope(Nursery::start))?.ok()
 }
 
 /// As much of the output as the profile keeps.

@@ -164,6 +164,11 @@ impl Blueprint {
         self.steps.iter().map(|s| (s.name(), s.describe()))
     }
 
+    /// How many steps the init takes.
+    pub(super) fn step_count(&self) -> usize {
+        self.steps.len()
+    }
+
     /// Name and description of the init's step `index`, for errors.
     pub(super) fn step_text(&self, index: u32) -> (&'static str, String) {
         let index = index as usize;

@@ -15,7 +15,7 @@ use stockade_sys::arena::published;
 use stockade_sys::clone::{Child, fork_with};
 use stockade_sys::landlock::Ruleset;
 use stockade_sys::reap::{self, Ended};
-use stockade_sys::{Errno, caps, descriptors, exec, fork_signals, passing, seccomp};
+use stockade_sys::{Errno, caps, descriptors, exec, fork_signals, marks, passing, seccomp};
 
 use super::blueprint::Blueprint;
 use super::cleanup;
@@ -40,6 +40,7 @@ const NOT_FOUND: i32 = 127;
 
 /// The init: builds, starts the command, supervises, cleans up.
 pub(super) fn init(plan: &Blueprint, inherited: &Inherited<'_>) -> i32 {
+    marks::set(INIT_MADE);
     let mut site = Site::new(inherited.control, Some(&plan.ruleset));
     let mask = umask(Mode::empty());
     // The streams first: a step's descriptor must not get a number below 3.
@@ -54,6 +55,7 @@ pub(super) fn init(plan: &Blueprint, inherited: &Inherited<'_>) -> i32 {
 /// An init that is made before there is a plan: takes the steps that every plan
 /// begins with, then waits for the rest. The caller's end wakes it.
 pub(super) fn early_init(first: &[Step], control: BorrowedFd<'_>, gate: BorrowedFd<'_>) -> i32 {
+    marks::set(INIT_MADE);
     let ruleset;
     let mut site = Site::new(control, None);
     let mut mask = umask(Mode::empty());
@@ -146,6 +148,10 @@ fn hand_over(site: &Site<'_>) -> Result<(), Errno> {
 fn take_steps(steps: &[Step], which: Range<usize>, site: &mut Site<'_>) -> Result<(), Failed> {
     for (index, step) in steps.iter().enumerate().take(which.end).skip(which.start) {
         step.apply(site).map_err(|errno| Failed { index: index as u32, errno })?;
+        // A plan with more steps than marks has the first ones noted.
+        if index < FIRST_STAGE {
+            marks::set(index);
+        }
     }
     Ok(())
 }
@@ -175,7 +181,9 @@ fn supervise(plan: &Blueprint, control: BorrowedFd<'_>, child: &Child, site: &Si
 
     let asked = site.network.as_ref().map(|network| network.serving.as_fd());
     let ended = watch_over(control, ends.as_fd(), asked, child.pid);
+    marks::set(ENDED);
     end_everything(plan, site);
+    marks::set(REAPED);
     if let Some(ended) = ended {
         let _ = Message::Ended { ended, used: reap::children_used() }.send(control, &[]);
         // Until the caller has let go of what it shares with us.
@@ -262,6 +270,19 @@ pub(super) const STAGES: &[(&str, &str)] = &[
     ("handover", "hand the listener over"),
 ];
 
+/// Marks: the init's steps by their number, the command's stages from here on.
+pub(super) const FIRST_STAGE: usize = 400;
+/// The init was made.
+pub(super) const INIT_MADE: usize = 424;
+/// The init has made the command's process.
+pub(super) const COMMAND_MADE: usize = 420;
+/// The command heard that it may run, and executes.
+pub(super) const RELEASED: usize = 421;
+/// The init has seen the command's end.
+pub(super) const ENDED: usize = 422;
+/// Nothing is left but the init.
+pub(super) const REAPED: usize = 423;
+
 /// The stage that waits for the init.
 const BUILDING: u32 = 5;
 
@@ -286,6 +307,7 @@ fn command(
         return FAILED;
     }
     fork_signals::reset_for_exec();
+    marks::set(RELEASED);
     let errno = execute(plan);
     let _ = Message::ExecFailed { errno }.send(gate, &[]);
     NOT_FOUND
@@ -300,10 +322,14 @@ fn prepare_command(
     ruleset: Option<&Ruleset>,
     mask: Mode,
 ) -> Result<(), (u32, Errno)> {
+    let done = |stage: usize| marks::set(FIRST_STAGE + stage);
+    marks::set(COMMAND_MADE);
     own_session(plan).map_err(|e| (0, e))?;
+    done(0);
     for (resource, limit) in &plan.limits {
         setrlimit(*resource, *limit).map_err(|e| (1, e))?;
     }
+    done(1);
     umask(mask);
     // 0 to 2 are the command's streams already. The init's end of `built` goes
     // too: only so is its death heard.
@@ -312,18 +338,25 @@ fn prepare_command(
     let first = keep.iter().position(|fd| *fd >= 0).unwrap_or(0);
     descriptors::close_all_but(&keep[first..]).map_err(|e| (2, e))?;
     descriptors::mark_close_on_exec_from(3).map_err(|e| (2, e))?;
+    done(2);
     caps::drop_all().map_err(|e| (3, e))?;
+    done(3);
     let listener = seccomp::install_with_listener(&plan.command_filter).map_err(|e| (4, e))?;
+    done(4);
     match Message::receive(built, true) {
         Ok(Some((Message::Built { .. }, _))) => {}
         _ => return Err((BUILDING, Errno::PIPE)),
     }
+    done(5);
     rustix::process::chdir(&*plan.cwd).map_err(|e| (6, e))?;
     if let Some(identity) = plan.cwd_identity {
         verify_directory(c".", identity).map_err(|e| (6, e))?;
     }
+    done(6);
     ruleset.ok_or(Errno::BADF).and_then(Ruleset::restrict_self).map_err(|e| (7, e))?;
+    done(7);
     enter_groups(gate).map_err(|e| (8, e))?;
+    done(8);
     let ready = Message::Ready { wait_killable: listener.wait_killable, umask: mask.bits() };
     ready.send(gate, &[listener.fd.as_fd()]).map_err(|e| (9, e))
 }

@@ -22,6 +22,7 @@ use super::leaving::{self, CLEANS_WITHIN};
 use super::message::{Message, Parts};
 use super::network::{NetworkEnds, Sockets};
 use super::restricted::PrivateDirectory;
+use super::times;
 
 /// How long the building of a sandbox may take.
 const READY_WITHIN: Duration = Duration::from_secs(10);
@@ -150,6 +151,7 @@ impl Launching {
             self.enter(&[])?;
         }
         self.launched.await_ready(&self.blueprint)?;
+        times::tell_building(&self.blueprint);
         Ok(self.launched)
     }
 }
@@ -375,6 +377,7 @@ impl Launched {
     }
 
     fn note_end(&mut self, ended: Ended, used: Used) {
+        times::tell_end();
         let exec_errno = match Message::receive(self.gate.as_fd(), false) {
             Ok(Some((Message::ExecFailed { errno }, _))) => Some(errno),
             _ => None,

@@ -21,6 +21,7 @@ mod outfit;
 mod presence;
 mod restricted;
 mod step;
+mod times;
 
 pub use blueprint::{Blueprint, PrivateTree};
 pub use error::LaunchError;
@@ -32,3 +33,4 @@ pub(crate) use network::{OWN_V4, OWN_V6};
 pub use nursery::{MountTable, Nursery};
 pub use outfit::{NamedFile, Outfit};
 pub use stockade_sys::reap::Ended;
+pub use times::TARGET as TIMES_TARGET;

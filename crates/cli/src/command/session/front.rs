@@ -135,13 +135,14 @@ fn take_over(post: Post, mut descriptors: impl Iterator<Item = OwnedFd>) -> Resu
     if let Some(person) = descriptors.next() {
         terminal::lend(person);
     }
-    trace::start()?;
+    trace::start(None)?;
     let typed = RunArgs {
         terms: post.terms,
         session: Some(post.session.to_string()),
         detach: false,
         interactive: false,
         tty: false,
+        timings: false,
         json: match asked.report {
             Report::Nowhere => None,
             Report::StandardOutput => Some(None),

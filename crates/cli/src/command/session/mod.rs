@@ -49,7 +49,7 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// # Errors
 /// When Stockade could not do its part.
 pub fn session(typed: SessionCommand) -> Ended {
-    trace::start()?;
+    trace::start(None)?;
     match typed {
         SessionCommand::Start(typed) => start(typed),
         SessionCommand::Exec(typed) => exec(typed),

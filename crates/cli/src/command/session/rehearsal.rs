@@ -41,6 +41,7 @@ pub fn of_terms(terms: &Terms) -> RunArgs {
         detach: false,
         interactive: false,
         tty: false,
+        timings: false,
         json: None,
         subject: Subject { script: None, words: vec!["true".into()] },
     }

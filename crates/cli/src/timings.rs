@@ -1,0 +1,160 @@
+//! `--timings`: where the time of a run went, step by step. Spans of the front and
+//! marks of the processes inside come together here, and are shown at the end.
+
+use std::fmt;
+use std::fmt::Write as _;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use stockade_model::RawText;
+use stockade_native::launch::TIMES_TARGET;
+use stockade_sys::marks;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id};
+use tracing::{Event, Metadata, Subscriber};
+use tracing_subscriber::layer::{Context, Layer};
+use tracing_subscriber::registry::LookupSpan;
+
+use crate::failure::Failure;
+
+/// More steps than this are not noted: a run can ask any number of questions.
+const STEPS_MAX: usize = 1000;
+
+/// What was noted so far.
+#[derive(Clone, Debug, Default)]
+pub struct Timings {
+    /// When this program began, as [`marks::now`] counts.
+    start: u64,
+    steps: Arc<Mutex<Vec<Step>>>,
+}
+
+/// Something that took time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Step {
+    process: String,
+    name: String,
+    /// In how many other steps it lies.
+    depth: usize,
+    from: u64,
+    to: u64,
+}
+
+impl Timings {
+    /// Begins to note, for a program that began at `start`. Before the first child
+    /// is made.
+    ///
+    /// # Errors
+    /// Without memory for the children's marks.
+    pub fn begin(start: u64) -> Result<Self, Failure> {
+        marks::reserve().map_err(|e| Failure::new(format!("cannot reserve memory for the timings: {e}")))?;
+        let timings = Self { start, steps: Arc::default() };
+        timings.note(Step {
+            process: "front".to_owned(),
+            name: "read the command line".to_owned(),
+            depth: 0,
+            from: start,
+            to: marks::now(),
+        });
+        Ok(timings)
+    }
+
+    fn note(&self, step: Step) {
+        let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
+        if steps.len() < STEPS_MAX {
+            steps.push(step);
+        }
+    }
+
+    /// A table for a person: milliseconds, in the order in which the steps began.
+    pub fn table(&self) -> String {
+        let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        steps.sort_by_key(|step| (step.from, step.depth));
+        let ms = |nanoseconds: u64| nanoseconds as f64 / 1e6;
+        let mut out = String::from("• where the time went, in milliseconds\n      from     took  process\n");
+        for Step { process, name, depth, from, to } in &steps {
+            let (from, took) = (ms(from.saturating_sub(self.start)), ms(to.saturating_sub(*from)));
+            let name = RawText::from(name.as_str());
+            let _ = writeln!(out, "  {from:8.3} {took:8.3}  {process:8} {:1$}{2}", "", depth * 2, name.escaped());
+        }
+        out
+    }
+
+    /// Which spans and events are of use.
+    pub fn wants(metadata: &Metadata<'_>) -> bool {
+        metadata.target() == TIMES_TARGET || (metadata.is_span() && metadata.target().starts_with("stockade"))
+    }
+}
+
+/// When a span began.
+struct Began(u64);
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Timings {
+    fn on_new_span(&self, _: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        if let Some(span) = context.span(id) {
+            span.extensions_mut().insert(Began(marks::now()));
+        }
+    }
+
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        if event.metadata().target() == TIMES_TARGET {
+            let mut step = Step::default();
+            event.record(&mut step);
+            self.note(step);
+        }
+    }
+
+    fn on_close(&self, id: Id, context: Context<'_, S>) {
+        let Some(span) = context.span(&id) else { return };
+        let Some(from) = span.extensions().get::<Began>().map(|began| began.0) else { return };
+        let depth = span.scope().skip(1).count();
+        let name = span.name().to_owned();
+        self.note(Step { process: "front".to_owned(), name, depth, from, to: marks::now() });
+    }
+}
+
+impl Visit for Step {
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        match field.name() {
+            "from" => self.from = value,
+            "to" => self.to = value,
+            _ => {}
+        }
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        match field.name() {
+            "process" => value.clone_into(&mut self.process),
+            "step" => value.clone_into(&mut self.name),
+            _ => {}
+        }
+    }
+
+    fn record_debug(&mut self, _: &Field, _: &dyn fmt::Debug) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tracing::{info_span, trace};
+    use tracing_subscriber::filter::filter_fn;
+    use tracing_subscriber::prelude::*;
+
+    #[test]
+    fn spans_and_marks_stand_in_their_order() {
+        let start = marks::now();
+        let timings = Timings::begin(start).unwrap();
+        let subscriber = tracing_subscriber::registry().with(timings.clone().with_filter(filter_fn(Timings::wants)));
+        tracing::subscriber::with_default(subscriber, || {
+            let _outer = info_span!("outer").entered();
+            drop(info_span!("inner").entered());
+            let (from, to) = (start + 1, start + 1_500_001);
+            trace!(target: TIMES_TARGET, process = "init", step = "a\u{1b}step", from, to);
+        });
+        let table = timings.table();
+        let rows: Vec<&str> = table.lines().skip(2).map(|row| row.get(21..).unwrap_or_default()).collect();
+        assert_eq!(
+            rows,
+            ["front    read the command line", "init     a\\u{1b}step", "front    outer", "front      inner"]
+        );
+        assert!(table.contains("    1.500  init"), "{table}");
+    }
+}

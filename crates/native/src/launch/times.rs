@@ -1,0 +1,54 @@
+//! Where the time of a start went inside the sandbox: what the init and the command
+//! marked, told as trace events of the target [`TARGET`] with the fields `process`,
+//! `step`, and `from` and `to` in nanoseconds as [`marks::now`] counts them. Silent
+//! unless marks are kept.
+
+use stockade_sys::marks;
+use tracing::trace;
+
+use super::blueprint::Blueprint;
+use super::child::{COMMAND_MADE, ENDED, FIRST_STAGE, INIT_MADE, REAPED, RELEASED, STAGES};
+
+/// What the events of this file are filtered by.
+pub const TARGET: &str = "stockade::times";
+
+/// What was marked until the command stood before its first instruction.
+pub(super) fn tell_building(blueprint: &Blueprint) {
+    let Some(begun) = marks::take(INIT_MADE) else { return };
+    let taken = (0..blueprint.step_count().min(FIRST_STAGE)).filter_map(|index| Some((index, marks::take(index)?)));
+    let taken: Vec<(&str, String, u64)> = taken
+        .map(|(index, to)| {
+            let (name, detail) = blueprint.step_text(index as u32);
+            (name, detail, to)
+        })
+        .collect();
+    // Many steps of a kind are one row: most plans attach dozens of paths.
+    let mut from = begun;
+    for alike in taken.chunk_by(|one, next| one.0 == next.0) {
+        let (Some((name, first, _)), Some((.., to))) = (alike.first(), alike.last()) else { continue };
+        let more = if alike.len() > 1 { format!(" and {} more", alike.len() - 1) } else { String::new() };
+        tell("init", &format!("{name}: {first}{more}"), from, *to);
+        from = *to;
+    }
+    let Some(mut last) = marks::take(COMMAND_MADE) else { return };
+    for (stage, (name, detail)) in STAGES.iter().enumerate() {
+        let Some(to) = marks::take(FIRST_STAGE + stage) else { continue };
+        tell("command", &format!("{name}: {detail}"), last, to);
+        last = to;
+    }
+}
+
+/// What was marked from then to the end.
+pub(super) fn tell_end() {
+    let (released, ended, reaped) = (marks::take(RELEASED), marks::take(ENDED), marks::take(REAPED));
+    if let (Some(released), Some(ended)) = (released, ended) {
+        tell("command", "run: from its exec until the init saw its end", released, ended);
+    }
+    if let (Some(ended), Some(reaped)) = (ended, reaped) {
+        tell("init", "end: every other process", ended, reaped);
+    }
+}
+
+fn tell(process: &str, step: &str, from: u64, to: u64) {
+    trace!(target: TARGET, process, step, from, to);
+}
