@@ -12,13 +12,14 @@ const ALLOWED_EDGES: &[(&str, &[&str])] = &[
     ("shell", &["model"]),
     ("policy", &["model"]),
     ("sys", &[]),
-    ("native", &["model", "engine", "sys", "egress"]),
+    ("files", &["model", "sys"]),
+    ("native", &["model", "engine", "sys", "files", "egress"]),
     ("egress", &["model"]),
     ("audit", &["model"]),
     ("store", &["model"]),
     ("engine", &["model", "policy", "shell", "audit", "store"]),
     ("review", &["model", "engine"]),
-    ("cli", &["model", "policy", "shell", "audit", "store", "engine", "native", "sys", "egress", "review"]),
+    ("cli", &["model", "policy", "shell", "audit", "store", "engine", "native", "sys", "files", "egress", "review"]),
     ("testkit", &["model", "policy", "shell", "audit", "store", "engine", "native", "sys"]),
 ];
 

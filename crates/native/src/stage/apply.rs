@@ -12,8 +12,8 @@ use stockade_sys::Errno;
 
 use super::error::{At, PathError};
 use super::journal::{Settings, Step};
-use super::object::{Kind, Mark, Object, Time, directory_beneath, names, os};
 use super::watch::{Point, Watch};
+use stockade_files::object::{Kind, Mark, Object, Time, directory_beneath, names, os};
 
 /// Levels of a directory that goes which are looked into.
 const DEPTH_MAX: usize = 400;

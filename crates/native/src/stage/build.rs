@@ -22,8 +22,8 @@ use super::apply::{apply_settings, slot_name};
 use super::change::{Readable, is_whiteout};
 use super::error::{At, PathError};
 use super::journal::Settings;
-use super::object::{Kind, Object, Time, names, os};
 use super::watch::{Point, Watch};
+use stockade_files::object::{Kind, Object, Time, names, os};
 
 /// Up to so many files are flushed one by one, more with the whole filesystem.
 const FLUSHED_SINGLY_MAX: usize = 64;

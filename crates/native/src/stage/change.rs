@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use stockade_sys::Errno;
 
 use super::error::{At, PathError};
-use super::object::{Attributes, Kind, Mark, OVERLAY_ATTRIBUTES, Object, Time, names, os, same_content};
+use stockade_files::object::{Attributes, Kind, Mark, OVERLAY_ATTRIBUTES, Object, Time, names, os, same_content};
 
 /// Levels of directories that are looked into: each holds two descriptors.
 const DEPTH_MAX: usize = 200;

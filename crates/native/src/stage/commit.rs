@@ -19,11 +19,11 @@ use super::conflict::{Conflict, Judge};
 use super::depot::{DEPOT, Depot, clear_depots};
 use super::error::{At, CommitError, PathError, StageError};
 use super::journal::{self, Found, Journal};
-use super::object::{Object, directory_beneath};
 use super::place::{Stage, Stages, UPPER, coarse};
 use super::plan::prepare;
 use super::select::{Guard, Held, choose, named};
 use super::watch::{Point, Unwatched, Watch};
+use stockade_files::object::{Object, directory_beneath};
 
 /// Up to so many directories are flushed one by one.
 const FLUSHED_SINGLY_MAX: usize = 32;

@@ -34,8 +34,8 @@ use stockade_sys::Errno;
 
 use super::change::{Change, How};
 use super::error::{At, PathError, StageError};
-use super::object::{Kind, Mark, Object, Time, names, os, same_content};
 use super::place::Stage;
+use stockade_files::object::{Kind, Mark, Object, Time, names, os, same_content};
 
 const TOUCHED: &str = "touched";
 /// Files up to this size are digested before their first change, while their

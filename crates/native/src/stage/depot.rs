@@ -10,9 +10,9 @@ use stockade_sys::Errno;
 use super::commit::unreadable;
 use super::error::{At, PathError};
 use super::journal::DepotPlace;
-use super::object::{Object, directory_beneath, os};
 use super::place::{Stage, make_private};
-use super::removal::{remove_tree, sweep};
+use stockade_files::object::{Object, directory_beneath, os};
+use stockade_files::removal::{remove_tree, sweep};
 
 pub(super) const DEPOT: &str = "depot";
 /// In the workspace the depot lies under a name that is protected everywhere.

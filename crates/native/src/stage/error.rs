@@ -3,56 +3,11 @@
 
 use std::path::{Path, PathBuf};
 
+pub(super) use stockade_files::At;
+pub use stockade_files::PathError;
 use stockade_model::{RawText, StageId};
-use stockade_sys::Errno;
 
 use super::conflict::Conflict;
-
-/// Something could not be done at one path of a stage or its workspace.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{}`: {why}", RawText::from(path.as_path()).escaped())]
-pub struct PathError {
-    /// Relative to the workspace, or absolute where it lies outside.
-    pub path: PathBuf,
-    /// What the kernel or the check said.
-    pub why: String,
-    /// True where the disk was full.
-    pub is_full: bool,
-}
-
-impl PathError {
-    /// For what a system call said.
-    pub(super) fn new(path: &Path, errno: Errno) -> Self {
-        let is_full = matches!(errno, Errno::NOSPC | Errno::DQUOT);
-        Self { path: path.to_owned(), why: errno.to_string(), is_full }
-    }
-
-    /// For what was found.
-    pub(super) fn because(path: &Path, why: &str) -> Self {
-        Self { path: path.to_owned(), why: why.to_owned(), is_full: false }
-    }
-}
-
-/// Gives the errno of a call its path.
-pub(super) trait At<T> {
-    /// The same result, with the path in its error.
-    fn at(self, path: &Path) -> Result<T, PathError>;
-}
-
-impl<T> At<T> for Result<T, Errno> {
-    fn at(self, path: &Path) -> Result<T, PathError> {
-        self.map_err(|errno| PathError::new(path, errno))
-    }
-}
-
-impl<T> At<T> for std::io::Result<T> {
-    fn at(self, path: &Path) -> Result<T, PathError> {
-        self.map_err(|error| match Errno::from_io_error(&error) {
-            Some(errno) => PathError::new(path, errno),
-            None => PathError::because(path, &error.to_string()),
-        })
-    }
-}
 
 /// Why a stage cannot be made, found or read.
 #[derive(Debug, thiserror::Error)]

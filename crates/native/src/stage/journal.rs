@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use stockade_model::RawText;
 
 use super::error::{At, PathError};
-use super::object::{Attributes, Mark, Time};
 use super::place::Stage;
+use stockade_files::object::{Attributes, Mark, Time};
 
 const JOURNAL: &str = "journal";
 const DONE: &str = "journal-done";

@@ -31,8 +31,8 @@ use stockade_model::{RawText, RequestId, StageId};
 use stockade_sys::Errno;
 
 use super::error::{At, PathError, StageError};
-use super::object::{MODE_BITS, Object, Time, names, os};
-use super::removal::{LEAVING, remove_tree, sweep};
+use stockade_files::object::{MODE_BITS, Object, Time, names, os};
+use stockade_files::removal::{LEAVING, remove_tree, sweep};
 
 pub(super) const META: &str = "meta.json";
 pub(super) const UPPER: &str = "upper";

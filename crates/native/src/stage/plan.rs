@@ -12,9 +12,9 @@ use super::change::{Change, Changes, How};
 use super::depot::Depot;
 use super::error::{At, PathError};
 use super::journal::{Settings, Step};
-use super::object::{Kind, Object, Time};
 use super::select::{Chosen, covers, with_new_parents};
 use super::watch::Watch;
+use stockade_files::object::{Kind, Object, Time};
 
 /// Works out the steps, and makes ready what they need.
 ///

@@ -10,9 +10,9 @@ use stockade_model::Operation;
 
 use super::change::{Change, Changes, How};
 use super::error::{At, CommitError, PathError};
-use super::object::{Kind, Object, names, os};
 use super::place::Stage;
 use crate::powers::{Powers, Verdict};
+use stockade_files::object::{Kind, Object, names, os};
 
 /// Levels of a directory that is to be removed which are looked into.
 const DEPTH_MAX: usize = 400;

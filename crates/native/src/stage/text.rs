@@ -10,8 +10,8 @@ use stockade_sys::Errno;
 
 use super::change::Change;
 use super::error::{At, PathError, StageError};
-use super::object::{Kind, Object};
 use super::place::{Stage, UPPER};
+use stockade_files::object::{Kind, Object};
 
 /// Files up to this size are compared line by line.
 const LIMIT_BYTES: u64 = 1 << 20;

@@ -14,10 +14,10 @@ use super::super::build::own;
 use super::super::change::is_whiteout;
 use super::super::error::{At, PathError};
 use super::super::journal::Settings;
-use super::super::object::{OVERLAY_ATTRIBUTES, Object, names, os};
 use super::super::place::{Stage, UPPER};
-use super::super::removal::remove_tree;
 use super::{ASIDE, DIRECTORIES, Directory, MAKING, NEW, settings_of, writable, write_note};
+use stockade_files::object::{OVERLAY_ATTRIBUTES, Object, names, os};
+use stockade_files::removal::remove_tree;
 
 /// Levels of directories that are gone through: each holds four descriptors.
 const DEPTH_MAX: usize = 200;

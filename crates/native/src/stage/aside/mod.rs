@@ -32,8 +32,8 @@ use super::build::duplicate;
 use super::depot::mount_of;
 use super::error::{At, PathError, StageError};
 use super::journal::Settings;
-use super::object::{Kind, Object};
 use super::place::{Stage, make_private};
+use stockade_files::object::{Kind, Object};
 
 pub(super) use back::{clear, put_back};
 

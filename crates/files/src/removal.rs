@@ -6,15 +6,18 @@ use std::path::Path;
 use rustix::fs::{AtFlags, FileType, renameat, unlinkat};
 use stockade_sys::Errno;
 
-use super::error::{At, PathError};
-use super::object::{Object, entries, names, os};
+use crate::error::{At, PathError};
+use crate::object::{Object, entries, names, os};
 
 /// Names beginning so are on their way out.
-pub(super) const LEAVING: &str = ".leaving-";
+pub const LEAVING: &str = ".leaving-";
 
 /// Removes `name` in a private directory, whatever it is. Directories in it are
 /// moved up first, so that no depth is too deep.
-pub(super) fn remove_tree(directory: BorrowedFd<'_>, name: &[u8]) -> Result<(), PathError> {
+///
+/// # Errors
+/// What could not be removed.
+pub fn remove_tree(directory: BorrowedFd<'_>, name: &[u8]) -> Result<(), PathError> {
     let mut waiting = vec![name.to_vec()];
     while let Some(name) = waiting.pop() {
         let path = Path::new(os(&name));
@@ -46,7 +49,10 @@ pub(super) fn remove_tree(directory: BorrowedFd<'_>, name: &[u8]) -> Result<(), 
 }
 
 /// Removes what a removal that was cut off left in `directory`.
-pub(super) fn sweep(directory: BorrowedFd<'_>) -> Result<(), PathError> {
+///
+/// # Errors
+/// What could not be removed.
+pub fn sweep(directory: BorrowedFd<'_>) -> Result<(), PathError> {
     for name in names(directory).at(Path::new(LEAVING))? {
         if name.starts_with(LEAVING.as_bytes()) {
             remove_tree(directory, &name)?;

@@ -21,12 +21,12 @@ use stockade_sys::{Errno, actor, resolve};
 
 /// How a path of several components is looked up: nothing leads out, neither a
 /// link nor a mount.
-pub(super) const BENEATH: ResolveFlags = ResolveFlags::BENEATH
+pub const BENEATH: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_MAGICLINKS)
     .union(ResolveFlags::NO_XDEV);
 /// Permission bits and the three special ones.
-pub(super) const MODE_BITS: u32 = 0o7777;
+pub const MODE_BITS: u32 = 0o7777;
 /// Bytes compared at once.
 const BLOCK_BYTES: usize = 64 * 1024;
 /// Largest list of attribute names (`XATTR_LIST_MAX`) and value (`XATTR_SIZE_MAX`).
@@ -51,6 +51,18 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// As a person calls it.
+    pub fn with_article(self) -> &'static str {
+        match self {
+            Self::File => "a file",
+            Self::Directory => "a directory",
+            Self::Link => "a link",
+            Self::Pipe => "a pipe",
+            Self::Socket => "a socket",
+            Self::Device => "a device",
+        }
+    }
+
     fn of(mode: u32) -> Self {
         match FileType::from_raw_mode(mode) {
             FileType::Directory => Self::Directory,
@@ -74,27 +86,38 @@ pub struct Time {
 
 /// What of an object tells whether it is still the one that was looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Mark {
+pub struct Mark {
+    /// What it is.
     pub kind: Kind,
+    /// Its number in its filesystem.
     pub inode: u64,
+    /// In bytes.
     pub size: u64,
+    /// Permission bits.
     pub mode: u32,
+    /// Of the content.
     pub modified: Time,
+    /// Of anything of it.
     pub changed: Time,
 }
 
 /// Extended attributes, sorted by name.
-pub(super) type Attributes = Vec<(RawText, RawText)>;
+pub type Attributes = Vec<(RawText, RawText)>;
 
 /// An object, held. Its descriptor may only be used to name it.
 #[derive(Debug)]
-pub(super) struct Object {
+pub struct Object {
+    /// What holds it.
     pub fd: OwnedFd,
+    /// What it was when it was held.
     pub stat: Stat,
 }
 
 impl Object {
     /// Holds `name` (one component) in `directory`; `None` where there is none.
+    ///
+    /// # Errors
+    /// As openat(2).
     pub fn find(directory: BorrowedFd<'_>, name: &OsStr) -> Result<Option<Self>, Errno> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match openat(directory, name, flags, Mode::empty()) {
@@ -106,6 +129,9 @@ impl Object {
 
     /// Holds what is at `path` beneath `root`, itself where `path` is empty;
     /// `None` where there is nothing, or something on the way is no directory.
+    ///
+    /// # Errors
+    /// As openat2(2).
     pub fn beneath(root: BorrowedFd<'_>, path: &Path) -> Result<Option<Self>, Errno> {
         if path.as_os_str().is_empty() {
             return Self::of(rustix::io::fcntl_dupfd_cloexec(root, 3)?).map(Some);
@@ -118,39 +144,51 @@ impl Object {
         }
     }
 
+    /// What a descriptor holds.
+    ///
+    /// # Errors
+    /// As fstat(2).
     pub fn of(fd: OwnedFd) -> Result<Self, Errno> {
         let stat = fstat(&fd)?;
         Ok(Self { fd, stat })
     }
 
+    /// What it is.
     pub fn kind(&self) -> Kind {
         Kind::of(self.stat.st_mode)
     }
 
+    /// Whether it is a directory.
     pub fn is_directory(&self) -> bool {
         self.kind() == Kind::Directory
     }
 
+    /// Permission bits and the three special ones.
     pub fn mode(&self) -> u32 {
         self.stat.st_mode & MODE_BITS
     }
 
+    /// In bytes.
     pub fn size(&self) -> u64 {
         u64::try_from(self.stat.st_size).unwrap_or(0)
     }
 
+    /// Its number in its filesystem.
     pub fn inode(&self) -> u64 {
         self.stat.st_ino
     }
 
+    /// When its content was changed.
     pub fn modified(&self) -> Time {
         Time { seconds: self.stat.st_mtime, nanoseconds: nanoseconds(self.stat.st_mtime_nsec) }
     }
 
+    /// When anything of it was changed.
     pub fn changed(&self) -> Time {
         Time { seconds: self.stat.st_ctime, nanoseconds: nanoseconds(self.stat.st_ctime_nsec) }
     }
 
+    /// What tells whether it is still the same.
     pub fn mark(&self) -> Mark {
         Mark {
             kind: self.kind(),
@@ -163,12 +201,18 @@ impl Object {
     }
 
     /// The text of a link.
+    ///
+    /// # Errors
+    /// Where it is no link.
     pub fn link_text(&self) -> Result<Vec<u8>, Errno> {
         resolve::link_text(self.fd.as_fd())
     }
 
     /// Does something with a file of ours that its mode would not let us do; the
     /// mode is put back. For what is staged, never for what is in a workspace.
+    ///
+    /// # Errors
+    /// Of `act`, or of changing the mode.
     pub fn opened_up<T>(&self, act: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
         let mode = self.mode();
         if self.kind() != Kind::File || mode & 0o600 == 0o600 || rustix::process::geteuid().is_root() {
@@ -181,12 +225,18 @@ impl Object {
     }
 
     /// Opens it for reading.
+    ///
+    /// # Errors
+    /// As open(2).
     pub fn open(&self) -> Result<File, Errno> {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         openat(CWD, DescriptorPath::new(self.fd.as_fd()).as_c_str(), flags, Mode::empty()).map(File::from)
     }
 
     /// Whether it carries anything that an overlay keeps.
+    ///
+    /// # Errors
+    /// As listxattr(2).
     pub fn overlay_attributes(&self) -> Result<Vec<Vec<u8>>, Errno> {
         let names = self.attribute_names()?;
         let own = names.split(|b| *b == 0).filter(|name| name.starts_with(OVERLAY_ATTRIBUTES));
@@ -204,6 +254,9 @@ impl Object {
     }
 
     /// The attributes that belong to the content: `user.*` and access lists.
+    ///
+    /// # Errors
+    /// As listxattr(2) and getxattr(2).
     pub fn attributes(&self) -> Result<Attributes, Errno> {
         if self.kind() == Kind::Link {
             return Ok(Attributes::new());
@@ -225,6 +278,9 @@ impl Object {
     }
 
     /// The value of one attribute.
+    ///
+    /// # Errors
+    /// As getxattr(2).
     pub fn attribute(&self, name: &[u8]) -> Result<Option<Vec<u8>>, Errno> {
         let mut value = vec![0; ATTRIBUTE_BYTES];
         match getxattr(DescriptorPath::new(self.fd.as_fd()).as_c_str(), name, &mut value) {
@@ -237,10 +293,18 @@ impl Object {
         }
     }
 
+    /// Sets one attribute.
+    ///
+    /// # Errors
+    /// As setxattr(2).
     pub fn set_attribute(&self, name: &[u8], value: &[u8]) -> Result<(), Errno> {
         setxattr(DescriptorPath::new(self.fd.as_fd()).as_c_str(), name, value, rustix::fs::XattrFlags::empty())
     }
 
+    /// Removes one attribute, if it has it.
+    ///
+    /// # Errors
+    /// As removexattr(2).
     pub fn remove_attribute(&self, name: &[u8]) -> Result<(), Errno> {
         match removexattr(DescriptorPath::new(self.fd.as_fd()).as_c_str(), name) {
             Err(Errno::NODATA) => Ok(()),
@@ -248,10 +312,18 @@ impl Object {
         }
     }
 
+    /// Sets its permission bits; not of a link.
+    ///
+    /// # Errors
+    /// As chmod(2).
     pub fn set_mode(&self, mode: u32) -> Result<(), Errno> {
         actor::chmod(self.fd.as_fd(), mode)
     }
 
+    /// Sets the time of its content.
+    ///
+    /// # Errors
+    /// As utimensat(2).
     pub fn set_modified(&self, time: Time) -> Result<(), Errno> {
         let times = Timestamps {
             last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
@@ -266,7 +338,7 @@ fn nanoseconds(value: impl TryInto<u32>) -> u32 {
 }
 
 /// What overlays keep about their own doing (overlayfs.rst, `userxattr`).
-pub(super) const OVERLAY_ATTRIBUTES: &[u8] = b"user.overlay.";
+pub const OVERLAY_ATTRIBUTES: &[u8] = b"user.overlay.";
 
 /// Whether an attribute is part of what a program wrote. What the kernel or its
 /// security modules keep (`security.`, `trusted.`) is not, nor is what an
@@ -276,7 +348,10 @@ fn is_content_attribute(name: &[u8]) -> bool {
 }
 
 /// Holds the directory at `path` beneath `root`; `root` itself where it is empty.
-pub(super) fn directory_beneath(root: BorrowedFd<'_>, path: &Path) -> Result<OwnedFd, Errno> {
+///
+/// # Errors
+/// As openat2(2).
+pub fn directory_beneath(root: BorrowedFd<'_>, path: &Path) -> Result<OwnedFd, Errno> {
     if path.as_os_str().is_empty() {
         return rustix::io::fcntl_dupfd_cloexec(root, 3);
     }
@@ -286,14 +361,20 @@ pub(super) fn directory_beneath(root: BorrowedFd<'_>, path: &Path) -> Result<Own
 
 /// The names in a held directory, in the order of their bytes. A directory of
 /// ours that does not let itself be read is opened up for that moment.
-pub(super) fn names(directory: BorrowedFd<'_>) -> Result<Vec<Vec<u8>>, Errno> {
+///
+/// # Errors
+/// As open(2) and getdents(2).
+pub fn names(directory: BorrowedFd<'_>) -> Result<Vec<Vec<u8>>, Errno> {
     let mut names: Vec<Vec<u8>> = entries(directory)?.into_iter().map(|(name, _)| name).collect();
     names.sort_unstable();
     Ok(names)
 }
 
 /// The names in a held directory, and what the directory says they are.
-pub(super) fn entries(directory: BorrowedFd<'_>) -> Result<Vec<(Vec<u8>, FileType)>, Errno> {
+///
+/// # Errors
+/// As open(2) and getdents(2).
+pub fn entries(directory: BorrowedFd<'_>) -> Result<Vec<(Vec<u8>, FileType)>, Errno> {
     let open = || openat(directory, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
     let listed = match open() {
         Err(Errno::ACCESS) => {
@@ -318,13 +399,17 @@ pub(super) fn entries(directory: BorrowedFd<'_>) -> Result<Vec<(Vec<u8>, FileTyp
     Ok(found)
 }
 
-pub(super) fn os(name: &[u8]) -> &OsStr {
+/// A name as the standard library has it.
+pub fn os(name: &[u8]) -> &OsStr {
     OsStr::from_bytes(name)
 }
 
 /// Whether two objects hold the same: the same kind, bytes, or text of a link.
 /// What cannot be read is taken for different.
-pub(super) fn same_content(one: &Object, other: &Object) -> Result<bool, Errno> {
+///
+/// # Errors
+/// As read(2).
+pub fn same_content(one: &Object, other: &Object) -> Result<bool, Errno> {
     if one.kind() != other.kind() {
         return Ok(false);
     }

@@ -1,0 +1,261 @@
+//! Archives as they come: members read one after the other, each checked before
+//! anybody acts on it. The `tar` crate reads the fields of a header; what follows
+//! from them is decided here, because an archive is input of whoever made it.
+//!
+//! Taken are regular files, directories, symbolic and hard links (POSIX.1-1988 and
+//! later, GNU's and pax's long names). Everything else is refused, and so is a
+//! member that could be read in two ways.
+
+use std::io::Read;
+
+use stockade_model::RawText;
+use tar::{EntryType, Header, PaxExtensions};
+
+use crate::object::Time;
+use crate::{FilesError, PATH_MAX, TreePath};
+
+/// Bytes of a block, and of a header.
+pub(crate) const BLOCK: usize = 512;
+/// Largest extension header that is read, in bytes.
+const EXTENSION_MAX: u64 = 64 << 10;
+
+/// How much there may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Bytes of all files together.
+    pub bytes: u64,
+    /// Files, directories and links.
+    pub entries: u64,
+}
+
+/// One member.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Member {
+    pub path: TreePath,
+    pub mode: u32,
+    pub modified: Time,
+    pub body: Body,
+}
+
+/// What a member is.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Body {
+    Directory,
+    File,
+    /// A symbolic link, with its text.
+    Link(Vec<u8>),
+    /// One more name of a member before it.
+    Same(TreePath),
+}
+
+/// What extension headers say of the member behind them.
+#[derive(Debug, Default)]
+struct Extended {
+    path: Option<Vec<u8>>,
+    link: Option<Vec<u8>>,
+    size: Option<u64>,
+}
+
+/// An archive that is being read.
+pub(crate) struct Reader<'r> {
+    input: &'r mut dyn Read,
+    bounds: Bounds,
+    entries: u64,
+    bytes: u64,
+    /// Of the current file, not yet read.
+    left: u64,
+    /// Behind it, up to the next block.
+    padding: u64,
+}
+
+impl<'r> Reader<'r> {
+    pub fn new(input: &'r mut dyn Read, bounds: Bounds) -> Self {
+        Self { input, bounds, entries: 0, bytes: 0, left: 0, padding: 0 }
+    }
+
+    /// Bytes of the files so far.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The next member; none at the end, which the archive itself has to say.
+    pub fn next(&mut self) -> Result<Option<Member>, FilesError> {
+        self.skip()?;
+        let mut extended = Extended::default();
+        loop {
+            let header = self.block()?;
+            if header.as_bytes().iter().all(|b| *b == 0) {
+                return Ok(None);
+            }
+            self.count()?;
+            check_sum(&header)?;
+            match header.entry_type() {
+                EntryType::GNULongName => extended.path = Some(self.long_text(&header)?),
+                EntryType::GNULongLink => extended.link = Some(self.long_text(&header)?),
+                EntryType::XHeader => self.extend(&header, &mut extended)?,
+                EntryType::XGlobalHeader => self.pass_global(&header)?,
+                kind => return self.member(&header, kind, extended).map(Some),
+            }
+        }
+    }
+
+    /// Bytes of the current file; nothing at its end.
+    pub fn read(&mut self, into: &mut [u8]) -> Result<usize, FilesError> {
+        let wanted = usize::try_from(self.left).unwrap_or(usize::MAX).min(into.len());
+        if wanted == 0 {
+            return Ok(0);
+        }
+        fill(self.input, &mut into[..wanted])?;
+        self.left -= wanted as u64;
+        Ok(wanted)
+    }
+
+    fn skip(&mut self) -> Result<(), FilesError> {
+        let mut scratch = [0; BLOCK];
+        self.left += self.padding;
+        self.padding = 0;
+        while self.read(&mut scratch)? > 0 {}
+        Ok(())
+    }
+
+    fn block(&mut self) -> Result<Header, FilesError> {
+        let mut header = Header::new_old();
+        fill(self.input, header.as_mut_bytes())?;
+        Ok(header)
+    }
+
+    fn count(&mut self) -> Result<(), FilesError> {
+        self.entries += 1;
+        // Headers that only extend others are headers all the same.
+        if self.entries > self.bounds.entries.saturating_mul(2) {
+            return Err(FilesError::TooMuch { limit: self.bounds.entries, unit: "entries" });
+        }
+        Ok(())
+    }
+
+    /// The content of an extension header.
+    fn extension(&mut self, header: &Header) -> Result<Vec<u8>, FilesError> {
+        let size = header.entry_size().map_err(|_| refused(None, "a size is no number"))?;
+        if size > EXTENSION_MAX {
+            return Err(refused(None, "a name or an extension is too long"));
+        }
+        let mut content = vec![0; usize::try_from(size).unwrap_or(0)];
+        fill(self.input, &mut content)?;
+        let mut padding = [0; BLOCK];
+        fill(self.input, &mut padding[..padding_of(size)])?;
+        Ok(content)
+    }
+
+    fn long_text(&mut self, header: &Header) -> Result<Vec<u8>, FilesError> {
+        let mut text = self.extension(header)?;
+        if text.last() == Some(&0) {
+            text.pop();
+        }
+        Ok(text)
+    }
+
+    fn extend(&mut self, header: &Header, extended: &mut Extended) -> Result<(), FilesError> {
+        let content = self.extension(header)?;
+        for pair in PaxExtensions::new(&content) {
+            let pair = pair.map_err(|_| refused(None, "an extension is no list of pairs"))?;
+            match pair.key_bytes() {
+                b"path" => extended.path = Some(pair.value_bytes().to_vec()),
+                b"linkpath" => extended.link = Some(pair.value_bytes().to_vec()),
+                b"size" => {
+                    let size = pair.value().ok().filter(|text| text.bytes().all(|b| b.is_ascii_digit()));
+                    let size = size.and_then(|text| text.parse().ok());
+                    extended.size = Some(size.ok_or_else(|| refused(None, "a size is no number"))?);
+                }
+                key if key.starts_with(b"GNU.sparse") => return Err(refused(None, "a sparse file is not taken")),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// What holds for all members that follow may be a remark, as of git-archive.
+    fn pass_global(&mut self, header: &Header) -> Result<(), FilesError> {
+        let mut said = Extended::default();
+        self.extend(header, &mut said)?;
+        if said.path.is_some() || said.link.is_some() || said.size.is_some() {
+            return Err(refused(None, "a name or a size for all members is not taken"));
+        }
+        Ok(())
+    }
+
+    fn member(&mut self, header: &Header, kind: EntryType, extended: Extended) -> Result<Member, FilesError> {
+        let name = extended.path.unwrap_or_else(|| header.path_bytes().into_owned());
+        let refused = |why: &str| refused(Some(&name), why);
+        let path = TreePath::new(&name).map_err(|why| refused(&why.to_string()))?;
+        let size = match extended.size {
+            Some(size) => size,
+            None => header.entry_size().map_err(|_| refused("its size is no number"))?,
+        };
+        let link = || {
+            let text = extended.link.clone().or_else(|| header.link_name_bytes().map(|text| text.into_owned()));
+            text.filter(|text| (1..=PATH_MAX).contains(&text.len()) && !text.contains(&0))
+                .ok_or_else(|| refused("its link leads nowhere"))
+        };
+        let body = match kind {
+            // As before there was a type for directories.
+            EntryType::Regular if name.ends_with(b"/") => Body::Directory,
+            EntryType::Regular => Body::File,
+            EntryType::Directory => Body::Directory,
+            EntryType::Symlink => Body::Link(link()?),
+            EntryType::Link => Body::Same(TreePath::new(&link()?).map_err(|why| refused(&why.to_string()))?),
+            EntryType::Char | EntryType::Block => return Err(refused("a device is not taken")),
+            EntryType::Fifo => return Err(refused("a pipe is not taken")),
+            EntryType::GNUSparse => return Err(refused("a sparse file is not taken")),
+            _ => return Err(refused("it is of a kind that is not taken")),
+        };
+        match body {
+            Body::File => self.begin_file(size)?,
+            _ if size > 0 => return Err(refused("only a file has a content")),
+            _ => {}
+        }
+        let mode = header.mode().map_err(|_| refused("its mode is no number"))? & 0o777;
+        let seconds = header.mtime().map_err(|_| refused("its time is no number"))?;
+        let modified = Time { seconds: i64::try_from(seconds).unwrap_or(i64::MAX), nanoseconds: 0 };
+        Ok(Member { path, mode, modified, body })
+    }
+
+    fn begin_file(&mut self, size: u64) -> Result<(), FilesError> {
+        let limit = self.bounds.bytes;
+        self.bytes = self
+            .bytes
+            .checked_add(size)
+            .filter(|bytes| *bytes <= limit)
+            .ok_or(FilesError::TooMuch { limit, unit: "bytes" })?;
+        self.left = size;
+        self.padding = padding_of(size) as u64;
+        Ok(())
+    }
+}
+
+/// Why an archive is not taken.
+pub(crate) fn refused(member: Option<&[u8]>, why: &str) -> FilesError {
+    FilesError::Archive { member: member.map(RawText::from), why: why.to_owned() }
+}
+
+/// Bytes from the end of a content to the next block.
+fn padding_of(size: u64) -> usize {
+    let over = usize::try_from(size % BLOCK as u64).unwrap_or(0);
+    if over == 0 { 0 } else { BLOCK - over }
+}
+
+fn check_sum(header: &Header) -> Result<(), FilesError> {
+    let sum: u32 = header.as_bytes().iter().map(|b| u32::from(*b)).sum();
+    let own: u32 = header.as_old().cksum.iter().map(|b| u32::from(*b)).sum();
+    let wanted = sum - own + 8 * u32::from(b' ');
+    match header.cksum() {
+        Ok(found) if found == wanted => Ok(()),
+        _ => Err(refused(None, "it is damaged, or no tar archive")),
+    }
+}
+
+fn fill(input: &mut dyn Read, block: &mut [u8]) -> Result<(), FilesError> {
+    input.read_exact(block).map_err(|e| match e.kind() {
+        std::io::ErrorKind::UnexpectedEof => refused(None, "it ends before its end"),
+        _ => FilesError::Stream { what: "input", why: e.to_string() },
+    })
+}

@@ -1,0 +1,162 @@
+//! A tree packed as a tar archive. Links are packed as links; pipes, sockets and
+//! devices are left out and told of.
+
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+
+use tar::{Builder, EntryType, Header};
+
+use crate::error::failed;
+use crate::incoming::is_passing;
+use crate::object::{Kind, Object, entries, os};
+use crate::tree::Tree;
+use crate::{Bounds, FilesError, TreePath};
+
+/// Most paths that are told of as left out.
+const LEFT_OUT_MAX: usize = 1_000;
+
+/// What was packed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Downloaded {
+    /// Files, directories and links.
+    pub entries: u64,
+    /// Bytes of the files.
+    pub bytes: u64,
+    /// What was left out because it is no file, directory or link; the first of it.
+    pub left_out: Vec<TreePath>,
+}
+
+impl Tree {
+    /// Packs what is in a directory, or one file by its name.
+    ///
+    /// # Errors
+    /// When there is nothing, more than may be, a file is shortened meanwhile, or
+    /// `output` fails. What was written by then is no whole archive.
+    pub fn download(&self, path: &TreePath, output: &mut dyn Write, bounds: Bounds) -> Result<Downloaded, FilesError> {
+        let top = self.find(path)?;
+        let mut packing = Packing { tree: self, archive: Builder::new(output), bounds, done: Downloaded::default() };
+        match (top.kind(), path.split()) {
+            (Kind::Directory, _) => packing.directory(path)?,
+            (_, Some((_, name))) => {
+                let name = TreePath::root().join(name);
+                packing.one(path, &name, &top)?;
+            }
+            (_, None) => return Err(FilesError::NotFound(path.clone())),
+        }
+        packing.archive.finish().map_err(output_failed)?;
+        Ok(packing.done)
+    }
+}
+
+struct Packing<'t, 'o> {
+    tree: &'t Tree,
+    archive: Builder<&'o mut dyn Write>,
+    bounds: Bounds,
+    done: Downloaded,
+}
+
+impl Packing<'_, '_> {
+    fn directory(&mut self, top: &TreePath) -> Result<(), FilesError> {
+        let mut waiting = vec![(top.clone(), TreePath::root())];
+        while let Some((path, name)) = waiting.pop() {
+            let object = match self.tree.find(&path) {
+                // Gone, or something else meanwhile.
+                Err(FilesError::NotFound(_) | FilesError::Led(_)) if !name.is_root() => continue,
+                other => other?,
+            };
+            if !name.is_root() {
+                self.one(&path, &name, &object)?;
+            }
+            if object.is_directory() {
+                let mut inner = entries(object.fd.as_fd()).map_err(failed("list", &path))?;
+                // The last is taken first.
+                inner.sort_unstable_by(|one, other| other.0.cmp(&one.0));
+                let inner = inner.iter().filter(|(inner, _)| !is_passing(&path, inner));
+                waiting.extend(inner.map(|(inner, _)| (path.join(os(inner)), name.join(os(inner)))));
+            }
+        }
+        Ok(())
+    }
+
+    fn one(&mut self, path: &TreePath, name: &TreePath, object: &Object) -> Result<(), FilesError> {
+        let kind = match object.kind() {
+            Kind::File => EntryType::Regular,
+            Kind::Directory => EntryType::Directory,
+            Kind::Link => EntryType::Symlink,
+            Kind::Pipe | Kind::Socket | Kind::Device => {
+                if self.done.left_out.len() < LEFT_OUT_MAX {
+                    self.done.left_out.push(path.clone());
+                }
+                return Ok(());
+            }
+        };
+        self.done.entries += 1;
+        if self.done.entries > self.bounds.entries {
+            return Err(FilesError::TooMuch { limit: self.bounds.entries, unit: "entries" });
+        }
+        let mut header = Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_mode(object.mode() & 0o777);
+        header.set_mtime(u64::try_from(object.modified().seconds).unwrap_or(0));
+        header.set_size(0);
+        match kind {
+            EntryType::Regular => self.file(path, name, object, &mut header),
+            EntryType::Symlink => {
+                let text = object.link_text().map_err(failed("read", path))?;
+                self.archive.append_link(&mut header, name.as_path(), os(&text)).map_err(output_failed)
+            }
+            _ => self.archive.append_data(&mut header, name.as_path(), std::io::empty()).map_err(output_failed),
+        }
+    }
+
+    fn file(
+        &mut self,
+        path: &TreePath,
+        name: &TreePath,
+        object: &Object,
+        header: &mut Header,
+    ) -> Result<(), FilesError> {
+        let size = object.size();
+        self.done.bytes = self
+            .done
+            .bytes
+            .checked_add(size)
+            .filter(|bytes| *bytes <= self.bounds.bytes)
+            .ok_or(FilesError::TooMuch { limit: self.bounds.bytes, unit: "bytes" })?;
+        header.set_size(size);
+        let mut content =
+            Exactly { file: object.open().map_err(failed("open", path))?, left: size, ended_early: false };
+        let packed = self.archive.append_data(header, name.as_path(), &mut content);
+        if content.ended_early {
+            return Err(FilesError::Changed(path.clone()));
+        }
+        packed.map_err(output_failed)
+    }
+}
+
+fn output_failed(error: std::io::Error) -> FilesError {
+    FilesError::Stream { what: "output", why: error.to_string() }
+}
+
+/// As many bytes of a file as its header says, whatever is appended meanwhile.
+struct Exactly {
+    file: std::fs::File,
+    left: u64,
+    ended_early: bool,
+}
+
+impl Read for Exactly {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let wanted = usize::try_from(self.left).unwrap_or(usize::MAX).min(into.len());
+        if wanted == 0 {
+            return Ok(0);
+        }
+        let length = self.file.read(&mut into[..wanted])?;
+        if length == 0 {
+            self.ended_early = true;
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        self.left -= length as u64;
+        Ok(length)
+    }
+}

@@ -1,0 +1,358 @@
+//! One tree: its files read and changed.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{
+    AtFlags, Gid, Mode, OFlags, RenameFlags, Stat, Uid, chownat, fsync, mkdirat, openat, renameat_with, unlinkat,
+};
+use stockade_model::RawText;
+use stockade_sys::Errno;
+
+use crate::error::{failed, failed_io};
+use crate::incoming::{Incoming, is_passing};
+use crate::object::{Kind, Object, Time, directory_beneath, entries, os};
+use crate::removal::remove_tree;
+use crate::{Bounds, FilesError, TreePath};
+
+/// Most entries of one directory that are listed.
+pub const LISTED_MAX: usize = 100_000;
+/// Bytes moved at once.
+const BLOCK_BYTES: usize = 64 * 1024;
+
+/// Says why a path is not changed; nothing where it may be. Asked for each name
+/// that is made, replaced, moved or removed, before anything is done.
+pub type Guard = Box<dyn Fn(&TreePath) -> Option<String> + Send + Sync>;
+
+/// A tree, held. Only its own descriptor leads into it.
+pub struct Tree {
+    root: OwnedFd,
+    guard: Guard,
+}
+
+impl fmt::Debug for Tree {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tree").field("root", &self.root).finish_non_exhaustive()
+    }
+}
+
+/// One file of a tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its path.
+    pub path: TreePath,
+    /// What it is.
+    pub kind: Kind,
+    /// In bytes; of a link, of its text.
+    pub size: u64,
+    /// Permission bits and the three special ones.
+    pub mode: u32,
+    /// When its content was changed.
+    pub modified: Time,
+    /// Where a link leads, as it says itself.
+    pub leads_to: Option<RawText>,
+}
+
+impl Entry {
+    fn of(path: TreePath, object: &Object) -> Result<Self, FilesError> {
+        let kind = object.kind();
+        let leads_to = match kind {
+            Kind::Link => Some(object.link_text().map_err(failed("read", &path))?.into()),
+            _ => None,
+        };
+        Ok(Self { path, kind, size: object.size(), mode: object.mode(), modified: object.modified(), leads_to })
+    }
+}
+
+impl Tree {
+    /// The tree beneath a held directory, in which everything may be changed.
+    pub fn of(root: OwnedFd) -> Self {
+        Self::guarded(root, Box::new(|_| None))
+    }
+
+    /// The same, in which `guard` says what is not changed.
+    pub fn guarded(root: OwnedFd, guard: Guard) -> Self {
+        Self { root, guard }
+    }
+
+    /// What is at a path; a link itself.
+    ///
+    /// # Errors
+    /// When there is nothing, or the way there leads over a link.
+    pub fn stat(&self, path: &TreePath) -> Result<Entry, FilesError> {
+        Entry::of(path.clone(), &self.find(path)?)
+    }
+
+    /// What is in a directory, by the bytes of the names.
+    ///
+    /// # Errors
+    /// When it is none, or holds more than [`LISTED_MAX`].
+    pub fn list(&self, path: &TreePath) -> Result<Vec<Entry>, FilesError> {
+        let directory = self.directory(path)?;
+        let mut found = entries(directory.fd.as_fd()).map_err(failed("list", path))?;
+        if found.len() > LISTED_MAX {
+            return Err(FilesError::TooMuch { limit: LISTED_MAX as u64, unit: "entries" });
+        }
+        found.sort_unstable_by(|one, other| one.0.cmp(&other.0));
+        let mut listed = Vec::with_capacity(found.len());
+        for (name, _) in found {
+            if is_passing(path, &name) {
+                continue;
+            }
+            let inner = path.join(os(&name));
+            // What went meanwhile is not there.
+            if let Some(object) = Object::find(directory.fd.as_fd(), os(&name)).map_err(failed("examine", &inner))? {
+                listed.push(Entry::of(inner, &object)?);
+            }
+        }
+        Ok(listed)
+    }
+
+    /// Opens a regular file for reading. Nothing else is ever opened: no pipe on
+    /// whose other end nobody is, no device.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn open(&self, path: &TreePath) -> Result<File, FilesError> {
+        let object = self.find(path)?;
+        demand(&object, Kind::File, path)?;
+        object.open().map_err(failed("open", path))
+    }
+
+    /// Up to `limit_bytes` of a file from `start` on, and its size.
+    ///
+    /// # Errors
+    /// When there is no such file.
+    pub fn read(&self, path: &TreePath, start: u64, limit_bytes: usize) -> Result<(Vec<u8>, u64), FilesError> {
+        let file = self.open(path)?;
+        let size = file.metadata().map_err(failed_io("examine", path))?.len();
+        let wanted = usize::try_from(size.saturating_sub(start)).unwrap_or(usize::MAX).min(limit_bytes);
+        let mut bytes = vec![0; wanted];
+        let mut filled = 0;
+        while filled < wanted {
+            match file.read_at(&mut bytes[filled..], start + filled as u64) {
+                Ok(0) => break,
+                Ok(length) => filled += length,
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(failed_io("read", path)(e)),
+            }
+        }
+        bytes.truncate(filled);
+        Ok((bytes, size))
+    }
+
+    /// Writes a file: when this returns, all of it is there and on the disk;
+    /// whoever reads meanwhile sees what was there before. A link in its place is
+    /// replaced, and what it leads to is left alone.
+    ///
+    /// # Errors
+    /// When its directory is none, a directory is in its place, or there is more
+    /// than may be. Then nothing has changed.
+    pub fn write(
+        &self,
+        path: &TreePath,
+        content: &mut dyn Read,
+        mode: u32,
+        bounds: Bounds,
+    ) -> Result<Entry, FilesError> {
+        let (parent, name) = self.place(path)?;
+        let there = Object::find(parent.fd.as_fd(), name).map_err(failed("examine", path))?;
+        if let Some(there) = there.filter(Object::is_directory) {
+            return Err(FilesError::Kind { path: path.clone(), found: there.kind(), wanted: Kind::File });
+        }
+        let incoming = self.incoming()?;
+        let made = new_file(incoming.directory(), OsStr::new("file")).map_err(failed("write", path))?;
+        copy_bounded(content, &made, path, bounds)?;
+        let made = Object::of(made.into()).map_err(failed("write", path))?;
+        settle(&made, &parent.stat, mode).map_err(failed("write", path))?;
+        fsync(&made.fd).map_err(failed("write", path))?;
+        renameat_with(incoming.directory(), "file", &parent.fd, name, RenameFlags::empty())
+            .map_err(failed("write", path))?;
+        self.stat(path)
+    }
+
+    /// Makes a directory; with `parents`, those above that are missing, and none
+    /// where it is there.
+    ///
+    /// # Errors
+    /// When something is in its place or its parent is none.
+    pub fn make_directory(&self, path: &TreePath, parents: bool) -> Result<(), FilesError> {
+        let Some((above, name)) = path.split() else {
+            return if parents { Ok(()) } else { Err(FilesError::Exists(path.clone())) };
+        };
+        if parents {
+            self.make_directory(&above, true)?;
+        }
+        let directory = self.directory(&above)?;
+        if let Some(there) = Object::find(directory.fd.as_fd(), name).map_err(failed("examine", path))? {
+            return if parents { demand(&there, Kind::Directory, path) } else { Err(FilesError::Exists(path.clone())) };
+        }
+        self.may_change(path)?;
+        make_directory(directory.fd.as_fd(), name, &directory.stat).map_err(failed("make", path))
+    }
+
+    /// Gives a file another name. What has that name is replaced where `replace`
+    /// says so and it is no directory.
+    ///
+    /// # Errors
+    /// When there is none, something is in the way, or either may not be changed.
+    pub fn rename(&self, from: &TreePath, to: &TreePath, replace: bool) -> Result<(), FilesError> {
+        let (source, old) = self.place(from)?;
+        let (target, new) = self.place(to)?;
+        self.may_change_beneath(from)?;
+        let flags = if replace { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
+        renameat_with(&source.fd, old, &target.fd, new, flags).map_err(|errno| match errno {
+            Errno::EXIST | Errno::NOTEMPTY | Errno::ISDIR | Errno::NOTDIR => FilesError::Exists(to.clone()),
+            errno => failed("rename", from)(errno),
+        })
+    }
+
+    /// Removes a file; a directory with all that is in it, where `recursive` says so.
+    ///
+    /// # Errors
+    /// When there is none, or a directory still holds something.
+    pub fn remove(&self, path: &TreePath, recursive: bool) -> Result<(), FilesError> {
+        let (parent, name) = self.place(path)?;
+        let object = self.find(path)?;
+        if !object.is_directory() {
+            return unlinkat(&parent.fd, name, AtFlags::empty()).map_err(failed("remove", path));
+        }
+        if !recursive {
+            return unlinkat(&parent.fd, name, AtFlags::REMOVEDIR).map_err(failed("remove", path));
+        }
+        self.may_change_beneath(path)?;
+        // It goes by one rename; what is then slowly removed has no name any more.
+        let incoming = self.incoming()?;
+        renameat_with(&parent.fd, name, incoming.directory(), "gone", RenameFlags::NOREPLACE)
+            .map_err(failed("remove", path))?;
+        remove_tree(incoming.directory(), b"gone").map_err(|path| FilesError::System { what: "remove", path })
+    }
+
+    pub(crate) fn root(&self) -> BorrowedFd<'_> {
+        self.root.as_fd()
+    }
+
+    pub(crate) fn incoming(&self) -> Result<Incoming<'_>, FilesError> {
+        Incoming::begin(self.root()).map_err(|path| FilesError::System { what: "use", path })
+    }
+
+    /// Holds what is at a path.
+    pub(crate) fn find(&self, path: &TreePath) -> Result<Object, FilesError> {
+        let Some((parent, name)) = path.split() else {
+            return Object::beneath(self.root(), path.as_path())
+                .map_err(failed("open", path))?
+                .ok_or_else(|| FilesError::NotFound(path.clone()));
+        };
+        let parent = self.directory(&parent)?;
+        Object::find(parent.fd.as_fd(), name)
+            .map_err(failed("open", path))?
+            .ok_or_else(|| FilesError::NotFound(path.clone()))
+    }
+
+    /// Holds the directory at a path.
+    pub(crate) fn directory(&self, path: &TreePath) -> Result<Object, FilesError> {
+        let held = directory_beneath(self.root(), path.as_path()).and_then(Object::of);
+        held.map_err(|errno| match errno {
+            Errno::NOTDIR => match Object::beneath(self.root(), path.as_path()) {
+                Ok(Some(there)) => {
+                    FilesError::Kind { path: path.clone(), found: there.kind(), wanted: Kind::Directory }
+                }
+                _ => FilesError::NotFound(path.clone()),
+            },
+            errno => failed("open", path)(errno),
+        })
+    }
+
+    /// The directory that holds a name that is about to be changed, and the name.
+    pub(crate) fn place<'p>(&self, path: &'p TreePath) -> Result<(Object, &'p OsStr), FilesError> {
+        let Some((parent, name)) = path.split() else {
+            let why = "it is the root of the tree".to_owned();
+            return Err(FilesError::Guarded { path: path.clone(), why });
+        };
+        self.may_change(path)?;
+        Ok((self.directory(&parent)?, name))
+    }
+
+    pub(crate) fn may_change(&self, path: &TreePath) -> Result<(), FilesError> {
+        match (self.guard)(path) {
+            Some(why) => Err(FilesError::Guarded { path: path.clone(), why }),
+            None => Ok(()),
+        }
+    }
+
+    /// The same for all that is beneath a directory that is moved or removed.
+    fn may_change_beneath(&self, path: &TreePath) -> Result<(), FilesError> {
+        let mut waiting = vec![path.clone()];
+        while let Some(path) = waiting.pop() {
+            self.may_change(&path)?;
+            let object = self.find(&path)?;
+            if object.is_directory() {
+                let inner = entries(object.fd.as_fd()).map_err(failed("list", &path))?;
+                waiting.extend(inner.iter().map(|(name, _)| path.join(os(name))));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Demands that an object is of a kind.
+pub(crate) fn demand(object: &Object, wanted: Kind, path: &TreePath) -> Result<(), FilesError> {
+    match object.kind() {
+        found if found == wanted => Ok(()),
+        found => Err(FilesError::Kind { path: path.clone(), found, wanted }),
+    }
+}
+
+/// A new empty file.
+pub(crate) fn new_file(directory: BorrowedFd<'_>, name: &OsStr) -> Result<File, Errno> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(directory, name, flags, Mode::RUSR | Mode::WUSR).map(File::from)
+}
+
+/// A new directory that belongs to whom its parent does.
+pub(crate) fn make_directory(parent: BorrowedFd<'_>, name: &OsStr, like: &Stat) -> Result<(), Errno> {
+    mkdirat(parent, name, Mode::RWXU | Mode::RGRP | Mode::XGRP | Mode::ROTH | Mode::XOTH)?;
+    match Object::find(parent, name)? {
+        Some(made) => own(&made, like),
+        None => Err(Errno::NOENT),
+    }
+}
+
+/// Gives what was made the owner that its directory has: the sandbox's own user,
+/// whoever we are.
+pub(crate) fn own(made: &Object, like: &Stat) -> Result<(), Errno> {
+    if (made.stat.st_uid, made.stat.st_gid) == (like.st_uid, like.st_gid) {
+        return Ok(());
+    }
+    let (user, group) = (Uid::from_raw(like.st_uid), Gid::from_raw(like.st_gid));
+    chownat(&made.fd, c"", Some(user), Some(group), AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW)
+}
+
+/// Owner and mode of what was made. Nobody's powers come with a file.
+pub(crate) fn settle(made: &Object, like: &Stat, mode: u32) -> Result<(), Errno> {
+    own(made, like)?;
+    made.set_mode(mode & 0o777)
+}
+
+/// Copies a stream to a file, and no more of it than may be.
+fn copy_bounded(content: &mut dyn Read, mut file: &File, path: &TreePath, bounds: Bounds) -> Result<(), FilesError> {
+    let mut block = vec![0; BLOCK_BYTES];
+    let mut written = 0u64;
+    loop {
+        let length = match content.read(&mut block) {
+            Ok(0) => return Ok(()),
+            Ok(length) => length,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(e) => return Err(FilesError::Stream { what: "input", why: e.to_string() }),
+        };
+        written += length as u64;
+        if written > bounds.bytes {
+            return Err(FilesError::TooMuch { limit: bounds.bytes, unit: "bytes" });
+        }
+        file.write_all(&block[..length]).map_err(failed_io("write", path))?;
+    }
+}

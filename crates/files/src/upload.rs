@@ -1,0 +1,330 @@
+//! Archives unpacked into a tree. All of it is made ready first, in a directory of
+//! its own, and put into place by renames, each of which is undone where a later
+//! one fails. So what is refused has changed nothing; only who is killed between
+//! two of the last renames leaves a part of the archive in its place.
+
+use std::ffi::OsStr;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+
+use rustix::fs::{AtFlags, RenameFlags, Stat, linkat, renameat_with, symlinkat};
+use stockade_sys::Errno;
+use stockade_sys::resolve::DescriptorPath;
+
+use crate::archive::{Body, Member, Reader, refused};
+use crate::error::{failed, failed_io};
+use crate::object::{Kind, Object, entries, os};
+use crate::tree::{Tree, demand, make_directory, new_file, own, settle};
+use crate::{Bounds, FilesError, TreePath};
+
+/// Bytes moved at once.
+const CHUNK_BYTES: usize = 64 * 1024;
+
+/// Where an archive is unpacked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Where {
+    /// To a directory that is not there yet; it appears whole.
+    New,
+    /// Into a directory, beside what is in it.
+    Into {
+        /// Whether a file of a name that is there is replaced; else it is refused.
+        replace: bool,
+    },
+}
+
+/// What was unpacked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Uploaded {
+    /// Files, directories and links.
+    pub entries: u64,
+    /// Bytes of the files.
+    pub bytes: u64,
+}
+
+impl Tree {
+    /// Unpacks a tar archive. Members that are absolute, climb, pass a link or are
+    /// special are refused, and so is a link that leads out of where it is
+    /// unpacked; owners and set-ID bits are not taken over.
+    ///
+    /// # Errors
+    /// When the archive is refused, there is more than may be, or something is in
+    /// the way. Then nothing has changed.
+    pub fn upload(
+        &self,
+        path: &TreePath,
+        input: &mut dyn Read,
+        place: Where,
+        bounds: Bounds,
+    ) -> Result<Uploaded, FilesError> {
+        if place == Where::New {
+            let (parent, name) = self.place(path)?;
+            if Object::find(parent.fd.as_fd(), name).map_err(failed("examine", path))?.is_some() {
+                return Err(FilesError::Exists(path.clone()));
+            }
+        }
+        let owner = match place {
+            Where::New => self.place(path)?.0.stat,
+            Where::Into { .. } => self.directory(path)?.stat,
+        };
+        let incoming = self.incoming()?;
+        make_directory(incoming.directory(), OsStr::new("tree"), &owner).map_err(failed("make", path))?;
+        let fresh = Object::find(incoming.directory(), OsStr::new("tree"))
+            .map_err(failed("make", path))?
+            .ok_or_else(|| FilesError::NotFound(path.clone()))?;
+        let mut unpacking = Unpacking {
+            fresh: Tree::of(fresh.fd),
+            tree: self,
+            at: path,
+            owner,
+            bounds,
+            entries: 0,
+            directories: Vec::new(),
+        };
+        let uploaded = unpacking.all(&mut Reader::new(input, bounds))?;
+        match place {
+            Where::New => {
+                let (parent, name) = self.place(path)?;
+                let flags = RenameFlags::NOREPLACE;
+                renameat_with(incoming.directory(), "tree", &parent.fd, name, flags).map_err(failed("make", path))?;
+            }
+            Where::Into { replace } => Placing::new(&unpacking.fresh, self, path, replace).all()?,
+        }
+        Ok(uploaded)
+    }
+}
+
+/// An archive on its way into a fresh directory.
+struct Unpacking<'t> {
+    fresh: Tree,
+    tree: &'t Tree,
+    at: &'t TreePath,
+    owner: Stat,
+    bounds: Bounds,
+    entries: u64,
+    /// Modes that are set last: a directory may forbid what is made in it.
+    directories: Vec<(TreePath, u32)>,
+}
+
+impl Unpacking<'_> {
+    fn all(&mut self, archive: &mut Reader<'_>) -> Result<Uploaded, FilesError> {
+        while let Some(member) = archive.next()? {
+            self.one(&member, archive)?;
+        }
+        for (path, mode) in self.directories.iter().rev() {
+            let directory = self.fresh.directory(path)?;
+            directory.set_mode(mode & 0o777).map_err(failed("make", path))?;
+        }
+        Ok(Uploaded { entries: self.entries, bytes: archive.bytes() })
+    }
+
+    fn one(&mut self, member: &Member, archive: &mut Reader<'_>) -> Result<(), FilesError> {
+        let Some((above, name)) = member.path.split() else {
+            // The root itself, as `tar -c .` has it.
+            return match member.body {
+                Body::Directory => Ok(()),
+                _ => Err(refused(None, "its root is no directory")),
+            };
+        };
+        let parent = self.parents(&above)?;
+        self.count(&member.path)?;
+        let said = |error: FilesError| match error {
+            FilesError::Exists(path) => refused(Some(bytes(&path)), "it is in the archive twice"),
+            other => other,
+        };
+        match &member.body {
+            Body::Directory => self.directory(member, &parent),
+            Body::File => self.file(member, &parent, archive),
+            Body::Link(text) => self.link(member, &parent, text),
+            Body::Same(other) => self.same(other, &parent, name),
+        }
+        .map_err(said)
+    }
+
+    /// The directory that a member lies in, made where the archive does not name it.
+    fn parents(&mut self, path: &TreePath) -> Result<Object, FilesError> {
+        let there = self.fresh.directory(path);
+        match (there, path.split()) {
+            (Err(FilesError::NotFound(_)), Some((above, name))) => {
+                let parent = self.parents(&above)?;
+                self.count(path)?;
+                make_directory(parent.fd.as_fd(), name, &self.owner).map_err(failed("make", path))?;
+                self.fresh.directory(path)
+            }
+            (Err(FilesError::Led(_) | FilesError::Kind { .. }), _) => {
+                Err(refused(Some(bytes(path)), "a member before it, which is no directory, would lead there"))
+            }
+            (there, _) => there,
+        }
+    }
+
+    fn count(&mut self, path: &TreePath) -> Result<(), FilesError> {
+        self.entries += 1;
+        if self.entries > self.bounds.entries {
+            return Err(FilesError::TooMuch { limit: self.bounds.entries, unit: "entries" });
+        }
+        let full = self.at.as_path().join(path.as_path());
+        let full = TreePath::new(full.as_os_str().as_encoded_bytes())
+            .map_err(|why| refused(Some(bytes(path)), &why.to_string()))?;
+        self.tree.may_change(&full)
+    }
+
+    fn directory(&mut self, member: &Member, parent: &Object) -> Result<(), FilesError> {
+        let path = &member.path;
+        self.directories.push((path.clone(), member.mode | 0o700));
+        match self.fresh.find(path) {
+            // Named before, or made for a member before it.
+            Ok(there) => demand(&there, Kind::Directory, path),
+            Err(FilesError::NotFound(_)) => {
+                let name = path.split().map(|(_, name)| name).unwrap_or_default();
+                make_directory(parent.fd.as_fd(), name, &self.owner).map_err(failed("make", path))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn file(&self, member: &Member, parent: &Object, archive: &mut Reader<'_>) -> Result<(), FilesError> {
+        let path = &member.path;
+        let name = path.split().map(|(_, name)| name).unwrap_or_default();
+        let mut file = new_file(parent.fd.as_fd(), name).map_err(failed("write", path))?;
+        let mut chunk = vec![0; CHUNK_BYTES];
+        loop {
+            match archive.read(&mut chunk)? {
+                0 => break,
+                length => file.write_all(&chunk[..length]).map_err(failed_io("write", path))?,
+            }
+        }
+        let made = Object::of(file.into()).map_err(failed("write", path))?;
+        settle(&made, &self.owner, member.mode).map_err(failed("write", path))?;
+        made.set_modified(member.modified).map_err(failed("write", path))
+    }
+
+    /// A link leads from its directory up to where the archive is unpacked at most,
+    /// and then down: all that is above it is a directory and no link, so this is
+    /// where it leads.
+    fn link(&self, member: &Member, parent: &Object, text: &[u8]) -> Result<(), FilesError> {
+        let path = &member.path;
+        let name = path.split().map(|(_, name)| name).unwrap_or_default();
+        if !leads_inside(path.depth() - 1, text) {
+            return Err(refused(Some(bytes(path)), "it is a link that leads out of the archive"));
+        }
+        symlinkat(os(text), &parent.fd, name).map_err(failed("make", path))?;
+        let made = Object::find(parent.fd.as_fd(), name).map_err(failed("make", path))?;
+        let made = made.ok_or_else(|| FilesError::NotFound(path.clone()))?;
+        own(&made, &self.owner).map_err(failed("make", path))
+    }
+
+    fn same(&self, other: &TreePath, parent: &Object, name: &OsStr) -> Result<(), FilesError> {
+        let known = self.fresh.find(other).ok().filter(|object| object.kind() == Kind::File);
+        let known =
+            known.ok_or_else(|| refused(Some(bytes(other)), "a link to it comes before it, or it is no file"))?;
+        // By what is held, so that nobody puts anything else there meanwhile.
+        let held = DescriptorPath::new(known.fd.as_fd());
+        linkat(rustix::fs::CWD, held.as_c_str(), &parent.fd, name, AtFlags::SYMLINK_FOLLOW)
+            .map_err(failed("make", other))
+    }
+}
+
+/// Whether the text of a link in a directory so many levels deep stays inside: first
+/// `..`, as many as there are levels, then names.
+fn leads_inside(depth: usize, text: &[u8]) -> bool {
+    let mut parts = text.split(|b| *b == b'/').filter(|part| !matches!(*part, b"" | b"."));
+    let ups = parts.clone().take_while(|part| *part == b"..").count();
+    !text.starts_with(b"/") && ups <= depth && parts.by_ref().skip(ups).all(|part| part != b"..")
+}
+
+fn bytes(path: &TreePath) -> &[u8] {
+    path.as_path().as_os_str().as_encoded_bytes()
+}
+
+/// What was unpacked, on its way beside what is there.
+struct Placing<'t> {
+    fresh: &'t Tree,
+    tree: &'t Tree,
+    at: &'t TreePath,
+    replace: bool,
+    /// Each name that was moved, and whether something else went where it was.
+    done: Vec<(TreePath, RenameFlags)>,
+}
+
+impl<'t> Placing<'t> {
+    fn new(fresh: &'t Tree, tree: &'t Tree, at: &'t TreePath, replace: bool) -> Self {
+        Self { fresh, tree, at, replace, done: Vec::new() }
+    }
+
+    fn all(mut self) -> Result<(), FilesError> {
+        let mut waiting = vec![TreePath::root()];
+        while let Some(directory) = waiting.pop() {
+            if let Err(error) = self.directory(&directory, &mut waiting) {
+                self.undo()?;
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves what is in one directory; directories that are on both sides wait.
+    fn directory(&mut self, path: &TreePath, waiting: &mut Vec<TreePath>) -> Result<(), FilesError> {
+        let (from, to) = self.both(path)?;
+        let mut names = entries(from.fd.as_fd()).map_err(failed("list", path))?;
+        names.sort_unstable_by(|one, other| one.0.cmp(&other.0));
+        for (name, _) in names {
+            let inner = path.join(os(&name));
+            let ours = Object::find(from.fd.as_fd(), os(&name)).map_err(failed("examine", &inner))?;
+            let theirs = Object::find(to.fd.as_fd(), os(&name)).map_err(failed("examine", &inner))?;
+            let flags = match (ours, theirs) {
+                (Some(ours), Some(theirs)) if ours.is_directory() && theirs.is_directory() => {
+                    waiting.push(inner);
+                    continue;
+                }
+                (Some(ours), Some(theirs)) if self.replace && !ours.is_directory() && !theirs.is_directory() => {
+                    RenameFlags::EXCHANGE
+                }
+                (_, Some(_)) => return Err(FilesError::Exists(self.full(&inner)?)),
+                (_, None) => RenameFlags::NOREPLACE,
+            };
+            renameat_with(&from.fd, os(&name), &to.fd, os(&name), flags).map_err(failed("place", &inner))?;
+            self.done.push((inner, flags));
+        }
+        Ok(())
+    }
+
+    fn undo(&mut self) -> Result<(), FilesError> {
+        while let Some((path, flags)) = self.done.pop() {
+            let Some((above, name)) = path.split() else { continue };
+            let (from, to) = self.both(&above)?;
+            match renameat_with(&to.fd, name, &from.fd, name, flags) {
+                // Somebody was quicker to take it away.
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(errno) => return Err(failed("take back", &path)(errno)),
+            }
+        }
+        Ok(())
+    }
+
+    /// The same directory on both sides.
+    fn both(&self, path: &TreePath) -> Result<(Object, Object), FilesError> {
+        Ok((self.fresh.directory(path)?, self.tree.directory(&self.full(path)?)?))
+    }
+
+    fn full(&self, path: &TreePath) -> Result<TreePath, FilesError> {
+        TreePath::new(self.at.as_path().join(path.as_path()).as_os_str().as_encoded_bytes())
+            .map_err(|why| refused(Some(bytes(path)), &why.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_lead_inside_or_are_refused() {
+        for (depth, text) in [(0, "a"), (0, "./a/b"), (1, "../a"), (2, ".././../a"), (0, "."), (0, "...")] {
+            assert!(leads_inside(depth, text.as_bytes()), "{depth} {text}");
+        }
+        for (depth, text) in
+            [(0, "/"), (0, "/etc/passwd"), (0, ".."), (1, "../../a"), (2, "a/.."), (1, "../a/../.."), (1, ".//..//..")]
+        {
+            assert!(!leads_inside(depth, text.as_bytes()), "{depth} {text}");
+        }
+    }
+}

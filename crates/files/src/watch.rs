@@ -1,0 +1,141 @@
+//! What happens in a directory of a tree, as long as somebody looks (inotify(7)).
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
+use stockade_sys::Errno;
+use stockade_sys::resolve::DescriptorPath;
+
+use crate::error::failed;
+use crate::object::os;
+use crate::tree::Tree;
+use crate::{FilesError, TreePath};
+
+/// Bytes of one read: some hundred events.
+const BUFFER_BYTES: usize = 16 * 1024;
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WatchEvent {
+    /// A name is there that was not.
+    Created,
+    /// What was written to a file is complete.
+    Written,
+    /// A name is gone.
+    Removed,
+    /// Mode, owner or times changed.
+    Metadata,
+}
+
+/// One thing that was seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// Something happened to a name in the directory.
+    Event {
+        /// Which.
+        path: TreePath,
+        /// What.
+        event: WatchEvent,
+    },
+    /// More happened than could be kept: look again.
+    Missed,
+    /// The directory itself is gone, or elsewhere. The last.
+    Gone,
+}
+
+/// Somebody who looks at one directory.
+#[derive(Debug)]
+pub struct Watch {
+    instance: OwnedFd,
+    directory: TreePath,
+    is_over: bool,
+}
+
+impl Tree {
+    /// Looks at a directory from now on; not at those in it.
+    ///
+    /// # Errors
+    /// When it is none, or the user has as many watches as may be.
+    pub fn watch(&self, path: &TreePath) -> Result<Watch, FilesError> {
+        let directory = self.directory(path)?;
+        let instance = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).map_err(failed("watch", path))?;
+        let wanted = WatchFlags::CREATE
+            | WatchFlags::CLOSE_WRITE
+            | WatchFlags::MOVED_FROM
+            | WatchFlags::MOVED_TO
+            | WatchFlags::DELETE
+            | WatchFlags::ATTRIB
+            | WatchFlags::DELETE_SELF
+            | WatchFlags::MOVE_SELF
+            | WatchFlags::ONLYDIR;
+        // By the directory that is held, so the last component is no link either.
+        let held = DescriptorPath::new(directory.fd.as_fd());
+        inotify::add_watch(&instance, held.as_c_str(), wanted).map_err(failed("watch", path))?;
+        Ok(Watch { instance, directory: path.clone(), is_over: false })
+    }
+}
+
+impl Watch {
+    /// What was seen since the last time; waits so long for the first of it.
+    ///
+    /// # Errors
+    /// When the kernel fails.
+    pub fn next(&mut self, timeout: Duration) -> Result<Vec<Seen>, FilesError> {
+        if self.is_over {
+            return Ok(Vec::new());
+        }
+        let fail = failed("watch", &self.directory);
+        let timeout = Timespec::try_from(timeout).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
+        match poll(&mut [PollFd::new(&self.instance, PollFlags::IN)], Some(&timeout)) {
+            Ok(0) | Err(Errno::INTR) => return Ok(Vec::new()),
+            Ok(_) => {}
+            Err(errno) => return Err(fail(errno)),
+        }
+        let mut buffer = [MaybeUninit::uninit(); BUFFER_BYTES];
+        let mut reader = inotify::Reader::new(&self.instance, &mut buffer);
+        let mut seen = Vec::new();
+        loop {
+            match reader.next() {
+                Ok(event) => {
+                    let name = event.file_name().map(std::ffi::CStr::to_bytes);
+                    seen.extend(told(&self.directory, name, event.events()));
+                }
+                Err(Errno::AGAIN | Errno::INTR) => break,
+                Err(errno) => return Err(fail(errno)),
+            }
+            if reader.is_buffer_empty() {
+                break;
+            }
+        }
+        if let Some(end) = seen.iter().position(|seen| *seen == Seen::Gone) {
+            seen.truncate(end + 1);
+            self.is_over = true;
+        }
+        Ok(seen)
+    }
+}
+
+fn told(directory: &TreePath, name: Option<&[u8]>, events: ReadFlags) -> Option<Seen> {
+    if events.contains(ReadFlags::QUEUE_OVERFLOW) {
+        return Some(Seen::Missed);
+    }
+    if events.intersects(ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF | ReadFlags::IGNORED | ReadFlags::UNMOUNT) {
+        return Some(Seen::Gone);
+    }
+    let event = if events.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO) {
+        WatchEvent::Created
+    } else if events.intersects(ReadFlags::DELETE | ReadFlags::MOVED_FROM) {
+        WatchEvent::Removed
+    } else if events.contains(ReadFlags::CLOSE_WRITE) {
+        WatchEvent::Written
+    } else if events.contains(ReadFlags::ATTRIB) {
+        WatchEvent::Metadata
+    } else {
+        return None;
+    };
+    // Without a name it is the directory's own.
+    name.map(|name| Seen::Event { path: directory.join(os(name)), event })
+}

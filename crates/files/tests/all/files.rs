@@ -1,0 +1,130 @@
+//! What the tree does where nobody attacks.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::time::Duration;
+
+use stockade_files::object::Kind;
+use stockade_files::{Bounds, FilesError, Seen, Tree, WatchEvent};
+
+use crate::{BOUNDS, Ground, held, path};
+
+#[test]
+fn files_are_written_read_listed_moved_and_removed() {
+    let ground = Ground::new();
+    let tree = &ground.tree;
+    tree.make_directory(&path("a/b"), true).unwrap();
+    tree.make_directory(&path("a/b"), true).unwrap();
+    assert_eq!(tree.make_directory(&path("a/b"), false), Err(FilesError::Exists(path("a/b"))));
+    let written = tree.write(&path("a/b/file"), &mut &b"one two"[..], 0o6755, BOUNDS).unwrap();
+    assert_eq!((written.kind, written.size, written.mode), (Kind::File, 7, 0o755));
+    assert_eq!(tree.read(&path("a/b/file"), 0, 100).unwrap(), (b"one two".to_vec(), 7));
+    assert_eq!(tree.read(&path("a/b/file"), 4, 2).unwrap(), (b"tw".to_vec(), 7));
+    assert_eq!(tree.read(&path("a/b/file"), 9, 2).unwrap(), (Vec::new(), 7));
+    symlink("nowhere", ground.root.join("a/link")).unwrap();
+    let listed = tree.list(&path("a")).unwrap();
+    let shown: Vec<_> = listed.iter().map(|entry| (entry.path.to_string(), entry.kind)).collect();
+    assert_eq!(shown, [("a/b".to_owned(), Kind::Directory), ("a/link".to_owned(), Kind::Link)]);
+    assert_eq!(listed[1].leads_to, Some("nowhere".into()));
+    tree.rename(&path("a/b/file"), &path("a/other"), false).unwrap();
+    tree.write(&path("a/b/file"), &mut &b"x"[..], 0o600, BOUNDS).unwrap();
+    assert_eq!(tree.rename(&path("a/other"), &path("a/b/file"), false), Err(FilesError::Exists(path("a/b/file"))));
+    tree.rename(&path("a/other"), &path("a/b/file"), true).unwrap();
+    assert_eq!(tree.read(&path("a/b/file"), 0, 9).unwrap().0, b"one two");
+    assert_eq!(tree.rename(&path("a/link"), &path("a/b"), true), Err(FilesError::Exists(path("a/b"))));
+    assert_eq!(tree.remove(&path("a"), false), Err(FilesError::NotEmpty(path("a"))));
+    tree.remove(&path("a"), true).unwrap();
+    assert_eq!(ground.inside(), Default::default());
+    for missing in [tree.stat(&path("a")).map(drop), tree.remove(&path("a"), true), tree.list(&path("a/b")).map(drop)] {
+        assert!(matches!(missing, Err(FilesError::NotFound(_))), "{missing:?}");
+    }
+}
+
+#[test]
+fn a_write_that_fails_leaves_what_was_there() {
+    let ground = Ground::new();
+    fs::write(ground.root.join("file"), "before").unwrap();
+    fs::create_dir(ground.root.join("directory")).unwrap();
+    let before = ground.inside();
+    let small = Bounds { bytes: 9, entries: 1 };
+    let too_much = ground.tree.write(&path("file"), &mut &b"ten bytes!"[..], 0o644, small).unwrap_err();
+    assert_eq!(too_much, FilesError::TooMuch { limit: 9, unit: "bytes" });
+    struct Broken;
+    impl std::io::Read for Broken {
+        fn read(&mut self, _: &mut [u8]) -> std::io::Result<usize> {
+            Err(std::io::ErrorKind::ConnectionReset.into())
+        }
+    }
+    assert!(matches!(ground.tree.write(&path("file"), &mut Broken, 0o644, BOUNDS), Err(FilesError::Stream { .. })));
+    for bad in ["directory", "file/x", "missing/x", ""] {
+        assert!(ground.tree.write(&path(bad), &mut &b"x"[..], 0o644, BOUNDS).is_err(), "{bad}");
+    }
+    assert_eq!(ground.inside(), before);
+    assert!(ground.tree.write(&path("file"), &mut &b"ten bytes"[..], 0o644, small).is_ok());
+}
+
+#[test]
+fn what_a_killed_writer_left_goes_with_the_next_and_is_never_seen() {
+    let ground = Ground::new();
+    let left = ground.root.join(".stockade-incoming-0123");
+    fs::create_dir_all(left.join("tree/deep")).unwrap();
+    assert_eq!(ground.tree.list(&path("")).unwrap(), []);
+    ground.tree.write(&path("file"), &mut &b"x"[..], 0o644, BOUNDS).unwrap();
+    assert!(!left.exists());
+    assert_eq!(ground.inside().len(), 1);
+}
+
+#[test]
+fn what_is_made_belongs_to_whom_its_directory_does() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("not run: files of another owner (needs root)");
+        return;
+    }
+    let ground = Ground::new();
+    std::os::unix::fs::chown(&ground.root, Some(12_345), Some(54_321)).unwrap();
+    ground.tree.make_directory(&path("a/b"), true).unwrap();
+    ground.tree.write(&path("a/b/file"), &mut &b"x"[..], 0o644, BOUNDS).unwrap();
+    for made in ["a", "a/b", "a/b/file"] {
+        let meta = fs::metadata(ground.root.join(made)).unwrap();
+        assert_eq!((meta.uid(), meta.gid()), (12_345, 54_321), "{made}");
+    }
+}
+
+#[test]
+fn what_is_guarded_is_not_changed_with_what_holds_it_either() {
+    let ground = Ground::new();
+    fs::create_dir_all(ground.root.join("a/.git/hooks")).unwrap();
+    let guard = |path: &stockade_files::TreePath| {
+        path.as_path().components().any(|part| part.as_os_str() == ".git").then(|| "protected".to_owned())
+    };
+    let tree = Tree::guarded(held(&ground.root), Box::new(guard));
+    let before = ground.inside();
+    let refused =
+        |result: Result<(), FilesError>| assert!(matches!(result, Err(FilesError::Guarded { .. })), "{result:?}");
+    refused(tree.write(&path("a/.git/config"), &mut &b"x"[..], 0o644, BOUNDS).map(drop));
+    refused(tree.make_directory(&path(".git"), false));
+    refused(tree.remove(&path("a"), true));
+    refused(tree.rename(&path("a"), &path("b"), false));
+    refused(tree.remove(&path("a/.git/hooks"), false));
+    assert_eq!(ground.inside(), before);
+    // The control: nothing else holds them.
+    ground.tree.rename(&path("a"), &path("b"), false).unwrap();
+}
+
+#[test]
+fn a_watch_tells_what_happens_in_its_directory() {
+    let ground = Ground::new();
+    ground.tree.make_directory(&path("d"), false).unwrap();
+    let mut watch = ground.tree.watch(&path("d")).unwrap();
+    assert_eq!(watch.next(Duration::ZERO).unwrap(), []);
+    fs::write(ground.root.join("d/file"), "x").unwrap();
+    fs::set_permissions(ground.root.join("d/file"), fs::Permissions::from_mode(0o600)).unwrap();
+    fs::remove_file(ground.root.join("d/file")).unwrap();
+    let event = |event| Seen::Event { path: path("d/file"), event };
+    let wanted = [WatchEvent::Created, WatchEvent::Written, WatchEvent::Metadata, WatchEvent::Removed].map(event);
+    assert_eq!(watch.next(Duration::from_secs(60)).unwrap(), wanted);
+    fs::remove_dir(ground.root.join("d")).unwrap();
+    assert_eq!(watch.next(Duration::from_secs(60)).unwrap(), [Seen::Gone]);
+    assert_eq!(watch.next(Duration::from_secs(60)).unwrap(), []);
+    assert!(matches!(ground.tree.watch(&path("d")), Err(FilesError::NotFound(_))));
+}
