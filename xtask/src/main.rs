@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "chores are programs that are started")]
 
+mod image;
 mod kernels;
 
 use std::path::{Path, PathBuf};
@@ -14,9 +15,11 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, bail};
 
-const USAGE: &str = "usage: cargo xtask bless | prepush | kernels [--short | --only TARGET [FILTER]] [KERNEL...]
+const USAGE: &str =
+    "usage: cargo xtask bless | prepush | image FILE.tar | kernels [--short | --only TARGET [FILTER]] [KERNEL...]
   bless    writes the schemas, the configuration reference and the README's transcript anew
   prepush  formatting, lints and the house rules: what is quick of ./test
+  image    the base image of sandboxes, of the distribution's packages; prints its digest
   kernels  the suites in virtual machines with the distribution's kernels, as root";
 
 fn main() -> ExitCode {
@@ -24,6 +27,7 @@ fn main() -> ExitCode {
     let done = match arguments.first().map_or("", String::as_str) {
         "bless" => bless(),
         "prepush" => prepush(),
+        "image" => image::build(&arguments[1..]),
         "kernels" => kernels::run(&arguments[1..]),
         _ => {
             eprintln!("{USAGE}");

@@ -1,0 +1,81 @@
+//! The base image of sandboxes: a root tree of the distribution's packages, without
+//! any registry. The same packages give the same bytes, so the image is named by
+//! its content.
+//!
+//! The work is that of mmdebstrap(1); what is in the image is said here.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+use sha2::{Digest, Sha256};
+
+/// The release that it is made of.
+const SUITE: &str = "bookworm";
+
+/// What is in it beside a minimal system.
+const PACKAGES: &[&str] = &[
+    "bash",
+    "build-essential",
+    "ca-certificates",
+    "curl",
+    "git",
+    "less",
+    "nodejs",
+    "npm",
+    "patch",
+    "pkg-config",
+    "procps",
+    "python3",
+    "python3-pip",
+    "python3-venv",
+    "unzip",
+    "xz-utils",
+];
+
+/// What nobody reads inside.
+const LEFT_OUT: &[&str] = &["/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*"];
+
+/// Whom commands run as, and where they find a workspace to be mounted.
+const LAST_STEPS: &[&str] = &[
+    r#"chroot "$1" useradd --create-home --uid 1000 --shell /bin/bash agent"#,
+    r#"install --directory --owner=1000 --group=1000 "$1/workspace""#,
+];
+
+/// No file is newer, so that the day of the making does not show
+/// (2025-01-01; `SOURCE_DATE_EPOCH` says otherwise).
+const NEWEST: &str = "1735689600";
+
+/// Makes the image at `path`, a tar archive, and prints its digest.
+pub fn build(arguments: &[String]) -> Result<()> {
+    let [path] = arguments else { bail!("usage: cargo xtask image FILE.tar") };
+    let newest = std::env::var("SOURCE_DATE_EPOCH").unwrap_or_else(|_| NEWEST.to_owned());
+    let mut command = Command::new("mmdebstrap");
+    command.env("SOURCE_DATE_EPOCH", newest).env_remove("TMPDIR");
+    command.args(["--variant=minbase", "--format=tar", &format!("--include={}", PACKAGES.join(","))]);
+    command.args(LEFT_OUT.iter().map(|paths| format!("--dpkgopt=path-exclude={paths}")));
+    command.args(LAST_STEPS.iter().map(|step| format!("--customize-hook={step}")));
+    command.args([SUITE, path]);
+    let status = command.status().context("cannot start mmdebstrap: apt install mmdebstrap")?;
+    if !status.success() {
+        bail!("mmdebstrap ended with {status}");
+    }
+    writeln!(std::io::stdout(), "{}", digest(Path::new(path))?)?;
+    Ok(())
+}
+
+/// `sha256:` and the digits of a file.
+fn digest(path: &Path) -> Result<String> {
+    let mut file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let (mut hasher, mut block) = (Sha256::new(), vec![0; 1 << 20]);
+    loop {
+        match file.read(&mut block)? {
+            0 => break,
+            length => hasher.update(&block[..length]),
+        }
+    }
+    let digits: String = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(format!("sha256:{digits}"))
+}
