@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use stockade_testkit::{Account, Command, Ended, User, run_as};
+use stockade_testkit::{Account, Command, Ended, SLOWNESS, User, run_as};
 use stockade_tests::Level;
 
 use crate::row::{Control, Row};
@@ -19,14 +19,8 @@ use crate::{CONTAINED, TABLE, UNAVAILABLE, build, cases, check_completeness, har
 
 /// Tasks at a time.
 const PARALLEL: usize = 2;
-/// Wall clock of one task, where `STOCKADE_TASK_SECONDS` says nothing else: an
-/// emulated machine is ten to thirty times slower.
+/// Wall clock of one task.
 const TASK_TIMEOUT: Duration = Duration::from_secs(300);
-
-fn task_timeout() -> Duration {
-    let seconds = std::env::var("STOCKADE_TASK_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
-    seconds.map_or(TASK_TIMEOUT, Duration::from_secs)
-}
 
 /// One row, sandboxed as a user at a level, or its control.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,7 +83,10 @@ fn tasks(rows: &[&Row]) -> (Vec<Task>, Vec<NotRun>) {
             {
                 not_here.push(NotRun { task, why: "this control needs the harness to be root".to_owned() });
             }
-            _ => here.push(task),
+            _ => match (row.control_not_here)() {
+                Some(why) => not_here.push(NotRun { task, why: why.to_owned() }),
+                None => here.push(task),
+            },
         }
         for level in [Level::Full, Level::Restricted] {
             for user in User::available() {
@@ -128,6 +125,16 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let session = build::session(!has("--controls"))?;
+    if !has("--controls") {
+        let reported = reported(&session.path().join("stockade"))?;
+        let (unpromised, promised) = here.into_iter().partition(|task| lacking(task, &reported).is_some());
+        here = promised;
+        not_here.extend(unpromised.into_iter().map(|task: Task| {
+            let why =
+                format!("this kernel cannot, and the report says so: {}", lacking(&task, &reported).unwrap_or(""));
+            NotRun { task, why }
+        }));
+    }
     let tally = Mutex::new(Tally { not_run: not_here, ..Tally::default() });
     let queue = Mutex::new(VecDeque::from(here));
     thread::scope(|scope| {
@@ -141,6 +148,23 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
         }
     });
     Ok(report(&tally.into_inner().unwrap_or_else(PoisonError::into_inner)))
+}
+
+/// What the program says of level restricted on this machine.
+fn reported(program: &Path) -> Result<String> {
+    let output = std::process::Command::new(program)
+        .args(["doctor", "--json"])
+        .output()
+        .context("asking the program's doctor")?;
+    let told: serde_json::Value = serde_json::from_slice(&output.stdout).context("reading what the doctor said")?;
+    let level = told["levels"].as_array().into_iter().flatten().find(|level| level["level"] == "restricted");
+    Ok(level.context("the doctor said nothing of level restricted")?["enforced"].to_string())
+}
+
+/// Whether a task is of what the program says it cannot hold here.
+fn lacking(task: &Task, reported: &str) -> Option<&'static str> {
+    let Some((_, Level::Restricted)) = task.run else { return None };
+    rows().iter().find(|row| row.id == task.row)?.unpromised.filter(|lack| reported.contains(lack))
 }
 
 fn next(queue: &Mutex<VecDeque<Task>>) -> Option<Task> {
@@ -163,7 +187,10 @@ fn start_task(task: &Task, session: &Path) -> Result<(Ended, String)> {
         .arg(session)
         .env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin")
         .env("LANG", "C.UTF-8")
-        .timeout(task_timeout());
+        .timeout(TASK_TIMEOUT);
+    if let Some(times) = std::env::var_os(SLOWNESS) {
+        command = command.env(SLOWNESS, times);
+    }
     if harness_is_root() {
         // Shared among themselves, so that a mount that escapes is seen, and
         // cut off from the host, so that it is seen here alone.

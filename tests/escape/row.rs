@@ -157,8 +157,13 @@ pub struct Row {
     pub control: Control,
     /// The control needs servers or files that only a root harness can make.
     pub control_needs_root: bool,
+    /// Why this machine lets nobody do it, not even without a sandbox; if so.
+    pub control_not_here: fn() -> Option<&'static str>,
     /// Why level `restricted` does not promise it.
     pub full_only: Option<&'static str>,
+    /// What the program's own report of level `restricted` says is lacking where the
+    /// kernel cannot hold this.
+    pub unpromised: Option<&'static str>,
     /// A function instead of all that.
     pub special: Option<Special>,
 }
@@ -178,6 +183,8 @@ pub const ROW: Row = Row {
     may_change: &[],
     control: Control::None(""),
     control_needs_root: false,
+    control_not_here: || None,
     full_only: None,
+    unpromised: None,
     special: None,
 };

@@ -12,6 +12,9 @@ use crate::row::Power::{Ordinary, OwnNamespaces, Root};
 use crate::row::{Launch, ROW, Row, Seen};
 use crate::special;
 
+/// In the report of level restricted before Landlock ABI 6.
+const SIGNALS: Option<&str> = Some("signals to other processes of the user");
+
 /// Rows of area `proc`.
 pub const ROWS: &[Row] = &[
     Row {
@@ -43,14 +46,25 @@ pub const ROWS: &[Row] = &[
             OwnNamespaces,
             "sleep 100 & victim=$!; trap '' TERM; kill -TERM -1; sleep 0.2; kill -0 $victim 2>/dev/null || echo CONTROL-BREACH",
         ),
+        unpromised: SIGNALS,
         ..ROW
     },
-    Row { id: "esc-0084", args: &["$HOSTPID"], control: Same(Ordinary, "canary process of the host is dead"), ..ROW },
+    Row {
+        id: "esc-0084",
+        args: &["$HOSTPID"],
+        control: Same(Ordinary, "canary process of the host is dead"),
+        unpromised: SIGNALS,
+        ..ROW
+    },
     Row {
         id: "esc-0085",
         launch: Launch::Terminal,
         judge: |s| s.refuse_line("HOST-READ:echo canary"),
         control: Same(Ordinary, "HOST-READ"),
+        control_not_here: || {
+            let switch = fs::read_to_string("/proc/sys/dev/tty/legacy_tiocsti").ok()?;
+            (switch.trim() == "0").then_some("the kernel takes no keystrokes from anybody (legacy_tiocsti)")
+        },
         ..ROW
     },
     Row {

@@ -19,7 +19,8 @@ use crate::row::Power::Ordinary;
 use crate::row::{ROW, Row, Seen, Verdict};
 use crate::world::{BEGIN, World, script};
 
-/// Forks until it may no more, and keeps what it made for a while.
+/// Forks until it may no more, and keeps what it made for longer than a watch may
+/// take to look.
 const FORKS: &str = "\
 import os, signal, time
 made = []
@@ -33,7 +34,7 @@ for _ in range(400):
         signal.pause()
         os._exit(0)
     made.append(pid)
-time.sleep(1)
+time.sleep(6)
 print('MADE', len(made), flush=True)
 for pid in made:
     os.kill(pid, 9)

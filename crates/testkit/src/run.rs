@@ -7,7 +7,7 @@ use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::PathBuf;
 use std::process::{self, Child, ChildStdin, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,18 @@ const OUTPUT_BYTES_MAX: usize = 4 << 20;
 /// How long an output stream may stay open after the program's own end.
 const OUTPUT_GRACE: Duration = Duration::from_secs(3);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
+
+/// The variable that says how many times as long as usual everything may take, for
+/// machines that are emulated.
+pub const SLOWNESS: &str = "STOCKADE_TEST_SLOWNESS";
+
+fn slowness() -> u32 {
+    static TIMES: OnceLock<u32> = OnceLock::new();
+    *TIMES.get_or_init(|| {
+        let told = std::env::var(SLOWNESS).ok();
+        told.and_then(|times| times.parse().ok()).filter(|times| (1..=1000).contains(times)).unwrap_or(1)
+    })
+}
 
 /// What the program reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,7 +55,7 @@ pub struct Command {
     pub cwd: PathBuf,
     /// Standard input.
     pub stdin: Stdin,
-    /// Wall clock until the process group is killed.
+    /// Wall clock until the process group is killed, on a machine of usual speed.
     pub timeout: Duration,
 }
 
@@ -219,7 +231,7 @@ impl Running {
     /// # Errors
     /// Where it cannot be waited for.
     pub fn finish(mut self) -> Result<Output> {
-        let deadline = self.started + self.timeout;
+        let deadline = self.started + self.timeout * slowness();
         let mut timed_out = false;
         let status = loop {
             if let Some(status) = self.child.try_wait().context("waiting for the program")? {

@@ -11,7 +11,7 @@ use super::{Built, Check, packages, step};
 use crate::workspace;
 
 /// What the suites and their probes use, besides the smallest system.
-const PACKAGES: &str = "attr,gcc,git,iproute2,kmod,libc6-dev,procps,python3,strace,util-linux";
+const PACKAGES: &str = "attr,curl,dbus,gcc,git,gpg-agent,iproute2,kmod,libc6-dev,openssh-client,procps,python3,strace,systemd,util-linux,x11-utils";
 /// Their release.
 const RELEASE: &str = "bookworm";
 
