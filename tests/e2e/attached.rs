@@ -150,11 +150,17 @@ fn a_line_for_a_shell_is_judged_like_a_request() {
         fs::set_permissions(directory, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
         for shell in [&["bash"][..], &["env", "sh"], &["bash", "-i"]] {
             let id = detach_program(world, &ASKING, shell);
-            passes(world, &id, "echo $((6 * 7))\n");
+            passes(world, &id, ": touch forbidX\necho $((6 * 7))\n");
             prints(world, &id, "42\n");
-            for text in
-                [ENCODED, "touch forbidden\n", "touch mark\ntouch forbidden\n", "if true; then\n", "touch 'mark"]
-            {
+            // With a history, the fourth would be what was denied before.
+            for text in [
+                ENCODED,
+                "touch forbidden\n",
+                "touch mark\ntouch forbidden\n",
+                "!-2:1-2:s/X/den/\n",
+                "if true; then\n",
+                "touch 'mark",
+            ] {
                 let refused = write(world, &id, text);
                 assert_eq!(refused.ended, Ended::Code(126), "{text}: {}", refused.text());
                 assert!(refused.stderr.contains("refused"), "{text}: {}", refused.text());

@@ -13,6 +13,7 @@ mod hold;
 mod life;
 mod limits;
 mod review;
+mod seated;
 mod session;
 mod stage;
 mod storm;

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use rustix::process::Signal;
 use stockade_model::{ApprovalMode, GranularMode, Level, Limit, SandboxPreference};
 
+use crate::detached_args::{AttachArgs, KillArgs, LogsArgs, PsArgs, WaitArgs, WriteArgs};
 use crate::session_args::SessionCommand;
 
 /// Run commands that nobody typed: judged, sandboxed, asked about, recorded.
@@ -106,9 +106,10 @@ pub struct RunArgs {
     /// `write`.
     #[arg(long, short, requires = "detach")]
     pub interactive: bool,
-    /// Give the command a terminal of its own, relayed to this one: for editors,
-    /// shells with job control and whatever asks for a terminal.
-    #[arg(long, short, conflicts_with = "detach")]
+    /// Give the command a terminal of its own: for editors, shells with job control
+    /// and whatever asks for a terminal. It is relayed to this one, or, of a detached
+    /// run, to whoever attaches.
+    #[arg(long, short)]
     pub tty: bool,
     /// Show at the end where the time went, step by step.
     #[arg(long, conflicts_with = "detach")]
@@ -164,65 +165,6 @@ pub struct Terms {
     /// How long a question waits for its answer; silence means no.
     #[arg(long, value_name = "T", value_parser = duration)]
     pub approval_timeout: Option<Duration>,
-}
-
-/// `stockade ps`.
-#[derive(Args, Debug)]
-pub struct PsArgs {
-    /// Those that are over as well.
-    #[arg(long)]
-    pub all: bool,
-    /// Answer as one JSON object a line.
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// `stockade logs`.
-#[derive(Args, Debug)]
-pub struct LogsArgs {
-    /// Go on as it prints more, until it ends.
-    #[arg(long, short)]
-    pub follow: bool,
-    /// Its id, or how that begins.
-    pub id: String,
-}
-
-/// `stockade attach`.
-#[derive(Args, Debug)]
-#[command(after_help = "Ctrl-C leaves the run and lets it go on; Ctrl-D ends its input.")]
-pub struct AttachArgs {
-    /// Only what it prints from now on.
-    #[arg(long)]
-    pub new: bool,
-    /// Its id, or how that begins.
-    pub id: String,
-}
-
-/// `stockade write`.
-#[derive(Args, Debug)]
-pub struct WriteArgs {
-    /// End the run's input behind it.
-    #[arg(long)]
-    pub close: bool,
-    /// Its id, or how that begins.
-    pub id: String,
-}
-
-/// `stockade wait`.
-#[derive(Args, Debug)]
-pub struct WaitArgs {
-    /// Its id, or how that begins.
-    pub id: String,
-}
-
-/// `stockade kill`.
-#[derive(Args, Debug)]
-pub struct KillArgs {
-    /// What the command gets first; what it leaves after its grace is killed.
-    #[arg(long, value_enum, value_name = "SIGNAL", default_value = "term", ignore_case = true)]
-    pub signal: SignalArg,
-    /// Its id, or how that begins.
-    pub id: String,
 }
 
 /// `stockade check`.
@@ -427,39 +369,6 @@ pub struct CompletionsArgs {
     /// The shell.
     #[arg(value_enum)]
     pub shell: clap_complete::Shell,
-}
-
-/// `--signal`: those that ask for the end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum SignalArg {
-    /// Terminate.
-    #[value(alias = "SIGTERM")]
-    Term,
-    /// Interrupt, as Ctrl-C does.
-    #[value(alias = "SIGINT")]
-    Int,
-    /// Hang up.
-    #[value(alias = "SIGHUP")]
-    Hup,
-    /// Quit.
-    #[value(alias = "SIGQUIT")]
-    Quit,
-    /// Kill at once.
-    #[value(alias = "SIGKILL")]
-    Kill,
-}
-
-impl SignalArg {
-    /// The kernel's.
-    pub fn number(self) -> Signal {
-        match self {
-            Self::Term => Signal::TERM,
-            Self::Int => Signal::INT,
-            Self::Hup => Signal::HUP,
-            Self::Quit => Signal::QUIT,
-            Self::Kill => Signal::KILL,
-        }
-    }
 }
 
 /// `--level`: only what a person may ask for by name.

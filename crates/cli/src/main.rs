@@ -7,6 +7,8 @@
 mod approver;
 mod args;
 mod command;
+mod detach_keys;
+mod detached_args;
 mod exit;
 mod failure;
 mod interrupts;

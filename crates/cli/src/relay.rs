@@ -1,11 +1,12 @@
 //! A terminal of the command's own, and the traffic between it and the person's:
 //! two objects, so that nothing the command does to its terminal is done to the
 //! person's. Keys go one way, what is shown the other, the size follows; the
-//! person's terminal is raw meanwhile and stands still while a question is put.
+//! person's terminal is raw meanwhile and stands still while a question is put. The
+//! terminal of a run that lives on is its supervisor's instead.
 
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
@@ -16,7 +17,9 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use rustix::termios::{OptionalActions, isatty, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr, tcsetwinsize};
+use rustix::termios::{
+    InputModes, OptionalActions, Winsize, isatty, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr, tcsetwinsize,
+};
 use stockade_sys::signals::Signals;
 
 use crate::failure::Failure;
@@ -24,6 +27,8 @@ use crate::terminal::{Aside, Raw};
 
 /// Bytes taken at once, each way.
 const CHUNK_BYTES: usize = 4096;
+/// The size of a terminal that nobody looks at.
+const USUAL: Winsize = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
 /// How long what was shown last may take to reach the person.
 const SHOWN_WITHIN: Duration = Duration::from_secs(2);
 
@@ -37,59 +42,71 @@ impl Resizes {
     /// # Errors
     /// Where there is no terminal to relay to.
     pub fn take() -> Result<Self, Failure> {
-        let stdin = io::stdin();
-        if !isatty(&stdin) || !isatty(io::stdout()) {
+        if !isatty(io::stdin()) || !isatty(io::stdout()) {
             return Err(Failure::new("--tty needs a terminal at standard input and output")
                 .hint("leave --tty out, or run it from a terminal"));
         }
-        if !tcgetpgrp(&stdin).is_ok_and(|group| group == rustix::process::getpgrp()) {
+        if !is_at_terminal() {
             return Err(Failure::new("--tty needs to be in the foreground of its terminal"));
         }
         Signals::take(&[Signal::WINCH.as_raw()]).map(Self).map_err(cannot)
     }
 }
 
+/// Whether a person sees what goes to standard output, and types what comes from
+/// standard input.
+pub fn is_at_terminal() -> bool {
+    let stdin = io::stdin();
+    isatty(&stdin) && isatty(io::stdout()) && tcgetpgrp(&stdin).is_ok_and(|group| group == rustix::process::getpgrp())
+}
+
 fn cannot(error: impl std::fmt::Display) -> Failure {
     Failure::new(format!("cannot make a terminal for the command: {error}"))
+}
+
+/// What a command's terminal is.
+#[derive(Debug)]
+pub enum Given {
+    /// To be made, and relayed to the person's.
+    Relayed(Resizes),
+    /// This one; somebody else has its other end.
+    Held(OwnedFd),
 }
 
 /// The command's terminal in the place of the standard streams, until it is ended.
 #[derive(Debug)]
 pub struct Relay {
     outer: [OwnedFd; 3],
-    /// Hung up when all that was shown has reached the person.
+    person: Option<Person>,
+}
+
+/// The person's terminal, meanwhile.
+#[derive(Debug)]
+struct Person {
+    /// Hung up when all that was shown has been.
     over: Receiver<()>,
     _raw: Raw,
 }
 
 impl Relay {
-    /// Makes the terminal, as the person's is, and begins.
+    /// Makes the terminal where that is to be done, as the person's is, and begins.
     ///
     /// # Errors
     /// Out of terminals, descriptors or threads.
-    pub fn begin(resizes: Resizes) -> Result<Self, Failure> {
-        let stdin = io::stdin();
+    pub fn begin(given: Given) -> Result<Self, Failure> {
         let copy = |fd: &dyn AsFd| fd.as_fd().try_clone_to_owned().map_err(cannot);
-        let outer = [copy(&stdin)?, copy(&io::stdout())?, copy(&io::stderr())?];
-        let (ours, inner) = pair(&outer[0]).map_err(cannot)?;
-        let traffic = Traffic {
-            ours: ours.into(),
-            keyboard: copy(&outer[0])?.into(),
-            screen: copy(&outer[1])?.into(),
-            resizes: resizes.0,
-            aside: Aside::register().map_err(cannot)?,
+        let outer = [copy(&io::stdin())?, copy(&io::stdout())?, copy(&io::stderr())?];
+        let (inner, person) = match given {
+            Given::Held(inner) => (inner, None),
+            Given::Relayed(resizes) => {
+                let (ours, inner) = pair(Some(outer[0].as_fd())).map_err(cannot)?;
+                (inner, Some(Person::relayed(ours, resizes, &outer)?))
+            }
         };
-        let raw = Raw::begin(copy(&outer[0])?.into()).map_err(cannot)?;
-        let (on_end, over) = channel::<()>();
-        let carry = move || {
-            traffic.carry();
-            drop(on_end);
-        };
-        thread::Builder::new().name("stockade-relay".to_owned()).spawn(carry).map_err(cannot)?;
         rustix::stdio::dup2_stdin(&inner).map_err(cannot)?;
         rustix::stdio::dup2_stdout(&inner).map_err(cannot)?;
         rustix::stdio::dup2_stderr(&inner).map_err(cannot)?;
-        Ok(Self { outer, over, _raw: raw })
+        Ok(Self { outer, person })
     }
 
     /// Gives the person's terminal back. Nothing of the command is left.
@@ -100,21 +117,56 @@ impl Relay {
         let _ = rustix::stdio::dup2_stdin(stdin);
         let _ = rustix::stdio::dup2_stdout(stdout);
         let _ = rustix::stdio::dup2_stderr(stderr);
-        // Hung up by the thread's end; or the person's terminal stands still.
-        let _ = self.over.recv_timeout(SHOWN_WITHIN);
-        Aside::forget();
+        if let Some(person) = self.person {
+            // Hung up by the thread's end; or the person's terminal stands still.
+            let _ = person.over.recv_timeout(SHOWN_WITHIN);
+            Aside::forget();
+        }
     }
 }
 
-/// Both ends of a new terminal, with the modes and the size of this one.
-fn pair(like: &OwnedFd) -> io::Result<(OwnedFd, OwnedFd)> {
+impl Person {
+    fn relayed(ours: OwnedFd, resizes: Resizes, [stdin, stdout, _]: &[OwnedFd; 3]) -> Result<Self, Failure> {
+        let copy = |fd: &OwnedFd| fd.try_clone().map_err(cannot);
+        let traffic = Traffic {
+            ours: ours.into(),
+            keyboard: copy(stdin)?.into(),
+            screen: copy(stdout)?.into(),
+            resizes: resizes.0,
+            aside: Aside::register().map_err(cannot)?,
+        };
+        let raw = Raw::begin(copy(stdin)?.into()).map_err(cannot)?;
+        let (on_end, over) = channel::<()>();
+        let carry = move || {
+            traffic.carry();
+            drop(on_end);
+        };
+        thread::Builder::new().name("stockade-relay".to_owned()).spawn(carry).map_err(cannot)?;
+        Ok(Self { over, _raw: raw })
+    }
+}
+
+/// Both ends of a new terminal, the first without waiting; with the modes and the
+/// size of this one, where there is one, otherwise for UTF-8 and of the usual size.
+///
+/// # Errors
+/// Out of terminals or descriptors.
+pub fn pair(like: Option<BorrowedFd<'_>>) -> io::Result<(OwnedFd, OwnedFd)> {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
     grantpt(&ours)?;
     unlockpt(&ours)?;
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
     let inner = rustix::fs::open(ptsname(&ours, Vec::new())?, flags, Mode::empty())?;
-    tcsetattr(&inner, OptionalActions::Now, &tcgetattr(like)?)?;
-    tcsetwinsize(&inner, tcgetwinsize(like)?)?;
+    let (modes, size) = match like {
+        Some(like) => (tcgetattr(like)?, tcgetwinsize(like)?),
+        None => {
+            let mut modes = tcgetattr(&inner)?;
+            modes.input_modes |= InputModes::IUTF8;
+            (modes, USUAL)
+        }
+    };
+    tcsetattr(&inner, OptionalActions::Now, &modes)?;
+    tcsetwinsize(&inner, size)?;
     rustix::io::ioctl_fionbio(&ours, true)?;
     Ok((ours, inner))
 }

@@ -14,6 +14,7 @@ pub mod clone;
 pub mod descriptors;
 pub mod exec;
 pub mod fork_signals;
+pub mod framed;
 pub mod keyring;
 pub mod landlock;
 pub mod marks;

@@ -31,7 +31,7 @@ use crate::interrupts::{Heard, Taken};
 use crate::meaning::{self, Meant};
 use crate::memory::LateMemory;
 use crate::places::State;
-use crate::relay::{Relay, Resizes};
+use crate::relay::{Given, Relay, Resizes};
 use crate::timings::Timings;
 use crate::{exit, interrupts, render, terminal, trace};
 
@@ -51,8 +51,8 @@ pub fn run(typed: RunArgs, start: u64) -> Ended {
     }
     let here = |typed: &RunArgs| {
         let signals = interrupts::take()?;
-        let resizes = typed.tty.then(Resizes::take).transpose()?;
-        Ok(Front { signals, resizes, nursery: nursery(&typed.terms), supervisor: None })
+        let terminal = typed.tty.then(Resizes::take).transpose()?.map(Given::Relayed);
+        Ok(Front { signals, terminal, nursery: nursery(&typed.terms), supervisor: None })
     };
     let (_, code) = complete(typed, id, here);
     if let Some(timings) = timings {
@@ -65,8 +65,8 @@ pub fn run(typed: RunArgs, start: u64) -> Ended {
 pub struct Front {
     /// Taken before any thread.
     pub signals: Taken,
-    /// Of the terminal, where the command gets one of its own.
-    pub resizes: Option<Resizes>,
+    /// Where the command gets one of its own.
+    pub terminal: Option<Given>,
     /// A sandbox that is begun.
     pub nursery: Option<Nursery>,
     /// Where nobody waits for the run.
@@ -154,7 +154,7 @@ fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failu
         let of_input = Engine { recorder: log, ..engine.clone() };
         supervisor.serve(interrupter, of_input, setting.judge(), &request)?;
     }
-    let relay = front.resizes.map(Relay::begin).transpose()?;
+    let relay = front.terminal.map(Relay::begin).transpose()?;
     let io = match &relay {
         Some(_) => Io::Terminal,
         None if captured => captured_io(&setting, &request),

@@ -4,6 +4,7 @@ use stockade_model::{RawText, RequestId, Status};
 use stockade_store::runs::{About, Standing};
 
 use super::audit::utc;
+use crate::detach_keys::DetachKeys;
 use crate::{exit, meaning};
 
 /// Characters of the command in a list.
@@ -44,6 +45,11 @@ fn state(standing: &Standing) -> String {
 pub fn attached(id: &RequestId, takes_input: bool) -> String {
     let input = if takes_input { "Ctrl-D ends its input" } else { "it takes no input" };
     format!("• attached to {id}: Ctrl-C leaves it and lets it go on, {input}\n")
+}
+
+/// The same, where it has a terminal.
+pub fn seated(id: &RequestId, keys: &DetachKeys) -> String {
+    format!("• attached to {id}: {keys} leaves it and lets it go on, all other keys are its own\n")
 }
 
 /// What is said to a person who leaves.

@@ -14,7 +14,7 @@ use stockade_store::runs::Run;
 
 use super::super::socket::{Address, demand_own};
 use super::served::Desk;
-use super::wire::Line;
+use super::wire::{Intake, Line};
 use crate::failure::Failure;
 
 /// The signals that a run can be asked to end with.
@@ -28,6 +28,8 @@ const SOCKET: &str = "control";
 const DONE: &[u8] = b"done\n";
 /// The same, of a run that takes input.
 const DONE_WITH_INPUT: &[u8] = b"done input\n";
+/// The same, of a run with a terminal.
+const DONE_WITH_TERMINAL: &[u8] = b"done terminal\n";
 const ATTACH: &str = "attach";
 /// The same, of a client where a person can be asked.
 const ATTACH_TO_ANSWER: &str = "attach answers";
@@ -68,7 +70,11 @@ fn answer(mut stream: UnixStream, interrupter: &Interrupter, desk: &Arc<Desk>) -
 
 fn attend(mut stream: UnixStream, desk: &Arc<Desk>, answers: bool) -> io::Result<()> {
     let Some(place) = desk.place() else { return stream.write_all(b"too many are attached\n") };
-    stream.write_all(if desk.takes_input() { DONE_WITH_INPUT } else { DONE })?;
+    stream.write_all(match desk.intake() {
+        Intake::Nothing => DONE,
+        Intake::Pipe => DONE_WITH_INPUT,
+        Intake::Terminal => DONE_WITH_TERMINAL,
+    })?;
     place.attend(Line::over(stream)?, answers)
 }
 
@@ -96,12 +102,12 @@ fn read_line(stream: &UnixStream) -> io::Result<String> {
     Ok(line)
 }
 
-/// Attaches this process to the run, to answer its questions too. Also whether it
-/// takes input.
+/// Attaches this process to the run, to answer its questions too. Also what its
+/// input is.
 ///
 /// # Errors
 /// When nobody answers, or not as expected.
-pub fn attach(run: &Run, answers: bool) -> Result<(Line, bool), Failure> {
+pub fn attach(run: &Run, answers: bool) -> Result<(Line, Intake), Failure> {
     let ask = || {
         let mut stream = reach(run)?;
         let line = if answers { ATTACH_TO_ANSWER } else { ATTACH };
@@ -112,8 +118,9 @@ pub fn attach(run: &Run, answers: bool) -> Result<(Line, bool), Failure> {
     let refused = |why: &dyn std::fmt::Display| Failure::new(format!("cannot attach to {}: {why}", run.id()));
     let (answer, line) = ask().map_err(|e: io::Error| refused(&e))?;
     match answer.as_bytes() {
-        DONE_WITH_INPUT => Ok((line, true)),
-        DONE => Ok((line, false)),
+        DONE => Ok((line, Intake::Nothing)),
+        DONE_WITH_INPUT => Ok((line, Intake::Pipe)),
+        DONE_WITH_TERMINAL => Ok((line, Intake::Terminal)),
         _ => Err(refused(&answer.trim_ascii())),
     }
 }

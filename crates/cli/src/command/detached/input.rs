@@ -4,13 +4,15 @@
 //! of a piece reaches the command, or nothing.
 
 use std::collections::BTreeMap;
+use std::mem;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
+use rustix::termios::{SpecialCodeIndex, Winsize, tcgetattr, tcsetwinsize};
 use stockade_engine::core::{Planned, Ruling, shown_command};
 use stockade_engine::real::RuleJudge;
 use stockade_engine::seams::{HeldRule, Judge, PlanError};
@@ -24,7 +26,8 @@ use stockade_model::{
 use stockade_shell::{Context, Takes, is_understood, takes};
 
 use super::clients::{AttachedApprover, Clients};
-use super::wire::{Fate, INPUT_BYTES, Line, Piece};
+use super::faithful::altered;
+use super::wire::{Fate, INPUT_BYTES, Intake, Line, Piece};
 use crate::meaning;
 use crate::render::{self, Style};
 
@@ -32,10 +35,24 @@ use crate::render::{self, Style};
 const BACKEND: &str = "input";
 /// Layer of its report that says of which run.
 const LAYER: &str = "input";
+/// Keys behind which no line is begun: Enter, Ctrl-J, Ctrl-C.
+const LINE_ENDS: [u8; 3] = [b'\r', b'\n', 3];
+const CTRL_D: u8 = 4;
 
-/// The writing end of a run's standard input.
+/// The writing end of a run's standard input: of a pipe, or of the terminal that the
+/// run has.
 #[derive(Debug)]
-pub struct Input(Mutex<Option<OwnedFd>>);
+pub struct Input {
+    intake: Intake,
+    end: Mutex<End>,
+}
+
+#[derive(Debug)]
+struct End {
+    fd: Option<OwnedFd>,
+    /// Whether keys were pressed behind the last line.
+    begun: bool,
+}
 
 impl Input {
     /// Through this pipe, which gets non-blocking.
@@ -44,27 +61,96 @@ impl Input {
     /// Never in practice.
     pub fn through(pipe: OwnedFd) -> std::io::Result<Self> {
         rustix::fs::fcntl_setfl(&pipe, OFlags::NONBLOCK)?;
-        Ok(Self(Mutex::new(Some(pipe))))
+        Ok(Self::of(Intake::Pipe, pipe))
+    }
+
+    /// Through our end of a terminal, which does not wait.
+    pub fn at(terminal: OwnedFd) -> Self {
+        Self::of(Intake::Terminal, terminal)
+    }
+
+    fn of(intake: Intake, fd: OwnedFd) -> Self {
+        Self { intake, end: Mutex::new(End { fd: Some(fd), begun: false }) }
+    }
+
+    /// What it is.
+    pub fn intake(&self) -> Intake {
+        self.intake
+    }
+
+    /// Gives the terminal another size, where it is one.
+    pub fn resize(&self, rows: u16, columns: u16, again: bool) {
+        let end = self.lock();
+        let Some(terminal) = end.fd.as_ref().filter(|_| self.intake == Intake::Terminal) else { return };
+        if rows == 0 || columns == 0 {
+            return;
+        }
+        let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        if again {
+            // The same size is no news to a command: it is told of another first.
+            let _ = tcsetwinsize(terminal, Winsize { ws_row: rows.saturating_add(1), ..size });
+        }
+        // Fails where the command's side is gone, and nobody looks at it.
+        let _ = tcsetwinsize(terminal, size);
     }
 
     /// Writes all of it, as fast as it is read; one writer after the other. Gives
     /// up where the client has gone.
-    fn write(&self, mut rest: &[u8], client: &UnixStream) -> Result<(), String> {
-        let pipe = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let pipe = pipe.as_ref().ok_or("the standard input of the run has ended")?;
+    fn write(&self, bytes: &[u8], client: &UnixStream) -> Result<(), String> {
+        self.lock().write(bytes, client)
+    }
+
+    /// Writes keys that a person pressed at a terminal.
+    fn press(&self, keys: &[u8], client: &UnixStream) -> Result<(), String> {
+        if self.intake != Intake::Terminal {
+            return Err("the run has no terminal".to_owned());
+        }
+        let mut end = self.lock();
+        end.begun = keys.last().is_some_and(|last| !LINE_ENDS.contains(last));
+        end.write(keys, client)
+    }
+
+    /// Writes what was judged by itself: not behind what somebody has begun to type.
+    fn submit(&self, text: &[u8], client: &UnixStream) -> Result<(), String> {
+        let mut end = self.lock();
+        if end.begun {
+            return Err("a line is begun at the terminal: it would become part of that".to_owned());
+        }
+        end.write(text, client)
+    }
+
+    /// Ends it: a terminal is told so as by a person, with Ctrl-D.
+    fn close(&self, client: &UnixStream) -> Result<(), String> {
+        let mut end = self.lock();
+        match &end.fd {
+            Some(terminal) if self.intake == Intake::Terminal => {
+                let key = tcgetattr(terminal).map_or(CTRL_D, |modes| modes.special_codes[SpecialCodeIndex::VEOF]);
+                end.write(&[key], client)
+            }
+            _ => {
+                end.fd = None;
+                Ok(())
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, End> {
+        self.end.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl End {
+    fn write(&mut self, mut rest: &[u8], client: &UnixStream) -> Result<(), String> {
+        let fd = self.fd.as_ref().ok_or("the standard input of the run has ended")?;
         while !rest.is_empty() {
-            match rustix::io::write(pipe, rest) {
-                Ok(written) => rest = rest.get(written..).unwrap_or_default(),
-                Err(Errno::AGAIN) => await_room(pipe, client)?,
+            match rustix::io::write(fd, rest) {
+                Ok(written @ 1..) => rest = rest.get(written..).unwrap_or_default(),
+                Ok(_) | Err(Errno::AGAIN) => await_room(fd, client)?,
                 Err(Errno::INTR) => {}
                 Err(e) => return Err(format!("cannot write to the standard input of the run: {e}")),
             }
         }
         Ok(())
-    }
-
-    fn close(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 }
 
@@ -192,6 +278,10 @@ impl Writer {
     /// Takes a piece, and tells what became of it.
     pub fn take(&mut self, piece: Piece, gate: &Gate) -> Fate {
         let (bytes, ends) = match &piece {
+            Piece::Keys(keys) => {
+                let pressed = self.input.press(keys.as_bytes(), self.line.stream());
+                return pressed.map_or_else(Fate::Lost, |()| Fate::Taken);
+            }
             Piece::Bytes(bytes) => (bytes.as_bytes(), false),
             Piece::Rest | Piece::Close => (&[][..], true),
         };
@@ -202,23 +292,29 @@ impl Writer {
         self.held.extend_from_slice(bytes);
         let fate = self.pass_on(gate, ends);
         if piece == Piece::Close && fate == Fate::Taken {
-            self.input.close();
+            return self.input.close(self.line.stream()).map_or_else(Fate::Lost, |()| Fate::Taken);
         }
         fate
     }
 
     fn pass_on(&mut self, gate: &Gate, ends: bool) -> Fate {
         if gate.takes == Takes::Data {
-            return self.write(self.held.len());
+            let data = mem::take(&mut self.held);
+            return self.input.write(&data, self.line.stream()).map_or_else(Fate::Lost, |()| Fate::Taken);
         }
         // What is judged must not be gone on with by what comes next.
         if ends && self.held.last().is_some_and(|last| *last != b'\n') {
             self.held.push(b'\n');
         }
+        let at_terminal = self.input.intake() == Intake::Terminal;
+        if let Some(why) = altered(&self.held, gate.takes == Takes::Commands, at_terminal) {
+            self.held.clear();
+            return Fate::Refused(format!("• refused, nothing of it was passed on: {why}\n"));
+        }
         let length = self.held.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
         let text = &self.held[..length];
         if text.trim_ascii().is_empty() {
-            return match self.write(length) {
+            return match self.submit(length) {
                 Fate::Taken if !self.held.is_empty() => Fate::Waits,
                 fate => fate,
             };
@@ -234,9 +330,9 @@ impl Writer {
         Fate::Waits
     }
 
-    fn write(&mut self, length: usize) -> Fate {
+    fn submit(&mut self, length: usize) -> Fate {
         let text: Vec<u8> = self.held.drain(..length).collect();
-        self.input.write(&text, self.line.stream()).map_or_else(Fate::Lost, |()| Fate::Taken)
+        self.input.submit(&text, self.line.stream()).map_or_else(Fate::Lost, |()| Fate::Taken)
     }
 }
 
@@ -334,7 +430,7 @@ impl Attempt for Write {
     }
 
     fn release(&mut self) -> Result<(), StartError> {
-        self.input.write(&self.text, self.line.stream()).map_err(|what| StartError { what, hint: None })?;
+        self.input.submit(&self.text, self.line.stream()).map_err(|what| StartError { what, hint: None })?;
         self.events.tell(AttemptEvent::Ended(AttemptEnd::bare(CommandEnd::Exited(0))));
         Ok(())
     }

@@ -3,9 +3,13 @@
 //! [`attach`].
 
 pub mod attach;
+mod client;
 mod clients;
 mod control;
+mod faithful;
 mod input;
+mod screen;
+mod seat;
 mod served;
 pub mod supervise;
 mod wire;
@@ -18,7 +22,7 @@ use serde_json::{Value, json};
 use stockade_store::runs::{About, OutputReader, Piece, Run, Runs, Standing, Stream};
 
 use super::{Ended, print, variable};
-use crate::args::{KillArgs, LogsArgs, PsArgs, WaitArgs};
+use crate::detached_args::{KillArgs, LogsArgs, PsArgs, WaitArgs};
 use crate::failure::Failure;
 use crate::places::State;
 use crate::render::{self, detached as text};

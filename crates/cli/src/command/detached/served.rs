@@ -9,7 +9,7 @@ use std::thread;
 
 use super::clients::{CLIENTS, Clients};
 use super::input::{Gate, Input, Writer};
-use super::wire::{Fate, Line, Piece, SAID_BYTES, Said, Told};
+use super::wire::{Fate, Intake, Line, Piece, SAID_BYTES, Said, Told};
 
 /// What clients find.
 pub struct Desk {
@@ -32,9 +32,9 @@ impl Desk {
         Self { clients, input, gate, places: Arc::default() }
     }
 
-    /// Whether anything can be written.
-    pub fn takes_input(&self) -> bool {
-        self.input.is_some()
+    /// What can be written to.
+    pub fn intake(&self) -> Intake {
+        self.input.as_ref().map_or(Intake::Nothing, |input| input.intake())
     }
 
     /// Room for one more, where there is. Asked by one thread alone.
@@ -70,6 +70,9 @@ impl Place {
                     if let Some(client) = client {
                         self.desk.clients.answer(client, number, answer);
                     }
+                }
+                Ok(Some(Said::Size { rows, columns, again })) => {
+                    self.desk.input.iter().for_each(|input| input.resize(rows, columns, again));
                 }
                 Ok(Some(Said::Input(piece))) => {
                     if pieces.try_send(piece).is_err() {

@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -15,6 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::termios::isatty;
 use stockade_engine::real::RuleJudge;
 use stockade_engine::seams::{RecordError, Recorder};
 use stockade_engine::{Engine, Interrupter};
@@ -32,6 +33,7 @@ use super::served::Desk;
 use crate::args::RunArgs;
 use crate::failure::Failure;
 use crate::places::State;
+use crate::relay::{Given, pair};
 use crate::{exit, interrupts, places};
 
 /// How long the command may take to be started. Nobody is asked meanwhile.
@@ -119,10 +121,11 @@ fn supervise(typed: RunArgs, id: RequestId, watched: Watched, tell: OwnedFd) -> 
     };
     // Before any thread.
     let begun = interrupts::take().and_then(|signals| {
-        supervisor.input = typed.interactive.then(open_input).transpose()?.map(Arc::new);
-        Ok((signals, Recording::begin(output, typed.interactive)?))
+        let Streams { input, terminal, shown } = Streams::of(&typed)?;
+        supervisor.input = input.map(Arc::new);
+        Ok((signals, terminal, Recording::begin(output, shown)?))
     });
-    let (signals, recording) = match begun {
+    let (signals, terminal, recording) = match begun {
         Ok(begun) => begun,
         Err(failure) => {
             crate::complain(&failure);
@@ -131,7 +134,12 @@ fn supervise(typed: RunArgs, id: RequestId, watched: Watched, tell: OwnedFd) -> 
         }
     };
     let supervisor = Arc::new(supervisor);
-    let front = Front { signals, resizes: None, nursery: None, supervisor: Some(Arc::clone(&supervisor)) };
+    let front = Front {
+        signals,
+        terminal: terminal.map(Given::Held),
+        nursery: None,
+        supervisor: Some(Arc::clone(&supervisor)),
+    };
     let (outcome, code) = run::complete(typed, id, |_| Ok(front));
     if let Err(error) = supervisor.watched.finish(&outcome) {
         crate::complain(&error.into());
@@ -141,11 +149,35 @@ fn supervise(typed: RunArgs, id: RequestId, watched: Watched, tell: OwnedFd) -> 
     code
 }
 
-/// Puts a pipe in the place of standard input; its writing end.
-fn open_input() -> Result<Input, Failure> {
-    let (read, write) = pipe_with(PipeFlags::CLOEXEC).map_err(cannot)?;
-    rustix::stdio::dup2_stdin(read).map_err(cannot)?;
-    Input::through(write).map_err(cannot)
+/// What the command is given.
+#[derive(Default)]
+struct Streams {
+    input: Option<Input>,
+    /// Its side of its terminal, where it has one.
+    terminal: Option<OwnedFd>,
+    /// Where that shows what is printed there.
+    shown: Option<OwnedFd>,
+}
+
+impl Streams {
+    /// Puts in the place of standard input what the command reads from. A terminal
+    /// takes its place later, and is made like the launcher's.
+    fn of(typed: &RunArgs) -> Result<Self, Failure> {
+        if typed.tty {
+            let stdin = std::io::stdin();
+            let (ours, inner) = pair(isatty(&stdin).then(|| stdin.as_fd())).map_err(cannot)?;
+            let shown = ours.try_clone().map_err(cannot)?;
+            rustix::stdio::dup2_stdin(nothing()?).map_err(cannot)?;
+            return Ok(Self { input: Some(Input::at(ours)), terminal: Some(inner), shown: Some(shown) });
+        }
+        if typed.interactive {
+            let (read, write) = pipe_with(PipeFlags::CLOEXEC).map_err(cannot)?;
+            rustix::stdio::dup2_stdin(read).map_err(cannot)?;
+            return Ok(Self { input: Some(Input::through(write).map_err(cannot)?), ..Self::default() });
+        }
+        rustix::stdio::dup2_stdin(nothing()?).map_err(cannot)?;
+        Ok(Self::default())
+    }
 }
 
 /// What a run has that nobody waits for: a directory, a socket, clients that come
@@ -247,20 +279,19 @@ struct Recording {
 }
 
 impl Recording {
-    /// Puts pipes in the place of standard output and error, and nothing in that
-    /// of standard input where it has none.
-    fn begin(output: Output, has_input: bool) -> Result<Self, Failure> {
+    /// Puts pipes in the place of standard output and error. What a terminal shows
+    /// counts as standard output.
+    fn begin(output: Output, terminal: Option<OwnedFd>) -> Result<Self, Failure> {
         let (out, from_out) = pipe_with(PipeFlags::CLOEXEC).map_err(cannot)?;
         let (err, from_err) = pipe_with(PipeFlags::CLOEXEC).map_err(cannot)?;
         let (on_drop, kept) = channel::<()>();
         let keep = move || {
-            keep([(Stream::Out, out), (Stream::Err, err)], output);
+            let all =
+                [(Stream::Out, out), (Stream::Err, err)].into_iter().chain(terminal.map(|shown| (Stream::Out, shown)));
+            keep(all.collect(), output);
             drop(on_drop);
         };
         thread::Builder::new().name("stockade-output".to_owned()).spawn(keep).map_err(cannot)?;
-        if !has_input {
-            rustix::stdio::dup2_stdin(nothing()?).map_err(cannot)?;
-        }
         rustix::stdio::dup2_stdout(from_out).map_err(cannot)?;
         rustix::stdio::dup2_stderr(from_err).map_err(cannot)?;
         Ok(Self { kept })
@@ -283,10 +314,9 @@ fn nothing() -> Result<OwnedFd, Failure> {
     rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(cannot)
 }
 
-/// Keeps what comes through these pipes until all are closed. They are drained
-/// whether or not it can be kept: a full disk must not stop what runs.
-fn keep(pipes: [(Stream, OwnedFd); 2], mut output: Output) {
-    let mut open: Vec<(Stream, OwnedFd)> = pipes.into();
+/// Keeps what comes through these until all are closed. They are drained whether or
+/// not it can be kept: a full disk must not stop what runs.
+fn keep(mut open: Vec<(Stream, OwnedFd)>, mut output: Output) {
     let mut buffer = vec![0; PIPE_BYTES];
     while !open.is_empty() {
         let mut waited: Vec<PollFd<'_>> = open.iter().map(|(_, pipe)| PollFd::new(pipe, PollFlags::IN)).collect();
@@ -298,7 +328,7 @@ fn keep(pipes: [(Stream, OwnedFd); 2], mut output: Output) {
     }
 }
 
-/// Takes what is there. False at the end.
+/// Takes what is there. False at the end, which a terminal tells by EIO (pty(7)).
 fn take(stream: Stream, pipe: &OwnedFd, buffer: &mut [u8], output: &mut Output) -> bool {
     match rustix::io::read(pipe, &mut *buffer) {
         Ok(0) => false,
@@ -328,7 +358,7 @@ mod tests {
         from_out.write_all(b"to out").unwrap();
         from_err.write_all(b"to err").unwrap();
         drop((from_out, from_err));
-        keep([(Stream::Out, out.into()), (Stream::Err, err.into())], watched.output());
+        keep(vec![(Stream::Out, out.into()), (Stream::Err, err.into())], watched.output());
         let mut kept = watched.run().output();
         let pieces: Vec<_> = std::iter::from_fn(|| kept.next_piece().unwrap()).collect();
         assert_eq!(pieces.len(), 2, "{pieces:?}");

@@ -2,17 +2,13 @@
 //! length over the run's socket. What the run prints does not go this way: it is
 //! read where it is kept, so nobody who does not read can stop it.
 
-use std::io::{self, Read};
-use std::net::Shutdown;
+use std::io;
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
-use rustix::io::Errno;
-use rustix::net::SendFlags;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use stockade_model::{Answer, Question, RawText};
+use stockade_sys::framed;
 
 /// Bytes of input in one message at most.
 pub const INPUT_BYTES: usize = 64 << 10;
@@ -20,10 +16,6 @@ pub const INPUT_BYTES: usize = 64 << 10;
 pub const SAID_BYTES: usize = 6 * INPUT_BYTES + 1024;
 /// The longest message of a run: a question with the longest command.
 pub const TOLD_BYTES: usize = 64 << 20;
-/// How long the other side may take to take a message.
-const TAKES_WITHIN: Duration = Duration::from_secs(5);
-/// Bytes before a message: its length.
-const HEAD_BYTES: usize = 4;
 
 /// What a client says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +30,26 @@ pub enum Said {
         /// The answer.
         answer: Answer,
     },
+    /// The size of the client's terminal, which becomes that of the run's.
+    Size {
+        /// Lines.
+        rows: u16,
+        /// Characters in a line.
+        columns: u16,
+        /// Whether the command is to show all again, whatever the size was.
+        again: bool,
+    },
+}
+
+/// What a run's standard input is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Intake {
+    /// Nothing.
+    Nothing,
+    /// A pipe.
+    Pipe,
+    /// A terminal, which is its output too.
+    Terminal,
 }
 
 /// Something for a standard input.
@@ -46,6 +58,8 @@ pub enum Said {
 pub enum Piece {
     /// These bytes.
     Bytes(RawText),
+    /// Keys that a person pressed, for a terminal.
+    Keys(RawText),
     /// No more comes from here for now: what waits for its rest has it.
     Rest,
     /// The input ends, for everybody.
@@ -85,12 +99,9 @@ pub enum Fate {
     Lost(String),
 }
 
-/// One end of a connection: written by several threads, read by one.
+/// One end of a connection.
 #[derive(Debug)]
-pub struct Line {
-    reader: UnixStream,
-    writer: Mutex<UnixStream>,
-}
+pub struct Line(framed::Line);
 
 impl Line {
     /// Over this connection.
@@ -98,15 +109,12 @@ impl Line {
     /// # Errors
     /// Out of descriptors.
     pub fn over(stream: UnixStream) -> io::Result<Self> {
-        stream.set_write_timeout(Some(TAKES_WITHIN))?;
-        // Whoever is attached may be silent for days; its end wakes the reader.
-        stream.set_read_timeout(None)?;
-        Ok(Self { reader: stream.try_clone()?, writer: Mutex::new(stream) })
+        framed::Line::over(stream).map(Self)
     }
 
     /// The connection, to wait at.
     pub fn stream(&self) -> &UnixStream {
-        &self.reader
+        self.0.stream()
     }
 
     /// Sends one message. A connection that does not take it is broken off.
@@ -114,11 +122,7 @@ impl Line {
     /// # Errors
     /// When the other side is gone or does not read.
     pub fn send(&self, message: &impl Serialize) -> io::Result<()> {
-        let body = serde_json::to_vec(message)?;
-        let length = u32::try_from(body.len()).map_err(io::Error::other)?;
-        let whole = [&length.to_le_bytes()[..], &body].concat();
-        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-        send_all(&writer, &whole).inspect_err(|_| self.hang_up())
+        self.0.send(&serde_json::to_vec(message)?)
     }
 
     /// The next message; none where the other side has gone.
@@ -126,36 +130,13 @@ impl Line {
     /// # Errors
     /// When it is longer than `limit` bytes, or no message.
     pub fn receive<T: DeserializeOwned>(&self, limit: usize) -> io::Result<Option<T>> {
-        let mut head = [0; HEAD_BYTES];
-        match (&self.reader).read_exact(&mut head) {
-            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-            got => got?,
-        }
-        let length = u32::from_le_bytes(head) as usize;
-        if length > limit {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the message is too long"));
-        }
-        let mut body = vec![0; length];
-        (&self.reader).read_exact(&mut body)?;
-        Ok(Some(serde_json::from_slice(&body)?))
+        Ok(self.0.receive(limit)?.map(|message| serde_json::from_slice(&message)).transpose()?)
     }
 
     /// Ends the connection, for whoever reads or writes it too.
     pub fn hang_up(&self) {
-        let _ = self.reader.shutdown(Shutdown::Both);
+        self.0.hang_up();
     }
-}
-
-/// Without SIGPIPE, which would end a client whose run has ended.
-fn send_all(stream: &UnixStream, mut rest: &[u8]) -> io::Result<()> {
-    while !rest.is_empty() {
-        match rustix::net::send(stream, rest, SendFlags::NOSIGNAL) {
-            Ok(sent) => rest = rest.get(sent..).unwrap_or_default(),
-            Err(Errno::INTR) => {}
-            Err(e) => return Err(e.into()),
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -177,7 +158,7 @@ mod tests {
         });
         let all: Vec<_> = [vec![0; INPUT_BYTES], vec![0xff; INPUT_BYTES], b"\n".to_vec(), Vec::new()]
             .into_iter()
-            .map(|bytes| Piece::Bytes(bytes.into()))
+            .flat_map(|bytes| [Piece::Bytes(bytes.clone().into()), Piece::Keys(bytes.into())])
             .chain([Piece::Rest, Piece::Close])
             .map(Said::Input)
             .chain([Said::Answer { number: 7, answer: Answer::TimedOut }])
@@ -191,7 +172,7 @@ mod tests {
     fn what_is_too_long_or_no_message_is_an_error() {
         for bytes in [&[0xff; 8][..], &[2, 0, 0, 0, b'{', b'}'], &[9, 0, 0, 0, 1]] {
             let (client, run) = pair();
-            (&client.reader).write_all(bytes).unwrap();
+            client.stream().write_all(bytes).unwrap();
             client.hang_up();
             assert!(run.receive::<Said>(SAID_BYTES).is_err(), "{bytes:?}");
         }

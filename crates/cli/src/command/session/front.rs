@@ -87,7 +87,7 @@ fn wait_and_run(post: Post, supervisor: Pid, tell: &mut File) -> Result<(), Fail
             let code = match take_over(post, descriptors.into_iter().flatten()) {
                 Ok((typed, mask)) => {
                     let nursery = nursery.map(|nursery| nursery.with_umask(mask));
-                    run_for(&line, typed, Front { signals, resizes: None, nursery, supervisor: None })?
+                    run_for(&line, typed, Front { signals, terminal: None, nursery, supervisor: None })?
                 }
                 Err(failure) => {
                     crate::complain(&failure);

@@ -1,0 +1,54 @@
+//! Whether text reaches an interpreter as it was judged (L5): not where that, or the
+//! terminal before it, would make something else of it first.
+
+/// The longest line that a terminal passes on, in bytes; of a longer one it drops
+/// the rest (termios(3), canonical mode).
+const LINE_BYTES: usize = 4095;
+
+/// Why the shell, or another interpreter, would get something else than this, where
+/// it would.
+pub fn altered(text: &[u8], for_shell: bool, at_terminal: bool) -> Option<&'static str> {
+    let mut lines = text.split(|byte| *byte == b'\n');
+    if for_shell && lines.clone().any(is_from_history) {
+        return Some("a shell may replace `!` and `^` in it by an earlier command");
+    }
+    if !at_terminal {
+        return None;
+    }
+    if text.iter().any(|byte| *byte != b'\n' && !(b' '..=b'~').contains(byte)) {
+        return Some("at a terminal it may hold printable ASCII characters only: others edit or complete the line");
+    }
+    lines.any(|line| line.len() > LINE_BYTES).then_some("it has a line that is too long for a terminal")
+}
+
+/// Whether history(3) finds something to expand, at the least; quotes protect from
+/// less than one thinks.
+fn is_from_history(line: &[u8]) -> bool {
+    let designates = |pair: &[u8]| matches!(pair, [b'!', next] if !b" \t\r=(".contains(next));
+    line.starts_with(b"^") || line.windows(2).any(designates)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(text: &str, in_pipe: bool, at_terminal: bool) {
+        assert_eq!(altered(text.as_bytes(), true, false).is_none(), in_pipe, "{text:?}");
+        assert_eq!(altered(text.as_bytes(), true, true).is_none(), at_terminal, "{text:?}");
+        assert!(altered(text.as_bytes(), false, false).is_none(), "{text:?}");
+    }
+
+    #[test]
+    fn what_is_not_passed_on_as_it_is_is_told() {
+        check("echo a; [ 1 != 2 ] && ! false\nkill $! \n", true, true);
+        for expanded in ["!!\n", "echo !$\n", "x\n!rm\n", "^a^b\n", "x\n^a^b\n", "echo \"!x\"\n", "!-2", "a!\"b"] {
+            check(expanded, false, false);
+        }
+        for edited in ["a\tb\n", "a\x15b\n", "a\x1b[Ab\n", "a\rb\n", "a\x7fb\n", "\u{e4}\n", "a\0\n", "\x04\n"] {
+            check(edited, true, false);
+        }
+        check(&format!("{}\n", "a".repeat(4095)), true, true);
+        check(&format!("{}\n", "a".repeat(4096)), true, false);
+    }
+}

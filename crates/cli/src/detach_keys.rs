@@ -1,0 +1,127 @@
+//! The keys that leave a terminal and let its run go on: told from all others as
+//! they are pressed. Written as Docker writes them: `ctrl-p,ctrl-q`.
+
+use std::str::FromStr;
+
+/// Keys that one may have to press, at most.
+const KEYS_MAX: usize = 8;
+
+/// A sequence of keys.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DetachKeys(Vec<u8>);
+
+impl FromStr for DetachKeys {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let keys = text.split(',').map(key).collect::<Option<Vec<u8>>>();
+        keys.filter(|keys| keys.len() <= KEYS_MAX).map(Self).ok_or_else(|| {
+            format!("write one to {KEYS_MAX} keys with commas between them, each a character or ctrl- and one of a-z @ [ \\ ] ^ _")
+        })
+    }
+}
+
+/// What a key sends.
+fn key(name: &str) -> Option<u8> {
+    match (name.strip_prefix("ctrl-").unwrap_or_default().as_bytes(), name.as_bytes()) {
+        ([of @ (b'a'..=b'z' | b'@' | b'['..=b'_')], _) => Some(of & 0x1f),
+        (_, [plain @ b'!'..=b'~']) => Some(*plain),
+        _ => None,
+    }
+}
+
+impl std::fmt::Display for DetachKeys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name = |key: &u8| match key {
+            0..0x20 => format!("Ctrl-{}", char::from(key | 0x40)),
+            plain => char::from(*plain).to_string(),
+        };
+        f.write_str(&self.0.iter().map(name).collect::<Vec<_>>().join(" "))
+    }
+}
+
+/// Looks for the sequence in what is pressed.
+#[derive(Debug)]
+pub struct Lookout {
+    keys: DetachKeys,
+    /// How many of them were pressed and not passed on.
+    held: usize,
+}
+
+impl Lookout {
+    /// For this sequence.
+    pub fn new(keys: DetachKeys) -> Self {
+        Self { keys, held: 0 }
+    }
+
+    /// What of these bytes goes on to the run, and whether its terminal is left: what
+    /// comes behind the sequence goes nowhere. Its beginning is held back until it is
+    /// known to be none.
+    pub fn pressed(&mut self, bytes: &[u8]) -> (Vec<u8>, bool) {
+        let mut passed = Vec::with_capacity(bytes.len());
+        for byte in bytes {
+            let mut pressed = self.keys.0[..self.held].to_vec();
+            pressed.push(*byte);
+            // The longest end of what was pressed that the sequence begins with.
+            let begins = |from: &usize| self.keys.0.starts_with(&pressed[*from..]);
+            let from = (0..pressed.len()).find(begins).unwrap_or(pressed.len());
+            passed.extend_from_slice(&pressed[..from]);
+            self.held = pressed.len() - from;
+            if self.held == self.keys.0.len() {
+                self.held = 0;
+                return (passed, true);
+            }
+        }
+        (passed, false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_read_and_named() {
+        for (text, bytes, shown) in [
+            ("ctrl-p,ctrl-q", &[16, 17][..], "Ctrl-P Ctrl-Q"),
+            ("ctrl-@", &[0], "Ctrl-@"),
+            ("ctrl-[,d", &[27, b'd'], "Ctrl-[ d"),
+            ("ctrl-],ctrl-_,ctrl-\\,~", &[29, 31, 28, b'~'], "Ctrl-] Ctrl-_ Ctrl-\\ ~"),
+        ] {
+            let keys: DetachKeys = text.parse().unwrap();
+            assert_eq!((keys.0.as_slice(), keys.to_string().as_str()), (bytes, shown));
+        }
+        for text in
+            ["", "ctrl-", "ctrl-P", "ctrl-1", "ab", "a,,b", "a,", "ctrl-p ctrl-q", "\u{e4}", "a,a,a,a,a,a,a,a,a"]
+        {
+            assert!(text.parse::<DetachKeys>().is_err(), "{text}");
+        }
+    }
+
+    /// Each piece is read by itself; all together are passed on.
+    #[track_caller]
+    fn check(keys: &str, pieces: &[&str], passed: &str, leaves: bool) {
+        let mut lookout = Lookout::new(keys.parse().unwrap());
+        let mut all = Vec::new();
+        let mut left = false;
+        for piece in pieces {
+            assert!(!left, "it went on");
+            let (some, leave) = lookout.pressed(piece.as_bytes());
+            all.extend(some);
+            left = leave;
+        }
+        assert_eq!((String::from_utf8(all).unwrap().as_str(), left), (passed, leaves), "{pieces:?}");
+    }
+
+    #[test]
+    fn the_sequence_leaves_and_all_else_is_passed_on() {
+        check("ctrl-p,ctrl-q", &["ab\u{10}\u{11}cd"], "ab", true);
+        check("ctrl-p,ctrl-q", &["\u{10}", "\u{11}"], "", true);
+        check("ctrl-p,ctrl-q", &["\u{10}", "x", "\u{11}"], "\u{10}x\u{11}", false);
+        check("ctrl-p,ctrl-q", &["\u{10}\u{10}", "\u{10}\u{11}"], "\u{10}\u{10}", true);
+        check("ctrl-p,ctrl-q", &["a\u{10}"], "a", false);
+        check("a,a,b", &["aaab"], "a", true);
+        check("a,b,a,c", &["abab", "ac"], "ab", true);
+        check("q", &["xq"], "x", true);
+    }
+}

@@ -1,0 +1,129 @@
+//! Messages of bounded length over a stream socket: written by several threads,
+//! read by one. Knows nothing of what they say.
+
+use std::io::{self, Read};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::net::SendFlags;
+
+use crate::Errno;
+
+/// How long the other side may take to take a message.
+const TAKES_WITHIN: Duration = Duration::from_secs(5);
+/// Bytes before a message: its length.
+const HEAD_BYTES: usize = 4;
+
+/// One end of a connection.
+#[derive(Debug)]
+pub struct Line {
+    reader: UnixStream,
+    writer: Mutex<UnixStream>,
+}
+
+impl Line {
+    /// Over this connection.
+    ///
+    /// # Errors
+    /// Out of descriptors.
+    pub fn over(stream: UnixStream) -> io::Result<Self> {
+        stream.set_write_timeout(Some(TAKES_WITHIN))?;
+        // The other side may be silent for days; its end wakes the reader.
+        stream.set_read_timeout(None)?;
+        Ok(Self { reader: stream.try_clone()?, writer: Mutex::new(stream) })
+    }
+
+    /// The connection, to wait at.
+    pub fn stream(&self) -> &UnixStream {
+        &self.reader
+    }
+
+    /// Sends one message. A connection that does not take it is broken off.
+    ///
+    /// # Errors
+    /// When the other side is gone or does not read.
+    pub fn send(&self, message: &[u8]) -> io::Result<()> {
+        let length = u32::try_from(message.len()).map_err(io::Error::other)?;
+        let whole = [&length.to_le_bytes()[..], message].concat();
+        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        send_all(&writer, &whole).inspect_err(|_| self.hang_up())
+    }
+
+    /// The next message; none where the other side has gone.
+    ///
+    /// # Errors
+    /// When it is longer than `limit` bytes.
+    pub fn receive(&self, limit: usize) -> io::Result<Option<Vec<u8>>> {
+        let mut head = [0; HEAD_BYTES];
+        match (&self.reader).read_exact(&mut head) {
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+            got => got?,
+        }
+        let length = u32::from_le_bytes(head) as usize;
+        if length > limit {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the message is too long"));
+        }
+        let mut message = vec![0; length];
+        (&self.reader).read_exact(&mut message)?;
+        Ok(Some(message))
+    }
+
+    /// Ends the connection, for whoever reads or writes it too.
+    pub fn hang_up(&self) {
+        let _ = self.reader.shutdown(Shutdown::Both);
+    }
+
+    /// Says no more; what the other side says is still heard.
+    pub fn fall_silent(&self) {
+        let _ = self.reader.shutdown(Shutdown::Write);
+    }
+}
+
+/// Without SIGPIPE, which would end a process whose other side has ended.
+fn send_all(stream: &UnixStream, mut rest: &[u8]) -> io::Result<()> {
+    while !rest.is_empty() {
+        match rustix::net::send(stream, rest, SendFlags::NOSIGNAL) {
+            Ok(sent) => rest = rest.get(sent..).unwrap_or_default(),
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair() -> (Line, Line) {
+        let (one, other) = UnixStream::pair().unwrap();
+        (Line::over(one).unwrap(), Line::over(other).unwrap())
+    }
+
+    #[test]
+    fn messages_arrive_whole_until_the_other_side_falls_silent() {
+        let (one, other) = pair();
+        let reader = std::thread::spawn(move || {
+            let all: Vec<_> = std::iter::from_fn(|| other.receive(1 << 20).unwrap()).collect();
+            other.send(b"heard").unwrap();
+            all
+        });
+        let all = [vec![], vec![1; 1 << 20], b"x".to_vec()];
+        all.iter().for_each(|message| one.send(message).unwrap());
+        one.fall_silent();
+        assert_eq!(one.receive(5).unwrap().unwrap(), b"heard");
+        assert_eq!(reader.join().unwrap(), all);
+    }
+
+    #[test]
+    fn what_is_too_long_or_cut_off_is_an_error() {
+        for bytes in [&[0xff; 8][..], &[9, 0, 0, 0, 1]] {
+            let (one, other) = pair();
+            rustix::io::write(one.stream(), bytes).unwrap();
+            one.hang_up();
+            assert!(other.receive(1 << 10).is_err(), "{bytes:?}");
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! Detached runs with a terminal, and people who sit down at it: it is as any
+//! terminal, it outlives whoever looks at it, and theirs is given back whatever
+//! happens.
+
+use std::fs;
+
+use rustix::process::{Pid, Signal, kill_process};
+use stockade_testkit::{Command, Ended, Output};
+
+use crate::detached::{detach_program, eventually, stockade, told, waited};
+use crate::life::{marked, none_left};
+use crate::terminal::Terminal;
+use crate::world::{World, binary, each_user};
+
+const LEVELS: [&str; 2] = ["full", "restricted"];
+const INTERRUPT: &str = "\u{3}";
+const SUSPEND: &str = "\u{1a}";
+const LEAVE: &str = "\u{10}\u{11}";
+/// A shell that asks before each line.
+const SHELL: [&str; 7] = ["env", "PS1=prompt> ", "HISTFILE=", "bash", "--norc", "--noprofile", "-i"];
+
+fn detach(world: &World, options: &[&str], argv: &[&str]) -> String {
+    detach_program(world, &[&["--tty"], options].concat(), argv)
+}
+
+/// A person sits down at it.
+fn attach(world: &World, options: &[&str], id: &str) -> Terminal {
+    let mut terminal = Terminal::start(world, &world.bare(&[&[&binary(), "attach"], options, &[id]].concat()));
+    terminal.expect("attached to ");
+    terminal
+}
+
+#[track_caller]
+fn ends(mut terminal: Terminal, wanted: i32) -> String {
+    terminal.outlives_its_program();
+    assert!(terminal.is_cooked(), "the terminal was not given back: {}", terminal.text);
+    let (code, text) = terminal.finish();
+    assert_eq!(code, wanted, "{text}");
+    text
+}
+
+/// By somebody who is no person at a terminal.
+fn write(world: &World, options: &str, id: &str, text: &str) -> Output {
+    let script = format!("printf '%s' \"$2\" | \"$0\" write {options} \"$1\"");
+    world.run(&world.bare(&["sh", "-c", &script, &binary(), id, text]))
+}
+
+fn logs(world: &World, id: &str) -> String {
+    stockade(world, &["logs", id]).stdout
+}
+
+#[track_caller]
+fn prints(world: &World, id: &str, text: &str) {
+    eventually(&format!("`{text}` is not printed"), || logs(world, id).contains(text));
+}
+
+fn kill(world: &World, id: &str) {
+    let killed = stockade(world, &["kill", "--signal", "kill", id]);
+    assert_eq!(killed.ended, Ended::Code(0), "{}", killed.text());
+}
+
+#[test]
+fn a_shell_is_left_and_met_again_as_on_any_terminal() {
+    each_user(|world| {
+        for level in LEVELS {
+            let marker = format!("1414213{}", world.account.uid);
+            let id = detach(world, &["--level", level], &SHELL);
+            prints(world, &id, "prompt> ");
+            let mut terminal = attach(world, &[], &id);
+            terminal.expect("prompt> ");
+            assert!(!terminal.is_cooked(), "keys are edited before the command has them");
+            terminal.press("tty >/dev/null; test -t 0 && test -t 1 && test -t 2 && echo $((6 * 7))\r");
+            terminal.expect("42");
+            terminal.press(&format!("sleep {marker}\r"));
+            eventually("it does not run", || !marked(&format!("sleep\0{marker}")).is_empty());
+            terminal.press(SUSPEND);
+            terminal.expect("Stopped");
+            terminal.press(LEAVE);
+            let text = ends(terminal, 0);
+            assert!(text.ends_with(&format!("{id} goes on\n")), "{text}");
+            assert_eq!(told(world, &id)["state"], "running");
+            assert!(!marked(&format!("sleep\0{marker}")).is_empty());
+
+            let mut again = attach(world, &[], &id);
+            again.expect("42");
+            again.expect("Stopped");
+            again.press("fg\r");
+            again.expect(&format!("sleep {marker}"));
+            again.press(INTERRUPT);
+            again.expect("prompt> ");
+            again.press("echo \"code $?\"; exit 5\r");
+            again.expect("code 130");
+            let text = ends(again, 5);
+            for complaint in ["job control", "terminal process group", "Inappropriate ioctl"] {
+                assert!(!text.contains(complaint), "{text}");
+            }
+            none_left(&marker);
+        }
+    });
+}
+
+/// Tells of each new size, and ends with `q`.
+const SIZES: &str = "import os, signal, sys, tty\n\
+    tty.setcbreak(0)\n\
+    def tell(*_): os.write(1, b'size %d %d.\\n' % tuple(reversed(os.get_terminal_size(0))))\n\
+    signal.signal(signal.SIGWINCH, tell)\n\
+    os.write(1, b'ready\\n')\n\
+    while os.read(0, 1) != b'q': pass\n\
+    sys.exit(6)";
+
+#[test]
+fn the_size_is_that_of_whoever_sat_down_or_changed_it_last() {
+    each_user(|world| {
+        let id = detach(world, &[], &["python3", "-c", SIZES]);
+        prints(world, &id, "ready");
+        let mut one = attach(world, &[], &id);
+        one.expect("size 40 100.");
+        one.resize(30, 90);
+        one.expect("size 30 90.");
+        let mut two = attach(world, &["--new"], &id);
+        two.expect("size 40 100.");
+        one.expect("size 40 100.");
+        one.resize(25, 70);
+        two.expect("size 25 70.");
+        two.press(LEAVE);
+        ends(two, 0);
+        // Whoever sits down has all drawn again, whatever the size was.
+        for _ in 0..2 {
+            let mut next = attach(world, &["--new"], &id);
+            next.expect("size 40 100.");
+            next.press(LEAVE);
+            ends(next, 0);
+        }
+        one.press("q");
+        ends(one, 6);
+    });
+}
+
+#[test]
+fn all_who_sit_there_see_and_type_the_same() {
+    each_user(|world| {
+        let id = detach(world, &[], &["sh", "-c", "while read -r line; do echo \"got $line.\"; done; exit 3"]);
+        let (mut one, mut two) = (attach(world, &[], &id), attach(world, &[], &id));
+        let mut watching =
+            Terminal::start(world, &world.bare(&["sh", "-c", "\"$0\" attach \"$1\" | cat", &binary(), &id]));
+        one.press("from one\r");
+        for terminal in [&mut one, &mut two, &mut watching] {
+            terminal.expect("got from one.");
+        }
+        two.press("from two\r");
+        for terminal in [&mut one, &mut two, &mut watching] {
+            terminal.expect("got from two.");
+        }
+        // Ctrl-D is the command's.
+        one.press("\u{4}");
+        for terminal in [one, two] {
+            ends(terminal, 3);
+        }
+        watching.finish();
+    });
+}
+
+#[test]
+fn every_key_is_the_commands_but_those_that_leave() {
+    const READING: &str = "import os, sys, tty\n\
+        tty.setraw(0)\n\
+        os.write(1, b'raw')\n\
+        keys = b''\n\
+        while not keys.endswith(b'q'): keys += os.read(0, 1)\n\
+        os.write(1, keys.hex().encode())\n\
+        sys.exit(6)";
+    each_user(|world| {
+        let id = detach(world, &[], &["python3", "-c", READING]);
+        prints(world, &id, "raw");
+        for (options, leave) in [(&[][..], LEAVE), (&["--detach-keys", "ctrl-a,d"], "\u{1}d")] {
+            let mut terminal = attach(world, options, &id);
+            terminal.expect("raw");
+            terminal.press(leave);
+            ends(terminal, 0);
+        }
+        let mut terminal = attach(world, &["--detach-keys", "~,."], &id);
+        terminal.expect("raw");
+        terminal.press("\u{1b}[A\u{3}\u{1a}\u{1c}\u{4}\u{10}\u{11}\u{13}~\r\nq");
+        terminal.expect("1b5b41031a1c041011137e0d0a71");
+        ends(terminal, 6);
+        let typed = stockade(world, &["attach", "--detach-keys", "ctrl-P", &id]);
+        assert_eq!(typed.ended, Ended::Code(125), "{}", typed.text());
+    });
+}
+
+/// What a command did to the screen is undone where that is left, and what it asks
+/// the terminal is not asked again by those who come late.
+#[test]
+fn screens_are_left_as_they_were_and_asked_nothing_twice() {
+    const FULL: &str = "printf '\\033[?1049h\\033[?25l\\033[?2004h\\033[6nfull\\033]0;title\\007 screen\\n'; cat";
+    each_user(|world| {
+        let id = detach(world, &[], &["sh", "-c", FULL]);
+        prints(world, &id, "screen");
+        let mut terminal = attach(world, &[], &id);
+        terminal.expect("full screen");
+        assert!(!terminal.text.contains("\u{1b}[6n"), "{:?}", terminal.text);
+        terminal.press("x\r");
+        terminal.expect("x\r\nx");
+        terminal.press(LEAVE);
+        let text = ends(terminal, 0);
+        assert!(text.contains("\u{1b}[?25h\u{1b}[?1049l\u{1b}[?2004l\u{1b}[m"), "{text:?}");
+        kill(world, &id);
+    });
+}
+
+#[test]
+fn the_terminal_is_given_back_whatever_ends_it() {
+    each_user(|world| {
+        for level in LEVELS {
+            let marker = format!("1414214{}", world.account.uid);
+            let script = format!("stty raw -echo; trap '' HUP; echo ready; sleep {marker}; sleep {marker}");
+            let id = detach(world, &["--level", level], &["sh", "-c", &script]);
+            for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT] {
+                let mut terminal = attach(world, &[], &id);
+                terminal.expect("ready");
+                for pid in marked(&format!("attach\0{id}")) {
+                    kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
+                }
+                ends(terminal, 0);
+            }
+            let mut gone = attach(world, &[], &id);
+            gone.expect("ready");
+            gone.hang_up();
+            assert_eq!(told(world, &id)["state"], "running", "a hang-up is the person's alone");
+            let mut terminal = attach(world, &[], &id);
+            terminal.expect("ready");
+            kill(world, &id);
+            ends(terminal, 137);
+            none_left(&marker);
+
+            let id = detach(world, &["--level", level], &["sh", "-c", &script]);
+            let mut terminal = attach(world, &[], &id);
+            terminal.expect("ready");
+            let supervisor = i32::try_from(told(world, &id)["supervisor"].as_i64().unwrap()).unwrap();
+            kill_process(Pid::from_raw(supervisor).unwrap(), Signal::KILL).unwrap();
+            let text = ends(terminal, 125);
+            assert!(text.contains("was killed"), "{text}");
+            none_left(&marker);
+        }
+    });
+}
+
+/// Who types at a terminal decides alone; what is written by others is judged, and
+/// only where it reaches the shell as it was.
+#[test]
+fn what_others_write_to_a_shell_at_a_terminal_is_judged() {
+    each_user(|world| {
+        world.dir("home/.config");
+        let directory = world.dir("home/.config/stockade");
+        let rules = "[[rules]]\nprefix = [\"touch\", \"forbidden\"]\neffect = \"deny\"\njustification = \"never\"\n";
+        world.file("home/.config/stockade/config.toml", rules);
+        fs::set_permissions(directory, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+        let forbidden = world.workspace().join("forbidden");
+        let id = detach(world, &["--mode", "on-failure"], &SHELL);
+        let passes = |text: &str, printed: &str| {
+            let output = write(world, "", &id, text);
+            assert_eq!(output.ended, Ended::Code(0), "{text}: {}", output.text());
+            prints(world, &id, printed);
+        };
+        let is_refused = |text: &str| {
+            let refused = write(world, "", &id, text);
+            assert_eq!(refused.ended, Ended::Code(126), "{text:?}: {}", refused.text());
+            assert!(refused.stderr.contains("refused"), "{}", refused.text());
+        };
+        prints(world, &id, "prompt> ");
+        passes("echo $((6 * 7))\n", "\n42\r\n");
+        passes(": touch forbidX\n", ": touch forbidX\r\nprompt> ");
+        for text in [
+            "touch forbidden\n",
+            "!!:1-2:s/X/den/\n",
+            "^: ^^:s/X/den/\n",
+            "echo\u{15}touch forbidden\n",
+            "tou\tforbidden\n",
+            "\u{1b}[A\n",
+        ] {
+            is_refused(text);
+        }
+        // Nor is the end of what a person has begun.
+        let mut terminal = attach(world, &[], &id);
+        terminal.press("touch forbidden #");
+        terminal.expect("touch forbidden #");
+        for text in ["\n", "\r", "echo\n"] {
+            let output = write(world, "", &id, text);
+            assert_ne!(output.ended, Ended::Code(0), "{text:?}: {}", output.text());
+        }
+        assert!(!forbidden.exists());
+        terminal.press(INTERRUPT);
+        terminal.expect("prompt> ");
+        passes("echo $((7 * 7))\n", "\n49\r\n");
+        terminal.expect("49");
+        // The control: who sits there is not asked.
+        terminal.press("touch forbidden\r");
+        eventually("the person's own word does not count", || forbidden.exists());
+        let closed = write(world, "--close", &id, "");
+        assert_eq!(closed.ended, Ended::Code(0), "{}", closed.text());
+        ends(terminal, 0);
+        assert_eq!(waited(world, &id), Ended::Code(0));
+        assert_eq!(stockade(world, &["audit", "verify"]).ended, Ended::Code(0));
+    });
+}
+
+/// The keys of the answer are the person's, those after it the command's.
+#[test]
+fn a_question_has_the_persons_terminal_meanwhile() {
+    each_user(|world| {
+        for (key, code) in [("n", 2), ("o", 0)] {
+            let script =
+                "read -r line; sh -c 'echo x >> ~/outside'; echo \"code $?\"; read -r line; echo \"got $line.\"";
+            let id = detach(world, &["--mode", "on-failure"], &["sh", "-c", script]);
+            let mut terminal = attach(world, &[], &id);
+            terminal.press("go\r");
+            terminal.expect("outside");
+            terminal.expect("allow?");
+            terminal.press(key);
+            terminal.expect(&format!("code {code}"));
+            terminal.press("abc\r");
+            terminal.expect("got abc.");
+            ends(terminal, 0);
+            assert_eq!(world.home().join("outside").exists(), code == 0);
+        }
+        fs::remove_file(world.home().join("outside")).unwrap();
+    });
+}
+
+/// Nobody need ever look: it is drained, kept at both ends, and its summary is told.
+#[test]
+fn it_needs_nobody() {
+    each_user(|world| {
+        let script = "echo first; seq 1 300000; printf last; test -t 0 && test -t 2 && exit 9";
+        let id = detach(world, &["--interactive"], &["sh", "-c", script]);
+        assert_eq!(waited(world, &id), Ended::Code(9));
+        let shown = logs(world, &id);
+        assert!(shown.starts_with("first\r\n1\r\n2\r\n") && shown.ends_with("300000\r\nlast"), "{} bytes", shown.len());
+        let sized = detach(world, &[], &["stty", "size"]);
+        assert_eq!(waited(world, &sized), Ended::Code(0));
+        assert_eq!(logs(world, &sized), "24 80\r\n");
+        // Like the launcher's, where that has one.
+        let command: Command = world.stockade(&["--detach", "--tty"], &["stty", "size"]);
+        let (code, text) = Terminal::start(world, &command).finish();
+        assert_eq!(code, 0, "{text}");
+        let id = text.lines().find(|line| line.starts_with("req_")).unwrap().to_owned();
+        assert_eq!(waited(world, &id), Ended::Code(0));
+        assert_eq!(logs(world, &id), "40 100\r\n");
+    });
+}
