@@ -40,7 +40,7 @@ for pid in made:
     os.kill(pid, 9)
 ";
 
-/// Children that end and are never waited for.
+/// Children that end and are never waited for; kept as long as [`FORKS`] keeps its own.
 const ZOMBIES: &str = "\
 import os, time
 made = 0
@@ -51,7 +51,7 @@ try:
         made += 1
 except OSError as error:
     print('REFUSED', error.errno, flush=True)
-time.sleep(1)
+time.sleep(6)
 print('MADE', made, flush=True)
 ";
 
