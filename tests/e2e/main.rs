@@ -12,6 +12,7 @@ mod detached;
 mod hold;
 mod life;
 mod limits;
+mod raise;
 mod review;
 mod seated;
 mod session;

@@ -4,8 +4,8 @@
 //! rules, approvers or the log: it builds, holds, releases, reports.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use stockade_model::{
     ConnectionRecord, Denial, EnforcementReport, Grant, Level, Plan, RawText, ReadAccess, Staged, Usage,
@@ -48,6 +48,14 @@ pub trait Attempt: Send {
 
     /// Ends every process of the attempt now. The end is still reported.
     fn kill(&self);
+
+    /// Lets everything of the attempt stand still and tells it as
+    /// [`AttemptEvent::Held`], to be answered like a held call: for a limit that
+    /// only the engine sees passed, its clock. False where that cannot be had;
+    /// nothing is told then.
+    fn stand_still(&self, _limit: &Denial) -> bool {
+        false
+    }
 
     /// Answers a call that was told as [`AttemptEvent::Held`]: once for each,
     /// unless it was withdrawn. Must not block. The powers of an answer to a call
@@ -96,7 +104,9 @@ pub enum AttemptEvent {
     /// It went beyond a limit and is to be ended.
     Breached(Denial),
     /// A call lacks a power and waits for [`Attempt::answer`]; nothing else of
-    /// the attempt does. Equal calls on the same object wait behind the first
+    /// the attempt does, but where it is about a limit (`Operation::Limit`): then
+    /// everything stands still. After a refusal of that, [`Breached`](Self::Breached)
+    /// follows where the attempt has to end for it. Equal calls on the same object wait behind the first
     /// and are not told. Sent only where [`Backend::prepare`] was told to hold.
     Held {
         /// Which one.
@@ -142,6 +152,32 @@ impl Events {
         if !over {
             (self.0.tell)(event);
         }
+    }
+}
+
+impl Events {
+    /// For who must not keep it from being lost.
+    pub fn downgrade(&self) -> WeakEvents {
+        WeakEvents(Arc::downgrade(&self.0))
+    }
+}
+
+/// [`Events`] as long as somebody else has them.
+#[derive(Clone)]
+pub struct WeakEvents(Weak<Telling>);
+
+impl WeakEvents {
+    /// Tells one event, unless the attempt is over.
+    pub fn tell(&self, event: AttemptEvent) {
+        if let Some(telling) = self.0.upgrade() {
+            Events(telling).tell(event);
+        }
+    }
+}
+
+impl fmt::Debug for WeakEvents {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("WeakEvents").finish_non_exhaustive()
     }
 }
 

@@ -368,6 +368,7 @@ impl Driver<'_> {
                 self.asker.withdraw(&digest);
                 None
             }
+            Output::StandStill(limit) => self.stand_still(*limit),
             Output::AnswerHeld { id, answer } => {
                 debug!(id = id.0, ?answer, "a held call is answered");
                 self.held.remove(id);
@@ -403,6 +404,11 @@ impl Driver<'_> {
             Output::Record(_) | Output::Finish(_) => None,
         };
         self.queue.extend(input);
+    }
+
+    fn stand_still(&self, limit: Denial) -> Option<Input> {
+        let stands = self.attempt.as_ref().is_some_and(|attempt| attempt.stand_still(&limit));
+        (!stands).then(|| Input::Breached { denial: limit, powers: Vec::new() })
     }
 
     fn assess(&self) -> Input {

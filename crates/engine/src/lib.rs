@@ -21,7 +21,9 @@ pub mod seams;
 mod surroundings;
 
 pub use approver::{Approver, HeldCalls, Nobody, Waiting};
-pub use backend::{Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Events, HeldAnswer, HoldId, Io, StartError};
+pub use backend::{
+    Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Events, HeldAnswer, HoldId, Io, StartError, WeakEvents,
+};
 pub use driver::{Engine, Interrupter, Interrupts, interrupts};
 pub use exit::exit_code;
 pub use reviewer::{ReviewReply, ReviewRequest, Reviewer};

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Grant, RawText};
+use crate::{Grant, Limit, RawText};
 
 /// What was attempted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
@@ -99,4 +99,28 @@ pub struct Denial {
     pub resolution: Resolution,
     /// How often.
     pub count: u64,
+}
+
+impl Denial {
+    /// A limit of `amount` that was passed, or nearly so: `value` says by what. The
+    /// grant is for twice as much, which is what one would try next.
+    pub fn of_limit(limit: Limit, amount: Option<u64>, value: &str) -> Self {
+        let at_most = amount.map(|amount| format!("at most {}; ", limit.text(amount))).unwrap_or_default();
+        Self {
+            operation: Operation::Limit,
+            object: RawText::from(limit.name()),
+            pid: None,
+            program: None,
+            layer: Layer::Limits,
+            rule: format!("{at_most}{value}"),
+            grant: amount.map(|amount| Grant::Limit(limit, amount.saturating_mul(2))),
+            resolution: Resolution::Recorded,
+            count: 1,
+        }
+    }
+
+    /// Whether it is about this limit.
+    pub fn is_of_limit(&self, limit: Limit) -> bool {
+        self.operation == Operation::Limit && self.object.as_bytes() == limit.name().as_bytes()
+    }
 }

@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 use stockade_egress::{DoorEvent, Edge, EdgeError, Resolve, SystemResolver, Trust};
 use stockade_engine::{
-    Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Events, HeldAnswer, HoldId, Io, StartError,
+    Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Events, HeldAnswer, HoldId, Io, StartError, WeakEvents,
 };
 use stockade_model::{Denial, EnforcementReport, Grant, LayerReport, LayerState, Level, Plan, RawText, Usage};
 use stockade_sys::Errno;
@@ -124,10 +124,10 @@ impl Backend for NativeBackend {
         let outfit = Outfit { overlay, terminal: *io == Io::Terminal, ..way_out::outfit(plan, &edge) };
         let mut launching = self.begin(plan, &outfit, streams.inside()).map_err(unlaunched)?;
         // The init builds; the limits and the two threads get ready meanwhile.
-        let guard = Guard::prepare(plan).map_err(unlimited)?;
+        let guard = Guard::prepare(plan, launching.init_pid()).map_err(unlimited)?;
         launching.enter(&guard.entrances().map_err(unlimited)?).map_err(unlaunched)?;
         let outside = streams.outside(*io);
-        let sender = events.clone();
+        let (sender, told) = (events.clone(), events.downgrade());
         let sink = move |event| sender.tell(seen(event));
         let precaution = staging.as_ref().map(Staging::precaution).transpose()?.flatten();
         let broker = Broker::begin_with(powers(plan, &launching), plan.level, precaution, sink).map_err(unbrokered)?;
@@ -148,9 +148,9 @@ impl Backend for NativeBackend {
         let way_out = Some(Arc::clone(&way));
         let broker = broker.serve_with(listener, hold && can_hold, way_out).map_err(unbrokered)?;
         let mut enforced = launched.report().clone();
-        enforced.layers.insert("limits".to_owned(), guard.report());
+        enforced.layers.insert("limits".to_owned(), guard.report(hold));
         let group = guard.group();
-        let watch = guard.watch(launched.init_pid());
+        let watch = Arc::new(Mutex::new(guard.watch(launched.init_pid(), hold)));
         enforced.layers.insert(
             "broker".to_owned(),
             broker_layer(broker.traits(), (hold, can_hold), plan.profile.filesystem.trace),
@@ -173,10 +173,11 @@ impl Backend for NativeBackend {
             lost,
             broker,
             staging,
-            watch,
+            watch: Arc::clone(&watch),
         };
         let launched = Arc::clone(&kept.launched);
-        Ok(Box::new(NativeAttempt { enforced, launched, answers, group, keeper: Some(keeper.keep(kept)?) }))
+        let keeper = Some(keeper.keep(kept)?);
+        Ok(Box::new(NativeAttempt { enforced, launched, answers, group, watch, events: told, keeper }))
     }
 }
 
@@ -254,8 +255,8 @@ fn no_descriptor(errno: Errno) -> StartError {
     }
 }
 
-fn lock(launched: &Mutex<Launched>) -> MutexGuard<'_, Launched> {
-    launched.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The command's output pipes: both ends, until the sandbox has its own.
@@ -315,6 +316,8 @@ struct NativeAttempt {
     launched: Arc<Mutex<Launched>>,
     answers: Answers,
     group: Option<Arc<Group>>,
+    watch: Arc<Mutex<Watch>>,
+    events: WeakEvents,
     keeper: Option<Receiver<()>>,
 }
 
@@ -329,6 +332,7 @@ impl Attempt for NativeAttempt {
 
     fn signal(&self, signal: i32) {
         lock(&self.launched).signal(signal);
+        lock(&self.watch).go_on();
     }
 
     fn kill(&self) {
@@ -337,10 +341,20 @@ impl Attempt for NativeAttempt {
         if self.enforced.level != Level::Full {
             self.group.iter().for_each(|group| group.kill());
         }
+        lock(&self.watch).go_on();
+    }
+
+    fn stand_still(&self, limit: &Denial) -> bool {
+        let asked = lock(&self.watch).stand_still(limit);
+        asked.map(|asked| self.events.tell(asked)).is_some()
     }
 
     fn answer(&self, hold: HoldId, answer: HeldAnswer) {
-        self.answers.answer(hold, answer);
+        if !Watch::is_about_limit(hold) {
+            return self.answers.answer(hold, answer);
+        }
+        let ends = lock(&self.watch).answer(hold, &answer);
+        ends.into_iter().for_each(|breach| self.events.tell(breach));
     }
 }
 
@@ -374,7 +388,7 @@ struct Kept {
     hidden: Option<HiddenWatch>,
     temp: Option<TempWatch>,
     staging: Option<Staging>,
-    watch: Watch,
+    watch: Arc<Mutex<Watch>>,
 }
 
 /// A keeper that waits for its sandbox. Dropping it ends it.
@@ -452,7 +466,7 @@ impl Keeper {
         // last and so waits for the kernel instead of us.
         drop((hidden, end));
         let (end, mut usage) = command_end(ended);
-        let Spent { denials, breach } = watch.end(&mut usage);
+        let Spent { denials, breach } = lock(&watch).end(&mut usage);
         denials.into_iter().for_each(|denial| events.tell(AttemptEvent::Denied(denial)));
         breach.into_iter().for_each(|breach| events.tell(AttemptEvent::Breached(breach)));
         let staged = staging.and_then(|staging| staging.end(&end));
@@ -481,7 +495,7 @@ impl Keeper {
         let all: Vec<BorrowedFd<'_>> =
             [Some(self.kept.end.as_fd()), hidden, names].into_iter().flatten().chain(lost).chain(outputs).collect();
         let mut waited: Vec<PollFd<'_>> = all.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
-        let at_most = self.kept.watch.next_look().map_or(LOOK_AROUND, |next| next.min(LOOK_AROUND));
+        let at_most = lock(&self.kept.watch).next_look().map_or(LOOK_AROUND, |next| next.min(LOOK_AROUND));
         let at_most = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: i64::from(at_most.subsec_nanos()) };
         // A signal or a failure only makes the next look come sooner.
         let _ = poll(&mut waited, Some(&at_most));
@@ -500,9 +514,8 @@ impl Keeper {
         for denial in seen {
             self.tell(AttemptEvent::Denied(denial));
         }
-        if let Some(breach) = self.kept.watch.look() {
-            self.tell(AttemptEvent::Breached(breach));
-        }
+        let passed = lock(&self.kept.watch).look();
+        passed.into_iter().for_each(|passed| self.tell(passed));
     }
 }
 

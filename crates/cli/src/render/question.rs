@@ -64,7 +64,7 @@ fn headline(out: &mut String, question: &Question, style: Style) {
 /// What is said of a held call: little, for the command goes on beneath it and
 /// was shown or typed before.
 fn held(out: &mut String, question: &Question, style: Style) {
-    let QuestionKind::Hold { grants, directory, held_ms, .. } = &question.kind else { return };
+    let QuestionKind::Hold { denial, grants, directory, held_ms } = &question.kind else { return };
     wrap(out, style, "  command  ", &quote(&question.command));
     list(out, style, grants.iter().map(|grant| ("  grant    ", grant.to_string())));
     if *directory {
@@ -77,12 +77,11 @@ fn held(out: &mut String, question: &Question, style: Style) {
     }
     let since = if *held_ms < 1_000 { String::new() } else { format!(" since {}", time(*held_ms / 1_000 * 1_000)) };
     let wait = time(question.timeout_ms);
-    wrap(
-        out,
-        style,
-        "  held     ",
-        &format!("it waits{since} and goes on with your answer; none within {wait} means no"),
-    );
+    let how = match denial.operation {
+        Operation::Limit => format!("everything of it stands still{since}; a yes raises the limit"),
+        _ => format!("it waits{since} and goes on with your answer"),
+    };
+    wrap(out, style, "  held     ", &format!("{how}; none within {wait} means no"));
 }
 
 /// What a model said of it, behind a label: an opinion, never an answer.

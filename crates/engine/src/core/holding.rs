@@ -8,7 +8,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use stockade_model::{
-    Answer, ApprovalMode, Denial, Digest, EventKind, Grant, Question, QuestionKind, Resolution, Review, Scope, Verdict,
+    Answer, ApprovalMode, Denial, Digest, EventKind, Grant, Limit, Question, QuestionKind, Resolution, Review, Scope,
+    Verdict,
 };
 
 use super::Output;
@@ -558,11 +559,17 @@ impl Core {
         self.record_bounded(live, EventKind::Denied { denial: denial.clone() });
         self.note_denial(live, &denial, resolution);
         self.out.push(Output::AnswerHeld { id: hold.id, answer: HeldAnswer::Refused });
+        if denial.is_of_limit(Limit::Wall) {
+            self.end_for_time(live);
+        }
     }
 
     /// The call goes on with powers that were agreed to; that is on record.
     fn let_go(&mut self, live: &mut Live, hold: Hold, grants: Vec<Grant>) {
         self.note_denial(live, &hold.denial, Resolution::Granted);
+        if hold.denial.is_of_limit(Limit::Wall) {
+            self.lengthen(live, &grants);
+        }
         self.out.push(Output::AnswerHeld { id: hold.id, answer: HeldAnswer::Granted(grants) });
     }
 }

@@ -364,6 +364,10 @@ pub enum Output {
     },
     /// Let it go; answer with [`Input::Released`] or [`Input::ReleaseFailed`].
     Release,
+    /// Let everything of the attempt stand still for this limit; a
+    /// [`Input::Held`] about it follows, or [`Input::Breached`] where nothing can be
+    /// made to.
+    StandStill(Box<Denial>),
     /// Answer a held call.
     AnswerHeld {
         /// Which one.

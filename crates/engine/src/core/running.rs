@@ -2,7 +2,7 @@
 //! life until nothing of it is alive.
 
 use stockade_model::{
-    AttemptRecord, ConnectionRecord, Denial, EnforcementReport, EventKind, Grant, HostUse, Level, ReadAccess,
+    AttemptRecord, ConnectionRecord, Denial, EnforcementReport, EventKind, Grant, HostUse, Level, Limit, ReadAccess,
     Resolution, Status, Usage,
 };
 
@@ -33,8 +33,11 @@ pub(super) struct Live {
     enforced: Option<EnforcementReport>,
     /// Release was given out; the command may be running.
     released: bool,
-    /// Absent where there is no limit, and before the command runs.
+    /// Absent where there is no limit, before the command runs, and while somebody
+    /// is asked for more of it.
     clock: Option<Clock>,
+    /// The limit of its plan, which a grant may raise.
+    wall_ms: Option<u64>,
     denials: Vec<Denial>,
     /// Of each denial, what may be asked for.
     powers: Vec<Vec<Grant>>,
@@ -95,6 +98,11 @@ impl Live {
         self.released && self.stop.is_none()
     }
 
+    /// Whether its time is over and somebody is asked for more.
+    fn asks_for_time(&self) -> bool {
+        self.clock.is_none() && self.wall_ms.is_some()
+    }
+
     /// When the start, the command, its grace or its killing takes too long.
     fn end_ms(&self) -> Option<u64> {
         match &self.stop {
@@ -142,6 +150,7 @@ impl Core {
             enforced: None,
             released: false,
             clock: None,
+            wall_ms: None,
             denials: Vec::new(),
             powers: Vec::new(),
             uses: Vec::new(),
@@ -238,9 +247,9 @@ impl Core {
 
     fn on_released(&mut self, mut live: Box<Live>) {
         if let (Some(planned), Some(enforced), true) = (&self.planned, &live.enforced, live.released) {
-            let limits = [self.request.timeout_ms, planned.plan.profile.limits.wall_ms];
-            let wall_ms = limits.into_iter().flatten().min();
-            live.clock = wall_ms.map(|wall_ms| Clock::start(self.now_ms, wall_ms));
+            live.wall_ms = planned.plan.profile.limits.wall_ms;
+            let limit_ms = [self.request.timeout_ms, live.wall_ms].into_iter().flatten().min();
+            live.clock = limit_ms.map(|limit_ms| Clock::start(self.now_ms, limit_ms));
             let (attempt, enforced) = (planned.plan.attempt, enforced.clone());
             self.record(EventKind::Started { attempt, enforced });
         }
@@ -285,10 +294,53 @@ impl Core {
 
     /// Ends the attempt, unless somebody does that already.
     fn on_breached(&mut self, live: &mut Live, denial: Denial, powers: Vec<Grant>) {
-        let why = format!("limit {}: {}", denial.object.escaped(), denial.rule);
-        self.on_denied(live, denial, powers);
+        let reason = if denial.is_of_limit(Limit::Wall) {
+            Reason::TimedOut
+        } else {
+            Reason::Limit(format!("limit {}: {}", denial.object.escaped(), denial.rule))
+        };
+        // What somebody was asked about in vain is known.
+        if live.known_denial(&denial).is_none() {
+            self.on_denied(live, denial, powers);
+        }
         if live.is_running() {
-            self.ask_to_end(live, SIGTERM, Reason::Limit(why));
+            self.ask_to_end(live, SIGTERM, reason);
+        }
+    }
+
+    /// The limit of the plan may be raised while everything stands still; what the
+    /// caller said for this request may not.
+    fn on_time_over(&mut self, live: &mut Live) {
+        let raisable = live.wall_ms.filter(|wall_ms| self.request.timeout_ms.is_none_or(|ms| ms > *wall_ms));
+        match raisable {
+            Some(_) if live.holding => {
+                live.clock = None;
+                let limit = Denial::of_limit(Limit::Wall, raisable, "its time ran out");
+                self.out.push(Output::StandStill(Box::new(limit)));
+            }
+            _ => self.ask_to_end(live, SIGTERM, Reason::TimedOut),
+        }
+    }
+
+    /// The clock goes on with what these grants add to the time that is used up.
+    pub(super) fn lengthen(&self, live: &mut Live, grants: &[Grant]) {
+        if !live.asks_for_time() {
+            return;
+        }
+        let granted = |grant: &Grant| match grant {
+            Grant::Limit(Limit::Wall, wall_ms) => Some(*wall_ms),
+            _ => None,
+        };
+        let Some(before_ms) = live.wall_ms else { return };
+        live.wall_ms = grants.iter().filter_map(granted).max();
+        let limit_ms = [self.request.timeout_ms, live.wall_ms].into_iter().flatten().min().unwrap_or(before_ms);
+        live.clock = Some(Clock::start(self.now_ms, limit_ms.saturating_sub(before_ms)));
+    }
+
+    /// Nobody gave more time.
+    pub(super) fn end_for_time(&mut self, live: &mut Live) {
+        if live.is_running() && live.asks_for_time() {
+            self.ask_to_end(live, SIGTERM, Reason::TimedOut);
         }
     }
 
@@ -422,7 +474,7 @@ impl Core {
             return;
         }
         match live.stop.take() {
-            None => self.ask_to_end(&mut live, SIGTERM, Reason::TimedOut),
+            None => self.on_time_over(&mut live),
             Some(stop) if !stop.killed => self.kill(&mut live, stop.reason),
             Some(_) => {
                 self.out.push(Output::Discard);
@@ -438,10 +490,10 @@ impl Core {
     /// Sends `signal`; what does not end within its grace is killed. What is held
     /// fails now, so that a handler can run.
     fn ask_to_end(&mut self, live: &mut Live, signal: i32, reason: Reason) {
-        self.refuse_all_held(live, "the attempt is being ended");
-        self.out.push(Output::Signal(signal));
         let deadline_ms = self.now_ms.saturating_add(self.config.grace_ms);
         live.stop = Some(Stop { reason, killed: false, deadline_ms });
+        self.refuse_all_held(live, "the attempt is being ended");
+        self.out.push(Output::Signal(signal));
     }
 
     fn kill(&mut self, live: &mut Live, reason: Reason) {

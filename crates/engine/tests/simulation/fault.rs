@@ -5,7 +5,9 @@
 use stockade_engine::HeldAnswer;
 use stockade_engine::core::{Input, Memo, Output, Planned, Remembered};
 use stockade_engine::keys::{Key, Namespace};
-use stockade_model::{Answer, Digest, EventKind, Grant, Level, QuestionKind, Review, Risk, Scope, Verdict};
+use stockade_model::{
+    Answer, Denial, Digest, EventKind, Grant, Level, Limit, QuestionKind, Review, Risk, Scope, Verdict,
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -49,6 +51,8 @@ pub enum Fault {
     ThinkingEndsIt,
     TimeUnlimited,
     LimitUnheard,
+    NoTimeIsTime,
+    StoodStillForNobody,
 }
 
 pub const ALL: &[Fault] = &[
@@ -92,6 +96,8 @@ pub const ALL: &[Fault] = &[
     Fault::ThinkingEndsIt,
     Fault::TimeUnlimited,
     Fault::LimitUnheard,
+    Fault::NoTimeIsTime,
+    Fault::StoodStillForNobody,
 ];
 
 /// What the core hears instead; `None`: nothing.
@@ -189,6 +195,17 @@ pub fn outputs(fault: Fault, heard: Option<&Input>, finished: bool, outputs: Vec
         (Fault::TimeUnlimited, Some(Input::Tick)) => out.retain(|output| !matches!(output, Output::Signal(_))),
         (Fault::LimitUnheard, Some(Input::Breached { .. })) => {
             out.retain(|output| !matches!(output, Output::Signal(_)));
+        }
+        (Fault::NoTimeIsTime, Some(Input::Answered { .. } | Input::HeldRecalled { .. })) => {
+            out.retain(|output| !matches!(output, Output::Signal(_)));
+        }
+        (Fault::StoodStillForNobody, Some(Input::Tick)) => {
+            for output in &mut out {
+                if matches!(output, Output::Signal(_)) {
+                    let limit = Denial::of_limit(Limit::Wall, Some(60_000), "its time ran out");
+                    *output = Output::StandStill(Box::new(limit));
+                }
+            }
         }
         (Fault::ThinkingEndsIt, Some(Input::HeldRecalled { .. }))
             if out.iter().any(|output| matches!(output, Output::Ask(_))) =>

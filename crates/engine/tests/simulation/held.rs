@@ -50,6 +50,8 @@ pub struct Seen {
     pub directories: usize,
     /// Calls that a yes to their directory let go.
     pub by_directory: usize,
+    /// Commands that were given more time.
+    pub lengthened: usize,
 }
 
 impl Seen {
@@ -61,6 +63,7 @@ impl Seen {
         self.side_by_side += other.side_by_side;
         self.directories += other.directories;
         self.by_directory += other.by_directory;
+        self.lengthened += other.lengthened;
     }
 
     pub fn least(&self) -> usize {

@@ -57,6 +57,7 @@ fn no_interleaving_breaks_a_law() {
     assert!(all.steps as u64 > 10 * count, "the worlds are too short to show anything");
     assert!(all.attempts as u64 > count / 2, "too few worlds come to run anything");
     assert!(ways > count / 2, "too many worlds are the same");
+    assert!(all.seen.lengthened as u64 > count / 2_000, "too few are given more time to show anything");
     assert!(all.held as u64 > count && all.seen.least() as u64 > count / 200, "too little is held to show anything");
 }
 

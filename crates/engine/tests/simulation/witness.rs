@@ -4,11 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use stockade_engine::core::{CoreConfig, Input, Memo, Output, Planned, Remembered, Ruling};
-use stockade_engine::exit_code;
 use stockade_engine::keys::{GrantContext, Key, Namespace};
+use stockade_engine::{HeldAnswer, HoldId, exit_code};
 use stockade_model::{
-    Answer, ApprovalMode, Command, Digest, EventKind, Grant, Outcome, Plan, Question, QuestionKind, Request, Review,
-    Scope, Status, Verdict,
+    Answer, ApprovalMode, Command, Denial, Digest, EventKind, Grant, Limit, Outcome, Plan, Question, QuestionKind,
+    Request, Review, Scope, Status, Verdict,
 };
 
 use crate::held::Held;
@@ -63,6 +63,12 @@ struct Sandbox {
     breached: bool,
     /// How long it ran while nobody was asked about a held call.
     used_ms: Option<u64>,
+    /// The limit of its plan, and what it was raised to.
+    wall_ms: Option<u64>,
+    /// Its time is over, and it stands still until somebody gave more or did not.
+    stands: bool,
+    /// Under this number that is asked.
+    asks_for_time: Option<HoldId>,
 }
 
 pub fn need(holds: bool, law: &str) -> Law {
@@ -113,11 +119,14 @@ impl Witness {
         if let Some(used_ms) = self.sandbox.as_mut().and_then(|sandbox| sandbox.used_ms.as_mut()) {
             *used_ms += if self.held.waits_for_somebody() { 0 } else { passed_ms };
         }
+        if let Some(sandbox) = self.sandbox.as_mut().filter(|sandbox| sandbox.stands) {
+            sandbox.used_ms = sandbox.wall_ms;
+        }
     }
 
     /// Whether the sandbox that stands has used up its time.
     fn is_time_over(&self, sandbox: &Sandbox) -> bool {
-        let limits = [self.request.timeout_ms, sandbox.planned.plan.profile.limits.wall_ms];
+        let limits = [self.request.timeout_ms, sandbox.wall_ms];
         sandbox.used_ms.zip(limits.into_iter().flatten().min()).is_some_and(|(used_ms, limit_ms)| used_ms >= limit_ms)
     }
 
@@ -139,6 +148,9 @@ impl Witness {
             Input::Held(call) => {
                 if let Some(sandbox) = self.sandbox.as_ref().filter(|sandbox| sandbox.released) {
                     self.held.told(call, &sandbox.planned);
+                }
+                if let Some(sandbox) = self.sandbox.as_mut().filter(|_| call.denial.is_of_limit(Limit::Wall)) {
+                    sandbox.asks_for_time = Some(call.id);
                 }
             }
             Input::HeldRecalled { id, answers, approver } => {
@@ -229,7 +241,7 @@ impl Witness {
         if looked_at_time {
             let review_ms = self.config.reviewer.as_ref().map_or(0, |terms| terms.timeout_ms);
             self.held.in_time(self.now_ms, &self.in_review, review_ms)?;
-            let outlives = |sandbox: &Sandbox| !sandbox.ending && self.is_time_over(sandbox);
+            let outlives = |sandbox: &Sandbox| !sandbox.ending && !sandbox.stands && self.is_time_over(sandbox);
             need(!self.sandbox.as_ref().is_some_and(outlives), "a command outlives its time")?;
         }
         let outlives = |sandbox: &Sandbox| sandbox.breached && !sandbox.ending;
@@ -275,6 +287,7 @@ impl Witness {
                 Ok(())
             }
             Output::LookUpHeld { id, keys } => self.held.looked_up(*id, keys),
+            Output::StandStill(limit) => self.stands_still(limit),
             Output::Withdraw(digest) => self.withdrawn(digest),
             Output::AnswerHeld { id, answer } => {
                 let sandbox = self.sandbox.as_ref().filter(|sandbox| sandbox.released);
@@ -282,10 +295,40 @@ impl Witness {
                 let context = self.context(&sandbox.planned.plan);
                 let may_grant = !sandbox.ending && !self.record_failed && sandbox.hold;
                 let remembered = |grant: &Grant| self.memory_yes.contains(&context.approval(Namespace::Grant, grant));
-                self.held.replied(*id, answer, may_grant, &self.log, remembered)
+                self.held.replied(*id, answer, may_grant, &self.log, remembered)?;
+                self.answered_for_time(*id, answer);
+                Ok(())
             }
             Output::Finish(outcome) => self.finish(outcome),
             Output::Assess | Output::Decide(_) | Output::MakePlan { .. } | Output::FindStanding(_) => Ok(()),
+        }
+    }
+
+    /// Only for more time than the plan has; what the caller gave is the end.
+    fn stands_still(&mut self, limit: &Denial) -> Law {
+        let Some(sandbox) = self.sandbox.as_ref().filter(|sandbox| sandbox.released && sandbox.hold) else {
+            return Err("made to stand still where nobody may be asked".to_owned());
+        };
+        need(!sandbox.ending && !sandbox.stands, "made to stand still twice, or at its end")?;
+        let by_caller = self.request.timeout_ms.zip(sandbox.wall_ms).is_some_and(|(limit, wall)| wall >= limit);
+        need(self.is_time_over(sandbox) && !by_caller, "made to stand still before its time, or for a caller's limit")?;
+        let twice = sandbox.wall_ms.map(|wall_ms| Grant::Limit(Limit::Wall, wall_ms * 2));
+        need(limit.is_of_limit(Limit::Wall) && limit.grant == twice, "asks for something else than more time")?;
+        if let Some(sandbox) = &mut self.sandbox {
+            sandbox.stands = true;
+            sandbox.used_ms = sandbox.wall_ms;
+        }
+        Ok(())
+    }
+
+    fn answered_for_time(&mut self, id: HoldId, answer: &HeldAnswer) {
+        let Some(sandbox) = self.sandbox.as_mut().filter(|sandbox| sandbox.asks_for_time == Some(id)) else { return };
+        sandbox.stands = false;
+        sandbox.asks_for_time = None;
+        if let HeldAnswer::Granted(grants) = answer {
+            let of_time = |grant: &Grant| if let Grant::Limit(Limit::Wall, ms) = grant { Some(*ms) } else { None };
+            sandbox.wall_ms = grants.iter().find_map(of_time);
+            self.held.seen.lengthened += 1;
         }
     }
 
@@ -458,6 +501,9 @@ impl Witness {
         need(self.plans.contains(planned), "a plan that nobody made (L5)")?;
         let planned = planned.clone();
         self.sandbox = Some(Sandbox {
+            wall_ms: planned.plan.profile.limits.wall_ms,
+            stands: false,
+            asks_for_time: None,
             planned,
             standing_up: false,
             released: false,

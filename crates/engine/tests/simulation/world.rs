@@ -10,7 +10,7 @@ use stockade_engine::core::{
 };
 use stockade_engine::keys::Key;
 use stockade_engine::seams::{HeldRule, Standing};
-use stockade_engine::{AttemptEnd, CommandEnd, HoldId};
+use stockade_engine::{AttemptEnd, CommandEnd, HeldAnswer, HoldId};
 use stockade_model::{
     Answer, ApprovalMode, Assessment, CallerApproval, Command, Decision, Denial, Digest, EnforcementReport,
     Environment, Filesystem, Grant, GranularMode, Layer, Level, Limit, Limits, Network, Operation, Opinion, Plan,
@@ -44,6 +44,8 @@ pub struct World {
     holding: bool,
     /// Calls that wait.
     waiting: Vec<HoldId>,
+    /// What of them is about a limit.
+    limits: BTreeMap<HoldId, Denial>,
     /// Calls that were told, over all attempts.
     pub held: usize,
     trace: bool,
@@ -94,7 +96,7 @@ fn request(random: &mut Random) -> Request {
         level: random.pick(&[Level::Full, Level::Full, Level::Restricted]),
         approval_mode: random.pick(&modes),
         sandbox: if random.chance(5) { SandboxPreference::Require } else { SandboxPreference::Auto },
-        timeout_ms: random.chance(30).then_some(5_000),
+        timeout_ms: random.chance(30).then(|| random.pick(&[5_000, 90_000])),
         limits: Limits::default(),
         caller_approval: random.chance(20).then_some(caller),
     }
@@ -172,6 +174,7 @@ impl World {
             hangs,
             holding: false,
             waiting: Vec::new(),
+            limits: BTreeMap::new(),
             held: 0,
             trace,
             steps: 0,
@@ -311,7 +314,21 @@ impl World {
                 let approver = self.random.chance(95);
                 self.owe(Input::HeldRecalled { id, answers, approver });
             }
-            Output::AnswerHeld { id, .. } => self.waiting.retain(|waiting| *waiting != id),
+            Output::StandStill(limit) => {
+                let input = match self.random.chance(90) {
+                    true => self.held_limit(*limit),
+                    false => Input::Breached { denial: *limit, powers: Vec::new() },
+                };
+                self.owe(input);
+            }
+            Output::AnswerHeld { id, answer } => {
+                self.waiting.retain(|waiting| *waiting != id);
+                let limit = self.limits.remove(&id).filter(|limit| !limit.is_of_limit(Limit::Wall));
+                if let (Some(denial), HeldAnswer::Refused) = (limit, answer) {
+                    let powers = denial.grant.iter().cloned().collect();
+                    self.owe(Input::Breached { denial, powers });
+                }
+            }
             // Its answer may be on the way all the same.
             Output::Withdraw(digest) if self.random.chance(70) => {
                 self.owed.retain(|input| !matches!(input, Input::Answered { digest: of, .. } if *of == digest));
@@ -319,7 +336,7 @@ impl World {
             Output::Discard => {
                 self.running = false;
                 self.killed = false;
-                self.waiting.clear();
+                self.forget_attempt();
                 self.owed.retain(|input| {
                     !matches!(input, Input::Prepared(_) | Input::PrepareFailed(_) | Input::Released | Input::Ended(_))
                 });
@@ -472,7 +489,7 @@ impl World {
             _ => {
                 self.running = false;
                 self.killed = false;
-                self.waiting.clear();
+                self.forget_attempt();
                 self.owed.retain(|input| !matches!(input, Input::Released));
                 let end = match self.random.below(20) {
                     0 => CommandEnd::Signaled(9),
@@ -486,6 +503,24 @@ impl World {
         }
     }
 
+    /// What it would have told is not told any more.
+    fn forget_attempt(&mut self) {
+        self.waiting.clear();
+        self.limits.clear();
+        self.owed.retain(|input| !matches!(input, Input::Held(_) | Input::Breached { .. }));
+    }
+
+    /// Everything stands still for this limit.
+    fn held_limit(&mut self, denial: Denial) -> Input {
+        self.held += 1;
+        let id = HoldId(self.held as u64);
+        self.waiting.push(id);
+        self.limits.insert(id, denial.clone());
+        let grant = denial.grant.iter().cloned();
+        let powers = if self.random.chance(90) { grant.collect() } else { Vec::new() };
+        Input::Held(Box::new(HeldCall { id, denial, powers, directory: Vec::new(), refused_in: false, rule: None }))
+    }
+
     /// A call begins to wait, or its processes are gone.
     fn held_event(&mut self) -> Option<Input> {
         if !self.waiting.is_empty() && self.random.chance(25) {
@@ -494,6 +529,11 @@ impl World {
         }
         if self.killed || self.waiting.len() > 7 {
             return None;
+        }
+        if self.random.chance(2) {
+            let limit = self.random.pick(&[Limit::CpuTime, Limit::Disk, Limit::Processes]);
+            let limit = Denial::of_limit(limit, Some(self.random.pick(&[4_000, 8_000])), "more was used");
+            return Some(self.held_limit(limit));
         }
         self.held += 1;
         let id = HoldId(self.held as u64);

@@ -126,6 +126,11 @@ impl Launching {
         self.blueprint.missing()
     }
 
+    /// Process id of the init, as the host sees it.
+    pub fn init_pid(&self) -> u32 {
+        self.launched.init_pid
+    }
+
     /// Lets the command enter control groups: `entrances` are their files
     /// `cgroup.procs` or `tasks`, open for writing. Once at most.
     ///

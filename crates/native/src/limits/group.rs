@@ -137,6 +137,7 @@ impl Group {
         if part.version == Version::Two && part.write("cgroup.kill", 1).is_ok() {
             return;
         }
+        // Best effort: what was not stopped is killed in the next round.
         self.freeze(true);
         for pid in part.members() {
             let _ = kill_process(pid, Signal::KILL);
@@ -145,14 +146,53 @@ impl Group {
         self.freeze(false);
     }
 
-    fn freeze(&self, frozen: bool) {
-        let Some(part) = self.part(Controller::Freezer) else { return };
-        // Best effort: what was not stopped is killed in the next round.
-        let _ = match (part.version, frozen) {
+    /// Whether it can stand still and be killed all the same.
+    pub(super) fn can_freeze(&self) -> bool {
+        self.two().is_some()
+    }
+
+    /// Every group of version 2 has a freezer (kernel 5.2).
+    fn two(&self) -> Option<&Part> {
+        self.parts.iter().find(|part| part.version == Version::Two && part.path.join("cgroup.freeze").exists())
+    }
+
+    /// Lets it stand still, or go on. False where it has no freezer.
+    pub(super) fn freeze(&self, frozen: bool) -> bool {
+        let Some(part) = self.two().or_else(|| self.part(Controller::Freezer)) else { return false };
+        let written = match (part.version, frozen) {
             (Version::One, true) => part.write_text("freezer.state", "FROZEN"),
             (Version::One, false) => part.write_text("freezer.state", "THAWED"),
             (Version::Two, frozen) => part.write("cgroup.freeze", u64::from(frozen)),
         };
+        written.is_ok()
+    }
+
+    /// Whether all of it stands.
+    pub(super) fn is_frozen(&self) -> bool {
+        self.two().and_then(|part| part.keyed("cgroup.events", "frozen")) == Some(1)
+    }
+
+    /// Raises what the kernel holds for the group.
+    pub(super) fn raise(&self, limit: Limit, amount: u64) -> Result<(), String> {
+        let part = |controller| self.part(controller).filter(|_| self.holds(limit));
+        match limit {
+            Limit::Processes => part(Controller::Pids).map(|part| part.write("pids.max", amount)),
+            Limit::Memory => part(Controller::Memory).map(|part| part.raise_memory(amount)),
+            _ => None,
+        }
+        .unwrap_or(Ok(()))
+    }
+
+    /// Memory that the kernel cannot take back by forgetting what it read of files.
+    pub(super) fn memory_in_use(&self) -> Option<u64> {
+        let part = self.part(Controller::Memory)?;
+        let names = match part.version {
+            Version::One => ["memory.usage_in_bytes", "total_cache", "total_shmem"],
+            Version::Two => ["memory.current", "file", "shmem"],
+        };
+        let stat = |key| part.keyed("memory.stat", key);
+        let (files, shared) = (stat(names[1])?, stat(names[2])?);
+        Some(part.number(names[0])?.saturating_sub(files.saturating_sub(shared)))
     }
 
     /// What the kernel counted so far.
@@ -210,6 +250,15 @@ impl Part {
                 self.write("memory.oom.group", 1)
             }
         }
+    }
+
+    /// In version 1 the limit with swap is never below that without.
+    fn raise_memory(&self, bytes: u64) -> Result<(), String> {
+        if self.version == Version::One {
+            let _ = self.write("memory.memsw.limit_in_bytes", bytes);
+            return self.write("memory.limit_in_bytes", bytes);
+        }
+        self.write("memory.max", bytes)
     }
 
     fn set_cpus(&self, thousandths: u64) -> Result<(), String> {

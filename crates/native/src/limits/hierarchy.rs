@@ -93,6 +93,12 @@ pub(super) fn bases(wanted: &[Controller]) -> Result<Vec<Base>, String> {
     Ok(found)
 }
 
+/// Where a group of version 2 is seen, by its path in the hierarchy.
+pub(super) fn seen(group: &Path) -> Option<PathBuf> {
+    let mounts = mounts(&fs::read_to_string("/proc/self/mountinfo").ok()?);
+    mounts.iter().find(|mount| mount.version == Version::Two)?.directory_of(group)
+}
+
 /// The nearest directory from `own` upwards that gives controllers to groups
 /// beneath it. A group with processes gives none, but for the root (cgroups(7),
 /// "no internal processes"): some it would take, and with them every group

@@ -7,11 +7,14 @@
 //! questions, nor how a sandbox is built.
 
 mod group;
+mod halt;
 mod hierarchy;
 mod processes;
 mod quotas;
+mod raising;
 mod report;
 mod resources;
+mod scope;
 mod watch;
 
 use std::os::fd::OwnedFd;
@@ -26,6 +29,7 @@ pub(crate) use resources::{resource_limits, temp_inodes};
 pub(crate) use watch::{Spent, Watch};
 
 use report::Holder;
+use scope::Manager;
 
 /// Why a run cannot be limited as its plan says.
 #[derive(Debug, thiserror::Error)]
@@ -42,7 +46,7 @@ impl LimitError {
         match self {
             Self::Unheld { limit, .. } => Some(format!(
                 "leave {limit} out, or run where a control group may be made: as root, or within \
-                 `systemd-run --user --scope`"
+                 `systemd-run --user --scope -p Delegate=yes`"
             )),
             Self::Unopened(_) => None,
         }
@@ -57,6 +61,7 @@ pub(crate) fn survey() -> LayerReport {
     let (state, detail) = match Group::make(&limits, Level::Full, Path::new("/")) {
         Ok(Some(group)) => report::survey(&tried, &group),
         Ok(None) => (LayerState::Partial, WITHOUT_GROUP.to_owned()),
+        Err(why) if Manager::of_user().is_some() => (LayerState::Partial, format!("{WITHOUT_GROUP}: {why}; {SCOPE}")),
         Err(why) => (LayerState::Partial, format!("{WITHOUT_GROUP}: {why}")),
     };
     LayerReport { state, detail }
@@ -64,6 +69,16 @@ pub(crate) fn survey() -> LayerReport {
 
 /// How limits are held where there is no group.
 const WITHOUT_GROUP: &str = "resource limits and a watch alone, no control group";
+/// What is done about it for a limit that only a group holds.
+const SCOPE: &str = "the service manager is asked for a scope where nothing else holds a limit";
+
+/// A group for what of `limits` one can hold, or why there is none.
+fn group(limits: &Limits, level: Level, workspace: &Path) -> (Option<Arc<Group>>, String) {
+    match Group::make(limits, level, workspace) {
+        Ok(group) => (group.map(Arc::new), String::new()),
+        Err(why) => (None, why),
+    }
+}
 
 /// The limits of one run, ready before its command is.
 #[derive(Debug)]
@@ -75,19 +90,28 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// Makes what holds the limits of `plan`. Nothing is in it yet.
+    /// Makes what holds the limits of `plan`, for the run under `init`. Nothing is in
+    /// it yet. What only a group holds is worth asking the service manager for one.
     ///
     /// # Errors
     /// Where one of them can be held by nothing here (L6).
-    pub(crate) fn prepare(plan: &Plan) -> Result<Self, LimitError> {
+    pub(crate) fn prepare(plan: &Plan, init: u32) -> Result<Self, LimitError> {
         let mut limits = plan.profile.limits.clone();
         resources::within_machine(&mut limits);
         let workspace = plan.workspace.as_path().to_owned();
-        let (group, absent) = match Group::make(&limits, plan.level, &workspace) {
-            Ok(group) => (group.map(Arc::new), String::new()),
-            Err(why) => (None, why),
-        };
-        let holders = report::holders(&limits, plan.level, group.as_deref());
+        let (mut group, mut absent) = group(&limits, plan.level, &workspace);
+        let mut holders = report::holders(&limits, plan.level, group.as_deref());
+        if holders.iter().any(|(.., holder)| *holder == Holder::Nothing)
+            && let Some(manager) = Manager::of_user()
+        {
+            match manager.give_scope(init) {
+                Ok(()) => {
+                    (group, absent) = self::group(&limits, plan.level, &workspace);
+                    holders = report::holders(&limits, plan.level, group.as_deref());
+                }
+                Err(why) => absent = format!("{absent}; {why}"),
+            }
+        }
         if let Some((limit, amount, _)) = holders.iter().find(|(.., holder)| *holder == Holder::Nothing) {
             let refused = group.as_deref().and_then(|group| group.refused(*limit));
             let why = refused.unwrap_or(if absent.is_empty() { "nothing here does that" } else { &absent });
@@ -96,9 +120,14 @@ impl Guard {
         Ok(Self { limits, workspace, group, holders })
     }
 
-    /// What holds each limit, for the enforcement report.
-    pub(crate) fn report(&self) -> LayerReport {
-        report::report(&self.holders, self.group.as_deref())
+    /// What holds each limit, and where somebody may be asked which can be raised
+    /// while the run stands still, for the enforcement report.
+    pub(crate) fn report(&self, asks: bool) -> LayerReport {
+        let mut report = report::report(&self.holders, self.group.as_deref());
+        if asks {
+            report.detail += &report::raised_in_place(&self.holders, self.group.as_deref());
+        }
+        report
     }
 
     /// The group, where there is one.
@@ -115,8 +144,9 @@ impl Guard {
         group.map(Option::unwrap_or_default).map_err(LimitError::Unopened)
     }
 
-    /// Begins to watch the sandbox under `init`.
-    pub(crate) fn watch(self, init: u32) -> Watch {
-        Watch::new(self, init)
+    /// Begins to watch the sandbox under `init`; `asks`: somebody may be asked for
+    /// more than the limits.
+    pub(crate) fn watch(self, init: u32, asks: bool) -> Watch {
+        Watch::new(self, init, asks)
     }
 }

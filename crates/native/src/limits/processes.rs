@@ -141,6 +141,34 @@ impl MaxBy for Option<(u32, u64)> {
     }
 }
 
+/// A process of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) pid: u32,
+    pub(super) start: u64,
+    /// It runs no instruction: it was stopped, or has ended.
+    pub(super) stands: bool,
+}
+
+/// Every process beneath `init`, without it.
+pub(super) fn tree(init: u32) -> Vec<Found> {
+    let mut found = Vec::new();
+    let mut waiting = children(init);
+    while let Some(pid) = waiting.pop() {
+        let Some(stat) = Stat::of(pid) else { continue };
+        found.push(Found { pid, start: stat.start, stands: b"TtZXx".contains(&stat.state) });
+        if found.len() < PROCESSES_MAX {
+            waiting.extend(children(pid));
+        }
+    }
+    found
+}
+
+/// Whether the number still is that process's.
+pub(super) fn is_same(process: &Found) -> bool {
+    start_of(process.pid) == Some(process.start)
+}
+
 /// When a process started, in clock ticks since the boot.
 pub(super) fn start_of(pid: u32) -> Option<u64> {
     Stat::of(pid).map(|stat| stat.start)
@@ -155,6 +183,7 @@ fn children(pid: u32) -> Vec<u32> {
 
 /// What of proc_pid_stat(5) is used.
 struct Stat {
+    state: u8,
     /// Its own, and that of the children it waited for.
     cpu_ms: u64,
     threads: u64,
@@ -176,6 +205,7 @@ impl Stat {
         let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
         let ticks = field(14)? + field(15)? + field(16)? + field(17)?;
         Some(Self {
+            state: *fields.first()?.as_bytes().first()?,
             cpu_ms: ticks.saturating_mul(1000) / clock_ticks_per_second().max(1),
             threads: field(20)?,
             start: field(22)?,
@@ -220,7 +250,8 @@ mod tests {
         let text = b"7 (a) 1 2) S 1 7 7 0 -1 4194560 9 9 0 0 100 50 25 25 20 0 3 0 4242 0 0";
         let stat = Stat::parse(text).unwrap();
         let ticks = clock_ticks_per_second();
-        assert_eq!((stat.cpu_ms, stat.threads, stat.start), (200 * 1000 / ticks, 3, 4242));
+        assert_eq!((stat.state, stat.cpu_ms, stat.threads), (b'S', 200 * 1000 / ticks, 3));
+        assert_eq!(stat.start, 4242);
         assert!(Stat::parse(b"7 (a").is_none());
         assert!(Stat::parse(b"7 (a) S 1").is_none());
     }

@@ -3,6 +3,7 @@
 use stockade_model::{LayerReport, LayerState, Level, Limit, Limits};
 
 use super::group::Group;
+use super::halt;
 use super::resources::holds_processes;
 
 /// What holds a limit.
@@ -94,9 +95,33 @@ pub(super) fn report(holders: &[(Limit, u64, Holder)], group: Option<&Group>) ->
     LayerReport { state, detail: parts.join("; ") }
 }
 
+/// Which limits a yes raises while the run stands still; for more of the others it
+/// runs again.
+pub(super) fn raised_in_place(holders: &[(Limit, u64, Holder)], group: Option<&Group>) -> String {
+    let can = |(limit, _, holder): &&(Limit, u64, Holder)| match holder {
+        Holder::Clock | Holder::Watch | Holder::WatchedFilesystem => true,
+        Holder::Group => matches!(limit, Limit::Memory | Limit::Processes),
+        _ => false,
+    };
+    let names: Vec<&str> = holders.iter().filter(can).map(|(limit, ..)| limit.name()).collect();
+    if names.is_empty() {
+        return String::new();
+    }
+    format!("; raised in place after a question, the run {}: {}", halt::way(group), names.join(", "))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_can_be_raised_in_place_is_told() {
+        let limits = Limits { wall_ms: Some(1), open_files: Some(100), disk_bytes: Some(1), ..Limits::default() };
+        let text = raised_in_place(&holders(&limits, Level::Full, None), None);
+        assert!(text.ends_with("stopped by signal, which they can see: wall, disk"), "{text}");
+        let none = Limits { open_files: Some(100), ..Limits::default() };
+        assert_eq!(raised_in_place(&holders(&none, Level::Full, None), None), "");
+    }
 
     #[test]
     fn every_limit_has_a_holder_and_a_line() {

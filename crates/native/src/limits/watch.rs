@@ -1,15 +1,18 @@
 //! Looks at what a run uses, again and again, and tells when it is too much.
-//! How often depends on what a look costs. It ends nothing itself.
+//! How often depends on what a look costs. It ends nothing itself; where somebody
+//! may be asked it lets the run stand still until the answer (`raising`).
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use stockade_model::{Denial, Grant, Layer, Limit, Limits, Operation, RawText, Resolution, Usage};
+use stockade_engine::AttemptEvent;
+use stockade_model::{Denial, Limit, Limits, RawText, Usage};
 
 use super::Guard;
 use super::group::{Counted, Group};
 use super::processes::{Census, Look, Tally, program_of};
+use super::raising::Raising;
 use super::report::Holder;
 use super::resources::{Files, MachineMemory, Room};
 
@@ -26,12 +29,15 @@ const RESERVE_BYTES_MAX: u64 = 1 << 30;
 const RESERVE_FILES_MAX: u64 = 50_000;
 /// Part of its memory that may be taken as shared before that is looked for.
 const SHARED_PART: u64 = 4;
+/// Part of its memory that is left when somebody is asked for more: at the limit
+/// itself the kernel ends a process and asks nobody.
+const MEMORY_LEFT_PART: u64 = 8;
 
 /// The watch over one run. Dropping it takes away the run's group.
 #[derive(Debug)]
 pub(crate) struct Watch {
-    limits: Limits,
-    group: Option<Arc<Group>>,
+    pub(super) limits: Limits,
+    pub(super) group: Option<Arc<Group>>,
     watched: Vec<Limit>,
     census: Census,
     workspace: PathBuf,
@@ -39,8 +45,12 @@ pub(crate) struct Watch {
     /// The machine's memory at the start, where the watch alone holds the limit.
     memory: Option<MachineMemory>,
     next: Instant,
-    told: bool,
+    pub(super) told: bool,
     peak: Peak,
+    /// Forks that had failed when somebody was last asked for more.
+    pub(super) forks_refused: u64,
+    /// None where nobody is asked.
+    pub(super) raising: Option<Raising>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -58,15 +68,27 @@ pub(crate) struct Spent {
     pub(crate) breach: Option<Denial>,
 }
 
-/// A limit that was passed.
-struct Passed {
-    limit: Limit,
+/// A limit that was passed, or nearly so.
+pub(super) struct Passed {
+    pub(super) limit: Limit,
     value: String,
     pid: Option<u32>,
+    pub(super) then: Then,
+}
+
+/// What follows when a limit stays as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Then {
+    /// The run ends, and no higher limit would help now.
+    Ends,
+    /// The run ends, unless the limit is raised.
+    EndsUnlessRaised,
+    /// It goes on: the kernel holds the limit.
+    GoesOn,
 }
 
 impl Watch {
-    pub(super) fn new(guard: Guard, init: u32) -> Self {
+    pub(super) fn new(guard: Guard, init: u32, asks: bool) -> Self {
         let is_watched = |holder: &Holder| matches!(holder, Holder::Watch | Holder::WatchedFilesystem);
         let watched: Vec<Limit> =
             guard.holders.iter().filter(|(.., holder)| is_watched(holder)).map(|(limit, ..)| *limit).collect();
@@ -74,6 +96,7 @@ impl Watch {
         Self {
             room: room.then(|| Room::at(&guard.workspace)).flatten(),
             memory: watched.contains(&Limit::Memory).then(MachineMemory::now).flatten(),
+            raising: asks.then(|| Raising::new(init, guard.group.clone())),
             limits: guard.limits,
             group: guard.group,
             watched,
@@ -82,17 +105,20 @@ impl Watch {
             next: Instant::now() + LOOK_EVERY,
             told: false,
             peak: Peak::default(),
+            forks_refused: 0,
         }
     }
 
     /// How long until there is something to look at; none where there never is.
     pub(crate) fn next_look(&self) -> Option<Duration> {
-        let looks = !self.told && (self.group.is_some() || !self.watched.is_empty());
+        let stands = self.raising.as_ref().is_some_and(Raising::stands);
+        let looks = !self.told && !stands && (self.group.is_some() || !self.watched.is_empty());
         looks.then(|| self.next.saturating_duration_since(Instant::now()))
     }
 
-    /// Looks, if it is time; a limit that was passed is told once.
-    pub(crate) fn look(&mut self) -> Option<Denial> {
+    /// Looks, if it is time; a limit that was passed is told once, or as often as it
+    /// is raised.
+    pub(crate) fn look(&mut self) -> Option<AttemptEvent> {
         if self.next_look()? > Duration::ZERO {
             return None;
         }
@@ -100,13 +126,17 @@ impl Watch {
         let passed = self.passed();
         let took = begun.elapsed();
         self.next = begun + (took * LOOK_SHARE).clamp(LOOK_EVERY, LOOK_EVERY_MOST);
-        self.told = passed.is_some();
-        passed.map(|passed| self.denial(passed))
+        let passed = passed?;
+        let (limit, then) = (passed.limit, passed.then);
+        let denial = self.denial(passed);
+        let told = self.ask(limit, then, denial);
+        self.told = matches!(told, Some(AttemptEvent::Breached(_)));
+        told
     }
 
     fn passed(&mut self) -> Option<Passed> {
         let counted = self.counted();
-        if let Some(passed) = self.killed(&counted) {
+        if let Some(passed) = self.killed(&counted).or_else(|| self.held_by_kernel(&counted)) {
             return Some(passed);
         }
         let machine = self.memory.and_then(|_| MachineMemory::now());
@@ -138,21 +168,38 @@ impl Watch {
         self.peak.written_bytes = self.peak.written_bytes.max(tally.written_bytes);
     }
 
-    fn counted(&self) -> Counted {
+    pub(super) fn counted(&self) -> Counted {
         self.group.as_ref().map(|group| group.counted()).unwrap_or_default()
     }
 
     /// A watched limit that `value` is beyond.
     fn over(&self, limit: Limit, value: u64, pid: Option<u32>) -> Option<Passed> {
         let amount = self.limits.get(limit).filter(|_| self.watched.contains(&limit))?;
-        (value > amount).then(|| Passed { limit, value: format!("{} were used", limit.text(value)), pid })
+        let then = Then::EndsUnlessRaised;
+        (value > amount).then(|| Passed { limit, value: format!("{} were used", limit.text(value)), pid, then })
+    }
+
+    /// Of what the kernel holds by itself: forks failed, or memory is nearly used
+    /// up. Only where somebody may be asked for more.
+    fn held_by_kernel(&mut self, counted: &Counted) -> Option<Passed> {
+        let asks = |limit| self.raising.as_ref().is_some_and(|raising| !raising.is_settled(limit));
+        let then = Then::GoesOn;
+        if asks(Limit::Processes) && counted.forks_refused > self.forks_refused {
+            self.forks_refused = counted.forks_refused;
+            let value = "no more could be made".to_owned();
+            return Some(Passed { limit: Limit::Processes, value, pid: None, then });
+        }
+        let group = self.group.as_ref().filter(|group| asks(Limit::Memory) && group.holds(Limit::Memory))?;
+        let (amount, used) = (self.limits.memory_bytes?, group.memory_in_use()?);
+        let value = format!("{} are used, and at the limit the kernel ends what asks for more", text_of(used));
+        (used > amount - amount / MEMORY_LEFT_PART).then_some(Passed { limit: Limit::Memory, value, pid: None, then })
     }
 
     /// The kernel ended a process for want of memory.
     fn killed(&self, counted: &Counted) -> Option<Passed> {
         let kills = counted.out_of_memory_kills;
         let value = format!("out of memory: the kernel ended {kills} of its processes");
-        (kills > 0).then_some(Passed { limit: Limit::Memory, value, pid: None })
+        (kills > 0).then_some(Passed { limit: Limit::Memory, value, pid: None, then: Then::Ends })
     }
 
     /// The filesystem of the workspace has less left than is the host's, or what
@@ -170,7 +217,7 @@ impl Watch {
         if self.watched.contains(&Limit::Disk) && before.free_bytes >= reserve && now.free_bytes < reserve {
             let left = Limit::Disk.text(now.free_bytes >> 20 << 20);
             let value = format!("the disk is nearly full: {left} are left of {}", Limit::Disk.text(before.total_bytes));
-            return Some(Passed { limit: Limit::Disk, value, pid: None });
+            return Some(Passed { limit: Limit::Disk, value, pid: None, then: Then::Ends });
         }
         let taken = before.free_bytes.saturating_sub(now.free_bytes);
         if before.in_memory { self.over(Limit::Disk, taken, None) } else { None }
@@ -180,7 +227,7 @@ impl Watch {
         let reserve = (before.total / RESERVE_PART).min(RESERVE_FILES_MAX);
         if before.free >= reserve && now.free < reserve {
             let value = format!("the filesystem is nearly full: {} files are left of {}", now.free, before.total);
-            return Some(Passed { limit: Limit::Inodes, value, pid: None });
+            return Some(Passed { limit: Limit::Inodes, value, pid: None, then: Then::Ends });
         }
         self.over(Limit::Inodes, before.free.saturating_sub(now.free), None)
     }
@@ -189,9 +236,9 @@ impl Watch {
     /// takes shows in its processes.
     fn memory_short(&self, now: MachineMemory) -> Option<Passed> {
         let (before, now) = (self.memory?.available_bytes, now.available_bytes);
-        let value = format!("the machine is nearly out of memory: {} are left", Limit::Memory.text(now >> 20 << 20));
+        let value = format!("the machine is nearly out of memory: {} are left", text_of(now));
         let short = before >= RESERVE_BYTES_MAX && now < RESERVE_BYTES_MAX / 2;
-        short.then_some(Passed { limit: Limit::Memory, value, pid: None })
+        short.then_some(Passed { limit: Limit::Memory, value, pid: None, then: Then::Ends })
     }
 
     /// Somebody on the machine took so much memory that can be shared that it is
@@ -203,7 +250,7 @@ impl Watch {
     }
 
     fn denial(&self, passed: Passed) -> Denial {
-        let Passed { limit, value, pid } = passed;
+        let Passed { limit, value, pid, .. } = passed;
         let program = pid.and_then(program_of).map(|path| RawText::from(path.as_path()));
         self.limit_denial(limit, &value, (pid, program))
     }
@@ -214,25 +261,12 @@ impl Watch {
     }
 
     fn limit_denial(&self, limit: Limit, value: &str, (pid, program): (Option<u32>, Option<RawText>)) -> Denial {
-        let amount = self.limits.get(limit);
-        let at_most = amount.map(|amount| format!("at most {}; ", limit.text(amount))).unwrap_or_default();
-        Denial {
-            operation: Operation::Limit,
-            object: RawText::from(limit.name()),
-            pid,
-            program,
-            layer: Layer::Limits,
-            rule: format!("{at_most}{value}"),
-            // Twice as much is what one would try next.
-            grant: amount.map(|amount| Grant::Limit(limit, amount.saturating_mul(2))),
-            resolution: Resolution::Recorded,
-            count: 1,
-        }
+        Denial { pid, program, ..Denial::of_limit(limit, self.limits.get(limit), value) }
     }
 
     /// The end: adds to `usage` what was counted, and tells what the kernel
     /// refused.
-    pub(crate) fn end(mut self, usage: &mut Usage) -> Spent {
+    pub(crate) fn end(&mut self, usage: &mut Usage) -> Spent {
         let counted = self.counted();
         let group = self.group.is_some();
         let some = |value: u64| (value > 0).then_some(value);
@@ -245,7 +279,11 @@ impl Watch {
         usage.throttled_ms = counted.throttled_us.and_then(|us| some(us / 1000));
         usage.memory_pressure_ms = counted.memory_pressure_us.and_then(|us| some(us / 1000));
         let mut spent = Spent::default();
-        let refused = if group { counted.forks_refused } else { u64::from(self.was_full_of_processes()) };
+        let refused = if group {
+            counted.forks_refused.saturating_sub(self.forks_refused)
+        } else {
+            u64::from(self.was_full_of_processes())
+        };
         if refused > 0 {
             let denial = self.limit_denial(Limit::Processes, "no more could be made", (None, None));
             spent.denials.push(Denial { count: refused, ..denial });
@@ -256,4 +294,9 @@ impl Watch {
         }
         spent
     }
+}
+
+/// Memory, to the whole mebibyte.
+fn text_of(bytes: u64) -> String {
+    Limit::Memory.text(bytes >> 20 << 20)
 }

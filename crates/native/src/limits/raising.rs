@@ -1,0 +1,154 @@
+//! What was asked about limits of a run, and what an answer does: the limit is
+//! raised where it is held, and the run goes on where it stood.
+//!
+//! It must not know who answers.
+
+use std::sync::Arc;
+
+use stockade_engine::{AttemptEvent, HeldAnswer, HoldId};
+use stockade_model::{Denial, Grant, Limit};
+
+use super::group::Group;
+use super::halt::Halt;
+use super::resources;
+use super::watch::{Then, Watch};
+
+/// Questions about limits are numbered from here on, those about calls from 1.
+const FIRST: u64 = 1 << 32;
+
+/// The open questions of one run, and how it stands still for them.
+#[derive(Debug)]
+pub(super) struct Raising {
+    halt: Halt,
+    open: Vec<(HoldId, Asked)>,
+    asked: u64,
+    /// What stays as it is: a no is for the whole run.
+    settled: Vec<Limit>,
+}
+
+#[derive(Debug)]
+struct Asked {
+    limit: Limit,
+    then: Then,
+    denial: Denial,
+}
+
+impl Raising {
+    pub(super) fn new(init: u32, group: Option<Arc<Group>>) -> Self {
+        Self { halt: Halt::new(init, group), open: Vec::new(), asked: 0, settled: Vec::new() }
+    }
+
+    /// Whether the run stands still for an answer.
+    pub(super) fn stands(&self) -> bool {
+        !self.open.is_empty()
+    }
+
+    /// Whether nobody is asked about this limit any more.
+    pub(super) fn is_settled(&self, limit: Limit) -> bool {
+        self.settled.contains(&limit)
+    }
+
+    fn go_on(&mut self) {
+        if self.open.is_empty() {
+            self.halt.go_on();
+        }
+    }
+}
+
+impl Watch {
+    /// What is told of a limit that was passed: a question, for which everything
+    /// stands still from now on, or its end. Nothing where it goes on unasked.
+    pub(super) fn ask(&mut self, limit: Limit, then: Then, denial: Denial) -> Option<AttemptEvent> {
+        let can_be_higher = self.limits.get(limit).is_some_and(|amount| self.highest(limit, u64::MAX) > amount);
+        let breached = |denial| (then != Then::GoesOn).then_some(AttemptEvent::Breached(denial));
+        let Some(raising) = self.raising.as_mut().filter(|_| then != Then::Ends && can_be_higher) else {
+            return breached(denial);
+        };
+        if raising.is_settled(limit) || !raising.halt.stand() {
+            raising.settled.push(limit);
+            return breached(denial);
+        }
+        raising.asked += 1;
+        let id = HoldId(FIRST + raising.asked);
+        raising.open.push((id, Asked { limit, then, denial: denial.clone() }));
+        Some(AttemptEvent::Held { id, denial })
+    }
+
+    /// Lets the run stand still for a limit that only the engine sees passed.
+    pub(crate) fn stand_still(&mut self, denial: &Denial) -> Option<AttemptEvent> {
+        let limit = Limit::ALL.into_iter().find(|limit| denial.is_of_limit(*limit))?;
+        let asked = self.ask(limit, Then::EndsUnlessRaised, denial.clone())?;
+        matches!(asked, AttemptEvent::Held { .. }).then_some(asked)
+    }
+
+    /// Whether a question of this number is about a limit.
+    pub(crate) fn is_about_limit(id: HoldId) -> bool {
+        id.0 >= FIRST
+    }
+
+    /// Takes an answer. What comes of it, where the run has to end: it stands still
+    /// until the signal for that is sent.
+    pub(crate) fn answer(&mut self, id: HoldId, answer: &HeldAnswer) -> Option<AttemptEvent> {
+        let raising = self.raising.as_mut()?;
+        let at = raising.open.iter().position(|(asked, _)| *asked == id)?;
+        let (_, Asked { limit, then, denial }) = raising.open.remove(at);
+        let refused = match answer {
+            HeldAnswer::Granted(grants) => {
+                grants.iter().filter_map(amount_of).filter_map(|(limit, amount)| self.raise(limit, amount)).next()
+            }
+            HeldAnswer::Refused => Some(String::new()),
+        };
+        let raising = self.raising.as_mut()?;
+        match refused {
+            None => {
+                raising.go_on();
+                None
+            }
+            Some(why) => {
+                raising.settled.push(limit);
+                if then == Then::GoesOn {
+                    raising.go_on();
+                    return None;
+                }
+                self.told = true;
+                let rule = if why.is_empty() {
+                    denial.rule
+                } else {
+                    format!("{}; it could not be raised: {why}", denial.rule)
+                };
+                Some(AttemptEvent::Breached(Denial { rule, ..denial }))
+            }
+        }
+    }
+
+    /// A signal was sent that may end it: it goes on, to hear it.
+    pub(crate) fn go_on(&mut self) {
+        if let Some(raising) = &mut self.raising {
+            raising.open.clear();
+            raising.halt.go_on();
+        }
+    }
+
+    /// Raises a limit where it is held; why it could not be.
+    fn raise(&mut self, limit: Limit, amount: u64) -> Option<String> {
+        let amount = self.highest(limit, amount);
+        let failed = self.group.as_ref().and_then(|group| group.raise(limit, amount).err());
+        if failed.is_none() {
+            self.limits.raise(limit, amount);
+            self.forks_refused = self.counted().forks_refused;
+        }
+        failed
+    }
+
+    /// So much of it, where the machine has that much.
+    fn highest(&self, limit: Limit, amount: u64) -> u64 {
+        let mut limits = self.limits.clone();
+        limits.set(limit, amount);
+        resources::within_machine(&mut limits);
+        limits.get(limit).unwrap_or(amount)
+    }
+}
+
+fn amount_of(grant: &Grant) -> Option<(Limit, u64)> {
+    if let Grant::Limit(limit, amount) = grant { Some((*limit, *amount)) } else { None }
+}

@@ -1,0 +1,196 @@
+//! A part of the control groups, from the user's service manager: a transient scope
+//! with delegation, into which this process and the run's first one are moved
+//! (`StartTransientUnit` of org.freedesktop.systemd1(5), through `busctl`).
+//!
+//! For an ordinary user whose own group belongs to somebody else, and only where a
+//! run would be refused without. Everything waits for so long at most; where it
+//! fails nothing has changed.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::geteuid;
+
+use super::processes::tree;
+
+/// Where the program that speaks to the manager is. A user's PATH is not asked.
+const BUSCTL: [&str; 2] = ["/usr/bin/busctl", "/bin/busctl"];
+/// How long the manager may take, with all that is asked of it.
+const GIVEN_WITHIN: Duration = Duration::from_secs(5);
+/// Between two looks.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+/// The group in the scope in which its first processes are: a group with processes
+/// gives no controllers to those beneath it.
+const FRONT: &str = "front";
+
+static ASKED: AtomicU32 = AtomicU32::new(0);
+
+/// What there is to be asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Manager {
+    busctl: PathBuf,
+    runtime: PathBuf,
+}
+
+impl Manager {
+    /// The manager of this user, where one runs.
+    pub(super) fn of_user() -> Option<Self> {
+        let user = geteuid();
+        if user.is_root() {
+            return None;
+        }
+        let named = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+        let runtime = named.unwrap_or_else(|| PathBuf::from(format!("/run/user/{}", user.as_raw())));
+        let is_own = |path: &Path| fs::metadata(path).is_ok_and(|metadata| metadata.uid() == user.as_raw());
+        let is_there = is_own(&runtime) && is_own(&runtime.join("bus")) && is_own(&runtime.join("systemd/private"));
+        let busctl = BUSCTL.into_iter().map(PathBuf::from).find(|path| path.exists())?;
+        is_there.then_some(Self { busctl, runtime })
+    }
+
+    /// Has this process and all of `init` moved into a scope of their own.
+    ///
+    /// # Errors
+    /// Why that was not to be had, for a person.
+    pub(super) fn give_scope(&self, init: u32) -> Result<(), String> {
+        let until = Instant::now() + GIVEN_WITHIN;
+        let own = std::process::id();
+        let name = format!("stockade-{own}-{}.scope", ASKED.fetch_add(1, Ordering::Relaxed));
+        self.call(&start(&name, &[own, init]), until)?;
+        let scope = await_in(own, &name, until)?;
+        // What was forked while the manager moved the others is still where it was.
+        for straggler in self.run(own, init).into_iter().filter(|pid| !is_in(*pid, &name)) {
+            self.call(&attach(&name, straggler), until)?;
+            await_in(straggler, &name, until)?;
+        }
+        let front = scope.join(FRONT);
+        fs::create_dir(&front).map_err(|error| format!("{}: {error}", front.display()))?;
+        let entrance = front.join("cgroup.procs");
+        let members = || fs::read_to_string(scope.join("cgroup.procs")).unwrap_or_default();
+        while let Some(pid) = members().lines().next() {
+            // It may have ended meanwhile.
+            let _ = fs::write(&entrance, pid);
+            if Instant::now() > until {
+                return Err("its processes could not be moved in time".to_owned());
+            }
+        }
+        Ok(())
+    }
+
+    /// This process, the run's first and what that has made.
+    fn run(&self, own: u32, init: u32) -> Vec<u32> {
+        let beneath = tree(init).into_iter().map(|process| process.pid);
+        [own, init].into_iter().chain(beneath).collect()
+    }
+
+    /// Calls the manager, which refuses with an exit code.
+    #[allow(clippy::disallowed_methods, reason = "the manager's own client, and nothing of a run")]
+    fn call(&self, words: &[String], until: Instant) -> Result<(), String> {
+        let bus = format!("unix:path={}", self.runtime.join("bus").display());
+        let mut client = Command::new(&self.busctl)
+            .args(["--user", "--quiet", "call", "org.freedesktop.systemd1", "/org/freedesktop/systemd1"])
+            .arg("org.freedesktop.systemd1.Manager")
+            .args(words)
+            .env_clear()
+            .env("XDG_RUNTIME_DIR", &self.runtime)
+            .env("DBUS_SESSION_BUS_ADDRESS", bus)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|error| self.failed(&error))?;
+        loop {
+            match client.try_wait() {
+                Ok(Some(status)) if status.success() => return Ok(()),
+                Ok(Some(_)) => return Err("the service manager refused a scope".to_owned()),
+                Ok(None) if Instant::now() < until => thread::sleep(LOOK_EVERY),
+                Ok(None) => {
+                    let _ = client.kill();
+                    let _ = client.wait();
+                    return Err("the service manager did not answer in time".to_owned());
+                }
+                Err(error) => return Err(self.failed(&error)),
+            }
+        }
+    }
+
+    fn failed(&self, error: &std::io::Error) -> String {
+        format!("{}: {error}", self.busctl.display())
+    }
+}
+
+/// `StartTransientUnit(name, mode, properties, auxiliary units)`: a property is a
+/// name and a variant.
+fn start(name: &str, pids: &[u32]) -> Vec<String> {
+    let mut words: Vec<String> =
+        ["StartTransientUnit", "ssa(sv)a(sa(sv))", name, "fail", "4"].map(str::to_owned).into();
+    words.extend(["Description", "s", "Stockade"].map(str::to_owned));
+    words.extend(["Delegate", "b", "true"].map(str::to_owned));
+    words.extend(["TasksMax", "t", &u64::MAX.to_string()].map(str::to_owned));
+    words.extend(["PIDs".to_owned(), "au".to_owned(), pids.len().to_string()]);
+    words.extend(pids.iter().map(u32::to_string));
+    words.push("0".to_owned());
+    words
+}
+
+/// `AttachProcessesToUnit(name, subgroup, processes)`.
+fn attach(name: &str, pid: u32) -> Vec<String> {
+    ["AttachProcessesToUnit", "ssau", name, "", "1", &pid.to_string()].map(str::to_owned).into()
+}
+
+/// Waits until a process is in the scope; the directory of that.
+fn await_in(pid: u32, name: &str, until: Instant) -> Result<PathBuf, String> {
+    loop {
+        if let Some(path) = group_of(pid).filter(|path| path.ends_with(name)) {
+            let found = super::hierarchy::seen(&path);
+            return found.ok_or_else(|| format!("the group {} is not to be seen here", path.display()));
+        }
+        if Instant::now() > until {
+            return Err("the service manager gave no scope in time".to_owned());
+        }
+        thread::sleep(LOOK_EVERY);
+    }
+}
+
+fn is_in(pid: u32, name: &str) -> bool {
+    // One that is gone needs no scope.
+    group_of(pid).is_none_or(|path| path.ends_with(name))
+}
+
+/// The group of a process in version 2.
+fn group_of(pid: u32) -> Option<PathBuf> {
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("0::")).map(PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_scope_is_asked_for_in_the_words_of_the_bus() {
+        let words = start("stockade-7-0.scope", &[7, 8]).join(" ");
+        let properties = "4 Description s Stockade Delegate b true TasksMax t 18446744073709551615 PIDs au 2 7 8";
+        assert_eq!(words, format!("StartTransientUnit ssa(sv)a(sa(sv)) stockade-7-0.scope fail {properties} 0"));
+        assert_eq!(attach("a.scope", 9).join("|"), "AttachProcessesToUnit|ssau|a.scope||1|9");
+    }
+
+    #[test]
+    fn a_manager_that_does_not_answer_is_not_waited_for() {
+        let place = tempfile::tempdir().unwrap();
+        let busctl = place.path().join("busctl");
+        fs::write(&busctl, "#!/bin/sh\nexec sleep 600\n").unwrap();
+        fs::set_permissions(&busctl, fs::Permissions::from_mode(0o755)).unwrap();
+        let manager = Manager { busctl, runtime: "/nowhere".into() };
+        let error = manager.call(&[], Instant::now() + Duration::from_millis(20)).unwrap_err();
+        assert!(error.contains("in time"), "{error}");
+        let absent = Manager { busctl: "/nowhere/busctl".into(), runtime: "/nowhere".into() };
+        assert!(absent.give_scope(1).unwrap_err().starts_with("/nowhere/busctl: "));
+    }
+}
