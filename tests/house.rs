@@ -18,6 +18,7 @@ const ALLOWED_EDGES: &[(&str, &[&str])] = &[
     ("audit", &["model"]),
     ("store", &["model"]),
     ("engine", &["model", "policy", "shell", "audit", "store"]),
+    ("lifecycle", &["model", "engine", "store", "files"]),
     ("review", &["model", "engine"]),
     ("cli", &["model", "policy", "shell", "audit", "store", "engine", "native", "sys", "files", "egress", "review"]),
     ("testkit", &["model", "policy", "shell", "audit", "store", "engine", "native", "sys"]),

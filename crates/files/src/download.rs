@@ -15,7 +15,7 @@ use crate::{Bounds, FilesError, TreePath};
 /// Most paths that are told of as left out.
 const LEFT_OUT_MAX: usize = 1_000;
 
-/// What was packed.
+/// What was packed or copied.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Downloaded {
     /// Files, directories and links.
@@ -24,6 +24,27 @@ pub struct Downloaded {
     pub bytes: u64,
     /// What was left out because it is no file, directory or link; the first of it.
     pub left_out: Vec<TreePath>,
+}
+
+impl Downloaded {
+    /// Counts one object more, where it may be.
+    pub(crate) fn count(&mut self, object: &Object, bounds: Bounds) -> Result<(), FilesError> {
+        self.entries += 1;
+        if self.entries > bounds.entries {
+            return Err(FilesError::TooMuch { limit: bounds.entries, unit: "entries" });
+        }
+        let size = if object.kind() == Kind::File { object.size() } else { 0 };
+        let bytes = self.bytes.checked_add(size).filter(|bytes| *bytes <= bounds.bytes);
+        self.bytes = bytes.ok_or(FilesError::TooMuch { limit: bounds.bytes, unit: "bytes" })?;
+        Ok(())
+    }
+
+    /// Tells of one that is left out.
+    pub(crate) fn leave_out(&mut self, path: TreePath) {
+        if self.left_out.len() < LEFT_OUT_MAX {
+            self.left_out.push(path);
+        }
+    }
 }
 
 impl Tree {
@@ -84,16 +105,11 @@ impl Packing<'_, '_> {
             Kind::Directory => EntryType::Directory,
             Kind::Link => EntryType::Symlink,
             Kind::Pipe | Kind::Socket | Kind::Device => {
-                if self.done.left_out.len() < LEFT_OUT_MAX {
-                    self.done.left_out.push(path.clone());
-                }
+                self.done.leave_out(path.clone());
                 return Ok(());
             }
         };
-        self.done.entries += 1;
-        if self.done.entries > self.bounds.entries {
-            return Err(FilesError::TooMuch { limit: self.bounds.entries, unit: "entries" });
-        }
+        self.done.count(object, self.bounds)?;
         let mut header = Header::new_gnu();
         header.set_entry_type(kind);
         header.set_mode(object.mode() & 0o777);
@@ -117,12 +133,6 @@ impl Packing<'_, '_> {
         header: &mut Header,
     ) -> Result<(), FilesError> {
         let size = object.size();
-        self.done.bytes = self
-            .done
-            .bytes
-            .checked_add(size)
-            .filter(|bytes| *bytes <= self.bounds.bytes)
-            .ok_or(FilesError::TooMuch { limit: self.bounds.bytes, unit: "bytes" })?;
         header.set_size(size);
         let mut content =
             Exactly { file: object.open().map_err(failed("open", path))?, left: size, ended_early: false };

@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod archive;
+mod copy;
 mod download;
 mod error;
 mod incoming;

@@ -128,3 +128,23 @@ fn a_watch_tells_what_happens_in_its_directory() {
     assert_eq!(watch.next(Duration::from_secs(60)).unwrap(), []);
     assert!(matches!(ground.tree.watch(&path("d")), Err(FilesError::NotFound(_))));
 }
+
+#[test]
+fn a_copy_holds_links_and_not_what_they_lead_to() {
+    let (from, to) = (Ground::new(), Ground::new());
+    fs::create_dir_all(from.root.join("d/locked")).unwrap();
+    fs::write(from.root.join("d/file"), "content").unwrap();
+    fs::set_permissions(from.root.join("d/file"), fs::Permissions::from_mode(0o4755)).unwrap();
+    fs::write(from.root.join("d/locked/file"), "inner").unwrap();
+    fs::set_permissions(from.root.join("d/locked"), fs::Permissions::from_mode(0o755)).unwrap();
+    symlink(&from.outside, from.root.join("link")).unwrap();
+    let _socket = std::os::unix::net::UnixListener::bind(from.root.join("socket")).unwrap();
+    let done = to.tree.copy_from(&from.tree, BOUNDS).unwrap();
+    assert_eq!((done.entries, done.bytes, done.left_out), (5, 12, vec![path("socket")]));
+    let mut wanted = from.inside();
+    wanted.remove(std::path::Path::new("socket"));
+    wanted.insert("d/file".into(), "file 755 content".to_owned());
+    assert_eq!(to.inside(), wanted);
+    let few = Bounds { bytes: 11, entries: 9 };
+    assert_eq!(Ground::new().tree.copy_from(&from.tree, few), Err(FilesError::TooMuch { limit: 11, unit: "bytes" }));
+}

@@ -14,7 +14,7 @@ pub use parts::{ImageDigest, Labels, Lifetime, RuntimeName};
 pub use source::{HostDirectory, RepositoryUrl, Revision, WorkspaceSource};
 pub use state::{SandboxRecord, SandboxState};
 
-use crate::Limits;
+use crate::{Level, Limits};
 
 /// Longest name of a profile, in bytes.
 const PROFILE_NAME_MAX: usize = 64;
@@ -102,6 +102,9 @@ pub struct SandboxSpec {
     pub workspace: WorkspaceSource,
     /// The name of the profile whose powers its commands have.
     pub profile: String,
+    /// How strong its walls have to be.
+    #[serde(default)]
+    pub level: Level,
     /// What it may take, all of its commands together. `disk` and `inodes` are
     /// the quotas of what it keeps.
     #[serde(default, skip_serializing_if = "Limits::is_empty")]
@@ -132,6 +135,7 @@ impl SandboxSpec {
             image: None,
             workspace: WorkspaceSource::Empty,
             profile: profile.to_owned(),
+            level: Level::Full,
             limits: Limits::default(),
             labels: Labels::default(),
             ttl_ms: None,
@@ -152,6 +156,9 @@ impl SandboxSpec {
         }
         if self.backend == BackendChoice::Native && self.runtime.is_some() {
             return Err(SpecError::new("runtime", "the native backend has none; name `docker` or `podman`"));
+        }
+        if self.level == Level::None {
+            return Err(SpecError::new("level", "a sandbox has walls: `full` or `restricted`"));
         }
         if self.limits.each().any(|(_, amount)| amount == 0) {
             return Err(SpecError::new("limits", "an amount must be more than nothing"));
@@ -197,6 +204,7 @@ mod tests {
         assert!(native.check().is_err());
         let docker = SandboxSpec { backend: BackendChoice::Docker, runtime, ..good.clone() };
         assert_eq!(docker.check(), Ok(()));
+        assert!(SandboxSpec { level: Level::None, ..good.clone() }.check().is_err());
         let mut limited = good;
         limited.limits.set(Limit::Disk, 1 << 30);
         assert_eq!(limited.check(), Ok(()));

@@ -1,0 +1,78 @@
+//! The commands that clone a repository into a workspace: run inside the sandbox,
+//! as any other, so that they reach their server through the door alone.
+//!
+//! Whoever made the repository, or answers for its server, is not trusted. What git
+//! would do beside fetching and checking out is turned off for these commands:
+//! hooks and templates, submodules, transports that start programs, credential
+//! helpers and prompts, settings of the system and the home directory (which could
+//! name filters, hooks and helpers). What a repository itself cannot set is not
+//! listed: a clone takes no configuration from its server.
+
+use stockade_model::{Grant, RawText, RepositoryUrl, Revision, TargetPattern};
+
+/// Variables that hold for each step.
+const VARIABLES: &[(&str, &str)] = &[
+    // Whatever the image or an earlier command left.
+    ("GIT_CONFIG_NOSYSTEM", "1"),
+    ("GIT_CONFIG_GLOBAL", "/dev/null"),
+    ("GIT_ATTR_NOSYSTEM", "1"),
+    // Nobody is there to answer.
+    ("GIT_TERMINAL_PROMPT", "0"),
+    ("GIT_ASKPASS", "/bin/false"),
+    ("SSH_ASKPASS", "/bin/false"),
+    // `ext::` and `fd::` start programs, `file://` and `ssh://` reach elsewhere.
+    ("GIT_ALLOW_PROTOCOL", "http:https"),
+    ("GIT_PROTOCOL_FROM_USER", "0"),
+    ("GIT_SSH_COMMAND", "/bin/false"),
+    ("GIT_EXTERNAL_DIFF", "/bin/false"),
+    ("GIT_LFS_SKIP_SMUDGE", "1"),
+];
+
+/// Settings that outweigh every file.
+const SETTINGS: &[&str] = &[
+    "core.hooksPath=/dev/null",
+    "core.fsmonitor=false",
+    "core.attributesFile=/dev/null",
+    "core.protectHFS=true",
+    "core.protectNTFS=true",
+    "credential.helper=",
+    "fetch.recurseSubmodules=false",
+    "submodule.recurse=false",
+    "transfer.bundleURI=false",
+    "advice.detachedHead=false",
+];
+
+/// A clone, as commands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Clone {
+    /// What is run, one after the other, in the workspace; the first that fails ends it.
+    pub commands: Vec<Vec<RawText>>,
+    /// What they have to reach.
+    pub grant: Grant,
+}
+
+/// The commands that make the workspace, their current directory, a clone.
+pub fn steps(url: &RepositoryUrl, revision: Option<&Revision>) -> Clone {
+    let mut clone = vec!["clone", "--quiet", "--no-recurse-submodules", "--template=", "--origin=origin"];
+    if revision.is_some() {
+        clone.push("--no-checkout");
+    }
+    clone.extend(["--", url.as_str(), "."]);
+    // A branch, a tag or a commit: each as the clone knows it. Never a path.
+    let check_out = |revision: &Revision| {
+        git(["checkout", "--quiet", "--no-recurse-submodules", revision.as_str(), "--"].into_iter())
+    };
+    let commands = std::iter::once(git(clone.into_iter())).chain(revision.map(check_out)).collect();
+    Clone { commands, grant: Grant::Connect(TargetPattern::exactly(url.target())) }
+}
+
+fn git<'a>(arguments: impl Iterator<Item = &'a str>) -> Vec<RawText> {
+    let mut command: Vec<RawText> = vec!["env".into()];
+    command.extend(VARIABLES.iter().map(|(name, value)| RawText::from(format!("{name}={value}").as_str())));
+    command.push("git".into());
+    for setting in SETTINGS {
+        command.extend(["-c".into(), RawText::from(*setting)]);
+    }
+    command.extend(arguments.map(RawText::from));
+    command
+}

@@ -1,0 +1,279 @@
+//! What is done with sandboxes as a whole.
+
+use std::sync::Arc;
+
+use stockade_engine::seams::Clock;
+use stockade_engine::{Capabilities, Sandbox, SandboxError, SandboxEvents, SandboxPlan, Sandboxes, System};
+use stockade_model::{
+    AfterRestart, BackendChoice, Background, Profile, SandboxId, SandboxRecord, SandboxSpec, SandboxState,
+};
+use stockade_store::sandboxes::{Due, Sandboxes as Store, Use};
+
+use crate::LifecycleError;
+use crate::places::{self, Places};
+
+/// What is asked for, resolved as far as only the caller can.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// What it is to be.
+    pub spec: SandboxSpec,
+    /// The profile that the specification names, its limits lowered to the specification's.
+    pub profile: Profile,
+    /// The system inside, where it is not the host's.
+    pub system: Option<System>,
+}
+
+/// A sandbox that this process uses.
+pub struct Opened {
+    /// It.
+    pub sandbox: Box<dyn Sandbox>,
+    /// That it is used: given back with [`Lifecycle::leave`].
+    pub used: Use,
+}
+
+/// Why a sandbox is destroyed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// Somebody said so.
+    Asked,
+    /// Its time to live is over.
+    Expired,
+    /// Nobody used it.
+    Idle,
+    /// Whoever made or destroyed it was killed.
+    Abandoned,
+    /// It is not taken over after a restart.
+    Restarted,
+}
+
+impl Why {
+    /// As a person reads it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Asked => "asked for",
+            Self::Expired => "its time to live is over",
+            Self::Idle => "nobody used it",
+            Self::Abandoned => "whoever was at it was killed",
+            Self::Restarted => "it is not kept over a restart",
+        }
+    }
+}
+
+/// One sandbox that was to be destroyed because nobody wants it any more.
+#[derive(Debug)]
+pub struct Swept {
+    /// Which.
+    pub id: SandboxId,
+    /// Why.
+    pub why: Why,
+    /// What came of it; what failed is tried again by the next.
+    pub done: Result<(), LifecycleError>,
+}
+
+/// All sandboxes of a user, and the kinds that there are here.
+pub struct Lifecycle {
+    store: Arc<Store>,
+    /// In the order in which they are preferred.
+    kinds: Vec<Arc<dyn Sandboxes>>,
+    clock: Arc<dyn Clock>,
+}
+
+impl Lifecycle {
+    /// Over a store, with kinds of which the first that serves is chosen.
+    pub fn new(store: Arc<Store>, kinds: Vec<Arc<dyn Sandboxes>>, clock: Arc<dyn Clock>) -> Self {
+        Self { store, kinds, clock }
+    }
+
+    /// What is known of all of them.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Makes a sandbox: its directories, then its walls. A clone as its workspace is
+    /// made by commands in it, see [`steps`](crate::steps).
+    ///
+    /// # Errors
+    /// When it cannot be had. It is known as failed then, and nothing of it is left.
+    pub fn create(&self, id: SandboxId, wanted: &Wanted, events: SandboxEvents) -> Result<Opened, LifecycleError> {
+        let kind = self.choose(&wanted.spec)?;
+        let claim = self.store.begin(id.clone(), wanted.spec.clone(), self.now_ms())?;
+        let made = (|| {
+            self.store.choose(&claim, kind.name())?;
+            let spec = &wanted.spec;
+            let places = Places::make(claim.path(), &id, &spec.workspace, &wanted.profile.limits)?;
+            let sandbox = kind.create(&plan(&id, wanted, places), events)?;
+            self.store.change(&id, SandboxState::Ready, None, self.now_ms())?;
+            Ok(sandbox)
+        })();
+        drop(claim);
+        match made {
+            Ok(sandbox) => Ok(Opened { sandbox, used: self.store.begin_use(&id, self.now_ms())? }),
+            Err(error) => {
+                self.give_up(&id, &error);
+                Err(error)
+            }
+        }
+    }
+
+    /// Begins to use one: it is found again, or its walls are made anew around what
+    /// it keeps.
+    ///
+    /// # Errors
+    /// When there is none, it is not ready, or its walls cannot be had.
+    pub fn open(&self, id: &SandboxId, wanted: &Wanted, events: SandboxEvents) -> Result<Opened, LifecycleError> {
+        let used = self.store.begin_use(id, self.now_ms())?;
+        let kind = self.kind_of(used.record())?;
+        let places = Places::of(used.path(), &used.record().spec.workspace);
+        let plan = plan(id, wanted, places);
+        let sandbox = match kind.adopt(&plan, events.clone()) {
+            Err(SandboxError::Gone(_)) => kind.create(&plan, events)?,
+            found => found?,
+        };
+        Ok(Opened { sandbox, used })
+    }
+
+    /// Ends a use.
+    ///
+    /// # Errors
+    /// When that cannot be noted; it is over all the same.
+    pub fn leave(&self, opened: Opened) -> Result<(), LifecycleError> {
+        drop(opened.sandbox);
+        Ok(self.store.end_use(opened.used, self.now_ms())?)
+    }
+
+    /// Stops every process of one that is open.
+    ///
+    /// # Errors
+    /// When it cannot be: it goes on then.
+    pub fn pause(&self, opened: &Opened) -> Result<(), LifecycleError> {
+        opened.sandbox.pause()?;
+        self.turn(opened, SandboxState::Paused)
+    }
+
+    /// Lets it go on.
+    ///
+    /// # Errors
+    /// When it cannot be: it stays as it is then.
+    pub fn resume(&self, opened: &Opened) -> Result<(), LifecycleError> {
+        opened.sandbox.resume()?;
+        self.turn(opened, SandboxState::Ready)
+    }
+
+    fn turn(&self, opened: &Opened, state: SandboxState) -> Result<(), LifecycleError> {
+        Ok(self.store.change(opened.sandbox.id(), state, None, self.now_ms()).map(drop)?)
+    }
+
+    /// Destroys one: nobody begins to use it from now on, its processes are ended,
+    /// what it keeps is removed. A workspace that is a directory of the host stays.
+    ///
+    /// # Errors
+    /// When something is left of it, or somebody still uses it. It is being destroyed
+    /// all the same, and the next sweep goes on with that.
+    pub fn destroy(&self, id: &SandboxId, why: Why) -> Result<(), LifecycleError> {
+        self.remove(id, why.as_str())
+    }
+
+    fn remove(&self, id: &SandboxId, why: &str) -> Result<(), LifecycleError> {
+        let record = self.store.change(id, SandboxState::Destroying, Some(why), self.now_ms())?;
+        if record.backend.is_some() {
+            self.kind_of(&record)?.clear(id)?;
+        }
+        let claim = self.store.claim(id)?;
+        places::remove(claim.path(), id)?;
+        Ok(self.store.close(claim, self.now_ms())?)
+    }
+
+    /// Destroys those whose time is over and those that somebody left half made or
+    /// half destroyed. For every use of sandboxes to begin with.
+    ///
+    /// # Errors
+    /// When the store failed; what becomes of each is in the answer.
+    pub fn sweep(&self) -> Result<Vec<Swept>, LifecycleError> {
+        let abandoned = self.store.abandoned()?.into_iter().map(|record| (record, Why::Abandoned));
+        let due = self.store.due(self.now_ms())?.into_iter().map(|(record, due)| match due {
+            Due::Expired => (record, Why::Expired),
+            Due::Idle => (record, Why::Idle),
+        });
+        let all: Vec<(SandboxRecord, Why)> = abandoned.chain(due).collect();
+        Ok(all.into_iter().map(|(record, why)| self.swept(record.id, why)).collect())
+    }
+
+    /// The same once when an engine begins that is the only one of this store: what
+    /// its predecessor left and is not to be taken over is destroyed as well.
+    ///
+    /// # Errors
+    /// As [`sweep`](Self::sweep).
+    pub fn recover(&self) -> Result<Vec<Swept>, LifecycleError> {
+        let mut swept = self.sweep()?;
+        for record in self.store.list()? {
+            let stands = matches!(record.state, SandboxState::Ready | SandboxState::Paused | SandboxState::Lost);
+            if stands && record.spec.after_restart == AfterRestart::Destroy {
+                swept.push(self.swept(record.id, Why::Restarted));
+            }
+        }
+        Ok(swept)
+    }
+
+    fn swept(&self, id: SandboxId, why: Why) -> Swept {
+        let done = self.destroy(&id, why);
+        Swept { id, why, done }
+    }
+
+    /// One that could not be made leaves nothing.
+    fn give_up(&self, id: &SandboxId, error: &LifecycleError) {
+        let why = error.to_string();
+        let failed = self.store.change(id, SandboxState::Failed, Some(&why), self.now_ms());
+        if let Err(error) = failed.map_err(LifecycleError::from).and_then(|_| self.remove(id, &why)) {
+            tracing::warn!("what was made of the sandbox {id} is left to the next: {error}");
+        }
+    }
+
+    /// The kind that a sandbox of this specification is of.
+    fn choose(&self, spec: &SandboxSpec) -> Result<&Arc<dyn Sandboxes>, LifecycleError> {
+        let mut why = Vec::new();
+        for kind in &self.kinds {
+            match unfit(spec, kind.name(), kind.capabilities()) {
+                None => return Ok(kind),
+                Some(reason) => why.push(format!("`{}` {reason}", kind.name())),
+            }
+        }
+        Err(LifecycleError::NoKind(if why.is_empty() { "there is no kind of them".to_owned() } else { why.join("; ") }))
+    }
+
+    fn kind_of(&self, record: &SandboxRecord) -> Result<&Arc<dyn Sandboxes>, LifecycleError> {
+        let name = record.backend.as_deref().unwrap_or_default();
+        let found = self.kinds.iter().find(|kind| kind.name() == name);
+        found.ok_or_else(|| LifecycleError::NoKind(format!("`{}` was made by `{name}`, which is not here", record.id)))
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.clock.wall_ms()
+    }
+}
+
+/// Why a kind does not serve; nothing where it does.
+fn unfit(spec: &SandboxSpec, name: &str, capabilities: Capabilities) -> Option<&'static str> {
+    if spec.backend != BackendChoice::Auto && spec.backend.as_str() != name {
+        return Some("is not what was asked for");
+    }
+    if spec.runtime.is_some() && name == BackendChoice::Native.as_str() {
+        return Some("has no runtimes");
+    }
+    if spec.background == Background::Keep && !capabilities.keeps_background {
+        return Some("does not keep what commands leave behind");
+    }
+    None
+}
+
+fn plan(id: &SandboxId, wanted: &Wanted, places: Places) -> SandboxPlan {
+    SandboxPlan {
+        id: id.clone(),
+        system: wanted.system.clone(),
+        workspace: places.workspace,
+        home: places.home,
+        profile: wanted.profile.clone(),
+        level: wanted.spec.level,
+        background: wanted.spec.background,
+        runtime: wanted.spec.runtime.clone(),
+    }
+}

@@ -1,0 +1,105 @@
+//! The directories of a sandbox: a workspace and a home beneath its own, unless its
+//! workspace is a directory of the host, which is never made, filled or removed.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, mkdirat, openat, openat2};
+use rustix::io::Errno;
+use stockade_files::object::names;
+use stockade_files::removal::{remove_tree, sweep};
+use stockade_files::{At, Bounds, PathError, Tree};
+use stockade_model::{HostDirectory, Limits, SandboxId, WorkspaceSource};
+
+use crate::LifecycleError;
+
+const WORKSPACE: &str = "workspace";
+const HOME: &str = "home";
+
+/// Most files of a workspace that is copied, where no limit says otherwise.
+const COPIED_ENTRIES_MAX: u64 = 2_000_000;
+
+/// Where a sandbox keeps what.
+#[derive(Debug)]
+pub(crate) struct Places {
+    pub workspace: PathBuf,
+    pub home: PathBuf,
+}
+
+impl Places {
+    /// Those of a sandbox with this directory.
+    pub fn of(directory: &Path, source: &WorkspaceSource) -> Self {
+        let workspace = match source {
+            WorkspaceSource::Bind { directory } => directory.as_raw().as_path().to_owned(),
+            _ => directory.join(WORKSPACE),
+        };
+        Self { workspace, home: directory.join(HOME) }
+    }
+
+    /// Makes them, and puts into the workspace what it begins with from the host.
+    pub fn make(
+        directory: &Path,
+        id: &SandboxId,
+        source: &WorkspaceSource,
+        limits: &Limits,
+    ) -> Result<Self, LifecycleError> {
+        let failed = |source| LifecycleError::Place { id: id.clone(), what: "made", source };
+        let own = hold(directory, ResolveFlags::empty()).at(directory).map_err(failed)?;
+        let make = |name: &str| mkdirat(&own, name, Mode::RWXU).at(name.as_ref()).map_err(failed);
+        make(HOME)?;
+        match source {
+            WorkspaceSource::Bind { directory } => host_directory(directory).map(drop)?,
+            WorkspaceSource::Copy { directory: from } => {
+                let from = host_directory(from)?;
+                make(WORKSPACE)?;
+                let to = hold(&directory.join(WORKSPACE), ResolveFlags::NO_SYMLINKS);
+                let to = to.at(WORKSPACE.as_ref()).map_err(failed)?;
+                let bounds = Bounds {
+                    bytes: limits.disk_bytes.unwrap_or(u64::MAX),
+                    entries: limits.inodes.unwrap_or(COPIED_ENTRIES_MAX),
+                };
+                Tree::of(to).copy_from(&Tree::of(from), bounds)?;
+            }
+            WorkspaceSource::Empty | WorkspaceSource::Clone { .. } => make(WORKSPACE)?,
+        }
+        Ok(Self::of(directory, source))
+    }
+}
+
+/// Removes what a sandbox keeps beside its lock. What its commands left may forbid
+/// itself to be removed; that is overcome.
+pub(crate) fn remove(directory: &Path, id: &SandboxId) -> Result<(), LifecycleError> {
+    let failed = |source: PathError| LifecycleError::Place { id: id.clone(), what: "removed", source };
+    let own = match hold(directory, ResolveFlags::empty()) {
+        Ok(own) => own,
+        Err(Errno::NOENT) => return Ok(()),
+        Err(errno) => return Err(failed(PathError::new(directory, errno))),
+    };
+    sweep(own.as_fd()).map_err(failed)?;
+    for name in names(own.as_fd()).at(directory).map_err(failed)? {
+        if name != b"lock" {
+            remove_tree(own.as_fd(), &name).map_err(failed)?;
+        }
+    }
+    Ok(())
+}
+
+/// A directory of the host that may be a workspace: named without links, so that
+/// it is the one that was meant.
+fn host_directory(directory: &HostDirectory) -> Result<OwnedFd, LifecycleError> {
+    let raw = directory.as_raw();
+    let refused = |why: &str| LifecycleError::Directory { directory: raw.clone(), why: why.to_owned() };
+    let held = hold(raw.as_path(), ResolveFlags::NO_SYMLINKS).map_err(|errno| match errno {
+        Errno::LOOP => refused("a link leads there"),
+        errno => refused(&errno.to_string()),
+    })?;
+    // One that may only be named is none that can be worked in.
+    openat(&held, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|errno| refused(&errno.to_string()))?;
+    Ok(held)
+}
+
+fn hold(path: &Path, resolve: ResolveFlags) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    openat2(CWD, path, flags, Mode::empty(), resolve | ResolveFlags::NO_MAGICLINKS)
+}

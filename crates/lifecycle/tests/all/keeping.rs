@@ -1,0 +1,278 @@
+//! What is made, found, swept and left alone.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use stockade_engine::SandboxEvents;
+use stockade_lifecycle::{Lifecycle, LifecycleError, Opened, Wanted, Why};
+use stockade_model::{
+    AfterRestart, BackendChoice, Background, Environment, Filesystem, HostDirectory, Limits, Network, Profile, RawText,
+    SandboxId, SandboxSpec, SandboxState, WorkspaceSource,
+};
+use stockade_store::sandboxes::Sandboxes as Store;
+
+use crate::walls::{Hands, Noted, Walls};
+
+struct House {
+    _dir: tempfile::TempDir,
+    /// Where sandboxes are kept.
+    root: PathBuf,
+    /// A directory of the person.
+    project: PathBuf,
+    noted: Arc<Noted>,
+    clock: Arc<Hands>,
+    lifecycle: Lifecycle,
+}
+
+impl House {
+    fn new() -> Self {
+        Self::with_kinds(|noted| vec![Walls { name: "native", keeps_background: false, stands: false, noted }])
+    }
+
+    fn with_kinds(kinds: impl FnOnce(Arc<Noted>) -> Vec<Walls>) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let base = dir.path().canonicalize().unwrap();
+        let (root, project) = (base.join("state"), base.join("project"));
+        fs::create_dir_all(project.join("src")).unwrap();
+        fs::write(project.join("src/main"), "code").unwrap();
+        symlink("/etc", project.join("link")).unwrap();
+        let (noted, clock) = (Arc::<Noted>::default(), Arc::<Hands>::default());
+        let store = Arc::new(Store::open(&root).unwrap());
+        let kinds = kinds(Arc::clone(&noted)).into_iter().map(|walls| Arc::new(walls) as _).collect();
+        let lifecycle = Lifecycle::new(store, kinds, Arc::clone(&clock) as _);
+        Self { _dir: dir, root, project, noted, clock, lifecycle }
+    }
+
+    fn create(&self, n: u8, wanted: &Wanted) -> Result<Opened, LifecycleError> {
+        self.lifecycle.create(id(n), wanted, SandboxEvents::new(|_| {}))
+    }
+
+    fn open(&self, n: u8) -> Result<Opened, LifecycleError> {
+        self.lifecycle.open(&id(n), &wanted(), SandboxEvents::new(|_| {}))
+    }
+
+    fn made(&self, n: u8, wanted: &Wanted) {
+        self.lifecycle.leave(self.create(n, wanted).unwrap()).unwrap();
+        self.noted.calls();
+    }
+
+    fn state(&self, n: u8) -> (SandboxState, Option<String>) {
+        let record = self.lifecycle.store().find(&id(n)).unwrap().unwrap();
+        (record.state, record.why)
+    }
+
+    fn kept(&self, n: u8) -> PathBuf {
+        self.root.join(id(n).as_str())
+    }
+
+    fn in_project(&self) -> HostDirectory {
+        directory(&self.project)
+    }
+}
+
+fn id(n: u8) -> SandboxId {
+    SandboxId::from_random([n; 16])
+}
+
+fn directory(path: &Path) -> HostDirectory {
+    RawText::from(path).try_into().unwrap()
+}
+
+fn wanted() -> Wanted {
+    let profile = Profile {
+        name: "workspace".to_owned(),
+        sandboxed: true,
+        filesystem: Filesystem::default(),
+        exec: Default::default(),
+        network: Network::None,
+        egress: Default::default(),
+        environment: Environment::default(),
+        limits: Limits::default(),
+    };
+    Wanted { spec: SandboxSpec::of_profile("workspace"), profile, system: None }
+}
+
+fn with_workspace(workspace: WorkspaceSource) -> Wanted {
+    Wanted { spec: SandboxSpec { workspace, ..wanted().spec }, ..wanted() }
+}
+
+#[test]
+fn one_is_made_used_and_destroyed() {
+    let house = House::new();
+    let opened = house.create(1, &wanted()).unwrap();
+    assert_eq!(house.state(1), (SandboxState::Ready, None));
+    assert_eq!(opened.used.record().backend.as_deref(), Some("native"));
+    for name in ["workspace", "home"] {
+        assert_eq!(fs::metadata(house.kept(1).join(name)).unwrap().permissions().mode() & 0o7777, 0o700, "{name}");
+    }
+    house.lifecycle.leave(opened).unwrap();
+    assert_eq!(house.noted.calls(), ["create"]);
+    // Its walls went with whoever made them; what it keeps did not.
+    fs::write(house.kept(1).join("workspace/file"), "kept").unwrap();
+    house.lifecycle.leave(house.open(1).unwrap()).unwrap();
+    assert_eq!(house.noted.calls(), ["adopt", "create"]);
+    assert_eq!(fs::read_to_string(house.kept(1).join("workspace/file")).unwrap(), "kept");
+    house.lifecycle.destroy(&id(1), Why::Asked).unwrap();
+    assert_eq!(house.noted.calls(), ["clear"]);
+    assert_eq!(house.state(1), (SandboxState::Destroyed, Some("asked for".to_owned())));
+    assert!(!house.kept(1).exists());
+    assert!(house.open(1).is_err());
+}
+
+#[test]
+fn walls_that_stand_are_found_again() {
+    let house = House::with_kinds(|noted| vec![Walls { name: "docker", keeps_background: true, stands: true, noted }]);
+    house.made(1, &wanted());
+    let opened = house.open(1).unwrap();
+    house.lifecycle.pause(&opened).unwrap();
+    assert_eq!(house.state(1).0, SandboxState::Paused);
+    house.lifecycle.resume(&opened).unwrap();
+    assert_eq!(house.state(1).0, SandboxState::Ready);
+    assert_eq!(house.noted.calls(), ["adopt", "pause", "resume"]);
+}
+
+#[test]
+fn what_could_not_be_made_leaves_nothing_but_the_reason() {
+    let house = House::new();
+    *house.noted.refuses.lock().unwrap() = Some("create");
+    let error = house.create(1, &wanted()).err().unwrap();
+    assert_eq!(error.to_string(), "create was refused");
+    assert_eq!(house.state(1), (SandboxState::Destroyed, Some("create was refused".to_owned())));
+    assert!(!house.kept(1).exists());
+    assert_eq!(house.noted.calls(), ["create", "clear"]);
+}
+
+#[test]
+fn what_cannot_be_removed_is_removed_by_the_next() {
+    let house = House::new();
+    house.made(1, &wanted());
+    *house.noted.refuses.lock().unwrap() = Some("clear");
+    assert!(house.lifecycle.destroy(&id(1), Why::Asked).is_err());
+    assert_eq!(house.state(1).0, SandboxState::Destroying);
+    assert!(house.open(1).is_err(), "nobody begins to use it");
+    assert!(house.kept(1).join("workspace").exists(), "its processes may still be at it");
+    *house.noted.refuses.lock().unwrap() = None;
+    let swept = house.lifecycle.sweep().unwrap();
+    assert_eq!(swept.len(), 1);
+    assert!(swept[0].done.is_ok(), "{swept:?}");
+    assert!(!house.kept(1).exists());
+    assert!(house.lifecycle.sweep().unwrap().is_empty());
+}
+
+#[test]
+fn what_a_killed_maker_left_goes_with_the_next_sweep() {
+    let house = House::new();
+    let claim = house.lifecycle.store().begin(id(1), wanted().spec, 0).unwrap();
+    fs::create_dir(claim.path().join("workspace")).unwrap();
+    fs::write(claim.path().join("workspace/half"), "x").unwrap();
+    assert!(house.lifecycle.sweep().unwrap().is_empty(), "somebody is at it");
+    drop(claim);
+    let swept = house.lifecycle.sweep().unwrap();
+    assert_eq!((swept.len(), swept[0].why), (1, Why::Abandoned));
+    assert!(!house.kept(1).exists());
+}
+
+#[test]
+fn what_its_commands_locked_is_removed_too() {
+    let house = House::new();
+    house.made(1, &wanted());
+    let deep = house.kept(1).join("workspace/a/b");
+    fs::create_dir_all(&deep).unwrap();
+    fs::write(deep.join("file"), "x").unwrap();
+    symlink(&house.project, deep.join("link")).unwrap();
+    for locked in [&deep, deep.parent().unwrap()] {
+        fs::set_permissions(locked, fs::Permissions::from_mode(0o000)).unwrap();
+    }
+    house.lifecycle.destroy(&id(1), Why::Asked).unwrap();
+    assert!(!house.kept(1).exists());
+    assert!(house.project.join("src/main").exists(), "a link was followed");
+}
+
+#[test]
+fn a_bound_workspace_stays_and_a_copied_one_is_a_copy() {
+    let house = House::new();
+    house.made(1, &with_workspace(WorkspaceSource::Bind { directory: house.in_project() }));
+    assert!(!house.kept(1).join("workspace").exists());
+    house.lifecycle.destroy(&id(1), Why::Asked).unwrap();
+    assert_eq!(fs::read_to_string(house.project.join("src/main")).unwrap(), "code");
+    house.made(2, &with_workspace(WorkspaceSource::Copy { directory: house.in_project() }));
+    let copied = house.kept(2).join("workspace");
+    assert_eq!(fs::read_to_string(copied.join("src/main")).unwrap(), "code");
+    assert_eq!(fs::read_link(copied.join("link")).unwrap(), Path::new("/etc"));
+    fs::write(copied.join("src/main"), "changed").unwrap();
+    assert_eq!(fs::read_to_string(house.project.join("src/main")).unwrap(), "code");
+}
+
+#[test]
+fn a_workspace_is_the_directory_that_was_meant() {
+    let house = House::new();
+    let link = house.project.with_file_name("to-project");
+    symlink(&house.project, &link).unwrap();
+    for bad in [link.join("src"), link, house.project.join("src/main"), house.project.join("missing")] {
+        for source in
+            [WorkspaceSource::Bind { directory: directory(&bad) }, WorkspaceSource::Copy { directory: directory(&bad) }]
+        {
+            let n = 10;
+            let error = house.create(n, &with_workspace(source)).err().unwrap();
+            assert!(matches!(error, LifecycleError::Directory { .. }), "{error}");
+            assert!(!house.kept(n).exists());
+            house.lifecycle.store().prune(u64::MAX).unwrap();
+        }
+    }
+    let mut small = with_workspace(WorkspaceSource::Copy { directory: house.in_project() });
+    small.profile.limits.disk_bytes = Some(3);
+    assert!(matches!(house.create(1, &small).err(), Some(LifecycleError::Copy(_))));
+    assert_eq!(house.state(1).0, SandboxState::Destroyed);
+}
+
+#[test]
+fn time_and_restarts_end_what_was_agreed_to_end() {
+    let house = House::new();
+    let life = |spec: SandboxSpec| Wanted { spec, ..wanted() };
+    let ttl = Some(10_000.try_into().unwrap());
+    house.made(1, &life(SandboxSpec { ttl_ms: ttl, ..wanted().spec }));
+    house.made(2, &life(SandboxSpec { idle_ms: ttl, ..wanted().spec }));
+    house.made(3, &life(SandboxSpec { after_restart: AfterRestart::Destroy, ..wanted().spec }));
+    house.made(4, &wanted());
+    house.clock.0.store(5_000, Ordering::Relaxed);
+    house.lifecycle.leave(house.open(2).unwrap()).unwrap();
+    house.clock.0.store(10_000, Ordering::Relaxed);
+    let ended = |swept: Vec<stockade_lifecycle::Swept>| -> Vec<(SandboxId, Why)> {
+        swept.into_iter().map(|swept| (swept.id, swept.done.map(|()| swept.why).unwrap())).collect()
+    };
+    assert_eq!(ended(house.lifecycle.sweep().unwrap()), [(id(1), Why::Expired)]);
+    house.clock.0.store(15_000, Ordering::Relaxed);
+    assert_eq!(ended(house.lifecycle.recover().unwrap()), [(id(2), Why::Idle), (id(3), Why::Restarted)]);
+    assert_eq!(house.state(4).0, SandboxState::Ready);
+}
+
+#[test]
+fn the_first_kind_that_serves_is_chosen_and_none_is_told_why() {
+    let kinds = |noted: Arc<Noted>| {
+        let walls = |name, keeps_background| Walls { name, keeps_background, stands: false, noted: Arc::clone(&noted) };
+        vec![walls("native", false), walls("docker", true)]
+    };
+    let house = House::with_kinds(kinds);
+    let spec = |change: &dyn Fn(&mut SandboxSpec)| {
+        let mut wanted = wanted();
+        change(&mut wanted.spec);
+        wanted
+    };
+    let backend =
+        |n, wanted: &Wanted| house.create(n, wanted).map(|opened| opened.used.record().backend.clone().unwrap());
+    assert_eq!(backend(1, &wanted()).unwrap(), "native");
+    assert_eq!(backend(2, &spec(&|spec| spec.background = Background::Keep)).unwrap(), "docker");
+    assert_eq!(backend(3, &spec(&|spec| spec.runtime = Some("runsc".parse().unwrap()))).unwrap(), "docker");
+    assert_eq!(backend(4, &spec(&|spec| spec.backend = BackendChoice::Docker)).unwrap(), "docker");
+    let neither = spec(&|spec| {
+        spec.backend = BackendChoice::Native;
+        spec.background = Background::Keep;
+    });
+    let error = backend(5, &neither).unwrap_err().to_string();
+    let why = "`native` does not keep what commands leave behind; `docker` is not what was asked for";
+    assert!(error.contains(why), "{error}");
+    assert_eq!(house.lifecycle.store().find(&id(5)).unwrap(), None, "nothing was begun");
+}

@@ -1,0 +1,8 @@
+//! Sandboxes from their first directory to their last, with walls that are made of
+//! nothing; and clones of hostile repositories.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod cloning;
+mod keeping;
+mod walls;
