@@ -64,6 +64,14 @@ pub fn make_opaque() -> Result<(), Errno> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable)
 }
 
+/// Undoes [`make_opaque`].
+///
+/// # Errors
+/// Never in practice.
+pub fn make_transparent() -> Result<(), Errno> {
+    set_dumpable_behavior(DumpableBehavior::Dumpable)
+}
+
 fn drop_bounding_set() -> Result<(), Errno> {
     for capability in 0..=MAX_CAPABILITY {
         // SAFETY: PR_CAPBSET_DROP takes plain integers.

@@ -3,7 +3,7 @@
 //! The child of a threaded process may make system calls and nothing else: no
 //! allocation, no locks. What it needs is prepared before.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::process::abort;
 
 use rustix::process::Pid;
@@ -129,6 +129,17 @@ fn run_and_exit(body: impl FnOnce() -> i32) -> ! {
 pub fn unshare(namespaces: u64) -> Result<(), Errno> {
     // SAFETY: plain integers.
     unsafe { raw(libc::SYS_unshare, [namespaces as usize, 0, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// Moves this process, which must have one thread, into the namespace behind
+/// `namespace`, which must be of this `kind`. Of a PID namespace only what it
+/// forks later becomes a part (setns(2)).
+///
+/// # Errors
+/// EPERM without the power over it, EINVAL where it is of another kind.
+pub fn enter(namespace: BorrowedFd<'_>, kind: u64) -> Result<(), Errno> {
+    // SAFETY: plain integers.
+    unsafe { raw(libc::SYS_setns, [namespace.as_raw_fd() as usize, kind as usize, 0, 0, 0, 0]) }.map(drop)
 }
 
 /// Ends the process at once: no destructors, no exit handlers.

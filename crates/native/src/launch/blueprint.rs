@@ -5,22 +5,21 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::process::{Resource, Rlimit, getegid, geteuid};
+use rustix::process::{getegid, geteuid};
 use rustix::thread::CapabilitySet;
 use stockade_model::{EnforcementReport, LayerReport, LayerState, Level, Plan};
 use stockade_sys::bpf::Program;
-use stockade_sys::exec::StringList;
 use stockade_sys::landlock::{self, Ruleset, access, network, scope};
 
-use crate::filter::{FilterSize, command_filter, init_filter};
-use crate::limits::{quotas, resource_limits};
+use crate::filter::{FilterSize, init_filter};
+use crate::limits::quotas;
 
+use super::command::{Command, candidates, cwd_identity};
 use super::error::LaunchError;
 use super::layout::{
-    Attachment, Identity, Layout, Nature, Spot, c_string, devices, existing, is_staged, layout, refuse_planted_link,
+    Attachment, Layout, Nature, Spot, c_string, devices, existing, is_staged, layout, refuse_planted_link,
 };
 use super::outfit::{NamedFile, Outfit};
 use super::presence::Presence;
@@ -46,17 +45,11 @@ pub struct Blueprint {
     pub(super) steps: Vec<Step>,
     /// How many of them are taken before the command's process is made.
     pub(super) alone: usize,
-    pub(super) candidates: Vec<CString>,
-    pub(super) arguments: StringList,
-    pub(super) environment: StringList,
-    pub(super) cwd: CString,
-    /// Absent where the directory is a private one, made anew, or staged.
-    pub(super) cwd_identity: Option<Identity>,
-    /// Whether standard input becomes the controlling terminal.
-    pub(super) terminal: bool,
-    pub(super) limits: Vec<(Resource, Rlimit)>,
-    pub(super) ruleset: Ruleset,
-    pub(super) command_filter: Program,
+    /// What runs within. Absent where the walls are to stand by themselves.
+    pub(super) command: Option<Command>,
+    pub(super) walls: Whose,
+    /// What the command may do by itself; absent where there is none.
+    pub(super) ruleset: Option<Ruleset>,
     pub(super) init_filter: Program,
     pub(super) private_directory: Option<PrivateDirectory>,
     /// Root is mapped by the caller; an ordinary user maps itself.
@@ -67,7 +60,16 @@ pub struct Blueprint {
     missing: Vec<PathBuf>,
     uncovered: usize,
     abi: u32,
-    filter_size: FilterSize,
+}
+
+/// Whose namespaces a command runs in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Whose {
+    /// Those that its own init makes.
+    Own,
+    /// Those of walls that stand: the init of those is its reaper, and its own
+    /// parent stays outside.
+    Standing,
 }
 
 impl Blueprint {
@@ -100,30 +102,29 @@ impl Blueprint {
             Level::Full => full(plan, &candidates, abi, outfit)?,
             Level::Restricted | Level::None => restricted(plan, abi, outfit)?,
         };
-        let own = parts.private_directory.as_ref().map_or(Path::new(OWN_FILES), PrivateDirectory::path);
-        let mut environment = outfit.variables(plan, own);
-        if let Some(directory) = &parts.private_directory {
-            // Without a view of its own the run must be told where to write.
-            environment.insert("TMPDIR".to_owned(), directory.path().to_owned().into());
-        }
+        let temp = parts.private_directory.as_ref().map(PrivateDirectory::path);
+        let mut command = Command::new(plan, candidates, outfit, temp.unwrap_or(Path::new(OWN_FILES)), temp)?;
+        command.cwd_identity = cwd_identity(plan, &parts.private_trees)?;
         parts.steps.push(Step::DropPrivileges);
         let alone = if plan.level == Level::Full { FIRST_STEPS } else { parts.steps.len() };
-        let (command_filter, filter_size) = command_filter(plan.level, plan.profile.filesystem.trace)?;
-        let cwd_identity = cwd_identity(plan, &parts.private_trees)?;
+        Self::new(plan.level, parts, alone, Some(command), abi)
+    }
+
+    pub(super) fn new(
+        level: Level,
+        parts: Parts,
+        alone: usize,
+        command: Option<Command>,
+        abi: u32,
+    ) -> Result<Self, LaunchError> {
         Ok(Self {
-            level: plan.level,
+            level,
             steps: parts.steps,
             alone,
-            candidates,
-            arguments: string_list(plan.argv.iter().map(|a| a.as_bytes().to_vec()))?,
-            environment: string_list(environment.iter().map(|(k, v)| [k.as_bytes(), b"=", v.as_bytes()].concat()))?,
-            cwd: c_string(plan.cwd.as_os_str())?,
-            cwd_identity,
-            terminal: outfit.terminal,
-            limits: resource_limits(&plan.profile.limits, plan.level),
+            command,
+            walls: Whose::Own,
             ruleset: parts.ruleset,
-            command_filter,
-            init_filter: init_filter(plan.level)?,
+            init_filter: init_filter(level)?,
             private_directory: parts.private_directory,
             mapped_by_caller: parts.mapped_by_caller,
             hidden: parts.hidden,
@@ -131,7 +132,6 @@ impl Blueprint {
             missing: parts.missing,
             uncovered: parts.uncovered,
             abi,
-            filter_size,
         })
     }
 
@@ -143,8 +143,9 @@ impl Blueprint {
     /// Where the kernel has no Landlock.
     #[cfg(feature = "measure")]
     pub fn unasked(mut self) -> Result<Self, LaunchError> {
-        self.command_filter = crate::filter::unasked_filter(self.level)?;
-        self.ruleset = new_ruleset(self.abi, 0, 0)?;
+        let filter = crate::filter::unasked_filter(self.level)?;
+        self.command.iter_mut().for_each(|command| command.filter = filter.clone());
+        self.ruleset = Some(new_ruleset(self.abi, 0, 0)?);
         Ok(self)
     }
 
@@ -181,7 +182,12 @@ impl Blueprint {
 
     /// Descriptors, beyond the sockets and streams, that the child needs.
     pub(super) fn held(&self) -> impl Iterator<Item = RawFd> {
-        [self.ruleset.as_fd().as_raw_fd()].into_iter()
+        let rules = self.ruleset.iter().map(|rules| rules.as_fd());
+        let walls = self.steps.iter().filter_map(|step| match step {
+            Step::Enter(walls) => Some(walls.fds()),
+            _ => None,
+        });
+        rules.chain(walls.flatten()).map(|fd| fd.as_raw_fd())
     }
 
     /// What is enforced once every step was applied.
@@ -197,7 +203,7 @@ impl Blueprint {
             layer.detail.push_str(separator);
             layer.detail.push_str(&step.describe());
         }
-        if self.level == Level::Full {
+        if self.level == Level::Full && self.walls == Whose::Own {
             let own = "a namespace of its own";
             for name in ["pid-namespace", "ipc-namespace", "uts-namespace", "cgroup-namespace"] {
                 layers.insert(name.to_owned(), LayerReport { state: LayerState::Enforced, detail: own.to_owned() });
@@ -206,9 +212,15 @@ impl Blueprint {
         if let (Some(false), Some(network)) = (ipv6, layers.get_mut("network-namespace")) {
             network.detail.push_str("; IPv4 alone: the kernel has no IPv6");
         }
-        layers.insert("landlock".to_owned(), self.landlock_report());
-        layers.insert("seccomp".to_owned(), self.seccomp_report(wait_killable));
-        layers.insert("credentials".to_owned(), self.credentials_report(watched));
+        if self.ruleset.is_some() {
+            layers.insert("landlock".to_owned(), self.landlock_report());
+        }
+        if let Some(command) = &self.command {
+            layers.insert("seccomp".to_owned(), seccomp_report(command, wait_killable));
+        }
+        if self.walls == Whose::Own {
+            layers.insert("credentials".to_owned(), self.credentials_report(watched));
+        }
         if !self.missing.is_empty() {
             let detail = format!("{} writable paths did not exist: the broker alone can make them", self.missing.len());
             layers.insert("unattached".to_owned(), LayerReport { state: LayerState::Enforced, detail });
@@ -254,31 +266,39 @@ impl Blueprint {
             }
         }
     }
+}
 
-    fn seccomp_report(&self, wait_killable: bool) -> LayerReport {
-        let FilterSize { refused, asked } = self.filter_size;
-        let counts = format!("{refused} refusals, {asked} questions, {} instructions", self.command_filter.len());
-        if wait_killable {
-            LayerReport { state: LayerState::Enforced, detail: counts }
-        } else {
-            LayerReport {
-                state: LayerState::Partial,
-                detail: format!("{counts}; signals disturb questions (the kernel is older than 5.19)"),
-            }
+fn seccomp_report(command: &Command, wait_killable: bool) -> LayerReport {
+    let FilterSize { refused, asked } = command.filter_size;
+    let counts = format!("{refused} refusals, {asked} questions, {} instructions", command.filter.len());
+    if wait_killable {
+        LayerReport { state: LayerState::Enforced, detail: counts }
+    } else {
+        LayerReport {
+            state: LayerState::Partial,
+            detail: format!("{counts}; signals disturb questions (the kernel is older than 5.19)"),
         }
     }
 }
 
 /// What differs between the levels.
-struct Parts {
-    steps: Vec<Step>,
-    ruleset: Ruleset,
-    private_trees: Vec<PrivateTree>,
-    hidden: Vec<PathBuf>,
-    missing: Vec<PathBuf>,
-    uncovered: usize,
-    private_directory: Option<PrivateDirectory>,
-    mapped_by_caller: bool,
+#[derive(Default)]
+pub(super) struct Parts {
+    pub(super) steps: Vec<Step>,
+    pub(super) ruleset: Option<Ruleset>,
+    pub(super) private_trees: Vec<PrivateTree>,
+    pub(super) missing: Vec<PathBuf>,
+    pub(super) mapped_by_caller: bool,
+    pub(super) hidden: Vec<PathBuf>,
+    pub(super) uncovered: usize,
+    pub(super) private_directory: Option<PrivateDirectory>,
+}
+
+impl Parts {
+    /// Steps and nothing else.
+    pub(super) fn of(steps: Vec<Step>) -> Self {
+        Self { steps, ..Self::default() }
+    }
 }
 
 /// The private tree of level full in which there is room for files.
@@ -315,11 +335,20 @@ fn full(plan: &Plan, candidates: &[CString], abi: u32, outfit: &Outfit) -> Resul
         steps.push(Step::Watch(watched));
     }
     steps.push(Step::SwapRoot);
-    Ok(Parts { steps, ruleset, private_trees, hidden, missing, uncovered, private_directory: None, mapped_by_caller })
+    Ok(Parts {
+        steps,
+        ruleset: Some(ruleset),
+        private_trees,
+        hidden,
+        missing,
+        uncovered,
+        private_directory: None,
+        mapped_by_caller,
+    })
 }
 
 /// Number of [`first_steps`].
-const FIRST_STEPS: usize = 7;
+pub(super) const FIRST_STEPS: usize = 7;
 
 /// What level full always begins with, whatever the plan.
 pub(super) fn first_steps(mapped_by_caller: bool) -> Result<[Step; FIRST_STEPS], LaunchError> {
@@ -369,7 +398,7 @@ fn restricted(plan: &Plan, abi: u32, outfit: &Outfit) -> Result<Parts, LaunchErr
     }
     Ok(Parts {
         steps,
-        ruleset,
+        ruleset: Some(ruleset),
         private_trees: vec![PrivateTree { path: directory.path().to_owned(), floor_allows: true }],
         hidden: Vec::new(),
         missing,
@@ -413,7 +442,7 @@ fn claim_identity() -> Result<Step, LaunchError> {
     }
 }
 
-fn private_trees(attachments: &[Attachment]) -> Vec<PrivateTree> {
+pub(super) fn private_trees(attachments: &[Attachment]) -> Vec<PrivateTree> {
     let private = attachments.iter().filter(|a| matches!(a.nature, Nature::Private(_)));
     private
         .map(|a| PrivateTree {
@@ -424,7 +453,7 @@ fn private_trees(attachments: &[Attachment]) -> Vec<PrivateTree> {
 }
 
 /// What the run's own filesystem holds before anything is attached.
-fn scratch_entries(attachments: &[Attachment], outfit: &Outfit) -> Result<Vec<ScratchEntry>, LaunchError> {
+pub(super) fn scratch_entries(attachments: &[Attachment], outfit: &Outfit) -> Result<Vec<ScratchEntry>, LaunchError> {
     use ScratchEntry::{Directory, EmptyFile, File, Link};
     let mut entries = vec![
         Directory(c"dev".into(), 0o755),
@@ -497,51 +526,4 @@ fn join(directory: &CStr, name: &CStr) -> CString {
     bytes.extend_from_slice(name.to_bytes());
     // Neither part holds a NUL: both come from C strings.
     CString::new(bytes).unwrap_or_default()
-}
-
-/// What to execute, in order: the name itself where it holds a slash, otherwise
-/// each directory of PATH that has it.
-fn candidates(plan: &Plan) -> Result<Vec<CString>, LaunchError> {
-    let program = plan.argv.first().filter(|p| !p.as_bytes().is_empty());
-    let program = program.ok_or_else(|| LaunchError::Unfit("there is no program to run".to_owned()))?;
-    if program.as_bytes().contains(&b'/') {
-        return Ok(vec![c_string(program.as_os_str())?]);
-    }
-    let path = plan.environment.get("PATH").map_or(&b"/usr/local/bin:/usr/bin:/bin"[..], |p| p.as_bytes());
-    let mut found = Vec::new();
-    let mut last = None;
-    for directory in path.split(|b| *b == b':') {
-        let directory = if directory.is_empty() { b"." } else { directory };
-        let file = Path::new(std::ffi::OsStr::from_bytes(directory)).join(program.as_os_str());
-        let name = c_string(file.as_os_str())?;
-        // A relative directory means the command's own, not the caller's.
-        if plan.cwd.as_path().join(&file).metadata().is_ok() {
-            found.push(name);
-        } else {
-            last = Some(name);
-        }
-    }
-    // The kernel itself is to say that there is no such program.
-    if found.is_empty() { Ok(last.into_iter().collect()) } else { Ok(found) }
-}
-
-/// A directory that is made anew for the run has no identity yet.
-fn cwd_identity(plan: &Plan, private: &[PrivateTree]) -> Result<Option<Identity>, LaunchError> {
-    let path = plan.cwd.as_path();
-    // An overlay's directories have numbers of their own.
-    if is_staged(plan) && path.starts_with(plan.workspace.as_path()) {
-        return Ok(None);
-    }
-    let fresh = path.starts_with("/proc") || path.starts_with("/dev") || private.iter().any(|t| t.path == path);
-    if fresh {
-        return Ok(None);
-    }
-    let why = |e: std::io::Error| LaunchError::Path { path: path.to_owned(), why: e.to_string() };
-    let metadata = path.metadata().map_err(why)?;
-    Ok(Some(Identity { device: metadata.dev(), inode: metadata.ino() }))
-}
-
-fn string_list(strings: impl Iterator<Item = Vec<u8>>) -> Result<StringList, LaunchError> {
-    let nul = |_| LaunchError::Unfit("a NUL byte cannot be passed to a program".to_owned());
-    Ok(StringList::new(strings.map(|s| CString::new(s).map_err(nul)).collect::<Result<_, _>>()?))
 }

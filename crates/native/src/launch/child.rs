@@ -17,8 +17,9 @@ use stockade_sys::landlock::Ruleset;
 use stockade_sys::reap::{self, Ended};
 use stockade_sys::{Errno, caps, descriptors, exec, fork_signals, marks, passing, seccomp};
 
-use super::blueprint::Blueprint;
+use super::blueprint::{Blueprint, Whose};
 use super::cleanup;
+use super::command::Command;
 use super::message::{Message, Parts};
 use super::network;
 use super::step::{Site, Step, verify_directory};
@@ -41,7 +42,7 @@ const NOT_FOUND: i32 = 127;
 /// The init: builds, starts the command, supervises, cleans up.
 pub(super) fn init(plan: &Blueprint, inherited: &Inherited<'_>) -> i32 {
     marks::set(INIT_MADE);
-    let mut site = Site::new(inherited.control, Some(&plan.ruleset));
+    let mut site = Site::new(inherited.control, plan.ruleset.as_ref());
     let mask = umask(Mode::empty());
     // The streams first: a step's descriptor must not get a number below 3.
     let cleared = descriptors::place_stdio(inherited.stdio).and_then(|()| descriptors::close_all_but(inherited.keep));
@@ -68,8 +69,9 @@ pub(super) fn early_init(first: &[Step], control: BorrowedFd<'_>, gate: Borrowed
     }
     let Ok(Some((Message::Plan { umask }, received))) = Message::receive(control, true) else { return FAILED };
     mask = umask.map_or(mask, Mode::from_raw_mode);
-    let (Some(plan), [Some(stdin), Some(stdout), Some(stderr), Some(rules), ..]) =
-        (published::<Blueprint>(), received.descriptors)
+    let plan = published::<Blueprint>().and_then(|plan| Some((plan, plan.ruleset.as_ref()?)));
+    let (Some((plan, own_rules)), [Some(stdin), Some(stdout), Some(stderr), Some(rules), ..]) =
+        (plan, received.descriptors)
     else {
         let _ = Message::StepFailed { index: first.len() as u32, errno: Errno::PROTO }.send(control, &[]);
         return FAILED;
@@ -79,7 +81,7 @@ pub(super) fn early_init(first: &[Step], control: BorrowedFd<'_>, gate: Borrowed
         return FAILED;
     }
     drop((stdin, stdout, stderr));
-    ruleset = plan.ruleset.over(rules);
+    ruleset = own_rules.over(rules);
     site.ruleset = Some(&ruleset);
     go_on(plan, &mut site, gate, mask, first.len())
 }
@@ -87,7 +89,8 @@ pub(super) fn early_init(first: &[Step], control: BorrowedFd<'_>, gate: Borrowed
 /// The steps from number `done` on, and what comes after them. The command is
 /// made as soon as it can be, and gets ready beside the building.
 fn go_on(plan: &Blueprint, site: &mut Site<'_>, gate: BorrowedFd<'_>, mask: Mode, done: usize) -> i32 {
-    match build(plan, site, gate, mask, done).and_then(|child| supervise(plan, site.control, &child, site)) {
+    let built = build(plan, site, gate, mask, done);
+    match built.and_then(|child| supervise(plan, site.control, child.map(|child| child.pid), site)) {
         Ok(()) => 0,
         Err(Failed { index, errno }) => {
             let _ = Message::StepFailed { index, errno }.send(site.control, &[]);
@@ -109,13 +112,15 @@ fn build(
     gate: BorrowedFd<'_>,
     mask: Mode,
     done: usize,
-) -> Result<Child, Failed> {
+) -> Result<Option<Child>, Failed> {
     let steps = plan.steps.len();
     let unmade = |errno| Failed { index: steps as u32, errno };
     take_steps(&plan.steps, done..plan.alone, site)?;
     let (word, heard) = passing::pair().map_err(unmade)?;
-    let child =
-        fork_with(0, libc::SIGCHLD, || command(plan, gate, heard.as_fd(), site.ruleset, mask)).map_err(unmade)?;
+    let start = |program: &Command| {
+        fork_with(0, libc::SIGCHLD, || command(plan, program, gate, heard.as_fd(), site.ruleset, mask))
+    };
+    let child = plan.command.as_ref().map(start).transpose().map_err(unmade)?;
     take_steps(&plan.steps, done.max(plan.alone)..steps, site)?;
     hand_over(site).map_err(unmade)?;
     // A command that is gone has said why.
@@ -142,7 +147,8 @@ fn hand_over(site: &Site<'_>) -> Result<(), Errno> {
         parts |= part;
         count += 1;
     }
-    Message::Built { parts: Parts(parts) }.send(site.control, descriptors.get(..count).unwrap_or_default())
+    Message::Built { parts: Parts(parts) }.send(site.control, descriptors.get(..count).unwrap_or_default())?;
+    site.walls.as_ref().map_or(Ok(()), |walls| Message::Standing.send(site.control, &walls.fds()))
 }
 
 fn take_steps(steps: &[Step], which: Range<usize>, site: &mut Site<'_>) -> Result<(), Failed> {
@@ -158,7 +164,7 @@ fn take_steps(steps: &[Step], which: Range<usize>, site: &mut Site<'_>) -> Resul
 
 /// Waits for the command's end or word from the caller; whatever happens first,
 /// nothing of the run is left when this returns.
-fn supervise(plan: &Blueprint, control: BorrowedFd<'_>, child: &Child, site: &Site<'_>) -> Result<(), Failed> {
+fn supervise(plan: &Blueprint, control: BorrowedFd<'_>, command: Option<Pid>, site: &Site<'_>) -> Result<(), Failed> {
     let unwatched = |errno| Failed { index: plan.steps.len() as u32 + 1, errno };
     let ends = fork_signals::child_end_descriptor().map_err(unwatched)?;
     // Nothing but the way to the caller, the signal descriptor and what the
@@ -180,7 +186,7 @@ fn supervise(plan: &Blueprint, control: BorrowedFd<'_>, child: &Child, site: &Si
         .map_err(unwatched)?;
 
     let asked = site.network.as_ref().map(|network| network.serving.as_fd());
-    let ended = watch_over(control, ends.as_fd(), asked, child.pid);
+    let ended = watch_over(control, ends.as_fd(), asked, command);
     marks::set(ENDED);
     end_everything(plan, site);
     marks::set(REAPED);
@@ -192,13 +198,13 @@ fn supervise(plan: &Blueprint, control: BorrowedFd<'_>, child: &Child, site: &Si
     Ok(())
 }
 
-/// `None` where the caller is gone. The wait has no time-out of its own: the
-/// caller's end always wakes it.
+/// `None` where the caller is gone; without a command nothing else ends it. The
+/// wait has no time-out of its own: the caller's end always wakes it.
 fn watch_over(
     control: BorrowedFd<'_>,
     ends: BorrowedFd<'_>,
     mut asked: Option<BorrowedFd<'_>>,
-    command: Pid,
+    command: Option<Pid>,
 ) -> Option<Ended> {
     loop {
         if let Some(ended) = reap_until(command) {
@@ -218,7 +224,9 @@ fn watch_over(
         }
         if !from_caller.is_empty() {
             match Message::receive(control, false) {
-                Ok(Some((Message::Signal(number), _))) => reap::signal_group(command, number),
+                Ok(Some((Message::Signal(number), _))) => {
+                    command.into_iter().for_each(|command| reap::signal_group(command, number));
+                }
                 Ok(Some(_)) | Err(Errno::AGAIN) => {}
                 Ok(None) | Err(_) => return None,
             }
@@ -227,9 +235,9 @@ fn watch_over(
 }
 
 /// Reaps all that have ended; the command's end, if it is among them.
-fn reap_until(command: Pid) -> Option<Ended> {
+fn reap_until(command: Option<Pid>) -> Option<Ended> {
     while let Ok(Some((pid, ended))) = reap::reap_any() {
-        if pid == command {
+        if Some(pid) == command {
             return Some(ended);
         }
     }
@@ -289,12 +297,13 @@ const BUILDING: u32 = 5;
 /// The command, up to its exec.
 fn command(
     plan: &Blueprint,
+    program: &Command,
     gate: BorrowedFd<'_>,
     built: BorrowedFd<'_>,
     ruleset: Option<&Ruleset>,
     mask: Mode,
 ) -> i32 {
-    match prepare_command(plan, gate, built, ruleset, mask) {
+    match prepare_command(plan, program, gate, built, ruleset, mask) {
         Ok(()) => {}
         // The init has said what failed.
         Err((BUILDING, _)) => return FAILED,
@@ -308,7 +317,7 @@ fn command(
     }
     fork_signals::reset_for_exec();
     marks::set(RELEASED);
-    let errno = execute(plan);
+    let errno = execute(program);
     let _ = Message::ExecFailed { errno }.send(gate, &[]);
     NOT_FOUND
 }
@@ -317,6 +326,7 @@ fn command(
 /// meanwhile.
 fn prepare_command(
     plan: &Blueprint,
+    program: &Command,
     gate: BorrowedFd<'_>,
     built: BorrowedFd<'_>,
     ruleset: Option<&Ruleset>,
@@ -324,9 +334,9 @@ fn prepare_command(
 ) -> Result<(), (u32, Errno)> {
     let done = |stage: usize| marks::set(FIRST_STAGE + stage);
     marks::set(COMMAND_MADE);
-    own_session(plan).map_err(|e| (0, e))?;
+    own_session(plan, program).map_err(|e| (0, e))?;
     done(0);
-    for (resource, limit) in &plan.limits {
+    for (resource, limit) in &program.limits {
         setrlimit(*resource, *limit).map_err(|e| (1, e))?;
     }
     done(1);
@@ -341,19 +351,24 @@ fn prepare_command(
     done(2);
     caps::drop_all().map_err(|e| (3, e))?;
     done(3);
-    let listener = seccomp::install_with_listener(&plan.command_filter).map_err(|e| (4, e))?;
+    let listener = seccomp::install_with_listener(&program.filter).map_err(|e| (4, e))?;
     done(4);
     match Message::receive(built, true) {
         Ok(Some((Message::Built { .. }, _))) => {}
         _ => return Err((BUILDING, Errno::PIPE)),
     }
     done(5);
-    rustix::process::chdir(&*plan.cwd).map_err(|e| (6, e))?;
-    if let Some(identity) = plan.cwd_identity {
+    rustix::process::chdir(&*program.cwd).map_err(|e| (6, e))?;
+    if let Some(identity) = program.cwd_identity {
         verify_directory(c".", identity).map_err(|e| (6, e))?;
     }
     done(6);
     ruleset.ok_or(Errno::BADF).and_then(Ruleset::restrict_self).map_err(|e| (7, e))?;
+    if plan.walls == Whose::Standing {
+        // Its domain keeps those beside it out from here on, and the broker must
+        // read what it executes.
+        caps::make_transparent().map_err(|e| (7, e))?;
+    }
     done(7);
     enter_groups(gate).map_err(|e| (8, e))?;
     done(8);
@@ -369,17 +384,19 @@ fn enter_groups(gate: BorrowedFd<'_>) -> Result<(), Errno> {
     received.descriptors.iter().flatten().try_for_each(|file| rustix::io::write(file, b"0").map(drop))
 }
 
-/// Without a PID namespace the init's end must take the command along. A terminal
-/// that another session has is refused by the kernel.
-fn own_session(plan: &Blueprint) -> Result<(), Errno> {
+/// Without a PID namespace of its own the init's end must take the command along.
+/// A terminal that another session has is refused by the kernel.
+fn own_session(plan: &Blueprint, program: &Command) -> Result<(), Errno> {
     setsid()?;
-    if plan.terminal {
+    if program.terminal {
         ioctl_tiocsctty(stdin())?;
     }
-    if plan.level != Level::Full {
+    if plan.level != Level::Full || plan.walls == Whose::Standing {
         let parent = getppid();
         set_parent_process_death_signal(Some(Signal::KILL))?;
-        if getppid() != parent {
+        // A parent outside has no number here; who has one was adopted.
+        let is_adopted = plan.walls == Whose::Standing && parent.is_some();
+        if is_adopted || getppid() != parent {
             return Err(Errno::SRCH);
         }
     }
@@ -388,7 +405,7 @@ fn own_session(plan: &Blueprint) -> Result<(), Errno> {
 
 /// Tries the candidates as execvp(3) does, but never a shell: what runs is what
 /// was shown (L5).
-fn execute(plan: &Blueprint) -> Errno {
+fn execute(plan: &Command) -> Errno {
     let mut result = Errno::NOENT;
     for candidate in &plan.candidates {
         match exec::exec(candidate, &plan.arguments, &plan.environment) {

@@ -15,7 +15,7 @@ use stockade_sys::passing::MAX_DESCRIPTORS;
 use stockade_sys::reap::{Ended, Used};
 use stockade_sys::{Errno, fork_signals, passing};
 
-use super::blueprint::{Blueprint, PrivateTree};
+use super::blueprint::{Blueprint, PrivateTree, Whose};
 use super::child::{self, Inherited, STAGES};
 use super::error::LaunchError;
 use super::leaving::{self, CLEANS_WITHIN};
@@ -23,6 +23,7 @@ use super::message::{Message, Parts};
 use super::network::{NetworkEnds, Sockets};
 use super::restricted::PrivateDirectory;
 use super::times;
+use super::walls::Walls;
 
 /// How long the building of a sandbox may take.
 const READY_WITHIN: Duration = Duration::from_secs(10);
@@ -77,6 +78,7 @@ pub struct Launched {
     temp: Option<OwnedFd>,
     hidden_reads: Option<HiddenReads>,
     network: Option<NetworkEnds>,
+    walls: Option<Walls>,
     report: EnforcementReport,
     private_trees: Vec<PrivateTree>,
     missing: Vec<PathBuf>,
@@ -155,6 +157,11 @@ impl Launching {
         if !self.knows_groups {
             self.enter(&[])?;
         }
+        self.stand()
+    }
+
+    /// As [`finish`](Self::finish), where there is no command to come.
+    pub(super) fn stand(mut self) -> Result<Launched, LaunchError> {
         self.launched.await_ready(&self.blueprint)?;
         times::tell_building(&self.blueprint);
         Ok(self.launched)
@@ -184,7 +191,7 @@ pub fn begin(mut blueprint: Blueprint, stdio: Stdio<'_>) -> Result<Launching, La
     keep.sort_unstable();
     keep.dedup();
 
-    let namespaces = blueprint.level == Level::Full;
+    let namespaces = blueprint.level == Level::Full && blueprint.walls == Whose::Own;
     let inherited =
         Inherited { control: control_inside.as_fd(), gate: gate_inside.as_fd(), stdio: streams, keep: &keep };
     let blocked = fork_signals::AllBlocked::new().map_err(LaunchError::call("block signals"))?;
@@ -212,7 +219,8 @@ pub(super) fn begin_early(
     stdio: Stdio<'_>,
 ) -> Result<Launching, LaunchError> {
     let launched = Launched::new(init, control, gate, blueprint, None);
-    let descriptors = [stdio.stdin, stdio.stdout, stdio.stderr, blueprint.ruleset.as_fd()];
+    let rules = blueprint.ruleset.as_ref().ok_or(LaunchError::Lost)?;
+    let descriptors = [stdio.stdin, stdio.stdout, stdio.stderr, rules.as_fd()];
     match (Message::Plan { umask }).send(launched.control.as_fd(), &descriptors) {
         // Its last word, why it is gone, is read by who waits for it.
         Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => {}
@@ -250,6 +258,7 @@ impl Launched {
             temp: None,
             hidden_reads: None,
             network: None,
+            walls: None,
             report: EnforcementReport { level: blueprint.level, layers: BTreeMap::new() },
             private_trees: blueprint.private_trees().to_vec(),
             missing: blueprint.missing().to_vec(),
@@ -298,6 +307,11 @@ impl Launched {
     /// What of the run's own network is the caller's, at level full.
     pub fn take_network(&mut self) -> Option<NetworkEnds> {
         self.network.take()
+    }
+
+    /// What others can enter, where it stands by itself.
+    pub(super) fn take_walls(&mut self) -> Option<Walls> {
+        self.walls.take()
     }
 
     /// What the kernel really took.
@@ -405,9 +419,11 @@ impl Launched {
     /// Waits until the command stands before its exec, or for word of why not.
     fn await_ready(&mut self, blueprint: &Blueprint) -> Result<(), LaunchError> {
         let deadline = Instant::now() + READY_WITHIN;
+        // Without a command nobody is behind the gate.
+        let spoken_to = if blueprint.command.is_some() { 2 } else { 1 };
         let (mut gone, mut built, mut taken, mut ready) = (false, false, None, None);
         loop {
-            for socket in [self.control.as_fd(), self.gate.as_fd()] {
+            for socket in [self.control.as_fd(), self.gate.as_fd()].into_iter().take(spoken_to) {
                 match Message::receive(socket, false) {
                     Ok(Some((Message::Built { parts }, received))) => {
                         taken = Some((parts, received.descriptors));
@@ -418,6 +434,11 @@ impl Launched {
                         self.listener = Some(listener.ok_or(LaunchError::Lost)?);
                         (self.umask, self.wait_killable) = (umask, wait_killable);
                         ready = Some(wait_killable);
+                    }
+                    Ok(Some((Message::Standing, received))) => {
+                        self.walls = Some(Walls::of(received.descriptors).ok_or(LaunchError::Lost)?);
+                        // No command is to come.
+                        ready = Some(true);
                     }
                     Ok(Some((Message::StepFailed { index, errno }, _))) => {
                         let (step, detail) = blueprint.step_text(index);
@@ -442,7 +463,7 @@ impl Launched {
                 return Ok(());
             }
             let sockets = [self.control.as_fd(), self.gate.as_fd()];
-            if !readable_before(&sockets, deadline).map_err(LaunchError::call("wait"))? {
+            if !readable_before(&sockets[..spoken_to], deadline).map_err(LaunchError::call("wait"))? {
                 return Err(LaunchError::TimedOut(READY_WITHIN.as_millis() as u64));
             }
         }

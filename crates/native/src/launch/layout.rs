@@ -24,11 +24,12 @@ const MAX_PLACEHOLDERS: usize = 256;
 
 /// Trees that only the run sees: where, and under which name in the run's own
 /// temporary filesystem.
-const PRIVATE: &[(&str, &CStr)] = &[("/tmp", c"tmp"), ("/var/tmp", c"vartmp"), ("/run", c"run"), ("/dev/shm", c"shm")];
+pub(super) const PRIVATE: &[(&str, &CStr)] =
+    &[("/tmp", c"tmp"), ("/var/tmp", c"vartmp"), ("/run", c"run"), ("/dev/shm", c"shm")];
 
 /// What of the kernel's files is covered: secrets of the host, or of its
 /// kernel, or switches, whose modes alone would protect them from root.
-const KERNEL_MASKS: &[&str] = &[
+pub(super) const KERNEL_MASKS: &[&str] = &[
     "/proc/acpi",
     "/proc/kallsyms",
     "/proc/kcore",
@@ -67,6 +68,8 @@ pub(super) enum Nature {
     Masked,
     /// A file that the run is given, by its number, instead of the host's.
     Provided(usize),
+    /// An object that the host has elsewhere.
+    Brought { from: PathBuf, writable: bool },
 }
 
 /// A directory at its path, links not followed, as the object it was.
@@ -114,6 +117,8 @@ pub(super) struct Identity {
 pub(super) struct Attachment {
     /// Absolute, for people and for opening on the host.
     pub(super) path: CString,
+    /// Where the host has it, for [`Nature::Brought`].
+    pub(super) source: Option<CString>,
     pub(super) nature: Nature,
     pub(super) directory: bool,
     pub(super) identity: Identity,
@@ -199,7 +204,7 @@ pub(super) fn layout(plan: &Plan, program: Option<&Path>, outfit: &Outfit) -> Re
 
 /// Where a file is put that the run is given: in the place of what is there, which
 /// must be a file.
-fn provided_at(path: &Path) -> Result<PathBuf, LaunchError> {
+pub(super) fn provided_at(path: &Path) -> Result<PathBuf, LaunchError> {
     let why = |why: String| LaunchError::Path { path: path.to_owned(), why };
     let real = path.canonicalize().map_err(|e| why(format!("no file is there to be replaced inside: {e}")))?;
     if !real.is_file() {
@@ -209,7 +214,7 @@ fn provided_at(path: &Path) -> Result<PathBuf, LaunchError> {
 }
 
 /// Keeps what changes something, and says where each thing goes.
-fn attachments(natures: BTreeMap<PathBuf, Nature>) -> Result<Vec<Attachment>, LaunchError> {
+pub(super) fn attachments(natures: BTreeMap<PathBuf, Nature>) -> Result<Vec<Attachment>, LaunchError> {
     let mut kept: Vec<(PathBuf, Attachment)> = Vec::new();
     for (path, nature) in natures {
         let around = kept.iter().rev().find(|(outer, _)| path.starts_with(outer));
@@ -217,8 +222,14 @@ fn attachments(natures: BTreeMap<PathBuf, Nature>) -> Result<Vec<Attachment>, La
         if is_redundant(&nature, around_nature) {
             continue;
         }
+        let source = match &nature {
+            Nature::Brought { from, .. } => Some(from.as_path()),
+            _ => None,
+        };
+        let object = source.unwrap_or(&path);
         let metadata =
-            path.symlink_metadata().map_err(|e| LaunchError::Path { path: path.clone(), why: e.to_string() })?;
+            object.symlink_metadata().map_err(|e| LaunchError::Path { path: object.to_owned(), why: e.to_string() })?;
+        let source = source.map(|from| c_string(from.as_os_str())).transpose()?;
         let base = around.and_then(|(outer, a)| match a.nature {
             Nature::Private(name) => Some((outer, name.to_owned())),
             Nature::Hidden(_) => Some((outer, a.placeholder.clone())),
@@ -230,6 +241,7 @@ fn attachments(natures: BTreeMap<PathBuf, Nature>) -> Result<Vec<Attachment>, La
         };
         let attachment = Attachment {
             path: c_string(path.as_os_str())?,
+            source,
             nature,
             directory: metadata.is_dir(),
             identity: Identity { device: metadata.dev(), inode: metadata.ino() },
@@ -251,7 +263,7 @@ fn attachments(natures: BTreeMap<PathBuf, Nature>) -> Result<Vec<Attachment>, La
 
 /// Whether the run can change it, by way of the broker.
 fn is_written(nature: &Nature) -> bool {
-    matches!(nature, Nature::Writable | Nature::Staged)
+    matches!(nature, Nature::Writable | Nature::Staged | Nature::Brought { writable: true, .. })
 }
 
 /// Whether what is written in the workspace shall wait beside it, and anything
@@ -274,7 +286,8 @@ fn is_redundant(nature: &Nature, around: &Nature) -> bool {
         Nature::Writable => is_written(around),
         // What starts empty holds nothing to hide.
         Nature::Hidden(_) => matches!(around, Nature::Private(_) | Nature::Devices | Nature::Hidden(_)),
-        Nature::Private(_) | Nature::Devices | Nature::Masked | Nature::Staged | Nature::Provided(_) => false,
+        Nature::Private(_) | Nature::Devices | Nature::Masked | Nature::Staged => false,
+        Nature::Provided(_) | Nature::Brought { .. } => false,
     }
 }
 
@@ -369,7 +382,7 @@ fn scaffold(base: &CStr, rest: &Path) -> Result<Vec<CString>, LaunchError> {
         .collect()
 }
 
-fn placeholder_children(path: &Path) -> Vec<(CString, bool)> {
+pub(super) fn placeholder_children(path: &Path) -> Vec<(CString, bool)> {
     let Ok(entries) = path.read_dir() else { return Vec::new() };
     entries
         .flatten()
@@ -387,7 +400,7 @@ pub(super) fn existing(text: &RawText, presence: &mut Presence) -> Option<PathBu
     presence.has(text.as_path()).then(|| text.as_path().canonicalize().ok())?
 }
 
-fn is_plain_directory(path: &Path) -> bool {
+pub(super) fn is_plain_directory(path: &Path) -> bool {
     path.symlink_metadata().is_ok_and(|m| m.is_dir())
 }
 

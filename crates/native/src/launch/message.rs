@@ -20,6 +20,8 @@ pub(super) enum Message {
     /// From the init, to both: the sandbox is built. To the caller come along
     /// the descriptors that `parts` names.
     Built { parts: Parts },
+    /// From the init of walls that are to stand: they do. They come along.
+    Standing,
     /// From the command: ready to go. The listener comes along.
     Ready { wait_killable: bool, umask: u32 },
     /// From the command: no program could be executed.
@@ -83,6 +85,7 @@ impl Message {
             Self::Plan { umask } => (9, umask.unwrap_or(0), i32::from(umask.is_some()), 0, 0),
             Self::Built { parts } => (10, parts.0, 0, 0, 0),
             Self::Groups => (11, 0, 0, 0, 0),
+            Self::Standing => (12, 0, 0, 0, 0),
         };
         let mut bytes = [0; SIZE];
         bytes[0..4].copy_from_slice(&u32::to_ne_bytes(kind));
@@ -127,6 +130,7 @@ impl Message {
             9 => Self::Plan { umask: (b != 0).then_some(a) },
             10 => Self::Built { parts: Parts(a) },
             11 => Self::Groups,
+            12 => Self::Standing,
             _ => return None,
         })
     }
@@ -155,6 +159,7 @@ mod tests {
             Message::Plan { umask: Some(0o27) },
             Message::Built { parts: Parts(5) },
             Message::Groups,
+            Message::Standing,
         ] {
             message.send(one.as_fd(), &[]).unwrap();
             assert_eq!(Message::receive(other.as_fd(), true).unwrap().unwrap().0, message);

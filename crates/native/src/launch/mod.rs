@@ -10,6 +10,7 @@
 mod blueprint;
 mod child;
 mod cleanup;
+mod command;
 mod error;
 mod launched;
 mod layout;
@@ -20,8 +21,10 @@ mod nursery;
 mod outfit;
 mod presence;
 mod restricted;
+mod standing;
 mod step;
 mod times;
+mod walls;
 
 pub use blueprint::{Blueprint, PrivateTree};
 pub use error::LaunchError;
@@ -32,5 +35,6 @@ pub use network::{NetworkEnds, Sockets};
 pub(crate) use network::{OWN_V4, OWN_V6};
 pub use nursery::{MountTable, Nursery};
 pub use outfit::{NamedFile, Outfit};
+pub use standing::{Grounds, Standing};
 pub use stockade_sys::reap::Ended;
 pub use times::TARGET as TIMES_TARGET;

@@ -4,6 +4,7 @@
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, fstat, mkdirat, openat, openat2, symlinkat};
@@ -21,6 +22,7 @@ use super::error::LaunchError;
 use super::layout::{Attachment, Device, Identity, Nature, Overlay, Spot};
 use super::message::Message;
 use super::network::Network;
+use super::walls::Walls;
 use crate::limits::{Quota, temp_inodes};
 
 /// Terminals of one run: the machine has some thousands for all.
@@ -52,6 +54,8 @@ pub(super) struct Site<'a> {
     pub(super) private_directory: Option<OwnedFd>,
     /// Sockets of the network namespace.
     pub(super) network: Option<Network>,
+    /// Walls that others are to enter.
+    pub(super) walls: Option<Walls>,
 }
 
 impl<'a> Site<'a> {
@@ -67,12 +71,14 @@ impl<'a> Site<'a> {
             watches: None,
             private_directory: None,
             network: None,
+            walls: None,
         }
     }
 
     /// Lets the command do `rights` beneath `object` by itself.
     fn allow(&self, object: BorrowedFd<'_>, rights: u64) -> Result<(), Errno> {
-        self.ruleset.ok_or(Errno::BADF)?.allow(object, rights)
+        // Walls that stand by themselves have no command to allow anything to.
+        self.ruleset.map_or(Ok(()), |ruleset| ruleset.allow(object, rights))
     }
 
     fn root(&self) -> Result<BorrowedFd<'_>, Errno> {
@@ -134,6 +140,16 @@ pub(super) enum Step {
     AdoptOrphans,
     /// No capabilities, no way to get them back.
     DropPrivileges,
+    /// A root with nothing in it but where things are attached.
+    EmptyRoot(Vec<ScratchEntry>),
+    /// Descriptors of all walls, for those who are to come in later.
+    HoldWalls,
+    /// Walls that stand already are entered.
+    Enter(Arc<Walls>),
+    /// What the command may do by itself, in what stands already.
+    Allow(Vec<(CString, u64)>),
+    /// Nobody inside can look into this process or what is forked of it.
+    Opaque,
 }
 
 /// How much the run's own filesystem holds, as its options say it (tmpfs(5)).
@@ -185,6 +201,11 @@ impl Step {
             Self::SwapRoot => "swap-root",
             Self::AdoptOrphans => "adopt-orphans",
             Self::DropPrivileges => "drop-privileges",
+            Self::EmptyRoot(_) => "empty-root",
+            Self::HoldWalls => "hold-walls",
+            Self::Enter(_) => "enter",
+            Self::Allow(_) => "allow",
+            Self::Opaque => "opaque",
         }
     }
 
@@ -196,7 +217,8 @@ impl Step {
             Self::PrivateDirectory { .. } | Self::OwnFile { .. } => "private-directory",
             Self::KeyRing => "key-ring",
             Self::Network => "network-namespace",
-            Self::AdoptOrphans => "processes",
+            Self::AdoptOrphans | Self::Opaque => "processes",
+            Self::HoldWalls | Self::Enter(_) => "walls",
             _ => "mounts",
         }
     }
@@ -228,6 +250,11 @@ impl Step {
             Self::SwapRoot => "the host's root is gone".to_owned(),
             Self::AdoptOrphans => "orphans are adopted and ended".to_owned(),
             Self::DropPrivileges => "none in any set of the command, no_new_privs".to_owned(),
+            Self::EmptyRoot(_) => "a root of its own, nothing of the host's in it but what is named".to_owned(),
+            Self::HoldWalls => "held open for the commands to come".to_owned(),
+            Self::Enter(_) => "those of the sandbox, with all of its commands".to_owned(),
+            Self::Allow(paths) => format!("{} places that the command may change by itself", paths.len()),
+            Self::Opaque => "closed to what runs beside it until its program begins".to_owned(),
         }
     }
 
@@ -282,6 +309,23 @@ impl Step {
             // The init listens inside on behalf of the way out, on any port.
             Self::DropPrivileges if site.network.is_some() => caps::drop_all_but(CapabilitySet::NET_BIND_SERVICE),
             Self::DropPrivileges => caps::drop_all(),
+            Self::EmptyRoot(entries) => {
+                let forbids = Forbids { devices: true, setuid: true, ..Forbids::default() };
+                let root = new_filesystem(c"tmpfs", &[(c"mode", c"0755")], forbids)?;
+                entries.iter().try_for_each(|entry| make_entry(root.as_fd(), entry))?;
+                site.root = Some(root);
+                Ok(())
+            }
+            Self::HoldWalls => {
+                site.walls = Some(Walls::of_this_process()?);
+                Ok(())
+            }
+            Self::Enter(walls) => walls.enter(),
+            Self::Allow(paths) => paths.iter().try_for_each(|(path, rights)| {
+                let object = open_plain(CWD, path, ResolveFlags::empty())?;
+                site.allow(object.as_fd(), *rights)
+            }),
+            Self::Opaque => caps::make_opaque(),
         }
     }
 }
@@ -297,6 +341,7 @@ fn describe_attachment(attachment: &Attachment) -> String {
         Nature::Hidden(_) => format!("{path} hidden"),
         Nature::Masked => format!("{path} masked"),
         Nature::Provided(_) => format!("{path} replaced"),
+        Nature::Brought { writable, .. } => format!("{path} {}", if *writable { "writable" } else { "read-only" }),
     }
 }
 
@@ -417,8 +462,9 @@ fn attach_one(site: &mut Site<'_>, attachment: &Attachment) -> Result<(), Errno>
         Nature::Masked if attachment.directory => copy_tree(site.placeholders()?, c"void")?,
         Nature::Masked => copy_tree(site.placeholders()?, c"empty")?,
         Nature::Hidden(_) | Nature::Provided(_) => copy_tree(site.placeholders()?, &attachment.placeholder)?,
-        Nature::Writable | Nature::Readable | Nature::Visible { .. } => {
-            let object = open_plain(CWD, &attachment.path, ResolveFlags::empty())?;
+        Nature::Writable | Nature::Readable | Nature::Visible { .. } | Nature::Brought { .. } => {
+            let source = attachment.source.as_ref().unwrap_or(&attachment.path);
+            let object = open_plain(CWD, source, ResolveFlags::empty())?;
             verify(object.as_fd(), attachment.identity)?;
             copy_tree(object.as_fd(), c"")?
         }
@@ -427,7 +473,9 @@ fn attach_one(site: &mut Site<'_>, attachment: &Attachment) -> Result<(), Errno>
     match attachment.nature {
         // These carry what the run's own filesystem forbids already.
         Nature::Private(_) | Nature::Devices | Nature::Masked | Nature::Hidden(_) | Nature::Provided(_) => {}
-        Nature::Writable | Nature::Staged => restrict(tree.as_fd(), Forbids { write: false, ..forbids }, true)?,
+        Nature::Writable | Nature::Staged | Nature::Brought { writable: true, .. } => {
+            restrict(tree.as_fd(), Forbids { write: false, ..forbids }, true)?;
+        }
         _ => restrict(tree.as_fd(), forbids, true)?,
     }
     let target = open_plain(site.root()?, attachment.relative(), ResolveFlags::IN_ROOT)?;
@@ -440,12 +488,12 @@ fn attach_one(site: &mut Site<'_>, attachment: &Attachment) -> Result<(), Errno>
 /// which is what protects names that do not exist yet. Rights reach through
 /// mounts to whatever lies beneath, so a private tree around such a root gets
 /// no more than the root.
-fn rights(attachment: &Attachment) -> u64 {
+pub(super) fn rights(attachment: &Attachment) -> u64 {
     const SOCKETS: u64 = access::MAKE_SOCK | access::MAKE_FIFO;
     match attachment.nature {
         Nature::Private(_) if attachment.floor_allows => access::changing(u32::MAX),
         Nature::Private(_) => SOCKETS,
-        Nature::Writable | Nature::Staged if attachment.directory => SOCKETS,
+        Nature::Writable | Nature::Staged | Nature::Brought { writable: true, .. } if attachment.directory => SOCKETS,
         _ => 0,
     }
 }

@@ -146,11 +146,21 @@ pub fn try_run(plan: &Plan) -> Result<Ran, LaunchError> {
 
 /// The same with what the run is given besides.
 pub fn try_run_with(plan: &Plan, outfit: &Outfit) -> Result<Ran, LaunchError> {
+    let (ran, answers) = complete(|stdio| launch(Blueprint::prepare_with(plan, outfit)?, stdio))?;
+    answers.join().unwrap();
+    Ok(ran)
+}
+
+/// Runs what is launched with these streams to its end. Its calls are answered
+/// until the last process with its filter is gone.
+pub fn complete(
+    launch: impl FnOnce(Stdio<'_>) -> Result<Launched, LaunchError>,
+) -> Result<(Ran, thread::JoinHandle<()>), LaunchError> {
     let (stdout, stdout_inside) = pipe();
     let (stderr, stderr_inside) = pipe();
     let stdin = File::open("/dev/null").unwrap();
     let stdio = Stdio { stdin: stdin.as_fd(), stdout: stdout_inside.as_fd(), stderr: stderr_inside.as_fd() };
-    let mut launched = launch(Blueprint::prepare_with(plan, outfit)?, stdio)?;
+    let mut launched = launch(stdio)?;
     drop((stdout_inside, stderr_inside));
     let readers = [stdout, stderr].map(|mut file| {
         thread::spawn(move || {
@@ -164,8 +174,7 @@ pub fn try_run_with(plan: &Plan, outfit: &Outfit) -> Result<Ran, LaunchError> {
     let exit = launched.wait(PATIENCE)?.expect("it ends");
     let report = launched.report().clone();
     let [stdout, stderr] = readers.map(|r| r.join().unwrap());
-    answers.join().unwrap();
-    Ok(Ran { exit, stdout, stderr, report })
+    Ok((Ran { exit, stdout, stderr, report }, answers))
 }
 
 /// A broker that lets every call continue.

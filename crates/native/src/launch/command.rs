@@ -1,0 +1,118 @@
+//! What of a start belongs to the command alone: what it executes and with what,
+//! where, under which filter. The walls around it are steps of the init.
+
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Resource, Rlimit};
+use stockade_model::{Plan, RawText};
+use stockade_sys::bpf::Program;
+use stockade_sys::exec::StringList;
+
+use crate::filter::{FilterSize, command_filter};
+use crate::limits::resource_limits;
+
+use super::blueprint::PrivateTree;
+use super::error::LaunchError;
+use super::layout::{Identity, c_string, is_staged};
+use super::outfit::Outfit;
+
+/// Where programs are looked for that are named without a directory, if nothing
+/// else is said.
+const OWN_PATH: &[u8] = b"/usr/local/bin:/usr/bin:/bin";
+
+/// A command, ready to be made a process.
+#[derive(Debug)]
+pub(super) struct Command {
+    pub(super) candidates: Vec<CString>,
+    pub(super) arguments: StringList,
+    pub(super) environment: StringList,
+    pub(super) cwd: CString,
+    /// Absent where the directory is a private one, made anew, or staged.
+    pub(super) cwd_identity: Option<Identity>,
+    /// Whether standard input becomes the controlling terminal.
+    pub(super) terminal: bool,
+    pub(super) limits: Vec<(Resource, Rlimit)>,
+    pub(super) filter: Program,
+    pub(super) filter_size: FilterSize,
+}
+
+impl Command {
+    /// That of `plan`, which finds `candidates` to execute and has `own` as the
+    /// directory of files that it is given.
+    pub(super) fn new(
+        plan: &Plan,
+        candidates: Vec<CString>,
+        outfit: &Outfit,
+        own: &Path,
+        temp: Option<&Path>,
+    ) -> Result<Self, LaunchError> {
+        let mut environment = outfit.variables(plan, own);
+        if let Some(directory) = temp {
+            // Without a view of its own the run must be told where to write.
+            environment.insert("TMPDIR".to_owned(), directory.to_owned().into());
+        }
+        let (filter, filter_size) = command_filter(plan.level, plan.profile.filesystem.trace)?;
+        Ok(Self {
+            candidates,
+            arguments: string_list(plan.argv.iter().map(|a| a.as_bytes().to_vec()))?,
+            environment: string_list(environment.iter().map(|(k, v)| [k.as_bytes(), b"=", v.as_bytes()].concat()))?,
+            cwd: c_string(plan.cwd.as_os_str())?,
+            cwd_identity: None,
+            terminal: outfit.terminal,
+            limits: resource_limits(&plan.profile.limits, plan.level),
+            filter,
+            filter_size,
+        })
+    }
+}
+
+/// What to execute, in order: the name itself where it holds a slash, otherwise
+/// each directory of PATH that has it.
+pub(super) fn candidates(plan: &Plan) -> Result<Vec<CString>, LaunchError> {
+    // A relative directory means the command's own, not the caller's.
+    let mut names = every_candidate(plan)?;
+    let last = names.last().cloned();
+    names.retain(|name| plan.cwd.as_path().join(std::ffi::OsStr::from_bytes(name.as_bytes())).metadata().is_ok());
+    // The kernel itself is to say that there is no such program.
+    if names.is_empty() { Ok(last.into_iter().collect()) } else { Ok(names) }
+}
+
+/// The same where the caller cannot see what is there.
+pub(super) fn every_candidate(plan: &Plan) -> Result<Vec<CString>, LaunchError> {
+    let program = plan.argv.first().filter(|p| !p.as_bytes().is_empty());
+    let program = program.ok_or_else(|| LaunchError::Unfit("there is no program to run".to_owned()))?;
+    if program.as_bytes().contains(&b'/') {
+        return Ok(vec![c_string(program.as_os_str())?]);
+    }
+    let path = plan.environment.get("PATH").map_or(OWN_PATH, RawText::as_bytes);
+    let directories = path.split(|b| *b == b':').map(|directory| if directory.is_empty() { b"." } else { directory });
+    directories
+        .map(|directory| {
+            c_string(Path::new(std::ffi::OsStr::from_bytes(directory)).join(program.as_os_str()).as_os_str())
+        })
+        .collect()
+}
+
+/// A directory that is made anew for the run has no identity yet.
+pub(super) fn cwd_identity(plan: &Plan, private: &[PrivateTree]) -> Result<Option<Identity>, LaunchError> {
+    let path = plan.cwd.as_path();
+    // An overlay's directories have numbers of their own.
+    if is_staged(plan) && path.starts_with(plan.workspace.as_path()) {
+        return Ok(None);
+    }
+    let fresh = path.starts_with("/proc") || path.starts_with("/dev") || private.iter().any(|t| t.path == path);
+    if fresh {
+        return Ok(None);
+    }
+    let why = |e: std::io::Error| LaunchError::Path { path: PathBuf::from(path), why: e.to_string() };
+    let metadata = path.metadata().map_err(why)?;
+    Ok(Some(Identity { device: metadata.dev(), inode: metadata.ino() }))
+}
+
+fn string_list(strings: impl Iterator<Item = Vec<u8>>) -> Result<StringList, LaunchError> {
+    let nul = |_| LaunchError::Unfit("a NUL byte cannot be passed to a program".to_owned());
+    Ok(StringList::new(strings.map(|s| CString::new(s).map_err(nul)).collect::<Result<_, _>>()?))
+}
