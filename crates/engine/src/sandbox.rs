@@ -180,6 +180,8 @@ pub struct Capabilities {
     pub snapshots: bool,
     /// A process that a command leaves behind can live on.
     pub keeps_background: bool,
+    /// It can be ended with the command.
+    pub ends_background: bool,
     /// A call that lacks a power can wait for an answer.
     pub holds: bool,
     /// [`Tree`]s can be had.

@@ -11,15 +11,20 @@ pub mod powers;
 pub mod reach;
 pub mod stage;
 
+mod attempt;
 mod backend;
 mod capture;
 mod descriptors;
 mod evidence;
 mod host;
+mod keeper;
 mod limits;
 mod programs;
+mod sandbox;
 mod staging;
+mod streams;
 mod way_out;
 
 pub use backend::NativeBackend;
 pub use host::HostBackend;
+pub use sandbox::NativeSandboxes;

@@ -29,6 +29,8 @@ pub struct Powers {
     unattached: Vec<Vec<u8>>,
     added: Vec<Vec<u8>>,
     staged: Option<Vec<u8>>,
+    /// See [`stay_inside`](Self::stay_inside).
+    inside: bool,
     /// What is read is noted; it decides nothing.
     pub(crate) traced: bool,
     pub(crate) programs: Programs,
@@ -87,6 +89,7 @@ impl Powers {
             unattached: Vec::new(),
             added: Vec::new(),
             staged: None,
+            inside: false,
             traced: files.trace,
             programs: Programs::new(&plan.profile.exec),
             reach: Reach::of(plan),
@@ -113,6 +116,7 @@ impl Powers {
             unattached: Vec::new(),
             added: Vec::new(),
             staged: None,
+            inside: false,
             traced: false,
             programs: Programs::default(),
             reach: Reach::default(),
@@ -143,6 +147,12 @@ impl Powers {
         self.staged = Some(self.workspace.clone());
     }
 
+    /// Nothing may be changed in the view of the front, which is another than that
+    /// of the sandbox: its paths mean other objects there.
+    pub(crate) fn stay_inside(&mut self) {
+        self.inside = true;
+    }
+
     /// See [`stage`](Self::stage).
     pub fn is_staged(&self, path: &[u8]) -> bool {
         self.staged.as_ref().is_some_and(|workspace| covers(workspace, path))
@@ -161,7 +171,7 @@ impl Powers {
             self.add(grant);
             if let Grant::Write(path) = grant {
                 push_new(&mut self.added, path);
-                if level == Level::Full {
+                if level == Level::Full && !self.inside {
                     push_new(&mut self.unattached, path);
                 }
             }

@@ -6,7 +6,7 @@
 mod support;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use stockade_model::Level::Full;
 use stockade_model::{Level, Plan, Profile, RawText};
@@ -40,10 +40,6 @@ impl Place {
         Self { top, walls }
     }
 
-    fn work(&self) -> PathBuf {
-        self.top.path().join("work")
-    }
-
     #[track_caller]
     fn run(&self, text: &str) -> Ran {
         self.try_run(&inside(text)).unwrap()
@@ -73,7 +69,10 @@ fn commands_follow_each_other_and_find_what_was_left() {
         let place = Place::new();
         assert_eq!(place.run("exit 42").exit.status, Ended::Exited(42));
         assert_eq!(place.run("kill -TERM $$").exit.status, Ended::Signaled(15));
-        assert_eq!(place.run("pwd; echo kept > /tmp/a; ls -A /workspace /home/agent").ok().lines().next(), Some("/workspace"));
+        assert_eq!(
+            place.run("pwd; echo kept > /tmp/a; ls -A /workspace /home/agent").ok().lines().next(),
+            Some("/workspace")
+        );
         assert_eq!(place.run("cat /tmp/a").ok(), "kept\n");
         // A process that was left is seen, signalled and gone.
         place.run("sleep 1000 >/dev/null 2>&1 & echo $! > /tmp/pid").ok();
@@ -117,7 +116,13 @@ fn nothing_of_the_host_is_there_but_its_system() {
         let user = rustix::process::geteuid().as_raw().to_string();
         assert!(all.stdout.contains(&user) && !all.stdout.contains("boot"), "{}", all.stdout);
         assert_eq!(place.run("ls -A /home").ok(), "agent\n");
-        assert!(place.run("ls -A /sys /workspace /home/agent /var/tmp").ok().lines().all(|l| l.is_empty() || l.ends_with(':')));
+        assert!(
+            place
+                .run("ls -A /sys /workspace /home/agent /var/tmp")
+                .ok()
+                .lines()
+                .all(|l| l.is_empty() || l.ends_with(':'))
+        );
         // The directory beside the workspace, and the host's own temp.
         let beside = place.top.path().join("beside");
         fs::write(&beside, "host").unwrap();

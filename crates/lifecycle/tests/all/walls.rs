@@ -51,6 +51,7 @@ impl Sandboxes for Walls {
             adopts: self.stands,
             pauses: true,
             snapshots: false,
+            ends_background: true,
             keeps_background: self.keeps_background,
             holds: false,
             shows_files: true,

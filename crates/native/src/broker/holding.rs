@@ -134,6 +134,14 @@ impl Service {
         }
     }
 
+    /// Refuses all that is held, and holds nothing from now on.
+    pub(super) fn hold_nothing(&mut self) {
+        self.holds_calls = false;
+        for id in self.holds.ids() {
+            self.answered(HoldId(id), HeldAnswer::Refused);
+        }
+    }
+
     /// Holds the roots that were added, so that opens beneath them are short.
     fn hold_roots(&self, grants: &[Grant]) {
         let Some(first) = &self.first else { return };

@@ -191,9 +191,14 @@ impl<W> Holds<W> {
         empty
     }
 
+    /// The questions that stand open.
+    pub fn ids(&self) -> Vec<u64> {
+        self.open.keys().copied().collect()
+    }
+
     /// Takes everything out, and tells which questions stood open.
     pub fn sweep_all(&mut self) -> Vec<u64> {
-        let open: Vec<u64> = self.open.keys().copied().collect();
+        let open = self.ids();
         for id in &open {
             self.take(*id);
         }

@@ -55,7 +55,7 @@ mod walk;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -164,6 +164,8 @@ enum Order {
     Judge(Request),
     /// The door is needed.
     Open,
+    /// Nobody answers any more.
+    HoldNothing,
     Stop,
 }
 
@@ -177,6 +179,11 @@ impl Answers {
     /// Lets the way out be opened. Never blocks.
     pub(crate) fn open_way(&self) {
         self.order(Order::Open);
+    }
+
+    /// What is held is refused, and so is what would be. Never blocks.
+    pub(crate) fn hold_nothing(&self) {
+        self.order(Order::HoldNothing);
     }
 
     fn order(&self, order: Order) {
@@ -331,6 +338,19 @@ impl BrokerHandle {
     pub fn stop(self, timeout: Duration) -> Option<BrokerReport> {
         self.ask_to_stop();
         self.report.recv_timeout(timeout).ok()
+    }
+
+    /// Waits until it has ended by itself because no process is left, at most so
+    /// long.
+    ///
+    /// # Errors
+    /// Gives it back where some are left.
+    pub(crate) fn end_within(self, at_most: Duration) -> Result<BrokerReport, Self> {
+        match self.report.recv_timeout(at_most) {
+            Ok(report) => Ok(report),
+            Err(RecvTimeoutError::Timeout) => Err(self),
+            Err(RecvTimeoutError::Disconnected) => Ok(BrokerReport::default()),
+        }
     }
 
     fn ask_to_stop(&self) {

@@ -203,6 +203,7 @@ impl Service {
                 Ok(Order::Answer(id, answer)) => self.answered(id, answer),
                 Ok(Order::Judge(request)) => self.judge(request),
                 Ok(Order::Open) => self.open_way(),
+                Ok(Order::HoldNothing) => self.hold_nothing(),
                 Ok(Order::Stop) | Err(TryRecvError::Disconnected) => return false,
                 Err(TryRecvError::Empty) => return true,
             }

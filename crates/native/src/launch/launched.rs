@@ -375,6 +375,11 @@ impl Launched {
         Ok(self.ended)
     }
 
+    /// Whether the end has been seen.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.is_some()
+    }
+
     /// Sends a signal to the command's process group; best effort.
     pub fn signal(&self, signal: i32) {
         let _ = Message::Signal(signal).send(self.control.as_fd(), &[]);

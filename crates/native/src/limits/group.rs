@@ -6,6 +6,7 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -33,18 +34,20 @@ static MADE: AtomicU32 = AtomicU32::new(0);
 /// One run's group. Dropping it ends what is in it and takes it away.
 #[derive(Debug)]
 pub(crate) struct Group {
-    parts: Vec<Part>,
+    pub(super) parts: Vec<Part>,
     held: Vec<Limit>,
     /// What the kernel would not hold, and why.
     refused: Vec<(Limit, String)>,
+    /// The one that it lies in, which goes after it.
+    pub(super) around: Option<Arc<Group>>,
 }
 
 /// Its directory in one hierarchy.
 #[derive(Debug)]
-struct Part {
-    version: Version,
-    path: PathBuf,
-    controllers: Vec<Controller>,
+pub(super) struct Part {
+    pub(super) version: Version,
+    pub(super) path: PathBuf,
+    pub(super) controllers: Vec<Controller>,
 }
 
 /// What the kernel counted of a group. Absent where it does not count that.
@@ -71,19 +74,26 @@ impl Group {
         if wanted.is_empty() {
             return Ok(None);
         }
-        let name = format!("{}{}", own_mark(), MADE.fetch_add(1, Ordering::Relaxed));
-        let mut group = Self { parts: Vec::new(), held: Vec::new(), refused: Vec::new() };
-        for Base { version, path, controllers } in bases(&wanted)? {
-            remove_leftovers(&path);
-            let path = path.join(&name);
-            fs::create_dir(&path).map_err(|error| format!("cannot make {}: {error}", path.display()))?;
-            group.parts.push(Part { version, path, controllers });
-        }
+        let bases = bases(&wanted)?;
+        bases.iter().for_each(|base| remove_leftovers(&base.path));
+        let mut group = Self::within(bases)?;
         group.set(limits, workspace);
         Ok(Some(group))
     }
 
-    fn set(&mut self, limits: &Limits, workspace: &Path) {
+    /// A new group in each of `bases`.
+    pub(super) fn within(bases: Vec<Base>) -> Result<Self, String> {
+        let name = format!("{}{}", own_mark(), MADE.fetch_add(1, Ordering::Relaxed));
+        let mut group = Self { parts: Vec::new(), held: Vec::new(), refused: Vec::new(), around: None };
+        for Base { version, path, controllers } in bases {
+            let path = path.join(&name);
+            fs::create_dir(&path).map_err(|error| format!("cannot make {}: {error}", path.display()))?;
+            group.parts.push(Part { version, path, controllers });
+        }
+        Ok(group)
+    }
+
+    pub(super) fn set(&mut self, limits: &Limits, workspace: &Path) {
         for (limit, amount) in limits.each() {
             let set = match limit {
                 Limit::Processes => self.part(Controller::Pids).map(|part| part.write("pids.max", amount)),
@@ -100,7 +110,7 @@ impl Group {
         }
     }
 
-    fn part(&self, controller: Controller) -> Option<&Part> {
+    pub(super) fn part(&self, controller: Controller) -> Option<&Part> {
         self.parts.iter().find(|part| part.controllers.contains(&controller))
     }
 
@@ -232,7 +242,7 @@ impl Part {
         self.write_text(file, &value.to_string())
     }
 
-    fn write_text(&self, file: &str, value: &str) -> Result<(), String> {
+    pub(super) fn write_text(&self, file: &str, value: &str) -> Result<(), String> {
         fs::write(self.path.join(file), value).map_err(|error| format!("{file}: {error}"))
     }
 
@@ -284,17 +294,17 @@ impl Part {
         }
     }
 
-    fn members(&self) -> Vec<Pid> {
+    pub(super) fn members(&self) -> Vec<Pid> {
         let text = fs::read_to_string(self.path.join("cgroup.procs")).unwrap_or_default();
         text.lines().filter_map(|line| line.parse().ok().and_then(Pid::from_raw)).collect()
     }
 
-    fn number(&self, file: &str) -> Option<u64> {
+    pub(super) fn number(&self, file: &str) -> Option<u64> {
         fs::read_to_string(self.path.join(file)).ok()?.trim().parse().ok()
     }
 
     /// The number behind `key` in a file of `key number` lines.
-    fn keyed(&self, file: &str, key: &str) -> Option<u64> {
+    pub(super) fn keyed(&self, file: &str, key: &str) -> Option<u64> {
         let text = fs::read_to_string(self.path.join(file)).ok()?;
         text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
     }
@@ -339,7 +349,7 @@ impl Part {
 /// The controllers for what `limits` hold; none where no group is needed. No
 /// more than these: each costs every start, and in version 1 whoever joins that
 /// of the processors shares them with all others as if it were one process.
-fn wanted(limits: &Limits, level: Level) -> Vec<Controller> {
+pub(super) fn wanted(limits: &Limits, level: Level) -> Vec<Controller> {
     let needs = |controller: &Controller| match controller {
         Controller::Pids => limits.processes.is_some(),
         Controller::Memory => limits.memory_bytes.is_some(),
@@ -389,7 +399,7 @@ fn mark(pid: u32) -> Option<String> {
 /// Takes away groups in `base` whose runs have lost their supervisor, with what
 /// is still in them. Of another PID namespace nothing is known but whether they
 /// are empty, which they are for a moment when they are new.
-fn remove_leftovers(base: &Path) {
+pub(super) fn remove_leftovers(base: &Path) {
     let Ok(entries) = fs::read_dir(base) else { return };
     let Some(own) = mark(std::process::id()) else { return };
     let namespace = own.splitn(3, '.').take(2).collect::<Vec<_>>().join(".") + ".";
@@ -398,12 +408,10 @@ fn remove_leftovers(base: &Path) {
         let path = base.join(&name);
         match name.strip_prefix(&namespace) {
             Some(rest) if is_orphan(&name, rest) => {
-                let part = Part { version: Version::One, path, controllers: Vec::new() };
-                for pid in part.members() {
-                    let _ = kill_process(pid, Signal::KILL);
-                }
-                // What is still ending is taken away by a later start.
-                let _ = fs::remove_dir(&part.path);
+                // Those of a sandbox's commands lie in its own.
+                let nested = fs::read_dir(&path).into_iter().flatten().flatten();
+                let nested = nested.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+                nested.map(|entry| entry.path()).chain([path.clone()]).for_each(end_leftover);
             }
             None if is_old(&path) => {
                 // Refused where somebody is in it.
@@ -412,6 +420,17 @@ fn remove_leftovers(base: &Path) {
             _ => {}
         }
     }
+}
+
+fn end_leftover(path: PathBuf) {
+    let part = Part { version: Version::One, path, controllers: Vec::new() };
+    for pid in part.members() {
+        let _ = kill_process(pid, Signal::KILL);
+    }
+    // In version 1 those of a sandbox that was paused end when they go on.
+    let _ = part.write_text("freezer.state", "THAWED");
+    // What is still ending is taken away by a later start.
+    let _ = fs::remove_dir(&part.path);
 }
 
 /// Whether the process that made the group `name` is gone; `rest` begins with

@@ -9,6 +9,7 @@
 mod group;
 mod halt;
 mod hierarchy;
+mod lasting;
 mod processes;
 mod quotas;
 mod raising;
@@ -67,6 +68,11 @@ pub(crate) fn survey() -> LayerReport {
     LayerReport { state, detail }
 }
 
+/// Whether a sandbox can have a control group here.
+pub(crate) fn can_have_group() -> bool {
+    hierarchy::bases(&[hierarchy::Controller::Freezer, hierarchy::Controller::Pids]).is_ok()
+}
+
 /// How limits are held where there is no group.
 const WITHOUT_GROUP: &str = "resource limits and a watch alone, no control group";
 /// What is done about it for a limit that only a group holds.
@@ -74,7 +80,18 @@ const SCOPE: &str = "the service manager is asked for a scope where nothing else
 
 /// A group for what of `limits` one can hold, or why there is none.
 fn group(limits: &Limits, level: Level, workspace: &Path) -> (Option<Arc<Group>>, String) {
-    match Group::make(limits, level, workspace) {
+    made(Group::make(limits, level, workspace))
+}
+
+/// Of what was asked for, what this machine can hold.
+fn within_machine(limits: &Limits) -> Limits {
+    let mut limits = limits.clone();
+    resources::within_machine(&mut limits);
+    limits
+}
+
+fn made(group: Result<Option<Group>, String>) -> (Option<Arc<Group>>, String) {
+    match group {
         Ok(group) => (group.map(Arc::new), String::new()),
         Err(why) => (None, why),
     }
@@ -96,28 +113,58 @@ impl Guard {
     /// # Errors
     /// Where one of them can be held by nothing here (L6).
     pub(crate) fn prepare(plan: &Plan, init: u32) -> Result<Self, LimitError> {
-        let mut limits = plan.profile.limits.clone();
-        resources::within_machine(&mut limits);
-        let workspace = plan.workspace.as_path().to_owned();
-        let (mut group, mut absent) = group(&limits, plan.level, &workspace);
-        let mut holders = report::holders(&limits, plan.level, group.as_deref());
-        if holders.iter().any(|(.., holder)| *holder == Holder::Nothing)
+        let limits = within_machine(&plan.profile.limits);
+        let workspace = plan.workspace.as_path();
+        let (mut group, mut absent) = group(&limits, plan.level, workspace);
+        let nothing_holds = |group: Option<&Group>| {
+            report::holders(&limits, plan.level, group).iter().any(|(.., h)| *h == Holder::Nothing)
+        };
+        if nothing_holds(group.as_deref())
             && let Some(manager) = Manager::of_user()
         {
             match manager.give_scope(init) {
-                Ok(()) => {
-                    (group, absent) = self::group(&limits, plan.level, &workspace);
-                    holders = report::holders(&limits, plan.level, group.as_deref());
-                }
+                Ok(()) => (group, absent) = self::group(&limits, plan.level, workspace),
                 Err(why) => absent = format!("{absent}; {why}"),
             }
         }
+        Self::with(limits, plan.level, workspace, (group, absent))
+    }
+
+    /// `absent` says why there is no group.
+    fn with(
+        limits: Limits,
+        level: Level,
+        workspace: &Path,
+        (group, absent): (Option<Arc<Group>>, String),
+    ) -> Result<Self, LimitError> {
+        let holders = report::holders(&limits, level, group.as_deref());
         if let Some((limit, amount, _)) = holders.iter().find(|(.., holder)| *holder == Holder::Nothing) {
             let refused = group.as_deref().and_then(|group| group.refused(*limit));
             let why = refused.unwrap_or(if absent.is_empty() { "nothing here does that" } else { &absent });
             return Err(LimitError::Unheld { limit: *limit, amount: limit.text(*amount), why: why.to_owned() });
         }
-        Ok(Self { limits, workspace, group, holders })
+        Ok(Self { limits, workspace: workspace.to_owned(), group, holders })
+    }
+
+    /// The same for a sandbox: its group is that of all of its commands, and is there
+    /// also without a limit, where one can be had.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
+    pub(crate) fn of_sandbox(limits: &Limits, workspace: &Path) -> Result<Self, LimitError> {
+        let limits = within_machine(limits);
+        let group = made(Group::of_sandbox(&limits, workspace).map(Some));
+        Self::with(limits, Level::Full, workspace, group)
+    }
+
+    /// The same for a command of a sandbox, within its group.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
+    pub(crate) fn within(plan: &Plan, workspace: &Path, sandbox: Option<&Arc<Group>>) -> Result<Self, LimitError> {
+        let limits = within_machine(&plan.profile.limits);
+        let group = made(sandbox.map(|group| Group::nested(group, &limits, workspace)).transpose());
+        Self::with(limits, plan.level, workspace, group)
     }
 
     /// What holds each limit, and where somebody may be asked which can be raised

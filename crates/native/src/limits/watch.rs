@@ -46,6 +46,8 @@ pub(crate) struct Watch {
     memory: Option<MachineMemory>,
     next: Instant,
     pub(super) told: bool,
+    /// Processes that were ended for want of memory, and told.
+    kills_before: u64,
     peak: Peak,
     /// Forks that had failed when somebody was last asked for more.
     pub(super) forks_refused: u64,
@@ -104,6 +106,7 @@ impl Watch {
             workspace: guard.workspace,
             next: Instant::now() + LOOK_EVERY,
             told: false,
+            kills_before: 0,
             peak: Peak::default(),
             forks_refused: 0,
         }
@@ -132,6 +135,12 @@ impl Watch {
         let told = self.ask(limit, then, denial);
         self.told = matches!(told, Some(AttemptEvent::Breached(_)));
         told
+    }
+
+    /// Looks on after a limit was passed: what was is not told again.
+    pub(crate) fn rearm(&mut self) {
+        self.kills_before = self.counted().out_of_memory_kills;
+        self.told = false;
     }
 
     fn passed(&mut self) -> Option<Passed> {
@@ -197,7 +206,7 @@ impl Watch {
 
     /// The kernel ended a process for want of memory.
     fn killed(&self, counted: &Counted) -> Option<Passed> {
-        let kills = counted.out_of_memory_kills;
+        let kills = counted.out_of_memory_kills.saturating_sub(self.kills_before);
         let value = format!("out of memory: the kernel ended {kills} of its processes");
         (kills > 0).then_some(Passed { limit: Limit::Memory, value, pid: None, then: Then::Ends })
     }

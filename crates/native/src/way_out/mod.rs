@@ -4,6 +4,7 @@
 //!
 //! It must not know rules, questions, nor how a trapped call is answered.
 
+mod common;
 mod lost;
 mod outfit;
 mod places;
@@ -23,8 +24,9 @@ use stockade_sys::{Errno, net};
 
 use crate::descriptors;
 use crate::launch::NetworkEnds;
+pub(crate) use common::CommonNetwork;
 pub(crate) use lost::LostDatagrams;
-pub(crate) use outfit::{layer, outfit};
+pub(crate) use outfit::{layer, outfit, resolver_settings};
 use places::{Inside, OnHost};
 pub(crate) use published::Published;
 
@@ -81,6 +83,11 @@ impl WayOut {
 
     fn new(namespace: Arc<dyn Namespace>, asked: Option<OwnedFd>, terms: Terms) -> Self {
         Self { names: Arc::default(), namespace, asked, state: Mutex::new(State::Shut(Box::new(terms))) }
+    }
+
+    /// The same with names that others give addresses to as well.
+    fn naming(self, names: Arc<Names>) -> Self {
+        Self { names, ..self }
     }
 
     /// Whether a socket is of the network that the run has of its own; true where

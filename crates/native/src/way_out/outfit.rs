@@ -32,7 +32,7 @@ fn without_proxy(level: Level) -> &'static str {
 pub(crate) fn outfit(plan: &Plan, edge: &Edge) -> Outfit {
     let mut outfit = Outfit { environment: proxies(plan), ..Outfit::default() };
     match plan.level {
-        Level::Full => outfit.files.extend(resolver_settings(Path::new(RESOLVER))),
+        Level::Full => outfit.files.extend(resolver_settings()),
         // Names are asked for over connections, which the broker sees, and as they
         // stand: the host's search list is the door's to apply.
         Level::Restricted | Level::None => {
@@ -92,7 +92,11 @@ fn proxies(plan: &Plan) -> BTreeMap<String, RawText> {
 /// Settings to put in the place of the host's where those hold more than
 /// servers: a search list would make other names of those that are asked for.
 /// Which server is asked is all the same.
-fn resolver_settings(path: &Path) -> Option<(PathBuf, Vec<u8>)> {
+pub(crate) fn resolver_settings() -> Option<(PathBuf, Vec<u8>)> {
+    settings_instead_of(Path::new(RESOLVER))
+}
+
+fn settings_instead_of(path: &Path) -> Option<(PathBuf, Vec<u8>)> {
     let settings = std::fs::read(path).ok()?;
     let text = settings.get(..RESOLVER_MAX_BYTES.min(settings.len())).map(String::from_utf8_lossy)?;
     let is_plain = |line: &str| {
@@ -124,8 +128,8 @@ mod tests {
             ("nameserver 2001:db8::1\n", true),
         ] {
             std::fs::write(&path, text).unwrap();
-            assert_eq!(resolver_settings(&path).is_some(), replaced, "{text}");
+            assert_eq!(settings_instead_of(&path).is_some(), replaced, "{text}");
         }
-        assert_eq!(resolver_settings(&directory.path().join("none")), None);
+        assert_eq!(settings_instead_of(&directory.path().join("none")), None);
     }
 }

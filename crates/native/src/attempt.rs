@@ -1,0 +1,83 @@
+//! An attempt as the engine holds it: released, signalled, answered, ended.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use stockade_engine::{Attempt, HeldAnswer, HoldId, StartError, WeakEvents};
+use stockade_model::{Denial, EnforcementReport};
+
+use crate::backend::unlaunched;
+use crate::broker::Answers;
+use crate::launch::Launched;
+use crate::limits::{Group, Watch};
+
+/// How long a sandbox that was killed is waited for. A process that waits for a
+/// filesystem that does not answer cannot be ended by anybody.
+const SANDBOX_ENDS_WITHIN: Duration = Duration::from_secs(10);
+
+pub(crate) fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(crate) struct NativeAttempt {
+    pub(crate) enforced: EnforcementReport,
+    pub(crate) launched: Arc<Mutex<Launched>>,
+    pub(crate) answers: Answers,
+    /// What holds its processes, where no namespace that ends with it does.
+    pub(crate) group: Option<Arc<Group>>,
+    pub(crate) watch: Arc<Mutex<Watch>>,
+    pub(crate) events: WeakEvents,
+    /// Hung up when nothing of it is left that it could end.
+    pub(crate) keeper: Option<Receiver<()>>,
+}
+
+impl Attempt for NativeAttempt {
+    fn enforced(&self) -> &EnforcementReport {
+        &self.enforced
+    }
+
+    fn release(&mut self) -> Result<(), StartError> {
+        lock(&self.launched).release().map_err(unlaunched)
+    }
+
+    fn signal(&self, signal: i32) {
+        lock(&self.launched).signal(signal);
+        lock(&self.watch).go_on();
+    }
+
+    fn kill(&self) {
+        let launched = lock(&self.launched);
+        launched.kill();
+        // What a command of a sandbox left behind when it ended is not its any more.
+        if !launched.has_ended() {
+            self.group.iter().for_each(|group| group.kill());
+        }
+        drop(launched);
+        lock(&self.watch).go_on();
+    }
+
+    fn stand_still(&self, limit: &Denial) -> bool {
+        let asked = lock(&self.watch).stand_still(limit);
+        asked.map(|asked| self.events.tell(asked)).is_some()
+    }
+
+    fn answer(&self, hold: HoldId, answer: HeldAnswer) {
+        if !Watch::is_about_limit(hold) {
+            return self.answers.answer(hold, answer);
+        }
+        let ends = lock(&self.watch).answer(hold, &answer);
+        ends.into_iter().for_each(|breach| self.events.tell(breach));
+    }
+}
+
+impl Drop for NativeAttempt {
+    fn drop(&mut self) {
+        self.kill();
+        let Some(over) = self.keeper.take() else { return };
+        // Its sender goes with the keeper, or with what was never kept.
+        if over.recv_timeout(SANDBOX_ENDS_WITHIN) == Err(RecvTimeoutError::Timeout) {
+            lock(&self.launched).abandon();
+        }
+    }
+}

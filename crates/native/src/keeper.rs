@@ -1,0 +1,324 @@
+//! Watches over one command and its sandbox on a thread of its own: for the end,
+//! for opened hidden paths, for output, for limits. It never waits for a person.
+//!
+//! A command of a sandbox that lasts may leave processes behind. Its end is told
+//! all the same, and they are kept from here on as long as there is one.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use stockade_engine::{AttemptEnd, AttemptEvent, CommandEnd, Events, SandboxEvent, SandboxEvents, StartError};
+use stockade_model::{Background, Denial, RawText, ReadAccess, RequestId, Usage};
+use stockade_sys::Errno;
+use stockade_sys::reap::Ended;
+
+use crate::attempt::lock;
+use crate::broker::{BrokerHandle, BrokerReport};
+use crate::capture::Capture;
+use crate::evidence::{HiddenWatch, TempWatch};
+use crate::launch::{ExitReport, LaunchError, Launched};
+use crate::limits::{Group, Spent, Watch};
+use crate::staging::Staging;
+use crate::streams::Output;
+use crate::way_out::{LostDatagrams, WayOut};
+
+/// How long the broker may take to end once its callers are gone.
+const BROKER_ENDS_WITHIN: Duration = Duration::from_secs(5);
+/// How long the last processes of a command of a sandbox that lasts may take to be
+/// gone, before they count as left behind.
+const LEFT_AFTER: Duration = Duration::from_millis(100);
+/// How often the keeper looks around though nothing woke it.
+const LOOK_AROUND: Duration = Duration::from_secs(1);
+/// How many chunks of output are taken after the end: all that a pipe holds.
+const LAST_CHUNKS_MAX: usize = 64;
+
+/// Where a keeper, a broker and a door tell what happens: the attempt, and after its
+/// end the sandbox.
+#[derive(Clone)]
+pub(crate) struct Told {
+    attempt: Events,
+    after: Option<After>,
+}
+
+#[derive(Clone)]
+struct After {
+    sandbox: SandboxEvents,
+    request: RequestId,
+    ended: Arc<AtomicBool>,
+}
+
+impl Told {
+    /// To the attempt alone.
+    pub(crate) fn to_attempt(attempt: Events) -> Self {
+        Self { attempt, after: None }
+    }
+
+    /// To the attempt of this request, then to its sandbox.
+    pub(crate) fn in_sandbox(attempt: Events, sandbox: SandboxEvents, request: RequestId) -> Self {
+        Self { attempt, after: Some(After { sandbox, request, ended: Arc::default() }) }
+    }
+
+    /// Tells one event.
+    pub(crate) fn tell(&self, event: AttemptEvent) {
+        let Some(After { sandbox, request, ended }) = &self.after else { return self.attempt.tell(event) };
+        let is_last = matches!(event, AttemptEvent::Ended(_));
+        if !ended.load(Ordering::Acquire) {
+            if is_last {
+                ended.store(true, Ordering::Release);
+            }
+            return self.attempt.tell(event);
+        }
+        let request = request.clone();
+        match event {
+            AttemptEvent::Denied(denial) => sandbox.tell(SandboxEvent::Denied { request, denial }),
+            AttemptEvent::Connection(record) => sandbox.tell(SandboxEvent::Connection { request, record }),
+            // The sandbox tells of it once, for all.
+            AttemptEvent::Breached(_) => {}
+            // Nobody could answer.
+            AttemptEvent::Held { .. } | AttemptEvent::Withdrawn(_) => {}
+            AttemptEvent::Executed { .. } | AttemptEvent::Ended(_) => {}
+        }
+    }
+}
+
+/// What a command of a sandbox that lasts leaves to it.
+pub(crate) struct Leaves {
+    /// Whether what it left goes on.
+    background: Background,
+    group: Option<Arc<Group>>,
+    _on_breach: OnBreach,
+}
+
+/// Told of a limit that all commands of a sandbox together went beyond.
+pub(crate) type OnBreach = Arc<dyn Fn(&Denial) + Send + Sync>;
+
+impl Leaves {
+    /// `group` is its own control group, where there is one; `on_breach` hears of the
+    /// sandbox's limits as long as anything of it is there.
+    pub(crate) fn new(background: Background, group: Option<Arc<Group>>, on_breach: OnBreach) -> Self {
+        Self { background, group, _on_breach: on_breach }
+    }
+
+    /// At the end of the command: what there is to report, and who serves what goes
+    /// on, if anything does.
+    fn settle(&self, broker: BrokerHandle, end: &CommandEnd) -> (BrokerReport, Option<BrokerHandle>) {
+        let keeps = self.background == Background::Keep && !matches!(end, CommandEnd::Lost(_));
+        if keeps {
+            return match broker.end_within(LEFT_AFTER) {
+                Ok(report) => (report, None),
+                Err(broker) => (BrokerReport::default(), Some(broker)),
+            };
+        }
+        self.group.iter().for_each(|group| group.kill());
+        (broker.stop(BROKER_ENDS_WITHIN).unwrap_or_default(), None)
+    }
+}
+
+/// The thread's own.
+pub(crate) struct Keeper {
+    kept: Kept,
+    outside: Option<[Output; 2]>,
+    told: Told,
+}
+
+/// What there is to keep once the sandbox stands.
+pub(crate) struct Kept {
+    pub(crate) end: OwnedFd,
+    pub(crate) launched: Arc<Mutex<Launched>>,
+    pub(crate) broker: BrokerHandle,
+    pub(crate) way: Arc<WayOut>,
+    /// The same until the first name is asked for.
+    pub(crate) names: Option<Arc<WayOut>>,
+    pub(crate) lost: Option<LostDatagrams>,
+    pub(crate) hidden: Option<HiddenWatch>,
+    pub(crate) temp: Option<TempWatch>,
+    pub(crate) staging: Option<Staging>,
+    pub(crate) watch: Arc<Mutex<Watch>>,
+    /// In a sandbox that lasts alone.
+    pub(crate) leaves: Option<Leaves>,
+}
+
+/// A keeper that waits for its sandbox. Dropping it ends it.
+pub(crate) struct KeeperBegun {
+    kept: Sender<Kept>,
+    over: Receiver<()>,
+}
+
+impl KeeperBegun {
+    /// Lets it watch. What it returns is hung up when the sandbox is gone.
+    pub(crate) fn keep(self, kept: Kept) -> Result<Receiver<()>, StartError> {
+        let gone = || StartError { what: "the thread that watches the sandbox ended".to_owned(), hint: None };
+        self.kept.send(kept).map_err(|_| gone())?;
+        Ok(self.over)
+    }
+}
+
+impl Keeper {
+    pub(crate) fn begin(outside: Option<[Output; 2]>, told: Told) -> Result<KeeperBegun, StartError> {
+        let (kept, sandbox) = channel();
+        let (on_drop, over) = channel::<()>();
+        let body = move || {
+            if let Ok(kept) = sandbox.recv() {
+                Self { kept, outside, told }.keep(on_drop);
+            }
+        };
+        thread::Builder::new()
+            .name("keeper".to_owned())
+            .spawn(body)
+            .map_err(|error| StartError { what: format!("cannot start a thread: {error}"), hint: None })?;
+        Ok(KeeperBegun { kept, over })
+    }
+
+    /// Watches until the end, then reports it, and keeps what goes on.
+    fn keep(mut self, on_drop: Sender<()>) {
+        let (end, usage) = command_end(self.watch_until_end());
+        let Self { kept, outside, told } = self;
+        let Kept { end: end_fd, launched, broker, way, names, lost: _, hidden, temp, staging, watch, leaves } = kept;
+        if let Some(full) = temp.and_then(TempWatch::end) {
+            told.tell(AttemptEvent::Denied(full));
+        }
+        let (report, left) = match &leaves {
+            None => (broker.stop(BROKER_ENDS_WITHIN).unwrap_or_default(), None),
+            Some(leaves) => leaves.settle(broker, &end),
+        };
+        // After the last connect, before the end: its records belong to the run.
+        if left.is_none() {
+            way.close();
+        }
+        report.denials.into_iter().filter(|d| d.count > 1).for_each(|denial| told.tell(AttemptEvent::Denied(denial)));
+        // What is shared with the init goes before the init, which closes it
+        // last and so waits for the kernel instead of us.
+        drop((hidden, end_fd));
+        let end = attempt_end(end, usage, (outside, report.reads), (watch, staging), &told);
+        drop((launched, on_drop));
+        told.tell(AttemptEvent::Ended(end));
+        if let Some(broker) = left {
+            Left { broker, way, names, _leaves: leaves }.keep();
+        }
+    }
+
+    fn watch_until_end(&mut self) -> Result<Option<ExitReport>, LaunchError> {
+        let ended = loop {
+            self.wait();
+            self.look();
+            match lock(&self.kept.launched).try_wait() {
+                Ok(None) => {}
+                other => break other,
+            }
+        };
+        // What the command has printed is there by now.
+        for _ in 0..LAST_CHUNKS_MAX {
+            // Both are read each time, whichever of them is still open.
+            let open = self.outside.iter_mut().flatten().map(Output::take).filter(|open| *open).count();
+            if open == 0 {
+                break;
+            }
+        }
+        self.look();
+        ended
+    }
+
+    fn tell(&self, event: AttemptEvent) {
+        self.told.tell(event);
+    }
+
+    /// Sleeps until something happens.
+    fn wait(&self) {
+        let hidden = self.kept.hidden.as_ref().map(HiddenWatch::fd);
+        let names = self.kept.names.as_ref().and_then(|way| way.asked());
+        let outputs = self.outside.iter().flatten().filter_map(Output::waited);
+        let lost = self.kept.lost.iter().flat_map(LostDatagrams::fds);
+        let all: Vec<BorrowedFd<'_>> =
+            [Some(self.kept.end.as_fd()), hidden, names].into_iter().flatten().chain(lost).chain(outputs).collect();
+        let mut waited: Vec<PollFd<'_>> = all.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+        let at_most = lock(&self.kept.watch).next_look().map_or(LOOK_AROUND, |next| next.min(LOOK_AROUND));
+        let at_most = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: i64::from(at_most.subsec_nanos()) };
+        // A signal or a failure only makes the next look come sooner.
+        let _ = poll(&mut waited, Some(&at_most));
+    }
+
+    /// Takes what is there.
+    fn look(&mut self) {
+        for output in self.outside.iter_mut().flatten() {
+            output.take();
+        }
+        if self.kept.names.take_if(|way| way.is_asked()).is_some() {
+            self.kept.broker.answers().open_way();
+        }
+        let mut seen: Vec<Denial> = self.kept.hidden.as_mut().map(HiddenWatch::take).unwrap_or_default();
+        seen.extend(self.kept.lost.iter_mut().flat_map(LostDatagrams::take));
+        for denial in seen {
+            self.tell(AttemptEvent::Denied(denial));
+        }
+        let passed = lock(&self.kept.watch).look();
+        passed.into_iter().for_each(|passed| self.tell(passed));
+    }
+}
+
+/// What is told at the end. Says before what the kernel refused quietly.
+fn attempt_end(
+    end: CommandEnd,
+    mut usage: Usage,
+    (outside, reads): (Option<[Output; 2]>, Vec<ReadAccess>),
+    (watch, staging): (Arc<Mutex<Watch>>, Option<Staging>),
+    told: &Told,
+) -> AttemptEnd {
+    let [stdout, stderr] = match outside {
+        Some([out, err]) => [Some(out.capture), Some(err.capture)],
+        None => [None, None],
+    };
+    let truncated = [&stdout, &stderr].into_iter().flatten().any(Capture::truncated);
+    let text = |capture: Option<Capture>| capture.map(|c| RawText::from(c.into_bytes()));
+    let Spent { denials, breach } = lock(&watch).end(&mut usage);
+    denials.into_iter().for_each(|denial| told.tell(AttemptEvent::Denied(denial)));
+    breach.into_iter().for_each(|breach| told.tell(AttemptEvent::Breached(breach)));
+    let staged = staging.and_then(|staging| staging.end(&end));
+    AttemptEnd { end, usage, stdout: text(stdout), stderr: text(stderr), truncated, staged, reads }
+}
+
+/// What a command left behind, with what serves it.
+struct Left {
+    broker: BrokerHandle,
+    way: Arc<WayOut>,
+    names: Option<Arc<WayOut>>,
+    /// Its group goes after it.
+    _leaves: Option<Leaves>,
+}
+
+impl Left {
+    /// Serves it until the last process is gone. Nothing is held any more: nobody
+    /// could answer.
+    fn keep(mut self) {
+        self.broker.answers().hold_nothing();
+        loop {
+            match self.broker.end_within(LOOK_AROUND) {
+                Ok(_) => break,
+                Err(broker) => self.broker = broker,
+            }
+            if self.names.take_if(|way| way.is_asked()).is_some() {
+                self.broker.answers().open_way();
+            }
+        }
+        self.way.close();
+    }
+}
+
+fn command_end(ended: Result<Option<ExitReport>, LaunchError>) -> (CommandEnd, Usage) {
+    match ended {
+        Ok(Some(ExitReport { exec_errno: Some(Errno::NOENT | Errno::NOTDIR), usage, .. })) => {
+            (CommandEnd::NotFound, usage)
+        }
+        Ok(Some(ExitReport { exec_errno: Some(errno), usage, .. })) => {
+            (CommandEnd::NotExecutable(errno.to_string()), usage)
+        }
+        Ok(Some(ExitReport { status: Ended::Exited(code), usage, .. })) => (CommandEnd::Exited(code), usage),
+        Ok(Some(ExitReport { status: Ended::Signaled(signal), usage, .. })) => (CommandEnd::Signaled(signal), usage),
+        Ok(None) => (CommandEnd::Lost("it ended without a word".to_owned()), Usage::default()),
+        Err(error) => (CommandEnd::Lost(error.to_string()), Usage::default()),
+    }
+}

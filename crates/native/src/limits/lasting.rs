@@ -1,0 +1,141 @@
+//! The groups of a sandbox that lasts: one for all of its commands, and in it one
+//! for each, so that a command can be ended with all that it started while others
+//! go on.
+//!
+//! It must not know what a sandbox is, nor why it is stopped.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Signal, kill_process};
+use stockade_engine::SandboxUsage;
+use stockade_model::{Level, Limits, Usage};
+
+use super::group::{Group, Part, remove_leftovers, wanted};
+use super::hierarchy::{Base, Controller, Version, bases};
+
+/// How long the processes of a group may take to stand still: those that wait for
+/// a disk stop when it has answered.
+const STOPS_WITHIN: Duration = Duration::from_secs(10);
+/// How often that is looked at.
+const AGAIN: Duration = Duration::from_millis(2);
+
+impl Group {
+    /// One for all commands of a sandbox. No process is ever in it itself.
+    ///
+    /// # Errors
+    /// Why there can be none, for a person.
+    pub(super) fn of_sandbox(limits: &Limits, workspace: &Path) -> Result<Self, String> {
+        let mut all = wanted(limits, Level::Full);
+        // To stop them, and to tell what they use.
+        let counts = [Controller::Freezer, Controller::Memory, Controller::Pids, Controller::CpuTime];
+        all.extend(counts.into_iter().filter(|counter| !wanted(limits, Level::Full).contains(counter)));
+        let bases = bases(&all)?;
+        bases.iter().for_each(|base| remove_leftovers(&base.path));
+        let mut group = Self::within(bases)?;
+        group.set(limits, workspace);
+        group.parts.iter().for_each(Part::pass_controllers_on);
+        Ok(group)
+    }
+
+    /// One in it, for one command.
+    ///
+    /// # Errors
+    /// Why there can be none, for a person.
+    pub(super) fn nested(around: &Arc<Self>, limits: &Limits, workspace: &Path) -> Result<Self, String> {
+        let base = |part: &Part| Base {
+            version: part.version,
+            path: part.path.clone(),
+            controllers: part.controllers.clone(),
+        };
+        let mut group = Self::within(around.parts.iter().map(base).collect())?;
+        group.set(limits, workspace);
+        group.around = Some(Arc::clone(around));
+        Ok(group)
+    }
+
+    /// Stops every process of it, and waits until they stand still.
+    ///
+    /// # Errors
+    /// Why they do not: then all go on.
+    pub(crate) fn pause(&self) -> Result<(), String> {
+        if !self.freeze(true) {
+            return Err("no control group here stops processes".to_owned());
+        }
+        let deadline = Instant::now() + STOPS_WITHIN;
+        while !self.stands() {
+            if Instant::now() >= deadline {
+                self.freeze(false);
+                return Err(format!("its processes did not stand still within {} s", STOPS_WITHIN.as_secs()));
+            }
+            thread::sleep(AGAIN);
+        }
+        Ok(())
+    }
+
+    fn stands(&self) -> bool {
+        if self.can_freeze() {
+            return self.is_frozen();
+        }
+        let state = |part: &Part| fs::read_to_string(part.path.join("freezer.state"));
+        self.part(Controller::Freezer).is_some_and(|part| state(part).is_ok_and(|state| state.trim() == "FROZEN"))
+    }
+
+    /// Lets them go on.
+    pub(crate) fn resume(&self) {
+        self.freeze(false);
+    }
+
+    /// Ends every process in those that lie in it.
+    pub(crate) fn kill_within(&self) {
+        let Some(part) = self.parts.first() else { return };
+        if part.version == Version::Two {
+            return self.kill();
+        }
+        self.freeze(true);
+        let nested = fs::read_dir(&part.path).into_iter().flatten().flatten();
+        for path in nested.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()) {
+            let nested = Part { version: part.version, path, controllers: Vec::new() };
+            for pid in nested.members() {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
+        self.freeze(false);
+    }
+
+    /// What all of its processes use now, and used so far. The time is the caller's.
+    pub(crate) fn usage(&self) -> SandboxUsage {
+        let counted = self.counted();
+        let memory_bytes = self.part(Controller::Memory).and_then(|part| match part.version {
+            Version::One => part.number("memory.usage_in_bytes"),
+            Version::Two => part.number("memory.current"),
+        });
+        let total = Usage {
+            cpu_ms: counted.cpu_us.unwrap_or_default() / 1000,
+            tree_memory_peak_bytes: counted.memory_peak_bytes,
+            processes_peak: counted.processes_peak,
+            throttled_ms: counted.throttled_us.map(|us| us / 1000),
+            memory_pressure_ms: counted.memory_pressure_us.map(|us| us / 1000),
+            ..Usage::default()
+        };
+        let processes = self.part(Controller::Pids).and_then(|part| part.number("pids.current"));
+        SandboxUsage { total, memory_bytes, processes }
+    }
+}
+
+impl Part {
+    /// In version 2 a group has the controllers that the one around it passes on.
+    fn pass_controllers_on(&self) {
+        if self.version == Version::One {
+            return;
+        }
+        let given = fs::read_to_string(self.path.join("cgroup.controllers")).unwrap_or_default();
+        for name in given.split_whitespace() {
+            // Without it a command is held by the sandbox's limits alone.
+            let _ = self.write_text("cgroup.subtree_control", &format!("+{name}"));
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! One command in a sandbox: an attempt as any other, within walls that stand. It has
+//! a filter and a listener, a broker, a way out and powers of its own.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use stockade_egress::{Edge, Trust};
+use stockade_engine::{Attempt, AttemptEvent, Backend, Events, Io, StartError, Tree};
+use stockade_model::{Denial, Grant, Level, Plan};
+
+use super::NATIVE;
+use super::keep::Kept;
+use crate::attempt::NativeAttempt;
+use crate::backend::{broker_layer, no_descriptor, seen, terms, unbrokered, unlaunched, unlimited, unready};
+use crate::broker::{Broker, linked_units_of};
+use crate::keeper::{self, Keeper, Leaves, OnBreach, Told};
+use crate::launch::{LaunchError, Launching, Outfit};
+use crate::limits::Guard;
+use crate::powers::Powers;
+use crate::streams::Streams;
+use crate::way_out::{self, Published};
+
+/// Runs commands in one sandbox.
+pub(super) struct CommandBackend {
+    sandbox: Arc<Kept>,
+}
+
+impl CommandBackend {
+    pub(super) fn new(sandbox: Arc<Kept>) -> Self {
+        Self { sandbox }
+    }
+
+    /// Whether a path inside is in one of its trees.
+    fn holds(&self, path: &Path) -> bool {
+        [Tree::Workspace, Tree::Home].iter().any(|tree| path.starts_with(self.sandbox.tree(*tree).0))
+    }
+
+    fn demand_honoured(&self, plan: &Plan) -> Result<(), StartError> {
+        match plan.grants.iter().find(|grant| !self.honours(grant, plan.level)) {
+            Some(grant) => Err(StartError {
+                what: format!("`{grant}` cannot be given in this sandbox, which was made without it"),
+                hint: Some("leave it out, or make a sandbox with it".to_owned()),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// What it is given besides its plan.
+    fn outfit(plan: &Plan, edge: &Edge, io: Io) -> Result<Outfit, StartError> {
+        if edge.bundle_pem().is_some() || edge.placeholders().next().is_some() {
+            let what = "in a sandbox that lasts no request is read and no secret put in".to_owned();
+            return Err(StartError { what, hint: Some("use `stockade run`, or a profile without secrets".to_owned()) });
+        }
+        let environment = way_out::outfit(plan, edge).environment;
+        Ok(Outfit { environment, terminal: io == Io::Terminal, ..Outfit::default() })
+    }
+
+    fn powers(&self, plan: &Plan, launching: &Launching) -> Powers {
+        let private = launching.private_trees().iter().map(|tree| &tree.path);
+        let mut powers = Powers::new(plan, private);
+        powers.stay_inside();
+        powers.protect(self.linked_units(plan));
+        powers
+    }
+
+    /// As paths inside: the links are read where the host has the trees.
+    fn linked_units(&self, plan: &Plan) -> Vec<PathBuf> {
+        let trees = [Tree::Workspace, Tree::Home].map(|tree| self.sandbox.tree(tree));
+        let units = trees.iter().flat_map(|(inside, from)| {
+            let units = linked_units_of(&[from], &plan.profile.filesystem.protect);
+            units.into_iter().map(move |unit| match unit.strip_prefix(from) {
+                Ok(rest) => Path::new(inside).join(rest),
+                Err(_) => unit,
+            })
+        });
+        units.collect()
+    }
+}
+
+impl Backend for CommandBackend {
+    fn name(&self) -> &'static str {
+        NATIVE
+    }
+
+    fn honours(&self, grant: &Grant, level: Level) -> bool {
+        match grant {
+            Grant::Write(path) | Grant::Socket(path) => level == Level::Full && self.holds(path.as_path()),
+            Grant::Connect(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Listen(_) => level == Level::Full,
+            // Its walls and its limits are those that it was made with.
+            Grant::Read(_) | Grant::Secret(_) | Grant::Limit(..) => false,
+        }
+    }
+
+    fn prepare(&self, plan: &Plan, io: &Io, hold: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {
+        self.demand_honoured(plan)?;
+        let _going = self.sandbox.going()?;
+        let streams = Streams::new(*io)?;
+        let edge = Edge::prepare(&plan.profile.egress, &Trust::System).map_err(unready)?;
+        let published = Published::of(plan)?;
+        let publishes = !published.is_empty();
+        let outfit = Self::outfit(plan, &edge, *io)?;
+        let mut launching = self.sandbox.enter(plan, &outfit, streams.inside())?;
+        let (_, workspace) = self.sandbox.tree(Tree::Workspace);
+        let guard = Guard::within(plan, workspace, self.sandbox.group().as_ref()).map_err(unlimited)?;
+        launching.enter(&guard.entrances().map_err(unlimited)?).map_err(unlaunched)?;
+        let outside = streams.outside(*io);
+        let weak = events.downgrade();
+        let told = Told::in_sandbox(events, self.sandbox.events(), plan.request.clone());
+        let sender = told.clone();
+        let sink = move |event| sender.tell(seen(event));
+        let broker = Broker::begin(self.powers(plan, &launching), plan.level, sink).map_err(unbrokered)?;
+        let terms = terms(plan, (edge, published, self.sandbox.resolver()), &broker, &told);
+        let on_breach = on_breach(&told);
+        self.sandbox.register(&on_breach);
+        let keeper = Keeper::begin(outside, told)?;
+
+        let mut launched = launching.finish().map_err(unlaunched)?;
+        let listener = launched.take_listener().ok_or_else(|| unlaunched(LaunchError::Lost))?;
+        let can_hold = launched.wait_killable();
+        let network = self.sandbox.network();
+        let no_socket =
+            |error: std::io::Error| StartError { what: format!("cannot make a descriptor: {error}"), hint: None };
+        let way = Arc::new(network.way(terms).map_err(no_socket)?);
+        let lost = Some(network.lost().map_err(no_socket)?);
+        let broker = broker.serve_with(listener, hold && can_hold, Some(Arc::clone(&way))).map_err(unbrokered)?;
+        let mut enforced = self.sandbox.enforced().clone();
+        enforced.layers.extend(launched.report().layers.clone());
+        let layers = [
+            ("limits", guard.report(false)),
+            ("broker", broker_layer(broker.traits(), (hold, can_hold), plan.profile.filesystem.trace)),
+            ("network", way_out::layer(plan)),
+        ];
+        enforced.layers.extend(layers.map(|(name, layer)| (name.to_owned(), layer)));
+        let answers = broker.answers();
+        if publishes {
+            answers.open_way();
+        }
+        let group = guard.group();
+        // Its limits are those of the sandbox: nobody is asked to raise them.
+        let watch = Arc::new(Mutex::new(guard.watch(launched.init_pid(), false)));
+        let kept = keeper::Kept {
+            end: rustix::io::fcntl_dupfd_cloexec(launched.end_fd(), 3).map_err(no_descriptor)?,
+            hidden: None,
+            temp: None,
+            launched: Arc::new(Mutex::new(launched)),
+            names: Some(Arc::clone(&way)),
+            way,
+            lost,
+            broker,
+            staging: None,
+            watch: Arc::clone(&watch),
+            leaves: Some(Leaves::new(self.sandbox.background(), group.clone(), on_breach)),
+        };
+        let launched = Arc::clone(&kept.launched);
+        let keeper = Some(keeper.keep(kept)?);
+        Ok(Box::new(NativeAttempt { enforced, launched, answers, group, watch, events: weak, keeper }))
+    }
+}
+
+fn on_breach(told: &Told) -> OnBreach {
+    let told = told.clone();
+    Arc::new(move |breach: &Denial| told.tell(AttemptEvent::Breached(breach.clone())))
+}

@@ -1,0 +1,315 @@
+//! What there is of a sandbox as long as it lasts, and the thread that watches over
+//! it: its end, and the limits of all commands together.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use stockade_egress::Resolve;
+use stockade_engine::{
+    AttemptEvent, SandboxError, SandboxEvent, SandboxEvents, SandboxPlan, SandboxUsage, StartError, System, Tree,
+};
+use stockade_model::{Background, Denial, EnforcementReport, LayerReport, LayerState, Plan, SandboxId};
+
+use super::{failed, inside, unsupported};
+use crate::backend::{no_descriptor, unlaunched, unlimited};
+use crate::keeper::OnBreach;
+use crate::launch::{Grounds, LaunchError, Launching, Outfit, Standing, Stdio};
+use crate::limits::{Group, Guard, Watch};
+use crate::way_out::{CommonNetwork, resolver_settings};
+
+/// How long a sandbox may take to end.
+const ENDS_WITHIN: Duration = Duration::from_secs(10);
+/// How soon a sandbox without a command is looked at again: whoever begins one does
+/// not wake the watch.
+const IDLE_LOOK: Duration = Duration::from_secs(1);
+
+/// The commands that are to hear of a breach, as long as anything of them is there.
+type Commands = Vec<Weak<dyn Fn(&Denial) + Send + Sync>>;
+
+/// A sandbox that is kept by this process.
+pub(super) struct Kept {
+    id: SandboxId,
+    workspace: PathBuf,
+    home: PathBuf,
+    background: Background,
+    made: Instant,
+    enforced: EnforcementReport,
+    network: CommonNetwork,
+    events: SandboxEvents,
+    resolver: Option<Arc<dyn Resolve>>,
+    /// What is there as long as it stands.
+    standing: Arc<Mutex<Option<Stands>>>,
+    /// Held for reading while a command is begun; what it holds says whether all
+    /// are stopped.
+    paused: RwLock<bool>,
+    commands: Arc<Mutex<Commands>>,
+    /// Hung up when the watch has ended.
+    watched: Mutex<Receiver<()>>,
+}
+
+/// The walls, and the group of all that is within.
+struct Stands {
+    walls: Standing,
+    group: Option<Arc<Group>>,
+}
+
+impl std::fmt::Debug for Kept {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Kept").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+impl Kept {
+    /// Makes it.
+    pub(super) fn make(
+        plan: &SandboxPlan,
+        events: SandboxEvents,
+        resolver: Option<Arc<dyn Resolve>>,
+    ) -> Result<Self, StartError> {
+        let system = match &plan.system {
+            Some(System::Tree(tree)) => Some(tree.as_path()),
+            _ => None,
+        };
+        let trees = [(Tree::Workspace, &plan.workspace), (Tree::Home, &plan.home)];
+        let files = if system.is_none() { own_files() } else { Vec::new() };
+        let mut walls = Standing::build(&Grounds {
+            system,
+            trees: trees.map(|(which, from)| (Path::new(inside(which)), from.as_path())).into(),
+            profile: &plan.profile,
+            files,
+        })
+        .map_err(unlaunched)?;
+        let guard = Guard::of_sandbox(&plan.profile.limits, &plan.workspace).map_err(unlimited)?;
+        let network = walls.take_network().map(CommonNetwork::of).ok_or_else(|| unlaunched(LaunchError::Lost))?;
+        let mut enforced = walls.report().clone();
+        enforced.layers.insert("limits".to_owned(), guard.report(false));
+        let group = guard.group();
+        enforced.layers.insert("processes".to_owned(), processes_layer(group.is_some()));
+        let end = rustix::io::fcntl_dupfd_cloexec(walls.end_fd(), 3).map_err(no_descriptor)?;
+        let watch = guard.watch(walls.init_pid(), false);
+        let standing = Arc::new(Mutex::new(Some(Stands { walls, group })));
+        let commands = Arc::default();
+        let keeper = Keeper {
+            end,
+            watch,
+            events: events.clone(),
+            standing: Arc::clone(&standing),
+            commands: Arc::clone(&commands),
+        };
+        Ok(Self {
+            id: plan.id.clone(),
+            workspace: plan.workspace.clone(),
+            home: plan.home.clone(),
+            background: plan.background,
+            made: Instant::now(),
+            enforced,
+            network,
+            events,
+            resolver,
+            standing,
+            paused: RwLock::new(false),
+            commands,
+            watched: Mutex::new(keeper.begin()?),
+        })
+    }
+
+    pub(super) fn enforced(&self) -> &EnforcementReport {
+        &self.enforced
+    }
+
+    pub(super) fn network(&self) -> &CommonNetwork {
+        &self.network
+    }
+
+    pub(super) fn events(&self) -> SandboxEvents {
+        self.events.clone()
+    }
+
+    pub(super) fn resolver(&self) -> Option<Arc<dyn Resolve>> {
+        self.resolver.clone()
+    }
+
+    pub(super) fn background(&self) -> Background {
+        self.background
+    }
+
+    /// Where the host has a tree, behind what it is inside.
+    pub(super) fn tree(&self, which: Tree) -> (&'static str, &Path) {
+        let path = match which {
+            Tree::Workspace => &self.workspace,
+            Tree::Home => &self.home,
+        };
+        (inside(which), path)
+    }
+
+    /// The group of all commands, where there is one.
+    pub(super) fn group(&self) -> Option<Arc<Group>> {
+        lock(&self.standing).as_ref().and_then(|stands| stands.group.clone())
+    }
+
+    /// As long as this is held it is not paused.
+    pub(super) fn going(&self) -> Result<RwLockReadGuard<'_, bool>, StartError> {
+        let paused = self.paused.read().unwrap_or_else(PoisonError::into_inner);
+        if *paused {
+            let what = format!("the sandbox {} is paused: a command would not go on in it", self.id);
+            return Err(StartError { what, hint: Some("let it go on first".to_owned()) });
+        }
+        Ok(paused)
+    }
+
+    /// Starts making a command in it.
+    pub(super) fn enter(&self, plan: &Plan, outfit: &Outfit, stdio: Stdio<'_>) -> Result<Launching, StartError> {
+        let standing = lock(&self.standing);
+        let stands = standing.as_ref().ok_or_else(|| self.gone())?;
+        stands.walls.enter(plan, outfit, stdio).map_err(unlaunched)
+    }
+
+    /// Lets `told` hear of limits that all commands together go beyond, as long as
+    /// it lives.
+    pub(super) fn register(&self, told: &OnBreach) {
+        let mut commands = lock(&self.commands);
+        commands.retain(|command| command.strong_count() > 0);
+        commands.push(Arc::downgrade(told));
+    }
+
+    pub(super) fn pause(&self) -> Result<(), SandboxError> {
+        let mut paused = self.paused.write().unwrap_or_else(PoisonError::into_inner);
+        let group = self.standing_group()?;
+        let group = group.ok_or_else(|| unsupported("a pause", "no control group can be had here"))?;
+        group.pause().map_err(|why| failed(format!("cannot pause the sandbox {}: {why}", self.id)))?;
+        *paused = true;
+        Ok(())
+    }
+
+    pub(super) fn resume(&self) -> Result<(), SandboxError> {
+        let mut paused = self.paused.write().unwrap_or_else(PoisonError::into_inner);
+        self.standing_group()?.iter().for_each(|group| group.resume());
+        *paused = false;
+        Ok(())
+    }
+
+    pub(super) fn usage(&self) -> Result<SandboxUsage, SandboxError> {
+        let mut usage = self.standing_group()?.map(|group| group.usage()).unwrap_or_default();
+        usage.total.wall_ms = self.made.elapsed().as_millis() as u64;
+        Ok(usage)
+    }
+
+    /// Ends it and waits for that.
+    pub(super) fn end(&self) -> Result<(), SandboxError> {
+        // The walls' end is that of every process; the group goes with the last who
+        // watches it.
+        let stands = lock(&self.standing).take();
+        let is_paused = *self.paused.read().unwrap_or_else(PoisonError::into_inner);
+        // A process that stands still ends only when it goes on, and it is not to do
+        // anything else.
+        if let Some(group) = stands.as_ref().and_then(|stands| stands.group.as_ref()).filter(|_| is_paused) {
+            group.kill_within();
+        }
+        drop(stands);
+        match lock(&self.watched).recv_timeout(ENDS_WITHIN) {
+            Err(RecvTimeoutError::Timeout) => {
+                Err(failed(format!("the watch over the sandbox {} does not end", self.id)))
+            }
+            Ok(()) | Err(RecvTimeoutError::Disconnected) => Ok(()),
+        }
+    }
+
+    fn standing_group(&self) -> Result<Option<Arc<Group>>, SandboxError> {
+        match &*lock(&self.standing) {
+            Some(stands) => Ok(stands.group.clone()),
+            None => Err(SandboxError::Gone(self.id.clone())),
+        }
+    }
+
+    fn gone(&self) -> StartError {
+        StartError { what: format!("the sandbox {} is gone", self.id), hint: None }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn processes_layer(group: bool) -> LayerReport {
+    if group {
+        let detail = "a control group of its own, and one in it for each command";
+        return LayerReport { state: LayerState::Enforced, detail: detail.to_owned() };
+    }
+    let detail = "no control group: what a command left behind ends with the sandbox alone";
+    LayerReport { state: LayerState::Partial, detail: detail.to_owned() }
+}
+
+/// Files of the host's system that say who uses it: inside there is one user.
+fn own_files() -> Vec<(PathBuf, Vec<u8>)> {
+    let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let home = inside(Tree::Home);
+    let users = match user {
+        0 => format!("root:x:0:{group}:agent:{home}:/bin/bash\n"),
+        user => format!("agent:x:{user}:{group}:agent:{home}:/bin/bash\nroot:x:0:0:root:/:/bin/sh\n"),
+    };
+    let nobody = "nobody:x:65534:65534:nobody:/:/bin/false\n";
+    let groups = format!("agent:x:{group}:\nnogroup:x:65534:\n");
+    let all = [("/etc/passwd", users + nobody), ("/etc/group", groups)];
+    let there = all.into_iter().filter(|(path, _)| Path::new(path).is_file());
+    there.map(|(path, text)| (PathBuf::from(path), text.into_bytes())).chain(resolver_settings()).collect()
+}
+
+/// Watches over a sandbox on a thread of its own.
+struct Keeper {
+    end: OwnedFd,
+    watch: Watch,
+    events: SandboxEvents,
+    standing: Arc<Mutex<Option<Stands>>>,
+    commands: Arc<Mutex<Commands>>,
+}
+
+impl Keeper {
+    fn begin(self) -> Result<Receiver<()>, StartError> {
+        let (on_drop, watched) = channel();
+        thread::Builder::new()
+            .name("sandbox".to_owned())
+            .spawn(move || self.keep(on_drop))
+            .map_err(|error| StartError { what: format!("cannot start a thread: {error}"), hint: None })?;
+        Ok(watched)
+    }
+
+    fn keep(mut self, _on_drop: Sender<()>) {
+        while !self.has_ended() {
+            if let Some(AttemptEvent::Breached(breach)) = self.watch.look() {
+                self.tell(breach);
+                self.watch.rearm();
+            }
+        }
+        // Whoever ended it has taken the walls.
+        if lock(&self.standing).take().is_some() {
+            self.events.tell(SandboxEvent::Lost("its init was killed from outside".to_owned()));
+        }
+    }
+
+    /// Sleeps until there is something to look at. The init says nothing: what comes
+    /// from there is its end.
+    fn has_ended(&self) -> bool {
+        let is_idle = lock(&self.commands).iter().all(|command| command.strong_count() == 0);
+        let next = if is_idle { IDLE_LOOK } else { self.watch.next_look().unwrap_or(IDLE_LOOK) };
+        let at_most = next.min(IDLE_LOOK);
+        let at_most = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: i64::from(at_most.subsec_nanos()) };
+        let mut waited = [PollFd::from_borrowed_fd(self.end.as_fd(), PollFlags::IN)];
+        // A signal or a failure only makes the next look come sooner.
+        matches!(poll(&mut waited, Some(&at_most)), Ok(1))
+    }
+
+    /// Every command is to end: nobody knows which of them it was.
+    fn tell(&self, breach: Denial) {
+        let commands: Vec<OnBreach> = lock(&self.commands).iter().filter_map(Weak::upgrade).collect();
+        commands.iter().for_each(|command| command(&breach));
+        if let Some(group) = lock(&self.standing).as_ref().and_then(|stands| stands.group.as_ref()) {
+            group.kill_within();
+        }
+        self.events.tell(SandboxEvent::Breached(breach));
+    }
+}

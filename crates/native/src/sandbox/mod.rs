@@ -1,0 +1,178 @@
+//! Sandboxes that last, made by this machine's own kernel: walls that stand, one
+//! control group, one network, and two directories of the host.
+//!
+//! The process that makes one keeps it: it holds the way to the init, so that its
+//! end is the sandbox's. It must not know rules, questions, the log or the store.
+
+mod command;
+mod keep;
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::fs::{Mode, OFlags};
+use stockade_egress::Resolve;
+use stockade_engine::{
+    Backend, Capabilities, INSIDE_HOME, INSIDE_WORKSPACE, Sandbox, SandboxError, SandboxEvents, SandboxPlan,
+    SandboxUsage, Sandboxes, StartError, System, Tree,
+};
+use stockade_model::{Background, EnforcementReport, Level, SandboxId};
+
+use self::command::CommandBackend;
+use self::keep::Kept;
+use crate::limits::can_have_group;
+
+/// The kind's name.
+const NATIVE: &str = "native";
+
+/// Makes them.
+#[derive(Default)]
+pub struct NativeSandboxes {
+    resolver: Option<Arc<dyn Resolve>>,
+}
+
+impl std::fmt::Debug for NativeSandboxes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NativeSandboxes").finish_non_exhaustive()
+    }
+}
+
+impl NativeSandboxes {
+    /// Those whose doors look the names of hosts up with this, in place of the
+    /// host's own resolver.
+    #[must_use]
+    pub fn resolving(self, resolver: Arc<dyn Resolve>) -> Self {
+        Self { resolver: Some(resolver) }
+    }
+}
+
+impl Sandboxes for NativeSandboxes {
+    fn name(&self) -> &'static str {
+        NATIVE
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let groups = can_have_group();
+        Capabilities {
+            adopts: false,
+            pauses: groups,
+            snapshots: false,
+            keeps_background: true,
+            ends_background: groups,
+            holds: true,
+            shows_files: true,
+        }
+    }
+
+    fn create(&self, plan: &SandboxPlan, events: SandboxEvents) -> Result<Box<dyn Sandbox>, SandboxError> {
+        demand_possible(plan)?;
+        let kept = Kept::make(plan, events, self.resolver.clone())?;
+        Ok(Box::new(NativeSandbox { id: plan.id.clone(), kept: Arc::new(kept) }))
+    }
+
+    /// There is never one: its processes ended with whoever made it.
+    fn adopt(&self, plan: &SandboxPlan, _events: SandboxEvents) -> Result<Box<dyn Sandbox>, SandboxError> {
+        Err(SandboxError::Gone(plan.id.clone()))
+    }
+
+    /// The kernel has done it all; an empty control group is taken away by the next
+    /// that is made.
+    fn clear(&self, _id: &SandboxId) -> Result<(), SandboxError> {
+        Ok(())
+    }
+}
+
+fn unsupported(what: &'static str, why: impl Into<String>) -> SandboxError {
+    SandboxError::Unsupported { backend: NATIVE, what, why: why.into() }
+}
+
+fn demand_possible(plan: &SandboxPlan) -> Result<(), SandboxError> {
+    if plan.level != Level::Full {
+        let why = "without namespaces there is nothing that could hold several commands together";
+        return Err(unsupported("a level beneath `full`", why));
+    }
+    if !plan.profile.sandboxed {
+        return Err(unsupported("a profile without a sandbox", "it would be the host itself"));
+    }
+    if let Some(System::Image(image)) = &plan.system {
+        let why = format!("{image} is an image of a container engine; name a root tree");
+        return Err(unsupported("an image", why));
+    }
+    if plan.runtime.is_some() {
+        return Err(unsupported("a runtime", "there is no container engine in it"));
+    }
+    if plan.background == Background::End && !can_have_group() {
+        let why = "no control group can be had here, and without one its processes are not known from others";
+        return Err(unsupported("ending what a command leaves behind", why));
+    }
+    Ok(())
+}
+
+/// One of them.
+#[derive(Debug)]
+struct NativeSandbox {
+    id: SandboxId,
+    kept: Arc<Kept>,
+}
+
+impl Sandbox for NativeSandbox {
+    fn id(&self) -> &SandboxId {
+        &self.id
+    }
+
+    fn enforced(&self) -> &EnforcementReport {
+        self.kept.enforced()
+    }
+
+    fn backend(&self) -> Arc<dyn Backend> {
+        Arc::new(CommandBackend::new(Arc::clone(&self.kept)))
+    }
+
+    fn pause(&self) -> Result<(), SandboxError> {
+        self.kept.pause()
+    }
+
+    fn resume(&self) -> Result<(), SandboxError> {
+        self.kept.resume()
+    }
+
+    fn snapshot(&self, _to: &Path) -> Result<(), SandboxError> {
+        Err(unsupported("a snapshot", "its directories are the host's own: copy them while it is paused"))
+    }
+
+    fn usage(&self) -> Result<SandboxUsage, SandboxError> {
+        self.kept.usage()
+    }
+
+    fn tree(&self, which: Tree) -> Result<OwnedFd, SandboxError> {
+        let (inside, path) = self.kept.tree(which);
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        rustix::fs::open(path, flags, Mode::empty())
+            .map_err(|errno| failed(format!("cannot open what {inside} is on the host: {errno}")))
+    }
+
+    fn destroy(&self) -> Result<(), SandboxError> {
+        self.kept.end()
+    }
+}
+
+impl Drop for NativeSandbox {
+    fn drop(&mut self) {
+        if let Err(error) = self.kept.end() {
+            tracing::error!("the sandbox {} is not gone: {error}", self.id);
+        }
+    }
+}
+
+fn failed(what: String) -> SandboxError {
+    SandboxError::Failed(StartError { what, hint: None })
+}
+
+/// The path inside of a tree.
+fn inside(which: Tree) -> &'static str {
+    match which {
+        Tree::Workspace => INSIDE_WORKSPACE,
+        Tree::Home => INSIDE_HOME,
+    }
+}

@@ -1,0 +1,69 @@
+//! The standard streams of a command: the caller's own, or pipes whose other ends
+//! are read until nobody writes any more.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::pipe::{PipeFlags, pipe_with};
+use stockade_engine::{Io, StartError};
+
+use crate::backend::no_descriptor;
+use crate::capture::{Capture, Drained};
+use crate::launch::Stdio;
+
+/// The command's output pipes: both ends, until the sandbox has its own.
+pub(crate) struct Streams {
+    pipes: Option<[(OwnedFd, OwnedFd); 2]>,
+}
+
+impl Streams {
+    pub(crate) fn new(io: Io) -> Result<Self, StartError> {
+        let pipe = || {
+            let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+            rustix::io::ioctl_fionbio(&read, true)?;
+            Ok((read, write))
+        };
+        let pipes = match io {
+            Io::Inherit | Io::Terminal => None,
+            Io::Capture { .. } => Some([pipe().map_err(no_descriptor)?, pipe().map_err(no_descriptor)?]),
+        };
+        Ok(Self { pipes })
+    }
+
+    pub(crate) fn inside(&self) -> Stdio<'_> {
+        let (stdout, stderr) = match &self.pipes {
+            Some([out, err]) => (out.1.as_fd(), err.1.as_fd()),
+            None => (rustix::stdio::stdout(), rustix::stdio::stderr()),
+        };
+        Stdio { stdin: rustix::stdio::stdin(), stdout, stderr }
+    }
+
+    /// Drops the command's ends and begins to capture at ours.
+    pub(crate) fn outside(self, io: Io) -> Option<[Output; 2]> {
+        let limit_bytes = match io {
+            Io::Capture { limit_bytes } => limit_bytes,
+            Io::Inherit | Io::Terminal => 0,
+        };
+        let output = |pipe: OwnedFd| Output { pipe, capture: Capture::new(limit_bytes), open: true };
+        self.pipes.map(|[(out, _), (err, _)]| [output(out), output(err)])
+    }
+}
+
+/// One captured stream and our end of its pipe.
+pub(crate) struct Output {
+    pipe: OwnedFd,
+    pub(crate) capture: Capture,
+    open: bool,
+}
+
+impl Output {
+    /// Takes what is there. False at the end.
+    pub(crate) fn take(&mut self) -> bool {
+        self.open = self.open && self.capture.take(self.pipe.as_fd()) == Drained::Open;
+        self.open
+    }
+
+    /// To wait for more; none after the end.
+    pub(crate) fn waited(&self) -> Option<BorrowedFd<'_>> {
+        self.open.then(|| self.pipe.as_fd())
+    }
+}

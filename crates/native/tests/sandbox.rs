@@ -1,0 +1,416 @@
+//! Sandboxes that last, as the engine sees them: made, used by many commands, stopped,
+//! ended. Everything that a run has is there for each of the commands.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops where its expectation fails")]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use stockade_engine::{
+    Attempt, AttemptEnd, AttemptEvent, CommandEnd, Events, HeldAnswer, Io, Sandbox, SandboxError, SandboxEvent,
+    SandboxEvents, SandboxPlan, Sandboxes, StartError, System, Tree,
+};
+use stockade_model::{
+    Background, DEFAULT_PROTECTED_NAMES, Denial, EnforcementReport, Environment, Filesystem, Grant, Layer, Level,
+    Limits, Network, Plan, Profile, RawText, RequestId, SandboxId,
+};
+use stockade_native::NativeSandboxes;
+use support::{in_each_role, processes_with, wait_until};
+use tempfile::TempDir;
+
+const CAPTURE: Io = Io::Capture { limit_bytes: 1 << 20 };
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A sandbox with its directories on the host, and what it tells.
+struct Place {
+    top: TempDir,
+    sandbox: Box<dyn Sandbox>,
+    told: Receiver<SandboxEvent>,
+}
+
+impl Place {
+    fn new() -> Self {
+        Self::with(|_| {})
+    }
+
+    fn with(change: impl FnOnce(&mut SandboxPlan)) -> Self {
+        Self::make(change).unwrap()
+    }
+
+    fn make(change: impl FnOnce(&mut SandboxPlan)) -> Result<Self, SandboxError> {
+        let top = tempfile::Builder::new().prefix("sandbox-").tempdir().unwrap();
+        let directory = |name: &str| {
+            let path = top.path().join(name);
+            fs::create_dir(&path).unwrap();
+            path
+        };
+        let mut plan = SandboxPlan {
+            id: SandboxId::from_random([3; 16]),
+            system: None,
+            workspace: directory("work"),
+            home: directory("home"),
+            profile: profile(),
+            level: Level::Full,
+            background: Background::Keep,
+            runtime: None,
+        };
+        change(&mut plan);
+        let (sender, told) = channel();
+        let events = SandboxEvents::new(move |event| drop(sender.send(event)));
+        let sandbox = NativeSandboxes::default().create(&plan, events)?;
+        Ok(Self { top, sandbox, told })
+    }
+
+    fn begin(&self, plan: &Plan, io: Io, hold: bool) -> Result<(Box<dyn Attempt>, Receiver<AttemptEvent>), StartError> {
+        let (sender, events) = channel();
+        let events_in = Events::new(move |event| drop(sender.send(event)));
+        Ok((self.sandbox.backend().prepare(plan, &io, hold, events_in)?, events))
+    }
+
+    #[track_caller]
+    fn run(&self, script: &str) -> Ran {
+        self.run_plan(&inside(script))
+    }
+
+    #[track_caller]
+    fn run_plan(&self, plan: &Plan) -> Ran {
+        let (mut attempt, events) = self.begin(plan, CAPTURE, false).unwrap();
+        attempt.release().unwrap();
+        let report = attempt.enforced().clone();
+        let (end, denials) = drain(&events);
+        Ran { end, denials, report }
+    }
+}
+
+#[derive(Debug)]
+struct Ran {
+    end: AttemptEnd,
+    denials: Vec<Denial>,
+    report: EnforcementReport,
+}
+
+impl Ran {
+    #[track_caller]
+    fn ok(&self) -> String {
+        assert_eq!(self.end.end, CommandEnd::Exited(0), "{self:#?}");
+        String::from_utf8_lossy(self.end.stdout.as_ref().unwrap().as_bytes()).into_owned()
+    }
+}
+
+#[track_caller]
+fn drain(events: &Receiver<AttemptEvent>) -> (AttemptEnd, Vec<Denial>) {
+    let mut denials = Vec::new();
+    loop {
+        match events.recv_timeout(PATIENCE).expect("the attempt ends") {
+            AttemptEvent::Denied(denial) | AttemptEvent::Breached(denial) => denials.push(denial),
+            AttemptEvent::Executed { .. } | AttemptEvent::Connection(_) | AttemptEvent::Withdrawn(_) => {}
+            AttemptEvent::Held { .. } => panic!("it was not told to hold"),
+            AttemptEvent::Ended(end) => return (end, denials),
+        }
+    }
+}
+
+fn profile() -> Profile {
+    Profile {
+        name: "workspace".to_owned(),
+        sandboxed: true,
+        filesystem: Filesystem {
+            write: vec!["/workspace".into(), "/home/agent".into()],
+            hide: vec!["/etc/shadow".into()],
+            protect: DEFAULT_PROTECTED_NAMES.iter().map(|&n| n.to_owned()).collect(),
+            ..Filesystem::default()
+        },
+        exec: stockade_model::ExecRules::default(),
+        network: Network::None,
+        egress: Default::default(),
+        environment: Environment::default(),
+        limits: Limits { temp_bytes: Some(64 << 20), processes: Some(200), ..Limits::default() },
+    }
+}
+
+/// A script in the workspace of a sandbox.
+fn inside(script: &str) -> Plan {
+    let variables = [("PATH", "/usr/local/bin:/usr/bin:/bin"), ("HOME", "/home/agent"), ("LC_ALL", "C")];
+    Plan {
+        request: RequestId::from_random([1; 16]),
+        attempt: 1,
+        argv: ["bash", "-c", script].map(RawText::from).to_vec(),
+        environment: BTreeMap::from(variables.map(|(name, value)| (name.to_owned(), value.into()))),
+        cwd: "/workspace".into(),
+        workspace: "/workspace".into(),
+        profile: profile(),
+        grants: Vec::new(),
+        level: Level::Full,
+        backend: "native".to_owned(),
+    }
+}
+
+fn grant(text: &str) -> Grant {
+    text.parse().unwrap()
+}
+
+/// Tests that this machine cannot have are said to be not run.
+fn has_groups() -> bool {
+    let has = NativeSandboxes::default().capabilities().pauses;
+    if !has {
+        eprintln!("not run: this user can have no control group");
+    }
+    has
+}
+
+#[test]
+fn commands_write_where_they_may_and_the_next_finds_it() {
+    in_each_role("commands_write_where_they_may_and_the_next_finds_it", || {
+        let place = Place::new();
+        place.run("echo one > a; mkdir d; echo home > ~/h; echo temp > /tmp/t; ln a d/b; mv d e").ok();
+        assert_eq!(place.run("cat a e/b ~/h /tmp/t; pwd; id -un").ok().lines().count(), 6);
+        assert_eq!(fs::read_to_string(place.top.path().join("work/e/b")).unwrap(), "one\n");
+        assert_eq!(fs::read_to_string(place.top.path().join("home/h")).unwrap(), "home\n");
+        for (script, end) in [
+            ("exit 42", CommandEnd::Exited(42)),
+            ("kill -TERM $$", CommandEnd::Signaled(15)),
+            ("exec /no/such/program", CommandEnd::Exited(127)),
+        ] {
+            assert_eq!(place.run(script).end.end, end);
+        }
+        let absent = Plan { argv: vec!["no-such-program".into()], ..inside("") };
+        assert_eq!(place.run_plan(&absent).end.end, CommandEnd::NotFound);
+        let out = place.run("echo to-out; echo to-err >&2; cat");
+        assert_eq!(out.end.stderr.as_ref().unwrap().as_bytes(), b"to-err\n");
+    });
+}
+
+#[test]
+fn a_denial_is_exact_and_leads_to_nothing_on_the_host() {
+    in_each_role("a_denial_is_exact_and_leads_to_nothing_on_the_host", || {
+        let place = Place::new();
+        let ran = place.run("mkdir .git; echo x > .bashrc; echo x > /home/x; cat /etc/shadow; true");
+        let objects: Vec<String> = ran.denials.iter().map(|d| d.object.escaped().to_string()).collect();
+        assert_eq!(objects, ["/workspace/.git", "/workspace/.bashrc", "/home/x"], "{ran:#?}");
+        let wanted = ran.denials[0].grant.clone().unwrap();
+        assert_eq!(wanted, grant("write /workspace/.git"));
+        // What is beyond the sandbox cannot be given, and is never asked about.
+        let backend = place.sandbox.backend();
+        assert!(backend.honours(&wanted, Level::Full));
+        for never in ["write /usr/x", "read /etc/shadow", "write /etc", "socket /run/docker.sock"] {
+            assert!(!backend.honours(&grant(never), Level::Full), "{never}");
+            let plan = Plan { grants: vec![grant(never)], ..inside("true") };
+            assert!(place.begin(&plan, CAPTURE, false).err().unwrap().what.contains("cannot be given"), "{never}");
+        }
+        // With the grant it goes, for this command alone.
+        let mut plan = inside("mkdir .git");
+        plan.grants = vec![wanted.clone()];
+        plan.profile.filesystem.write.push("/workspace/.git".into());
+        place.run_plan(&plan).ok();
+        assert_eq!(place.run("touch .git/x").denials.len(), 1);
+    });
+}
+
+#[test]
+fn a_call_that_lacks_a_power_waits_for_its_answer() {
+    in_each_role("a_call_that_lacks_a_power_waits_for_its_answer", || {
+        let place = Place::new();
+        let (mut attempt, events) = place.begin(&inside("echo x > .bashrc && cat .bashrc"), CAPTURE, true).unwrap();
+        attempt.release().unwrap();
+        let end = loop {
+            match events.recv_timeout(PATIENCE).unwrap() {
+                AttemptEvent::Held { id, denial } => {
+                    attempt.answer(id, HeldAnswer::Granted(vec![denial.grant.unwrap()]));
+                }
+                AttemptEvent::Ended(end) => break end,
+                _ => {}
+            }
+        };
+        assert_eq!(end.end, CommandEnd::Exited(0));
+        assert_eq!(fs::read_to_string(place.top.path().join("work/.bashrc")).unwrap(), "x\n");
+        // It was given to that command, not to the sandbox.
+        assert_eq!(place.run("echo y > .bashrc").denials.len(), 1);
+    });
+}
+
+#[test]
+fn what_a_command_leaves_goes_on_with_its_powers_and_no_more() {
+    in_each_role("what_a_command_leaves_goes_on_with_its_powers_and_no_more", || {
+        let place = Place::new();
+        let left = "(setsid bash -c 'while [ ! -e /tmp/go ]; do sleep 0.02; done; echo late > late; echo x > .bashrc; \
+                    echo done > done' >/dev/null 2>&1 &)";
+        let (mut attempt, events) = place.begin(&inside(left), CAPTURE, true).unwrap();
+        attempt.release().unwrap();
+        assert_eq!(drain(&events).0.end, CommandEnd::Exited(0));
+        drop(attempt);
+        place.run("touch /tmp/go").ok();
+        let denied = place.told.recv_timeout(PATIENCE).unwrap();
+        let SandboxEvent::Denied { request, denial } = denied else { panic!("{denied:?}") };
+        assert_eq!(request, RequestId::from_random([1; 16]));
+        assert_eq!(denial.object, RawText::from("/workspace/.bashrc"));
+        wait_until("it has ended", || place.top.path().join("work/done").exists());
+        assert_eq!(fs::read_to_string(place.top.path().join("work/late")).unwrap(), "late\n");
+        assert!(!place.top.path().join("work/.bashrc").exists());
+        // A later command finds and ends what an earlier one left.
+        place.run("(setsid sleep 1000 >/dev/null 2>&1 & echo $! > /tmp/pid); true").ok();
+        place.run("pkill -x sleep").ok();
+    });
+}
+
+#[test]
+fn a_server_is_reached_by_later_commands_and_a_host_only_by_grant() {
+    in_each_role("a_server_is_reached_by_later_commands_and_a_host_only_by_grant", || {
+        let place = Place::new();
+        let serve = "import os,socket
+s=socket.socket(); s.bind(('127.0.0.1',8080)); s.listen()
+u=socket.socket(socket.AF_UNIX); u.bind('/tmp/u'); u.listen()
+if os.fork(): os._exit(0)
+n=os.open('/dev/null',2); [os.dup2(n,i) for i in (0,1,2)]
+while True: s.accept()[0].sendall(b'hello')";
+        let python = |code: &str| Plan { argv: ["python3", "-c", code].map(RawText::from).to_vec(), ..inside("") };
+        place.run_plan(&python(serve)).ok();
+        let ask = "import socket; print(socket.create_connection(('127.0.0.1',8080)).recv(9).decode())
+socket.socket(socket.AF_UNIX).connect('/tmp/u')";
+        assert_eq!(place.run_plan(&python(ask)).ok(), "hello\n");
+        // Another sandbox with the same port does not meet it.
+        let other = Place::new();
+        assert_eq!(other.run_plan(&python(ask)).end.end, CommandEnd::Exited(1));
+
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        std::thread::spawn(move || {
+            while let Ok((mut stream, _)) = listener.accept() {
+                use std::io::Write;
+                let _ = stream.write_all(b"outside");
+            }
+        });
+        let reach = format!("import socket; print(socket.create_connection(('127.0.0.2',{port})).recv(9).decode())");
+        let refused = place.run_plan(&python(&reach));
+        assert_eq!(refused.end.end, CommandEnd::Exited(1), "{refused:#?}");
+        let mut plan = python(&format!(
+            "import socket; s=socket.socket(); s.connect(('host.test',{port})); print(s.recv(9).decode())"
+        ));
+        assert_eq!(place.run_plan(&plan).denials[0].layer, Layer::Network);
+        plan.grants = vec![grant(&format!("connect host.test:{port}"))];
+        let ran = place.run_plan(&plan);
+        assert!(ran.denials.is_empty(), "{ran:#?}");
+    });
+}
+
+#[test]
+fn a_command_ends_with_all_it_started_and_no_other_does() {
+    in_each_role("a_command_ends_with_all_it_started_and_no_other_does", || {
+        if !has_groups() {
+            return;
+        }
+        let place = Place::new();
+        let (one, two) = (format!("81{:07}", std::process::id()), format!("82{:07}", std::process::id()));
+        place.run(&format!("(setsid sleep {one} >/dev/null 2>&1 &); true")).ok();
+        let sleeping = |mark: &str| processes_with(&format!("sleep\0{mark}")).len();
+        let (mut attempt, events) =
+            place.begin(&inside(&format!("(setsid sleep {two} &); sleep {two}")), CAPTURE, false).unwrap();
+        attempt.release().unwrap();
+        wait_until("all run", || sleeping(&one) == 1 && sleeping(&two) == 2);
+        attempt.kill();
+        assert_eq!(drain(&events).0.end, CommandEnd::Signaled(9));
+        wait_until("it is gone", || sleeping(&two) == 0);
+        assert_eq!(sleeping(&one), 1);
+        // Where background processes are to end they end with the command.
+        let place = Place::with(|plan| plan.background = Background::End);
+        place.run(&format!("(setsid sleep {two} >/dev/null 2>&1 &); true")).ok();
+        wait_until("what it left is gone", || sleeping(&two) == 0);
+    });
+}
+
+#[test]
+fn a_paused_sandbox_stands_still_until_it_is_let_go_on() {
+    in_each_role("a_paused_sandbox_stands_still_until_it_is_let_go_on", || {
+        if !has_groups() {
+            return;
+        }
+        let place = Place::new();
+        let count = "(setsid bash -c 'while true; do echo >> /workspace/n; done' >/dev/null 2>&1 &); true";
+        place.run(count).ok();
+        let length = || fs::metadata(place.top.path().join("work/n")).map_or(0, |n| n.len());
+        wait_until("it counts", || length() > 10);
+        place.sandbox.pause().unwrap();
+        let stood_at = length();
+        let refused = place.begin(&inside("true"), CAPTURE, false).err().unwrap();
+        assert!(refused.what.contains("is paused"), "{refused:?}");
+        assert_eq!(length(), stood_at);
+        place.sandbox.resume().unwrap();
+        wait_until("it goes on", || length() > stood_at);
+        assert!(place.sandbox.usage().unwrap().processes.unwrap() >= 1);
+        // A paused one can be ended.
+        place.sandbox.pause().unwrap();
+        place.sandbox.destroy().unwrap();
+    });
+}
+
+#[test]
+fn limits_hold_for_all_commands_together() {
+    in_each_role("limits_hold_for_all_commands_together", || {
+        if !has_groups() {
+            return;
+        }
+        let place = Place::with(|plan| plan.profile.limits.processes = Some(20));
+        place.run("for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 1000 >/dev/null 2>&1 & done; true").ok();
+        let script = "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 1000 >/dev/null 2>&1 & done; true";
+        let full = place.run(script);
+        let said = full.end.stderr.as_ref().unwrap().escaped().to_string();
+        assert!(said.contains("fork"), "{full:#?}");
+        assert!(full.report.layers["limits"].detail.contains("processes 200: control group"), "{full:#?}");
+        assert!(place.sandbox.enforced().layers["limits"].detail.contains("processes 20: control group"));
+    });
+}
+
+#[test]
+fn the_end_leaves_nothing_and_is_told() {
+    in_each_role("the_end_leaves_nothing_and_is_told", || {
+        let place = Place::new();
+        let mark = format!("83{:07}", std::process::id());
+        let sleeping = || processes_with(&format!("sleep\0{mark}")).len();
+        place.run(&format!("(setsid sleep {mark} >/dev/null 2>&1 &); true")).ok();
+        let (mut attempt, events) = place.begin(&inside(&format!("sleep {mark}")), CAPTURE, false).unwrap();
+        attempt.release().unwrap();
+        wait_until("both run", || sleeping() == 2);
+        place.sandbox.destroy().unwrap();
+        assert_eq!(sleeping(), 0);
+        assert!(matches!(drain(&events).0.end, CommandEnd::Lost(_) | CommandEnd::Signaled(9)));
+        drop(attempt);
+        place.sandbox.destroy().unwrap();
+        let gone = place.begin(&inside("true"), CAPTURE, false).err().unwrap();
+        assert!(gone.what.contains("is gone"), "{gone:?}");
+        assert!(matches!(place.sandbox.usage(), Err(SandboxError::Gone(_))));
+        assert_eq!(place.told.try_iter().filter(|event| matches!(event, SandboxEvent::Lost(_))).count(), 0);
+        assert!(place.top.path().join("work").exists(), "the directories are the caller's");
+    });
+}
+
+#[test]
+fn what_cannot_be_had_is_a_clear_error() {
+    let text = |made: Result<Place, SandboxError>| made.err().unwrap().to_string();
+    for (expected, change) in [
+        ("a level beneath `full`", (|plan| plan.level = Level::Restricted) as fn(&mut SandboxPlan)),
+        ("a runtime", |plan| plan.runtime = Some("runsc".parse().unwrap())),
+        ("an image", |plan| {
+            plan.system = Some(System::Image(format!("sha256:{}", "0".repeat(64)).parse().unwrap()));
+        }),
+        ("a profile without a sandbox", |plan| plan.profile.sandboxed = false),
+    ] {
+        let said = text(Place::make(change));
+        assert!(said.contains(expected) && said.contains("native"), "{said}");
+    }
+    let place = Place::new();
+    assert!(matches!(place.sandbox.snapshot(Path::new("/nowhere")), Err(SandboxError::Unsupported { .. })));
+    let said = place.begin(
+        &{
+            let mut plan = inside("true");
+            plan.profile.filesystem.hide.push("/usr/lib".into());
+            plan
+        },
+        CAPTURE,
+        false,
+    );
+    assert!(said.err().unwrap().what.contains("without /usr/lib being hidden"));
+    assert!(rustix::fs::fstat(place.sandbox.tree(Tree::Home).unwrap()).is_ok());
+}
