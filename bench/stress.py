@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """What a host and its other sandboxes feel while one sandbox does its worst.
 
-    bench/stress.py --program PATH [--each SECONDS] [--level LEVEL] [--class NAME]...
+    bench/stress.py --program PATH [--each SECONDS] [--level LEVEL] [--only NAME]...
 
-Inside one sandbox stress-ng plays its classes `os`, `vm`, `filesystem` and `pipe`,
-each stressor of a class after the other, two of it at once. Beside it, on the host and
+Inside one sandbox somebody takes whatever there is (a fork bomb, memory, the private
+temp, the disk, its inodes, descriptors, the processors, 10 GB of output), each with a
+limit; then stress-ng plays its classes `os`, `vm`, `filesystem` and `pipe`, each
+stressor of a class after the other, two of it at once. Beside it, on the host and
 without any limit of theirs, three things go on all the time, as they did for a while
 before: a fork and exec of `true`, a start and end of another sandbox, and a question to
 a third sandbox, which writes a file and answers. Their times before and meanwhile are
@@ -14,6 +16,7 @@ mounts, control groups, files, descriptors. Needs stress-ng. Run it as root and 
 ordinary user.
 """
 import argparse
+import json
 import os
 import shutil
 import statistics
@@ -25,10 +28,66 @@ import time
 
 from many import Bench, Counts
 
+# What each takes: the limit that is to hold it, and a program that does not stop by itself.
+ATTACKS = {
+    "forks": ("processes=300", """
+import os, time
+until = time.time() + 10
+while time.time() < until:
+    try:
+        os.fork()
+    except OSError:
+        pass
+"""),
+    "memory": ("memory=1GiB", """
+import time
+held = []
+while True:
+    held.append(b"x" * (16 << 20))
+    time.sleep(0.01)
+"""),
+    "temp": ("temp=512MiB", """
+with open("/tmp/fill", "wb") as file:
+    while True:
+        file.write(bytes(1 << 20))
+"""),
+    "disk": ("disk=1GiB", """
+with open("fill", "wb") as file:
+    while True:
+        file.write(bytes(1 << 20))
+"""),
+    "inodes": ("inodes=20000", """
+import os
+os.mkdir("many")
+for number in range(2000000):
+    os.close(os.open(f"many/{number}", os.O_CREAT | os.O_WRONLY))
+"""),
+    "descriptors": ("open_files=1000", """
+import os, time
+try:
+    while True:
+        os.open("/dev/null", 0)
+except OSError:
+    time.sleep(5)
+"""),
+    "processors": ("wall=20s", """
+import os
+for _ in range(6):
+    os.fork()
+while True:
+    pass
+"""),
+    "output": ("output=1MiB", """
+import sys
+for _ in range(10000):
+    sys.stdout.write("canary\\n" * 150000)
+"""),
+}
 CLASSES = ["os", "vm", "filesystem", "pipe"]
 QUIET_S = 10
 # Of one question, start or fork: an answer after this is none.
 WITHIN_S = 60
+WHY = " (2: some stressors failed; 3: some could not have what they need)"
 # What must be left of the host's memory and of the disk.
 RESERVE = 512 << 20
 
@@ -126,18 +185,28 @@ def show(title, times, least):
 
 
 def played(bench, name):
-    """Plays a class and gives what stress-ng said of it at its end."""
-    command = [bench.options.program, "run", "--level", bench.options.level, "--limit", "wall=2h", "--",
-               "/usr/bin/env", bench.marker.decode(), "stress-ng", "--class", name, "--sequential", "2",
-               "--timeout", str(bench.options.each), "--oomable"]
+    """Plays one of them; how it ended stands in the result when it is over."""
+    run = [bench.options.program, "run", "--level", bench.options.level, "--mode", "never"]
+    if name in ATTACKS:
+        limit, text = ATTACKS[name]
+        script = os.path.join(bench.place, "work", f"{name}.py")
+        with open(script, "w", encoding="utf-8") as file:
+            file.write(text)
+        argv = ["python3", script]
+        run += ["--limit", limit, "--json"]
+    else:
+        argv = ["stress-ng", "--class", name, "--sequential", "2", "--timeout", str(bench.options.each), "--oomable"]
+        run += ["--limit", "wall=2h"]
+    command = [*run, "--", "/usr/bin/env", bench.marker.decode(), *argv]
     over, result = threading.Event(), {}
 
     def play():
         try:
-            with open(os.path.join(bench.place, f"{name}.log"), "wb") as log:
-                result["code"] = subprocess.run(command, cwd=os.path.join(bench.place, "work"), env=bench.env,
-                                                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                                check=False).returncode
+            with open(os.path.join(bench.place, f"{name}.log"), "w+", encoding="utf-8") as log:
+                code = subprocess.run(command, cwd=os.path.join(bench.place, "work"), env=bench.env, check=False,
+                                      stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.DEVNULL).returncode
+                log.seek(0)
+                result["ended"] = told(json.load(log)) if name in ATTACKS else f"stress-ng ended with {code}{WHY}"
         finally:
             over.set()
 
@@ -146,12 +215,22 @@ def played(bench, name):
     return over, thread, result
 
 
+def told(outcome):
+    """What the outcome says of the end, and which limits it names."""
+    if not outcome["attempts"]:
+        return f"nothing ran: {outcome['status']}"
+    denials = outcome["attempts"][0]["denials"]
+    named = sorted({denial["object"] for denial in denials if denial["operation"] == "limit"})
+    cut = "; output cut" if outcome["attempts"][0]["truncated"] else ""
+    return f"{outcome['status']}; limits named: {', '.join(named) or 'none'}{cut}"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", required=True)
     parser.add_argument("--each", type=int, default=1, help="seconds of each stressor")
     parser.add_argument("--level", choices=["full", "restricted"], default="full")
-    parser.add_argument("--class", dest="classes", action="append", choices=CLASSES)
+    parser.add_argument("--only", action="append", choices=[*ATTACKS, *CLASSES])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="stockade-stress-", dir=os.path.expanduser("~")) as place:
         bench = Bench(options, place)
@@ -163,16 +242,17 @@ def main():
         quiet = threading.Event()
         threading.Timer(QUIET_S, quiet.set).start()
         show("before", *watch.during(quiet))
-        for name in options.classes or CLASSES:
+        for name in options.only or [*ATTACKS, *CLASSES]:
             start = time.monotonic()
             over, thread, result = played(bench, name)
             times, least = watch.during(over)
             thread.join()
             show(name, times, least)
-            print(f"{'':12} {time.monotonic() - start:.0f} s, stress-ng ended with {result['code']} "
-                  "(2: some stressors failed; 3: some could not have what they need)")
+            print(f"{'':12} {time.monotonic() - start:.0f} s; {result['ended']}", flush=True)
+            # What it wrote in its workspace is its own.
+            shutil.rmtree(os.path.join(place, "work"))
+            os.mkdir(os.path.join(place, "work"))
         neighbour.end()
-        # What the stressors wrote in their workspace is theirs, and goes with it.
         bench.leaves_nothing("the stress", before)
         bench.verify()
 
