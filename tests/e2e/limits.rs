@@ -56,6 +56,48 @@ fn the_outcome_and_the_record_name_the_limit() {
     });
 }
 
+/// Writes one file and does not stop.
+const ONE_FILE: &str = "\
+with open('fill', 'wb') as file:
+    while True:
+        file.write(bytes(1 << 20))
+";
+
+/// Opens what it can, and keeps it for longer than a watch may take to look.
+const OPENS: &str = "\
+import os, time
+try:
+    while True:
+        os.open('/dev/null', 0)
+except OSError as error:
+    print(error.errno, flush=True)
+    time.sleep(6)
+";
+
+#[test]
+fn one_large_file_and_too_many_open_ones_are_named() {
+    each_user(|world| {
+        for level in LEVELS {
+            let run = |limit: &str, text: &str| {
+                world.outcome(&["--level", level, "--limit", limit], &["python3", "-c", text])
+            };
+            let outcome = run("disk=64MiB", ONE_FILE);
+            assert_eq!(outcome["status"], "limit", "{outcome}");
+            assert_eq!(outcome["attempts"][0]["denials"][0]["object"], "disk", "{outcome}");
+            let _ = fs::remove_file(world.workspace().join("fill"));
+
+            let outcome = run("open_files=100", OPENS);
+            assert_eq!(outcome["exit_code"], 0, "{outcome}");
+            let attempt = &outcome["attempts"][0];
+            assert_eq!(attempt["stdout"], "24\n", "EMFILE");
+            let denial = &attempt["denials"][0];
+            let told = ["operation", "object", "layer", "grant"].map(|key| denial[key].as_str().unwrap_or_default());
+            assert_eq!(told, ["limit", "open_files", "limits", "open_files 200"], "{denial}");
+            assert!(denial["pid"].is_u64() && denial["program"].as_str().unwrap().contains("python"), "{denial}");
+        }
+    });
+}
+
 #[test]
 fn nothing_survives_a_limit() {
     each_user(|world| {

@@ -40,7 +40,7 @@ for i in range(10):
         os.write(fd, b'x' * (1 << 20))
     held.append(fd)
     time.sleep(0.02)
-time.sleep(6)
+time.sleep(10)
 print('HELD', flush=True)
 ";
 

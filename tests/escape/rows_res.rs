@@ -253,7 +253,7 @@ pub const ROWS: &[Row] = &[
         judge: |s| s.refuse_line("WROTE"),
         control: Text(
             crate::row::Power::Root,
-            "mkdir /sys/fs/cgroup/pids/stockade-control && rmdir /sys/fs/cgroup/pids/stockade-control && echo CONTROL-BREACH",
+            "g=/sys/fs/cgroup; test -d $g/pids && g=$g/pids; mkdir $g/stockade-control && rmdir $g/stockade-control && echo CONTROL-BREACH",
         ),
         ..ROW
     },

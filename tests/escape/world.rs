@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use stockade_testkit::{
-    Account, Change, Command, Ended, HostState, Lab, Output, Snapshot, Stdin, User, descendants, run_as,
+    Account, Change, Command, Ended, HostState, Lab, Output, Snapshot, Stdin, User, descendants, run_as, slowness,
 };
 use stockade_tests::Level;
 
@@ -78,6 +78,21 @@ pub struct Before {
     engine: (u64, i64, u64),
 }
 
+/// The options, with as many times the time as everything takes on a slow machine.
+fn patient(options: &[&str]) -> Vec<String> {
+    let longer = |value: &str| {
+        let (number, unit) = value.split_at(value.find(|c: char| !c.is_ascii_digit()).unwrap_or(value.len()));
+        number.parse::<u32>().map_or_else(|_| value.to_owned(), |number| format!("{}{unit}", number * slowness()))
+    };
+    let mut last = "";
+    let mut taken = Vec::new();
+    for option in options {
+        taken.push(if last == "--timeout" { longer(option) } else { (*option).to_owned() });
+        last = option;
+    }
+    taken
+}
+
 impl World {
     /// The engine's program.
     pub fn engine(&self) -> PathBuf {
@@ -106,7 +121,7 @@ impl World {
             .arg("--workspace")
             .arg(lab.workspace())
             .arg(format!("--json={}", lab.path("state/outcome.json").display()))
-            .args(options)
+            .args(patient(options))
             .arg("--")
             .args(argv)
     }

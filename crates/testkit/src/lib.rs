@@ -18,5 +18,5 @@ pub use account::{Account, User};
 pub use host::{HostState, descendants, kill_descendants, process_alive};
 pub use lab::{Lab, Names};
 pub use listeners::{Counter, Listeners};
-pub use run::{Command, Ended, Output, Running, SLOWNESS, Stdin, run_as};
+pub use run::{Command, Ended, Output, Running, SLOWNESS, Stdin, run_as, slowness};
 pub use snapshot::{Change, Entry, Kind, Snapshot};

@@ -26,7 +26,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// machines that are emulated.
 pub const SLOWNESS: &str = "STOCKADE_TEST_SLOWNESS";
 
-fn slowness() -> u32 {
+/// So many times as long as usual ([`SLOWNESS`]).
+pub fn slowness() -> u32 {
     static TIMES: OnceLock<u32> = OnceLock::new();
     *TIMES.get_or_init(|| {
         let told = std::env::var(SLOWNESS).ok();

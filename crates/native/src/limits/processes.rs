@@ -28,6 +28,8 @@ pub(super) struct Tally {
     pub(super) largest: Option<(u32, u64)>,
     /// The process that wrote the most.
     pub(super) busiest_writer: Option<(u32, u64)>,
+    /// The process with the most open descriptors.
+    pub(super) most_open: Option<(u32, u64)>,
 }
 
 /// What is looked at beside number and time. Each costs a file of each process,
@@ -37,6 +39,7 @@ pub(super) struct Look {
     pub(super) memory: bool,
     pub(super) shared: bool,
     pub(super) written: bool,
+    pub(super) open: bool,
 }
 
 /// Memory behind files that have no name (memfd_create(2)), and the most that
@@ -80,7 +83,7 @@ impl Census {
 
     /// Looks at every process.
     pub(super) fn take(&mut self, what: Look) -> Tally {
-        let Look { memory, shared, written } = what;
+        let Look { memory, shared, written, open } = what;
         let mut tally = Tally::default();
         let mut objects = Shared::default();
         let mut orphans = HashMap::new();
@@ -106,6 +109,9 @@ impl Census {
             }
             if shared {
                 objects.add(pid);
+            }
+            if open {
+                tally.most_open = tally.most_open.max_by(pid, open_descriptors(pid));
             }
             if written && let Some(bytes) = written_by(pid) {
                 tally.written_bytes += bytes;
@@ -228,6 +234,16 @@ fn memory_of(pid: u32) -> u64 {
     resident.saturating_sub(shared).saturating_mul(page_size() as u64)
 }
 
+/// How many descriptors a process has open: from kernel 6.2 on the size of their
+/// directory, before it the names in it.
+fn open_descriptors(pid: u32) -> u64 {
+    let directory = format!("/proc/{pid}/fd");
+    match fs::metadata(&directory).map_or(0, |found| found.len()) {
+        0 => fs::read_dir(&directory).map_or(0, |names| names.count() as u64),
+        open => open,
+    }
+}
+
 /// What a process and the children it waited for wrote, less what was removed
 /// before it got to a disk (proc_pid_io(5)).
 fn written_by(pid: u32) -> Option<u64> {
@@ -272,6 +288,14 @@ mod tests {
         shell.wait().unwrap();
         assert!(children(shell.id()).is_empty());
         assert!(start_of(std::process::id()).is_some());
+    }
+
+    #[test]
+    fn open_descriptors_are_counted() {
+        let before = open_descriptors(std::process::id());
+        let files: Vec<_> = (0..100).map(|_| fs::File::open("/dev/null").unwrap()).collect();
+        // Other tests of this process open and close some, too.
+        assert!(open_descriptors(std::process::id()) >= before.max(1) + 50, "{before} before, {}", files.len());
     }
 
     #[test]

@@ -10,6 +10,9 @@ use stockade_model::{Level, Limits};
 
 use crate::descriptors;
 
+/// By so much at least a file may be larger than the disk's limit: what is written
+/// between two looks.
+const FILE_ROOM: u64 = 1 << 30;
 /// Bytes of the private temp for each file in it.
 const TEMP_BYTES_PER_FILE: u64 = 4096;
 /// Fewest files of a private temp: what the sandbox itself needs, and some more.
@@ -35,12 +38,21 @@ pub(crate) fn resource_limits(limits: &Limits, level: Level) -> Vec<(Resource, R
     let mut all = vec![lowered(Resource::Core, 0)];
     all.extend(descriptors::before().map(|limit| (Resource::Nofile, limit)));
     all.extend(limits.open_files.map(|n| lowered(Resource::Nofile, n)));
-    let file_size = [limits.file_size_bytes, limits.disk_bytes].into_iter().flatten().min();
+    // The watch, which sees more than one file, has to see first that the disk's is
+    // passed: a file that may not grow is no evidence.
+    let largest = limits.disk_bytes.map(|bytes| bytes.saturating_add(bytes.max(FILE_ROOM)));
+    let file_size = [limits.file_size_bytes, largest].into_iter().flatten().min();
     all.extend(file_size.map(|bytes| lowered(Resource::Fsize, bytes)));
     if let (Some(n), true) = (limits.processes, holds_processes()) {
         all.push(lowered(Resource::Nproc, n.saturating_add(counted_already(level))));
     }
     all
+}
+
+/// How many descriptors each process may have open, where that is limited.
+pub(super) fn open_files(limits: &Limits) -> Option<u64> {
+    let wanted = limits.open_files?;
+    Some(lowered(Resource::Nofile, wanted).1.current.unwrap_or(wanted))
 }
 
 fn lowered(resource: Resource, wanted: u64) -> (Resource, Rlimit) {
@@ -155,7 +167,10 @@ mod tests {
         let find = |resource| all.iter().find(|(r, _)| *r == resource).unwrap().1;
         assert_eq!(find(Resource::Core).maximum, Some(0));
         assert_eq!(find(Resource::Nofile).current, own.current.or(Some(u64::MAX)));
-        assert_eq!((find(Resource::Fsize).current, find(Resource::Fsize).maximum), (Some(10), Some(10)));
+        assert_eq!(
+            (find(Resource::Fsize).current, find(Resource::Fsize).maximum),
+            (Some(FILE_ROOM + 10), Some(FILE_ROOM + 10))
+        );
         assert!(!all.iter().any(|(resource, _)| *resource == Resource::Nproc));
     }
 }

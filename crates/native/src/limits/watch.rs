@@ -14,7 +14,7 @@ use super::group::{Counted, Group};
 use super::processes::{Census, Look, Tally, program_of};
 use super::raising::Raising;
 use super::report::Holder;
-use super::resources::{Files, MachineMemory, Room};
+use super::resources::{self, Files, MachineMemory, Room};
 
 /// How long between two looks at least.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -39,6 +39,8 @@ pub(crate) struct Watch {
     pub(super) limits: Limits,
     pub(super) group: Option<Arc<Group>>,
     watched: Vec<Limit>,
+    /// What the kernel holds each process to, and tells nobody of.
+    open_files: Option<u64>,
     census: Census,
     workspace: PathBuf,
     room: Option<Room>,
@@ -55,11 +57,13 @@ pub(crate) struct Watch {
     pub(super) raising: Option<Raising>,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Peak {
     processes: u64,
     memory_bytes: u64,
     written_bytes: u64,
+    /// The first process that was seen with as many as it may have.
+    full_of_descriptors: Option<(u32, Option<RawText>)>,
 }
 
 /// What a run used, beyond what its init knows, and what was refused quietly.
@@ -99,6 +103,7 @@ impl Watch {
             room: room.then(|| Room::at(&guard.workspace)).flatten(),
             memory: watched.contains(&Limit::Memory).then(MachineMemory::now).flatten(),
             raising: asks.then(|| Raising::new(init, guard.group.clone())),
+            open_files: resources::open_files(&guard.limits),
             limits: guard.limits,
             group: guard.group,
             watched,
@@ -115,7 +120,8 @@ impl Watch {
     /// How long until there is something to look at; none where there never is.
     pub(crate) fn next_look(&self) -> Option<Duration> {
         let stands = self.raising.as_ref().is_some_and(Raising::stands);
-        let looks = !self.told && !stands && (self.group.is_some() || !self.watched.is_empty());
+        let looks =
+            !self.told && !stands && (self.group.is_some() || !self.watched.is_empty() || self.open_files.is_some());
         looks.then(|| self.next.saturating_duration_since(Instant::now()))
     }
 
@@ -158,11 +164,12 @@ impl Watch {
         }
         let watches = |limit| self.watched.contains(&limit);
         let (memory, written) = (watches(Limit::Memory), watches(Limit::Disk));
-        if !(memory || written || watches(Limit::Processes) || watches(Limit::CpuTime) && cpu_ms.is_none()) {
+        let open = self.open_files.is_some();
+        if !(memory || written || open || watches(Limit::Processes) || watches(Limit::CpuTime) && cpu_ms.is_none()) {
             return None;
         }
         let shared = machine.is_some_and(|now| self.may_share_much(now));
-        let tally = self.census.take(Look { memory, shared, written });
+        let tally = self.census.take(Look { memory, shared, written, open });
         self.remember(&tally);
         let pid_of = |most: Option<(u32, u64)>| most.map(|(pid, _)| pid);
         self.over(Limit::Memory, tally.memory_bytes, pid_of(tally.largest))
@@ -175,6 +182,11 @@ impl Watch {
         self.peak.processes = self.peak.processes.max(tally.processes);
         self.peak.memory_bytes = self.peak.memory_bytes.max(tally.memory_bytes);
         self.peak.written_bytes = self.peak.written_bytes.max(tally.written_bytes);
+        let was_full = self.peak.full_of_descriptors.is_some();
+        let amount = self.open_files.unwrap_or(u64::MAX);
+        if let (false, Some((pid, _))) = (was_full, tally.most_open.filter(|(_, open)| *open >= amount)) {
+            self.peak.full_of_descriptors = Some((pid, program_of(pid).map(|path| RawText::from(path.as_path()))));
+        }
     }
 
     pub(super) fn counted(&self) -> Counted {
@@ -296,6 +308,10 @@ impl Watch {
         if refused > 0 {
             let denial = self.limit_denial(Limit::Processes, "no more could be made", (None, None));
             spent.denials.push(Denial { count: refused, ..denial });
+        }
+        // The kernel tells nobody but the process.
+        if let Some((pid, program)) = self.peak.full_of_descriptors.take() {
+            spent.denials.push(self.limit_denial(Limit::OpenFiles, "no more could be opened", (Some(pid), program)));
         }
         if !self.told {
             self.told = true;
