@@ -5,7 +5,8 @@
 //! ```text
 //! cargo test -p stockade-tests --test escape -- [FILTER] [--list] [--controls] [--no-controls]
 //! ```
-//! A task is named `ROW/USER/LEVEL` or `ROW/control`; FILTER is a part of that.
+//! A task is named `ROW/USER/LEVEL` or `ROW/control`; FILTER is a part of that, or
+//! several, parted by commas.
 //! `STOCKADE_BIN` names the program to test; without it, it is built.
 //!
 //! As root the harness gives each row mount, PID, IPC and UTS namespaces, with
