@@ -26,7 +26,7 @@ pub fn marked(marker: &str) -> Vec<u32> {
 }
 
 /// Every living descendant of `pid`, parents first.
-fn descendants(pid: u32) -> Vec<u32> {
+pub fn descendants(pid: u32) -> Vec<u32> {
     let mut found = Vec::new();
     for task in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
         let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
@@ -53,7 +53,7 @@ fn names(dir: &Path) -> BTreeSet<String> {
 }
 
 /// The host's mounts, less those of a container engine under test beside this.
-fn mounts() -> Vec<String> {
+pub fn mounts() -> Vec<String> {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
     table.lines().filter(|line| !line.contains("stockade-docker-")).map(str::to_owned).collect()
 }

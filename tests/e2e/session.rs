@@ -176,7 +176,7 @@ const LISTENING: &str =
      until grep -qs ':11D7 ' /proc/net/tcp; do sleep 0.01; done";
 
 /// What a command may leave, how it is left, and how one sees that it is there.
-fn leavings(level: &str) -> Vec<(&'static str, String, String)> {
+pub fn leavings(level: &str) -> Vec<(&'static str, String, String)> {
     let Planted { start, until_started, is_there } = Planted::new("left");
     let mut all: Vec<(&str, String, String)> = vec![
         ("environment", "export LEFT=1".into(), "[ \"$LEFT\" = 1 ]".into()),

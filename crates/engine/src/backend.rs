@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
+use serde::{Deserialize, Serialize};
 use stockade_model::{
     ConnectionRecord, Denial, EnforcementReport, Grant, Level, Plan, RawText, ReadAccess, Staged, Usage,
 };
@@ -66,11 +67,11 @@ pub trait Attempt: Send {
 }
 
 /// A held call, unique in its attempt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct HoldId(pub u64);
 
 /// What becomes of a held call.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HeldAnswer {
     /// These powers are added to the attempt, and the call is carried out on
     /// the very object that was told, if they cover it.
@@ -80,7 +81,7 @@ pub enum HeldAnswer {
 }
 
 /// Where the command's standard streams go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Io {
     /// The caller's own streams.
     Inherit,
@@ -97,7 +98,7 @@ pub enum Io {
 }
 
 /// Something that happened in an attempt.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AttemptEvent {
     /// Something was refused.
     Denied(Denial),
@@ -197,7 +198,7 @@ impl fmt::Debug for Events {
 }
 
 /// How an attempt ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttemptEnd {
     /// How the command ended.
     pub end: CommandEnd,
@@ -231,7 +232,7 @@ impl AttemptEnd {
 }
 
 /// How the command of an attempt ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CommandEnd {
     /// By itself.
     Exited(i32),
@@ -247,7 +248,7 @@ pub enum CommandEnd {
 }
 
 /// Why an attempt could not start. Shown to a person: what, then the remedy.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[error("{what}")]
 pub struct StartError {
     /// What could not be done, and why.

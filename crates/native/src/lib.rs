@@ -21,6 +21,7 @@ mod keeper;
 mod limits;
 mod programs;
 mod sandbox;
+mod session;
 mod staging;
 mod streams;
 mod way_out;
@@ -28,3 +29,7 @@ mod way_out;
 pub use backend::NativeBackend;
 pub use host::HostBackend;
 pub use sandbox::NativeSandboxes;
+pub use session::{Session, SessionError};
+/// What a program's global allocator is where its [`Session`] shall have sandboxes that
+/// are nearly built ahead: the plan of each is worked out where both sides see it.
+pub use stockade_sys::arena::Allocator;

@@ -519,7 +519,7 @@ impl Drop for Launched {
 }
 
 /// Waits until one of `fds` can be read or is hung up; false at the deadline.
-pub(super) fn readable_before(fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<bool, Errno> {
+pub(crate) fn readable_before(fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<bool, Errno> {
     let mut waited: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
     loop {
         let left = deadline.saturating_duration_since(Instant::now());

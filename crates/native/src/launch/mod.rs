@@ -28,6 +28,7 @@ mod walls;
 
 pub use blueprint::{Blueprint, PrivateTree};
 pub use error::LaunchError;
+pub(crate) use launched::readable_before;
 pub use launched::{ExitReport, HiddenReads, Launched, Launching, Stdio, begin, launch};
 pub use layout::Overlay;
 pub(crate) use layout::is_staged;

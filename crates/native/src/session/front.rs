@@ -1,0 +1,83 @@
+//! The process of one command of a session: it begins a sandbox, waits for an order,
+//! carries it out as the native backend, and ends.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustix::fs::Mode;
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, umask};
+use stockade_engine::{Attempt, Backend, Events};
+use stockade_sys::passing::{self, Received};
+
+use super::wire::{Line, ORDER, Order, Said, Told};
+use crate::backend::NativeBackend;
+use crate::launch::Nursery;
+
+/// The whole life of a front, whose helper is this process. Gives its exit code.
+pub(super) fn serve(orders: &OwnedFd, helper: Pid, stages: Option<PathBuf>) -> i32 {
+    // Whoever would be told is the other end of the line.
+    i32::from(wait_and_run(orders, helper, stages).is_err())
+}
+
+fn wait_and_run(orders: &OwnedFd, helper: Pid, stages: Option<PathBuf>) -> io::Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    if getppid() != Some(helper) {
+        return Ok(());
+    }
+    // Where there is none, the start from the beginning says why.
+    let nursery = Nursery::start().ok();
+    let mut word = [0];
+    // Without a limit: the helper's end is this process's.
+    let received = passing::receive(orders.as_fd(), &mut word, true)?;
+    if received.length == 0 {
+        return Ok(());
+    }
+    let (order, line) = take_over(word, received)?;
+    umask(Mode::from_raw_mode(order.umask));
+    let mut backend = NativeBackend::with(nursery.map(|nursery| nursery.with_umask(order.umask)));
+    if let Some(stages) = stages {
+        backend = backend.staging(stages);
+    }
+    let line = Arc::new(line);
+    let tells = Arc::clone(&line);
+    // A program that does not hear is gone, or soon broken off.
+    let events = Events::new(move |event| drop(tells.send(&Told::Event(event))));
+    match backend.prepare(&order.plan, &order.io, order.hold, events) {
+        Ok(attempt) => {
+            line.send(&Told::Prepared(Ok(attempt.enforced().clone())))?;
+            obey(attempt, &line)
+        }
+        Err(error) => line.send(&Told::Prepared(Err(error))),
+    }
+}
+
+/// What is to be done, and where it is told of, with the command's streams in the
+/// place of this process's.
+fn take_over(word: [u8; 1], received: Received) -> io::Result<(Order, Line)> {
+    let [Some(order), Some(stdin), Some(stdout), Some(stderr), Some(stream), ..] = received.descriptors else {
+        return Err(io::ErrorKind::InvalidData.into());
+    };
+    if word != [ORDER] {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    rustix::stdio::dup2_stdin(stdin)?;
+    rustix::stdio::dup2_stdout(stdout)?;
+    rustix::stdio::dup2_stderr(stderr)?;
+    Ok((Order::from_file(order)?, Line::over(UnixStream::from(stream))?))
+}
+
+/// Until the program has nothing more to say; the attempt ends with it.
+fn obey(mut attempt: Box<dyn Attempt>, line: &Line) -> io::Result<()> {
+    while let Some(said) = line.receive()? {
+        match said {
+            Said::Release => line.send(&Told::Released(attempt.release()))?,
+            Said::Signal(signal) => attempt.signal(signal),
+            Said::Kill => attempt.kill(),
+            Said::Answer(hold, answer) => attempt.answer(hold, answer),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,169 @@
+//! The helper of a session: a process with one thread that runs nothing itself. It
+//! forks fronts, so that a start costs the program none, and ends with the program.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
+use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
+use stockade_sys::Errno;
+use stockade_sys::clone::exit_now;
+use stockade_sys::descriptors::close_all_but;
+use stockade_sys::passing;
+use stockade_sys::reap::wait_pidfd;
+use stockade_sys::session::{Side, fork};
+use stockade_sys::signals::block;
+
+use super::front;
+use super::wire::FRONT;
+
+/// Commands that run at once; who asks for more waits.
+const RUNNING_MAX: usize = 256;
+/// How long after a front was taken the next is forked, unless that command is over:
+/// what a sandbox takes to be begun is not taken from the start of another.
+const AFTER_START: Duration = Duration::from_millis(20);
+/// The same after a fork that failed.
+const AFTER_LOSS: Duration = Duration::from_millis(100);
+/// How long a look around may wait.
+const LOOK_AROUND: Duration = Duration::from_secs(60);
+/// How long fronts may take to end once they are killed.
+const ENDS_WITHIN: Duration = Duration::from_secs(5);
+/// Signals that are the program's, not the copies'.
+const PROGRAMS: [Signal; 6] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
+
+/// The whole life of the helper. Gives its exit code.
+pub(super) fn serve(control: &OwnedFd, stages: Option<PathBuf>) -> i32 {
+    let begun = leave_program(control).map(|()| Helper {
+        control,
+        stages,
+        running: Vec::new(),
+        waiting: None,
+        is_offered: false,
+        next_at: Instant::now(),
+    });
+    match begun {
+        Ok(mut helper) => {
+            helper.watch();
+            helper.end();
+            0
+        }
+        // The program sees its end.
+        Err(_) => 1,
+    }
+}
+
+/// Keeps nothing of the program's: no stream, no descriptor, no signal.
+fn leave_program(control: &OwnedFd) -> io::Result<()> {
+    block(&PROGRAMS.map(Signal::as_raw))?;
+    let nothing = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::stdio::dup2_stdin(&nothing)?;
+    rustix::stdio::dup2_stdout(&nothing)?;
+    rustix::stdio::dup2_stderr(&nothing)?;
+    drop(nothing);
+    Ok(close_all_but(&[0, 1, 2, control.as_raw_fd()])?)
+}
+
+struct Helper<'a> {
+    control: &'a OwnedFd,
+    stages: Option<PathBuf>,
+    /// Fronts that were taken.
+    running: Vec<OwnedFd>,
+    /// The one that waits.
+    waiting: Option<OwnedFd>,
+    /// Whether one was handed over that was not taken yet, alive or not.
+    is_offered: bool,
+    next_at: Instant,
+}
+
+impl Helper<'_> {
+    /// Until the program is gone.
+    fn watch(&mut self) {
+        loop {
+            if self.wants_front() && Instant::now() >= self.next_at {
+                match self.fork_front() {
+                    Ok(()) => self.is_offered = true,
+                    Err(_) => self.next_at = Instant::now() + AFTER_LOSS,
+                }
+            }
+            self.wait();
+            match passing::receive(self.control.as_fd(), &mut [0; 1], false) {
+                Ok(received) if received.length == 0 => return,
+                Ok(_) => {
+                    self.running.extend(self.waiting.take());
+                    (self.is_offered, self.next_at) = (false, Instant::now() + AFTER_START);
+                }
+                Err(Errno::AGAIN) => {}
+                Err(_) => return,
+            }
+            let before = self.running.len();
+            self.reap();
+            if self.running.len() < before {
+                self.next_at = self.next_at.min(Instant::now());
+            }
+        }
+    }
+
+    fn wants_front(&self) -> bool {
+        !self.is_offered && self.running.len() < RUNNING_MAX
+    }
+
+    fn fork_front(&mut self) -> io::Result<()> {
+        let (orders, ours) = passing::pair()?;
+        let helper = getpid();
+        let Side::Parent(pid) = fork()? else { exit_now(self.become_front(&orders, ours, helper)) };
+        // Reaped by nobody else: the number is still its.
+        self.waiting = Some(pidfd_open(pid, PidfdFlags::empty())?);
+        Ok(passing::send(self.control.as_fd(), &[FRONT], &[ours.as_fd()])?)
+    }
+
+    /// In the child: nothing of the helper's stays open.
+    fn become_front(&mut self, orders: &OwnedFd, ours: OwnedFd, helper: Pid) -> i32 {
+        drop(ours);
+        (self.running, self.waiting) = (Vec::new(), None);
+        match close_all_but(&[0, 1, 2, orders.as_raw_fd()]) {
+            Ok(()) => front::serve(orders, helper, self.stages.take()),
+            Err(_) => 1,
+        }
+    }
+
+    fn wait(&self) {
+        let due = match self.wants_front() {
+            true => self.next_at.saturating_duration_since(Instant::now()),
+            false => LOOK_AROUND,
+        };
+        wait_for(self.fronts().chain([self.control.as_fd()]), due.max(Duration::from_millis(1)).min(LOOK_AROUND));
+    }
+
+    fn fronts(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.running.iter().chain(&self.waiting).map(AsFd::as_fd)
+    }
+
+    fn reap(&mut self) {
+        let is_alive = |front: &OwnedFd| matches!(wait_pidfd(front.as_fd()), Ok(None));
+        self.running.retain(is_alive);
+        self.waiting.take_if(|front| !is_alive(front));
+    }
+
+    /// Ends what is left, each with its sandbox. The one that waits does so by itself.
+    fn end(&mut self) {
+        for front in &self.running {
+            let _ = pidfd_send_signal(front, Signal::KILL);
+        }
+        let give_up = Instant::now() + ENDS_WITHIN;
+        while self.fronts().next().is_some() && Instant::now() < give_up {
+            wait_for(self.fronts(), Duration::from_millis(100));
+            self.reap();
+        }
+    }
+}
+
+/// Until one of them is readable, or so long.
+fn wait_for<'a>(fds: impl Iterator<Item = BorrowedFd<'a>>, at_most: Duration) {
+    let mut waited: Vec<PollFd<'_>> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+    let at_most = Timespec { tv_sec: at_most.as_secs().cast_signed(), tv_nsec: at_most.subsec_nanos().into() };
+    // A failure only makes the next look come sooner.
+    let _ = poll(&mut waited, Some(&at_most));
+}

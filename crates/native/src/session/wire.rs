@@ -1,0 +1,110 @@
+//! What a program and the front of one of its commands say to each other. The order
+//! comes as a file in memory, with the command's streams and the connection on which
+//! all else is said: each message JSON, bounded.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use stockade_engine::{AttemptEvent, HeldAnswer, HoldId, Io, StartError};
+use stockade_model::{EnforcementReport, Plan};
+use stockade_sys::framed;
+
+/// To the helper: its front was taken.
+pub(super) const TAKEN: u8 = b't';
+/// From the helper: a front.
+pub(super) const FRONT: u8 = b'f';
+/// To a front: an order.
+pub(super) const ORDER: u8 = b'o';
+/// The longest order, and the longest message, in bytes: two outputs of 16 MiB with
+/// every byte escaped are shorter.
+const MESSAGE_BYTES: usize = 256 << 20;
+
+/// What a front is to do.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Order {
+    pub(super) plan: Plan,
+    pub(super) io: Io,
+    pub(super) hold: bool,
+    /// The program's file mode creation mask.
+    pub(super) umask: u32,
+}
+
+impl Order {
+    pub(super) fn to_file(&self) -> io::Result<OwnedFd> {
+        let mut file = File::from(memfd_create("stockade-order", MemfdFlags::CLOEXEC)?);
+        file.write_all(&serde_json::to_vec(self)?)?;
+        Ok(file.into())
+    }
+
+    pub(super) fn from_file(file: OwnedFd) -> io::Result<Self> {
+        let file = File::from(file);
+        let length = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
+        if length > MESSAGE_BYTES {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        let mut text = vec![0; length];
+        file.read_exact_at(&mut text, 0)?;
+        Ok(serde_json::from_slice(&text)?)
+    }
+}
+
+/// From the program, about the attempt.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Said {
+    Release,
+    Signal(i32),
+    Kill,
+    Answer(HoldId, HeldAnswer),
+}
+
+/// From the front.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Told {
+    /// The sandbox stands, or why it does not.
+    Prepared(Result<EnforcementReport, StartError>),
+    /// The command was let go, or why it was not.
+    Released(Result<(), StartError>),
+    Event(AttemptEvent),
+}
+
+/// One end of the connection.
+#[derive(Debug)]
+pub(super) struct Line(framed::Line);
+
+impl Line {
+    pub(super) fn over(stream: UnixStream) -> io::Result<Self> {
+        framed::Line::over(stream).map(Self)
+    }
+
+    pub(super) fn send(&self, message: &impl Serialize) -> io::Result<()> {
+        self.0.send(&serde_json::to_vec(message)?)
+    }
+
+    /// The next message; none where the other side has gone.
+    pub(super) fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<T>> {
+        Ok(self.0.receive(MESSAGE_BYTES)?.map(|message| serde_json::from_slice(&message)).transpose()?)
+    }
+
+    /// Says no more; the other side is heard to its end.
+    pub(super) fn fall_silent(&self) {
+        self.0.fall_silent();
+    }
+
+    pub(super) fn hang_up(&self) {
+        self.0.hang_up();
+    }
+}
+
+/// The file mode creation mask of this process, which may have threads: read without
+/// being set.
+pub(super) fn umask() -> io::Result<u32> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let mask = status.lines().find_map(|line| line.strip_prefix("Umask:"));
+    mask.and_then(|mask| u32::from_str_radix(mask.trim(), 8).ok()).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
