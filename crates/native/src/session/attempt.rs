@@ -1,18 +1,20 @@
 //! An attempt that is in another process, as its engine sees it.
 
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use stockade_engine::{Attempt, Events, HeldAnswer, HoldId, StartError};
-use stockade_model::EnforcementReport;
+use stockade_model::{Denial, EnforcementReport};
 
 use super::wire::{Line, Said, Told};
 use crate::attempt::SANDBOX_ENDS_WITHIN;
 
 /// How long a sandbox may take to be built, or a command to be let go.
 const READY_WITHIN: Duration = Duration::from_secs(60);
+/// How long everything may take to stand still.
+const STILL_WITHIN: Duration = Duration::from_secs(5);
 /// How much longer than its sandbox a front may take to end.
 const FRONT_ENDS_WITHIN: Duration = Duration::from_secs(5);
 
@@ -20,6 +22,7 @@ pub(super) struct RemoteAttempt {
     line: Arc<Line>,
     enforced: EnforcementReport,
     released: Receiver<Result<(), StartError>>,
+    still: Mutex<Receiver<bool>>,
     /// Hung up when the front is gone, and with it everything.
     over: Receiver<()>,
 }
@@ -30,16 +33,17 @@ impl RemoteAttempt {
         let line = Arc::new(line);
         let (prepared, is_prepared) = channel();
         let (released, is_released) = channel();
+        let (still, stands_still) = channel();
         let (on_drop, over) = channel::<()>();
         let heard = Arc::clone(&line);
         let listen = move || {
-            listen(&heard, &prepared, &released, &events);
-            drop((events, on_drop));
+            Listener { prepared, released, still, events }.listen(&heard);
+            drop(on_drop);
         };
         let listener = thread::Builder::new().name("stockade-attempt".to_owned()).spawn(listen);
         listener.map_err(|e| StartError { what: format!("cannot start a thread: {e}"), hint: None })?;
         match in_time(&is_prepared).flatten() {
-            Ok(enforced) => Ok(Self { line, enforced, released: is_released, over }),
+            Ok(enforced) => Ok(Self { line, enforced, released: is_released, still: Mutex::new(stands_still), over }),
             Err(error) => {
                 line.hang_up();
                 Err(error)
@@ -63,19 +67,25 @@ fn in_time<T>(word: &Receiver<T>) -> Result<T, StartError> {
     })
 }
 
-/// Until the front is gone. Where it told no end, the drop of `events` does.
-fn listen(
-    line: &Line,
-    prepared: &Sender<Result<EnforcementReport, StartError>>,
-    released: &Sender<Result<(), StartError>>,
-    events: &Events,
-) {
-    while let Ok(Some(told)) = line.receive() {
-        match told {
-            Told::Event(event) => events.tell(event),
-            // Nobody waits any more where these fail.
-            Told::Prepared(result) => drop(prepared.send(result)),
-            Told::Released(result) => drop(released.send(result)),
+/// Where what is told goes.
+struct Listener {
+    prepared: Sender<Result<EnforcementReport, StartError>>,
+    released: Sender<Result<(), StartError>>,
+    still: Sender<bool>,
+    events: Events,
+}
+
+impl Listener {
+    /// Until the front is gone. Where it told no end, the drop of `events` does.
+    fn listen(self, line: &Line) {
+        while let Ok(Some(told)) = line.receive() {
+            match told {
+                Told::Event(event) => self.events.tell(event),
+                // Nobody waits any more where these fail.
+                Told::Prepared(result) => drop(self.prepared.send(result)),
+                Told::Released(result) => drop(self.released.send(result)),
+                Told::StandsStill(does) => drop(self.still.send(does)),
+            }
         }
     }
 }
@@ -96,6 +106,14 @@ impl Attempt for RemoteAttempt {
 
     fn kill(&self) {
         self.say(&Said::Kill);
+    }
+
+    fn stand_still(&self, limit: &Denial) -> bool {
+        let still = self.still.lock().unwrap_or_else(PoisonError::into_inner);
+        // One that came too late is no answer to this.
+        while still.try_recv().is_ok() {}
+        self.say(&Said::StandStill(limit.clone()));
+        still.recv_timeout(STILL_WITHIN).unwrap_or(false)
     }
 
     fn answer(&self, hold: HoldId, answer: HeldAnswer) {

@@ -76,6 +76,7 @@ fn obey(mut attempt: Box<dyn Attempt>, line: &Line) -> io::Result<()> {
             Said::Release => line.send(&Told::Released(attempt.release()))?,
             Said::Signal(signal) => attempt.signal(signal),
             Said::Kill => attempt.kill(),
+            Said::StandStill(limit) => line.send(&Told::StandsStill(attempt.stand_still(&limit)))?,
             Said::Answer(hold, answer) => attempt.answer(hold, answer),
         }
     }

@@ -12,7 +12,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use stockade_engine::{AttemptEvent, HeldAnswer, HoldId, Io, StartError};
-use stockade_model::{EnforcementReport, Plan};
+use stockade_model::{Denial, EnforcementReport, Plan};
 use stockade_sys::framed;
 
 /// To the helper: its front was taken.
@@ -60,6 +60,8 @@ pub(super) enum Said {
     Release,
     Signal(i32),
     Kill,
+    /// The limit that was passed.
+    StandStill(Denial),
     Answer(HoldId, HeldAnswer),
 }
 
@@ -70,6 +72,8 @@ pub(super) enum Told {
     Prepared(Result<EnforcementReport, StartError>),
     /// The command was let go, or why it was not.
     Released(Result<(), StartError>),
+    /// Whether everything stands still.
+    StandsStill(bool),
     Event(AttemptEvent),
 }
 
