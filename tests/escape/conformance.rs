@@ -4,11 +4,14 @@
 use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, symlink};
 
+use stockade_testkit::slowness;
+
 use crate::cases::Kind;
 use crate::launch;
 use crate::row::Control::{None as NoControl, Own, Same, Text};
 use crate::row::Power::{Ordinary, Root};
 use crate::row::{Control, Launch, ROW, Row, Seen};
+use crate::rows_proc::no_keystrokes;
 use crate::special;
 
 /// For rows that say what must work: without the sandbox it works anyway.
@@ -293,7 +296,7 @@ pub const ROWS: &[Row] = &[
         text: Some("\"$PROBES/race-open\" \"$OUT\" 4"),
         judge: |s| {
             let tries = s.lines().find_map(|l| l.strip_prefix("tries ")?.parse::<u64>().ok()).unwrap_or(0);
-            if tries < 100 { vec![format!("only {tries} tries")] } else { Vec::new() }
+            if tries < 100 / u64::from(slowness()) { vec![format!("only {tries} tries")] } else { Vec::new() }
         },
         control: Same(Ordinary, "changed: out"),
         ..ROW
@@ -380,6 +383,7 @@ pub const ROWS: &[Row] = &[
         launch: Launch::Terminal,
         judge: |s| s.refuse_line("HOST-READ:echo canary"),
         control: Same(Ordinary, "HOST-READ"),
+        control_not_here: no_keystrokes,
         ..ROW
     },
     Row {

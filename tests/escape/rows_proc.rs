@@ -15,6 +15,12 @@ use crate::special;
 /// In the report of level restricted before Landlock ABI 6.
 const SIGNALS: Option<&str> = Some("signals to other processes of the user");
 
+/// Where the kernel lets nobody type for another (from 6.2 on a matter of its settings).
+pub fn no_keystrokes() -> Option<&'static str> {
+    let switch = fs::read_to_string("/proc/sys/dev/tty/legacy_tiocsti").ok()?;
+    (switch.trim() == "0").then_some("the kernel takes no keystrokes from anybody (legacy_tiocsti)")
+}
+
 /// Rows of area `proc`.
 pub const ROWS: &[Row] = &[
     Row {
@@ -61,10 +67,7 @@ pub const ROWS: &[Row] = &[
         launch: Launch::Terminal,
         judge: |s| s.refuse_line("HOST-READ:echo canary"),
         control: Same(Ordinary, "HOST-READ"),
-        control_not_here: || {
-            let switch = fs::read_to_string("/proc/sys/dev/tty/legacy_tiocsti").ok()?;
-            (switch.trim() == "0").then_some("the kernel takes no keystrokes from anybody (legacy_tiocsti)")
-        },
+        control_not_here: no_keystrokes,
         ..ROW
     },
     Row {
