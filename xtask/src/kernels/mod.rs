@@ -77,7 +77,7 @@ struct Built {
     suites: Vec<(String, PathBuf)>,
 }
 
-/// `kernels [--short | --only TARGET [FILTER]] [KERNEL...]`.
+/// `kernels [--short | --only TARGET[,TARGET...] | --only TARGET FILTER] [KERNEL...]`.
 pub fn run(arguments: &[String]) -> Result<()> {
     let wanted = Wanted::read(arguments)?;
     packages::need_programs()?;
@@ -128,12 +128,12 @@ impl<'a> Wanted<'a> {
                 rest.to_vec()
             }
             ["--only", target, rest @ ..] => {
-                suites.retain(|suite| suite.target == *target);
-                let Some(suite) = suites.first_mut() else {
-                    bail!("no suite `{target}`; there are {}", SUITES.map(|suite| suite.target).join(", "))
-                };
-                match rest.split_first() {
-                    Some((filter, rest)) if !KERNELS.iter().any(|kernel| kernel.name == *filter) => {
+                if let Some(name) = target.split(',').find(|name| !SUITES.iter().any(|suite| suite.target == *name)) {
+                    bail!("no suite `{name}`; there are {}", SUITES.map(|suite| suite.target).join(", "));
+                }
+                suites.retain(|suite| target.split(',').any(|name| name == suite.target));
+                match (rest.split_first(), suites.as_mut_slice()) {
+                    (Some((filter, rest)), [suite]) if !KERNELS.iter().any(|kernel| kernel.name == *filter) => {
                         suite.only = filter;
                         rest.to_vec()
                     }
