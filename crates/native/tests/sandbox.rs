@@ -1,12 +1,14 @@
 //! Sandboxes that last, as the engine sees them: made, used by many commands, stopped,
 //! ended. Everything that a run has is there for each of the commands.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops where its expectation fails")]
+#![allow(clippy::disallowed_methods, reason = "a test makes what it needs")]
 
 mod support;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
@@ -162,6 +164,23 @@ fn has_groups() -> bool {
     has
 }
 
+/// The control groups of what a process has made.
+fn groups_of(pid: u32) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut waiting = vec![Path::new("/sys/fs/cgroup").to_owned()];
+    while let Some(directory) = waiting.pop() {
+        for path in fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()) {
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            if name.starts_with("stockade.") && name.split('.').nth(2) == Some(&pid.to_string()) {
+                found.push(path);
+            } else if path.is_dir() && !path.is_symlink() {
+                waiting.push(path);
+            }
+        }
+    }
+    found
+}
+
 #[test]
 fn commands_write_where_they_may_and_the_next_finds_it() {
     in_each_role("commands_write_where_they_may_and_the_next_finds_it", || {
@@ -263,17 +282,25 @@ fn a_server_is_reached_by_later_commands_and_a_host_only_by_grant() {
         let serve = "import os,socket
 s=socket.socket(); s.bind(('127.0.0.1',8080)); s.listen()
 u=socket.socket(socket.AF_UNIX); u.bind('/tmp/u'); u.listen()
+w=socket.socket(socket.AF_UNIX); w.bind('/workspace/w'); w.listen()
 if os.fork(): os._exit(0)
 n=os.open('/dev/null',2); [os.dup2(n,i) for i in (0,1,2)]
 while True: s.accept()[0].sendall(b'hello')";
         let python = |code: &str| Plan { argv: ["python3", "-c", code].map(RawText::from).to_vec(), ..inside("") };
         place.run_plan(&python(serve)).ok();
         let ask = "import socket; print(socket.create_connection(('127.0.0.1',8080)).recv(9).decode())
-socket.socket(socket.AF_UNIX).connect('/tmp/u')";
+for name in ('/tmp/u', '/workspace/w'): socket.socket(socket.AF_UNIX).connect(name)";
         assert_eq!(place.run_plan(&python(ask)).ok(), "hello\n");
         // Another sandbox with the same port does not meet it.
         let other = Place::new();
         assert_eq!(other.run_plan(&python(ask)).end.end, CommandEnd::Exited(1));
+
+        // A socket of the host's in the workspace is no command's.
+        let host = place.top.path().join("work/host");
+        let _host = std::os::unix::net::UnixListener::bind(&host).unwrap();
+        let knock = python("import socket; socket.socket(socket.AF_UNIX).connect('/workspace/host')");
+        let knocked = place.run_plan(&knock);
+        assert_eq!(knocked.denials[0].grant, Some(grant("socket /workspace/host")), "{knocked:#?}");
 
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -383,6 +410,94 @@ fn the_end_leaves_nothing_and_is_told() {
         assert!(matches!(place.sandbox.usage(), Err(SandboxError::Gone(_))));
         assert_eq!(place.told.try_iter().filter(|event| matches!(event, SandboxEvent::Lost(_))).count(), 0);
         assert!(place.top.path().join("work").exists(), "the directories are the caller's");
+    });
+}
+
+#[test]
+fn many_commands_run_at_once_and_none_meets_another_sandbox() {
+    in_each_role("many_commands_run_at_once_and_none_meets_another_sandbox", || {
+        let places = [Place::new(), Place::new()];
+        std::thread::scope(|scope| {
+            for (number, place) in places.iter().enumerate() {
+                for command in 0..10 {
+                    let script = format!("echo {number} > f{command}; cat f*; ls /proc | grep -c '^[0-9]'");
+                    let (sender, events) = channel();
+                    let told = Events::new(move |event| drop(sender.send(event)));
+                    let backend = place.sandbox.backend();
+                    scope.spawn(move || {
+                        let mut attempt = backend.prepare(&inside(&script), &CAPTURE, false, told).unwrap();
+                        attempt.release().unwrap();
+                        assert_eq!(drain(&events).0.end, CommandEnd::Exited(0));
+                    });
+                }
+            }
+        });
+        for (number, place) in places.iter().enumerate() {
+            let all = place.run("cat f*; ls f* | wc -l").ok();
+            assert_eq!(all, format!("{number}\n").repeat(10) + "10\n");
+        }
+    });
+}
+
+/// Set in the process that plays the keeper which is killed.
+const VICTIM: &str = "STOCKADE_TEST_KEEPER";
+
+#[test]
+fn a_killed_keeper_takes_everything_with_it_and_the_directories_stay() {
+    let test = "a_killed_keeper_takes_everything_with_it_and_the_directories_stay";
+    in_each_role(test, || {
+        if let Some(mark) = std::env::var_os(VICTIM) {
+            let mark = mark.into_string().unwrap();
+            let place = Place::new();
+            place.run(&format!("echo kept > kept; (setsid sleep {mark} >/dev/null 2>&1 &); true")).ok();
+            let (mut attempt, events) = place.begin(&inside(&format!("sleep {mark}")), CAPTURE, false).unwrap();
+            attempt.release().unwrap();
+            println!("top {}", place.top.path().display());
+            drain(&events);
+            return;
+        }
+        let mark = format!("84{:07}", std::process::id());
+        let mut keeper = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--nocapture", "--test-threads", "1"])
+            .env(VICTIM, &mark)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let sleeping = || processes_with(&format!("sleep\0{mark}")).len();
+        wait_until("all run", || sleeping() == 2);
+        let pid = keeper.id();
+        if has_groups() {
+            assert_ne!(groups_of(pid), Vec::<PathBuf>::new());
+        }
+        keeper.kill().unwrap();
+        let output = keeper.wait_with_output().unwrap();
+        wait_until("nothing is left", || sleeping() == 0);
+        let output = String::from_utf8_lossy(&output.stdout).into_owned();
+        let top = Path::new(output.lines().find_map(|line| line.split("top ").nth(1)).unwrap());
+        assert_eq!(fs::read_to_string(top.join("work/kept")).unwrap(), "kept\n");
+        fs::remove_dir_all(top).unwrap();
+        // The next that is made takes away the control groups that are left.
+        drop(Place::new());
+        assert_eq!(groups_of(pid), Vec::<PathBuf>::new());
+    });
+}
+
+#[test]
+fn a_root_tree_is_all_of_the_system_there_is() {
+    in_each_role("a_root_tree_is_all_of_the_system_there_is", || {
+        let tree = tempfile::Builder::new().prefix("tree-").tempdir().unwrap();
+        let copy = "cd $0 && mkdir -p usr/bin etc var && ln -s usr/bin bin && echo mine > etc/os-release && \
+                    cp /bin/bash usr/bin/bash && for lib in $(ldd /bin/bash | grep -o '/[^ ]*'); do \
+                    mkdir -p .$(dirname $lib) && cp -L $lib .$lib; done";
+        let made = Command::new("bash").args(["-ec", copy]).arg(tree.path()).status().unwrap();
+        assert!(made.success());
+        let place = Place::with(|plan| plan.system = Some(System::Tree(tree.path().to_owned())));
+        let ran = place.run("echo $(</etc/os-release) /*; echo x > a; [ -e /usr/bin/env ] || echo none");
+        let said = ran.ok();
+        assert!(said.starts_with("mine /bin /dev /etc "), "{said}");
+        assert!(said.ends_with("none\n"), "{said}");
+        assert_ne!(place.run("echo x > /etc/os-release").end.end, CommandEnd::Exited(0));
+        assert_eq!(fs::read_to_string(tree.path().join("etc/os-release")).unwrap(), "mine\n");
     });
 }
 

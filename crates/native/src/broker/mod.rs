@@ -13,6 +13,7 @@
 //! | `deed` | a call once it is read: it can be carried out now or later |
 //! | `opens`, `names`, `metadata`, `sockets` | reading the calls and carrying them out |
 //! | `straight` | the short way of plain opens |
+//! | `bound` | sockets that the run has made |
 //! | `view` | through which view an object is changed; is it still the one shown? |
 //! | `holds`, `holding` | calls that wait for an answer |
 //! | `pool` | what may block |
@@ -32,6 +33,7 @@
 //! open, until that child closes them. A program that the other run has just
 //! written may be "busy" for that moment.
 
+mod bound;
 mod caller;
 mod connects;
 mod deed;
@@ -71,6 +73,7 @@ use crate::way_out::WayOut;
 use requests::{Referee, Request};
 use service::Service;
 
+pub(crate) use bound::Bound;
 pub use table::{ArgTest, Test, Trap, notify_table};
 pub use targets::linked_units;
 pub(crate) use targets::linked_units_of;
@@ -254,8 +257,8 @@ impl Broker {
             let failed = confined.is_err();
             let _ = up.send(confined);
             // No notifier comes where the sandbox could not be built.
-            let (Ok(Serving { notifier, hold, way }), false) = (notifiers.recv(), failed) else { return };
-            let end = match Service::new(notifier, powers, level, hold, precaution, way, Box::new(sink)) {
+            let (Ok(Serving { notifier, hold, way, bound }), false) = (notifiers.recv(), failed) else { return };
+            let end = match Service::new(notifier, powers, level, hold, precaution, (way, bound), Box::new(sink)) {
                 Ok(mut service) => {
                     service.serve(woken.as_fd(), &ordered);
                     service.end()
@@ -267,7 +270,8 @@ impl Broker {
             let _ = sender.send(end);
         };
         std::thread::Builder::new().name("broker".to_owned()).spawn(body).map_err(BrokerError::Thread)?;
-        Ok(BrokerBegun { answers: Answers { orders, wake }, reach, ready, notifier, report })
+        let bound = Bound::default();
+        Ok(BrokerBegun { answers: Answers { orders, wake }, reach, ready, notifier, report, bound })
     }
 }
 
@@ -279,6 +283,7 @@ pub struct BrokerBegun {
     ready: Receiver<Result<(), BrokerError>>,
     notifier: Sender<Serving>,
     report: Receiver<BrokerReport>,
+    bound: Bound,
 }
 
 /// What a broker that has begun needs to serve.
@@ -286,9 +291,15 @@ struct Serving {
     notifier: Notifier,
     hold: bool,
     way: Option<Arc<WayOut>>,
+    bound: Bound,
 }
 
 impl BrokerBegun {
+    /// It remembers sockets together with others.
+    pub(crate) fn sharing(self, bound: Bound) -> Self {
+        Self { bound, ..self }
+    }
+
     /// Decides for the door.
     pub(crate) fn referee(&self) -> Referee {
         Referee::new(self.answers.clone(), self.reach.clone())
@@ -317,7 +328,7 @@ impl BrokerBegun {
         let notifier = Notifier::new(listener).map_err(step("learn the size of notifications"))?;
         let traits = BrokerTraits { synchronous: notifier.wake_synchronously().is_ok() };
         self.ready.recv_timeout(START_TIMEOUT).unwrap_or(Err(BrokerError::Silent))?;
-        self.notifier.send(Serving { notifier, hold, way }).map_err(|_| BrokerError::Silent)?;
+        self.notifier.send(Serving { notifier, hold, way, bound: self.bound }).map_err(|_| BrokerError::Silent)?;
         Ok(BrokerHandle { answers: self.answers, report: self.report, traits })
     }
 }

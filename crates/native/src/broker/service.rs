@@ -3,8 +3,8 @@
 //! that nothing changes between a decision and its act; and nothing in it waits.
 
 use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
-use std::ffi::{CString, OsStr};
+use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -18,6 +18,7 @@ use stockade_model::{Layer, Level, Operation};
 use stockade_sys::notify::{Answer, Notifier, Request};
 use stockade_sys::{Errno, actor, resolve};
 
+use super::bound::Bound;
 use super::caller::{Caller, Threads};
 use super::deed::{Deed, Step};
 use super::holding::{self, Waiter};
@@ -37,9 +38,6 @@ use crate::way_out::WayOut;
 const PARKED_CHECK: Duration = Duration::from_secs(1);
 /// The same while a person is asked, who should not answer for nobody.
 const HELD_CHECK: Duration = Duration::from_millis(200);
-/// Sockets of the run that are remembered; past that, a connect to the oldest
-/// kind of socket is refused, which is the safe side.
-pub(super) const MAX_BOUND: usize = 10_000;
 
 /// How a trapped call ends.
 #[derive(Debug)]
@@ -105,8 +103,8 @@ pub(super) struct Service {
     pub way: Option<Arc<WayOut>>,
     /// What a traced run reads.
     pub reads: Option<RefCell<Reads>>,
-    /// Names under which the run has bound sockets, by their directory.
-    pub bound: HashSet<(u64, u64, CString)>,
+    /// Where the run has bound sockets.
+    pub bound: Bound,
     /// Calls that other threads answer, by notification.
     parked: HashMap<u64, Parked>,
     /// Calls that wait for an answer.
@@ -140,7 +138,7 @@ impl Service {
         level: Level,
         holds_calls: bool,
         precaution: Option<Precaution>,
-        way: Option<Arc<WayOut>>,
+        (way, bound): (Option<Arc<WayOut>>, Bound),
         sink: Box<dyn Fn(BrokerEvent) + Send>,
     ) -> Result<Self, BrokerError> {
         let own_user = rustix::process::geteuid().as_raw();
@@ -157,7 +155,7 @@ impl Service {
             pool: Pool::default(),
             way,
             reads,
-            bound: HashSet::new(),
+            bound,
             parked: HashMap::new(),
             holds: holding::table(),
             holds_calls,

@@ -22,7 +22,7 @@ use super::caller::Caller;
 use super::connects::plain;
 use super::deed::{Deed, Step, Work};
 use super::ledger::Actor;
-use super::service::{Failure, MAX_BOUND, Reply, Service, native_access, refused};
+use super::service::{Failure, Reply, Service, native_access, refused};
 use super::view::own_directory;
 use super::walk::{Object, Place};
 use crate::powers::{Refusal, Verdict};
@@ -238,19 +238,15 @@ impl Service {
     }
 
     /// Remembers whose socket will stand at `place`.
-    pub(super) fn note_bound(&mut self, place: &Place) {
-        let Ok(directory) = fstat(&place.directory.fd) else { return };
-        if self.bound.len() < MAX_BOUND {
-            self.bound.insert((directory.st_dev, directory.st_ino, place.name.clone()));
-        }
+    pub(super) fn note_bound(&self, place: &Place) {
+        self.bound.note(place);
     }
 
     /// Whether the run itself has bound a socket here, where nothing was. (It
     /// may have failed: then a socket that the host later makes under this very
     /// name, in a place the run may write, is taken for the run's own.)
     fn was_bound(&self, place: &Place) -> bool {
-        fstat(&place.directory.fd)
-            .is_ok_and(|directory| self.bound.contains(&(directory.st_dev, directory.st_ino, place.name.clone())))
+        self.bound.has(place)
     }
 }
 

@@ -229,7 +229,13 @@ fn steps(
 /// What is seen at which path.
 fn natures(grounds: &Grounds<'_>, system: &[(PathBuf, PathBuf)]) -> Result<BTreeMap<PathBuf, Nature>, LaunchError> {
     let mut natures = BTreeMap::from([(PathBuf::from("/dev"), Nature::Devices)]);
-    for (path, name) in PRIVATE.iter().filter(|(path, _)| is_plain_directory(Path::new(path))) {
+    // What a root tree has of their parents must have them as well.
+    let has_place = |path: &Path| {
+        let around = system.iter().find(|(inside, _)| path.starts_with(inside));
+        around.is_none_or(|(inside, from)| is_plain_directory(&from.join(path.strip_prefix(inside).unwrap_or(path))))
+    };
+    let is_there = |path: &Path| is_plain_directory(path) && has_place(path);
+    for (path, name) in PRIVATE.iter().filter(|(path, _)| is_there(Path::new(path))) {
         natures.insert(PathBuf::from(path), Nature::Private(name));
     }
     let is_there = |path: &&&str| path.starts_with("/proc") && Path::new(path).symlink_metadata().is_ok();

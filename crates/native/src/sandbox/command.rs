@@ -109,6 +109,7 @@ impl Backend for CommandBackend {
         let sender = told.clone();
         let sink = move |event| sender.tell(seen(event));
         let broker = Broker::begin(self.powers(plan, &launching), plan.level, sink).map_err(unbrokered)?;
+        let broker = broker.sharing(self.sandbox.bound());
         let terms = terms(plan, (edge, published, self.sandbox.resolver()), &broker, &told);
         let on_breach = on_breach(&told);
         self.sandbox.register(&on_breach);

@@ -17,6 +17,7 @@ use stockade_model::{Background, Denial, EnforcementReport, LayerReport, LayerSt
 
 use super::{failed, inside, unsupported};
 use crate::backend::{no_descriptor, unlaunched, unlimited};
+use crate::broker::Bound;
 use crate::keeper::OnBreach;
 use crate::launch::{Grounds, LaunchError, Launching, Outfit, Standing, Stdio};
 use crate::limits::{Group, Guard, Watch};
@@ -40,6 +41,7 @@ pub(super) struct Kept {
     made: Instant,
     enforced: EnforcementReport,
     network: CommonNetwork,
+    bound: Bound,
     events: SandboxEvents,
     resolver: Option<Arc<dyn Resolve>>,
     /// What is there as long as it stands.
@@ -109,6 +111,7 @@ impl Kept {
             made: Instant::now(),
             enforced,
             network,
+            bound: Bound::default(),
             events,
             resolver,
             standing,
@@ -124,6 +127,11 @@ impl Kept {
 
     pub(super) fn network(&self) -> &CommonNetwork {
         &self.network
+    }
+
+    /// Where its commands have bound sockets.
+    pub(super) fn bound(&self) -> Bound {
+        self.bound.clone()
     }
 
     pub(super) fn events(&self) -> SandboxEvents {
