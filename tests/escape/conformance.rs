@@ -11,7 +11,7 @@ use crate::launch;
 use crate::row::Control::{None as NoControl, Own, Same, Text};
 use crate::row::Power::{Ordinary, Root};
 use crate::row::{Control, Launch, ROW, Row, Seen};
-use crate::rows_proc::no_keystrokes;
+use crate::rows_proc::{SIGNALS, no_keystrokes};
 use crate::special;
 
 /// For rows that say what must work: without the sandbox it works anyway.
@@ -374,7 +374,7 @@ pub const ROWS: &[Row] = &[
         text: Some("kill -CONT $HOSTPID && echo SIGNALLED; kill -9 $HOSTPID; sleep 0.2"),
         judge: |s| s.refuse_line("SIGNALLED"),
         control: Same(Ordinary, "canary process"),
-        full_only: None,
+        unpromised: SIGNALS,
         ..ROW
     },
     Row {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use rustix::process::Signal;
-use stockade_testkit::{Command, Ended, Lab, Output, Running, descendants, run_as};
+use stockade_testkit::{Command, Ended, Lab, Output, Running, descendants, run_as, slowness};
 use stockade_tests::Level;
 
 use crate::row::{Control, ROW, Row, Verdict};
@@ -135,7 +135,7 @@ pub fn killed_front(world: &World, level: Option<Level>) -> Result<Verdict> {
         // Without a sandbox the same kill leaves the children.
         let path = script(&lab, "probe.sh", "setsid sleep 30 & (sleep 30 &); sleep 30\n")?;
         let running = Running::start(&lab.account, &lab.command("/bin/bash").arg(path))?;
-        thread::sleep(Duration::from_millis(300));
+        thread::sleep(Duration::from_millis(300) * slowness());
         running.signal(Signal::KILL)?;
         running.finish()?;
         let left = descendants(&[lab.canary.id()], Duration::from_millis(300));

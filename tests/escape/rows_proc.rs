@@ -13,7 +13,7 @@ use crate::row::{Launch, ROW, Row, Seen};
 use crate::special;
 
 /// In the report of level restricted before Landlock ABI 6.
-const SIGNALS: Option<&str> = Some("signals to other processes of the user");
+pub const SIGNALS: Option<&str> = Some("signals to other processes of the user");
 
 /// Where the kernel lets nobody type for another (from 6.2 on a matter of its settings).
 pub fn no_keystrokes() -> Option<&'static str> {
