@@ -20,7 +20,23 @@ const ALLOWED_EDGES: &[(&str, &[&str])] = &[
     ("engine", &["model", "policy", "shell", "audit", "store"]),
     ("lifecycle", &["model", "engine", "store", "files"]),
     ("review", &["model", "engine"]),
-    ("cli", &["model", "policy", "shell", "audit", "store", "engine", "native", "sys", "files", "egress", "review"]),
+    (
+        "cli",
+        &[
+            "model",
+            "policy",
+            "shell",
+            "audit",
+            "store",
+            "engine",
+            "native",
+            "sys",
+            "files",
+            "lifecycle",
+            "egress",
+            "review",
+        ],
+    ),
     ("testkit", &["model", "policy", "shell", "audit", "store", "engine", "native", "sys"]),
 ];
 

@@ -15,6 +15,7 @@ mod life;
 mod limits;
 mod raise;
 mod review;
+mod sandbox;
 mod seated;
 mod session;
 mod stage;

@@ -9,6 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use stockade_model::{ApprovalMode, GranularMode, Level, Limit, SandboxPreference};
 
 use crate::detached_args::{AttachArgs, KillArgs, LogsArgs, PsArgs, WaitArgs, WriteArgs};
+use crate::sandbox_args::SandboxCommand;
 use crate::session_args::SessionCommand;
 
 /// Run commands that nobody typed: judged, sandboxed, asked about, recorded.
@@ -50,6 +51,9 @@ pub enum Command {
     /// ahead.
     #[command(subcommand)]
     Session(SessionCommand),
+    /// Make sandboxes that last, run commands in them, and destroy them.
+    #[command(subcommand)]
+    Sandbox(SandboxCommand),
     /// Judge a command without running it.
     Check(CheckArgs),
     /// Show what this machine can enforce, proved by trying it.
@@ -443,7 +447,7 @@ fn granular(classes: &str) -> Result<GranularMode, String> {
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// `NAME=AMOUNT`.
-fn limit(text: &str) -> Result<(Limit, u64), String> {
+pub(crate) fn limit(text: &str) -> Result<(Limit, u64), String> {
     let (name, amount) = text.split_once('=').ok_or("expected NAME=AMOUNT, e.g. memory=2GiB")?;
     let limit =
         Limit::named(name).ok_or_else(|| format!("the limits are {}", Limit::ALL.map(Limit::name).join(", ")))?;

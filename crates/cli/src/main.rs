@@ -18,6 +18,7 @@ mod places;
 mod policy_args;
 mod relay;
 mod render;
+mod sandbox_args;
 mod session_args;
 mod terminal;
 mod timings;
@@ -52,7 +53,7 @@ fn main() -> ExitCode {
 /// `start` is when this program began.
 fn dispatch(command: Command, start: u64) -> command::Ended {
     // Whoever is in front of a run has to outlive its reader.
-    if !matches!(command, Command::Run(_) | Command::Session(_)) {
+    if !matches!(command, Command::Run(_) | Command::Session(_) | Command::Sandbox(_)) {
         stockade_sys::signals::die_of_sigpipe();
     }
     match command {
@@ -64,6 +65,7 @@ fn dispatch(command: Command, start: u64) -> command::Ended {
         Command::Wait(typed) => command::detached::wait(&typed),
         Command::Kill(typed) => command::detached::kill(&typed),
         Command::Session(typed) => command::session::session(typed),
+        Command::Sandbox(typed) => command::sandbox::sandbox(typed),
         Command::Check(typed) => command::check::check(typed),
         Command::Doctor(typed) => command::doctor::doctor(&typed),
         Command::Approvals(typed) => command::approvals::approvals(typed),

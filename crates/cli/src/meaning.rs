@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use stockade_model::{
-    ApprovalMode, Command, Grant, Level, Limit, Limits, RawText, Request, RequestId, SandboxPreference, SessionId,
+    ApprovalMode, Command, Grant, Level, Limit, Limits, RawText, Request, RequestId, SandboxId, SandboxPreference,
+    SessionId,
 };
 
 use stockade_policy::{HostEntry, Settings, check_breadth};
@@ -133,7 +134,7 @@ impl Meant {
 }
 
 /// The lowest of each that was named.
-fn limits(typed: &[(Limit, u64)]) -> Limits {
+pub fn limits(typed: &[(Limit, u64)]) -> Limits {
     let mut limits = Limits::default();
     for &(limit, amount) in typed {
         let mut one = Limits::default();
@@ -168,6 +169,14 @@ pub fn request_id() -> Result<RequestId, Failure> {
 /// When the kernel gives no random bytes.
 pub fn session_id() -> Result<SessionId, Failure> {
     random().map(SessionId::from_random)
+}
+
+/// A new sandbox id.
+///
+/// # Errors
+/// When the kernel gives no random bytes.
+pub fn sandbox_id() -> Result<SandboxId, Failure> {
+    random().map(SandboxId::from_random)
 }
 
 fn random() -> Result<[u8; 16], Failure> {

@@ -125,6 +125,11 @@ impl State {
         self.root.join("sessions")
     }
 
+    /// Where sandboxes that last are.
+    pub fn sandboxes(&self) -> PathBuf {
+        self.root.join("sandboxes")
+    }
+
     /// True the first time this is asked, for this user: what is worth saying
     /// once was not said before. Where that cannot be noted it counts as said.
     pub fn is_first_time(&self, what: &str) -> bool {

@@ -57,6 +57,7 @@ impl Copying<'_> {
                 self.done.leave_out(inner);
                 continue;
             }
+            self.to.may_change(&inner)?;
             self.done.count(&object, self.bounds)?;
             match object.kind() {
                 Kind::Directory => {

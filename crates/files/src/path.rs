@@ -89,6 +89,12 @@ impl TreePath {
         Self(self.0.join(name))
     }
 
+    /// The path of something in it. May be longer than what the kernel takes, which
+    /// says so then.
+    pub fn beneath(&self, inner: &Self) -> Self {
+        if inner.is_root() { self.clone() } else { Self(self.0.join(&inner.0)) }
+    }
+
     /// How many components it has.
     pub fn depth(&self) -> usize {
         self.0.components().count()

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use rustix::fs::{
     AtFlags, Gid, Mode, OFlags, RenameFlags, Stat, Uid, chownat, fsync, mkdirat, openat, renameat_with, unlinkat,
@@ -26,7 +27,7 @@ const BLOCK_BYTES: usize = 64 * 1024;
 
 /// Says why a path is not changed; nothing where it may be. Asked for each name
 /// that is made, replaced, moved or removed, before anything is done.
-pub type Guard = Box<dyn Fn(&TreePath) -> Option<String> + Send + Sync>;
+pub type Guard = Arc<dyn Fn(&TreePath) -> Option<String> + Send + Sync>;
 
 /// A tree, held. Only its own descriptor leads into it.
 pub struct Tree {
@@ -71,12 +72,22 @@ impl Entry {
 impl Tree {
     /// The tree beneath a held directory, in which everything may be changed.
     pub fn of(root: OwnedFd) -> Self {
-        Self::guarded(root, Box::new(|_| None))
+        Self::guarded(root, Arc::new(|_| None))
     }
 
     /// The same, in which `guard` says what is not changed.
     pub fn guarded(root: OwnedFd, guard: Guard) -> Self {
         Self { root, guard }
+    }
+
+    /// What is beneath a directory, as a tree of its own under the same guard.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn subtree(&self, path: &TreePath) -> Result<Self, FilesError> {
+        let (guard, above) = (Arc::clone(&self.guard), path.clone());
+        let guard = Arc::new(move |inner: &TreePath| guard(&above.beneath(inner)));
+        Ok(Self::guarded(self.directory(path)?.fd, guard))
     }
 
     /// What is at a path; a link itself.

@@ -162,10 +162,7 @@ impl Unpacking<'_> {
         if self.entries > self.bounds.entries {
             return Err(FilesError::TooMuch { limit: self.bounds.entries, unit: "entries" });
         }
-        let full = self.at.as_path().join(path.as_path());
-        let full = TreePath::new(full.as_os_str().as_encoded_bytes())
-            .map_err(|why| refused(Some(bytes(path)), &why.to_string()))?;
-        self.tree.may_change(&full)
+        self.tree.may_change(&self.at.beneath(path))
     }
 
     fn directory(&mut self, member: &Member, parent: &Object) -> Result<(), FilesError> {
@@ -279,7 +276,7 @@ impl<'t> Placing<'t> {
                 (Some(ours), Some(theirs)) if self.replace && !ours.is_directory() && !theirs.is_directory() => {
                     RenameFlags::EXCHANGE
                 }
-                (_, Some(_)) => return Err(FilesError::Exists(self.full(&inner)?)),
+                (_, Some(_)) => return Err(FilesError::Exists(self.at.beneath(&inner))),
                 (_, None) => RenameFlags::NOREPLACE,
             };
             renameat_with(&from.fd, os(&name), &to.fd, os(&name), flags).map_err(failed("place", &inner))?;
@@ -303,12 +300,7 @@ impl<'t> Placing<'t> {
 
     /// The same directory on both sides.
     fn both(&self, path: &TreePath) -> Result<(Object, Object), FilesError> {
-        Ok((self.fresh.directory(path)?, self.tree.directory(&self.full(path)?)?))
-    }
-
-    fn full(&self, path: &TreePath) -> Result<TreePath, FilesError> {
-        TreePath::new(self.at.as_path().join(path.as_path()).as_os_str().as_encoded_bytes())
-            .map_err(|why| refused(Some(bytes(path)), &why.to_string()))
+        Ok((self.fresh.directory(path)?, self.tree.directory(&self.at.beneath(path))?))
     }
 }
 

@@ -8,6 +8,9 @@
 //! name filters, hooks and helpers). What a repository itself cannot set is not
 //! listed: a clone takes no configuration from its server.
 
+use std::path::Path;
+
+use stockade_engine::INSIDE_WORKSPACE;
 use stockade_model::{Grant, RawText, RepositoryUrl, Revision, TargetPattern};
 
 /// Variables that hold for each step.
@@ -47,8 +50,9 @@ const SETTINGS: &[&str] = &[
 pub struct Clone {
     /// What is run, one after the other, in the workspace; the first that fails ends it.
     pub commands: Vec<Vec<RawText>>,
-    /// What they have to reach.
-    pub grant: Grant,
+    /// What they need: to reach the server, and to make what is protected by its name
+    /// in the workspace.
+    pub grants: Vec<Grant>,
 }
 
 /// The commands that make the workspace, their current directory, a clone.
@@ -63,7 +67,17 @@ pub fn steps(url: &RepositoryUrl, revision: Option<&Revision>) -> Clone {
         git(["checkout", "--quiet", "--no-recurse-submodules", revision.as_str(), "--"].into_iter())
     };
     let commands = std::iter::once(git(clone.into_iter())).chain(revision.map(check_out)).collect();
-    Clone { commands, grant: Grant::Connect(TargetPattern::exactly(url.target())) }
+    let mut grants = vec![Grant::Connect(TargetPattern::exactly(url.target()))];
+    grants.extend(repository_grants());
+    Clone { commands, grants }
+}
+
+/// The powers over a repository in a workspace of the sandbox's own: whatever trusts
+/// it is inside as well.
+pub fn repository_grants() -> impl Iterator<Item = Grant> {
+    [".git", ".git/config", ".git/hooks", ".gitmodules"]
+        .into_iter()
+        .map(|name| Grant::Write(Path::new(INSIDE_WORKSPACE).join(name)))
 }
 
 fn git<'a>(arguments: impl Iterator<Item = &'a str>) -> Vec<RawText> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use stockade_engine::seams::Clock;
 use stockade_engine::{Capabilities, Sandbox, SandboxError, SandboxEvents, SandboxPlan, Sandboxes, System};
 use stockade_model::{
-    AfterRestart, BackendChoice, Background, Profile, SandboxId, SandboxRecord, SandboxSpec, SandboxState,
+    AfterRestart, BackendChoice, Background, Lifetime, Profile, SandboxId, SandboxRecord, SandboxSpec, SandboxState,
 };
 use stockade_store::sandboxes::{Due, Sandboxes as Store, Use};
 
@@ -121,7 +121,7 @@ impl Lifecycle {
     /// # Errors
     /// When there is none, it is not ready, or its walls cannot be had.
     pub fn open(&self, id: &SandboxId, wanted: &Wanted, events: SandboxEvents) -> Result<Opened, LifecycleError> {
-        let used = self.store.begin_use(id, self.now_ms())?;
+        let used = self.hold(id)?;
         let kind = self.kind_of(used.record())?;
         let places = Places::of(used.path(), &used.record().spec.workspace);
         let plan = plan(id, wanted, places);
@@ -132,13 +132,37 @@ impl Lifecycle {
         Ok(Opened { sandbox, used })
     }
 
+    /// Begins to use what one keeps, without its walls: see [`files`](crate::files).
+    ///
+    /// # Errors
+    /// When there is none, or it is not ready.
+    pub fn hold(&self, id: &SandboxId) -> Result<Use, LifecycleError> {
+        Ok(self.store.begin_use(id, self.now_ms())?)
+    }
+
+    /// Ends that.
+    ///
+    /// # Errors
+    /// As [`leave`](Self::leave).
+    pub fn release(&self, used: Use) -> Result<(), LifecycleError> {
+        Ok(self.store.end_use(used, self.now_ms())?)
+    }
+
+    /// Lets one live so long from now.
+    ///
+    /// # Errors
+    /// When there is none, or it is over.
+    pub fn extend(&self, id: &SandboxId, ttl: Lifetime) -> Result<(), LifecycleError> {
+        Ok(self.store.extend(id, self.now_ms().saturating_add(ttl.ms()))?)
+    }
+
     /// Ends a use.
     ///
     /// # Errors
     /// When that cannot be noted; it is over all the same.
     pub fn leave(&self, opened: Opened) -> Result<(), LifecycleError> {
         drop(opened.sandbox);
-        Ok(self.store.end_use(opened.used, self.now_ms())?)
+        self.release(opened.used)
     }
 
     /// Stops every process of one that is open.

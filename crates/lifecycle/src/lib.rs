@@ -9,9 +9,11 @@
 
 mod clone;
 mod error;
+mod files;
 mod keeping;
 mod places;
 
-pub use clone::{Clone, steps};
+pub use clone::{Clone, repository_grants, steps};
 pub use error::LifecycleError;
+pub use files::files;
 pub use keeping::{Lifecycle, Opened, Swept, Wanted, Why};

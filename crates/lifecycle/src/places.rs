@@ -52,7 +52,7 @@ impl Places {
             WorkspaceSource::Copy { directory: from } => {
                 let from = host_directory(from)?;
                 make(WORKSPACE)?;
-                let to = hold(&directory.join(WORKSPACE), ResolveFlags::NO_SYMLINKS);
+                let to = hold_plain(&directory.join(WORKSPACE));
                 let to = to.at(WORKSPACE.as_ref()).map_err(failed)?;
                 let bounds = Bounds {
                     bytes: limits.disk_bytes.unwrap_or(u64::MAX),
@@ -89,7 +89,7 @@ pub(crate) fn remove(directory: &Path, id: &SandboxId) -> Result<(), LifecycleEr
 fn host_directory(directory: &HostDirectory) -> Result<OwnedFd, LifecycleError> {
     let raw = directory.as_raw();
     let refused = |why: &str| LifecycleError::Directory { directory: raw.clone(), why: why.to_owned() };
-    let held = hold(raw.as_path(), ResolveFlags::NO_SYMLINKS).map_err(|errno| match errno {
+    let held = hold_plain(raw.as_path()).map_err(|errno| match errno {
         Errno::LOOP => refused("a link leads there"),
         errno => refused(&errno.to_string()),
     })?;
@@ -97,6 +97,11 @@ fn host_directory(directory: &HostDirectory) -> Result<OwnedFd, LifecycleError> 
     openat(&held, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .map_err(|errno| refused(&errno.to_string()))?;
     Ok(held)
+}
+
+/// Holds a directory that no link leads to.
+pub(crate) fn hold_plain(path: &Path) -> Result<OwnedFd, Errno> {
+    hold(path, ResolveFlags::NO_SYMLINKS)
 }
 
 fn hold(path: &Path, resolve: ResolveFlags) -> Result<OwnedFd, Errno> {

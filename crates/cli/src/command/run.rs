@@ -14,12 +14,13 @@ use stockade_engine::{Approver, Engine, Io};
 use stockade_model::{
     Assessment, Command, Decision, Level, Outcome, RawText, Request, RequestId, Status, Tier, Verdict,
 };
+use stockade_native::HostBackend;
 use stockade_native::launch::Nursery;
-use stockade_native::{HostBackend, NativeBackend};
 use stockade_policy::{BUILT_IN_NOTICE, Settings, resolve_profile};
 use tracing::info_span;
 
 use super::detached::supervise::{self, Supervisor};
+use super::place::Place;
 use super::policy::lasting::Lasting;
 use super::policy::write;
 use super::setting::{self, Setting};
@@ -52,7 +53,7 @@ pub fn run(typed: RunArgs, start: u64) -> Ended {
     let here = |typed: &RunArgs| {
         let signals = interrupts::take()?;
         let terminal = typed.tty.then(Resizes::take).transpose()?.map(Given::Relayed);
-        Ok(Front { signals, terminal, nursery: nursery(&typed.terms), supervisor: None })
+        Ok(Front { signals, terminal, place: Place::Own(nursery(&typed.terms)), supervisor: None })
     };
     let (_, code) = complete(typed, id, here);
     if let Some(timings) = timings {
@@ -67,8 +68,8 @@ pub struct Front {
     pub signals: Taken,
     /// Where the command gets one of its own.
     pub terminal: Option<Given>,
-    /// A sandbox that is begun.
-    pub nursery: Option<Nursery>,
+    /// Where its command is run.
+    pub place: Place,
     /// Where nobody waits for the run.
     pub supervisor: Option<Arc<Supervisor>>,
 }
@@ -112,13 +113,14 @@ fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failu
         return Err(Failure::new("a command with a terminal of its own leaves no standard output for its outcome")
             .hint("write --json=FILE"));
     }
-    let backend = NativeBackend::with(front.nursery);
+    let place = front.place;
     let meant = info_span!("understand the request").in_scope(|| Meant::run(typed, &variable))?;
-    let setting = info_span!("read the policy").in_scope(|| setting::load(&meant.workspace))?;
+    let meant = place.within(meant);
+    let setting = info_span!("read the policy").in_scope(|| setting::load(place.workspace(&meant)))?;
     let state = State::open(&setting.sources.state_directory)?;
-    info_span!("recover stages").in_scope(|| super::stage::recover(&state, Some(&meant.workspace)))?;
+    info_span!("recover stages").in_scope(|| super::stage::recover(&state, Some(place.workspace(&meant))))?;
     tell_built_in(&setting, &state);
-    let request = setting.request(&meant, id);
+    let request = place.of(setting.request(&meant, id));
     let configured_ms = setting.settings.approval_timeout_ms.value;
     let question_timeout_ms = meant.approval_timeout.map_or(configured_ms, meaning::milliseconds);
     terminal::leave_input_to_foreground().map_err(|e| Failure::new(format!("cannot set standard input: {e}")))?;
@@ -140,7 +142,7 @@ fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failu
     };
     let engine = Engine {
         judge: Arc::new(RuleJudge { stage: meant.stage, trace: meant.trace, ..setting.judge() }),
-        backend: Arc::new(backend.staging(state.stages())),
+        backend: place.backend(&state),
         host: Some(Arc::new(HostBackend)),
         approver,
         reviewer: reviewer::configured(&setting.settings, &state),

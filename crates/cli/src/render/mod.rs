@@ -12,6 +12,7 @@ pub mod json;
 pub mod network;
 pub mod policy;
 pub mod question;
+pub mod sandbox;
 pub mod session;
 pub mod stage;
 pub mod summary;

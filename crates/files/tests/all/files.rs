@@ -97,7 +97,7 @@ fn what_is_guarded_is_not_changed_with_what_holds_it_either() {
     let guard = |path: &stockade_files::TreePath| {
         path.as_path().components().any(|part| part.as_os_str() == ".git").then(|| "protected".to_owned())
     };
-    let tree = Tree::guarded(held(&ground.root), Box::new(guard));
+    let tree = Tree::guarded(held(&ground.root), std::sync::Arc::new(guard));
     let before = ground.inside();
     let refused =
         |result: Result<(), FilesError>| assert!(matches!(result, Err(FilesError::Guarded { .. })), "{result:?}");
@@ -106,6 +106,10 @@ fn what_is_guarded_is_not_changed_with_what_holds_it_either() {
     refused(tree.remove(&path("a"), true));
     refused(tree.rename(&path("a"), &path("b"), false));
     refused(tree.remove(&path("a/.git/hooks"), false));
+    refused(tree.subtree(&path("a")).unwrap().remove(&path(".git/hooks"), false));
+    let other = Ground::new();
+    fs::create_dir(other.root.join(".git")).unwrap();
+    refused(tree.copy_from(&other.tree, BOUNDS).map(drop));
     assert_eq!(ground.inside(), before);
     // The control: nothing else holds them.
     ground.tree.rename(&path("a"), &path("b"), false).unwrap();

@@ -24,6 +24,7 @@ use stockade_store::runs::{About, Output, Run, Runs, Stream, Watched};
 use stockade_sys::descriptors::close_all_but;
 use stockade_sys::session::{Side, fork_into_session};
 
+use super::super::place::Place;
 use super::super::run::{self, Front};
 use super::super::{Ended, now_ms, print, variable};
 use super::clients::{AttachedApprover, Clients};
@@ -137,7 +138,7 @@ fn supervise(typed: RunArgs, id: RequestId, watched: Watched, tell: OwnedFd) -> 
     let front = Front {
         signals,
         terminal: terminal.map(Given::Held),
-        nursery: None,
+        place: Place::Own(None),
         supervisor: Some(Arc::clone(&supervisor)),
     };
     let (outcome, code) = run::complete(typed, id, |_| Ok(front));

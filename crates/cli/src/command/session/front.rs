@@ -16,6 +16,7 @@ use stockade_model::{RawText, SessionId};
 use stockade_native::launch::MountTable;
 use stockade_sys::session::replace_environment;
 
+use super::super::place::Place;
 use super::super::run::{self, Front};
 use super::rehearsal::rehearse;
 use super::wire::{Asked, Line, Listener, Report, Word};
@@ -87,7 +88,11 @@ fn wait_and_run(post: Post, supervisor: Pid, tell: &mut File) -> Result<(), Fail
             let code = match take_over(post, descriptors.into_iter().flatten()) {
                 Ok((typed, mask)) => {
                     let nursery = nursery.map(|nursery| nursery.with_umask(mask));
-                    run_for(&line, typed, Front { signals, terminal: None, nursery, supervisor: None })?
+                    run_for(
+                        &line,
+                        typed,
+                        Front { signals, terminal: None, place: Place::Own(nursery), supervisor: None },
+                    )?
                 }
                 Err(failure) => {
                     crate::complain(&failure);

@@ -1,0 +1,131 @@
+//! One command in a sandbox that lasts: a run like any other, with the sandbox's
+//! backend in the place of one of its own.
+
+use std::sync::Arc;
+
+use stockade_engine::INSIDE_WORKSPACE;
+use stockade_lifecycle::{Lifecycle, Opened, Why, steps};
+use stockade_model::{CallerApproval, Grant, RawText, SandboxId, SandboxRecord, Status, WorkspaceSource};
+
+use super::super::place::{Inside, Place};
+use super::super::run::{Front, complete};
+use super::super::{Ended, setting};
+use super::{find, lifecycle, own_grants, unheard, wanted};
+use crate::args::{RunArgs, Subject, Terms};
+use crate::failure::Failure;
+use crate::interrupts::{self, Taken};
+use crate::places;
+use crate::relay::{Given, Resizes};
+use crate::sandbox_args::{Manner, SandboxExecArgs};
+use crate::{exit, meaning};
+
+/// Runs one command.
+///
+/// # Errors
+/// When Stockade could not do its part.
+pub fn exec(typed: SandboxExecArgs) -> Ended {
+    let signals = interrupts::take()?;
+    run(&lifecycle()?, &typed.id, typed.manner, typed.subject, signals)
+}
+
+/// The same in one that was found already.
+pub fn run(lifecycle: &Lifecycle, id: &SandboxId, manner: Manner, subject: Subject, signals: Taken) -> Ended {
+    let terminal = manner.tty.then(Resizes::take).transpose()?.map(Given::Relayed);
+    let opened = open(lifecycle, id)?;
+    let place = Place::Lasting(Box::new(inside(opened.used.record(), &opened, Vec::new(), None)));
+    let (_, code) = complete(run_args(manner, subject), meaning::request_id()?, |_| {
+        Ok(Front { signals, terminal, place, supervisor: None })
+    });
+    lifecycle.leave(opened)?;
+    Ok(code)
+}
+
+/// Makes its workspace a clone, where it is to be one. One that cannot be made
+/// leaves no sandbox.
+///
+/// # Errors
+/// When git could not.
+pub fn clone_into(lifecycle: &Lifecycle, id: &SandboxId, signals: Taken) -> Result<(), Failure> {
+    let record = find(lifecycle, id)?;
+    let WorkspaceSource::Clone { url, revision } = &record.spec.workspace else { return Ok(()) };
+    let steps = steps(url, revision.as_ref());
+    let agreed = CallerApproval { by: "the person who named the repository".to_owned(), warnings: Vec::new() };
+    let opened = open(lifecycle, id)?;
+    let mut signals = Some(signals);
+    let cloned = steps.commands.into_iter().try_for_each(|words| {
+        let place = inside(&record, &opened, steps.grants.clone(), Some(agreed.clone()));
+        let signals = signals.take().map_or_else(interrupts::take, Ok)?;
+        one_step(words, place, signals)
+    });
+    lifecycle.leave(opened)?;
+    if cloned.is_err() {
+        lifecycle.destroy(id, Why::Asked)?;
+    }
+    cloned.map_err(|failure| {
+        Failure::new(format!("the repository {url} was not cloned: {failure}")).or_hint(failure.hint)
+    })
+}
+
+fn one_step(words: Vec<RawText>, place: Inside, signals: Taken) -> Result<(), Failure> {
+    let manner = Manner { grants: Vec::new(), mode: None, timeout: None, tty: false, json: None };
+    let subject = Subject { script: None, words: words.iter().map(|word| word.as_os_str().to_owned()).collect() };
+    let front = Front { signals, terminal: None, place: Place::Lasting(Box::new(place)), supervisor: None };
+    match complete(run_args(manner, subject), meaning::request_id()?, |_| Ok(front)) {
+        (outcome, exit::SUCCESS) if outcome.status == Status::Exited => Ok(()),
+        (outcome, code) => Err(Failure::new(match outcome.status {
+            Status::Exited => format!("git ended with {code}"),
+            Status::Refused => "it was refused".to_owned(),
+            _ => "git did not run to its end".to_owned(),
+        })),
+    }
+}
+
+fn open(lifecycle: &Lifecycle, id: &SandboxId) -> Result<Opened, Failure> {
+    let record = find(lifecycle, id)?;
+    let setting = setting::load(&places::current_directory()?)?;
+    Ok(lifecycle.open(id, &wanted(record.spec, &setting.settings)?, unheard())?)
+}
+
+fn inside(record: &SandboxRecord, opened: &Opened, more: Vec<Grant>, agreed: Option<CallerApproval>) -> Inside {
+    let spec = &record.spec;
+    let mut grants = own_grants(spec);
+    grants.extend(more.into_iter().filter(|grant| !grants.contains(grant)).collect::<Vec<_>>());
+    let workspace = match &spec.workspace {
+        WorkspaceSource::Bind { directory } => directory.as_raw().as_path().to_owned(),
+        // What its commands write there governs nothing.
+        _ => INSIDE_WORKSPACE.into(),
+    };
+    Inside {
+        backend: Arc::clone(&opened.sandbox.backend()),
+        workspace,
+        profile: spec.profile.clone(),
+        grants,
+        limits: spec.limits.clone(),
+        agreed,
+    }
+}
+
+fn run_args(manner: Manner, subject: Subject) -> RunArgs {
+    RunArgs {
+        terms: Terms {
+            profile: None,
+            grants: manner.grants,
+            limits: Vec::new(),
+            workspace: None,
+            mode: manner.mode,
+            level: None,
+            stage: false,
+            trace: false,
+            sandbox: None,
+            timeout: manner.timeout,
+            approval_timeout: None,
+        },
+        session: None,
+        detach: false,
+        interactive: false,
+        tty: manner.tty,
+        timings: false,
+        json: manner.json,
+        subject,
+    }
+}

@@ -1,0 +1,193 @@
+//! `stockade sandbox`: places that last, and commands in them. There is no process
+//! behind one: what it keeps lasts, and its walls are made anew around that by each
+//! command, with which whatever it left behind ends.
+
+mod copy;
+mod exec;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use stockade_engine::seams::SystemClock;
+use stockade_engine::{INSIDE_HOME, INSIDE_WORKSPACE, SandboxEvents};
+use stockade_lifecycle::{Lifecycle, Wanted, Why, repository_grants};
+use stockade_model::{
+    Background, Grant, HostDirectory, Labels, Lifetime, RawText, SandboxId, SandboxRecord, SandboxSpec, SandboxState,
+    WorkspaceSource,
+};
+use stockade_native::NativeSandboxes;
+use stockade_policy::{Settings, resolve_profile};
+use stockade_store::sandboxes::Sandboxes;
+
+use super::setting::{self, Setting};
+use super::{Ended, print, variable};
+use crate::failure::Failure;
+use crate::places::{self, State};
+use crate::render::{json, sandbox as text};
+use crate::sandbox_args::{Kind, SandboxCommand, SandboxCreateArgs, SandboxRunArgs};
+use crate::{exit, interrupts, meaning, trace};
+
+/// How long what a killed `sandbox run` left is kept.
+const LEFT_FOR: Duration = Duration::from_secs(1);
+
+/// Runs a subcommand.
+///
+/// # Errors
+/// When Stockade could not do its part.
+pub fn sandbox(typed: SandboxCommand) -> Ended {
+    trace::start(None)?;
+    match typed {
+        SandboxCommand::Create(typed) => create(&typed),
+        SandboxCommand::Exec(typed) => exec::exec(typed),
+        SandboxCommand::List { all, labels, json } => list(all, &labels_of(&labels)?, json),
+        SandboxCommand::Show { id, json } => show(&id, json),
+        SandboxCommand::Copy { from, to, replace } => copy::copy(&from, &to, replace),
+        SandboxCommand::Extend { id, ttl } => {
+            lifecycle()?.extend(&id, lifetime(ttl)?)?;
+            Ok(exit::SUCCESS)
+        }
+        SandboxCommand::Destroy { ids } => destroy(&ids),
+        SandboxCommand::Run(typed) => run(typed),
+    }
+}
+
+/// All sandboxes of this user, without those whose time is over.
+fn lifecycle() -> Result<Lifecycle, Failure> {
+    let root = State::open(&places::state_path(&variable)?)?.sandboxes();
+    let store = Arc::new(Sandboxes::open(&root)?);
+    let kinds = vec![Arc::new(NativeSandboxes::default()) as _];
+    let lifecycle = Lifecycle::new(store, kinds, Arc::new(SystemClock::default()));
+    for swept in lifecycle.sweep()? {
+        if let Err(error) = swept.done {
+            let what = format!("the sandbox {} is over ({}) and could not be destroyed", swept.id, swept.why.as_str());
+            let said = Failure::from(error);
+            crate::complain(&Failure::new(format!("{what}: {said}")).or_hint(said.hint));
+        }
+    }
+    Ok(lifecycle)
+}
+
+/// Nobody is told of what happens between commands: nothing runs then.
+fn unheard() -> SandboxEvents {
+    SandboxEvents::new(|_| {})
+}
+
+fn create(typed: &SandboxCreateArgs) -> Ended {
+    let signals = interrupts::take()?;
+    let setting = setting::load(&places::current_directory()?)?;
+    let spec = SandboxSpec {
+        ttl_ms: typed.ttl.map(lifetime).transpose()?,
+        idle_ms: typed.idle_timeout.map(lifetime).transpose()?,
+        ..spec(&typed.kind, &setting.settings)?
+    };
+    let lifecycle = lifecycle()?;
+    let id = begin(&lifecycle, spec, &setting)?;
+    exec::clone_into(&lifecycle, &id, signals)?;
+    print(&format!("{id}\n"))?;
+    Ok(exit::SUCCESS)
+}
+
+/// Makes a sandbox. Its walls were there, and go with this.
+fn begin(lifecycle: &Lifecycle, spec: SandboxSpec, setting: &Setting) -> Result<SandboxId, Failure> {
+    let id = meaning::sandbox_id()?;
+    let opened = lifecycle.create(id.clone(), &wanted(spec, &setting.settings)?, unheard())?;
+    lifecycle.leave(opened)?;
+    Ok(id)
+}
+
+fn run(typed: SandboxRunArgs) -> Ended {
+    let [of_clone, of_command] = [interrupts::take()?, interrupts::take()?];
+    let setting = setting::load(&places::current_directory()?)?;
+    // Whoever is killed with it leaves it to the next that looks.
+    let spec = SandboxSpec { idle_ms: Some(lifetime(LEFT_FOR)?), ..spec(&typed.kind, &setting.settings)? };
+    let lifecycle = lifecycle()?;
+    let id = begin(&lifecycle, spec, &setting)?;
+    let ran = exec::clone_into(&lifecycle, &id, of_clone)
+        .and_then(|()| exec::run(&lifecycle, &id, typed.manner, typed.subject, of_command));
+    let destroyed = lifecycle.destroy(&id, Why::Asked);
+    let code = ran?;
+    destroyed?;
+    Ok(code)
+}
+
+fn destroy(ids: &[SandboxId]) -> Ended {
+    let lifecycle = lifecycle()?;
+    for id in ids {
+        lifecycle.destroy(id, Why::Asked)?;
+    }
+    Ok(exit::SUCCESS)
+}
+
+fn list(all: bool, labels: &Labels, as_json: bool) -> Ended {
+    let records = lifecycle()?.store().list()?;
+    let shown =
+        |record: &&SandboxRecord| (all || record.state != SandboxState::Destroyed) && record.spec.labels.hold(labels);
+    let mut out = String::new();
+    for record in records.iter().filter(shown) {
+        out.push_str(&if as_json { json::line(record)? } else { text::listed(record) });
+    }
+    print(&out)?;
+    Ok(exit::SUCCESS)
+}
+
+fn show(id: &SandboxId, as_json: bool) -> Ended {
+    let record = find(&lifecycle()?, id)?;
+    print(&if as_json { json::line(&record)? } else { text::shown(&record) })?;
+    Ok(exit::SUCCESS)
+}
+
+fn find(lifecycle: &Lifecycle, id: &SandboxId) -> Result<SandboxRecord, Failure> {
+    lifecycle
+        .store()
+        .find(id)?
+        .ok_or_else(|| Failure::new(format!("there is no sandbox `{id}`")).hint("`stockade sandbox list` shows them"))
+}
+
+fn spec(kind: &Kind, settings: &Settings) -> Result<SandboxSpec, Failure> {
+    let workspace = match (&kind.copy, &kind.bind, &kind.repo) {
+        (Some(directory), ..) => WorkspaceSource::Copy { directory: host_directory(directory)? },
+        (_, Some(directory), _) => WorkspaceSource::Bind { directory: host_directory(directory)? },
+        (.., Some(url)) => WorkspaceSource::Clone { url: url.clone(), revision: kind.rev.clone() },
+        _ => WorkspaceSource::Empty,
+    };
+    let profile = kind.profile.as_ref().unwrap_or(&settings.profile.value);
+    Ok(SandboxSpec {
+        workspace,
+        limits: meaning::limits(&kind.limits),
+        labels: labels_of(&kind.labels)?,
+        // As long as its walls stand: those of one command.
+        background: Background::Keep,
+        ..SandboxSpec::of_profile(profile)
+    })
+}
+
+fn labels_of(pairs: &[(String, String)]) -> Result<Labels, Failure> {
+    Ok(pairs.iter().cloned().collect::<BTreeMap<_, _>>().try_into()?)
+}
+
+fn lifetime(time: Duration) -> Result<Lifetime, Failure> {
+    Ok(meaning::milliseconds(time).try_into()?)
+}
+
+fn host_directory(typed: &Path) -> Result<HostDirectory, Failure> {
+    let directory = places::real_directory(typed, "the workspace")?;
+    Ok(RawText::from(directory.as_path()).try_into()?)
+}
+
+/// What the walls of a sandbox are built for.
+fn wanted(spec: SandboxSpec, settings: &Settings) -> Result<Wanted, Failure> {
+    let mut profile = resolve_profile(settings, &spec.profile, INSIDE_WORKSPACE.as_ref(), &own_grants(&spec))?;
+    profile.limits.lower_to(&spec.limits);
+    Ok(Wanted { spec, profile, system: None })
+}
+
+/// Powers that each command of a sandbox has besides its profile's.
+fn own_grants(spec: &SandboxSpec) -> Vec<Grant> {
+    let mut grants = vec![Grant::Write(INSIDE_HOME.into())];
+    if !matches!(spec.workspace, WorkspaceSource::Bind { .. }) {
+        grants.extend(repository_grants());
+    }
+    grants
+}

@@ -1,0 +1,195 @@
+//! Sandboxes that last: what one keeps is there for its next command and for
+//! nobody else, files go in and out without being led astray, and what is killed is
+//! found and removed.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::Value;
+use stockade_testkit::{Ended, Output, Running};
+
+use crate::life::{marked, none_left};
+use crate::world::{World, binary, each_user};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn stockade(world: &World, arguments: &[&str]) -> Output {
+    world.run(&world.bare(&[&[binary().as_str(), "sandbox"], arguments].concat()))
+}
+
+#[track_caller]
+fn done(world: &World, arguments: &[&str]) -> String {
+    let output = stockade(world, arguments);
+    assert_eq!(output.ended, Ended::Code(0), "{arguments:?}\n{}", output.text());
+    output.stdout
+}
+
+/// Demands that nothing was done, for this reason.
+#[track_caller]
+fn refused(world: &World, arguments: &[&str], why: &str) {
+    let output = stockade(world, arguments);
+    assert_eq!(output.ended, Ended::Code(125), "{arguments:?}\n{}", output.text());
+    assert!(output.stderr.contains(why), "{arguments:?}\n{}", output.stderr);
+}
+
+#[track_caller]
+fn create(world: &World, options: &[&str]) -> String {
+    let id = done(world, &[&["create"], options].concat());
+    id.strip_suffix('\n').unwrap().to_owned()
+}
+
+#[track_caller]
+fn exec(world: &World, id: &str, script: &str) -> String {
+    done(world, &["exec", "--mode", "never", id, "-c", script])
+}
+
+fn kept(world: &World, id: &str) -> PathBuf {
+    world.home().join(".local/state/stockade/sandboxes").join(id)
+}
+
+#[test]
+fn what_one_keeps_is_there_for_its_next_command_and_for_nobody_else() {
+    each_user(|world| {
+        world.file("home/secret", "of the host");
+        let (one, other) = (create(world, &["--label", "task=one"]), create(world, &[]));
+        exec(world, &one, "echo mine > file; echo state > ~/state; echo temp > /tmp/temp");
+        assert_eq!(exec(world, &one, "pwd; cat file ~/state; ls /tmp"), "/workspace\nmine\nstate\n");
+        assert_eq!(exec(world, &other, "ls -A . ~"), ".:\n\n/home/agent:\n");
+        // The control: it is there, for a command of the same user outside.
+        let secret = world.home().join("secret");
+        let secret = secret.to_str().unwrap();
+        assert_eq!(world.run(&world.bare(&["cat", secret])).stdout, "of the host");
+        let places = format!(
+            "ls {secret} {} {} 2>&1 | grep -c 'No such file'",
+            world.home().display(),
+            kept(world, &one).display()
+        );
+        assert_eq!(exec(world, &one, &places), "3\n");
+        let told: Vec<Value> = done(world, &["list", "--json", "--label", "task=one"])
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert_eq!(
+            (told.len(), told[0]["id"].as_str(), told[0]["state"].as_str()),
+            (1, Some(one.as_str()), Some("ready"))
+        );
+        done(world, &["destroy", &one, &other]);
+        assert!(!kept(world, &one).exists());
+        refused(world, &["exec", &one, "--", "true"], "is destroyed");
+        assert_eq!(done(world, &["list"]), "");
+        refused(world, &["destroy", "sbx_00000000000000000000000000000000"], "there is no sandbox");
+    });
+}
+
+#[test]
+fn nothing_of_the_caller_is_in_the_environment() {
+    each_user(|world| {
+        let id = create(world, &[]);
+        let run = |words: &[&str]| {
+            let program = binary();
+            let command = [&[program.as_str(), "sandbox", "exec", "--mode", "never", &id, "--"], words].concat();
+            world.run(&world.bare(&command).env("CARGO_HOME", "/srv/cargo").env("GIT_DIR", "/srv/git")).stdout
+        };
+        let shown = run(&["env"]);
+        assert!(shown.contains("HOME=/home/agent\n") && shown.contains("USER=agent\n"), "{shown}");
+        assert!(!shown.contains("/srv/") && !shown.contains(world.home().to_str().unwrap()), "{shown}");
+        done(world, &["destroy", &id]);
+    });
+}
+
+#[test]
+fn files_go_in_and_out_and_no_link_leads_them_astray() {
+    each_user(|world| {
+        let (source, outside) = (world.file("ws/in.txt", "content"), world.outside());
+        let (source, outside_text) = (source.to_str().unwrap(), outside.to_str().unwrap());
+        let back = world.workspace().join("back");
+        let id = create(world, &[]);
+        let at = |path: &str| format!("{id}:{path}");
+        done(world, &["copy", source, &at("/home/agent/in.txt")]);
+        assert_eq!(
+            exec(world, &id, "cat ~/in.txt; cp ~/in.txt out.txt; mkdir d; ln -s /etc d/link; mkfifo d/pipe"),
+            "content"
+        );
+        done(world, &["copy", &at("out.txt"), back.to_str().unwrap()]);
+        assert_eq!(fs::read_to_string(&back).unwrap(), "content");
+        refused(world, &["copy", &at("out.txt"), back.to_str().unwrap()], "remove it first");
+        let tree = world.workspace().join("tree");
+        done(world, &["copy", &at("d"), tree.to_str().unwrap()]);
+        assert_eq!(fs::read_link(tree.join("link")).unwrap().to_str(), Some("/etc"));
+        assert!(!tree.join("pipe").exists());
+        exec(world, &id, &format!("ln -s {outside_text} led; ln -s /etc/hostname file"));
+        refused(world, &["copy", source, &at("led/in.txt")], "neither is followed");
+        refused(world, &["copy", &at("file"), "x"], "is a link, not a file");
+        refused(world, &["copy", &at("led/x"), "x"], "neither is followed");
+        refused(world, &["copy", &at("/etc/passwd"), "x"], "hold files of its own");
+        refused(world, &["copy", &at("../x"), "x"], "no `..`");
+        assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
+        done(world, &["destroy", &id]);
+    });
+}
+
+#[test]
+fn a_directory_of_the_person_is_worked_in_or_copied() {
+    each_user(|world| {
+        let project = world.dir("ws/project");
+        world.file("ws/project/file", "before");
+        let text = project.to_str().unwrap();
+        let (bound, copied) = (create(world, &["--bind", text]), create(world, &["--copy", text]));
+        exec(world, &copied, "echo copied > file; git init -q .; git config user.name x");
+        assert_eq!(fs::read_to_string(project.join("file")).unwrap(), "before");
+        exec(world, &bound, "echo bound > file");
+        assert_eq!(fs::read_to_string(project.join("file")).unwrap(), "bound\n");
+        // What the host trusts is changed by no command and by no copy.
+        let denied = stockade(world, &["exec", "--mode", "never", &bound, "-c", "mkdir -p .git/hooks"]);
+        assert_ne!(denied.ended, Ended::Code(0), "{}", denied.text());
+        let hook = world.file("ws/hook", "#!/bin/sh\n");
+        refused(world, &["copy", hook.to_str().unwrap(), &format!("{bound}:.envrc")], "is protected");
+        done(world, &["copy", hook.to_str().unwrap(), &format!("{copied}:.envrc")]);
+        done(world, &["destroy", &bound, &copied]);
+        assert_eq!(fs::read_dir(&project).unwrap().count(), 1, "what is the person's stays");
+        let link = world.workspace().join("link");
+        symlink(&project, &link).unwrap();
+        let through = create(world, &["--bind", link.to_str().unwrap()]);
+        assert!(done(world, &["show", &through]).contains(text), "the directory is named, not the link");
+        done(world, &["destroy", &through]);
+    });
+}
+
+#[test]
+fn a_run_of_its_own_leaves_nothing() {
+    each_user(|world| {
+        let output = stockade(world, &["run", "--mode", "never", "-c", "echo here > file; cat file; exit 7"]);
+        assert_eq!((output.ended, output.stdout.as_str()), (Ended::Code(7), "here\n"), "{}", output.stderr);
+        assert_eq!(done(world, &["list"]), "");
+    });
+}
+
+#[test]
+fn what_is_killed_half_way_is_removed_by_the_next() {
+    each_user(|world| {
+        let mark = format!("7{}.7", std::process::id());
+        let script = format!("echo ready; exec sleep {mark}");
+        let command = world.bare(&[&binary(), "sandbox", "run", "--mode", "never", "-c", &script]);
+        let running = Running::start(&world.account, &command).unwrap();
+        let ready = Instant::now() + PATIENCE;
+        while !running.stdout_so_far().contains("ready") {
+            assert!(Instant::now() < ready, "it does not run");
+            sleep(Duration::from_millis(20));
+        }
+        let id = done(world, &["list"]).split_whitespace().next().unwrap().to_owned();
+        assert!(kept(world, &id).exists() && !marked(&mark).is_empty());
+        running.signal(Signal::KILL).unwrap();
+        running.finish().unwrap();
+        none_left(&mark);
+        let deadline = Instant::now() + PATIENCE;
+        while !done(world, &["list"]).is_empty() {
+            assert!(Instant::now() < deadline, "it is still there");
+            sleep(Duration::from_millis(50));
+        }
+        assert!(!kept(world, &id).exists());
+    });
+}
