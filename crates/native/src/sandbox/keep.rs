@@ -18,6 +18,7 @@ use stockade_model::{Background, Denial, EnforcementReport, LayerReport, LayerSt
 use super::{failed, inside, unsupported};
 use crate::backend::{no_descriptor, unlaunched, unlimited};
 use crate::broker::Bound;
+use crate::descriptors;
 use crate::keeper::OnBreach;
 use crate::launch::{Grounds, LaunchError, Launching, Outfit, Standing, Stdio};
 use crate::limits::{Group, Guard, Watch};
@@ -73,6 +74,8 @@ impl Kept {
         events: SandboxEvents,
         resolver: Option<Arc<dyn Resolve>>,
     ) -> Result<Self, StartError> {
+        // Each holds more than a dozen, and there may be a thousand.
+        descriptors::raise();
         let system = match &plan.system {
             Some(System::Tree(tree)) => Some(tree.as_path()),
             _ => None,
