@@ -15,7 +15,7 @@ use stockade_testkit::{Ended, Output, Running};
 use crate::life::{marked, none_left};
 use crate::world::{World, binary, each_user};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn stockade(world: &World, arguments: &[&str]) -> Output {
     world.run(&world.bare(&[&[binary().as_str(), "sandbox"], arguments].concat()))

@@ -29,8 +29,9 @@ use crate::render::{json, sandbox as text};
 use crate::sandbox_args::{Kind, SandboxCommand, SandboxCreateArgs, SandboxRunArgs};
 use crate::{exit, interrupts, meaning, trace};
 
-/// How long what a killed `sandbox run` left is kept.
-const LEFT_FOR: Duration = Duration::from_secs(1);
+/// How long what a killed `sandbox run` left is kept: longer than a loaded machine
+/// takes from one of its steps to the next.
+const LEFT_FOR: Duration = Duration::from_secs(10);
 
 /// Runs a subcommand.
 ///
