@@ -301,6 +301,11 @@ fn what_others_write_to_a_shell_at_a_terminal_is_judged() {
         ends(terminal, 0);
         assert_eq!(waited(world, &id), Ended::Code(0));
         assert_eq!(stockade(world, &["audit", "verify"]).ended, Ended::Code(0));
+        // Who sat there, and that keys were pressed, is on record once.
+        let typed = stockade(world, &["audit", "query", "--type", "typed", "--json"]).stdout;
+        assert_eq!((typed.lines().count(), typed.contains("\"keys\":true")), (1, true), "{typed}");
+        let attached = stockade(world, &["audit", "query", "--type", "attached", "--json"]).stdout;
+        assert!(attached.lines().any(|line| line.contains("\"answers\":true")), "{attached}");
     });
 }
 

@@ -186,6 +186,28 @@ pub enum EventKind {
         /// What.
         reads: Vec<ReadAccess>,
     },
+    /// Somebody was attached to a run that lives on.
+    Attached {
+        /// Process id of the client.
+        client: u32,
+        /// Whether questions can be put there.
+        answers: bool,
+    },
+    /// What comes from there is about to reach the command without being judged.
+    Typed {
+        /// Process id of the client.
+        client: u32,
+        /// Whether it is keys that a person presses at the run's terminal; otherwise
+        /// data.
+        keys: bool,
+    },
+    /// Whoever was attached has gone. Absent where the run ended first.
+    Left {
+        /// Process id of the client.
+        client: u32,
+        /// How much of what came from there was not judged, in bytes.
+        unjudged_bytes: u64,
+    },
     /// Stockade could not do its part.
     Failed {
         /// Why.

@@ -1,7 +1,7 @@
 //! The record as text: a line an event, and what a check of it found.
 
 use stockade_audit::{Content, Entry, Verified};
-use stockade_model::{Answer, EventKind, QuestionKind, RawText, Scope, Status};
+use stockade_model::{Answer, EventKind, Grant, QuestionKind, RawText, Scope, Status};
 
 use super::question::{tier, verb};
 use super::summary::scope_name;
@@ -63,12 +63,7 @@ fn describe(kind: &EventKind) -> (&'static str, String) {
             let what = calls(holds).chain(digest.as_ref().map(|_| "the question".to_owned()));
             ("withdrawn", format!("{}: {}", what.collect::<Vec<_>>().join(", "), safe(why)))
         }
-        EventKind::Granted { grants, holds } => {
-            let grants: Vec<_> = grants.iter().map(ToString::to_string).collect();
-            let calls: Vec<_> = calls(holds).collect();
-            let to = if calls.is_empty() { String::new() } else { format!(", in place for {}", calls.join(", ")) };
-            ("granted", format!("{}{to}", grants.join(", ")))
-        }
+        EventKind::Granted { grants, holds } => ("granted", granted(grants, holds)),
         EventKind::Exited { attempt, status, exit_code, signal, usage, staged } => {
             let how = ended(*status, *exit_code, *signal);
             let staged =
@@ -78,6 +73,11 @@ fn describe(kind: &EventKind) -> (&'static str, String) {
         EventKind::Traced { attempt, reads } => {
             let shown: Vec<_> = reads.iter().map(|read| read.object.escaped()).collect();
             ("read", format!("attempt {attempt}: {}", shown.join(", ")))
+        }
+        EventKind::Attached { client, answers } => ("attached", attached(*client, *answers)),
+        EventKind::Typed { client, keys } => ("typed", typed(*client, *keys)),
+        EventKind::Left { client, unjudged_bytes } => {
+            ("left", format!("process {client}, after {unjudged_bytes} B that were not judged"))
         }
         EventKind::Failed { message } => ("failed", safe(message)),
         EventKind::Finished { status, exit_code } => {
@@ -89,6 +89,21 @@ fn describe(kind: &EventKind) -> (&'static str, String) {
         }
         EventKind::Discarded { stage, changes } => ("discarded", format!("{changes} of {stage}")),
     }
+}
+
+fn granted(grants: &[Grant], holds: &[u64]) -> String {
+    let grants: Vec<_> = grants.iter().map(ToString::to_string).collect();
+    let calls: Vec<_> = calls(holds).collect();
+    let to = if calls.is_empty() { String::new() } else { format!(", in place for {}", calls.join(", ")) };
+    format!("{}{to}", grants.join(", "))
+}
+
+fn attached(client: u32, answers: bool) -> String {
+    format!("process {client}, {}", if answers { "questions are put there" } else { "to look and to write" })
+}
+
+fn typed(client: u32, keys: bool) -> String {
+    format!("{}, by process {client}: not judged", if keys { "keys at the terminal" } else { "data" })
 }
 
 fn calls(holds: &[u64]) -> impl Iterator<Item = String> {
@@ -119,7 +134,7 @@ fn joined(words: &[RawText]) -> String {
 }
 
 fn asked(kind: &QuestionKind) -> String {
-    let list = |grants: &[stockade_model::Grant]| grants.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let list = |grants: &[Grant]| grants.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     match kind {
         QuestionKind::Run { .. } => "may it run".to_owned(),
         QuestionKind::Grants { grants } => format!("may it have from the start: {}", list(grants)),

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use rustix::net::sockopt::socket_peercred;
 use rustix::process::Signal;
 use stockade_engine::Interrupter;
 use stockade_store::runs::Run;
@@ -75,7 +76,8 @@ fn attend(mut stream: UnixStream, desk: &Arc<Desk>, answers: bool) -> io::Result
         Intake::Pipe => DONE_WITH_INPUT,
         Intake::Terminal => DONE_WITH_TERMINAL,
     })?;
-    place.attend(Line::over(stream)?, answers)
+    let client = socket_peercred(&stream)?.pid.as_raw_nonzero().get().unsigned_abs();
+    place.attend(Line::over(stream)?, client, answers)
 }
 
 /// Of the run's own user, and not waited for without end.

@@ -15,13 +15,13 @@ use rustix::io::Errno;
 use rustix::termios::{SpecialCodeIndex, Winsize, tcgetattr, tcsetwinsize};
 use stockade_engine::core::{Planned, Ruling, shown_command};
 use stockade_engine::real::RuleJudge;
-use stockade_engine::seams::{HeldRule, Judge, PlanError};
+use stockade_engine::seams::{HeldRule, Judge, PlanError, RecordError};
 use stockade_engine::{
     Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Engine, Events, Io, StartError, interrupts,
 };
 use stockade_model::{
-    Assessment, Command, Decision, Denial, Digest, EnforcementReport, Grant, LayerReport, LayerState, Level, Plan,
-    Request, RequestId, Status, Verdict,
+    Assessment, Command, Decision, Denial, Digest, EnforcementReport, Event, EventKind, Grant, LayerReport, LayerState,
+    Level, Plan, Request, RequestId, Status, Verdict,
 };
 use stockade_shell::{Context, Takes, is_understood, takes};
 
@@ -203,6 +203,16 @@ impl Gate {
         Self { engine, judge: Arc::new(InputJudge(judge)), request, takes, clients, enforced }
     }
 
+    /// Puts on the record what happens to the run's input.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn note(&self, kind: EventKind) -> Result<(), RecordError> {
+        let Request { id, session, .. } = &self.request;
+        let time_ms = self.engine.clock.wall_ms();
+        self.engine.recorder.record(&[Event { time_ms, request: id.clone(), session: session.clone(), kind }])
+    }
+
     fn request(&self, text: &[u8]) -> Request {
         let command = match self.takes {
             Takes::Program => program(&self.request.command, text),
@@ -265,23 +275,42 @@ fn program(command: &Command, text: &[u8]) -> Command {
 pub struct Writer {
     input: Arc<Input>,
     line: Arc<Line>,
+    /// Process id of the client.
+    client: u32,
     /// Not passed on yet: no whole line, or no whole command.
     held: Vec<u8>,
+    unjudged_bytes: u64,
 }
 
 impl Writer {
     /// To this input, for the client at this line.
-    pub fn new(input: Arc<Input>, line: Arc<Line>) -> Self {
-        Self { input, line, held: Vec::new() }
+    pub fn new(input: Arc<Input>, line: Arc<Line>, client: u32) -> Self {
+        Self { input, line, client, held: Vec::new(), unjudged_bytes: 0 }
+    }
+
+    /// How much of what it wrote was not judged.
+    pub fn unjudged_bytes(&self) -> u64 {
+        self.unjudged_bytes
+    }
+
+    /// Lets something pass unjudged: on record before the first of it.
+    fn pass_unjudged(&mut self, gate: &Gate, keys: bool, bytes: &[u8]) -> Fate {
+        if self.unjudged_bytes == 0
+            && !bytes.is_empty()
+            && let Err(error) = gate.note(EventKind::Typed { client: self.client, keys })
+        {
+            return Fate::Lost(format!("cannot put it on record: {error}"));
+        }
+        self.unjudged_bytes = self.unjudged_bytes.saturating_add(bytes.len() as u64);
+        let client = self.line.stream();
+        let passed = if keys { self.input.press(bytes, client) } else { self.input.write(bytes, client) };
+        passed.map_or_else(Fate::Lost, |()| Fate::Taken)
     }
 
     /// Takes a piece, and tells what became of it.
     pub fn take(&mut self, piece: Piece, gate: &Gate) -> Fate {
         let (bytes, ends) = match &piece {
-            Piece::Keys(keys) => {
-                let pressed = self.input.press(keys.as_bytes(), self.line.stream());
-                return pressed.map_or_else(Fate::Lost, |()| Fate::Taken);
-            }
+            Piece::Keys(keys) => return self.pass_unjudged(gate, true, keys.as_bytes()),
             Piece::Bytes(bytes) => (bytes.as_bytes(), false),
             Piece::Rest | Piece::Close => (&[][..], true),
         };
@@ -300,7 +329,7 @@ impl Writer {
     fn pass_on(&mut self, gate: &Gate, ends: bool) -> Fate {
         if gate.takes == Takes::Data {
             let data = mem::take(&mut self.held);
-            return self.input.write(&data, self.line.stream()).map_or_else(Fate::Lost, |()| Fate::Taken);
+            return self.pass_unjudged(gate, false, &data);
         }
         // What is judged must not be gone on with by what comes next.
         if ends && self.held.last().is_some_and(|last| *last != b'\n') {

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 
+use stockade_model::EventKind;
+
 use super::clients::{CLIENTS, Clients};
 use super::input::{Gate, Input, Writer};
 use super::wire::{Fate, Intake, Line, Piece, SAID_BYTES, Said, Told};
@@ -45,23 +47,24 @@ impl Desk {
 }
 
 impl Place {
-    /// Attends to a client until it leaves, on threads of its own.
+    /// Attends to a client, this process, until it leaves, on threads of its own.
     ///
     /// # Errors
     /// Out of threads.
-    pub fn attend(self, line: Line, answers: bool) -> io::Result<()> {
+    pub fn attend(self, line: Line, client: u32, answers: bool) -> io::Result<()> {
         let attend = move || {
-            if let Err(error) = self.converse(&Arc::new(line), answers) {
+            if let Err(error) = self.converse(&Arc::new(line), client, answers) {
                 tracing::info!(%error, "a client was not understood");
             }
         };
         thread::Builder::new().name("stockade-attached".to_owned()).spawn(attend).map(drop)
     }
 
-    fn converse(&self, line: &Arc<Line>, answers: bool) -> io::Result<()> {
+    fn converse(&self, line: &Arc<Line>, pid: u32, answers: bool) -> io::Result<()> {
+        self.desk.gate.note(EventKind::Attached { client: pid, answers }).map_err(io::Error::other)?;
         let (pieces, work) = sync_channel(1);
         let (desk, writes_to) = (Arc::clone(&self.desk), Arc::clone(line));
-        let carry_out = move || desk.carry_out(&writes_to, &work);
+        let carry_out = move || desk.carry_out(&writes_to, pid, &work);
         let worker = thread::Builder::new().name("stockade-input".to_owned()).spawn(carry_out)?;
         let client = answers.then(|| self.desk.clients.join(line));
         let end = loop {
@@ -93,10 +96,19 @@ impl Place {
 }
 
 impl Desk {
-    fn carry_out(&self, line: &Arc<Line>, work: &Receiver<Piece>) {
-        let mut writer = self.input.as_ref().map(|input| Writer::new(Arc::clone(input), Arc::clone(line)));
+    fn carry_out(&self, line: &Arc<Line>, client: u32, work: &Receiver<Piece>) {
+        let writer = |input: &Arc<Input>| Writer::new(Arc::clone(input), Arc::clone(line), client);
+        let mut writer = self.input.as_ref().map(writer);
+        self.answer_all(line, &mut writer, work);
+        let unjudged_bytes = writer.map_or(0, |writer| writer.unjudged_bytes());
+        if let Err(error) = self.gate.note(EventKind::Left { client, unjudged_bytes }) {
+            tracing::warn!(%error, "that a client left is not on record");
+        }
+    }
+
+    fn answer_all(&self, line: &Line, writer: &mut Option<Writer>, work: &Receiver<Piece>) {
         while let Ok(piece) = work.recv() {
-            let fate = match &mut writer {
+            let fate = match writer {
                 Some(writer) => writer.take(piece, &self.gate),
                 None => Fate::Lost("the run has no standard input".to_owned()),
             };
