@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use stockade_testkit::{Command, Ended, Lab, Output, Running, run_as};
+use stockade_testkit::{Command, Ended, Lab, Output, Running, run_as, slowness};
 use stockade_tests::Level;
 
 use crate::row::{Control, ROW, Row, Verdict};
@@ -280,7 +280,8 @@ fn swapped(
     let mut ran = 0;
     let mut breaches = Vec::new();
     let mut last = None;
-    for _ in 0..SWAP_RUNS {
+    let runs = (SWAP_RUNS / u64::from(slowness())).max(1);
+    for _ in 0..runs {
         let output = run_as(&lab.account, command)?;
         ran += u64::from(output.stdout.contains(BEGIN));
         breaches.extend(judge(&output));
@@ -293,7 +294,7 @@ fn swapped(
     let _ = swapper.join();
     let Some(output) = last else { return Ok(Verdict::NotRun("nothing was started".to_owned())) };
     if ran == 0 {
-        return Ok(Verdict::NotRun(format!("none of the {SWAP_RUNS} runs started: {}", output.stderr)));
+        return Ok(Verdict::NotRun(format!("none of the {runs} runs started: {}", output.stderr)));
     }
     match world.judge(&JUDGE_ONLY, lab, &before, &output, None, Some(level)) {
         Verdict::Contained => Ok(Verdict::from_breaches(breaches)),
