@@ -2,16 +2,16 @@
 //! be run, and the archive that finds the first.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::{Built, Check, packages, step};
+use super::{Built, Check, First, packages, step};
 use crate::workspace;
 
 /// What the suites and their probes use, besides the smallest system.
-const PACKAGES: &str = "attr,curl,dbus,gcc,git,gpg-agent,iproute2,kmod,libc6-dev,openssh-client,procps,python3,strace,systemd,util-linux,x11-utils";
+const PACKAGES: &str = "attr,curl,dbus,dbus-user-session,gcc,git,gpg-agent,iproute2,kmod,libc6-dev,libpam-systemd,openssh-client,procps,python3,strace,systemd,util-linux,x11-utils";
 /// Their release.
 const RELEASE: &str = "bookworm";
 
@@ -26,7 +26,16 @@ const START: &str = "#!/bin/busybox sh
 for module in $(/bin/busybox cat /modules/order); do /bin/busybox insmod /modules/$module; done
 /bin/busybox mount -t ext4 /dev/vda /system || exec /bin/busybox poweroff -f
 /bin/busybox mount --move /dev /system/dev
-exec /bin/busybox switch_root /system /guest
+exec /bin/busybox switch_root /system ${first:-/guest}
+";
+
+/// Runs the checks where a service manager is the first process.
+const SERVICE: &str = "[Unit]
+After=systemd-user-sessions.service
+[Service]
+ExecStart=/guest
+TimeoutStartSec=infinity
+LimitNOFILE=65536
 ";
 
 /// A system that can be started.
@@ -73,12 +82,33 @@ pub fn boot(work: &Path, name: &str, package: &Path, system: &Path) -> Result<Bo
     let guest = system.join("guest");
     fs::write(&guest, include_str!("guest.sh"))?;
     fs::set_permissions(&guest, fs::Permissions::from_mode(0o755))?;
+    serve(system)?;
     let disk = work.join(format!("system-{name}.ext4"));
     ext4(system, &disk, "4G")?;
     let start = start_archive(&work.join(format!("start-{name}")), &modules)?;
     let kernel = package.join("boot").join(format!("vmlinuz-{version}"));
     ensure!(kernel.exists(), "there is no {}", kernel.display());
     Ok(Boot { kernel, start, disk })
+}
+
+/// What the service manager starts: the checks, and the user's own manager.
+fn serve(system: &Path) -> Result<()> {
+    let units = system.join("etc/systemd/system");
+    let wanted = units.join("multi-user.target.wants");
+    let linger = system.join("var/lib/systemd/linger");
+    for directory in [&wanted, &linger] {
+        fs::create_dir_all(directory).with_context(|| format!("making {}", directory.display()))?;
+    }
+    fs::write(linger.join("stockade-test"), "")?;
+    fs::write(units.join("checks.service"), SERVICE)?;
+    for (link, unit) in [
+        (wanted.join("checks.service"), "/etc/systemd/system/checks.service"),
+        (units.join("default.target"), "/lib/systemd/system/multi-user.target"),
+    ] {
+        let _ = fs::remove_file(&link);
+        symlink(unit, &link).with_context(|| format!("making {}", link.display()))?;
+    }
+    Ok(())
 }
 
 /// The modules of a kernel's package, and its version.
@@ -137,8 +167,11 @@ pub fn load(work: &Path, built: &Built, checks: &[Check]) -> Result<PathBuf> {
         &root,
     )?;
     fs::write(tree.join("root"), root.display().to_string())?;
-    let lines: Vec<String> = checks.iter().map(|check| format!("{}\t{}\n", check.name, check.command)).collect();
-    fs::write(tree.join("checks"), lines.concat())?;
+    for first in [First::Guest, First::Manager] {
+        let own = checks.iter().filter(|check| check.first == first);
+        let lines: Vec<String> = own.map(|check| format!("{}\t{}\n", check.name, check.command)).collect();
+        fs::write(tree.join(first.list()), lines.concat())?;
+    }
     let disk = work.join("load.ext4");
     ext4(&tree, &disk, "2G")?;
     Ok(disk)

@@ -1,16 +1,21 @@
 #!/bin/bash
-# First process of a machine: runs the checks of the second disk one after the
-# other, reports on the second serial port, and turns the machine off.
+# First process of a machine, or a service of its manager: runs the checks of the
+# second disk one after the other, reports on the second serial port, and turns the
+# machine off.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
-mount -t proc proc /proc
-mount -t sysfs sysfs /sys
-mount -t cgroup2 cgroup2 /sys/fs/cgroup
-mount -t securityfs securityfs /sys/kernel/security
-mkdir -p /dev/pts /dev/shm
-mount -t devpts -o mode=620,ptmxmode=666 devpts /dev/pts
-for place in /dev/shm /tmp /run; do mount -t tmpfs tmpfs $place; done
-chmod 1777 /dev/shm /tmp
-for link in fd:/proc/self/fd stdin:fd/0 stdout:fd/1 stderr:fd/2; do ln -s "${link#*:}" "/dev/${link%%:*}"; done
+list=checks-managed
+if [ $$ = 1 ]; then
+    list=checks
+    mount -t proc proc /proc
+    mount -t sysfs sysfs /sys
+    mount -t cgroup2 cgroup2 /sys/fs/cgroup
+    mount -t securityfs securityfs /sys/kernel/security
+    mkdir -p /dev/pts /dev/shm
+    mount -t devpts -o mode=620,ptmxmode=666 devpts /dev/pts
+    for place in /dev/shm /tmp /run; do mount -t tmpfs tmpfs $place; done
+    chmod 1777 /dev/shm /tmp
+    for link in fd:/proc/self/fd stdin:fd/0 stdout:fd/1 stderr:fd/2; do ln -s "${link#*:}" "/dev/${link%%:*}"; done
+fi
 ip link set lo up
 modprobe overlay
 ulimit -n 65536
@@ -30,7 +35,7 @@ while IFS=$'\t' read -r name command; do
     echo "begin $name" >&9
     (cd "$root" && timeout --kill-after=5 7200 bash -c "$command") </dev/null 2>&1 | sed -u 's/^/say /' >&9
     echo "end ${PIPESTATUS[0]}" >&9
-done </run/load/checks
+done </run/load/$list
 sync
 echo o >/proc/sysrq-trigger
 sleep 60

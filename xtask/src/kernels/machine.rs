@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
+use super::First;
 use super::disk::Boot;
 
 /// How often it is looked whether a machine has ended.
@@ -93,9 +94,11 @@ impl Drop for Running {
     }
 }
 
-/// Runs a machine until it turns itself off, or for so long.
-pub fn run(boot: &Boot, load: &Path, within: Duration) -> Result<Report> {
-    let (console, said) = (boot.disk.with_extension("console"), boot.disk.with_extension("said"));
+/// Runs a machine with this first process until it turns itself off, or for so long.
+pub fn run(boot: &Boot, first: First, load: &Path, within: Duration) -> Result<Report> {
+    let file = |kind: &str| boot.disk.with_extension(format!("{}.{kind}", first.list()));
+    let (console, said) = (file("console"), file("said"));
+    let command_line = format!("console=ttyS0 quiet panic=-1 mitigations=off {}", first.parameter());
     let drive = |path: &Path, more: &str| format!("file={},if=virtio,format=raw,{more}", path.display());
     let machine = Command::new("qemu-system-x86_64")
         // The hosts this runs on are machines themselves, some with a KVM on
@@ -112,7 +115,7 @@ pub fn run(boot: &Boot, load: &Path, within: Duration) -> Result<Report> {
         .arg(&boot.kernel)
         .arg("-initrd")
         .arg(&boot.start)
-        .args(["-append", "console=ttyS0 quiet panic=-1 mitigations=off"])
+        .args(["-append", &command_line])
         .args(["-drive", &drive(&boot.disk, "snapshot=on"), "-drive", &drive(load, "readonly=on")])
         .stdin(Stdio::null())
         .spawn()

@@ -47,11 +47,12 @@ const PACKAGES: &[&str] = &["stockade-native", "stockade-tests"];
 
 /// What is refused, held and staged; limits with version 2 alone; a door's ten
 /// thousand connections, which need more descriptors than many hosts give.
-const SUITES: [Suite<'static>; 11] = [
+const SUITES: [Suite<'static>; 12] = [
     Suite { target: "launch_full", only: "", is_short: true },
     Suite { target: "launch_restricted", only: "", is_short: true },
     Suite { target: "broker_holds", only: "", is_short: true },
     Suite { target: "e2e", only: "storm", is_short: false },
+    Suite { target: "e2e", only: "raise", is_short: false },
     Suite { target: "broker_files", only: "", is_short: false },
     Suite { target: "broker_programs", only: "", is_short: false },
     Suite { target: "broker_execs", only: "", is_short: false },
@@ -64,8 +65,36 @@ const SUITES: [Suite<'static>; 11] = [
 /// How long a machine may take.
 const MACHINE_WITHIN: Duration = Duration::from_secs(3 * 60 * 60);
 
+/// The first process of a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum First {
+    /// `guest.sh`, and nothing else runs.
+    Guest,
+    /// The distribution's service manager, with one for the user.
+    Manager,
+}
+
+impl First {
+    /// The file with its checks.
+    fn list(self) -> &'static str {
+        match self {
+            Self::Guest => "checks",
+            Self::Manager => "checks-managed",
+        }
+    }
+
+    /// What says so on the kernel's command line.
+    fn parameter(self) -> &'static str {
+        match self {
+            Self::Guest => "",
+            Self::Manager => "first=/lib/systemd/systemd",
+        }
+    }
+}
+
 /// Something to run inside.
 struct Check {
+    first: First,
     name: String,
     /// A line of shell.
     command: String,
@@ -77,6 +106,9 @@ struct Built {
     suites: Vec<(String, PathBuf)>,
 }
 
+/// What `--only` names beside the suites: the machine with a service manager.
+const MANAGER: &str = "manager";
+
 /// `kernels [--short | --only TARGET[,TARGET...] | --only TARGET FILTER] [KERNEL...]`.
 pub fn run(arguments: &[String]) -> Result<()> {
     let wanted = Wanted::read(arguments)?;
@@ -84,23 +116,27 @@ pub fn run(arguments: &[String]) -> Result<()> {
     let built = build(&wanted.suites)?;
     let work = built.stockade.ancestors().nth(3).context("the target directory")?.join("kernels");
     let system = disk::system(&work)?;
-    let checks = checks(&wanted.suites);
+    let checks = wanted.checks();
     let load = disk::load(&work, &built, &checks)?;
     let mut boots = Vec::new();
     for kernel in &wanted.kernels {
         let package = packages::kernel(&work, kernel.name, kernel.release)?;
-        boots.push(disk::boot(&work, kernel.name, &package, &system)?);
+        boots.push((kernel, disk::boot(&work, kernel.name, &package, &system)?));
     }
+    let starts = |first| checks.iter().any(|check| check.first == first);
+    let firsts = [First::Guest, First::Manager].into_iter().filter(|first| starts(*first));
+    let machines: Vec<_> =
+        firsts.flat_map(|first| boots.iter().map(move |(kernel, boot)| (first, kernel, boot))).collect();
     // All at once: much of what a machine does is wait.
     let reports: Vec<Result<machine::Report>> = thread::scope(|scope| {
-        let machines: Vec<_> =
-            boots.iter().map(|boot| scope.spawn(|| machine::run(boot, &load, MACHINE_WITHIN))).collect();
-        machines.into_iter().map(|m| m.join().unwrap_or_else(|_| bail!("the thread of a machine panicked"))).collect()
+        let run = |first, boot| machine::run(boot, first, &load, MACHINE_WITHIN);
+        let running: Vec<_> = machines.iter().map(|(first, _, boot)| scope.spawn(move || run(*first, *boot))).collect();
+        running.into_iter().map(|m| m.join().unwrap_or_else(|_| bail!("the thread of a machine panicked"))).collect()
     });
     let mut failed = Vec::new();
-    for (kernel, report) in wanted.kernels.iter().zip(reports) {
+    for ((first, kernel, _), report) in machines.iter().zip(reports) {
         let report = report?;
-        for check in &checks {
+        for check in checks.iter().filter(|check| check.first == *first) {
             let (ended, output) = report.of(&check.name);
             println!("{:5} {:24} {ended}", kernel.name, check.name);
             if ended != Ended::Passed {
@@ -117,14 +153,22 @@ pub fn run(arguments: &[String]) -> Result<()> {
 struct Wanted<'a> {
     kernels: Vec<Kernel>,
     suites: Vec<Suite<'a>>,
+    firsts: Vec<First>,
 }
 
 impl<'a> Wanted<'a> {
     fn read(arguments: &'a [String]) -> Result<Self> {
         let mut suites: Vec<Suite<'a>> = SUITES.to_vec();
+        let mut firsts = vec![First::Guest, First::Manager];
         let names = match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
             ["--short", rest @ ..] => {
                 suites.retain(|suite| suite.is_short);
+                firsts.retain(|first| *first == First::Guest);
+                rest.to_vec()
+            }
+            ["--only", MANAGER, rest @ ..] => {
+                suites.clear();
+                firsts.retain(|first| *first == First::Manager);
                 rest.to_vec()
             }
             ["--only", target, rest @ ..] => {
@@ -132,8 +176,11 @@ impl<'a> Wanted<'a> {
                     bail!("no suite `{name}`; there are {}", SUITES.map(|suite| suite.target).join(", "));
                 }
                 suites.retain(|suite| target.split(',').any(|name| name == suite.target));
-                match (rest.split_first(), suites.as_mut_slice()) {
-                    (Some((filter, rest)), [suite]) if !KERNELS.iter().any(|kernel| kernel.name == *filter) => {
+                firsts.retain(|first| *first == First::Guest);
+                match rest.split_first() {
+                    Some((filter, rest)) if !KERNELS.iter().any(|kernel| kernel.name == *filter) => {
+                        suites.dedup_by_key(|suite| suite.target);
+                        let [suite] = suites.as_mut_slice() else { bail!("one suite alone takes a filter") };
                         suite.only = filter;
                         rest.to_vec()
                     }
@@ -148,16 +195,27 @@ impl<'a> Wanted<'a> {
         };
         let kernels =
             if names.is_empty() { KERNELS.to_vec() } else { names.iter().map(kernel).collect::<Result<_>>()? };
-        Ok(Self { kernels, suites })
+        Ok(Self { kernels, suites, firsts })
+    }
+
+    fn checks(&self) -> Vec<Check> {
+        let all = self.firsts.iter().flat_map(|first| match first {
+            First::Guest => alone(&self.suites),
+            First::Manager => managed(),
+        });
+        all.collect()
     }
 }
 
-fn checks(suites: &[Suite<'_>]) -> Vec<Check> {
+/// Where nothing else runs.
+fn alone(suites: &[Suite<'_>]) -> Vec<Check> {
+    let first = First::Guest;
     let run = "\"$STOCKADE_BIN\" run -- sh -c 'echo ran; exit 7'; [ $? = 7 ]";
     let mut checks = vec![
-        Check { name: "doctor".to_owned(), command: "\"$STOCKADE_BIN\" doctor".to_owned() },
-        Check { name: "run as root".to_owned(), command: format!("mkdir /tmp/w && cd /tmp/w && {run}") },
+        Check { first, name: "doctor".to_owned(), command: "\"$STOCKADE_BIN\" doctor".to_owned() },
+        Check { first, name: "run as root".to_owned(), command: format!("mkdir /tmp/w && cd /tmp/w && {run}") },
         Check {
+            first,
             name: "run as a user".to_owned(),
             command: format!("as_user 'mkdir -p ~/w && cd ~/w && {}'", run.replace('\'', "'\\''")),
         },
@@ -166,9 +224,34 @@ fn checks(suites: &[Suite<'_>]) -> Vec<Check> {
         // That suite has a harness of its own.
         let more = if *target == "escape" { "" } else { "--nocapture --test-threads=2" };
         let name = format!("{target} {only}").trim_end().to_owned();
-        Check { name, command: format!("\"$SUITES/{target}\" {only} {more}") }
+        Check { first, name, command: format!("\"$SUITES/{target}\" {only} {more}") }
     }));
     checks
+}
+
+/// Beside the user's own service manager: a limit that a control group alone holds is
+/// held by a scope of that, a restart of it makes no difference, and nothing is left
+/// of the scope. Without the manager's socket the same run is refused.
+fn managed() -> Vec<Check> {
+    let check = |name: &str, script: &str| {
+        let ready = "export XDG_RUNTIME_DIR=/run/user/$(id -u); \
+                     for _ in $(seq 600); do [ -S $XDG_RUNTIME_DIR/bus ] && [ -S $XDG_RUNTIME_DIR/systemd/private ] && break; sleep 0.2; done; \
+                     mkdir -p ~/w; cd ~/w; set -ex;";
+        Check { first: First::Manager, name: name.to_owned(), command: format!("as_user '{ready} {script}'") }
+    };
+    let run = "\"$STOCKADE_BIN\" run --mode never --limit cpus=0.5 --limit memory=200MiB";
+    let held = "grep -q \"cpus 0.5: control group v2\" out.json; grep -q \"memory 200MiB: control group v2\" out.json;";
+    vec![
+        check("doctor of a user", "\"$STOCKADE_BIN\" doctor | tee doctor; grep -q \"asked for a scope\" doctor"),
+        check("no manager", &format!("! XDG_RUNTIME_DIR=/nowhere {run} -- true")),
+        check("a scope at full", &format!("{run} --json=out.json -- true; {held}")),
+        check("a scope at restricted", &format!("{run} --level restricted --json=out.json -- true; {held}")),
+        check(
+            "no scope is left",
+            "for _ in $(seq 100); do units=$(systemctl --user list-units --all --plain); \
+             echo \"$units\" | grep -q init.scope; echo \"$units\" | grep stockade- || exit 0; sleep 0.2; done; exit 1",
+        ),
+    ]
 }
 
 /// Builds the program under test and the suites.
@@ -179,7 +262,7 @@ fn build(suites: &[Suite<'_>]) -> Result<Built> {
     arguments.extend(PACKAGES.iter().flat_map(|package| ["-p", package]));
     arguments.extend(suites.iter().flat_map(|suite| ["--test", suite.target]));
     let is_wanted = |target: &str, is_test| is_test && suites.iter().any(|suite| suite.target == target);
-    let suites = cargo(&arguments, is_wanted)?;
+    let suites = if suites.is_empty() { Vec::new() } else { cargo(&arguments, is_wanted)? };
     let (_, stockade) = stockade.pop().context("cargo named no `stockade`")?;
     Ok(Built { stockade, suites })
 }

@@ -21,7 +21,7 @@ use super::processes::tree;
 /// Where the program that speaks to the manager is. A user's PATH is not asked.
 const BUSCTL: [&str; 2] = ["/usr/bin/busctl", "/bin/busctl"];
 /// How long the manager may take, with all that is asked of it.
-const GIVEN_WITHIN: Duration = Duration::from_secs(5);
+const GIVEN_WITHIN: Duration = Duration::from_secs(15);
 /// Between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// The group in the scope in which its first processes are: a group with processes
