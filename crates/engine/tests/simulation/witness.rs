@@ -394,6 +394,8 @@ impl Witness {
             EventKind::Failed { .. } => true,
             EventKind::Finished { .. } => open.is_empty() && !self.log.is_empty(),
             EventKind::Revoked { .. } | EventKind::Committed { .. } | EventKind::Discarded { .. } => false,
+            // Whoever serves a run's clients records these, not its engine.
+            EventKind::Attached { .. } | EventKind::Typed { .. } | EventKind::Left { .. } => false,
         };
         if fits { Ok(()) } else { Err(format!("an event out of place: {kind:?} after {:?}", self.log.last())) }
     }
