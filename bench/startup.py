@@ -136,6 +136,31 @@ def once(argv, cwd, env):
     return taken, os.waitstatus_to_exitcode(status)
 
 
+def memory(argv, cwd, env):
+    """The most memory that all processes of one start took together, in MiB: what a control
+    group of version 1 counted, the kernel's part and files read for the first time included;
+    of what an engine puts into groups elsewhere, nothing. None where there is no such group
+    to be made."""
+    group = f"/sys/fs/cgroup/memory/stockade-bench.{os.getpid()}"
+    try:
+        os.mkdir(group)
+    except OSError:
+        return None
+    try:
+        enter = ["/bin/sh", "-c", f"echo $$ > {group}/cgroup.procs && exec \"$@\"", "sh", *argv]
+        if once(enter, cwd, env)[1] != 0:
+            return None
+        with open(f"{group}/memory.max_usage_in_bytes", encoding="ascii") as file:
+            return int(file.read()) / (1 << 20)
+    finally:
+        for _ in range(100):
+            try:
+                os.rmdir(group)
+                break
+            except OSError:
+                time.sleep(0.1)
+
+
 def end_session(stockade, session, env):
     if session:
         subprocess.run([stockade, "session", "end", session], env=env, check=False, stdout=subprocess.DEVNULL)
@@ -173,7 +198,9 @@ def measure(rounds, stockade):
     try:
         true = shutil.which("true", path="/usr/bin:/bin")
         ways = contestants(workspace, stockade, session, [true]) + runtimes(true, place)
-        return interleaved(rounds, ways, "`true`", workspace, env)
+        field, absent = interleaved(rounds, ways, "`true`", workspace, env)
+        taken = {name: memory(argv, workspace, env) for name, argv in ways if argv}
+        return field, absent, taken
     finally:
         os.chdir("/")
         end_session(stockade, session, env)
@@ -181,13 +208,14 @@ def measure(rounds, stockade):
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def report(field, absent, rounds):
+def report(field, absent, taken, rounds):
     bare = field[0][1]
     print(f"`true`, {rounds} rounds, interleaved, as {pwd.getpwuid(os.geteuid()).pw_name}; milliseconds")
-    print(f"{'':24}{'min':>9}{'median':>9}{'p99':>9}{'min - bare':>12}{'median/bare':>13}")
+    print(f"{'':24}{'min':>9}{'median':>9}{'p99':>9}{'min - bare':>12}{'median/bare':>13}{'MiB':>8}")
     for name, times in field:
         low, mid, high = min(times), statistics.median(times), sorted(times)[math.ceil(len(times) * 0.99) - 1]
-        print(f"{name:24}{low:9.2f}{mid:9.2f}{high:9.2f}{low - min(bare):12.2f}{mid / statistics.median(bare):13.2f}")
+        print(f"{name:24}{low:9.2f}{mid:9.2f}{high:9.2f}{low - min(bare):12.2f}{mid / statistics.median(bare):13.2f}"
+              + (f"{taken[name]:8.1f}" if taken.get(name) is not None else f"{'-':>8}"))
     for name, why in absent:
         print(f"{name:24}not run: {why}")
     os.makedirs(OUT, exist_ok=True)
@@ -249,8 +277,8 @@ def main():
     stockade, plot_path = os.path.abspath(options.stockade), options.plot and os.path.abspath(options.plot)
     if options.user:
         stockade = drop_to(options.user, stockade)
-    field, absent = measure(options.rounds, stockade)
-    report(field, absent, options.rounds)
+    field, absent, taken = measure(options.rounds, stockade)
+    report(field, absent, taken, options.rounds)
     if options.plot:
         plot(field, plot_path)
 
