@@ -29,13 +29,8 @@ const STAYS: &[(&str, &str)] = &[
     ("openat2", "its flags cannot be seen, so callers are told to fall back"),
 ];
 
-/// Before kernel 6.10 an empty path needs a capability that nobody inside has; what is
-/// done on behalf is what newer kernels do for whoever opened the file.
-const NEWER: &str = "open-unnamed-linked-empty";
-
 fn stays(case: &Case) -> bool {
-    let is_old = stockade_sys::landlock::abi().unwrap() < 5;
-    STAYS.iter().any(|(name, _)| *name == case.name) || (is_old && case.name == NEWER)
+    STAYS.iter().any(|(name, _)| *name == case.name) || case.is_newer_than_kernel()
 }
 
 #[test]

@@ -452,7 +452,8 @@ fn opens_beside(level: Level, hold: Option<Duration>) -> (f64, f64) {
     assert_eq!(scene.outside().join("f").exists(), hold.is_some());
     let mut words = ran.stdout.split(' ').map(|word| word.parse::<f64>().unwrap());
     let figures = (words.next().unwrap(), words.next().unwrap());
-    assert!(words.next().unwrap() > 1000.0, "{}", ran.stdout);
+    // A few hundred a second on an emulated machine, a hundred thousand on others.
+    assert!(words.next().unwrap() > 50.0, "{}", ran.stdout);
     figures
 }
 
