@@ -12,7 +12,8 @@ if [ $$ = 1 ]; then
     mount -t securityfs securityfs /sys/kernel/security
     mkdir -p /dev/pts /dev/shm
     mount -t devpts -o mode=620,ptmxmode=666 devpts /dev/pts
-    for place in /dev/shm /tmp /run; do mount -t tmpfs tmpfs $place; done
+    # Not /tmp: before 6.6 files in memory have no attributes of users.
+for place in /dev/shm /run; do mount -t tmpfs tmpfs $place; done
     chmod 1777 /dev/shm /tmp
     for link in fd:/proc/self/fd stdin:fd/0 stdout:fd/1 stderr:fd/2; do ln -s "${link#*:}" "/dev/${link%%:*}"; done
 fi
