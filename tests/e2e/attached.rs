@@ -7,11 +7,12 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use stockade_testkit::{Command, Ended, Output, Running};
+use stockade_testkit::{Ended, Output, Running};
 
-use crate::detached::{detach, detach_program, eventually, stockade, told, waited};
+use crate::detached::{
+    attach, detach, detach_program, eventually, kill, logs, prints, stockade, told, waited, writing,
+};
 use crate::life::marked;
-use crate::terminal::Terminal;
 use crate::world::{World, binary, each_user};
 
 /// Takes input, and asks where something is denied or lacking.
@@ -20,18 +21,6 @@ const ASKING: [&str; 3] = ["--interactive", "--mode", "on-failure"];
 const ENCODED: &str = "echo dG91Y2ggbWFyaw== | base64 -d | sh\n";
 /// What a supervisor may need, in KiB, however much goes through it.
 const SUPERVISOR_KIB: u64 = 64 << 10;
-
-fn attach(world: &World, options: &[&str], id: &str) -> Terminal {
-    let mut terminal = Terminal::start(world, &world.bare(&[&[&binary(), "attach"], options, &[id]].concat()));
-    terminal.expect("attached to ");
-    terminal
-}
-
-/// Writes this text to the run.
-fn writing(world: &World, options: &str, id: &str, text: &str) -> Command {
-    let script = format!("printf '%s' \"$2\" | \"$0\" write {options} \"$1\"");
-    world.bare(&["sh", "-c", &script, &binary(), id, text])
-}
 
 fn write(world: &World, id: &str, text: &str) -> Output {
     world.run(&writing(world, "", id, text))
@@ -42,20 +31,6 @@ fn write(world: &World, id: &str, text: &str) -> Output {
 fn passes(world: &World, id: &str, text: &str) {
     let output = write(world, id, text);
     assert_eq!(output.ended, Ended::Code(0), "{text}: {}", output.text());
-}
-
-fn logs(world: &World, id: &str) -> String {
-    stockade(world, &["logs", id]).stdout
-}
-
-#[track_caller]
-fn prints(world: &World, id: &str, text: &str) {
-    eventually(&format!("`{text}` is not printed"), || logs(world, id).contains(text));
-}
-
-fn kill(world: &World, id: &str) {
-    let killed = stockade(world, &["kill", "--signal", "kill", id]);
-    assert_eq!(killed.ended, Ended::Code(0), "{}", killed.text());
 }
 
 /// Ends processes with these arguments at once.

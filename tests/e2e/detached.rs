@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use stockade_testkit::{Ended, Output, Running, User};
+use stockade_testkit::{Command, Ended, Output, Running, User};
 
 use crate::life::{marked, none_left};
 use crate::terminal::Terminal;
@@ -57,6 +57,33 @@ pub fn told(world: &World, id: &str) -> Value {
 
 pub fn waited(world: &World, id: &str) -> Ended {
     stockade(world, &["wait", id]).ended
+}
+
+/// A person sits down at it.
+pub fn attach(world: &World, options: &[&str], id: &str) -> Terminal {
+    let mut terminal = Terminal::start(world, &world.bare(&[&[&binary(), "attach"], options, &[id]].concat()));
+    terminal.expect("attached to ");
+    terminal
+}
+
+/// Writes this text to the run.
+pub fn writing(world: &World, options: &str, id: &str, text: &str) -> Command {
+    let script = format!("printf '%s' \"$2\" | \"$0\" write {options} \"$1\"");
+    world.bare(&["sh", "-c", &script, &binary(), id, text])
+}
+
+pub fn logs(world: &World, id: &str) -> String {
+    stockade(world, &["logs", id]).stdout
+}
+
+#[track_caller]
+pub fn prints(world: &World, id: &str, text: &str) {
+    eventually(&format!("`{text}` is not printed"), || logs(world, id).contains(text));
+}
+
+pub fn kill(world: &World, id: &str) {
+    let killed = stockade(world, &["kill", "--signal", "kill", id]);
+    assert_eq!(killed.ended, Ended::Code(0), "{}", killed.text());
 }
 
 #[test]

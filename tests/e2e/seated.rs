@@ -7,9 +7,10 @@ use std::fs;
 use rustix::process::{Pid, Signal, kill_process};
 use stockade_testkit::{Command, Ended, Output};
 
-use crate::detached::{detach_program, eventually, stockade, told, waited};
+use crate::detached::{attach, detach_program, eventually, kill, logs, prints, stockade, told, waited, writing};
 use crate::life::{marked, none_left};
-use crate::terminal::Terminal;
+use crate::terminal::{Terminal, ends};
+use crate::tty::answers_and_types_on;
 use crate::world::{World, binary, each_user};
 
 const LEVELS: [&str; 2] = ["full", "restricted"];
@@ -23,40 +24,9 @@ fn detach(world: &World, options: &[&str], argv: &[&str]) -> String {
     detach_program(world, &[&["--tty"], options].concat(), argv)
 }
 
-/// A person sits down at it.
-fn attach(world: &World, options: &[&str], id: &str) -> Terminal {
-    let mut terminal = Terminal::start(world, &world.bare(&[&[&binary(), "attach"], options, &[id]].concat()));
-    terminal.expect("attached to ");
-    terminal
-}
-
-#[track_caller]
-fn ends(mut terminal: Terminal, wanted: i32) -> String {
-    terminal.outlives_its_program();
-    assert!(terminal.is_cooked(), "the terminal was not given back: {}", terminal.text);
-    let (code, text) = terminal.finish();
-    assert_eq!(code, wanted, "{text}");
-    text
-}
-
 /// By somebody who is no person at a terminal.
 fn write(world: &World, options: &str, id: &str, text: &str) -> Output {
-    let script = format!("printf '%s' \"$2\" | \"$0\" write {options} \"$1\"");
-    world.run(&world.bare(&["sh", "-c", &script, &binary(), id, text]))
-}
-
-fn logs(world: &World, id: &str) -> String {
-    stockade(world, &["logs", id]).stdout
-}
-
-#[track_caller]
-fn prints(world: &World, id: &str, text: &str) {
-    eventually(&format!("`{text}` is not printed"), || logs(world, id).contains(text));
-}
-
-fn kill(world: &World, id: &str) {
-    let killed = stockade(world, &["kill", "--signal", "kill", id]);
-    assert_eq!(killed.ended, Ended::Code(0), "{}", killed.text());
+    world.run(&writing(world, options, id, text))
 }
 
 #[test]
@@ -319,14 +289,7 @@ fn a_question_has_the_persons_terminal_meanwhile() {
             let id = detach(world, &["--mode", "on-failure"], &["sh", "-c", script]);
             let mut terminal = attach(world, &[], &id);
             terminal.press("go\r");
-            terminal.expect("outside");
-            terminal.expect("allow?");
-            terminal.press(key);
-            terminal.expect(&format!("code {code}"));
-            terminal.press("abc\r");
-            terminal.expect("got abc.");
-            ends(terminal, 0);
-            assert_eq!(world.home().join("outside").exists(), code == 0);
+            answers_and_types_on(world, terminal, key, code);
         }
         fs::remove_file(world.home().join("outside")).unwrap();
     });

@@ -4,18 +4,15 @@
 use std::cell::Cell;
 use std::fs;
 use std::path::PathBuf;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use stockade_testkit::{Command, Ended, Output, Running, User};
 
+use crate::detached::{eventually, stockade};
 use crate::life::{marked, none_left};
 use crate::terminal::Terminal;
 use crate::world::{World, binary, each_user};
-
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A session of the world's user, ended when it is dropped.
 struct Session<'w> {
@@ -86,20 +83,6 @@ impl Drop for Session<'_> {
         if !self.ended.get() {
             self.end();
         }
-    }
-}
-
-fn stockade(world: &World, arguments: &[&str]) -> Output {
-    world.run(&world.bare(&[&[binary().as_str()], arguments].concat()))
-}
-
-/// Looks until it is so.
-#[track_caller]
-fn eventually(what: &str, so: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !so() {
-        assert!(Instant::now() < deadline, "{what}");
-        sleep(Duration::from_millis(20));
     }
 }
 

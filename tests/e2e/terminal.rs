@@ -182,3 +182,12 @@ impl Terminal {
         poll(&mut ready, Some(&soon)).unwrap_or(0) > 0
     }
 }
+/// It ends with this code, and its terminal is as it was; what was shown.
+#[track_caller]
+pub fn ends(mut terminal: Terminal, wanted: i32) -> String {
+    terminal.outlives_its_program();
+    assert!(terminal.is_cooked(), "the terminal was not given back: {}", terminal.text);
+    let (code, text) = terminal.finish();
+    assert_eq!(code, wanted, "{text}");
+    text
+}

@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use stockade_testkit::Ended;
 
 use crate::life::none_left;
-use crate::terminal::Terminal;
+use crate::terminal::{Terminal, ends};
 use crate::world::{World, each_user};
 
 const LEVELS: [&str; 2] = ["full", "restricted"];
@@ -18,15 +18,6 @@ const QUIT: &str = "\u{1c}";
 
 fn start(world: &World, options: &[&str], argv: &[&str]) -> Terminal {
     Terminal::start(world, &world.stockade(&[&["--tty"], options].concat(), argv))
-}
-
-#[track_caller]
-fn ends(mut terminal: Terminal, wanted: i32) -> String {
-    terminal.outlives_its_program();
-    assert!(terminal.is_cooked(), "the terminal was not given back: {}", terminal.text);
-    let (code, text) = terminal.finish();
-    assert_eq!(code, wanted, "{text}");
-    text
 }
 
 #[test]
@@ -141,21 +132,28 @@ fn nothing_that_is_shown_is_lost() {
     });
 }
 
+/// Answers a question about a file outside with `key`, and types a line for the command,
+/// whose write then ended with `code`.
+#[track_caller]
+pub fn answers_and_types_on(world: &World, mut terminal: Terminal, key: &str, code: i32) {
+    terminal.expect("outside");
+    terminal.expect("allow?");
+    terminal.press(key);
+    terminal.expect(&format!("code {code}"));
+    terminal.press("abc\r");
+    terminal.expect("got abc.");
+    ends(terminal, 0);
+    assert_eq!(world.home().join("outside").exists(), code == 0);
+}
+
 /// The keys of the answer are the person's, those after it the command's.
 #[test]
 fn a_question_has_the_persons_terminal_meanwhile() {
     each_user(|world| {
         for (key, code) in [("n", 2), ("o", 0)] {
             let script = "sh -c 'echo x >> ~/outside'; echo \"code $?\"; read -r line; echo \"got $line.\"";
-            let mut terminal = start(world, &["--mode", "on-failure"], &["sh", "-c", script]);
-            terminal.expect("outside");
-            terminal.expect("allow?");
-            terminal.press(key);
-            terminal.expect(&format!("code {code}"));
-            terminal.press("abc\r");
-            terminal.expect("got abc.");
-            ends(terminal, 0);
-            assert_eq!(world.home().join("outside").exists(), code == 0);
+            let terminal = start(world, &["--mode", "on-failure"], &["sh", "-c", script]);
+            answers_and_types_on(world, terminal, key, code);
         }
         fs::remove_file(world.home().join("outside")).unwrap();
     });
