@@ -15,6 +15,7 @@ mod held_rules;
 mod identity;
 pub mod keys;
 pub mod real;
+pub mod remote;
 mod reviewer;
 mod sandbox;
 pub mod seams;

@@ -14,7 +14,7 @@ use crate::limits::{Group, Watch};
 
 /// How long a sandbox that was killed is waited for. A process that waits for a
 /// filesystem that does not answer cannot be ended by anybody.
-pub(crate) const SANDBOX_ENDS_WITHIN: Duration = Duration::from_secs(10);
+const SANDBOX_ENDS_WITHIN: Duration = Duration::from_secs(10);
 
 pub(crate) fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)

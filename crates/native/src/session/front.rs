@@ -9,10 +9,11 @@ use std::sync::Arc;
 
 use rustix::fs::Mode;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, umask};
-use stockade_engine::{Attempt, Backend, Events};
+use stockade_engine::remote::{Order, Told, obey};
+use stockade_engine::{Backend, Events};
 use stockade_sys::passing::{self, Received};
 
-use super::wire::{Line, ORDER, Order, Said, Told};
+use super::wire::{self, Line, ORDER};
 use crate::backend::NativeBackend;
 use crate::launch::Nursery;
 
@@ -48,7 +49,7 @@ fn wait_and_run(orders: &OwnedFd, helper: Pid, stages: Option<PathBuf>) -> io::R
     match backend.prepare(&order.plan, &order.io, order.hold, events) {
         Ok(attempt) => {
             line.send(&Told::Prepared(Ok(attempt.enforced().clone())))?;
-            obey(attempt, &line)
+            obey(attempt, || line.receive(), |told| line.send(told))
         }
         Err(error) => line.send(&Told::Prepared(Err(error))),
     }
@@ -66,19 +67,5 @@ fn take_over(word: [u8; 1], received: Received) -> io::Result<(Order, Line)> {
     rustix::stdio::dup2_stdin(stdin)?;
     rustix::stdio::dup2_stdout(stdout)?;
     rustix::stdio::dup2_stderr(stderr)?;
-    Ok((Order::from_file(order)?, Line::over(UnixStream::from(stream))?))
-}
-
-/// Until the program has nothing more to say; the attempt ends with it.
-fn obey(mut attempt: Box<dyn Attempt>, line: &Line) -> io::Result<()> {
-    while let Some(said) = line.receive()? {
-        match said {
-            Said::Release => line.send(&Told::Released(attempt.release()))?,
-            Said::Signal(signal) => attempt.signal(signal),
-            Said::Kill => attempt.kill(),
-            Said::StandStill(limit) => line.send(&Told::StandsStill(attempt.stand_still(&limit)))?,
-            Said::Answer(hold, answer) => attempt.answer(hold, answer),
-        }
-    }
-    Ok(())
+    Ok((wire::from_file(order)?, Line::over(UnixStream::from(stream))?))
 }

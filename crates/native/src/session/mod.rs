@@ -11,7 +11,6 @@
 //! Rules, questions and the record stay in the program: to its engine the session is
 //! a backend like any other, whose attempts are elsewhere ([`wire`]).
 
-mod attempt;
 mod front;
 mod helper;
 mod wire;
@@ -20,11 +19,12 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use rustix::stdio::{stderr, stdin, stdout};
+use stockade_engine::remote::{Order, RemoteAttempt};
 use stockade_engine::{Attempt, Backend, Events, Io, StartError};
 use stockade_model::{Grant, Level, Plan};
 use stockade_sys::clone::exit_now;
@@ -32,8 +32,7 @@ use stockade_sys::passing;
 use stockade_sys::reap::wait_pidfd;
 use stockade_sys::session::{Side, fork_into_session};
 
-use self::attempt::RemoteAttempt;
-use self::wire::{Line, Order};
+use self::wire::Line;
 use crate::backend::NativeBackend;
 use crate::launch::readable_before;
 
@@ -144,7 +143,7 @@ impl Session {
 
     /// Tells a front what to do: the line to it.
     fn place(&self, order: &Order) -> Result<Line, StartError> {
-        let order = order.to_file().map_err(|e| unready(&e))?;
+        let order = wire::to_file(order).map_err(|e| unready(&e))?;
         for _ in 0..LOST_MAX {
             let front = self.front()?;
             let (ours, theirs) = UnixStream::pair().map_err(|e| unready(&e))?;
@@ -173,7 +172,7 @@ impl Backend for Session {
     fn prepare(&self, plan: &Plan, io: &Io, hold: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {
         let umask = wire::umask().map_err(|e| unready(&e))?;
         let line = self.place(&Order { plan: plan.clone(), io: *io, hold, umask })?;
-        Ok(Box::new(RemoteAttempt::begin(line, events)?))
+        Ok(Box::new(RemoteAttempt::begin(Arc::new(line), events)?))
     }
 }
 

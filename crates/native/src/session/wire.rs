@@ -9,10 +9,9 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 
 use rustix::fs::{MemfdFlags, memfd_create};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
-use stockade_engine::{AttemptEvent, HeldAnswer, HoldId, Io, StartError};
-use stockade_model::{Denial, EnforcementReport, Plan};
+use stockade_engine::remote::{self, Order, Said, Told};
 use stockade_sys::framed;
 
 /// To the helper: its front was taken.
@@ -25,56 +24,22 @@ pub(super) const ORDER: u8 = b'o';
 /// every byte escaped are shorter.
 const MESSAGE_BYTES: usize = 256 << 20;
 
-/// What a front is to do.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Order {
-    pub(super) plan: Plan,
-    pub(super) io: Io,
-    pub(super) hold: bool,
-    /// The program's file mode creation mask.
-    pub(super) umask: u32,
+/// An order as a file in memory.
+pub(super) fn to_file(order: &Order) -> io::Result<OwnedFd> {
+    let mut file = File::from(memfd_create("stockade-order", MemfdFlags::CLOEXEC)?);
+    file.write_all(&serde_json::to_vec(order)?)?;
+    Ok(file.into())
 }
 
-impl Order {
-    pub(super) fn to_file(&self) -> io::Result<OwnedFd> {
-        let mut file = File::from(memfd_create("stockade-order", MemfdFlags::CLOEXEC)?);
-        file.write_all(&serde_json::to_vec(self)?)?;
-        Ok(file.into())
+pub(super) fn from_file(file: OwnedFd) -> io::Result<Order> {
+    let file = File::from(file);
+    let length = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
+    if length > MESSAGE_BYTES {
+        return Err(io::ErrorKind::FileTooLarge.into());
     }
-
-    pub(super) fn from_file(file: OwnedFd) -> io::Result<Self> {
-        let file = File::from(file);
-        let length = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
-        if length > MESSAGE_BYTES {
-            return Err(io::ErrorKind::FileTooLarge.into());
-        }
-        let mut text = vec![0; length];
-        file.read_exact_at(&mut text, 0)?;
-        Ok(serde_json::from_slice(&text)?)
-    }
-}
-
-/// From the program, about the attempt.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Said {
-    Release,
-    Signal(i32),
-    Kill,
-    /// The limit that was passed.
-    StandStill(Denial),
-    Answer(HoldId, HeldAnswer),
-}
-
-/// From the front.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Told {
-    /// The sandbox stands, or why it does not.
-    Prepared(Result<EnforcementReport, StartError>),
-    /// The command was let go, or why it was not.
-    Released(Result<(), StartError>),
-    /// Whether everything stands still.
-    StandsStill(bool),
-    Event(AttemptEvent),
+    let mut text = vec![0; length];
+    file.read_exact_at(&mut text, 0)?;
+    Ok(serde_json::from_slice(&text)?)
 }
 
 /// One end of the connection.
@@ -94,13 +59,22 @@ impl Line {
     pub(super) fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<T>> {
         Ok(self.0.receive(MESSAGE_BYTES)?.map(|message| serde_json::from_slice(&message)).transpose()?)
     }
+}
 
-    /// Says no more; the other side is heard to its end.
-    pub(super) fn fall_silent(&self) {
+impl remote::Line for Line {
+    fn say(&self, said: &Said) -> io::Result<()> {
+        self.send(said)
+    }
+
+    fn hear(&self) -> io::Result<Option<Told>> {
+        self.receive()
+    }
+
+    fn fall_silent(&self) {
         self.0.fall_silent();
     }
 
-    pub(super) fn hang_up(&self) {
+    fn hang_up(&self) {
         self.0.hang_up();
     }
 }
