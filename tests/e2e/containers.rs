@@ -247,3 +247,23 @@ fn restricted_holds_without_user_namespaces() {
         assert_eq!(fs::read_to_string(&canary).unwrap(), "x\n", "the attempts do nothing even without a sandbox");
     });
 }
+
+/// Root there is an ordinary user, who can give up no groups.
+#[test]
+fn both_levels_hold_in_a_namespace_that_a_user_made() {
+    each_user(|world| {
+        let within = |command: Command| command.behind(["unshare", "--user", "--map-root-user"]);
+        for level in ["full", "restricted"] {
+            let made = format!("made-{level}");
+            let canary = world.outside().join(level);
+            let script = format!("echo $(id -u) > {made}; echo x > {}; true", canary.display());
+            let ran =
+                world.run(&within(world.stockade(&["--mode", "never", "--level", level], &["sh", "-c", &script])));
+            assert_eq!(ran.ended, Ended::Code(0), "{level}: {}", ran.text());
+            assert_eq!(fs::read_to_string(world.workspace().join(made)).unwrap(), "0\n", "{}", ran.text());
+            assert!(!canary.exists(), "{level}: {}", ran.text());
+            let bare = world.run(&within(world.bare(&["sh", "-c", &script])));
+            assert!(canary.exists(), "it does nothing even without a sandbox: {}", bare.text());
+        }
+    });
+}

@@ -65,3 +65,23 @@ fn a_program_that_is_asked_about_is_one_in_the_stage_too() {
         assert_eq!(fs::read_to_string(world.workspace().join("result")).unwrap(), "it ran\n");
     });
 }
+
+#[test]
+fn a_place_that_keeps_no_attributes_is_refused_for_stages() {
+    each_user(|world| {
+        let state = world.dir("home/state").display().to_string();
+        let show = format!("mount -t ramfs none {state} && chmod 700 {state} && exec \"$@\"");
+        let within = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", &show, "sh"];
+        let run = |options: &[&str]| {
+            let command = world.stockade(options, &["touch", "made"]).env("XDG_STATE_HOME", &state);
+            world.run(&command.behind(within))
+        };
+        let refused = run(&["--stage"]);
+        assert!(refused.stderr.contains("where no extended attributes are kept"), "{}", refused.text());
+        assert!(refused.stderr.contains("hint: set XDG_STATE_HOME"), "{}", refused.text());
+        assert!(!world.workspace().join("made").exists(), "{}", refused.text());
+        let unstaged = run(&[]);
+        assert_eq!(unstaged.ended, stockade_testkit::Ended::Code(0), "{}", unstaged.text());
+        assert!(world.workspace().join("made").exists());
+    });
+}

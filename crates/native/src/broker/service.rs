@@ -30,6 +30,7 @@ use super::straight::Roots;
 use super::table::{Shape, notify_table};
 use super::walk::{Object, Place, Walk};
 use super::{BrokerError, BrokerEvent, BrokerReport, Order, step};
+use crate::launch::may_map_for_others;
 use crate::powers::{Powers, Refusal, Verdict};
 use crate::stage::Precaution;
 use crate::way_out::WayOut;
@@ -127,7 +128,7 @@ impl Service {
     pub fn confine(level: Level) -> Result<(), BrokerError> {
         // Root's sandbox has no supplementary groups; an ordinary user's keeps
         // them, because it cannot give them up.
-        let without_groups = rustix::process::geteuid().is_root() && level == Level::Full;
+        let without_groups = level == Level::Full && may_map_for_others();
         actor::confine_thread(without_groups).map_err(step("confine the broker's thread"))
     }
 

@@ -6,6 +6,7 @@ use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use rustix::process::{getegid, geteuid};
 use rustix::thread::CapabilitySet;
@@ -393,7 +394,7 @@ fn restricted(plan: &Plan, abi: u32, outfit: &Outfit) -> Result<Parts, LaunchErr
     if let Some(named) = &outfit.named {
         steps.push(Step::OwnFile { name: NamedFile::file_name()?, content: named.content.clone() });
     }
-    if may_leave_groups() {
+    if may_map_for_others() {
         steps.push(Step::LeaveGroups);
     }
     Ok(Parts {
@@ -422,16 +423,17 @@ pub(super) fn allow(ruleset: &Ruleset, path: &Path, rights: u64) -> Result<(), L
 }
 
 /// Root with its powers maps itself from outside and can then give up its
-/// groups; everybody else may only map itself, without groups to set.
-pub(super) fn may_map_for_others() -> bool {
-    let needed = CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::SETFCAP;
-    rustix::thread::capabilities(None).is_ok_and(|c| c.effective.contains(needed))
-}
-
-/// A root that was mapped by an ordinary user may not change its groups, as that
-/// user may not (user_namespaces(7), `/proc/self/setgroups`).
-fn may_leave_groups() -> bool {
-    may_map_for_others() && std::fs::read_to_string("/proc/self/setgroups").is_ok_and(|text| text.trim() == "allow")
+/// groups; everybody else may only map itself, without groups to set. A root that
+/// was mapped by an ordinary user may not change its groups, as that user may not
+/// (user_namespaces(7), `/proc/self/setgroups`).
+pub(crate) fn may_map_for_others() -> bool {
+    // Nothing that this process does can change it.
+    static MAY: OnceLock<bool> = OnceLock::new();
+    *MAY.get_or_init(|| {
+        let needed = CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::SETFCAP;
+        rustix::thread::capabilities(None).is_ok_and(|c| c.effective.contains(needed))
+            && std::fs::read_to_string("/proc/self/setgroups").is_ok_and(|text| text.trim() == "allow")
+    })
 }
 
 fn claim_identity() -> Result<Step, LaunchError> {

@@ -26,6 +26,7 @@ mod step;
 mod times;
 mod walls;
 
+pub(crate) use blueprint::may_map_for_others;
 pub use blueprint::{Blueprint, PrivateTree};
 pub use error::LaunchError;
 pub(crate) use launched::readable_before;

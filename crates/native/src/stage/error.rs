@@ -15,6 +15,11 @@ pub enum StageError {
     /// The directory of all stages cannot be used.
     #[error("cannot use the directory of stages, {0}\nhint: it must be yours alone: chmod 700")]
     Place(PathError),
+    /// It lies on a filesystem without extended attributes of users.
+    #[error(
+        "cannot keep stages where no extended attributes are kept, {0}\nhint: set XDG_STATE_HOME to a directory on a disk"
+    )]
+    Bare(PathError),
     /// There is none of this name.
     #[error("there is no {0}\nhint: `stockade stage list` shows what there is")]
     Absent(StageId),

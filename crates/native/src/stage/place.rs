@@ -41,6 +41,8 @@ pub(super) const WORK: &str = "work";
 const META_LIMIT_BYTES: u64 = 1 << 20;
 /// Largest of the lists that a stage keeps, in bytes.
 const LIST_LIMIT_BYTES: u64 = 1 << 30;
+/// Set and removed to see whether attributes can be kept.
+const PROBE: &str = "user.stockade.probe";
 /// How long a lock is waited for.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 /// Most stages that are listed.
@@ -174,7 +176,16 @@ impl Stages {
             compared: None,
             boot: boot(),
         };
-        self.lay_out(meta, &root).map_err(StageError::Place)
+        let stage = self.lay_out(meta, &root).map_err(StageError::Place)?;
+        match stage.keeps_attributes() {
+            Ok(()) => Ok(stage),
+            Err(errno) => {
+                // What cannot be removed is removed later: it holds nothing.
+                let _ = stage.remove();
+                let error = PathError::new(&self.path, errno);
+                Err(if errno == Errno::OPNOTSUPP { StageError::Bare(error) } else { StageError::Place(error) })
+            }
+        }
     }
 
     fn lay_out(&self, meta: StageMeta, workspace: &Object) -> Result<Stage, PathError> {
@@ -386,6 +397,13 @@ impl Stage {
         let mut file = File::from(openat(&self.directory, META, flags, Mode::RUSR | Mode::WUSR).at(path)?);
         let text = serde_json::to_vec(&self.meta).map_err(std::io::Error::from).at(path)?;
         file.write_all(&text).at(path)
+    }
+
+    /// An overlay, and what is put aside without one, are noted in extended
+    /// attributes. Some filesystems keep none: tmpfs before Linux 6.6, ramfs.
+    fn keeps_attributes(&self) -> Result<(), Errno> {
+        rustix::fs::fsetxattr(&self.directory, PROBE, b"", rustix::fs::XattrFlags::empty())?;
+        rustix::fs::fremovexattr(&self.directory, PROBE)
     }
 
     /// Where the overlay keeps what is written, and its own directory.
