@@ -71,11 +71,31 @@ def keys():
     os.chmod(path("user.key"), 0o644)
 
 
+# Of the package that is installed, and of the one server that can be met.
+TESTS = """import os
+import unittest
+import urllib.request
+
+import demo
+
+
+class Demo(unittest.TestCase):
+    def test_word(self):
+        self.assertEqual(demo.WORD, "demo from the index")
+
+    def test_neighbour(self):
+        served = urllib.request.urlopen("http://127.0.0.1:8000/", timeout=10).read().decode().strip()
+        self.assertEqual(served, os.environ["WORD"])
+"""
+
+
 def repository():
     work, bare = path("work"), path("repositories", "demo.git")
     run("git", "init", "-q", "-b", "main", work)
     write("demo\n", "work", "README")
-    run("git", "-C", work, "add", "README")
+    write("demo\n", "work", "requirements.txt")
+    write(TESTS, "work", "test_demo.py")
+    run("git", "-C", work, "add", ".")
     run("git", "-C", work, "-c", "user.name=lab", "-c", "user.email=lab@git.test", "commit", "-q", "-m", "demo")
     run("git", "clone", "-q", "--bare", work, bare)
 

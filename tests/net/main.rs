@@ -4,7 +4,7 @@
 //! ```text
 //! cargo test -p stockade-tests --test net -- [FILTER] [--list]
 //! ```
-//! A task is named `CLIENT/STEP`, `ROW/STEP` or `live-NAME/USER`; FILTER is a
+//! A task is named `CLIENT/STEP`, `ROW/STEP`, `live-NAME/USER` or `errands/USER`; FILTER is a
 //! part of that. `STOCKADE_BIN` names the program to test.
 //!
 //! The host that Stockade sees here is a mount, network and process namespace
@@ -15,6 +15,7 @@
 
 mod attacks;
 mod clients;
+mod errands;
 mod lab;
 mod lanes;
 mod lent;
@@ -59,5 +60,6 @@ fn tasks() -> anyhow::Result<Vec<Task>> {
         .chain(secrets::tasks())
         .chain(lent::tasks())
         .chain(live::tasks())
+        .chain(errands::tasks())
         .collect())
 }

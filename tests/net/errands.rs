@@ -1,0 +1,143 @@
+//! Real tasks in sandboxes that last, end to end: a repository is cloned, what it
+//! needs is installed through the door, its tests are run, the change is brought
+//! back. Two at once, with the same ports and the same paths, do not meet.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+use stockade_testkit::{Command, Ended, Running, User};
+
+use crate::lab::Lab;
+use crate::task::Task;
+use crate::world::{World, binary};
+
+/// Longest that one step may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What every errand may reach, once it has its repository.
+const TARGETS: [&str; 2] = ["pypi.org:443", "files.pythonhosted.org:443"];
+
+/// The work: `$1` is what this errand alone knows, and serves on the port that all
+/// errands serve on. It waits until the other one serves as well.
+const WORK: &str = r#"
+set -eu
+export PIP_CERT=~/authority.pem
+python3 ~/pip.whl/pip install -q --no-cache-dir --root-user-action=ignore --disable-pip-version-check \
+    --target ~/lib -r requirements.txt
+mkdir -p /tmp/served && echo "$1" > /tmp/served/index.html
+python3 -m http.server --bind 127.0.0.1 --directory /tmp/served 8000 2>/dev/null &
+trap "kill $!" EXIT
+until python3 -c 'import urllib.request as u; u.urlopen("http://127.0.0.1:8000/")' 2>/dev/null; do sleep 0.1; done
+echo serving
+until [ -e ~/go ]; do sleep 0.1; done
+WORD=$1 PYTHONPATH=~/lib python3 -m unittest -q
+echo "mended by $1" >> README
+"#;
+
+pub fn tasks() -> Vec<Task> {
+    let two = |user: User| Task::new(format!("errands/{}", user.word()), move |lab| two_at_once(lab, user));
+    User::available().into_iter().map(two).collect()
+}
+
+/// One task's sandbox.
+struct Errand<'a> {
+    world: &'a World,
+    id: String,
+    word: &'static str,
+}
+
+fn two_at_once(lab: &Lab, user: User) -> Result<()> {
+    let world = World::new(user);
+    let mark = lab.mark()?;
+    let errands =
+        ["one", "other"].into_iter().map(|word| Errand::begin(lab, &world, word)).collect::<Result<Vec<_>>>()?;
+    let running = errands.iter().map(Errand::work).collect::<Result<Vec<_>>>()?;
+    for (errand, running) in errands.iter().zip(&running) {
+        errand.serves(running)?;
+    }
+    let go = world.file("ws/go", "");
+    for errand in &errands {
+        errand.sandbox(&["copy", text(&go), &errand.inside("/home/agent/go")])?;
+    }
+    for (errand, running) in errands.iter().zip(running) {
+        let output = running.finish()?;
+        ensure!(output.ended == Ended::Code(0), "{}: {:?}\n{}", errand.word, output.ended, output.text());
+    }
+    for errand in &errands {
+        errand.comes_back()?;
+    }
+    let sight = lab.sight_from(mark)?;
+    let all = [&TARGETS[..], &["git.test:80"]].concat();
+    for target in &all {
+        ensure!(sight.reached(target), "{target} saw nobody: {sight}");
+    }
+    ensure!(sight.strangers(&all).is_empty(), "reached without a grant: {:?}", sight.strangers(&all));
+    let left = Errand::run(&world, &["list"])?;
+    ensure!(left.is_empty(), "left: {left}");
+    Ok(())
+}
+
+impl<'a> Errand<'a> {
+    /// A sandbox with the clone, and what a machine of the lab would have.
+    fn begin(lab: &Lab, world: &'a World, word: &'static str) -> Result<Self> {
+        let id = Self::run(world, &["create", "--repo", "http://git.test/demo.git"])?.trim().to_owned();
+        let errand = Self { world, id, word };
+        for (from, to) in [("$SHARED/pip.whl", "pip.whl"), ("/etc/ssl/certs/ca-certificates.crt", "authority.pem")] {
+            errand.sandbox(&["copy", &lab.text(from), &errand.inside(&format!("/home/agent/{to}"))])?;
+        }
+        Ok(errand)
+    }
+
+    fn work(&self) -> Result<Running> {
+        let program = binary();
+        let grants = TARGETS.map(|target| format!("connect {target}"));
+        let mut argv = vec![program.as_str(), "sandbox", "exec", "--mode", "never"];
+        argv.extend(grants.iter().flat_map(|grant| ["--grant", grant]));
+        argv.extend([self.id.as_str(), "--", "bash", "-c", WORK, "work", self.word]);
+        Running::start(&self.world.account, &self.world.bare(&argv).timeout(PATIENCE))
+    }
+
+    fn serves(&self, running: &Running) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while !running.stdout_so_far().contains("serving") {
+            ensure!(Instant::now() < deadline, "{} does not serve: {}", self.word, running.stdout_so_far());
+            thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+
+    /// The change is the errand's own, and with it goes everything.
+    fn comes_back(&self) -> Result<()> {
+        let diff = self.sandbox(&["exec", "--mode", "never", &self.id, "--", "git", "--no-pager", "diff"])?;
+        ensure!(diff.contains(&format!("\n+mended by {}\n", self.word)), "{diff}");
+        let back = self.world.workspace().join(self.word);
+        self.sandbox(&["copy", &self.inside("README"), text(&back)])?;
+        ensure!(fs::read_to_string(&back)?.ends_with(&format!("mended by {}\n", self.word)), "{}", back.display());
+        self.sandbox(&["destroy", &self.id]).map(drop)
+    }
+
+    fn inside(&self, path: &str) -> String {
+        format!("{}:{path}", self.id)
+    }
+
+    fn sandbox(&self, arguments: &[&str]) -> Result<String> {
+        Self::run(self.world, arguments)
+    }
+
+    fn run(world: &World, arguments: &[&str]) -> Result<String> {
+        let program = binary();
+        let command: Command = world.bare(&[&[program.as_str(), "sandbox"], arguments].concat()).timeout(PATIENCE);
+        let output = world.run(&command);
+        if output.ended != Ended::Code(0) {
+            bail!("{arguments:?}: {:?}\n{}", output.ended, output.text());
+        }
+        Ok(output.stdout)
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap_or_default()
+}
