@@ -14,6 +14,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use stockade_model::{
     Background, ConnectionRecord, Denial, EnforcementReport, ImageDigest, Level, Profile, RequestId, RuntimeName,
     SandboxId, Usage,
@@ -128,7 +129,7 @@ pub trait Sandbox: Send + Sync {
 
 /// What a sandbox is made of. Made by the caller from what was asked for;
 /// resolved, so that a kind of sandbox adds nothing to it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxPlan {
     /// Which one. Whatever is made for it outside the process carries this name.
     pub id: SandboxId,
@@ -151,7 +152,7 @@ pub struct SandboxPlan {
 }
 
 /// A system other than the host's.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum System {
     /// A root tree: a directory with `usr`, `etc` and all else a system has.
     Tree(PathBuf),
@@ -190,7 +191,7 @@ pub struct Capabilities {
 
 /// What a sandbox uses, all of its processes together. Absent is what nothing
 /// counts here.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxUsage {
     /// Used so far, peaks among it.
     pub total: Usage,
@@ -201,7 +202,7 @@ pub struct SandboxUsage {
 }
 
 /// Something that happens in a sandbox while no attempt is there to tell it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SandboxEvent {
     /// Something was refused to what a command left behind.
     Denied {

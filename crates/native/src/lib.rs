@@ -20,6 +20,7 @@ mod host;
 mod keeper;
 mod limits;
 mod programs;
+mod remote;
 mod sandbox;
 mod session;
 mod staging;
@@ -28,7 +29,7 @@ mod way_out;
 
 pub use backend::NativeBackend;
 pub use host::HostBackend;
-pub use sandbox::NativeSandboxes;
+pub use sandbox::{Keep, NativeSandboxes, keep_sandbox};
 pub use session::{Session, SessionError};
 /// What a program's global allocator is where its [`Session`] shall have sandboxes that
 /// are nearly built ahead: the plan of each is worked out where both sides see it.

@@ -13,10 +13,18 @@ use crate::launch::Stdio;
 /// The command's output pipes: both ends, until the sandbox has its own.
 pub(crate) struct Streams {
     pipes: Option<[(OwnedFd, OwnedFd); 2]>,
+    /// The caller's, where that is not this process.
+    given: Option<[OwnedFd; 3]>,
 }
 
 impl Streams {
+    /// With this process as the caller.
     pub(crate) fn new(io: Io) -> Result<Self, StartError> {
+        Self::of(io, None)
+    }
+
+    /// With these as the caller's.
+    pub(crate) fn of(io: Io, given: Option<[OwnedFd; 3]>) -> Result<Self, StartError> {
         let pipe = || {
             let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
             rustix::io::ioctl_fionbio(&read, true)?;
@@ -26,15 +34,16 @@ impl Streams {
             Io::Inherit | Io::Terminal => None,
             Io::Capture { .. } => Some([pipe().map_err(no_descriptor)?, pipe().map_err(no_descriptor)?]),
         };
-        Ok(Self { pipes })
+        Ok(Self { pipes, given })
     }
 
     pub(crate) fn inside(&self) -> Stdio<'_> {
-        let (stdout, stderr) = match &self.pipes {
-            Some([out, err]) => (out.1.as_fd(), err.1.as_fd()),
-            None => (rustix::stdio::stdout(), rustix::stdio::stderr()),
-        };
-        Stdio { stdin: rustix::stdio::stdin(), stdout, stderr }
+        let own = [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()];
+        let [stdin, stdout, stderr] = self.given.as_ref().map_or(own, |given| given.each_ref().map(AsFd::as_fd));
+        match &self.pipes {
+            Some([out, err]) => Stdio { stdin, stdout: out.1.as_fd(), stderr: err.1.as_fd() },
+            None => Stdio { stdin, stdout, stderr },
+        }
     }
 
     /// Drops the command's ends and begins to capture at ours.

@@ -3,183 +3,20 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops where its expectation fails")]
 #![allow(clippy::disallowed_methods, reason = "a test makes what it needs")]
 
+mod sandbox_support;
 mod support;
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::sync::mpsc::channel;
 
+use sandbox_support::{CAPTURE, PATIENCE, Place, drain, grant, groups_of, has_groups, inside};
 use stockade_engine::{
-    Attempt, AttemptEnd, AttemptEvent, CommandEnd, Events, HeldAnswer, Io, Sandbox, SandboxError, SandboxEvent,
-    SandboxEvents, SandboxPlan, Sandboxes, StartError, System, Tree,
+    AttemptEvent, CommandEnd, Events, HeldAnswer, SandboxError, SandboxEvent, SandboxPlan, System, Tree,
 };
-use stockade_model::{
-    Background, DEFAULT_PROTECTED_NAMES, Denial, EnforcementReport, Environment, Filesystem, Grant, Layer, Level,
-    Limits, Network, Plan, Profile, RawText, RequestId, SandboxId,
-};
-use stockade_native::NativeSandboxes;
+use stockade_model::{Background, Layer, Level, Plan, RawText, RequestId};
 use support::{in_each_role, processes_with, wait_until};
-use tempfile::TempDir;
-
-const CAPTURE: Io = Io::Capture { limit_bytes: 1 << 20 };
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// A sandbox with its directories on the host, and what it tells.
-struct Place {
-    top: TempDir,
-    sandbox: Box<dyn Sandbox>,
-    told: Receiver<SandboxEvent>,
-}
-
-impl Place {
-    fn new() -> Self {
-        Self::with(|_| {})
-    }
-
-    fn with(change: impl FnOnce(&mut SandboxPlan)) -> Self {
-        Self::make(change).unwrap()
-    }
-
-    fn make(change: impl FnOnce(&mut SandboxPlan)) -> Result<Self, SandboxError> {
-        let top = tempfile::Builder::new().prefix("sandbox-").tempdir().unwrap();
-        let directory = |name: &str| {
-            let path = top.path().join(name);
-            fs::create_dir(&path).unwrap();
-            path
-        };
-        let mut plan = SandboxPlan {
-            id: SandboxId::from_random([3; 16]),
-            system: None,
-            workspace: directory("work"),
-            home: directory("home"),
-            profile: profile(),
-            level: Level::Full,
-            background: Background::Keep,
-            runtime: None,
-        };
-        change(&mut plan);
-        let (sender, told) = channel();
-        let events = SandboxEvents::new(move |event| drop(sender.send(event)));
-        let sandbox = NativeSandboxes::default().create(&plan, events)?;
-        Ok(Self { top, sandbox, told })
-    }
-
-    fn begin(&self, plan: &Plan, io: Io, hold: bool) -> Result<(Box<dyn Attempt>, Receiver<AttemptEvent>), StartError> {
-        let (sender, events) = channel();
-        let events_in = Events::new(move |event| drop(sender.send(event)));
-        Ok((self.sandbox.backend().prepare(plan, &io, hold, events_in)?, events))
-    }
-
-    #[track_caller]
-    fn run(&self, script: &str) -> Ran {
-        self.run_plan(&inside(script))
-    }
-
-    #[track_caller]
-    fn run_plan(&self, plan: &Plan) -> Ran {
-        let (mut attempt, events) = self.begin(plan, CAPTURE, false).unwrap();
-        attempt.release().unwrap();
-        let report = attempt.enforced().clone();
-        let (end, denials) = drain(&events);
-        Ran { end, denials, report }
-    }
-}
-
-#[derive(Debug)]
-struct Ran {
-    end: AttemptEnd,
-    denials: Vec<Denial>,
-    report: EnforcementReport,
-}
-
-impl Ran {
-    #[track_caller]
-    fn ok(&self) -> String {
-        assert_eq!(self.end.end, CommandEnd::Exited(0), "{self:#?}");
-        String::from_utf8_lossy(self.end.stdout.as_ref().unwrap().as_bytes()).into_owned()
-    }
-}
-
-#[track_caller]
-fn drain(events: &Receiver<AttemptEvent>) -> (AttemptEnd, Vec<Denial>) {
-    let mut denials = Vec::new();
-    loop {
-        match events.recv_timeout(PATIENCE).expect("the attempt ends") {
-            AttemptEvent::Denied(denial) | AttemptEvent::Breached(denial) => denials.push(denial),
-            AttemptEvent::Executed { .. } | AttemptEvent::Connection(_) | AttemptEvent::Withdrawn(_) => {}
-            AttemptEvent::Held { .. } => panic!("it was not told to hold"),
-            AttemptEvent::Ended(end) => return (end, denials),
-        }
-    }
-}
-
-fn profile() -> Profile {
-    Profile {
-        name: "workspace".to_owned(),
-        sandboxed: true,
-        filesystem: Filesystem {
-            write: vec!["/workspace".into(), "/home/agent".into()],
-            hide: vec!["/etc/shadow".into()],
-            protect: DEFAULT_PROTECTED_NAMES.iter().map(|&n| n.to_owned()).collect(),
-            ..Filesystem::default()
-        },
-        exec: stockade_model::ExecRules::default(),
-        network: Network::None,
-        egress: Default::default(),
-        environment: Environment::default(),
-        limits: Limits { temp_bytes: Some(64 << 20), processes: Some(200), ..Limits::default() },
-    }
-}
-
-/// A script in the workspace of a sandbox.
-fn inside(script: &str) -> Plan {
-    let variables = [("PATH", "/usr/local/bin:/usr/bin:/bin"), ("HOME", "/home/agent"), ("LC_ALL", "C")];
-    Plan {
-        request: RequestId::from_random([1; 16]),
-        attempt: 1,
-        argv: ["bash", "-c", script].map(RawText::from).to_vec(),
-        environment: BTreeMap::from(variables.map(|(name, value)| (name.to_owned(), value.into()))),
-        cwd: "/workspace".into(),
-        workspace: "/workspace".into(),
-        profile: profile(),
-        grants: Vec::new(),
-        level: Level::Full,
-        backend: "native".to_owned(),
-    }
-}
-
-fn grant(text: &str) -> Grant {
-    text.parse().unwrap()
-}
-
-/// Tests that this machine cannot have are said to be not run.
-fn has_groups() -> bool {
-    let has = NativeSandboxes::default().capabilities().pauses;
-    if !has {
-        eprintln!("not run: this user can have no control group");
-    }
-    has
-}
-
-/// The control groups of what a process has made.
-fn groups_of(pid: u32) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    let mut waiting = vec![Path::new("/sys/fs/cgroup").to_owned()];
-    while let Some(directory) = waiting.pop() {
-        for path in fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()) {
-            let name = path.file_name().unwrap().to_string_lossy().into_owned();
-            if name.starts_with("stockade.") && name.split('.').nth(2) == Some(&pid.to_string()) {
-                found.push(path);
-            } else if path.is_dir() && !path.is_symlink() {
-                waiting.push(path);
-            }
-        }
-    }
-    found
-}
 
 #[test]
 fn commands_write_where_they_may_and_the_next_finds_it() {

@@ -29,5 +29,6 @@ pub mod resolve;
 pub mod seccomp;
 pub mod session;
 pub mod signals;
+pub mod socket;
 
 pub use rustix::io::Errno;

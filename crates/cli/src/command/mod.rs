@@ -15,7 +15,6 @@ pub mod run;
 pub mod sandbox;
 pub mod session;
 mod setting;
-mod socket;
 pub mod stage;
 
 use std::ffi::OsString;

@@ -43,7 +43,8 @@ const NOT_FOUND: i32 = 127;
 pub(super) fn init(plan: &Blueprint, inherited: &Inherited<'_>) -> i32 {
     marks::set(INIT_MADE);
     let mut site = Site::new(inherited.control, plan.ruleset.as_ref());
-    let mask = umask(Mode::empty());
+    let inherited_mask = umask(Mode::empty());
+    let mask = plan.command.as_ref().and_then(|command| command.umask).map_or(inherited_mask, Mode::from_raw_mode);
     // The streams first: a step's descriptor must not get a number below 3.
     let cleared = descriptors::place_stdio(inherited.stdio).and_then(|()| descriptors::close_all_but(inherited.keep));
     if let Err(errno) = cleared {

@@ -34,6 +34,8 @@ pub(super) struct Command {
     pub(super) cwd_identity: Option<Identity>,
     /// Whether standard input becomes the controlling terminal.
     pub(super) terminal: bool,
+    /// Its file mode creation mask, where that is not the front's.
+    pub(super) umask: Option<u32>,
     pub(super) limits: Vec<(Resource, Rlimit)>,
     pub(super) filter: Program,
     pub(super) filter_size: FilterSize,
@@ -62,6 +64,7 @@ impl Command {
             cwd: c_string(plan.cwd.as_os_str())?,
             cwd_identity: None,
             terminal: outfit.terminal,
+            umask: outfit.umask,
             limits: resource_limits(&plan.profile.limits, plan.level),
             filter,
             filter_size,

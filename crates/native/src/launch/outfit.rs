@@ -17,6 +17,8 @@ pub struct Outfit {
     pub overlay: Option<Overlay>,
     /// Whether its standard input is a terminal of its own, to control its session.
     pub terminal: bool,
+    /// Its file mode creation mask, where that is not this process's.
+    pub umask: Option<u32>,
     /// Variables that outweigh those of the plan.
     pub environment: BTreeMap<String, RawText>,
     /// Files with other content than the host's, read-only: at level full alone.

@@ -68,6 +68,13 @@ pub(crate) fn survey() -> LayerReport {
     LayerReport { state, detail }
 }
 
+/// Takes away groups whose supervisors are gone, with what is still in them.
+pub(crate) fn remove_orphans() {
+    let bases = hierarchy::bases(&[hierarchy::Controller::Freezer, hierarchy::Controller::Pids]);
+    // Where there are none there is nothing in them.
+    bases.iter().flatten().for_each(|base| group::remove_leftovers(&base.path));
+}
+
 /// Whether a sandbox can have a control group here.
 pub(crate) fn can_have_group() -> bool {
     hierarchy::bases(&[hierarchy::Controller::Freezer, hierarchy::Controller::Pids]).is_ok()

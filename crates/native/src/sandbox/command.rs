@@ -1,6 +1,7 @@
 //! One command in a sandbox: an attempt as any other, within walls that stand. It has
 //! a filter and a listener, a broker, a way out and powers of its own.
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -8,8 +9,8 @@ use stockade_egress::{Edge, Trust};
 use stockade_engine::{Attempt, AttemptEvent, Backend, Events, Io, StartError, Tree};
 use stockade_model::{Denial, Grant, Level, Plan};
 
-use super::NATIVE;
 use super::keep::Kept;
+use super::{NATIVE, inside};
 use crate::attempt::NativeAttempt;
 use crate::backend::{broker_layer, no_descriptor, seen, terms, unbrokered, unlaunched, unlimited, unready};
 use crate::broker::{Broker, linked_units_of};
@@ -30,13 +31,8 @@ impl CommandBackend {
         Self { sandbox }
     }
 
-    /// Whether a path inside is in one of its trees.
-    fn holds(&self, path: &Path) -> bool {
-        [Tree::Workspace, Tree::Home].iter().any(|tree| path.starts_with(self.sandbox.tree(*tree).0))
-    }
-
-    fn demand_honoured(&self, plan: &Plan) -> Result<(), StartError> {
-        match plan.grants.iter().find(|grant| !self.honours(grant, plan.level)) {
+    fn demand_honoured(plan: &Plan) -> Result<(), StartError> {
+        match plan.grants.iter().find(|grant| !honours(grant, plan.level)) {
             Some(grant) => Err(StartError {
                 what: format!("`{grant}` cannot be given in this sandbox, which was made without it"),
                 hint: Some("leave it out, or make a sandbox with it".to_owned()),
@@ -46,13 +42,13 @@ impl CommandBackend {
     }
 
     /// What it is given besides its plan.
-    fn outfit(plan: &Plan, edge: &Edge, io: Io) -> Result<Outfit, StartError> {
+    fn outfit(plan: &Plan, edge: &Edge, io: Io, umask: Option<u32>) -> Result<Outfit, StartError> {
         if edge.bundle_pem().is_some() || edge.placeholders().next().is_some() {
             let what = "in a sandbox that lasts no request is read and no secret put in".to_owned();
             return Err(StartError { what, hint: Some("use `stockade run`, or a profile without secrets".to_owned()) });
         }
         let environment = way_out::outfit(plan, edge).environment;
-        Ok(Outfit { environment, terminal: io == Io::Terminal, ..Outfit::default() })
+        Ok(Outfit { environment, terminal: io == Io::Terminal, umask, ..Outfit::default() })
     }
 
     fn powers(&self, plan: &Plan, launching: &Launching) -> Powers {
@@ -83,27 +79,57 @@ impl Backend for CommandBackend {
     }
 
     fn honours(&self, grant: &Grant, level: Level) -> bool {
-        match grant {
-            Grant::Write(path) | Grant::Socket(path) => level == Level::Full && self.holds(path.as_path()),
-            Grant::Connect(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Listen(_) => level == Level::Full,
-            // Its walls and its limits are those that it was made with.
-            Grant::Read(_) | Grant::Secret(_) | Grant::Limit(..) => false,
-        }
+        honours(grant, level)
     }
 
     fn prepare(&self, plan: &Plan, io: &Io, hold: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {
-        self.demand_honoured(plan)?;
+        self.begin(plan, *io, hold, events, Caller::default())
+    }
+}
+
+/// Whether a command of a native sandbox can be given a power that it was not made
+/// with.
+pub(super) fn honours(grant: &Grant, level: Level) -> bool {
+    let holds = |path: &Path| [Tree::Workspace, Tree::Home].iter().any(|tree| path.starts_with(inside(*tree)));
+    match grant {
+        Grant::Write(path) | Grant::Socket(path) => level == Level::Full && holds(path.as_path()),
+        Grant::Connect(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Listen(_) => level == Level::Full,
+        // Its walls and its limits are those that it was made with.
+        Grant::Read(_) | Grant::Secret(_) | Grant::Limit(..) => false,
+    }
+}
+
+/// What a command has of whoever runs it; of this process where nothing is said.
+#[derive(Default)]
+pub(super) struct Caller {
+    /// Standard input, output and error.
+    pub(super) streams: Option<[OwnedFd; 3]>,
+    /// The file mode creation mask.
+    pub(super) umask: Option<u32>,
+}
+
+impl CommandBackend {
+    /// As [`Backend::prepare`].
+    pub(super) fn begin(
+        &self,
+        plan: &Plan,
+        io: Io,
+        hold: bool,
+        events: Events,
+        caller: Caller,
+    ) -> Result<Box<dyn Attempt>, StartError> {
+        Self::demand_honoured(plan)?;
         let _going = self.sandbox.going()?;
-        let streams = Streams::new(*io)?;
+        let streams = Streams::of(io, caller.streams)?;
         let edge = Edge::prepare(&plan.profile.egress, &Trust::System).map_err(unready)?;
         let published = Published::of(plan)?;
         let publishes = !published.is_empty();
-        let outfit = Self::outfit(plan, &edge, *io)?;
+        let outfit = Self::outfit(plan, &edge, io, caller.umask)?;
         let mut launching = self.sandbox.enter(plan, &outfit, streams.inside())?;
         let (_, workspace) = self.sandbox.tree(Tree::Workspace);
         let guard = Guard::within(plan, workspace, self.sandbox.group().as_ref()).map_err(unlimited)?;
         launching.enter(&guard.entrances().map_err(unlimited)?).map_err(unlaunched)?;
-        let outside = streams.outside(*io);
+        let outside = streams.outside(io);
         let weak = events.downgrade();
         let told = Told::in_sandbox(events, self.sandbox.events(), plan.request.clone());
         let sender = told.clone();
@@ -119,8 +145,6 @@ impl Backend for CommandBackend {
         let listener = launched.take_listener().ok_or_else(|| unlaunched(LaunchError::Lost))?;
         let can_hold = launched.wait_killable();
         let network = self.sandbox.network();
-        let no_socket =
-            |error: std::io::Error| StartError { what: format!("cannot make a descriptor: {error}"), hint: None };
         let way = Arc::new(network.way(terms).map_err(no_socket)?);
         let lost = Some(network.lost().map_err(no_socket)?);
         let broker = broker.serve_with(listener, hold && can_hold, Some(Arc::clone(&way))).map_err(unbrokered)?;
@@ -156,6 +180,10 @@ impl Backend for CommandBackend {
         let keeper = Some(keeper.keep(kept)?);
         Ok(Box::new(NativeAttempt { enforced, launched, answers, group, watch, events: weak, keeper }))
     }
+}
+
+fn no_socket(error: std::io::Error) -> StartError {
+    StartError { what: format!("cannot make a descriptor: {error}"), hint: None }
 }
 
 fn on_breach(told: &Told) -> OnBreach {

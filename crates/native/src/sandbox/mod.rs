@@ -1,14 +1,17 @@
 //! Sandboxes that last, made by this machine's own kernel: walls that stand, one
 //! control group, one network, and two directories of the host.
 //!
-//! The process that makes one keeps it: it holds the way to the init, so that its
-//! end is the sandbox's. It must not know rules, questions, the log or the store.
+//! A process keeps each: it holds the way to the init, so that its end is the
+//! sandbox's. That is whoever makes it, or a process of its own ([`apart`]). It must
+//! not know rules, questions, the log or the store.
 
+mod apart;
 mod command;
 mod keep;
 
+use std::ffi::OsString;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags};
@@ -19,6 +22,8 @@ use stockade_engine::{
 };
 use stockade_model::{Background, EnforcementReport, Level, SandboxId};
 
+use self::apart::Apart;
+pub use self::apart::{Keep, keep_sandbox};
 use self::command::CommandBackend;
 use self::keep::Kept;
 use crate::limits::can_have_group;
@@ -30,6 +35,7 @@ const NATIVE: &str = "native";
 #[derive(Default)]
 pub struct NativeSandboxes {
     resolver: Option<Arc<dyn Resolve>>,
+    apart: Option<Apart>,
 }
 
 impl std::fmt::Debug for NativeSandboxes {
@@ -43,7 +49,16 @@ impl NativeSandboxes {
     /// host's own resolver.
     #[must_use]
     pub fn resolving(self, resolver: Arc<dyn Resolve>) -> Self {
-        Self { resolver: Some(resolver) }
+        Self { resolver: Some(resolver), ..self }
+    }
+
+    /// Those that are each kept by a process of its own, so that they go on without
+    /// whoever made them. It is this program, with these arguments and the sandbox's
+    /// id after them; it has to call [`keep_sandbox`]. `root` has a private directory
+    /// for each sandbox, by its id: there its keeper is found.
+    #[must_use]
+    pub fn kept_by(self, program: PathBuf, arguments: Vec<OsString>, root: PathBuf) -> Self {
+        Self { apart: Some(Apart { program, arguments, root }), ..self }
     }
 }
 
@@ -55,7 +70,7 @@ impl Sandboxes for NativeSandboxes {
     fn capabilities(&self) -> Capabilities {
         let groups = can_have_group();
         Capabilities {
-            adopts: false,
+            adopts: self.apart.is_some(),
             pauses: groups,
             snapshots: false,
             keeps_background: true,
@@ -67,19 +82,26 @@ impl Sandboxes for NativeSandboxes {
 
     fn create(&self, plan: &SandboxPlan, events: SandboxEvents) -> Result<Box<dyn Sandbox>, SandboxError> {
         demand_possible(plan)?;
+        if let Some(apart) = &self.apart {
+            return Ok(Box::new(apart.create(plan, events)?));
+        }
         let kept = Kept::make(plan, events, self.resolver.clone())?;
         Ok(Box::new(NativeSandbox { id: plan.id.clone(), kept: Arc::new(kept) }))
     }
 
-    /// There is never one: its processes ended with whoever made it.
-    fn adopt(&self, plan: &SandboxPlan, _events: SandboxEvents) -> Result<Box<dyn Sandbox>, SandboxError> {
-        Err(SandboxError::Gone(plan.id.clone()))
+    /// Without a process of its own there is never one: its processes ended with
+    /// whoever made it.
+    fn adopt(&self, plan: &SandboxPlan, events: SandboxEvents) -> Result<Box<dyn Sandbox>, SandboxError> {
+        match &self.apart {
+            Some(apart) => Ok(Box::new(apart.find(plan, events)?)),
+            None => Err(SandboxError::Gone(plan.id.clone())),
+        }
     }
 
-    /// The kernel has done it all; an empty control group is taken away by the next
-    /// that is made.
-    fn clear(&self, _id: &SandboxId) -> Result<(), SandboxError> {
-        Ok(())
+    /// Without a process of its own the kernel has done it all; an empty control
+    /// group is taken away by the next that is made.
+    fn clear(&self, id: &SandboxId) -> Result<(), SandboxError> {
+        self.apart.as_ref().map_or(Ok(()), |apart| apart.clear(id))
     }
 }
 
@@ -147,9 +169,7 @@ impl Sandbox for NativeSandbox {
 
     fn tree(&self, which: Tree) -> Result<OwnedFd, SandboxError> {
         let (inside, path) = self.kept.tree(which);
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        rustix::fs::open(path, flags, Mode::empty())
-            .map_err(|errno| failed(format!("cannot open what {inside} is on the host: {errno}")))
+        open_tree(inside, path)
     }
 
     fn destroy(&self) -> Result<(), SandboxError> {
@@ -163,6 +183,13 @@ impl Drop for NativeSandbox {
             tracing::error!("the sandbox {} is not gone: {error}", self.id);
         }
     }
+}
+
+/// Opens what is `inside` where the host has it.
+fn open_tree(inside: &str, path: &Path) -> Result<OwnedFd, SandboxError> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty())
+        .map_err(|errno| failed(format!("cannot open what {inside} is on the host: {errno}")))
 }
 
 fn failed(what: String) -> SandboxError {

@@ -5,17 +5,16 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use rustix::fs::Mode;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, umask};
-use stockade_engine::remote::{Order, Told, obey};
-use stockade_engine::{Backend, Events};
+use stockade_engine::Backend;
+use stockade_engine::remote::Order;
 use stockade_sys::passing::{self, Received};
 
-use super::wire::{self, Line, ORDER};
 use crate::backend::NativeBackend;
 use crate::launch::Nursery;
+use crate::remote::{self, Line, ORDER, from_file};
 
 /// The whole life of a front, whose helper is this process. Gives its exit code.
 pub(super) fn serve(orders: &OwnedFd, helper: Pid, stages: Option<PathBuf>) -> i32 {
@@ -42,17 +41,7 @@ fn wait_and_run(orders: &OwnedFd, helper: Pid, stages: Option<PathBuf>) -> io::R
     if let Some(stages) = stages {
         backend = backend.staging(stages);
     }
-    let line = Arc::new(line);
-    let tells = Arc::clone(&line);
-    // A program that does not hear is gone, or soon broken off.
-    let events = Events::new(move |event| drop(tells.send(&Told::Event(event))));
-    match backend.prepare(&order.plan, &order.io, order.hold, events) {
-        Ok(attempt) => {
-            line.send(&Told::Prepared(Ok(attempt.enforced().clone())))?;
-            obey(attempt, || line.receive(), |told| line.send(told))
-        }
-        Err(error) => line.send(&Told::Prepared(Err(error))),
-    }
+    remote::serve(line, |events| backend.prepare(&order.plan, &order.io, order.hold, events))
 }
 
 /// What is to be done, and where it is told of, with the command's streams in the
@@ -67,5 +56,5 @@ fn take_over(word: [u8; 1], received: Received) -> io::Result<(Order, Line)> {
     rustix::stdio::dup2_stdin(stdin)?;
     rustix::stdio::dup2_stdout(stdout)?;
     rustix::stdio::dup2_stderr(stderr)?;
-    Ok((wire::from_file(order)?, Line::over(UnixStream::from(stream))?))
+    Ok((from_file(order)?, Line::over(UnixStream::from(stream))?))
 }

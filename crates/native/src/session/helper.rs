@@ -18,8 +18,11 @@ use stockade_sys::session::{Side, fork};
 use stockade_sys::signals::block;
 
 use super::front;
-use super::wire::FRONT;
 
+/// To the helper: its front was taken.
+pub(super) const TAKEN: u8 = b't';
+/// From the helper: a front.
+const FRONT: u8 = b'f';
 /// Commands that run at once; who asks for more waits.
 const RUNNING_MAX: usize = 256;
 /// How long after a front was taken the next is forked, unless that command is over:

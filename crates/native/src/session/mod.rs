@@ -9,11 +9,10 @@
 //! however they end.
 //!
 //! Rules, questions and the record stay in the program: to its engine the session is
-//! a backend like any other, whose attempts are elsewhere ([`wire`]).
+//! a backend like any other, whose attempts are elsewhere ([`crate::remote`]).
 
 mod front;
 mod helper;
-mod wire;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -32,9 +31,9 @@ use stockade_sys::passing;
 use stockade_sys::reap::wait_pidfd;
 use stockade_sys::session::{Side, fork_into_session};
 
-use self::wire::Line;
 use crate::backend::NativeBackend;
 use crate::launch::readable_before;
+use crate::remote::{Line, ORDER, own_umask, to_file};
 
 /// How long a start waits for a front: one more is begun at once, unless too many run.
 const FRONT_WITHIN: Duration = Duration::from_secs(30);
@@ -137,18 +136,18 @@ impl Session {
         let received = passing::receive(control.as_fd(), &mut [0; 1], false).map_err(|e| unready(&e))?;
         let [Some(front), ..] = received.descriptors else { return Err(unready(&"its helper has ended")) };
         // A helper that is gone is noticed by the next.
-        let _ = passing::send(control.as_fd(), &[wire::TAKEN], &[]);
+        let _ = passing::send(control.as_fd(), &[helper::TAKEN], &[]);
         Ok(front)
     }
 
     /// Tells a front what to do: the line to it.
     fn place(&self, order: &Order) -> Result<Line, StartError> {
-        let order = wire::to_file(order).map_err(|e| unready(&e))?;
+        let order = to_file(order).map_err(|e| unready(&e))?;
         for _ in 0..LOST_MAX {
             let front = self.front()?;
             let (ours, theirs) = UnixStream::pair().map_err(|e| unready(&e))?;
             let along = [order.as_fd(), stdin(), stdout(), stderr(), theirs.as_fd()];
-            if passing::send(front.as_fd(), &[wire::ORDER], &along).is_ok() {
+            if passing::send(front.as_fd(), &[ORDER], &along).is_ok() {
                 return Line::over(ours).map_err(|e| unready(&e));
             }
         }
@@ -170,7 +169,7 @@ impl Backend for Session {
     }
 
     fn prepare(&self, plan: &Plan, io: &Io, hold: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {
-        let umask = wire::umask().map_err(|e| unready(&e))?;
+        let umask = own_umask().map_err(|e| unready(&e))?;
         let line = self.place(&Order { plan: plan.clone(), io: *io, hold, umask })?;
         Ok(Box::new(RemoteAttempt::begin(Arc::new(line), events)?))
     }

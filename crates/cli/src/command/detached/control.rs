@@ -12,8 +12,8 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::process::Signal;
 use stockade_engine::Interrupter;
 use stockade_store::runs::Run;
+use stockade_sys::socket::{Address, demand_own};
 
-use super::super::socket::{Address, demand_own};
 use super::served::Desk;
 use super::wire::{Intake, Line};
 use crate::failure::Failure;

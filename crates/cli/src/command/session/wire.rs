@@ -20,8 +20,7 @@ use serde::{Deserialize, Serialize};
 use stockade_model::RawText;
 use stockade_sys::Errno;
 use stockade_sys::passing::{self, MAX_DESCRIPTORS};
-
-use super::super::socket::{Address, demand_own};
+use stockade_sys::socket::{Address, demand_own};
 
 /// How long either side waits for a message that has to come.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -1,0 +1,292 @@
+//! The process of a keeper, from its first instruction to its last.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fs::{Mode, OFlags};
+use stockade_engine::{SandboxError, SandboxEvent, SandboxEvents, SandboxPlan, StartError};
+use stockade_model::SandboxId;
+use stockade_sys::descriptors::close_all_but;
+use stockade_sys::passing::above_stdio;
+use stockade_sys::socket::{Address, demand_own};
+
+use super::super::command::{Caller, CommandBackend};
+use super::super::keep::Kept;
+use super::watchers::Watchers;
+use super::wire::{Asked, Refusal, SOCKET, hear};
+use crate::remote::{self, Line};
+
+/// Connections at once, each with a thread; a command has one as long as it runs.
+const CONNECTIONS_MAX: usize = 512;
+/// How long the other side of a new connection may take to say what it wants.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How often the keeper looks around though nothing woke it.
+const LOOK_AROUND: Duration = Duration::from_secs(10);
+/// The longest until it is asked again whether it is wanted.
+const WANTED_FOR: Duration = Duration::from_secs(60);
+/// How long those who run commands may take to hear of the end.
+const HEARD_WITHIN: Duration = Duration::from_secs(5);
+
+/// What the program of a keeper decides.
+pub struct Keep {
+    /// Where what happens is told, beside whoever uses the sandbox.
+    pub events: SandboxEvents,
+    /// How long until this is to be asked again, or nothing where the sandbox is to
+    /// end: its time is over, or nobody knows of it any more.
+    pub wanted: Box<dyn FnMut() -> Option<Duration>>,
+}
+
+impl std::fmt::Debug for Keep {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Keep").finish_non_exhaustive()
+    }
+}
+
+/// The whole life of a keeper. To be called first by a program that
+/// [`NativeSandboxes`](crate::NativeSandboxes) was told to start for its sandboxes:
+/// it makes the walls that it is told on its standard input to make, keeps them, and
+/// returns when they are no more.
+///
+/// # Errors
+/// Where nobody is at its standard input who would tell it what to do. What else
+/// fails is told there.
+pub fn keep_sandbox(begin: impl FnOnce(&SandboxId) -> Result<Keep, StartError>) -> io::Result<()> {
+    let (plan, along, maker) = hear::<SandboxPlan>(leave_maker()?)?;
+    let [Some(directory), ..] = along else { return Err(io::ErrorKind::InvalidData.into()) };
+    let made = begin(&plan.id).and_then(|keep| Keeper::make(&plan, &directory, keep));
+    match made {
+        Ok(keeper) => {
+            // One that has gone finds the sandbox by its name.
+            let _ = maker.send(&Ok::<(), StartError>(()));
+            drop(maker);
+            keeper.keep();
+            Ok(())
+        }
+        Err(error) => maker.send(&Err::<(), StartError>(error)),
+    }
+}
+
+/// Keeps nothing of its maker's: no terminal, no stream, no descriptor.
+fn leave_maker() -> io::Result<UnixStream> {
+    // Refused to who leads a process group already, which a fresh child does not.
+    rustix::process::setsid()?;
+    let maker = above_stdio(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?)?;
+    let nothing = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::stdio::dup2_stdin(&nothing)?;
+    rustix::stdio::dup2_stdout(&nothing)?;
+    rustix::stdio::dup2_stderr(&nothing)?;
+    drop(nothing);
+    close_all_but(&[0, 1, 2, maker.as_raw_fd()])?;
+    let maker = UnixStream::from(maker);
+    maker.set_read_timeout(Some(PATIENCE))?;
+    Ok(maker)
+}
+
+/// Why the sandbox ends.
+enum Ending {
+    /// Somebody said so, who is told when it is done.
+    Asked(Line),
+    /// Its processes are gone.
+    Lost,
+}
+
+struct Keeper {
+    desk: Arc<Desk>,
+    listener: UnixListener,
+    socket: Bound,
+    ending: Receiver<Ending>,
+    wake: Arc<OwnedFd>,
+    wanted: Box<dyn FnMut() -> Option<Duration>>,
+    /// Held by every thread that serves somebody.
+    busy: (Arc<()>, Sender<()>),
+    idle: Receiver<()>,
+}
+
+/// A socket with its name, which goes with it.
+struct Bound {
+    address: Address,
+    inode: u64,
+}
+
+impl Bound {
+    /// Listens in this directory, in the place of a keeper that is no more.
+    fn listen(directory: &OwnedFd) -> io::Result<(UnixListener, Self)> {
+        let path = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
+        let address = Address::of(&path.read_link()?, SOCKET)?;
+        match fs::remove_file(address.path()) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        let listener = UnixListener::bind(address.path())?;
+        listener.set_nonblocking(true)?;
+        let inode = fs::symlink_metadata(address.path())?.ino();
+        Ok((listener, Self { address, inode }))
+    }
+
+    /// Whether it can be found by its name.
+    fn is_there(&self) -> bool {
+        fs::symlink_metadata(self.address.path()).is_ok_and(|found| found.ino() == self.inode)
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        if self.is_there() {
+            // Somebody who removes the whole directory may be faster.
+            let _ = fs::remove_file(self.address.path());
+        }
+    }
+}
+
+impl Keeper {
+    fn make(plan: &SandboxPlan, directory: &OwnedFd, keep: Keep) -> Result<Self, StartError> {
+        let cannot = |error: io::Error| StartError { what: format!("cannot keep the sandbox: {error}"), hint: None };
+        let (end, ending) = channel();
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| cannot(e.into()))?;
+        let wake = Arc::new(wake);
+        let watchers = Arc::new(Watchers::default());
+        let events = fan_out(keep.events, Arc::clone(&watchers), end.clone(), Arc::clone(&wake));
+        let kept = Arc::new(Kept::make(plan, events, None)?);
+        // From here on it can be found.
+        let (listener, socket) = Bound::listen(directory).map_err(cannot)?;
+        let desk = Arc::new(Desk { kept, watchers, end: Mutex::new(end), wake: Arc::clone(&wake) });
+        let (busy, idle) = channel();
+        Ok(Self { desk, listener, socket, ending, wake, wanted: keep.wanted, busy: (Arc::new(()), busy), idle })
+    }
+
+    /// Until its sandbox is to end, or has.
+    fn keep(mut self) {
+        let mut ask_at = Instant::now();
+        let ending = loop {
+            self.wait(ask_at);
+            if let Ok(ending) = self.ending.try_recv() {
+                break Some(ending);
+            }
+            if !self.socket.is_there() {
+                break None;
+            }
+            if Instant::now() >= ask_at {
+                let Some(wanted_for) = (self.wanted)() else { break None };
+                ask_at = Instant::now() + wanted_for.min(WANTED_FOR);
+            }
+            while let Ok((stream, _)) = self.listener.accept() {
+                self.take_in(stream);
+            }
+        };
+        self.end(ending);
+    }
+
+    fn wait(&self, ask_at: Instant) {
+        let at_most = ask_at.saturating_duration_since(Instant::now()).min(LOOK_AROUND);
+        let at_most = Timespec { tv_sec: at_most.as_secs().cast_signed(), tv_nsec: at_most.subsec_nanos().into() };
+        let mut waited =
+            [PollFd::new(&self.listener, PollFlags::IN), PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN)];
+        // A failure only makes the next look come sooner.
+        let _ = poll(&mut waited, Some(&at_most));
+    }
+
+    /// Serves one on a thread of its own. Too many are let go: they see that.
+    fn take_in(&self, stream: UnixStream) {
+        let (count, busy) = self.busy.clone();
+        if Arc::strong_count(&self.busy.0) > CONNECTIONS_MAX {
+            return;
+        }
+        let desk = Arc::clone(&self.desk);
+        let serve = move || {
+            // One that is not understood or goes away is its own loss.
+            if let Err(error) = desk.serve(stream) {
+                tracing::debug!(%error, "somebody was not answered");
+            }
+            drop((count, busy));
+        };
+        if let Err(error) = thread::Builder::new().name("desk".to_owned()).spawn(serve) {
+            tracing::warn!(%error, "nobody is served");
+        }
+    }
+
+    fn end(self, ending: Option<Ending>) {
+        let Self { desk, listener, socket, busy, idle, .. } = self;
+        drop((listener, socket));
+        let done = desk.kept.end();
+        desk.watchers.close();
+        drop(busy);
+        // Those who run commands hear of their ends first.
+        if idle.recv_timeout(HEARD_WITHIN) == Err(RecvTimeoutError::Timeout) {
+            tracing::warn!("somebody does not hear that the sandbox has ended");
+        }
+        if let Some(Ending::Asked(line)) = ending {
+            let _ = line.send(&done.map_err(Refusal::from));
+        }
+    }
+}
+
+/// What the sandbox tells goes to its program and to all who watch; where it is
+/// lost its keeper hears of that as well.
+fn fan_out(own: SandboxEvents, watchers: Arc<Watchers>, end: Sender<Ending>, wake: Arc<OwnedFd>) -> SandboxEvents {
+    let end = Mutex::new(end);
+    SandboxEvents::new(move |event| {
+        watchers.tell(&event);
+        let is_lost = matches!(event, SandboxEvent::Lost(_));
+        own.tell(event);
+        if is_lost {
+            let _ = end.lock().unwrap_or_else(PoisonError::into_inner).send(Ending::Lost);
+            rouse(&wake);
+        }
+    })
+}
+
+fn rouse(wake: &OwnedFd) {
+    // Full is as good as written.
+    let _ = rustix::io::write(wake, &1_u64.to_ne_bytes());
+}
+
+/// Where what is wanted of the sandbox is done.
+struct Desk {
+    kept: Arc<Kept>,
+    watchers: Arc<Watchers>,
+    end: Mutex<Sender<Ending>>,
+    wake: Arc<OwnedFd>,
+}
+
+impl Desk {
+    fn serve(&self, stream: UnixStream) -> io::Result<()> {
+        demand_own(&stream)?;
+        // What was accepted may wait, unlike what it came from.
+        stream.set_nonblocking(false)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let (asked, streams, line) = hear(stream)?;
+        let refused = |done: Result<(), SandboxError>| done.map_err(Refusal::from);
+        match asked {
+            Asked::Enforced => line.send(&Ok::<_, Refusal>(self.kept.enforced())),
+            Asked::Pause => line.send(&refused(self.kept.pause())),
+            Asked::Resume => line.send(&refused(self.kept.resume())),
+            Asked::Usage => line.send(&self.kept.usage().map_err(Refusal::from)),
+            Asked::Watch => {
+                self.watchers.serve(&line);
+                Ok(())
+            }
+            Asked::Run(order) => {
+                let [Some(stdin), Some(stdout), Some(stderr)] = streams else {
+                    return Err(io::ErrorKind::InvalidData.into());
+                };
+                let caller = Caller { streams: Some([stdin, stdout, stderr]), umask: Some(order.umask) };
+                let backend = CommandBackend::new(Arc::clone(&self.kept));
+                remote::serve(line, |events| backend.begin(&order.plan, order.io, order.hold, events, caller))
+            }
+            Asked::End => {
+                let _ = self.end.lock().unwrap_or_else(PoisonError::into_inner).send(Ending::Asked(line));
+                rouse(&self.wake);
+                Ok(())
+            }
+        }
+    }
+}
