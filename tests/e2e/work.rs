@@ -6,7 +6,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use stockade_testkit::{Account, Ended, User};
+use stockade_testkit::{Account, Ended, User, copy_program};
 
 use crate::toolchain::{toolchain, with_toolchain};
 use crate::world::{World, binary, each_user};
@@ -150,7 +150,7 @@ fn tokio_hears_signals() {
     let program = Path::new(env!("CARGO_BIN_EXE_tokio-signals"));
     each_user(|world| {
         let copy = world.workspace().join("tokio-signals");
-        fs::copy(program, &copy).unwrap();
+        copy_program(program, &copy).unwrap();
         same(world, &["./tokio-signals"]);
     });
 }

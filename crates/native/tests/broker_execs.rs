@@ -15,6 +15,7 @@ use broker_support::{Brokered, React, Scene, no, run_brokered, run_holding, yes}
 use stockade_engine::HeldAnswer;
 use stockade_model::{ExecRules, Grant, Level, Operation, Plan, RawText};
 use stockade_native::launch::Ended;
+use stockade_testkit::write_program;
 
 const LEVELS: [Level; 2] = [Level::Full, Level::Restricted];
 
@@ -39,24 +40,19 @@ fn tool() -> Vec<u8> {
     file
 }
 
-fn program(path: &Path, content: &[u8]) {
-    fs::write(path, content).unwrap();
-    fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
-}
-
 /// A workspace with the tool under some names, and scripts that it interprets.
 fn scene() -> Scene {
     let scene = Scene::bare("execs");
     let workspace = scene.workspace();
     fs::create_dir(workspace.join("bin")).unwrap();
-    program(&workspace.join("bin/tool"), &tool());
+    write_program(&workspace.join("bin/tool"), &tool()).unwrap();
     symlink("bin/tool", workspace.join("tool")).unwrap();
     symlink("bin/tool", workspace.join("other-name")).unwrap();
     symlink("bin", workspace.join("alias")).unwrap();
     let shown = workspace.display();
-    program(&workspace.join("script"), format!("#!{shown}/bin/tool -x\nnothing\n").as_bytes());
-    program(&workspace.join("script-of-script"), format!("#! {shown}/script\n").as_bytes());
-    program(&workspace.join("by-env"), b"#!/usr/bin/env tool\n");
+    write_program(&workspace.join("script"), format!("#!{shown}/bin/tool -x\nnothing\n").as_bytes()).unwrap();
+    write_program(&workspace.join("script-of-script"), format!("#! {shown}/script\n").as_bytes()).unwrap();
+    write_program(&workspace.join("by-env"), b"#!/usr/bin/env tool\n").unwrap();
     scene
 }
 
@@ -257,7 +253,7 @@ fn a_program_that_is_replaced_during_the_question_does_not_run() {
         let scene = scene();
         let at = scene.workspace().join("bin");
         let react: React = Box::new(move |question, answers| {
-            program(&at.join("new"), b"#!/bin/sh\nexit 7\n");
+            write_program(&at.join("new"), b"#!/bin/sh\nexit 7\n").unwrap();
             fs::rename(at.join("new"), at.join("tool")).unwrap();
             answers.answer(question.id, HeldAnswer::Granted(question.denial.grant.iter().cloned().collect()));
         });
@@ -302,7 +298,7 @@ fn what_fails_without_rules_fails_the_same_with_them() {
         LEVELS.map(|level| {
             let scene = scene();
             fs::write(scene.workspace().join("text"), "").unwrap();
-            program(&scene.workspace().join("dangling"), b"#!/no/such/interpreter\n");
+            write_program(&scene.workspace().join("dangling"), b"#!/no/such/interpreter\n").unwrap();
             let ran = run_holding(&plan(level, &scene, script, rules, &[]), no());
             assert!(ran.questions.is_empty() && ran.report.denials.is_empty(), "{:?}", ran.denied());
             ran.stdout

@@ -12,6 +12,7 @@ use broker_support::cases::Case;
 use broker_support::{Scene, run_brokered};
 use stockade_model::{Level, Operation, RawText, ReadAccess};
 use stockade_native::launch::Ended;
+use stockade_testkit::write_program;
 
 const LEVELS: [Level; 2] = [Level::Full, Level::Restricted];
 
@@ -66,9 +67,8 @@ fn what_was_read_is_told_once_with_its_reader_and_a_count() {
         fs::create_dir(out.join("d")).unwrap();
         fs::write(out.join("d/inner"), "").unwrap();
         fs::write(scene.workspace().join("own"), "").unwrap();
-        fs::write(out.join("tool"), "#!/bin/sh\n. ./sourced\n").unwrap();
+        write_program(&out.join("tool"), b"#!/bin/sh\n. ./sourced\n").unwrap();
         fs::write(out.join("sourced"), "true\n").unwrap();
-        fs::set_permissions(out.join("tool"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         symlink("target", out.join("link")).unwrap();
         let mut plan = support::plan(level, &scene.workspace(), &["/bin/sh", "-c", SCRIPT]);
         plan.environment.insert("OUT".to_owned(), RawText::from(out.as_path()));

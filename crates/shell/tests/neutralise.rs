@@ -5,7 +5,6 @@
 #![allow(clippy::disallowed_methods, reason = "the tests start git")]
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -13,6 +12,7 @@ use stockade_model::{RawText, Tier};
 use stockade_shell::{
     Context, Neutralisation, default_toolchain, has_no_submodules, is_plain_configuration, judge_argv,
 };
+use stockade_testkit::{copy_program, write_program};
 
 /// A repository with one commit, and a program that leaves a mark when it runs.
 struct Repository {
@@ -29,8 +29,8 @@ impl Repository {
         let mark = directory.path().join("mark");
         let program = directory.path().join("evil");
         fs::create_dir(&root).unwrap();
-        fs::write(&program, format!("#!/bin/sh\necho ran >> {}\nexit 1\n", mark.display())).unwrap();
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let script = format!("#!/bin/sh\necho ran >> {}\nexit 1\n", mark.display());
+        write_program(&program, script.as_bytes()).unwrap();
         let repository = Self { _directory: directory, root, mark, program };
         repository.git(&["init", "-q", "-b", "main"]);
         repository.write("a.txt", "one\n");
@@ -218,7 +218,7 @@ fn hooks_do_not_run() {
     let repository = Repository::new();
     let hooks = repository.root.join(".git/hooks");
     for hook in ["post-index-change", "fsmonitor-watchman", "pre-auto-gc", "reference-transaction"] {
-        fs::copy(&repository.program, hooks.join(hook)).unwrap();
+        copy_program(&repository.program, &hooks.join(hook)).unwrap();
     }
     stopped_in_some(&repository, READERS, &By::Environment);
     repository.config("core.hooksPath", &hooks.display().to_string());
@@ -399,7 +399,7 @@ fn a_toolchain_of_the_repository_does_not_run() {
     fs::create_dir_all(&bin).unwrap();
     fs::create_dir_all(repository.root.join("evil-toolchain/lib")).unwrap();
     for name in ["cargo", "rustc"] {
-        fs::copy(&repository.program, bin.join(name)).unwrap();
+        copy_program(&repository.program, &bin.join(name)).unwrap();
     }
     for command in ["cargo --version", "rustc --version", "cargo metadata --no-deps --offline --format-version 1"] {
         let argv: Vec<&str> = command.split(' ').collect();

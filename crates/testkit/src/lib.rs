@@ -11,6 +11,7 @@ mod account;
 mod host;
 mod lab;
 mod listeners;
+mod program;
 mod run;
 mod snapshot;
 
@@ -18,5 +19,6 @@ pub use account::{Account, User};
 pub use host::{HostState, descendants, kill_descendants, process_alive};
 pub use lab::{Lab, Names};
 pub use listeners::{Counter, Listeners};
+pub use program::{copy_program, write_program};
 pub use run::{Command, Ended, Output, Running, SLOWNESS, Stdin, run_as, slowness};
 pub use snapshot::{Change, Entry, Kind, Snapshot};

@@ -4,12 +4,12 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use stockade_lifecycle::steps;
 use stockade_model::{Grant, RepositoryUrl};
+use stockade_testkit::write_program;
 
 /// A repository on a server of its own, and a home whose settings start programs.
 struct Ground {
@@ -114,8 +114,7 @@ fn quiet(program: &str) -> Command {
 
 fn script(path: &Path, text: &str) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
-    fs::write(path, format!("#!/bin/sh\n{text}\n")).unwrap();
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    write_program(path, format!("#!/bin/sh\n{text}\n").as_bytes()).unwrap();
 }
 
 /// Files over HTTP, which is all that git's plain transport needs.

@@ -20,6 +20,7 @@ use stockade_model::{Denial, Level, Plan, RawText};
 use stockade_native::broker::{Answers, Broker, BrokerEvent, BrokerReport, linked_units};
 use stockade_native::launch::{Blueprint, Ended, Stdio, launch};
 use stockade_native::powers::Powers;
+use stockade_testkit::copy_program;
 
 use crate::support::{self, PATIENCE, pipe};
 use cases::Case;
@@ -64,7 +65,7 @@ impl Scene {
             furnish(&scene.directory(case), &scene.outside().join(case));
         }
         // The probe, where the sandbox can read it.
-        fs::copy(std::env::current_exe().unwrap(), scene.directory.path().join("probe")).unwrap();
+        copy_program(&std::env::current_exe().unwrap(), &scene.directory.path().join("probe")).unwrap();
         scene
     }
 

@@ -103,7 +103,7 @@ pub fn write(typed: &WriteArgs) -> Ended {
             }
             Happened::Over => {
                 client.leave();
-                return Err(Failure::new(format!("{} has ended: not all of it was written", run.id())));
+                return Err(Failure::new(format!("{} has ended before it said that it took all of it", run.id())));
             }
         }
     }

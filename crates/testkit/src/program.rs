@@ -1,0 +1,30 @@
+//! Programs that a test makes and then starts.
+
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+
+/// Makes a program with this content. Another process writes it: a thread of this
+/// one that forks meanwhile would give its child the file open for writing, and what
+/// is open for writing cannot be started (`ETXTBSY`, execve(2)).
+pub fn write_program(to: &Path, content: &[u8]) -> Result<()> {
+    let mut install = install(Path::new("/dev/stdin"), to).stdin(Stdio::piped()).spawn().context("starting install")?;
+    let written = install.stdin.take().context("its input")?.write_all(content);
+    ensure!(install.wait()?.success(), "{} was not made", to.display());
+    Ok(written?)
+}
+
+/// Copies a program, in the same manner.
+pub fn copy_program(from: &Path, to: &Path) -> Result<()> {
+    let status = install(from, to).status().context("starting install")?;
+    ensure!(status.success(), "{} was not made", to.display());
+    Ok(())
+}
+
+fn install(from: &Path, to: &Path) -> Command {
+    let mut command = Command::new("install");
+    command.args(["-m", "755"]).arg(from).arg(to);
+    command
+}
