@@ -54,6 +54,9 @@ pub enum Command {
     /// Make sandboxes that last, run commands in them, and destroy them.
     #[command(subcommand)]
     Sandbox(SandboxCommand),
+    /// What runs in the containers of sandboxes; for nobody else.
+    #[command(subcommand, hide = true)]
+    Inside(InsideCommand),
     /// Judge a command without running it.
     Check(CheckArgs),
     /// Show what this machine can enforce, proved by trying it.
@@ -483,6 +486,15 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         total if total > LONGEST => Err("the longest time is 365d".to_owned()),
         total => Ok(total),
     }
+}
+
+/// `stockade inside`.
+#[derive(clap::Subcommand, Debug)]
+pub enum InsideCommand {
+    /// The first process of a container.
+    Hold,
+    /// The launcher of one command.
+    Serve,
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ pub mod check;
 pub mod detached;
 pub mod doctor;
 pub mod generate;
+pub mod inside;
 pub mod net;
 mod place;
 pub mod policy;

@@ -1,0 +1,11 @@
+//! The launcher by itself, as tests put it into containers: what `stockade inside` is.
+
+use stockade_container::inside::{hold, serve};
+
+fn main() -> std::io::Result<()> {
+    match std::env::args().nth(2).as_deref() {
+        Some("hold") => hold(),
+        Some("serve") => serve(),
+        _ => Err(std::io::ErrorKind::InvalidInput.into()),
+    }
+}

@@ -1,0 +1,241 @@
+//! The streams of a command between descriptors of this process and frames: the same
+//! at both ends of the way. Each stream has a thread of its own, so that a side that
+//! is slow delays nothing else.
+//!
+//! It must not know what carries the frames.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use crate::frames::{DATA_BYTES, Frame, FrameError, Stream, WINDOW_BYTES};
+
+/// Written at once: a pipe that can be written to takes so much without waiting
+/// (`PIPE_BUF`, pipe(7)).
+const PIECE_BYTES: usize = 4096;
+
+/// Where frames go. A frame that cannot be sent is lost with the line.
+pub(crate) type Send = Arc<dyn Fn(Frame) + std::marker::Send + Sync>;
+
+/// When a stream that is read comes to its end, besides its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Until {
+    /// As soon as it is said.
+    Said,
+    /// When it is said, and nothing is there to be read any more.
+    Drained,
+}
+
+/// What is waited at, and what says by its end that it is over.
+pub(crate) fn ending() -> io::Result<(Arc<OwnedFd>, OwnedFd)> {
+    let (waited, kept) = pipe_with(PipeFlags::CLOEXEC)?;
+    Ok((Arc::new(waited), kept))
+}
+
+/// How many bytes of a stream may still be sent.
+#[derive(Debug)]
+pub(crate) struct Window {
+    left: Mutex<Option<usize>>,
+    changed: Condvar,
+}
+
+impl Default for Window {
+    fn default() -> Self {
+        Self { left: Mutex::new(Some(WINDOW_BYTES)), changed: Condvar::new() }
+    }
+}
+
+impl Window {
+    /// Waits until something may be sent; none when nobody takes it any more.
+    fn wait(&self) -> Option<usize> {
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        while *left == Some(0) {
+            left = self.changed.wait(left).unwrap_or_else(PoisonError::into_inner);
+        }
+        *left
+    }
+
+    fn spend(&self, bytes: usize) {
+        self.change(|left| left.saturating_sub(bytes));
+    }
+
+    fn widen(&self, bytes: usize) {
+        self.change(|left| left.saturating_add(bytes).min(WINDOW_BYTES));
+    }
+
+    fn close(&self) {
+        *self.left.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.changed.notify_all();
+    }
+
+    fn change(&self, by: impl FnOnce(usize) -> usize) {
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        *left = left.map(by);
+        self.changed.notify_all();
+    }
+}
+
+/// A stream that comes in frames and is written to a descriptor.
+#[derive(Debug)]
+struct Incoming {
+    pieces: Sender<Vec<u8>>,
+    /// Bytes that came and are not yet written.
+    pending: Arc<AtomicUsize>,
+}
+
+/// The streams of one command, at one end of the way.
+#[derive(Debug, Default)]
+pub(crate) struct Streams {
+    outgoing: [Option<Arc<Window>>; 3],
+    incoming: [Option<Incoming>; 3],
+}
+
+impl Streams {
+    /// Reads a stream from this descriptor, until its end or until it is said. What is
+    /// given hangs up then.
+    pub(crate) fn read(
+        &mut self,
+        stream: Stream,
+        from: OwnedFd,
+        (ending, until): (Arc<OwnedFd>, Until),
+        send: Send,
+    ) -> io::Result<Receiver<()>> {
+        let window = Arc::<Window>::default();
+        self.outgoing[stream as usize] = Some(Arc::clone(&window));
+        spawn(move || read(stream, &from, (&ending, until), &window, &*send))
+    }
+
+    /// Writes a stream to this descriptor, until its end or until it is said. What is
+    /// given hangs up then.
+    pub(crate) fn write(
+        &mut self,
+        stream: Stream,
+        to: OwnedFd,
+        ending: Arc<OwnedFd>,
+        send: Send,
+    ) -> io::Result<Receiver<()>> {
+        let (pieces, queue) = channel();
+        let pending = Arc::<AtomicUsize>::default();
+        self.incoming[stream as usize] = Some(Incoming { pieces, pending: Arc::clone(&pending) });
+        spawn(move || write(stream, to, &ending, (&queue, &pending), &*send))
+    }
+
+    /// Takes a frame that is about a stream.
+    ///
+    /// # Errors
+    /// When there is no such stream, or more came than may.
+    pub(crate) fn take(&self, frame: Frame) -> Result<(), FrameError> {
+        match frame {
+            Frame::Data(stream, bytes) => {
+                let incoming = self.incoming[stream as usize].as_ref().ok_or(FrameError::NO_STREAM)?;
+                if incoming.pending.fetch_add(bytes.len(), Ordering::AcqRel) + bytes.len() > WINDOW_BYTES {
+                    return Err(FrameError::TOO_MUCH);
+                }
+                // Who wrote it has ended; so what comes is lost, as with a pipe.
+                let _ = incoming.pieces.send(bytes);
+            }
+            Frame::Taken(stream, bytes) => self.window(stream)?.widen(bytes as usize),
+            Frame::Closed(stream) => self.window(stream)?.close(),
+            Frame::Message(_) | Frame::Resized(_) | Frame::Over => {}
+        }
+        Ok(())
+    }
+
+    /// Nothing more is taken at the other end.
+    pub(crate) fn close(&self) {
+        self.outgoing.iter().flatten().for_each(|window| window.close());
+    }
+
+    fn window(&self, stream: Stream) -> Result<&Window, FrameError> {
+        self.outgoing[stream as usize].as_deref().ok_or(FrameError::NO_STREAM)
+    }
+}
+
+fn spawn(carry: impl FnOnce() + std::marker::Send + 'static) -> io::Result<Receiver<()>> {
+    let (on_end, ended) = channel::<()>();
+    let carry = move || {
+        carry();
+        drop(on_end);
+    };
+    thread::Builder::new().name("stockade-stream".to_owned()).spawn(carry)?;
+    Ok(ended)
+}
+
+/// What there is at a descriptor, or that it is over.
+fn wait_for(fd: &OwnedFd, flags: PollFlags, ending: &OwnedFd) -> (bool, bool) {
+    let mut both = [PollFd::new(fd, flags), PollFd::new(ending, PollFlags::IN)];
+    while poll(&mut both, None) == Err(Errno::INTR) {}
+    let [here, over] = both.map(|one| !one.revents().is_empty());
+    (here, over)
+}
+
+fn read(
+    stream: Stream,
+    from: &OwnedFd,
+    (ending, until): (&OwnedFd, Until),
+    window: &Window,
+    send: &(dyn Fn(Frame) + std::marker::Send + Sync),
+) {
+    let mut buffer = vec![0; DATA_BYTES];
+    while let Some(left) = window.wait() {
+        let (readable, over) = wait_for(from, PollFlags::IN, ending);
+        if over && (!readable || until == Until::Said) {
+            break;
+        }
+        match rustix::io::read(from, &mut buffer[..left.min(DATA_BYTES)]) {
+            Ok(0) => break,
+            Ok(length) => {
+                window.spend(length);
+                send(Frame::Data(stream, buffer[..length].to_vec()));
+            }
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            // A terminal that no process has any more, or a stream that never was one.
+            Err(_) => break,
+        }
+    }
+    send(Frame::Data(stream, Vec::new()));
+}
+
+fn write(
+    stream: Stream,
+    to: OwnedFd,
+    ending: &OwnedFd,
+    (queue, pending): (&Receiver<Vec<u8>>, &AtomicUsize),
+    send: &(dyn Fn(Frame) + std::marker::Send + Sync),
+) {
+    while let Ok(piece) = queue.recv() {
+        if piece.is_empty() {
+            return;
+        }
+        if !write_all(&to, &piece, ending) {
+            break;
+        }
+        pending.fetch_sub(piece.len(), Ordering::AcqRel);
+        send(Frame::Taken(stream, piece.len() as u32));
+    }
+    drop(to);
+    send(Frame::Closed(stream));
+}
+
+/// False where nobody reads any more.
+fn write_all(to: &OwnedFd, mut rest: &[u8], ending: &OwnedFd) -> bool {
+    while !rest.is_empty() {
+        let (writable, over) = wait_for(to, PollFlags::OUT, ending);
+        if over && !writable {
+            return false;
+        }
+        match rustix::io::write(to, &rest[..rest.len().min(PIECE_BYTES)]) {
+            Ok(length) => rest = &rest[length..],
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            Err(_) => return false,
+        }
+    }
+    true
+}

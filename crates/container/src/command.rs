@@ -1,0 +1,250 @@
+//! One command in a container: an attempt whose launcher is inside, and whose streams
+//! are carried there.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+use rustix::io::fcntl_dupfd_cloexec;
+use rustix::termios::{OptionalActions, tcgetattr, tcgetwinsize, tcsetattr};
+use stockade_engine::remote::{Order, RemoteAttempt};
+use stockade_engine::{Attempt, Backend, Events, HeldAnswer, HoldId, INSIDE_HOME, INSIDE_WORKSPACE, Io, StartError};
+use stockade_model::{Denial, EnforcementReport, Grant, Level, Limit, Limits, Plan};
+
+use crate::Kind;
+use crate::carry::{Until, ending};
+use crate::client::Client;
+use crate::frames::{Frame, MESSAGE_BYTES, Size, Stream};
+use crate::inside::InsideOrder;
+use crate::line::{Exec, FrameLine};
+use crate::spec::LAUNCHER;
+
+/// Longest text of a byte of output in a message.
+const BYTE_TEXT_MAX: usize = 6;
+/// How often the size of the caller's terminal is looked at: nobody tells of it who is
+/// not its owner.
+const SIZE_EVERY: Duration = Duration::from_millis(250);
+/// First descriptor beyond the standard streams.
+const BEYOND_STREAMS: i32 = 3;
+
+/// Runs commands in one container.
+#[derive(Clone, Debug)]
+pub(crate) struct CommandBackend {
+    pub(crate) kind: Kind,
+    pub(crate) client: Client,
+    pub(crate) container: String,
+    pub(crate) user: String,
+    pub(crate) enforced: EnforcementReport,
+    /// The limits of all commands together, which the container holds.
+    pub(crate) limits: Limits,
+}
+
+impl CommandBackend {
+    fn demand_possible(&self, plan: &Plan) -> Result<(), StartError> {
+        if let Some(grant) = plan.grants.iter().find(|grant| !self.honours(grant, plan.level)) {
+            return Err(StartError {
+                what: format!("`{grant}` cannot be given in this sandbox, which was made without it"),
+                hint: Some("leave it out, or make a sandbox with it".to_owned()),
+            });
+        }
+        if plan.profile.filesystem.stage {
+            let what = "in a sandbox that lasts nothing is staged: its workspace is its own".to_owned();
+            return Err(StartError { what, hint: Some("leave --stage out".to_owned()) });
+        }
+        Ok(())
+    }
+
+    /// The plan as its launcher carries it out, within the walls of the container.
+    fn plan_inside(&self, plan: &Plan) -> Plan {
+        let mut inside = plan.clone();
+        inside.level = Level::Restricted;
+        inside.backend = "native".to_owned();
+        inside.profile.limits = self.limits_inside(&plan.profile.limits);
+        inside
+    }
+
+    /// What the container holds for all commands together is not held once more for
+    /// one of them, unless that is to have less.
+    fn limits_inside(&self, wanted: &Limits) -> Limits {
+        let held = |limit: Limit| {
+            [Limit::Memory, Limit::Processes, Limit::Cpus].contains(&limit)
+                && self.limits.get(limit) == wanted.get(limit)
+        };
+        let mut inside = Limits::default();
+        wanted.each().filter(|(limit, _)| !held(*limit)).for_each(|(limit, amount)| inside.set(limit, amount));
+        inside
+    }
+
+    fn start(&self, io: Io) -> Result<FrameLine, StartError> {
+        let command = [LAUNCHER, "inside", "serve"].map(str::to_owned).to_vec();
+        let exec = Exec { container: self.container.clone(), user: self.user.clone(), command };
+        let started = FrameLine::start(&self.client, exec, message_bytes(io));
+        started.map_err(|error| error.to_start_error("start a command in the container"))
+    }
+}
+
+/// Both outputs may be in one.
+fn message_bytes(io: Io) -> usize {
+    let limit_bytes = match io {
+        Io::Capture { limit_bytes } => usize::try_from(limit_bytes).unwrap_or(usize::MAX),
+        Io::Inherit | Io::Terminal => 0,
+    };
+    limit_bytes.saturating_mul(2 * BYTE_TEXT_MAX).saturating_add(MESSAGE_BYTES)
+}
+
+impl Backend for CommandBackend {
+    fn name(&self) -> &'static str {
+        self.kind.name()
+    }
+
+    fn honours(&self, grant: &Grant, _level: Level) -> bool {
+        let is_inside = |path: &Path| path.starts_with(INSIDE_WORKSPACE) || path.starts_with(INSIDE_HOME);
+        match grant {
+            Grant::Write(path) | Grant::Socket(path) => is_inside(path.as_path()),
+            Grant::Exec(_) | Grant::Env(_) => true,
+            // Its walls, its network and its limits are those that it was made with.
+            Grant::Read(_) | Grant::Secret(_) | Grant::Limit(..) | Grant::Connect(_) | Grant::Listen(_) => false,
+        }
+    }
+
+    fn prepare(&self, plan: &Plan, io: &Io, hold: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {
+        self.demand_possible(plan)?;
+        let umask = umask().map_err(|error| unready(&error))?;
+        let line = Arc::new(self.start(*io)?);
+        let size = if *io == Io::Terminal { size_of(rustix::stdio::stdin()) } else { None };
+        let order = Order { plan: self.plan_inside(plan), io: *io, hold, umask };
+        // Before the streams: it is the first that a launcher takes.
+        line.send(&InsideOrder { order, size }).map_err(|error| unready(&error))?;
+        let carried = Carried::begin(*io, size, &line).map_err(|error| unready(&error))?;
+        let way: Arc<FrameLine> = Arc::clone(&line);
+        let remote = RemoteAttempt::begin(way, events).map_err(|error| with_complaint(error, &line.complaint()))?;
+        let mut enforced = self.enforced.clone();
+        enforced.level = plan.level;
+        enforced.layers.extend(remote.enforced().layers.clone());
+        Ok(Box::new(ContainerAttempt { remote, enforced, _carried: carried }))
+    }
+}
+
+fn unready(why: &dyn std::fmt::Display) -> StartError {
+    StartError { what: format!("cannot carry the streams of the command: {why}"), hint: None }
+}
+
+/// What the launcher said before it was gone says more than that it is.
+fn with_complaint(error: StartError, complaint: &str) -> StartError {
+    if complaint.is_empty() {
+        return error;
+    }
+    let complaint: String = complaint.chars().filter(|c| !c.is_control()).collect();
+    StartError { what: format!("{}; its launcher said: {complaint}", error.what), ..error }
+}
+
+/// The file mode creation mask of this process, which may have threads: read without
+/// being set.
+fn umask() -> io::Result<u32> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let mask = status.lines().find_map(|line| line.strip_prefix("Umask:"));
+    mask.and_then(|mask| u32::from_str_radix(mask.trim(), 8).ok()).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// One attempt.
+struct ContainerAttempt {
+    // First: it waits for the end of the command, whose streams are carried until then.
+    remote: RemoteAttempt,
+    enforced: EnforcementReport,
+    _carried: Carried,
+}
+
+impl Attempt for ContainerAttempt {
+    fn enforced(&self) -> &EnforcementReport {
+        &self.enforced
+    }
+
+    fn release(&mut self) -> Result<(), StartError> {
+        self.remote.release()
+    }
+
+    fn signal(&self, signal: i32) {
+        self.remote.signal(signal);
+    }
+
+    fn kill(&self) {
+        self.remote.kill();
+    }
+
+    fn stand_still(&self, limit: &Denial) -> bool {
+        self.remote.stand_still(limit)
+    }
+
+    fn answer(&self, hold: HoldId, answer: HeldAnswer) {
+        self.remote.answer(hold, answer);
+    }
+}
+
+/// The caller's streams, carried until this is dropped.
+struct Carried {
+    _over: OwnedFd,
+    _sizes: Option<Sender<()>>,
+}
+
+impl Carried {
+    fn begin(io: Io, size: Option<Size>, line: &FrameLine) -> io::Result<Self> {
+        let (waited, over) = ending()?;
+        let send = line.sending();
+        let copy = |fd: std::os::fd::BorrowedFd<'_>| Ok::<_, io::Error>(fcntl_dupfd_cloexec(fd, BEYOND_STREAMS)?);
+        let mut streams = line.streams();
+        let (stdin, stdout, stderr) = (rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr());
+        // Its end is of no interest: the command's is what counts.
+        let _ = streams.read(Stream::Input, copy(stdin)?, (Arc::clone(&waited), Until::Said), Arc::clone(&send))?;
+        let outputs = match io {
+            Io::Capture { .. } => vec![],
+            Io::Inherit => vec![(Stream::Output, stdout), (Stream::Errors, stderr)],
+            Io::Terminal => vec![(Stream::Output, stdout)],
+        };
+        for (stream, fd) in outputs {
+            line.wait_for(streams.write(stream, copy(fd)?, Arc::clone(&waited), Arc::clone(&send))?);
+        }
+        drop(streams);
+        let sizes = match io {
+            Io::Terminal => {
+                make_raw(stdin)?;
+                Some(watch_size(copy(stdin)?, size, send)?)
+            }
+            Io::Inherit | Io::Capture { .. } => None,
+        };
+        Ok(Self { _over: over, _sizes: sizes })
+    }
+}
+
+/// The terminal that the caller made for the command: that of the command is inside,
+/// and does what a terminal does.
+fn make_raw(terminal: std::os::fd::BorrowedFd<'_>) -> io::Result<()> {
+    let mut modes = tcgetattr(terminal)?;
+    modes.make_raw();
+    Ok(tcsetattr(terminal, OptionalActions::Now, &modes)?)
+}
+
+fn size_of(terminal: impl AsFd) -> Option<Size> {
+    let size = tcgetwinsize(terminal).ok()?;
+    (size.ws_row > 0 && size.ws_col > 0).then_some(Size { rows: size.ws_row, columns: size.ws_col })
+}
+
+/// Tells each change of the terminal's size, until what is given is dropped.
+fn watch_size(terminal: OwnedFd, first: Option<Size>, send: crate::carry::Send) -> io::Result<Sender<()>> {
+    let (on_drop, dropped) = channel::<()>();
+    let watch = move || {
+        let mut last = first;
+        while dropped.recv_timeout(SIZE_EVERY) == Err(RecvTimeoutError::Timeout) {
+            let size = size_of(&terminal);
+            if let Some(size) = size.filter(|_| size != last) {
+                send(Frame::Resized(size));
+                last = Some(size);
+            }
+        }
+    };
+    thread::Builder::new().name("stockade-size".to_owned()).spawn(watch)?;
+    Ok(on_drop)
+}

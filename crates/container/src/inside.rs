@@ -1,0 +1,231 @@
+//! What runs inside a container: a launcher as its first process, which reaps, and one
+//! for each command, which is given its order over its standard streams and carries it
+//! out with the walls that can be had there.
+//!
+//! Commands run as the same user. So each launcher is closed to them: it cannot be
+//! looked into, and none of its descriptors reaches them.
+
+mod order;
+mod terminal;
+
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use rustix::fs::Mode;
+use rustix::io::fcntl_dupfd_cloexec;
+use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior, umask};
+use stockade_engine::remote::{Order, Said, Told, obey};
+use stockade_engine::{AttemptEvent, Backend, Events, Io};
+use stockade_native::NativeBackend;
+use stockade_sys::reap::reap_any;
+use stockade_sys::signals::Signals;
+
+pub(crate) use self::order::InsideOrder;
+use self::terminal::Terminal;
+use crate::carry::{Streams, Until, ending};
+use crate::frames::{Decoder, Frame, MESSAGE_BYTES, Size, Stream};
+
+/// Read from the engine at once.
+const PIECE_BYTES: usize = 64 << 10;
+/// First descriptor beyond the standard streams.
+const BEYOND_STREAMS: i32 = 3;
+
+/// The first process of a container: reaps what others leave, until it is killed.
+///
+/// # Errors
+/// Never in practice.
+pub fn hold() -> io::Result<()> {
+    close_to_others()?;
+    let ends = Signals::take(&[Signal::CHILD.as_raw()])?;
+    loop {
+        // One signal may stand for several.
+        while let Ok(Some(_)) = reap_any() {}
+        ends.next()?;
+    }
+}
+
+/// The launcher of one command, until the engine says no more.
+///
+/// # Errors
+/// When the engine cannot be understood, or is not there.
+pub fn serve() -> io::Result<()> {
+    let from = fcntl_dupfd_cloexec(rustix::stdio::stdin(), BEYOND_STREAMS)?;
+    let to = fcntl_dupfd_cloexec(rustix::stdio::stdout(), BEYOND_STREAMS)?;
+    let way = Arc::new(Way { to: Mutex::new(to) });
+    let mut frames = Frames { from, decoder: Decoder::new(MESSAGE_BYTES), buffer: vec![0; PIECE_BYTES] };
+    let Some(Frame::Message(order)) = frames.next()? else { return Err(io::ErrorKind::UnexpectedEof.into()) };
+    let order: InsideOrder = serde_json::from_slice(&order)?;
+    run(order, frames, &way)
+}
+
+fn close_to_others() -> io::Result<()> {
+    Ok(set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
+}
+
+/// The way to the engine.
+struct Way {
+    to: Mutex<OwnedFd>,
+}
+
+impl Way {
+    fn send(&self, frame: &Frame) -> io::Result<()> {
+        let to = self.to.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut to = std::fs::File::from(to.try_clone()?);
+        to.write_all(&frame.encode())
+    }
+
+    fn tell(&self, told: &Told) -> io::Result<()> {
+        self.send(&Frame::Message(serde_json::to_vec(told)?))
+    }
+}
+
+/// What the engine sends.
+struct Frames {
+    from: OwnedFd,
+    decoder: Decoder,
+    buffer: Vec<u8>,
+}
+
+impl Frames {
+    fn next(&mut self) -> io::Result<Option<Frame>> {
+        loop {
+            if let Some(frame) = self.decoder.next_frame()? {
+                return Ok(Some(frame));
+            }
+            match rustix::io::read(&self.from, &mut self.buffer) {
+                Ok(0) => return Ok(None),
+                Ok(length) => self.decoder.push(&self.buffer[..length]),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+fn run(order: InsideOrder, frames: Frames, way: &Arc<Way>) -> io::Result<()> {
+    let InsideOrder { order: Order { plan, io, hold, umask: mask }, size } = order;
+    umask(Mode::from_raw_mode(mask));
+    let mut ends = Ends::put_in_place(io, size)?;
+    let (on_end, ended) = channel();
+    let teller = Arc::clone(way);
+    let events = Events::new(move |event| match event {
+        // After all that the command wrote, which may take its time.
+        AttemptEvent::Ended(_) => drop(on_end.send(event)),
+        event => drop(teller.tell(&Told::Event(event))),
+    });
+    let prepared = NativeBackend::default().prepare(&plan, &io, hold, events);
+    // Not before: the command is a copy of this process until its program begins, and
+    // has to be looked into. Landlock keeps the others out as long.
+    close_to_others()?;
+    // The command has its own copies: with these its streams would never end.
+    withdraw()?;
+    let attempt = match prepared {
+        Ok(attempt) => attempt,
+        Err(error) => return way.tell(&Told::Prepared(Err(error))),
+    };
+    let mut streams = Streams::default();
+    let (waited, over) = ending()?;
+    let outputs = ends.begin(&mut streams, &waited, way)?;
+    let streams = Arc::new(streams);
+    thread::spawn({
+        let way = Arc::clone(way);
+        move || finish(&ended, over, outputs, &way)
+    });
+    let terminal = ends.terminal;
+    let (said, hear) = channel();
+    let listened = Arc::clone(&streams);
+    thread::spawn(move || listen(frames, &listened, terminal.as_ref(), &said));
+    way.tell(&Told::Prepared(Ok(attempt.enforced().clone())))?;
+    // Hung up when the engine is gone: everything of the command ends with this.
+    obey(attempt, || Ok(hear.recv().ok()), |told| way.tell(told))
+}
+
+/// Tells the end of the command, when all that it wrote is on its way.
+fn finish(ended: &Receiver<AttemptEvent>, over: OwnedFd, outputs: Vec<Receiver<()>>, way: &Way) {
+    if let Ok(event) = ended.recv() {
+        drop(over);
+        for output in outputs {
+            // Nothing is ever sent: its end is what is waited for.
+            let _ = output.recv();
+        }
+        let _ = way.tell(&Told::Event(event));
+    }
+}
+
+/// What the engine sends, until its end.
+fn listen(mut frames: Frames, streams: &Streams, terminal: Option<&Terminal>, said: &Sender<Said>) {
+    while let Ok(Some(frame)) = frames.next() {
+        let taken = match frame {
+            Frame::Message(message) => serde_json::from_slice(&message).is_ok_and(|one| said.send(one).is_ok()),
+            Frame::Resized(size) => {
+                if let Some(terminal) = terminal {
+                    terminal.resize(size);
+                }
+                true
+            }
+            Frame::Over => false,
+            frame => streams.take(frame).is_ok(),
+        };
+        if !taken {
+            break;
+        }
+    }
+    streams.close();
+}
+
+/// Our ends of the command's streams.
+struct Ends {
+    input: Option<OwnedFd>,
+    outputs: Vec<(Stream, OwnedFd)>,
+    terminal: Option<Terminal>,
+}
+
+impl Ends {
+    /// Makes them, and puts the command's in the place of this process's.
+    fn put_in_place(io: Io, size: Option<Size>) -> io::Result<Self> {
+        if io == Io::Terminal {
+            let (terminal, inside) = Terminal::make(size)?;
+            rustix::stdio::dup2_stdin(&inside)?;
+            rustix::stdio::dup2_stdout(&inside)?;
+            rustix::stdio::dup2_stderr(&inside)?;
+            let outputs = vec![(Stream::Output, terminal.copy()?)];
+            return Ok(Self { input: Some(terminal.copy()?), outputs, terminal: Some(terminal) });
+        }
+        let (inside, input) = io::pipe()?;
+        rustix::stdio::dup2_stdin(&inside)?;
+        let mut outputs = Vec::new();
+        if io == Io::Inherit {
+            let ((out, out_inside), (err, err_inside)) = (io::pipe()?, io::pipe()?);
+            rustix::stdio::dup2_stdout(&out_inside)?;
+            rustix::stdio::dup2_stderr(&err_inside)?;
+            outputs = vec![(Stream::Output, out.into()), (Stream::Errors, err.into())];
+        }
+        Ok(Self { input: Some(input.into()), outputs, terminal: None })
+    }
+
+    /// Begins to carry them; what hangs up with the end of each output.
+    fn begin(&mut self, streams: &mut Streams, over: &Arc<OwnedFd>, way: &Arc<Way>) -> io::Result<Vec<Receiver<()>>> {
+        let teller = Arc::clone(way);
+        // An engine that does not hear is gone, which the listener sees.
+        let send: crate::carry::Send = Arc::new(move |frame| drop(teller.send(&frame)));
+        if let Some(input) = self.input.take() {
+            streams.write(Stream::Input, input, Arc::clone(over), Arc::clone(&send))?;
+        }
+        let outputs = std::mem::take(&mut self.outputs).into_iter();
+        outputs
+            .map(|(stream, fd)| streams.read(stream, fd, (Arc::clone(over), Until::Drained), Arc::clone(&send)))
+            .collect()
+    }
+}
+
+/// Gives this process's standard streams up.
+fn withdraw() -> io::Result<()> {
+    let nothing = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdin(nothing.as_fd())?;
+    rustix::stdio::dup2_stdout(nothing.as_fd())?;
+    rustix::stdio::dup2_stderr(nothing.as_fd())?;
+    Ok(())
+}

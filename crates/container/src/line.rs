@@ -1,0 +1,260 @@
+//! The way to the launcher of one command: frames over the streams of an exec of the
+//! container engine. What comes from there was sent by a process that a command could
+//! have overwhelmed: it is bounded, and believed in nothing but what it says of that
+//! command.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bollard::Docker;
+use bollard::container::LogOutput;
+use bollard::errors::Error;
+use bollard::exec::{CreateExecOptions, StartExecOptions, StartExecResults};
+use futures_util::{Stream, StreamExt};
+use stockade_engine::AttemptEvent;
+use stockade_engine::remote::{self, Said, Told};
+use tokio::io::{AsyncWrite, AsyncWriteExt};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::task::AbortHandle;
+
+use crate::carry::Streams;
+use crate::client::{ANSWERS_WITHIN, CallError, Client};
+use crate::frames::{Decoder, Frame};
+
+/// Frames that wait to be sent: those of streams are bounded by their windows.
+const FRAMES_MAX: usize = 4096;
+/// Messages that came and were not yet heard.
+const MESSAGES_MAX: usize = 16;
+/// What is kept of what the launcher says on its standard error.
+const COMPLAINT_BYTES: usize = 2048;
+/// How long the caller's streams may take what a command wrote that was killed.
+const TAKEN_WITHIN: Duration = Duration::from_secs(2);
+
+/// One command's.
+pub(crate) struct FrameLine {
+    sender: Arc<Mutex<Option<Sender<Vec<u8>>>>>,
+    messages: Mutex<Receiver<Vec<u8>>>,
+    streams: Arc<Mutex<Streams>>,
+    complaint: Arc<Mutex<Vec<u8>>>,
+    tasks: [AbortHandle; 2],
+    /// What hangs up when an output was taken by the caller's streams to its end.
+    outputs: Mutex<Vec<mpsc::Receiver<()>>>,
+    /// Whether the command was killed: its output is not waited for without a limit.
+    killed: AtomicBool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a launcher is started as.
+pub(crate) struct Exec {
+    pub(crate) container: String,
+    pub(crate) user: String,
+    pub(crate) command: Vec<String>,
+}
+
+type Output = Pin<Box<dyn Stream<Item = Result<LogOutput, Error>> + Send>>;
+type Input = Pin<Box<dyn AsyncWrite + Send>>;
+
+async fn attach(docker: Docker, exec: Exec) -> Result<(Output, Input), Error> {
+    let options = CreateExecOptions {
+        attach_stdin: Some(true),
+        attach_stdout: Some(true),
+        attach_stderr: Some(true),
+        tty: Some(false),
+        user: Some(exec.user),
+        cmd: Some(exec.command),
+        ..CreateExecOptions::default()
+    };
+    let made = docker.create_exec(&exec.container, options).await?;
+    match docker.start_exec(&made.id, Some(StartExecOptions::default())).await? {
+        StartExecResults::Attached { output, input } => Ok((output, input)),
+        StartExecResults::Detached => Err(io::Error::other("it was started without its streams").into()),
+    }
+}
+
+impl FrameLine {
+    /// Starts a launcher whose messages are no longer than so many bytes.
+    pub(crate) fn start(client: &Client, exec: Exec, message_bytes: usize) -> Result<Self, CallError> {
+        let (output, input) = client.call(ANSWERS_WITHIN, |docker| attach(docker, exec))?;
+        let (sender, queue) = channel(FRAMES_MAX);
+        let (messages_in, messages) = channel(MESSAGES_MAX);
+        let streams = Arc::<Mutex<Streams>>::default();
+        let complaint = Arc::<Mutex<Vec<u8>>>::default();
+        let incoming = Incoming {
+            streams: Arc::clone(&streams),
+            complaint: Arc::clone(&complaint),
+            messages: messages_in,
+            decoder: Decoder::new(message_bytes),
+        };
+        let tasks = [client.spawn(send(queue, input)), client.spawn(incoming.receive(output))];
+        Ok(Self {
+            sender: Arc::new(Mutex::new(Some(sender))),
+            messages: Mutex::new(messages),
+            streams,
+            complaint,
+            tasks,
+            outputs: Mutex::default(),
+            killed: AtomicBool::new(false),
+        })
+    }
+
+    /// Where frames of streams are put; as long as the line is there.
+    pub(crate) fn sending(&self) -> crate::carry::Send {
+        let sender = Arc::clone(&self.sender);
+        Arc::new(move |frame| {
+            if let Some(sender) = &*lock(&sender) {
+                // Full is a launcher that takes nothing: it is broken off by what is said.
+                let _ = sender.try_send(frame.encode());
+            }
+        })
+    }
+
+    /// The command's streams, to be begun before anything is said.
+    pub(crate) fn streams(&self) -> MutexGuard<'_, Streams> {
+        lock(&self.streams)
+    }
+
+    /// Lets the end of the command be told after that of this output.
+    pub(crate) fn wait_for(&self, output: mpsc::Receiver<()>) {
+        lock(&self.outputs).push(output);
+    }
+
+    /// What the launcher complained of.
+    pub(crate) fn complaint(&self) -> String {
+        String::from_utf8_lossy(&lock(&self.complaint)).trim().to_owned()
+    }
+
+    /// Says a message of any kind.
+    pub(crate) fn send(&self, message: &impl serde::Serialize) -> io::Result<()> {
+        let frame = Frame::Message(serde_json::to_vec(message)?).encode();
+        let sender = lock(&self.sender);
+        let sender = sender.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
+        sender.try_send(frame).map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+
+    /// The next message.
+    fn receive(&self) -> io::Result<Option<Told>> {
+        let message = lock(&self.messages).blocking_recv();
+        Ok(message.map(|message| serde_json::from_slice(&message)).transpose()?)
+    }
+
+    /// Until all that the command wrote has been taken by the caller's streams, or it
+    /// was killed and they take nothing.
+    fn wait_for_streams(&self) {
+        let ended = std::mem::take(&mut *lock(&self.outputs));
+        for stream in ended {
+            while stream.recv_timeout(TAKEN_WITHIN) == Err(RecvTimeoutError::Timeout) {
+                if self.killed.load(Ordering::Acquire) {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl remote::Line for FrameLine {
+    fn say(&self, said: &Said) -> io::Result<()> {
+        if *said == Said::Kill {
+            self.killed.store(true, Ordering::Release);
+        }
+        self.send(said).inspect_err(|_| self.hang_up())
+    }
+
+    fn hear(&self) -> io::Result<Option<Told>> {
+        let told = self.receive();
+        if let Ok(Some(Told::Event(AttemptEvent::Ended(_)))) = &told {
+            self.wait_for_streams();
+        }
+        told
+    }
+
+    fn fall_silent(&self) {
+        if let Some(sender) = lock(&self.sender).take() {
+            let _ = sender.try_send(Frame::Over.encode());
+        }
+    }
+
+    fn hang_up(&self) {
+        lock(&self.sender).take();
+        self.tasks.iter().for_each(AbortHandle::abort);
+        lock(&self.streams).close();
+    }
+}
+
+impl Drop for FrameLine {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+        lock(&self.streams).close();
+    }
+}
+
+async fn send(mut queue: Receiver<Vec<u8>>, mut input: Input) {
+    while let Some(frame) = queue.recv().await {
+        if input.write_all(&frame).await.is_err() || input.flush().await.is_err() {
+            return;
+        }
+    }
+    let _ = input.shutdown().await;
+}
+
+/// What comes from a launcher.
+struct Incoming {
+    streams: Arc<Mutex<Streams>>,
+    complaint: Arc<Mutex<Vec<u8>>>,
+    messages: Sender<Vec<u8>>,
+    decoder: Decoder,
+}
+
+impl Incoming {
+    async fn receive(mut self, mut output: Output) {
+        while let Some(Ok(piece)) = output.next().await {
+            match piece {
+                LogOutput::StdErr { message } => self.complain(&message),
+                LogOutput::StdOut { message } | LogOutput::Console { message } => {
+                    self.decoder.push(&message);
+                    if !self.deliver().await {
+                        break;
+                    }
+                }
+                LogOutput::StdIn { .. } => {}
+            }
+        }
+        lock(&self.streams).close();
+    }
+
+    /// False where nothing more can be understood, or nobody hears it.
+    async fn deliver(&mut self) -> bool {
+        loop {
+            match self.decoder.next_frame() {
+                Ok(Some(Frame::Message(message))) => {
+                    if self.messages.send(message).await.is_err() {
+                        return false;
+                    }
+                }
+                Ok(Some(frame)) => {
+                    if let Err(error) = lock(&self.streams).take(frame) {
+                        self.complain(error.to_string().as_bytes());
+                        return false;
+                    }
+                }
+                Ok(None) => return true,
+                Err(error) => {
+                    self.complain(error.to_string().as_bytes());
+                    return false;
+                }
+            }
+        }
+    }
+
+    fn complain(&self, text: &[u8]) {
+        let mut complaint = lock(&self.complaint);
+        let room = COMPLAINT_BYTES.saturating_sub(complaint.len());
+        complaint.extend_from_slice(&text[..text.len().min(room)]);
+    }
+}

@@ -1,0 +1,162 @@
+//! What a container is made with: everything is said, nothing left to what the engine
+//! would choose, because that differs from one to the next.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use bollard::models::{
+    ContainerCreateBody, HostConfig, HostConfigCgroupnsModeEnum, HostConfigLogConfig, Mount, MountBindOptions,
+    MountBindOptionsPropagationEnum, MountType, ResourcesUlimits,
+};
+use rustix::process::{Resource, getrlimit};
+use stockade_engine::{INSIDE_HOME, INSIDE_WORKSPACE, SandboxPlan};
+use stockade_model::{ImageDigest, SandboxId};
+
+/// Where the launcher is inside.
+pub(crate) const LAUNCHER: &str = "/.stockade";
+/// The label that says which sandbox a container is.
+pub(crate) const SANDBOX_LABEL: &str = "stockade.sandbox";
+/// The label that says whose list of sandboxes it stands in.
+pub(crate) const OWNER_LABEL: &str = "stockade.owner";
+/// Size of the private temp where the profile says nothing, in bytes: it is memory.
+const TEMP_BYTES: u64 = 1 << 30;
+/// Size of `/run`, in bytes.
+const RUN_BYTES: u64 = 16 << 20;
+/// Shared memory of all commands, in bytes: what container engines have as their own choice.
+const SHARED_BYTES: i64 = 64 << 20;
+
+/// The name of a sandbox's container.
+pub(crate) fn name(id: &SandboxId) -> String {
+    format!("stockade-{id}")
+}
+
+/// The user that commands run as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct User {
+    pub(crate) user: u32,
+    pub(crate) group: u32,
+}
+
+impl std::fmt::Display for User {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.user, self.group)
+    }
+}
+
+/// What a plan does not say.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Surroundings<'a> {
+    pub(crate) image: &'a ImageDigest,
+    pub(crate) launcher: &'a Path,
+    pub(crate) owner: &'a str,
+    pub(crate) user: User,
+    /// Whether the engine is an ordinary user's: then the user is mapped to itself.
+    pub(crate) rootless: bool,
+}
+
+/// What the engine is asked for.
+pub(crate) fn container(plan: &SandboxPlan, around: Surroundings<'_>) -> ContainerCreateBody {
+    let labels = [(SANDBOX_LABEL, plan.id.to_string()), (OWNER_LABEL, around.owner.to_owned())];
+    ContainerCreateBody {
+        hostname: Some("sandbox".to_owned()),
+        user: Some(around.user.to_string()),
+        env: Some(Vec::new()),
+        entrypoint: Some(vec![LAUNCHER.to_owned()]),
+        cmd: Some(vec!["inside".to_owned(), "hold".to_owned()]),
+        image: Some(image_name(around.image)),
+        working_dir: Some("/".to_owned()),
+        labels: Some(labels.map(|(key, value)| (key.to_owned(), value)).into()),
+        host_config: Some(host_config(plan, around)),
+        ..ContainerCreateBody::default()
+    }
+}
+
+/// An image that has no name is found by its digest alone.
+pub(crate) fn image_name(image: &ImageDigest) -> String {
+    image.as_str().to_owned()
+}
+
+fn host_config(plan: &SandboxPlan, around: Surroundings<'_>) -> HostConfig {
+    let limits = &plan.profile.limits;
+    let memory = limits.memory_bytes.map(signed);
+    HostConfig {
+        runtime: plan.runtime.as_ref().map(|runtime| runtime.as_str().to_owned()),
+        cap_drop: Some(vec!["ALL".to_owned()]),
+        security_opt: Some(vec!["no-new-privileges".to_owned()]),
+        privileged: Some(false),
+        readonly_rootfs: Some(true),
+        network_mode: Some("none".to_owned()),
+        ipc_mode: Some("private".to_owned()),
+        cgroupns_mode: Some(HostConfigCgroupnsModeEnum::PRIVATE),
+        userns_mode: around.rootless.then(|| "keep-id".to_owned()),
+        mounts: Some(mounts(plan, around.launcher)),
+        tmpfs: Some(temporary(limits.temp_bytes.unwrap_or(TEMP_BYTES), around.user)),
+        shm_size: Some(SHARED_BYTES),
+        memory,
+        // Together with memory: there is no swap.
+        memory_swap: memory,
+        pids_limit: limits.processes.map(signed),
+        nano_cpus: limits.cpus_milli.map(|milli| signed(milli.saturating_mul(1_000_000))),
+        ulimits: Some(ulimits(limits.open_files, limits.file_size_bytes)),
+        init: Some(false),
+        auto_remove: Some(false),
+        log_config: Some(no_log()),
+        ..HostConfig::default()
+    }
+}
+
+/// What the launcher's processes say goes to who started them.
+fn no_log() -> HostConfigLogConfig {
+    HostConfigLogConfig { typ: Some("none".to_owned()), config: None }
+}
+
+/// The workspace, the home and the launcher. No other path of the host.
+fn mounts(plan: &SandboxPlan, launcher: &Path) -> Vec<Mount> {
+    let bind = |from: &Path, to: &str, read_only| Mount {
+        typ: Some(MountType::BIND),
+        source: Some(from.to_string_lossy().into_owned()),
+        target: Some(to.to_owned()),
+        read_only: Some(read_only),
+        bind_options: Some(MountBindOptions {
+            propagation: Some(MountBindOptionsPropagationEnum::RPRIVATE),
+            ..MountBindOptions::default()
+        }),
+        ..Mount::default()
+    };
+    vec![
+        bind(&plan.workspace, INSIDE_WORKSPACE, false),
+        bind(&plan.home, INSIDE_HOME, false),
+        bind(launcher, LAUNCHER, true),
+    ]
+}
+
+/// They are the user's: a runtime gives each the mode that the image has there.
+fn temporary(temp_bytes: u64, user: User) -> HashMap<String, String> {
+    let User { user, group } = user;
+    let of = |bytes: u64| format!("rw,nosuid,nodev,exec,size={bytes},mode=1777,uid={user},gid={group}");
+    [("/tmp", of(temp_bytes)), ("/run", of(RUN_BYTES))].map(|(at, how)| (at.to_owned(), how)).into()
+}
+
+/// Every one that an engine would otherwise choose, and perhaps may not set: none is
+/// higher than this process's own.
+fn ulimits(open_files: Option<u64>, file_size_bytes: Option<u64>) -> Vec<ResourcesUlimits> {
+    let of = |name: &str, resource: Resource, wanted: Option<u64>| {
+        let own = getrlimit(resource).maximum;
+        let amount = match (wanted, own) {
+            (Some(wanted), Some(own)) => Some(wanted.min(own)),
+            (wanted, own) => wanted.or(own),
+        };
+        let amount = amount.map_or(-1, signed);
+        ResourcesUlimits { name: Some(name.to_owned()), soft: Some(amount), hard: Some(amount) }
+    };
+    vec![
+        of("nofile", Resource::Nofile, open_files),
+        of("nproc", Resource::Nproc, None),
+        of("fsize", Resource::Fsize, file_size_bytes),
+        of("core", Resource::Core, Some(0)),
+    ]
+}
+
+fn signed(amount: u64) -> i64 {
+    i64::try_from(amount).unwrap_or(i64::MAX)
+}

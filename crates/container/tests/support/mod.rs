@@ -1,0 +1,290 @@
+//! A container engine of the test's own: its data, socket and processes end with it.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use stockade_container::{ContainerSandboxes, Kind, Settings};
+use stockade_engine::{
+    Attempt, AttemptEnd, AttemptEvent, CommandEnd, Events, Io, Sandbox, SandboxError, SandboxEvent, SandboxEvents,
+    SandboxPlan, Sandboxes, StartError, System,
+};
+use stockade_model::{
+    Background, DEFAULT_PROTECTED_NAMES, Denial, EnforcementReport, Environment, Filesystem, ImageDigest, Level,
+    Limits, Network, Plan, Profile, RequestId, SandboxId,
+};
+use tempfile::TempDir;
+
+pub const CAPTURE: Io = Io::Capture { limit_bytes: 1 << 20 };
+pub const PATIENCE: Duration = Duration::from_secs(60);
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Programs of the image: all of them busybox.
+const APPLETS: &[&str] = &[
+    "sh", "cat", "echo", "env", "false", "head", "id", "kill", "ln", "ls", "mkdir", "mkfifo", "mount", "mv", "nc",
+    "printf", "ps", "pwd", "rm", "seq", "setsid", "sleep", "stat", "stty", "tail", "test", "touch", "true", "tty",
+    "umask", "wc", "wget", "yes", "dd", "chmod", "cp", "grep", "tr", "sync", "date", "sort", "cut",
+];
+
+/// An engine with one small image.
+pub struct Engine {
+    kind: Kind,
+    server: Child,
+    place: TempDir,
+    image: ImageDigest,
+}
+
+impl Engine {
+    pub fn docker() -> Self {
+        let place = place();
+        let at = |name: &str| place.path().join(name);
+        let server = Command::new("/usr/sbin/dockerd")
+            .arg("--data-root")
+            .arg(at("data"))
+            .arg("--exec-root")
+            .arg(at("exec"))
+            .arg("--pidfile")
+            .arg(at("pid"))
+            .arg("-H")
+            .arg(format!("unix://{}", at("socket").display()))
+            .args(["--bridge=none", "--iptables=false", "--ip6tables=false"])
+            .env("PATH", PATH)
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(at("log")).unwrap())
+            .spawn()
+            .expect("dockerd is installed by the test command");
+        let image = "sha256:0000000000000000000000000000000000000000000000000000000000000000".parse().unwrap();
+        let mut engine = Self { kind: Kind::Docker, server, place, image };
+        let deadline = Instant::now() + PATIENCE;
+        while !engine.command(&["version"]).status.success() {
+            let log = fs::read_to_string(engine.place.path().join("log")).unwrap();
+            assert!(Instant::now() < deadline, "dockerd does not answer:\n{log}");
+            sleep(Duration::from_millis(100));
+        }
+        let tar = root_tree(engine.place.path());
+        let imported = engine.command(&["import", tar.to_str().unwrap()]);
+        engine.image = String::from_utf8(imported.stdout).unwrap().trim().parse().expect("the image's digest");
+        engine
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.place.path().join("socket")
+    }
+
+    /// The engine's own command line.
+    pub fn command(&self, arguments: &[&str]) -> std::process::Output {
+        let mut command = Command::new("docker");
+        command.arg("-H").arg(format!("unix://{}", self.socket().display())).args(arguments);
+        command.stdin(Stdio::null()).output().unwrap()
+    }
+
+    pub fn sandboxes(&self) -> ContainerSandboxes {
+        self.sandboxes_of("tests")
+    }
+
+    pub fn sandboxes_of(&self, owner: &str) -> ContainerSandboxes {
+        let settings = Settings { socket: Some(self.socket()), launcher: launcher(), owner: owner.to_owned() };
+        ContainerSandboxes::new(self.kind, settings)
+    }
+
+    pub fn image(&self) -> ImageDigest {
+        self.image.clone()
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // What is left of containers would hold the engine's directories.
+        let left = self.command(&["ps", "-aq"]);
+        for id in String::from_utf8_lossy(&left.stdout).split_whitespace() {
+            self.command(&["rm", "-f", id]);
+        }
+        if let Some(pid) = Pid::from_raw(self.server.id().cast_signed()) {
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        let _ = self.server.wait();
+    }
+}
+
+fn place() -> TempDir {
+    tempfile::Builder::new().prefix("stockade-engine-").tempdir_in("/var/tmp").unwrap()
+}
+
+/// The example `launcher` of this crate, where every user can read it.
+fn launcher() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let built = test.ancestors().nth(2).unwrap().join("examples/launcher");
+    assert!(built.exists(), "{} is built with the tests", built.display());
+    built
+}
+
+/// The files of an image with nothing but busybox, as an archive.
+fn root_tree(place: &Path) -> PathBuf {
+    let root = place.join("root");
+    for directory in ["bin", "etc", "proc", "sys", "dev", "tmp", "run", "workspace", "home/agent"] {
+        fs::create_dir_all(root.join(directory)).unwrap();
+    }
+    fs::copy("/usr/bin/busybox", root.join("bin/busybox")).expect("a static busybox");
+    for applet in APPLETS {
+        std::os::unix::fs::symlink("busybox", root.join("bin").join(applet)).unwrap();
+    }
+    fs::write(root.join("etc/passwd"), "root:x:0:0::/root:/bin/sh\nagent:x:1000:1000::/home/agent:/bin/sh\n").unwrap();
+    let tar = place.join("root.tar");
+    assert!(Command::new("tar").arg("-C").arg(&root).arg("-cf").arg(&tar).arg(".").status().unwrap().success());
+    tar
+}
+
+/// A sandbox with its directories on the host, and what it tells.
+pub struct Place {
+    pub top: TempDir,
+    pub plan: SandboxPlan,
+    pub sandbox: Box<dyn Sandbox>,
+    pub told: Receiver<SandboxEvent>,
+}
+
+impl Place {
+    pub fn new(engine: &Engine) -> Self {
+        Self::with(engine, |_| {}).unwrap()
+    }
+
+    pub fn with(engine: &Engine, change: impl FnOnce(&mut SandboxPlan)) -> Result<Self, SandboxError> {
+        let top = tempfile::Builder::new().prefix("sandbox-").tempdir().unwrap();
+        let mut plan = plan(engine, top.path());
+        change(&mut plan);
+        let (sandbox, told) = begun(&plan, |plan, events| engine.sandboxes().create(plan, events))?;
+        Ok(Self { top, plan, sandbox, told })
+    }
+
+    pub fn begin(
+        &self,
+        plan: &Plan,
+        io: Io,
+        hold: bool,
+    ) -> Result<(Box<dyn Attempt>, Receiver<AttemptEvent>), StartError> {
+        let (sender, events) = channel();
+        let sink = Events::new(move |event| drop(sender.send(event)));
+        Ok((self.sandbox.backend().prepare(plan, &io, hold, sink)?, events))
+    }
+
+    #[track_caller]
+    pub fn run(&self, script: &str) -> Ran {
+        self.run_plan(&inside(script))
+    }
+
+    #[track_caller]
+    pub fn run_plan(&self, plan: &Plan) -> Ran {
+        let (mut attempt, events) = self.begin(plan, CAPTURE, false).unwrap();
+        attempt.release().unwrap();
+        let report = attempt.enforced().clone();
+        let (end, denials) = drain(&events);
+        Ran { end, denials, report }
+    }
+}
+
+/// A sandbox made or found, and what it tells.
+pub fn begun(
+    plan: &SandboxPlan,
+    by: impl FnOnce(&SandboxPlan, SandboxEvents) -> Result<Box<dyn Sandbox>, SandboxError>,
+) -> Result<(Box<dyn Sandbox>, Receiver<SandboxEvent>), SandboxError> {
+    let (sender, told) = channel();
+    let sandbox = by(plan, SandboxEvents::new(move |event| drop(sender.send(event))))?;
+    Ok((sandbox, told))
+}
+
+/// The plan of a sandbox with directories beneath this one.
+pub fn plan(engine: &Engine, top: &Path) -> SandboxPlan {
+    let directory = |name: &str| {
+        let path = top.join(name);
+        fs::create_dir(&path).unwrap();
+        // As an ordinary user's: no command is to be root.
+        std::os::unix::fs::chown(&path, Some(1000), Some(1000)).unwrap();
+        path
+    };
+    let mut bytes = [0; 16];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).unwrap();
+    SandboxPlan {
+        id: SandboxId::from_random(bytes),
+        system: Some(System::Image(engine.image())),
+        workspace: directory("work"),
+        home: directory("home"),
+        profile: profile(),
+        level: Level::Full,
+        background: Background::End,
+        runtime: None,
+    }
+}
+
+#[derive(Debug)]
+pub struct Ran {
+    pub end: AttemptEnd,
+    pub denials: Vec<Denial>,
+    pub report: EnforcementReport,
+}
+
+impl Ran {
+    #[track_caller]
+    pub fn ok(&self) -> String {
+        assert_eq!(self.end.end, CommandEnd::Exited(0), "{self:#?}");
+        self.stdout()
+    }
+
+    pub fn stdout(&self) -> String {
+        String::from_utf8_lossy(self.end.stdout.as_ref().unwrap().as_bytes()).into_owned()
+    }
+}
+
+#[track_caller]
+pub fn drain(events: &Receiver<AttemptEvent>) -> (AttemptEnd, Vec<Denial>) {
+    let mut denials = Vec::new();
+    loop {
+        match events.recv_timeout(PATIENCE).expect("the attempt ends") {
+            AttemptEvent::Denied(denial) | AttemptEvent::Breached(denial) => denials.push(denial),
+            AttemptEvent::Executed { .. } | AttemptEvent::Connection(_) | AttemptEvent::Withdrawn(_) => {}
+            AttemptEvent::Held { .. } => panic!("it was not told to hold"),
+            AttemptEvent::Ended(end) => return (end, denials),
+        }
+    }
+}
+
+pub fn profile() -> Profile {
+    Profile {
+        name: "workspace".to_owned(),
+        sandboxed: true,
+        filesystem: Filesystem {
+            write: vec!["/workspace".into(), "/home/agent".into()],
+            protect: DEFAULT_PROTECTED_NAMES.iter().map(|&n| n.to_owned()).collect(),
+            ..Filesystem::default()
+        },
+        exec: stockade_model::ExecRules::default(),
+        network: Network::None,
+        egress: Default::default(),
+        environment: Environment::default(),
+        limits: Limits {
+            memory_bytes: Some(256 << 20),
+            temp_bytes: Some(64 << 20),
+            processes: Some(200),
+            ..Limits::default()
+        },
+    }
+}
+
+/// A script in the workspace of a sandbox.
+pub fn inside(script: &str) -> Plan {
+    let variables = [("PATH", "/bin"), ("HOME", "/home/agent"), ("LC_ALL", "C")];
+    Plan {
+        request: RequestId::from_random([7; 16]),
+        attempt: 1,
+        argv: ["/bin/sh", "-c", script].map(Into::into).into(),
+        environment: variables.map(|(name, value)| (name.to_owned(), value.into())).into(),
+        cwd: "/workspace".into(),
+        workspace: "/workspace".into(),
+        profile: profile(),
+        grants: Vec::new(),
+        level: Level::Full,
+        backend: "docker".to_owned(),
+    }
+}
