@@ -5,10 +5,20 @@
 mod support;
 
 use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::Stdio;
 
-use stockade_engine::{CommandEnd, SandboxError, Sandboxes};
-use stockade_model::LayerState;
-use support::{Engine, Place};
+use stockade_engine::{
+    AttemptEvent, CommandEnd, HeldAnswer, SandboxError, SandboxEvent, SandboxEvents, Sandboxes, System, Tree,
+};
+use stockade_model::{Background, Grant, LayerState, Level, Operation, SandboxId};
+use support::{CAPTURE, Engine, PATIENCE, Place, begun, drain, inside, plan};
+
+type Change = fn(&mut stockade_engine::SandboxPlan);
+
+fn grant(text: &str) -> Grant {
+    text.parse().unwrap()
+}
 
 #[test]
 fn a_command_runs_within_the_walls_and_its_files_are_the_hosts() {
@@ -24,10 +34,261 @@ fn a_command_runs_within_the_walls_and_its_files_are_the_hosts() {
     for layer in ["container", "container-privileges", "container-files", "landlock", "seccomp", "broker"] {
         assert_eq!(layers.get(layer).map(|l| l.state), Some(LayerState::Enforced), "{layer}: {layers:#?}");
     }
+
+    let held = rustix::fs::openat(
+        place.sandbox.tree(Tree::Workspace).unwrap(),
+        "made",
+        rustix::fs::OFlags::RDONLY,
+        rustix::fs::Mode::empty(),
+    );
+    assert!(held.is_ok(), "a tree is reached by descriptor");
+    let used = place.sandbox.usage().unwrap();
+    assert!(used.memory_bytes.unwrap() > 0 && used.processes.unwrap() >= 1, "{used:?}");
+
     place.sandbox.destroy().unwrap();
     place.sandbox.destroy().unwrap();
     assert!(matches!(place.sandbox.pause(), Err(SandboxError::Gone(_))));
-    assert_eq!(String::from_utf8(engine.command(&["ps", "-aq"]).stdout).unwrap(), "");
+    assert_eq!(engine.containers(), Vec::<String>::new());
     assert!(place.plan.workspace.join("made").exists(), "the directories stay");
     engine.sandboxes().clear(&place.plan.id).unwrap();
+}
+
+#[test]
+fn what_is_refused_is_told_and_what_is_held_can_be_granted() {
+    let engine = Engine::docker();
+    let place = Place::new(&engine);
+    // The control: the same is possible beside.
+    assert_eq!(place.run("mkdir -p d && echo x > d/f && cat d/f").ok(), "x\n");
+    let ran = place.run("echo evil > .bashrc; echo evil > /etc/x; echo $?");
+    assert_ne!(ran.stdout(), "0\n");
+    let refused: Vec<_> =
+        ran.denials.iter().map(|d| (d.operation, d.grant.as_ref().map(ToString::to_string))).collect();
+    assert!(refused.contains(&(Operation::Create, Some("write /workspace/.bashrc".to_owned()))), "{:#?}", ran.denials);
+    assert!(!place.plan.workspace.join(".bashrc").exists());
+
+    let (mut attempt, events) = place.begin(&inside("echo agreed > .bashrc && cat .bashrc"), CAPTURE, true).unwrap();
+    attempt.release().unwrap();
+    let end = loop {
+        match events.recv_timeout(PATIENCE).unwrap() {
+            AttemptEvent::Held { id, denial } => {
+                assert_eq!(denial.grant, Some(grant("write /workspace/.bashrc")), "{denial:#?}");
+                attempt.answer(id, HeldAnswer::Granted(vec![grant("write /workspace/.bashrc")]));
+            }
+            AttemptEvent::Ended(end) => break end,
+            _ => {}
+        }
+    };
+    assert_eq!(end.end, CommandEnd::Exited(0));
+    assert_eq!(fs::read_to_string(place.plan.workspace.join(".bashrc")).unwrap(), "agreed\n");
+
+    for power in ["connect example.org:443", "read /etc/shadow", "memory 1GiB", "write /etc"] {
+        let mut plan = inside("true");
+        plan.grants.push(grant(power));
+        let refused = place.begin(&plan, CAPTURE, false).map(drop).unwrap_err();
+        assert!(refused.what.contains(power) && refused.hint.is_some(), "{refused:?}");
+    }
+}
+
+#[test]
+fn nothing_of_the_host_is_inside() {
+    let engine = Engine::docker();
+    let place = Place::new(&engine);
+    assert_eq!(place.run("ls /sys/class/net").ok(), "lo\n");
+    assert_eq!(
+        place.run("ps -o pid= | wc -l | tr -d ' '; ps").ok().lines().next().map(|n| n.parse::<u32>().unwrap() < 12),
+        Some(true)
+    );
+    let mounts = engine.command(&[
+        "inspect",
+        "-f",
+        "{{range .Mounts}}{{.Source}} {{end}}",
+        &format!("stockade-{}", place.plan.id),
+    ]);
+    let mounts = String::from_utf8(mounts.stdout).unwrap();
+    assert_eq!(mounts.split_whitespace().count(), 3, "{mounts}");
+    assert!(!mounts.contains("socket") && !mounts.contains(".sock"), "{mounts}");
+    let ran = place.run("grep -E '^(CapEff|CapBnd|NoNewPrivs|Seccomp):' /proc/self/status | tr -d '\\t '; mount -t tmpfs x /tmp; echo $?");
+    let text = ran.stdout();
+    for line in ["CapEff:0000000000000000", "CapBnd:0000000000000000", "NoNewPrivs:1", "Seccomp:2"] {
+        assert!(text.contains(line), "{text}");
+    }
+    assert!(!text.ends_with("\n0\n"), "{text}");
+}
+
+#[test]
+fn a_command_ends_with_all_that_it_started() {
+    let engine = Engine::docker();
+    let place = Place::new(&engine);
+    // Three: the first process of the container is always there.
+    let before = engine.processes(&place.plan).len();
+    assert_eq!(before, 1, "{:?}", engine.processes(&place.plan));
+    place.run("setsid sleep 4321 > /dev/null 2>&1 < /dev/null & sleep 4321 & echo begun").ok();
+    assert_eq!(engine.processes(&place.plan).len(), 1, "{:?}", engine.processes(&place.plan));
+
+    let (mut attempt, events) =
+        place.begin(&inside("trap 'exit 7' TERM; echo > up; while :; do sleep 1; done"), CAPTURE, false).unwrap();
+    attempt.release().unwrap();
+    while !place.plan.workspace.join("up").exists() {
+        std::thread::yield_now();
+    }
+    attempt.signal(15);
+    assert_eq!(drain(&events).0.end, CommandEnd::Exited(7));
+    drop(attempt);
+
+    let (mut attempt, events) = place.begin(&inside("sleep 4321"), CAPTURE, false).unwrap();
+    attempt.release().unwrap();
+    attempt.kill();
+    assert!(matches!(drain(&events).0.end, CommandEnd::Signaled(9)));
+    drop(attempt);
+    assert_eq!(engine.processes(&place.plan).len(), 1, "{:?}", engine.processes(&place.plan));
+
+    let (attempt, events) = place.begin(&inside("echo never > never"), CAPTURE, false).unwrap();
+    drop(attempt);
+    let _ = drain(&events);
+    assert!(!place.plan.workspace.join("never").exists());
+    assert_eq!(engine.processes(&place.plan).len(), 1, "{:?}", engine.processes(&place.plan));
+}
+
+#[test]
+fn streams_pass_whole_and_bounded() {
+    let engine = Engine::docker();
+    let top = tempfile::tempdir().unwrap();
+    let plan = plan(&engine, top.path());
+    let mut many = engine.one_command(&plan, "inherit", "cat; echo errors >&2; exit 5");
+    let mut child = many.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let sent: Vec<u8> = (0..3 << 20_u32).map(|n| (n % 251) as u8).collect();
+    let mut stdin = child.stdin.take().unwrap();
+    let text = sent.clone();
+    let writer = std::thread::spawn(move || stdin.write_all(&text).unwrap());
+    let got = child.wait_with_output().unwrap();
+    writer.join().unwrap();
+    assert_eq!(got.status.code(), Some(5), "{}", String::from_utf8_lossy(&got.stderr));
+    assert!(got.stdout == sent, "{} of {} bytes", got.stdout.len(), sent.len());
+    assert_eq!(String::from_utf8_lossy(&got.stderr), "errors\n");
+
+    // Who reads no more ends who writes, as with a pipe.
+    let mut endless = engine.one_command(&plan, "inherit", "yes; echo $? > ended");
+    let mut child = endless.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut some = vec![0; 100_000];
+    child.stdout.take().unwrap().read_exact(&mut some).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert_ne!(fs::read_to_string(plan.workspace.join("ended")).unwrap().trim(), "0");
+
+    let place = Place::new(&engine);
+    let ran = place.run("yes 0123456789 | head -c 5000000; echo end");
+    let out = ran.end.stdout.unwrap();
+    let (length, tail) = (out.as_bytes().len(), out.as_bytes().ends_with(b"end\n"));
+    assert!(ran.end.truncated && length < 2 << 20 && tail, "{} {length} {tail}", ran.end.truncated);
+}
+
+#[test]
+fn a_terminal_is_made_inside() {
+    let engine = Engine::docker();
+    let top = tempfile::tempdir().unwrap();
+    let plan = plan(&engine, top.path());
+    let ours = rustix::pty::openpt(rustix::pty::OpenptFlags::RDWR | rustix::pty::OpenptFlags::NOCTTY).unwrap();
+    rustix::pty::grantpt(&ours).unwrap();
+    rustix::pty::unlockpt(&ours).unwrap();
+    let name = rustix::pty::ptsname(&ours, Vec::new()).unwrap();
+    let open = || fs::OpenOptions::new().read(true).write(true).open(name.to_str().unwrap()).unwrap();
+    let size = |rows, columns| rustix::termios::Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    rustix::termios::tcsetwinsize(&ours, size(33, 99)).unwrap();
+    let script = "tty; stty size; trap 'stty size; exit 4' WINCH; echo ready; read line; echo got $line; while :; do sleep 0.1; done";
+    let mut child = engine
+        .one_command(&plan, "terminal", script)
+        .stdin(open())
+        .stdout(open())
+        .stderr(Stdio::inherit())
+        .spawn()
+        .unwrap();
+    let mut ours = fs::File::from(ours);
+    let mut lines = BufReader::new(ours.try_clone().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.next().unwrap().starts_with("/dev/pts/"));
+    assert_eq!(lines.next().unwrap(), "33 99");
+    assert_eq!(lines.next().unwrap(), "ready");
+    ours.write_all(b"typed\r").unwrap();
+    // Shown by the terminal inside, and read from it by the command.
+    assert_eq!(lines.next().unwrap(), "typed");
+    assert_eq!(lines.next().unwrap(), "got typed");
+    rustix::termios::tcsetwinsize(&ours, size(12, 34)).unwrap();
+    assert_eq!(lines.next().unwrap(), "12 34");
+    assert_eq!(child.wait().unwrap().code(), Some(4));
+}
+
+#[test]
+fn a_sandbox_is_found_again_by_its_owner_alone() {
+    let engine = Engine::docker();
+    let top = tempfile::tempdir().unwrap();
+    let plan = plan(&engine, top.path());
+    // Killed in the middle of a command.
+    let mut first = engine.one_command(&plan, "inherit", "echo begun; sleep 4321");
+    let mut child = first.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "begun\n");
+    child.kill().unwrap();
+    child.wait().unwrap();
+
+    let nobody = SandboxEvents::new(|_| {});
+    let other = engine.sandboxes_of("somebody else");
+    assert!(matches!(other.adopt(&plan, nobody.clone()), Err(SandboxError::Gone(_))));
+    other.clear(&plan.id).unwrap();
+    let unknown = SandboxId::from_random([9; 16]);
+    engine.sandboxes().clear(&unknown).unwrap();
+    assert_eq!(engine.containers().len(), 1, "nobody else's is removed");
+
+    let (sandbox, told) = begun(&plan, |plan, events| engine.sandboxes().adopt(plan, events)).unwrap();
+    // The command whose stream was lost has ended, and all of it.
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while engine.processes(&plan).len() > 1 {
+        assert!(std::time::Instant::now() < deadline, "{:?}", engine.processes(&plan));
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    let place = Place { top, plan, sandbox, told };
+    assert_eq!(place.run("echo again").ok(), "again\n");
+
+    place.sandbox.pause().unwrap();
+    let state = engine.command(&["inspect", "-f", "{{.State.Paused}}", &engine.containers()[0]]);
+    assert_eq!(String::from_utf8_lossy(&state.stdout), "true\n");
+    let refused = place.begin(&inside("true"), CAPTURE, false).map(drop).unwrap_err();
+    assert!(refused.what.contains("paused"), "{refused:?}");
+    place.sandbox.resume().unwrap();
+    place.sandbox.resume().unwrap();
+    assert_eq!(place.run("echo on").ok(), "on\n");
+
+    let (mut attempt, events) = place.begin(&inside("sleep 4321"), CAPTURE, false).unwrap();
+    attempt.release().unwrap();
+    engine.command(&["kill", &engine.containers()[0]]);
+    assert!(matches!(drain(&events).0.end, CommandEnd::Lost(_)));
+    assert!(matches!(place.told.recv_timeout(PATIENCE), Ok(SandboxEvent::Lost(_))));
+    drop(attempt);
+    let gone = engine.sandboxes().adopt(&place.plan, nobody.clone());
+    assert!(matches!(gone, Err(SandboxError::Gone(_))));
+    // Made anew around what it keeps.
+    let sandbox = engine.sandboxes().create(&place.plan, nobody).unwrap();
+    assert_eq!(engine.containers().len(), 1);
+    sandbox.destroy().unwrap();
+}
+
+#[test]
+fn what_cannot_be_had_is_refused_and_leaves_nothing() {
+    let engine = Engine::docker();
+    let unsupported: [(&str, Change); 4] = [
+        ("the host's system", |plan| plan.system = None),
+        ("a root tree", |plan| plan.system = Some(System::Tree("/".into()))),
+        ("a profile without a sandbox", |plan| plan.profile.sandboxed = false),
+        ("keeping what", |plan| plan.background = Background::Keep),
+    ];
+    for (what, change) in unsupported {
+        let refused = Place::with(&engine, change).map(drop).unwrap_err();
+        assert!(matches!(refused, SandboxError::Unsupported { .. }) && refused.to_string().contains(what), "{refused}");
+    }
+    let image = format!("sha256:{}", "1".repeat(64)).parse().unwrap();
+    let failed = Place::with(&engine, |plan| plan.system = Some(System::Image(image))).map(drop).unwrap_err();
+    assert!(failed.to_string().contains("no image") && failed.hint().is_some(), "{failed}");
+    let failed = Place::with(&engine, |plan| plan.runtime = Some("none-such".parse().unwrap())).map(drop).unwrap_err();
+    assert!(failed.to_string().contains("none-such"), "{failed}");
+    let failed = Place::with(&engine, |plan| plan.level = Level::None).map(drop).unwrap_err();
+    assert!(matches!(failed, SandboxError::Unsupported { .. }), "{failed}");
+    assert_eq!(engine.containers(), Vec::<String>::new());
 }

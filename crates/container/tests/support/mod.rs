@@ -91,6 +91,26 @@ impl Engine {
         ContainerSandboxes::new(self.kind, settings)
     }
 
+    /// A program that runs one command in a sandbox, with streams of its own.
+    pub fn one_command(&self, plan: &SandboxPlan, io: &str, script: &str) -> Command {
+        let mut command = Command::new(example("one_command"));
+        command.arg(self.socket()).arg(self.image.as_str()).arg(plan.id.as_str());
+        command.arg(&plan.workspace).arg(&plan.home).arg(launcher()).args([io, script]);
+        command
+    }
+
+    /// The ids of all containers that there are.
+    pub fn containers(&self) -> Vec<String> {
+        let listed = self.command(&["ps", "-aq"]);
+        String::from_utf8_lossy(&listed.stdout).split_whitespace().map(str::to_owned).collect()
+    }
+
+    /// The commands of the processes in a sandbox, as the engine sees them.
+    pub fn processes(&self, plan: &SandboxPlan) -> Vec<String> {
+        let listed = self.command(&["top", &format!("stockade-{}", plan.id), "-eo", "pid,args"]);
+        String::from_utf8_lossy(&listed.stdout).lines().skip(1).map(str::to_owned).collect()
+    }
+
     pub fn image(&self) -> ImageDigest {
         self.image.clone()
     }
@@ -99,9 +119,8 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         // What is left of containers would hold the engine's directories.
-        let left = self.command(&["ps", "-aq"]);
-        for id in String::from_utf8_lossy(&left.stdout).split_whitespace() {
-            self.command(&["rm", "-f", id]);
+        for id in self.containers() {
+            self.command(&["rm", "-f", &id]);
         }
         if let Some(pid) = Pid::from_raw(self.server.id().cast_signed()) {
             let _ = kill_process(pid, Signal::TERM);
@@ -116,8 +135,13 @@ fn place() -> TempDir {
 
 /// The example `launcher` of this crate, where every user can read it.
 fn launcher() -> PathBuf {
+    example("launcher")
+}
+
+/// An example of this crate: they are built with its tests.
+fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
-    let built = test.ancestors().nth(2).unwrap().join("examples/launcher");
+    let built = test.ancestors().nth(2).unwrap().join("examples").join(name);
     assert!(built.exists(), "{} is built with the tests", built.display());
     built
 }
