@@ -13,7 +13,7 @@ if [ $$ = 1 ]; then
     mkdir -p /dev/pts /dev/shm
     mount -t devpts -o mode=620,ptmxmode=666 devpts /dev/pts
     # Not /tmp: before 6.6 files in memory have no attributes of users.
-for place in /dev/shm /run; do mount -t tmpfs tmpfs $place; done
+    for place in /dev/shm /run; do mount -t tmpfs tmpfs $place; done
     chmod 1777 /dev/shm /tmp
     for link in fd:/proc/self/fd stdin:fd/0 stdout:fd/1 stderr:fd/2; do ln -s "${link#*:}" "/dev/${link%%:*}"; done
 fi

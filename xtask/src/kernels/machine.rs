@@ -123,8 +123,10 @@ fn once(boot: &Boot, first: First, load: &Path, within: Duration) -> Result<(Rep
     let machine = Command::new("qemu-system-x86_64")
         // The hosts this runs on are machines themselves, some with a KVM on
         // which a distribution's kernel does not start. The emulation spoils the
-        // flags after `cmpxchg16b` (seen with 7.2), which kernels do without.
-        .args(["-accel", "tcg,thread=multi", "-cpu", "max,-cx16", "-smp", "2", "-m", "3G"])
+        // flags after `cmpxchg16b` (seen with 7.2), which kernels do without. Its
+        // processors take turns: two machines run at once, and at the same time they
+        // meet code that the other changes.
+        .args(["-accel", "tcg,thread=single", "-cpu", "max,-cx16", "-smp", "2", "-m", "3G"])
         .args(["-nodefaults", "-display", "none", "-no-reboot"])
         .args(["-device", "virtio-rng-pci"])
         .arg("-serial")
