@@ -10,6 +10,7 @@ mod containers;
 mod denials;
 mod detached;
 mod hold;
+mod kept;
 mod library;
 mod life;
 mod limits;

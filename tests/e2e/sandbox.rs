@@ -17,12 +17,12 @@ use crate::world::{World, binary, each_user};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn stockade(world: &World, arguments: &[&str]) -> Output {
+pub fn stockade(world: &World, arguments: &[&str]) -> Output {
     world.run(&world.bare(&[&[binary().as_str(), "sandbox"], arguments].concat()))
 }
 
 #[track_caller]
-fn done(world: &World, arguments: &[&str]) -> String {
+pub fn done(world: &World, arguments: &[&str]) -> String {
     let output = stockade(world, arguments);
     assert_eq!(output.ended, Ended::Code(0), "{arguments:?}\n{}", output.text());
     output.stdout
@@ -30,24 +30,24 @@ fn done(world: &World, arguments: &[&str]) -> String {
 
 /// Demands that nothing was done, for this reason.
 #[track_caller]
-fn refused(world: &World, arguments: &[&str], why: &str) {
+pub fn refused(world: &World, arguments: &[&str], why: &str) {
     let output = stockade(world, arguments);
     assert_eq!(output.ended, Ended::Code(125), "{arguments:?}\n{}", output.text());
     assert!(output.stderr.contains(why), "{arguments:?}\n{}", output.stderr);
 }
 
 #[track_caller]
-fn create(world: &World, options: &[&str]) -> String {
+pub fn create(world: &World, options: &[&str]) -> String {
     let id = done(world, &[&["create"], options].concat());
     id.strip_suffix('\n').unwrap().to_owned()
 }
 
 #[track_caller]
-fn exec(world: &World, id: &str, script: &str) -> String {
+pub fn exec(world: &World, id: &str, script: &str) -> String {
     done(world, &["exec", "--mode", "never", id, "-c", script])
 }
 
-fn kept(world: &World, id: &str) -> PathBuf {
+pub fn kept(world: &World, id: &str) -> PathBuf {
     world.home().join(".local/state/stockade/sandboxes").join(id)
 }
 
@@ -57,7 +57,7 @@ fn what_one_keeps_is_there_for_its_next_command_and_for_nobody_else() {
         world.file("home/secret", "of the host");
         let (one, other) = (create(world, &["--label", "task=one"]), create(world, &[]));
         exec(world, &one, "echo mine > file; echo state > ~/state; echo temp > /tmp/temp");
-        assert_eq!(exec(world, &one, "pwd; cat file ~/state; ls /tmp"), "/workspace\nmine\nstate\n");
+        assert_eq!(exec(world, &one, "pwd; cat file ~/state; ls /tmp"), "/workspace\nmine\nstate\ntemp\n");
         assert_eq!(exec(world, &other, "ls -A . ~"), ".:\n\n/home/agent:\n");
         // The control: it is there, for a command of the same user outside.
         let secret = world.home().join("secret");

@@ -70,6 +70,9 @@ pub enum SandboxCommand {
         override_usage = "stockade sandbox run [OPTIONS] -- CMD [ARG]...\n       stockade sandbox run [OPTIONS] -c SCRIPT"
     )]
     Run(SandboxRunArgs),
+    /// The process that keeps a sandbox; started by those that make one.
+    #[command(hide = true)]
+    Keep,
 }
 
 /// What a sandbox is to be.

@@ -29,6 +29,8 @@ pub struct Opened {
     pub sandbox: Box<dyn Sandbox>,
     /// That it is used: given back with [`Lifecycle::leave`].
     pub used: Use,
+    /// Whether its processes were gone and its walls are new, around what it keeps.
+    pub is_anew: bool,
 }
 
 /// Why a sandbox is destroyed.
@@ -107,7 +109,7 @@ impl Lifecycle {
         })();
         drop(claim);
         match made {
-            Ok(sandbox) => Ok(Opened { sandbox, used: self.store.begin_use(&id, self.now_ms())? }),
+            Ok(sandbox) => Ok(Opened { sandbox, used: self.store.begin_use(&id, self.now_ms())?, is_anew: false }),
             Err(error) => {
                 self.give_up(&id, &error);
                 Err(error)
@@ -125,11 +127,15 @@ impl Lifecycle {
         let kind = self.kind_of(used.record())?;
         let places = Places::of(used.path(), &used.record().spec.workspace);
         let plan = plan(id, wanted, places);
-        let sandbox = match kind.adopt(&plan, events.clone()) {
-            Err(SandboxError::Gone(_)) => kind.create(&plan, events)?,
-            found => found?,
-        };
-        Ok(Opened { sandbox, used })
+        match kind.adopt(&plan, events.clone()) {
+            Err(SandboxError::Gone(_)) if used.record().spec.after_restart == AfterRestart::Destroy => {
+                self.release(used)?;
+                self.destroy(id, Why::Restarted)?;
+                Err(SandboxError::Gone(id.clone()).into())
+            }
+            Err(SandboxError::Gone(_)) => Ok(Opened { sandbox: kind.create(&plan, events)?, used, is_anew: true }),
+            found => Ok(Opened { sandbox: found?, used, is_anew: false }),
+        }
     }
 
     /// Begins to use what one keeps, without its walls: see [`files`](crate::files).

@@ -125,7 +125,8 @@ pub enum EventKind {
     },
     /// A connection through the door is over.
     Connection {
-        /// Which attempt.
+        /// Which attempt; 0 where the command had ended, and what it left behind in a
+        /// sandbox that lasts went on.
         attempt: u32,
         /// What there is to know of it.
         connection: Box<ConnectionRecord>,

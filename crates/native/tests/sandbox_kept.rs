@@ -8,7 +8,7 @@ mod support;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -19,7 +19,7 @@ use stockade_engine::{
     Attempt, AttemptEvent, CommandEnd, Events, HeldAnswer, Sandbox, SandboxError, SandboxEvent, SandboxPlan, Sandboxes,
     Tree,
 };
-use stockade_model::{Plan, RequestId};
+use stockade_model::{Plan, RequestId, SandboxId};
 use stockade_native::{Keep, NativeSandboxes, keep_sandbox};
 use support::{in_each_role, processes_with, wait_until};
 use tempfile::TempDir;
@@ -27,17 +27,23 @@ use tempfile::TempDir;
 /// This program, as a keeper starts it: the last argument is a sandbox's id.
 #[test]
 fn plays_the_keeper() {
-    if !std::env::args().any(|argument| argument.starts_with("sbx_")) {
+    if !std::env::args().any(|argument| argument == KEEPER) {
         return;
     }
-    let (events, _told) = hearing();
-    // A file in the place of a time that is over.
-    let id = std::env::args().next_back().unwrap();
-    let wanted = Box::new(move || {
-        let over = std::env::temp_dir().join(format!("over-{id}"));
-        (!over.exists()).then_some(Duration::from_millis(50))
-    });
-    keep_sandbox(|_| Ok(Keep { events, wanted })).unwrap();
+    let begin = |id: &SandboxId, _: &Path| {
+        // A file in the place of a time that is over.
+        let over = over(id);
+        let wanted = move || (!over.exists()).then_some(Duration::from_millis(50));
+        Ok(Keep { events: hearing().0, wanted: Box::new(wanted) })
+    };
+    keep_sandbox(begin).unwrap();
+}
+
+/// Says that this program is to keep a sandbox.
+const KEEPER: &str = "keeper-of-a-test";
+
+fn over(id: &SandboxId) -> PathBuf {
+    std::env::temp_dir().join(format!("over-{id}"))
 }
 
 /// A place for sandboxes, and one in it that is planned.
@@ -60,9 +66,9 @@ impl Estate {
         let mut plan = sandbox_plan(top.path());
         let mut random = [3; 16];
         random[..4].copy_from_slice(&std::process::id().to_le_bytes());
-        plan.id = stockade_model::SandboxId::from_random(random);
+        plan.id = SandboxId::from_random(random);
         change(&mut plan);
-        let arguments = ["--exact", "plays_the_keeper", "--nocapture", "--test-threads", "1"].map(Into::into);
+        let arguments = ["--exact", "plays_the_keeper", "--nocapture", "--test-threads", "1", KEEPER].map(Into::into);
         let kinds = NativeSandboxes::default().kept_by(std::env::current_exe().unwrap(), arguments.into(), root);
         Self { top, kinds, plan }
     }
@@ -78,20 +84,30 @@ impl Estate {
         Ok((self.kinds.adopt(&self.plan, events)?, told))
     }
 
-    /// The process that keeps the sandbox.
+    /// What the sandbox keeps.
+    fn directory(&self) -> PathBuf {
+        self.top.path().join("r".repeat(120)).join(self.plan.id.as_str())
+    }
+
+    /// The processes that keep the sandbox: each holds its directory.
+    fn keepers(&self) -> Vec<u32> {
+        let holds = |process: &PathBuf| {
+            let held = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+            held.filter_map(|fd| fs::read_link(fd.path()).ok()).any(|path| path.starts_with(self.directory()))
+        };
+        let number = |path: PathBuf| path.file_name()?.to_str()?.parse().ok();
+        processes_with(KEEPER).into_iter().filter(holds).filter_map(number).collect()
+    }
+
+    #[track_caller]
     fn keeper(&self) -> u32 {
-        // Its inits are copies of it.
-        let number = |path: PathBuf| path.file_name()?.to_str()?.parse::<u32>().ok();
-        let leads =
-            |pid: &u32| getsid(Pid::from_raw(pid.cast_signed())).is_ok_and(|sid| sid.as_raw_pid() == pid.cast_signed());
-        let processes = processes_with(&format!("\0{}", self.plan.id));
-        let keepers: Vec<u32> = processes.into_iter().filter_map(number).filter(leads).collect();
+        let keepers = self.keepers();
         let [keeper] = keepers[..] else { panic!("not one keeper: {keepers:?}") };
         keeper
     }
 
     fn is_kept(&self) -> bool {
-        !processes_with(&format!("\0{}", self.plan.id)).is_empty()
+        !self.keepers().is_empty()
     }
 }
 
@@ -143,6 +159,8 @@ fn one_goes_on_without_its_maker_and_is_found_again() {
         assert!(found.tree(Tree::Home).is_ok());
         // It leads a session, so nobody's terminal reaches it, and has nothing of its maker's.
         let keeper = estate.keeper();
+        let number = Pid::from_raw(keeper.cast_signed());
+        assert_eq!(getsid(number).ok(), number);
         assert_eq!(fs::read(format!("/proc/{keeper}/environ")).unwrap(), b"");
         // Whoever asks for it again gets it, not a second one.
         let (again, _) = estate.create();
@@ -329,13 +347,13 @@ fn a_keeper_ends_that_nobody_wants_or_finds() {
         let (sandbox, _told) = estate.create();
         let mark = format!("90{:07}", std::process::id());
         run(sandbox.as_ref(), &format!("(setsid sleep {mark} >/dev/null 2>&1 &); true")).ok();
-        let over = std::env::temp_dir().join(format!("over-{}", estate.plan.id));
+        let over = over(&estate.plan.id);
         fs::write(&over, "").unwrap();
         wait_until("its time is over", || !estate.is_kept() && sleeping(&mark) == 0);
         fs::remove_file(&over).unwrap();
         let (_sandbox, _told) = estate.create();
         assert!(estate.is_kept());
-        fs::remove_dir_all(estate.top.path().join("r".repeat(120)).join(estate.plan.id.as_str())).unwrap();
+        fs::remove_dir_all(estate.directory()).unwrap();
         wait_until("nobody could find it", || !estate.is_kept());
     });
 }

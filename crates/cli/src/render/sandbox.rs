@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use stockade_model::{RawText, SandboxRecord, WorkspaceSource};
+use stockade_model::{RawText, SandboxId, SandboxRecord, WorkspaceSource};
 
 use super::audit::utc;
 
@@ -43,6 +43,11 @@ pub fn shown(record: &SandboxRecord) -> String {
     out
 }
 
+/// That nothing goes on of what its commands had left running.
+pub fn anew(id: &SandboxId) -> String {
+    format!("• the processes of {id} were gone; its walls are new, around what it keeps\n")
+}
+
 fn label(key: &str, value: &str) -> String {
     format!("{key}={}", RawText::from(value).escaped())
 }
@@ -59,7 +64,7 @@ fn source(workspace: &WorkspaceSource) -> String {
 
 #[cfg(test)]
 mod tests {
-    use stockade_model::{Limit, SandboxId, SandboxSpec, SandboxState};
+    use stockade_model::{Limit, SandboxSpec, SandboxState};
 
     use super::*;
 

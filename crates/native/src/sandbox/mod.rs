@@ -53,9 +53,11 @@ impl NativeSandboxes {
     }
 
     /// Those that are each kept by a process of its own, so that they go on without
-    /// whoever made them. It is this program, with these arguments and the sandbox's
-    /// id after them; it has to call [`keep_sandbox`]. `root` has a private directory
-    /// for each sandbox, by its id: there its keeper is found.
+    /// whoever made them. It is this program, with these arguments; it has to call
+    /// [`keep_sandbox`]. What stands there is seen inside: the first process of a
+    /// sandbox is a copy of it. `root` has a private directory for each sandbox, by
+    /// its id: there its keeper is found. Names of hosts are looked up as the host
+    /// does it.
     #[must_use]
     pub fn kept_by(self, program: PathBuf, arguments: Vec<OsString>, root: PathBuf) -> Self {
         Self { apart: Some(Apart { program, arguments, root }), ..self }

@@ -1,6 +1,7 @@
 //! One command in a sandbox that lasts: a run like any other, with the sandbox's
 //! backend in the place of one of its own.
 
+use std::io::Write;
 use std::sync::Arc;
 
 use stockade_engine::INSIDE_WORKSPACE;
@@ -16,6 +17,7 @@ use crate::failure::Failure;
 use crate::interrupts::{self, Taken};
 use crate::places;
 use crate::relay::{Given, Resizes};
+use crate::render::sandbox as text;
 use crate::sandbox_args::{Manner, SandboxExecArgs};
 use crate::{exit, meaning};
 
@@ -83,7 +85,11 @@ fn one_step(words: Vec<RawText>, place: Inside, signals: Taken) -> Result<(), Fa
 fn open(lifecycle: &Lifecycle, id: &SandboxId) -> Result<Opened, Failure> {
     let record = find(lifecycle, id)?;
     let setting = setting::load(&places::current_directory()?)?;
-    Ok(lifecycle.open(id, &wanted(record.spec, &setting.settings)?, unheard())?)
+    let opened = lifecycle.open(id, &wanted(record.spec, &setting.settings)?, unheard())?;
+    if opened.is_anew {
+        let _ = std::io::stderr().lock().write_all(text::anew(id).as_bytes());
+    }
+    Ok(opened)
 }
 
 fn inside(record: &SandboxRecord, opened: &Opened, more: Vec<Grant>, agreed: Option<CallerApproval>) -> Inside {

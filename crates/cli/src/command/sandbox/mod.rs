@@ -1,9 +1,9 @@
-//! `stockade sandbox`: places that last, and commands in them. There is no process
-//! behind one: what it keeps lasts, and its walls are made anew around that by each
-//! command, with which whatever it left behind ends.
+//! `stockade sandbox`: places that last, and commands in them. Behind each is a process
+//! of its own, its keeper (see [`keep`]); what a command leaves behind goes on there.
 
 mod copy;
 mod exec;
+mod keep;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -33,6 +33,9 @@ use crate::{exit, interrupts, meaning, trace};
 /// takes from one of its steps to the next.
 const LEFT_FOR: Duration = Duration::from_secs(10);
 
+/// This program, even where its file was replaced.
+const OWN_PROGRAM: &str = "/proc/self/exe";
+
 /// Runs a subcommand.
 ///
 /// # Errors
@@ -51,15 +54,26 @@ pub fn sandbox(typed: SandboxCommand) -> Ended {
         }
         SandboxCommand::Destroy { ids } => destroy(&ids),
         SandboxCommand::Run(typed) => run(typed),
+        SandboxCommand::Keep => keep::keep(),
     }
 }
 
 /// All sandboxes of this user, without those whose time is over.
 fn lifecycle() -> Result<Lifecycle, Failure> {
-    let root = State::open(&places::state_path(&variable)?)?.sandboxes();
-    let store = Arc::new(Sandboxes::open(&root)?);
-    let kinds = vec![Arc::new(NativeSandboxes::default()) as _];
-    let lifecycle = Lifecycle::new(store, kinds, Arc::new(SystemClock::default()));
+    let lifecycle = lifecycle_of(&State::open(&places::state_path(&variable)?)?)?;
+    sweep(&lifecycle)?;
+    Ok(lifecycle)
+}
+
+/// All sandboxes of this state.
+fn lifecycle_of(state: &State) -> Result<Lifecycle, Failure> {
+    let store = Arc::new(Sandboxes::open(&state.sandboxes())?);
+    let native = NativeSandboxes::default().kept_by(OWN_PROGRAM.into(), keep::arguments(), state.sandboxes());
+    Ok(Lifecycle::new(store, vec![Arc::new(native)], Arc::new(SystemClock::default())))
+}
+
+/// Destroys those that nobody wants any more.
+fn sweep(lifecycle: &Lifecycle) -> Result<(), Failure> {
     for swept in lifecycle.sweep()? {
         if let Err(error) = swept.done {
             let what = format!("the sandbox {} is over ({}) and could not be destroyed", swept.id, swept.why.as_str());
@@ -67,10 +81,10 @@ fn lifecycle() -> Result<Lifecycle, Failure> {
             crate::complain(&Failure::new(format!("{what}: {said}")).or_hint(said.hint));
         }
     }
-    Ok(lifecycle)
+    Ok(())
 }
 
-/// Nobody is told of what happens between commands: nothing runs then.
+/// The keeper hears of it, and puts it on the record.
 fn unheard() -> SandboxEvents {
     SandboxEvents::new(|_| {})
 }
@@ -90,7 +104,7 @@ fn create(typed: &SandboxCreateArgs) -> Ended {
     Ok(exit::SUCCESS)
 }
 
-/// Makes a sandbox. Its walls were there, and go with this.
+/// Makes a sandbox, which goes on without this process.
 fn begin(lifecycle: &Lifecycle, spec: SandboxSpec, setting: &Setting) -> Result<SandboxId, Failure> {
     let id = meaning::sandbox_id()?;
     let opened = lifecycle.create(id.clone(), &wanted(spec, &setting.settings)?, unheard())?;
@@ -158,7 +172,6 @@ fn spec(kind: &Kind, settings: &Settings) -> Result<SandboxSpec, Failure> {
         workspace,
         limits: meaning::limits(&kind.limits),
         labels: labels_of(&kind.labels)?,
-        // As long as its walls stand: those of one command.
         background: Background::Keep,
         ..SandboxSpec::of_profile(profile)
     })

@@ -117,7 +117,6 @@ impl Apart {
         ours.set_write_timeout(Some(ANSWERS_WITHIN)).map_err(cannot)?;
         let mut keeper = Command::new(&self.program)
             .args(&self.arguments)
-            .arg(plan.id.as_str())
             .env_clear()
             .current_dir("/")
             .stdin(OwnedFd::from(theirs))

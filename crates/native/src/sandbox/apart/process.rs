@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -54,15 +54,16 @@ impl std::fmt::Debug for Keep {
 /// The whole life of a keeper. To be called first by a program that
 /// [`NativeSandboxes`](crate::NativeSandboxes) was told to start for its sandboxes:
 /// it makes the walls that it is told on its standard input to make, keeps them, and
-/// returns when they are no more.
+/// returns when they are no more. `begin` is given the sandbox's id and its directory.
 ///
 /// # Errors
 /// Where nobody is at its standard input who would tell it what to do. What else
 /// fails is told there.
-pub fn keep_sandbox(begin: impl FnOnce(&SandboxId) -> Result<Keep, StartError>) -> io::Result<()> {
+pub fn keep_sandbox(begin: impl FnOnce(&SandboxId, &Path) -> Result<Keep, StartError>) -> io::Result<()> {
     let (plan, along, maker) = hear::<SandboxPlan>(leave_maker()?)?;
     let [Some(directory), ..] = along else { return Err(io::ErrorKind::InvalidData.into()) };
-    let made = begin(&plan.id).and_then(|keep| Keeper::make(&plan, &directory, keep));
+    let path = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd())).read_link()?;
+    let made = begin(&plan.id, &path).and_then(|keep| Keeper::make(&plan, &path, keep));
     match made {
         Ok(keeper) => {
             // One that has gone finds the sandbox by its name.
@@ -119,9 +120,8 @@ struct Bound {
 
 impl Bound {
     /// Listens in this directory, in the place of a keeper that is no more.
-    fn listen(directory: &OwnedFd) -> io::Result<(UnixListener, Self)> {
-        let path = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
-        let address = Address::of(&path.read_link()?, SOCKET)?;
+    fn listen(directory: &Path) -> io::Result<(UnixListener, Self)> {
+        let address = Address::of(directory, SOCKET)?;
         match fs::remove_file(address.path()) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             _ => {}
@@ -148,7 +148,7 @@ impl Drop for Bound {
 }
 
 impl Keeper {
-    fn make(plan: &SandboxPlan, directory: &OwnedFd, keep: Keep) -> Result<Self, StartError> {
+    fn make(plan: &SandboxPlan, directory: &Path, keep: Keep) -> Result<Self, StartError> {
         let cannot = |error: io::Error| StartError { what: format!("cannot keep the sandbox: {error}"), hint: None };
         let (end, ending) = channel();
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| cannot(e.into()))?;

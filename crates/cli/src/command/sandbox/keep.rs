@@ -1,0 +1,130 @@
+//! The process that keeps a sandbox: it holds its walls, runs commands in it for those
+//! who ask, puts on the record what happens between commands, and ends when the
+//! sandbox's time is over.
+
+use std::cell::OnceCell;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use stockade_audit::Log;
+use stockade_engine::seams::Recorder;
+use stockade_engine::{SandboxEvent, SandboxEvents, StartError};
+use stockade_model::{Event, EventKind, SandboxId};
+use stockade_native::{Keep, keep_sandbox};
+use stockade_store::sandboxes::{SandboxError, Sandboxes};
+
+use super::super::{Ended, now_ms};
+use super::{lifecycle_of, sweep};
+use crate::exit;
+use crate::failure::Failure;
+use crate::places::State;
+
+/// How soon it is looked again where the store could not be read.
+const AGAIN: Duration = Duration::from_secs(10);
+/// How soon it is looked again where somebody uses one whose time is over.
+const WHILE_USED: Duration = Duration::from_secs(5);
+
+/// In the place of an attempt's number: all of them were over.
+const AFTER_ITS_END: u32 = 0;
+
+/// What a keeper is started with. Commands inside see it.
+pub fn arguments() -> Vec<OsString> {
+    ["sandbox", "keep"].map(Into::into).into()
+}
+
+/// Keeps a sandbox. Whoever started this process tells it on its standard input what
+/// the sandbox is.
+///
+/// # Errors
+/// When nobody is there who would.
+pub fn keep() -> Ended {
+    let over: Rc<OnceCell<State>> = Rc::default();
+    let noted = Rc::clone(&over);
+    let begin = |id: &SandboxId, directory: &Path| {
+        let state = state_of(directory).map_err(|failure| StartError { what: failure.what, hint: failure.hint })?;
+        let (events, id) = (on_record(state.audit()), id.clone());
+        let wanted = move || match left(&state.sandboxes(), &id) {
+            Ok(Left::Time(time)) => Some(time),
+            Ok(Left::Over) => {
+                let _ = noted.set(state.clone());
+                None
+            }
+            Ok(Left::Unknown) => None,
+            // A store that is busy says nothing about the sandbox.
+            Err(_) => Some(AGAIN),
+        };
+        Ok(Keep { events, wanted: Box::new(wanted) })
+    };
+    keep_sandbox(begin).map_err(|e| {
+        Failure::new(format!("cannot keep a sandbox: {e}")).hint("`stockade sandbox create` starts what keeps it")
+    })?;
+    // Nothing of it runs any more: what it kept goes now.
+    over.get().map_or(Ok(()), |state| sweep(&lifecycle_of(state)?))?;
+    Ok(exit::SUCCESS)
+}
+
+/// The state that has this directory of a sandbox.
+fn state_of(directory: &Path) -> Result<State, Failure> {
+    let state = directory.parent().and_then(Path::parent);
+    State::open(state.ok_or_else(|| Failure::new("the sandbox is in no state directory"))?)
+}
+
+/// What a sandbox has left.
+enum Left {
+    Time(Duration),
+    /// Its time is over, or nobody used it for as long as was agreed.
+    Over,
+    /// It is not known any more, or somebody is destroying it.
+    Unknown,
+}
+
+fn left(root: &Path, id: &SandboxId) -> Result<Left, SandboxError> {
+    if !root.exists() {
+        return Ok(Left::Unknown);
+    }
+    let Ok(store) = Sandboxes::open(root) else { return Ok(Left::Time(AGAIN)) };
+    let Some(record) = store.find(id)?.filter(|record| !record.state.is_ending()) else { return Ok(Left::Unknown) };
+    let now_ms = now_ms();
+    if store.due(now_ms)?.iter().any(|(due, _)| due.id == *id) {
+        return Ok(Left::Over);
+    }
+    let ends_in = record.ends_ms().map(|ends| Duration::from_millis(ends.saturating_sub(now_ms)));
+    Ok(Left::Time(match ends_in {
+        Some(Duration::ZERO) => WHILE_USED,
+        Some(time) => time,
+        None => Duration::MAX,
+    }))
+}
+
+/// Puts what happens between commands on the record, as events of the request whose
+/// command left behind what did it. The record is opened by the first of them: most
+/// sandboxes never have one.
+fn on_record(audit: PathBuf) -> SandboxEvents {
+    let opened: Mutex<Option<Log>> = Mutex::default();
+    SandboxEvents::new(move |event| {
+        let Some(event) = recorded(event) else { return };
+        let mut log = opened.lock().unwrap_or_else(PoisonError::into_inner);
+        if log.is_none() {
+            *log = Log::open(&audit).inspect_err(|error| tracing::error!(%error, "there is no record")).ok();
+        }
+        let noted = log.as_ref().map(|log| log.record(&[event]));
+        if let Some(Err(error)) = noted {
+            tracing::error!(%error, "what happened in a sandbox is not on record");
+        }
+    })
+}
+
+fn recorded(event: SandboxEvent) -> Option<Event> {
+    let (request, kind) = match event {
+        SandboxEvent::Denied { request, denial } => (request, EventKind::Denied { denial }),
+        SandboxEvent::Connection { request, record } => {
+            (request, EventKind::Connection { attempt: AFTER_ITS_END, connection: record })
+        }
+        // Every command that runs is told of these, and has them on its own record.
+        SandboxEvent::Breached(_) | SandboxEvent::Lost(_) => return None,
+    };
+    Some(Event { time_ms: now_ms(), request, session: None, kind })
+}
