@@ -36,6 +36,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use stockade_testkit::suite::{FAILED, PASSED, UNAVAILABLE};
 use stockade_testkit::{Account, User, kill_descendants};
 use stockade_tests::Level;
 
@@ -45,11 +46,6 @@ use crate::world::World;
 
 /// The cases that are judged here.
 pub const TABLE: &str = include_str!("../cases/escapes.tsv");
-
-/// Exit codes of a row's own process.
-pub const CONTAINED: u8 = 0;
-pub const FAILED: u8 = 1;
-pub const UNAVAILABLE: u8 = 77;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -92,7 +88,7 @@ fn run_one(task: &str, session: PathBuf) -> Result<ExitCode> {
     kill_descendants(&[], Duration::from_secs(5));
     let verdict = verdict?;
     let (code, text) = match (&verdict, level) {
-        (Verdict::Contained, Some(_)) | (Verdict::Breached(_), None) => (CONTAINED, String::new()),
+        (Verdict::Contained, Some(_)) | (Verdict::Breached(_), None) => (PASSED, String::new()),
         (Verdict::Contained, None) => (FAILED, "the control was contained: the row proves nothing".to_owned()),
         (Verdict::Breached(breaches), Some(_)) => (FAILED, breaches.join("\n")),
         (Verdict::NotRun(why), _) => (FAILED, format!("did not run: {why}")),

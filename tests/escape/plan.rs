@@ -1,21 +1,19 @@
 //! Which tasks there are, and their run: two at a time, each in a process of
 //! its own with a hard time-out.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::str::FromStr;
-use std::sync::{Mutex, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use stockade_testkit::{Account, Command, Ended, SLOWNESS, User, run_as};
+use stockade_testkit::suite::{NotRun, play};
+use stockade_testkit::{Account, Command, Output, SLOWNESS, User, run_as};
 use stockade_tests::Level;
 
 use crate::row::{Control, Row};
-use crate::{CONTAINED, TABLE, UNAVAILABLE, build, cases, check_completeness, harness_is_root, rows};
+use crate::{TABLE, build, cases, check_completeness, harness_is_root, rows};
 
 /// Tasks at a time.
 const PARALLEL: usize = 2;
@@ -57,19 +55,6 @@ impl FromStr for Task {
     }
 }
 
-/// A result that is neither passed nor failed.
-struct NotRun {
-    task: Task,
-    why: String,
-}
-
-#[derive(Default)]
-struct Tally {
-    passed: usize,
-    failed: Vec<(Task, String)>,
-    not_run: Vec<NotRun>,
-}
-
 /// Splits the suite into what can run here and what cannot, with the reason.
 fn tasks(rows: &[&Row]) -> (Vec<Task>, Vec<NotRun>) {
     let mut here = Vec::new();
@@ -77,14 +62,17 @@ fn tasks(rows: &[&Row]) -> (Vec<Task>, Vec<NotRun>) {
     for row in rows {
         let task = Task { row: row.id.to_owned(), run: None };
         match row.control {
-            Control::None(why) => not_here.push(NotRun { task, why: format!("no control: {why}") }),
+            Control::None(why) => not_here.push(NotRun { task: task.to_string(), why: format!("no control: {why}") }),
             _ if crate::world::control_account(row.control).is_none()
                 || row.control_needs_root && !harness_is_root() =>
             {
-                not_here.push(NotRun { task, why: "this control needs the harness to be root".to_owned() });
+                not_here.push(NotRun {
+                    task: task.to_string(),
+                    why: "this control needs the harness to be root".to_owned(),
+                });
             }
             _ => match (row.control_not_here)() {
-                Some(why) => not_here.push(NotRun { task, why: why.to_owned() }),
+                Some(why) => not_here.push(NotRun { task: task.to_string(), why: why.to_owned() }),
                 None => here.push(task),
             },
         }
@@ -93,7 +81,8 @@ fn tasks(rows: &[&Row]) -> (Vec<Task>, Vec<NotRun>) {
                 let task = Task { row: row.id.to_owned(), run: Some((user, level)) };
                 match (row.full_only, level) {
                     (Some(why), Level::Restricted) => {
-                        not_here.push(NotRun { task, why: format!("not promised at this level: {why}") });
+                        not_here
+                            .push(NotRun { task: task.to_string(), why: format!("not promised at this level: {why}") });
                     }
                     _ => here.push(task),
                 }
@@ -102,7 +91,7 @@ fn tasks(rows: &[&Row]) -> (Vec<Task>, Vec<NotRun>) {
         if !harness_is_root() {
             for level in [Level::Full, Level::Restricted] {
                 let task = Task { row: row.id.to_owned(), run: Some((User::Root, level)) };
-                not_here.push(NotRun { task, why: "the harness is not root".to_owned() });
+                not_here.push(NotRun { task: task.to_string(), why: "the harness is not root".to_owned() });
             }
         }
     }
@@ -116,7 +105,7 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
     check_completeness(&cases::load(TABLE)?)?;
     let (mut here, mut not_here) = tasks(&rows());
     here.retain(|task| {
-        let wanted = is_wanted(&filter, task);
+        let wanted = is_wanted(&filter, &task.to_string());
         wanted && !(has("--controls") && task.run.is_some()) && !(has("--no-controls") && task.run.is_none())
     });
     not_here.retain(|n| is_wanted(&filter, &n.task));
@@ -132,28 +121,17 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
         not_here.extend(unpromised.into_iter().map(|task: Task| {
             let why =
                 format!("this kernel cannot, and the report says so: {}", lacking(&task, &reported).unwrap_or(""));
-            NotRun { task, why }
+            NotRun { task: task.to_string(), why }
         }));
     }
-    let tally = Mutex::new(Tally { not_run: not_here, ..Tally::default() });
-    let queue = Mutex::new(VecDeque::from(here));
-    thread::scope(|scope| {
-        for _ in 0..PARALLEL {
-            scope.spawn(|| {
-                while let Some(task) = next(&queue) {
-                    let (code, text, elapsed) = run_task(&task, session.path());
-                    record(&tally, task, code, text, elapsed);
-                }
-            });
-        }
-    });
-    Ok(report(&tally.into_inner().unwrap_or_else(PoisonError::into_inner)))
+    let mut tally = play(here, PARALLEL, |task| start_task(task, session.path()));
+    tally.not_run.splice(..0, not_here);
+    Ok(tally.report())
 }
 
 /// Whether one of the filter's parts, parted by commas, is in the task's name.
-fn is_wanted(filter: &str, task: &Task) -> bool {
-    let name = task.to_string();
-    filter.split(',').any(|part| name.contains(part))
+fn is_wanted(filter: &str, task: &str) -> bool {
+    filter.split(',').any(|part| task.contains(part))
 }
 
 /// What the program says of level restricted on this machine.
@@ -173,20 +151,7 @@ fn lacking(task: &Task, reported: &str) -> Option<&'static str> {
     rows().iter().find(|row| row.id == task.row)?.unpromised.filter(|lack| reported.contains(lack))
 }
 
-fn next(queue: &Mutex<VecDeque<Task>>) -> Option<Task> {
-    queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
-}
-
-fn run_task(task: &Task, session: &Path) -> (Ended, String, Duration) {
-    let started = Instant::now();
-    let outcome = start_task(task, session);
-    match outcome {
-        Ok((ended, text)) => (ended, text, started.elapsed()),
-        Err(error) => (Ended::Code(1), format!("{error:#}"), started.elapsed()),
-    }
-}
-
-fn start_task(task: &Task, session: &Path) -> Result<(Ended, String)> {
+fn start_task(task: &Task, session: &Path) -> Result<Output> {
     let own = Account::of(if harness_is_root() { User::Root } else { User::Ordinary })?;
     let mut command = Command::new(session.join("suite"), session)
         .args(["--row", &task.to_string()])
@@ -214,36 +179,5 @@ fn start_task(task: &Task, session: &Path) -> Result<(Ended, String)> {
             "row",
         ]);
     }
-    let output = run_as(&own, &command)?;
-    Ok((output.ended, output.text()))
-}
-
-fn record(tally: &Mutex<Tally>, task: Task, ended: Ended, text: String, elapsed: Duration) {
-    let mut tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
-    let text = text.trim().to_owned();
-    if ended == Ended::Code(i32::from(CONTAINED)) {
-        println!("ok      {task} ({} ms)", elapsed.as_millis());
-        tally.passed += 1;
-    } else if ended == Ended::Code(i32::from(UNAVAILABLE)) {
-        println!("not run {task}: {text}");
-        tally.not_run.push(NotRun { task, why: text });
-    } else {
-        println!("FAILED  {task} ({} ms)\n        {}", elapsed.as_millis(), text.replace('\n', "\n        "));
-        tally.failed.push((task, format!("{ended:?}: {text}")));
-    }
-}
-
-fn report(tally: &Tally) -> ExitCode {
-    if !tally.not_run.is_empty() {
-        println!("\nnot run:");
-        tally.not_run.iter().for_each(|n| println!("  {}: {}", n.task, n.why));
-    }
-    if !tally.failed.is_empty() {
-        println!("\nfailed:");
-        for (task, text) in &tally.failed {
-            println!("  {task}: {}", text.lines().next().unwrap_or_default());
-        }
-    }
-    println!("\n{} passed, {} failed, {} not run", tally.passed, tally.failed.len(), tally.not_run.len());
-    if tally.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    run_as(&own, &command)
 }

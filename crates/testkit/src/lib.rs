@@ -14,6 +14,7 @@ mod listeners;
 mod program;
 mod run;
 mod snapshot;
+pub mod suite;
 
 pub use account::{Account, User};
 pub use host::{HostState, descendants, kill_descendants, process_alive};

@@ -1,0 +1,138 @@
+//! Plays the tasks of a suite side by side and says what became of each: passed,
+//! failed, or not run for a reason. It must not know what a task does.
+
+use std::collections::VecDeque;
+use std::fmt::Display;
+use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use crate::{Ended, Output};
+
+/// Exit code of a task's own process that saw what it demands.
+pub const PASSED: u8 = 0;
+/// Of one that saw something else.
+pub const FAILED: u8 = 1;
+/// Of one that this machine cannot run; its output says why.
+pub const UNAVAILABLE: u8 = 77;
+/// Of one whose subject declares that it cannot do what is demanded, and refused it
+/// as clearly as it must; its output says how.
+pub const DECLARED: u8 = 78;
+
+/// A task and the reason why it is neither passed nor failed.
+#[derive(Clone, Debug)]
+pub struct NotRun {
+    /// Which one.
+    pub task: String,
+    /// Why not.
+    pub why: String,
+}
+
+/// What became of the tasks.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    /// How many passed.
+    pub passed: usize,
+    /// Which failed, and what was seen.
+    pub failed: Vec<(String, String)>,
+    /// Which were refused as declared, and how.
+    pub declared: Vec<(String, String)>,
+    /// Which did not run.
+    pub not_run: Vec<NotRun>,
+}
+
+/// Plays the tasks, so many at a time, and prints a line for each. `start` runs one
+/// in a process of its own, with a time-out.
+pub fn play<T: Display + Send>(tasks: Vec<T>, lanes: usize, start: impl Fn(&T) -> Result<Output> + Sync) -> Tally {
+    let queue = Mutex::new(VecDeque::from(tasks));
+    let tally = Mutex::new(Tally::default());
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+    thread::scope(|scope| {
+        for _ in 0..lanes {
+            scope.spawn(|| {
+                while let Some(task) = next() {
+                    let began = Instant::now();
+                    let (ended, text) = match start(&task) {
+                        Ok(output) => (output.ended, output.text()),
+                        Err(error) => (Ended::Code(FAILED.into()), format!("{error:#}")),
+                    };
+                    let mut tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
+                    tally.record(task.to_string(), ended, text.trim(), began.elapsed());
+                }
+            });
+        }
+    });
+    tally.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Tally {
+    fn record(&mut self, task: String, ended: Ended, text: &str, elapsed: Duration) {
+        let ms = elapsed.as_millis();
+        match ended {
+            Ended::Code(code) if code == i32::from(PASSED) => {
+                println!("ok      {task} ({ms} ms)");
+                self.passed += 1;
+            }
+            Ended::Code(code) if code == i32::from(DECLARED) => {
+                println!("refused {task} ({ms} ms): {text}");
+                self.declared.push((task, text.to_owned()));
+            }
+            Ended::Code(code) if code == i32::from(UNAVAILABLE) => {
+                println!("not run {task}: {text}");
+                self.not_run.push(NotRun { task, why: text.to_owned() });
+            }
+            _ => {
+                println!("FAILED  {task} ({ms} ms)\n        {}", text.replace('\n', "\n        "));
+                self.failed.push((task, format!("{ended:?}: {text}")));
+            }
+        }
+    }
+
+    /// Prints the sum, and gives the exit code of the suite.
+    pub fn report(&self) -> ExitCode {
+        let lines = |title: &str, lines: Vec<String>| {
+            if !lines.is_empty() {
+                println!("\n{title}:");
+                lines.iter().for_each(|line| println!("  {line}"));
+            }
+        };
+        let first = |(task, text): &(String, String)| format!("{task}: {}", text.lines().next().unwrap_or_default());
+        lines("refused as declared", self.declared.iter().map(first).collect());
+        lines("not run", self.not_run.iter().map(|n| format!("{}: {}", n.task, n.why)).collect());
+        lines("failed", self.failed.iter().map(first).collect());
+        let declared = match self.declared.len() {
+            0 => String::new(),
+            n => format!("{n} refused as declared, "),
+        };
+        println!("\n{} passed, {declared}{} failed, {} not run", self.passed, self.failed.len(), self.not_run.len());
+        if self.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_became_of_each_is_told_apart() {
+        let tasks: Vec<u8> = vec![PASSED, FAILED, UNAVAILABLE, DECLARED, PASSED];
+        let tally = play(tasks, 2, |code| {
+            Ok(Output {
+                ended: Ended::Code((*code).into()),
+                stdout: format!("said {code}\n"),
+                stderr: String::new(),
+                elapsed: Duration::ZERO,
+                held_open: false,
+            })
+        });
+        assert_eq!(tally.passed, 2);
+        assert_eq!(tally.failed, [("1".to_owned(), "Code(1): said 1".to_owned())]);
+        assert_eq!(tally.declared, [("78".to_owned(), "said 78".to_owned())]);
+        assert_eq!((tally.not_run.len(), tally.not_run[0].why.as_str()), (1, "said 77"));
+        let silent = play(vec!["x"], 1, |_| anyhow::bail!("cannot start"));
+        assert_eq!(silent.failed[0].1, "Code(1): cannot start");
+    }
+}

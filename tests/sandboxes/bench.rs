@@ -1,0 +1,497 @@
+//! What a case works with: sandboxes of the kind that is judged, commands in them, and
+//! the host's view of both.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use stockade_engine::{
+    Attempt, AttemptEnd, AttemptEvent, Capabilities, CommandEnd, Events, HeldAnswer, HoldId, INSIDE_HOME,
+    INSIDE_WORKSPACE, Io, Sandbox, SandboxError, SandboxEvent, SandboxEvents, SandboxPlan, Sandboxes, StartError,
+};
+use stockade_model::{
+    Background, ConnectionRecord, DEFAULT_PROTECTED_NAMES, Denial, EnforcementReport, Environment, ExecRules,
+    Filesystem, Grant, LayerState, Level, Limit, Limits, Network, Plan, Profile, RawText, RequestId, SandboxId,
+};
+use stockade_testkit::slowness;
+
+use crate::kinds::Kind;
+
+/// Output is kept whole up to this.
+pub const CAPTURE: Io = Io::Capture { limit_bytes: 4 << 20 };
+
+/// What the kind says it cannot do, in the words of its refusal.
+#[derive(Debug)]
+pub struct Declared(pub String);
+
+/// Long enough for a loaded machine: whoever waits that long has hung.
+pub fn patience() -> Duration {
+    Duration::from_secs(30) * slowness()
+}
+
+/// Waits until it is so.
+#[track_caller]
+pub fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let give_up = Instant::now() + patience();
+    while !is_so() {
+        assert!(Instant::now() < give_up, "in vain: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A grant as one would say it.
+pub fn grant(text: &str) -> Grant {
+    text.parse().unwrap()
+}
+
+/// Makes sandboxes of one kind in the directory of a case.
+pub struct Bench {
+    pub sandboxes: Arc<dyn Sandboxes>,
+    top: PathBuf,
+    made: Cell<u8>,
+}
+
+impl Bench {
+    pub fn new(kind: &Kind, top: &Path) -> Result<Self> {
+        Ok(Self { sandboxes: (kind.sandboxes)(), top: top.canonicalize()?, made: Cell::new(0) })
+    }
+
+    pub fn capabilities(&self) -> Capabilities {
+        self.sandboxes.capabilities()
+    }
+
+    /// A directory of the case's own on the host.
+    pub fn directory(&self, name: &str) -> PathBuf {
+        let path = self.top.join(name);
+        fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    /// What a sandbox is made of; it is not made yet.
+    pub fn plan(&self) -> SandboxPlan {
+        let number = self.made.replace(self.made.get() + 1);
+        let mut random = [number; 16];
+        let name = self.top.file_name().unwrap().as_encoded_bytes();
+        random.iter_mut().zip(name.iter().rev()).for_each(|(byte, letter)| *byte ^= letter);
+        random[..4].iter_mut().zip(std::process::id().to_ne_bytes()).for_each(|(byte, own)| *byte ^= own);
+        SandboxPlan {
+            id: SandboxId::from_random(random),
+            system: None,
+            workspace: self.directory(&format!("work{number}")),
+            home: self.directory(&format!("home{number}")),
+            profile: profile(),
+            level: Level::Full,
+            background: Background::Keep,
+            runtime: None,
+        }
+    }
+
+    #[track_caller]
+    pub fn place(&self) -> Place {
+        self.place_with(|_| {})
+    }
+
+    #[track_caller]
+    pub fn place_with(&self, change: impl FnOnce(&mut SandboxPlan)) -> Place {
+        self.make(change).unwrap_or_else(|error| panic!("it cannot be made: {error}"))
+    }
+
+    pub fn make(&self, change: impl FnOnce(&mut SandboxPlan)) -> Result<Place, SandboxError> {
+        let mut plan = self.plan();
+        change(&mut plan);
+        self.make_of(plan)
+    }
+
+    pub fn make_of(&self, plan: SandboxPlan) -> Result<Place, SandboxError> {
+        let (sender, told) = channel();
+        let events = SandboxEvents::new(move |event| drop(sender.send(event)));
+        let sandbox = self.sandboxes.create(&plan, events)?;
+        Ok(Place { sandboxes: Arc::clone(&self.sandboxes), plan, sandbox: Some(sandbox), told })
+    }
+
+    /// Finds one again that somebody let go of.
+    pub fn adopt(&self, plan: SandboxPlan) -> Result<Place, SandboxError> {
+        let (sender, told) = channel();
+        let events = SandboxEvents::new(move |event| drop(sender.send(event)));
+        let sandbox = self.sandboxes.adopt(&plan, events)?;
+        Ok(Place { sandboxes: Arc::clone(&self.sandboxes), plan, sandbox: Some(sandbox), told })
+    }
+
+    /// A sandbox with this limit for all of its commands, where the kind can hold it.
+    #[track_caller]
+    pub fn limited(&self, limit: Limit, amount: u64) -> Result<Place, Declared> {
+        match self.make(|plan| plan.profile.limits.set(limit, amount)) {
+            Ok(place) => Ok(place),
+            Err(error) => Err(refused_limit(limit, &error.to_string())),
+        }
+    }
+
+    /// That the kind can do this, or that it refuses what needs it in clear words.
+    #[track_caller]
+    pub fn demand<T>(
+        &self,
+        can: bool,
+        what: &str,
+        refused: impl FnOnce() -> Result<T, SandboxError>,
+    ) -> Result<(), Declared> {
+        if can {
+            return Ok(());
+        }
+        match refused() {
+            Err(error @ SandboxError::Unsupported { .. }) => Err(Declared(error.to_string())),
+            Err(error) => panic!("{what} is declared as not to be had, and refused otherwise: {error:?}"),
+            Ok(_) => panic!("{what} is declared as not to be had, and done all the same"),
+        }
+    }
+
+    /// As [`demand`](Self::demand), for sandboxes whose processes can be stopped.
+    #[track_caller]
+    pub fn demand_pauses(&self) -> Result<(), Declared> {
+        self.demand(self.capabilities().pauses, "a pause", || self.place().sandbox().pause())
+    }
+
+    /// The same for an end that takes what a command left behind.
+    #[track_caller]
+    pub fn demand_ends_background(&self) -> Result<(), Declared> {
+        let end = || self.make(|plan| plan.background = Background::End);
+        self.demand(self.capabilities().ends_background, "ending what a command leaves behind", end)
+    }
+
+    /// The same for what lives on.
+    #[track_caller]
+    pub fn demand_keeps_background(&self) -> Result<(), Declared> {
+        let keep = || self.make(|plan| plan.background = Background::Keep);
+        self.demand(self.capabilities().keeps_background, "keeping what a command leaves behind", keep)
+    }
+}
+
+fn refused_limit(limit: Limit, said: &str) -> Declared {
+    assert!(said.contains(limit.name()), "a limit of {limit} is refused without a word of it: {said}");
+    Declared(said.to_owned())
+}
+
+/// A sandbox with its directories on the host, and what it tells.
+pub struct Place {
+    sandboxes: Arc<dyn Sandboxes>,
+    pub plan: SandboxPlan,
+    sandbox: Option<Box<dyn Sandbox>>,
+    pub told: Receiver<SandboxEvent>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // What is left all the same is found by whoever plays the case.
+        if let Some(sandbox) = self.sandbox.take() {
+            let _ = sandbox.destroy();
+            let _ = self.sandboxes.clear(&self.plan.id);
+        }
+    }
+}
+
+impl Place {
+    pub fn sandbox(&self) -> &dyn Sandbox {
+        self.sandbox.as_deref().expect("it was not let go of")
+    }
+
+    /// Lets go of it, as an engine does that ends.
+    pub fn leave(mut self) -> SandboxPlan {
+        drop(self.sandbox.take());
+        self.plan.clone()
+    }
+
+    /// A path of its workspace, on the host.
+    pub fn work(&self, name: &str) -> PathBuf {
+        self.plan.workspace.join(name)
+    }
+
+    /// What one of its files says, on the host.
+    #[track_caller]
+    pub fn said(&self, name: &str) -> String {
+        fs::read_to_string(self.work(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+    }
+
+    pub fn wait_for(&self, name: &str) {
+        wait_until(name, || self.work(name).exists());
+    }
+
+    pub fn try_begin(&self, plan: &Plan, io: Io, hold: bool) -> Result<Going, StartError> {
+        let (sender, events) = channel();
+        let told = Events::new(move |event| drop(sender.send(event)));
+        let backend = self.sandbox().backend();
+        let plan = Plan { backend: backend.name().to_owned(), ..plan.clone() };
+        let mut attempt = backend.prepare(&plan, &io, hold, told)?;
+        attempt.release()?;
+        Ok(Going { attempt, events, seen: Seen::default() })
+    }
+
+    #[track_caller]
+    pub fn begin(&self, plan: &Plan, io: Io) -> Going {
+        self.try_begin(plan, io, false).unwrap_or_else(|error| panic!("it does not begin: {error}"))
+    }
+
+    /// Begins a script whose output is kept.
+    #[track_caller]
+    pub fn start(&self, script: &str) -> Going {
+        self.begin(&inside(script), CAPTURE)
+    }
+
+    /// Begins a script whose calls wait where they lack a power.
+    #[track_caller]
+    pub fn start_held(&self, script: &str) -> Going {
+        self.try_begin(&inside(script), CAPTURE, true).unwrap_or_else(|error| panic!("it does not begin: {error}"))
+    }
+
+    #[track_caller]
+    pub fn run(&self, script: &str) -> Ran {
+        self.start(script).end()
+    }
+
+    #[track_caller]
+    pub fn run_plan(&self, plan: &Plan) -> Ran {
+        self.begin(plan, CAPTURE).end()
+    }
+
+    #[track_caller]
+    pub fn python(&self, program: &str) -> Ran {
+        self.run_plan(&python(program))
+    }
+
+    /// Why a plan cannot be begun.
+    #[track_caller]
+    pub fn refuses(&self, plan: &Plan) -> StartError {
+        match self.try_begin(plan, CAPTURE, false) {
+            Ok(going) => panic!("it began, and {:?}", going.end()),
+            Err(error) => error,
+        }
+    }
+
+    /// What a script prints that succeeds.
+    #[track_caller]
+    pub fn prints(&self, script: &str) -> String {
+        self.run(script).ok()
+    }
+
+    /// That refusals in it are told call by call, or declared as not.
+    #[track_caller]
+    pub fn demand_exact(&self) -> Result<(), Declared> {
+        let ran = self.run("true");
+        match ran.report.layers.get("broker") {
+            Some(layer) if layer.state != LayerState::Absent => Ok(()),
+            Some(layer) => Err(Declared(format!("refusals are not told: {}", layer.detail))),
+            None => panic!("the report says nothing of a broker: {:?}", ran.report),
+        }
+    }
+
+    /// That its commands can reach out through the door, or that a grant for it is
+    /// declared as one that cannot be given.
+    #[track_caller]
+    pub fn demand_door(&self) -> Result<(), Declared> {
+        let wish = grant("connect host.test:1");
+        if self.sandbox().backend().honours(&wish, self.plan.level) {
+            return Ok(());
+        }
+        let plan = Plan { grants: vec![wish], ..inside("true") };
+        Err(Declared(self.refuses(&plan).what))
+    }
+}
+
+/// A command on its way.
+pub struct Going {
+    pub attempt: Box<dyn Attempt>,
+    events: Receiver<AttemptEvent>,
+    seen: Seen,
+}
+
+/// What was told of a command so far.
+#[derive(Debug, Default)]
+struct Seen {
+    denials: Vec<Denial>,
+    connections: Vec<ConnectionRecord>,
+    programs: Vec<RawText>,
+    end: Option<AttemptEnd>,
+}
+
+/// A call that waits for its answer.
+#[derive(Debug)]
+pub struct Question {
+    pub id: HoldId,
+    pub denial: Denial,
+}
+
+/// What there is to hear of a command that goes on.
+#[derive(Debug)]
+pub enum Heard {
+    Held(Question),
+    Withdrawn(HoldId),
+    Ended(AttemptEnd),
+}
+
+impl Going {
+    /// Waits for a question, its withdrawal, or the end.
+    #[track_caller]
+    pub fn hear(&mut self) -> Heard {
+        if let Some(end) = self.seen.end.take() {
+            return Heard::Ended(end);
+        }
+        loop {
+            match self.events.recv_timeout(patience()).expect("the attempt goes on") {
+                AttemptEvent::Denied(denial) | AttemptEvent::Breached(denial) => self.seen.denials.push(denial),
+                AttemptEvent::Connection(record) => self.seen.connections.push(*record),
+                AttemptEvent::Executed { program, .. } => self.seen.programs.push(program),
+                AttemptEvent::Held { id, denial } => return Heard::Held(Question { id, denial }),
+                AttemptEvent::Withdrawn(id) => return Heard::Withdrawn(id),
+                AttemptEvent::Ended(end) => return Heard::Ended(end),
+            }
+        }
+    }
+
+    #[track_caller]
+    pub fn question(&mut self) -> Question {
+        match self.hear() {
+            Heard::Held(question) => question,
+            other => panic!("no question, but {other:?}"),
+        }
+    }
+
+    /// Waits until a limit is told, or for the end.
+    #[track_caller]
+    pub fn limit(&mut self) -> Option<Denial> {
+        loop {
+            match self.events.recv_timeout(patience()).expect("the attempt goes on") {
+                AttemptEvent::Breached(denial) => {
+                    self.seen.denials.push(denial.clone());
+                    return Some(denial);
+                }
+                AttemptEvent::Denied(denial) => self.seen.denials.push(denial),
+                AttemptEvent::Ended(end) => {
+                    self.seen.end = Some(end);
+                    return None;
+                }
+                _ => {}
+            }
+        }
+    }
+
+    pub fn answer(&self, question: &Question, answer: HeldAnswer) {
+        self.attempt.answer(question.id, answer);
+    }
+
+    /// Gives what the question is about.
+    pub fn grant(&self, question: &Question) {
+        self.answer(question, HeldAnswer::Granted(question.denial.grant.iter().cloned().collect()));
+    }
+
+    #[track_caller]
+    pub fn end(mut self) -> Ran {
+        loop {
+            match self.hear() {
+                Heard::Ended(end) => {
+                    let Seen { denials, connections, programs, .. } = self.seen;
+                    return Ran { end, denials, connections, programs, report: self.attempt.enforced().clone() };
+                }
+                Heard::Held(question) => panic!("nobody asked it to hold {question:?}"),
+                Heard::Withdrawn(_) => {}
+            }
+        }
+    }
+}
+
+/// What came of a command.
+#[derive(Debug)]
+pub struct Ran {
+    pub end: AttemptEnd,
+    pub denials: Vec<Denial>,
+    pub connections: Vec<ConnectionRecord>,
+    pub programs: Vec<RawText>,
+    pub report: EnforcementReport,
+}
+
+impl Ran {
+    /// What it printed, having succeeded.
+    #[track_caller]
+    pub fn ok(&self) -> String {
+        self.ended(CommandEnd::Exited(0));
+        self.stdout()
+    }
+
+    #[track_caller]
+    pub fn ended(&self, end: CommandEnd) {
+        assert_eq!(self.end.end, end, "{}{} {:#?}", self.stdout(), self.stderr(), self.denials);
+    }
+
+    pub fn stdout(&self) -> String {
+        text(self.end.stdout.as_ref())
+    }
+
+    pub fn stderr(&self) -> String {
+        text(self.end.stderr.as_ref())
+    }
+
+    /// What was refused, each as `OPERATION OBJECT [GRANT]`.
+    pub fn denied(&self) -> Vec<String> {
+        let shown = |denial: &Denial| {
+            let grant = denial.grant.as_ref().map_or("-".to_owned(), ToString::to_string);
+            format!("{:?} {} [{grant}]", denial.operation, denial.object.escaped())
+        };
+        self.denials.iter().map(shown).collect()
+    }
+}
+
+fn text(bytes: Option<&RawText>) -> String {
+    bytes.map(|bytes| String::from_utf8_lossy(bytes.as_bytes()).into_owned()).unwrap_or_default()
+}
+
+/// The powers of a sandbox that nobody gave more: its workspace and its home.
+pub fn profile() -> Profile {
+    Profile {
+        name: "workspace".to_owned(),
+        sandboxed: true,
+        filesystem: Filesystem {
+            write: vec![INSIDE_WORKSPACE.into(), INSIDE_HOME.into()],
+            hide: vec!["/etc/shadow".into()],
+            protect: DEFAULT_PROTECTED_NAMES.iter().map(|&name| name.to_owned()).collect(),
+            ..Filesystem::default()
+        },
+        exec: ExecRules::default(),
+        network: Network::None,
+        egress: stockade_model::Egress {
+            special: vec!["127.0.0.0/8".parse().unwrap(), "::1".parse().unwrap()],
+            ..Default::default()
+        },
+        environment: Environment::default(),
+        limits: Limits { temp_bytes: Some(64 << 20), processes: Some(200), ..Limits::default() },
+    }
+}
+
+/// A command in the workspace of a sandbox.
+pub fn command(argv: &[&str]) -> Plan {
+    let variables = [("PATH", "/usr/local/bin:/usr/bin:/bin"), ("HOME", INSIDE_HOME), ("LC_ALL", "C")];
+    Plan {
+        request: RequestId::from_random([1; 16]),
+        attempt: 1,
+        argv: argv.iter().map(|&word| RawText::from(word)).collect(),
+        environment: BTreeMap::from(variables.map(|(name, value)| (name.to_owned(), value.into()))),
+        cwd: INSIDE_WORKSPACE.into(),
+        workspace: INSIDE_WORKSPACE.into(),
+        profile: profile(),
+        grants: Vec::new(),
+        level: Level::Full,
+        backend: "native".to_owned(),
+    }
+}
+
+/// A script for bash.
+pub fn inside(script: &str) -> Plan {
+    command(&["bash", "-c", script])
+}
+
+/// A program in Python.
+pub fn python(program: &str) -> Plan {
+    command(&["python3", "-c", program])
+}

@@ -1,0 +1,117 @@
+//! What a command leaves behind.
+
+use stockade_model::Background;
+
+use crate::Verdict;
+use crate::bench::{Bench, wait_until};
+use crate::sleepers;
+
+super::cases! { "background":
+    it_lives_on_where_it_is_kept, a_later_command_finds_and_ends_it, it_serves_later_commands, it_ends_where_it_is_to_end,
+    what_left_its_session_ends_too, it_ends_with_the_sandbox, the_end_of_one_is_not_that_of_another,
+    its_output_does_not_hold_the_command_up, it_writes_on,
+}
+
+fn left(mark: &str) -> String {
+    format!("(setsid sleep {mark} >/dev/null 2>&1 </dev/null &); true")
+}
+
+fn it_lives_on_where_it_is_kept(bench: &Bench) -> Verdict {
+    bench.demand_keeps_background()?;
+    let place = bench.place();
+    let mark = sleepers::mark(1);
+    place.prints(&left(&mark));
+    wait_until("it runs", || sleepers::sleeping(&mark) == 1);
+    place.prints("true");
+    assert_eq!(sleepers::sleeping(&mark), 1);
+    Ok(())
+}
+
+fn a_later_command_finds_and_ends_it(bench: &Bench) -> Verdict {
+    bench.demand_keeps_background()?;
+    let place = bench.place();
+    let mark = sleepers::mark(2);
+    place.prints(&left(&mark));
+    place.prints(&format!("pkill -f 'sleep {mark}'"));
+    wait_until("it is gone", || sleepers::sleeping(&mark) == 0);
+    Ok(())
+}
+
+fn it_serves_later_commands(bench: &Bench) -> Verdict {
+    bench.demand_keeps_background()?;
+    let place = bench.place();
+    let serve = "import os, socket
+s = socket.socket(); s.bind(('127.0.0.1', 8081)); s.listen()
+u = socket.socket(socket.AF_UNIX); u.bind('/tmp/u'); u.listen()
+if os.fork(): os._exit(0)
+n = os.open('/dev/null', 2); [os.dup2(n, i) for i in (0, 1, 2)]
+while True: s.accept()[0].sendall(b'hello'); u.accept()[0].sendall(b'there')";
+    place.python(serve).ok();
+    let ask = "import socket; print(socket.create_connection(('127.0.0.1', 8081)).recv(9).decode())
+u = socket.socket(socket.AF_UNIX); u.connect('/tmp/u'); print(u.recv(9).decode())";
+    assert_eq!(place.python(ask).ok(), "hello\nthere\n");
+    Ok(())
+}
+
+fn it_ends_where_it_is_to_end(bench: &Bench) -> Verdict {
+    bench.demand_ends_background()?;
+    let place = bench.place_with(|plan| plan.background = Background::End);
+    let mark = sleepers::mark(3);
+    place.prints(&format!("sleep {mark} >/dev/null 2>&1 </dev/null & echo $!"));
+    wait_until("it is gone", || sleepers::sleeping(&mark) == 0);
+    Ok(())
+}
+
+fn what_left_its_session_ends_too(bench: &Bench) -> Verdict {
+    bench.demand_ends_background()?;
+    let place = bench.place_with(|plan| plan.background = Background::End);
+    let mark = sleepers::mark(4);
+    place.prints(&format!("(setsid bash -c '(setsid sleep {mark} &) ; exit' >/dev/null 2>&1 </dev/null &); sleep 0.3"));
+    wait_until("it is gone", || sleepers::sleeping(&mark) == 0);
+    Ok(())
+}
+
+fn it_ends_with_the_sandbox(bench: &Bench) -> Verdict {
+    bench.demand_keeps_background()?;
+    let place = bench.place();
+    let mark = sleepers::mark(5);
+    place.prints(&left(&mark));
+    wait_until("it runs", || sleepers::sleeping(&mark) == 1);
+    place.sandbox().destroy().unwrap();
+    assert_eq!(sleepers::sleeping(&mark), 0);
+    Ok(())
+}
+
+fn the_end_of_one_is_not_that_of_another(bench: &Bench) -> Verdict {
+    bench.demand_keeps_background()?;
+    let place = bench.place();
+    let (one, two) = (sleepers::mark(6), sleepers::mark(7));
+    place.prints(&left(&one));
+    let going = place.start(&format!("sleep {two}"));
+    wait_until("both run", || sleepers::sleeping(&one) == 1 && sleepers::sleeping(&two) == 1);
+    going.attempt.kill();
+    going.end();
+    wait_until("the other is gone", || sleepers::sleeping(&two) == 0);
+    assert_eq!(sleepers::sleeping(&one), 1);
+    Ok(())
+}
+
+fn its_output_does_not_hold_the_command_up(bench: &Bench) -> Verdict {
+    bench.demand_keeps_background()?;
+    let place = bench.place();
+    let ran = place.run("(setsid sleep 1000 &); echo said; exit 4");
+    ran.ended(stockade_engine::CommandEnd::Exited(4));
+    assert_eq!(ran.stdout(), "said\n");
+    Ok(())
+}
+
+fn it_writes_on(bench: &Bench) -> Verdict {
+    bench.demand_keeps_background()?;
+    let place = bench.place();
+    place.prints(
+        "(setsid bash -c 'until [ -e go ]; do sleep 0.02; done; echo late > late' >/dev/null 2>&1 </dev/null &); true",
+    );
+    place.prints("touch go");
+    wait_until("it writes", || place.work("late").exists());
+    Ok(())
+}

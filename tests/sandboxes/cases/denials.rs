@@ -1,0 +1,170 @@
+//! What is told of a refusal.
+
+use stockade_engine::SandboxEvent;
+use stockade_model::{Layer, Resolution};
+
+use crate::Verdict;
+use crate::bench::{Bench, grant, inside, patience};
+
+super::cases! { "denials":
+    a_write_outside_is_told, a_protected_name_is_told, what_would_have_let_it_pass_is_told, who_did_it_is_told, equal_refusals_are_told_alike,
+    refusals_of_descendants_are_told, refusals_are_those_of_their_command, a_refused_program_is_told, what_may_be_done_is_told_of_nobody,
+    nothing_is_written_where_it_was_refused, with_the_grant_it_goes, a_grant_for_a_directory_stops_at_what_is_protected_in_it,
+    a_grant_beyond_the_sandbox_is_refused, what_a_command_left_is_told_of_too, failed_reads_are_no_refusals,
+}
+
+fn a_write_outside_is_told(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    place.demand_exact()?;
+    let ran = place.run("echo x > /home/x; mkdir /var/d; true");
+    let objects: Vec<String> = ran.denials.iter().map(|denial| denial.object.escaped().to_string()).collect();
+    assert_eq!(objects, ["/home/x", "/var/d"], "{ran:?}");
+    Ok(())
+}
+
+fn a_protected_name_is_told(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    place.demand_exact()?;
+    let ran = place.run("echo x > .bashrc; mkdir .git; true");
+    let expected =
+        ["Create /workspace/.bashrc [write /workspace/.bashrc]", "Mkdir /workspace/.git [write /workspace/.git]"];
+    assert_eq!(ran.denied(), expected);
+    Ok(())
+}
+
+fn what_would_have_let_it_pass_is_told(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    place.demand_exact()?;
+    let ran = place.run("mkdir .git; true");
+    assert_eq!(ran.denials[0].grant, Some(grant("write /workspace/.git")));
+    assert_eq!((ran.denials[0].layer, ran.denials[0].resolution), (Layer::Broker, Resolution::Recorded));
+    Ok(())
+}
+
+fn who_did_it_is_told(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    place.demand_exact()?;
+    let ran = place.run("python3 -c 'open(\".bashrc\", \"w\")'; true");
+    let program = ran.denials[0].program.as_ref().map(|program| program.escaped().to_string()).unwrap_or_default();
+    assert!(program.contains("python3") && ran.denials[0].pid.is_some_and(|pid| pid > 1), "{ran:?}");
+    Ok(())
+}
+
+fn equal_refusals_are_told_alike(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    place.demand_exact()?;
+    let ran = place.run("for i in 1 2 3 4 5; do bash -c 'echo x > .bashrc'; done; true");
+    let mut denied = ran.denied();
+    denied.dedup();
+    assert_eq!(denied, ["Create /workspace/.bashrc [write /workspace/.bashrc]"]);
+    Ok(())
+}
+
+fn refusals_of_descendants_are_told(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    place.demand_exact()?;
+    let ran = place.run("bash -c '(setsid bash -c \"echo x > .envrc\"; true)'");
+    assert_eq!(ran.denied(), ["Create /workspace/.envrc [write /workspace/.envrc]"]);
+    Ok(())
+}
+
+fn refusals_are_those_of_their_command(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    place.demand_exact()?;
+    let (one, two) = (place.start("echo x > .bashrc; true"), place.start("echo x > .profile; true"));
+    assert!(one.end().denied()[0].contains(".bashrc") && two.end().denied()[0].contains(".profile"));
+    Ok(())
+}
+
+fn a_refused_program_is_told(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    place.demand_exact()?;
+    let mut plan = inside("git --version; true");
+    plan.profile.exec.deny = vec!["git".parse().unwrap()];
+    let ran = place.run_plan(&plan);
+    assert!(!ran.stdout().contains("git version"), "{ran:?}");
+    assert!(ran.denied().iter().any(|denied| denied.starts_with("Exec ") && denied.contains("git")), "{ran:?}");
+    Ok(())
+}
+
+fn what_may_be_done_is_told_of_nobody(bench: &Bench) -> Verdict {
+    let ran = bench.place().run(
+        "touch a; mkdir b; mv a b; chmod 600 b/a; echo x > /tmp/t; echo x > ~/h; rm -r b; cat /etc/passwd >/dev/null",
+    );
+    ran.ok();
+    assert_eq!(ran.denied(), [""; 0]);
+    Ok(())
+}
+
+fn nothing_is_written_where_it_was_refused(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    std::fs::write(place.work("Makefile"), "mine").unwrap();
+    std::fs::create_dir(place.work(".git")).unwrap();
+    std::fs::write(place.work(".git/config"), "mine").unwrap();
+    let ran = place.run(
+        "echo x > .git/config; touch .git/hooks; mv .git g; rm -rf .git; mv .git/config c; ln -s x .gitmodules; true",
+    );
+    if place.demand_exact().is_ok() {
+        assert_eq!(place.said(".git/config"), "mine");
+        assert!(!place.work(".gitmodules").is_symlink() && !place.work("g").exists(), "{ran:?}");
+        return Ok(());
+    }
+    place.demand_exact()
+}
+
+fn with_the_grant_it_goes(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    place.demand_exact()?;
+    let mut plan = inside("mkdir .git && touch .git/x");
+    plan.grants = vec![grant("write /workspace/.git")];
+    plan.profile.filesystem.write.push("/workspace/.git".into());
+    assert_eq!(place.run_plan(&plan).denied(), [""; 0]);
+    assert!(place.work(".git/x").exists());
+    assert_eq!(place.run("touch .git/y").denied().len(), 1);
+    Ok(())
+}
+
+fn a_grant_for_a_directory_stops_at_what_is_protected_in_it(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    place.demand_exact()?;
+    let mut plan = inside("mkdir -p .git && mkdir .git/hooks; touch .git/config; true");
+    plan.grants = vec![grant("write /workspace/.git")];
+    plan.profile.filesystem.write.push("/workspace/.git".into());
+    let ran = place.run_plan(&plan);
+    assert_eq!(ran.denials.len(), 2, "{ran:?}");
+    Ok(())
+}
+
+fn a_grant_beyond_the_sandbox_is_refused(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    for never in ["write /usr/x", "read /etc/shadow", "write /etc", "socket /run/docker.sock"] {
+        assert!(!place.sandbox().backend().honours(&grant(never), place.plan.level), "{never}");
+        let mut plan = inside("true");
+        plan.grants = vec![grant(never)];
+        let said = place.refuses(&plan).what;
+        assert!(said.contains("cannot be given"), "{never}: {said}");
+    }
+    Ok(())
+}
+
+fn what_a_command_left_is_told_of_too(bench: &Bench) -> Verdict {
+    bench.demand_keeps_background()?;
+    let place = bench.place();
+    place.demand_exact()?;
+    place.prints("(setsid bash -c 'until [ -e go ]; do sleep 0.02; done; echo x > .bashrc' >/dev/null 2>&1 &); true");
+    std::fs::write(place.work("go"), "").unwrap();
+    match place.told.recv_timeout(patience()) {
+        Ok(SandboxEvent::Denied { request, denial }) => {
+            assert_eq!(request, inside("").request);
+            assert_eq!(denial.object.escaped().to_string(), "/workspace/.bashrc");
+        }
+        other => panic!("{other:?}"),
+    }
+    Ok(())
+}
+
+fn failed_reads_are_no_refusals(bench: &Bench) -> Verdict {
+    let ran = bench.place().run("cat /no/such/file absent; ls /root; cd /absent; true");
+    assert_eq!(ran.denied(), [""; 0]);
+    Ok(())
+}

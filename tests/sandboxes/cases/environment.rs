@@ -1,0 +1,85 @@
+//! The variables of a command.
+
+use std::collections::BTreeMap;
+
+use stockade_model::RawText;
+
+use crate::Verdict;
+use crate::bench::{Bench, Place, command, python};
+
+super::cases! { "environment":
+    there_is_what_the_plan_says, nothing_of_the_caller_is_there, values_arrive_as_they_are, values_need_not_be_text,
+    a_large_value_arrives, it_may_be_nearly_empty, one_command_has_not_what_another_had, 
+    it_is_not_seen_by_other_commands_users,
+}
+
+/// The variables that a command has with these.
+#[track_caller]
+fn shown(place: &Place, variables: &[(&str, &[u8])]) -> String {
+    let mut plan = command(&["/usr/bin/python3", "-c", "import os; print(sorted(os.environb.items()))"]);
+    let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), RawText::from(value.to_vec())));
+    plan.environment = variables.collect();
+    place.run_plan(&plan).ok()
+}
+
+fn there_is_what_the_plan_says(bench: &Bench) -> Verdict {
+    let said = shown(&bench.place(), &[("A", b"1"), ("HOME", b"/home/agent")]);
+    assert!(said.contains("(b'A', b'1')") && said.contains("(b'HOME', b'/home/agent')"), "{said}");
+    Ok(())
+}
+
+fn nothing_of_the_caller_is_there(bench: &Bench) -> Verdict {
+    let own =
+        std::env::vars().map(|(name, _)| name).filter(|name| !["HOME", "PATH", "LC_ALL"].contains(&name.as_str()));
+    let said = bench.place().prints("env");
+    let leaked: Vec<String> =
+        own.filter(|name| said.lines().any(|line| line.starts_with(&format!("{name}=")))).collect();
+    assert!(leaked.iter().all(|name| ["PWD", "SHLVL", "_"].contains(&name.as_str())), "{leaked:?}");
+    Ok(())
+}
+
+fn values_arrive_as_they_are(bench: &Bench) -> Verdict {
+    let said = shown(&bench.place(), &[("V", "a=b\n'\"$X ä".as_bytes()), ("EMPTY", b"")]);
+    assert!(said.contains(r#"(b'V', b'a=b\n\'"$X \xc3\xa4')"#) && said.contains("(b'EMPTY', b'')"), "{said}");
+    Ok(())
+}
+
+fn values_need_not_be_text(bench: &Bench) -> Verdict {
+    assert!(shown(&bench.place(), &[("V", b"\xff\x01")]).contains(r"(b'V', b'\xff\x01')"));
+    Ok(())
+}
+
+fn a_large_value_arrives(bench: &Bench) -> Verdict {
+    let mut plan = python("import os; print(len(os.environ['LARGE']))");
+    plan.environment.insert("LARGE".to_owned(), "x".repeat(64 << 10).as_str().into());
+    assert_eq!(bench.place().run_plan(&plan).ok(), "65536\n");
+    Ok(())
+}
+
+fn it_may_be_nearly_empty(bench: &Bench) -> Verdict {
+    let mut plan = command(&["/usr/bin/env"]);
+    plan.environment = BTreeMap::new();
+    let said = bench.place().run_plan(&plan).ok();
+    // What leads to the door is the sandbox's to say.
+    assert!(said.lines().all(|line| line.to_ascii_lowercase().contains("proxy")), "{said}");
+    Ok(())
+}
+
+fn one_command_has_not_what_another_had(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    place.prints("export LEFT=1; echo export LEFT=1 > ~/.bashrc.x");
+    assert_eq!(place.prints("echo ${LEFT-none}"), "none\n");
+    Ok(())
+}
+
+fn it_is_not_seen_by_other_commands_users(bench: &Bench) -> Verdict {
+    let (one, other) = (bench.place(), bench.place());
+    let mut plan = command(&["bash", "-c", "touch ready; until [ -e go ]; do sleep 0.02; done"]);
+    plan.environment.insert("TOKEN".to_owned(), "one-of-ours".into());
+    let going = one.begin(&plan, crate::bench::CAPTURE);
+    one.wait_for("ready");
+    assert_eq!(other.prints("cat /proc/[0-9]*/environ 2>/dev/null | grep -c one-of-ours; true"), "0\n");
+    std::fs::write(one.work("go"), "").unwrap();
+    going.end().ok();
+    Ok(())
+}

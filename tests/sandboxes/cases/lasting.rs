@@ -1,0 +1,218 @@
+//! A sandbox from its making to its end, whoever holds it.
+
+use std::fs;
+
+use stockade_engine::{CommandEnd, SandboxError, SandboxEvent, SandboxEvents};
+use stockade_model::SandboxId;
+
+use crate::Verdict;
+use crate::bench::{Bench, Declared, inside, wait_until};
+use crate::sleepers;
+
+super::cases! { "lasting":
+    it_has_the_id_of_its_plan, its_report_says_what_holds, its_end_is_whole, its_directories_stay, ending_twice_is_ending_once,
+    nothing_begins_in_one_that_is_gone, a_command_is_lost_with_it, it_ends_under_load, what_it_uses_grows, its_own_end_is_no_loss,
+    one_of_the_same_directories_goes_on, clearing_nothing_is_nothing, clearing_twice_is_nothing, who_let_go_finds_it_again,
+    what_ran_meanwhile_is_found_again, one_that_is_gone_cannot_be_taken_up, a_snapshot_is_what_there_was, ten_after_each_other,
+    one_is_made_beside_others,
+}
+
+fn it_has_the_id_of_its_plan(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    assert_eq!(place.sandbox().id(), &place.plan.id);
+    Ok(())
+}
+
+fn its_report_says_what_holds(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    let of_all = place.sandbox().enforced();
+    assert!(of_all.level == place.plan.level && of_all.layers.contains_key("limits"), "{of_all:?}");
+    let ran = place.run("true");
+    assert!(ran.report.layers.len() >= of_all.layers.len(), "{:?}", ran.report);
+    assert!(ran.report.layers.values().all(|layer| !layer.detail.is_empty()), "{:?}", ran.report);
+    Ok(())
+}
+
+fn its_end_is_whole(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    let mark = sleepers::mark(1);
+    let _going = place.start(&format!("sleep {mark} & (setsid sleep {mark} &); sleep {mark}"));
+    wait_until("all run", || sleepers::sleeping(&mark) == 3);
+    place.sandbox().destroy().unwrap();
+    assert_eq!(sleepers::sleeping(&mark), 0);
+    Ok(())
+}
+
+fn its_directories_stay(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    place.prints("echo kept > file; echo kept > ~/file");
+    place.sandbox().destroy().unwrap();
+    assert_eq!(place.said("file"), "kept\n");
+    assert!(place.plan.home.join("file").exists());
+    Ok(())
+}
+
+fn ending_twice_is_ending_once(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    place.sandbox().destroy().unwrap();
+    place.sandbox().destroy().unwrap();
+    Ok(())
+}
+
+fn nothing_begins_in_one_that_is_gone(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    place.sandbox().destroy().unwrap();
+    let said = place.refuses(&inside("touch ran"));
+    assert!(said.what.contains("is gone"), "{said:?}");
+    assert!(matches!(place.sandbox().usage(), Err(SandboxError::Gone(_))));
+    assert!(!place.work("ran").exists());
+    Ok(())
+}
+
+fn a_command_is_lost_with_it(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    let going = place.start("touch ready; sleep 1000");
+    place.wait_for("ready");
+    place.sandbox().destroy().unwrap();
+    let end = going.end().end.end;
+    assert!(matches!(end, CommandEnd::Lost(_) | CommandEnd::Signaled(9)), "{end:?}");
+    Ok(())
+}
+
+fn it_ends_under_load(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    let busy = "touch b.$0; while :; do echo x >> out.$0; mkdir -p d/$0; mv d/$0 d/m.$0; rm -rf d/m.$0; (true); done";
+    let numbers: Vec<String> = (0..12).map(|number| number.to_string()).collect();
+    let plans = numbers.iter().map(|number| crate::bench::command(&["bash", "-c", busy, number]));
+    let going: Vec<_> = plans.map(|plan| place.begin(&plan, crate::bench::CAPTURE)).collect();
+    numbers.iter().for_each(|number| place.wait_for(&format!("b.{number}")));
+    place.sandbox().destroy().unwrap();
+    for going in going {
+        let end = going.end().end.end;
+        assert!(matches!(end, CommandEnd::Lost(_) | CommandEnd::Signaled(9)), "{end:?}");
+    }
+    Ok(())
+}
+
+fn what_it_uses_grows(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    let before = place.sandbox().usage().unwrap();
+    place.prints("python3 -c 'import time; e = time.process_time() + 0.5\nwhile time.process_time() < e: pass'");
+    wait_until("its time is counted", || {
+        let after = place.sandbox().usage().unwrap();
+        after.total.wall_ms > before.total.wall_ms
+            && (after.memory_bytes.is_none() || after.total.cpu_ms >= before.total.cpu_ms + 400)
+    });
+    Ok(())
+}
+
+fn its_own_end_is_no_loss(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    place.prints("true");
+    place.sandbox().destroy().unwrap();
+    assert_eq!(place.told.try_iter().filter(|event| matches!(event, SandboxEvent::Lost(_))).count(), 0);
+    Ok(())
+}
+
+fn one_of_the_same_directories_goes_on(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    place.prints("echo kept > file; echo gone > /tmp/file");
+    let plan = place.plan.clone();
+    place.sandbox().destroy().unwrap();
+    drop(place);
+    let place = bench.make_of(plan).unwrap();
+    assert_eq!(place.prints("cat file; ls /tmp"), "kept\n");
+    Ok(())
+}
+
+fn clearing_nothing_is_nothing(bench: &Bench) -> Verdict {
+    bench.sandboxes.clear(&SandboxId::from_random([0; 16])).unwrap();
+    Ok(())
+}
+
+fn clearing_twice_is_nothing(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    let id = place.plan.id.clone();
+    drop(place);
+    bench.sandboxes.clear(&id).unwrap();
+    bench.sandboxes.clear(&id).unwrap();
+    Ok(())
+}
+
+/// That they go on without whoever made them, or that nobody finds one again.
+#[track_caller]
+fn demand_adopts(bench: &Bench) -> Result<(), Declared> {
+    if bench.capabilities().adopts {
+        return Ok(());
+    }
+    let plan = bench.place().leave();
+    match bench.sandboxes.adopt(&plan, SandboxEvents::new(|_| {})) {
+        Err(error @ SandboxError::Gone(_)) => Err(Declared(format!("it ends with whoever made it: {error}"))),
+        Err(error) => panic!("{error:?}"),
+        Ok(_) => panic!("it was found again, though none goes on"),
+    }
+}
+
+fn who_let_go_finds_it_again(bench: &Bench) -> Verdict {
+    demand_adopts(bench)?;
+    let place = bench.place();
+    place.prints("echo temp > /tmp/file");
+    let found = bench.adopt(place.leave()).unwrap();
+    assert_eq!(found.prints("cat /tmp/file"), "temp\n");
+    Ok(())
+}
+
+fn what_ran_meanwhile_is_found_again(bench: &Bench) -> Verdict {
+    demand_adopts(bench)?;
+    bench.demand_keeps_background()?;
+    let place = bench.place();
+    let mark = sleepers::mark(2);
+    place.prints(&format!("(setsid sleep {mark} >/dev/null 2>&1 </dev/null &); true"));
+    wait_until("it runs", || sleepers::sleeping(&mark) == 1);
+    let found = bench.adopt(place.leave()).unwrap();
+    assert_eq!(sleepers::sleeping(&mark), 1);
+    found.sandbox().destroy().unwrap();
+    assert_eq!(sleepers::sleeping(&mark), 0);
+    Ok(())
+}
+
+fn one_that_is_gone_cannot_be_taken_up(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    let plan = place.plan.clone();
+    place.sandbox().destroy().unwrap();
+    assert!(matches!(bench.adopt(plan), Err(SandboxError::Gone(_))));
+    Ok(())
+}
+
+fn a_snapshot_is_what_there_was(bench: &Bench) -> Verdict {
+    let can = bench.capabilities().snapshots;
+    let to = bench.directory("snapshot");
+    bench.demand(can, "a snapshot", || bench.place().sandbox().snapshot(&to))?;
+    let place = bench.place();
+    place.prints("mkdir d; echo work > d/file; ln -s file d/link; echo home > ~/file");
+    place.sandbox().snapshot(&to).unwrap();
+    place.prints("echo later > d/file");
+    assert_eq!(fs::read_to_string(to.join("workspace/d/file")).unwrap(), "work\n");
+    assert_eq!(fs::read_to_string(to.join("home/file")).unwrap(), "home\n");
+    assert!(to.join("workspace/d/link").is_symlink());
+    Ok(())
+}
+
+fn ten_after_each_other(bench: &Bench) -> Verdict {
+    for _ in 0..10 {
+        assert_eq!(bench.place().prints("echo here"), "here\n");
+    }
+    Ok(())
+}
+
+fn one_is_made_beside_others(bench: &Bench) -> Verdict {
+    let places: Vec<_> = (0..8).map(|_| bench.place()).collect();
+    for place in &places {
+        place.prints("echo x > file");
+    }
+    places[3].sandbox().destroy().unwrap();
+    for (number, place) in places.iter().enumerate().filter(|(number, _)| *number != 3) {
+        assert_eq!(place.prints("cat file"), "x\n", "{number}");
+    }
+    Ok(())
+}

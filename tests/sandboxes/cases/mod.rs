@@ -1,0 +1,58 @@
+//! What is demanded of every sandbox that lasts, area by area.
+
+mod apart;
+mod background;
+mod denials;
+mod ends;
+mod environment;
+mod exec;
+mod files;
+mod holds;
+mod lasting;
+mod limits;
+mod network;
+mod pausing;
+mod places;
+mod requests;
+mod stdin;
+mod streams;
+mod terminal;
+mod unsupported;
+mod users;
+
+use crate::Case;
+
+/// The cases of an area, each named like its function.
+macro_rules! cases {
+    ($area:literal: $($name:ident),+ $(,)?) => {
+        pub const CASES: &[crate::Case] =
+            &[$(crate::Case { area: $area, name: stringify!($name), run: $name }),+];
+    };
+}
+use cases;
+
+/// All of them.
+pub fn all() -> impl Iterator<Item = &'static Case> {
+    let areas = [
+        exec::CASES,
+        streams::CASES,
+        stdin::CASES,
+        terminal::CASES,
+        ends::CASES,
+        environment::CASES,
+        places::CASES,
+        users::CASES,
+        files::CASES,
+        limits::CASES,
+        network::CASES,
+        denials::CASES,
+        holds::CASES,
+        background::CASES,
+        pausing::CASES,
+        lasting::CASES,
+        apart::CASES,
+        requests::CASES,
+        unsupported::CASES,
+    ];
+    areas.into_iter().flatten()
+}

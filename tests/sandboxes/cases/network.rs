@@ -1,0 +1,286 @@
+//! Whom a command can reach.
+
+use std::os::unix::net::UnixListener;
+
+use stockade_engine::{CommandEnd, HeldAnswer};
+use stockade_model::{ConnectionEnd, Plan};
+
+use crate::Verdict;
+use crate::bench::{Bench, Place, Ran, grant, python};
+use crate::server::Server;
+
+super::cases! { "network":
+    there_is_a_loopback_of_its_own, no_address_of_the_host_is_there, the_hosts_loopback_is_not_reached, nobody_is_reached_without_a_grant,
+    who_is_granted_is_reached, whom_another_port_is_granted_is_not_reached, a_grant_is_for_its_command_alone, a_refusal_is_exact,
+    what_is_denied_outweighs_a_grant, an_address_is_reached_by_its_grant, an_unknown_name_has_no_address,
+    a_connection_is_recorded, eight_megabytes_go_both_ways, ten_connections_at_once, a_held_connect_goes_on, a_held_connect_is_refused,
+    datagrams_lead_nowhere, raw_sockets_cannot_be_had, the_hosts_sockets_are_not_reached, its_interfaces_cannot_be_changed,
+    a_server_inside_is_not_reached_from_the_host,
+}
+
+/// Connects to `HOST:PORT` and prints the first line, or the error's name.
+fn dial(target: &str) -> Plan {
+    let (host, port) = target.rsplit_once(':').unwrap();
+    python(&format!(
+        "import socket, errno
+try:
+  s = socket.create_connection(('{host}', {port}), 20); print(s.makefile().readline().strip())
+except socket.gaierror: print('no such name')
+except TimeoutError: print('silence')
+except OSError as e: print(errno.errorcode.get(e.errno, e))"
+    ))
+}
+
+fn granted(mut plan: Plan, wish: &str) -> Plan {
+    plan.grants.push(grant(wish));
+    plan
+}
+
+/// A sandbox whose commands can reach out, and somebody to be reached.
+fn reaching(bench: &Bench) -> Result<(Place, Server, String), crate::bench::Declared> {
+    let place = bench.place();
+    place.demand_door()?;
+    let server = Server::new();
+    let target = format!("server.test:{}", server.port());
+    Ok((place, server, target))
+}
+
+#[track_caller]
+fn not_reached(ran: &Ran, server: &Server) {
+    assert_ne!(ran.stdout(), "hello\n");
+    server.demand_unreached();
+}
+
+fn there_is_a_loopback_of_its_own(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    let serve = "import os, socket
+s = socket.socket(); s.bind(('127.0.0.1', 8080)); s.listen()
+open('ready', 'w')
+for _ in range(2): s.accept()[0].sendall(b'of its own\\n')";
+    let server = place.begin(&python(serve), crate::bench::CAPTURE);
+    place.wait_for("ready");
+    assert_eq!(place.run_plan(&dial("127.0.0.1:8080")).ok(), "of its own\n");
+    assert_eq!(place.run_plan(&dial("localhost:8080")).ok(), "of its own\n");
+    server.end().ok();
+    Ok(())
+}
+
+fn no_address_of_the_host_is_there(bench: &Bench) -> Verdict {
+    assert_eq!(bench.place().prints("ls /sys/class/net 2>/dev/null || cut -d: -sf1 /proc/net/dev | tr -d ' '"), "lo\n");
+    Ok(())
+}
+
+fn the_hosts_loopback_is_not_reached(bench: &Bench) -> Verdict {
+    let server = Server::new();
+    let ran = bench.place().run_plan(&dial(&format!("127.0.0.1:{}", server.port())));
+    assert_eq!(ran.ok(), "ECONNREFUSED\n");
+    not_reached(&ran, &server);
+    Ok(())
+}
+
+fn nobody_is_reached_without_a_grant(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    let server = Server::new();
+    for target in [format!("server.test:{}", server.port()), "203.0.113.7:80".to_owned(), "2001:db8::7:80".to_owned()] {
+        let ran = place.run_plan(&dial(&target));
+        assert!(!["hello\n", "silence\n"].contains(&ran.ok().as_str()), "{ran:?}");
+    }
+    server.demand_unreached();
+    Ok(())
+}
+
+fn who_is_granted_is_reached(bench: &Bench) -> Verdict {
+    let (place, server, target) = reaching(bench)?;
+    assert_eq!(place.run_plan(&granted(dial(&target), &format!("connect {target}"))).ok(), "hello\n");
+    assert_eq!(server.reached(), 1);
+    Ok(())
+}
+
+fn whom_another_port_is_granted_is_not_reached(bench: &Bench) -> Verdict {
+    let (place, server, target) = reaching(bench)?;
+    not_reached(&place.run_plan(&granted(dial(&target), "connect server.test:1")), &server);
+    Ok(())
+}
+
+fn a_grant_is_for_its_command_alone(bench: &Bench) -> Verdict {
+    let (place, server, target) = reaching(bench)?;
+    place.run_plan(&granted(dial(&target), &format!("connect {target}"))).ok();
+    assert_ne!(place.run_plan(&dial(&target)).stdout(), "hello\n");
+    assert_eq!(server.reached(), 1);
+    Ok(())
+}
+
+fn a_refusal_is_exact(bench: &Bench) -> Verdict {
+    let (place, server, target) = reaching(bench)?;
+    place.demand_exact()?;
+    let ran = place.run_plan(&dial(&target));
+    let mut denied = ran.denied();
+    // Each of its addresses may be tried.
+    denied.dedup();
+    assert_eq!(denied, [format!("Connect {target} [connect {target}]")]);
+    not_reached(&ran, &server);
+    Ok(())
+}
+
+fn what_is_denied_outweighs_a_grant(bench: &Bench) -> Verdict {
+    let (place, server, target) = reaching(bench)?;
+    let mut plan = granted(dial(&target), &format!("connect {target}"));
+    plan.profile.egress.deny = vec!["*.test".parse().unwrap()];
+    not_reached(&place.run_plan(&plan), &server);
+    Ok(())
+}
+
+fn an_address_is_reached_by_its_grant(bench: &Bench) -> Verdict {
+    let (place, server, _) = reaching(bench)?;
+    // Not its own loopback: another address of this machine.
+    let own =
+        std::net::UdpSocket::bind("0.0.0.0:0").and_then(|s| s.connect("192.0.2.1:9").and_then(|()| s.local_addr()));
+    let Ok(address) = own.map(|own| own.ip()) else { return Ok(()) };
+    let listener = std::net::TcpListener::bind((address, 0)).unwrap();
+    let target = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || listener.accept().map(|(mut s, _)| std::io::Write::write_all(&mut s, b"by address\n")));
+    assert_ne!(place.run_plan(&dial(&target)).stdout(), "by address\n");
+    assert_eq!(place.run_plan(&granted(dial(&target), &format!("connect {target}"))).ok(), "by address\n");
+    server.demand_unreached();
+    Ok(())
+}
+
+fn an_unknown_name_has_no_address(bench: &Bench) -> Verdict {
+    let (place, _, _) = reaching(bench)?;
+    let ran = place.run_plan(&granted(dial("nobody.test:80"), "connect nobody.test:80"));
+    assert_ne!(ran.stdout(), "hello\n");
+    assert!(ran.connections.iter().all(|record| record.end != ConnectionEnd::Closed), "{ran:?}");
+    Ok(())
+}
+
+fn a_connection_is_recorded(bench: &Bench) -> Verdict {
+    let (place, _server, target) = reaching(bench)?;
+    let ran = place.run_plan(&granted(dial(&target), &format!("connect {target}")));
+    let [record] = &ran.connections[..] else { panic!("{:?}", ran.connections) };
+    assert_eq!((record.target.to_string(), record.bytes_down, record.end), (target.clone(), 6, ConnectionEnd::Closed));
+    assert_eq!(record.rule, format!("grant connect {target}"));
+    Ok(())
+}
+
+fn eight_megabytes_go_both_ways(bench: &Bench) -> Verdict {
+    let (place, _server, target) = reaching(bench)?;
+    let (host, port) = target.split_once(':').unwrap();
+    let echo = format!(
+        "import socket, threading, hashlib, os
+s = socket.create_connection(('{host}', {port})); assert s.recv(6, socket.MSG_WAITALL) == b'hello\\n'
+sent = os.urandom(8 << 20); threading.Thread(target=lambda: s.sendall(sent)).start()
+print(s.recv(8 << 20, socket.MSG_WAITALL) == sent)"
+    );
+    let ran = place.run_plan(&granted(python(&echo), &format!("connect {target}")));
+    assert_eq!(ran.ok(), "True\n");
+    Ok(())
+}
+
+fn ten_connections_at_once(bench: &Bench) -> Verdict {
+    let (place, server, target) = reaching(bench)?;
+    let (host, port) = target.split_once(':').unwrap();
+    let many = format!(
+        "import socket; all = [socket.create_connection(('{host}', {port})) for _ in range(10)]
+print([s.recv(6) for s in all].count(b'hello\\n'))"
+    );
+    assert_eq!(place.run_plan(&granted(python(&many), &format!("connect {target}"))).ok(), "10\n");
+    assert_eq!(server.reached(), 10);
+    Ok(())
+}
+
+/// Asks for a connect that is held, and answers.
+#[track_caller]
+fn asked(
+    bench: &Bench,
+    answer: impl FnOnce(&stockade_model::Denial) -> HeldAnswer,
+) -> Result<(Ran, Server), crate::bench::Declared> {
+    let (place, server, target) = reaching(bench)?;
+    super::holds::demand(bench, &place)?;
+    let mut going = place.try_begin(&dial(&target), crate::bench::CAPTURE, true).unwrap();
+    let question = going.question();
+    assert_eq!(question.denial.grant, Some(grant(&format!("connect {target}"))));
+    assert_eq!(server.reached(), 0);
+    going.answer(&question, answer(&question.denial));
+    Ok((going.end(), server))
+}
+
+fn a_held_connect_goes_on(bench: &Bench) -> Verdict {
+    let (ran, server) = asked(bench, |denial| HeldAnswer::Granted(denial.grant.iter().cloned().collect()))?;
+    assert_eq!((ran.ok().as_str(), server.reached()), ("hello\n", 1));
+    Ok(())
+}
+
+fn a_held_connect_is_refused(bench: &Bench) -> Verdict {
+    let (ran, server) = asked(bench, |_| HeldAnswer::Refused)?;
+    not_reached(&ran, &server);
+    Ok(())
+}
+
+fn datagrams_lead_nowhere(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    let outside = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    outside.set_nonblocking(true).unwrap();
+    let port = outside.local_addr().unwrap().port();
+    let send = format!(
+        "import socket
+for to in ('127.0.0.1', '203.0.113.7'):
+  try: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', (to, {port}))
+  except OSError: pass"
+    );
+    place.python(&send).ok();
+    assert!(outside.recv(&mut [0]).is_err(), "a datagram came out");
+    std::net::UdpSocket::bind("127.0.0.1:0").unwrap().send_to(b"x", ("127.0.0.1", port)).unwrap();
+    crate::bench::wait_until("the control arrives", || outside.recv(&mut [0]).is_ok());
+    Ok(())
+}
+
+fn raw_sockets_cannot_be_had(bench: &Bench) -> Verdict {
+    let tries = "import socket
+for family, kind in ((socket.AF_INET, socket.SOCK_RAW), (socket.AF_PACKET, socket.SOCK_RAW), (socket.AF_VSOCK, socket.SOCK_STREAM)):
+  try: socket.socket(family, kind, socket.IPPROTO_ICMP if family == socket.AF_INET else 0).connect((1, 1) if family == socket.AF_VSOCK else ('127.0.0.1', 1)); print('had', family)
+  except Exception: print('refused')";
+    assert_eq!(bench.place().python(tries).ok(), "refused\n".repeat(3));
+    Ok(())
+}
+
+fn the_hosts_sockets_are_not_reached(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    let host = UnixListener::bind(place.work("host")).unwrap();
+    host.set_nonblocking(true).unwrap();
+    let name = format!("stockade-{}", std::process::id());
+    let address =
+        <std::os::unix::net::SocketAddr as std::os::linux::net::SocketAddrExt>::from_abstract_name(&name).unwrap();
+    let hidden = UnixListener::bind_addr(&address).unwrap();
+    hidden.set_nonblocking(true).unwrap();
+    let knock = format!(
+        "import socket
+for name in ('/workspace/host', '\\0{name}', '/run/docker.sock', '/run/dbus/system_bus_socket'):
+  try: socket.socket(socket.AF_UNIX).connect(name); print('reached', name)
+  except OSError: print('refused')"
+    );
+    assert_eq!(place.python(&knock).ok(), "refused\n".repeat(4));
+    assert!(host.accept().is_err() && hidden.accept().is_err());
+    Ok(())
+}
+
+fn its_interfaces_cannot_be_changed(bench: &Bench) -> Verdict {
+    let change = "import socket, fcntl, struct
+try: fcntl.ioctl(socket.socket(), 0x8914, struct.pack('16sh', b'lo', 0)); print('changed')
+except OSError: print('refused')";
+    assert_eq!(bench.place().python(change).ok(), "refused\n");
+    Ok(())
+}
+
+fn a_server_inside_is_not_reached_from_the_host(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    let serve = "import socket, time, os
+s = socket.socket(); s.bind(('', 0)); s.listen(); open('port.new', 'w').write(str(s.getsockname()[1])); os.rename('port.new', 'port')
+time.sleep(1000)";
+    let going = place.begin(&python(serve), crate::bench::CAPTURE);
+    place.wait_for("port");
+    let port: u16 = place.said("port").parse().unwrap();
+    assert!(std::net::TcpStream::connect(("127.0.0.1", port)).is_err());
+    going.attempt.kill();
+    going.end().ended(CommandEnd::Signaled(9));
+    Ok(())
+}

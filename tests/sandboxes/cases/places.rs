@@ -1,0 +1,94 @@
+//! Where a command begins.
+
+use std::fs;
+
+use stockade_model::Plan;
+
+use crate::Verdict;
+use crate::bench::{Bench, Place, inside};
+
+super::cases! { "places":
+    it_begins_in_the_workspace, it_begins_in_a_directory_of_it, it_begins_at_home, it_begins_in_temp,
+    one_that_is_absent_is_refused, a_file_is_no_place_to_begin, a_link_within_leads_there, a_link_out_leads_to_nothing_of_the_host,
+    the_hosts_own_path_is_no_place_inside,
+}
+
+fn at(directory: &str) -> Plan {
+    Plan { cwd: directory.into(), ..inside("pwd -P") }
+}
+
+#[track_caller]
+fn check(place: &Place, directory: &str) {
+    assert_eq!(place.run_plan(&at(directory)).ok(), format!("{directory}\n"));
+}
+
+fn it_begins_in_the_workspace(bench: &Bench) -> Verdict {
+    check(&bench.place(), "/workspace");
+    Ok(())
+}
+
+fn it_begins_in_a_directory_of_it(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    place.prints("mkdir -p 'a b/c'");
+    check(&place, "/workspace/a b/c");
+    Ok(())
+}
+
+fn it_begins_at_home(bench: &Bench) -> Verdict {
+    check(&bench.place(), "/home/agent");
+    Ok(())
+}
+
+fn it_begins_in_temp(bench: &Bench) -> Verdict {
+    check(&bench.place(), "/tmp");
+    Ok(())
+}
+
+/// That nothing runs, and that the directory is named.
+#[track_caller]
+fn refused(place: &Place, directory: &str) {
+    match place.try_begin(&at(directory), crate::bench::CAPTURE, false) {
+        Err(error) => assert!(error.what.contains("directory"), "{error:?}"),
+        Ok(going) => {
+            let ran = going.end();
+            assert_eq!(ran.stdout(), "", "it ran");
+            assert!(format!("{:?}{}", ran.end.end, ran.stderr()).contains("directory"), "{ran:?}");
+        }
+    }
+    assert_eq!(place.prints("echo on"), "on\n");
+}
+
+fn one_that_is_absent_is_refused(bench: &Bench) -> Verdict {
+    refused(&bench.place(), "/workspace/absent");
+    Ok(())
+}
+
+fn a_file_is_no_place_to_begin(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    fs::write(place.work("file"), "").unwrap();
+    refused(&place, "/workspace/file");
+    Ok(())
+}
+
+fn a_link_within_leads_there(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    place.prints("mkdir real; ln -s real link");
+    assert_eq!(place.run_plan(&at("/workspace/link")).ok(), "/workspace/real\n");
+    Ok(())
+}
+
+fn a_link_out_leads_to_nothing_of_the_host(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    let outside = bench.directory("outside");
+    fs::write(outside.join("secret"), "").unwrap();
+    std::os::unix::fs::symlink(&outside, place.work("out")).unwrap();
+    refused(&place, "/workspace/out");
+    Ok(())
+}
+
+fn the_hosts_own_path_is_no_place_inside(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    let path = place.plan.workspace.to_str().unwrap().to_owned();
+    refused(&place, &path);
+    Ok(())
+}

@@ -1,0 +1,184 @@
+//! Commands on the whole way of a request, through the real engine: its rules, its
+//! questions and its record.
+
+use stockade_model::{Answer, ApprovalMode, Limit, Scope, Status};
+
+use crate::Verdict;
+use crate::bench::{Bench, grant};
+use crate::desk::Desk;
+
+super::cases! { "requests":
+    a_request_goes_its_way, its_record_begins_before_it, its_own_exit_is_the_outcomes, a_rule_refuses_it, its_time_runs_out, a_limit_ends_it,
+    nobody_is_asked_in_mode_never, a_question_is_answered_in_place, a_no_is_a_refusal, an_interrupt_ends_it,
+    a_grant_of_the_request_is_given, a_paused_sandbox_is_an_error, one_that_is_gone_is_an_error, output_is_in_the_outcome,
+    what_was_reached_is_in_the_outcome,
+}
+
+fn a_request_goes_its_way(bench: &Bench) -> Verdict {
+    let desk = Desk::of(bench, &[]);
+    let place = &desk.place;
+    let outcome = desk.run("echo through > file");
+    assert_eq!((outcome.status, outcome.exit_code), (Status::Exited, Some(0)), "{outcome:?}");
+    assert_eq!(place.said("file"), "through\n");
+    assert_eq!(outcome.attempts[0].backend, place.sandbox().backend().name());
+    Ok(())
+}
+
+fn its_record_begins_before_it(bench: &Bench) -> Verdict {
+    let desk = Desk::of(bench, &[]);
+    desk.run("true");
+    let events = desk.events();
+    let at = |name: &str| events.iter().position(|event| event == name).unwrap_or_else(|| panic!("{name}: {events:?}"));
+    assert!(at("requested") < at("starting") && at("starting") < at("finished"));
+    Ok(())
+}
+
+fn its_own_exit_is_the_outcomes(bench: &Bench) -> Verdict {
+    let desk = Desk::of(bench, &[]);
+    assert_eq!(desk.run("exit 42").exit_code, Some(42));
+    let killed = desk.run("kill -KILL $$");
+    assert_eq!((killed.status, killed.signal), (Status::Signaled, Some(9)));
+    Ok(())
+}
+
+const RULE: &str = "[[rules]]\nprefix = [\"git\"]\neffect = \"deny\"\njustification = \"not here\"\n";
+
+fn a_rule_refuses_it(bench: &Bench) -> Verdict {
+    let desk = Desk::ruled(bench, RULE, &[]);
+    let place = &desk.place;
+    let outcome = desk.run("git --version > ran");
+    assert_eq!(outcome.status, Status::Refused, "{outcome:?}");
+    assert!(!place.work("ran").exists());
+    Ok(())
+}
+
+fn its_time_runs_out(bench: &Bench) -> Verdict {
+    let desk = Desk::of(bench, &[]);
+    let place = &desk.place;
+    let outcome = desk.request("sleep 1000", |request| request.timeout_ms = Some(1500));
+    assert_eq!(outcome.status, Status::TimedOut, "{outcome:?}");
+    assert_eq!(place.prints("echo on"), "on\n");
+    Ok(())
+}
+
+fn a_limit_ends_it(bench: &Bench) -> Verdict {
+    let desk = Desk::of(bench, &[]);
+    let outcome = desk.request("while :; do :; done", |request| request.limits.set(Limit::CpuTime, 500));
+    if outcome.status == Status::Error {
+        let why = outcome.error.unwrap_or_default();
+        assert!(why.contains("cpu_time"), "{why}");
+        return Err(crate::bench::Declared(why));
+    }
+    assert!([Status::Limit, Status::Signaled].contains(&outcome.status), "{outcome:?}");
+    Ok(())
+}
+
+fn nobody_is_asked_in_mode_never(bench: &Bench) -> Verdict {
+    let desk = Desk::of(bench, &[Answer::Approved(Scope::Once)]);
+    let place = &desk.place;
+    let outcome = desk.request("echo x > .bashrc; true", |request| request.approval_mode = ApprovalMode::Never);
+    assert_eq!((outcome.status, desk.asked()), (Status::Exited, 0), "{outcome:?}");
+    if place.demand_exact().is_ok() {
+        assert_eq!(outcome.attempts[0].denials.len(), 1);
+        assert!(!place.work(".bashrc").exists());
+    }
+    Ok(())
+}
+
+fn a_question_is_answered_in_place(bench: &Bench) -> Verdict {
+    let desk = Desk::of(bench, &[Answer::Approved(Scope::Once)]);
+    let place = &desk.place;
+    super::holds::demand(bench, place)?;
+    let outcome = desk.run("echo x > .bashrc && echo once >> count");
+    assert_eq!((outcome.status, outcome.exit_code, desk.asked()), (Status::Exited, Some(0), 1), "{outcome:?}");
+    assert_eq!(
+        (place.said(".bashrc"), place.said("count"), outcome.attempts.len()),
+        ("x\n".into(), "once\n".into(), 1)
+    );
+    Ok(())
+}
+
+fn a_no_is_a_refusal(bench: &Bench) -> Verdict {
+    let desk = Desk::of(bench, &[Answer::Denied(Scope::Once)]);
+    let place = &desk.place;
+    super::holds::demand(bench, place)?;
+    let outcome = desk.run("echo x > .bashrc || exit 7");
+    assert_eq!((outcome.exit_code, desk.asked()), (Some(7), 1), "{outcome:?}");
+    assert!(!place.work(".bashrc").exists());
+    Ok(())
+}
+
+fn an_interrupt_ends_it(bench: &Bench) -> Verdict {
+    let desk = Desk::of(bench, &[]);
+    let place = &desk.place;
+    let ready = place.work("ready");
+    let begun = || crate::bench::wait_until("it runs", || ready.exists());
+    let outcome = desk.interrupted("touch ready; exec sleep 1000", 15, begun);
+    assert!([Status::Signaled, Status::Aborted].contains(&outcome.status), "{outcome:?}");
+    assert_eq!(place.prints("echo on"), "on\n");
+    Ok(())
+}
+
+fn a_grant_of_the_request_is_given(bench: &Bench) -> Verdict {
+    let desk = Desk::of(bench, &[Answer::Approved(Scope::Once)]);
+    let place = &desk.place;
+    place.demand_exact()?;
+    let outcome = desk.request("mkdir .git", |request| {
+        request.approval_mode = ApprovalMode::OnRequest;
+        request.grants = vec![grant("write /workspace/.git")];
+    });
+    assert_eq!((outcome.exit_code, outcome.attempts[0].grants.len()), (Some(0), 1), "{outcome:?}");
+    Ok(())
+}
+
+fn a_paused_sandbox_is_an_error(bench: &Bench) -> Verdict {
+    bench.demand_pauses()?;
+    let desk = Desk::of(bench, &[]);
+    let place = &desk.place;
+    place.sandbox().pause().unwrap();
+    let outcome = desk.run("touch ran");
+    place.sandbox().resume().unwrap();
+    assert_eq!(outcome.status, Status::Error);
+    assert!(outcome.error.as_ref().is_some_and(|why| why.contains("paused")) && !place.work("ran").exists());
+    Ok(())
+}
+
+fn one_that_is_gone_is_an_error(bench: &Bench) -> Verdict {
+    let desk = Desk::of(bench, &[]);
+    let place = &desk.place;
+    place.sandbox().destroy().unwrap();
+    let outcome = desk.run("true");
+    assert!(
+        outcome.status == Status::Error && outcome.error.as_ref().is_some_and(|why| why.contains("gone")),
+        "{outcome:?}"
+    );
+    Ok(())
+}
+
+fn output_is_in_the_outcome(bench: &Bench) -> Verdict {
+    let outcome = Desk::of(bench, &[]).run("echo out; echo err >&2");
+    let said = |text: &Option<stockade_model::RawText>| text.as_ref().map(|text| text.as_bytes().to_vec());
+    let attempt = &outcome.attempts[0];
+    assert_eq!((said(&attempt.stdout), said(&attempt.stderr)), (Some(b"out\n".to_vec()), Some(b"err\n".to_vec())));
+    Ok(())
+}
+
+fn what_was_reached_is_in_the_outcome(bench: &Bench) -> Verdict {
+    let server = crate::server::Server::new();
+    let target = format!("server.test:{}", server.port());
+    let rules = "[profiles.workspace.egress]\nspecial = [\"127.0.0.0/8\", \"::1\"]\n";
+    let desk = Desk::ruled(bench, rules, &[Answer::Approved(Scope::Once)]);
+    let place = &desk.place;
+    place.demand_door()?;
+    let script = format!(
+        "python3 -c 'import socket; print(socket.create_connection((\"server.test\", {})).recv(6))'",
+        server.port()
+    );
+    let outcome = desk.request(&script, |request| {
+        request.approval_mode = ApprovalMode::OnRequest;
+        request.grants = vec![grant(&format!("connect {target}"))];
+    });
+    assert_eq!(outcome.exit_code, Some(0), "{outcome:?}");
+    assert_eq!(outcome.attempts[0].connections[0].target.to_string(), target);
+    Ok(())
+}

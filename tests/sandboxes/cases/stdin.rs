@@ -1,0 +1,119 @@
+//! What a command is told.
+
+use std::io::Write as _;
+use std::thread;
+
+use stockade_engine::{CommandEnd, Io};
+
+use crate::Verdict;
+use crate::bench::{Bench, Going, inside};
+use crate::streams::{Pipes, let_go};
+
+super::cases! { "stdin":
+    text_is_read, bytes_are_read, no_input_is_an_end, the_end_is_felt, eight_megabytes_are_read, one_line_at_a_time,
+    what_is_not_read_holds_up_nobody, a_writer_of_what_nobody_reads_is_told, descendants_read_too,
+    what_came_before_the_end_is_read, it_may_be_closed,
+}
+
+/// Begins a script with pipes for its streams.
+#[track_caller]
+fn spoken_to(place: &crate::bench::Place, script: &str) -> (Going, Pipes) {
+    let pipes = Pipes::new();
+    let going = place.begin(&inside(script), Io::Inherit);
+    let_go();
+    (going, pipes)
+}
+
+/// What a script prints that is told this and no more.
+#[track_caller]
+fn answer(bench: &Bench, script: &str, input: &[u8]) -> Vec<u8> {
+    let place = bench.place();
+    let (going, Pipes { mut stdin, stdout, .. }) = spoken_to(&place, script);
+    let input = input.to_owned();
+    // A reader that ends early is a case of its own.
+    let writer = thread::spawn(move || drop(stdin.write_all(&input)));
+    let heard = stdout.whole();
+    writer.join().unwrap();
+    going.end().ended(CommandEnd::Exited(0));
+    heard
+}
+
+fn text_is_read(bench: &Bench) -> Verdict {
+    assert_eq!(answer(bench, "read x y; echo $y $x", b"one two\n"), b"two one\n");
+    Ok(())
+}
+
+fn bytes_are_read(bench: &Bench) -> Verdict {
+    let all: Vec<u8> = (0..=255).collect();
+    assert_eq!(answer(bench, "cat", &all), all);
+    Ok(())
+}
+
+fn no_input_is_an_end(bench: &Bench) -> Verdict {
+    assert_eq!(bench.place().prints("cat; echo over"), "over\n");
+    Ok(())
+}
+
+fn the_end_is_felt(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    let (going, Pipes { stdin, stdout, .. }) = spoken_to(&place, "echo waits; cat; echo over");
+    stdout.until("waits\n");
+    drop(stdin);
+    assert_eq!(stdout.text(), "waits\nover\n");
+    going.end().ended(CommandEnd::Exited(0));
+    Ok(())
+}
+
+fn eight_megabytes_are_read(bench: &Bench) -> Verdict {
+    let input: Vec<u8> = (0_u32..2 << 20).flat_map(u32::to_le_bytes).collect();
+    let program = "python3 -c 'import sys, zlib; d = sys.stdin.buffer.read(); print(len(d), zlib.crc32(d))'";
+    let place = bench.place();
+    std::fs::write(place.work("same"), &input).unwrap();
+    let expected = place.prints(&format!("{program} < same"));
+    assert!(expected.starts_with("8388608 "));
+    assert_eq!(String::from_utf8_lossy(&answer(bench, program, &input)), expected);
+    Ok(())
+}
+
+fn one_line_at_a_time(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    let (going, mut pipes) = spoken_to(&place, "while read line; do echo \"heard $line\"; done; echo over");
+    for line in ["one", "two", "three"] {
+        writeln!(pipes.stdin, "{line}").unwrap();
+        pipes.stdout.until(&format!("heard {line}\n"));
+    }
+    drop(pipes.stdin);
+    pipes.stdout.until("over\n");
+    going.end().ended(CommandEnd::Exited(0));
+    Ok(())
+}
+
+fn what_is_not_read_holds_up_nobody(bench: &Bench) -> Verdict {
+    assert_eq!(answer(bench, "echo done", &vec![b'x'; 4 << 20]), b"done\n");
+    Ok(())
+}
+
+fn a_writer_of_what_nobody_reads_is_told(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    let (going, mut pipes) = spoken_to(&place, "true");
+    going.end().ended(CommandEnd::Exited(0));
+    // A relay may have taken some; it does not take all.
+    crate::bench::wait_until("the writer is told", || (&pipes.stdin).write_all(&[b'x'; 4 << 10]).is_err());
+    pipes.stdin.flush().unwrap();
+    Ok(())
+}
+
+fn descendants_read_too(bench: &Bench) -> Verdict {
+    assert_eq!(answer(bench, "bash -c 'read a; echo child $a'; read b; echo own $b", b"1\n2\n"), b"child 1\nown 2\n");
+    Ok(())
+}
+
+fn what_came_before_the_end_is_read(bench: &Bench) -> Verdict {
+    assert_eq!(answer(bench, "sleep 0.3; cat", b"early"), b"early");
+    Ok(())
+}
+
+fn it_may_be_closed(bench: &Bench) -> Verdict {
+    assert_eq!(bench.place().prints("exec <&-; cat 2>/dev/null || echo closed"), "closed\n");
+    Ok(())
+}

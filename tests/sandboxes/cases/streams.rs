@@ -1,0 +1,164 @@
+//! What a command says.
+
+use std::io::Read as _;
+
+use stockade_engine::{CommandEnd, Io};
+
+use crate::Verdict;
+use crate::bench::{Bench, CAPTURE, inside, python};
+use crate::streams::{Heard, Pipes, let_go};
+
+super::cases! { "streams":
+    output_and_errors_are_apart, every_byte_arrives, nothing_is_nothing, no_line_end_is_needed, a_megabyte_is_kept_whole,
+    what_is_beyond_the_limit_is_dropped_from_the_middle, both_are_drained_together, what_is_said_arrives_at_once,
+    both_keep_their_order_in_one_pipe, thirty_megabytes_go_through, a_reader_that_goes_ends_the_writer,
+    a_reader_that_waits_makes_the_writer_wait, who_waits_for_a_reader_holds_up_nobody, a_closed_output_is_no_end,
+    descendants_speak_too, commands_at_once_are_not_mixed, what_was_said_before_a_signal_arrives,
+}
+
+fn output_and_errors_are_apart(bench: &Bench) -> Verdict {
+    let ran = bench.place().run("echo out; echo err >&2; echo out2");
+    assert_eq!((ran.ok().as_str(), ran.stderr().as_str()), ("out\nout2\n", "err\n"));
+    Ok(())
+}
+
+fn every_byte_arrives(bench: &Bench) -> Verdict {
+    let ran = bench.place().python("import sys; sys.stdout.buffer.write(bytes(range(256)) * 3)");
+    let all: Vec<u8> = (0..=255).collect();
+    assert_eq!(ran.end.stdout.unwrap().as_bytes(), all.repeat(3));
+    Ok(())
+}
+
+fn nothing_is_nothing(bench: &Bench) -> Verdict {
+    let ran = bench.place().run("true");
+    assert_eq!((ran.ok(), ran.stderr(), ran.end.truncated), (String::new(), String::new(), false));
+    Ok(())
+}
+
+fn no_line_end_is_needed(bench: &Bench) -> Verdict {
+    assert_eq!(bench.place().prints("printf abc"), "abc");
+    Ok(())
+}
+
+fn a_megabyte_is_kept_whole(bench: &Bench) -> Verdict {
+    let ran = bench.place().run("yes 0123456789abcdef | head -c 1048576");
+    assert_eq!(ran.ok().len(), 1 << 20);
+    assert!(!ran.end.truncated && ran.stdout() == "0123456789abcdef\n".repeat(61_681)[..1 << 20]);
+    Ok(())
+}
+
+fn what_is_beyond_the_limit_is_dropped_from_the_middle(bench: &Bench) -> Verdict {
+    let script = "echo begin; yes middle | head -n 100000; echo end";
+    let ran = bench.place().begin(&inside(script), Io::Capture { limit_bytes: 1000 }).end();
+    let said = ran.ok();
+    assert!(ran.end.truncated && said.len() < 1100, "{} bytes", said.len());
+    assert!(said.starts_with("begin\nmiddle\n") && said.ends_with("middle\nend\n") && said.contains("bytes dropped"));
+    Ok(())
+}
+
+fn both_are_drained_together(bench: &Bench) -> Verdict {
+    let ran = bench.place().run("yes out | head -c 500000 & yes err | head -c 500000 >&2; wait");
+    assert_eq!((ran.ok().len(), ran.stderr().len()), (500_000, 500_000));
+    Ok(())
+}
+
+fn what_is_said_arrives_at_once(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    let pipes = Pipes::new();
+    let script = "echo first; until [ -e go ]; do sleep 0.02; done; echo second >&2";
+    let going = place.begin(&inside(script), Io::Inherit);
+    let_go();
+    pipes.stdout.until("first\n");
+    std::fs::write(place.work("go"), "").unwrap();
+    assert_eq!((pipes.stderr.text(), pipes.stdout.text()), ("second\n".to_owned(), "first\n".to_owned()));
+    going.end().ended(CommandEnd::Exited(0));
+    Ok(())
+}
+
+fn both_keep_their_order_in_one_pipe(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    let ran = place.run("exec 2>&1; for i in 1 2 3 4 5; do echo out$i; echo err$i >&2; done");
+    assert_eq!(ran.ok(), "out1\nerr1\nout2\nerr2\nout3\nerr3\nout4\nerr4\nout5\nerr5\n");
+    Ok(())
+}
+
+fn thirty_megabytes_go_through(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    let pipes = Pipes::new();
+    let going = place.begin(&inside("head -c 30000000 /dev/zero; echo end"), Io::Inherit);
+    let_go();
+    let heard = pipes.stdout.whole();
+    going.end().ended(CommandEnd::Exited(0));
+    assert_eq!((heard.len(), &heard[30_000_000..]), (30_000_004, &b"end\n"[..]));
+    Ok(())
+}
+
+fn a_reader_that_goes_ends_the_writer(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    let (stdout, _stderr, _stdin) = Pipes::unheard();
+    let going = place.begin(&inside("exec yes"), Io::Inherit);
+    let_go();
+    drop(stdout);
+    let end = going.end().end.end;
+    assert!(matches!(end, CommandEnd::Signaled(13) | CommandEnd::Exited(1)), "{end:?}");
+    Ok(())
+}
+
+/// Fills a pipe that nobody reads, however large it is made.
+const FILL: &str = "python3 -c 'import os; os.write(1, bytes(4 << 20))' & sleep 0.3; touch full; wait; touch emptied";
+
+fn a_reader_that_waits_makes_the_writer_wait(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    let (mut stdout, _stderr, _stdin) = Pipes::unheard();
+    let going = place.begin(&inside(FILL), Io::Inherit);
+    let_go();
+    place.wait_for("full");
+    assert!(!place.work("emptied").exists(), "somebody keeps what nobody reads");
+    let mut all = Vec::new();
+    stdout.read_to_end(&mut all).unwrap();
+    going.end().ended(CommandEnd::Exited(0));
+    assert_eq!(all.len(), 4 << 20);
+    Ok(())
+}
+
+fn who_waits_for_a_reader_holds_up_nobody(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    let (stdout, _stderr, _stdin) = Pipes::unheard();
+    let going = place.begin(&inside(FILL), Io::Inherit);
+    let_go();
+    place.wait_for("full");
+    assert_eq!(place.prints("echo free"), "free\n");
+    assert_eq!(Heard::from(stdout).whole().len(), 4 << 20);
+    going.end().ended(CommandEnd::Exited(0));
+    Ok(())
+}
+
+fn a_closed_output_is_no_end(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    let ran = place.run("echo said; exec >&- 2>&-; sleep 0.2; touch later; exit 3");
+    ran.ended(CommandEnd::Exited(3));
+    assert!(ran.stdout() == "said\n" && place.work("later").exists());
+    Ok(())
+}
+
+fn descendants_speak_too(bench: &Bench) -> Verdict {
+    assert_eq!(bench.place().prints("(bash -c '(echo deep); echo less') | cat; echo own"), "deep\nless\nown\n");
+    Ok(())
+}
+
+fn commands_at_once_are_not_mixed(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    let plans: Vec<_> = (0..5).map(|n| python(&format!("print('{n}' * 100000)"))).collect();
+    let going: Vec<_> = plans.iter().map(|plan| place.begin(plan, CAPTURE)).collect();
+    for (number, going) in going.into_iter().enumerate() {
+        assert_eq!(going.end().ok(), number.to_string().repeat(100_000) + "\n");
+    }
+    Ok(())
+}
+
+fn what_was_said_before_a_signal_arrives(bench: &Bench) -> Verdict {
+    let ran = bench.place().run("echo last words; kill -KILL $$");
+    ran.ended(CommandEnd::Signaled(9));
+    assert_eq!(ran.stdout(), "last words\n");
+    Ok(())
+}

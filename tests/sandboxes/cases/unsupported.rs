@@ -1,0 +1,77 @@
+//! What no sandbox of the kind can be is refused in words that say so.
+
+use stockade_engine::{SandboxError, SandboxPlan, System};
+use stockade_model::Level;
+
+use crate::Verdict;
+use crate::bench::{Bench, inside};
+
+super::cases! { "unsupported":
+    a_level_beneath_full, a_profile_without_a_sandbox, a_system_that_is_not_there, a_runtime_that_is_not_there,
+    a_workspace_that_is_not_there, a_path_hidden_from_one_command, nothing_is_left_of_what_was_refused, secrets_are_refused_or_put_in,
+}
+
+/// That it is not made, and why in words that hold this.
+#[track_caller]
+fn refused(bench: &Bench, word: &str, change: impl FnOnce(&mut SandboxPlan)) {
+    match bench.make(change) {
+        Ok(_) => panic!("it was made"),
+        Err(error) => assert!(error.to_string().contains(word), "{error}"),
+    }
+}
+
+fn a_level_beneath_full(bench: &Bench) -> Verdict {
+    match bench.make(|plan| plan.level = Level::Restricted) {
+        Ok(place) => assert_eq!(place.prints("echo on"), "on\n"),
+        Err(error @ SandboxError::Unsupported { .. }) => return Err(crate::bench::Declared(error.to_string())),
+        Err(error) => panic!("{error:?}"),
+    }
+    Ok(())
+}
+
+fn a_profile_without_a_sandbox(bench: &Bench) -> Verdict {
+    refused(bench, "without a sandbox", |plan| plan.profile.sandboxed = false);
+    Ok(())
+}
+
+fn a_system_that_is_not_there(bench: &Bench) -> Verdict {
+    let digest = format!("sha256:{}", "0".repeat(64));
+    refused(bench, &digest, |plan| plan.system = Some(System::Image(digest.parse().unwrap())));
+    Ok(())
+}
+
+fn a_runtime_that_is_not_there(bench: &Bench) -> Verdict {
+    refused(bench, "runtime", |plan| plan.runtime = Some("no-such-runtime".parse().unwrap()));
+    Ok(())
+}
+
+fn a_workspace_that_is_not_there(bench: &Bench) -> Verdict {
+    refused(bench, "absent", |plan| plan.workspace = plan.workspace.join("absent"));
+    Ok(())
+}
+
+fn a_path_hidden_from_one_command(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    let mut plan = inside("true");
+    plan.profile.filesystem.hide.push("/usr/lib".into());
+    let said = place.refuses(&plan);
+    assert!(said.what.contains("/usr/lib"), "{said:?}");
+    Ok(())
+}
+
+fn nothing_is_left_of_what_was_refused(bench: &Bench) -> Verdict {
+    for _ in 0..3 {
+        refused(bench, "absent", |plan| plan.home = plan.home.join("absent"));
+    }
+    assert_eq!(bench.place().prints("echo on"), "on\n");
+    Ok(())
+}
+
+fn secrets_are_refused_or_put_in(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    let wish = crate::bench::grant("secret token to host.test:443");
+    assert!(!place.sandbox().backend().honours(&wish, place.plan.level));
+    let mut plan = inside("true");
+    plan.grants = vec![wish];
+    Err(crate::bench::Declared(place.refuses(&plan).what))
+}

@@ -1,0 +1,102 @@
+//! Who a command is.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+
+use crate::Verdict;
+use crate::bench::Bench;
+
+super::cases! { "users":
+    what_it_makes_belongs_to_the_owner, it_finds_its_own_name, it_has_no_capabilities, it_can_gain_no_privileges,
+    a_set_user_id_bit_does_nothing, it_cannot_become_another, what_it_may_not_read_stays_unread, the_masks_of_new_files_are_its_own,
+    it_has_no_groups_of_the_host, other_users_files_are_not_its_to_give, new_namespaces_give_nothing,
+}
+
+fn what_it_makes_belongs_to_the_owner(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    place.prints("touch file; mkdir dir; ln -s x link; touch ~/file");
+    let own = fs::metadata(&place.plan.workspace).unwrap();
+    let home = fs::metadata(place.plan.home.join("file")).unwrap();
+    let made = ["file", "dir", "link"].map(|name| fs::symlink_metadata(place.work(name)).unwrap());
+    for found in made.iter().chain([&home]) {
+        assert_eq!((found.uid(), found.gid()), (own.uid(), own.gid()));
+    }
+    Ok(())
+}
+
+fn it_finds_its_own_name(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    let said = place.prints("id -un; python3 -c 'import pwd, os; print(pwd.getpwuid(os.getuid()).pw_dir)'; echo ~");
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(["agent", "root"].contains(&lines[0]) && lines[1..] == ["/home/agent", "/home/agent"], "{said}");
+    Ok(())
+}
+
+fn it_has_no_capabilities(bench: &Bench) -> Verdict {
+    let said = bench.place().prints("grep -E '^Cap(Inh|Prm|Eff|Amb)' /proc/self/status | cut -f2 | sort -u");
+    assert_eq!(said, "0000000000000000\n");
+    Ok(())
+}
+
+fn it_can_gain_no_privileges(bench: &Bench) -> Verdict {
+    assert_eq!(bench.place().prints("grep NoNewPrivs /proc/self/status | cut -f2"), "1\n");
+    Ok(())
+}
+
+fn a_set_user_id_bit_does_nothing(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    fs::copy("/usr/bin/id", place.work("id")).unwrap();
+    fs::set_permissions(place.work("id"), fs::Permissions::from_mode(0o6755)).unwrap();
+    assert_eq!(place.prints("./id -u"), place.prints("id -u"));
+    assert_eq!(
+        place.prints("su root -c 'id -u' </dev/null 2>/dev/null && id -u > su-worked; ls su-worked 2>/dev/null; true"),
+        ""
+    );
+    Ok(())
+}
+
+fn it_cannot_become_another(bench: &Bench) -> Verdict {
+    let change = "import os\nfor call in (os.setuid, os.setgid, lambda n: os.setgroups([n])):\n  \
+                  try: call(12345); print('changed')\n  except OSError: print('refused')";
+    assert_eq!(bench.place().python(change).ok(), "refused\n".repeat(3));
+    Ok(())
+}
+
+fn what_it_may_not_read_stays_unread(bench: &Bench) -> Verdict {
+    assert_eq!(bench.place().prints("cat /etc/shadow /proc/1/environ /proc/kcore 2>/dev/null | wc -c"), "0\n");
+    Ok(())
+}
+
+fn the_masks_of_new_files_are_its_own(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    place.prints("umask 077; touch private; umask 022; touch public; umask 0; mkdir -m 1777 all");
+    let mode = |name| fs::metadata(place.work(name)).unwrap().permissions().mode() & 0o7777;
+    assert_eq!([mode("private"), mode("public"), mode("all")], [0o600, 0o644, 0o1777]);
+    Ok(())
+}
+
+fn it_has_no_groups_of_the_host(bench: &Bench) -> Verdict {
+    let said = bench.place().prints("id -g; id -G");
+    let (own, all) = said.split_once('\n').unwrap();
+    // Those that are not known inside are shown as nobody's.
+    let others: Vec<&str> = all.split_whitespace().filter(|group| *group != own && *group != "65534").collect();
+    assert_eq!(others, Vec::<&str>::new());
+    Ok(())
+}
+
+fn other_users_files_are_not_its_to_give(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    let before = fs::metadata(&place.plan.workspace).unwrap();
+    place.prints("touch mine; chown 12345:12345 mine 2>/dev/null; chgrp 12345 mine 2>/dev/null; true");
+    let after = fs::metadata(place.work("mine")).unwrap();
+    assert_eq!((after.uid(), after.gid()), (before.uid(), before.gid()));
+    Ok(())
+}
+
+fn new_namespaces_give_nothing(bench: &Bench) -> Verdict {
+    let place = bench.place();
+    let said = place.prints("unshare -Urm sh -c 'mount -t tmpfs x /mnt && touch mounted' 2>/dev/null; true");
+    assert_eq!(said, "");
+    assert!(!place.work("mounted").exists(), "it mounted");
+    Ok(())
+}

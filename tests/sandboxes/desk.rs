@@ -1,0 +1,148 @@
+//! The real engine with its rules, memory and record, and somebody who answers as
+//! they were told beforehand.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use stockade_audit::Log;
+use stockade_engine::real::{RuleJudge, StoreMemory};
+use stockade_engine::seams::SystemClock;
+use stockade_engine::{Approver, Engine, INSIDE_HOME, INSIDE_WORKSPACE, Waiting, interrupts};
+use stockade_model::{
+    Answer, ApprovalMode, Command, Grant, Level, Limits, Outcome, Question, Request, RequestId, SandboxPreference,
+};
+use stockade_policy::load::{Sources, load};
+use stockade_policy::resolve_profile;
+use stockade_store::Store;
+
+use crate::bench::{Bench, CAPTURE, Place};
+
+/// An engine whose commands run in one sandbox.
+pub struct Desk {
+    engine: Engine,
+    asked: Arc<Mutex<usize>>,
+    log: PathBuf,
+    pub place: Place,
+}
+
+/// Answers as it was told, and with silence after that.
+struct Told {
+    answers: VecDeque<Answer>,
+    asked: Arc<Mutex<usize>>,
+}
+
+impl Approver for Told {
+    fn name(&self) -> String {
+        "told".to_owned()
+    }
+
+    fn available(&self) -> bool {
+        true
+    }
+
+    fn ask(&mut self, _question: &Question, _waiting: &Waiting) -> Answer {
+        *self.asked.lock().unwrap() += 1;
+        self.answers.pop_front().unwrap_or(Answer::TimedOut)
+    }
+}
+
+impl Desk {
+    pub fn of(bench: &Bench, answers: &[Answer]) -> Self {
+        Self::ruled(bench, "", answers)
+    }
+
+    /// With a configuration of the person's.
+    pub fn ruled(bench: &Bench, configuration: &str, answers: &[Answer]) -> Self {
+        let (home, state) = (bench.directory("desk/home"), bench.directory("desk/state"));
+        let file = home.join("config.toml");
+        fs::write(&file, configuration).unwrap();
+        let none = home.join("none.toml");
+        let sources = Sources {
+            home: INSIDE_HOME.into(),
+            managed_file: none.clone(),
+            system_file: none,
+            user_file: file,
+            workspace: None,
+            state_directory: state.clone(),
+        };
+        let asked = Arc::default();
+        let approver = Told { answers: answers.iter().copied().collect(), asked: Arc::clone(&asked) };
+        let settings = Arc::new(load(&sources).unwrap());
+        let grants = [Grant::Write(INSIDE_HOME.into())];
+        let profile = resolve_profile(&settings, "workspace", INSIDE_WORKSPACE.as_ref(), &grants).unwrap();
+        let place = bench.place_with(|plan| plan.profile = profile);
+        let backend = place.sandbox().backend();
+        let judge = RuleJudge::new(settings, true);
+        let engine = Engine {
+            judge: Arc::new(RuleJudge { sandbox_backend: backend.name(), ..judge }),
+            backend,
+            host: None,
+            approver: Arc::new(Mutex::new(approver)),
+            reviewer: None,
+            recorder: Arc::new(Log::open(&state.join("audit")).unwrap()),
+            memory: Arc::new(StoreMemory::new(Arc::new(Store::open(&state.join("db/approvals.db")).unwrap()))),
+            clock: Arc::new(SystemClock::default()),
+            user: "uid 1".to_owned(),
+            question_timeout_ms: 20_000,
+        };
+        Self { engine, asked, log: state.join("audit/audit.jsonl"), place }
+    }
+
+    /// Takes a script through, without a question beforehand.
+    pub fn run(&self, script: &str) -> Outcome {
+        self.request(script, |_| {})
+    }
+
+    pub fn request(&self, script: &str, change: impl FnOnce(&mut Request)) -> Outcome {
+        self.engine.run(request(script, change), CAPTURE, interrupts().1)
+    }
+
+    /// Takes one through that is sent a signal once it is so.
+    pub fn interrupted(&self, script: &str, signal: i32, once: impl FnOnce() + Send) -> Outcome {
+        let (interrupter, interrupts) = interrupts();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                once();
+                interrupter.interrupt(signal)
+            });
+            self.engine.run(request(script, |_| {}), CAPTURE, interrupts)
+        })
+    }
+
+    /// How many questions were put.
+    pub fn asked(&self) -> usize {
+        *self.asked.lock().unwrap()
+    }
+
+    /// The types of the recorded events, in order.
+    pub fn events(&self) -> Vec<String> {
+        let text = fs::read_to_string(&self.log).unwrap();
+        let kinds = text.lines().filter_map(|line| line.split_once("\"kind\":{\"type\":\"")?.1.split('"').next());
+        kinds.map(str::to_owned).collect()
+    }
+}
+
+fn request(script: &str, change: impl FnOnce(&mut Request)) -> Request {
+    let variables = [("PATH", "/usr/local/bin:/usr/bin:/bin"), ("HOME", INSIDE_HOME)];
+    let mut request = Request {
+        id: RequestId::from_random([5; 16]),
+        session: None,
+        command: Command::Script(script.into()),
+        cwd: INSIDE_WORKSPACE.into(),
+        workspace: INSIDE_WORKSPACE.into(),
+        environment: BTreeMap::from(variables.map(|(name, value)| (name.to_owned(), value.into()))),
+        profile: "workspace".to_owned(),
+        grants: Vec::new(),
+        level: Level::Full,
+        approval_mode: ApprovalMode::OnFailure,
+        sandbox: SandboxPreference::Auto,
+        timeout_ms: None,
+        limits: Limits::default(),
+        caller_approval: None,
+    };
+    change(&mut request);
+    request
+}

@@ -1,0 +1,90 @@
+//! The conformance suite of sandboxes that last: what `engine::Sandboxes` promises,
+//! demanded of every kind that this machine can have, for root and for an ordinary
+//! user, and judged from outside.
+//!
+//! ```text
+//! cargo test -p stockade-tests --test sandboxes -- [FILTER] [--list]
+//! ```
+//! A task is named `AREA/CASE/KIND/USER`; FILTER is a part of that, or several, parted
+//! by commas. Each is a process of its own, which has a directory of its own.
+//!
+//! What a kind cannot do it declares, and refuses with a clear error: the case then
+//! demands that, and is listed as refused, never passed over in silence.
+#![allow(missing_docs, reason = "a test binary has no users")]
+#![allow(clippy::disallowed_methods, reason = "starting programs without a sandbox is what controls are")]
+
+mod bench;
+mod cases;
+mod desk;
+mod kinds;
+mod plan;
+mod server;
+mod sleepers;
+mod streams;
+
+use std::any::Any;
+use std::fs::File;
+use std::io::Write as _;
+use std::panic::{self, AssertUnwindSafe};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context as _, Result};
+use stockade_testkit::suite::{DECLARED, FAILED, PASSED};
+
+use crate::bench::{Bench, Declared};
+use crate::plan::Task;
+
+/// What is demanded.
+pub struct Case {
+    /// What it is about.
+    pub area: &'static str,
+    /// Its name, which says what holds.
+    pub name: &'static str,
+    /// Stops where something else is seen.
+    pub run: fn(&Bench) -> Verdict,
+}
+
+/// Seen as demanded, or declared as not to be had.
+pub type Verdict = Result<(), Declared>;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let result = match arguments.as_slice() {
+        [flag, task, top] if flag == "--case" => play_one(task, Path::new(top)),
+        _ => plan::run(&arguments),
+    };
+    result.unwrap_or_else(|error| {
+        println!("error: {error:#}");
+        ExitCode::from(FAILED)
+    })
+}
+
+/// The first thing that went wrong, on whatever thread.
+static FAULT: Mutex<Option<String>> = Mutex::new(None);
+
+/// Plays one case in this process, whose streams may become a command's.
+fn play_one(task: &str, top: &Path) -> Result<ExitCode> {
+    let task: Task = task.parse()?;
+    let mut told = File::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3).context("duplicating")?);
+    panic::set_hook(Box::new(|info| {
+        let at = info.location().map(|at| format!("{}:{}: ", at.file(), at.line())).unwrap_or_default();
+        let text = format!("{at}{}", message(info.payload()));
+        FAULT.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(text);
+    }));
+    let bench = Bench::new(task.kind, top)?;
+    let played = panic::catch_unwind(AssertUnwindSafe(|| (task.case.run)(&bench)));
+    let (code, text) = match played {
+        Ok(Ok(())) => (PASSED, String::new()),
+        Ok(Err(Declared(how))) => (DECLARED, how),
+        Err(_) => (FAILED, FAULT.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default()),
+    };
+    writeln!(told, "{text}")?;
+    Ok(ExitCode::from(code))
+}
+
+fn message(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default()
+}

@@ -1,0 +1,147 @@
+//! Which tasks there are, and their run: a few at a time, each in a process of its
+//! own with a time-out, after which nothing of it may be left.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use stockade_testkit::suite::{NotRun, play};
+use stockade_testkit::{Account, Command, Output, SLOWNESS, User, run_as, slowness};
+use tempfile::TempDir;
+
+use crate::Case;
+use crate::cases;
+use crate::kinds::{KINDS, Kind};
+
+/// Tasks at a time: most of what they do is waiting.
+const PARALLEL: usize = 4;
+/// Wall clock of one task.
+const TASK_TIMEOUT: Duration = Duration::from_secs(180);
+/// How long what is left of a task may take to go.
+const GOES_WITHIN: Duration = Duration::from_secs(10);
+
+/// One case, for a kind of sandboxes and a user.
+#[derive(Clone, Copy)]
+pub struct Task {
+    pub case: &'static Case,
+    pub kind: &'static Kind,
+    user: User,
+}
+
+impl fmt::Display for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}/{}", self.case.area, self.case.name, self.kind.name, self.user.word())
+    }
+}
+
+impl FromStr for Task {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        all().into_iter().find(|task| task.to_string() == text).with_context(|| format!("no such task: {text}"))
+    }
+}
+
+/// Every task there is, whatever this machine can have.
+fn all() -> Vec<Task> {
+    let users = [User::Root, User::Ordinary];
+    let of_kind =
+        |kind| users.into_iter().flat_map(move |user| cases::all().map(move |case| Task { case, kind, user }));
+    KINDS.iter().flat_map(of_kind).collect()
+}
+
+/// Runs what the arguments ask for.
+pub fn run(arguments: &[String]) -> Result<ExitCode> {
+    let filter = arguments.iter().find(|argument| !argument.starts_with('-')).cloned().unwrap_or_default();
+    let is_wanted = |task: &Task| filter.split(',').any(|part| task.to_string().contains(part));
+    let wanted: Vec<Task> = all().into_iter().filter(is_wanted).collect();
+    demand_distinct()?;
+    if arguments.iter().any(|argument| argument == "--list") {
+        wanted.iter().for_each(|task| println!("{task}: test"));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let (here, not_here): (Vec<Task>, Vec<Task>) =
+        wanted.into_iter().partition(|task| User::available().contains(&task.user));
+    let session = Session::open()?;
+    let mut tally = play(here, PARALLEL, |task| session.play(task));
+    let why = "the harness is not root".to_owned();
+    tally.not_run.extend(not_here.iter().map(|task| NotRun { task: task.to_string(), why: why.clone() }));
+    Ok(tally.report())
+}
+
+/// Two cases of one name would be one.
+fn demand_distinct() -> Result<()> {
+    let mut names = BTreeSet::new();
+    for case in cases::all() {
+        ensure!(names.insert((case.area, case.name)), "two cases are named {}/{}", case.area, case.name);
+    }
+    Ok(())
+}
+
+/// What the tasks of one run share.
+struct Session {
+    directory: TempDir,
+}
+
+impl Session {
+    fn open() -> Result<Self> {
+        let directory = tempfile::Builder::new().prefix("stockade-sandboxes-").tempdir()?;
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755))?;
+        let suite = directory.path().join("suite");
+        fs::copy(std::env::current_exe()?, &suite)?;
+        fs::set_permissions(&suite, fs::Permissions::from_mode(0o755))?;
+        Ok(Self { directory })
+    }
+
+    /// Plays one task as its user, in a directory of its own.
+    fn play(&self, task: &Task) -> Result<Output> {
+        let account = Account::of(task.user)?;
+        let top = tempfile::Builder::new().prefix("case-").tempdir_in(self.directory.path())?;
+        chown(top.path(), Some(account.uid), Some(account.gid))?;
+        let mut command = Command::new(self.directory.path().join("suite"), top.path())
+            .args(["--case", &task.to_string()])
+            .arg(top.path())
+            .env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin")
+            .env("LANG", "C.UTF-8")
+            .timeout(TASK_TIMEOUT);
+        if let Some(times) = std::env::var_os(SLOWNESS) {
+            command = command.env(SLOWNESS, times);
+        }
+        let output = run_as(&account, &command)?;
+        let left = left_within(top.path());
+        ensure!(left.is_empty(), "{}left behind: {}", output.text(), left.join(", "));
+        Ok(output)
+    }
+}
+
+/// What still has a directory of the task mounted, after the time that it may take.
+fn left_within(top: &Path) -> Vec<String> {
+    let give_up = Instant::now() + GOES_WITHIN * slowness();
+    loop {
+        let left = processes_at(top);
+        if left.is_empty() || Instant::now() > give_up {
+            return left;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The processes that have something of this directory among their mounts.
+fn processes_at(top: &Path) -> Vec<String> {
+    let name = top.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| entry.path());
+    let has = |path: &PathBuf| fs::read_to_string(path.join("mountinfo")).is_ok_and(|mounts| mounts.contains(&name));
+    entries.filter(has).map(|path| described(&path)).collect()
+}
+
+fn described(process: &Path) -> String {
+    let words = fs::read(process.join("cmdline")).unwrap_or_default();
+    format!("{} {}", process.display(), String::from_utf8_lossy(&words).replace('\0', " ").trim_end())
+}
