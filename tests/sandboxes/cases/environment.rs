@@ -9,7 +9,7 @@ use crate::bench::{Bench, Place, command, python};
 
 super::cases! { "environment":
     there_is_what_the_plan_says, nothing_of_the_caller_is_there, values_arrive_as_they_are, values_need_not_be_text,
-    a_large_value_arrives, it_may_be_nearly_empty, one_command_has_not_what_another_had, 
+    a_large_value_arrives, it_may_be_nearly_empty, one_command_has_not_what_another_had,
     it_is_not_seen_by_other_commands_users,
 }
 

@@ -87,7 +87,8 @@ fn keys_are_shown(bench: &Bench) -> Verdict {
 
 fn an_interrupt_reaches_who_is_in_front(bench: &Bench) -> Verdict {
     let place = bench.place();
-    let (going, mut terminal) = seated(&place, "trap 'echo caught; exit 7' INT; echo ready; while true; do sleep 0.05; done");
+    let (going, mut terminal) =
+        seated(&place, "trap 'echo caught; exit 7' INT; echo ready; while true; do sleep 0.05; done");
     terminal.shown.until("ready");
     terminal.press("\x03");
     terminal.shown.until("caught");

@@ -25,6 +25,7 @@ use std::sync::Arc;
 use stockade_model::{LayerReport, LayerState, Level, Limit, Limits, Plan};
 
 pub(crate) use group::Group;
+pub(crate) use processes::{Beside, Known};
 pub(crate) use quotas::{Quota, quotas};
 pub(crate) use resources::{resource_limits, temp_inodes};
 pub(crate) use watch::{Spent, Watch};
@@ -201,6 +202,12 @@ impl Guard {
     /// Begins to watch the sandbox under `init`; `asks`: somebody may be asked for
     /// more than the limits.
     pub(crate) fn watch(self, init: u32, asks: bool) -> Watch {
-        Watch::new(self, init, asks)
+        Watch::new(self, (init, Box::new(Vec::new)), asks)
+    }
+
+    /// The same for a sandbox that lasts, whose commands are children of others
+    /// `beside` its init. Nobody is asked.
+    pub(crate) fn watch_all(self, init: u32, beside: Beside) -> Watch {
+        Watch::new(self, (init, beside), false)
     }
 }

@@ -2,6 +2,7 @@
 //! where no group counts that. It must not know limits.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -67,18 +68,67 @@ impl Shared {
     }
 }
 
+/// A process, not to be taken for a later one of its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Known {
+    pid: u32,
+    start: u64,
+}
+
+impl Known {
+    /// The one that has this number now.
+    pub(crate) fn of(pid: u32) -> Option<Self> {
+        Some(Self { pid, start: Stat::of(pid)?.start })
+    }
+
+    fn is_there(self) -> bool {
+        Self::of(self.pid) == Some(self)
+    }
+}
+
+/// Says who has children that are not the init's, and are of the run all the same.
+pub(crate) type Beside = Box<dyn Fn() -> Vec<Known> + Send>;
+
 /// Counts again and again, so that what ended in between is not forgotten.
-#[derive(Debug)]
 pub(super) struct Census {
     init: u32,
+    beside: Beside,
     /// What orphans wrote before they ended; others pass it on to their parents.
     written_before: u64,
     orphans: HashMap<u32, u64>,
+    /// The same of those whose parents are beside the init.
+    written_beside: u64,
+    apart: HashMap<u32, u64>,
+}
+
+/// Who passes on what a process wrote, when it has ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Parent {
+    /// The init, whose own count only root may read.
+    Init,
+    /// One beside it, who does not.
+    Beside,
+    /// Another process that is looked at.
+    Other,
+}
+
+impl fmt::Debug for Census {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Census").field("init", &self.init).finish_non_exhaustive()
+    }
 }
 
 impl Census {
-    pub(super) fn new(init: u32) -> Self {
-        Self { init, written_before: 0, orphans: HashMap::new() }
+    pub(super) fn new(init: u32, beside: Beside) -> Self {
+        let (orphans, apart) = (HashMap::new(), HashMap::new());
+        Self { init, beside, written_before: 0, orphans, written_beside: 0, apart }
+    }
+
+    /// The children of the init, and of those beside it.
+    fn first(&self) -> Vec<(u32, Parent)> {
+        let beside = (self.beside)().into_iter().filter(|known| known.is_there());
+        let apart = beside.flat_map(|known| children(known.pid)).map(|pid| (pid, Parent::Beside));
+        children(self.init).into_iter().map(|pid| (pid, Parent::Init)).chain(apart).collect()
     }
 
     /// Looks at every process.
@@ -86,14 +136,14 @@ impl Census {
         let Look { memory, shared, written, open } = what;
         let mut tally = Tally::default();
         let mut objects = Shared::default();
-        let mut orphans = HashMap::new();
+        let (mut orphans, mut apart) = (HashMap::new(), HashMap::new());
         let init_written = if written { written_by(self.init) } else { None };
         if let Some(stat) = Stat::of(self.init) {
             tally.cpu_ms += stat.cpu_ms;
         }
-        let mut waiting: Vec<(u32, bool)> = children(self.init).into_iter().map(|pid| (pid, true)).collect();
+        let mut waiting = self.first();
         let mut seen = 0;
-        while let Some((pid, is_orphan)) = waiting.pop() {
+        while let Some((pid, parent)) = waiting.pop() {
             let Some(stat) = Stat::of(pid) else { continue };
             seen += 1;
             tally.processes += stat.threads;
@@ -101,7 +151,7 @@ impl Census {
             if seen > PROCESSES_MAX {
                 continue;
             }
-            waiting.extend(children(pid).into_iter().map(|child| (child, false)));
+            waiting.extend(children(pid).into_iter().map(|child| (child, Parent::Other)));
             if memory {
                 let bytes = memory_of(pid);
                 tally.memory_bytes += bytes;
@@ -116,14 +166,25 @@ impl Census {
             if written && let Some(bytes) = written_by(pid) {
                 tally.written_bytes += bytes;
                 tally.busiest_writer = tally.busiest_writer.max_by(pid, bytes);
-                if is_orphan {
-                    orphans.insert(pid, bytes);
+                match parent {
+                    Parent::Init => drop(orphans.insert(pid, bytes)),
+                    Parent::Beside => drop(apart.insert(pid, bytes)),
+                    Parent::Other => {}
                 }
             }
         }
         tally.memory_bytes += objects.bytes();
+        tally.written_bytes += self.ended_beside(apart, &orphans);
         tally.written_bytes += self.ended_before(init_written, orphans);
         tally
+    }
+
+    /// What children of those beside the init had written when they ended.
+    fn ended_beside(&mut self, apart: HashMap<u32, u64>, orphans: &HashMap<u32, u64>) -> u64 {
+        let before = std::mem::replace(&mut self.apart, apart);
+        let is_gone = |pid: &u32| !self.apart.contains_key(pid) && !orphans.contains_key(pid);
+        self.written_beside += before.iter().filter(|(pid, _)| is_gone(pid)).map(|(_, bytes)| bytes).sum::<u64>();
+        self.written_beside
     }
 
     /// What children of the init had written when they ended: the init's own
@@ -283,7 +344,7 @@ mod tests {
         let mut line = String::new();
         std::io::BufRead::read_line(&mut std::io::BufReader::new(shell.stdout.take().unwrap()), &mut line).unwrap();
         let [sleeper] = *children(shell.id()) else { panic!("not one child") };
-        assert_eq!(Census::new(shell.id()).take(Look::default()).processes, 1);
+        assert_eq!(Census::new(shell.id(), Box::new(Vec::new)).take(Look::default()).processes, 1);
         kill(sleeper);
         shell.wait().unwrap();
         assert!(children(shell.id()).is_empty());

@@ -11,7 +11,7 @@ use stockade_model::{Denial, Limit, Limits, RawText, Usage};
 
 use super::Guard;
 use super::group::{Counted, Group};
-use super::processes::{Census, Look, Tally, program_of};
+use super::processes::{Beside, Census, Look, Tally, program_of};
 use super::raising::Raising;
 use super::report::Holder;
 use super::resources::{self, Files, MachineMemory, Room};
@@ -94,7 +94,7 @@ pub(super) enum Then {
 }
 
 impl Watch {
-    pub(super) fn new(guard: Guard, init: u32, asks: bool) -> Self {
+    pub(super) fn new(guard: Guard, (init, beside): (u32, Beside), asks: bool) -> Self {
         let is_watched = |holder: &Holder| matches!(holder, Holder::Watch | Holder::WatchedFilesystem);
         let watched: Vec<Limit> =
             guard.holders.iter().filter(|(.., holder)| is_watched(holder)).map(|(limit, ..)| *limit).collect();
@@ -107,7 +107,7 @@ impl Watch {
             limits: guard.limits,
             group: guard.group,
             watched,
-            census: Census::new(init),
+            census: Census::new(init, beside),
             workspace: guard.workspace,
             next: Instant::now() + LOOK_EVERY,
             told: false,

@@ -138,7 +138,7 @@ impl CommandBackend {
         let broker = broker.sharing(self.sandbox.bound());
         let terms = terms(plan, (edge, published, self.sandbox.resolver()), &broker, &told);
         let on_breach = on_breach(&told);
-        self.sandbox.register(&on_breach);
+        self.sandbox.register(&on_breach, launching.init_pid());
         let keeper = Keeper::begin(outside, told)?;
 
         let mut launched = launching.finish().map_err(unlaunched)?;

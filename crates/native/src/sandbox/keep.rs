@@ -21,7 +21,7 @@ use crate::broker::Bound;
 use crate::descriptors;
 use crate::keeper::OnBreach;
 use crate::launch::{Grounds, LaunchError, Launching, Outfit, Standing, Stdio};
-use crate::limits::{Group, Guard, Watch};
+use crate::limits::{Beside, Group, Guard, Known, Watch};
 use crate::way_out::{CommonNetwork, resolver_settings};
 
 /// How long a sandbox may take to end.
@@ -30,8 +30,9 @@ const ENDS_WITHIN: Duration = Duration::from_secs(10);
 /// not wake the watch.
 const IDLE_LOOK: Duration = Duration::from_secs(1);
 
-/// The commands that are to hear of a breach, as long as anything of them is there.
-type Commands = Vec<Weak<dyn Fn(&Denial) + Send + Sync>>;
+/// The commands that are to hear of a breach, as long as anything of them is there,
+/// each with the process whose child it is.
+type Commands = Vec<(Weak<dyn Fn(&Denial) + Send + Sync>, Option<Known>)>;
 
 /// A sandbox that is kept by this process.
 pub(super) struct Kept {
@@ -96,9 +97,9 @@ impl Kept {
         let group = guard.group();
         enforced.layers.insert("processes".to_owned(), processes_layer(group.is_some()));
         let end = rustix::io::fcntl_dupfd_cloexec(walls.end_fd(), 3).map_err(no_descriptor)?;
-        let watch = guard.watch(walls.init_pid(), false);
+        let commands: Arc<Mutex<Commands>> = Arc::default();
+        let watch = guard.watch_all(walls.init_pid(), parents_of(&commands));
         let standing = Arc::new(Mutex::new(Some(Stands { walls, group })));
-        let commands = Arc::default();
         let keeper = Keeper {
             end,
             watch,
@@ -181,11 +182,11 @@ impl Kept {
     }
 
     /// Lets `told` hear of limits that all commands together go beyond, as long as
-    /// it lives.
-    pub(super) fn register(&self, told: &OnBreach) {
+    /// it lives, and counts the children of `parent` among them.
+    pub(super) fn register(&self, told: &OnBreach, parent: u32) {
         let mut commands = lock(&self.commands);
-        commands.retain(|command| command.strong_count() > 0);
-        commands.push(Arc::downgrade(told));
+        commands.retain(|(command, _)| command.strong_count() > 0);
+        commands.push((Arc::downgrade(told), Known::of(parent)));
     }
 
     pub(super) fn pause(&self) -> Result<(), SandboxError> {
@@ -240,6 +241,12 @@ impl Kept {
     fn gone(&self) -> StartError {
         StartError { what: format!("the sandbox {} is gone", self.id), hint: None }
     }
+}
+
+/// Whose children the commands are.
+fn parents_of(commands: &Arc<Mutex<Commands>>) -> Beside {
+    let commands = Arc::clone(commands);
+    Box::new(move || lock(&commands).iter().filter_map(|(_, parent)| *parent).collect())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -305,7 +312,7 @@ impl Keeper {
     /// Sleeps until there is something to look at. The init says nothing: what comes
     /// from there is its end.
     fn has_ended(&self) -> bool {
-        let is_idle = lock(&self.commands).iter().all(|command| command.strong_count() == 0);
+        let is_idle = lock(&self.commands).iter().all(|(command, _)| command.strong_count() == 0);
         let next = if is_idle { IDLE_LOOK } else { self.watch.next_look().unwrap_or(IDLE_LOOK) };
         let at_most = next.min(IDLE_LOOK);
         let at_most = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: i64::from(at_most.subsec_nanos()) };
@@ -316,7 +323,8 @@ impl Keeper {
 
     /// Every command is to end: nobody knows which of them it was.
     fn tell(&self, breach: Denial) {
-        let commands: Vec<OnBreach> = lock(&self.commands).iter().filter_map(Weak::upgrade).collect();
+        let commands: Vec<OnBreach> =
+            lock(&self.commands).iter().filter_map(|(command, _)| command.upgrade()).collect();
         commands.iter().for_each(|command| command(&breach));
         if let Some(group) = lock(&self.standing).as_ref().and_then(|stands| stands.group.as_ref()) {
             group.kill_within();
