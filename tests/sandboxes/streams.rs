@@ -90,7 +90,14 @@ pub fn let_go() {
 
 /// What comes out of a stream, read as it comes.
 #[derive(Clone)]
-pub struct Heard(Arc<(Mutex<(Vec<u8>, bool)>, Condvar)>);
+pub struct Heard(Arc<(Mutex<State>, Condvar)>);
+
+#[derive(Default)]
+struct State {
+    bytes: Vec<u8>,
+    /// Nothing more will come.
+    over: bool,
+}
 
 impl From<File> for Heard {
     fn from(mut source: File) -> Self {
@@ -103,13 +110,13 @@ impl From<File> for Heard {
                 let (state, changed) = &*told;
                 let mut state = state.lock().unwrap();
                 match read {
-                    Ok(length @ 1..) => state.0.extend_from_slice(&block[..length]),
+                    Ok(length @ 1..) => state.bytes.extend_from_slice(&block[..length]),
                     Err(error) if error.kind() == ErrorKind::Interrupted => {}
                     // A terminal that nobody has open any more is an error.
-                    Ok(_) | Err(_) => state.1 = true,
+                    Ok(_) | Err(_) => state.over = true,
                 }
                 changed.notify_all();
-                if state.1 {
+                if state.over {
                     return;
                 }
             }
@@ -142,12 +149,12 @@ impl Heard {
         let give_up = Instant::now() + patience();
         let (state, changed) = &*self.0;
         let mut state = state.lock().unwrap();
-        while !done(&state.0, state.1) {
+        while !done(&state.bytes, state.over) {
             let left = give_up.saturating_duration_since(Instant::now());
-            let seen = String::from_utf8_lossy(&state.0[state.0.len().saturating_sub(500)..]).into_owned();
-            assert!(!(left == Duration::ZERO || state.1), "{what:?} was not heard, but {seen:?}");
+            let seen = String::from_utf8_lossy(&state.bytes[state.bytes.len().saturating_sub(500)..]).into_owned();
+            assert!(!(left == Duration::ZERO || state.over), "{what:?} was not heard, but {seen:?}");
             state = changed.wait_timeout(state, left).unwrap().0;
         }
-        state.0.clone()
+        state.bytes.clone()
     }
 }

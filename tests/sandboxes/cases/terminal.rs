@@ -96,9 +96,12 @@ fn an_interrupt_reaches_who_is_in_front(bench: &Bench) -> Verdict {
     Ok(())
 }
 
+/// A shell takes no notice of this signal.
+const QUITS: &str = "ulimit -c 0; exec python3 -c 'import time; print(\"ready\", flush=True); time.sleep(1000)'";
+
 fn a_quit_ends_with_its_signal(bench: &Bench) -> Verdict {
     let place = bench.place();
-    let (going, mut terminal) = seated(&place, "ulimit -c 0; echo ready; exec sleep 1000");
+    let (going, mut terminal) = seated(&place, QUITS);
     terminal.shown.until("ready");
     terminal.press("\x1c");
     going.end().ended(CommandEnd::Signaled(3));
