@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use stockade_model::{ApprovalMode, Limit, RepositoryUrl, Revision, SandboxId};
+use stockade_model::{
+    ApprovalMode, BackendChoice, ImageDigest, Limit, RepositoryUrl, Revision, RuntimeName, SandboxId,
+};
 
-use crate::args::{Subject, approval_mode, duration, limit};
+use crate::args::{LevelArg, Subject, approval_mode, duration, limit};
 
 /// `stockade sandbox`.
 #[derive(Debug, Subcommand)]
@@ -81,10 +83,23 @@ pub struct Kind {
     /// The powers of its commands: `workspace`, or one from the configuration.
     #[arg(long, value_name = "P")]
     pub profile: Option<String>,
+    /// What makes its walls; `auto` takes the first that serves.
+    #[arg(long, value_name = "KIND", value_parser = backend, default_value = "auto")]
+    pub backend: BackendChoice,
+    /// The runtime of the container engine, e.g. `runsc`, where it is not its own choice.
+    #[arg(long, value_name = "NAME")]
+    pub runtime: Option<RuntimeName>,
+    /// The read-only system inside: an image of a container engine by its content,
+    /// `NAME@sha256:...` or `sha256:...` of one that is here.
+    #[arg(long, value_name = "IMAGE")]
+    pub image: Option<ImageDigest>,
     /// A limit of its commands that holds where it is lower than the profile's, e.g.
     /// memory=2GiB; may be repeated.
     #[arg(long = "limit", value_name = "NAME=AMOUNT", value_parser = limit)]
     pub limits: Vec<(Limit, u64)>,
+    /// How strong its walls have to be: `restricted` where less is meant to do.
+    #[arg(long, value_name = "L")]
+    pub level: Option<LevelArg>,
     /// Begin with a copy of this directory.
     #[arg(long, value_name = "DIR", group = "source")]
     pub copy: Option<PathBuf>,
@@ -163,6 +178,12 @@ pub struct SandboxRunArgs {
     /// What to run.
     #[command(flatten)]
     pub subject: Subject,
+}
+
+fn backend(text: &str) -> Result<BackendChoice, String> {
+    let all = [BackendChoice::Auto, BackendChoice::Native, BackendChoice::Docker, BackendChoice::Podman];
+    let found = all.into_iter().find(|choice| choice.as_str() == text);
+    found.ok_or_else(|| "one of `auto`, `native`, `docker`, `podman`".to_owned())
 }
 
 fn label(text: &str) -> Result<(String, String), String> {

@@ -13,7 +13,7 @@ use rustix::io::fcntl_dupfd_cloexec;
 use rustix::termios::{OptionalActions, tcgetattr, tcgetwinsize, tcsetattr};
 use stockade_engine::remote::{Order, RemoteAttempt};
 use stockade_engine::{Attempt, Backend, Events, HeldAnswer, HoldId, INSIDE_HOME, INSIDE_WORKSPACE, Io, StartError};
-use stockade_model::{Denial, EnforcementReport, Grant, Level, Limit, Limits, Plan};
+use stockade_model::{Denial, Egress, EnforcementReport, Grant, LayerReport, LayerState, Level, Limit, Limits, Plan};
 
 use crate::Kind;
 use crate::carry::{Until, ending};
@@ -63,6 +63,8 @@ impl CommandBackend {
         let mut inside = plan.clone();
         inside.level = Level::Restricted;
         inside.backend = "native".to_owned();
+        // Nothing inside leads anywhere.
+        inside.profile.egress = Egress::default();
         inside.profile.limits = self.limits_inside(&plan.profile.limits);
         inside
     }
@@ -85,6 +87,15 @@ impl CommandBackend {
         let started = FrameLine::start(&self.client, exec, message_bytes(io));
         started.map_err(|error| error.to_start_error("start a command in the container"))
     }
+}
+
+/// The container has no network, and no way out of it yet.
+fn network_layer(plan: &Plan) -> LayerReport {
+    let detail = match plan.profile.egress.allow.is_empty() {
+        true => "nothing but a loopback of the container's own",
+        false => "nothing but a loopback of the container's own: the hosts that the profile allows cannot be reached",
+    };
+    LayerReport { state: LayerState::Enforced, detail: detail.to_owned() }
 }
 
 /// Both outputs may be in one.
@@ -125,6 +136,7 @@ impl Backend for CommandBackend {
         let mut enforced = self.enforced.clone();
         enforced.level = plan.level;
         enforced.layers.extend(remote.enforced().layers.clone());
+        enforced.layers.insert("network".to_owned(), network_layer(plan));
         Ok(Box::new(ContainerAttempt { remote, enforced, _carried: carried }))
     }
 }

@@ -286,8 +286,12 @@ fn unfit(spec: &SandboxSpec, name: &str, capabilities: Capabilities) -> Option<&
     if spec.backend != BackendChoice::Auto && spec.backend.as_str() != name {
         return Some("is not what was asked for");
     }
-    if spec.runtime.is_some() && name == BackendChoice::Native.as_str() {
+    let is_native = name == BackendChoice::Native.as_str();
+    if spec.runtime.is_some() && is_native {
         return Some("has no runtimes");
+    }
+    if spec.image.is_some() && is_native {
+        return Some("has no images of a container engine");
     }
     if spec.background == Background::Keep && !capabilities.keeps_background {
         return Some("does not keep what commands leave behind");

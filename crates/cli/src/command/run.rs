@@ -140,9 +140,11 @@ fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failu
             Arc::new(Mutex::new(terminal.with_rules(Arc::clone(&lasting))))
         }
     };
+    let backend = place.backend(&state);
+    let sandbox_backend = backend.name();
     let engine = Engine {
-        judge: Arc::new(RuleJudge { stage: meant.stage, trace: meant.trace, ..setting.judge() }),
-        backend: place.backend(&state),
+        judge: Arc::new(RuleJudge { stage: meant.stage, trace: meant.trace, sandbox_backend, ..setting.judge() }),
+        backend,
         host: Some(Arc::new(HostBackend)),
         approver,
         reviewer: reviewer::configured(&setting.settings, &state),

@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use stockade_engine::INSIDE_WORKSPACE;
 use stockade_lifecycle::{Lifecycle, Opened, Why, steps};
-use stockade_model::{CallerApproval, Grant, RawText, SandboxId, SandboxRecord, Status, WorkspaceSource};
+use stockade_model::{CallerApproval, Grant, Level, RawText, SandboxId, SandboxRecord, Status, WorkspaceSource};
 
 use super::super::place::{Inside, Place};
 use super::super::run::{Front, complete};
 use super::super::{Ended, setting};
 use super::{find, lifecycle, own_grants, unheard, wanted};
-use crate::args::{RunArgs, Subject, Terms};
+use crate::args::{LevelArg, RunArgs, Subject, Terms};
 use crate::failure::Failure;
 use crate::interrupts::{self, Taken};
 use crate::places;
@@ -34,8 +34,9 @@ pub fn exec(typed: SandboxExecArgs) -> Ended {
 pub fn run(lifecycle: &Lifecycle, id: &SandboxId, manner: Manner, subject: Subject, signals: Taken) -> Ended {
     let terminal = manner.tty.then(Resizes::take).transpose()?.map(Given::Relayed);
     let opened = open(lifecycle, id)?;
+    let level = opened.used.record().spec.level;
     let place = Place::Lasting(Box::new(inside(opened.used.record(), &opened, Vec::new(), None)));
-    let (_, code) = complete(run_args(manner, subject), meaning::request_id()?, |_| {
+    let (_, code) = complete(run_args(manner, subject, level), meaning::request_id()?, |_| {
         Ok(Front { signals, terminal, place, supervisor: None })
     });
     lifecycle.leave(opened)?;
@@ -57,7 +58,7 @@ pub fn clone_into(lifecycle: &Lifecycle, id: &SandboxId, signals: Taken) -> Resu
     let cloned = steps.commands.into_iter().try_for_each(|words| {
         let place = inside(&record, &opened, steps.grants.clone(), Some(agreed.clone()));
         let signals = signals.take().map_or_else(interrupts::take, Ok)?;
-        one_step(words, place, signals)
+        one_step(words, place, record.spec.level, signals)
     });
     lifecycle.leave(opened)?;
     if cloned.is_err() {
@@ -68,11 +69,11 @@ pub fn clone_into(lifecycle: &Lifecycle, id: &SandboxId, signals: Taken) -> Resu
     })
 }
 
-fn one_step(words: Vec<RawText>, place: Inside, signals: Taken) -> Result<(), Failure> {
+fn one_step(words: Vec<RawText>, place: Inside, level: Level, signals: Taken) -> Result<(), Failure> {
     let manner = Manner { grants: Vec::new(), mode: None, timeout: None, tty: false, json: None };
     let subject = Subject { script: None, words: words.iter().map(|word| word.as_os_str().to_owned()).collect() };
     let front = Front { signals, terminal: None, place: Place::Lasting(Box::new(place)), supervisor: None };
-    match complete(run_args(manner, subject), meaning::request_id()?, |_| Ok(front)) {
+    match complete(run_args(manner, subject, level), meaning::request_id()?, |_| Ok(front)) {
         (outcome, exit::SUCCESS) if outcome.status == Status::Exited => Ok(()),
         (outcome, code) => Err(Failure::new(match outcome.status {
             Status::Exited => format!("git ended with {code}"),
@@ -111,7 +112,7 @@ fn inside(record: &SandboxRecord, opened: &Opened, more: Vec<Grant>, agreed: Opt
     }
 }
 
-fn run_args(manner: Manner, subject: Subject) -> RunArgs {
+fn run_args(manner: Manner, subject: Subject, level: Level) -> RunArgs {
     RunArgs {
         terms: Terms {
             profile: None,
@@ -119,7 +120,8 @@ fn run_args(manner: Manner, subject: Subject) -> RunArgs {
             limits: Vec::new(),
             workspace: None,
             mode: manner.mode,
-            level: None,
+            // Nothing is stronger than what its walls were made for.
+            level: (level == Level::Restricted).then_some(LevelArg::Restricted),
             stage: false,
             trace: false,
             sandbox: None,

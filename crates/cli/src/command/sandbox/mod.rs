@@ -1,6 +1,7 @@
 //! `stockade sandbox`: places that last, and commands in them. Behind each is a process
 //! of its own, its keeper (see [`keep`]); what a command leaves behind goes on there.
 
+mod containers;
 mod copy;
 mod exec;
 mod keep;
@@ -11,11 +12,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stockade_engine::seams::SystemClock;
-use stockade_engine::{INSIDE_HOME, INSIDE_WORKSPACE, SandboxEvents};
+use stockade_engine::{self as engine, INSIDE_HOME, INSIDE_WORKSPACE, SandboxEvents, System};
 use stockade_lifecycle::{Lifecycle, Wanted, Why, repository_grants};
 use stockade_model::{
-    Background, Grant, HostDirectory, Labels, Lifetime, RawText, SandboxId, SandboxRecord, SandboxSpec, SandboxState,
-    WorkspaceSource,
+    BackendChoice, Background, Grant, HostDirectory, Labels, Level, Lifetime, RawText, SandboxId, SandboxRecord,
+    SandboxSpec, SandboxState, WorkspaceSource,
 };
 use stockade_native::NativeSandboxes;
 use stockade_policy::{Settings, resolve_profile};
@@ -69,7 +70,9 @@ fn lifecycle() -> Result<Lifecycle, Failure> {
 fn lifecycle_of(state: &State) -> Result<Lifecycle, Failure> {
     let store = Arc::new(Sandboxes::open(&state.sandboxes())?);
     let native = NativeSandboxes::default().kept_by(OWN_PROGRAM.into(), keep::arguments(), state.sandboxes());
-    Ok(Lifecycle::new(store, vec![Arc::new(native)], Arc::new(SystemClock::default())))
+    let mut kinds: Vec<Arc<dyn engine::Sandboxes>> = vec![Arc::new(native)];
+    kinds.extend(containers::kinds(&state.sandboxes())?);
+    Ok(Lifecycle::new(store, kinds, Arc::new(SystemClock::default())))
 }
 
 /// Destroys those that nobody wants any more.
@@ -172,9 +175,22 @@ fn spec(kind: &Kind, settings: &Settings) -> Result<SandboxSpec, Failure> {
         workspace,
         limits: meaning::limits(&kind.limits),
         labels: labels_of(&kind.labels)?,
-        background: Background::Keep,
+        backend: kind.backend,
+        runtime: kind.runtime.clone(),
+        image: kind.image.clone(),
+        level: kind.level.map(Level::from).unwrap_or_default(),
+        background: background(kind),
         ..SandboxSpec::of_profile(profile)
     })
+}
+
+/// What is left behind goes on where there is a keeper that answers for its powers: not in
+/// a container.
+fn background(kind: &Kind) -> Background {
+    match (kind.backend, &kind.image) {
+        (BackendChoice::Auto | BackendChoice::Native, None) => Background::Keep,
+        _ => Background::End,
+    }
 }
 
 fn labels_of(pairs: &[(String, String)]) -> Result<Labels, Failure> {
@@ -194,7 +210,8 @@ fn host_directory(typed: &Path) -> Result<HostDirectory, Failure> {
 fn wanted(spec: SandboxSpec, settings: &Settings) -> Result<Wanted, Failure> {
     let mut profile = resolve_profile(settings, &spec.profile, INSIDE_WORKSPACE.as_ref(), &own_grants(&spec))?;
     profile.limits.lower_to(&spec.limits);
-    Ok(Wanted { spec, profile, system: None })
+    let system = spec.image.clone().map(System::Image);
+    Ok(Wanted { spec, profile, system })
 }
 
 /// Powers that each command of a sandbox has besides its profile's.
