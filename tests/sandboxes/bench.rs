@@ -10,18 +10,20 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use stockade_engine::{
     Attempt, AttemptEnd, AttemptEvent, Capabilities, CommandEnd, Events, HeldAnswer, HoldId, INSIDE_HOME,
     INSIDE_WORKSPACE, Io, Sandbox, SandboxError, SandboxEvent, SandboxEvents, SandboxPlan, Sandboxes, StartError,
+    System,
 };
 use stockade_model::{
     Background, ConnectionRecord, DEFAULT_PROTECTED_NAMES, Denial, EnforcementReport, Environment, ExecRules,
-    Filesystem, Grant, LayerState, Level, Limit, Limits, Network, Plan, Profile, RawText, RequestId, SandboxId,
+    Filesystem, Grant, LayerState, Level, Limit, Limits, Network, Plan, Profile, RawText, RequestId, RuntimeName,
+    SandboxId,
 };
 use stockade_testkit::slowness;
 
-use crate::kinds::Kind;
+use crate::kinds::{Kind, Ready};
 
 /// Output is kept whole up to this.
 pub const CAPTURE: Io = Io::Capture { limit_bytes: 4 << 20 };
@@ -53,13 +55,17 @@ pub fn grant(text: &str) -> Grant {
 /// Makes sandboxes of one kind in the directory of a case.
 pub struct Bench {
     pub sandboxes: Arc<dyn Sandboxes>,
+    system: Option<System>,
+    runtime: Option<RuntimeName>,
     top: PathBuf,
     made: Cell<u8>,
 }
 
 impl Bench {
     pub fn new(kind: &Kind, top: &Path) -> Result<Self> {
-        Ok(Self { sandboxes: (kind.sandboxes)(), top: top.canonicalize()?, made: Cell::new(0) })
+        let top = top.canonicalize()?;
+        let Ready { sandboxes, system, runtime } = kind.ready(top.parent().context("a session around")?)?;
+        Ok(Self { sandboxes, system, runtime, top, made: Cell::new(0) })
     }
 
     pub fn capabilities(&self) -> Capabilities {
@@ -82,13 +88,13 @@ impl Bench {
         random[..4].iter_mut().zip(std::process::id().to_ne_bytes()).for_each(|(byte, own)| *byte ^= own);
         SandboxPlan {
             id: SandboxId::from_random(random),
-            system: None,
+            system: self.system.clone(),
             workspace: self.directory(&format!("work{number}")),
             home: self.directory(&format!("home{number}")),
             profile: profile(),
             level: Level::Full,
-            background: Background::Keep,
-            runtime: None,
+            background: if self.capabilities().keeps_background { Background::Keep } else { Background::End },
+            runtime: self.runtime.clone(),
         }
     }
 

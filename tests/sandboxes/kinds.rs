@@ -1,25 +1,91 @@
 //! The kinds of sandboxes that are judged. A case knows none of them: it asks what
 //! the kind itself declares.
 
+use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::Path;
 use std::sync::Arc;
 
+use anyhow::{Context as _, Result};
+use stockade_container::{ContainerSandboxes, Settings};
 use stockade_egress::{LookupError, Resolve};
-use stockade_engine::Sandboxes;
-use stockade_model::HostName;
+use stockade_engine::{Sandboxes, System};
+use stockade_model::{HostName, RuntimeName};
 use stockade_native::NativeSandboxes;
+use stockade_testkit::{EngineKind, User};
+
+use crate::engines;
 
 /// A kind.
 pub struct Kind {
     /// Its name in tasks.
     pub name: &'static str,
-    /// Makes its sandboxes.
-    pub sandboxes: fn() -> Arc<dyn Sandboxes>,
+    /// What makes its sandboxes.
+    pub made: Made,
+    /// Why it is judged only where a filter names it.
+    pub pending: Option<&'static str>,
+}
+
+/// What makes sandboxes.
+pub enum Made {
+    /// This machine's own kernel, for whoever asks.
+    Native,
+    /// A container engine that runs as root, with a runtime.
+    Container { engine: EngineKind, runtime: Option<&'static str> },
 }
 
 /// All of them.
-pub const KINDS: &[Kind] =
-    &[Kind { name: "native", sandboxes: || Arc::new(NativeSandboxes::default().resolving(Arc::new(Table))) }];
+pub const KINDS: &[Kind] = &[
+    Kind { name: "native", made: Made::Native, pending: None },
+    container("docker", EngineKind::Docker, None),
+    container("docker-runsc", EngineKind::Docker, Some("runsc")),
+    container("podman", EngineKind::Podman, None),
+];
+
+const fn container(name: &'static str, engine: EngineKind, runtime: Option<&'static str>) -> Kind {
+    let pending = Some("containers do not hold all of it yet: name the kind to see what they lack");
+    Kind { name, made: Made::Container { engine, runtime }, pending }
+}
+
+/// A kind as a case has it.
+pub struct Ready {
+    pub sandboxes: Arc<dyn Sandboxes>,
+    pub system: Option<System>,
+    pub runtime: Option<RuntimeName>,
+}
+
+impl Kind {
+    /// Why this user's sandboxes of the kind are not judged.
+    pub fn not_for(&self, user: User) -> Option<&'static str> {
+        match (&self.made, user) {
+            (Made::Container { .. }, User::Ordinary) => Some("the engine is root's, and its socket is root's alone"),
+            _ => None,
+        }
+    }
+
+    /// Gets it ready; what was begun for all tasks is in the directory of the session.
+    pub fn ready(&self, session: &Path) -> Result<Ready> {
+        let Made::Container { engine, runtime } = &self.made else {
+            let sandboxes = Arc::new(NativeSandboxes::default().resolving(Arc::new(Table)));
+            return Ok(Ready { sandboxes, system: None, runtime: None });
+        };
+        let kind = match engine {
+            EngineKind::Docker => stockade_container::Kind::Docker,
+            EngineKind::Podman => stockade_container::Kind::Podman,
+        };
+        let settings = Settings {
+            socket: Some(engines::socket(session, *engine)),
+            launcher: session.join("suite"),
+            owner: format!("suite-{}", std::process::id()),
+        };
+        let image = fs::read_to_string(engines::image_file(session, *engine)).context("reading the image's digest")?;
+        Ok(Ready {
+            sandboxes: Arc::new(ContainerSandboxes::new(kind, settings)),
+            system: Some(System::Image(image.parse().context("the image's digest")?)),
+            runtime: runtime.map(str::parse).transpose().context("the runtime's name")?,
+        })
+    }
+}
 
 /// Every name beneath `.test` but one is this machine.
 struct Table;

@@ -16,6 +16,7 @@
 mod bench;
 mod cases;
 mod desk;
+mod engines;
 mod kinds;
 mod plan;
 mod server;
@@ -31,6 +32,7 @@ use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, Result};
+use stockade_container::inside::{hold, serve};
 use stockade_testkit::suite::{DECLARED, FAILED, PASSED};
 
 use crate::bench::{Bench, Declared};
@@ -53,12 +55,19 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let result = match arguments.as_slice() {
         [flag, task, top] if flag == "--case" => play_one(task, Path::new(top)),
+        // What containers run as their launcher.
+        [inside, part] if inside == "inside" => launcher(part),
         _ => plan::run(&arguments),
     };
     result.unwrap_or_else(|error| {
         println!("error: {error:#}");
         ExitCode::from(FAILED)
     })
+}
+
+fn launcher(part: &str) -> Result<ExitCode> {
+    if part == "hold" { hold() } else { serve() }.context("serving a container")?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The first thing that went wrong, on whatever thread.

@@ -18,6 +18,7 @@ use tempfile::TempDir;
 
 use crate::Case;
 use crate::cases;
+use crate::engines::Engines;
 use crate::kinds::{KINDS, Kind};
 
 /// Tasks at a time: most of what they do is waiting.
@@ -67,13 +68,34 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
         wanted.iter().for_each(|task| println!("{task}: test"));
         return Ok(ExitCode::SUCCESS);
     }
-    let (here, not_here): (Vec<Task>, Vec<Task>) =
-        wanted.into_iter().partition(|task| User::available().contains(&task.user));
+    let (wanted, pending): (Vec<Task>, Vec<Task>) =
+        wanted.into_iter().partition(|task| task.kind.pending.is_none() || filter.contains(task.kind.name));
     let session = Session::open()?;
+    let names: Vec<&'static str> = wanted.iter().map(|task| task.kind.name).collect();
+    let engines = Engines::start(session.directory.path(), &names)?;
+    let (mut here, mut not_here) = (Vec::new(), Vec::new());
+    for task in wanted {
+        match task.not_here(&engines) {
+            Some(why) => not_here.push(NotRun { task: task.to_string(), why }),
+            None => here.push(task),
+        }
+    }
     let mut tally = play(here, PARALLEL, |task| session.play(task));
-    let why = "the harness is not root".to_owned();
-    tally.not_run.extend(not_here.iter().map(|task| NotRun { task: task.to_string(), why: why.clone() }));
+    tally.not_run.extend(not_here);
+    let why = |task: &Task| task.kind.pending.unwrap_or_default().to_owned();
+    tally.not_run.extend(pending.iter().map(|task| NotRun { task: task.to_string(), why: why(task) }));
     Ok(tally.report())
+}
+
+impl Task {
+    /// Why it cannot run on this machine.
+    fn not_here(&self, engines: &Engines) -> Option<String> {
+        if !User::available().contains(&self.user) {
+            return Some("the harness is not root".to_owned());
+        }
+        let for_all = self.kind.not_for(self.user).map(str::to_owned);
+        for_all.or_else(|| engines.missing.get(self.kind.name).cloned())
+    }
 }
 
 /// Two cases of one name would be one.

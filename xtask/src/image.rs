@@ -48,15 +48,30 @@ const LAST_STEPS: &[&str] = &[
 /// (2025-01-01; `SOURCE_DATE_EPOCH` says otherwise).
 const NEWEST: &str = "1735689600";
 
+/// What the tests' own image has: it is made in seconds, and nothing in it is set up.
+const SMALL: &[&str] = &["bash", "coreutils", "git", "procps", "python3-minimal", "python3", "util-linux"];
+
+/// What packages would do when they are set up: users, and a shell of that name.
+const SMALL_STEPS: &[&str] = &[
+    r#"ln --symbolic --force bash "$1/bin/sh""#,
+    r#"printf 'root:x:0:0:root:/root:/bin/sh\nagent:x:1000:1000::/home/agent:/bin/bash\n' >"$1/etc/passwd""#,
+    r#"printf 'root:x:0:\nagent:x:1000:\n' >"$1/etc/group""#,
+    r#"install --directory --owner=1000 --group=1000 "$1/workspace" "$1/home/agent" && mkdir --parents "$1/run""#,
+];
+
 /// Makes the image at `path`, a tar archive, and prints its digest.
 pub fn build(arguments: &[String]) -> Result<()> {
-    let [path] = arguments else { bail!("usage: cargo xtask image FILE.tar") };
+    let (variant, packages, (hook, steps), path) = match arguments {
+        [small, path] if small == "--small" => ("extract", SMALL, ("extract", SMALL_STEPS), path),
+        [path] => ("minbase", PACKAGES, ("customize", LAST_STEPS), path),
+        _ => bail!("usage: cargo xtask image [--small] FILE.tar"),
+    };
     let newest = std::env::var("SOURCE_DATE_EPOCH").unwrap_or_else(|_| NEWEST.to_owned());
     let mut command = Command::new("mmdebstrap");
     command.env("SOURCE_DATE_EPOCH", newest).env_remove("TMPDIR");
-    command.args(["--variant=minbase", "--format=tar", &format!("--include={}", PACKAGES.join(","))]);
+    command.args([&format!("--variant={variant}"), "--format=tar", &format!("--include={}", packages.join(","))]);
     command.args(LEFT_OUT.iter().map(|paths| format!("--dpkgopt=path-exclude={paths}")));
-    command.args(LAST_STEPS.iter().map(|step| format!("--customize-hook={step}")));
+    command.args(steps.iter().map(|step| format!("--{hook}-hook={step}")));
     command.args([SUITE, path]);
     let status = command.status().context("cannot start mmdebstrap: apt install mmdebstrap")?;
     if !status.success() {

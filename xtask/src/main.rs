@@ -16,10 +16,11 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context as _, Result, bail};
 
 const USAGE: &str =
-    "usage: cargo xtask bless | prepush | image FILE.tar | kernels [--short | --only TARGET [FILTER]] [KERNEL...]
+    "usage: cargo xtask bless | prepush | image [--small] FILE.tar | kernels [--short | --only TARGET [FILTER]] [KERNEL...]
   bless    writes the schemas, the configuration reference and the README's transcript anew
   prepush  formatting, lints and the house rules: what is quick of ./test
-  image    the base image of sandboxes, of the distribution's packages; prints its digest
+  image    the base image of sandboxes, of the distribution's packages; prints its digest;
+           a small one for tests with --small
   kernels  the suites in virtual machines with the distribution's kernels, as root";
 
 fn main() -> ExitCode {

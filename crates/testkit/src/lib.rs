@@ -8,6 +8,7 @@
 #![allow(clippy::disallowed_methods, reason = "starting programs without a sandbox is what controls are")]
 
 mod account;
+mod engine;
 mod host;
 mod lab;
 mod listeners;
@@ -17,6 +18,7 @@ mod snapshot;
 pub mod suite;
 
 pub use account::{Account, User};
+pub use engine::{Engine, EngineKind};
 pub use host::{HostState, descendants, kill_descendants, process_alive};
 pub use lab::{Lab, Names};
 pub use listeners::{Counter, Listeners};

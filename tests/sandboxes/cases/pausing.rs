@@ -3,7 +3,7 @@
 use std::fs;
 
 use crate::Verdict;
-use crate::bench::{Bench, Place, wait_until};
+use crate::bench::{Bench, Going, Place, wait_until};
 
 super::cases! { "pausing":
     nothing_progresses, it_goes_on_where_it_stood, a_command_is_refused_meanwhile, pausing_twice_is_pausing_once,
@@ -12,11 +12,11 @@ super::cases! { "pausing":
 }
 
 /// A sandbox in which something counts.
-fn counting(bench: &Bench) -> Place {
+fn counting(bench: &Bench) -> (Place, Going) {
     let place = bench.place();
-    place.prints("(setsid bash -c 'while true; do echo >> /workspace/n; done' >/dev/null 2>&1 </dev/null &); true");
+    let going = place.start("while true; do echo >> /workspace/n; done");
     wait_until("it counts", || length(&place) > 10);
-    place
+    (place, going)
 }
 
 fn length(place: &Place) -> u64 {
@@ -25,7 +25,7 @@ fn length(place: &Place) -> u64 {
 
 fn nothing_progresses(bench: &Bench) -> Verdict {
     bench.demand_pauses()?;
-    let place = counting(bench);
+    let (place, _going) = counting(bench);
     place.sandbox().pause().unwrap();
     let stood_at = length(&place);
     std::thread::sleep(std::time::Duration::from_millis(300));
@@ -78,7 +78,7 @@ fn resuming_what_goes_is_nothing(bench: &Bench) -> Verdict {
 
 fn a_paused_one_can_be_destroyed(bench: &Bench) -> Verdict {
     bench.demand_pauses()?;
-    let place = counting(bench);
+    let (place, _going) = counting(bench);
     place.sandbox().pause().unwrap();
     place.sandbox().destroy().unwrap();
     let stood_at = length(&place);
@@ -120,7 +120,7 @@ fn a_command_can_be_killed_meanwhile(bench: &Bench) -> Verdict {
 
 fn what_it_uses_is_told(bench: &Bench) -> Verdict {
     bench.demand_pauses()?;
-    let place = counting(bench);
+    let (place, _going) = counting(bench);
     place.sandbox().pause().unwrap();
     let usage = place.sandbox().usage().unwrap();
     assert!(usage.processes.is_none_or(|processes| processes >= 1), "{usage:?}");

@@ -1,0 +1,178 @@
+//! Container engines of a test's own: their data, sockets, processes, containers and
+//! control groups end with the test, also where it is killed. It must not know what is
+//! run in them.
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::slowness;
+
+/// Where engines and what they start are looked for.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// How long one may take until it answers.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(60);
+
+/// Which engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EngineKind {
+    /// The Docker Engine, with runc, and runsc where it is installed.
+    Docker,
+    /// Podman, with runc.
+    Podman,
+}
+
+/// Starts the engine, waits until whoever started this is gone, and takes everything
+/// away: `$1` is the engine's directory, `$2` its control group, `$3` lists its
+/// containers and removes them; the rest is the engine.
+const OVERSEER: &str = r#"trap '' INT TERM HUP QUIT
+place=$1 group=$2 clear=$3; shift 3
+"$@" </dev/null >"$place/log" 2>&1 &
+engine=$!
+read -r _
+sh -c "$clear" >/dev/null 2>&1
+kill -TERM $engine 2>/dev/null; wait $engine
+grep -o " $place[^ ]*" /proc/self/mountinfo | sort -r | while read -r mount; do umount -l "$mount"; done 2>/dev/null
+find /sys/fs/cgroup -depth -type d -path "*/$group*" -exec rmdir {} \; 2>/dev/null
+rm -rf "$place"
+"#;
+
+/// An engine that runs as root, and ends with its value or with this process.
+pub struct Engine {
+    kind: EngineKind,
+    place: PathBuf,
+    overseer: Child,
+}
+
+impl Engine {
+    /// Starts one in this directory, which is made and will be removed.
+    ///
+    /// # Errors
+    /// Where it is not installed, or does not answer in time.
+    pub fn start(kind: EngineKind, place: &Path) -> Result<Self> {
+        fs::create_dir(place).with_context(|| format!("making {}", place.display()))?;
+        let place = place.canonicalize()?;
+        let group = format!("stockade-engine-{}", std::process::id());
+        let (words, clear) = match kind {
+            EngineKind::Docker => docker(&place, &group)?,
+            EngineKind::Podman => podman(&place),
+        };
+        ensure!(find(&words[0]).is_some(), "{} is not installed", words[0]);
+        let mut overseer = Command::new("/bin/sh");
+        overseer.args(["-c", OVERSEER, "overseer"]).arg(&place).args([&group, &clear]).args(&words);
+        overseer.env("PATH", PATH).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
+        let overseer = overseer.spawn().context("starting the engine's overseer")?;
+        let mut engine = Self { kind, place, overseer };
+        engine.wait()?;
+        Ok(engine)
+    }
+
+    /// Where it listens.
+    pub fn socket(&self) -> PathBuf {
+        self.place.join("socket")
+    }
+
+    /// Its own command line: the words that lead to this engine.
+    pub fn client(&self) -> Vec<String> {
+        match self.kind {
+            EngineKind::Docker => vec!["docker".to_owned(), "-H".to_owned(), address(&self.place)],
+            EngineKind::Podman => podman_words(&self.place),
+        }
+    }
+
+    /// Runs its own command line, and gives what that prints.
+    ///
+    /// # Errors
+    /// Where it fails.
+    pub fn command(&self, arguments: &[&str]) -> Result<String> {
+        let words = self.client();
+        let (program, first) = words.split_first().context("a client has a name")?;
+        let mut command = Command::new(program);
+        let output = command.args(first).args(arguments).env("PATH", PATH).stdin(Stdio::null()).output()?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success(), "{program} {arguments:?} ended with {}: {said}", output.status);
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Makes an image of an archive of a root tree, and gives its digest.
+    ///
+    /// # Errors
+    /// Where the engine does not take it.
+    pub fn import(&self, archive: &Path) -> Result<String> {
+        let archive = archive.to_str().context("the archive's path is text")?;
+        let digest = self.command(&["import", archive])?;
+        let digest = digest.lines().next_back().unwrap_or_default().trim();
+        Ok(if digest.starts_with("sha256:") { digest.to_owned() } else { format!("sha256:{digest}") })
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        let give_up = Instant::now() + ANSWERS_WITHIN * slowness();
+        while !(self.socket().exists() && self.command(&["info"]).is_ok()) {
+            let log = || fs::read_to_string(self.place.join("log")).unwrap_or_default();
+            if Instant::now() > give_up {
+                bail!("the engine does not answer:\n{}", log());
+            }
+            sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // The end of its input is what the overseer waits for.
+        if let Some(mut input) = self.overseer.stdin.take() {
+            let _ = input.write_all(b"\n");
+        }
+        let _ = self.overseer.wait();
+    }
+}
+
+fn find(program: &str) -> Option<PathBuf> {
+    PATH.split(':').map(|directory| Path::new(directory).join(program)).find(|path| path.exists())
+}
+
+fn address(place: &Path) -> String {
+    format!("unix://{}", place.join("socket").display())
+}
+
+/// The engine's words, and what removes its containers.
+fn docker(place: &Path, group: &str) -> Result<(Vec<String>, String)> {
+    let at = |name: &str| place.join(name).display().to_string();
+    // gVisor without the machine's own network, virtualisation or control groups.
+    let runtimes = match find("runsc") {
+        Some(path) => format!(
+            r#"{{"runtimes": {{"runsc": {{"path": "{}", "runtimeArgs": ["--network=none", "--platform=ptrace", "--ignore-cgroups"]}}}}}}"#,
+            path.display()
+        ),
+        None => "{}".to_owned(),
+    };
+    fs::write(place.join("config.json"), runtimes)?;
+    let words =
+        ["dockerd", "--config-file", &at("config.json"), "--data-root", &at("data"), "--exec-root", &at("exec")];
+    let more = ["--pidfile", &at("pid"), "-H", &address(place), "--cgroup-parent", &format!("/{group}")];
+    let network = ["--bridge=none", "--iptables=false", "--ip6tables=false"];
+    let words = words.into_iter().chain(more).chain(network).map(str::to_owned).collect();
+    let client = format!("docker -H {}", address(place));
+    Ok((words, format!("{client} ps -aq | xargs -r {client} rm -f")))
+}
+
+fn podman(place: &Path) -> (Vec<String>, String) {
+    let mut words = podman_words(place);
+    let clear = format!("{} rm --all --force --time 0", words.join(" "));
+    words.extend(["system", "service", "--time", "0", &address(place)].map(str::to_owned));
+    (words, clear)
+}
+
+fn podman_words(place: &Path) -> Vec<String> {
+    let at = |name: &str| place.join(name).display().to_string();
+    let words = ["podman", "--root", &at("data"), "--runroot", &at("run"), "--tmpdir", &at("tmp")];
+    let more = ["--cgroup-manager", "cgroupfs", "--runtime", "runc", "--events-backend", "none"];
+    words.into_iter().chain(more).map(str::to_owned).collect()
+}

@@ -1,0 +1,85 @@
+//! The container engines of a run of the suite: started once, with one image, and
+//! gone with it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use stockade_testkit::{Engine, EngineKind, User};
+
+use crate::kinds::{KINDS, Made};
+
+/// What there is of engines, and why there is no more.
+pub struct Engines {
+    /// They end with this.
+    _running: Vec<Engine>,
+    /// Why a kind cannot be had here.
+    pub missing: BTreeMap<&'static str, String>,
+}
+
+impl Engines {
+    /// Starts what these kinds need, in the directory of the session.
+    pub fn start(session: &Path, wanted: &[&'static str]) -> Result<Self> {
+        let mut engines = Self { _running: Vec::new(), missing: BTreeMap::new() };
+        let mut image = None;
+        for engine in [EngineKind::Docker, EngineKind::Podman] {
+            let of_it = |made: &Made| matches!(made, Made::Container { engine: its, .. } if *its == engine);
+            let kinds = KINDS.iter().filter(|kind| of_it(&kind.made) && wanted.contains(&kind.name));
+            let kinds: Vec<&'static str> = kinds.map(|kind| kind.name).collect();
+            if kinds.is_empty() {
+                continue;
+            }
+            if let Err(error) = engines.add(engine, session, &mut image) {
+                engines.missing.extend(kinds.iter().map(|kind| (*kind, format!("{error:#}"))));
+            }
+        }
+        Ok(engines)
+    }
+
+    fn add(&mut self, kind: EngineKind, session: &Path, image: &mut Option<PathBuf>) -> Result<()> {
+        ensure!(User::available().contains(&User::Root), "an engine of the suite's own needs root");
+        let archive = match image {
+            Some(archive) => archive.clone(),
+            None => image.insert(small_image(session)?).clone(),
+        };
+        let engine = Engine::start(kind, &session.join(directory(kind)))?;
+        fs::write(image_file(session, kind), engine.import(&archive)?)?;
+        self._running.push(engine);
+        Ok(())
+    }
+}
+
+fn directory(kind: EngineKind) -> &'static str {
+    match kind {
+        EngineKind::Docker => "docker",
+        EngineKind::Podman => "podman",
+    }
+}
+
+/// Where an engine of this session listens.
+pub fn socket(session: &Path, kind: EngineKind) -> PathBuf {
+    session.join(directory(kind)).join("socket")
+}
+
+/// The file that says which image it has.
+pub fn image_file(session: &Path, kind: EngineKind) -> PathBuf {
+    session.join(format!("{}.image", directory(kind)))
+}
+
+/// A root tree of the distribution's packages, as an archive: that of
+/// `STOCKADE_TEST_IMAGE`, or made here and now.
+fn small_image(session: &Path) -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("STOCKADE_TEST_IMAGE") {
+        return Ok(path.into());
+    }
+    let path = session.join("image.tar");
+    let cargo = std::env::var_os("CARGO").context("the image is made by `cargo xtask image`, and there is no cargo")?;
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut command = Command::new(cargo);
+    command.args(["run", "--quiet", "--package", "xtask", "--", "image", "--small"]).arg(&path).current_dir(root);
+    let output = command.output().context("making the image")?;
+    ensure!(output.status.success(), "the image was not made: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(path)
+}
