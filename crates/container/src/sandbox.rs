@@ -20,7 +20,7 @@ use stockade_engine::{
     Backend, Capabilities, INSIDE_HOME, INSIDE_WORKSPACE, Sandbox, SandboxError, SandboxEvent, SandboxEvents,
     SandboxPlan, SandboxUsage, Sandboxes, StartError, System, Tree,
 };
-use stockade_model::{Background, EnforcementReport, ImageDigest, Level, SandboxId, Usage};
+use stockade_model::{Background, EnforcementReport, ImageDigest, Level, RuntimeName, SandboxId, Usage};
 use tokio::task::AbortHandle;
 
 use crate::client::{ANSWERS_WITHIN, CallError, Client, MAKES_WITHIN};
@@ -43,6 +43,8 @@ pub struct ContainerSandboxes {
 struct Connected {
     client: Client,
     rootless: bool,
+    /// What the engine chooses where nothing is said.
+    runtime: Option<String>,
 }
 
 impl fmt::Debug for ContainerSandboxes {
@@ -77,7 +79,7 @@ impl ContainerSandboxes {
         let client = Client::connect(&socket).map_err(cannot)?;
         let info = client.call(ANSWERS_WITHIN, |docker| async move { docker.info().await }).map_err(cannot)?;
         let rootless = info.security_options.iter().flatten().any(|option| option.contains("rootless"));
-        Ok(self.connected.get_or_init(|| Connected { client, rootless }).clone())
+        Ok(self.connected.get_or_init(|| Connected { client, rootless, runtime: info.default_runtime }).clone())
     }
 
     fn unsupported(&self, what: &'static str, why: impl Into<String>) -> SandboxError {
@@ -105,11 +107,23 @@ impl ContainerSandboxes {
         }
     }
 
+    /// Podman's API takes no runtime: what serves it was started with one.
+    fn demand_runtime(&self, connected: &Connected, plan: &SandboxPlan) -> Result<(), SandboxError> {
+        let wanted = plan.runtime.as_ref().map(RuntimeName::as_str);
+        if self.kind == Kind::Docker || wanted.is_none() || wanted == connected.runtime.as_deref() {
+            return Ok(());
+        }
+        let own = connected.runtime.as_deref().unwrap_or("another");
+        let why = format!("it has {own}, and is given another with `podman --runtime NAME system service`");
+        Err(self.unsupported("another runtime than its own", why))
+    }
+
     /// Makes and starts a container.
     fn make(&self, connected: &Connected, plan: &SandboxPlan, image: &ImageDigest) -> Result<Container, StartError> {
         images::demand(&connected.client, image)?;
         let user = self.user_of(connected, &plan.workspace)?;
         let around = Surroundings {
+            kind: self.kind,
             image,
             launcher: &self.settings.launcher,
             owner: &self.settings.owner,
@@ -213,6 +227,7 @@ impl Sandboxes for ContainerSandboxes {
     fn create(&self, plan: &SandboxPlan, events: SandboxEvents) -> Result<Box<dyn Sandbox>, SandboxError> {
         let image = self.demand_possible(plan)?;
         let connected = self.connected()?;
+        self.demand_runtime(&connected, plan)?;
         // One that has ended, and is made anew around what it keeps.
         self.remove(&connected, &plan.id)?;
         let made = self.make(&connected, plan, image).inspect_err(|_| {

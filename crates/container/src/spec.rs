@@ -12,6 +12,8 @@ use rustix::process::{Resource, getrlimit};
 use stockade_engine::{INSIDE_HOME, INSIDE_WORKSPACE, SandboxPlan};
 use stockade_model::{ImageDigest, SandboxId};
 
+use crate::Kind;
+
 /// Where the launcher is inside.
 pub(crate) const LAUNCHER: &str = "/.stockade";
 /// The label that says which sandbox a container is.
@@ -22,6 +24,11 @@ pub(crate) const OWNER_LABEL: &str = "stockade.owner";
 const TEMP_BYTES: u64 = 1 << 30;
 /// Size of `/run`, in bytes.
 const RUN_BYTES: u64 = 16 << 20;
+/// Open files of one process where the profile says nothing.
+const OPEN_FILES: u64 = 16_384;
+/// Processes of the user, wherever they are: what Podman lets itself have. The limit of the
+/// sandbox's own is another.
+const PROCESSES_OF_USER: u64 = 32_768;
 /// Shared memory of all commands, in bytes: what container engines have as their own choice.
 const SHARED_BYTES: i64 = 64 << 20;
 
@@ -46,6 +53,7 @@ impl std::fmt::Display for User {
 /// What a plan does not say.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Surroundings<'a> {
+    pub(crate) kind: Kind,
     pub(crate) image: &'a ImageDigest,
     pub(crate) launcher: &'a Path,
     pub(crate) owner: &'a str,
@@ -90,7 +98,7 @@ fn host_config(plan: &SandboxPlan, around: Surroundings<'_>) -> HostConfig {
         cgroupns_mode: Some(HostConfigCgroupnsModeEnum::PRIVATE),
         userns_mode: around.rootless.then(|| "keep-id".to_owned()),
         mounts: Some(mounts(plan, around.launcher)),
-        tmpfs: Some(temporary(limits.temp_bytes.unwrap_or(TEMP_BYTES), around.user)),
+        tmpfs: Some(temporary(limits.temp_bytes.unwrap_or(TEMP_BYTES), around)),
         shm_size: Some(SHARED_BYTES),
         memory,
         // Together with memory: there is no swap.
@@ -130,28 +138,29 @@ fn mounts(plan: &SandboxPlan, launcher: &Path) -> Vec<Mount> {
     ]
 }
 
-/// They are the user's: a runtime gives each the mode that the image has there.
-fn temporary(temp_bytes: u64, user: User) -> HashMap<String, String> {
-    let User { user, group } = user;
-    let of = |bytes: u64| format!("rw,nosuid,nodev,exec,size={bytes},mode=1777,uid={user},gid={group}");
+/// They are the user's: a runtime gives each the mode that the image has there. Each
+/// engine has its own word for that.
+fn temporary(temp_bytes: u64, around: Surroundings<'_>) -> HashMap<String, String> {
+    let owned = match around.kind {
+        Kind::Docker => format!("uid={},gid={}", around.user.user, around.user.group),
+        Kind::Podman => "U".to_owned(),
+    };
+    let of = |bytes: u64| format!("rw,nosuid,nodev,exec,size={bytes},mode=1777,{owned}");
     [("/tmp", of(temp_bytes)), ("/run", of(RUN_BYTES))].map(|(at, how)| (at.to_owned(), how)).into()
 }
 
-/// Every one that an engine would otherwise choose, and perhaps may not set: none is
-/// higher than this process's own.
+/// Every one that an engine would otherwise choose, and perhaps may not set. None is
+/// higher than this process's own, or than what an engine has that was started with
+/// little.
 fn ulimits(open_files: Option<u64>, file_size_bytes: Option<u64>) -> Vec<ResourcesUlimits> {
     let of = |name: &str, resource: Resource, wanted: Option<u64>| {
         let own = getrlimit(resource).maximum;
-        let amount = match (wanted, own) {
-            (Some(wanted), Some(own)) => Some(wanted.min(own)),
-            (wanted, own) => wanted.or(own),
-        };
-        let amount = amount.map_or(-1, signed);
+        let amount = wanted.into_iter().chain(own).min().map_or(-1, signed);
         ResourcesUlimits { name: Some(name.to_owned()), soft: Some(amount), hard: Some(amount) }
     };
     vec![
-        of("nofile", Resource::Nofile, open_files),
-        of("nproc", Resource::Nproc, None),
+        of("nofile", Resource::Nofile, open_files.or(Some(OPEN_FILES))),
+        of("nproc", Resource::Nproc, Some(PROCESSES_OF_USER)),
         of("fsize", Resource::Fsize, file_size_bytes),
         of("core", Resource::Core, Some(0)),
     ]

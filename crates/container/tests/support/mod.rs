@@ -39,35 +39,53 @@ pub struct Engine {
 }
 
 impl Engine {
+    /// The Docker Engine, whose own choice of a runtime is `runc`.
     pub fn docker() -> Self {
+        Self::start(Kind::Docker, |place| {
+            let mut server = Command::new("/usr/sbin/dockerd");
+            server.arg("--data-root").arg(place.join("data")).arg("--exec-root").arg(place.join("exec"));
+            server.arg("--pidfile").arg(place.join("pid")).arg("-H");
+            server.arg(format!("unix://{}", place.join("socket").display()));
+            server.args(["--bridge=none", "--iptables=false", "--ip6tables=false"]);
+            server
+        })
+    }
+
+    /// Podman of root, with `runc` and control groups without a service manager.
+    pub fn podman() -> Self {
+        Self::start(Kind::Podman, |place| {
+            let mut server = Command::new("/usr/bin/podman");
+            server.arg("--root").arg(place.join("data")).arg("--runroot").arg(place.join("exec"));
+            server.args(["--runtime", "/usr/sbin/runc", "--cgroup-manager=cgroupfs", "--events-backend=file"]);
+            server.args(["system", "service", "--time=0"]);
+            server.arg(format!("unix://{}", place.join("socket").display()));
+            server
+        })
+    }
+
+    fn start(kind: Kind, server: impl FnOnce(&Path) -> Command) -> Self {
         let place = place();
-        let at = |name: &str| place.path().join(name);
-        let server = Command::new("/usr/sbin/dockerd")
-            .arg("--data-root")
-            .arg(at("data"))
-            .arg("--exec-root")
-            .arg(at("exec"))
-            .arg("--pidfile")
-            .arg(at("pid"))
-            .arg("-H")
-            .arg(format!("unix://{}", at("socket").display()))
-            .args(["--bridge=none", "--iptables=false", "--ip6tables=false"])
+        let log = fs::File::create(place.path().join("log")).unwrap();
+        let server = server(place.path())
             .env("PATH", PATH)
+            .env("TMPDIR", place.path())
             .stdout(Stdio::null())
-            .stderr(fs::File::create(at("log")).unwrap())
-            .spawn()
-            .expect("dockerd is installed by the test command");
+            .stderr(log)
+            .spawn();
+        let server = server.expect("the engines are installed by the test command");
         let image = "sha256:0000000000000000000000000000000000000000000000000000000000000000".parse().unwrap();
-        let mut engine = Self { kind: Kind::Docker, server, place, image };
+        let mut engine = Self { kind, server, place, image };
         let deadline = Instant::now() + PATIENCE;
         while !engine.command(&["version"]).status.success() {
             let log = fs::read_to_string(engine.place.path().join("log")).unwrap();
-            assert!(Instant::now() < deadline, "dockerd does not answer:\n{log}");
+            assert!(Instant::now() < deadline, "the engine does not answer:\n{log}");
             sleep(Duration::from_millis(100));
         }
         let tar = root_tree(engine.place.path());
         let imported = engine.command(&["import", tar.to_str().unwrap()]);
-        engine.image = String::from_utf8(imported.stdout).unwrap().trim().parse().expect("the image's digest");
+        // Podman says it twice.
+        let digest = String::from_utf8_lossy(&imported.stdout).split_whitespace().last().unwrap_or_default().to_owned();
+        engine.image = digest.parse().unwrap_or_else(|_| panic!("{digest:?} {imported:?}"));
         engine
     }
 
@@ -126,6 +144,8 @@ impl Drop for Engine {
             let _ = kill_process(pid, Signal::TERM);
         }
         let _ = self.server.wait();
+        // Podman mounts its store onto itself, and leaves that.
+        let _ = rustix::mount::unmount(self.place.path().join("data/overlay"), rustix::mount::UnmountFlags::DETACH);
     }
 }
 
