@@ -6,6 +6,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 use stockade_testkit::{Ended, Output, Running};
 
 use crate::life::{marked, none_left};
@@ -174,5 +175,66 @@ fn a_command_has_a_terminal_of_its_own() {
         terminal.press("\u{3}");
         ends(terminal, 130);
         done(world, &["destroy", &id]);
+    });
+}
+
+#[test]
+fn one_is_paused_by_one_command_and_let_go_on_by_another() {
+    each_user(|world| {
+        let id = create(world, &[]);
+        exec(world, &id, "(setsid bash -c 'while true; do echo >> n; sleep 0.01; done' >/dev/null 2>&1 &); true");
+        let length = || fs::metadata(kept(world, &id).join("workspace/n")).map_or(0, |n| n.len());
+        wait_until("it does not count", || length() > 3);
+        let paused = stockade(world, &["pause", &id]);
+        if paused.stderr.contains("no control group can be had here") {
+            eprintln!("not run: this user can have no control group");
+        } else {
+            assert_eq!(paused.ended, Ended::Code(0), "{}", paused.text());
+            let stood_at = length();
+            refused(world, &["exec", &id, "--", "true"], "is paused");
+            refused(world, &["pause", &id], "is paused");
+            assert!(done(world, &["top"]).contains("  paused  "));
+            assert_eq!(length(), stood_at);
+            done(world, &["resume", &id]);
+            wait_until("it does not go on", || length() > stood_at);
+        }
+        refused(world, &["resume", &id], "is ready");
+        done(world, &["destroy", &id]);
+        refused(world, &["resume", &id], "is destroyed");
+    });
+}
+
+#[test]
+fn what_was_run_and_what_it_used_is_shown_and_nothing_of_it_acts() {
+    each_user(|world| {
+        let id = create(world, &[]);
+        let output = stockade(world, &["exec", "--mode", "never", &id, "-c", "printf '\u{1b}[2J' >&2; exit 7"]);
+        assert_eq!(output.ended, Ended::Code(7), "{}", output.text());
+        assert!(!output.stderr.contains("used:"), "powers that every command has are no news: {}", output.stderr);
+        let granted = stockade(world, &["exec", "--grant", "env LANG", "--mode", "never", &id, "--", "true"]);
+        assert!(granted.stderr.contains("• 1 grant used: env LANG"), "{}", granted.stderr);
+        leave_behind(world, &id, &mark(7));
+        let logs = done(world, &["logs", &id]);
+        let lines: Vec<&str> = logs.lines().collect();
+        assert_eq!(lines.len(), 3, "{logs}");
+        let user = format!("uid {}  exited 7  ", world.account.uid);
+        assert!(lines[0].contains(&user) && lines[0].contains("printf '\\u{1b}[2J'"), "{logs}");
+        assert!(lines[1].contains("exited 0") && lines[1].ends_with("  true"), "{logs}");
+        let first: Value = serde_json::from_str(done(world, &["logs", "--json", &id]).lines().next().unwrap()).unwrap();
+        assert_eq!((first["exit_code"].as_i64(), first["status"].as_str()), (Some(7), Some("exited")));
+        let request = first["request"].as_str().unwrap();
+        let audited =
+            world.run(&world.bare(&[&binary(), "audit", "query", "--request", request, "--type", "finished"]));
+        assert_eq!(audited.stdout.lines().count(), 1, "{}", audited.text());
+        let top: Value = serde_json::from_str(&done(world, &["top", "--json"])).unwrap();
+        assert_eq!((top["id"].as_str(), top["state"].as_str()), (Some(id.as_str()), Some("ready")));
+        assert_eq!(top["commands"].as_u64(), Some(3));
+        let table = done(world, &["top"]);
+        assert!(table.starts_with("ID ") && table.contains(&id) && !table.contains('\u{1b}'), "{table}");
+        assert!(done(world, &["show", &id]).contains("commands   3\n"));
+        done(world, &["destroy", &id]);
+        // What is over is still told of.
+        assert_eq!(done(world, &["logs", &id]).lines().count(), 3);
+        assert!(done(world, &["show", &id]).contains("state      destroyed"));
     });
 }

@@ -72,6 +72,33 @@ pub enum SandboxCommand {
         override_usage = "stockade sandbox run [OPTIONS] -- CMD [ARG]...\n       stockade sandbox run [OPTIONS] -c SCRIPT"
     )]
     Run(SandboxRunArgs),
+    /// Stop every process of a sandbox.
+    Pause {
+        /// Its id.
+        id: SandboxId,
+    },
+    /// Let a sandbox that is paused go on.
+    Resume {
+        /// Its id.
+        id: SandboxId,
+    },
+    /// Show what was run in a sandbox: when, by whom, how it ended.
+    Logs {
+        /// Its id.
+        id: SandboxId,
+        /// Answer as one JSON object a line.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show what each sandbox uses now, again and again on a terminal.
+    Top {
+        /// Show it once.
+        #[arg(long)]
+        once: bool,
+        /// Answer once, as one JSON object a line.
+        #[arg(long)]
+        json: bool,
+    },
     /// The process that keeps a sandbox; started by those that make one.
     #[command(hide = true)]
     Keep,

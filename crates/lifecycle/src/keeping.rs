@@ -189,6 +189,37 @@ impl Lifecycle {
         self.turn(opened, SandboxState::Ready)
     }
 
+    /// Lets one go on that is paused, whoever paused it. Where its processes are gone
+    /// meanwhile the next use has new walls.
+    ///
+    /// # Errors
+    /// When it is not paused, or cannot go on: it stays as it is then.
+    pub fn go_on(&self, id: &SandboxId, wanted: &Wanted, events: SandboxEvents) -> Result<(), LifecycleError> {
+        // Nobody uses what is paused, so there is no use to begin.
+        let record = self.store.expect(id, SandboxState::Paused)?;
+        if let Some(sandbox) = self.look(&record, wanted, events)? {
+            sandbox.resume()?;
+        }
+        Ok(self.store.change(id, SandboxState::Ready, None, self.now_ms()).map(drop)?)
+    }
+
+    /// One as it is now, without using it; nothing where its processes are gone.
+    ///
+    /// # Errors
+    /// When it cannot be looked at.
+    pub fn look(
+        &self,
+        record: &SandboxRecord,
+        wanted: &Wanted,
+        events: SandboxEvents,
+    ) -> Result<Option<Box<dyn Sandbox>>, LifecycleError> {
+        let places = Places::of(&self.store.directory(&record.id), &record.spec.workspace);
+        match self.kind_of(record)?.adopt(&plan(&record.id, wanted, places), events) {
+            Err(SandboxError::Gone(_)) => Ok(None),
+            found => Ok(Some(found?)),
+        }
+    }
+
     fn turn(&self, opened: &Opened, state: SandboxState) -> Result<(), LifecycleError> {
         Ok(self.store.change(opened.sandbox.id(), state, None, self.now_ms()).map(drop)?)
     }

@@ -15,7 +15,8 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use stockade_model::{SandboxId, SandboxRecord, SandboxSpec, SandboxState, SpecError};
+use serde::Serialize;
+use stockade_model::{RequestId, SandboxId, SandboxRecord, SandboxSpec, SandboxState, SpecError, Status};
 
 use crate::database::{self, OpenError, StoreError};
 use crate::place::{self, Hold, PlaceError, system};
@@ -30,6 +31,12 @@ pub const MAX_LISTED: usize = 20_000;
 
 /// The longest reason that is kept, in bytes.
 pub const MAX_WHY_BYTES: usize = 4_096;
+
+/// The most commands that are kept of one sandbox; the oldest are forgotten.
+pub const MAX_COMMANDS: usize = 1_000;
+
+/// The longest text of a command that is kept, in bytes.
+pub const MAX_TEXT_BYTES: usize = 4_096;
 
 const DATABASE: &str = "sandboxes.db";
 const LOCK: &str = "lock";
@@ -103,6 +110,30 @@ pub struct Use {
     record: SandboxRecord,
     path: PathBuf,
     _lock: File,
+}
+
+/// A command that was run in a sandbox, and what all of its commands together had used
+/// by then.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CommandRecord {
+    /// What the record knows it by.
+    pub request: RequestId,
+    /// Who ran it.
+    pub user: String,
+    /// What it was.
+    pub text: String,
+    /// When it was asked for.
+    pub started_ms: u64,
+    /// When it was over.
+    pub ended_ms: u64,
+    /// How it ended.
+    pub status: Status,
+    /// Its exit code, where it ended by itself.
+    pub exit_code: Option<i32>,
+    /// The most memory that was in use at once, in bytes.
+    pub memory_peak_bytes: Option<u64>,
+    /// The most processes and threads that there were at once.
+    pub processes_peak: Option<u64>,
 }
 
 impl Claim {
@@ -296,6 +327,23 @@ impl Sandboxes {
         Ok(abandoned)
     }
 
+    /// Notes a command that was run in one.
+    ///
+    /// # Errors
+    /// When the store failed.
+    pub fn note_command(&self, id: &SandboxId, mut record: CommandRecord) -> Result<(), SandboxError> {
+        record.text = bounded(&record.text, MAX_TEXT_BYTES).to_owned();
+        Ok(self.database().note_command(id, &record)?)
+    }
+
+    /// What was run in one, the oldest first; at most [`MAX_COMMANDS`].
+    ///
+    /// # Errors
+    /// When the store failed.
+    pub fn commands(&self, id: &SandboxId) -> Result<Vec<CommandRecord>, SandboxError> {
+        Ok(self.database().commands(id)?)
+    }
+
     /// Forgets those that were over before `before_ms`; how many.
     ///
     /// # Errors
@@ -312,7 +360,8 @@ impl Sandboxes {
         Ok(self.database().check()?)
     }
 
-    fn directory(&self, id: &SandboxId) -> PathBuf {
+    /// The directory of what one keeps, whether it is there or not.
+    pub fn directory(&self, id: &SandboxId) -> PathBuf {
         self.root.join(id.as_str())
     }
 
@@ -343,7 +392,11 @@ impl Sandboxes {
         Ok(place::try_hold(&lock, Hold::Alone)?.is_none())
     }
 
-    fn expect(&self, id: &SandboxId, state: SandboxState) -> Result<SandboxRecord, SandboxError> {
+    /// One that is in this state.
+    ///
+    /// # Errors
+    /// When there is none, or it is in another.
+    pub fn expect(&self, id: &SandboxId, state: SandboxState) -> Result<SandboxRecord, SandboxError> {
         match self.find(id)? {
             Some(record) if record.state == state => Ok(record),
             _ => Err(self.unexpected(id)?),

@@ -60,6 +60,14 @@ impl Place {
         meant
     }
 
+    /// Powers that each command there has.
+    pub fn standing(&self) -> Vec<Grant> {
+        match self {
+            Self::Own(_) => Vec::new(),
+            Self::Lasting(inside) => inside.grants.clone(),
+        }
+    }
+
     /// The workspace on the host.
     pub fn workspace<'a>(&'a self, meant: &'a Meant) -> &'a Path {
         match self {

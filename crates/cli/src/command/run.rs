@@ -12,7 +12,7 @@ use stockade_engine::real::RuleJudge;
 use stockade_engine::seams::{Recorder, SystemClock};
 use stockade_engine::{Approver, Engine, Io};
 use stockade_model::{
-    Assessment, Command, Decision, Level, Outcome, RawText, Request, RequestId, Status, Tier, Verdict,
+    Assessment, Command, Decision, Grant, Level, Outcome, RawText, Request, RequestId, Status, Tier, Verdict,
 };
 use stockade_native::HostBackend;
 use stockade_native::launch::Nursery;
@@ -82,11 +82,13 @@ pub fn complete(
     front: impl FnOnce(&RunArgs) -> Result<Front, Failure>,
 ) -> (Outcome, u8) {
     let report = Report::of(typed.json.as_ref());
+    let mut standing = Vec::new();
     let outcome = report.as_ref().map_err(Clone::clone).and_then(|_| {
         let front = front(&typed)?;
+        standing = front.place.standing();
         attempt(typed, id.clone(), front)
     });
-    let outcome = outcome.inspect(tell).unwrap_or_else(|failure| {
+    let outcome = outcome.inspect(|outcome| tell(outcome, &standing)).unwrap_or_else(|failure| {
         crate::complain(&failure);
         failed(id, &failure)
     });
@@ -100,11 +102,12 @@ pub fn complete(
     (outcome, code)
 }
 
-/// Says on standard error how it went.
-fn tell(outcome: &Outcome) {
+/// Says on standard error how it went; not what every command there may do.
+fn tell(outcome: &Outcome, standing: &[Grant]) {
     // Whoever was asked when a signal came may still hold it.
     terminal::give_back();
-    let _ = std::io::stderr().lock().write_all(render::summary::summary(outcome, crate::stderr_style()).as_bytes());
+    let text = render::summary::summary(outcome, standing, crate::stderr_style());
+    let _ = std::io::stderr().lock().write_all(text.as_bytes());
 }
 
 fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failure> {

@@ -2,7 +2,9 @@
 
 use std::fmt::Write as _;
 
-use stockade_model::{RawText, SandboxId, SandboxRecord, WorkspaceSource};
+use stockade_engine::SandboxUsage;
+use stockade_model::{RawText, SandboxId, SandboxRecord, SandboxState, Status, WorkspaceSource};
+use stockade_store::sandboxes::CommandRecord;
 
 use super::audit::utc;
 
@@ -48,6 +50,126 @@ pub fn anew(id: &SandboxId) -> String {
     format!("• the processes of {id} were gone; its walls are new, around what it keeps\n")
 }
 
+/// What one sandbox uses, as far as it is known.
+pub struct Row {
+    /// Which.
+    pub id: SandboxId,
+    /// How it is.
+    pub state: SandboxState,
+    /// Of its walls as they stand; nothing where they do not.
+    pub usage: Option<SandboxUsage>,
+    /// The most memory since it was made, in bytes.
+    pub memory_peak_bytes: Option<u64>,
+    /// The most processes since then.
+    pub processes_peak: Option<u64>,
+    /// Commands that were run in it.
+    pub commands: usize,
+    /// How long it has been there.
+    pub age_ms: u64,
+    /// How long until its time is over, if nobody uses it.
+    pub left_ms: Option<u64>,
+}
+
+impl Row {
+    fn cells(&self) -> [String; 8] {
+        let usage = self.usage.as_ref();
+        let number = |number: Option<u64>| number.map_or_else(none, |number| number.to_string());
+        [
+            self.id.to_string(),
+            self.state.to_string(),
+            number(usage.and_then(|usage| usage.processes)),
+            usage.and_then(|usage| usage.memory_bytes).map_or_else(none, size),
+            self.memory_peak_bytes.map_or_else(none, size),
+            usage.map_or_else(none, |usage| {
+                format!("{}.{:01}s", usage.total.cpu_ms / 1000, usage.total.cpu_ms / 100 % 10)
+            }),
+            span(self.age_ms),
+            self.left_ms.map_or_else(none, span),
+        ]
+    }
+}
+
+const HEADS: [&str; 8] = ["ID", "STATE", "PROCESSES", "MEMORY", "PEAK", "CPU", "AGE", "LEFT"];
+
+fn none() -> String {
+    "-".to_owned()
+}
+
+/// A size that is read at a glance.
+fn size(bytes: u64) -> String {
+    let units = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+    let unit = units.into_iter().find(|(_, unit)| bytes >= *unit);
+    unit.map_or_else(
+        || bytes.to_string(),
+        |(name, unit)| format!("{}.{}{name}", bytes / unit, bytes % unit * 10 / unit),
+    )
+}
+
+/// A time that is read at a glance.
+fn span(ms: u64) -> String {
+    match ms / 1000 {
+        seconds @ 0..60 => format!("{seconds}s"),
+        seconds @ 60..3600 => format!("{}m{}s", seconds / 60, seconds % 60),
+        seconds @ 3600..86_400 => format!("{}h{}m", seconds / 3600, seconds / 60 % 60),
+        seconds => format!("{}d{}h", seconds / 86_400, seconds / 3600 % 24),
+    }
+}
+
+/// All of them, a line each.
+pub fn table(rows: &[Row]) -> String {
+    let all: Vec<[String; 8]> = std::iter::once(HEADS.map(str::to_owned)).chain(rows.iter().map(Row::cells)).collect();
+    let width = |column: usize| all.iter().map(|cells| cells[column].len()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..HEADS.len()).map(width).collect();
+    let mut out = String::new();
+    for cells in &all {
+        let padded: Vec<String> = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        // Writing to a String cannot fail.
+        let _ = writeln!(out, "{}", padded.join("  ").trim_end());
+    }
+    out
+}
+
+/// The same in the place of what a terminal of so many lines shows.
+pub fn screen(rows: &[Row], lines: usize) -> String {
+    // Home, and what is below is erased (ECMA-48).
+    let shown = table(rows.get(..lines.saturating_sub(2)).unwrap_or(rows));
+    format!("\u{1b}[H\u{1b}[J{shown}")
+}
+
+/// What one uses, beneath all else that is known of it.
+pub fn used(row: &Row) -> String {
+    let usage = row.usage.as_ref();
+    let now = |amount: Option<String>, peak: Option<String>| match (amount, peak) {
+        (None, None) => none(),
+        (amount, peak) => format!("{}, at most {}", amount.unwrap_or_else(none), peak.unwrap_or_else(none)),
+    };
+    let count = |number: Option<u64>| number.map(|number| number.to_string());
+    let processes = now(count(usage.and_then(|usage| usage.processes)), count(row.processes_peak));
+    let memory = now(usage.and_then(|usage| usage.memory_bytes).map(size), row.memory_peak_bytes.map(size));
+    format!("{:<10} {}\n{:<10} {processes}\n{:<10} {memory}\n", "commands", row.commands, "processes", "memory")
+}
+
+/// A command that was run, on one line.
+pub fn command(command: &CommandRecord) -> String {
+    let CommandRecord { request, user, text, started_ms, ended_ms, .. } = command;
+    let took = span(ended_ms.saturating_sub(*started_ms));
+    let text = RawText::from(text.as_str()).escaped();
+    format!("{}  {request}  {user}  {}  {took}  {text}\n", utc(*started_ms), how(command))
+}
+
+fn how(command: &CommandRecord) -> String {
+    match (command.status, command.exit_code) {
+        (Status::Exited, Some(code)) => format!("exited {code}"),
+        (Status::Exited, None) => "exited".to_owned(),
+        (Status::Signaled, _) => "signaled".to_owned(),
+        (Status::TimedOut, _) => "timed out".to_owned(),
+        (Status::Limit, _) => "limit".to_owned(),
+        (Status::Refused, _) => "refused".to_owned(),
+        (Status::Aborted, _) => "aborted".to_owned(),
+        (Status::Error, _) => "error".to_owned(),
+    }
+}
+
 fn label(key: &str, value: &str) -> String {
     format!("{key}={}", RawText::from(value).escaped())
 }
@@ -64,7 +186,7 @@ fn source(workspace: &WorkspaceSource) -> String {
 
 #[cfg(test)]
 mod tests {
-    use stockade_model::{Limit, SandboxSpec, SandboxState};
+    use stockade_model::{Limit, RequestId, SandboxSpec, Usage};
 
     use super::*;
 
@@ -98,5 +220,45 @@ mod tests {
         {
             assert!(shown.contains(part), "{shown}");
         }
+    }
+
+    fn row(usage: Option<SandboxUsage>) -> Row {
+        let id = SandboxId::from_random([0xab; 16]);
+        let (memory_peak_bytes, processes_peak) = (Some(3 << 29), Some(12));
+        let state = SandboxState::Ready;
+        Row { id, state, usage, memory_peak_bytes, processes_peak, commands: 2, age_ms: 90_061_000, left_ms: None }
+    }
+
+    #[test]
+    fn what_each_uses_is_a_table_and_what_is_not_known_a_dash() {
+        let total = Usage { cpu_ms: 61_250, ..Usage::default() };
+        let usage = SandboxUsage { total, memory_bytes: Some(1_572_864), processes: Some(3) };
+        let id = format!("sbx_{}", "ab".repeat(16));
+        let head = "ID                                    STATE  PROCESSES  MEMORY  PEAK    CPU    AGE   LEFT\n";
+        let known = format!("{id}  ready  3          1.5MiB  1.5GiB  61.2s  1d1h  -\n");
+        let unknown = format!("{id}  ready  -          -       1.5GiB  -      1d1h  -\n");
+        let rows = [row(Some(usage)), row(None)];
+        assert_eq!(table(&rows), format!("{head}{known}{unknown}"));
+        // No more than the terminal shows.
+        assert_eq!(screen(&rows, 3), format!("\u{1b}[H\u{1b}[J{head}{known}"));
+        assert_eq!(used(&rows[0]), "commands   2\nprocesses  3, at most 12\nmemory     1.5MiB, at most 1.5GiB\n");
+    }
+
+    #[test]
+    fn a_command_that_was_run_is_one_harmless_line() {
+        let ran = CommandRecord {
+            request: RequestId::from_random([1; 16]),
+            user: "uid 0".to_owned(),
+            text: "printf '\u{1b}[2J'\nrm x".to_owned(),
+            started_ms: 0,
+            ended_ms: 61_000,
+            status: Status::Exited,
+            exit_code: Some(7),
+            memory_peak_bytes: None,
+            processes_peak: None,
+        };
+        let line = command(&ran);
+        assert!(!line.contains('\u{1b}') && line.lines().count() == 1, "{line}");
+        assert!(line.contains("uid 0  exited 7  1m1s  printf '\\u{1b}[2J'"), "{line}");
     }
 }

@@ -13,11 +13,12 @@ use crate::failure::Failure;
 /// Refusals shown before the rest is counted.
 const DENIALS_SHOWN: usize = 20;
 
-/// The lines for standard error.
-pub fn summary(outcome: &Outcome, style: Style) -> String {
+/// The lines for standard error. Of powers that every command there has, `standing`,
+/// nothing is said.
+pub fn summary(outcome: &Outcome, standing: &[Grant], style: Style) -> String {
     let mut out = String::new();
     refusals(&mut out, outcome, style);
-    grants(&mut out, outcome, style);
+    grants(&mut out, outcome, standing, style);
     if let Some(last) = outcome.attempts.last() {
         super::network::hosts_used(&mut out, last, style);
     }
@@ -51,11 +52,15 @@ fn refusal(out: &mut String, denial: &Denial, style: Style) {
     }
 }
 
-fn grants(out: &mut String, outcome: &Outcome, style: Style) {
-    let Some(last) = outcome.attempts.last().filter(|last| !last.grants.is_empty()) else { return };
+fn grants(out: &mut String, outcome: &Outcome, standing: &[Grant], style: Style) {
+    let Some(last) = outcome.attempts.last() else { return };
+    let used: Vec<&Grant> = last.grants.iter().filter(|grant| !standing.contains(grant)).collect();
+    if used.is_empty() {
+        return;
+    }
     // Grants agreed to in the same way stand together: `a, b (session), c`.
     let mut groups: Vec<(Option<String>, Vec<String>)> = Vec::new();
-    for grant in &last.grants {
+    for grant in &used {
         let scope = agreed(outcome, grant).map(scope_name);
         match groups.iter_mut().find(|(known, _)| *known == scope) {
             Some((_, grants)) => grants.push(grant.to_string()),
@@ -66,7 +71,7 @@ fn grants(out: &mut String, outcome: &Outcome, style: Style) {
         .into_iter()
         .map(|(scope, grants)| grants.join(", ") + &scope.map(|scope| format!(" ({scope})")).unwrap_or_default())
         .collect();
-    wrap(out, style, "• ", &format!("{} used: {}", counted(last.grants.len(), "grant"), text.join(", ")));
+    wrap(out, style, "• ", &format!("{} used: {}", counted(used.len(), "grant"), text.join(", ")));
 }
 
 /// How far the yes to this power reaches; nothing where it came with the request.
@@ -196,7 +201,7 @@ mod tests {
 
     #[test]
     fn nothing_to_say_is_not_said() {
-        assert_eq!(summary(&outcome(Status::Exited), Style::PLAIN), "");
+        assert_eq!(summary(&outcome(Status::Exited), &[], Style::PLAIN), "");
     }
 
     #[test]
@@ -208,7 +213,7 @@ mod tests {
         other.count = 3;
         let given = Denial { resolution: Resolution::Granted, ..denial() };
         value.attempts[0].denials = vec![denial(), other, given];
-        insta::assert_snapshot!(summary(&value, Style::PLAIN), @r"
+        insta::assert_snapshot!(summary(&value, &[], Style::PLAIN), @r"
         • refused: create /home/u/outside   (outside every writable root)
           hint: --grant 'write /home/u/outside'
         • refused: create /home/u/it's\u{1b}[2J   (outside every writable root, 3 times)
@@ -229,7 +234,7 @@ mod tests {
             grants: value.attempts[0].grants.clone(),
             review: None,
         }];
-        insta::assert_snapshot!(summary(&value, Style::PLAIN), @r"
+        insta::assert_snapshot!(summary(&value, &[], Style::PLAIN), @r"
         • 2 grants used: connect pypi.org:443, write /srv (session)
         ");
         // Each with its own answer; none where it came with the request.
@@ -238,7 +243,7 @@ mod tests {
         let once = Approval { scope: Some(Scope::Once), grants: file, ..value.approvals[0].clone() };
         value.approvals.extend([once, no]);
         value.attempts[0].grants.insert(0, "env A".parse().unwrap());
-        insta::assert_snapshot!(summary(&value, Style::PLAIN), @r"
+        insta::assert_snapshot!(summary(&value, &[], Style::PLAIN), @r"
         • 3 grants used: env A, connect pypi.org:443 (session), write /srv (once)
         ");
     }
@@ -261,14 +266,14 @@ mod tests {
         for record in [&record, &record, &failed, &other] {
             HostUse::count(&mut value.attempts[0].connections, &mut 0, 9, record);
         }
-        insta::assert_snapshot!(summary(&value, Style::PLAIN), @r"
+        insta::assert_snapshot!(summary(&value, &[], Style::PLAIN), @r"
         • 2 hosts used: pypi.org:443 (2 times, 2.5 KiB up, 6.0 MiB down), [2606::1]:443
           (0 B up, 12 B down)
         ");
         let known = value.attempts[0].connections.remove(0);
         let many = (0..14).map(|n| HostUse { target: format!("h{n}.example:443").parse().unwrap(), ..known.clone() });
         value.attempts[0].connections = many.collect();
-        let shown = summary(&value, Style::PLAIN);
+        let shown = summary(&value, &[], Style::PLAIN);
         assert!(shown.starts_with("• 14 hosts used: h0.example:443") && shown.ends_with("and 2 more\n"), "{shown}");
     }
 
@@ -279,7 +284,7 @@ mod tests {
             let mut value = outcome(status);
             value.error = (status != Status::Refused).then(|| "because of \u{7} this\nhint: do \u{7} that".into());
             value.decision.reasons = vec!["rule `no rm` of /etc/stockade/config.toml".into()];
-            shown += &summary(&value, Style::PLAIN);
+            shown += &summary(&value, &[], Style::PLAIN);
         }
         insta::assert_snapshot!(shown, @r"
         • its time ran out after 30 s; all it had started was ended
@@ -300,7 +305,7 @@ mod tests {
         let mut value = outcome(Status::Refused);
         value.decision.rule = "refused by the rules: there is no profile `x`; hint: it is `y`".into();
         value.decision.reasons = vec!["there is no profile `x`; hint: it is `y`".into(), "and more".into()];
-        insta::assert_snapshot!(summary(&value, Style::PLAIN), @r"
+        insta::assert_snapshot!(summary(&value, &[], Style::PLAIN), @r"
         • refused, nothing ran: refused by the rules: there is no profile `x`
           because and more
         hint: it is `y`
@@ -311,7 +316,7 @@ mod tests {
     fn what_is_staged_comes_last_with_what_can_be_done() {
         let mut value = outcome(Status::TimedOut);
         value.attempts[0].staged = Some(Staged { stage: "stg_1".parse().unwrap(), changes: 3 });
-        insta::assert_snapshot!(summary(&value, Style::PLAIN), @r"
+        insta::assert_snapshot!(summary(&value, &[], Style::PLAIN), @r"
         • its time ran out after 30 s; all it had started was ended
         • 3 paths staged in stg_1
           hint: stockade stage diff stg_1 (then: commit, discard)
@@ -322,14 +327,14 @@ mod tests {
     fn no_sandbox_is_said() {
         let mut value = outcome(Status::Exited);
         value.attempts[0].enforced = Some(EnforcementReport { level: Level::None, layers: Default::default() });
-        assert_eq!(summary(&value, Style::PLAIN), "• it ran without a sandbox\n");
+        assert_eq!(summary(&value, &[], Style::PLAIN), "• it ran without a sandbox\n");
     }
 
     #[test]
     fn a_flood_of_refusals_is_counted() {
         let mut value = outcome(Status::Exited);
         value.attempts[0].denials = vec![denial(); 1_000];
-        let shown = summary(&value, Style::PLAIN);
+        let shown = summary(&value, &[], Style::PLAIN);
         assert!(shown.ends_with("• and 980 refusals more; --json shows all\n") || shown.contains("and 980"), "{shown}");
         assert!(shown.lines().count() < 50);
     }

@@ -5,6 +5,7 @@
 //! readably. A row that does not read back is an error and never a guess.
 
 pub(crate) mod approval;
+mod history;
 pub(crate) mod sandbox;
 
 use std::path::Path;
@@ -149,7 +150,7 @@ pub(crate) fn stored(time_ms: u64) -> i64 {
     i64::try_from(time_ms).unwrap_or(i64::MAX)
 }
 
-/// A time column.
+/// A time column, or another amount.
 pub(crate) fn time(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<u64>> {
     let stored: Option<i64> = row.get(column)?;
     stored.map(|ms| u64::try_from(ms).map_err(|_| rusqlite::Error::IntegralValueOutOfRange(column, ms))).transpose()

@@ -3,14 +3,15 @@
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 use stockade_model::{SandboxId, SandboxRecord, SandboxSpec, SandboxState};
 
-use super::{Schema, SqlError, parsed, stored, time};
+use super::{Schema, SqlError, history, parsed, stored, time};
 use crate::sandboxes::{MAX_ALIVE, MAX_LISTED};
 
 /// The file of sandboxes. What is looked for stands in columns of its own; the
 /// rest of what a sandbox is to be is one text, which never changes.
 pub(crate) const SCHEMA: Schema = Schema {
     application_id: 0x5354_4b53, // `STKS`
-    migrations: &["
+    migrations: &[
+        "
     CREATE TABLE sandbox (
         id TEXT PRIMARY KEY,
         spec TEXT NOT NULL,
@@ -25,7 +26,9 @@ pub(crate) const SCHEMA: Schema = Schema {
         idle_ms INTEGER CHECK (idle_ms > 0)
     ) STRICT;
     CREATE INDEX sandbox_alive ON sandbox (state) WHERE state <> 'destroyed';
-"],
+",
+        history::MIGRATION,
+    ],
 };
 
 const COLUMNS: &str = "id, spec, backend, state, why, created_ms, changed_ms, used_ms, expires_ms";
@@ -39,6 +42,14 @@ pub(crate) struct Database {
 impl Database {
     pub fn on(connection: Connection) -> Self {
         Self { connection }
+    }
+
+    pub(super) fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    pub(super) fn connection_mut(&mut self) -> &mut Connection {
+        &mut self.connection
     }
 
     /// False where there are as many as may be.
@@ -143,7 +154,9 @@ impl Database {
     /// How many were forgotten.
     pub fn prune(&self, before_ms: u64) -> Result<usize, SqlError> {
         let sql = "DELETE FROM sandbox WHERE state = 'destroyed' AND changed_ms < ?1";
-        Ok(self.connection.prepare_cached(sql)?.execute([stored(before_ms)])?)
+        let forgotten = self.connection.prepare_cached(sql)?.execute([stored(before_ms)])?;
+        self.prune_commands()?;
+        Ok(forgotten)
     }
 
     /// Reads the whole file for damage.

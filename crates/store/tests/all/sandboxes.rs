@@ -5,8 +5,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use stockade_model::{Limit, SandboxId, SandboxRecord, SandboxSpec, SandboxState};
-use stockade_store::sandboxes::{Claim, Due, SandboxError, Sandboxes};
+use stockade_model::{Limit, RequestId, SandboxId, SandboxRecord, SandboxSpec, SandboxState, Status};
+use stockade_store::sandboxes::{Claim, CommandRecord, Due, MAX_COMMANDS, MAX_TEXT_BYTES, SandboxError, Sandboxes};
 use stockade_store::{OpenError, Store};
 
 use crate::processes::{child, finish, given_path};
@@ -236,4 +236,34 @@ fn a_change_is_made_once_whoever_races() {
 
 fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap()
+}
+
+#[test]
+fn what_was_run_is_known_in_order_and_bounded() {
+    let (_root, path, sandboxes) = sandboxes();
+    ready(&sandboxes, 1, None, None);
+    ready(&sandboxes, 2, None, None);
+    let command = |n: u64| CommandRecord {
+        request: RequestId::from_random([7; 16]),
+        user: "uid 1000".to_owned(),
+        text: "é".repeat(MAX_TEXT_BYTES),
+        started_ms: n,
+        ended_ms: n + 1,
+        status: Status::Exited,
+        exit_code: Some(3),
+        memory_peak_bytes: n.is_multiple_of(2).then_some(n),
+        processes_peak: None,
+    };
+    let count = MAX_COMMANDS as u64 + 2;
+    // Whoever is late is sorted where it belongs.
+    for n in (0..count).rev() {
+        sandboxes.note_command(&id(1), command(n)).unwrap();
+    }
+    sandboxes.note_command(&id(2), command(5)).unwrap();
+    let found = Sandboxes::open(&path).unwrap().commands(&id(1)).unwrap();
+    assert_eq!(found.len(), MAX_COMMANDS);
+    assert_eq!((found[0].started_ms, found[MAX_COMMANDS - 1].started_ms), (2, count - 1));
+    assert_eq!(found[0], CommandRecord { text: "é".repeat(MAX_TEXT_BYTES / 2), ..command(2) });
+    assert_eq!(sandboxes.commands(&id(2)).unwrap().len(), 1);
+    assert_eq!(sandboxes.commands(&id(3)).unwrap(), []);
 }

@@ -251,7 +251,7 @@ impl Gate {
         let outcome = engine.run(request, Io::Inherit, interrupts);
         match outcome.status {
             Status::Exited => Fate::Taken,
-            _ => Fate::Refused(render::summary::summary(&outcome, Style::PIPE)),
+            _ => Fate::Refused(render::summary::summary(&outcome, &[], Style::PIPE)),
         }
     }
 }

@@ -6,11 +6,14 @@ use std::sync::Arc;
 
 use stockade_engine::INSIDE_WORKSPACE;
 use stockade_lifecycle::{Lifecycle, Opened, Why, steps};
-use stockade_model::{CallerApproval, Grant, Level, RawText, SandboxId, SandboxRecord, Status, WorkspaceSource};
+use stockade_model::{
+    CallerApproval, Grant, Level, Outcome, RawText, SandboxId, SandboxRecord, Status, WorkspaceSource,
+};
+use stockade_store::sandboxes::CommandRecord;
 
 use super::super::place::{Inside, Place};
 use super::super::run::{Front, complete};
-use super::super::{Ended, setting};
+use super::super::{Ended, now_ms, setting};
 use super::{find, lifecycle, own_grants, unheard, wanted};
 use crate::args::{LevelArg, RunArgs, Subject, Terms};
 use crate::failure::Failure;
@@ -36,11 +39,36 @@ pub fn run(lifecycle: &Lifecycle, id: &SandboxId, manner: Manner, subject: Subje
     let opened = open(lifecycle, id)?;
     let level = opened.used.record().spec.level;
     let place = Place::Lasting(Box::new(inside(opened.used.record(), &opened, Vec::new(), None)));
-    let (_, code) = complete(run_args(manner, subject, level), meaning::request_id()?, |_| {
+    let (text, started_ms) = (text_of(&subject), now_ms());
+    let (outcome, code) = complete(run_args(manner, subject, level), meaning::request_id()?, |_| {
         Ok(Front { signals, terminal, place, supervisor: None })
     });
+    let noted = lifecycle.store().note_command(id, record_of(&outcome, text, started_ms, &opened));
     lifecycle.leave(opened)?;
+    noted?;
     Ok(code)
+}
+
+fn text_of(subject: &Subject) -> String {
+    let words = subject.script.iter().chain(&subject.words);
+    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}
+
+/// What is kept of a command that was run, with what the sandbox used by then.
+fn record_of(outcome: &Outcome, text: String, started_ms: u64, opened: &Opened) -> CommandRecord {
+    // Where its processes are gone nobody knows any more.
+    let total = opened.sandbox.usage().map(|usage| usage.total).unwrap_or_default();
+    CommandRecord {
+        request: outcome.id.clone(),
+        user: format!("uid {}", rustix::process::getuid().as_raw()),
+        text,
+        started_ms,
+        ended_ms: now_ms(),
+        status: outcome.status,
+        exit_code: outcome.exit_code,
+        memory_peak_bytes: total.tree_memory_peak_bytes,
+        processes_peak: total.processes_peak,
+    }
 }
 
 /// Makes its workspace a clone, where it is to be one. One that cannot be made
@@ -83,7 +111,11 @@ fn one_step(words: Vec<RawText>, place: Inside, level: Level, signals: Taken) ->
     }
 }
 
-fn open(lifecycle: &Lifecycle, id: &SandboxId) -> Result<Opened, Failure> {
+/// Begins to use one, whose walls are made anew where they are gone.
+///
+/// # Errors
+/// When there is none, it is not ready, or its walls cannot be had.
+pub fn open(lifecycle: &Lifecycle, id: &SandboxId) -> Result<Opened, Failure> {
     let record = find(lifecycle, id)?;
     let setting = setting::load(&places::current_directory()?)?;
     let opened = lifecycle.open(id, &wanted(record.spec, &setting.settings)?, unheard())?;

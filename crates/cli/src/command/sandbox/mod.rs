@@ -5,6 +5,7 @@ mod containers;
 mod copy;
 mod exec;
 mod keep;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -47,7 +48,7 @@ pub fn sandbox(typed: SandboxCommand) -> Ended {
         SandboxCommand::Create(typed) => create(&typed),
         SandboxCommand::Exec(typed) => exec::exec(typed),
         SandboxCommand::List { all, labels, json } => list(all, &labels_of(&labels)?, json),
-        SandboxCommand::Show { id, json } => show(&id, json),
+        SandboxCommand::Show { id, json } => watch::show(&id, json),
         SandboxCommand::Copy { from, to, replace } => copy::copy(&from, &to, replace),
         SandboxCommand::Extend { id, ttl } => {
             lifecycle()?.extend(&id, lifetime(ttl)?)?;
@@ -55,6 +56,10 @@ pub fn sandbox(typed: SandboxCommand) -> Ended {
         }
         SandboxCommand::Destroy { ids } => destroy(&ids),
         SandboxCommand::Run(typed) => run(typed),
+        SandboxCommand::Pause { id } => watch::pause(&id),
+        SandboxCommand::Resume { id } => watch::resume(&id),
+        SandboxCommand::Logs { id, json } => watch::logs(&id, json),
+        SandboxCommand::Top { once, json } => watch::top(once, json),
         SandboxCommand::Keep => keep::keep(),
     }
 }
@@ -147,12 +152,6 @@ fn list(all: bool, labels: &Labels, as_json: bool) -> Ended {
         out.push_str(&if as_json { json::line(record)? } else { text::listed(record) });
     }
     print(&out)?;
-    Ok(exit::SUCCESS)
-}
-
-fn show(id: &SandboxId, as_json: bool) -> Ended {
-    let record = find(&lifecycle()?, id)?;
-    print(&if as_json { json::line(&record)? } else { text::shown(&record) })?;
     Ok(exit::SUCCESS)
 }
 

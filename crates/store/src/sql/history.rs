@@ -1,0 +1,83 @@
+//! What was run in sandboxes: the table and its statements.
+
+use rusqlite::{Row, Transaction, TransactionBehavior, params};
+use stockade_model::SandboxId;
+
+use super::sandbox::Database;
+use super::{SqlError, parsed, stored, time};
+use crate::sandboxes::{CommandRecord, MAX_COMMANDS};
+
+/// Lifts the file of sandboxes to its second version.
+pub(crate) const MIGRATION: &str = "
+    CREATE TABLE command (
+        sandbox TEXT NOT NULL,
+        request TEXT NOT NULL,
+        user TEXT NOT NULL,
+        text TEXT NOT NULL,
+        started_ms INTEGER NOT NULL CHECK (started_ms >= 0),
+        ended_ms INTEGER NOT NULL CHECK (ended_ms >= 0),
+        status TEXT NOT NULL,
+        exit_code INTEGER,
+        memory_peak_bytes INTEGER,
+        processes_peak INTEGER
+    ) STRICT;
+    CREATE INDEX command_of ON command (sandbox, ended_ms);
+";
+
+const COLUMNS: &str = "request, user, text, started_ms, ended_ms, status, exit_code, memory_peak_bytes, processes_peak";
+
+impl Database {
+    /// Adds one, and forgets the oldest beyond the bound.
+    pub fn note_command(&mut self, sandbox: &SandboxId, record: &CommandRecord) -> Result<(), SqlError> {
+        let status = serde_json::to_string(&record.status).map_err(|e| SqlError::Other(Box::new(e)))?;
+        let transaction = Transaction::new(self.connection_mut(), TransactionBehavior::Immediate)?;
+        let sql = format!("INSERT INTO command (sandbox, {COLUMNS}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)");
+        transaction.execute(
+            &sql,
+            params![
+                sandbox.as_str(),
+                record.request.as_str(),
+                record.user,
+                record.text,
+                stored(record.started_ms),
+                stored(record.ended_ms),
+                status,
+                record.exit_code,
+                record.memory_peak_bytes.map(stored),
+                record.processes_peak.map(stored),
+            ],
+        )?;
+        let sql = "DELETE FROM command WHERE sandbox = ?1 AND rowid NOT IN \
+            (SELECT rowid FROM command WHERE sandbox = ?1 ORDER BY ended_ms DESC, rowid DESC LIMIT ?2)";
+        transaction.execute(sql, params![sandbox.as_str(), stored(MAX_COMMANDS as u64)])?;
+        Ok(transaction.commit()?)
+    }
+
+    /// All that are known of one sandbox, the oldest first.
+    pub fn commands(&self, sandbox: &SandboxId) -> Result<Vec<CommandRecord>, SqlError> {
+        let sql = format!("SELECT {COLUMNS} FROM command WHERE sandbox = ?1 ORDER BY ended_ms, rowid");
+        let mut statement = self.connection().prepare_cached(&sql)?;
+        let rows = statement.query_map([sandbox.as_str()], record)?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// Forgets those of sandboxes that are not known any more.
+    pub fn prune_commands(&self) -> Result<(), SqlError> {
+        let sql = "DELETE FROM command WHERE sandbox NOT IN (SELECT id FROM sandbox)";
+        Ok(self.connection().execute(sql, []).map(drop)?)
+    }
+}
+
+fn record(row: &Row<'_>) -> rusqlite::Result<CommandRecord> {
+    Ok(CommandRecord {
+        request: parsed(row, 0, |text| text.parse().ok())?,
+        user: row.get(1)?,
+        text: row.get(2)?,
+        started_ms: time(row, 3)?.unwrap_or(0),
+        ended_ms: time(row, 4)?.unwrap_or(0),
+        status: parsed(row, 5, |text| serde_json::from_str(&text).ok())?,
+        exit_code: row.get(6)?,
+        memory_peak_bytes: time(row, 7)?,
+        processes_peak: time(row, 8)?,
+    })
+}
