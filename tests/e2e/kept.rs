@@ -2,6 +2,7 @@
 //! there, whoever is killed takes only its own with it, and a keeper ends by itself.
 
 use std::fs;
+use std::net::{TcpListener, TcpStream};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use stockade_testkit::{Ended, Output, Running};
 use crate::life::{marked, none_left};
 use crate::sandbox::{create, done, exec, kept, refused, stockade};
 use crate::terminal::{Terminal, ends};
-use crate::world::{World, binary, each_user};
+use crate::world::{PATH, World, binary, each_user};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -236,5 +237,41 @@ fn what_was_run_and_what_it_used_is_shown_and_nothing_of_it_acts() {
         // What is over is still told of.
         assert_eq!(done(world, &["logs", &id]).lines().count(), 3);
         assert!(done(world, &["show", &id]).contains("state      destroyed"));
+    });
+}
+
+/// A repository with one file, where git's plain transport can fetch it.
+fn served(world: &World) -> (Running, String) {
+    let make = "set -e; export HOME=/nonexistent; git init -q -b main work; cd work; echo before > file; git add .; \
+        git -c user.name=t -c user.email=t@t commit -qm first; cd ..; git clone -q --bare work served/demo.git; \
+        git -C served/demo.git update-server-info";
+    world.dir("out/served");
+    let made = world.run(&stockade_testkit::Command::new("sh", world.outside()).args(["-c", make]).env("PATH", PATH));
+    assert_eq!(made.ended, Ended::Code(0), "{}", made.text());
+    // Another address of the machine than the sandbox's own.
+    let port = TcpListener::bind("127.0.0.2:0").unwrap().local_addr().unwrap().port();
+    let place = world.outside().join("served");
+    let serve = ["python3", "-m", "http.server", "--bind", "127.0.0.2", "--directory", place.to_str().unwrap()];
+    let server = Running::start(&world.account, &world.bare(&[&serve[..], &[&port.to_string()]].concat())).unwrap();
+    wait_until("it does not serve", || TcpStream::connect(("127.0.0.2", port)).is_ok());
+    (server, format!("http://127.0.0.2:{port}/demo.git"))
+}
+
+#[test]
+fn what_a_command_changed_in_a_clone_is_brought_back() {
+    each_user(|world| {
+        let (server, url) = served(world);
+        let to = world.workspace().join("changes.diff");
+        let script = "echo after > file; git -c user.name=t -c user.email=t@t commit -qam second; echo n > new; exit 4";
+        let run = ["run", "--mode", "never", "--repo", &url, "--diff", to.to_str().unwrap(), "-c", script];
+        let output = stockade(world, &run);
+        assert_eq!((output.ended, output.stdout.as_str()), (Ended::Code(4), ""), "{}", output.text());
+        let told = fs::read_to_string(&to).unwrap();
+        for line in ["-before", "+after", "+++ b/new", "+n"] {
+            assert!(told.lines().any(|told| told == line), "{line}:\n{told}");
+        }
+        assert_eq!(done(world, &["list"]), "");
+        server.signal(Signal::TERM).unwrap();
+        server.finish().unwrap();
     });
 }

@@ -199,6 +199,9 @@ pub struct SandboxRunArgs {
     /// What the sandbox is to be.
     #[command(flatten)]
     pub kind: Kind,
+    /// Write to FILE what the command changed in the repository, as `git diff` says it.
+    #[arg(long, value_name = "FILE", requires = "repo")]
+    pub diff: Option<PathBuf>,
     /// How the command is run.
     #[command(flatten)]
     pub manner: Manner,

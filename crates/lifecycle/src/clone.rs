@@ -72,6 +72,20 @@ pub fn steps(url: &RepositoryUrl, revision: Option<&Revision>) -> Clone {
     Clone { commands, grants }
 }
 
+/// The command that names what is checked out, on its standard output.
+pub fn head() -> Vec<RawText> {
+    git(["rev-parse", "--verify", "--end-of-options", "HEAD^{commit}"].into_iter())
+}
+
+/// The commands that tell on standard output how the workspace differs from a commit,
+/// new files among it: whatever was committed since, and whatever the repository's own
+/// settings became. Those can still name filters, which run inside as all else does.
+pub fn diff(base: &Revision) -> [Vec<RawText>; 2] {
+    let new_files = ["add", "--all", "--intent-to-add", "--", "."];
+    let compare = ["diff", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", base.as_str(), "--"];
+    [git(new_files.into_iter()), git(["--no-pager"].into_iter().chain(compare))]
+}
+
 /// The powers over a repository in a workspace of the sandbox's own: whatever trusts
 /// it is inside as well.
 pub fn repository_grants() -> impl Iterator<Item = Grant> {

@@ -13,7 +13,7 @@ mod files;
 mod keeping;
 mod places;
 
-pub use clone::{Clone, repository_grants, steps};
+pub use clone::{Clone, diff, head, repository_grants, steps};
 pub use error::LifecycleError;
 pub use files::files;
 pub use keeping::{Lifecycle, Opened, Swept, Wanted, Why};

@@ -7,8 +7,8 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use stockade_lifecycle::steps;
-use stockade_model::{Grant, RepositoryUrl};
+use stockade_lifecycle::{diff, head, steps};
+use stockade_model::{Grant, RawText, RepositoryUrl, Revision};
 use stockade_testkit::write_program;
 
 /// A repository on a server of its own, and a home whose settings start programs.
@@ -214,4 +214,58 @@ fn nobody_is_asked_for_a_password() {
     plain.args(["clone", asking.url.as_str(), "plain"]);
     assert!(!asking.run(&plain, asking.dir.path()));
     assert_eq!(asking.marks(), ["marks-helper"]);
+}
+
+#[test]
+fn what_became_of_a_clone_is_told_whatever_its_settings_became() {
+    let ground = Ground::new();
+    let (cloned, workspace) = ground.clone(Some("v1"));
+    assert!(cloned);
+    let tell = |words: &[RawText]| {
+        let mut command = quiet(words[0].to_str().unwrap());
+        command.args(words[1..].iter().map(RawText::as_os_str)).current_dir(&workspace).stdout(Stdio::piped());
+        let output = command.env("HOME", ground.path("home")).output().unwrap();
+        assert!(output.status.success(), "{words:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let base: Revision = tell(&head()).trim().parse().unwrap();
+    fs::write(workspace.join("file"), "changed\n").unwrap();
+    fs::write(workspace.join("new"), "new\n").unwrap();
+    let committed = |name: &str| {
+        let mut git = quiet("git");
+        git.args([
+            "-c",
+            "user.name=t",
+            "-c",
+            "user.email=t@t",
+            "-c",
+            "core.hooksPath=/dev/null",
+            "commit",
+            "-qam",
+            name,
+        ]);
+        assert!(git.current_dir(&workspace).env("HOME", "/nonexistent").status().unwrap().success());
+    };
+    committed("hidden from a plain diff");
+    let marking = |name: &str| format!("touch '{}'; cat", ground.path(&format!("marks-{name}")).display());
+    let settings = format!(
+        "[diff]\n external = {0}\n[core]\n pager = \"{1}\"\n fsmonitor = \"{2}\"\n[diff \"own\"]\n textconv = \"{3}\"\n",
+        "/bin/false",
+        marking("pager"),
+        marking("monitor"),
+        marking("text")
+    );
+    let mut config = fs::OpenOptions::new().append(true).open(workspace.join(".git/config")).unwrap();
+    config.write_all(settings.as_bytes()).unwrap();
+    fs::create_dir_all(workspace.join(".git/info")).unwrap();
+    fs::write(workspace.join(".git/info/attributes"), "* diff=own\n").unwrap();
+    let told: String = diff(&base).iter().map(|words| tell(words)).collect();
+    for line in ["-content", "+changed", "+++ b/new", "+new"] {
+        assert!(told.lines().any(|told| told == line), "{line}:\n{told}");
+    }
+    assert_eq!(ground.marks(), [""; 0]);
+    // The control: git by itself does as it is told there.
+    let mut plain = quiet("git");
+    plain.args(["diff", base.as_str(), "--"]).current_dir(&workspace).env("HOME", "/nonexistent");
+    assert!(!plain.status().unwrap().success());
 }

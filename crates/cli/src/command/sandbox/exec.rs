@@ -97,6 +97,22 @@ pub fn clone_into(lifecycle: &Lifecycle, id: &SandboxId, signals: Taken) -> Resu
     })
 }
 
+/// Runs commands of Stockade's own in one, the first that fails ends it.
+///
+/// # Errors
+/// When one did not end well.
+pub fn steps_inside(lifecycle: &Lifecycle, id: &SandboxId, commands: Vec<Vec<RawText>>) -> Result<(), Failure> {
+    let record = find(lifecycle, id)?;
+    let agreed = CallerApproval { by: "the person who wanted it told".to_owned(), warnings: Vec::new() };
+    let opened = open(lifecycle, id)?;
+    let done = commands.into_iter().try_for_each(|words| {
+        let place = inside(&record, &opened, Vec::new(), Some(agreed.clone()));
+        one_step(words, place, record.spec.level, interrupts::take()?)
+    });
+    lifecycle.leave(opened)?;
+    done
+}
+
 fn one_step(words: Vec<RawText>, place: Inside, level: Level, signals: Taken) -> Result<(), Failure> {
     let manner = Manner { grants: Vec::new(), mode: None, timeout: None, tty: false, json: None };
     let subject = Subject { script: None, words: words.iter().map(|word| word.as_os_str().to_owned()).collect() };

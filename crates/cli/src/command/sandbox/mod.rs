@@ -3,6 +3,7 @@
 
 mod containers;
 mod copy;
+mod diff;
 mod exec;
 mod keep;
 mod watch;
@@ -23,6 +24,7 @@ use stockade_native::NativeSandboxes;
 use stockade_policy::{Settings, resolve_profile};
 use stockade_store::sandboxes::Sandboxes;
 
+use self::diff::Difference;
 use super::setting::{self, Setting};
 use super::{Ended, print, variable};
 use crate::failure::Failure;
@@ -127,8 +129,12 @@ fn run(typed: SandboxRunArgs) -> Ended {
     let spec = SandboxSpec { idle_ms: Some(lifetime(LEFT_FOR)?), ..spec(&typed.kind, &setting.settings)? };
     let lifecycle = lifecycle()?;
     let id = begin(&lifecycle, spec, &setting)?;
-    let ran = exec::clone_into(&lifecycle, &id, of_clone)
-        .and_then(|()| exec::run(&lifecycle, &id, typed.manner, typed.subject, of_command));
+    let ran = exec::clone_into(&lifecycle, &id, of_clone).and_then(|()| {
+        let difference = typed.diff.as_deref().map(|file| Difference::begin(&lifecycle, &id, file)).transpose()?;
+        let code = exec::run(&lifecycle, &id, typed.manner, typed.subject, of_command)?;
+        difference.map_or(Ok(()), |difference| difference.tell(&lifecycle, &id))?;
+        Ok(code)
+    });
     let destroyed = lifecycle.destroy(&id, Why::Asked);
     let code = ran?;
     destroyed?;

@@ -1,0 +1,67 @@
+//! What a command did to a clone: told by git inside, into a file outside.
+
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::stdio::{dup2_stdout, stdout};
+use stockade_lifecycle::{Lifecycle, diff, head};
+use stockade_model::{RawText, Revision, SandboxId};
+
+use super::exec;
+use crate::failure::{Failure, quoted};
+
+/// The longest name of a commit, in bytes, with a line feed.
+const NAME_BYTES: u64 = 65;
+
+/// A file that gets the difference, and what it is told from.
+pub struct Difference {
+    path: PathBuf,
+    file: File,
+    base: Revision,
+}
+
+impl Difference {
+    /// From what is checked out now. The file is there from here on.
+    ///
+    /// # Errors
+    /// When it cannot be made, or git does not tell.
+    pub fn begin(lifecycle: &Lifecycle, id: &SandboxId, path: &Path) -> Result<Self, Failure> {
+        let cannot = |what: &str, why: &dyn std::fmt::Display| Failure::new(format!("cannot {what}: {why}"));
+        let file = File::create(path).map_err(|e| cannot(&format!("write {}", quoted(path)), &e))?;
+        let name = memfd_create("stockade-head", MemfdFlags::CLOEXEC).map_err(|e| cannot("make a file", &e))?;
+        telling(name.as_fd(), lifecycle, id, [head()])?;
+        let (mut name, mut text) = (File::from(name), String::new());
+        let read = name.rewind().and_then(|()| name.take(NAME_BYTES).read_to_string(&mut text));
+        read.map_err(|e| cannot("read what git told", &e))?;
+        let base = text.trim().parse().map_err(|e| cannot("understand what git told", &e))?;
+        Ok(Self { path: path.to_owned(), file, base })
+    }
+
+    /// Tells the difference, whatever was committed meanwhile.
+    ///
+    /// # Errors
+    /// When git does not.
+    pub fn tell(&self, lifecycle: &Lifecycle, id: &SandboxId) -> Result<(), Failure> {
+        telling(self.file.as_fd(), lifecycle, id, diff(&self.base)).map_err(|failure| {
+            Failure::new(format!("the difference is not in {}: {failure}", quoted(&self.path))).or_hint(failure.hint)
+        })
+    }
+}
+
+/// Runs git inside, with this in the place of standard output meanwhile.
+fn telling<const N: usize>(
+    to: impl AsFd,
+    lifecycle: &Lifecycle,
+    id: &SandboxId,
+    commands: [Vec<RawText>; N],
+) -> Result<(), Failure> {
+    let cannot = |e: std::io::Error| Failure::new(format!("cannot lead standard output elsewhere: {e}"));
+    let own = rustix::io::fcntl_dupfd_cloexec(stdout(), 3).map_err(|e| cannot(e.into()))?;
+    dup2_stdout(to).map_err(|e| cannot(e.into()))?;
+    let told = exec::steps_inside(lifecycle, id, commands.into());
+    dup2_stdout(own).map_err(|e| cannot(e.into()))?;
+    told
+}
