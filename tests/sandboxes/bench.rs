@@ -24,6 +24,7 @@ use stockade_model::{
 use stockade_testkit::slowness;
 
 use crate::kinds::{Kind, Ready};
+use crate::server::{Server, no_address, own_address};
 
 /// Output is kept whole up to this.
 pub const CAPTURE: Io = Io::Capture { limit_bytes: 4 << 20 };
@@ -57,6 +58,9 @@ pub struct Bench {
     pub sandboxes: Arc<dyn Sandboxes>,
     system: Option<System>,
     runtime: Option<RuntimeName>,
+    root: Option<PathBuf>,
+    /// Whether names beneath `.test` are this machine's.
+    knows_names: bool,
     top: PathBuf,
     made: Cell<u8>,
 }
@@ -64,12 +68,25 @@ pub struct Bench {
 impl Bench {
     pub fn new(kind: &Kind, top: &Path) -> Result<Self> {
         let top = top.canonicalize()?;
-        let Ready { sandboxes, system, runtime } = kind.ready(top.parent().context("a session around")?)?;
-        Ok(Self { sandboxes, system, runtime, top, made: Cell::new(0) })
+        let session = top.parent().context("a session around")?;
+        let Ready { sandboxes, system, runtime, root, knows_names } = kind.ready(session, &top)?;
+        Ok(Self { sandboxes, system, runtime, root, knows_names, top, made: Cell::new(0) })
     }
 
     pub fn capabilities(&self) -> Capabilities {
         self.sandboxes.capabilities()
+    }
+
+    /// Somebody outside, and how a command names them.
+    pub fn outside(&self) -> Result<(Server, String), Declared> {
+        let (server, host) = if self.knows_names {
+            (Server::new(), "server.test".to_owned())
+        } else {
+            let address = own_address().ok_or_else(no_address)?;
+            (Server::at(address), address.to_string())
+        };
+        let target = format!("{host}:{}", server.port());
+        Ok((server, target))
     }
 
     /// A directory of the case's own on the host.
@@ -115,6 +132,9 @@ impl Bench {
     }
 
     pub fn make_of(&self, plan: SandboxPlan) -> Result<Place, SandboxError> {
+        if let Some(root) = &self.root {
+            fs::create_dir_all(root.join(plan.id.as_str())).unwrap();
+        }
         let (sender, told) = channel();
         let events = SandboxEvents::new(move |event| drop(sender.send(event)));
         let sandbox = self.sandboxes.create(&plan, events)?;

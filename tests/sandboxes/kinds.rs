@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
@@ -30,6 +30,8 @@ pub struct Kind {
 pub enum Made {
     /// This machine's own kernel, for whoever asks.
     Native,
+    /// The same, each kept by a process of its own.
+    Kept,
     /// A container engine that runs as root, with a runtime.
     Container { engine: EngineKind, runtime: Option<&'static str> },
 }
@@ -37,6 +39,7 @@ pub enum Made {
 /// All of them.
 pub const KINDS: &[Kind] = &[
     Kind { name: "native", made: Made::Native, pending: None },
+    Kind { name: "kept", made: Made::Kept, pending: None },
     container("docker", EngineKind::Docker, None),
     container("docker-runsc", EngineKind::Docker, Some("runsc")),
     container("podman", EngineKind::Podman, None),
@@ -52,6 +55,10 @@ pub struct Ready {
     pub sandboxes: Arc<dyn Sandboxes>,
     pub system: Option<System>,
     pub runtime: Option<RuntimeName>,
+    /// Where each sandbox has a private directory.
+    pub root: Option<PathBuf>,
+    /// Whether its doors know the names beneath `.test`; others ask the host.
+    pub knows_names: bool,
 }
 
 impl Kind {
@@ -64,25 +71,44 @@ impl Kind {
     }
 
     /// Gets it ready; what was begun for all tasks is in the directory of the session.
-    pub fn ready(&self, session: &Path) -> Result<Ready> {
-        let Made::Container { engine, runtime } = &self.made else {
-            let sandboxes = Arc::new(NativeSandboxes::default().resolving(Arc::new(Table)));
-            return Ok(Ready { sandboxes, system: None, runtime: None });
-        };
+    pub fn ready(&self, session: &Path, top: &Path) -> Result<Ready> {
+        match &self.made {
+            Made::Native => {
+                let sandboxes = Arc::new(NativeSandboxes::default().resolving(Arc::new(Table)));
+                Ok(Ready { sandboxes, system: None, runtime: None, root: None, knows_names: true })
+            }
+            Made::Kept => {
+                let (keeper, root) = (session.join("suite"), top.join("kept"));
+                let sandboxes = NativeSandboxes::default().kept_by(keeper, vec!["--keep".into()], root.clone());
+                Ok(Ready {
+                    sandboxes: Arc::new(sandboxes),
+                    system: None,
+                    runtime: None,
+                    root: Some(root),
+                    knows_names: false,
+                })
+            }
+            Made::Container { engine, runtime } => Self::container(session, *engine, *runtime),
+        }
+    }
+
+    fn container(session: &Path, engine: EngineKind, runtime: Option<&str>) -> Result<Ready> {
         let kind = match engine {
             EngineKind::Docker => stockade_container::Kind::Docker,
             EngineKind::Podman => stockade_container::Kind::Podman,
         };
         let settings = Settings {
-            socket: Some(engines::socket(session, *engine)),
+            socket: Some(engines::socket(session, engine)),
             launcher: session.join("suite"),
             owner: format!("suite-{}", std::process::id()),
         };
-        let image = fs::read_to_string(engines::image_file(session, *engine)).context("reading the image's digest")?;
+        let image = fs::read_to_string(engines::image_file(session, engine)).context("reading the image's digest")?;
         Ok(Ready {
             sandboxes: Arc::new(ContainerSandboxes::new(kind, settings)),
             system: Some(System::Image(image.parse().context("the image's digest")?)),
             runtime: runtime.map(str::parse).transpose().context("the runtime's name")?,
+            root: None,
+            knows_names: false,
         })
     }
 }

@@ -30,9 +30,12 @@ use std::panic::{self, AssertUnwindSafe};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use stockade_container::inside::{hold, serve};
+use stockade_engine::SandboxEvents;
+use stockade_native::{Keep, keep_sandbox};
 use stockade_testkit::suite::{DECLARED, FAILED, PASSED};
 
 use crate::bench::{Bench, Declared};
@@ -57,6 +60,8 @@ fn main() -> ExitCode {
         [flag, task, top] if flag == "--case" => play_one(task, Path::new(top)),
         // What containers run as their launcher.
         [inside, part] if inside == "inside" => launcher(part),
+        // What keeps a sandbox.
+        [keep, ..] if keep == "--keep" => keeper(),
         _ => plan::run(&arguments),
     };
     result.unwrap_or_else(|error| {
@@ -67,6 +72,13 @@ fn main() -> ExitCode {
 
 fn launcher(part: &str) -> Result<ExitCode> {
     if part == "hold" { hold() } else { serve() }.context("serving a container")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn keeper() -> Result<ExitCode> {
+    let wanted = || Some(Duration::from_secs(1));
+    let keep = Keep { events: SandboxEvents::new(|_| {}), wanted: Box::new(wanted) };
+    keep_sandbox(|_, _| Ok(keep)).context("keeping a sandbox")?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -7,7 +7,7 @@ use stockade_model::{ConnectionEnd, Plan};
 
 use crate::Verdict;
 use crate::bench::{Bench, Place, Ran, grant, python};
-use crate::server::Server;
+use crate::server::{Server, no_address, own_address};
 
 super::cases! { "network":
     there_is_a_loopback_of_its_own, no_address_of_the_host_is_there, the_hosts_loopback_is_not_reached, nobody_is_reached_without_a_grant,
@@ -40,8 +40,7 @@ fn granted(mut plan: Plan, wish: &str) -> Plan {
 fn reaching(bench: &Bench) -> Result<(Place, Server, String), crate::bench::Declared> {
     let place = bench.place();
     place.demand_door()?;
-    let server = Server::new();
-    let target = format!("server.test:{}", server.port());
+    let (server, target) = bench.outside()?;
     Ok((place, server, target))
 }
 
@@ -98,7 +97,11 @@ fn who_is_granted_is_reached(bench: &Bench) -> Verdict {
 
 fn whom_another_port_is_granted_is_not_reached(bench: &Bench) -> Verdict {
     let (place, server, target) = reaching(bench)?;
-    not_reached(&place.run_plan(&granted(dial(&target), "connect server.test:1")), &server);
+    not_reached(
+        &place
+            .run_plan(&granted(dial(&target), &format!("connect {}:1", target.split(':').next().unwrap_or_default()))),
+        &server,
+    );
     Ok(())
 }
 
@@ -125,7 +128,7 @@ fn a_refusal_is_exact(bench: &Bench) -> Verdict {
 fn what_is_denied_outweighs_a_grant(bench: &Bench) -> Verdict {
     let (place, server, target) = reaching(bench)?;
     let mut plan = granted(dial(&target), &format!("connect {target}"));
-    plan.profile.egress.deny = vec!["*.test".parse().unwrap()];
+    plan.profile.egress.deny = vec![target.parse().unwrap()];
     not_reached(&place.run_plan(&plan), &server);
     Ok(())
 }
@@ -133,9 +136,7 @@ fn what_is_denied_outweighs_a_grant(bench: &Bench) -> Verdict {
 fn an_address_is_reached_by_its_grant(bench: &Bench) -> Verdict {
     let (place, server, _) = reaching(bench)?;
     // Not its own loopback: another address of this machine.
-    let own =
-        std::net::UdpSocket::bind("0.0.0.0:0").and_then(|s| s.connect("192.0.2.1:9").and_then(|()| s.local_addr()));
-    let Ok(address) = own.map(|own| own.ip()) else { return Ok(()) };
+    let address = own_address().ok_or_else(no_address)?;
     let listener = std::net::TcpListener::bind((address, 0)).unwrap();
     let target = listener.local_addr().unwrap().to_string();
     std::thread::spawn(move || listener.accept().map(|(mut s, _)| std::io::Write::write_all(&mut s, b"by address\n")));

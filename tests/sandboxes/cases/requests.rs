@@ -164,16 +164,13 @@ fn output_is_in_the_outcome(bench: &Bench) -> Verdict {
 }
 
 fn what_was_reached_is_in_the_outcome(bench: &Bench) -> Verdict {
-    let server = crate::server::Server::new();
-    let target = format!("server.test:{}", server.port());
+    let (_server, target) = bench.outside()?;
+    let (host, port) = target.split_once(':').unwrap();
     let rules = "[profiles.workspace.egress]\nspecial = [\"127.0.0.0/8\", \"::1\"]\n";
     let desk = Desk::ruled(bench, rules, &[Answer::Approved(Scope::Once)]);
     let place = &desk.place;
     place.demand_door()?;
-    let script = format!(
-        "python3 -c 'import socket; print(socket.create_connection((\"server.test\", {})).recv(6))'",
-        server.port()
-    );
+    let script = format!("python3 -c 'import socket; print(socket.create_connection((\"{host}\", {port})).recv(6))'");
     let outcome = desk.request(&script, |request| {
         request.approval_mode = ApprovalMode::OnRequest;
         request.grants = vec![grant(&format!("connect {target}"))];
