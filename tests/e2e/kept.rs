@@ -275,3 +275,25 @@ fn what_a_command_changed_in_a_clone_is_brought_back() {
         server.finish().unwrap();
     });
 }
+
+#[test]
+fn a_snapshot_is_what_another_begins_with() {
+    each_user(|world| {
+        let id = create(world, &[]);
+        exec(world, &id, "echo first > file; mkdir d; ln -s ../file d/link; echo state > ~/state; chmod 700 file");
+        let to = world.workspace().join("snapshot");
+        done(world, &["snapshot", &id, to.to_str().unwrap()]);
+        exec(world, &id, "echo second > file; rm ~/state");
+        // Nothing stands still afterwards.
+        assert!(done(world, &["list"]).contains("  ready  "));
+        let next = create(world, &["--from", to.to_str().unwrap()]);
+        assert_eq!(exec(world, &next, "cat file d/link ~/state; stat -c %a file"), "first\nfirst\nstate\n700\n");
+        assert_eq!(exec(world, &id, "cat file"), "second\n");
+        refused(world, &["snapshot", &id, to.to_str().unwrap()], "cannot make");
+        assert_eq!(fs::read_to_string(to.join("workspace/file")).unwrap(), "first\n");
+        let none = world.workspace();
+        refused(world, &["create", "--from", none.to_str().unwrap()], "workspace");
+        done(world, &["destroy", &id, &next]);
+        assert_eq!(done(world, &["list"]), "");
+    });
+}

@@ -82,6 +82,13 @@ pub enum SandboxCommand {
         /// Its id.
         id: SandboxId,
     },
+    /// Keep the files of a sandbox as they are now, for `create --from`.
+    Snapshot {
+        /// Its id.
+        id: SandboxId,
+        /// The directory to make.
+        directory: PathBuf,
+    },
     /// Show what was run in a sandbox: when, by whom, how it ended.
     Logs {
         /// Its id.
@@ -130,6 +137,9 @@ pub struct Kind {
     /// Begin with a copy of this directory.
     #[arg(long, value_name = "DIR", group = "source")]
     pub copy: Option<PathBuf>,
+    /// Begin with this snapshot of a sandbox: its workspace and its home.
+    #[arg(long, value_name = "DIR", group = "source")]
+    pub from: Option<PathBuf>,
     /// Work in this directory itself.
     #[arg(long, value_name = "DIR", group = "source")]
     pub bind: Option<PathBuf>,

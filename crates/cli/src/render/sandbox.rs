@@ -50,6 +50,11 @@ pub fn anew(id: &SandboxId) -> String {
     format!("• the processes of {id} were gone; its walls are new, around what it keeps\n")
 }
 
+/// That a snapshot was taken of something that may have moved.
+pub fn not_still(why: &str) -> String {
+    format!("• its processes were not stopped meanwhile: {}\n", RawText::from(why).escaped())
+}
+
 /// What one sandbox uses, as far as it is known.
 pub struct Row {
     /// Which.

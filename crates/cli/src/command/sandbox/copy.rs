@@ -21,7 +21,7 @@ use crate::exit;
 use crate::failure::{Failure, quoted};
 
 /// Most files of one copy.
-const ENTRIES_MAX: u64 = 2_000_000;
+pub const ENTRIES_MAX: u64 = 2_000_000;
 
 /// One end of a copy.
 enum End {
@@ -140,7 +140,11 @@ fn named(tree: &Tree, path: &TreePath, from: &Path) -> TreePath {
     }
 }
 
-fn host_directory(path: &Path) -> Result<OwnedFd, Failure> {
+/// Holds a directory of the host.
+///
+/// # Errors
+/// When it is none.
+pub fn host_directory(path: &Path) -> Result<OwnedFd, Failure> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     openat(CWD, path, flags, Mode::empty()).map_err(|e| Failure::new(format!("cannot use {}: {e}", quoted(path))))
 }

@@ -6,6 +6,7 @@ mod copy;
 mod diff;
 mod exec;
 mod keep;
+mod snapshot;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -60,6 +61,7 @@ pub fn sandbox(typed: SandboxCommand) -> Ended {
         SandboxCommand::Run(typed) => run(typed),
         SandboxCommand::Pause { id } => watch::pause(&id),
         SandboxCommand::Resume { id } => watch::resume(&id),
+        SandboxCommand::Snapshot { id, directory } => snapshot::snapshot(&id, &directory),
         SandboxCommand::Logs { id, json } => watch::logs(&id, json),
         SandboxCommand::Top { once, json } => watch::top(once, json),
         SandboxCommand::Keep => keep::keep(),
@@ -108,18 +110,27 @@ fn create(typed: &SandboxCreateArgs) -> Ended {
         ..spec(&typed.kind, &setting.settings)?
     };
     let lifecycle = lifecycle()?;
-    let id = begin(&lifecycle, spec, &setting)?;
+    let id = begin(&lifecycle, spec, &setting, typed.kind.from.as_deref())?;
     exec::clone_into(&lifecycle, &id, signals)?;
     print(&format!("{id}\n"))?;
     Ok(exit::SUCCESS)
 }
 
 /// Makes a sandbox, which goes on without this process.
-fn begin(lifecycle: &Lifecycle, spec: SandboxSpec, setting: &Setting) -> Result<SandboxId, Failure> {
+fn begin(
+    lifecycle: &Lifecycle,
+    spec: SandboxSpec,
+    setting: &Setting,
+    snapshot: Option<&Path>,
+) -> Result<SandboxId, Failure> {
     let id = meaning::sandbox_id()?;
     let opened = lifecycle.create(id.clone(), &wanted(spec, &setting.settings)?, unheard())?;
+    let filled = snapshot.map_or(Ok(()), |snapshot| snapshot::fill_home(&opened.used, snapshot));
     lifecycle.leave(opened)?;
-    Ok(id)
+    if filled.is_err() {
+        lifecycle.destroy(&id, Why::Asked)?;
+    }
+    filled.map(|()| id)
 }
 
 fn run(typed: SandboxRunArgs) -> Ended {
@@ -128,7 +139,7 @@ fn run(typed: SandboxRunArgs) -> Ended {
     // Whoever is killed with it leaves it to the next that looks.
     let spec = SandboxSpec { idle_ms: Some(lifetime(LEFT_FOR)?), ..spec(&typed.kind, &setting.settings)? };
     let lifecycle = lifecycle()?;
-    let id = begin(&lifecycle, spec, &setting)?;
+    let id = begin(&lifecycle, spec, &setting, typed.kind.from.as_deref())?;
     let ran = exec::clone_into(&lifecycle, &id, of_clone).and_then(|()| {
         let difference = typed.diff.as_deref().map(|file| Difference::begin(&lifecycle, &id, file)).transpose()?;
         let code = exec::run(&lifecycle, &id, typed.manner, typed.subject, of_command)?;
@@ -169,7 +180,8 @@ fn find(lifecycle: &Lifecycle, id: &SandboxId) -> Result<SandboxRecord, Failure>
 }
 
 fn spec(kind: &Kind, settings: &Settings) -> Result<SandboxSpec, Failure> {
-    let workspace = match (&kind.copy, &kind.bind, &kind.repo) {
+    let copied = kind.copy.clone().or_else(|| kind.from.as_deref().map(snapshot::workspace));
+    let workspace = match (&copied, &kind.bind, &kind.repo) {
         (Some(directory), ..) => WorkspaceSource::Copy { directory: host_directory(directory)? },
         (_, Some(directory), _) => WorkspaceSource::Bind { directory: host_directory(directory)? },
         (.., Some(url)) => WorkspaceSource::Clone { url: url.clone(), revision: kind.rev.clone() },

@@ -1,0 +1,90 @@
+//! What a sandbox keeps, kept once more: its files as they are at one moment, and
+//! sandboxes that begin with them.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use stockade_engine::{SandboxError, Tree as Which};
+use stockade_files::{Bounds, Tree};
+use stockade_lifecycle::{Lifecycle, LifecycleError, Opened, files};
+use stockade_model::SandboxId;
+use stockade_store::sandboxes::Use;
+
+use super::super::Ended;
+use super::copy::{ENTRIES_MAX, host_directory};
+use super::{exec, lifecycle};
+use crate::exit;
+use crate::failure::{Failure, quoted};
+use crate::render::sandbox as text;
+
+/// The trees of a snapshot, by their names there.
+const TREES: [(Which, &str); 2] = [(Which::Workspace, "workspace"), (Which::Home, "home")];
+
+/// Keeps the files of one in a directory that is made for that.
+///
+/// # Errors
+/// When it is there already, or they cannot be copied: it is removed again then.
+pub fn snapshot(id: &SandboxId, to: &Path) -> Ended {
+    let cannot = |e: std::io::Error| Failure::new(format!("cannot make {}: {e}", quoted(to)));
+    let lifecycle = lifecycle()?;
+    let opened = exec::open(&lifecycle, id)?;
+    let made = fs::DirBuilder::new().mode(0o700).create(to).map_err(cannot);
+    let kept = made.and_then(|()| {
+        while_still(&lifecycle, &opened, || keep(&opened.used, to)).inspect_err(|_| {
+            // What is left of it is a part of nothing.
+            let _ = fs::remove_dir_all(to);
+        })
+    });
+    lifecycle.leave(opened)?;
+    kept.map(|()| exit::SUCCESS)
+}
+
+/// Where a snapshot has its workspace.
+pub fn workspace(snapshot: &Path) -> PathBuf {
+    snapshot.join(TREES[0].1)
+}
+
+/// Fills a home with that of a snapshot.
+///
+/// # Errors
+/// When it cannot be copied.
+pub fn fill_home(used: &Use, snapshot: &Path) -> Result<(), Failure> {
+    let (which, name) = TREES[1];
+    let from = Tree::of(host_directory(&snapshot.join(name))?);
+    Ok(files(used, which, &[])?.copy_from(&from, BOUNDS).map(drop)?)
+}
+
+/// As much as there is: quotas hold inside.
+const BOUNDS: Bounds = Bounds { bytes: u64::MAX, entries: ENTRIES_MAX };
+
+fn keep(used: &Use, to: &Path) -> Result<(), Failure> {
+    for (which, name) in TREES {
+        let to = to.join(name);
+        let cannot = |e: std::io::Error| Failure::new(format!("cannot make {}: {e}", quoted(&to)));
+        fs::DirBuilder::new().mode(0o700).create(&to).map_err(cannot)?;
+        Tree::of(host_directory(&to)?).copy_from(&files(used, which, &[])?, BOUNDS)?;
+    }
+    Ok(())
+}
+
+/// With every process stopped, where that can be had; else it is said.
+fn while_still(
+    lifecycle: &Lifecycle,
+    opened: &Opened,
+    act: impl FnOnce() -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    match lifecycle.pause(opened) {
+        Ok(()) => {
+            let done = act();
+            lifecycle.resume(opened)?;
+            done
+        }
+        Err(LifecycleError::Walls(SandboxError::Unsupported { why, .. })) => {
+            let _ = std::io::stderr().lock().write_all(text::not_still(&why).as_bytes());
+            act()
+        }
+        Err(error) => Err(error.into()),
+    }
+}
