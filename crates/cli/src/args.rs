@@ -495,6 +495,8 @@ pub enum InsideCommand {
     Hold,
     /// The launcher of one command.
     Serve,
+    /// Tells what can be had in a container.
+    Probe,
 }
 
 #[cfg(test)]

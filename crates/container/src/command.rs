@@ -19,7 +19,7 @@ use crate::Kind;
 use crate::carry::{Until, ending};
 use crate::client::Client;
 use crate::frames::{Frame, MESSAGE_BYTES, Size, Stream};
-use crate::inside::InsideOrder;
+use crate::inside::{InsideOrder, Probed};
 use crate::line::{Exec, FrameLine};
 use crate::spec::LAUNCHER;
 
@@ -81,10 +81,32 @@ impl CommandBackend {
         inside
     }
 
-    fn start(&self, io: Io) -> Result<FrameLine, StartError> {
-        let command = [LAUNCHER, "inside", "serve"].map(str::to_owned).to_vec();
+    /// Refuses a container in which the level cannot be had.
+    ///
+    /// # Errors
+    /// Where the runtime's kernel lacks what the walls inside are built of, and the level
+    /// needs them.
+    pub(crate) fn demand_level(&self, level: Level) -> Result<(), StartError> {
+        let line = self.start("probe", MESSAGE_BYTES)?;
+        let lost = |why: String| with_complaint(StartError { what: why, hint: None }, &line.complaint());
+        let found =
+            line.receive::<Probed>().map_err(|error| lost(format!("the launcher cannot be understood: {error}")))?;
+        let found = found.ok_or_else(|| lost("the launcher does not run in the container".to_owned()))?;
+        if found.native_walls || level == Level::Restricted {
+            return Ok(());
+        }
+        Err(StartError {
+            what: "the kernel of this container's runtime has no Landlock: what a command is refused could be \
+                   neither told nor held, and protected names could be written"
+                .to_owned(),
+            hint: Some("take another runtime, or name the lower level: --level restricted".to_owned()),
+        })
+    }
+
+    fn start(&self, part: &str, message_bytes: usize) -> Result<FrameLine, StartError> {
+        let command = [LAUNCHER, "inside", part].map(str::to_owned).to_vec();
         let exec = Exec { container: self.container.clone(), user: self.user.clone(), command };
-        let started = FrameLine::start(&self.client, exec, message_bytes(io));
+        let started = FrameLine::start(&self.client, exec, message_bytes);
         started.map_err(|error| error.to_start_error("start a command in the container"))
     }
 }
@@ -125,7 +147,7 @@ impl Backend for CommandBackend {
     fn prepare(&self, plan: &Plan, io: &Io, hold: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {
         self.demand_possible(plan)?;
         let umask = umask().map_err(|error| unready(&error))?;
-        let line = Arc::new(self.start(*io)?);
+        let line = Arc::new(self.start("serve", message_bytes(*io))?);
         let size = if *io == Io::Terminal { size_of(rustix::stdio::stdin()) } else { None };
         let order = Order { plan: self.plan_inside(plan), io: *io, hold, umask };
         // Before the streams: it is the first that a launcher takes.

@@ -19,11 +19,11 @@ use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior, umask};
 use stockade_engine::remote::{Order, Said, Told, obey};
 use stockade_engine::{AttemptEvent, Backend, Events, Io};
-use stockade_native::NativeBackend;
+use stockade_native::{EnclosedBackend, NativeBackend};
 use stockade_sys::reap::reap_any;
 use stockade_sys::signals::Signals;
 
-pub(crate) use self::order::InsideOrder;
+pub(crate) use self::order::{InsideOrder, Probed};
 use self::terminal::Terminal;
 use crate::carry::{Streams, Until, ending};
 use crate::frames::{Decoder, Frame, MESSAGE_BYTES, Size, Stream};
@@ -59,6 +59,21 @@ pub fn serve() -> io::Result<()> {
     let Some(Frame::Message(order)) = frames.next()? else { return Err(io::ErrorKind::UnexpectedEof.into()) };
     let order: InsideOrder = serde_json::from_slice(&order)?;
     run(order, frames, &way)
+}
+
+/// Whether the kernel, which may be the runtime's own, has what the walls of level
+/// `restricted` are built of.
+fn has_native_walls() -> bool {
+    stockade_sys::landlock::abi().is_ok_and(|abi| abi > 0)
+}
+
+/// Tells the engine what can be had here.
+///
+/// # Errors
+/// When the engine is not there.
+pub fn probe() -> io::Result<()> {
+    let found = Probed { native_walls: has_native_walls() };
+    io::stdout().write_all(&Frame::Message(serde_json::to_vec(&found)?).encode())
 }
 
 fn close_to_others() -> io::Result<()> {
@@ -116,9 +131,14 @@ fn run(order: InsideOrder, frames: Frames, way: &Arc<Way>) -> io::Result<()> {
         AttemptEvent::Ended(_) => drop(on_end.send(event)),
         event => drop(teller.tell(&Told::Event(event))),
     });
-    let prepared = NativeBackend::default().prepare(&plan, &io, hold, events);
+    let prepared = if has_native_walls() {
+        NativeBackend::default().prepare(&plan, &io, hold, events)
+    } else {
+        EnclosedBackend.prepare(&plan, &io, hold, events)
+    };
     // Not before: the command is a copy of this process until its program begins, and
-    // has to be looked into. Landlock keeps the others out as long.
+    // has to be looked into. Landlock keeps the others out as long; without it, none of
+    // this command runs before it is let go.
     close_to_others()?;
     // The command has its own copies: with these its streams would never end.
     withdraw()?;

@@ -15,6 +15,7 @@ use bollard::container::LogOutput;
 use bollard::errors::Error;
 use bollard::exec::{CreateExecOptions, StartExecOptions, StartExecResults};
 use futures_util::{Stream, StreamExt};
+use serde::de::DeserializeOwned;
 use stockade_engine::AttemptEvent;
 use stockade_engine::remote::{self, Said, Told};
 use tokio::io::{AsyncWrite, AsyncWriteExt};
@@ -139,7 +140,7 @@ impl FrameLine {
     }
 
     /// The next message.
-    fn receive(&self) -> io::Result<Option<Told>> {
+    pub(crate) fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<T>> {
         let message = lock(&self.messages).blocking_recv();
         Ok(message.map(|message| serde_json::from_slice(&message)).transpose()?)
     }
@@ -167,7 +168,7 @@ impl remote::Line for FrameLine {
     }
 
     fn hear(&self) -> io::Result<Option<Told>> {
-        let told = self.receive();
+        let told = self.receive::<Told>();
         if let Ok(Some(Told::Event(AttemptEvent::Ended(_)))) = &told {
             self.wait_for_streams();
         }

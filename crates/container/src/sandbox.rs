@@ -230,12 +230,16 @@ impl Sandboxes for ContainerSandboxes {
         self.demand_runtime(&connected, plan)?;
         // One that has ended, and is made anew around what it keeps.
         self.remove(&connected, &plan.id)?;
-        let made = self.make(&connected, plan, image).inspect_err(|_| {
+        let made = self.make(&connected, plan, image).and_then(|made| {
+            let sandbox = self.sandbox(connected.clone(), plan, made, events);
+            sandbox.backend.demand_level(plan.level).map(|()| sandbox)
+        });
+        let sandbox = made.inspect_err(|_| {
             if let Err(error) = self.remove(&connected, &plan.id) {
                 tracing::warn!("a container is left: {}", error.what);
             }
         })?;
-        Ok(Box::new(self.sandbox(connected, plan, made, events)))
+        Ok(Box::new(sandbox))
     }
 
     fn adopt(&self, plan: &SandboxPlan, events: SandboxEvents) -> Result<Box<dyn Sandbox>, SandboxError> {

@@ -292,3 +292,41 @@ fn what_cannot_be_had_is_refused_and_leaves_nothing() {
     assert!(matches!(failed, SandboxError::Unsupported { .. }), "{failed}");
     assert_eq!(engine.containers(), Vec::<String>::new());
 }
+
+/// A kernel of the runtime's own: it has no Landlock and no listener for system calls.
+#[test]
+fn within_gvisor_the_lower_level_has_to_be_named() {
+    let engine = Engine::docker();
+    let runsc = || Some("runsc".parse().unwrap());
+    let refused = Place::with(&engine, |plan| plan.runtime = runsc()).map(drop).unwrap_err();
+    assert!(refused.to_string().contains("Landlock"), "{refused}");
+    assert!(refused.hint().unwrap().contains("--level restricted"), "{refused:?}");
+    assert_eq!(engine.containers(), Vec::<String>::new());
+
+    let place = Place::with(&engine, |plan| {
+        plan.runtime = runsc();
+        plan.level = Level::Restricted;
+    })
+    .unwrap();
+    let restricted = |script: &str| stockade_model::Plan { level: Level::Restricted, ..inside(script) };
+    let ran = place.run_plan(&restricted("cat /proc/version; id -u; echo made > made; ls /sys/class/net; exit 3"));
+    assert_eq!(ran.end.end, CommandEnd::Exited(3), "{ran:#?}");
+    assert!(ran.stdout().starts_with("Linux version 4.4.0 ") && ran.stdout().contains("\n1000\n"), "{ran:#?}");
+    assert_eq!(fs::read_to_string(place.plan.workspace.join("made")).unwrap(), "made\n");
+    assert_eq!(ran.report.level, Level::Restricted);
+    assert_eq!(ran.report.layers["broker"].state, LayerState::Absent, "{:#?}", ran.report);
+    assert_eq!(ran.report.layers["container"].state, LayerState::Enforced);
+    assert!(place.run_plan(&restricted("echo x > /etc/x || echo refused")).ok().ends_with("refused\n"));
+
+    let left = restricted("setsid sleep 4321 & sleep 4321 & echo begun");
+    assert_eq!(place.run_plan(&left).ok(), "begun\n");
+    let listed = place.run_plan(&restricted("ps")).ok();
+    assert!(!listed.contains("sleep"), "{listed}");
+    let (mut attempt, events) = place.begin(&restricted("sleep 4321"), CAPTURE, false).unwrap();
+    attempt.release().unwrap();
+    attempt.kill();
+    assert_eq!(drain(&events).0.end, CommandEnd::Signaled(9));
+    drop(attempt);
+    place.sandbox.destroy().unwrap();
+    assert_eq!(engine.containers(), Vec::<String>::new());
+}

@@ -1,20 +1,29 @@
-//! The backend of profile `host`: no sandbox at all.
+//! Commands without walls of ours: the backend of profile `host`, which has no sandbox
+//! at all, and that of a place which others have walled in.
 //!
 //! The one place of the project that starts a program without walls. The engine
-//! comes here only after a person's own word for this one command (L1).
+//! comes to the first only after a person's own word for this one command (L1).
 
 use std::collections::BTreeMap;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use stockade_engine::{Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Events, Io, StartError};
-use stockade_model::{EnforcementReport, Grant, Level, Plan, RawText, Usage};
+use stockade_model::{EnforcementReport, Grant, LayerReport, LayerState, Level, Plan, RawText, Usage};
+use stockade_sys::reap::{adopt_orphans, reap_any};
 
 use crate::capture::{Capture, Drained};
+
+/// How long what a command left behind may take to end once it was killed.
+const LEFT_END_WITHIN: Duration = Duration::from_secs(10);
+/// The variable by which what a command started is known where nobody adopts orphans.
+const MARK: &str = "STOCKADE_COMMAND";
+/// How soon it is looked for again.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// Runs commands as they are, on the host.
 #[derive(Clone, Copy, Debug, Default)]
@@ -50,8 +59,58 @@ impl Backend for HostBackend {
             enforced,
             group: Arc::default(),
             watcher: None,
+            mark: None,
         }))
     }
+}
+
+/// Runs commands within walls that others made, where the kernel has nothing to build
+/// ours of: a container whose runtime is a kernel of its own. What a command leaves behind
+/// ends with it; so there is one for each process that uses this.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EnclosedBackend;
+
+impl Backend for EnclosedBackend {
+    fn name(&self) -> &'static str {
+        "enclosed"
+    }
+
+    fn honours(&self, _grant: &Grant, _level: Level) -> bool {
+        false
+    }
+
+    fn prepare(&self, plan: &Plan, io: &Io, _hold: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {
+        if *io == Io::Terminal {
+            let what = "where there are no walls of ours a command gets no terminal of its own".to_owned();
+            return Err(StartError { what, hint: Some("leave --tty out".to_owned()) });
+        }
+        let mut plan = plan.clone();
+        let mark = format!("{}-{}", plan.request, plan.attempt);
+        plan.environment.insert(MARK.to_owned(), mark.as_str().into());
+        Ok(Box::new(HostAttempt {
+            plan,
+            io: *io,
+            events,
+            enforced: enclosed_report(adopt_orphans().is_ok()),
+            group: Arc::default(),
+            watcher: None,
+            mark: Some(mark),
+        }))
+    }
+}
+
+fn enclosed_report(adopts: bool) -> EnforcementReport {
+    let walls = "the kernel here has no Landlock: nothing is refused, told or held but by the walls around; protected \
+                 names can be written";
+    let (state, processes) = if adopts {
+        (LayerState::Enforced, "orphans are adopted and ended")
+    } else {
+        let what = "orphans are known by their environment and ended; one that changed it goes on within the walls";
+        (LayerState::Partial, what)
+    };
+    let layer = |name: &str, state, detail: &str| (name.to_owned(), LayerReport { state, detail: detail.to_owned() });
+    let layers = [layer("broker", LayerState::Absent, walls), layer("processes", state, processes)];
+    EnforcementReport { level: Level::None, layers: layers.into() }
 }
 
 struct HostAttempt {
@@ -61,6 +120,8 @@ struct HostAttempt {
     enforced: EnforcementReport,
     group: Arc<Mutex<Option<Pid>>>,
     watcher: Option<JoinHandle<()>>,
+    /// What is in the environment of all that it starts, where that ends with it.
+    mark: Option<String>,
 }
 
 impl Attempt for HostAttempt {
@@ -85,7 +146,8 @@ impl Attempt for HostAttempt {
             Ok(child) => {
                 *self.group.lock().unwrap_or_else(PoisonError::into_inner) = Some(Pid::from_child(&child));
                 let (events, io, group) = (self.events.clone(), self.io, Arc::clone(&self.group));
-                self.watcher = Some(thread::spawn(move || watch(child, io, started, &group, &events)));
+                let mark = self.mark.clone();
+                self.watcher = Some(thread::spawn(move || watch(child, io, (started, mark), &group, &events)));
             }
             Err(error) => {
                 let end = if error.kind() == std::io::ErrorKind::NotFound {
@@ -110,6 +172,9 @@ impl Attempt for HostAttempt {
 
     fn kill(&self) {
         self.signal(Signal::KILL.as_raw());
+        if let Some(mark) = &self.mark {
+            started_with(mark).into_iter().for_each(kill);
+        }
     }
 }
 
@@ -124,15 +189,24 @@ impl Drop for HostAttempt {
 }
 
 /// Collects the output, waits for the end and reports it.
-fn watch(mut child: Child, io: Io, started: Instant, group: &Mutex<Option<Pid>>, events: &Events) {
+fn watch(
+    mut child: Child,
+    io: Io,
+    (started, mark): (Instant, Option<String>),
+    group: &Mutex<Option<Pid>>,
+    events: &Events,
+) {
     let limit_bytes = match io {
         Io::Capture { limit_bytes } => limit_bytes,
         Io::Inherit | Io::Terminal => 0,
     };
     let errors = child.stderr.take().map(|pipe| thread::spawn(move || drain(&pipe, limit_bytes)));
-    let output = child.stdout.take().map(|pipe| drain(&pipe, limit_bytes));
-    let errors = errors.and_then(|reader| reader.join().ok());
+    let output = child.stdout.take().map(|pipe| thread::spawn(move || drain(&pipe, limit_bytes)));
     let status = child.wait();
+    if let Some(mark) = mark {
+        end_all(&mark);
+    }
+    let [output, errors] = [output, errors].map(|reader| reader.and_then(|reader| reader.join().ok()));
     // The number may be given to another group from here on.
     *group.lock().unwrap_or_else(PoisonError::into_inner) = None;
     let end = match status {
@@ -155,4 +229,52 @@ fn drain(pipe: &impl std::os::fd::AsFd, limit_bytes: u64) -> Capture {
     let mut capture = Capture::new(limit_bytes);
     while capture.take(pipe.as_fd()) == Drained::Open {}
     capture
+}
+
+/// Ends every process that a command started.
+fn end_all(mark: &str) {
+    let deadline = Instant::now() + LEFT_END_WITHIN;
+    loop {
+        while let Ok(Some(_)) = reap_any() {}
+        let left = started_with(mark);
+        if left.is_empty() || Instant::now() > deadline {
+            return;
+        }
+        left.into_iter().for_each(kill);
+        thread::sleep(LOOK_AGAIN);
+    }
+}
+
+/// Its number may be another's by now: of one that is within the same walls.
+fn kill(process: Pid) {
+    let _ = kill_process(process, Signal::KILL);
+}
+
+/// The processes that descend from this one, and those of its command that do no more.
+fn started_with(mark: &str) -> Vec<Pid> {
+    let numbers = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let parents: BTreeMap<i32, i32> = numbers.filter_map(|number| Some((number, parent_of(number)?))).collect();
+    let own = rustix::process::getpid().as_raw_nonzero().get();
+    let descends = |number: i32| {
+        let mut at = number;
+        // No family is deeper than all processes.
+        (0..parents.len()).any(|_| {
+            at = parents.get(&at).copied().unwrap_or_default();
+            at == own
+        })
+    };
+    let found = parents.keys().copied().filter(|number| descends(*number) || is_marked(*number, mark));
+    found.filter_map(Pid::from_raw).collect()
+}
+
+fn is_marked(process: i32, mark: &str) -> bool {
+    let entry = format!("{MARK}={mark}");
+    let environment = std::fs::read(format!("/proc/{process}/environ")).unwrap_or_default();
+    environment.split(|byte| *byte == 0).any(|variable| variable == entry.as_bytes())
+}
+
+fn parent_of(process: i32) -> Option<i32> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
 }

@@ -28,7 +28,7 @@ mod streams;
 mod way_out;
 
 pub use backend::NativeBackend;
-pub use host::HostBackend;
+pub use host::{EnclosedBackend, HostBackend};
 pub use sandbox::{Keep, NativeSandboxes, keep_sandbox};
 pub use session::{Session, SessionError};
 /// What a program's global allocator is where its [`Session`] shall have sandboxes that

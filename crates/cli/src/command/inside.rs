@@ -1,6 +1,6 @@
 //! What this program is in the containers of sandboxes.
 
-use stockade_container::inside::{hold, serve};
+use stockade_container::inside::{hold, probe, serve};
 
 use super::Ended;
 use crate::args::InsideCommand;
@@ -15,6 +15,7 @@ pub fn inside(part: &InsideCommand) -> Ended {
     let done = match part {
         InsideCommand::Hold => hold(),
         InsideCommand::Serve => serve(),
+        InsideCommand::Probe => probe(),
     };
     done.map(|()| exit::SUCCESS).map_err(|error| Failure::new(format!("cannot serve a command: {error}")))
 }

@@ -1,4 +1,4 @@
-//! The first message to a launcher: what it is to do.
+//! What a launcher and the engine say to each other besides what an attempt does.
 
 use serde::{Deserialize, Serialize};
 use stockade_engine::remote::Order;
@@ -12,4 +12,11 @@ pub(crate) struct InsideOrder {
     pub(crate) order: Order,
     /// How large its terminal is, where it has one.
     pub(crate) size: Option<Size>,
+}
+
+/// What can be had in a container.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Probed {
+    /// The walls of level `restricted`, with exact denials and held calls.
+    pub(crate) native_walls: bool,
 }
