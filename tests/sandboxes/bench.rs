@@ -55,6 +55,8 @@ pub fn grant(text: &str) -> Grant {
 
 /// Makes sandboxes of one kind in the directory of a case.
 pub struct Bench {
+    /// The kind's name in tasks.
+    pub kind: &'static str,
     pub sandboxes: Arc<dyn Sandboxes>,
     system: Option<System>,
     runtime: Option<RuntimeName>,
@@ -70,7 +72,7 @@ impl Bench {
         let top = top.canonicalize()?;
         let session = top.parent().context("a session around")?;
         let Ready { sandboxes, system, runtime, root, knows_names } = kind.ready(session, &top)?;
-        Ok(Self { sandboxes, system, runtime, root, knows_names, top, made: Cell::new(0) })
+        Ok(Self { kind: kind.name, sandboxes, system, runtime, root, knows_names, top, made: Cell::new(0) })
     }
 
     pub fn capabilities(&self) -> Capabilities {

@@ -8,6 +8,7 @@ mod environment;
 mod exec;
 mod files;
 mod holds;
+mod introspection;
 mod lasting;
 mod limits;
 mod network;
@@ -53,6 +54,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         apart::CASES,
         requests::CASES,
         unsupported::CASES,
+        introspection::CASES,
     ];
     areas.into_iter().flatten()
 }
