@@ -105,8 +105,13 @@ impl Bench {
         let name = self.top.file_name().unwrap().as_encoded_bytes();
         random.iter_mut().zip(name.iter().rev()).for_each(|(byte, letter)| *byte ^= letter);
         random[..4].iter_mut().zip(std::process::id().to_ne_bytes()).for_each(|(byte, own)| *byte ^= own);
+        self.planned(usize::from(number), SandboxId::from_random(random))
+    }
+
+    /// The plan of one that was the `number`th to be planned.
+    pub fn planned(&self, number: usize, id: SandboxId) -> SandboxPlan {
         SandboxPlan {
-            id: SandboxId::from_random(random),
+            id,
             system: self.system.clone(),
             workspace: self.directory(&format!("work{number}")),
             home: self.directory(&format!("home{number}")),
@@ -115,6 +120,10 @@ impl Bench {
             background: if self.capabilities().keeps_background { Background::Keep } else { Background::End },
             runtime: self.runtime.clone(),
         }
+    }
+
+    pub fn top(&self) -> &Path {
+        &self.top
     }
 
     #[track_caller]

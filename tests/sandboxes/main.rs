@@ -60,6 +60,8 @@ fn main() -> ExitCode {
         [flag, task, top] if flag == "--case" => play_one(task, Path::new(top)),
         // What containers run as their launcher.
         [inside, part] if inside == "inside" => launcher(part),
+        // An engine that is killed.
+        [flag, kind, top] if flag == "--fill" => cases::killed::play(kind, Path::new(top)).map(|()| ExitCode::SUCCESS),
         // What keeps a sandbox.
         [keep, ..] if keep == "--keep" => keeper(),
         _ => plan::run(&arguments),

@@ -9,6 +9,7 @@ mod exec;
 mod files;
 mod holds;
 mod introspection;
+pub mod killed;
 mod lasting;
 mod limits;
 mod network;
@@ -55,6 +56,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         requests::CASES,
         unsupported::CASES,
         introspection::CASES,
+        killed::CASES,
     ];
     areas.into_iter().flatten()
 }

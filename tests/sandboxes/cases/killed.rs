@@ -1,0 +1,102 @@
+//! The end of an engine that nobody wanted: killed with SIGKILL while fifty sandboxes
+//! work.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use stockade_engine::SandboxError;
+use stockade_model::SandboxId;
+
+use crate::Verdict;
+use crate::bench::{Bench, Declared, Place};
+
+super::cases! { "killed": fifty_are_found_again_or_gone_at_an_early_moment, fifty_are_found_again_or_gone_when_all_work }
+
+const FIFTY: usize = 50;
+/// Says what it has said so far, line by line, in its workspace.
+const WORK: &str = "n=0; while :; do n=$((n + 1)); echo $n >> said; sleep 0.3; done";
+
+/// The engine that will be killed: makes fifty, and tells before and after each.
+fn fill(bench: &Bench) {
+    let mut all = Vec::new();
+    for _ in 0..FIFTY {
+        let plan = bench.plan();
+        println!("begun {}", plan.id);
+        let place = bench.make_of(plan).unwrap();
+        let going = place.start(WORK);
+        place.wait_for("said");
+        println!("works {}", place.plan.id);
+        all.push((place, going));
+    }
+    thread::sleep(Duration::from_secs(1000));
+}
+
+/// Kills an engine when so many of its sandboxes work, a little later, and gives the
+/// sandboxes that it began, with whether it said that they work.
+fn killed_after(bench: &Bench, working: usize) -> Vec<(SandboxId, bool)> {
+    let mut engine = Command::new(std::env::current_exe().unwrap());
+    engine.args(["--fill", bench.kind]).arg(bench.top()).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut engine = engine.spawn().unwrap();
+    let mut lines = BufReader::new(engine.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let mut told: Vec<String> = Vec::new();
+    while told.iter().filter(|line| line.starts_with("works")).count() < working {
+        told.push(lines.next().expect("the engine goes on"));
+    }
+    // Another moment in each run.
+    thread::sleep(Duration::from_millis(u64::from(engine.id() % 20)));
+    engine.kill().unwrap();
+    engine.wait().unwrap();
+    told.extend(lines);
+    let begun = told.iter().filter_map(|line| line.strip_prefix("begun "));
+    begun.map(|id| (id.parse().unwrap(), told.contains(&format!("works {id}")))).collect()
+}
+
+/// That each is there again where its kind goes on, and that it is gone otherwise.
+fn check(bench: &Bench, working: usize) -> Verdict {
+    let begun = killed_after(bench, working);
+    assert!(begun.len() >= working);
+    let mut gone = None;
+    for (number, (id, works)) in begun.into_iter().enumerate() {
+        match bench.adopt(bench.planned(number, id.clone())) {
+            Ok(place) => whole(&place, works),
+            Err(error @ SandboxError::Gone(_)) if !(works && bench.capabilities().adopts) => gone = Some(error),
+            Err(error) => panic!("{id}, which works: {works}: {error:?}"),
+        }
+        bench.sandboxes.clear(&id).unwrap();
+    }
+    match gone {
+        Some(error) if !bench.capabilities().adopts => {
+            Err(Declared(format!("they end with whoever made them: {error}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Nothing of what it said is lost, and it can be used and ended.
+fn whole(place: &Place, works: bool) {
+    if works {
+        let said = place.said("said");
+        let numbers: Vec<usize> = said.lines().map(|line| line.parse().unwrap()).collect();
+        assert!(!numbers.is_empty() && numbers.iter().enumerate().all(|(at, number)| *number == at + 1), "{said}");
+        assert_eq!(place.prints("echo found"), "found\n");
+    }
+    place.sandbox().destroy().unwrap();
+}
+
+fn fifty_are_found_again_or_gone_at_an_early_moment(bench: &Bench) -> Verdict {
+    check(bench, 1 + std::process::id() as usize % 20)
+}
+
+fn fifty_are_found_again_or_gone_when_all_work(bench: &Bench) -> Verdict {
+    check(bench, FIFTY)
+}
+
+/// Plays the engine of another process.
+pub fn play(kind: &str, top: &Path) -> anyhow::Result<()> {
+    let kind = crate::kinds::KINDS.iter().find(|known| known.name == kind);
+    fill(&Bench::new(kind.ok_or_else(|| anyhow::anyhow!("no such kind"))?, top)?);
+    Ok(())
+}
