@@ -250,6 +250,7 @@ impl Lifecycle {
     /// # Errors
     /// When the store failed; what becomes of each is in the answer.
     pub fn sweep(&self) -> Result<Vec<Swept>, LifecycleError> {
+        self.store.remove_strays()?;
         let abandoned = self.store.abandoned()?.into_iter().map(|record| (record, Why::Abandoned));
         let due = self.store.due(self.now_ms())?.into_iter().map(|(record, due)| match due {
             Due::Expired => (record, Why::Expired),

@@ -14,11 +14,13 @@ use std::fs::{self, File};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use serde::Serialize;
 use stockade_model::{RequestId, SandboxId, SandboxRecord, SandboxSpec, SandboxState, SpecError, Status};
 
 use crate::database::{self, OpenError, StoreError};
+use crate::held;
 use crate::place::{self, Hold, PlaceError, system};
 use crate::sql::SqlError;
 use crate::sql::sandbox::{Database, SCHEMA};
@@ -37,6 +39,9 @@ pub const MAX_COMMANDS: usize = 1_000;
 
 /// The longest text of a command that is kept, in bytes.
 pub const MAX_TEXT_BYTES: usize = 4_096;
+
+/// How long it may take from the directory of one until it is known.
+const BEGUN_WITHIN: Duration = Duration::from_secs(60);
 
 const DATABASE: &str = "sandboxes.db";
 const LOCK: &str = "lock";
@@ -192,6 +197,26 @@ impl Sandboxes {
                 Err(error)
             }
         }
+    }
+
+    /// Removes directories that are nobody's: whoever began one was killed before it
+    /// was known. What is in them is a lock at most.
+    ///
+    /// # Errors
+    /// When the store failed or the directory cannot be read.
+    pub fn remove_strays(&self) -> Result<(), SandboxError> {
+        for (id, path) in held::all::<SandboxId>(&self.root)? {
+            let is_old = path.metadata().and_then(|about| about.modified()).is_ok_and(|made| {
+                // A clock that was set back says nothing.
+                made.elapsed().is_ok_and(|age| age > BEGUN_WITHIN)
+            });
+            if is_old && self.find(&id)?.is_none() && !self.is_held(&id)? {
+                // There may be no lock yet. Refused where anything else is in it.
+                let _ = fs::remove_file(path.join(LOCK));
+                let _ = fs::remove_dir(&path);
+            }
+        }
+        Ok(())
     }
 
     /// Notes what makes the walls of one that is being made; once.

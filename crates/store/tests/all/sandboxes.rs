@@ -267,3 +267,24 @@ fn what_was_run_is_known_in_order_and_bounded() {
     assert_eq!(sandboxes.commands(&id(2)).unwrap().len(), 1);
     assert_eq!(sandboxes.commands(&id(3)).unwrap(), []);
 }
+
+#[test]
+fn what_was_killed_before_it_was_known_is_removed_once_it_is_old() {
+    let (_root, path, sandboxes) = sandboxes();
+    ready(&sandboxes, 1, None, None);
+    let directory = |n: u8| path.join(id(n).as_str());
+    let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(120);
+    for n in [2, 3, 4] {
+        fs::create_dir(directory(n)).unwrap();
+        fs::write(directory(n).join("lock"), "").unwrap();
+    }
+    fs::write(directory(4).join("work"), "of somebody").unwrap();
+    fs::create_dir(directory(5)).unwrap();
+    for n in [1, 2, 4, 5] {
+        fs::File::open(directory(n)).unwrap().set_modified(long_ago).unwrap();
+    }
+    sandboxes.remove_strays().unwrap();
+    // Two alone are old, not known, and nothing but a lock.
+    assert_eq!([1, 2, 3, 4, 5].map(|n| directory(n).exists()), [true, false, true, true, false]);
+    assert!(directory(4).join("work").exists());
+}
