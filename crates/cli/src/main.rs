@@ -53,7 +53,7 @@ fn main() -> ExitCode {
 /// `start` is when this program began.
 fn dispatch(command: Command, start: u64) -> command::Ended {
     // Whoever is in front of a run has to outlive its reader.
-    if !matches!(command, Command::Run(_) | Command::Session(_) | Command::Sandbox(_)) {
+    if !matches!(command, Command::Run(_) | Command::Session(_) | Command::Sandbox(_) | Command::Inside(_)) {
         stockade_sys::signals::die_of_sigpipe();
     }
     match command {

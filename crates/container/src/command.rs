@@ -120,6 +120,13 @@ fn network_layer(plan: &Plan) -> LayerReport {
     LayerReport { state: LayerState::Enforced, detail: detail.to_owned() }
 }
 
+/// A runtime with a kernel of its own counts by itself, and can be told to ignore the
+/// control groups of the host.
+fn unseen_limits() -> LayerReport {
+    let detail = "asked of the engine; whether its runtime holds them cannot be seen from here";
+    LayerReport { state: LayerState::Partial, detail: detail.to_owned() }
+}
+
 /// Both outputs may be in one.
 fn message_bytes(io: Io) -> usize {
     let limit_bytes = match io {
@@ -159,6 +166,9 @@ impl Backend for CommandBackend {
         enforced.level = plan.level;
         enforced.layers.extend(remote.enforced().layers.clone());
         enforced.layers.insert("network".to_owned(), network_layer(plan));
+        if remote.enforced().level == Level::None {
+            enforced.layers.insert("container-limits".to_owned(), unseen_limits());
+        }
         Ok(Box::new(ContainerAttempt { remote, enforced, _carried: carried }))
     }
 }

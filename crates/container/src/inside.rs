@@ -131,7 +131,8 @@ fn run(order: InsideOrder, frames: Frames, way: &Arc<Way>) -> io::Result<()> {
         AttemptEvent::Ended(_) => drop(on_end.send(event)),
         event => drop(teller.tell(&Told::Event(event))),
     });
-    let prepared = if has_native_walls() {
+    let has_walls = has_native_walls();
+    let prepared = if has_walls {
         NativeBackend::default().prepare(&plan, &io, hold, events)
     } else {
         EnclosedBackend.prepare(&plan, &io, hold, events)
@@ -140,8 +141,11 @@ fn run(order: InsideOrder, frames: Frames, way: &Arc<Way>) -> io::Result<()> {
     // has to be looked into. Landlock keeps the others out as long; without it, none of
     // this command runs before it is let go.
     close_to_others()?;
-    // The command has its own copies: with these its streams would never end.
-    withdraw()?;
+    // The command has its own copies, and with these its streams would never end; where
+    // there are no walls it is started when it is let go, and is given these.
+    if has_walls {
+        withdraw()?;
+    }
     let attempt = match prepared {
         Ok(attempt) => attempt,
         Err(error) => return way.tell(&Told::Prepared(Err(error))),

@@ -316,6 +316,7 @@ fn within_gvisor_the_lower_level_has_to_be_named() {
     assert_eq!(ran.report.level, Level::Restricted);
     assert_eq!(ran.report.layers["broker"].state, LayerState::Absent, "{:#?}", ran.report);
     assert_eq!(ran.report.layers["container"].state, LayerState::Enforced);
+    assert_eq!(ran.report.layers["container-limits"].state, LayerState::Partial);
     assert!(place.run_plan(&restricted("echo x > /etc/x || echo refused")).ok().ends_with("refused\n"));
 
     let left = restricted("setsid sleep 4321 & sleep 4321 & echo begun");
