@@ -22,7 +22,7 @@ fn grant(text: &str) -> Grant {
 
 #[test]
 fn a_command_runs_within_the_walls_and_its_files_are_the_hosts() {
-    let engine = Engine::docker();
+    let Some(engine) = Engine::docker() else { return };
     let place = Place::new(&engine);
     fs::write(place.plan.workspace.join("given"), "from outside\n").unwrap();
     let ran = place.run("cat given; id -u; echo made > made; echo home > $HOME/h; pwd; exit 3");
@@ -55,7 +55,7 @@ fn a_command_runs_within_the_walls_and_its_files_are_the_hosts() {
 
 #[test]
 fn what_is_refused_is_told_and_what_is_held_can_be_granted() {
-    let engine = Engine::docker();
+    let Some(engine) = Engine::docker() else { return };
     let place = Place::new(&engine);
     // The control: the same is possible beside.
     assert_eq!(place.run("mkdir -p d && echo x > d/f && cat d/f").ok(), "x\n");
@@ -91,7 +91,7 @@ fn what_is_refused_is_told_and_what_is_held_can_be_granted() {
 
 #[test]
 fn nothing_of_the_host_is_inside() {
-    let engine = Engine::docker();
+    let Some(engine) = Engine::docker() else { return };
     let place = Place::new(&engine);
     assert_eq!(place.run("ls /sys/class/net").ok(), "lo\n");
     assert_eq!(
@@ -117,7 +117,7 @@ fn nothing_of_the_host_is_inside() {
 
 #[test]
 fn a_command_ends_with_all_that_it_started() {
-    let engine = Engine::docker();
+    let Some(engine) = Engine::docker() else { return };
     let place = Place::new(&engine);
     // Three: the first process of the container is always there.
     let before = engine.processes(&place.plan).len();
@@ -151,7 +151,7 @@ fn a_command_ends_with_all_that_it_started() {
 
 #[test]
 fn streams_pass_whole_and_bounded() {
-    let engine = Engine::docker();
+    let Some(engine) = Engine::docker() else { return };
     let top = tempfile::tempdir().unwrap();
     let plan = plan(&engine, top.path());
     let mut many = engine.one_command(&plan, "inherit", "cat; echo errors >&2; exit 5");
@@ -183,7 +183,7 @@ fn streams_pass_whole_and_bounded() {
 
 #[test]
 fn a_terminal_is_made_inside() {
-    let engine = Engine::docker();
+    let Some(engine) = Engine::docker() else { return };
     let top = tempfile::tempdir().unwrap();
     let plan = plan(&engine, top.path());
     let ours = rustix::pty::openpt(rustix::pty::OpenptFlags::RDWR | rustix::pty::OpenptFlags::NOCTTY).unwrap();
@@ -217,7 +217,7 @@ fn a_terminal_is_made_inside() {
 
 #[test]
 fn a_sandbox_is_found_again_by_its_owner_alone() {
-    let engine = Engine::docker();
+    let Some(engine) = Engine::docker() else { return };
     let top = tempfile::tempdir().unwrap();
     let plan = plan(&engine, top.path());
     // Killed in the middle of a command.
@@ -272,7 +272,7 @@ fn a_sandbox_is_found_again_by_its_owner_alone() {
 
 #[test]
 fn what_cannot_be_had_is_refused_and_leaves_nothing() {
-    let engine = Engine::docker();
+    let Some(engine) = Engine::docker() else { return };
     let unsupported: [(&str, Change); 4] = [
         ("the host's system", |plan| plan.system = None),
         ("a root tree", |plan| plan.system = Some(System::Tree("/".into()))),
@@ -296,7 +296,7 @@ fn what_cannot_be_had_is_refused_and_leaves_nothing() {
 /// A kernel of the runtime's own: it has no Landlock and no listener for system calls.
 #[test]
 fn within_gvisor_the_lower_level_has_to_be_named() {
-    let engine = Engine::docker();
+    let Some(engine) = Engine::docker() else { return };
     let runsc = || Some("runsc".parse().unwrap());
     let refused = Place::with(&engine, |plan| plan.runtime = runsc()).map(drop).unwrap_err();
     assert!(refused.to_string().contains("Landlock"), "{refused}");

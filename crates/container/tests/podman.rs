@@ -12,7 +12,7 @@ use support::{CAPTURE, Engine, PATIENCE, Place, begun, drain, inside};
 
 #[test]
 fn a_command_runs_within_the_walls_and_all_of_it_goes() {
-    let engine = Engine::podman();
+    let Some(engine) = Engine::podman() else { return };
     let place = Place::new(&engine);
     let mut plan = inside("id -u; echo made > made; echo evil > .bashrc; ls /sys/class/net; exit 3");
     plan.backend = "podman".to_owned();
@@ -52,7 +52,7 @@ fn a_command_runs_within_the_walls_and_all_of_it_goes() {
 
 #[test]
 fn a_runtime_that_its_service_was_not_started_with_is_refused() {
-    let engine = Engine::podman();
+    let Some(engine) = Engine::podman() else { return };
     let refused = Place::with(&engine, |plan| plan.runtime = Some("runsc".parse().unwrap())).map(drop).unwrap_err();
     assert!(matches!(refused, SandboxError::Unsupported { .. }), "{refused}");
     assert!(refused.to_string().contains("runc"), "{refused}");

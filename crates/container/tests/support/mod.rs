@@ -41,7 +41,7 @@ pub struct Engine {
 impl Engine {
     /// The Docker Engine, whose own choice of a runtime is `runc`; it has `runsc` besides,
     /// without what that may not do on a virtual machine.
-    pub fn docker() -> Self {
+    pub fn docker() -> Option<Self> {
         Self::start(Kind::Docker, |place| {
             let runtimes = r#"{"runtimes":{"runsc":{"path":"/usr/bin/runsc","runtimeArgs":
                 ["--network=none","--platform=ptrace","--ignore-cgroups"]}}}"#;
@@ -57,7 +57,7 @@ impl Engine {
     }
 
     /// Podman of root, with `runc` and control groups without a service manager.
-    pub fn podman() -> Self {
+    pub fn podman() -> Option<Self> {
         Self::start(Kind::Podman, |place| {
             let mut server = Command::new("/usr/bin/podman");
             server.arg("--root").arg(place.join("data")).arg("--runroot").arg(place.join("exec"));
@@ -68,7 +68,12 @@ impl Engine {
         })
     }
 
-    fn start(kind: Kind, server: impl FnOnce(&Path) -> Command) -> Self {
+    /// None, and said so, where this user can run no engine.
+    fn start(kind: Kind, server: impl FnOnce(&Path) -> Command) -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("not run: a container engine needs root");
+            return None;
+        }
         let place = place();
         let log = fs::File::create(place.path().join("log")).unwrap();
         let server = server(place.path())
@@ -91,7 +96,7 @@ impl Engine {
         // Podman says it twice.
         let digest = String::from_utf8_lossy(&imported.stdout).split_whitespace().last().unwrap_or_default().to_owned();
         engine.image = digest.parse().unwrap_or_else(|_| panic!("{digest:?} {imported:?}"));
-        engine
+        Some(engine)
     }
 
     fn socket(&self) -> PathBuf {
