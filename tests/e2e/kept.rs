@@ -18,7 +18,7 @@ use crate::world::{PATH, World, binary, each_user};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[track_caller]
-fn wait_until(what: &str, holds: impl Fn() -> bool) {
+pub fn wait_until(what: &str, holds: impl Fn() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !holds() {
         assert!(Instant::now() < deadline, "{what}");
@@ -27,12 +27,12 @@ fn wait_until(what: &str, holds: impl Fn() -> bool) {
 }
 
 /// A number that nobody else sleeps for.
-fn mark(number: u32) -> String {
+pub fn mark(number: u32) -> String {
     format!("7{number}{}.7", std::process::id())
 }
 
 /// The processes that keep a sandbox: each holds its directory.
-fn keepers(world: &World, id: &str) -> Vec<u32> {
+pub fn keepers(world: &World, id: &str) -> Vec<u32> {
     let place = kept(world, id);
     let holds = |pid: &u32| {
         let held = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
@@ -42,7 +42,7 @@ fn keepers(world: &World, id: &str) -> Vec<u32> {
 }
 
 #[track_caller]
-fn keeper(world: &World, id: &str) -> u32 {
+pub fn keeper(world: &World, id: &str) -> u32 {
     let keepers = keepers(world, id);
     let [keeper] = keepers[..] else { panic!("not one keeper of {id}: {keepers:?}") };
     keeper
@@ -56,7 +56,7 @@ fn running(world: &World, id: &str, script: &str) -> Running {
     running
 }
 
-fn kill(process: u32) {
+pub fn kill(process: u32) {
     kill_process(Pid::from_raw(process.cast_signed()).unwrap(), Signal::KILL).unwrap();
 }
 

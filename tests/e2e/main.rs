@@ -9,6 +9,7 @@ mod consent;
 mod containers;
 mod denials;
 mod detached;
+mod fleet;
 mod hold;
 mod kept;
 mod library;

@@ -277,8 +277,17 @@ impl Lifecycle {
     }
 
     fn swept(&self, id: SandboxId, why: Why) -> Swept {
-        let done = self.destroy(&id, why);
+        let done = match self.destroy(&id, why) {
+            // Somebody else who looked was faster.
+            Err(_) if self.is_over(&id) => Ok(()),
+            done => done,
+        };
         Swept { id, why, done }
+    }
+
+    fn is_over(&self, id: &SandboxId) -> bool {
+        let found = self.store.find(id);
+        found.is_ok_and(|record| record.is_some_and(|record| record.state == SandboxState::Destroyed))
     }
 
     /// One that could not be made leaves nothing.

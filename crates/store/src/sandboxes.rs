@@ -345,9 +345,12 @@ impl Sandboxes {
         let unfinished = self.database().unfinished()?;
         let mut abandoned = Vec::new();
         for record in unfinished {
-            if !self.is_held(&record.id)? {
-                abandoned.push(record);
+            if self.is_held(&record.id)? {
+                continue;
             }
+            // Whoever was at it may have finished meanwhile, and says so before it lets go.
+            let is_now = self.find(&record.id)?;
+            abandoned.extend(is_now.filter(|now| now.state == record.state));
         }
         Ok(abandoned)
     }

@@ -1,0 +1,142 @@
+//! Fifty sandboxes at work when everything that uses and half of what keeps them is
+//! killed at one moment: each is found again, none has lost what it said, nothing is
+//! left of those that go.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread::{self, sleep};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use stockade_testkit::{Command, Ended, Running};
+
+use crate::kept::{keeper, keepers, kill, mark, wait_until};
+use crate::life::{descendants, marked, none_left};
+use crate::sandbox::{create, done, exec, kept};
+use crate::world::{World, binary, each_user};
+
+const SANDBOXES: usize = 50;
+/// Makings that are cut off half way.
+const CUT_OFF: u64 = 6;
+/// Counts in the sandbox's own file, then aloud: what was heard is there.
+const COUNT: &str = "n=0; while :; do n=$((n+1)); echo $n >> log; echo $n; sleep 0.05; done";
+
+/// One of them, at work.
+struct AtWork {
+    id: String,
+    keeper: u32,
+    /// Where the kernel has its control groups.
+    groups: Vec<PathBuf>,
+    client: Running,
+}
+
+impl AtWork {
+    fn begin(world: &World, stays: &str) -> Self {
+        let id = create(world, &[]);
+        exec(world, &id, &format!("(setsid sleep {stays} >/dev/null 2>&1 &); true"));
+        let command = command(world, &["exec", "--mode", "never", &id, "-c", COUNT]);
+        let client = Running::start(&world.account, &command).unwrap();
+        let keeper = keeper(world, &id);
+        let groups = descendants(keeper).into_iter().flat_map(groups_of).collect();
+        Self { id, keeper, groups, client }
+    }
+
+    fn heard(&self) -> u64 {
+        last(&self.client.stdout_so_far())
+    }
+}
+
+fn command(world: &World, arguments: &[&str]) -> Command {
+    world.bare(&[&[binary().as_str(), "sandbox"], arguments].concat())
+}
+
+/// The last whole line.
+fn last(counted: &str) -> u64 {
+    let whole = counted.rsplit_once('\n').map_or("", |(lines, _)| lines);
+    whole.lines().last().map_or(0, |line| line.parse().unwrap())
+}
+
+/// Control groups of Stockade's that a process is in.
+fn groups_of(process: u32) -> Vec<PathBuf> {
+    let text = fs::read_to_string(format!("/proc/{process}/cgroup")).unwrap_or_default();
+    let path = |line: &str| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, group) = (parts.next()?, parts.next()?);
+        let mount = if controllers.is_empty() { "unified" } else { controllers };
+        let found = Path::new("/sys/fs/cgroup").join(mount).join(group.strip_prefix('/')?);
+        (group.contains("stockade") && found.exists()).then_some(found)
+    };
+    text.lines().filter_map(path).collect()
+}
+
+/// Begins to make sandboxes, and kills whoever does so after different times.
+fn cut_makings_off(world: &World) {
+    for number in 0..CUT_OFF {
+        let making = Running::start(&world.account, &command(world, &["create"])).unwrap();
+        sleep(Duration::from_millis(3 * number));
+        // It may be done by now.
+        let _ = making.signal(Signal::KILL);
+        making.finish().unwrap();
+    }
+}
+
+#[test]
+fn fifty_at_work_survive_the_end_of_their_engines() {
+    each_user(|world| {
+        let stays = mark(8);
+        let fleet: Vec<AtWork> = thread::scope(|scope| {
+            let begin = |_| scope.spawn(|| AtWork::begin(world, &stays));
+            let begun: Vec<_> = (0..SANDBOXES).map(begin).collect();
+            begun.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        wait_until("all count", || fleet.iter().all(|one| one.heard() > 3));
+        let (doomed, spared) = fleet.split_at(SANDBOXES / 2);
+        doomed.iter().for_each(|one| kill(one.keeper));
+        fleet.iter().for_each(|one| one.client.signal(Signal::KILL).unwrap());
+        cut_makings_off(world);
+        let heard: BTreeMap<&str, u64> = fleet.iter().map(|one| (one.id.as_str(), one.heard())).collect();
+        wait_until("those of the killed keepers end", || marked(&stays).len() == spared.len());
+
+        let listed = done(world, &["list"]);
+        for one in &fleet {
+            assert!(listed.contains(&one.id), "{} is not found again:\n{listed}", one.id);
+            let log = exec(world, &one.id, "cat log");
+            let whole: Vec<u64> = log.lines().map(|line| line.parse().unwrap()).collect();
+            assert_eq!(whole, (1..=whole.len() as u64).collect::<Vec<_>>(), "{}", one.id);
+            assert!(last(&log) >= heard[one.id.as_str()], "{} lost what it said", one.id);
+        }
+        for one in spared {
+            assert_eq!(keepers(world, &one.id), [one.keeper], "{} has another keeper", one.id);
+        }
+        everything_goes(world, &stays, fleet);
+    });
+}
+
+/// With the last of them nothing is left anywhere.
+fn everything_goes(world: &World, stays: &str, fleet: Vec<AtWork>) {
+    let listed = done(world, &["list"]);
+    let ids: Vec<&str> = listed.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    done(world, &[&["destroy"], ids.as_slice()].concat());
+    none_left(stays);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    // What was cut off is removed by the next that look.
+    while !done(world, &["list"]).is_empty() {
+        assert!(Instant::now() < deadline, "{}", done(world, &["list"]));
+    }
+    for one in &fleet {
+        assert!(keepers(world, &one.id).is_empty() && !kept(world, &one.id).exists(), "{} is left", one.id);
+    }
+    // Groups that nobody is left to take away go with the next starts.
+    while let Some(left) = fleet.iter().flat_map(|one| &one.groups).find(|group| group.exists()) {
+        assert!(Instant::now() < deadline, "{} is left", left.display());
+        done(world, &["destroy", &create(world, &[])]);
+    }
+    let place = kept(world, "");
+    let left: Vec<_> = fs::read_dir(place).unwrap().flatten().map(|entry| entry.file_name()).collect();
+    assert!(left.iter().all(|name| !name.to_string_lossy().starts_with("sbx_")), "{left:?}");
+    for one in fleet {
+        let output = one.client.finish().unwrap();
+        assert_ne!(output.ended, Ended::Code(0), "{}", output.text());
+    }
+}
