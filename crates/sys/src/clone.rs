@@ -6,7 +6,7 @@
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::process::abort;
 
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Errno;
 use crate::call::{owned, raw};
@@ -98,12 +98,23 @@ pub fn fork_with(clone_flags: u64, exit_signal: i32, body: impl FnOnce() -> i32)
     if pid == 0 {
         run_and_exit(body);
     }
+    let Some(pid) = Pid::from_raw(pid as i32) else { abort() };
+    if pidfd < 0 {
+        end_unheld(pid);
+        return Err(Errno::NOSYS);
+    }
     // SAFETY: the kernel stored a new descriptor that is nobody else's.
     let pidfd = unsafe { owned(pidfd as usize) };
-    match Pid::from_raw(pid as i32) {
-        Some(pid) => Ok(Child { pid, pidfd }),
-        None => abort(),
-    }
+    Ok(Child { pid, pidfd })
+}
+
+/// Ends a child of which the kernel gave no descriptor: gVisor knows the flag from
+/// nowhere and takes it without a word.
+fn end_unheld(child: Pid) {
+    // It is ours and was not reaped: the number is still its.
+    let _ = kill_process(child, Signal::KILL);
+    // SAFETY: no pointer is given.
+    let _ = unsafe { raw(libc::SYS_wait4, [child.as_raw_nonzero().get() as usize, 0, libc::__WALL as usize, 0, 0, 0]) };
 }
 
 /// Runs `body` in the child. Nothing of the parent's stack may be unwound or
