@@ -13,7 +13,9 @@ use rustix::io::fcntl_dupfd_cloexec;
 use rustix::termios::{OptionalActions, tcgetattr, tcgetwinsize, tcsetattr};
 use stockade_engine::remote::{Order, RemoteAttempt};
 use stockade_engine::{Attempt, Backend, Events, HeldAnswer, HoldId, INSIDE_HOME, INSIDE_WORKSPACE, Io, StartError};
-use stockade_model::{Denial, Egress, EnforcementReport, Grant, LayerReport, LayerState, Level, Limit, Limits, Plan};
+use stockade_model::{
+    Denial, Egress, EnforcementReport, Grant, LayerReport, LayerState, Level, Limit, Limits, Plan, RawText,
+};
 
 use crate::Kind;
 use crate::carry::{Until, ending};
@@ -65,6 +67,8 @@ impl CommandBackend {
         inside.backend = "native".to_owned();
         // Nothing inside leads anywhere.
         inside.profile.egress = Egress::default();
+        // The container's own: nothing of the host's is there.
+        inside.profile.filesystem.write.extend(["/tmp", "/dev/shm"].map(RawText::from));
         inside.profile.limits = self.limits_inside(&plan.profile.limits);
         inside
     }

@@ -234,10 +234,18 @@ impl Caller {
 
     /// Whether its descriptor `number` is open for writing.
     pub fn is_writable(&self, number: i32) -> Result<bool, Errno> {
+        Ok(self.open_flags(number)?.is_some_and(|flags| flags & libc::O_ACCMODE as u32 != 0))
+    }
+
+    /// Whether its descriptor `number` only names something (`O_PATH`).
+    pub fn is_name_alone(&self, number: i32) -> Result<bool, Errno> {
+        Ok(self.open_flags(number)?.is_none_or(|flags| flags & libc::O_PATH as u32 != 0))
+    }
+
+    fn open_flags(&self, number: i32) -> Result<Option<u32>, Errno> {
         let name = descriptor_name("fdinfo", number)?;
         let text = self.ask(|thread| thread.read_file(&name))?;
-        let flags = field(&text, "flags:").and_then(|v| u32::from_str_radix(v, 8).ok());
-        Ok(flags.is_some_and(|f| f & 3 != 0))
+        Ok(field(&text, "flags:").and_then(|flags| u32::from_str_radix(flags, 8).ok()))
     }
 
     /// Who it is.

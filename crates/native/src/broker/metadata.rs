@@ -2,7 +2,7 @@
 //! attributes, length by name. Landlock mediates none of them but the last.
 
 use std::ffi::CString;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{
     Access, AtFlags, CWD, FileType, Gid, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, Uid, XattrFlags, chownat,
@@ -66,14 +66,7 @@ impl Service {
     /// Holds the object a call means.
     fn subject(&self, caller: &Caller, subject: Subject) -> Result<Object, Errno> {
         match subject {
-            Subject::Descriptor(number) => {
-                let descriptor = caller.descriptor(number)?;
-                // Nothing can be done by a descriptor that only names.
-                if fcntl_getfl(&descriptor)?.contains(OFlags::PATH) {
-                    return Err(Errno::BADF);
-                }
-                self.as_staged(Object::of(descriptor)?)
-            }
+            Subject::Descriptor(number) => self.as_staged(Object::of(changeable(caller, number)?)?),
             Subject::Path { start, path, .. } if path.is_empty() => self.as_staged(Object::of(caller.object(start)?)?),
             Subject::Path { start, path, follow } => self.as_staged(self.walk(caller)?.find(start, &path, follow)?),
         }
@@ -154,6 +147,19 @@ impl Service {
         self.permit_change(object)?;
         // A link carries no attributes but those of the system.
         if object.kind() == FileType::Symlink { Err(Errno::PERM.into()) } else { Ok(self.through_object(object)) }
+    }
+}
+
+/// Holds what is open as `number`. Nothing can be done by a descriptor that only names.
+fn changeable(caller: &Caller, number: i32) -> Result<OwnedFd, Errno> {
+    match caller.descriptor(number) {
+        Ok(descriptor) if fcntl_getfl(&descriptor)?.contains(OFlags::PATH) => Err(Errno::BADF),
+        // The filters of container engines refuse the copy; the object does as well.
+        Err(Errno::PERM | Errno::NOSYS) => match caller.is_name_alone(number)? {
+            true => Err(Errno::BADF),
+            false => caller.object(number),
+        },
+        other => other,
     }
 }
 
