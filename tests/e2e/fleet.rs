@@ -19,8 +19,9 @@ use crate::world::{World, binary, each_user};
 const SANDBOXES: usize = 50;
 /// Makings that are cut off half way.
 const CUT_OFF: u64 = 6;
-/// Counts in the sandbox's own file, then aloud: what was heard is there.
-const COUNT: &str = "n=0; while :; do n=$((n+1)); echo $n >> log; echo $n; sleep 0.05; done";
+/// Counts in the sandbox's own file, then aloud: what was heard is there. For a moment
+/// before it ends with whoever answers for its calls, they fail.
+const COUNT: &str = "n=0; while :; do n=$((n+1)); echo $n >> log || exit; echo $n; sleep 0.05; done";
 
 /// One of them, at work.
 struct AtWork {
