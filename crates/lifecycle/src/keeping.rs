@@ -239,6 +239,11 @@ impl Lifecycle {
         if record.backend.is_some() {
             self.kind_of(&record)?.clear(id)?;
         }
+        self.remove_places(id)
+    }
+
+    /// The end of one that has no walls any more.
+    fn remove_places(&self, id: &SandboxId) -> Result<(), LifecycleError> {
         let claim = self.store.claim(id)?;
         places::remove(claim.path(), id)?;
         Ok(self.store.close(claim, self.now_ms())?)
@@ -290,11 +295,16 @@ impl Lifecycle {
         found.is_ok_and(|record| record.is_some_and(|record| record.state == SandboxState::Destroyed))
     }
 
-    /// One that could not be made leaves nothing.
+    /// One that could not be made leaves nothing: whoever failed to make its walls has
+    /// removed them, and may not even be there to be asked again.
     fn give_up(&self, id: &SandboxId, error: &LifecycleError) {
         let why = error.to_string();
-        let failed = self.store.change(id, SandboxState::Failed, Some(&why), self.now_ms());
-        if let Err(error) = failed.map_err(LifecycleError::from).and_then(|_| self.remove(id, &why)) {
+        let ends = || {
+            self.store.change(id, SandboxState::Failed, Some(&why), self.now_ms())?;
+            self.store.change(id, SandboxState::Destroying, Some(&why), self.now_ms())?;
+            self.remove_places(id)
+        };
+        if let Err(error) = ends() {
             tracing::warn!("what was made of the sandbox {id} is left to the next: {error}");
         }
     }

@@ -56,7 +56,7 @@ pub enum SandboxError {
     #[error("there is no sandbox `{0}`\nhint: `stockade sandbox list` shows them")]
     Unknown(SandboxId),
     /// It is in another state.
-    #[error("the sandbox `{id}` is {state}{}", .why.as_ref().map(|why| format!(": {why}")).unwrap_or_default())]
+    #[error("the sandbox `{id}` is {state}{}{}", .why.as_ref().map(|why| format!(": {why}")).unwrap_or_default(), remedy(*.state))]
     State {
         /// Which.
         id: SandboxId,
@@ -77,6 +77,11 @@ pub enum SandboxError {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+/// What may be done about the state of a sandbox, as the rest of a message.
+fn remedy(state: SandboxState) -> &'static str {
+    if state == SandboxState::Paused { "\nhint: `stockade sandbox resume` lets it go on" } else { "" }
 }
 
 impl From<SqlError> for SandboxError {

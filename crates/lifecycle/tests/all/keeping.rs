@@ -142,7 +142,8 @@ fn what_could_not_be_made_leaves_nothing_but_the_reason() {
     assert_eq!(error.to_string(), "create was refused");
     assert_eq!(house.state(1), (SandboxState::Destroyed, Some("create was refused".to_owned())));
     assert!(!house.kept(1).exists());
-    assert_eq!(house.noted.calls(), ["create", "clear"]);
+    // Who refused may not be there to be asked again: of its walls nothing was left.
+    assert_eq!(house.noted.calls(), ["create"]);
 }
 
 #[test]
