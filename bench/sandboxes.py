@@ -233,12 +233,13 @@ def ways(options, stack):
         engine.run("import", archive, "stockade-bench")
         image = engine.run("image", "inspect", "--format", "{{.Id}}", "stockade-bench")
         image = image if image.startswith("sha256:") else f"sha256:{image}"
-        runtimes = {"": []}
+        # Within gVisor there is only the lower level, which has to be named.
+        runtimes = {"": ([], [])}
         if name == "docker" and shutil.which("runsc"):
-            runtimes[" runsc"] = ["--runtime", "runsc"]
-        for word, runtime in runtimes.items():
+            runtimes[" runsc"] = (["--runtime", "runsc"], ["--level", "restricted"])
+        for word, (runtime, level) in runtimes.items():
             env = {**home, "DOCKER_HOST" if name == "docker" else "CONTAINER_HOST": engine.env["DOCKER_HOST"]}
-            found[name + word] = Ours(options.stockade, env, ["--backend", name, "--image", image, *runtime])
+            found[name + word] = Ours(options.stockade, env, ["--backend", name, "--image", image, *runtime, *level])
             found[f"plain {name}{word}"] = Plain(engine, image, runtime)
     return found
 

@@ -12,7 +12,9 @@ use std::time::Duration;
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::termios::{OptionalActions, tcgetattr, tcgetwinsize, tcsetattr};
 use stockade_engine::remote::{Order, RemoteAttempt};
-use stockade_engine::{Attempt, Backend, Events, HeldAnswer, HoldId, INSIDE_HOME, INSIDE_WORKSPACE, Io, StartError};
+use stockade_engine::{
+    Attempt, Backend, Events, HeldAnswer, HoldId, INSIDE_HOME, INSIDE_WORKSPACE, Io, SandboxPlan, StartError,
+};
 use stockade_model::{
     Denial, Egress, EnforcementReport, Grant, LayerReport, LayerState, Level, Limit, Limits, Plan, RawText,
 };
@@ -90,14 +92,17 @@ impl CommandBackend {
     /// # Errors
     /// Where the runtime's kernel lacks what the walls inside are built of, and the level
     /// needs them.
-    pub(crate) fn demand_level(&self, level: Level) -> Result<(), StartError> {
+    pub(crate) fn demand_level(&self, plan: &SandboxPlan) -> Result<(), StartError> {
         let line = self.start("probe", MESSAGE_BYTES)?;
         let lost = |why: String| with_complaint(StartError { what: why, hint: None }, &line.complaint());
         let found =
             line.receive::<Probed>().map_err(|error| lost(format!("the launcher cannot be understood: {error}")))?;
         let found = found.ok_or_else(|| lost("the launcher does not run in the container".to_owned()))?;
-        if found.native_walls || level == Level::Restricted {
+        if found.native_walls {
             return Ok(());
+        }
+        if plan.level == Level::Restricted {
+            return demand_unprotected(plan);
         }
         Err(StartError {
             what: "the kernel of this container's runtime has no Landlock: what a command is refused could be \
@@ -113,6 +118,19 @@ impl CommandBackend {
         let started = FrameLine::start(&self.client, exec, message_bytes);
         started.map_err(|error| error.to_start_error("start a command in the container"))
     }
+}
+
+/// What the host trusts by its name is not given to commands that nothing keeps from it
+/// (L7).
+fn demand_unprotected(plan: &SandboxPlan) -> Result<(), StartError> {
+    let Some(name) = plan.profile.filesystem.protect.first() else { return Ok(()) };
+    Err(StartError {
+        what: format!(
+            "the kernel of this container's runtime has no Landlock, and without it `{name}` of a workspace that the \
+             host uses could be written"
+        ),
+        hint: Some("begin with a copy of the directory, or take another runtime".to_owned()),
+    })
 }
 
 /// The container has no network, and no way out of it yet.

@@ -232,7 +232,7 @@ impl Sandboxes for ContainerSandboxes {
         self.remove(&connected, &plan.id)?;
         let made = self.make(&connected, plan, image).and_then(|made| {
             let sandbox = self.sandbox(connected.clone(), plan, made, events);
-            sandbox.backend.demand_level(plan.level).map(|()| sandbox)
+            sandbox.backend.demand_level(plan).map(|()| sandbox)
         });
         let sandbox = made.inspect_err(|_| {
             if let Err(error) = self.remove(&connected, &plan.id) {

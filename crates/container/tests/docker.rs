@@ -303,9 +303,17 @@ fn within_gvisor_the_lower_level_has_to_be_named() {
     assert!(refused.hint().unwrap().contains("--level restricted"), "{refused:?}");
     assert_eq!(engine.containers(), Vec::<String>::new());
 
-    let place = Place::with(&engine, |plan| {
+    let lower = |plan: &mut stockade_engine::SandboxPlan| {
         plan.runtime = runsc();
         plan.level = Level::Restricted;
+    };
+    // Names that the host trusts would be open.
+    let refused = Place::with(&engine, lower).map(drop).unwrap_err();
+    assert!(refused.to_string().contains("could be written"), "{refused}");
+    assert_eq!(engine.containers(), Vec::<String>::new());
+    let place = Place::with(&engine, |plan| {
+        lower(plan);
+        plan.profile.filesystem.protect.clear();
     })
     .unwrap();
     let restricted = |script: &str| stockade_model::Plan { level: Level::Restricted, ..inside(script) };

@@ -6,6 +6,7 @@ use stockade_engine::seams::Clock;
 use stockade_engine::{Capabilities, Sandbox, SandboxError, SandboxEvents, SandboxPlan, Sandboxes, System};
 use stockade_model::{
     AfterRestart, BackendChoice, Background, Lifetime, Profile, SandboxId, SandboxRecord, SandboxSpec, SandboxState,
+    WorkspaceSource,
 };
 use stockade_store::sandboxes::{Due, Sandboxes as Store, Use};
 
@@ -351,12 +352,17 @@ fn unfit(spec: &SandboxSpec, name: &str, capabilities: Capabilities) -> Option<&
 }
 
 fn plan(id: &SandboxId, wanted: &Wanted, places: Places) -> SandboxPlan {
+    let mut profile = wanted.profile.clone();
+    if !matches!(wanted.spec.workspace, WorkspaceSource::Bind { .. }) {
+        // The host trusts no name in a workspace of the sandbox's own.
+        profile.filesystem.protect.clear();
+    }
     SandboxPlan {
         id: id.clone(),
         system: wanted.system.clone(),
         workspace: places.workspace,
         home: places.home,
-        profile: wanted.profile.clone(),
+        profile,
         level: wanted.spec.level,
         background: wanted.spec.background,
         runtime: wanted.spec.runtime.clone(),
