@@ -16,6 +16,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -66,7 +67,7 @@ class Engine:
     """A container engine of our own, ended with the bench."""
 
     def __init__(self, place, argv, client, remove):
-        self.client, self.remove = client, remove
+        self.place, self.client, self.remove = place, client, remove
         self.socket = os.path.join(place, "socket")
         self.env = {**os.environ, "DOCKER_HOST": f"unix://{self.socket}"}
         self.log = open(os.path.join(place, "log"), "w", encoding="utf-8")
@@ -94,6 +95,15 @@ class Engine:
         self.process.terminate()
         self.process.wait(ENGINE_WITHIN_S)
         self.log.close()
+        # Podman's monitors of ended commands wait for minutes, and then make its
+        # directories anew to clean up in them; and it leaves its store mounted on itself.
+        for process in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError), open(f"/proc/{process}/cmdline", "rb") as file:
+                words = file.read()
+                if words.startswith(b"/usr/bin/conmon") and self.place.encode() in words:
+                    os.kill(int(process), signal.SIGKILL)
+        subprocess.run(["umount", "--lazy", os.path.join(self.place, "data", "overlay")], stderr=subprocess.DEVNULL,
+                       check=False)
 
 
 def docker(place):

@@ -144,6 +144,22 @@ impl Engine {
     }
 }
 
+impl Engine {
+    /// Podman's monitors of ended commands wait for minutes, and then make its
+    /// directories anew to clean up in them.
+    fn end_monitors(&self) {
+        let place = self.place.path().as_os_str().as_encoded_bytes();
+        for process in fs::read_dir("/proc").unwrap().flatten() {
+            let words = fs::read(process.path().join("cmdline")).unwrap_or_default();
+            let number = process.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
+            let is_of_place = words.windows(place.len()).any(|part| part == place);
+            if let Some(monitor) = number.filter(|_| is_of_place && words.starts_with(b"/usr/bin/conmon")) {
+                let _ = kill_process(monitor, Signal::KILL);
+            }
+        }
+    }
+}
+
 impl Drop for Engine {
     fn drop(&mut self) {
         // What is left of containers would hold the engine's directories.
@@ -154,6 +170,7 @@ impl Drop for Engine {
             let _ = kill_process(pid, Signal::TERM);
         }
         let _ = self.server.wait();
+        self.end_monitors();
         // Podman mounts its store onto itself, and leaves that.
         let _ = rustix::mount::unmount(self.place.path().join("data/overlay"), rustix::mount::UnmountFlags::DETACH);
     }
