@@ -122,8 +122,7 @@ pub struct Use {
     _lock: File,
 }
 
-/// A command that was run in a sandbox, and what all of its commands together had used
-/// by then.
+/// A command that was run in a sandbox, and what it used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CommandRecord {
     /// What the record knows it by.

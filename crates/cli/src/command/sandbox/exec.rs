@@ -43,8 +43,8 @@ pub fn run(lifecycle: &Lifecycle, id: &SandboxId, manner: Manner, subject: Subje
     let (outcome, code) = complete(run_args(manner, subject, level), meaning::request_id()?, |_| {
         Ok(Front { signals, terminal, place, supervisor: None })
     });
-    let noted = lifecycle.store().note_command(id, record_of(&outcome, text, started_ms, &opened));
     lifecycle.leave(opened)?;
+    let noted = lifecycle.store().note_command(id, record_of(&outcome, text, started_ms));
     noted?;
     Ok(code)
 }
@@ -54,10 +54,10 @@ fn text_of(subject: &Subject) -> String {
     words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }
 
-/// What is kept of a command that was run, with what the sandbox used by then.
-fn record_of(outcome: &Outcome, text: String, started_ms: u64, opened: &Opened) -> CommandRecord {
-    // Where its processes are gone nobody knows any more.
-    let total = opened.sandbox.usage().map(|usage| usage.total).unwrap_or_default();
+/// What is kept of a command that was run. What its sandbox uses is not asked for: a
+/// container engine takes a second to say.
+fn record_of(outcome: &Outcome, text: String, started_ms: u64) -> CommandRecord {
+    let used = outcome.attempts.iter().map(|attempt| &attempt.usage);
     CommandRecord {
         request: outcome.id.clone(),
         user: format!("uid {}", rustix::process::getuid().as_raw()),
@@ -66,8 +66,8 @@ fn record_of(outcome: &Outcome, text: String, started_ms: u64, opened: &Opened) 
         ended_ms: now_ms(),
         status: outcome.status,
         exit_code: outcome.exit_code,
-        memory_peak_bytes: total.tree_memory_peak_bytes,
-        processes_peak: total.processes_peak,
+        memory_peak_bytes: used.clone().filter_map(|usage| usage.tree_memory_peak_bytes).max(),
+        processes_peak: used.filter_map(|usage| usage.processes_peak).max(),
     }
 }
 
