@@ -48,7 +48,8 @@ pub fn none_left(marker: &str) {
     }
 }
 
-fn names(dir: &Path) -> BTreeSet<String> {
+/// What a directory holds.
+pub fn names(dir: &Path) -> BTreeSet<String> {
     fs::read_dir(dir).unwrap().flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect()
 }
 
