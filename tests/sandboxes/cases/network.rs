@@ -158,7 +158,9 @@ fn a_connection_is_recorded(bench: &Bench) -> Verdict {
     let (place, _server, target) = reaching(bench)?;
     let ran = place.run_plan(&granted(dial(&target), &format!("connect {target}")));
     let [record] = &ran.connections[..] else { panic!("{:?}", ran.connections) };
-    assert_eq!((record.target.to_string(), record.bytes_down, record.end), (target.clone(), 6, ConnectionEnd::Closed));
+    assert_eq!((record.target.to_string(), record.bytes_down), (target.clone(), 6));
+    // Its program ends with it: either may be seen first.
+    assert!(matches!(record.end, ConnectionEnd::Closed | ConnectionEnd::RunEnded), "{record:?}");
     assert_eq!(record.rule, format!("grant connect {target}"));
     Ok(())
 }
