@@ -8,9 +8,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
 
-use stockade_engine::{
-    AttemptEvent, CommandEnd, HeldAnswer, SandboxError, SandboxEvent, SandboxEvents, Sandboxes, System, Tree,
-};
+use stockade_engine::{AttemptEvent, CommandEnd, HeldAnswer, SandboxError, SandboxEvents, Sandboxes, System, Tree};
 use stockade_model::{Background, Grant, LayerState, Level, Operation, SandboxId};
 use support::{CAPTURE, Engine, PATIENCE, Place, begun, drain, inside, plan};
 
@@ -256,14 +254,7 @@ fn a_sandbox_is_found_again_by_its_owner_alone() {
     place.sandbox.resume().unwrap();
     assert_eq!(place.run("echo on").ok(), "on\n");
 
-    let (mut attempt, events) = place.begin(&inside("sleep 4321"), CAPTURE, false).unwrap();
-    attempt.release().unwrap();
-    engine.command(&["kill", &engine.containers()[0]]);
-    assert!(matches!(drain(&events).0.end, CommandEnd::Lost(_)));
-    assert!(matches!(place.told.recv_timeout(PATIENCE), Ok(SandboxEvent::Lost(_))));
-    drop(attempt);
-    let gone = engine.sandboxes().adopt(&place.plan, nobody.clone());
-    assert!(matches!(gone, Err(SandboxError::Gone(_))));
+    place.is_lost_when_killed(&engine);
     // Made anew around what it keeps.
     let sandbox = engine.sandboxes().create(&place.plan, nobody).unwrap();
     assert_eq!(engine.containers().len(), 1);

@@ -6,9 +6,9 @@ mod support;
 
 use std::fs;
 
-use stockade_engine::{CommandEnd, SandboxError, SandboxEvent, SandboxEvents, Sandboxes};
+use stockade_engine::{CommandEnd, SandboxError, Sandboxes};
 use stockade_model::{LayerState, Operation};
-use support::{CAPTURE, Engine, PATIENCE, Place, begun, drain, inside};
+use support::{Engine, Place, begun, inside};
 
 #[test]
 fn a_command_runs_within_the_walls_and_all_of_it_goes() {
@@ -38,14 +38,7 @@ fn a_command_runs_within_the_walls_and_all_of_it_goes() {
     let used = sandbox.usage().unwrap();
     assert!(used.memory_bytes.is_some(), "{used:?}");
 
-    let (mut attempt, events) = place.begin(&inside("sleep 4321"), CAPTURE, false).unwrap();
-    attempt.release().unwrap();
-    engine.command(&["kill", &engine.containers()[0]]);
-    assert!(matches!(drain(&events).0.end, CommandEnd::Lost(_)));
-    assert!(matches!(place.told.recv_timeout(PATIENCE), Ok(SandboxEvent::Lost(_))));
-    drop(attempt);
-    let gone = engine.sandboxes().adopt(&place.plan, SandboxEvents::new(|_| {}));
-    assert!(matches!(gone, Err(SandboxError::Gone(_))));
+    place.is_lost_when_killed(&engine);
     place.sandbox.destroy().unwrap();
     assert_eq!(engine.containers(), Vec::<String>::new());
 }

@@ -218,6 +218,20 @@ pub struct Place {
 }
 
 impl Place {
+    /// Kills its container from outside: a command in it and the sandbox are told as
+    /// lost, and it is found no more.
+    #[track_caller]
+    pub fn is_lost_when_killed(&self, engine: &Engine) {
+        let (mut attempt, events) = self.begin(&inside("sleep 4321"), CAPTURE, false).unwrap();
+        attempt.release().unwrap();
+        engine.command(&["kill", &engine.containers()[0]]);
+        assert!(matches!(drain(&events).0.end, CommandEnd::Lost(_)));
+        assert!(matches!(self.told.recv_timeout(PATIENCE), Ok(SandboxEvent::Lost(_))));
+        drop(attempt);
+        let gone = engine.sandboxes().adopt(&self.plan, SandboxEvents::new(|_| {}));
+        assert!(matches!(gone, Err(SandboxError::Gone(_))));
+    }
+
     pub fn new(engine: &Engine) -> Self {
         Self::with(engine, |_| {}).unwrap()
     }
