@@ -98,8 +98,12 @@ impl CommandBackend {
         let found =
             line.receive::<Probed>().map_err(|error| lost(format!("the launcher cannot be understood: {error}")))?;
         let found = found.ok_or_else(|| lost("the launcher does not run in the container".to_owned()))?;
-        if found.native_walls {
-            return Ok(());
+        match (found.native_walls, found.filtered) {
+            (true, true) => return Ok(()),
+            (true, false) => {
+                return Err(lost("the container's runtime did not load its filter of system calls".to_owned()));
+            }
+            (false, _) => {}
         }
         if plan.level == Level::Restricted {
             return demand_unprotected(plan);
@@ -149,6 +153,12 @@ fn unseen_limits() -> LayerReport {
     LayerReport { state: LayerState::Partial, detail: detail.to_owned() }
 }
 
+/// Such a runtime answers system calls itself, and need not look at a filter of them.
+fn unseen_filter() -> LayerReport {
+    let detail = "given to the runtime, whose own kernel does not use it";
+    LayerReport { state: LayerState::Absent, detail: detail.to_owned() }
+}
+
 /// Both outputs may be in one.
 fn message_bytes(io: Io) -> usize {
     let limit_bytes = match io {
@@ -190,6 +200,7 @@ impl Backend for CommandBackend {
         enforced.layers.insert("network".to_owned(), network_layer(plan));
         if remote.enforced().level == Level::None {
             enforced.layers.insert("container-limits".to_owned(), unseen_limits());
+            enforced.layers.insert("container-filter".to_owned(), unseen_filter());
         }
         Ok(Box::new(ContainerAttempt { remote, enforced, _carried: carried }))
     }

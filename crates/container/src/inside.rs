@@ -67,12 +67,18 @@ fn has_native_walls() -> bool {
     stockade_sys::landlock::abi().is_ok_and(|abi| abi > 0)
 }
 
+/// Whether a filter of system calls is upon this process (proc_pid_status(5)).
+fn is_filtered() -> io::Result<bool> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    Ok(status.lines().any(|line| line.strip_prefix("Seccomp:").is_some_and(|mode| mode.trim() == "2")))
+}
+
 /// Tells the engine what can be had here.
 ///
 /// # Errors
 /// When the engine is not there.
 pub fn probe() -> io::Result<()> {
-    let found = Probed { native_walls: has_native_walls() };
+    let found = Probed { native_walls: has_native_walls(), filtered: is_filtered()? };
     io::stdout().write_all(&Frame::Message(serde_json::to_vec(&found)?).encode())
 }
 

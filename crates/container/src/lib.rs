@@ -14,6 +14,7 @@
 mod carry;
 mod client;
 mod command;
+mod filter;
 mod frames;
 mod images;
 pub mod inside;

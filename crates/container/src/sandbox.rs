@@ -25,6 +25,7 @@ use tokio::task::AbortHandle;
 
 use crate::client::{ANSWERS_WITHIN, CallError, Client, MAKES_WITHIN};
 use crate::command::CommandBackend;
+use crate::filter::FilterOption;
 use crate::spec::{OWNER_LABEL, SANDBOX_LABEL, Surroundings, User, container, name};
 use crate::{Kind, Settings, images, socket, verified};
 
@@ -122,12 +123,17 @@ impl ContainerSandboxes {
     fn make(&self, connected: &Connected, plan: &SandboxPlan, image: &ImageDigest) -> Result<Container, StartError> {
         images::demand(&connected.client, image)?;
         let user = self.user_of(connected, &plan.workspace)?;
+        let filter = FilterOption::of(self.kind).map_err(|error| StartError {
+            what: format!("cannot write the container's filter of system calls: {error}"),
+            hint: Some("TMPDIR names where".to_owned()),
+        })?;
         let around = Surroundings {
             kind: self.kind,
             image,
             launcher: &self.settings.launcher,
             owner: &self.settings.owner,
             user,
+            filter: &filter.text,
             rootless: connected.rootless && self.kind == Kind::Podman,
         };
         let body = container(plan, around);
@@ -138,7 +144,7 @@ impl ContainerSandboxes {
             docker.inspect_container(&made.id, None).await
         });
         let found = made.map_err(|error| error.to_start_error("make the container"))?;
-        let enforced = verified::report(plan, user, &found)?;
+        let enforced = verified::report(self.kind, plan, user, &found)?;
         let id = found.id.ok_or_else(|| StartError { what: "the container has no id".to_owned(), hint: None })?;
         Ok(Container { id, user, enforced })
     }
@@ -255,7 +261,7 @@ impl Sandboxes for ContainerSandboxes {
             Err(error) => return Err(error.to_start_error("look for the container").into()),
         };
         let user = self.user_of(&connected, &plan.workspace)?;
-        let enforced = verified::report(plan, user, &found)?;
+        let enforced = verified::report(self.kind, plan, user, &found)?;
         let made = Container { id: found.id.unwrap_or_default(), user, enforced };
         Ok(Box::new(self.sandbox(connected, plan, made, events)))
     }

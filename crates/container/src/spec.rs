@@ -58,6 +58,8 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) launcher: &'a Path,
     pub(crate) owner: &'a str,
     pub(crate) user: User,
+    /// The filter of system calls, as an option.
+    pub(crate) filter: &'a str,
     /// Whether the engine is an ordinary user's: then the user is mapped to itself.
     pub(crate) rootless: bool,
 }
@@ -90,7 +92,7 @@ fn host_config(plan: &SandboxPlan, around: Surroundings<'_>) -> HostConfig {
     HostConfig {
         runtime: plan.runtime.as_ref().map(|runtime| runtime.as_str().to_owned()),
         cap_drop: Some(vec!["ALL".to_owned()]),
-        security_opt: Some(vec!["no-new-privileges".to_owned()]),
+        security_opt: Some(vec!["no-new-privileges".to_owned(), around.filter.to_owned()]),
         privileged: Some(false),
         readonly_rootfs: Some(true),
         network_mode: Some("none".to_owned()),

@@ -6,12 +6,14 @@ use stockade_engine::{SandboxPlan, StartError};
 use stockade_model::{EnforcementReport, LayerReport, LayerState};
 
 use crate::spec::User;
+use crate::{Kind, filter};
 
 /// The layers of a container.
 ///
 /// # Errors
 /// The first that is not as it was asked for.
 pub(crate) fn report(
+    kind: Kind,
     plan: &SandboxPlan,
     user: User,
     found: &ContainerInspectResponse,
@@ -28,14 +30,14 @@ pub(crate) fn report(
         |wanted: Option<u64>, has: Option<i64>| wanted.is_none_or(|w| has.is_some_and(|h| h > 0 && h as u64 <= w));
     demand(held(limits.memory_bytes, host.memory), "the limit of memory")?;
     demand(held(limits.processes, host.pids_limit), "the limit of processes")?;
-    let seccomp = host.security_opt.iter().flatten().all(|option| option != "seccomp=unconfined");
-    demand(seccomp, "a filter of system calls")?;
+    demand(filter::is_ours(kind, host.security_opt.as_deref().unwrap_or_default()), "its filter of system calls")?;
     let runtime = host.runtime.as_deref().filter(|name| !name.is_empty()).unwrap_or("its engine's own choice");
     let layers = [
         ("container", format!("runtime {runtime}: namespaces of processes, mounts, network and names of its own")),
         ("container-privileges", format!("no capability, no new privileges, user {user}")),
         ("container-files", "a read-only system; the workspace, the home and private temp can be written".to_owned()),
         ("container-network", "a loopback of its own and nothing else".to_owned()),
+        ("container-filter", "system calls that no process of it may make are refused, whoever makes them".to_owned()),
         ("container-limits", limits_text(host)),
     ];
     let layer = |(name, detail): (&str, String)| (name.to_owned(), LayerReport { state: LayerState::Enforced, detail });

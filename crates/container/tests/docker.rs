@@ -114,6 +114,16 @@ fn nothing_of_the_host_is_inside() {
 }
 
 #[test]
+fn the_container_has_a_filter_of_its_own_beneath_that_of_commands() {
+    let Some(engine) = Engine::docker() else { return };
+    let place = Place::new(&engine);
+    assert!(engine.lets_make_namespaces(None), "the control: nothing else refuses it");
+    assert!(!engine.lets_make_namespaces(Some(&place.plan)));
+    let layer = &place.run("true").report.layers["container-filter"];
+    assert_eq!(layer.state, LayerState::Enforced, "{layer:?}");
+}
+
+#[test]
 fn a_command_ends_with_all_that_it_started() {
     let Some(engine) = Engine::docker() else { return };
     let place = Place::new(&engine);
@@ -316,6 +326,7 @@ fn within_gvisor_the_lower_level_has_to_be_named() {
     assert_eq!(ran.report.layers["broker"].state, LayerState::Absent, "{:#?}", ran.report);
     assert_eq!(ran.report.layers["container"].state, LayerState::Enforced);
     assert_eq!(ran.report.layers["container-limits"].state, LayerState::Partial);
+    assert_eq!(ran.report.layers["container-filter"].state, LayerState::Absent);
     assert!(place.run_plan(&restricted("echo x > /etc/x || echo refused")).ok().ends_with("refused\n"));
 
     let left = restricted("setsid sleep 4321 & sleep 4321 & echo begun");

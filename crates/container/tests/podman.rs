@@ -44,6 +44,14 @@ fn a_command_runs_within_the_walls_and_all_of_it_goes() {
 }
 
 #[test]
+fn the_container_has_a_filter_of_its_own_beneath_that_of_commands() {
+    let Some(engine) = Engine::podman() else { return };
+    let place = Place::new(&engine);
+    assert!(engine.lets_make_namespaces(None), "the control: nothing else refuses it");
+    assert!(!engine.lets_make_namespaces(Some(&place.plan)));
+}
+
+#[test]
 fn a_runtime_that_its_service_was_not_started_with_is_refused() {
     let Some(engine) = Engine::podman() else { return };
     let refused = Place::with(&engine, |plan| plan.runtime = Some("runsc".parse().unwrap())).map(drop).unwrap_err();

@@ -102,6 +102,16 @@ pub fn refusals(level: Level) -> impl Iterator<Item = (i64, &'static str)> {
     entries.filter(|e| matches!(e.action, Action::Errno(_))).map(|e| (e.call, e.reason))
 }
 
+/// What no command is let make at any level, whatever the arguments: the number of each
+/// call and the errno that it is answered.
+pub fn never_allowed() -> impl Iterator<Item = (i64, u16)> {
+    let depends = |call: i64| base::REFUSED.iter().any(|entry| entry.call == call && !entry.conditions.is_empty());
+    base::REFUSED.iter().filter(move |entry| !depends(entry.call)).filter_map(|entry| match entry.action {
+        Action::Errno(errno) => Some((entry.call, errno)),
+        Action::Allow | Action::Notify | Action::KillProcess => None,
+    })
+}
+
 fn refused_entries(level: Level) -> impl Iterator<Item = &'static Entry> {
     let by_level: &[Entry] = if level == Level::Restricted { base::RESTRICTED } else { base::FULL };
     base::REFUSED.iter().chain(by_level)

@@ -9,6 +9,7 @@ pub mod actor;
 pub mod arena;
 pub mod bpf;
 mod call;
+pub mod calls;
 pub mod caps;
 pub mod clone;
 pub mod descriptors;

@@ -19,4 +19,6 @@ pub(crate) struct InsideOrder {
 pub(crate) struct Probed {
     /// The walls of level `restricted`, with exact denials and held calls.
     pub(crate) native_walls: bool,
+    /// A filter of system calls, as the runtime loaded it.
+    pub(crate) filtered: bool,
 }

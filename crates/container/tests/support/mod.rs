@@ -27,7 +27,7 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 const APPLETS: &[&str] = &[
     "sh", "cat", "echo", "env", "false", "head", "id", "kill", "ln", "ls", "mkdir", "mkfifo", "mount", "mv", "nc",
     "printf", "ps", "pwd", "rm", "seq", "setsid", "sleep", "stat", "stty", "tail", "test", "touch", "true", "tty",
-    "umask", "wc", "wget", "yes", "dd", "chmod", "cp", "grep", "tr", "sync", "date", "sort", "cut",
+    "umask", "wc", "wget", "yes", "dd", "chmod", "cp", "grep", "tr", "sync", "date", "sort", "cut", "unshare",
 ];
 
 /// An engine with one small image.
@@ -103,7 +103,18 @@ impl Engine {
         self.place.path().join("socket")
     }
 
-    /// The engine's own command line.
+    /// The engine's own command line, where one of another engine does not do.
+    fn own_command(&self, arguments: &[&str]) -> std::process::Output {
+        let (program, option) = match self.kind {
+            Kind::Docker => ("docker", "-H"),
+            Kind::Podman => ("podman", "--url"),
+        };
+        let mut command = Command::new(program);
+        command.args([option, &format!("unix://{}", self.socket().display())]).args(arguments);
+        command.env("PATH", PATH).stdin(Stdio::null()).output().unwrap()
+    }
+
+    /// A command line of the engine.
     pub fn command(&self, arguments: &[&str]) -> std::process::Output {
         let mut command = Command::new("docker");
         command.arg("-H").arg(format!("unix://{}", self.socket().display())).args(arguments);
@@ -125,6 +136,25 @@ impl Engine {
         command.arg(self.socket()).arg(self.image.as_str()).arg(plan.id.as_str());
         command.arg(&plan.workspace).arg(&plan.home).arg(launcher()).args([io, script]);
         command
+    }
+
+    /// Whether a process of a container can make itself a namespace of users, which no
+    /// lack of privilege prevents: of the sandbox's where one is named, without Stockade's
+    /// launcher and its walls; else of a container without a filter of system calls.
+    pub fn lets_make_namespaces(&self, sandbox: Option<&SandboxPlan>) -> bool {
+        let attempt = ["/bin/unshare", "-U", "/bin/true"];
+        let made = match sandbox {
+            Some(plan) => self.own_command(&[&["exec", &format!("stockade-{}", plan.id)], &attempt[..]].concat()),
+            None => {
+                let bare = ["run", "--rm", "--network=none", "--cap-drop=ALL", "--user=1000:1000"];
+                let options =
+                    ["--security-opt=seccomp=unconfined", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"];
+                self.own_command(&[&bare[..], &options, &[self.image.as_str()], &attempt].concat())
+            }
+        };
+        let said = String::from_utf8_lossy(&made.stderr);
+        assert!(made.status.success() || said.contains("unshare(0x10000000)"), "{said}");
+        made.status.success()
     }
 
     /// The ids of all containers that there are.

@@ -1,0 +1,159 @@
+//! The filter of system calls that a container as a whole has, beneath that of each
+//! command: what none of its processes may do, the launcher among them.
+//!
+//! It is a list of what is allowed, so that a call which nobody has looked at yet is
+//! refused. What commands are never allowed is refused here by the very same table
+//! (`stockade_native::filter`), but for what the launcher needs to answer their calls:
+//! engines' own filters refuse that, so that they cannot be used.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Write as _};
+
+use serde_json::{Value, json};
+use stockade_native::filter::never_allowed;
+use stockade_sys::calls;
+use tempfile::NamedTempFile;
+
+use crate::Kind;
+
+/// What commands are refused by their own filter, and the launcher does for them: takes
+/// a copy of a socket, finds whether threads share their descriptors, resolves a path.
+const LAUNCHER_NEEDS: [&str; 3] = ["pidfd_getfd", "kcmp", "openat2"];
+/// Namespaces that clone(2) makes; in unshare(2) there is that of time besides.
+const NAMESPACES: u64 = 0x7e02_0000;
+const TIME_NAMESPACE: u64 = 0x80;
+/// Families of sockets: unix, internet, and the lists of the own interfaces.
+const FAMILIES: [u64; 4] = [1, 2, 10, 16];
+/// Execution domains: the ordinary one, PER_LINUX32, without address randomisation,
+/// the last two together, and the question.
+const DOMAINS: [u64; 5] = [0, 8, 0x4_0000, 0x4_0008, 0xffff_ffff];
+/// ENOSYS on every architecture: who asks falls back to older calls.
+const NOT_IMPLEMENTED: i32 = 38;
+
+/// The filter as a container engine reads it.
+pub(crate) fn profile() -> Value {
+    let numbers: BTreeMap<i64, &'static str> = calls::all().map(|(name, number)| (number, name)).collect();
+    let is_needed = |name: &str| LAUNCHER_NEEDS.contains(&name);
+    let refused = never_allowed().filter_map(|(call, errno)| Some((*numbers.get(&call)?, errno)));
+    let refused: BTreeMap<&str, u16> = refused.filter(|(name, _)| !is_needed(name)).collect();
+    let judged: BTreeSet<&str> = ["clone", "unshare", "socket", "personality"].into();
+    let plain = |name: &str| !refused.contains_key(name) && !judged.contains(name);
+    let allowed: BTreeSet<&str> = calls::all().map(|(name, _)| name).filter(|name| plain(name)).collect();
+    let mut rules = vec![json!({"names": allowed, "action": "SCMP_ACT_ALLOW"})];
+    rules.push(allow_if("clone", without_bits(NAMESPACES)));
+    rules.push(allow_if("unshare", without_bits(NAMESPACES | TIME_NAMESPACE)));
+    rules.extend(FAMILIES.map(|family| allow_if("socket", equals(family))));
+    rules.extend(DOMAINS.map(|domain| allow_if("personality", equals(domain))));
+    let errnos: BTreeSet<u16> = refused.values().copied().collect();
+    rules.extend(errnos.into_iter().map(|errno| {
+        let names: Vec<&str> = refused.iter().filter(|(_, its)| **its == errno).map(|(name, _)| *name).collect();
+        json!({"names": names, "action": "SCMP_ACT_ERRNO", "errnoRet": errno})
+    }));
+    json!({
+        "defaultAction": "SCMP_ACT_ERRNO",
+        "defaultErrnoRet": NOT_IMPLEMENTED,
+        "architectures": [ARCHITECTURE],
+        "syscalls": rules,
+    })
+}
+
+#[cfg(target_arch = "x86_64")]
+const ARCHITECTURE: &str = "SCMP_ARCH_X86_64";
+#[cfg(target_arch = "aarch64")]
+const ARCHITECTURE: &str = "SCMP_ARCH_AARCH64";
+
+fn allow_if(call: &str, condition: Value) -> Value {
+    json!({"names": [call], "action": "SCMP_ACT_ALLOW", "args": [condition]})
+}
+
+fn without_bits(mask: u64) -> Value {
+    json!({"index": 0, "value": mask, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"})
+}
+
+fn equals(value: u64) -> Value {
+    json!({"index": 0, "value": value, "op": "SCMP_CMP_EQ"})
+}
+
+/// The filter as an option of a container: one engine takes its text, the other the path
+/// of a file, which is needed until the container is made.
+#[derive(Debug)]
+pub(crate) struct FilterOption {
+    /// `seccomp=...`.
+    pub(crate) text: String,
+    _file: Option<NamedTempFile>,
+}
+
+impl FilterOption {
+    /// Makes it ready for an engine.
+    ///
+    /// # Errors
+    /// Where no file can be written.
+    pub(crate) fn of(kind: Kind) -> io::Result<Self> {
+        let profile = profile().to_string();
+        match kind {
+            Kind::Docker => Ok(Self { text: format!("{OPTION}{profile}"), _file: None }),
+            Kind::Podman => {
+                let mut file = NamedTempFile::with_prefix("stockade-seccomp-")?;
+                file.write_all(profile.as_bytes())?;
+                Ok(Self { text: format!("{OPTION}{}", file.path().display()), _file: Some(file) })
+            }
+        }
+    }
+}
+
+const OPTION: &str = "seccomp=";
+
+/// Whether the options of a container hold a filter of ours. The engine that is given a
+/// path tells no more of it than that.
+pub(crate) fn is_ours(kind: Kind, options: &[String]) -> bool {
+    let mut filters = options.iter().filter_map(|option| option.strip_prefix(OPTION));
+    let (first, another) = (filters.next(), filters.next());
+    let is_ours = |text: &str| match kind {
+        Kind::Docker => serde_json::from_str::<Value>(text).is_ok_and(|found| found == profile()),
+        Kind::Podman => text.starts_with('/'),
+    };
+    first.is_some_and(is_ours) && another.is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(profile: &Value, action: &str) -> BTreeSet<String> {
+        let rules = profile["syscalls"].as_array().unwrap().iter();
+        let plain = rules.filter(|rule| rule["action"] == action && rule.get("args").is_none());
+        plain.flat_map(|rule| rule["names"].as_array().unwrap()).map(|name| name.as_str().unwrap().to_owned()).collect()
+    }
+
+    #[test]
+    fn what_commands_are_never_allowed_the_container_is_not_but_for_what_the_launcher_needs() {
+        let profile = profile();
+        let (allowed, refused) = (names(&profile, "SCMP_ACT_ALLOW"), names(&profile, "SCMP_ACT_ERRNO"));
+        assert!(allowed.is_disjoint(&refused));
+        for call in ["mount", "bpf", "keyctl", "init_module", "kexec_load", "open_by_handle_at", "setns", "clone3"] {
+            assert!(refused.contains(call), "{call}");
+        }
+        for call in ["read", "execve", "landlock_create_ruleset", "seccomp", "process_vm_readv"] {
+            assert!(allowed.contains(call), "{call}");
+        }
+        assert!(LAUNCHER_NEEDS.iter().all(|call| allowed.contains(*call)));
+        // None that a command is refused is left out because its name is not known.
+        let known: BTreeSet<i64> = calls::all().map(|(_, number)| number).collect();
+        for (call, _) in never_allowed() {
+            assert!(known.contains(&call), "{call}");
+        }
+    }
+
+    #[test]
+    fn a_container_with_another_filter_is_none_of_ours() {
+        let own = FilterOption::of(Kind::Docker).unwrap().text;
+        let with = |options: &[&str]| options.iter().map(|&text| text.to_owned()).collect::<Vec<_>>();
+        assert!(is_ours(Kind::Docker, &with(&["no-new-privileges", &own])));
+        for other in [vec![], vec!["seccomp=unconfined"], vec!["seccomp={}"], vec![&own[..], "seccomp=unconfined"]] {
+            assert!(!is_ours(Kind::Docker, &with(&other)), "{other:?}");
+        }
+        assert!(is_ours(Kind::Podman, &with(&["seccomp=/tmp/x"])));
+        assert!(!is_ours(Kind::Podman, &with(&["seccomp=unconfined"])));
+        assert!(!is_ours(Kind::Podman, &with(&["no-new-privileges"])));
+    }
+}
