@@ -100,6 +100,7 @@ impl Kind {
         let settings = Settings {
             socket: Some(engines::socket(session, engine)),
             launcher: session.join("suite"),
+            accounts: session.join("accounts"),
             owner: format!("suite-{}", std::process::id()),
         };
         let image = fs::read_to_string(engines::image_file(session, engine)).context("reading the image's digest")?;

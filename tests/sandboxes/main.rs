@@ -33,7 +33,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use stockade_container::inside::{hold, serve};
+use stockade_container::inside;
 use stockade_engine::SandboxEvents;
 use stockade_native::{Keep, keep_sandbox};
 use stockade_testkit::suite::{DECLARED, FAILED, PASSED};
@@ -73,7 +73,7 @@ fn main() -> ExitCode {
 }
 
 fn launcher(part: &str) -> Result<ExitCode> {
-    if part == "hold" { hold() } else { serve() }.context("serving a container")?;
+    inside::play(part).context("serving a container")?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -14,7 +14,9 @@ use stockade_model::{Background, Filesystem, Level, Limits, Network, Plan, Profi
 fn main() {
     let given: Vec<String> = args().skip(1).collect();
     let [socket, image, id, workspace, home, launcher, terminal, script] = given.try_into().expect("eight arguments");
-    let settings = Settings { socket: Some(socket.into()), launcher: launcher.into(), owner: "tests".to_owned() };
+    let accounts = std::path::Path::new(&home).with_file_name("accounts");
+    let settings =
+        Settings { socket: Some(socket.into()), launcher: launcher.into(), accounts, owner: "tests".to_owned() };
     let kind = ContainerSandboxes::new(Kind::Docker, settings);
     let plan = SandboxPlan {
         id: id.parse().unwrap(),

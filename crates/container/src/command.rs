@@ -16,16 +16,16 @@ use stockade_engine::{
     Attempt, Backend, Events, HeldAnswer, HoldId, INSIDE_HOME, INSIDE_WORKSPACE, Io, SandboxPlan, StartError,
 };
 use stockade_model::{
-    Denial, Egress, EnforcementReport, Grant, LayerReport, LayerState, Level, Limit, Limits, Plan, RawText,
+    Denial, Egress, EnforcementReport, Grant, LayerReport, LayerState, Level, Limits, Plan, SandboxId,
 };
 
-use crate::Kind;
 use crate::carry::{Until, ending};
-use crate::client::Client;
+use crate::client::{ANSWERS_WITHIN, CallError, Client};
 use crate::frames::{Frame, MESSAGE_BYTES, Size, Stream};
 use crate::inside::{InsideOrder, Probed};
-use crate::line::{Exec, FrameLine};
+use crate::line::{Exec, FrameLine, all_said};
 use crate::spec::LAUNCHER;
+use crate::{Kind, limits};
 
 /// Longest text of a byte of output in a message.
 const BYTE_TEXT_MAX: usize = 6;
@@ -40,6 +40,7 @@ const BEYOND_STREAMS: i32 = 3;
 pub(crate) struct CommandBackend {
     pub(crate) kind: Kind,
     pub(crate) client: Client,
+    pub(crate) sandbox: SandboxId,
     pub(crate) container: String,
     pub(crate) user: String,
     pub(crate) enforced: EnforcementReport,
@@ -47,7 +48,35 @@ pub(crate) struct CommandBackend {
     pub(crate) limits: Limits,
 }
 
+/// What a container does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Condition {
+    /// Nothing: it has ended, or is not there.
+    Gone,
+    /// It stands still.
+    Paused,
+    /// It goes on, as far as can be seen.
+    Goes,
+}
+
 impl CommandBackend {
+    /// What its container does now.
+    pub(crate) fn condition(&self) -> Condition {
+        let container = self.container.clone();
+        let found =
+            self.client.call(ANSWERS_WITHIN, |docker| async move { docker.inspect_container(&container, None).await });
+        let state = match found {
+            Ok(found) => found.state.unwrap_or_default(),
+            Err(CallError::NotFound(_)) => return Condition::Gone,
+            Err(_) => return Condition::Goes,
+        };
+        match (state.paused, state.running) {
+            (Some(true), _) => Condition::Paused,
+            (_, Some(false)) => Condition::Gone,
+            _ => Condition::Goes,
+        }
+    }
+
     fn demand_possible(&self, plan: &Plan) -> Result<(), StartError> {
         if let Some(grant) = plan.grants.iter().find(|grant| !self.honours(grant, plan.level)) {
             return Err(StartError {
@@ -69,59 +98,83 @@ impl CommandBackend {
         inside.backend = "native".to_owned();
         // Nothing inside leads anywhere.
         inside.profile.egress = Egress::default();
-        // The container's own: nothing of the host's is there.
-        inside.profile.filesystem.write.extend(["/tmp", "/dev/shm"].map(RawText::from));
-        inside.profile.limits = self.limits_inside(&plan.profile.limits);
+        inside.profile.limits = limits::inside(&self.limits, &plan.profile.limits);
         inside
     }
 
-    /// What the container holds for all commands together is not held once more for
-    /// one of them, unless that is to have less.
-    fn limits_inside(&self, wanted: &Limits) -> Limits {
-        let held = |limit: Limit| {
-            [Limit::Memory, Limit::Processes, Limit::Cpus].contains(&limit)
-                && self.limits.get(limit) == wanted.get(limit)
-        };
-        let mut inside = Limits::default();
-        wanted.each().filter(|(limit, _)| !held(*limit)).for_each(|(limit, amount)| inside.set(limit, amount));
-        inside
-    }
-
-    /// Refuses a container in which the level cannot be had.
+    /// Looks what can be had inside, and reports who holds which limit.
     ///
     /// # Errors
     /// Where the runtime's kernel lacks what the walls inside are built of, and the level
     /// needs them.
-    pub(crate) fn demand_level(&self, plan: &SandboxPlan) -> Result<(), StartError> {
-        let line = self.start("probe", MESSAGE_BYTES)?;
-        let lost = |why: String| with_complaint(StartError { what: why, hint: None }, &line.complaint());
-        let found =
-            line.receive::<Probed>().map_err(|error| lost(format!("the launcher cannot be understood: {error}")))?;
-        let found = found.ok_or_else(|| lost("the launcher does not run in the container".to_owned()))?;
-        match (found.native_walls, found.filtered) {
-            (true, true) => return Ok(()),
-            (true, false) => {
-                return Err(lost("the container's runtime did not load its filter of system calls".to_owned()));
-            }
-            (false, _) => {}
+    pub(crate) fn look_inside(&mut self, plan: &SandboxPlan) -> Result<(), StartError> {
+        let found = self.probe()?;
+        demand_level(plan, &found)?;
+        self.report_limits(plan, found.native_walls);
+        Ok(())
+    }
+
+    /// The same for one that was made before: the level `full` was had then.
+    ///
+    /// # Errors
+    /// As [`look_inside`](Self::look_inside).
+    pub(crate) fn look_inside_again(&mut self, plan: &SandboxPlan) -> Result<(), StartError> {
+        if plan.level != Level::Full {
+            return self.look_inside(plan);
         }
-        if plan.level == Level::Restricted {
-            return demand_unprotected(plan);
-        }
-        Err(StartError {
-            what: "the kernel of this container's runtime has no Landlock: what a command is refused could be \
-                   neither told nor held, and protected names could be written"
-                .to_owned(),
-            hint: Some("take another runtime, or name the lower level: --level restricted".to_owned()),
+        self.report_limits(plan, true);
+        Ok(())
+    }
+
+    fn report_limits(&mut self, plan: &SandboxPlan, has_walls: bool) {
+        self.enforced.layers.insert("limits".to_owned(), limits::report(&plan.profile.limits, has_walls));
+    }
+
+    fn probe(&self) -> Result<Probed, StartError> {
+        let said = all_said(&self.client, self.exec("probe")).map_err(|error| self.unstarted(&error))?;
+        serde_json::from_slice(&said.output).map_err(|error| {
+            let what = format!("the launcher in the container cannot be understood: {error}");
+            with_complaint(StartError { what, hint: None }, &said.complaint)
         })
     }
 
-    fn start(&self, part: &str, message_bytes: usize) -> Result<FrameLine, StartError> {
+    fn exec(&self, part: &str) -> Exec {
         let command = [LAUNCHER, "inside", part].map(str::to_owned).to_vec();
-        let exec = Exec { container: self.container.clone(), user: self.user.clone(), command };
-        let started = FrameLine::start(&self.client, exec, message_bytes);
-        started.map_err(|error| error.to_start_error("start a command in the container"))
+        Exec { container: self.container.clone(), user: self.user.clone(), command }
     }
+
+    fn start(&self, message_bytes: usize) -> Result<FrameLine, StartError> {
+        FrameLine::start(&self.client, self.exec("serve"), message_bytes).map_err(|error| self.unstarted(&error))
+    }
+
+    /// Why nothing can be started in it: each engine has its own words for that.
+    fn unstarted(&self, error: &CallError) -> StartError {
+        let of = |what, hint: Option<&str>| StartError { what, hint: hint.map(str::to_owned) };
+        match self.condition() {
+            Condition::Gone => of(format!("the sandbox {} is gone", self.sandbox), None),
+            Condition::Paused => {
+                let what = format!("the sandbox {} is paused: a command would not go on in it", self.sandbox);
+                of(what, Some("let it go on first"))
+            }
+            Condition::Goes => error.to_start_error("start a command in the container"),
+        }
+    }
+}
+
+fn demand_level(plan: &SandboxPlan, found: &Probed) -> Result<(), StartError> {
+    if found.native_walls {
+        let what = "the container's runtime did not load its filter of system calls".to_owned();
+        return if found.filtered { Ok(()) } else { Err(StartError { what, hint: None }) };
+    }
+    if plan.level == Level::Restricted {
+        return demand_unprotected(plan);
+    }
+    Err(StartError {
+        what: "the kernel of this container's runtime has no Landlock: what a command is refused could be \
+               neither told nor held, and protected names could be written"
+            .to_owned(),
+        hint: Some("take another runtime, or name the lower level: --level restricted".to_owned()),
+    })
 }
 
 /// What the host trusts by its name is not given to commands that nothing keeps from it
@@ -186,12 +239,12 @@ impl Backend for CommandBackend {
     fn prepare(&self, plan: &Plan, io: &Io, hold: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {
         self.demand_possible(plan)?;
         let umask = umask().map_err(|error| unready(&error))?;
-        let line = Arc::new(self.start("serve", message_bytes(*io))?);
+        let line = Arc::new(self.start(message_bytes(*io))?);
         let size = if *io == Io::Terminal { size_of(rustix::stdio::stdin()) } else { None };
         let order = Order { plan: self.plan_inside(plan), io: *io, hold, umask };
         // Before the streams: it is the first that a launcher takes.
         line.send(&InsideOrder { order, size }).map_err(|error| unready(&error))?;
-        let carried = Carried::begin(*io, size, &line).map_err(|error| unready(&error))?;
+        line.keep(Carried::begin(*io, size, &line).map_err(|error| unready(&error))?);
         let way: Arc<FrameLine> = Arc::clone(&line);
         let remote = RemoteAttempt::begin(way, events).map_err(|error| with_complaint(error, &line.complaint()))?;
         let mut enforced = self.enforced.clone();
@@ -202,7 +255,7 @@ impl Backend for CommandBackend {
             enforced.layers.insert("container-limits".to_owned(), unseen_limits());
             enforced.layers.insert("container-filter".to_owned(), unseen_filter());
         }
-        Ok(Box::new(ContainerAttempt { remote, enforced, _carried: carried }))
+        Ok(Box::new(ContainerAttempt { remote, enforced }))
     }
 }
 
@@ -229,10 +282,8 @@ fn umask() -> io::Result<u32> {
 
 /// One attempt.
 struct ContainerAttempt {
-    // First: it waits for the end of the command, whose streams are carried until then.
     remote: RemoteAttempt,
     enforced: EnforcementReport,
-    _carried: Carried,
 }
 
 impl Attempt for ContainerAttempt {

@@ -10,6 +10,7 @@ mod terminal;
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -32,6 +33,19 @@ use crate::frames::{Decoder, Frame, MESSAGE_BYTES, Size, Stream};
 const PIECE_BYTES: usize = 64 << 10;
 /// First descriptor beyond the standard streams.
 const BEYOND_STREAMS: i32 = 3;
+
+/// Does the part of a launcher that has this name.
+///
+/// # Errors
+/// As that part; where there is none of the name.
+pub fn play(part: &str) -> io::Result<()> {
+    match part {
+        "hold" => hold(),
+        "serve" => serve(),
+        "probe" => probe(),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("a launcher has no part `{part}`"))),
+    }
+}
 
 /// The first process of a container: reaps what others leave, until it is killed.
 ///
@@ -73,13 +87,18 @@ fn is_filtered() -> io::Result<bool> {
     Ok(status.lines().any(|line| line.strip_prefix("Seccomp:").is_some_and(|mode| mode.trim() == "2")))
 }
 
+/// Those of the container's own: nothing of the host's is there.
+fn own_directories() -> Vec<PathBuf> {
+    ["/tmp", "/dev/shm"].map(PathBuf::from).into_iter().filter(|path| path.is_dir()).collect()
+}
+
 /// Tells the engine what can be had here.
 ///
 /// # Errors
 /// When the engine is not there.
 pub fn probe() -> io::Result<()> {
     let found = Probed { native_walls: has_native_walls(), filtered: is_filtered()? };
-    io::stdout().write_all(&Frame::Message(serde_json::to_vec(&found)?).encode())
+    io::stdout().write_all(&serde_json::to_vec(&found)?)
 }
 
 fn close_to_others() -> io::Result<()> {
@@ -139,7 +158,7 @@ fn run(order: InsideOrder, frames: Frames, way: &Arc<Way>) -> io::Result<()> {
     });
     let has_walls = has_native_walls();
     let prepared = if has_walls {
-        NativeBackend::default().prepare(&plan, &io, hold, events)
+        NativeBackend::default().within(own_directories()).prepare(&plan, &io, hold, events)
     } else {
         EnclosedBackend.prepare(&plan, &io, hold, events)
     };
@@ -158,25 +177,24 @@ fn run(order: InsideOrder, frames: Frames, way: &Arc<Way>) -> io::Result<()> {
     };
     let mut streams = Streams::default();
     let (waited, over) = ending()?;
+    let over = Over(Arc::new(Mutex::new(Some(over))));
     let outputs = ends.begin(&mut streams, &waited, way)?;
-    let streams = Arc::new(streams);
     thread::spawn({
-        let way = Arc::clone(way);
-        move || finish(&ended, over, outputs, &way)
+        let (way, over) = (Arc::clone(way), over.clone());
+        move || finish(&ended, &over, outputs, &way)
     });
     let terminal = ends.terminal;
     let (said, hear) = channel();
-    let listened = Arc::clone(&streams);
-    thread::spawn(move || listen(frames, &listened, terminal.as_ref(), &said));
+    thread::spawn(move || Listener { streams, terminal, over, said }.listen(frames));
     way.tell(&Told::Prepared(Ok(attempt.enforced().clone())))?;
     // Hung up when the engine is gone: everything of the command ends with this.
     obey(attempt, || Ok(hear.recv().ok()), |told| way.tell(told))
 }
 
 /// Tells the end of the command, when all that it wrote is on its way.
-fn finish(ended: &Receiver<AttemptEvent>, over: OwnedFd, outputs: Vec<Receiver<()>>, way: &Way) {
+fn finish(ended: &Receiver<AttemptEvent>, over: &Over, outputs: Vec<Receiver<()>>, way: &Way) {
     if let Ok(event) = ended.recv() {
-        drop(over);
+        over.say();
         for output in outputs {
             // Nothing is ever sent: its end is what is waited for.
             let _ = output.recv();
@@ -185,25 +203,55 @@ fn finish(ended: &Receiver<AttemptEvent>, over: OwnedFd, outputs: Vec<Receiver<(
     }
 }
 
-/// What the engine sends, until its end.
-fn listen(mut frames: Frames, streams: &Streams, terminal: Option<&Terminal>, said: &Sender<Said>) {
-    while let Ok(Some(frame)) = frames.next() {
-        let taken = match frame {
-            Frame::Message(message) => serde_json::from_slice(&message).is_ok_and(|one| said.send(one).is_ok()),
+/// Says to all who carry a stream that it is over.
+#[derive(Clone)]
+struct Over(Arc<Mutex<Option<OwnedFd>>>);
+
+impl Over {
+    fn say(&self) {
+        drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+}
+
+/// Does what the engine sends.
+struct Listener {
+    streams: Streams,
+    terminal: Option<Terminal>,
+    over: Over,
+    said: Sender<Said>,
+}
+
+impl Listener {
+    /// Until nothing more is sent.
+    fn listen(mut self, mut frames: Frames) {
+        while let Ok(Some(frame)) = frames.next() {
+            if !self.take(frame) {
+                break;
+            }
+        }
+        self.streams.close();
+    }
+
+    /// False where nothing more can be understood.
+    fn take(&mut self, frame: Frame) -> bool {
+        match frame {
+            Frame::Message(message) => serde_json::from_slice(&message).is_ok_and(|one| self.said.send(one).is_ok()),
             Frame::Resized(size) => {
-                if let Some(terminal) = terminal {
-                    terminal.resize(size);
-                }
+                self.terminal.iter().for_each(|terminal| terminal.resize(size));
                 true
             }
             Frame::Over => false,
-            frame => streams.take(frame).is_ok(),
-        };
-        if !taken {
-            break;
+            frame => {
+                let hangs_up = frame == Frame::Data(Stream::Input, Vec::new());
+                let taken = self.streams.take(frame).is_ok();
+                if hangs_up && self.terminal.take().is_some() {
+                    // The last of our ends: the kernel tells who is at the other.
+                    self.over.say();
+                }
+                taken
+            }
         }
     }
-    streams.close();
 }
 
 /// Our ends of the command's streams.

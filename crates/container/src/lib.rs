@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod accounts;
 mod carry;
 mod client;
 mod command;
@@ -18,10 +19,12 @@ mod filter;
 mod frames;
 mod images;
 pub mod inside;
+mod limits;
 mod line;
 mod sandbox;
 mod socket;
 mod spec;
+mod standing;
 mod verified;
 
 use std::path::PathBuf;
@@ -55,6 +58,9 @@ pub struct Settings {
     /// The program that runs inside as launcher: a static one with the hidden
     /// subcommand `inside`, such as `stockade` itself.
     pub launcher: PathBuf,
+    /// Where files of ours are that containers mount: a directory of the caller's alone,
+    /// made with the first.
+    pub accounts: PathBuf,
     /// Whose list the sandboxes stand in: containers of another owner are never
     /// touched.
     pub owner: String,

@@ -17,7 +17,7 @@ use bollard::exec::{CreateExecOptions, StartExecOptions, StartExecResults};
 use futures_util::{Stream, StreamExt};
 use serde::de::DeserializeOwned;
 use stockade_engine::AttemptEvent;
-use stockade_engine::remote::{self, Said, Told};
+use stockade_engine::remote::{self, Told};
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::task::AbortHandle;
@@ -46,6 +46,8 @@ pub(crate) struct FrameLine {
     outputs: Mutex<Vec<mpsc::Receiver<()>>>,
     /// Whether the command was killed: its output is not waited for without a limit.
     killed: AtomicBool,
+    /// Let go at the end of the command.
+    kept: Mutex<Option<Box<dyn std::any::Any + Send>>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -79,6 +81,34 @@ async fn attach(docker: Docker, exec: Exec) -> Result<(Output, Input), Error> {
     }
 }
 
+/// What a launcher said that ended by itself.
+pub(crate) struct Said {
+    pub(crate) output: Vec<u8>,
+    pub(crate) complaint: String,
+}
+
+/// Starts a launcher and hears it to its end, within the time of a call.
+pub(crate) fn all_said(client: &Client, exec: Exec) -> Result<Said, CallError> {
+    client.call(ANSWERS_WITHIN, |docker| async move {
+        let (mut output, _input) = attach(docker, exec).await?;
+        let (mut said, mut complaint) = (Vec::new(), Vec::new());
+        while let Some(piece) = output.next().await {
+            match piece? {
+                LogOutput::StdOut { message } => keep_some(&mut said, &message),
+                LogOutput::StdErr { message } => keep_some(&mut complaint, &message),
+                LogOutput::Console { .. } | LogOutput::StdIn { .. } => {}
+            }
+        }
+        Ok(Said { output: said, complaint: String::from_utf8_lossy(&complaint).trim().to_owned() })
+    })
+}
+
+/// As much as is kept of what a launcher says that is no frame.
+fn keep_some(kept: &mut Vec<u8>, text: &[u8]) {
+    let room = COMPLAINT_BYTES.saturating_sub(kept.len());
+    kept.extend_from_slice(&text[..text.len().min(room)]);
+}
+
 impl FrameLine {
     /// Starts a launcher whose messages are no longer than so many bytes.
     pub(crate) fn start(client: &Client, exec: Exec, message_bytes: usize) -> Result<Self, CallError> {
@@ -102,6 +132,7 @@ impl FrameLine {
             tasks,
             outputs: Mutex::default(),
             killed: AtomicBool::new(false),
+            kept: Mutex::default(),
         })
     }
 
@@ -124,6 +155,12 @@ impl FrameLine {
     /// Lets the end of the command be told after that of this output.
     pub(crate) fn wait_for(&self, output: mpsc::Receiver<()>) {
         lock(&self.outputs).push(output);
+    }
+
+    /// Keeps the caller's streams for as long as the command goes on: who is at their
+    /// other ends is to see its end.
+    pub(crate) fn keep(&self, carried: impl Send + 'static) {
+        *lock(&self.kept) = Some(Box::new(carried));
     }
 
     /// What the launcher complained of.
@@ -160,8 +197,8 @@ impl FrameLine {
 }
 
 impl remote::Line for FrameLine {
-    fn say(&self, said: &Said) -> io::Result<()> {
-        if *said == Said::Kill {
+    fn say(&self, said: &remote::Said) -> io::Result<()> {
+        if *said == remote::Said::Kill {
             self.killed.store(true, Ordering::Release);
         }
         self.send(said).inspect_err(|_| self.hang_up())
@@ -171,6 +208,7 @@ impl remote::Line for FrameLine {
         let told = self.receive::<Told>();
         if let Ok(Some(Told::Event(AttemptEvent::Ended(_)))) = &told {
             self.wait_for_streams();
+            drop(lock(&self.kept).take());
         }
         told
     }
@@ -254,8 +292,6 @@ impl Incoming {
     }
 
     fn complain(&self, text: &[u8]) {
-        let mut complaint = lock(&self.complaint);
-        let room = COMPLAINT_BYTES.saturating_sub(complaint.len());
-        complaint.extend_from_slice(&text[..text.len().min(room)]);
+        keep_some(&mut lock(&self.complaint), text);
     }
 }

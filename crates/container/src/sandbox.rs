@@ -1,36 +1,23 @@
-//! Containers as sandboxes: made, found again, stopped, counted, removed.
+//! Containers as sandboxes: made, found again, cleared away.
 
 use std::collections::HashMap;
 use std::fmt;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::path::Path;
+use std::sync::OnceLock;
+use std::time::SystemTime;
 
-use bollard::Docker;
-use bollard::models::{ContainerInspectResponse, ContainerStatsResponse};
-use bollard::query_parameters::{
-    CreateContainerOptionsBuilder, ListContainersOptionsBuilder, RemoveContainerOptionsBuilder, StatsOptionsBuilder,
-};
-use futures_util::StreamExt;
-use rustix::fs::{Mode, OFlags};
-use stockade_engine::{
-    Backend, Capabilities, INSIDE_HOME, INSIDE_WORKSPACE, Sandbox, SandboxError, SandboxEvent, SandboxEvents,
-    SandboxPlan, SandboxUsage, Sandboxes, StartError, System, Tree,
-};
-use stockade_model::{Background, EnforcementReport, ImageDigest, Level, RuntimeName, SandboxId, Usage};
-use tokio::task::AbortHandle;
+use bollard::models::ContainerInspectResponse;
+use bollard::query_parameters::{CreateContainerOptionsBuilder, ListContainersOptionsBuilder};
+use stockade_engine::{Capabilities, Sandbox, SandboxError, SandboxEvents, SandboxPlan, Sandboxes, StartError, System};
+use stockade_model::{Background, EnforcementReport, ImageDigest, Level, RuntimeName, SandboxId};
 
 use crate::client::{ANSWERS_WITHIN, CallError, Client, MAKES_WITHIN};
 use crate::command::CommandBackend;
 use crate::filter::FilterOption;
 use crate::spec::{OWNER_LABEL, SANDBOX_LABEL, Surroundings, User, container, name};
-use crate::{Kind, Settings, images, socket, verified};
-
-/// How soon the end of a container is looked for again, where the engine broke off.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+use crate::standing::{ContainerSandbox, is_running, remove_container, started};
+use crate::{Kind, Settings, accounts, images, limits, socket, verified};
 
 /// Makes them, by one engine.
 pub struct ContainerSandboxes {
@@ -122,15 +109,18 @@ impl ContainerSandboxes {
     /// Makes and starts a container.
     fn make(&self, connected: &Connected, plan: &SandboxPlan, image: &ImageDigest) -> Result<Container, StartError> {
         images::demand(&connected.client, image)?;
+        limits::demand_held(&plan.profile.limits)?;
         let user = self.user_of(connected, &plan.workspace)?;
         let filter = FilterOption::of(self.kind).map_err(|error| StartError {
             what: format!("cannot write the container's filter of system calls: {error}"),
             hint: Some("TMPDIR names where".to_owned()),
         })?;
+        let accounts = accounts::files(&self.settings.accounts, user, &plan.id)?;
         let around = Surroundings {
             kind: self.kind,
             image,
             launcher: &self.settings.launcher,
+            accounts: &accounts,
             owner: &self.settings.owner,
             user,
             filter: &filter.text,
@@ -145,15 +135,17 @@ impl ContainerSandboxes {
         });
         let found = made.map_err(|error| error.to_start_error("make the container"))?;
         let enforced = verified::report(self.kind, plan, user, &found)?;
+        let started = started(&found);
         let id = found.id.ok_or_else(|| StartError { what: "the container has no id".to_owned(), hint: None })?;
-        Ok(Container { id, user, enforced })
+        Ok(Container { id, user, enforced, started })
     }
 
     /// Commands run as the one whose the workspace is.
     fn user_of(&self, connected: &Connected, workspace: &Path) -> Result<User, StartError> {
-        let metadata = std::fs::metadata(workspace);
-        let owner =
-            metadata.map_err(|error| StartError { what: format!("cannot see the workspace: {error}"), hint: None })?;
+        let owner = std::fs::metadata(workspace).map_err(|error| StartError {
+            what: format!("cannot see the workspace {}: {error}", workspace.display()),
+            hint: None,
+        })?;
         // An engine of an ordinary user has that user as the root of its containers,
         // unless it maps it to itself.
         if connected.rootless && self.kind == Kind::Docker {
@@ -162,32 +154,16 @@ impl ContainerSandboxes {
         Ok(User { user: owner.uid(), group: owner.gid() })
     }
 
-    fn sandbox(
-        &self,
-        connected: Connected,
-        plan: &SandboxPlan,
-        made: Container,
-        events: SandboxEvents,
-    ) -> ContainerSandbox {
-        let Container { id: container, user, enforced } = made;
-        let ended = Arc::<AtomicBool>::default();
-        let watch = watch(connected.client.docker(), container.clone(), events, Arc::clone(&ended));
-        let watch = connected.client.spawn(watch);
-        let backend = CommandBackend {
+    /// What runs commands in it, and the report of it.
+    fn backend(&self, connected: Connected, plan: &SandboxPlan, made: &Container) -> CommandBackend {
+        CommandBackend {
             kind: self.kind,
             client: connected.client,
-            container,
-            user: user.to_string(),
-            enforced,
+            sandbox: plan.id.clone(),
+            container: made.id.clone(),
+            user: made.user.to_string(),
+            enforced: made.enforced.clone(),
             limits: plan.profile.limits.clone(),
-        };
-        ContainerSandbox {
-            id: plan.id.clone(),
-            workspace: plan.workspace.clone(),
-            home: plan.home.clone(),
-            backend: Arc::new(backend),
-            ended,
-            watch,
         }
     }
 
@@ -211,6 +187,7 @@ struct Container {
     id: String,
     user: User,
     enforced: EnforcementReport,
+    started: Option<SystemTime>,
 }
 
 impl Sandboxes for ContainerSandboxes {
@@ -237,8 +214,9 @@ impl Sandboxes for ContainerSandboxes {
         // One that has ended, and is made anew around what it keeps.
         self.remove(&connected, &plan.id)?;
         let made = self.make(&connected, plan, image).and_then(|made| {
-            let sandbox = self.sandbox(connected.clone(), plan, made, events);
-            sandbox.backend.demand_level(plan).map(|()| sandbox)
+            let mut backend = self.backend(connected.clone(), plan, &made);
+            backend.look_inside(plan)?;
+            Ok(ContainerSandbox::of(plan, made.started, backend, events))
         });
         let sandbox = made.inspect_err(|_| {
             if let Err(error) = self.remove(&connected, &plan.id) {
@@ -262,8 +240,10 @@ impl Sandboxes for ContainerSandboxes {
         };
         let user = self.user_of(&connected, &plan.workspace)?;
         let enforced = verified::report(self.kind, plan, user, &found)?;
-        let made = Container { id: found.id.unwrap_or_default(), user, enforced };
-        Ok(Box::new(self.sandbox(connected, plan, made, events)))
+        let made = Container { started: started(&found), id: found.id.unwrap_or_default(), user, enforced };
+        let mut backend = self.backend(connected, plan, &made);
+        backend.look_inside_again(plan)?;
+        Ok(Box::new(ContainerSandbox::of(plan, made.started, backend, events)))
     }
 
     fn clear(&self, id: &SandboxId) -> Result<(), SandboxError> {
@@ -275,155 +255,4 @@ fn is_ours(found: &ContainerInspectResponse, plan: &SandboxPlan, owner: &str) ->
     let labels = found.config.as_ref().and_then(|config| config.labels.as_ref());
     let has = |key: &str, value: &str| labels.and_then(|labels| labels.get(key)).is_some_and(|found| found == value);
     has(SANDBOX_LABEL, plan.id.as_str()) && has(OWNER_LABEL, owner)
-}
-
-fn is_running(found: &ContainerInspectResponse) -> bool {
-    found.state.as_ref().is_some_and(|state| state.running == Some(true))
-}
-
-async fn remove_container(docker: &Docker, container: &str) -> Result<(), bollard::errors::Error> {
-    let options = RemoveContainerOptionsBuilder::new().force(true).v(true).build();
-    match docker.remove_container(container, Some(options)).await {
-        // Somebody else was faster, or is at it.
-        Err(bollard::errors::Error::DockerResponseServerError { status_code: 404 | 409, .. }) => Ok(()),
-        removed => removed,
-    }
-}
-
-/// Tells when a container ends that nobody destroyed.
-async fn watch(docker: Docker, container: String, events: SandboxEvents, ended: Arc<AtomicBool>) {
-    loop {
-        // Its first answer, or that the engine broke off: then it is looked at.
-        let _ = docker.wait_container(&container, None).next().await;
-        let runs = match docker.inspect_container(&container, None).await {
-            Ok(found) => is_running(&found),
-            Err(bollard::errors::Error::DockerResponseServerError { status_code: 404, .. }) => false,
-            Err(_) => true,
-        };
-        if ended.load(Ordering::Acquire) {
-            return;
-        }
-        if !runs {
-            events.tell(SandboxEvent::Lost("its container was ended from outside".to_owned()));
-            return;
-        }
-        tokio::time::sleep(LOOK_AGAIN).await;
-    }
-}
-
-/// One of them.
-struct ContainerSandbox {
-    id: SandboxId,
-    workspace: PathBuf,
-    home: PathBuf,
-    backend: Arc<CommandBackend>,
-    ended: Arc<AtomicBool>,
-    watch: AbortHandle,
-}
-
-impl ContainerSandbox {
-    fn failed(&self, what: &str, error: CallError) -> SandboxError {
-        match error {
-            CallError::NotFound(_) => SandboxError::Gone(self.id.clone()),
-            error => error.to_start_error(&format!("{what} the sandbox {}", self.id)).into(),
-        }
-    }
-
-    /// A call about its container.
-    fn call<T, F>(&self, what: &str, call: impl FnOnce(Docker, String) -> F) -> Result<T, SandboxError>
-    where
-        T: Send + 'static,
-        F: Future<Output = Result<T, bollard::errors::Error>> + Send + 'static,
-    {
-        let container = self.backend.container.clone();
-        let done = self.backend.client.call(MAKES_WITHIN, |docker| call(docker, container));
-        done.map_err(|error| self.failed(what, error))
-    }
-}
-
-impl Sandbox for ContainerSandbox {
-    fn id(&self) -> &SandboxId {
-        &self.id
-    }
-
-    fn enforced(&self) -> &EnforcementReport {
-        &self.backend.enforced
-    }
-
-    fn backend(&self) -> Arc<dyn Backend> {
-        Arc::<CommandBackend>::clone(&self.backend)
-    }
-
-    fn pause(&self) -> Result<(), SandboxError> {
-        self.call("pause", |docker, container| async move { docker.pause_container(&container).await })
-    }
-
-    fn resume(&self) -> Result<(), SandboxError> {
-        self.call("resume", |docker, container| async move {
-            let found = docker.inspect_container(&container, None).await?;
-            match found.state.and_then(|state| state.paused) {
-                Some(true) => docker.unpause_container(&container).await,
-                _ => Ok(()),
-            }
-        })
-    }
-
-    fn snapshot(&self, _to: &Path) -> Result<(), SandboxError> {
-        let why = "its directories are the host's own: copy them while it is paused";
-        Err(SandboxError::Unsupported { backend: self.backend.kind.name(), what: "a snapshot", why: why.to_owned() })
-    }
-
-    fn usage(&self) -> Result<SandboxUsage, SandboxError> {
-        let stats = self.call("count what is used in", |docker, container| async move {
-            let options = StatsOptionsBuilder::new().stream(false).one_shot(true).build();
-            docker.stats(&container, Some(options)).next().await.transpose()
-        })?;
-        stats.map(|stats| used(&stats)).ok_or_else(|| SandboxError::Gone(self.id.clone()))
-    }
-
-    fn tree(&self, which: Tree) -> Result<OwnedFd, SandboxError> {
-        let (inside, path) = match which {
-            Tree::Workspace => (INSIDE_WORKSPACE, &self.workspace),
-            Tree::Home => (INSIDE_HOME, &self.home),
-        };
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| {
-            StartError { what: format!("cannot open what {inside} is on the host: {errno}"), hint: None }.into()
-        })
-    }
-
-    fn destroy(&self) -> Result<(), SandboxError> {
-        self.ended.store(true, Ordering::Release);
-        let removed =
-            self.call("destroy", |docker, container| async move { remove_container(&docker, &container).await });
-        match removed {
-            Err(SandboxError::Gone(_)) | Ok(()) => Ok(()),
-            Err(error) => {
-                self.ended.store(false, Ordering::Release);
-                Err(error)
-            }
-        }
-    }
-}
-
-impl Drop for ContainerSandbox {
-    /// The container goes on: whoever needs it next finds it again.
-    fn drop(&mut self) {
-        self.watch.abort();
-    }
-}
-
-fn used(stats: &ContainerStatsResponse) -> SandboxUsage {
-    let memory = stats.memory_stats.as_ref();
-    let cpu = stats.cpu_stats.as_ref().and_then(|cpu| cpu.cpu_usage.as_ref()).and_then(|cpu| cpu.total_usage);
-    let total = Usage {
-        cpu_ms: cpu.map(|nanoseconds| nanoseconds / 1_000_000).unwrap_or_default(),
-        memory_peak_bytes: memory.and_then(|memory| memory.max_usage).unwrap_or_default(),
-        ..Usage::default()
-    };
-    SandboxUsage {
-        total,
-        memory_bytes: memory.and_then(|memory| memory.usage),
-        processes: stats.pids_stats.as_ref().and_then(|pids| pids.current),
-    }
 }

@@ -12,7 +12,8 @@ use rustix::process::{Resource, getrlimit};
 use stockade_engine::{INSIDE_HOME, INSIDE_WORKSPACE, SandboxPlan};
 use stockade_model::{ImageDigest, SandboxId};
 
-use crate::Kind;
+use crate::accounts::Placed;
+use crate::{Kind, limits};
 
 /// Where the launcher is inside.
 pub(crate) const LAUNCHER: &str = "/.stockade";
@@ -56,6 +57,8 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) kind: Kind,
     pub(crate) image: &'a ImageDigest,
     pub(crate) launcher: &'a Path,
+    /// Files that stand in the place of the image's.
+    pub(crate) accounts: &'a [Placed],
     pub(crate) owner: &'a str,
     pub(crate) user: User,
     /// The filter of system calls, as an option.
@@ -99,13 +102,13 @@ fn host_config(plan: &SandboxPlan, around: Surroundings<'_>) -> HostConfig {
         ipc_mode: Some("private".to_owned()),
         cgroupns_mode: Some(HostConfigCgroupnsModeEnum::PRIVATE),
         userns_mode: around.rootless.then(|| "keep-id".to_owned()),
-        mounts: Some(mounts(plan, around.launcher)),
+        mounts: Some(mounts(plan, around)),
         tmpfs: Some(temporary(limits.temp_bytes.unwrap_or(TEMP_BYTES), around)),
         shm_size: Some(SHARED_BYTES),
         memory,
         // Together with memory: there is no swap.
         memory_swap: memory,
-        pids_limit: limits.processes.map(signed),
+        pids_limit: limits::processes(limits).map(signed),
         nano_cpus: limits.cpus_milli.map(|milli| signed(milli.saturating_mul(1_000_000))),
         ulimits: Some(ulimits(limits.open_files, limits.file_size_bytes)),
         init: Some(false),
@@ -120,8 +123,8 @@ fn no_log() -> HostConfigLogConfig {
     HostConfigLogConfig { typ: Some("none".to_owned()), config: None }
 }
 
-/// The workspace, the home and the launcher. No other path of the host.
-fn mounts(plan: &SandboxPlan, launcher: &Path) -> Vec<Mount> {
+/// The workspace, the home, the launcher, and who the user is. No other path of the host.
+fn mounts(plan: &SandboxPlan, around: Surroundings<'_>) -> Vec<Mount> {
     let bind = |from: &Path, to: &str, read_only| Mount {
         typ: Some(MountType::BIND),
         source: Some(from.to_string_lossy().into_owned()),
@@ -133,11 +136,12 @@ fn mounts(plan: &SandboxPlan, launcher: &Path) -> Vec<Mount> {
         }),
         ..Mount::default()
     };
-    vec![
+    let own = [
         bind(&plan.workspace, INSIDE_WORKSPACE, false),
         bind(&plan.home, INSIDE_HOME, false),
-        bind(launcher, LAUNCHER, true),
-    ]
+        bind(around.launcher, LAUNCHER, true),
+    ];
+    own.into_iter().chain(around.accounts.iter().map(|(inside, from)| bind(from, inside, true))).collect()
 }
 
 /// They are the user's: a runtime gives each the mode that the image has there. Each

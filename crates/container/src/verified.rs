@@ -5,6 +5,7 @@ use bollard::models::{ContainerInspectResponse, HostConfig};
 use stockade_engine::{SandboxPlan, StartError};
 use stockade_model::{EnforcementReport, LayerReport, LayerState};
 
+use crate::limits;
 use crate::spec::User;
 use crate::{Kind, filter};
 
@@ -29,7 +30,7 @@ pub(crate) fn report(
     let held =
         |wanted: Option<u64>, has: Option<i64>| wanted.is_none_or(|w| has.is_some_and(|h| h > 0 && h as u64 <= w));
     demand(held(limits.memory_bytes, host.memory), "the limit of memory")?;
-    demand(held(limits.processes, host.pids_limit), "the limit of processes")?;
+    demand(held(limits::processes(limits), host.pids_limit), "the limit of processes")?;
     demand(filter::is_ours(kind, host.security_opt.as_deref().unwrap_or_default()), "its filter of system calls")?;
     let runtime = host.runtime.as_deref().filter(|name| !name.is_empty()).unwrap_or("its engine's own choice");
     let layers = [
@@ -82,7 +83,7 @@ fn limits_text(host: &HostConfig) -> String {
         |name: &str, amount: Option<i64>| amount.filter(|amount| *amount > 0).map(|amount| format!("{name} {amount}"));
     let all = [
         of("memory (bytes)", host.memory),
-        of("processes", host.pids_limit),
+        of("processes, those that serve commands among them", host.pids_limit),
         of("processors (billionths)", host.nano_cpus),
     ];
     let all: Vec<String> = all.into_iter().flatten().collect();

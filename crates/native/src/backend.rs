@@ -29,6 +29,7 @@ pub struct NativeBackend {
     nursery: Mutex<Option<Nursery>>,
     stages: Option<PathBuf>,
     resolver: Option<Arc<dyn Resolve>>,
+    within: Option<Vec<PathBuf>>,
 }
 
 impl std::fmt::Debug for NativeBackend {
@@ -55,6 +56,21 @@ impl NativeBackend {
     #[must_use]
     pub fn resolving(self, resolver: Arc<dyn Resolve>) -> Self {
         Self { resolver: Some(resolver), ..self }
+    }
+
+    /// One within walls that others made, where these directories are the place's own:
+    /// no other is made for a run, and no way out is told of. At level restricted alone.
+    #[must_use]
+    pub fn within(self, private: Vec<PathBuf>) -> Self {
+        Self { within: Some(private), ..self }
+    }
+
+    /// What a run is given besides its plan.
+    fn outfit(&self, plan: &Plan, edge: &Edge) -> Outfit {
+        match &self.within {
+            Some(private) => Outfit { private: private.clone(), ..Outfit::default() },
+            None => way_out::outfit(plan, edge),
+        }
     }
 
     /// Starts building the sandbox, with what is begun already where it fits.
@@ -88,7 +104,7 @@ impl Backend for NativeBackend {
         let publishes = !published.is_empty();
         let staging = Staging::of(plan, self.stages.as_deref())?;
         let overlay = staging.as_ref().and_then(|staging| staging.overlay().cloned());
-        let outfit = Outfit { overlay, terminal: *io == Io::Terminal, ..way_out::outfit(plan, &edge) };
+        let outfit = Outfit { overlay, terminal: *io == Io::Terminal, ..self.outfit(plan, &edge) };
         let mut launching = self.begin(plan, &outfit, streams.inside()).map_err(unlaunched)?;
         // The init builds; the limits and the two threads get ready meanwhile.
         let guard = Guard::prepare(plan, launching.init_pid()).map_err(unlimited)?;

@@ -126,7 +126,9 @@ impl Engine {
     }
 
     pub fn sandboxes_of(&self, owner: &str) -> ContainerSandboxes {
-        let settings = Settings { socket: Some(self.socket()), launcher: launcher(), owner: owner.to_owned() };
+        let accounts = self.place.path().join("accounts");
+        let settings =
+            Settings { socket: Some(self.socket()), launcher: launcher(), accounts, owner: owner.to_owned() };
         ContainerSandboxes::new(self.kind, settings)
     }
 

@@ -365,7 +365,6 @@ fn restricted(plan: &Plan, abi: u32, outfit: &Outfit) -> Result<Parts, LaunchErr
     // The broker connects on behalf; by itself the command reaches nobody.
     let ports = if abi >= 4 { network::BIND_TCP | network::CONNECT_TCP } else { 0 };
     let ruleset = new_ruleset(abi, access::changing(abi) | reads, ports)?;
-    let directory = PrivateDirectory::choose()?;
     for device in ["null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts"] {
         let path = Path::new("/dev").join(device);
         if path.exists() {
@@ -388,9 +387,8 @@ fn restricted(plan: &Plan, abi: u32, outfit: &Outfit) -> Result<Parts, LaunchErr
             files.reveal.iter().chain(&files.write).filter_map(|p| p.as_path().canonicalize().ok()).collect();
         allow_reads(&ruleset, &hidden, &shown)?;
     }
-    let path = c_string(directory.path().as_os_str())?;
-    let make = Step::PrivateDirectory { path, rights: access::changing(abi) | reads };
-    let mut steps = vec![make, Step::KeyRing, Step::AdoptOrphans];
+    let Private { directory, mut steps, trees } = Private::of(outfit, &ruleset, access::changing(abi) | reads)?;
+    steps.extend([Step::KeyRing, Step::AdoptOrphans]);
     if let Some(named) = &outfit.named {
         steps.push(Step::OwnFile { name: NamedFile::file_name()?, content: named.content.clone() });
     }
@@ -400,13 +398,38 @@ fn restricted(plan: &Plan, abi: u32, outfit: &Outfit) -> Result<Parts, LaunchErr
     Ok(Parts {
         steps,
         ruleset: Some(ruleset),
-        private_trees: vec![PrivateTree { path: directory.path().to_owned(), floor_allows: true }],
+        private_trees: trees,
         hidden: Vec::new(),
         missing,
         uncovered: files.hide.len() - hidden.len(),
-        private_directory: Some(directory),
+        private_directory: directory,
         mapped_by_caller: false,
     })
+}
+
+/// Where a run without a view of its own writes as it likes.
+struct Private {
+    /// Made for it, and removed with it.
+    directory: Option<PrivateDirectory>,
+    steps: Vec<Step>,
+    trees: Vec<PrivateTree>,
+}
+
+impl Private {
+    fn of(outfit: &Outfit, ruleset: &Ruleset, rights: u64) -> Result<Self, LaunchError> {
+        let tree = |path: &Path| PrivateTree { path: path.to_owned(), floor_allows: true };
+        if outfit.private.is_empty() {
+            let directory = PrivateDirectory::choose()?;
+            let steps = vec![Step::PrivateDirectory { path: c_string(directory.path().as_os_str())?, rights }];
+            return Ok(Self { trees: vec![tree(directory.path())], steps, directory: Some(directory) });
+        }
+        if outfit.named.is_some() {
+            return Err(LaunchError::Unfit("a file of the run's own needs a directory made for it".to_owned()));
+        }
+        outfit.private.iter().try_for_each(|path| allow(ruleset, path, rights))?;
+        let trees = outfit.private.iter().map(|path| tree(path)).collect();
+        Ok(Self { directory: None, steps: Vec::new(), trees })
+    }
 }
 
 fn new_ruleset(abi: u32, handled: u64, ports: u64) -> Result<Ruleset, LaunchError> {

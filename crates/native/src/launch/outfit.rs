@@ -26,6 +26,9 @@ pub struct Outfit {
     /// A file of the run's own, wherever there is room, and the variables that
     /// name it.
     pub named: Option<NamedFile>,
+    /// Directories that are the place's own already, in the place of one that is made
+    /// for the run: at level restricted alone, within walls that others made.
+    pub private: Vec<PathBuf>,
 }
 
 /// See [`Outfit::named`].

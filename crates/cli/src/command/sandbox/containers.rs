@@ -21,7 +21,12 @@ pub fn kinds(root: &Path) -> Result<Vec<Arc<dyn Sandboxes>>, Failure> {
     // The same engine may serve other lists of sandboxes.
     let owner = format!("{}-{}", place.dev(), place.ino());
     let of = |kind| -> Arc<dyn Sandboxes> {
-        let settings = Settings { socket: None, launcher: launcher.clone(), owner: owner.clone() };
+        let settings = Settings {
+            socket: None,
+            launcher: launcher.clone(),
+            accounts: root.with_file_name("containers"),
+            owner: owner.clone(),
+        };
         Arc::new(ContainerSandboxes::new(kind, settings))
     };
     Ok(vec![of(Kind::Docker), of(Kind::Podman)])

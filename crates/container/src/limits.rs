@@ -1,0 +1,154 @@
+//! Who holds which limit of a sandbox, and how that is said: the engine for all commands
+//! together, the kernel for each process, or what each command is watched by inside.
+
+use stockade_engine::StartError;
+use stockade_model::{LayerReport, LayerState, Limit, Limits};
+
+/// Processes besides those of commands that a container may have, threads among them:
+/// its first process, and what serves several commands at once.
+const SERVING: u64 = 128;
+
+/// What holds a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Holder {
+    /// The engine, for all commands together.
+    Engine,
+    /// The kernel, for each process.
+    Process,
+    /// The size of the private filesystem.
+    Filesystem,
+    /// The clock of whoever runs a command.
+    Clock,
+    /// What reads the output.
+    Capture,
+    /// The walls inside, for each command by itself.
+    Command,
+    /// The engine was asked; a runtime with a kernel of its own counts by itself.
+    Unseen,
+    /// Nothing.
+    Nothing,
+}
+
+impl Holder {
+    fn of(limit: Limit, has_walls: bool) -> Self {
+        match limit {
+            Limit::Memory | Limit::Processes | Limit::Cpus if has_walls => Self::Engine,
+            Limit::Memory | Limit::Processes | Limit::Cpus => Self::Unseen,
+            Limit::OpenFiles | Limit::FileSize => Self::Process,
+            Limit::Temp => Self::Filesystem,
+            Limit::Wall => Self::Clock,
+            Limit::Output => Self::Capture,
+            Limit::CpuTime | Limit::Disk | Limit::Inodes if has_walls => Self::Command,
+            Limit::CpuTime | Limit::Disk | Limit::Inodes | Limit::Io => Self::Nothing,
+        }
+    }
+
+    /// How it holds a limit, and whether that is all that was asked for.
+    fn text(self, limit: Limit) -> (String, bool) {
+        let (text, is_whole) = match self {
+            Self::Engine if limit == Limit::Processes => {
+                return (format!("container, and {SERVING} threads more for what serves commands"), true);
+            }
+            Self::Engine => ("container", true),
+            Self::Process => ("each process", true),
+            Self::Filesystem => ("size of its filesystem", true),
+            Self::Clock => ("clock", true),
+            Self::Capture => ("kept output", true),
+            Self::Command => ("watched, for each command by itself", false),
+            Self::Unseen => ("asked of the engine; whether its runtime holds it cannot be seen from here", false),
+            Self::Nothing => ("not held", false),
+        };
+        (text.to_owned(), is_whole)
+    }
+}
+
+/// Refuses limits that no container can hold.
+///
+/// # Errors
+/// The first of them.
+pub(crate) fn demand_held(limits: &Limits) -> Result<(), StartError> {
+    match limits.each().find(|(limit, _)| *limit == Limit::Io) {
+        Some((limit, amount)) => Err(StartError {
+            what: format!("a container cannot hold the limit {limit} {}", limit.text(amount)),
+            hint: Some(format!("leave {limit} out, or make a native sandbox")),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// As many processes as the engine is to let a container have.
+pub(crate) fn processes(limits: &Limits) -> Option<u64> {
+    limits.processes.map(|processes| processes.saturating_add(SERVING))
+}
+
+/// One line of the enforcement report. `has_walls`: whether the native walls stand inside.
+pub(crate) fn report(limits: &Limits, has_walls: bool) -> LayerReport {
+    let mut parts = vec!["no core dumps".to_owned()];
+    let mut whole = true;
+    for (limit, amount) in limits.each() {
+        let (how, is_whole) = Holder::of(limit, has_walls).text(limit);
+        whole &= is_whole;
+        parts.push(format!("{limit} {}: {how}", limit.text(amount)));
+    }
+    let state = if whole { LayerState::Enforced } else { LayerState::Partial };
+    LayerReport { state, detail: parts.join("; ") }
+}
+
+/// Those of one command that its walls inside hold: what the container holds for all is
+/// not held once more for one of them, unless that is to have less, and what it cannot
+/// hold for all is held for each.
+pub(crate) fn inside(of_sandbox: &Limits, of_command: &Limits) -> Limits {
+    let mut inside = Limits::default();
+    for limit in Limit::ALL {
+        let (all, one) = (of_sandbox.get(limit), of_command.get(limit));
+        let amount = match Holder::of(limit, true) {
+            Holder::Engine => one.filter(|_| one != all),
+            Holder::Command => one.into_iter().chain(all).min(),
+            _ => one,
+        };
+        amount.into_iter().for_each(|amount| inside.set(limit, amount));
+    }
+    inside
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn every() -> Limits {
+        let mut limits = Limits::default();
+        Limit::ALL.into_iter().for_each(|limit| limits.set(limit, 4096));
+        limits
+    }
+
+    #[test]
+    fn every_limit_is_told_once_and_what_is_not_held_is_no_whole() {
+        for has_walls in [true, false] {
+            let report = report(&every(), has_walls);
+            assert_eq!(report.state, LayerState::Partial);
+            for limit in Limit::ALL {
+                let line = format!("{limit} {}: ", limit.text(4096));
+                assert_eq!(report.detail.matches(&line).count(), 1, "{line} in {}", report.detail);
+            }
+        }
+        let memory = Limits { memory_bytes: Some(4096), ..Limits::default() };
+        assert_eq!(report(&memory, true).state, LayerState::Enforced);
+        assert_eq!(report(&memory, false).state, LayerState::Partial);
+    }
+
+    #[test]
+    fn what_no_container_can_hold_is_refused_by_its_name() {
+        assert!(demand_held(&every()).unwrap_err().what.contains("io"));
+        assert_eq!(demand_held(&Limits { io_bytes_per_s: None, ..every() }), Ok(()));
+    }
+
+    #[test]
+    fn a_command_is_held_to_what_the_container_does_not_hold_for_all() {
+        let all = Limits { memory_bytes: Some(100), disk_bytes: Some(10), ..Limits::default() };
+        let same = inside(&all, &Limits { memory_bytes: Some(100), disk_bytes: Some(20), ..Limits::default() });
+        assert_eq!(same, Limits { disk_bytes: Some(10), ..Limits::default() });
+        let less = inside(&all, &Limits { memory_bytes: Some(50), open_files: Some(7), ..Limits::default() });
+        let wanted = Limits { memory_bytes: Some(50), disk_bytes: Some(10), open_files: Some(7), ..Limits::default() };
+        assert_eq!(less, wanted);
+    }
+}
