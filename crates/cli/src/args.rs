@@ -53,7 +53,7 @@ pub enum Command {
     Session(SessionCommand),
     /// Make sandboxes that last, run commands in them, and destroy them.
     #[command(subcommand)]
-    Sandbox(SandboxCommand),
+    Sandbox(Box<SandboxCommand>),
     /// What runs in the containers of sandboxes; for nobody else.
     #[command(subcommand, hide = true)]
     Inside(InsideCommand),

@@ -65,7 +65,7 @@ fn dispatch(command: Command, start: u64) -> command::Ended {
         Command::Wait(typed) => command::detached::wait(&typed),
         Command::Kill(typed) => command::detached::kill(&typed),
         Command::Session(typed) => command::session::session(typed),
-        Command::Sandbox(typed) => command::sandbox::sandbox(typed),
+        Command::Sandbox(typed) => command::sandbox::sandbox(*typed),
         Command::Inside(part) => command::inside::inside(&part),
         Command::Check(typed) => command::check::check(typed),
         Command::Doctor(typed) => command::doctor::doctor(&typed),

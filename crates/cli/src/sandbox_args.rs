@@ -125,8 +125,11 @@ pub struct Kind {
     pub runtime: Option<RuntimeName>,
     /// The read-only system inside: an image of a container engine by its content,
     /// `NAME@sha256:...` or `sha256:...` of one that is here.
-    #[arg(long, value_name = "IMAGE")]
+    #[arg(long, value_name = "IMAGE", group = "system")]
     pub image: Option<ImageDigest>,
+    /// The read-only system inside: a directory with a root tree.
+    #[arg(long, value_name = "DIR", group = "system")]
+    pub root: Option<PathBuf>,
     /// A limit of its commands that holds where it is lower than the profile's, e.g.
     /// memory=2GiB; may be repeated.
     #[arg(long = "limit", value_name = "NAME=AMOUNT", value_parser = limit)]

@@ -29,7 +29,7 @@ mod verified;
 
 use std::path::PathBuf;
 
-pub use sandbox::ContainerSandboxes;
+pub use sandbox::{ContainerSandboxes, Engine};
 
 /// Which container engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

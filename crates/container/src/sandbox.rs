@@ -30,9 +30,23 @@ pub struct ContainerSandboxes {
 #[derive(Clone, Debug)]
 struct Connected {
     client: Client,
+    version: Option<String>,
     rootless: bool,
-    /// What the engine chooses where nothing is said.
     runtime: Option<String>,
+    runtimes: Vec<String>,
+}
+
+/// What is known of an engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Engine {
+    /// As it says it.
+    pub version: Option<String>,
+    /// Whether it runs as an ordinary user.
+    pub rootless: bool,
+    /// What it runs containers with where nothing else is said.
+    pub runtime: Option<String>,
+    /// Those that it can be told to take.
+    pub runtimes: Vec<String>,
 }
 
 impl fmt::Debug for ContainerSandboxes {
@@ -47,15 +61,13 @@ impl ContainerSandboxes {
         Self { kind, settings, connected: OnceLock::new() }
     }
 
-    /// The engine that answers, with its version; for a person.
+    /// The engine that answers.
     ///
     /// # Errors
     /// Why none does.
-    pub fn engine(&self) -> Result<String, StartError> {
-        let client = self.connected()?.client;
-        let version = client.call(ANSWERS_WITHIN, |docker| async move { docker.version().await });
-        let version = version.map_err(|error| error.to_start_error("ask the container engine for its version"))?;
-        Ok(format!("{} {}", self.kind.name(), version.version.unwrap_or_default()))
+    pub fn engine(&self) -> Result<Engine, StartError> {
+        let Connected { version, rootless, runtime, runtimes, .. } = self.connected()?;
+        Ok(Engine { version, rootless, runtime, runtimes })
     }
 
     fn connected(&self) -> Result<Connected, StartError> {
@@ -67,7 +79,12 @@ impl ContainerSandboxes {
         let client = Client::connect(&socket).map_err(cannot)?;
         let info = client.call(ANSWERS_WITHIN, |docker| async move { docker.info().await }).map_err(cannot)?;
         let rootless = info.security_options.iter().flatten().any(|option| option.contains("rootless"));
-        Ok(self.connected.get_or_init(|| Connected { client, rootless, runtime: info.default_runtime }).clone())
+        // What Podman lists are the names that it would know, and it takes none of them.
+        let named = info.runtimes.filter(|_| self.kind == Kind::Docker).unwrap_or_default();
+        let mut runtimes: Vec<String> = named.into_keys().collect();
+        runtimes.sort_unstable();
+        let (version, runtime) = (info.server_version, info.default_runtime);
+        Ok(self.connected.get_or_init(|| Connected { client, version, rootless, runtime, runtimes }).clone())
     }
 
     fn unsupported(&self, what: &'static str, why: impl Into<String>) -> SandboxError {
@@ -97,13 +114,19 @@ impl ContainerSandboxes {
 
     /// Podman's API takes no runtime: what serves it was started with one.
     fn demand_runtime(&self, connected: &Connected, plan: &SandboxPlan) -> Result<(), SandboxError> {
-        let wanted = plan.runtime.as_ref().map(RuntimeName::as_str);
-        if self.kind == Kind::Docker || wanted.is_none() || wanted == connected.runtime.as_deref() {
+        let Some(wanted) = plan.runtime.as_ref().map(RuntimeName::as_str) else { return Ok(()) };
+        let own = connected.runtime.as_deref();
+        if own == Some(wanted) || connected.runtimes.iter().any(|runtime| runtime == wanted) {
             return Ok(());
         }
-        let own = connected.runtime.as_deref().unwrap_or("another");
-        let why = format!("it has {own}, and is given another with `podman --runtime NAME system service`");
-        Err(self.unsupported("another runtime than its own", why))
+        let why = match self.kind {
+            Kind::Docker => format!("it has {}; others are named in its daemon.json", connected.runtimes.join(", ")),
+            Kind::Podman => {
+                let own = own.unwrap_or("another");
+                format!("it has {own}, and is given another with `podman --runtime NAME system service`")
+            }
+        };
+        Err(self.unsupported("this runtime", why))
     }
 
     /// Makes and starts a container.
@@ -205,6 +228,11 @@ impl Sandboxes for ContainerSandboxes {
             holds: true,
             shows_files: true,
         }
+    }
+
+    fn serves(&self, plan: &SandboxPlan) -> Result<(), SandboxError> {
+        self.demand_possible(plan)?;
+        self.demand_runtime(&self.connected()?, plan)
     }
 
     fn create(&self, plan: &SandboxPlan, events: SandboxEvents) -> Result<Box<dyn Sandbox>, SandboxError> {

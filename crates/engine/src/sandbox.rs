@@ -38,6 +38,13 @@ pub trait Sandboxes: Send + Sync {
     /// command line.
     fn capabilities(&self) -> Capabilities;
 
+    /// Whether a sandbox of this plan can be had here, as far as that is known without
+    /// making one: kinds are chosen by it. Its directories need not be there yet.
+    ///
+    /// # Errors
+    /// Why not.
+    fn serves(&self, plan: &SandboxPlan) -> Result<(), SandboxError>;
+
     /// Makes a sandbox. When this returns, a command can be run in it.
     ///
     /// # Errors

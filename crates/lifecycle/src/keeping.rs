@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use stockade_engine::seams::Clock;
-use stockade_engine::{Capabilities, Sandbox, SandboxError, SandboxEvents, SandboxPlan, Sandboxes, System};
+use stockade_engine::{Sandbox, SandboxError, SandboxEvents, SandboxPlan, Sandboxes, System};
 use stockade_model::{
-    AfterRestart, BackendChoice, Background, Lifetime, Profile, SandboxId, SandboxRecord, SandboxSpec, SandboxState,
+    AfterRestart, BackendChoice, Lifetime, Profile, SandboxId, SandboxRecord, SandboxSpec, SandboxState,
     WorkspaceSource,
 };
 use stockade_store::sandboxes::{Due, Sandboxes as Store, Use};
@@ -20,8 +20,6 @@ pub struct Wanted {
     pub spec: SandboxSpec,
     /// The profile that the specification names, its limits lowered to the specification's.
     pub profile: Profile,
-    /// The system inside, where it is not the host's.
-    pub system: Option<System>,
 }
 
 /// A sandbox that this process uses.
@@ -32,6 +30,8 @@ pub struct Opened {
     pub used: Use,
     /// Whether its processes were gone and its walls are new, around what it keeps.
     pub is_anew: bool,
+    /// Of one that was made now: why the kinds that are preferred to its own do not serve.
+    pub passed_over: Vec<String>,
 }
 
 /// Why a sandbox is destroyed.
@@ -98,7 +98,7 @@ impl Lifecycle {
     /// # Errors
     /// When it cannot be had. It is known as failed then, and nothing of it is left.
     pub fn create(&self, id: SandboxId, wanted: &Wanted, events: SandboxEvents) -> Result<Opened, LifecycleError> {
-        let kind = self.choose(&wanted.spec)?;
+        let (kind, passed_over) = self.choose(&id, wanted)?;
         let claim = self.store.begin(id.clone(), wanted.spec.clone(), self.now_ms())?;
         let made = (|| {
             self.store.choose(&claim, kind.name())?;
@@ -110,7 +110,10 @@ impl Lifecycle {
         })();
         drop(claim);
         match made {
-            Ok(sandbox) => Ok(Opened { sandbox, used: self.store.begin_use(&id, self.now_ms())?, is_anew: false }),
+            Ok(sandbox) => {
+                let used = self.store.begin_use(&id, self.now_ms())?;
+                Ok(Opened { sandbox, used, is_anew: false, passed_over })
+            }
             Err(error) => {
                 self.give_up(&id, &error);
                 Err(error)
@@ -134,8 +137,10 @@ impl Lifecycle {
                 self.destroy(id, Why::Restarted)?;
                 Err(SandboxError::Gone(id.clone()).into())
             }
-            Err(SandboxError::Gone(_)) => Ok(Opened { sandbox: kind.create(&plan, events)?, used, is_anew: true }),
-            found => Ok(Opened { sandbox: found?, used, is_anew: false }),
+            Err(SandboxError::Gone(_)) => {
+                Ok(Opened { sandbox: kind.create(&plan, events)?, used, is_anew: true, passed_over: Vec::new() })
+            }
+            found => Ok(Opened { sandbox: found?, used, is_anew: false, passed_over: Vec::new() }),
         }
     }
 
@@ -310,45 +315,36 @@ impl Lifecycle {
         }
     }
 
-    /// The kind that a sandbox of this specification is of.
-    fn choose(&self, spec: &SandboxSpec) -> Result<&Arc<dyn Sandboxes>, LifecycleError> {
-        let mut why = Vec::new();
+    /// The kind that was asked for, whether it serves or not, or the first that does;
+    /// and those that were preferred, with why they do not.
+    fn choose(&self, id: &SandboxId, wanted: &Wanted) -> Result<(&Arc<dyn Sandboxes>, Vec<String>), LifecycleError> {
+        let asked = wanted.spec.backend;
+        if asked != BackendChoice::Auto {
+            return Ok((self.kind_named(asked.as_str())?, Vec::new()));
+        }
+        let plan = plan(id, wanted, Places::of(&self.store.directory(id), &wanted.spec.workspace));
+        let mut passed_over = Vec::new();
         for kind in &self.kinds {
-            match unfit(spec, kind.name(), kind.capabilities()) {
-                None => return Ok(kind),
-                Some(reason) => why.push(format!("`{}` {reason}", kind.name())),
+            match kind.serves(&plan) {
+                Ok(()) => return Ok((kind, passed_over)),
+                Err(error) => passed_over.push(error.to_string()),
             }
         }
-        Err(LifecycleError::NoKind(if why.is_empty() { "there is no kind of them".to_owned() } else { why.join("; ") }))
+        Err(LifecycleError::NoKind(passed_over.join("; ")))
     }
 
     fn kind_of(&self, record: &SandboxRecord) -> Result<&Arc<dyn Sandboxes>, LifecycleError> {
-        let name = record.backend.as_deref().unwrap_or_default();
+        self.kind_named(record.backend.as_deref().unwrap_or_default())
+    }
+
+    fn kind_named(&self, name: &str) -> Result<&Arc<dyn Sandboxes>, LifecycleError> {
         let found = self.kinds.iter().find(|kind| kind.name() == name);
-        found.ok_or_else(|| LifecycleError::NoKind(format!("`{}` was made by `{name}`, which is not here", record.id)))
+        found.ok_or_else(|| LifecycleError::NoKind(format!("there is no kind `{name}` here")))
     }
 
     fn now_ms(&self) -> u64 {
         self.clock.wall_ms()
     }
-}
-
-/// Why a kind does not serve; nothing where it does.
-fn unfit(spec: &SandboxSpec, name: &str, capabilities: Capabilities) -> Option<&'static str> {
-    if spec.backend != BackendChoice::Auto && spec.backend.as_str() != name {
-        return Some("is not what was asked for");
-    }
-    let is_native = name == BackendChoice::Native.as_str();
-    if spec.runtime.is_some() && is_native {
-        return Some("has no runtimes");
-    }
-    if spec.image.is_some() && is_native {
-        return Some("has no images of a container engine");
-    }
-    if spec.background == Background::Keep && !capabilities.keeps_background {
-        return Some("does not keep what commands leave behind");
-    }
-    None
 }
 
 fn plan(id: &SandboxId, wanted: &Wanted, places: Places) -> SandboxPlan {
@@ -359,7 +355,7 @@ fn plan(id: &SandboxId, wanted: &Wanted, places: Places) -> SandboxPlan {
     }
     SandboxPlan {
         id: id.clone(),
-        system: wanted.system.clone(),
+        system: system(&wanted.spec),
         workspace: places.workspace,
         home: places.home,
         profile,
@@ -367,4 +363,9 @@ fn plan(id: &SandboxId, wanted: &Wanted, places: Places) -> SandboxPlan {
         background: wanted.spec.background,
         runtime: wanted.spec.runtime.clone(),
     }
+}
+
+fn system(spec: &SandboxSpec) -> Option<System> {
+    let tree = spec.root.as_ref().map(|root| System::Tree(root.as_raw().as_path().to_owned()));
+    tree.or_else(|| spec.image.clone().map(System::Image))
 }

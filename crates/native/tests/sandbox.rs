@@ -355,6 +355,9 @@ fn what_cannot_be_had_is_a_clear_error() {
         let said = text(Place::make(change));
         assert!(said.contains(expected) && said.contains("native"), "{said}");
     }
+    let empty = tempfile::tempdir().unwrap();
+    let said = text(Place::make(|plan| plan.system = Some(System::Tree(empty.path().to_owned()))));
+    assert!(said.contains("is no root tree: there is no `usr` in it"), "{said}");
     let place = Place::new();
     assert!(matches!(place.sandbox.snapshot(Path::new("/nowhere")), Err(SandboxError::Unsupported { .. })));
     let said = place.begin(

@@ -11,8 +11,9 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use stockade_container::{ContainerSandboxes, Engine};
 use stockade_engine::seams::Judge;
-use stockade_engine::{AttemptEvent, Backend, CommandEnd, Events, Io};
+use stockade_engine::{AttemptEvent, Backend, CommandEnd, Events, Io, Sandboxes};
 use stockade_model::{
     ApprovalMode, Command, Denial, EnforcementReport, LayerReport, Level, Plan, RawText, Request, SandboxPreference,
 };
@@ -20,6 +21,7 @@ use stockade_native::NativeBackend;
 use stockade_native::doctor::{self as layers, Diagnosis};
 use stockade_policy::ReviewSettings;
 
+use super::sandbox::containers;
 use super::setting::{self, Setting};
 use super::{Ended, print, reviewer, variable};
 use crate::args::DoctorArgs;
@@ -48,8 +50,28 @@ pub struct Findings {
     pub layers: Vec<LayerFinding>,
     /// Each level, the strongest first.
     pub levels: Vec<LevelFinding>,
+    /// The container engines that sandboxes can be made by, in the order in which they
+    /// are preferred.
+    pub engines: Vec<EngineFinding>,
     /// The configured reviewer of questions; absent where there is none.
     pub reviewer: Option<ReviewerFinding>,
+}
+
+/// What was found of one container engine, without making anything in it.
+#[derive(Debug, Serialize)]
+pub struct EngineFinding {
+    /// The kind of sandboxes that it makes.
+    pub name: &'static str,
+    /// Its version, where it answers and says it.
+    pub version: Option<String>,
+    /// Whether it runs as an ordinary user.
+    pub rootless: bool,
+    /// The runtime that it takes where none is named.
+    pub runtime: Option<String>,
+    /// Those that can be named.
+    pub runtimes: Vec<String>,
+    /// Why it cannot be used.
+    pub problem: Option<String>,
 }
 
 /// What was found of the reviewer, without sending it anything.
@@ -117,6 +139,7 @@ pub fn doctor(typed: &DoctorArgs) -> Ended {
         best: levels.iter().find(|found| found.works).map(|found| found.level),
         layers: diagnosis.layers.into_iter().map(|(name, report)| LayerFinding { name, report }).collect(),
         levels,
+        engines: containers::all(&place.workspace)?.iter().map(found_engine).collect(),
         reviewer: setting.settings.review.value.as_ref().map(found_reviewer),
     };
     let text = if typed.json {
@@ -126,6 +149,23 @@ pub fn doctor(typed: &DoctorArgs) -> Ended {
     };
     print(&text)?;
     Ok(if findings.best.is_some() { exit::SUCCESS } else { exit::NEGATIVE })
+}
+
+fn found_engine(sandboxes: &ContainerSandboxes) -> EngineFinding {
+    let name = sandboxes.name();
+    match sandboxes.engine() {
+        Ok(Engine { version, rootless, runtime, runtimes }) => {
+            EngineFinding { name, version, rootless, runtime, runtimes, problem: None }
+        }
+        Err(error) => EngineFinding {
+            name,
+            version: None,
+            rootless: false,
+            runtime: None,
+            runtimes: Vec::new(),
+            problem: Some(error.what),
+        },
+    }
 }
 
 fn found_reviewer(review: &ReviewSettings) -> ReviewerFinding {

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use stockade_model::{LayerReport, LayerState, RawText};
 
 use super::{Color, Style, wrap};
-use crate::command::doctor::{Findings, LevelFinding, ReviewerFinding};
+use crate::command::doctor::{EngineFinding, Findings, LevelFinding, ReviewerFinding};
 
 /// Every layer, every level in one line with what is wrong beneath it, then the
 /// best.
@@ -32,10 +32,30 @@ pub fn findings(findings: &Findings, style: Style) -> String {
             let _ = writeln!(out, "\n{none}: nothing can be run in a sandbox");
         }
     }
+    for (n, found) in findings.engines.iter().enumerate() {
+        out.push_str(if n == 0 { "\n" } else { "" });
+        engine(&mut out, found, style);
+    }
     if let Some(found) = &findings.reviewer {
         reviewer(&mut out, found, style);
     }
     out
+}
+
+/// What an engine says of itself is text from outside.
+fn engine(out: &mut String, found: &EngineFinding, style: Style) {
+    let text = match (&found.problem, &found.version) {
+        (Some(problem), _) => format!("not used: {problem}"),
+        (None, version) => {
+            let rootless = if found.rootless { ", as an ordinary user" } else { "" };
+            let runtime = found.runtime.as_deref().unwrap_or("a runtime of its own choice");
+            let others = found.runtimes.iter().filter(|name| Some(*name) != found.runtime.as_ref()).cloned();
+            let others = others.collect::<Vec<_>>().join(", ");
+            let others = if others.is_empty() { others } else { format!(", or by --runtime {others}") };
+            format!("{}{rootless}, with {runtime}{others}", version.as_deref().unwrap_or("of no version"))
+        }
+    };
+    wrap(out, style, &format!("sandboxes by {:<7} ", found.name), &RawText::from(text.as_str()).escaped());
 }
 
 fn reviewer(out: &mut String, found: &ReviewerFinding, style: Style) {
@@ -122,7 +142,8 @@ mod tests {
         ];
         let best = levels.iter().find(|found| found.works).map(|found| found.level);
         let reviewer = None;
-        findings(&Findings { kernel: "6.8.0".into(), uid: 1000, best, layers, levels, reviewer }, Style::PLAIN)
+        let engines = Vec::new();
+        findings(&Findings { kernel: "6.8.0".into(), uid: 1000, best, layers, levels, engines, reviewer }, Style::PLAIN)
     }
 
     #[test]
@@ -172,6 +193,33 @@ mod tests {
                    covered
 
         the strongest level here: restricted
+        ");
+    }
+
+    #[test]
+    fn container_engines() {
+        let there = EngineFinding {
+            name: "docker",
+            version: Some("20.10.24+dfsg1".into()),
+            rootless: false,
+            runtime: Some("runc".into()),
+            runtimes: vec!["runc".into(), "runsc\u{1b}".into()],
+            problem: None,
+        };
+        let absent = EngineFinding {
+            name: "podman",
+            version: None,
+            rootless: false,
+            runtime: None,
+            runtimes: Vec::new(),
+            problem: Some("there is no socket of podman on this machine".into()),
+        };
+        let mut out = String::new();
+        engine(&mut out, &there, Style::PLAIN);
+        engine(&mut out, &absent, Style::PLAIN);
+        insta::assert_snapshot!(out, @r"
+        sandboxes by docker  20.10.24+dfsg1, with runc, or by --runtime runsc\u{1b}
+        sandboxes by podman  not used: there is no socket of podman on this machine
         ");
     }
 

@@ -29,6 +29,15 @@ pub fn shown(record: &SandboxRecord) -> String {
     let why = record.why.as_ref().map(|why| format!(": {}", RawText::from(why.as_str()).escaped()));
     line("state", &format!("{}{}", record.state, why.unwrap_or_default()));
     line("made by", record.backend.as_deref().unwrap_or("-"));
+    if let Some(runtime) = &spec.runtime {
+        line("runtime", runtime.as_str());
+    }
+    if let Some(image) = &spec.image {
+        line("image", &image.to_string());
+    }
+    if let Some(root) = &spec.root {
+        line("root", &root.as_raw().escaped());
+    }
     line("profile", &spec.profile);
     line("workspace", &source(&spec.workspace));
     for (limit, amount) in spec.limits.each() {
@@ -48,6 +57,11 @@ pub fn shown(record: &SandboxRecord) -> String {
 /// That nothing goes on of what its commands had left running.
 pub fn anew(id: &SandboxId) -> String {
     format!("• the processes of {id} were gone; its walls are new, around what it keeps\n")
+}
+
+/// Which kind of sandbox serves, and why none that is preferred to it.
+pub fn chosen(backend: &str, passed_over: &[String]) -> String {
+    format!("• made by {backend}: {}\n", RawText::from(passed_over.join("; ").as_str()).escaped())
 }
 
 /// That a snapshot was taken of something that may have moved.

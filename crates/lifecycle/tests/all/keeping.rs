@@ -92,7 +92,7 @@ fn wanted() -> Wanted {
         environment: Environment::default(),
         limits: Limits::default(),
     };
-    Wanted { spec: SandboxSpec::of_profile("workspace"), profile, system: None }
+    Wanted { spec: SandboxSpec::of_profile("workspace"), profile }
 }
 
 fn with_workspace(workspace: WorkspaceSource) -> Wanted {
@@ -268,12 +268,11 @@ fn the_first_kind_that_serves_is_chosen_and_none_is_told_why() {
     assert_eq!(backend(2, &spec(&|spec| spec.background = Background::Keep)).unwrap(), "docker");
     assert_eq!(backend(3, &spec(&|spec| spec.runtime = Some("runsc".parse().unwrap()))).unwrap(), "docker");
     assert_eq!(backend(4, &spec(&|spec| spec.backend = BackendChoice::Docker)).unwrap(), "docker");
-    let neither = spec(&|spec| {
-        spec.backend = BackendChoice::Native;
-        spec.background = Background::Keep;
-    });
-    let error = backend(5, &neither).unwrap_err().to_string();
-    let why = "`native` does not keep what commands leave behind; `docker` is not what was asked for";
-    assert!(error.contains(why), "{error}");
-    assert_eq!(house.lifecycle.store().find(&id(5)).unwrap(), None, "nothing was begun");
+    let kept = house.create(5, &spec(&|spec| spec.background = Background::Keep)).unwrap();
+    assert_eq!(kept.passed_over, ["keeping cannot be had of a native sandbox: it ends all"]);
+    let neither =
+        House::with_kinds(|noted| vec![Walls { name: "native", keeps_background: false, stands: false, noted }]);
+    let error = neither.create(6, &spec(&|spec| spec.background = Background::Keep)).map(drop).unwrap_err().to_string();
+    assert!(error.contains("keeping cannot be had of a native sandbox: it ends all"), "{error}");
+    assert_eq!(neither.lifecycle.store().find(&id(6)).unwrap(), None, "nothing was begun");
 }

@@ -9,7 +9,7 @@ use stockade_engine::seams::Clock;
 use stockade_engine::{
     Backend, Capabilities, Sandbox, SandboxError, SandboxEvents, SandboxPlan, SandboxUsage, Sandboxes, StartError, Tree,
 };
-use stockade_model::{EnforcementReport, Level, SandboxId};
+use stockade_model::{Background, EnforcementReport, Level, SandboxId};
 
 /// What was asked of it, and what it refuses.
 #[derive(Default)]
@@ -55,6 +55,16 @@ impl Sandboxes for Walls {
             keeps_background: self.keeps_background,
             holds: false,
             shows_files: true,
+        }
+    }
+
+    fn serves(&self, plan: &SandboxPlan) -> Result<(), SandboxError> {
+        let refused =
+            |what, why: &str| Err(SandboxError::Unsupported { backend: self.name, what, why: why.to_owned() });
+        match plan {
+            plan if plan.background == Background::Keep && !self.keeps_background => refused("keeping", "it ends all"),
+            plan if plan.runtime.is_some() && self.name == "native" => refused("a runtime", "it has none"),
+            _ => Ok(()),
         }
     }
 

@@ -94,9 +94,13 @@ pub struct SandboxSpec {
     /// The container engine's runtime, where it is not its own choice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runtime: Option<RuntimeName>,
-    /// The read-only system inside, where it is not the host's.
+    /// The image of a container engine that is the read-only system inside.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageDigest>,
+    /// The directory of the host that is the read-only system inside: a root tree, with
+    /// `usr`, `etc` and all else a system has. Without either it is the host's system.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root: Option<HostDirectory>,
     /// What its workspace begins as.
     #[serde(default)]
     pub workspace: WorkspaceSource,
@@ -133,6 +137,7 @@ impl SandboxSpec {
             backend: BackendChoice::Auto,
             runtime: None,
             image: None,
+            root: None,
             workspace: WorkspaceSource::Empty,
             profile: profile.to_owned(),
             level: Level::Full,
@@ -157,6 +162,9 @@ impl SandboxSpec {
         if self.backend == BackendChoice::Native && self.runtime.is_some() {
             return Err(SpecError::new("runtime", "the native backend has none; name `docker` or `podman`"));
         }
+        if self.image.is_some() && self.root.is_some() {
+            return Err(SpecError::new("root", "the system inside is an image or a root tree, not both"));
+        }
         if self.level == Level::None {
             return Err(SpecError::new("level", "a sandbox has walls: `full` or `restricted`"));
         }
@@ -170,7 +178,7 @@ impl SandboxSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Limit;
+    use crate::{Limit, RawText};
 
     #[test]
     fn what_is_not_said_has_a_default_and_what_is_unknown_is_refused() {
@@ -205,6 +213,10 @@ mod tests {
         let docker = SandboxSpec { backend: BackendChoice::Docker, runtime, ..good.clone() };
         assert_eq!(docker.check(), Ok(()));
         assert!(SandboxSpec { level: Level::None, ..good.clone() }.check().is_err());
+        let image = Some(format!("sha256:{}", "a".repeat(64)).parse().unwrap());
+        let root = Some(RawText::from("/srv/root").try_into().unwrap());
+        assert_eq!(SandboxSpec { root: root.clone(), ..good.clone() }.check(), Ok(()));
+        assert!(SandboxSpec { image, root, ..good.clone() }.check().is_err());
         let mut limited = good;
         limited.limits.set(Limit::Disk, 1 << 30);
         assert_eq!(limited.check(), Ok(()));

@@ -82,6 +82,10 @@ impl Sandboxes for NativeSandboxes {
         }
     }
 
+    fn serves(&self, plan: &SandboxPlan) -> Result<(), SandboxError> {
+        demand_possible(plan)
+    }
+
     fn create(&self, plan: &SandboxPlan, events: SandboxEvents) -> Result<Box<dyn Sandbox>, SandboxError> {
         demand_possible(plan)?;
         if let Some(apart) = &self.apart {
@@ -122,6 +126,13 @@ fn demand_possible(plan: &SandboxPlan) -> Result<(), SandboxError> {
     if let Some(System::Image(image)) = &plan.system {
         let why = format!("{image} is an image of a container engine; name a root tree");
         return Err(unsupported("an image", why));
+    }
+    if let Some(System::Tree(tree)) = &plan.system
+        && !tree.join("usr").is_dir()
+    {
+        let what = format!("{} is no root tree: there is no `usr` in it", tree.display());
+        let hint = "name a directory with a whole system, as `mmdebstrap` or `docker export` makes it";
+        return Err(StartError { what, hint: Some(hint.to_owned()) }.into());
     }
     if plan.runtime.is_some() {
         return Err(unsupported("a runtime", "there is no container engine in it"));

@@ -1,7 +1,7 @@
 //! `stockade sandbox`: places that last, and commands in them. Behind each is a process
 //! of its own, its keeper (see [`keep`]); what a command leaves behind goes on there.
 
-mod containers;
+pub mod containers;
 mod copy;
 mod diff;
 mod exec;
@@ -10,12 +10,13 @@ mod snapshot;
 mod watch;
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use stockade_engine::seams::SystemClock;
-use stockade_engine::{self as engine, INSIDE_HOME, INSIDE_WORKSPACE, SandboxEvents, System};
+use stockade_engine::{self as engine, INSIDE_HOME, INSIDE_WORKSPACE, SandboxEvents};
 use stockade_lifecycle::{Lifecycle, Wanted, Why, repository_grants};
 use stockade_model::{
     BackendChoice, Background, Grant, HostDirectory, Labels, Level, Lifetime, RawText, SandboxId, SandboxRecord,
@@ -80,7 +81,7 @@ fn lifecycle_of(state: &State) -> Result<Lifecycle, Failure> {
     let store = Arc::new(Sandboxes::open(&state.sandboxes())?);
     let native = NativeSandboxes::default().kept_by(OWN_PROGRAM.into(), keep::arguments(), state.sandboxes());
     let mut kinds: Vec<Arc<dyn engine::Sandboxes>> = vec![Arc::new(native)];
-    kinds.extend(containers::kinds(&state.sandboxes())?);
+    kinds.extend(containers::all(&state.sandboxes())?.map(|kind| Arc::new(kind) as Arc<dyn engine::Sandboxes>));
     Ok(Lifecycle::new(store, kinds, Arc::new(SystemClock::default())))
 }
 
@@ -125,6 +126,9 @@ fn begin(
 ) -> Result<SandboxId, Failure> {
     let id = meaning::sandbox_id()?;
     let opened = lifecycle.create(id.clone(), &wanted(spec, &setting.settings)?, unheard())?;
+    if let (false, Some(backend)) = (opened.passed_over.is_empty(), &opened.used.record().backend) {
+        let _ = std::io::stderr().lock().write_all(text::chosen(backend, &opened.passed_over).as_bytes());
+    }
     let filled = snapshot.map_or(Ok(()), |snapshot| snapshot::fill_home(&opened.used, snapshot));
     lifecycle.leave(opened)?;
     if filled.is_err() {
@@ -182,8 +186,8 @@ fn find(lifecycle: &Lifecycle, id: &SandboxId) -> Result<SandboxRecord, Failure>
 fn spec(kind: &Kind, settings: &Settings) -> Result<SandboxSpec, Failure> {
     let copied = kind.copy.clone().or_else(|| kind.from.as_deref().map(snapshot::workspace));
     let workspace = match (&copied, &kind.bind, &kind.repo) {
-        (Some(directory), ..) => WorkspaceSource::Copy { directory: host_directory(directory)? },
-        (_, Some(directory), _) => WorkspaceSource::Bind { directory: host_directory(directory)? },
+        (Some(directory), ..) => WorkspaceSource::Copy { directory: host_directory(directory, "the workspace")? },
+        (_, Some(directory), _) => WorkspaceSource::Bind { directory: host_directory(directory, "the workspace")? },
         (.., Some(url)) => WorkspaceSource::Clone { url: url.clone(), revision: kind.rev.clone() },
         _ => WorkspaceSource::Empty,
     };
@@ -195,6 +199,7 @@ fn spec(kind: &Kind, settings: &Settings) -> Result<SandboxSpec, Failure> {
         backend: kind.backend,
         runtime: kind.runtime.clone(),
         image: kind.image.clone(),
+        root: kind.root.as_deref().map(|root| host_directory(root, "the root tree")).transpose()?,
         level: kind.level.map(Level::from).unwrap_or_default(),
         background: background(kind),
         ..SandboxSpec::of_profile(profile)
@@ -204,8 +209,10 @@ fn spec(kind: &Kind, settings: &Settings) -> Result<SandboxSpec, Failure> {
 /// What is left behind goes on where there is a keeper that answers for its powers: not in
 /// a container.
 fn background(kind: &Kind) -> Background {
-    match (kind.backend, &kind.image) {
-        (BackendChoice::Auto | BackendChoice::Native, None) => Background::Keep,
+    let is_container = kind.image.is_some() || kind.runtime.is_some();
+    match kind.backend {
+        BackendChoice::Native => Background::Keep,
+        BackendChoice::Auto if !is_container => Background::Keep,
         _ => Background::End,
     }
 }
@@ -218,8 +225,8 @@ fn lifetime(time: Duration) -> Result<Lifetime, Failure> {
     Ok(meaning::milliseconds(time).try_into()?)
 }
 
-fn host_directory(typed: &Path) -> Result<HostDirectory, Failure> {
-    let directory = places::real_directory(typed, "the workspace")?;
+fn host_directory(typed: &Path, what: &str) -> Result<HostDirectory, Failure> {
+    let directory = places::real_directory(typed, what)?;
     Ok(RawText::from(directory.as_path()).try_into()?)
 }
 
@@ -227,8 +234,7 @@ fn host_directory(typed: &Path) -> Result<HostDirectory, Failure> {
 fn wanted(spec: SandboxSpec, settings: &Settings) -> Result<Wanted, Failure> {
     let mut profile = resolve_profile(settings, &spec.profile, INSIDE_WORKSPACE.as_ref(), &own_grants(&spec))?;
     profile.limits.lower_to(&spec.limits);
-    let system = spec.image.clone().map(System::Image);
-    Ok(Wanted { spec, profile, system })
+    Ok(Wanted { spec, profile })
 }
 
 /// Powers that each command of a sandbox has besides its profile's.
