@@ -20,7 +20,8 @@ const ALLOWED_EDGES: &[(&str, &[&str])] = &[
     ("store", &["model"]),
     ("engine", &["model", "policy", "shell", "audit", "store"]),
     ("lifecycle", &["model", "engine", "store", "files"]),
-    ("review", &["model", "engine"]),
+    ("exchange", &["model"]),
+    ("review", &["model", "engine", "exchange"]),
     (
         "cli",
         &[
@@ -35,6 +36,7 @@ const ALLOWED_EDGES: &[(&str, &[&str])] = &[
             "files",
             "lifecycle",
             "egress",
+            "exchange",
             "review",
             "container",
         ],

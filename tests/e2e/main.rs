@@ -15,6 +15,7 @@ mod kept;
 mod library;
 mod life;
 mod limits;
+mod notices;
 mod raise;
 mod review;
 mod sandbox;

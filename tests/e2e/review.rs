@@ -19,14 +19,14 @@ const KEY: &str = "k3y-of-the-reviewer";
 const SCRIPT: &str = "echo x >> ~/outside # hunter22 --password letmein";
 
 /// A server on this machine, and what it was sent.
-struct Endpoint {
-    port: u16,
-    requests: Receiver<String>,
+pub struct Endpoint {
+    pub port: u16,
+    pub requests: Receiver<String>,
 }
 
 impl Endpoint {
     /// Answers every request with these bytes; with none, never.
-    fn serve(answer: impl Into<Vec<u8>>) -> Self {
+    pub fn serve(answer: impl Into<Vec<u8>>) -> Self {
         let answer = answer.into();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -65,7 +65,7 @@ fn read_request(stream: &mut TcpStream) -> Option<String> {
     }
 }
 
-fn ok(body: &str) -> String {
+pub fn ok(body: &str) -> String {
     format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())
 }
 

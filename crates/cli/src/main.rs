@@ -14,6 +14,7 @@ mod failure;
 mod interrupts;
 mod meaning;
 mod memory;
+mod notify;
 mod places;
 mod policy_args;
 mod relay;

@@ -79,12 +79,22 @@ pub struct Lifecycle {
     /// In the order in which they are preferred.
     kinds: Vec<Arc<dyn Sandboxes>>,
     clock: Arc<dyn Clock>,
+    ended: Option<Ended>,
 }
+
+/// Told of one that was destroyed, with why.
+type Ended = Box<dyn Fn(&SandboxRecord, &str) + Send + Sync>;
 
 impl Lifecycle {
     /// Over a store, with kinds of which the first that serves is chosen.
     pub fn new(store: Arc<Store>, kinds: Vec<Arc<dyn Sandboxes>>, clock: Arc<dyn Clock>) -> Self {
-        Self { store, kinds, clock }
+        Self { store, kinds, clock, ended: None }
+    }
+
+    /// The same, and `ended` is told of each that was destroyed, with why.
+    #[must_use]
+    pub fn telling(self, ended: impl Fn(&SandboxRecord, &str) + Send + Sync + 'static) -> Self {
+        Self { ended: Some(Box::new(ended)), ..self }
     }
 
     /// What is known of all of them.
@@ -245,7 +255,11 @@ impl Lifecycle {
         if record.backend.is_some() {
             self.kind_of(&record)?.clear(id)?;
         }
-        self.remove_places(id)
+        self.remove_places(id)?;
+        if let Some(ended) = &self.ended {
+            ended(&record, why);
+        }
+        Ok(())
     }
 
     /// The end of one that has no walls any more.

@@ -6,12 +6,15 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 /// Longest text, in bytes.
 const MAX_BYTES: usize = 2_048;
 
 /// `https://HOST[:PORT]/PATH[?QUERY]`; `http://` for loopback addresses and
 /// `localhost`. No user name, no fragment.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct Endpoint {
     encrypted: bool,
     host: String,
@@ -43,6 +46,19 @@ pub enum EndpointError {
     /// Too long.
     #[error("an endpoint has at most {MAX_BYTES} bytes")]
     Length,
+}
+
+impl TryFrom<String> for Endpoint {
+    type Error = EndpointError;
+    fn try_from(text: String) -> Result<Self, EndpointError> {
+        text.parse()
+    }
+}
+
+impl From<Endpoint> for String {
+    fn from(endpoint: Endpoint) -> Self {
+        endpoint.to_string()
+    }
 }
 
 impl Endpoint {

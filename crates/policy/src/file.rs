@@ -12,6 +12,7 @@ use stockade_model::{ApprovalMode, GranularMode, Limits, ProgramPattern, Sandbox
 
 use crate::egress_file::EgressSection;
 use crate::hosts::HostEntry;
+use crate::notify::NotifySection;
 use crate::pattern::{GrantText, PathFact, PathPattern, RuleName, TimeWindow, Word};
 use crate::review::ReviewSection;
 use crate::text::{
@@ -45,6 +46,8 @@ pub struct ConfigFile {
     pub allow_host: Option<bool>,
     /// A model that gives an opinion on questions.
     pub review: Option<ReviewSection>,
+    /// Who is told what becomes of sandboxes that last.
+    pub notify: Option<NotifySection>,
     /// Profiles by name: new ones, or additions to `read-only` and `workspace`.
     pub profiles: BTreeMap<ProfileKey, ProfileSection>,
     /// How the rules of this file become one answer. Default: `deny-overrides`.

@@ -13,7 +13,7 @@ use crate::error::{ConfigError, suggestion};
 use crate::file::{ConfigFile, EnvSection, LevelName, ProfileSection, RuleSection};
 use crate::mode::{ModeAnswers, mode_name};
 use crate::parse::{Places, parse};
-use crate::review::ReviewSettings;
+use crate::review::{ReviewSettings, Wrong};
 use crate::rules::{Rule, RuleBook, RuleSet};
 use crate::settings::{OwnDirectories, Settings};
 use crate::shipped;
@@ -55,6 +55,7 @@ impl Settings {
             level: Sourced::new(Level::Full, Origin::Default),
             allow_host: Sourced::new(false, Origin::Default),
             review: Sourced::new(None, Origin::Default),
+            notify: Sourced::new(None, Origin::Default),
             home: home.to_owned(),
             own,
             profiles: shipped::profiles(home)?,
@@ -74,7 +75,7 @@ impl Settings {
         }
         for file in &managed {
             file.bound(&mut settings);
-            file.apply_review(&mut settings)?;
+            file.apply_outgoing(&mut settings)?;
         }
         let secret = settings.review.value.as_ref().and_then(ReviewSettings::secret_file).map(Path::to_owned);
         settings.own.state.extend(secret);
@@ -113,7 +114,7 @@ impl File<'_> {
         settings.files.push((self.layer.layer, self.layer.path.clone()));
         settings.granular = self.content.approval.granular.or(settings.granular);
         self.apply_scalars(settings)?;
-        self.apply_review(settings)?;
+        self.apply_outgoing(settings)?;
         self.apply_mode(settings, settings.granular)?;
         self.apply_profiles(settings)?;
         self.apply_default_profile(settings)?;
@@ -183,16 +184,24 @@ impl File<'_> {
         Ok(())
     }
 
-    fn apply_review(&self, settings: &mut Settings) -> Result<(), ConfigError> {
-        let Some(section) = &self.content.review else { return Ok(()) };
-        if self.only_narrows() {
-            return Err(self.widens("review", "what leaves this machine is for its people to say"));
+    /// What leaves this machine, or runs on it, besides commands.
+    fn apply_outgoing(&self, settings: &mut Settings) -> Result<(), ConfigError> {
+        if let Some(section) = &self.content.review {
+            let review = self.outgoing("review", section.settings(&settings.home))?;
+            self.set(&mut settings.review, "review", review);
         }
-        let review = section
-            .settings(&settings.home)
-            .map_err(|(key, why, remedy)| self.error(key, format!("`{key}`: {why}")).hint(remedy))?;
-        self.set(&mut settings.review, "review", review);
+        if let Some(section) = &self.content.notify {
+            let notify = self.outgoing("notify", section.settings(&settings.home))?;
+            self.set(&mut settings.notify, "notify", notify);
+        }
         Ok(())
+    }
+
+    fn outgoing<T>(&self, section: &str, meaning: Result<T, Wrong>) -> Result<T, ConfigError> {
+        if self.only_narrows() {
+            return Err(self.widens(section, "what leaves this machine is for its people to say"));
+        }
+        meaning.map_err(|(key, why, remedy)| self.error(key, format!("`{key}`: {why}")).hint(remedy))
     }
 
     fn apply_mode(

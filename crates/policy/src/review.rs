@@ -77,7 +77,7 @@ pub enum ReviewApi {
 
 /// Where an HTTP service is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EndpointText(Endpoint);
+pub struct EndpointText(pub(crate) Endpoint);
 
 impl FromStr for EndpointText {
     type Err = TextError;
@@ -174,7 +174,7 @@ impl ReviewSection {
 }
 
 /// A path that no workspace has a hand in.
-fn in_place(key: &'static str, path: &ConfigPath, home: &Path) -> Result<PathBuf, Wrong> {
+pub(crate) fn in_place(key: &'static str, path: &ConfigPath, home: &Path) -> Result<PathBuf, Wrong> {
     match path {
         ConfigPath::Workspace(_) => {
             Err((key, "what a workspace holds is not trusted with this", "write an absolute path, or `~/...`"))

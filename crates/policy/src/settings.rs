@@ -10,6 +10,7 @@ use stockade_model::{ApprovalMode, Digest, Level, SandboxPreference, Verdict};
 
 use crate::file::Combining;
 use crate::mode::mode_name;
+use crate::notify::NotifySettings;
 use crate::review::ReviewSettings;
 use crate::rules::{Rule, RuleBook};
 use crate::spec::{Origin, ProfileSpec, Sourced};
@@ -41,6 +42,8 @@ pub struct Settings {
     pub allow_host: Sourced<bool>,
     /// Who gives an opinion on questions; nobody where it is absent.
     pub review: Sourced<Option<ReviewSettings>>,
+    /// Who is told what becomes of sandboxes that last; nobody where it is absent.
+    pub notify: Sourced<Option<NotifySettings>>,
     pub(crate) home: PathBuf,
     pub(crate) own: OwnDirectories,
     pub(crate) profiles: BTreeMap<String, ProfileSpec>,
@@ -116,6 +119,9 @@ impl Settings {
         self.each_setting_of(name, line);
         if let Some(review) = &self.review.value {
             review.each(&mut |key, value| line(key, value, &self.review.origin));
+        }
+        if let Some(notify) = &self.notify.value {
+            notify.each(&mut |key, value| line(key, value, &self.notify.origin));
         }
         self.each_rule(line, true);
     }

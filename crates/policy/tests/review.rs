@@ -1,4 +1,4 @@
-//! `[review]`: who may configure it, what it means, what it must not.
+//! `[review]` and `[notify]`: who may configure them, what they mean, what they must not.
 
 #![allow(clippy::unwrap_used, reason = "what cannot be had fails the test")]
 
@@ -149,4 +149,17 @@ fn no_run_reads_the_key() {
     }
     let grant = format!("read {}", home.join("real-key").display()).parse().unwrap();
     assert!(resolve_profile(&settings, "workspace", &home.join("work"), &[grant]).is_err());
+}
+
+#[test]
+fn who_is_told_of_sandboxes_is_not_for_a_project_either() {
+    let told = "[notify]\nprogram = [\"/usr/bin/notify-send\"]\n";
+    assert!(merge(&[(Layer::System, told)]).unwrap().notify.value.is_some());
+    assert_eq!(merge(&[(Layer::System, told), (Layer::User, "[notify]")]).unwrap().notify.value, None);
+    for layer in [Layer::Project, Layer::Session] {
+        let error = merge(&[(Layer::User, told), (layer, told)]).unwrap_err().to_string();
+        assert!(error.contains(":1:") && error.contains("may only tighten"), "{layer}: {error}");
+    }
+    let error = merge(&[(Layer::User, "[notify]\nprogram = [\"notify-send\"]")]).unwrap_err().to_string();
+    assert!(error.contains(":2:") && error.contains("absolute path"), "{error}");
 }

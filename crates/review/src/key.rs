@@ -7,8 +7,6 @@ use std::path::PathBuf;
 
 use stockade_model::RawText;
 
-use crate::file;
-
 /// Longest key, in bytes.
 const MAX_BYTES: u64 = 4_096;
 
@@ -86,7 +84,7 @@ impl KeySource {
             }
             Self::File(path) => {
                 let unreadable = |why| KeyError::Unreadable { path: path.clone(), why };
-                let (bytes, metadata) = file::read(path, MAX_BYTES + 2).map_err(unreadable)?;
+                let (bytes, metadata) = stockade_exchange::read(path, MAX_BYTES + 2).map_err(unreadable)?;
                 if metadata.mode() & 0o077 != 0 {
                     return Err(KeyError::Open(path.clone()));
                 }

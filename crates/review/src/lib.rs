@@ -14,17 +14,14 @@
 mod answer;
 mod budget;
 mod cut;
-mod file;
-mod http;
 mod key;
-mod names;
 mod prompt;
 mod redact;
 mod reviewer;
 mod wire;
 
-pub use http::Authorities;
 pub use key::{Key, KeyError, KeySource};
 pub use redact::Redactor;
 pub use reviewer::{ModelReviewer, Terms};
+pub use stockade_exchange::Authorities;
 pub use wire::Api;

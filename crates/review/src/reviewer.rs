@@ -7,12 +7,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use stockade_engine::{ReviewReply, ReviewRequest, Reviewer};
+use stockade_exchange::{Authorities, ExchangeError, exchange};
 use stockade_model::{Endpoint, Opinion, Question, RawText, SessionId};
 use tracing::debug;
 
 use crate::budget::Budget;
 use crate::cut::head;
-use crate::http::{Authorities, ExchangeError, exchange};
 use crate::key::{Key, KeyError, KeySource};
 use crate::prompt::action;
 use crate::redact::Redactor;
@@ -85,7 +85,13 @@ impl ModelReviewer {
 
     fn call(&self, body: &[u8], key: Option<&Key>) -> Result<Vec<u8>, ExchangeError> {
         let Terms { api, endpoint, authorities, .. } = &self.terms;
-        exchange(endpoint, authorities, (*api, key), body, Duration::from_millis(self.timeout_ms()))
+        exchange(
+            endpoint,
+            authorities,
+            api.headers(key.map(Key::expose)),
+            body,
+            Duration::from_millis(self.timeout_ms()),
+        )
     }
 
     /// What was received, as it is recorded.

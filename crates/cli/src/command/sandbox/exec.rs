@@ -14,7 +14,7 @@ use stockade_store::sandboxes::CommandRecord;
 use super::super::place::{Inside, Place};
 use super::super::run::{Front, complete};
 use super::super::{Ended, now_ms, setting};
-use super::{find, lifecycle, own_grants, unheard, wanted};
+use super::{find, lifecycle, notified, own_grants, unheard, wanted};
 use crate::args::{LevelArg, RunArgs, Subject, Terms};
 use crate::failure::Failure;
 use crate::interrupts::{self, Taken};
@@ -22,7 +22,7 @@ use crate::places;
 use crate::relay::{Given, Resizes};
 use crate::render::sandbox as text;
 use crate::sandbox_args::{Manner, SandboxExecArgs};
-use crate::{exit, meaning};
+use crate::{exit, meaning, notify};
 
 /// Runs one command.
 ///
@@ -43,7 +43,9 @@ pub fn run(lifecycle: &Lifecycle, id: &SandboxId, manner: Manner, subject: Subje
     let (outcome, code) = complete(run_args(manner, subject, level), meaning::request_id()?, |_| {
         Ok(Front { signals, terminal, place, supervisor: None })
     });
+    let record = opened.used.record().clone();
     lifecycle.leave(opened)?;
+    notify::tell_breaches(notified()?.as_ref(), &record, &outcome);
     let noted = lifecycle.store().note_command(id, record_of(&outcome, text, started_ms));
     noted?;
     Ok(code)

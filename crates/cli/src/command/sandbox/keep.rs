@@ -6,7 +6,7 @@ use std::cell::OnceCell;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use stockade_audit::Log;
@@ -14,12 +14,15 @@ use stockade_engine::seams::Recorder;
 use stockade_engine::{SandboxEvent, SandboxEvents, StartError};
 use stockade_model::{Event, EventKind, SandboxId};
 use stockade_native::{Keep, keep_sandbox};
+use stockade_policy::NotifySettings;
 use stockade_store::sandboxes::{SandboxError, Sandboxes};
 
 use super::super::{Ended, now_ms};
-use super::{lifecycle_of, sweep};
+use super::herald::Herald;
+use super::{lifecycle_of, sweep, told};
 use crate::exit;
 use crate::failure::Failure;
+use crate::notify;
 use crate::places::State;
 
 /// How soon it is looked again where the store could not be read.
@@ -41,15 +44,21 @@ pub fn arguments() -> Vec<OsString> {
 /// # Errors
 /// When nobody is there who would.
 pub fn keep() -> Ended {
-    let over: Rc<OnceCell<State>> = Rc::default();
+    let over: Rc<OnceCell<(State, Option<NotifySettings>)>> = Rc::default();
     let noted = Rc::clone(&over);
+    let herald: OnceCell<Arc<Herald>> = OnceCell::new();
     let begin = |id: &SandboxId, directory: &Path| {
         let state = state_of(directory).map_err(|failure| StartError { what: failure.what, hint: failure.hint })?;
-        let (events, id) = (on_record(state.audit()), id.clone());
+        let told = Arc::clone(herald.get_or_init(|| Arc::new(Herald::new(state.clone(), id.clone()))));
+        let (record, id) = (on_record(state.audit()), id.clone());
+        let events = SandboxEvents::new(move |event| {
+            told.tell(&event);
+            record.tell(event);
+        });
         let wanted = move || match left(&state.sandboxes(), &id) {
             Ok(Left::Time(time)) => Some(time),
             Ok(Left::Over) => {
-                let _ = noted.set(state.clone());
+                let _ = noted.set((state.clone(), notify::kept(&state.sandboxes().join(id.as_str()))));
                 None
             }
             Ok(Left::Unknown) => None,
@@ -58,11 +67,13 @@ pub fn keep() -> Ended {
         };
         Ok(Keep { events, wanted: Box::new(wanted) })
     };
-    keep_sandbox(begin).map_err(|e| {
+    let kept = keep_sandbox(begin);
+    herald.get().into_iter().for_each(|herald| herald.finish());
+    kept.map_err(|e| {
         Failure::new(format!("cannot keep a sandbox: {e}")).hint("`stockade sandbox create` starts what keeps it")
     })?;
     // Nothing of it runs any more: what it kept goes now.
-    over.get().map_or(Ok(()), |state| sweep(&lifecycle_of(state)?))?;
+    over.get().map_or(Ok(()), |(state, notify)| sweep(&told(lifecycle_of(state)?, notify.clone())))?;
     Ok(exit::SUCCESS)
 }
 

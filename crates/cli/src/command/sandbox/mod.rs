@@ -5,6 +5,7 @@ pub mod containers;
 mod copy;
 mod diff;
 mod exec;
+mod herald;
 mod keep;
 mod snapshot;
 mod watch;
@@ -23,13 +24,14 @@ use stockade_model::{
     SandboxSpec, SandboxState, WorkspaceSource,
 };
 use stockade_native::NativeSandboxes;
-use stockade_policy::{Settings, resolve_profile};
+use stockade_policy::{NotifyOn, NotifySettings, Settings, resolve_profile};
 use stockade_store::sandboxes::Sandboxes;
 
 use self::diff::Difference;
 use super::setting::{self, Setting};
 use super::{Ended, print, variable};
 use crate::failure::Failure;
+use crate::notify::{self, Notice};
 use crate::places::{self, State};
 use crate::render::{json, sandbox as text};
 use crate::sandbox_args::{Kind, SandboxCommand, SandboxCreateArgs, SandboxRunArgs};
@@ -71,7 +73,7 @@ pub fn sandbox(typed: SandboxCommand) -> Ended {
 
 /// All sandboxes of this user, without those whose time is over.
 fn lifecycle() -> Result<Lifecycle, Failure> {
-    let lifecycle = lifecycle_of(&State::open(&places::state_path(&variable)?)?)?;
+    let lifecycle = told(lifecycle_of(&State::open(&places::state_path(&variable)?)?)?, notified()?);
     sweep(&lifecycle)?;
     Ok(lifecycle)
 }
@@ -83,6 +85,17 @@ fn lifecycle_of(state: &State) -> Result<Lifecycle, Failure> {
     let mut kinds: Vec<Arc<dyn engine::Sandboxes>> = vec![Arc::new(native)];
     kinds.extend(containers::all(&state.sandboxes())?.map(|kind| Arc::new(kind) as Arc<dyn engine::Sandboxes>));
     Ok(Lifecycle::new(store, kinds, Arc::new(SystemClock::default())))
+}
+
+/// The same, which tells of ends whoever is to be told.
+fn told(lifecycle: Lifecycle, notify: Option<NotifySettings>) -> Lifecycle {
+    let Some(notify) = notify else { return lifecycle };
+    lifecycle.telling(move |record, why| notify::tell(Some(&notify), &Notice::new(NotifyOn::Ended, record, why)))
+}
+
+/// Who is told what becomes of sandboxes: no project says it, so none is read.
+fn notified() -> Result<Option<NotifySettings>, Failure> {
+    Ok(setting::load(Path::new("/"))?.settings.notify.value.clone())
 }
 
 /// Destroys those that nobody wants any more.
@@ -130,6 +143,8 @@ fn begin(
         let _ = std::io::stderr().lock().write_all(text::chosen(backend, &opened.passed_over).as_bytes());
     }
     let filled = snapshot.map_or(Ok(()), |snapshot| snapshot::fill_home(&opened.used, snapshot));
+    let kept = setting.settings.notify.value.as_ref().map_or(Ok(()), |told| notify::keep(told, opened.used.path()));
+    let filled = filled.and(kept.map_err(|error| Failure::new(format!("cannot keep whom to tell of it: {error}"))));
     lifecycle.leave(opened)?;
     if filled.is_err() {
         lifecycle.destroy(&id, Why::Asked)?;

@@ -26,8 +26,8 @@ pub(crate) struct Names(pub(crate) Endpoint);
 
 /// Why a name could not be looked up.
 #[derive(Debug, thiserror::Error)]
-#[error("its name cannot be looked up: {0}")]
-pub(crate) struct LookupError(String);
+#[error("{0}")]
+pub(crate) struct LookupError(pub(crate) String);
 
 impl Resolver for Names {
     fn resolve(&self, _: &Uri, _: &Config, timeout: NextTimeout) -> Result<ResolvedSocketAddrs, ureq::Error> {

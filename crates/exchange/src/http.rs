@@ -17,9 +17,7 @@ use ureq::unversioned::transport::DefaultConnector;
 use ureq::{Agent, Body};
 
 use crate::file;
-use crate::key::Key;
 use crate::names::{LookupError, Names};
-use crate::wire::Api;
 
 /// Longest head of a response, in bytes.
 const MAX_HEAD_BYTES: usize = 16 * 1024;
@@ -40,31 +38,49 @@ pub enum Authorities {
 
 /// Why there is no response. Never holds the other end's own text.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ExchangeError {
+pub enum ExchangeError {
+    /// Nobody knows its name.
     #[error("there is no host of this name")]
     NoSuchHost,
-    #[error(transparent)]
-    Lookup(Box<LookupError>),
+    /// The name servers did not say.
+    #[error("its name cannot be looked up: {0}")]
+    Lookup(String),
+    /// The time was over.
     #[error("it did not answer in time")]
     TimedOut,
+    /// Nothing says whom to trust.
     #[error("this machine has no certificates to check it with")]
     NoAuthorities,
+    /// A file of certificates.
     #[error("the certificates in {} cannot be read: {why}", RawText::from(.path.as_path()).escaped())]
-    Authorities { path: PathBuf, why: String },
+    Authorities {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        why: String,
+    },
+    /// It is not whom it says.
     #[error("its certificate is not accepted: {0}")]
     Certificate(rustls::CertificateError),
+    /// TLS failed otherwise.
     #[error("no encrypted connection comes about: {0}")]
     Tls(rustls::Error),
+    /// TCP failed.
     #[error("it cannot be reached: {0}")]
     Connection(io::ErrorKind),
+    /// It ended too early.
     #[error("its answer was cut off")]
     CutOff,
+    /// More than is read.
     #[error("its answer is too long")]
     TooLong,
+    /// No HTTP, or of a kind that was not offered.
     #[error("its answer is no HTTP that is understood here")]
     Malformed,
+    /// It refused.
     #[error("it answered with status {status}{}", meaning(*status))]
     Status {
+        /// With this code.
         status: u16,
         /// What came with it, for the record.
         body: Vec<u8>,
@@ -75,23 +91,27 @@ fn meaning(status: u16) -> &'static str {
     match status {
         300..=399 => ": redirects are not followed",
         401 | 403 => ": the key is not accepted",
-        404 => ": no such path or model",
+        404 => ": there is nothing of this name",
         429 => ": too many requests",
         _ => "",
     }
 }
 
-/// Sends `body` and receives the body of the response.
-pub(crate) fn exchange(
+/// Sends `body`, which is JSON, and receives the body of the response. Values of headers
+/// are kept out of what is logged.
+///
+/// # Errors
+/// When there is none, or it says that it is none of success.
+pub fn exchange(
     endpoint: &Endpoint,
     authorities: &Authorities,
-    (api, key): (Api, Option<&Key>),
+    headers: Vec<(&'static str, String)>,
     body: &[u8],
     within: Duration,
 ) -> Result<Vec<u8>, ExchangeError> {
     let mut request = agent(endpoint, authorities, within)?.post(endpoint.to_string());
     request = request.header(header::CONTENT_TYPE, "application/json");
-    for (name, value) in api.headers(key.map(Key::expose)) {
+    for (name, value) in headers {
         let mut value = HeaderValue::try_from(value).map_err(|_| ExchangeError::Malformed)?;
         value.set_sensitive(true);
         request = request.header(name, value);
@@ -100,7 +120,7 @@ pub(crate) fn exchange(
     let status = response.status().as_u16();
     let body = receive(&mut response);
     match status {
-        200 => body,
+        200..=299 => body,
         // Why it does not answer is worth a look, where it can be had.
         status => Err(ExchangeError::Status { status, body: body.unwrap_or_default() }),
     }
@@ -161,8 +181,8 @@ impl From<ureq::Error> for ExchangeError {
             ureq::Error::Io(error) => error.into(),
             ureq::Error::Rustls(error) => error.into(),
             ureq::Error::BodyExceedsLimit(_) | ureq::Error::LargeResponseHeader(..) => Self::TooLong,
-            ureq::Error::Other(error) => match error.downcast() {
-                Ok(error) => Self::Lookup(error),
+            ureq::Error::Other(error) => match error.downcast::<LookupError>() {
+                Ok(error) => Self::Lookup(error.0),
                 Err(_) => Self::Malformed,
             },
             _ => Self::Malformed,

@@ -1,0 +1,85 @@
+//! `[notify]`: whoever the person named hears what becomes of sandboxes that last, also
+//! when it happens though nobody looks; and nothing waits for who does not listen.
+
+use std::fs;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::kept::{keeper, wait_until};
+use crate::review::{Endpoint, ok};
+use crate::sandbox::{create, done, exec, stockade};
+use crate::world::{World, each_user};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn configure(world: &World, section: &str) {
+    for dir in ["home/.config", "home/.config/stockade"] {
+        world.dir(dir);
+    }
+    world.file("home/.config/stockade/config.toml", &format!("[notify]\n{section}\n"));
+}
+
+/// A program that keeps every notice, and what it kept.
+fn keeping(world: &World) -> (String, impl Fn() -> Vec<Value>) {
+    let file = world.dir("heard").join("notices");
+    let script = format!("cat >> {0}; echo >> {0}", file.display());
+    let heard = move || {
+        let text = fs::read_to_string(&file).unwrap_or_default();
+        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    };
+    (format!("program = [\"/bin/sh\", \"-c\", \"{script}\"]"), heard)
+}
+
+fn heard_of(heard: impl Fn() -> Vec<Value>, id: &str, what: &str) -> Option<String> {
+    let notice = heard().into_iter().find(|notice| notice["sandbox"] == id && notice["what"] == what)?;
+    assert_eq!(notice["schema"], "stockade.notice.v1");
+    Some(notice["why"].as_str().unwrap().to_owned())
+}
+
+#[test]
+fn a_program_hears_of_ends_of_limits_and_of_what_is_lost() {
+    each_user(|world| {
+        let (section, heard) = keeping(world);
+        configure(world, &section);
+        let ended = create(world, &["--label", "task=7"]);
+        done(world, &["destroy", &ended]);
+        assert_eq!(heard_of(&heard, &ended, "ended").as_deref(), Some("asked for"));
+        assert_eq!(heard()[0]["labels"]["task"], "7");
+        // Nobody is there who would read the configuration again.
+        let brief = create(world, &["--ttl", "1s"]);
+        wait_until("its end is not told", || heard_of(&heard, &brief, "ended").is_some());
+        assert_eq!(heard_of(&heard, &brief, "ended").as_deref(), Some("its time to live is over"));
+        let limited = create(world, &["--limit", "memory=100MiB"]);
+        stockade(world, &["exec", "--mode", "never", &limited, "--", "python3", "-c", "bytearray(300 << 20)"]);
+        assert!(heard_of(&heard, &limited, "limit").is_some_and(|why| why.starts_with("memory: at most 100MiB")));
+        let lost = create(world, &[]);
+        exec(world, &lost, "true");
+        let init = fs::read_to_string(format!("/proc/{0}/task/{0}/children", keeper(world, &lost))).unwrap();
+        init.split_whitespace().for_each(|child| crate::kept::kill(child.parse().unwrap()));
+        wait_until("what was lost is not told", || heard_of(&heard, &lost, "lost").is_some());
+    });
+}
+
+#[test]
+fn a_webhook_is_posted_to_and_one_that_fails_is_complained_of_and_stops_nothing() {
+    each_user(|world| {
+        let hook = Endpoint::serve(ok(""));
+        configure(world, &format!("on = [\"ended\"]\nwebhook = \"http://127.0.0.1:{}/told\"", hook.port));
+        let id = create(world, &[]);
+        done(world, &["destroy", &id]);
+        let request = hook.requests.recv_timeout(PATIENCE).unwrap();
+        let (head, body) = request.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("POST /told HTTP/1.1"), "{head}");
+        assert_eq!(serde_json::from_str::<Value>(body).unwrap()["sandbox"], id);
+
+        let deaf = Endpoint::serve("HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n");
+        configure(world, &format!("program = [\"/nonexistent\"]\nwebhook = \"http://127.0.0.1:{}/\"", deaf.port));
+        let id = create(world, &[]);
+        let ran = stockade(world, &["destroy", &id]);
+        let said = &ran.stderr;
+        assert!(said.contains("/nonexistent was not told") && said.contains("status 500"), "{said}");
+        assert!(said.contains("hint: `[notify]`"), "{said}");
+        assert!(!done(world, &["list"]).contains(&id), "it is destroyed all the same");
+    });
+}
