@@ -362,7 +362,8 @@ fn statuses() {
     let with = |status: &str, body: &str| format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
     check(Api::OpenAi, sends(with("500 Oh", "broken")), Err("status 500"));
     check(Api::OpenAi, sends(with("429 Slow", "")), Err("429: too many"));
-    check(Api::OpenAi, sends(with("204 None", "")), Err("status 204"));
+    check(Api::OpenAi, sends(with("301 Moved", "")), Err("301: redirects are not followed"));
+    check(Api::OpenAi, sends(with("204 None", "")), Err(""));
     let echo = format!(r#"{{"error":"Incorrect API key provided: {KEY}"}}"#);
     let reply = check(Api::OpenAi, sends(with("401 No", &echo)), Err("401: the key is not accepted"));
     assert!(reply.response.unwrap().to_str().unwrap().contains("[secret]"));
