@@ -13,7 +13,7 @@ use serde_json::Value;
 use stockade_testkit::{Ended, Output, Running};
 
 use crate::life::{marked, none_left};
-use crate::world::{World, binary, each_user};
+use crate::world::{PATH, World, binary, each_user};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -191,5 +191,28 @@ fn what_is_killed_half_way_is_removed_by_the_next() {
             sleep(Duration::from_millis(50));
         }
         assert!(!kept(world, &id).exists());
+    });
+}
+
+#[test]
+fn a_root_tree_is_its_system_and_what_serves_none_is_told_why() {
+    each_user(|world| {
+        let tree = world.dir("out/tree");
+        let make = "set -e; mkdir -p usr/bin etc; ln -s usr/bin bin; echo mine > etc/os-release; cp /bin/bash usr/bin/; \
+                    for lib in $(ldd /bin/bash | grep -o '/[^ ]*'); do mkdir -p .$(dirname $lib); cp -L $lib .$lib; done";
+        let made = world.run(&stockade_testkit::Command::new("bash", &tree).args(["-c", make]).env("PATH", PATH));
+        assert_eq!(made.ended, Ended::Code(0), "{}", made.text());
+        let id = create(world, &["--root", tree.to_str().unwrap()]);
+        let script = "echo $(</etc/os-release) /usr/bin/*; echo x > /mine";
+        let ran = stockade(world, &["exec", "--mode", "never", &id, "--", "/bin/bash", "-c", script]);
+        assert_eq!((ran.ended, ran.stdout.as_str()), (Ended::Code(1), "mine /usr/bin/bash\n"), "{}", ran.text());
+        assert!(!tree.join("mine").exists());
+        done(world, &["destroy", &id]);
+        refused(world, &["create", "--root", world.outside().to_str().unwrap()], "is no root tree");
+        let image = format!("sha256:{}", "0".repeat(64));
+        let both = stockade(world, &["create", "--root", "/", "--image", &image]);
+        assert!(both.stderr.contains("cannot be used with"), "{}", both.stderr);
+        let none = stockade(world, &["create", "--backend", "native", "--image", &image]);
+        assert!(none.stderr.contains("is an image of a container engine; name a root tree"), "{}", none.stderr);
     });
 }

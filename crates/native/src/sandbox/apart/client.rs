@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -46,6 +47,8 @@ const GONE_WITHIN: Duration = Duration::from_secs(5);
 const STARTING: &str = "keeper.lock";
 /// How often it is tried.
 const AGAIN: Duration = Duration::from_millis(5);
+/// What a keeper is called in lists of processes: its program may be a link to itself.
+const NAME: &str = "stockade";
 
 /// How keepers are started, and where they are found.
 #[derive(Clone, Debug)]
@@ -116,6 +119,7 @@ impl Apart {
         let (ours, theirs) = UnixStream::pair().map_err(cannot)?;
         ours.set_write_timeout(Some(ANSWERS_WITHIN)).map_err(cannot)?;
         let mut keeper = Command::new(&self.program)
+            .arg0(NAME)
             .args(&self.arguments)
             .env_clear()
             .current_dir("/")
