@@ -206,6 +206,22 @@ fn one_is_paused_by_one_command_and_let_go_on_by_another() {
 }
 
 #[test]
+fn what_is_run_is_followed_until_the_sandbox_is_over() {
+    each_user(|world| {
+        let id = create(world, &[]);
+        exec(world, &id, "echo before");
+        let follow = world.bare(&[&binary(), "sandbox", "logs", "--follow", &id]);
+        let following = Running::start(&world.account, &follow).unwrap();
+        wait_until("it shows nothing", || following.stdout_so_far().contains("echo before"));
+        exec(world, &id, "echo meanwhile");
+        wait_until("it does not go on", || following.stdout_so_far().contains("echo meanwhile"));
+        done(world, &["destroy", &id]);
+        let output = following.finish().unwrap();
+        assert_eq!((output.ended, output.stdout.lines().count()), (Ended::Code(0), 2), "{}", output.text());
+    });
+}
+
+#[test]
 fn what_was_run_and_what_it_used_is_shown_and_nothing_of_it_acts() {
     each_user(|world| {
         let id = create(world, &[]);

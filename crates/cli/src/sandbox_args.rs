@@ -93,6 +93,9 @@ pub enum SandboxCommand {
     Logs {
         /// Its id.
         id: SandboxId,
+        /// Go on with what is run from now on, until the sandbox is over.
+        #[arg(long, short)]
+        follow: bool,
         /// Answer as one JSON object a line.
         #[arg(long)]
         json: bool,

@@ -65,7 +65,7 @@ pub fn sandbox(typed: SandboxCommand) -> Ended {
         SandboxCommand::Pause { id } => watch::pause(&id),
         SandboxCommand::Resume { id } => watch::resume(&id),
         SandboxCommand::Snapshot { id, directory } => snapshot::snapshot(&id, &directory),
-        SandboxCommand::Logs { id, json } => watch::logs(&id, json),
+        SandboxCommand::Logs { id, follow, json } => watch::logs(&id, follow, json),
         SandboxCommand::Top { once, json } => watch::top(once, json),
         SandboxCommand::Keep => keep::keep(),
     }

@@ -20,6 +20,8 @@ use crate::{exit, places};
 
 /// How often a live table is made anew.
 const AGAIN: Duration = Duration::from_secs(2);
+/// How soon it is looked again what was run.
+const FOLLOW_AGAIN: Duration = Duration::from_millis(500);
 
 /// Stops every process of one.
 ///
@@ -45,19 +47,29 @@ pub fn resume(id: &SandboxId) -> Ended {
     Ok(exit::SUCCESS)
 }
 
-/// Shows what was run in one.
+/// Shows what was run in one; with `follow` also what is run from now on, until it is over.
 ///
 /// # Errors
 /// When there is none.
-pub fn logs(id: &SandboxId, as_json: bool) -> Ended {
+pub fn logs(id: &SandboxId, follow: bool, as_json: bool) -> Ended {
     let lifecycle = lifecycle()?;
-    find(&lifecycle, id)?;
-    let mut out = String::new();
-    for command in lifecycle.store().commands(id)? {
-        out.push_str(&if as_json { json::line(&command)? } else { text::command(&command) });
+    let mut last = None;
+    loop {
+        // Before what was run is read: what is noted until its end is shown.
+        let is_over = find(&lifecycle, id)?.state.is_ending();
+        let commands = lifecycle.store().commands(id)?;
+        let shown = commands.iter().position(|command| Some(&command.request) == last.as_ref());
+        let mut out = String::new();
+        for command in commands.iter().skip(shown.map_or(0, |shown| shown + 1)) {
+            out.push_str(&if as_json { json::line(command)? } else { text::command(command) });
+        }
+        print(&out)?;
+        if is_over || !follow {
+            return Ok(exit::SUCCESS);
+        }
+        last = commands.last().map(|command| command.request.clone());
+        sleep(FOLLOW_AGAIN);
     }
-    print(&out)?;
-    Ok(exit::SUCCESS)
 }
 
 /// Shows all that is known of one.
