@@ -15,7 +15,7 @@ const ALLOWED_EDGES: &[(&str, &[&str])] = &[
     ("files", &["model", "sys"]),
     ("native", &["model", "engine", "sys", "files", "egress"]),
     ("egress", &["model"]),
-    ("container", &["model", "engine", "native", "sys"]),
+    ("container", &["model", "engine", "egress", "native", "sys"]),
     ("audit", &["model"]),
     ("store", &["model"]),
     ("engine", &["model", "policy", "shell", "audit", "store"]),

@@ -508,7 +508,9 @@ pub fn profile() -> Profile {
 
 /// A command in the workspace of a sandbox.
 pub fn command(argv: &[&str]) -> Plan {
-    let variables = [("PATH", "/usr/local/bin:/usr/bin:/bin"), ("HOME", INSIDE_HOME), ("LC_ALL", "C")];
+    // An image may have no compiled modules of Python, which that would try to write.
+    let python = ("PYTHONDONTWRITEBYTECODE", "1");
+    let variables = [("PATH", "/usr/local/bin:/usr/bin:/bin"), ("HOME", INSIDE_HOME), ("LC_ALL", "C"), python];
     Plan {
         request: RequestId::from_random([1; 16]),
         attempt: 1,

@@ -105,11 +105,11 @@ impl Kind {
         };
         let image = fs::read_to_string(engines::image_file(session, engine)).context("reading the image's digest")?;
         Ok(Ready {
-            sandboxes: Arc::new(ContainerSandboxes::new(kind, settings)),
+            sandboxes: Arc::new(ContainerSandboxes::new(kind, settings).resolving(Arc::new(Table))),
             system: Some(System::Image(image.parse().context("the image's digest")?)),
             runtime: runtime.map(str::parse).transpose().context("the runtime's name")?,
             root: None,
-            knows_names: false,
+            knows_names: true,
         })
     }
 }

@@ -143,7 +143,7 @@ impl Streams {
             }
             Frame::Taken(stream, bytes) => self.window(stream)?.widen(bytes as usize),
             Frame::Closed(stream) => self.window(stream)?.close(),
-            Frame::Message(_) | Frame::Resized(_) | Frame::Over => {}
+            _ => {}
         }
         Ok(())
     }

@@ -105,6 +105,11 @@ impl Client {
         self.runtime.handle.spawn(task).abort_handle()
     }
 
+    /// Where such things go on.
+    pub(crate) fn runtime(&self) -> Handle {
+        self.runtime.handle.clone()
+    }
+
     /// For tasks that make calls themselves.
     pub(crate) fn docker(&self) -> Docker {
         self.docker.clone()

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::termios::{OptionalActions, tcgetattr, tcgetwinsize, tcsetattr};
+use stockade_egress::Resolve;
 use stockade_engine::remote::{Order, RemoteAttempt};
 use stockade_engine::{
     Attempt, Backend, Events, HeldAnswer, HoldId, INSIDE_HOME, INSIDE_WORKSPACE, Io, SandboxPlan, StartError,
@@ -24,6 +25,7 @@ use crate::client::{ANSWERS_WITHIN, CallError, Client};
 use crate::frames::{Frame, MESSAGE_BYTES, Size, Stream};
 use crate::inside::{InsideOrder, Probed};
 use crate::line::{Exec, FrameLine, all_said};
+use crate::outside::Outside;
 use crate::spec::LAUNCHER;
 use crate::{Kind, limits};
 
@@ -36,7 +38,7 @@ const SIZE_EVERY: Duration = Duration::from_millis(250);
 const BEYOND_STREAMS: i32 = 3;
 
 /// Runs commands in one container.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct CommandBackend {
     pub(crate) kind: Kind,
     pub(crate) client: Client,
@@ -46,6 +48,14 @@ pub(crate) struct CommandBackend {
     pub(crate) enforced: EnforcementReport,
     /// The limits of all commands together, which the container holds.
     pub(crate) limits: Limits,
+    /// Looks names up outside; that of the system where there is none.
+    pub(crate) resolver: Option<Arc<dyn Resolve>>,
+}
+
+impl std::fmt::Debug for CommandBackend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CommandBackend").field("container", &self.container).finish_non_exhaustive()
+    }
 }
 
 /// What a container does.
@@ -96,8 +106,9 @@ impl CommandBackend {
         let mut inside = plan.clone();
         inside.level = Level::Restricted;
         inside.backend = "native".to_owned();
-        // Nothing inside leads anywhere.
-        inside.profile.egress = Egress::default();
+        // What may be reached; all else of it is the host's affair.
+        let Egress { allow, ask, deny, .. } = inside.profile.egress;
+        inside.profile.egress = Egress { allow, ask, deny, ..Egress::default() };
         inside.profile.limits = limits::inside(&self.limits, &plan.profile.limits);
         inside
     }
@@ -190,13 +201,21 @@ fn demand_unprotected(plan: &SandboxPlan) -> Result<(), StartError> {
     })
 }
 
-/// The container has no network, and no way out of it yet.
-fn network_layer(plan: &Plan) -> LayerReport {
-    let detail = match plan.profile.egress.allow.is_empty() {
-        true => "nothing but a loopback of the container's own",
-        false => "nothing but a loopback of the container's own: the hosts that the profile allows cannot be reached",
+/// Nothing but the door leads out of a container, on the host, which judges.
+fn network_layer(inside: Level) -> LayerReport {
+    let (state, detail) = match inside {
+        Level::None => (
+            LayerState::Partial,
+            "a loopback of the container's own; what is granted is reached through the door, over its HTTP proxy alone: \
+             other connections and names lead nowhere, and are not told",
+        ),
+        Level::Full | Level::Restricted => (
+            LayerState::Enforced,
+            "a loopback of the container's own; what is granted is reached through the door, over TCP; no datagrams, \
+             names over TCP alone; connections end with the command that the launcher ran",
+        ),
     };
-    LayerReport { state: LayerState::Enforced, detail: detail.to_owned() }
+    LayerReport { state, detail: detail.to_owned() }
 }
 
 /// A runtime with a kernel of its own counts by itself, and can be told to ignore the
@@ -230,9 +249,9 @@ impl Backend for CommandBackend {
         let is_inside = |path: &Path| path.starts_with(INSIDE_WORKSPACE) || path.starts_with(INSIDE_HOME);
         match grant {
             Grant::Write(path) | Grant::Socket(path) => is_inside(path.as_path()),
-            Grant::Exec(_) | Grant::Env(_) => true,
-            // Its walls, its network and its limits are those that it was made with.
-            Grant::Read(_) | Grant::Secret(_) | Grant::Limit(..) | Grant::Connect(_) | Grant::Listen(_) => false,
+            Grant::Exec(_) | Grant::Env(_) | Grant::Connect(_) => true,
+            // Its walls and its limits are those that it was made with.
+            Grant::Read(_) | Grant::Secret(_) | Grant::Limit(..) | Grant::Listen(_) => false,
         }
     }
 
@@ -240,6 +259,9 @@ impl Backend for CommandBackend {
         self.demand_possible(plan)?;
         let umask = umask().map_err(|error| unready(&error))?;
         let line = Arc::new(self.start(message_bytes(*io))?);
+        let outside = Outside::of(plan, self.resolver.clone(), &events, (self.client.runtime(), line.posting()))?;
+        let outside = Arc::new(outside);
+        line.lead(Arc::clone(&outside));
         let size = if *io == Io::Terminal { size_of(rustix::stdio::stdin()) } else { None };
         let order = Order { plan: self.plan_inside(plan), io: *io, hold, umask };
         // Before the streams: it is the first that a launcher takes.
@@ -250,12 +272,12 @@ impl Backend for CommandBackend {
         let mut enforced = self.enforced.clone();
         enforced.level = plan.level;
         enforced.layers.extend(remote.enforced().layers.clone());
-        enforced.layers.insert("network".to_owned(), network_layer(plan));
+        enforced.layers.insert("network".to_owned(), network_layer(remote.enforced().level));
         if remote.enforced().level == Level::None {
             enforced.layers.insert("container-limits".to_owned(), unseen_limits());
             enforced.layers.insert("container-filter".to_owned(), unseen_filter());
         }
-        Ok(Box::new(ContainerAttempt { remote, enforced }))
+        Ok(Box::new(ContainerAttempt { remote, outside, enforced }))
     }
 }
 
@@ -283,6 +305,7 @@ fn umask() -> io::Result<u32> {
 /// One attempt.
 struct ContainerAttempt {
     remote: RemoteAttempt,
+    outside: Arc<Outside>,
     enforced: EnforcementReport,
 }
 
@@ -308,6 +331,8 @@ impl Attempt for ContainerAttempt {
     }
 
     fn answer(&self, hold: HoldId, answer: HeldAnswer) {
+        // Before the inside knows of it, and asks.
+        self.outside.agree(&answer);
         self.remote.answer(hold, answer);
     }
 }

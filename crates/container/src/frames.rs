@@ -14,6 +14,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) const WINDOW_BYTES: usize = 256 << 10;
 /// Most bytes of a stream in one frame.
 pub(crate) const DATA_BYTES: usize = 32 << 10;
+/// The longest question to the door, and the longest answer.
+pub(crate) const QUESTION_BYTES: usize = 16 << 10;
 /// The longest message that holds no output of a command, in bytes.
 pub(crate) const MESSAGE_BYTES: usize = 4 << 20;
 
@@ -68,6 +70,16 @@ pub(crate) enum Frame {
     Closed(Stream),
     /// The size of the command's terminal.
     Resized(Size),
+    /// The inside asks the door for something, by a number of its own.
+    Asked(u32, Vec<u8>),
+    /// What the door makes of that.
+    Answered(u32, Vec<u8>),
+    /// Bytes of the connection of that number; none of them is the end of this way.
+    Piece(u32, Vec<u8>),
+    /// So many bytes of a connection were taken.
+    PieceTaken(u32, u32),
+    /// A connection is broken off.
+    Broken(u32),
     /// Nothing more is said this way.
     Over,
 }
@@ -79,6 +91,12 @@ pub(crate) struct FrameError(&'static str);
 impl FrameError {
     /// Something about a stream that the command does not have.
     pub(crate) const NO_STREAM: Self = Self("a stream that there is not");
+    /// A number that stands for something else already.
+    pub(crate) const TAKEN_NUMBER: Self = Self("a number that is in use");
+    /// What only the other side of a way sends.
+    pub(crate) const WRONG_WAY: Self = Self("what is for itself");
+    /// A question that is none.
+    pub(crate) const NO_QUESTION: Self = Self("a question that is none");
     /// More than may be on its way.
     pub(crate) const TOO_MUCH: Self = Self("more than was taken");
 }
@@ -102,6 +120,11 @@ const DATA: u8 = b'd';
 const TAKEN: u8 = b't';
 const CLOSED: u8 = b'c';
 const RESIZED: u8 = b'r';
+const ASKED: u8 = b'q';
+const ANSWERED: u8 = b'a';
+const PIECE: u8 = b'p';
+const PIECE_TAKEN: u8 = b'n';
+const BROKEN: u8 = b'b';
 const OVER: u8 = b'o';
 
 impl Frame {
@@ -113,7 +136,22 @@ impl Frame {
             Self::Taken(stream, bytes) => whole(TAKEN, &[&[stream.code()], &bytes.to_le_bytes()]),
             Self::Closed(stream) => whole(CLOSED, &[&[stream.code()]]),
             Self::Resized(size) => whole(RESIZED, &[&size.rows.to_le_bytes(), &size.columns.to_le_bytes()]),
+            Self::Asked(id, question) => whole(ASKED, &[&id.to_le_bytes(), question]),
+            Self::Answered(id, answer) => whole(ANSWERED, &[&id.to_le_bytes(), answer]),
+            Self::Piece(id, bytes) => whole(PIECE, &[&id.to_le_bytes(), bytes]),
+            Self::PieceTaken(id, bytes) => whole(PIECE_TAKEN, &[&id.to_le_bytes(), &bytes.to_le_bytes()]),
+            Self::Broken(id) => whole(BROKEN, &[&id.to_le_bytes()]),
             Self::Over => whole(OVER, &[]),
+        }
+    }
+
+    /// Whether it is about connections.
+    pub(crate) fn is_of_connections(&self) -> bool {
+        match self {
+            Self::Asked(..) | Self::Answered(..) | Self::Piece(..) | Self::PieceTaken(..) | Self::Broken(_) => true,
+            Self::Message(_) | Self::Data(..) | Self::Taken(..) | Self::Closed(_) | Self::Resized(_) | Self::Over => {
+                false
+            }
         }
     }
 
@@ -132,7 +170,21 @@ impl Frame {
                 let (rows, columns) = (u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]));
                 Ok(Self::Resized(Size { rows, columns }))
             }
+            (ASKED | ANSWERED | PIECE | PIECE_TAKEN | BROKEN, body) => {
+                let (id, rest) = body.split_first_chunk::<NUMBER_BYTES>().ok_or(SHORT)?;
+                Self::of_connection(kind, u32::from_le_bytes(*id), rest).ok_or(SHORT)
+            }
             _ => Err(SHORT),
+        }
+    }
+
+    fn of_connection(kind: u8, id: u32, rest: &[u8]) -> Option<Self> {
+        match kind {
+            ASKED => Some(Self::Asked(id, rest.to_vec())),
+            ANSWERED => Some(Self::Answered(id, rest.to_vec())),
+            PIECE => Some(Self::Piece(id, rest.to_vec())),
+            PIECE_TAKEN => rest.try_into().ok().map(|number| Self::PieceTaken(id, u32::from_le_bytes(number))),
+            _ => rest.is_empty().then_some(Self::Broken(id)),
         }
     }
 }
@@ -152,6 +204,9 @@ fn longest(kind: u8, message_bytes: usize) -> Result<usize, FrameError> {
     match kind {
         MESSAGE => Ok(message_bytes),
         DATA => Ok(1 + DATA_BYTES),
+        ASKED | ANSWERED => Ok(NUMBER_BYTES + QUESTION_BYTES),
+        PIECE => Ok(NUMBER_BYTES + DATA_BYTES),
+        PIECE_TAKEN | BROKEN => Ok(2 * NUMBER_BYTES),
         TAKEN | CLOSED | RESIZED | OVER => Ok(1 + NUMBER_BYTES),
         _ => Err(FrameError("something that is no frame")),
     }
@@ -211,6 +266,12 @@ mod tests {
             Frame::Taken(Stream::Output, 77_777),
             Frame::Closed(Stream::Output),
             Frame::Resized(Size { rows: 24, columns: 300 }),
+            Frame::Asked(7, b"{}".to_vec()),
+            Frame::Answered(u32::MAX, vec![b'x'; QUESTION_BYTES]),
+            Frame::Piece(0, Vec::new()),
+            Frame::Piece(1, vec![1; DATA_BYTES]),
+            Frame::PieceTaken(1, 77_777),
+            Frame::Broken(1),
             Frame::Over,
         ]
     }
@@ -245,6 +306,12 @@ mod tests {
             short(TAKEN, b"\x01\x00"),
             short(CLOSED, b""),
             short(RESIZED, b"\x01\x02\x03"),
+            short(ASKED, b"\x01\x00"),
+            short(ASKED, &vec![0; QUESTION_BYTES + 5]),
+            short(PIECE, b"\x01"),
+            short(PIECE, &vec![0; DATA_BYTES + 5]),
+            short(PIECE_TAKEN, b"\x01\x00\x00\x00\x02"),
+            short(BROKEN, b"\x01\x00\x00\x00\x02"),
             short(OVER, b"x"),
         ] {
             let mut decoder = Decoder::new(MESSAGE_BYTES);

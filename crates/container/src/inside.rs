@@ -5,7 +5,9 @@
 //! Commands run as the same user. So each launcher is closed to them: it cannot be
 //! looked into, and none of its descriptors reaches them.
 
+mod lead;
 mod order;
+mod proxy;
 mod terminal;
 
 use std::io::{self, Write};
@@ -19,12 +21,14 @@ use rustix::fs::Mode;
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior, umask};
 use stockade_engine::remote::{Order, Said, Told, obey};
-use stockade_engine::{AttemptEvent, Backend, Events, Io};
+use stockade_engine::{Attempt, AttemptEvent, Backend, Events, Io};
 use stockade_native::{EnclosedBackend, NativeBackend};
 use stockade_sys::reap::reap_any;
 use stockade_sys::signals::Signals;
 
+use self::lead::Leads;
 pub(crate) use self::order::{InsideOrder, Probed};
+use self::proxy::{Proxied, Proxy};
 use self::terminal::Terminal;
 use crate::carry::{Streams, Until, ending};
 use crate::frames::{Decoder, Frame, MESSAGE_BYTES, Size, Stream};
@@ -157,10 +161,18 @@ fn run(order: InsideOrder, frames: Frames, way: &Arc<Way>) -> io::Result<()> {
         event => drop(teller.tell(&Told::Event(event))),
     });
     let has_walls = has_native_walls();
+    let leads = Arc::new(Leads::new(way));
+    let mut proxy = None;
     let prepared = if has_walls {
-        NativeBackend::default().within(own_directories()).prepare(&plan, &io, hold, events)
+        let (lead, resolver) = (Arc::clone(&leads), Arc::clone(&leads));
+        let backend = NativeBackend::default().within(own_directories()).led_by(lead).resolving(resolver);
+        backend.prepare(&plan, &io, hold, events)
     } else {
-        EnclosedBackend.prepare(&plan, &io, hold, events)
+        let mut plan = plan;
+        let started = Arc::new(Proxy::start(&mut plan, hold, &events, &leads)?);
+        proxy = Some(Arc::clone(&started));
+        let attempt = EnclosedBackend.prepare(&plan, &io, hold, events);
+        attempt.map(|attempt| Box::new(Proxied { attempt, proxy: started }) as Box<dyn Attempt>)
     };
     // Not before: the command is a copy of this process until its program begins, and
     // has to be looked into. Landlock keeps the others out as long; without it, none of
@@ -180,25 +192,34 @@ fn run(order: InsideOrder, frames: Frames, way: &Arc<Way>) -> io::Result<()> {
     let over = Over(Arc::new(Mutex::new(Some(over))));
     let outputs = ends.begin(&mut streams, &waited, way)?;
     thread::spawn({
-        let (way, over) = (Arc::clone(way), over.clone());
-        move || finish(&ended, &over, outputs, &way)
+        let (way, over, leads) = (Arc::clone(way), over.clone(), Arc::clone(&leads));
+        move || finish(&ended, &over, outputs, (proxy.as_deref(), &leads, &way))
     });
     let terminal = ends.terminal;
     let (said, hear) = channel();
-    thread::spawn(move || Listener { streams, terminal, over, said }.listen(frames));
+    thread::spawn(move || Listener { streams, terminal, leads, over, said }.listen(frames));
     way.tell(&Told::Prepared(Ok(attempt.enforced().clone())))?;
     // Hung up when the engine is gone: everything of the command ends with this.
     obey(attempt, || Ok(hear.recv().ok()), |told| way.tell(told))
 }
 
 /// Tells the end of the command, when all that it wrote is on its way.
-fn finish(ended: &Receiver<AttemptEvent>, over: &Over, outputs: Vec<Receiver<()>>, way: &Way) {
+fn finish(
+    ended: &Receiver<AttemptEvent>,
+    over: &Over,
+    outputs: Vec<Receiver<()>>,
+    (proxy, leads, way): (Option<&Proxy>, &Leads, &Way),
+) {
     if let Ok(event) = ended.recv() {
         over.say();
         for output in outputs {
             // Nothing is ever sent: its end is what is waited for.
             let _ = output.recv();
         }
+        if let Some(proxy) = proxy {
+            proxy.close();
+        }
+        leads.finish();
         let _ = way.tell(&Told::Event(event));
     }
 }
@@ -217,6 +238,7 @@ impl Over {
 struct Listener {
     streams: Streams,
     terminal: Option<Terminal>,
+    leads: Arc<Leads>,
     over: Over,
     said: Sender<Said>,
 }
@@ -230,6 +252,7 @@ impl Listener {
             }
         }
         self.streams.close();
+        self.leads.close();
     }
 
     /// False where nothing more can be understood.
@@ -241,6 +264,7 @@ impl Listener {
                 true
             }
             Frame::Over => false,
+            frame if frame.is_of_connections() => self.leads.take(frame).is_ok(),
             frame => {
                 let hangs_up = frame == Frame::Data(Stream::Input, Vec::new());
                 let taken = self.streams.take(frame).is_ok();

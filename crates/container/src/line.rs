@@ -7,7 +7,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use bollard::Docker;
@@ -24,10 +24,14 @@ use tokio::task::AbortHandle;
 
 use crate::carry::Streams;
 use crate::client::{ANSWERS_WITHIN, CallError, Client};
-use crate::frames::{Decoder, Frame};
+use crate::frames::{Decoder, Frame, FrameError};
+use crate::outside::Outside;
+use crate::passages::Post;
 
 /// Frames that wait to be sent: those of streams are bounded by their windows.
 const FRAMES_MAX: usize = 4096;
+/// Frames of connections that wait to be sent: who has more waits.
+const PIECES_MAX: usize = 16;
 /// Messages that came and were not yet heard.
 const MESSAGES_MAX: usize = 16;
 /// What is kept of what the launcher says on its standard error.
@@ -38,6 +42,9 @@ const TAKEN_WITHIN: Duration = Duration::from_secs(2);
 /// One command's.
 pub(crate) struct FrameLine {
     sender: Arc<Mutex<Option<Sender<Vec<u8>>>>>,
+    /// Frames of connections, which wait for room.
+    pieces: Sender<Vec<u8>>,
+    outside: Arc<OnceLock<Arc<Outside>>>,
     messages: Mutex<Receiver<Vec<u8>>>,
     streams: Arc<Mutex<Streams>>,
     complaint: Arc<Mutex<Vec<u8>>>,
@@ -117,15 +124,20 @@ impl FrameLine {
         let (messages_in, messages) = channel(MESSAGES_MAX);
         let streams = Arc::<Mutex<Streams>>::default();
         let complaint = Arc::<Mutex<Vec<u8>>>::default();
+        let outside = Arc::<OnceLock<Arc<Outside>>>::default();
+        let (pieces, piece_queue) = channel(PIECES_MAX);
         let incoming = Incoming {
+            outside: Arc::clone(&outside),
             streams: Arc::clone(&streams),
             complaint: Arc::clone(&complaint),
             messages: messages_in,
             decoder: Decoder::new(message_bytes),
         };
-        let tasks = [client.spawn(send(queue, input)), client.spawn(incoming.receive(output))];
+        let tasks = [client.spawn(send(queue, piece_queue, input)), client.spawn(incoming.receive(output))];
         Ok(Self {
             sender: Arc::new(Mutex::new(Some(sender))),
+            pieces,
+            outside,
             messages: Mutex::new(messages),
             streams,
             complaint,
@@ -145,6 +157,28 @@ impl FrameLine {
                 let _ = sender.try_send(frame.encode());
             }
         })
+    }
+
+    /// Where frames of connections are put, which wait until they can go.
+    pub(crate) fn posting(&self) -> Post {
+        let pieces = self.pieces.clone();
+        Arc::new(move |frame| {
+            let pieces = pieces.clone();
+            Box::pin(async move { pieces.send(frame.encode()).await.is_ok() })
+        })
+    }
+
+    /// What is asked inside for what is outside, it asks here; to be said before anything
+    /// is.
+    pub(crate) fn lead(&self, outside: Arc<Outside>) {
+        // There is one for each line.
+        let _ = self.outside.set(outside);
+    }
+
+    fn close_outside(&self) {
+        if let Some(outside) = self.outside.get() {
+            outside.close();
+        }
     }
 
     /// The command's streams, to be begun before anything is said.
@@ -206,9 +240,14 @@ impl remote::Line for FrameLine {
 
     fn hear(&self) -> io::Result<Option<Told>> {
         let told = self.receive::<Told>();
-        if let Ok(Some(Told::Event(AttemptEvent::Ended(_)))) = &told {
-            self.wait_for_streams();
-            drop(lock(&self.kept).take());
+        match &told {
+            Ok(Some(Told::Event(AttemptEvent::Ended(_)))) => {
+                self.wait_for_streams();
+                drop(lock(&self.kept).take());
+                self.close_outside();
+            }
+            Ok(Some(_)) => {}
+            Ok(None) | Err(_) => self.close_outside(),
         }
         told
     }
@@ -230,11 +269,19 @@ impl Drop for FrameLine {
     fn drop(&mut self) {
         self.tasks.iter().for_each(AbortHandle::abort);
         lock(&self.streams).close();
+        self.close_outside();
     }
 }
 
-async fn send(mut queue: Receiver<Vec<u8>>, mut input: Input) {
-    while let Some(frame) = queue.recv().await {
+/// Sends what there is, connections after all else.
+async fn send(mut queue: Receiver<Vec<u8>>, mut pieces: Receiver<Vec<u8>>, mut input: Input) {
+    loop {
+        let frame = tokio::select! {
+            biased;
+            frame = queue.recv() => frame,
+            Some(piece) = pieces.recv() => Some(piece),
+        };
+        let Some(frame) = frame else { break };
         if input.write_all(&frame).await.is_err() || input.flush().await.is_err() {
             return;
         }
@@ -244,6 +291,7 @@ async fn send(mut queue: Receiver<Vec<u8>>, mut input: Input) {
 
 /// What comes from a launcher.
 struct Incoming {
+    outside: Arc<OnceLock<Arc<Outside>>>,
     streams: Arc<Mutex<Streams>>,
     complaint: Arc<Mutex<Vec<u8>>>,
     messages: Sender<Vec<u8>>,
@@ -277,7 +325,7 @@ impl Incoming {
                     }
                 }
                 Ok(Some(frame)) => {
-                    if let Err(error) = lock(&self.streams).take(frame) {
+                    if let Err(error) = self.take(frame) {
                         self.complain(error.to_string().as_bytes());
                         return false;
                     }
@@ -289,6 +337,13 @@ impl Incoming {
                 }
             }
         }
+    }
+
+    fn take(&self, frame: Frame) -> Result<(), FrameError> {
+        if !frame.is_of_connections() {
+            return lock(&self.streams).take(frame);
+        }
+        self.outside.get().ok_or(FrameError::NO_STREAM)?.take(frame)
     }
 
     fn complain(&self, text: &[u8]) {

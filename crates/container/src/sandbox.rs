@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::fmt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use bollard::models::ContainerInspectResponse;
 use bollard::query_parameters::{CreateContainerOptionsBuilder, ListContainersOptionsBuilder};
+use stockade_egress::Resolve;
 use stockade_engine::{Capabilities, Sandbox, SandboxError, SandboxEvents, SandboxPlan, Sandboxes, StartError, System};
 use stockade_model::{Background, EnforcementReport, ImageDigest, Level, RuntimeName, SandboxId};
 
@@ -24,6 +25,7 @@ pub struct ContainerSandboxes {
     kind: Kind,
     settings: Settings,
     connected: OnceLock<Connected>,
+    resolver: Option<Arc<dyn Resolve>>,
 }
 
 /// An engine that answered.
@@ -58,7 +60,14 @@ impl fmt::Debug for ContainerSandboxes {
 impl ContainerSandboxes {
     /// Those of an engine. Nothing is asked of it before it is needed.
     pub fn new(kind: Kind, settings: Settings) -> Self {
-        Self { kind, settings, connected: OnceLock::new() }
+        Self { kind, settings, connected: OnceLock::new(), resolver: None }
+    }
+
+    /// The same, whose doors look the names of hosts up with this, in place of the
+    /// host's own resolver.
+    #[must_use]
+    pub fn resolving(self, resolver: Arc<dyn Resolve>) -> Self {
+        Self { resolver: Some(resolver), ..self }
     }
 
     /// The engine that answers.
@@ -187,6 +196,7 @@ impl ContainerSandboxes {
             user: made.user.to_string(),
             enforced: made.enforced.clone(),
             limits: plan.profile.limits.clone(),
+            resolver: self.resolver.clone(),
         }
     }
 

@@ -79,7 +79,7 @@ fn what_is_refused_is_told_and_what_is_held_can_be_granted() {
     assert_eq!(end.end, CommandEnd::Exited(0));
     assert_eq!(fs::read_to_string(place.plan.workspace.join(".bashrc")).unwrap(), "agreed\n");
 
-    for power in ["connect example.org:443", "read /etc/shadow", "memory 1GiB", "write /etc"] {
+    for power in ["listen 8080", "read /etc/shadow", "memory 1GiB", "write /etc"] {
         let mut plan = inside("true");
         plan.grants.push(grant(power));
         let refused = place.begin(&plan, CAPTURE, false).map(drop).unwrap_err();
@@ -122,6 +122,27 @@ fn the_container_has_a_filter_of_its_own_beneath_that_of_commands() {
     assert!(!engine.lets_make_namespaces(Some(&place.plan)));
     let layer = &place.run("true").report.layers["container-filter"];
     assert_eq!(layer.state, LayerState::Enforced, "{layer:?}");
+}
+
+#[test]
+fn servers_of_two_sandboxes_have_the_same_port_and_do_not_meet() {
+    let Some(engine) = Engine::docker() else { return };
+    let (one, other) = (Place::new(&engine), Place::new(&engine));
+    let knock = "for n in $(seq 100); do nc 127.0.0.1 8080 < /dev/null && exit; sleep 0.1; done; exit 1";
+    let serving: Vec<_> = [(&one, "one"), (&other, "other")]
+        .map(|(place, name)| {
+            let serve = format!("echo {name} | nc -l -p 8080");
+            let (mut attempt, events) = place.begin(&inside(&serve), CAPTURE, false).unwrap();
+            attempt.release().unwrap();
+            (attempt, events)
+        })
+        .into();
+    assert_eq!((one.run(knock).ok(), other.run(knock).ok()), ("one\n".to_owned(), "other\n".to_owned()));
+    for (_attempt, events) in &serving {
+        assert_eq!(drain(events).0.end, CommandEnd::Exited(0));
+    }
+    // Both have gone: what is left is nobody.
+    assert_eq!(one.run("nc 127.0.0.1 8080 < /dev/null || echo refused").ok(), "refused\n");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! Must not know: how a sandbox is built, who decides.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
@@ -22,12 +22,13 @@ use crate::dial::{DialFailure, Dialled, dial};
 use crate::dns::NameServer;
 use crate::edge::Edge;
 use crate::events::{Events, Recorder};
+use crate::led;
 use crate::limits::Meter;
 use crate::names::Names;
 use crate::proxy;
 use crate::published;
 use crate::relay::Buffers;
-use crate::seam::{Destination, Judge, Judgement, Permit, Resolve, Service, Setup, Wanted, Who};
+use crate::seam::{Destination, Judge, Judgement, Lead, Permit, Resolve, Service, Setup, Wanted, Who};
 use crate::session::{Session, limit, refuse};
 use crate::speakers::Speakers;
 
@@ -78,6 +79,8 @@ pub(crate) struct Shared {
     pub(crate) edge: Arc<Edge>,
     pub(crate) arrivals: Arrivals,
     pub(crate) speakers: Arc<Speakers>,
+    /// See [`Setup::lead`].
+    pub(crate) lead: Option<Arc<dyn Lead>>,
 }
 
 /// The only way out of one sandbox. Dropped: as [`Door::stop`].
@@ -123,7 +126,7 @@ impl Door {
         let events = Arc::new(Events::new(setup.sink));
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         // Without IPv6 inside, its addresses would only make programs wait.
-        let has_v6 = setup.dns.as_ref().is_none_or(|dns| is_v6(&dns.udp));
+        let has_v6 = setup.dns.as_ref().map_or_else(has_own_v6, |dns| is_v6(&dns.udp));
         let name_server = Arc::new(NameServer::new(
             Arc::clone(&setup.names),
             Arc::clone(&setup.judge),
@@ -144,6 +147,7 @@ impl Door {
             edge: setup.edge,
             arrivals: Arrivals::new(setup.namespace),
             speakers: Arc::default(),
+            lead: setup.lead,
         });
         if let Some(dns) = setup.dns {
             handle.spawn(Arc::clone(&shared.name_server).serve_datagrams(dns.udp));
@@ -174,6 +178,27 @@ impl Door {
     /// own loopback, until the end.
     pub fn publish(&self, listener: TcpListener, port: u16) {
         self.handle.spawn(published::serve(Arc::clone(&self.shared), listener, port));
+    }
+
+    /// Offers a service to everybody who connects to this listener, until the end.
+    /// Nobody knows who that is.
+    pub fn offer(&self, listener: TcpListener, service: Service) {
+        self.handle.spawn(led::offer(Arc::clone(&self.shared), listener, service));
+    }
+
+    /// Dials what was agreed to, for a door that has no way there itself (see
+    /// [`Lead`]). `done` is called once on the door's thread and must not wait; it gets
+    /// the connection, or why there is none. Events are told by this door.
+    pub fn lead(
+        &self,
+        target: Target,
+        who: Who,
+        permit: Permit,
+        done: impl FnOnce(Result<TcpStream, DialFailure>) + Send + 'static,
+    ) -> Dialling {
+        let shared = Arc::clone(&self.shared);
+        let task = self.handle.spawn(led::from(shared, (target, who, permit), done));
+        Dialling(Some(task.abort_handle()))
     }
 
     /// What an address that a program connects to stands for.
@@ -260,6 +285,11 @@ fn wait(start: impl FnOnce(Box<dyn FnOnce(Answer) + Send>) -> Dialling) -> Answe
         .unwrap_or_else(|_| Err(DialFailure::Failed { errno: Errno::TIMEDOUT, why: "the door did not answer".into() }))
 }
 
+/// Whether the place that the door itself stands in has IPv6.
+fn has_own_v6() -> bool {
+    TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_ok()
+}
+
 fn is_v6(socket: &OwnedFd) -> bool {
     rustix::net::getsockname(socket.as_fd()).is_ok_and(|a| a.address_family() == rustix::net::AddressFamily::INET6)
 }
@@ -290,7 +320,10 @@ impl Shared {
         let Order { target, dialled, who, permit, patience } = order;
         let session = self.session(&target, &who, &permit)?;
         let shared = Arc::clone(self);
-        let mut dialling = Box::pin(async move { shared.dial(&target).await });
+        let mut dialling = Box::pin({
+            let who = who.clone();
+            async move { shared.dial(&target, &who).await }
+        });
         let made = match patience {
             Some(patience) => timeout(patience, &mut dialling).await.ok(),
             None => Some((&mut dialling).await),
@@ -345,14 +378,20 @@ impl Shared {
         let shared = Arc::clone(self);
         tokio::spawn(async move {
             let _place = place;
-            let Ok(Ok(inside)) = timeout(CLAIM_MAX, arrival).await else { return };
-            match service {
-                Service::NameServer => shared.name_server.serve_stream(inside).await,
-                Service::HttpProxy => proxy::http::serve(shared, who, inside).await,
-                Service::Socks => proxy::socks::serve(shared, who, inside).await,
+            if let Ok(Ok(inside)) = timeout(CLAIM_MAX, arrival).await {
+                shared.serve(service, who, inside).await;
             }
         });
         Ok(announced)
+    }
+
+    /// Serves one who connected to one of the door's own services.
+    pub(crate) async fn serve(self: Arc<Self>, service: Service, who: Who, inside: tokio::net::TcpStream) {
+        match service {
+            Service::NameServer => self.name_server.serve_stream(inside).await,
+            Service::HttpProxy => proxy::http::serve(self, who, inside).await,
+            Service::Socks => proxy::socks::serve(self, who, inside).await,
+        }
     }
 
     /// Asks whoever decides, and waits for the answer: a question has its own
@@ -366,8 +405,11 @@ impl Shared {
         receiver.await.unwrap_or_else(|_| Judgement::Refused { rule: "nobody answered".into(), grant: None })
     }
 
-    /// Dials a target that was agreed to.
-    pub(crate) async fn dial(&self, target: &Target) -> Result<Dialled, DialFailure> {
+    /// Dials a target that was agreed to, or has it led to.
+    pub(crate) async fn dial(&self, target: &Target, who: &Who) -> Result<Dialled, DialFailure> {
+        if let Some(lead) = &self.lead {
+            return led::to(&**lead, target, who).await;
+        }
         dial(&self.resolver, &self.rules, self.edge.credentials(), target).await
     }
 }

@@ -17,6 +17,7 @@ mod events;
 pub mod fuzzing;
 mod hello;
 mod http;
+mod led;
 mod limits;
 mod names;
 mod proxy;
@@ -34,10 +35,11 @@ pub use arrivals::Announced;
 pub use dial::{DialFailure, is_own};
 pub use door::{Dialling, Door, DoorError, Order};
 pub use edge::{Edge, EdgeError, TRUST_VARIABLES, Trust};
+pub use led::connected_pair;
 pub use limits::Reached;
 pub use names::{DOOR_V4, DOOR_V6, HTTP_PROXY_PORT, NAMES_MAX, Names, Pair, SOCKS_PORT, is_ours};
 pub use seam::{
-    Destination, DnsSockets, DoorEvent, Judge, Judgement, LookupError, Namespace, Permit, Resolve, Service, Setup,
-    Wanted, Who,
+    Destination, DnsSockets, DoorEvent, Judge, Judgement, Lead, LookupError, Namespace, Permit, Resolve, Service,
+    Setup, Wanted, Who,
 };
 pub use system::SystemResolver;

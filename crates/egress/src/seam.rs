@@ -1,12 +1,13 @@
 //! What the door needs of a sandbox, and of whoever decides.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use stockade_model::{ConnectionRecord, Denial, Egress, Grant, HostName, RawText, SecretUse, Target};
 
+use crate::dial::DialFailure;
 use crate::edge::Edge;
 use crate::names::Names;
 
@@ -108,6 +109,14 @@ pub enum LookupError {
     Failed(String),
 }
 
+/// Leads to what is outside where nothing but this does: for a door in a place that has
+/// no network. What passes is looked at, counted and recorded where it leads to.
+pub trait Lead: Send + Sync {
+    /// Leads to a target that was agreed to. Answers once, in bounded time, with a
+    /// connection to it. Called on the door's thread: it must not wait.
+    fn lead(&self, target: &Target, who: &Who, answer: Box<dyn FnOnce(Result<TcpStream, DialFailure>) + Send>);
+}
+
 /// What the door has to say.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DoorEvent {
@@ -145,6 +154,8 @@ pub struct Setup {
     pub sink: Arc<dyn Fn(DoorEvent) + Send + Sync>,
     /// Looks names up: [`SystemResolver`](crate::SystemResolver) but in tests.
     pub resolver: Arc<dyn Resolve>,
+    /// Leads to targets; `None`: they are dialled.
+    pub lead: Option<Arc<dyn Lead>>,
 }
 
 /// What an address that a program connects to stands for.

@@ -68,6 +68,9 @@ impl Session {
         self.recorder.dialled(address, note);
         tune(&inside);
         tune(&outside);
+        if self.shared.lead.is_some() {
+            return self.carry_unseen(inside, held, outside).await;
+        }
         let (first, held) = match self.first(&inside, &outside, held).await {
             Ok(first) => first,
             Err(error) => return self.ended(Err(Broken::Reset(error))),
@@ -107,6 +110,15 @@ impl Session {
         let speaking = self.speaking.take();
         let check = |said: &[u8]| if is_open { watch(said, &self.target) } else { Watch::Done };
         let ended = way.relay(&inside, &outside, held, check, speaking).await;
+        self.ended(ended);
+    }
+
+    /// Carries what another door looks at.
+    async fn carry_unseen(mut self, inside: TcpStream, held: Vec<u8>, outside: TcpStream) {
+        let counts = Arc::clone(&self.recorder.counts);
+        let way = Way { buffers: &self.shared.buffers, meter: &self.shared.meter, counts: &counts, guard: None };
+        let speaking = self.speaking.take();
+        let ended = way.relay(&inside, &outside, held, |_| Watch::Done, speaking).await;
         self.ended(ended);
     }
 

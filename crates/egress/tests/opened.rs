@@ -174,6 +174,7 @@ fn a_door_does_not_start_without_what_its_rules_need() {
         let mut rules = Egress::default();
         rules.inspect.hosts = vec!["a.test".parse().unwrap()];
         let other = Setup {
+            lead: None,
             rules,
             names: Arc::default(),
             dns: None,

@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use stockade_egress::{DoorEvent, Edge, EdgeError, Resolve, SystemResolver, Trust};
+use stockade_egress::{DoorEvent, Edge, EdgeError, Lead, Resolve, SystemResolver, Trust};
 use stockade_engine::{Attempt, AttemptEvent, Backend, Events, Io, StartError};
 use stockade_model::{Grant, LayerReport, LayerState, Level, Plan};
 use stockade_sys::Errno;
@@ -29,7 +29,8 @@ pub struct NativeBackend {
     nursery: Mutex<Option<Nursery>>,
     stages: Option<PathBuf>,
     resolver: Option<Arc<dyn Resolve>>,
-    within: Option<Vec<PathBuf>>,
+    within: Vec<PathBuf>,
+    lead: Option<Arc<dyn Lead>>,
 }
 
 impl std::fmt::Debug for NativeBackend {
@@ -59,18 +60,18 @@ impl NativeBackend {
     }
 
     /// One within walls that others made, where these directories are the place's own:
-    /// no other is made for a run, and no way out is told of. At level restricted alone.
+    /// no other is made for a run. At level restricted alone.
     #[must_use]
     pub fn within(self, private: Vec<PathBuf>) -> Self {
-        Self { within: Some(private), ..self }
+        Self { within: private, ..self }
     }
 
-    /// What a run is given besides its plan.
-    fn outfit(&self, plan: &Plan, edge: &Edge) -> Outfit {
-        match &self.within {
-            Some(private) => Outfit { private: private.clone(), ..Outfit::default() },
-            None => way_out::outfit(plan, edge),
-        }
+    /// One in a network that has nothing but a loopback and is as much the sandbox's as
+    /// its walls are, those of a container: what listens there is its own affair, and
+    /// whoever is outside is reached by this lead alone.
+    #[must_use]
+    pub fn led_by(self, lead: Arc<dyn Lead>) -> Self {
+        Self { lead: Some(lead), ..self }
     }
 
     /// Starts building the sandbox, with what is begun already where it fits.
@@ -104,7 +105,13 @@ impl Backend for NativeBackend {
         let publishes = !published.is_empty();
         let staging = Staging::of(plan, self.stages.as_deref())?;
         let overlay = staging.as_ref().and_then(|staging| staging.overlay().cloned());
-        let outfit = Outfit { overlay, terminal: *io == Io::Terminal, ..self.outfit(plan, &edge) };
+        let outfit = Outfit {
+            overlay,
+            terminal: *io == Io::Terminal,
+            private: self.within.clone(),
+            own_network: self.lead.is_some(),
+            ..way_out::outfit(plan, &edge)
+        };
         let mut launching = self.begin(plan, &outfit, streams.inside()).map_err(unlaunched)?;
         // The init builds; the limits and the two threads get ready meanwhile.
         let guard = Guard::prepare(plan, launching.init_pid()).map_err(unlimited)?;
@@ -115,9 +122,17 @@ impl Backend for NativeBackend {
         let sender = told.clone();
         let sink = move |event| sender.tell(seen(event));
         let precaution = staging.as_ref().map(Staging::precaution).transpose()?.flatten();
-        let broker = Broker::begin_with(powers(plan, &launching), plan.level, precaution, sink).map_err(unbrokered)?;
+        let mut powers = powers(plan, &launching);
+        if self.lead.is_some() {
+            powers.own_network();
+        }
+        let broker = Broker::begin_with(powers, plan.level, precaution, sink).map_err(unbrokered)?;
         let resolver = self.resolver.clone();
         let terms = terms(plan, (edge, published, resolver), &broker, &told);
+        let terms = match &self.lead {
+            Some(lead) => terms.led_by(Arc::clone(lead)),
+            None => terms,
+        };
         let keeper = Keeper::begin(outside, told)?;
 
         let mut launched = debug_span!("finish").in_scope(|| launching.finish()).map_err(unlaunched)?;
@@ -184,6 +199,7 @@ pub(crate) fn terms(
         sink: Arc::new(move |event| told.tell(met(event))),
         published,
         resolver: resolver.unwrap_or_else(|| Arc::<SystemResolver>::default()),
+        lead: None,
     }
 }
 

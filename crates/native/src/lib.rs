@@ -34,3 +34,4 @@ pub use session::{Session, SessionError};
 /// What a program's global allocator is where its [`Session`] shall have sandboxes that
 /// are nearly built ahead: the plan of each is worked out where both sides see it.
 pub use stockade_sys::arena::Allocator;
+pub use way_out::proxy_variables;

@@ -31,6 +31,8 @@ pub struct Powers {
     staged: Option<Vec<u8>>,
     /// See [`stay_inside`](Self::stay_inside).
     inside: bool,
+    /// See [`own_network`](Self::own_network).
+    pub(crate) has_own_network: bool,
     /// What is read is noted; it decides nothing.
     pub(crate) traced: bool,
     pub(crate) programs: Programs,
@@ -90,6 +92,7 @@ impl Powers {
             added: Vec::new(),
             staged: None,
             inside: false,
+            has_own_network: false,
             traced: files.trace,
             programs: Programs::new(&plan.profile.exec),
             reach: Reach::of(plan),
@@ -117,6 +120,7 @@ impl Powers {
             added: Vec::new(),
             staged: None,
             inside: false,
+            has_own_network: false,
             traced: false,
             programs: Programs::default(),
             reach: Reach::default(),
@@ -151,6 +155,12 @@ impl Powers {
     /// of the sandbox: its paths mean other objects there.
     pub(crate) fn stay_inside(&mut self) {
         self.inside = true;
+    }
+
+    /// The network around is the sandbox's own, although its level has none: servers in
+    /// it are its own affair.
+    pub(crate) fn own_network(&mut self) {
+        self.has_own_network = true;
     }
 
     /// See [`stage`](Self::stage).

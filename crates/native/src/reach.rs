@@ -30,7 +30,7 @@ impl Reach {
     }
 
     /// Adds a grant, where it speaks of targets or of secrets on their way there.
-    pub(crate) fn add(&self, grant: &Grant) {
+    pub fn add(&self, grant: &Grant) {
         let mut granted = self.granted.write().unwrap_or_else(PoisonError::into_inner);
         let is_known = granted.contains(grant);
         if matches!(grant, Grant::Connect(_) | Grant::Secret(_)) && !is_known {
@@ -87,7 +87,7 @@ impl Reach {
     }
 
     /// Whether some port of this name may be reached.
-    pub(crate) fn knows(&self, name: &HostName) -> bool {
+    pub fn knows(&self, name: &HostName) -> bool {
         let host = Host::Name(name.clone());
         let names = |pattern: &HostPattern| pattern.names(&host);
         let denied = self.lists.deny.iter().any(|p| p.ports().next().is_none() && names(p.host()));

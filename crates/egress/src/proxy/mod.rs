@@ -33,7 +33,7 @@ enum Unreached {
 async fn reach(shared: &Arc<Shared>, target: &Target, who: &Who) -> Result<(Session, Dialled), Unreached> {
     let permit = judged(shared, target, who).await?;
     let session = shared.session(target, who, &permit).map_err(Unreached::Dialling)?;
-    match shared.dial(target).await {
+    match shared.dial(target, who).await {
         Ok(dialled) => Ok((session, dialled)),
         Err(failure) => {
             session.failed(&failure);

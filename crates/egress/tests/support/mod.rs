@@ -148,6 +148,7 @@ impl World {
         let (udp, tcp) = dns_sockets();
         let dns = SocketAddr::from((Ipv4Addr::LOCALHOST, udp.local_addr().unwrap().port()));
         let mut setup = Setup {
+            lead: None,
             rules: Egress { special: patterns(&special), limits: options.limits, ..Egress::default() },
             names: Arc::clone(&names),
             dns: Some(DnsSockets { udp: udp.into(), tcp: tcp.into() }),

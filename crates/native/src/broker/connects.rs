@@ -49,7 +49,7 @@ impl Service {
         (dialled, who): (SocketAddr, &Actor),
     ) -> Result<Step, Failure> {
         let Some(way) = &self.way else {
-            let has_own = self.level == Level::Full;
+            let has_own = self.has_own_network();
             return if has_own { self.connect_natively(id, connection) } else { Err(Errno::NETUNREACH.into()) };
         };
         let road = self.road(way, dialled)?;
@@ -78,14 +78,20 @@ impl Service {
     /// then its caller is to be known.
     pub(super) fn may_lead_out(&self, dialled: SocketAddr) -> bool {
         let target = Target { host: Host::of(dialled.ip()), port: dialled.port() };
-        self.level != Level::Full || !dialled.ip().is_loopback() || self.powers.reach.decide(&target).is_ok()
+        !self.has_own_network() || !dialled.ip().is_loopback() || self.powers.reach.decide(&target).is_ok()
+    }
+
+    /// Whether what listens around is the run's own.
+    pub(super) fn has_own_network(&self) -> bool {
+        self.level == Level::Full || self.powers.has_own_network
     }
 
     fn road(&self, way: &WayOut, dialled: SocketAddr) -> Result<Road, Failure> {
-        let has_own = self.level == Level::Full;
+        let has_own = self.has_own_network();
+        let answers_all = self.level == Level::Full;
         let names = || {
             way.open()?;
-            Ok(if has_own { Road::Inside } else { Road::Offered(Offer::NameServer) })
+            Ok(if answers_all { Road::Inside } else { Road::Offered(Offer::NameServer) })
         };
         match way.destination(dialled) {
             Destination::Target(target) => match self.powers.reach.decide(&target) {
@@ -96,7 +102,7 @@ impl Service {
             },
             Destination::Service(Offer::NameServer) => names(),
             Destination::Service(offer) => Ok(Road::Offered(offer)),
-            Destination::Nobody if has_own => Ok(Road::Inside),
+            Destination::Nobody if answers_all => Ok(Road::Inside),
             Destination::Nobody => Err(Errno::CONNREFUSED.into()),
         }
     }

@@ -140,7 +140,7 @@ impl Service {
     pub(super) fn connect_to(&self, id: u64, connection: &Connection) -> Result<Step, Failure> {
         match &connection.peer {
             Target::File(object) => self.permit_socket(object)?,
-            Target::Abstract { name, .. } if self.level != Level::Full && !name.is_empty() => {
+            Target::Abstract { name, .. } if !self.has_own_network() && !name.is_empty() => {
                 let object = [b"@", &name[..]].concat();
                 let refusal = Refusal { rule: "an abstract unix socket of the host".to_owned(), grant: None };
                 return Err(refused(Operation::Connect, &object, refusal));
@@ -192,7 +192,7 @@ impl Service {
 
     /// Without a network of its own a run has no servers: they would be the host's.
     fn permit_server(&self, domain: AddressFamily, address: &[u8]) -> Result<(), Failure> {
-        if self.level == Level::Full || domain == AddressFamily::UNIX {
+        if self.has_own_network() || domain == AddressFamily::UNIX {
             return Ok(());
         }
         let shown = match peer(address, domain) {

@@ -363,7 +363,11 @@ fn restricted(plan: &Plan, abi: u32, outfit: &Outfit) -> Result<Parts, LaunchErr
     let hidden: Vec<PathBuf> = files.hide.iter().filter_map(|path| existing(path, &mut presence)).collect();
     let reads = if hidden.is_empty() { 0 } else { access::READ_FILE };
     // The broker connects on behalf; by itself the command reaches nobody.
-    let ports = if abi >= 4 { network::BIND_TCP | network::CONNECT_TCP } else { 0 };
+    let ports = match (abi >= 4, outfit.own_network) {
+        (false, _) => 0,
+        (true, true) => network::CONNECT_TCP,
+        (true, false) => network::BIND_TCP | network::CONNECT_TCP,
+    };
     let ruleset = new_ruleset(abi, access::changing(abi) | reads, ports)?;
     for device in ["null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts"] {
         let path = Path::new("/dev").join(device);

@@ -29,6 +29,9 @@ pub struct Outfit {
     /// Directories that are the place's own already, in the place of one that is made
     /// for the run: at level restricted alone, within walls that others made.
     pub private: Vec<PathBuf>,
+    /// Whether the network around is the sandbox's own, at level restricted: then its
+    /// ports are no walls.
+    pub own_network: bool,
 }
 
 /// See [`Outfit::named`].

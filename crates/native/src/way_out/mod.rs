@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use stockade_egress::{
-    Announced, Destination, DialFailure, Dialling, DnsSockets, Door, DoorEvent, Edge, Judge, Names, Namespace, Order,
-    Resolve, Service, Setup, Who,
+    Announced, Destination, DialFailure, Dialling, DnsSockets, Door, DoorEvent, Edge, Judge, Lead, Names, Namespace,
+    Order, Resolve, Service, Setup, Who,
 };
 use stockade_model::Egress;
 use stockade_sys::{Errno, net};
@@ -26,6 +26,7 @@ use crate::descriptors;
 use crate::launch::NetworkEnds;
 pub(crate) use common::CommonNetwork;
 pub(crate) use lost::LostDatagrams;
+pub use outfit::proxy_variables;
 pub(crate) use outfit::{layer, outfit, resolver_settings};
 use places::{Inside, OnHost};
 pub(crate) use published::Published;
@@ -47,6 +48,15 @@ pub(crate) struct Terms {
     pub(crate) resolver: Arc<dyn Resolve>,
     /// Ports of the run that the host's loopback leads to.
     pub(crate) published: Published,
+    /// See [`Setup::lead`].
+    pub(crate) lead: Option<Arc<dyn Lead>>,
+}
+
+impl Terms {
+    /// Where another door leads outside, which tells of what passes.
+    pub(crate) fn led_by(self, lead: Arc<dyn Lead>) -> Self {
+        Self { lead: Some(lead), sink: Arc::new(|_| {}), ..self }
+    }
 }
 
 /// The way out of one run.
@@ -181,9 +191,9 @@ impl WayOut {
             None => None,
         };
         descriptors::raise();
-        let Terms { rules, edge, judge, sink, resolver, published } = terms;
+        let Terms { rules, edge, judge, sink, resolver, published, lead } = terms;
         let (names, namespace) = (Arc::clone(&self.names), Arc::clone(&self.namespace));
-        let setup = Setup { rules, names, dns, edge, namespace, judge, sink, resolver };
+        let setup = Setup { rules, names, dns, edge, namespace, judge, sink, resolver, lead };
         let door = Door::start(setup).map_err(std::io::Error::other)?;
         published.lead_in(&door);
         Ok(door)
@@ -226,6 +236,7 @@ mod tests {
             sink: Arc::new(|_| {}),
             resolver: Arc::new(Nobody),
             published: Published::default(),
+            lead: None,
         });
         let proxy = SocketAddr::new(stockade_egress::DOOR_V4.into(), stockade_egress::HTTP_PROXY_PORT);
         assert_eq!(way.destination(proxy), Destination::Service(Service::HttpProxy));

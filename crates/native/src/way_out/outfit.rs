@@ -3,7 +3,7 @@
 //! the place of secrets. A courtesy to programs, no wall.
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use stockade_egress::{DOOR_V4, Edge, HTTP_PROXY_PORT, TRUST_VARIABLES};
@@ -78,12 +78,22 @@ pub(crate) fn layer(plan: &Plan) -> LayerReport {
 
 /// The door's proxies, unless the plan says something of proxies itself.
 fn proxies(plan: &Plan) -> BTreeMap<String, RawText> {
+    naming(plan, SocketAddr::from((DOOR_V4, HTTP_PROXY_PORT)))
+}
+
+/// The variables that name an HTTP proxy which is the only way out of a place, unless the
+/// plan says something of proxies itself.
+pub fn proxy_variables(plan: &Plan, at: SocketAddr) -> BTreeMap<String, RawText> {
+    naming(&Plan { level: Level::None, ..plan.clone() }, at)
+}
+
+fn naming(plan: &Plan, at: SocketAddr) -> BTreeMap<String, RawText> {
     let both_cases = |name: &str| [name.to_owned(), name.to_ascii_lowercase()];
     let names = PROXY_VARIABLES.iter().flat_map(|name| both_cases(name));
     if names.clone().any(|name| plan.environment.contains_key(&name)) {
         return BTreeMap::new();
     }
-    let proxy = RawText::from(format!("http://{DOOR_V4}:{HTTP_PROXY_PORT}"));
+    let proxy = RawText::from(format!("http://{at}"));
     let exempt = both_cases("NO_PROXY").map(|name| (name, without_proxy(plan.level).into()));
     let exempt = exempt.into_iter().filter(|(name, _)| !plan.environment.contains_key(name));
     names.map(|name| (name, proxy.clone())).chain(exempt).collect()

@@ -1,0 +1,429 @@
+//! Connections through the frames between a launcher and the host: the same at both
+//! ends. Of each so many bytes are on their way at most, there are so many at most, and
+//! a side that takes nothing delays no other.
+//!
+//! It must not know where a connection leads, nor who may have one.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::TcpStream;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt::set_socket_linger;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use crate::frames::{DATA_BYTES, Frame, FrameError};
+
+/// Most connections of a command at once.
+pub(crate) const PASSAGES_MAX: usize = 256;
+/// Most of one direction of a connection that was sent and not yet taken, in bytes.
+pub(crate) const PASSAGE_BYTES: usize = 128 << 10;
+
+/// What a piece counts for at the least: what is kept of it besides its bytes is bounded
+/// by that.
+const PIECE_COST: usize = 512;
+
+fn cost(bytes: usize) -> usize {
+    bytes.max(PIECE_COST)
+}
+
+/// Sends a frame when there is room for it; false where nobody takes it any more.
+pub(crate) type Post = Arc<dyn Fn(Frame) -> Pin<Box<dyn Future<Output = bool> + Send>> + Send + Sync>;
+
+/// The connections of one command, at one end of the way.
+pub(crate) struct Passages {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    table: Mutex<HashMap<u32, Passage>>,
+    post: Post,
+    /// How many have not said all yet.
+    speaking: Mutex<usize>,
+    quiet: Condvar,
+}
+
+/// What others know of a connection that is carried.
+struct Passage {
+    /// None when its end came.
+    pieces: Option<UnboundedSender<Vec<u8>>>,
+    /// What came and is not yet taken counts for so much.
+    pending: Arc<AtomicUsize>,
+    room: Arc<Room>,
+    broken: Arc<Notify>,
+}
+
+/// How many bytes may still be sent.
+struct Room {
+    left: Mutex<usize>,
+    changed: Notify,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Room {
+    fn new() -> Self {
+        Self { left: Mutex::new(PASSAGE_BYTES), changed: Notify::new() }
+    }
+
+    async fn some(&self) -> usize {
+        loop {
+            let left = *lock(&self.left);
+            if left >= PIECE_COST {
+                return left;
+            }
+            self.changed.notified().await;
+        }
+    }
+
+    fn spend(&self, bytes: usize) {
+        let mut left = lock(&self.left);
+        *left = left.saturating_sub(bytes);
+    }
+
+    fn widen(&self, bytes: usize) {
+        let mut left = lock(&self.left);
+        *left = left.saturating_add(bytes).min(PASSAGE_BYTES);
+        self.changed.notify_one();
+    }
+}
+
+impl Passages {
+    /// None yet; their frames go this way.
+    pub(crate) fn new(post: Post) -> Self {
+        let shared = Shared { table: Mutex::default(), post, speaking: Mutex::default(), quiet: Condvar::new() };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        lock(&self.shared.table).len()
+    }
+
+    /// Carries a connection by this number, until both ways have ended or one side
+    /// breaks off; after a first frame, if there is one.
+    ///
+    /// # Errors
+    /// Where the number is taken, or the connection cannot be waited for.
+    pub(crate) fn begin(
+        &self,
+        id: u32,
+        (stream, first): (TcpStream, Option<Frame>),
+        runtime: &Handle,
+    ) -> io::Result<()> {
+        stream.set_nonblocking(true)?;
+        let _inside = runtime.enter();
+        let stream = tokio::net::TcpStream::from_std(stream)?;
+        let (pieces, queue) = unbounded_channel();
+        let pieces = Some(pieces);
+        let passage = Passage { pieces, pending: Arc::default(), room: Arc::new(Room::new()), broken: Arc::default() };
+        let carried = Carried {
+            id,
+            post: Arc::clone(&self.shared.post),
+            pending: Arc::clone(&passage.pending),
+            room: Arc::clone(&passage.room),
+        };
+        let broken = Arc::clone(&passage.broken);
+        let mut table = lock(&self.shared.table);
+        if table.contains_key(&id) {
+            return Err(FrameError::TAKEN_NUMBER.into());
+        }
+        table.insert(id, passage);
+        drop(table);
+        let speaking = Speaking::begin(&self.shared);
+        let shared = Arc::clone(&self.shared);
+        runtime.spawn(async move {
+            if let Some(first) = first {
+                (carried.post)(first).await;
+            }
+            carried.carry(stream, queue, &broken, speaking).await;
+            lock(&shared.table).remove(&id);
+        });
+        Ok(())
+    }
+
+    /// Takes a frame that is about a connection. What comes for one that has ended is
+    /// lost with it.
+    ///
+    /// # Errors
+    /// When more came than may.
+    pub(crate) fn take(&self, frame: Frame) -> Result<(), FrameError> {
+        let mut table = lock(&self.shared.table);
+        match frame {
+            Frame::Piece(id, bytes) => {
+                let Some(passage) = table.get_mut(&id) else { return Ok(()) };
+                let Some(pieces) = passage.pieces.take() else { return Ok(()) };
+                if bytes.is_empty() {
+                    // Nothing comes after it.
+                    let _ = pieces.send(bytes);
+                    return Ok(());
+                }
+                let cost = cost(bytes.len());
+                if passage.pending.fetch_add(cost, Ordering::AcqRel) + cost > PASSAGE_BYTES {
+                    return Err(FrameError::TOO_MUCH);
+                }
+                // It fails where the connection has just ended.
+                let _ = pieces.send(bytes);
+                passage.pieces = Some(pieces);
+            }
+            Frame::PieceTaken(id, bytes) => {
+                if let Some(passage) = table.get(&id) {
+                    passage.room.widen(bytes as usize);
+                }
+            }
+            Frame::Broken(id) => {
+                if let Some(passage) = table.get(&id) {
+                    passage.broken.notify_one();
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Waits until all of them have said all, or the time is over.
+    pub(crate) fn all_quiet(&self, within: Duration) {
+        let give_up = Instant::now() + within;
+        let mut speaking = lock(&self.shared.speaking);
+        while *speaking > 0 {
+            let Some(left) = give_up.checked_duration_since(Instant::now()) else { return };
+            let waited = self.shared.quiet.wait_timeout(speaking, left);
+            speaking = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Breaks all of them off.
+    pub(crate) fn break_off(&self) {
+        lock(&self.shared.table).values().for_each(|passage| passage.broken.notify_one());
+    }
+}
+
+impl Drop for Passages {
+    fn drop(&mut self) {
+        self.break_off();
+    }
+}
+
+/// Until a connection has said all.
+struct Speaking(Arc<Shared>);
+
+impl Speaking {
+    fn begin(shared: &Arc<Shared>) -> Self {
+        *lock(&shared.speaking) += 1;
+        Self(Arc::clone(shared))
+    }
+}
+
+impl Drop for Speaking {
+    fn drop(&mut self) {
+        *lock(&self.0.speaking) -= 1;
+        self.0.quiet.notify_all();
+    }
+}
+
+/// A connection on its way.
+struct Carried {
+    id: u32,
+    post: Post,
+    pending: Arc<AtomicUsize>,
+    room: Arc<Room>,
+}
+
+impl Carried {
+    async fn carry(
+        &self,
+        mut stream: tokio::net::TcpStream,
+        queue: UnboundedReceiver<Vec<u8>>,
+        broken: &Notify,
+        speaking: Speaking,
+    ) {
+        let (from, to) = stream.split();
+        let up = async {
+            let said = self.read(from).await;
+            drop(speaking);
+            said
+        };
+        let both = async { tokio::try_join!(up, self.write(to, queue)) };
+        let ended = tokio::select! {
+            ended = both => ended.is_ok(),
+            () = broken.notified() => false,
+        };
+        if !ended {
+            // Its end is a break here too, and there.
+            let _ = set_socket_linger(&stream, Some(Duration::ZERO));
+            (self.post)(Frame::Broken(self.id)).await;
+        }
+    }
+
+    async fn post(&self, frame: Frame) -> io::Result<()> {
+        if (self.post)(frame).await { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
+    }
+
+    async fn read(&self, mut from: ReadHalf<'_>) -> io::Result<()> {
+        let mut buffer = vec![0; DATA_BYTES];
+        loop {
+            let room = self.room.some().await;
+            let length = from.read(&mut buffer[..room.min(DATA_BYTES)]).await?;
+            self.room.spend(cost(length));
+            self.post(Frame::Piece(self.id, buffer[..length].to_vec())).await?;
+            if length == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn write(&self, mut to: WriteHalf<'_>, mut queue: UnboundedReceiver<Vec<u8>>) -> io::Result<()> {
+        while let Some(piece) = queue.recv().await {
+            if piece.is_empty() {
+                // Who reads may be gone already.
+                let _ = to.shutdown().await;
+                return Ok(());
+            }
+            to.write_all(&piece).await?;
+            let cost = cost(piece.len());
+            self.pending.fetch_sub(cost, Ordering::AcqRel);
+            self.post(Frame::PieceTaken(self.id, cost as u32)).await?;
+        }
+        Err(io::ErrorKind::BrokenPipe.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read as _, Write as _};
+
+    use stockade_egress::connected_pair;
+    use tokio::runtime::Runtime;
+    use tokio::sync::mpsc::{Receiver, channel};
+
+    struct Side {
+        passages: Arc<Passages>,
+        posted: Receiver<Frame>,
+        runtime: Runtime,
+    }
+
+    fn side() -> Side {
+        let (sender, posted) = channel(4096);
+        let post: Post = Arc::new(move |frame| {
+            let sender = sender.clone();
+            Box::pin(async move { sender.send(frame).await.is_ok() })
+        });
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        Side { passages: Arc::new(Passages::new(post)), posted, runtime }
+    }
+
+    impl Side {
+        fn connection(&self, id: u32) -> TcpStream {
+            let (carried, given) = connected_pair().unwrap();
+            given.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+            self.passages.begin(id, (carried, None), self.runtime.handle()).unwrap();
+            given
+        }
+    }
+
+    /// Joins two sides, as a way between them does.
+    fn joined() -> (Side, Side) {
+        let (mut a, mut b) = (side(), side());
+        let (of_a, of_b) = (Arc::clone(&a.passages), Arc::clone(&b.passages));
+        for (from, to) in [(&mut a, of_b), (&mut b, of_a)] {
+            let (_, none) = channel(1);
+            let mut posted = std::mem::replace(&mut from.posted, none);
+            from.runtime.spawn(async move {
+                while let Some(frame) = posted.recv().await {
+                    to.take(frame).unwrap();
+                }
+            });
+        }
+        (a, b)
+    }
+
+    #[test]
+    fn a_connection_is_carried_whole_and_each_way_ends_by_itself() {
+        let (a, b) = joined();
+        let (mut here, mut there) = (a.connection(7), b.connection(7));
+        let sent: Vec<u8> = (0..3 << 20_u32).map(|n| (n % 251) as u8).collect();
+        let text = sent.clone();
+        let mut writer = here.try_clone().unwrap();
+        let writing = std::thread::spawn(move || {
+            writer.write_all(&text).unwrap();
+            writer.shutdown(std::net::Shutdown::Write).unwrap();
+        });
+        let mut got = Vec::new();
+        there.read_to_end(&mut got).unwrap();
+        assert!(got == sent, "{} of {} bytes", got.len(), sent.len());
+        writing.join().unwrap();
+        there.write_all(b"still").unwrap();
+        drop(there);
+        let mut rest = String::new();
+        here.read_to_string(&mut rest).unwrap();
+        assert_eq!(rest, "still");
+        a.passages.all_quiet(Duration::from_secs(30));
+        b.passages.all_quiet(Duration::from_secs(30));
+    }
+
+    #[test]
+    fn a_break_is_a_break_at_the_other_side() {
+        let (a, b) = joined();
+        let (here, mut there) = (a.connection(1), b.connection(1));
+        set_socket_linger(&here, Some(Duration::ZERO)).unwrap();
+        drop(here);
+        let broken = there.read(&mut [0]).unwrap_err();
+        assert_eq!(broken.kind(), io::ErrorKind::ConnectionReset);
+    }
+
+    #[test]
+    fn a_reader_that_is_slow_is_sent_no_more_than_its_window() {
+        let mut a = side();
+        let mut here = a.connection(1);
+        here.set_nonblocking(true).unwrap();
+        let (block, mut written) = (vec![0; 64 << 10], 0);
+        // More than the window and what the kernel holds of both ends.
+        let enough = Instant::now() + Duration::from_secs(2);
+        while Instant::now() < enough && written < 64 << 20 {
+            match here.write(&block) {
+                Ok(length) => written += length,
+                Err(_) => std::thread::sleep(Duration::from_millis(5)),
+            }
+        }
+        let mut sent = 0;
+        while let Ok(Frame::Piece(_, bytes)) = a.posted.try_recv() {
+            sent += bytes.len();
+        }
+        assert!(sent > 0 && sent <= PASSAGE_BYTES, "{sent} bytes were sent");
+        // It goes on as soon as some was taken.
+        a.passages.take(Frame::PieceTaken(1, u32::MAX)).unwrap();
+        let next = a.runtime.block_on(a.posted.recv());
+        assert!(matches!(next, Some(Frame::Piece(1, _))), "{next:?}");
+    }
+
+    #[test]
+    fn who_sends_more_than_may_be_is_broken_off_and_small_pieces_count() {
+        for size in [1, DATA_BYTES] {
+            let a = side();
+            // Nobody reads at the other end; so much the kernel takes of it.
+            let here = a.connection(1);
+            let mut tries = (0..1 << 20).map(|_| a.passages.take(Frame::Piece(1, vec![0; size])));
+            assert_eq!(tries.find(Result::is_err), Some(Err(FrameError::TOO_MUCH)));
+            drop(here);
+        }
+        let a = side();
+        let _here = a.connection(1);
+        for _ in 0..100_000 {
+            a.passages.take(Frame::Piece(1, Vec::new())).unwrap();
+        }
+        // For none that there is.
+        a.passages.take(Frame::Piece(2, vec![0; 9])).unwrap();
+        a.passages.take(Frame::Broken(2)).unwrap();
+        assert!(a.passages.begin(1, (connected_pair().unwrap().0, None), a.runtime.handle()).is_err());
+    }
+}

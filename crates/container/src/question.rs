@@ -1,0 +1,87 @@
+//! What the inside of a container asks of the host's door, and what it is answered.
+
+use std::net::IpAddr;
+
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use stockade_egress::DialFailure;
+use stockade_model::{RawText, Target};
+
+use crate::frames::Frame;
+
+/// Most addresses of a name that are told.
+const ADDRESSES_MAX: usize = 16;
+/// Longest text of an answer, in characters.
+const TEXT_MAX: usize = 512;
+
+/// A question.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Question {
+    /// A connection to this target, for somebody inside.
+    Connect { target: Target, pid: Option<u32>, program: Option<RawText> },
+    /// The addresses of a name.
+    LookUp { name: String },
+}
+
+/// An answer.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Answer {
+    /// The connection stands; its bytes follow.
+    Connected,
+    /// A rule refuses it.
+    Refused { rule: String },
+    /// The network does.
+    Failed { errno: i32, why: String },
+    /// There is no such name.
+    NoSuchName,
+    /// The addresses of a name, or why they cannot be found out.
+    Addresses(Result<Vec<IpAddr>, String>),
+}
+
+impl Question {
+    pub(crate) fn to_frame(&self, id: u32) -> Frame {
+        Frame::Asked(id, encoded(self))
+    }
+}
+
+impl Answer {
+    pub(crate) fn to_frame(&self, id: u32) -> Frame {
+        Frame::Answered(id, encoded(self))
+    }
+
+    pub(crate) fn failed(errno: Errno, why: &str) -> Self {
+        Self::Failed { errno: errno.raw_os_error(), why: shortened(why) }
+    }
+
+    pub(crate) fn addresses(mut all: Vec<IpAddr>) -> Self {
+        all.truncate(ADDRESSES_MAX);
+        Self::Addresses(Ok(all))
+    }
+
+    pub(crate) fn of(failure: &DialFailure) -> Self {
+        match failure {
+            DialFailure::Refused { rule } => Self::Refused { rule: shortened(rule) },
+            DialFailure::Failed { errno, why } => Self::failed(*errno, why),
+        }
+    }
+
+    /// Why there is no connection.
+    pub(crate) fn into_failure(self) -> DialFailure {
+        match self {
+            Self::Refused { rule } => DialFailure::Refused { rule },
+            Self::Failed { errno, why } => DialFailure::Failed { errno: Errno::from_raw_os_error(errno), why },
+            Self::Connected | Self::NoSuchName | Self::Addresses(_) => {
+                DialFailure::Failed { errno: Errno::PROTO, why: "the way out cannot be understood".to_owned() }
+            }
+        }
+    }
+}
+
+fn shortened(text: &str) -> String {
+    text.chars().take(TEXT_MAX).collect()
+}
+
+/// Neither can fail to be written.
+fn encoded(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).unwrap_or_default()
+}
