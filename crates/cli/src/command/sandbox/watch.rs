@@ -1,6 +1,7 @@
 //! What sandboxes are doing: what each uses, what was run in it; and how one is stopped
 //! and let go on.
 
+use std::collections::BTreeSet;
 use std::io::{self, IsTerminal};
 use std::thread::sleep;
 use std::time::Duration;
@@ -53,21 +54,21 @@ pub fn resume(id: &SandboxId) -> Ended {
 /// When there is none.
 pub fn logs(id: &SandboxId, follow: bool, as_json: bool) -> Ended {
     let lifecycle = lifecycle()?;
-    let mut last = None;
+    // In the order of their ends, and one may be noted after another that ended later.
+    let mut shown = BTreeSet::new();
     loop {
         // Before what was run is read: what is noted until its end is shown.
         let is_over = find(&lifecycle, id)?.state.is_ending();
         let commands = lifecycle.store().commands(id)?;
-        let shown = commands.iter().position(|command| Some(&command.request) == last.as_ref());
         let mut out = String::new();
-        for command in commands.iter().skip(shown.map_or(0, |shown| shown + 1)) {
+        for command in commands.iter().filter(|command| !shown.contains(&command.request)) {
             out.push_str(&if as_json { json::line(command)? } else { text::command(command) });
         }
         print(&out)?;
         if is_over || !follow {
             return Ok(exit::SUCCESS);
         }
-        last = commands.last().map(|command| command.request.clone());
+        shown = commands.into_iter().map(|command| command.request).collect();
         sleep(FOLLOW_AGAIN);
     }
 }
