@@ -81,5 +81,12 @@ fn a_webhook_is_posted_to_and_one_that_fails_is_complained_of_and_stops_nothing(
         assert!(said.contains("/nonexistent was not told") && said.contains("status 500"), "{said}");
         assert!(said.contains("hint: `[notify]`"), "{said}");
         assert!(!done(world, &["list"]).contains(&id), "it is destroyed all the same");
+
+        let id = create(world, &[]);
+        configure(world, "told = \"me\"");
+        let ran = stockade(world, &["destroy", &id]);
+        assert!(ran.stderr.contains("nobody is told") && ran.stderr.contains("`told`"), "{}", ran.stderr);
+        configure(world, "");
+        assert!(!done(world, &["list"]).contains(&id), "it is destroyed all the same");
     });
 }

@@ -73,7 +73,7 @@ pub fn sandbox(typed: SandboxCommand) -> Ended {
 
 /// All sandboxes of this user, without those whose time is over.
 fn lifecycle() -> Result<Lifecycle, Failure> {
-    let lifecycle = told(lifecycle_of(&State::open(&places::state_path(&variable)?)?)?, notified()?);
+    let lifecycle = told(lifecycle_of(&State::open(&places::state_path(&variable)?)?)?, notified());
     sweep(&lifecycle)?;
     Ok(lifecycle)
 }
@@ -93,9 +93,14 @@ fn told(lifecycle: Lifecycle, notify: Option<NotifySettings>) -> Lifecycle {
     lifecycle.telling(move |record, why| notify::tell(Some(&notify), &Notice::new(NotifyOn::Ended, record, why)))
 }
 
-/// Who is told what becomes of sandboxes: no project says it, so none is read.
-fn notified() -> Result<Option<NotifySettings>, Failure> {
-    Ok(setting::load(Path::new("/"))?.settings.notify.value.clone())
+/// Who is told what becomes of sandboxes: no project says it, so none is read. A
+/// configuration that cannot be used keeps nobody from destroying one.
+fn notified() -> Option<NotifySettings> {
+    let loaded = setting::load(Path::new("/")).inspect_err(|failure| {
+        let what = format!("nobody is told what becomes of sandboxes: {failure}");
+        crate::complain(&Failure::new(what).or_hint(failure.hint.clone()));
+    });
+    loaded.ok()?.settings.notify.value.clone()
 }
 
 /// Destroys those that nobody wants any more.
