@@ -53,7 +53,11 @@ def client_hello(name, version=b"\3\3"):
     return b"\x16\3\1" + len(message).to_bytes(2, "big") + message
 
 
-door = {
+def frame(kind, body=b""):
+    return kind + len(body).to_bytes(4, "little") + body
+
+
+streams = {
     "dns": [question(b"a.test", 1), question(b"a-b_c.example.org", 28), question(b"1.2.0.192.in-addr.arpa", 12),
             question(b"-odd.i.-n2addr.arpa", 12),
             question(b"x", 65)[:-5] + b"\0\0\x41\0\1\0\0\x29\4\xd0\0\0\0\0\0\0"],
@@ -63,10 +67,12 @@ door = {
              b"HTTP/1.1 000 OK\r\nX: y\r\n\r\n",
              b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nConnection: close\r\n\r\nabc"],
     "socks": [b"\5\1\0\1\x7f\0\0\1\0\x50", b"\5\1\0\3\6a.test\1\xbb", b"\5\1\0\4" + bytes(15) + b"\1\0\x50"],
+    "frames": [frame(b"m", b'{"Event":1}') + frame(b"d", b"\1text") + frame(b"t", b"\1\5\0\0\0") + frame(b"o"),
+               frame(b"d", b"\2") + frame(b"c", b"\0") + frame(b"r", b"\x18\0\x50\0"), frame(b"m", bytes(4096))],
     "hello": [client_hello(b"a.test"), client_hello(b"A.Example.ORG"), client_hello(b"127.0.0.1"),
               client_hello(b"a.test")[:60]],
 }
-for target, seeds in door.items():
+for target, seeds in streams.items():
     (here / "seeds" / target).mkdir(parents=True, exist_ok=True)
     for number, seed in enumerate(seeds):
         (here / "seeds" / target / str(number)).write_bytes(seed)

@@ -4,12 +4,10 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command as Process, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::process::Command as Process;
+use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
-use stockade_testkit::{Command, Ended, Output, User};
+use stockade_testkit::{Command, Ended, Engine, EngineKind, Output, User};
 use tempfile::TempDir;
 
 use crate::world::{PATH, binary, each_user};
@@ -38,89 +36,27 @@ const PROGRAMS: &[&str] = &[
     "/usr/bin/bwrap",
 ];
 
-/// A Docker engine of our own: its data, socket and processes end with it.
+/// A Docker engine of our own, with one image.
 struct Docker {
-    engine: Child,
+    // First: it ends before its place does.
+    engine: Engine,
     place: TempDir,
 }
 
 impl Docker {
     fn start() -> Self {
         let place = tempfile::Builder::new().prefix("stockade-docker-").tempdir_in("/var/tmp").unwrap();
-        let at = |name: &str| place.path().join(name);
-        let log = fs::File::create(at("log")).unwrap();
-        let engine = Process::new("/usr/sbin/dockerd")
-            .arg("--data-root")
-            .arg(at("data"))
-            .arg("--exec-root")
-            .arg(at("exec"))
-            .arg("--pidfile")
-            .arg(at("pid"))
-            .arg("-H")
-            .arg(format!("unix://{}", at("socket").display()))
-            .args(["--bridge=none", "--iptables=false", "--ip6tables=false"])
-            .env("PATH", PATH)
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .expect("dockerd is installed by the test command");
-        let docker = Self { engine, place };
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while !docker.command(&["version"]).status().unwrap().success() {
-            let log = fs::read_to_string(docker.place.path().join("log")).unwrap();
-            assert!(Instant::now() < deadline, "dockerd does not answer:\n{log}");
-            sleep(Duration::from_millis(200));
-        }
-        docker
-    }
-
-    fn command(&self, arguments: &[&str]) -> Process {
-        let mut command = Process::new("docker");
-        command.arg("-H").arg(format!("unix://{}", self.place.path().join("socket").display())).args(arguments);
-        command.stdout(Stdio::null()).stderr(Stdio::null()).stdin(Stdio::null());
-        command
-    }
-
-    /// An image from this machine's own programs.
-    fn import(&self, name: &str) {
-        let root = self.place.path().join("root");
-        for dir in ["tmp", "root", "etc", "proc", "sys", "dev", "home/user/ws", "home/user/out", "usr/lib"] {
-            fs::create_dir_all(root.join(dir)).unwrap();
-        }
-        fs::write(root.join("etc/passwd"), "root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n")
-            .unwrap();
-        for file in PROGRAMS.iter().map(PathBuf::from).flat_map(|p| with_libraries(&p)) {
-            let target = root.join(file.strip_prefix("/").unwrap());
-            fs::create_dir_all(target.parent().unwrap()).unwrap();
-            fs::copy(&file, &target).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
-        }
-        let python = format!("{}/usr/lib", root.display());
-        assert!(
-            Process::new("sh")
-                .args([
-                    "-c",
-                    &format!(
-                        "cp -a /usr/lib/python3* {python}/ && chown -R 1000:1000 {}/home/user && chmod 1777 {}/tmp",
-                        root.display(),
-                        root.display()
-                    )
-                ])
-                .status()
-                .unwrap()
-                .success()
-        );
-        let tar = self.place.path().join("root.tar");
-        assert!(Process::new("tar").arg("-C").arg(&root).arg("-cf").arg(&tar).arg(".").status().unwrap().success());
-        assert!(self.command(&["import", tar.to_str().unwrap(), name]).status().unwrap().success());
+        let engine = Engine::start(EngineKind::Docker, &place.path().join("engine"));
+        Self { engine: engine.expect("dockerd is installed by the test command"), place }
     }
 
     /// Runs a shell script in a container with every default but the network.
-    fn run(&self, user: &str, script: &str) -> Output {
+    fn run(&self, image: &str, user: &str, script: &str) -> Output {
         let bin = Path::new(&binary()).parent().unwrap().to_str().unwrap().to_owned();
         let command = Command::new("docker", "/")
-            .args(["-H", &format!("unix://{}", self.place.path().join("socket").display())])
+            .args(["-H", &format!("unix://{}", self.engine.socket().display())])
             .args(["run", "--rm", "--network=none", "-u", user, "-w", "/home/user/ws", "-e", "HOME=/home/user"])
-            .args(["-v", &format!("{bin}:/sb:ro"), "plain", "/bin/bash", "-c"])
+            .args(["-v", &format!("{bin}:/sb:ro"), image, "/bin/bash", "-c"])
             // Inside a sandbox root has no powers over what others own.
             .arg(format!("[ $(id -u) != 0 ] || chown -R 0:0 /home/user; {script}"))
             .env("PATH", PATH)
@@ -129,13 +65,36 @@ impl Docker {
     }
 }
 
-impl Drop for Docker {
-    fn drop(&mut self) {
-        if let Some(pid) = Pid::from_raw(self.engine.id().cast_signed()) {
-            let _ = kill_process(pid, Signal::TERM);
-        }
-        let _ = self.engine.wait();
+/// An archive of a root tree with this machine's own programs.
+pub fn root_archive(place: &Path) -> PathBuf {
+    let root = place.join("root");
+    for dir in ["tmp", "root", "etc", "proc", "sys", "dev", "home/user/ws", "home/user/out", "usr/lib"] {
+        fs::create_dir_all(root.join(dir)).unwrap();
     }
+    fs::write(root.join("etc/passwd"), "root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n").unwrap();
+    for file in PROGRAMS.iter().map(PathBuf::from).flat_map(|p| with_libraries(&p)) {
+        let target = root.join(file.strip_prefix("/").unwrap());
+        fs::create_dir_all(target.parent().unwrap()).unwrap();
+        fs::copy(&file, &target).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+    }
+    let python = format!("{}/usr/lib", root.display());
+    assert!(
+        Process::new("sh")
+            .args([
+                "-c",
+                &format!(
+                    "cp -a /usr/lib/python3* {python}/ && chown -R 1000:1000 {}/home/user && chmod 1777 {}/tmp",
+                    root.display(),
+                    root.display()
+                )
+            ])
+            .status()
+            .unwrap()
+            .success()
+    );
+    let tar = place.join("root.tar");
+    assert!(Process::new("tar").arg("-C").arg(&root).arg("-cf").arg(&tar).arg(".").status().unwrap().success());
+    tar
 }
 
 /// A program and what the loader needs for it.
@@ -170,11 +129,12 @@ fn restricted_holds_in_a_default_container() {
         return;
     }
     let docker = Docker::start();
-    docker.import("plain");
+    let image = docker.engine.import(&root_archive(docker.place.path())).unwrap();
+    let run = |user: &str, script: &str| docker.run(&image, user, script);
     for user in ["0", "1000"] {
-        let peer = docker.run(user, "bwrap --ro-bind / / true");
+        let peer = run(user, "bwrap --ro-bind / / true");
         assert_ne!(peer.ended, Ended::Code(0), "a default container refuses namespaces; this one does not");
-        let full = docker.run(user, "/sb/stockade run --mode never --level full -- touch ran; code=$?; ls; exit $code");
+        let full = run(user, "/sb/stockade run --mode never --level full -- touch ran; code=$?; ls; exit $code");
         assert_eq!(full.ended, Ended::Code(125), "{}", full.text());
         assert!(!full.stdout.contains("ran"), "the command ran without its sandbox");
         assert!(full.stderr.contains("hint:"), "{}", full.stderr);
@@ -183,14 +143,13 @@ fn restricted_holds_in_a_default_container() {
             "echo text > ../out/canary; chmod 644 ../out/canary; cp /bin/true t; rm t; python3 -c \"{LISTENER}\" & while ! [ -e /tmp/ready ]; do sleep 0.05; done; before=$(stat -c '%a %u %Y %s' ../out/canary);"
         );
         let tail = "; [ \"$before\" = \"$(stat -c '%a %u %Y %s' ../out/canary)\" ] && [ \"$(ls ../out)\" = \"$(printf 'canary\\nsocket')\" ] && [ ! -e /tmp/reached ] && echo contained; exit 0";
-        let control =
-            docker.run(user, &format!("{lead} bash -c '{}' 2>/dev/null {tail}", ATTEMPTS.replace('\'', "'\\''")));
+        let control = run(user, &format!("{lead} bash -c '{}' 2>/dev/null {tail}", ATTEMPTS.replace('\'', "'\\''")));
         assert!(
             !control.stdout.contains("contained"),
             "the attempts do nothing even without a sandbox: {}",
             control.text()
         );
-        let held = docker.run(
+        let held = run(
             user,
             &format!(
                 "{lead} /sb/stockade run --mode never --level restricted -- bash -c '{}' 2>/dev/null {tail}",
@@ -200,7 +159,7 @@ fn restricted_holds_in_a_default_container() {
         assert!(held.stdout.contains("contained"), "user {user}: {}", held.text());
 
         let work = "echo a > f && mkdir d && mv f d/g && chmod 600 d/g && cat d/g && rm -r d && t=$TMPDIR/x && echo tmp > $t && cat $t && python3 -c 'import tempfile; print(tempfile.TemporaryFile().write(b\"abc\"))'";
-        let inside = docker.run(
+        let inside = run(
             user,
             &format!("/sb/stockade run --mode never --level restricted -- bash -c '{}'", work.replace('\'', "'\\''")),
         );

@@ -6,6 +6,7 @@
 
 mod attached;
 mod consent;
+mod contained;
 mod containers;
 mod denials;
 mod detached;

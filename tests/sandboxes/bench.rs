@@ -60,6 +60,8 @@ pub struct Bench {
     pub sandboxes: Arc<dyn Sandboxes>,
     system: Option<System>,
     runtime: Option<RuntimeName>,
+    /// The level that can be had of the kind.
+    pub level: Level,
     root: Option<PathBuf>,
     /// Whether names beneath `.test` are this machine's.
     knows_names: bool,
@@ -71,8 +73,8 @@ impl Bench {
     pub fn new(kind: &Kind, top: &Path) -> Result<Self> {
         let top = top.canonicalize()?;
         let session = top.parent().context("a session around")?;
-        let Ready { sandboxes, system, runtime, root, knows_names } = kind.ready(session, &top)?;
-        Ok(Self { kind: kind.name, sandboxes, system, runtime, root, knows_names, top, made: Cell::new(0) })
+        let Ready { sandboxes, system, runtime, level, root, knows_names } = kind.ready(session, &top)?;
+        Ok(Self { kind: kind.name, sandboxes, system, runtime, level, root, knows_names, top, made: Cell::new(0) })
     }
 
     pub fn capabilities(&self) -> Capabilities {
@@ -115,10 +117,24 @@ impl Bench {
             system: self.system.clone(),
             workspace: self.directory(&format!("work{number}")),
             home: self.directory(&format!("home{number}")),
-            profile: profile(),
-            level: Level::Full,
+            profile: self.profile(),
+            level: self.level,
             background: if self.capabilities().keeps_background { Background::Keep } else { Background::End },
             runtime: self.runtime.clone(),
+        }
+    }
+
+    /// The powers of a sandbox that nobody gave more.
+    fn profile(&self) -> Profile {
+        let mut profile = profile();
+        self.bare(&mut profile);
+        profile
+    }
+
+    /// Without the names that the host trusts, where nothing could keep them.
+    pub fn bare(&self, profile: &mut Profile) {
+        if self.level != Level::Full {
+            profile.filesystem.protect.clear();
         }
     }
 
@@ -164,7 +180,7 @@ impl Bench {
     #[track_caller]
     pub fn limited(&self, limit: Limit, amount: u64) -> Result<Place, Declared> {
         match self.make(|plan| plan.profile.limits.set(limit, amount)) {
-            Ok(place) => Ok(place),
+            Ok(place) => place.held(limit, amount),
             Err(error) => Err(refused_limit(limit, &error.to_string())),
         }
     }
@@ -242,6 +258,17 @@ impl Place {
         self.plan.clone()
     }
 
+    /// At a level beneath full a limit may stand in the report as one that is not held.
+    fn held(self, limit: Limit, amount: u64) -> Result<Self, Declared> {
+        let layer = &self.sandbox().enforced().layers["limits"];
+        let unheld = [": not held", ": asked of the engine"].map(|how| format!("{limit} {}{how}", limit.text(amount)));
+        if self.plan.level == Level::Full || !unheld.iter().any(|text| layer.detail.contains(text.as_str())) {
+            return Ok(self);
+        }
+        assert_eq!(layer.state, LayerState::Partial, "{layer:?}");
+        Err(Declared(layer.detail.clone()))
+    }
+
     /// A path of its workspace, on the host.
     pub fn work(&self, name: &str) -> PathBuf {
         self.plan.workspace.join(name)
@@ -261,7 +288,7 @@ impl Place {
         let (sender, events) = channel();
         let told = Events::new(move |event| drop(sender.send(event)));
         let backend = self.sandbox().backend();
-        let plan = Plan { backend: backend.name().to_owned(), ..plan.clone() };
+        let plan = Plan { backend: backend.name().to_owned(), level: self.plan.level, ..plan.clone() };
         let mut attempt = backend.prepare(&plan, &io, hold, told)?;
         attempt.release()?;
         Ok(Going { attempt, events, seen: Seen::default() })

@@ -72,7 +72,8 @@ impl Desk {
         let approver = Told { answers: answers.iter().copied().collect(), asked: Arc::clone(&asked) };
         let settings = Arc::new(load(&sources).unwrap());
         let grants = [Grant::Write(INSIDE_HOME.into())];
-        let profile = resolve_profile(&settings, "workspace", INSIDE_WORKSPACE.as_ref(), &grants).unwrap();
+        let mut profile = resolve_profile(&settings, "workspace", INSIDE_WORKSPACE.as_ref(), &grants).unwrap();
+        bench.bare(&mut profile);
         let place = bench.place_with(|plan| plan.profile = profile);
         let backend = place.sandbox().backend();
         let judge = RuleJudge::new(settings, true);
@@ -97,7 +98,7 @@ impl Desk {
     }
 
     pub fn request(&self, script: &str, change: impl FnOnce(&mut Request)) -> Outcome {
-        self.engine.run(request(script, change), CAPTURE, interrupts().1)
+        self.engine.run(self.asked_for(script, change), CAPTURE, interrupts().1)
     }
 
     /// Takes one through that is sent a signal once it is so.
@@ -108,8 +109,14 @@ impl Desk {
                 once();
                 interrupter.interrupt(signal)
             });
-            self.engine.run(request(script, |_| {}), CAPTURE, interrupts)
+            self.engine.run(self.asked_for(script, |_| {}), CAPTURE, interrupts)
         })
+    }
+
+    fn asked_for(&self, script: &str, change: impl FnOnce(&mut Request)) -> Request {
+        let mut request = request(script, self.place.plan.level);
+        change(&mut request);
+        request
     }
 
     /// How many questions were put.
@@ -125,9 +132,9 @@ impl Desk {
     }
 }
 
-fn request(script: &str, change: impl FnOnce(&mut Request)) -> Request {
+fn request(script: &str, level: Level) -> Request {
     let variables = [("PATH", "/usr/local/bin:/usr/bin:/bin"), ("HOME", INSIDE_HOME)];
-    let mut request = Request {
+    Request {
         id: RequestId::from_random([5; 16]),
         session: None,
         command: Command::Script(script.into()),
@@ -136,13 +143,11 @@ fn request(script: &str, change: impl FnOnce(&mut Request)) -> Request {
         environment: BTreeMap::from(variables.map(|(name, value)| (name.to_owned(), value.into()))),
         profile: "workspace".to_owned(),
         grants: Vec::new(),
-        level: Level::Full,
+        level,
         approval_mode: ApprovalMode::OnFailure,
         sandbox: SandboxPreference::Auto,
         timeout_ms: None,
         limits: Limits::default(),
         caller_approval: None,
-    };
-    change(&mut request);
-    request
+    }
 }

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 use stockade_container::{ContainerSandboxes, Settings};
 use stockade_egress::{LookupError, Resolve};
 use stockade_engine::{Sandboxes, System};
-use stockade_model::{HostName, RuntimeName};
+use stockade_model::{HostName, Level, RuntimeName};
 use stockade_native::NativeSandboxes;
 use stockade_testkit::{EngineKind, User};
 
@@ -22,8 +22,9 @@ pub struct Kind {
     pub name: &'static str,
     /// What makes its sandboxes.
     pub made: Made,
-    /// Why it is judged only where a filter names it.
-    pub pending: Option<&'static str>,
+    /// What is judged only where a filter names the kind: the beginning of cases' names,
+    /// and why.
+    pub pending: &'static [(&'static str, &'static str)],
 }
 
 /// What makes sandboxes.
@@ -38,15 +39,30 @@ pub enum Made {
 
 /// All of them.
 pub const KINDS: &[Kind] = &[
-    Kind { name: "native", made: Made::Native, pending: None },
-    Kind { name: "kept", made: Made::Kept, pending: None },
-    container("docker", EngineKind::Docker, None),
-    container("docker-runsc", EngineKind::Docker, Some("runsc")),
-    container("podman", EngineKind::Podman, None),
+    Kind { name: "native", made: Made::Native, pending: &[] },
+    Kind { name: "kept", made: Made::Kept, pending: &[] },
+    container("docker", EngineKind::Docker, None, WITHOUT_SERVERS),
+    container("docker-runsc", EngineKind::Docker, Some("runsc"), &[("", "it does not hold all of it yet")]),
+    container("podman", EngineKind::Podman, None, WITHOUT_SERVERS),
 ];
 
-const fn container(name: &'static str, engine: EngineKind, runtime: Option<&'static str>) -> Kind {
-    let pending = Some("containers do not hold all of it yet: name the kind to see what they lack");
+/// What containers do not hold yet.
+const WITHOUT_SERVERS: &[(&str, &str)] = &[
+    ("network/the_hosts_loopback_is_not_reached", NO_SERVERS),
+    ("network/there_is_a_loopback_of_its_own", NO_SERVERS),
+    ("network/a_server_inside_is_not_reached_from_the_host", NO_SERVERS),
+    ("apart/ports_of_one_are_not_the_others", NO_SERVERS),
+    ("apart/names_of_sockets_are_not_the_others", NO_SERVERS),
+    ("introspection/", "its walls were not committed yet"),
+];
+const NO_SERVERS: &str = "commands in containers can neither bind nor connect sockets yet";
+
+const fn container(
+    name: &'static str,
+    engine: EngineKind,
+    runtime: Option<&'static str>,
+    pending: &'static [(&'static str, &'static str)],
+) -> Kind {
     Kind { name, made: Made::Container { engine, runtime }, pending }
 }
 
@@ -55,6 +71,8 @@ pub struct Ready {
     pub sandboxes: Arc<dyn Sandboxes>,
     pub system: Option<System>,
     pub runtime: Option<RuntimeName>,
+    /// The level that can be had of it.
+    pub level: Level,
     /// Where each sandbox has a private directory.
     pub root: Option<PathBuf>,
     /// Whether its doors know the names beneath `.test`; others ask the host.
@@ -75,7 +93,8 @@ impl Kind {
         match &self.made {
             Made::Native => {
                 let sandboxes = Arc::new(NativeSandboxes::default().resolving(Arc::new(Table)));
-                Ok(Ready { sandboxes, system: None, runtime: None, root: None, knows_names: true })
+                let level = Level::Full;
+                Ok(Ready { sandboxes, system: None, runtime: None, level, root: None, knows_names: true })
             }
             Made::Kept => {
                 let (keeper, root) = (session.join("suite"), top.join("kept"));
@@ -84,15 +103,16 @@ impl Kind {
                     sandboxes: Arc::new(sandboxes),
                     system: None,
                     runtime: None,
+                    level: Level::Full,
                     root: Some(root),
                     knows_names: false,
                 })
             }
-            Made::Container { engine, runtime } => Self::container(session, *engine, *runtime),
+            Made::Container { engine, runtime } => Self::container(session, top, *engine, *runtime),
         }
     }
 
-    fn container(session: &Path, engine: EngineKind, runtime: Option<&str>) -> Result<Ready> {
+    fn container(session: &Path, top: &Path, engine: EngineKind, runtime: Option<&str>) -> Result<Ready> {
         let kind = match engine {
             EngineKind::Docker => stockade_container::Kind::Docker,
             EngineKind::Podman => stockade_container::Kind::Podman,
@@ -101,12 +121,14 @@ impl Kind {
             socket: Some(engines::socket(session, engine)),
             launcher: session.join("suite"),
             accounts: session.join("accounts"),
-            owner: format!("suite-{}", std::process::id()),
+            owner: top.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         };
         let image = fs::read_to_string(engines::image_file(session, engine)).context("reading the image's digest")?;
         Ok(Ready {
             sandboxes: Arc::new(ContainerSandboxes::new(kind, settings).resolving(Arc::new(Table))),
             system: Some(System::Image(image.parse().context("the image's digest")?)),
+            // A kernel without Landlock: the lower level has to be named.
+            level: if runtime == Some("runsc") { Level::Restricted } else { Level::Full },
             runtime: runtime.map(str::parse).transpose().context("the runtime's name")?,
             root: None,
             knows_names: true,

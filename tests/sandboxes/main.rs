@@ -22,6 +22,7 @@ mod plan;
 mod server;
 mod sleepers;
 mod streams;
+mod table;
 
 use std::any::Any;
 use std::fs::File;

@@ -1,7 +1,7 @@
 //! Which tasks there are, and their run: a few at a time, each in a process of its
 //! own with a time-out, after which nothing of it may be left.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};
@@ -20,6 +20,7 @@ use crate::Case;
 use crate::cases;
 use crate::engines::Engines;
 use crate::kinds::{KINDS, Kind};
+use crate::table;
 
 /// Tasks at a time: most of what they do is waiting.
 const PARALLEL: usize = 4;
@@ -68,26 +69,40 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
         wanted.iter().for_each(|task| println!("{task}: test"));
         return Ok(ExitCode::SUCCESS);
     }
-    let (wanted, pending): (Vec<Task>, Vec<Task>) =
-        wanted.into_iter().partition(|task| task.kind.pending.is_none() || filter.contains(task.kind.name));
     let session = Session::open()?;
     let names: Vec<&'static str> = wanted.iter().map(|task| task.kind.name).collect();
     let engines = Engines::start(session.directory.path(), &names)?;
-    let (mut here, mut not_here) = (Vec::new(), Vec::new());
+    let (mut here, mut not_here) = (Vec::new(), BTreeMap::new());
     for task in wanted {
-        match task.not_here(&engines) {
-            Some(why) => not_here.push(NotRun { task: task.to_string(), why }),
+        match task.not_here(&engines).or_else(|| task.is_pending(&filter)) {
+            Some(why) => not_here.entry((task.kind.name, task.user.word(), why)).or_insert_with(Vec::new).push(task),
             None => here.push(task),
         }
     }
+    let played = here.iter().map(Task::to_string).collect();
     let mut tally = play(here, PARALLEL, |task| session.play(task));
-    tally.not_run.extend(not_here);
-    let why = |task: &Task| task.kind.pending.unwrap_or_default().to_owned();
-    tally.not_run.extend(pending.iter().map(|task| NotRun { task: task.to_string(), why: why(task) }));
+    tally.not_run.extend(not_here.into_iter().map(|((kind, user, why), tasks)| not_run(kind, user, why, &tasks)));
+    table::settle(&mut tally, &played)?;
     Ok(tally.report())
 }
 
+/// A kind that cannot be had is told once.
+fn not_run(kind: &str, user: &str, why: String, tasks: &[Task]) -> NotRun {
+    let task = match tasks {
+        [one] => one.to_string(),
+        all => format!("{} cases of {kind}/{user}", all.len()),
+    };
+    NotRun { task, why }
+}
+
 impl Task {
+    /// Why it is judged only where the filter names its kind.
+    fn is_pending(&self, filter: &str) -> Option<String> {
+        let name = self.to_string();
+        let found = self.kind.pending.iter().find(|(case, _)| name.starts_with(case));
+        found.filter(|_| !filter.contains(self.kind.name)).map(|(_, why)| (*why).to_owned())
+    }
+
     /// Why it cannot run on this machine.
     fn not_here(&self, engines: &Engines) -> Option<String> {
         if !User::available().contains(&self.user) {

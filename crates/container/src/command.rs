@@ -17,7 +17,7 @@ use stockade_engine::{
     Attempt, Backend, Events, HeldAnswer, HoldId, INSIDE_HOME, INSIDE_WORKSPACE, Io, SandboxPlan, StartError,
 };
 use stockade_model::{
-    Denial, Egress, EnforcementReport, Grant, LayerReport, LayerState, Level, Limits, Plan, SandboxId,
+    Denial, Egress, EnforcementReport, Grant, LayerReport, LayerState, Level, Plan, Profile, SandboxId,
 };
 
 use crate::carry::{Until, ending};
@@ -46,8 +46,10 @@ pub(crate) struct CommandBackend {
     pub(crate) container: String,
     pub(crate) user: String,
     pub(crate) enforced: EnforcementReport,
-    /// The limits of all commands together, which the container holds.
-    pub(crate) limits: Limits,
+    /// What the container was made for, with the limits of all commands together.
+    pub(crate) profile: Profile,
+    /// Whether the native walls stand inside.
+    pub(crate) has_walls: bool,
     /// Looks names up outside; that of the system where there is none.
     pub(crate) resolver: Option<Arc<dyn Resolve>>,
 }
@@ -98,7 +100,20 @@ impl CommandBackend {
             let what = "in a sandbox that lasts nothing is staged: its workspace is its own".to_owned();
             return Err(StartError { what, hint: Some("leave --stage out".to_owned()) });
         }
-        Ok(())
+        if self.has_walls { Ok(()) } else { self.demand_no_less(plan) }
+    }
+
+    /// Without walls of its own a command can have no less than the container.
+    fn demand_no_less(&self, plan: &Plan) -> Result<(), StartError> {
+        limits::demand_same(&self.profile.limits, &plan.profile.limits)?;
+        let hidden = &self.profile.filesystem.hide;
+        match plan.profile.filesystem.hide.iter().find(|path| !hidden.contains(path)) {
+            Some(path) => Err(StartError {
+                what: format!("{} cannot be hidden from one command of this sandbox", path.escaped()),
+                hint: Some("take a runtime whose kernel has Landlock".to_owned()),
+            }),
+            None => Ok(()),
+        }
     }
 
     /// The plan as its launcher carries it out, within the walls of the container.
@@ -109,7 +124,7 @@ impl CommandBackend {
         // What may be reached; all else of it is the host's affair.
         let Egress { allow, ask, deny, .. } = inside.profile.egress;
         inside.profile.egress = Egress { allow, ask, deny, ..Egress::default() };
-        inside.profile.limits = limits::inside(&self.limits, &plan.profile.limits);
+        inside.profile.limits = limits::inside(&self.profile.limits, &plan.profile.limits);
         inside
     }
 
@@ -138,6 +153,7 @@ impl CommandBackend {
     }
 
     fn report_limits(&mut self, plan: &SandboxPlan, has_walls: bool) {
+        self.has_walls = has_walls;
         self.enforced.layers.insert("limits".to_owned(), limits::report(&plan.profile.limits, has_walls));
     }
 

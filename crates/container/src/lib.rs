@@ -17,6 +17,9 @@ mod client;
 mod command;
 mod filter;
 mod frames;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod images;
 pub mod inside;
 mod limits;

@@ -76,6 +76,23 @@ pub(crate) fn demand_held(limits: &Limits) -> Result<(), StartError> {
     }
 }
 
+/// Refuses limits of one command that its sandbox does not have, where nothing inside
+/// could hold them.
+///
+/// # Errors
+/// The first of them.
+pub(crate) fn demand_same(of_sandbox: &Limits, of_command: &Limits) -> Result<(), StartError> {
+    let is_held = |limit| matches!(Holder::of(limit, false), Holder::Clock | Holder::Capture);
+    let mut others = of_command.each().filter(|(limit, amount)| of_sandbox.get(*limit) != Some(*amount));
+    match others.find(|(limit, _)| !is_held(*limit)) {
+        Some((limit, amount)) => Err(StartError {
+            what: format!("the limit {limit} {} cannot be held for one command of this sandbox", limit.text(amount)),
+            hint: Some(format!("make a sandbox with it, or leave {limit} out")),
+        }),
+        None => Ok(()),
+    }
+}
+
 /// As many processes as the engine is to let a container have.
 pub(crate) fn processes(limits: &Limits) -> Option<u64> {
     limits.processes.map(|processes| processes.saturating_add(SERVING))
@@ -140,6 +157,14 @@ mod tests {
     fn what_no_container_can_hold_is_refused_by_its_name() {
         assert!(demand_held(&every()).unwrap_err().what.contains("io"));
         assert_eq!(demand_held(&Limits { io_bytes_per_s: None, ..every() }), Ok(()));
+    }
+
+    #[test]
+    fn without_walls_a_command_has_the_limits_of_its_sandbox_and_a_clock() {
+        let all = Limits { memory_bytes: Some(100), ..Limits::default() };
+        assert_eq!(demand_same(&all, &Limits { wall_ms: Some(5), ..all.clone() }), Ok(()));
+        let less = demand_same(&all, &Limits { memory_bytes: Some(50), ..all.clone() });
+        assert!(less.unwrap_err().what.contains("memory"));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -143,6 +144,8 @@ impl ContainerSandboxes {
         images::demand(&connected.client, image)?;
         limits::demand_held(&plan.profile.limits)?;
         let user = self.user_of(connected, &plan.workspace)?;
+        // An engine may make what is not there.
+        look_at("home", &plan.home)?;
         let filter = FilterOption::of(self.kind).map_err(|error| StartError {
             what: format!("cannot write the container's filter of system calls: {error}"),
             hint: Some("TMPDIR names where".to_owned()),
@@ -174,10 +177,7 @@ impl ContainerSandboxes {
 
     /// Commands run as the one whose the workspace is.
     fn user_of(&self, connected: &Connected, workspace: &Path) -> Result<User, StartError> {
-        let owner = std::fs::metadata(workspace).map_err(|error| StartError {
-            what: format!("cannot see the workspace {}: {error}", workspace.display()),
-            hint: None,
-        })?;
+        let owner = look_at("workspace", workspace)?;
         // An engine of an ordinary user has that user as the root of its containers,
         // unless it maps it to itself.
         if connected.rootless && self.kind == Kind::Docker {
@@ -195,7 +195,8 @@ impl ContainerSandboxes {
             container: made.id.clone(),
             user: made.user.to_string(),
             enforced: made.enforced.clone(),
-            limits: plan.profile.limits.clone(),
+            profile: plan.profile.clone(),
+            has_walls: true,
             resolver: self.resolver.clone(),
         }
     }
@@ -287,6 +288,13 @@ impl Sandboxes for ContainerSandboxes {
     fn clear(&self, id: &SandboxId) -> Result<(), SandboxError> {
         Ok(self.remove(&self.connected()?, id)?)
     }
+}
+
+fn look_at(what: &str, directory: &Path) -> Result<Metadata, StartError> {
+    std::fs::metadata(directory).map_err(|error| StartError {
+        what: format!("cannot see the {what} {}: {error}", directory.display()),
+        hint: None,
+    })
 }
 
 fn is_ours(found: &ContainerInspectResponse, plan: &SandboxPlan, owner: &str) -> bool {

@@ -177,8 +177,15 @@ impl Sandbox for ContainerSandbox {
 
     fn destroy(&self) -> Result<(), SandboxError> {
         self.ended.store(true, Ordering::Release);
-        let removed =
-            self.call("destroy", |docker, container| async move { remove_container(&docker, &container).await });
+        let remove =
+            || self.call("destroy", |docker, container| async move { remove_container(&docker, &container).await });
+        let removed = match remove() {
+            // A runtime may not end what stands still.
+            Err(SandboxError::Failed(_)) if self.backend.condition() == Condition::Paused => {
+                self.resume().and_then(|()| remove())
+            }
+            removed => removed,
+        };
         match removed {
             Err(SandboxError::Gone(_)) | Ok(()) => Ok(()),
             Err(error) => {

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -14,7 +15,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use stockade_engine::{Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Events, Io, StartError};
 use stockade_model::{EnforcementReport, Grant, LayerReport, LayerState, Level, Plan, RawText, Usage};
-use stockade_sys::reap::{adopt_orphans, reap_any};
+use stockade_sys::reap::{adopt_orphans, children_used, reap_any};
+use stockade_sys::session::seat_at_terminal;
 
 use crate::capture::{Capture, Drained};
 
@@ -80,12 +82,9 @@ impl Backend for EnclosedBackend {
     }
 
     fn prepare(&self, plan: &Plan, io: &Io, _hold: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {
-        if *io == Io::Terminal {
-            let what = "where there are no walls of ours a command gets no terminal of its own".to_owned();
-            return Err(StartError { what, hint: Some("leave --tty out".to_owned()) });
-        }
+        demand_directory(plan.cwd.as_path())?;
         let mut plan = plan.clone();
-        let mark = format!("{}-{}", plan.request, plan.attempt);
+        let mark = mark()?;
         plan.environment.insert(MARK.to_owned(), mark.as_str().into());
         Ok(Box::new(HostAttempt {
             plan,
@@ -97,6 +96,23 @@ impl Backend for EnclosedBackend {
             mark: Some(mark),
         }))
     }
+}
+
+fn demand_directory(path: &Path) -> Result<(), StartError> {
+    let of = |why: String| StartError { what: format!("the working directory {}: {why}", path.display()), hint: None };
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_dir() => Ok(()),
+        Ok(_) => Err(of("it is no directory".to_owned())),
+        Err(error) => Err(of(error.to_string())),
+    }
+}
+
+/// Known to nobody who did not start with it.
+fn mark() -> Result<String, StartError> {
+    let mut bytes = [0_u8; 16];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|errno| StartError { what: format!("cannot get random bytes: {errno}"), hint: None })?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 fn enclosed_report(adopts: bool) -> EnforcementReport {
@@ -137,9 +153,12 @@ impl Attempt for HostAttempt {
         let mut command = Command::new(program.as_os_str());
         command.args(arguments.iter().map(RawText::as_os_str)).env_clear();
         command.envs(self.plan.environment.iter().map(|(name, value)| (name, value.as_os_str())));
-        command.current_dir(self.plan.cwd.as_path()).process_group(0);
-        if matches!(self.io, Io::Capture { .. }) {
-            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.current_dir(self.plan.cwd.as_path());
+        match self.io {
+            // Who leads a session leads a group.
+            Io::Terminal => seat_at_terminal(&mut command),
+            Io::Inherit => drop(command.process_group(0)),
+            Io::Capture { .. } => drop(command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped())),
         }
         let started = Instant::now();
         match command.spawn() {
@@ -203,8 +222,12 @@ fn watch(
     let errors = child.stderr.take().map(|pipe| thread::spawn(move || drain(&pipe, limit_bytes)));
     let output = child.stdout.take().map(|pipe| thread::spawn(move || drain(&pipe, limit_bytes)));
     let status = child.wait();
+    let mut usage = Usage::default();
     if let Some(mark) = mark {
         end_all(&mark);
+        // There is one command in each process that marks it.
+        let used = children_used();
+        usage = Usage { cpu_ms: used.cpu_us / 1000, memory_peak_bytes: used.memory_peak_bytes, ..usage };
     }
     let [output, errors] = [output, errors].map(|reader| reader.and_then(|reader| reader.join().ok()));
     // The number may be given to another group from here on.
@@ -219,8 +242,7 @@ fn watch(
     };
     let truncated = [&output, &errors].into_iter().flatten().any(Capture::truncated);
     let text = |capture: Option<Capture>| capture.map(|c| RawText::from(c.into_bytes()));
-    let wall_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-    let usage = Usage { wall_ms, ..Usage::default() };
+    usage.wall_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     let (stdout, stderr) = (text(output), text(errors));
     events.tell(AttemptEvent::Ended(AttemptEnd { usage, stdout, stderr, truncated, ..AttemptEnd::bare(end) }));
 }

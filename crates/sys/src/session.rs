@@ -5,8 +5,12 @@ use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 use rustix::process::Pid;
+
+use crate::call::raw;
 
 /// Who goes on after [`fork`].
 #[derive(Debug)]
@@ -45,6 +49,20 @@ pub fn fork() -> io::Result<Side> {
         return Err(io::Error::last_os_error());
     }
     Ok(Pid::from_raw(pid).map_or(Side::Child, Side::Parent))
+}
+
+/// Has a program begin a session of its own whose terminal is its standard input. It
+/// fails to start where that is none.
+pub fn seat_at_terminal(command: &mut Command) {
+    let seat = || {
+        // SAFETY: it takes no pointer. What it returns is not looked at: gVisor's kernel
+        // gives 0 where the manual says the session.
+        unsafe { raw(libc::SYS_setsid, [0; 6]) }?;
+        Ok(rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?)
+    };
+    // SAFETY: it runs between fork and exec, and makes two system calls: it allocates
+    // nothing, takes no lock, and changes no memory of this process.
+    unsafe { command.pre_exec(seat) };
 }
 
 /// Replaces every variable of this process by these: those of whoever it goes on

@@ -30,7 +30,8 @@ pub enum EngineKind {
 
 /// Starts the engine, waits until whoever started this is gone, and takes everything
 /// away: `$1` is the engine's directory, `$2` its control group, `$3` lists its
-/// containers and removes them; the rest is the engine.
+/// containers and removes them; the rest is the engine. Podman's monitors of ended
+/// commands would wait for minutes, and then make its directories anew.
 const OVERSEER: &str = r#"trap '' INT TERM HUP QUIT
 place=$1 group=$2 clear=$3; shift 3
 "$@" </dev/null >"$place/log" 2>&1 &
@@ -38,6 +39,7 @@ engine=$!
 read -r _
 sh -c "$clear" >/dev/null 2>&1
 kill -TERM $engine 2>/dev/null; wait $engine
+pkill -KILL -f "^[^ ]*conmon .*$place" 2>/dev/null
 grep -o " $place[^ ]*" /proc/self/mountinfo | sort -r | while read -r mount; do umount -l "$mount"; done 2>/dev/null
 find /sys/fs/cgroup -depth -type d -path "*/$group*" -exec rmdir {} \; 2>/dev/null
 rm -rf "$place"
@@ -67,6 +69,8 @@ impl Engine {
         let mut overseer = Command::new("/bin/sh");
         overseer.args(["-c", OVERSEER, "overseer"]).arg(&place).args([&group, &clear]).args(&words);
         overseer.env("PATH", PATH).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
+        // What monitors of containers leave where they stand goes with it.
+        overseer.current_dir(&place);
         let overseer = overseer.spawn().context("starting the engine's overseer")?;
         let mut engine = Self { kind, place, overseer };
         engine.wait()?;

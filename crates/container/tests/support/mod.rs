@@ -3,12 +3,10 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
 use stockade_container::{ContainerSandboxes, Kind, Settings};
 use stockade_engine::{
     Attempt, AttemptEnd, AttemptEvent, CommandEnd, Events, Io, Sandbox, SandboxError, SandboxEvent, SandboxEvents,
@@ -18,6 +16,7 @@ use stockade_model::{
     Background, DEFAULT_PROTECTED_NAMES, Denial, EnforcementReport, Environment, Filesystem, ImageDigest, Level,
     Limits, Network, Plan, Profile, RequestId, SandboxId,
 };
+use stockade_testkit::EngineKind;
 use tempfile::TempDir;
 
 pub const CAPTURE: Io = Io::Capture { limit_bytes: 1 << 20 };
@@ -33,74 +32,38 @@ const APPLETS: &[&str] = &[
 /// An engine with one small image.
 pub struct Engine {
     kind: Kind,
-    server: Child,
+    // First: it ends before its place does.
+    engine: stockade_testkit::Engine,
     place: TempDir,
     image: ImageDigest,
 }
 
 impl Engine {
-    /// The Docker Engine, whose own choice of a runtime is `runc`; it has `runsc` besides,
-    /// without what that may not do on a virtual machine.
+    /// The Docker Engine, whose own choice of a runtime is `runc`; it has `runsc` besides.
     pub fn docker() -> Option<Self> {
-        Self::start(Kind::Docker, |place| {
-            let runtimes = r#"{"runtimes":{"runsc":{"path":"/usr/bin/runsc","runtimeArgs":
-                ["--network=none","--platform=ptrace","--ignore-cgroups"]}}}"#;
-            fs::write(place.join("settings"), runtimes).unwrap();
-            let mut server = Command::new("/usr/sbin/dockerd");
-            server.arg("--config-file").arg(place.join("settings"));
-            server.arg("--data-root").arg(place.join("data")).arg("--exec-root").arg(place.join("exec"));
-            server.arg("--pidfile").arg(place.join("pid")).arg("-H");
-            server.arg(format!("unix://{}", place.join("socket").display()));
-            server.args(["--bridge=none", "--iptables=false", "--ip6tables=false"]);
-            server
-        })
+        Self::start(Kind::Docker, EngineKind::Docker)
     }
 
-    /// Podman of root, with `runc` and control groups without a service manager.
+    /// Podman of root, with `runc`.
     pub fn podman() -> Option<Self> {
-        Self::start(Kind::Podman, |place| {
-            let mut server = Command::new("/usr/bin/podman");
-            server.arg("--root").arg(place.join("data")).arg("--runroot").arg(place.join("exec"));
-            server.args(["--runtime", "/usr/sbin/runc", "--cgroup-manager=cgroupfs", "--events-backend=file"]);
-            server.args(["system", "service", "--time=0"]);
-            server.arg(format!("unix://{}", place.join("socket").display()));
-            server
-        })
+        Self::start(Kind::Podman, EngineKind::Podman)
     }
 
     /// None, and said so, where this user can run no engine.
-    fn start(kind: Kind, server: impl FnOnce(&Path) -> Command) -> Option<Self> {
+    fn start(kind: Kind, engine: EngineKind) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("not run: a container engine needs root");
             return None;
         }
         let place = place();
-        let log = fs::File::create(place.path().join("log")).unwrap();
-        let server = server(place.path())
-            .env("PATH", PATH)
-            .env("TMPDIR", place.path())
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn();
-        let server = server.expect("the engines are installed by the test command");
-        let image = "sha256:0000000000000000000000000000000000000000000000000000000000000000".parse().unwrap();
-        let mut engine = Self { kind, server, place, image };
-        let deadline = Instant::now() + PATIENCE;
-        while !engine.command(&["version"]).status.success() {
-            let log = fs::read_to_string(engine.place.path().join("log")).unwrap();
-            assert!(Instant::now() < deadline, "the engine does not answer:\n{log}");
-            sleep(Duration::from_millis(100));
-        }
-        let tar = root_tree(engine.place.path());
-        let imported = engine.command(&["import", tar.to_str().unwrap()]);
-        // Podman says it twice.
-        let digest = String::from_utf8_lossy(&imported.stdout).split_whitespace().last().unwrap_or_default().to_owned();
-        engine.image = digest.parse().unwrap_or_else(|_| panic!("{digest:?} {imported:?}"));
-        Some(engine)
+        let engine = stockade_testkit::Engine::start(engine, &place.path().join("engine"));
+        let engine = engine.expect("the engines are installed by the test command");
+        let digest = engine.import(&root_tree(place.path())).unwrap();
+        Some(Self { kind, engine, place, image: digest.parse().unwrap() })
     }
 
     fn socket(&self) -> PathBuf {
-        self.place.path().join("socket")
+        self.engine.socket()
     }
 
     /// The engine's own command line, where one of another engine does not do.
@@ -173,38 +136,6 @@ impl Engine {
 
     pub fn image(&self) -> ImageDigest {
         self.image.clone()
-    }
-}
-
-impl Engine {
-    /// Podman's monitors of ended commands wait for minutes, and then make its
-    /// directories anew to clean up in them.
-    fn end_monitors(&self) {
-        let place = self.place.path().as_os_str().as_encoded_bytes();
-        for process in fs::read_dir("/proc").unwrap().flatten() {
-            let words = fs::read(process.path().join("cmdline")).unwrap_or_default();
-            let number = process.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
-            let is_of_place = words.windows(place.len()).any(|part| part == place);
-            if let Some(monitor) = number.filter(|_| is_of_place && words.starts_with(b"/usr/bin/conmon")) {
-                let _ = kill_process(monitor, Signal::KILL);
-            }
-        }
-    }
-}
-
-impl Drop for Engine {
-    fn drop(&mut self) {
-        // What is left of containers would hold the engine's directories.
-        for id in self.containers() {
-            self.command(&["rm", "-f", &id]);
-        }
-        if let Some(pid) = Pid::from_raw(self.server.id().cast_signed()) {
-            let _ = kill_process(pid, Signal::TERM);
-        }
-        let _ = self.server.wait();
-        self.end_monitors();
-        // Podman mounts its store onto itself, and leaves that.
-        let _ = rustix::mount::unmount(self.place.path().join("data/overlay"), rustix::mount::UnmountFlags::DETACH);
     }
 }
 

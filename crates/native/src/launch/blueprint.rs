@@ -368,7 +368,11 @@ fn restricted(plan: &Plan, abi: u32, outfit: &Outfit) -> Result<Parts, LaunchErr
         (true, true) => network::CONNECT_TCP,
         (true, false) => network::BIND_TCP | network::CONNECT_TCP,
     };
-    let ruleset = new_ruleset(abi, access::changing(abi) | reads, ports)?;
+    // A network around that is the place's own parts such names already.
+    let abstract_names = if outfit.is_within_walls() { 0 } else { scope::ABSTRACT_UNIX_SOCKET };
+    let scoped = if abi >= 6 { scope::SIGNAL | abstract_names } else { 0 };
+    let handled = access::changing(abi) | reads;
+    let ruleset = Ruleset::new(abi, handled, ports, scoped).map_err(LaunchError::Landlock)?;
     for device in ["null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts"] {
         let path = Path::new("/dev").join(device);
         if path.exists() {
@@ -422,7 +426,7 @@ struct Private {
 impl Private {
     fn of(outfit: &Outfit, ruleset: &Ruleset, rights: u64) -> Result<Self, LaunchError> {
         let tree = |path: &Path| PrivateTree { path: path.to_owned(), floor_allows: true };
-        if outfit.private.is_empty() {
+        if !outfit.is_within_walls() {
             let directory = PrivateDirectory::choose()?;
             let steps = vec![Step::PrivateDirectory { path: c_string(directory.path().as_os_str())?, rights }];
             return Ok(Self { trees: vec![tree(directory.path())], steps, directory: Some(directory) });

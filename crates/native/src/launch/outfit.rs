@@ -57,6 +57,11 @@ impl NamedFile {
 }
 
 impl Outfit {
+    /// Whether others have walled the place in.
+    pub(super) fn is_within_walls(&self) -> bool {
+        !self.private.is_empty()
+    }
+
     /// The variables of a run whose own directory for files is `directory`.
     pub(super) fn variables(&self, plan: &Plan, directory: &Path) -> BTreeMap<String, RawText> {
         let mut all = plan.environment.clone();

@@ -1,0 +1,32 @@
+//! The reader of what comes out of containers, open to fuzz targets.
+
+use crate::frames::{Decoder, Frame, FrameError};
+
+/// The longest message that is taken.
+const MESSAGE_BYTES: usize = 4096;
+
+/// Any bytes as frames: however they are cut, the same frames are read of them, and each
+/// is written as it was read.
+pub fn frames(bytes: &[u8]) {
+    let whole = read(bytes, bytes.len().max(1));
+    let encoded: Vec<u8> = whole.0.iter().flat_map(Frame::encode).collect();
+    assert!(bytes.starts_with(&encoded));
+    for cut in [1, 7] {
+        assert_eq!(read(bytes, cut), whole);
+    }
+}
+
+fn read(bytes: &[u8], cut: usize) -> (Vec<Frame>, Option<FrameError>) {
+    let (mut decoder, mut frames) = (Decoder::new(MESSAGE_BYTES), Vec::new());
+    for part in bytes.chunks(cut) {
+        decoder.push(part);
+        loop {
+            match decoder.next_frame() {
+                Ok(Some(frame)) => frames.push(frame),
+                Ok(None) => break,
+                Err(error) => return (frames, Some(error)),
+            }
+        }
+    }
+    (frames, None)
+}

@@ -1,0 +1,125 @@
+//! Sandboxes of container engines from the command line: made, used, stopped, destroyed,
+//! and what is said where an engine or an image is not there.
+
+use std::fs;
+
+use serde_json::Value;
+use stockade_testkit::{Command, Ended, Engine, EngineKind, Output, User};
+
+use crate::containers::root_archive;
+use crate::world::{World, binary};
+
+/// The command line of somebody who has one engine.
+struct Desk {
+    world: World,
+    variable: &'static str,
+    socket: String,
+}
+
+impl Desk {
+    fn command(&self, arguments: &[&str]) -> Command {
+        let program = binary();
+        let words = [&[program.as_str(), "sandbox"], arguments].concat();
+        self.world.bare(&words).env(self.variable, &self.socket)
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.world.run(&self.command(arguments))
+    }
+
+    #[track_caller]
+    fn done(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        assert_eq!(output.ended, Ended::Code(0), "{arguments:?}\n{}", output.text());
+        output.stdout
+    }
+
+    /// Nothing was done: why, and the remedy.
+    #[track_caller]
+    fn refused(&self, arguments: &[&str], why: &str, hint: Option<&str>) {
+        let output = self.run(arguments);
+        assert_eq!(output.ended, Ended::Code(125), "{arguments:?}\n{}", output.text());
+        assert!(output.stderr.contains(why), "{arguments:?}\n{}", output.stderr);
+        if let Some(hint) = hint {
+            let said = output.stderr.lines().find_map(|line| line.trim().strip_prefix("hint: ")).unwrap_or_default();
+            assert!(said.contains(hint), "{arguments:?}\n{}", output.stderr);
+        }
+    }
+
+    #[track_caller]
+    fn exec(&self, id: &str, script: &str) -> String {
+        self.done(&["exec", "--mode", "never", id, "-c", script])
+    }
+}
+
+#[test]
+fn a_sandbox_of_docker_is_used_from_the_command_line() {
+    is_used(EngineKind::Docker, "docker", "DOCKER_HOST");
+}
+
+#[test]
+fn a_sandbox_of_podman_is_used_from_the_command_line() {
+    is_used(EngineKind::Podman, "podman", "CONTAINER_HOST");
+}
+
+fn is_used(kind: EngineKind, name: &str, variable: &'static str) {
+    if !User::available().contains(&User::Root) {
+        eprintln!("not run: a container engine needs root");
+        return;
+    }
+    let place = tempfile::Builder::new().prefix("stockade-engine-").tempdir_in("/var/tmp").unwrap();
+    let engine = Engine::start(kind, &place.path().join("engine")).expect("it is installed by the test command");
+    let image = engine.import(&root_archive(place.path())).unwrap();
+    let socket = format!("unix://{}", engine.socket().display());
+    let desk = Desk { world: World::new(User::Root), variable, socket };
+    says_what_is_missing(&desk, name, &image);
+
+    let id = desk.done(&["create", "--backend", name, "--image", &image, "--limit", "memory=512MiB"]);
+    let id = id.trim_end();
+    assert_eq!(desk.exec(id, "id -u; pwd; echo ~; echo made > file"), "0\n/workspace\n/home/agent\n");
+    reports_what_holds(&desk, id, name);
+    takes_and_gives_files(&desk, id);
+
+    desk.done(&["pause", id]);
+    desk.refused(&["exec", "--mode", "never", id, "-c", "touch ran"], "is paused", Some("resume"));
+    desk.done(&["resume", id]);
+    assert_eq!(desk.exec(id, "ls; echo on"), "file\ngiven\non\n");
+
+    desk.done(&["destroy", id]);
+    desk.refused(&["exec", id, "--", "true"], "is destroyed", None);
+    assert_eq!(engine.command(&["ps", "--all", "--quiet"]).unwrap(), "");
+}
+
+fn says_what_is_missing(desk: &Desk, name: &str, image: &str) {
+    let absent = format!("sha256:{}", "0".repeat(64));
+    desk.refused(&["create", "--backend", name, "--image", &absent], &absent, Some("load it"));
+    desk.refused(&["create", "--backend", name], "name an image", None);
+    let create = desk.command(&["create", "--backend", name, "--image", image]);
+    let output = desk.world.run(&create.env(desk.variable, "unix:///nowhere/socket"));
+    assert_eq!(output.ended, Ended::Code(125), "{}", output.text());
+    assert!(output.stderr.contains("/nowhere/socket") && output.stderr.contains("hint: start it"), "{}", output.stderr);
+    assert_eq!(desk.done(&["list"]), "", "what could not be made is not listed");
+}
+
+/// A refusal is exact, and the report says which layer does what.
+fn reports_what_holds(desk: &Desk, id: &str, name: &str) {
+    let told = desk.run(&["exec", "--mode", "never", "--json", id, "-c", "echo x > .bashrc; true"]);
+    let outcome: Value = serde_json::from_str(&told.stdout).unwrap_or_else(|why| panic!("{why}: {}", told.text()));
+    let attempt = &outcome["attempts"][0];
+    assert_eq!(attempt["backend"], name, "{outcome:#}");
+    assert_eq!(attempt["denials"][0]["grant"], "write /workspace/.bashrc", "{outcome:#}");
+    let layers = &attempt["enforced"]["layers"];
+    for layer in ["container", "container-privileges", "container-files", "landlock", "seccomp", "broker"] {
+        assert_eq!(layers[layer]["state"], "enforced", "{layer}: {layers:#}");
+    }
+    assert!(layers["limits"]["detail"].as_str().unwrap().contains("memory 512MiB: container"), "{layers:#}");
+}
+
+fn takes_and_gives_files(desk: &Desk, id: &str) {
+    let given = desk.world.file("ws/given", "from outside\n");
+    let back = desk.world.workspace().join("back");
+    desk.done(&["copy", given.to_str().unwrap(), &format!("{id}:given")]);
+    assert_eq!(desk.exec(id, "cat given"), "from outside\n");
+    desk.done(&["copy", &format!("{id}:file"), back.to_str().unwrap()]);
+    assert_eq!(fs::read_to_string(back).unwrap(), "made\n");
+}
