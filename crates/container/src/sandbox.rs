@@ -130,7 +130,10 @@ impl ContainerSandboxes {
             return Ok(());
         }
         let why = match self.kind {
-            Kind::Docker => format!("it has {}; others are named in its daemon.json", connected.runtimes.join(", ")),
+            Kind::Docker => {
+                let known = connected.runtimes.join(", ");
+                format!("{wanted} is none of those it has ({known}); others are named in its daemon.json")
+            }
             Kind::Podman => {
                 let own = own.unwrap_or("another");
                 format!("it has {own}, and is given another with `podman --runtime NAME system service`")
