@@ -16,12 +16,12 @@ use crate::attempt::NativeAttempt;
 use crate::broker::{Broker, BrokerBegun, BrokerError, BrokerEvent, BrokerTraits, linked_units};
 use crate::evidence::{HiddenWatch, TempWatch};
 use crate::keeper::{Keeper, Kept, Told};
-use crate::launch::{Blueprint, LaunchError, Launching, Nursery, Outfit, Stdio, begin, is_staged};
+use crate::launch::{Blueprint, LaunchError, Launching, NetworkEnds, Nursery, Outfit, Stdio, begin, is_staged};
 use crate::limits::{Guard, LimitError};
 use crate::powers::Powers;
 use crate::staging::Staging;
 use crate::streams::Streams;
-use crate::way_out::{self, Published, Terms, WayOut};
+use crate::way_out::{self, LostDatagrams, Published, Terms, WayOut};
 
 /// Sandboxes made by this machine's own kernel.
 #[derive(Default)]
@@ -85,6 +85,46 @@ impl NativeBackend {
     }
 }
 
+impl NativeBackend {
+    /// What a run is given besides its plan.
+    fn outfit(&self, plan: &Plan, io: Io, edge: &Edge, staging: Option<&Staging>) -> Outfit {
+        Outfit {
+            overlay: staging.and_then(|staging| staging.overlay().cloned()),
+            terminal: io == Io::Terminal,
+            private: self.within.clone(),
+            own_network: self.lead.is_some(),
+            ..way_out::outfit(plan, edge)
+        }
+    }
+
+    /// The powers of the broker for a sandbox of this.
+    fn powers(&self, plan: &Plan, launching: &Launching) -> Powers {
+        let mut powers = powers(plan, launching);
+        if self.lead.is_some() {
+            powers.own_network();
+        }
+        powers
+    }
+
+    fn led(&self, terms: Terms) -> Terms {
+        match &self.lead {
+            Some(lead) => terms.led_by(Arc::clone(lead)),
+            None => terms,
+        }
+    }
+}
+
+/// The way out by a network of the run's own, where it has one, with what is lost in it.
+fn way_of(network: Option<NetworkEnds>, terms: Terms) -> (WayOut, Option<LostDatagrams>) {
+    match network {
+        Some(ends) => {
+            let (way, lost) = WayOut::of_namespace(ends, terms);
+            (way, Some(lost))
+        }
+        None => (WayOut::of_host(terms), None),
+    }
+}
+
 impl Backend for NativeBackend {
     fn name(&self) -> &'static str {
         "native"
@@ -104,14 +144,7 @@ impl Backend for NativeBackend {
         let published = Published::of(plan)?;
         let publishes = !published.is_empty();
         let staging = Staging::of(plan, self.stages.as_deref())?;
-        let overlay = staging.as_ref().and_then(|staging| staging.overlay().cloned());
-        let outfit = Outfit {
-            overlay,
-            terminal: *io == Io::Terminal,
-            private: self.within.clone(),
-            own_network: self.lead.is_some(),
-            ..way_out::outfit(plan, &edge)
-        };
+        let outfit = self.outfit(plan, *io, &edge, staging.as_ref());
         let mut launching = self.begin(plan, &outfit, streams.inside()).map_err(unlaunched)?;
         // The init builds; the limits and the two threads get ready meanwhile.
         let guard = Guard::prepare(plan, launching.init_pid()).map_err(unlimited)?;
@@ -122,29 +155,16 @@ impl Backend for NativeBackend {
         let sender = told.clone();
         let sink = move |event| sender.tell(seen(event));
         let precaution = staging.as_ref().map(Staging::precaution).transpose()?.flatten();
-        let mut powers = powers(plan, &launching);
-        if self.lead.is_some() {
-            powers.own_network();
-        }
-        let broker = Broker::begin_with(powers, plan.level, precaution, sink).map_err(unbrokered)?;
+        let broker =
+            Broker::begin_with(self.powers(plan, &launching), plan.level, precaution, sink).map_err(unbrokered)?;
         let resolver = self.resolver.clone();
-        let terms = terms(plan, (edge, published, resolver), &broker, &told);
-        let terms = match &self.lead {
-            Some(lead) => terms.led_by(Arc::clone(lead)),
-            None => terms,
-        };
+        let terms = self.led(terms(plan, (edge, published, resolver), &broker, &told));
         let keeper = Keeper::begin(outside, told)?;
 
         let mut launched = debug_span!("finish").in_scope(|| launching.finish()).map_err(unlaunched)?;
         let listener = launched.take_listener().ok_or_else(|| unlaunched(LaunchError::Lost))?;
         let can_hold = launched.wait_killable();
-        let (way, lost) = match launched.take_network() {
-            Some(ends) => {
-                let (way, lost) = WayOut::of_namespace(ends, terms);
-                (way, Some(lost))
-            }
-            None => (WayOut::of_host(terms), None),
-        };
+        let (way, lost) = way_of(launched.take_network(), terms);
         let way = Arc::new(way);
         let way_out = Some(Arc::clone(&way));
         let broker = broker.serve_with(listener, hold && can_hold, way_out).map_err(unbrokered)?;
