@@ -358,7 +358,12 @@ impl Place {
     pub fn demand_door(&self) -> Result<(), Declared> {
         let wish = grant("connect host.test:1");
         if self.sandbox().backend().honours(&wish, self.plan.level) {
-            return Ok(());
+            // Programs that know nothing of it: where only a proxy leads there, they are
+            // not led.
+            let ran = self.run("true");
+            let layer = &ran.report.layers["network"];
+            let is_whole = layer.state == LayerState::Enforced;
+            return if is_whole { Ok(()) } else { Err(Declared(format!("by proxy alone: {}", layer.detail))) };
         }
         let plan = Plan { grants: vec![wish], ..inside("true") };
         Err(Declared(self.refuses(&plan).what))

@@ -126,7 +126,11 @@ impl Door {
         let events = Arc::new(Events::new(setup.sink));
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         // Without IPv6 inside, its addresses would only make programs wait.
-        let has_v6 = setup.dns.as_ref().map_or_else(has_own_v6, |dns| is_v6(&dns.udp));
+        // Where another door dials, one address says all; of two a resolver would try each.
+        let has_v6 = match &setup.dns {
+            Some(dns) => is_v6(&dns.udp),
+            None => setup.lead.is_none() && has_own_v6(),
+        };
         let name_server = Arc::new(NameServer::new(
             Arc::clone(&setup.names),
             Arc::clone(&setup.judge),
