@@ -207,7 +207,7 @@ fn one_that_was_stopped_by_a_limit_goes_on(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-/// Forty processes at once.
+/// Forty processes at once, for longer than who watches looks away.
 const FORKS: &str = "import os, time
 all = []
 try:
@@ -215,6 +215,7 @@ try:
     child = os.fork()
     if not child: time.sleep(1000)
     all.append(child)
+  time.sleep(1)
 finally: [os.kill(child, 9) for child in all]";
 
 fn a_command_may_have_less_than_the_sandbox(bench: &Bench) -> Verdict {
