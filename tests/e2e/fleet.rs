@@ -53,7 +53,7 @@ fn command(world: &World, arguments: &[&str]) -> Command {
 }
 
 /// The last whole line.
-fn last(counted: &str) -> u64 {
+pub fn last(counted: &str) -> u64 {
     let whole = counted.rsplit_once('\n').map_or("", |(lines, _)| lines);
     whole.lines().last().map_or(0, |line| line.parse().unwrap())
 }

@@ -10,6 +10,7 @@ mod contained;
 mod containers;
 mod denials;
 mod detached;
+mod engines;
 mod fleet;
 mod hold;
 mod kept;

@@ -1,11 +1,12 @@
 //! The escape suite: every row of `tests/cases/escapes.tsv`, and conformance
 //! rows of our own, as root and as an ordinary user, at level full and
-//! restricted, each in a process tree of its own and judged from outside.
+//! restricted and in containers, each in a process tree of its own and judged from
+//! outside.
 //!
 //! ```text
 //! cargo test -p stockade-tests --test escape -- [FILTER] [--list] [--controls] [--no-controls]
 //! ```
-//! A task is named `ROW/USER/LEVEL` or `ROW/control`; FILTER is a part of that, or
+//! A task is named `ROW/USER/WAY` or `ROW/control`; FILTER is a part of that, or
 //! several, parted by commas.
 //! `STOCKADE_BIN` names the program to test; without it, it is built.
 //!
@@ -18,6 +19,8 @@
 mod build;
 mod cases;
 mod conformance;
+mod contained;
+mod contained_rows;
 mod launch;
 mod limits;
 mod plan;
@@ -28,9 +31,10 @@ mod rows_proc;
 mod rows_res;
 mod rows_told;
 mod special;
+mod unplayed;
+mod way;
 mod world;
 
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -38,10 +42,10 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use stockade_testkit::suite::{FAILED, PASSED, UNAVAILABLE};
 use stockade_testkit::{Account, User, kill_descendants};
-use stockade_tests::Level;
 
 use crate::plan::Task;
 use crate::row::{Control, Row, Verdict};
+use crate::way::Way;
 use crate::world::World;
 
 /// The cases that are judged here.
@@ -62,7 +66,7 @@ fn main() -> ExitCode {
 /// All rows of the suite.
 pub fn rows() -> Vec<&'static Row> {
     let of_cases = [rows_fs::ROWS, rows_proc::ROWS, rows_res::ROWS, rows_kernel::ROWS, rows_told::ROWS];
-    of_cases.into_iter().flatten().chain(conformance::ROWS).collect()
+    of_cases.into_iter().flatten().chain(conformance::ROWS).chain(contained_rows::ROWS).collect()
 }
 
 /// Runs one task in this process, whose tree is all the row's.
@@ -76,18 +80,18 @@ fn run_one(task: &str, session: PathBuf) -> Result<ExitCode> {
         Some((user, _)) => user,
         None => world::control_account(row.control).context("the control needs a root harness")?,
     };
-    // Short: the path of a unix socket has 108 bytes.
-    let mut hasher = DefaultHasher::new();
-    task.to_string().hash(&mut hasher);
-    let labs = session.join("labs").join(format!("{:x}", hasher.finish()));
+    let labs = task.labs(&session);
     world::open_directory(&labs)?;
     let world = World { session, labs, account: Account::of(user)?, cases: cases::load(TABLE)? };
-    let level: Option<Level> = task.run.map(|(_, level)| level);
-    let verdict = world.attempt(row, level);
+    let verdict = match task.run.map(|(_, way)| way) {
+        None => world.attempt(row, None),
+        Some(Way::Native(level)) => world.attempt(row, Some(level)),
+        Some(Way::Container(kind)) => contained::attempt(&world, row, kind),
+    };
     // What a control left running is the harness's to end.
     kill_descendants(&[], Duration::from_secs(5));
     let verdict = verdict?;
-    let (code, text) = match (&verdict, level) {
+    let (code, text) = match (&verdict, task.run) {
         (Verdict::Contained, Some(_)) | (Verdict::Breached(_), None) => (PASSED, String::new()),
         (Verdict::Contained, None) => (FAILED, "the control was contained: the row proves nothing".to_owned()),
         (Verdict::Breached(breaches), Some(_)) => (FAILED, breaches.join("\n")),
@@ -109,6 +113,7 @@ pub fn check_completeness(cases: &[cases::Case]) -> Result<()> {
             n => missing.push(format!("{}: {n} rows", case.id)),
         }
     }
+    missing.extend(unplayed::unknown(&rows).iter().map(|id| format!("{id}: not played in containers, and no row")));
     for row in &rows {
         if matches!(row.control, Control::None(why) if why.is_empty()) {
             missing.push(format!("{}: neither control nor reason", row.id));

@@ -2,7 +2,8 @@
 //! its own with a hard time-out.
 
 use std::fmt;
-use std::path::Path;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::Duration;
@@ -12,28 +13,42 @@ use stockade_testkit::suite::{NotRun, play};
 use stockade_testkit::{Account, Command, Output, SLOWNESS, User, run_as};
 use stockade_tests::Level;
 
+use crate::contained::{self, Engines};
 use crate::row::{Control, Row};
+use crate::way::Way;
 use crate::{TABLE, build, cases, check_completeness, harness_is_root, rows};
 
 /// Tasks at a time.
 const PARALLEL: usize = 2;
+/// Those in containers, which wait for engines.
+const PARALLEL_CONTAINED: usize = 4;
 /// Wall clock of one task.
 const TASK_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// One row, sandboxed as a user at a level, or its control.
+/// One row, sandboxed as a user in a way, or its control.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task {
     pub row: String,
     /// None for the control.
-    pub run: Option<(User, Level)>,
+    pub run: Option<(User, Way)>,
 }
 
 impl fmt::Display for Task {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.run {
-            Some((user, level)) => write!(f, "{}/{}/{}", self.row, user.word(), level.word()),
+            Some((user, way)) => write!(f, "{}/{}/{}", self.row, user.word(), way.word()),
             None => write!(f, "{}/control", self.row),
         }
+    }
+}
+
+impl Task {
+    /// Where its worlds are.
+    pub fn labs(&self, session: &Path) -> PathBuf {
+        // Short: the path of a unix socket has 108 bytes.
+        let mut hasher = DefaultHasher::new();
+        self.to_string().hash(&mut hasher);
+        session.join("labs").join(format!("{:x}", hasher.finish()))
     }
 }
 
@@ -44,10 +59,9 @@ impl FromStr for Task {
         let parts: Vec<&str> = text.split('/').collect();
         let run = match parts.as_slice() {
             [_, "control"] => None,
-            [_, user, level] => {
+            [_, user, way] => {
                 let user = [User::Root, User::Ordinary].into_iter().find(|u| u.word() == *user);
-                let level = [Level::Full, Level::Restricted].into_iter().find(|l| l.word() == *level);
-                Some(user.zip(level).with_context(|| format!("no such task: {text}"))?)
+                Some(user.zip(Way::named(way)).with_context(|| format!("no such task: {text}"))?)
             }
             _ => bail!("no such task: {text}"),
         };
@@ -76,26 +90,28 @@ fn tasks(rows: &[&Row]) -> (Vec<Task>, Vec<NotRun>) {
                 None => here.push(task),
             },
         }
-        for level in [Level::Full, Level::Restricted] {
-            for user in User::available() {
-                let task = Task { row: row.id.to_owned(), run: Some((user, level)) };
-                match (row.full_only, level) {
-                    (Some(why), Level::Restricted) => {
-                        not_here
-                            .push(NotRun { task: task.to_string(), why: format!("not promised at this level: {why}") });
-                    }
-                    _ => here.push(task),
-                }
-            }
-        }
-        if !harness_is_root() {
-            for level in [Level::Full, Level::Restricted] {
-                let task = Task { row: row.id.to_owned(), run: Some((User::Root, level)) };
-                not_here.push(NotRun { task: task.to_string(), why: "the harness is not root".to_owned() });
+        for (user, way) in Way::all_of_users() {
+            let task = Task { row: row.id.to_owned(), run: Some((user, way)) };
+            let task_of = task.to_string();
+            match why_not(row, user, way) {
+                Some(why) => not_here.push(NotRun { task: task_of, why }),
+                None => here.push(task),
             }
         }
     }
     (here, not_here)
+}
+
+/// Why a row is not played by this user in this way, whatever the machine has.
+fn why_not(row: &Row, user: User, way: Way) -> Option<String> {
+    if !User::available().contains(&user) || way.needs_root() && !harness_is_root() {
+        return Some("the harness is not root".to_owned());
+    }
+    match way {
+        Way::Native(Level::Full) => None,
+        Way::Native(Level::Restricted) => row.full_only.map(|why| format!("not promised at this level: {why}")),
+        Way::Container(kind) => contained::why_not(row, kind).map(str::to_owned),
+    }
 }
 
 /// Runs what the arguments ask for.
@@ -124,7 +140,18 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
             NotRun { task: task.to_string(), why }
         }));
     }
-    let mut tally = play(here, PARALLEL, |task| start_task(task, session.path()));
+    let engines = Engines::start(session.path(), &here)?;
+    here.retain(|task| match engines.missing(task) {
+        Some(why) => {
+            not_here.push(NotRun { task: task.to_string(), why: why.to_owned() });
+            false
+        }
+        None => true,
+    });
+    let (contained, native): (Vec<Task>, Vec<Task>) = here.into_iter().partition(|task| task.container().is_some());
+    let mut tally = play(native, PARALLEL, |task| start_task(task, session.path()));
+    tally.add(play(contained, PARALLEL_CONTAINED, |task| start_task(task, session.path())));
+    engines.demand_empty()?;
     tally.not_run.splice(..0, not_here);
     Ok(tally.report())
 }
@@ -147,7 +174,7 @@ fn reported(program: &Path) -> Result<String> {
 
 /// Whether a task is of what the program says it cannot hold here.
 fn lacking(task: &Task, reported: &str) -> Option<&'static str> {
-    let Some((_, Level::Restricted)) = task.run else { return None };
+    let Some((_, Way::Native(Level::Restricted))) = task.run else { return None };
     rows().iter().find(|row| row.id == task.row)?.unpromised.filter(|lack| reported.contains(lack))
 }
 
@@ -179,5 +206,7 @@ fn start_task(task: &Task, session: &Path) -> Result<Output> {
             "row",
         ]);
     }
-    run_as(&own, &command)
+    let output = run_as(&own, &command)?;
+    contained::demand_gone(task, session)?;
+    Ok(output)
 }

@@ -64,6 +64,21 @@ impl Verdict {
     }
 }
 
+/// What an attempt was behind.
+#[derive(Clone, Copy, Debug)]
+pub struct Behind {
+    /// None in a control.
+    pub level: Option<Level>,
+    /// Whether there was a container around.
+    pub in_container: bool,
+}
+
+impl From<Option<Level>> for Behind {
+    fn from(level: Option<Level>) -> Self {
+        Self { level, in_container: false }
+    }
+}
+
 /// What a judge sees.
 pub struct Seen<'a> {
     pub lab: &'a Lab,
@@ -74,6 +89,9 @@ pub struct Seen<'a> {
     pub outcome: Option<&'a serde_json::Value>,
     /// None in a control.
     pub level: Option<Level>,
+    /// Whether a container engine made the walls around: it holds limits, and tells
+    /// nobody which it was.
+    pub in_container: bool,
     pub user: User,
 }
 

@@ -14,7 +14,7 @@ use stockade_testkit::{
 use stockade_tests::Level;
 
 use crate::cases::{Case, Kind};
-use crate::row::{Control, Launch, Power, Row, Seen, Verdict};
+use crate::row::{Behind, Control, Launch, Power, Row, Seen, Verdict};
 
 /// First line of every attempt: it really ran.
 pub const BEGIN: &str = "PROBE-BEGIN";
@@ -56,6 +56,13 @@ const PROTECTED: &[&str] = &[
 /// Paths of the host that attempts try to create.
 const FORBIDDEN: &[&str] =
     &["/etc/escape-canary", "/usr/local/bin/escape-canary", "/usr/p", "/etc/p", "/escape-canary", "/stockade-escape"];
+
+/// What stands for the names in a row's text that are not those of the world.
+pub struct Places {
+    pub probes: String,
+    pub engine: String,
+    pub workspace: String,
+}
 
 /// The room a row runs in.
 pub struct World {
@@ -155,15 +162,13 @@ impl World {
     }
 
     fn command(&self, row: &Row, lab: &Lab, level: Option<Level>) -> Result<(Command, &'static str)> {
-        let case = self.cases.iter().find(|case| case.id == row.id);
-        let own_text = self.text(row, case, lab);
+        let (own_text, is_python) = self.written(row, lab, &self.places(lab));
         let (text, power, expected) = match (level, row.control) {
             (Some(_), _) | (None, Control::Own | Control::None(_)) => (own_text, Power::Ordinary, ""),
             (None, Control::Same(power, expected)) => (own_text, power, expected),
             (None, Control::Text(power, text)) => (lab.names.replace(&text.replace("{}", &own_text)), power, ""),
         };
-        let python =
-            matches!(kind(row, case), Kind::Python) && !matches!((level, row.control), (None, Control::Text(..)));
+        let python = is_python && !matches!((level, row.control), (None, Control::Text(..)));
         let argv = if python {
             vec![
                 "/usr/bin/python3".to_owned(),
@@ -175,17 +180,27 @@ impl World {
         let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
         let command = match level {
             Some(level) => {
-                let profile = case.map_or(row.profile, |case| case.profile);
                 let options: Vec<String> = row.options.iter().map(|option| lab.names.replace(option)).collect();
                 let options: Vec<&str> = options.iter().map(String::as_str).collect();
-                self.stockade(lab, level, profile, &options, &argv)
+                self.stockade(lab, level, self.profile(row), &options, &argv)
             }
             None => with_power(lab, power, &argv),
         };
         Ok((launch(row.launch, lab, command)?, expected))
     }
 
-    fn text(&self, row: &Row, case: Option<&Case>, lab: &Lab) -> String {
+    fn case(&self, row: &Row) -> Option<&Case> {
+        self.cases.iter().find(|case| case.id == row.id)
+    }
+
+    /// The profile that a row is played with.
+    pub fn profile(&self, row: &Row) -> &'static str {
+        self.case(row).map_or(row.profile, |case| case.profile)
+    }
+
+    /// What a row runs where these places are, and whether it is Python.
+    pub fn written(&self, row: &Row, lab: &Lab, places: &Places) -> (String, bool) {
+        let case = self.case(row);
         let text = match (row.text, kind(row, case)) {
             (Some(text), _) => text.to_owned(),
             (None, Kind::Program) => {
@@ -195,11 +210,20 @@ impl World {
             (None, _) => case.map(|case| case.probe.clone()).unwrap_or_default(),
         };
         let text = text + "\n" + row.then;
-        let text = text.replace("$PROBES", &self.session.join("probes").display().to_string());
-        let text = text.replace("$ENGINE", &self.engine().display().to_string());
-        let text = lab.names.replace(&text);
+        let text = text.replace("$PROBES", &places.probes).replace("$ENGINE", &places.engine);
+        let text = lab.names.replace(&text.replace("$WS", &places.workspace));
         // A bare name in Python text is a string.
-        text.replace("USOCK", &format!("{:?}", lab.path("sock/stream").display().to_string()))
+        let text = text.replace("USOCK", &format!("{:?}", lab.path("sock/stream").display().to_string()));
+        (text, kind(row, case) == Kind::Python)
+    }
+
+    /// Where everything is for a run.
+    fn places(&self, lab: &Lab) -> Places {
+        Places {
+            probes: self.session.join("probes").display().to_string(),
+            engine: self.engine().display().to_string(),
+            workspace: lab.workspace().display().to_string(),
+        }
     }
 
     /// What a row is compared with later.
@@ -219,12 +243,13 @@ impl World {
         before: &Before,
         output: &Output,
         outcome: Option<&serde_json::Value>,
-        level: Option<Level>,
+        behind: impl Into<Behind>,
     ) -> Verdict {
+        let Behind { level, in_container } = behind.into();
         let mut breaches = self.breaches(lab, before, output);
         let changes = before.files.changes(&lab.snapshot());
         breaches.extend(forbidden_changes(&changes, row.may_change));
-        let seen = Seen { lab, output, changes: &changes, outcome, level, user: self.account.user };
+        let seen = Seen { lab, output, changes: &changes, outcome, level, in_container, user: self.account.user };
         breaches.extend((row.judge)(&seen));
         Verdict::from_breaches(breaches)
     }
@@ -306,7 +331,8 @@ fn with_power(lab: &Lab, power: Power, argv: &[&str]) -> Command {
     }
 }
 
-fn launch(launch: Launch, lab: &Lab, command: Command) -> Result<Command> {
+/// The command as the row starts it.
+pub fn launch(launch: Launch, lab: &Lab, command: Command) -> Result<Command> {
     Ok(match launch {
         Launch::Plain => command,
         Launch::InheritedDescriptors => {

@@ -4,10 +4,9 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use anyhow::{Context as _, Result, ensure};
-use stockade_testkit::{Engine, EngineKind, User};
+use anyhow::{Result, ensure};
+use stockade_testkit::{Engine, EngineKind, User, small_image};
 
 use crate::kinds::{KINDS, Made};
 
@@ -66,20 +65,4 @@ pub fn socket(session: &Path, kind: EngineKind) -> PathBuf {
 /// The file that says which image it has.
 pub fn image_file(session: &Path, kind: EngineKind) -> PathBuf {
     session.join(format!("{}.image", directory(kind)))
-}
-
-/// A root tree of the distribution's packages, as an archive: that of
-/// `STOCKADE_TEST_IMAGE`, or made here and now.
-fn small_image(session: &Path) -> Result<PathBuf> {
-    if let Some(path) = std::env::var_os("STOCKADE_TEST_IMAGE") {
-        return Ok(path.into());
-    }
-    let path = session.join("image.tar");
-    let cargo = std::env::var_os("CARGO").context("the image is made by `cargo xtask image`, and there is no cargo")?;
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let mut command = Command::new(cargo);
-    command.args(["run", "--quiet", "--package", "xtask", "--", "image", "--small"]).arg(&path).current_dir(root);
-    let output = command.output().context("making the image")?;
-    ensure!(output.status.success(), "the image was not made: {}", String::from_utf8_lossy(&output.stderr));
-    Ok(path)
 }

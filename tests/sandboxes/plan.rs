@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::thread;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use stockade_testkit::suite::{NotRun, play};
-use stockade_testkit::{Account, Command, Output, SLOWNESS, User, run_as, slowness};
+use stockade_testkit::{Account, Command, Output, SLOWNESS, User, processes_at, run_as, slowness};
 use tempfile::TempDir;
 
 use crate::Case;
@@ -168,17 +168,4 @@ fn left_within(top: &Path) -> Vec<String> {
         }
         thread::sleep(Duration::from_millis(20));
     }
-}
-
-/// The processes that have something of this directory among their mounts.
-fn processes_at(top: &Path) -> Vec<String> {
-    let name = top.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| entry.path());
-    let has = |path: &PathBuf| fs::read_to_string(path.join("mountinfo")).is_ok_and(|mounts| mounts.contains(&name));
-    entries.filter(has).map(|path| described(&path)).collect()
-}
-
-fn described(process: &Path) -> String {
-    let words = fs::read(process.join("cmdline")).unwrap_or_default();
-    format!("{} {}", process.display(), String::from_utf8_lossy(&words).replace('\0', " ").trim_end())
 }

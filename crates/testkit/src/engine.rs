@@ -30,13 +30,22 @@ pub enum EngineKind {
 
 /// Starts the engine, waits until whoever started this is gone, and takes everything
 /// away: `$1` is the engine's directory, `$2` its control group, `$3` lists its
-/// containers and removes them; the rest is the engine. Podman's monitors of ended
-/// commands would wait for minutes, and then make its directories anew.
+/// containers and removes them; the rest is the engine. `again` kills that and starts it
+/// anew: what Docker had started besides ended with it, and is not to be looked for where
+/// nobody reaps it. Podman's monitors of ended commands would wait for minutes, and then
+/// make its directories anew.
 const OVERSEER: &str = r#"trap '' INT TERM HUP QUIT
 place=$1 group=$2 clear=$3; shift 3
+cd "$place"
 "$@" </dev/null >"$place/log" 2>&1 &
 engine=$!
-read -r _
+while read -r word && [ "$word" = again ]; do
+    kill -KILL $engine; wait $engine
+    rm -f "$place/pid" "$place/socket" "$place/exec/containerd/containerd.pid"
+    "$@" </dev/null >>"$place/log" 2>&1 &
+    engine=$!
+    : >"$place/again"
+done
 sh -c "$clear" >/dev/null 2>&1
 kill -TERM $engine 2>/dev/null; wait $engine
 pkill -KILL -f "^[^ ]*conmon .*$place" 2>/dev/null
@@ -75,6 +84,22 @@ impl Engine {
         let mut engine = Self { kind, place, overseer };
         engine.wait()?;
         Ok(engine)
+    }
+
+    /// Kills the engine with SIGKILL, and starts it again.
+    ///
+    /// # Errors
+    /// Where it does not answer in time.
+    pub fn kill(&mut self) -> Result<()> {
+        let again = self.place.join("again");
+        let input = self.overseer.stdin.as_mut().context("its overseer is gone")?;
+        input.write_all(b"again\n").context("telling the overseer")?;
+        let give_up = Instant::now() + ANSWERS_WITHIN * slowness();
+        while fs::remove_file(&again).is_err() {
+            ensure!(Instant::now() < give_up, "the engine was not killed");
+            sleep(Duration::from_millis(20));
+        }
+        self.wait()
     }
 
     /// Where it listens.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -148,4 +149,17 @@ fn describe(pid: u32) -> String {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let text = String::from_utf8_lossy(&line).replace('\0', " ");
     format!("{pid} {}", text.trim_end())
+}
+
+/// The processes that have something of this directory among their mounts.
+pub fn processes_at(top: &Path) -> Vec<String> {
+    let name = top.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| entry.path());
+    let has = |path: &PathBuf| fs::read_to_string(path.join("mountinfo")).is_ok_and(|mounts| mounts.contains(&name));
+    entries.filter(has).map(|path| described(&path)).collect()
+}
+
+fn described(process: &Path) -> String {
+    let words = fs::read(process.join("cmdline")).unwrap_or_default();
+    format!("{} {}", process.display(), String::from_utf8_lossy(&words).replace('\0', " ").trim_end())
 }

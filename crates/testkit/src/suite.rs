@@ -69,6 +69,14 @@ pub fn play<T: Display + Send>(tasks: Vec<T>, lanes: usize, start: impl Fn(&T) -
 }
 
 impl Tally {
+    /// Adds what became of others.
+    pub fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed.extend(other.failed);
+        self.declared.extend(other.declared);
+        self.not_run.extend(other.not_run);
+    }
+
     fn record(&mut self, task: String, ended: Ended, text: &str, elapsed: Duration) {
         let ms = elapsed.as_millis();
         match ended {

@@ -12,8 +12,14 @@ super::cases! { "introspection": the_walls_are_those_that_were_committed }
 const PROBE: &str = include_str!("../introspection/probe.py");
 
 /// What was found, by kind; it is the same for every user.
-const COMMITTED: &[(&str, &str)] =
-    &[("native", include_str!("../introspection/native.txt")), ("kept", include_str!("../introspection/native.txt"))];
+const COMMITTED: &[(&str, &str)] = &[
+    ("native", NATIVE),
+    ("kept", NATIVE),
+    ("docker", include_str!("../introspection/docker.txt")),
+    ("docker-runsc", include_str!("../introspection/docker-runsc.txt")),
+    ("podman", include_str!("../introspection/podman.txt")),
+];
+const NATIVE: &str = include_str!("../introspection/native.txt");
 
 fn the_walls_are_those_that_were_committed(bench: &Bench) -> Verdict {
     let names = ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"];

@@ -72,7 +72,7 @@ def answers():
 
 
 SHOWN = {"privileges": privileges, "namespaces": namespaces, "mounts": lambda: sorted(set(mounts())),
-         "devices": lambda: sorted(os.listdir("/dev")), "interfaces": lambda: sorted(name for _, name in __import__("socket").if_nameindex()),
+         "devices": lambda: sorted(os.listdir("/dev")), "interfaces": lambda: sorted(line.split(":")[0].strip() for line in open("/proc/net/dev") if ":" in line),
          "writable": writable, "answers": answers}
 for title, lines in SHOWN.items():
     print(f"{title}:")

@@ -1,0 +1,74 @@
+//! A container engine that is killed outright while its sandboxes work: what each keeps
+//! is there for its next command, and with the last of them nothing is left.
+
+use rustix::process::Signal;
+use stockade_testkit::{Command, Ended, Engine, EngineKind, Output, Running, User, small_image};
+
+use crate::fleet::last;
+use crate::kept::wait_until;
+use crate::world::{World, binary};
+
+const SANDBOXES: usize = 5;
+/// Counts in the sandbox's own file, then aloud: what was heard is there.
+const COUNT: &str = "n=0; while :; do n=$((n+1)); echo $n >> log || exit; echo $n; sleep 0.1; done";
+
+/// The command line at one engine.
+struct At<'a> {
+    world: &'a World,
+    address: String,
+}
+
+impl At<'_> {
+    fn command(&self, arguments: &[&str]) -> Command {
+        let command = self.world.bare(&[&[binary().as_str(), "sandbox"], arguments].concat());
+        command.env("DOCKER_HOST", &self.address).env("CONTAINER_HOST", &self.address)
+    }
+
+    #[track_caller]
+    fn done(&self, arguments: &[&str]) -> Output {
+        let output = self.world.run(&self.command(arguments));
+        assert_eq!(output.ended, Ended::Code(0), "{arguments:?}\n{}", output.text());
+        output
+    }
+}
+
+#[test]
+fn sandboxes_of_a_killed_engine_go_on_around_what_they_keep() {
+    if !User::available().contains(&User::Root) {
+        eprintln!("not run: an engine of the suite's own needs root");
+        return;
+    }
+    let top = tempfile::Builder::new().prefix("stockade-e2e-").tempdir_in("/var/tmp").unwrap();
+    let archive = small_image(top.path()).unwrap();
+    for (kind, backend) in [(EngineKind::Docker, "docker"), (EngineKind::Podman, "podman")] {
+        let mut engine = Engine::start(kind, &top.path().join(backend)).unwrap();
+        let image = engine.import(&archive).unwrap();
+        killed_at_work(&mut engine, &["create", "--backend", backend, "--image", &image]);
+    }
+}
+
+fn killed_at_work(engine: &mut Engine, create: &[&str]) {
+    let world = World::new(User::Root);
+    let at = At { world: &world, address: format!("unix://{}", engine.socket().display()) };
+    let begin = |_| {
+        let id = at.done(create).stdout.trim_end().to_owned();
+        let client = at.command(&["exec", "--mode", "never", &id, "-c", COUNT]);
+        (id, Running::start(&world.account, &client).unwrap())
+    };
+    let fleet: Vec<(String, Running)> = (0..SANDBOXES).map(begin).collect();
+    wait_until("all count", || fleet.iter().all(|(_, client)| last(&client.stdout_so_far()) > 3));
+    engine.kill().unwrap();
+    for (id, client) in fleet {
+        let heard = last(&client.stdout_so_far());
+        let log = at.done(&["exec", "--mode", "never", &id, "-c", "cat log"]).stdout;
+        let said: Vec<u64> = log.lines().map(|line| line.parse().unwrap()).collect();
+        assert_eq!(said, (1..=said.len() as u64).collect::<Vec<_>>(), "{id}");
+        assert!(last(&log) >= heard, "{id} lost what it said");
+        // It ended with the engine, or goes on if that let it.
+        let _ = client.signal(Signal::TERM);
+        assert_ne!(client.finish().unwrap().ended, Ended::Code(0));
+        at.done(&["destroy", &id]);
+    }
+    assert_eq!(engine.command(&["ps", "--all", "--quiet"]).unwrap(), "");
+    assert_eq!(at.done(&["list"]).stdout, "");
+}
