@@ -22,9 +22,8 @@ pub struct Kind {
     pub name: &'static str,
     /// What makes its sandboxes.
     pub made: Made,
-    /// What is judged only where a filter names the kind: the beginning of cases' names,
-    /// and why.
-    pub pending: &'static [(&'static str, &'static str)],
+    /// Why it is judged only where a filter names it.
+    pub pending: Option<&'static str>,
 }
 
 /// What makes sandboxes.
@@ -39,21 +38,18 @@ pub enum Made {
 
 /// All of them.
 pub const KINDS: &[Kind] = &[
-    Kind { name: "native", made: Made::Native, pending: &[] },
-    Kind { name: "kept", made: Made::Kept, pending: &[] },
-    container("docker", EngineKind::Docker, None, CONTAINERS_LACK),
-    container("docker-runsc", EngineKind::Docker, Some("runsc"), &[("", "it does not hold all of it yet")]),
-    container("podman", EngineKind::Podman, None, CONTAINERS_LACK),
+    Kind { name: "native", made: Made::Native, pending: None },
+    Kind { name: "kept", made: Made::Kept, pending: None },
+    container("docker", EngineKind::Docker, None, None),
+    container("docker-runsc", EngineKind::Docker, Some("runsc"), Some("it does not hold all of it yet")),
+    container("podman", EngineKind::Podman, None, None),
 ];
-
-/// What is not judged of containers yet.
-const CONTAINERS_LACK: &[(&str, &str)] = &[("introspection/", "its walls were not committed yet")];
 
 const fn container(
     name: &'static str,
     engine: EngineKind,
     runtime: Option<&'static str>,
-    pending: &'static [(&'static str, &'static str)],
+    pending: Option<&'static str>,
 ) -> Kind {
     Kind { name, made: Made::Container { engine, runtime }, pending }
 }
