@@ -114,6 +114,20 @@ fn why_not(row: &Row, user: User, way: Way) -> Option<String> {
     }
 }
 
+/// Whether a task is played; where it is not, it is told why.
+fn kept(not_here: &mut Vec<NotRun>, task: &Task, why_not: Option<&str>) -> bool {
+    not_here.extend(why_not.map(|why| NotRun { task: task.to_string(), why: why.to_owned() }));
+    why_not.is_none()
+}
+
+/// Why a task is played only where the filter names its way.
+fn pending(task: &Task, filter: &str) -> Option<&'static str> {
+    match task.run {
+        Some((_, Way::Container(kind))) if !filter.contains(kind.name) => kind.pending,
+        _ => None,
+    }
+}
+
 /// Runs what the arguments ask for.
 pub fn run(arguments: &[String]) -> Result<ExitCode> {
     let has = |flag: &str| arguments.iter().any(|a| a == flag);
@@ -140,14 +154,9 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
             NotRun { task: task.to_string(), why }
         }));
     }
+    here.retain(|task| kept(&mut not_here, task, pending(task, &filter)));
     let engines = Engines::start(session.path(), &here)?;
-    here.retain(|task| match engines.missing(task) {
-        Some(why) => {
-            not_here.push(NotRun { task: task.to_string(), why: why.to_owned() });
-            false
-        }
-        None => true,
-    });
+    here.retain(|task| kept(&mut not_here, task, engines.missing(task)));
     let (contained, native): (Vec<Task>, Vec<Task>) = here.into_iter().partition(|task| task.container().is_some());
     let mut tally = play(native, PARALLEL, |task| start_task(task, session.path()));
     tally.add(play(contained, PARALLEL_CONTAINED, |task| start_task(task, session.path())));
