@@ -112,7 +112,8 @@ fn reports_what_holds(desk: &Desk, id: &str, name: &str) {
     for layer in ["container", "container-privileges", "container-files", "landlock", "seccomp", "broker"] {
         assert_eq!(layers[layer]["state"], "enforced", "{layer}: {layers:#}");
     }
-    assert!(layers["limits"]["detail"].as_str().unwrap().contains("memory 512MiB: container"), "{layers:#}");
+    let held = layers["container-limits"]["detail"].as_str().unwrap();
+    assert!(held.contains("memory (bytes) 536870912"), "{layers:#}");
 }
 
 fn takes_and_gives_files(desk: &Desk, id: &str) {
