@@ -96,14 +96,25 @@ class Engine:
         self.process.wait(ENGINE_WITHIN_S)
         self.log.close()
         # Podman's monitors of ended commands wait for minutes, and then make its
-        # directories anew to clean up in them; and it leaves its store mounted on itself.
+        # directories anew to clean up in them; and what they have started already mounts
+        # its store on itself once more.
+        for _ in range(10):
+            if not self.sweep():
+                break
+            time.sleep(0.2)
+
+    def sweep(self):
+        """Ends what Podman left, and says whether anything was there."""
+        found = False
         for process in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError), open(f"/proc/{process}/cmdline", "rb") as file:
                 words = file.read()
-                if words.startswith(b"/usr/bin/conmon") and self.place.encode() in words:
+                if words.startswith((b"/usr/bin/conmon", b"/usr/bin/podman")) and self.place.encode() in words:
                     os.kill(int(process), signal.SIGKILL)
-        subprocess.run(["umount", "--lazy", os.path.join(self.place, "data", "overlay")], stderr=subprocess.DEVNULL,
-                       check=False)
+                    found = True
+        unmounted = subprocess.run(["umount", "--lazy", os.path.join(self.place, "data", "overlay")],
+                                   stderr=subprocess.DEVNULL, check=False)
+        return found or unmounted.returncode == 0
 
 
 def docker(place):

@@ -1,14 +1,15 @@
 //! Real tasks in sandboxes that last, end to end: a repository is cloned, what it
 //! needs is installed through the door, its tests are run, the change is brought
-//! back. Two at once, with the same ports and the same paths, do not meet.
+//! back. Two at once, with the same ports and the same paths, do not meet. By this
+//! machine's own kernel, by Docker, by Docker with gVisor and by Podman.
 
 use std::fs;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail, ensure};
-use stockade_testkit::{Command, Ended, Running, User};
+use anyhow::{Context as _, Result, bail, ensure};
+use stockade_testkit::{Command, Ended, Engine, EngineKind, Running, User};
 
 use crate::lab::Lab;
 use crate::task::Task;
@@ -38,22 +39,69 @@ echo "mended by $1" >> README
 "#;
 
 pub fn tasks() -> Vec<Task> {
-    let two = |user: User| Task::new(format!("errands/{}", user.word()), move |lab| two_at_once(lab, user));
-    User::available().into_iter().map(two).collect()
+    let two = |user: User| {
+        Task::new(format!("errands/{}", user.word()), move |lab| two_at_once(lab, user, &Maker::default()))
+    };
+    let native = User::available().into_iter().map(two);
+    let not_here = (!User::available().contains(&User::Root)).then(|| "the engine is root's".to_owned());
+    let contained = |engine: EngineKind, name: &str| {
+        let play = move |lab: &Lab| in_containers(lab, engine);
+        Task {
+            is_slow: true,
+            needs_image: true,
+            not_here: not_here.clone(),
+            ..Task::new(format!("errands/{name}"), play)
+        }
+    };
+    native.chain([contained(EngineKind::Docker, "docker"), contained(EngineKind::Podman, "podman")]).collect()
+}
+
+/// What makes the sandboxes; this machine's own kernel where nothing is said.
+#[derive(Default)]
+struct Maker {
+    options: Vec<String>,
+    environment: Vec<(&'static str, String)>,
 }
 
 /// One task's sandbox.
 struct Errand<'a> {
     world: &'a World,
+    maker: &'a Maker,
     id: String,
     word: &'static str,
 }
 
-fn two_at_once(lab: &Lab, user: User) -> Result<()> {
+/// The same errands in sandboxes of a container engine, by each runtime that it has.
+fn in_containers(lab: &Lab, kind: EngineKind) -> Result<()> {
+    let directory = tempfile::tempdir_in("/var/tmp")?;
+    let engine = Engine::start(kind, &directory.path().join("engine"))?;
+    let image = engine.import(Path::new(&lab.text("$SHARED/image.tar")))?;
+    let (name, variable) = match kind {
+        EngineKind::Docker => ("docker", "DOCKER_HOST"),
+        EngineKind::Podman => ("podman", "CONTAINER_HOST"),
+    };
+    let runtimes: &[&[&str]] = match kind {
+        EngineKind::Docker => &[&[], &["--runtime", "runsc", "--level", "restricted"]],
+        EngineKind::Podman => &[&[]],
+    };
+    for runtime in runtimes {
+        let options = [&["--backend", name, "--image", image.trim()], *runtime].concat();
+        let maker = Maker {
+            options: options.into_iter().map(str::to_owned).collect(),
+            environment: vec![(variable, format!("unix://{}", engine.socket().display()))],
+        };
+        two_at_once(lab, User::Root, &maker).with_context(|| format!("with {runtime:?}"))?;
+        let left = engine.command(&["ps", "--all", "--quiet"])?;
+        ensure!(left.is_empty(), "containers are left: {left}");
+    }
+    Ok(())
+}
+
+fn two_at_once(lab: &Lab, user: User, maker: &Maker) -> Result<()> {
     let world = World::new(user);
     let mark = lab.mark()?;
-    let errands =
-        ["one", "other"].into_iter().map(|word| Errand::begin(lab, &world, word)).collect::<Result<Vec<_>>>()?;
+    let begin = |word| Errand::begin(lab, &world, maker, word);
+    let errands = ["one", "other"].into_iter().map(begin).collect::<Result<Vec<_>>>()?;
     let running = errands.iter().map(Errand::work).collect::<Result<Vec<_>>>()?;
     for (errand, running) in errands.iter().zip(&running) {
         errand.serves(running)?;
@@ -75,16 +123,18 @@ fn two_at_once(lab: &Lab, user: User) -> Result<()> {
         ensure!(sight.reached(target), "{target} saw nobody: {sight}");
     }
     ensure!(sight.strangers(&all).is_empty(), "reached without a grant: {:?}", sight.strangers(&all));
-    let left = Errand::run(&world, &["list"])?;
+    let left = maker.run(&world, &["list"])?;
     ensure!(left.is_empty(), "left: {left}");
     Ok(())
 }
 
 impl<'a> Errand<'a> {
     /// A sandbox with the clone, and what a machine of the lab would have.
-    fn begin(lab: &Lab, world: &'a World, word: &'static str) -> Result<Self> {
-        let id = Self::run(world, &["create", "--repo", "http://git.test/demo.git"])?.trim().to_owned();
-        let errand = Self { world, id, word };
+    fn begin(lab: &Lab, world: &'a World, maker: &'a Maker, word: &'static str) -> Result<Self> {
+        let mut create = vec!["create", "--repo", "http://git.test/demo.git"];
+        create.extend(maker.options.iter().map(String::as_str));
+        let id = maker.run(world, &create)?.trim().to_owned();
+        let errand = Self { world, maker, id, word };
         for (from, to) in [("$SHARED/pip.whl", "pip.whl"), ("/etc/ssl/certs/ca-certificates.crt", "authority.pem")] {
             errand.sandbox(&["copy", &lab.text(from), &errand.inside(&format!("/home/agent/{to}"))])?;
         }
@@ -97,7 +147,7 @@ impl<'a> Errand<'a> {
         let mut argv = vec![program.as_str(), "sandbox", "exec", "--mode", "never"];
         argv.extend(grants.iter().flat_map(|grant| ["--grant", grant]));
         argv.extend([self.id.as_str(), "--", "bash", "-c", WORK, "work", self.word]);
-        Running::start(&self.world.account, &self.world.bare(&argv).timeout(PATIENCE))
+        Running::start(&self.world.account, &self.maker.command(self.world, &argv))
     }
 
     fn serves(&self, running: &Running) -> Result<()> {
@@ -124,13 +174,19 @@ impl<'a> Errand<'a> {
     }
 
     fn sandbox(&self, arguments: &[&str]) -> Result<String> {
-        Self::run(self.world, arguments)
+        self.maker.run(self.world, arguments)
+    }
+}
+
+impl Maker {
+    fn command(&self, world: &World, argv: &[&str]) -> Command {
+        let command = world.bare(argv).timeout(PATIENCE);
+        self.environment.iter().fold(command, |command, (name, value)| command.env(name, value))
     }
 
-    fn run(world: &World, arguments: &[&str]) -> Result<String> {
+    fn run(&self, world: &World, arguments: &[&str]) -> Result<String> {
         let program = binary();
-        let command: Command = world.bare(&[&[program.as_str(), "sandbox"], arguments].concat()).timeout(PATIENCE);
-        let output = world.run(&command);
+        let output = world.run(&self.command(world, &[&[program.as_str(), "sandbox"], arguments].concat()));
         if output.ended != Ended::Code(0) {
             bail!("{arguments:?}: {:?}\n{}", output.ended, output.text());
         }

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use stockade_testkit::{Account, Command, Ended, Output, User, run_as};
+use stockade_testkit::{Account, Command, Ended, Output, User, run_as, small_image};
 
 use crate::lab::Lab;
 use crate::task::{Task, strongest};
@@ -57,6 +57,12 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let room = furnish()?;
+    if here.iter().any(|task| task.needs_image) {
+        let (made, named) = (small_image(&room.0.join("shared"))?, room.0.join("shared/image.tar"));
+        if made != named {
+            fs::copy(&made, &named).with_context(|| format!("copying {}", made.display()))?;
+        }
+    }
     let lanes = assign(&here);
     let mut numbers = lanes.clone();
     numbers.sort_unstable();

@@ -4,7 +4,8 @@
 //! ```text
 //! cargo test -p stockade-tests --test net -- [FILTER] [--list]
 //! ```
-//! A task is named `CLIENT/STEP`, `ROW/STEP`, `live-NAME/USER` or `errands/USER`; FILTER is a
+//! A task is named `CLIENT/STEP`, `ROW/STEP`, `live-NAME/USER` or
+//! `errands/USER` and `errands/ENGINE`; FILTER is a
 //! part of that. `STOCKADE_BIN` names the program to test.
 //!
 //! The host that Stockade sees here is a mount, network and process namespace

@@ -33,7 +33,8 @@ pub enum EngineKind {
 /// containers and removes them; the rest is the engine. `again` kills that and starts it
 /// anew: what Docker had started besides ended with it, and is not to be looked for where
 /// nobody reaps it. Podman's monitors of ended commands would wait for minutes, and then
-/// make its directories anew.
+/// make its directories anew; what they have started already may mount one of them once
+/// more.
 const OVERSEER: &str = r#"trap '' INT TERM HUP QUIT
 place=$1 group=$2 clear=$3; shift 3
 cd "$place"
@@ -48,10 +49,13 @@ while read -r word && [ "$word" = again ]; do
 done
 sh -c "$clear" >/dev/null 2>&1
 kill -TERM $engine 2>/dev/null; wait $engine
-pkill -KILL -f "^[^ ]*conmon .*$place" 2>/dev/null
-grep -o " $place[^ ]*" /proc/self/mountinfo | sort -r | while read -r mount; do umount -l "$mount"; done 2>/dev/null
 find /sys/fs/cgroup -depth -type d -path "*/$group*" -exec rmdir {} \; 2>/dev/null
-rm -rf "$place"
+for again in 1 2 3 4 5 6 7 8 9 10; do
+    pkill -KILL -f "^[^ ]*(conmon|podman) .*$place" 2>/dev/null
+    grep -o " $place[^ ]*" /proc/self/mountinfo | sort -r | while read -r mount; do umount -l "$mount"; done 2>/dev/null
+    rm -rf "$place" 2>/dev/null && break
+    sleep 0.2
+done
 "#;
 
 /// An engine that runs as root, and ends with its value or with this process.
