@@ -51,12 +51,17 @@ fn a_program_hears_of_ends_of_limits_and_of_what_is_lost() {
         wait_until("its end is not told", || heard_of(&heard, &brief, "ended").is_some());
         assert_eq!(heard_of(&heard, &brief, "ended").as_deref(), Some("its time to live is over"));
         let limited = create(world, &["--limit", "memory=100MiB"]);
-        stockade(world, &["exec", "--mode", "never", &limited, "--", "python3", "-c", "bytearray(300 << 20)"]);
-        assert!(heard_of(&heard, &limited, "limit").is_some_and(|why| why.starts_with("memory: at most 100MiB")));
+        // Written to, and there until somebody looks.
+        let hungry = "import time; many = b'x' * (300 << 20); time.sleep(60)";
+        let ran = stockade(world, &["exec", "--mode", "never", &limited, "--", "python3", "-c", hungry]);
+        let why = heard_of(&heard, &limited, "limit");
+        assert!(why.is_some_and(|why| why.starts_with("memory: at most 100MiB")), "{}", ran.text());
         let lost = create(world, &[]);
         exec(world, &lost, "true");
-        let init = fs::read_to_string(format!("/proc/{0}/task/{0}/children", keeper(world, &lost))).unwrap();
-        init.split_whitespace().for_each(|child| crate::kept::kill(child.parse().unwrap()));
+        let threads = fs::read_dir(format!("/proc/{}/task", keeper(world, &lost))).unwrap().map(Result::unwrap);
+        let children = threads.map(|thread| fs::read_to_string(thread.path().join("children")).unwrap_or_default());
+        let all: Vec<String> = children.collect();
+        all.iter().flat_map(|all| all.split_whitespace()).for_each(|child| crate::kept::kill(child.parse().unwrap()));
         wait_until("what was lost is not told", || heard_of(&heard, &lost, "lost").is_some());
     });
 }
