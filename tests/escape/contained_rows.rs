@@ -1,6 +1,9 @@
 //! Attempts that containers invite: on the program that is mounted into them, and on
 //! what an engine leaves around. Runs stand them as well.
 
+use std::fs;
+use std::path::Path;
+
 use crate::row::Control::Text;
 use crate::row::Power::{Ordinary, Root};
 use crate::row::{ROW, Row};
@@ -48,11 +51,30 @@ pub const ROWS: &[Row] = &[
              (cat /proc/sys/kernel/$f > /proc/sys/kernel/$f) && echo \"WROTE $f\"\ndone 2>/dev/null\n\
              for f in /proc/sysrq-trigger /proc/kcore /dev/mem /dev/kmem /dev/port /dev/kmsg /sys/power/state; do\n\
              (: >> $f) && echo \"WROTE $f\"\n\
-             test -n \"$(head -c 1 $f | tr '\\0' x)\" && echo \"READ $f\"\ndone 2>/dev/null\n\
-             for d in $(ls /sys/block); do head -c 1 /dev/$d > /dev/null && echo \"READ $d\"; done 2>/dev/null; true",
+             test -n \"$(head -c 1 $f | tr '\\0' x)\" && echo \"READ $f\"\ndone 2>/dev/null; true",
         ),
         judge: |s| [s.refuse_line("WROTE"), s.refuse_line("READ")].concat(),
         control: Text(Root, "f=/proc/sys/kernel/core_pattern; cat $f > $f && echo CONTROL-BREACH"),
         ..ROW
     },
+    Row {
+        id: "disks-of-the-host",
+        text: Some(
+            "for d in $(ls /sys/block); do head -c 1 /dev/$d > /dev/null && echo \"READ $d\"; done 2>/dev/null; true",
+        ),
+        judge: |s| s.refuse_line("READ"),
+        full_only: Some("without a mount namespace /dev is the host's, and who may read a disk outside may inside"),
+        control: Text(
+            Root,
+            "for d in $(ls /sys/block); do head -c 1 /dev/$d > /dev/null && echo CONTROL-BREACH; done 2>/dev/null; true",
+        ),
+        control_not_here: without_disks,
+        ..ROW
+    },
 ];
+
+fn without_disks() -> Option<&'static str> {
+    let disks = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let has_node = disks.map(|disk| Path::new("/dev").join(disk.file_name())).any(|node| node.exists());
+    (!has_node).then_some("no disk of this machine has a node in /dev")
+}

@@ -56,6 +56,7 @@ const NOT_WITHIN_GVISOR: &[(&str, &str)] = &[
     ("grant-git-not-hooks", COPIED),
     ("res-cpu-time", UNSEEN),
     ("settings-of-the-kernel", OWN_KERNEL),
+    ("disks-of-the-host", OWN_KERNEL),
     ("works-devices", OLD),
     ("works-read-only", OLD),
     ("works-umask", OLD),

@@ -335,6 +335,7 @@ mod tests {
     use std::net::{IpAddr, Ipv4Addr, TcpListener};
     use std::sync::mpsc::{Receiver, channel};
 
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     use stockade_model::{Environment, ExecRules, Filesystem, Level, Limits, Network, Profile, RequestId, SandboxId};
 
     const PATIENCE: Duration = Duration::from_secs(30);
@@ -480,6 +481,9 @@ mod tests {
 
     #[test]
     fn there_are_so_many_connections_at_most() {
+        // Every end of all of them is in this process, which is more than a user has by default.
+        let files = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files }).unwrap();
         let (port, _heard) = server();
         let target = format!("good.test:{port}");
         let host = host(&[format!("connect {target}")]);
