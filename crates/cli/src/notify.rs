@@ -70,11 +70,11 @@ pub fn breach(denial: &Denial) -> String {
     format!("{}: {}", denial.object.escaped(), denial.rule)
 }
 
-/// Tells of every limit that a command passed.
-pub fn tell_breaches(settings: Option<&NotifySettings>, record: &SandboxRecord, outcome: &Outcome) {
+/// Tells of every limit that a command passed; whom, is asked for where there is one.
+pub fn tell_breaches(whom: impl Fn() -> Option<NotifySettings>, record: &SandboxRecord, outcome: &Outcome) {
     let denials = outcome.attempts.iter().flat_map(|attempt| &attempt.denials);
     for denial in denials.filter(|denial| denial.operation == Operation::Limit) {
-        tell(settings, &Notice::new(NotifyOn::Limit, record, breach(denial)));
+        tell(whom().as_ref(), &Notice::new(NotifyOn::Limit, record, breach(denial)));
     }
 }
 

@@ -45,7 +45,7 @@ pub fn run(lifecycle: &Lifecycle, id: &SandboxId, manner: Manner, subject: Subje
     });
     let record = opened.used.record().clone();
     lifecycle.leave(opened)?;
-    notify::tell_breaches(notified().as_ref(), &record, &outcome);
+    notify::tell_breaches(notified, &record, &outcome);
     let noted = lifecycle.store().note_command(id, record_of(&outcome, text, started_ms));
     noted?;
     Ok(code)

@@ -73,7 +73,10 @@ pub fn keep() -> Ended {
         Failure::new(format!("cannot keep a sandbox: {e}")).hint("`stockade sandbox create` starts what keeps it")
     })?;
     // Nothing of it runs any more: what it kept goes now.
-    over.get().map_or(Ok(()), |(state, notify)| sweep(&told(lifecycle_of(state)?, notify.clone())))?;
+    over.get().map_or(Ok(()), |(state, notify)| {
+        let notify = notify.clone();
+        sweep(&told(lifecycle_of(state)?, move || notify.clone()))
+    })?;
     Ok(exit::SUCCESS)
 }
 

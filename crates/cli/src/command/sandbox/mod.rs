@@ -73,7 +73,7 @@ pub fn sandbox(typed: SandboxCommand) -> Ended {
 
 /// All sandboxes of this user, without those whose time is over.
 fn lifecycle() -> Result<Lifecycle, Failure> {
-    let lifecycle = told(lifecycle_of(&State::open(&places::state_path(&variable)?)?)?, notified());
+    let lifecycle = told(lifecycle_of(&State::open(&places::state_path(&variable)?)?)?, notified);
     sweep(&lifecycle)?;
     Ok(lifecycle)
 }
@@ -87,10 +87,9 @@ fn lifecycle_of(state: &State) -> Result<Lifecycle, Failure> {
     Ok(Lifecycle::new(store, kinds, Arc::new(SystemClock::default())))
 }
 
-/// The same, which tells of ends whoever is to be told.
-fn told(lifecycle: Lifecycle, notify: Option<NotifySettings>) -> Lifecycle {
-    let Some(notify) = notify else { return lifecycle };
-    lifecycle.telling(move |record, why| notify::tell(Some(&notify), &Notice::new(NotifyOn::Ended, record, why)))
+/// The same, which tells of ends whoever is to be told; that is asked for when one has ended.
+fn told(lifecycle: Lifecycle, whom: impl Fn() -> Option<NotifySettings> + Send + Sync + 'static) -> Lifecycle {
+    lifecycle.telling(move |record, why| notify::tell(whom().as_ref(), &Notice::new(NotifyOn::Ended, record, why)))
 }
 
 /// Who is told what becomes of sandboxes: no project says it, so none is read. A
