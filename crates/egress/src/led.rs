@@ -12,10 +12,11 @@ use rustix::io::Errno;
 use stockade_model::Target;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use crate::dial::{DIAL_MAX, DialFailure, Dialled};
 use crate::door::Shared;
+use crate::published::next;
 use crate::relay::break_off;
 use crate::seam::{Lead, Permit, Service, Who};
 
@@ -106,14 +107,7 @@ pub(crate) async fn offer(shared: Arc<Shared>, listener: std::net::TcpListener, 
     listener.set_nonblocking(true)?;
     let listener = TcpListener::from_std(listener)?;
     loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            // Out of descriptors, mostly: the next try may do.
-            Err(_) => {
-                sleep(Duration::from_millis(50)).await;
-                continue;
-            }
-        };
+        let stream = next(&listener).await;
         let Ok(place) = shared.meter.place() else {
             break_off(&stream);
             continue;

@@ -22,19 +22,23 @@ const TAKEN_WITHIN: Duration = Duration::from_secs(10);
 /// Where a program inside may listen, by preference.
 const INSIDE: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
 
+/// Whoever connects next.
+pub(crate) async fn next(listener: &TcpListener) -> TcpStream {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return stream,
+            // Out of descriptors, mostly: the next try may do.
+            Err(_) => sleep(Duration::from_millis(50)).await,
+        }
+    }
+}
+
 /// Leads everybody who connects to `listener` to `port` inside, until the door
 /// is stopped.
 pub(crate) async fn serve(shared: Arc<Shared>, listener: std::net::TcpListener, port: u16) -> io::Result<()> {
     let listener = TcpListener::from_std(listener)?;
     loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            // Out of descriptors, mostly: the next try may do.
-            Err(_) => {
-                sleep(Duration::from_millis(50)).await;
-                continue;
-            }
-        };
+        let stream = next(&listener).await;
         tokio::spawn(lead(Arc::clone(&shared), stream, port));
     }
 }
