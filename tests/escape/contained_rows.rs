@@ -63,7 +63,6 @@ pub const ROWS: &[Row] = &[
             "for d in $(ls /sys/block); do head -c 1 /dev/$d > /dev/null && echo \"READ $d\"; done 2>/dev/null; true",
         ),
         judge: |s| s.refuse_line("READ"),
-        full_only: Some("without a mount namespace /dev is the host's, and who may read a disk outside may inside"),
         control: Text(
             Root,
             "for d in $(ls /sys/block); do head -c 1 /dev/$d > /dev/null && echo CONTROL-BREACH; done 2>/dev/null; true",

@@ -129,7 +129,9 @@ pub const ROWS: &[Row] = &[
             s.lines().filter(|line| !belongs(line)).map(|line| format!("/dev holds {line}")).collect()
         },
         control: Same(Ordinary, "/dev holds"),
-        full_only: Some("without a mount namespace /dev is the host's; Landlock refuses to write its nodes"),
+        full_only: Some(
+            "without a mount namespace the names in /dev are the host's; Landlock refuses to open what they name",
+        ),
         ..ROW
     },
     Row { id: "esc-0048", judge: |s| s.refuse_line("mounted"), control: Same(Ordinary, "mounted"), ..ROW },

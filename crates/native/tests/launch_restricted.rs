@@ -161,19 +161,40 @@ fn what_is_hidden_cannot_be_read_and_its_neighbours_can() {
         fs::write(at("home/.ssh/key"), "secret").unwrap();
         fs::write(at("home/.ssh/shown"), "public\n").unwrap();
         fs::write(at("home/.ssh/deep/more"), "secret").unwrap();
+        fs::create_dir_all(at("home/.ssh/open/closed")).unwrap();
+        fs::write(at("home/.ssh/open/known"), "known\n").unwrap();
+        fs::write(at("home/.ssh/open/closed/key"), "secret").unwrap();
         fs::write(at("home/.token"), "secret").unwrap();
         fs::write(at("home/notes"), "notes\n").unwrap();
         let mut plan = script(
             Restricted,
             ws.path(),
-            "cd home; cat .ssh/key .ssh/deep/more .token; cat .ssh/shown notes; head -c6 /etc/passwd; read x < /proc/self/stat && echo",
+            "cd home; cat .ssh/key .ssh/deep/more .ssh/open/closed/key .token; cat .ssh/shown .ssh/open/known notes; head -c6 /etc/passwd; read x < /proc/self/stat && echo",
         );
         plan.profile.filesystem.write.clear();
-        plan.profile.filesystem.hide = ["home/.ssh", "home/.token"].map(|n| RawText::from(at(n))).to_vec();
-        plan.profile.filesystem.reveal = vec![RawText::from(at("home/.ssh/shown"))];
+        plan.profile.filesystem.hide =
+            ["home/.ssh", "home/.ssh/open/closed", "home/.token"].map(|n| RawText::from(at(n))).to_vec();
+        plan.profile.filesystem.reveal = ["home/.ssh/shown", "home/.ssh/open"].map(|n| RawText::from(at(n))).to_vec();
         let ran = run(&plan);
-        assert_eq!(ran.stdout, "public\nnotes\nroot:x\n", "{ran:?}");
-        assert_eq!(ran.stderr.matches("Permission denied").count(), 3, "{ran:?}");
+        assert_eq!(ran.stdout, "public\nknown\nnotes\nroot:x\n", "{ran:?}");
+        assert_eq!(ran.stderr.matches("Permission denied").count(), 4, "{ran:?}");
+    });
+}
+
+#[test]
+fn of_the_devices_the_usual_ones_are_there() {
+    in_each_role("of_the_devices_the_usual_ones_are_there", || {
+        let ws = workspace();
+        // What the user may open outside. Looking does not: some of them act when they are opened.
+        let others: Vec<PathBuf> = ["/dev/kmsg", "/dev/fuse", "/dev/kvm", "/dev/loop0", "/dev/zram0", "/dev/vda"]
+            .map(PathBuf::from)
+            .into_iter()
+            .filter(|node| fs::File::open(node).is_ok())
+            .collect();
+        let opening = |node: &PathBuf| format!("if true < {}; then echo opened; fi; ", node.display());
+        let usual = "head -c 1 /dev/zero | wc -c; head -c 1 /dev/urandom | wc -c; cat /dev/null; echo said > /dev/null";
+        let text = others.iter().map(opening).collect::<String>() + usual;
+        assert_eq!(run(&script(Restricted, ws.path(), &text)).stdout, "1\n1\n", "{others:?}");
     });
 }
 

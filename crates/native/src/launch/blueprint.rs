@@ -24,7 +24,7 @@ use super::layout::{
 };
 use super::outfit::{NamedFile, Outfit};
 use super::presence::Presence;
-use super::restricted::{PrivateDirectory, allow_reads};
+use super::restricted::{DEVICES, OPEN_DIRECTORIES, PrivateDirectory, Reads};
 use super::step::{ScratchEntry, Step, TempSize};
 
 /// A tree that only the run sees.
@@ -360,7 +360,12 @@ pub(super) fn first_steps(mapped_by_caller: bool) -> Result<[Step; FIRST_STEPS],
 fn restricted(plan: &Plan, abi: u32, outfit: &Outfit) -> Result<Parts, LaunchError> {
     let files = &plan.profile.filesystem;
     let mut presence = Presence::default();
-    let hidden: Vec<PathBuf> = files.hide.iter().filter_map(|path| existing(path, &mut presence)).collect();
+    let mut hidden: Vec<PathBuf> = files.hide.iter().filter_map(|path| existing(path, &mut presence)).collect();
+    let uncovered = files.hide.len() - hidden.len();
+    // Nobody's files keep root from the disks. Walls around have few devices of their own.
+    if !outfit.is_within_walls() {
+        hidden.push(PathBuf::from("/dev"));
+    }
     let reads = if hidden.is_empty() { 0 } else { access::READ_FILE };
     // The broker connects on behalf; by itself the command reaches nobody.
     let ports = match (abi >= 4, outfit.own_network) {
@@ -373,11 +378,9 @@ fn restricted(plan: &Plan, abi: u32, outfit: &Outfit) -> Result<Parts, LaunchErr
     let scoped = if abi >= 6 { scope::SIGNAL | abstract_names } else { 0 };
     let handled = access::changing(abi) | reads;
     let ruleset = Ruleset::new(abi, handled, ports, scoped).map_err(LaunchError::Landlock)?;
-    for device in ["null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts"] {
-        let path = Path::new("/dev").join(device);
-        if path.exists() {
-            allow(&ruleset, &path, access::WRITE_FILE | access::TRUNCATE | access::IOCTL_DEV)?;
-        }
+    let devices: Vec<PathBuf> = DEVICES.iter().map(PathBuf::from).filter(|path| path.exists()).collect();
+    for device in &devices {
+        allow(&ruleset, device, access::WRITE_FILE | access::TRUNCATE | access::IOCTL_DEV)?;
     }
     let mut missing = Vec::new();
     for path in files.write.iter().map(|p| p.as_path()) {
@@ -391,9 +394,9 @@ fn restricted(plan: &Plan, abi: u32, outfit: &Outfit) -> Result<Parts, LaunchErr
         }
     }
     if reads != 0 {
-        let shown: Vec<PathBuf> =
-            files.reveal.iter().chain(&files.write).filter_map(|p| p.as_path().canonicalize().ok()).collect();
-        allow_reads(&ruleset, &hidden, &shown)?;
+        let agreed = files.reveal.iter().chain(&files.write).filter_map(|p| p.as_path().canonicalize().ok());
+        let shown: Vec<PathBuf> = agreed.chain(devices).chain(OPEN_DIRECTORIES.iter().map(PathBuf::from)).collect();
+        Reads { hidden: &hidden, shown: &shown }.allow(&ruleset)?;
     }
     let Private { directory, mut steps, trees } = Private::of(outfit, &ruleset, access::changing(abi) | reads)?;
     steps.extend([Step::KeyRing, Step::AdoptOrphans]);
@@ -409,7 +412,7 @@ fn restricted(plan: &Plan, abi: u32, outfit: &Outfit) -> Result<Parts, LaunchErr
         private_trees: trees,
         hidden: Vec::new(),
         missing,
-        uncovered: files.hide.len() - hidden.len(),
+        uncovered,
         private_directory: directory,
         mapped_by_caller: false,
     })

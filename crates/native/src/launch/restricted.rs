@@ -1,13 +1,20 @@
 //! Level restricted: no view of one's own, so a private directory on the host
 //! and reading by allow-list where something is to be hidden.
 
-use std::collections::BTreeSet;
+use std::fs::DirEntry;
 use std::path::{Path, PathBuf};
 
 use stockade_sys::landlock::{Ruleset, access};
 
 use super::blueprint::allow;
 use super::error::LaunchError;
+
+/// What of the host's `/dev` is a run's: the devices that level full has.
+pub(super) const DEVICES: &[&str] =
+    &["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/ptmx", "/dev/pts"];
+
+/// What holds files within `/dev`, and no devices: read as `/tmp` is.
+pub(super) const OPEN_DIRECTORIES: &[&str] = &["/dev/shm", "/dev/mqueue"];
 
 /// Most entries looked at while the readable rest is listed.
 const MAX_ENTRIES: usize = 100_000;
@@ -44,40 +51,61 @@ impl Drop for PrivateDirectory {
     }
 }
 
-/// Allows reading everywhere but in `hidden`, except for what of it is `shown`:
-/// Landlock knows no exceptions, so every sibling on the way is allowed by
-/// itself. What is made later directly in a directory on the way stays
-/// unreadable.
-pub(super) fn allow_reads(ruleset: &Ruleset, hidden: &[PathBuf], shown: &[PathBuf]) -> Result<(), LaunchError> {
-    let hidden: Vec<&PathBuf> =
-        hidden.iter().filter(|h| !shown.iter().any(|s| h.starts_with(s) && !is_strictly_within(h, s))).collect();
-    let mut on_the_way: BTreeSet<PathBuf> = BTreeSet::new();
-    for path in &hidden {
-        on_the_way.extend(path.ancestors().skip(1).map(Path::to_owned));
+/// Reading by allow-list. Landlock knows no exceptions, so where something is
+/// hidden beneath a directory every entry of it is allowed by itself. What is made
+/// later directly in such a directory stays unreadable.
+pub(super) struct Reads<'a> {
+    /// Trees not to be read.
+    pub(super) hidden: &'a [PathBuf],
+    /// Trees to be read, within those or not: the deepest path decides, and of the
+    /// same path this one.
+    pub(super) shown: &'a [PathBuf],
+}
+
+impl Reads<'_> {
+    /// Allows them.
+    pub(super) fn allow(&self, ruleset: &Ruleset) -> Result<(), LaunchError> {
+        self.allow_beneath(ruleset, Path::new("/"), &mut { MAX_ENTRIES })
     }
-    let mut budget = MAX_ENTRIES;
-    for directory in &on_the_way {
-        if hidden.iter().any(|h| directory.starts_with(h)) {
-            continue;
-        }
-        // A directory that cannot be listed cannot be allowed: it stays unread.
-        let Ok(entries) = directory.read_dir() else { continue };
-        for entry in entries.flatten() {
-            budget = budget.checked_sub(1).ok_or_else(|| LaunchError::Path {
-                path: directory.clone(),
-                why: format!("more than {MAX_ENTRIES} entries stand beside hidden paths"),
-            })?;
-            let path = entry.path();
-            let is_link = entry.file_type().map_or(true, |t| t.is_symlink());
-            if !is_link && !on_the_way.contains(&path) && !hidden.contains(&&path) {
-                allow_one(ruleset, &path)?;
+
+    fn allow_beneath(&self, ruleset: &Ruleset, path: &Path, budget: &mut usize) -> Result<(), LaunchError> {
+        *budget = budget.checked_sub(1).ok_or_else(|| LaunchError::Path {
+            path: path.to_owned(),
+            why: format!("more than {MAX_ENTRIES} entries stand beside hidden paths"),
+        })?;
+        match (self.is_shown(path), self.is_whole(path)) {
+            (true, true) => allow_one(ruleset, path),
+            (false, true) => Ok(()),
+            (true, false) => {
+                // A directory that cannot be listed cannot be allowed: it stays unread.
+                let Ok(entries) = path.read_dir() else { return Ok(()) };
+                let is_link = |entry: &DirEntry| entry.file_type().map_or(true, |t| t.is_symlink());
+                entries
+                    .flatten()
+                    .filter(|entry| !is_link(entry))
+                    .try_for_each(|entry| self.allow_beneath(ruleset, &entry.path(), budget))
             }
+            (false, false) => self
+                .shown
+                .iter()
+                .filter(|shown| is_strictly_within(shown, path))
+                .try_for_each(|shown| self.allow_beneath(ruleset, shown, budget)),
         }
     }
-    for path in shown.iter().filter(|s| hidden.iter().any(|h| is_strictly_within(s, h))) {
-        allow_one(ruleset, path)?;
+
+    /// Whether what holds for `path` holds for all of it.
+    fn is_whole(&self, path: &Path) -> bool {
+        let is_shown = self.is_shown(path);
+        let others = if is_shown { self.hidden } else { self.shown };
+        !others.iter().any(|other| is_strictly_within(other, path) && self.is_shown(other) != is_shown)
     }
-    if hidden.is_empty() { allow(ruleset, Path::new("/"), access::READ_FILE) } else { Ok(()) }
+
+    fn is_shown(&self, path: &Path) -> bool {
+        let depth = |trees: &[PathBuf]| {
+            trees.iter().filter(|tree| path.starts_with(tree)).map(|tree| tree.components().count()).max()
+        };
+        depth(self.shown) >= depth(self.hidden)
+    }
 }
 
 fn is_strictly_within(path: &Path, outer: &Path) -> bool {
@@ -89,5 +117,40 @@ fn allow_one(ruleset: &Ruleset, path: &Path) -> Result<(), LaunchError> {
     match allow(ruleset, path, access::READ_FILE) {
         Err(LaunchError::Path { .. }) => Ok(()),
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn paths(text: &[&str]) -> Vec<PathBuf> {
+        text.iter().map(PathBuf::from).collect()
+    }
+
+    #[test]
+    fn the_deepest_path_decides_and_a_directory_is_split_only_where_it_must() {
+        let hidden = paths(&["/dev", "/h/.ssh", "/h/.ssh/open/closed", "/h/agreed"]);
+        let shown = paths(&["/dev/null", "/h/.ssh/open", "/h/agreed", "/h/work", "/h/work/.git"]);
+        let reads = Reads { hidden: &hidden, shown: &shown };
+        for (path, is_shown, is_whole) in [
+            ("/", true, false),
+            ("/etc", true, true),
+            ("/dev", false, false),
+            ("/dev/null", true, true),
+            ("/dev/sda", false, true),
+            ("/h", true, false),
+            ("/h/.ssh", false, false),
+            ("/h/.ssh/key", false, true),
+            ("/h/.ssh/open", true, false),
+            ("/h/.ssh/open/closed", false, true),
+            ("/h/.ssh/open/known", true, true),
+            ("/h/agreed", true, true),
+            // What is made in it later is read, though one within it is named as well.
+            ("/h/work", true, true),
+        ] {
+            let path = Path::new(path);
+            assert_eq!((reads.is_shown(path), reads.is_whole(path)), (is_shown, is_whole), "{}", path.display());
+        }
     }
 }
