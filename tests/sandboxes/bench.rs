@@ -456,6 +456,14 @@ impl Going {
         self.answer(question, HeldAnswer::Granted(question.denial.grant.iter().cloned().collect()));
     }
 
+    /// Lets go of it, and gives its end.
+    #[track_caller]
+    pub fn let_go(self) -> AttemptEnd {
+        drop(self.attempt);
+        let is_end = |event| if let AttemptEvent::Ended(end) = event { Some(end) } else { None };
+        self.events.into_iter().find_map(is_end).expect("whoever is let go of ends")
+    }
+
     #[track_caller]
     pub fn end(mut self) -> Ran {
         loop {

@@ -148,9 +148,10 @@ impl Streams {
         Ok(())
     }
 
-    /// Nothing more is taken at the other end.
-    pub(crate) fn close(&self) {
+    /// Nothing more is taken at the other end, and nothing more comes from there.
+    pub(crate) fn close(&mut self) {
         self.outgoing.iter().flatten().for_each(|window| window.close());
+        self.incoming = Default::default();
     }
 
     fn window(&self, stream: Stream) -> Result<&Window, FrameError> {

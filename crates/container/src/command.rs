@@ -19,12 +19,13 @@ use stockade_engine::{
 use stockade_model::{
     Denial, Egress, EnforcementReport, Grant, LayerReport, LayerState, Level, Plan, Profile, SandboxId,
 };
+use tokio::sync::watch;
 
 use crate::carry::{Until, ending};
 use crate::client::{ANSWERS_WITHIN, CallError, Client};
 use crate::frames::{Frame, MESSAGE_BYTES, Size, Stream};
 use crate::inside::{InsideOrder, Probed};
-use crate::line::{Exec, FrameLine, all_said};
+use crate::line::{Exec, Fate, FrameLine, all_said};
 use crate::outside::Outside;
 use crate::spec::LAUNCHER;
 use crate::{Kind, limits};
@@ -52,6 +53,8 @@ pub(crate) struct CommandBackend {
     pub(crate) has_walls: bool,
     /// Looks names up outside; that of the system where there is none.
     pub(crate) resolver: Option<Arc<dyn Resolve>>,
+    /// True once its container has ended.
+    pub(crate) gone: watch::Sender<bool>,
 }
 
 impl std::fmt::Debug for CommandBackend {
@@ -171,20 +174,34 @@ impl CommandBackend {
     }
 
     fn start(&self, message_bytes: usize) -> Result<FrameLine, StartError> {
-        FrameLine::start(&self.client, self.exec("serve"), message_bytes).map_err(|error| self.unstarted(&error))
+        let fate = Fate { gone: self.gone.subscribe(), has_walls: self.has_walls };
+        let line = FrameLine::start(&self.client, self.exec("serve"), message_bytes, fate);
+        line.map_err(|error| self.unstarted(&error))
     }
 
     /// Why nothing can be started in it: each engine has its own words for that.
     fn unstarted(&self, error: &CallError) -> StartError {
-        let of = |what, hint: Option<&str>| StartError { what, hint: hint.map(str::to_owned) };
         match self.condition() {
-            Condition::Gone => of(format!("the sandbox {} is gone", self.sandbox), None),
-            Condition::Paused => {
-                let what = format!("the sandbox {} is paused: a command would not go on in it", self.sandbox);
-                of(what, Some("let it go on first"))
-            }
+            Condition::Gone => self.gone(),
+            Condition::Paused => StartError {
+                what: format!("the sandbox {} is paused: a command would not go on in it", self.sandbox),
+                hint: Some("let it go on first".to_owned()),
+            },
             Condition::Goes => error.to_start_error("start a command in the container"),
         }
+    }
+
+    /// Why the walls of a command do not stand: an engine may start a launcher where its
+    /// container has ended, and tell of that in its place.
+    fn unprepared(&self, error: StartError, complaint: &str) -> StartError {
+        match self.condition() {
+            Condition::Gone => self.gone(),
+            Condition::Paused | Condition::Goes => with_complaint(error, complaint),
+        }
+    }
+
+    fn gone(&self) -> StartError {
+        StartError { what: format!("the sandbox {} is gone", self.sandbox), hint: None }
     }
 }
 
@@ -284,7 +301,7 @@ impl Backend for CommandBackend {
         line.send(&InsideOrder { order, size }).map_err(|error| unready(&error))?;
         line.keep(Carried::begin(*io, size, &line).map_err(|error| unready(&error))?);
         let way: Arc<FrameLine> = Arc::clone(&line);
-        let remote = RemoteAttempt::begin(way, events).map_err(|error| with_complaint(error, &line.complaint()))?;
+        let remote = RemoteAttempt::begin(way, events).map_err(|error| self.unprepared(error, &line.complaint()))?;
         let mut enforced = self.enforced.clone();
         enforced.level = plan.level;
         enforced.layers.extend(remote.enforced().layers.clone());

@@ -22,6 +22,7 @@ mod frames;
 pub mod fuzzing;
 mod images;
 pub mod inside;
+mod launcher;
 mod limits;
 mod line;
 mod outside;

@@ -16,15 +16,17 @@ use bollard::errors::Error;
 use bollard::exec::{CreateExecOptions, StartExecOptions, StartExecResults};
 use futures_util::{Stream, StreamExt};
 use serde::de::DeserializeOwned;
-use stockade_engine::AttemptEvent;
 use stockade_engine::remote::{self, Told};
+use stockade_engine::{AttemptEnd, AttemptEvent, CommandEnd};
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use crate::carry::Streams;
 use crate::client::{ANSWERS_WITHIN, CallError, Client};
 use crate::frames::{Decoder, Frame, FrameError};
+use crate::launcher::Launcher;
 use crate::outside::Outside;
 use crate::passages::Post;
 
@@ -38,6 +40,9 @@ const MESSAGES_MAX: usize = 16;
 const COMPLAINT_BYTES: usize = 2048;
 /// How long the caller's streams may take what a command wrote that was killed.
 const TAKEN_WITHIN: Duration = Duration::from_secs(2);
+/// How long what was written may still come when the container has ended: not every
+/// engine ends the streams of an exec with it.
+const COMES_WITHIN: Duration = Duration::from_secs(2);
 
 /// One command's.
 pub(crate) struct FrameLine {
@@ -55,6 +60,9 @@ pub(crate) struct FrameLine {
     killed: AtomicBool,
     /// Let go at the end of the command.
     kept: Mutex<Option<Box<dyn std::any::Any + Send>>>,
+    launcher: Launcher,
+    /// Whether the sandbox of the command stands, and its end was not told.
+    stands: AtomicBool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -68,10 +76,19 @@ pub(crate) struct Exec {
     pub(crate) command: Vec<String>,
 }
 
+/// What becomes of a container.
+pub(crate) struct Fate {
+    /// True once it has ended.
+    pub(crate) gone: watch::Receiver<bool>,
+    /// Whether a command in it ends with its launcher, whatever ended that.
+    pub(crate) has_walls: bool,
+}
+
 type Output = Pin<Box<dyn Stream<Item = Result<LogOutput, Error>> + Send>>;
 type Input = Pin<Box<dyn AsyncWrite + Send>>;
 
-async fn attach(docker: Docker, exec: Exec) -> Result<(Output, Input), Error> {
+/// Starts a launcher; what the engine calls it, and its streams.
+async fn attach(docker: Docker, exec: Exec) -> Result<(String, Output, Input), Error> {
     let options = CreateExecOptions {
         attach_stdin: Some(true),
         attach_stdout: Some(true),
@@ -83,7 +100,7 @@ async fn attach(docker: Docker, exec: Exec) -> Result<(Output, Input), Error> {
     };
     let made = docker.create_exec(&exec.container, options).await?;
     match docker.start_exec(&made.id, Some(StartExecOptions::default())).await? {
-        StartExecResults::Attached { output, input } => Ok((output, input)),
+        StartExecResults::Attached { output, input } => Ok((made.id, output, input)),
         StartExecResults::Detached => Err(io::Error::other("it was started without its streams").into()),
     }
 }
@@ -97,7 +114,7 @@ pub(crate) struct Said {
 /// Starts a launcher and hears it to its end, within the time of a call.
 pub(crate) fn all_said(client: &Client, exec: Exec) -> Result<Said, CallError> {
     client.call(ANSWERS_WITHIN, |docker| async move {
-        let (mut output, _input) = attach(docker, exec).await?;
+        let (_, mut output, _input) = attach(docker, exec).await?;
         let (mut said, mut complaint) = (Vec::new(), Vec::new());
         while let Some(piece) = output.next().await {
             match piece? {
@@ -118,8 +135,10 @@ fn keep_some(kept: &mut Vec<u8>, text: &[u8]) {
 
 impl FrameLine {
     /// Starts a launcher whose messages are no longer than so many bytes.
-    pub(crate) fn start(client: &Client, exec: Exec, message_bytes: usize) -> Result<Self, CallError> {
-        let (output, input) = client.call(ANSWERS_WITHIN, |docker| attach(docker, exec))?;
+    pub(crate) fn start(client: &Client, exec: Exec, message_bytes: usize, fate: Fate) -> Result<Self, CallError> {
+        let container = exec.container.clone();
+        let (id, output, input) = client.call(ANSWERS_WITHIN, |docker| attach(docker, exec))?;
+        let launcher = Launcher { client: client.clone(), container, exec: id, has_walls: fate.has_walls };
         let (sender, queue) = channel(FRAMES_MAX);
         let (messages_in, messages) = channel(MESSAGES_MAX);
         let streams = Arc::<Mutex<Streams>>::default();
@@ -133,7 +152,7 @@ impl FrameLine {
             messages: messages_in,
             decoder: Decoder::new(message_bytes),
         };
-        let tasks = [client.spawn(send(queue, piece_queue, input)), client.spawn(incoming.receive(output))];
+        let tasks = [client.spawn(send(queue, piece_queue, input)), client.spawn(incoming.receive(output, fate.gone))];
         Ok(Self {
             sender: Arc::new(Mutex::new(Some(sender))),
             pieces,
@@ -145,6 +164,8 @@ impl FrameLine {
             outputs: Mutex::default(),
             killed: AtomicBool::new(false),
             kept: Mutex::default(),
+            launcher,
+            stands: AtomicBool::new(false),
         })
     }
 
@@ -216,6 +237,21 @@ impl FrameLine {
         Ok(message.map(|message| serde_json::from_slice(&message)).transpose()?)
     }
 
+    /// The end of a command whose launcher told none.
+    fn lost(&self) -> Told {
+        let why = self.launcher.bury();
+        lock(&self.streams).close();
+        self.killed.store(true, Ordering::Release);
+        self.end_streams();
+        Told::Event(AttemptEvent::Ended(AttemptEnd::bare(CommandEnd::Lost(why))))
+    }
+
+    fn end_streams(&self) {
+        self.wait_for_streams();
+        drop(lock(&self.kept).take());
+        self.close_outside();
+    }
+
     /// Until all that the command wrote has been taken by the caller's streams, or it
     /// was killed and they take nothing.
     fn wait_for_streams(&self) {
@@ -242,12 +278,17 @@ impl remote::Line for FrameLine {
         let told = self.receive::<Told>();
         match &told {
             Ok(Some(Told::Event(AttemptEvent::Ended(_)))) => {
-                self.wait_for_streams();
-                drop(lock(&self.kept).take());
-                self.close_outside();
+                self.stands.store(false, Ordering::Release);
+                self.end_streams();
             }
+            Ok(Some(Told::Prepared(Ok(_)))) => self.stands.store(true, Ordering::Release),
             Ok(Some(_)) => {}
-            Ok(None) | Err(_) => self.close_outside(),
+            Ok(None) | Err(_) => {
+                self.close_outside();
+                if self.stands.swap(false, Ordering::AcqRel) {
+                    return Ok(Some(self.lost()));
+                }
+            }
         }
         told
     }
@@ -271,6 +312,15 @@ impl Drop for FrameLine {
         lock(&self.streams).close();
         self.close_outside();
     }
+}
+
+/// When it is too late for anything of a container that ends; never, where nobody looks
+/// at it any more.
+async fn too_late(mut gone: watch::Receiver<bool>) {
+    if gone.wait_for(|gone| *gone).await.is_ok() {
+        return tokio::time::sleep(COMES_WITHIN).await;
+    }
+    std::future::pending().await
 }
 
 /// Sends what there is, connections after all else.
@@ -299,8 +349,14 @@ struct Incoming {
 }
 
 impl Incoming {
-    async fn receive(mut self, mut output: Output) {
-        while let Some(Ok(piece)) = output.next().await {
+    async fn receive(mut self, mut output: Output, gone: watch::Receiver<bool>) {
+        let mut too_late = std::pin::pin!(too_late(gone));
+        loop {
+            let piece = tokio::select! {
+                piece = output.next() => piece,
+                () = &mut too_late => None,
+            };
+            let Some(Ok(piece)) = piece else { break };
             match piece {
                 LogOutput::StdErr { message } => self.complain(&message),
                 LogOutput::StdOut { message } | LogOutput::Console { message } => {

@@ -13,6 +13,7 @@ use bollard::query_parameters::{CreateContainerOptionsBuilder, ListContainersOpt
 use stockade_egress::Resolve;
 use stockade_engine::{Capabilities, Sandbox, SandboxError, SandboxEvents, SandboxPlan, Sandboxes, StartError, System};
 use stockade_model::{Background, EnforcementReport, ImageDigest, Level, RuntimeName, SandboxId};
+use tokio::sync::watch;
 
 use crate::client::{ANSWERS_WITHIN, CallError, Client, MAKES_WITHIN};
 use crate::command::CommandBackend;
@@ -201,6 +202,7 @@ impl ContainerSandboxes {
             profile: plan.profile.clone(),
             has_walls: true,
             resolver: self.resolver.clone(),
+            gone: watch::Sender::new(false),
         }
     }
 

@@ -19,6 +19,7 @@ use stockade_engine::{
 use stockade_model::{EnforcementReport, SandboxId, Usage};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use crate::client::{CallError, MAKES_WITHIN};
@@ -47,8 +48,14 @@ pub(crate) async fn remove_container(docker: &Docker, container: &str) -> Result
     }
 }
 
-/// Tells when a container ends that nobody destroyed.
-async fn watch(docker: Docker, container: String, events: SandboxEvents, ended: Arc<AtomicBool>) {
+/// Sees the end of a container: whoever is in it is told, and everybody where nobody
+/// destroyed it.
+async fn watch(
+    docker: Docker,
+    container: String,
+    (events, ended): (SandboxEvents, Arc<AtomicBool>),
+    gone: watch::Sender<bool>,
+) {
     loop {
         // Its first answer, or that the engine broke off: then it is looked at.
         let _ = docker.wait_container(&container, None).next().await;
@@ -57,6 +64,9 @@ async fn watch(docker: Docker, container: String, events: SandboxEvents, ended: 
             Err(bollard::errors::Error::DockerResponseServerError { status_code: 404, .. }) => false,
             Err(_) => true,
         };
+        if !runs {
+            gone.send_replace(true);
+        }
         if ended.load(Ordering::Acquire) {
             return;
         }
@@ -88,7 +98,9 @@ impl ContainerSandbox {
         events: SandboxEvents,
     ) -> Self {
         let ended = Arc::<AtomicBool>::default();
-        let watch = watch(backend.client.docker(), backend.container.clone(), events, Arc::clone(&ended));
+        let container = backend.container.clone();
+        let telling = (events, Arc::clone(&ended));
+        let watch = watch(backend.client.docker(), container, telling, backend.gone.clone());
         Self {
             id: plan.id.clone(),
             workspace: plan.workspace.clone(),

@@ -197,6 +197,8 @@ impl Drop for RemoteAttempt {
         self.line.fall_silent();
         if self.over.recv_timeout(ENDS_WITHIN) == Err(RecvTimeoutError::Timeout) {
             self.line.hang_up();
+            // What hears it may have to see to the end of what does not answer.
+            let _ = self.over.recv_timeout(ENDS_WITHIN);
         }
     }
 }

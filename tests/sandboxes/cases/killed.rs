@@ -7,13 +7,15 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use stockade_engine::SandboxError;
-use stockade_model::SandboxId;
+use stockade_engine::{CommandEnd, SandboxError, SandboxEvent};
+use stockade_model::{Background, SandboxId};
 
-use crate::Verdict;
-use crate::bench::{Bench, Declared, Place};
+use crate::bench::{Bench, CAPTURE, Declared, Place, inside, patience};
+use crate::{Verdict, sleepers};
 
-super::cases! { "killed": fifty_are_found_again_or_gone_at_an_early_moment, fifty_are_found_again_or_gone_when_all_work }
+super::cases! { "killed": fifty_are_found_again_or_gone_at_an_early_moment, fifty_are_found_again_or_gone_when_all_work,
+who_kills_the_first_process_is_told_of, who_kills_what_started_them_is_told_of, who_kills_all_is_told_of,
+who_stops_what_started_them_can_be_killed }
 
 const FIFTY: usize = 50;
 /// Says what it has said so far, line by line, in its workspace.
@@ -92,6 +94,64 @@ fn fifty_are_found_again_or_gone_at_an_early_moment(bench: &Bench) -> Verdict {
 
 fn fifty_are_found_again_or_gone_when_all_work(bench: &Bench) -> Verdict {
     check(bench, FIFTY)
+}
+
+/// Whatever a command does to what serves it, its end is told, and with that nothing of
+/// it goes on: its sandbox can be used, or is told as lost.
+fn is_told(bench: &Bench, attack: &str) -> Verdict {
+    let place = bench.place();
+    let left = format!("sleep {}", sleepers::mark(1));
+    let attack = format!("(setsid {left} &); {attack}; echo $? > done; sleep 1; exit 7");
+    let end = place.start(&attack).end().end.end;
+    is_over(bench, &place, &end, &left);
+    Ok(())
+}
+
+/// The same of one that nobody but who kills it can bring to an end.
+fn is_over_when_killed(bench: &Bench, attack: &str) -> Verdict {
+    let place = bench.place();
+    let left = format!("sleep {}", sleepers::mark(1));
+    let going = place.start(&format!("(setsid {left} &); echo > there; {attack}; exec sleep 1000"));
+    place.wait_for("there");
+    going.attempt.kill();
+    let end = going.let_go().end;
+    is_over(bench, &place, &end, &left);
+    Ok(())
+}
+
+fn is_over(bench: &Bench, place: &Place, end: &CommandEnd, left: &str) {
+    let is_lost = matches!(end, CommandEnd::Lost(_));
+    assert!(is_lost || matches!(end, CommandEnd::Exited(7) | CommandEnd::Signaled(9)), "{end:?}");
+    match place.try_begin(&inside("echo; cat /proc/[0-9]*/cmdline | tr '\\0' ' '"), CAPTURE, false) {
+        Ok(listing) => {
+            let listed = listing.end().ok();
+            let may_be_left = place.plan.background == Background::Keep;
+            assert!(listed.contains("cmdline") && (may_be_left || !listed.contains(left)), "{end:?}: {listed}");
+        }
+        Err(_) => {
+            assert!(is_lost, "{end:?}");
+            assert!(matches!(place.told.recv_timeout(patience()), Ok(SandboxEvent::Lost(_))), "{end:?}");
+            let adopted = bench.adopt(place.plan.clone());
+            assert!(matches!(adopted, Err(SandboxError::Gone(_))), "{end:?}: {:?}", adopted.err());
+        }
+    }
+    place.sandbox().destroy().unwrap();
+}
+
+fn who_kills_the_first_process_is_told_of(bench: &Bench) -> Verdict {
+    is_told(bench, "kill -KILL 1")
+}
+
+fn who_kills_what_started_them_is_told_of(bench: &Bench) -> Verdict {
+    is_told(bench, "kill -KILL $PPID")
+}
+
+fn who_kills_all_is_told_of(bench: &Bench) -> Verdict {
+    is_told(bench, "kill -KILL -1")
+}
+
+fn who_stops_what_started_them_can_be_killed(bench: &Bench) -> Verdict {
+    is_over_when_killed(bench, "kill -STOP $PPID")
 }
 
 /// Plays the engine of another process.
