@@ -10,25 +10,30 @@ use crate::containers::root_archive;
 use crate::world::{World, binary};
 
 /// The command line of somebody who has one engine.
-struct Desk {
-    world: World,
+pub struct Desk {
+    pub world: World,
     variable: &'static str,
     socket: String,
 }
 
 impl Desk {
-    fn command(&self, arguments: &[&str]) -> Command {
+    pub fn of(engine: &Engine, variable: &'static str) -> Self {
+        let socket = format!("unix://{}", engine.socket().display());
+        Self { world: World::new(User::Root), variable, socket }
+    }
+
+    pub fn command(&self, arguments: &[&str]) -> Command {
         let program = binary();
         let words = [&[program.as_str(), "sandbox"], arguments].concat();
         self.world.bare(&words).env(self.variable, &self.socket)
     }
 
-    fn run(&self, arguments: &[&str]) -> Output {
+    pub fn run(&self, arguments: &[&str]) -> Output {
         self.world.run(&self.command(arguments))
     }
 
     #[track_caller]
-    fn done(&self, arguments: &[&str]) -> String {
+    pub fn done(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
         assert_eq!(output.ended, Ended::Code(0), "{arguments:?}\n{}", output.text());
         output.stdout
@@ -36,7 +41,7 @@ impl Desk {
 
     /// Nothing was done: why, and the remedy.
     #[track_caller]
-    fn refused(&self, arguments: &[&str], why: &str, hint: Option<&str>) {
+    pub fn refused(&self, arguments: &[&str], why: &str, hint: Option<&str>) {
         let output = self.run(arguments);
         assert_eq!(output.ended, Ended::Code(125), "{arguments:?}\n{}", output.text());
         assert!(output.stderr.contains(why), "{arguments:?}\n{}", output.stderr);
@@ -70,8 +75,7 @@ fn is_used(kind: EngineKind, name: &str, variable: &'static str) {
     let place = tempfile::Builder::new().prefix("stockade-engine-").tempdir_in("/var/tmp").unwrap();
     let engine = Engine::start(kind, &place.path().join("engine")).expect("it is installed by the test command");
     let image = engine.import(&root_archive(place.path())).unwrap();
-    let socket = format!("unix://{}", engine.socket().display());
-    let desk = Desk { world: World::new(User::Root), variable, socket };
+    let desk = Desk::of(&engine, variable);
     says_what_is_missing(&desk, name, &image);
 
     let id = desk.done(&["create", "--backend", name, "--image", &image, "--limit", "memory=512MiB"]);

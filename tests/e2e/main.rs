@@ -18,6 +18,7 @@ mod library;
 mod life;
 mod limits;
 mod notices;
+mod pulled;
 mod raise;
 mod review;
 mod sandbox;

@@ -17,6 +17,7 @@ mod memory;
 mod notify;
 mod places;
 mod policy_args;
+mod progress;
 mod relay;
 mod render;
 mod sandbox_args;

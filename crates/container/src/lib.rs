@@ -36,6 +36,7 @@ mod verified;
 
 use std::path::PathBuf;
 
+pub use images::{Pulled, TellPull};
 pub use sandbox::{ContainerSandboxes, Engine};
 
 /// Which container engine.

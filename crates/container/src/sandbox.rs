@@ -18,6 +18,7 @@ use tokio::sync::watch;
 use crate::client::{ANSWERS_WITHIN, CallError, Client, MAKES_WITHIN};
 use crate::command::CommandBackend;
 use crate::filter::FilterOption;
+use crate::images::TellPull;
 use crate::spec::{OWNER_LABEL, SANDBOX_LABEL, Surroundings, User, container, name};
 use crate::standing::{ContainerSandbox, is_running, remove_container, started};
 use crate::{Kind, Settings, accounts, images, limits, socket, verified};
@@ -28,6 +29,7 @@ pub struct ContainerSandboxes {
     settings: Settings,
     connected: OnceLock<Connected>,
     resolver: Option<Arc<dyn Resolve>>,
+    tell_pull: Option<TellPull>,
 }
 
 /// An engine that answered.
@@ -62,7 +64,7 @@ impl fmt::Debug for ContainerSandboxes {
 impl ContainerSandboxes {
     /// Those of an engine. Nothing is asked of it before it is needed.
     pub fn new(kind: Kind, settings: Settings) -> Self {
-        Self { kind, settings, connected: OnceLock::new(), resolver: None }
+        Self { kind, settings, connected: OnceLock::new(), resolver: None, tell_pull: None }
     }
 
     /// The same, whose doors look the names of hosts up with this, in place of the
@@ -70,6 +72,12 @@ impl ContainerSandboxes {
     #[must_use]
     pub fn resolving(self, resolver: Arc<dyn Resolve>) -> Self {
         Self { resolver: Some(resolver), ..self }
+    }
+
+    /// The same, which tells how far an image is that has to come first.
+    #[must_use]
+    pub fn telling_pulls(self, tell: TellPull) -> Self {
+        Self { tell_pull: Some(tell), ..self }
     }
 
     /// The engine that answers.
@@ -145,7 +153,7 @@ impl ContainerSandboxes {
 
     /// Makes and starts a container.
     fn make(&self, connected: &Connected, plan: &SandboxPlan, image: &ImageDigest) -> Result<Container, StartError> {
-        images::demand(&connected.client, image)?;
+        images::demand(&connected.client, image, self.tell_pull.as_ref())?;
         limits::demand_held(&plan.profile.limits)?;
         let user = self.user_of(connected, &plan.workspace)?;
         // An engine may make what is not there.

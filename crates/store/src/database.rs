@@ -9,8 +9,9 @@ use stockade_model::RawText;
 use crate::place::{self, PlaceError};
 use crate::sql::{self, Schema, SqlError};
 
-/// How long to wait for another process's write, in milliseconds.
-pub const BUSY_TIMEOUT_MS: u64 = 5_000;
+/// How long to wait for another process's write, in milliseconds: fifty processes that
+/// begin at once on a busy machine have their turns within it.
+pub const BUSY_TIMEOUT_MS: u64 = 30_000;
 
 /// Why the store cannot be opened. In each case nothing was changed.
 #[derive(Debug, thiserror::Error)]
@@ -75,7 +76,8 @@ pub enum OpenError {
 pub enum StoreError {
     /// Another process kept it locked.
     #[error(
-        "another process has kept the store locked for {BUSY_TIMEOUT_MS} ms\nhint: find it with `fuser` and end it"
+        "other processes have kept the store locked for {} s\nhint: find who has it open with `fuser`, and end what hangs",
+        BUSY_TIMEOUT_MS / 1000
     )]
     Busy,
     /// There is no space.

@@ -81,7 +81,13 @@ impl Engine {
         ensure!(find(&words[0]).is_some(), "{} is not installed", words[0]);
         let mut overseer = Command::new("/bin/sh");
         overseer.args(["-c", OVERSEER, "overseer"]).arg(&place).args([&group, &clear]).args(&words);
-        overseer.env("PATH", PATH).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
+        overseer
+            .env("PATH", PATH)
+            .env("CONTAINERS_REGISTRIES_CONF", registries(&place)?)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0);
         // What monitors of containers leave where they stand goes with it.
         overseer.current_dir(&place);
         let overseer = overseer.spawn().context("starting the engine's overseer")?;
@@ -201,6 +207,13 @@ fn podman(place: &Path) -> (Vec<String>, String) {
     let clear = format!("{} rm --all --force --time 0", words.join(" "));
     words.extend(["system", "service", "--time", "0", &address(place)].map(str::to_owned));
     (words, clear)
+}
+
+/// Podman takes registries of the loopback without TLS, as Docker does.
+fn registries(place: &Path) -> Result<PathBuf> {
+    let path = place.join("registries.conf");
+    fs::write(&path, "[[registry]]\nlocation = \"127.0.0.1\"\ninsecure = true\n")?;
+    Ok(path)
 }
 
 fn podman_words(place: &Path) -> Vec<String> {

@@ -6,7 +6,7 @@ use stockade_audit::Log;
 use stockade_model::{ApprovalId, Event, EventKind};
 use stockade_store::{Remembered, Store};
 
-use super::{Ended, now_ms, print, variable};
+use super::{Ended, now_ms, print, remark, variable};
 use crate::args::ApprovalsCommand;
 use crate::failure::Failure;
 use crate::render::{self, approvals as text};
@@ -50,7 +50,7 @@ fn list(session: Option<&str>, all: bool, json: bool) -> Ended {
     }
     print(&out)?;
     if out.is_empty() && !json {
-        eprint("nothing is remembered\n");
+        remark("nothing is remembered\n");
     }
     Ok(exit::SUCCESS)
 }
@@ -69,7 +69,7 @@ fn revoke(id: &ApprovalId) -> Ended {
     let Some(answer) = find(id)? else { return absent(id) };
     let revoked = store()?.map(|store| store.revoke(id, now_ms())).transpose()?.unwrap_or(false);
     if !revoked {
-        eprint("it was taken back before\n");
+        remark("it was taken back before\n");
         return Ok(exit::SUCCESS);
     }
     // Taken back first: a record that cannot be written must not keep a power
@@ -86,10 +86,4 @@ fn revoke(id: &ApprovalId) -> Ended {
 fn absent(id: &ApprovalId) -> Ended {
     crate::complain(&Failure::new(format!("there is no {id}")).hint("`stockade approvals list --all` shows the ids"));
     Ok(exit::NEGATIVE)
-}
-
-/// A remark beside the data.
-fn eprint(text: &str) {
-    use std::io::Write;
-    let _ = std::io::stderr().lock().write_all(text.as_bytes());
 }

@@ -48,3 +48,9 @@ pub fn print(text: &str) -> Result<(), Failure> {
         .and_then(|()| out.flush())
         .map_err(|e| Failure::new(format!("cannot write to standard output: {e}")))
 }
+
+/// A remark beside the data, to the person: there is nowhere else to say so if that
+/// fails.
+pub fn remark(text: &str) {
+    let _ = io::stderr().lock().write_all(text.as_bytes());
+}

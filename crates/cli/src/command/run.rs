@@ -24,7 +24,7 @@ use super::place::Place;
 use super::policy::lasting::Lasting;
 use super::policy::write;
 use super::setting::{self, Setting};
-use super::{Ended, print, reviewer, variable};
+use super::{Ended, print, remark, reviewer, variable};
 use crate::approver::TerminalApprover;
 use crate::args::{RunArgs, Terms};
 use crate::failure::{Failure, quoted};
@@ -57,7 +57,7 @@ pub fn run(typed: RunArgs, start: u64) -> Ended {
     };
     let (_, code) = complete(typed, id, here);
     if let Some(timings) = timings {
-        let _ = std::io::stderr().lock().write_all(timings.table().as_bytes());
+        remark(&timings.table());
     }
     Ok(code)
 }
@@ -107,7 +107,7 @@ fn tell(outcome: &Outcome, standing: &[Grant]) {
     // Whoever was asked when a signal came may still hold it.
     terminal::give_back();
     let text = render::summary::summary(outcome, standing, crate::stderr_style());
-    let _ = std::io::stderr().lock().write_all(text.as_bytes());
+    remark(&text);
 }
 
 fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failure> {
@@ -195,7 +195,7 @@ fn keep_rules(lasting: &Lasting, command: &Command, outcome: &Outcome, settings:
         },
         Err(failure) => return crate::complain(&failure),
     };
-    let _ = std::io::stderr().lock().write_all(said.as_bytes());
+    remark(&said);
 }
 
 /// A sandbox begun while the request is read, where it will need one as it

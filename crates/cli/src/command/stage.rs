@@ -2,9 +2,7 @@
 //! looked at yet. Commits and discards are on the record.
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use stockade_audit::Log;
@@ -15,17 +13,16 @@ use stockade_native::stage::{
     recover_all,
 };
 
-use super::{Ended, now_ms, print, variable};
+use super::{Ended, now_ms, print, remark, variable};
 use crate::args::StageCommand;
 use crate::failure::{Failure, quoted};
 use crate::places::State;
+use crate::progress::Progress;
 use crate::render::{self, counted, stage as text};
 use crate::{exit, places};
 
 /// From so many steps on, a commit tells how far it is.
 const PROGRESS_FROM: usize = 500;
-/// How often it tells.
-const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 
 /// Lists, compares, commits, discards or recovers.
 ///
@@ -64,7 +61,7 @@ pub fn recover(state: &State, workspace: Option<&Path>) -> Result<(), Failure> {
         return Ok(());
     }
     for recovered in recover_all(&Stages::open(&state.stages())?, workspace)? {
-        let _ = io::stderr().lock().write_all(text::recovered(&recovered).as_bytes());
+        remark(&text::recovered(&recovered));
     }
     Ok(())
 }
@@ -259,9 +256,9 @@ fn commit(state: &State, typed: &[OsString], protected: &[OsString], json: bool)
     let log = Log::open(&state.audit())?;
     let request = stage.meta.request.clone();
     let wanted = Wanted { paths: target.paths, agreed };
-    let mut progress = Progress::new();
-    let result = stage.commit(&wanted, &mut progress);
-    progress.clear();
+    let mut told = Told(Progress::new());
+    let result = stage.commit(&wanted, &mut told);
+    told.0.clear();
     let committed = match result {
         Ok(committed) => committed,
         Err(CommitError::Conflicts(found)) => return conflicted(found, json),
@@ -343,36 +340,13 @@ fn discard_one(stages: &Stages, target: &Target, log: &Log, json: bool) -> Ended
     Ok(exit::SUCCESS)
 }
 
-/// How far a commit is, on a terminal.
-struct Progress {
-    is_shown: bool,
-    told: Option<Instant>,
-}
+/// How far a commit is, where it takes a while.
+struct Told(Progress);
 
-impl Progress {
-    fn new() -> Self {
-        Self { is_shown: io::stderr().is_terminal(), told: None }
-    }
-
-    fn clear(&self) {
-        if self.told.is_some() {
-            remark("\r\u{1b}[K");
-        }
-    }
-}
-
-impl Watch for Progress {
+impl Watch for Told {
     fn progress(&mut self, done: usize, total: usize) {
-        let is_due = self.told.is_none_or(|told| told.elapsed() >= PROGRESS_EVERY);
-        if self.is_shown && total >= PROGRESS_FROM && (is_due || done == total) {
-            self.told = Some(Instant::now());
-            remark(&format!("\r{done} of {total}"));
+        if total >= PROGRESS_FROM {
+            self.0.say(|| format!("{done} of {total}"));
         }
     }
-}
-
-/// Beside the data.
-fn remark(text: &str) {
-    let mut out = io::stderr().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }

@@ -5,10 +5,10 @@ use std::thread::sleep;
 
 use stockade_store::runs::OutputReader;
 
-use super::client::{Client, Happened, say};
+use super::client::{Client, Happened};
 use super::wire::{Fate, Intake, Piece};
 use super::{AGAIN, end_of, runs, show};
-use crate::command::Ended;
+use crate::command::{Ended, remark};
 use crate::detached_args::{AttachArgs, WriteArgs};
 use crate::exit;
 use crate::failure::Failure;
@@ -28,7 +28,7 @@ pub fn attach(typed: &AttachArgs) -> Ended {
     let mut client = Client::of(&run)?;
     let sits = client.intake() == Intake::Terminal && is_at_terminal();
     if io::stderr().is_terminal() {
-        say(&match sits {
+        remark(&match sits {
             true => text::seated(run.id(), &typed.detach_keys),
             false => text::attached(run.id(), client.is_open()),
         });
@@ -43,11 +43,11 @@ pub fn attach(typed: &AttachArgs) -> Ended {
             Happened::Nothing | Happened::Fate(Fate::Taken) => {}
             Happened::Left => {
                 client.leave();
-                say(&text::left(run.id()));
+                remark(&text::left(run.id()));
                 return Ok(exit::SUCCESS);
             }
             Happened::Over => break,
-            Happened::Fate(Fate::Waits) if io::stdin().is_terminal() => say(text::WAITS),
+            Happened::Fate(Fate::Waits) if io::stdin().is_terminal() => remark(text::WAITS),
             Happened::Fate(Fate::Waits) => {}
             Happened::Fate(Fate::Refused(why)) => client.say(&why),
             Happened::Fate(Fate::Lost(why)) => {
@@ -88,7 +88,7 @@ pub fn write(typed: &WriteArgs) -> Ended {
         match happened {
             Happened::Fate(Fate::Refused(why)) => {
                 client.leave();
-                say(&why);
+                remark(&why);
                 return Ok(exit::REFUSED);
             }
             Happened::Fate(Fate::Lost(why)) => return Err(Failure::new(why)),

@@ -4,7 +4,7 @@
 //! over the run's socket, a piece at a time, as fast as the command takes it.
 
 use std::collections::VecDeque;
-use std::io::{self, IsTerminal, Write as _};
+use std::io::{self, IsTerminal};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -21,6 +21,7 @@ use super::seat::{self, Seat};
 use super::wire::{Fate, INPUT_BYTES, Intake, Line, Piece, Said, TOLD_BYTES, Told};
 use super::{AGAIN, control, show};
 use crate::approver::TerminalApprover;
+use crate::command::remark;
 use crate::detach_keys::DetachKeys;
 use crate::failure::Failure;
 use crate::terminal::Terminal;
@@ -171,7 +172,7 @@ impl Client {
     pub fn say(&self, text: &str) {
         match &self.seat {
             Some(_) => seat::say(text.as_bytes()),
-            None => say(text),
+            None => remark(text),
         }
     }
 
@@ -362,9 +363,4 @@ impl Client {
 
 fn cannot(error: io::Error) -> Failure {
     Failure::new(format!("cannot attach: {error}"))
-}
-
-/// To the person; nowhere else to say so if that fails.
-pub fn say(text: &str) {
-    let _ = io::stderr().lock().write_all(text.as_bytes());
 }

@@ -6,7 +6,7 @@ use stockade_policy::load::load;
 use stockade_policy::{BUILT_IN_NOTICE, Settings, host_groups, table};
 
 use super::{layer, layer_text, sources, workspace};
-use crate::command::{Ended, print};
+use crate::command::{Ended, print, remark};
 use crate::exit;
 use crate::failure::Failure;
 use crate::policy_args::{PolicyCheckArgs, PolicyGroupsArgs, PolicyTableArgs};
@@ -23,7 +23,7 @@ pub fn check(typed: &PolicyCheckArgs) -> Ended {
         return match load(&sources) {
             Ok(settings) => {
                 if settings.is_built_in() {
-                    super::remark(&format!("{BUILT_IN_NOTICE}\n"));
+                    remark(&format!("{BUILT_IN_NOTICE}\n"));
                 }
                 print(&text::files(&settings))?;
                 Ok(exit::SUCCESS)

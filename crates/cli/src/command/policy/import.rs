@@ -7,8 +7,8 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use stockade_policy::{Carried, Source, Tool, import as carry};
 
-use super::{read, remark};
-use crate::command::{Ended, print};
+use super::read;
+use crate::command::{Ended, print, remark};
 use crate::exit;
 use crate::failure::{Failure, quoted};
 use crate::policy_args::{PolicyImportArgs, ToolArg};

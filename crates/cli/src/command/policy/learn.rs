@@ -7,8 +7,8 @@ use stockade_audit::{Content, Filter};
 use stockade_model::EventKind;
 use stockade_policy::suggest::{Generalisation, Learned, suggest as smallest};
 
-use super::{remark, settings};
-use crate::command::{Ended, print, variable};
+use super::settings;
+use crate::command::{Ended, print, remark, variable};
 use crate::failure::Failure;
 use crate::policy_args::PolicySuggestArgs;
 use crate::render::policy as text;

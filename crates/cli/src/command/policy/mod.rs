@@ -10,7 +10,7 @@ mod replay;
 mod test;
 pub mod write;
 
-use std::io::{Read, Write as _};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use stockade_policy::load::{self, Sources};
@@ -110,9 +110,4 @@ fn user_name() -> Option<String> {
         let (name, id) = (fields.next()?, fields.nth(1)?);
         (id == uid).then(|| name.to_owned())
     })
-}
-
-/// A remark beside the data.
-fn remark(text: &str) {
-    let _ = std::io::stderr().lock().write_all(text.as_bytes());
 }

@@ -9,8 +9,8 @@ use stockade_audit::{Content, Filter};
 use stockade_model::{Assessment, Decision, EventKind, Request, RequestId, Verdict};
 use stockade_policy::{Circumstances, Settings, rule_in};
 
-use super::{remark, settings};
-use crate::command::{Ended, now_ms, print, variable};
+use super::settings;
+use crate::command::{Ended, now_ms, print, remark, variable};
 use crate::failure::Failure;
 use crate::policy_args::PolicyReplayArgs;
 use crate::render::{self, counted, policy as text};

@@ -12,9 +12,9 @@ use stockade_policy::amend::{insert_rules, rule_for_hosts, rules_for};
 use stockade_policy::load::{Sources, load_with};
 use stockade_policy::{DraftRule, Layer, LayerText, ProvenanceSection, Settings, resolve_profile};
 
-use super::{read, remark};
+use super::read;
 use crate::args::CheckArgs;
-use crate::command::{Ended, now_ms, print, variable};
+use crate::command::{Ended, now_ms, print, remark, variable};
 use crate::failure::{Failure, quoted};
 use crate::meaning::{self, Meant};
 use crate::policy_args::{PolicyAmendArgs, PolicyFmtArgs};

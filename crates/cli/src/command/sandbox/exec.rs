@@ -1,7 +1,6 @@
 //! One command in a sandbox that lasts: a run like any other, with the sandbox's
 //! backend in the place of one of its own.
 
-use std::io::Write;
 use std::sync::Arc;
 
 use stockade_engine::INSIDE_WORKSPACE;
@@ -13,7 +12,7 @@ use stockade_store::sandboxes::CommandRecord;
 
 use super::super::place::{Inside, Place};
 use super::super::run::{Front, complete};
-use super::super::{Ended, now_ms, setting};
+use super::super::{Ended, now_ms, remark, setting};
 use super::{find, lifecycle, notified, own_grants, unheard, wanted};
 use crate::args::{LevelArg, RunArgs, Subject, Terms};
 use crate::failure::Failure;
@@ -138,7 +137,7 @@ pub fn open(lifecycle: &Lifecycle, id: &SandboxId) -> Result<Opened, Failure> {
     let setting = setting::load(&places::current_directory()?)?;
     let opened = lifecycle.open(id, &wanted(record.spec, &setting.settings)?, unheard())?;
     if opened.is_anew {
-        let _ = std::io::stderr().lock().write_all(text::anew(id).as_bytes());
+        remark(&text::anew(id));
     }
     Ok(opened)
 }

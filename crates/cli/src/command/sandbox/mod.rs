@@ -11,7 +11,6 @@ mod snapshot;
 mod watch;
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +28,7 @@ use stockade_store::sandboxes::Sandboxes;
 
 use self::diff::Difference;
 use super::setting::{self, Setting};
-use super::{Ended, print, variable};
+use super::{Ended, print, remark, variable};
 use crate::failure::Failure;
 use crate::notify::{self, Notice};
 use crate::places::{self, State};
@@ -144,7 +143,7 @@ fn begin(
     let id = meaning::sandbox_id()?;
     let opened = lifecycle.create(id.clone(), &wanted(spec, &setting.settings)?, unheard())?;
     if let (false, Some(backend)) = (opened.passed_over.is_empty(), &opened.used.record().backend) {
-        let _ = std::io::stderr().lock().write_all(text::chosen(backend, &opened.passed_over).as_bytes());
+        remark(&text::chosen(backend, &opened.passed_over));
     }
     let filled = snapshot.map_or(Ok(()), |snapshot| snapshot::fill_home(&opened.used, snapshot));
     let kept = setting.settings.notify.value.as_ref().map_or(Ok(()), |told| notify::keep(told, opened.used.path()));

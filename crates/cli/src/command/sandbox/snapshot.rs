@@ -2,7 +2,6 @@
 //! sandboxes that begin with them.
 
 use std::fs;
-use std::io::Write;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -12,7 +11,7 @@ use stockade_lifecycle::{Lifecycle, LifecycleError, Opened, files};
 use stockade_model::SandboxId;
 use stockade_store::sandboxes::Use;
 
-use super::super::Ended;
+use super::super::{Ended, remark};
 use super::copy::{ENTRIES_MAX, host_directory};
 use super::{exec, lifecycle};
 use crate::exit;
@@ -82,7 +81,7 @@ fn while_still(
             done
         }
         Err(LifecycleError::Walls(SandboxError::Unsupported { why, .. })) => {
-            let _ = std::io::stderr().lock().write_all(text::not_still(&why).as_bytes());
+            remark(&text::not_still(&why));
             act()
         }
         Err(error) => Err(error.into()),
