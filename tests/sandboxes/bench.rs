@@ -1,11 +1,11 @@
 //! What a case works with: sandboxes of the kind that is judged, commands in them, and
 //! the host's view of both.
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -66,7 +66,7 @@ pub struct Bench {
     /// Whether names beneath `.test` are this machine's.
     knows_names: bool,
     top: PathBuf,
-    made: Cell<u8>,
+    made: AtomicU8,
 }
 
 impl Bench {
@@ -74,7 +74,7 @@ impl Bench {
         let top = top.canonicalize()?;
         let session = top.parent().context("a session around")?;
         let Ready { sandboxes, system, runtime, level, root, knows_names } = kind.ready(session, &top)?;
-        Ok(Self { kind: kind.name, sandboxes, system, runtime, level, root, knows_names, top, made: Cell::new(0) })
+        Ok(Self { kind: kind.name, sandboxes, system, runtime, level, root, knows_names, top, made: AtomicU8::new(0) })
     }
 
     pub fn capabilities(&self) -> Capabilities {
@@ -102,7 +102,7 @@ impl Bench {
 
     /// What a sandbox is made of; it is not made yet.
     pub fn plan(&self) -> SandboxPlan {
-        let number = self.made.replace(self.made.get() + 1);
+        let number = self.made.fetch_add(1, Ordering::Relaxed);
         let mut random = [number; 16];
         let name = self.top.file_name().unwrap().as_encoded_bytes();
         random.iter_mut().zip(name.iter().rev()).for_each(|(byte, letter)| *byte ^= letter);

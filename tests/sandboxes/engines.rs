@@ -4,16 +4,21 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use stockade_testkit::{Engine, EngineKind, User, small_image};
+use stockade_testkit::{Engine, EngineKind, User, slowness, small_image};
 
 use crate::kinds::{KINDS, Made};
+
+/// How long a container that is being removed may take.
+const GOES_WITHIN: Duration = Duration::from_secs(10);
 
 /// What there is of engines, and why there is no more.
 pub struct Engines {
     /// They end with this.
-    _running: Vec<Engine>,
+    running: Vec<Engine>,
     /// Why a kind cannot be had here.
     pub missing: BTreeMap<&'static str, String>,
 }
@@ -21,7 +26,7 @@ pub struct Engines {
 impl Engines {
     /// Starts what these kinds need, in the directory of the session.
     pub fn start(session: &Path, wanted: &[&'static str]) -> Result<Self> {
-        let mut engines = Self { _running: Vec::new(), missing: BTreeMap::new() };
+        let mut engines = Self { running: Vec::new(), missing: BTreeMap::new() };
         let mut image = None;
         for engine in [EngineKind::Docker, EngineKind::Podman] {
             let of_it = |made: &Made| matches!(made, Made::Container { engine: its, .. } if *its == engine);
@@ -37,6 +42,26 @@ impl Engines {
         Ok(engines)
     }
 
+    /// That no container is left, after the time that those may take whose maker was
+    /// killed while it made them.
+    ///
+    /// # Errors
+    /// Which are left.
+    pub fn demand_empty(&self) -> Result<()> {
+        let give_up = Instant::now() + GOES_WITHIN * slowness();
+        for engine in &self.running {
+            loop {
+                let left = engine.command(&["ps", "--all", "--quiet"])?;
+                if left.trim().is_empty() {
+                    break;
+                }
+                ensure!(Instant::now() < give_up, "containers are left: {left}");
+                sleep(Duration::from_millis(100));
+            }
+        }
+        Ok(())
+    }
+
     fn add(&mut self, kind: EngineKind, session: &Path, image: &mut Option<PathBuf>) -> Result<()> {
         ensure!(User::available().contains(&User::Root), "an engine of the suite's own needs root");
         let archive = match image {
@@ -45,7 +70,7 @@ impl Engines {
         };
         let engine = Engine::start(kind, &session.join(directory(kind)))?;
         fs::write(image_file(session, kind), engine.import(&archive)?)?;
-        self._running.push(engine);
+        self.running.push(engine);
         Ok(())
     }
 }

@@ -81,6 +81,7 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
     }
     let played = here.iter().map(Task::to_string).collect();
     let mut tally = play(here, PARALLEL, |task| session.play(task));
+    engines.demand_empty()?;
     tally.not_run.extend(not_here.into_iter().map(|((kind, user, why), tasks)| not_run(kind, user, why, &tasks)));
     table::settle(&mut tally, &played)?;
     Ok(tally.report())

@@ -2,12 +2,14 @@
 //! work.
 
 use std::io::{BufRead as _, BufReader};
+use std::panic;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use stockade_engine::{CommandEnd, SandboxError, SandboxEvent};
+use stockade_engine::{CommandEnd, SandboxError, SandboxEvent, SandboxPlan};
 use stockade_model::{Background, SandboxId};
 
 use crate::bench::{Bench, CAPTURE, Declared, Place, inside, patience};
@@ -18,27 +20,50 @@ who_kills_the_first_process_is_told_of, who_kills_what_started_them_is_told_of, 
 who_stops_what_started_them_can_be_killed }
 
 const FIFTY: usize = 50;
-/// Says what it has said so far, line by line, in its workspace.
-const WORK: &str = "n=0; while :; do n=$((n + 1)); echo $n >> said; sleep 0.3; done";
+/// Made and found again at a time: most of it is waiting for the engine of containers.
+const AT_ONCE: usize = 4;
+/// Says what it has said so far, line by line, in its workspace. It starts no process
+/// each time: fifty that did would have the machine to themselves.
+const WORK: &str = "mkfifo /tmp/never && exec 3<>/tmp/never || exit; \
+                    n=0; while :; do n=$((n + 1)); echo $n >> said; read -rt 0.3 -u 3; done";
 
 /// The engine that will be killed: makes fifty, and tells before and after each.
 fn fill(bench: &Bench) {
+    let plans: Vec<SandboxPlan> = (0..FIFTY).map(|_| bench.plan()).collect();
+    let next = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| fill_some(bench, &plans, &next));
+        }
+    });
+}
+
+fn fill_some(bench: &Bench, plans: &[SandboxPlan], next: &AtomicUsize) {
     let mut all = Vec::new();
-    for _ in 0..FIFTY {
-        let plan = bench.plan();
-        println!("begun {}", plan.id);
-        let place = bench.make_of(plan).unwrap();
+    loop {
+        let number = next.fetch_add(1, Ordering::Relaxed);
+        let Some(plan) = plans.get(number) else { break };
+        println!("begun {number} {}", plan.id);
+        let place = bench.make_of(plan.clone()).unwrap();
         let going = place.start(WORK);
         place.wait_for("said");
-        println!("works {}", place.plan.id);
+        println!("works {number} {}", plan.id);
         all.push((place, going));
     }
     thread::sleep(Duration::from_secs(1000));
 }
 
+/// One that was begun.
+struct Begun {
+    number: usize,
+    id: SandboxId,
+    /// Whether it was said that it works.
+    works: bool,
+}
+
 /// Kills an engine when so many of its sandboxes work, a little later, and gives the
-/// sandboxes that it began, with whether it said that they work.
-fn killed_after(bench: &Bench, working: usize) -> Vec<(SandboxId, bool)> {
+/// sandboxes that it began.
+fn killed_after(bench: &Bench, working: usize) -> Vec<Begun> {
     let mut engine = Command::new(std::env::current_exe().unwrap());
     engine.args(["--fill", bench.kind]).arg(bench.top()).stdin(Stdio::null()).stdout(Stdio::piped());
     let mut engine = engine.spawn().unwrap();
@@ -52,29 +77,44 @@ fn killed_after(bench: &Bench, working: usize) -> Vec<(SandboxId, bool)> {
     engine.kill().unwrap();
     engine.wait().unwrap();
     told.extend(lines);
-    let begun = told.iter().filter_map(|line| line.strip_prefix("begun "));
-    begun.map(|id| (id.parse().unwrap(), told.contains(&format!("works {id}")))).collect()
+    let begun = told.iter().filter_map(|line| line.strip_prefix("begun ")).map(|which| {
+        let (number, id) = which.split_once(' ').unwrap();
+        let works = told.contains(&format!("works {which}"));
+        Begun { number: number.parse().unwrap(), id: id.parse().unwrap(), works }
+    });
+    begun.collect()
 }
 
 /// That each is there again where its kind goes on, and that it is gone otherwise.
 fn check(bench: &Bench, working: usize) -> Verdict {
     let begun = killed_after(bench, working);
     assert!(begun.len() >= working);
-    let mut gone = None;
-    for (number, (id, works)) in begun.into_iter().enumerate() {
-        match bench.adopt(bench.planned(number, id.clone())) {
-            Ok(place) => whole(&place, works),
-            Err(error @ SandboxError::Gone(_)) if !(works && bench.capabilities().adopts) => gone = Some(error),
-            Err(error) => panic!("{id}, which works: {works}: {error:?}"),
-        }
-        bench.sandboxes.clear(&id).unwrap();
-    }
-    match gone {
+    let next = AtomicUsize::new(0);
+    let gone: Vec<Option<SandboxError>> = thread::scope(|scope| {
+        let check = || scope.spawn(|| check_some(bench, &begun, &next));
+        let checking: Vec<_> = (0..AT_ONCE).map(|_| check()).collect();
+        checking.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    match gone.into_iter().flatten().next() {
         Some(error) if !bench.capabilities().adopts => {
             Err(Declared(format!("they end with whoever made them: {error}")))
         }
         _ => Ok(()),
     }
+}
+
+/// What the last said that is gone.
+fn check_some(bench: &Bench, begun: &[Begun], next: &AtomicUsize) -> Option<SandboxError> {
+    let mut gone = None;
+    while let Some(Begun { number, id, works }) = begun.get(next.fetch_add(1, Ordering::Relaxed)) {
+        match bench.adopt(bench.planned(*number, id.clone())) {
+            Ok(place) => whole(&place, *works),
+            Err(error @ SandboxError::Gone(_)) if !(*works && bench.capabilities().adopts) => gone = Some(error),
+            Err(error) => panic!("{id}, which works: {works}: {error:?}"),
+        }
+        bench.sandboxes.clear(id).unwrap();
+    }
+    gone
 }
 
 /// Nothing of what it said is lost, and it can be used and ended.
@@ -156,6 +196,11 @@ fn who_stops_what_started_them_can_be_killed(bench: &Bench) -> Verdict {
 
 /// Plays the engine of another process.
 pub fn play(kind: &str, top: &Path) -> anyhow::Result<()> {
+    // None of it goes on where one of its threads does not.
+    panic::set_hook(Box::new(|info| {
+        eprintln!("{info}");
+        std::process::exit(1);
+    }));
     let kind = crate::kinds::KINDS.iter().find(|known| known.name == kind);
     fill(&Bench::new(kind.ok_or_else(|| anyhow::anyhow!("no such kind"))?, top)?);
     Ok(())
