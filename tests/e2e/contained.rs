@@ -82,6 +82,7 @@ fn is_used(kind: EngineKind, name: &str, variable: &'static str) {
     let id = id.trim_end();
     assert_eq!(desk.exec(id, "id -u; pwd; echo ~; echo made > file"), "0\n/workspace\n/home/agent\n");
     reports_what_holds(&desk, id, name);
+    names_the_limit(&desk, id);
     takes_and_gives_files(&desk, id);
 
     desk.done(&["pause", id]);
@@ -118,6 +119,23 @@ fn reports_what_holds(desk: &Desk, id: &str, name: &str) {
     }
     let held = layers["container-limits"]["detail"].as_str().unwrap();
     assert!(held.contains("memory (bytes) 536870912"), "{layers:#}");
+}
+
+/// The engine holds it, and the kernel tells nobody but the groups inside.
+fn names_the_limit(desk: &Desk, id: &str) {
+    let outcome = |script: &str| -> Value {
+        let told = desk.run(&["exec", "--mode", "never", "--json", id, "-c", script]);
+        serde_json::from_str(&told.stdout).unwrap_or_else(|why| panic!("{why}: {}", told.text()))
+    };
+    let hungry = "python3 -c 'held = b\"x\" * (700 << 20)'";
+    let ended = outcome(&format!("exec {hungry}"));
+    assert_eq!(ended["status"], "limit", "{ended:#}");
+    let why = ended["error"].as_str().unwrap();
+    assert!(why.starts_with("limit memory: at most 512MiB; out of memory"), "{why}");
+    let survived = outcome(&format!("{hungry}; true"));
+    assert_eq!(survived["status"], "exited", "{survived:#}");
+    assert_eq!(survived["attempts"][0]["denials"][0]["object"], "memory", "{survived:#}");
+    assert_eq!(outcome("true")["attempts"][0]["denials"], serde_json::json!([]), "what was is not told again");
 }
 
 fn takes_and_gives_files(desk: &Desk, id: &str) {

@@ -8,6 +8,7 @@
 mod lead;
 mod order;
 mod proxy;
+mod spent;
 mod terminal;
 
 use std::io::{self, Write};
@@ -29,6 +30,7 @@ use stockade_sys::signals::Signals;
 use self::lead::Leads;
 pub(crate) use self::order::{InsideOrder, Probed};
 use self::proxy::{Proxied, Proxy};
+use self::spent::Counted;
 use self::terminal::Terminal;
 use crate::carry::{Streams, Until, ending};
 use crate::frames::{Decoder, Frame, MESSAGE_BYTES, Size, Stream};
@@ -150,7 +152,7 @@ impl Frames {
 }
 
 fn run(order: InsideOrder, frames: Frames, way: &Arc<Way>) -> io::Result<()> {
-    let InsideOrder { order: Order { plan, io, hold, umask: mask }, size } = order;
+    let InsideOrder { order: Order { plan, io, hold, umask: mask }, size, around } = order;
     umask(Mode::from_raw_mode(mask));
     let mut ends = Ends::put_in_place(io, size)?;
     let (on_end, ended) = channel();
@@ -161,6 +163,7 @@ fn run(order: InsideOrder, frames: Frames, way: &Arc<Way>) -> io::Result<()> {
         event => drop(teller.tell(&Told::Event(event))),
     });
     let has_walls = has_native_walls();
+    let counted = Counted::now(around);
     let leads = Arc::new(Leads::new(way));
     let mut proxy = None;
     let prepared = if has_walls {
@@ -193,7 +196,7 @@ fn run(order: InsideOrder, frames: Frames, way: &Arc<Way>) -> io::Result<()> {
     let outputs = ends.begin(&mut streams, &waited, way)?;
     thread::spawn({
         let (way, over, leads) = (Arc::clone(way), over.clone(), Arc::clone(&leads));
-        move || finish(&ended, &over, outputs, (proxy.as_deref(), &leads, &way))
+        move || finish(&ended, &over, outputs, (proxy.as_deref(), &leads, &counted, &way))
     });
     let terminal = ends.terminal;
     let (said, hear) = channel();
@@ -208,7 +211,7 @@ fn finish(
     ended: &Receiver<AttemptEvent>,
     over: &Over,
     outputs: Vec<Receiver<()>>,
-    (proxy, leads, way): (Option<&Proxy>, &Leads, &Way),
+    (proxy, leads, counted, way): (Option<&Proxy>, &Leads, &Counted, &Way),
 ) {
     if let Ok(event) = ended.recv() {
         over.say();
@@ -220,6 +223,9 @@ fn finish(
             proxy.close();
         }
         leads.finish();
+        if let AttemptEvent::Ended(end) = &event {
+            counted.told(end).into_iter().for_each(|event| drop(way.tell(&Told::Event(event))));
+        }
         let _ = way.tell(&Told::Event(event));
     }
 }

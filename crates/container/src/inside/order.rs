@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use stockade_engine::remote::Order;
+use stockade_model::Limits;
 
 use crate::frames::Size;
 
@@ -12,6 +13,8 @@ pub(crate) struct InsideOrder {
     pub(crate) order: Order,
     /// How large its terminal is, where it has one.
     pub(crate) size: Option<Size>,
+    /// What the container is held to for all of its commands together.
+    pub(crate) around: Limits,
 }
 
 /// What can be had in a container.
