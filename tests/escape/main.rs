@@ -23,6 +23,7 @@ mod contained;
 mod contained_rows;
 mod launch;
 mod limits;
+mod places;
 mod plan;
 mod row;
 mod rows_fs;

@@ -24,36 +24,24 @@ pub struct Kind {
     pub runtime: Option<&'static str>,
     /// Who attacks from within: whose the workspace is.
     pub attacker: User,
-    /// Why it is played only where the filter names it.
-    pub pending: Option<&'static str>,
 }
 
 /// All of them.
 pub const KINDS: &[Kind] = &[
-    Kind { name: "docker", engine: EngineKind::Docker, runtime: None, attacker: User::Root, pending: None },
-    Kind {
-        name: "docker-runsc",
-        engine: EngineKind::Docker,
-        runtime: Some("runsc"),
-        attacker: User::Root,
-        pending: Some(TOO_LONG),
-    },
-    Kind {
-        name: "podman",
-        engine: EngineKind::Podman,
-        runtime: None,
-        attacker: User::Ordinary,
-        pending: Some(TOO_LONG),
-    },
+    Kind { name: "docker", engine: EngineKind::Docker, runtime: None, attacker: User::Root },
+    Kind { name: "docker-runsc", engine: EngineKind::Docker, runtime: Some("runsc"), attacker: User::Root },
+    Kind { name: "podman", engine: EngineKind::Podman, runtime: None, attacker: User::Ordinary },
 ];
-
-/// With a sandbox a row they take twice as long as Docker's.
-const TOO_LONG: &str = "it takes five minutes more: name the way to play it";
 
 impl Kind {
     /// Whether the command's own walls are within those of the container.
     pub fn has_native_walls(&self) -> bool {
         self.runtime.is_none()
+    }
+
+    /// The level that its sandboxes are made at, and say that they have.
+    pub fn level(&self) -> Level {
+        if self.has_native_walls() { Level::Full } else { Level::Restricted }
     }
 }
 
