@@ -18,7 +18,9 @@ use stockade_model::{EnforcementReport, Grant, LayerReport, LayerState, Level, P
 use stockade_sys::reap::{adopt_orphans, children_used, reap_any};
 use stockade_sys::session::seat_at_terminal;
 
+use crate::backend::unlaunched;
 use crate::capture::{Capture, Drained};
+use crate::launch::image;
 
 /// How long what a command left behind may take to end once it was killed.
 const LEFT_END_WITHIN: Duration = Duration::from_secs(10);
@@ -147,12 +149,9 @@ impl Attempt for HostAttempt {
 
     #[allow(clippy::disallowed_methods, reason = "starting a program without a sandbox is what profile host is")]
     fn release(&mut self) -> Result<(), StartError> {
-        let Some((program, arguments)) = self.plan.argv.split_first() else {
-            return Err(StartError { what: "the command is empty".to_owned(), hint: None });
-        };
-        let mut command = Command::new(program.as_os_str());
-        command.args(arguments.iter().map(RawText::as_os_str)).env_clear();
-        command.envs(self.plan.environment.iter().map(|(name, value)| (name, value.as_os_str())));
+        let image = image(&self.plan).map_err(unlaunched)?;
+        // Its name alone: it is told of where the program cannot be executed.
+        let mut command = Command::new(self.plan.argv.first().map(RawText::as_os_str).unwrap_or_default());
         command.current_dir(self.plan.cwd.as_path());
         match self.io {
             // Who leads a session leads a group.
@@ -160,6 +159,7 @@ impl Attempt for HostAttempt {
             Io::Inherit => drop(command.process_group(0)),
             Io::Capture { .. } => drop(command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped())),
         }
+        image.replace(&mut command);
         let started = Instant::now();
         match command.spawn() {
             Ok(child) => {
@@ -299,4 +299,66 @@ fn is_marked(process: i32, mark: &str) -> bool {
 fn parent_of(process: i32) -> Option<i32> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::sync::mpsc::channel;
+
+    use stockade_model::{Environment, ExecRules, Filesystem, Limits, Network, Profile, RequestId};
+
+    fn plan(directory: &Path, program: &str) -> Plan {
+        Plan {
+            request: RequestId::from_random([1; 16]),
+            attempt: 1,
+            argv: vec![program.into(), "word".into()],
+            environment: [("PATH".to_owned(), RawText::from(directory))].into(),
+            cwd: directory.into(),
+            workspace: directory.into(),
+            profile: Profile {
+                name: "host".to_owned(),
+                sandboxed: false,
+                filesystem: Filesystem::default(),
+                exec: ExecRules::default(),
+                network: Network::None,
+                egress: Default::default(),
+                environment: Environment::default(),
+                limits: Limits::default(),
+            },
+            grants: Vec::new(),
+            level: Level::None,
+            backend: "host".to_owned(),
+        }
+    }
+
+    fn ran(directory: &Path, program: &str) -> (CommandEnd, String) {
+        let (sender, told) = channel();
+        let events = Events::new(move |event| drop(sender.send(event)));
+        let io = Io::Capture { limit_bytes: 1000 };
+        let mut attempt = HostBackend.prepare(&plan(directory, program), &io, false, events).unwrap();
+        attempt.release().unwrap();
+        let ended = told.iter().find_map(|event| if let AttemptEvent::Ended(end) = event { Some(end) } else { None });
+        let end = ended.unwrap();
+        let said = end.stdout.map(|text| String::from_utf8_lossy(text.as_bytes()).into_owned());
+        (end.end, said.unwrap_or_default())
+    }
+
+    #[test]
+    fn what_is_run_is_the_program_that_was_named_and_never_a_shell_for_it() {
+        let directory = tempfile::tempdir().unwrap();
+        for (name, text) in [("script", "#!/bin/sh\necho $1\n"), ("text", "echo $1\n")] {
+            std::fs::write(directory.path().join(name), text).unwrap();
+            std::fs::set_permissions(directory.path().join(name), std::fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        for script in ["script", "./script"] {
+            assert_eq!(ran(directory.path(), script), (CommandEnd::Exited(0), "word\n".to_owned()));
+        }
+        for text in ["text", "./text"] {
+            let (end, said) = ran(directory.path(), text);
+            assert!(matches!(end, CommandEnd::NotExecutable(_)) && said.is_empty(), "{end:?} {said}");
+        }
+        assert_eq!(ran(directory.path(), "absent").0, CommandEnd::NotFound);
+    }
 }

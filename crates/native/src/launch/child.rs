@@ -318,7 +318,8 @@ fn command(
     }
     fork_signals::reset_for_exec();
     marks::set(RELEASED);
-    let errno = execute(program);
+    // What runs is what was shown (L5).
+    let errno = exec::exec_first(&program.candidates, &program.arguments, &program.environment);
     let _ = Message::ExecFailed { errno }.send(gate, &[]);
     NOT_FOUND
 }
@@ -402,20 +403,6 @@ fn own_session(plan: &Blueprint, program: &Command) -> Result<(), Errno> {
         }
     }
     Ok(())
-}
-
-/// Tries the candidates as execvp(3) does, but never a shell: what runs is what
-/// was shown (L5).
-fn execute(plan: &Command) -> Errno {
-    let mut result = Errno::NOENT;
-    for candidate in &plan.candidates {
-        match exec::exec(candidate, &plan.arguments, &plan.environment) {
-            Errno::NOENT | Errno::NOTDIR | Errno::STALE | Errno::NODEV | Errno::TIMEDOUT => {}
-            Errno::ACCESS => result = Errno::ACCESS,
-            errno => return errno,
-        }
-    }
-    result
 }
 
 trait AsRaw {

@@ -1,6 +1,7 @@
 //! What of a start belongs to the command alone: what it executes and with what,
 //! where, under which filter. The walls around it are steps of the init.
 
+use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -9,7 +10,7 @@ use std::path::{Path, PathBuf};
 use rustix::process::{Resource, Rlimit};
 use stockade_model::{Plan, RawText};
 use stockade_sys::bpf::Program;
-use stockade_sys::exec::StringList;
+use stockade_sys::exec::{Image, StringList};
 
 use crate::filter::{FilterSize, command_filter};
 use crate::limits::resource_limits;
@@ -59,8 +60,8 @@ impl Command {
         let (filter, filter_size) = command_filter(plan.level, plan.profile.filesystem.trace)?;
         Ok(Self {
             candidates,
-            arguments: string_list(plan.argv.iter().map(|a| a.as_bytes().to_vec()))?,
-            environment: string_list(environment.iter().map(|(k, v)| [k.as_bytes(), b"=", v.as_bytes()].concat()))?,
+            arguments: words(plan)?,
+            environment: variables(&environment)?,
             cwd: c_string(plan.cwd.as_os_str())?,
             cwd_identity: None,
             terminal: outfit.terminal,
@@ -70,6 +71,20 @@ impl Command {
             filter_size,
         })
     }
+}
+
+/// What the command of a plan executes where it has nothing but what the plan says.
+pub(crate) fn image(plan: &Plan) -> Result<Image, LaunchError> {
+    let candidates = candidates(plan)?;
+    Ok(Image { candidates, arguments: words(plan)?, environment: variables(&plan.environment)? })
+}
+
+fn words(plan: &Plan) -> Result<StringList, LaunchError> {
+    string_list(plan.argv.iter().map(|a| a.as_bytes().to_vec()))
+}
+
+fn variables(environment: &BTreeMap<String, RawText>) -> Result<StringList, LaunchError> {
+    string_list(environment.iter().map(|(k, v)| [k.as_bytes(), b"=", v.as_bytes()].concat()))
 }
 
 /// What to execute, in order: the name itself where it holds a slash, otherwise

@@ -28,6 +28,7 @@ mod walls;
 
 pub(crate) use blueprint::may_map_for_others;
 pub use blueprint::{Blueprint, PrivateTree};
+pub(crate) use command::image;
 pub use error::LaunchError;
 pub(crate) use launched::readable_before;
 pub use launched::{ExitReport, HiddenReads, Launched, Launching, Stdio, begin, launch};
