@@ -11,8 +11,8 @@ use stockade_model::SandboxId;
 
 use crate::spec::User;
 
-/// A file inside, and the one on the host that stands in its place.
-pub(crate) type Placed = (&'static str, PathBuf);
+/// A path inside, and the one on the host that stands in its place.
+pub(crate) type Placed = (String, PathBuf);
 
 /// Has them in this directory, which is made where it is not there. All sandboxes of a
 /// user have the same; `id` is that of the one which asks.
@@ -21,7 +21,7 @@ pub(crate) type Placed = (&'static str, PathBuf);
 /// Where they cannot be written.
 pub(crate) fn files(directory: &Path, user: User, id: &SandboxId) -> Result<[Placed; 2], StartError> {
     let place = directory.join(format!("{}-{}", user.user, user.group));
-    let named = |inside, name| (inside, place.join(name));
+    let named = |inside: &str, name| (inside.to_owned(), place.join(name));
     let all = [named("/etc/passwd", "passwd"), named("/etc/group", "group")];
     write(&place, user, id).map_err(|why| StartError {
         what: format!("cannot write the user of a container to {}: {why}", place.display()),

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
@@ -88,6 +88,8 @@ struct Incoming {
     pieces: Sender<Vec<u8>>,
     /// Bytes that came and are not yet written.
     pending: Arc<AtomicUsize>,
+    /// Its end came, which is one piece without bytes.
+    ended: AtomicBool,
 }
 
 /// The streams of one command, at one end of the way.
@@ -123,18 +125,22 @@ impl Streams {
     ) -> io::Result<Receiver<()>> {
         let (pieces, queue) = channel();
         let pending = Arc::<AtomicUsize>::default();
-        self.incoming[stream as usize] = Some(Incoming { pieces, pending: Arc::clone(&pending) });
+        self.incoming[stream as usize] =
+            Some(Incoming { pieces, pending: Arc::clone(&pending), ended: AtomicBool::new(false) });
         spawn(move || write(stream, to, &ending, (&queue, &pending), &*send))
     }
 
     /// Takes a frame that is about a stream.
     ///
     /// # Errors
-    /// When there is no such stream, or more came than may.
+    /// When there is no such stream, it had ended, or more came than may.
     pub(crate) fn take(&self, frame: Frame) -> Result<(), FrameError> {
         match frame {
             Frame::Data(stream, bytes) => {
                 let incoming = self.incoming[stream as usize].as_ref().ok_or(FrameError::NO_STREAM)?;
+                if incoming.ended.fetch_or(bytes.is_empty(), Ordering::AcqRel) {
+                    return Err(FrameError::AFTER_END);
+                }
                 if incoming.pending.fetch_add(bytes.len(), Ordering::AcqRel) + bytes.len() > WINDOW_BYTES {
                     return Err(FrameError::TOO_MUCH);
                 }
@@ -239,4 +245,30 @@ fn write_all(to: &OwnedFd, mut rest: &[u8], ending: &OwnedFd) -> bool {
         }
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_ends_once_and_carries_no_more_than_its_window() {
+        let (waited, _over) = ending().unwrap();
+        let (from, to) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let mut streams = Streams::default();
+        streams.write(Stream::Output, to, waited, Arc::new(|_| {})).unwrap();
+        let data = |bytes: &[u8]| Frame::Data(Stream::Output, bytes.to_vec());
+        assert_eq!(streams.take(data(b"text")), Ok(()));
+        assert_eq!(streams.take(Frame::Data(Stream::Errors, Vec::new())), Err(FrameError::NO_STREAM));
+        assert_eq!(streams.take(data(b"")), Ok(()));
+        for more in [&b""[..], b"more"] {
+            assert_eq!(streams.take(data(more)), Err(FrameError::AFTER_END));
+        }
+        let mut buffer = [0; 8];
+        assert_eq!(rustix::io::read(&from, &mut buffer), Ok(4));
+        assert_eq!(rustix::io::read(&from, &mut buffer), Ok(0));
+        let (waited, _over) = ending().unwrap();
+        streams.write(Stream::Output, pipe_with(PipeFlags::CLOEXEC).unwrap().1, waited, Arc::new(|_| {})).unwrap();
+        assert_eq!(streams.take(data(&vec![0; WINDOW_BYTES + 1])), Err(FrameError::TOO_MUCH));
+    }
 }

@@ -17,14 +17,14 @@ use stockade_engine::{
     Attempt, Backend, Events, HeldAnswer, HoldId, INSIDE_HOME, INSIDE_WORKSPACE, Io, SandboxPlan, StartError,
 };
 use stockade_model::{
-    Denial, Egress, EnforcementReport, Grant, LayerReport, LayerState, Level, Plan, Profile, SandboxId,
+    Denial, Egress, EnforcementReport, Grant, LayerReport, LayerState, Level, Plan, Profile, RawText, SandboxId,
 };
 use tokio::sync::watch;
 
 use crate::carry::{Until, ending};
 use crate::client::{ANSWERS_WITHIN, CallError, Client};
 use crate::frames::{Frame, MESSAGE_BYTES, Size, Stream};
-use crate::inside::{InsideOrder, Probed};
+use crate::inside::{InsideOrder, Probed, Reached};
 use crate::line::{Exec, Fate, FrameLine, all_said};
 use crate::outside::Outside;
 use crate::spec::LAUNCHER;
@@ -108,7 +108,7 @@ impl CommandBackend {
 
     /// Without walls of its own a command can have no less than the container.
     fn demand_no_less(&self, plan: &Plan) -> Result<(), StartError> {
-        limits::demand_same(&self.profile.limits, &plan.profile.limits)?;
+        limits::demand_no_lower(&self.profile.limits, &plan.profile.limits)?;
         let hidden = &self.profile.filesystem.hide;
         match plan.profile.filesystem.hide.iter().find(|path| !hidden.contains(path)) {
             Some(path) => Err(StartError {
@@ -131,16 +131,21 @@ impl CommandBackend {
         inside
     }
 
-    /// Looks what can be had inside, and reports who holds which limit.
+    /// Looks what can be had inside, and reports who holds which limit. What is to be
+    /// hidden and can be reached, where nothing inside could hide it.
     ///
     /// # Errors
     /// Where the runtime's kernel lacks what the walls inside are built of, and the level
-    /// needs them.
-    pub(crate) fn look_inside(&mut self, plan: &SandboxPlan) -> Result<(), StartError> {
-        let found = self.probe()?;
+    /// needs them, or a limit that nothing else could hold.
+    pub(crate) fn look_inside(&mut self, plan: &SandboxPlan) -> Result<Vec<Reached>, StartError> {
+        let found = self.probe(&plan.profile.filesystem.hide)?;
         demand_level(plan, &found)?;
         self.report_limits(plan, found.native_walls);
-        Ok(())
+        if found.native_walls {
+            return Ok(Vec::new());
+        }
+        limits::demand_held_without_walls(&plan.profile.limits)?;
+        Ok(found.reached)
     }
 
     /// The same for one that was made before: the level `full` was had then.
@@ -148,11 +153,12 @@ impl CommandBackend {
     /// # Errors
     /// As [`look_inside`](Self::look_inside).
     pub(crate) fn look_inside_again(&mut self, plan: &SandboxPlan) -> Result<(), StartError> {
-        if plan.level != Level::Full {
-            return self.look_inside(plan);
+        if plan.level == Level::Full {
+            self.report_limits(plan, true);
+            return Ok(());
         }
-        self.report_limits(plan, true);
-        Ok(())
+        // What was there was covered; what came since is its commands' own.
+        self.look_inside(plan).map(drop)
     }
 
     fn report_limits(&mut self, plan: &SandboxPlan, has_walls: bool) {
@@ -160,8 +166,10 @@ impl CommandBackend {
         self.enforced.layers.insert("limits".to_owned(), limits::report(&plan.profile.limits, has_walls));
     }
 
-    fn probe(&self) -> Result<Probed, StartError> {
-        let said = all_said(&self.client, self.exec("probe")).map_err(|error| self.unstarted(&error))?;
+    fn probe(&self, hidden: &[RawText]) -> Result<Probed, StartError> {
+        let hidden = serde_json::to_vec(hidden).map_err(|error| unready(&error))?;
+        let said = all_said(&self.client, self.exec("probe"), Frame::Message(hidden));
+        let said = said.map_err(|error| self.unstarted(&error))?;
         serde_json::from_slice(&said.output).map_err(|error| {
             let what = format!("the launcher in the container cannot be understood: {error}");
             with_complaint(StartError { what, hint: None }, &said.complaint)
@@ -251,17 +259,29 @@ fn network_layer(inside: Level) -> LayerReport {
     LayerReport { state, detail: detail.to_owned() }
 }
 
-/// A runtime with a kernel of its own counts by itself, and can be told to ignore the
-/// control groups of the host.
-fn unseen_limits() -> LayerReport {
-    let detail = "asked of the engine; whether its runtime holds them cannot be seen from here";
-    LayerReport { state: LayerState::Partial, detail: detail.to_owned() }
-}
-
-/// Such a runtime answers system calls itself, and need not look at a filter of them.
-fn unseen_filter() -> LayerReport {
-    let detail = "given to the runtime, whose own kernel does not use it";
-    LayerReport { state: LayerState::Absent, detail: detail.to_owned() }
+/// What a runtime with a kernel of its own does otherwise: it counts by itself, can be told
+/// to ignore the control groups of the host, answers system calls itself and need not
+/// look at a filter of them.
+fn of_own_kernel() -> [(&'static str, LayerReport); 4] {
+    let partial = |detail: &str| LayerReport { state: LayerState::Partial, detail: detail.to_owned() };
+    let filter = "given to the runtime, whose own kernel does not use it".to_owned();
+    [
+        ("container-limits", partial("asked of the engine; whether its runtime holds them cannot be seen from here")),
+        ("container-filter", LayerReport { state: LayerState::Absent, detail: filter }),
+        (
+            "container-files",
+            partial(
+                "a read-only system; the workspace, the home and private temp can be written; hidden paths are covered \
+                 as they were when it was made; pipes and sockets are the runtime's own, and nowhere outside, as is its /dev/fuse",
+            ),
+        ),
+        (
+            "launchers",
+            partial(
+                "not closed to the commands of their sandbox: what one does to its launcher stays within the walls",
+            ),
+        ),
+    ]
 }
 
 /// Both outputs may be in one.
@@ -308,8 +328,7 @@ impl Backend for CommandBackend {
         enforced.layers.extend(remote.enforced().layers.clone());
         enforced.layers.insert("network".to_owned(), network_layer(remote.enforced().level));
         if remote.enforced().level == Level::None {
-            enforced.layers.insert("container-limits".to_owned(), unseen_limits());
-            enforced.layers.insert("container-filter".to_owned(), unseen_filter());
+            enforced.layers.extend(of_own_kernel().map(|(name, layer)| (name.to_owned(), layer)));
         }
         Ok(Box::new(ContainerAttempt { remote, outside, enforced }))
     }

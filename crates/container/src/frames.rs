@@ -97,6 +97,8 @@ impl FrameError {
     pub(crate) const WRONG_WAY: Self = Self("what is for itself");
     /// A question that is none.
     pub(crate) const NO_QUESTION: Self = Self("a question that is none");
+    /// A stream goes on after its end.
+    pub(crate) const AFTER_END: Self = Self("more of a stream that had ended");
     /// More than may be on its way.
     pub(crate) const TOO_MUCH: Self = Self("more than was taken");
 }

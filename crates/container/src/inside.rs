@@ -5,6 +5,7 @@
 //! Commands run as the same user. So each launcher is closed to them: it cannot be
 //! looked into, and none of its descriptors reaches them.
 
+mod kernel;
 mod lead;
 mod order;
 mod proxy;
@@ -13,25 +14,26 @@ mod terminal;
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use rustix::fs::Mode;
+use rustix::fs::{Access, Mode, access};
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior, umask};
 use stockade_engine::remote::{Order, Said, Told, obey};
 use stockade_engine::{Attempt, AttemptEvent, Backend, Events, Io};
+use stockade_model::RawText;
 use stockade_native::{EnclosedBackend, NativeBackend};
 use stockade_sys::reap::reap_any;
 use stockade_sys::signals::Signals;
 
 use self::lead::Leads;
-pub(crate) use self::order::{InsideOrder, Probed};
+pub(crate) use self::order::{InsideOrder, Probed, Reached};
 use self::proxy::{Proxied, Proxy};
 use self::spent::Counted;
-use self::terminal::Terminal;
+use self::terminal::{Keys, Terminal};
 use crate::carry::{Streams, Until, ending};
 use crate::frames::{Decoder, Frame, MESSAGE_BYTES, Size, Stream};
 
@@ -98,13 +100,27 @@ fn own_directories() -> Vec<PathBuf> {
     ["/tmp", "/dev/shm"].map(PathBuf::from).into_iter().filter(|path| path.is_dir()).collect()
 }
 
-/// Tells the engine what can be had here.
+/// Tells the engine what can be had here, and what of that which it wants hidden can be
+/// reached.
 ///
 /// # Errors
-/// When the engine is not there.
+/// When the engine is not there, or cannot be understood.
 pub fn probe() -> io::Result<()> {
-    let found = Probed { native_walls: has_native_walls(), filtered: is_filtered()? };
+    let from = fcntl_dupfd_cloexec(rustix::stdio::stdin(), BEYOND_STREAMS)?;
+    let mut frames = Frames { from, decoder: Decoder::new(MESSAGE_BYTES), buffer: vec![0; PIECE_BYTES] };
+    let Some(Frame::Message(hidden)) = frames.next()? else { return Err(io::ErrorKind::UnexpectedEof.into()) };
+    let hidden: Vec<RawText> = serde_json::from_slice(&hidden)?;
+    let reached = hidden.iter().filter_map(|path| reached(path.as_path())).collect();
+    let found = Probed { native_walls: has_native_walls(), filtered: is_filtered()?, reached };
     io::stdout().write_all(&serde_json::to_vec(&found)?)
+}
+
+/// What a command finds at this path, through links, where it can look into it.
+fn reached(path: &Path) -> Option<Reached> {
+    let path = path.canonicalize().ok()?;
+    let is_directory = path.is_dir();
+    let can = |how| access(&path, how).is_ok();
+    (can(Access::READ_OK) || is_directory && can(Access::EXEC_OK)).then(|| Reached { path: path.into(), is_directory })
 }
 
 fn close_to_others() -> io::Result<()> {
@@ -154,7 +170,8 @@ impl Frames {
 fn run(order: InsideOrder, frames: Frames, way: &Arc<Way>) -> io::Result<()> {
     let InsideOrder { order: Order { plan, io, hold, umask: mask }, size, around } = order;
     umask(Mode::from_raw_mode(mask));
-    let mut ends = Ends::put_in_place(io, size)?;
+    let has_walls = has_native_walls();
+    let mut ends = Ends::put_in_place(io, size, has_walls)?;
     let (on_end, ended) = channel();
     let teller = Arc::clone(way);
     let events = Events::new(move |event| match event {
@@ -162,7 +179,6 @@ fn run(order: InsideOrder, frames: Frames, way: &Arc<Way>) -> io::Result<()> {
         AttemptEvent::Ended(_) => drop(on_end.send(event)),
         event => drop(teller.tell(&Told::Event(event))),
     });
-    let has_walls = has_native_walls();
     let counted = Counted::now(around);
     let leads = Arc::new(Leads::new(way));
     let mut proxy = None;
@@ -199,9 +215,15 @@ fn run(order: InsideOrder, frames: Frames, way: &Arc<Way>) -> io::Result<()> {
         move || finish(&ended, &over, outputs, (proxy.as_deref(), &leads, &counted, &way))
     });
     let terminal = ends.terminal;
+    let mut enforced = attempt.enforced().clone();
+    let of_terminal = terminal.as_ref().and_then(Terminal::report);
+    let unlike_linux = [("terminal", of_terminal), ("system-calls", kernel::report())];
+    let unlike_linux = unlike_linux.into_iter().filter_map(|(name, layer)| Some((name.to_owned(), layer?)));
+    enforced.layers.extend(unlike_linux);
     let (said, hear) = channel();
-    thread::spawn(move || Listener { streams, terminal, leads, over, said }.listen(frames));
-    way.tell(&Told::Prepared(Ok(attempt.enforced().clone())))?;
+    let listener = Listener { streams, terminal, leads, over, said, way: Arc::clone(way) };
+    thread::spawn(move || listener.listen(frames));
+    way.tell(&Told::Prepared(Ok(enforced)))?;
     // Hung up when the engine is gone: everything of the command ends with this.
     obey(attempt, || Ok(hear.recv().ok()), |told| way.tell(told))
 }
@@ -247,6 +269,7 @@ struct Listener {
     leads: Arc<Leads>,
     over: Over,
     said: Sender<Said>,
+    way: Arc<Way>,
 }
 
 impl Listener {
@@ -266,20 +289,47 @@ impl Listener {
         match frame {
             Frame::Message(message) => serde_json::from_slice(&message).is_ok_and(|one| self.said.send(one).is_ok()),
             Frame::Resized(size) => {
-                self.terminal.iter().for_each(|terminal| terminal.resize(size));
+                let signal = self.terminal.as_ref().and_then(|terminal| terminal.resize(size));
+                self.send(signal);
                 true
             }
             Frame::Over => false,
             frame if frame.is_of_connections() => self.leads.take(frame).is_ok(),
+            Frame::Data(Stream::Input, keys) if self.terminal.is_some() && !keys.is_empty() => {
+                self.press(&keys).is_ok()
+            }
             frame => {
                 let hangs_up = frame == Frame::Data(Stream::Input, Vec::new());
                 let taken = self.streams.take(frame).is_ok();
-                if hangs_up && self.terminal.take().is_some() {
+                if let Some(terminal) = self.terminal.take_if(|_| hangs_up) {
+                    self.send(terminal.hang_up());
                     // The last of our ends: the kernel tells who is at the other.
                     self.over.say();
                 }
                 taken
             }
+        }
+    }
+
+    /// Does what these keys do at the terminal.
+    fn press(&self, keys: &[u8]) -> io::Result<()> {
+        for keys in self.terminal.iter().flat_map(|terminal| terminal.keys(keys)) {
+            match keys {
+                Keys::Typed(keys) => self.streams.take(Frame::Data(Stream::Input, keys.to_vec()))?,
+                Keys::Signal(signal) => {
+                    self.send(Some(signal));
+                    // Nobody reads it, and there is room for another.
+                    self.way.send(&Frame::Taken(Stream::Input, 1))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends the command a signal; whether it still goes on is for whoever runs it.
+    fn send(&self, signal: Option<Signal>) {
+        if let Some(signal) = signal {
+            let _ = self.said.send(Said::Signal(signal.as_raw()));
         }
     }
 }
@@ -293,9 +343,9 @@ struct Ends {
 
 impl Ends {
     /// Makes them, and puts the command's in the place of this process's.
-    fn put_in_place(io: Io, size: Option<Size>) -> io::Result<Self> {
+    fn put_in_place(io: Io, size: Option<Size>, is_linux: bool) -> io::Result<Self> {
         if io == Io::Terminal {
-            let (terminal, inside) = Terminal::make(size)?;
+            let (terminal, inside) = Terminal::make(size, is_linux)?;
             rustix::stdio::dup2_stdin(&inside)?;
             rustix::stdio::dup2_stdout(&inside)?;
             rustix::stdio::dup2_stderr(&inside)?;

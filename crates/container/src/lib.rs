@@ -15,6 +15,7 @@ mod accounts;
 mod carry;
 mod client;
 mod command;
+mod covers;
 mod filter;
 mod frames;
 #[cfg(feature = "fuzzing")]

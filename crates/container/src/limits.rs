@@ -76,15 +76,30 @@ pub(crate) fn demand_held(limits: &Limits) -> Result<(), StartError> {
     }
 }
 
-/// Refuses limits of one command that its sandbox does not have, where nothing inside
+/// Refuses limits that are there by somebody's wish alone, and that nothing holds where the
+/// native walls do not stand inside; those that every profile has are told as not held.
+///
+/// # Errors
+/// The first of them.
+pub(crate) fn demand_held_without_walls(limits: &Limits) -> Result<(), StartError> {
+    match limits.each().find(|(limit, _)| matches!(limit, Limit::CpuTime | Limit::Inodes)) {
+        Some((limit, amount)) => Err(StartError {
+            what: format!("the limit {limit} {} cannot be held where the kernel has no Landlock", limit.text(amount)),
+            hint: Some(format!("leave {limit} out, or take another runtime")),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Refuses limits of one command that are lower than its sandbox's, where nothing inside
 /// could hold them.
 ///
 /// # Errors
 /// The first of them.
-pub(crate) fn demand_same(of_sandbox: &Limits, of_command: &Limits) -> Result<(), StartError> {
+pub(crate) fn demand_no_lower(of_sandbox: &Limits, of_command: &Limits) -> Result<(), StartError> {
     let is_held = |limit| matches!(Holder::of(limit, false), Holder::Clock | Holder::Capture);
-    let mut others = of_command.each().filter(|(limit, amount)| of_sandbox.get(*limit) != Some(*amount));
-    match others.find(|(limit, _)| !is_held(*limit)) {
+    let mut lower = of_command.each().filter(|(limit, amount)| of_sandbox.get(*limit).is_none_or(|all| all > *amount));
+    match lower.find(|(limit, _)| !is_held(*limit)) {
         Some((limit, amount)) => Err(StartError {
             what: format!("the limit {limit} {} cannot be held for one command of this sandbox", limit.text(amount)),
             hint: Some(format!("make a sandbox with it, or leave {limit} out")),
@@ -160,10 +175,19 @@ mod tests {
     }
 
     #[test]
+    fn without_walls_what_somebody_wished_for_is_refused_unless_it_is_held() {
+        let wished = Limits { inodes: Some(5), ..Limits::default() };
+        assert!(demand_held_without_walls(&wished).unwrap_err().what.contains("inodes"));
+        let usual = Limits { disk_bytes: Some(5), memory_bytes: Some(5), ..Limits::default() };
+        assert_eq!(demand_held_without_walls(&usual), Ok(()));
+    }
+
+    #[test]
     fn without_walls_a_command_has_the_limits_of_its_sandbox_and_a_clock() {
         let all = Limits { memory_bytes: Some(100), ..Limits::default() };
-        assert_eq!(demand_same(&all, &Limits { wall_ms: Some(5), ..all.clone() }), Ok(()));
-        let less = demand_same(&all, &Limits { memory_bytes: Some(50), ..all.clone() });
+        assert_eq!(demand_no_lower(&all, &Limits { wall_ms: Some(5), ..all.clone() }), Ok(()));
+        assert_eq!(demand_no_lower(&all, &Limits { memory_bytes: Some(101), ..all.clone() }), Ok(()));
+        let less = demand_no_lower(&all, &Limits { memory_bytes: Some(50), ..all.clone() });
         assert!(less.unwrap_err().what.contains("memory"));
     }
 

@@ -38,6 +38,8 @@ const PIECES_MAX: usize = 16;
 const MESSAGES_MAX: usize = 16;
 /// What is kept of what the launcher says on its standard error.
 const COMPLAINT_BYTES: usize = 2048;
+/// The same of its answer, where it gives one and ends.
+const ANSWER_BYTES: usize = 1 << 20;
 /// How long the caller's streams may take what a command wrote that was killed.
 const TAKEN_WITHIN: Duration = Duration::from_secs(2);
 /// How long what was written may still come when the container has ended: not every
@@ -111,15 +113,17 @@ pub(crate) struct Said {
     pub(crate) complaint: String,
 }
 
-/// Starts a launcher and hears it to its end, within the time of a call.
-pub(crate) fn all_said(client: &Client, exec: Exec) -> Result<Said, CallError> {
+/// Starts a launcher, says this to it, and hears it to its end, within the time of a call.
+pub(crate) fn all_said(client: &Client, exec: Exec, first: Frame) -> Result<Said, CallError> {
     client.call(ANSWERS_WITHIN, |docker| async move {
-        let (_, mut output, _input) = attach(docker, exec).await?;
+        let (_, mut output, mut input) = attach(docker, exec).await?;
+        input.write_all(&first.encode()).await?;
+        input.flush().await?;
         let (mut said, mut complaint) = (Vec::new(), Vec::new());
         while let Some(piece) = output.next().await {
             match piece? {
-                LogOutput::StdOut { message } => keep_some(&mut said, &message),
-                LogOutput::StdErr { message } => keep_some(&mut complaint, &message),
+                LogOutput::StdOut { message } => keep_some(&mut said, &message, ANSWER_BYTES),
+                LogOutput::StdErr { message } => keep_some(&mut complaint, &message, COMPLAINT_BYTES),
                 LogOutput::Console { .. } | LogOutput::StdIn { .. } => {}
             }
         }
@@ -128,8 +132,8 @@ pub(crate) fn all_said(client: &Client, exec: Exec) -> Result<Said, CallError> {
 }
 
 /// As much as is kept of what a launcher says that is no frame.
-fn keep_some(kept: &mut Vec<u8>, text: &[u8]) {
-    let room = COMPLAINT_BYTES.saturating_sub(kept.len());
+fn keep_some(kept: &mut Vec<u8>, text: &[u8], most: usize) {
+    let room = most.saturating_sub(kept.len());
     kept.extend_from_slice(&text[..text.len().min(room)]);
 }
 
@@ -169,13 +173,15 @@ impl FrameLine {
         })
     }
 
-    /// Where frames of streams are put; as long as the line is there.
+    /// Where frames of streams are put; as long as the line is there. A launcher that takes
+    /// so little that there is no room for one is broken off, and its command with it.
     pub(crate) fn sending(&self) -> crate::carry::Send {
-        let sender = Arc::clone(&self.sender);
+        let (sender, tasks) = (Arc::clone(&self.sender), self.tasks.clone());
         Arc::new(move |frame| {
-            if let Some(sender) = &*lock(&sender) {
-                // Full is a launcher that takes nothing: it is broken off by what is said.
-                let _ = sender.try_send(frame.encode());
+            let mut sender = lock(&sender);
+            if sender.as_ref().is_some_and(|sender| sender.try_send(frame.encode()).is_err()) {
+                sender.take();
+                tasks.iter().for_each(AbortHandle::abort);
             }
         })
     }
@@ -403,6 +409,6 @@ impl Incoming {
     }
 
     fn complain(&self, text: &[u8]) {
-        keep_some(&mut lock(&self.complaint), text);
+        keep_some(&mut lock(&self.complaint), text, COMPLAINT_BYTES);
     }
 }

@@ -19,9 +19,10 @@ use crate::client::{ANSWERS_WITHIN, CallError, Client, MAKES_WITHIN};
 use crate::command::CommandBackend;
 use crate::filter::FilterOption;
 use crate::images::TellPull;
+use crate::inside::Reached;
 use crate::spec::{OWNER_LABEL, SANDBOX_LABEL, Surroundings, User, container, name};
 use crate::standing::{ContainerSandbox, is_running, remove_container, started};
-use crate::{Kind, Settings, accounts, images, limits, socket, verified};
+use crate::{Kind, Settings, accounts, covers, images, limits, socket, verified};
 
 /// Makes them, by one engine.
 pub struct ContainerSandboxes {
@@ -151,10 +152,38 @@ impl ContainerSandboxes {
         Err(self.unsupported("this runtime", why))
     }
 
-    /// Makes and starts a container.
-    fn make(&self, connected: &Connected, plan: &SandboxPlan, image: &ImageDigest) -> Result<Container, StartError> {
+    /// Makes a container, and what runs commands in it; once more where it turns out that
+    /// nothing inside could hide what is to be hidden.
+    fn make_whole(
+        &self,
+        connected: &Connected,
+        plan: &SandboxPlan,
+        image: &ImageDigest,
+    ) -> Result<(Container, CommandBackend), StartError> {
         images::demand(&connected.client, image, self.tell_pull.as_ref())?;
         limits::demand_held(&plan.profile.limits)?;
+        let (made, backend, reached) = self.make(connected, plan, (image, &[]))?;
+        if reached.is_empty() {
+            return Ok((made, backend));
+        }
+        self.remove(connected, &plan.id)?;
+        let (made, backend, reached) = self.make(connected, plan, (image, &reached))?;
+        match reached.first() {
+            None => Ok((made, backend)),
+            Some(Reached { path, .. }) => Err(StartError {
+                what: format!("{} is to be hidden, and can be reached in the container", path.escaped()),
+                hint: Some("take a runtime whose kernel has Landlock".to_owned()),
+            }),
+        }
+    }
+
+    /// Makes and starts a container with these covered, and looks what is still reached.
+    fn make(
+        &self,
+        connected: &Connected,
+        plan: &SandboxPlan,
+        (image, covered): (&ImageDigest, &[Reached]),
+    ) -> Result<(Container, CommandBackend, Vec<Reached>), StartError> {
         let user = self.user_of(connected, &plan.workspace)?;
         // An engine may make what is not there.
         look_at("home", &plan.home)?;
@@ -162,12 +191,15 @@ impl ContainerSandboxes {
             what: format!("cannot write the container's filter of system calls: {error}"),
             hint: Some("TMPDIR names where".to_owned()),
         })?;
-        let accounts = accounts::files(&self.settings.accounts, user, &plan.id)?;
+        let mut placed = accounts::files(&self.settings.accounts, user, &plan.id)?.to_vec();
+        if !covered.is_empty() {
+            placed.extend(covers::over(&self.settings.accounts, covered)?);
+        }
         let around = Surroundings {
             kind: self.kind,
             image,
             launcher: &self.settings.launcher,
-            accounts: &accounts,
+            placed: &placed,
             owner: &self.settings.owner,
             user,
             filter: &filter.text,
@@ -184,7 +216,10 @@ impl ContainerSandboxes {
         let enforced = verified::report(self.kind, plan, user, &found)?;
         let started = started(&found);
         let id = found.id.ok_or_else(|| StartError { what: "the container has no id".to_owned(), hint: None })?;
-        Ok(Container { id, user, enforced, started })
+        let made = Container { id, user, enforced, started };
+        let mut backend = self.backend(connected.clone(), plan, &made);
+        let reached = backend.look_inside(plan)?;
+        Ok((made, backend, reached))
     }
 
     /// Commands run as the one whose the workspace is.
@@ -265,17 +300,13 @@ impl Sandboxes for ContainerSandboxes {
         self.demand_runtime(&connected, plan)?;
         // One that has ended, and is made anew around what it keeps.
         self.remove(&connected, &plan.id)?;
-        let made = self.make(&connected, plan, image).and_then(|made| {
-            let mut backend = self.backend(connected.clone(), plan, &made);
-            backend.look_inside(plan)?;
-            Ok(ContainerSandbox::of(plan, made.started, backend, events))
-        });
-        let sandbox = made.inspect_err(|_| {
+        let made = self.make_whole(&connected, plan, image);
+        let (made, backend) = made.inspect_err(|_| {
             if let Err(error) = self.remove(&connected, &plan.id) {
                 tracing::warn!("a container is left: {}", error.what);
             }
         })?;
-        Ok(Box::new(sandbox))
+        Ok(Box::new(ContainerSandbox::of(plan, made.started, backend, events)))
     }
 
     fn adopt(&self, plan: &SandboxPlan, events: SandboxEvents) -> Result<Box<dyn Sandbox>, SandboxError> {

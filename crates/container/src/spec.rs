@@ -57,8 +57,8 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) kind: Kind,
     pub(crate) image: &'a ImageDigest,
     pub(crate) launcher: &'a Path,
-    /// Files that stand in the place of the image's.
-    pub(crate) accounts: &'a [Placed],
+    /// What stands in the place of the image's.
+    pub(crate) placed: &'a [Placed],
     pub(crate) owner: &'a str,
     pub(crate) user: User,
     /// The filter of system calls, as an option.
@@ -141,7 +141,7 @@ fn mounts(plan: &SandboxPlan, around: Surroundings<'_>) -> Vec<Mount> {
         bind(&plan.home, INSIDE_HOME, false),
         bind(around.launcher, LAUNCHER, true),
     ];
-    own.into_iter().chain(around.accounts.iter().map(|(inside, from)| bind(from, inside, true))).collect()
+    own.into_iter().chain(around.placed.iter().map(|(inside, from)| bind(from, inside, true))).collect()
 }
 
 /// They are the user's: a runtime gives each the mode that the image has there. Each

@@ -199,7 +199,11 @@ impl Sandbox for ContainerSandbox {
             removed => removed,
         };
         match removed {
-            Err(SandboxError::Gone(_)) | Ok(()) => Ok(()),
+            Err(SandboxError::Gone(_)) | Ok(()) => {
+                // Whoever waits for a command in it hears of its end.
+                self.backend.gone.send_replace(true);
+                Ok(())
+            }
             Err(error) => {
                 self.ended.store(false, Ordering::Release);
                 Err(error)

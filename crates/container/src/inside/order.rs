@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use stockade_engine::remote::Order;
-use stockade_model::Limits;
+use stockade_model::{Limits, RawText};
 
 use crate::frames::Size;
 
@@ -18,10 +18,21 @@ pub(crate) struct InsideOrder {
 }
 
 /// What can be had in a container.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Probed {
     /// The walls of level `restricted`, with exact denials and held calls.
     pub(crate) native_walls: bool,
     /// A filter of system calls, as the runtime loaded it.
     pub(crate) filtered: bool,
+    /// What can be reached of that which is to be hidden.
+    pub(crate) reached: Vec<Reached>,
+}
+
+/// A file or a directory that a command can look into.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Reached {
+    /// Where it is, without links.
+    pub(crate) path: RawText,
+    /// Whether it is a directory.
+    pub(crate) is_directory: bool,
 }
