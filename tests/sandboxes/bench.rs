@@ -25,6 +25,7 @@ use stockade_testkit::slowness;
 
 use crate::kinds::{Kind, Ready};
 use crate::server::{Server, no_address, own_address};
+use crate::sleepers;
 
 /// Output is kept whole up to this.
 pub const CAPTURE: Io = Io::Capture { limit_bytes: 4 << 20 };
@@ -65,6 +66,7 @@ pub struct Bench {
     root: Option<PathBuf>,
     /// Whether names beneath `.test` are this machine's.
     knows_names: bool,
+    own_kernel: bool,
     top: PathBuf,
     made: AtomicU8,
 }
@@ -73,8 +75,9 @@ impl Bench {
     pub fn new(kind: &Kind, top: &Path) -> Result<Self> {
         let top = top.canonicalize()?;
         let session = top.parent().context("a session around")?;
-        let Ready { sandboxes, system, runtime, level, root, knows_names } = kind.ready(session, &top)?;
-        Ok(Self { kind: kind.name, sandboxes, system, runtime, level, root, knows_names, top, made: AtomicU8::new(0) })
+        let Ready { sandboxes, system, runtime, level, root, knows_names, own_kernel } = kind.ready(session, &top)?;
+        let made = AtomicU8::new(0);
+        Ok(Self { kind: kind.name, sandboxes, system, runtime, level, root, knows_names, own_kernel, top, made })
     }
 
     pub fn capabilities(&self) -> Capabilities {
@@ -165,7 +168,7 @@ impl Bench {
         let (sender, told) = channel();
         let events = SandboxEvents::new(move |event| drop(sender.send(event)));
         let sandbox = self.sandboxes.create(&plan, events)?;
-        Ok(Place { sandboxes: Arc::clone(&self.sandboxes), plan, sandbox: Some(sandbox), told })
+        Ok(self.place_of(plan, sandbox, told))
     }
 
     /// Finds one again that somebody let go of.
@@ -173,7 +176,12 @@ impl Bench {
         let (sender, told) = channel();
         let events = SandboxEvents::new(move |event| drop(sender.send(event)));
         let sandbox = self.sandboxes.adopt(&plan, events)?;
-        Ok(Place { sandboxes: Arc::clone(&self.sandboxes), plan, sandbox: Some(sandbox), told })
+        Ok(self.place_of(plan, sandbox, told))
+    }
+
+    fn place_of(&self, plan: SandboxPlan, sandbox: Box<dyn Sandbox>, told: Receiver<SandboxEvent>) -> Place {
+        let (sandboxes, own_kernel) = (Arc::clone(&self.sandboxes), self.own_kernel);
+        Place { sandboxes, plan, sandbox: Some(sandbox), told, own_kernel }
     }
 
     /// A sandbox with this limit for all of its commands, where the kind can hold it.
@@ -235,6 +243,7 @@ pub struct Place {
     pub plan: SandboxPlan,
     sandbox: Option<Box<dyn Sandbox>>,
     pub told: Receiver<SandboxEvent>,
+    own_kernel: bool,
 }
 
 impl Drop for Place {
@@ -341,10 +350,36 @@ impl Place {
         self.run(script).ok()
     }
 
+    /// Runs a script with all the powers and limits that the sandbox was made with.
+    #[track_caller]
+    fn run_with_all(&self, script: &str) -> Ran {
+        self.run_plan(&Plan { profile: self.plan.profile.clone(), ..inside(script) })
+    }
+
+    /// What such a script prints that succeeds.
+    #[track_caller]
+    pub fn prints_with_all(&self, script: &str) -> String {
+        self.run_with_all(script).ok()
+    }
+
+    /// How many of its processes sleep as long as this. The host sees them, or, where they
+    /// are of a kernel of its own, another command does; with that kernel they end.
+    #[track_caller]
+    pub fn sleeping(&self, mark: &str) -> usize {
+        if !self.own_kernel {
+            return sleepers::sleeping(mark);
+        }
+        match self.try_begin(&python(&sleepers::counting(mark)), CAPTURE, false) {
+            Ok(going) => going.end().ok().trim().parse().unwrap(),
+            Err(error) if error.what.contains("is gone") => 0,
+            Err(error) => panic!("they cannot be counted: {error:?}"),
+        }
+    }
+
     /// That refusals in it are told call by call, or declared as not.
     #[track_caller]
     pub fn demand_exact(&self) -> Result<(), Declared> {
-        let ran = self.run("true");
+        let ran = self.run_with_all("true");
         match ran.report.layers.get("broker") {
             Some(layer) if layer.state != LayerState::Absent => Ok(()),
             Some(layer) => Err(Declared(format!("refusals are not told: {}", layer.detail))),
@@ -360,7 +395,7 @@ impl Place {
         if self.sandbox().backend().honours(&wish, self.plan.level) {
             // Programs that know nothing of it: where only a proxy leads there, they are
             // not led.
-            let ran = self.run("true");
+            let ran = self.run_with_all("true");
             let layer = &ran.report.layers["network"];
             let is_whole = layer.state == LayerState::Enforced;
             return if is_whole { Ok(()) } else { Err(Declared(format!("by proxy alone: {}", layer.detail))) };
@@ -500,6 +535,14 @@ impl Ran {
     #[track_caller]
     pub fn ended(&self, end: CommandEnd) {
         assert_eq!(self.end.end, end, "{}{} {:#?}", self.stdout(), self.stderr(), self.denials);
+    }
+
+    /// What its report says that is less than everything, in words that hold this.
+    #[track_caller]
+    pub fn declares(&self, word: &str) -> Declared {
+        let mut layers = self.report.layers.values();
+        let found = layers.find(|layer| layer.state == LayerState::Partial && layer.detail.contains(word));
+        Declared(found.unwrap_or_else(|| panic!("no word of {word}: {:?}", self.report)).detail.clone())
     }
 
     pub fn stdout(&self) -> String {

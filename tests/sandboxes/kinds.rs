@@ -22,8 +22,6 @@ pub struct Kind {
     pub name: &'static str,
     /// What makes its sandboxes.
     pub made: Made,
-    /// Why it is judged only where a filter names it.
-    pub pending: Option<&'static str>,
 }
 
 /// What makes sandboxes.
@@ -38,20 +36,15 @@ pub enum Made {
 
 /// All of them.
 pub const KINDS: &[Kind] = &[
-    Kind { name: "native", made: Made::Native, pending: None },
-    Kind { name: "kept", made: Made::Kept, pending: None },
-    container("docker", EngineKind::Docker, None, None),
-    container("docker-runsc", EngineKind::Docker, Some("runsc"), Some("it does not hold all of it yet")),
-    container("podman", EngineKind::Podman, None, None),
+    Kind { name: "native", made: Made::Native },
+    Kind { name: "kept", made: Made::Kept },
+    container("docker", EngineKind::Docker, None),
+    container("docker-runsc", EngineKind::Docker, Some("runsc")),
+    container("podman", EngineKind::Podman, None),
 ];
 
-const fn container(
-    name: &'static str,
-    engine: EngineKind,
-    runtime: Option<&'static str>,
-    pending: Option<&'static str>,
-) -> Kind {
-    Kind { name, made: Made::Container { engine, runtime }, pending }
+const fn container(name: &'static str, engine: EngineKind, runtime: Option<&'static str>) -> Kind {
+    Kind { name, made: Made::Container { engine, runtime } }
 }
 
 /// A kind as a case has it.
@@ -65,6 +58,9 @@ pub struct Ready {
     pub root: Option<PathBuf>,
     /// Whether its doors know the names beneath `.test`; others ask the host.
     pub knows_names: bool,
+    /// Whether its commands are processes of a kernel of their own, which the host does
+    /// not see.
+    pub own_kernel: bool,
 }
 
 impl Kind {
@@ -82,7 +78,15 @@ impl Kind {
             Made::Native => {
                 let sandboxes = Arc::new(NativeSandboxes::default().resolving(Arc::new(Table)));
                 let level = Level::Full;
-                Ok(Ready { sandboxes, system: None, runtime: None, level, root: None, knows_names: true })
+                Ok(Ready {
+                    sandboxes,
+                    system: None,
+                    runtime: None,
+                    level,
+                    root: None,
+                    knows_names: true,
+                    own_kernel: false,
+                })
             }
             Made::Kept => {
                 let (keeper, root) = (session.join("suite"), top.join("kept"));
@@ -94,6 +98,7 @@ impl Kind {
                     level: Level::Full,
                     root: Some(root),
                     knows_names: false,
+                    own_kernel: false,
                 })
             }
             Made::Container { engine, runtime } => Self::container(session, top, *engine, *runtime),
@@ -112,14 +117,16 @@ impl Kind {
             owner: top.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         };
         let image = fs::read_to_string(engines::image_file(session, engine)).context("reading the image's digest")?;
+        let own_kernel = runtime == Some("runsc");
         Ok(Ready {
             sandboxes: Arc::new(ContainerSandboxes::new(kind, settings).resolving(Arc::new(Table))),
             system: Some(System::Image(image.parse().context("the image's digest")?)),
-            // A kernel without Landlock: the lower level has to be named.
-            level: if runtime == Some("runsc") { Level::Restricted } else { Level::Full },
+            // That has no Landlock: the lower level has to be named.
+            level: if own_kernel { Level::Restricted } else { Level::Full },
             runtime: runtime.map(str::parse).transpose().context("the runtime's name")?,
             root: None,
             knows_names: true,
+            own_kernel,
         })
     }
 }

@@ -23,7 +23,7 @@ use crate::kinds::{KINDS, Kind};
 use crate::table;
 
 /// Tasks at a time: most of what they do is waiting.
-const PARALLEL: usize = 4;
+const PARALLEL: usize = 6;
 /// Wall clock of one task.
 const TASK_TIMEOUT: Duration = Duration::from_secs(180);
 /// How long what is left of a task may take to go.
@@ -74,17 +74,30 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
     let engines = Engines::start(session.directory.path(), &names)?;
     let (mut here, mut not_here) = (Vec::new(), BTreeMap::new());
     for task in wanted {
-        match task.not_here(&engines).or_else(|| task.is_pending(&filter)) {
+        match task.not_here(&engines) {
             Some(why) => not_here.entry((task.kind.name, task.user.word(), why)).or_insert_with(Vec::new).push(task),
             None => here.push(task),
         }
     }
     let played = here.iter().map(Task::to_string).collect();
-    let mut tally = play(here, PARALLEL, |task| session.play(task));
+    let mut tally = play(mixed(here), PARALLEL, |task| session.play(task));
     engines.demand_empty()?;
     tally.not_run.extend(not_here.into_iter().map(|((kind, user, why), tasks)| not_run(kind, user, why, &tasks)));
     table::settle(&mut tally, &played)?;
     Ok(tally.report())
+}
+
+/// Kinds in turn, so that what waits for one engine goes on beside what waits for another;
+/// each begins with another case, since some are heavy for all of them.
+fn mixed(mut tasks: Vec<Task>) -> Vec<Task> {
+    let cases: Vec<_> = cases::all().map(|case| (case.area, case.name)).collect();
+    let turn = |task: &Task| {
+        let case = cases.iter().position(|case| *case == (task.case.area, task.case.name)).unwrap_or_default();
+        let kind = KINDS.iter().position(|kind| kind.name == task.kind.name).unwrap_or_default();
+        (case + kind * cases.len() / KINDS.len()) % cases.len()
+    };
+    tasks.sort_by_cached_key(turn);
+    tasks
 }
 
 /// A kind that cannot be had is told once.
@@ -97,11 +110,6 @@ fn not_run(kind: &str, user: &str, why: String, tasks: &[Task]) -> NotRun {
 }
 
 impl Task {
-    /// Why it is judged only where the filter names its kind.
-    fn is_pending(&self, filter: &str) -> Option<String> {
-        self.kind.pending.filter(|_| !filter.contains(self.kind.name)).map(str::to_owned)
-    }
-
     /// Why it cannot run on this machine.
     fn not_here(&self, engines: &Engines) -> Option<String> {
         if !User::available().contains(&self.user) {

@@ -21,9 +21,9 @@ fn it_lives_on_where_it_is_kept(bench: &Bench) -> Verdict {
     let place = bench.place();
     let mark = sleepers::mark(1);
     place.prints(&left(&mark));
-    wait_until("it runs", || sleepers::sleeping(&mark) == 1);
+    wait_until("it runs", || place.sleeping(&mark) == 1);
     place.prints("true");
-    assert_eq!(sleepers::sleeping(&mark), 1);
+    assert_eq!(place.sleeping(&mark), 1);
     Ok(())
 }
 
@@ -33,7 +33,7 @@ fn a_later_command_finds_and_ends_it(bench: &Bench) -> Verdict {
     let mark = sleepers::mark(2);
     place.prints(&left(&mark));
     place.prints(&format!("pkill -f 'sleep {mark}'"));
-    wait_until("it is gone", || sleepers::sleeping(&mark) == 0);
+    wait_until("it is gone", || place.sleeping(&mark) == 0);
     Ok(())
 }
 
@@ -58,7 +58,7 @@ fn it_ends_where_it_is_to_end(bench: &Bench) -> Verdict {
     let place = bench.place_with(|plan| plan.background = Background::End);
     let mark = sleepers::mark(3);
     place.prints(&format!("sleep {mark} >/dev/null 2>&1 </dev/null & echo $!"));
-    wait_until("it is gone", || sleepers::sleeping(&mark) == 0);
+    wait_until("it is gone", || place.sleeping(&mark) == 0);
     Ok(())
 }
 
@@ -67,7 +67,7 @@ fn what_left_its_session_ends_too(bench: &Bench) -> Verdict {
     let place = bench.place_with(|plan| plan.background = Background::End);
     let mark = sleepers::mark(4);
     place.prints(&format!("(setsid bash -c '(setsid sleep {mark} &) ; exit' >/dev/null 2>&1 </dev/null &); sleep 0.3"));
-    wait_until("it is gone", || sleepers::sleeping(&mark) == 0);
+    wait_until("it is gone", || place.sleeping(&mark) == 0);
     Ok(())
 }
 
@@ -76,9 +76,9 @@ fn it_ends_with_the_sandbox(bench: &Bench) -> Verdict {
     let place = bench.place();
     let mark = sleepers::mark(5);
     place.prints(&left(&mark));
-    wait_until("it runs", || sleepers::sleeping(&mark) == 1);
+    wait_until("it runs", || place.sleeping(&mark) == 1);
     place.sandbox().destroy().unwrap();
-    assert_eq!(sleepers::sleeping(&mark), 0);
+    assert_eq!(place.sleeping(&mark), 0);
     Ok(())
 }
 
@@ -88,11 +88,11 @@ fn the_end_of_one_is_not_that_of_another(bench: &Bench) -> Verdict {
     let (one, two) = (sleepers::mark(6), sleepers::mark(7));
     place.prints(&left(&one));
     let going = place.start(&format!("sleep {two}"));
-    wait_until("both run", || sleepers::sleeping(&one) == 1 && sleepers::sleeping(&two) == 1);
+    wait_until("both run", || place.sleeping(&one) == 1 && place.sleeping(&two) == 1);
     going.attempt.kill();
     going.end();
-    wait_until("the other is gone", || sleepers::sleeping(&two) == 0);
-    assert_eq!(sleepers::sleeping(&one), 1);
+    wait_until("the other is gone", || place.sleeping(&two) == 0);
+    assert_eq!(place.sleeping(&one), 1);
     Ok(())
 }
 

@@ -85,10 +85,10 @@ fn a_kill_takes_all_of_it(bench: &Bench) -> Verdict {
     let place = bench.place();
     let mark = sleepers::mark(1);
     let going = ready(&place, &format!("sleep {mark} & (setsid sleep {mark} &) ; touch ready; sleep {mark}"));
-    wait_until("all run", || sleepers::sleeping(&mark) == 3);
+    wait_until("all run", || place.sleeping(&mark) == 3);
     going.attempt.kill();
     going.end().ended(CommandEnd::Signaled(9));
-    wait_until("all are gone", || sleepers::sleeping(&mark) == 0);
+    wait_until("all are gone", || place.sleeping(&mark) == 0);
     Ok(())
 }
 
@@ -114,7 +114,7 @@ fn a_stopped_command_goes_on(bench: &Bench) -> Verdict {
 fn a_core_is_dumped_nowhere(bench: &Bench) -> Verdict {
     let place = bench.place();
     place.run("ulimit -c unlimited 2>/dev/null; kill -SEGV $$").ended(CommandEnd::Signaled(11));
-    assert_eq!(place.prints("ls -A . | grep core; ulimit -Hc"), "0\n");
+    assert_eq!(place.prints("find . -name '*core*'; ulimit -Hc"), "0\n");
     Ok(())
 }
 
@@ -142,7 +142,7 @@ fn dropping_an_attempt_ends_it(bench: &Bench) -> Verdict {
     let mark = sleepers::mark(2);
     let going = ready(&place, &format!("touch ready; exec sleep {mark}"));
     drop(going);
-    wait_until("it is gone", || sleepers::sleeping(&mark) == 0);
+    wait_until("it is gone", || place.sleeping(&mark) == 0);
     assert_eq!(place.prints("echo on"), "on\n");
     Ok(())
 }

@@ -37,9 +37,9 @@ fn its_end_is_whole(bench: &Bench) -> Verdict {
     let place = bench.place();
     let mark = sleepers::mark(1);
     let _going = place.start(&format!("sleep {mark} & (setsid sleep {mark} &); sleep {mark}"));
-    wait_until("all run", || sleepers::sleeping(&mark) == 3);
+    wait_until("all run", || place.sleeping(&mark) == 3);
     place.sandbox().destroy().unwrap();
-    assert_eq!(sleepers::sleeping(&mark), 0);
+    assert_eq!(place.sleeping(&mark), 0);
     Ok(())
 }
 
@@ -121,7 +121,7 @@ fn one_of_the_same_directories_goes_on(bench: &Bench) -> Verdict {
     place.sandbox().destroy().unwrap();
     drop(place);
     let place = bench.make_of(plan).unwrap();
-    assert_eq!(place.prints("cat file; ls /tmp"), "kept\n");
+    assert_eq!(place.prints("cat file; find /tmp -mindepth 1"), "kept\n");
     Ok(())
 }
 
@@ -168,11 +168,11 @@ fn what_ran_meanwhile_is_found_again(bench: &Bench) -> Verdict {
     let place = bench.place();
     let mark = sleepers::mark(2);
     place.prints(&format!("(setsid sleep {mark} >/dev/null 2>&1 </dev/null &); true"));
-    wait_until("it runs", || sleepers::sleeping(&mark) == 1);
+    wait_until("it runs", || place.sleeping(&mark) == 1);
     let found = bench.adopt(place.leave()).unwrap();
-    assert_eq!(sleepers::sleeping(&mark), 1);
+    assert_eq!(found.sleeping(&mark), 1);
     found.sandbox().destroy().unwrap();
-    assert_eq!(sleepers::sleeping(&mark), 0);
+    assert_eq!(found.sleeping(&mark), 0);
     Ok(())
 }
 

@@ -54,10 +54,9 @@ fn a_rule_refuses_it(bench: &Bench) -> Verdict {
 
 fn its_time_runs_out(bench: &Bench) -> Verdict {
     let desk = Desk::of(bench, &[]);
-    let place = &desk.place;
     let outcome = desk.request("sleep 1000", |request| request.timeout_ms = Some(1500));
     assert_eq!(outcome.status, Status::TimedOut, "{outcome:?}");
-    assert_eq!(place.prints("echo on"), "on\n");
+    assert_eq!(desk.place.prints_with_all("echo on"), "on\n");
     Ok(())
 }
 
@@ -115,7 +114,7 @@ fn an_interrupt_ends_it(bench: &Bench) -> Verdict {
     let begun = || crate::bench::wait_until("it runs", || ready.exists());
     let outcome = desk.interrupted("touch ready; exec sleep 1000", 15, begun);
     assert!([Status::Signaled, Status::Aborted].contains(&outcome.status), "{outcome:?}");
-    assert_eq!(place.prints("echo on"), "on\n");
+    assert_eq!(desk.place.prints_with_all("echo on"), "on\n");
     Ok(())
 }
 
