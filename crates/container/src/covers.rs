@@ -13,6 +13,7 @@ use stockade_engine::StartError;
 
 use crate::accounts::Placed;
 use crate::inside::Reached;
+use crate::spec::text_of;
 
 /// Its mode: who is without capabilities cannot look into it, whoever owns it.
 const CLOSED: u32 = 0;
@@ -26,15 +27,11 @@ pub(crate) fn over(directory: &Path, reached: &[Reached]) -> Result<Vec<Placed>,
         what: format!("cannot make what hidden paths are covered with in {}: {why}", directory.display()),
         hint: None,
     })?;
-    reached.iter().map(|one| Ok((text(one)?, if one.is_directory { &made.1 } else { &made.0 }.clone()))).collect()
-}
-
-fn text(reached: &Reached) -> Result<String, StartError> {
-    let text = reached.path.as_path().to_str().map(str::to_owned);
-    text.ok_or_else(|| StartError {
-        what: format!("{} cannot be hidden: its name is no text", reached.path.escaped()),
-        hint: None,
-    })
+    let cover = |one: &Reached| {
+        let with = if one.is_directory { &made.1 } else { &made.0 };
+        Ok((text_of(one.path.as_path())?.to_owned(), with.clone()))
+    };
+    reached.iter().map(cover).collect()
 }
 
 /// The file and the directory.
@@ -56,6 +53,16 @@ fn is_there(made: io::Result<()>) -> io::Result<()> {
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt as _;
+
+    #[test]
+    fn a_path_that_is_no_text_is_taken_for_no_other() {
+        use std::os::unix::ffi::OsStrExt as _;
+        let path = Path::new(std::ffi::OsStr::from_bytes(b"/w\xff"));
+        assert!(text_of(path).unwrap_err().what.contains("/w\\xff"));
+        let directory = tempfile::tempdir().unwrap();
+        let reached = Reached { path: path.into(), is_directory: false };
+        assert!(over(directory.path(), &[reached]).is_err());
+    }
 
     #[test]
     fn files_and_directories_are_covered_by_their_like_as_often_as_it_is_asked() {

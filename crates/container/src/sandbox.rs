@@ -20,7 +20,7 @@ use crate::command::CommandBackend;
 use crate::filter::FilterOption;
 use crate::images::TellPull;
 use crate::inside::Reached;
-use crate::spec::{OWNER_LABEL, SANDBOX_LABEL, Surroundings, User, container, name};
+use crate::spec::{OWNER_LABEL, SANDBOX_LABEL, Surroundings, User, container, name, text_of};
 use crate::standing::{ContainerSandbox, is_running, remove_container, started};
 use crate::{Kind, Settings, accounts, covers, images, limits, socket, verified};
 
@@ -187,6 +187,9 @@ impl ContainerSandboxes {
         let user = self.user_of(connected, &plan.workspace)?;
         // An engine may make what is not there.
         look_at("home", &plan.home)?;
+        [&plan.workspace, &plan.home, &self.settings.launcher]
+            .into_iter()
+            .try_for_each(|path| text_of(path).map(drop))?;
         let filter = FilterOption::of(self.kind).map_err(|error| StartError {
             what: format!("cannot write the container's filter of system calls: {error}"),
             hint: Some("TMPDIR names where".to_owned()),

@@ -9,8 +9,8 @@ use bollard::models::{
     MountBindOptionsPropagationEnum, MountType, ResourcesUlimits,
 };
 use rustix::process::{Resource, getrlimit};
-use stockade_engine::{INSIDE_HOME, INSIDE_WORKSPACE, SandboxPlan};
-use stockade_model::{ImageDigest, SandboxId};
+use stockade_engine::{INSIDE_HOME, INSIDE_WORKSPACE, SandboxPlan, StartError};
+use stockade_model::{ImageDigest, RawText, SandboxId};
 
 use crate::accounts::Placed;
 use crate::{Kind, limits};
@@ -121,6 +121,17 @@ fn host_config(plan: &SandboxPlan, around: Surroundings<'_>) -> HostConfig {
 /// What the launcher's processes say goes to who started them.
 fn no_log() -> HostConfigLogConfig {
     HostConfigLogConfig { typ: Some("none".to_owned()), config: None }
+}
+
+/// A path as engines take it.
+///
+/// # Errors
+/// Where it is no text: another file may be called what it would be taken for.
+pub(crate) fn text_of(path: &Path) -> Result<&str, StartError> {
+    path.to_str().ok_or_else(|| StartError {
+        what: format!("a container engine cannot be told of {}: its name is no text", RawText::from(path).escaped()),
+        hint: Some("rename it".to_owned()),
+    })
 }
 
 /// The workspace, the home, the launcher, and who the user is. No other path of the host.
