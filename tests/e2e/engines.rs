@@ -40,10 +40,15 @@ fn sandboxes_of_a_killed_engine_go_on_around_what_they_keep() {
     }
     let top = tempfile::Builder::new().prefix("stockade-e2e-").tempdir_in("/var/tmp").unwrap();
     let archive = small_image(top.path()).unwrap();
-    for (kind, backend) in [(EngineKind::Docker, "docker"), (EngineKind::Podman, "podman")] {
+    let within_gvisor = ["--runtime", "runsc", "--level", "restricted"];
+    let kinds: [(_, _, &[&[&str]]); 2] =
+        [(EngineKind::Docker, "docker", &[&[], &within_gvisor]), (EngineKind::Podman, "podman", &[&[]])];
+    for (kind, backend, options) in kinds {
         let mut engine = Engine::start(kind, &top.path().join(backend)).unwrap();
         let image = engine.import(&archive).unwrap();
-        killed_at_work(&mut engine, &["create", "--backend", backend, "--image", &image]);
+        for more in options {
+            killed_at_work(&mut engine, &[&["create", "--backend", backend, "--image", &image], *more].concat());
+        }
     }
 }
 
