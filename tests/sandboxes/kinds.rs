@@ -67,7 +67,14 @@ impl Kind {
     /// Why this user's sandboxes of the kind are not judged.
     pub fn not_for(&self, user: User) -> Option<&'static str> {
         match (&self.made, user) {
-            (Made::Container { .. }, User::Ordinary) => Some("the engine is root's, and its socket is root's alone"),
+            (Made::Container { engine: EngineKind::Docker, .. }, User::Ordinary) => {
+                Some("the engine is root's, and its socket is root's alone")
+            }
+            // Where it may make none it says "Resource limits are not supported and ignored on
+            // cgroups V1 rootless systems", and every sandbox is refused.
+            (Made::Container { engine: EngineKind::Podman, .. }, User::Ordinary) => {
+                Some("the suite's is root's; an ordinary user's own holds no limits without a delegated control group")
+            }
             _ => None,
         }
     }

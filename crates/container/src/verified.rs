@@ -3,7 +3,7 @@
 
 use bollard::models::{ContainerInspectResponse, HostConfig};
 use stockade_engine::{SandboxPlan, StartError};
-use stockade_model::{EnforcementReport, LayerReport, LayerState};
+use stockade_model::{EnforcementReport, LayerReport, LayerState, Limits};
 
 use crate::limits;
 use crate::spec::User;
@@ -26,11 +26,7 @@ pub(crate) fn report(
     demand(host.readonly_rootfs == Some(true), "a read-only system")?;
     demand(host.network_mode.as_deref() == Some("none"), "a container without a network")?;
     demand(!shares_host(host), "namespaces of its own")?;
-    let limits = &plan.profile.limits;
-    let held =
-        |wanted: Option<u64>, has: Option<i64>| wanted.is_none_or(|w| has.is_some_and(|h| h > 0 && h as u64 <= w));
-    demand(held(limits.memory_bytes, host.memory), "the limit of memory")?;
-    demand(held(limits::processes(limits), host.pids_limit), "the limit of processes")?;
+    demand_limits(&plan.profile.limits, host)?;
     demand(filter::is_ours(kind, host.security_opt.as_deref().unwrap_or_default()), "its filter of system calls")?;
     let runtime = host.runtime.as_deref().filter(|name| !name.is_empty()).unwrap_or("its engine's own choice");
     let layers = [
@@ -54,6 +50,27 @@ fn missing(what: &str) -> StartError {
 
 fn demand(is_there: bool, what: &str) -> Result<(), StartError> {
     if is_there { Ok(()) } else { Err(missing(what)) }
+}
+
+fn demand_limits(limits: &Limits, host: &HostConfig) -> Result<(), StartError> {
+    let held =
+        |wanted: Option<u64>, has: Option<i64>| wanted.is_none_or(|w| has.is_some_and(|h| h > 0 && h as u64 <= w));
+    demand_held(held(limits.memory_bytes, host.memory), "memory")?;
+    demand_held(held(limits::processes(limits), host.pids_limit), "processes")
+}
+
+/// Podman of an ordinary user makes a container without its limits where control groups
+/// are of version 1, and says so to its own log alone.
+fn demand_held(is_held: bool, limit: &str) -> Result<(), StartError> {
+    if is_held {
+        return Ok(());
+    }
+    let hint = "an ordinary user's engine holds limits only in a control group of version 2 that was delegated to that \
+                user; take root's engine, or a native sandbox";
+    Err(StartError {
+        what: format!("the container engine does not hold the limit of {limit}, although it was asked to"),
+        hint: Some(hint.to_owned()),
+    })
 }
 
 /// Podman writes out what `ALL` was at the time.
@@ -88,4 +105,22 @@ fn limits_text(host: &HostConfig) -> String {
     ];
     let all: Vec<String> = all.into_iter().flatten().collect();
     if all.is_empty() { "none was asked for".to_owned() } else { format!("held by the engine: {}", all.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_that_an_engine_left_out_are_missed_by_their_names() {
+        let host = |memory, processes| HostConfig { memory, pids_limit: processes, ..HostConfig::default() };
+        let wanted = Limits { memory_bytes: Some(100), processes: Some(10), ..Limits::default() };
+        let with_all = host(Some(100), limits::processes(&wanted).map(|processes| processes as i64));
+        assert_eq!(demand_limits(&wanted, &with_all), Ok(()));
+        assert_eq!(demand_limits(&Limits::default(), &host(None, None)), Ok(()));
+        for (left_out, name) in [(host(Some(0), with_all.pids_limit), "memory"), (host(Some(100), None), "processes")] {
+            let refused = demand_limits(&wanted, &left_out).unwrap_err();
+            assert!(refused.what.contains(name) && refused.hint.is_some(), "{refused:?}");
+        }
+    }
 }
