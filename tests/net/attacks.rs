@@ -9,6 +9,7 @@ use stockade_testkit::User;
 use stockade_tests::Level;
 
 use crate::cases::{self, Case, Kind};
+use crate::contained;
 use crate::lab::{Lab, Powers, Script, Seen};
 use crate::rows;
 use crate::task::{Task, strongest};
@@ -96,7 +97,8 @@ pub fn tasks() -> Result<Vec<Task>> {
         let case = cases.iter().find(|case| case.id == attack.id).cloned();
         tasks_of(attack, case)
     };
-    Ok(rows::ROWS.iter().flat_map(tasks).collect())
+    let of_case = |attack: &Attack| text_of(attack, cases.iter().find(|case| case.id == attack.id));
+    Ok(rows::ROWS.iter().flat_map(tasks).chain(contained::tasks(rows::ROWS, of_case)).collect())
 }
 
 /// Every case is a row, once.
@@ -155,12 +157,14 @@ fn text_of(attack: &Attack, case: Option<&Case>) -> String {
     }
 }
 
-fn script<'a>(attack: &Attack, text: &'a str) -> Script<'a> {
+/// How a row is run.
+pub fn script<'a>(attack: &Attack, text: &'a str) -> Script<'a> {
     let trusts_lab = !attack.config.contains("inspect");
     Script { with_proxies: attack.with_proxies, trusts_lab, timeout: Duration::from_secs(120), ..Script::new(text) }
 }
 
-fn breaches(attack: &Attack, seen: &Seen) -> Vec<String> {
+/// What got through that nobody agreed to.
+pub fn breaches(attack: &Attack, seen: &Seen) -> Vec<String> {
     let mut breaches = seen.sight.strangers(attack.agreed);
     breaches.extend((attack.judge)(seen));
     breaches
@@ -180,6 +184,12 @@ fn control(attack: &Attack, lab: &Lab, own: &str) -> Result<()> {
     Ok(())
 }
 
+/// A row's text, and what shows that what is granted works after it.
+pub fn with_proof(attack: &Attack, own: &str) -> String {
+    let proof = attack.works.map(|address| format!("\ncurl -sSf -m 20 {address} > /dev/null && echo STILL-WORKS\n"));
+    own.to_owned() + proof.as_deref().unwrap_or_default()
+}
+
 fn contained(attack: &Attack, lab: &Lab, user: User, level: Level, own: &str) -> Result<()> {
     if let Some(special) = attack.special {
         return special(lab, Some((user, level)));
@@ -188,10 +198,7 @@ fn contained(attack: &Attack, lab: &Lab, user: User, level: Level, own: &str) ->
     if attack.with_proxies {
         text.push_str("[ -n \"$http_proxy\" ] && [ -n \"$all_proxy\" ] || echo NO-PROXIES\n");
     }
-    text.push_str(own);
-    if let Some(address) = attack.works {
-        text.push_str(&format!("\ncurl -sSf -m 20 {address} > /dev/null && echo STILL-WORKS\n"));
-    }
+    text.push_str(&with_proof(attack, own));
     let powers = Powers { config: attack.config, ..Powers::of(level, attack.grants) };
     let seen = lab.sandboxed(user, powers, &script(attack, &text))?;
     let breaches = breaches(attack, &seen);

@@ -8,9 +8,10 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
-use stockade_testkit::{Command, Ended, Engine, EngineKind, Running, User};
+use anyhow::{Context as _, Result, ensure};
+use stockade_testkit::{Ended, EngineKind, Running, User};
 
+use crate::containers::{Containers, Maker};
 use crate::lab::Lab;
 use crate::task::Task;
 use crate::world::{World, binary};
@@ -56,13 +57,6 @@ pub fn tasks() -> Vec<Task> {
     native.chain([contained(EngineKind::Docker, "docker"), contained(EngineKind::Podman, "podman")]).collect()
 }
 
-/// What makes the sandboxes; this machine's own kernel where nothing is said.
-#[derive(Default)]
-struct Maker {
-    options: Vec<String>,
-    environment: Vec<(&'static str, String)>,
-}
-
 /// One task's sandbox.
 struct Errand<'a> {
     world: &'a World,
@@ -73,26 +67,14 @@ struct Errand<'a> {
 
 /// The same errands in sandboxes of a container engine, by each runtime that it has.
 fn in_containers(lab: &Lab, kind: EngineKind) -> Result<()> {
-    let directory = tempfile::tempdir_in("/var/tmp")?;
-    let engine = Engine::start(kind, &directory.path().join("engine"))?;
-    let image = engine.import(Path::new(&lab.text("$SHARED/image.tar")))?;
-    let (name, variable) = match kind {
-        EngineKind::Docker => ("docker", "DOCKER_HOST"),
-        EngineKind::Podman => ("podman", "CONTAINER_HOST"),
-    };
+    let containers = Containers::start(lab, kind)?;
     let runtimes: &[&[&str]] = match kind {
         EngineKind::Docker => &[&[], &["--runtime", "runsc", "--level", "restricted"]],
         EngineKind::Podman => &[&[]],
     };
     for runtime in runtimes {
-        let options = [&["--backend", name, "--image", image.trim()], *runtime].concat();
-        let maker = Maker {
-            options: options.into_iter().map(str::to_owned).collect(),
-            environment: vec![(variable, format!("unix://{}", engine.socket().display()))],
-        };
-        two_at_once(lab, User::Root, &maker).with_context(|| format!("with {runtime:?}"))?;
-        let left = engine.command(&["ps", "--all", "--quiet"])?;
-        ensure!(left.is_empty(), "containers are left: {left}");
+        two_at_once(lab, User::Root, &containers.maker(runtime)).with_context(|| format!("with {runtime:?}"))?;
+        containers.demand_empty()?;
     }
     Ok(())
 }
@@ -132,7 +114,7 @@ impl<'a> Errand<'a> {
     /// A sandbox with the clone, and what a machine of the lab would have.
     fn begin(lab: &Lab, world: &'a World, maker: &'a Maker, word: &'static str) -> Result<Self> {
         let mut create = vec!["create", "--repo", "http://git.test/demo.git"];
-        create.extend(maker.options.iter().map(String::as_str));
+        create.extend(maker.options());
         let id = maker.run(world, &create)?.trim().to_owned();
         let errand = Self { world, maker, id, word };
         for (from, to) in [("$SHARED/pip.whl", "pip.whl"), ("/etc/ssl/certs/ca-certificates.crt", "authority.pem")] {
@@ -175,22 +157,6 @@ impl<'a> Errand<'a> {
 
     fn sandbox(&self, arguments: &[&str]) -> Result<String> {
         self.maker.run(self.world, arguments)
-    }
-}
-
-impl Maker {
-    fn command(&self, world: &World, argv: &[&str]) -> Command {
-        let command = world.bare(argv).timeout(PATIENCE);
-        self.environment.iter().fold(command, |command, (name, value)| command.env(name, value))
-    }
-
-    fn run(&self, world: &World, arguments: &[&str]) -> Result<String> {
-        let program = binary();
-        let output = world.run(&self.command(world, &[&[program.as_str(), "sandbox"], arguments].concat()));
-        if output.ended != Ended::Code(0) {
-            bail!("{arguments:?}: {:?}\n{}", output.ended, output.text());
-        }
-        Ok(output.stdout)
     }
 }
 

@@ -172,7 +172,7 @@ impl Lab {
     }
 
     /// Runs a command and looks at what the servers see meanwhile.
-    fn watch(&self, world: World, command: &Command, report: Option<&Path>) -> Result<Seen> {
+    pub fn watch(&self, world: World, command: &Command, report: Option<&Path>) -> Result<Seen> {
         let log = self.place.join("log");
         let before = fs::metadata(&log).context("the lab's log")?.len();
         let output = world.run(command);

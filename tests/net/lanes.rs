@@ -2,6 +2,7 @@
 //! that plays its tasks one after the other, so that all that a server sees
 //! belongs to one task.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ use crate::world::{PATH, binary};
 /// Lanes for the tasks that are many and short.
 const SHARED_LANES: usize = 4;
 /// Wall clock of one lane.
-const LANE_TIMEOUT: Duration = Duration::from_secs(600);
+const LANE_TIMEOUT: Duration = Duration::from_secs(900);
 /// What a lane reads, beside the program under test.
 const FILES: [&str; 8] =
     ["names.tsv", "servers.py", "lab.sh", "services.sh", "content.py", "probe.py", "race.c", "Fetch.java"];
@@ -36,10 +37,18 @@ impl Drop for Room {
 /// The lane of each task.
 fn assign(tasks: &[Task]) -> Vec<usize> {
     let (mut shared, mut own) = (0, SHARED_LANES);
-    let lane = |task: &Task| {
-        let counter = if task.is_slow { &mut own } else { &mut shared };
-        *counter += 1;
-        if task.is_slow { *counter } else { (*counter - 1) % SHARED_LANES }
+    let mut named = BTreeMap::new();
+    let mut next = || {
+        own += 1;
+        own
+    };
+    let lane = |task: &Task| match task.lane {
+        Some(name) => *named.entry(name).or_insert_with(&mut next),
+        None if task.is_slow => next(),
+        None => {
+            shared += 1;
+            (shared - 1) % SHARED_LANES
+        }
     };
     tasks.iter().map(lane).collect()
 }

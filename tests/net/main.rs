@@ -4,7 +4,7 @@
 //! ```text
 //! cargo test -p stockade-tests --test net -- [FILTER] [--list]
 //! ```
-//! A task is named `CLIENT/STEP`, `ROW/STEP`, `live-NAME/USER` or
+//! A task is named `CLIENT/STEP`, `ROW/STEP`, `ROW/ENGINE`, `live-NAME/USER` or
 //! `errands/USER` and `errands/ENGINE`; FILTER is a
 //! part of that. `STOCKADE_BIN` names the program to test.
 //!
@@ -16,6 +16,8 @@
 
 mod attacks;
 mod clients;
+mod contained;
+mod containers;
 mod errands;
 mod lab;
 mod lanes;

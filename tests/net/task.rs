@@ -16,6 +16,8 @@ pub struct Task {
     pub service: Option<&'static str>,
     /// It waits for long, so it gets a lane of its own.
     pub is_slow: bool,
+    /// It shares a lane with those that name the same one, and with no other.
+    pub lane: Option<&'static str>,
     /// It makes containers, of the image that is made before the lab stands.
     pub needs_image: bool,
     /// Why it cannot run here.
@@ -25,7 +27,15 @@ pub struct Task {
 
 impl Task {
     pub fn new(name: String, play: impl Fn(&Lab) -> Result<()> + 'static) -> Self {
-        Self { name, service: None, is_slow: false, needs_image: false, not_here: None, play: Box::new(play) }
+        Self {
+            name,
+            service: None,
+            is_slow: false,
+            lane: None,
+            needs_image: false,
+            not_here: None,
+            play: Box::new(play),
+        }
     }
 }
 

@@ -49,8 +49,23 @@ const LAST_STEPS: &[&str] = &[
 const NEWEST: &str = "1735689600";
 
 /// What the tests' own image has: it is made in seconds, and nothing in it is set up.
-const SMALL: &[&str] =
-    &["bash", "coreutils", "findutils", "git", "grep", "hostname", "mount", "procps", "python3", "sed", "util-linux"];
+const SMALL: &[&str] = &[
+    "bash",
+    "coreutils",
+    "curl",
+    "findutils",
+    "git",
+    "grep",
+    "hostname",
+    "iproute2",
+    "iputils-ping",
+    "mount",
+    "procps",
+    "python3",
+    "sed",
+    "tar",
+    "util-linux",
+];
 
 /// What packages would do when they are set up: users, and a shell of that name.
 const SMALL_STEPS: &[&str] = &[
