@@ -34,7 +34,7 @@ pub enum EngineKind {
 /// anew: what Docker had started besides ended with it, and is not to be looked for where
 /// nobody reaps it. Podman's monitors of ended commands would wait for minutes, and then
 /// make its directories anew; what they have started already may mount one of them once
-/// more.
+/// more. What held a container that went while Docker ended would wait for ever.
 const OVERSEER: &str = r#"trap '' INT TERM HUP QUIT
 place=$1 group=$2 clear=$3; shift 3
 cd "$place"
@@ -51,7 +51,7 @@ sh -c "$clear" >/dev/null 2>&1
 kill -TERM $engine 2>/dev/null; wait $engine
 find /sys/fs/cgroup -depth -type d -path "*/$group*" -exec rmdir {} \; 2>/dev/null
 for again in 1 2 3 4 5 6 7 8 9 10; do
-    pkill -KILL -f "^[^ ]*(conmon|podman) .*$place" 2>/dev/null
+    pkill -KILL -f "^[^ ]*(conmon|podman|containerd-shim[^ ]*) .*$place" 2>/dev/null
     grep -o " $place[^ ]*" /proc/self/mountinfo | sort -r | while read -r mount; do umount -l "$mount"; done 2>/dev/null
     rm -rf "$place" 2>/dev/null && break
     sleep 0.2
