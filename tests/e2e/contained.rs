@@ -7,6 +7,7 @@ use serde_json::Value;
 use stockade_testkit::{Command, Ended, Engine, EngineKind, Output, User};
 
 use crate::containers::root_archive;
+use crate::life::place_of_engine;
 use crate::world::{World, binary};
 
 /// The command line of somebody who has one engine.
@@ -72,7 +73,7 @@ fn is_used(kind: EngineKind, name: &str, variable: &'static str) {
         eprintln!("not run: a container engine needs root");
         return;
     }
-    let place = tempfile::Builder::new().prefix("stockade-engine-").tempdir_in("/var/tmp").unwrap();
+    let place = place_of_engine();
     let engine = Engine::start(kind, &place.path().join("engine")).expect("it is installed by the test command");
     let image = engine.import(&root_archive(place.path())).unwrap();
     let desk = Desk::of(&engine, variable);

@@ -10,6 +10,7 @@ use std::time::Duration;
 use stockade_testkit::{Command, Ended, Engine, EngineKind, Output, User};
 use tempfile::TempDir;
 
+use crate::life::place_of_engine;
 use crate::world::{PATH, binary, each_user};
 
 /// Programs of the container's root, with the libraries they need.
@@ -45,7 +46,7 @@ struct Docker {
 
 impl Docker {
     fn start() -> Self {
-        let place = tempfile::Builder::new().prefix("stockade-docker-").tempdir_in("/var/tmp").unwrap();
+        let place = place_of_engine();
         let engine = Engine::start(EngineKind::Docker, &place.path().join("engine"));
         Self { engine: engine.expect("dockerd is installed by the test command"), place }
     }

@@ -6,6 +6,7 @@ use stockade_testkit::{Command, Ended, Engine, EngineKind, Output, Running, User
 
 use crate::fleet::last;
 use crate::kept::wait_until;
+use crate::life::place_of_engine;
 use crate::world::{World, binary};
 
 const SANDBOXES: usize = 5;
@@ -38,7 +39,7 @@ fn sandboxes_of_a_killed_engine_go_on_around_what_they_keep() {
         eprintln!("not run: an engine of the suite's own needs root");
         return;
     }
-    let top = tempfile::Builder::new().prefix("stockade-e2e-").tempdir_in("/var/tmp").unwrap();
+    let top = place_of_engine();
     let archive = small_image(top.path()).unwrap();
     let within_gvisor = ["--runtime", "runsc", "--level", "restricted"];
     let kinds: [(_, _, &[&[&str]]); 2] =

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use stockade_testkit::{Ended, Running};
+use tempfile::TempDir;
 
 use crate::world::each_user;
 
@@ -53,10 +54,18 @@ pub fn names(dir: &Path) -> BTreeSet<String> {
     fs::read_dir(dir).unwrap().flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// The host's mounts, less those of a container engine under test beside this.
+/// What the directories of container engines under test begin with.
+const ENGINES: &str = "stockade-engine-";
+
+/// A directory for a container engine and what it needs.
+pub fn place_of_engine() -> TempDir {
+    tempfile::Builder::new().prefix(ENGINES).tempdir_in("/var/tmp").unwrap()
+}
+
+/// The host's mounts, less those of container engines under test beside this.
 pub fn mounts() -> Vec<String> {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    table.lines().filter(|line| !line.contains("stockade-docker-")).map(str::to_owned).collect()
+    table.lines().filter(|line| !line.contains(ENGINES)).map(str::to_owned).collect()
 }
 
 #[test]

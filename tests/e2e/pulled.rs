@@ -11,6 +11,7 @@ use stockade_testkit::{Ended, Engine, EngineKind, User};
 
 use crate::contained::Desk;
 use crate::kept::wait_until;
+use crate::life::place_of_engine;
 use crate::terminal::{Terminal, ends};
 
 /// The distribution's registry on a port of the loopback.
@@ -103,7 +104,7 @@ fn comes(kind: EngineKind, name: &str, variable: &'static str, push: &[&str]) {
         eprintln!("not run: a container engine needs root");
         return;
     }
-    let place = tempfile::Builder::new().prefix("stockade-engine-").tempdir_in("/var/tmp").unwrap();
+    let place = place_of_engine();
     let registry = Registry::start(place.path());
     let engine = Engine::start(kind, &place.path().join("engine")).expect("it is installed by the test command");
     let image = publish(&engine, &registry, &archive(place.path()), push);
