@@ -77,22 +77,33 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
     numbers.sort_unstable();
     numbers.dedup();
     let plays = |number| lanes.iter().zip(&here).filter(move |(lane, _)| **lane == number).map(|(_, task)| task);
-    let outputs: Vec<(usize, usize, Result<Output>)> = thread::scope(|scope| {
-        let start = |number: usize| {
-            let mut services: Vec<&str> = plays(number).filter_map(|task| task.service).collect();
-            services.sort_unstable();
-            services.dedup();
-            let command = lane_command(&room.0, number, &filter, &services);
-            (number, plays(number).count(), scope.spawn(move || run_as(&Account::of(strongest())?, &command?)))
+    let command = |number: usize| {
+        let mut services: Vec<&str> = plays(number).filter_map(|task| task.service).collect();
+        services.sort_unstable();
+        services.dedup();
+        (number, plays(number).count(), lane_command(&room.0, number, &filter, &services))
+    };
+    // Engines and all the others at once would be too much for a small machine.
+    let (engines, others): (Vec<_>, Vec<_>) =
+        numbers.into_iter().partition(|number| plays(*number).any(|task| task.needs_image));
+    let mut outputs = together(others.into_iter().map(command).collect());
+    outputs.extend(together(engines.into_iter().map(command).collect()));
+    Ok(report(outputs, &not_here))
+}
+
+/// Runs lanes at the same time: their numbers, how many tasks they have, and what they said.
+fn together(lanes: Vec<(usize, usize, Result<Command>)>) -> Vec<(usize, usize, Result<Output>)> {
+    thread::scope(|scope| {
+        let start = |(number, tasks, command): (_, _, Result<Command>)| {
+            (number, tasks, scope.spawn(move || run_as(&Account::of(strongest())?, &command?)))
         };
-        let running: Vec<_> = numbers.into_iter().map(start).collect();
+        let running: Vec<_> = lanes.into_iter().map(start).collect();
         let join = |(number, tasks, lane): (_, _, thread::ScopedJoinHandle<'_, _>)| {
             let output = lane.join().unwrap_or_else(|_| Err(anyhow::anyhow!("the thread of the lane panicked")));
             (number, tasks, output)
         };
         running.into_iter().map(join).collect()
-    });
-    Ok(report(outputs, &not_here))
+    })
 }
 
 fn report(outputs: Vec<(usize, usize, Result<Output>)>, not_here: &[Task]) -> ExitCode {
