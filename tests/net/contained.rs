@@ -33,10 +33,13 @@ struct Kind {
     unplayed: &'static [(&'static str, &'static str)],
 }
 
+/// The kind that is played only where it is named.
+pub const GVISOR: &str = "docker-runsc";
+
 const KINDS: &[Kind] = &[
     Kind { name: "docker", engine: EngineKind::Docker, options: &[], unplayed: &[] },
     Kind {
-        name: "docker-runsc",
+        name: GVISOR,
         engine: EngineKind::Docker,
         options: &["--runtime", "runsc", "--level", "restricted"],
         unplayed: WITHIN_GVISOR,
