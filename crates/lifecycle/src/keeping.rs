@@ -252,14 +252,24 @@ impl Lifecycle {
 
     fn remove(&self, id: &SandboxId, why: &str) -> Result<(), LifecycleError> {
         let record = self.store.change(id, SandboxState::Destroying, Some(why), self.now_ms())?;
-        if record.backend.is_some() {
-            self.kind_of(&record)?.clear(id)?;
+        match self.remove_all(&record) {
+            // Somebody else who looked went on with it, and was faster.
+            Err(_) if self.is_over(id) => return Ok(()),
+            removed => removed?,
         }
-        self.remove_places(id)?;
         if let Some(ended) = &self.ended {
             ended(&record, why);
         }
         Ok(())
+    }
+
+    fn remove_all(&self, record: &SandboxRecord) -> Result<(), LifecycleError> {
+        let ending = self.store.begin_end(&record.id)?;
+        if record.backend.is_some() {
+            self.kind_of(record)?.clear(&record.id)?;
+        }
+        drop(ending);
+        self.remove_places(&record.id)
     }
 
     /// The end of one that has no walls any more.
@@ -303,7 +313,7 @@ impl Lifecycle {
 
     fn swept(&self, id: SandboxId, why: Why) -> Swept {
         let done = match self.destroy(&id, why) {
-            // Somebody else who looked was faster.
+            // As in there, before it began.
             Err(_) if self.is_over(&id) => Ok(()),
             done => done,
         };

@@ -122,6 +122,10 @@ pub struct Use {
     _lock: File,
 }
 
+/// Keeps a sandbox that is being destroyed from being taken for one that was left so.
+#[derive(Debug)]
+pub struct Ending(#[allow(dead_code, reason = "held until dropped")] File);
+
 /// A command that was run in a sandbox, and what it used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CommandRecord {
@@ -281,6 +285,19 @@ impl Sandboxes {
     pub fn claim(&self, id: &SandboxId) -> Result<Claim, SandboxError> {
         let lock = self.lock(id, Hold::Alone)?;
         Ok(Claim { id: id.clone(), path: self.directory(id), _lock: lock })
+    }
+
+    /// Says that somebody is at the end of one, beside whoever still uses it. Nothing
+    /// where somebody is alone at it, who says the same by that. Does not wait.
+    ///
+    /// # Errors
+    /// When its lock cannot be looked at.
+    pub fn begin_end(&self, id: &SandboxId) -> Result<Option<Ending>, SandboxError> {
+        let lock = self.directory(id).join(LOCK);
+        if !lock.try_exists().map_err(system("examine", &lock))? {
+            return Ok(None);
+        }
+        Ok(place::try_hold(&lock, Hold::Shared)?.map(Ending))
     }
 
     /// Ends one whose directory is empty but for its lock: it is over.

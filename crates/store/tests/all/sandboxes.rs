@@ -212,6 +212,23 @@ fn what_a_killed_maker_left_is_known() {
     assert_eq!(again.claim(&id(1)).unwrap().id(), &id(1));
 }
 
+#[test]
+fn one_that_somebody_ends_is_not_abandoned_although_others_still_use_it() {
+    let (_root, _path, sandboxes) = sandboxes();
+    ready(&sandboxes, 1, None, None);
+    let used = sandboxes.begin_use(&id(1), 1_000).unwrap();
+    sandboxes.change(&id(1), SandboxState::Destroying, None, 1_001).unwrap();
+    let ending = sandboxes.begin_end(&id(1)).unwrap();
+    assert!(ending.is_some());
+    drop(used);
+    assert_eq!(sandboxes.abandoned().unwrap(), []);
+    drop(ending);
+    assert_eq!(ids(&sandboxes.abandoned().unwrap()), [id(1)]);
+    let alone = sandboxes.claim(&id(1)).unwrap();
+    assert!(sandboxes.begin_end(&id(1)).unwrap().is_none(), "who is alone at it says the same");
+    drop(alone);
+}
+
 const RACES: u8 = 40;
 
 #[test]
