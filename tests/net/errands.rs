@@ -17,7 +17,7 @@ use crate::task::Task;
 use crate::world::{World, binary};
 
 /// Longest that one step may take.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// What every errand may reach, once it has its repository.
 const TARGETS: [&str; 2] = ["pypi.org:443", "files.pythonhosted.org:443"];

@@ -20,6 +20,8 @@ use crate::world::{PATH, binary};
 
 /// Lanes for the tasks that are many and short.
 const SHARED_LANES: usize = 4;
+/// Lanes with a container engine that are played at the same time.
+const ENGINES_AT_ONCE: usize = 2;
 /// Wall clock of one lane.
 const LANE_TIMEOUT: Duration = Duration::from_secs(900);
 /// What a lane reads, beside the program under test.
@@ -92,7 +94,9 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
     let (engines, others): (Vec<_>, Vec<_>) =
         numbers.into_iter().partition(|number| plays(*number).any(|task| task.needs_image));
     let mut outputs = together(others.into_iter().map(command).collect());
-    outputs.extend(together(engines.into_iter().map(command).collect()));
+    for some in engines.chunks(ENGINES_AT_ONCE) {
+        outputs.extend(together(some.iter().copied().map(command).collect()));
+    }
     Ok(report(outputs, &not_here))
 }
 
