@@ -6,6 +6,7 @@ mod support;
 
 use std::fs;
 use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
@@ -178,6 +179,25 @@ fn what_is_hidden_cannot_be_read_and_its_neighbours_can() {
         let ran = run(&plan);
         assert_eq!(ran.stdout, "public\nknown\nnotes\nroot:x\n", "{ran:?}");
         assert_eq!(ran.stderr.matches("Permission denied").count(), 4, "{ran:?}");
+    });
+}
+
+#[test]
+fn what_is_beyond_a_directory_that_cannot_be_listed_is_read_as_before() {
+    in_each_role("what_is_beyond_a_directory_that_cannot_be_listed_is_read_as_before", || {
+        let ws = workspace();
+        let at = |name: &str| ws.path().join(name);
+        fs::create_dir_all(at("passage/home")).unwrap();
+        fs::write(at("passage/home/.token"), "secret").unwrap();
+        fs::write(at("passage/home/notes"), "notes\n").unwrap();
+        fs::set_permissions(at("passage"), fs::Permissions::from_mode(0o111)).unwrap();
+        let mut plan = script(Restricted, ws.path(), "cat passage/home/.token; cat passage/home/notes");
+        plan.profile.filesystem.write.clear();
+        plan.profile.filesystem.hide = vec![RawText::from(at("passage/home/.token"))];
+        let ran = run(&plan);
+        fs::set_permissions(at("passage"), fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(ran.stdout, "notes\n", "{ran:?}");
+        assert_eq!(ran.stderr.matches("Permission denied").count(), 1, "{ran:?}");
     });
 }
 

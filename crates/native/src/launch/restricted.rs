@@ -1,6 +1,7 @@
 //! Level restricted: no view of one's own, so a private directory on the host
 //! and reading by allow-list where something is to be hidden.
 
+use std::collections::BTreeSet;
 use std::fs::DirEntry;
 use std::path::{Path, PathBuf};
 
@@ -77,8 +78,10 @@ impl Reads<'_> {
             (true, true) => allow_one(ruleset, path),
             (false, true) => Ok(()),
             (true, false) => {
-                // A directory that cannot be listed cannot be allowed: it stays unread.
-                let Ok(entries) = path.read_dir() else { return Ok(()) };
+                // What cannot be listed stays unread, but for the way to what is named.
+                let Ok(entries) = path.read_dir() else {
+                    return self.ways_from(path).iter().try_for_each(|way| self.allow_beneath(ruleset, way, budget));
+                };
                 let is_link = |entry: &DirEntry| entry.file_type().map_or(true, |t| t.is_symlink());
                 entries
                     .flatten()
@@ -91,6 +94,12 @@ impl Reads<'_> {
                 .filter(|shown| is_strictly_within(shown, path))
                 .try_for_each(|shown| self.allow_beneath(ruleset, shown, budget)),
         }
+    }
+
+    /// The entries of a directory through which something leads that is named.
+    fn ways_from(&self, path: &Path) -> BTreeSet<PathBuf> {
+        let below = |tree: &PathBuf| Some(path.join(tree.strip_prefix(path).ok()?.components().next()?));
+        self.hidden.iter().chain(self.shown).filter_map(below).collect()
     }
 
     /// Whether what holds for `path` holds for all of it.
