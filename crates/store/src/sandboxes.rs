@@ -124,7 +124,9 @@ pub struct Use {
 
 /// Keeps a sandbox that is being destroyed from being taken for one that was left so.
 #[derive(Debug)]
-pub struct Ending(#[allow(dead_code, reason = "held until dropped")] File);
+pub struct Ending {
+    _lock: File,
+}
 
 /// A command that was run in a sandbox, and what it used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -293,11 +295,8 @@ impl Sandboxes {
     /// # Errors
     /// When its lock cannot be looked at.
     pub fn begin_end(&self, id: &SandboxId) -> Result<Option<Ending>, SandboxError> {
-        let lock = self.directory(id).join(LOCK);
-        if !lock.try_exists().map_err(system("examine", &lock))? {
-            return Ok(None);
-        }
-        Ok(place::try_hold(&lock, Hold::Shared)?.map(Ending))
+        let Some(lock) = self.lock_file(id)? else { return Ok(None) };
+        Ok(place::try_hold(&lock, Hold::Shared)?.map(|lock| Ending { _lock: lock }))
     }
 
     /// Ends one whose directory is empty but for its lock: it is over.
@@ -434,11 +433,14 @@ impl Sandboxes {
 
     /// Whether anybody is at it.
     fn is_held(&self, id: &SandboxId) -> Result<bool, SandboxError> {
-        let lock = self.directory(id).join(LOCK);
-        if !lock.try_exists().map_err(system("examine", &lock))? {
-            return Ok(false);
-        }
+        let Some(lock) = self.lock_file(id)? else { return Ok(false) };
         Ok(place::try_hold(&lock, Hold::Alone)?.is_none())
+    }
+
+    /// The file of its lock, where there is one.
+    fn lock_file(&self, id: &SandboxId) -> Result<Option<PathBuf>, SandboxError> {
+        let lock = self.directory(id).join(LOCK);
+        Ok(lock.try_exists().map_err(system("examine", &lock))?.then_some(lock))
     }
 
     /// One that is in this state.
