@@ -120,14 +120,6 @@ fn kept(not_here: &mut Vec<NotRun>, task: &Task, why_not: Option<&str>) -> bool 
     why_not.is_none()
 }
 
-/// Why a task is played only where the filter names its way.
-fn pending(task: &Task, filter: &str) -> Option<&'static str> {
-    match task.run {
-        Some((_, Way::Container(kind))) if !filter.contains(kind.name) => kind.pending,
-        _ => None,
-    }
-}
-
 /// Runs what the arguments ask for.
 pub fn run(arguments: &[String]) -> Result<ExitCode> {
     let has = |flag: &str| arguments.iter().any(|a| a == flag);
@@ -154,7 +146,6 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
             NotRun { task: task.to_string(), why }
         }));
     }
-    here.retain(|task| kept(&mut not_here, task, pending(task, &filter)));
     let engines = Engines::start(session.path(), &here)?;
     here.retain(|task| kept(&mut not_here, task, engines.missing(task)));
     let (contained, native): (Vec<Task>, Vec<Task>) = here.into_iter().partition(|task| task.container().is_some());

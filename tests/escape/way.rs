@@ -1,6 +1,6 @@
 //! In which ways a row is played.
 
-use stockade_testkit::{EngineKind, User, WITHIN_GVISOR};
+use stockade_testkit::{EngineKind, User};
 use stockade_tests::Level;
 
 /// What the attempt is behind.
@@ -24,21 +24,13 @@ pub struct Kind {
     pub runtime: Option<&'static str>,
     /// Who attacks from within: whose the workspace is.
     pub attacker: User,
-    /// Why it is played only where the filter names it.
-    pub pending: Option<&'static str>,
 }
 
 /// All of them.
 pub const KINDS: &[Kind] = &[
-    Kind { name: "docker", engine: EngineKind::Docker, runtime: None, attacker: User::Root, pending: None },
-    Kind {
-        name: "docker-runsc",
-        engine: EngineKind::Docker,
-        runtime: Some("runsc"),
-        attacker: User::Root,
-        pending: Some(WITHIN_GVISOR),
-    },
-    Kind { name: "podman", engine: EngineKind::Podman, runtime: None, attacker: User::Ordinary, pending: None },
+    Kind { name: "docker", engine: EngineKind::Docker, runtime: None, attacker: User::Root },
+    Kind { name: "docker-runsc", engine: EngineKind::Docker, runtime: Some("runsc"), attacker: User::Root },
+    Kind { name: "podman", engine: EngineKind::Podman, runtime: None, attacker: User::Ordinary },
 ];
 
 impl Kind {

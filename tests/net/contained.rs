@@ -33,13 +33,10 @@ struct Kind {
     unplayed: &'static [(&'static str, &'static str)],
 }
 
-/// The kind that is played only where it is named.
-pub const GVISOR: &str = "docker-runsc";
-
 const KINDS: &[Kind] = &[
     Kind { name: "docker", engine: EngineKind::Docker, options: &[], unplayed: &[] },
     Kind {
-        name: GVISOR,
+        name: "docker-runsc",
         engine: EngineKind::Docker,
         options: &["--runtime", "runsc", "--level", "restricted"],
         unplayed: WITHIN_GVISOR,

@@ -11,9 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use stockade_testkit::{Account, Command, Ended, Output, User, WITHIN_GVISOR, run_as, small_image};
+use stockade_testkit::{Account, Command, Ended, Output, User, run_as, small_image};
 
-use crate::contained::GVISOR;
 use crate::lab::Lab;
 use crate::task::{Task, strongest};
 use crate::world::{PATH, binary};
@@ -57,11 +56,7 @@ fn assign(tasks: &[Task]) -> Vec<usize> {
 }
 
 fn wanted(filter: &str) -> Result<Vec<Task>> {
-    let mut tasks: Vec<Task> = crate::tasks()?.into_iter().filter(|task| task.name.contains(filter)).collect();
-    for task in tasks.iter_mut().filter(|task| task.lane == Some(GVISOR) && !filter.contains(GVISOR)) {
-        task.not_here.get_or_insert_with(|| WITHIN_GVISOR.to_owned());
-    }
-    Ok(tasks)
+    Ok(crate::tasks()?.into_iter().filter(|task| task.name.contains(filter)).collect())
 }
 
 /// Runs what the arguments ask for.

@@ -12,7 +12,7 @@ use stockade_egress::{LookupError, Resolve};
 use stockade_engine::{Sandboxes, System};
 use stockade_model::{HostName, Level, RuntimeName};
 use stockade_native::NativeSandboxes;
-use stockade_testkit::{EngineKind, User, WITHIN_GVISOR};
+use stockade_testkit::{EngineKind, User};
 
 use crate::engines;
 
@@ -22,8 +22,6 @@ pub struct Kind {
     pub name: &'static str,
     /// What makes its sandboxes.
     pub made: Made,
-    /// Why it is judged only where a filter names it.
-    pub pending: Option<&'static str>,
 }
 
 /// What makes sandboxes.
@@ -38,15 +36,15 @@ pub enum Made {
 
 /// All of them.
 pub const KINDS: &[Kind] = &[
-    Kind { name: "native", made: Made::Native, pending: None },
-    Kind { name: "kept", made: Made::Kept, pending: None },
+    Kind { name: "native", made: Made::Native },
+    Kind { name: "kept", made: Made::Kept },
     container("docker", EngineKind::Docker, None),
-    Kind { pending: Some(WITHIN_GVISOR), ..container("docker-runsc", EngineKind::Docker, Some("runsc")) },
+    container("docker-runsc", EngineKind::Docker, Some("runsc")),
     container("podman", EngineKind::Podman, None),
 ];
 
 const fn container(name: &'static str, engine: EngineKind, runtime: Option<&'static str>) -> Kind {
-    Kind { name, made: Made::Container { engine, runtime }, pending: None }
+    Kind { name, made: Made::Container { engine, runtime } }
 }
 
 /// A kind as a case has it.

@@ -74,7 +74,7 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
     let engines = Engines::start(session.directory.path(), &names)?;
     let (mut here, mut not_here) = (Vec::new(), BTreeMap::new());
     for task in wanted {
-        match task.not_here(&engines).or_else(|| task.is_pending(&filter)) {
+        match task.not_here(&engines) {
             Some(why) => not_here.entry((task.kind.name, task.user.word(), why)).or_insert_with(Vec::new).push(task),
             None => here.push(task),
         }
@@ -110,11 +110,6 @@ fn not_run(kind: &str, user: &str, why: String, tasks: &[Task]) -> NotRun {
 }
 
 impl Task {
-    /// Why it is judged only where the filter names its kind.
-    fn is_pending(&self, filter: &str) -> Option<String> {
-        self.kind.pending.filter(|_| !filter.contains(self.kind.name)).map(str::to_owned)
-    }
-
     /// Why it cannot run on this machine.
     fn not_here(&self, engines: &Engines) -> Option<String> {
         if !User::available().contains(&self.user) {

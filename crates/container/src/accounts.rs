@@ -1,15 +1,17 @@
-//! The files by which programs in a container know who they are: the user that
-//! commands run as, whose home is the sandbox's. An image knows other users.
+//! The files by which programs in a container know who and where they are: the user that
+//! commands run as, whose home is the sandbox's; its name, that of the loopback, and whom
+//! to ask for others. An image knows other users, and an engine would tell of its host.
 
 use std::fs;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use stockade_egress::DOOR_V4;
 use stockade_engine::{INSIDE_HOME, StartError};
 use stockade_model::SandboxId;
 
-use crate::spec::User;
+use crate::spec::{HOSTNAME, User};
 
 /// A path inside, and the one on the host that stands in its place.
 pub(crate) type Placed = (String, PathBuf);
@@ -19,30 +21,41 @@ pub(crate) type Placed = (String, PathBuf);
 ///
 /// # Errors
 /// Where they cannot be written.
-pub(crate) fn files(directory: &Path, user: User, id: &SandboxId) -> Result<[Placed; 2], StartError> {
+pub(crate) fn files(directory: &Path, user: User, id: &SandboxId) -> Result<Vec<Placed>, StartError> {
     let place = directory.join(format!("{}-{}", user.user, user.group));
-    let named = |inside: &str, name| (inside.to_owned(), place.join(name));
-    let all = [named("/etc/passwd", "passwd"), named("/etc/group", "group")];
-    write(&place, user, id).map_err(|why| StartError {
-        what: format!("cannot write the user of a container to {}: {why}", place.display()),
+    let texts = [
+        ("passwd", users(user)),
+        ("group", groups(user)),
+        ("hostname", format!("{HOSTNAME}\n")),
+        ("hosts", format!("127.0.0.1\tlocalhost {HOSTNAME}\n::1\tlocalhost ip6-localhost ip6-loopback\n")),
+        // Whoever is asked, it is the door that answers, or nobody.
+        ("resolv.conf", format!("nameserver {DOOR_V4}\n")),
+    ];
+    let written = || {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&place)?;
+        texts.iter().try_for_each(|(name, text)| keep(&place, name, text, id))
+    };
+    written().map_err(|why| StartError {
+        what: format!("cannot write the files of a container to {}: {why}", place.display()),
         hint: None,
     })?;
-    Ok(all)
+    Ok(texts.iter().map(|(name, _)| (format!("/etc/{name}"), place.join(name))).collect())
 }
 
-fn write(place: &Path, user: User, id: &SandboxId) -> io::Result<()> {
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(place)?;
-    for (name, text) in [("passwd", users(user)), ("group", groups(user))] {
-        let (path, fresh) = (place.join(name), place.join(format!(".{name}.{id}")));
-        if fs::read_to_string(&path).is_ok_and(|found| found == text) {
-            continue;
-        }
-        // Whole or not at all: another sandbox may be made beside.
-        fs::write(&fresh, text)?;
-        fs::set_permissions(&fresh, fs::Permissions::from_mode(0o644))?;
-        fs::rename(&fresh, &path)?;
+/// Has a file with this text in a directory that is there, for everybody to read; `id` is
+/// the sandbox that asks.
+///
+/// # Errors
+/// Where it cannot be written.
+pub(crate) fn keep(directory: &Path, name: &str, text: &str, id: &SandboxId) -> io::Result<()> {
+    let (path, fresh) = (directory.join(name), directory.join(format!(".{name}.{id}")));
+    if fs::read_to_string(&path).is_ok_and(|found| found == text) {
+        return Ok(());
     }
-    Ok(())
+    // Whole or not at all: another sandbox may be made beside.
+    fs::write(&fresh, text)?;
+    fs::set_permissions(&fresh, fs::Permissions::from_mode(0o644))?;
+    fs::rename(&fresh, &path)
 }
 
 fn users(User { user, group }: User) -> String {
@@ -67,14 +80,17 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let id = SandboxId::from_random([1; 16]);
         for (user, name) in [(0, "root"), (1000, "agent")] {
-            let [passwd, group] = files(directory.path(), User { user, group: user }, &id).unwrap();
-            let text = fs::read_to_string(&passwd.1).unwrap();
+            let all = files(directory.path(), User { user, group: user }, &id).unwrap();
+            let at = |inside: &str| all.iter().find(|one| one.0 == inside).unwrap().1.clone();
+            let passwd = at("/etc/passwd");
+            let text = fs::read_to_string(&passwd).unwrap();
             let own: Vec<&str> = text.lines().filter(|line| line.contains(&format!(":x:{user}:"))).collect();
             assert_eq!(own, [format!("{name}:x:{user}:{user}:agent:{INSIDE_HOME}:/bin/sh")]);
-            assert!(fs::read_to_string(&group.1).unwrap().contains(&format!("agent:x:{user}:")));
-            assert_eq!(fs::metadata(&passwd.1).unwrap().permissions().mode() & 0o777, 0o644);
+            assert!(fs::read_to_string(at("/etc/group")).unwrap().contains(&format!("agent:x:{user}:")));
+            assert_eq!(fs::metadata(&passwd).unwrap().permissions().mode() & 0o777, 0o644);
         }
         let again = files(directory.path(), User { user: 0, group: 0 }, &id).unwrap();
-        assert_eq!(again[0].0, "/etc/passwd");
+        let inside: Vec<&str> = again.iter().map(|one| one.0.as_str()).collect();
+        assert_eq!(inside, ["/etc/passwd", "/etc/group", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf"]);
     }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::termios::{OptionalActions, tcgetattr, tcgetwinsize, tcsetattr};
@@ -37,6 +37,11 @@ const BYTE_TEXT_MAX: usize = 6;
 const SIZE_EVERY: Duration = Duration::from_millis(250);
 /// First descriptor beyond the standard streams.
 const BEYOND_STREAMS: i32 = 3;
+/// How long an engine may take a container that goes on for one that is paused: of either
+/// it hears late.
+const HEARS_WITHIN: Duration = Duration::from_secs(5);
+/// How long to wait before it is asked again.
+const ASKS_AGAIN: Duration = Duration::from_millis(100);
 
 /// Runs commands in one container.
 #[derive(Clone)]
@@ -139,6 +144,7 @@ impl CommandBackend {
     /// needs them, or a limit that nothing else could hold.
     pub(crate) fn look_inside(&mut self, plan: &SandboxPlan) -> Result<Vec<Reached>, StartError> {
         let found = self.probe(&plan.profile.filesystem.hide)?;
+        demand_no_network(&found)?;
         demand_level(plan, &found)?;
         self.report_limits(plan, found.native_walls);
         if found.native_walls {
@@ -183,8 +189,18 @@ impl CommandBackend {
 
     fn start(&self, message_bytes: usize) -> Result<FrameLine, StartError> {
         let fate = Fate { gone: self.gone.subscribe(), has_walls: self.has_walls };
-        let line = FrameLine::start(&self.client, self.exec("serve"), message_bytes, fate);
-        line.map_err(|error| self.unstarted(&error))
+        let give_up = Instant::now() + HEARS_WITHIN;
+        loop {
+            let error = match FrameLine::start(&self.client, self.exec("serve"), message_bytes, fate.clone()) {
+                Ok(line) => return Ok(line),
+                Err(error) => error,
+            };
+            let still_paused = matches!(&error, CallError::Refused(why) if why.contains("is paused"));
+            if !still_paused || self.condition() != Condition::Goes || Instant::now() > give_up {
+                return Err(self.unstarted(&error));
+            }
+            thread::sleep(ASKS_AGAIN);
+        }
     }
 
     /// Why nothing can be started in it: each engine has its own words for that.
@@ -211,6 +227,15 @@ impl CommandBackend {
     fn gone(&self) -> StartError {
         StartError { what: format!("the sandbox {} is gone", self.sandbox), hint: None }
     }
+}
+
+/// What is reached is reached through the door alone.
+fn demand_no_network(found: &Probed) -> Result<(), StartError> {
+    let Some(device) = &found.network else { return Ok(()) };
+    Err(StartError {
+        what: format!("the container has a network, `{}`, although it was asked for none", device.escape_default()),
+        hint: Some("look at what the container engine says of it with `inspect`; no command ran".to_owned()),
+    })
 }
 
 fn demand_level(plan: &SandboxPlan, found: &Probed) -> Result<(), StartError> {

@@ -7,14 +7,18 @@
 //! engines' own filters refuse that, so that they cannot be used.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, Write as _};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::path::Path;
 
 use serde_json::{Value, json};
+use stockade_engine::StartError;
+use stockade_model::SandboxId;
 use stockade_native::filter::never_allowed;
 use stockade_sys::calls;
-use tempfile::NamedTempFile;
 
 use crate::Kind;
+use crate::accounts::keep;
+use crate::spec::text_of;
 
 /// What commands are refused by their own filter, and the launcher does for them: takes
 /// a copy of a socket, finds whether threads share their descriptors, resolves a path.
@@ -75,30 +79,23 @@ fn equals(value: u64) -> Value {
 }
 
 /// The filter as an option of a container: one engine takes its text, the other the path
-/// of a file, which is needed until the container is made.
-#[derive(Debug)]
-pub(crate) struct FilterOption {
-    /// `seccomp=...`.
-    pub(crate) text: String,
-    _file: Option<NamedTempFile>,
-}
-
-impl FilterOption {
-    /// Makes it ready for an engine.
-    ///
-    /// # Errors
-    /// Where no file can be written.
-    pub(crate) fn of(kind: Kind) -> io::Result<Self> {
-        let profile = profile().to_string();
-        match kind {
-            Kind::Docker => Ok(Self { text: format!("{OPTION}{profile}"), _file: None }),
-            Kind::Podman => {
-                let mut file = NamedTempFile::with_prefix("stockade-seccomp-")?;
-                file.write_all(profile.as_bytes())?;
-                Ok(Self { text: format!("{OPTION}{}", file.path().display()), _file: Some(file) })
-            }
-        }
+/// of a file, which is in this directory, the same for all sandboxes of this version.
+///
+/// # Errors
+/// Where no file can be written.
+pub(crate) fn option(kind: Kind, directory: &Path, id: &SandboxId) -> Result<String, StartError> {
+    let profile = profile().to_string();
+    if kind == Kind::Docker {
+        return Ok(format!("{OPTION}{profile}"));
     }
+    let mut hasher = DefaultHasher::new();
+    profile.hash(&mut hasher);
+    let name = format!("filter-{:016x}.json", hasher.finish());
+    keep(directory, &name, &profile, id).map_err(|why| StartError {
+        what: format!("cannot write the container's filter of system calls to {}: {why}", directory.display()),
+        hint: None,
+    })?;
+    Ok(format!("{OPTION}{}", text_of(&directory.join(name))?))
 }
 
 const OPTION: &str = "seccomp=";
@@ -126,6 +123,19 @@ mod tests {
     }
 
     #[test]
+    fn what_is_read_from_a_file_is_written_once_and_nothing_else_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let of = |byte| option(Kind::Podman, directory.path(), &SandboxId::from_random([byte; 16])).unwrap();
+        let first = of(1);
+        assert_eq!(first, of(2));
+        let path = first.strip_prefix(OPTION).unwrap();
+        let found: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        assert_eq!(found, profile());
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+        assert!(is_ours(Kind::Podman, &[first]));
+    }
+
+    #[test]
     fn what_commands_are_never_allowed_the_container_is_not_but_for_what_the_launcher_needs() {
         let profile = profile();
         let (allowed, refused) = (names(&profile, "SCMP_ACT_ALLOW"), names(&profile, "SCMP_ACT_ERRNO"));
@@ -146,7 +156,7 @@ mod tests {
 
     #[test]
     fn a_container_with_another_filter_is_none_of_ours() {
-        let own = FilterOption::of(Kind::Docker).unwrap().text;
+        let own = option(Kind::Docker, Path::new("/nowhere"), &SandboxId::from_random([1; 16])).unwrap();
         let with = |options: &[&str]| options.iter().map(|&text| text.to_owned()).collect::<Vec<_>>();
         assert!(is_ours(Kind::Docker, &with(&["no-new-privileges", &own])));
         for other in [vec![], vec!["seccomp=unconfined"], vec!["seccomp={}"], vec![&own[..], "seccomp=unconfined"]] {

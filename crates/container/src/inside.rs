@@ -7,6 +7,7 @@
 
 mod kernel;
 mod lead;
+mod network;
 mod order;
 mod proxy;
 mod spent;
@@ -100,8 +101,8 @@ fn own_directories() -> Vec<PathBuf> {
     ["/tmp", "/dev/shm"].map(PathBuf::from).into_iter().filter(|path| path.is_dir()).collect()
 }
 
-/// Tells the engine what can be had here, and what of that which it wants hidden can be
-/// reached.
+/// Tells the engine what can be had here, whether there is a network, and what of that
+/// which it wants hidden can be reached.
 ///
 /// # Errors
 /// When the engine is not there, or cannot be understood.
@@ -111,7 +112,8 @@ pub fn probe() -> io::Result<()> {
     let Some(Frame::Message(hidden)) = frames.next()? else { return Err(io::ErrorKind::UnexpectedEof.into()) };
     let hidden: Vec<RawText> = serde_json::from_slice(&hidden)?;
     let reached = hidden.iter().filter_map(|path| reached(path.as_path())).collect();
-    let found = Probed { native_walls: has_native_walls(), filtered: is_filtered()?, reached };
+    let network = network::device()?;
+    let found = Probed { native_walls: has_native_walls(), filtered: is_filtered()?, network, reached };
     io::stdout().write_all(&serde_json::to_vec(&found)?)
 }
 

@@ -79,6 +79,7 @@ pub(crate) struct Exec {
 }
 
 /// What becomes of a container.
+#[derive(Clone)]
 pub(crate) struct Fate {
     /// True once it has ended.
     pub(crate) gone: watch::Receiver<bool>,

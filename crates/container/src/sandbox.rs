@@ -17,12 +17,11 @@ use tokio::sync::watch;
 
 use crate::client::{ANSWERS_WITHIN, CallError, Client, MAKES_WITHIN};
 use crate::command::CommandBackend;
-use crate::filter::FilterOption;
 use crate::images::TellPull;
 use crate::inside::Reached;
 use crate::spec::{OWNER_LABEL, SANDBOX_LABEL, Surroundings, User, container, name, text_of};
 use crate::standing::{ContainerSandbox, is_running, remove_container, started};
-use crate::{Kind, Settings, accounts, covers, images, limits, socket, verified};
+use crate::{Kind, Settings, accounts, covers, filter, images, limits, socket, verified};
 
 /// Makes them, by one engine.
 pub struct ContainerSandboxes {
@@ -190,11 +189,8 @@ impl ContainerSandboxes {
         [&plan.workspace, &plan.home, &self.settings.launcher]
             .into_iter()
             .try_for_each(|path| text_of(path).map(drop))?;
-        let filter = FilterOption::of(self.kind).map_err(|error| StartError {
-            what: format!("cannot write the container's filter of system calls: {error}"),
-            hint: Some("TMPDIR names where".to_owned()),
-        })?;
-        let mut placed = accounts::files(&self.settings.accounts, user, &plan.id)?.to_vec();
+        let mut placed = accounts::files(&self.settings.accounts, user, &plan.id)?;
+        let filter = filter::option(self.kind, &self.settings.accounts, &plan.id)?;
         if !covered.is_empty() {
             placed.extend(covers::over(&self.settings.accounts, covered)?);
         }
@@ -205,7 +201,7 @@ impl ContainerSandboxes {
             placed: &placed,
             owner: &self.settings.owner,
             user,
-            filter: &filter.text,
+            filter: &filter,
             rootless: connected.rootless && self.kind == Kind::Podman,
         };
         let body = container(plan, around);

@@ -33,6 +33,9 @@ const PROCESSES_OF_USER: u64 = 32_768;
 /// Shared memory of all commands, in bytes: what container engines have as their own choice.
 const SHARED_BYTES: i64 = 64 << 20;
 
+/// What a container's commands find their machine to be called.
+pub(crate) const HOSTNAME: &str = "sandbox";
+
 /// The name of a sandbox's container.
 pub(crate) fn name(id: &SandboxId) -> String {
     format!("stockade-{id}")
@@ -71,7 +74,7 @@ pub(crate) struct Surroundings<'a> {
 pub(crate) fn container(plan: &SandboxPlan, around: Surroundings<'_>) -> ContainerCreateBody {
     let labels = [(SANDBOX_LABEL, plan.id.to_string()), (OWNER_LABEL, around.owner.to_owned())];
     ContainerCreateBody {
-        hostname: Some("sandbox".to_owned()),
+        hostname: Some(HOSTNAME.to_owned()),
         user: Some(around.user.to_string()),
         env: Some(Vec::new()),
         entrypoint: Some(vec![LAUNCHER.to_owned()]),
@@ -79,6 +82,11 @@ pub(crate) fn container(plan: &SandboxPlan, around: Surroundings<'_>) -> Contain
         image: Some(image_name(around.image)),
         working_dir: Some("/".to_owned()),
         labels: Some(labels.map(|(key, value)| (key.to_owned(), value)).into()),
+        // Docker would go into each new network namespace to forbid IPv6 there. Its process
+        // for that tries without a pause while the kernel takes others away: a dozen at a time
+        // have kept both processors of a machine for minutes. What there is of a network is
+        // looked at from inside.
+        network_disabled: Some(true),
         host_config: Some(host_config(plan, around)),
         ..ContainerCreateBody::default()
     }

@@ -92,6 +92,9 @@ fn nothing_of_the_host_is_inside() {
     let Some(engine) = Engine::docker() else { return };
     let place = Place::new(&engine);
     assert_eq!(place.run("ls /sys/class/net").ok(), "lo\n");
+    // The engine would give it the host's.
+    assert_eq!(place.run("cat /etc/hostname /etc/resolv.conf").ok(), "sandbox\nnameserver 198.18.0.1\n");
+    assert!(place.run("cat /etc/hosts").ok().starts_with("127.0.0.1\tlocalhost sandbox\n"));
     assert_eq!(
         place.run("ps -o pid= | wc -l | tr -d ' '; ps").ok().lines().next().map(|n| n.parse::<u32>().unwrap() < 12),
         Some(true)
@@ -103,8 +106,8 @@ fn nothing_of_the_host_is_inside() {
         &format!("stockade-{}", place.plan.id),
     ]);
     let mounts = String::from_utf8(mounts.stdout).unwrap();
-    // Two directories, the launcher, and who the user is.
-    assert_eq!(mounts.split_whitespace().count(), 5, "{mounts}");
+    // Two directories, the launcher, and the files that say who and where its user is.
+    assert_eq!(mounts.split_whitespace().count(), 8, "{mounts}");
     assert!(!mounts.contains("socket") && !mounts.contains(".sock"), "{mounts}");
     let ran = place.run("grep -E '^(CapEff|CapBnd|NoNewPrivs|Seccomp):' /proc/self/status | tr -d '\\t '; mount -t tmpfs x /tmp; echo $?");
     let text = ran.stdout();

@@ -19,10 +19,6 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 /// How long one may take until it answers.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(60);
 
-/// Why what gVisor holds is judged only where it is named.
-pub const WITHIN_GVISOR: &str =
-    "Docker has stood still for minutes with containers of gVisor beside others: name the kind to play it";
-
 /// Which engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineKind {

@@ -19,7 +19,7 @@ mod snapshot;
 pub mod suite;
 
 pub use account::{Account, User};
-pub use engine::{Engine, EngineKind, WITHIN_GVISOR};
+pub use engine::{Engine, EngineKind};
 pub use host::{HostState, descendants, kill_descendants, process_alive, processes_at};
 pub use image::small_image;
 pub use lab::{Lab, Names};

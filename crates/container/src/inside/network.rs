@@ -1,0 +1,59 @@
+//! What of a network a container has: by its own routes, since an engine that was asked
+//! for none could have another idea of it.
+
+use std::fs;
+use std::io;
+
+/// The device that leads back here.
+const LOOPBACK: &str = "lo";
+
+/// A device beside the loopback that something is routed to, if there is one.
+///
+/// # Errors
+/// Where the routes cannot be read.
+pub(super) fn device() -> io::Result<Option<String>> {
+    let routes = fs::read_to_string("/proc/net/route")?;
+    // Not there where the kernel has no IPv6.
+    let newer = match fs::read_to_string("/proc/net/ipv6_route") {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        read => read?,
+    };
+    Ok(beside_loopback(&routes, &newer))
+}
+
+/// The first column of one table is the device, beneath a line of titles; in the other it
+/// is the last.
+fn beside_loopback(routes: &str, newer: &str) -> Option<String> {
+    let devices = routes.lines().skip(1).filter_map(|line| line.split_whitespace().next());
+    let devices = devices.chain(newer.lines().filter_map(|line| line.split_whitespace().next_back()));
+    devices.into_iter().find(|device| *device != LOOPBACK).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TITLES: &str = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n";
+    const OWN: &str = "00000000000000000000000000000001 80 00000000000000000000000000000000 00 \
+        00000000000000000000000000000000 00000000 00000002 00000000 80200001       lo\n\
+        00000000000000000000000000000000 00 00000000000000000000000000000000 00 \
+        00000000000000000000000000000000 ffffffff 00000001 00000000 00200200       lo\n";
+
+    #[test]
+    fn the_loopback_alone_is_no_network() {
+        assert_eq!(beside_loopback(TITLES, OWN), None);
+        assert_eq!(
+            beside_loopback(&format!("{TITLES}lo\t0000007F\t00000000\t0001\t0\t0\t0\t000000FF\t0\t0\t0\n"), ""),
+            None
+        );
+        assert_eq!(beside_loopback("", ""), None);
+    }
+
+    #[test]
+    fn a_route_to_another_device_is_found_in_either_table() {
+        let routed = format!("{TITLES}eth0\t00000000\t0104A8C0\t0003\t0\t0\t0\t00000000\t0\t0\t0\n");
+        assert_eq!(beside_loopback(&routed, OWN).as_deref(), Some("eth0"));
+        let newer = OWN.replacen("lo\n", "wlan0\n", 1);
+        assert_eq!(beside_loopback(TITLES, &newer).as_deref(), Some("wlan0"));
+    }
+}
