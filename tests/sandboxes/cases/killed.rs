@@ -1,6 +1,7 @@
 //! The end of an engine that nobody wanted: killed with SIGKILL while fifty sandboxes
 //! work.
 
+use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::panic;
 use std::path::Path;
@@ -12,7 +13,7 @@ use std::time::Duration;
 use stockade_engine::{CommandEnd, SandboxError, SandboxEvent, SandboxPlan};
 use stockade_model::{Background, SandboxId};
 
-use crate::bench::{Bench, CAPTURE, Declared, Place, inside, patience};
+use crate::bench::{Bench, CAPTURE, Declared, Going, Place, inside, patience};
 use crate::{Verdict, sleepers};
 
 super::cases! { "killed": fifty_are_found_again_or_gone_at_an_early_moment, fifty_are_found_again_or_gone_when_all_work,
@@ -141,17 +142,24 @@ fn fifty_are_found_again_or_gone_when_all_work(bench: &Bench) -> Verdict {
 fn is_told(bench: &Bench, attack: &str) -> Verdict {
     let place = bench.place();
     let left = format!("sleep {}", sleepers::mark(1));
-    let attack = format!("(setsid {left} &); {attack}; echo $? > done; sleep 1; exit 7");
-    let end = place.start(&attack).end().end.end;
+    let end = attacked(&place, &format!("(setsid {left} &); {attack}; echo $? > done; sleep 1; exit 7")).end().end.end;
     is_over(bench, &place, &end, &left);
     Ok(())
+}
+
+/// Begins an attack once it is known that its command began: one that is faster than that
+/// news ends the waiting for it instead.
+fn attacked(place: &Place, attack: &str) -> Going {
+    let going = place.start(&format!("until [ -e go ]; do sleep 0.1; done; {attack}"));
+    fs::write(place.work("go"), "").unwrap();
+    going
 }
 
 /// The same of one that nobody but who kills it can bring to an end.
 fn is_over_when_killed(bench: &Bench, attack: &str) -> Verdict {
     let place = bench.place();
     let left = format!("sleep {}", sleepers::mark(1));
-    let going = place.start(&format!("(setsid {left} &); echo > there; {attack}; exec sleep 1000"));
+    let going = attacked(&place, &format!("(setsid {left} &); echo > there; {attack}; exec sleep 1000"));
     place.wait_for("there");
     going.attempt.kill();
     let end = going.let_go().end;
