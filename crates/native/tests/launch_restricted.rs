@@ -46,6 +46,16 @@ fn there_is_no_privilege() {
 }
 
 #[test]
+fn it_ends_before_its_caller_where_memory_runs_out() {
+    in_each_role("it_ends_before_its_caller_where_memory_runs_out", || {
+        let ws = workspace();
+        let own: i32 = fs::read_to_string("/proc/self/oom_score_adj").unwrap().trim().parse().unwrap();
+        let its = run(&plan(Restricted, ws.path(), &["cat", "/proc/self/oom_score_adj"])).ok();
+        assert!(own < 200 && its.trim() == "200", "{own}, {its}");
+    });
+}
+
+#[test]
 fn nothing_can_be_changed_but_its_own() {
     in_each_role("nothing_can_be_changed_but_its_own", || {
         let ws = workspace();

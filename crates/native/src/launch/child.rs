@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{AtFlags, CWD, Mode, unlinkat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, open, unlinkat};
 use rustix::process::{
     Pid, Signal, getppid, ioctl_tiocsctty, set_parent_process_death_signal, setrlimit, setsid, umask,
 };
@@ -292,6 +292,9 @@ pub(super) const ENDED: usize = 422;
 /// Nothing is left but the init.
 pub(super) const REAPED: usize = 423;
 
+/// As if so many thousandths of what memory there is were the command's, beside what is.
+const ENDS_BEFORE: (i32, &[u8]) = (200, b"200");
+
 /// The stage that waits for the init.
 const BUILDING: u32 = 5;
 
@@ -341,6 +344,10 @@ fn prepare_command(
     for (resource, limit) in &program.limits {
         setrlimit(*resource, *limit).map_err(|e| (1, e))?;
     }
+    if plan.level != Level::Full {
+        // Where it cannot be had the command goes on as well.
+        let _ = end_before_others();
+    }
     done(1);
     umask(mask);
     // 0 to 2 are the command's streams already. The init's end of `built` goes
@@ -376,6 +383,17 @@ fn prepare_command(
     done(8);
     let ready = Message::Ready { wait_killable: listener.wait_killable, umask: mask.bits() };
     ready.send(gate, &[listener.fd.as_fd()]).map_err(|e| (9, e))
+}
+
+/// Where memory runs out the kernel ends the command rather than who reports on it, which
+/// may be in the same group (proc_pid_oom_score_adj(5)). At level full it is not, and the
+/// root is being exchanged meanwhile.
+fn end_before_others() -> Result<(), Errno> {
+    let file = open(c"/proc/self/oom_score_adj", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    let mut text = [0; 8];
+    let length = rustix::io::read(&file, &mut text)?;
+    let own = std::str::from_utf8(&text[..length]).ok().and_then(|text| text.trim_end().parse::<i32>().ok());
+    if own.is_some_and(|own| own < ENDS_BEFORE.0) { rustix::io::write(&file, ENDS_BEFORE.1).map(drop) } else { Ok(()) }
 }
 
 /// In version 1 a thread that moves itself need not wait until all forks of the
