@@ -24,7 +24,7 @@ use tokio::sync::watch;
 use crate::carry::{Until, ending};
 use crate::client::{ANSWERS_WITHIN, CallError, Client};
 use crate::frames::{Frame, MESSAGE_BYTES, Size, Stream};
-use crate::inside::{InsideOrder, Probed, Reached};
+use crate::inside::{InsideOrder, Probed, Reached, network_namespace};
 use crate::line::{Exec, Fate, FrameLine, all_said};
 use crate::outside::Outside;
 use crate::spec::LAUNCHER;
@@ -229,11 +229,17 @@ impl CommandBackend {
     }
 }
 
-/// What is reached is reached through the door alone.
+/// What is reached is reached through the door alone. Servers of the host's loopback and
+/// its abstract sockets have no route, so that the namespace is looked at besides.
 fn demand_no_network(found: &Probed) -> Result<(), StartError> {
-    let Some(device) = &found.network else { return Ok(()) };
+    let is_hosts = found.namespace.is_some() && found.namespace == network_namespace().ok();
+    let has = match &found.network {
+        _ if is_hosts => "the network of the host".to_owned(),
+        Some(device) => format!("a network, `{}`", device.escape_default()),
+        None => return Ok(()),
+    };
     Err(StartError {
-        what: format!("the container has a network, `{}`, although it was asked for none", device.escape_default()),
+        what: format!("the container has {has}, although it was asked for none"),
         hint: Some("look at what the container engine says of it with `inspect`; no command ran".to_owned()),
     })
 }
@@ -478,4 +484,22 @@ fn watch_size(terminal: OwnedFd, first: Option<Size>, send: crate::carry::Send) 
     };
     thread::Builder::new().name("stockade-size".to_owned()).spawn(watch)?;
     Ok(on_drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_that_is_the_hosts_or_leads_anywhere_is_refused() {
+        let demand = |namespace, network: Option<&str>| {
+            let network = network.map(str::to_owned);
+            demand_no_network(&Probed { native_walls: true, filtered: true, namespace, network, reached: Vec::new() })
+        };
+        let own = network_namespace().unwrap();
+        demand(Some(own + 1), None).unwrap();
+        demand(None, None).unwrap();
+        assert!(demand(Some(own), None).unwrap_err().what.contains("the network of the host"));
+        assert!(demand(Some(own + 1), Some("eth0")).unwrap_err().what.contains("`eth0`"));
+    }
 }

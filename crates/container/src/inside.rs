@@ -31,6 +31,7 @@ use stockade_sys::reap::reap_any;
 use stockade_sys::signals::Signals;
 
 use self::lead::Leads;
+pub(crate) use self::network::namespace as network_namespace;
 pub(crate) use self::order::{InsideOrder, Probed, Reached};
 use self::proxy::{Proxied, Proxy};
 use self::spent::Counted;
@@ -112,8 +113,14 @@ pub fn probe() -> io::Result<()> {
     let Some(Frame::Message(hidden)) = frames.next()? else { return Err(io::ErrorKind::UnexpectedEof.into()) };
     let hidden: Vec<RawText> = serde_json::from_slice(&hidden)?;
     let reached = hidden.iter().filter_map(|path| reached(path.as_path())).collect();
-    let network = network::device()?;
-    let found = Probed { native_walls: has_native_walls(), filtered: is_filtered()?, network, reached };
+    let found = Probed {
+        native_walls: has_native_walls(),
+        filtered: is_filtered()?,
+        // A kernel of the runtime's own may have none, and shares none then.
+        namespace: network::namespace().ok(),
+        network: network::device()?,
+        reached,
+    };
     io::stdout().write_all(&serde_json::to_vec(&found)?)
 }
 

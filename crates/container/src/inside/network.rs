@@ -1,11 +1,21 @@
-//! What of a network a container has: by its own routes, since an engine that was asked
-//! for none could have another idea of it.
+//! What of a network a container has: looked at from within, since an engine that was
+//! asked for none could have another idea of it.
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 
 /// The device that leads back here.
 const LOOPBACK: &str = "lo";
+
+/// The number of the network namespace that this process is in (namespaces(7)): two
+/// processes of one kernel see the same if they share it.
+///
+/// # Errors
+/// Where it cannot be read.
+pub(crate) fn namespace() -> io::Result<u64> {
+    Ok(fs::metadata("/proc/self/ns/net")?.ino())
+}
 
 /// A device beside the loopback that something is routed to, if there is one.
 ///

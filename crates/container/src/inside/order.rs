@@ -24,6 +24,8 @@ pub(crate) struct Probed {
     pub(crate) native_walls: bool,
     /// A filter of system calls, as the runtime loaded it.
     pub(crate) filtered: bool,
+    /// The number of its network namespace, where it has one.
+    pub(crate) namespace: Option<u64>,
     /// A device beside the loopback that something is routed to.
     pub(crate) network: Option<String>,
     /// What can be reached of that which is to be hidden.
