@@ -11,7 +11,11 @@ use crate::detached::eventually;
 use crate::life::{descendants, marked, mounts, none_left};
 use crate::session::leavings;
 use crate::world::{World, each_user};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
+
+/// How long the program may take to say what it was asked for.
+const SAYS_WITHIN: Timespec = Timespec { tv_sec: 150, tv_nsec: 0 };
 
 /// The program, told line by line what to do.
 struct Program {
@@ -37,6 +41,10 @@ impl Program {
 
     /// The next line that is printed, by the program or by a command.
     fn hear(&mut self) -> String {
+        if self.told.buffer().is_empty() {
+            let mut told = [PollFd::new(self.told.get_ref(), PollFlags::IN)];
+            assert!(poll(&mut told, Some(&SAYS_WITHIN)).unwrap() > 0, "the program says nothing");
+        }
         let mut line = String::new();
         self.told.read_line(&mut line).unwrap();
         line.trim_end().to_owned()
