@@ -15,6 +15,10 @@ const MAX_OPEN: usize = 56;
 const MAX_NEGATIONS: usize = 24;
 /// Most places that are judged.
 const MAX_PLACES: usize = 100;
+/// Most arguments of an unknown program that are looked at, and most commands that are
+/// judged among them.
+const MAX_ARGUMENTS: usize = 64;
+const MAX_COMMANDS_AMONG: usize = 4;
 /// Longest stretch that is read as one command, in bytes.
 const MAX_COMMAND: usize = 512;
 
@@ -52,7 +56,8 @@ const WORTH_A_LOOK: &[&[u8]] = &[
 /// Words after which a command stands.
 const LEADS: &[&[u8]] = &[
     b"then", b"do", b"else", b"elif", b"if", b"while", b"until", b"!", b"time", b"sudo", b"doas", b"exec", b"command",
-    b"nohup", b"env", b"eval", b"xargs", b"coproc",
+    b"nohup", b"env", b"eval", b"xargs", b"coproc", // What debuggers and expect(1) call it.
+    b"shell", b"spawn", b"system",
 ];
 
 /// True if a text is nested more deeply than is worth parsing. Counted by bytes,
@@ -213,6 +218,38 @@ pub(crate) fn look_behind(judge: &mut Judge, arguments: &[Argument], at: (usize,
             judge.unwrapped(command.to_vec(), Flow::default(), at);
         });
     }
+}
+
+/// Looks among the arguments of a program of which it is not known what it does with
+/// them: it may run them as a command, or a text in them as a script. Says what is
+/// denied there and nothing else; such a program is one to ask about anyway.
+pub(crate) fn look_among(judge: &mut Judge, arguments: &[Argument], at: (usize, usize)) {
+    let needs = judge.capabilities.clone();
+    let mut places = 0;
+    for (index, argument) in arguments.iter().enumerate().take(MAX_ARGUMENTS) {
+        let text = argument.shown();
+        if text.iter().any(u8::is_ascii_whitespace) {
+            look(judge, &text);
+            continue;
+        }
+        let name = text.rsplit(|b| *b == b'/').next().unwrap_or_default();
+        if !could_be_named(name) || !is_worth_a_look(name) {
+            continue;
+        }
+        places += 1;
+        if places > MAX_COMMANDS_AMONG {
+            break;
+        }
+        let rest = &arguments[index + 1..];
+        // `--exec PROGRAM -- ARGUMENTS`
+        let behind = rest.iter().position(|argument| argument.shown() == b"--").map(|dashes| &rest[dashes + 1..]);
+        rules::code::denials_only(judge, |judge| {
+            for rest in [Some(rest), behind].into_iter().flatten() {
+                judge.command([std::slice::from_ref(argument), rest].concat(), Flow::default(), at);
+            }
+        });
+    }
+    judge.capabilities = needs;
 }
 
 /// Reads up to the end of a command, quotes and backslashes taken out. How long

@@ -450,6 +450,9 @@ impl<'c> Judge<'c> {
         }
         let mut flow = rules::judge(self, &invocation);
         flow.join(&readers::judge(self, &invocation));
+        if readers::may_run_arguments(&invocation) {
+            crude::look_among(self, &invocation.arguments, at);
+        }
         if flow.literal.is_none() {
             flow.literal = rules::output::literal(&invocation);
         }

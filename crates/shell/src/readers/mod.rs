@@ -62,6 +62,15 @@ pub(crate) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
     flow
 }
 
+/// Whether a program may take its arguments for a command: one that is not known, or
+/// that is known to run what the text does not show.
+pub(crate) fn may_run_arguments(invocation: &Invocation) -> bool {
+    let Ok(name) = std::str::from_utf8(&invocation.name) else { return true };
+    knowledge::lookup(name).is_none_or(|entry| {
+        !entry.subcommands && entry.does.iter().any(|effect| matches!(effect, Effect::Executes | Effect::Privilege))
+    })
+}
+
 /// A program named by its path is not trusted to be the known one; what the
 /// known one would need is still told.
 fn facts_only(judge: &mut Judge, name: &str, invocation: &Invocation) {

@@ -4,6 +4,7 @@
 
 use stockade_model::Tier;
 
+use crate::crude;
 use crate::invocation::Invocation;
 use crate::judge::Judge;
 use crate::script::{Atom, Dynamic, NestedKind, Simple};
@@ -331,7 +332,10 @@ pub(super) fn with_command_option(judge: &mut Judge, invocation: &Invocation) ->
     });
     match position.and_then(|at| invocation.arguments.get(at + 1)) {
         Some(code) => argument_code(judge, code, invocation.span),
-        None => piped_code(judge, &invocation.stdin, invocation.span),
+        None => {
+            crude::look_among(judge, &invocation.arguments, invocation.span);
+            piped_code(judge, &invocation.stdin, invocation.span)
+        }
     }
 }
 
