@@ -47,7 +47,7 @@ pub fn head(bytes: &[u8]) {
     }
     let Ok(mut request) = Request::parse(head) else { return };
     assert_eq!(Request::parse(&request.bytes()).as_ref(), Ok(&request));
-    if direct::check(&mut request, &target()).is_ok() {
+    if direct::check(&mut request, &target(), false).is_ok() {
         let sent = request.bytes();
         assert_eq!(end_of_head(&sent), Ok(Some(sent.len())));
         assert_eq!(Request::parse(&sent).as_ref(), Ok(&request));

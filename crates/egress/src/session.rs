@@ -108,7 +108,8 @@ impl Session {
         let way = Way { buffers: &self.shared.buffers, meter: &self.shared.meter, counts: &counts, guard };
         let is_open = first == First::Undecided && !held.is_empty();
         let speaking = self.speaking.take();
-        let check = |said: &[u8]| if is_open { watch(said, &self.target) } else { Watch::Done };
+        let is_counted = self.is_counted();
+        let check = |said: &[u8]| if is_open { watch(said, &self.target, is_counted) } else { Watch::Done };
         let ended = way.relay(&inside, &outside, held, check, speaking).await;
         self.ended(ended);
     }
@@ -127,6 +128,11 @@ impl Session {
         self.shared.rules.inspects(&self.target)
     }
 
+    /// Whether requests are counted.
+    fn is_counted(&self) -> bool {
+        self.shared.rules.limits.requests_per_minute.is_some()
+    }
+
     /// Waits for the first bytes of the program and looks at them. Where the
     /// server speaks first, the protocol is none that names a server.
     async fn first(&self, inside: &TcpStream, outside: &TcpStream, mut held: Vec<u8>) -> io::Result<(First, Vec<u8>)> {
@@ -135,7 +141,8 @@ impl Session {
         let other = || if is_read { First::Refused(NOT_READ.into()) } else { First::Opaque };
         let waits = |held: &[u8]| is_read || held.starts_with(&[TLS]) || self.target.port == 80;
         loop {
-            let seen = if held.is_empty() { First::Undecided } else { look(&held, &self.target, is_read) };
+            let look = |held: &[u8]| look(held, &self.target, is_read, self.is_counted());
+            let seen = if held.is_empty() { First::Undecided } else { look(&held) };
             if seen != First::Undecided {
                 return Ok((seen, held));
             }

@@ -32,13 +32,15 @@ pub(crate) const NOT_READ: &str = "requests to this host are looked into, and wh
 /// Looks at the first bytes of a connection to this target. `is_read`: its
 /// requests are to be read, so nothing else may pass.
 ///
+/// `is_counted`: there is a limit of requests, and addresses are looked at for that alone.
+///
 /// The rules, for names: a client hello must ask for the very name; one that asks
 /// for none is refused, for the server would then choose. An encrypted hello
 /// cannot be told from what browsers send for practice: the outer name counts.
 /// HTTP/1 is read request by request, on every port; HTTP/2 without TLS cannot be
 /// checked and is refused; port 80 carries nothing but HTTP/1. Connections to
 /// addresses are not checked: who agreed to an address agreed to all it serves.
-pub fn look(bytes: &[u8], target: &Target, is_read: bool) -> First {
+pub fn look(bytes: &[u8], target: &Target, is_read: bool, is_counted: bool) -> First {
     let name = target.host.name();
     let is_checked = is_read || name.is_some();
     match hello::read(bytes) {
@@ -56,13 +58,16 @@ pub fn look(bytes: &[u8], target: &Target, is_read: bool) -> First {
                 }
             },
         },
-        Seen::Other if !is_checked => First::Opaque,
+        Seen::Other if !is_checked && !is_counted => First::Opaque,
         Seen::Other => match first_line(bytes) {
             Line::Http1 => First::Http,
-            Line::Http2 => First::Refused("HTTP/2 without TLS cannot be checked".into()),
+            Line::Http2 if is_checked => First::Refused("HTTP/2 without TLS cannot be checked".into()),
+            Line::Http2 => First::Refused("HTTP/2 without TLS cannot be counted".into()),
             Line::Unfinished => First::Undecided,
             Line::Else if is_read => First::Refused(NOT_READ.into()),
-            Line::Else if target.port == 80 => First::Refused("port 80 carries nothing but HTTP/1".into()),
+            Line::Else if is_checked && target.port == 80 => {
+                First::Refused("port 80 carries nothing but HTTP/1".into())
+            }
             Line::Else => First::Opaque,
         },
     }
@@ -70,8 +75,8 @@ pub fn look(bytes: &[u8], target: &Target, is_read: bool) -> First {
 
 /// Looks at a first line that comes in pieces and goes on as it comes. Should it
 /// turn out to be a request, it is too late to check it.
-pub fn watch(said: &[u8], target: &Target) -> Watch {
-    match look(said, target, false) {
+pub fn watch(said: &[u8], target: &Target, is_counted: bool) -> Watch {
+    match look(said, target, false, is_counted) {
         First::Undecided => Watch::More,
         First::Opaque => Watch::Done,
         First::Http | First::Tls(_) => Watch::Refuse("a request came too slowly to be checked".into()),
@@ -116,7 +121,7 @@ mod tests {
 
     #[track_caller]
     fn check(bytes: &[u8], target: &str, expected: &First) {
-        let seen = look(bytes, &target.parse().unwrap(), false);
+        let seen = look(bytes, &target.parse().unwrap(), false, false);
         let same = match (&seen, expected) {
             (First::Refused(why), First::Refused(part)) => why.contains(part.as_str()),
             (First::Tls(_), First::Tls(_)) => true,
@@ -146,7 +151,7 @@ mod tests {
 
     #[test]
     fn where_requests_are_read_nothing_else_passes() {
-        let look = |bytes: &[u8], target: &str| look(bytes, &target.parse().unwrap(), true);
+        let look = |bytes: &[u8], target: &str| look(bytes, &target.parse().unwrap(), true, false);
         for target in ["a.test:22", "1.1.1.1:443"] {
             assert_eq!(look(b"SSH-2.0-x\r\n", target), First::Refused(NOT_READ.into()));
             assert_eq!(look(b"GET / HTTP/1.1\r\n", target), First::Http);

@@ -254,6 +254,28 @@ fn requests_a_minute_are_limited() {
     assert!(answer.contains("429 Too Many") && answer.contains("limit of requests a minute"), "{answer}");
 }
 
+/// By address as well, where requests are not held to a name, on one connection or many.
+#[test]
+fn requests_to_an_address_are_counted_too() {
+    let limits = EgressLimits { requests_per_minute: Some(5), ..EgressLimits::default() };
+    for (limits, passed) in [(limits, 5), (EgressLimits::default(), 8)] {
+        let world = World::new(Options { limits, ..Options::default() });
+        let origin = Origin::new(OK);
+        let all: String = (0..8)
+            .map(|_| {
+                let mut stream = world.connect(&format!("127.0.0.1:{}", origin.port)).unwrap();
+                stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+                stream.write_all(b"GET / HTTP/1.1\r\nHost: other.test\r\n\r\n").unwrap();
+                let mut said = Vec::new();
+                let _ = stream.read_to_end(&mut said);
+                String::from_utf8_lossy(&said).into_owned()
+            })
+            .collect();
+        assert_eq!(all.matches("200 OK").count(), passed, "{all}");
+        assert_eq!(all.matches("429 Too Many").count(), 8 - passed, "{all}");
+    }
+}
+
 #[test]
 fn a_door_with_a_peer_that_never_reads_stays_open_for_others() {
     let world = world();

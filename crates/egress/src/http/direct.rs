@@ -51,8 +51,9 @@ pub(crate) fn absolute(target: &str) -> Option<(&str, String)> {
     Some((authority, path))
 }
 
-/// Makes sure that a request is for this target and nobody else.
-pub(crate) fn check(request: &mut Request, target: &Target) -> Result<(), Refusal> {
+/// Makes sure that a request is for this target and nobody else. Where an address
+/// `serves_all`, it may be for whatever name.
+pub(crate) fn check(request: &mut Request, target: &Target, serves_all: bool) -> Result<(), Refusal> {
     let elsewhere = |what: &str| {
         Refusal::new(403, format!("a request on a connection to {target} is for {}", what.escape_default()))
     };
@@ -61,7 +62,7 @@ pub(crate) fn check(request: &mut Request, target: &Target) -> Result<(), Refusa
     }
     let is_ours = |text: &str| {
         let (host, port) = authority(text)?;
-        Some(host == target.host && port.is_none_or(|p| p == target.port))
+        Some(serves_all || host == target.host && port.is_none_or(|p| p == target.port))
     };
     if request.method.eq_ignore_ascii_case("CONNECT") {
         return Err(elsewhere(&request.target));
@@ -192,7 +193,9 @@ where
 {
     let mut request = Request::parse(head).map_err(|why| Fault::of(why.into()))?;
     asked.count().map_err(Fault::Refused)?;
-    check(&mut request, asked.target).map_err(|refusal| {
+    // Who agreed to an address agreed to all it serves.
+    let serves_all = asked.target.host.name().is_none() && !asked.shared.rules.inspects(asked.target);
+    check(&mut request, asked.target, serves_all).map_err(|refusal| {
         if refusal.status == 403 {
             let object = asked.target.to_string();
             asked.shared.events.denied(Operation::Connect, object, asked.who, &refusal.text, None);
@@ -218,7 +221,7 @@ mod tests {
     fn checked(line: &str, fields: &str) -> Result<String, u16> {
         let text = format!("{line}\r\n{fields}\r\n");
         let mut request = Request::parse(text.as_bytes()).map_err(|_| 400_u16)?;
-        check(&mut request, &"a.test:80".parse().unwrap()).map_err(|refusal| refusal.status)?;
+        check(&mut request, &"a.test:80".parse().unwrap(), false).map_err(|refusal| refusal.status)?;
         Ok(String::from_utf8(request.bytes()).unwrap().replace("\r\n", "|"))
     }
 

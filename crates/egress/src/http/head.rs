@@ -97,6 +97,13 @@ pub fn has_word(fields: &[Field], name: &str, word: &str) -> bool {
     words.map(<[u8]>::trim_ascii).any(|w| w.eq_ignore_ascii_case(word.as_bytes()))
 }
 
+/// Fields by which a message ends, and those that some servers take for them: they read
+/// `_` in a name as `-`.
+fn is_taken_for_length(name: &str) -> bool {
+    let hyphened = name.replace('_', "-");
+    name.contains('_') && ["content-length", "transfer-encoding"].iter().any(|own| hyphened.eq_ignore_ascii_case(own))
+}
+
 /// The length that the fields tell; both kinds of it, or one twice, is refused.
 fn told_length(fields: &[Field], minor: u8) -> Result<Option<Framing>, &'static str> {
     let mut lengths = values(fields, "content-length");
@@ -139,6 +146,9 @@ impl Request {
         let fields = fields_of(parsed.headers);
         if fields.iter().any(|f| f.value.iter().any(|b| *b < b' ' && *b != b'\t' || *b == 0x7f)) {
             return Err("a field holds odd bytes");
+        }
+        if fields.iter().any(|field| is_taken_for_length(&field.name)) {
+            return Err("a field is spelt as some servers spell that of the length");
         }
         let framing = told_length(&fields, minor)?.unwrap_or(Framing::None);
         Ok(Self { method: method.to_owned(), target: target.to_owned(), minor, fields, framing })
@@ -287,6 +297,8 @@ mod tests {
             b"GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n",
             b"GET / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n",
             b"\r\nGET / HTTP/1.1\r\n\r\n",
+            b"GET / HTTP/1.1\r\nTransfer_Encoding: chunked\r\n\r\n",
+            b"GET / HTTP/1.1\r\nContent_Length: 1\r\n\r\n",
         ] {
             assert!(read(bad).is_err(), "{}", bad.escape_ascii());
         }

@@ -133,7 +133,7 @@ async fn one(
     let guard = guard.as_ref();
     let asked = Asked { shared, target: &target, who, is_encrypted: false, guard };
     asked.count().map_err(Fault::Refused)?;
-    check(&mut request, &target).map_err(Fault::Refused)?;
+    check(&mut request, &target, false).map_err(Fault::Refused)?;
     request.remove("Proxy-Connection");
     request.remove("Proxy-Authorization");
     let permitted = match open.take() {
