@@ -28,6 +28,11 @@ const NAMES: &[&str] = &[
     "authorization",
     "cookie",
 ];
+/// Words after which the next is a secret, wherever they stand.
+const SAYING: &[&str] = &["password", "passwd", "passphrase"];
+/// Programs, and commands of programs, whose `-p` is a password.
+const TAKE_PASSWORD: &[&str] =
+    &["mysql", "mysqldump", "mysqladmin", "mariadb", "mariadb-dump", "mariadb-admin", "sshpass", "7z", "7za", "login"];
 /// Shortest value of a variable that is looked for: shorter ones stand in every
 /// other text.
 const MIN_VALUE_BYTES: usize = 6;
@@ -132,7 +137,9 @@ impl Redactor {
 }
 
 fn names_a_secret(lower: &str) -> bool {
-    NAMES.iter().any(|part| lower.contains(part)) || lower == "key" || lower == "auth" || lower.ends_with("key")
+    let ends =
+        |part: &str| lower == part || lower.ends_with(&format!("-{part}")) || lower.ends_with(&format!("_{part}"));
+    NAMES.iter().any(|part| lower.contains(part)) || lower == "auth" || lower.ends_with("key") || ends("pass")
 }
 
 /// From `-----BEGIN` to the line after `-----END`, or to the end of the text.
@@ -180,17 +187,24 @@ fn is_name(c: char) -> bool {
 fn named_values(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
+    let mut takes_password = false;
     while let Some(start) = rest.find(is_name) {
         let (before, from) = rest.split_at(start);
         out.push_str(before);
+        takes_password &= !before.contains([';', '|', '&', '\n']);
         let end = from.find(|c| !is_name(c)).unwrap_or(from.len());
         let (name, after) = from.split_at(end);
         out.push_str(name);
         rest = after;
         let lower = name.to_lowercase();
+        takes_password |= TAKE_PASSWORD.contains(&lower.as_str());
         let is_option = name.starts_with('-');
-        if names_a_secret(lower.trim_matches('-')) {
-            rest = secret_after(after, is_option, &lower, &mut out);
+        if takes_password && name.starts_with("-p") {
+            out.truncate(out.len() - name.len());
+            rest = short_password(&from["-p".len()..], &mut out);
+        } else if names_a_secret(lower.trim_matches('-')) {
+            let has_next = is_option || lower.contains(['_', '-']) || SAYING.contains(&lower.as_str());
+            rest = secret_after(after, has_next, &lower, &mut out);
         } else if matches!(lower.as_str(), "-u" | "--user" | "--proxy-user") {
             rest = password_after(after, &mut out);
         } else if matches!(lower.as_str(), "bearer" | "basic") && after.starts_with(' ') {
@@ -202,7 +216,8 @@ fn named_values(text: &str) -> String {
 }
 
 /// Leaves the value out that follows a name, if one does; the rest.
-fn secret_after<'a>(after: &'a str, is_option: bool, name: &str, out: &mut String) -> &'a str {
+/// `has_next`: the next word is one, too.
+fn secret_after<'a>(after: &'a str, has_next: bool, name: &str, out: &mut String) -> &'a str {
     // A closing quote of the name, as in JSON.
     let quote = usize::from(after.starts_with(['"', '\'']));
     let tail = &after[quote..];
@@ -213,7 +228,7 @@ fn secret_after<'a>(after: &'a str, is_option: bool, name: &str, out: &mut Strin
             let value = &tail[blanks + 1..];
             quote + blanks + 1 + (value.len() - value.trim_start_matches([' ', '\t']).len())
         }
-        (false, 1..) if is_option && quote == 0 => blanks,
+        (false, 1..) if has_next && quote == 0 => blanks,
         _ => return after,
     };
     if name.contains("authorization") || name.contains("cookie") {
@@ -248,6 +263,13 @@ fn value_after<'a>(after: &'a str, skip: usize, out: &mut String) -> &'a str {
     out.extend(quote);
     out.push_str(MARK);
     &body[end..]
+}
+
+/// Leaves the password out that follows `-p`, in the same word or the next; the rest.
+fn short_password<'a>(after: &'a str, out: &mut String) -> &'a str {
+    out.push_str("-p");
+    let blanks = after.len() - after.trim_start_matches([' ', '\t', '=']).len();
+    value_after(after, blanks, out)
 }
 
 /// Leaves the password of `user:password` out.
@@ -358,6 +380,14 @@ mod tests {
         check("password: abc", "password: [secret]");
         check("TOKEN=$OTHER ./x", "TOKEN=$OTHER ./x");
         check("TOKEN=\"$(cat f)\" ./x", "TOKEN=\"$(cat f)\" ./x");
+        check("aws configure set aws_secret_access_key abc", "aws configure set aws_secret_access_key [secret]");
+        check("mysqladmin password abc", "mysqladmin password [secret]");
+        check("run --pass abc; DB_PASS=x run", "run --pass [secret]; DB_PASS=[secret] run");
+        check("mysql -u root -pabc db", "mysql -u root -p[secret] db");
+        check("sshpass -p 'a b' ssh -p 22 h", "sshpass -p '[secret]' ssh -p [secret] h");
+        check("docker login -u me -p abc | tee x", "docker login -u me -p [secret] | tee x");
+        check("docker login x; mkdir -p /a/b && ssh -p 22 h", "docker login x; mkdir -p /a/b && ssh -p 22 h");
+        check("compass bypass abc", "compass bypass abc");
         check("the token is here", "the token is here");
         check("make secret", "make secret");
         // Headers.
