@@ -1,51 +1,223 @@
-//! Which program a remembered approval was for: if the program, or a script
-//! named to an interpreter, changes, the approval no longer fits and somebody
-//! is asked again. Only consent rests on this, never containment.
+//! Which program a remembered approval was for: if the program changes, or a file that
+//! an interpreter or a wrapper among its words was given, the approval no longer fits
+//! and somebody is asked again. Where that cannot be told, nothing is remembered. Only
+//! consent rests on this, never containment.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use stockade_model::{Digest, Plan, RawText};
+use stockade_model::{Assessment, Capability, Command, Digest, RawText};
+use stockade_policy::amend::runs_others;
+use stockade_shell::Takes;
+
+use crate::mountinfo::Served;
 
 /// Files up to this size are bound by content; larger ones by identity and
 /// times, so that an assessment never reads a large binary.
 const CONTENT_LIMIT_BYTES: u64 = 256 << 10;
-
-/// Programs whose first file argument is what really runs.
-const INTERPRETERS: &[&str] = &[
-    "sh", "bash", "dash", "zsh", "ksh", "fish", "python", "python3", "perl", "ruby", "node", "deno", "bun", "php",
-    "lua", "make", "env", "source",
+/// Most words of a command that are looked at for files, and most files that are bound.
+const MAX_WORDS: usize = 2_000;
+const MAX_FILES: usize = 64;
+/// What changes the directory that later words are relative to.
+const MOVES: &[&[u8]] = &[b"cd", b"pushd", b"popd", b"-C", b"--chdir", b"--directory"];
+/// Files from which a program reads what it runs without being told.
+const IMPLICIT: &[(&str, &[&str])] = &[
+    ("make", &["GNUmakefile", "makefile", "Makefile"]),
+    ("gmake", &["GNUmakefile", "makefile", "Makefile"]),
+    ("ninja", &["build.ninja"]),
+    ("just", &["justfile", "Justfile", ".justfile"]),
+    ("npm", &["package.json"]),
+    ("pnpm", &["package.json"]),
+    ("yarn", &["package.json"]),
 ];
+/// Bytes that a shell or an interpreter reads as something else than part of a name.
+const BORDERS: &[u8] = b" \t\r\n'\"`;&|()<>{}[]=,";
+/// Bytes that stand for what is not in the text.
+const DYNAMIC: &[u8] = b"$`*?~";
+/// Findings of the text by which it is not known what would run.
+const UNREAD: &[&str] = &["not-understood", "too-much-to-review", "too-deep", "dynamic-program", "calls-function"];
 
-/// Arguments that are looked at for a script.
-const ARGUMENTS_LOOKED_AT: usize = 8;
+/// What an approval of a run would be bound to.
+pub(crate) struct Identity {
+    /// Of the program, and of the files that it would run.
+    pub digest: Digest,
+    /// Whether that is all that would run.
+    pub is_whole: bool,
+}
+
+/// What a plan would run.
+pub(crate) struct Program<'a> {
+    /// Its words, and as they were asked for.
+    pub argv: &'a [RawText],
+    pub command: &'a Command,
+    /// Where it would be looked for.
+    pub environment: &'a BTreeMap<String, RawText>,
+    pub cwd: &'a Path,
+}
 
 /// Digest of what the program of a plan is now.
-pub(crate) fn identity(plan: &Plan) -> Digest {
-    let cwd = plan.cwd.as_path();
-    let program = plan.argv.first().map(|program| resolve(program.as_path(), plan, cwd));
-    let mut fields = vec![program.as_deref().map_or_else(Vec::new, fingerprint)];
-    let is_interpreter = program.as_deref().and_then(Path::file_name).is_some_and(|name| {
-        let name = name.to_string_lossy();
-        let stem = name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.');
-        INTERPRETERS.iter().any(|known| *known == name || *known == stem)
-    });
-    if is_interpreter {
-        let script = plan.argv.iter().skip(1).take(ARGUMENTS_LOOKED_AT).find(|arg| !arg.as_bytes().starts_with(b"-"));
-        fields.extend(script.map(|script| fingerprint(&cwd.join(script.as_path()))));
+pub(crate) fn identity(program: &Program<'_>, assessment: &Assessment, takes: Takes) -> Identity {
+    let Program { argv, command, environment, cwd } = *program;
+    let served = Served::beside(cwd);
+    let mut search = Search { environment, cwd, served, files: BTreeSet::new(), is_whole: true };
+    search.program(argv.first().map(RawText::as_path));
+    let programs: Vec<&RawText> = assessment
+        .capabilities
+        .iter()
+        .filter_map(|needed| if let Capability::Execute(program) = needed { Some(program) } else { None })
+        .collect();
+    for program in &programs {
+        search.program(Some(program.as_path()));
     }
-    Digest::of_fields("stockade-identity-1", fields.iter().map(Vec::as_slice))
+    let is_script = matches!(command, Command::Script(_));
+    // Of a script the first word is the shell that it is given to, whose code it is.
+    let first = argv.first().filter(|_| !is_script);
+    let all = || programs.iter().copied().chain(first);
+    let interpreted = all().any(|program| name_of(program).is_some_and(|name| runs_others(&name).is_some()));
+    let found_code = search.implicit(all());
+    let words: Vec<&[u8]> = match command {
+        Command::Script(text) => vec![text.as_bytes()],
+        Command::Argv(words) => words.iter().skip(1).map(RawText::as_bytes).collect(),
+    };
+    if is_script || interpreted {
+        let unread = assessment.findings.iter().any(|found| UNREAD.contains(&found.code.as_str()));
+        search.is_whole &= !unread && takes == Takes::Data;
+        let by_path = all().any(|program| program.as_bytes().contains(&b'/'));
+        search.words(&words, is_script, interpreted && !found_code, interpreted || by_path);
+    } else {
+        search.started_by_unknown(&words);
+    }
+    let fields: Vec<Vec<u8>> = search.files.iter().map(|path| fingerprint(path)).collect();
+    Identity {
+        digest: Digest::of_fields("stockade-identity-2", fields.iter().map(Vec::as_slice)),
+        is_whole: search.is_whole,
+    }
+}
+
+/// Digest of the directory that answers about a workspace are bound to: another one that
+/// later stands at the same path is another workspace.
+pub fn workspace_identity(workspace: &Path) -> Digest {
+    let text = fs::metadata(workspace).map_or_else(
+        |_| String::new(),
+        |found| {
+            // An inode that was freed is given away again: its birth tells the two apart.
+            let born = found.created().ok().and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
+            format!("{}:{}:{:?}", found.dev(), found.ino(), born)
+        },
+    );
+    Digest::of_fields("stockade-workspace-1", [text.as_bytes()])
+}
+
+/// The files that a command would run, as they are found.
+struct Search<'a> {
+    environment: &'a BTreeMap<String, RawText>,
+    cwd: &'a Path,
+    /// What is not looked at: nobody may ever answer.
+    served: Served,
+    files: BTreeSet<PathBuf>,
+    is_whole: bool,
+}
+
+impl Search<'_> {
+    fn program(&mut self, program: Option<&Path>) {
+        if let Some(program) = program {
+            self.bind(resolve(program, self.environment, self.cwd));
+        }
+    }
+
+    /// What is there; where that cannot be told, it is not known what would run.
+    fn look_at(&mut self, path: &Path) -> Option<fs::Metadata> {
+        if self.served.holds(path) {
+            self.is_whole = false;
+            return None;
+        }
+        fs::metadata(path).ok()
+    }
+
+    fn bind(&mut self, file: PathBuf) {
+        if self.served.holds(&file) {
+            self.is_whole = false;
+            return;
+        }
+        if self.files.len() < MAX_FILES || self.files.contains(&file) {
+            self.files.insert(file);
+        } else {
+            self.is_whole = false;
+        }
+    }
+
+    /// Binds what a program reads its code from without being told. Whether there is any.
+    fn implicit<'p>(&mut self, programs: impl Iterator<Item = &'p RawText>) -> bool {
+        let mut found = false;
+        for name in programs.filter_map(name_of) {
+            for (_, files) in IMPLICIT.iter().filter(|(program, _)| *program == name) {
+                for file in files.iter().map(|file| self.cwd.join(file)) {
+                    found |= file.is_file();
+                    self.bind(file);
+                }
+            }
+        }
+        found
+    }
+
+    /// Binds what a program of which nothing is known may start: files that can be
+    /// executed, and every file where an interpreter is among the words.
+    fn started_by_unknown(&mut self, words: &[&[u8]]) {
+        let names = |word: &[u8]| name_of(&RawText::from(word)).is_some_and(|name| runs_others(&name).is_some());
+        let all = words.iter().any(|word| names(word));
+        for word in words.iter().take(MAX_WORDS) {
+            let path = self.cwd.join(RawText::from(*word).as_path());
+            if self.look_at(&path).is_some_and(|file| file.is_file() && (all || file.mode() & 0o111 != 0)) {
+                self.bind(path);
+            }
+        }
+    }
+
+    /// Binds every file that is named among the words. Where `needs_code`, it must be in
+    /// the words or in such a file; where files are run, the words must tell which.
+    fn words(&mut self, words: &[&[u8]], is_script: bool, needs_code: bool, runs_files: bool) {
+        let (mut found_code, mut moved, mut dynamic) = (false, false, false);
+        let mut seen = 0;
+        for word in words {
+            // Code in a word of its own, as `-c CODE` has it, is bound by the text.
+            found_code |= match is_script {
+                true => word.iter().any(|byte| b"'\"".contains(byte)),
+                false => word.iter().any(|byte| b" \t\n();".contains(byte)),
+            };
+            dynamic |= word.iter().any(|byte| DYNAMIC.contains(byte));
+            for piece in word.split(|byte| BORDERS.contains(byte)).filter(|piece| !piece.is_empty()) {
+                seen += 1;
+                moved |= MOVES.contains(&piece);
+                // `-fFILE`
+                let attached = piece.strip_prefix(b"-").and_then(|option| option.get(1..)).unwrap_or_default();
+                for name in [piece, attached] {
+                    let path = self.cwd.join(RawText::from(name).as_path());
+                    if !name.is_empty() && self.look_at(&path).is_some_and(|file| file.is_file()) {
+                        found_code = true;
+                        self.bind(path);
+                    }
+                }
+            }
+        }
+        self.is_whole &= seen <= MAX_WORDS && !(runs_files && (moved || dynamic)) && (found_code || !needs_code);
+    }
+}
+
+/// The last part of a program's name.
+fn name_of(program: &RawText) -> Option<String> {
+    Some(program.to_str()?.rsplit('/').next()?.to_owned())
 }
 
 /// Where execvp(3) would find it.
-fn resolve(program: &Path, plan: &Plan, cwd: &Path) -> PathBuf {
+fn resolve(program: &Path, environment: &BTreeMap<String, RawText>, cwd: &Path) -> PathBuf {
     if program.as_os_str().as_bytes().contains(&b'/') {
         return cwd.join(program);
     }
-    let search = plan.environment.get("PATH").map(RawText::as_bytes).unwrap_or_default();
+    let search = environment.get("PATH").map(RawText::as_bytes).unwrap_or_default();
     search
         .split(|byte| *byte == b':')
         .map(|directory| cwd.join(RawText::from(directory).as_path()).join(program))
@@ -78,4 +250,91 @@ fn fingerprint(path: &Path) -> Vec<u8> {
         }
     }
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use stockade_shell::Context;
+
+    use super::*;
+
+    fn of(cwd: &Path, command: &Command) -> Identity {
+        let here = RawText::from(cwd);
+        let context =
+            Context { cwd: here.clone(), home: "/nowhere".into(), workspace: here.clone(), neutralised: false };
+        let (argv, judged) = match command {
+            Command::Argv(argv) => (argv.clone(), stockade_shell::judge_argv(argv, &context)),
+            Command::Script(text) => {
+                let argv = vec!["/bin/sh".into(), "-c".into(), text.clone()];
+                (argv, stockade_shell::judge_script(text.as_bytes(), &context))
+            }
+        };
+        let environment = BTreeMap::from([("PATH".to_owned(), "/usr/bin:/bin".into())]);
+        let program = Program { argv: &argv, environment: &environment, cwd, command };
+        identity(&program, &judged.assessment, stockade_shell::takes(command, &context))
+    }
+
+    #[test]
+    fn a_script_behind_a_wrapper_is_bound_or_nothing_is_remembered() {
+        let Ok(directory) = tempfile::tempdir() else { panic!("no directory") };
+        let cwd = directory.path();
+        let write = |text: &str| assert!(fs::write(cwd.join("x.sh"), text).is_ok());
+        let bound = [
+            "bash x.sh",
+            "env bash x.sh",
+            "timeout 5 ./x.sh",
+            "nice ./x.sh",
+            "nice -n 5 sh x.sh",
+            "awk -f x.sh",
+            "awk -fx.sh",
+            "sh -c './x.sh'",
+            "./x.sh",
+            "ld.so ./x.sh",
+            "env -S 'bash x.sh'",
+            "unknown-wrapper bash x.sh",
+        ];
+        let unbound = [
+            "xargs sh",
+            "sh",
+            "sh -c 'cd d; ./x.sh'",
+            "sh -c '. ./$X'",
+            "python3 -m mod",
+            "bash *.sh",
+            "env -C d ./x.sh",
+        ];
+        for text in bound.iter().chain(&unbound) {
+            let words = text.split('\'').enumerate().flat_map(|(index, part)| match index % 2 {
+                0 => part.split_whitespace().map(RawText::from).collect::<Vec<_>>(),
+                _ => vec![RawText::from(part)],
+            });
+            for command in [Command::Argv(words.collect()), Command::Script((*text).into())] {
+                write("echo one");
+                let before = of(cwd, &command);
+                write("echo two; echo three");
+                let after = of(cwd, &command);
+                assert_eq!(after.is_whole, bound.contains(text), "{command:?}");
+                assert!(!after.is_whole || before.digest != after.digest, "{command:?}");
+            }
+        }
+        for text in ["touch a", "git push", "sh -c 'echo a; touch b'", "python3 -c 'print(1)'"] {
+            let words = text.split('\'').enumerate().flat_map(|(index, part)| match index % 2 {
+                0 => part.split_whitespace().map(RawText::from).collect::<Vec<_>>(),
+                _ => vec![RawText::from(part)],
+            });
+            let command = Command::Argv(words.collect());
+            let (before, after) = (of(cwd, &command), of(cwd, &command));
+            assert!(after.is_whole && before.digest == after.digest, "{text}");
+        }
+    }
+
+    #[test]
+    fn another_directory_at_the_same_path_is_another_workspace() {
+        let Ok(directory) = tempfile::tempdir() else { panic!("no directory") };
+        let place = directory.path().join("w");
+        assert!(fs::create_dir(&place).is_ok());
+        let first = workspace_identity(&place);
+        assert_eq!(workspace_identity(&place), first);
+        assert!(fs::remove_dir(&place).and_then(|()| fs::create_dir(&place)).is_ok());
+        assert_ne!(workspace_identity(&place), first);
+    }
 }

@@ -94,6 +94,8 @@ pub fn run_refusal(request: &Request, user: &str) -> Key {
 pub struct GrantContext {
     /// Root of the workspace.
     pub workspace: RawText,
+    /// Which directory that is; see [`workspace_identity`](crate::workspace_identity).
+    pub directory: Digest,
     /// Name of the profile.
     pub profile: String,
     /// Level enforced.
@@ -110,6 +112,7 @@ impl GrantContext {
         let fields = [
             grants_field(std::slice::from_ref(grant)),
             self.workspace.as_bytes().to_vec(),
+            self.directory.as_str().as_bytes().to_vec(),
             self.profile.clone().into_bytes(),
             self.level.to_string().into_bytes(),
             self.policy.as_str().as_bytes().to_vec(),

@@ -14,6 +14,7 @@ pub mod exit;
 mod held_rules;
 mod identity;
 pub mod keys;
+pub mod mountinfo;
 pub mod real;
 pub mod remote;
 mod reviewer;
@@ -27,6 +28,7 @@ pub use backend::{
 };
 pub use driver::{Engine, Interrupter, Interrupts, interrupts};
 pub use exit::exit_code;
+pub use identity::workspace_identity;
 pub use reviewer::{ReviewReply, ReviewRequest, Reviewer};
 pub use sandbox::{
     Capabilities, INSIDE_HOME, INSIDE_WORKSPACE, Sandbox, SandboxError, SandboxEvent, SandboxEvents, SandboxPlan,

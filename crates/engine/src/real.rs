@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -16,12 +16,12 @@ use stockade_policy::{
     Circumstances, Obligations, Rule, Settings, complete_grants, effective_environment, may_escalate, resolve_profile,
     rule_in,
 };
-use stockade_shell::{Context, Judged};
+use stockade_shell::{Context, Judged, Takes};
 use stockade_store::{Consent, Store};
 
 use crate::core::{Memo, Planned, Remembered, Ruling, Wanted};
 use crate::held_rules;
-use crate::identity::identity;
+use crate::identity::{Program, identity, workspace_identity};
 use crate::keys::{GrantContext, Key, Namespace};
 use crate::seams::{HeldRule, Judge, Memory, MemoryError, PlanError, RecordError, Recorder, Standing};
 use crate::surroundings;
@@ -49,6 +49,8 @@ pub struct RuleJudge {
     pub stage: bool,
     /// What is read is recorded.
     pub trace: bool,
+    /// Of a command in a sandbox that lasts: its workspace, on the host.
+    pub inside: Option<PathBuf>,
     /// Name of the backend that builds sandboxes.
     pub sandbox_backend: &'static str,
     /// Name of the backend without one.
@@ -64,6 +66,7 @@ impl RuleJudge {
             neutralised: true,
             stage: false,
             trace: false,
+            inside: None,
             sandbox_backend: "native",
             host_backend: "host",
         }
@@ -78,13 +81,22 @@ impl RuleJudge {
         if held { judged.assessment } else { self.judged(request, false).assessment }
     }
 
-    fn judged(&self, request: &Request, neutralised: bool) -> Judged {
-        let context = Context {
+    fn context(&self, request: &Request, neutralised: bool) -> Context {
+        Context {
             cwd: request.cwd.clone(),
             home: self.settings.home().into(),
             workspace: request.workspace.clone(),
             neutralised,
-        };
+        }
+    }
+
+    /// What the command would make of its standard input.
+    fn takes(&self, request: &Request) -> Takes {
+        stockade_shell::takes(&request.command, &self.context(request, self.neutralised))
+    }
+
+    fn judged(&self, request: &Request, neutralised: bool) -> Judged {
+        let context = self.context(request, neutralised);
         match &request.command {
             Command::Script(script) => stockade_shell::judge_script(script.as_bytes(), &context),
             Command::Argv(words) => stockade_shell::judge_argv(words, &context),
@@ -177,8 +189,8 @@ impl Judge for RuleJudge {
         let (level, backend) =
             if profile.sandboxed { (request.level, self.sandbox_backend) } else { (Level::None, self.host_backend) };
         let mut environment = effective_environment(&profile, &request.environment);
-        let needed = self.judged(request, self.neutralised).neutralisation;
-        surroundings::carry(&needed, request, self.settings.home(), &mut environment);
+        let judged = self.judged(request, self.neutralised);
+        surroundings::carry(&judged.neutralisation, request, self.settings.home(), &mut environment);
         let plan = Plan {
             request: request.id.clone(),
             attempt,
@@ -191,8 +203,19 @@ impl Judge for RuleJudge {
             level,
             backend: backend.to_owned(),
         };
-        let identity = identity(&plan);
-        Planned::new(plan, identity).map_err(|error| PlanError { what: error.to_string(), hint: None })
+        let program = Program {
+            argv: &plan.argv,
+            command: &request.command,
+            environment: &plan.environment,
+            cwd: plan.cwd.as_path(),
+        };
+        let found = identity(&program, &judged.assessment, self.takes(request));
+        let mut planned =
+            Planned::new(plan, found.digest).map_err(|error| PlanError { what: error.to_string(), hint: None })?;
+        // Programs of a sandbox that lasts are not the host's, and what runs there changes them.
+        planned.is_identified = found.is_whole && self.inside.is_none();
+        planned.workspace = workspace_identity(self.inside.as_deref().unwrap_or(request.workspace.as_path()));
+        Ok(planned)
     }
 
     fn escalation(&self, request: &Request, plan: &Plan, grant: &Grant) -> Vec<Grant> {

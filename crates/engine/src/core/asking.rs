@@ -149,8 +149,12 @@ impl Core {
                 Command::Argv(argv) => argv.iter().any(|arg| !is_plain(arg)),
                 Command::Script(script) => !is_plain(script),
             };
+        // A yes to running it would be bound to what cannot be told; a yes to a power is
+        // bound to the power.
+        let unbound = matches!(kind, QuestionKind::Run { .. })
+            && self.plan_in_question().is_some_and(|planned| !planned.is_identified);
         let mut scopes = vec![Scope::Once];
-        if !deceptive && self.assessment.tier != Tier::Deny {
+        if !deceptive && !unbound && self.assessment.tier != Tier::Deny {
             scopes.extend(self.request.session.is_some().then_some(Scope::Session));
             scopes.push(Scope::Always);
         }
@@ -266,7 +270,7 @@ impl Core {
         let Some(answer) = what_is_left(given.answer) else { return };
         let Some(planned) = self.plan_in_question() else { return };
         let yes = matches!(answer, Answer::Approved(_));
-        let context = self.grant_context(&planned.plan);
+        let context = self.grant_context(&planned);
         let memo = |key, subject, grants: &[Grant]| Memo {
             key,
             answer,

@@ -50,7 +50,7 @@ impl Core {
         self.escalated.extend(candidates.iter().cloned());
         let (mut slots, mut keys) = (Vec::new(), Vec::new());
         if let Some(planned) = &self.planned {
-            let context = self.grant_context(&planned.plan);
+            let context = self.grant_context(planned);
             grant_keys(&context, &[Namespace::Escalate, Namespace::Grant], &candidates, &mut slots, &mut keys);
         }
         self.escalation = Some(Escalation {

@@ -226,7 +226,7 @@ impl Core {
             return self.let_go(live, hold, consent);
         }
         let Some(planned) = &self.planned else { return self.refuse(live, hold, Resolution::Recorded) };
-        let context = self.grant_context(&planned.plan);
+        let context = self.grant_context(planned);
         let (mut slots, mut keys) = (Vec::new(), Vec::new());
         let namespaces = [Namespace::Grant, Namespace::Escalate];
         grant_keys(&context, &namespaces, &hold.powers, &mut slots, &mut keys);

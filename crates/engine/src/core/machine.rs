@@ -244,7 +244,7 @@ impl Core {
             ));
         }
         let first = self.planned.is_none();
-        let context = self.grant_context(&planned.plan);
+        let context = self.grant_context(&planned);
         self.planned = Some(planned);
         if first && sandboxed {
             self.out.push(Output::FindStanding(Box::new(context)));
@@ -292,7 +292,7 @@ impl Core {
             slots.push(Slot::RunApproval);
             keys.push(run_approval(&self.request, &planned.plan, binding));
         }
-        let context = self.grant_context(&planned.plan);
+        let context = self.grant_context(planned);
         grant_keys(&context, &[Namespace::Grant], &ruling.grants_in_question(), &mut slots, &mut keys);
         self.out.push(Output::LookUp(keys));
         self.phase = Phase::Recalling(slots);
@@ -414,8 +414,10 @@ impl Core {
         }
     }
 
-    pub(super) fn grant_context(&self, plan: &Plan) -> GrantContext {
+    pub(super) fn grant_context(&self, planned: &Planned) -> GrantContext {
+        let plan = &planned.plan;
         GrantContext {
+            directory: planned.workspace.clone(),
             workspace: plan.workspace.clone(),
             profile: plan.profile.name.clone(),
             level: plan.level,

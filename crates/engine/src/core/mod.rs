@@ -151,10 +151,14 @@ pub struct Planned {
     /// Identity of the program and of a script named to it; see
     /// [`RunBinding`](crate::keys::RunBinding).
     pub identity: Digest,
+    /// Whether that is all that would run: only then an approval may be remembered.
+    pub is_identified: bool,
+    /// Which directory the workspace is; see [`GrantContext`](crate::keys::GrantContext).
+    pub workspace: Digest,
 }
 
 impl Planned {
-    /// A plan with its digests.
+    /// A plan with its digests, of a program that is known and a workspace that is not.
     ///
     /// # Errors
     /// Never in practice: every map of a plan has string keys.
@@ -162,7 +166,8 @@ impl Planned {
         let digest = plan.digest().map_err(|error| DigestError(error.to_string()))?;
         let profile =
             Digest::of_json("stockade-profile-1", &plan.profile).map_err(|error| DigestError(error.to_string()))?;
-        Ok(Self { plan, digest, profile, identity })
+        let workspace = Digest::of_fields("stockade-workspace-1", []);
+        Ok(Self { plan, digest, profile, identity, is_identified: true, workspace })
     }
 }
 

@@ -502,6 +502,7 @@ fn remember(house: &House, grant: &Grant, scope: Scope) {
     let request = house.request("ls", ApprovalMode::OnFailure);
     let context = GrantContext {
         workspace: request.workspace.clone(),
+        directory: stockade_engine::workspace_identity(request.workspace.as_path()),
         profile: request.profile.clone(),
         level: request.level,
         policy: house.engine.judge.policy(&request),
