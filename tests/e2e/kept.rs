@@ -49,7 +49,7 @@ pub fn keeper(world: &World, id: &str) -> u32 {
 }
 
 /// Starts a command in a sandbox, and waits until it says that it is ready.
-fn running(world: &World, id: &str, script: &str) -> Running {
+pub fn running(world: &World, id: &str, script: &str) -> Running {
     let command = world.bare(&[&binary(), "sandbox", "exec", "--mode", "never", id, "-c", script]);
     let running = Running::start(&world.account, &command).unwrap();
     wait_until("it does not run", || running.stdout_so_far().contains("ready"));

@@ -151,7 +151,9 @@ fn a_thousand_commands_leave_nothing() {
         for number in 0..1000 {
             assert_eq!(program.run(&format!("echo {number}.")), [format!("{number}."), "0".to_owned()]);
         }
-        eventually("something of them is left", || rests() && of_all() == before);
+        // Fewer are no leak: what was still closing at the first look was counted.
+        let grew = |now: (usize, usize)| now.0 > before.0 || now.1 > before.1;
+        eventually("something of them is left", || rests() && !grew(of_all()));
         assert_eq!(mounts(), mounts_before);
         program.end();
     });

@@ -62,10 +62,11 @@ pub fn place_of_engine() -> TempDir {
     tempfile::Builder::new().prefix(ENGINES).tempdir_in("/var/tmp").unwrap()
 }
 
-/// The host's mounts, less those of container engines under test beside this.
+/// The host's mounts, less those of container engines under test beside this, and
+/// of a root tree that is being made there.
 pub fn mounts() -> Vec<String> {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    table.lines().filter(|line| !line.contains(ENGINES)).map(str::to_owned).collect()
+    table.lines().filter(|line| !line.contains(ENGINES) && !line.contains("mmdebstrap")).map(str::to_owned).collect()
 }
 
 #[test]
@@ -172,6 +173,26 @@ fn kill_9_of_each_inner_process() {
             let output = running.finish().unwrap();
             assert_ne!(output.ended, Ended::TimedOut, "victim {victim}: {}", output.stderr);
             none_left(&marker);
+        }
+    });
+}
+
+/// Programs look so whether they are traced, and go on: a stop is no end.
+#[test]
+fn a_program_that_wants_to_be_traced_runs_to_its_end() {
+    const TRACED: &str = "import ctypes, os, signal, subprocess, sys\n\
+        libc = ctypes.CDLL(None)\n\
+        heard = []\n\
+        signal.signal(signal.SIGUSR1, lambda *_: heard.append(1))\n\
+        libc.ptrace(0, 0, 0, 0)\n\
+        os.kill(os.getpid(), signal.SIGUSR1)\n\
+        print('heard', len(heard), flush=True)\n\
+        os.execvp('sh', ['sh', '-c', 'echo went on; exit 7'])";
+    each_user(|world| {
+        for level in ["full", "restricted"] {
+            let output = world.run(&world.stockade(&["--level", level], &["python3", "-c", TRACED]));
+            assert_eq!(output.ended, Ended::Code(7), "{level} {}", output.text());
+            assert!(output.stdout.contains("heard 1\nwent on\n"), "{level} {}", output.text());
         }
     });
 }

@@ -4,6 +4,7 @@
 //! `STOCKADE_BIN` names the binary; the test command sets it.
 #![allow(clippy::disallowed_methods, reason = "tests start programs")]
 
+mod apart;
 mod attached;
 mod consent;
 mod contained;
@@ -17,6 +18,7 @@ mod kept;
 mod library;
 mod life;
 mod limits;
+mod neighbours;
 mod notices;
 mod pulled;
 mod raise;

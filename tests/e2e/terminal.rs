@@ -24,9 +24,18 @@ pub struct Terminal {
     /// Everything printed so far.
     pub text: String,
     seen: usize,
+    /// Whether it tells where its cursor is.
+    pub tells: bool,
 }
 
+/// How a terminal is asked for the place of its cursor.
+const WHERE: &str = "\x1b[6n";
+/// How what a question sets right begins and ends.
+const SETS_RIGHT: [&str; 2] = ["\x18\x1b\\\x1b[?2026l", "\x1b[?7;25h\x1b[m"];
 const PATIENCE: Duration = Duration::from_secs(20);
+/// What is shown is read to its end when nothing came for so long; or after this time.
+const QUIET: Duration = Duration::from_millis(250);
+const READ_WITHIN: Duration = Duration::from_secs(2);
 
 impl Terminal {
     /// As the world's user.
@@ -56,7 +65,7 @@ impl Terminal {
             process.uid(world.account.uid).gid(world.account.gid);
         }
         let child = process.spawn().unwrap();
-        Self { screen: File::from(master), child, text: String::new(), seen: 0 }
+        Self { screen: File::from(master), child, text: String::new(), seen: 0, tells: true }
     }
 
     /// Reads what is there, waiting at most `wait`; false at the end.
@@ -71,7 +80,25 @@ impl Terminal {
             Ok(n @ 1..) => self.text.push_str(&String::from_utf8_lossy(&buffer[..n])),
             _ => return false,
         }
+        self.answer();
         true
+    }
+
+    /// As a terminal: says where the cursor is when asked. Neither that nor what a
+    /// question sets right is shown.
+    fn answer(&mut self) {
+        while let Some(at) = self.text.find(WHERE) {
+            self.text.replace_range(at..at + WHERE.len(), "");
+            if self.tells {
+                self.screen.write_all(b"\x1b[24;1R").unwrap();
+            }
+        }
+        while let Some(from) = self.text.find(SETS_RIGHT[0])
+            && let Some(length) = self.text[from..].find(SETS_RIGHT[1])
+        {
+            self.text.replace_range(from..from + length + SETS_RIGHT[1].len(), "");
+            self.seen = self.seen.min(from.max(self.seen.saturating_sub(length)));
+        }
     }
 
     /// Waits until `text` is printed after what was expected before.
@@ -109,10 +136,23 @@ impl Terminal {
 
     /// Presses keys.
     pub fn press(&mut self, keys: &str) {
-        // A person needs a moment to read, and keys pressed before the question
-        // stands there do not count.
-        std::thread::sleep(Duration::from_millis(150));
+        // A person reads what is shown to its end, and then needs a moment; keys pressed
+        // before the question stands there do not count.
+        let patience = Instant::now() + READ_WITHIN;
+        let mut shown = None;
+        while shown != Some(self.text.len()) && Instant::now() < patience {
+            shown = Some(self.text.len());
+            let quiet = Instant::now() + QUIET;
+            while Instant::now() < quiet && self.read(quiet.saturating_duration_since(Instant::now())) {}
+        }
         self.screen.write_all(keys.as_bytes()).unwrap();
+    }
+
+    /// Whether nothing is shown for a second.
+    pub fn is_quiet(&mut self) -> bool {
+        let (shown, end) = (self.text.len(), Instant::now() + Duration::from_secs(1));
+        while Instant::now() < end && self.read(end.saturating_duration_since(Instant::now())) {}
+        self.text.len() == shown
     }
 
     /// Gives it another size.

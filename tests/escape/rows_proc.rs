@@ -94,7 +94,9 @@ pub const ROWS: &[Row] = &[
         id: "esc-0088",
         launch: Launch::Terminal,
         judge: |s| {
-            let raw = s.output.stdout.contains("\u{1b}]52") || s.output.stdout.contains("\u{1b}[2J");
+            // Programs draw on the terminal that is theirs, which the relay shows; the clipboard
+            // is none of theirs.
+            let raw = s.output.stdout.contains("\u{1b}]52");
             if raw { vec!["escapes reached the user's terminal".to_owned()] } else { Vec::new() }
         },
         control: Same(Ordinary, "escapes reached"),

@@ -40,6 +40,8 @@ const NOT_WITHIN_GVISOR: &[(&str, &str)] = &[
     ("esc-0061", OWN_KERNEL),
     ("esc-0070", COPIED),
     ("esc-0083", OWN_LAUNCHER),
+    ("no-terminal-of-the-persons", COPIED),
+    ("esc-0087", OWN_KERNEL),
     ("esc-0093", OWN_KERNEL),
     ("esc-0094", OWN_KERNEL),
     ("esc-0095", OWN_KERNEL),

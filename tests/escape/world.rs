@@ -343,8 +343,9 @@ pub fn launch(launch: Launch, lab: &Lab, command: Command) -> Result<Command> {
         Launch::Terminal => {
             let quoted: Vec<String> =
                 command.argv.iter().map(|arg| format!("'{}'", arg.to_string_lossy().replace('\'', r"'\''"))).collect();
+            let person = lab.write("ws/person", "")?.display().to_string();
             let text = format!(
-                "{}\nstatus=$?\nIFS= read -r -t 2 line\nprintf 'HOST-READ:%s\\n' \"$line\"\nexit $status\n",
+                "/usr/bin/python3 -c 'import os; print(os.fstat(0).st_rdev)' >{person}\n{}\nstatus=$?\nIFS= read -r -t 2 line\nprintf 'HOST-READ:%s\\n' \"$line\"\nexit $status\n",
                 quoted.join(" ")
             );
             let path = script(lab, "terminal.sh", &text)?;

@@ -25,6 +25,20 @@ const LOOK_AROUND: Duration = Duration::from_millis(100);
 /// The times that can be chosen with a key, in milliseconds.
 const PERIODS_MS: [(char, u64); 3] = [('h', 3_600_000), ('d', 86_400_000), ('w', 7 * 86_400_000)];
 
+/// Undoes whatever hides a question, moves it or has the terminal send what nobody
+/// pressed (ECMA-48, xterm's ctlseqs), in this order: what is unfinished is cut off;
+/// synchronized output and the other screen are left; character sets, margins, inserting,
+/// a locked keyboard; the sending of reports and of keys as sequences; colours. The cursor
+/// stays where it is.
+const IN_PLACE: &str = concat!(
+    "\x18\x1b\\",
+    "\x1b[?2026l\x1b[?47l",
+    "\x1b(B\x1b)B\x0f\x1b[2;4;20l",
+    "\x1b7\x1b[?6l\x1b[?69l\x1b[r\x1b8\x1b[?6l",
+    "\x1b[?1;9;66;1000;1001;1002;1003;1004;1005;1006;1015;1016;2004;2031;2048l",
+    "\x1b[>4m\x1b[=0u\x1b>\x1b[?7;25h\x1b[m",
+);
+
 /// Asks at `/dev/tty`.
 #[derive(Debug, Default)]
 pub struct TerminalApprover {
@@ -34,13 +48,15 @@ pub struct TerminalApprover {
     color: bool,
     wake: Option<OwnedFd>,
     lasting: Option<Arc<Lasting>>,
+    knows_sequences: bool,
 }
 
 impl TerminalApprover {
     /// `text` is what the findings' spans point into; `wake` becomes readable
     /// when the process is asked to end.
     pub fn new(text: RawText, color: bool, wake: Option<OwnedFd>) -> Self {
-        Self { terminal: OnceLock::new(), text, color, wake, lasting: None }
+        let knows_sequences = std::env::var_os("TERM").is_some_and(|name| !name.is_empty() && name != "dumb");
+        Self { terminal: OnceLock::new(), text, color, wake, lasting: None, knows_sequences }
     }
 
     /// The same, and a yes that holds always may become a rule.
@@ -57,7 +73,9 @@ impl TerminalApprover {
         let deadline = Instant::now() + Duration::from_millis(question.timeout_ms);
         let keys = terminal.keys()?;
         let held_ms = waiting.held().longest().map_or(0, crate::meaning::milliseconds);
-        let mut text = question::still_held(waiting.held().count(), held_ms, style);
+        let knows_sequences = self.knows_sequences;
+        let mut text = if knows_sequences { IN_PLACE.to_owned() } else { String::new() };
+        text += &question::still_held(waiting.held().count(), held_ms, style);
         text += &question::question(question, &self.text, style);
         keys.show(&text, deadline)?;
         let dialog = Dialog {
@@ -69,6 +87,7 @@ impl TerminalApprover {
             text: &self.text,
             waiting,
             lasting: self.lasting.as_deref(),
+            knows_sequences,
         };
         let answer = match question.kind {
             QuestionKind::Unsandboxed => dialog.word()?,
@@ -121,11 +140,23 @@ struct Dialog<'a> {
     text: &'a RawText,
     waiting: &'a Waiting,
     lasting: Option<&'a Lasting>,
+    knows_sequences: bool,
 }
 
 /// What came of waiting for a key.
 enum Heard {
     Bytes(Vec<u8>),
+    /// The question is over, with this answer.
+    Over(Answer),
+}
+
+/// What came of waiting for a fresh key.
+enum Fresh {
+    Key(u8),
+    /// More than one at once, or a part of a sequence.
+    Several,
+    /// The terminal does not tell what it sends by itself.
+    Untold,
     /// The question is over, with this answer.
     Over(Answer),
 }
@@ -151,17 +182,30 @@ impl Dialog<'_> {
 
     /// A fresh key behind this prompt; for a paste or a function key, which
     /// hold letters that nobody pressed, nothing.
-    fn fresh(&self, prompt: &str) -> std::io::Result<Result<Option<u8>, Answer>> {
+    fn fresh(&self, prompt: &str) -> std::io::Result<Fresh> {
+        self.keys.take()?;
+        if !self.is_fenced()? && !self.waiting.is_withdrawn() {
+            return Ok(Fresh::Untold);
+        }
         self.keys.settle(self.deadline, &|| self.waiting.is_withdrawn())?;
         self.keys.show(prompt, self.deadline)?;
         Ok(match self.next() {
-            Heard::Over(answer) => Err(answer),
+            Heard::Over(answer) => Fresh::Over(answer),
             Heard::Bytes(bytes) => match single(&bytes) {
-                Some(b'q') => Err(self.echo('q', Answer::Abort)?),
-                Some(key) if INTERRUPT.contains(&key) => Err(self.echo('q', Answer::Abort)?),
-                key => Ok(key),
+                Some(b'q') => Fresh::Over(self.echo('q', Answer::Abort)?),
+                Some(key) if INTERRUPT.contains(&key) => Fresh::Over(self.echo('q', Answer::Abort)?),
+                Some(key) => Fresh::Key(key),
+                None => Fresh::Several,
             },
         })
+    }
+
+    /// Whether the terminal has told that all it sent by itself is behind us. One that
+    /// knows no control sequences is not asked.
+    fn is_fenced(&self) -> std::io::Result<bool> {
+        let withdrawal = self.waiting.descriptor();
+        let wakes: Vec<_> = self.wake.map(AsFd::as_fd).into_iter().chain(withdrawal).collect();
+        Ok(self.knows_sequences && self.keys.fence(self.deadline, &wakes)?)
     }
 
     /// The question once more, where a command that goes on may have written
@@ -177,36 +221,36 @@ impl Dialog<'_> {
     fn key(&self, offered: &[Key]) -> std::io::Result<Answer> {
         let prompt = question::prompt(offered);
         loop {
-            let key = match self.fresh(&prompt)? {
-                Ok(key) => key,
-                Err(answer) => return Ok(answer),
-            };
-            let again = match key {
-                Some(b'?') => format!("?\n{}{}", self.anew(), question::help(self.question, offered, self.style)),
-                Some(byte) => match offered.iter().find(|key| key.character() == char::from(byte)) {
-                    Some(Key::Times) => match self.number()? {
+            let again = match self.fresh(&prompt)? {
+                Fresh::Over(answer) => return Ok(answer),
+                Fresh::Untold => return self.word_of(offered),
+                Fresh::Several => "\n  one key alone, please\n".to_owned(),
+                Fresh::Key(b'?') => {
+                    format!("?\n{}{}", self.anew(), question::help(self.question, offered, self.style))
+                }
+                Fresh::Key(byte) => match offered.iter().find(|key| key.character() == char::from(byte)) {
+                    Some(key) => match self.chosen(*key)? {
                         Some(answer) => return Ok(answer),
                         None => "\n  nothing chosen\n".to_owned(),
                     },
-                    Some(Key::Until) => match self.period()? {
-                        Some(answer) => return Ok(answer),
-                        None => "\n  nothing chosen\n".to_owned(),
-                    },
-                    Some(Key::Always) => match self.always()? {
-                        Some(answer) => return Ok(answer),
-                        None => "\n  nothing chosen\n".to_owned(),
-                    },
-                    Some(key) => return self.echo(key.character(), answer(*key)),
                     None => "\n  one of the keys in brackets, please\n".to_owned(),
                 },
-                None => "\n  one key alone, please\n".to_owned(),
             };
             self.keys.show(&again, self.deadline)?;
         }
     }
 
-    /// From now on: where that can be a rule, the rule is shown first; nothing
-    /// where another key is pressed.
+    /// What a key says, after what it asks further; nothing where another is pressed then.
+    fn chosen(&self, key: Key) -> std::io::Result<Option<Answer>> {
+        match key {
+            Key::Times => self.number(),
+            Key::Until => self.period(),
+            Key::Always => self.always(),
+            key => self.echo(key.character(), answer(key)).map(Some),
+        }
+    }
+
+    /// From now on: where that can be a rule, the rule is shown first.
     fn always(&self) -> std::io::Result<Option<Answer>> {
         let yes = Answer::Approved(Scope::Always);
         let drafts = self.lasting.map(|lasting| (lasting, lasting.drafts(&self.question.kind)));
@@ -215,34 +259,35 @@ impl Dialog<'_> {
         };
         let rules: Vec<String> = drafts.iter().map(DraftRule::to_toml).collect();
         Ok(match self.fresh(&question::rules_prompt(&rules, lasting.file()))? {
-            Err(answer) => Some(answer),
-            Ok(Some(b'w')) => {
+            Fresh::Over(answer) => Some(answer),
+            Fresh::Key(b'w') => {
                 lasting.choose(drafts);
                 Some(self.echo('w', yes)?)
             }
-            Ok(Some(b'r')) => Some(self.echo('r', yes)?),
-            Ok(_) => None,
+            Fresh::Key(b'r') => Some(self.echo('r', yes)?),
+            Fresh::Key(_) | Fresh::Several | Fresh::Untold => None,
         })
     }
 
-    /// How many times; nothing where another key is pressed.
+    /// How many times.
     fn number(&self) -> std::io::Result<Option<Answer>> {
         Ok(match self.fresh("t\n  how many times, this one included?  [2] to [9] > ")? {
-            Err(answer) => Some(answer),
-            Ok(Some(digit @ b'2'..=b'9')) => {
+            Fresh::Over(answer) => Some(answer),
+            Fresh::Key(digit @ b'2'..=b'9') => {
                 Some(self.echo(char::from(digit), Answer::Approved(Scope::Times(u32::from(digit - b'0'))))?)
             }
-            Ok(_) => None,
+            Fresh::Key(_) | Fresh::Several | Fresh::Untold => None,
         })
     }
 
-    /// Until when; nothing where another key is pressed.
+    /// Until when.
     fn period(&self) -> std::io::Result<Option<Answer>> {
         let key = match self.fresh("u\n  for how long?  an [h]our  a [d]ay  a [w]eek > ")? {
-            Err(answer) => return Ok(Some(answer)),
-            Ok(key) => key,
+            Fresh::Over(answer) => return Ok(Some(answer)),
+            Fresh::Key(key) => char::from(key),
+            Fresh::Several | Fresh::Untold => return Ok(None),
         };
-        let Some((key, period_ms)) = PERIODS_MS.into_iter().find(|(name, _)| key.map(char::from) == Some(*name)) else {
+        let Some((key, period_ms)) = PERIODS_MS.into_iter().find(|(name, _)| key == *name) else {
             return Ok(None);
         };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -257,29 +302,53 @@ impl Dialog<'_> {
 
     /// The word, and Enter.
     fn word(&self) -> std::io::Result<Answer> {
+        Ok(match self.line(&question::word_prompt(self.style))? {
+            Err(answer) => answer,
+            Ok(word) if word == UNSANDBOXED_WORD.as_bytes() => Answer::Approved(Scope::Once),
+            Ok(_) => Answer::Denied(Scope::Once),
+        })
+    }
+
+    /// The word for one of those offered, at a terminal whose keys cannot be told from
+    /// what it sends by itself.
+    fn word_of(&self, offered: &[Key]) -> std::io::Result<Answer> {
+        loop {
+            let word = match self.line(&question::words_prompt(offered))? {
+                Err(answer) => return Ok(answer),
+                Ok(word) => word,
+            };
+            let chosen = offered.iter().find(|key| key.word().is_some_and(|offered| word == offered.as_bytes()));
+            if let Some(key) = chosen {
+                return Ok(answer(*key));
+            }
+            self.keys.show("\n  one of these words, please\n", self.deadline)?;
+        }
+    }
+
+    /// What is typed before Enter.
+    fn line(&self, prompt: &str) -> std::io::Result<Result<Vec<u8>, Answer>> {
         self.keys.settle(self.deadline, &|| self.waiting.is_withdrawn())?;
-        self.keys.show(&question::word_prompt(self.style), self.deadline)?;
+        self.keys.show(prompt, self.deadline)?;
         let mut word = Vec::new();
         loop {
             let pressed = match self.next() {
                 Heard::Bytes(bytes) => bytes,
-                Heard::Over(answer) => return Ok(answer),
+                Heard::Over(answer) => return Ok(Err(answer)),
             };
             for byte in pressed {
                 match byte {
-                    b'\n' | b'\r' if word == UNSANDBOXED_WORD.as_bytes() => return Ok(Answer::Approved(Scope::Once)),
-                    b'\n' | b'\r' => return Ok(Answer::Denied(Scope::Once)),
+                    b'\n' | b'\r' => return Ok(Ok(word)),
                     0x08 | 0x7f => self.rub_out(&mut word)?,
                     0x20..0x7f if word.len() < WORD_LIMIT_BYTES => {
                         word.push(byte);
                         self.keys.show(&char::from(byte).to_string(), self.deadline)?;
                     }
-                    byte if INTERRUPT.contains(&byte) => return Ok(Answer::Abort),
+                    byte if INTERRUPT.contains(&byte) => return Ok(Err(Answer::Abort)),
                     // Anything else makes it the wrong word.
                     _ => word.push(0),
                 }
                 if word.len() > WORD_LIMIT_BYTES {
-                    return Ok(Answer::Denied(Scope::Once));
+                    return Ok(Ok(word));
                 }
             }
         }
@@ -316,6 +385,7 @@ fn answer(key: Key) -> Answer {
 mod tests {
     use std::fs::File;
     use std::io::{Read, Write};
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc;
 
     use rustix::fs::{Mode, OFlags};
@@ -331,6 +401,8 @@ mod tests {
         screen: mpsc::Receiver<Vec<u8>>,
         seen: String,
         line: File,
+        /// Whether the terminal tells where its cursor is.
+        tells: Arc<AtomicBool>,
     }
 
     fn pty() -> (Person, Terminal) {
@@ -343,16 +415,26 @@ mod tests {
         let keyboard = File::from(master);
         let mut reader = keyboard.try_clone().unwrap();
         let (sender, screen) = mpsc::channel();
+        let tells = Arc::new(AtomicBool::new(true));
+        let told = Arc::clone(&tells);
         std::thread::spawn(move || {
-            let mut chunk = [0; 4096];
+            let (mut chunk, mut unread) = ([0; 4096], String::new());
             while let Ok(length @ 1..) = reader.read(&mut chunk) {
-                if sender.send(chunk[..length].to_vec()).is_err() {
+                unread.push_str(str::from_utf8(&chunk[..length]).unwrap());
+                // As a terminal: what asks is answered, in its turn, and shows nothing.
+                while let Some((before, behind)) = unread.split_once("\x1b[6n") {
+                    unread = format!("{before}{behind}");
+                    if told.load(Ordering::SeqCst) {
+                        reader.write_all(b"\x1b[12;34R").unwrap();
+                    }
+                }
+                if sender.send(std::mem::take(&mut unread).replace(IN_PLACE, "").into_bytes()).is_err() {
                     break;
                 }
             }
         });
         let terminal = Terminal::of(line.try_clone().unwrap());
-        (Person { keyboard, screen, seen: String::new(), line }, terminal)
+        (Person { keyboard, screen, seen: String::new(), line, tells }, terminal)
     }
 
     impl Person {
@@ -389,6 +471,11 @@ mod tests {
         meet_waiting(question, wake, waiting(), act)
     }
 
+    /// At a terminal that knows control sequences, whatever that of the tests is.
+    fn approver(wake: Option<OwnedFd>) -> TerminalApprover {
+        TerminalApprover { knows_sequences: true, ..TerminalApprover::new(RawText::default(), false, wake) }
+    }
+
     fn waiting() -> Waiting {
         Waiting::new(stockade_engine::HeldCalls::default())
     }
@@ -402,7 +489,7 @@ mod tests {
         let (mut person, terminal) = pty();
         assert!(person.is_echoed());
         let asked = std::thread::spawn(move || {
-            let approver = TerminalApprover::new(RawText::default(), false, wake);
+            let approver = approver(wake);
             approver.dialog(&terminal, &question, &waiting).unwrap_or(Answer::TimedOut)
         });
         act(&mut person);
@@ -443,9 +530,7 @@ mod tests {
         question.timeout_ms = 1_000;
         let (mut person, terminal) = pty();
         person.presses("aaaa");
-        let asked = std::thread::spawn(move || {
-            TerminalApprover::new(RawText::default(), false, None).dialog(&terminal, &question, &waiting()).unwrap()
-        });
+        let asked = std::thread::spawn(move || approver(None).dialog(&terminal, &question, &waiting()).unwrap());
         person.presses("oooo");
         person.sees("no answer: refused");
         assert_eq!(asked.join().unwrap(), Answer::TimedOut);
@@ -459,6 +544,89 @@ mod tests {
                 person.presses(bytes);
                 person.sees("one key alone");
             }
+            person.sees("[?] > ");
+            person.presses("n");
+        });
+        assert_eq!(got, Answer::Denied(Scope::Once));
+    }
+
+    /// Sent by terminals when a window is switched to or the mouse moves, or as an answer;
+    /// some hold a letter that is a key, and a slow line delivers them in pieces.
+    #[test]
+    fn what_a_terminal_sends_by_itself_answers_nothing() {
+        let got = meet(run(), |person| {
+            for bytes in
+                ["\u{1b}[I", "\u{1b}[O", "\u{1b}[Moo", "\u{1b}[<0;1;1M", "\u{1b}[111u", "\u{1b}Oo", "\u{1b}]l\u{1b}\\o"]
+            {
+                person.sees("[?] > ");
+                person.presses(bytes);
+                person.sees("one key alone");
+                person.sees("[?] > ");
+                for byte in bytes.chars() {
+                    person.presses(&byte.to_string());
+                    std::thread::sleep(Duration::from_millis(40));
+                }
+                person.sees("one key alone");
+            }
+            person.sees("[?] > ");
+            person.presses("n");
+        });
+        assert_eq!(got, Answer::Denied(Scope::Once));
+    }
+
+    #[test]
+    fn what_comes_before_the_terminals_answer_is_dropped() {
+        let mut question = run();
+        question.timeout_ms = 2_000;
+        let (mut person, terminal) = pty();
+        person.tells.store(false, Ordering::SeqCst);
+        let asked = std::thread::spawn(move || approver(None).dialog(&terminal, &question, &waiting()).unwrap());
+        for _ in 0..20 {
+            person.presses("o");
+            std::thread::sleep(Duration::from_millis(30));
+        }
+        person.presses("\u{1b}[1;1R");
+        person.sees("no answer: refused");
+        assert_eq!(asked.join().unwrap(), Answer::TimedOut);
+    }
+
+    #[test]
+    fn at_a_terminal_that_tells_nothing_a_word_is_typed() {
+        for (typed, wanted) in [
+            ("once\n", Answer::Approved(Scope::Once)),
+            ("session\r", Answer::Approved(Scope::Session)),
+            ("always\n", Answer::Approved(Scope::Always)),
+            ("no\n", Answer::Denied(Scope::Once)),
+            ("never\n", Answer::Denied(Scope::Always)),
+            ("o\n\u{1b}[O\nonce\u{1b}[I\nno\n", Answer::Denied(Scope::Once)),
+            ("on\u{3}", Answer::Abort),
+        ] {
+            let (mut person, terminal) = pty();
+            person.tells.store(false, Ordering::SeqCst);
+            let asked = std::thread::spawn(move || approver(None).dialog(&terminal, &run(), &waiting()).unwrap());
+            for line in typed.split_inclusive(['\n', '\r']) {
+                person.sees("type once, session, always, no, never and Enter > ");
+                person.presses(line);
+            }
+            assert_eq!(asked.join().unwrap(), wanted, "{typed:?}");
+            assert!(person.is_echoed());
+        }
+    }
+
+    /// Whatever the modes are made meanwhile: each key is read in those of a question.
+    #[test]
+    fn modes_are_set_afresh_before_each_key() {
+        let got = meet(run(), |person| {
+            let modes = tcgetattr(&person.line).unwrap();
+            person.sees("[?] > ");
+            let mut changed = modes.clone();
+            changed.special_codes[rustix::termios::SpecialCodeIndex::VMIN] = 200;
+            changed.input_modes |= rustix::termios::InputModes::IUCLC;
+            rustix::termios::tcsetattr(&person.line, rustix::termios::OptionalActions::Now, &changed).unwrap();
+            // The first wakes nobody, or is a key: either way the next is asked for afresh.
+            person.presses("?");
+            rustix::termios::tcsetattr(&person.line, rustix::termios::OptionalActions::Now, &modes).unwrap();
+            person.presses("\n");
             person.sees("[?] > ");
             person.presses("n");
         });
@@ -598,7 +766,7 @@ mod tests {
         let name = ptsname(&master, Vec::new()).unwrap();
         let line = rustix::fs::open(name, OFlags::RDWR | OFlags::NOCTTY | OFlags::NONBLOCK, Mode::empty()).unwrap();
         drop(master);
-        let approver = TerminalApprover::new(RawText::default(), false, None);
+        let approver = approver(None);
         assert!(approver.dialog(&Terminal::of(line.into()), &run(), &waiting()).is_err());
     }
 }

@@ -18,9 +18,15 @@ const ASKING: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUI
 /// background (termios(3)).
 const STOPPING: [Signal; 2] = [Signal::TTOU, Signal::TTIN];
 
+/// Signals that tell of the terminal: its size, and that the shell has us go on.
+const OF_TERMINAL: [Signal; 2] = [Signal::WINCH, Signal::CONT];
+
 /// Signals taken, not yet listened to.
 #[derive(Debug)]
-pub struct Taken(Signals);
+pub struct Taken {
+    asking: Signals,
+    of_terminal: Signals,
+}
 
 /// Takes the signals over. Before any thread is started: threads inherit it.
 ///
@@ -29,13 +35,16 @@ pub struct Taken(Signals);
 pub fn take() -> Result<Taken, Failure> {
     let cannot = |e: std::io::Error| Failure::new(format!("cannot listen to signals: {e}"));
     block(&STOPPING.map(Signal::as_raw)).map_err(cannot)?;
-    Ok(Taken(Signals::take(&ASKING.map(Signal::as_raw)).map_err(cannot)?))
+    let taken = |signals: &[Signal]| {
+        Signals::take(&signals.iter().map(|signal| signal.as_raw()).collect::<Vec<_>>()).map_err(cannot)
+    };
+    Ok(Taken { asking: taken(&ASKING)?, of_terminal: taken(&OF_TERMINAL)? })
 }
 
 impl AsFd for Taken {
     /// Readable when one arrived.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.asking.as_fd()
     }
 }
 
@@ -48,6 +57,8 @@ pub struct Heard {
     pub interrupter: Interrupter,
     /// Becomes readable with each signal, for whoever waits at a terminal.
     pub wake: OwnedFd,
+    /// What becomes of the terminal.
+    pub of_terminal: Signals,
 }
 
 impl Taken {
@@ -56,7 +67,12 @@ impl Taken {
     /// # Errors
     /// Never in practice.
     pub fn next(&self) -> std::io::Result<i32> {
-        self.0.next()
+        self.asking.next()
+    }
+
+    /// Those that tell of the terminal.
+    pub fn of_terminal(&self) -> &Signals {
+        &self.of_terminal
     }
 
     /// Listens on a thread of its own.
@@ -69,18 +85,19 @@ impl Taken {
         let heard = Arc::new(wake.try_clone().map_err(cannot)?);
         let (interrupter, interrupts) = interrupts();
         let told = interrupter.clone();
-        let listen = move || self.pass_on(&told, &heard);
+        let Self { asking, of_terminal } = self;
+        let listen = move || pass_on(&asking, &told, &heard);
         thread::Builder::new().name("stockade-signals".to_owned()).spawn(listen).map_err(cannot)?;
-        Ok(Heard { interrupts, interrupter, wake })
+        Ok(Heard { interrupts, interrupter, wake, of_terminal })
     }
+}
 
-    fn pass_on(&self, interrupter: &Interrupter, heard: &OwnedFd) {
-        while let Ok(signal) = self.0.next() {
-            tracing::info!(signal, "received");
-            let _ = rustix::io::write(heard, &1_u64.to_ne_bytes());
-            if !interrupter.interrupt(signal) {
-                return;
-            }
+fn pass_on(asking: &Signals, interrupter: &Interrupter, heard: &OwnedFd) {
+    while let Ok(signal) = asking.next() {
+        tracing::info!(signal, "received");
+        let _ = rustix::io::write(heard, &1_u64.to_ne_bytes());
+        if !interrupter.interrupt(signal) {
+            return;
         }
     }
 }

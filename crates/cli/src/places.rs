@@ -193,6 +193,61 @@ pub fn real_directory(path: &Path, what: &str) -> Result<PathBuf, Failure> {
     Ok(real)
 }
 
+/// What holds the system: not to be written in by a run, whoever its user is. Neither is
+/// what is around it.
+const SYSTEM: [&str; 18] = [
+    "/etc",
+    "/boot",
+    "/efi",
+    "/dev",
+    "/sys",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/usr/bin",
+    "/usr/sbin",
+    "/usr/lib",
+    "/usr/libexec",
+    "/usr/local/bin",
+    "/usr/local/sbin",
+    "/usr/local/lib",
+    "/var/lib/dpkg",
+    "/var/spool/cron",
+    "/run/systemd",
+];
+
+/// Refuses a directory that holds the system, or lies in it, as one that commands may
+/// write in.
+///
+/// # Errors
+/// Where it is one; `what` names it in the message.
+pub fn refuse_system(directory: &Path, what: &str) -> Result<(), Failure> {
+    let real = |path: &str| Path::new(path).canonicalize().unwrap_or_else(|_| path.into());
+    match SYSTEM.iter().map(|path| real(path)).find(|own| own.starts_with(directory) || directory.starts_with(own)) {
+        Some(own) => {
+            let how = if directory.starts_with(&own) { "lies in" } else { "holds" };
+            let why = format!("{what} {} {how} {}, where the system is", quoted(directory), quoted(&own));
+            Err(Failure::new(why).hint("name the directory of a project"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Refuses a directory that is another user's: what works in it for the caller may have
+/// more rights there than the caller.
+///
+/// # Errors
+/// Where it is, or cannot be looked at; `what` names it in the message.
+pub fn demand_own(directory: &Path, what: &str) -> Result<(), Failure> {
+    let user = rustix::process::geteuid().as_raw();
+    let owner = directory.metadata()?.uid();
+    if user == 0 || owner == user {
+        return Ok(());
+    }
+    Err(Failure::new(format!("{what} {} is not yours, but that of uid {owner}", quoted(directory)))
+        .hint("name a directory of your own, or copy it"))
+}
+
 /// True beneath `/proc` and for the links to it in `/dev`.
 fn is_process_local(path: &Path) -> bool {
     ["/proc", "/dev/fd", "/dev/stdin", "/dev/stdout", "/dev/stderr"].iter().any(|p| path.starts_with(p))
@@ -280,6 +335,16 @@ mod tests {
         // The link's target is resolved here and now, to what it meant to us.
         assert_eq!(real_directory(&link, "it").ok(), std::env::current_dir().unwrap().canonicalize().ok());
         assert!(real_directory(dir.path(), "it").is_ok());
+    }
+
+    #[test]
+    fn what_holds_the_system_is_no_workspace() {
+        for system in ["/", "/usr", "/usr/local", "/usr/local/bin", "/etc/cron.d", "/var", "/var/lib", "/boot"] {
+            assert!(refuse_system(Path::new(system), "it").is_err(), "{system}");
+        }
+        for other in ["/var/www/site", "/usr/local/src/x", "/var/lib/jenkins/w", "/home/u", "/opt/x", "/tmp"] {
+            assert!(refuse_system(Path::new(other), "it").is_ok(), "{other}");
+        }
     }
 
     #[test]

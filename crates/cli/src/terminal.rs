@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use rustix::process::{Signal, kill_current_process_group};
 use rustix::termios::{
     Action, InputModes, LocalModes, OptionalActions, OutputModes, QueueSelector, SpecialCodeIndex, Termios, isatty,
     tcflow, tcflush, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr,
@@ -22,6 +23,19 @@ const CHUNK_BYTES: usize = 256;
 const STILL: Duration = Duration::from_millis(120);
 /// How long that is waited for.
 const STILL_LONGEST: Duration = Duration::from_secs(2);
+/// What asks a terminal for the place of its cursor (DSR, ECMA-48).
+const WHERE: &str = "\x1b[6n";
+/// The longest answer to it, in bytes.
+const POSITION_BYTES: usize = 32;
+/// How long that may take: there and back on a slow line.
+const ANSWERS_WITHIN: Duration = Duration::from_millis(1500);
+/// Bytes that come closer than this were not pressed one by one.
+const KEYS_APART: Duration = Duration::from_millis(15);
+/// The same in a sequence, whose parts a slow line delivers one by one.
+const SEQUENCE_APART: Duration = Duration::from_millis(150);
+/// More bytes at once than this are not looked at.
+const AT_ONCE_BYTES: usize = 4096;
+const ESCAPE: u8 = 0x1b;
 
 /// The modes to give back if the process has to end at once, see [`give_back`].
 static BORROWED: Mutex<Option<(File, Termios)>> = Mutex::new(None);
@@ -34,6 +48,15 @@ static RELAYING: Mutex<Option<Arc<Aside>>> = Mutex::new(None);
 
 /// How long a relay may take to stand aside.
 const ASIDE_WITHIN: Duration = Duration::from_secs(2);
+
+/// When a key that suspends was pressed last.
+static SUSPENSION: Mutex<Option<Instant>> = Mutex::new(None);
+
+/// How long a program that handles such a key may take until it stops itself.
+const STOPS_AFTER_KEY: Duration = Duration::from_secs(2);
+
+/// How long a signal that stops this process may take to do so.
+const STOPS_WITHIN: Duration = Duration::from_millis(50);
 
 /// A terminal that is another process's, whose person is to be asked.
 static LENT: OnceLock<File> = OnceLock::new();
@@ -73,7 +96,7 @@ impl Terminal {
 
     /// Whether keys pressed there come to this process.
     pub fn in_foreground(&self) -> bool {
-        LENT.get().is_some() || tcgetpgrp(&self.file).is_ok_and(|group| group == rustix::process::getpgrp())
+        is_foreground_of(&self.file)
     }
 
     /// To be lent to another process.
@@ -94,22 +117,44 @@ impl Terminal {
         let relaying = lock(&RELAYING).clone();
         let alone = relaying.map(Alone::with).transpose()?;
         let saved = tcgetattr(&self.file)?;
-        let mut modes = saved.clone();
-        // Ctrl-C is a key here: the terminal has to be given back before the
-        // process ends. Ctrl-S must not hide a half-shown question.
-        modes.local_modes -= LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG | LocalModes::IEXTEN;
-        modes.input_modes -= InputModes::IXON | InputModes::INLCR | InputModes::IGNCR | InputModes::ISTRIP;
-        modes.input_modes |= InputModes::ICRNL;
-        modes.output_modes |= OutputModes::OPOST | OutputModes::ONLCR;
-        modes.special_codes[SpecialCodeIndex::VMIN] = 1;
-        modes.special_codes[SpecialCodeIndex::VTIME] = 0;
         *lock(&BORROWED) = Some((self.file.try_clone()?, saved.clone()));
         let keys = Keys { file: &self.file, saved, _alone: alone };
-        tcsetattr(&self.file, OptionalActions::Now, &modes)?;
-        // A stopped output would wait for a Ctrl-Q that nobody knows of.
-        let _ = tcflow(&self.file, Action::OOn);
+        keys.take()?;
         Ok(keys)
     }
+}
+
+/// Whether keys pressed at a terminal come to this process: it is in the foreground, or
+/// was lent it.
+pub fn is_foreground_of(file: &File) -> bool {
+    LENT.get().is_some() || tcgetpgrp(file).is_ok_and(|group| group == rustix::process::getpgrp())
+}
+
+/// Modes in which each key comes by itself, unseen, and lines are shown as lines.
+fn of_question(mut modes: Termios) -> Termios {
+    // Ctrl-C is a key here: the terminal has to be given back before the
+    // process ends. Ctrl-S must not hide a half-shown question.
+    modes.local_modes -= LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG | LocalModes::IEXTEN;
+    // Nothing turns one key into another.
+    modes.input_modes -= InputModes::IXON
+        | InputModes::INLCR
+        | InputModes::IGNCR
+        | InputModes::ISTRIP
+        | InputModes::IUCLC
+        | InputModes::PARMRK;
+    modes.input_modes |= InputModes::ICRNL;
+    modes.output_modes -= OutputModes::OLCUC | OutputModes::OCRNL | OutputModes::ONLRET;
+    modes.output_modes |= OutputModes::OPOST | OutputModes::ONLCR;
+    modes.special_codes[SpecialCodeIndex::VMIN] = 1;
+    modes.special_codes[SpecialCodeIndex::VTIME] = 0;
+    modes
+}
+
+/// Sets modes without waiting until what was shown has been, which a terminal that is
+/// stopped never has; and drops what is still in the queue.
+fn put_back(file: &File, saved: &Termios) {
+    let _ = tcsetattr(file, OptionalActions::Now, saved);
+    let _ = tcflush(file, QueueSelector::IFlush);
 }
 
 /// Gives the terminal's modes back, if they are borrowed: for a process that is
@@ -120,7 +165,7 @@ pub fn give_back() {
         if let Ok(mut modes) = modes.try_lock()
             && let Some((file, saved)) = modes.take()
         {
-            let _ = tcsetattr(&file, OptionalActions::Flush, &saved);
+            put_back(&file, &saved);
         }
     }
 }
@@ -132,7 +177,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// A terminal that passes on every key and shows every byte as it is, until the
 /// value is dropped.
 #[derive(Debug)]
-pub struct Raw(());
+pub struct Raw {
+    at: File,
+    modes: Termios,
+}
 
 impl Raw {
     /// Of this terminal.
@@ -145,20 +193,90 @@ impl Raw {
         modes.make_raw();
         let at = file.try_clone()?;
         *lock(&RAW) = Some((file, saved));
-        let raw = Self(());
-        tcsetattr(&at, OptionalActions::Now, &modes)?;
+        let raw = Self { at, modes };
+        tcsetattr(&raw.at, OptionalActions::Now, &raw.modes)?;
         Ok(raw)
+    }
+
+    /// Has its output lines ended and its keys interrupt where those of `inner` do: for
+    /// a terminal that others use meanwhile.
+    pub fn follow(&mut self, inner: &Termios) {
+        let (output, local) = (OutputModes::OPOST | OutputModes::ONLCR, LocalModes::ISIG);
+        let mut modes = self.modes.clone();
+        modes.output_modes.set(output, inner.output_modes.contains(OutputModes::OPOST));
+        modes.local_modes.set(local, inner.local_modes.contains(local));
+        if (modes.output_modes, modes.local_modes) != (self.modes.output_modes, self.modes.local_modes) {
+            // One that is gone tells at the next read.
+            let _ = tcsetattr(&self.at, OptionalActions::Now, &modes);
+            self.modes = modes;
+        }
+    }
+
+    /// Once more, where somebody else may have set it meanwhile.
+    ///
+    /// # Errors
+    /// When the terminal is gone.
+    pub fn again(&self) -> io::Result<()> {
+        Ok(tcsetattr(&self.at, OptionalActions::Now, &self.modes)?)
+    }
+
+    /// Leaves the terminal as it is: it is somebody else's by now.
+    pub fn forget(self) {
+        *lock(&RAW) = None;
     }
 }
 
 impl Drop for Raw {
     fn drop(&mut self) {
+        // What is still in the queue was typed for the command.
         if let Some((file, saved)) = lock(&RAW).take() {
-            // What was shown last is shown in the modes it was meant for; what is
-            // still in the queue was typed for the command.
-            let _ = tcsetattr(&file, OptionalActions::Flush, &saved);
+            put_back(&file, &saved);
         }
     }
+}
+
+/// The modes of standard input, where that is a terminal, for a process that lends it.
+#[derive(Debug)]
+pub struct Kept(Option<Termios>);
+
+impl Kept {
+    /// As they are now.
+    pub fn of_standard_input() -> Self {
+        Self(tcgetattr(io::stdin()).ok())
+    }
+
+    /// Makes them these again.
+    pub fn put_back(self) {
+        if let Some(modes) = self.0 {
+            let _ = tcsetattr(io::stdin(), OptionalActions::Now, &modes);
+        }
+    }
+}
+
+/// A key that suspends was pressed.
+pub fn suspension_pressed() {
+    *lock(&SUSPENSION) = Some(Instant::now());
+}
+
+/// The command at the relay's terminal was stopped by this signal. Where it was for the
+/// terminal's sake this process and the rest of its job are stopped too, as without a relay,
+/// with the terminal as it was before; returns when the shell has the job go on. Of a
+/// terminal that was lent the job is another process's: the command goes on at once. False
+/// where it is to stay as it is: others stop it by SIGSTOP as well.
+pub fn suspend(signal: i32) -> bool {
+    let by_key = lock(&SUSPENSION).is_some_and(|at| at.elapsed() < STOPS_AFTER_KEY);
+    if signal == Signal::STOP.as_raw() && !by_key {
+        return false;
+    }
+    let Some(relaying) = lock(&RELAYING).clone().filter(|_| LENT.get().is_none()) else { return true };
+    let Ok(_alone) = Alone::with(relaying) else { return true };
+    if let Some((file, saved)) = lock(&RAW).as_ref() {
+        let _ = tcsetattr(file, OptionalActions::Now, saved);
+    }
+    let _ = kill_current_process_group(Signal::TSTP);
+    // The signal may come by another thread.
+    std::thread::sleep(STOPS_WITHIN);
+    true
 }
 
 /// Lets whoever relays the keyboard stand aside while a question has it.
@@ -205,11 +323,12 @@ impl Aside {
     pub fn stand_aside(&self) {
         let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         let mut turn = lock(&self.state);
-        if *turn == Turn::Wanted {
-            *turn = Turn::Question;
-            self.changed.notify_all();
-        }
         while *turn != Turn::Relay {
+            // One question may follow the other before this thread has its turn.
+            if *turn == Turn::Wanted {
+                *turn = Turn::Question;
+                self.changed.notify_all();
+            }
             // The end of the question wakes it.
             turn = self.changed.wait(turn).unwrap_or_else(PoisonError::into_inner);
         }
@@ -222,7 +341,12 @@ struct Alone(Arc<Aside>);
 
 impl Alone {
     fn with(aside: Arc<Aside>) -> io::Result<Self> {
-        *lock(&aside.state) = Turn::Wanted;
+        let mut turn = lock(&aside.state);
+        if *turn != Turn::Relay {
+            return Err(io::ErrorKind::ResourceBusy.into());
+        }
+        *turn = Turn::Wanted;
+        drop(turn);
         let _ = rustix::io::write(&aside.wake, &1_u64.to_ne_bytes());
         let alone = Self(aside);
         let turn = lock(&alone.0.state);
@@ -281,6 +405,17 @@ pub struct Keys<'a> {
 }
 
 impl Keys<'_> {
+    /// Sets the modes, whatever they are by now.
+    ///
+    /// # Errors
+    /// When the terminal is gone.
+    pub fn take(&self) -> io::Result<()> {
+        tcsetattr(self.file, OptionalActions::Now, &of_question(tcgetattr(self.file)?))?;
+        // A stopped output would wait for a Ctrl-Q that nobody knows of.
+        let _ = tcflow(self.file, Action::OOn);
+        Ok(())
+    }
+
     /// Writes all of `text`, no longer than until `deadline`.
     ///
     /// # Errors
@@ -320,9 +455,57 @@ impl Keys<'_> {
         Ok(())
     }
 
-    /// The next key, or paste. Each of `wakes` ends the wait when it becomes
-    /// readable.
+    /// Asks the terminal where its cursor is, and drops all that comes before the answer:
+    /// whatever it sends by itself because of what it was shown before, it sends before.
+    /// Whether it answered. Each of `wakes` ends the wait.
+    ///
+    /// # Errors
+    /// When the terminal is gone.
+    pub fn fence(&self, deadline: Instant, wakes: &[BorrowedFd<'_>]) -> io::Result<bool> {
+        self.show(WHERE, deadline)?;
+        let deadline = deadline.min(Instant::now() + ANSWERS_WITHIN);
+        let mut seen = Vec::new();
+        loop {
+            match self.read_before(deadline, wakes) {
+                Pressed::Bytes(bytes) => seen.extend(bytes),
+                Pressed::Gone => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Pressed::TimedOut | Pressed::Woken => return Ok(false),
+            }
+            if holds_position(&seen) {
+                return Ok(true);
+            }
+            seen.drain(..seen.len().saturating_sub(POSITION_BYTES));
+        }
+    }
+
+    /// The next key, or what came at once: a paste, a function key, a report. Each of
+    /// `wakes` ends the wait when it becomes readable.
     pub fn next(&self, deadline: Instant, wakes: &[BorrowedFd<'_>]) -> Pressed {
+        if self.take().is_err() {
+            return Pressed::Gone;
+        }
+        let mut all = match self.read_before(deadline, wakes) {
+            Pressed::Bytes(bytes) => bytes,
+            other => return other,
+        };
+        // A line may deliver one sequence in pieces: what follows at once belongs to it,
+        // so that no part of one is taken for a key.
+        loop {
+            let is_sequence = all.iter().any(|byte| *byte == ESCAPE || *byte >= 0x80);
+            let apart = Instant::now() + if is_sequence { SEQUENCE_APART } else { KEYS_APART };
+            match self.read_before(apart, wakes) {
+                Pressed::Bytes(more) if all.len() < AT_ONCE_BYTES => all.extend(more),
+                Pressed::Bytes(_) => {}
+                Pressed::TimedOut => return Pressed::Bytes(all),
+                other => return other,
+            }
+            if Instant::now() >= deadline {
+                return Pressed::TimedOut;
+            }
+        }
+    }
+
+    fn read_before(&self, deadline: Instant, wakes: &[BorrowedFd<'_>]) -> Pressed {
         loop {
             let mut waited = vec![(self.file.as_fd(), PollFlags::IN)];
             waited.extend(wakes.iter().map(|fd| (*fd, PollFlags::IN)));
@@ -343,11 +526,21 @@ impl Keys<'_> {
     }
 }
 
+/// Whether it holds a report of the cursor's place: `ESC [ row ; column R`.
+fn holds_position(seen: &[u8]) -> bool {
+    let is_report = |text: &[u8]| {
+        let text = text.strip_prefix(b"\x1b[").unwrap_or_default();
+        let end = text.iter().position(|byte| !byte.is_ascii_digit() && *byte != b';').unwrap_or_default();
+        text.get(end) == Some(&b'R') && text[..end].contains(&b';')
+    };
+    (0..seen.len()).any(|at| is_report(&seen[at..]))
+}
+
 impl Drop for Keys<'_> {
     fn drop(&mut self) {
         // What is still in the queue was typed at the question, not for the
         // program that reads next.
-        let _ = tcsetattr(self.file, OptionalActions::Flush, &self.saved);
+        put_back(self.file, &self.saved);
         *lock(&BORROWED) = None;
     }
 }

@@ -13,10 +13,14 @@ use stockade_model::{Background, Filesystem, Level, Limits, Network, Plan, Profi
 
 fn main() {
     let given: Vec<String> = args().skip(1).collect();
-    let [socket, image, id, workspace, home, launcher, terminal, script] = given.try_into().expect("eight arguments");
-    let accounts = std::path::Path::new(&home).with_file_name("accounts");
-    let settings =
-        Settings { socket: Some(socket.into()), launcher: launcher.into(), accounts, owner: "tests".to_owned() };
+    let [socket, accounts, image, id, workspace, home, launcher, terminal, script] =
+        given.try_into().expect("nine arguments");
+    let settings = Settings {
+        socket: Some(socket.into()),
+        launcher: launcher.into(),
+        accounts: accounts.into(),
+        owner: "tests".to_owned(),
+    };
     let kind = ContainerSandboxes::new(Kind::Docker, settings);
     let plan = SandboxPlan {
         id: id.parse().unwrap(),

@@ -339,6 +339,11 @@ impl Backend for CommandBackend {
         }
     }
 
+    fn mixes_streams(&self) -> bool {
+        // An engine has one stream where there is a terminal.
+        false
+    }
+
     fn prepare(&self, plan: &Plan, io: &Io, hold: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {
         self.demand_possible(plan)?;
         let umask = umask().map_err(|error| unready(&error))?;

@@ -208,17 +208,29 @@ impl ContainerSandboxes {
         let options = CreateContainerOptionsBuilder::new().name(&name(&plan.id)).build();
         let made = connected.client.call(MAKES_WITHIN, |docker| async move {
             let made = docker.create_container(Some(options), body).await?;
-            docker.start_container(&made.id, None).await?;
             docker.inspect_container(&made.id, None).await
         });
-        let found = made.map_err(|error| error.to_start_error("make the container"))?;
-        let enforced = verified::report(self.kind, plan, user, &found)?;
+        let made = made.map_err(|error| error.to_start_error("make the container"))?;
+        // Before anything runs in it.
+        verified::report(self.kind, plan, (user, self.brought()), &made)?;
+        let id = made.id.ok_or_else(|| StartError { what: "the container has no id".to_owned(), hint: None })?;
+        let wanted = id.clone();
+        let found = connected.client.call(MAKES_WITHIN, |docker| async move {
+            docker.start_container(&wanted, None).await?;
+            docker.inspect_container(&wanted, None).await
+        });
+        let found = found.map_err(|error| error.to_start_error("start the container"))?;
+        let enforced = verified::report(self.kind, plan, (user, self.brought()), &found)?;
         let started = started(&found);
-        let id = found.id.ok_or_else(|| StartError { what: "the container has no id".to_owned(), hint: None })?;
         let made = Container { id, user, enforced, started };
         let mut backend = self.backend(connected.clone(), plan, &made);
         let reached = backend.look_inside(plan)?;
         Ok((made, backend, reached))
+    }
+
+    /// What of the host each container has besides what a plan names.
+    fn brought(&self) -> verified::Brought<'_> {
+        verified::Brought { launcher: &self.settings.launcher, placed: &self.settings.accounts }
     }
 
     /// Commands run as the one whose the workspace is.
@@ -321,7 +333,7 @@ impl Sandboxes for ContainerSandboxes {
             Err(error) => return Err(error.to_start_error("look for the container").into()),
         };
         let user = self.user_of(&connected, &plan.workspace)?;
-        let enforced = verified::report(self.kind, plan, user, &found)?;
+        let enforced = verified::report(self.kind, plan, (user, self.brought()), &found)?;
         let made = Container { started: started(&found), id: found.id.unwrap_or_default(), user, enforced };
         let mut backend = self.backend(connected, plan, &made);
         backend.look_inside_again(plan)?;

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use bollard::models::{
-    ContainerCreateBody, HostConfig, HostConfigCgroupnsModeEnum, HostConfigLogConfig, Mount, MountBindOptions,
-    MountBindOptionsPropagationEnum, MountType, ResourcesUlimits,
+    ContainerCreateBody, HealthConfig, HostConfig, HostConfigCgroupnsModeEnum, HostConfigLogConfig, Mount,
+    MountBindOptions, MountBindOptionsPropagationEnum, MountType, ResourcesUlimits,
 };
 use rustix::process::{Resource, getrlimit};
 use stockade_engine::{INSIDE_HOME, INSIDE_WORKSPACE, SandboxPlan, StartError};
@@ -32,6 +32,11 @@ const OPEN_FILES: u64 = 16_384;
 const PROCESSES_OF_USER: u64 = 32_768;
 /// Shared memory of all commands, in bytes: what container engines have as their own choice.
 const SHARED_BYTES: i64 = 64 << 20;
+
+/// What engines call no health check.
+pub(crate) const NO_CHECK: &str = "NONE";
+/// What the launcher is started with, as the container's first process.
+pub(crate) const HOLDS: [&str; 2] = ["inside", "hold"];
 
 /// What a container's commands find their machine to be called.
 pub(crate) const HOSTNAME: &str = "sandbox";
@@ -78,7 +83,7 @@ pub(crate) fn container(plan: &SandboxPlan, around: Surroundings<'_>) -> Contain
         user: Some(around.user.to_string()),
         env: Some(Vec::new()),
         entrypoint: Some(vec![LAUNCHER.to_owned()]),
-        cmd: Some(vec!["inside".to_owned(), "hold".to_owned()]),
+        cmd: Some(HOLDS.map(str::to_owned).to_vec()),
         image: Some(image_name(around.image)),
         working_dir: Some("/".to_owned()),
         labels: Some(labels.map(|(key, value)| (key.to_owned(), value)).into()),
@@ -87,6 +92,8 @@ pub(crate) fn container(plan: &SandboxPlan, around: Surroundings<'_>) -> Contain
         // have kept both processors of a machine for minutes. What there is of a network is
         // looked at from inside.
         network_disabled: Some(true),
+        // An image's would be run by the engine, beside everything that looks at commands.
+        healthcheck: Some(HealthConfig { test: Some(vec![NO_CHECK.to_owned()]), ..HealthConfig::default() }),
         host_config: Some(host_config(plan, around)),
         ..ContainerCreateBody::default()
     }

@@ -1,13 +1,24 @@
 //! What the container engine says it made, against what was asked for: the report of a
 //! sandbox, or why it is none.
 
-use bollard::models::{ContainerInspectResponse, HostConfig};
-use stockade_engine::{SandboxPlan, StartError};
+use std::path::Path;
+
+use bollard::models::{ContainerConfig, ContainerInspectResponse, HostConfig, MountPoint};
+use stockade_engine::{INSIDE_HOME, INSIDE_WORKSPACE, SandboxPlan, StartError};
 use stockade_model::{EnforcementReport, LayerReport, LayerState, Limits};
 
 use crate::limits;
-use crate::spec::User;
+use crate::spec::{HOLDS, LAUNCHER, NO_CHECK, User};
 use crate::{Kind, filter};
+
+/// What of the host a container has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Brought<'a> {
+    /// What runs commands in it.
+    pub(crate) launcher: &'a Path,
+    /// Where files lie that were made to stand in the place of its own.
+    pub(crate) placed: &'a Path,
+}
 
 /// The layers of a container.
 ///
@@ -16,7 +27,7 @@ use crate::{Kind, filter};
 pub(crate) fn report(
     kind: Kind,
     plan: &SandboxPlan,
-    user: User,
+    (user, brought): (User, Brought<'_>),
     found: &ContainerInspectResponse,
 ) -> Result<EnforcementReport, StartError> {
     let host = found.host_config.as_ref().ok_or_else(|| missing("anything about the container"))?;
@@ -26,6 +37,9 @@ pub(crate) fn report(
     demand(host.readonly_rootfs == Some(true), "a read-only system")?;
     demand(host.network_mode.as_deref() == Some("none"), "a container without a network")?;
     demand(!shares_host(host), "namespaces of its own")?;
+    demand(has_nothing_else(host), "a container without devices and other containers' volumes")?;
+    demand_start(user, found.config.as_ref())?;
+    demand_mounts(plan, brought, found.mounts.as_deref().unwrap_or_default())?;
     demand_limits(&plan.profile.limits, host)?;
     demand(filter::is_ours(kind, host.security_opt.as_deref().unwrap_or_default()), "its filter of system calls")?;
     let runtime = host.runtime.as_deref().filter(|name| !name.is_empty()).unwrap_or("its engine's own choice");
@@ -50,6 +64,66 @@ fn missing(what: &str) -> StartError {
 
 fn demand(is_there: bool, what: &str) -> Result<(), StartError> {
     if is_there { Ok(()) } else { Err(missing(what)) }
+}
+
+/// What an engine's own configuration, or somebody behind our back, could have added.
+fn has_nothing_else(host: &HostConfig) -> bool {
+    let is_none = |list: Option<usize>| list.is_none_or(|length| length == 0);
+    is_none(host.devices.as_ref().map(Vec::len))
+        && is_none(host.device_requests.as_ref().map(Vec::len))
+        && is_none(host.device_cgroup_rules.as_ref().map(Vec::len))
+        && is_none(host.volumes_from.as_ref().map(Vec::len))
+        && is_none(host.group_add.as_ref().map(Vec::len))
+}
+
+/// It starts the launcher, as the user, and nothing else: an engine runs health checks by
+/// itself.
+fn demand_start(user: User, config: Option<&ContainerConfig>) -> Result<(), StartError> {
+    let config = config.ok_or_else(|| missing("what the container starts"))?;
+    let words = |words: &Option<Vec<String>>| words.clone().unwrap_or_default();
+    demand(
+        words(&config.entrypoint) == [LAUNCHER] && words(&config.cmd) == HOLDS,
+        "a container that starts the launcher",
+    )?;
+    demand(config.user.as_deref() == Some(&user.to_string()), "a container of its user")?;
+    let check = config.healthcheck.as_ref().and_then(|check| check.test.as_deref()).unwrap_or_default();
+    demand(check.is_empty() || check == [NO_CHECK], "a container without a health check")
+}
+
+/// Nothing of the host but the workspace, the home, the launcher and files of ours to be
+/// read; and volumes without a name, which are the container's own.
+fn demand_mounts(plan: &SandboxPlan, brought: Brought<'_>, found: &[MountPoint]) -> Result<(), StartError> {
+    let own = [
+        (plan.workspace.as_path(), INSIDE_WORKSPACE, true),
+        (plan.home.as_path(), INSIDE_HOME, true),
+        (brought.launcher, LAUNCHER, false),
+    ];
+    let mut seen = [false; 3];
+    for mount in found {
+        let source = Path::new(mount.source.as_deref().unwrap_or_default());
+        let inside = mount.destination.as_deref().unwrap_or_default();
+        let is_writable = mount.rw != Some(false);
+        let which = own.iter().position(|(from, to, rw)| (*from, *to, *rw) == (source, inside, is_writable));
+        let is_ours = match (mount.typ.as_deref().unwrap_or_default(), which) {
+            ("bind", Some(at)) => !std::mem::replace(&mut seen[at], true),
+            ("bind", None) => !is_writable && source.starts_with(brought.placed),
+            ("volume", _) => is_nameless(mount),
+            ("tmpfs", _) => true,
+            _ => false,
+        };
+        if !is_ours {
+            let what = format!("the container engine gave {} at {inside}, which was not asked for", source.display());
+            let hint = "look what the engine's configuration mounts into every container; no command ran";
+            return Err(StartError { what, hint: Some(hint.to_owned()) });
+        }
+    }
+    demand(seen == [true; 3], "the workspace, the home and the launcher at their places")
+}
+
+/// A volume that an image asks for: engines call it by a number.
+fn is_nameless(mount: &MountPoint) -> bool {
+    let is_number = |name: &str| name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+    mount.name.as_deref().is_some_and(is_number) && mount.driver.as_deref() == Some("local")
 }
 
 fn demand_limits(limits: &Limits, host: &HostConfig) -> Result<(), StartError> {
@@ -109,7 +183,43 @@ fn limits_text(host: &HostConfig) -> String {
 
 #[cfg(test)]
 mod tests {
+    use bollard::models::HealthConfig;
+
     use super::*;
+
+    #[test]
+    fn whatever_else_is_mounted_or_started_is_refused() {
+        let user = User { user: 7, group: 8 };
+        let config = || ContainerConfig {
+            entrypoint: Some(vec![LAUNCHER.to_owned()]),
+            cmd: Some(HOLDS.map(str::to_owned).to_vec()),
+            user: Some("7:8".to_owned()),
+            ..ContainerConfig::default()
+        };
+        let check = |words: &[&str]| {
+            let test = Some(words.iter().map(|word| (*word).to_owned()).collect());
+            ContainerConfig { healthcheck: Some(HealthConfig { test, ..HealthConfig::default() }), ..config() }
+        };
+        assert_eq!(demand_start(user, Some(&config())), Ok(()));
+        assert_eq!(demand_start(user, Some(&check(&["NONE"]))), Ok(()));
+        for wrong in [
+            check(&["CMD-SHELL", "touch x"]),
+            ContainerConfig { user: Some("0:0".to_owned()), ..config() },
+            ContainerConfig { entrypoint: Some(vec!["/bin/sh".to_owned()]), ..config() },
+            ContainerConfig { cmd: None, ..config() },
+        ] {
+            assert!(demand_start(user, Some(&wrong)).is_err(), "{wrong:?}");
+        }
+        assert!(demand_start(user, None).is_err());
+        let host = HostConfig { group_add: Some(vec!["docker".to_owned()]), ..HostConfig::default() };
+        assert!(!has_nothing_else(&host) && has_nothing_else(&HostConfig::default()));
+        let volume = |name: &str| MountPoint {
+            name: Some(name.to_owned()),
+            driver: Some("local".to_owned()),
+            ..MountPoint::default()
+        };
+        assert!(is_nameless(&volume(&"0a".repeat(32))) && !is_nameless(&volume("data")));
+    }
 
     #[test]
     fn limits_that_an_engine_left_out_are_missed_by_their_names() {

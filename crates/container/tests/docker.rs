@@ -366,3 +366,52 @@ fn within_gvisor_the_lower_level_has_to_be_named() {
     place.sandbox.destroy().unwrap();
     assert_eq!(engine.containers(), Vec::<String>::new());
 }
+
+/// What an image has the engine start by itself is started by nobody.
+#[test]
+fn an_images_health_check_does_not_run() {
+    let Some(engine) = Engine::docker() else { return };
+    let image = engine.image();
+    let told = |words: &[&str]| String::from_utf8(engine.command(words).stdout).unwrap().trim().to_owned();
+    let container = told(&["create", image.as_str(), "/bin/sleep", "30"]);
+    let checks = "HEALTHCHECK --interval=1s CMD echo x > /workspace/planted";
+    let checked = told(&["commit", "--change", checks, &container]);
+    engine.command(&["rm", &container]);
+    let checked = || checked.parse().unwrap();
+
+    let place = Place::with(&engine, |plan| plan.system = Some(System::Image(checked()))).unwrap();
+    assert!(place.run("sleep 4").end.end == CommandEnd::Exited(0));
+    assert!(!place.plan.workspace.join("planted").exists());
+
+    // Without Stockade it does.
+    let at = format!("{}:/workspace", place.plan.workspace.display());
+    let bare = told(&["run", "-d", "--network=none", "-v", &at, checked().as_str(), "/bin/sleep", "30"]);
+    std::thread::sleep(std::time::Duration::from_secs(4));
+    engine.command(&["rm", "-f", &bare]);
+    assert!(place.plan.workspace.join("planted").exists(), "the control");
+    place.sandbox.destroy().unwrap();
+}
+
+/// One that stands in the place of a sandbox's, with more of the host in it.
+#[test]
+fn a_container_that_was_exchanged_is_not_taken_for_the_sandbox() {
+    let Some(engine) = Engine::docker() else { return };
+    let place = Place::new(&engine);
+    let name = format!("stockade-{}", place.plan.id);
+    let adopt = || engine.sandboxes().adopt(&place.plan, SandboxEvents::new(|_| {})).map(drop);
+    assert!(adopt().is_ok(), "the control");
+    let format = "{{range $key, $value := .Config.Labels}}--label={{$key}}={{$value}} {{end}}";
+    let labels = String::from_utf8(engine.command(&["inspect", "--format", format, &name]).stdout).unwrap();
+    let labels: Vec<&str> = labels.split_whitespace().collect();
+    let image = engine.image();
+    for more in [&["-v", "/:/host"][..], &["--privileged"], &["--user=0:0"], &["--device=/dev/null:/dev/x"], &[]] {
+        engine.command(&["rm", "-f", &name]);
+        let mut words = vec!["run", "-d", "--network=none", "--name", &name];
+        words.extend(&labels);
+        words.extend(more);
+        words.extend([image.as_str(), "/bin/sleep", "30"]);
+        engine.command(&words);
+        assert!(adopt().is_err(), "{more:?}");
+    }
+    engine.command(&["rm", "-f", &name]);
+}

@@ -21,6 +21,12 @@ pub trait Backend: Send + Sync {
     /// that cannot be given is never asked about.
     fn honours(&self, grant: &Grant, level: Level) -> bool;
 
+    /// Whether a command can have a terminal at some of its standard streams and not at
+    /// the others. Where it cannot, [`Io::Terminal`] means all.
+    fn mixes_streams(&self) -> bool {
+        true
+    }
+
     /// Builds the sandbox and stops just before the command's first
     /// instruction. Everything that happens later is sent to `events`, the
     /// end last and exactly once. With `hold`, calls that lack a power wait for
@@ -85,8 +91,8 @@ pub enum HeldAnswer {
 pub enum Io {
     /// The caller's own streams.
     Inherit,
-    /// The same, where they are a terminal made for the command: it becomes the
-    /// controlling one of the command's session.
+    /// The same, where one of them at least is a terminal made for the command: it
+    /// becomes the controlling one of the command's session.
     Terminal,
     /// Standard input is the caller's; output is kept up to this many bytes a
     /// stream, half from its head and half from its tail, and drained to the
@@ -126,6 +132,9 @@ pub enum AttemptEvent {
         /// Resolved program.
         program: RawText,
     },
+    /// The command, which has a terminal, was stopped by this signal and stands still until
+    /// it is sent SIGCONT.
+    Stopped(i32),
     /// It is over. The last event of an attempt.
     Ended(AttemptEnd),
 }

@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,9 +21,15 @@ use tracing::{debug, info, info_span, warn};
 use crate::approver::HeldCalls;
 use crate::asker::{Asker, Given, LEAVE};
 use crate::core::{Core, CoreConfig, HeldCall, Input, Memo, Output, Planned, Remembered, Reviewed, ReviewerTerms};
+use crate::interrupts::StandStill;
 use crate::keys::Key;
 use crate::seams::{Clock, HeldRule, Judge, Memory, MemoryError, Recorder};
-use crate::{Approver, Attempt, AttemptEvent, Backend, Events, HoldId, Io, Reviewer, StartError, exit_code};
+use crate::{
+    Approver, Attempt, AttemptEvent, Backend, Events, HoldId, Interrupts, Io, Reviewer, StartError, exit_code,
+};
+
+/// Has a process go on that was stopped (signal(7)).
+const SIGCONT: i32 = 18;
 
 /// Everything a request needs. Shared by requests; each has its own
 /// [`run`](Self::run).
@@ -60,34 +66,9 @@ impl fmt::Debug for Engine {
     }
 }
 
-/// Interrupts a run; from a signal handler's thread, for instance.
-#[derive(Clone, Debug)]
-pub struct Interrupter(Sender<Message>);
-
-impl Interrupter {
-    /// Says that this signal arrived. The first goes on to the command, the
-    /// second ends it. False when the run is over.
-    pub fn interrupt(&self, signal: i32) -> bool {
-        self.0.send(Message::Interrupted(signal)).is_ok()
-    }
-}
-
-/// The receiving end of an [`Interrupter`], for one run.
-#[derive(Debug)]
-pub struct Interrupts {
-    sender: Sender<Message>,
-    receiver: Receiver<Message>,
-}
-
-/// A way to interrupt one run. Signals sent before the run begins count.
-pub fn interrupts() -> (Interrupter, Interrupts) {
-    let (sender, receiver) = channel();
-    (Interrupter(sender.clone()), Interrupts { sender, receiver })
-}
-
 /// What reaches the driver from other threads.
 #[derive(Debug)]
-enum Message {
+pub(crate) enum Message {
     Interrupted(i32),
     Attempt { number: u64, event: AttemptEvent },
     Answered(Given),
@@ -126,6 +107,7 @@ impl Engine {
             refused: Vec::new(),
             asker,
             held,
+            stand_still: interrupts.stand_still,
         };
         let outcome = driver.drive(core, &interrupts.receiver);
         info!(status = ?outcome.status, exit_code = exit_code(&outcome), "finished");
@@ -151,6 +133,8 @@ struct Driver<'a> {
     asker: Asker,
     /// Told by the backend and not yet answered.
     held: HeldCalls,
+    /// See [`Interrupts::standing_still`].
+    stand_still: StandStill,
 }
 
 impl Driver<'_> {
@@ -231,6 +215,12 @@ impl Driver<'_> {
                 AttemptEvent::Withdrawn(id) => {
                     self.held.remove(id);
                     Input::Withdrawn(id)
+                }
+                AttemptEvent::Stopped(signal) => {
+                    if (self.stand_still)(signal) {
+                        self.attempt.as_ref()?.signal(SIGCONT);
+                    }
+                    return None;
                 }
                 AttemptEvent::Ended(end) => {
                     // Reaped here, so that nothing of it is alive when the core

@@ -13,6 +13,7 @@ mod driver;
 pub mod exit;
 mod held_rules;
 mod identity;
+mod interrupts;
 pub mod keys;
 pub mod mountinfo;
 pub mod real;
@@ -26,9 +27,10 @@ pub use approver::{Approver, HeldCalls, Nobody, Waiting};
 pub use backend::{
     Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Events, HeldAnswer, HoldId, Io, StartError, WeakEvents,
 };
-pub use driver::{Engine, Interrupter, Interrupts, interrupts};
+pub use driver::Engine;
 pub use exit::exit_code;
 pub use identity::workspace_identity;
+pub use interrupts::{Interrupter, Interrupts, interrupts};
 pub use reviewer::{ReviewReply, ReviewRequest, Reviewer};
 pub use sandbox::{
     Capabilities, INSIDE_HOME, INSIDE_WORKSPACE, Sandbox, SandboxError, SandboxEvent, SandboxEvents, SandboxPlan,

@@ -227,6 +227,7 @@ pub(crate) fn terms(
 fn powers(plan: &Plan, launching: &Launching) -> Powers {
     let private = launching.private_trees().iter().map(|tree| &tree.path);
     let mut powers = Powers::new(plan, private);
+    powers.allowed_by_floor(launching.floors());
     let linked = linked_units(plan);
     powers.protect(linked);
     if is_staged(plan) {

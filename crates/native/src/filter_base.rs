@@ -130,12 +130,52 @@ pub(super) const REFUSED: &[Entry] = &[
     when(libc::SYS_ioctl, &[Condition::equals(1, 0x4004_9409)], Action::Allow, "FICLONE copies into an open file"),
     when(libc::SYS_ioctl, &[Condition::equals(1, 0x4020_940d)], Action::Allow, "FICLONERANGE copies into an open file"),
     when(libc::SYS_ioctl, &[Condition::equals(1, 0xc018_9436)], Action::Allow, "FIDEDUPERANGE changes no content"),
+    // By their type, the second byte (ioctl_list(2)); of those of filesystems, what only
+    // reads. Whatever a filesystem has beside these changes a file past every path check.
     when(
         libc::SYS_ioctl,
-        &[Condition::masked(1, 0xff00, Equal, 0x9400)],
-        PERM,
-        "btrfs makes and removes subvolumes by ioctl, past every path check",
+        &[Condition::masked(1, 0xff00, Equal, 0x5400)],
+        Action::Allow,
+        "terminals, and what all descriptors have",
     ),
+    when(
+        libc::SYS_ioctl,
+        &[Condition::masked(1, 0xff00, Equal, 0x8900)],
+        Action::Allow,
+        "sockets and their interfaces",
+    ),
+    when(
+        libc::SYS_ioctl,
+        &[Condition::masked(1, 0xffff_ff00, Equal, 0)],
+        Action::Allow,
+        "FIGETBSZ and FIBMAP tell of blocks",
+    ),
+    when(libc::SYS_ioctl, &[Condition::masked(1, 0xff00, Equal, 0x5200)], Action::Allow, "the random devices"),
+    when(
+        libc::SYS_ioctl,
+        &[Condition::masked(1, 0xff00, Equal, 0xff00)],
+        Action::Allow,
+        "descriptors of processes tell of them",
+    ),
+    when(
+        libc::SYS_ioctl,
+        &[Condition::masked(1, 0xff00, Equal, 0xb700)],
+        Action::Allow,
+        "descriptors of namespaces tell of them",
+    ),
+    when(libc::SYS_ioctl, &[Condition::equals(1, 0x8008_6601)], Action::Allow, "FS_IOC_GETFLAGS reads"),
+    when(libc::SYS_ioctl, &[Condition::equals(1, 0x8004_6601)], Action::Allow, "FS_IOC32_GETFLAGS reads"),
+    when(libc::SYS_ioctl, &[Condition::equals(1, 0x8008_7601)], Action::Allow, "FS_IOC_GETVERSION reads"),
+    when(libc::SYS_ioctl, &[Condition::equals(1, 0xc020_660b)], Action::Allow, "FS_IOC_FIEMAP reads"),
+    when(libc::SYS_ioctl, &[Condition::equals(1, 0x801c_581f)], Action::Allow, "FS_IOC_FSGETXATTR reads"),
+    refuse(libc::SYS_ioctl, Action::Errno(libc::ENOTTY as u16), "changes files past every path check"),
+    when(
+        libc::SYS_fcntl,
+        &[Condition::equals(1, libc::F_SETLEASE as u32)],
+        PERM,
+        "a lease holds up whoever else opens the file",
+    ),
+    when(libc::SYS_prlimit64, &[Condition::differs(0, 0)], PERM, "changes the limits of other processes"),
     // Execution domains: 0, PER_LINUX32, without address randomisation, and the question.
     when(libc::SYS_personality, &[Condition::equals(0, 0)], Action::Allow, "the ordinary domain"),
     when(libc::SYS_personality, &[Condition::equals(0, 8)], Action::Allow, "PER_LINUX32, for setarch"),
@@ -191,6 +231,9 @@ pub(super) const FULL: &[Entry] = &[
 ];
 
 const ON_BEHALF: &str = "its connect, bind and listen are asked about, and no message connects it";
+const WHOLE_GROUPS: &str = "without a PID namespace a group or a user has processes that are not the run's";
+/// Of ioprio_set(2).
+const IOPRIO_WHO_PROCESS: u32 = 1;
 const HOST_IPC: &str = "System V and message-queue objects are the host's, and no path rule covers them";
 
 /// Level restricted: what namespaces would confine is refused instead.
@@ -212,12 +255,8 @@ pub(super) const RESTRICTED: &[Entry] = &[
     when(libc::SYS_socket, &[INET, STREAM, TCP], Action::Allow, ON_BEHALF),
     when(libc::SYS_socket, &[INET6, STREAM, ANY_PROTOCOL], Action::Allow, ON_BEHALF),
     when(libc::SYS_socket, &[INET6, STREAM, TCP], Action::Allow, ON_BEHALF),
-    when(
-        libc::SYS_prlimit64,
-        &[Condition::differs(0, 0)],
-        PERM,
-        "without a PID namespace it could change the limits of the user's other processes",
-    ),
+    when(libc::SYS_setpriority, &[Condition::differs(0, libc::PRIO_PROCESS)], PERM, WHOLE_GROUPS),
+    when(libc::SYS_ioprio_set, &[Condition::differs(0, IOPRIO_WHO_PROCESS)], PERM, WHOLE_GROUPS),
 ];
 
 /// After the families of the level: everything else that socket(2) can make.
@@ -239,6 +278,7 @@ pub(super) const INIT: &[Entry] = &[
     refuse(libc::SYS_ppoll, Action::Allow, SUPERVISES),
     refuse(libc::SYS_wait4, Action::Allow, SUPERVISES),
     refuse(libc::SYS_waitid, Action::Allow, SUPERVISES),
+    when(libc::SYS_ptrace, &[Condition::equals(0, libc::PTRACE_DETACH)], Action::Allow, "traces nobody"),
     refuse(libc::SYS_getrusage, Action::Allow, "reports what was used"),
     refuse(libc::SYS_kill, Action::Allow, "ends the run"),
     refuse(libc::SYS_getpid, Action::Allow, "ends the run"),

@@ -81,7 +81,7 @@ impl Told {
             AttemptEvent::Breached(_) => {}
             // Nobody could answer.
             AttemptEvent::Held { .. } | AttemptEvent::Withdrawn(_) => {}
-            AttemptEvent::Executed { .. } | AttemptEvent::Ended(_) => {}
+            AttemptEvent::Executed { .. } | AttemptEvent::Stopped(_) | AttemptEvent::Ended(_) => {}
         }
     }
 }
@@ -206,7 +206,14 @@ impl Keeper {
         let ended = loop {
             self.wait();
             self.look();
-            match lock(&self.kept.launched).try_wait() {
+            let mut launched = lock(&self.kept.launched);
+            let ended = launched.try_wait();
+            let was_stopped = launched.was_stopped();
+            drop(launched);
+            if let Some(signal) = was_stopped {
+                self.tell(AttemptEvent::Stopped(signal));
+            }
+            match ended {
                 Ok(None) => {}
                 other => break other,
             }

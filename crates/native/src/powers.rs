@@ -27,6 +27,7 @@ pub struct Powers {
     units: Units,
     targets: Vec<Vec<u8>>,
     unattached: Vec<Vec<u8>>,
+    floors: Vec<Vec<u8>>,
     added: Vec<Vec<u8>>,
     staged: Option<Vec<u8>>,
     /// See [`stay_inside`](Self::stay_inside).
@@ -89,6 +90,7 @@ impl Powers {
             units: Units::new(&files.protect),
             targets: Vec::new(),
             unattached: Vec::new(),
+            floors: Vec::new(),
             added: Vec::new(),
             staged: None,
             inside: false,
@@ -117,6 +119,7 @@ impl Powers {
             units: Units::new(protect),
             targets: Vec::new(),
             unattached: Vec::new(),
+            floors: Vec::new(),
             added: Vec::new(),
             staged: None,
             inside: false,
@@ -145,6 +148,17 @@ impl Powers {
         self.unattached.extend(roots.into_iter().map(|r| normal(&r)));
     }
 
+    /// Names private trees in which Landlock lets the command make what it likes, see
+    /// [`PrivateTree`](crate::launch::PrivateTree).
+    pub(crate) fn allowed_by_floor(&mut self, trees: impl IntoIterator<Item = PathBuf>) {
+        self.floors.extend(trees.into_iter().map(|tree| normal(&tree)));
+    }
+
+    /// Whether a call that makes something at `path` may go on: it lies in such a tree.
+    pub(crate) fn floor_allows(&self, path: &[u8]) -> bool {
+        deepest(&self.private, path).is_some_and(|tree| self.floors.iter().any(|floor| floor == tree))
+    }
+
     /// The workspace is an overlay: nothing in it may be changed in the view of
     /// the front, which would be the workspace itself.
     pub fn stage(&mut self) {
@@ -155,6 +169,11 @@ impl Powers {
     /// of the sandbox: its paths mean other objects there.
     pub(crate) fn stay_inside(&mut self) {
         self.inside = true;
+    }
+
+    /// Whether [`stay_inside`](Self::stay_inside) was asked for.
+    pub(crate) fn is_inside(&self) -> bool {
+        self.inside
     }
 
     /// The network around is the sandbox's own, although its level has none: servers in
@@ -291,6 +310,9 @@ impl Powers {
         let stays = |rule: &str| Some(Refusal { rule: rule.to_owned(), grant: None });
         if self.hidden.iter().any(|hidden| beneath(&hidden)) {
             return stays("a directory that holds hidden credentials stays in place");
+        }
+        if self.sockets.iter().any(|socket| socket.len() > path.len() && covers(path, socket)) {
+            return stays("a directory that holds a granted socket stays in place");
         }
         // What a private tree holds has its rules from where it is: moved with
         // the directory above it, a writable root would be taken for private.

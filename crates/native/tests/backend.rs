@@ -69,7 +69,9 @@ fn drain(events: &Receiver<AttemptEvent>) -> (AttemptEnd, Vec<Denial>) {
         match events.recv_timeout(Duration::from_secs(30)).expect("the attempt ends") {
             AttemptEvent::Denied(denial) | AttemptEvent::Breached(denial) => denials.push(denial),
             AttemptEvent::Executed { .. } | AttemptEvent::Connection(_) => {}
-            AttemptEvent::Held { .. } | AttemptEvent::Withdrawn(_) => panic!("it was not told to hold"),
+            AttemptEvent::Held { .. } | AttemptEvent::Withdrawn(_) | AttemptEvent::Stopped(_) => {
+                panic!("it was not told to hold")
+            }
             AttemptEvent::Ended(end) => return (end, denials),
         }
     }

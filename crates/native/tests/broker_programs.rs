@@ -246,6 +246,131 @@ fn sockets_of_the_host_are_refused_and_own_ones_work() {
     }
 }
 
+/// Binds `own`, takes the name away and brings the host's socket there in the way that
+/// `$ARGV[0]` says; then connects to the name. What it printed.
+const PERL_SWAP: &str = r#"perl -MSocket -e '
+    my ($how, $host) = @ARGV;
+    socket(S,AF_UNIX,SOCK_STREAM,0); bind(S,sockaddr_un("d/own")) or die "bind $!";
+    listen(S,1); close(S);
+    my $number = sub { my ($f, $g, $flags) = @_; syscall(316, -100, $f, -100, $g, $flags) };
+    if ($how eq "rename") { unlink("d/own"); rename($host, "d/own") }
+    if ($how eq "link") { unlink("d/own"); link($host, "d/own") }
+    if ($how eq "exchange") { my ($f, $g) = ($host, "d/own"); $number->($f, $g, 2) }
+    if ($how eq "directory") { unlink("d/own"); rename("d", "gone"); symlink("h", "d") }
+    if ($how eq "moved") { unlink("d/own"); rename("d", "gone"); rename("h", "d") }
+    socket(C,AF_UNIX,SOCK_STREAM,0);
+    if (connect(C,sockaddr_un("d/own"))) { print "connected" } else { print "refused" }'"#;
+
+/// The attack whose name a socket of the run's own had: what is connected to is
+/// compared, never how it is called.
+#[test]
+fn a_socket_of_the_host_under_a_name_that_the_run_has_bound_is_refused() {
+    if !have("perl") {
+        return;
+    }
+    for level in LEVELS {
+        for how in ["rename", "link", "exchange", "directory", "moved"] {
+            let host = if matches!(how, "directory" | "moved") { "h/own" } else { "host.sock" };
+            let furnished = || {
+                let scene = Scene::bare("swapped");
+                for directory in ["d", "h"] {
+                    fs::create_dir(scene.workspace().join(directory)).unwrap();
+                }
+                let listener = UnixListener::bind(scene.workspace().join(host)).unwrap();
+                (scene, listener)
+            };
+            let (scene, listener) = furnished();
+            let workspace = scene.workspace();
+            let ran = run_brokered(&shell(level, &workspace, &format!("{PERL_SWAP} {how} {host}")));
+            assert_eq!(ran.stdout, "refused", "{level} {how} {} {:#?}", ran.stderr, ran.denied());
+            listener.set_nonblocking(true).unwrap();
+            assert!(listener.accept().is_err(), "{level} {how}");
+            // Without the sandbox it passes.
+            let (scene, _listener) = furnished();
+            let bare = std::process::Command::new("sh")
+                .args(["-c", &format!("{PERL_SWAP} {how} {host}")])
+                .current_dir(scene.workspace())
+                .output()
+                .unwrap();
+            let told = String::from_utf8_lossy(&bare.stdout).into_owned();
+            assert_eq!(told, "connected", "{level} {how} {}", String::from_utf8_lossy(&bare.stderr));
+        }
+    }
+}
+
+/// Processes and a thread that bind, move, link and connect for `$1` seconds: names that
+/// the run has bound change place with the host's socket, and the path of a bind changes
+/// in memory while the call is on its way.
+const PYTHON_RACE: &str = r#"
+import ctypes, os, socket, sys, threading, time
+end = time.time() + float(sys.argv[1])
+libc = ctypes.CDLL(None, use_errno=True)
+def quiet(call, *arguments):
+    try: call(*arguments)
+    except OSError: pass
+def binds():
+    n = 0
+    while time.time() < end:
+        n += 1
+        s = socket.socket(socket.AF_UNIX)
+        quiet(s.bind, "d/own"); quiet(s.listen); s.close()
+        if n % 2: quiet(os.unlink, "d/own")
+def moves():
+    while time.time() < end:
+        quiet(os.rename, "host.sock", "d/own"); quiet(os.rename, "d/own", "host.sock")
+        quiet(os.link, "host.sock", "d/own")
+        libc.renameat2(-100, b"host.sock", -100, b"d/own", 2)
+        quiet(os.rename, "d", "e"); quiet(os.symlink, "h", "d"); quiet(os.unlink, "d"); quiet(os.rename, "h", "d")
+        quiet(os.rename, "d", "h"); quiet(os.rename, "e", "d")
+def connects():
+    while time.time() < end:
+        for name in ("d/own", "h/own", "e/own"):
+            c = socket.socket(socket.AF_UNIX); quiet(c.connect, name); c.close()
+def flips():
+    path = ctypes.create_string_buffer(b"\x01\x00.envrc\0", 110)
+    def flip():
+        while time.time() < end:
+            path[2:9] = b"xenvrc\0"; path[2:9] = b".envrc\0"
+    threading.Thread(target=flip).start()
+    while time.time() < end:
+        s = socket.socket(socket.AF_UNIX)
+        libc.bind(s.fileno(), path, 110); s.close()
+        quiet(os.unlink, "xenvrc")
+for each in (binds, moves, connects, flips):
+    if os.fork() == 0:
+        each(); os._exit(0)
+for _ in range(4): os.wait()
+print("raced")
+"#;
+
+/// Five seconds at each level; `STOCKADE_RACE_SECONDS` makes it longer.
+#[test]
+fn no_race_leads_to_a_socket_of_the_host_or_makes_a_protected_name() {
+    let Some(python) = ["/usr/bin/python3", "/usr/local/bin/python3"].into_iter().find(|path| Path::new(path).exists())
+    else {
+        return;
+    };
+    let seconds = std::env::var("STOCKADE_RACE_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(5_u32);
+    for level in LEVELS {
+        let scene = Scene::bare("raced");
+        let workspace = scene.workspace();
+        for directory in ["d", "h"] {
+            fs::create_dir(workspace.join(directory)).unwrap();
+        }
+        fs::write(workspace.join("race.py"), PYTHON_RACE).unwrap();
+        let listeners = ["host.sock", "h/own"].map(|name| UnixListener::bind(workspace.join(name)).unwrap());
+        let mut plan = shell(level, &workspace, &format!("{python} race.py {seconds}"));
+        plan.profile.filesystem.protect = vec![".envrc".to_owned()];
+        let ran = run_brokered(&plan);
+        assert_eq!(ran.stdout, "raced\n", "{level} {}", ran.stderr);
+        for listener in listeners {
+            listener.set_nonblocking(true).unwrap();
+            assert!(listener.accept().is_err(), "{level}: a socket of the host was reached");
+        }
+        assert!(fs::symlink_metadata(workspace.join(".envrc")).is_err(), "{level}: a protected name was made");
+    }
+}
+
 #[test]
 fn the_network_is_its_own_or_none() {
     if !have("perl") {

@@ -48,8 +48,9 @@ pub fn reset_for_exec() {
     }
 }
 
-/// A descriptor that becomes readable when a child ends (signalfd(2));
-/// SIGCHLD must be blocked.
+/// A descriptor that becomes readable when something becomes of a child, or the terminal
+/// that this process's session has hangs up (signalfd(2)); SIGCHLD and SIGHUP must be
+/// blocked.
 ///
 /// # Errors
 /// EMFILE, ENFILE, ENOMEM.
@@ -60,6 +61,7 @@ pub fn child_end_descriptor() -> Result<OwnedFd, Errno> {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);
         libc::sigaddset(&raw mut set, libc::SIGCHLD);
+        libc::sigaddset(&raw mut set, libc::SIGHUP);
         libc::signal(libc::SIGCHLD, libc::SIG_DFL);
         libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
     };
@@ -70,10 +72,12 @@ pub fn child_end_descriptor() -> Result<OwnedFd, Errno> {
     Ok(unsafe { owned(fd as usize) })
 }
 
-/// Empties a descriptor made by [`child_end_descriptor`].
-pub fn drain(descriptor: BorrowedFd<'_>) {
-    let mut buffer = [0_u8; 4 * size_of::<libc::signalfd_siginfo>()];
+/// Empties a descriptor made by [`child_end_descriptor`]. Whether the terminal has hung up.
+pub fn drain(descriptor: BorrowedFd<'_>) -> bool {
+    // SAFETY: plain data; all zeroes is a valid value.
+    let mut heard: [libc::signalfd_siginfo; 4] = unsafe { std::mem::zeroed() };
     // SAFETY: the buffer is ours and as long as said; the descriptor does not
-    // block, so one read suffices.
-    unsafe { libc::read(descriptor.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) };
+    // block, and each of two signals is there once at most, so one read suffices.
+    unsafe { libc::read(descriptor.as_raw_fd(), heard.as_mut_ptr().cast(), size_of_val(&heard)) };
+    heard.iter().any(|one| one.ssi_signo == libc::SIGHUP as u32)
 }

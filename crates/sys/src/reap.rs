@@ -16,16 +16,6 @@ pub enum Ended {
     Signaled(i32),
 }
 
-impl Ended {
-    fn from_status(status: i32) -> Self {
-        if libc::WIFEXITED(status) {
-            Self::Exited(libc::WEXITSTATUS(status))
-        } else {
-            Self::Signaled(libc::WTERMSIG(status))
-        }
-    }
-}
-
 /// What processes used, from getrusage(2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Used {
@@ -35,20 +25,54 @@ pub struct Used {
     pub memory_peak_bytes: u64,
 }
 
-/// Reaps one child that has ended, without waiting. `None` while children
-/// remain but none has ended.
+/// What became of a child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Became {
+    /// It has ended, and was reaped.
+    Ended(Ended),
+    /// It was stopped by this signal, and stands still.
+    Stopped(i32),
+}
+
+/// Reaps one child that has ended, without waiting, or tells of one that was stopped.
+/// `None` while children remain but nothing became of any. One that has made this process
+/// its tracer (PTRACE_TRACEME) is let go, and goes on as if nobody traced it.
 ///
 /// # Errors
 /// ECHILD where there are no children.
-pub fn reap_any() -> Result<Option<(Pid, Ended)>, Errno> {
-    let mut status = 0;
-    // SAFETY: `status` is a valid out pointer.
-    let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG | libc::__WALL) };
-    match pid {
-        0 => Ok(None),
-        pid if pid < 0 => Err(last_errno()),
-        pid => Ok(Pid::from_raw(pid).map(|pid| (pid, Ended::from_status(status)))),
+pub fn reap_any() -> Result<Option<(Pid, Became)>, Errno> {
+    loop {
+        // SAFETY: siginfo_t is plain data; all zeroes is a valid value.
+        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        let options = libc::WEXITED | libc::WSTOPPED | libc::WNOHANG | libc::__WALL;
+        // SAFETY: `info` is a valid out pointer.
+        if unsafe { libc::waitid(libc::P_ALL, 0, &raw mut info, options) } < 0 {
+            return Err(last_errno());
+        }
+        // SAFETY: waitid succeeded, so the SIGCHLD fields are the ones in use (or
+        // all zero where nothing became of any).
+        let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
+        let Some(pid) = Pid::from_raw(pid) else { return Ok(None) };
+        let became = match info.si_code {
+            libc::CLD_EXITED => Became::Ended(Ended::Exited(status)),
+            libc::CLD_KILLED | libc::CLD_DUMPED => Became::Ended(Ended::Signaled(status)),
+            libc::CLD_TRAPPED => {
+                stop_tracing(pid, status);
+                continue;
+            }
+            _ => Became::Stopped(status),
+        };
+        return Ok(Some((pid, became)));
     }
+}
+
+/// Lets a traced child go on with the signal that stopped it, but for the one that is sent
+/// for the tracer's sake (ptrace(2)).
+fn stop_tracing(child: Pid, signal: i32) {
+    let signal = if signal & 0x7f == libc::SIGTRAP { 0 } else { libc::c_long::from(signal) };
+    let nothing = std::ptr::null_mut::<libc::c_void>();
+    // SAFETY: it detaches from a child that is stopped, and takes no memory of ours.
+    unsafe { libc::ptrace(libc::PTRACE_DETACH, child.as_raw_nonzero().get(), nothing, signal) };
 }
 
 /// Reaps the child behind `pidfd`, without waiting. `None` while it runs.

@@ -51,18 +51,50 @@ pub fn fork() -> io::Result<Side> {
     Ok(Pid::from_raw(pid).map_or(Side::Child, Side::Parent))
 }
 
-/// Has a program begin a session of its own whose terminal is its standard input. It
-/// fails to start where that is none.
+/// Has a program begin a session of its own whose terminal is the first of its standard
+/// streams that is one. It fails to start where none is.
 pub fn seat_at_terminal(command: &mut Command) {
     let seat = || {
         // SAFETY: it takes no pointer. What it returns is not looked at: gVisor's kernel
         // gives 0 where the manual says the session.
         unsafe { raw(libc::SYS_setsid, [0; 6]) }?;
-        Ok(rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?)
+        Ok(take_terminal()?)
     };
-    // SAFETY: it runs between fork and exec, and makes two system calls: it allocates
+    // SAFETY: it runs between fork and exec, and makes system calls alone: it allocates
     // nothing, takes no lock, and changes no memory of this process.
     unsafe { command.pre_exec(seat) };
+}
+
+/// Makes the first of the standard streams that is a terminal the controlling one of this
+/// process's session. System calls alone.
+///
+/// # Errors
+/// ENOTTY where none is one, EPERM where another session has it.
+pub fn take_terminal() -> Result<(), crate::Errno> {
+    use rustix::stdio::{stderr, stdin, stdout};
+    let mut failed = crate::Errno::NOTTY;
+    for stream in [stdin(), stdout(), stderr()] {
+        match rustix::process::ioctl_tiocsctty(stream) {
+            Ok(()) => return Ok(()),
+            Err(crate::Errno::NOTTY) => {}
+            Err(errno) => failed = errno,
+        }
+    }
+    Err(failed)
+}
+
+/// Begins a process group of this process's own, in the foreground of the session's
+/// terminal, which is one of the standard streams. SIGTTOU has to be blocked. System calls
+/// alone.
+///
+/// # Errors
+/// Where no standard stream is that terminal.
+pub fn lead_foreground() -> Result<(), crate::Errno> {
+    use rustix::stdio::{stderr, stdin, stdout};
+    rustix::process::setpgid(None, None)?;
+    let own = rustix::process::getpid();
+    let of_streams = [stdin(), stdout(), stderr()].map(|stream| rustix::termios::tcsetpgrp(stream, own));
+    if of_streams.iter().any(Result::is_ok) { Ok(()) } else { of_streams[0] }
 }
 
 /// Replaces every variable of this process by these: those of whoever it goes on

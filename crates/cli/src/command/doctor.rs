@@ -322,6 +322,7 @@ fn watch(events: &Receiver<AttemptEvent>, seen: &mut Seen) {
                 AttemptEvent::Executed { .. }
                 | AttemptEvent::Held { .. }
                 | AttemptEvent::Withdrawn(_)
+                | AttemptEvent::Stopped(_)
                 | AttemptEvent::Connection(_),
             ) => {}
             Err(_) => return,

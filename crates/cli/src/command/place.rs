@@ -10,7 +10,9 @@ use stockade_model::{CallerApproval, Grant, Limits, RawText, Request};
 use stockade_native::NativeBackend;
 use stockade_native::launch::Nursery;
 
+use crate::failure::Failure;
 use crate::meaning::Meant;
+use crate::places;
 use crate::places::State;
 
 /// What of the caller's environment means the same inside.
@@ -49,7 +51,13 @@ pub struct Inside {
 
 impl Place {
     /// The same run, with the paths that are meant there.
-    pub fn within(&self, mut meant: Meant) -> Meant {
+    ///
+    /// # Errors
+    /// Where a run of root's would work in what holds the system.
+    pub fn within(&self, mut meant: Meant) -> Result<Meant, Failure> {
+        if matches!(self, Self::Own(_)) && rustix::process::geteuid().is_root() {
+            places::refuse_system(&meant.workspace, "the workspace")?;
+        }
         if let Self::Lasting(inside) = self {
             meant.cwd = INSIDE_WORKSPACE.into();
             meant.workspace = INSIDE_WORKSPACE.into();
@@ -57,7 +65,7 @@ impl Place {
             meant.grants.extend(inside.grants.iter().cloned());
             meant.limits.lower_to(&inside.limits);
         }
-        meant
+        Ok(meant)
     }
 
     /// Powers that each command there has.
@@ -73,6 +81,14 @@ impl Place {
         match self {
             Self::Own(_) => &meant.workspace,
             Self::Lasting(inside) => &inside.workspace,
+        }
+    }
+
+    /// The workspace on the host of a sandbox that lasts.
+    pub fn inside(&self) -> Option<&Path> {
+        match self {
+            Self::Own(_) => None,
+            Self::Lasting(inside) => Some(&inside.workspace),
         }
     }
 

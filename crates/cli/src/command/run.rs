@@ -10,13 +10,14 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use stockade_audit::Log;
 use stockade_engine::real::RuleJudge;
 use stockade_engine::seams::{Recorder, SystemClock};
-use stockade_engine::{Approver, Engine, Io};
+use stockade_engine::{Approver, Engine, Interrupts, Io};
 use stockade_model::{
     Assessment, Command, Decision, Grant, Level, Outcome, RawText, Request, RequestId, Status, Tier, Verdict,
 };
 use stockade_native::HostBackend;
 use stockade_native::launch::Nursery;
 use stockade_policy::{BUILT_IN_NOTICE, Settings, resolve_profile};
+use stockade_sys::signals::Signals;
 use tracing::info_span;
 
 use super::detached::supervise::{self, Supervisor};
@@ -32,7 +33,7 @@ use crate::interrupts::{Heard, Taken};
 use crate::meaning::{self, Meant};
 use crate::memory::LateMemory;
 use crate::places::State;
-use crate::relay::{Given, Relay, Resizes};
+use crate::relay::{Given, Relay};
 use crate::timings::Timings;
 use crate::{exit, interrupts, render, terminal, trace};
 
@@ -52,7 +53,7 @@ pub fn run(typed: RunArgs, start: u64) -> Ended {
     }
     let here = |typed: &RunArgs| {
         let signals = interrupts::take()?;
-        let terminal = typed.tty.then(Resizes::take).transpose()?.map(Given::Relayed);
+        let terminal = Given::of(typed.tty)?;
         Ok(Front { signals, terminal, place: Place::Own(nursery(&typed.terms)), supervisor: None })
     };
     let (_, code) = complete(typed, id, here);
@@ -66,8 +67,8 @@ pub fn run(typed: RunArgs, start: u64) -> Ended {
 pub struct Front {
     /// Taken before any thread.
     pub signals: Taken,
-    /// Where the command gets one of its own.
-    pub terminal: Option<Given>,
+    /// The command's.
+    pub terminal: Given,
     /// Where its command is run.
     pub place: Place,
     /// Where nobody waits for the run.
@@ -118,7 +119,7 @@ fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failu
     }
     let place = front.place;
     let meant = info_span!("understand the request").in_scope(|| Meant::run(typed, &variable))?;
-    let meant = place.within(meant);
+    let meant = place.within(meant)?;
     let setting = info_span!("read the policy").in_scope(|| setting::load(place.workspace(&meant)))?;
     let state = State::open(&setting.sources.state_directory)?;
     info_span!("recover stages").in_scope(|| super::stage::recover(&state, Some(place.workspace(&meant))))?;
@@ -127,7 +128,7 @@ fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failu
     let configured_ms = setting.settings.approval_timeout_ms.value;
     let question_timeout_ms = meant.approval_timeout.map_or(configured_ms, meaning::milliseconds);
     terminal::leave_input_to_foreground().map_err(|e| Failure::new(format!("cannot set standard input: {e}")))?;
-    let Heard { interrupts, interrupter, wake } = front.signals.listen()?;
+    let Heard { interrupts, interrupter, wake, of_terminal } = front.signals.listen()?;
     let log: Arc<dyn Recorder> = Arc::new(info_span!("open the record").in_scope(|| Log::open(&state.audit()))?);
     let recorder = match &front.supervisor {
         Some(supervisor) => supervisor.oversee(&request, Arc::clone(&log))?,
@@ -143,10 +144,17 @@ fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failu
             Arc::new(Mutex::new(terminal.with_rules(Arc::clone(&lasting))))
         }
     };
+    let inside = place.inside().map(Path::to_owned);
     let backend = place.backend(&state);
     let sandbox_backend = backend.name();
     let engine = Engine {
-        judge: Arc::new(RuleJudge { stage: meant.stage, trace: meant.trace, sandbox_backend, ..setting.judge() }),
+        judge: Arc::new(RuleJudge {
+            stage: meant.stage,
+            trace: meant.trace,
+            inside,
+            sandbox_backend,
+            ..setting.judge()
+        }),
         backend,
         host: Some(Arc::new(HostBackend)),
         approver,
@@ -161,18 +169,28 @@ fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failu
         let of_input = Engine { recorder: log, ..engine.clone() };
         supervisor.serve(interrupter, of_input, setting.judge(), &request)?;
     }
-    let relay = front.terminal.map(Relay::begin).transpose()?;
-    let io = match &relay {
-        Some(_) => Io::Terminal,
-        None if captured => captured_io(&setting, &request),
-        None => Io::Inherit,
-    };
+    let is_captured = captured && !matches!(front.terminal, Given::Held(_));
+    let captured = is_captured.then(|| captured_io(&setting, &request));
     let command = request.command.clone();
-    let outcome = engine.run(request, io, interrupts);
+    let outcome = run_at_terminal(&engine, request, (front.terminal, of_terminal), captured, interrupts)?;
+    keep_rules(&lasting, &command, &outcome, &setting.settings);
+    Ok(outcome)
+}
+
+/// Runs it with a terminal of its own, where it is to have one.
+fn run_at_terminal(
+    engine: &Engine,
+    request: Request,
+    (given, of_terminal): (Given, Signals),
+    captured: Option<Io>,
+    interrupts: Interrupts,
+) -> Result<Outcome, Failure> {
+    let relay = Relay::begin(given, of_terminal, !engine.backend.mixes_streams())?;
+    let io = captured.unwrap_or(if relay.is_some() { Io::Terminal } else { Io::Inherit });
+    let outcome = engine.run(request, io, interrupts.standing_still(terminal::suspend));
     if let Some(relay) = relay {
         relay.end();
     }
-    keep_rules(&lasting, &command, &outcome, &setting.settings);
     Ok(outcome)
 }
 

@@ -298,6 +298,18 @@ impl Key {
         })
     }
 
+    /// The word to type in its place; the rarer ones have none.
+    pub fn word(self) -> Option<&'static str> {
+        Some(match self {
+            Self::Once => "once",
+            Self::Session => "session",
+            Self::Always => "always",
+            Self::No => "no",
+            Self::Never => "never",
+            Self::Times | Self::Until => return None,
+        })
+    }
+
     fn meaning(self, held: bool) -> &'static str {
         match self {
             Self::Once if held => "yes, and for the same until this run ends",
@@ -323,6 +335,13 @@ pub fn prompt(keys: &[Key]) -> String {
 pub fn word_prompt(style: Style) -> String {
     let ask = style.paint(Color::Red, "type");
     format!("  {ask} {UNSANDBOXED_WORD} and Enter to allow it once; anything else refuses > ")
+}
+
+/// The line that waits for one of the words, where no key can be told from what the
+/// terminal sends by itself.
+pub fn words_prompt(keys: &[Key]) -> String {
+    let words: Vec<_> = keys.iter().filter_map(|key| key.word()).collect();
+    format!("  allow?  type {} and Enter > ", words.join(", "))
 }
 
 /// What each key means.

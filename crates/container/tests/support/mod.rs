@@ -84,21 +84,29 @@ impl Engine {
         command.stdin(Stdio::null()).output().unwrap()
     }
 
+    /// Where the files of its containers are.
+    fn accounts(&self) -> PathBuf {
+        self.place.path().join("accounts")
+    }
+
     pub fn sandboxes(&self) -> ContainerSandboxes {
         self.sandboxes_of("tests")
     }
 
     pub fn sandboxes_of(&self, owner: &str) -> ContainerSandboxes {
-        let accounts = self.place.path().join("accounts");
-        let settings =
-            Settings { socket: Some(self.socket()), launcher: launcher(), accounts, owner: owner.to_owned() };
+        let settings = Settings {
+            socket: Some(self.socket()),
+            launcher: launcher(),
+            accounts: self.accounts(),
+            owner: owner.to_owned(),
+        };
         ContainerSandboxes::new(self.kind, settings)
     }
 
     /// A program that runs one command in a sandbox, with streams of its own.
     pub fn one_command(&self, plan: &SandboxPlan, io: &str, script: &str) -> Command {
         let mut command = Command::new(example("one_command"));
-        command.arg(self.socket()).arg(self.image.as_str()).arg(plan.id.as_str());
+        command.arg(self.socket()).arg(self.accounts()).arg(self.image.as_str()).arg(plan.id.as_str());
         command.arg(&plan.workspace).arg(&plan.home).arg(launcher()).args([io, script]);
         command
     }
@@ -108,7 +116,7 @@ impl Engine {
     /// launcher and its walls; else of a container without a filter of system calls.
     pub fn lets_make_namespaces(&self, sandbox: Option<&SandboxPlan>) -> bool {
         let attempt = ["/bin/unshare", "-U", "/bin/true"];
-        let made = match sandbox {
+        let attempted = || match sandbox {
             Some(plan) => self.own_command(&[&["exec", &format!("stockade-{}", plan.id)], &attempt[..]].concat()),
             None => {
                 let bare = ["run", "--rm", "--network=none", "--cap-drop=ALL", "--user=1000:1000"];
@@ -117,6 +125,13 @@ impl Engine {
                 self.own_command(&[&bare[..], &options, &[self.image.as_str()], &attempt].concat())
             }
         };
+        let mut made = attempted();
+        // Podman may lose how one ended.
+        for _ in 0..3 {
+            if String::from_utf8_lossy(&made.stderr).contains("Cannot get exit code") {
+                made = attempted();
+            }
+        }
         let said = String::from_utf8_lossy(&made.stderr);
         assert!(made.status.success() || said.contains("unshare(0x10000000)"), "{said}");
         made.status.success()
@@ -291,7 +306,10 @@ pub fn drain(events: &Receiver<AttemptEvent>) -> (AttemptEnd, Vec<Denial>) {
     loop {
         match events.recv_timeout(PATIENCE).expect("the attempt ends") {
             AttemptEvent::Denied(denial) | AttemptEvent::Breached(denial) => denials.push(denial),
-            AttemptEvent::Executed { .. } | AttemptEvent::Connection(_) | AttemptEvent::Withdrawn(_) => {}
+            AttemptEvent::Executed { .. }
+            | AttemptEvent::Connection(_)
+            | AttemptEvent::Withdrawn(_)
+            | AttemptEvent::Stopped(_) => {}
             AttemptEvent::Held { .. } => panic!("it was not told to hold"),
             AttemptEvent::Ended(end) => return (end, denials),
         }

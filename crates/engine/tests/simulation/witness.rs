@@ -638,6 +638,7 @@ impl Witness {
     fn context(&self, plan: &Plan) -> GrantContext {
         GrantContext {
             workspace: plan.workspace.clone(),
+            directory: Digest::of_fields("stockade-workspace-1", []),
             profile: plan.profile.name.clone(),
             level: plan.level,
             policy: self.config.policy.clone(),

@@ -229,10 +229,8 @@ impl Service {
             }
             Ok(Step::Link(_)) => self.refuse_changed(id, who, asked),
             Ok(step) => {
-                match &call.deed {
-                    Deed::Bind { place, .. } => self.note_bound(place),
-                    Deed::Run(start) => self.executed(who.pid, &start.object),
-                    _ => {}
+                if let Deed::Run(start) = &call.deed {
+                    self.executed(who.pid, &start.object);
                 }
                 self.finish(id, step);
             }

@@ -52,6 +52,7 @@ mod sockets;
 mod straight;
 mod table;
 mod targets;
+mod terminals;
 mod view;
 mod walk;
 

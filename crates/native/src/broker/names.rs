@@ -211,9 +211,9 @@ impl Service {
             .permit_old(from, Operation::Rename)
             .and_then(|one| Ok((one, self.permit_old(to, Operation::Rename)?)))
             .and_then(|both| {
-                self.permit_carried(&moved, from, to)?;
+                self.permit_moved(&moved, from, to)?;
                 match new.step() {
-                    Ok(other) if exchange => self.permit_carried(&other, to, from)?,
+                    Ok(other) if exchange => self.permit_moved(&other, to, from)?,
                     _ => {}
                 }
                 Ok(both)
@@ -229,6 +229,12 @@ impl Service {
                 Err(failure)
             }
         }
+    }
+
+    /// May what is held get the name `to` in the place of `from`?
+    fn permit_moved(&self, moved: &OwnedFd, from: &[u8], to: &[u8]) -> Result<(), Failure> {
+        self.permit_socket_object(&fstat(moved)?, from, Operation::Rename)?;
+        self.permit_carried(moved, from, to)
     }
 
     /// A directory is not moved where that would make or unmake a protected
@@ -272,6 +278,7 @@ impl Service {
             return Err(if is_there { Errno::EXIST } else { Errno::PERM }.into());
         }
         let of_source = self.permit_source(source, &to)?;
+        self.permit_socket_object(&source.stat, &source.path, Operation::Link)?;
         if verdict != of_source && !new.special {
             return Err(Errno::XDEV.into());
         }

@@ -11,6 +11,7 @@ use super::caller::Caller;
 use super::deed::{Deed, Step, Work};
 use super::service::{Failure, Reply, Service, native_access, refused};
 use super::table::{Shape, only_reads};
+use super::terminals::is_of_terminals;
 use super::walk::{Beyond, Object, Place, Walk};
 use crate::powers::{Refusal, Verdict};
 
@@ -37,9 +38,8 @@ const KNOWN_FLAGS: i32 = 3
 const TMPFILE: i32 = libc::O_TMPFILE & !libc::O_DIRECTORY;
 const SET_ID: u32 = 0o6000;
 /// Device nodes that the floor lets everybody write to.
-const OPEN_DEVICES: [&[u8]; 7] =
-    [b"/dev/null", b"/dev/zero", b"/dev/full", b"/dev/random", b"/dev/urandom", b"/dev/tty", b"/dev/ptmx"];
-const TERMINALS: &[u8] = b"/dev/pts/";
+const OPEN_DEVICES: [&[u8]; 6] =
+    [b"/dev/null", b"/dev/zero", b"/dev/full", b"/dev/random", b"/dev/urandom", b"/dev/tty"];
 
 /// One open, as it was asked for, its mode masked.
 #[derive(Clone, Copy)]
@@ -74,6 +74,11 @@ impl Wish {
     /// Nothing needs a look at what is there first.
     pub(super) fn is_plain(self) -> bool {
         !self.only_reads() && !self.has(TMPFILE) && self.mode.bits() & SET_ID == 0
+    }
+
+    /// It is to be opened without waiting, and so are its reads and writes.
+    pub(super) fn waits_not(self) -> bool {
+        self.has(libc::O_NONBLOCK)
     }
 
     /// Opening changes something by itself.
@@ -235,7 +240,12 @@ impl Service {
             FileType::Symlink => return Ok(Step::Link(held)),
             FileType::Directory => return Err(Errno::ISDIR.into()),
             FileType::Socket => return Err(Errno::NXIO.into()),
-            FileType::CharacterDevice if is_open_device(path) => return Ok(Step::Done(Reply::Continue)),
+            FileType::CharacterDevice if is_open_device(path) => {
+                return match self.may_open_by_itself(path) {
+                    true => Ok(Step::Done(Reply::Continue)),
+                    false => self.open_other(&held, path, wish),
+                };
+            }
             _ => {}
         }
         native_access(&held, wish.access())?;
@@ -258,6 +268,9 @@ impl Service {
         match object.kind() {
             FileType::Directory => return Err(Errno::ISDIR.into()),
             FileType::Socket => return Err(Errno::NXIO.into()),
+            FileType::CharacterDevice if !self.may_open_by_itself(&object.path) => {
+                return self.open_other(&object.fd, &object.path, wish);
+            }
             FileType::CharacterDevice if is_open_device(&object.path) && !self.is_own_stream(object) => {
                 return Ok(Step::Done(Reply::Continue));
             }
@@ -330,7 +343,7 @@ fn kernel_files() -> Refusal {
 }
 
 pub(super) fn is_open_device(path: &[u8]) -> bool {
-    OPEN_DEVICES.contains(&path) || path.starts_with(TERMINALS)
+    OPEN_DEVICES.contains(&path) || is_of_terminals(path)
 }
 
 /// Gives the descriptor the flags that the caller asked for.

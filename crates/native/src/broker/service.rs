@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Access, AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Uid, accessat, openat2};
+use rustix::fs::{Access, AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Stat, Uid, accessat, openat2};
 use stockade_egress::Dialling;
 use stockade_model::{Layer, Level, Operation};
 use stockade_sys::notify::{Answer, Notifier, Request};
@@ -28,7 +28,8 @@ use super::pool::Pool;
 use super::reads::Reads;
 use super::straight::Roots;
 use super::table::{Shape, notify_table};
-use super::walk::{Object, Place, Walk};
+use super::terminals::Terminals;
+use super::walk::{self, Kin, Object, Place, Walk};
 use super::{BrokerError, BrokerEvent, BrokerReport, Order, step};
 use crate::launch::may_map_for_others;
 use crate::powers::{Powers, Refusal, Verdict};
@@ -74,7 +75,9 @@ pub(super) struct First {
     /// Standard streams that are open for writing, by device and inode.
     pub streams: Vec<(u64, u64)>,
     /// Parent of the first process.
-    pub keeper: Option<u32>,
+    pub keeper: u32,
+    /// The first process, as it numbers itself.
+    pub process: u32,
     /// Where the short way of an open starts.
     pub roots: Roots,
 }
@@ -104,8 +107,10 @@ pub(super) struct Service {
     pub way: Option<Arc<WayOut>>,
     /// What a traced run reads.
     pub reads: Option<RefCell<Reads>>,
-    /// Where the run has bound sockets.
+    /// The sockets that the run has bound to paths.
     pub bound: Bound,
+    /// Terminals that the run has made.
+    pub terminals: Terminals,
     /// Calls that other threads answer, by notification.
     parked: HashMap<u64, Parked>,
     /// Calls that wait for an answer.
@@ -157,6 +162,7 @@ impl Service {
             way,
             reads,
             bound,
+            terminals: Terminals::default(),
             parked: HashMap::new(),
             holds: holding::table(),
             holds_calls,
@@ -326,15 +332,14 @@ impl Service {
                 return Ok(Step::Done(Reply::Continue));
             }
             Shape::Listen => return self.listen(caller),
+            Shape::OfProcess { index } => return self.of_process(caller, index),
             Shape::InternetSocket => return Err(Failure::Refused(no_internet(caller))),
             Shape::NotImplemented => return Err(Errno::NOSYS.into()),
         };
         let deed = asked.insert(deed);
         let step = self.perform(caller.request.id, deed)?;
-        match deed {
-            Deed::Bind { place, .. } => self.note_bound(place),
-            Deed::Run(start) => self.executed(Some(self.process_of(caller)), &start.object),
-            _ => {}
+        if let Deed::Run(start) = deed {
+            self.executed(Some(self.process_of(caller)), &start.object);
         }
         Ok(step)
     }
@@ -399,7 +404,7 @@ impl Service {
         self.must_still_wait(caller)?;
         self.threads.first_mask(identity.umask);
         let roots = Roots::new(root.as_fd(), &self.powers);
-        self.first = Some(First { root, streams, keeper: Some(identity.parent), roots });
+        self.first = Some(First { root, streams, keeper: identity.parent, process: identity.own_process, roots });
         self.follow_rules();
         Ok(())
     }
@@ -409,7 +414,21 @@ impl Service {
     pub fn walk<'a>(&'a self, caller: &'a Caller) -> Result<Walk<'a>, Errno> {
         self.must_still_wait(caller)?;
         let first = self.first.as_ref().ok_or(Errno::ACCESS)?;
-        Ok(Walk::new(caller, first.root.as_fd(), self.level, first.keeper))
+        let kin = match self.level {
+            Level::Full if self.powers.is_inside() => Kin::Of(first.process),
+            Level::Full => Kin::All,
+            Level::Restricted | Level::None => Kin::Below(first.keeper),
+        };
+        Ok(Walk::new(caller, first.root.as_fd(), kin))
+    }
+
+    /// Lets a call go on that does something to a process or thread of the run's own.
+    fn of_process(&self, caller: &Caller, index: usize) -> Result<Step, Failure> {
+        let first = self.first.as_ref().ok_or(Errno::ACCESS)?;
+        if walk::descends(caller.unsigned(index), first.keeper, &walk::status_on_host) {
+            return Ok(Step::Done(Reply::Continue));
+        }
+        Err(Errno::PERM.into())
     }
 
     pub fn must_still_wait(&self, caller: &Caller) -> Result<(), Errno> {
@@ -440,7 +459,12 @@ impl Service {
     /// Whether an object that was reached by a descriptor is one of the run's
     /// own standard streams, open for writing.
     pub fn is_own_stream(&self, object: &Object) -> bool {
-        let key = (object.stat.st_dev, object.stat.st_ino);
+        self.is_stream(&object.stat)
+    }
+
+    /// The same, of a file.
+    pub fn is_stream(&self, stat: &Stat) -> bool {
+        let key = (stat.st_dev, stat.st_ino);
         self.first.as_ref().is_some_and(|first| first.streams.contains(&key))
     }
 

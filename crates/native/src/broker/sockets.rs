@@ -1,23 +1,25 @@
 //! Connecting and binding sockets.
 //!
 //! A connect is made on a copy of the caller's socket with the broker's copy of
-//! the address, and to the very socket file that was decided on. A bind goes on
-//! by itself where the floor decides; where a power was added later, the floor
-//! knows nothing of it, and the bind is made on behalf.
+//! the address, and to the very socket file that was decided on. A bind of a path is made
+//! on behalf, but in a private tree, where the floor lets the run make what it likes and
+//! nowhere else: a call that went on could have been given another path meanwhile. What
+//! was bound is held (`bound.rs`).
 
 use std::ffi::{CString, OsStr};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rustix::fs::{Access, FileType, Mode, OFlags, fcntl_getfl, fstat};
+use rustix::fs::{Access, FileType, Mode, OFlags, Stat, fcntl_getfl, fstat};
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketType};
 use stockade_model::{Level, Operation};
 use stockade_sys::notify::Answer;
 use stockade_sys::{Errno, actor, resolve};
 
+use super::bound::MAX_BOUND;
 use super::caller::Caller;
 use super::connects::plain;
 use super::deed::{Deed, Step, Work};
@@ -127,12 +129,18 @@ impl Service {
         if object.kind() != FileType::Socket {
             return Err(Errno::CONNREFUSED.into());
         }
-        if object.place.as_ref().is_some_and(|place| self.was_bound(place)) {
+        self.permit_socket_object(&object.stat, &object.path, Operation::Connect)
+    }
+
+    /// A socket that the run has not bound itself is neither connected to nor given
+    /// another name without a grant: a power over sockets is one over a path.
+    pub(super) fn permit_socket_object(&self, stat: &Stat, path: &[u8], operation: Operation) -> Result<(), Failure> {
+        if FileType::from_raw_mode(stat.st_mode) != FileType::Socket || self.bound.has(stat) {
             return Ok(());
         }
-        match self.powers.socket(Path::new(OsStr::from_bytes(&object.path))) {
+        match self.powers.socket(Path::new(OsStr::from_bytes(path))) {
             Verdict::Allow | Verdict::Private => Ok(()),
-            Verdict::Refuse(refusal) => Err(refused(Operation::Connect, &object.path, refusal)),
+            Verdict::Refuse(refusal) => Err(refused(operation, path, refusal)),
         }
     }
 
@@ -213,40 +221,52 @@ impl Service {
         Ok(Step::zero())
     }
 
-    /// Lets a bind go on where the floor allows it, and makes it on behalf where
-    /// the power was added later.
+    /// Binds on behalf, and holds the socket that was made. In a private tree of the
+    /// floor's the call goes on.
     pub(super) fn bind(&self, socket: &OwnedFd, place: &Place, mask: Mode) -> Result<Step, Failure> {
         if place.special || place.step().is_ok() {
             return Err(Errno::ADDRINUSE.into());
         }
         let path = place.path();
-        if let Verdict::Refuse(refusal) = self.decide(Operation::Bind, &path) {
-            native_access(&place.directory.fd, Access::WRITE_OK | Access::EXEC_OK)?;
-            return Err(refused(Operation::Bind, &path, refusal));
+        match self.decide(Operation::Bind, &path) {
+            Verdict::Refuse(refusal) => {
+                native_access(&place.directory.fd, Access::WRITE_OK | Access::EXEC_OK)?;
+                return Err(refused(Operation::Bind, &path, refusal));
+            }
+            Verdict::Private if self.powers.floor_allows(&path) => return Ok(Step::Done(Reply::Continue)),
+            Verdict::Private | Verdict::Allow => {}
         }
-        let in_own_view = self.powers.was_added(&path) && !self.powers.is_staged(&path);
-        if !in_own_view && !self.powers.is_unattached(&path) {
-            return Ok(Step::Done(Reply::Continue));
+        if !self.bound.has_room() {
+            let rule = format!("no more than {MAX_BOUND} sockets with a path at a time");
+            return Err(refused(Operation::Bind, &path, Refusal { rule, grant: None }));
         }
-        let directory = own_directory(&place.directory)?;
-        actor::bind(socket.as_fd(), &address_in(&directory, place, &path))?;
+        let directory = self.through(place, &path);
+        self.bind_at(socket, place, &path, directory.as_fd())?;
+        // Where the directory was moved meanwhile the socket is elsewhere, and nobody's.
+        let made = resolve::step(directory.as_fd(), &place.name).map_err(|_| Errno::ACCESS)?;
+        let stat = fstat(&made)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
+            return Err(Errno::ACCESS.into());
+        }
         // The umask of the broker is 0. Nobody can connect before it listens.
-        let made = resolve::step(directory.as_fd(), &place.name)?;
-        let mode = Mode::from_raw_mode(fstat(&made)?.st_mode) - mask;
+        let mode = Mode::from_raw_mode(stat.st_mode) - mask;
         actor::chmod(made.as_fd(), mode.bits())?;
+        self.bound.hold(made)?;
         Ok(Step::zero())
     }
 
-    /// Remembers whose socket will stand at `place`.
-    pub(super) fn note_bound(&self, place: &Place) {
-        self.bound.note(place);
-    }
-
-    /// Whether the run itself has bound a socket here, where nothing was. (It
-    /// may have failed: then a socket that the host later makes under this very
-    /// name, in a place the run may write, is taken for the run's own.)
-    fn was_bound(&self, place: &Place) -> bool {
-        self.bound.has(place)
+    /// Binds to `place`, as whoever asks for the address will be told: its path without
+    /// links where the front has the same directory there, which the run moves by this
+    /// very thread alone. Otherwise the address leads there by the descriptor.
+    fn bind_at(&self, socket: &OwnedFd, place: &Place, path: &[u8], held: BorrowedFd<'_>) -> Result<(), Errno> {
+        let is_own = !self.powers.is_staged(path) && own_directory(&place.directory).is_ok();
+        let address = if is_own && path.len() <= MAX_UNIX_PATH {
+            unix_address(path)
+        } else {
+            let by_descriptor = resolve::DescriptorPath::new(held);
+            unix_address(&[by_descriptor.as_c_str().to_bytes(), b"/", place.name.as_bytes()].concat())
+        };
+        actor::bind(socket.as_fd(), &address)
     }
 }
 
@@ -292,25 +312,11 @@ fn internet(host: Option<IpAddr>, address: &[u8]) -> Peer {
 
 /// A unix address that leads to exactly what `fd` holds.
 fn held_address(fd: &OwnedFd) -> Vec<u8> {
-    let mut address = AddressFamily::UNIX.as_raw().to_ne_bytes().to_vec();
-    address.extend_from_slice(resolve::DescriptorPath::new(fd.as_fd()).as_c_str().to_bytes_with_nul());
-    address
+    unix_address(resolve::DescriptorPath::new(fd.as_fd()).as_c_str().to_bytes())
 }
 
-/// A unix address of `place`, as whoever asks for it will be told. It is where
-/// `directory` was found without links; one that is too long leads there by the
-/// descriptor.
-fn address_in(directory: &OwnedFd, place: &Place, path: &[u8]) -> Vec<u8> {
-    let mut address = AddressFamily::UNIX.as_raw().to_ne_bytes().to_vec();
-    if path.len() <= MAX_UNIX_PATH {
-        address.extend_from_slice(path);
-    } else {
-        address.extend_from_slice(resolve::DescriptorPath::new(directory.as_fd()).as_c_str().to_bytes());
-        address.push(b'/');
-        address.extend_from_slice(place.name.as_bytes());
-    }
-    address.push(0);
-    address
+fn unix_address(path: &[u8]) -> Vec<u8> {
+    [&AddressFamily::UNIX.as_raw().to_ne_bytes(), path, b"\0"].concat()
 }
 
 #[cfg(test)]

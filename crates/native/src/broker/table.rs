@@ -99,6 +99,8 @@ pub(crate) enum Shape {
     Umask,
     /// `listen(socket, backlog)`.
     Listen,
+    /// What is done to the process or thread whose number is this argument.
+    OfProcess { index: usize },
     /// A call that is refused and recorded: `socket` of an internet family.
     InternetSocket,
     /// Answered "not implemented": programs fall back to a call listed here.
@@ -144,6 +146,11 @@ const METADATA: &str = "Landlock does not mediate modes, owners, times and attri
 const TRACED: &str = "what a traced run reads is recorded; the kernel carries it out, and the floor decides";
 const NO_NAMESPACE: &str = "no network namespace stands behind it";
 const NEWER: &str = "a newer form of a call that the broker does";
+
+const OTHERS: &str = "without a PID namespace it could be another of the user's processes";
+/// Zero is the caller itself.
+const FIRST_IS_ANOTHER: &[ArgTest] = &[ArgTest { index: 0, mask: 0xffff_ffff, test: Test::AnyBit }];
+const SECOND_IS_ANOTHER: &[ArgTest] = &[ArgTest { index: 1, mask: 0xffff_ffff, test: Test::AnyBit }];
 
 macro_rules! trap {
     ($call:expr, $name:literal, $shape:expr, $reason:expr) => {
@@ -216,6 +223,12 @@ const WITHOUT_NAMESPACES: &[Trap] = &[
     trap!(libc::SYS_socket, "socket", Shape::InternetSocket, NO_NAMESPACE, FAMILY_INET),
     trap!(libc::SYS_socket, "socket", Shape::InternetSocket, NO_NAMESPACE, FAMILY_INET6),
     trap!(libc::SYS_listen, "listen", Shape::Listen, "whoever listens is on the host's network"),
+    trap!(libc::SYS_setpriority, "setpriority", Shape::OfProcess { index: 1 }, OTHERS, SECOND_IS_ANOTHER),
+    trap!(libc::SYS_ioprio_set, "ioprio_set", Shape::OfProcess { index: 1 }, OTHERS, SECOND_IS_ANOTHER),
+    trap!(libc::SYS_sched_setaffinity, "sched_setaffinity", Shape::OfProcess { index: 0 }, OTHERS, FIRST_IS_ANOTHER),
+    trap!(libc::SYS_sched_setparam, "sched_setparam", Shape::OfProcess { index: 0 }, OTHERS, FIRST_IS_ANOTHER),
+    trap!(libc::SYS_sched_setscheduler, "sched_setscheduler", Shape::OfProcess { index: 0 }, OTHERS, FIRST_IS_ANOTHER),
+    trap!(libc::SYS_sched_setattr, "sched_setattr", Shape::OfProcess { index: 0 }, OTHERS, FIRST_IS_ANOTHER),
 ];
 
 /// What a traced run is asked about besides.

@@ -6,10 +6,11 @@
 
 use std::cell::Cell;
 use std::ffi::{CStr, CString};
+use std::fs::File;
+use std::io::Read as _;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{FileType, Stat, fstat};
-use stockade_model::Level;
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, lstat, openat2};
 use stockade_sys::{Errno, resolve};
 
 use super::caller::Caller;
@@ -29,10 +30,7 @@ pub(super) const REMOVED: &[u8] = b" (deleted)";
 pub(super) struct Walk<'a> {
     pub caller: &'a Caller,
     pub root: BorrowedFd<'a>,
-    pub level: Level,
-    /// Parent of the run's first process: at level restricted, only processes
-    /// beneath it are looked into.
-    pub keeper: Option<u32>,
+    kin: Kin,
     links: Cell<u32>,
     steps: Cell<u32>,
 }
@@ -84,7 +82,7 @@ impl Object {
     /// Where what `fd` holds is, or was when it was removed.
     pub fn path_of(fd: &OwnedFd) -> Result<Vec<u8>, Errno> {
         let mut path = resolve::path_of(fd.as_fd())?;
-        if path.ends_with(REMOVED) {
+        if path.ends_with(REMOVED) && !ends_so_by_itself(&fstat(fd)?, &path) {
             path.truncate(path.len() - REMOVED.len());
         }
         Ok(path)
@@ -135,8 +133,8 @@ impl Place {
 }
 
 impl<'a> Walk<'a> {
-    pub fn new(caller: &'a Caller, root: BorrowedFd<'a>, level: Level, keeper: Option<u32>) -> Self {
-        Self { caller, root, level, keeper, links: Cell::new(0), steps: Cell::new(0) }
+    pub fn new(caller: &'a Caller, root: BorrowedFd<'a>, kin: Kin) -> Self {
+        Self { caller, root, kin, links: Cell::new(0), steps: Cell::new(0) }
     }
 
     /// The place that `path` names, taken from descriptor `start` where it is
@@ -319,12 +317,28 @@ impl<'a> Walk<'a> {
         if process == self.caller.identity()?.own_process {
             return Ok(());
         }
-        let inside = match self.level {
-            Level::Full => process != 1,
-            Level::Restricted | Level::None => self.keeper.is_some_and(|keeper| descends(process, keeper)),
+        let is_of_run = match self.kin {
+            Kin::All => process != 1,
+            Kin::Below(keeper) => descends(process, keeper, &status_on_host),
+            Kin::Of(first) => {
+                let status = |at| status_of(self.root, &format!("proc/{at}/status"));
+                process == first || descends(process, first, &status)
+            }
         };
-        if inside { Ok(()) } else { Err(Errno::ACCESS) }
+        if is_of_run { Ok(()) } else { Err(Errno::ACCESS) }
     }
+}
+
+/// The processes of a run: whose links in procfs it may follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kin {
+    /// All that it sees but the first, which is not the command's.
+    All,
+    /// The descendants of this one, as the host numbers it.
+    Below(u32),
+    /// This one and its descendants, as they see themselves: others beside them are other
+    /// commands'. What was adopted by another process is not known any more.
+    Of(u32),
 }
 
 /// Where a followed link leads.
@@ -337,6 +351,16 @@ pub(super) enum Beyond {
 
 fn start_copy(fd: impl AsFd) -> Result<OwnedFd, Errno> {
     rustix::io::fcntl_dupfd_cloexec(fd, 3)
+}
+
+/// Whether a name that ends like that of something removed is that of what is held. A
+/// directory has one name; a file may have others left, so this one is looked for.
+fn ends_so_by_itself(held: &Stat, path: &[u8]) -> bool {
+    match FileType::from_raw_mode(held.st_mode) {
+        _ if held.st_nlink == 0 => false,
+        FileType::Directory => true,
+        _ => lstat(path).is_ok_and(|found| (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino)),
+    }
 }
 
 /// Where a held directory is. A removed one is nowhere: nothing can be made
@@ -354,13 +378,29 @@ fn components(path: &[u8]) -> Vec<CString> {
     path.split(|b| *b == b'/').filter(|c| !c.is_empty()).rev().filter_map(|c| CString::new(c).ok()).collect()
 }
 
-/// Is `process` a descendant of `ancestor`, as the host numbers them?
-fn descends(process: u32, ancestor: u32) -> bool {
+/// The text of procfs about a process.
+fn status_of(root: BorrowedFd<'_>, path: &str) -> Option<String> {
+    /// More than the kernel writes, in bytes.
+    const MAX_STATUS: u64 = 64 << 10;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let file = openat2(root, path, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS).ok()?;
+    let mut text = String::new();
+    File::from(file).take(MAX_STATUS).read_to_string(&mut text).ok()?;
+    Some(text)
+}
+
+/// The same of one as the host numbers it.
+pub(super) fn status_on_host(process: u32) -> Option<String> {
+    status_of(CWD, &format!("/proc/{process}/status"))
+}
+
+/// Is `process` a descendant of `ancestor`, both numbered as in what `status` gives?
+pub(super) fn descends(process: u32, ancestor: u32, status: &dyn Fn(u32) -> Option<String>) -> bool {
     /// Deeper families are not believed.
     const MAX_GENERATIONS: u32 = 1000;
     let mut at = process;
     for _ in 0..MAX_GENERATIONS {
-        let Ok(status) = std::fs::read_to_string(format!("/proc/{at}/status")) else { return false };
+        let Some(status) = status(at) else { return false };
         let parent = status.lines().find_map(|l| l.strip_prefix("PPid:")).and_then(|v| v.trim().parse().ok());
         match parent {
             Some(parent) if parent == ancestor => return true,

@@ -24,7 +24,7 @@ use super::layout::{
 };
 use super::outfit::{NamedFile, Outfit};
 use super::presence::Presence;
-use super::restricted::{DEVICES, OPEN_DIRECTORIES, PrivateDirectory, Reads};
+use super::restricted::{DEVICES, OPEN_DIRECTORIES, PrivateDirectory, Reads, other_devices};
 use super::step::{ScratchEntry, Step, TempSize};
 
 /// A tree that only the run sees.
@@ -365,6 +365,7 @@ fn restricted(plan: &Plan, abi: u32, outfit: &Outfit) -> Result<Parts, LaunchErr
     // Nobody's files keep root from the disks. Walls around have few devices of their own.
     if !outfit.is_within_walls() {
         hidden.push(PathBuf::from("/dev"));
+        hidden.extend(other_devices());
     }
     let reads = if hidden.is_empty() { 0 } else { access::READ_FILE };
     // The broker connects on behalf; by itself the command reaches nobody.
@@ -385,10 +386,6 @@ fn restricted(plan: &Plan, abi: u32, outfit: &Outfit) -> Result<Parts, LaunchErr
     let mut missing = Vec::new();
     for path in files.write.iter().map(|p| p.as_path()) {
         match path.canonicalize() {
-            Ok(real) if real.is_dir() => {
-                refuse_planted_link(plan, path, &real)?;
-                allow(&ruleset, &real, access::MAKE_SOCK | access::MAKE_FIFO)?;
-            }
             Ok(real) => refuse_planted_link(plan, path, &real)?,
             Err(_) => missing.push(path.to_owned()),
         }

@@ -6,15 +6,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, open, unlinkat};
-use rustix::process::{
-    Pid, Signal, getppid, ioctl_tiocsctty, set_parent_process_death_signal, setrlimit, setsid, umask,
-};
-use rustix::stdio::stdin;
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, setrlimit, setsid, umask};
 use stockade_model::Level;
 use stockade_sys::arena::published;
 use stockade_sys::clone::{Child, fork_with};
 use stockade_sys::landlock::Ruleset;
-use stockade_sys::reap::{self, Ended};
+use stockade_sys::reap::{self, Became, Ended};
+use stockade_sys::session::{lead_foreground, take_terminal};
 use stockade_sys::{Errno, caps, descriptors, exec, fork_signals, marks, passing, seccomp};
 
 use super::blueprint::{Blueprint, Whose};
@@ -117,6 +115,12 @@ fn build(
     let steps = plan.steps.len();
     let unmade = |errno| Failed { index: steps as u32, errno };
     take_steps(&plan.steps, done..plan.alone, site)?;
+    if plan.command.as_ref().is_some_and(|program| program.terminal) {
+        // So the command's group has a parent in the session, and can be stopped by its
+        // terminal (setpgid(2): orphaned groups are not).
+        setsid().map_err(unmade)?;
+        take_terminal().map_err(unmade)?;
+    }
     let (word, heard) = passing::pair().map_err(unmade)?;
     let start = |program: &Command| {
         fork_with(0, libc::SIGCHLD, || command(plan, program, gate, heard.as_fd(), site.ruleset, mask))
@@ -187,7 +191,8 @@ fn supervise(plan: &Blueprint, control: BorrowedFd<'_>, command: Option<Pid>, si
         .map_err(unwatched)?;
 
     let asked = site.network.as_ref().map(|network| network.serving.as_fd());
-    let ended = watch_over(control, ends.as_fd(), asked, command);
+    let leads_session = plan.command.as_ref().is_some_and(|program| program.terminal);
+    let ended = watch_over((control, leads_session), ends.as_fd(), asked, command);
     marks::set(ENDED);
     end_everything(plan, site);
     marks::set(REAPED);
@@ -202,13 +207,13 @@ fn supervise(plan: &Blueprint, control: BorrowedFd<'_>, command: Option<Pid>, si
 /// `None` where the caller is gone; without a command nothing else ends it. The
 /// wait has no time-out of its own: the caller's end always wakes it.
 fn watch_over(
-    control: BorrowedFd<'_>,
+    (control, leads_session): (BorrowedFd<'_>, bool),
     ends: BorrowedFd<'_>,
     mut asked: Option<BorrowedFd<'_>>,
     command: Option<Pid>,
 ) -> Option<Ended> {
     loop {
-        if let Some(ended) = reap_until(command) {
+        if let Some(ended) = reap_until(control, leads_session, command) {
             return Some(ended);
         }
         // Where nobody asks for sockets the control socket stands in.
@@ -219,7 +224,11 @@ fn watch_over(
             Err(_) => return None,
         }
         let [from_caller, _, for_socket] = waited.map(|w| w.revents());
-        fork_signals::drain(ends);
+        if fork_signals::drain(ends) && leads_session {
+            // The kernel tells the leader of the session alone.
+            let told = [Signal::HUP, Signal::CONT].map(Signal::as_raw);
+            command.into_iter().for_each(|command| told.iter().for_each(|signal| reap::signal_group(command, *signal)));
+        }
         if !for_socket.is_empty() {
             asked = asked.filter(|asked| network::serve_one(*asked));
         }
@@ -235,11 +244,16 @@ fn watch_over(
     }
 }
 
-/// Reaps all that have ended; the command's end, if it is among them.
-fn reap_until(command: Option<Pid>) -> Option<Ended> {
-    while let Ok(Some((pid, ended))) = reap::reap_any() {
-        if Some(pid) == command {
-            return Some(ended);
+/// Reaps all that have ended; the command's end, if it is among them. Of a command at a
+/// terminal the caller is told when it was stopped.
+fn reap_until(control: BorrowedFd<'_>, leads_session: bool, command: Option<Pid>) -> Option<Ended> {
+    while let Ok(Some((pid, became))) = reap::reap_any() {
+        match became {
+            _ if Some(pid) != command => {}
+            Became::Ended(ended) => return Some(ended),
+            // A caller that is gone is noticed by the next wait.
+            Became::Stopped(signal) if leads_session => drop(Message::Stopped { signal }.send(control, &[])),
+            Became::Stopped(_) => {}
         }
     }
     None
@@ -407,9 +421,10 @@ fn enter_groups(gate: BorrowedFd<'_>) -> Result<(), Errno> {
 /// Without a PID namespace of its own the init's end must take the command along.
 /// A terminal that another session has is refused by the kernel.
 fn own_session(plan: &Blueprint, program: &Command) -> Result<(), Errno> {
-    setsid()?;
     if program.terminal {
-        ioctl_tiocsctty(stdin())?;
+        lead_foreground()?;
+    } else {
+        setsid()?;
     }
     if plan.level != Level::Full || plan.walls == Whose::Standing {
         let parent = getppid();

@@ -33,7 +33,7 @@ pub(super) struct Command {
     pub(super) cwd: CString,
     /// Absent where the directory is a private one, made anew, or staged.
     pub(super) cwd_identity: Option<Identity>,
-    /// Whether standard input becomes the controlling terminal.
+    /// Whether what is a terminal of the standard streams becomes the controlling one.
     pub(super) terminal: bool,
     /// Its file mode creation mask, where that is not the front's.
     pub(super) umask: Option<u32>,

@@ -86,6 +86,7 @@ pub struct Launched {
     wait_killable: bool,
     released: Option<Instant>,
     ended: Option<ExitReport>,
+    stopped: Option<i32>,
     // Removes what is left of it, after the processes are gone.
     _private_directory: Option<PrivateDirectory>,
 }
@@ -121,6 +122,11 @@ impl Launching {
     /// Trees that only the run sees, as it sees them.
     pub fn private_trees(&self) -> &[PrivateTree] {
         self.blueprint.private_trees()
+    }
+
+    /// Those in which Landlock lets the command make what it likes.
+    pub(crate) fn floors(&self) -> impl Iterator<Item = PathBuf> {
+        self.private_trees().iter().filter(|tree| tree.floor_allows).map(|tree| tree.path.clone())
     }
 
     /// Writable paths of the plan that did not exist and so are not attached.
@@ -266,6 +272,7 @@ impl Launched {
             wait_killable: false,
             released: None,
             ended: None,
+            stopped: None,
             _private_directory: private_directory,
         }
     }
@@ -362,6 +369,7 @@ impl Launched {
         while self.ended.is_none() {
             match Message::receive(self.control.as_fd(), false) {
                 Ok(Some((Message::Ended { ended, used }, _))) => self.note_end(ended, used),
+                Ok(Some((Message::Stopped { signal }, _))) => self.stopped = Some(signal),
                 Ok(None) => return Err(self.lost()),
                 Ok(Some(_)) => {}
                 Err(Errno::AGAIN) => {
@@ -373,6 +381,11 @@ impl Launched {
             }
         }
         Ok(self.ended)
+    }
+
+    /// The signal by which the command was stopped since this was last asked.
+    pub(crate) fn was_stopped(&mut self) -> Option<i32> {
+        self.stopped.take()
     }
 
     /// Whether the end has been seen.

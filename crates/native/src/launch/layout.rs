@@ -226,7 +226,12 @@ pub(super) fn attachments(natures: BTreeMap<PathBuf, Nature>) -> Result<Vec<Atta
             Nature::Brought { from, .. } => Some(from.as_path()),
             _ => None,
         };
-        let object = source.unwrap_or(&path);
+        // Within what is brought from elsewhere it is found there.
+        let brought = around.and_then(|(outer, a)| match &a.nature {
+            Nature::Brought { from, .. } => Some(from.join(path.strip_prefix(outer).ok()?)),
+            _ => None,
+        });
+        let object = source.or(brought.as_deref()).unwrap_or(&path);
         let metadata =
             object.symlink_metadata().map_err(|e| LaunchError::Path { path: object.to_owned(), why: e.to_string() })?;
         let source = source.map(|from| c_string(from.as_os_str())).transpose()?;

@@ -28,6 +28,8 @@ pub(super) enum Message {
     ExecFailed { errno: Errno },
     /// From the init: the command ended and all else is gone.
     Ended { ended: Ended, used: Used },
+    /// From the init: the command stands still, stopped by this signal.
+    Stopped { signal: i32 },
     /// To the init: its user and group are mapped.
     Mapped,
     /// To the command: the files through which it enters its control groups
@@ -86,6 +88,7 @@ impl Message {
             Self::Built { parts } => (10, parts.0, 0, 0, 0),
             Self::Groups => (11, 0, 0, 0, 0),
             Self::Standing => (12, 0, 0, 0, 0),
+            Self::Stopped { signal } => (13, 0, signal, 0, 0),
         };
         let mut bytes = [0; SIZE];
         bytes[0..4].copy_from_slice(&u32::to_ne_bytes(kind));
@@ -131,6 +134,7 @@ impl Message {
             10 => Self::Built { parts: Parts(a) },
             11 => Self::Groups,
             12 => Self::Standing,
+            13 => Self::Stopped { signal: b },
             _ => return None,
         })
     }

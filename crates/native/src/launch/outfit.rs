@@ -15,7 +15,7 @@ use super::layout::{Overlay, c_string};
 pub struct Outfit {
     /// Where what it writes in the workspace waits.
     pub overlay: Option<Overlay>,
-    /// Whether its standard input is a terminal of its own, to control its session.
+    /// Whether one of its standard streams is a terminal of its own, to control its session.
     pub terminal: bool,
     /// Its file mode creation mask, where that is not this process's.
     pub umask: Option<u32>,

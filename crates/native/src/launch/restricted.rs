@@ -9,13 +9,23 @@ use stockade_sys::landlock::{Ruleset, access};
 
 use super::blueprint::allow;
 use super::error::LaunchError;
+use stockade_engine::mountinfo;
 
-/// What of the host's `/dev` is a run's: the devices that level full has.
-pub(super) const DEVICES: &[&str] =
-    &["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/ptmx", "/dev/pts"];
+/// What of the host's `/dev` is a run's: the devices that level full has. Terminals are
+/// opened by the broker, which tells the run's own.
+pub(super) const DEVICES: &[&str] = &["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
 
 /// What holds files within `/dev`, and no devices: read as `/tmp` is.
 pub(super) const OPEN_DIRECTORIES: &[&str] = &["/dev/shm", "/dev/mqueue"];
+
+/// Where else than at `/dev` devices are: those of another root directory, say. Without
+/// mountinfo, nowhere that is known.
+pub(super) fn other_devices() -> Vec<PathBuf> {
+    let text = mountinfo::read().unwrap_or_default();
+    let is_other =
+        |(point, kind): &(PathBuf, &[u8])| matches!(*kind, b"devpts" | b"devtmpfs") && !point.starts_with("/dev");
+    mountinfo::mounts(&text).filter(is_other).map(|(point, _)| point).collect()
+}
 
 /// Most entries looked at while the readable rest is listed.
 const MAX_ENTRIES: usize = 100_000;

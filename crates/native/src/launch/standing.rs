@@ -121,7 +121,7 @@ impl Standing {
         if self.leaves_groups {
             steps.push(Step::LeaveGroups);
         }
-        steps.extend([Step::KeyRing, Step::Allow(self.rights_of(plan)?), Step::DropPrivileges, Step::Opaque]);
+        steps.extend([Step::KeyRing, Step::Allow(self.rights.clone()), Step::DropPrivileges, Step::Opaque]);
         let alone = steps.len();
         // Nothing is scoped: the walls are those of all commands, which may signal
         // each other and meet by any name within.
@@ -188,14 +188,6 @@ impl Standing {
         let paths = plan.profile.filesystem.write.iter().map(RawText::as_path);
         paths.filter(|path| !self.holds(path) && !private(path)).map(Path::to_owned).collect()
     }
-
-    fn rights_of(&self, plan: &Plan) -> Result<Vec<(CString, u64)>, LaunchError> {
-        let is_written = |tree: &&PathBuf| plan.profile.filesystem.write.iter().any(|w| tree.starts_with(w.as_path()));
-        let made = access::MAKE_SOCK | access::MAKE_FIFO;
-        let written = self.trees.iter().filter(is_written);
-        let written = written.map(|tree| Ok((c_string(tree.as_os_str())?, made)));
-        self.rights.iter().cloned().map(Ok).chain(written).collect()
-    }
 }
 
 fn steps(
@@ -257,6 +249,17 @@ fn natures(grounds: &Grounds<'_>, system: &[(PathBuf, PathBuf)]) -> Result<BTree
     for (inside, from) in &grounds.trees {
         let why = |e: std::io::Error| LaunchError::Path { path: from.to_path_buf(), why: e.to_string() };
         let from = from.canonicalize().map_err(why)?;
+        for path in &grounds.profile.filesystem.hide {
+            let Some(found) =
+                path.as_path().strip_prefix(inside).ok().and_then(|path| from.join(path).canonicalize().ok())
+            else {
+                continue;
+            };
+            // Elsewhere it is not seen.
+            if let Ok(beneath) = found.strip_prefix(&from) {
+                natures.insert(inside.join(beneath), Nature::Hidden(placeholder_children(&found)));
+            }
+        }
         natures.insert(inside.to_path_buf(), Nature::Brought { from, writable: true });
     }
     Ok(natures)

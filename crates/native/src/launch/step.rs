@@ -484,16 +484,13 @@ fn attach_one(site: &mut Site<'_>, attachment: &Attachment) -> Result<(), Errno>
 }
 
 /// What Landlock lets the command do there by itself. In a writable root of the
-/// host's that is next to nothing: every change there is made by the broker,
+/// host's that is nothing: every change there is made by the broker,
 /// which is what protects names that do not exist yet. Rights reach through
 /// mounts to whatever lies beneath, so a private tree around such a root gets
 /// no more than the root.
 pub(super) fn rights(attachment: &Attachment) -> u64 {
-    const SOCKETS: u64 = access::MAKE_SOCK | access::MAKE_FIFO;
     match attachment.nature {
         Nature::Private(_) if attachment.floor_allows => access::changing(u32::MAX),
-        Nature::Private(_) => SOCKETS,
-        Nature::Writable | Nature::Staged | Nature::Brought { writable: true, .. } if attachment.directory => SOCKETS,
         _ => 0,
     }
 }

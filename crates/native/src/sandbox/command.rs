@@ -54,6 +54,7 @@ impl CommandBackend {
     fn powers(&self, plan: &Plan, launching: &Launching) -> Powers {
         let private = launching.private_trees().iter().map(|tree| &tree.path);
         let mut powers = Powers::new(plan, private);
+        powers.allowed_by_floor(launching.floors());
         powers.stay_inside();
         powers.protect(self.linked_units(plan));
         powers

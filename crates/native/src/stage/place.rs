@@ -31,6 +31,7 @@ use stockade_model::{RawText, RequestId, StageId};
 use stockade_sys::Errno;
 
 use super::error::{At, PathError, StageError};
+use stockade_engine::mountinfo;
 use stockade_files::object::{MODE_BITS, Object, Time, names, os};
 use stockade_files::removal::{LEAVING, remove_tree, sweep};
 
@@ -47,8 +48,6 @@ const PROBE: &str = "user.stockade.probe";
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 /// Most stages that are listed.
 const STAGES_MAX: usize = 10_000;
-/// Longest list of mounts that is read, in bytes.
-const MOUNTS_LIMIT_BYTES: u64 = 16 << 20;
 
 /// What a stage is a stage of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -212,12 +211,10 @@ impl Stages {
         if self.path.starts_with(workspace) {
             return Err(StageError::Unfit(PathError::because(workspace, "it holds the directory of stages")));
         }
-        let mut text = Vec::new();
-        let read = File::open("/proc/self/mountinfo")
-            .and_then(|file| file.take(MOUNTS_LIMIT_BYTES).read_to_end(&mut text))
-            .at(Path::new("/proc/self/mountinfo"));
-        read.map_err(StageError::Unfit)?;
-        match mounts(&text).into_iter().find(|mount| mount != workspace && mount.starts_with(workspace)) {
+        let read = mountinfo::read().at(Path::new("/proc/self/mountinfo"));
+        let text = read.map_err(StageError::Unfit)?;
+        let mut points = mountinfo::mounts(&text).map(|(point, _)| point);
+        match points.find(|mount| mount != workspace && mount.starts_with(workspace)) {
             Some(mount) => Err(StageError::Unfit(PathError::because(&mount, "it is mounted inside the workspace"))),
             None => Ok(()),
         }
@@ -571,41 +568,9 @@ fn read_clock(clock: ClockId) -> Time {
     Time { seconds: time.tv_sec, nanoseconds: u32::try_from(time.tv_nsec).unwrap_or(0) }
 }
 
-/// The mount points in the text of `mountinfo` (proc_pid_mountinfo(5)).
-fn mounts(text: &[u8]) -> Vec<PathBuf> {
-    let point = |line: &[u8]| line.split(|b| *b == b' ').nth(4).map(unescape);
-    text.split(|b| *b == b'\n').filter_map(point).map(|bytes| PathBuf::from(os(&bytes))).collect()
-}
-
-/// `\040` and the like are bytes in octal.
-fn unescape(field: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(field.len());
-    let mut at = 0;
-    while at < field.len() {
-        let octal = field.get(at + 1..at + 4).filter(|_| field[at] == b'\\');
-        match octal.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok()) {
-            Some(byte) => {
-                out.push(byte);
-                at += 4;
-            }
-            None => {
-                out.push(field[at]);
-                at += 1;
-            }
-        }
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn mount_points_are_read_as_the_kernel_writes_them() {
-        let text = b"36 35 98:0 /mnt1 /w/a\\040b rw,noatime master:1 - ext3 /dev/root rw\n37 35 0:1 / / rw - x x rw\n";
-        assert_eq!(mounts(text), [PathBuf::from("/w/a b"), PathBuf::from("/")]);
-    }
 
     #[test]
     fn stages_are_private_and_found_again() {

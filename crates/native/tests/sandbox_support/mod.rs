@@ -119,7 +119,10 @@ pub fn drain(events: &Receiver<AttemptEvent>) -> (AttemptEnd, Vec<Denial>) {
     loop {
         match events.recv_timeout(PATIENCE).expect("the attempt ends") {
             AttemptEvent::Denied(denial) | AttemptEvent::Breached(denial) => denials.push(denial),
-            AttemptEvent::Executed { .. } | AttemptEvent::Connection(_) | AttemptEvent::Withdrawn(_) => {}
+            AttemptEvent::Executed { .. }
+            | AttemptEvent::Connection(_)
+            | AttemptEvent::Withdrawn(_)
+            | AttemptEvent::Stopped(_) => {}
             AttemptEvent::Held { .. } => panic!("it was not told to hold"),
             AttemptEvent::Ended(end) => return (end, denials),
         }

@@ -7,7 +7,7 @@ use stockade_store::runs::OutputReader;
 
 use super::client::{Client, Happened};
 use super::wire::{Fate, Intake, Piece};
-use super::{AGAIN, end_of, runs, show};
+use super::{AGAIN, Shower, end_of, runs};
 use crate::command::{Ended, remark};
 use crate::detached_args::{AttachArgs, WriteArgs};
 use crate::exit;
@@ -57,11 +57,12 @@ pub fn attach(typed: &AttachArgs) -> Ended {
         }
     }
     client.leave();
+    let mut shower = Shower::default();
     while run.is_watched() {
-        show(&mut output)?;
+        shower.show(&mut output)?;
         sleep(AGAIN);
     }
-    show(&mut output)?;
+    shower.show(&mut output)?;
     end_of(&run)
 }
 

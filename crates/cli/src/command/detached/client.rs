@@ -19,7 +19,7 @@ use stockade_sys::signals::Signals;
 
 use super::seat::{self, Seat};
 use super::wire::{Fate, INPUT_BYTES, Intake, Line, Piece, Said, TOLD_BYTES, Told};
-use super::{AGAIN, control, show};
+use super::{AGAIN, Shower, control};
 use crate::approver::TerminalApprover;
 use crate::command::remark;
 use crate::detach_keys::DetachKeys;
@@ -89,6 +89,8 @@ pub struct Client {
     last: Piece,
     /// The person's terminal, where the run's is shown on it.
     seat: Option<Seat>,
+    /// Where it is not.
+    shower: Shower,
     asked: Option<Asked>,
     next: VecDeque<Next>,
     /// Readable once a dialog has ended.
@@ -119,6 +121,7 @@ impl Client {
             source: if intake == Intake::Nothing { Source::Ended } else { Source::Open },
             last,
             seat: None,
+            shower: Shower::default(),
             asked: None,
             next: VecDeque::new(),
             answered: Arc::new(answered),
@@ -164,7 +167,7 @@ impl Client {
         match &mut self.seat {
             _ if self.asked.is_some() => Ok(()),
             Some(seat) => seat.show(output),
-            None => show(output),
+            None => self.shower.show(output),
         }
     }
 

@@ -8,6 +8,11 @@ const LINE_BYTES: usize = 4095;
 /// Why the shell, or another interpreter, would get something else than this, where
 /// it would.
 pub fn altered(text: &[u8], for_shell: bool, at_terminal: bool) -> Option<&'static str> {
+    // Shells leave a NUL out of what they read and go on with the rest of the word,
+    // so that `to`, NUL, `uch` is `touch`; other interpreters end the text there.
+    if text.contains(&0) {
+        return Some("it holds a NUL byte, which interpreters leave out or take for the end");
+    }
     let mut lines = text.split(|byte| *byte == b'\n');
     if for_shell && lines.clone().any(is_from_history) {
         return Some("a shell may replace `!` and `^` in it by an earlier command");
@@ -45,8 +50,13 @@ mod tests {
         for expanded in ["!!\n", "echo !$\n", "x\n!rm\n", "^a^b\n", "x\n^a^b\n", "echo \"!x\"\n", "!-2", "a!\"b"] {
             check(expanded, false, false);
         }
-        for edited in ["a\tb\n", "a\x15b\n", "a\x1b[Ab\n", "a\rb\n", "a\x7fb\n", "\u{e4}\n", "a\0\n", "\x04\n"] {
+        for edited in ["a\tb\n", "a\x15b\n", "a\x1b[Ab\n", "a\rb\n", "a\x7fb\n", "\u{e4}\n", "\x04\n"] {
             check(edited, true, false);
+        }
+        for dropped in [&b"to\0uch x\n"[..], b"\0", b"a\n\0b\n"] {
+            for for_shell in [true, false] {
+                assert!(altered(dropped, for_shell, false).is_some(), "{dropped:?}");
+            }
         }
         check(&format!("{}\n", "a".repeat(4095)), true, true);
         check(&format!("{}\n", "a".repeat(4096)), true, false);

@@ -8,13 +8,12 @@ mod clients;
 mod control;
 mod faithful;
 mod input;
-mod screen;
 mod seat;
 mod served;
 pub mod supervise;
 mod wire;
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -26,6 +25,7 @@ use crate::detached_args::{KillArgs, LogsArgs, PsArgs, WaitArgs};
 use crate::failure::Failure;
 use crate::places::State;
 use crate::render::{self, detached as text};
+use crate::screen::Harmless;
 use crate::{exit, places};
 
 /// How often a run is looked at that is waited for.
@@ -88,11 +88,11 @@ fn listed_json(run: &Run, about: Option<&About>, standing: &Standing) -> Value {
 /// When there is no such run, or what it printed cannot be read.
 pub fn logs(typed: &LogsArgs) -> Ended {
     let run = runs()?.find(&typed.id)?;
-    let mut output = run.output();
+    let (mut output, mut shower) = (run.output(), Shower::default());
     loop {
         // Before the look: what is kept when nobody watches is all there is.
         let over = !run.is_watched();
-        show(&mut output)?;
+        shower.show(&mut output)?;
         if over || !typed.follow {
             return Ok(exit::SUCCESS);
         }
@@ -100,17 +100,30 @@ pub fn logs(typed: &LogsArgs) -> Ended {
     }
 }
 
-/// Shows what is there by now.
-fn show(output: &mut OutputReader) -> Result<(), Failure> {
-    let cannot = |e: io::Error| Failure::new(format!("cannot show what the run printed: {e}"));
-    while let Some(piece) = output.next_piece().map_err(cannot)? {
-        match piece {
-            Piece::Bytes(Stream::Out, bytes) => io::stdout().lock().write_all(&bytes).map_err(cannot)?,
-            Piece::Bytes(Stream::Err, bytes) => io::stderr().lock().write_all(&bytes).map_err(cannot)?,
-            Piece::LeftOut(bytes) => io::stderr().lock().write_all(text::left_out(bytes).as_bytes()).map_err(cannot)?,
+/// Shows what a run has printed: on a terminal, which is not the run's, as text alone.
+#[derive(Debug, Default)]
+struct Shower {
+    out: Harmless,
+    err: Harmless,
+}
+
+impl Shower {
+    /// What is there by now.
+    fn show(&mut self, output: &mut OutputReader) -> Result<(), Failure> {
+        let cannot = |e: io::Error| Failure::new(format!("cannot show what the run printed: {e}"));
+        let (mut stdout, mut stderr) = (io::stdout().lock(), io::stderr().lock());
+        while let Some(piece) = output.next_piece().map_err(cannot)? {
+            match piece {
+                Piece::Bytes(Stream::Out, bytes) if stdout.is_terminal() => stdout.write_all(&self.out.of(&bytes)),
+                Piece::Bytes(Stream::Out, bytes) => stdout.write_all(&bytes),
+                Piece::Bytes(Stream::Err, bytes) if stderr.is_terminal() => stderr.write_all(&self.err.of(&bytes)),
+                Piece::Bytes(Stream::Err, bytes) => stderr.write_all(&bytes),
+                Piece::LeftOut(bytes) => stderr.write_all(text::left_out(bytes).as_bytes()),
+            }
+            .map_err(cannot)?;
         }
+        stdout.flush().map_err(cannot)
     }
-    io::stdout().lock().flush().map_err(cannot)
 }
 
 /// Waits for a run; its exit code.

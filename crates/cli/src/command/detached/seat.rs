@@ -8,11 +8,11 @@ use std::os::fd::AsFd as _;
 use rustix::termios::tcgetwinsize;
 use stockade_store::runs::{OutputReader, Piece as Printed, Stream};
 
-use super::screen::{Screen, again};
 use super::wire::{INPUT_BYTES, Piece, Said};
 use crate::detach_keys::{DetachKeys, Lookout};
 use crate::failure::Failure;
 use crate::render::detached as text;
+use crate::screen::{Screen, again};
 use crate::terminal::Raw;
 
 /// How much of the past is shown again, in bytes.

@@ -101,7 +101,7 @@ fn await_start(told: OwnedFd, run: &Run) -> Ended {
         }
         [ENDED, code] => {
             // Nothing ran: what there is to say is said here, and nothing is kept.
-            super::show(&mut run.output())?;
+            super::Shower::default().show(&mut run.output())?;
             run.remove()?;
             Ok(code)
         }
@@ -137,7 +137,7 @@ fn supervise(typed: RunArgs, id: RequestId, watched: Watched, tell: OwnedFd) -> 
     let supervisor = Arc::new(supervisor);
     let front = Front {
         signals,
-        terminal: terminal.map(Given::Held),
+        terminal: terminal.map_or(Given::Own, Given::Held),
         place: Place::Own(None),
         supervisor: Some(Arc::clone(&supervisor)),
     };

@@ -18,7 +18,7 @@ use crate::args::{LevelArg, RunArgs, Subject, Terms};
 use crate::failure::Failure;
 use crate::interrupts::{self, Taken};
 use crate::places;
-use crate::relay::{Given, Resizes};
+use crate::relay::Given;
 use crate::render::sandbox as text;
 use crate::sandbox_args::{Manner, SandboxExecArgs};
 use crate::{exit, meaning, notify};
@@ -34,7 +34,7 @@ pub fn exec(typed: SandboxExecArgs) -> Ended {
 
 /// The same in one that was found already.
 pub fn run(lifecycle: &Lifecycle, id: &SandboxId, manner: Manner, subject: Subject, signals: Taken) -> Ended {
-    let terminal = manner.tty.then(Resizes::take).transpose()?.map(Given::Relayed);
+    let terminal = Given::of(manner.tty)?;
     let opened = open(lifecycle, id)?;
     let level = opened.used.record().spec.level;
     let place = Place::Lasting(Box::new(inside(opened.used.record(), &opened, Vec::new(), None)));
@@ -117,7 +117,7 @@ pub fn steps_inside(lifecycle: &Lifecycle, id: &SandboxId, commands: Vec<Vec<Raw
 fn one_step(words: Vec<RawText>, place: Inside, level: Level, signals: Taken) -> Result<(), Failure> {
     let manner = Manner { grants: Vec::new(), mode: None, timeout: None, tty: false, json: None };
     let subject = Subject { script: None, words: words.iter().map(|word| word.as_os_str().to_owned()).collect() };
-    let front = Front { signals, terminal: None, place: Place::Lasting(Box::new(place)), supervisor: None };
+    let front = Front { signals, terminal: Given::Own, place: Place::Lasting(Box::new(place)), supervisor: None };
     match complete(run_args(manner, subject, level), meaning::request_id()?, |_| Ok(front)) {
         (outcome, exit::SUCCESS) if outcome.status == Status::Exited => Ok(()),
         (outcome, code) => Err(Failure::new(match outcome.status {

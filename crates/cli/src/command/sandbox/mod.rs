@@ -250,9 +250,33 @@ fn host_directory(typed: &Path, what: &str) -> Result<HostDirectory, Failure> {
 
 /// What the walls of a sandbox are built for.
 fn wanted(spec: SandboxSpec, settings: &Settings) -> Result<Wanted, Failure> {
+    let hidden = demand_workspace(&spec, settings)?;
     let mut profile = resolve_profile(settings, &spec.profile, INSIDE_WORKSPACE.as_ref(), &own_grants(&spec))?;
+    profile.filesystem.hide.extend(hidden);
+    profile.filesystem.hide.sort();
+    profile.filesystem.hide.dedup();
     profile.limits.lower_to(&spec.limits);
     Ok(Wanted { spec, profile })
+}
+
+/// A directory of the person's is worked in, or taken a copy of, where a run may have it
+/// as its workspace: not what holds the home, credentials, Stockade's own or the system.
+/// Gives where inside is what of it is hidden from runs.
+fn demand_workspace(spec: &SandboxSpec, settings: &Settings) -> Result<Vec<RawText>, Failure> {
+    let (WorkspaceSource::Bind { directory } | WorkspaceSource::Copy { directory }) = &spec.workspace else {
+        return Ok(Vec::new());
+    };
+    let path = directory.as_raw().as_path();
+    let profile = resolve_profile(settings, &spec.profile, path, &[])?;
+    if matches!(spec.workspace, WorkspaceSource::Bind { .. }) {
+        places::refuse_system(path, "the workspace")?;
+        places::demand_own(path, "the workspace")?;
+    }
+    let inside = |hidden: &RawText| {
+        let beneath = hidden.as_path().strip_prefix(path).ok()?;
+        Some(RawText::from(Path::new(INSIDE_WORKSPACE).join(beneath).as_path()))
+    };
+    Ok(profile.filesystem.hide.iter().filter_map(inside).collect())
 }
 
 /// Powers that each command of a sandbox has besides its profile's.

@@ -22,6 +22,7 @@ use super::rehearsal::rehearse;
 use super::wire::{Asked, Line, Listener, Report, Word};
 use crate::args::{RunArgs, Subject, Terms};
 use crate::failure::Failure;
+use crate::relay::Given;
 use crate::{exit, interrupts, meaning, terminal, trace};
 
 /// What a front tells its supervisor, in this order.
@@ -35,7 +36,7 @@ pub mod note {
 }
 
 /// The signals that a caller passes on.
-const PASSED_ON: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
+const PASSED_ON: [Signal; 6] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::WINCH, Signal::CONT];
 /// Those that come when the caller is gone: the first goes on to the command, the
 /// next ends it. Two, because the session may ignore one of them.
 const GONE: [Signal; 3] = [Signal::HUP, Signal::TERM, Signal::INT];
@@ -91,7 +92,7 @@ fn wait_and_run(post: Post, supervisor: Pid, tell: &mut File) -> Result<(), Fail
                     run_for(
                         &line,
                         typed,
-                        Front { signals, terminal: None, place: Place::Own(nursery), supervisor: None },
+                        Front { signals, terminal: Given::Own, place: Place::Own(nursery), supervisor: None },
                     )?
                 }
                 Err(failure) => {

@@ -34,7 +34,7 @@ use crate::meaning::{self, Meant};
 use crate::places::State;
 use crate::render::{self, session as text};
 use crate::session_args::{SessionCommand, SessionExecArgs, SessionStartArgs};
-use crate::terminal::{self, Terminal};
+use crate::terminal::{self, Kept, Terminal};
 use crate::{exit, places, trace};
 
 /// How long the first sandbox of a session may take to be begun.
@@ -144,7 +144,13 @@ fn exec(typed: SessionExecArgs) -> Ended {
     let line = Line::to(session.path()).map_err(cannot)?;
     line.say(Word::Exec, &along).map_err(cannot)?;
     drop((asked, cwd, person));
-    follow(&session, &line, &signals)
+    let modes = Kept::of_standard_input();
+    let followed = follow(&session, &line, &signals);
+    if followed.is_err() {
+        // Whoever relayed the terminal was killed.
+        modes.put_back();
+    }
+    followed
 }
 
 fn asked(typed: SessionExecArgs) -> Result<Asked, Failure> {
@@ -173,18 +179,23 @@ fn asked(typed: SessionExecArgs) -> Result<Asked, Failure> {
 fn follow(session: &Session, line: &Line, signals: &Taken) -> Ended {
     let mut heard = false;
     loop {
-        let mut waited = [PollFd::new(line, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
+        let of_terminal = signals.of_terminal();
+        let mut waited =
+            [line.as_fd(), signals.as_fd(), of_terminal.as_fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         // Without a limit: a command may run as long as its own limits let it.
         if poll(&mut waited, None).is_err() {
             continue;
         }
-        let [answered, interrupted] = waited.map(|fd| !fd.revents().is_empty());
+        let [answered, interrupted, changed] = waited.map(|fd| !fd.revents().is_empty());
         if answered {
             match line.hear() {
                 Ok(Some((Word::Heard, _))) => heard = true,
                 Ok(Some((Word::Over(code), _))) => return Ok(code),
                 _ => return Err(ended_without_a_word(session)),
             }
+        }
+        if changed && let Ok(signal) = of_terminal.next() {
+            let _ = line.say(Word::Signal(signal), &[]);
         }
         if interrupted && let Ok(signal) = signals.next() {
             if !heard {

@@ -1,0 +1,152 @@
+//! What of a command's output reaches the person's terminal: all but what writes or reads
+//! the clipboard, or has one terminal hand another text that nobody looks at (xterm's
+//! ctlseqs; the manuals of kitty, iTerm2 and tmux). Whoever pastes would paste what a command
+//! has put there. Knows nothing of what else is shown.
+
+use std::borrow::Cow;
+use std::mem;
+
+/// Operating system commands that have to do with the clipboard, or may.
+const CLIPBOARD: [u32; 3] = [52, 5522, 1337];
+/// What begins a device string that tmux(1) hands on.
+const HANDED_ON: &[u8] = b"tmux;";
+/// The longest beginning of a string that is looked at, in bytes.
+const BEGINNING_BYTES: usize = 16;
+const ESCAPE: u8 = 0x1b;
+const BELL: u8 = 0x07;
+const CANCEL: u8 = 0x18;
+const SUBSTITUTE: u8 = 0x1a;
+
+/// Where in a sequence the output is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Place {
+    #[default]
+    Plain,
+    /// Behind an escape, which is held.
+    Escape,
+    /// In the number of an operating system command, which is held.
+    Number,
+    /// At the beginning of a device string, which is held.
+    Device,
+    /// In a string that passes.
+    Text,
+    /// In one that does not.
+    Dropped,
+    /// In such a one, behind an escape.
+    DroppedEscape,
+}
+
+/// Lets output pass, however it is cut.
+#[derive(Debug, Default)]
+pub struct Passed {
+    place: Place,
+    held: Vec<u8>,
+}
+
+impl Passed {
+    /// What of the next bytes passes.
+    pub fn of<'a>(&mut self, bytes: &'a [u8]) -> Cow<'a, [u8]> {
+        if self.place == Place::Plain && !bytes.contains(&ESCAPE) {
+            return Cow::Borrowed(bytes);
+        }
+        let mut out = Vec::with_capacity(bytes.len());
+        for byte in bytes {
+            while !self.take(*byte, &mut out) {}
+        }
+        Cow::Owned(out)
+    }
+
+    /// Whether the byte was taken; otherwise it belongs to what comes next.
+    fn take(&mut self, byte: u8, out: &mut Vec<u8>) -> bool {
+        match (self.place, byte) {
+            (Place::Plain | Place::Text, ESCAPE) => self.hold(byte, Place::Escape),
+            (Place::Plain, _) => out.push(byte),
+            (Place::Text, _) => {
+                out.push(byte);
+                if matches!(byte, BELL | CANCEL | SUBSTITUTE) {
+                    self.place = Place::Plain;
+                }
+            }
+            (Place::Escape, b']') => self.hold(byte, Place::Number),
+            (Place::Escape, b'P') => self.hold(byte, Place::Device),
+            (Place::Escape, _) => {
+                out.append(&mut self.held);
+                self.place = Place::Plain;
+                return byte != ESCAPE && self.take(byte, out);
+            }
+            (Place::Number, b'0'..=b'9') if self.held.len() < BEGINNING_BYTES => self.hold(byte, Place::Number),
+            (Place::Number, _) => {
+                let number = str::from_utf8(&self.held[2..]).ok().and_then(|digits| digits.parse().ok());
+                return self.decide(number.is_some_and(|number: u32| CLIPBOARD.contains(&number)), out);
+            }
+            (Place::Device, _) if HANDED_ON.get(self.held.len() - 2) == Some(&byte) => self.hold(byte, Place::Device),
+            (Place::Device, _) => return self.decide(self.held[2..] == *HANDED_ON, out),
+            (Place::Dropped, BELL | CANCEL | SUBSTITUTE) | (Place::DroppedEscape, b'\\') => self.place = Place::Plain,
+            (Place::Dropped, ESCAPE) => self.place = Place::DroppedEscape,
+            (Place::Dropped, _) => {}
+            (Place::DroppedEscape, _) => {
+                // Whatever else comes cuts the string off.
+                self.hold(ESCAPE, Place::Escape);
+                return false;
+            }
+        }
+        true
+    }
+
+    fn hold(&mut self, byte: u8, place: Place) {
+        self.held.push(byte);
+        self.place = place;
+    }
+
+    /// At the end of what is looked at.
+    fn decide(&mut self, drops: bool, out: &mut Vec<u8>) -> bool {
+        let mut held = mem::take(&mut self.held);
+        if drops {
+            self.place = Place::Dropped;
+        } else {
+            out.append(&mut held);
+            self.place = Place::Text;
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(shown: &str, wanted: &str) {
+        for length in 1..=shown.len() {
+            let mut passed = Passed::default();
+            let kept: Vec<u8> =
+                shown.as_bytes().chunks(length).flat_map(|piece| passed.of(piece).into_owned()).collect();
+            assert_eq!(String::from_utf8_lossy(&kept), wanted, "{shown:?} by {length}");
+        }
+    }
+
+    #[test]
+    fn the_clipboard_is_nobodys_to_write() {
+        check("a\x1b]52;c;eA==\x07b", "ab");
+        check("a\x1b]052;c;eA==\x1b\\b", "ab");
+        check("a\x1b]5522;type=write\x1b\\b\x1b]1337;CopyToClipboard=\x07c", "abc");
+        check("a\x1bPtmux;\x1b\x1b]52;c;eA==\x07\x1b\\b", "a\x1b\x1b\\b");
+        check("a\x1bP\x1b]52;c;eA==\x07\x1b\\b", "a\x1bP\x1b\\b");
+        check("a\x1b\x1b]52;c;eA==\x07b", "a\x1bb");
+        // What is cut off is no more than that.
+        check("a\x1b]52;c\x1b[31mb\x1b]52;c\x18d", "a\x1b[31mbd");
+        check("a\x1b]52", "a");
+    }
+
+    #[test]
+    fn all_else_passes() {
+        for shown in [
+            "a\x1b[31mb\r\n\u{e4}\x1b[2J\x1b[1;1H\x1b(B\x1b7",
+            "a\x1b]0;title\x07b\x1b]8;;http://x\x1b\\c\x1b]4;1;#000\x07\x1b]P1000000d",
+            "\x1bP1$r0m\x1b\\a\x1bPtm\x1b\\b\x1b\x1b[A",
+            "\x1b]99999999999999999999;x\x07a",
+        ] {
+            check(shown, shown);
+        }
+    }
+}

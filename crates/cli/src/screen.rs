@@ -1,0 +1,401 @@
+//! A person's screen, on which a command's terminal is shown: what of the past can be
+//! shown again, what has to be undone when it is left, and what is done again when it is
+//! the command's once more. Knows the form of control sequences (ECMA-48, xterm's
+//! ctlseqs), and of a few of them the meaning.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
+
+/// The longest control sequence that is understood, in bytes.
+const SEQUENCE_BYTES: usize = 64;
+/// Modes that are remembered at most.
+const MODES_MAX: usize = 64;
+/// Private modes that a terminal begins with: wrapping, repeating, cursor shown.
+const BEGUN_WITH: [u16; 3] = [7, 8, 25];
+const ESCAPE: u8 = 0x1b;
+const ENQUIRY: u8 = 0x05;
+const BELL: u8 = 0x07;
+const SHIFT_OUT: u8 = 0x0e;
+const SHIFT_IN: u8 = 0x0f;
+/// What begins the other character sets, one for each of the four places.
+const DESIGNATES: &[u8] = b"()*+";
+/// The private modes that show another screen (xterm's ctlseqs).
+const OTHER_SCREEN: [u16; 3] = [47, 1047, 1049];
+/// That nothing is shown until it ends.
+const SYNCHRONIZED: u16 = 2026;
+
+/// Bytes of the beginning of a string that are kept.
+const TEXT_BYTES: usize = 5;
+/// Gives colours their look again: all, that of text, ground, cursor and what is marked;
+/// on a Linux console, all (xterm's ctlseqs, console_codes(4)).
+const USUAL_COLOURS: &[u8] =
+    b"\x1b]104\x1b\\\x1b]110\x1b\\\x1b]111\x1b\\\x1b]112\x1b\\\x1b]117\x1b\\\x1b]119\x1b\\\x1b]R\x1b\\";
+
+/// Ends what is unfinished: a control sequence (CAN), and a string (ST).
+pub const CUT: &[u8] = b"\x18\x1b\\";
+
+/// Where in a sequence the text is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Place {
+    #[default]
+    Plain,
+    /// Behind an escape.
+    Escape,
+    /// In a control sequence.
+    Control,
+    /// In a string: a title, a colour, a device's own.
+    Text,
+    /// In a string, behind an escape.
+    TextEscape,
+}
+
+/// A part of the text.
+enum Part {
+    Plain(u8),
+    /// A whole sequence, with its escape.
+    Sequence(Vec<u8>),
+    /// A string has ended, of which no more than the beginning is kept.
+    Text(Vec<u8>),
+}
+
+/// Takes text apart.
+#[derive(Debug, Default)]
+struct Parts {
+    place: Place,
+    sequence: Vec<u8>,
+    /// The beginning of a string.
+    text: Vec<u8>,
+}
+
+impl Parts {
+    /// What ends with this byte, if anything does.
+    fn next(&mut self, byte: u8) -> Option<Part> {
+        let ends = match self.place {
+            Place::Text if byte == BELL => return self.end_text(Place::Plain),
+            Place::Text if byte == ESCAPE => return self.end_text(Place::TextEscape),
+            Place::Text => {
+                if self.text.len() < TEXT_BYTES {
+                    self.text.push(byte);
+                }
+                return None;
+            }
+            Place::TextEscape if byte == b'\\' => return self.go_on(Place::Plain),
+            // Anything but its end cuts a string off.
+            Place::TextEscape | Place::Escape if byte == b'[' => return self.keep(byte, Place::Control),
+            Place::TextEscape | Place::Escape if b"]PX^_".contains(&byte) => {
+                self.sequence.clear();
+                self.text = vec![byte];
+                return self.go_on(Place::Text);
+            }
+            _ if byte == ESCAPE => {
+                self.sequence = vec![ESCAPE];
+                return self.go_on(Place::Escape);
+            }
+            Place::Plain => return Some(Part::Plain(byte)),
+            Place::TextEscape | Place::Escape => (0x30..=0x7e).contains(&byte),
+            Place::Control => (0x40..=0x7e).contains(&byte),
+        };
+        if !ends {
+            let place = if self.place == Place::TextEscape { Place::Escape } else { self.place };
+            return self.keep(byte, place);
+        }
+        self.keep(byte, Place::Plain);
+        Some(Part::Sequence(mem::take(&mut self.sequence)))
+    }
+
+    fn go_on(&mut self, place: Place) -> Option<Part> {
+        self.place = place;
+        None
+    }
+
+    fn end_text(&mut self, next: Place) -> Option<Part> {
+        self.place = next;
+        Some(Part::Text(mem::take(&mut self.text)))
+    }
+
+    fn keep(&mut self, byte: u8, place: Place) -> Option<Part> {
+        if self.sequence.is_empty() {
+            self.sequence.push(ESCAPE);
+        }
+        self.sequence.push(byte);
+        // One that is longer is none.
+        self.go_on(if self.sequence.len() > SEQUENCE_BYTES { Place::Plain } else { place })
+    }
+}
+
+/// As much of what was shown before as can be shown again: not what asks the
+/// terminal something, whose answer would reach the command as keys that nobody
+/// pressed, and no strings. Begins with a line.
+pub fn again(shown: &[u8]) -> Vec<u8> {
+    let mut parts = Parts::default();
+    let mut kept = Vec::with_capacity(shown.len());
+    for byte in shown {
+        match parts.next(*byte) {
+            Some(Part::Plain(byte)) if byte != ENQUIRY => kept.push(byte),
+            Some(Part::Sequence(sequence)) if !is_question(&sequence) => kept.extend(sequence),
+            _ => {}
+        }
+    }
+    kept
+}
+
+/// Whether a terminal answers to it.
+fn is_question(sequence: &[u8]) -> bool {
+    match sequence {
+        [ESCAPE, b'Z'] => true,
+        [ESCAPE, b'[', middle @ .., end] => match end {
+            b'c' | b'n' | b'x' | b't' => true,
+            b'p' => middle.contains(&b'$'),
+            b'q' => middle.contains(&b'>'),
+            b'u' => middle.contains(&b'?'),
+            _ => false,
+        },
+        _ => false,
+    }
+}
+
+/// Text that does nothing to a terminal but show itself, in its colours: for output of a
+/// run whose terminal this is not.
+#[derive(Debug, Default)]
+pub struct Harmless {
+    parts: Parts,
+    /// What may be the first byte of a control character (U+0080 to U+009F in UTF-8).
+    held: Option<u8>,
+}
+
+impl Harmless {
+    /// What of the next bytes is to be shown.
+    pub fn of(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let mut kept = Vec::with_capacity(bytes.len());
+        for byte in bytes {
+            match self.parts.next(*byte) {
+                Some(Part::Plain(0x80..=0x9f)) if self.held.take().is_some() => {}
+                Some(Part::Plain(byte @ (b'\n' | b'\r' | b'\t' | 0x20..=0x7e | 0x80..))) => {
+                    kept.extend(self.held.take());
+                    if byte == FIRST_OF_CONTROL { self.held = Some(byte) } else { kept.push(byte) }
+                }
+                Some(Part::Sequence(sequence)) if is_of_look(&sequence) => kept.extend(sequence),
+                _ => {}
+            }
+        }
+        kept
+    }
+}
+
+/// In UTF-8, of the characters U+0080 to U+00BF.
+const FIRST_OF_CONTROL: u8 = 0xc2;
+
+/// Whether a sequence gives text another look alone (SGR).
+fn is_of_look(sequence: &[u8]) -> bool {
+    let values = sequence.strip_prefix(b"\x1b[").and_then(|rest| rest.strip_suffix(b"m"));
+    values.is_some_and(|values| values.iter().all(|byte| byte.is_ascii_digit() || b";:".contains(byte)))
+}
+
+/// What was made of a screen.
+#[derive(Debug, Default)]
+pub struct Screen {
+    parts: Parts,
+    /// Private modes that are not as in the beginning.
+    changed: BTreeSet<u16>,
+    keypad: bool,
+    /// What designates the character sets that are not the usual.
+    sets: BTreeMap<u8, Vec<u8>>,
+    /// Whether the second set is in use.
+    shifted: bool,
+    /// Whether colours were given another look.
+    colours: bool,
+}
+
+impl Screen {
+    /// This was shown on it.
+    pub fn shown(&mut self, bytes: &[u8]) {
+        let mut rest = bytes;
+        while let [byte, behind @ ..] = rest {
+            if self.parts.place == Place::Plain {
+                // Most text holds no sequence.
+                let plain = rest.iter().position(|byte| matches!(*byte, ESCAPE | SHIFT_OUT | SHIFT_IN));
+                let Some(plain) = plain else { return };
+                if plain > 0 {
+                    rest = &rest[plain..];
+                    continue;
+                }
+            }
+            match self.parts.next(*byte) {
+                Some(Part::Sequence(sequence)) => self.note(&sequence),
+                Some(Part::Plain(SHIFT_OUT)) => self.shifted = true,
+                Some(Part::Plain(SHIFT_IN)) => self.shifted = false,
+                Some(Part::Text(text)) => self.colours |= is_of_colours(&text),
+                Some(Part::Plain(_)) | None => {}
+            }
+            rest = behind;
+        }
+    }
+
+    fn note(&mut self, sequence: &[u8]) {
+        match sequence {
+            [ESCAPE, b'c'] => {
+                let parts = mem::take(&mut self.parts);
+                *self = Self { parts, ..Self::default() };
+            }
+            [ESCAPE, place, .., set] if DESIGNATES.contains(place) => {
+                if *set == b'B' {
+                    self.sets.remove(place);
+                } else {
+                    self.sets.insert(*place, sequence.to_vec());
+                }
+            }
+            [ESCAPE, b'='] => self.keypad = true,
+            [ESCAPE, b'>'] => self.keypad = false,
+            [ESCAPE, b'[', b'?', modes @ .., end @ (b'h' | b'l')] => {
+                let modes =
+                    modes.split(|byte| *byte == b';').filter_map(|mode| str::from_utf8(mode).ok()?.parse().ok());
+                modes.for_each(|mode| self.set(mode, *end == b'h'));
+            }
+            _ => {}
+        }
+    }
+
+    fn set(&mut self, mode: u16, on: bool) {
+        if on == BEGUN_WITH.contains(&mode) {
+            self.changed.remove(&mode);
+        } else if self.changed.len() < MODES_MAX {
+            self.changed.insert(mode);
+        }
+    }
+
+    /// Makes it again what it was: modes, keypad, colours.
+    pub fn restoration(&self) -> Vec<u8> {
+        let mut text: String = self.changed.iter().map(|mode| private(*mode, BEGUN_WITH.contains(mode))).collect();
+        text += if self.keypad { "\x1b>\x1b[m" } else { "\x1b[m" };
+        text.into()
+    }
+
+    /// The same after what may be cut off in the middle; nothing where nothing is to be
+    /// undone.
+    pub fn clearance(&self) -> Vec<u8> {
+        let mut text = if self.parts.place == Place::Plain { Vec::new() } else { CUT.to_vec() };
+        if self.colours {
+            text.extend(USUAL_COLOURS);
+        }
+        if !self.changed.is_empty() || self.keypad {
+            text.extend(self.restoration());
+        }
+        text
+    }
+
+    /// Makes it again what the command had made of it, but for what nothing is shown by.
+    pub fn reinstatement(&self) -> Vec<u8> {
+        let kept = self.changed.iter().filter(|mode| **mode != SYNCHRONIZED);
+        let mut text = kept.map(|mode| private(*mode, !BEGUN_WITH.contains(mode))).collect::<String>().into_bytes();
+        if self.keypad {
+            text.extend(b"\x1b=");
+        }
+        self.sets.values().for_each(|sequence| text.extend(sequence));
+        if self.shifted {
+            text.push(SHIFT_OUT);
+        }
+        text
+    }
+
+    /// Whether the command shows another screen than that on which it was begun.
+    pub fn is_other(&self) -> bool {
+        OTHER_SCREEN.iter().any(|mode| self.changed.contains(mode))
+    }
+}
+
+/// Whether a string, with what introduces it, gives colours another look.
+fn is_of_colours(text: &[u8]) -> bool {
+    let Some(command) = text.strip_prefix(b"]") else { return false };
+    let number = command.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    match str::from_utf8(&command[..number]).unwrap_or_default().parse() {
+        Ok(number @ 0_u16..) => matches!(number, 4 | 5 | 10..=19 | 21),
+        Err(_) => command.first() == Some(&b'P'),
+    }
+}
+
+fn private(mode: u16, on: bool) -> String {
+    format!("\x1b[?{mode}{}", if on { 'h' } else { 'l' })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(shown: &str, kept: &str) {
+        assert_eq!(String::from_utf8(again(shown.as_bytes())).unwrap(), kept);
+    }
+
+    #[test]
+    fn what_asks_is_not_shown_again() {
+        check("a\x1b[31mb\r\n\u{e4}\x1b[2J\x1b[1;1H\x1b(B\x1b7", "a\x1b[31mb\r\n\u{e4}\x1b[2J\x1b[1;1H\x1b(B\x1b7");
+        check("a\x1b[c\x1b[>c\x1b[6n\x1b[?6n\x1b[18t\x1b[?2026$p\x1b[>q\x1b[?u\x1bZ\x05b", "ab");
+        check("\x1b]11;?\x07a\x1b]0;title\x1b\\b\x1bP+q544e\x1b\\c\x1b_x\x1b\\d", "abcd");
+        // What is cut off, at either end, is no more than that.
+        check("a\x1b", "a");
+        check("a\x1b[31", "a");
+        check("a\x1b]0;title", "a");
+        // A string that another sequence cuts off hides no question.
+        check("\x1b]0;x\x1b[6nb\x1b]0;\x1b]0;y\x07c", "bc");
+        check(&format!("\x1b[{}c", "1;".repeat(100)), &format!("{}c", &"1;".repeat(100)[63..]));
+    }
+
+    #[test]
+    fn what_does_more_than_show_itself_is_left_out() {
+        let mut harmless = Harmless::default();
+        let shown = "a\x1b[1;31mred\x1b[m\x1b]0;title\x07\x1b[2J\x1b[?1049h\x1b[>4mb\u{e4}\x07\x08\x0e\tc\r\n\x1bP1$q\x1b\\d\u{9b}2Je\u{a9}";
+        let kept: Vec<u8> = shown.as_bytes().chunks(3).flat_map(|piece| harmless.of(piece)).collect();
+        assert_eq!(String::from_utf8(kept).unwrap(), "a\x1b[1;31mred\x1b[mb\u{e4}\tc\r\nd2Je\u{a9}");
+    }
+
+    #[track_caller]
+    fn undone(shown: &str, restoration: &str) {
+        let mut screen = Screen::default();
+        // However it is cut.
+        shown.as_bytes().chunks(3).for_each(|piece| screen.shown(piece));
+        assert_eq!(String::from_utf8(screen.restoration()).unwrap(), restoration);
+    }
+
+    #[test]
+    fn what_was_changed_is_undone() {
+        undone("hello\x1b[31m", "\x1b[m");
+        undone("\x1b[?1049h\x1b[?1h\x1b=\x1b[?25l", "\x1b[?1l\x1b[?25h\x1b[?1049l\x1b>\x1b[m");
+        undone("\x1b[?1049;2004h\x1b[?25l\x1b[?1049;2004l\x1b[?25h", "\x1b[m");
+        undone("\x1b[?1000;1006h", "\x1b[?1000l\x1b[?1006l\x1b[m");
+        undone("\x1b[?1049h\x1b=\x1bc", "\x1b[m");
+        undone("\x1b[?7l\x1b[?h\x1b[?99999h\x1b[4h", "\x1b[?7h\x1b[m");
+        let all: String = (100..1000).map(|mode| format!("\x1b[?{mode}h")).collect();
+        let mut screen = Screen::default();
+        screen.shown(all.as_bytes());
+        assert!(screen.restoration().len() < 1000);
+    }
+
+    #[track_caller]
+    fn put_back(shown: &str, cleared: &str, reinstated: &str) {
+        let mut screen = Screen::default();
+        shown.as_bytes().chunks(3).for_each(|piece| screen.shown(piece));
+        assert_eq!(String::from_utf8(screen.clearance()).unwrap(), cleared);
+        assert_eq!(String::from_utf8(screen.reinstatement()).unwrap(), reinstated);
+    }
+
+    #[test]
+    fn colours_get_their_look_again() {
+        for shown in ["\x1b]4;1;#000\x07", "\x1b]10;#000\x1b\\", "\x1b]11;?\x07", "\x1b]P1000000\x1b\\"] {
+            put_back(shown, str::from_utf8(USUAL_COLOURS).unwrap(), "");
+        }
+        put_back("\x1b]0;title\x07\x1b]8;;http://x\x07\x1bP10;1\x1b\\\x1b]133;A\x07", "", "");
+    }
+
+    #[test]
+    fn what_was_cleared_is_put_back() {
+        put_back("hello, w\u{f6}rld\x1b[31m", "", "");
+        put_back("\x1b[?1049h\x1b=\x1b[?25l", "\x1b[?25h\x1b[?1049l\x1b>\x1b[m", "\x1b[?25l\x1b[?1049h\x1b=");
+        put_back("\x1b(0\x1b)A\x0eqqq", "", "\x1b(0\x1b)A\x0e");
+        put_back("\x1b(0\x1b(B\x0e\x0f", "", "");
+        put_back("\x1b[?2026hx", "\x1b[?2026l\x1b[m", "");
+        // Cut off in the middle.
+        put_back("x\x1b[3", "\x18\x1b\\", "");
+        put_back("x\x1b]0;title", "\x18\x1b\\", "");
+        put_back("\x1b[?1049h\x1b(0\x0e\x1bcx", "", "");
+    }
+}

@@ -1,0 +1,51 @@
+//! What a run hears of while it goes on: signals that arrived at its process, and that its
+//! command was stopped at its terminal. Decides nothing.
+
+use std::fmt;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use crate::driver::Message;
+
+/// Interrupts a run; from a signal handler's thread, for instance.
+#[derive(Clone, Debug)]
+pub struct Interrupter(Sender<Message>);
+
+impl Interrupter {
+    /// Says that this signal arrived. The first goes on to the command, the
+    /// second ends it. False when the run is over.
+    pub fn interrupt(&self, signal: i32) -> bool {
+        self.0.send(Message::Interrupted(signal)).is_ok()
+    }
+}
+
+/// Told of a signal that stopped the command; whether that goes on.
+pub(crate) type StandStill = Box<dyn Fn(i32) -> bool + Send>;
+
+/// The receiving end of an [`Interrupter`], for one run.
+pub struct Interrupts {
+    pub(crate) sender: Sender<Message>,
+    pub(crate) receiver: Receiver<Message>,
+    pub(crate) stand_still: StandStill,
+}
+
+impl Interrupts {
+    /// What the run does where its command, which has a terminal, was stopped by a signal:
+    /// it returns when that is to go on, or that it is to stay as it is. Without this it
+    /// stays.
+    #[must_use]
+    pub fn standing_still(self, stand_still: impl Fn(i32) -> bool + Send + 'static) -> Self {
+        Self { stand_still: Box::new(stand_still), ..self }
+    }
+}
+
+impl fmt::Debug for Interrupts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Interrupts").finish_non_exhaustive()
+    }
+}
+
+/// A way to interrupt one run. Signals sent before the run begins count.
+pub fn interrupts() -> (Interrupter, Interrupts) {
+    let (sender, receiver) = channel();
+    (Interrupter(sender.clone()), Interrupts { sender, receiver, stand_still: Box::new(|_| false) })
+}

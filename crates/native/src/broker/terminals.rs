@@ -1,0 +1,88 @@
+//! Pseudo-terminals where the host's are in sight: a run opens those that it has made
+//! itself and its own standard streams, and no other, whatever its user may do. On another
+//! a person could be asked. Knows nothing of who relays what.
+
+use std::cell::RefCell;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{CWD, Mode, OFlags, Stat, fstat, open, openat};
+use rustix::pty::{OpenptFlags, openpt, ptsname};
+use stockade_model::{Level, Operation};
+use stockade_sys::{Errno, resolve};
+
+use super::deed::Step;
+use super::opens::{Wish, finish};
+use super::service::{Failure, Service, refused};
+use crate::powers::Refusal;
+
+/// What makes one (pty(7)).
+const MAKER: &[u8] = b"/dev/ptmx";
+/// Where their second ends are.
+const TERMINALS: &[u8] = b"/dev/pts/";
+/// Terminals of a run that are known at a time; those whose first end is closed do not
+/// count.
+const MAX_TERMINALS: usize = 64;
+
+/// The second ends of terminals that a run has made, held: a number is given again once
+/// the first end is closed, and then what is held has no name any more.
+#[derive(Debug, Default)]
+pub(super) struct Terminals(RefCell<Vec<OwnedFd>>);
+
+impl Terminals {
+    fn hold(&self, second: OwnedFd) -> Result<(), Errno> {
+        let mut held = self.0.borrow_mut();
+        held.retain(|held| fstat(held).is_ok_and(|stat| stat.st_nlink > 0));
+        if held.len() >= MAX_TERMINALS {
+            return Err(Errno::NOSPC);
+        }
+        held.push(second);
+        Ok(())
+    }
+
+    fn has(&self, wanted: &Stat) -> bool {
+        let is = |stat: Stat| stat.st_nlink > 0 && (stat.st_dev, stat.st_ino) == (wanted.st_dev, wanted.st_ino);
+        self.0.borrow().iter().any(|held| fstat(held).is_ok_and(is))
+    }
+}
+
+/// Whether a path is one of a terminal, or of what makes them.
+pub(super) fn is_of_terminals(path: &[u8]) -> bool {
+    path == MAKER || path.starts_with(TERMINALS)
+}
+
+impl Service {
+    /// Whether the kernel may open what is at `path`, of the devices that everybody may
+    /// write to: not where others' terminals are in sight.
+    pub(super) fn may_open_by_itself(&self, path: &[u8]) -> bool {
+        self.level == Level::Full || !is_of_terminals(path)
+    }
+
+    /// Opens one of a path that the kernel [may not open](Self::may_open_by_itself).
+    pub(super) fn open_other(&self, held: &OwnedFd, path: &[u8], wish: Wish) -> Result<Step, Failure> {
+        if path == MAKER { self.make_terminal(wish) } else { self.open_terminal(held, path, wish) }
+    }
+
+    /// Makes a terminal for the caller and gives it the first end.
+    fn make_terminal(&self, wish: Wish) -> Result<Step, Failure> {
+        let first = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
+        let name = ptsname(&first, Vec::new())?;
+        self.terminals.hold(open(&*name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?)?;
+        if wish.waits_not() {
+            rustix::io::ioctl_fionbio(&first, true)?;
+        }
+        Ok(Step::Done(finish(first, wish)?))
+    }
+
+    /// Opens the second end of one, where that is the run's own. It becomes nobody's
+    /// controlling terminal by that.
+    fn open_terminal(&self, held: &OwnedFd, path: &[u8], wish: Wish) -> Result<Step, Failure> {
+        let stat = fstat(held)?;
+        if !self.is_stream(&stat) && !self.terminals.has(&stat) {
+            let rule = "a terminal that the command has not made".to_owned();
+            return Err(refused(Operation::Write, path, Refusal { rule, grant: None }));
+        }
+        let by_descriptor = resolve::DescriptorPath::new(held.as_fd());
+        let opened = openat(CWD, by_descriptor.as_c_str(), wish.of_broker() - OFlags::CREATE, Mode::empty())?;
+        Ok(Step::Done(finish(opened, wish)?))
+    }
+}
