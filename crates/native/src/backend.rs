@@ -223,11 +223,18 @@ pub(crate) fn terms(
     }
 }
 
-/// The powers of the broker for this sandbox.
-fn powers(plan: &Plan, launching: &Launching) -> Powers {
+/// What a plan gives and what the launch keeps private: the start of the broker's powers in
+/// every sandbox.
+pub(crate) fn launched_powers(plan: &Plan, launching: &Launching) -> Powers {
     let private = launching.private_trees().iter().map(|tree| &tree.path);
     let mut powers = Powers::new(plan, private);
     powers.allowed_by_floor(launching.floors());
+    powers
+}
+
+/// The powers of the broker for this sandbox.
+fn powers(plan: &Plan, launching: &Launching) -> Powers {
+    let mut powers = launched_powers(plan, launching);
     let linked = linked_units(plan);
     powers.protect(linked);
     if is_staged(plan) {

@@ -12,7 +12,9 @@ use stockade_model::{Denial, Grant, Level, Plan};
 use super::keep::Kept;
 use super::{NATIVE, inside};
 use crate::attempt::NativeAttempt;
-use crate::backend::{broker_layer, no_descriptor, seen, terms, unbrokered, unlaunched, unlimited, unready};
+use crate::backend::{
+    broker_layer, launched_powers, no_descriptor, seen, terms, unbrokered, unlaunched, unlimited, unready,
+};
 use crate::broker::{Broker, linked_units_of};
 use crate::keeper::{self, Keeper, Leaves, OnBreach, Told};
 use crate::launch::{LaunchError, Launching, Outfit};
@@ -52,9 +54,7 @@ impl CommandBackend {
     }
 
     fn powers(&self, plan: &Plan, launching: &Launching) -> Powers {
-        let private = launching.private_trees().iter().map(|tree| &tree.path);
-        let mut powers = Powers::new(plan, private);
-        powers.allowed_by_floor(launching.floors());
+        let mut powers = launched_powers(plan, launching);
         powers.stay_inside();
         powers.protect(self.linked_units(plan));
         powers
