@@ -174,19 +174,14 @@ fn programs_at_a_terminal_behave_as_outside() {
             assert_eq!(fs::read_to_string(&written).unwrap(), "hello\n", "{level}");
             fs::remove_file(written).unwrap();
 
-            let mut less = outside(world, level, "sandboxed less lines");
-            less.expect("line 30.");
-            less.press("G");
-            less.expect("line 500.");
-            less.press("q");
-            ends(less, 0);
-
-            let mut piped = outside(world, level, "cat lines | sandboxed less");
-            piped.expect("line 30.");
-            piped.press("G");
-            piped.expect("line 500.");
-            piped.press("q");
-            ends(piped, 0);
+            for command in ["sandboxed less lines", "cat lines | sandboxed less"] {
+                let mut less = outside(world, level, command);
+                less.expect("line 30.");
+                less.press("G");
+                less.expect("line 500.");
+                less.press("q");
+                ends(less, 0);
+            }
 
             let mut top = outside(world, level, "sandboxed top -d 0.3");
             top.expect("load average");
