@@ -16,6 +16,8 @@ pub const DEFAULT_PROTECTED_NAMES: &[&str] = &[
     ".git",
     ".git/hooks",
     ".git/config",
+    ".git/config.worktree",
+    ".git/commondir",
     ".git/info/attributes",
     ".git/modules",
     ".git/worktrees",

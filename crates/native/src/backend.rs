@@ -13,7 +13,7 @@ use stockade_sys::Errno;
 use tracing::debug_span;
 
 use crate::attempt::NativeAttempt;
-use crate::broker::{Broker, BrokerBegun, BrokerError, BrokerEvent, BrokerTraits, linked_units};
+use crate::broker::{Broker, BrokerBegun, BrokerError, BrokerEvent, BrokerTraits};
 use crate::evidence::{HiddenWatch, TempWatch};
 use crate::keeper::{Keeper, Kept, Told};
 use crate::launch::{Blueprint, LaunchError, Launching, NetworkEnds, Nursery, Outfit, Stdio, begin, is_staged};
@@ -235,8 +235,6 @@ pub(crate) fn launched_powers(plan: &Plan, launching: &Launching) -> Powers {
 /// The powers of the broker for this sandbox.
 fn powers(plan: &Plan, launching: &Launching) -> Powers {
     let mut powers = launched_powers(plan, launching);
-    let linked = linked_units(plan);
-    powers.protect(linked);
     if is_staged(plan) {
         powers.stage();
     }

@@ -16,6 +16,7 @@ mod backend;
 mod capture;
 mod descriptors;
 mod evidence;
+mod guards;
 mod host;
 mod keeper;
 mod limits;

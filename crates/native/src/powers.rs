@@ -4,14 +4,13 @@
 //! caller has resolved every link and `..` before. It does no I/O; the few
 //! facts that only the filesystem knows come through a probe.
 
-use std::borrow::Cow;
-use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use stockade_model::{Grant, Level, Operation, Plan, RawText};
 
+use crate::guards::{GuardedNames, repository};
 use crate::programs::Programs;
 use crate::reach::Reach;
 
@@ -24,8 +23,7 @@ pub struct Powers {
     hidden: Vec<Vec<u8>>,
     revealed: Vec<Vec<u8>>,
     sockets: Vec<Vec<u8>>,
-    units: Units,
-    targets: Vec<Vec<u8>>,
+    names: GuardedNames,
     unattached: Vec<Vec<u8>>,
     floors: Vec<Vec<u8>>,
     added: Vec<Vec<u8>>,
@@ -66,15 +64,6 @@ pub type Probe<'a> = &'a dyn Fn(&Path) -> bool;
 /// Trees whose files are the kernel's own knobs: no grant opens them.
 const KERNEL_TREES: [&[u8]; 2] = [b"/proc", b"/sys"];
 
-/// How an object is called that is protected although its name is not.
-const TARGET: &str = "the target of a protected link";
-
-/// What makes a directory a git repository without a protected name.
-const REPOSITORY_MARKS: [&str; 3] = ["HEAD", "objects", "refs"];
-
-/// What of such a directory the host's git runs or obeys.
-const REPOSITORY_TRUSTED: [&str; 2] = ["config", "hooks"];
-
 impl Powers {
     /// The powers of a plan. `private` are absolute trees that only this run
     /// sees, as it sees them: the private temp directories.
@@ -87,8 +76,7 @@ impl Powers {
             hidden: normal_all(&files.hide),
             revealed: normal_all(&files.reveal),
             sockets: normal_all(&files.sockets),
-            units: Units::new(&files.protect),
-            targets: Vec::new(),
+            names: GuardedNames::new(&files.protect),
             unattached: Vec::new(),
             floors: Vec::new(),
             added: Vec::new(),
@@ -116,8 +104,7 @@ impl Powers {
             hidden: Vec::new(),
             revealed: Vec::new(),
             sockets: Vec::new(),
-            units: Units::new(protect),
-            targets: Vec::new(),
+            names: GuardedNames::new(protect),
             unattached: Vec::new(),
             floors: Vec::new(),
             added: Vec::new(),
@@ -133,12 +120,6 @@ impl Powers {
     /// Adds paths that somebody agreed to, as a grant for writing does.
     pub(crate) fn agree(&mut self, paths: impl IntoIterator<Item = PathBuf>) {
         self.writable.extend(paths.into_iter().map(|path| normal(&path)));
-    }
-
-    /// Protects objects that carry a protected name somewhere else: the targets
-    /// of links with such a name, a hooks directory that a setting names.
-    pub fn protect(&mut self, targets: impl IntoIterator<Item = PathBuf>) {
-        self.targets.extend(targets.into_iter().map(|t| normal(&t)));
     }
 
     /// Names writable roots that did not exist when the sandbox's root was
@@ -286,12 +267,33 @@ impl Powers {
     /// called `object`, would be protected units: `git` for `~/.config`. Such a
     /// directory is neither moved here nor away.
     pub fn units_carried_by(&self, object: &Path) -> Vec<PathBuf> {
-        self.units.carried_by(object.as_os_str().as_bytes())
+        self.names.carried_by(object.as_os_str().as_bytes())
     }
 
     /// Whether `path` is, or lies in, a tree that only this run sees.
     pub(crate) fn in_private_tree(&self, path: &[u8]) -> bool {
         self.is_private(Path::new(OsStr::from_bytes(path)))
+    }
+
+    /// The names that are guarded in every writable root.
+    pub(crate) fn names(&self) -> &GuardedNames {
+        &self.names
+    }
+
+    /// The writable roots. They only become more.
+    pub(crate) fn writable(&self) -> &[Vec<u8>] {
+        &self.writable
+    }
+
+    /// How long the path of the deepest writable root is that holds `path`.
+    pub(crate) fn root_length(&self, path: &[u8]) -> Option<usize> {
+        deepest(&self.writable, path).map(<[u8]>::len)
+    }
+
+    /// Whether `path` is, or lies in, something with a guarded name; granted or not.
+    pub(crate) fn has_guarded_name(&self, path: &[u8]) -> bool {
+        let above = if covers(&self.workspace, path) { self.workspace.len() } else { 0 };
+        prefix_ends(path).into_iter().any(|end| end > above && self.names.matches(&path[..end]).is_some())
     }
 
     /// Is a writable root above it, or it itself?
@@ -304,9 +306,6 @@ impl Powers {
     pub fn stays(&self, object: &Path) -> Option<Refusal> {
         let path = object.as_os_str().as_bytes();
         let beneath = |t: &&Vec<u8>| t.len() > path.len() && covers(path, t);
-        if let Some(target) = self.targets.iter().find(beneath) {
-            return Some(protected(target, TARGET));
-        }
         let stays = |rule: &str| Some(Refusal { rule: rule.to_owned(), grant: None });
         if self.hidden.iter().any(|hidden| beneath(&hidden)) {
             return stays("a directory that holds hidden credentials stays in place");
@@ -339,7 +338,7 @@ impl Powers {
         if let Some((unit, name)) = self.boundary(root, path) {
             return Some(protected(unit, &name));
         }
-        if let Some(unit) = repository_boundary(operation, root, path, probe) {
+        if let Some(unit) = repository::guarded_part(creates_name(operation), root.len(), path, probe) {
             return Some(Refusal {
                 rule: "settings and hooks of a bare repository".to_owned(),
                 grant: Some(Grant::Write(to_path(unit))),
@@ -356,11 +355,8 @@ impl Powers {
         ends.reverse();
         for end in ends.into_iter().filter(|end| *end > root.len()) {
             let prefix = &path[..end];
-            if let Some(name) = self.units.matches(prefix) {
+            if let Some(name) = self.names.matches(prefix) {
                 return Some((prefix, name));
-            }
-            if self.targets.iter().any(|t| t == prefix) {
-                return Some((prefix, TARGET.to_owned()));
             }
         }
         None
@@ -374,40 +370,8 @@ fn outside(path: &[u8]) -> Refusal {
     Refusal { rule: "outside every writable root".to_owned(), grant: Some(Grant::Write(to_path(path))) }
 }
 
-fn protected(unit: &[u8], name: &str) -> Refusal {
+pub(crate) fn protected(unit: &[u8], name: &str) -> Refusal {
     Refusal { rule: format!("protected name: {name}"), grant: Some(Grant::Write(to_path(unit))) }
-}
-
-/// A directory with `HEAD`, `objects` and `refs` is a repository under any name,
-/// and git obeys its `config` and runs its `hooks`. Neither may be changed in
-/// such a directory, and none may become one around them.
-fn repository_boundary<'p>(operation: Operation, root: &[u8], path: &'p [u8], probe: Probe<'_>) -> Option<&'p [u8]> {
-    for end in prefix_ends(path).into_iter().filter(|end| *end > root.len()) {
-        let prefix = &path[..end];
-        let name = prefix.rsplit(|b| *b == b'/').next().unwrap_or(prefix);
-        let within = |list: &[&str]| list.iter().any(|n| n.as_bytes().eq_ignore_ascii_case(name));
-        let trusted = within(&REPOSITORY_TRUSTED);
-        let completes = end == path.len() && creates_name(operation) && within(&REPOSITORY_MARKS);
-        if !trusted && !completes {
-            continue;
-        }
-        let directory = to_path(&prefix[..end - name.len()]);
-        // `.git` has names of its own among the protected ones.
-        if directory.file_name().is_some_and(|n| n.eq_ignore_ascii_case(".git")) {
-            continue;
-        }
-        let there = |n: &&str| n.as_bytes().eq_ignore_ascii_case(name) || probe(&directory.join(n));
-        let is_repository = REPOSITORY_MARKS.iter().all(there);
-        let boundary = if trusted {
-            is_repository
-        } else {
-            is_repository && REPOSITORY_TRUSTED.iter().any(there) && !probe(&to_path(prefix))
-        };
-        if boundary {
-            return Some(prefix);
-        }
-    }
-    None
 }
 
 fn creates_name(operation: Operation) -> bool {
@@ -425,13 +389,13 @@ fn creates_name(operation: Operation) -> bool {
 
 /// The ends of every prefix of an absolute path that is a path: `/a` and `/a/b`
 /// of `/a/b`, shortest first.
-fn prefix_ends(path: &[u8]) -> Vec<usize> {
+pub(crate) fn prefix_ends(path: &[u8]) -> Vec<usize> {
     let slashes = path.iter().enumerate().skip(1).filter(|(_, b)| **b == b'/').map(|(at, _)| at);
     slashes.chain((path.len() > 1).then_some(path.len())).collect()
 }
 
 /// Is `path` at or beneath `root`? Both are absolute and normal.
-fn covers(root: &[u8], path: &[u8]) -> bool {
+pub(crate) fn covers(root: &[u8], path: &[u8]) -> bool {
     root == b"/" || (path.starts_with(root) && (path.len() == root.len() || path[root.len()] == b'/'))
 }
 
@@ -456,93 +420,6 @@ fn normal_all(paths: &[RawText]) -> Vec<Vec<u8>> {
 
 pub(crate) fn to_path(bytes: &[u8]) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(bytes))
-}
-
-/// The protected names, ready to be compared with the tail of a path.
-#[derive(Clone, Debug)]
-struct Units {
-    /// By folded last component: the whole entry, folded, first component first.
-    by_last: HashMap<Vec<u8>, Vec<Vec<Vec<u8>>>>,
-    /// First bytes of last components: most components fail this test.
-    first_bytes: Box<[bool; 256]>,
-}
-
-impl Units {
-    fn new(entries: &[String]) -> Self {
-        let mut units = Self { by_last: HashMap::new(), first_bytes: Box::new([false; 256]) };
-        for entry in entries {
-            let parts: Vec<Vec<u8>> = entry
-                .split('/')
-                .filter(|part| !part.is_empty() && *part != ".")
-                .map(|part| fold(part.as_bytes()).into_owned())
-                .collect();
-            if let Some(last) = parts.last().filter(|last| !last.is_empty()).cloned() {
-                units.first_bytes[usize::from(last[0])] = true;
-                units.by_last.entry(last).or_default().push(parts);
-            }
-        }
-        units
-    }
-
-    /// The entry that the tail of `path` spells, if there is one.
-    fn matches(&self, path: &[u8]) -> Option<String> {
-        let mut parts = path.rsplit(|b| *b == b'/');
-        let last = fold(parts.next()?);
-        if !last.first().is_some_and(|b| self.first_bytes[usize::from(*b)]) {
-            return None;
-        }
-        let entries = self.by_last.get(last.as_ref())?;
-        entries.iter().find(|entry| ends_with(path, entry)).map(|entry| shown(entry))
-    }
-
-    fn carried_by(&self, path: &[u8]) -> Vec<PathBuf> {
-        let entries = self.by_last.values().flatten();
-        entries
-            .flat_map(|entry| {
-                (1..entry.len())
-                    .filter(|at| ends_with(path, &entry[..*at]))
-                    .map(|at| to_path(&entry[at..].join(&b'/')))
-                    .collect::<Vec<_>>()
-            })
-            .collect()
-    }
-}
-
-/// Do the last components of `path` spell `entry`?
-fn ends_with(path: &[u8], entry: &[Vec<u8>]) -> bool {
-    let mut parts = path.rsplit(|b| *b == b'/');
-    entry.iter().rev().all(|want| parts.next().is_some_and(|part| fold(part).as_ref() == want.as_slice()))
-}
-
-fn shown(entry: &[Vec<u8>]) -> String {
-    String::from_utf8_lossy(&entry.join(&b'/')).into_owned()
-}
-
-/// One form for all spellings that some filesystem takes for the same name:
-/// ASCII case, the two letters that fold into ASCII, characters that HFS+
-/// ignores, trailing dots and spaces.
-fn fold(name: &[u8]) -> Cow<'_, [u8]> {
-    let plain = name.iter().all(|b| b.is_ascii() && !b.is_ascii_uppercase());
-    if plain && !matches!(name.last(), Some(b'.' | b' ')) {
-        return Cow::Borrowed(name);
-    }
-    let Ok(text) = std::str::from_utf8(name) else {
-        return Cow::Owned(name.to_ascii_lowercase());
-    };
-    let folded: String = text.chars().filter(|c| !is_ignorable(*c)).map(fold_char).collect();
-    Cow::Owned(folded.trim_end_matches(['.', ' ']).as_bytes().to_vec())
-}
-
-fn fold_char(c: char) -> char {
-    match c {
-        '\u{212a}' => 'k',
-        '\u{017f}' => 's',
-        _ => c.to_ascii_lowercase(),
-    }
-}
-
-fn is_ignorable(c: char) -> bool {
-    matches!(c, '\u{200c}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{206a}'..='\u{206f}' | '\u{feff}')
 }
 
 #[cfg(test)]

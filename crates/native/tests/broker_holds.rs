@@ -26,6 +26,9 @@ fn probe() {
 const STAYS: &[(&str, &str)] = &[
     ("unit-set-id", "no grant makes a set-user-ID file"),
     ("unit-set-id-new", "no grant makes a set-user-ID file"),
+    ("unit-exchange", "what takes a guarded place is a copy: programs copy by themselves"),
+    ("unit-second-name", "a guarded file has one name"),
+    ("unit-new-name", "a guarded file has one name"),
     ("openat2", "its flags cannot be seen, so callers are told to fall back"),
 ];
 

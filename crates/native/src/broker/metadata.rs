@@ -109,7 +109,8 @@ impl Service {
             return Ok(());
         }
         match self.decide(Operation::Metadata, &object.path) {
-            Verdict::Allow | Verdict::Private => Ok(()),
+            Verdict::Allow => self.permit_linked(&object.stat, &object.path, Operation::Metadata),
+            Verdict::Private => Ok(()),
             Verdict::Refuse(_) if object.stat.st_uid != self.own_user() => Err(Errno::PERM.into()),
             Verdict::Refuse(refusal) => Err(refused(Operation::Metadata, &object.path, refusal)),
         }
@@ -125,6 +126,7 @@ impl Service {
             native_access(&object.fd, Access::WRITE_OK)?;
             return Err(refused(Operation::Truncate, &object.path, refusal));
         }
+        self.permit_linked(&object.stat, &object.path, Operation::Truncate)?;
         let held = self.through_object(object);
         let path = resolve::DescriptorPath::new(held.as_fd());
         let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;

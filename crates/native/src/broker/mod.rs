@@ -21,7 +21,8 @@
 //! | `programs` | what is about to run |
 //! | `reads` | what a traced run reads |
 //! | `connects`, `requests` | what leads outside: connects, and what the door is asked for |
-//! | `targets` | objects that carry a protected name elsewhere |
+//! | `confirm` | a second look at names that were made |
+//! | `install` | what takes a guarded place |
 //!
 //! Why acting on behalf is safe: names of the trees that the sandbox may write
 //! change only through the one thread that decides, because the floor refuses
@@ -35,10 +36,12 @@
 
 mod bound;
 mod caller;
+mod confirm;
 mod connects;
 mod deed;
 mod holding;
 mod holds;
+mod install;
 mod ledger;
 mod metadata;
 mod names;
@@ -51,7 +54,6 @@ mod service;
 mod sockets;
 mod straight;
 mod table;
-mod targets;
 mod terminals;
 mod view;
 mod walk;
@@ -76,8 +78,6 @@ use service::Service;
 
 pub(crate) use bound::Bound;
 pub use table::{ArgTest, Test, Trap, notify_table};
-pub use targets::linked_units;
-pub(crate) use targets::linked_units_of;
 
 /// The broker's thread must come up within this.
 const START_TIMEOUT: Duration = Duration::from_secs(10);

@@ -5,13 +5,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
 use rustix::fs::{
-    Access, AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, fstat, linkat, mkdirat, mknodat, openat2,
-    renameat_with, symlinkat, unlinkat,
+    Access, AtFlags, CWD, FileType, Mode, RenameFlags, fstat, linkat, mkdirat, mknodat, renameat_with, symlinkat,
+    unlinkat,
 };
 use stockade_model::{Grant, Operation};
 use stockade_sys::{Errno, resolve};
 
 use super::caller::Caller;
+use super::confirm::find_spelled;
 use super::deed::{Deed, Step};
 use super::opens::set_id;
 use super::service::{Failure, Service, native_access, refused};
@@ -117,7 +118,9 @@ impl Service {
     pub(super) fn make_directory(&self, place: &Place, mode: Mode) -> Result<Step, Failure> {
         let path = place.path();
         self.permit_new(place, &path, Operation::Mkdir)?;
-        mkdirat(self.through(place, &path), place.name_as_written().as_c_str(), mode)?;
+        let (before, directory) = (self.look_before(&path), self.through(place, &path));
+        mkdirat(&directory, place.name_as_written().as_c_str(), mode)?;
+        self.confirm_new((place, directory.as_fd()), &before, Operation::Mkdir)?;
         Ok(Step::zero())
     }
 
@@ -127,21 +130,28 @@ impl Service {
         if mode.bits() & 0o6000 != 0 {
             return Err(refused(Operation::Mknod, &path, set_id()));
         }
-        mknodat(self.through(place, &path), place.name_as_written().as_c_str(), kind, mode, device)?;
+        let (before, directory) = (self.look_before(&path), self.through(place, &path));
+        mknodat(&directory, place.name_as_written().as_c_str(), kind, mode, device)?;
+        self.confirm_new((place, directory.as_fd()), &before, Operation::Mknod)?;
         Ok(Step::zero())
     }
 
     pub(super) fn make_link(&self, place: &Place, text: &CStr) -> Result<Step, Failure> {
         let path = place.path();
         self.permit_new(place, &path, Operation::Symlink)?;
-        symlinkat(text, self.through(place, &path), place.name_as_written().as_c_str())?;
+        if place.step().is_err() {
+            self.permit_link_at(&path, Operation::Symlink)?;
+        }
+        let (before, directory) = (self.look_before(&path), self.through(place, &path));
+        symlinkat(text, &directory, place.name_as_written().as_c_str())?;
+        self.confirm_new((place, directory.as_fd()), &before, Operation::Symlink)?;
         Ok(Step::zero())
     }
 
     pub(super) fn remove(&self, place: &Place, flags: AtFlags) -> Result<Step, Failure> {
         let path = place.path();
         if !place.special
-            && let Err(failure) = self.permit_old(&path, Operation::Remove)
+            && let Err(failure) = self.permit_removal(&path, Operation::Remove)
         {
             let kind = FileType::from_raw_mode(fstat(place.step()?)?.st_mode);
             match (kind == FileType::Directory, flags.contains(AtFlags::REMOVEDIR)) {
@@ -158,10 +168,17 @@ impl Service {
     /// May the name `path` go away?
     fn permit_old(&self, path: &[u8], operation: Operation) -> Result<Verdict, Failure> {
         let verdict = self.permit(operation, path)?;
-        match self.powers.stays(&to_path(path)) {
+        match self.powers.stays(&to_path(path)).or_else(|| self.surveys.borrow().stays(path)) {
             Some(refusal) => Err(refused(operation, path, refusal)),
             None => Ok(verdict),
         }
+    }
+
+    /// May the name `path` go away, and nothing take its place?
+    fn permit_removal(&self, path: &[u8], operation: Operation) -> Result<Verdict, Failure> {
+        let verdict = self.permit_old(path, operation)?;
+        self.permit_unmaking(path, operation)?;
+        Ok(verdict)
     }
 
     pub(super) fn rename(&self, old: &Place, new: &Place, flags: RenameFlags) -> Result<Step, Failure> {
@@ -173,20 +190,38 @@ impl Service {
         if self.is_fixed(&from) || flags.contains(RenameFlags::EXCHANGE) && self.is_fixed(&to) {
             return Err(Errno::XDEV.into());
         }
+        if verdict == Verdict::Allow && self.changes_owner((&from, &to), flags)? {
+            self.install(old, new, flags)?;
+            return Ok(Step::zero());
+        }
+        self.move_name((old, &from), (new, &to), (verdict, flags))?;
+        self.forget_roots(&[&from, &to]);
+        Ok(Step::zero())
+    }
+
+    fn move_name(
+        &self,
+        (old, from): (&Place, &[u8]),
+        (new, to): (&Place, &[u8]),
+        (verdict, flags): (Verdict, RenameFlags),
+    ) -> Result<(), Failure> {
         let (name, new_name) = (old.name_as_written(), new.name_as_written());
-        let rename = |(one, other): (Through<'_>, Through<'_>)| {
+        let before = (self.look_before(from), self.look_before(to));
+        let rename = |(one, other): &(Through<'_>, Through<'_>)| {
             renameat_with(one, name.as_c_str(), other, new_name.as_c_str(), flags)
         };
-        match rename(self.through_both((old, &from), (new, &to))) {
+        let mut directories = self.through_both((old, from), (new, to));
+        match rename(&directories) {
             // Two writable roots of one filesystem are two mounts inside. A stage
             // has no other view, and no renames of directories from below.
-            Err(Errno::XDEV) if verdict == Verdict::Allow && !self.is_staged(&[&from, &to]) => {
-                rename(Self::through_own(old, new)?)?
+            Err(Errno::XDEV) if verdict == Verdict::Allow && !self.is_staged(&[from, to]) => {
+                directories = Self::through_own(old, new)?;
+                rename(&directories)?;
             }
             other => other?,
         }
-        self.forget_roots(&[&from, &to]);
-        Ok(Step::zero())
+        let (one, other) = directories;
+        self.confirm_moved(((old, one.as_fd()), (new, other.as_fd())), (&before.0, &before.1), flags)
     }
 
     /// What was a root by its path may now be another directory.
@@ -208,8 +243,11 @@ impl Service {
     ) -> Result<Verdict, Failure> {
         let moved = old.step()?;
         let both = self
-            .permit_old(from, Operation::Rename)
+            .permit_removal(from, Operation::Rename)
             .and_then(|one| Ok((one, self.permit_old(to, Operation::Rename)?)))
+            .and_then(
+                |both| if exchange { self.permit_unmaking(to, Operation::Rename).map(|()| both) } else { Ok(both) },
+            )
             .and_then(|both| {
                 self.permit_moved(&moved, from, to)?;
                 match new.step() {
@@ -233,7 +271,11 @@ impl Service {
 
     /// May what is held get the name `to` in the place of `from`?
     fn permit_moved(&self, moved: &OwnedFd, from: &[u8], to: &[u8]) -> Result<(), Failure> {
-        self.permit_socket_object(&fstat(moved)?, from, Operation::Rename)?;
+        let stat = fstat(moved)?;
+        self.permit_socket_object(&stat, from, Operation::Rename)?;
+        if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
+            self.permit_link_at(to, Operation::Rename)?;
+        }
         self.permit_carried(moved, from, to)
     }
 
@@ -243,22 +285,23 @@ impl Service {
         if FileType::from_raw_mode(fstat(moved)?.st_mode) != FileType::Directory {
             return Ok(());
         }
-        for end in [from, to] {
-            let end = to_path(end);
-            if self.powers.is_private(&end) {
-                continue;
-            }
-            for inner in self.powers.units_carried_by(&end) {
-                let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                let unit = end.join(&inner);
-                let is_granted = || {
-                    !matches!(self.decide(Operation::Rename, unit.as_os_str().as_encoded_bytes()), Verdict::Refuse(_))
-                };
-                if openat2(moved, &inner, flags, Mode::empty(), ResolveFlags::BENEATH).is_ok() && !is_granted() {
-                    let rule = "a protected name would be moved".to_owned();
-                    let refusal = Refusal { rule, grant: Some(Grant::Write(unit)) };
-                    return Err(refused(Operation::Rename, end.as_os_str().as_encoded_bytes(), refusal));
-                }
+        [from, to].into_iter().try_for_each(|end| self.permit_carried_at(moved, end))
+    }
+
+    /// Whether a directory may be called `end` with what it holds.
+    pub(super) fn permit_carried_at(&self, moved: &OwnedFd, end: &[u8]) -> Result<(), Failure> {
+        let end = to_path(end);
+        if self.powers.is_private(&end) {
+            return Ok(());
+        }
+        for inner in self.powers.units_carried_by(&end) {
+            let unit = end.join(&inner);
+            let is_granted =
+                || !matches!(self.decide(Operation::Rename, unit.as_os_str().as_encoded_bytes()), Verdict::Refuse(_));
+            if find_spelled(moved.as_fd(), inner.as_os_str().as_encoded_bytes())?.is_some() && !is_granted() {
+                let rule = "a protected name would be moved".to_owned();
+                let refusal = Refusal { rule, grant: Some(Grant::Write(unit)) };
+                return Err(refused(Operation::Rename, end.as_os_str().as_encoded_bytes(), refusal));
             }
         }
         Ok(())
@@ -279,22 +322,32 @@ impl Service {
         }
         let of_source = self.permit_source(source, &to)?;
         self.permit_socket_object(&source.stat, &source.path, Operation::Link)?;
-        if verdict != of_source && !new.special {
+        self.permit_linked(&source.stat, &source.path, Operation::Link)?;
+        if source.kind() == FileType::Symlink {
+            self.permit_link_at(&to, Operation::Link)?;
+        }
+        // A guarded file has one name: what is written by another would change it.
+        let has_two = source.stat.st_nlink > 0 && self.is_across_guards(&source.path, &to);
+        if !new.special && (verdict != of_source || has_two) {
             return Err(Errno::XDEV.into());
         }
+        let before = self.look_before(&to);
         let name = new.name_as_written();
-        let link = |(held, directory): (Through<'_>, Through<'_>)| {
+        let link = |(held, directory): &(Through<'_>, Through<'_>)| {
             let path = resolve::DescriptorPath::new(held.as_fd());
             linkat(CWD, path.as_c_str(), directory, name.as_c_str(), AtFlags::SYMLINK_FOLLOW)
         };
-        match link(self.through_link(source, (new, &to))) {
+        let mut ends = self.through_link(source, (new, &to));
+        match link(&ends) {
             Err(Errno::XDEV)
                 if verdict == Verdict::Allow && source.stat.st_nlink > 0 && !self.is_staged(&[&source.path, &to]) =>
             {
-                link((Through::Own(own_object(source)?), Through::Own(own_directory(&new.directory)?)))?;
+                ends = (Through::Own(own_object(source)?), Through::Own(own_directory(&new.directory)?));
+                link(&ends)?;
             }
             other => other?,
         }
+        self.confirm_new((new, ends.1.as_fd()), &before, Operation::Link)?;
         Ok(Step::zero())
     }
 

@@ -53,7 +53,7 @@ impl Wish {
         self.flags & flag == flag
     }
 
-    fn creates(self) -> bool {
+    pub(super) fn creates(self) -> bool {
         self.has(libc::O_CREAT)
     }
 
@@ -141,7 +141,7 @@ impl Service {
             wish.mode = self.masked(caller, mode)?;
         }
         if let Some(step) = self.open_straight(caller, start, &path, wish) {
-            return Ok(step);
+            return step;
         }
         let walk = self.walk(caller)?;
         if wish.has(TMPFILE) {
@@ -183,9 +183,18 @@ impl Service {
         if wish.creates() && wish.mode.bits() & SET_ID != 0 {
             return Err(refused(Operation::Create, &path, set_id()));
         }
+        if self.surveys.borrow().has_linked()
+            && let Ok(held) = place.step()
+        {
+            self.permit_linked(&fstat(&held)?, &path, wish.operation())?;
+        }
         let directory = self.through(place, &path);
+        let before = wish.creates().then(|| self.look_before(&path));
         match open_name(directory.as_fd(), place, wish) {
-            Ok(fd) => Ok(Step::Done(finish(fd, wish)?)),
+            Ok(fd) => {
+                before.map_or(Ok(()), |before| self.confirm_opened(&fd, &before))?;
+                Ok(Step::Done(finish(fd, wish)?))
+            }
             // A link, or the program wants none.
             Err(Errno::LOOP) if !wish.has(libc::O_NOFOLLOW) => Ok(Step::Link(place.step()?)),
             Err(errno @ (Errno::NXIO | Errno::AGAIN)) => {
@@ -278,6 +287,7 @@ impl Service {
         }
         if !object.is_placeless() && !self.is_own_stream(object) {
             self.permit(Operation::Write, &object.path)?;
+            self.permit_linked(&object.stat, &object.path, Operation::Write)?;
         }
         let held = self.through_object(object);
         let path = resolve::DescriptorPath::new(held.as_fd());

@@ -31,6 +31,7 @@ use super::table::{Shape, notify_table};
 use super::terminals::Terminals;
 use super::walk::{self, Kin, Object, Place, Walk};
 use super::{BrokerError, BrokerEvent, BrokerReport, Order, step};
+use crate::guards::Surveys;
 use crate::launch::may_map_for_others;
 use crate::powers::{Powers, Refusal, Verdict};
 use crate::stage::Precaution;
@@ -107,6 +108,8 @@ pub(super) struct Service {
     pub way: Option<Arc<WayOut>>,
     /// What a traced run reads.
     pub reads: Option<RefCell<Reads>>,
+    /// What leads to guarded names in the writable trees.
+    pub surveys: RefCell<Surveys>,
     /// The sockets that the run has bound to paths.
     pub bound: Bound,
     /// Terminals that the run has made.
@@ -161,6 +164,7 @@ impl Service {
             pool: Pool::default(),
             way,
             reads,
+            surveys: RefCell::default(),
             bound,
             terminals: Terminals::default(),
             parked: HashMap::new(),
@@ -437,7 +441,10 @@ impl Service {
 
     /// The decision on the object at `path`.
     pub fn decide(&self, operation: Operation, path: &[u8]) -> Verdict {
-        self.powers.decide(operation, Path::new(OsStr::from_bytes(path)), &|p| self.exists(p))
+        match self.powers.decide(operation, Path::new(OsStr::from_bytes(path)), &|p| self.exists(p)) {
+            Verdict::Allow => self.refusal_of_place(path).map_or(Verdict::Allow, Verdict::Refuse),
+            other => other,
+        }
     }
 
     /// As [`decide`](Self::decide), a refusal made ready to be recorded.
@@ -449,7 +456,7 @@ impl Service {
     }
 
     /// Whether something of the run's own has this path.
-    fn exists(&self, path: &Path) -> bool {
+    pub fn exists(&self, path: &Path) -> bool {
         let Some(first) = &self.first else { return false };
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;

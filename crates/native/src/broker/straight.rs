@@ -18,7 +18,7 @@ use stockade_sys::{Errno, resolve};
 use super::caller::Caller;
 use super::deed::Step;
 use super::opens::{Wish, finish, is_open_device};
-use super::service::Service;
+use super::service::{Failure, Service};
 use super::view::same;
 use super::walk::REMOVED;
 use crate::powers::{Powers, Verdict};
@@ -91,7 +91,7 @@ fn own_view(seen: &OwnedFd, path: &[u8]) -> Option<OwnedFd> {
 
 impl Service {
     /// Opens `path` where that can be done in one step.
-    pub fn open_straight(&self, caller: &Caller, start: i32, path: &CStr, wish: Wish) -> Option<Step> {
+    pub fn open_straight(&self, caller: &Caller, start: i32, path: &CStr, wish: Wish) -> Option<Result<Step, Failure>> {
         if !wish.is_plain() {
             return None;
         }
@@ -103,6 +103,9 @@ impl Service {
         {
             return None;
         }
+        if self.surveys.borrow().has_linked() {
+            return None;
+        }
         // What leaves no trace may be done for a caller that is gone: nobody
         // gets the descriptor.
         if wish.leaves_traces() {
@@ -110,8 +113,12 @@ impl Service {
         }
         // What cannot be staged fails on the long way.
         self.prepare_stage_at(&text, true).ok()?;
+        let before = wish.creates().then(|| self.look_before(&text));
         let fd = roots.open(&text, wish.of_broker(), wish.mode_of_new()).ok()?;
-        finish(fd, wish).ok().map(Step::Done)
+        Some(match before.map_or(Ok(()), |before| self.confirm_opened(&fd, &before)) {
+            Ok(()) => finish(fd, wish).map(Step::Done).map_err(Failure::from),
+            Err(failure) => Err(failure),
+        })
     }
 }
 

@@ -2,7 +2,7 @@
 //! a filter and a listener, a broker, a way out and powers of its own.
 
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use stockade_egress::{Edge, Trust};
@@ -15,7 +15,7 @@ use crate::attempt::NativeAttempt;
 use crate::backend::{
     broker_layer, launched_powers, no_descriptor, seen, terms, unbrokered, unlaunched, unlimited, unready,
 };
-use crate::broker::{Broker, linked_units_of};
+use crate::broker::Broker;
 use crate::keeper::{self, Keeper, Leaves, OnBreach, Told};
 use crate::launch::{LaunchError, Launching, Outfit};
 use crate::limits::Guard;
@@ -56,21 +56,7 @@ impl CommandBackend {
     fn powers(&self, plan: &Plan, launching: &Launching) -> Powers {
         let mut powers = launched_powers(plan, launching);
         powers.stay_inside();
-        powers.protect(self.linked_units(plan));
         powers
-    }
-
-    /// As paths inside: the links are read where the host has the trees.
-    fn linked_units(&self, plan: &Plan) -> Vec<PathBuf> {
-        let trees = [Tree::Workspace, Tree::Home].map(|tree| self.sandbox.tree(tree));
-        let units = trees.iter().flat_map(|(inside, from)| {
-            let units = linked_units_of(&[from], &plan.profile.filesystem.protect);
-            units.into_iter().map(move |unit| match unit.strip_prefix(from) {
-                Ok(rest) => Path::new(inside).join(rest),
-                Err(_) => unit,
-            })
-        });
-        units.collect()
     }
 }
 

@@ -115,7 +115,7 @@ impl Stage {
     /// Where stage or workspace cannot be read.
     pub fn held(&self, changes: &Changes) -> Result<Vec<Held>, CommitError> {
         let (upper, lower) = (self.part(UPPER)?, self.open_workspace()?);
-        Ok(choose(changes, &[], &Guard::new(self, &[], upper.as_fd(), lower.as_fd()))?.held)
+        Ok(choose(changes, &[], &Guard::new(self, &[], upper.as_fd(), lower.as_fd())?)?.held)
     }
 
     /// Puts what is wanted into the workspace.
@@ -131,7 +131,7 @@ impl Stage {
         }
         let all = self.changes()?;
         let (upper, lower) = (self.part(UPPER)?, self.open_workspace()?);
-        let guard = Guard::new(&self, &wanted.agreed, upper.as_fd(), lower.as_fd());
+        let guard = Guard::new(&self, &wanted.agreed, upper.as_fd(), lower.as_fd())?;
         let chosen = choose(&all, &wanted.paths, &guard)?;
         let checked = coarse();
         let conflicts = self.conflicts_of(&chosen.changes)?;

@@ -6,11 +6,13 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{CWD, Mode, OFlags, openat};
 use stockade_model::Operation;
 
 use super::change::{Change, Changes, How};
 use super::error::{At, CommitError, PathError};
 use super::place::Stage;
+use crate::guards::{Surveys, View};
 use crate::powers::{Powers, Verdict};
 use stockade_files::object::{Kind, Object, names, os};
 
@@ -83,18 +85,28 @@ pub(super) fn named<'c>(changes: &'c Changes, named: &[PathBuf]) -> Result<Vec<&
 /// what was agreed to now.
 pub(super) struct Guard<'a> {
     powers: Powers,
+    surveys: Surveys,
     root: &'a Path,
     upper: BorrowedFd<'a>,
     lower: BorrowedFd<'a>,
 }
 
 impl<'a> Guard<'a> {
-    pub fn new(stage: &'a Stage, agreed: &[PathBuf], upper: BorrowedFd<'a>, lower: BorrowedFd<'a>) -> Self {
+    /// # Errors
+    /// Where the root directory cannot be opened.
+    pub fn new(
+        stage: &'a Stage,
+        agreed: &[PathBuf],
+        upper: BorrowedFd<'a>,
+        lower: BorrowedFd<'a>,
+    ) -> Result<Self, PathError> {
         let root = stage.workspace();
         let mut powers = Powers::over(root, &stage.meta.protect);
-        powers.protect(crate::broker::linked_units_of(&[root], &stage.meta.protect));
+        let mut surveys = Surveys::default();
+        let host = openat(CWD, c"/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).at(root)?;
+        surveys.complete(View::new(host.as_fd()), powers.names(), powers.writable());
         powers.agree(agreed.iter().map(|path| root.join(path)));
-        Self { powers, root, upper, lower }
+        Ok(Self { powers, surveys, root, upper, lower })
     }
 
     /// Why `change` waits, if it does.
@@ -114,7 +126,7 @@ impl<'a> Guard<'a> {
             How::Modified => Operation::Write,
             How::Metadata => Operation::Metadata,
         };
-        if let Some(why) = self.protects(operation, &change.path) {
+        if let Some(why) = self.protects(operation, &change.path).or_else(|| self.stands_above(change)) {
             return Ok(Some(why));
         }
         let goes = matches!(change.how, How::Removed | How::Replaced);
@@ -130,7 +142,15 @@ impl<'a> Guard<'a> {
             let Ok(path) = path.strip_prefix(self.root) else { return false };
             [self.upper, self.lower].iter().any(|tree| matches!(Object::beneath(*tree, path), Ok(Some(_))))
         };
-        match self.powers.decide(operation, &self.root.join(path), &exists) {
+        let whole = self.root.join(path);
+        let bytes = whole.as_os_str().as_encoded_bytes();
+        let of_place =
+            || self.powers.root_length(bytes).and_then(|root_length| self.surveys.refusal(root_length, bytes));
+        let verdict = match self.powers.decide(operation, &whole, &exists) {
+            Verdict::Allow => of_place().map_or(Verdict::Allow, Verdict::Refuse),
+            other => other,
+        };
+        match verdict {
             Verdict::Allow | Verdict::Private => None,
             Verdict::Refuse(refusal) => {
                 let unit = match &refusal.grant {
@@ -140,6 +160,18 @@ impl<'a> Guard<'a> {
                 Some(Why::Protected { rule: refusal.rule, unit: unit.unwrap_or_else(|| path.to_owned()) })
             }
         }
+    }
+
+    /// A link that would stand for a directory with guarded names.
+    fn stands_above(&self, change: &Change) -> Option<Why> {
+        let whole = self.root.join(&change.path);
+        let is_agreed = self.powers.root_length(whole.as_os_str().as_encoded_bytes())
+            == Some(whole.as_os_str().as_encoded_bytes().len());
+        let is_link = change.staged.is_some_and(|staged| staged.kind == Kind::Link);
+        (is_link && !is_agreed && !self.powers.units_carried_by(&whole).is_empty()).then(|| Why::Protected {
+            rule: "a link would stand for a directory with protected names".to_owned(),
+            unit: change.path.clone(),
+        })
     }
 
     fn protects_beneath(&self, path: &Path, directory: &Object, depth: usize) -> Result<Option<Why>, PathError> {

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use stockade_engine::{HeldAnswer, HoldId};
 use stockade_model::{Denial, Level, Plan, RawText};
-use stockade_native::broker::{Answers, Broker, BrokerEvent, BrokerReport, linked_units};
+use stockade_native::broker::{Answers, Broker, BrokerEvent, BrokerReport};
 use stockade_native::launch::{Blueprint, Ended, Stdio, launch};
 use stockade_native::powers::Powers;
 use stockade_testkit::copy_program;
@@ -310,7 +310,6 @@ fn run(plan: &Plan, react: Option<React>) -> Brokered {
         })
     });
     let mut powers = Powers::new(plan, launched.private_trees().iter().map(|t| &t.path));
-    powers.protect(linked_units(plan));
     if plan.level == Level::Full {
         powers.not_attached(launched.missing().iter().cloned());
     }

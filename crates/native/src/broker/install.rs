@@ -1,0 +1,117 @@
+//! What takes a guarded place. A file that gets a guarded name by a grant is a new one
+//! that the broker wrote from its content: the file itself may have another name or be
+//! held open, and whatever writes to it later would write to the guarded place without
+//! a grant.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Timespec, Timestamps, fstat, futimens, linkat, openat,
+    renameat_with, unlinkat,
+};
+use stockade_model::Operation;
+use stockade_sys::{Errno, actor, resolve};
+
+use super::service::{Failure, Service};
+use super::view::same;
+use super::walk::Place;
+
+/// Files larger than this are not copied: a program is told to copy them itself.
+const MAX_INSTALLED_BYTES: u64 = 16 << 20;
+/// Names tried for the copy.
+const MAX_ATTEMPTS: u32 = 16;
+
+impl Service {
+    /// Whether one of two paths is guarded and the same grant does not cover both.
+    pub(super) fn is_across_guards(&self, one: &[u8], other: &[u8]) -> bool {
+        self.powers.root_length(one).map(|length| &one[..length])
+            != self.powers.root_length(other).map(|length| &other[..length])
+            && (self.is_guarded(one) || self.is_guarded(other))
+    }
+
+    /// Whether a rename would bring something into a guarded place.
+    pub(super) fn changes_owner(&self, (from, to): (&[u8], &[u8]), flags: RenameFlags) -> Result<bool, Failure> {
+        if !self.is_across_guards(from, to) {
+            return Ok(false);
+        }
+        if flags.contains(RenameFlags::EXCHANGE) {
+            return Err(Errno::XDEV.into());
+        }
+        Ok(self.is_guarded(to))
+    }
+
+    /// Puts a copy of what is at `old` in the place of `new` and removes `old`. A directory
+    /// is refused as one of another filesystem: programs then copy its files one by one.
+    pub(super) fn install(&self, old: &Place, new: &Place, flags: RenameFlags) -> Result<(), Failure> {
+        let (from, to) = (old.path(), new.path());
+        let held = old.step()?;
+        let stat = fstat(&held)?;
+        let size = u64::try_from(stat.st_size).unwrap_or(u64::MAX);
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || size > MAX_INSTALLED_BYTES {
+            return Err(Errno::XDEV.into());
+        }
+        let (source, target) = self.through_both((old, &from), (new, &to));
+        let before = self.look_before(&to);
+        let copy = copy_of(&held, target.as_fd(), stat.st_mode & 0o1777)?;
+        let modified = Timespec { tv_sec: stat.st_mtime as _, tv_nsec: stat.st_mtime_nsec as _ };
+        futimens(&copy, &Timestamps { last_access: modified, last_modification: modified })?;
+        put(&copy, new, target.as_fd(), flags)?;
+        self.confirm_new((new, target.as_fd()), &before, Operation::Rename)?;
+        let is_same = old.step().and_then(fstat).is_ok_and(|found| same(&stat, &found));
+        if is_same {
+            unlinkat(&source, &old.name, AtFlags::empty())?;
+        }
+        Ok(())
+    }
+}
+
+/// A file without a name in `directory`, with the content of what is held.
+fn copy_of(held: &OwnedFd, directory: BorrowedFd<'_>, mode: u32) -> Result<OwnedFd, Errno> {
+    let path = resolve::DescriptorPath::new(held.as_fd());
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let source = File::from(openat(CWD, path.as_c_str(), flags, Mode::empty())?);
+    let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+    // A filesystem without such files: the program copies by itself.
+    let copy = openat(directory, c".", flags, Mode::from_raw_mode(0o600)).map_err(|_| Errno::XDEV)?;
+    let mut copy = File::from(copy);
+    io::copy(&mut source.take(MAX_INSTALLED_BYTES), &mut copy)
+        .map_err(|error| error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))?;
+    let copy = OwnedFd::from(copy);
+    actor::chmod(copy.as_fd(), mode)?;
+    Ok(copy)
+}
+
+/// Gives `copy` the name of `new`, and no other.
+fn put(copy: &OwnedFd, new: &Place, directory: BorrowedFd<'_>, flags: RenameFlags) -> Result<(), Errno> {
+    let by_descriptor = resolve::DescriptorPath::new(copy.as_fd());
+    let link = |name: &CString| linkat(CWD, by_descriptor.as_c_str(), directory, name, AtFlags::SYMLINK_FOLLOW);
+    if flags.contains(RenameFlags::NOREPLACE) {
+        return link(&new.name);
+    }
+    for number in 0..MAX_ATTEMPTS {
+        let name = format!(".stockade-install-{}-{number}", std::process::id());
+        let name = CString::new(name).map_err(|_| Errno::INVAL)?;
+        match link(&name) {
+            Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno),
+            Ok(()) => {
+                let put = renameat_with(directory, &name, directory, &new.name, RenameFlags::empty());
+                if put.is_err() {
+                    // It holds what its own name still holds.
+                    let _ = unlinkat(directory, &name, AtFlags::empty());
+                    return put;
+                }
+                // Another broker may have given it a second name meanwhile.
+                if fstat(copy)?.st_nlink > 1 {
+                    unlinkat(directory, &new.name, AtFlags::empty())?;
+                    return Err(Errno::BUSY);
+                }
+                return Ok(());
+            }
+        }
+    }
+    Err(Errno::EXIST)
+}

@@ -1,0 +1,28 @@
+//! Places that are guarded because of what leads to them, and not by their own name.
+//!
+//! A guarded name (`names`) is found in a path by itself. But a link of such a name, a
+//! setting of git or another hard link makes an ordinary path mean the same file. A
+//! survey of a writable tree (`survey`) finds those once, before the first write in it;
+//! what a run does later cannot add one, because the broker refuses to make it.
+//!
+//! | File | For |
+//! |---|---|
+//! | `names` | guarded names as the tail of a path spells them |
+//! | `places` | what a survey found, and what it refuses |
+//! | `repository` | directories that git takes for a repository by what they hold |
+//! | `survey` | the walk through a tree |
+//! | `git` | what the settings of a repository name |
+//! | `view` | files and links as the run sees them |
+//!
+//! Absent on purpose: grants, questions, what is refused for other reasons.
+
+mod git;
+mod names;
+mod places;
+pub(crate) mod repository;
+mod survey;
+mod view;
+
+pub(crate) use names::{GuardedNames, fold};
+pub(crate) use places::Surveys;
+pub(crate) use view::View;

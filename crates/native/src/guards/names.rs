@@ -1,0 +1,109 @@
+//! Guarded names as a program may spell them, compared with the tails of paths.
+//! Pure: it knows no filesystem.
+
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+/// The guarded names, each of one or more components.
+#[derive(Clone, Debug)]
+pub(crate) struct GuardedNames {
+    /// By folded last component: the whole entry, folded, first component first.
+    by_last: HashMap<Vec<u8>, Vec<Vec<Vec<u8>>>>,
+    /// First bytes of last components: most components fail this test.
+    first_bytes: Box<[bool; 256]>,
+    /// Every folded component of every entry.
+    components: HashSet<Vec<u8>>,
+}
+
+impl GuardedNames {
+    pub(crate) fn new(entries: &[String]) -> Self {
+        let mut names =
+            Self { by_last: HashMap::new(), first_bytes: Box::new([false; 256]), components: HashSet::new() };
+        for entry in entries {
+            let parts: Vec<Vec<u8>> = entry
+                .split('/')
+                .filter(|part| !part.is_empty() && *part != ".")
+                .map(|part| fold(part.as_bytes()).into_owned())
+                .collect();
+            if let Some(last) = parts.last().filter(|last| !last.is_empty()).cloned() {
+                names.first_bytes[usize::from(last[0])] = true;
+                names.components.extend(parts.iter().cloned());
+                names.by_last.entry(last).or_default().push(parts);
+            }
+        }
+        names
+    }
+
+    /// The entry that the tail of `path` spells, if there is one.
+    pub(crate) fn matches(&self, path: &[u8]) -> Option<String> {
+        let last = fold(path.rsplit(|b| *b == b'/').next()?);
+        if !last.first().is_some_and(|b| self.first_bytes[usize::from(*b)]) {
+            return None;
+        }
+        let entries = self.by_last.get(last.as_ref())?;
+        entries.iter().find(|entry| ends_with(path, entry)).map(|entry| shown(entry))
+    }
+
+    /// Whether a single name is a component of an entry.
+    pub(crate) fn has_component(&self, name: &[u8]) -> bool {
+        self.components.contains(fold(name).as_ref())
+    }
+
+    /// Relative paths that would be guarded beneath a directory with the path `path`:
+    /// `git` beneath `/home/dev/.config`.
+    pub(crate) fn carried_by(&self, path: &[u8]) -> Vec<PathBuf> {
+        let name = path.rsplit(|b| *b == b'/').next().unwrap_or(path);
+        if !self.has_component(name) {
+            return Vec::new();
+        }
+        let entries = self.by_last.values().flatten();
+        entries
+            .flat_map(|entry| {
+                (1..entry.len())
+                    .filter(|at| ends_with(path, &entry[..*at]))
+                    .map(|at| PathBuf::from(OsStr::from_bytes(&entry[at..].join(&b'/'))))
+                    .collect::<Vec<_>>()
+            })
+            .collect()
+    }
+}
+
+/// Do the last components of `path` spell `entry`?
+fn ends_with(path: &[u8], entry: &[Vec<u8>]) -> bool {
+    let mut parts = path.rsplit(|b| *b == b'/');
+    entry.iter().rev().all(|want| parts.next().is_some_and(|part| fold(part).as_ref() == want.as_slice()))
+}
+
+fn shown(entry: &[Vec<u8>]) -> String {
+    String::from_utf8_lossy(&entry.join(&b'/')).into_owned()
+}
+
+/// One form for all spellings that some filesystem takes for the same name:
+/// ASCII case, the two letters that fold into ASCII, characters that HFS+
+/// ignores, trailing dots and spaces.
+pub(crate) fn fold(name: &[u8]) -> Cow<'_, [u8]> {
+    let plain = name.iter().all(|b| b.is_ascii() && !b.is_ascii_uppercase());
+    if plain && !matches!(name.last(), Some(b'.' | b' ')) {
+        return Cow::Borrowed(name);
+    }
+    let Ok(text) = std::str::from_utf8(name) else {
+        return Cow::Owned(name.to_ascii_lowercase());
+    };
+    let folded: String = text.chars().filter(|c| !is_ignorable(*c)).map(fold_char).collect();
+    Cow::Owned(folded.trim_end_matches(['.', ' ']).as_bytes().to_vec())
+}
+
+fn fold_char(c: char) -> char {
+    match c {
+        '\u{212a}' => 'k',
+        '\u{017f}' => 's',
+        _ => c.to_ascii_lowercase(),
+    }
+}
+
+fn is_ignorable(c: char) -> bool {
+    matches!(c, '\u{200c}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{206a}'..='\u{206f}' | '\u{feff}')
+}

@@ -1,0 +1,126 @@
+//! What the surveys of a run's writable trees found.
+
+use std::collections::{BTreeSet, HashSet};
+
+use rustix::fs::Stat;
+use stockade_model::Grant;
+
+use super::git::GlobalSettings;
+use super::names::GuardedNames;
+use super::survey::{SurveyError, survey};
+use super::view::View;
+use crate::powers::{Refusal, covers, prefix_ends, protected, to_path};
+
+/// How a place is called that is guarded although its name is not.
+const TARGET: &str = "the target of a protected link";
+
+/// Guarded places of one tree.
+#[derive(Debug, Default)]
+pub(crate) struct GuardedPlaces {
+    /// Absolute paths; each is guarded with everything beneath it.
+    pub(super) targets: BTreeSet<Vec<u8>>,
+    /// Links that mean something by the place where they are: no directory above one
+    /// is moved.
+    pub(super) pins: BTreeSet<Vec<u8>>,
+    /// Files, by device and inode, that have a guarded name besides others.
+    pub(super) linked: HashSet<(u64, u64)>,
+}
+
+impl GuardedPlaces {
+    /// Why the writable root of `root_length` bytes does not reach `path`.
+    pub(crate) fn refusal(&self, root_length: usize, path: &[u8]) -> Option<Refusal> {
+        if self.targets.is_empty() {
+            return None;
+        }
+        let ends = prefix_ends(path).into_iter().rev().filter(|end| *end > root_length);
+        let unit = ends.map(|end| &path[..end]).find(|prefix| self.targets.contains(*prefix))?;
+        Some(protected(unit, TARGET))
+    }
+
+    /// Why the directory at `path` must stay where it is.
+    fn stays(&self, path: &[u8]) -> Option<Refusal> {
+        let beneath = |places: &BTreeSet<Vec<u8>>| {
+            let start = [path, b"/"].concat();
+            places.range(start.clone()..).next().filter(|place| place.starts_with(&start)).cloned()
+        };
+        if let Some(target) = beneath(&self.targets) {
+            return Some(protected(&target, TARGET));
+        }
+        let link = beneath(&self.pins)?;
+        Some(Refusal {
+            rule: "a directory that holds a protected link stays in place".to_owned(),
+            grant: Some(Grant::Write(to_path(&link))),
+        })
+    }
+}
+
+/// The surveys of a run, one for each writable root, made when they are first needed.
+#[derive(Debug, Default)]
+pub(crate) struct Surveys {
+    settings: Option<GlobalSettings>,
+    /// How many writable roots there were at the last look.
+    roots: usize,
+    trees: Vec<(Vec<u8>, Result<GuardedPlaces, SurveyError>)>,
+}
+
+impl Surveys {
+    /// Surveys those of the writable `roots` that were not looked at yet.
+    pub(crate) fn complete(&mut self, view: View<'_>, names: &GuardedNames, roots: &[Vec<u8>]) {
+        if self.roots == roots.len() {
+            return;
+        }
+        self.roots = roots.len();
+        for root in roots {
+            if !self.trees.iter().any(|(known, _)| covers(known, root)) {
+                let settings = self.settings.get_or_insert_with(GlobalSettings::of_caller);
+                self.trees.push((root.clone(), survey(view, (root, roots), names, settings)));
+            }
+        }
+    }
+
+    /// Why the writable root of `root_length` bytes does not reach `path`.
+    pub(crate) fn refusal(&self, root_length: usize, path: &[u8]) -> Option<Refusal> {
+        self.trees.iter().find_map(|(tree, survey)| match survey {
+            Ok(places) => places.refusal(root_length, path),
+            Err(error) => (root_length <= tree.len() && covers(tree, path))
+                .then(|| Refusal { rule: error.to_string(), grant: Some(Grant::Write(to_path(path))) }),
+        })
+    }
+
+    /// Why the directory at `path` must stay where it is.
+    pub(crate) fn stays(&self, path: &[u8]) -> Option<Refusal> {
+        self.trees.iter().filter_map(|(_, survey)| survey.as_ref().ok()).find_map(|places| places.stays(path))
+    }
+
+    /// Whether some file of the trees has a guarded name besides others.
+    pub(crate) fn has_linked(&self) -> bool {
+        self.trees.iter().any(|(_, survey)| survey.as_ref().is_ok_and(|places| !places.linked.is_empty()))
+    }
+
+    /// Whether this file has a guarded name besides others.
+    pub(crate) fn is_linked(&self, stat: &Stat) -> bool {
+        let key = (stat.st_dev, stat.st_ino);
+        self.trees.iter().any(|(_, survey)| survey.as_ref().is_ok_and(|places| places.linked.contains(&key)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_reach_down_and_hold_what_is_above() {
+        let mut places = GuardedPlaces::default();
+        places.targets.insert(b"/ws/real/vs".to_vec());
+        places.pins.insert(b"/ws/sub/.cargo".to_vec());
+        let refused = |path: &str| places.refusal(3, path.as_bytes()).map(|refusal| refusal.grant);
+        let grant = |path: &str| Some(Some(Grant::Write(path.into())));
+        assert_eq!(refused("/ws/real/vs/tasks.json"), grant("/ws/real/vs"));
+        assert_eq!(refused("/ws/real/vs"), grant("/ws/real/vs"));
+        assert_eq!(refused("/ws/real/vsx"), None);
+        assert!(places.refusal(b"/ws/real/vs".len(), b"/ws/real/vs/x").is_none(), "a grant for the place itself");
+        let stays = |path: &str| places.stays(path.as_bytes()).is_some();
+        assert!(stays("/ws/real") && stays("/ws/sub") && stays("/ws"));
+        assert!(!stays("/ws/real/vs") && !stays("/ws/sub/.cargo") && !stays("/ws/su"));
+    }
+}

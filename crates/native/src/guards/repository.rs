@@ -1,0 +1,143 @@
+//! Directories that git takes for a repository by what they hold, under any name
+//! (`is_git_directory` in git's setup.c): a `HEAD`, and `objects` and `refs` or a
+//! `commondir` that says where those are. Git obeys their settings and runs their hooks.
+//! Pure: a probe says what exists.
+
+use std::path::Path;
+
+use super::view::{name, parent};
+use crate::powers::{Probe, prefix_ends, to_path};
+
+/// What makes a repository, besides `commondir`.
+const MARKS: [&str; 3] = ["HEAD", "objects", "refs"];
+/// What of a repository git obeys or runs.
+const TRUSTED: [&str; 4] = ["config", "config.worktree", "hooks", "commondir"];
+
+/// What of a repository a directory holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RepositoryState {
+    is_repository: bool,
+    /// One bit for each of [`TRUSTED`].
+    trusted: u8,
+}
+
+impl RepositoryState {
+    /// Of the directory at `directory`, where `exists` says what is there.
+    fn of(directory: &Path, exists: impl Fn(&str) -> bool) -> Self {
+        if directory.file_name().is_some_and(|name| name.eq_ignore_ascii_case(".git")) {
+            // It has names of its own among the guarded ones.
+            return Self::default();
+        }
+        let trusted = TRUSTED.iter().enumerate().filter(|(_, name)| exists(name));
+        let trusted = trusted.fold(0, |bits, (at, _)| bits | 1 << at);
+        let is_repository = exists("HEAD") && (exists("commondir") || exists("objects") && exists("refs"));
+        Self { is_repository, trusted }
+    }
+
+    /// Of the directory that holds `path`, where a name in it matters to git.
+    pub(crate) fn around(path: &[u8], probe: Probe<'_>) -> Option<Self> {
+        let directory = to_path(parent(path));
+        is_part(name(path)).then(|| Self::of(&directory, |name| probe(&directory.join(name))))
+    }
+
+    /// Whether git would obey or run something now that it would not have before.
+    pub(crate) fn gives_more_than(self, before: Self) -> bool {
+        let obeyed = |state: Self| if state.is_repository { state.trusted } else { 0 };
+        obeyed(self) & !obeyed(before) != 0
+    }
+}
+
+fn is_part(name: &[u8]) -> bool {
+    is_one_of(&MARKS, name) || is_one_of(&TRUSTED, name)
+}
+
+fn is_one_of(list: &[&str], name: &[u8]) -> bool {
+    list.iter().any(|entry| entry.as_bytes().eq_ignore_ascii_case(name))
+}
+
+/// The part of `path` beneath a root of `root_length` bytes that is the settings or hooks
+/// of a repository, or would make a repository of a directory that has such. `creates`
+/// where the name may be new.
+pub(crate) fn guarded_part<'p>(
+    creates: bool,
+    root_length: usize,
+    path: &'p [u8],
+    probe: Probe<'_>,
+) -> Option<&'p [u8]> {
+    for end in prefix_ends(path).into_iter().filter(|end| *end > root_length) {
+        let prefix = &path[..end];
+        let own = name(prefix);
+        let trusted = is_one_of(&TRUSTED, own);
+        let completes = end == path.len() && creates && is_one_of(&MARKS, own);
+        if !trusted && !completes {
+            continue;
+        }
+        let directory = to_path(parent(prefix));
+        let is_own = |entry: &str| entry.as_bytes().eq_ignore_ascii_case(own);
+        let state = RepositoryState::of(&directory, |entry| is_own(entry) || probe(&directory.join(entry)));
+        let is_guarded = state.is_repository && (trusted || state.trusted != 0 && !probe(&to_path(prefix)));
+        if is_guarded {
+            return Some(prefix);
+        }
+    }
+    None
+}
+
+/// Whether taking `path` away would unmake a repository that has settings or hooks: they
+/// could be changed then, and the repository made again.
+pub(crate) fn is_needed(path: &[u8], probe: Probe<'_>) -> bool {
+    is_one_of(&MARKS, name(path))
+        && RepositoryState::around(path, probe).is_some_and(|state| state.is_repository && state.trusted != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(creates: bool, path: &str, there: &[&str], guarded: Option<&str>) {
+        let probe = |path: &Path| there.iter().any(|name| Path::new("/ws/r").join(name) == path);
+        let found = guarded_part(creates, 3, path.as_bytes(), &probe);
+        assert_eq!(found, guarded.map(str::as_bytes), "{path} {there:?}");
+    }
+
+    #[test]
+    fn settings_of_repositories_whatever_the_order() {
+        let whole = ["HEAD", "objects", "refs", "config"];
+        check(false, "/ws/r/config", &whole, Some("/ws/r/config"));
+        check(true, "/ws/r/hooks/post-update", &whole, Some("/ws/r/hooks"));
+        check(true, "/ws/r/config.worktree", &whole, Some("/ws/r/config.worktree"));
+        check(true, "/ws/r/objects/ab/cd", &whole, None);
+        check(true, "/ws/r/HEAD", &whole, None);
+        check(true, "/ws/r/config", &whole[..2], None);
+        check(true, "/ws/r/refs", &[whole[0], whole[1], whole[3]], Some("/ws/r/refs"));
+        check(true, "/ws/r/refs", &whole[..2], None);
+        check(true, "/ws/r/config", &whole[..3], Some("/ws/r/config"));
+    }
+
+    #[test]
+    fn a_common_directory_makes_a_repository_as_well() {
+        check(true, "/ws/r/commondir", &["HEAD"], Some("/ws/r/commondir"));
+        check(true, "/ws/r/HEAD", &["commondir"], Some("/ws/r/HEAD"));
+        check(true, "/ws/r/commondir", &["config"], None);
+        check(true, "/ws/r/Head", &["commondir"], Some("/ws/r/Head"));
+    }
+
+    #[test]
+    fn two_states_are_compared() {
+        let state = |names: &[&str]| RepositoryState::of(Path::new("/ws/r"), |name| names.contains(&name));
+        let complete = state(&["HEAD", "objects", "refs"]);
+        let with_settings = state(&["HEAD", "objects", "refs", "config"]);
+        assert!(with_settings.gives_more_than(complete));
+        assert!(with_settings.gives_more_than(state(&["objects", "refs", "config"])));
+        assert!(!with_settings.gives_more_than(with_settings) && !complete.gives_more_than(with_settings));
+    }
+
+    #[test]
+    fn a_part_that_holds_a_repository_together() {
+        let probe = |names: &'static [&'static str]| move |path: &Path| names.iter().any(|n| path.ends_with(n));
+        assert!(is_needed(b"/ws/r/HEAD", &probe(&["HEAD", "objects", "refs", "hooks"])));
+        assert!(!is_needed(b"/ws/r/HEAD", &probe(&["HEAD", "objects", "refs"])));
+        assert!(!is_needed(b"/ws/r/packed", &probe(&["HEAD", "objects", "refs", "hooks", "packed"])));
+    }
+}

@@ -1,0 +1,268 @@
+//! One walk through a writable tree, for what makes ordinary paths mean guarded ones:
+//! links with guarded names or above them, repositories with settings that name files,
+//! files that have a guarded name and another.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::fs::FileType;
+use stockade_sys::Errno;
+
+use super::git::{self, GlobalSettings};
+use super::names::{GuardedNames, fold};
+use super::places::GuardedPlaces;
+use super::view::{Chain, View, absolute, join, name, parent};
+use crate::powers::covers;
+
+/// Names that are looked at in one tree.
+const MAX_NAMES: usize = 4_000_000;
+/// Guarded places of one tree.
+const MAX_PLACES: usize = 10_000;
+/// How long one tree may take.
+const SURVEY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Links of guarded links that are followed, one within the other.
+const MAX_DEPTH: usize = 8;
+
+/// Why a tree cannot be surveyed. Nothing is then written in it without a grant.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum SurveyError {
+    /// There is too much in it.
+    #[error("more than {MAX_NAMES} names in one writable tree: links to protected names cannot be looked for")]
+    TooLarge,
+    /// It took too long.
+    #[error(
+        "links to protected names could not be looked for within {} s in a writable tree",
+        SURVEY_TIMEOUT.as_secs()
+    )]
+    TimedOut,
+    /// More places than are kept.
+    #[error("more than {MAX_PLACES} targets of protected links in one writable tree")]
+    TooManyPlaces,
+    /// The tree cannot be listed.
+    #[error("a writable tree cannot be read: links to protected names cannot be looked for")]
+    Unreadable,
+    /// A guarded link means the tree itself.
+    #[error("the protected link {0} leads to the writable tree itself")]
+    Covers(String),
+}
+
+/// What a directory must hold for git to take it for a repository.
+#[derive(Clone, Copy, Default)]
+struct RepositoryMarks {
+    head: bool,
+    objects: bool,
+    refs: bool,
+    common: bool,
+}
+
+impl RepositoryMarks {
+    fn add(&mut self, name: &[u8]) {
+        match &*fold(name) {
+            b"head" => self.head = true,
+            b"objects" => self.objects = true,
+            b"refs" => self.refs = true,
+            b"commondir" => self.common = true,
+            _ => {}
+        }
+    }
+
+    fn make_repository(self) -> bool {
+        self.head && (self.common || self.objects && self.refs)
+    }
+}
+
+struct Survey<'a> {
+    view: View<'a>,
+    names: &'a GuardedNames,
+    tree: &'a [u8],
+    /// Every writable tree of the run: elsewhere nothing needs a guard.
+    writable: &'a [Vec<u8>],
+    settings: &'a GlobalSettings,
+    found: GuardedPlaces,
+    /// Directories to look at, and whether they lie within something guarded.
+    rest: Vec<(Vec<u8>, bool)>,
+    seen: usize,
+    deadline: Instant,
+}
+
+/// What of one directory needs a closer look.
+#[derive(Default)]
+struct Listing {
+    marks: RepositoryMarks,
+    directories: Vec<Vec<u8>>,
+    links: Vec<Vec<u8>>,
+    files: Vec<Vec<u8>>,
+    count: usize,
+}
+
+/// Surveys the tree at `tree`, which may be a file or missing. `writable` are all trees
+/// that the run may write, `settings` those of the person.
+pub(super) fn survey(
+    view: View<'_>,
+    (tree, writable): (&[u8], &[Vec<u8>]),
+    names: &GuardedNames,
+    settings: &GlobalSettings,
+) -> Result<GuardedPlaces, SurveyError> {
+    let mut survey = Survey {
+        view,
+        names,
+        tree,
+        writable,
+        settings,
+        found: GuardedPlaces::default(),
+        rest: vec![(tree.to_vec(), names.matches(tree).is_some())],
+        seen: 0,
+        deadline: Instant::now() + SURVEY_TIMEOUT,
+    };
+    survey.add_settings(settings.files.clone(), b"/etc/gitconfig")?;
+    survey.add_work_tree(tree)?;
+    while let Some((directory, guarded)) = survey.rest.pop() {
+        survey.look_at(&directory, guarded)?;
+    }
+    Ok(survey.found)
+}
+
+impl Survey<'_> {
+    fn look_at(&mut self, directory: &[u8], guarded: bool) -> Result<(), SurveyError> {
+        let listing = match self.list(directory, guarded) {
+            Ok(listing) => listing,
+            // Its owner can open it up later: nothing is known of it, so it is guarded.
+            Err(Errno::ACCESS | Errno::PERM) if directory != self.tree => {
+                return self.add_target(directory.to_vec(), directory);
+            }
+            Err(Errno::NOENT | Errno::NOTDIR) => return Ok(()),
+            Err(_) if directory == self.tree => return Err(SurveyError::Unreadable),
+            Err(_) => return Ok(()),
+        };
+        self.seen += listing.count;
+        if self.seen > MAX_NAMES {
+            return Err(SurveyError::TooLarge);
+        }
+        if Instant::now() > self.deadline {
+            return Err(SurveyError::TimedOut);
+        }
+        let in_git = fold(name(directory)).as_ref() == b".git";
+        if listing.marks.make_repository() {
+            self.add_settings(git::named_by_repository(self.view, directory), directory)?;
+            self.add_work_tree(if in_git { parent(directory) } else { directory })?;
+        }
+        for link in listing.links {
+            self.add_link(&link, guarded || self.names.matches(&link).is_some(), 0)?;
+        }
+        for file in listing.files {
+            self.look_at_file(&file, guarded)?;
+        }
+        for inner in listing.directories {
+            // Git's objects are data, and by far the most of its files.
+            if in_git && name(&inner) == b"objects" {
+                continue;
+            }
+            let is_guarded = guarded || self.names.matches(&inner).is_some();
+            self.rest.push((inner, is_guarded));
+        }
+        Ok(())
+    }
+
+    fn list(&self, directory: &[u8], guarded: bool) -> Result<Listing, Errno> {
+        let mut listing = Listing::default();
+        self.view.list(directory, |entry, kind| {
+            listing.count += 1;
+            listing.marks.add(entry);
+            let of_interest = guarded || self.names.has_component(entry);
+            let kind = match kind {
+                FileType::Unknown => self.kind_of(&join(directory, entry)),
+                kind => kind,
+            };
+            match kind {
+                FileType::Directory => listing.directories.push(join(directory, entry)),
+                FileType::Symlink if of_interest => listing.links.push(join(directory, entry)),
+                FileType::RegularFile if of_interest => listing.files.push(join(directory, entry)),
+                _ => {}
+            }
+        })?;
+        Ok(listing)
+    }
+
+    fn kind_of(&self, path: &[u8]) -> FileType {
+        self.view.stat(path).map_or(FileType::Unknown, |stat| FileType::from_raw_mode(stat.st_mode))
+    }
+
+    /// A regular file that is guarded: has it other names, does it name a repository?
+    fn look_at_file(&mut self, path: &[u8], guarded: bool) -> Result<(), SurveyError> {
+        if !guarded && self.names.matches(path).is_none() {
+            return Ok(());
+        }
+        if let Ok(stat) = self.view.stat(path)
+            && stat.st_nlink > 1
+        {
+            self.found.linked.insert((stat.st_dev, stat.st_ino));
+        }
+        if fold(name(path)).as_ref() == b".git" {
+            self.add_settings(git::named_by_pointer(self.view, path), path)?;
+            self.add_work_tree(parent(path))?;
+        }
+        Ok(())
+    }
+
+    /// What the person's settings name in a work tree with the top `top`.
+    fn add_work_tree(&mut self, top: &[u8]) -> Result<(), SurveyError> {
+        let places = self.settings.hooks.iter().map(|hooks| absolute(top, hooks)).collect();
+        self.add_settings(places, top)
+    }
+
+    fn add_settings(&mut self, places: Vec<Vec<u8>>, by: &[u8]) -> Result<(), SurveyError> {
+        for place in places {
+            self.add_place(place, by, 0)?;
+        }
+        Ok(())
+    }
+
+    /// A link with a guarded name or, where it is not `whole`, with a name above one.
+    fn add_link(&mut self, link: &[u8], whole: bool, depth: usize) -> Result<(), SurveyError> {
+        let below: Vec<PathBuf> = self.names.carried_by(link);
+        if !whole && below.is_empty() || depth > MAX_DEPTH {
+            return Ok(());
+        }
+        self.found.pins.insert(link.to_vec());
+        let Some(Chain { links, end, missing }) = self.view.follow(link) else { return Ok(()) };
+        for place in links.into_iter().chain(missing) {
+            self.add_target(place, link)?;
+        }
+        if whole {
+            return self.add_place(end, link, depth);
+        }
+        for rest in below {
+            self.add_place(join(&end, rest.as_os_str().as_encoded_bytes()), link, depth)?;
+        }
+        Ok(())
+    }
+
+    /// A guarded place; where it is a link, so is what it leads to.
+    fn add_place(&mut self, place: Vec<u8>, by: &[u8], depth: usize) -> Result<(), SurveyError> {
+        let is_known = self.found.targets.contains(&place);
+        self.add_target(place.clone(), by)?;
+        if is_known {
+            return Ok(());
+        }
+        match self.kind_of(&place) {
+            FileType::Symlink => self.add_link(&place, true, depth + 1),
+            FileType::Directory if self.writable.iter().any(|root| covers(root, &place)) => {
+                self.rest.push((place, true));
+                Ok(())
+            }
+            FileType::RegularFile => self.look_at_file(&place, true),
+            _ => Ok(()),
+        }
+    }
+
+    fn add_target(&mut self, place: Vec<u8>, by: &[u8]) -> Result<(), SurveyError> {
+        if covers(&place, self.tree) {
+            return Err(SurveyError::Covers(String::from_utf8_lossy(by).escape_debug().to_string()));
+        }
+        if self.found.targets.len() >= MAX_PLACES {
+            return Err(SurveyError::TooManyPlaces);
+        }
+        self.found.targets.insert(place);
+        Ok(())
+    }
+}
