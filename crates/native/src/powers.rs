@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 
 use stockade_model::{Grant, Level, Operation, Plan, RawText};
 
-use crate::guards::{GuardedNames, repository};
+use crate::guards::GuardedNames;
+use crate::guards::repository::{self, TrustedParts};
 use crate::programs::Programs;
 use crate::reach::Reach;
 
@@ -24,6 +25,7 @@ pub struct Powers {
     revealed: Vec<Vec<u8>>,
     sockets: Vec<Vec<u8>>,
     names: GuardedNames,
+    parts: TrustedParts,
     unattached: Vec<Vec<u8>>,
     floors: Vec<Vec<u8>>,
     added: Vec<Vec<u8>>,
@@ -77,6 +79,7 @@ impl Powers {
             revealed: normal_all(&files.reveal),
             sockets: normal_all(&files.sockets),
             names: GuardedNames::new(&files.protect),
+            parts: TrustedParts::default(),
             unattached: Vec::new(),
             floors: Vec::new(),
             added: Vec::new(),
@@ -105,6 +108,7 @@ impl Powers {
             revealed: Vec::new(),
             sockets: Vec::new(),
             names: GuardedNames::new(protect),
+            parts: TrustedParts::default(),
             unattached: Vec::new(),
             floors: Vec::new(),
             added: Vec::new(),
@@ -338,11 +342,8 @@ impl Powers {
         if let Some((unit, name)) = self.boundary(root, path) {
             return Some(protected(unit, &name));
         }
-        if let Some(unit) = repository::guarded_part(creates_name(operation), root.len(), path, probe) {
-            return Some(Refusal {
-                rule: "settings and hooks of a bare repository".to_owned(),
-                grant: Some(Grant::Write(to_path(unit))),
-            });
+        if let Some(unit) = repository::guarded_part(creates_name(operation), root.len(), path, &self.parts, probe) {
+            return Some(repository::refusal(unit));
         }
         let replaces = !matches!(operation, Operation::Write | Operation::Metadata | Operation::Truncate);
         (replaces && path == self.workspace)
@@ -374,7 +375,7 @@ pub(crate) fn protected(unit: &[u8], name: &str) -> Refusal {
     Refusal { rule: format!("protected name: {name}"), grant: Some(Grant::Write(to_path(unit))) }
 }
 
-fn creates_name(operation: Operation) -> bool {
+pub(crate) fn creates_name(operation: Operation) -> bool {
     matches!(
         operation,
         Operation::Create

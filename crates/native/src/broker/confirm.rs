@@ -17,7 +17,7 @@ use super::view::same;
 use super::walk::{Object, Place};
 use crate::guards::repository::{self, RepositoryState};
 use crate::guards::{View, fold};
-use crate::powers::{Refusal, to_path};
+use crate::powers::{Refusal, creates_name, to_path};
 
 /// Names that are tried for what cannot go back to its own.
 const MAX_TAKEN_BACK: u32 = 16;
@@ -31,8 +31,16 @@ pub(super) struct Before {
 impl Service {
     /// Looks at the place that is about to get the name `path`.
     pub(super) fn look_before(&self, path: &[u8]) -> Before {
-        let repository = RepositoryState::around(path, &|p| self.exists(p));
+        let repository = self.repository_around(path);
         Before { path: path.to_vec(), repository }
+    }
+
+    fn repository_around(&self, path: &[u8]) -> Option<RepositoryState> {
+        RepositoryState::around(path, self.surveys.borrow().parts(), &|p| self.exists(p))
+    }
+
+    fn is_needed(&self, path: &[u8]) -> bool {
+        repository::is_needed(path, self.surveys.borrow().parts(), &|p| self.exists(p))
     }
 
     /// Is the name that was made at `place` still one that may be made?
@@ -57,11 +65,10 @@ impl Service {
                 self.permit_link_at(now, operation)?;
             }
         }
-        let after = before.repository.and_then(|_| RepositoryState::around(now, &|p| self.exists(p)));
+        let after = before.repository.and_then(|_| self.repository_around(now));
         match (before.repository, after) {
             (Some(before), Some(after)) if after.gives_more_than(before) => {
-                let rule = "settings and hooks of a bare repository".to_owned();
-                Err(refused(operation, now, Refusal { rule, grant: Some(Grant::Write(to_path(now))) }))
+                Err(refused(operation, now, repository::refusal(now)))
             }
             _ => Ok(()),
         }
@@ -160,12 +167,17 @@ impl Service {
     }
 
     /// What a survey of the writable trees says of `path`, see [`guards`](crate::guards).
-    pub(super) fn refusal_of_place(&self, path: &[u8]) -> Option<Refusal> {
+    pub(super) fn refusal_of_place(&self, operation: Operation, path: &[u8]) -> Option<Refusal> {
         let first = self.first.as_ref()?;
         let root_length = self.powers.root_length(path)?;
         let mut surveys = self.surveys.borrow_mut();
         surveys.complete(View::new(first.root.as_fd()), self.powers.names(), self.powers.writable());
-        surveys.refusal(root_length, path)
+        if let Some(refusal) = surveys.refusal(root_length, path) {
+            return Some(refusal);
+        }
+        let parts = surveys.parts().named_by_settings()?;
+        let creates = creates_name(operation);
+        repository::guarded_part(creates, root_length, path, parts, &|p| self.exists(p)).map(repository::refusal)
     }
 
     /// Whether `path` is guarded, granted or not.
@@ -176,11 +188,10 @@ impl Service {
     /// Refuses to take away what holds a repository with settings together.
     pub(super) fn permit_unmaking(&self, path: &[u8], operation: Operation) -> Result<(), Failure> {
         let is_named = || self.powers.root_length(path) == Some(path.len());
-        if self.powers.in_private_tree(path) || !repository::is_needed(path, &|p| self.exists(p)) || is_named() {
+        if self.powers.in_private_tree(path) || !self.is_needed(path) || is_named() {
             return Ok(());
         }
-        let rule = "settings and hooks of a bare repository".to_owned();
-        Err(refused(operation, path, Refusal { rule, grant: Some(Grant::Write(to_path(path))) }))
+        Err(refused(operation, path, repository::refusal(path)))
     }
 
     /// May the file with `stat`, reached by `path`, be changed? One that has a guarded

@@ -442,7 +442,7 @@ impl Service {
     /// The decision on the object at `path`.
     pub fn decide(&self, operation: Operation, path: &[u8]) -> Verdict {
         match self.powers.decide(operation, Path::new(OsStr::from_bytes(path)), &|p| self.exists(p)) {
-            Verdict::Allow => self.refusal_of_place(path).map_or(Verdict::Allow, Verdict::Refuse),
+            Verdict::Allow => self.refusal_of_place(operation, path).map_or(Verdict::Allow, Verdict::Refuse),
             other => other,
         }
     }

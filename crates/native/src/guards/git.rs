@@ -2,7 +2,7 @@
 //! names them (git-config(1), gitrepository-layout(5)). It reads too much rather than
 //! too little: a file that is named by a setting which git ignores is guarded as well.
 
-use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 
 use super::view::{View, absolute, join, name, parent};
@@ -83,6 +83,8 @@ pub(super) struct GlobalSettings {
     pub hooks: Vec<Vec<u8>>,
     /// Absolute paths.
     pub files: Vec<Vec<u8>>,
+    /// Where the person's own settings are.
+    pub home: Option<Vec<u8>>,
 }
 
 impl GlobalSettings {
@@ -99,8 +101,12 @@ impl GlobalSettings {
                 files.extend(home.as_ref().map(|home| home.join(".gitconfig")));
             }
         }
-        let mut settings = Self::default();
+        let own = home.as_deref().and_then(|home| std::fs::canonicalize(home).ok());
+        let mut settings = Self { home: own.map(|home| home.into_os_string().into_vec()), ..Self::default() };
         for file in files {
+            if let Ok(followed) = std::fs::canonicalize(&file) {
+                settings.files.push(followed.into_os_string().into_vec());
+            }
             settings.add(&file, home.as_deref(), 0);
         }
         settings

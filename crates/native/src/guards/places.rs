@@ -7,6 +7,7 @@ use stockade_model::Grant;
 
 use super::git::GlobalSettings;
 use super::names::GuardedNames;
+use super::repository::TrustedParts;
 use super::survey::{SurveyError, survey};
 use super::view::View;
 use crate::powers::{Refusal, covers, prefix_ends, protected, to_path};
@@ -58,6 +59,8 @@ impl GuardedPlaces {
 #[derive(Debug, Default)]
 pub(crate) struct Surveys {
     settings: Option<GlobalSettings>,
+    /// What git obeys or runs in a repository, also by the person's settings.
+    parts: TrustedParts,
     /// How many writable roots there were at the last look.
     roots: usize,
     trees: Vec<(Vec<u8>, Result<GuardedPlaces, SurveyError>)>,
@@ -70,12 +73,18 @@ impl Surveys {
             return;
         }
         self.roots = roots.len();
+        let settings = self.settings.get_or_insert_with(GlobalSettings::of_caller);
+        self.parts = TrustedParts::with_hooks(&settings.hooks);
         for root in roots {
             if !self.trees.iter().any(|(known, _)| covers(known, root)) {
-                let settings = self.settings.get_or_insert_with(GlobalSettings::of_caller);
                 self.trees.push((root.clone(), survey(view, (root, roots), names, settings)));
             }
         }
+    }
+
+    /// What git obeys or runs in a repository.
+    pub(crate) fn parts(&self) -> &TrustedParts {
+        &self.parts
     }
 
     /// Why the writable root of `root_length` bytes does not reach `path`.

@@ -5,39 +5,76 @@
 
 use std::path::Path;
 
+use stockade_model::Grant;
+
 use super::view::{name, parent};
-use crate::powers::{Probe, prefix_ends, to_path};
+use crate::powers::{Probe, Refusal, prefix_ends, to_path};
 
 /// What makes a repository, besides `commondir`.
 const MARKS: [&str; 3] = ["HEAD", "objects", "refs"];
 /// What of a repository git obeys or runs.
-const TRUSTED: [&str; 4] = ["config", "config.worktree", "hooks", "commondir"];
+const TRUSTED: [&str; 5] = ["config", "config.worktree", "hooks", "commondir", "info"];
+
+/// Directories of hooks that are minded.
+const MAX_HOOKS: usize = 32;
 
 /// What of a repository a directory holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RepositoryState {
     is_repository: bool,
-    /// One bit for each of [`TRUSTED`].
-    trusted: u8,
+    /// How many of those parts exist that git obeys or runs, one bit for each.
+    trusted: u64,
+}
+
+/// What of a repository git obeys or runs: parts of its own, and directories of hooks that
+/// the person's settings name.
+#[derive(Clone, Debug)]
+pub(crate) struct TrustedParts(Vec<Vec<u8>>);
+
+impl Default for TrustedParts {
+    fn default() -> Self {
+        Self(TRUSTED.iter().map(|part| part.as_bytes().to_vec()).collect())
+    }
+}
+
+impl TrustedParts {
+    /// With the first components of directories of hooks that hold for every repository.
+    pub(super) fn with_hooks(hooks: &[Vec<u8>]) -> Self {
+        let mut parts = Self::default();
+        let first =
+            |path: &Vec<u8>| path.split(|b| *b == b'/').find(|part| !matches!(*part, b"" | b".")).map(<[u8]>::to_vec);
+        parts.0.extend(hooks.iter().filter_map(first).filter(|part| part != b"..").take(MAX_HOOKS));
+        parts
+    }
+
+    /// These, where they are more than git's own.
+    pub(crate) fn named_by_settings(&self) -> Option<&Self> {
+        (self.0.len() > TRUSTED.len()).then_some(self)
+    }
+
+    fn hold(&self, name: &[u8]) -> bool {
+        self.0.iter().any(|part| part.eq_ignore_ascii_case(name))
+    }
 }
 
 impl RepositoryState {
     /// Of the directory at `directory`, where `exists` says what is there.
-    fn of(directory: &Path, exists: impl Fn(&str) -> bool) -> Self {
+    fn of(directory: &Path, parts: &TrustedParts, exists: impl Fn(&[u8]) -> bool) -> Self {
         if directory.file_name().is_some_and(|name| name.eq_ignore_ascii_case(".git")) {
             // It has names of its own among the guarded ones.
             return Self::default();
         }
-        let trusted = TRUSTED.iter().enumerate().filter(|(_, name)| exists(name));
+        let trusted = parts.0.iter().enumerate().filter(|(_, name)| exists(name));
         let trusted = trusted.fold(0, |bits, (at, _)| bits | 1 << at);
-        let is_repository = exists("HEAD") && (exists("commondir") || exists("objects") && exists("refs"));
+        let is_repository = exists(b"HEAD") && (exists(b"commondir") || exists(b"objects") && exists(b"refs"));
         Self { is_repository, trusted }
     }
 
     /// Of the directory that holds `path`, where a name in it matters to git.
-    pub(crate) fn around(path: &[u8], probe: Probe<'_>) -> Option<Self> {
+    pub(crate) fn around(path: &[u8], parts: &TrustedParts, probe: Probe<'_>) -> Option<Self> {
         let directory = to_path(parent(path));
-        is_part(name(path)).then(|| Self::of(&directory, |name| probe(&directory.join(name))))
+        let is_part = is_mark(name(path)) || parts.hold(name(path));
+        is_part.then(|| Self::of(&directory, parts, |name| probe(&directory.join(to_path(name)))))
     }
 
     /// Whether git would obey or run something now that it would not have before.
@@ -47,12 +84,8 @@ impl RepositoryState {
     }
 }
 
-fn is_part(name: &[u8]) -> bool {
-    is_one_of(&MARKS, name) || is_one_of(&TRUSTED, name)
-}
-
-fn is_one_of(list: &[&str], name: &[u8]) -> bool {
-    list.iter().any(|entry| entry.as_bytes().eq_ignore_ascii_case(name))
+fn is_mark(name: &[u8]) -> bool {
+    MARKS.iter().any(|mark| mark.as_bytes().eq_ignore_ascii_case(name))
 }
 
 /// The part of `path` beneath a root of `root_length` bytes that is the settings or hooks
@@ -62,19 +95,20 @@ pub(crate) fn guarded_part<'p>(
     creates: bool,
     root_length: usize,
     path: &'p [u8],
+    parts: &TrustedParts,
     probe: Probe<'_>,
 ) -> Option<&'p [u8]> {
     for end in prefix_ends(path).into_iter().filter(|end| *end > root_length) {
         let prefix = &path[..end];
         let own = name(prefix);
-        let trusted = is_one_of(&TRUSTED, own);
-        let completes = end == path.len() && creates && is_one_of(&MARKS, own);
+        let trusted = parts.hold(own);
+        let completes = end == path.len() && creates && is_mark(own);
         if !trusted && !completes {
             continue;
         }
         let directory = to_path(parent(prefix));
-        let is_own = |entry: &str| entry.as_bytes().eq_ignore_ascii_case(own);
-        let state = RepositoryState::of(&directory, |entry| is_own(entry) || probe(&directory.join(entry)));
+        let is_there = |entry: &[u8]| entry.eq_ignore_ascii_case(own) || probe(&directory.join(to_path(entry)));
+        let state = RepositoryState::of(&directory, parts, is_there);
         let is_guarded = state.is_repository && (trusted || state.trusted != 0 && !probe(&to_path(prefix)));
         if is_guarded {
             return Some(prefix);
@@ -83,11 +117,16 @@ pub(crate) fn guarded_part<'p>(
     None
 }
 
+/// Why the part at `path` is not changed.
+pub(crate) fn refusal(path: &[u8]) -> Refusal {
+    Refusal { rule: "settings and hooks of a bare repository".to_owned(), grant: Some(Grant::Write(to_path(path))) }
+}
+
 /// Whether taking `path` away would unmake a repository that has settings or hooks: they
 /// could be changed then, and the repository made again.
-pub(crate) fn is_needed(path: &[u8], probe: Probe<'_>) -> bool {
-    is_one_of(&MARKS, name(path))
-        && RepositoryState::around(path, probe).is_some_and(|state| state.is_repository && state.trusted != 0)
+pub(crate) fn is_needed(path: &[u8], parts: &TrustedParts, probe: Probe<'_>) -> bool {
+    is_mark(name(path))
+        && RepositoryState::around(path, parts, probe).is_some_and(|state| state.is_repository && state.trusted != 0)
 }
 
 #[cfg(test)]
@@ -97,7 +136,7 @@ mod tests {
     #[track_caller]
     fn check(creates: bool, path: &str, there: &[&str], guarded: Option<&str>) {
         let probe = |path: &Path| there.iter().any(|name| Path::new("/ws/r").join(name) == path);
-        let found = guarded_part(creates, 3, path.as_bytes(), &probe);
+        let found = guarded_part(creates, 3, path.as_bytes(), &TrustedParts::default(), &probe);
         assert_eq!(found, guarded.map(str::as_bytes), "{path} {there:?}");
     }
 
@@ -125,17 +164,22 @@ mod tests {
 
     #[test]
     fn two_states_are_compared() {
-        let state = |names: &[&str]| RepositoryState::of(Path::new("/ws/r"), |name| names.contains(&name));
+        let parts = TrustedParts::with_hooks(&[b"./githooks/x".to_vec(), b"../up".to_vec()]);
+        let state = |names: &[&str]| {
+            RepositoryState::of(Path::new("/ws/r"), &parts, |name| names.iter().any(|n| n.as_bytes() == name))
+        };
         let complete = state(&["HEAD", "objects", "refs"]);
         let with_settings = state(&["HEAD", "objects", "refs", "config"]);
         assert!(with_settings.gives_more_than(complete));
         assert!(with_settings.gives_more_than(state(&["objects", "refs", "config"])));
+        assert!(state(&["HEAD", "objects", "refs", "githooks"]).gives_more_than(complete));
         assert!(!with_settings.gives_more_than(with_settings) && !complete.gives_more_than(with_settings));
     }
 
     #[test]
     fn a_part_that_holds_a_repository_together() {
         let probe = |names: &'static [&'static str]| move |path: &Path| names.iter().any(|n| path.ends_with(n));
+        let is_needed = |path: &[u8], probe: Probe<'_>| is_needed(path, &TrustedParts::default(), probe);
         assert!(is_needed(b"/ws/r/HEAD", &probe(&["HEAD", "objects", "refs", "hooks"])));
         assert!(!is_needed(b"/ws/r/HEAD", &probe(&["HEAD", "objects", "refs"])));
         assert!(!is_needed(b"/ws/r/packed", &probe(&["HEAD", "objects", "refs", "hooks", "packed"])));

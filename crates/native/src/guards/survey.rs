@@ -23,6 +23,27 @@ const SURVEY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Links of guarded links that are followed, one within the other.
 const MAX_DEPTH: usize = 8;
 
+/// Levels of directories above a tree, and of the home directory, that are looked into
+/// where they have guarded names.
+const LEVELS_ABOVE: usize = 2;
+
+/// Which directories of a directory are looked at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Depth {
+    /// All.
+    Whole,
+    /// So many levels of those with a guarded name, or with one above a guarded name.
+    Guarded(usize),
+}
+
+/// A directory to look at.
+struct Waiting {
+    path: Vec<u8>,
+    /// It lies within something guarded.
+    guarded: bool,
+    depth: Depth,
+}
+
 /// Why a tree cannot be surveyed. Nothing is then written in it without a grant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SurveyError {
@@ -75,12 +96,11 @@ struct Survey<'a> {
     view: View<'a>,
     names: &'a GuardedNames,
     tree: &'a [u8],
-    /// Every writable tree of the run: elsewhere nothing needs a guard.
+    /// Every writable tree of the run.
     writable: &'a [Vec<u8>],
     settings: &'a GlobalSettings,
     found: GuardedPlaces,
-    /// Directories to look at, and whether they lie within something guarded.
-    rest: Vec<(Vec<u8>, bool)>,
+    rest: Vec<Waiting>,
     seen: usize,
     deadline: Instant,
 }
@@ -110,24 +130,32 @@ pub(super) fn survey(
         writable,
         settings,
         found: GuardedPlaces::default(),
-        rest: vec![(tree.to_vec(), names.matches(tree).is_some())],
+        rest: vec![Waiting { path: tree.to_vec(), guarded: names.matches(tree).is_some(), depth: Depth::Whole }],
         seen: 0,
         deadline: Instant::now() + SURVEY_TIMEOUT,
     };
-    survey.add_settings(settings.files.clone(), b"/etc/gitconfig")?;
+    survey.add_settings((settings.files.clone(), b"/"), b"/etc/gitconfig")?;
     survey.add_work_tree(tree)?;
-    while let Some((directory, guarded)) = survey.rest.pop() {
-        survey.look_at(&directory, guarded)?;
+    // A link above the tree, or in the home directory, may lead into it.
+    let above = std::iter::successors(Some(parent(tree)), |at| (!at.is_empty()).then(|| parent(at)));
+    for directory in above.chain(settings.home.as_deref()) {
+        let path = if directory.is_empty() { b"/" } else { directory };
+        survey.rest.push(Waiting { path: path.to_vec(), guarded: false, depth: Depth::Guarded(LEVELS_ABOVE) });
+    }
+    while let Some(directory) = survey.rest.pop() {
+        survey.look_at(&directory)?;
     }
     Ok(survey.found)
 }
 
 impl Survey<'_> {
-    fn look_at(&mut self, directory: &[u8], guarded: bool) -> Result<(), SurveyError> {
+    fn look_at(&mut self, waiting: &Waiting) -> Result<(), SurveyError> {
+        let Waiting { path: directory, guarded, depth } = waiting;
+        let (directory, guarded) = (&directory[..], *guarded);
         let listing = match self.list(directory, guarded) {
             Ok(listing) => listing,
             // Its owner can open it up later: nothing is known of it, so it is guarded.
-            Err(Errno::ACCESS | Errno::PERM) if directory != self.tree => {
+            Err(Errno::ACCESS | Errno::PERM) if directory != self.tree && *depth == Depth::Whole => {
                 return self.add_target(directory.to_vec(), directory);
             }
             Err(Errno::NOENT | Errno::NOTDIR) => return Ok(()),
@@ -141,10 +169,8 @@ impl Survey<'_> {
         if Instant::now() > self.deadline {
             return Err(SurveyError::TimedOut);
         }
-        let in_git = fold(name(directory)).as_ref() == b".git";
         if listing.marks.make_repository() {
-            self.add_settings(git::named_by_repository(self.view, directory), directory)?;
-            self.add_work_tree(if in_git { parent(directory) } else { directory })?;
+            self.add_repository(directory)?;
         }
         for link in listing.links {
             self.add_link(&link, guarded || self.names.matches(&link).is_some(), 0)?;
@@ -152,15 +178,33 @@ impl Survey<'_> {
         for file in listing.files {
             self.look_at_file(&file, guarded)?;
         }
-        for inner in listing.directories {
+        self.add_directories(listing.directories, waiting);
+        Ok(())
+    }
+
+    /// Puts the directories of a directory that are to be looked at on the list.
+    fn add_directories(&mut self, directories: Vec<Vec<u8>>, above: &Waiting) {
+        let in_git = fold(name(&above.path)).as_ref() == b".git";
+        for path in directories {
             // Git's objects are data, and by far the most of its files.
-            if in_git && name(&inner) == b"objects" {
+            if in_git && name(&path) == b"objects" || above.depth != Depth::Whole && path == self.tree {
                 continue;
             }
-            let is_guarded = guarded || self.names.matches(&inner).is_some();
-            self.rest.push((inner, is_guarded));
+            let guarded = above.guarded || self.names.matches(&path).is_some();
+            let depth = match above.depth {
+                Depth::Whole => Depth::Whole,
+                Depth::Guarded(0) => continue,
+                Depth::Guarded(_) if !guarded && !self.names.has_component(name(&path)) => continue,
+                Depth::Guarded(levels) => Depth::Guarded(levels - 1),
+            };
+            self.rest.push(Waiting { path, guarded, depth });
         }
-        Ok(())
+    }
+
+    fn add_repository(&mut self, directory: &[u8]) -> Result<(), SurveyError> {
+        let top = if fold(name(directory)).as_ref() == b".git" { parent(directory) } else { directory };
+        self.add_settings((git::named_by_repository(self.view, directory), top), &join(directory, b"config"))?;
+        self.add_work_tree(top)
     }
 
     fn list(&self, directory: &[u8], guarded: bool) -> Result<Listing, Errno> {
@@ -198,7 +242,7 @@ impl Survey<'_> {
             self.found.linked.insert((stat.st_dev, stat.st_ino));
         }
         if fold(name(path)).as_ref() == b".git" {
-            self.add_settings(git::named_by_pointer(self.view, path), path)?;
+            self.add_settings((git::named_by_pointer(self.view, path), parent(path)), path)?;
             self.add_work_tree(parent(path))?;
         }
         Ok(())
@@ -207,14 +251,16 @@ impl Survey<'_> {
     /// What the person's settings name in a work tree with the top `top`.
     fn add_work_tree(&mut self, top: &[u8]) -> Result<(), SurveyError> {
         let places = self.settings.hooks.iter().map(|hooks| absolute(top, hooks)).collect();
-        self.add_settings(places, top)
+        self.add_settings((places, top), top)
     }
 
-    fn add_settings(&mut self, places: Vec<Vec<u8>>, by: &[u8]) -> Result<(), SurveyError> {
-        for place in places {
-            self.add_place(place, by, 0)?;
+    /// What the settings in the file `by` name, those of the work tree with the top `top`.
+    fn add_settings(&mut self, (places, top): (Vec<Vec<u8>>, &[u8]), by: &[u8]) -> Result<(), SurveyError> {
+        // Moved with a directory above, a relative path leads elsewhere.
+        if places.iter().any(|place| !covers(top, place)) {
+            self.found.pins.insert(by.to_vec());
         }
-        Ok(())
+        places.into_iter().try_for_each(|place| self.add_place(place, by, 0))
     }
 
     /// A link with a guarded name or, where it is not `whole`, with a name above one.
@@ -246,8 +292,8 @@ impl Survey<'_> {
         }
         match self.kind_of(&place) {
             FileType::Symlink => self.add_link(&place, true, depth + 1),
-            FileType::Directory if self.writable.iter().any(|root| covers(root, &place)) => {
-                self.rest.push((place, true));
+            FileType::Directory if self.is_writable(&place) => {
+                self.rest.push(Waiting { path: place, guarded: true, depth: Depth::Whole });
                 Ok(())
             }
             FileType::RegularFile => self.look_at_file(&place, true),
@@ -262,7 +308,14 @@ impl Survey<'_> {
         if self.found.targets.len() >= MAX_PLACES {
             return Err(SurveyError::TooManyPlaces);
         }
-        self.found.targets.insert(place);
+        if self.is_writable(&place) {
+            self.found.targets.insert(place);
+        }
         Ok(())
+    }
+
+    /// Whether the run may write there at all: elsewhere nothing needs a guard.
+    fn is_writable(&self, place: &[u8]) -> bool {
+        self.writable.iter().any(|root| covers(root, place))
     }
 }
