@@ -264,6 +264,7 @@ mod tests {
                 except: vec!["x.a".parse().unwrap()],
                 allow: vec!["GET https://b/*".parse().unwrap()],
                 deny: vec![],
+                upgrade: vec![],
             },
             secrets: vec![Secret {
                 name: "s".into(),

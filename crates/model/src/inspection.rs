@@ -28,6 +28,10 @@ pub struct Inspection {
     /// Requests that are refused, also where `allow` names them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub deny: Vec<RequestPattern>,
+    /// Targets that may change a connection's protocol (`101`). Nothing but secrets
+    /// is looked for in it afterwards.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub upgrade: Vec<TargetPattern>,
 }
 
 /// Which requests: `METHOD URL`, e.g. `GET https://api.example.com/v1/*`. Several
@@ -74,6 +78,16 @@ impl Inspection {
         self.except.iter().any(|pattern| pattern.names(target))
     }
 
+    /// Whether this target may change the protocol of a connection that is read.
+    pub fn upgrades(&self, target: &Target) -> bool {
+        self.upgrade.iter().any(|pattern| pattern.names(target))
+    }
+
+    /// Whether there are rules about requests to this target.
+    pub fn has_rules(&self, target: &Target) -> bool {
+        self.rules().any(|rule| rule.targets.names(target))
+    }
+
     fn rules(&self) -> impl Iterator<Item = &RequestPattern> {
         self.allow.iter().chain(&self.deny)
     }
@@ -85,15 +99,14 @@ impl Inspection {
         if !self.rules().any(|rule| about(&rule)) {
             return RequestRuling::Unruled;
         }
-        let path = path.split(['?', '#']).next().unwrap_or(path);
-        if is_unclear(path) {
+        let Some(path) = clear_path(path.split(['?', '#']).next().unwrap_or(path)) else {
             return RequestRuling::Unclear;
-        }
-        let names = |rule: &&RequestPattern| about(rule) && rule.names(method, path);
-        if let Some(rule) = self.deny.iter().find(names) {
+        };
+        let denies = |rule: &&RequestPattern| about(rule) && rule.names_in_any_case(method, &path);
+        if let Some(rule) = self.deny.iter().find(denies) {
             return RequestRuling::Denied(rule.clone());
         }
-        match self.allow.iter().find(names) {
+        match self.allow.iter().find(|rule| about(rule) && rule.names(method, &path)) {
             Some(rule) => RequestRuling::Allowed(rule.clone()),
             None if self.allow.iter().any(|rule| about(&rule)) => RequestRuling::NotAllowed,
             None => RequestRuling::Unruled,
@@ -101,22 +114,95 @@ impl Inspection {
     }
 }
 
-/// Paths that servers read in different ways: steps upwards, empty steps,
-/// escaped letters that need none, other separators.
-fn is_unclear(path: &str) -> bool {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/\\%;".contains(&byte);
-    let escapes_plain = path.split('%').skip(1).any(|rest| {
-        let byte = rest.get(..2).filter(|hex| hex.bytes().all(|b| b.is_ascii_hexdigit()));
-        byte.and_then(|hex| u8::from_str_radix(hex, 16).ok()).is_none_or(|byte| byte < 0x20 || plain(byte))
-    });
-    let steps = path.strip_prefix('/').map(|rest| rest.split('/').collect::<Vec<_>>());
-    let odd_step = steps.is_none_or(|steps| {
-        steps.iter().enumerate().any(|(at, step)| {
-            let name = step.split(';').next().unwrap_or(step);
-            matches!(name, "." | "..") || (step.is_empty() && at + 1 < steps.len())
-        })
-    });
-    odd_step || escapes_plain || path.bytes().any(|b| b == b'\\' || b <= b' ' || b >= 0x7f)
+/// The bytes that a path stands for. `None`: servers read it in different ways.
+///
+/// Such are steps upwards and empty ones, separators of other systems (`\`), escaped
+/// separators, parameters of a step (`;`), escapes of an escape, control bytes, names
+/// that some file systems shorten, and text that is not UTF-8 in its only form.
+fn clear_path(path: &str) -> Option<Vec<u8>> {
+    if path.bytes().any(|byte| byte <= b' ' || byte >= 0x7f || matches!(byte, b'\\' | b';')) {
+        return None;
+    }
+    let steps: Vec<&str> = path.strip_prefix('/')?.split('/').collect();
+    let last = steps.len() - 1;
+    // Some systems cut blanks and dots off the end of a name; that covers `.` and `..`.
+    let is_odd = |step: &str| step.ends_with('.') || step.ends_with("%20");
+    if steps.iter().enumerate().any(|(at, step)| is_odd(step) || (step.is_empty() && at < last)) {
+        return None;
+    }
+    let mut parts = path.split('%');
+    let mut decoded = parts.next()?.as_bytes().to_vec();
+    for part in parts {
+        let digits = part.get(..2).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()))?;
+        let byte = u8::from_str_radix(digits, 16).ok().filter(|byte| may_be_escaped(*byte))?;
+        decoded.push(byte);
+        decoded.extend(&part.as_bytes()[2..]);
+    }
+    // Overlong forms and surrogates are no UTF-8.
+    let text = std::str::from_utf8(&decoded).ok()?;
+    (!text.chars().any(is_folded)).then_some(decoded)
+}
+
+/// Whether an escape of this byte has one meaning: not one of a letter that needs
+/// none, of a control byte, or of what divides a URL.
+fn may_be_escaped(byte: u8) -> bool {
+    !byte.is_ascii_alphanumeric() && !byte.is_ascii_control() && !b"-._~/\\%;?#".contains(&byte)
+}
+
+/// Characters that Unicode's compatibility forms, case folding or the tables of a code
+/// page turn into others, mostly into ASCII (`\u{ff0f}` into `/`), or that are dropped.
+/// By whole ranges: more is refused than would be needed.
+fn is_folded(character: char) -> bool {
+    const RANGES: &[(u32, u32)] = &[
+        (0x80, 0xbf),
+        (0xdf, 0xdf),
+        (0x130, 0x133),
+        (0x13f, 0x140),
+        (0x149, 0x149),
+        (0x17f, 0x17f),
+        (0x1c4, 0x1cc),
+        (0x1f0, 0x1f3),
+        (0x2b0, 0x36f),
+        (0x37a, 0x37e),
+        (0x384, 0x387),
+        (0x600, 0x605),
+        (0x61c, 0x61c),
+        (0x6dd, 0x6dd),
+        (0x70f, 0x70f),
+        (0x890, 0x891),
+        (0x8e2, 0x8e2),
+        (0x1680, 0x1680),
+        (0x180b, 0x180f),
+        (0x1ab0, 0x1aff),
+        (0x1d00, 0x1dff),
+        (0x1e96, 0x1e9e),
+        (0x1fbd, 0x1fc1),
+        (0x1fcd, 0x1fcf),
+        (0x1fdd, 0x1fdf),
+        (0x1fed, 0x1fef),
+        (0x1ffd, 0x1ffe),
+        (0x2000, 0x2bff),
+        (0x2c7c, 0x2c7d),
+        (0x3000, 0x3000),
+        (0x302a, 0x302f),
+        (0x309b, 0x309c),
+        (0x3200, 0x33ff),
+        (0xa69c, 0xa69d),
+        (0xa770, 0xa770),
+        (0xa7f2, 0xa7f9),
+        (0xab5c, 0xab5f),
+        (0xfb00, 0xffff),
+        (0x10780, 0x107ba),
+        (0x110bd, 0x110cd),
+        (0x13430, 0x1345f),
+        (0x1bca0, 0x1bca3),
+        (0x1d000, 0x1d7ff),
+        (0x1f100, 0x1f2ff),
+        (0x1fbf0, 0x1fbf9),
+        (0xe0000, 0x0010_ffff),
+    ];
+    let code = u32::from(character);
+    RANGES.iter().any(|(first, last)| (*first..=*last).contains(&code))
 }
 
 impl RequestPattern {
@@ -125,9 +211,15 @@ impl RequestPattern {
         &self.targets
     }
 
-    fn names(&self, method: &str, path: &str) -> bool {
+    fn names(&self, method: &str, path: &[u8]) -> bool {
         (self.methods.is_empty() || self.methods.iter().any(|own| own == method))
-            && matches(self.path.as_bytes(), path.as_bytes())
+            && clear_path(&self.path).is_some_and(|own| matches(&own, path))
+    }
+
+    /// The same without regard to case: some servers read methods and paths so.
+    fn names_in_any_case(&self, method: &str, path: &[u8]) -> bool {
+        (self.methods.is_empty() || self.methods.iter().any(|own| own.eq_ignore_ascii_case(method)))
+            && clear_path(&self.path).is_some_and(|own| matches(&own.to_ascii_lowercase(), &path.to_ascii_lowercase()))
     }
 }
 
@@ -189,8 +281,9 @@ impl FromStr for RequestPattern {
         let has_port = targets.ports().next().is_some();
         let targets = if has_port { targets } else { TargetPattern::new(targets.host().clone(), [port]) };
         let path = format!("/{path}");
-        if path.len() > MAX_PATH || path.contains(['?', '#']) || is_unclear(&path) {
-            return Err(fail("a path is plain: no `?`, no `#`, no `..`, no `//`, nothing escaped that needs none"));
+        let has_odd_star = path.to_ascii_lowercase().contains("%2a");
+        if path.len() > MAX_PATH || path.contains(['?', '#']) || has_odd_star || clear_path(&path).is_none() {
+            return Err(fail("a path is plain: no `?`, `#`, `;`, `..` or `//`, nothing escaped that needs none"));
         }
         Ok(Self { methods, encrypted, targets, path })
     }
@@ -254,6 +347,8 @@ mod tests {
             ("PUT", "b.example:443", "/x", "allowed"),
             ("PUT", "b.example:443", "/admin/x", "denied"),
             ("PUT", "b.example:443", "/%61dmin/x", "unclear"),
+            ("PUT", "b.example:443", "/ADMIN/x", "denied"),
+            ("delete", "c.example:443", "/x", "denied"),
             ("DELETE", "c.example:443", "/x", "denied"),
             ("GET", "c.example:443", "/x", "unruled"),
             ("GET", "d.example:443", "/../x", "unruled"),
@@ -268,6 +363,109 @@ mod tests {
             assert_eq!(said, expected, "{method} {host}{path}");
         }
         assert_eq!(inspection.rule(false, &"a.example:80".parse().unwrap(), "GET", "/"), RequestRuling::Unruled);
+    }
+
+    /// Each gives `/v1/` another meaning for some server, or the path behind a rule of
+    /// `deny` another spelling.
+    #[test]
+    fn a_path_that_servers_read_in_different_ways_is_unclear() {
+        let inspection = Inspection {
+            allow: vec!["GET https://a.example/v1/*".parse().unwrap()],
+            deny: vec![
+                "* https://a.example/v1/admin".parse().unwrap(),
+                "* https://b.example/v1/admin".parse().unwrap(),
+            ],
+            ..Inspection::default()
+        };
+        let ruled = |host: &str, path: &str| inspection.rule(true, &host.parse().unwrap(), "GET", path);
+        for path in [
+            "/v1/%c0%af",
+            "/v1/%C0%AF..%C0%AFv2",
+            "/v1/%c0%ae%c0%ae/v2",
+            "/v1/%e0%80%af",
+            "/v1/%e0%80%ae%e0%80%ae/v2",
+            "/v1/%f0%80%80%af",
+            "/v1/%c1%9c",
+            "/v1/%ed%a0%80",
+            "/v1/%ff",
+            "/v1/%80",
+            "/v1/%c3",
+            "/v1/\u{c0}\u{af}",
+            "/v1/\u{ff0f}x",
+            "/v1/%ef%bc%8f..%ef%bc%8fv2",
+            "/v1/%ef%bc%8e%ef%bc%8e/v2",
+            "/v1/%e2%80%a5/v2",
+            "/v1/%e2%88%95x",
+            "/v1/%ef%bc%bcx",
+            "/v1/%ef%bd%81dmin",
+            "/v1/%e2%84%aa",
+            "/v1/e%cc%81",
+            "/v1/admin%ef%bb%bf",
+            "/v1/admin%c2%a0",
+            "/v1/%2f..%2fv2",
+            "/v1/..%2Fv2",
+            "/v1/%5c..%5cv2",
+            "/v1/..\\v2",
+            "/v1\\admin",
+            "/v1/%252e%252e/v2",
+            "/v1/%252fv2",
+            "/v1/%25",
+            "/v1/%u002e%u002e/v2",
+            "/v1/%",
+            "/v1/%2",
+            "/v1/%+2",
+            "/v1/%00",
+            "/v1/admin%00.html",
+            "/v1/%0a",
+            "/v1/%0d%0aX:%20y",
+            "/v1/%7f",
+            "/v1/\u{1}",
+            "/v1/a b",
+            "/v1/.",
+            "/v1/./x",
+            "/v1/..",
+            "/v1/.../x",
+            "/v1/admin.",
+            "/v1/admin%20",
+            "/v1//admin",
+            "//v1/x",
+            "/v1/;/admin",
+            "/v1/admin;x",
+            "/v1/admin;x=1/",
+            "/v1/%3bx",
+            "/v1/..;/v2",
+            "/v1/admin%3f",
+            "/v1/admin%23",
+            "v1/x",
+            "",
+            "*",
+        ] {
+            for host in ["a.example:443", "b.example:443"] {
+                assert_eq!(ruled(host, path), RequestRuling::Unclear, "{path:?}");
+            }
+        }
+        for path in
+            ["/v1/%c3%a9", "/v1/%C3%A9", "/v1/%40scope", "/v1/a%20b", "/v1/x:y", "/v1/.x", "/v1/%e6%97%a5", "/v1/"]
+        {
+            assert!(matches!(ruled("a.example:443", path), RequestRuling::Allowed(_)), "{path}");
+            assert_eq!(ruled("b.example:443", path), RequestRuling::Unruled, "{path}");
+        }
+    }
+
+    /// Rules and requests are compared by what they stand for.
+    #[test]
+    fn a_rule_names_every_spelling_of_its_path() {
+        let inspection = Inspection {
+            deny: ["* https://a/x:y*", "* https://a/%c3%a9", "* https://a/@b"].map(|rule| rule.parse().unwrap()).into(),
+            ..Inspection::default()
+        };
+        let ruled = |path: &str| inspection.rule(true, &"a:443".parse().unwrap(), "GET", path);
+        for path in ["/x:y", "/x%3ay", "/x%3Ay/z", "/X:Y", "/%C3%A9", "/%c3%a9", "/%40b", "/@B"] {
+            assert!(matches!(ruled(path), RequestRuling::Denied(_)), "{path}");
+        }
+        assert_eq!(ruled("/x"), RequestRuling::Unruled);
+        assert!("GET https://a/%2a".parse::<RequestPattern>().is_err());
+        assert!("GET https://a/x;y".parse::<RequestPattern>().is_err());
     }
 
     #[test]

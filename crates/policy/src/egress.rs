@@ -77,6 +77,7 @@ struct InspectSpec {
     except: Vec<Sourced<TargetPattern>>,
     allow: Vec<Sourced<RequestPattern>>,
     deny: Vec<Sourced<RequestPattern>>,
+    upgrade: Vec<Sourced<TargetPattern>>,
 }
 
 /// Why a section cannot be meant: its key, what is wrong, and what to do.
@@ -140,19 +141,20 @@ fn check_secret(name: &str, secret: &SecretSection) -> Result<(), Fault> {
 }
 
 /// The keys by which a section gives more, each with whether it is used.
-pub(crate) fn gives(section: &EgressSection) -> [(&'static str, bool); 6] {
+pub(crate) fn gives(section: &EgressSection) -> [(&'static str, bool); 7] {
     [
         ("egress.allow", !section.allow.is_empty()),
         ("egress.special", !section.special.is_empty()),
         ("egress.inspect.except", !section.inspect.except.is_empty()),
         ("egress.inspect.allow", !section.inspect.allow.is_empty()),
+        ("egress.inspect.upgrade", !section.inspect.upgrade.is_empty()),
         ("egress.secrets", !section.secrets.is_empty()),
         ("egress.upstream", section.upstream.is_some()),
     ]
 }
 
 /// The lengths of a section's lists, by key.
-pub(crate) fn lengths(section: &EgressSection) -> [(&'static str, usize); 8] {
+pub(crate) fn lengths(section: &EgressSection) -> [(&'static str, usize); 9] {
     let hosts = |list: &[HostEntry]| list.iter().map(|entry| entry.patterns().len()).sum();
     [
         ("egress.allow", hosts(&section.allow)),
@@ -163,6 +165,7 @@ pub(crate) fn lengths(section: &EgressSection) -> [(&'static str, usize); 8] {
         ("egress.inspect.except", hosts(&section.inspect.except)),
         ("egress.inspect.allow", section.inspect.allow.len()),
         ("egress.inspect.deny", section.inspect.deny.len()),
+        ("egress.inspect.upgrade", hosts(&section.inspect.upgrade)),
     ]
 }
 
@@ -212,6 +215,7 @@ impl EgressSpec {
         let inspect = &section.inspect;
         add_hosts(&mut self.inspect.hosts, &inspect.hosts, item("egress.inspect.hosts"));
         add_hosts(&mut self.inspect.except, &inspect.except, item("egress.inspect.except"));
+        add_hosts(&mut self.inspect.upgrade, &inspect.upgrade, item("egress.inspect.upgrade"));
         add_values(&mut self.inspect.allow, &inspect.allow, item("egress.inspect.allow"));
         add_values(&mut self.inspect.deny, &inspect.deny, item("egress.inspect.deny"));
         for (name, secret) in &section.secrets {
@@ -298,6 +302,7 @@ impl EgressSpec {
             ("egress.special", &self.special),
             ("egress.inspect.hosts", &self.inspect.hosts),
             ("egress.inspect.except", &self.inspect.except),
+            ("egress.inspect.upgrade", &self.inspect.upgrade),
         ];
         for (key, list) in lists {
             list.iter().for_each(|entry| line(key, entry.value.to_string(), &entry.origin));
@@ -353,6 +358,7 @@ impl EgressSpec {
                 except: values(&self.inspect.except),
                 allow: requests(&self.inspect.allow),
                 deny: requests(&self.inspect.deny),
+                upgrade: values(&self.inspect.upgrade),
             },
             secrets: self.secrets.iter().map(secret).collect(),
             upstream: self.upstream.as_ref().map(upstream),
@@ -372,6 +378,9 @@ impl InspectSpec {
         }
         if !holds(&base.except, &self.except) {
             return Some("egress.inspect.except");
+        }
+        if !holds(&base.upgrade, &self.upgrade) {
+            return Some("egress.inspect.upgrade");
         }
         if !holds(&self.deny, &base.deny) {
             return Some("egress.inspect.deny");

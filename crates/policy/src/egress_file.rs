@@ -47,8 +47,8 @@ pub struct EgressSection {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct EgressLimitsSection {
-    /// HTTP requests in a minute, where requests are seen: through the proxy and
-    /// where traffic is looked into.
+    /// HTTP requests in a minute, where requests are seen: in plain HTTP and where
+    /// traffic is looked into.
     #[schemars(range(min = 1))]
     pub requests_per_minute: Option<u64>,
     /// New connections in a second.
@@ -78,8 +78,13 @@ pub struct InspectSection {
     /// Requests that pass, e.g. `["GET https://api.example.com/v1/*"]`. A host
     /// that one of these names gets no others. Not in project configuration.
     pub allow: Vec<RequestPattern>,
-    /// Requests that are refused, also where `allow` names them.
+    /// Requests that are refused, also where `allow` names them, in upper and lower
+    /// case.
     pub deny: Vec<RequestPattern>,
+    /// Hosts that may change the protocol of a connection that is read, e.g. to
+    /// WebSocket: nothing but secrets is looked for in it afterwards. Not in project
+    /// configuration.
+    pub upgrade: Vec<HostEntry>,
 }
 
 /// A credential that a run uses and never has.

@@ -44,7 +44,7 @@ fn everything_that_can_be_said() {
         deny = ["**.ru", "upload.pypi.org"]
         special = ["10.0.0.0/8:443"]
         limits = { requests_per_minute = 60, connections = 20, total = "2GiB", up_per_second = "1MiB" }
-        inspect = { hosts = ["api.example.com"], allow = ["GET https://api.example.com/v1/*"], except = ["pinned.example.com"] }
+        inspect = { hosts = ["api.example.com"], allow = ["GET https://api.example.com/v1/*"], except = ["pinned.example.com"], upgrade = ["live.example.com:443"] }
         upstream = { proxy = "http://proxy.corp:3128", credentials = "env PROXY_LOGIN", except = ["**.corp"] }
 
         [profiles.web.egress.secrets.github]
@@ -114,6 +114,7 @@ fn errors_name_the_place() {
         (Project, "limits.connections = 11"),
         (Project, "inspect.except = [\"a.example.com\"]"),
         (Project, "inspect.allow = [\"GET https://a.example.com/x\"]"),
+        (Project, "inspect.upgrade = [\"a.example.com\"]"),
         (Project, "upstream.proxy = \"http://evil:1\""),
         (Project, "secrets.x = { from = \"env A\", hosts = [\"a.example.com\"], kind = \"bearer\" }"),
     ];
