@@ -43,7 +43,7 @@ pub fn head(bytes: &[u8]) {
     let Ok(Some(end)) = end_of_head(bytes) else { return };
     let head = &bytes[..end];
     if let Ok(answer) = Response::parse(head, "GET") {
-        assert_eq!(Response::parse(&answer.bytes(), "GET").as_ref(), Ok(&answer));
+        assert_eq!(Response::parse(&answer.bytes_with(|_| {}), "GET").as_ref(), Ok(&answer));
     }
     let Ok(mut request) = Request::parse(head) else { return };
     assert_eq!(Request::parse(&request.bytes()).as_ref(), Ok(&request));

@@ -12,8 +12,9 @@ use std::time::Duration;
 use rustix::net::{Shutdown, sockopt};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 
-use crate::edge::{Guard, Stray};
+use crate::edge::{Guard, MaskedStream, Stray, StreamKind};
 use crate::events::Counts;
 use crate::limits::{Direction, Meter, Reached};
 use crate::speakers::Speaking;
@@ -116,6 +117,18 @@ pub(crate) async fn write_all(to: &TcpStream, mut bytes: &[u8]) -> io::Result<()
     Ok(())
 }
 
+/// Waits until there is something to read. What a mask may only hold for a while is
+/// sent meanwhile.
+async fn wait_masked(from: &TcpStream, to: &TcpStream, stream: &mut MaskedStream<'_>) -> io::Result<()> {
+    while let Some(pause) = stream.pause() {
+        match timeout(pause, from.readable()).await {
+            Ok(ready) => return ready,
+            Err(_) => write_all(to, &stream.release()).await?,
+        }
+    }
+    from.readable().await
+}
+
 /// Waits until this side breaks off.
 async fn broke_off(stream: &TcpStream) -> Broken {
     let waited = stream.ready(Interest::ERROR).await.and_then(|_| stream.take_error());
@@ -153,21 +166,33 @@ impl Way<'_> {
 
     /// Moves bytes until `from` has no more; then says so to `to`.
     pub(crate) async fn pump(&self, from: &TcpStream, to: &TcpStream, direction: Direction) -> Result<(), Broken> {
+        let guard = self.guard.filter(|_| direction == Direction::Down);
+        let mut masked = guard.map(|guard| guard.masked(StreamKind::Relay));
         loop {
-            from.readable().await?;
+            if let Some(stream) = &mut masked {
+                wait_masked(from, to, stream).await?;
+            } else {
+                from.readable().await?;
+            }
             let mut lent = self.buffers.lend();
             let chunk = self.meter.chunk().min(lent.bytes.len());
             let buffer = &mut lent.bytes[..chunk];
             loop {
                 match from.try_read(buffer) {
                     Ok(0) => {
+                        if let Some(stream) = &mut masked {
+                            write_all(to, &stream.finish()).await?;
+                        }
                         // The other side may be gone already.
                         let _ = rustix::net::shutdown(to, Shutdown::Write);
                         return Ok(());
                     }
                     Ok(count) => {
                         self.pass(direction, &buffer[..count]).await?;
-                        write_all(to, &buffer[..count]).await?;
+                        match &mut masked {
+                            Some(stream) => write_all(to, &stream.push(buffer[..count].to_vec())).await?,
+                            None => write_all(to, &buffer[..count]).await?,
+                        }
                         // One busy connection must not keep the others waiting.
                         tokio::task::consume_budget().await;
                     }

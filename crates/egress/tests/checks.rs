@@ -254,6 +254,106 @@ fn requests_a_minute_are_limited() {
     assert!(answer.contains("429 Too Many") && answer.contains("limit of requests a minute"), "{answer}");
 }
 
+/// Each request counts, however it is sent, on one connection that the server keeps.
+#[test]
+fn requests_in_every_form_are_counted() {
+    let limits = EgressLimits { requests_per_minute: Some(3), ..EgressLimits::default() };
+    let server = || {
+        serve(|mut stream| {
+            // Answers a request where its last bytes are there: none is split here.
+            let mut buffer = [0; 4096];
+            let mut held = Vec::new();
+            while let Ok(count @ 1..) = stream.read(&mut buffer) {
+                held.extend_from_slice(&buffer[..count]);
+                while let Some(at) = held.windows(4).position(|window| window == b"END\n") {
+                    let head = held.drain(..at + 4).collect::<Vec<u8>>();
+                    let body = if head.starts_with(b"HEAD") { "" } else { "hi" };
+                    let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{body}");
+                    if stream.write_all(answer.as_bytes()).is_err() {
+                        return;
+                    }
+                }
+            }
+        })
+    };
+    let chunked =
+        "POST / HTTP/1.1\r\nHost: a.test\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n4\r\nEND\n\r\n0\r\n\r\n";
+    let length = "POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: 4\r\n\r\nEND\n";
+    let expect = "POST / HTTP/1.1\r\nHost: a.test\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\nEND\n";
+    let head = "HEAD / HTTP/1.1\r\nHost: a.test\r\nContent-Length: 4\r\n\r\nEND\n";
+    let old = "POST / HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 4\r\n\r\nEND\n";
+    for request in [chunked, length, expect, head, old] {
+        for is_pipelined in [true, false] {
+            let names = vec![("a.test", "127.0.0.1")];
+            let world = World::new(Options { names, limits, ..Options::default() });
+            let mut stream = world.connect(&format!("a.test:{}", server())).unwrap();
+            stream.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+            let mut all = Vec::new();
+            if is_pipelined {
+                stream.write_all(request.repeat(6).as_bytes()).unwrap();
+                let _ = stream.read_to_end(&mut all);
+            }
+            let answer = if request.starts_with("HEAD") { 38 } else { 40 };
+            for _ in 0..if is_pipelined { 0 } else { 3 } {
+                stream.write_all(request.as_bytes()).unwrap();
+                let mut bytes = vec![0; answer];
+                stream.read_exact(&mut bytes).unwrap();
+                all.extend(bytes);
+            }
+            if !is_pipelined {
+                stream.write_all(request.as_bytes()).unwrap();
+                let _ = stream.read_to_end(&mut all);
+            }
+            let all = String::from_utf8_lossy(&all).into_owned();
+            assert_eq!(all.matches("200 OK").count(), 3, "{request} {is_pipelined} {all}");
+            assert!(all.contains("429 Too Many") && world.denials().len() == 1, "{request} {is_pipelined} {all}");
+        }
+    }
+}
+
+/// Fields that some servers take for those by which a message ends, and none of them
+/// reaches one, by name and by address.
+#[test]
+fn misspelt_fields_reach_nobody() {
+    let limits = EgressLimits { requests_per_minute: Some(1000), ..EgressLimits::default() };
+    let world = World::new(Options { names: vec![("a.test", "127.0.0.1")], limits, ..Options::default() });
+    let origin = Origin::new(OK);
+    for field in [
+        "Transfer_Encoding: chunked",
+        "Transfer.Encoding: chunked",
+        "transfer_encoding: chunked",
+        "Transfer-Encoding : chunked",
+        "Transfer-Encoding\t: chunked",
+        " Transfer-Encoding: chunked",
+        "Transfer-Encoding: xchunked",
+        "Transfer-Encoding: chunked, chunked",
+        "Transfer-Encoding: gzip, chunked",
+        "Transfer-Encoding: chunked\r\nTransfer-Encoding: identity",
+        "Transfer-Encoding: chunked\r\nContent-Length: 5",
+        "Content-Length: 5\r\nContent-Length: 5",
+        "Content-Length: 5\r\nContent-Length: 6",
+        "Content-Length: 5, 5",
+        "Content-Length: +5",
+        "Content_Length: 5",
+        "Content-Length : 5",
+        "Content Length: 5",
+        "Proxy_Connection: close",
+        "Keep_Alive: x",
+        "X_Original_URL: /x",
+    ] {
+        for target in ["a.test", "127.0.0.1"] {
+            let mut stream = world.connect(&format!("{target}:{}", origin.port)).unwrap();
+            stream.set_read_timeout(Some(Duration::from_millis(700))).unwrap();
+            let request = format!("POST / HTTP/1.1\r\nHost: a.test\r\n{field}\r\n\r\n5\r\nhello\r\n0\r\n\r\n");
+            stream.write_all(request.as_bytes()).unwrap();
+            let mut answer = Vec::new();
+            let _ = stream.read_to_end(&mut answer);
+            assert!(answer.starts_with(b"HTTP/1.1 400"), "{field} {target} {}", answer.escape_ascii());
+        }
+    }
+    assert_eq!(origin.got(), "");
+}
+
 /// By address as well, where requests are not held to a name, on one connection or many.
 #[test]
 fn requests_to_an_address_are_counted_too() {

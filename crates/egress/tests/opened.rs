@@ -79,6 +79,126 @@ fn requests_that_rules_name_pass_and_others_do_not() {
     assert_eq!(scene.world.records()[0].tls_name.as_ref().unwrap().to_str(), Some("api.test"));
 }
 
+/// Paths, methods and fields that servers read in different ways; the model's table has
+/// more of them.
+#[test]
+fn what_servers_read_in_different_ways_is_refused() {
+    let scene = scene();
+    for (line, fields, part) in [
+        ("GET /v1/%c0%ae%c0%ae/v2", "", "more than one way"),
+        ("GET /v1/..%c0%afv2", "", "more than one way"),
+        ("GET /v1/%ef%bc%8e%ef%bc%8e/v2", "", "more than one way"),
+        ("GET /v1/\u{c0}\u{af}", "", "more than one way"),
+        ("GET /v1/\u{ff0f}v2", "", "more than one way"),
+        ("GET /v1/%2f..%2fv2", "", "more than one way"),
+        ("GET /v1/%5c..%5cv2", "", "more than one way"),
+        ("GET /v1/%252e%252e/v2", "", "more than one way"),
+        ("GET /v1/%00", "", "more than one way"),
+        ("GET /v1/%0d%0aX:%20y", "", "more than one way"),
+        ("GET /v1/x;y=z", "", "more than one way"),
+        ("GET /v1/..;/v2", "", "more than one way"),
+        ("GET /v1//x", "", "more than one way"),
+        ("GET /v1/admin%20", "", "more than one way"),
+        ("GET /v1/ADMIN", "", "the rule `* https://api.test:"),
+        ("GET /v1/%41dmin", "", "more than one way"),
+        ("get /v1/x", "", "no rule about requests to this host allows it"),
+        ("POST /v1/x", "X-HTTP-Method-Override: DELETE\r\n", "its field X-HTTP-Method-Override"),
+        ("GET /v1/x", "x-original-url: /v1/admin\r\n", "its field X-Original-URL"),
+        ("GET /v1/x", "X-Rewrite-URL: /v1/admin\r\n", "its field X-Rewrite-URL"),
+        ("CONNECT api.test:443", "", "a request on a connection to api.test"),
+        ("connect api.test:443", "", "a request on a connection to api.test"),
+    ] {
+        let answer = ask(&mut scene.client(), &format!("{line} HTTP/1.1\r\nHost: api.test\r\n{fields}\r\n"));
+        assert!(answer.starts_with("HTTP/1.1 403") && answer.contains(part), "{line} {fields}{answer}");
+        wait_for(|| scene.world.denials().iter().any(|denial| denial.rule.contains(part)));
+    }
+    // Bytes that are no text, or no path, do not make a head.
+    for line in [&b"GET /v1/\xc0\xaf"[..], b"GET /v1/\x01", b"GET /v1/\\x", b"GET /v1/a b"] {
+        let mut client = scene.client();
+        let mut answer = Vec::new();
+        client.write_all(&[line, b" HTTP/1.1\r\nHost: api.test\r\n\r\n"].concat()).unwrap();
+        client.flush().unwrap();
+        let _ = client.read_to_end(&mut answer);
+        assert!(answer.starts_with(b"HTTP/1.1 400"), "{} {}", line.escape_ascii(), answer.escape_ascii());
+    }
+    assert_eq!(scene.origin.got(), Vec::<String>::new());
+    assert!(ask(&mut scene.client(), "GET /v1/%C3%A9 HTTP/1.1\r\nHost: api.test\r\n\r\n").ends_with("fine"));
+}
+
+/// A server that changes the protocol whatever it is asked, and then echoes.
+fn switching(names: &[&str]) -> Origin {
+    Origin::serving(names, |mut stream| {
+        let mut head = Vec::new();
+        let mut byte = [0];
+        while !head.ends_with(b"\r\n\r\n") {
+            match stream.read(&mut byte) {
+                Ok(1) => head.push(byte[0]),
+                _ => return,
+            }
+        }
+        let _ = stream.write_all(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n");
+        let mut buffer = [0; 4096];
+        while let Ok(count @ 1..) = stream.read(&mut buffer) {
+            if stream.write_all(&buffer[..count]).and_then(|()| stream.flush()).is_err() {
+                return;
+            }
+        }
+    })
+}
+
+/// What comes back of a request and of one behind it that the rules refuse, through a
+/// server that has changed the protocol.
+fn behind_a_change(upgrade: bool, fields: &str) -> (String, Vec<String>) {
+    let origin = switching(&["api.test"]);
+    let target = format!("api.test:{}", origin.port);
+    let options = Options { names: vec![("api.test", "127.0.0.1")], allow: vec!["api.test"], ..Options::default() };
+    let (world, edge) = World::looking(options, &origin.pem, |rules| {
+        rules.inspect.deny = vec![format!("* https://{target}/admin*").parse().unwrap()];
+        if upgrade {
+            rules.inspect.upgrade = vec![target.parse().unwrap()];
+        }
+    });
+    let stream = world.connect(&target).unwrap();
+    let mut inside = client(stream, "api.test", edge.authority_pem().unwrap(), &[]).unwrap();
+    inside.sock.set_read_timeout(Some(std::time::Duration::from_millis(700))).unwrap();
+    let request = format!("GET /live HTTP/1.1\r\nHost: api.test\r\n{fields}\r\nGET /admin HTTP/1.1\r\n\r\n");
+    inside.write_all(request.as_bytes()).unwrap();
+    inside.flush().unwrap();
+    let mut answer = Vec::new();
+    let _ = inside.read_to_end(&mut answer);
+    let rules = world.denials().into_iter().map(|denial| denial.rule).collect();
+    (String::from_utf8_lossy(&answer).into_owned(), rules)
+}
+
+#[test]
+fn where_requests_are_read_the_protocol_does_not_change() {
+    let websocket = "Connection: Upgrade\r\nUpgrade: websocket\r\n";
+    for fields in [
+        websocket,
+        "Upgrade: websocket\r\n",
+        "connection: keep-alive, UPGRADE\r\n",
+        "Upgrade: foo, websocket\r\n",
+        "Upgrade:\r\nConnection: Upgrade\r\n",
+        "HTTP2-Settings: AA\r\n",
+    ] {
+        let (answer, rules) = behind_a_change(false, fields);
+        assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("`inspect.upgrade`"), "{fields}{answer}");
+        assert!(rules.len() == 1 && rules[0].contains("asks for another protocol"), "{rules:?}");
+    }
+    // Nothing asked for it, or only for what is never taken up.
+    for fields in ["", "Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AA\r\n"] {
+        let (answer, rules) = behind_a_change(false, fields);
+        assert_eq!(answer, "", "{fields}");
+        assert!(rules.len() == 1 && rules[0].contains("although no request asked for it"), "{rules:?}");
+    }
+    // The control: with the profile's leave what follows is not read.
+    let (answer, rules) = behind_a_change(true, websocket);
+    assert!(answer.starts_with("HTTP/1.1 101") && answer.ends_with("GET /admin HTTP/1.1\r\n\r\n"), "{answer}");
+    assert!(rules.is_empty(), "{rules:?}");
+    let (answer, rules) = behind_a_change(true, "");
+    assert!(answer.is_empty() && rules.len() == 1, "{answer} {rules:?}");
+}
+
 #[test]
 fn what_is_said_in_the_clear_does_not_walk_around_the_rules() {
     let scene = scene();

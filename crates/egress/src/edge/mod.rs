@@ -7,6 +7,8 @@
 
 mod authority;
 mod aws;
+mod guard;
+mod mask;
 mod scan;
 mod secrets;
 mod trust;
@@ -21,7 +23,9 @@ use stockade_model::{Egress, SecretSource};
 use value::Value;
 
 pub(crate) use authority::Authority;
-pub(crate) use secrets::{Guard, Put, Secrets, Stray};
+pub(crate) use guard::{Guard, MaskedStream};
+pub(crate) use mask::StreamKind;
+pub(crate) use secrets::{Secrets, Stray};
 pub use trust::{TRUST_VARIABLES, Trust};
 
 /// Why traffic cannot be opened or a credential cannot be put in.

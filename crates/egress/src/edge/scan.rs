@@ -22,28 +22,6 @@ impl Words {
     pub(super) fn find(&self, bytes: &[u8]) -> Option<usize> {
         self.finders.iter().position(|finder| finder.find(bytes).is_some())
     }
-
-    /// Whether the last bytes may be the beginning of one.
-    pub(super) fn is_begun(&self, bytes: &[u8]) -> bool {
-        let most = self.longest.saturating_sub(1).min(bytes.len());
-        let ends = |length: usize| {
-            let tail = &bytes[bytes.len() - length..];
-            self.finders.iter().any(|finder| finder.needle().len() > length && finder.needle().starts_with(tail))
-        };
-        (1..=most).any(ends)
-    }
-
-    /// Writes stars over each of them.
-    pub(super) fn mask(&self, bytes: &mut [u8]) {
-        for finder in &self.finders {
-            let mut from = 0;
-            while let Some(at) = finder.find(&bytes[from..]) {
-                let end = from + at + finder.needle().len();
-                bytes[from + at..end].fill(b'*');
-                from = end;
-            }
-        }
-    }
 }
 
 /// What passed before, so that a word in two pieces is found.
@@ -75,19 +53,6 @@ mod tests {
 
     fn words() -> Words {
         Words::new([&b"secret"[..], b"longer-secret"])
-    }
-
-    #[test]
-    fn beginnings_and_masks() {
-        let words = words();
-        for (text, begun) in
-            [("", false), ("x", false), ("xs", true), ("secre", true), ("secret", false), ("longer-sec", true)]
-        {
-            assert_eq!(words.is_begun(text.as_bytes()), begun, "{text}");
-        }
-        let mut text = *b"a secret, secretsecret";
-        words.mask(&mut text);
-        assert_eq!(&text, b"a ******, ************");
     }
 
     proptest! {

@@ -5,7 +5,8 @@
 //! Must not know: sockets, who decides. No value is part of any message.
 
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{PoisonError, RwLock};
 
 use aws_lc_rs::rand;
 use data_encoding::BASE64;
@@ -13,6 +14,7 @@ use stockade_model::{Secret, SecretKind, SecretSource, SecretUse, Target, Target
 
 use super::EdgeError;
 use super::aws::{self, Signed};
+use super::mask::{Masks, TextSet};
 use super::scan::{Passing, Words};
 use super::value::Value;
 use crate::http::head::{Field, Request};
@@ -21,6 +23,9 @@ use crate::http::head::{Field, Request};
 const SECRETS_MAX: usize = 64;
 /// Shortest secret: a shorter one would be found where it is not.
 const SHORTEST: usize = 8;
+/// Most forms in which one secret is given away in a run: each is looked for in all
+/// that comes back.
+const FORMS_MAX: usize = 64;
 /// Length of a placeholder whose secret is shorter than this.
 const PLACEHOLDER_MIN: usize = 24;
 /// How keys begin whose programs look at that.
@@ -56,12 +61,23 @@ struct Held {
     value: Value,
 }
 
+/// A text that was put into a request of this run, which no answer must bring back.
+#[derive(PartialEq, Eq)]
+struct GivenForm {
+    /// Which secret, as its place in `held`.
+    secret: usize,
+    text: Vec<u8>,
+}
+
 /// All secrets of a run.
 #[derive(Default)]
 pub(crate) struct Secrets {
     held: Vec<Held>,
     /// Where else they may go: what was agreed to since the run began.
     lent: RwLock<Vec<SecretUse>>,
+    given: RwLock<Vec<GivenForm>>,
+    /// Counts changes of `lent` and `given`.
+    changes: AtomicU64,
     /// In the order of `held`.
     values: Words,
     placeholders: Words,
@@ -87,15 +103,6 @@ impl Stray {
     fn for_good(rule: String) -> Self {
         Self { rule, secret: None }
     }
-}
-
-/// What was done to a request.
-pub(crate) enum Put {
-    /// Nothing.
-    Nothing,
-    /// It bears a secret now, which its answer must not bring back, in any form
-    /// that it was put in.
-    Secret(Words),
 }
 
 /// Something of the same kind that is random: as long, of the letters that such
@@ -140,7 +147,7 @@ impl Secrets {
         }
         let values = Words::new(held.iter().map(|secret| secret.value.bytes()));
         let placeholders = Words::new(held.iter().map(|secret| secret.placeholder.as_bytes()));
-        Ok(Self { held, lent: RwLock::default(), values, placeholders })
+        Ok(Self { held, values, placeholders, ..Self::default() })
     }
 
     pub(super) fn placeholders(&self) -> impl Iterator<Item = (&SecretSource, &str)> {
@@ -162,12 +169,52 @@ impl Secrets {
         let mut lent = self.lent.write().unwrap_or_else(PoisonError::into_inner);
         if !lent.contains(agreed) {
             lent.push(agreed.clone());
+            self.changes.fetch_add(1, Ordering::Release);
         }
     }
 
-    /// The secrets that may go to a target.
-    fn bound<'a>(&'a self, target: &'a Target, is_encrypted: bool) -> impl Iterator<Item = &'a Held> {
-        self.held.iter().filter(move |secret| self.is_bound(secret, target, is_encrypted))
+    /// Changes whenever [`masks`](Self::masks) may.
+    pub(super) fn version(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// What a target must not bring back. `None`: nothing was given to anybody.
+    pub(super) fn masks(&self, target: &Target, is_encrypted: bool) -> Option<Masks> {
+        let given = self.given.read().unwrap_or_else(PoisonError::into_inner);
+        let (known, foreign): (Vec<&GivenForm>, Vec<_>) =
+            given.iter().partition(|form| self.is_bound(&self.held[form.secret], target, is_encrypted));
+        let set = |forms: Vec<&GivenForm>| TextSet::new(forms.into_iter().map(|form| form.text.as_slice()));
+        (!given.is_empty()).then(|| Masks { known: set(known), foreign: set(foreign) })
+    }
+
+    /// Whether a target has a secret that it could bring back.
+    pub(crate) fn may_come_back(&self, target: &Target, is_encrypted: bool) -> bool {
+        let given = self.given.read().unwrap_or_else(PoisonError::into_inner);
+        given.iter().any(|form| self.is_bound(&self.held[form.secret], target, is_encrypted))
+    }
+
+    /// Notes what is about to be given away.
+    fn give(&self, forms: Vec<GivenForm>) -> Result<(), Stray> {
+        let mut given = self.given.write().unwrap_or_else(PoisonError::into_inner);
+        for form in forms {
+            if given.contains(&form) {
+                continue;
+            }
+            if given.iter().filter(|other| other.secret == form.secret).count() >= FORMS_MAX {
+                let name = &self.held[form.secret].name;
+                return Err(Stray::for_good(format!(
+                    "the secret `{name}` was put in beside more than {FORMS_MAX} different user names in this run"
+                )));
+            }
+            given.push(form);
+            self.changes.fetch_add(1, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// The secrets that may go to a target, with their places in `held`.
+    fn bound<'a>(&'a self, target: &'a Target, is_encrypted: bool) -> impl Iterator<Item = (usize, &'a Held)> {
+        self.held.iter().enumerate().filter(move |(_, secret)| self.is_bound(secret, target, is_encrypted))
     }
 
     /// Whether a secret may go to a target. Without encryption everybody on the
@@ -185,7 +232,7 @@ impl Secrets {
     /// Whether a request is signed with a placeholder and its body must be known
     /// to sign it anew.
     pub(crate) fn wants_body(&self, request: &Request, target: &Target, is_encrypted: bool) -> bool {
-        let signs = self.bound(target, is_encrypted).any(|secret| secret.kind == SecretKind::Aws);
+        let signs = self.bound(target, is_encrypted).any(|(_, secret)| secret.kind == SecretKind::Aws);
         signs && Signed::of(request).is_some() && !aws::tells_payload(request)
     }
 
@@ -201,22 +248,23 @@ impl Secrets {
         target: &Target,
         is_encrypted: bool,
         body: &[u8],
-    ) -> Result<Put, Stray> {
+    ) -> Result<(), Stray> {
         if self.is_empty() {
-            return Ok(Put::Nothing);
+            return Ok(());
         }
         if let Some(at) = self.find(request, &self.values) {
             return Err(self.itself(at, target));
         }
         let signed = self.signed(request, target, is_encrypted, body)?;
         let mut put = request.clone();
-        let mut forms: Vec<Vec<u8>> = Vec::new();
+        let mut forms: Vec<GivenForm> = Vec::new();
         for field in &mut put.fields {
-            let put_in = |secret: &Held| Some((secret.value.bytes().to_vec(), secret.put_in(field)?));
-            if let Some((value, whole)) = self.bound(target, is_encrypted).find_map(put_in) {
+            let bound = self.bound(target, is_encrypted);
+            let mut found = bound.filter_map(|(at, secret)| Some((at, secret, secret.put_in(field)?)));
+            if let Some((secret, held, whole)) = found.next() {
                 let encoded = basic(&whole).map(|(scheme, _)| whole[scheme.len()..].trim_ascii().to_vec());
-                forms.push(value);
-                forms.extend(encoded);
+                let texts = std::iter::once(held.value.bytes().to_vec()).chain(encoded);
+                forms.extend(texts.map(|text| GivenForm { secret, text }));
                 field.value = whole;
             }
         }
@@ -227,11 +275,9 @@ impl Secrets {
         if let Some((secret, signed)) = signed {
             signed.sign(&mut put, secret.value.bytes());
         }
+        self.give(forms)?;
         *request = put;
-        if forms.is_empty() {
-            return Ok(Put::Nothing);
-        }
-        Ok(Put::Secret(Words::new(forms.iter().map(Vec::as_slice))))
+        Ok(())
     }
 
     /// The signature of a request, where it was made with a placeholder.
@@ -310,8 +356,8 @@ impl Secrets {
         plain.or_else(named).or_else(valued).or_else(encoded)
     }
 
-    /// See [`Guard::pass`].
-    fn pass(
+    /// See [`Guard::pass`](super::Guard::pass).
+    pub(super) fn pass(
         &self,
         target: &Target,
         is_encrypted: bool,
@@ -327,52 +373,6 @@ impl Secrets {
             }
             _ => Ok(()),
         }
-    }
-}
-
-/// Watches what passes on one connection whose bytes can be read.
-pub(crate) struct Guard<'a> {
-    secrets: &'a Secrets,
-    target: &'a Target,
-    is_encrypted: bool,
-    passing: Mutex<[Passing; 2]>,
-    masked: Mutex<Words>,
-}
-
-impl<'a> Guard<'a> {
-    /// `None`: there is nothing to look for.
-    pub(crate) fn new(secrets: &'a Secrets, target: &'a Target, is_encrypted: bool) -> Option<Self> {
-        let (passing, masked) = (Mutex::default(), Mutex::default());
-        (!secrets.is_empty()).then_some(Self { secrets, target, is_encrypted, passing, masked })
-    }
-
-    /// What must not pass in a body or on a connection of another protocol: a
-    /// placeholder on its way to who is not bound to it, a secret to anybody.
-    ///
-    /// # Errors
-    /// Which.
-    pub(crate) fn pass(&self, bytes: &[u8]) -> Result<(), Stray> {
-        let mut passing = self.passing.lock().unwrap_or_else(PoisonError::into_inner);
-        self.secrets.pass(self.target, self.is_encrypted, &mut passing, bytes)
-    }
-
-    /// What was put in: answers must not bring it back.
-    pub(crate) fn mask_answers(&self, put: Words) {
-        *self.masked() = put;
-    }
-
-    fn masked(&self) -> MutexGuard<'_, Words> {
-        self.masked.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Writes stars over what was put in where an answer brings it back.
-    pub(crate) fn mask(&self, bytes: &mut [u8]) {
-        self.masked().mask(bytes);
-    }
-
-    /// Whether an answer's bytes may end in the beginning of what was put in.
-    pub(crate) fn is_begun(&self, bytes: &[u8]) -> bool {
-        self.masked().is_begun(bytes)
     }
 }
 

@@ -10,16 +10,20 @@ use tokio::io::AsyncRead;
 use tokio::time::timeout;
 
 use super::exchange::Refusal;
-use super::head::{Framing, Request};
+use super::head::{Framing, Request, has_word, values};
 use super::stream::{Reader, Trouble};
 use crate::door::Shared;
-use crate::edge::{Guard, Put, Stray};
+use crate::edge::Stray;
 use crate::seam::{Judgement, Wanted, Who};
 
 /// Longest body that is read before its request is signed anew.
 const SIGNED_BODY_MAX: u64 = 8 << 20;
 /// Most of a path that is written into the record.
 const SHOWN_PATH: usize = 512;
+
+/// Fields that some servers read instead of the method or the path.
+const OVERRIDES: &[&str] =
+    &["X-HTTP-Method", "X-HTTP-Method-Override", "X-Method-Override", "X-Original-URL", "X-Rewrite-URL"];
 
 /// Whether somebody was asked about a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +45,6 @@ pub(crate) struct Asked<'a> {
     pub(crate) target: &'a Target,
     pub(crate) who: &'a Who,
     pub(crate) is_encrypted: bool,
-    pub(crate) guard: Option<&'a Guard<'a>>,
 }
 
 impl Asked<'_> {
@@ -51,6 +54,22 @@ impl Asked<'_> {
             crate::session::limit(self.shared, self.target, self.who, reached);
             Refusal::new(429, reached.to_string())
         })
+    }
+
+    /// Refuses a request for another protocol where requests are read: after it nothing
+    /// would hold the program to rules about requests.
+    pub(crate) fn check_upgrade(&self, request: &Request) -> Result<(), Refusal> {
+        let rules = &self.shared.rules;
+        let asks = values(&request.fields, "upgrade").next().is_some()
+            || values(&request.fields, "http2-settings").next().is_some()
+            || has_word(&request.fields, "connection", "upgrade");
+        if !asks || !rules.inspects(self.target) || rules.inspect.upgrades(self.target) {
+            return Ok(());
+        }
+        let rule = "it asks for another protocol (`Upgrade`) where requests are looked into; \
+                    `inspect.upgrade` allows it for a host";
+        self.shared.events.denied(Operation::Connect, self.shown(request), self.who, rule, None);
+        Err(Refusal::new(403, rule))
     }
 
     /// Holds a request to the rules, and puts in what belongs into it. A secret
@@ -70,12 +89,10 @@ impl Asked<'_> {
             let is_wanted = secrets.wants_body(request, self.target, self.is_encrypted);
             let body = if is_wanted { whole_body(request, body).await? } else { &[] };
             match secrets.put_in(request, self.target, self.is_encrypted, body) {
-                Ok(Put::Nothing) => return Ok(Waited::of(&lent)),
-                Ok(Put::Secret(put)) => {
-                    // What is packed could not be read, should it bring a secret back.
-                    request.set("Accept-Encoding", "identity");
-                    if let Some(guard) = self.guard {
-                        guard.mask_answers(put);
+                Ok(()) => {
+                    // A secret cannot be seen in what comes back packed.
+                    if secrets.may_come_back(self.target, self.is_encrypted) {
+                        request.set("Accept-Encoding", "identity");
                     }
                     return Ok(Waited::of(&lent));
                 }
@@ -129,6 +146,10 @@ impl Asked<'_> {
 
     fn ruled(&self, request: &Request) -> Result<(), String> {
         let (inspect, target) = (&self.shared.rules.inspect, self.target);
+        let overrides = |name: &&&str| values(&request.fields, name).next().is_some();
+        if let Some(name) = OVERRIDES.iter().find(overrides).filter(|_| inspect.has_rules(target)) {
+            return Err(format!("some servers take the method or the path from its field {name}"));
+        }
         let rule = |is_encrypted| inspect.rule(is_encrypted, target, &request.method, &request.target);
         match rule(self.is_encrypted) {
             RequestRuling::Allowed(_) => Ok(()),

@@ -94,6 +94,7 @@ pub(crate) fn check(request: &mut Request, target: &Target, serves_all: bool) ->
     if values(&request.fields, "upgrade").flat_map(|v| v.split(|b| *b == b',')).any(|v| unreadable(v.trim_ascii())) {
         request.remove("Upgrade");
         request.remove("HTTP2-Settings");
+        request.remove_words("Connection", &["upgrade", "http2-settings"]);
     }
     if request.minor == 0 {
         request.set("Host", &host_field(target, 80));
@@ -132,7 +133,7 @@ pub(crate) async fn serve<CR, CW, UR, UW>(
     let guard = Guard::new(&shared.edge.secrets, &target, is_encrypted);
     let guard = guard.as_ref();
     let way = Way { buffers: &shared.buffers, meter: &shared.meter, counts: &counts, guard };
-    let asked = Asked { shared: &shared, target: &target, who: &who, is_encrypted, guard };
+    let asked = Asked { shared: &shared, target: &target, who: &who, is_encrypted };
     loop {
         let head = tokio::select! {
             head = client.reader.head(QUIET_TIME) => head,
@@ -202,6 +203,7 @@ where
         }
         Fault::Refused(refusal)
     })?;
+    asked.check_upgrade(&request).map_err(Fault::Refused)?;
     let admitted = asked.admit(&mut request, &mut client.reader).await;
     asked.still_there(admitted, &mut server.reader).await.map_err(Fault::Refused)?;
     exchange(client, server, &request, way).await.map_err(|trouble| match trouble {
@@ -241,6 +243,8 @@ mod tests {
         ok("GET http://a.test?q HTTP/1.1", "Host: a.test\r\n", "GET /?q HTTP/1.1|Host: a.test||");
         ok("OPTIONS * HTTP/1.1", "Host: a.test\r\n", "OPTIONS * HTTP/1.1|Host: a.test||");
         let upgrade = "Host: a.test\r\nUpgrade: x, H2C\r\nHTTP2-Settings: AA\r\n";
+        ok("GET / HTTP/1.1", upgrade, "GET / HTTP/1.1|Host: a.test||");
+        let upgrade = "Host: a.test\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n";
         ok("GET / HTTP/1.1", upgrade, "GET / HTTP/1.1|Host: a.test||");
         let upgrade = "Host: a.test\r\nUpgrade: websocket\r\n";
         ok("GET / HTTP/1.1", upgrade, "GET / HTTP/1.1|Host: a.test|Upgrade: websocket||");

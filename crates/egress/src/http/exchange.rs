@@ -180,12 +180,13 @@ async fn download<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
         let head = server.head(ANSWER_TIME).await?.ok_or(Trouble::Malformed("the server closed without an answer"))?;
         let answer = Response::parse(&head, &request.method)?;
         if answer.status == 101 && values(&request.fields, "upgrade").next().is_none() {
-            return Err("the server changed the protocol unasked".into());
+            return Err(Broken::Rule("the server changed the protocol although no request asked for it".into()).into());
         }
-        let mut bytes = answer.bytes();
-        if let Some(guard) = way.guard {
-            guard.mask(&mut bytes);
-        }
+        let bytes = answer.bytes_with(|part| {
+            if let Some(guard) = way.guard {
+                guard.mask(part);
+            }
+        });
         way.account(Direction::Down, bytes.len()).await?;
         client.write_all(&bytes).await?;
         client.flush().await?;

@@ -97,11 +97,35 @@ pub fn has_word(fields: &[Field], name: &str, word: &str) -> bool {
     words.map(<[u8]>::trim_ascii).any(|w| w.eq_ignore_ascii_case(word.as_bytes()))
 }
 
-/// Fields by which a message ends, and those that some servers take for them: they read
-/// `_` in a name as `-`.
-fn is_taken_for_length(name: &str) -> bool {
-    let hyphened = name.replace('_', "-");
-    name.contains('_') && ["content-length", "transfer-encoding"].iter().any(|own| hyphened.eq_ignore_ascii_case(own))
+/// Fields that say where a message ends, where it goes, what it asks for or in which
+/// protocol the next one is.
+const GUARDED_FIELDS: &[&str] = &[
+    "authorization",
+    "connection",
+    "content-length",
+    "expect",
+    "host",
+    "http2-settings",
+    "keep-alive",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "x-http-method",
+    "x-http-method-override",
+    "x-method-override",
+    "x-original-url",
+    "x-rewrite-url",
+];
+
+/// Whether some servers take a field of this name for another one: gateways to programs
+/// (CGI and its like) make the same variable of `_`, `.` and `-`.
+fn is_misspelt(name: &str) -> bool {
+    let letter = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
+    let read: String = name.chars().map(letter).collect();
+    GUARDED_FIELDS.contains(&read.as_str()) && !read.eq_ignore_ascii_case(name)
 }
 
 /// The length that the fields tell; both kinds of it, or one twice, is refused.
@@ -147,8 +171,8 @@ impl Request {
         if fields.iter().any(|f| f.value.iter().any(|b| *b < b' ' && *b != b'\t' || *b == 0x7f)) {
             return Err("a field holds odd bytes");
         }
-        if fields.iter().any(|field| is_taken_for_length(&field.name)) {
-            return Err("a field is spelt as some servers spell that of the length");
+        if fields.iter().any(|field| is_misspelt(&field.name)) {
+            return Err("the name of a field is one that some servers take for another");
         }
         let framing = told_length(&fields, minor)?.unwrap_or(Framing::None);
         Ok(Self { method: method.to_owned(), target: target.to_owned(), minor, fields, framing })
@@ -169,6 +193,19 @@ impl Request {
     pub fn set(&mut self, name: &str, value: &str) {
         self.remove(name);
         self.fields.insert(0, Field { name: name.to_owned(), value: value.into() });
+    }
+
+    /// Takes words out of a field that is a list of them; an empty field is removed.
+    pub fn remove_words(&mut self, name: &str, words: &[&str]) {
+        let is_kept = |word: &&[u8]| {
+            let word = word.trim_ascii();
+            !word.is_empty() && !words.iter().any(|other| word.eq_ignore_ascii_case(other.as_bytes()))
+        };
+        for field in self.fields.iter_mut().filter(|field| field.name.eq_ignore_ascii_case(name)) {
+            let kept: Vec<&[u8]> = field.value.split(|b| *b == b',').filter(is_kept).map(<[u8]>::trim_ascii).collect();
+            field.value = kept.join(&b", "[..]);
+        }
+        self.fields.retain(|field| !field.value.is_empty() || !field.name.eq_ignore_ascii_case(name));
     }
 
     /// Takes a field away.
@@ -202,15 +239,37 @@ impl Response {
         Ok(Self { minor, status, reason, fields, framing })
     }
 
-    /// The head as it is sent on.
-    pub fn bytes(&self) -> Vec<u8> {
-        written(format!("HTTP/1.{} {} {}\r\n", self.minor, self.status, self.reason), &self.fields)
+    /// The head as it is sent on, after a change of each part that does not say where
+    /// the body ends. The change keeps lengths.
+    pub fn bytes_with(&self, change: impl Fn(&mut [u8])) -> Vec<u8> {
+        let mut reason = self.reason.clone().into_bytes();
+        change(&mut reason);
+        let status = format!("HTTP/1.{} {} ", self.minor, self.status).into_bytes();
+        let mut out = [status, reason, b"\r\n".to_vec()].concat();
+        for field in &self.fields {
+            let mut line = [field.name.as_bytes(), b": ", &field.value].concat();
+            if !says_length(field) {
+                change(&mut line);
+                line[field.name.len()..][..2].copy_from_slice(b": ");
+            }
+            out.extend(line);
+            out.extend(b"\r\n");
+        }
+        out.extend(b"\r\n");
+        out
     }
 
     /// Whether the server will answer more on this connection.
     pub fn is_kept(&self) -> bool {
         self.framing != Framing::UntilClose && is_kept(self.minor, &self.fields)
     }
+}
+
+/// Whether the reader of an answer finds its end by this field.
+fn says_length(field: &Field) -> bool {
+    let is = |name: &str| field.name.eq_ignore_ascii_case(name);
+    let has_digits = !field.value.is_empty() && field.value.iter().all(u8::is_ascii_digit);
+    (is("content-length") && has_digits) || (is("transfer-encoding") && field.value.eq_ignore_ascii_case(b"chunked"))
 }
 
 fn is_kept(minor: u8, fields: &[Field]) -> bool {
@@ -241,8 +300,8 @@ pub fn check_trailer(lines: &[u8]) -> Result<(), &'static str> {
     let mut headers = [httparse::EMPTY_HEADER; FIELDS_MAX];
     match httparse::parse_headers(lines, &mut headers) {
         Ok(httparse::Status::Complete((length, fields))) if length == lines.len() => {
-            let refused = ["transfer-encoding", "content-length", "host", "authorization", "connection", "trailer"];
-            let odd = |h: &httparse::Header<'_>| refused.iter().any(|name| h.name.eq_ignore_ascii_case(name));
+            let is_guarded = |name: &str| GUARDED_FIELDS.iter().any(|guarded| name.eq_ignore_ascii_case(guarded));
+            let odd = |h: &httparse::Header<'_>| is_guarded(h.name) || is_misspelt(h.name);
             if fields.iter().any(odd) { Err("a field may not follow a body") } else { Ok(()) }
         }
         _ => Err("the fields after a body are not well formed"),
@@ -299,6 +358,32 @@ mod tests {
             b"\r\nGET / HTTP/1.1\r\n\r\n",
             b"GET / HTTP/1.1\r\nTransfer_Encoding: chunked\r\n\r\n",
             b"GET / HTTP/1.1\r\nContent_Length: 1\r\n\r\n",
+            b"GET / HTTP/1.1\r\nTransfer-Encoding : chunked\r\n\r\n",
+            b"GET / HTTP/1.1\r\nTransfer-Encoding\t: chunked\r\n\r\n",
+            b"GET / HTTP/1.1\r\nTransfer-Encoding\x0b: chunked\r\n\r\n",
+            b"GET / HTTP/1.1\r\nTransfer-Encoding: \x0bchunked\r\n\r\n",
+            b"GET / HTTP/1.1\r\nTransfer-Encoding: \"chunked\"\r\n\r\n",
+            b"GET / HTTP/1.1\r\nTransfer-Encoding: chunked, identity\r\n\r\n",
+            b"GET / HTTP/1.1\r\nTransfer-Encoding: chunked;x=y\r\n\r\n",
+            b"GET / HTTP/1.1\r\nTransfer-Encoding:\r\n chunked\r\n\r\n",
+            b"GET / HTTP/1.1\r\nTransfer-Encoding:\r\nX: y\r\n\r\n",
+            b"GET / HTTP/1.1\r\ntransfer.encoding: chunked\r\n\r\n",
+            b"GET / HTTP/1.1\r\nTRANSFER~ENCODING: chunked\r\n\r\n",
+            b"GET / HTTP/1.1\r\nTransfer\xe2\x80\x90Encoding: chunked\r\n\r\n",
+            b"GET / HTTP/1.1\r\nContent.Length: 1\r\n\r\n",
+            b"GET / HTTP/1.1\r\nContent-Length: 0x1\r\n\r\n",
+            b"GET / HTTP/1.1\r\nContent-Length: 1 1\r\n\r\n",
+            b"GET / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+            b"GET / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+            b"GET / HTTP/1.1\r\nContent-Length[]: 1\r\n\r\n",
+            b"GET / HTTP/1.1\r\n: x\r\n\r\n",
+            b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
+            b"GET / HTTP/1.1\r\nProxy_Connection: close\r\n\r\n",
+            b"GET / HTTP/1.1\r\nProxy.Authorization: x\r\n\r\n",
+            b"GET / HTTP/1.1\r\nKeep_Alive: 1\r\n\r\n",
+            b"GET / HTTP/1.1\r\nHTTP2_Settings: x\r\n\r\n",
+            b"GET / HTTP/1.1\r\nX_HTTP_Method_Override: DELETE\r\n\r\n",
+            b"GET / HTTP/1.1\r\nX-Original_URL: /admin\r\n\r\n",
         ] {
             assert!(read(bad).is_err(), "{}", bad.escape_ascii());
         }
@@ -325,11 +410,36 @@ mod tests {
     }
 
     #[test]
+    fn a_change_of_an_answer_leaves_its_form() {
+        let text = b"HTTP/1.1 200 so fine\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\nX: y\r\n\r\n";
+        let answer = Response::parse(text, "HEAD").unwrap();
+        let changed = answer.bytes_with(|bytes| bytes.fill(b'*'));
+        assert_eq!(
+            String::from_utf8(changed).unwrap(),
+            "HTTP/1.1 200 *******\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n*: *\r\n\r\n"
+        );
+        // Beside a body that is not there these fields may hold anything.
+        let answer = Response::parse(b"HTTP/1.1 204 No\r\nContent-Length: a secret\r\n\r\n", "GET").unwrap();
+        assert!(!String::from_utf8(answer.bytes_with(|bytes| bytes.fill(b'*'))).unwrap().contains("secret"));
+    }
+
+    #[test]
+    fn words_are_taken_out_of_a_list() {
+        let text = b"GET / HTTP/1.1\r\nConnection: Upgrade, close ,HTTP2-Settings\r\nconnection: upgrade\r\n\r\n";
+        let mut request = read(text).unwrap();
+        request.remove_words("Connection", &["upgrade", "http2-settings"]);
+        assert_eq!(request.bytes(), b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n");
+    }
+
+    #[test]
     fn trailers() {
         assert!(check_trailer(b"x-amz-checksum-crc32: AAAA\r\n\r\n").is_ok());
         assert!(check_trailer(b"\r\n").is_ok());
         assert!(check_trailer(b"Host: b\r\n\r\n").is_err());
         assert!(check_trailer(b"a b\r\n\r\n").is_err());
+        for name in ["Content_Length", "Upgrade", "TE", "Transfer.Encoding", "Expect", "Proxy-Authorization"] {
+            assert!(check_trailer(format!("{name}: 1\r\n\r\n").as_bytes()).is_err(), "{name}");
+        }
     }
 
     proptest! {

@@ -10,6 +10,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
 use super::head::{Framing, HEAD_MAX, check_trailer, end_of_head};
+use crate::edge::{MaskedStream, StreamKind};
 use crate::limits::Direction;
 use crate::relay::{Broken, Way};
 
@@ -115,25 +116,6 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         Ok(self.held.drain(..count).collect())
     }
 
-    /// Some bytes as they may go on; none at the end. What may be the beginning
-    /// of a secret waits for its end, where more must come.
-    async fn passed(&mut self, most: u64, way: &Way<'_>, direction: Direction) -> Result<Vec<u8>, Trouble> {
-        let mut bytes = self.some(most).await?;
-        if let (Direction::Down, Some(guard)) = (direction, way.guard) {
-            let waits = |held: &[u8]| most != u64::MAX && (held.len() as u64) < most && held.len() < HEAD_MAX;
-            while waits(&bytes) && guard.is_begun(&bytes) {
-                let more = self.some(most - bytes.len() as u64).await?;
-                if more.is_empty() {
-                    break;
-                }
-                bytes.extend(more);
-            }
-            guard.mask(&mut bytes);
-        }
-        way.pass(direction, &bytes).await?;
-        Ok(bytes)
-    }
-
     /// Waits until so many bytes of a body are there, and shows them; they are
     /// read again afterwards.
     pub(crate) async fn body(&mut self, length: usize) -> Result<&[u8], Trouble> {
@@ -177,30 +159,25 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         way: &Way<'_>,
         direction: Direction,
     ) -> Result<(), Trouble> {
+        let mut flow = Flow::new(way, direction, framing, StreamKind::Message);
         match framing {
             Framing::None => Ok(()),
-            Framing::Length(length) => self.copy_bytes(to, length, way, direction).await,
-            Framing::UntilClose => loop {
-                let bytes = self.passed(u64::MAX, way, direction).await?;
-                if bytes.is_empty() {
-                    return Ok(());
-                }
-                to.write_all(&bytes).await?;
-                to.flush().await?;
-            },
+            Framing::Length(length) => {
+                self.copy_bytes(to, length, &mut flow).await?;
+                flow.finish(to).await
+            }
+            Framing::UntilClose => self.copy_rest(to, &mut flow).await,
             Framing::Chunked => loop {
-                let line = self.line().await?;
-                let size = chunk_size(&line)?;
-                to.write_all(format!("{size:x}\r\n").as_bytes()).await?;
+                let size = chunk_size(&flow.wait(to, self.line()).await??)?;
                 if size == 0 {
-                    return self.copy_trailer(to).await;
+                    flow.finish(to).await?;
+                    to.write_all(b"0\r\n").await?;
+                    return self.copy_trailer(to, way, direction).await;
                 }
-                self.copy_bytes(to, size, way, direction).await?;
-                if !self.line().await?.is_empty() {
+                self.copy_bytes(to, size, &mut flow).await?;
+                if !flow.wait(to, self.line()).await??.is_empty() {
                     return Err(Trouble::Malformed("a chunk is longer than it says"));
                 }
-                to.write_all(b"\r\n").await?;
-                to.flush().await?;
             },
         }
     }
@@ -209,23 +186,36 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         &mut self,
         to: &mut W,
         mut length: u64,
-        way: &Way<'_>,
-        direction: Direction,
+        flow: &mut Flow<'_>,
     ) -> Result<(), Trouble> {
         while length > 0 {
-            let bytes = self.passed(length, way, direction).await?;
+            let bytes = flow.wait(to, self.some(length)).await??;
             if bytes.is_empty() {
                 return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
             }
             length -= bytes.len() as u64;
-            to.write_all(&bytes).await?;
-            to.flush().await?;
+            flow.pass(to, bytes).await?;
         }
         Ok(())
     }
 
+    async fn copy_rest<W: AsyncWrite + Unpin>(&mut self, to: &mut W, flow: &mut Flow<'_>) -> Result<(), Trouble> {
+        loop {
+            let bytes = flow.wait(to, self.some(u64::MAX)).await??;
+            if bytes.is_empty() {
+                return flow.finish(to).await;
+            }
+            flow.pass(to, bytes).await?;
+        }
+    }
+
     /// The fields after the last chunk, and the empty line.
-    async fn copy_trailer<W: AsyncWrite + Unpin>(&mut self, to: &mut W) -> Result<(), Trouble> {
+    async fn copy_trailer<W: AsyncWrite + Unpin>(
+        &mut self,
+        to: &mut W,
+        way: &Way<'_>,
+        direction: Direction,
+    ) -> Result<(), Trouble> {
         let end = loop {
             // An empty line at once is the whole of it.
             let found = if self.held.starts_with(b"\r\n") { Some(2) } else { end_of_head(&self.held)? };
@@ -236,8 +226,12 @@ impl<R: AsyncRead + Unpin> Reader<R> {
                 None => {}
             }
         };
-        let lines: Vec<u8> = self.held.drain(..end).collect();
+        let mut lines: Vec<u8> = self.held.drain(..end).collect();
         check_trailer(&lines)?;
+        way.pass(direction, &lines).await?;
+        if let (Direction::Down, Some(guard)) = (direction, way.guard) {
+            guard.mask(&mut lines);
+        }
         to.write_all(&lines).await?;
         Ok(to.flush().await?)
     }
@@ -249,7 +243,8 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         way: &Way<'_>,
         direction: Direction,
     ) -> Result<(), Broken> {
-        match self.copy_body(to, Framing::UntilClose, way, direction).await {
+        let mut flow = Flow::new(way, direction, Framing::UntilClose, StreamKind::Relay);
+        match self.copy_rest(to, &mut flow).await {
             Err(Trouble::Broken(broken)) => Err(broken),
             // A body without a form of its own is never out of it.
             Ok(()) | Err(Trouble::Malformed(_) | Trouble::Slow) => {
@@ -260,7 +255,70 @@ impl<R: AsyncRead + Unpin> Reader<R> {
     }
 }
 
-/// The size that begins a chunk; what follows `;` is nobody's business.
+/// One body on its way: checked, counted, masked and framed.
+struct Flow<'a> {
+    way: &'a Way<'a>,
+    direction: Direction,
+    is_chunked: bool,
+    masked: Option<MaskedStream<'a>>,
+}
+
+impl<'a> Flow<'a> {
+    fn new(way: &'a Way<'a>, direction: Direction, framing: Framing, kind: StreamKind) -> Self {
+        let guard = way.guard.filter(|_| direction == Direction::Down);
+        let masked = guard.map(|guard| guard.masked(kind));
+        Self { way, direction, is_chunked: framing == Framing::Chunked, masked }
+    }
+
+    /// Sends bytes on, but for those that a mask holds back.
+    async fn pass<W: AsyncWrite + Unpin>(&mut self, to: &mut W, bytes: Vec<u8>) -> Result<(), Trouble> {
+        self.way.pass(self.direction, &bytes).await?;
+        let ready = match &mut self.masked {
+            Some(masked) => masked.push(bytes),
+            None => bytes,
+        };
+        self.write(to, &ready).await
+    }
+
+    /// Waits for what comes next. What may only be held for a while is sent meanwhile.
+    async fn wait<W: AsyncWrite + Unpin, T>(
+        &mut self,
+        to: &mut W,
+        next: impl Future<Output = T>,
+    ) -> Result<T, Trouble> {
+        tokio::pin!(next);
+        while let Some(pause) = self.masked.as_ref().and_then(MaskedStream::pause) {
+            if let Ok(done) = timeout(pause, &mut next).await {
+                return Ok(done);
+            }
+            let held = self.masked.as_mut().map(MaskedStream::release).unwrap_or_default();
+            self.write(to, &held).await?;
+        }
+        Ok(next.await)
+    }
+
+    /// Sends the rest.
+    async fn finish<W: AsyncWrite + Unpin>(&mut self, to: &mut W) -> Result<(), Trouble> {
+        let rest = self.masked.as_mut().map(MaskedStream::finish).unwrap_or_default();
+        self.write(to, &rest).await
+    }
+
+    async fn write<W: AsyncWrite + Unpin>(&self, to: &mut W, bytes: &[u8]) -> Result<(), Trouble> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        if self.is_chunked {
+            to.write_all(format!("{:x}\r\n", bytes.len()).as_bytes()).await?;
+        }
+        to.write_all(bytes).await?;
+        if self.is_chunked {
+            to.write_all(b"\r\n").await?;
+        }
+        Ok(to.flush().await?)
+    }
+}
+
+/// The size that begins a chunk. What follows `;` is not sent on.
 fn chunk_size(line: &[u8]) -> Result<u64, &'static str> {
     let digits = line.split(|b| *b == b';').next().unwrap_or_default().trim_ascii_end();
     let hex = !digits.is_empty() && digits.len() <= 15 && digits.iter().all(u8::is_ascii_hexdigit);

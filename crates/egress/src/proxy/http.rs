@@ -131,9 +131,10 @@ async fn one(
     };
     let guard = Guard::new(&shared.edge.secrets, &target, false);
     let guard = guard.as_ref();
-    let asked = Asked { shared, target: &target, who, is_encrypted: false, guard };
+    let asked = Asked { shared, target: &target, who, is_encrypted: false };
     asked.count().map_err(Fault::Refused)?;
     check(&mut request, &target, false).map_err(Fault::Refused)?;
+    asked.check_upgrade(&request).map_err(Fault::Refused)?;
     request.remove("Proxy-Connection");
     request.remove("Proxy-Authorization");
     let permitted = match open.take() {

@@ -20,6 +20,9 @@ pub struct Origin {
     got: Arc<Mutex<Vec<String>>>,
 }
 
+/// The server's side of one connection.
+pub type Server = StreamOwned<ServerConnection, TcpStream>;
+
 fn provider() -> Arc<rustls::crypto::CryptoProvider> {
     Arc::new(rustls::crypto::aws_lc_rs::default_provider())
 }
@@ -27,6 +30,13 @@ fn provider() -> Arc<rustls::crypto::CryptoProvider> {
 impl Origin {
     /// Answers each request with what this makes of it.
     pub fn new(names: &[&str], answer: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
+        let got = Arc::new(Mutex::new(Vec::new()));
+        let kept = Arc::clone(&got);
+        Self { got, ..Self::serving(names, move |stream| answer_requests(stream, &kept, &answer)) }
+    }
+
+    /// Does this with each connection.
+    pub fn serving(names: &[&str], each: impl Fn(Server) + Send + Sync + 'static) -> Self {
         let key = KeyPair::generate().unwrap();
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let certificate = CertificateParams::new(names).unwrap().self_signed(&key).unwrap();
@@ -43,13 +53,11 @@ impl Origin {
             .unwrap();
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         let config = Arc::new(config);
-        let got = Arc::new(Mutex::new(Vec::new()));
-        let kept = Arc::clone(&got);
         let port = serve(move |stream| {
             let connection = ServerConnection::new(Arc::clone(&config)).unwrap();
-            answer_requests(StreamOwned::new(connection, stream), &kept, &answer);
+            each(StreamOwned::new(connection, stream));
         });
-        Self { port, pem, got }
+        Self { port, pem, got: Arc::default() }
     }
 
     /// What it was asked so far.

@@ -1,0 +1,294 @@
+//! Covers texts with stars in bytes that come in pieces, wherever the pieces end.
+//!
+//! Must not know: what the texts are, what carries the bytes.
+
+use std::time::Duration;
+
+use memchr::memchr_iter;
+use memchr::memmem::Finder;
+
+/// How long the last bytes of a message may wait for more where the wait must not
+/// depend on what they are.
+const MESSAGE_PAUSE: Duration = Duration::from_secs(1);
+/// The same for protocols that are only relayed, where each answer waits.
+const RELAY_PAUSE: Duration = Duration::from_millis(5);
+
+/// Texts that are covered wherever they occur, also where they overlap.
+#[derive(Default)]
+pub(crate) struct TextSet {
+    finders: Vec<Finder<'static>>,
+    longest: usize,
+}
+
+impl TextSet {
+    pub(super) fn new<'a>(texts: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        let texts = texts.into_iter().filter(|text| !text.is_empty());
+        let finders: Vec<_> = texts.map(|text| Finder::new(text).into_owned()).collect();
+        let longest = finders.iter().map(|finder| finder.needle().len()).max().unwrap_or(0);
+        Self { finders, longest }
+    }
+
+    /// The most bytes that can be the beginning of a text and not yet all of it.
+    fn reach(&self) -> usize {
+        self.longest.saturating_sub(1)
+    }
+
+    /// Writes stars into `shown` over each text that `plain` holds and that ends
+    /// behind `from`.
+    fn cover(&self, plain: &[u8], shown: &mut [u8], from: usize) {
+        for finder in &self.finders {
+            let length = finder.needle().len();
+            let mut start = (from + 1).saturating_sub(length);
+            while let Some(at) = plain.get(start..).and_then(|rest| finder.find(rest)) {
+                shown[start + at..start + at + length].fill(b'*');
+                start += at + 1;
+            }
+        }
+    }
+
+    /// How many of the last bytes are the beginning of a text.
+    fn begun(&self, bytes: &[u8]) -> usize {
+        let begun = |finder: &Finder<'_>| {
+            let text = finder.needle();
+            let tail = &bytes[bytes.len().saturating_sub(text.len() - 1)..];
+            let first = memchr_iter(text[0], tail).find(|at| text.starts_with(&tail[*at..]));
+            first.map_or(0, |at| tail.len() - at)
+        };
+        self.finders.iter().map(begun).max().unwrap_or(0)
+    }
+}
+
+/// The texts that one peer must not bring back.
+#[derive(Default)]
+pub(crate) struct Masks {
+    /// Those that this peer may know: the beginning of one waits for its end.
+    pub(super) known: TextSet,
+    /// Those that it has no right to. A wait that depends on them would let it find
+    /// them out letter by letter, so the last bytes wait whatever they are.
+    pub(super) foreign: TextSet,
+}
+
+impl Masks {
+    fn reach(&self) -> usize {
+        self.known.reach().max(self.foreign.reach())
+    }
+
+    /// Covers the texts in bytes that are complete.
+    pub(crate) fn cover_all(&self, bytes: &mut [u8]) {
+        let plain = bytes.to_vec();
+        self.known.cover(&plain, bytes, 0);
+        self.foreign.cover(&plain, bytes, 0);
+    }
+}
+
+/// What a stream is, which says how its last bytes wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StreamKind {
+    /// One message, whose end is known.
+    Message,
+    /// A protocol that is not read: each side may be waiting for the last byte.
+    Relay,
+}
+
+/// Covers texts in one stream. Holds back fewer bytes than the longest text has.
+pub(crate) struct StreamMask {
+    kind: StreamKind,
+    /// The last bytes of the stream as they came: first those that are sent already
+    /// and may be the beginning of a text, then those that are held back.
+    plain: Vec<u8>,
+    /// The same with stars.
+    shown: Vec<u8>,
+    /// How many of them are sent.
+    sent: usize,
+    /// How many of the held bytes wait for more, however long that takes.
+    begun: usize,
+}
+
+impl StreamMask {
+    pub(crate) fn new(kind: StreamKind) -> Self {
+        Self { kind, plain: Vec::new(), shown: Vec::new(), sent: 0, begun: 0 }
+    }
+
+    /// Takes bytes and returns those that may be sent.
+    pub(crate) fn push(&mut self, bytes: &[u8], masks: &Masks) -> Vec<u8> {
+        let known = self.plain.len();
+        self.plain.extend_from_slice(bytes);
+        self.shown.extend_from_slice(bytes);
+        masks.known.cover(&self.plain, &mut self.shown, known);
+        masks.foreign.cover(&self.plain, &mut self.shown, known);
+        let constant = match self.kind {
+            StreamKind::Message => masks.foreign.reach(),
+            StreamKind::Relay => masks.reach(),
+        };
+        self.begun = match self.kind {
+            StreamKind::Message => masks.known.begun(&self.plain),
+            StreamKind::Relay => 0,
+        };
+        let ready = self.send_all_but(constant.max(self.begun));
+        // What is sent is needed for a text that began in it and no further back.
+        let spare = self.plain.len().saturating_sub(masks.reach()).min(self.sent);
+        self.plain.drain(..spare);
+        self.shown.drain(..spare);
+        self.sent -= spare;
+        ready
+    }
+
+    /// How long to wait for more before [`release`](Self::release). `None`: without
+    /// an end.
+    pub(crate) fn pause(&self) -> Option<Duration> {
+        let pause = match self.kind {
+            StreamKind::Message => MESSAGE_PAUSE,
+            StreamKind::Relay => RELAY_PAUSE,
+        };
+        (self.plain.len() - self.sent > self.begun).then_some(pause)
+    }
+
+    /// Nothing came for a while: returns what was held whatever it is.
+    pub(crate) fn release(&mut self) -> Vec<u8> {
+        self.send_all_but(self.begun)
+    }
+
+    /// The stream is over: returns the rest.
+    pub(crate) fn finish(&mut self) -> Vec<u8> {
+        let rest = self.send_all_but(0);
+        (self.plain, self.shown, self.sent, self.begun) = Default::default();
+        rest
+    }
+
+    fn send_all_but(&mut self, held: usize) -> Vec<u8> {
+        let end = self.plain.len().saturating_sub(held).max(self.sent);
+        let ready = self.shown[self.sent..end].to_vec();
+        self.sent = end;
+        ready
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Every byte that any occurrence covers is a star.
+    fn reference(text: &[u8], secrets: &[Vec<u8>]) -> Vec<u8> {
+        let mut shown = text.to_vec();
+        for secret in secrets {
+            for at in 0..text.len() {
+                if text[at..].starts_with(secret) {
+                    shown[at..at + secret.len()].fill(b'*');
+                }
+            }
+        }
+        shown
+    }
+
+    fn masks(known: &[Vec<u8>], foreign: &[Vec<u8>]) -> Masks {
+        let set = |texts: &[Vec<u8>]| TextSet::new(texts.iter().map(Vec::as_slice));
+        Masks { known: set(known), foreign: set(foreign) }
+    }
+
+    /// What comes out of these pieces, which are never held back by a secret's length.
+    fn pushed<'a>(masks: &Masks, kind: StreamKind, pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
+        let mut stream = StreamMask::new(kind);
+        let (mut out, mut taken) = (Vec::new(), 0);
+        for piece in pieces {
+            taken += piece.len();
+            out.extend(stream.push(piece, masks));
+            assert!(taken - out.len() <= masks.reach(), "{taken} {}", out.len());
+            assert!(stream.plain.len() <= 2 * masks.reach(), "{}", stream.plain.len());
+        }
+        out.extend(stream.finish());
+        out
+    }
+
+    #[test]
+    fn a_text_is_covered_at_every_border() {
+        let secrets: Vec<Vec<u8>> =
+            ["secret", "secretary", "tsec", "aa", "x", "abcabcab"].iter().map(|s| s.as_bytes().to_vec()).collect();
+        let text = b"a secret, secretary tsecretsec aaaa x abcabcabcab secre aab secretarsecretary";
+        let whole = reference(text, &secrets);
+        assert!(whole.starts_with(b"a ******, ********* ********** **** *"), "{}", whole.escape_ascii());
+        for (known, foreign) in [(&secrets[..], &[][..]), (&[], &secrets), (&secrets[..3], &secrets[3..])] {
+            let masks = masks(known, foreign);
+            let mut covered = text.to_vec();
+            masks.cover_all(&mut covered);
+            assert_eq!(covered, whole);
+            for kind in [StreamKind::Message, StreamKind::Relay] {
+                assert_eq!(pushed(&masks, kind, text.chunks(1)), whole);
+                for first in 0..=text.len() {
+                    for second in first..=text.len() {
+                        let pieces = [&text[..first], &text[first..second], &text[second..]];
+                        assert_eq!(pushed(&masks, kind, pieces), whole, "{first} {second}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// A peer that has no right to a secret learns nothing from what waits, and how long.
+    #[test]
+    fn what_waits_does_not_tell_a_foreign_text() {
+        for kind in [StreamKind::Message, StreamKind::Relay] {
+            let masks = masks(&[], &[b"secret-of-another".to_vec()]);
+            let seen = |text: &[u8]| {
+                let mut stream = StreamMask::new(kind);
+                let now = stream.push(text, &masks).len();
+                (now, stream.pause(), stream.release().len(), stream.pause())
+            };
+            for length in 1..b"secret-of-another".len() {
+                let right = seen(&b"secret-of-another"[..length]);
+                assert_eq!(right, seen(&vec![b'?'; length]));
+                assert_eq!((right.0, right.2, right.3), (0, length, None));
+            }
+        }
+    }
+
+    #[test]
+    fn after_a_pause_the_rest_of_a_text_is_covered() {
+        let masks = masks(&[], &[b"secret-of-another".to_vec()]);
+        let mut stream = StreamMask::new(StreamKind::Message);
+        let mut out = stream.push(b"x secret-", &masks);
+        assert!(stream.pause().is_some());
+        out.extend(stream.release());
+        out.extend(stream.push(b"of-another!", &masks));
+        out.extend(stream.finish());
+        assert_eq!(out, b"x secret-**********!");
+        // The beginning of a known one waits on.
+        let masks = self::masks(&[b"known-text".to_vec()], &[b"secret-of-another".to_vec()]);
+        let mut stream = StreamMask::new(StreamKind::Message);
+        assert_eq!(stream.push(b"some words and known", &masks), b"some");
+        assert_eq!(stream.release(), b" words and ");
+        assert_eq!(stream.pause(), None);
+        assert_eq!([stream.push(b"-text", &masks), stream.finish()].concat(), b"**********");
+    }
+
+    #[test]
+    fn nothing_to_cover_passes_at_once() {
+        let masks = Masks::default();
+        let mut stream = StreamMask::new(StreamKind::Message);
+        assert_eq!(stream.push(b"anything", &masks), b"anything");
+        assert_eq!((stream.pause(), stream.finish()), (None, Vec::new()));
+    }
+
+    proptest! {
+        /// Few letters, so that texts overlap and are prefixes of one another.
+        #[test]
+        fn pieces_do_not_matter(
+            secrets in proptest::collection::vec("[ab]{1,7}", 0..4),
+            others in proptest::collection::vec("[abc]{1,9}", 0..3),
+            text in "[abc]{0,200}",
+            cuts: Vec<usize>,
+        ) {
+            let bytes = |texts: &[String]| texts.iter().map(|text| text.as_bytes().to_vec()).collect::<Vec<_>>();
+            let masks = masks(&bytes(&secrets), &bytes(&others));
+            let text = text.as_bytes();
+            let whole = reference(text, &[bytes(&secrets), bytes(&others)].concat());
+            let mut places: Vec<usize> = cuts.iter().map(|cut| cut % (text.len() + 1)).collect();
+            places.extend([0, text.len()]);
+            places.sort_unstable();
+            for kind in [StreamKind::Message, StreamKind::Relay] {
+                let pieces = places.windows(2).map(|ends| &text[ends[0]..ends[1]]);
+                prop_assert_eq!(&pushed(&masks, kind, pieces), &whole);
+            }
+        }
+    }
+}
