@@ -69,6 +69,8 @@ streams = {
     "socks": [b"\5\1\0\1\x7f\0\0\1\0\x50", b"\5\1\0\3\6a.test\1\xbb", b"\5\1\0\4" + bytes(15) + b"\1\0\x50"],
     "frames": [frame(b"m", b'{"Event":1}') + frame(b"d", b"\1text") + frame(b"t", b"\1\5\0\0\0") + frame(b"o"),
                frame(b"d", b"\2") + frame(b"c", b"\0") + frame(b"r", b"\x18\0\x50\0"), frame(b"m", bytes(4096))],
+    "mask": [b"secret\0secretary\0ecre\0\0a secret, a secretary, secsecret", b"aa\0aba\0\0" + b"aab" * 40],
+    "path": [b"/v1/* /v1/x", b"/a%20b /A%20B?c", b"/x:y* /x%3ay", b"/%c3%a9 /%C3%A9", b"/v1 /%c0%ae%c0%ae;/v1"],
     "hello": [client_hello(b"a.test"), client_hello(b"A.Example.ORG"), client_hello(b"127.0.0.1"),
               client_hello(b"a.test")[:60]],
 }

@@ -4,9 +4,10 @@
 
 use hickory_resolver::proto::op::Message;
 use rustls::server::Acceptor;
-use stockade_model::{Host, Target};
+use stockade_model::{Host, Inspection, RequestPattern, RequestRuling, Target};
 
 use crate::dns::message::{Code, Question, Record};
+use crate::edge::{Masks, StreamKind, StreamMask};
 use crate::hello::{self, Hello, Seen};
 use crate::http::direct;
 use crate::http::head::{Request, Response, check_trailer, end_of_head, values};
@@ -54,6 +55,48 @@ pub fn head(bytes: &[u8]) {
         let hosts: Vec<_> = values(&request.fields, "host").collect();
         assert!(hosts.len() == 1 && hosts[0].starts_with(b"127.0.0.1"), "{hosts:?}");
         assert!(request.target.starts_with('/') || request.target == "*");
+    }
+}
+
+/// Texts to cover, a NUL behind each, and a stream behind two: whatever pieces it comes
+/// in, every text in it is covered and nothing else is.
+pub fn mask(bytes: &[u8]) {
+    let Some(end) = memchr::memmem::find(bytes, b"\0\0") else { return };
+    let texts: Vec<&[u8]> = bytes[..end].split(|byte| *byte == 0).take(8).collect();
+    let stream = &bytes[end + 2..];
+    let mut whole = stream.to_vec();
+    for text in texts.iter().filter(|text| !text.is_empty()) {
+        for (at, _) in stream.windows(text.len()).enumerate().filter(|(_, window)| window == text) {
+            whole[at..at + text.len()].fill(b'*');
+        }
+    }
+    let size = usize::from(bytes[0] & 63) + 1;
+    for kind in [StreamKind::Message, StreamKind::Relay] {
+        let masks = Masks::of(&texts[..texts.len() / 2], &texts[texts.len() / 2..]);
+        let mut masked = StreamMask::new(kind);
+        let mut out: Vec<u8> = stream.chunks(size).flat_map(|piece| masked.push(piece, &masks)).collect();
+        out.extend(masked.finish());
+        assert_eq!(out, whole);
+    }
+}
+
+/// A path and the path of a rule: one that a rule refuses is refused under every case
+/// of its letters, and what has one reading is text in its only form.
+pub fn path(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let Some((rule, path)) = text.split_once(' ') else { return };
+    let Ok(rule) = format!("* http://127.0.0.1{rule}").parse::<RequestPattern>() else { return };
+    let inspection = Inspection { deny: vec![rule.clone()], ..Inspection::default() };
+    assert_eq!(rule.to_string().parse().as_ref(), Ok(&rule));
+    let ruled = |path: &str| inspection.rule(false, &target(), "GET", path);
+    let ruling = ruled(path);
+    if let RequestRuling::Denied(_) = ruling {
+        assert_eq!(ruled(&path.to_ascii_uppercase()), ruling);
+    }
+    if ruling != RequestRuling::Unclear {
+        let path = path.split(['?', '#']).next().unwrap_or_default();
+        let odd = ["//", "/./", "/../", "\\", ";", "%2f", "%2F", "%5c", "%c0", "%00", "%25"];
+        assert!(path.starts_with('/') && path.is_ascii() && !odd.iter().any(|odd| path.contains(odd)), "{path}");
     }
 }
 

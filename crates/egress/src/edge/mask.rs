@@ -15,13 +15,13 @@ const RELAY_PAUSE: Duration = Duration::from_millis(5);
 
 /// Texts that are covered wherever they occur, also where they overlap.
 #[derive(Default)]
-pub(crate) struct TextSet {
+struct TextSet {
     finders: Vec<Finder<'static>>,
     longest: usize,
 }
 
 impl TextSet {
-    pub(super) fn new<'a>(texts: impl IntoIterator<Item = &'a [u8]>) -> Self {
+    fn new<'a>(texts: impl IntoIterator<Item = &'a [u8]>) -> Self {
         let texts = texts.into_iter().filter(|text| !text.is_empty());
         let finders: Vec<_> = texts.map(|text| Finder::new(text).into_owned()).collect();
         let longest = finders.iter().map(|finder| finder.needle().len()).max().unwrap_or(0);
@@ -62,13 +62,18 @@ impl TextSet {
 #[derive(Default)]
 pub(crate) struct Masks {
     /// Those that this peer may know: the beginning of one waits for its end.
-    pub(super) known: TextSet,
+    known: TextSet,
     /// Those that it has no right to. A wait that depends on them would let it find
     /// them out letter by letter, so the last bytes wait whatever they are.
-    pub(super) foreign: TextSet,
+    foreign: TextSet,
 }
 
 impl Masks {
+    /// Masks of these texts.
+    pub(crate) fn of(known: &[&[u8]], foreign: &[&[u8]]) -> Self {
+        Self { known: TextSet::new(known.iter().copied()), foreign: TextSet::new(foreign.iter().copied()) }
+    }
+
     fn reach(&self) -> usize {
         self.known.reach().max(self.foreign.reach())
     }
@@ -182,8 +187,10 @@ mod tests {
     }
 
     fn masks(known: &[Vec<u8>], foreign: &[Vec<u8>]) -> Masks {
-        let set = |texts: &[Vec<u8>]| TextSet::new(texts.iter().map(Vec::as_slice));
-        Masks { known: set(known), foreign: set(foreign) }
+        Masks::of(
+            &known.iter().map(Vec::as_slice).collect::<Vec<_>>(),
+            &foreign.iter().map(Vec::as_slice).collect::<Vec<_>>(),
+        )
     }
 
     /// What comes out of these pieces, which are never held back by a secret's length.

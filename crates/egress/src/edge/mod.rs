@@ -25,6 +25,8 @@ use value::Value;
 pub(crate) use authority::Authority;
 pub(crate) use guard::{Guard, MaskedStream};
 pub(crate) use mask::StreamKind;
+#[cfg(feature = "fuzzing")]
+pub(crate) use mask::{Masks, StreamMask};
 pub(crate) use secrets::{Secrets, Stray};
 pub use trust::{TRUST_VARIABLES, Trust};
 

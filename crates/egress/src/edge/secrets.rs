@@ -14,7 +14,7 @@ use stockade_model::{Secret, SecretKind, SecretSource, SecretUse, Target, Target
 
 use super::EdgeError;
 use super::aws::{self, Signed};
-use super::mask::{Masks, TextSet};
+use super::mask::Masks;
 use super::scan::{Passing, Words};
 use super::value::Value;
 use crate::http::head::{Field, Request};
@@ -181,10 +181,12 @@ impl Secrets {
     /// What a target must not bring back. `None`: nothing was given to anybody.
     pub(super) fn masks(&self, target: &Target, is_encrypted: bool) -> Option<Masks> {
         let given = self.given.read().unwrap_or_else(PoisonError::into_inner);
-        let (known, foreign): (Vec<&GivenForm>, Vec<_>) =
-            given.iter().partition(|form| self.is_bound(&self.held[form.secret], target, is_encrypted));
-        let set = |forms: Vec<&GivenForm>| TextSet::new(forms.into_iter().map(|form| form.text.as_slice()));
-        (!given.is_empty()).then(|| Masks { known: set(known), foreign: set(foreign) })
+        let (mut known, mut foreign) = (Vec::new(), Vec::new());
+        for form in given.iter() {
+            let is_known = self.is_bound(&self.held[form.secret], target, is_encrypted);
+            if is_known { &mut known } else { &mut foreign }.push(form.text.as_slice());
+        }
+        (!given.is_empty()).then(|| Masks::of(&known, &foreign))
     }
 
     /// Whether a target has a secret that it could bring back.
