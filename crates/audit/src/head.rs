@@ -1,64 +1,228 @@
-//! The head: which line was the last one made durable, kept apart from the log
-//! so that a log that lost its end is seen to have lost it.
+//! The head: a signed note beside the log that names the last line appended and the last
+//! line made durable, so that a log that lost its end is seen to have lost it.
 //!
-//! It is one record of fixed size in a file of its own, overwritten in place:
-//! within one disk sector, without allocation, so neither a crash nor a full
-//! disk leaves half of it, and a commit pays no second sync for it. It follows
-//! the log and never leads it: it is written after the log's sync, and only
-//! forward.
+//! It is one record of fixed size in a file of its own, overwritten in place: within one
+//! disk sector, without allocation, so neither a crash nor a full disk leaves half of it,
+//! and neither an append nor a commit pays a sync for it. It follows the log and never
+//! leads it: it is written after the lines that it names, and only forward.
+//!
+//! Lines that are not durable may be lost when the machine stops. The note therefore
+//! names the boot in which it was written: within one boot no appended line is lost.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
-use crate::line::Hash;
+use crate::key::{SIGNATURE_BYTES, SigningKey};
+use crate::line::{Hash, hex_digits, parse_hex};
 use crate::scan::Tip;
 
 /// Name of the file.
 pub(crate) const HEAD_NAME: &str = "head";
 
-/// Length of the file, in bytes.
-const HEAD_BYTES: usize = 256;
+/// Length of the file, in bytes: one disk sector.
+const HEAD_BYTES: usize = 512;
 
-#[derive(Serialize, Deserialize)]
+/// Length of an unsigned head, which earlier versions wrote.
+const UNSIGNED_HEAD_BYTES: usize = 256;
+
+/// Where the kernel tells which boot this is (random(4)).
+const BOOT_ID_FILE: &str = "/proc/sys/kernel/random/boot_id";
+
+/// One boot of one machine: the first half of the kernel's random boot id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Boot(u64);
+
+impl Boot {
+    /// The boot that cannot be told: `/proc` is missing.
+    const UNKNOWN: Self = Self(0);
+
+    /// The present boot.
+    pub(crate) fn current() -> Self {
+        let digits: Option<Vec<u8>> = std::fs::read(BOOT_ID_FILE)
+            .ok()
+            .map(|text| text.into_iter().filter(u8::is_ascii_hexdigit).take(16).collect());
+        digits.and_then(|digits| parse_hex(&digits)).map_or(Self::UNKNOWN, |bytes| Self(u64::from_be_bytes(bytes)))
+    }
+
+    /// True where no machine has stopped between the two.
+    pub(crate) fn is_same(self, other: Self) -> bool {
+        self == other && self != Self::UNKNOWN
+    }
+
+    /// True where a machine has surely stopped between the two.
+    pub(crate) fn differs(self, other: Self) -> bool {
+        self != other && self != Self::UNKNOWN && other != Self::UNKNOWN
+    }
+
+    /// The form in which it is written.
+    pub fn to_text(self) -> String {
+        hex_digits(&self.0.to_be_bytes())
+    }
+
+    /// Reads what [`to_text`](Self::to_text) wrote.
+    pub fn parse(text: &str) -> Option<Self> {
+        parse_hex(text.as_bytes()).map(|bytes| Self(u64::from_be_bytes(bytes)))
+    }
+}
+
+/// What a signed head says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HeadNote {
+    /// The last line appended.
+    pub last: Tip,
+    /// The last line made durable.
+    pub durable: Tip,
+    /// The boot in which `last` was written.
+    pub boot: Boot,
+    /// How many lines were lost when machines stopped, in all.
+    pub lost: u32,
+    /// The store has an anchor of this log.
+    pub is_anchored: bool,
+}
+
+impl HeadNote {
+    /// Of an empty log.
+    pub fn start(boot: Boot) -> Self {
+        Self { last: Tip::START, durable: Tip::START, boot, lost: 0, is_anchored: false }
+    }
+
+    /// The bytes of the file.
+    pub fn render(&self, key: &SigningKey) -> Vec<u8> {
+        let text = self.text();
+        let signature = hex_digits(&key.sign(&signed_text(&text)));
+        let mut out = format!(r#"{text},"sig":"{signature}"}}"#).into_bytes();
+        out.resize(HEAD_BYTES - 1, b' ');
+        out.push(b'\n');
+        out
+    }
+
+    /// The record without its signature and end.
+    fn text(&self) -> String {
+        let tip = |tip: Tip| format!(r#"{{"seq":{},"hash":"{}","end":{}}}"#, tip.seq, tip.hash, tip.end);
+        format!(
+            r#"{{"v":2,"last":{},"durable":{},"boot":"{}","lost":{},"anchor":{}"#,
+            tip(self.last),
+            tip(self.durable),
+            self.boot.to_text(),
+            self.lost,
+            self.is_anchored
+        )
+    }
+
+    fn parse(bytes: &[u8]) -> Option<(Self, [u8; SIGNATURE_BYTES])> {
+        let record: Record = serde_json::from_slice(bytes).ok()?;
+        let note = Self {
+            last: record.last.tip()?,
+            durable: record.durable.tip()?,
+            boot: Boot::parse(&record.boot)?,
+            lost: record.lost,
+            is_anchored: record.anchor,
+        };
+        let signature = parse_hex(record.sig.as_bytes())?;
+        (record.v == 2).then_some((note, signature))
+    }
+}
+
+/// The text that is signed. Its first line keeps the signature from meaning anything else.
+fn signed_text(text: &str) -> Vec<u8> {
+    format!("stockade audit head\n{text}").into_bytes()
+}
+
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Record {
+    v: u32,
+    last: TipRecord,
+    durable: TipRecord,
+    boot: String,
+    lost: u32,
+    anchor: bool,
+    sig: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TipRecord {
+    seq: u64,
+    hash: String,
+    end: u64,
+}
+
+impl TipRecord {
+    fn tip(&self) -> Option<Tip> {
+        Some(Tip { seq: self.seq, hash: Hash::parse(self.hash.as_bytes())?, end: self.end })
+    }
+}
+
+/// A head of an earlier version: the last durable line, unsigned.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct UnsignedRecord {
     seq: u64,
     hash: String,
     end: u64,
     check: String,
 }
 
-fn render(tip: Tip) -> Vec<u8> {
-    let Tip { seq, hash, end } = tip;
-    let check = Hash::of(format!("stockade head {seq} {hash} {end}").as_bytes());
+fn parse_unsigned(bytes: &[u8]) -> Option<Tip> {
+    let UnsignedRecord { seq, hash, end, check } = serde_json::from_slice(bytes).ok()?;
+    let tip = Tip { seq, hash: Hash::parse(hash.as_bytes())?, end };
+    (check == unsigned_check(tip) && render_unsigned(tip) == bytes).then_some(tip)
+}
+
+fn unsigned_check(Tip { seq, hash, end }: Tip) -> String {
+    Hash::of(format!("stockade head {seq} {hash} {end}").as_bytes()).to_string()
+}
+
+fn render_unsigned(tip: Tip) -> Vec<u8> {
+    let (Tip { seq, hash, end }, check) = (tip, unsigned_check(tip));
     let mut out = format!(r#"{{"seq":{seq},"hash":"{hash}","end":{end},"check":"{check}"}}"#).into_bytes();
-    out.resize(HEAD_BYTES - 1, b' ');
+    out.resize(UNSIGNED_HEAD_BYTES - 1, b' ');
     out.push(b'\n');
     out
 }
 
-fn parse(bytes: &[u8]) -> Option<Tip> {
-    let record: Record = serde_json::from_slice(bytes).ok()?;
-    let tip = Tip { seq: record.seq, hash: Hash::parse(record.hash.as_bytes())?, end: record.end };
-    // Only the exact bytes that would be written are a head.
-    (render(tip) == bytes).then_some(tip)
-}
-
-/// What the file says.
+/// The contents of a head file.
 pub(crate) enum Found {
-    /// A head.
-    Tip(Tip),
+    /// A signed head; its signature is not checked yet.
+    Signed(SignedHead),
+    /// The last durable line by a head of an earlier version.
+    Unsigned(Tip),
     /// Nothing: its making was interrupted.
     Empty,
     /// Something else.
     Broken,
 }
 
-/// Reads the head. The caller holds the log's lock, shared or exclusive.
-pub(crate) fn read(file: &File) -> io::Result<Found> {
+impl Found {
+    /// The last line that it names, whether or not its signature holds.
+    pub fn last_line(&self) -> Option<u64> {
+        match self {
+            Self::Signed(signed) => Some(signed.note.last.seq),
+            Self::Unsigned(tip) => Some(tip.seq),
+            Self::Empty | Self::Broken => None,
+        }
+    }
+}
+
+/// A head with its signature, which may be anybody's.
+pub(crate) struct SignedHead {
+    note: HeadNote,
+    signature: [u8; SIGNATURE_BYTES],
+}
+
+impl SignedHead {
+    /// The note, if this key signed it.
+    pub fn checked(&self, key: &SigningKey) -> Option<HeadNote> {
+        key.is_signature(&signed_text(&self.note.text()), &self.signature).then_some(self.note)
+    }
+}
+
+/// Reads the bytes of the head. The caller holds the log's lock, shared or exclusive.
+pub(crate) fn read_bytes(file: &File) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; HEAD_BYTES + 1];
     let mut have = 0;
     while have < bytes.len() {
@@ -70,33 +234,92 @@ pub(crate) fn read(file: &File) -> io::Result<Found> {
         }
     }
     bytes.truncate(have);
-    Ok(match (bytes.is_empty(), parse(&bytes)) {
-        (true, _) => Found::Empty,
-        (false, Some(tip)) => Found::Tip(tip),
-        (false, None) => Found::Broken,
-    })
+    Ok(bytes)
 }
 
-/// Writes the head. The caller holds the log's exclusive lock.
-pub(crate) fn write(file: &File, tip: Tip) -> io::Result<()> {
-    file.write_all_at(&render(tip), 0)
+/// Takes the bytes of a head apart.
+pub(crate) fn parse(bytes: &[u8]) -> Found {
+    if bytes.is_empty() {
+        return Found::Empty;
+    }
+    if let Some(tip) = parse_unsigned(bytes) {
+        return Found::Unsigned(tip);
+    }
+    match HeadNote::parse(bytes) {
+        // Only the exact bytes that would be written are a head.
+        Some((note, signature)) if is_rendered(&note, &signature, bytes) => {
+            Found::Signed(SignedHead { note, signature })
+        }
+        _ => Found::Broken,
+    }
+}
+
+fn is_rendered(note: &HeadNote, signature: &[u8], bytes: &[u8]) -> bool {
+    let text = format!(r#"{},"sig":"{}"}}"#, note.text(), hex_digits(signature));
+    let rest = bytes.strip_prefix(text.as_bytes()).and_then(|rest| rest.strip_suffix(b"\n"));
+    bytes.len() == HEAD_BYTES && rest.is_some_and(|rest| rest.iter().all(|&b| b == b' '))
+}
+
+/// Writes the bytes of a head. The caller holds the log's exclusive lock.
+pub(crate) fn write(file: &File, bytes: &[u8]) -> io::Result<()> {
+    file.write_all_at(bytes, 0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::key::KeyFiles;
+
+    fn key(root: &tempfile::TempDir) -> SigningKey {
+        KeyFiles::of_log(&root.path().join("audit")).unwrap().unwrap().create_pending().unwrap()
+    }
 
     #[test]
-    fn only_what_was_written_is_a_head() {
-        for tip in [Tip::START, Tip { seq: u64::MAX, hash: Hash::of(b"x"), end: u64::MAX }] {
-            let bytes = render(tip);
+    fn only_what_was_written_and_signed_is_a_head() {
+        let root = tempfile::tempdir().unwrap();
+        let key = key(&root);
+        let most = Tip { seq: u64::MAX, hash: Hash::of(b"x"), end: u64::MAX };
+        let full = HeadNote { last: most, durable: most, boot: Boot(u64::MAX), lost: u32::MAX, is_anchored: false };
+        for note in [HeadNote::start(Boot::current()), full] {
+            let bytes = note.render(&key);
             assert_eq!(bytes.len(), HEAD_BYTES);
-            assert_eq!(parse(&bytes), Some(tip));
+            let read = |bytes: &[u8]| match parse(bytes) {
+                Found::Signed(head) => head.checked(&key),
+                _ => None,
+            };
+            assert_eq!(read(&bytes), Some(note));
             for at in 0..bytes.len() {
                 let mut changed = bytes.clone();
                 changed[at] ^= 1;
-                assert_eq!(parse(&changed), None, "byte {at}");
+                assert_eq!(read(&changed), None, "byte {at}");
             }
         }
+    }
+
+    #[test]
+    fn a_head_of_another_key_is_no_head() {
+        let [one, other] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let Found::Signed(head) = parse(&HeadNote::start(Boot(1)).render(&key(&one))) else { panic!("no head") };
+        assert!(head.checked(&key(&other)).is_none());
+    }
+
+    #[test]
+    fn an_unsigned_head_of_an_earlier_version_is_read() {
+        let tip = Tip { seq: 7, hash: Hash::of(b"x"), end: 900 };
+        let bytes = render_unsigned(tip);
+        assert!(matches!(parse(&bytes), Found::Unsigned(found) if found == tip));
+        for at in 0..bytes.len() {
+            let mut changed = bytes.clone();
+            changed[at] ^= 1;
+            assert!(matches!(parse(&changed), Found::Broken), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn a_boot_is_the_same_only_where_it_is_known() {
+        let now = Boot::current();
+        assert!(now.is_same(Boot::current()), "{now:?}");
+        assert!(!Boot::UNKNOWN.is_same(Boot::UNKNOWN));
+        assert_eq!(Boot::parse(&now.to_text()), Some(now));
     }
 }

@@ -36,27 +36,43 @@ impl Hash {
     }
 
     pub(crate) fn parse(hex: &[u8]) -> Option<Self> {
-        let digit = |b: u8| match b {
-            b'0'..=b'9' => Some(b - b'0'),
-            b'a'..=b'f' => Some(b - b'a' + 10),
-            _ => None,
-        };
-        let mut out = [0; 32];
-        if hex.len() != 64 {
-            return None;
-        }
-        for (byte, pair) in out.iter_mut().zip(hex.chunks_exact(2)) {
-            *byte = digit(pair[0])? << 4 | digit(pair[1])?;
-        }
-        Some(Self(out))
+        parse_hex(hex).map(Self)
     }
 
     fn push_hex(&self, out: &mut Vec<u8>) {
-        const DIGITS: &[u8; 16] = b"0123456789abcdef";
-        for byte in self.0 {
-            out.push(DIGITS[usize::from(byte >> 4)]);
-            out.push(DIGITS[usize::from(byte & 15)]);
-        }
+        push_hex(&self.0, out);
+    }
+}
+
+/// Reads lower-case hexadecimal digits, two a byte, exactly `N` bytes of them.
+pub(crate) fn parse_hex<const N: usize>(hex: &[u8]) -> Option<[u8; N]> {
+    let digit = |b: u8| match b {
+        b'0'..=b'9' => Some(b - b'0'),
+        b'a'..=b'f' => Some(b - b'a' + 10),
+        _ => None,
+    };
+    let mut out = [0; N];
+    if hex.len() != 2 * N {
+        return None;
+    }
+    for (byte, pair) in out.iter_mut().zip(hex.chunks_exact(2)) {
+        *byte = digit(pair[0])? << 4 | digit(pair[1])?;
+    }
+    Some(out)
+}
+
+/// Writes bytes as lower-case hexadecimal digits.
+pub(crate) fn hex_digits(bytes: &[u8]) -> String {
+    let mut out = Vec::with_capacity(2 * bytes.len());
+    push_hex(bytes, &mut out);
+    out.into_iter().map(char::from).collect()
+}
+
+fn push_hex(bytes: &[u8], out: &mut Vec<u8>) {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    for &byte in bytes {
+        out.push(DIGITS[usize::from(byte >> 4)]);
+        out.push(DIGITS[usize::from(byte & 15)]);
     }
 }
 
@@ -95,15 +111,55 @@ pub enum Fault {
     /// It does not name the hash of the line before it.
     #[error("it does not follow the line before it: a line was replaced")]
     Link,
-    /// The head names this line, and the log ends before it.
-    #[error("it is missing: the head says that the log reaches line {head}")]
+    /// A note outside the log names a later line, and the log ends before it.
+    #[error("it is missing: {witness} says that the log reaches line {last}; {} cut off", lines(*count))]
     Missing {
-        /// The last line by the head.
-        head: u64,
+        /// The last line by the note.
+        last: u64,
+        /// How many whole lines are missing.
+        count: u64,
+        /// The note that names the last line.
+        witness: Witness,
     },
+    /// As [`Missing`](Self::Missing), of lines that were not on the disk yet when the
+    /// machine last stopped.
+    #[error(
+        "it is missing, and so is everything up to line {last} ({count} in all): lost when the machine stopped before it was on the disk, or cut off since"
+    )]
+    LostOrCut {
+        /// The last line by the note.
+        last: u64,
+        /// How many whole lines are missing.
+        count: u64,
+    },
+    /// The store names this line with another hash or at another place.
+    #[error("it is not the line that the store names")]
+    NotAnchor,
     /// The head names this line with another hash or at another place.
     #[error("it is not the line that the head names")]
     NotHead,
+}
+
+/// The note outside the log by which a missing end is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Witness {
+    /// The signed head beside the log.
+    Head,
+    /// The anchor in the store.
+    Store,
+}
+
+impl fmt::Display for Witness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Head => "the head",
+            Self::Store => "the store",
+        })
+    }
+}
+
+fn lines(count: u64) -> String {
+    if count == 1 { "1 whole line is".to_owned() } else { format!("{count} whole lines are") }
 }
 
 /// A line taken apart, sound in itself.

@@ -16,8 +16,11 @@ use rustix::fs::{AtFlags, OFlags, Stat};
 use rustix::io::Errno;
 use stockade_model::{Event, RawText};
 
-use crate::head::{self, Found, HEAD_NAME};
-use crate::line::{self, Fault, Hash, MAX_LINE_BYTES};
+use crate::anchor::{Anchor, AnchorState, first_line_hash, holds_tip};
+use crate::head::{self, Boot, Found, HEAD_NAME, HeadNote};
+use crate::key::{KeyFiles, SigningKey};
+use crate::line::{self, Fault, Hash, MAX_LINE_BYTES, Witness};
+use crate::opening::{OpenedLog, open_log};
 use crate::place::{FileLock, Place, PlaceError, system};
 use crate::scan::{self, Break, Followed, LOG_NAME, Tip};
 
@@ -62,7 +65,15 @@ pub enum OpenError {
         /// What is wrong.
         fault: Fault,
     },
-    /// The head is missing or unreadable although there is a log.
+    /// The key that signed the head is gone.
+    #[error("the key `{}` that signs the audit log in `{}` is missing\nhint: put it back; or keep the log as evidence: move the directory away, and a new log is begun", RawText::from(key.as_path()), RawText::from(dir.as_path()))]
+    Key {
+        /// Directory of the log.
+        dir: PathBuf,
+        /// The key's file.
+        key: PathBuf,
+    },
+    /// The head is missing, unreadable or not signed although there is a log.
     #[error("the head of the audit log in `{}` is missing or was changed\nhint: keep the log as evidence: move the directory away, and a new log is begun", RawText::from(dir.as_path()))]
     Head {
         /// Directory of the log.
@@ -177,6 +188,8 @@ pub struct Log {
     /// Device and inode of `file`.
     identity: (u64, u64),
     head: File,
+    key: SigningKey,
+    boot: Boot,
     state: Mutex<State>,
     synced: Condvar,
 }
@@ -185,8 +198,10 @@ pub struct Log {
 struct State {
     /// The last line known.
     tip: Tip,
-    /// The last line known to be durable.
-    durable: Tip,
+    /// What the head said when it was last read or written.
+    note: HeadNote,
+    /// The bytes of the head then: the same bytes need no second check.
+    head_bytes: Vec<u8>,
     syncing: bool,
     failed: bool,
     torn: Option<Torn>,
@@ -210,17 +225,14 @@ impl Log {
         let file = place.open_private(LOG_NAME, flags)?.ok_or_else(missing)?;
         let lock = FileLock::exclusive(&file, &path)?;
         let stat = rustix::fs::fstat(&file).map_err(|e| system("examine", &path)(e.into()))?;
-        let size = size_of(&stat);
-        let (head, durable) = open_head(&place, &file, size)?;
-        check_anchor(&place, &file, size, durable)?;
-        let (tip, torn) = match scan::follow(&file, durable, size).map_err(system("read", &path))? {
-            Ok(Followed::Whole(tip)) => (tip, None),
-            Ok(Followed::Torn(tip)) => (tip, Some(set_aside(&place, &file, tip, size)?)),
-            Err(Break { line, fault }) => return Err(OpenError::Broken { dir: dir.to_owned(), line, fault }),
-        };
+        let no_name = || system("open", dir)(io::ErrorKind::InvalidInput.into());
+        let keys = KeyFiles::of_log(dir)?.ok_or_else(no_name)?;
+        let OpenedLog { head, key, note, head_bytes, tip, torn } = open_log(&place, &keys, &file, size_of(&stat))?;
         drop(lock);
-        let state = Mutex::new(State { tip, durable, syncing: false, failed: false, torn });
-        Ok(Self { place, path, file, identity: (stat.st_dev, stat.st_ino), head, state, synced: Condvar::new() })
+        let boot = note.boot;
+        let state = Mutex::new(State { tip, note, head_bytes, syncing: false, failed: false, torn });
+        let identity = (stat.st_dev, stat.st_ino);
+        Ok(Self { place, path, file, identity, head, key, boot, state, synced: Condvar::new() })
     }
 
     /// The torn piece that was set aside last, when the log was opened or since.
@@ -265,6 +277,8 @@ impl Log {
         }
         let _lock = FileLock::exclusive(&self.file, &self.path)?;
         self.catch_up(&mut state)?;
+        self.read_head(&mut state)?;
+        self.demand_end(&state)?;
         let mut tip = state.tip;
         let mut lines = Vec::with_capacity(bodies.iter().map(|body| body.len() + 256).sum());
         for (index, body) in bodies.iter().enumerate() {
@@ -278,6 +292,8 @@ impl Log {
         }
         tip.end += lines.len() as u64;
         (&self.file).write_all(&lines).map_err(|source| self.take_back(state.tip, source))?;
+        let note = HeadNote { last: tip, boot: self.boot, ..state.note };
+        self.write_head(&mut state, note).map_err(|source| self.take_back(state.tip, source))?;
         state.tip = tip;
         Ok(tip.seq)
     }
@@ -295,7 +311,7 @@ impl Log {
             if state.failed {
                 return Err(CommitError::Sync { dir: self.place.path.clone(), source: None });
             }
-            if state.durable.end >= target {
+            if state.note.durable.end >= target {
                 return Ok(());
             }
             if !state.syncing {
@@ -321,25 +337,116 @@ impl Log {
         if self.size_in_place()?.is_none() {
             return Err(CommitError::Replaced { dir: self.place.path.clone() });
         }
-        self.move_head(tip)?;
-        state.durable = tip;
+        self.move_head(&mut state, tip)?;
         Ok(())
     }
 
     /// Called with the state locked, because the file lock does not keep two
     /// threads of one process apart.
-    fn move_head(&self, tip: Tip) -> Result<(), PlaceError> {
-        let path = self.place.path.join(HEAD_NAME);
+    fn move_head(&self, state: &mut State, tip: Tip) -> Result<(), PlaceError> {
         let _lock = FileLock::exclusive(&self.file, &self.path)?;
-        match head::read(&self.head).map_err(system("read", &path))? {
+        self.read_head(state)?;
+        let note = state.note;
+        if note.durable.end >= tip.end {
             // Another process got further.
-            Found::Tip(there) if there.end >= tip.end => Ok(()),
-            Found::Tip(_) => head::write(&self.head, tip).map_err(system("write", &path)),
-            Found::Empty | Found::Broken => Err(system("read", &path)(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "it was changed by somebody else",
-            ))),
+            return Ok(());
         }
+        let last = if note.last.end < tip.end { tip } else { note.last };
+        self.write_head(state, HeadNote { last, durable: tip, ..note }).map_err(system("write", &self.head_path()))
+    }
+
+    /// Takes in what other processes wrote to the head since. The lock is held.
+    fn read_head(&self, state: &mut State) -> Result<(), PlaceError> {
+        let path = self.head_path();
+        let changed = || {
+            let why = "it was changed by another program";
+            system("use", &path)(io::Error::new(io::ErrorKind::InvalidData, why))
+        };
+        let bytes = head::read_bytes(&self.head).map_err(system("read", &path))?;
+        if bytes == state.head_bytes {
+            return Ok(());
+        }
+        let Found::Signed(signed) = head::parse(&bytes) else { return Err(changed()) };
+        let note = signed.checked(&self.key).ok_or_else(changed)?;
+        // A head only moves forward; a signed one of earlier was put back.
+        if note.last.seq < state.note.last.seq || note.durable.seq < state.note.durable.seq {
+            return Err(changed());
+        }
+        (state.note, state.head_bytes) = (note, bytes);
+        Ok(())
+    }
+
+    /// Writes the head. The lock is held.
+    fn write_head(&self, state: &mut State, note: HeadNote) -> io::Result<()> {
+        let bytes = note.render(&self.key);
+        head::write(&self.head, &bytes)?;
+        (state.note, state.head_bytes) = (note, bytes);
+        Ok(())
+    }
+
+    fn head_path(&self) -> PathBuf {
+        self.place.path.join(HEAD_NAME)
+    }
+
+    /// Demands that the log reaches the line which the head names: another process may
+    /// have appended it, and it may have been cut off since. The lock is held.
+    fn demand_end(&self, state: &State) -> Result<(), AppendError> {
+        let (tip, last) = (state.tip, state.note.last);
+        let fault = match tip.seq.cmp(&last.seq) {
+            std::cmp::Ordering::Less => {
+                Fault::Missing { last: last.seq, count: last.seq - tip.seq, witness: Witness::Head }
+            }
+            std::cmp::Ordering::Equal if tip != last => Fault::NotHead,
+            _ => return Ok(()),
+        };
+        Err(AppendError::Broken { dir: self.place.path.clone(), line: last.seq, fault })
+    }
+
+    /// The last line, to be kept elsewhere; `None` of an empty log.
+    ///
+    /// # Errors
+    /// When the log cannot be read.
+    pub fn anchor(&self) -> Result<Option<Anchor>, PlaceError> {
+        let state = self.state();
+        let (tip, note) = (state.tip, state.note);
+        let first = first_line_hash(&self.file, tip.end).map_err(system("read", &self.path))?;
+        let boot = self.boot;
+        let anchor = |log| Anchor { log, seq: tip.seq, hash: tip.hash, end: tip.end, durable: note.durable.seq, boot };
+        Ok(first.map(anchor))
+    }
+
+    /// Compares the log with an anchor that was kept.
+    ///
+    /// # Errors
+    /// When the log cannot be read.
+    pub fn check_anchor(&self, anchor: &Anchor) -> Result<AnchorState, PlaceError> {
+        let fail = |e| system("read", &self.path)(e);
+        let size = self.file.metadata().map_err(fail)?.len();
+        Ok(if first_line_hash(&self.file, size).map_err(fail)? != Some(anchor.log) {
+            AnchorState::OtherLog
+        } else if holds_tip(&self.file, size, anchor.tip()).map_err(fail)? {
+            AnchorState::Holds
+        } else if anchor.may_be_lost(self.boot) {
+            AnchorState::MayBeLost
+        } else {
+            AnchorState::Missing
+        })
+    }
+
+    /// Notes in the head that an anchor of this log is kept elsewhere: its absence is
+    /// found from then on.
+    ///
+    /// # Errors
+    /// When the head cannot be written.
+    pub fn note_anchored(&self) -> Result<(), PlaceError> {
+        let mut state = self.state();
+        if state.note.is_anchored {
+            return Ok(());
+        }
+        let _lock = FileLock::exclusive(&self.file, &self.path)?;
+        self.read_head(&mut state)?;
+        let note = HeadNote { is_anchored: true, ..state.note };
+        self.write_head(&mut state, note).map_err(system("write", &self.head_path()))
     }
 
     /// Takes in what other processes appended since. The lock is held.
@@ -350,8 +457,10 @@ impl Log {
             return Ok(());
         }
         if size < state.tip.end {
-            let fault = Fault::Missing { head: state.tip.seq };
-            return Err(AppendError::Broken { dir: dir(), line: state.tip.seq, fault });
+            let last = state.tip.seq;
+            let there = crate::opening::count_whole_lines(&self.file, size).map_err(system("read", &self.path))?;
+            let fault = Fault::Missing { last, count: last.saturating_sub(there), witness: Witness::Head };
+            return Err(AppendError::Broken { dir: dir(), line: last, fault });
         }
         match scan::follow(&self.file, state.tip, size).map_err(system("read", &self.path))? {
             Ok(Followed::Whole(tip)) => state.tip = tip,
@@ -420,57 +529,9 @@ fn too_large(index: usize, event: &Event, bytes: usize) -> AppendError {
     AppendError::TooLarge { index, kind, request: event.request.to_string(), bytes }
 }
 
-/// Opens the head, or makes it for a log that holds nothing yet. The lock is held.
-fn open_head(place: &Place, log: &File, size: u64) -> Result<(File, Tip), OpenError> {
-    let path = place.path.join(HEAD_NAME);
-    let broken = || OpenError::Head { dir: place.path.clone() };
-    if let Some(file) = place.open_private(HEAD_NAME, OFlags::RDWR)? {
-        match head::read(&file).map_err(system("read", &path))? {
-            Found::Tip(tip) => return Ok((file, tip)),
-            // Its making was interrupted, and nothing was appended since.
-            Found::Empty if size == 0 => {}
-            Found::Empty | Found::Broken => return Err(broken()),
-        }
-    }
-    if size != 0 {
-        return Err(broken());
-    }
-    let file = place.open_private(HEAD_NAME, OFlags::RDWR | OFlags::CREATE)?.ok_or_else(broken)?;
-    head::write(&file, Tip::START).map_err(system("write", &path))?;
-    file.sync_all().map_err(system("sync", &path))?;
-    log.sync_all().map_err(system("sync", &place.path.join(LOG_NAME)))?;
-    place.sync()?;
-    Ok((file, Tip::START))
-}
-
-/// Demands that the line which the head names ends where it says.
-fn check_anchor(place: &Place, log: &File, size: u64, head: Tip) -> Result<(), OpenError> {
-    if anchor_holds(log, size, head).map_err(system("read", &place.path.join(LOG_NAME)))? {
-        return Ok(());
-    }
-    let fault = if size < head.end { Fault::Missing { head: head.seq } } else { Fault::NotHead };
-    Err(OpenError::Broken { dir: place.path.clone(), line: head.seq, fault })
-}
-
-fn anchor_holds(log: &File, size: u64, head: Tip) -> io::Result<bool> {
-    use std::os::unix::fs::FileExt;
-    if head == Tip::START {
-        return Ok(true);
-    }
-    let mut expected = line::suffix(head.hash);
-    expected.push(b'\n');
-    let Some(start) = head.end.checked_sub(expected.len() as u64) else { return Ok(false) };
-    let mut found = vec![0; expected.len()];
-    if size < head.end {
-        return Ok(false);
-    }
-    log.read_exact_at(&mut found, start)?;
-    Ok(found == expected)
-}
-
 /// Moves what lies behind `tip` into a file of its own. The lock is held. The
 /// copy is durable before the log is cut, so a crash loses neither.
-fn set_aside(place: &Place, log: &File, tip: Tip, size: u64) -> Result<Torn, PlaceError> {
+pub(crate) fn set_aside(place: &Place, log: &File, tip: Tip, size: u64) -> Result<Torn, PlaceError> {
     let seq = tip.seq + 1;
     for attempt in 0..MAX_TORN_FILES {
         let name = match attempt {

@@ -111,9 +111,18 @@ impl Place {
         Ok(Self { fd, path: path.to_owned() })
     }
 
+    /// Opens the directory around a log's. Links that lead to it are followed: they are
+    /// the caller's choice of a place, as those above the log's directory are.
+    pub fn open_parent(path: &Path) -> Result<Self, PlaceError> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| system("open", path)(e.into()))?;
+        Ok(Self { fd, path: path.to_owned() })
+    }
+
     /// Opens a file of the directory that must be the caller's alone. `None`
     /// where it is missing and `flags` do not make it.
-    pub fn open_private(&self, name: &str, flags: OFlags) -> Result<Option<File>, PlaceError> {
+    pub fn open_private(&self, name: impl AsRef<Path>, flags: OFlags) -> Result<Option<File>, PlaceError> {
+        let name = name.as_ref();
         let path = self.path.join(name);
         let Some((file, stat)) = self.open_file(name, flags)? else { return Ok(None) };
         demand_private(&stat, &path)?;
@@ -125,10 +134,10 @@ impl Place {
 
     /// Opens a file of the directory to read it, whoever owns it.
     pub fn open_to_read(&self, name: &str) -> Result<Option<File>, PlaceError> {
-        Ok(self.open_file(name, OFlags::RDONLY)?.map(|(file, _)| file))
+        Ok(self.open_file(name.as_ref(), OFlags::RDONLY)?.map(|(file, _)| file))
     }
 
-    fn open_file(&self, name: &str, flags: OFlags) -> Result<Option<(File, Stat)>, PlaceError> {
+    fn open_file(&self, name: &Path, flags: OFlags) -> Result<Option<(File, Stat)>, PlaceError> {
         let path = self.path.join(name);
         // Non-blocking, so that a fifo put there cannot hold us; a regular file does not care.
         let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;

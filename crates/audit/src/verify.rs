@@ -2,12 +2,15 @@
 //!
 //! Only reads. Memory is bounded by one line, whatever the log holds.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use stockade_model::RawText;
 
-use crate::head::{self, Found, HEAD_NAME};
-use crate::line::{Fault, Hash};
+use crate::anchor::Anchor;
+use crate::head::{self, Boot, Found, HEAD_NAME, HeadNote};
+use crate::key::KeyFiles;
+use crate::line::{Fault, Hash, Witness, hex_digits};
 use crate::log::Seq;
 use crate::place::{FileLock, Place, PlaceError, system};
 use crate::scan::{LOG_NAME, Lines, Tip};
@@ -22,9 +25,19 @@ pub struct Verified {
     pub entries: u64,
     /// The last line: its number and hash.
     pub head: (Seq, Hash),
-    /// The last line that was made durable. Lines after it hold together, but
-    /// that none of them was cut off is not known.
+    /// The first line's hash, which names the log; `None` of an empty log.
+    pub log: Option<Hash>,
+    /// The last line that was made durable.
     pub durable: Seq,
+    /// The last line that the signed head names: no line up to it was cut off, unless by
+    /// a holder of the key. `None` where the head is of an earlier version and not signed.
+    pub signed: Option<Seq>,
+    /// The public key that signed the head, in hexadecimal digits.
+    pub key: Option<String>,
+    /// The last line that an anchor outside the directory names, of those given.
+    pub anchored: Option<Seq>,
+    /// How many lines were lost when the machine stopped before they were on the disk.
+    pub lost: u32,
     /// Length in bytes of a last line that was never wholly written, 0 if there
     /// is none. It belongs to no acknowledged event; the next append sets it aside.
     pub torn_bytes: u64,
@@ -44,9 +57,23 @@ pub enum VerifyError {
         /// Directory.
         dir: PathBuf,
     },
-    /// The head is missing or unreadable, so a missing end could not be seen.
+    /// The head is missing, unreadable or not signed, so a missing end could not be seen.
     #[error("the head of the audit log in `{}` is missing or was changed\nhint: keep the directory as evidence", RawText::from(dir.as_path()))]
     Head {
+        /// Directory.
+        dir: PathBuf,
+    },
+    /// The key that signed the head is gone, so the head cannot be checked.
+    #[error("the key `{}` that signs the audit log in `{}` is missing\nhint: put it back, and verify again", RawText::from(key.as_path()), RawText::from(dir.as_path()))]
+    Key {
+        /// Directory.
+        dir: PathBuf,
+        /// The key's file.
+        key: PathBuf,
+    },
+    /// The head says that an anchor was kept, and there is none.
+    #[error("the store has no anchor of the audit log in `{}`, although one was kept\nhint: keep the directory as evidence; the store's file was removed or put back", RawText::from(dir.as_path()))]
+    NoAnchor {
         /// Directory.
         dir: PathBuf,
     },
@@ -60,39 +87,44 @@ pub enum VerifyError {
     },
 }
 
-/// Checks the log in `dir` as it is now; what is appended meanwhile is left out.
+/// Checks the log in `dir` as it is now; what is appended meanwhile is left out. No anchor
+/// is asked for: see [`verify_with`].
 ///
 /// # Errors
-/// The first line that does not hold, by number.
+/// As [`verify_with`].
 pub fn verify(dir: &Path) -> Result<Verified, VerifyError> {
-    let place = Place::open_existing(dir)?;
+    verify_log(dir, None)
+}
+
+/// Checks the log in `dir`, and that it holds the lines that `anchors` name. Anchors of
+/// other logs are passed over.
+///
+/// # Errors
+/// The first line that does not hold, by number; a missing key, head or anchor.
+pub fn verify_with(dir: &Path, anchors: &[Anchor]) -> Result<Verified, VerifyError> {
+    verify_log(dir, Some(anchors))
+}
+
+/// A log, its head and its length, taken at one moment.
+struct Snapshot {
+    log: std::fs::File,
+    size: u64,
+    head: HeadNote,
+    /// The public key, where the head is signed.
+    key: Option<String>,
+}
+
+fn verify_log(dir: &Path, anchors: Option<&[Anchor]>) -> Result<Verified, VerifyError> {
+    let Snapshot { log, size, head, key } = take_snapshot(dir, anchors)?;
     let path = dir.join(LOG_NAME);
-    let head_broken = || VerifyError::Head { dir: dir.to_owned() };
-    let head_file = place.open_to_read(HEAD_NAME)?;
-    let Some(log) = place.open_to_read(LOG_NAME)? else {
-        let why = head_file.map(|file| head::read(&file)).transpose().map_err(system("read", &path))?;
-        return Err(match why {
-            Some(Found::Tip(head)) if head.seq > 0 => {
-                VerifyError::Broken { line: 1, why: Fault::Missing { head: head.seq } }
-            }
-            _ => VerifyError::NoLog { dir: dir.to_owned() },
-        });
-    };
-    let head_file = head_file.ok_or_else(head_broken)?;
-    // Under the lock no append is half done, and the head fits the size.
-    let lock = FileLock::shared(&log, &path)?;
-    let size = log.metadata().map_err(system("examine", &path))?.len();
-    let head = match head::read(&head_file).map_err(system("read", &path))? {
-        Found::Tip(tip) => tip,
-        Found::Empty | Found::Broken => return Err(head_broken()),
-    };
-    drop(lock);
+    let now = Boot::current();
+    let mut check = Check { head, now, anchors: anchors.unwrap_or_default(), first: None };
     let mut tip = Tip::START;
     let mut torn_bytes = 0;
     let mut lines = Lines::new(&log, 0, size);
     while let Some(piece) = lines.next_piece().map_err(system("read", &path))? {
         let line = tip.seq + 1;
-        if !piece.terminated && line > head.seq {
+        if !piece.terminated && line > check.last_certain() {
             torn_bytes = piece.end - piece.start;
             break;
         }
@@ -100,17 +132,130 @@ pub fn verify(dir: &Path) -> Result<Verified, VerifyError> {
         if !piece.terminated {
             return Err(VerifyError::Broken { line, why: Fault::Malformed("no newline at its end") });
         }
-        if next.seq == head.seq && next != head {
-            return Err(VerifyError::Broken { line, why: Fault::NotHead });
-        }
+        check.see(next).map_err(|why| VerifyError::Broken { line, why })?;
         tip = next;
     }
-    if tip.seq < head.seq {
-        return Err(VerifyError::Broken { line: tip.seq + 1, why: Fault::Missing { head: head.seq } });
+    check.end(tip).map_err(|why| VerifyError::Broken { line: tip.seq + 1, why })?;
+    if head.is_anchored && anchors.is_some() && check.own_anchors().next().is_none() {
+        return Err(VerifyError::NoAnchor { dir: dir.to_owned() });
     }
-    let set_aside = set_aside_files(dir)?;
-    let durable = Seq(head.seq);
-    Ok(Verified { entries: tip.seq, head: (Seq(tip.seq), tip.hash), durable, torn_bytes, set_aside })
+    Ok(Verified {
+        entries: tip.seq,
+        head: (Seq(tip.seq), tip.hash),
+        log: check.first,
+        durable: Seq(head.durable.seq),
+        signed: key.is_some().then_some(Seq(head.last.seq)),
+        key,
+        anchored: check.own_anchors().map(|anchor| Seq(anchor.seq)).max(),
+        lost: head.lost,
+        torn_bytes,
+        set_aside: set_aside_files(dir)?,
+    })
+}
+
+fn take_snapshot(dir: &Path, anchors: Option<&[Anchor]>) -> Result<Snapshot, VerifyError> {
+    let anchored = anchors.unwrap_or_default().iter().map(|anchor| anchor.seq).max();
+    let gone = |last, witness| VerifyError::Broken { line: 1, why: Fault::Missing { last, count: last, witness } };
+    let no_log = || match anchored {
+        Some(last) => gone(last, Witness::Store),
+        None => VerifyError::NoLog { dir: dir.to_owned() },
+    };
+    if matches!(dir.symlink_metadata(), Err(e) if e.kind() == io::ErrorKind::NotFound) {
+        return Err(no_log());
+    }
+    let place = Place::open_existing(dir)?;
+    let path = dir.join(LOG_NAME);
+    let head_broken = || VerifyError::Head { dir: dir.to_owned() };
+    let head_file = place.open_to_read(HEAD_NAME)?;
+    let read = |file: &std::fs::File| head::read_bytes(file).map_err(system("read", &dir.join(HEAD_NAME)));
+    let keys = KeyFiles::of_log(dir)?;
+    let stored = keys.as_ref().map(KeyFiles::load).transpose()?.flatten();
+    let Some(log) = place.open_to_read(LOG_NAME)? else {
+        let head = head_file.as_ref().map(read).transpose()?.map(|bytes| head::parse(&bytes));
+        return Err(match head.as_ref().and_then(Found::last_line) {
+            Some(last) if last > 0 => gone(last, Witness::Head),
+            _ => no_log(),
+        });
+    };
+    let head_file = head_file.ok_or_else(head_broken)?;
+    // Under the lock no append is half done, and the head fits the size.
+    let lock = FileLock::shared(&log, &path)?;
+    let size = log.metadata().map_err(system("examine", &path))?.len();
+    let bytes = read(&head_file)?;
+    drop(lock);
+    let is_new = stored.as_ref().is_none_or(|stored| stored.is_pending);
+    let (head, key) = match (head::parse(&bytes), stored) {
+        (Found::Signed(signed), Some(stored)) => {
+            let key = hex_digits(stored.key.public_key());
+            (signed.checked(&stored.key).ok_or_else(head_broken)?, Some(key))
+        }
+        (Found::Signed(_), None) => {
+            let key = keys.map_or_else(|| dir.to_owned(), |keys| keys.path());
+            return Err(VerifyError::Key { dir: dir.to_owned(), key });
+        }
+        // A log of an earlier version, to which nothing was appended since.
+        (Found::Unsigned(tip), _) if is_new => {
+            (HeadNote { last: tip, durable: tip, ..HeadNote::start(Boot::current()) }, None)
+        }
+        (Found::Unsigned(_) | Found::Empty | Found::Broken, _) => return Err(head_broken()),
+    };
+    Ok(Snapshot { log, size, head, key })
+}
+
+/// What the lines of a log are compared with.
+struct Check<'a> {
+    head: HeadNote,
+    now: Boot,
+    anchors: &'a [Anchor],
+    /// Hash of the first line seen.
+    first: Option<Hash>,
+}
+
+impl Check<'_> {
+    /// The anchors of this log.
+    fn own_anchors(&self) -> impl Iterator<Item = &Anchor> {
+        self.anchors.iter().filter(|anchor| Some(anchor.log) == self.first)
+    }
+
+    /// The last line that no crash can have taken.
+    fn last_certain(&self) -> u64 {
+        let head = if self.head.boot.is_same(self.now) { self.head.last } else { self.head.durable };
+        let anchors = self.own_anchors().filter(|anchor| !anchor.may_be_lost(self.now)).map(|anchor| anchor.seq);
+        anchors.fold(head.seq, u64::max)
+    }
+
+    /// Takes in the next line.
+    fn see(&mut self, tip: Tip) -> Result<(), Fault> {
+        if tip.seq == 1 {
+            self.first = Some(tip.hash);
+        }
+        if [self.head.durable, self.head.last].iter().any(|named| named.seq == tip.seq && *named != tip) {
+            return Err(Fault::NotHead);
+        }
+        match self.own_anchors().any(|anchor| anchor.seq == tip.seq && anchor.tip() != tip) {
+            true => Err(Fault::NotAnchor),
+            false => Ok(()),
+        }
+    }
+
+    /// Takes in that `tip` is the last whole line.
+    fn end(&self, tip: Tip) -> Result<(), Fault> {
+        let missing = |last: u64, witness| Fault::Missing { last, count: last - tip.seq, witness };
+        // An empty log has no name: any log that was anchored may have been this one.
+        let is_own = |anchor: &&Anchor| tip.seq == 0 || Some(anchor.log) == self.first;
+        let anchors = self.anchors.iter().filter(is_own);
+        let certain = anchors.filter(|anchor| !anchor.may_be_lost(self.now)).map(|anchor| anchor.seq).max();
+        let by_store = certain.filter(|&seq| seq > tip.seq);
+        if tip.seq < self.head.durable.seq || (tip.seq < self.head.last.seq && self.head.boot.is_same(self.now)) {
+            return Err(missing(self.head.last.seq.max(by_store.unwrap_or(0)), Witness::Head));
+        }
+        if let Some(last) = by_store {
+            return Err(missing(last, Witness::Store));
+        }
+        // Where the loss was noted by an opening of the log, the head names the line before.
+        let last = self.head.last.seq;
+        if tip.seq < last { Err(Fault::LostOrCut { last, count: last - tip.seq }) } else { Ok(()) }
+    }
 }
 
 fn set_aside_files(dir: &Path) -> Result<Vec<PathBuf>, PlaceError> {

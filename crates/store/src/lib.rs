@@ -1,6 +1,6 @@
 //! What Stockade remembers between runs: answers that reach further than once,
-//! the runs that were detached ([`runs`]), warm sessions ([`sessions`]) and sandboxes
-//! that last ([`sandboxes`]).
+//! the runs that were detached ([`runs`]), warm sessions ([`sessions`]), sandboxes that
+//! last ([`sandboxes`]), and how far audit logs reached ([`anchors`]).
 //!
 //! An answer is remembered under the digest of everything consent was bound to,
 //! in the namespace of the kind of question it answered (L1): an approval to
@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod anchors;
 mod database;
 mod held;
 mod place;

@@ -144,9 +144,9 @@ fn a_lost_end_is_seen_when_the_log_is_opened() {
     let (_root, dir) = place();
     written(&dir, 5);
     put(&dir, &lines(&dir)[..3]);
-    assert!(matches!(verify(&dir), Err(VerifyError::Broken { line: 4, why: Fault::Missing { head: 5 } })));
+    assert!(matches!(verify(&dir), Err(VerifyError::Broken { line: 4, why: Fault::Missing { last: 5, .. } })));
     let error = Log::open(&dir).unwrap_err();
-    assert!(matches!(error, OpenError::Broken { line: 5, fault: Fault::Missing { head: 5 }, .. }), "{error}");
+    assert!(matches!(error, OpenError::Broken { line: 5, fault: Fault::Missing { last: 5, .. }, .. }), "{error}");
     fs::remove_file(dir.join("audit.jsonl")).unwrap();
     assert!(matches!(verify(&dir), Err(VerifyError::Broken { line: 1, .. })));
     assert!(Log::open(&dir).is_err());

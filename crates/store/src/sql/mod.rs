@@ -4,6 +4,7 @@
 //! Columns hold what the model's text forms say, so that `sqlite3` shows them
 //! readably. A row that does not read back is an error and never a guess.
 
+pub(crate) mod anchor;
 pub(crate) mod approval;
 mod history;
 pub(crate) mod sandbox;

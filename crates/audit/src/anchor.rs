@@ -1,0 +1,76 @@
+//! Anchors: what is kept of a log outside its directory, so that a log and a head that
+//! were both put back to an earlier state are found.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use crate::head::Boot;
+use crate::line::{self, Hash};
+use crate::scan::{Lines, Tip};
+
+/// A line of a log that was there once, to be kept elsewhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Anchor {
+    /// Which log: the hash of its first line.
+    pub log: Hash,
+    /// Number of the line.
+    pub seq: u64,
+    /// Hash of the line.
+    pub hash: Hash,
+    /// Where the line ends, in bytes from the start of the log.
+    pub end: u64,
+    /// The last line that was durable then.
+    pub durable: u64,
+    /// The boot in which it was noted.
+    pub boot: Boot,
+}
+
+impl Anchor {
+    pub(crate) fn tip(&self) -> Tip {
+        Tip { seq: self.seq, hash: self.hash, end: self.end }
+    }
+
+    /// True where the line may be missing without an attack: it was not on the disk
+    /// when the machine stopped.
+    pub(crate) fn may_be_lost(&self, now: Boot) -> bool {
+        self.seq > self.durable && !self.boot.is_same(now)
+    }
+}
+
+/// The relation of an anchor to a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AnchorState {
+    /// The log holds the line.
+    Holds,
+    /// It is an anchor of another log.
+    OtherLog,
+    /// The line is missing, and may have been lost when the machine stopped.
+    MayBeLost,
+    /// The log does not hold the line: it was cut or put back.
+    Missing,
+}
+
+/// The hash of the first line; `None` where there is none.
+pub(crate) fn first_line_hash(log: &File, size: u64) -> io::Result<Option<Hash>> {
+    let mut lines = Lines::new(log, 0, size);
+    let Some(piece) = lines.next_piece()? else { return Ok(None) };
+    let is_whole = piece.terminated && !piece.too_long;
+    Ok(is_whole.then(|| line::parse(&lines.bytes).ok().map(|line| line.hash)).flatten())
+}
+
+/// True where the line that `tip` names ends where it says.
+pub(crate) fn holds_tip(log: &File, size: u64, tip: Tip) -> io::Result<bool> {
+    if tip == Tip::START {
+        return Ok(true);
+    }
+    let mut expected = line::suffix(tip.hash);
+    expected.push(b'\n');
+    let Some(start) = tip.end.checked_sub(expected.len() as u64) else { return Ok(false) };
+    if size < tip.end {
+        return Ok(false);
+    }
+    let mut found = vec![0; expected.len()];
+    log.read_exact_at(&mut found, start)?;
+    Ok(found == expected)
+}

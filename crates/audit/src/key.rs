@@ -1,0 +1,197 @@
+//! The signing key of a log: an Ed25519 key that signs the head, so that a change of the
+//! log and its head together needs more than the right to write them.
+//!
+//! The key lies beside the log's directory, not in it: a copy of the directory that is
+//! handed to an auditor does not hold it.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use aws_lc_rs::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
+use rustix::fs::OFlags;
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use crate::line::{hex_digits, parse_hex};
+use crate::place::{Place, PlaceError, system};
+
+/// Length of a signature, in bytes.
+pub(crate) const SIGNATURE_BYTES: usize = 64;
+
+/// First word of the key file: what the file is, and the version of its form.
+const FILE_MARK: &str = "stockade-audit-key-1";
+
+/// The key file is one short line; a longer file is another file.
+const MAX_FILE_BYTES: u64 = 256;
+
+/// A key that signs and checks heads.
+pub(crate) struct SigningKey {
+    pair: Ed25519KeyPair,
+}
+
+impl std::fmt::Debug for SigningKey {
+    /// Shows the public part alone.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SigningKey({})", hex_digits(self.public_key()))
+    }
+}
+
+impl SigningKey {
+    fn from_seed(seed: &[u8; 32]) -> Option<Self> {
+        Some(Self { pair: Ed25519KeyPair::from_seed_unchecked(seed).ok()? })
+    }
+
+    /// The public key, in bytes.
+    pub fn public_key(&self) -> &[u8] {
+        self.pair.public_key().as_ref()
+    }
+
+    /// Signs a text.
+    pub fn sign(&self, text: &[u8]) -> [u8; SIGNATURE_BYTES] {
+        let mut out = [0; SIGNATURE_BYTES];
+        let signature = self.pair.sign(text);
+        // An Ed25519 signature always has 64 bytes; another length would verify as nothing.
+        if signature.as_ref().len() == SIGNATURE_BYTES {
+            out.copy_from_slice(signature.as_ref());
+        }
+        out
+    }
+
+    /// True for a signature of this text by this key.
+    pub fn is_signature(&self, text: &[u8], signature: &[u8; SIGNATURE_BYTES]) -> bool {
+        UnparsedPublicKey::new(&ED25519, self.public_key()).verify(text, signature).is_ok()
+    }
+}
+
+/// The key files of one log.
+pub(crate) struct KeyFiles {
+    place: Place,
+    name: OsString,
+}
+
+/// A key that was found, and whether its file has its final name.
+pub(crate) struct StoredKey {
+    pub key: SigningKey,
+    /// The head that it signed may not be written yet: the process that made the key
+    /// ended in between.
+    pub is_pending: bool,
+}
+
+impl KeyFiles {
+    /// The key files of the log in `dir`. `None` where `dir` has no name of its own.
+    pub fn of_log(dir: &Path) -> Result<Option<Self>, PlaceError> {
+        let Some(name) = dir.file_name() else { return Ok(None) };
+        let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let mut name = name.to_owned();
+        name.push(".key");
+        Ok(Some(Self { place: Place::open_parent(parent)?, name }))
+    }
+
+    /// Path of the key file.
+    pub fn path(&self) -> PathBuf {
+        self.place.path.join(&self.name)
+    }
+
+    fn pending_name(&self) -> OsString {
+        let mut name = self.name.clone();
+        name.push(".new");
+        name
+    }
+
+    /// Reads the key, if there is one.
+    ///
+    /// # Errors
+    /// A file that is not the caller's alone, or no key.
+    pub fn load(&self) -> Result<Option<StoredKey>, PlaceError> {
+        for (name, is_pending) in [(self.name.clone(), false), (self.pending_name(), true)] {
+            if let Some(file) = self.place.open_private(&name, OFlags::RDONLY)? {
+                match read_key(file).map_err(system("read", &self.place.path.join(&name)))? {
+                    Some(key) => return Ok(Some(StoredKey { key, is_pending })),
+                    // Its writing was interrupted; nothing was signed with it.
+                    None if is_pending => {}
+                    None => {
+                        let why = io::Error::new(io::ErrorKind::InvalidData, "it holds no signing key");
+                        return Err(system("use", &self.place.path.join(&name))(why));
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Makes a key under its pending name. The caller holds the log's exclusive lock.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn create_pending(&self) -> Result<SigningKey, PlaceError> {
+        let name = self.pending_name();
+        let path = self.place.path.join(&name);
+        let mut seed = [0; 32];
+        let got =
+            getrandom(&mut seed, GetRandomFlags::empty()).map_err(|e| system("make a key for", &path)(e.into()))?;
+        let key = (got == seed.len()).then(|| SigningKey::from_seed(&seed)).flatten();
+        let key = key.ok_or_else(|| system("make a key for", &path)(io::ErrorKind::Other.into()))?;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
+        let missing = || system("create", &path)(io::ErrorKind::NotFound.into());
+        let mut file = self.place.open_private(&name, flags)?.ok_or_else(missing)?;
+        let text = format!("{FILE_MARK} {}\n", hex_digits(&seed));
+        file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(system("write", &path))?;
+        Ok(key)
+    }
+
+    /// Gives a pending key its final name, because the head that it signed is written.
+    ///
+    /// # Errors
+    /// When it cannot be renamed.
+    pub fn publish(&self) -> Result<(), PlaceError> {
+        let fail = |e: rustix::io::Errno| system("create", &self.path())(e.into());
+        rustix::fs::renameat(&self.place.fd, self.pending_name(), &self.place.fd, &self.name).map_err(fail)?;
+        self.place.sync()
+    }
+}
+
+fn read_key(file: File) -> io::Result<Option<SigningKey>> {
+    let mut text = String::new();
+    match file.take(MAX_FILE_BYTES).read_to_string(&mut text) {
+        Err(e) if e.kind() == io::ErrorKind::InvalidData => return Ok(None),
+        other => other.map(drop)?,
+    }
+    let seed = text.strip_suffix('\n').and_then(|text| text.strip_prefix(FILE_MARK)?.strip_prefix(' '));
+    Ok(seed.and_then(|seed| parse_hex::<32>(seed.as_bytes())).and_then(|seed| SigningKey::from_seed(&seed)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signature_fits_its_text_and_key_alone() {
+        let [key, other] = [[7; 32], [8; 32]].map(|seed| SigningKey::from_seed(&seed).unwrap());
+        let signature = key.sign(b"text");
+        assert!(key.is_signature(b"text", &signature));
+        assert!(!key.is_signature(b"texT", &signature));
+        assert!(!other.is_signature(b"text", &signature));
+        assert!(!key.is_signature(b"text", &[0; SIGNATURE_BYTES]));
+    }
+
+    #[test]
+    fn a_key_is_private_and_made_once() {
+        use std::os::unix::fs::PermissionsExt;
+        let root = tempfile::tempdir().unwrap();
+        let files = KeyFiles::of_log(&root.path().join("audit")).unwrap().unwrap();
+        assert!(files.load().unwrap().is_none());
+        let made = files.create_pending().unwrap();
+        assert!(files.load().unwrap().unwrap().is_pending);
+        files.publish().unwrap();
+        let loaded = files.load().unwrap().unwrap();
+        assert_eq!((loaded.key.public_key(), loaded.is_pending), (made.public_key(), false));
+        let mode = |mode| std::fs::set_permissions(files.path(), std::fs::Permissions::from_mode(mode)).unwrap();
+        assert_eq!(std::fs::metadata(files.path()).unwrap().permissions().mode() & 0o777, 0o600);
+        mode(0o644);
+        assert!(files.load().is_err(), "others may read it");
+        mode(0o600);
+        std::fs::write(files.path(), "nonsense").unwrap();
+        assert!(files.load().is_err());
+    }
+}

@@ -1,0 +1,98 @@
+//! Anchors of audit logs: their table and its statements.
+
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
+
+use super::{Schema, SqlError, stored, time};
+use crate::anchors::{AnchorRecord, MAX_ANCHORED_LOGS};
+
+/// The file of anchors.
+pub(crate) const SCHEMA: Schema = Schema {
+    application_id: 0x5354_4b41, // `STKA`
+    migrations: &["
+    CREATE TABLE anchor (
+        log TEXT PRIMARY KEY,
+        seq INTEGER NOT NULL CHECK (seq > 0),
+        hash TEXT NOT NULL,
+        end_bytes INTEGER NOT NULL CHECK (end_bytes > 0),
+        durable INTEGER NOT NULL CHECK (durable >= 0),
+        boot TEXT NOT NULL,
+        noted_ms INTEGER NOT NULL CHECK (noted_ms >= 0)
+    ) STRICT;
+"],
+};
+
+const COLUMNS: &str = "log, seq, hash, end_bytes, durable, boot, noted_ms";
+
+/// A connection to the anchors.
+#[derive(Debug)]
+pub(crate) struct Database {
+    connection: Connection,
+}
+
+impl Database {
+    /// Takes over a connection. What it writes outlasts the process, not a loss of power;
+    /// the file stays whole in either case.
+    pub fn on(connection: Connection) -> Result<Self, SqlError> {
+        connection.pragma_update(None, "synchronous", "NORMAL")?;
+        // The checkpoint at the last close would wait for the disk.
+        connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+        Ok(Self { connection })
+    }
+
+    pub fn advance(&mut self, anchor: &AnchorRecord, replaced: Option<&AnchorRecord>) -> Result<(), SqlError> {
+        let transaction = Transaction::new(&mut self.connection, TransactionBehavior::Immediate)?;
+        let sql = format!(
+            "INSERT INTO anchor ({COLUMNS}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) \
+             ON CONFLICT (log) DO UPDATE SET seq = excluded.seq, hash = excluded.hash, \
+             end_bytes = excluded.end_bytes, durable = excluded.durable, boot = excluded.boot, \
+             noted_ms = excluded.noted_ms WHERE anchor.seq < excluded.seq OR anchor.hash = ?8"
+        );
+        let replaced = replaced.map(|replaced| replaced.hash.as_str());
+        let is_new = transaction.execute(
+            &sql,
+            params![
+                anchor.log,
+                stored(anchor.seq),
+                anchor.hash,
+                stored(anchor.end),
+                stored(anchor.durable),
+                anchor.boot,
+                stored(anchor.noted_ms),
+                replaced
+            ],
+        )? > 0
+            && replaced.is_none();
+        if is_new {
+            let sql = "DELETE FROM anchor WHERE log NOT IN \
+                (SELECT log FROM anchor ORDER BY noted_ms DESC, rowid DESC LIMIT ?1)";
+            transaction.execute(sql, params![stored(MAX_ANCHORED_LOGS as u64)])?;
+        }
+        Ok(transaction.commit()?)
+    }
+
+    pub fn list(&self) -> Result<Vec<AnchorRecord>, SqlError> {
+        let sql = format!("SELECT {COLUMNS} FROM anchor ORDER BY noted_ms DESC, rowid DESC LIMIT ?1");
+        let mut statement = self.connection.prepare_cached(&sql)?;
+        let rows = statement.query_map([stored(MAX_ANCHORED_LOGS as u64)], record)?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    pub fn find(&self, log: &str) -> Result<Option<AnchorRecord>, SqlError> {
+        let sql = format!("SELECT {COLUMNS} FROM anchor WHERE log = ?1");
+        Ok(self.connection.prepare_cached(&sql)?.query_row([log], record).optional()?)
+    }
+}
+
+fn record(row: &Row<'_>) -> rusqlite::Result<AnchorRecord> {
+    let amount = |column| Ok::<_, rusqlite::Error>(time(row, column)?.unwrap_or(0));
+    Ok(AnchorRecord {
+        log: row.get(0)?,
+        seq: amount(1)?,
+        hash: row.get(2)?,
+        end: amount(3)?,
+        durable: amount(4)?,
+        boot: row.get(5)?,
+        noted_ms: amount(6)?,
+    })
+}
