@@ -32,7 +32,7 @@ mod verify;
 pub use anchor::{Anchor, AnchorState};
 pub use export::{ExportError, Format, export};
 pub use head::Boot;
-pub use line::{Fault, Hash, MAX_LINE_BYTES, Witness};
+pub use line::{Fault, Hash, HashError, MAX_LINE_BYTES, Witness};
 pub use log::{AppendError, CommitError, Log, MAX_BATCH_BYTES, OpenError, Seq, Torn};
 pub use place::{LOCK_WAIT_MS, PlaceError};
 pub use query::{Content, Entry, Filter, Query, QueryError, query};

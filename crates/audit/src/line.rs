@@ -44,6 +44,19 @@ impl Hash {
     }
 }
 
+/// The text is no SHA-256 in lower-case hexadecimal digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not 64 lower-case hexadecimal digits")]
+pub struct HashError;
+
+impl std::str::FromStr for Hash {
+    type Err = HashError;
+
+    fn from_str(text: &str) -> Result<Self, HashError> {
+        Self::parse(text.as_bytes()).ok_or(HashError)
+    }
+}
+
 /// Reads lower-case hexadecimal digits, two a byte, exactly `N` bytes of them.
 pub(crate) fn parse_hex<const N: usize>(hex: &[u8]) -> Option<[u8; N]> {
     let digit = |b: u8| match b {

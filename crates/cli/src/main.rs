@@ -6,6 +6,7 @@
 
 mod approver;
 mod args;
+mod audit_log;
 mod command;
 mod detach_keys;
 mod detached_args;

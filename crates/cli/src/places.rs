@@ -14,6 +14,9 @@ use crate::failure::{Failure, quoted};
 /// The largest `/etc/passwd` that is read, in bytes.
 const PASSWD_LIMIT_BYTES: u64 = 8 << 20;
 
+/// Name of the store's file of anchors in the state directory.
+pub const ANCHORS_FILE: &str = "anchors.db";
+
 /// Reads a variable of the caller's environment.
 pub type Variables<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
@@ -108,6 +111,11 @@ impl State {
     /// Where the record is kept.
     pub fn audit(&self) -> PathBuf {
         self.root.join("audit")
+    }
+
+    /// Where it is noted how far the audit log reached.
+    pub fn anchors(&self) -> PathBuf {
+        self.root.join(ANCHORS_FILE)
     }
 
     /// Where staged writes wait.

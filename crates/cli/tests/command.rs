@@ -362,3 +362,60 @@ fn everything_is_on_the_record() {
     let broken = world.stockade(&["audit", "verify"]);
     assert!(broken.is(1).stderr.starts_with("error: line 1: it was changed"), "{}", broken.stderr);
 }
+
+#[test]
+fn a_log_whose_end_was_cut_off_is_found() {
+    let world = World::new();
+    world.stockade(&["run", "--", "true"]).is(0);
+    let state = world.home().join(".local/state/stockade");
+    let saved = ["audit/audit.jsonl", "audit/head"].map(|name| (name, fs::read(state.join(name)).unwrap()));
+    world.stockade(&["run", "--", "true"]).is(0);
+    let verified = world.stockade(&["audit", "verify"]);
+    let file = state.join("audit/audit.jsonl");
+    let text = fs::read_to_string(&file).unwrap();
+    let lines: Vec<&str> = text.split_inclusive('\n').collect();
+    let all = lines.len();
+    let promise = format!("signed up to event {all}, anchored in the store up to event {all}\n");
+    assert!(verified.is(0).stdout.contains(&promise), "{}", verified.stdout);
+    for cut in [1, 2, 3, 5, all] {
+        fs::write(&file, lines[..all - cut].concat()).unwrap();
+        let found = world.stockade(&["audit", "verify"]);
+        let expected = format!("error: line {}: it is missing", all - cut + 1);
+        assert!(found.is(1).stderr.starts_with(&expected), "{cut}: {}", found.stderr);
+        assert!(found.stderr.contains(&format!("{cut} whole line")), "{cut}: {}", found.stderr);
+        // Nothing runs on what is left of it.
+        world.stockade(&["run", "--", "true"]).failed("whole line");
+    }
+    // A torn write is not taken for a cut.
+    fs::write(&file, text.clone() + "{\"seq\":").unwrap();
+    assert!(world.stockade(&["audit", "verify"]).is(0).stdout.contains("7 bytes was never wholly written"));
+    // An older log and its own signed head fit each other; the store remembers a later line.
+    for (name, bytes) in saved {
+        fs::write(state.join(name), bytes).unwrap();
+    }
+    let found = world.stockade(&["audit", "verify"]);
+    assert!(found.is(1).stderr.contains("the store says that the log reaches line"), "{}", found.stderr);
+    let run = world.stockade(&["run", "--", "true"]);
+    assert!(run.is(0).stderr.contains("does not hold its line"), "{}", run.stderr);
+    world.stockade(&["audit", "verify"]).is(1);
+}
+
+#[test]
+fn a_log_that_was_moved_away_is_named_beside_the_new_one() {
+    let world = World::new();
+    world.stockade(&["run", "--", "true"]).is(0);
+    let state = world.home().join(".local/state/stockade");
+    fs::rename(state.join("audit"), state.join("audit.old")).unwrap();
+    let gone = world.stockade(&["audit", "verify"]);
+    assert!(gone.is(1).stderr.contains("the store says that the log reaches line"), "{}", gone.stderr);
+    world.stockade(&["run", "--", "true"]).is(0);
+    let found = world.stockade(&["audit", "verify"]);
+    assert!(found.is(0).stdout.contains("another log of "), "{}", found.stdout);
+    // The anchor is missed once there was one.
+    fs::remove_file(state.join("anchors.db")).unwrap();
+    for suffix in ["-wal", "-shm"] {
+        let _ = fs::remove_file(state.join(format!("anchors.db{suffix}")));
+    }
+    let found = world.stockade(&["audit", "verify"]);
+    assert!(found.is(1).stderr.contains("the store has no anchor"), "{}", found.stderr);
+}

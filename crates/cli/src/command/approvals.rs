@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use stockade_audit::Log;
 use stockade_model::{ApprovalId, Event, EventKind};
 use stockade_store::{Remembered, Store};
 
 use super::{Ended, now_ms, print, remark, variable};
 use crate::args::ApprovalsCommand;
+use crate::audit_log::AuditLog;
 use crate::failure::Failure;
 use crate::render::{self, approvals as text};
 use crate::{exit, meaning, places};
@@ -75,7 +75,7 @@ fn revoke(id: &ApprovalId) -> Ended {
     // Taken back first: a record that cannot be written must not keep a power
     // alive.
     let state = places::State::open(&places::state_path(&variable)?)?;
-    let log = Log::open(&state.audit())?;
+    let log = AuditLog::open(&state)?;
     let kind = EventKind::Revoked { approval: id.to_string() };
     log.append(&Event { time_ms: now_ms(), request: answer.request, session: answer.session, kind })?;
     log.commit()?;

@@ -2,13 +2,14 @@
 
 use std::collections::VecDeque;
 use std::io::{self, BufWriter, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use stockade_audit::{Content, Entry, Filter, VerifyError};
+use stockade_audit::{Anchor, Content, Entry, Filter, VerifyError};
 
 use super::{Ended, now_ms, print, variable};
 use crate::args::{AuditCommand, AuditQueryArgs};
+use crate::audit_log::kept_anchors;
 use crate::failure::Failure;
 use crate::{exit, meaning, places, render};
 
@@ -20,14 +21,15 @@ const LAST_LIMIT: usize = 100_000;
 /// # Errors
 /// When there is no record or it cannot be read.
 pub fn audit(typed: AuditCommand) -> Ended {
-    let dir = places::state_path(&variable)?.join("audit");
+    let state = places::state_path(&variable)?;
+    let dir = state.join("audit");
     match typed {
         AuditCommand::Show { last, json } => show(dir, Filter::default(), last, json),
         AuditCommand::Query(typed) => {
             let json = typed.json;
             show(dir, filter(typed)?, None, json)
         }
-        AuditCommand::Verify { json } => verify(dir, json),
+        AuditCommand::Verify { json } => verify(&dir, &state.join(places::ANCHORS_FILE), json),
     }
 }
 
@@ -93,9 +95,11 @@ pub fn json_line(entry: &Entry) -> Result<String, Failure> {
     Ok(render::json::line(&value)?)
 }
 
-fn verify(dir: PathBuf, json: bool) -> Ended {
-    match stockade_audit::verify(&dir) {
+fn verify(dir: &Path, anchors: &Path, json: bool) -> Ended {
+    let anchors = kept_anchors(anchors)?;
+    match stockade_audit::verify_with(dir, &anchors) {
         Ok(found) => {
+            let earlier: Vec<&Anchor> = anchors.iter().filter(|anchor| Some(anchor.log) != found.log).collect();
             let text = if json {
                 let value = json!({
                     "ok": true,
@@ -103,12 +107,17 @@ fn verify(dir: PathBuf, json: bool) -> Ended {
                     "seq": found.head.0.0,
                     "head": found.head.1.to_string(),
                     "durable": found.durable.0,
+                    "signed": found.signed.map(|seq| seq.0),
+                    "key": found.key,
+                    "anchored": found.anchored.map(|seq| seq.0),
+                    "lost": found.lost,
+                    "earlier_logs": earlier.iter().map(|anchor| anchor.seq).collect::<Vec<_>>(),
                     "torn_bytes": found.torn_bytes,
                     "set_aside": found.set_aside.len(),
                 });
                 render::json::line(&value)?
             } else {
-                render::audit::verified(&found)
+                render::audit::verified(&found, &earlier)
             };
             print(&text)?;
             Ok(exit::SUCCESS)

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
-use stockade_audit::Log;
 use stockade_engine::real::RuleJudge;
 use stockade_engine::seams::{Recorder, SystemClock};
 use stockade_engine::{Approver, Engine, Interrupts, Io};
@@ -28,6 +27,7 @@ use super::setting::{self, Setting};
 use super::{Ended, print, remark, reviewer, variable};
 use crate::approver::TerminalApprover;
 use crate::args::{RunArgs, Terms};
+use crate::audit_log::AuditLog;
 use crate::failure::{Failure, quoted};
 use crate::interrupts::{Heard, Taken};
 use crate::meaning::{self, Meant};
@@ -129,7 +129,8 @@ fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failu
     let question_timeout_ms = meant.approval_timeout.map_or(configured_ms, meaning::milliseconds);
     terminal::leave_input_to_foreground().map_err(|e| Failure::new(format!("cannot set standard input: {e}")))?;
     let Heard { interrupts, interrupter, wake, of_terminal } = front.signals.listen()?;
-    let log: Arc<dyn Recorder> = Arc::new(info_span!("open the record").in_scope(|| Log::open(&state.audit()))?);
+    let audit_log = Arc::new(info_span!("open the record").in_scope(|| AuditLog::open(&state))?);
+    let log: Arc<dyn Recorder> = Arc::<AuditLog>::clone(&audit_log);
     let recorder = match &front.supervisor {
         Some(supervisor) => supervisor.oversee(&request, Arc::clone(&log))?,
         None => Arc::clone(&log),
@@ -174,6 +175,7 @@ fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failu
     let command = request.command.clone();
     let outcome = run_at_terminal(&engine, request, (front.terminal, of_terminal), captured, interrupts)?;
     keep_rules(&lasting, &command, &outcome, &setting.settings);
+    info_span!("anchor the record").in_scope(|| audit_log.move_anchor());
     Ok(outcome)
 }
 

@@ -5,7 +5,6 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use stockade_audit::Log;
 use stockade_model::{Event, EventKind, RawText, StageId};
 use stockade_native::stage::text::{Difference, difference};
 use stockade_native::stage::{
@@ -15,6 +14,7 @@ use stockade_native::stage::{
 
 use super::{Ended, now_ms, print, remark, variable};
 use crate::args::StageCommand;
+use crate::audit_log::AuditLog;
 use crate::failure::{Failure, quoted};
 use crate::places::State;
 use crate::progress::Progress;
@@ -253,7 +253,7 @@ fn commit(state: &State, typed: &[OsString], protected: &[OsString], json: bool)
     let cwd = places::current_directory()?;
     let agreed = protected.iter().map(|path| relative(path, &cwd, stage.workspace())).collect::<Result<Vec<_>, _>>()?;
     // Before anything is changed: what cannot be recorded does not happen.
-    let log = Log::open(&state.audit())?;
+    let log = AuditLog::open(state)?;
     let request = stage.meta.request.clone();
     let wanted = Wanted { paths: target.paths, agreed };
     let mut told = Told(Progress::new());
@@ -300,7 +300,7 @@ fn conflicted(found: Vec<Conflict>, json: bool) -> Ended {
 fn discard(state: &State, typed: &[OsString], json: bool) -> Ended {
     let Some(stages) = stages(state)? else { return nothing_here() };
     let Some(target) = Target::of(&stages, typed, true)? else { return nothing_here() };
-    discard_one(&stages, &target, &Log::open(&state.audit())?, json)
+    discard_one(&stages, &target, &AuditLog::open(state)?, json)
 }
 
 fn discard_all(state: &State, json: bool) -> Ended {
@@ -309,14 +309,14 @@ fn discard_all(state: &State, json: bool) -> Ended {
     if ids.is_empty() {
         return nothing_here();
     }
-    let log = Log::open(&state.audit())?;
+    let log = AuditLog::open(state)?;
     for id in ids {
         discard_one(&stages, &Target { id, paths: Vec::new() }, &log, json)?;
     }
     Ok(exit::SUCCESS)
 }
 
-fn discard_one(stages: &Stages, target: &Target, log: &Log, json: bool) -> Ended {
+fn discard_one(stages: &Stages, target: &Target, log: &AuditLog, json: bool) -> Ended {
     let stage = match stages.take(&target.id) {
         Err(StageError::Damaged { .. }) => {
             stages.remove_damaged(&target.id)?;

@@ -1,6 +1,6 @@
 //! The record as text: a line an event, and what a check of it found.
 
-use stockade_audit::{Content, Entry, Verified};
+use stockade_audit::{Anchor, Content, Entry, Verified};
 use stockade_model::{Answer, EventKind, Grant, QuestionKind, RawText, Scope, Status};
 
 use super::question::{tier, verb};
@@ -176,9 +176,28 @@ fn status_name(status: Status) -> &'static str {
 }
 
 /// What a check found where the record holds.
-pub fn verified(found: &Verified) -> String {
+/// `earlier` are the anchors of logs that were moved away or removed.
+pub fn verified(found: &Verified, earlier: &[&Anchor]) -> String {
     let entries = usize::try_from(found.entries).unwrap_or(usize::MAX);
     let mut out = format!("the record holds: {}, head {}\n", counted(entries, "event"), found.head.1);
+    out += &match (found.signed, found.anchored) {
+        (None, _) => {
+            "• not signed and not anchored, because an earlier version wrote it: the next run does both\n".into()
+        }
+        (Some(signed), None) => format!("• signed up to event {}, not anchored in the store yet\n", signed.0),
+        (Some(signed), Some(anchored)) => {
+            format!("• signed up to event {}, anchored in the store up to event {}\n", signed.0, anchored.0)
+        }
+    };
+    if found.lost > 0 {
+        let lost = counted(usize::try_from(found.lost).unwrap_or(usize::MAX), "event");
+        out += &format!("• {lost} lost when the machine stopped, before the disk had them\n");
+    }
+    for anchor in earlier {
+        let events = counted(usize::try_from(anchor.seq).unwrap_or(usize::MAX), "event");
+        out +=
+            &format!("• another log of {events} was here, and was moved away or removed; its head {}\n", anchor.hash);
+    }
     if found.torn_bytes > 0 {
         out += &format!("• a last line of {} bytes was never wholly written; no event was lost\n", found.torn_bytes);
     }

@@ -4,12 +4,11 @@
 
 use std::cell::OnceCell;
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use stockade_audit::Log;
 use stockade_engine::seams::Recorder;
 use stockade_engine::{SandboxEvent, SandboxEvents, StartError};
 use stockade_model::{Event, EventKind, SandboxId};
@@ -20,6 +19,7 @@ use stockade_store::sandboxes::{SandboxError, Sandboxes};
 use super::super::{Ended, now_ms};
 use super::herald::Herald;
 use super::{lifecycle_of, sweep, told};
+use crate::audit_log::AuditLog;
 use crate::exit;
 use crate::failure::Failure;
 use crate::notify;
@@ -50,7 +50,7 @@ pub fn keep() -> Ended {
     let begin = |id: &SandboxId, directory: &Path| {
         let state = state_of(directory).map_err(|failure| StartError { what: failure.what, hint: failure.hint })?;
         let told = Arc::clone(herald.get_or_init(|| Arc::new(Herald::new(state.clone(), id.clone()))));
-        let (record, id) = (on_record(state.audit()), id.clone());
+        let (record, id) = (on_record(state.clone()), id.clone());
         let events = SandboxEvents::new(move |event| {
             told.tell(&event);
             record.tell(event);
@@ -116,13 +116,13 @@ fn left(root: &Path, id: &SandboxId) -> Result<Left, SandboxError> {
 /// Puts what happens between commands on the record, as events of the request whose
 /// command left behind what did it. The record is opened by the first of them: most
 /// sandboxes never have one.
-fn on_record(audit: PathBuf) -> SandboxEvents {
-    let opened: Mutex<Option<Log>> = Mutex::default();
+fn on_record(state: State) -> SandboxEvents {
+    let opened: Mutex<Option<AuditLog>> = Mutex::default();
     SandboxEvents::new(move |event| {
         let Some(event) = recorded(event) else { return };
         let mut log = opened.lock().unwrap_or_else(PoisonError::into_inner);
         if log.is_none() {
-            *log = Log::open(&audit).inspect_err(|error| tracing::error!(%error, "there is no record")).ok();
+            *log = AuditLog::open(&state).inspect_err(|error| tracing::error!(%error, "there is no record")).ok();
         }
         let noted = log.as_ref().map(|log| log.record(&[event]));
         if let Some(Err(error)) = noted {
