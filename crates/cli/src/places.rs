@@ -8,11 +8,15 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 
 use stockade_policy::load::Sources;
+use stockade_policy::trust::{PathStep, StepObject, require_trusted_path, trace_path};
 
 use crate::failure::{Failure, quoted};
 
 /// The largest `/etc/passwd` that is read, in bytes.
 const PASSWD_LIMIT_BYTES: u64 = 8 << 20;
+
+/// The user who logged in, whatever became of the process since (proc(5)).
+const LOGIN_UID_FILE: &str = "/proc/self/loginuid";
 
 /// Name of the store's file of anchors in the state directory.
 pub const ANCHORS_FILE: &str = "anchors.db";
@@ -48,6 +52,31 @@ fn home_in_passwd(passwd: &[u8], uid: u32) -> Option<PathBuf> {
         .map(|fields| PathBuf::from(OsString::from_vec(fields[5].to_vec())))
 }
 
+/// The homes of the person besides `HOME`, by the user database: of the user that this
+/// process acts for, and of the one that logged in or called `sudo` or `pkexec`. Variables
+/// are heard because they can only add: what lies in these homes is hidden from runs.
+fn other_homes(variables: Variables<'_>) -> Vec<PathBuf> {
+    let number = |name: &str| variables(name)?.to_str()?.parse::<u32>().ok();
+    let login = fs::read_to_string(LOGIN_UID_FILE).ok().and_then(|text| text.trim().parse().ok());
+    let mut users = vec![rustix::process::geteuid().as_raw(), rustix::process::getuid().as_raw()];
+    users.extend(["SUDO_UID", "PKEXEC_UID"].into_iter().filter_map(number).chain(login));
+    users.sort_unstable();
+    users.dedup();
+    let passwd = read_bounded(Path::new("/etc/passwd"), PASSWD_LIMIT_BYTES).unwrap_or_default();
+    homes_of(&passwd, &users)
+}
+
+/// The homes of these users that exist, without links, each once.
+fn homes_of(passwd: &[u8], users: &[u32]) -> Vec<PathBuf> {
+    // A process that nobody logged in for has the highest number, which no user has.
+    let homes = users.iter().filter(|&&user| user != u32::MAX).filter_map(|&user| home_in_passwd(passwd, user));
+    let mut homes: Vec<PathBuf> =
+        homes.filter(|home| home.is_absolute()).filter_map(|home| home.canonicalize().ok()).collect();
+    homes.sort();
+    homes.dedup();
+    homes
+}
+
 fn read_bounded(path: &Path, limit_bytes: u64) -> std::io::Result<Vec<u8>> {
     use std::io::Read;
     let mut bytes = Vec::new();
@@ -66,7 +95,8 @@ pub fn sources(workspace: Option<&Path>, variables: Variables<'_>) -> Result<Sou
     let home = home.canonicalize().unwrap_or(home);
     let base = |name| variables(name).map(PathBuf::from);
     let (config, state) = (base("XDG_CONFIG_HOME"), base("XDG_STATE_HOME"));
-    Ok(Sources::standard(&home, config.as_deref(), state.as_deref(), workspace))
+    let other_homes = other_homes(variables);
+    Ok(Sources { other_homes, ..Sources::standard(&home, config.as_deref(), state.as_deref(), workspace) })
 }
 
 /// Stockade's own directory for what it remembers and records. The path only;
@@ -94,7 +124,14 @@ impl State {
             Failure::new(format!("cannot use the state directory {}: {e}", quoted(path)))
                 .hint("set XDG_STATE_HOME to a directory of yours")
         };
+        refuse_dangling_link(path)?;
         fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(cannot)?;
+        let user = rustix::process::geteuid().as_raw();
+        require_trusted_path(path, user).map_err(|error| {
+            let failure = Failure::from(error);
+            let why = format!("the state directory {} is not used, because {failure}", quoted(path));
+            Failure::new(why).or_hint(failure.hint)
+        })?;
         let root = path.canonicalize().map_err(cannot)?;
         let meta = fs::symlink_metadata(&root).map_err(cannot)?;
         if meta.uid() != rustix::process::geteuid().as_raw() {
@@ -153,6 +190,17 @@ impl State {
     pub fn approvals(&self) -> PathBuf {
         self.root.join("approvals.db")
     }
+}
+
+/// Refuses a directory of Stockade's on whose way a link leads to something that does not
+/// exist: another program could choose later what that will be.
+fn refuse_dangling_link(path: &Path) -> Result<(), Failure> {
+    let steps = trace_path(path).steps;
+    let dangling = steps.iter().find(|step| step.object == StepObject::Missing && step.link.is_some());
+    let Some(PathStep { place, link: Some(link), .. }) = dangling else { return Ok(()) };
+    let why = format!("leads through the link {} to {}, which does not exist", quoted(link), quoted(place));
+    Err(Failure::new(format!("the directory {} {why}", quoted(path)))
+        .hint("remove the link, or make its target yourself"))
 }
 
 /// A path that may not exist yet, as canonical as it can be: its longest
@@ -302,6 +350,43 @@ mod tests {
         assert_eq!(home_in_passwd(b"", 0), None);
         let relative = |name: &str| (name == "HOME").then(|| "not/absolute".into());
         assert_ne!(home(&relative).ok(), Some("not/absolute".into()));
+    }
+
+    #[test]
+    fn every_home_of_the_person_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = dir.path().canonicalize().unwrap();
+        fs::create_dir(real.join("one")).unwrap();
+        std::os::unix::fs::symlink("one", real.join("two")).unwrap();
+        let entry = |user: u32, home: &str| format!("u{user}:x:{user}:1::{}:/bin/sh\n", real.join(home).display());
+        let passwd = entry(7, "one") + &entry(8, "two") + &entry(9, "none") + "n:x:10:1::relative:/bin/sh\n";
+        assert_eq!(homes_of(passwd.as_bytes(), &[7, 8, 9, 10, 11, u32::MAX]), [real.join("one")]);
+        let user = rustix::process::geteuid().as_raw();
+        let passwd = fs::read("/etc/passwd").unwrap();
+        let Some(own) = home_in_passwd(&passwd, user).and_then(|home| home.canonicalize().ok()) else { return };
+        let elsewhere = |name: &str| (name == "HOME").then(|| real.clone().into_os_string());
+        assert!(sources(None, &elsewhere).unwrap().other_homes.contains(&own));
+    }
+
+    #[test]
+    fn a_state_directory_behind_a_dangling_link_is_not_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = dir.path().canonicalize().unwrap();
+        std::os::unix::fs::symlink("ws/new", real.join("state")).unwrap();
+        let failure = State::open(&real.join("state/stockade")).unwrap_err();
+        assert!(failure.what.contains("the link ") && failure.hint.is_some(), "{failure}");
+        assert!(!real.join("ws").exists());
+    }
+
+    #[test]
+    fn a_state_directory_in_what_others_may_write_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let around = dir.path().join("shared");
+        fs::create_dir(&around).unwrap();
+        State::open(&around.join("stockade")).unwrap();
+        fs::set_permissions(&around, fs::Permissions::from_mode(0o777)).unwrap();
+        let failure = State::open(&around.join("stockade")).unwrap_err();
+        assert!(failure.what.contains("by its group and by everybody"), "{failure}");
     }
 
     #[test]

@@ -419,3 +419,41 @@ fn a_log_that_was_moved_away_is_named_beside_the_new_one() {
     let found = world.stockade(&["audit", "verify"]);
     assert!(found.is(1).stderr.contains("the store has no anchor"), "{}", found.stderr);
 }
+
+#[test]
+fn no_link_to_the_configuration_leads_into_the_workspace() {
+    let world = World::new();
+    world.stockade(&["run", "--", "true"]).is(0);
+    fs::create_dir_all(world.home().join(".config")).unwrap();
+    let link = world.home().join(".config/stockade");
+    symlink(world.project().join("new"), &link).unwrap();
+    let refused = world.stockade(&["run", "--", "sh", "-c", "mkdir new; echo 'allow_host = true' > new/config.toml"]);
+    refused.is(126);
+    for wanted in [format!("the link `{}`", link.display()), "hint: remove the link".into()] {
+        assert!(refused.stderr.contains(&wanted), "{}", refused.stderr);
+    }
+    assert!(!world.project().join("new").exists(), "nothing ran");
+    let workspace = world.project().display().to_string();
+    world.stockade(&["sandbox", "create", "--bind", &workspace]).failed("the link ");
+    fs::remove_file(&link).unwrap();
+    world.stockade(&["run", "--", "true"]).is(0);
+}
+
+#[test]
+fn a_configuration_that_others_may_write_is_refused() {
+    let world = World::new();
+    let directory = world.home().join(".config/stockade");
+    fs::create_dir_all(&directory).unwrap();
+    let file = directory.join("config.toml");
+    fs::write(&file, "").unwrap();
+    world.stockade(&["run", "--", "true"]).is(0);
+    for path in [&file, &directory] {
+        let before = fs::metadata(path).unwrap().permissions();
+        fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
+        let refused = world.stockade(&["run", "--", "true"]);
+        refused.failed(&format!("`{}` may be written by", path.display()));
+        assert!(refused.stderr.contains("hint: chmod go-w "), "{}", refused.stderr);
+        fs::set_permissions(path, before).unwrap();
+    }
+    world.stockade(&["run", "--", "true"]).is(0);
+}

@@ -45,6 +45,7 @@ mod spec;
 pub mod suggest;
 pub mod table;
 mod text;
+pub mod trust;
 mod words;
 
 pub use act::{ActRuling, Stage, consider_act, decide_act};
@@ -68,5 +69,5 @@ pub use resolve::{ResolveError, complete_grants, resolve_profile};
 pub use review::{ReviewApi, ReviewKey, ReviewSettings};
 pub use rules::{Act, Circumstances, Considered, Match, Rule, RuleBook, RuleSet};
 pub use rules::{file_change as parse_file_change, target as parse_target, tool_call as parse_tool_call};
-pub use settings::{Explained, OwnDirectories, Settings};
+pub use settings::{Explained, OwnDirectories, PassedPlace, Settings};
 pub use spec::{Layer, Origin, Sourced};

@@ -8,27 +8,34 @@
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::fs::{CWD, Mode, OFlags, fstat, openat};
 use rustix::io::Errno;
 use stockade_model::RawText;
 
 use crate::error::ConfigError;
 use crate::merge::LayerText;
 use crate::review::ReviewSettings;
-use crate::settings::{OwnDirectories, Settings};
+use crate::settings::{OwnDirectories, PassedPlace, Settings};
 use crate::spec::Layer;
+use crate::trust::{PathStep, StepObject, TrustError, require_trusted_object, require_trusted_path, trace_path};
 
 /// Largest configuration file, in bytes.
 pub const MAX_FILE_BYTES: u64 = 256 * 1024;
+
+/// The most links in one of Stockade's own directories that are followed: it makes none.
+const MAX_OWN_LINKS: usize = 64;
 
 /// Where to look. Every path is absolute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sources {
     /// The person's home directory.
     pub home: PathBuf,
+    /// Other homes of the same person: what is hidden in `home` is hidden in these too.
+    pub other_homes: Vec<PathBuf>,
+    /// The user who must own the managed and the system's file: root.
+    pub system_owner: u32,
     /// What the machine's administrator insists on.
     pub managed_file: PathBuf,
     /// The system's file.
@@ -55,6 +62,8 @@ impl Sources {
         };
         Self {
             home: home.to_owned(),
+            other_homes: Vec::new(),
+            system_owner: 0,
             managed_file: PathBuf::from("/etc/stockade/managed.toml"),
             system_file: PathBuf::from("/etc/stockade/config.toml"),
             user_file: base(xdg_config_home, ".config").join("stockade/config.toml"),
@@ -70,12 +79,43 @@ impl Sources {
             paths.extend(canonical(path).filter(|resolved| resolved != path));
             paths
         };
-        let files = [self.managed_file.parent(), self.system_file.parent(), self.user_file.parent()];
-        OwnDirectories {
-            configuration: files.into_iter().flatten().flat_map(both).collect(),
+        let files = [&self.managed_file, &self.system_file, &self.user_file];
+        let mut own = OwnDirectories {
+            configuration: files.iter().filter_map(|file| file.parent()).flat_map(both).collect(),
             state: both(&self.state_directory),
+            passed: Vec::new(),
+        };
+        for path in files.into_iter().chain([&self.state_directory]) {
+            own.add_way(path);
+        }
+        for directory in files.iter().filter_map(|file| file.parent()).chain([self.state_directory.as_path()]) {
+            links_in(directory).iter().for_each(|link| own.add_way(link));
+        }
+        own.passed.dedup();
+        own
+    }
+}
+
+impl OwnDirectories {
+    /// Adds what the way to one of the own files leads through by links, and its end.
+    fn add_way(&mut self, target: &Path) {
+        let trace = trace_path(target);
+        if !trace.steps.iter().any(|step| matches!(step.object, StepObject::Link { .. })) {
+            return;
+        }
+        let is_on_the_way = |step: &&PathStep| step.link.is_some() || matches!(step.object, StepObject::Link { .. });
+        for step in trace.steps.iter().filter(is_on_the_way) {
+            let link = step.link.clone().unwrap_or_else(|| step.place.clone());
+            self.passed.push(PassedPlace { place: step.place.clone(), link, target: target.to_owned() });
         }
     }
+}
+
+/// The links in one of Stockade's own directories.
+fn links_in(directory: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
+    let is_link = |entry: &std::fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_symlink());
+    entries.filter_map(Result::ok).filter(is_link).take(MAX_OWN_LINKS).map(|entry| entry.path()).collect()
 }
 
 /// Why configuration could not be loaded. Nothing may run then.
@@ -102,6 +142,14 @@ pub enum LoadError {
         /// What to do.
         hint: &'static str,
     },
+    /// A file could be changed by another user.
+    #[error("{}: it is not used, because {source}", shown(.path))]
+    Untrusted {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and where.
+        source: TrustError,
+    },
 }
 
 /// Reads and merges the files there are.
@@ -126,21 +174,23 @@ pub fn load_with(sources: &Sources, instead: Vec<LayerText>) -> Result<Settings,
 
 fn merged(sources: &Sources, layers: &[LayerText]) -> Result<Settings, LoadError> {
     let mut settings = Settings::from_layers(&sources.home, sources.own_directories(), layers)?;
+    settings.other_homes = sources.other_homes.iter().filter(|home| **home != sources.home).cloned().collect();
     // What a link leads to is no more to be read than the link.
     let key = settings.review.value.as_ref().and_then(ReviewSettings::secret_file).and_then(canonical);
     settings.own.state.extend(key);
     Ok(settings)
 }
 
-/// Reads one file as a layer, whatever its place; `None` where there is none.
-///
-/// # Errors
-/// When it is there and cannot be used.
-pub fn read_layer(layer: Layer, path: &Path) -> Result<Option<LayerText>, LoadError> {
-    match open(CWD, path, path, OFlags::empty())? {
-        Some(file) => Ok(Some(LayerText { layer, path: path.to_owned(), source: read(file, path, layer)? })),
-        None => Ok(None),
-    }
+/// Reads one file as a layer; `None` where there is none. `owner` may own it and every
+/// directory and link on the way to it; so may root, and no other user may write them.
+fn read_layer(layer: Layer, path: &Path, owner: u32) -> Result<Option<LayerText>, LoadError> {
+    let Some(file) = open(CWD, path, path, OFlags::empty())? else { return Ok(None) };
+    let untrusted = |source| LoadError::Untrusted { path: path.to_owned(), source };
+    require_trusted_path(path, owner).map_err(untrusted)?;
+    // The file that was opened, which may have been another one a moment ago.
+    let stat = fstat(&file).map_err(|e| LoadError::Read { path: path.to_owned(), source: e.into() })?;
+    require_trusted_object(path, stat.st_uid, stat.st_mode, owner).map_err(untrusted)?;
+    Ok(Some(LayerText { layer, path: path.to_owned(), source: read(file, path)? }))
 }
 
 /// The files there are, unmerged.
@@ -149,13 +199,14 @@ pub fn read_layer(layer: Layer, path: &Path) -> Result<Option<LayerText>, LoadEr
 /// When a file is there and cannot be read.
 pub fn read_layers(sources: &Sources) -> Result<Vec<LayerText>, LoadError> {
     let mut layers = Vec::new();
+    let user = rustix::process::geteuid().as_raw();
     let files = [
-        (Layer::Managed, &sources.managed_file),
-        (Layer::System, &sources.system_file),
-        (Layer::User, &sources.user_file),
+        (Layer::Managed, &sources.managed_file, sources.system_owner),
+        (Layer::System, &sources.system_file, sources.system_owner),
+        (Layer::User, &sources.user_file, user),
     ];
-    for (layer, path) in files {
-        layers.extend(read_layer(layer, path)?);
+    for (layer, path, owner) in files {
+        layers.extend(read_layer(layer, path, owner)?);
     }
     if let Some(workspace) = &sources.workspace {
         layers.extend(project(workspace)?);
@@ -183,7 +234,8 @@ fn project(workspace: &Path) -> Result<Option<LayerText>, LoadError> {
             return Err(LoadError::Unsuitable { path: plain, why, hint: "keep one of them" });
         }
     };
-    let source = read(file, &path, Layer::Project)?;
+    // It may only tighten, so it needs no owner.
+    let source = read(file, &path)?;
     Ok(Some(LayerText { layer: Layer::Project, path, source }))
 }
 
@@ -210,18 +262,13 @@ fn open(
     }
 }
 
-fn read(file: OwnedFd, path: &Path, layer: Layer) -> Result<String, LoadError> {
+fn read(file: OwnedFd, path: &Path) -> Result<String, LoadError> {
     let fail = |source| LoadError::Read { path: path.to_owned(), source };
     let unsuitable = |why, hint| Err(LoadError::Unsuitable { path: path.to_owned(), why, hint });
     let file = File::from(file);
     let metadata = file.metadata().map_err(fail)?;
     if !metadata.is_file() {
         return unsuitable("it is no regular file", "put a file there, or remove it");
-    }
-    // 0o002: others may write, so anybody could loosen the rules. The project's
-    // file may only tighten and needs no owner.
-    if !layer.only_narrows() && metadata.mode() & 0o002 != 0 {
-        return unsuitable("everybody may write to it", "take that away: `chmod o-w`");
     }
     let mut bytes = Vec::new();
     file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(fail)?;

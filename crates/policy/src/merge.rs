@@ -57,6 +57,7 @@ impl Settings {
             review: Sourced::new(None, Origin::Default),
             notify: Sourced::new(None, Origin::Default),
             home: home.to_owned(),
+            other_homes: Vec::new(),
             own,
             profiles: shipped::profiles(home)?,
             rules: RuleBook::default(),

@@ -14,7 +14,7 @@ use stockade_model::{
 
 use crate::error::suggestion;
 use crate::hosts::check_breadth;
-use crate::settings::{OwnDirectories, Settings};
+use crate::settings::{OwnDirectories, PassedPlace, Settings};
 use crate::spec::{ProfileSpec, Sourced};
 use crate::text::ConfigPath;
 
@@ -56,6 +56,22 @@ pub enum ResolveError {
         path: String,
         /// Which of its directories, escaped.
         own: String,
+    },
+    /// A power would change by which way Stockade's own files are found (L7).
+    #[error(
+        "`{power} {path}` would reach Stockade's own files: the link `{link}` on the way to `{target}` leads through `{place}`\nhint: remove the link, or let it lead to a directory in which no run may write"
+    )]
+    OwnLink {
+        /// `write`.
+        power: &'static str,
+        /// The path, escaped.
+        path: String,
+        /// The link, escaped.
+        link: String,
+        /// The name that the link leads through, escaped.
+        place: String,
+        /// The file that is found through the link, escaped.
+        target: String,
     },
     /// A grant names hosts that nobody owns together.
     #[error("`connect {targets}`: {why}\nhint: name the hosts, or the domain that owns them")]
@@ -115,6 +131,7 @@ pub fn resolve_profile(
     if !spec.sandboxed {
         return Ok(profile);
     }
+    hide_in_other_homes(settings, &mut profile.filesystem);
     for path in &settings.own.state {
         profile.filesystem.hide.push(path.as_path().into());
     }
@@ -160,6 +177,7 @@ impl Settings {
         let is_apart = directory.parent().is_some()
             && !is_around(workspace)
             && !is_around(&self.home)
+            && !self.other_homes.iter().any(|home| is_around(home))
             && !filesystem.hide.iter().any(|hidden| is_around(hidden.as_path()))
             && hidden_by(filesystem, directory).is_none()
             && !filesystem.protect.iter().any(|name| holds_name(file, name))
@@ -193,6 +211,19 @@ pub(crate) fn has_power(profile: &Profile, grant: &Grant) -> bool {
         Grant::Read(path) => hidden_by(filesystem, path).is_none(),
         Grant::Socket(path) => filesystem.sockets.iter().any(|entry| entry.as_path() == path),
         Grant::Env(name) => crate::environment::passes(&profile.environment, name),
+    }
+}
+
+/// Hides in the person's other homes what is hidden in the one that `HOME` names. What is
+/// revealed there is not revealed in the others.
+fn hide_in_other_homes(settings: &Settings, filesystem: &mut Filesystem) {
+    let own: Vec<PathBuf> = filesystem
+        .hide
+        .iter()
+        .filter_map(|hidden| hidden.as_path().strip_prefix(&settings.home).ok().map(Path::to_owned))
+        .collect();
+    for home in &settings.other_homes {
+        filesystem.hide.extend(own.iter().map(|name| RawText::from(home.join(name).as_path())));
     }
 }
 
@@ -346,12 +377,14 @@ pub(crate) fn is_protected(filesystem: &Filesystem, path: &Path) -> bool {
 /// What of Stockade's own, or of the workspace's own configuration, a power would
 /// reach: nobody's yes gives that (L7).
 pub(crate) fn own_reached(settings: &Settings, workspace: &Path, power: &Grant) -> Option<PathBuf> {
-    let OwnDirectories { configuration, state } = &settings.own;
+    let OwnDirectories { configuration, state, passed } = &settings.own;
     match power {
         Grant::Write(path) => {
             let reached = |own: &&PathBuf| path.starts_with(own) || own.starts_with(path);
             let named = [".stockade", ".stockade.toml"].into_iter().find(|name| holds_name(path, name));
-            let own = configuration.iter().chain(state).find(reached).cloned();
+            // The last of them: the nearest to what the link leads to.
+            let led_through = || passed.iter().map(|passed| &passed.place).rfind(|place| place.starts_with(path));
+            let own = configuration.iter().chain(state).find(reached).or_else(led_through).cloned();
             own.or_else(|| named.map(|name| workspace.join(name)))
         }
         Grant::Read(path) | Grant::Socket(path) => state.iter().find(|own| path.starts_with(own)).cloned(),
@@ -370,9 +403,17 @@ fn check_own(settings: &Settings, workspace: &Path, filesystem: &Filesystem) -> 
     let reads = filesystem.reveal.iter().map(|entry| ("read", entry, Grant::Read(owned(entry))));
     let sockets = filesystem.sockets.iter().map(|entry| ("socket", entry, Grant::Socket(owned(entry))));
     for (power, entry, grant) in writes.chain(reads).chain(sockets) {
-        if let Some(own) = own_reached(settings, workspace, &grant) {
-            return refuse(power, entry, &own);
-        }
+        let Some(own) = own_reached(settings, workspace, &grant) else { continue };
+        return match settings.own.passed.iter().find(|passed| passed.place == own) {
+            Some(PassedPlace { place, link, target }) => Err(ResolveError::OwnLink {
+                power,
+                path: entry.escaped(),
+                link: shown(link),
+                place: shown(place),
+                target: shown(target),
+            }),
+            None => refuse(power, entry, &own),
+        };
     }
     // A `read` grant of the very directory took it off the list.
     match settings.own.state.iter().find(|own| hidden_by(filesystem, own).is_none()) {

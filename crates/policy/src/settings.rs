@@ -23,6 +23,21 @@ pub struct OwnDirectories {
     pub configuration: Vec<PathBuf>,
     /// Where approvals and the audit log lie; not readable either.
     pub state: Vec<PathBuf>,
+    /// Names by which they are found through links. A run that could change one of these
+    /// would choose the configuration of the next.
+    pub passed: Vec<PassedPlace>,
+}
+
+/// A name that is looked up on the way to one of Stockade's own files, because a link
+/// leads there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PassedPlace {
+    /// The name: a directory without links, and a name in it that may not exist.
+    pub place: PathBuf,
+    /// The link that leads there, or `place` itself where that is the link.
+    pub link: PathBuf,
+    /// The file or directory of Stockade's that is found this way.
+    pub target: PathBuf,
 }
 
 /// The merged configuration.
@@ -45,6 +60,8 @@ pub struct Settings {
     /// Who is told what becomes of sandboxes that last; nobody where it is absent.
     pub notify: Sourced<Option<NotifySettings>>,
     pub(crate) home: PathBuf,
+    /// Homes whose credentials are hidden as those of `home` are.
+    pub(crate) other_homes: Vec<PathBuf>,
     pub(crate) own: OwnDirectories,
     pub(crate) profiles: BTreeMap<String, ProfileSpec>,
     pub(crate) rules: RuleBook,

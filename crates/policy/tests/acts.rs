@@ -74,8 +74,11 @@ justification = "not as root at the weekend"
 
 fn settings() -> Settings {
     let layer = LayerText { layer: Layer::User, path: "/u".into(), source: RULES.to_owned() };
-    let own =
-        OwnDirectories { configuration: vec!["/home/u/.config/stockade".into()], state: vec!["/home/u/.s".into()] };
+    let own = OwnDirectories {
+        configuration: vec!["/home/u/.config/stockade".into()],
+        state: vec!["/home/u/.s".into()],
+        ..OwnDirectories::default()
+    };
     Settings::from_layers(Path::new("/home/u"), own, &[layer]).unwrap()
 }
 

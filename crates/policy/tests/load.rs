@@ -25,6 +25,7 @@ impl World {
             fs::create_dir_all(at(directory)).unwrap();
         }
         let mut sources = Sources::standard(&at("home"), Some(&at("config")), Some(&at("state")), Some(&at("ws")));
+        sources.system_owner = rustix::process::geteuid().as_raw();
         sources.system_file = at("etc/config.toml");
         sources.managed_file = at("etc/managed.toml");
         Self { top, sources }
@@ -112,8 +113,10 @@ fn the_persons_file_may_be_a_link_but_not_everybodys() {
     let user = world.top.path().join("config/stockade/config.toml");
     symlink("../../dotfiles/config.toml", &user).unwrap();
     assert_eq!(world.load().unwrap().approval_mode.value, ApprovalMode::Never);
-    fs::set_permissions(&user, fs::Permissions::from_mode(0o666)).unwrap();
-    world.refused("everybody may write");
+    for (mode, by) in [(0o666, "its group and by everybody"), (0o664, "its group"), (0o646, "everybody")] {
+        fs::set_permissions(&user, fs::Permissions::from_mode(mode)).unwrap();
+        world.refused(&format!("config.toml` may be written by {by} (mode {mode:04o})"));
+    }
 }
 
 #[test]
@@ -136,4 +139,117 @@ fn relative_variables_are_ignored() {
     let sources = Sources::standard(Path::new("/home/u"), Some(Path::new("x")), None, None);
     assert_eq!(sources.user_file, Path::new("/home/u/.config/stockade/config.toml"));
     assert_eq!(sources.state_directory, Path::new("/home/u/.local/state/stockade"));
+}
+
+#[test]
+fn a_file_that_another_user_could_change_is_refused() {
+    for (file, directory) in [("config/stockade/config.toml", "config"), ("etc/config.toml", "etc")] {
+        let world = World::new();
+        world.write(file, "approval_mode = \"never\"");
+        world.load().unwrap();
+        let directory = world.top.path().join(directory);
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o775)).unwrap();
+        world.refused(&format!("`{}` may be written by its group (mode 0775)", directory.display()));
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).unwrap();
+        world.load().unwrap();
+    }
+}
+
+#[test]
+fn a_file_of_another_user_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("not run: a file of another user (needs root)");
+        return;
+    }
+    let give = |path: &Path, to: u32| std::os::unix::fs::lchown(path, Some(to), None).unwrap();
+    for (file, given) in [
+        ("config/stockade/config.toml", "config/stockade/config.toml"),
+        ("config/stockade/config.toml", "config/stockade"),
+        ("config/stockade/config.toml", "config"),
+        ("etc/config.toml", "etc/config.toml"),
+        ("etc/managed.toml", "etc"),
+    ] {
+        let world = World::new();
+        world.write(file, "approval_mode = \"never\"");
+        world.load().unwrap();
+        give(&world.top.path().join(given), 54_321);
+        world.refused(&format!("{given}` belongs to user 54321"));
+    }
+    // A link of another user chooses the file, although the file is the person's own.
+    let world = World::new();
+    world.write("dotfiles/config.toml", "");
+    let user = world.top.path().join("config/stockade/config.toml");
+    symlink("../../dotfiles/config.toml", &user).unwrap();
+    world.load().unwrap();
+    give(&user, 54_321);
+    world.refused("belongs to user 54321");
+    // The project's file may only tighten, so anybody's will do.
+    let world = World::new();
+    world.write("ws/.stockade.toml", "approval_mode = \"never\"");
+    give(&world.top.path().join("ws/.stockade.toml"), 54_321);
+    give(&world.top.path().join("ws"), 54_321);
+    fs::set_permissions(world.top.path().join("ws/.stockade.toml"), fs::Permissions::from_mode(0o666)).unwrap();
+    assert_eq!(world.load().unwrap().approval_mode.value, ApprovalMode::Never);
+}
+
+#[test]
+fn no_link_to_the_own_files_leads_through_what_a_run_may_write() {
+    // A link at each part of the way, whether or not it leads anywhere yet.
+    for (link, target) in [
+        ("config/stockade", "../ws/new"),
+        ("config/stockade", "../ws/there"),
+        ("config/stockade", "../ws/there/../../elsewhere"),
+        ("config/stockade", "../hop"),
+        ("config/stockade/config.toml", "../../ws/config.toml"),
+        ("config/stockade/keys", "../../ws/keys"),
+        ("etc/managed.toml", "../ws/managed.toml"),
+        ("state", "ws/state"),
+        ("state/audit", "../ws/audit"),
+    ] {
+        let world = World::new();
+        let top = world.top.path().canonicalize().unwrap();
+        let mut sources = Sources::standard(&top.join("home"), Some(&top.join("config")), None, Some(&top.join("ws")));
+        sources.system_owner = rustix::process::geteuid().as_raw();
+        (sources.system_file, sources.managed_file) = (top.join("etc/config.toml"), top.join("etc/managed.toml"));
+        sources.state_directory = top.join("state");
+        for directory in ["ws/there", "elsewhere", "other"] {
+            fs::create_dir(top.join(directory)).unwrap();
+        }
+        symlink("ws/hopped", top.join("hop")).unwrap();
+        let path = top.join(link);
+        let _ = fs::remove_dir(&path);
+        let resolve = |workspace: &str| {
+            resolve_profile(&load(&sources).unwrap(), "workspace", &top.join(workspace), &[]).map_err(|e| e.to_string())
+        };
+        resolve("ws").unwrap();
+        symlink(target, &path).unwrap();
+        let error = resolve("ws").unwrap_err();
+        assert!(error.contains("own files") && error.contains("\nhint: "), "{link} -> {target}: {error}");
+        if !top.join(target.trim_start_matches("../")).exists() {
+            assert!(error.contains(&format!("the link `{}", top.display())), "{link} -> {target}: {error}");
+        }
+        // Another workspace is not concerned, but its writable directories are.
+        resolve("other").unwrap();
+        let grants = [stockade_model::Grant::Write(top.join("ws"))];
+        let granted = resolve_profile(&load(&sources).unwrap(), "workspace", &top.join("other"), &grants);
+        assert!(granted.is_err(), "{link} -> {target}");
+    }
+}
+
+#[test]
+fn credentials_are_hidden_in_every_home_of_the_person() {
+    let world = World::new();
+    let mut sources = world.sources.clone();
+    sources.other_homes = vec!["/real/home".into(), sources.home.clone()];
+    let hidden = |sources: &Sources| {
+        let profile = resolve_profile(&load(sources).unwrap(), "workspace", Path::new("/w"), &[]).unwrap();
+        profile.filesystem.hide.into_iter().map(|path| path.as_path().to_owned()).collect::<Vec<_>>()
+    };
+    let ssh = [sources.home.join(".ssh"), "/real/home/.ssh".into(), "/real/home/.aws".into()];
+    assert!(ssh.iter().all(|path| hidden(&sources).contains(path)));
+    assert!(!hidden(&world.sources).contains(&ssh[1]), "the control");
+    // What is revealed in one home is not in the others.
+    world.write("config/stockade/config.toml", "[profiles.workspace]\nreveal = [\"~/.aws\"]\n");
+    let profile = resolve_profile(&load(&sources).unwrap(), "workspace", Path::new("/w"), &[]).unwrap();
+    assert!(!profile.filesystem.reveal.iter().any(|path| path.as_path().starts_with("/real")));
 }

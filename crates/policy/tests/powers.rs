@@ -14,6 +14,7 @@ fn settings() -> Settings {
     let own = OwnDirectories {
         configuration: vec!["/etc/stockade".into(), "/home/u/.config/stockade".into()],
         state: vec!["/home/u/.local/state/stockade".into()],
+        ..OwnDirectories::default()
     };
     Settings::from_layers(Path::new("/home/u"), own, &[]).unwrap()
 }

@@ -17,6 +17,7 @@ fn settings(source: &str) -> Settings {
     let own = OwnDirectories {
         configuration: vec!["/home/u/.config/stockade".into()],
         state: vec!["/home/u/.local/state/stockade".into()],
+        ..OwnDirectories::default()
     };
     let layer = LayerText { layer: Layer::User, path: "/u".into(), source: source.to_owned() };
     Settings::from_layers(Path::new("/home/u"), own, &[layer]).unwrap()

@@ -246,6 +246,8 @@ impl House {
         std::fs::write(root.join("home/.config/stockade/config.toml"), configuration).unwrap();
         let sources = Sources {
             home: root.join("home"),
+            other_homes: Vec::new(),
+            system_owner: rustix::process::geteuid().as_raw(),
             managed_file: root.join("etc/none.toml"),
             system_file: root.join("etc/none.toml"),
             user_file: root.join("home/.config/stockade/config.toml"),

@@ -1,0 +1,281 @@
+//! Whether a path may be trusted: every name that the kernel looks up on the way to it,
+//! links included, and who may change those names.
+//!
+//! A configuration is as trustworthy as the directory that is easiest to write on the way
+//! to it. The walk is done by hand, because `realpath(3)` tells neither the links that it
+//! followed nor where a link leads whose target does not exist yet.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+
+use stockade_model::RawText;
+
+/// As many links as the kernel follows (path_resolution(7)).
+const MAX_LINKS: usize = 40;
+
+/// Bounds the walk: a path of the kernel has at most 4,096 bytes.
+const MAX_STEPS: usize = 4_096;
+
+/// Owner of everything whose owner has no number here (user_namespaces(7)).
+const OVERFLOW_UID_FILE: &str = "/proc/sys/kernel/overflowuid";
+
+/// The users that have a number in this user namespace.
+const UID_MAP_FILE: &str = "/proc/self/uid_map";
+
+/// One name that is looked up on the way to a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathStep {
+    /// The directory, without links, and the name in it.
+    pub place: PathBuf,
+    /// The object of that name.
+    pub object: StepObject,
+    /// The link that led here, if one did.
+    pub link: Option<PathBuf>,
+}
+
+/// The object that has a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepObject {
+    /// None: it could be made.
+    Missing,
+    /// A symbolic link of this owner.
+    Link {
+        /// Its owner's user id.
+        owner: u32,
+    },
+    /// A directory or file.
+    Other {
+        /// Its owner's user id.
+        owner: u32,
+        /// Its type and permission bits (inode(7)).
+        mode: u32,
+    },
+}
+
+/// The way to a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathTrace {
+    /// Every name that is looked up, in order.
+    pub steps: Vec<PathStep>,
+    /// Where the way ends, without links; it need not exist.
+    pub end: PathBuf,
+}
+
+/// Walks along an absolute path as the kernel does. Parts that do not exist are taken as
+/// they are written; where the way cannot be seen any further, the same.
+pub fn trace_path(path: &Path) -> PathTrace {
+    let mut waiting: VecDeque<(OsString, Option<PathBuf>)> = names(path).map(|name| (name, None)).collect();
+    let mut trace = PathTrace { steps: Vec::new(), end: PathBuf::from("/") };
+    let mut links = 0;
+    while let Some((name, link)) = waiting.pop_front() {
+        if name == ".." {
+            trace.end.pop();
+            continue;
+        }
+        let place = trace.end.join(name);
+        let Ok(metadata) = place.symlink_metadata() else {
+            trace.steps.push(PathStep { place: place.clone(), object: StepObject::Missing, link });
+            trace.end = place;
+            continue;
+        };
+        if metadata.is_symlink() {
+            trace.steps.push(PathStep {
+                place: place.clone(),
+                object: StepObject::Link { owner: metadata.uid() },
+                link,
+            });
+            links += 1;
+            let target = place.read_link().ok().filter(|_| links <= MAX_LINKS && trace.steps.len() < MAX_STEPS);
+            let Some(target) = target else { break };
+            if target.is_absolute() {
+                trace.end = PathBuf::from("/");
+            }
+            for name in names(&target).collect::<Vec<_>>().into_iter().rev() {
+                waiting.push_front((name, Some(place.clone())));
+            }
+            continue;
+        }
+        let object = StepObject::Other { owner: metadata.uid(), mode: metadata.mode() };
+        trace.steps.push(PathStep { place: place.clone(), object, link });
+        trace.end = place;
+    }
+    trace
+}
+
+fn names(path: &Path) -> impl Iterator<Item = OsString> {
+    path.components().filter_map(|component| match component {
+        Component::Normal(name) => Some(name.to_owned()),
+        Component::ParentDir => Some("..".into()),
+        Component::RootDir | Component::CurDir | Component::Prefix(_) => None,
+    })
+}
+
+/// Why a path is not trusted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TrustError {
+    /// An object on the way belongs to another user.
+    #[error(
+        "{} belongs to user {owner}, who could change it; it must be {}\nhint: sudo chown {} {}{}",
+        quoted(place), owners(*trusted), chown_target(*trusted), shell_word(place),
+        if *trusted == 0 { "" } else { ", or set XDG_CONFIG_HOME and XDG_STATE_HOME to directories of yours" }
+    )]
+    Owner {
+        /// The object.
+        place: PathBuf,
+        /// Its owner's user id.
+        owner: u32,
+        /// The user who may own it besides root.
+        trusted: u32,
+    },
+    /// Other users may write an object on the way.
+    #[error("{} may be written by {} (mode {:04o})\nhint: chmod {} {}", quoted(place), writers(*mode), mode & 0o7777, chmod_change(*mode), shell_word(place))]
+    Writable {
+        /// The object.
+        place: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+}
+
+fn quoted(path: &Path) -> String {
+    format!("`{}`", RawText::from(path).escaped())
+}
+
+fn shell_word(path: &Path) -> String {
+    format!("'{}'", RawText::from(path).escaped().replace('\'', "'\\''"))
+}
+
+fn owners(trusted: u32) -> String {
+    if trusted == 0 { "root's".to_owned() } else { format!("yours (user {trusted}) or root's") }
+}
+
+fn chown_target(trusted: u32) -> String {
+    if trusted == 0 { "root".to_owned() } else { trusted.to_string() }
+}
+
+fn writers(mode: u32) -> &'static str {
+    match (mode & 0o020 != 0, mode & 0o002 != 0) {
+        (true, true) => "its group and by everybody",
+        (true, false) => "its group",
+        _ => "everybody",
+    }
+}
+
+fn chmod_change(mode: u32) -> &'static str {
+    match (mode & 0o020 != 0, mode & 0o002 != 0) {
+        (true, true) => "go-w",
+        (true, false) => "g-w",
+        _ => "o-w",
+    }
+}
+
+/// Demands that nobody but root and `trusted` can change which object `path` is, or what it
+/// holds: every existing object on the way belongs to one of them, and is not writable by
+/// others. A directory with the sticky bit may be, because names in it can be replaced by
+/// their owners alone (unlink(2)).
+///
+/// # Errors
+/// The first object that does not fit.
+pub fn require_trusted_path(path: &Path, trusted: u32) -> Result<(), TrustError> {
+    for step in trace_path(path).steps {
+        let (owner, mode) = match step.object {
+            StepObject::Missing => continue,
+            StepObject::Link { owner } => (owner, 0),
+            StepObject::Other { owner, mode } => (owner, mode),
+        };
+        require_trusted_object(&step.place, owner, mode, trusted)?;
+    }
+    Ok(())
+}
+
+/// The same for one object.
+pub(crate) fn require_trusted_object(place: &Path, owner: u32, mode: u32, trusted: u32) -> Result<(), TrustError> {
+    if owner != 0 && owner != trusted && Some(owner) != unmapped_owner() {
+        return Err(TrustError::Owner { place: place.to_owned(), owner, trusted });
+    }
+    const STICKY_DIRECTORY: u32 = 0o041_000;
+    let is_sticky = mode & 0o171_000 == STICKY_DIRECTORY;
+    if mode & 0o022 != 0 && !is_sticky {
+        return Err(TrustError::Writable { place: place.to_owned(), mode });
+    }
+    Ok(())
+}
+
+/// The number that stands for the host's root in a user namespace which does not map it.
+/// `None` where every user has a number of its own.
+fn unmapped_owner() -> Option<u32> {
+    let map = std::fs::read_to_string(UID_MAP_FILE).ok()?;
+    let fields: Vec<&str> = map.split_ascii_whitespace().collect();
+    if fields == ["0", "0", "4294967295"] {
+        return None;
+    }
+    std::fs::read_to_string(OVERFLOW_UID_FILE).ok()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn every_link_on_the_way_is_seen_whether_or_not_it_leads_anywhere() {
+        let root = tempfile::tempdir().unwrap();
+        let top = root.path().canonicalize().unwrap();
+        std::fs::create_dir_all(top.join("ws/sub")).unwrap();
+        std::fs::create_dir(top.join("home")).unwrap();
+        let cases = [
+            ("home/dangling", "../ws/new", "home/dangling/config.toml", "ws/new/config.toml"),
+            ("home/through", "../ws/sub/../../home", "home/through/x", "home/x"),
+            ("home/twice", "dangling", "home/twice", "ws/new"),
+        ];
+        for (link, target, path, end) in cases {
+            symlink(target, top.join(link)).unwrap();
+            let trace = trace_path(&top.join(path));
+            assert_eq!(trace.end, top.join(end), "{path}");
+            let passes = trace.steps.iter().any(|step| step.place.starts_with(top.join("ws")) && step.link.is_some());
+            assert!(passes, "{path}: {trace:?}");
+        }
+        symlink("loop", top.join("loop")).unwrap();
+        assert!(trace_path(&top.join("loop/x")).steps.len() < 60);
+    }
+
+    #[test]
+    fn what_others_may_change_is_not_trusted() {
+        let root = tempfile::tempdir().unwrap();
+        let user = rustix::process::geteuid().as_raw();
+        let dir = root.path().join("dir");
+        let file = dir.join("file");
+        std::fs::create_dir(&dir).unwrap();
+        std::fs::write(&file, "").unwrap();
+        let mode = |path: &Path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        mode(&dir, 0o755);
+        mode(&file, 0o644);
+        require_trusted_path(&file, user).unwrap();
+        for (path, bits) in [(&file, 0o664), (&file, 0o646), (&dir, 0o775), (&dir, 0o757), (&dir, 0o777)] {
+            let before = path.metadata().unwrap().permissions().mode();
+            mode(path, bits);
+            let error = require_trusted_path(&file, user).unwrap_err();
+            assert!(matches!(&error, TrustError::Writable { place, .. } if place == path), "{error}");
+            assert!(error.to_string().contains("\nhint: chmod "), "{error}");
+            mode(path, before);
+        }
+        // As /tmp is.
+        mode(&dir, 0o1777);
+        require_trusted_path(&file, user).unwrap();
+        // A missing file is nobody's.
+        require_trusted_path(&dir.join("none"), user).unwrap();
+    }
+
+    #[test]
+    fn what_belongs_to_another_user_is_not_trusted() {
+        let error = require_trusted_object(Path::new("/x"), 12_345, 0o100_644, 1_000).unwrap_err();
+        assert!(error.to_string().contains("`/x` belongs to user 12345"), "{error}");
+        assert!(require_trusted_object(Path::new("/x"), 1_000, 0o100_644, 1_000).is_ok());
+        assert!(require_trusted_object(Path::new("/x"), 0, 0o100_644, 1_000).is_ok());
+        let error = require_trusted_object(Path::new("/x"), 1_000, 0o100_644, 0).unwrap_err();
+        assert!(error.to_string().contains("must be root's"), "{error}");
+    }
+}
