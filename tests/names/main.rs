@@ -6,16 +6,24 @@
 //! cargo test -p stockade-tests --test names -- [FILTER] [--list] [--controls] [--no-controls]
 //! ```
 //! A task is named `ROW/USER/LEVEL` or `ROW/control`; FILTER is a part of that, or
-//! several, parted by commas. `STOCKADE_BIN` names the program to test.
+//! several, parted by commas. `STOCKADE_BIN` names the program to test, and
+//! `STOCKADE_NAMES` how much is tried (see `counts.rs`).
+//!
+//! Besides the rows there are `trees-git`, `trees-cargo` and `trees-npm`, in which
+//! several processes of two runs play at random, and `races`.
 #![allow(missing_docs, reason = "a test binary has no users")]
 #![allow(clippy::disallowed_methods, reason = "starting programs without a sandbox is what controls are")]
 
+mod board;
+mod counts;
 mod oracle;
+mod races;
 mod row;
 mod rows_git;
 mod rows_held;
 mod rows_linked;
 mod scene;
+mod trees;
 
 use std::fmt;
 use std::process::ExitCode;
@@ -26,6 +34,7 @@ use stockade_testkit::suite::{FAILED, PASSED, play};
 use stockade_testkit::{Ended, Output, User};
 use stockade_tests::Level;
 
+use crate::counts::Counts;
 use crate::row::Row;
 use crate::scene::Session;
 
@@ -40,33 +49,60 @@ fn main() -> ExitCode {
     })
 }
 
-/// One row as a user at a level, or its control.
+/// What a task does.
+#[derive(Clone, Copy)]
+enum Work {
+    Row(Row),
+    Trees(trees::Part),
+    Races,
+}
+
+/// Something played as a user at a level, or its control.
 struct Task {
-    row: Row,
+    work: Work,
     user: User,
     level: Option<Level>,
 }
 
 impl fmt::Display for Task {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.work {
+            Work::Row(row) => f.write_str(row.id)?,
+            Work::Trees(part) => write!(f, "trees-{}-{}", part.kind.word(), part.number)?,
+            Work::Races => f.write_str("races")?,
+        }
         match self.level {
-            Some(level) => write!(f, "{}/{}/{}", self.row.id, self.user.word(), level.word()),
-            None => write!(f, "{}/control", self.row.id),
+            Some(level) => write!(f, "/{}/{}", self.user.word(), level.word()),
+            None => f.write_str("/control"),
         }
     }
 }
 
-fn rows() -> Vec<Row> {
-    [rows_linked::ROWS, rows_git::ROWS, rows_held::ROWS].concat()
+impl Task {
+    /// What was planted.
+    fn play(&self, session: &Session, counts: &Counts) -> Result<Vec<String>> {
+        match self.work {
+            Work::Row(row) => row.play(session, self.user, self.level),
+            Work::Trees(part) => trees::play(session, self.user, self.level, part, counts),
+            Work::Races => races::play(session, self.user, self.level, counts),
+        }
+    }
 }
 
-fn tasks() -> Vec<Task> {
+fn tasks(counts: &Counts) -> Vec<Task> {
+    // The longest first.
+    let trees = trees::KINDS.into_iter().flat_map(|kind| trees::Part::all(kind, counts)).map(Work::Trees);
+    let rows = [rows_linked::ROWS, rows_git::ROWS, rows_held::ROWS].concat();
+    let works = trees.chain([Work::Races]).chain(rows.into_iter().map(Work::Row));
     let mut tasks = Vec::new();
-    for row in rows() {
-        tasks.push(Task { row, user: User::Ordinary, level: None });
+    for work in works {
+        // One part shows that the seeds plant.
+        if !matches!(work, Work::Trees(part) if part.number > 0) {
+            tasks.push(Task { work, user: User::Ordinary, level: None });
+        }
         for user in User::available() {
             for level in [Level::Full, Level::Restricted] {
-                tasks.push(Task { row, user, level: Some(level) });
+                tasks.push(Task { work, user, level: Some(level) });
             }
         }
     }
@@ -76,7 +112,8 @@ fn tasks() -> Vec<Task> {
 fn run(arguments: &[String]) -> Result<ExitCode> {
     let has = |flag: &str| arguments.iter().any(|a| a == flag);
     let filter = arguments.iter().find(|a| !a.starts_with('-')).cloned().unwrap_or_default();
-    let mut tasks = tasks();
+    let counts = Counts::of_environment()?;
+    let mut tasks = tasks(&counts);
     tasks.retain(|task| {
         let name = task.to_string();
         filter.split(',').any(|part| name.contains(part))
@@ -90,7 +127,7 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
     let session = Session::new()?;
     let tally = play(tasks, PARALLEL_ROWS, |task| {
         let began = Instant::now();
-        let found = task.row.play(&session, task.user, task.level)?;
+        let found = task.play(&session, &counts)?;
         Ok(judged(task, &found, began.elapsed()))
     });
     Ok(tally.report())

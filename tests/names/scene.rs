@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use stockade_testkit::{Account, Command, Ended, Output, User, run_as};
+use stockade_testkit::{Account, Command, Ended, Output, Running, User, run_as};
 use stockade_tests::Level;
 
 /// First line of every attack: it really ran.
@@ -43,7 +43,9 @@ impl Session {
         let directory = base()?.join(format!("names-{}", std::process::id()));
         open_directory(&directory)?;
         let session = Self { directory };
-        compile("acts", &session.path("acts"))?;
+        for helper in ["acts", "play", "race"] {
+            compile(helper, &session.path(helper))?;
+        }
         copy(&engine()?, &session.path("stockade"))?;
         session.make_crate()?;
         Ok(session)
@@ -114,6 +116,12 @@ impl<'a> Scene<'a> {
     /// The file that a planted program writes.
     pub fn canary(&self) -> PathBuf {
         self.path("out/canary")
+    }
+
+    /// Makes a file of the user's, of so many zeros.
+    pub fn make_zeros(&self, path: &Path, bytes: usize) -> Result<()> {
+        fs::write(path, vec![0; bytes]).with_context(|| format!("making {}", path.display()))?;
+        self.own(path)
     }
 
     fn own(&self, path: &Path) -> Result<()> {
@@ -213,6 +221,17 @@ impl<'a> Scene<'a> {
     /// Every directory of the tree, links not followed.
     pub fn directories(&self) -> Vec<PathBuf> {
         directories_of(&self.workspace())
+    }
+
+    /// Runs these commands of the user's side by side; each must end well.
+    pub fn run_together(&self, commands: &[Command]) -> Result<()> {
+        let running: Result<Vec<Running>> =
+            commands.iter().map(|command| Running::start(&self.account, command)).collect();
+        for one in running? {
+            let output = one.finish()?;
+            ensure!(output.ended == Ended::Code(0), "{:?}: {}", output.ended, output.text());
+        }
+        Ok(())
     }
 }
 
