@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use libfuzzer_sys::fuzz_target;
-use stockade_policy::{Layer, LayerText, OwnDirectories, Settings, Source, Tool, import};
+use stockade_policy::{Layer, LayerText, OwnDirectories, Scope, Settings, Source, Tool, import};
 
 fuzz_target!(|data: &[u8]| {
     let Some((first, rest)) = data.split_first() else { return };
@@ -16,7 +16,7 @@ fuzz_target!(|data: &[u8]| {
         2 => (Tool::Gemini, "a.toml"),
         _ => (Tool::Gemini, "settings.json"),
     };
-    let imported = match import(tool, &[Source { name: name.to_owned(), text: text.to_owned() }]) {
+    let imported = match import(tool, &[Source { name: name.to_owned(), text: text.to_owned(), scope: Scope::User }]) {
         Ok(imported) => imported,
         // A fault is in the text that was given, never in what it became.
         Err(error) => return assert_eq!(error.file(), Path::new(name), "{error}"),

@@ -170,7 +170,8 @@ pub struct PolicyImportArgs {
     /// Write the rules to this new file instead of standard output.
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// The tool's files, in the order it reads them.
+    /// The tool's files. Where the place of a copy does not show whose it is,
+    /// write `user=FILE`, `project=FILE`, `extension=FILE` or `admin=FILE`.
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
 }

@@ -22,6 +22,9 @@ pub struct DraftRule {
     pub present: Vec<Word>,
     /// `options.absent`.
     pub absent: Vec<Word>,
+    /// `facts.reads`, `facts.writes` and `facts.deletes`: an `allow` rule then
+    /// needs every path that the command names to lie within one of these.
+    pub paths_within: Vec<String>,
     /// `tool`.
     pub tool: Vec<String>,
     /// `arguments`.
@@ -55,6 +58,7 @@ impl DraftRule {
             glob: Vec::new(),
             present: Vec::new(),
             absent: Vec::new(),
+            paths_within: Vec::new(),
             tool: Vec::new(),
             arguments: Vec::new(),
             files: Vec::new(),
@@ -85,6 +89,9 @@ impl DraftRule {
             ("glob", texts(&self.glob)),
             ("options.present", words(&self.present)),
             ("options.absent", words(&self.absent)),
+            ("facts.reads", texts(&self.paths_within)),
+            ("facts.writes", texts(&self.paths_within)),
+            ("facts.deletes", texts(&self.paths_within)),
             ("tool", texts(&self.tool)),
         ];
         for (key, items) in lists {

@@ -57,7 +57,7 @@ pub use file::{ApproverName, Combining, ConfigFile, FileOperation, ProvenanceSec
 pub use format::format;
 pub use groups::{HostGroup, host_groups};
 pub use hosts::{HostEntry, check_breadth};
-pub use import::{Carried, Imported, Note, Source, Tool, import};
+pub use import::{Carried, Imported, Note, Scope, Source, Tool, import};
 pub use merge::LayerText;
 pub use mode::{GrantClass, ModeAnswers, mode_name};
 pub use notify::{NotifyOn, NotifySettings};

@@ -15,6 +15,8 @@ pub(crate) struct Words {
     pub inner: Vec<Vec<String>>,
     /// False where something was not understood: `commands` is not all of it.
     pub plain: bool,
+    /// True where a `&` lets a command go on behind the others.
+    pub background: bool,
     /// Every word there is, whatever its role, where a command may hide among
     /// them: in a text that is not plain, or behind a program that runs others.
     pub loose: Vec<String>,
@@ -181,17 +183,17 @@ pub(crate) fn of_argv(argv: &[Option<&str>]) -> Words {
     let hides = !plain || known.first().is_some_and(|program| is_wrapper(program));
     let loose = if hides { loose_words(&known.join(" ")) } else { Vec::new() };
     let commands = vec![known];
-    Words { inner: all_inner(&commands), commands, plain, loose }
+    Words { inner: all_inner(&commands), commands, plain, background: false, loose }
 }
 
 /// Reads a script.
 pub(crate) fn of_script(script: &[u8]) -> Words {
-    let commands = std::str::from_utf8(script).ok().and_then(plain_commands);
-    let plain = commands.is_some();
-    let commands = commands.unwrap_or_default();
+    let found = std::str::from_utf8(script).ok().and_then(plain_commands);
+    let plain = found.is_some();
+    let Plain { commands, background } = found.unwrap_or_default();
     let hides = !plain || commands.iter().any(|command| is_wrapper(&command[0]));
     let loose = if hides { loose_words(&String::from_utf8_lossy(script)) } else { Vec::new() };
-    Words { inner: all_inner(&commands), commands, plain, loose }
+    Words { inner: all_inner(&commands), commands, plain, background, loose }
 }
 
 /// Deepest nest of wrappers that is looked into.
@@ -210,7 +212,7 @@ fn push_inner(command: &[String], depth: usize, all: &mut Vec<Vec<String>>) {
         return;
     }
     if let Some(script) = shell_script(command) {
-        for command in plain_commands(script).unwrap_or_default() {
+        for command in plain_commands(script).unwrap_or_default().commands {
             push_inner(&command, depth + 1, all);
             all.push(command);
         }
@@ -314,9 +316,18 @@ pub(crate) fn is_wrapper(program: &str) -> bool {
     listed(name) || listed(bare) || ["ld-linux", "ld-musl", "ld64.so"].iter().any(|loader| name.starts_with(loader))
 }
 
+/// The simple commands of a script of plain words, and whether one of them is left
+/// to go on by itself.
+#[derive(Default)]
+struct Plain {
+    commands: Vec<Vec<String>>,
+    background: bool,
+}
+
 /// The simple commands of a script of plain words, or `None`.
-fn plain_commands(text: &str) -> Option<Vec<Vec<String>>> {
+fn plain_commands(text: &str) -> Option<Plain> {
     let mut commands = Vec::new();
+    let mut background = false;
     let mut command: Vec<String> = Vec::new();
     let mut characters = text.chars().peekable();
     while let Some(&c) = characters.peek() {
@@ -328,6 +339,8 @@ fn plain_commands(text: &str) -> Option<Vec<Vec<String>>> {
                 characters.next();
                 if matches!(c, '&' | '|') && characters.peek() == Some(&c) {
                     characters.next();
+                } else if c == '&' {
+                    background = true;
                 }
                 finish(&mut command, &mut commands)?;
             }
@@ -335,7 +348,7 @@ fn plain_commands(text: &str) -> Option<Vec<Vec<String>>> {
         }
     }
     finish(&mut command, &mut commands)?;
-    Some(commands)
+    Some(Plain { commands, background })
 }
 
 fn finish(command: &mut Vec<String>, commands: &mut Vec<Vec<String>>) -> Option<()> {

@@ -5,6 +5,10 @@
 
 #![allow(clippy::unwrap_used, reason = "what cannot be had fails the test")]
 
+#[path = "import/attacks.rs"]
+mod attacks;
+#[path = "import/ours.rs"]
+mod ours;
 #[path = "import/probes.rs"]
 mod probes;
 #[path = "import/reference_claude.rs"]
@@ -14,15 +18,14 @@ mod reference_codex;
 #[path = "import/reference_gemini.rs"]
 mod reference_gemini;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use probes::{HOME, Probe, WORKSPACE, probes};
-use stockade_model::{ApprovalMode, Assessment, Command, Level, RawText, Request, SandboxPreference, Tier, Verdict};
-use stockade_policy::{
-    Act, Carried, Circumstances, Imported, Layer, LayerText, OwnDirectories, Settings, Source, Stage, Tool, decide,
-    decide_act, import,
-};
+use ours::{ours, settings_of, source};
+use probes::{Probe, probes};
+use stockade_model::Verdict;
+use stockade_policy::{Carried, Scope, Source, Tool, import};
 
 /// What the other tool decides of a configuration; no rule means that it asks.
 type Reference = fn(&str) -> Box<dyn Fn(&Probe) -> Verdict>;
@@ -41,67 +44,14 @@ fn configurations(name: &str) -> Vec<(String, String)> {
     found
 }
 
-fn settings_of(imported: &Imported) -> Settings {
-    let layer = LayerText { layer: Layer::User, path: "/imported.toml".into(), source: imported.to_toml() };
-    Settings::from_layers(Path::new(HOME), OwnDirectories::default(), &[layer])
-        .unwrap_or_else(|error| panic!("{error}\n{}", imported.to_toml()))
-}
-
-/// What the rules say, with everything else out of the way: a text that is
-/// neither plainly safe nor harmful, a mode that asks, a workspace that may be
-/// written.
-fn ours(settings: &Settings, probe: &Probe) -> Verdict {
-    let workspace = Path::new(WORKSPACE);
-    let stage = Stage {
-        cwd: workspace,
-        workspace,
-        session: None,
-        profile: "workspace",
-        approval_mode: ApprovalMode::Untrusted,
-    };
-    let around = Circumstances::default();
-    let act = |act| {
-        let ruling = decide_act(settings, act, &stage, &around);
-        // Powers that the profile has are no word of a rule.
-        let by_profile = ruling.decision.verdict == Verdict::Allow && ruling.decision.rule.starts_with("profile ");
-        if by_profile { Verdict::Ask } else { ruling.decision.verdict }
-    };
-    match probe {
-        Probe::Command(script) => {
-            let request = Request {
-                id: "req_00000000000000000000000000".parse().unwrap(),
-                session: None,
-                command: Command::Script(RawText::from(*script)),
-                cwd: WORKSPACE.into(),
-                workspace: WORKSPACE.into(),
-                environment: Default::default(),
-                profile: "workspace".into(),
-                grants: Vec::new(),
-                level: Level::Full,
-                approval_mode: ApprovalMode::Untrusted,
-                sandbox: SandboxPreference::Auto,
-                timeout_ms: None,
-                limits: Default::default(),
-                caller_approval: None,
-            };
-            let assessment = Assessment { tier: Tier::Ask, findings: Vec::new(), capabilities: Vec::new() };
-            decide(settings, &request, &assessment, true).verdict
-        }
-        Probe::Tool(name, arguments) => {
-            let arguments = serde_json::from_str(arguments).unwrap();
-            act(Act::Tool { name, arguments: &arguments })
-        }
-        Probe::File(operation, path) => act(Act::File { path: Path::new(path), operation: *operation }),
-        Probe::Host(host, port) => act(Act::Network { host: &host.parse().unwrap(), port: Some(*port) }),
-    }
-}
-
 /// Where ours is stricter by design, whatever was imported.
 fn stricter_by_design(probe: &Probe) -> bool {
     match probe {
         // Not plain to every shell, or a program by its path, or behind another.
         Probe::Command(script) => {
             script.contains(['$', '`', '>', '<', '*', '(', '{', '\\', '#', '!', '='])
+                // What goes on in the background is not covered by a rule.
+                || script.contains(" & ")
                 || script.starts_with(['/', '.'])
                 || script.split_whitespace().next().is_some_and(|program| {
                     ["timeout", "nice", "nohup", "time", "stdbuf", "xargs", "sudo", "env", "bash", "sh"]
@@ -114,12 +64,14 @@ fn stricter_by_design(probe: &Probe) -> bool {
 
 /// Where others compare text, we compare words: quotes are no difference.
 fn same_words(probe: &Probe) -> Option<Probe> {
-    match probe {
-        Probe::Command("git \"status\"") => Some(Probe::Command("git status")),
-        Probe::Command("g'i't push") => Some(Probe::Command("git push")),
-        Probe::Command("git commit -m wip") => Some(Probe::Command("git commit -m \"wip\"")),
-        _ => None,
-    }
+    let Probe::Command(script) = probe else { return None };
+    let same = match script.as_ref() {
+        "git \"status\"" => "git status",
+        "g'i't push" => "git push",
+        "git commit -m wip" => "git commit -m \"wip\"",
+        _ => return None,
+    };
+    Some(Probe::Command(same.into()))
 }
 
 /// A `deny` that may be held by text that is not plain asks, and only a person
@@ -140,9 +92,12 @@ fn compare(tool: Tool, name: &str, reference: Reference) -> Tally {
     let found = configurations(name);
     assert!(found.len() >= 20, "{name}: {} configurations", found.len());
     for (file, text) in found {
-        let source = Source { name: file.clone(), text: text.clone() };
+        let source = source(tool, &file, &text);
         let imported = import(tool, &[source]).unwrap_or_else(|error| panic!("{name}/{file}: {error}"));
-        let settings = settings_of(&imported);
+        // What no rule speaks of is asked about, whatever mode is imported.
+        let mut asking = imported.clone();
+        asking.settings.retain(|key, value| key != "approval_mode" || value == "\"never\"");
+        let settings = settings_of(&asking);
         let theirs_of = reference(&text);
         let has = |carried: Carried| imported.notes.iter().any(|note| note.carried == carried);
         let mut spoken = 0;
@@ -198,8 +153,8 @@ fn gemini() {
 fn what_is_said() {
     let mut text = String::new();
     for (tool, name) in [(Tool::Codex, "codex"), (Tool::Claude, "claude"), (Tool::Gemini, "gemini")] {
-        for (file, source) in configurations(name) {
-            let imported = import(tool, &[Source { name: format!("{name}/{file}"), text: source }]).unwrap();
+        for (file, text_of_file) in configurations(name) {
+            let imported = import(tool, &[source(tool, &format!("{name}/{file}"), &text_of_file)]).unwrap();
             for note in &imported.notes {
                 text.push_str(&format!("{note}\n"));
             }
@@ -212,7 +167,7 @@ fn what_is_said() {
 fn one_import_of_each() {
     let one = |tool, file: &str| {
         let text = fs::read_to_string(directory(file)).unwrap();
-        import(tool, &[Source { name: file.to_owned(), text }]).unwrap().to_toml()
+        import(tool, &[source(tool, file, &text)]).unwrap().to_toml()
     };
     insta::assert_snapshot!("codex", one(Tool::Codex, "codex/03-git-careful.rules"));
     insta::assert_snapshot!("claude", one(Tool::Claude, "claude/11-sandbox.json"));
@@ -301,7 +256,7 @@ fn wrong_input_is_refused_at_its_line() {
     ];
     let mut wrong = String::new();
     for (tool, text, expected) in cases {
-        let sources = [Source { name: "x".into(), text: (*text).to_owned() }];
+        let sources = [source(*tool, "x", text)];
         match import(*tool, &sources) {
             Ok(imported) => wrong.push_str(&format!("{text:?}: imported\n{}\n", imported.to_toml())),
             Err(error) if error.to_string().starts_with(expected) => {}
@@ -316,13 +271,62 @@ fn wrong_input_is_refused_at_its_line() {
 #[test]
 fn a_rule_that_cannot_be_said_is_left_out_and_told() {
     let text = "{\n\"excludeTools\": [\"run\\u007fshell(rm)\", \"write_file\"]\n}\n";
-    let source = Source { name: "settings.json".into(), text: text.to_owned() };
+    let source = source(Tool::Gemini, "settings.json", text);
     let imported = import(Tool::Gemini, &[source]).unwrap();
     settings_of(&imported);
-    assert_eq!(imported.rules.len(), 1, "{}", imported.to_toml());
-    let note = imported.notes.iter().find(|note| note.carried == Carried::Weaker).unwrap();
+    // What it would refuse is asked about, with all of its kind.
+    let first = &imported.rules[0];
+    assert_eq!((first.tool.as_slice(), first.effect), (&["*".to_owned()][..], Verdict::Ask), "{}", imported.to_toml());
+    let note = imported.notes.iter().find(|note| note.why.contains("control")).unwrap();
+    assert_eq!(note.carried, Carried::Stricter, "{note}");
     assert_eq!((note.source.as_str(), note.place.line), ("settings.json", 2), "{note}");
     assert!(note.why.contains("control"), "{note}");
+}
+
+/// Rows of the table of attacks, each by the answer of the tool itself: an import
+/// allows nothing that the tool does not allow, and what it refuses is refused or
+/// asked about.
+#[test]
+fn an_import_never_allows_more_than_the_original() {
+    let mut rows = BTreeMap::new();
+    let (mut allowed, mut wrong) = (0, String::new());
+    for case in attacks::cases() {
+        let imported = import(case.tool, &case.sources).unwrap_or_else(|error| panic!("{}: {error}", case.why));
+        let settings = settings_of(&imported);
+        for act in &case.acts {
+            let own = ours(&settings, &act.probe);
+            *rows.entry(format!("{:?}", case.tool)).or_insert(0) += 1;
+            allowed += usize::from(own == Verdict::Allow);
+            if own < act.theirs.min(Verdict::Ask) {
+                wrong.push_str(&format!(
+                    "{:?}: {}: `{}`: theirs {:?}, ours {own:?}\n",
+                    case.tool, case.why, act.text, act.theirs
+                ));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+    assert!(rows.len() == 3 && rows.values().all(|count| *count >= 15), "{rows:?}");
+    // Control: the imports are no empty files.
+    assert!(allowed >= 20, "{allowed} rows are allowed");
+}
+
+/// Files whose tier decides which rule counts are not imported without it.
+#[test]
+fn files_of_unknown_tiers_are_refused() {
+    let rule = "[[rule]]\ntoolName = \"x\"\ndecision = \"allow\"\npriority = 1\n";
+    let file = |name: &str, text: &str, scope| Source { name: name.to_owned(), text: text.to_owned(), scope };
+    let read = |sources: &[Source]| import(Tool::Gemini, sources).map(|imported| imported.rules.len());
+    assert_eq!(read(&[file("a/x.toml", rule, Scope::Unknown), file("a/y.toml", rule, Scope::Unknown)]).ok(), Some(2));
+    assert_eq!(read(&[file("a/x.toml", rule, Scope::User), file("b/y.toml", rule, Scope::Admin)]).ok(), Some(2));
+    for sources in [
+        [file("a/x.toml", rule, Scope::Unknown), file("b/y.toml", rule, Scope::Unknown)],
+        [file("a/x.toml", rule, Scope::Unknown), file("a/y.toml", rule, Scope::Admin)],
+        [file("a/x.toml", rule, Scope::Unknown), file("a/settings.json", "{}", Scope::Unknown)],
+    ] {
+        let error = read(&sources).unwrap_err().to_string();
+        assert!(error.contains("a/x.toml: the tier of this file is not known"), "{error}");
+    }
 }
 
 mod any_text {
@@ -341,7 +345,7 @@ mod any_text {
             middle in "[A-Za-z(){}*:./ $|&;\"'\\\\-]{0,40}",
         ) {
             for tool in [Tool::Codex, Tool::Claude, Tool::Gemini] {
-                let _ = import(tool, &[Source { name: "x".into(), text: text.clone() }]);
+                let _ = import(tool, &[source(tool, "x", &text)]);
             }
             let quoted = serde_json::to_string(&middle).unwrap();
             let texts = [
@@ -351,7 +355,7 @@ mod any_text {
                 (Tool::Gemini, format!("[[rule]]\ntoolName = \"run_shell_command\"\ncommandPrefix = {quoted}\ndecision = \"allow\"\npriority = 1")),
             ];
             for (tool, text) in texts {
-                if let Ok(imported) = import(tool, &[Source { name: "x".into(), text }]) {
+                if let Ok(imported) = import(tool, &[source(tool, "x", &text)]) {
                     let _ = settings_of(&imported);
                 }
             }

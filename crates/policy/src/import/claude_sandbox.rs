@@ -11,6 +11,9 @@ use super::{Carried, host_of_any_depth};
 use crate::draft::quoted;
 use crate::text::{ConfigPath, ProtectedName};
 
+/// Why a power of the sandbox is not carried.
+const OFF: &str = "the sandbox is not on in every file, and without it this gives nothing there";
+
 pub(super) fn carry(reader: &mut Reader<'_>, sandbox: &Spanned) -> Result<(), Fault> {
     let Some(entries) = sandbox.object() else {
         return Err(Fault { at: sandbox.at, why: format!("expected an object, found {}", sandbox.kind()) });
@@ -18,20 +21,24 @@ pub(super) fn carry(reader: &mut Reader<'_>, sandbox: &Spanned) -> Result<(), Fa
     for (key, value) in entries {
         match (key.name.as_str(), value.bool()) {
             ("enabled", Some(true)) => {
-                reader.sandboxed = true;
                 reader.imported.settings.insert("sandbox".to_owned(), quoted("require"));
             }
             ("enabled", Some(false)) => {
                 reader.note(value, "enabled: false", Carried::Stricter, "commands always run in a sandbox here");
             }
-            ("autoAllowBashIfSandboxed", Some(false)) => {
-                reader.imported.settings.entry("approval_mode".to_owned()).or_insert_with(|| quoted("untrusted"));
-            }
-            ("autoAllowBashIfSandboxed", Some(true)) => {
-                reader.imported.settings.entry("approval_mode".to_owned()).or_insert_with(|| quoted("on-failure"));
+            ("autoAllowBashIfSandboxed", Some(false)) => {}
+            // All files together decide: see `claude::set_mode`.
+            ("autoAllowBashIfSandboxed", Some(true)) if reader.context.auto_allows => {}
+            ("autoAllowBashIfSandboxed", _) => {
+                reader.note(
+                    value,
+                    &key.name,
+                    Carried::Left,
+                    "the sandbox is not on in every file: commands are asked about",
+                );
             }
             ("failIfUnavailable" | "ignoreViolations" | "enableWeakerNestedSandbox", _) => {
-                reader.note(value, &key.name, Carried::Left, "without a sandbox nothing runs here");
+                reader.note(value, &key.name, Carried::Needless, "without a sandbox nothing runs here");
             }
             ("allowUnsandboxedCommands", Some(false)) => {}
             ("allowUnsandboxedCommands", _) => {
@@ -77,7 +84,7 @@ fn filesystem(reader: &mut Reader<'_>, value: &Spanned) -> Result<(), Fault> {
             if key.name == "disabled" && list.bool() == Some(true) {
                 reader.note(list, "disabled: true", Carried::Stricter, "the filesystem is always restricted here");
             } else if list.bool() != Some(false) {
-                reader.note(list, &key.name, Carried::Left, "put the rules into `/etc/stockade/managed.toml`");
+                reader.note(list, &key.name, Carried::Needless, "put the rules into `/etc/stockade/managed.toml`");
             }
             continue;
         }
@@ -89,10 +96,17 @@ fn filesystem(reader: &mut Reader<'_>, value: &Spanned) -> Result<(), Fault> {
                 reader.note(item, text, carried, "a path with a pattern has no form in a profile");
                 continue;
             };
+            if key.name.starts_with("allow") && !reader.context.sandboxed {
+                reader.note(item, text, Carried::Left, OFF);
+                continue;
+            }
             match key.name.as_str() {
                 "allowWrite" => reader.imported.add_to_profile("write", path.to_string()),
                 "denyRead" => reader.imported.add_to_profile("hide", path.to_string()),
                 "allowRead" if path == ConfigPath::Workspace(Default::default()) => {}
+                "allowRead" if !reader.may_reveal => {
+                    reader.note(item, text, Carried::Left, "another file reveals only what it reveals itself");
+                }
                 "allowRead" => reader.imported.add_to_profile("reveal", path.to_string()),
                 _ => deny_write(reader, item, &path),
             }
@@ -129,17 +143,12 @@ fn network(reader: &mut Reader<'_>, value: &Spanned) -> Result<(), Fault> {
             "deniedDomains" => hosts(reader, list, "egress.deny", Verdict::Deny)?,
             "allowUnixSockets" => {
                 for item in texts(list)? {
-                    match path(item.text().unwrap_or_default()) {
-                        Some(path) => reader.imported.add_to_profile("sockets", path.to_string()),
-                        None => {
-                            let shown = item.text().unwrap_or_default();
-                            reader.note(item, shown, Carried::Left, "a socket is named by its path");
-                        }
-                    }
+                    let why = "on Linux it allows nothing there: a socket is granted as `socket PATH`";
+                    reader.note(item, item.text().unwrap_or_default(), Carried::Left, why);
                 }
             }
             "allowManagedDomainsOnly" | "strictAllowlist" => {
-                reader.note(list, &key.name, Carried::Left, "hosts that no rule allows are never reached unasked");
+                reader.note(list, &key.name, Carried::Needless, "hosts that no rule allows are never reached unasked");
             }
             "allowAllUnixSockets" | "allowLocalBinding" | "httpProxyPort" | "socksProxyPort" => {
                 if list.bool() != Some(false) {
@@ -155,6 +164,11 @@ fn network(reader: &mut Reader<'_>, value: &Spanned) -> Result<(), Fault> {
 fn hosts(reader: &mut Reader<'_>, list: &Spanned, key: &str, effect: Verdict) -> Result<(), Fault> {
     for item in texts(list)? {
         let text = item.text().unwrap_or_default();
+        if effect == Verdict::Allow && !(reader.context.sandboxed && reader.may_allow_hosts) {
+            let why = if reader.may_allow_hosts { OFF } else { "another file allows only hosts that it allows itself" };
+            reader.note(item, text, Carried::Left, why);
+            continue;
+        }
         match host_of_any_depth(text, effect) {
             Ok(pattern) => reader.imported.add_to_profile(key, pattern.to_string()),
             Err(why) => {

@@ -146,7 +146,20 @@ fn prefix_rule(
     let unusual = |word: &String| word.is_empty() || word.chars().any(char::is_control);
     if pattern.len() > 32 || pattern.iter().any(|word| word.alternatives().iter().any(unusual)) {
         let why = "a rule here has at most 32 words, none of them empty or with controls";
-        imported.notes.push(entry.dropped(effect, why));
+        if effect == Verdict::Allow {
+            imported.notes.push(entry.note(Carried::Left, why));
+            return Ok(());
+        }
+        // The words before it are fewer, and mean more.
+        let plain = pattern.iter().take(32).take_while(|word| !word.alternatives().iter().any(unusual));
+        rule.prefix = plain.cloned().collect();
+        if rule.prefix.is_empty() {
+            rule.glob = vec!["*".to_owned()];
+        }
+        rule.effect = Verdict::Ask;
+        (rule.matches, rule.not_match) = (Vec::new(), Vec::new());
+        imported.notes.push(entry.note(Carried::Stricter, format!("{why}: what starts like it is asked about")));
+        imported.push(rule);
         return Ok(());
     }
     if effect != Verdict::Allow && pattern[0].alternatives().iter().any(|program| program.contains('/')) {

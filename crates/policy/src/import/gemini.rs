@@ -5,47 +5,133 @@
 //! is taken apart and the strictest of its parts counts. That is our
 //! `first-applicable` over rules in order of priority.
 
+use std::cmp::Reverse;
 use std::path::Path;
 
 use stockade_model::Verdict;
 
-use super::json::Fault;
-use super::regex::globs_of;
-use super::{Carried, Entry, Imported, Source, fault, gemini_settings, plain_words};
+use super::gemini_rules::{Conditions, Made};
+use super::json::{self, Fault};
+use super::{Carried, Entry, Imported, Note, Scope, Source, fault, gemini_settings};
 use crate::draft::DraftRule;
 use crate::error::{ConfigError, Place};
-use crate::file::{Combining, ProvenanceSection};
+use crate::file::Combining;
 use crate::parse::{Places, parse};
-use crate::pattern::Word;
+
+/// The priority of rules that a person made by "always allow".
+const ALWAYS_ALLOW: i64 = 950;
 
 /// The one tool that runs commands.
 pub(super) const SHELL_TOOLS: [&str; 2] = ["run_shell_command", "ShellTool"];
 
-/// A rule with the priority it has there, in thousandths within the tier.
+/// A rule with the priority it has there over all tiers, in thousandths.
 pub(super) struct Ranked {
     pub priority: i64,
+    pub effect: Verdict,
     pub drafts: Vec<DraftRule>,
 }
 
 pub(super) fn import(sources: &[Source]) -> Result<Imported, ConfigError> {
+    check_tiers(sources)?;
+    let context = Context::of(sources)?;
     let mut imported = Imported::default();
     let mut ranked: Vec<Ranked> = Vec::new();
     for source in sources {
         if is_json(&source.text) {
-            ranked.extend(gemini_settings::rules(source, &mut imported)?);
+            ranked.extend(gemini_settings::rules(source, &context, &mut imported)?);
         } else {
-            ranked.extend(policies(source, &mut imported)?);
+            ranked.extend(policies(source, &context, &mut imported)?);
         }
     }
-    // Equal priorities stay in the order they were read.
-    ranked.sort_by_key(|rule| std::cmp::Reverse(rule.priority));
-    for draft in ranked.into_iter().flat_map(|rule| rule.drafts) {
-        imported.push(draft);
+    // Among equals the order of files decides there, which no file says: the
+    // strictest comes first.
+    ranked.sort_by_key(|rule| (Reverse(rule.priority), Reverse(rule.effect)));
+    if sources.iter().any(|source| is_json(&source.text)) {
+        // What no rule speaks of is asked about there in every mode of settings.
+        imported.settings.insert("approval_mode".to_owned(), crate::draft::quoted("untrusted"));
     }
+    if context.plans {
+        imported.settings.insert("profile".to_owned(), crate::draft::quoted("read-only"));
+    }
+    for draft in ranked.into_iter().flat_map(|rule| rule.drafts) {
+        if draft.effect != Verdict::Allow || context.hook.is_none() {
+            imported.push(draft);
+        }
+    }
+    imported.notes.extend(context.hook);
     if !imported.rules.is_empty() {
         imported.combine_by(Combining::FirstApplicable);
     }
     Ok(imported)
+}
+
+/// What the settings say that changes what all rules mean.
+#[derive(Debug, Default)]
+pub(super) struct Context {
+    /// Sessions start in the mode `plan`.
+    pub plans: bool,
+    /// Rules that a person made by "always allow" do not count.
+    pub no_always_allow: bool,
+    /// The hook that may refuse a call before it is allowed.
+    hook: Option<Note>,
+}
+
+impl Context {
+    fn of(sources: &[Source]) -> Result<Self, ConfigError> {
+        let mut context = Self::default();
+        for source in sources.iter().filter(|source| is_json(&source.text)) {
+            let settings = json::read(&source.text, true).map_err(|wrong| fault(source, wrong))?;
+            let at = |group: &str, key: &str| settings.get(group).and_then(|group| group.get(key)).cloned();
+            context.plans |= at("general", "defaultApprovalMode").is_some_and(|mode| mode.text() == Some("plan"));
+            context.no_always_allow |=
+                at("security", "disableAlwaysAllow").is_some_and(|value| value.bool() == Some(true));
+            if let Some(hooks) = at("hooks", "BeforeTool").filter(|hooks| hooks.list() != Some(&[])) {
+                let why = "a hook may refuse any call there, and hooks have no form here: nothing is allowed";
+                let entry = Entry::new(&source.name, hooks.at, "hooks.BeforeTool");
+                context.hook = Some(entry.note(Carried::Weaker, why));
+            }
+        }
+        Ok(context)
+    }
+
+    /// The mode that sessions start in.
+    fn mode(&self) -> &'static str {
+        if self.plans { "plan" } else { "default" }
+    }
+}
+
+/// Thousandths from one tier to the next.
+const TIER: i64 = 1000;
+
+/// What a tier adds to a priority. A file alone may be of any: its rules are
+/// compared with each other only.
+pub(super) fn tier(scope: Scope) -> i64 {
+    match scope {
+        Scope::Extension => 2 * TIER,
+        Scope::Project => 3 * TIER,
+        Scope::User | Scope::Unknown => 4 * TIER,
+        Scope::Admin => 5 * TIER,
+    }
+}
+
+/// A rule of a higher tier outweighs one of a lower tier, whatever their
+/// priorities. Where files may be of several, each must be known.
+fn check_tiers(sources: &[Source]) -> Result<(), ConfigError> {
+    let directory = |source: &Source| Path::new(&source.name).parent().map(Path::to_owned);
+    let unknown: Vec<&Source> =
+        sources.iter().filter(|source| source.scope == Scope::Unknown && !is_json(&source.text)).collect();
+    let Some(first) = unknown.first() else { return Ok(()) };
+    let alone = sources.len() == unknown.len() && unknown.iter().all(|source| directory(source) == directory(first));
+    if alone {
+        return Ok(());
+    }
+    let names: Vec<&str> = Scope::NAMED.iter().map(|(name, _)| *name).collect();
+    let why = "the tier of this file is not known, and it decides which of the rules counts".to_owned();
+    Err(ConfigError::new(Path::new(&first.name), None, why).hint(format!(
+        "write it as `TIER={}`, where TIER is {}",
+        first.name,
+        names.join(", ")
+    )))
 }
 
 /// Settings start with a brace or a comment of JSON.
@@ -54,7 +140,7 @@ fn is_json(text: &str) -> bool {
     text.starts_with('{') || text.starts_with("//") || text.starts_with("/*")
 }
 
-fn policies(source: &Source, imported: &mut Imported) -> Result<Vec<Ranked>, ConfigError> {
+fn policies(source: &Source, context: &Context, imported: &mut Imported) -> Result<Vec<Ranked>, ConfigError> {
     let (table, places) = parse::<toml::Table>(Path::new(&source.name), &source.text)?;
     let mut ranked = Vec::new();
     for (key, value) in &table {
@@ -62,18 +148,24 @@ fn policies(source: &Source, imported: &mut Imported) -> Result<Vec<Ranked>, Con
         match (key.as_str(), value) {
             ("rule", toml::Value::Array(rules)) => {
                 for (i, rule) in rules.iter().enumerate() {
-                    let reader = Reader { source, places: &places, key: format!("rule[{i}]"), value: rule };
+                    let reader = Reader { source, context, places: &places, key: format!("rule[{i}]"), value: rule };
                     ranked.extend(reader.rule(imported).map_err(|wrong| fault(source, wrong))?);
                 }
             }
             ("rule", _) => return Err(fault(source, Fault { at, why: "`rule` is a list of tables".to_owned() })),
+            ("safety_checker", toml::Value::Array(checkers)) => {
+                for (i, checker) in checkers.iter().enumerate() {
+                    let key = format!("safety_checker[{i}]");
+                    let reader = Reader { source, context, places: &places, key, value: checker };
+                    ranked.push(reader.checker(imported).map_err(|wrong| fault(source, wrong))?);
+                }
+            }
             ("safety_checker", _) => {
-                let entry = Entry::new(&source.name, at, "[[safety_checker]]");
-                imported.notes.push(entry.note(Carried::Weaker, "checks that run programs have no form here"));
+                return Err(fault(source, Fault { at, why: "`safety_checker` is a list of tables".to_owned() }));
             }
             (other, _) => {
                 let entry = Entry::new(&source.name, at, other);
-                imported.notes.push(entry.note(Carried::Left, "the key is not known there either"));
+                imported.notes.push(entry.note(Carried::Needless, "the key is not known there either"));
             }
         }
     }
@@ -100,6 +192,7 @@ const KEYS: &[&str] = &[
 
 struct Reader<'a> {
     source: &'a Source,
+    context: &'a Context,
     places: &'a Places,
     key: String,
     value: &'a toml::Value,
@@ -163,14 +256,22 @@ impl Reader<'_> {
         let entry = Entry::new(&self.source.name, self.place(""), &self.shown(&tools, effect));
         for key in table.keys().filter(|key| !KEYS.contains(&key.as_str())) {
             let at = Entry::new(&self.source.name, self.place(key), key);
-            imported.notes.push(at.note(Carried::Left, "the key is not known there either"));
+            imported.notes.push(at.note(Carried::Needless, "the key is not known there either"));
         }
         if !self.is_active(&entry, imported)? {
+            return Ok(None);
+        }
+        if effect == Verdict::Allow && !self.counts(priority, &entry, imported) {
             return Ok(None);
         }
         let mut rule = Made { entry, effect, justification: self.justification()?, drafts: Vec::new(), lost: false };
         let conditions = self.conditions(&tools, &mut rule, imported)?;
         for tool in &tools {
+            if effect == Verdict::Allow && tool == SHELL_TOOLS[1] && server.is_none() {
+                // Settings know the old name, policies do not.
+                imported.notes.push(rule.entry.note(Carried::Left, "no tool has this name there"));
+                continue;
+            }
             rule.add(tool, server, &conditions, imported);
         }
         if self.value.get("allowRedirection").or(self.value.get("allow_redirection")).and_then(toml::Value::as_bool)
@@ -179,7 +280,40 @@ impl Reader<'_> {
             let why = "a command that redirects is asked about here, whatever a rule allows";
             imported.notes.push(rule.entry.note(Carried::Stricter, why));
         }
-        Ok(Some(Ranked { priority, drafts: rule.drafts }))
+        Ok(Some(Ranked { priority: tier(self.source.scope) + priority, effect: rule.effect, drafts: rule.drafts }))
+    }
+
+    /// Whether an `allow` counts at its place.
+    fn counts(&self, priority: i64, entry: &Entry<'_>, imported: &mut Imported) -> bool {
+        let why = match self.source.scope {
+            Scope::Extension => "an extension allows nothing there",
+            Scope::Project => "policies of a project are not read there",
+            _ if self.context.no_always_allow && priority == ALWAYS_ALLOW => {
+                "rules of \"always allow\" are switched off there (`security.disableAlwaysAllow`)"
+            }
+            _ => return true,
+        };
+        imported.notes.push(entry.note(Carried::Left, why));
+        false
+    }
+
+    /// A program that looks at calls may refuse what a rule allows: they are
+    /// asked about, whatever the priority.
+    fn checker(&self, imported: &mut Imported) -> Result<Ranked, Fault> {
+        let mut tools: Vec<String> = self.texts("toolName")?.into_iter().map(str::to_owned).collect();
+        let server = self.text("mcpName")?;
+        if tools.is_empty() {
+            tools.push("*".to_owned());
+        }
+        let entry = Entry::new(&self.source.name, self.place(""), "[[safety_checker]]");
+        let why = "checks that run programs have no form here: what they look at is asked about";
+        imported.notes.push(entry.note(Carried::Stricter, why));
+        let justification = format!("imported from {}:{}", self.source.name, self.place("").line);
+        let mut rule = Made { entry, effect: Verdict::Ask, justification, drafts: Vec::new(), lost: false };
+        for tool in &tools {
+            rule.add(tool, server, &Conditions::None, imported);
+        }
+        Ok(Ranked { priority: i64::MAX, effect: Verdict::Ask, drafts: rule.drafts })
     }
 
     fn shown(&self, tools: &[String], effect: Verdict) -> String {
@@ -195,11 +329,11 @@ impl Reader<'_> {
         Ok(message.filter(|message| !message.is_empty()).map_or_else(origin, str::to_owned))
     }
 
-    /// Whether the rule speaks in the mode `default` with somebody there.
+    /// Whether the rule speaks in the mode that sessions start in, with a person there.
     fn is_active(&self, entry: &Entry<'_>, imported: &mut Imported) -> Result<bool, Fault> {
         let modes = self.texts("modes")?;
-        if !modes.is_empty() && !modes.contains(&"default") {
-            let why = "it speaks in other modes than `default` only";
+        if !modes.is_empty() && !modes.contains(&self.context.mode()) {
+            let why = format!("it speaks in other modes than `{}` only", self.context.mode());
             imported.notes.push(entry.note(Carried::Left, why));
             return Ok(false);
         }
@@ -243,164 +377,4 @@ impl Reader<'_> {
             Conditions::None
         })
     }
-}
-
-#[derive(Clone, Debug)]
-pub(super) enum Conditions {
-    None,
-    Prefixes(Vec<String>),
-    Regex(String),
-    Arguments(String),
-}
-
-/// A rule that is being carried.
-pub(super) struct Made<'a> {
-    pub entry: Entry<'a>,
-    pub effect: Verdict,
-    pub justification: String,
-    pub drafts: Vec<DraftRule>,
-    /// True where a condition was lost that an `allow` cannot do without.
-    pub lost: bool,
-}
-
-impl Made<'_> {
-    /// A condition that has no form here.
-    fn cannot_say(&mut self, why: &str, imported: &mut Imported) {
-        if self.effect == Verdict::Allow {
-            // Never carried: nothing is allowed that was not.
-            imported.notes.push(self.entry.note(Carried::Left, why));
-            self.lost = true;
-        } else {
-            let why = format!("{why}; it asks without it");
-            imported.notes.push(self.entry.note(Carried::Stricter, why));
-            self.effect = Verdict::Ask;
-        }
-    }
-
-    fn draft(&self) -> DraftRule {
-        let mut draft = DraftRule::new(self.effect, self.justification.clone());
-        let by = format!("imported from gemini, {}", self.entry.origin());
-        draft.provenance = Some(ProvenanceSection { by, at: None, request: None });
-        draft
-    }
-
-    pub(super) fn add(&mut self, tool: &str, server: Option<&str>, conditions: &Conditions, imported: &mut Imported) {
-        if self.lost {
-            return;
-        }
-        let is_shell = server.is_none() && SHELL_TOOLS.contains(&tool);
-        let name = match server {
-            None => tool.to_owned(),
-            Some("*") if tool == "*" => "mcp_*".to_owned(),
-            Some(server) => format!("mcp_{server}_{tool}"),
-        };
-        if is_shell {
-            return self.add_command(conditions, imported);
-        }
-        let mut draft = self.draft();
-        draft.tool = vec![name.clone()];
-        if let Conditions::Arguments(pattern) = conditions {
-            match argument_of(pattern) {
-                Ok((key, globs)) if self.effect != Verdict::Allow || !globs.broader => {
-                    if globs.broader {
-                        imported
-                            .notes
-                            .push(self.entry.note(Carried::Stricter, "the expression is carried more broadly"));
-                    }
-                    draft.arguments = vec![(key, globs.globs)];
-                }
-                Ok(_) => return self.cannot_say("the expression says more than a pattern with `*` can", imported),
-                Err(why) => {
-                    self.cannot_say(&format!("the expression over the arguments: {why}"), imported);
-                    if self.lost {
-                        return;
-                    }
-                    draft.effect = self.effect;
-                }
-            }
-        }
-        self.drafts.push(draft);
-        // Every tool is also the one that runs commands.
-        if name == "*" {
-            let arguments = matches!(conditions, Conditions::Arguments(_));
-            if !(arguments && self.effect == Verdict::Allow) {
-                let mut every = self.draft();
-                every.glob = vec!["*".to_owned()];
-                self.drafts.push(every);
-            }
-        }
-    }
-
-    fn add_command(&mut self, conditions: &Conditions, imported: &mut Imported) {
-        let mut draft = self.draft();
-        match conditions {
-            Conditions::None => draft.glob = vec!["*".to_owned()],
-            Conditions::Prefixes(prefixes) => {
-                for prefix in prefixes {
-                    self.add_prefix(prefix, imported);
-                }
-                return;
-            }
-            Conditions::Regex(regex) => return self.add_regex(regex, imported),
-            Conditions::Arguments(pattern) => match pattern.strip_prefix("\"command\":\"") {
-                Some(regex) => return self.add_regex(regex, imported),
-                None => {
-                    self.cannot_say("the expression does not start at the command", imported);
-                    if self.lost {
-                        return;
-                    }
-                    draft.effect = self.effect;
-                    draft.glob = vec!["*".to_owned()];
-                }
-            },
-        }
-        self.drafts.push(draft);
-    }
-
-    fn add_prefix(&mut self, prefix: &str, imported: &mut Imported) {
-        let mut draft = self.draft();
-        match plain_words(prefix) {
-            Some(words) if self.effect != Verdict::Allow || words.join(" ") == prefix => {
-                draft.prefix = words.into_iter().map(Word::one).collect();
-                self.drafts.push(draft);
-            }
-            _ => {
-                let why = format!("`{prefix}` is not a list of plain words");
-                imported.notes.push(self.entry.dropped(self.effect, why));
-            }
-        }
-    }
-
-    fn add_regex(&mut self, regex: &str, imported: &mut Imported) {
-        match globs_of(regex) {
-            Ok(globs) if self.effect == Verdict::Allow && globs.broader => {
-                let why = "the expression says more than a pattern with `*` can";
-                imported.notes.push(self.entry.note(Carried::Left, why));
-            }
-            Ok(globs) => {
-                if globs.broader {
-                    imported.notes.push(self.entry.note(Carried::Stricter, "the expression is carried more broadly"));
-                }
-                let mut draft = self.draft();
-                draft.glob = globs.globs;
-                self.drafts.push(draft);
-            }
-            Err(why) => {
-                let never = why.contains("never matches");
-                let carried = if self.effect == Verdict::Allow || never { Carried::Left } else { Carried::Weaker };
-                imported.notes.push(self.entry.note(carried, format!("the expression: {why}")));
-            }
-        }
-    }
-}
-
-/// `"key":"expression` over the arguments, as a key and globs.
-fn argument_of(pattern: &str) -> Result<(String, super::regex::Globs), &'static str> {
-    const FORM: &str = "only `\"NAME\":\"...` has a form here";
-    let rest = pattern.strip_prefix('"').ok_or(FORM)?;
-    let (key, rest) = rest.split_once("\":\"").ok_or(FORM)?;
-    if key.is_empty() || !key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
-        return Err(FORM);
-    }
-    Ok((key.to_owned(), globs_of(rest)?))
 }

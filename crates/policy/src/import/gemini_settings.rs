@@ -5,9 +5,10 @@
 
 use stockade_model::Verdict;
 
-use super::gemini::{Conditions, Made, Ranked, SHELL_TOOLS};
+use super::gemini::{Context, Ranked, SHELL_TOOLS, tier};
+use super::gemini_rules::{Conditions, Made};
 use super::json::{self, Fault, Spanned};
-use super::{Carried, Entry, Imported, Source, fault};
+use super::{Carried, Entry, Imported, Scope, Source, fault};
 use crate::draft::quoted;
 use crate::error::ConfigError;
 
@@ -22,19 +23,20 @@ const ALLOWED_SERVERS: i64 = 100;
 /// How far below its list the rule stands that refuses the rest.
 const REST: i64 = 10;
 
-pub(super) fn rules(source: &Source, imported: &mut Imported) -> Result<Vec<Ranked>, ConfigError> {
+pub(super) fn rules(source: &Source, context: &Context, imported: &mut Imported) -> Result<Vec<Ranked>, ConfigError> {
     let settings = json::read(&source.text, true).map_err(|wrong| fault(source, wrong))?;
     if settings.object().is_none() {
         let why = format!("settings are an object, not {}", settings.kind());
         return Err(fault(source, Fault { at: settings.at, why }));
     }
-    let mut reader = Reader { source, ranked: Vec::new(), imported };
+    let mut reader = Reader { source, context, ranked: Vec::new(), imported };
     reader.settings(&settings).map_err(|wrong| fault(source, wrong))?;
     Ok(reader.ranked)
 }
 
 struct Reader<'a> {
     source: &'a Source,
+    context: &'a Context,
     ranked: Vec<Ranked>,
     imported: &'a mut Imported,
 }
@@ -79,9 +81,13 @@ impl<'a> Reader<'a> {
 
     fn push(&mut self, tool: &str, server: Option<&str>, at: &Spanned, effect: Verdict, why: &str, priority: i64) {
         let entry = self.entry(at, tool);
+        if self.context.plans && effect == Verdict::Allow && priority <= CORE_TOOLS {
+            self.imported.notes.push(entry.note(Carried::Left, "it is not allowed in the mode `plan`"));
+            return;
+        }
         let mut made = Made { entry, effect, justification: why.to_owned(), drafts: Vec::new(), lost: false };
         made.add(tool, server, &Conditions::None, self.imported);
-        self.ranked.push(Ranked { priority, drafts: made.drafts });
+        self.ranked.push(ranked(priority, made));
     }
 
     fn why(&self, at: &Spanned) -> String {
@@ -105,7 +111,7 @@ impl<'a> Reader<'a> {
                 }
                 continue;
             };
-            if !SHELL_TOOLS.contains(&name) {
+            if !SHELL_TOOLS.contains(&name) || (self.context.plans && priority <= CORE_TOOLS) {
                 // Its arguments are ignored there, so that it allows the tool.
                 self.push(name, None, at, effect, &why, priority);
                 continue;
@@ -115,7 +121,7 @@ impl<'a> Reader<'a> {
             let conditions =
                 if prefix.is_empty() { Conditions::None } else { Conditions::Prefixes(vec![prefix.to_owned()]) };
             made.add(name, None, &conditions, self.imported);
-            self.ranked.push(Ranked { priority, drafts: made.drafts });
+            self.ranked.push(ranked(priority, made));
         }
         Ok(())
     }
@@ -205,13 +211,13 @@ impl<'a> Reader<'a> {
             let shown = format!("security.{}", key.name);
             let (carried, why) = match (key.name.as_str(), value.bool()) {
                 ("disableYoloMode" | "disableAlwaysAllow" | "toolSandboxing", Some(true)) => {
-                    (Carried::Left, "nothing here does without questions or a sandbox")
+                    (Carried::Needless, "nothing here does without questions or a sandbox")
                 }
                 ("environmentVariableRedaction", _) => {
-                    (Carried::Left, "variables that look like secrets never pass here")
+                    (Carried::Needless, "variables that look like secrets never pass here")
                 }
                 ("folderTrust" | "auth" | "enablePermanentToolApproval" | "autoAddToPolicyByDefault", _) => {
-                    (Carried::Left, "it is about the agent itself")
+                    (Carried::Needless, "it is about the agent itself")
                 }
                 (_, Some(false)) => continue,
                 _ => (Carried::Weaker, "it has no form here"),
@@ -221,6 +227,11 @@ impl<'a> Reader<'a> {
         }
         Ok(())
     }
+}
+
+/// Settings are the user's, whatever file they are in.
+fn ranked(priority: i64, made: Made<'_>) -> Ranked {
+    Ranked { priority: tier(Scope::User) + priority, effect: made.effect, drafts: made.drafts }
 }
 
 /// `name(arguments)` in parts; a name holds letters, digits, `_` and `-`.

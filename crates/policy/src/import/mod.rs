@@ -8,13 +8,19 @@
 //! an `ask` or `deny` becomes broader.
 
 mod claude;
+mod claude_context;
+mod claude_rules;
 mod claude_sandbox;
 mod codex;
 mod gemini;
+mod gemini_rules;
 mod gemini_settings;
 mod json;
 mod regex;
+mod scope;
 mod starlark;
+
+pub use scope::Scope;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -49,13 +55,17 @@ pub struct Source {
     pub name: String,
     /// What it says.
     pub text: String,
+    /// Where the tool reads it.
+    pub scope: Scope,
 }
 
 /// What became of one entry that is not carried as it stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Carried {
-    /// Not at all, and nothing is lost by it: it allowed something, which is now
-    /// asked about, or speaks of what does not exist here.
+    /// Not at all, and nothing is lost by it: it speaks of what does not exist
+    /// here, or always holds here.
+    Needless,
+    /// Not at all: it allowed something, which is now asked about.
     Left,
     /// More strictly than it was meant.
     Stricter,
@@ -92,6 +102,12 @@ pub struct Imported {
 }
 
 impl Imported {
+    /// How many entries were left out: those that allowed, and those that refused
+    /// or asked and have no form here.
+    pub fn left_out(&self) -> usize {
+        self.notes.iter().filter(|note| matches!(note.carried, Carried::Left | Carried::Weaker)).count()
+    }
+
     /// A configuration file with what was imported and, as comments, what was
     /// not.
     pub fn to_toml(&self) -> String {
@@ -146,7 +162,8 @@ impl std::fmt::Display for Note {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let escaped = |text: &str| RawText::from(text).escaped();
         let became = match self.carried {
-            Carried::Left => "not carried",
+            Carried::Needless => "not needed here",
+            Carried::Left => "left out",
             Carried::Stricter => "carried more strictly",
             Carried::Weaker => "NOT CARRIED, look at it",
         };
@@ -166,9 +183,16 @@ pub fn import(tool: Tool, sources: &[Source]) -> Result<Imported, ConfigError> {
         Tool::Gemini => gemini::import(sources)?,
     };
     let rules: Vec<DraftRule> = imported.rules.into_iter().map(without_broken_examples).collect();
-    let (rules, unreadable): (Vec<_>, Vec<_>) = rules.into_iter().map(checked).partition(Result::is_ok);
-    imported.rules = rules.into_iter().flatten().collect();
-    imported.notes.extend(unreadable.into_iter().filter_map(Result::err));
+    imported.rules = Vec::new();
+    for rule in rules {
+        match checked(rule) {
+            Ok(rule) => imported.rules.push(rule),
+            Err((broader, note)) => {
+                imported.rules.extend(broader);
+                imported.notes.push(note);
+            }
+        }
+    }
     // What comes out must be readable, whatever went in.
     let source = imported.to_toml();
     let layer = LayerText { layer: Layer::User, path: WHAT_WAS_IMPORTED.into(), source };
@@ -179,14 +203,28 @@ pub fn import(tool: Tool, sources: &[Source]) -> Result<Imported, ConfigError> {
 /// Where an error says that it is when what was carried cannot be read.
 const WHAT_WAS_IMPORTED: &str = "what was imported";
 
-/// A rule that can be read, or the note that it was left out: other tools' names
-/// may hold what no pattern of ours may.
-fn checked(draft: DraftRule) -> Result<DraftRule, Note> {
+/// A rule that can be read, or what takes its place with the note about it: other
+/// tools' names may hold what no pattern of ours may. One that refused or asked
+/// asks about all of its kind, because an `allow` beside it counts.
+fn checked(draft: DraftRule) -> Result<DraftRule, (Option<DraftRule>, Note)> {
     let Err(why) = readable(&draft) else { return Ok(draft) };
     let by = draft.provenance.as_ref().map_or("", |provenance| provenance.by.as_str());
     let (source, line) = by.rsplit_once(", ").and_then(|(_, at)| at.rsplit_once(':')).unwrap_or((by, ""));
     let entry = Entry::new(source, Place { line: line.parse().unwrap_or(1), column: 1 }, &draft.justification);
-    Err(entry.dropped(draft.effect, why))
+    if draft.effect == Verdict::Allow {
+        return Err((None, entry.note(Carried::Left, why)));
+    }
+    let every = |wanted: bool, all: &str| if wanted { vec![all.to_owned()] } else { Vec::new() };
+    let commands = !draft.prefix.is_empty() || !draft.glob.is_empty();
+    let asks = DraftRule {
+        glob: every(commands, "*"),
+        tool: every(!draft.tool.is_empty(), "*"),
+        files: every(!draft.files.is_empty(), "/"),
+        ..DraftRule::new(Verdict::Ask, "imported: a rule that has no form here")
+    };
+    let broader = (draft.hosts.is_empty() && readable(&asks).is_ok()).then_some(asks);
+    let carried = if broader.is_some() { Carried::Stricter } else { Carried::Weaker };
+    Err((broader, entry.note(carried, why)))
 }
 
 /// Why a rule cannot be read.

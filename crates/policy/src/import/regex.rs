@@ -16,19 +16,40 @@ pub(super) struct Globs {
     pub globs: Vec<String>,
     /// True where they match more than it.
     pub broader: bool,
+    /// Globs of its later alternatives, which it finds at any place.
+    pub anywhere: Vec<String>,
+}
+
+/// Longest expression that is tried there, in bytes.
+pub(super) const MAX_BYTES: usize = 2048;
+
+/// Whether an expression is refused there as one that may take long, and the
+/// rule with it: what repeats stands in a group before one that repeats.
+pub(super) fn is_refused(expression: &str) -> bool {
+    let repeats = |c: char| matches!(c, '*' | '+' | '?' | '{');
+    let inside = expression.match_indices('(').find_map(|(at, _)| {
+        let group = expression[at + 1..].split(')').next().unwrap_or_default();
+        group.find(repeats).map(|found| at + 1 + found)
+    });
+    let outside = |from: usize| {
+        expression[from..].match_indices(')').any(|(at, _)| expression[from + at + 1..].starts_with(repeats))
+    };
+    expression.len() > MAX_BYTES - 64 || inside.is_some_and(outside)
 }
 
 /// Translates an expression that is searched from the start of a text that ends
 /// in a quote, as a command does in JSON: without a quote at its end anything may
 /// follow.
 pub(super) fn globs_of(expression: &str) -> Result<Globs, &'static str> {
-    let mut reader = Reader { rest: expression, broader: false, depth: 0 };
+    let mut reader = Reader { rest: expression, broader: false, depth: 0, first: 0 };
     let variants = reader.alternatives()?;
+    let first = reader.first;
     if !reader.rest.is_empty() {
         return Err("a `)` closes nothing");
     }
     let mut globs = Vec::new();
-    for variant in variants {
+    let mut anywhere = Vec::new();
+    for (i, variant) in variants.into_iter().enumerate() {
         let mut glob = match variant.split_once('"') {
             Some((text, "")) => text.to_owned(),
             Some(_) => return Err("a quote stands within it"),
@@ -40,17 +61,22 @@ pub(super) fn globs_of(expression: &str) -> Result<Globs, &'static str> {
         if glob.is_empty() {
             return Err("it matches the empty text");
         }
+        if i >= first {
+            anywhere.push(format!("*{}*", glob.trim_matches('*')));
+        }
         if !globs.contains(&glob) {
             globs.push(glob);
         }
     }
-    Ok(Globs { globs, broader: reader.broader })
+    Ok(Globs { globs, broader: reader.broader, anywhere })
 }
 
 struct Reader<'a> {
     rest: &'a str,
     broader: bool,
     depth: usize,
+    /// How many variants the first alternative of the whole has.
+    first: usize,
 }
 
 /// What one atom may be, and whether it is `.`, which repeats as `*`.
@@ -65,6 +91,9 @@ impl Reader<'_> {
             return Err("its groups are nested too deeply");
         }
         let mut all = self.sequence()?;
+        if self.depth == 0 {
+            self.first = all.len();
+        }
         while self.next_is("|") {
             all.extend(self.sequence()?);
         }
@@ -232,6 +261,11 @@ mod tests {
         check("rm\\b", &["rm*"], true);
         check("[a-z]+ x", &["* x*"], true);
         check("a|b", &["a*", "b*"], false);
+        assert_eq!(globs_of("a|b").unwrap().anywhere, ["*b*"]);
+        assert!(globs_of("git (a|b)").unwrap().anywhere.is_empty());
+        for (expression, refused) in [("(a?b) (c)?", true), ("(a|b)?", false), ("a?(b)", false), ("(a+)", false)] {
+            assert_eq!(is_refused(expression), refused, "{expression}");
+        }
         for bad in ["^git", "git$", "(a", "a)", "a{3}", "(?!x)", "*a", "a\\", "[a", "a\"b", ""] {
             assert!(globs_of(bad).is_err() || bad.is_empty(), "{bad}");
         }

@@ -462,7 +462,18 @@ mod tests {
         let allowed = |script: &str| allows(words::of_script(script.as_bytes()));
         assert!(allowed("make"));
         assert!(allowed("make -j2 && npm test"));
-        for script in ["./make", "/usr/bin/make", "make; ls", "make > x", "PATH=. make", "make $X", "npm install", ""] {
+        for script in [
+            "./make",
+            "/usr/bin/make",
+            "make; ls",
+            "make > x",
+            "PATH=. make",
+            "make $X",
+            "npm install",
+            "",
+            "make & npm test",
+            "make &",
+        ] {
             assert!(!allowed(script), "{script}");
         }
         let argv = |given: &[&str]| words::of_argv(&given.iter().map(|word| Some(*word)).collect::<Vec<_>>());

@@ -77,7 +77,10 @@ impl RuleBook {
             return Findings::default();
         }
         let (units, plain): (Vec<&[String]>, bool) = match scene.subject {
-            Subject::Command { words, .. } => (words.commands.iter().map(Vec::as_slice).collect(), words.plain),
+            Subject::Command { words, .. } => {
+                // What goes on behind the others is not what was looked at.
+                (words.commands.iter().map(Vec::as_slice).collect(), words.plain && !words.background)
+            }
             Subject::Act(_) => (vec![&[]], true),
         };
         let mut raised = Vec::new();

@@ -1,6 +1,8 @@
 //! What each configuration is asked: commands, calls, files and hosts that meet
 //! its rules, nearly meet them, or have nothing to do with them.
 
+use std::borrow::Cow;
+
 use stockade_policy::FileOperation;
 
 pub const HOME: &str = "/home/u";
@@ -8,10 +10,10 @@ pub const WORKSPACE: &str = "/home/u/work";
 
 #[derive(Clone, Debug)]
 pub enum Probe {
-    Command(&'static str),
-    Tool(&'static str, &'static str),
-    File(FileOperation, &'static str),
-    Host(&'static str, u16),
+    Command(Cow<'static, str>),
+    Tool(Cow<'static, str>, Cow<'static, str>),
+    File(FileOperation, Cow<'static, str>),
+    Host(Cow<'static, str>, u16),
 }
 
 const COMMANDS: &[&str] = &[
@@ -257,7 +259,7 @@ const GEMINI_CALLS: &[(&str, &str)] = &[
 
 pub fn probes(tool: &str) -> Vec<Probe> {
     use FileOperation::{Create, Delete, Read, Write};
-    let mut all: Vec<Probe> = COMMANDS.iter().map(|command| Probe::Command(command)).collect();
+    let mut all: Vec<Probe> = COMMANDS.iter().map(|command| Probe::Command((*command).into())).collect();
     match tool {
         "codex" => {
             for host in [
@@ -272,11 +274,11 @@ pub fn probes(tool: &str) -> Vec<Probe> {
                 "dns.example.com",
                 "other.example",
             ] {
-                all.extend([80, 443, 8080].map(|port| Probe::Host(host, port)));
+                all.extend([80, 443, 8080].map(|port| Probe::Host(host.into(), port)));
             }
         }
         "claude" => {
-            all.extend(CLAUDE_CALLS.iter().map(|(name, arguments)| Probe::Tool(name, arguments)));
+            all.extend(CLAUDE_CALLS.iter().map(|(name, arguments)| Probe::Tool((*name).into(), (*arguments).into())));
             for path in [
                 "/home/u/work/src/a.rs",
                 "/home/u/work/src/a/b.rs",
@@ -293,7 +295,7 @@ pub fn probes(tool: &str) -> Vec<Probe> {
                 "/srv/x",
                 "/home/u/other/x",
             ] {
-                all.extend([Read, Write, Create, Delete].map(|operation| Probe::File(operation, path)));
+                all.extend([Read, Write, Create, Delete].map(|operation| Probe::File(operation, path.into())));
             }
             for path in [
                 "/home/u/work/.env",
@@ -303,7 +305,7 @@ pub fn probes(tool: &str) -> Vec<Probe> {
                 "/etc/hosts",
                 "/etc/ssl/x",
             ] {
-                all.push(Probe::File(Read, path));
+                all.push(Probe::File(Read, path.into()));
             }
             for host in [
                 "github.com",
@@ -314,10 +316,10 @@ pub fn probes(tool: &str) -> Vec<Probe> {
                 "evil.example",
                 "docs.rs",
             ] {
-                all.push(Probe::Host(host, 443));
+                all.push(Probe::Host(host.into(), 443));
             }
         }
-        _ => all.extend(GEMINI_CALLS.iter().map(|(name, arguments)| Probe::Tool(name, arguments))),
+        _ => all.extend(GEMINI_CALLS.iter().map(|(name, arguments)| Probe::Tool((*name).into(), (*arguments).into()))),
     }
     all
 }

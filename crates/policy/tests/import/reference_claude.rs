@@ -94,7 +94,7 @@ fn rule_matches(rule: &str, probe: &Probe, command: &str) -> bool {
         Probe::Command(_) => tool == "Bash" && bash_matches(specifier, command),
         Probe::Tool(name, arguments) => {
             let arguments: Value = serde_json::from_str(arguments).unwrap();
-            match (*name, specifier) {
+            match (name.as_ref(), specifier) {
                 ("WebFetch", Some(domain)) if tool == "WebFetch" => {
                     domain.strip_prefix("domain:") == Some(host_of(arguments["url"].as_str().unwrap()))
                 }

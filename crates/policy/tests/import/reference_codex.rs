@@ -145,8 +145,9 @@ fn decide_probe(rules: &[(String, Value)], probe: &Probe) -> Verdict {
                 Some("socks5_udp") => false,
                 _ => true,
             };
-            let found =
-                rules.iter().filter(|(name, rule)| name == "network_rule" && rule["host"] == *host && protocol(rule));
+            let found = rules
+                .iter()
+                .filter(|(name, rule)| name == "network_rule" && rule["host"] == host.as_ref() && protocol(rule));
             found.map(|(_, rule)| effect(rule)).max().unwrap_or(Verdict::Ask)
         }
         _ => Verdict::Ask,

@@ -4,8 +4,9 @@
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 
-use stockade_policy::{Carried, Source, Tool, import as carry};
+use stockade_policy::{Carried, Scope, Source, Tool, import as carry};
 
 use super::read;
 use crate::command::{Ended, print, remark};
@@ -24,8 +25,7 @@ pub fn import(typed: &PolicyImportArgs) -> Ended {
         ToolArg::Claude => Tool::Claude,
         ToolArg::Gemini => Tool::Gemini,
     };
-    let sources: Result<Vec<Source>, Failure> =
-        typed.files.iter().map(|path| Ok(Source { name: path.display().to_string(), text: read(path)? })).collect();
+    let sources: Result<Vec<Source>, Failure> = typed.files.iter().map(|path| source(tool, path)).collect();
     let imported = carry(tool, &sources?)?;
     let text = imported.to_toml();
     match &typed.output {
@@ -51,6 +51,29 @@ pub fn import(typed: &PolicyImportArgs) -> Ended {
             counted(some, "entry").replace("entrys", "entries")
         ),
     };
+    let left_out = imported.left_out();
+    if left_out > 0 {
+        said += &format!("{left_out} of them left out: what they allowed is asked about here\n");
+    }
     remark(&said);
-    Ok(exit::SUCCESS)
+    Ok(if left_out > 0 { exit::NEGATIVE } else { exit::SUCCESS })
+}
+
+/// A file as it was typed: its path, or `SCOPE=PATH` where the path does not show
+/// where the tool reads it.
+fn source(tool: Tool, typed: &Path) -> Result<Source, Failure> {
+    let named = typed.to_str().and_then(|text| {
+        let (name, path) = text.split_once('=')?;
+        Some((Scope::named(name)?, Path::new(path)))
+    });
+    let (scope, path) = match named {
+        Some((scope, path)) => (scope, path),
+        None => (scope_of(tool, typed), typed),
+    };
+    Ok(Source { name: path.display().to_string(), text: read(path)?, scope })
+}
+
+fn scope_of(tool: Tool, path: &Path) -> Scope {
+    let (Ok(path), Ok(home)) = (path.canonicalize(), places::home(&super::variable)) else { return Scope::Unknown };
+    Scope::of_path(tool, &path, &home)
 }

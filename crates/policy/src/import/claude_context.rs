@@ -1,0 +1,78 @@
+//! What Claude Code's settings say together: a key of one file changes what the
+//! rules of another mean there. Read before any rule is carried.
+//!
+//! Files disagree by precedence there. Here the stricter of them holds, so that
+//! the order in which they are given decides nothing.
+
+use super::json::Spanned;
+
+/// What holds over all files.
+#[derive(Debug, Default)]
+pub(super) struct Context {
+    /// The sandbox is on in every file that speaks of it, and in one at least.
+    pub sandboxed: bool,
+    /// Commands in the sandbox run there without a question.
+    pub auto_allows: bool,
+    /// `bypassPermissions` is switched off.
+    pub no_bypass: bool,
+    /// Only files that say so may allow: `allowManagedPermissionRulesOnly`.
+    pub managed_rules_only: bool,
+    /// Only files that say so may allow hosts: `allowManagedDomainsOnly`.
+    pub managed_hosts_only: bool,
+    /// Only files that say so may reveal paths: `allowManagedReadPathsOnly`.
+    pub managed_reads_only: bool,
+    /// The matchers of hooks that may refuse a call before it is allowed.
+    pub hooks: Vec<String>,
+}
+
+impl Context {
+    pub(super) fn of(all: &[&Spanned]) -> Self {
+        let every = |path: &[&str]| {
+            let found: Vec<bool> = all.iter().filter_map(|settings| at(settings, path)?.bool()).collect();
+            !found.is_empty() && found.iter().all(|value| *value)
+        };
+        let any = |path: &[&str]| all.iter().any(|settings| says(settings, path));
+        let sandboxed = every(&["sandbox", "enabled"]);
+        let text = |path: &[&str], wanted: &str| {
+            all.iter().any(|settings| at(settings, path).and_then(Spanned::text) == Some(wanted))
+        };
+        Self {
+            sandboxed,
+            auto_allows: sandboxed && every(&["sandbox", "autoAllowBashIfSandboxed"]),
+            no_bypass: any(&["permissions", "disableBypassPermissionsMode"])
+                || text(&["permissions", "disableBypassPermissionsMode"], "disable"),
+            managed_rules_only: any(MANAGED_RULES),
+            managed_hosts_only: any(MANAGED_HOSTS),
+            managed_reads_only: any(MANAGED_READS),
+            hooks: all.iter().flat_map(|settings| hooks(settings)).collect(),
+        }
+    }
+
+    /// Whether a hook may refuse a call of this tool. A matcher is a name,
+    /// several joined by `|`, or an expression; one that is no name is taken to
+    /// match.
+    pub(super) fn may_refuse(&self, tool: &str) -> bool {
+        let is_name = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        self.hooks.iter().any(|matcher| matcher.split('|').any(|one| !is_name(one) || one == tool))
+    }
+}
+
+/// Keys that only managed settings may hold.
+pub(super) const MANAGED_RULES: &[&str] = &["allowManagedPermissionRulesOnly"];
+pub(super) const MANAGED_HOSTS: &[&str] = &["sandbox", "network", "allowManagedDomainsOnly"];
+pub(super) const MANAGED_READS: &[&str] = &["sandbox", "filesystem", "allowManagedReadPathsOnly"];
+
+fn at<'a>(settings: &'a Spanned, path: &[&str]) -> Option<&'a Spanned> {
+    path.iter().try_fold(settings, |value, key| value.get(key))
+}
+
+/// Whether a file says `true` there.
+pub(super) fn says(settings: &Spanned, path: &[&str]) -> bool {
+    at(settings, path).and_then(Spanned::bool) == Some(true)
+}
+
+fn hooks(settings: &Spanned) -> Vec<String> {
+    let entries = at(settings, &["hooks", "PreToolUse"]).and_then(Spanned::list).unwrap_or_default();
+    let matcher = |entry: &Spanned| entry.get("matcher").and_then(Spanned::text).unwrap_or_default().to_owned();
+    entries.iter().map(matcher).collect()
+}

@@ -1,0 +1,403 @@
+//! One rule of Claude Code's `permissions`, as rules of ours.
+//!
+//! An `allow` that would reach further here than there is left out: one for a
+//! program whose paths are checked there and not here, a pattern that names no
+//! program, a tool that is not the one it looks like. A `deny` or `ask` that has
+//! no form becomes broader, never nothing, because an `allow` beside it counts.
+
+use stockade_model::Verdict;
+
+use super::claude::Reader;
+use super::json::Spanned;
+use super::scope::Scope;
+use super::{Carried, host_of_any_depth, plain_glob, plain_words};
+use crate::draft::DraftRule;
+use crate::file::{FileOperation, ProvenanceSection};
+use crate::glob::text_matches;
+use crate::hosts::check_breadth;
+use crate::pattern::{PathPattern, Word};
+use crate::text::ConfigPath;
+use crate::words::base_name;
+
+/// Programs whose operands must lie in the directories that are worked in, there
+/// by a check of its own, here as facts that the classifier finds.
+const PATH_CHECKED: &[&str] = &[
+    "base64",
+    "cat",
+    "column",
+    "cut",
+    "diff",
+    "file",
+    "grep",
+    "head",
+    "hexdump",
+    "md5sum",
+    "mkdir",
+    "nl",
+    "od",
+    "paste",
+    "rg",
+    "rm",
+    "rmdir",
+    "sha1sum",
+    "sha256sum",
+    "sort",
+    "strings",
+    "tail",
+    "touch",
+    "uniq",
+    "wc",
+];
+
+/// Programs that are checked there in a way that no rule here can say.
+const CHECKED_OTHERWISE: &[&str] = &["awk", "cd", "cp", "find", "jq", "ls", "mv", "sed", "stat", "tr"];
+
+/// The names that one tool has had.
+const TOOL_NAMES: &[&[&str]] = &[
+    &["Agent", "Task"],
+    &["TaskOutput", "BashOutput", "BashOutputTool", "AgentOutput", "AgentOutputTool"],
+    &["TaskStop", "KillShell", "KillBash"],
+];
+
+/// Tools that read files or list them.
+const READERS: &[&str] = &["Read", "Grep", "Glob", "LS", "NotebookRead"];
+/// Tools that change files.
+const WRITERS: &[&str] = &["Edit", "Write", "MultiEdit", "NotebookEdit"];
+
+/// Every name of the tool.
+fn names_of(tool: &str) -> Vec<String> {
+    let known = TOOL_NAMES.iter().find(|names| names.contains(&tool));
+    known.map_or_else(|| vec![tool.to_owned()], |names| names.iter().map(|name| (*name).to_owned()).collect())
+}
+
+impl Reader<'_> {
+    fn draft(&self, at: &Spanned, text: &str, effect: Verdict) -> DraftRule {
+        let mut draft = DraftRule::new(effect, format!("imported: {text}"));
+        let by = format!("imported from claude, {}", self.entry(at, text).origin());
+        draft.provenance = Some(ProvenanceSection { by, at: None, request: None });
+        draft
+    }
+
+    pub(super) fn rule(&mut self, at: &Spanned, text: &str, tool: &str, specifier: Option<&str>, effect: Verdict) {
+        // Of a tool for files `**` is a pattern, and means the project alone.
+        let specifier = specifier.filter(|specifier| !matches!(*specifier, "*" | ""));
+        match (tool, specifier) {
+            (name, None) if name.contains('*') => self.tools_by_pattern(at, text, name, effect),
+            ("Bash", None) => {
+                let mut draft = self.draft(at, text, effect);
+                draft.glob = vec!["*".to_owned()];
+                self.imported.push(draft);
+            }
+            ("Bash", Some(pattern)) => self.command(at, text, pattern, effect),
+            (reader, pattern) if READERS.contains(&reader) => self.reads(at, text, reader, pattern, effect),
+            (writer, pattern) if WRITERS.contains(&writer) => self.writes(at, text, writer, pattern, effect),
+            ("WebFetch", Some(specifier)) => self.domain(at, text, specifier, effect),
+            ("Agent" | "Task", Some(name)) => {
+                let mut draft = self.draft(at, text, effect);
+                draft.tool = names_of(tool);
+                draft.arguments = vec![("subagent_type".to_owned(), vec![name.to_owned()])];
+                self.imported.push(draft);
+            }
+            (name, None) => {
+                let mut draft = self.draft(at, text, effect);
+                draft.tool = match name.strip_prefix("mcp__") {
+                    // A server without a tool means all of its tools.
+                    Some(rest) if !rest.contains("__") => vec![name.to_owned(), format!("{name}__*")],
+                    _ => names_of(name),
+                };
+                self.imported.push(draft);
+            }
+            (_, Some(_)) => {
+                let why = "what stands in the parentheses has no form here";
+                if self.left_out(at, text, effect, why) {
+                    let mut draft = self.draft(at, text, Verdict::Ask);
+                    draft.tool = names_of(tool);
+                    self.imported.push(draft);
+                }
+            }
+        }
+    }
+
+    /// An `allow` without a form here is left out; anything else is carried more
+    /// broadly by the caller, as a question. Returns whether the caller has to.
+    fn left_out(&mut self, at: &Spanned, text: &str, effect: Verdict, why: &str) -> bool {
+        if effect == Verdict::Allow {
+            self.note(at, text, Carried::Left, why);
+            return false;
+        }
+        self.note(at, text, Carried::Stricter, &format!("{why}: all of its kind is asked about"));
+        true
+    }
+
+    /// A pattern over names of tools. It allows only behind a server's name.
+    fn tools_by_pattern(&mut self, at: &Spanned, text: &str, pattern: &str, effect: Verdict) {
+        let server = pattern.strip_prefix("mcp__").and_then(|rest| rest.split_once("__"));
+        if effect == Verdict::Allow && !server.is_some_and(|(server, _)| !server.is_empty() && !server.contains('*')) {
+            return self.note(at, text, Carried::Left, "an `allow` names its tool, or a server and then a pattern");
+        }
+        let mut draft = self.draft(at, text, effect);
+        draft.tool = vec![pattern.to_owned()];
+        self.imported.push(draft);
+        if text_matches(pattern, "Bash") {
+            self.rule(at, text, "Bash", None, effect);
+        }
+        for tool in READERS.iter().chain(WRITERS).filter(|tool| text_matches(pattern, tool)) {
+            self.rule(at, text, tool, None, effect);
+        }
+    }
+
+    /// A command with `*`: at the end behind a blank it also means nothing, and
+    /// `:*` there is the same.
+    fn command(&mut self, at: &Spanned, text: &str, pattern: &str, effect: Verdict) {
+        let mut draft = self.draft(at, text, effect);
+        let (front, any_arguments) = match pattern.strip_suffix(":*").or(pattern.strip_suffix(" *")) {
+            Some(front) => (front, true),
+            None => (pattern, false),
+        };
+        let program;
+        if !front.contains('*') {
+            let Some(words) = plain_words(front) else { return self.raw_command(at, text, pattern, effect) };
+            program = words[0].clone();
+            if any_arguments {
+                draft.prefix = words.into_iter().map(Word::one).collect();
+            } else {
+                draft.glob = vec![crate::rules::joined(&words)];
+            }
+        } else {
+            let Some(glob) = plain_glob(front) else { return self.raw_command(at, text, pattern, effect) };
+            program = glob.split(' ').next().unwrap_or_default().to_owned();
+            draft.glob = vec![glob.clone()];
+            if any_arguments {
+                draft.glob.push(format!("{glob} *"));
+            }
+        }
+        if effect == Verdict::Allow {
+            return self.allow_command(at, text, &program, draft);
+        }
+        self.imported.push(draft);
+    }
+
+    /// An `allow` reaches no path that is refused to its program there.
+    fn allow_command(&mut self, at: &Spanned, text: &str, program: &str, mut draft: DraftRule) {
+        let may_be = |known: &&&str| text_matches(program, known) || text_matches(base_name(program), known);
+        let checked = CHECKED_OTHERWISE.iter().find(may_be);
+        let named_paths = PATH_CHECKED.iter().any(|known| may_be(&known));
+        if program.contains('*') && (program.contains('/') || checked.is_some() || named_paths) {
+            return self.note(at, text, Carried::Left, "the pattern names no program");
+        }
+        if let Some(known) = checked {
+            let why = format!("arguments of `{known}` are checked there in a way that no rule here can say");
+            return self.note(at, text, Carried::Left, &why);
+        }
+        if named_paths {
+            draft.paths_within = vec!["./".to_owned()];
+            self.note(
+                at,
+                text,
+                Carried::Stricter,
+                "it is allowed for paths in the workspace, and asked about elsewhere",
+            );
+        }
+        self.imported.push(draft);
+        if text_matches(program, "git") || base_name(program) == "git" {
+            let mut ask = self.draft(at, text, Verdict::Ask);
+            ask.prefix = vec![Word::one("git")];
+            ask.present = vec![Word::one("--no-index")];
+            self.imported.push(ask);
+        }
+    }
+
+    /// A pattern whose text a shell would not read as words: operators, quotes,
+    /// expansions.
+    fn raw_command(&mut self, at: &Spanned, text: &str, pattern: &str, effect: Verdict) {
+        if effect == Verdict::Allow {
+            let why = "it is not a list of plain words: what it means to a shell is not certain";
+            return self.note(at, text, Carried::Left, why);
+        }
+        // Every command of what it names, by its program: asked about. One that
+        // cannot be named makes it every program.
+        let words = pattern.split(['|', ';', '&', '\n']).map(|part| part.split_whitespace().next().unwrap_or_default());
+        let plain =
+            |word: &str| !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || "_-./+".contains(c));
+        let programs: Vec<&str> = words.collect();
+        if !programs.iter().all(|program| plain(program)) {
+            let mut draft = self.draft(at, text, Verdict::Ask);
+            draft.glob = vec!["*".to_owned()];
+            self.imported.push(draft);
+            return self.note(at, text, Carried::Stricter, "it names no plain program: every command is asked about");
+        }
+        for program in programs {
+            let mut draft = self.draft(at, text, Verdict::Ask);
+            draft.prefix = vec![Word::one(program)];
+            self.imported.push(draft);
+        }
+        self.note(at, text, Carried::Stricter, "it is not a list of plain words: its programs are asked about");
+    }
+
+    /// `Read` means every tool that reads; the others allow themselves alone.
+    fn reads(&mut self, at: &Spanned, text: &str, tool: &str, pattern: Option<&str>, effect: Verdict) {
+        if effect != Verdict::Allow || tool == "Read" {
+            return self.files(at, text, pattern, effect, &[FileOperation::Read]);
+        }
+        if pattern.is_some() {
+            return self.note(at, text, Carried::Left, "paths are allowed by `Read` alone there");
+        }
+        let mut draft = self.draft(at, text, effect);
+        draft.tool = vec![tool.to_owned()];
+        self.imported.push(draft);
+    }
+
+    /// `Edit` with a path means every tool that changes files; by their bare
+    /// names they allow themselves alone.
+    fn writes(&mut self, at: &Spanned, text: &str, tool: &str, pattern: Option<&str>, effect: Verdict) {
+        use FileOperation::{Create, Delete, Write};
+        if effect != Verdict::Allow {
+            return self.files(at, text, pattern, effect, &[Write, Create, Delete]);
+        }
+        let why = match pattern {
+            None => "it also changes files that are asked about there; in the workspace no rule is needed for it",
+            Some(_) if tool != "Edit" => "paths are allowed by `Edit` alone there",
+            Some(pattern) => {
+                let own = self.path_patterns(pattern, effect);
+                if own.is_some_and(|own| own.patterns.iter().all(|pattern| pattern.starts_with("./"))) {
+                    let why = "the profile allows it; names that are protected are asked about, and deletion is no part of it";
+                    return self.note(at, text, Carried::Stricter, why);
+                }
+                "beyond the workspace it also reaches files that are asked about there"
+            }
+        };
+        self.note(at, text, Carried::Left, why);
+    }
+
+    fn files(
+        &mut self,
+        at: &Spanned,
+        text: &str,
+        pattern: Option<&str>,
+        effect: Verdict,
+        operations: &[FileOperation],
+    ) {
+        let mut draft = self.draft(at, text, effect);
+        draft.operations = operations.to_vec();
+        let Some(pattern) = pattern else {
+            draft.files = vec!["/".to_owned()];
+            return self.imported.push(draft);
+        };
+        let Some(own) = self.path_patterns(pattern, effect) else {
+            if self.left_out(at, text, effect, "the path pattern has no form here") {
+                draft.effect = Verdict::Ask;
+                draft.files = vec!["/".to_owned()];
+                self.imported.push(draft);
+            }
+            return;
+        };
+        if own.broader {
+            self.note(at, text, Carried::Stricter, "it is meant wherever it may lie");
+        }
+        for pattern in &own.patterns {
+            if let (Verdict::Deny, [FileOperation::Read], Ok(path)) =
+                (effect, operations, pattern.parse::<ConfigPath>())
+            {
+                // Commands cannot read it either.
+                self.imported.add_to_profile("hide", path.to_string());
+            }
+        }
+        draft.files = own.patterns;
+        self.imported.push(draft);
+    }
+
+    fn domain(&mut self, at: &Spanned, text: &str, specifier: &str, effect: Verdict) {
+        let host = specifier.strip_prefix("domain:").map(str::trim);
+        // What is asked about or refused may be as wide as it likes.
+        let pattern = host.map(|host| host_of_any_depth(host, Verdict::Deny));
+        let Some((host, Ok(pattern))) = host.zip(pattern).filter(|(host, _)| !host.contains(':')) else {
+            if self.left_out(at, text, effect, "only `domain:HOST` has a form here") {
+                let mut draft = self.draft(at, text, Verdict::Ask);
+                draft.tool = vec!["WebFetch".to_owned()];
+                self.imported.push(draft);
+            }
+            return;
+        };
+        let host = host.to_ascii_lowercase();
+        if host.contains('*') && effect == Verdict::Allow {
+            // A `*` in a URL could reach across its slashes.
+            self.note(at, text, Carried::Stricter, "hosts with `*` are allowed to commands in the sandbox only");
+        } else {
+            let mut draft = self.draft(at, text, effect);
+            draft.tool = vec!["WebFetch".to_owned()];
+            draft.arguments = vec![("url".to_owned(), urls(&host, effect))];
+            self.imported.push(draft);
+        }
+        if !self.context.sandboxed {
+            return;
+        }
+        if effect == Verdict::Allow && !self.may_allow_hosts {
+            return self.note(at, text, Carried::Left, "another file allows only hosts that it allows itself");
+        }
+        if effect == Verdict::Allow
+            && let Err(why) = check_breadth(&pattern)
+        {
+            return self.note(at, text, Carried::Left, &why.to_string());
+        }
+        let mut draft = self.draft(at, text, effect);
+        draft.hosts = vec![pattern.to_string()];
+        self.imported.push(draft);
+    }
+
+    /// gitignore's anchors: `//` the root, `~/` home, `/` where the settings
+    /// belong, anything else where the session runs.
+    fn path_patterns(&self, text: &str, effect: Verdict) -> Option<OwnPatterns> {
+        if text.starts_with('!') || text.starts_with("../") || text.trim_matches('/').is_empty() {
+            return None;
+        }
+        let raises = effect != Verdict::Allow;
+        let mut broader = false;
+        let patterns = if let Some(rest) = text.strip_prefix("//") {
+            vec![format!("/{rest}")]
+        } else if text.starts_with("~/") || text == "~" {
+            vec![text.to_owned()]
+        } else if let Some(rest) = text.strip_prefix('/') {
+            match self.scope {
+                Scope::User => vec![format!("~/.claude/{rest}")],
+                Scope::Project | Scope::Admin => vec![format!("./{rest}")],
+                _ if raises => {
+                    broader = true;
+                    vec![format!("./{rest}"), format!("~/.claude/{rest}")]
+                }
+                _ => return None,
+            }
+        } else if let Some(rest) = text.strip_prefix("./") {
+            vec![format!("./{rest}")]
+        } else if !text.trim_end_matches('/').contains('/') && raises {
+            // gitignore(5): without a slash it is meant at every depth.
+            broader = true;
+            vec![format!("./**/{text}")]
+        } else {
+            vec![format!("./{text}")]
+        };
+        let patterns: Option<Vec<String>> =
+            patterns.iter().map(|text| text.parse::<PathPattern>().ok().map(|own| own.to_string())).collect();
+        patterns.map(|patterns| OwnPatterns { patterns, broader })
+    }
+}
+
+struct OwnPatterns {
+    patterns: Vec<String>,
+    broader: bool,
+}
+
+/// The URLs of a host. What refuses also looks for a user and a port.
+fn urls(host: &str, effect: Verdict) -> Vec<String> {
+    let mut all = Vec::new();
+    for scheme in ["https", "http"] {
+        all.push(format!("{scheme}://{host}"));
+        all.push(format!("{scheme}://{host}/*"));
+        if effect != Verdict::Allow {
+            all.push(format!("{scheme}://{host}:*"));
+            all.push(format!("{scheme}://*@{host}*"));
+            all.push(format!("{scheme}://{host}?*"));
+            all.push(format!("{scheme}://{host}#*"));
+        }
+    }
+    all
+}

@@ -1,0 +1,416 @@
+//! One rule of Gemini CLI on its way into rules of ours.
+//!
+//! Rules are tried in order of priority there as here, so one that refuses or
+//! asks is never left out: an `allow` of a lower priority stands behind it. What
+//! has no form here makes an `allow` vanish and the others broader.
+
+use stockade_model::Verdict;
+
+use super::gemini::SHELL_TOOLS;
+use super::regex::{self, globs_of};
+use super::{Carried, Entry, Imported, plain_words};
+use crate::draft::DraftRule;
+use crate::file::ProvenanceSection;
+use crate::pattern::Word;
+
+/// Programs whose use is asked about there in part, whatever allows all commands.
+const ASKED_IN_PART: &[&str] = &["base64", "find", "git", "ln", "rg", "ripgrep", "rm", "sudo"];
+
+/// Words of a tool's name that make its calls changes of files.
+const EDIT_WORDS: &[&str] = &["append", "create", "edit", "patch", "replace", "save", "update", "write"];
+
+/// The arguments that name the file a tool changes.
+const PATH_ARGUMENTS: &[&str] = &["file", "filePath", "file_path", "path"];
+
+/// Files that are asked about there, whatever allows the tool.
+const BUILD_FILES: &[&str] = &[
+    "*.bazelrc*",
+    "*.blazerc*",
+    "*.bzl*",
+    "*.bazel*",
+    "*.cmake*",
+    "*.mk*",
+    "*BUILD*",
+    "*CMakeLists.txt*",
+    "*Cargo.lock*",
+    "*Cargo.toml*",
+    "*Containerfile*",
+    "*Dockerfile*",
+    "*WORKSPACE*",
+    "*akefile*",
+    "*build.gradle*",
+    "*bun.lockb*",
+    "*go.mod*",
+    "*go.sum*",
+    "*package-lock.json*",
+    "*package.json*",
+    "*pnpm-lock.yaml*",
+    "*pom.xml*",
+    "*pyproject.toml*",
+    "*settings.gradle*",
+    "*setup.cfg*",
+    "*setup.py*",
+    "*yarn.lock*",
+];
+
+/// Names of one tool over time.
+const ALIASES: &[[&str; 2]] = &[["grep_search", "search_file_content"]];
+
+/// What narrows a rule beside its tool.
+#[derive(Clone, Debug)]
+pub(super) enum Conditions {
+    None,
+    Prefixes(Vec<String>),
+    Regex(String),
+    Arguments(String),
+}
+
+/// A rule that is being carried.
+pub(super) struct Made<'a> {
+    pub entry: Entry<'a>,
+    pub effect: Verdict,
+    pub justification: String,
+    pub drafts: Vec<DraftRule>,
+    /// True where a condition was lost that an `allow` cannot do without.
+    pub lost: bool,
+}
+
+impl Made<'_> {
+    fn allows(&self) -> bool {
+        self.effect == Verdict::Allow
+    }
+
+    fn note(&self, imported: &mut Imported, carried: Carried, why: &str) {
+        imported.notes.push(self.entry.note(carried, why));
+    }
+
+    /// A condition that has no form here.
+    pub(super) fn cannot_say(&mut self, why: &str, imported: &mut Imported) {
+        if self.allows() {
+            self.note(imported, Carried::Left, why);
+            self.lost = true;
+        } else {
+            self.note(imported, Carried::Stricter, &format!("{why}; it asks without it"));
+            self.effect = Verdict::Ask;
+        }
+    }
+
+    fn draft(&self) -> DraftRule {
+        let mut draft = DraftRule::new(self.effect, self.justification.clone());
+        let by = format!("imported from gemini, {}", self.entry.origin());
+        draft.provenance = Some(ProvenanceSection { by, at: None, request: None });
+        draft
+    }
+
+    fn ask(&self) -> DraftRule {
+        DraftRule { effect: Verdict::Ask, ..self.draft() }
+    }
+
+    pub(super) fn add(&mut self, tool: &str, server: Option<&str>, conditions: &Conditions, imported: &mut Imported) {
+        if self.lost {
+            return;
+        }
+        if server.is_none() && SHELL_TOOLS.contains(&tool) {
+            return self.add_command(conditions, imported);
+        }
+        let name = match server {
+            None => tool.to_owned(),
+            Some("*") if tool == "*" => "mcp_*".to_owned(),
+            Some(server) => format!("mcp_{server}_{tool}"),
+        };
+        if self.allows()
+            && let Err(why) = check_allowed_name(&name, server)
+        {
+            return self.note(imported, Carried::Left, why);
+        }
+        let mut draft = self.draft();
+        draft.tool = names_of(&name, self.allows());
+        if let Conditions::Arguments(pattern) = conditions {
+            match self.arguments(pattern, imported) {
+                Some(arguments) => draft.arguments = vec![arguments],
+                None if self.lost => return,
+                None => draft.effect = self.effect,
+            }
+        }
+        if self.allows() {
+            self.ask_about_build_files(&draft.tool, imported);
+        }
+        let also = self.as_agent(&draft);
+        self.drafts.push(draft);
+        self.drafts.extend(also);
+        // Every tool is also the one that runs commands.
+        if name == "*" && !(matches!(conditions, Conditions::Arguments(_)) && self.allows()) {
+            self.add_command(&Conditions::None, imported);
+        }
+    }
+
+    /// A subagent is called through one tool that names it.
+    fn as_agent(&self, draft: &DraftRule) -> Option<DraftRule> {
+        let [name] = draft.tool.as_slice() else { return None };
+        let is_agent = !self.allows() && draft.arguments.is_empty() && !name.contains('*') && !name.starts_with("mcp_");
+        is_agent.then(|| DraftRule {
+            tool: vec!["invoke_agent".to_owned()],
+            arguments: vec![("agent_name".to_owned(), vec![name.clone()])],
+            ..draft.clone()
+        })
+    }
+
+    fn ask_about_build_files(&mut self, tools: &[String], imported: &mut Imported) {
+        let edits = |name: &String| {
+            let lower = name.to_ascii_lowercase();
+            name.contains('*') || lower.split(|c: char| !c.is_ascii_alphanumeric()).any(|w| EDIT_WORDS.contains(&w))
+        };
+        if !tools.iter().any(edits) {
+            return;
+        }
+        self.note(imported, Carried::Stricter, "files that build the project are asked about, as they are there");
+        for argument in PATH_ARGUMENTS {
+            let mut ask = self.ask();
+            ask.tool = tools.to_vec();
+            let globs = BUILD_FILES.iter().map(|glob| (*glob).to_owned()).collect();
+            ask.arguments = vec![((*argument).to_owned(), globs)];
+            self.drafts.push(ask);
+        }
+    }
+
+    /// `"key":"expression` over the arguments, as a key and globs.
+    fn arguments(&mut self, pattern: &str, imported: &mut Imported) -> Option<(String, Vec<String>)> {
+        if self.allows() && regex::is_refused(pattern) {
+            self.cannot_say("the expression is refused there as too costly", imported);
+            return None;
+        }
+        match argument_of(pattern) {
+            Ok((_, globs)) if self.allows() && globs.broader => {
+                self.cannot_say("the expression says more than a pattern with `*` can", imported);
+                None
+            }
+            Ok((_, globs)) if !self.allows() && !globs.anywhere.is_empty() => {
+                self.cannot_say("a part of the expression looks at every argument", imported);
+                None
+            }
+            Ok((key, globs)) => {
+                if globs.broader {
+                    self.note(imported, Carried::Stricter, "the expression is carried more broadly");
+                }
+                Some((key, globs.globs))
+            }
+            Err(why) => {
+                self.cannot_say(&format!("the expression over the arguments: {why}"), imported);
+                None
+            }
+        }
+    }
+
+    fn add_command(&mut self, conditions: &Conditions, imported: &mut Imported) {
+        match conditions {
+            Conditions::None => {
+                if self.allows() {
+                    let why = "programs that are asked about there in part are asked about: ";
+                    self.note(imported, Carried::Stricter, &format!("{why}{}", ASKED_IN_PART.join(", ")));
+                    let mut ask = self.ask();
+                    ask.prefix =
+                        Word::any(ASKED_IN_PART.iter().map(|name| (*name).to_owned()).collect()).into_iter().collect();
+                    self.drafts.push(ask);
+                }
+                self.every_command(self.effect);
+            }
+            Conditions::Prefixes(prefixes) => {
+                for prefix in prefixes {
+                    self.add_prefix(prefix, imported);
+                }
+            }
+            Conditions::Regex(regex) => self.add_regex(regex, imported),
+            Conditions::Arguments(pattern) => match pattern.strip_prefix("\"command\":\"") {
+                Some(regex) => self.add_regex(regex, imported),
+                None => {
+                    self.cannot_say("the expression does not start at the command", imported);
+                    if !self.lost {
+                        self.every_command(self.effect);
+                    }
+                }
+            },
+        }
+    }
+
+    fn every_command(&mut self, effect: Verdict) {
+        self.drafts.push(DraftRule { effect, glob: vec!["*".to_owned()], ..self.draft() });
+    }
+
+    fn add_prefix(&mut self, prefix: &str, imported: &mut Imported) {
+        let mut draft = self.draft();
+        match plain_words(prefix) {
+            Some(words) if !self.allows() || (words.join(" ") == prefix && prefix.len() <= regex::MAX_BYTES / 2) => {
+                draft.prefix = words.into_iter().map(Word::one).collect();
+                self.drafts.push(draft);
+            }
+            _ if self.allows() => {
+                self.note(imported, Carried::Left, &format!("`{prefix}` is not a list of plain words"));
+            }
+            _ => self.ask_about_text(&format!("{prefix}*"), imported),
+        }
+    }
+
+    fn add_regex(&mut self, regex: &str, imported: &mut Imported) {
+        if self.allows() {
+            return self.allow_regex(regex, imported);
+        }
+        let globs = match globs_of(regex) {
+            Ok(globs) => globs,
+            Err(_) if regex.starts_with('^') && !regex.contains('|') => {
+                return self.note(imported, Carried::Needless, "`^` means the JSON there, so that it never matches");
+            }
+            Err(why) => {
+                self.note(imported, Carried::Stricter, &format!("the expression: {why}; every command is asked about"));
+                return self.every_command(Verdict::Ask);
+            }
+        };
+        if globs.broader {
+            self.note(imported, Carried::Stricter, "the expression is carried more broadly");
+        }
+        // It is tried on the whole line there, and on each command of it here.
+        let (whole, parts): (Vec<String>, Vec<String>) =
+            globs.globs.iter().chain(&globs.anywhere).map(|glob| loosened(glob)).partition(|glob| is_of_one(glob));
+        let across: Vec<String> = whole.iter().filter_map(|glob| last_literal(glob)).collect();
+        if !whole.is_empty() {
+            let mut draft = self.draft();
+            draft.glob = whole;
+            self.drafts.push(draft);
+        }
+        if !across.is_empty() {
+            self.note(imported, Carried::Stricter, "commands that hold its last words are asked about by themselves");
+            let mut ask = self.ask();
+            ask.glob = across;
+            self.drafts.push(ask);
+        }
+        for glob in parts {
+            self.ask_about_text(&glob, imported);
+        }
+    }
+
+    fn allow_regex(&mut self, regex: &str, imported: &mut Imported) {
+        match globs_of(regex) {
+            _ if regex::is_refused(regex) => {
+                self.note(imported, Carried::Left, "the expression is refused there as too costly");
+            }
+            Ok(globs) if globs.broader => {
+                self.note(imported, Carried::Left, "the expression says more than a pattern with `*` can");
+            }
+            Ok(globs) => {
+                let mut draft = self.draft();
+                draft.glob = globs.globs;
+                self.drafts.push(draft);
+            }
+            Err(why) => self.note(imported, Carried::Left, &format!("the expression: {why}")),
+        }
+    }
+
+    /// Asks about commands that start as the text does, up to where it leaves the
+    /// first command or plain words.
+    fn ask_about_text(&mut self, glob: &str, imported: &mut Imported) {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:=,+@%* ".contains(c);
+        let end = glob.find(|c: char| !plain(c)).unwrap_or(glob.len());
+        let start = glob[..end].trim();
+        self.note(imported, Carried::Stricter, "it is not a list of plain words: what starts like it is asked about");
+        if start.is_empty() || start == "*" {
+            return self.every_command(Verdict::Ask);
+        }
+        let mut ask = self.ask();
+        ask.glob = vec![format!("{}*", start.trim_end_matches('*'))];
+        self.drafts.push(ask);
+    }
+}
+
+/// Every name of the tool; what allows means the one that it names.
+fn names_of(name: &str, allows: bool) -> Vec<String> {
+    let aliases = ALIASES.iter().find(|aliases| aliases.contains(&name) && !allows);
+    aliases.map_or_else(
+        || vec![if allows && name == "mcp_*" { "mcp_*_*".to_owned() } else { name.to_owned() }],
+        |all| all.iter().map(|one| (*one).to_owned()).collect(),
+    )
+}
+
+/// Which names may allow: a `*` means something there only alone, as `mcp_*`, or
+/// behind a server, whose name ends at its first `_`.
+fn check_allowed_name(name: &str, server: Option<&str>) -> Result<(), &'static str> {
+    const UNDERSCORE: &str = "a server whose name holds `_` is not told from another one";
+    if server.is_some_and(|server| server.contains('_')) {
+        return Err(UNDERSCORE);
+    }
+    if !name.contains('*') || matches!(name, "*" | "mcp_*") {
+        return Ok(());
+    }
+    match name.strip_prefix("mcp_").and_then(|rest| rest.strip_suffix("_*")) {
+        Some(server) if server.contains('*') => Err("this pattern matches no tool there"),
+        Some(server) if server.contains('_') => Err(UNDERSCORE),
+        Some(_) => Ok(()),
+        None => Err("this pattern matches no tool there"),
+    }
+}
+
+/// `"key":"expression` over the arguments, as a key and globs.
+fn argument_of(pattern: &str) -> Result<(String, regex::Globs), &'static str> {
+    const FORM: &str = "only `\"NAME\":\"...` has a form here";
+    let rest = pattern.strip_prefix('"').ok_or(FORM)?;
+    let (key, rest) = rest.split_once("\":\"").ok_or(FORM)?;
+    if key.is_empty() || !key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
+        return Err(FORM);
+    }
+    Ok((key.to_owned(), globs_of(rest)?))
+}
+
+/// A glob as commands are joined here: one blank between words, quotes as they
+/// may come.
+fn loosened(glob: &str) -> String {
+    let words: Vec<&str> = glob.split(' ').filter(|word| !word.is_empty()).collect();
+    let mut text = words.join(" ").replace('\'', "*").replace(" *", "*");
+    while text.contains("**") {
+        text = text.replace("**", "*");
+    }
+    text
+}
+
+/// Whether it can match one command: no text of it ends a command.
+fn is_of_one(glob: &str) -> bool {
+    !glob.contains([';', '&', '|', '<', '>', '\n', '$', '`', '(', ')'])
+}
+
+/// What stands behind the last `*` within it, wherever it is in a command: text
+/// that the glob reaches across the end of one.
+fn last_literal(glob: &str) -> Option<String> {
+    let (front, last) = glob.trim_end_matches('*').rsplit_once('*')?;
+    (!front.trim_matches('*').is_empty() && !last.trim().is_empty()).then(|| format!("*{}*", last.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_may_allow() {
+        for (name, server, expected) in [
+            ("read_file", None, true),
+            ("*", None, true),
+            ("mcp_*", Some("*"), true),
+            ("mcp_jira_*", Some("jira"), true),
+            ("mcp_jira_search", Some("jira"), true),
+            ("mcp_my_jira_*", Some("my_jira"), false),
+            ("mcp_my_jira_x", Some("my_jira"), false),
+            ("mcp_*_search", Some("*"), false),
+            ("mcp_jira_get_*", Some("jira"), false),
+            ("read_*", None, false),
+            ("mcp_a*_*", None, false),
+        ] {
+            assert_eq!(check_allowed_name(name, server).is_ok(), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn texts_that_reach_across_commands() {
+        for (glob, expected) in
+            [("git push*", None), ("*--force*", None), ("git push*--force*", Some("*--force*")), ("a*b*c", Some("*c*"))]
+        {
+            assert_eq!(last_literal(glob).as_deref(), expected, "{glob}");
+        }
+        assert_eq!(loosened("git  commit 'a *"), "git commit*a*");
+    }
+}

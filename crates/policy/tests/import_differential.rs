@@ -1,0 +1,282 @@
+//! Imports against the tools themselves: what a tool answers about an act, and
+//! what our rules answer after the import of its files. An import never allows
+//! what the tool does not, and the table of attacks says what the tool says.
+//!
+//! Each test needs a program that is no part of this repository and is listed as
+//! ignored without `--ignored`; with it and without its program it fails.
+//!
+//! ```text
+//! STOCKADE_CODEX=/path/codex STOCKADE_GEMINI=/path/bundle/core-XXXX.js \
+//! STOCKADE_CLAUDE=/path/claude \
+//!     cargo test -p stockade-policy --test import_differential -- --ignored
+//! ```
+
+#![allow(clippy::unwrap_used, reason = "what cannot be had fails the test")]
+
+#[path = "import/attacks.rs"]
+mod attacks;
+#[path = "import/generate.rs"]
+mod generate;
+#[path = "import/ours.rs"]
+mod ours;
+#[path = "import/probes.rs"]
+mod probes;
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use attacks::{Act, Case, cases};
+use ours::{ours, settings_of};
+use probes::{Probe, probes};
+use serde_json::{Value, json};
+use stockade_model::Verdict;
+use stockade_policy::{FileOperation, Scope, Source, Tool, import};
+
+/// Random configurations of each tool, and acts for each of them.
+const RANDOM_CASES: usize = 60;
+const ACTS_PER_CASE: usize = 60;
+
+fn program(variable: &str) -> PathBuf {
+    let path = env::var_os(variable).map(PathBuf::from).filter(|path| path.is_file());
+    path.unwrap_or_else(|| panic!("not run: set {variable} to the tool's program (see the head of this file)"))
+}
+
+/// The table of attacks, the realistic configurations with the usual probes, and
+/// random ones.
+fn all_cases(tool: Tool, directory: &str) -> Vec<Case> {
+    let mut all: Vec<Case> = cases().into_iter().filter(|case| case.tool == tool).collect();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/import").join(directory);
+    let mut files: Vec<PathBuf> = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    for path in files {
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        let source = ours::source(tool, &name, &fs::read_to_string(&path).unwrap());
+        all.push(Case {
+            tool,
+            why: name,
+            sources: vec![source],
+            acts: probes(directory).into_iter().map(plain).collect(),
+        });
+    }
+    let mut random = generate::Random::new(20261125);
+    for i in 0..RANDOM_CASES {
+        let sources = generate::sources(tool, &mut random);
+        let acts = (0..ACTS_PER_CASE).map(|_| plain(generate::probe(tool, &mut random))).collect();
+        all.push(Case { tool, why: format!("random {i}"), sources, acts });
+    }
+    all
+}
+
+/// An act of which the table says nothing.
+fn plain(probe: Probe) -> Act {
+    Act { text: format!("{probe:?}"), probe, theirs: Verdict::Allow }
+}
+
+/// Holds the answers of a tool against the table and against our rules.
+fn compare(cases: &[Case], answers: &[Vec<Option<Verdict>>]) {
+    let (mut wrong, mut counts) = (String::new(), [0_usize; 4]);
+    for (case, answers) in cases.iter().zip(answers) {
+        let in_table = !case.acts.iter().all(|act| act.text.starts_with(|c: char| c.is_ascii_uppercase()));
+        let imported = import(case.tool, &case.sources).unwrap_or_else(|error| panic!("{}: {error}", case.why));
+        let settings = settings_of(&imported);
+        for (act, theirs) in case.acts.iter().zip(answers) {
+            let Some(theirs) = theirs else {
+                counts[3] += 1;
+                continue;
+            };
+            let own = ours(&settings, &act.probe);
+            counts[0] += 1;
+            counts[1] += usize::from(own == *theirs);
+            counts[2] += usize::from(own == Verdict::Allow);
+            if in_table && *theirs != act.theirs {
+                wrong.push_str(&format!(
+                    "{}: `{}`: the table says {:?}, the tool {theirs:?}\n",
+                    case.why, act.text, act.theirs
+                ));
+            }
+            if own < (*theirs).min(Verdict::Ask) {
+                let text: Vec<&str> = case.sources.iter().map(|source| source.text.as_str()).collect();
+                wrong.push_str(&format!(
+                    "{}: `{}`: theirs {theirs:?}, ours {own:?}\n{}\n",
+                    case.why,
+                    act.text,
+                    text.join("\n---\n")
+                ));
+            }
+        }
+    }
+    let [all, alike, allowed, unknown] = counts;
+    println!(
+        "{} configurations, {all} acts: {alike} alike, {allowed} allowed by ours; {unknown} that the tool does not answer",
+        cases.len()
+    );
+    assert!(wrong.is_empty(), "{wrong}");
+    assert!(all > 1000 && allowed > 50, "{all} acts, {allowed} allowed: the comparison shows nothing");
+}
+
+fn verdict(text: &str) -> Option<Verdict> {
+    match text {
+        "allow" => Some(Verdict::Allow),
+        "ask" | "ask_user" => Some(Verdict::Ask),
+        "deny" => Some(Verdict::Deny),
+        _ => None,
+    }
+}
+
+/// Runs a driver over cases: files and acts in, answers out.
+fn drive(driver: &str, tool: &Path, cases: &Value) -> Vec<Vec<Option<Verdict>>> {
+    let driver = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/import").join(driver);
+    // In a network of its own: the tools reach loopback and nothing else. An
+    // `/etc` of its own takes the settings that an administrator makes.
+    let script = "ip link set lo up && mount -t tmpfs none /mnt && mkdir /mnt/upper /mnt/work && mount -t overlay none -o lowerdir=/etc,upperdir=/mnt/upper,workdir=/mnt/work /etc && exec node \"$0\" \"$1\" \"$2\"";
+    let directory = tempfile::tempdir().unwrap();
+    let input = directory.path().join("cases.json");
+    fs::write(&input, cases.to_string()).unwrap();
+    let mut run = Command::new("unshare");
+    run.args(["--net", "--mount", "--map-root-user", "sh", "-c", script]).args([
+        driver.as_path(),
+        tool,
+        input.as_path(),
+    ]);
+    let output = run.stderr(Stdio::inherit()).output().unwrap();
+    assert!(output.status.success(), "{}", output.status);
+    let answers: Vec<Vec<String>> = serde_json::from_slice(&output.stdout).unwrap();
+    let unknown = answers.iter().flatten().find(|answer| answer.starts_with("unknown: "));
+    if let Some(unknown) = unknown {
+        println!("one of the answers that are not understood: {unknown}");
+    }
+    answers.iter().map(|one| one.iter().map(|text| verdict(text)).collect()).collect()
+}
+
+fn files_of(case: &Case) -> Value {
+    let scope = |scope| Scope::NAMED.iter().find(|(_, known)| *known == scope).map_or("user", |(name, _)| name);
+    case.sources.iter().map(|file| json!({"scope": scope(file.scope), "name": file.name, "text": file.text})).collect()
+}
+
+#[test]
+#[ignore = "needs Gemini CLI: set STOCKADE_GEMINI to bundle/core-*.js"]
+fn differential_gemini() {
+    let tool = program("STOCKADE_GEMINI");
+    let mut all = all_cases(Tool::Gemini, "gemini");
+    for case in &mut all {
+        case.acts.retain(|act| matches!(act.probe, Probe::Command(_) | Probe::Tool(..)));
+    }
+    let act = |act: &Act| match &act.probe {
+        Probe::Command(script) => json!({"name": "run_shell_command", "args": {"command": script}}),
+        Probe::Tool(name, arguments) => {
+            json!({"name": name, "args": serde_json::from_str::<Value>(arguments).unwrap()})
+        }
+        _ => unreachable!("left out before"),
+    };
+    let cases =
+        all.iter().map(|case| json!({"files": files_of(case), "acts": case.acts.iter().map(act).collect::<Vec<_>>()}));
+    let answers = drive("drive_gemini.mjs", &tool, &cases.collect());
+    compare(&all, &answers);
+}
+
+#[test]
+#[ignore = "needs Claude Code: set STOCKADE_CLAUDE to its program"]
+fn differential_claude() {
+    let tool = program("STOCKADE_CLAUDE");
+    let mut all = all_cases(Tool::Claude, "claude");
+    for case in &mut all {
+        // Tools check what is there before they ask: files that are written are
+        // new, and in the home that is made for the test.
+        case.acts.retain(|act| match &act.probe {
+            Probe::Command(_) => true,
+            Probe::Tool(name, _) => name == "WebFetch",
+            Probe::File(FileOperation::Create, path) => path.starts_with("/home/u/"),
+            Probe::File(FileOperation::Read, path) => matches!(path.as_ref(), "/etc/hostname" | "/home/u/other/x"),
+            _ => false,
+        });
+    }
+    let act = |act: &Act| match &act.probe {
+        Probe::Command(script) => json!({"name": "Bash", "input": {"command": script}}),
+        Probe::Tool(name, arguments) => {
+            let mut input: Value = serde_json::from_str(arguments).unwrap();
+            input["prompt"] = json!("x");
+            json!({"name": name, "input": input})
+        }
+        Probe::File(FileOperation::Read, path) => json!({"name": "Read", "input": {"file_path": path}}),
+        Probe::File(_, path) => json!({"name": "Write", "input": {"file_path": path, "content": "x"}}),
+        Probe::Host(..) => unreachable!("left out before"),
+    };
+    let cases =
+        all.iter().map(|case| json!({"files": files_of(case), "acts": case.acts.iter().map(act).collect::<Vec<_>>()}));
+    let answers = drive("drive_claude.mjs", &tool, &cases.collect());
+    compare(&all, &answers);
+}
+
+/// What Codex takes apart itself is taken apart here: commands joined by `&&`,
+/// `||`, `;`, `|`; anything else is one word of `bash -lc`.
+fn codex_commands(script: &str) -> Vec<Vec<String>> {
+    let whole = || vec![vec!["bash".to_owned(), "-lc".to_owned(), script.to_owned()]];
+    if script.contains(['$', '`', '>', '<', '*', '(', '{', '\\', '#', '=', '\n']) || script.contains(" & ") {
+        return whole();
+    }
+    let mut commands = vec![Vec::new()];
+    let (mut word, mut quoted, mut any) = (String::new(), None, false);
+    for c in script.chars().chain([' ']) {
+        match (quoted, c) {
+            (Some(q), c) if c == q => quoted = None,
+            (Some(_), c) => word.push(c),
+            (None, '\'' | '"') => (quoted, any) = (Some(c), true),
+            (None, ' ' | ';' | '&' | '|') => {
+                if any || !word.is_empty() {
+                    commands.last_mut().unwrap().push(std::mem::take(&mut word));
+                    any = false;
+                }
+                if c != ' ' && !commands.last().unwrap().is_empty() {
+                    commands.push(Vec::new());
+                }
+            }
+            (None, c) => word.push(c),
+        }
+    }
+    commands.retain(|command: &Vec<String>| !command.is_empty());
+    if commands.is_empty() { whole() } else { commands }
+}
+
+#[test]
+#[ignore = "needs Codex: set STOCKADE_CODEX to its program"]
+fn differential_codex() {
+    let tool = program("STOCKADE_CODEX");
+    let home = tempfile::tempdir().unwrap();
+    let mut all = all_cases(Tool::Codex, "codex");
+    for case in &mut all {
+        case.acts.retain(|act| matches!(act.probe, Probe::Command(_)));
+    }
+    let ask = |rules: &[PathBuf], command: &[String]| {
+        let mut run = Command::new(&tool);
+        run.env("HOME", home.path()).args(["execpolicy", "check", "--resolve-host-executables"]);
+        rules.iter().for_each(|path| {
+            run.arg("--rules").arg(path);
+        });
+        let output = run.arg("--").args(command).stderr(Stdio::null()).output().unwrap();
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+        match answer["decision"].as_str() {
+            Some("allow") => Verdict::Allow,
+            Some("forbidden") => Verdict::Deny,
+            _ => Verdict::Ask,
+        }
+    };
+    let answers: Vec<Vec<Option<Verdict>>> = all
+        .iter()
+        .map(|case| {
+            let write = |(i, file): (usize, &Source)| {
+                let path = home.path().join(format!("{i}.rules"));
+                fs::write(&path, &file.text).unwrap();
+                path
+            };
+            let rules: Vec<PathBuf> = case.sources.iter().enumerate().map(write).collect();
+            let one = |act: &Act| {
+                let Probe::Command(script) = &act.probe else { unreachable!("left out before") };
+                codex_commands(script).iter().map(|command| ask(&rules, command)).max()
+            };
+            case.acts.iter().map(one).collect()
+        })
+        .collect();
+    compare(&all, &answers);
+}
