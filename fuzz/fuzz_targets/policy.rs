@@ -31,6 +31,7 @@ fn verdicts(settings: &Settings) -> Vec<Verdict> {
         environment: Default::default(),
         profile: "workspace".into(),
         grants: Vec::new(),
+        requested: Vec::new(),
         level: Level::Full,
         approval_mode: ApprovalMode::Untrusted,
         sandbox: SandboxPreference::Auto,

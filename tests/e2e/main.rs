@@ -22,6 +22,7 @@ mod neighbours;
 mod notices;
 mod pulled;
 mod raise;
+mod requested;
 mod review;
 mod sandbox;
 mod seated;

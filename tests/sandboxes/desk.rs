@@ -143,6 +143,7 @@ fn request(script: &str, level: Level) -> Request {
         environment: BTreeMap::from(variables.map(|(name, value)| (name.to_owned(), value.into()))),
         profile: "workspace".to_owned(),
         grants: Vec::new(),
+        requested: Vec::new(),
         level,
         approval_mode: ApprovalMode::OnFailure,
         sandbox: SandboxPreference::Auto,

@@ -137,9 +137,15 @@ pub struct Terms {
     /// The powers to run with: `read-only`, `workspace`, or one from the configuration.
     #[arg(long, value_name = "P")]
     pub profile: Option<String>,
-    /// One added power, e.g. 'write ~/.cache/pip' or 'connect pypi.org:443'; may be repeated.
+    /// One added power, e.g. 'write ~/.cache/pip' or 'connect pypi.org:443', without a
+    /// question: it is your own yes; may be repeated. For a command that an agent chose
+    /// see --request.
     #[arg(long = "grant", value_name = "G")]
     pub grants: Vec<OsString>,
+    /// A power to ask for, e.g. 'connect pypi.org:443': rules, the mode and a person
+    /// decide on it, as for a program that is not the person; may be repeated.
+    #[arg(long = "request", value_name = "G")]
+    pub requests: Vec<OsString>,
     /// A limit that holds where it is lower than the profile's, e.g. memory=2GiB,
     /// processes=100, cpus=1.5; may be repeated. To raise one: --grant 'memory 32GiB'.
     #[arg(long = "limit", value_name = "NAME=AMOUNT", value_parser = limit)]
@@ -161,8 +167,8 @@ pub struct Terms {
     /// Record what is read, for `stockade policy suggest`; every open costs more.
     #[arg(long)]
     pub trace: bool,
-    /// Whether a sandbox is insisted on; `forbid` runs without one, which a
-    /// person must confirm and the configuration must permit.
+    /// Whether a sandbox is insisted on. `forbid` runs without one: only with
+    /// `--profile host`, which the configuration must permit and a person must confirm.
     #[arg(long, value_enum, value_name = "PREF")]
     pub sandbox: Option<SandboxArg>,
     /// End the command after this long, e.g. `90s`, `5m`, `1h30m`; time in which
@@ -196,6 +202,9 @@ pub struct CheckArgs {
     /// When one would ask, as for `run`.
     #[arg(long, value_name = "M", value_parser = approval_mode)]
     pub mode: Option<ApprovalMode>,
+    /// A power that would be asked for, as for `run`; may be repeated.
+    #[arg(long = "request", value_name = "G")]
+    pub requests: Vec<OsString>,
     /// What to judge.
     #[command(flatten)]
     pub subject: Subject,
@@ -556,6 +565,8 @@ mod tests {
         assert_eq!(run.terms.profile.as_deref(), Some("b"));
         assert_eq!(run.terms.grants, ["x", "y"]);
         assert_eq!(run.json, Some(Some("f".into())));
+        let run = self::run("run --request x --grant y --request z -- true");
+        assert_eq!((run.terms.requests, run.terms.grants), (vec!["x".into(), "z".into()], vec!["y".into()]));
         let run = self::run("run --limit memory=2GiB --limit cpus=1.5 --limit memory=1GiB -- true");
         assert_eq!(run.terms.limits, [(Limit::Memory, 2 << 30), (Limit::Cpus, 1500), (Limit::Memory, 1 << 30)]);
     }

@@ -33,6 +33,8 @@ pub struct Meant {
     pub workspace: PathBuf,
     /// Powers added by the person's own hand.
     pub grants: Vec<Grant>,
+    /// Powers that are asked for, beyond those.
+    pub requested: Vec<Grant>,
     /// Limits lowered by it.
     pub limits: Limits,
     /// The session.
@@ -63,6 +65,7 @@ impl Meant {
     pub fn run(typed: RunArgs, variables: Variables<'_>) -> Result<Self, Failure> {
         let (terms, cwd) = (typed.terms, places::current_directory()?);
         let workspace = workspace(terms.workspace.as_deref(), variables, &cwd)?;
+        let requested = grants(&terms.requests, variables, &cwd, &workspace)?;
         let grants = grants(&terms.grants, variables, &cwd, &workspace)?;
         let session = match typed.session {
             Some(name) => Some(session(&name)?),
@@ -72,6 +75,7 @@ impl Meant {
             command: command(typed.subject)?,
             workspace,
             cwd,
+            requested: beyond(requested, &grants),
             grants,
             limits: limits(&terms.limits),
             session,
@@ -86,19 +90,21 @@ impl Meant {
         })
     }
 
-    /// What is meant by `check`: the same, without powers. A stream brings its
-    /// own commands; until then there is an empty script.
+    /// The meaning of `check`: the same, without powers of the person's own. A stream
+    /// brings its own commands; until then there is an empty script.
     ///
     /// # Errors
     /// When a path or a name cannot be used.
     pub fn check(typed: CheckArgs, variables: Variables<'_>) -> Result<Self, Failure> {
         let cwd = places::current_directory()?;
         let command = if typed.jsonl { Command::Script(RawText::default()) } else { command(typed.subject)? };
+        let workspace = workspace(typed.workspace.as_deref(), variables, &cwd)?;
         Ok(Self {
             command,
-            workspace: workspace(typed.workspace.as_deref(), variables, &cwd)?,
-            cwd,
             grants: Vec::new(),
+            requested: grants(&typed.requests, variables, &cwd, &workspace)?,
+            workspace,
+            cwd,
             limits: Limits::default(),
             session: None,
             profile: typed.profile,
@@ -112,6 +118,12 @@ impl Meant {
         })
     }
 
+    /// All powers: the person's own, then those that are asked for.
+    pub fn all_grants(&self) -> Vec<Grant> {
+        let requested = beyond(self.requested.clone(), &self.grants);
+        self.grants.iter().cloned().chain(requested).collect()
+    }
+
     /// The request, with what is configured where nothing was typed.
     pub fn request(&self, id: RequestId, environment: BTreeMap<String, RawText>, settings: &Settings) -> Request {
         Request {
@@ -122,7 +134,8 @@ impl Meant {
             workspace: self.workspace.as_path().into(),
             environment,
             profile: self.profile.clone().unwrap_or_else(|| settings.profile.value.clone()),
-            grants: self.grants.clone(),
+            grants: self.all_grants(),
+            requested: beyond(self.requested.clone(), &self.grants),
             level: self.level.unwrap_or(settings.level.value),
             approval_mode: self.mode.unwrap_or(settings.approval_mode.value),
             sandbox: self.sandbox,
@@ -131,6 +144,13 @@ impl Meant {
             caller_approval: None,
         }
     }
+}
+
+/// The powers of `requested` that are not among `grants`: the person's own yes needs no
+/// question.
+fn beyond(mut requested: Vec<Grant>, grants: &[Grant]) -> Vec<Grant> {
+    requested.retain(|grant| !grants.contains(grant));
+    requested
 }
 
 /// The lowest of each that was named.

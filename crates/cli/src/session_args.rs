@@ -1,5 +1,6 @@
 //! What was typed behind `stockade session`. Types only, like `args`.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -49,6 +50,10 @@ pub struct SessionStartArgs {
 #[derive(Args, Debug)]
 #[command(args_override_self = true)]
 pub struct SessionExecArgs {
+    /// A power to ask for, for this command: rules, the mode and a person decide on it;
+    /// may be repeated.
+    #[arg(long = "request", value_name = "G")]
+    pub requests: Vec<OsString>,
     /// Write the outcome as one JSON object to FILE; without FILE to standard
     /// output, with the command's own output inside.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]

@@ -112,6 +112,7 @@ impl World {
             environment: Default::default(),
             profile: "workspace".into(),
             grants: Vec::new(),
+            requested: Vec::new(),
             level: Level::Full,
             approval_mode: ApprovalMode::Untrusted,
             sandbox: SandboxPreference::Auto,

@@ -8,13 +8,10 @@
 
 use std::path::Path;
 
-use stockade_model::{Decision, Denial, Grant, HostPattern, Plan, Request, SecretUse, TargetPattern, Verdict};
-use stockade_policy::{Act, Circumstances, FileOperation, Rule, Settings, Stage, complete_grants};
+use stockade_model::{Decision, Denial, Grant, Plan, Request, SecretUse, Verdict};
+use stockade_policy::{Act, Circumstances, Rule, Settings, Stage, acts_of_power, complete_grants, strictest};
 
 use crate::seams::HeldRule;
-
-/// What `write` is.
-const WRITES: &[FileOperation] = &[FileOperation::Write, FileOperation::Create, FileOperation::Delete];
 
 /// What the rules say of a held call and the powers it needs.
 pub fn of(
@@ -39,12 +36,14 @@ pub fn of(
             }
             let within = power.path().is_some_and(|path| object != path && object.starts_with(path));
             let inner = within.then(|| with_path(power, object)).flatten();
-            let all: Vec<_> =
-                acts(power).chain(inner.iter().flat_map(acts)).map(|act| by(settings, request, &act, around)).collect();
+            let all: Vec<_> = acts_of_power(power)
+                .chain(inner.iter().flat_map(acts_of_power))
+                .map(|act| by(settings, request, &act, around))
+                .collect();
             all
         })
         .collect();
-    let decision = combined(said)?;
+    let decision = strictest(said.into_iter())?;
     let powers = if decision.verdict == Verdict::Allow { powers } else { Vec::new() };
     Some(HeldRule { decision, powers })
 }
@@ -60,20 +59,13 @@ pub fn denies(settings: &Settings, request: &Request, power: &Grant, around: &Ci
     let of_secret = |wanted: &SecretUse| settings.decide_secret_by_rule(wanted, &stage(request), around);
     governed(settings, request, power).is_some()
         || settings.rules().next().is_some()
-            && (acts(power).any(|act| denied(by(settings, request, &act, around)))
+            && (acts_of_power(power).any(|act| denied(by(settings, request, &act, around)))
                 || power.secret().is_some_and(|wanted| denied(of_secret(wanted))))
 }
 
 /// Whether some rule may give powers to held calls.
 pub fn give(settings: &Settings) -> bool {
     settings.rules().any(Rule::gives_powers)
-}
-
-/// The strictest of them; `allow` only where nothing is left open.
-fn combined(said: Vec<Option<Decision>>) -> Option<Decision> {
-    let open = said.contains(&None) || said.is_empty();
-    let strictest = said.into_iter().flatten().max_by_key(|decision| decision.verdict)?;
-    (strictest.verdict != Verdict::Allow || !open).then_some(strictest)
 }
 
 fn by(settings: &Settings, request: &Request, act: &Act<'_>, around: &Circumstances) -> Option<Decision> {
@@ -88,32 +80,6 @@ pub fn stage(request: &Request) -> Stage<'_> {
         session: request.session.as_ref(),
         profile: &request.profile,
         approval_mode: request.approval_mode,
-    }
-}
-
-/// What a power lets a call do, as far as rules can speak of it.
-fn acts(power: &Grant) -> impl Iterator<Item = Act<'_>> {
-    let (files, host) = match power {
-        Grant::Write(path) => (Some((path.as_path(), WRITES)), None),
-        Grant::Read(path) => (Some((path.as_path(), &[FileOperation::Read][..])), None),
-        Grant::Connect(targets) => (None, exact(targets)),
-        // What allows a host says nothing of secrets; what denies it does.
-        Grant::Secret(_) => (None, None),
-        Grant::Listen(_) | Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Limit(..) => (None, None),
-    };
-    let of_file = |(path, operations): (_, &'static [FileOperation])| {
-        operations.iter().map(move |&operation| Act::File { path, operation })
-    };
-    files.into_iter().flat_map(of_file).chain(host)
-}
-
-/// The one host of a power. Patterns are not asked about here: what they name
-/// and a rule refuses is refused by the profile.
-fn exact(targets: &TargetPattern) -> Option<Act<'_>> {
-    let port = targets.target()?.port;
-    match targets.host() {
-        HostPattern::Exactly(host) => Some(Act::Network { host, port: Some(port) }),
-        _ => None,
     }
 }
 

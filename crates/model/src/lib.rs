@@ -48,7 +48,7 @@ pub use id::{ApprovalId, IdError, RequestId, SandboxId, SandboxIdError, SessionI
 pub use inspection::{Inspection, RequestPattern, RequestRuling};
 pub use limit::{Limit, Limits};
 pub use network::{ConnectionEnd, ConnectionRecord, Host, HostError, HostName, HostUse, Target};
-pub use outcome::{AttemptRecord, Decision, Outcome, Staged, Status, Usage, Verdict};
+pub use outcome::{AttemptRecord, Decision, Outcome, RequestedGrant, Staged, Status, Usage, Verdict};
 pub use plan::Plan;
 pub use profile::{DEFAULT_PROTECTED_NAMES, Environment, Filesystem, Network, Profile};
 pub use program::{ExecRules, ProgramPattern, ProgramPatternError};

@@ -158,4 +158,20 @@ pub struct Outcome {
     pub attempts: Vec<AttemptRecord>,
     /// Each question and its answer.
     pub approvals: Vec<Approval>,
+    /// Powers that the request asked for, and the result for each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub requested: Vec<RequestedGrant>,
+}
+
+/// A power that a request asked for, as `--request` does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RequestedGrant {
+    /// The power.
+    pub grant: Grant,
+    /// True where an attempt ran with it.
+    pub given: bool,
+    /// The approver that agreed to it, as in `approvals`; `rules` where no question was
+    /// needed. Absent where it was not given.
+    pub agreed_by: Option<String>,
 }

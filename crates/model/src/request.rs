@@ -64,6 +64,10 @@ pub struct Request {
     pub profile: String,
     /// Grants asked for with the request.
     pub grants: Vec<Grant>,
+    /// Those of `grants` that the person did not give: modes and rules decide on
+    /// each, also where the request is the person's own command line (`--request`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub requested: Vec<Grant>,
     /// Level asked for; a lower one is used only when named here (L6).
     pub level: Level,
     /// When to ask.

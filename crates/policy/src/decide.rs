@@ -10,6 +10,7 @@ use stockade_model::{
     Verdict,
 };
 
+use crate::act::Stage;
 use crate::file::ApproverName;
 use crate::mode::{GrantClass, ModeAnswers, mode_name};
 use crate::obligations::Obligations;
@@ -68,7 +69,8 @@ pub fn rule_on(settings: &Settings, request: &Request, assessment: &Assessment, 
 /// `grants_by_person` is true where the request is the person's own command
 /// line: then its grants, profile, level and mode are the person's word.
 /// Otherwise they may only tighten what is configured: the stricter of both
-/// modes holds, added powers need consent, a weaker level is refused.
+/// modes holds, added powers need consent, a weaker level is refused. Powers that
+/// `Request::requested` lists need consent in both cases.
 pub fn rule_in(
     settings: &Settings,
     request: &Request,
@@ -82,6 +84,7 @@ pub fn rule_in(
     let wanted = obligations.request(request);
     let case = Case::new(settings, request, assessment, grants_by_person);
     let mut voices = Vec::new();
+    let mut given = Vec::new();
     let workspace = request.workspace.as_path();
     let unsandboxed = match resolve_profile(settings, &wanted.profile, workspace, &wanted.grants) {
         Err(error) => {
@@ -95,12 +98,13 @@ pub fn rule_in(
                 if obligations.profile.is_none() {
                     case.profile(&mut voices);
                 }
-                case.grants(&mut voices);
+                given = case.requested_powers(&found, around, &mut voices);
             }
             !profile.sandboxed
         }
     };
     case.rules_and_tier(&found, unsandboxed, &mut voices);
+    voices.append(&mut given);
     case.conclude(voices, unsandboxed, obligations)
 }
 
@@ -256,20 +260,46 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Powers that come with the request are somebody's consent (L1).
-    fn grants(&self, voices: &mut Vec<Voice>) {
-        if self.by_person || self.request.grants.is_empty() {
-            return;
+    /// Powers that come with the request need consent (L1): a rule's, or what the mode
+    /// says. Gives the voices of the rules that allow some, which decide nothing else.
+    fn requested_powers(&self, found: &Findings<'_>, around: &Circumstances, voices: &mut Vec<Voice>) -> Vec<Voice> {
+        // The person's own word needs no other consent.
+        let asked = if self.by_person { &self.request.requested } else { &self.request.grants };
+        let mut allowed = Vec::new();
+        if asked.is_empty() {
+            return allowed;
         }
-        let bare = resolve_profile(self.settings, &self.request.profile, self.request.workspace.as_path(), &[]);
-        let has = |grant: &Grant| bare.as_ref().is_ok_and(|profile| has_power(profile, grant));
-        let added: Vec<Grant> = self.request.grants.iter().filter(|grant| !has(grant)).cloned().collect();
-        let Some(verdict) = added.iter().map(|grant| self.answers.requested(GrantClass::of(grant))).max() else {
-            return;
+        let (request, workspace) = (self.request, self.request.workspace.as_path());
+        let bare = resolve_profile(self.settings, &request.profile, workspace, &[]);
+        let of_rules = |grant: &Grant| {
+            let mut grants = found.allowed.iter().flat_map(|rule| &rule.grants);
+            grants.any(|own| own.resolve(&self.settings.home, workspace).as_ref() == Some(grant))
         };
-        let reasons = added.iter().map(|grant| format!("it asks for `{grant}`")).collect();
-        let rule = format!("mode {}: {} requested powers", self.mode, verb(verdict));
-        voices.push(Voice { verdict, rule, reasons, asks: Asks::Grants(added) });
+        let has = |grant: &Grant| bare.as_ref().is_ok_and(|profile| has_power(profile, grant)) || of_rules(grant);
+        let stage = Stage {
+            cwd: request.cwd.as_path(),
+            workspace,
+            session: request.session.as_ref(),
+            profile: &request.profile,
+            approval_mode: request.approval_mode,
+        };
+        let mut open = Vec::new();
+        for grant in asked.iter().filter(|grant| !has(grant)) {
+            let Some(said) = self.settings.decide_power_by_rule(grant, &stage, around) else {
+                open.push(grant.clone());
+                continue;
+            };
+            let mut voice = Voice::new(said.verdict, said.rule, format!("it asks for `{grant}`"));
+            voice.reasons.extend(said.reasons);
+            let list = if said.verdict == Verdict::Allow { &mut allowed } else { &mut *voices };
+            list.push(voice.asking(Asks::Grants(vec![grant.clone()])));
+        }
+        if let Some(verdict) = open.iter().map(|grant| self.answers.requested(GrantClass::of(grant))).max() {
+            let reasons = open.iter().map(|grant| format!("it asks for `{grant}`")).collect();
+            let rule = format!("mode {}: {} requested powers", self.mode, verb(verdict));
+            voices.push(Voice { verdict, rule, reasons, asks: Asks::Grants(open) });
+        }
+        allowed
     }
 
     fn rules_and_tier(&self, found: &Findings<'_>, unsandboxed: bool, voices: &mut Vec<Voice>) {

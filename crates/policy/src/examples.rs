@@ -208,6 +208,7 @@ impl Runner<'_> {
             environment: BTreeMap::new(),
             profile,
             grants: Vec::new(),
+            requested: Vec::new(),
             level: self.settings.level.value,
             approval_mode: self.settings.approval_mode.value,
             sandbox: SandboxPreference::Auto,

@@ -124,6 +124,7 @@ fn request(profile: &str, mode: ApprovalMode, grants: &[&str]) -> Request {
         environment: std::collections::BTreeMap::new(),
         profile: profile.to_owned(),
         grants: grants.iter().filter_map(|grant| grant.parse().ok()).collect(),
+        requested: Vec::new(),
         level: Level::Full,
         approval_mode: mode,
         sandbox: SandboxPreference::Auto,

@@ -100,6 +100,7 @@ fn request(script: &str, mode: ApprovalMode, in_source: bool) -> Request {
         environment: Default::default(),
         profile: "workspace".into(),
         grants: Vec::new(),
+        requested: Vec::new(),
         level: Level::Full,
         approval_mode: mode,
         sandbox: SandboxPreference::Auto,

@@ -33,6 +33,7 @@ fn request(script: &str) -> Request {
         environment: Default::default(),
         profile: "workspace".into(),
         grants: Vec::new(),
+        requested: Vec::new(),
         level: Level::Full,
         approval_mode: ApprovalMode::OnFailure,
         sandbox: SandboxPreference::Auto,

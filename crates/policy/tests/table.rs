@@ -157,6 +157,7 @@ fn request(mode: ApprovalMode, rule: RuleCase, grants: GrantCase, place: Place) 
         environment: [("HOME".to_owned(), RawText::from("/home/u"))].into(),
         profile: if place == Place::Workspace { "workspace".into() } else { "host".into() },
         grants: grants.iter().map(|text| text.parse::<Grant>().unwrap()).collect(),
+        requested: Vec::new(),
         level: Level::Full,
         approval_mode: mode,
         sandbox: SandboxPreference::Auto,

@@ -221,6 +221,7 @@ mod tests {
             environment: Default::default(),
             profile: "workspace".into(),
             grants: Vec::new(),
+            requested: Vec::new(),
             level: Level::Full,
             approval_mode: ApprovalMode::OnFailure,
             sandbox: SandboxPreference::Auto,

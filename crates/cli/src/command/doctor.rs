@@ -284,6 +284,7 @@ fn plan(level: Level, place: &Place, setting: &Setting) -> Result<Plan, Failure>
         environment: meaning::environment(std::env::vars_os()),
         profile: "workspace".to_owned(),
         grants: Vec::new(),
+        requested: Vec::new(),
         level,
         approval_mode: ApprovalMode::Never,
         sandbox: SandboxPreference::Require,

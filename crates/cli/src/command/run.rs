@@ -249,6 +249,7 @@ fn failed(id: RequestId, failure: &Failure) -> Outcome {
         decision: Decision { verdict: Verdict::Deny, rule: "nothing was decided".to_owned(), reasons: Vec::new() },
         attempts: Vec::new(),
         approvals: Vec::new(),
+        requested: Vec::new(),
     }
 }
 

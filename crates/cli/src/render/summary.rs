@@ -196,6 +196,7 @@ mod tests {
                 reads: Vec::new(),
             }],
             approvals: Vec::new(),
+            requested: Vec::new(),
         }
     }
 

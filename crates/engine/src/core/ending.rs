@@ -1,6 +1,6 @@
 //! How a request ends: the outcome and its last events.
 
-use stockade_model::{Decision, EventKind, Outcome, Status, Verdict};
+use stockade_model::{Approval, Decision, EventKind, Grant, Outcome, RequestedGrant, Status, Verdict};
 
 use super::Output;
 use super::machine::{Core, Phase};
@@ -91,6 +91,15 @@ impl Core {
             decision,
             attempts: self.attempts.clone(),
             approvals: self.approvals.clone(),
+            requested: self.request.requested.iter().map(|grant| self.requested_grant(grant)).collect(),
         }
+    }
+
+    /// The result of asking for a power with the request.
+    fn requested_grant(&self, grant: &Grant) -> RequestedGrant {
+        let given = self.attempts.iter().any(|attempt| attempt.grants.contains(grant));
+        let yes = |approval: &&Approval| approval.answer == "approved" && approval.grants.contains(grant);
+        let by = || self.approvals.iter().rev().find(yes).map_or("rules", |approval| approval.by.as_str()).to_owned();
+        RequestedGrant { grant: grant.clone(), given, agreed_by: given.then(by) }
     }
 }

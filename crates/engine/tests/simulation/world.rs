@@ -93,6 +93,7 @@ fn request(random: &mut Random) -> Request {
         environment: BTreeMap::from([("A".to_owned(), "1".into()), ("TOKEN".to_owned(), "s".into())]),
         profile: if random.chance(15) { "host" } else { "workspace" }.to_owned(),
         grants: if random.chance(30) { random.subset(&GRANTS, 30) } else { Vec::new() },
+        requested: Vec::new(),
         level: random.pick(&[Level::Full, Level::Full, Level::Restricted]),
         approval_mode: random.pick(&modes),
         sandbox: if random.chance(5) { SandboxPreference::Require } else { SandboxPreference::Auto },

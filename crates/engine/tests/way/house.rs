@@ -291,6 +291,7 @@ impl House {
             environment: BTreeMap::from([("PATH".to_owned(), "/usr/bin:/bin".into())]),
             profile: "workspace".to_owned(),
             grants: Vec::new(),
+            requested: Vec::new(),
             level: Level::Full,
             approval_mode: mode,
             sandbox: SandboxPreference::Auto,

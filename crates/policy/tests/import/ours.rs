@@ -58,6 +58,7 @@ pub fn ours(settings: &Settings, probe: &Probe) -> Verdict {
                 environment: Default::default(),
                 profile: "workspace".into(),
                 grants: Vec::new(),
+                requested: Vec::new(),
                 level: Level::Full,
                 approval_mode: mode,
                 sandbox: SandboxPreference::Auto,

@@ -218,7 +218,7 @@ impl Gate {
             Takes::Program => program(&self.request.command, text),
             Takes::Commands | Takes::Data => Command::Script(text.into()),
         };
-        Request { command, grants: Vec::new(), timeout_ms: None, ..self.request.clone() }
+        Request { command, grants: Vec::new(), requested: Vec::new(), timeout_ms: None, ..self.request.clone() }
     }
 
     /// Whether it is whole, as far as that can be told.

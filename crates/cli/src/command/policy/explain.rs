@@ -56,6 +56,7 @@ fn command(typed: PolicyExplainArgs) -> Ended {
         profile: typed.profile,
         workspace: typed.workspace,
         mode: typed.mode,
+        requests: Vec::new(),
         subject: typed.subject,
     };
     let mut meant = Meant::check(check, &variable)?;

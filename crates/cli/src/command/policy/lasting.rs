@@ -105,6 +105,7 @@ mod tests {
             environment: Default::default(),
             profile: "workspace".to_owned(),
             grants: Vec::new(),
+            requested: Vec::new(),
             level: Level::Full,
             approval_mode: ApprovalMode::OnFailure,
             sandbox: SandboxPreference::Auto,

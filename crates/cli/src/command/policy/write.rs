@@ -160,8 +160,15 @@ fn drafts_for_command(
     typed: PolicyAmendArgs,
     provenance: &ProvenanceSection,
 ) -> Result<(Vec<DraftRule>, PathBuf), Failure> {
-    let check =
-        CheckArgs { json: false, jsonl: false, profile: None, workspace: None, mode: None, subject: typed.subject };
+    let check = CheckArgs {
+        json: false,
+        jsonl: false,
+        profile: None,
+        workspace: None,
+        mode: None,
+        requests: Vec::new(),
+        subject: typed.subject,
+    };
     let meant = Meant::check(check, &variable)?;
     let grants = meaning::grants(&typed.grants, &variable, &meant.cwd, &meant.workspace)?;
     if typed.effect != Verdict::Allow && !grants.is_empty() {
@@ -298,6 +305,7 @@ mod tests {
             decision: Decision { verdict: Verdict::Ask, rule: "r".into(), reasons: Vec::new() },
             attempts: vec![attempt],
             approvals: vec![approval],
+            requested: Vec::new(),
         };
         assert_eq!(rule_hint(&command, &outcome, &settings).map(|(_, line)| line).as_deref(), expected);
     }

@@ -115,7 +115,7 @@ pub fn steps_inside(lifecycle: &Lifecycle, id: &SandboxId, commands: Vec<Vec<Raw
 }
 
 fn one_step(words: Vec<RawText>, place: Inside, level: Level, signals: Taken) -> Result<(), Failure> {
-    let manner = Manner { grants: Vec::new(), mode: None, timeout: None, tty: false, json: None };
+    let manner = Manner { grants: Vec::new(), requests: Vec::new(), mode: None, timeout: None, tty: false, json: None };
     let subject = Subject { script: None, words: words.iter().map(|word| word.as_os_str().to_owned()).collect() };
     let front = Front { signals, terminal: Given::Own, place: Place::Lasting(Box::new(place)), supervisor: None };
     match complete(run_args(manner, subject, level), meaning::request_id()?, |_| Ok(front)) {
@@ -166,6 +166,7 @@ fn run_args(manner: Manner, subject: Subject, level: Level) -> RunArgs {
         terms: Terms {
             profile: None,
             grants: manner.grants,
+            requests: manner.requests,
             limits: Vec::new(),
             workspace: None,
             mode: manner.mode,

@@ -142,8 +142,10 @@ fn take_over(post: Post, mut descriptors: impl Iterator<Item = OwnedFd>) -> Resu
         terminal::lend(person);
     }
     trace::start(None)?;
+    let mut terms = post.terms;
+    terms.requests.extend(asked.requests.iter().map(|typed| typed.as_os_str().to_owned()));
     let typed = RunArgs {
-        terms: post.terms,
+        terms,
         session: Some(post.session.to_string()),
         detach: false,
         interactive: false,

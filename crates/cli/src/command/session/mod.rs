@@ -120,10 +120,11 @@ fn settle(terms: Terms, id: &SessionId) -> Result<(Terms, Option<String>), Failu
     let meant = Meant::run(of_terms(&terms), &variable)?;
     let setting = setting::load(&meant.workspace)?;
     let profile = meant.profile.clone().unwrap_or_else(|| setting.settings.profile.value.clone());
-    resolve_profile(&setting.settings, &profile, &meant.workspace, &meant.grants)
+    resolve_profile(&setting.settings, &profile, &meant.workspace, &meant.all_grants())
         .map_err(|error| Failure::from_text(&error.to_string()).or_hint(Some(format!("for session {id}"))))?;
-    let grants = meant.grants.iter().map(Grant::to_string).map(Into::into).collect();
-    Ok((Terms { workspace: Some(meant.workspace), grants, ..terms }, Some(profile)))
+    let resolved = |grants: &[Grant]| grants.iter().map(Grant::to_string).map(Into::into).collect();
+    let (grants, requests) = (resolved(&meant.grants), resolved(&meant.requested));
+    Ok((Terms { workspace: Some(meant.workspace), grants, requests, ..terms }, Some(profile)))
 }
 
 fn exec(typed: SessionExecArgs) -> Ended {
@@ -164,6 +165,7 @@ fn asked(typed: SessionExecArgs) -> Result<Asked, Failure> {
     Ok(Asked {
         script: script.map(Into::into),
         words: words.into_iter().map(Into::into).collect(),
+        requests: typed.requests.into_iter().map(Into::into).collect(),
         report: match typed.json {
             None => Report::Nowhere,
             Some(None) => Report::StandardOutput,

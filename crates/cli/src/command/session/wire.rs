@@ -84,6 +84,9 @@ pub struct Asked {
     pub script: Option<RawText>,
     /// Program and arguments.
     pub words: Vec<RawText>,
+    /// Powers to ask for, as typed. Absent means none: callers write this themselves.
+    #[serde(default)]
+    pub requests: Vec<RawText>,
     /// Where the outcome goes.
     pub report: Report,
     /// The caller's variables.
@@ -274,6 +277,7 @@ mod tests {
         let asked = Asked {
             script: None,
             words: vec![b"\xff\0"[..1].into(), "x\n".into()],
+            requests: vec![b"write /\xff"[..].into()],
             report: Report::File(b"\xfe"[..].into()),
             environment: vec![("A".into(), b"\x80"[..].into())],
             umask: 0o27,

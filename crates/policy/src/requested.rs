@@ -1,0 +1,81 @@
+//! What the rules say of a power that a request asks for before it runs.
+//!
+//! A power lets a run do more than one act: `write` changes, creates and removes, and
+//! a path stands for everything beneath it. A rule that denies any of these denies the
+//! power, and only rules that allow all of them give it. Must not know modes beyond
+//! what the rules make of them, nor approvers.
+
+use stockade_model::{Decision, Grant, HostPattern, TargetPattern, Verdict};
+
+use crate::act::Stage;
+use crate::file::FileOperation;
+use crate::rules::{Act, Circumstances, Rule};
+use crate::settings::Settings;
+
+/// The operations that `write` gives.
+const WRITES: &[FileOperation] = &[FileOperation::Write, FileOperation::Create, FileOperation::Delete];
+/// A path that no rule names by itself: a rule allows it only where the rule allows
+/// everything beneath its directory.
+const ANY_CHILD: &str = "stockade-any-name/stockade-any-name";
+
+impl Settings {
+    /// What the rules alone say of a power that a request asks for; nothing where no
+    /// rule speaks of all of it.
+    pub fn decide_power_by_rule(&self, power: &Grant, stage: &Stage<'_>, around: &Circumstances) -> Option<Decision> {
+        if let Some(decision) = self.decide_governed(stage.workspace, power) {
+            return Some(decision);
+        }
+        // Most configurations have no rules.
+        self.rules().next()?;
+        if let Grant::Secret(wanted) = power {
+            return self.decide_secret_by_rule(wanted, stage, around);
+        }
+        let by_rule = |act: Act<'_>| self.decide_by_rule(act, stage, around);
+        let whole: Vec<_> = acts_of_power(power).map(by_rule).collect();
+        let child = power.path().map(|path| path.join(ANY_CHILD));
+        let beneath: Vec<_> = match (power, &child) {
+            (Grant::Write(_), Some(path)) => WRITES.iter().map(|&operation| (path, operation)).collect(),
+            (Grant::Read(_), Some(path)) => vec![(path, FileOperation::Read)],
+            _ => Vec::new(),
+        };
+        let beneath = beneath.into_iter().map(|(path, operation)| by_rule(Act::File { path, operation }));
+        let decision = strictest(whole.into_iter().chain(beneath))?;
+        // A rule may refuse a name beneath the path, which cannot be seen here.
+        let is_narrowed = power.path().is_some() && self.rules().any(Rule::guards_files);
+        (decision.verdict != Verdict::Allow || !is_narrowed).then_some(decision)
+    }
+}
+
+/// What a power lets a run do, as far as rules can speak of it.
+pub fn acts_of_power(power: &Grant) -> impl Iterator<Item = Act<'_>> {
+    let (files, host) = match power {
+        Grant::Write(path) => (Some((path.as_path(), WRITES)), None),
+        Grant::Read(path) => (Some((path.as_path(), &[FileOperation::Read][..])), None),
+        Grant::Connect(targets) => (None, one_host(targets)),
+        // A rule that allows a host says nothing of secrets; one that denies it does.
+        Grant::Secret(_) => (None, None),
+        Grant::Listen(_) | Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Limit(..) => (None, None),
+    };
+    let of_file = |(path, operations): (_, &'static [FileOperation])| {
+        operations.iter().map(move |&operation| Act::File { path, operation })
+    };
+    files.into_iter().flat_map(of_file).chain(host)
+}
+
+/// The one host of a power. Patterns are not decided here: the profile of the run
+/// refuses the part of a pattern that a rule refuses.
+fn one_host(targets: &TargetPattern) -> Option<Act<'_>> {
+    let port = targets.target()?.port;
+    match targets.host() {
+        HostPattern::Exactly(host) => Some(Act::Network { host, port: Some(port) }),
+        _ => None,
+    }
+}
+
+/// The strictest decision; `allow` only where every act has one.
+pub fn strictest(said: impl Iterator<Item = Option<Decision>>) -> Option<Decision> {
+    let said: Vec<_> = said.collect();
+    let open = said.contains(&None) || said.is_empty();
+    let strictest = said.into_iter().flatten().max_by_key(|decision| decision.verdict)?;
+    (strictest.verdict != Verdict::Allow || !open).then_some(strictest)
+}
