@@ -20,6 +20,7 @@ mod life;
 mod limits;
 mod neighbours;
 mod notices;
+mod own_files;
 mod pulled;
 mod raise;
 mod requested;

@@ -303,7 +303,9 @@ policy check` says, and the first run at a terminal. A project's file may hide, 
 more, lower limits, add `ask` and `deny` rules, and choose a stricter mode,
 level, sandbox preference or profile; whatever would give more is an error that
 names its place. The project's file must be a regular file of at most 256 KiB,
-not a symbolic link.
+not a symbolic link. Its owner does not matter. The user's file must belong to the
+user or to root, those in `/etc` to root, and no other user may write one of them or
+a directory or link on the way to it.
 
 A file that cannot be used stops every run: there is no "no configuration"
 instead. Unknown keys are errors, with a suggestion:
@@ -416,5 +418,6 @@ configuration, and a person is asked for each command.
 
 Names such as `.git/hooks`, `.git/config`, shell start-up files and agents'
 settings are protected in every writable directory, whether or not they exist.
-Stockade's own configuration and state are never within reach of a run.
+Stockade's own configuration and state are never within reach of a run, nor is a link
+on the way to them.
 ";
