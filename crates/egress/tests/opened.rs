@@ -125,31 +125,29 @@ fn what_servers_read_in_different_ways_is_refused() {
     assert!(ask(&mut scene.client(), "GET /v1/%C3%A9 HTTP/1.1\r\nHost: api.test\r\n\r\n").ends_with("fine"));
 }
 
-/// A server that changes the protocol whatever it is asked, and then echoes.
-fn switching(names: &[&str]) -> Origin {
-    Origin::serving(names, |mut stream| {
-        let mut head = Vec::new();
-        let mut byte = [0];
-        while !head.ends_with(b"\r\n\r\n") {
-            match stream.read(&mut byte) {
-                Ok(1) => head.push(byte[0]),
-                _ => return,
-            }
+/// Changes the protocol whatever it is asked, and then echoes.
+fn switch(mut stream: impl Read + Write) {
+    let mut head = Vec::new();
+    let mut byte = [0];
+    while !head.ends_with(b"\r\n\r\n") {
+        match stream.read(&mut byte) {
+            Ok(1) => head.push(byte[0]),
+            _ => return,
         }
-        let _ = stream.write_all(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n");
-        let mut buffer = [0; 4096];
-        while let Ok(count @ 1..) = stream.read(&mut buffer) {
-            if stream.write_all(&buffer[..count]).and_then(|()| stream.flush()).is_err() {
-                return;
-            }
+    }
+    let _ = stream.write_all(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n");
+    let mut buffer = [0; 4096];
+    while let Ok(count @ 1..) = stream.read(&mut buffer) {
+        if stream.write_all(&buffer[..count]).and_then(|()| stream.flush()).is_err() {
+            return;
         }
-    })
+    }
 }
 
 /// What comes back of a request and of one behind it that the rules refuse, through a
 /// server that has changed the protocol.
 fn behind_a_change(upgrade: bool, fields: &str) -> (String, Vec<String>) {
-    let origin = switching(&["api.test"]);
+    let origin = Origin::serving(&["api.test"], switch);
     let target = format!("api.test:{}", origin.port);
     let options = Options { names: vec![("api.test", "127.0.0.1")], allow: vec!["api.test"], ..Options::default() };
     let (world, edge) = World::looking(options, &origin.pem, |rules| {
@@ -197,6 +195,22 @@ fn where_requests_are_read_the_protocol_does_not_change() {
     assert!(rules.is_empty(), "{rules:?}");
     let (answer, rules) = behind_a_change(true, "");
     assert!(answer.is_empty() && rules.len() == 1, "{answer} {rules:?}");
+}
+
+/// In plain HTTP to a host that is otherwise left closed the rules hold too.
+#[test]
+fn an_excepted_host_with_rules_does_not_change_the_protocol_either() {
+    let port = serve(switch);
+    for (rule, status) in [("* http://api.test:PORT/admin*", "403"), ("* http://api.test:1/admin*", "101")] {
+        let options = Options { names: vec![("api.test", "127.0.0.1")], ..Options::default() };
+        let (world, _) = World::looking(options, &Origin::new(&["api.test"], |_| ok("")).pem, |rules| {
+            rules.inspect.deny = vec![rule.replace("PORT", &port.to_string()).parse().unwrap()];
+            rules.inspect.except = vec!["api.test".parse().unwrap()];
+        });
+        let mut stream = world.connect(&format!("api.test:{port}")).unwrap();
+        let answer = ask(&mut stream, "GET / HTTP/1.1\r\nHost: api.test\r\nUpgrade: websocket\r\n\r\n");
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{rule} {answer}");
+    }
 }
 
 #[test]

@@ -63,7 +63,9 @@ impl Asked<'_> {
         let asks = values(&request.fields, "upgrade").next().is_some()
             || values(&request.fields, "http2-settings").next().is_some()
             || has_word(&request.fields, "connection", "upgrade");
-        if !asks || !rules.inspects(self.target) || rules.inspect.upgrades(self.target) {
+        // Rules hold for plain HTTP to a host of `inspect.except` as well.
+        let is_read = rules.inspects(self.target) || rules.inspect.has_rules(self.target);
+        if !asks || !is_read || rules.inspect.upgrades(self.target) {
             return Ok(());
         }
         let rule = "it asks for another protocol (`Upgrade`) where requests are looked into; \
