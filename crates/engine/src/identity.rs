@@ -41,6 +41,19 @@ const DYNAMIC: &[u8] = b"$`*?~";
 /// Findings of the text by which it is not known what would run.
 const UNREAD: &[&str] = &["not-understood", "too-much-to-review", "too-deep", "dynamic-program", "calls-function"];
 
+/// Findings by which a program may run a file that its words name, whatever the file's
+/// mode.
+const RUNS_NAMED: &[&str] = &[
+    "unknown-program",
+    "unknown-use",
+    "unknown-option",
+    "unknown-operand",
+    "executing-option",
+    "indirect-option",
+    "persistence",
+    "persists",
+];
+
 /// What an approval of a run would be bound to.
 pub(crate) struct Identity {
     /// Of the program, and of the files that it would run.
@@ -89,7 +102,10 @@ pub(crate) fn identity(program: &Program<'_>, assessment: &Assessment, takes: Ta
         let by_path = all().any(|program| program.as_bytes().contains(&b'/'));
         search.words(&words, is_script, interpreted && !found_code, interpreted || by_path);
     } else {
-        search.started_by_unknown(&words);
+        let has = |codes: &[&str]| assessment.findings.iter().any(|found| codes.contains(&found.code.as_str()));
+        // What git runs is its hooks; the files that it is given are data.
+        let is_git = all().any(|program| name_of(program).as_deref() == Some("git"));
+        search.started_by_unknown(&words, has(RUNS_NAMED) || (has(&["runs-code"]) && !is_git));
     }
     let fields: Vec<Vec<u8>> = search.files.iter().map(|path| fingerprint(path)).collect();
     Identity {
@@ -165,16 +181,36 @@ impl Search<'_> {
     }
 
     /// Binds what a program of which nothing is known may start: files that can be
-    /// executed, and every file where an interpreter is among the words.
-    fn started_by_unknown(&mut self, words: &[&[u8]]) {
+    /// executed, and every file where it may run one or an interpreter is among the words.
+    fn started_by_unknown(&mut self, words: &[&[u8]], runs_named: bool) {
         let names = |word: &[u8]| name_of(&RawText::from(word)).is_some_and(|name| runs_others(&name).is_some());
-        let all = words.iter().any(|word| names(word));
-        for word in words.iter().take(MAX_WORDS) {
-            let path = self.cwd.join(RawText::from(*word).as_path());
-            if self.look_at(&path).is_some_and(|file| file.is_file() && (all || file.mode() & 0o111 != 0)) {
-                self.bind(path);
+        let all = runs_named || words.iter().any(|word| names(word));
+        let pieces = words.iter().flat_map(|word| word.split(|byte| BORDERS.contains(byte)));
+        let mut seen = 0;
+        for piece in pieces.filter(|piece| !piece.is_empty()) {
+            seen += 1;
+            if seen > MAX_WORDS {
+                self.is_whole = false;
+                break;
+            }
+            for path in self.paths_in(piece) {
+                if self.look_at(&path).is_some_and(|file| file.is_file() && (all || file.mode() & 0o111 != 0)) {
+                    self.bind(path);
+                }
             }
         }
+    }
+
+    /// The files that a piece of a word may name: itself, what is attached to an option as
+    /// in `-fFILE`, and what stands behind a mark as in `+!FILE` or `@FILE`.
+    fn paths_in(&self, piece: &[u8]) -> BTreeSet<PathBuf> {
+        let attached = piece.strip_prefix(b"-").and_then(|option| option.get(1..)).unwrap_or_default();
+        let marks = piece.iter().take_while(|byte| b"+!@".contains(byte)).count();
+        [piece, attached, &piece[marks..]]
+            .into_iter()
+            .filter(|name| !name.is_empty())
+            .map(|name| self.cwd.join(RawText::from(name).as_path()))
+            .collect()
     }
 
     /// Binds every file that is named among the words. Where `needs_code`, it must be in
@@ -192,11 +228,8 @@ impl Search<'_> {
             for piece in word.split(|byte| BORDERS.contains(byte)).filter(|piece| !piece.is_empty()) {
                 seen += 1;
                 moved |= MOVES.contains(&piece);
-                // `-fFILE`
-                let attached = piece.strip_prefix(b"-").and_then(|option| option.get(1..)).unwrap_or_default();
-                for name in [piece, attached] {
-                    let path = self.cwd.join(RawText::from(name).as_path());
-                    if !name.is_empty() && self.look_at(&path).is_some_and(|file| file.is_file()) {
+                for path in self.paths_in(piece) {
+                    if self.look_at(&path).is_some_and(|file| file.is_file()) {
                         found_code = true;
                         self.bind(path);
                     }
@@ -325,6 +358,40 @@ mod tests {
             let (before, after) = (of(cwd, &command), of(cwd, &command));
             assert!(after.is_whole && before.digest == after.digest, "{text}");
         }
+    }
+
+    /// Whatever starts the script: where the answer is kept, the script is bound by it.
+    #[test]
+    fn no_answer_outlives_a_script_that_was_replaced() {
+        let Ok(directory) = tempfile::tempdir() else { panic!("no directory") };
+        let cwd = directory.path();
+        let write = |text: &str| assert!(fs::write(cwd.join("x.sh"), text).is_ok());
+        assert!(fs::create_dir(cwd.join("d")).is_ok());
+        let table = include_str!("identity_table.txt");
+        let (mut rows, mut kept, mut wrong) = (0, 0, String::new());
+        let mut shell_only = false;
+        for text in table.lines().filter(|line| !line.is_empty()) {
+            if text.starts_with('#') {
+                shell_only = text.contains("the shell's own words");
+                continue;
+            }
+            let words = Command::Argv(text.split_whitespace().map(RawText::from).collect());
+            let commands = [Some(Command::Script(text.into())), Some(words).filter(|_| !shell_only)];
+            for command in commands.into_iter().flatten() {
+                write("echo one");
+                let before = of(cwd, &command);
+                write("echo two; echo three");
+                let after = of(cwd, &command);
+                rows += 1;
+                kept += usize::from(after.is_whole);
+                if after.is_whole && before.digest == after.digest {
+                    wrong.push_str(&format!("{command:?}\n"));
+                }
+            }
+        }
+        assert!(wrong.is_empty(), "kept for another script:\n{wrong}");
+        // Control: answers are kept where the script is known.
+        assert!(rows > 100 && kept > 40, "{kept} of {rows} are kept");
     }
 
     #[test]

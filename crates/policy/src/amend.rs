@@ -243,7 +243,8 @@ pub fn rules_for(
         Command::Argv(argv) => words::of_argv(&argv.iter().map(RawText::to_str).collect::<Vec<_>>()),
         Command::Script(script) => words::of_script(script.as_bytes()),
     };
-    if !words.plain || words.background || words.commands.is_empty() {
+    let hidden = words.background && effect == Verdict::Allow;
+    if !words.plain || hidden || words.commands.is_empty() {
         return Err(NoRule::NotPlain);
     }
     for grant in grants {

@@ -22,6 +22,7 @@ mod ours;
 #[path = "import/probes.rs"]
 mod probes;
 
+use std::collections::BTreeMap;
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -255,12 +256,13 @@ fn differential_codex() {
             run.arg("--rules").arg(path);
         });
         let output = run.arg("--").args(command).stderr(Stdio::null()).output().unwrap();
-        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
-        match answer["decision"].as_str() {
+        // A file that it refuses has no answers.
+        let answer: Value = serde_json::from_slice(&output.stdout).ok()?;
+        Some(match answer["decision"].as_str() {
             Some("allow") => Verdict::Allow,
             Some("forbidden") => Verdict::Deny,
             _ => Verdict::Ask,
-        }
+        })
     };
     let answers: Vec<Vec<Option<Verdict>>> = all
         .iter()
@@ -271,9 +273,14 @@ fn differential_codex() {
                 path
             };
             let rules: Vec<PathBuf> = case.sources.iter().enumerate().map(write).collect();
-            let one = |act: &Act| {
+            let mut known: BTreeMap<Vec<String>, Option<Verdict>> = BTreeMap::new();
+            let mut one = |act: &Act| {
                 let Probe::Command(script) = &act.probe else { unreachable!("left out before") };
-                codex_commands(script).iter().map(|command| ask(&rules, command)).max()
+                let commands = codex_commands(script);
+                let answers = commands
+                    .iter()
+                    .map(|command| *known.entry(command.clone()).or_insert_with(|| ask(&rules, command)));
+                answers.collect::<Option<Vec<Verdict>>>()?.into_iter().max()
             };
             case.acts.iter().map(one).collect()
         })

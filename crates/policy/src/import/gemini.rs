@@ -147,8 +147,11 @@ fn policies(source: &Source, context: &Context, imported: &mut Imported) -> Resu
         let at = places.get(key).unwrap_or(Place { line: 1, column: 1 });
         match (key.as_str(), value) {
             ("rule", toml::Value::Array(rules)) => {
+                // A file with one rule that its schema refuses is not read at all.
+                let is_read = rules.iter().all(|rule| rule.get("toolName").is_some());
                 for (i, rule) in rules.iter().enumerate() {
-                    let reader = Reader { source, context, places: &places, key: format!("rule[{i}]"), value: rule };
+                    let reader =
+                        Reader { source, context, is_read, places: &places, key: format!("rule[{i}]"), value: rule };
                     ranked.extend(reader.rule(imported).map_err(|wrong| fault(source, wrong))?);
                 }
             }
@@ -156,7 +159,7 @@ fn policies(source: &Source, context: &Context, imported: &mut Imported) -> Resu
             ("safety_checker", toml::Value::Array(checkers)) => {
                 for (i, checker) in checkers.iter().enumerate() {
                     let key = format!("safety_checker[{i}]");
-                    let reader = Reader { source, context, places: &places, key, value: checker };
+                    let reader = Reader { source, context, is_read: true, places: &places, key, value: checker };
                     ranked.push(reader.checker(imported).map_err(|wrong| fault(source, wrong))?);
                 }
             }
@@ -193,6 +196,8 @@ const KEYS: &[&str] = &[
 struct Reader<'a> {
     source: &'a Source,
     context: &'a Context,
+    /// Whether the tool reads the file.
+    is_read: bool,
     places: &'a Places,
     key: String,
     value: &'a toml::Value,
@@ -258,6 +263,7 @@ impl Reader<'_> {
             let at = Entry::new(&self.source.name, self.place(key), key);
             imported.notes.push(at.note(Carried::Needless, "the key is not known there either"));
         }
+        self.check_schema()?;
         if !self.is_active(&entry, imported)? {
             return Ok(None);
         }
@@ -288,6 +294,9 @@ impl Reader<'_> {
         let why = match self.source.scope {
             Scope::Extension => "an extension allows nothing there",
             Scope::Project => "policies of a project are not read there",
+            _ if !self.is_read => {
+                "a rule of this file has no `toolName`, and then the file is not read there: write `\"*\"`"
+            }
             _ if self.context.no_always_allow && priority == ALWAYS_ALLOW => {
                 "rules of \"always allow\" are switched off there (`security.disableAlwaysAllow`)"
             }
@@ -314,6 +323,26 @@ impl Reader<'_> {
             rule.add(tool, server, &Conditions::None, imported);
         }
         Ok(Ranked { priority: i64::MAX, effect: Verdict::Ask, drafts: rule.drafts })
+    }
+
+    /// What makes the tool leave out the whole file.
+    fn check_schema(&self) -> Result<(), Fault> {
+        let modes = ["default", "autoEdit", "plan", "yolo"];
+        if let Some(other) = self.texts("modes")?.iter().find(|mode| !modes.contains(mode)) {
+            return self.fail("modes", format!("`{other}`: the modes are {}", modes.join(", ")));
+        }
+        for key in ["interactive", "allowRedirection", "allow_redirection"] {
+            if self.value.get(key).is_some_and(|value| value.as_bool().is_none()) {
+                return self.fail(key, format!("`{key}` is `true` or `false`"));
+            }
+        }
+        for key in ["subagent", "denyMessage", "deny_message", "mcpName"] {
+            self.text(key)?;
+        }
+        if self.value.get("toolAnnotations").is_some_and(|value| !value.is_table()) {
+            return self.fail("toolAnnotations", "`toolAnnotations` is a table");
+        }
+        Ok(())
     }
 
     fn shown(&self, tools: &[String], effect: Verdict) -> String {

@@ -18,7 +18,7 @@ for (const one of cases) {
   for (const name of Object.values(directory)) fs.mkdirSync(path.join(home, name));
   let settings = {};
   for (const file of one.files) {
-    if (file.name.endsWith('.json')) settings = JSON.parse(file.text);
+    if (file.name.endsWith('.json')) settings = new Function(`return (${file.text})`)();
     else fs.writeFileSync(path.join(home, directory[file.scope], file.name), file.text);
   }
   const tools = settings.tools ?? {};
