@@ -5,7 +5,7 @@
 //! ```text
 //! cargo test -p stockade-tests --test names -- [FILTER] [--list] [--controls] [--no-controls]
 //! ```
-//! A task is named `ROW/USER/LEVEL` or `ROW/control`; FILTER is a part of that, or
+//! A task is named `ROW/USER/LEVEL`, `ROW/USER/kept` (a persistent sandbox) or `ROW/control`; FILTER is a part of that, or
 //! several, parted by commas. `STOCKADE_BIN` names the program to test, and
 //! `STOCKADE_NAMES` how much is tried (see `counts.rs`).
 //!
@@ -36,7 +36,7 @@ use stockade_tests::Level;
 
 use crate::counts::Counts;
 use crate::row::Row;
-use crate::scene::Session;
+use crate::scene::{Session, Walls};
 
 /// Rows at a time.
 const PARALLEL_ROWS: usize = 3;
@@ -57,11 +57,22 @@ enum Work {
     Races,
 }
 
+impl Work {
+    /// Whether persistent sandboxes are tried as well.
+    fn is_played_kept(self) -> bool {
+        match self {
+            Self::Row(row) => row.is_played_kept(),
+            Self::Trees(_) => false,
+            Self::Races => true,
+        }
+    }
+}
+
 /// Something played as a user at a level, or its control.
 struct Task {
     work: Work,
     user: User,
-    level: Option<Level>,
+    walls: Walls,
 }
 
 impl fmt::Display for Task {
@@ -71,9 +82,9 @@ impl fmt::Display for Task {
             Work::Trees(part) => write!(f, "trees-{}-{}", part.kind.word(), part.number)?,
             Work::Races => f.write_str("races")?,
         }
-        match self.level {
-            Some(level) => write!(f, "/{}/{}", self.user.word(), level.word()),
-            None => f.write_str("/control"),
+        match self.walls {
+            Walls::None => f.write_str("/control"),
+            walls => write!(f, "/{}/{walls}", self.user.word()),
         }
     }
 }
@@ -82,9 +93,9 @@ impl Task {
     /// What was planted.
     fn play(&self, session: &Session, counts: &Counts) -> Result<Vec<String>> {
         match self.work {
-            Work::Row(row) => row.play(session, self.user, self.level),
-            Work::Trees(part) => trees::play(session, self.user, self.level, part, counts),
-            Work::Races => races::play(session, self.user, self.level, counts),
+            Work::Row(row) => row.play(session, self.user, self.walls),
+            Work::Trees(part) => trees::play(session, self.user, self.walls, part, counts),
+            Work::Races => races::play(session, self.user, self.walls, counts),
         }
     }
 }
@@ -98,11 +109,14 @@ fn tasks(counts: &Counts) -> Vec<Task> {
     for work in works {
         // One part shows that the seeds plant.
         if !matches!(work, Work::Trees(part) if part.number > 0) {
-            tasks.push(Task { work, user: User::Ordinary, level: None });
+            tasks.push(Task { work, user: User::Ordinary, walls: Walls::None });
         }
         for user in User::available() {
             for level in [Level::Full, Level::Restricted] {
-                tasks.push(Task { work, user, level: Some(level) });
+                tasks.push(Task { work, user, walls: Walls::Run(level) });
+            }
+            if work.is_played_kept() {
+                tasks.push(Task { work, user, walls: Walls::Kept });
             }
         }
     }
@@ -116,9 +130,8 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
     let mut tasks = tasks(&counts);
     tasks.retain(|task| {
         let name = task.to_string();
-        filter.split(',').any(|part| name.contains(part))
-            && !(has("--controls") && task.level.is_some())
-            && !(has("--no-controls") && task.level.is_none())
+        let excluded = if task.walls.is_control() { "--no-controls" } else { "--controls" };
+        filter.split(',').any(|part| name.contains(part)) && !has(excluded)
     });
     if has("--list") {
         tasks.iter().for_each(|task| println!("{task}: test"));
@@ -135,9 +148,9 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
 
 /// A control must plant, a sandboxed run must not.
 fn judged(task: &Task, found: &[String], elapsed: Duration) -> Output {
-    let (code, text) = match (task.level, found) {
-        (None, []) => (FAILED, "the control planted nothing: the row proves nothing".to_owned()),
-        (Some(_), [_, ..]) => (FAILED, format!("planted:\n{}", found.join("\n"))),
+    let (code, text) = match (task.walls, found) {
+        (Walls::None, []) => (FAILED, "the control planted nothing: the row proves nothing".to_owned()),
+        (Walls::Run(_) | Walls::Kept, [_, ..]) => (FAILED, format!("planted:\n{}", found.join("\n"))),
         _ => (PASSED, String::new()),
     };
     Output { ended: Ended::Code(code.into()), stdout: text, stderr: String::new(), elapsed, held_open: false }

@@ -15,7 +15,7 @@ use stockade_tests::Level;
 use crate::board::Board;
 use crate::counts::Counts;
 use crate::oracle::{Depth, Oracle, Tool};
-use crate::scene::{Scene, Session, directories_of};
+use crate::scene::{Scene, Session, Walls, directories_of};
 
 /// Runs at once.
 const RUNS: usize = 2;
@@ -45,23 +45,26 @@ const RACES: &[(&str, &[&str])] = &[
 ];
 
 /// Lets them race, and says what was left planted.
-pub fn play(session: &Session, user: User, level: Option<Level>, counts: &Counts) -> Result<Vec<String>> {
-    let scene = Scene::new(session, user)?;
+pub fn play(session: &Session, user: User, walls: Walls, counts: &Counts) -> Result<Vec<String>> {
+    let mut scene = Scene::new(session, user, walls)?;
+    scene.open()?;
     let board = Board::new(&scene, RACES.len())?;
-    scene.run_together(&[racer(&scene, "ship", &[])])?;
+    let ship = scene.command(session.path("race")).args(arguments(&scene, "ship", &scene.workspace(), &[]));
+    scene.run_together(&[ship])?;
     let left = left(&scene)?;
     ensure!(left.is_empty(), "planted before the races: {left:?}");
     let races = u32::try_from(RACES.len())?;
-    let phase = (counts.race / races).max(if level.is_none() { CONTROL_PHASE_MIN } else { Duration::ZERO });
+    let phase = (counts.race / races).max(if walls.is_control() { CONTROL_PHASE_MIN } else { Duration::ZERO });
     let start = SystemTime::now().duration_since(UNIX_EPOCH)? + START_DELAY * slowness();
     let times = [start.as_millis().to_string(), phase.as_millis().to_string(), PROCESSES.to_string()];
-    let runs: Vec<Command> = (0..RUNS)
-        .map(|run| {
-            let program = session.path("race");
-            let command = scene.sandboxed(level, &format!("race{run}"), "", &[], &[&program]);
-            command.args(arguments(&scene, "play", &times)).timeout(phase * races + Duration::from_secs(60))
-        })
-        .collect();
+    // Beside commands of a persistent sandbox a run is at the same workspace.
+    let behind = if walls == Walls::Kept { vec![walls, walls, Walls::Run(Level::Full)] } else { vec![walls; RUNS] };
+    let command = |(run, walls): (usize, Walls)| {
+        let command = scene.behind(walls, &format!("race{run}"), "", &[], &[&walls.helper(&scene, "race")]);
+        let arguments = arguments(&scene, "play", &walls.workspace(&scene), &times);
+        command.args(arguments).timeout(phase * races + Duration::from_secs(60))
+    };
+    let runs: Vec<Command> = behind.into_iter().enumerate().map(command).collect();
     let top = scene.workspace();
     let over = AtomicBool::new(false);
     let (ran, seen) = thread::scope(|scope| {
@@ -76,7 +79,7 @@ pub fn play(session: &Session, user: User, level: Option<Level>, counts: &Counts
     println!(
         "        races/{}/{}: {} s, {} calls tried, {} refused, {} done, goals seen inside {}, outside {}, left {}",
         user.word(),
-        level.map_or("control", Level::word),
+        walls,
         (phase * races).as_secs(),
         said.tried,
         said.refused,
@@ -86,7 +89,7 @@ pub fn play(session: &Session, user: User, level: Option<Level>, counts: &Counts
         left.len(),
     );
     ensure!(said.done > 0, "nothing raced");
-    if level.is_none() {
+    if walls.is_control() {
         let lost: Vec<&str> = RACES.iter().map(|(race, _)| *race).filter(|race| !left.contains_key(race)).collect();
         let may_be_lost = if phase >= SURE_PHASE { 0 } else { RACES.len() / 4 };
         ensure!(lost.len() <= may_be_lost, "never won, so that they prove nothing: {lost:?}");
@@ -94,13 +97,9 @@ pub fn play(session: &Session, user: User, level: Option<Level>, counts: &Counts
     Ok(left.into_values().collect())
 }
 
-fn arguments(scene: &Scene<'_>, verb: &str, further: &[String]) -> Vec<String> {
+fn arguments(scene: &Scene<'_>, verb: &str, base: &Path, further: &[String]) -> Vec<String> {
     let canary = scene.path("probe/canary.sh").display().to_string();
-    [&[verb.to_owned(), scene.workspace().display().to_string(), canary], further].concat()
-}
-
-fn racer(scene: &Scene<'_>, verb: &str, further: &[String]) -> Command {
-    scene.command(scene.session.path("race")).args(arguments(scene, verb, further))
+    [&[verb.to_owned(), base.display().to_string(), canary], further].concat()
 }
 
 /// Races in whose directory something is planted now.

@@ -6,10 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use stockade_testkit::{Ended, Running, User, run_as, slowness};
-use stockade_tests::Level;
 
 use crate::oracle::{Depth, Oracle, Tool};
-use crate::scene::{Scene, Session};
+use crate::scene::{Scene, Session, Walls};
 
 /// How long a run beside the attack may take to be ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(20);
@@ -25,6 +24,8 @@ pub enum Then {
     /// A run without the options that began before the attack and ends after it: it
     /// makes `go.ready`, and waits for `go`.
     Beside(&'static str),
+    /// The attack makes `go.ready`, waits for `go`, and meanwhile the person does this.
+    During(&'static str),
     /// The stages of the attack, and of these further runs, are committed. Without a
     /// sandbox there are none.
     Commit(&'static [&'static str]),
@@ -49,55 +50,92 @@ pub struct Row {
     pub ask: &'static [Tool],
 }
 
+/// Rows of every class, for persistent sandboxes.
+const KEPT: &[&str] = &[
+    "cargo-link-last",
+    "cargo-shipped-sub",
+    "cargo-shipped-moved",
+    "cargo-shipped-way-exchanged",
+    "cargo-directory-moved",
+    "cargo-file-unnamed",
+    "npm-written",
+    "npm-shipped-sub",
+    "npm-shipped-hard-link",
+    "socket-through-link",
+    "home-link-last",
+    "home-moved",
+    "bare-orders-moved",
+    "bare-shipped-commondir",
+    "commondir",
+    "gitfile-shipped-commondir",
+    "include-shipped",
+    "hookspath-shipped-link",
+    "hook-shipped-link-sub",
+];
+
 /// A row that asks nobody, to be filled in.
 pub const ROW: Row =
     Row { id: "", prepare: "", workspace: "", options: &[], attack: "", then: Then::Nothing, ask: &[] };
 
 impl Row {
+    /// Whether it is played in persistent sandboxes as well.
+    pub fn is_played_kept(&self) -> bool {
+        KEPT.contains(&self.id)
+    }
+
     /// Runs it, sandboxed or as its control, and says what was planted.
-    pub fn play(&self, session: &Session, user: User, level: Option<Level>) -> Result<Vec<String>> {
-        let scene = Scene::new(session, user)?;
+    pub fn play(&self, session: &Session, user: User, walls: Walls) -> Result<Vec<String>> {
+        let mut scene = Scene::new(session, user, walls)?;
         scene.prepare(self.prepare)?;
+        scene.open()?;
         let before = Oracle::new(&scene, Depth::Settings).ask(&scene.directories(), self.ask)?;
         ensure!(before.is_empty(), "planted before the attack: {before:?}");
         match self.then {
-            Then::Nothing => self.run(&scene, level, "attack", self.options, self.attack)?,
+            Then::Nothing => self.run(&scene, "attack", self.options, self.attack)?,
             Then::Later(text) => {
-                self.run(&scene, level, "attack", self.options, self.attack)?;
-                self.run(&scene, level, "later", &[], text)?;
+                self.run(&scene, "attack", self.options, self.attack)?;
+                self.run(&scene, "later", &[], text)?;
             }
-            Then::Beside(text) => self.run_beside(&scene, level, text)?,
-            Then::Commit(further) => self.run_staged(&scene, level, further)?,
+            Then::Beside(text) => self.run_beside(&scene, text)?,
+            Then::During(text) => self.run_during(&scene, text)?,
+            Then::Commit(further) => self.run_staged(&scene, further)?,
         }
         // A control must be seen by the tool that the row is about.
-        let asked = if level.is_none() { &self.ask[..1] } else { self.ask };
+        let asked = if walls.is_control() { &self.ask[..1] } else { self.ask };
         Oracle::new(&scene, Depth::Run).ask(&scene.directories(), asked)
     }
 
-    fn run(&self, scene: &Scene<'_>, level: Option<Level>, tag: &str, options: &[&str], text: &str) -> Result<()> {
-        let output = run_as(&scene.account, &scene.attack(level, tag, self.workspace, options, text)?)?;
-        scene.require_ran(level, tag, &output)
+    fn run(&self, scene: &Scene<'_>, tag: &str, options: &[&str], text: &str) -> Result<()> {
+        let output = run_as(&scene.account, &scene.attack(tag, self.workspace, options, text)?)?;
+        scene.require_ran(tag, &output)
     }
 
-    fn run_beside(&self, scene: &Scene<'_>, level: Option<Level>, text: &str) -> Result<()> {
-        let beside = Running::start(&scene.account, &scene.attack(level, "beside", self.workspace, &[], text)?)?;
-        let ready = scene.workspace().join("go.ready");
-        let deadline = Instant::now() + READY_TIMEOUT * slowness();
-        while fs::symlink_metadata(&ready).is_err() && Instant::now() < deadline {
-            thread::sleep(POLL_INTERVAL);
-        }
-        let attacked = self.run(scene, level, "attack", self.options, self.attack);
+    fn run_beside(&self, scene: &Scene<'_>, text: &str) -> Result<()> {
+        let beside = Running::start(&scene.account, &scene.attack("beside", self.workspace, &[], text)?)?;
+        wait_until_ready(scene);
+        let attacked = self.run(scene, "attack", self.options, self.attack);
         fs::write(scene.workspace().join("go"), "")?;
         let output = beside.finish()?;
         attacked?;
-        scene.require_ran(level, "beside", &output)
+        scene.require_ran("beside", &output)
     }
 
-    fn run_staged(&self, scene: &Scene<'_>, level: Option<Level>, further: &[&str]) -> Result<()> {
+    fn run_during(&self, scene: &Scene<'_>, text: &str) -> Result<()> {
+        let attack = scene.attack("attack", self.workspace, self.options, self.attack)?;
+        let attack = Running::start(&scene.account, &attack)?;
+        wait_until_ready(scene);
+        let prepared = scene.prepare(text);
+        fs::write(scene.workspace().join("go"), "")?;
+        let output = attack.finish()?;
+        prepared?;
+        scene.require_ran("attack", &output)
+    }
+
+    fn run_staged(&self, scene: &Scene<'_>, further: &[&str]) -> Result<()> {
         for (number, text) in std::iter::once(&self.attack).chain(further).enumerate() {
-            let options: &[&str] = if level.is_some() { &["--stage"] } else { &[] };
-            self.run(scene, level, &format!("staged{number}"), options, text)?;
-            if level.is_some() {
+            let options: &[&str] = if !scene.walls.is_control() { &["--stage"] } else { &[] };
+            self.run(scene, &format!("staged{number}"), options, text)?;
+            if !scene.walls.is_control() {
                 // Part of it may be refused: the rest is committed.
                 let output =
                     run_as(&scene.account, &scene.command(scene.session.path("stockade")).args(["stage", "commit"]))?;
@@ -110,5 +148,14 @@ impl Row {
             }
         }
         Ok(())
+    }
+}
+
+/// Waits, within bounds, until a script says that it is.
+fn wait_until_ready(scene: &Scene<'_>) {
+    let ready = scene.workspace().join("go.ready");
+    let deadline = Instant::now() + READY_TIMEOUT * slowness();
+    while fs::symlink_metadata(&ready).is_err() && Instant::now() < deadline {
+        thread::sleep(POLL_INTERVAL);
     }
 }

@@ -618,4 +618,119 @@ pub const ROWS: &[Row] = &[
         attack: "gitcfg >.git/extra",
         ..GIT
     },
+    // What is open for writing becomes a part of a repository.
+    Row {
+        id: "bare-config-open",
+        attack: "mkdir -p r/objects r/refs; exec 9>r/config; head_file >r/HEAD; gitcfg >&9",
+        ..BARE
+    },
+    Row {
+        id: "bare-head-open",
+        attack: "mkdir -p r/objects r/refs; exec 9>r/HEAD; gitcfg >r/config; head_file >&9",
+        ..BARE
+    },
+    Row {
+        id: "bare-hook-open",
+        attack: "mkdir -p r/objects r/refs r/hooks; exec 9>r/hooks/pre-commit; chmod 755 r/hooks/pre-commit; head_file >r/HEAD; hook >&9",
+        ..BARE
+    },
+    Row {
+        id: "commondir-open",
+        attack: "mkdir -p r y/objects y/refs; gitcfg >y/config; exec 9>r/commondir; head_file >r/HEAD; echo ../y >&9",
+        ..BARE
+    },
+    Row {
+        id: "include-shipped-open",
+        prepare: "git init -q; git config include.path ../conf/shared.cfg; mkdir conf",
+        attack: "mkdir c; exec 9>c/shared.cfg; $ACTS exchange c conf; gitcfg >&9",
+        ..GIT
+    },
+    // By git itself.
+    Row { id: "bare-by-git", attack: "git init -q --bare m; gitcfg >>m/config; mkhook m/hooks/pre-commit", ..BARE },
+    Row {
+        id: "bare-by-git-template",
+        attack: "mkdir t; gitcfg >t/config; mkhook t/hooks/pre-commit; git init -q --bare --template=t m",
+        ..BARE
+    },
+    Row {
+        id: "bare-by-git-settings",
+        attack: "git init -q --bare m; git -C m config stockade.planted STOCKADE-PLANTED; git -C m config core.fsmonitor $C",
+        ..BARE
+    },
+    Row {
+        id: "worktree-by-git",
+        prepare: "git init -q o; git -C o commit -q --allow-empty -m x",
+        options: &["--grant", "write o/.git"],
+        attack: "git -C o worktree add -q ../w; gitcfg >o/.git/worktrees/w/config.worktree; mkdir -p y/objects y/refs; gitcfg >y/config; echo $W/y >o/.git/worktrees/w/commondir",
+        ..GIT
+    },
+    // Stages.
+    Row {
+        id: "bare-stage-two",
+        attack: "mkdir -p r/objects r/refs; gitcfg >r/config; : >r/objects/x; : >r/refs/x",
+        then: Then::Commit(&["head_file >r/HEAD"]),
+        ..BARE
+    },
+    Row {
+        id: "commondir-stage",
+        attack: "mkdir -p r y/objects y/refs; gitcfg >y/config; head_file >r/HEAD; echo ../y >r/commondir",
+        then: Then::Commit(&[]),
+        ..BARE
+    },
+    Row {
+        id: "bare-shipped-commondir-stage",
+        prepare: "git init -q --bare m",
+        attack: "mkdir -p y/objects y/refs; gitcfg >y/config; echo ../y >m/commondir",
+        then: Then::Commit(&[]),
+        ..BARE
+    },
+    Row {
+        id: "gitfile-stage",
+        prepare: "mkdir sub; echo 'gitdir: ../meta' >sub/.git",
+        attack: "mkdir -p meta/objects meta/refs; gitcfg >meta/config; head_file >meta/HEAD",
+        then: Then::Commit(&[]),
+        ..GIT
+    },
+    Row {
+        id: "hookspath-stage",
+        prepare: "git init -q sub; git -C sub config core.hooksPath ../hooks2",
+        attack: "mkhook hooks2/pre-commit",
+        then: Then::Commit(&[]),
+        ..GIT
+    },
+    Row {
+        id: "hook-shipped-link-stage",
+        prepare: "git init -q sub; mkdir -p s; ln -s ../../../s/pre-commit.sh sub/.git/hooks/pre-commit",
+        attack: "mkhook s/pre-commit.sh",
+        then: Then::Commit(&[]),
+        ..GIT
+    },
+    Row {
+        id: "config-shipped-hard-link-stage",
+        prepare: "git init -q; ln .git/config b.cfg",
+        attack: "gitcfg >>b.cfg",
+        then: Then::Commit(&[]),
+        ..GIT
+    },
+    // The person works there too.
+    Row {
+        id: "include-during",
+        prepare: "git init -q",
+        attack: "wait_for_go; gitcfg >shared.cfg",
+        then: Then::During("git config include.path ../shared.cfg"),
+        ..GIT
+    },
+    Row {
+        id: "hookspath-during",
+        prepare: "git init -q sub",
+        attack: "wait_for_go; mkhook hooks2/pre-commit",
+        then: Then::During("git -C sub config core.hooksPath ../hooks2"),
+        ..GIT
+    },
+    Row {
+        id: "bare-during",
+        attack: "wait_for_go; gitcfg >>m/config",
+        then: Then::During("git init -q --bare m"),
+        ..BARE
+    },
 ];

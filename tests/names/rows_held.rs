@@ -92,9 +92,7 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "held-directory-open",
         attack: "rm -r .git/hooks; mv h .git/hooks",
-        then: Then::Beside(
-            "mkdir h; cd h; : >$W/go.ready; for n in $(seq 2000); do [ -e $W/go ] && break; sleep 0.01; done; hook >pre-commit; chmod 755 pre-commit",
-        ),
+        then: Then::Beside("mkdir h; cd h; wait_for_go; hook >pre-commit; chmod 755 pre-commit"),
         ..GIT
     },
     Row { id: "held-npm-linked", attack: "echo >t; ln t x; mv t .npmrc", then: Then::Later("npmcfg >>x"), ..NPM },
@@ -127,5 +125,36 @@ pub const ROWS: &[Row] = &[
         attack: "mv w .cargo/config.toml",
         then: Then::Beside("cargocfg | $ACTS hold w go"),
         ..CARGO
+    },
+    // A descriptor of one run reaches another.
+    Row {
+        id: "held-passed",
+        attack: r#"python3 -c '
+import socket, time
+with open(".git/config", "a") as held, socket.socket(socket.AF_UNIX) as line:
+    line.connect("s")
+    socket.send_fds(line, [b"x"], [held.fileno()])
+    line.recv(1)'"#,
+        then: Then::Beside(
+            r#"python3 -c '
+import os, socket
+line = socket.socket(socket.AF_UNIX)
+line.settimeout(15)
+line.bind("s")
+line.listen()
+open("go.ready", "w").close()
+other, _ = line.accept()
+_, held, _, _ = socket.recv_fds(other, 1, 1)
+os.write(held[0], b"[stockade]\n\tplanted = STOCKADE-PLANTED\n")'"#,
+        ),
+        ..GIT
+    },
+    Row {
+        id: "held-seen-in-proc",
+        attack: "exec 9>>.git/config; sleep 2",
+        then: Then::Beside(
+            r#": >go.ready; for n in $(seq 300); do for held in /proc/[0-9]*/fd/9; do [ "$(readlink $held)" = $W/.git/config ] && gitcfg >>$held; done; [ -e go ] && break; sleep 0.02; done 2>/dev/null"#,
+        ),
+        ..GIT
     },
 ];

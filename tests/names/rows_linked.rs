@@ -377,4 +377,83 @@ pub const ROWS: &[Row] = &[
         attack: "gitcfg >dot/gitconfig",
         ..HOME
     },
+    // What is open for writing becomes what is read there.
+    Row { id: "cargo-link-open", attack: "mkdir b; exec 9>b/config.toml; ln -s b .cargo; cargocfg >&9", ..CARGO },
+    Row {
+        id: "cargo-shipped-moved-open",
+        prepare: "mkdir sub q b; ln -s ../b sub/.cargo",
+        attack: "mkdir q/b; exec 9>q/b/config.toml; mv sub q/sub; cargocfg >&9",
+        ..CARGO
+    },
+    Row {
+        id: "cargo-directory-open-file",
+        attack: "mkdir b; exec 9>b/x; mv b .cargo; mv .cargo/x .cargo/config.toml; cargocfg >&9",
+        ..CARGO
+    },
+    Row {
+        id: "npm-shipped-second-name",
+        prepare: "mkdir sub; echo >b.txt; ln -s ../b.txt sub/.npmrc",
+        attack: "ln b.txt c; npmcfg >>c",
+        ..NPM
+    },
+    Row {
+        id: "npm-shipped-moved-away",
+        prepare: "mkdir sub; echo >b.txt; ln -s ../b.txt sub/.npmrc",
+        attack: "mv b.txt c; npmcfg >>c; mv c b.txt",
+        ..NPM
+    },
+    // Beyond what is easily looked through or followed.
+    Row {
+        id: "cargo-link-chain",
+        attack: "mkdir b; cargocfg >b/config.toml; ln -s b l1; for n in $(seq 36); do ln -s l$n l$((n+1)); done; ln -s l37 .cargo",
+        ..CARGO
+    },
+    Row {
+        id: "cargo-shipped-chain-long",
+        prepare: "mkdir b; ln -s b l1; for n in $(seq 36); do ln -s l$n l$((n+1)); done; ln -s l37 .cargo",
+        attack: "cargocfg >b/config.toml",
+        ..CARGO
+    },
+    Row {
+        id: "npm-shipped-far",
+        prepare: "mkdir -p $(seq -f m/%g/a/b 3000); d=m/2999/a/b/1/2/3/4/5/6/7/8/9/10/11/12; mkdir -p $d; ln -s $W/b.txt $d/.npmrc",
+        attack: "npmcfg >b.txt",
+        ..NPM
+    },
+    Row {
+        id: "cargo-deep-moved",
+        attack: r#"cargocfg >x; python3 -c '
+import os
+top = at = os.open(".", os.O_RDONLY)
+for _ in range(20):
+    os.mkdir("d" * 250, dir_fd=at)
+    at = os.open("d" * 250, os.O_RDONLY, dir_fd=at)
+os.mkdir("s", dir_fd=at)
+os.mkdir("s/.cargo", dir_fd=at)
+with open("x", "rb") as text:
+    os.write(os.open("s/.cargo/config.toml", os.O_CREAT | os.O_WRONLY, dir_fd=at), text.read())
+os.rename("s", "s", src_dir_fd=at, dst_dir_fd=top)'"#,
+        ..CARGO
+    },
+    // The person works there too.
+    Row {
+        id: "cargo-during",
+        prepare: "mkdir sub",
+        attack: "wait_for_go; mkdir -p b; cargocfg >b/config.toml",
+        then: Then::During("ln -s ../b sub/.cargo"),
+        ..CARGO
+    },
+    Row {
+        id: "npm-during",
+        prepare: "mkdir sub",
+        attack: "wait_for_go; npmcfg >b.txt",
+        then: Then::During("ln -s ../b.txt sub/.npmrc"),
+        ..NPM
+    },
+    Row {
+        id: "npm-during-hard-link",
+        attack: "exec 9>>x; wait_for_go; npmcfg >&9",
+        then: Then::During("ln x .npmrc"),
+        ..NPM
+    },
 ];

@@ -1,6 +1,7 @@
 //! A scratch place for one attack: a workspace, a home, and the tools that run a
 //! script in it, sandboxed or not.
 
+use std::fmt;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, lchown};
 use std::path::{Path, PathBuf};
@@ -11,12 +12,18 @@ use anyhow::{Context as _, Result, bail, ensure};
 use stockade_testkit::{Account, Command, Ended, Output, Running, User, run_as};
 use stockade_tests::Level;
 
+/// Programs of the attacks.
+const HELPERS: [&str; 3] = ["acts", "play", "race"];
 /// First line of every attack: it really ran.
 pub const BEGIN: &str = "ATTACK-BEGIN";
 /// In everything that an attack plants.
 pub const MARK: &str = "STOCKADE-PLANTED";
 /// Where a root harness keeps its scenes: not in `/tmp`, which a sandbox replaces.
 const ROOT_BASE: &str = "/var/lib/stockade-test";
+/// Where a persistent sandbox has its workspace.
+const KEPT_WORKSPACE: &str = "/workspace";
+/// Where in a bound workspace the helpers are, which such a sandbox sees nowhere else.
+const KEPT_HELPERS: &str = "helpers";
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
 
 /// What every script may use: `W` is the workspace, `C` a program that leaves the
@@ -28,8 +35,60 @@ npmcfg() { printf 'script-shell=%s\nstockade=STOCKADE-PLANTED\n' "$C"; }
 hook() { printf '#!/bin/sh\n# STOCKADE-PLANTED\n%s\n' "$C"; }
 mkhook() { mkdir -p "$(dirname "$1")"; hook >"$1"; chmod 755 "$1"; }
 rc() { printf '# STOCKADE-PLANTED\n%s\n' "$C"; }
+wait_for_go() { : >$W/go.ready; for n in $(seq 1000); do [ -e $W/go ] && break; sleep 0.02; done; }
 head_file() { echo 'ref: refs/heads/main'; }
 "#;
+
+/// What an attack is made behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Walls {
+    /// Nothing: the control.
+    None,
+    /// A run in the workspace.
+    Run(Level),
+    /// A command in a persistent sandbox to which the workspace is bound. It has all
+    /// namespaces: there are none with less.
+    Kept,
+}
+
+impl Walls {
+    /// Whether it is a control.
+    pub fn is_control(self) -> bool {
+        self == Self::None
+    }
+
+    fn level(self) -> Option<Level> {
+        match self {
+            Self::None => None,
+            Self::Run(level) => Some(level),
+            Self::Kept => Some(Level::Full),
+        }
+    }
+
+    /// What the workspace of this scene is called behind these walls.
+    pub fn workspace(self, scene: &Scene<'_>) -> PathBuf {
+        if self == Self::Kept { KEPT_WORKSPACE.into() } else { scene.workspace() }
+    }
+
+    /// What a helper is called behind them.
+    pub fn helper(self, scene: &Scene<'_>, name: &str) -> PathBuf {
+        if self == Self::Kept {
+            Path::new(KEPT_WORKSPACE).join(KEPT_HELPERS).join(name)
+        } else {
+            scene.session.path(name)
+        }
+    }
+}
+
+impl fmt::Display for Walls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "control",
+            Self::Run(level) => level.word(),
+            Self::Kept => "kept",
+        })
+    }
+}
 
 /// What all scenes share: the program under test and the helpers, where every
 /// account can reach them. Removed at the end.
@@ -43,7 +102,7 @@ impl Session {
         let directory = base()?.join(format!("names-{}", std::process::id()));
         open_directory(&directory)?;
         let session = Self { directory };
-        for helper in ["acts", "play", "race"] {
+        for helper in HELPERS {
             compile(helper, &session.path(helper))?;
         }
         copy(&engine()?, &session.path("stockade"))?;
@@ -79,16 +138,20 @@ pub struct Scene<'a> {
     pub session: &'a Session,
     /// The attacking user.
     pub account: Account,
+    /// What the attack is made behind.
+    pub walls: Walls,
     top: PathBuf,
+    /// The persistent sandbox.
+    kept: Option<String>,
 }
 
 static SCENES: AtomicU32 = AtomicU32::new(0);
 
 impl<'a> Scene<'a> {
     /// A new scene of this user.
-    pub fn new(session: &'a Session, user: User) -> Result<Self> {
+    pub fn new(session: &'a Session, user: User, walls: Walls) -> Result<Self> {
         let top = session.path(&format!("scene-{}", SCENES.fetch_add(1, Ordering::SeqCst)));
-        let scene = Self { session, account: Account::of(user)?, top };
+        let scene = Self { session, account: Account::of(user)?, walls, top, kept: None };
         for directory in ["", "ws", "home", "state", "probe", "out"] {
             let path = scene.path(directory);
             open_directory(&path)?;
@@ -140,76 +203,93 @@ impl<'a> Scene<'a> {
             .timeout(Duration::from_secs(60))
     }
 
-    /// Writes a script where the sandbox can read it.
-    fn script(&self, name: &str, text: &str) -> Result<PathBuf> {
-        let (workspace, canary) = (self.workspace(), self.path("probe/canary.sh"));
-        let text = format!(
+    /// Makes the persistent sandbox, if it is one.
+    pub fn open(&mut self) -> Result<()> {
+        if self.walls != Walls::Kept {
+            return Ok(());
+        }
+        let helpers = self.workspace().join(KEPT_HELPERS);
+        open_directory(&helpers)?;
+        for helper in HELPERS {
+            copy(&self.session.path(helper), &helpers.join(helper))?;
+        }
+        let create = self
+            .command(self.session.path("stockade"))
+            .args(["sandbox", "create", "--profile", "workspace", "--bind"])
+            .arg(self.workspace());
+        let output = run_as(&self.account, &create)?;
+        ensure!(output.ended == Ended::Code(0), "sandbox create: {}", output.text());
+        self.kept = Some(output.stdout.trim_end().to_owned());
+        Ok(())
+    }
+
+    /// Text of a script.
+    fn text(&self, text: &str, workspace: &Path) -> String {
+        format!(
             "W={}\nC={}\nACTS={}\n{PRELUDE}\necho {BEGIN}\n{text}\n",
             workspace.display(),
-            canary.display(),
-            self.session.path("acts").display()
-        );
-        let path = self.path("probe").join(name);
-        fs::write(&path, text)?;
-        Ok(path)
+            self.path("probe/canary.sh").display(),
+            self.walls.helper(self, "acts").display()
+        )
     }
 
     /// Runs a script of the person's own, which must succeed.
     pub fn prepare(&self, text: &str) -> Result<()> {
-        let script = self.script("prepare.sh", &format!("set -e\n{text}"))?;
+        let script = self.path("probe/prepare.sh");
+        fs::write(&script, self.text(&format!("set -e\n{text}"), &self.workspace()))?;
         let output = run_as(&self.account, &self.command("/bin/bash").arg(script))?;
         ensure!(output.ended == Ended::Code(0), "preparing: {}", output.text());
         Ok(())
     }
 
-    /// The command that runs `argv` in the sandbox, or without one.
-    pub fn sandboxed(
-        &self,
-        level: Option<Level>,
-        tag: &str,
-        workspace: &str,
-        options: &[&str],
-        argv: &[&Path],
-    ) -> Command {
+    /// The command that runs `argv` behind these walls.
+    pub fn behind(&self, walls: Walls, tag: &str, workspace: &str, options: &[&str], argv: &[&Path]) -> Command {
         let workspace = self.workspace().join(workspace);
-        let mut command = match level {
-            None => {
+        let json = format!("--json={}", self.path("state").join(format!("{tag}.json")).display());
+        let stockade = || self.command(self.session.path("stockade"));
+        let command = match walls {
+            Walls::None => {
                 let (program, rest) = argv.split_first().expect("a program");
                 self.command(program).args(rest)
             }
-            Some(level) => self
-                .command(self.session.path("stockade"))
+            Walls::Run(level) => stockade()
                 .args(["run", "--profile", "workspace", "--level", level.word(), "--mode", "never", "--workspace"])
                 .arg(&workspace)
-                .arg(format!("--json={}", self.path("state").join(format!("{tag}.json")).display()))
+                .arg(json)
                 .args(options)
                 .arg("--")
                 .args(argv),
+            Walls::Kept => stockade()
+                .args(["sandbox", "exec", "--mode", "never"])
+                .arg(json)
+                .args(options)
+                .arg(self.kept.as_deref().unwrap_or_default())
+                .arg("--")
+                .args(argv),
         };
-        command.cwd = workspace;
-        command
+        Command { cwd: workspace, ..command }
     }
 
     /// The command of an attack.
-    pub fn attack(
-        &self,
-        level: Option<Level>,
-        tag: &str,
-        workspace: &str,
-        options: &[&str],
-        text: &str,
-    ) -> Result<Command> {
-        let script = self.script(&format!("{tag}.sh"), text)?;
-        Ok(self.sandboxed(level, tag, workspace, options, &[Path::new("/bin/bash"), &script]))
+    pub fn attack(&self, tag: &str, workspace: &str, options: &[&str], text: &str) -> Result<Command> {
+        let inside = self.walls.workspace(self);
+        let text = self.text(text, &inside);
+        let name = format!("{tag}.sh");
+        let (written, named) = match self.walls {
+            Walls::Kept => (self.workspace().join(KEPT_HELPERS).join(&name), inside.join(KEPT_HELPERS).join(&name)),
+            _ => (self.path("probe").join(&name), self.path("probe").join(&name)),
+        };
+        fs::write(written, text)?;
+        Ok(self.behind(self.walls, tag, workspace, options, &[Path::new("/bin/bash"), &named]))
     }
 
     /// Refuses an attack that did not run at its level.
-    pub fn require_ran(&self, level: Option<Level>, tag: &str, output: &Output) -> Result<()> {
+    pub fn require_ran(&self, tag: &str, output: &Output) -> Result<()> {
         let tail: Vec<&str> = output.stderr.trim_end().lines().rev().take(4).collect();
         if !output.stdout.contains(BEGIN) {
             bail!("the attack did not start ({:?}): {}", output.ended, tail.join(" | "));
         }
-        let Some(level) = level else { return Ok(()) };
+        let Some(level) = self.walls.level() else { return Ok(()) };
         let outcome = fs::read(self.path("state").join(format!("{tag}.json"))).context("no outcome was written")?;
         let outcome: serde_json::Value = serde_json::from_slice(&outcome)?;
         let enforced = outcome["attempts"].as_array().and_then(|a| a.last()).map(|a| a["enforced"]["level"].clone());
@@ -237,6 +317,10 @@ impl<'a> Scene<'a> {
 
 impl Drop for Scene<'_> {
     fn drop(&mut self) {
+        if let Some(kept) = &self.kept {
+            let destroy = self.command(self.session.path("stockade")).args(["sandbox", "destroy", kept]);
+            let _ = run_as(&self.account, &destroy);
+        }
         let _ = std::process::Command::new("rm").arg("-rf").arg("--").arg(&self.top).status();
     }
 }

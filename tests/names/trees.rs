@@ -11,7 +11,7 @@ use stockade_tests::Level;
 use crate::board::Board;
 use crate::counts::Counts;
 use crate::oracle::{Depth, Oracle, Tool};
-use crate::scene::{Scene, Session, directories_of};
+use crate::scene::{Scene, Session, Walls, directories_of};
 
 /// Runs at once in one workspace.
 const RUNS: usize = 2;
@@ -74,14 +74,19 @@ impl Part {
 }
 
 /// Plays them, and says what was planted.
-pub fn play(session: &Session, user: User, level: Option<Level>, part: Part, counts: &Counts) -> Result<Vec<String>> {
+pub fn play(session: &Session, user: User, walls: Walls, part: Part, counts: &Counts) -> Result<Vec<String>> {
     let Part { kind, number, trees } = part;
     // Each user at each level plays other trees; the control has some of the same.
-    let place = level.map_or(0, |level| 2 * usize::from(user == User::Root) + usize::from(level == Level::Full));
-    let first = TREES_MAX * place + number * trees;
-    let scene = Scene::new(session, user)?;
-    let played = Played { scene: &scene, kind, level, first, trees, seed: counts.seed };
-    scene.run_together(&[played.player("ship", &[])])?;
+    let place = match walls {
+        Walls::None | Walls::Run(Level::Restricted) => 0,
+        Walls::Run(Level::Full) => 1,
+        Walls::Kept => 2,
+    };
+    let first = TREES_MAX * (place + 3 * usize::from(user == User::Root)) + number * trees;
+    let mut scene = Scene::new(session, user, walls)?;
+    scene.open()?;
+    let played = Played { scene: &scene, kind, first, trees, seed: counts.seed };
+    scene.run_together(&[played.ship()])?;
     let before = played.planted(ASKED_BEFORE)?;
     ensure!(before.is_empty(), "planted before anything was played: {before:?}");
     let board = Board::new(&scene, trees)?;
@@ -94,7 +99,7 @@ pub fn play(session: &Session, user: User, level: Option<Level>, part: Part, cou
          ({} s playing, {} s asking)",
         kind.word(),
         user.word(),
-        level.map_or("control", Level::word),
+        walls,
         counts.seed,
         said.tried,
         said.refused,
@@ -104,7 +109,7 @@ pub fn play(session: &Session, user: User, level: Option<Level>, part: Part, cou
         (began.elapsed() - playing).as_secs(),
     );
     ensure!(said.done > 0, "nothing was played");
-    if level.is_none() {
+    if walls.is_control() {
         ensure!(
             found.len() * 100 >= trees * CONTROL_SHARE_PERCENT,
             "planted in {} of {trees} trees only: the seeds prove little",
@@ -118,31 +123,31 @@ pub fn play(session: &Session, user: User, level: Option<Level>, part: Part, cou
 struct Played<'a> {
     scene: &'a Scene<'a>,
     kind: Kind,
-    level: Option<Level>,
     first: usize,
     trees: usize,
     seed: u64,
 }
 
 impl Played<'_> {
-    fn arguments(&self, verb: &str, further: &[usize]) -> Vec<String> {
+    fn arguments(&self, verb: &str, base: &Path, further: &[usize]) -> Vec<String> {
         let scene = self.scene;
-        let mut arguments = vec![verb.to_owned(), self.kind.word().to_owned(), scene.workspace().display().to_string()];
+        let mut arguments = vec![verb.to_owned(), self.kind.word().to_owned(), base.display().to_string()];
         arguments.extend([self.first.to_string(), self.trees.to_string(), self.seed.to_string()]);
         arguments.push(scene.path("probe/canary.sh").display().to_string());
         arguments.extend(further.iter().map(usize::to_string));
         arguments
     }
 
-    fn player(&self, verb: &str, further: &[usize]) -> Command {
-        let program = self.scene.session.path("play");
-        self.scene.command(program).args(self.arguments(verb, further)).timeout(PLAY_TIMEOUT)
+    fn ship(&self) -> Command {
+        let arguments = self.arguments("ship", &self.scene.workspace(), &[]);
+        self.scene.command(self.scene.session.path("play")).args(arguments).timeout(PLAY_TIMEOUT)
     }
 
     fn run(&self, run: usize) -> Command {
-        let program = self.scene.session.path("play");
-        let command = self.scene.sandboxed(self.level, &format!("play{run}"), "", &[], &[&program]);
-        command.args(self.arguments("play", &[run, PROCESSES, RUNS * PROCESSES, ROUNDS])).timeout(PLAY_TIMEOUT)
+        let (scene, walls) = (self.scene, self.scene.walls);
+        let command = scene.behind(walls, &format!("play{run}"), "", &[], &[&walls.helper(scene, "play")]);
+        let further = [run, PROCESSES, RUNS * PROCESSES, ROUNDS];
+        command.args(self.arguments("play", &walls.workspace(scene), &further)).timeout(PLAY_TIMEOUT)
     }
 
     /// One line for each of the first trees in which something is planted, or in what
