@@ -12,6 +12,7 @@ use toml_edit::{ArrayOfTables, DocumentMut, Item, Table};
 use crate::draft::DraftRule;
 use crate::error::ConfigError;
 use crate::file::{ConfigFile, ProvenanceSection};
+use crate::guarded::guarded_place;
 use crate::parse::{parse, parse_content};
 use crate::resolve::{hidden_by, is_protected};
 use crate::rules::joined;
@@ -203,10 +204,12 @@ pub enum NoRule {
         word: String,
     },
     /// The power is over what is guarded.
-    #[error("`{grant}` is over what is hidden or protected\nhint: answer each time, or change the profile by hand")]
+    #[error("`{grant}` is over what is hidden or protected\nhint: {instead}")]
     Guarded {
         /// The grant.
         grant: String,
+        /// What to do instead.
+        instead: String,
     },
 }
 
@@ -320,7 +323,10 @@ fn said(effect: Verdict) -> &'static str {
     }
 }
 
-/// Never credentials, never protected names, never all of something.
+/// No path lies in this home directory.
+const NO_HOME: &str = "/nonexistent/home";
+
+/// Never credentials, a part of the system, protected names, or all of something.
 fn check_grant(grant: &Grant, profile: &Profile) -> Result<(), NoRule> {
     let guarded = match grant {
         Grant::Read(path) | Grant::Write(path) => {
@@ -333,7 +339,13 @@ fn check_grant(grant: &Grant, profile: &Profile) -> Result<(), NoRule> {
         Grant::Socket(_) | Grant::Exec(_) => true,
         Grant::Listen(_) | Grant::Env(_) | Grant::Limit(..) => false,
     };
-    if guarded { Err(NoRule::Guarded { grant: grant.to_string() }) } else { Ok(()) }
+    // Credentials of the home directory are hidden by every profile that has a sandbox.
+    let place = guarded_place(grant, Path::new(NO_HOME));
+    if !guarded && place.is_none() {
+        return Ok(());
+    }
+    let instead = place.map_or_else(|| "answer each time".to_owned(), |place| place.to_string());
+    Err(NoRule::Guarded { grant: grant.to_string(), instead })
 }
 
 /// A configuration's text with rules added at its end; everything else stays

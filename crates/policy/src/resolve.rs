@@ -13,6 +13,7 @@ use stockade_model::{
 };
 
 use crate::error::suggestion;
+use crate::guarded::guarded_place;
 use crate::hosts::check_breadth;
 use crate::settings::{OwnDirectories, PassedPlace, Settings};
 use crate::spec::{ProfileSpec, Sourced};
@@ -36,14 +37,14 @@ pub enum ResolveError {
         path: String,
     },
     /// The workspace lies in what is hidden.
-    #[error(
-        "the workspace `{path}` lies in `{hidden}`, which is hidden from runs\nhint: choose another `--workspace`, or `reveal` it in your configuration"
-    )]
+    #[error("the workspace `{path}` lies in `{hidden}`, which is hidden from runs\nhint: {hint}")]
     HiddenWorkspace {
         /// The path, escaped.
         path: String,
         /// What hides it, escaped.
         hidden: String,
+        /// What to do about it.
+        hint: String,
     },
     /// A power would reach what governs the run (L7).
     #[error(
@@ -100,10 +101,12 @@ pub enum ResolveError {
         entry: String,
     },
     /// Writing was granted to what is hidden.
-    #[error("`{path}` is hidden, so it cannot be written\nhint: grant `read {path}` as well")]
+    #[error("`{path}` is hidden, so it cannot be written\nhint: {hint}")]
     HiddenWrite {
         /// The path, escaped.
         path: String,
+        /// What to do about it.
+        hint: String,
     },
 }
 
@@ -136,12 +139,19 @@ pub fn resolve_profile(
         profile.filesystem.hide.push(path.as_path().into());
     }
     if let Some(hidden) = hidden_by(&profile.filesystem, workspace) {
-        return Err(ResolveError::HiddenWorkspace { path: shown(workspace), hidden: shown(&hidden) });
+        let is_guarded = guarded_place(&Grant::Read(hidden.clone()), &settings.home).is_some();
+        let hint = if is_guarded {
+            "choose another `--workspace`"
+        } else {
+            "choose another `--workspace`, or `reveal` it in your configuration"
+        };
+        let (path, hidden, hint) = (shown(workspace), shown(&hidden), hint.to_owned());
+        return Err(ResolveError::HiddenWorkspace { path, hidden, hint });
     }
     // Reading first: `write` may depend on what `read` reveals.
     let (reads, others): (Vec<&Grant>, Vec<&Grant>) = grants.iter().partition(|g| matches!(g, Grant::Read(_)));
     for grant in reads.into_iter().chain(others) {
-        add_grant(&mut profile, grant)?;
+        add_grant(&mut profile, grant, &settings.home)?;
     }
     check_own(settings, workspace, &profile.filesystem)?;
     normalise(&mut profile.filesystem);
@@ -181,7 +191,8 @@ impl Settings {
             && !filesystem.hide.iter().any(|hidden| is_around(hidden.as_path()))
             && hidden_by(filesystem, directory).is_none()
             && !filesystem.protect.iter().any(|name| holds_name(file, name))
-            && !is_writable(filesystem, directory);
+            && !is_writable(filesystem, directory)
+            && guarded_place(&Grant::Write(directory.to_owned()), &self.home).is_none();
         let mut wider = filesystem.clone();
         push(&mut wider.write, directory);
         (is_apart && check_own(self, workspace, &wider).is_ok()).then(|| directory.to_owned())
@@ -266,12 +277,14 @@ fn instantiate(spec: &ProfileSpec, name: &str, home: &Path, workspace: &Path) ->
     }
 }
 
-fn add_grant(profile: &mut Profile, grant: &Grant) -> Result<(), ResolveError> {
+fn add_grant(profile: &mut Profile, grant: &Grant, home: &Path) -> Result<(), ResolveError> {
     let filesystem = &mut profile.filesystem;
     match grant {
         Grant::Write(path) => {
             if hidden_by(filesystem, path).is_some() {
-                return Err(ResolveError::HiddenWrite { path: shown(path) });
+                let hint = guarded_place(grant, home)
+                    .map_or_else(|| format!("grant `read {}` as well", shown(path)), |place| place.to_string());
+                return Err(ResolveError::HiddenWrite { path: shown(path), hint });
             }
             if !is_writable(filesystem, path) {
                 push(&mut filesystem.write, path);

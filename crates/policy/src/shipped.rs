@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::str::FromStr;
+use std::sync::LazyLock;
 
 use stockade_model::DEFAULT_PROTECTED_NAMES;
 
@@ -51,6 +52,16 @@ pub(crate) fn profiles(home: &Path) -> Result<BTreeMap<String, ProfileSpec>, Con
         profiles.insert(name.to_owned(), spec);
     }
     Ok(profiles)
+}
+
+/// The shipped lists of credentials, each with its reason; read once.
+pub(crate) fn credential_groups() -> &'static [(Vec<&'static str>, &'static str)] {
+    static GROUPS: LazyLock<Vec<(Vec<&'static str>, &'static str)>> = LazyLock::new(|| {
+        // The tests hold it readable.
+        let groups = read(CREDENTIALS.1).map(|file| file.hide).unwrap_or_default();
+        groups.into_iter().map(|group| (group.values, group.reason)).collect()
+    });
+    &GROUPS
 }
 
 const LIMITS_REASON: &str = "a bound that ordinary work does not meet";

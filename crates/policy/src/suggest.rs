@@ -20,6 +20,7 @@ use stockade_model::{
 use crate::amend::{rule_for_secrets, rules_for};
 use crate::draft::{DraftRule, comment, quoted};
 use crate::file::ProvenanceSection;
+use crate::guarded::guarded_place;
 use crate::resolve::{has_power, hidden_by, is_protected, own_reached, resolve_profile};
 use crate::settings::Settings;
 
@@ -233,7 +234,10 @@ impl Maker<'_> {
     /// Why a power is never suggested.
     fn guarded(&self, grant: &Grant) -> Option<&'static str> {
         let filesystem = &self.profile.filesystem;
-        let path = grant.path()?;
+        let is_guarded = guarded_place(grant, self.settings.home()).is_some();
+        let Some(path) = grant.path() else {
+            return is_guarded.then_some("it reaches credentials or a part of the system: agree each time");
+        };
         if path.to_str().is_none_or(|text| text.chars().any(char::is_control) || text.contains(['*', '?', '[', '$'])) {
             return Some("its name has no form in a configuration");
         }
@@ -248,7 +252,10 @@ impl Maker<'_> {
         {
             return Some("it is a protected name: agree each time");
         }
-        (path == Path::new("/")).then_some("it is everything")
+        if path == Path::new("/") {
+            return Some("it is everything");
+        }
+        is_guarded.then_some("it is a credential or a part of the system: agree each time")
     }
 
     /// Powers beyond paths that are written.

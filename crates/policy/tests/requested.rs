@@ -119,5 +119,6 @@ fn rules_decide_before_the_mode() {
     check(&narrowed, ApprovalMode::OnRequest, "write /srv/x", Verdict::Ask);
     // A rule gives nothing over what is hidden, and nobody gives Stockade's own files.
     check(&files("allow", "/home/u/.ssh/**", "\"read\""), never, "read /home/u/.ssh", Verdict::Deny);
-    check("", ApprovalMode::OnRequest, "write /work/.stockade.toml", Verdict::Deny);
+    let own = ruling("", ApprovalMode::OnRequest, &[], &["write /work/.stockade.toml"]);
+    assert_eq!(own.decision.verdict, Verdict::Deny, "{:?}", own.decision);
 }

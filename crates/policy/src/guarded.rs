@@ -1,0 +1,198 @@
+//! Places that no hint, suggestion or rule of an answer names: credentials, and what
+//! belongs to the system. A person may still give a power over them, by name.
+//!
+//! The data is `policies/guarded.toml` and `policies/credentials.toml`. Must not look
+//! at files: the answer is about names.
+
+use std::ffi::OsStr;
+use std::path::{Component, Path};
+use std::sync::LazyLock;
+
+use serde::Deserialize;
+use stockade_model::{Grant, HostPattern, RawText, TargetPattern};
+
+use crate::glob::name_matches;
+use crate::shipped::credential_groups;
+
+const SOURCE: &str = include_str!("../../../policies/guarded.toml");
+
+/// The data, read once; nothing where it cannot be read, and then every place counts as
+/// guarded. The tests hold it readable.
+static PLACES: LazyLock<Option<Vec<Entry>>> =
+    LazyLock::new(|| toml::from_str::<GuardedFile>(SOURCE).ok().map(|file| file.place));
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GuardedFile {
+    place: Vec<Entry>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    #[serde(default)]
+    paths: Vec<String>,
+    /// Beneath `paths`, and not meant.
+    #[serde(default)]
+    except: Vec<String>,
+    #[serde(default)]
+    sockets: Vec<String>,
+    /// The last part of a socket's path.
+    #[serde(default)]
+    socket_names: Vec<String>,
+    #[serde(default)]
+    hosts: Vec<String>,
+    /// Whether the list of credentials knows better.
+    #[serde(default)]
+    general: bool,
+    what: String,
+    instead: String,
+}
+
+/// Why a power is never suggested, and what to do instead.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GuardedPlace {
+    /// What the power is over, e.g. `the accounts of this system`.
+    pub what: String,
+    /// What to do instead.
+    pub instead: String,
+}
+
+impl std::fmt::Display for GuardedPlace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "this concerns {}; {}", self.what, self.instead)
+    }
+}
+
+/// Says whether a power is over credentials or over a part of the system: then nothing
+/// suggests it, and an answer about it reaches this time only.
+pub fn guarded_place(power: &Grant, home: &Path) -> Option<GuardedPlace> {
+    let Some(places) = PLACES.as_ref() else {
+        let (what, instead) = ("a place that could not be looked up".to_owned(), "name the power yourself".to_owned());
+        return Some(GuardedPlace { what, instead });
+    };
+    if let Some(found) = credentials(power, home, |entry| entry.starts_with('~')) {
+        return Some(found);
+    }
+    let entry = places.iter().find(|entry| entry.covers(power))?;
+    if entry.general
+        && let Some(found) = credentials(power, home, |entry| entry.starts_with('/'))
+    {
+        return Some(found);
+    }
+    Some(GuardedPlace { what: entry.what.clone(), instead: entry.instead.clone() })
+}
+
+/// The advice for a power that was refused, where no grant may be suggested: it is over a
+/// guarded place, it reveals what is hidden, or it takes a secret to another host.
+pub fn advice_instead_of_grant(power: &Grant, home: &Path) -> Option<String> {
+    if let Some(place) = guarded_place(power, home) {
+        return Some(place.to_string());
+    }
+    match power {
+        Grant::Read(path) => Some(format!(
+            "`{}` is hidden from runs; do what needs it yourself, outside, or copy the part that the command needs \
+             into the workspace",
+            RawText::from(path.as_path()).escaped()
+        )),
+        Grant::Secret(wanted) => Some(format!(
+            "the secret `{}` is not for this host; if it is meant to be, add the host to the secret in your \
+             configuration",
+            RawText::from(wanted.name()).escaped()
+        )),
+        _ => None,
+    }
+}
+
+/// Credentials of the shipped list, and the home directory as a whole, which holds them.
+fn credentials(power: &Grant, home: &Path, listed: impl Fn(&str) -> bool) -> Option<GuardedPlace> {
+    let (Grant::Read(path) | Grant::Write(path) | Grant::Socket(path)) = power else { return None };
+    if home.starts_with(path) {
+        let what = "your whole home directory, with every credential in it".to_owned();
+        return Some(GuardedPlace { what, instead: "name the one directory that the command needs".to_owned() });
+    }
+    let holds = |entry: &str| match entry.strip_prefix("~/") {
+        Some(rest) => path.starts_with(home.join(rest)),
+        None => path.starts_with(entry),
+    };
+    let is_in = |values: &[&str]| values.iter().any(|entry| listed(entry) && holds(entry));
+    let found = credential_groups().iter().find(|(values, _)| is_in(values));
+    found.map(|(_, reason)| GuardedPlace {
+        what: format!("data that stays hidden from runs ({reason})"),
+        instead: "do what needs it yourself, outside".to_owned(),
+    })
+}
+
+impl Entry {
+    fn covers(&self, power: &Grant) -> bool {
+        match power {
+            Grant::Read(path) | Grant::Write(path) => {
+                let is_in = |list: &[String]| list.iter().any(|pattern| is_beneath(pattern, path));
+                // A directory around a part of the system is as good as the part.
+                let is_around = |pattern: &String| !pattern.contains('*') && Path::new(pattern).starts_with(path);
+                (is_in(&self.paths) && !is_in(&self.except))
+                    || (self.general && matches!(power, Grant::Write(_)) && self.paths.iter().any(is_around))
+            }
+            Grant::Socket(path) => {
+                let name = path.file_name().unwrap_or_default();
+                self.sockets.iter().any(|pattern| is_beneath(pattern, path))
+                    || self.socket_names.iter().any(|pattern| part_matches(pattern, name))
+            }
+            Grant::Connect(targets) => self.hosts.iter().any(|host| names_host(targets, host)),
+            Grant::Secret(wanted) => self.hosts.iter().any(|host| names_host(wanted.targets(), host)),
+            Grant::Listen(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Limit(..) => false,
+        }
+    }
+}
+
+/// True where the pattern names the path or a directory above it.
+fn is_beneath(pattern: &str, path: &Path) -> bool {
+    let mut parts = path.components().filter(|part| matches!(part, Component::Normal(_)));
+    pattern
+        .split('/')
+        .filter(|part| !part.is_empty())
+        .all(|wanted| parts.next().is_some_and(|part| part_matches(wanted, part.as_os_str())))
+}
+
+fn part_matches(pattern: &str, part: &OsStr) -> bool {
+    name_matches(pattern, &part.to_string_lossy())
+}
+
+/// True where these targets reach the host on some port. A pattern for every host is
+/// refused elsewhere, and no advice about one place.
+fn names_host(targets: &TargetPattern, host: &str) -> bool {
+    let is_any = matches!(targets.host(), HostPattern::Any);
+    !is_any && host.parse::<TargetPattern>().is_ok_and(|host| targets.overlaps(&host))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_data_is_readable_and_every_entry_can_match() {
+        let places = PLACES.as_ref().expect("policies/guarded.toml is readable");
+        for entry in places {
+            assert!(!entry.what.is_empty() && entry.instead.len() > 10, "{entry:?}");
+            for path in entry.paths.iter().chain(&entry.except).chain(&entry.sockets) {
+                assert!(path.starts_with('/') && !path.ends_with('/'), "{path}");
+                assert!(is_beneath(path, Path::new(&path.replace('*', "x"))), "{path}");
+            }
+            for host in &entry.hosts {
+                assert!(names_host(&host.parse().unwrap(), host), "{host}");
+            }
+        }
+    }
+
+    /// The list of credentials names places of the system that are hidden from root's runs.
+    #[test]
+    fn credentials_of_the_system_are_guarded_too() {
+        for (values, _) in credential_groups() {
+            for value in values {
+                let path = value.replace('~', "/home/u");
+                let power = Grant::Read(path.into());
+                assert!(guarded_place(&power, Path::new("/home/u")).is_some(), "{value}");
+            }
+        }
+    }
+}
