@@ -106,7 +106,7 @@ fn what_governs_is_refused_and_not_asked_about() {
                 // Where nobody can be asked, no grant is offered that would be refused.
                 let said = world.run(&world.stockade(&["--level", level], &["sh", "./write.sh"])).text();
                 assert!(said.contains("refused: "), "{level}: {said}");
-                assert_eq!(said.contains("hint: --grant"), is_asked, "{level}: {said}");
+                assert_eq!(said.contains("hint: --request"), is_asked, "{level}: {said}");
                 assert_eq!(said.contains("is Stockade's own (L7)"), !is_asked, "{level}: {said}");
             }
         }
@@ -270,6 +270,107 @@ fn always_writes_the_rule_that_was_shown() {
         let (code, text) = Terminal::start(world, &touches(world)).finish();
         assert!(code == 0 && !text.contains("allow?"), "{text}");
         assert_eq!(outside(world).as_deref(), Some(""));
+        // The rule that was shown is about this command: another one is asked about.
+        let mut other = Terminal::start(world, &asked(world, &[], SCRIPT));
+        other.expect("allow?");
+        other.press("n");
+        other.finish();
+        assert_eq!(outside(world).as_deref(), Some(""));
+    });
+}
+
+/// A remembered power reaches every command of the workspace, and the question, its help
+/// and the list of answers say so.
+#[test]
+fn a_remembered_power_says_how_far_it_reaches() {
+    const REACH: &str = "for any command in this workspace";
+    each_user(|world| {
+        let object = world.home().join("outside").display().to_string();
+        let mut terminal = Terminal::start(world, &touches(world));
+        terminal.expect(&format!("reach    always is {REACH}"));
+        terminal.expect("allow?");
+        terminal.press("?");
+        terminal.expect(&format!("a  yes, and {REACH} from now on"));
+        terminal.expect("allow?");
+        terminal.press("a");
+        terminal.expect(&format!("[r]emember the answer {REACH}"));
+        terminal.press("r");
+        let (code, text) = terminal.finish();
+        assert_eq!(code, 0, "{text}");
+        let (code, text) = Terminal::start(world, &asked(world, &[], SCRIPT)).finish();
+        assert!(code == 0 && !text.contains("allow?"), "{text}");
+        assert_eq!(outside(world).as_deref(), Some("x\n"), "it does reach so far");
+        let list = world.run(&world.bare(&[&binary(), "approvals", "list"]));
+        let id = list.stdout.split_whitespace().next().unwrap_or_default().to_owned();
+        let shown = world.run(&world.bare(&[&binary(), "approvals", "show", &id])).stdout;
+        assert!(shown.contains("for       any command in the workspace"), "{shown}");
+        assert!(shown.contains(&format!("write {object}")), "{shown}");
+
+        // With a session, and in its scope.
+        let world = &World::new(world.account.user);
+        let mut terminal = Terminal::start(world, &asked(world, &["--session", "ses_work"], SCRIPT));
+        terminal.expect(&format!("reach    session and always are {REACH}"));
+        terminal.expect("allow?");
+        terminal.press("o");
+        terminal.finish();
+        // A yes to running a command is for that command, and says no more.
+        let mut terminal = Terminal::start(world, &asked(world, &["--mode", "untrusted"], "touch inside"));
+        terminal.expect("may this command run");
+        terminal.expect("allow?");
+        terminal.press("?");
+        terminal.expect("a  yes, and for this same command from now on");
+        terminal.expect("allow?");
+        terminal.press("n");
+        let (_, text) = terminal.finish();
+        assert!(!text.contains("reach "), "{text}");
+    });
+}
+
+/// Credentials and parts of the system are agreed to one time only.
+#[test]
+fn what_is_guarded_is_never_remembered() {
+    each_user(|world| {
+        let file = world.home().join(".ssh/known_hosts");
+        world.dir("home/.ssh");
+        let power = format!("read {}", file.display());
+        let workspace = world.workspace().display().to_string();
+        let program = binary();
+        let run = |power: &str| {
+            world.bare(&[
+                &program,
+                "run",
+                "--workspace",
+                &workspace,
+                "--session",
+                "ses_w",
+                "--request",
+                power,
+                "--",
+                "true",
+            ])
+        };
+        for (power, is_kept) in [(power.as_str(), false), ("write /etc/hosts.d", false), ("write /srv/x", true)] {
+            let mut terminal = Terminal::start(world, &run(power));
+            terminal.expect("allow?");
+            terminal.press("n");
+            let (_, text) = terminal.finish();
+            assert_eq!(text.contains("[a]lways"), is_kept, "{power}: {text}");
+            assert_eq!(text.contains("[s]ession"), is_kept, "{power}: {text}");
+        }
+    });
+}
+
+/// One line, however many blanks a name has.
+#[test]
+fn blanks_in_a_name_do_not_spread_a_question() {
+    each_user(|world| {
+        world.file("ws/write.sh", "echo x > \"$HOME/a$(printf '%200s' '')b\"\n");
+        let mut terminal = Terminal::start(world, &asked(world, &[], "sh ./write.sh 2>/dev/null"));
+        terminal.expect("a\\u{20}×200b");
+        terminal.expect("allow?");
+        terminal.press("n");
+        let (_, text) = terminal.finish();
+        assert!(!text.contains("     b"), "{text}");
     });
 }
 

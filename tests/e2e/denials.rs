@@ -230,3 +230,63 @@ fn without_a_watch_what_is_hidden_stays_hidden_and_the_report_says_so() {
         }
     });
 }
+
+/// What no hint may name, as parts of a power.
+const NEVER_HINTED: [&str; 12] = [
+    "/etc/",
+    "/usr/",
+    "/boot",
+    "/var/lib/",
+    "/var/cache/",
+    "/var/spool/",
+    "/var/log/",
+    "/run/",
+    "/dev/",
+    "/proc/",
+    "/.ssh",
+    "/.netrc",
+];
+
+/// Real programs that want what belongs to the system or to the person alone. The control
+/// is a file of no account, whose hint stays.
+#[test]
+fn no_hint_names_a_credential_or_a_part_of_the_system() {
+    each_user(|world| {
+        world.dir("home/.ssh");
+        world.file("home/.ssh/id_ed25519", "KEY\n");
+        world.file("home/.netrc", "machine x\n");
+        let programs = [
+            "su -c true </dev/null",
+            "passwd -S",
+            "apt-get -y install hello",
+            "apt-get update",
+            "dpkg --configure -a",
+            "crontab -l; echo '* * * * * true' | crontab -",
+            "mount -t tmpfs x /mnt",
+            "systemctl status",
+            "docker ps",
+            "ssh-add -l",
+            "gpg --list-keys",
+            "cat /etc/shadow ~/.netrc ~/.ssh/id_ed25519",
+            "echo x >>/etc/hosts",
+            "echo x >>/etc/cron.d/stockade-test",
+            "echo x >/usr/local/bin/stockade-test",
+            "echo x >/boot/stockade-test; echo x >/dev/stockade-test; mkdir /run/stockade-test",
+            "echo x >~/.ssh/authorized_keys; mkdir /var/lib/stockade-test",
+        ];
+        for level in ["full", "restricted"] {
+            let mut advised = 0;
+            for program in programs {
+                let said = world.run(&world.stockade(&["--level", level], &["sh", "-c", program])).stderr;
+                for line in said.lines().filter(|line| line.contains("hint: --")) {
+                    assert!(!NEVER_HINTED.iter().any(|part| line.contains(part)), "{level}: {program}: {line}\n{said}");
+                }
+                advised += said.matches("hint: this concerns ").count();
+            }
+            // At `restricted` the kernel refuses an ordinary user most of it before the broker does.
+            assert!(advised >= 1, "{level}: advice was given {advised} times");
+            let other = world.run(&world.stockade(&["--level", level], &["sh", "-c", "echo x >~/plain"])).stderr;
+            assert!(other.contains("hint: --request 'write "), "{level}: {other}");
+        }
+    });
+}

@@ -258,11 +258,13 @@ impl Dialog<'_> {
             return self.echo('a', yes).map(Some);
         };
         let rules: Vec<String> = drafts.iter().map(DraftRule::to_toml).collect();
-        Ok(match self.fresh(&question::rules_prompt(&rules, lasting.file()))? {
+        Ok(match self.fresh(&question::rules_prompt(&rules, lasting.file(), &self.question.kind))? {
             Fresh::Over(answer) => Some(answer),
+            // The rule that was shown is all that is kept: a remembered answer would reach
+            // further.
             Fresh::Key(b'w') => {
                 lasting.choose(drafts);
-                Some(self.echo('w', yes)?)
+                Some(self.echo('w', Answer::Approved(Scope::Once))?)
             }
             Fresh::Key(b'r') => Some(self.echo('r', yes)?),
             Fresh::Key(_) | Fresh::Several | Fresh::Untold => None,

@@ -230,7 +230,7 @@ fn streams_are_the_commands_and_remarks_stand_beside() {
     assert_eq!(denied.stdout, "");
     let object = world.home().join("outside").display().to_string();
     assert!(denied.stderr.contains(&format!("• refused: create {object}")), "{}", denied.stderr);
-    assert!(denied.stderr.contains(&format!("hint: --grant 'write {object}'")), "{}", denied.stderr);
+    assert!(denied.stderr.contains(&format!("hint: --request 'write {object}'")), "{}", denied.stderr);
     let input = world.with_input(&["run", "--", "cat"], b"through\n");
     assert_eq!(input.is(0).stdout, "through\n");
 }
@@ -241,7 +241,7 @@ fn the_hint_is_what_it_takes() {
     let script = "echo x >> ~/outside";
     let denied = world.stockade(&["run", "-c", script]);
     assert_ne!(denied.code, Some(0));
-    let hint = denied.stderr.split("--grant '").nth(1).unwrap().split('\'').next().unwrap();
+    let hint = denied.stderr.split("--request '").nth(1).unwrap().split('\'').next().unwrap();
     world.stockade(&["run", "--grant", hint, "-c", script]).is(0);
     assert_eq!(fs::read_to_string(world.home().join("outside")).unwrap(), "x\n");
     world.stockade(&["run", "--grant", "write ~/outside", "-c", script]).is(0);

@@ -20,7 +20,9 @@ use tracing::{debug, info, info_span, warn};
 
 use crate::approver::HeldCalls;
 use crate::asker::{Asker, Given, LEAVE};
-use crate::core::{Core, CoreConfig, HeldCall, Input, Memo, Output, Planned, Remembered, Reviewed, ReviewerTerms};
+use crate::core::{
+    Core, CoreConfig, HeldCall, Input, Memo, Output, Planned, PowerGuard, Remembered, Reviewed, ReviewerTerms,
+};
 use crate::interrupts::StandStill;
 use crate::keys::Key;
 use crate::seams::{Clock, HeldRule, Judge, Memory, MemoryError, Recorder};
@@ -85,6 +87,8 @@ impl Engine {
         let _entered = span.enter();
         let mut config = CoreConfig::new(self.judge.policy(&request), self.user.clone());
         config.question_timeout_ms = self.question_timeout_ms;
+        let judge = Arc::clone(&self.judge);
+        config.guard = PowerGuard::new(move |power| judge.is_guarded(power));
         config.reviewer = self
             .reviewer
             .as_ref()

@@ -33,6 +33,10 @@ pub trait Judge: Send + Sync {
     /// Why nobody can agree to this power; nothing where somebody can.
     fn governed(&self, request: &Request, grant: &Grant) -> Option<Decision>;
 
+    /// Whether a power is over credentials or a part of the system: an answer about it
+    /// reaches this time only.
+    fn is_guarded(&self, grant: &Grant) -> bool;
+
     /// The powers around `grant` that may be offered in place of many like it.
     /// For a file its directory: with it the file would be writable, and it
     /// reaches nothing protected, hidden or of Stockade's own, nor the workspace

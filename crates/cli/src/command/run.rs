@@ -32,7 +32,7 @@ use crate::failure::{Failure, quoted};
 use crate::interrupts::{Heard, Taken};
 use crate::meaning::{self, Meant};
 use crate::memory::LateMemory;
-use crate::places::State;
+use crate::places::{self, State};
 use crate::relay::{Given, Relay};
 use crate::timings::Timings;
 use crate::{exit, interrupts, render, terminal, trace};
@@ -107,7 +107,9 @@ pub fn complete(
 fn tell(outcome: &Outcome, standing: &[Grant]) {
     // Whoever was asked when a signal came may still hold it.
     terminal::give_back();
-    let text = render::summary::summary(outcome, standing, crate::stderr_style());
+    let home = places::home(&variable).unwrap_or_default();
+    let context = render::summary::SummaryContext { standing, home: &home };
+    let text = render::summary::summary(outcome, context, crate::stderr_style());
     remark(&text);
 }
 

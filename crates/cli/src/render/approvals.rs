@@ -33,6 +33,7 @@ pub fn whole(answer: &Remembered, now_ms: u64, style: Style) -> String {
         row("grant", &grant.to_string());
     }
     row("kind", answer.namespace.as_str());
+    row("for", if answer.grants.is_empty() { "this same command" } else { "any command in the workspace" });
     if let Some(session) = &answer.session {
         row("session", session.as_str());
     }
@@ -103,6 +104,7 @@ mod tests {
                   for one line of a list
         grant     write /home/u/outside
         kind      escalate
+        for       any command in the workspace
         session   ses_work
         by        terminal
         when      2023-11-14 22:13:20.000Z

@@ -5,6 +5,7 @@
 pub mod approvals;
 pub mod audit;
 pub mod check;
+pub mod compact;
 pub mod detached;
 pub mod doctor;
 pub mod failure;
@@ -19,8 +20,12 @@ pub mod summary;
 
 use std::fmt::Write as _;
 
+use compact::{char_width, width};
+
 /// Narrowest and widest layout, in columns.
-const WIDTHS: std::ops::RangeInclusive<usize> = 40..=120;
+const WIDTHS: std::ops::RangeInclusive<usize> = 20..=120;
+/// Least room for text behind a head, in columns.
+const LEAST_ROOM: usize = 9;
 
 /// How to lay text out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +51,11 @@ impl Style {
         Self { color, width: columns.clamp(*WIDTHS.start(), *WIDTHS.end()) }
     }
 
+    /// Whether a person reads this, so that lines are laid out.
+    pub fn is_terminal(&self) -> bool {
+        self.width != usize::MAX
+    }
+
     /// `text`, in `color` where there is colour.
     pub fn paint(&self, color: Color, text: &str) -> String {
         if self.color { format!("\x1b[{}m{text}\x1b[0m", color as u8) } else { text.to_owned() }
@@ -68,46 +78,52 @@ pub enum Color {
 /// `text` behind `head`; further lines start beneath the text, not the head.
 /// Breaks at blanks, and inside a word only where it alone is wider than a line.
 pub fn wrap(out: &mut String, style: Style, head: &str, text: &str) {
-    let indent = width(head);
-    let room = style.width.saturating_sub(indent).max(20);
+    wrap_at(out, style, head, width(head), text);
+}
+
+/// As [`wrap`], with further lines at this column.
+pub fn wrap_at(out: &mut String, style: Style, head: &str, indent: usize, text: &str) {
+    let room = |indent: usize| style.width.saturating_sub(indent).max(LEAST_ROOM);
     let mut lead = head.to_owned();
     for line in text.split('\n') {
-        for piece in pieces(line, room) {
+        for piece in pieces(line, room(width(&lead)), room(indent)) {
             let _ = writeln!(out, "{}", format!("{lead}{piece}").trim_end());
             lead = " ".repeat(indent);
         }
     }
 }
 
-/// Columns of text without colour. Wide characters count as one: a line may
-/// then be longer than the terminal, which wraps it itself.
-fn width(text: &str) -> usize {
-    text.chars().count()
-}
-
-/// The lines of one paragraph. Joined without anything between, they are the
-/// paragraph, but for the blanks at which it was broken.
-fn pieces(line: &str, room: usize) -> Vec<String> {
+/// The lines of one paragraph: `first` columns, then `room` each. Joined without anything
+/// between, they are the paragraph, but for the blanks at which it was broken.
+fn pieces(line: &str, first: usize, room: usize) -> Vec<String> {
     let mut out = Vec::new();
     let mut current = String::new();
-    let mut used = 0;
+    let (mut used, mut limit) = (0, first);
+    // No line of blanks alone.
+    let mut finish = |current: &mut String| {
+        let piece = std::mem::take(current);
+        if !piece.trim_end_matches(' ').is_empty() {
+            out.push(piece);
+        }
+    };
     for word in line.split_inclusive(' ') {
-        let length = width(word.trim_end());
-        if used > 0 && used + length > room {
-            out.push(std::mem::take(&mut current));
-            used = 0;
+        let letters = word.trim_end_matches(' ');
+        if used > 0 && used + width(letters) > limit {
+            finish(&mut current);
+            (used, limit) = (0, room);
         }
         for c in word.chars() {
-            if used == room && c != ' ' {
-                out.push(std::mem::take(&mut current));
-                used = 0;
+            let columns = char_width(c);
+            if used + columns > limit && c != ' ' {
+                finish(&mut current);
+                (used, limit) = (0, room);
             }
             current.push(c);
-            used += 1;
+            used += columns;
         }
     }
-    out.push(current);
-    out
+    finish(&mut current);
+    if out.is_empty() { vec![String::new()] } else { out }
 }
 
 /// `1 grant`, `2 grants`.

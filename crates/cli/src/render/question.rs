@@ -4,17 +4,30 @@
 
 use std::fmt::Write as _;
 
-use stockade_model::{Denial, Finding, Operation, Question, QuestionKind, RawText, Review, Risk, Scope, Tier};
+use stockade_model::{Denial, Finding, Grant, Operation, Question, QuestionKind, RawText, Review, Risk, Scope, Tier};
 
-use super::{Color, Style, counted, shell_quoted, time, wrap};
+use super::compact::{brief, compact, compact_escaped, shorten, width};
+use super::{Color, Style, counted, shell_quoted, time, wrap, wrap_at};
 
 /// Escaped characters from which on the length of a command is told.
 const LENGTH_TOLD_FROM: usize = 200;
 /// Lines of findings and refusals before the rest is counted.
 const LIST_LIMIT: usize = 12;
-/// Characters of a quoted part; its middle is left out beyond. The command
+/// Columns of a list from which on the rest is counted.
+const LIST_COLUMNS: usize = 1_000;
+/// How a question begins.
+const HEADLINE: &str = "• ";
+/// Where text stands that a command chose, on each line of it: never where a label or the
+/// prompt begins.
+const INDENT: usize = 11;
+/// Columns of a quoted part; its middle is left out beyond. The command
 /// itself is always whole.
 const QUOTE_LIMIT: usize = 160;
+/// Columns of a reason, a path or an opinion.
+const TEXT_LIMIT: usize = 300;
+/// Columns of a power. A longer one reaches this time only: the engine offers no other
+/// scope for what is not shown whole.
+const GRANT_LIMIT: usize = 400;
 
 /// The word that has to be typed to run without a sandbox.
 pub const UNSANDBOXED_WORD: &str = "unsandboxed";
@@ -27,18 +40,20 @@ pub fn question(question: &Question, text: &RawText, style: Style) -> String {
     if let QuestionKind::Hold { .. } = question.kind {
         held(&mut out, question, style);
         review(&mut out, question, style);
+        reach(&mut out, question, style);
         return out;
     }
-    let command = question.command.escaped();
+    let command = compact(&question.command);
     wrap(&mut out, style, "  command  ", &command);
     let length = command.chars().count();
     if length > LENGTH_TOLD_FROM {
         let _ = writeln!(out, "           ({} in full, to here)", counted(length, "character"));
     }
-    wrap(&mut out, style, "  in       ", &question.cwd.escaped());
+    wrap(&mut out, style, "  in       ", &brief(&question.cwd, TEXT_LIMIT));
     findings(&mut out, question, text, style);
     details(&mut out, &question.kind, style);
     review(&mut out, question, style);
+    reach(&mut out, question, style);
     let _ = writeln!(out, "  no answer within {} means no", time(question.timeout_ms));
     out
 }
@@ -47,13 +62,13 @@ fn headline(out: &mut String, question: &Question, style: Style) {
     match &question.kind {
         QuestionKind::Run { reasons } => {
             wrap(out, style, "• ", "may this command run, in its sandbox?");
-            list(out, style, reasons.iter().map(|reason| ("  because  ", RawText::from(reason.as_str()).escaped())));
+            list(out, style, reasons.iter().map(|reason| ("  because  ", shown(reason))));
         }
         QuestionKind::Grants { .. } => wrap(out, style, "• ", "the request asks for more than its profile gives"),
         QuestionKind::Escalate { denials, .. } => {
-            list(out, style, denials.iter().map(|denial| ("• ", refusal_wish(denial))));
+            list(out, style, denials.iter().map(|denial| (HEADLINE, refusal_wish(denial))));
         }
-        QuestionKind::Hold { denial, .. } => wrap(out, style, "• ", &refusal_wish(denial)),
+        QuestionKind::Hold { denial, .. } => wrap_at(out, style, HEADLINE, INDENT, &refusal_wish(denial)),
         QuestionKind::Unsandboxed => {
             let text = style.paint(Color::Red, "WITHOUT A SANDBOX");
             let _ = writeln!(out, "• {text}: this command could do everything that you can do");
@@ -66,7 +81,7 @@ fn headline(out: &mut String, question: &Question, style: Style) {
 fn held(out: &mut String, question: &Question, style: Style) {
     let QuestionKind::Hold { denial, grants, directory, held_ms } = &question.kind else { return };
     wrap(out, style, "  command  ", &quote(&question.command));
-    list(out, style, grants.iter().map(|grant| ("  grant    ", grant.to_string())));
+    powers(out, grants, style);
     if *directory {
         let text = if grants.iter().any(|grant| grant.targets().is_some()) {
             "every host beneath it: several were asked for; a no is for each of them"
@@ -82,6 +97,41 @@ fn held(out: &mut String, question: &Question, style: Style) {
         _ => format!("it waits{since} and goes on with your answer"),
     };
     wrap(out, style, "  held     ", &format!("{how}; none within {wait} means no"));
+}
+
+/// The powers that a yes gives, all of them: none is given that was not shown.
+fn powers(out: &mut String, grants: &[Grant], style: Style) {
+    for grant in grants {
+        wrap(out, style, "  grant    ", &shorten(&compact_escaped(&grant.to_string()), GRANT_LIMIT));
+    }
+}
+
+/// How far an answer reaches that is kept, where that is further than this command: a
+/// power is remembered for the workspace, not for the command that needed it.
+fn reach(out: &mut String, question: &Question, style: Style) {
+    let scopes = question.scopes_of_yes();
+    let is_offered = |scope| scopes.contains(&scope);
+    if !is_about_powers(&question.kind) || !(is_offered(Scope::Session) || is_offered(Scope::Always)) {
+        return;
+    }
+    let kept = match (is_offered(Scope::Session), is_offered(Scope::Always)) {
+        (true, true) => "session and always are",
+        (true, false) => "session is",
+        _ => "always is",
+    };
+    wrap(out, style, "  reach    ", &format!("{kept} for any command in this workspace"));
+}
+
+fn is_about_powers(kind: &QuestionKind) -> bool {
+    match kind {
+        QuestionKind::Grants { .. } | QuestionKind::Escalate { .. } | QuestionKind::Hold { .. } => true,
+        QuestionKind::Run { .. } | QuestionKind::Unsandboxed => false,
+    }
+}
+
+/// Text of another program on few lines.
+fn shown(text: &str) -> String {
+    brief(&RawText::from(text), TEXT_LIMIT)
 }
 
 /// What a model said of it, behind a label: an opinion, never an answer.
@@ -108,7 +158,7 @@ pub fn opinion(review: &Review) -> String {
     };
     let categories: Vec<_> = opinion.categories.iter().map(|category| category.name()).collect();
     let kinds = if categories.is_empty() { String::new() } else { format!(" ({})", categories.join(", ")) };
-    format!("{risk} risk{kinds}: «{}»   ({by})", opinion.summary.escaped())
+    format!("{risk} risk{kinds}: «{}»   ({by})", brief(&opinion.summary, TEXT_LIMIT))
 }
 
 /// One line on what waits, where it is more than the question tells.
@@ -129,17 +179,13 @@ pub fn still_held(count: usize, longest_ms: u64, style: Style) -> String {
 fn refusal_wish(denial: &Denial) -> String {
     let program = denial.program.as_ref().map_or_else(|| "the command".to_owned(), base_name);
     let times = if denial.count > 1 { format!(", {} times", denial.count) } else { String::new() };
-    format!(
-        "{program} wants to {} {}   ({}{times})",
-        verb(denial.operation),
-        denial.object.escaped(),
-        RawText::from(denial.rule.as_str()).escaped()
-    )
+    let (object, rule) = (brief(&denial.object, TEXT_LIMIT), shown(&denial.rule));
+    format!("{program} wants to {} {object}   ({rule}{times})", verb(denial.operation))
 }
 
 /// The last component of a program's path.
 fn base_name(program: &RawText) -> String {
-    program.as_path().file_name().map_or_else(|| program.escaped(), |name| RawText::from(name).escaped())
+    quote(&program.as_path().file_name().map_or_else(|| program.clone(), RawText::from))
 }
 
 /// The operation as a verb whose object follows.
@@ -174,7 +220,7 @@ fn findings(out: &mut String, question: &Question, text: &RawText, style: Style)
 /// `deny: message   «the part»`.
 pub fn finding(finding: &Finding, text: &RawText) -> String {
     let part = finding.span.and_then(|span| text.as_bytes().get(span.start..span.end));
-    let mut out = format!("{}: {}", tier(finding.tier), RawText::from(finding.message.as_str()).escaped());
+    let mut out = format!("{}: {}", tier(finding.tier), shown(&finding.message));
     // The whole is shown already.
     if let Some(part) = part.filter(|part| !part.is_empty() && part.len() < text.as_bytes().len()) {
         let _ = write!(out, "   «{}»", quote(&RawText::from(part)));
@@ -183,14 +229,7 @@ pub fn finding(finding: &Finding, text: &RawText) -> String {
 }
 
 fn quote(part: &RawText) -> String {
-    let shown = part.escaped();
-    let length = shown.chars().count();
-    if length <= QUOTE_LIMIT {
-        return shown;
-    }
-    let head: String = shown.chars().take(QUOTE_LIMIT / 2).collect();
-    let tail: String = shown.chars().skip(length - QUOTE_LIMIT / 2).collect();
-    format!("{head} … {} … {tail}", counted(length - 2 * (QUOTE_LIMIT / 2), "character"))
+    brief(part, QUOTE_LIMIT)
 }
 
 /// The tier's name.
@@ -206,14 +245,14 @@ fn details(out: &mut String, kind: &QuestionKind, style: Style) {
     match kind {
         QuestionKind::Run { .. } | QuestionKind::Hold { .. } => {}
         QuestionKind::Grants { grants } => {
-            list(out, style, grants.iter().map(|grant| ("  grant    ", grant.to_string())));
+            powers(out, grants, style);
         }
         QuestionKind::Escalate { grants, repeats, .. } => {
-            list(out, style, grants.iter().map(|grant| ("  grant    ", grant.to_string())));
+            powers(out, grants, style);
             let labels = std::iter::once("  on yes   ").chain(std::iter::repeat("           "));
             let told = match repeats.as_slice() {
                 [] => vec!["the command runs again, from its start".to_owned()],
-                repeats => repeats.iter().map(|line| RawText::from(line.as_str()).escaped()).collect(),
+                repeats => repeats.iter().map(|line| shown(line)).collect(),
             };
             list(out, style, labels.zip(told));
         }
@@ -225,10 +264,11 @@ fn details(out: &mut String, kind: &QuestionKind, style: Style) {
 
 /// Items behind their labels, the rest counted.
 fn list(out: &mut String, style: Style, items: impl Iterator<Item = (&'static str, String)>) {
-    let mut left = 0;
+    let (mut left, mut used) = (0, 0);
     for (at, (label, text)) in items.enumerate() {
-        if at < LIST_LIMIT {
-            wrap(out, style, label, &text);
+        if at < LIST_LIMIT && used < LIST_COLUMNS {
+            wrap_at(out, style, label, INDENT, &text);
+            used += width(&text);
         } else {
             left += 1;
         }
@@ -310,17 +350,35 @@ impl Key {
         })
     }
 
-    fn meaning(self, held: bool) -> &'static str {
+    fn meaning(self, kind: &QuestionKind) -> &'static str {
+        let held = matches!(kind, QuestionKind::Hold { .. });
         match self {
             Self::Once if held => "yes, and for the same until this run ends",
             Self::No if held => "no, and for the same until this run ends",
-            Self::Times => "yes, and the next times; a number is asked for",
-            Self::Until => "yes, and for a time; how long is asked for",
             Self::Once => "yes, this time",
-            Self::Session => "yes, and for the same question until this session ends",
-            Self::Always => "yes, and for the same question from now on; `stockade approvals` takes it back",
             Self::No => "no, this time",
-            Self::Never => "no, and for the same question from now on; `stockade approvals` takes it back",
+            key if is_about_powers(kind) => key.meaning_of_power(),
+            Self::Session => "yes, and for this same command until this session ends",
+            Self::Times => "yes, and the next times for this same command; a number is asked for",
+            Self::Until => "yes, and for a time for this same command; how long is asked for",
+            Self::Always => "yes, and for this same command from now on; `stockade approvals` takes it back",
+            Self::Never => {
+                "no, and for this same command in this workspace from now on; `stockade approvals` takes it back"
+            }
+        }
+    }
+
+    /// A power is remembered for the workspace, whatever command needs it.
+    fn meaning_of_power(self) -> &'static str {
+        match self {
+            Self::Session => "yes, and for any command of this session in this workspace until the session ends",
+            Self::Times => "yes, and the next times that any command in this workspace needs it; a number is asked for",
+            Self::Until => "yes, and for any command in this workspace for a time; how long is asked for",
+            Self::Always => {
+                "yes, and for any command in this workspace from now on; `stockade approvals` takes it back"
+            }
+            Self::Never => "no, and for any command in this workspace from now on; `stockade approvals` takes it back",
+            Self::Once | Self::No => "this time",
         }
     }
 }
@@ -347,36 +405,41 @@ pub fn words_prompt(keys: &[Key]) -> String {
 /// What each key means.
 pub fn help(question: &Question, keys: &[Key], style: Style) -> String {
     let mut out = String::new();
-    let held = matches!(question.kind, QuestionKind::Hold { .. });
     if let QuestionKind::Hold { denial, .. } = &question.kind {
-        let command = question.command.escaped();
-        if command.chars().count() > QUOTE_LIMIT {
+        let command = compact(&question.command);
+        if width(&command) > QUOTE_LIMIT {
             wrap(&mut out, style, "  in full  ", &command);
         }
-        wrap(&mut out, style, "  in       ", &question.cwd.escaped());
-        let program = denial.program.as_ref().map_or_else(|| "unknown".to_owned(), RawText::escaped);
+        wrap(&mut out, style, "  in       ", &brief(&question.cwd, TEXT_LIMIT));
+        let program = denial.program.as_ref().map_or_else(|| "unknown".to_owned(), |path| brief(path, TEXT_LIMIT));
         let pid = denial.pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
         wrap(&mut out, style, "  program  ", &format!("{program}{pid}"));
     }
     for key in keys {
-        wrap(&mut out, style, &format!("  {}  ", key.character()), key.meaning(held));
+        wrap(&mut out, style, &format!("  {}  ", key.character()), key.meaning(&question.kind));
     }
     wrap(&mut out, style, "  q  ", "no, and end this run now; Ctrl-C does the same");
     out
 }
 
 /// Rules as they would stand in a file, and what can be done with them.
-pub fn rules_prompt(rules: &[String], file: &std::path::Path) -> String {
+pub fn rules_prompt(rules: &[String], file: &std::path::Path, kind: &QuestionKind) -> String {
     let mut out = format!("a\n  as a rule in {}:\n", crate::failure::quoted(file));
     for line in rules.iter().flat_map(|rule| rule.lines()) {
-        let _ = writeln!(out, "    {}", RawText::from(line).escaped());
+        let _ = writeln!(out, "    {}", compact(&RawText::from(line)));
     }
-    out + "  [w]rite it at the end of the run, or [r]emember the answer without a rule > "
+    let remembered = if is_about_powers(kind) { "for any command in this workspace" } else { "for this same command" };
+    let _ = write!(out, "  [w]rite it at the end of the run, or [r]emember the answer {remembered} > ");
+    out
 }
 
-/// Advice for a refusal that a grant would have prevented.
-pub fn grant_hint(grant: &stockade_model::Grant) -> String {
-    format!("--grant {}", shell_quoted(&grant.to_string()))
+/// Advice for a refusal that a grant would have prevented: a person gives the power, a
+/// program asks for it.
+pub fn grant_hint(grant: &Grant, to_person: bool) -> String {
+    let option = if to_person { "--grant" } else { "--request" };
+    // Runs of blanks in a form that can be counted, and read back.
+    let text = grant.to_string().replace("   ", "\\x20\\x20\\x20");
+    format!("{option} {}", shell_quoted(&text))
 }
 
 #[cfg(test)]
@@ -450,6 +513,7 @@ pub(crate) mod tests {
           grant    write /home/u/outside
           on yes   the command runs again from its start; this will be attempt 2
                    what it already did stays
+          reach    session and always are for any command in this workspace
           no answer within 5 min means no
           allow?  [o]nce  [s]ession  [a]lways  [n]o  [N]ever  [?] >
         ");
@@ -500,6 +564,7 @@ pub(crate) mod tests {
           grant    connect pypi.org:443
           held     it waits and goes on with your answer; none within 5 min means no
           reviewer no opinion: no answer within 5 s   (some-model)
+          reach    session and always are for any command in this workspace
           allow?  [o]nce  [s]ession  [a]lways  [n]o  [N]ever  [?] >
         ");
     }
@@ -527,21 +592,25 @@ pub(crate) mod tests {
           command  pip install numpy
           grant    connect pypi.org:443
           held     it waits and goes on with your answer; none within 5 min means no
+          reach    session and always are for any command in this workspace
           allow?  [o]nce  [s]ession  [a]lways  [n]o  [N]ever  [?] >
         ");
         insta::assert_snapshot!(help(&value, &keys(&value), Style::PLAIN), @r"
-          in       /home/u/project
-          program  /usr/bin/pip (pid 7)
-          o  yes, and for the same until this run ends
-          s  yes, and for the same question until this session ends
-          t  yes, and the next times; a number is asked for
-          u  yes, and for a time; how long is asked for
-          a  yes, and for the same question from now on; `stockade approvals` takes it
-             back
-          n  no, and for the same until this run ends
-          N  no, and for the same question from now on; `stockade approvals` takes it
-             back
-          q  no, and end this run now; Ctrl-C does the same
+        in       /home/u/project
+        program  /usr/bin/pip (pid 7)
+        o  yes, and for the same until this run ends
+        s  yes, and for any command of this session in this workspace until the
+           session ends
+        t  yes, and the next times that any command in this workspace needs it; a
+           number is asked for
+        u  yes, and for any command in this workspace for a time; how long is asked
+           for
+        a  yes, and for any command in this workspace from now on; `stockade
+           approvals` takes it back
+        n  no, and for the same until this run ends
+        N  no, and for any command in this workspace from now on; `stockade approvals`
+           takes it back
+        q  no, and end this run now; Ctrl-C does the same
         ");
     }
 
@@ -559,6 +628,7 @@ pub(crate) mod tests {
                    every file in it
           held     it waits since 1 min 1 s and goes on with your answer; none within 5
                    min means no
+          reach    session and always are for any command in this workspace
         ");
         assert_eq!(still_held(1, 5_000, Style::PLAIN), "");
     }
@@ -577,6 +647,7 @@ pub(crate) mod tests {
                    every host beneath it: several were asked for; a no is for each of
                    them
           held     it waits and goes on with your answer; none within 5 min means no
+          reach    session and always are for any command in this workspace
         ");
     }
 
@@ -605,6 +676,7 @@ pub(crate) mod tests {
           finding  ask: writes to a file outside the workspace   «>> ~/outside»
           grant    connect pypi.org:443
           grant    write /srv/x
+          reach    session and always are for any command in this workspace
           no answer within 5 min means no
         ");
     }
@@ -649,7 +721,7 @@ pub(crate) mod tests {
             denial.object = "/x\u{1b}]0;title\u{7}\n  grant    nothing".into();
             denial.program = Some("/bin/\u{1b}[1A".into());
             denial.rule = "\u{8}\u{8}".into();
-            grants[0] = stockade_model::Grant::Write("/x\u{1b}]0;\u{7}\n\u{202e}".into());
+            grants[0] = Grant::Write("/x\u{1b}]0;\u{7}\n\u{202e}".into());
         }
         let shown = self::shown(&value) + &help(&value, &keys(&value), Style::PLAIN);
         assert!(
@@ -657,6 +729,196 @@ pub(crate) mod tests {
             "{shown:?}"
         );
         assert!(shown.lines().filter(|line| line.starts_with("• ")).count() == 1, "{shown}");
+    }
+
+    /// Text that spreads over lines, hides, moves or imitates, up to 10 kB of each.
+    fn hostile_texts() -> Vec<String> {
+        let many = |part: &str| part.repeat(2_000 / part.len());
+        vec![
+            format!("/a{}b", " ".repeat(200)),
+            many(" "),
+            many("\t"),
+            many("\n"),
+            many("\r\n"),
+            many(" \t"),
+            many("\u{2028}"),
+            many("\u{a0}"),
+            many("\u{3000}"),
+            many("\u{200b}"),
+            many("\u{202e}x"),
+            many("\u{301}"),
+            many("\u{6c49}"),
+            many("\u{1f600}"),
+            "x".repeat(10_000),
+            many("x y "),
+            many("  grant    write /ok\n"),
+            many("\u{1b}[2J\u{1b}[H"),
+            format!("/a{}\n  allow?  [o]nce  [?] > ", " ".repeat(60)),
+        ]
+    }
+
+    fn denial_of(text: &str) -> Denial {
+        let grant = Some(Grant::Write(text.into()));
+        Denial { object: text.into(), program: Some(text.into()), rule: text.into(), grant, ..denial() }
+    }
+
+    /// Every kind of question, with `text` in every field but the command.
+    fn questions_of(text: &str) -> Vec<Question> {
+        let grants = vec![Grant::Write(text.into()); 12];
+        let kinds = [
+            QuestionKind::Run { reasons: vec![text.to_owned(); LIST_LIMIT + 2] },
+            QuestionKind::Grants { grants: grants.clone() },
+            QuestionKind::Escalate {
+                denials: vec![denial_of(text); LIST_LIMIT + 2],
+                grants: grants.clone(),
+                repeats: vec![text.to_owned(); LIST_LIMIT + 2],
+            },
+            QuestionKind::Hold { denial: denial_of(text), grants: grants.clone(), directory: true, held_ms: 9 },
+            QuestionKind::Hold { denial: denial_of(text), grants: grants[..1].to_vec(), directory: false, held_ms: 9 },
+            QuestionKind::Unsandboxed,
+        ];
+        let filled = kinds.map(|kind| {
+            let mut question = reviewed(ask(kind), Risk::Critical);
+            question.cwd = text.into();
+            question.assessment.findings = vec![question.assessment.findings[0].clone(); LIST_LIMIT + 2];
+            question.assessment.findings.iter_mut().for_each(|finding| finding.message = text.to_owned());
+            let opinion = question.review.as_mut().and_then(|review| review.opinion.as_mut());
+            opinion.unwrap().summary = text.into();
+            question.review.as_mut().unwrap().by = text.to_owned();
+            question
+        });
+        filled.into()
+    }
+
+    /// Rows that a terminal of this many columns needs.
+    fn rows(text: &str, columns: usize) -> usize {
+        text.lines().map(|line| width(line).div_ceil(columns).max(1)).sum()
+    }
+
+    #[test]
+    fn a_question_takes_few_lines_whatever_is_in_it() {
+        for text in hostile_texts() {
+            for columns in [20, 37, 80, 200] {
+                let style = Style::terminal(columns, false);
+                let columns = usize::from(columns);
+                for value in questions_of(&text) {
+                    let shown = question(&value, &"text of the command".into(), style);
+                    let start: String = text.chars().take(12).collect();
+                    // Twelve powers of at most 400 columns each, and four lists; or one power.
+                    let is_alone = matches!(&value.kind, QuestionKind::Hold { grants, .. } if grants.len() == 1);
+                    let most = if is_alone { 5_000 } else { 25_000 };
+                    assert!(
+                        rows(&shown, columns) <= 20 + most / (columns.min(120) - INDENT),
+                        "{start:?} {columns}\n{shown}"
+                    );
+                    let is_blank = |line: &str| line.trim().is_empty();
+                    assert!(!shown.lines().any(is_blank), "{start:?} {columns}\n{shown}");
+                    assert!(!shown.lines().skip(1).any(|line| line.starts_with("  allow?")), "{start:?}\n{shown}");
+                    assert!(
+                        shown.chars().all(|c| c == '\n' || !stockade_model::is_deceptive(c)),
+                        "{start:?}\n{shown:?}"
+                    );
+                    assert!(!shown.contains("    grant    write /ok"), "{start:?}\n{shown}");
+                }
+            }
+        }
+    }
+
+    /// The command is whole in each, because it is what is agreed to; blanks in it are counted.
+    #[test]
+    fn blanks_in_a_command_are_counted() {
+        for text in hostile_texts() {
+            let mut value = ask(QuestionKind::Run { reasons: Vec::new() });
+            value.command = format!("echo {text}; evil").into();
+            for columns in [20, 40, 80, 200] {
+                let shown = question(&value, &"".into(), Style::terminal(columns, false));
+                assert!(shown.contains("evil"), "{shown}");
+                assert!(!shown.lines().any(|line| line.trim().is_empty()), "{shown}");
+                let kept = compact(&value.command);
+                let words: String = shown.split_whitespace().collect();
+                assert!(words.contains(&kept.split_whitespace().collect::<String>()), "the command is not whole");
+            }
+        }
+        let mut value = ask(QuestionKind::Run { reasons: Vec::new() });
+        value.command = format!("touch a{}; curl evil", " ".repeat(5_000)).into();
+        value.assessment.findings.clear();
+        insta::assert_snapshot!(shown(&value), @r"
+        • may this command run, in its sandbox?
+          command  touch a\u{20}×5000; curl evil
+          in       /home/u/project
+          no answer within 5 min means no
+        ");
+    }
+
+    #[test]
+    fn a_path_with_many_blanks_stays_on_its_line() {
+        let text = format!("/home/u/a{}b", " ".repeat(200));
+        let denial = Denial { object: text.as_str().into(), rule: "outside every writable root".into(), ..denial() };
+        let grants = vec![Grant::Write(text.as_str().into())];
+        let value = ask(QuestionKind::Hold { denial, grants, directory: false, held_ms: 9 });
+        insta::assert_snapshot!(shown(&value) + &prompt(&keys(&value)), @r"
+        • dash wants to create /home/u/a\u{20}×200b   (outside every writable root)
+          command  sh -c 'echo x >> ~/outside'
+          grant    write /home/u/a\u{20}×200b
+          held     it waits and goes on with your answer; none within 5 min means no
+          reach    session and always are for any command in this workspace
+          allow?  [o]nce  [s]ession  [a]lways  [n]o  [N]ever  [?] >
+        ");
+        assert_eq!(grant_hint(&Grant::Write("/a   b".into()), true), "--grant 'write /a\\x20\\x20\\x20b'");
+        assert_eq!("write /a\\x20\\x20\\x20b".parse::<Grant>().unwrap(), Grant::Write("/a   b".into()));
+    }
+
+    /// Each scope that reaches further than the command says so, and the others say
+    /// nothing of it.
+    #[test]
+    fn the_wider_reach_is_said() {
+        let grants = || vec!["write /srv/x".parse().unwrap()];
+        let reach = |value: &Question| {
+            let shown = shown(value);
+            shown.lines().find(|line| line.starts_with("  reach")).map(|line| line.trim().to_owned())
+        };
+        for kind in [
+            QuestionKind::Grants { grants: grants() },
+            QuestionKind::Escalate { denials: vec![denial()], grants: grants(), repeats: Vec::new() },
+            QuestionKind::Hold { denial: denial(), grants: grants(), directory: false, held_ms: 1 },
+        ] {
+            let mut value = ask(kind);
+            for (scopes, wanted) in [
+                (
+                    vec![Scope::Once, Scope::Session, Scope::Always],
+                    Some("reach    session and always are for any command in this workspace"),
+                ),
+                (vec![Scope::Once, Scope::Always], Some("reach    always is for any command in this workspace")),
+                (vec![Scope::Once, Scope::Session], Some("reach    session is for any command in this workspace")),
+                (vec![Scope::Once], None),
+            ] {
+                value.scopes = scopes;
+                assert_eq!(reach(&value).as_deref(), wanted);
+            }
+            value.scopes = vec![Scope::Once, Scope::Session, Scope::Always];
+            let keys = keys(&value);
+            let help = help(&value, &keys, Style { color: false, width: 200 });
+            for key in ["s", "t", "u", "a", "N"] {
+                let line = help.lines().find(|line| line.starts_with(&format!("  {key}  "))).unwrap();
+                assert!(line.contains("any command"), "{line}");
+            }
+            let rules = rules_prompt(&["r".to_owned()], "/c".as_ref(), &value.kind);
+            assert!(rules.contains("[r]emember the answer for any command in this workspace"), "{rules}");
+        }
+        let value = ask(QuestionKind::Run { reasons: Vec::new() });
+        assert_eq!(reach(&value), None);
+        insta::assert_snapshot!(help(&value, &keys(&value), Style::PLAIN), @r"
+        o  yes, this time
+        s  yes, and for this same command until this session ends
+        t  yes, and the next times for this same command; a number is asked for
+        u  yes, and for a time for this same command; how long is asked for
+        a  yes, and for this same command from now on; `stockade approvals` takes it
+           back
+        n  no, this time
+        N  no, and for this same command in this workspace from now on; `stockade
+           approvals` takes it back
+        q  no, and end this run now; Ctrl-C does the same
+        ");
     }
 
     #[test]
@@ -687,14 +949,17 @@ pub(crate) mod tests {
         assert_eq!(prompt(&keys(&value)), "  allow?  [o]nce  [n]o  [?] > ");
         insta::assert_snapshot!(help(&escalate(), &keys(&escalate()), Style::PLAIN), @r"
         o  yes, this time
-        s  yes, and for the same question until this session ends
-        t  yes, and the next times; a number is asked for
-        u  yes, and for a time; how long is asked for
-        a  yes, and for the same question from now on; `stockade approvals` takes it
-           back
+        s  yes, and for any command of this session in this workspace until the
+           session ends
+        t  yes, and the next times that any command in this workspace needs it; a
+           number is asked for
+        u  yes, and for any command in this workspace for a time; how long is asked
+           for
+        a  yes, and for any command in this workspace from now on; `stockade
+           approvals` takes it back
         n  no, this time
-        N  no, and for the same question from now on; `stockade approvals` takes it
-           back
+        N  no, and for any command in this workspace from now on; `stockade approvals`
+           takes it back
         q  no, and end this run now; Ctrl-C does the same
         ");
     }

@@ -3,22 +3,35 @@
 //! itself. Nothing, where there is nothing to say.
 
 use std::fmt::Write as _;
+use std::path::Path;
 
 use stockade_model::{Approval, Denial, Grant, Level, Outcome, RawText, Resolution, Scope, Status};
+use stockade_policy::advice_instead_of_grant;
 
+use super::compact::brief;
 use super::question::{grant_hint, verb};
 use super::{Color, Style, counted, time, wrap};
 use crate::failure::Failure;
 
+/// Columns of a path or a reason; its middle is left out beyond.
+const TEXT_LIMIT: usize = 400;
 /// Refusals shown before the rest is counted.
 const DENIALS_SHOWN: usize = 20;
 
-/// The lines for standard error. Of powers that every command there has, `standing`,
-/// nothing is said.
-pub fn summary(outcome: &Outcome, standing: &[Grant], style: Style) -> String {
+/// What a summary needs beside the outcome.
+#[derive(Clone, Copy, Debug)]
+pub struct SummaryContext<'a> {
+    /// Powers that every command there has: they are not listed.
+    pub standing: &'a [Grant],
+    /// The home directory of the person, by which credentials are known.
+    pub home: &'a Path,
+}
+
+/// The lines for standard error.
+pub fn summary(outcome: &Outcome, context: SummaryContext<'_>, style: Style) -> String {
     let mut out = String::new();
-    refusals(&mut out, outcome, style);
-    grants(&mut out, outcome, standing, style);
+    refusals(&mut out, outcome, context.home, style);
+    grants(&mut out, outcome, context.standing, style);
     if let Some(last) = outcome.attempts.last() {
         super::network::hosts_used(&mut out, last, style);
     }
@@ -28,13 +41,13 @@ pub fn summary(outcome: &Outcome, standing: &[Grant], style: Style) -> String {
     out
 }
 
-fn refusals(out: &mut String, outcome: &Outcome, style: Style) {
+fn refusals(out: &mut String, outcome: &Outcome, home: &Path, style: Style) {
     // What an earlier attempt was refused was given to the last one, or the
     // last one was refused it again.
     let Some(last) = outcome.attempts.last() else { return };
     let refused: Vec<_> = last.denials.iter().filter(|d| d.resolution != Resolution::Granted).collect();
     for denial in refused.iter().take(DENIALS_SHOWN) {
-        refusal(out, denial, style);
+        refusal(out, denial, home, style);
     }
     if refused.len() > DENIALS_SHOWN {
         let more = refused.len() - DENIALS_SHOWN;
@@ -42,14 +55,30 @@ fn refusals(out: &mut String, outcome: &Outcome, style: Style) {
     }
 }
 
-fn refusal(out: &mut String, denial: &Denial, style: Style) {
+fn refusal(out: &mut String, denial: &Denial, home: &Path, style: Style) {
     let times = if denial.count > 1 { format!(", {} times", denial.count) } else { String::new() };
-    let rule = RawText::from(denial.rule.as_str()).escaped();
-    let text = format!("refused: {} {}   ({rule}{times})", verb(denial.operation), denial.object.escaped());
+    let rule = brief(&RawText::from(denial.rule.as_str()), TEXT_LIMIT);
+    let object = brief(&denial.object, TEXT_LIMIT);
+    let text = format!("refused: {} {object}   ({rule}{times})", verb(denial.operation));
     wrap(out, style, "• ", &text);
-    if let Some(grant) = &denial.grant {
-        let _ = writeln!(out, "  {} {}", style.paint(Color::Cyan, "hint:"), grant_hint(grant));
+    let Some(grant) = &denial.grant else { return };
+    match advice_instead_of_grant(grant, home) {
+        Some(advice) => hint(out, &advice, style),
+        // One line, so that it can be copied.
+        None if grant.to_string().chars().count() > TEXT_LIMIT => {
+            hint(out, "the name is too long to be shown here; `--json` has the grant in full", style);
+        }
+        None => {
+            let option = grant_hint(grant, style.is_terminal());
+            let _ = writeln!(out, "  {} {option}", style.paint(Color::Cyan, "hint:"));
+        }
     }
+}
+
+fn hint(out: &mut String, text: &str, style: Style) {
+    let mut lines = String::new();
+    wrap(&mut lines, style, "  hint: ", text);
+    *out += &lines.replacen("hint:", &style.paint(Color::Cyan, "hint:"), 1);
 }
 
 fn grants(out: &mut String, outcome: &Outcome, standing: &[Grant], style: Style) {
@@ -158,12 +187,16 @@ fn refused(out: &mut String, outcome: &Outcome, why: Option<&str>, style: Style)
 #[cfg(test)]
 mod tests {
     use stockade_model::{
-        Assessment, AttemptRecord, ConnectionEnd, ConnectionRecord, Decision, EnforcementReport, HostUse, Staged, Tier,
-        Usage, Verdict,
+        Assessment, AttemptRecord, ConnectionEnd, ConnectionRecord, Decision, EnforcementReport, HostUse, Operation,
+        Staged, Tier, Usage, Verdict,
     };
 
     use super::*;
     use crate::render::question::tests::denial;
+
+    fn context() -> SummaryContext<'static> {
+        SummaryContext { standing: &[], home: Path::new("/home/u") }
+    }
 
     fn outcome(status: Status) -> Outcome {
         Outcome {
@@ -202,7 +235,7 @@ mod tests {
 
     #[test]
     fn nothing_to_say_is_not_said() {
-        assert_eq!(summary(&outcome(Status::Exited), &[], Style::PLAIN), "");
+        assert_eq!(summary(&outcome(Status::Exited), context(), Style::PLAIN), "");
     }
 
     #[test]
@@ -214,12 +247,62 @@ mod tests {
         other.count = 3;
         let given = Denial { resolution: Resolution::Granted, ..denial() };
         value.attempts[0].denials = vec![denial(), other, given];
-        insta::assert_snapshot!(summary(&value, &[], Style::PLAIN), @r"
+        insta::assert_snapshot!(summary(&value, context(), Style::PLAIN), @r"
         • refused: create /home/u/outside   (outside every writable root)
           hint: --grant 'write /home/u/outside'
         • refused: create /home/u/it's\u{1b}[2J   (outside every writable root, 3 times)
           hint: --grant 'write /home/u/it'\''s\u{1b}[2J'
         ");
+    }
+
+    /// A person at a terminal may give the power; a program that reads a pipe asks for it.
+    #[test]
+    fn a_program_is_told_to_ask() {
+        let mut value = outcome(Status::Exited);
+        value.attempts[0].denials = vec![denial()];
+        insta::assert_snapshot!(summary(&value, context(), Style::PIPE), @r"
+        • refused: create /home/u/outside   (outside every writable root)
+          hint: --request 'write /home/u/outside'
+        ");
+    }
+
+    #[test]
+    fn no_hint_names_a_credential_or_a_part_of_the_system() {
+        let mut value = outcome(Status::Exited);
+        let about = |operation, grant: &str| {
+            let grant: Grant = grant.parse().unwrap();
+            let object = grant.path().map_or_else(|| "ghe.example.com:443".into(), RawText::from);
+            Denial { operation, object, grant: Some(grant), ..denial() }
+        };
+        value.attempts[0].denials = vec![
+            about(Operation::Read, "read /etc/shadow"),
+            about(Operation::Write, "write /var/lib/dpkg/lock-frontend"),
+            about(Operation::Read, "read /home/u/.aws/credentials"),
+            about(Operation::Connect, "socket /run/docker.sock"),
+            about(Operation::Secret, "secret github to ghe.example.com:443"),
+        ];
+        insta::assert_snapshot!(summary(&value, context(), Style::PLAIN), @r"
+        • refused: read /etc/shadow   (outside every writable root)
+          hint: this concerns the accounts of this system; a run never becomes another
+                user: run what needs root or another account yourself, outside
+        • refused: write /var/lib/dpkg/lock-frontend   (outside every writable root)
+          hint: this concerns the packages of this system; packages of the system cannot
+                be installed in a run: install them yourself, outside, or use a package
+                manager that installs into the workspace
+        • refused: read /home/u/.aws/credentials   (outside every writable root)
+          hint: this concerns data that stays hidden from runs (credentials of cloud and
+                hosting accounts); do what needs it yourself, outside
+        • refused: connect to /run/docker.sock   (outside every writable root)
+          hint: this concerns a container engine, which gives root on this machine; a
+                run never reaches a container engine: start the container yourself,
+                outside, or use `stockade sandbox create --image`
+        • refused: take a secret to ghe.example.com:443   (outside every writable root)
+          hint: the secret `github` is not for this host; if it is meant to be, add the
+                host to the secret in your configuration
+        ");
+        let piped = summary(&value, context(), Style::PIPE);
+        assert!(!piped.contains("--grant") && !piped.contains("--request"), "{piped}");
+        assert_eq!(piped.matches("hint: ").count(), 5, "{piped}");
     }
 
     #[test]
@@ -235,7 +318,7 @@ mod tests {
             grants: value.attempts[0].grants.clone(),
             review: None,
         }];
-        insta::assert_snapshot!(summary(&value, &[], Style::PLAIN), @r"
+        insta::assert_snapshot!(summary(&value, context(), Style::PLAIN), @r"
         • 2 grants used: connect pypi.org:443, write /srv (session)
         ");
         // Each with its own answer; none where it came with the request.
@@ -244,7 +327,7 @@ mod tests {
         let once = Approval { scope: Some(Scope::Once), grants: file, ..value.approvals[0].clone() };
         value.approvals.extend([once, no]);
         value.attempts[0].grants.insert(0, "env A".parse().unwrap());
-        insta::assert_snapshot!(summary(&value, &[], Style::PLAIN), @r"
+        insta::assert_snapshot!(summary(&value, context(), Style::PLAIN), @r"
         • 3 grants used: env A, connect pypi.org:443 (session), write /srv (once)
         ");
     }
@@ -267,14 +350,14 @@ mod tests {
         for record in [&record, &record, &failed, &other] {
             HostUse::count(&mut value.attempts[0].connections, &mut 0, 9, record);
         }
-        insta::assert_snapshot!(summary(&value, &[], Style::PLAIN), @r"
+        insta::assert_snapshot!(summary(&value, context(), Style::PLAIN), @r"
         • 2 hosts used: pypi.org:443 (2 times, 2.5 KiB up, 6.0 MiB down), [2606::1]:443
           (0 B up, 12 B down)
         ");
         let known = value.attempts[0].connections.remove(0);
         let many = (0..14).map(|n| HostUse { target: format!("h{n}.example:443").parse().unwrap(), ..known.clone() });
         value.attempts[0].connections = many.collect();
-        let shown = summary(&value, &[], Style::PLAIN);
+        let shown = summary(&value, context(), Style::PLAIN);
         assert!(shown.starts_with("• 14 hosts used: h0.example:443") && shown.ends_with("and 2 more\n"), "{shown}");
     }
 
@@ -285,7 +368,7 @@ mod tests {
             let mut value = outcome(status);
             value.error = (status != Status::Refused).then(|| "because of \u{7} this\nhint: do \u{7} that".into());
             value.decision.reasons = vec!["rule `no rm` of /etc/stockade/config.toml".into()];
-            shown += &summary(&value, &[], Style::PLAIN);
+            shown += &summary(&value, context(), Style::PLAIN);
         }
         insta::assert_snapshot!(shown, @r"
         • its time ran out after 30 s; all it had started was ended
@@ -306,7 +389,7 @@ mod tests {
         let mut value = outcome(Status::Refused);
         value.decision.rule = "refused by the rules: there is no profile `x`; hint: it is `y`".into();
         value.decision.reasons = vec!["there is no profile `x`; hint: it is `y`".into(), "and more".into()];
-        insta::assert_snapshot!(summary(&value, &[], Style::PLAIN), @r"
+        insta::assert_snapshot!(summary(&value, context(), Style::PLAIN), @r"
         • refused, nothing ran: refused by the rules: there is no profile `x`
           because and more
         hint: it is `y`
@@ -317,7 +400,7 @@ mod tests {
     fn what_is_staged_comes_last_with_what_can_be_done() {
         let mut value = outcome(Status::TimedOut);
         value.attempts[0].staged = Some(Staged { stage: "stg_1".parse().unwrap(), changes: 3 });
-        insta::assert_snapshot!(summary(&value, &[], Style::PLAIN), @r"
+        insta::assert_snapshot!(summary(&value, context(), Style::PLAIN), @r"
         • its time ran out after 30 s; all it had started was ended
         • 3 paths staged in stg_1
           hint: stockade stage diff stg_1 (then: commit, discard)
@@ -328,14 +411,14 @@ mod tests {
     fn no_sandbox_is_said() {
         let mut value = outcome(Status::Exited);
         value.attempts[0].enforced = Some(EnforcementReport { level: Level::None, layers: Default::default() });
-        assert_eq!(summary(&value, &[], Style::PLAIN), "• it ran without a sandbox\n");
+        assert_eq!(summary(&value, context(), Style::PLAIN), "• it ran without a sandbox\n");
     }
 
     #[test]
     fn a_flood_of_refusals_is_counted() {
         let mut value = outcome(Status::Exited);
         value.attempts[0].denials = vec![denial(); 1_000];
-        let shown = summary(&value, &[], Style::PLAIN);
+        let shown = summary(&value, context(), Style::PLAIN);
         assert!(shown.ends_with("• and 980 refusals more; --json shows all\n") || shown.contains("and 980"), "{shown}");
         assert!(shown.lines().count() < 50);
     }

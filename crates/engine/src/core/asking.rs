@@ -14,6 +14,9 @@ use crate::keys::{Namespace, RunBinding, run_approval, run_refusal};
 /// What an approver that keeps its own time gets beyond the question's, so that
 /// its word comes first and it can clear its screen.
 const LEEWAY_MS: u64 = 1_500;
+/// The longest power that an approver shows whole. An answer to a longer one reaches this
+/// time only.
+const MAX_SHOWN_GRANT_CHARS: usize = 400;
 
 /// A question that waits for its turn.
 #[derive(Clone, Debug)]
@@ -138,13 +141,16 @@ impl Core {
     }
 
     /// Longer scopes are not offered where what would be remembered is
-    /// dangerous by its text or cannot be read as it stands.
+    /// dangerous by its text or cannot be read as it stands, nor for powers over
+    /// credentials or parts of the system.
     fn scopes(&self, kind: &QuestionKind) -> Vec<Scope> {
         let grants = match kind {
             QuestionKind::Unsandboxed => return vec![Scope::Once],
             kind => grants_of(kind),
         };
-        let deceptive = grants.iter().any(|grant| grant.path().is_some_and(|path| !is_plain(&RawText::from(path))))
+        let is_whole = |grant: &Grant| grant.to_string().chars().count() <= MAX_SHOWN_GRANT_CHARS;
+        let deceptive = !grants.iter().all(is_whole)
+            || grants.iter().any(|grant| grant.path().is_some_and(|path| !is_plain(&RawText::from(path))))
             || match &self.request.command {
                 Command::Argv(argv) => argv.iter().any(|arg| !is_plain(arg)),
                 Command::Script(script) => !is_plain(script),
@@ -154,7 +160,8 @@ impl Core {
         let unbound = matches!(kind, QuestionKind::Run { .. })
             && self.plan_in_question().is_some_and(|planned| !planned.is_identified);
         let mut scopes = vec![Scope::Once];
-        if !deceptive && !unbound && self.assessment.tier != Tier::Deny {
+        let guarded = grants.iter().any(|grant| self.config.guard.guards(grant));
+        if !deceptive && !unbound && !guarded && self.assessment.tier != Tier::Deny {
             scopes.extend(self.request.session.is_some().then_some(Scope::Session));
             scopes.push(Scope::Always);
         }

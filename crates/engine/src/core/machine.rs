@@ -338,8 +338,9 @@ impl Core {
         if !known.is_empty() {
             self.pending.push_back(Pending::remembered(QuestionKind::Grants { grants: known }, true));
         }
-        if !unknown.is_empty() {
-            self.pending.push_back(Pending::open(QuestionKind::Grants { grants: unknown }));
+        // No more at a time than a question shows.
+        for grants in unknown.chunks(self.config.max_grants_asked.max(1)) {
+            self.pending.push_back(Pending::open(QuestionKind::Grants { grants: grants.to_vec() }));
         }
         if !sandboxed {
             self.pending.push_back(Pending::open(QuestionKind::Unsandboxed));

@@ -21,6 +21,8 @@ mod machine;
 mod reviewing;
 mod running;
 
+use std::sync::Arc;
+
 use stockade_model::{
     Answer, Assessment, ConnectionRecord, Decision, Denial, Digest, EnforcementReport, EventKind, Grant, Outcome, Plan,
     Question, QuestionKind, RawText, Request, RequestId, Review,
@@ -66,6 +68,30 @@ pub struct CoreConfig {
     pub approver_may_come: bool,
     /// Who is asked for an opinion before a question is put.
     pub reviewer: Option<ReviewerTerms>,
+    /// Which powers no answer is remembered for.
+    pub guard: PowerGuard,
+}
+
+/// Says whether a power is over credentials or a part of the system. The core knows no
+/// paths, so it asks.
+#[derive(Clone)]
+pub struct PowerGuard(Arc<dyn Fn(&Grant) -> bool + Send + Sync>);
+
+impl PowerGuard {
+    /// The same answer for the same power, always.
+    pub fn new(is_guarded: impl Fn(&Grant) -> bool + Send + Sync + 'static) -> Self {
+        Self(Arc::new(is_guarded))
+    }
+
+    fn guards(&self, power: &Grant) -> bool {
+        (self.0)(power)
+    }
+}
+
+impl std::fmt::Debug for PowerGuard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("PowerGuard")
+    }
 }
 
 /// Who gives opinions, and how long they are waited for.
@@ -95,6 +121,7 @@ impl CoreConfig {
             directory_from: 3,
             approver_may_come: false,
             reviewer: None,
+            guard: PowerGuard::new(|_| false),
         }
     }
 }

@@ -251,7 +251,11 @@ impl Gate {
         let outcome = engine.run(request, Io::Inherit, interrupts);
         match outcome.status {
             Status::Exited => Fate::Taken,
-            _ => Fate::Refused(render::summary::summary(&outcome, &[], Style::PIPE)),
+            _ => {
+                let home = crate::places::home(&super::super::variable).unwrap_or_default();
+                let context = render::summary::SummaryContext { standing: &[], home: &home };
+                Fate::Refused(render::summary::summary(&outcome, context, Style::PIPE))
+            }
         }
     }
 }
@@ -398,6 +402,10 @@ impl Judge for InputJudge {
 
     fn governed(&self, request: &Request, grant: &Grant) -> Option<Decision> {
         self.0.governed(request, grant)
+    }
+
+    fn is_guarded(&self, grant: &Grant) -> bool {
+        self.0.is_guarded(grant)
     }
 
     fn directory(&self, _: &Request, _: &Plan, _: &Grant) -> Vec<Grant> {

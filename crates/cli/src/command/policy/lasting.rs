@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use stockade_model::{Grant, QuestionKind, Request, Scope, Verdict};
+use stockade_model::{Grant, QuestionKind, Request, Verdict};
 use stockade_policy::amend::{rule_for_hosts, rule_for_secrets, rules_for};
 use stockade_policy::load::Sources;
 use stockade_policy::{DraftRule, ProvenanceSection, Settings, resolve_profile};
@@ -78,7 +78,7 @@ impl Lasting {
     /// # Errors
     /// When the file cannot be written, or would not hold together.
     pub fn write(&self, outcome: &stockade_model::Outcome) -> Result<Option<PathBuf>, Failure> {
-        let agreed = outcome.approvals.iter().any(|given| given.scope == Some(Scope::Always) && given.by == "terminal");
+        let agreed = outcome.approvals.iter().any(|given| given.answer == "approved" && given.by == "terminal");
         let drafts = std::mem::take(&mut *self.chosen());
         if drafts.is_empty() || !agreed {
             return Ok(None);

@@ -1,0 +1,182 @@
+//! Text from outside on few lines: runs of blanks in one piece, long names without their
+//! middle. A name may be made to push a question off the screen, or to look like a line
+//! of it.
+
+use stockade_model::RawText;
+
+use super::counted;
+
+/// Blanks, or other escaped characters, from which on a run is written once, with its
+/// length.
+const RUN_FROM: usize = 3;
+/// Marks above and below one letter before the next ones are escaped. No script needs
+/// more; more of them cover the lines around.
+const MARKS_SHOWN: usize = 2;
+
+/// The text escaped, with runs of the same blank or escape as one: `a\u{20}×200b`.
+pub fn compact(text: &RawText) -> String {
+    compact_escaped(&text.escaped())
+}
+
+/// The same for text that is escaped already.
+pub fn compact_escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    let mut marks = 0;
+    while let Some((token, tail)) = next_token(rest) {
+        rest = tail;
+        if token.starts_with(is_mark) {
+            marks += 1;
+            if marks > MARKS_SHOWN {
+                out.extend(token.chars().flat_map(char::escape_unicode));
+                continue;
+            }
+        } else {
+            marks = 0;
+        }
+        let mut count = 1;
+        if token == " " || token.len() > 1 && token.starts_with('\\') {
+            while let Some(tail) = rest.strip_prefix(token) {
+                (count, rest) = (count + 1, tail);
+            }
+        }
+        if count < RUN_FROM {
+            (0..count).for_each(|_| out.push_str(token));
+        } else {
+            out.push_str(if token == " " { "\\u{20}" } else { token });
+            out.push('×');
+            out.push_str(&count.to_string());
+        }
+    }
+    out
+}
+
+/// An escape as `escaped` writes it, or one character; and the rest.
+fn next_token(text: &str) -> Option<(&str, &str)> {
+    let first = text.chars().next()?;
+    let escape = text.strip_prefix('\\').and_then(|escape| {
+        let kind = escape.chars().next()?;
+        match kind {
+            'u' => escape.starts_with("u{").then(|| escape.find('}').map(|end| end + 2)).flatten(),
+            'x' => escape.is_char_boundary(3).then_some(4),
+            't' | 'n' | 'r' | '0' | '\\' => Some(2),
+            _ => None,
+        }
+    });
+    // A brace far away belongs to something else.
+    let length = escape.filter(|&length| length <= 12).unwrap_or(first.len_utf8());
+    text.split_at_checked(length)
+}
+
+/// `text` in at most `limit` columns and a little: its middle is left out beyond, and
+/// counted.
+pub fn shorten(text: &str, limit: usize) -> String {
+    if width(text) <= limit {
+        return text.to_owned();
+    }
+    let all: Vec<char> = text.chars().collect();
+    let fitting = |characters: &mut dyn Iterator<Item = &char>| {
+        let mut used = 0;
+        characters
+            .take_while(|&&c| {
+                used += char_width(c);
+                used <= limit / 2
+            })
+            .count()
+    };
+    let (head, tail) = (fitting(&mut all.iter()), fitting(&mut all.iter().rev()));
+    let left_out = counted(all.len() - head - tail, "character");
+    let text = |part: &[char]| part.iter().collect::<String>();
+    format!("{} … {left_out} … {}", text(&all[..head]), text(&all[all.len() - tail..]))
+}
+
+/// Compacted and shortened.
+pub fn brief(text: &RawText, limit: usize) -> String {
+    shorten(&compact(text), limit)
+}
+
+/// Columns that text takes on a terminal.
+pub fn width(text: &str) -> usize {
+    text.chars().map(char_width).sum()
+}
+
+/// Columns of one character (UAX 11, in ranges): marks take none, East Asian wide ones
+/// and pictures two.
+pub fn char_width(c: char) -> usize {
+    match c {
+        c if is_mark(c) => 0,
+        '\u{1100}'..='\u{115f}'
+        | '\u{231a}'..='\u{231b}'
+        | '\u{2329}'..='\u{232a}'
+        | '\u{23e9}'..='\u{23f3}'
+        | '\u{2614}'..='\u{2615}'
+        | '\u{2e80}'..='\u{303e}'
+        | '\u{3041}'..='\u{a4cf}'
+        | '\u{a960}'..='\u{a97f}'
+        | '\u{ac00}'..='\u{d7a3}'
+        | '\u{f900}'..='\u{faff}'
+        | '\u{fe30}'..='\u{fe6f}'
+        | '\u{ff00}'..='\u{ff60}'
+        | '\u{ffe0}'..='\u{ffe6}'
+        | '\u{16fe0}'..='\u{18aff}'
+        | '\u{1b000}'..='\u{1b2ff}'
+        | '\u{1f000}'..='\u{1faff}'
+        | '\u{20000}'..='\u{3fffd}' => 2,
+        _ => 1,
+    }
+}
+
+/// Marks that combine with the letter before them.
+fn is_mark(c: char) -> bool {
+    matches!(c,
+        '\u{0300}'..='\u{036f}' | '\u{0483}'..='\u{0489}' | '\u{0591}'..='\u{05bd}' | '\u{0610}'..='\u{061a}'
+        | '\u{064b}'..='\u{065f}' | '\u{06d6}'..='\u{06dc}' | '\u{0e31}' | '\u{0e34}'..='\u{0e3a}'
+        | '\u{0e47}'..='\u{0e4e}' | '\u{1ab0}'..='\u{1aff}' | '\u{1dc0}'..='\u{1dff}' | '\u{20d0}'..='\u{20ff}'
+        | '\u{fe20}'..='\u{fe2f}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(text: &str, wanted: &str) {
+        assert_eq!(compact(&text.into()), wanted, "{text:?}");
+    }
+
+    #[test]
+    fn runs_are_written_once() {
+        check("a b  c", "a b  c");
+        check("a   b", "a\\u{20}×3b");
+        check(&format!("/x{}y", " ".repeat(200)), "/x\\u{20}×200y");
+        check(&"\t".repeat(50), "\\t×50");
+        check("a\n\n\n\nb", "a\\n×4b");
+        check(&"\u{a0}".repeat(9), "\\u{a0}×9");
+        check(&"\u{2028}".repeat(7), "\\u{2028}×7");
+        check(&"\u{202e}\u{200b}".repeat(2), "\\u{202e}\\u{200b}\\u{202e}\\u{200b}");
+        check("aaaa----", "aaaa----");
+        check("C:\\ups\\xy\\", "C:\\ups\\xy\\");
+        check("\\u{ no end", "\\u{ no end");
+        let bytes = RawText::from(vec![b'a', 0xff, 0xff, 0xff, 0xff]);
+        assert_eq!(compact(&bytes), "a\\xff×4");
+    }
+
+    #[test]
+    fn marks_do_not_pile_up() {
+        check("e\u{301}", "e\u{301}");
+        check(&format!("e{}", "\u{301}".repeat(4)), "e\u{301}\u{301}\\u{301}\\u{301}");
+    }
+
+    #[test]
+    fn long_text_keeps_its_ends() {
+        let long = format!("begin{}end", "x".repeat(10_000));
+        let short = shorten(&long, 100);
+        assert!(
+            short.starts_with("beginx") && short.ends_with("xend") && short.contains(" … 9908 characters … "),
+            "{short}"
+        );
+        assert!(width(&short) < 130);
+        assert_eq!(shorten("short", 100), "short");
+        assert!(width(&shorten(&"汉".repeat(5_000), 100)) < 130);
+    }
+}
