@@ -62,6 +62,8 @@ impl Desk {
         let none = home.join("none.toml");
         let sources = Sources {
             home: INSIDE_HOME.into(),
+            other_homes: Vec::new(),
+            system_owner: 0,
             managed_file: none.clone(),
             system_file: none,
             user_file: file,
