@@ -61,13 +61,25 @@ echo "VALUE $secret"
 done
 "#;
 
+/// A credential that its host sends back, and then another host that heard of it.
+const MIRROR: &str = r#"
+for form in chunks trailer close large; do
+curl -sSi -m 20 -H "Authorization: Bearer $OPENAI_API_KEY" "https://openai.test/mirror/$form" > "mirror-$form"
+curl -sSi -m 20 --noproxy '*' "http://allowed.test/mirror/$form" > "mirror-plain-$form"
+done
+echo "MIRRORED $(cat mirror-* | grep -c Bearer)"
+"#;
+
 pub fn tasks() -> Vec<Task> {
     let mut tasks = vec![
         Task::new("secrets-used/control".into(), used_in_the_open),
         Task::new("secrets-elsewhere/control".into(), carried_in_the_open),
+        Task::new("secrets-mirrored/control".into(), mirrored_in_the_open),
     ];
     for user in User::available() {
-        for (name, play) in [("used", used as fn(&Lab, User) -> Result<()>), ("elsewhere", carried_elsewhere)] {
+        for (name, play) in
+            [("used", used as fn(&Lab, User) -> Result<()>), ("elsewhere", carried_elsewhere), ("mirrored", mirrored)]
+        {
             let name = format!("secrets-{name}/{}", user.word());
             tasks.push(Task::new(name, move |lab| play(lab, user)));
         }
@@ -179,5 +191,20 @@ fn carried_elsewhere(lab: &Lab, user: User) -> Result<()> {
     let strayed = [strayed(&seen), leaks(&seen)?].concat();
     ensure!(strayed.is_empty(), "{}\n{}", strayed.join("\n"), seen.story());
     ensure!(!seen.refused().is_empty(), "no refusal is on record: {}", seen.story());
+    Ok(())
+}
+
+fn mirrored_in_the_open(lab: &Lab) -> Result<()> {
+    let seen = lab.bare_with(strongest(), ENV, &script(MIRROR))?;
+    let leaks = leaks(&seen)?;
+    ensure!(leaks.len() == 8, "it does not come back in every form without the sandbox: {leaks:?} {}", seen.story());
+    Ok(())
+}
+
+fn mirrored(lab: &Lab, user: User) -> Result<()> {
+    let seen = lab.sandboxed(user, powers(), &script(MIRROR))?;
+    ensure!(seen.output.stdout.contains("MIRRORED 8"), "not every answer came: {}", seen.story());
+    let leaks = leaks(&seen)?;
+    ensure!(leaks.is_empty(), "{}\n{}", leaks.join("\n"), seen.story());
     Ok(())
 }

@@ -24,6 +24,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler
 
 SIDE, SHARED, LOG = sys.argv[1:4]
@@ -37,6 +38,9 @@ NEAR_PORT = 7777
 PROXY_PORT = 3128
 # Real services listen on the loopback of their side; who comes is counted here.
 RELAYED = {22: 10022, 5432: 15432, 6379: 16379}
+
+# The last credential that anybody sent, for `/mirror/FORM`.
+LAST = [""]
 
 log_file = os.open(LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
@@ -156,6 +160,9 @@ class Web(BaseHTTPRequestHandler):
             hosts=len(self.headers.get_all("Host", [])), bytes=len(body), headers=seen, signed=self.signature(body))
         if host == "git.test":
             return self.git(body)
+        LAST[0] = seen.get("authorization", LAST[0]) or LAST[0]
+        if self.path.startswith("/mirror/"):
+            return self.mirror(self.path.rpartition("/")[2], LAST[0].encode())
         if self.path.startswith("/redirect?"):
             return self.reply(302, b"", {"Location": self.path.partition("?")[2]})
         directory = os.path.join(WWW, host)
@@ -213,6 +220,26 @@ class Web(BaseHTTPRequestHandler):
         head, _, content = done.stdout.partition(b"\r\n\r\n")
         fields = dict(line.split(": ", 1) for line in head.decode().split("\r\n"))
         self.reply(int(fields.pop("Status", "200").split()[0]), content, fields)
+
+    def mirror(self, form, text):
+        """Sends a credential back in this form, in two pieces."""
+        def piece(content, last=b""):
+            self.wfile.write((b"%x\r\n%s\r\n" % (len(content), content) if form in ("chunks", "trailer") else content) + last)
+            self.wfile.flush()
+            time.sleep(0.05)
+
+        self.send_response(200)
+        if form in ("chunks", "trailer"):
+            self.send_header("Transfer-Encoding", "chunked")
+        else:
+            self.close_connection = True
+        self.end_headers()
+        if form == "trailer":
+            return piece(b"text", b"0\r\nX-Mirror: " + text + b"\r\n\r\n")
+        if form == "large":
+            piece(b"x" * (1 << 20))
+        piece(text[:20])
+        piece(text[20:], b"0\r\n\r\n" if form == "chunks" else b"")
 
     def reply(self, code, content, fields):
         self.send_response(code)
