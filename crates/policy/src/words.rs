@@ -365,7 +365,9 @@ pub(crate) fn is_wrapper(program: &str) -> bool {
     let name = base_name(program);
     let listed = |name: &str| WRAPPERS.binary_search(&name).is_ok();
     let bare = name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.');
-    listed(name) || listed(bare) || ["ld-linux", "ld-musl", "ld64.so", "qemu-"].iter().any(|loader| name.starts_with(loader))
+    listed(name)
+        || listed(bare)
+        || ["ld-linux", "ld-musl", "ld64.so", "qemu-"].iter().any(|loader| name.starts_with(loader))
 }
 
 /// The simple commands of a script of plain words, and whether one of them is left

@@ -7,6 +7,8 @@
 
 #[path = "import/attacks.rs"]
 mod attacks;
+#[path = "import/generate.rs"]
+mod generate;
 #[path = "import/ours.rs"]
 mod ours;
 #[path = "import/probes.rs"]
@@ -326,6 +328,41 @@ fn files_of_unknown_tiers_are_refused() {
     ] {
         let error = read(&sources).unwrap_err().to_string();
         assert!(error.contains("a/x.toml: the tier of this file is not known"), "{error}");
+    }
+}
+
+mod random_rules {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Random rules and random acts: what an import allows, the model of the
+        /// tool's documentation allows.
+        #[test]
+        fn an_imported_allow_is_one_of_the_original(seed: u64) {
+            let references: [(Tool, Reference); 3] = [
+                (Tool::Codex, reference_codex::decide),
+                (Tool::Claude, reference_claude::decide),
+                (Tool::Gemini, reference_gemini::decide),
+            ];
+            let mut random = generate::Random::new(seed);
+            for (tool, reference) in references {
+                // One file: what several mean together is in the table of attacks.
+                let Some(file) = generate::sources(tool, &mut random).pop() else { continue };
+                let imported = import(tool, std::slice::from_ref(&file)).unwrap();
+                let settings = settings_of(&imported);
+                let theirs = reference(&file.text);
+                for _ in 0..20 {
+                    let probe = generate::probe(tool, &mut random);
+                    if ours(&settings, &probe) == Verdict::Allow {
+                        prop_assert_eq!(theirs(&probe), Verdict::Allow, "{:?}\n{}\n{}", probe, file.text, imported.to_toml());
+                    }
+                }
+            }
+        }
     }
 }
 

@@ -62,9 +62,12 @@ fn all_cases(tool: Tool, directory: &str) -> Vec<Case> {
         });
     }
     let mut random = generate::Random::new(20261125);
-    for i in 0..RANDOM_CASES {
+    // A session of Claude Code takes seconds.
+    let (cases, acts_per_case) =
+        if tool == Tool::Claude { (RANDOM_CASES / 2, ACTS_PER_CASE / 2) } else { (RANDOM_CASES, ACTS_PER_CASE) };
+    for i in 0..cases {
         let sources = generate::sources(tool, &mut random);
-        let acts = (0..ACTS_PER_CASE).map(|_| plain(generate::probe(tool, &mut random))).collect();
+        let acts = (0..acts_per_case).map(|_| plain(generate::probe(tool, &mut random))).collect();
         all.push(Case { tool, why: format!("random {i}"), sources, acts });
     }
     all

@@ -69,7 +69,6 @@ async function ask(one) {
   put('work/src/a.rs', 'x\n');
   put('other/x', 'x\n');
   put('.claude.json', JSON.stringify({ projects: { [`${home}/work`]: { hasTrustDialogAccepted: true } } }));
-  const extra = [];
   for (const file of one.files) {
     if (file.scope === 'user') put('.claude/settings.json', settings(file.text));
     else if (file.scope === 'admin') {
@@ -91,16 +90,23 @@ async function ask(one) {
     DISABLE_AUTOUPDATER: '1',
     CLAUDE_CODE_SHELL_PREFIX: path.join(home, 'nothing'),
   };
-  const child = spawn(process.argv[2], ['-p', 'go', ...extra], { cwd: `${home}/work`, env: environment, stdio: 'ignore' });
+  const child = spawn(process.argv[2], ['-p', 'go'], { cwd: `${home}/work`, env: environment, stdio: 'ignore' });
   const timer = setTimeout(() => child.kill('SIGKILL'), 60000);
   await new Promise((ended) => child.on('close', ended));
   clearTimeout(timer);
   server.close();
-  fs.rmSync('/etc/claude-code/managed-settings.json', { force: true });
+  if (managed(one)) fs.rmSync('/etc/claude-code/managed-settings.json');
   fs.rmSync(home, { recursive: true });
   return acts.map((_, i) => decision(results.get(`toolu_${i}`)));
 }
 
+// Settings of an administrator have one place: such cases run by themselves.
 const answers = [];
-for (const one of cases) answers.push(await ask(one));
+const managed = (one) => one.files.some((file) => file.scope === 'admin');
+for (const [i, one] of cases.entries()) if (managed(one)) answers[i] = await ask(one);
+const rest = cases.keys();
+const worker = async () => {
+  for (const i of rest) if (!managed(cases[i])) answers[i] = await ask(cases[i]);
+};
+await Promise.all([worker(), worker(), worker(), worker()]);
 process.stdout.write(JSON.stringify(answers), () => process.exit(0));
