@@ -9,6 +9,7 @@ mod attached;
 mod consent;
 mod contained;
 mod containers;
+mod copies;
 mod denials;
 mod detached;
 mod engines;

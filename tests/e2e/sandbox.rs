@@ -12,6 +12,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use stockade_testkit::{Ended, Output, Running};
 
+use crate::kept::{keeper, keepers, kill, wait_until};
 use crate::life::{marked, none_left};
 use crate::world::{PATH, World, binary, each_user};
 
@@ -147,7 +148,7 @@ fn a_directory_of_the_person_is_worked_in_or_copied() {
         let denied = stockade(world, &["exec", "--mode", "never", &bound, "-c", "mkdir -p .git/hooks"]);
         assert_ne!(denied.ended, Ended::Code(0), "{}", denied.text());
         let hook = world.file("ws/hook", "#!/bin/sh\n");
-        refused(world, &["copy", hook.to_str().unwrap(), &format!("{bound}:.envrc")], "is protected");
+        refused(world, &["copy", hook.to_str().unwrap(), &format!("{bound}:.envrc")], "protected name");
         done(world, &["copy", hook.to_str().unwrap(), &format!("{copied}:.envrc")]);
         done(world, &["destroy", &bound, &copied]);
         assert_eq!(fs::read_dir(&project).unwrap().count(), 1, "what is the person's stays");
@@ -252,6 +253,32 @@ fn what_holds_the_persons_own_is_not_bound() {
         let own = world.dir("out/project").display().to_string();
         let id = done(world, &["create", "--bind", &own]);
         done(world, &["destroy", id.trim()]);
+    });
+}
+
+/// The rules are about the directory that was bound, at each start of the supervisor.
+#[test]
+fn a_bound_directory_that_was_exchanged_is_not_bound_again() {
+    each_user(|world| {
+        let (project, aside) = (world.dir("ws/project"), world.workspace().join("aside"));
+        world.dir("home/.ssh");
+        world.file("home/.ssh/id_ed25519", "credential\n");
+        let id = create(world, &["--bind", project.to_str().unwrap()]);
+        let elsewhere = [world.home().join(".ssh"), "/etc".into(), world.home()];
+        for place in elsewhere {
+            assert!(exec(world, &id, "echo here").ends_with("here\n"), "the control");
+            kill(keeper(world, &id));
+            wait_until("its supervisor is there", || keepers(world, &id).is_empty());
+            fs::rename(&project, &aside).unwrap();
+            symlink(&place, &project).unwrap();
+            let output = stockade(world, &["exec", "--mode", "never", &id, "-c", "ls -A; cat id_ed25519 passwd"]);
+            assert_eq!(output.ended, Ended::Code(125), "{} {}", place.display(), output.text());
+            assert!(output.stderr.contains("a link"), "{}", output.text());
+            fs::remove_file(&project).unwrap();
+            fs::rename(&aside, &project).unwrap();
+        }
+        assert!(exec(world, &id, "echo again").ends_with("again\n"), "the control");
+        done(world, &["destroy", &id]);
     });
 }
 

@@ -43,7 +43,10 @@ pub enum SandboxCommand {
     },
     /// Copy a file or a directory into a sandbox or out of it.
     #[command(after_help = "In a sandbox a path is ID:PATH, beneath /workspace or /home/agent; one that is not \
-                            absolute is in the workspace. `-` is a tar archive on standard input or output.")]
+                            absolute is in the workspace. `-` is a tar archive on standard input or output.\n\n\
+                            Protected names, such as .git, are not copied to the host, and hidden files, such as \
+                            credentials, are not copied into a sandbox. They are left out and reported (exit code 1) \
+                            unless a grant names them.")]
     Copy {
         /// What: PATH, ID:PATH or `-`.
         from: OsString,
@@ -52,6 +55,10 @@ pub enum SandboxCommand {
         /// Replace files that are there.
         #[arg(long)]
         replace: bool,
+        /// One power for this copy: 'write PATH' of a protected name, 'read PATH' of a hidden
+        /// file; may be repeated. In an archive PATH is the one inside.
+        #[arg(long = "grant", value_name = "G")]
+        grants: Vec<OsString>,
     },
     /// Let a sandbox live so long from now.
     Extend {

@@ -67,11 +67,33 @@ impl Served {
 
 /// The mount points, with the type of what is mounted there.
 pub fn mounts(text: &[u8]) -> impl Iterator<Item = (PathBuf, &[u8])> {
-    text.split(|byte| *byte == b'\n').filter_map(|line| {
+    entries(text).map(|mount| (mount.point, mount.kind))
+}
+
+/// One mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount<'t> {
+    /// The number of its filesystem's device, as `major:minor`.
+    pub device: &'t [u8],
+    /// Which directory or file of that filesystem is mounted.
+    pub root: PathBuf,
+    /// Where.
+    pub point: PathBuf,
+    /// Whether it is read-only by its own options.
+    pub is_read_only: bool,
+    /// The type of its filesystem.
+    pub kind: &'t [u8],
+}
+
+/// All mounts; a later one at the same point hides an earlier one.
+pub fn entries(text: &[u8]) -> impl Iterator<Item = Mount<'_>> {
+    let path = |field: &[u8]| PathBuf::from(OsStr::from_bytes(&unescape(field)));
+    text.split(|byte| *byte == b'\n').filter_map(move |line| {
         let mut fields = line.split(|byte| *byte == b' ');
-        let point = unescape(fields.nth(4)?);
+        let (device, root, point, options) = (fields.nth(2)?, fields.next()?, fields.next()?, fields.next()?);
         let kind = fields.skip_while(|field| *field != b"-").nth(1)?;
-        Some((PathBuf::from(OsStr::from_bytes(&point)), kind))
+        let is_read_only = options.split(|byte| *byte == b',').any(|option| option == b"ro");
+        Some(Mount { device, root: path(root), point: path(point), is_read_only, kind })
     })
 }
 
@@ -128,5 +150,8 @@ mod tests {
             37 36 0:5 / /dev/pts rw - devpts devpts rw,gid=5\nnonsense\n";
         let found: Vec<_> = mounts(text).collect();
         assert_eq!(found, [("/mnt 2".into(), &b"ext3"[..]), ("/dev/pts".into(), &b"devpts"[..])]);
+        let Some(first) = entries(text).next() else { panic!("no mount") };
+        assert_eq!((first.device, first.root.to_str(), first.is_read_only), (&b"98:0"[..], Some("/mnt1"), false));
+        assert!(entries(b"1 2 0:1 / /a ro,nosuid - tmpfs none rw\n").all(|mount| mount.is_read_only));
     }
 }

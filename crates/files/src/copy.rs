@@ -16,7 +16,8 @@ const BLOCK_BYTES: usize = 64 * 1024;
 
 impl Tree {
     /// Copies all that is in `from` into this tree, which is empty. Links are copied
-    /// as they are, wherever they lead: whoever follows them does so from here.
+    /// as they are, wherever they lead. An object that `from` withholds, or that this tree's
+    /// guard refuses, is left out with all beneath it.
     ///
     /// # Errors
     /// When there is more than may be, or a file cannot be read or written. What
@@ -57,7 +58,10 @@ impl Copying<'_> {
                 self.done.leave_out(inner);
                 continue;
             }
-            self.to.may_change(&inner)?;
+            if let Some(why) = self.refusal(&inner, &object) {
+                self.done.withhold(inner, why);
+                continue;
+            }
             self.done.count(&object, self.bounds)?;
             match object.kind() {
                 Kind::Directory => {
@@ -70,6 +74,15 @@ impl Copying<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Says why an object is left out, if it is.
+    fn refusal(&self, path: &TreePath, object: &Object) -> Option<String> {
+        let exists = |path: &TreePath| self.to.find(path).is_ok() || self.from.find(path).is_ok();
+        match self.to.may_become(path, object.kind(), &exists) {
+            Err(FilesError::Guarded { why, .. }) => Some(why),
+            _ => self.from.withheld(path, object),
+        }
     }
 
     fn link(&self, object: &Object, to: &Object, name: &OsStr, path: &TreePath) -> Result<(), FilesError> {

@@ -15,6 +15,20 @@ use crate::{Bounds, FilesError, TreePath};
 /// Most paths that are told of as left out.
 const LEFT_OUT_MAX: usize = 1_000;
 
+/// An object that is neither a file nor a directory nor a link.
+pub(crate) const SPECIAL: &str = "it is no file, directory or link";
+
+/// An object that was not packed or copied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    /// Its path.
+    pub path: TreePath,
+    /// Why.
+    pub why: String,
+    /// Whether a rule left it out, rather than what it is.
+    pub is_withheld: bool,
+}
+
 /// What was packed or copied.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Downloaded {
@@ -22,8 +36,10 @@ pub struct Downloaded {
     pub entries: u64,
     /// Bytes of the files.
     pub bytes: u64,
-    /// What was left out because it is no file, directory or link; the first of it.
-    pub left_out: Vec<TreePath>,
+    /// What was left out; the first of it.
+    pub left_out: Vec<LeftOut>,
+    /// How many objects a rule left out, each with all beneath it.
+    pub withheld: u64,
 }
 
 impl Downloaded {
@@ -39,10 +55,22 @@ impl Downloaded {
         Ok(())
     }
 
-    /// Tells of one that is left out.
+    /// Tells of one that cannot be taken.
     pub(crate) fn leave_out(&mut self, path: TreePath) {
-        if self.left_out.len() < LEFT_OUT_MAX {
-            self.left_out.push(path);
+        self.tell(LeftOut { path, why: SPECIAL.to_owned(), is_withheld: false });
+    }
+
+    /// Tells of one that a rule leaves out.
+    pub(crate) fn withhold(&mut self, path: TreePath, why: String) {
+        self.withheld += 1;
+        self.tell(LeftOut { path, why, is_withheld: true });
+    }
+
+    fn tell(&mut self, left_out: LeftOut) {
+        // A rule is more to a person than a pipe.
+        let known = if left_out.is_withheld { self.withheld } else { self.left_out.len() as u64 };
+        if known <= LEFT_OUT_MAX as u64 {
+            self.left_out.push(left_out);
         }
     }
 }
@@ -51,14 +79,17 @@ impl Tree {
     /// Packs what is in a directory, or one file by its name.
     ///
     /// # Errors
-    /// When there is nothing, more than may be, a file is shortened meanwhile, or
-    /// `output` fails. What was written by then is no whole archive.
+    /// When there is nothing, a rule withholds the file, there is more than may be, a file
+    /// is shortened meanwhile, or `output` fails. What was written by then is no whole archive.
     pub fn download(&self, path: &TreePath, output: &mut dyn Write, bounds: Bounds) -> Result<Downloaded, FilesError> {
         let top = self.find(path)?;
         let mut packing = Packing { tree: self, archive: Builder::new(output), bounds, done: Downloaded::default() };
         match (top.kind(), path.split()) {
             (Kind::Directory, _) => packing.directory(path)?,
             (_, Some((_, name))) => {
+                if let Some(why) = self.withheld(path, &top) {
+                    return Err(FilesError::Withheld { path: path.clone(), why });
+                }
                 let name = TreePath::root().join(name);
                 packing.one(path, &name, &top)?;
             }
@@ -86,6 +117,10 @@ impl Packing<'_, '_> {
                 other => other?,
             };
             if !name.is_root() {
+                if let Some(why) = self.tree.withheld(&path, &object) {
+                    self.done.withhold(path, why);
+                    continue;
+                }
                 self.one(&path, &name, &object)?;
             }
             if object.is_directory() {

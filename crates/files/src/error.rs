@@ -87,6 +87,14 @@ pub enum FilesError {
         /// Why.
         why: String,
     },
+    /// A rule leaves it out of copies.
+    #[error("`{path}` is not copied: {why}")]
+    Withheld {
+        /// Which.
+        path: TreePath,
+        /// Why.
+        why: String,
+    },
     /// It would be more than may be.
     #[error("it is more than the {limit} {unit} that there may be")]
     TooMuch {

@@ -24,9 +24,9 @@ mod upload;
 mod watch;
 
 pub use archive::Bounds;
-pub use download::Downloaded;
+pub use download::{Downloaded, LeftOut};
 pub use error::{At, FilesError, PathError};
 pub use path::{DEPTH_MAX, NAME_MAX, PATH_MAX, TreePath, TreePathError};
-pub use tree::{Entry, Guard, LISTED_MAX, Tree};
+pub use tree::{Entry, Exists, Guard, LISTED_MAX, Tree, Withhold};
 pub use upload::{Uploaded, Where};
 pub use watch::{Seen, Watch, WatchEvent};

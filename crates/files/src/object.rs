@@ -63,7 +63,8 @@ impl Kind {
         }
     }
 
-    fn of(mode: u32) -> Self {
+    /// That of a file mode.
+    pub fn of_mode(mode: u32) -> Self {
         match FileType::from_raw_mode(mode) {
             FileType::Directory => Self::Directory,
             FileType::Symlink => Self::Link,
@@ -155,7 +156,7 @@ impl Object {
 
     /// What it is.
     pub fn kind(&self) -> Kind {
-        Kind::of(self.stat.st_mode)
+        Kind::of_mode(self.stat.st_mode)
     }
 
     /// Whether it is a directory.

@@ -95,6 +95,11 @@ impl TreePath {
         if inner.is_root() { self.clone() } else { Self(self.0.join(&inner.0)) }
     }
 
+    /// The rest of this path beneath `above`; nothing where it lies elsewhere.
+    pub fn within(&self, above: &Self) -> Option<Self> {
+        Some(Self(self.0.strip_prefix(&above.0).ok()?.to_owned()))
+    }
+
     /// How many components it has.
     pub fn depth(&self) -> usize {
         self.0.components().count()

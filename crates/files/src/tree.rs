@@ -25,14 +25,22 @@ pub const LISTED_MAX: usize = 100_000;
 /// Bytes moved at once.
 const BLOCK_BYTES: usize = 64 * 1024;
 
-/// Says why a path is not changed; nothing where it may be. Asked for each name
-/// that is made, replaced, moved or removed, before anything is done.
-pub type Guard = Arc<dyn Fn(&TreePath) -> Option<String> + Send + Sync>;
+/// Tells whether a tree has something at a path, or will have when a change is done.
+pub type Exists<'a> = &'a dyn Fn(&TreePath) -> bool;
+
+/// Says why an object of this kind is not made, replaced, moved or removed at a path;
+/// nothing where it may be. Asked for each name before anything is done with it.
+pub type Guard = Arc<dyn Fn(&TreePath, Kind, Exists<'_>) -> Option<String> + Send + Sync>;
+
+/// Says why an object is left out of copies and archives of a tree; nothing where it is
+/// not.
+pub type Withhold = Arc<dyn Fn(&TreePath, &Stat) -> Option<String> + Send + Sync>;
 
 /// A tree, held. Only its own descriptor leads into it.
 pub struct Tree {
     root: OwnedFd,
     guard: Guard,
+    withhold: Withhold,
 }
 
 impl fmt::Debug for Tree {
@@ -72,22 +80,32 @@ impl Entry {
 impl Tree {
     /// The tree beneath a held directory, in which everything may be changed.
     pub fn of(root: OwnedFd) -> Self {
-        Self::guarded(root, Arc::new(|_| None))
+        Self::guarded(root, Arc::new(|_, _, _| None))
     }
 
     /// The same, in which `guard` says what is not changed.
     pub fn guarded(root: OwnedFd, guard: Guard) -> Self {
-        Self { root, guard }
+        Self { root, guard, withhold: Arc::new(|_, _| None) }
     }
 
-    /// What is beneath a directory, as a tree of its own under the same guard.
+    /// The same, of which `withhold` says what is left out of copies and archives.
+    #[must_use]
+    pub fn withholding(self, withhold: Withhold) -> Self {
+        Self { withhold, ..self }
+    }
+
+    /// What is beneath a directory, as a tree of its own under the same rules.
     ///
     /// # Errors
     /// When there is none.
     pub fn subtree(&self, path: &TreePath) -> Result<Self, FilesError> {
         let (guard, above) = (Arc::clone(&self.guard), path.clone());
-        let guard = Arc::new(move |inner: &TreePath| guard(&above.beneath(inner)));
-        Ok(Self::guarded(self.directory(path)?.fd, guard))
+        let guard = Arc::new(move |inner: &TreePath, kind, exists: Exists<'_>| {
+            guard(&above.beneath(inner), kind, &|path| path.within(&above).is_some_and(|inner| exists(&inner)))
+        });
+        let (withhold, above) = (Arc::clone(&self.withhold), path.clone());
+        let withhold = Arc::new(move |inner: &TreePath, stat: &Stat| withhold(&above.beneath(inner), stat));
+        Ok(Self::guarded(self.directory(path)?.fd, guard).withholding(withhold))
     }
 
     /// What is at a path; a link itself.
@@ -170,7 +188,7 @@ impl Tree {
         mode: u32,
         bounds: Bounds,
     ) -> Result<Entry, FilesError> {
-        let (parent, name) = self.place(path)?;
+        let (parent, name) = self.place(path, Kind::File)?;
         let there = Object::find(parent.fd.as_fd(), name).map_err(failed("examine", path))?;
         if let Some(there) = there.filter(Object::is_directory) {
             return Err(FilesError::Kind { path: path.clone(), found: there.kind(), wanted: Kind::File });
@@ -202,7 +220,7 @@ impl Tree {
         if let Some(there) = Object::find(directory.fd.as_fd(), name).map_err(failed("examine", path))? {
             return if parents { demand(&there, Kind::Directory, path) } else { Err(FilesError::Exists(path.clone())) };
         }
-        self.may_change(path)?;
+        self.may_change(path, Kind::Directory)?;
         make_directory(directory.fd.as_fd(), name, &directory.stat).map_err(failed("make", path))
     }
 
@@ -212,9 +230,10 @@ impl Tree {
     /// # Errors
     /// When there is none, something is in the way, or either may not be changed.
     pub fn rename(&self, from: &TreePath, to: &TreePath, replace: bool) -> Result<(), FilesError> {
-        let (source, old) = self.place(from)?;
-        let (target, new) = self.place(to)?;
-        self.may_change_beneath(from)?;
+        let kind = self.find(from)?.kind();
+        let (source, old) = self.place(from, kind)?;
+        let (target, new) = self.place(to, kind)?;
+        self.may_change_beneath(from, Some(to))?;
         let flags = if replace { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
         renameat_with(&source.fd, old, &target.fd, new, flags).map_err(|errno| match errno {
             Errno::EXIST | Errno::NOTEMPTY | Errno::ISDIR | Errno::NOTDIR => FilesError::Exists(to.clone()),
@@ -227,15 +246,15 @@ impl Tree {
     /// # Errors
     /// When there is none, or a directory still holds something.
     pub fn remove(&self, path: &TreePath, recursive: bool) -> Result<(), FilesError> {
-        let (parent, name) = self.place(path)?;
         let object = self.find(path)?;
+        let (parent, name) = self.place(path, object.kind())?;
         if !object.is_directory() {
             return unlinkat(&parent.fd, name, AtFlags::empty()).map_err(failed("remove", path));
         }
         if !recursive {
             return unlinkat(&parent.fd, name, AtFlags::REMOVEDIR).map_err(failed("remove", path));
         }
-        self.may_change_beneath(path)?;
+        self.may_change_beneath(path, None)?;
         // It goes by one rename; what is then slowly removed has no name any more.
         let incoming = self.incoming()?;
         renameat_with(&parent.fd, name, incoming.directory(), "gone", RenameFlags::NOREPLACE)
@@ -279,31 +298,50 @@ impl Tree {
     }
 
     /// The directory that holds a name that is about to be changed, and the name.
-    pub(crate) fn place<'p>(&self, path: &'p TreePath) -> Result<(Object, &'p OsStr), FilesError> {
+    pub(crate) fn place<'p>(&self, path: &'p TreePath, kind: Kind) -> Result<(Object, &'p OsStr), FilesError> {
         let Some((parent, name)) = path.split() else {
             let why = "it is the root of the tree".to_owned();
             return Err(FilesError::Guarded { path: path.clone(), why });
         };
-        self.may_change(path)?;
+        self.may_change(path, kind)?;
         Ok((self.directory(&parent)?, name))
     }
 
-    pub(crate) fn may_change(&self, path: &TreePath) -> Result<(), FilesError> {
-        match (self.guard)(path) {
+    pub(crate) fn may_change(&self, path: &TreePath, kind: Kind) -> Result<(), FilesError> {
+        self.may_become(path, kind, &|path| self.find(path).is_ok())
+    }
+
+    /// The same for a change after which `exists` tells what is there.
+    pub(crate) fn may_become(&self, path: &TreePath, kind: Kind, exists: Exists<'_>) -> Result<(), FilesError> {
+        match (self.guard)(path, kind, exists) {
             Some(why) => Err(FilesError::Guarded { path: path.clone(), why }),
             None => Ok(()),
         }
     }
 
-    /// The same for all that is beneath a directory that is moved or removed.
-    fn may_change_beneath(&self, path: &TreePath) -> Result<(), FilesError> {
-        let mut waiting = vec![path.clone()];
-        while let Some(path) = waiting.pop() {
-            self.may_change(&path)?;
+    /// Says why an object is left out of copies and archives, if it is.
+    pub(crate) fn withheld(&self, path: &TreePath, object: &Object) -> Option<String> {
+        (self.withhold)(path, &object.stat)
+    }
+
+    /// The same for all that is beneath a directory that is moved or removed: where it is,
+    /// and where it goes.
+    fn may_change_beneath(&self, path: &TreePath, to: Option<&TreePath>) -> Result<(), FilesError> {
+        // What is moved will be at its new place.
+        let exists = |place: &TreePath| {
+            let moved = to.and_then(|to| Some(path.beneath(&place.within(to)?)));
+            self.find(moved.as_ref().unwrap_or(place)).is_ok()
+        };
+        let mut waiting = vec![(path.clone(), to.cloned())];
+        while let Some((path, to)) = waiting.pop() {
             let object = self.find(&path)?;
+            self.may_change(&path, object.kind())?;
+            to.iter().try_for_each(|to| self.may_become(to, object.kind(), &exists))?;
             if object.is_directory() {
                 let inner = entries(object.fd.as_fd()).map_err(failed("list", &path))?;
-                waiting.extend(inner.iter().map(|(name, _)| path.join(os(name))));
+                waiting.extend(
+                    inner.iter().map(|(name, _)| (path.join(os(name)), to.as_ref().map(|to| to.join(os(name))))),
+                );
             }
         }
         Ok(())

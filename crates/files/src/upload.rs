@@ -57,13 +57,13 @@ impl Tree {
         bounds: Bounds,
     ) -> Result<Uploaded, FilesError> {
         if place == Where::New {
-            let (parent, name) = self.place(path)?;
+            let (parent, name) = self.place(path, Kind::Directory)?;
             if Object::find(parent.fd.as_fd(), name).map_err(failed("examine", path))?.is_some() {
                 return Err(FilesError::Exists(path.clone()));
             }
         }
         let owner = match place {
-            Where::New => self.place(path)?.0.stat,
+            Where::New => self.place(path, Kind::Directory)?.0.stat,
             Where::Into { .. } => self.directory(path)?.stat,
         };
         let incoming = self.incoming()?;
@@ -83,7 +83,7 @@ impl Tree {
         let uploaded = unpacking.all(&mut Reader::new(input, bounds))?;
         match place {
             Where::New => {
-                let (parent, name) = self.place(path)?;
+                let (parent, name) = self.place(path, Kind::Directory)?;
                 let flags = RenameFlags::NOREPLACE;
                 renameat_with(incoming.directory(), "tree", &parent.fd, name, flags).map_err(failed("make", path))?;
             }
@@ -110,6 +110,7 @@ impl Unpacking<'_> {
         while let Some(member) = archive.next()? {
             self.one(&member, archive)?;
         }
+        self.may_be_placed()?;
         for (path, mode) in self.directories.iter().rev() {
             let directory = self.fresh.directory(path)?;
             directory.set_mode(mode & 0o777).map_err(failed("make", path))?;
@@ -126,7 +127,7 @@ impl Unpacking<'_> {
             };
         };
         let parent = self.parents(&above)?;
-        self.count(&member.path)?;
+        self.count()?;
         let said = |error: FilesError| match error {
             FilesError::Exists(path) => refused(Some(bytes(&path)), "it is in the archive twice"),
             other => other,
@@ -146,7 +147,7 @@ impl Unpacking<'_> {
         match (there, path.split()) {
             (Err(FilesError::NotFound(_)), Some((above, name))) => {
                 let parent = self.parents(&above)?;
-                self.count(path)?;
+                self.count()?;
                 make_directory(parent.fd.as_fd(), name, &self.owner).map_err(failed("make", path))?;
                 self.fresh.directory(path)
             }
@@ -157,12 +158,33 @@ impl Unpacking<'_> {
         }
     }
 
-    fn count(&mut self, path: &TreePath) -> Result<(), FilesError> {
+    /// Asks whether each object may be where it goes, once all of them are known: what one
+    /// is can depend on those beside it.
+    fn may_be_placed(&self) -> Result<(), FilesError> {
+        let exists = |place: &TreePath| {
+            place.within(self.at).is_some_and(|inner| self.fresh.find(&inner).is_ok()) || self.tree.find(place).is_ok()
+        };
+        let mut waiting = vec![TreePath::root()];
+        while let Some(path) = waiting.pop() {
+            let directory = self.fresh.directory(&path)?;
+            for (name, _) in entries(directory.fd.as_fd()).map_err(failed("list", &path))? {
+                let inner = path.join(os(&name));
+                let object = self.fresh.find(&inner)?;
+                self.tree.may_become(&self.at.beneath(&inner), object.kind(), &exists)?;
+                if object.is_directory() {
+                    waiting.push(inner);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn count(&mut self) -> Result<(), FilesError> {
         self.entries += 1;
         if self.entries > self.bounds.entries {
             return Err(FilesError::TooMuch { limit: self.bounds.entries, unit: "entries" });
         }
-        self.tree.may_change(&self.at.beneath(path))
+        Ok(())
     }
 
     fn directory(&mut self, member: &Member, parent: &Object) -> Result<(), FilesError> {

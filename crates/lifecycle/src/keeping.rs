@@ -4,14 +4,15 @@ use std::sync::Arc;
 
 use stockade_engine::seams::Clock;
 use stockade_engine::{Sandbox, SandboxError, SandboxEvents, SandboxPlan, Sandboxes, System};
+use stockade_files::LeftOut;
 use stockade_model::{
     AfterRestart, BackendChoice, Lifetime, Profile, SandboxId, SandboxRecord, SandboxSpec, SandboxState,
     WorkspaceSource,
 };
 use stockade_store::sandboxes::{Due, Sandboxes as Store, Use};
 
-use crate::LifecycleError;
 use crate::places::{self, Places};
+use crate::{HiddenFiles, LifecycleError};
 
 /// What is asked for, resolved as far as only the caller can.
 #[derive(Clone, Debug)]
@@ -20,6 +21,8 @@ pub struct Wanted {
     pub spec: SandboxSpec,
     /// The profile that the specification names, its limits lowered to the specification's.
     pub profile: Profile,
+    /// What no copy of a directory of the host takes along.
+    pub hidden: HiddenFiles,
 }
 
 /// A sandbox that this process uses.
@@ -32,6 +35,15 @@ pub struct Opened {
     pub is_anew: bool,
     /// Of one that was made now: why the kinds that are preferred to its own do not serve.
     pub passed_over: Vec<String>,
+    /// What of the directory that its workspace is a copy of was left out.
+    pub left_out: Vec<LeftOut>,
+}
+
+impl Opened {
+    /// One that was made before.
+    fn again(sandbox: Box<dyn Sandbox>, used: Use, is_anew: bool) -> Self {
+        Self { sandbox, used, is_anew, passed_over: Vec::new(), left_out: Vec::new() }
+    }
 }
 
 /// Why a sandbox is destroyed.
@@ -113,16 +125,18 @@ impl Lifecycle {
         let made = (|| {
             self.store.choose(&claim, kind.name())?;
             let spec = &wanted.spec;
-            let places = Places::make(claim.path(), &id, &spec.workspace, &wanted.profile.limits)?;
+            let hidden = wanted.hidden.clone();
+            let (places, left_out) =
+                Places::make(claim.path(), &id, (&spec.workspace, hidden), &wanted.profile.limits)?;
             let sandbox = kind.create(&plan(&id, wanted, places), events)?;
             self.store.change(&id, SandboxState::Ready, None, self.now_ms())?;
-            Ok(sandbox)
+            Ok((sandbox, left_out))
         })();
         drop(claim);
         match made {
-            Ok(sandbox) => {
+            Ok((sandbox, left_out)) => {
                 let used = self.store.begin_use(&id, self.now_ms())?;
-                Ok(Opened { sandbox, used, is_anew: false, passed_over })
+                Ok(Opened { sandbox, used, is_anew: false, passed_over, left_out })
             }
             Err(error) => {
                 self.give_up(&id, &error);
@@ -139,7 +153,7 @@ impl Lifecycle {
     pub fn open(&self, id: &SandboxId, wanted: &Wanted, events: SandboxEvents) -> Result<Opened, LifecycleError> {
         let used = self.hold(id)?;
         let kind = self.kind_of(used.record())?;
-        let places = Places::of(used.path(), &used.record().spec.workspace);
+        let places = Places::open(used.path(), &used.record().spec.workspace)?;
         let plan = plan(id, wanted, places);
         match kind.adopt(&plan, events.clone()) {
             Err(SandboxError::Gone(_)) if used.record().spec.after_restart == AfterRestart::Destroy => {
@@ -147,10 +161,8 @@ impl Lifecycle {
                 self.destroy(id, Why::Restarted)?;
                 Err(SandboxError::Gone(id.clone()).into())
             }
-            Err(SandboxError::Gone(_)) => {
-                Ok(Opened { sandbox: kind.create(&plan, events)?, used, is_anew: true, passed_over: Vec::new() })
-            }
-            found => Ok(Opened { sandbox: found?, used, is_anew: false, passed_over: Vec::new() }),
+            Err(SandboxError::Gone(_)) => Ok(Opened::again(kind.create(&plan, events)?, used, true)),
+            found => Ok(Opened::again(found?, used, false)),
         }
     }
 

@@ -12,8 +12,10 @@ mod error;
 mod files;
 mod keeping;
 mod places;
+mod withheld;
 
 pub use clone::{Clone, diff, head, repository_grants, steps};
 pub use error::LifecycleError;
 pub use files::files;
 pub use keeping::{Lifecycle, Opened, Swept, Wanted, Why};
+pub use withheld::HiddenFiles;

@@ -8,10 +8,10 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, mkdirat, openat, openat2};
 use rustix::io::Errno;
 use stockade_files::object::names;
 use stockade_files::removal::{remove_tree, sweep};
-use stockade_files::{At, Bounds, PathError, Tree};
+use stockade_files::{At, Bounds, LeftOut, PathError, Tree};
 use stockade_model::{HostDirectory, Limits, SandboxId, WorkspaceSource};
 
-use crate::LifecycleError;
+use crate::{HiddenFiles, LifecycleError};
 
 const WORKSPACE: &str = "workspace";
 const HOME: &str = "home";
@@ -36,21 +36,33 @@ impl Places {
         Self { workspace, home: directory.join(HOME) }
     }
 
-    /// Makes them, and puts into the workspace what it begins with from the host.
+    /// The same of one that is about to be used. A directory of the host may have been
+    /// exchanged for a link since the sandbox was made.
+    pub fn open(directory: &Path, source: &WorkspaceSource) -> Result<Self, LifecycleError> {
+        if let WorkspaceSource::Bind { directory } = source {
+            host_directory(directory)?;
+        }
+        Ok(Self::of(directory, source))
+    }
+
+    /// Makes them, and puts into the workspace what it begins with from the host. Says
+    /// what of that was left out.
     pub fn make(
         directory: &Path,
         id: &SandboxId,
-        source: &WorkspaceSource,
+        (source, hidden): (&WorkspaceSource, HiddenFiles),
         limits: &Limits,
-    ) -> Result<Self, LifecycleError> {
+    ) -> Result<(Self, Vec<LeftOut>), LifecycleError> {
         let failed = |source| LifecycleError::Place { id: id.clone(), what: "made", source };
         let own = hold(directory, ResolveFlags::empty()).at(directory).map_err(failed)?;
         let make = |name: &str| mkdirat(&own, name, Mode::RWXU).at(name.as_ref()).map_err(failed);
         make(HOME)?;
+        let mut left_out = Vec::new();
         match source {
             WorkspaceSource::Bind { directory } => host_directory(directory).map(drop)?,
             WorkspaceSource::Copy { directory: from } => {
-                let from = host_directory(from)?;
+                let path = from.as_raw().as_path().to_owned();
+                let from = Tree::of(host_directory(from)?).withholding(hidden.withhold_from(path));
                 make(WORKSPACE)?;
                 let to = hold_plain(&directory.join(WORKSPACE));
                 let to = to.at(WORKSPACE.as_ref()).map_err(failed)?;
@@ -58,11 +70,11 @@ impl Places {
                     bytes: limits.disk_bytes.unwrap_or(u64::MAX),
                     entries: limits.inodes.unwrap_or(COPIED_ENTRIES_MAX),
                 };
-                Tree::of(to).copy_from(&Tree::of(from), bounds)?;
+                left_out = Tree::of(to).copy_from(&from, bounds)?.left_out;
             }
             WorkspaceSource::Empty | WorkspaceSource::Clone { .. } => make(WORKSPACE)?,
         }
-        Ok(Self::of(directory, source))
+        Ok((Self::of(directory, source), left_out))
     }
 }
 

@@ -21,6 +21,7 @@ mod host;
 mod keeper;
 mod limits;
 mod programs;
+mod protected;
 mod remote;
 mod sandbox;
 mod session;
@@ -30,6 +31,7 @@ mod way_out;
 
 pub use backend::NativeBackend;
 pub use host::{EnclosedBackend, HostBackend};
+pub use protected::ProtectedNames;
 pub use sandbox::{Keep, NativeSandboxes, keep_sandbox};
 pub use session::{Session, SessionError};
 /// What a program's global allocator is where its [`Session`] shall have sandboxes that

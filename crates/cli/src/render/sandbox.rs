@@ -3,10 +3,14 @@
 use std::fmt::Write as _;
 
 use stockade_engine::SandboxUsage;
+use stockade_files::LeftOut;
 use stockade_model::{RawText, SandboxId, SandboxRecord, SandboxState, Status, WorkspaceSource};
 use stockade_store::sandboxes::CommandRecord;
 
 use super::audit::utc;
+
+/// Most objects that are named as left out.
+const LEFT_OUT_LINES: usize = 20;
 
 /// One sandbox on one line.
 pub fn listed(record: &SandboxRecord) -> String {
@@ -62,6 +66,19 @@ pub fn anew(id: &SandboxId) -> String {
 /// Which kind of sandbox serves, and why none that is preferred to it.
 pub fn chosen(backend: &str, passed_over: &[String]) -> String {
     format!("• made by {backend}: {}\n", RawText::from(passed_over.join("; ").as_str()).escaped())
+}
+
+/// What of a copy was left out, and why; a line each, of the first of them.
+pub fn left_out(left_out: &[LeftOut]) -> String {
+    let mut out = String::new();
+    for LeftOut { path, why, .. } in left_out.iter().take(LEFT_OUT_LINES) {
+        // Writing to a String cannot fail.
+        let _ = writeln!(out, "• left out: {path} ({})", RawText::from(why.as_str()).escaped());
+    }
+    if left_out.len() > LEFT_OUT_LINES {
+        let _ = writeln!(out, "• left out: {} more", left_out.len() - LEFT_OUT_LINES);
+    }
+    out
 }
 
 /// That a snapshot was taken of something that may have moved.

@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::time::Duration;
 
 use stockade_files::object::Kind;
-use stockade_files::{Bounds, FilesError, Seen, Tree, WatchEvent};
+use stockade_files::{Bounds, Exists, FilesError, Seen, Tree, TreePath, WatchEvent};
 
 use crate::{BOUNDS, Ground, held, path};
 
@@ -94,7 +94,7 @@ fn what_is_made_belongs_to_whom_its_directory_does() {
 fn what_is_guarded_is_not_changed_with_what_holds_it_either() {
     let ground = Ground::new();
     fs::create_dir_all(ground.root.join("a/.git/hooks")).unwrap();
-    let guard = |path: &stockade_files::TreePath| {
+    let guard = |path: &TreePath, _: Kind, _: Exists<'_>| {
         path.as_path().components().any(|part| part.as_os_str() == ".git").then(|| "protected".to_owned())
     };
     let tree = Tree::guarded(held(&ground.root), std::sync::Arc::new(guard));
@@ -109,7 +109,13 @@ fn what_is_guarded_is_not_changed_with_what_holds_it_either() {
     refused(tree.subtree(&path("a")).unwrap().remove(&path(".git/hooks"), false));
     let other = Ground::new();
     fs::create_dir(other.root.join(".git")).unwrap();
-    refused(tree.copy_from(&other.tree, BOUNDS).map(drop));
+    fs::create_dir(ground.root.join("copy")).unwrap();
+    fs::write(other.root.join("file"), "content").unwrap();
+    let copied = tree.subtree(&path("copy")).unwrap().copy_from(&other.tree, BOUNDS).unwrap();
+    assert_eq!((copied.entries, copied.withheld, copied.left_out[0].path.clone()), (1, 1, path(".git")));
+    assert!(copied.left_out[0].is_withheld);
+    assert!(!ground.root.join("copy/.git").exists() && ground.root.join("copy/file").exists());
+    fs::remove_dir_all(ground.root.join("copy")).unwrap();
     assert_eq!(ground.inside(), before);
     // The control: nothing else holds them.
     ground.tree.rename(&path("a"), &path("b"), false).unwrap();
@@ -144,7 +150,8 @@ fn a_copy_holds_links_and_not_what_they_lead_to() {
     symlink(&from.outside, from.root.join("link")).unwrap();
     let _socket = std::os::unix::net::UnixListener::bind(from.root.join("socket")).unwrap();
     let done = to.tree.copy_from(&from.tree, BOUNDS).unwrap();
-    assert_eq!((done.entries, done.bytes, done.left_out), (5, 12, vec![path("socket")]));
+    assert_eq!((done.entries, done.bytes, done.withheld), (5, 12, 0));
+    assert_eq!(done.left_out.iter().map(|left| left.path.clone()).collect::<Vec<_>>(), [path("socket")]);
     let mut wanted = from.inside();
     wanted.remove(std::path::Path::new("socket"));
     wanted.insert("d/file".into(), "file 755 content".to_owned());

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use stockade_engine::SandboxEvents;
-use stockade_lifecycle::{Lifecycle, LifecycleError, Opened, Wanted, Why};
+use stockade_lifecycle::{HiddenFiles, Lifecycle, LifecycleError, Opened, Wanted, Why};
 use stockade_model::{
     AfterRestart, BackendChoice, Background, Environment, Filesystem, HostDirectory, Limits, Network, Profile, RawText,
     SandboxId, SandboxSpec, SandboxState, WorkspaceSource,
@@ -92,7 +92,7 @@ fn wanted() -> Wanted {
         environment: Environment::default(),
         limits: Limits::default(),
     };
-    Wanted { spec: SandboxSpec::of_profile("workspace"), profile }
+    Wanted { spec: SandboxSpec::of_profile("workspace"), profile, hidden: HiddenFiles::default() }
 }
 
 fn with_workspace(workspace: WorkspaceSource) -> Wanted {

@@ -1,24 +1,28 @@
-//! Files into a sandbox and out of it, without any of its processes.
+//! Files into a sandbox and out of it, without any of its processes. What a copy leaves
+//! out is decided in `copy_rules`.
 
-use std::ffi::OsStr;
-use std::fs::File;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, IsTerminal};
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2, readlinkat};
+use rustix::io::Errno;
 use stockade_engine::{INSIDE_HOME, INSIDE_WORKSPACE, Tree as Which};
 use stockade_files::object::Kind;
-use stockade_files::{Bounds, FilesError, Tree, TreePath, Where};
+use stockade_files::{Bounds, Downloaded, FilesError, Tree, TreePath, Where};
 use stockade_lifecycle::{Lifecycle, files};
-use stockade_model::{DEFAULT_PROTECTED_NAMES, SandboxId};
+use stockade_model::SandboxId;
 use stockade_store::sandboxes::Use;
+use stockade_sys::resolve::DescriptorPath;
 
-use super::super::Ended;
+use super::super::{Ended, remark};
+use super::copy_rules::{CopyRules, unguarded};
 use super::lifecycle;
 use crate::exit;
 use crate::failure::{Failure, quoted};
+use crate::render::sandbox as text;
 
 /// Most files of one copy.
 pub const ENTRIES_MAX: u64 = 2_000_000;
@@ -33,17 +37,18 @@ enum End {
     Sandbox { id: SandboxId, which: Which, path: TreePath },
 }
 
-/// Copies a file or a directory.
+/// Copies a file or a directory, and says what the rules left out.
 ///
 /// # Errors
-/// When it is not there, something is in the way, or there is more than may be.
-pub fn copy(from: &OsStr, to: &OsStr, replace: bool) -> Ended {
+/// When it is not there, something is in the way, a rule refuses it as a whole, or there is
+/// more than may be.
+pub fn copy(from: &OsStr, to: &OsStr, replace: bool, grants: &[OsString]) -> Ended {
     match (end(from)?, end(to)?) {
         (End::Sandbox { id, which, path }, to @ (End::Host(_) | End::Stream)) => {
-            with(&id, which, |tree, bounds| out(tree, &path, to, replace, bounds))
+            with(&id, which, grants, |copying| copying.out(&path, to, replace))
         }
         (from @ (End::Host(_) | End::Stream), End::Sandbox { id, which, path }) => {
-            with(&id, which, |tree, bounds| into(tree, from, &path, replace, bounds))
+            with(&id, which, grants, |copying| copying.into(from, &path, replace))
         }
         _ => Err(Failure::new("one end of a copy is in a sandbox and the other is not")
             .hint("for example `stockade sandbox copy ID:result.txt .`")),
@@ -71,64 +76,136 @@ fn end(typed: &OsStr) -> Result<End, Failure> {
     Ok(End::Sandbox { id: id.parse()?, which, path: TreePath::new(rest.as_bytes())? })
 }
 
-/// Does something with a tree of a sandbox that is not destroyed meanwhile.
-fn with(id: &SandboxId, which: Which, act: impl FnOnce(&Tree, Bounds) -> Result<(), Failure>) -> Ended {
+/// Copies from or to a tree of a sandbox that is not destroyed meanwhile.
+fn with(
+    id: &SandboxId,
+    which: Which,
+    grants: &[OsString],
+    act: impl FnOnce(&Copying<'_>) -> Result<Downloaded, Failure>,
+) -> Ended {
     let lifecycle: Lifecycle = lifecycle()?;
     let used: Use = lifecycle.hold(id)?;
-    let protect: Vec<String> = DEFAULT_PROTECTED_NAMES.iter().map(|&name| name.to_owned()).collect();
-    let limits = &used.record().spec.limits;
-    let bounds = Bounds { bytes: limits.disk_bytes.unwrap_or(u64::MAX), entries: limits.inodes.unwrap_or(ENTRIES_MAX) };
-    let done = files(&used, which, &protect).map_err(Failure::from).and_then(|tree| act(&tree, bounds));
+    let copied = copy_with(&used, which, grants, act);
     lifecycle.release(used)?;
-    done.map(|()| exit::SUCCESS)
+    let copied = copied?;
+    remark(&text::left_out(&copied.left_out));
+    Ok(if copied.withheld == 0 { exit::SUCCESS } else { exit::NEGATIVE })
 }
 
-fn into(tree: &Tree, from: End, path: &TreePath, replace: bool, bounds: Bounds) -> Result<(), Failure> {
-    let End::Host(from) = from else {
-        let place = if tree.stat(path).is_ok() { Where::Into { replace } } else { Where::New };
-        return Ok(tree.upload(path, &mut io::stdin().lock(), place, bounds).map(drop)?);
+fn copy_with(
+    used: &Use,
+    which: Which,
+    grants: &[OsString],
+    act: impl FnOnce(&Copying<'_>) -> Result<Downloaded, Failure>,
+) -> Result<Downloaded, Failure> {
+    let spec = &used.record().spec;
+    let bounds = Bounds {
+        bytes: spec.limits.disk_bytes.unwrap_or(u64::MAX),
+        entries: spec.limits.inodes.unwrap_or(ENTRIES_MAX),
     };
-    let meta = from.metadata().map_err(|e| Failure::new(format!("cannot read {}: {e}", quoted(&from))))?;
-    let path = named(tree, path, &from);
-    if !replace && tree.stat(&path).is_ok() {
-        return Err(FilesError::Exists(path).into());
-    }
-    if meta.is_dir() {
-        tree.make_directory(&path, false)?;
-        let fresh = tree.subtree(&path)?;
-        return Ok(fresh.copy_from(&Tree::of(host_directory(&from)?), bounds).map(drop)?);
-    }
-    let mut content = File::open(&from).map_err(|e| Failure::new(format!("cannot read {}: {e}", quoted(&from))))?;
-    Ok(tree.write(&path, &mut content, meta.permissions().mode(), bounds).map(drop)?)
+    let rules = CopyRules::new(spec, grants)?;
+    let tree = files(used, which, |directory| rules.guard(directory, None))?;
+    act(&Copying { used, which, tree, rules: &rules, bounds })
 }
 
-fn out(tree: &Tree, path: &TreePath, to: End, replace: bool, bounds: Bounds) -> Result<(), Failure> {
-    let End::Host(to) = to else {
-        let stdout = io::stdout().lock();
+/// One copy.
+struct Copying<'c> {
+    used: &'c Use,
+    which: Which,
+    tree: Tree,
+    rules: &'c CopyRules,
+    bounds: Bounds,
+}
+
+impl Copying<'_> {
+    /// The tree of the sandbox once more, to look at.
+    fn tree_again(&self) -> Result<Tree, Failure> {
+        Ok(files(self.used, self.which, |_| unguarded())?)
+    }
+
+    fn into(&self, from: End, path: &TreePath, replace: bool) -> Result<Downloaded, Failure> {
+        let (tree, bounds) = (&self.tree, self.bounds);
+        let End::Host(typed) = from else {
+            let place = if tree.stat(path).is_ok() { Where::Into { replace } } else { Where::New };
+            tree.upload(path, &mut io::stdin().lock(), place, bounds).map_err(refused)?;
+            return Ok(Downloaded::default());
+        };
+        let cannot = |e: io::Error| Failure::new(format!("cannot read {}: {e}", quoted(&typed)));
+        // The person named it, so that links on the way are followed; it is not looked up
+        // a second time.
+        let from = typed.canonicalize().map_err(cannot)?;
+        self.rules.demand_readable(&from)?;
+        let path = named(tree, path, &typed);
+        if !replace && tree.stat(&path).is_ok() {
+            return Err(FilesError::Exists(path).into());
+        }
+        if from.is_dir() {
+            let source = Tree::of(plain_directory(&from)?).withholding(self.rules.withhold_hidden(&from));
+            tree.make_directory(&path, false).map_err(refused)?;
+            return Ok(tree.subtree(&path)?.copy_from(&source, bounds)?);
+        }
+        let (Some(parent), Some(name)) = (from.parent(), from.file_name()) else {
+            return Err(Failure::new(format!("{} names no file", quoted(&typed))));
+        };
+        let (parent, name) = (Tree::of(plain_directory(parent)?), TreePath::new(name.as_encoded_bytes())?);
+        let mode = parent.stat(&name)?.mode;
+        tree.write(&path, &mut parent.open(&name)?, mode, bounds).map_err(refused)?;
+        Ok(Downloaded::default())
+    }
+
+    fn out(&self, path: &TreePath, to: End, replace: bool) -> Result<Downloaded, Failure> {
+        match to {
+            End::Host(to) => self.out_to(path, &to, replace),
+            End::Stream | End::Sandbox { .. } => self.out_as_archive(path),
+        }
+    }
+
+    fn out_as_archive(&self, path: &TreePath) -> Result<Downloaded, Failure> {
+        let mut stdout = io::stdout().lock();
         if stdout.is_terminal() {
             return Err(Failure::new("an archive is nothing for a terminal")
                 .hint("`stockade sandbox copy ID:PATH - > FILE.tar`"));
         }
-        let mut stdout = stdout;
-        return Ok(tree.download(path, &mut stdout, bounds).map(drop)?);
-    };
-    let name = path.split().map(|(_, name)| name.to_owned());
-    let to = if to.is_dir() { to.join(name.unwrap_or_else(|| "workspace".into())) } else { to };
-    let (Some(parent), Some(name)) = (to.parent(), to.file_name()) else {
-        return Err(Failure::new(format!("{} names no file", quoted(&to))));
-    };
-    let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-    let host = Tree::of(host_directory(parent)?);
-    let name = TreePath::new(name.as_encoded_bytes())?;
-    if !replace && host.stat(&name).is_ok() {
-        return Err(FilesError::Exists(name).into());
+        let rules = self.rules.withhold(self.which, self.tree_again()?);
+        self.tree_again()?.withholding(rules).download(path, &mut stdout, self.bounds).map_err(refused)
     }
-    let entry = tree.stat(path)?;
-    if entry.kind == Kind::Directory {
-        host.make_directory(&name, false)?;
-        return Ok(host.subtree(&name)?.copy_from(&tree.subtree(path)?, bounds).map(drop)?);
+
+    /// No link is followed on the way there, nor at its end: it may be older than the
+    /// person's knowledge of the directory.
+    fn out_to(&self, path: &TreePath, to: &Path, replace: bool) -> Result<Downloaded, Failure> {
+        // Without a last slash, which would follow a link.
+        let to: PathBuf = to.components().collect();
+        let is_directory = to.symlink_metadata().is_ok_and(|found| found.is_dir());
+        let name = path.split().map(|(_, name)| name.to_owned());
+        let to = if is_directory { to.join(name.unwrap_or_else(|| "workspace".into())) } else { to };
+        let (Some(parent), Some(name)) = (to.parent(), to.file_name()) else {
+            return Err(Failure::new(format!("{} names no file", quoted(&to))));
+        };
+        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+        let held = plain_directory(parent)?;
+        let directory = path_of(&held)?;
+        let name = TreePath::new(name.as_encoded_bytes())?;
+        let entry = self.tree.stat(path)?;
+        let coming = (entry.kind == Kind::Directory).then(|| self.tree_again()?.subtree(path).map_err(Failure::from));
+        let coming = coming.transpose()?.map(|tree| (tree, name.clone()));
+        let host = Tree::guarded(held, self.rules.guard(&directory, coming));
+        if !replace && host.stat(&name).is_ok() {
+            return Err(FilesError::Exists(name).into());
+        }
+        if entry.kind == Kind::Directory {
+            host.make_directory(&name, false).map_err(refused)?;
+            return Ok(host.subtree(&name)?.copy_from(&self.tree.subtree(path)?, self.bounds)?);
+        }
+        host.write(&name, &mut self.tree.open(path)?, entry.mode, self.bounds).map_err(refused)?;
+        Ok(Downloaded::default())
     }
-    Ok(host.write(&name, &mut tree.open(path)?, entry.mode, bounds).map(drop)?)
+}
+
+/// Names the remedy where a rule refuses all of a copy.
+fn refused(error: FilesError) -> Failure {
+    let is_rule = matches!(error, FilesError::Guarded { .. } | FilesError::Withheld { .. });
+    let hint = is_rule.then(|| "if the host is meant to have it: --grant 'write PATH', with its path there".to_owned());
+    Failure::from(error).or_hint(hint)
 }
 
 /// Into a directory goes a file of the same name.
@@ -147,4 +224,26 @@ fn named(tree: &Tree, path: &TreePath, from: &Path) -> TreePath {
 pub fn host_directory(path: &Path) -> Result<OwnedFd, Failure> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     openat(CWD, path, flags, Mode::empty()).map_err(|e| Failure::new(format!("cannot use {}: {e}", quoted(path))))
+}
+
+/// Holds a directory of the host, and follows no link on the way there.
+///
+/// # Errors
+/// When it is none, or a link leads there.
+pub fn plain_directory(path: &Path) -> Result<OwnedFd, Failure> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    openat2(CWD, path, flags, Mode::empty(), resolve).map_err(|errno| match errno {
+        Errno::LOOP => Failure::new(format!("a link is on the way to {}, and none is followed", quoted(path)))
+            .hint("name the directory by its ordinary path, see `realpath`"),
+        errno => Failure::new(format!("cannot use {}: {errno}", quoted(path))),
+    })
+}
+
+/// The path of a directory that is held, without links.
+fn path_of(held: &OwnedFd) -> Result<PathBuf, Failure> {
+    let link = DescriptorPath::new(held.as_fd());
+    let path = readlinkat(CWD, link.as_c_str(), Vec::new())
+        .map_err(|errno| Failure::new(format!("cannot read the path of the destination: {errno}")))?;
+    Ok(OsString::from_vec(path.into_bytes()).into())
 }

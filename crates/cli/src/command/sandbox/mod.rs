@@ -3,21 +3,23 @@
 
 pub mod containers;
 mod copy;
+mod copy_rules;
 mod diff;
 mod exec;
 mod herald;
+mod hidden;
 mod keep;
 mod snapshot;
 mod watch;
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use stockade_engine::seams::SystemClock;
 use stockade_engine::{self as engine, INSIDE_HOME, INSIDE_WORKSPACE, SandboxEvents};
-use stockade_lifecycle::{Lifecycle, Wanted, Why, repository_grants};
+use stockade_lifecycle::{HiddenFiles, Lifecycle, Wanted, Why, repository_grants};
 use stockade_model::{
     BackendChoice, Background, Grant, HostDirectory, Labels, Level, Lifetime, RawText, SandboxId, SandboxRecord,
     SandboxSpec, SandboxState, WorkspaceSource,
@@ -29,7 +31,7 @@ use stockade_store::sandboxes::Sandboxes;
 use self::diff::Difference;
 use super::setting::{self, Setting};
 use super::{Ended, print, remark, variable};
-use crate::failure::Failure;
+use crate::failure::{Failure, quoted};
 use crate::notify::{self, Notice};
 use crate::places::{self, State};
 use crate::render::{json, sandbox as text};
@@ -54,7 +56,7 @@ pub fn sandbox(typed: SandboxCommand) -> Ended {
         SandboxCommand::Exec(typed) => exec::exec(typed),
         SandboxCommand::List { all, labels, json } => list(all, &labels_of(&labels)?, json),
         SandboxCommand::Show { id, json } => watch::show(&id, json),
-        SandboxCommand::Copy { from, to, replace } => copy::copy(&from, &to, replace),
+        SandboxCommand::Copy { from, to, replace, grants } => copy::copy(&from, &to, replace, &grants),
         SandboxCommand::Extend { id, ttl } => {
             lifecycle()?.extend(&id, lifetime(ttl)?)?;
             Ok(exit::SUCCESS)
@@ -145,7 +147,9 @@ fn begin(
     if let (false, Some(backend)) = (opened.passed_over.is_empty(), &opened.used.record().backend) {
         remark(&text::chosen(backend, &opened.passed_over));
     }
-    let filled = snapshot.map_or(Ok(()), |snapshot| snapshot::fill_home(&opened.used, snapshot));
+    remark(&text::left_out(&opened.left_out));
+    let hidden = hidden_files(&setting.settings, &opened.used.record().spec.profile)?;
+    let filled = snapshot.map_or(Ok(()), |snapshot| snapshot::fill_home(&opened.used, snapshot, hidden));
     let kept = setting.settings.notify.value.as_ref().map_or(Ok(()), |told| notify::keep(told, opened.used.path()));
     let filled = filled.and(kept.map_err(|error| Failure::new(format!("cannot keep whom to tell of it: {error}"))));
     lifecycle.leave(opened)?;
@@ -256,7 +260,14 @@ fn wanted(spec: SandboxSpec, settings: &Settings) -> Result<Wanted, Failure> {
     profile.filesystem.hide.sort();
     profile.filesystem.hide.dedup();
     profile.limits.lower_to(&spec.limits);
-    Ok(Wanted { spec, profile })
+    let hidden = hidden_files(settings, &spec.profile)?;
+    Ok(Wanted { spec, profile, hidden })
+}
+
+/// The files of the host that a profile hides.
+fn hidden_files(settings: &Settings, profile: &str) -> Result<HiddenFiles, Failure> {
+    let profile = resolve_profile(settings, profile, INSIDE_WORKSPACE.as_ref(), &[])?;
+    Ok(HiddenFiles::of(profile.filesystem.hide.iter().map(|path| path.as_path().to_owned())))
 }
 
 /// A directory of the person's is worked in, or taken a copy of, where a run may have it
@@ -267,16 +278,20 @@ fn demand_workspace(spec: &SandboxSpec, settings: &Settings) -> Result<Vec<RawTe
         return Ok(Vec::new());
     };
     let path = directory.as_raw().as_path();
+    // The rules are about the directory itself. A link may have taken its place since.
+    if places::real_directory(path, "the workspace")? != path {
+        let what = format!("a link is on the way to the workspace {}", quoted(path));
+        return Err(Failure::new(what).hint("put the directory back, or destroy the sandbox"));
+    }
     let profile = resolve_profile(settings, &spec.profile, path, &[])?;
+    places::refuse_system(path, "the workspace")?;
     if matches!(spec.workspace, WorkspaceSource::Bind { .. }) {
-        places::refuse_system(path, "the workspace")?;
         places::demand_own(path, "the workspace")?;
     }
-    let inside = |hidden: &RawText| {
-        let beneath = hidden.as_path().strip_prefix(path).ok()?;
-        Some(RawText::from(Path::new(INSIDE_WORKSPACE).join(beneath).as_path()))
-    };
-    Ok(profile.filesystem.hide.iter().filter_map(inside).collect())
+    let hide = profile.filesystem.hide.iter().map(RawText::as_path);
+    let beneath = hidden::beneath(path, hide)?;
+    let inside = |hidden: &PathBuf| RawText::from(Path::new(INSIDE_WORKSPACE).join(hidden).as_path());
+    Ok(beneath.iter().map(inside).collect())
 }
 
 /// Powers that each command of a sandbox has besides its profile's.

@@ -7,15 +7,17 @@ use std::path::{Path, PathBuf};
 
 use stockade_engine::{SandboxError, Tree as Which};
 use stockade_files::{Bounds, Tree};
-use stockade_lifecycle::{Lifecycle, LifecycleError, Opened, files};
+use stockade_lifecycle::{HiddenFiles, Lifecycle, LifecycleError, Opened, files};
 use stockade_model::SandboxId;
 use stockade_store::sandboxes::Use;
 
 use super::super::{Ended, remark};
-use super::copy::{ENTRIES_MAX, host_directory};
+use super::copy::{ENTRIES_MAX, host_directory, plain_directory};
+use super::copy_rules::unguarded;
 use super::{exec, lifecycle};
 use crate::exit;
 use crate::failure::{Failure, quoted};
+use crate::places;
 use crate::render::sandbox as text;
 
 /// The trees of a snapshot, by their names there.
@@ -49,10 +51,17 @@ pub fn workspace(snapshot: &Path) -> PathBuf {
 ///
 /// # Errors
 /// When it cannot be copied.
-pub fn fill_home(used: &Use, snapshot: &Path) -> Result<(), Failure> {
+pub fn fill_home(used: &Use, snapshot: &Path, hidden: HiddenFiles) -> Result<(), Failure> {
     let (which, name) = TREES[1];
-    let from = Tree::of(host_directory(&snapshot.join(name))?);
-    Ok(files(used, which, &[])?.copy_from(&from, BOUNDS).map(drop)?)
+    // The person named the snapshot. A link in it may lead anywhere.
+    let directory = places::real_directory(snapshot, "the snapshot")?.join(name);
+    if hidden.holds(&directory) {
+        return Err(Failure::new(format!("{} is hidden from runs", quoted(&directory))));
+    }
+    let from = Tree::of(plain_directory(&directory)?).withholding(hidden.withhold_from(directory));
+    let copied = files(used, which, |_| unguarded())?.copy_from(&from, BOUNDS)?;
+    remark(&text::left_out(&copied.left_out));
+    Ok(())
 }
 
 /// As much as there is: quotas hold inside.
@@ -63,7 +72,7 @@ fn keep(used: &Use, to: &Path) -> Result<(), Failure> {
         let to = to.join(name);
         let cannot = |e: std::io::Error| Failure::new(format!("cannot make {}: {e}", quoted(&to)));
         fs::DirBuilder::new().mode(0o700).create(&to).map_err(cannot)?;
-        Tree::of(host_directory(&to)?).copy_from(&files(used, which, &[])?, BOUNDS)?;
+        Tree::of(host_directory(&to)?).copy_from(&files(used, which, |_| unguarded())?, BOUNDS)?;
     }
     Ok(())
 }

@@ -1,0 +1,55 @@
+//! Files of the host that no copy takes along.
+
+use std::collections::HashSet;
+use std::fs::{Metadata, metadata, symlink_metadata};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use stockade_files::{TreePath, Withhold};
+
+/// Files and directories that are hidden, by their paths and by what they are.
+#[derive(Clone, Debug, Default)]
+pub struct HiddenFiles {
+    paths: Vec<PathBuf>,
+    objects: HashSet<(u64, u64)>,
+}
+
+impl HiddenFiles {
+    /// Looks these absolute paths up. A path that does not exist hides its name alone.
+    pub fn of(paths: impl IntoIterator<Item = PathBuf>) -> Self {
+        let mut hidden = Self::default();
+        for path in paths {
+            let found = [metadata(&path), symlink_metadata(&path)];
+            hidden.objects.extend(found.into_iter().flatten().map(|found| identity(&found)));
+            hidden.paths.extend(path.canonicalize().ok().filter(|real| *real != path));
+            hidden.paths.push(path);
+        }
+        hidden
+    }
+
+    /// Whether `path`, which is absolute and without links, is hidden, or lies in what is.
+    pub fn holds(&self, path: &Path) -> bool {
+        self.paths.iter().any(|hidden| path.starts_with(hidden))
+            || path.ancestors().any(|above| symlink_metadata(above).is_ok_and(|found| self.is_object(&found)))
+    }
+
+    /// Withholds them from copies of `directory`, whatever their names in it are: a second
+    /// name of a file, or a mount of a directory, is hidden as the first is.
+    pub fn withhold_from(self, directory: PathBuf) -> Withhold {
+        Arc::new(move |path: &TreePath, stat| {
+            let path = directory.join(path.as_path());
+            let is_hidden = self.paths.iter().any(|hidden| path.starts_with(hidden))
+                || self.objects.contains(&(stat.st_dev, stat.st_ino));
+            is_hidden.then(|| "it is hidden from runs".to_owned())
+        })
+    }
+
+    fn is_object(&self, found: &Metadata) -> bool {
+        self.objects.contains(&identity(found))
+    }
+}
+
+fn identity(found: &Metadata) -> (u64, u64) {
+    (found.dev(), found.ino())
+}
