@@ -8,6 +8,7 @@ mod apart;
 mod attached;
 mod consent;
 mod contained;
+mod contained_binds;
 mod containers;
 mod copies;
 mod denials;

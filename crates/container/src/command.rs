@@ -24,8 +24,10 @@ use tokio::sync::watch;
 use crate::carry::{Until, ending};
 use crate::client::{ANSWERS_WITHIN, CallError, Client};
 use crate::frames::{Frame, MESSAGE_BYTES, Size, Stream};
-use crate::inside::{InsideOrder, Probed, Reached, network_namespace};
+use crate::inside::kernel;
+use crate::inside::{InsideOrder, ProbeOrder, Probed, Reached, network_namespace};
 use crate::line::{Exec, Fate, FrameLine, all_said};
+use crate::mounted::ExpectedMounts;
 use crate::outside::Outside;
 use crate::spec::LAUNCHER;
 use crate::{Kind, limits};
@@ -133,6 +135,9 @@ impl CommandBackend {
         let Egress { allow, ask, deny, .. } = inside.profile.egress;
         inside.profile.egress = Egress { allow, ask, deny, ..Egress::default() };
         inside.profile.limits = limits::inside(&self.profile.limits, &plan.profile.limits);
+        // A path of the host that is hidden has another inside, where it lies in the workspace.
+        let (own, of_sandbox) = (&mut inside.profile.filesystem.hide, &self.profile.filesystem.hide);
+        own.extend(of_sandbox.iter().filter(|path| !plan.profile.filesystem.hide.contains(path)).cloned());
         inside
     }
 
@@ -142,9 +147,15 @@ impl CommandBackend {
     /// # Errors
     /// Where the runtime's kernel lacks what the walls inside are built of, and the level
     /// needs them, or a limit that nothing else could hold.
-    pub(crate) fn look_inside(&mut self, plan: &SandboxPlan) -> Result<Vec<Reached>, StartError> {
-        let found = self.probe(&plan.profile.filesystem.hide)?;
+    pub(crate) fn look_inside(
+        &mut self,
+        plan: &SandboxPlan,
+        expected: &ExpectedMounts,
+    ) -> Result<Vec<Reached>, StartError> {
+        let found = self.probe(&plan.profile.filesystem.hide, expected)?;
         demand_no_network(&found)?;
+        let is_host_kernel = found.boot.is_some() && found.boot == kernel::boot();
+        expected.demand(&found.mounts, is_host_kernel)?;
         demand_level(plan, &found)?;
         self.report_limits(plan, found.native_walls);
         if found.native_walls {
@@ -154,17 +165,23 @@ impl CommandBackend {
         Ok(found.reached)
     }
 
-    /// The same for one that was made before: the level `full` was had then.
+    /// The same for one that was made before. While it is paused nothing runs in it that
+    /// could look, nor anything else.
     ///
     /// # Errors
     /// As [`look_inside`](Self::look_inside).
-    pub(crate) fn look_inside_again(&mut self, plan: &SandboxPlan) -> Result<(), StartError> {
-        if plan.level == Level::Full {
+    pub(crate) fn look_inside_again(
+        &mut self,
+        plan: &SandboxPlan,
+        expected: &ExpectedMounts,
+        is_paused: bool,
+    ) -> Result<(), StartError> {
+        if is_paused && plan.level == Level::Full {
             self.report_limits(plan, true);
             return Ok(());
         }
         // What was there was covered; what came since is its commands' own.
-        self.look_inside(plan).map(drop)
+        self.look_inside(plan, expected).map(drop)
     }
 
     fn report_limits(&mut self, plan: &SandboxPlan, has_walls: bool) {
@@ -172,9 +189,10 @@ impl CommandBackend {
         self.enforced.layers.insert("limits".to_owned(), limits::report(&plan.profile.limits, has_walls));
     }
 
-    fn probe(&self, hidden: &[RawText]) -> Result<Probed, StartError> {
-        let hidden = serde_json::to_vec(hidden).map_err(|error| unready(&error))?;
-        let said = all_said(&self.client, self.exec("probe"), Frame::Message(hidden));
+    fn probe(&self, hidden: &[RawText], expected: &ExpectedMounts) -> Result<Probed, StartError> {
+        let order = ProbeOrder { hidden: hidden.to_vec(), paths: expected.paths() };
+        let order = serde_json::to_vec(&order).map_err(|error| unready(&error))?;
+        let said = all_said(&self.client, self.exec("probe"), Frame::Message(order));
         let said = said.map_err(|error| self.unstarted(&error))?;
         serde_json::from_slice(&said.output).map_err(|error| {
             let what = format!("the launcher in the container cannot be understood: {error}");
@@ -499,7 +517,9 @@ mod tests {
     fn a_network_that_is_the_hosts_or_leads_anywhere_is_refused() {
         let demand = |namespace, network: Option<&str>| {
             let network = network.map(str::to_owned);
-            demand_no_network(&Probed { native_walls: true, filtered: true, namespace, network, reached: Vec::new() })
+            let (mounts, reached) = (Default::default(), Vec::new());
+            let (native_walls, filtered, boot) = (true, true, None);
+            demand_no_network(&Probed { native_walls, boot, filtered, namespace, network, mounts, reached })
         };
         let own = network_namespace().unwrap();
         demand(Some(own + 1), None).unwrap();

@@ -4,6 +4,7 @@
 //! What is there when a sandbox is made is covered; what its commands make at such a path
 //! later is theirs.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -15,6 +16,12 @@ use crate::accounts::Placed;
 use crate::inside::Reached;
 use crate::spec::text_of;
 
+/// Names of the covers.
+const FILE: &str = "covered-file";
+const DIRECTORY: &str = "covered-directory";
+const VOLUME: &str = "covered-volume";
+/// The mode of what stands in the place of a volume.
+const READABLE: u32 = 0o555;
 /// Its mode: who is without capabilities cannot look into it, whoever owns it.
 const CLOSED: u32 = 0;
 
@@ -34,9 +41,26 @@ pub(crate) fn over(directory: &Path, reached: &[Reached]) -> Result<Vec<Placed>,
     reached.iter().map(cover).collect()
 }
 
+/// Has an empty directory that can be read in the place of each volume. A volume would be
+/// writable where nothing inside keeps commands from it, and outlive what is reported of it.
+///
+/// # Errors
+/// Where it cannot be made.
+pub(crate) fn over_volumes(directory: &Path, volumes: &BTreeSet<String>) -> Result<Vec<Placed>, StartError> {
+    let empty = directory.join(VOLUME);
+    is_there(fs::DirBuilder::new().mode(READABLE).create(&empty))
+        .map_err(|why| StartError { what: format!("cannot make {}: {why}", empty.display()), hint: None })?;
+    Ok(volumes.iter().map(|volume| (volume.clone(), empty.clone())).collect())
+}
+
+/// Whether `path` is one of the covers in this directory.
+pub(crate) fn is_cover(directory: &Path, path: &Path) -> bool {
+    [FILE, DIRECTORY].iter().any(|name| directory.join(name) == path)
+}
+
 /// The file and the directory.
 fn make(directory: &Path) -> io::Result<(PathBuf, PathBuf)> {
-    let (file, empty) = (directory.join("covered-file"), directory.join("covered-directory"));
+    let (file, empty) = (directory.join(FILE), directory.join(DIRECTORY));
     if !file.exists() {
         is_there(fs::OpenOptions::new().write(true).create_new(true).mode(CLOSED).open(&file).map(drop))?;
     }

@@ -1,19 +1,24 @@
 //! The image of a sandbox: by its content, and there before a container is made.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bollard::models::CreateImageInfo;
+use bollard::models::{CreateImageInfo, ImageInspect};
 use bollard::query_parameters::CreateImageOptionsBuilder;
 use futures_util::TryStreamExt;
-use stockade_engine::StartError;
+use stockade_engine::{INSIDE_HOME, INSIDE_WORKSPACE, StartError};
 use stockade_model::ImageDigest;
 
 use crate::client::{ANSWERS_WITHIN, CallError, Client};
+use crate::spec::{LAUNCHER, TEMPORARY};
 
 /// How long an image may take to come.
 const PULLS_WITHIN: Duration = Duration::from_secs(30 * 60);
+
+/// The places of a container that are the sandbox's own.
+const OWN_PLACES: [&str; 3] = [INSIDE_WORKSPACE, INSIDE_HOME, LAUNCHER];
 
 /// More layers than an image may have (127).
 const MAX_LAYERS: usize = 512;
@@ -34,16 +39,81 @@ pub struct Pulled {
 /// Is told how far the coming of an image is; nothing, when it came or did not.
 pub type TellPull = Arc<dyn Fn(&ImageDigest, Option<Pulled>) + Send + Sync>;
 
+/// What containers of an image have to show.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ImageFacts {
+    /// What the engine calls it, without the name of the digest.
+    pub(crate) id: String,
+    /// Where the image asks for volumes, but for private temp: absolute, without `.` and
+    /// `..`, none in another.
+    pub(crate) volumes: BTreeSet<String>,
+}
+
 /// Has the engine get the image, where it does not have it and knows from where.
 ///
 /// # Errors
-/// When it cannot be had.
-pub(crate) fn demand(client: &Client, image: &ImageDigest, tell: Option<&TellPull>) -> Result<(), StartError> {
-    let name = image.as_str().to_owned();
-    match client.call(ANSWERS_WITHIN, |docker| async move { docker.inspect_image(&name).await }) {
-        Ok(_) => Ok(()),
-        Err(CallError::NotFound(_)) => pull(client, image, tell),
+/// When it cannot be had, or cannot be used.
+pub(crate) fn demand(client: &Client, image: &ImageDigest, tell: Option<&TellPull>) -> Result<ImageFacts, StartError> {
+    match find(client, image) {
+        Err(CallError::NotFound(_)) => {
+            pull(client, image, tell)?;
+            facts(client, image)
+        }
+        Ok(found) => facts_of(image, found),
         Err(error) => Err(error.to_start_error(&format!("look for the image {image}"))),
+    }
+}
+
+/// What is known of an image that the engine has.
+///
+/// # Errors
+/// When it has none, or it cannot be used.
+pub(crate) fn facts(client: &Client, image: &ImageDigest) -> Result<ImageFacts, StartError> {
+    let found = find(client, image);
+    facts_of(image, found.map_err(|error| error.to_start_error(&format!("look at the image {image}")))?)
+}
+
+fn find(client: &Client, image: &ImageDigest) -> Result<ImageInspect, CallError> {
+    let name = image.as_str().to_owned();
+    client.call(ANSWERS_WITHIN, |docker| async move { docker.inspect_image(&name).await })
+}
+
+fn facts_of(image: &ImageDigest, found: ImageInspect) -> Result<ImageFacts, StartError> {
+    let volumes = found.config.and_then(|config| config.volumes).unwrap_or_default();
+    let volumes: BTreeSet<String> =
+        volumes.iter().map(|volume| volume_path(image, volume)).collect::<Result<_, _>>()?;
+    let is_around = |one: &String, other: &String| one != other && Path::new(other).starts_with(one);
+    if let Some(inner) = volumes.iter().find(|inner| volumes.iter().any(|outer| is_around(outer, inner))) {
+        return Err(no_volume(image, inner));
+    }
+    let volumes = volumes.into_iter().filter(|volume| !TEMPORARY.contains(&volume.as_str())).collect();
+    Ok(ImageFacts { id: bare_id(found.id.as_deref().unwrap_or_default()).to_owned(), volumes })
+}
+
+/// An id without the name of its digest, which Podman leaves out in some places.
+pub(crate) fn bare_id(id: &str) -> &str {
+    id.strip_prefix("sha256:").unwrap_or(id)
+}
+
+/// Where a volume is. One that would lie in a directory of the sandbox's is refused: the
+/// engine would make its place there, on the host, under whatever name the image says. So
+/// is one that would hold what is the sandbox's own.
+fn volume_path(image: &ImageDigest, volume: &str) -> Result<String, StartError> {
+    let parts: Vec<&str> = volume.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
+    let path = format!("/{}", parts.join("/"));
+    let is_beneath = |own: &str| Path::new(&path).starts_with(own);
+    let is_kernels = ["/proc", "/sys", "/dev"].into_iter().any(is_beneath);
+    let holds_own = OWN_PLACES.into_iter().chain(["/etc/passwd"]).any(|own| Path::new(own).starts_with(&path));
+    if parts.contains(&"..") || is_kernels || holds_own || OWN_PLACES.into_iter().any(is_beneath) {
+        return Err(no_volume(image, volume));
+    }
+    Ok(path)
+}
+
+fn no_volume(image: &ImageDigest, volume: &str) -> StartError {
+    StartError {
+        what: format!("the image {image} asks for a volume at {}, where none can be", volume.escape_default()),
+        hint: Some("make an image without that VOLUME".to_owned()),
     }
 }
 
@@ -125,6 +195,28 @@ mod tests {
         let detail = progress.map(|(current, total)| ProgressDetail { current: Some(current), total: Some(total) });
         let (id, status) = (Some(id.to_owned()), Some(status.to_owned()));
         CreateImageInfo { id, status, progress_detail: detail, ..CreateImageInfo::default() }
+    }
+
+    #[test]
+    fn volumes_lie_beside_what_is_the_sandboxs() {
+        let image: ImageDigest = format!("sha256:{}", "0".repeat(64)).parse().unwrap();
+        for (volume, path) in [("/data", "/data"), ("data/./x/", "/data/x"), ("/tmp", "/tmp")] {
+            assert_eq!(volume_path(&image, volume).unwrap(), path);
+        }
+        for volume in [
+            "/",
+            "",
+            "/home",
+            "/etc",
+            "/workspace",
+            "/workspace/.git/hooks",
+            "/home/agent/x",
+            "//workspace/",
+            "/a/../b",
+            "/dev/x",
+        ] {
+            assert!(volume_path(&image, volume).is_err(), "{volume}");
+        }
     }
 
     #[test]

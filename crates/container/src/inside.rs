@@ -5,8 +5,9 @@
 //! Commands run as the same user. So each launcher is closed to them: it cannot be
 //! looked into, and none of its descriptors reaches them.
 
-mod kernel;
+pub(crate) mod kernel;
 mod lead;
+mod mounts;
 mod network;
 mod order;
 mod proxy;
@@ -25,14 +26,16 @@ use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior, umask};
 use stockade_engine::remote::{Order, Said, Told, obey};
 use stockade_engine::{Attempt, AttemptEvent, Backend, Events, Io};
-use stockade_model::RawText;
 use stockade_native::{EnclosedBackend, NativeBackend};
 use stockade_sys::reap::reap_any;
 use stockade_sys::signals::Signals;
 
 use self::lead::Leads;
+pub(crate) use self::mounts::FoundMounts;
+#[cfg(test)]
+pub(crate) use self::mounts::FoundObject;
 pub(crate) use self::network::namespace as network_namespace;
-pub(crate) use self::order::{InsideOrder, Probed, Reached};
+pub(crate) use self::order::{InsideOrder, ProbeOrder, Probed, Reached};
 use self::proxy::{Proxied, Proxy};
 use self::spent::Counted;
 use self::terminal::{Keys, Terminal};
@@ -102,23 +105,25 @@ fn own_directories() -> Vec<PathBuf> {
     ["/tmp", "/dev/shm"].map(PathBuf::from).into_iter().filter(|path| path.is_dir()).collect()
 }
 
-/// Tells the engine what can be had here, whether there is a network, and what of that
-/// which it wants hidden can be reached.
+/// Tells the engine what can be had here, whether there is a network, what is mounted, and
+/// what of that which it wants hidden can be reached.
 ///
 /// # Errors
 /// When the engine is not there, or cannot be understood.
 pub fn probe() -> io::Result<()> {
     let from = fcntl_dupfd_cloexec(rustix::stdio::stdin(), BEYOND_STREAMS)?;
     let mut frames = Frames { from, decoder: Decoder::new(MESSAGE_BYTES), buffer: vec![0; PIECE_BYTES] };
-    let Some(Frame::Message(hidden)) = frames.next()? else { return Err(io::ErrorKind::UnexpectedEof.into()) };
-    let hidden: Vec<RawText> = serde_json::from_slice(&hidden)?;
-    let reached = hidden.iter().filter_map(|path| reached(path.as_path())).collect();
+    let Some(Frame::Message(order)) = frames.next()? else { return Err(io::ErrorKind::UnexpectedEof.into()) };
+    let order: ProbeOrder = serde_json::from_slice(&order)?;
+    let reached = order.hidden.iter().filter_map(|path| reached(path.as_path())).collect();
     let found = Probed {
         native_walls: has_native_walls(),
+        boot: kernel::boot(),
         filtered: is_filtered()?,
         // A kernel of the runtime's own may have none, and shares none then.
         namespace: network::namespace().ok(),
         network: network::device()?,
+        mounts: mounts::find(&order.paths)?,
         reached,
     };
     io::stdout().write_all(&serde_json::to_vec(&found)?)

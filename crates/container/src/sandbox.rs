@@ -10,18 +10,24 @@ use std::time::SystemTime;
 
 use bollard::models::ContainerInspectResponse;
 use bollard::query_parameters::{CreateContainerOptionsBuilder, ListContainersOptionsBuilder};
+use rustix::process::{getegid, geteuid, getgroups};
 use stockade_egress::Resolve;
-use stockade_engine::{Capabilities, Sandbox, SandboxError, SandboxEvents, SandboxPlan, Sandboxes, StartError, System};
-use stockade_model::{Background, EnforcementReport, ImageDigest, Level, RuntimeName, SandboxId};
+use stockade_engine::{
+    Capabilities, INSIDE_HOME, INSIDE_WORKSPACE, Sandbox, SandboxError, SandboxEvents, SandboxPlan, Sandboxes,
+    StartError, System,
+};
+use stockade_model::{Background, EnforcementReport, ImageDigest, Level, RawText, RuntimeName, SandboxId};
 use tokio::sync::watch;
 
+use crate::accounts::Placed;
 use crate::client::{ANSWERS_WITHIN, CallError, Client, MAKES_WITHIN};
 use crate::command::CommandBackend;
-use crate::images::TellPull;
+use crate::images::{ImageFacts, TellPull};
 use crate::inside::Reached;
-use crate::spec::{OWNER_LABEL, SANDBOX_LABEL, Surroundings, User, container, name, text_of};
+use crate::mounted::{ExpectedMounts, SharedObject};
+use crate::spec::{LAUNCHER, OWNER_LABEL, SANDBOX_LABEL, Surroundings, User, container, name, text_of};
 use crate::standing::{ContainerSandbox, is_running, remove_container, started};
-use crate::{Kind, Settings, accounts, covers, filter, images, limits, socket, verified};
+use crate::{Kind, Settings, accounts, covers, filter, images, limits, mounted, sessions, socket, verified};
 
 /// Makes them, by one engine.
 pub struct ContainerSandboxes {
@@ -159,14 +165,14 @@ impl ContainerSandboxes {
         plan: &SandboxPlan,
         image: &ImageDigest,
     ) -> Result<(Container, CommandBackend), StartError> {
-        images::demand(&connected.client, image, self.tell_pull.as_ref())?;
+        let facts = images::demand(&connected.client, image, self.tell_pull.as_ref())?;
         limits::demand_held(&plan.profile.limits)?;
-        let (made, backend, reached) = self.make(connected, plan, (image, &[]))?;
+        let (made, backend, reached) = self.make(connected, plan, (image, &facts, &[]))?;
         if reached.is_empty() {
             return Ok((made, backend));
         }
         self.remove(connected, &plan.id)?;
-        let (made, backend, reached) = self.make(connected, plan, (image, &reached))?;
+        let (made, backend, reached) = self.make(connected, plan, (image, &facts, &reached))?;
         match reached.first() {
             None => Ok((made, backend)),
             Some(Reached { path, .. }) => Err(StartError {
@@ -181,15 +187,16 @@ impl ContainerSandboxes {
         &self,
         connected: &Connected,
         plan: &SandboxPlan,
-        (image, covered): (&ImageDigest, &[Reached]),
+        (image, facts, covered): (&ImageDigest, &ImageFacts, &[Reached]),
     ) -> Result<(Container, CommandBackend, Vec<Reached>), StartError> {
-        let user = self.user_of(connected, &plan.workspace)?;
         // An engine may make what is not there.
-        look_at("home", &plan.home)?;
+        let shared = self.look_at_shared(plan)?;
+        let user = user_of(self.kind, connected, &shared.workspace)?;
         [&plan.workspace, &plan.home, &self.settings.launcher]
             .into_iter()
             .try_for_each(|path| text_of(path).map(drop))?;
-        let mut placed = accounts::files(&self.settings.accounts, user, &plan.id)?;
+        let own = self.placed_files(user, facts, &plan.id)?;
+        let mut placed = own.clone();
         let filter = filter::option(self.kind, &self.settings.accounts, &plan.id)?;
         if !covered.is_empty() {
             placed.extend(covers::over(&self.settings.accounts, covered)?);
@@ -212,7 +219,8 @@ impl ContainerSandboxes {
         });
         let made = made.map_err(|error| error.to_start_error("make the container"))?;
         // Before anything runs in it.
-        verified::report(self.kind, plan, (user, self.brought()), &made)?;
+        let brought = self.brought(&own, facts);
+        verified::report(self.kind, plan, (user, brought), &made)?;
         let id = made.id.ok_or_else(|| StartError { what: "the container has no id".to_owned(), hint: None })?;
         let wanted = id.clone();
         let found = connected.client.call(MAKES_WITHIN, |docker| async move {
@@ -220,28 +228,42 @@ impl ContainerSandboxes {
             docker.inspect_container(&wanted, None).await
         });
         let found = found.map_err(|error| error.to_start_error("start the container"))?;
-        let enforced = verified::report(self.kind, plan, (user, self.brought()), &found)?;
+        let enforced = verified::report(self.kind, plan, (user, brought), &found)?;
+        let expected = ExpectedMounts::new(self.kind, shared.objects, verified::read_only_places(&found));
         let started = started(&found);
         let made = Container { id, user, enforced, started };
         let mut backend = self.backend(connected.clone(), plan, &made);
-        let reached = backend.look_inside(plan)?;
+        let reached = backend.look_inside(plan, &expected)?;
         Ok((made, backend, reached))
     }
 
     /// What of the host each container has besides what a plan names.
-    fn brought(&self) -> verified::Brought<'_> {
-        verified::Brought { launcher: &self.settings.launcher, placed: &self.settings.accounts }
+    fn brought<'a>(&'a self, placed: &'a [Placed], image: &'a ImageFacts) -> verified::Brought<'a> {
+        let Settings { launcher, accounts, .. } = &self.settings;
+        verified::Brought { launcher, accounts, placed, image }
     }
 
-    /// Commands run as the one whose the workspace is.
-    fn user_of(&self, connected: &Connected, workspace: &Path) -> Result<User, StartError> {
-        let owner = look_at("workspace", workspace)?;
-        // An engine of an ordinary user has that user as the root of its containers,
-        // unless it maps it to itself.
-        if connected.rootless && self.kind == Kind::Docker {
-            return Ok(User { user: 0, group: 0 });
-        }
-        Ok(User { user: owner.uid(), group: owner.gid() })
+    /// What stands in the place of the image's own files in each container: who its user is,
+    /// and nothing where the image asks for a volume.
+    fn placed_files(&self, user: User, image: &ImageFacts, id: &SandboxId) -> Result<Vec<Placed>, StartError> {
+        let mut placed = accounts::files(&self.settings.accounts, user, id)?;
+        placed.extend(covers::over_volumes(&self.settings.accounts, &image.volumes)?);
+        Ok(placed)
+    }
+
+    /// Looks at what of the host a container shows, before the engine is told its paths: the
+    /// engine looks them up with rights of its own.
+    fn look_at_shared(&self, plan: &SandboxPlan) -> Result<Shared, StartError> {
+        let workspace = look_at("workspace", &plan.workspace)?;
+        let (home, launcher) = (look_at("home", &plan.home)?, look_at("launcher", &self.settings.launcher)?);
+        let objects = vec![
+            mounted::shared(&plan.workspace, INSIDE_WORKSPACE, &workspace),
+            mounted::shared(&plan.home, INSIDE_HOME, &home),
+            mounted::shared(&self.settings.launcher, LAUNCHER, &launcher),
+        ];
+        demand_own("workspace", &plan.workspace, &workspace)?;
+        demand_own("home", &plan.home, &home)?;
+        Ok(Shared { workspace, objects })
     }
 
     /// What runs commands in it, and the report of it.
@@ -321,7 +343,7 @@ impl Sandboxes for ContainerSandboxes {
     }
 
     fn adopt(&self, plan: &SandboxPlan, events: SandboxEvents) -> Result<Box<dyn Sandbox>, SandboxError> {
-        self.demand_possible(plan)?;
+        let image = self.demand_possible(plan)?;
         let connected = self.connected()?;
         let wanted = name(&plan.id);
         let found = connected
@@ -332,17 +354,59 @@ impl Sandboxes for ContainerSandboxes {
             Ok(_) | Err(CallError::NotFound(_)) => return Err(SandboxError::Gone(plan.id.clone())),
             Err(error) => return Err(error.to_start_error("look for the container").into()),
         };
-        let user = self.user_of(&connected, &plan.workspace)?;
-        let enforced = verified::report(self.kind, plan, (user, self.brought()), &found)?;
+        let shared = self.look_at_shared(plan)?;
+        let user = user_of(self.kind, &connected, &shared.workspace)?;
+        let facts = images::facts(&connected.client, image)?;
+        let placed = self.placed_files(user, &facts, &plan.id)?;
+        let enforced = verified::report(self.kind, plan, (user, self.brought(&placed, &facts)), &found)?;
+        sessions::demand_own(&connected.client, user, &found)?;
+        let expected = ExpectedMounts::new(self.kind, shared.objects, verified::read_only_places(&found));
+        let is_paused = found.state.as_ref().is_some_and(|state| state.paused == Some(true));
         let made = Container { started: started(&found), id: found.id.unwrap_or_default(), user, enforced };
         let mut backend = self.backend(connected, plan, &made);
-        backend.look_inside_again(plan)?;
+        backend.look_inside_again(plan, &expected, is_paused)?;
         Ok(Box::new(ContainerSandbox::of(plan, made.started, backend, events)))
     }
 
     fn clear(&self, id: &SandboxId) -> Result<(), SandboxError> {
         Ok(self.remove(&self.connected()?, id)?)
     }
+}
+
+/// What of the host a container shows.
+struct Shared {
+    workspace: Metadata,
+    objects: Vec<SharedObject>,
+}
+
+/// Commands run as the owner of the workspace, whose rights the caller has itself.
+fn user_of(kind: Kind, connected: &Connected, workspace: &Metadata) -> Result<User, StartError> {
+    // An engine of an ordinary user has that user as the root of its containers,
+    // unless it maps it to itself.
+    if connected.rootless && kind == Kind::Docker {
+        return Ok(User { user: 0, group: 0 });
+    }
+    let (caller, own) = (geteuid(), getegid().as_raw());
+    let groups = getgroups()
+        .map_err(|errno| StartError { what: format!("cannot read the groups of the caller: {errno}"), hint: None })?;
+    // A directory can belong to a group that its owner is no member of.
+    let is_callers = |group: u32| caller.is_root() || group == own || groups.iter().any(|one| one.as_raw() == group);
+    let group = if is_callers(workspace.gid()) { workspace.gid() } else { own };
+    Ok(User { user: workspace.uid(), group })
+}
+
+/// Refuses another user's directory: an engine that runs as root would lend its owner's
+/// rights.
+fn demand_own(what: &str, directory: &Path, found: &Metadata) -> Result<(), StartError> {
+    let caller = geteuid();
+    if caller.is_root() || found.uid() == caller.as_raw() {
+        return Ok(());
+    }
+    let path = RawText::from(directory).escaped();
+    Err(StartError {
+        what: format!("the {what} {path} belongs to uid {}, not to you", found.uid()),
+        hint: Some("name a directory of your own, or copy it".to_owned()),
+    })
 }
 
 fn look_at(what: &str, directory: &Path) -> Result<Metadata, StartError> {

@@ -23,6 +23,8 @@ pub(crate) const SANDBOX_LABEL: &str = "stockade.sandbox";
 pub(crate) const OWNER_LABEL: &str = "stockade.owner";
 /// Size of the private temp where the profile says nothing, in bytes: it is memory.
 const TEMP_BYTES: u64 = 1 << 30;
+/// Where private temp is.
+pub(crate) const TEMPORARY: [&str; 2] = ["/tmp", "/run"];
 /// Size of `/run`, in bytes.
 const RUN_BYTES: u64 = 16 << 20;
 /// Open files of one process where the profile says nothing.
@@ -36,7 +38,9 @@ const SHARED_BYTES: i64 = 64 << 20;
 /// What engines call no health check.
 pub(crate) const NO_CHECK: &str = "NONE";
 /// What the launcher is started with, as the container's first process.
-pub(crate) const HOLDS: [&str; 2] = ["inside", "hold"];
+pub(crate) const HOLDS: [&str; 2] = [LAUNCHER_WORD, "hold"];
+/// The first argument of every launcher.
+pub(crate) const LAUNCHER_WORD: &str = "inside";
 
 /// What a container's commands find their machine to be called.
 pub(crate) const HOSTNAME: &str = "sandbox";
@@ -178,7 +182,8 @@ fn temporary(temp_bytes: u64, around: Surroundings<'_>) -> HashMap<String, Strin
         Kind::Podman => "U".to_owned(),
     };
     let of = |bytes: u64| format!("rw,nosuid,nodev,exec,size={bytes},mode=1777,{owned}");
-    [("/tmp", of(temp_bytes)), ("/run", of(RUN_BYTES))].map(|(at, how)| (at.to_owned(), how)).into()
+    let [temp, run] = TEMPORARY;
+    [(temp, of(temp_bytes)), (run, of(RUN_BYTES))].map(|(at, how)| (at.to_owned(), how)).into()
 }
 
 /// Every one that an engine would otherwise choose, and perhaps may not set. None is

@@ -1,15 +1,17 @@
 //! What the container engine says it made, against what was asked for: the report of a
 //! sandbox, or why it is none.
 
-use std::path::Path;
+use std::collections::{BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
 
 use bollard::models::{ContainerConfig, ContainerInspectResponse, HostConfig, MountPoint};
 use stockade_engine::{INSIDE_HOME, INSIDE_WORKSPACE, SandboxPlan, StartError};
 use stockade_model::{EnforcementReport, LayerReport, LayerState, Limits};
 
-use crate::limits;
-use crate::spec::{HOLDS, LAUNCHER, NO_CHECK, User};
-use crate::{Kind, filter};
+use crate::accounts::Placed;
+use crate::images::ImageFacts;
+use crate::spec::{HOLDS, LAUNCHER, NO_CHECK, TEMPORARY, User};
+use crate::{Kind, covers, filter, images, limits};
 
 /// What of the host a container has.
 #[derive(Clone, Copy, Debug)]
@@ -17,7 +19,11 @@ pub(crate) struct Brought<'a> {
     /// What runs commands in it.
     pub(crate) launcher: &'a Path,
     /// Where files lie that were made to stand in the place of its own.
-    pub(crate) placed: &'a Path,
+    pub(crate) accounts: &'a Path,
+    /// Those of them that stand in every container.
+    pub(crate) placed: &'a [Placed],
+    /// Its image.
+    pub(crate) image: &'a ImageFacts,
 }
 
 /// The layers of a container.
@@ -38,6 +44,12 @@ pub(crate) fn report(
     demand(host.network_mode.as_deref() == Some("none"), "a container without a network")?;
     demand(!shares_host(host), "namespaces of its own")?;
     demand(has_nothing_else(host), "a container without devices and other containers' volumes")?;
+    demand(is_left_ended(host), "a container that the engine does not start again by itself")?;
+    demand(host.init != Some(true), "a container whose first process is the launcher")?;
+    demand(has_own_temp(kind, host), "private temp at its places alone")?;
+    demand(has_runtime(plan, host), "the runtime that was named")?;
+    let image = found.image.as_deref().map(images::bare_id);
+    demand(image == Some(brought.image.id.as_str()) && !brought.image.id.is_empty(), "a container of its image")?;
     demand_start(user, found.config.as_ref())?;
     demand_mounts(plan, brought, found.mounts.as_deref().unwrap_or_default())?;
     demand_limits(&plan.profile.limits, host)?;
@@ -74,6 +86,36 @@ fn has_nothing_else(host: &HostConfig) -> bool {
         && is_none(host.device_cgroup_rules.as_ref().map(Vec::len))
         && is_none(host.volumes_from.as_ref().map(Vec::len))
         && is_none(host.group_add.as_ref().map(Vec::len))
+        && is_none(host.links.as_ref().map(Vec::len))
+        && is_none(host.port_bindings.as_ref().map(HashMap::len))
+        && host.sysctls.iter().flatten().all(|(name, _)| name == PODMAN_SYSCTL)
+        && host.oom_kill_disable != Some(true)
+}
+
+/// What Podman's own defaults set in a container's network, which is its own.
+const PODMAN_SYSCTL: &str = "net.ipv4.ping_group_range";
+
+/// Once it has ended the engine leaves it so.
+fn is_left_ended(host: &HostConfig) -> bool {
+    use bollard::models::RestartPolicyNameEnum::{EMPTY, NO};
+    let name = host.restart_policy.as_ref().and_then(|policy| policy.name);
+    name.is_none_or(|name| matches!(name, EMPTY | NO))
+}
+
+/// Memory that can be written to lies where it was asked for. Podman adds one place to every
+/// read-only system.
+fn has_own_temp(kind: Kind, host: &HostConfig) -> bool {
+    let is_ours = |at: &String| TEMPORARY.contains(&at.as_str()) || (kind == Kind::Podman && at == PODMAN_TEMPORARY);
+    host.tmpfs.iter().flatten().all(|(at, _)| is_ours(at))
+}
+
+/// See [`has_own_temp`].
+const PODMAN_TEMPORARY: &str = "/var/tmp";
+
+/// Podman takes no name of a runtime, and tells another.
+fn has_runtime(plan: &SandboxPlan, host: &HostConfig) -> bool {
+    let (Some(wanted), Some(found)) = (&plan.runtime, &host.runtime) else { return true };
+    found == wanted.as_str() || found == "oci"
 }
 
 /// It starts the launcher, as the user, and nothing else: an engine runs health checks by
@@ -91,7 +133,7 @@ fn demand_start(user: User, config: Option<&ContainerConfig>) -> Result<(), Star
 }
 
 /// Nothing of the host but the workspace, the home, the launcher and files of ours to be
-/// read; and volumes without a name, which are the container's own.
+/// read. Those stand in the place of the image's volumes as well.
 fn demand_mounts(plan: &SandboxPlan, brought: Brought<'_>, found: &[MountPoint]) -> Result<(), StartError> {
     let own = [
         (plan.workspace.as_path(), INSIDE_WORKSPACE, true),
@@ -99,6 +141,10 @@ fn demand_mounts(plan: &SandboxPlan, brought: Brought<'_>, found: &[MountPoint])
         (brought.launcher, LAUNCHER, false),
     ];
     let mut seen = [false; 3];
+    let is_ours_to_read = |source: &Path, inside: &str| {
+        brought.placed.iter().any(|(at, from)| at == inside && from == source)
+            || covers::is_cover(brought.accounts, source)
+    };
     for mount in found {
         let source = Path::new(mount.source.as_deref().unwrap_or_default());
         let inside = mount.destination.as_deref().unwrap_or_default();
@@ -106,9 +152,8 @@ fn demand_mounts(plan: &SandboxPlan, brought: Brought<'_>, found: &[MountPoint])
         let which = own.iter().position(|(from, to, rw)| (*from, *to, *rw) == (source, inside, is_writable));
         let is_ours = match (mount.typ.as_deref().unwrap_or_default(), which) {
             ("bind", Some(at)) => !std::mem::replace(&mut seen[at], true),
-            ("bind", None) => !is_writable && source.starts_with(brought.placed),
-            ("volume", _) => is_nameless(mount),
-            ("tmpfs", _) => true,
+            ("bind", None) => !is_writable && is_ours_to_read(source, inside),
+            ("tmpfs", _) => TEMPORARY.contains(&inside) || inside == PODMAN_TEMPORARY,
             _ => false,
         };
         if !is_ours {
@@ -120,10 +165,10 @@ fn demand_mounts(plan: &SandboxPlan, brought: Brought<'_>, found: &[MountPoint])
     demand(seen == [true; 3], "the workspace, the home and the launcher at their places")
 }
 
-/// A volume that an image asks for: engines call it by a number.
-fn is_nameless(mount: &MountPoint) -> bool {
-    let is_number = |name: &str| name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
-    mount.name.as_deref().is_some_and(is_number) && mount.driver.as_deref() == Some("local")
+/// The places at which a container that was looked at has files of ours.
+pub(crate) fn read_only_places(found: &ContainerInspectResponse) -> BTreeSet<PathBuf> {
+    let mounts = found.mounts.iter().flatten().filter(|mount| mount.rw == Some(false));
+    mounts.filter_map(|mount| mount.destination.as_ref().map(PathBuf::from)).collect()
 }
 
 fn demand_limits(limits: &Limits, host: &HostConfig) -> Result<(), StartError> {
@@ -165,8 +210,10 @@ fn has_no_new_privileges(host: &HostConfig) -> bool {
 }
 
 fn shares_host(host: &HostConfig) -> bool {
-    let modes = [&host.pid_mode, &host.ipc_mode, &host.uts_mode, &host.userns_mode];
-    modes.into_iter().flatten().any(|mode| mode == "host" || mode.starts_with("container:"))
+    let is_own = |mode: &&String| matches!(mode.as_str(), "" | "private" | "shareable");
+    let modes = [&host.pid_mode, &host.ipc_mode, &host.uts_mode];
+    let is_other_user = |mode: &&String| mode.as_str() == "host" || mode.contains(':');
+    !modes.into_iter().flatten().all(|mode| is_own(&mode)) || host.userns_mode.iter().any(|mode| is_other_user(&mode))
 }
 
 fn limits_text(host: &HostConfig) -> String {
@@ -213,12 +260,6 @@ mod tests {
         assert!(demand_start(user, None).is_err());
         let host = HostConfig { group_add: Some(vec!["docker".to_owned()]), ..HostConfig::default() };
         assert!(!has_nothing_else(&host) && has_nothing_else(&HostConfig::default()));
-        let volume = |name: &str| MountPoint {
-            name: Some(name.to_owned()),
-            driver: Some("local".to_owned()),
-            ..MountPoint::default()
-        };
-        assert!(is_nameless(&volume(&"0a".repeat(32))) && !is_nameless(&volume("data")));
     }
 
     #[test]

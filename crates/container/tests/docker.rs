@@ -392,6 +392,213 @@ fn an_images_health_check_does_not_run() {
     place.sandbox.destroy().unwrap();
 }
 
+/// Nothing that an image has the engine do is done, and it cannot be taken for another.
+#[test]
+fn an_images_own_ways_to_start_something_are_not_used() {
+    let Some(engine) = Engine::docker() else { return };
+    let plant = "echo x > /workspace/planted";
+    let image = engine.image_with(&[
+        &format!("HEALTHCHECK --interval=1s CMD {plant}"),
+        &format!("ENTRYPOINT {plant}"),
+        &format!("CMD {plant}"),
+        &format!("ONBUILD RUN {plant}"),
+        "STOPSIGNAL SIGCHLD",
+        "USER 0",
+        "SHELL [\"/bin/false\"]",
+        "WORKDIR /etc",
+        "ENV LD_PRELOAD=/x",
+        "LABEL stockade.sandbox=sbx_00000000000000000000000000000000",
+        "LABEL stockade.owner=another",
+        "VOLUME /planted",
+    ]);
+    let place = Place::with(&engine, |plan| plan.system = Some(System::Image(image.clone()))).unwrap();
+    assert_eq!(place.run("id -u; pwd; echo $LD_PRELOAD; sleep 3").ok(), "1000\n/workspace\n\n");
+    assert!(engine.sandboxes().adopt(&place.plan, SandboxEvents::new(|_| {})).is_ok(), "it is its own");
+    assert!(!place.plan.workspace.join("planted").exists());
+    place.sandbox.destroy().unwrap();
+    assert_eq!(engine.containers(), Vec::<String>::new());
+    // The control.
+    let at = format!("{}:/workspace", place.plan.workspace.display());
+    engine.command(&["run", "--rm", "--network=none", "-v", &at, image.as_str()]);
+    assert!(place.plan.workspace.join("planted").exists());
+}
+
+/// Each container differs from the sandbox's own in one thing.
+#[test]
+fn a_container_that_differs_in_anything_is_not_taken_for_the_sandbox() {
+    let Some(engine) = Engine::docker() else { return };
+    let place = Place::new(&engine);
+    let name = format!("stockade-{}", place.plan.id);
+    let adopt = || engine.sandboxes().adopt(&place.plan, SandboxEvents::new(|_| {})).map(drop);
+    assert!(adopt().is_ok(), "the control");
+    let own = exact_words(&engine, &name);
+    let other = engine.image_with(&["LABEL of=another"]);
+    let image = engine.image();
+    let again = |more: &[&str], image: &str, program: &[&str]| {
+        engine.command(&["rm", "-f", &name]);
+        let mut words: Vec<&str> = vec!["run", "-d"];
+        words.extend(own.iter().map(String::as_str));
+        words.extend(more);
+        words.push(image);
+        words.extend(program);
+        let made = engine.command(&words);
+        assert!(made.status.success(), "{more:?} {made:?}");
+    };
+    let program = ["inside", "hold"];
+    again(&[], image.as_str(), &program);
+    assert!(adopt().is_ok(), "the control: made by hand, in every thing the same: {:?}", adopt());
+    for more in [
+        &["-v", "/etc:/srv:ro"][..],
+        &["-v", "/etc:/workspace/etc:ro"],
+        &["-v", "named:/srv"],
+        &["-v", "/srv"],
+        &["--tmpfs", "/srv"],
+        &["--tmpfs", "/workspace/x"],
+        &["--device=/dev/null:/dev/x"],
+        &["--restart=always"],
+        &["--group-add=0"],
+        &["--init"],
+        &["--pid=host"],
+        &["--ipc=host"],
+        &["--cap-add=CHOWN"],
+        &["--security-opt=systempaths=unconfined"],
+        &["--sysctl=net.ipv4.ip_forward=1"],
+        &["--health-cmd=true", "--no-healthcheck=false"],
+        &["--user=0:0"],
+        &["--pids-limit=-1"],
+        &["--memory=1g", "--memory-swap=1g"],
+        &["--oom-kill-disable"],
+    ] {
+        again(more, image.as_str(), &program);
+        assert!(adopt().is_err(), "{more:?}");
+    }
+    again(&[], other.as_str(), &program);
+    assert!(adopt().unwrap_err().to_string().contains("image"), "another image");
+    again(&[], image.as_str(), &["inside", "serve"]);
+    assert!(adopt().is_err(), "another program");
+    engine.command(&["rm", "-f", &name]);
+}
+
+/// The words with which Docker's own client makes a container like this one.
+fn exact_words(engine: &Engine, name: &str) -> Vec<String> {
+    let shown = engine.command(&["inspect", name]).stdout;
+    let shown: serde_json::Value = serde_json::from_slice(&shown).unwrap();
+    let (host, config) = (&shown[0]["HostConfig"], &shown[0]["Config"]);
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+    let filter = host["SecurityOpt"].as_array().unwrap().iter().map(text).find(|o| o.starts_with("seccomp=")).unwrap();
+    let file = tempfile::Builder::new().suffix(".json").tempfile().unwrap().into_temp_path().keep().unwrap();
+    fs::write(&file, filter.strip_prefix("seccomp=").unwrap()).unwrap();
+    let mut words: Vec<String> = ["--network=none", "--cap-drop=ALL", "--read-only", "--ipc=private"]
+        .into_iter()
+        .chain(["--cgroupns=private", "--security-opt=no-new-privileges", "--no-healthcheck", "--log-driver=none"])
+        .map(str::to_owned)
+        .collect();
+    words.push(format!("--security-opt=seccomp={}", file.display()));
+    words.push(format!("--user={}", text(&config["User"])));
+    words.push(format!("--entrypoint={}", text(&config["Entrypoint"][0])));
+    words.push(format!("--name={name}"));
+    words.extend(["--workdir=/".to_owned(), "--hostname=sandbox".to_owned()]);
+    words.push(format!("--memory={}", host["Memory"]));
+    words.push(format!("--memory-swap={}", host["MemorySwap"]));
+    words.push(format!("--pids-limit={}", host["PidsLimit"]));
+    for (key, value) in config["Labels"].as_object().unwrap() {
+        words.push(format!("--label={key}={}", text(value)));
+    }
+    for (at, how) in host["Tmpfs"].as_object().unwrap() {
+        words.push(format!("--tmpfs={at}:{}", text(how)));
+    }
+    for one in host["Ulimits"].as_array().unwrap() {
+        words.push(format!("--ulimit={}={}:{}", text(&one["Name"]), one["Soft"], one["Hard"]));
+    }
+    for mount in host["Mounts"].as_array().unwrap() {
+        let read_only = if mount["ReadOnly"] == true { ",readonly" } else { "" };
+        let (from, to) = (text(&mount["Source"]), text(&mount["Target"]));
+        words.push(format!("--mount=type=bind,source={from},target={to}{read_only},bind-propagation=rprivate"));
+    }
+    words
+}
+
+/// A process that another user of the engine started in the sandbox's container.
+#[test]
+fn foreign_processes_in_the_container_are_noticed() {
+    let Some(engine) = Engine::docker() else { return };
+    let place = Place::new(&engine);
+    let name = format!("stockade-{}", place.plan.id);
+    let adopt = || engine.sandboxes().adopt(&place.plan, SandboxEvents::new(|_| {})).map(drop);
+    // The control: a command of the sandbox's own.
+    let (mut attempt, events) = place.begin(&inside("echo > up; sleep 30"), CAPTURE, false).unwrap();
+    attempt.release().unwrap();
+    while !place.plan.workspace.join("up").exists() {
+        std::thread::yield_now();
+    }
+    assert!(adopt().is_ok(), "{:?}", adopt());
+    attempt.kill();
+    let _ = drain(&events);
+    engine.command(&["exec", "-d", "-u", "0:0", &name, "/bin/sleep", "300"]);
+    let refused = adopt().unwrap_err().to_string();
+    assert!(refused.contains("did not start"), "{refused}");
+    place.sandbox.destroy().unwrap();
+}
+
+#[test]
+fn volumes_of_an_image_can_be_read_alone() {
+    let Some(engine) = Engine::docker() else { return };
+    support::volumes_of_an_image_can_be_read_alone(&engine, |_| {}, Level::Full);
+    let within_gvisor = |plan: &mut stockade_engine::SandboxPlan| {
+        plan.runtime = Some("runsc".parse().unwrap());
+        plan.level = Level::Restricted;
+        plan.profile.filesystem.protect.clear();
+    };
+    support::volumes_of_an_image_can_be_read_alone(&engine, within_gvisor, Level::Restricted);
+}
+
+#[test]
+fn a_workspace_that_is_exchanged_is_not_another_users() {
+    let Some(engine) = Engine::docker() else { return };
+    support::a_workspace_that_is_exchanged_is_not_another_users(&engine);
+}
+
+/// Judged by the list of processes: a refusal leaves none of the runtime's.
+#[test]
+fn a_refused_sandbox_within_gvisor_leaves_no_process() {
+    let Some(engine) = Engine::docker() else { return };
+    let of_runtime = || {
+        let ours = engine.processes_of("runsc");
+        ours.into_iter()
+            .filter(|line| line.contains("runsc-sandbox") || line.contains("runsc-gofer"))
+            .collect::<Vec<_>>()
+    };
+    let runsc = |plan: &mut stockade_engine::SandboxPlan| plan.runtime = Some("runsc".parse().unwrap());
+    let changes: [Change; 3] = [
+        |_| {},
+        |plan| plan.level = Level::Restricted,
+        |plan| {
+            plan.level = Level::Restricted;
+            plan.profile.filesystem.protect.clear();
+            plan.profile.limits.inodes = Some(10);
+        },
+    ];
+    for change in changes.into_iter().cycle().take(9) {
+        let refused = Place::with(&engine, |plan| {
+            runsc(plan);
+            change(plan);
+        });
+        assert!(refused.is_err());
+        let left = of_runtime();
+        assert!(left.is_empty(), "{left:?}");
+    }
+    // The control.
+    let place = Place::with(&engine, |plan| {
+        runsc(plan);
+        plan.level = Level::Restricted;
+        plan.profile.filesystem.protect.clear();
+    })
+    .unwrap();
+    assert!(!of_runtime().is_empty());
+    place.sandbox.destroy().unwrap();
+    assert_eq!(of_runtime(), Vec::<String>::new());
+}
+
 /// One that stands in the place of a sandbox's, with more of the host in it.
 #[test]
 fn a_container_that_was_exchanged_is_not_taken_for_the_sandbox() {

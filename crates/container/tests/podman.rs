@@ -5,8 +5,9 @@
 mod support;
 
 use std::fs;
+use std::path::Path;
 
-use stockade_engine::{CommandEnd, SandboxError, Sandboxes};
+use stockade_engine::{CommandEnd, SandboxError, Sandboxes, System};
 use stockade_model::{LayerState, Operation};
 use support::{Engine, Place, begun, inside};
 
@@ -49,6 +50,75 @@ fn the_container_has_a_filter_of_its_own_beneath_that_of_commands() {
     let place = Place::new(&engine);
     assert!(engine.lets_make_namespaces(None), "the control: nothing else refuses it");
     assert!(!engine.lets_make_namespaces(Some(&place.plan)));
+}
+
+/// What the engine's configuration adds to every container is seen inside, whether the
+/// engine reports it or not.
+#[test]
+fn additions_of_the_engines_configuration_are_refused() {
+    let hook = |place: &Path| {
+        let hooks = place.join("hooks");
+        fs::create_dir(&hooks).unwrap();
+        let text = r#"{"version": "1.0.0", "hook": {"path": "/bin/sh", "args": ["sh", "-c",
+            "root=$(grep -o 'overlay[^ ]*' /dev/null; cat /proc/self/mountinfo | awk '$4 == \"/\" && $5 ~ /merged$/ {print $5}' | tail -1); mount --bind /etc $root/srv"]},
+            "when": {"always": true}, "stages": ["createContainer"]}"#;
+        fs::write(hooks.join("mount.json"), text).unwrap();
+        format!("[engine]\nhooks_dir = [\"{}\"]\n", hooks.display())
+    };
+    let of_text = |text: &'static str| move |_: &Path| text.to_owned();
+    let started = [
+        ("a volume", Engine::podman_with(of_text("[containers]\nvolumes = [\"/etc:/srv:ro\"]\n"))),
+        ("a device", Engine::podman_with(of_text("[containers]\ndevices = [\"/dev/kmsg:/dev/kmsg:r\"]\n"))),
+        ("a hook", Engine::podman_with(hook)),
+    ];
+    for (what, engine) in started {
+        let Some(engine) = engine else { return };
+        // The control: the engine adds it to a container of its own command line.
+        let words = [
+            "run",
+            "--rm",
+            "--network=none",
+            "--ulimit=nofile=1024:1024",
+            "--ulimit=nproc=1024:1024",
+            engine.image().as_str(),
+            "/bin/sh",
+            "-c",
+        ]
+        .map(str::to_owned);
+        let mut words: Vec<&str> = words.iter().map(String::as_str).collect();
+        words.push("cat /srv/passwd; ls /dev; cat /proc/1/cmdline");
+        let shown = String::from_utf8_lossy(&engine.own_command(&words).stdout).into_owned();
+        let refused = Place::new_refused(&engine);
+        eprintln!("{what}: {refused:?}; without: {shown}");
+        assert_eq!(engine.containers(), Vec::<String>::new(), "{what}");
+        assert!(shown.contains("root:x:0:0:root") || shown.contains("kmsg"), "the control: {what} {shown}");
+        let refused = refused.unwrap_or_else(|| panic!("{what} was not seen"));
+        assert!(refused.contains("was not asked for") || refused.contains("did not give"), "{what}: {refused}");
+    }
+}
+
+/// Variables of the engine's configuration are no command's.
+#[test]
+fn variables_of_the_engine_and_the_image_reach_no_command() {
+    let Some(engine) = Engine::podman_with(|_| "[containers]\nenv = [\"ENGINE=1\"]\n".to_owned()) else { return };
+    let image = engine.image_with(&["ENV IMAGE=1"]);
+    let place = Place::with(&engine, |plan| plan.system = Some(System::Image(image))).unwrap();
+    let shown = place.run("env").ok();
+    assert!(!shown.contains("ENGINE=1") && !shown.contains("IMAGE=1"), "{shown}");
+    let environment = engine.own_command(&["exec", &format!("stockade-{}", place.plan.id), "/bin/env"]);
+    assert!(String::from_utf8_lossy(&environment.stdout).contains("IMAGE=1"), "the control");
+}
+
+#[test]
+fn volumes_of_an_image_can_be_read_alone() {
+    let Some(engine) = Engine::podman() else { return };
+    support::volumes_of_an_image_can_be_read_alone(&engine, |_| {}, stockade_model::Level::Full);
+}
+
+#[test]
+fn a_workspace_that_is_exchanged_is_not_another_users() {
+    let Some(engine) = Engine::podman() else { return };
+    support::a_workspace_that_is_exchanged_is_not_another_users(&engine);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! control groups end with the test, also where it is killed. It must not know what is
 //! run in them.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
@@ -71,6 +72,14 @@ impl Engine {
     /// # Errors
     /// Where it is not installed, or does not answer in time.
     pub fn start(kind: EngineKind, place: &Path) -> Result<Self> {
+        Self::start_with(kind, place, &[])
+    }
+
+    /// The same, with these variables in the engine's environment.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_with(kind: EngineKind, place: &Path, environment: &[(&str, &OsStr)]) -> Result<Self> {
         fs::create_dir(place).with_context(|| format!("making {}", place.display()))?;
         let place = place.canonicalize()?;
         let group = format!("stockade-engine-{}", std::process::id());
@@ -84,6 +93,7 @@ impl Engine {
         overseer
             .env("PATH", PATH)
             .env("CONTAINERS_REGISTRIES_CONF", registries(&place)?)
+            .envs(environment.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())

@@ -12,6 +12,12 @@ pub(super) fn report() -> Option<LayerReport> {
     (!knows_no_automount()).then(|| LayerReport { state: LayerState::Partial, detail: detail.to_owned() })
 }
 
+/// The number of this start of the kernel (random(4)). One of the runtime's own has another,
+/// or none.
+pub(crate) fn boot() -> Option<String> {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok().map(|text| text.trim().to_owned())
+}
+
 /// gVisor refused it until 2023.
 fn knows_no_automount() -> bool {
     statx(CWD, "/", AtFlags::NO_AUTOMOUNT, StatxFlags::TYPE).map(drop) != Err(Errno::INVAL)

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use stockade_engine::remote::Order;
 use stockade_model::{Limits, RawText};
 
+use super::mounts::FoundMounts;
 use crate::frames::Size;
 
 /// An order to a launcher.
@@ -17,17 +18,30 @@ pub(crate) struct InsideOrder {
     pub(crate) around: Limits,
 }
 
+/// What a probe looks for.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct ProbeOrder {
+    /// Paths that are to be hidden.
+    pub(crate) hidden: Vec<RawText>,
+    /// Paths whose objects are to be named.
+    pub(crate) paths: Vec<RawText>,
+}
+
 /// What can be had in a container.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Probed {
     /// The walls of level `restricted`, with exact denials and held calls.
     pub(crate) native_walls: bool,
+    /// The number of the kernel's start, where it has one: the host's, or another.
+    pub(crate) boot: Option<String>,
     /// A filter of system calls, as the runtime loaded it.
     pub(crate) filtered: bool,
     /// The number of its network namespace, where it has one.
     pub(crate) namespace: Option<u64>,
     /// A device beside the loopback that something is routed to.
     pub(crate) network: Option<String>,
+    /// Its mounts and devices.
+    pub(crate) mounts: FoundMounts,
     /// What can be reached of that which is to be hidden.
     pub(crate) reached: Vec<Reached>,
 }

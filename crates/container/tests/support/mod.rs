@@ -41,22 +41,30 @@ pub struct Engine {
 impl Engine {
     /// The Docker Engine, whose own choice of a runtime is `runc`; it has `runsc` besides.
     pub fn docker() -> Option<Self> {
-        Self::start(Kind::Docker, EngineKind::Docker)
+        Self::start(Kind::Docker, EngineKind::Docker, |_| None)
     }
 
     /// Podman of root, with `runc`.
     pub fn podman() -> Option<Self> {
-        Self::start(Kind::Podman, EngineKind::Podman)
+        Self::start(Kind::Podman, EngineKind::Podman, |_| None)
+    }
+
+    /// The same with a configuration of its own, which gets a directory of the engine's.
+    pub fn podman_with(configuration: impl FnOnce(&Path) -> String) -> Option<Self> {
+        Self::start(Kind::Podman, EngineKind::Podman, |place| Some(configuration(place)))
     }
 
     /// None, and said so, where this user can run no engine.
-    fn start(kind: Kind, engine: EngineKind) -> Option<Self> {
+    fn start(kind: Kind, engine: EngineKind, configure: impl FnOnce(&Path) -> Option<String>) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("not run: a container engine needs root");
             return None;
         }
         let place = place();
-        let engine = stockade_testkit::Engine::start(engine, &place.path().join("engine"));
+        let file = place.path().join("containers.conf");
+        let configured = configure(place.path()).map(|text| fs::write(&file, text).unwrap());
+        let environment = configured.map(|()| ("CONTAINERS_CONF", file.as_os_str()));
+        let engine = stockade_testkit::Engine::start_with(engine, &place.path().join("engine"), environment.as_slice());
         let engine = engine.expect("the engines are installed by the test command");
         let digest = engine.import(&root_tree(place.path())).unwrap();
         Some(Self { kind, engine, place, image: digest.parse().unwrap() })
@@ -66,8 +74,32 @@ impl Engine {
         self.engine.socket()
     }
 
+    /// An image like its own, with these instructions of a Dockerfile besides.
+    pub fn image_with(&self, changes: &[&str]) -> ImageDigest {
+        let made = match self.kind {
+            Kind::Docker => {
+                let file = self.place.path().join("Dockerfile");
+                fs::write(&file, format!("FROM {}\n{}\n", self.image, changes.join("\n"))).unwrap();
+                let mut command = Command::new("docker");
+                command.arg("-H").arg(format!("unix://{}", self.socket().display())).args(["build", "-q", "-"]);
+                let file = fs::File::open(file).unwrap();
+                command.env("DOCKER_BUILDKIT", "0").stdin(file).output().unwrap()
+            }
+            Kind::Podman => {
+                let changes: Vec<String> = changes.iter().map(|change| format!("--change={change}")).collect();
+                let archive = self.place.path().join("root.tar").display().to_string();
+                let words = ["import"].into_iter().chain(changes.iter().map(String::as_str)).chain([archive.as_str()]);
+                self.own_command(&words.collect::<Vec<_>>())
+            }
+        };
+        let text = String::from_utf8_lossy(&made.stdout).trim().to_owned();
+        let id = text.lines().next_back().unwrap_or_default();
+        let id = id.strip_prefix("sha256:").unwrap_or(id);
+        format!("sha256:{id}").parse().unwrap_or_else(|_| panic!("{made:?}"))
+    }
+
     /// The engine's own command line, where one of another engine does not do.
-    fn own_command(&self, arguments: &[&str]) -> std::process::Output {
+    pub fn own_command(&self, arguments: &[&str]) -> std::process::Output {
         let (program, option) = match self.kind {
             Kind::Docker => ("docker", "-H"),
             Kind::Podman => ("podman", "--url"),
@@ -137,6 +169,15 @@ impl Engine {
         made.status.success()
     }
 
+    /// The words of the host's processes that name this engine's directory and this text.
+    pub fn processes_of(&self, text: &str) -> Vec<String> {
+        let own = self.place.path().to_str().unwrap().to_owned();
+        let words = |entry: fs::DirEntry| fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let all = fs::read_dir("/proc").unwrap().map(Result::unwrap).map(words);
+        let all = all.map(|words| String::from_utf8_lossy(&words).replace('\0', " "));
+        all.filter(|words| words.contains(&own) && words.contains(text)).collect()
+    }
+
     /// The ids of all containers that there are.
     pub fn containers(&self) -> Vec<String> {
         let listed = self.command(&["ps", "-aq"]);
@@ -174,7 +215,7 @@ fn example(name: &str) -> PathBuf {
 /// The files of an image with nothing but busybox, as an archive.
 fn root_tree(place: &Path) -> PathBuf {
     let root = place.join("root");
-    for directory in ["bin", "etc", "proc", "sys", "dev", "tmp", "run", "workspace", "home/agent"] {
+    for directory in ["bin", "etc", "proc", "sys", "dev", "tmp", "run", "srv", "workspace", "home/agent"] {
         fs::create_dir_all(root.join(directory)).unwrap();
     }
     fs::copy("/usr/bin/busybox", root.join("bin/busybox")).expect("a static busybox");
@@ -212,6 +253,11 @@ impl Place {
 
     pub fn new(engine: &Engine) -> Self {
         Self::with(engine, |_| {}).unwrap()
+    }
+
+    /// Why a sandbox was refused; nothing where it was made.
+    pub fn new_refused(engine: &Engine) -> Option<String> {
+        Self::with(engine, |_| {}).err().map(|refused| refused.to_string())
     }
 
     pub fn with(engine: &Engine, change: impl FnOnce(&mut SandboxPlan)) -> Result<Self, SandboxError> {
@@ -353,4 +399,95 @@ pub fn inside(script: &str) -> Plan {
         level: Level::Full,
         backend: "docker".to_owned(),
     }
+}
+
+/// An image with volumes: they can be read in a sandbox, and not written, whatever the
+/// runtime.
+pub fn volumes_of_an_image_can_be_read_alone(engine: &Engine, change: impl Fn(&mut SandboxPlan), level: Level) {
+    let image = engine.image_with(&["VOLUME /data", "VOLUME /srv", "VOLUME /tmp"]);
+    let place = Place::with(engine, |plan| {
+        plan.system = Some(System::Image(image.clone()));
+        change(plan);
+    })
+    .unwrap();
+    let script = "for d in /data /srv; do touch $d/x 2>/dev/null && echo wrote $d; mkdir $d/y 2>/dev/null && echo made; \
+                  done; ls /bin/busybox; touch /tmp/x && echo temp";
+    let ran = place.run_plan(&Plan { level, ..inside(script) });
+    assert_eq!(ran.stdout(), "/bin/busybox\ntemp\n", "{ran:#?}");
+    // Its launcher has no walls but the container's.
+    let name = format!("stockade-{}", place.plan.id);
+    let write = |at: &str| engine.own_command(&["exec", "-u", "0:0", &name, "/bin/touch", at]).status.success();
+    assert!(!write("/data/x") && !write("/srv/x"));
+    let (sandbox, _told) = begun(&place.plan, |plan, events| engine.sandboxes().adopt(plan, events)).unwrap();
+    drop(sandbox);
+    place.sandbox.destroy().unwrap();
+    // The control.
+    let bare = ["run", "--rm", "--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"];
+    let bare = [&bare[..], &[image.as_str(), "/bin/touch", "/data/x"]].concat();
+    assert!(engine.own_command(&bare).status.success(), "an image's volume can be written");
+
+    for at in ["/workspace/.git/hooks", "/workspace", "/home/agent/x", "/etc"] {
+        let image = engine.image_with(&[&format!("VOLUME {at}")]);
+        let refused = Place::with(engine, |plan| {
+            plan.system = Some(System::Image(image));
+            change(plan);
+        });
+        let refused = refused.map(drop).unwrap_err();
+        assert!(refused.to_string().contains("asks for a volume"), "{at}: {refused}");
+    }
+    assert_eq!(engine.containers(), Vec::<String>::new());
+    let volumes = engine.own_command(&["volume", "ls", "-q"]);
+    assert_eq!(String::from_utf8_lossy(&volumes.stdout), "", "volumes are left");
+}
+
+/// An engine that runs as root follows links to a directory with its own rights: the path of
+/// the workspace leads elsewhere by the time it looks.
+pub fn a_workspace_that_is_exchanged_is_not_another_users(engine: &Engine) {
+    let place = Place::new(engine);
+    let (workspace, aside) = (place.plan.workspace.clone(), place.top.path().join("aside"));
+    let adopt = || engine.sandboxes().adopt(&place.plan, SandboxEvents::new(|_| {})).map(drop);
+    assert!(adopt().is_ok(), "the control");
+    fs::rename(&workspace, &aside).unwrap();
+    fs::create_dir(&workspace).unwrap();
+    std::os::unix::fs::chown(&workspace, Some(1000), Some(1000)).unwrap();
+    let refused = adopt().unwrap_err().to_string();
+    assert!(refused.contains("another object"), "{refused}");
+    fs::remove_dir(&workspace).unwrap();
+    fs::rename(&aside, &workspace).unwrap();
+    assert!(adopt().is_ok(), "the control");
+    place.sandbox.destroy().unwrap();
+
+    // While it is made, as fast as can be: whatever was looked at is what is mounted.
+    let ended = std::sync::atomic::AtomicBool::new(false);
+    let (mut made, mut refused) = (0, 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ended.load(std::sync::atomic::Ordering::Relaxed) {
+                let _ = fs::rename(&workspace, &aside);
+                let _ = std::os::unix::fs::symlink("/etc", &workspace);
+                let _ = fs::remove_file(&workspace);
+                let _ = fs::rename(&aside, &workspace);
+            }
+        });
+        for _ in 0..8 {
+            let (sandbox, _told) = match begun(&place.plan, |plan, events| engine.sandboxes().create(plan, events)) {
+                Ok(begun) => begun,
+                Err(_) => {
+                    refused += 1;
+                    continue;
+                }
+            };
+            made += 1;
+            let name = format!("stockade-{}", place.plan.id);
+            let user = engine.own_command(&["inspect", "-f", "{{.Config.User}}", &name]);
+            let user = String::from_utf8_lossy(&user.stdout).trim().to_owned();
+            let shown = engine.own_command(&["exec", &name, "/bin/ls", "/workspace"]);
+            let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+            let is_etc = shown.contains("passwd");
+            assert!(!(is_etc && user != "0:0"), "{user} {shown}");
+            sandbox.destroy().unwrap();
+        }
+        ended.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    eprintln!("{made} made, {refused} refused");
 }

@@ -1,0 +1,73 @@
+//! The mounts and devices of a container, looked at from within: an engine, its
+//! configuration or a hook of its runtime can add some that the engine does not report.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use stockade_engine::mountinfo;
+use stockade_model::RawText;
+
+/// Longest text of mounts that is sent, in bytes. A container has some fifty mounts.
+const TEXT_BYTES: usize = 128 << 10;
+/// Most device nodes that are named.
+const DEVICES_MAX: usize = 100;
+/// How deep devices are looked for beneath `/dev`.
+const DEVICES_DEPTH: usize = 4;
+
+/// An object that a path inside leads to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FoundObject {
+    /// The path.
+    pub(crate) path: RawText,
+    /// The number of its filesystem's device.
+    pub(crate) device: u64,
+    /// Its number there.
+    pub(crate) inode: u64,
+}
+
+/// What is mounted in a container.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct FoundMounts {
+    /// The text of its `mountinfo` (proc_pid_mountinfo(5)).
+    pub(crate) text: RawText,
+    /// What the wanted paths lead to.
+    pub(crate) objects: Vec<FoundObject>,
+    /// The device nodes beneath `/dev`.
+    pub(crate) devices: Vec<RawText>,
+}
+
+/// Looks at the mounts, the devices, and what is at these paths.
+///
+/// # Errors
+/// Where they cannot be read, or there are more than a container has.
+pub(super) fn find(paths: &[RawText]) -> io::Result<FoundMounts> {
+    let text = mountinfo::read()?;
+    if text.len() > TEXT_BYTES {
+        return Err(io::Error::other("there are too many mounts"));
+    }
+    let object = |path: &RawText| {
+        let found = fs::symlink_metadata(path.as_path())?;
+        Ok(FoundObject { path: path.clone(), device: found.dev(), inode: found.ino() })
+    };
+    let objects = paths.iter().map(object).collect::<io::Result<_>>()?;
+    let mut devices = Vec::new();
+    find_devices(Path::new("/dev"), DEVICES_DEPTH, &mut devices)?;
+    Ok(FoundMounts { text: text.into(), objects, devices })
+}
+
+fn find_devices(directory: &Path, depth: usize, found: &mut Vec<RawText>) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let kind = entry.file_type()?;
+        // Each terminal that a command was given is one.
+        if kind.is_dir() && depth > 0 && entry.path() != Path::new("/dev/pts") {
+            find_devices(&entry.path(), depth - 1, found)?;
+        } else if (kind.is_char_device() || kind.is_block_device()) && found.len() < DEVICES_MAX {
+            found.push(entry.path().into());
+        }
+    }
+    Ok(())
+}

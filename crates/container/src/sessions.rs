@@ -1,0 +1,96 @@
+//! Processes that were started in a container besides its first: each has to be a launcher
+//! of ours. Another user of the engine may have started one with more rights.
+
+use bollard::errors::Error;
+use bollard::models::{ContainerInspectResponse, ExecInspectResponse};
+use stockade_engine::StartError;
+
+use crate::client::{ANSWERS_WITHIN, Client};
+use crate::spec::{LAUNCHER, LAUNCHER_WORD, User};
+
+/// Most of them that are looked at: more commands do not run at a time.
+const SESSIONS_MAX: usize = 1_000;
+
+/// Refuses a container in which a process runs that Stockade did not start.
+///
+/// # Errors
+/// Where there is one, or the engine does not say.
+pub(crate) fn demand_own(client: &Client, user: User, found: &ContainerInspectResponse) -> Result<(), StartError> {
+    let sessions = found.exec_ids.clone().unwrap_or_default();
+    if sessions.len() > SESSIONS_MAX {
+        return Err(foreign("there are too many of them"));
+    }
+    let looked_at = client.call(ANSWERS_WITHIN, |docker| async move {
+        let mut all = Vec::with_capacity(sessions.len());
+        for session in sessions {
+            match docker.inspect_exec(&session).await {
+                Ok(found) => all.push(found),
+                // It has ended meanwhile.
+                Err(Error::DockerResponseServerError { status_code: 404, .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(all)
+    });
+    let looked_at = looked_at.map_err(|error| error.to_start_error("look at the processes of the container"))?;
+    match looked_at.iter().filter(|session| session.running != Some(false)).find(|session| !is_own(user, session)) {
+        None => Ok(()),
+        Some(session) => {
+            let process = session.process_config.as_ref();
+            let program = process.and_then(|process| process.entrypoint.as_deref()).unwrap_or("a program");
+            Err(foreign(&program.escape_default().to_string()))
+        }
+    }
+}
+
+fn is_own(user: User, session: &ExecInspectResponse) -> bool {
+    let Some(process) = &session.process_config else { return false };
+    // Podman has no entry point apart from the arguments.
+    let words: Vec<&str> =
+        process.entrypoint.iter().chain(process.arguments.iter().flatten()).map(String::as_str).collect();
+    process.privileged != Some(true)
+        && process.user.as_deref() == Some(&user.to_string())
+        && words.first() == Some(&LAUNCHER)
+        && words.get(1) == Some(&LAUNCHER_WORD)
+}
+
+fn foreign(what: &str) -> StartError {
+    StartError {
+        what: format!("processes run in the container that Stockade did not start: {what}"),
+        hint: Some("end them, or destroy the sandbox; no command ran".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bollard::models::ProcessConfig;
+
+    use super::*;
+
+    #[test]
+    fn launchers_of_the_sandboxs_user_are_its_own_and_nothing_else() {
+        let user = User { user: 7, group: 8 };
+        let session = |words: &[&str], owner: &str, privileged| ExecInspectResponse {
+            process_config: Some(ProcessConfig {
+                privileged: Some(privileged),
+                user: Some(owner.to_owned()),
+                entrypoint: words.first().map(|&word| word.to_owned()),
+                arguments: Some(words.iter().skip(1).map(|&word| word.to_owned()).collect()),
+                ..ProcessConfig::default()
+            }),
+            ..ExecInspectResponse::default()
+        };
+        assert!(is_own(user, &session(&[LAUNCHER, "inside", "serve"], "7:8", false)));
+        for (words, owner, privileged) in [
+            (&["/bin/sh"][..], "7:8", false),
+            (&[LAUNCHER, "inside", "serve"], "0:0", false),
+            (&[LAUNCHER, "inside", "serve"], "", false),
+            (&[LAUNCHER, "inside", "serve"], "7:8", true),
+            (&[LAUNCHER, "run", "sh"], "7:8", false),
+            (&[], "7:8", false),
+        ] {
+            assert!(!is_own(user, &session(words, owner, privileged)), "{words:?} {owner}");
+        }
+        assert!(!is_own(user, &ExecInspectResponse::default()));
+    }
+}
