@@ -12,6 +12,8 @@ use crate::scene::{Scene, Session, Walls};
 
 /// How long a run beside the attack may take to be ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(20);
+/// Last line of ordinary work.
+const DONE: &str = "WORK-DONE";
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// What follows the attack.
@@ -103,6 +105,18 @@ impl Row {
         // A control must be seen by the tool that the row is about.
         let asked = if walls.is_control() { &self.ask[..1] } else { self.ask };
         Oracle::new(&scene, Depth::Run).ask(&scene.directories(), asked)
+    }
+
+    /// Does it as ordinary work, and says how it failed.
+    pub fn work(&self, session: &Session, user: User, walls: Walls) -> Result<Vec<String>> {
+        let scene = Scene::new(session, user, walls)?;
+        scene.prepare(self.prepare)?;
+        let text = format!("set -e; set -o pipefail\n{}\necho {DONE}", self.attack);
+        let output = run_as(&scene.account, &scene.attack("work", self.workspace, self.options, &text)?)?;
+        scene.require_ran("work", &output)?;
+        let is_done = output.ended == Ended::Code(0) && output.stdout.contains(DONE);
+        let failed = || format!("ordinary work failed: {:?} {}", output.ended, output.text());
+        Ok((!is_done).then(failed).into_iter().collect())
     }
 
     fn run(&self, scene: &Scene<'_>, tag: &str, options: &[&str], text: &str) -> Result<()> {

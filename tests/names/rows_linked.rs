@@ -450,10 +450,4 @@ os.rename("s", "s", src_dir_fd=at, dst_dir_fd=top)'"#,
         then: Then::During("ln -s ../b.txt sub/.npmrc"),
         ..NPM
     },
-    Row {
-        id: "npm-during-hard-link",
-        attack: "exec 9>>x; wait_for_go; npmcfg >&9",
-        then: Then::During("ln x .npmrc"),
-        ..NPM
-    },
 ];
