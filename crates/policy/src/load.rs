@@ -19,7 +19,9 @@ use crate::merge::LayerText;
 use crate::review::ReviewSettings;
 use crate::settings::{OwnDirectories, PassedPlace, Settings};
 use crate::spec::Layer;
-use crate::trust::{PathStep, StepObject, TrustError, require_trusted_object, require_trusted_path, trace_path};
+use crate::trust::{
+    PathStep, StepObject, TrustError, mode_for_others, require_trusted_object, require_trusted_path, trace_path,
+};
 
 /// Largest configuration file, in bytes.
 pub const MAX_FILE_BYTES: u64 = 256 * 1024;
@@ -189,7 +191,8 @@ fn read_layer(layer: Layer, path: &Path, owner: u32) -> Result<Option<LayerText>
     require_trusted_path(path, owner).map_err(untrusted)?;
     // The file that was opened, which may have been another one a moment ago.
     let stat = fstat(&file).map_err(|e| LoadError::Read { path: path.to_owned(), source: e.into() })?;
-    require_trusted_object(path, stat.st_uid, stat.st_mode, owner).map_err(untrusted)?;
+    let mode = mode_for_others(stat.st_uid, stat.st_gid, stat.st_mode);
+    require_trusted_object(path, stat.st_uid, mode, owner).map_err(untrusted)?;
     Ok(Some(LayerText { layer, path: path.to_owned(), source: read(file, path)? }))
 }
 

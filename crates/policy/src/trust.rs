@@ -49,7 +49,7 @@ pub enum StepObject {
     Other {
         /// Its owner's user id.
         owner: u32,
-        /// Its type and permission bits (inode(7)).
+        /// Its type and permission bits (inode(7)), see [`mode_for_others`].
         mode: u32,
     },
 }
@@ -97,7 +97,10 @@ pub fn trace_path(path: &Path) -> PathTrace {
             }
             continue;
         }
-        let object = StepObject::Other { owner: metadata.uid(), mode: metadata.mode() };
+        let object = StepObject::Other {
+            owner: metadata.uid(),
+            mode: mode_for_others(metadata.uid(), metadata.gid(), metadata.mode()),
+        };
         trace.steps.push(PathStep { place: place.clone(), object, link });
         trace.end = place;
     }
@@ -203,6 +206,34 @@ pub(crate) fn require_trusted_object(place: &Path, owner: u32, mode: u32, truste
     Ok(())
 }
 
+/// The mode without the group's right to write where that group is the owner's alone: many
+/// systems give each user such a group, and a umask of 002 (adduser(8), `USERGROUPS_ENAB`
+/// in login.defs(5)).
+pub(crate) fn mode_for_others(owner: u32, group: u32, mode: u32) -> u32 {
+    const GROUP_WRITES: u32 = 0o020;
+    const OTHERS_WRITE: u32 = 0o002;
+    if mode & (GROUP_WRITES | OTHERS_WRITE) != GROUP_WRITES {
+        return mode;
+    }
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let is_private = is_private_group((owner, group), &read("/etc/passwd"), &read("/etc/group"));
+    if is_private { mode & !GROUP_WRITES } else { mode }
+}
+
+/// Whether `group` has the name of its only member, the user `owner`, by the texts of
+/// passwd(5) and group(5).
+fn is_private_group((owner, group): (u32, u32), passwd: &str, groups: &str) -> bool {
+    let fields = |line: &str| line.split(':').map(str::to_owned).collect::<Vec<_>>();
+    let is = |entry: &[String], at: usize, id: u32| entry.get(at).is_some_and(|field| field.parse() == Ok(id));
+    let users: Vec<Vec<String>> = passwd.lines().map(fields).filter(|entry| is(entry, 3, group)).collect();
+    let groups: Vec<Vec<String>> = groups.lines().map(fields).filter(|entry| is(entry, 2, group)).collect();
+    let ([user], [group]) = (&users[..], &groups[..]) else { return false };
+    let members = group.get(3).map_or("", |members| members.trim());
+    is(user, 2, owner)
+        && user.first() == group.first()
+        && (members.is_empty() || Some(members) == user.first().map(String::as_str))
+}
+
 /// The number that stands for the host's root in a user namespace which does not map it.
 /// `None` where every user has a number of its own.
 fn unmapped_owner() -> Option<u32> {
@@ -254,7 +285,10 @@ mod tests {
         mode(&dir, 0o755);
         mode(&file, 0o644);
         require_trusted_path(&file, user).unwrap();
-        for (path, bits) in [(&file, 0o664), (&file, 0o646), (&dir, 0o775), (&dir, 0o757), (&dir, 0o777)] {
+        for bits in [0o100_664, 0o040_775] {
+            assert!(require_trusted_object(&file, user, bits, user).is_err(), "{bits:o}");
+        }
+        for (path, bits) in [(&file, 0o666), (&file, 0o646), (&dir, 0o757), (&dir, 0o777)] {
             let before = path.metadata().unwrap().permissions().mode();
             mode(path, bits);
             let error = require_trusted_path(&file, user).unwrap_err();
@@ -267,6 +301,23 @@ mod tests {
         require_trusted_path(&file, user).unwrap();
         // A missing file is nobody's.
         require_trusted_path(&dir.join("none"), user).unwrap();
+    }
+
+    #[test]
+    fn a_group_of_the_owner_alone_is_the_owner() {
+        let passwd = "root:x:0:0::/root:/bin/sh\ndev:x:1000:1000::/home/dev:/bin/sh\nops:x:1001:100::/:/bin/sh\n";
+        for (ids, groups, expected) in [
+            ((1000, 1000), "dev:x:1000:\n", true),
+            ((1000, 1000), "dev:x:1000:dev\n", true),
+            ((1000, 1000), "dev:x:1000:dev,ops\n", false),
+            ((1000, 1000), "staff:x:1000:\n", false),
+            ((1001, 1000), "dev:x:1000:\n", false),
+            ((1001, 100), "users:x:100:\n", false),
+            ((1000, 50), "staff:x:50:\n", false),
+            ((1000, 1000), "dev:x:1000:\nother:x:1000:ops\n", false),
+        ] {
+            assert_eq!(is_private_group(ids, passwd, groups), expected, "{ids:?} {groups}");
+        }
     }
 
     #[test]
