@@ -518,6 +518,22 @@ fn exact_words(engine: &Engine, name: &str) -> Vec<String> {
     words
 }
 
+/// A command's own plan knows the path on the host, which is another.
+#[test]
+fn the_sandboxs_hidden_paths_are_hidden_from_each_command() {
+    let Some(engine) = Engine::docker() else { return };
+    let look = "cat secret 2>/dev/null; cp secret copied 2>/dev/null; mv secret moved 2>/dev/null; cat copied moved \
+                2>/dev/null; true";
+    for hide in [vec![], vec!["/workspace/secret".into()]] {
+        let is_hidden = !hide.is_empty();
+        let place = Place::with(&engine, |plan| plan.profile.filesystem.hide = hide).unwrap();
+        fs::write(place.plan.workspace.join("secret"), "credential\n").unwrap();
+        std::os::unix::fs::chown(place.plan.workspace.join("secret"), Some(1000), Some(1000)).unwrap();
+        assert_eq!(place.run(look).stdout().contains("credential"), !is_hidden, "{is_hidden}");
+        place.sandbox.destroy().unwrap();
+    }
+}
+
 /// A process that another user of the engine started in the sandbox's container.
 #[test]
 fn foreign_processes_in_the_container_are_noticed() {
