@@ -26,6 +26,7 @@ pub mod inside;
 mod launcher;
 mod limits;
 mod line;
+mod links;
 mod mounted;
 mod outside;
 mod passages;

@@ -25,9 +25,9 @@ use crate::command::CommandBackend;
 use crate::images::{ImageFacts, TellPull};
 use crate::inside::Reached;
 use crate::mounted::{ExpectedMounts, SharedObject};
-use crate::spec::{LAUNCHER, OWNER_LABEL, SANDBOX_LABEL, Surroundings, User, container, name, text_of};
+use crate::spec::{LAUNCHER, OWNER_LABEL, SANDBOX_LABEL, Surroundings, User, container, labels, name, text_of};
 use crate::standing::{ContainerSandbox, is_running, remove_container, started};
-use crate::{Kind, Settings, accounts, covers, filter, images, limits, mounted, sessions, socket, verified};
+use crate::{Kind, Settings, accounts, covers, filter, images, limits, links, mounted, sessions, socket, verified};
 
 /// Makes them, by one engine.
 pub struct ContainerSandboxes {
@@ -167,6 +167,9 @@ impl ContainerSandboxes {
     ) -> Result<(Container, CommandBackend), StartError> {
         let facts = images::demand(&connected.client, image, self.tell_pull.as_ref())?;
         limits::demand_held(&plan.profile.limits)?;
+        let own = (format!("{}-image", name(&plan.id)), labels(&plan.id, &self.settings.owner));
+        let user = user_of(self.kind, connected, &look_at("workspace", &plan.workspace)?)?;
+        links::demand_none(&connected.client, image, own, &self.placed_files(user, &facts, &plan.id)?)?;
         let (made, backend, reached) = self.make(connected, plan, (image, &facts, &[]))?;
         if reached.is_empty() {
             return Ok((made, backend));

@@ -81,7 +81,6 @@ pub(crate) struct Surroundings<'a> {
 
 /// What the engine is asked for.
 pub(crate) fn container(plan: &SandboxPlan, around: Surroundings<'_>) -> ContainerCreateBody {
-    let labels = [(SANDBOX_LABEL, plan.id.to_string()), (OWNER_LABEL, around.owner.to_owned())];
     ContainerCreateBody {
         hostname: Some(HOSTNAME.to_owned()),
         user: Some(around.user.to_string()),
@@ -90,7 +89,7 @@ pub(crate) fn container(plan: &SandboxPlan, around: Surroundings<'_>) -> Contain
         cmd: Some(HOLDS.map(str::to_owned).to_vec()),
         image: Some(image_name(around.image)),
         working_dir: Some("/".to_owned()),
-        labels: Some(labels.map(|(key, value)| (key.to_owned(), value)).into()),
+        labels: Some(labels(&plan.id, around.owner)),
         // Docker would go into each new network namespace to forbid IPv6 there. Its process
         // for that tries without a pause while the kernel takes others away: a dozen at a time
         // have kept both processors of a machine for minutes. What there is of a network is
@@ -101,6 +100,12 @@ pub(crate) fn container(plan: &SandboxPlan, around: Surroundings<'_>) -> Contain
         host_config: Some(host_config(plan, around)),
         ..ContainerCreateBody::default()
     }
+}
+
+/// What says whose a container is.
+pub(crate) fn labels(id: &SandboxId, owner: &str) -> HashMap<String, String> {
+    let labels = [(SANDBOX_LABEL, id.to_string()), (OWNER_LABEL, owner.to_owned())];
+    labels.map(|(key, value)| (key.to_owned(), value)).into()
 }
 
 /// An image that has no name is found by its digest alone.

@@ -557,6 +557,12 @@ fn foreign_processes_in_the_container_are_noticed() {
 }
 
 #[test]
+fn an_image_makes_nothing_on_the_host() {
+    let Some(engine) = Engine::docker() else { return };
+    support::an_image_makes_nothing_on_the_host(&engine);
+}
+
+#[test]
 fn volumes_of_an_image_can_be_read_alone() {
     let Some(engine) = Engine::docker() else { return };
     support::volumes_of_an_image_can_be_read_alone(&engine, |_| {}, Level::Full);

@@ -491,3 +491,36 @@ pub fn a_workspace_that_is_exchanged_is_not_another_users(engine: &Engine) {
     });
     eprintln!("{made} made, {refused} refused");
 }
+
+/// Links in an image at the places of mounts: an engine follows them, and makes what is
+/// missing at their end, on the host.
+pub fn an_image_makes_nothing_on_the_host(engine: &Engine) {
+    let links = ["/etc/passwd", "/etc/hosts", "/home", "/run"];
+    for link in links.into_iter().chain([""]) {
+        let top = tempfile::tempdir().unwrap();
+        let root = top.path().join("root");
+        let tar = top.path().join("root.tar");
+        let source = engine.place.path().join("root");
+        assert!(Command::new("cp").arg("-a").arg(&source).arg(&root).status().unwrap().success());
+        if !link.is_empty() {
+            let place = root.join(link.trim_start_matches('/'));
+            let _ = fs::remove_file(&place);
+            let _ = fs::remove_dir_all(&place);
+            std::os::unix::fs::symlink("/workspace/.envrc", place).unwrap();
+        }
+        assert!(Command::new("tar").arg("-C").arg(&root).arg("-cf").arg(&tar).arg(".").status().unwrap().success());
+        let made = engine.own_command(&["import", tar.to_str().unwrap()]);
+        let text = String::from_utf8_lossy(&made.stdout).trim().to_owned();
+        let id = text.lines().next_back().unwrap_or_default();
+        let image: ImageDigest = format!("sha256:{}", id.strip_prefix("sha256:").unwrap_or(id)).parse().unwrap();
+        let mut plan = plan(engine, top.path());
+        plan.system = Some(System::Image(image));
+        let begun = begun(&plan, |plan, events| engine.sandboxes().create(plan, events)).map(drop);
+        // Docker itself removes links at those of its own files.
+        let is_made = link.is_empty() || link == "/etc/hosts";
+        assert_eq!(begun.is_ok(), is_made, "{link} {:?}", begun.map_err(|error| error.to_string()));
+        assert_eq!(fs::read_dir(&plan.workspace).unwrap().count(), 0, "{link}");
+        engine.sandboxes().clear(&plan.id).unwrap();
+        assert_eq!(engine.containers(), Vec::<String>::new());
+    }
+}
