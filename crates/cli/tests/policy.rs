@@ -266,10 +266,11 @@ fn an_import_says_what_it_could_not_carry_and_writes_no_other_file() {
         "{\n  \"permissions\": {\n    \"allow\": [\"Bash(git diff:*)\", \"Bash(echo $X)\"]\n  }\n}\n",
     );
     let shown = world.policy(&["import", "--from", "claude", "settings.json"]);
-    assert_eq!(shown.code, 0);
+    assert_eq!(shown.code, 1, "an entry is left out");
     assert!(shown.out.contains("prefix = [\"git\", \"diff\"]"), "{}", shown.out);
-    assert!(shown.err.contains("settings.json:3:35: `Bash(echo $X)`: not carried"), "{}", shown.err);
-    assert_eq!(world.policy(&["import", "--from", "claude", "--output", "out.toml", "settings.json"]).code, 0);
+    assert!(shown.err.contains("settings.json:3:35: `Bash(echo $X)`: left out"), "{}", shown.err);
+    assert!(shown.err.contains("1 of them left out"), "{}", shown.err);
+    assert_eq!(world.policy(&["import", "--from", "claude", "--output", "out.toml", "settings.json"]).code, 1);
     assert_eq!(world.policy(&["check", "out.toml"]).code, 0);
     let again = world.policy(&["import", "--from", "claude", "--output", "out.toml", "settings.json"]);
     assert_eq!(again.code, 125, "an existing file is not overwritten");
@@ -282,6 +283,30 @@ fn an_import_says_what_it_could_not_carry_and_writes_no_other_file() {
         wrong.err
     );
     assert!(!world.at("ws/new.toml").exists() && wrong.out.is_empty());
+    world.write("ws/whole.json", "{ \"permissions\": { \"allow\": [\"Bash(git diff:*)\"] } }");
+    assert_eq!(world.policy(&["import", "--from", "claude", "whole.json"]).code, 0);
+}
+
+/// The administrator's rule of a low priority outweighs the user's of a high one.
+#[test]
+fn an_import_knows_the_tiers_of_files_or_asks_for_them() {
+    let world = World::new("");
+    let rule = |effect: &str, priority: u32| {
+        format!(
+            "[[rule]]\ntoolName = \"run_shell_command\"\ncommandPrefix = \"frob\"\ndecision = \"{effect}\"\npriority = {priority}\n"
+        )
+    };
+    world.write("ws/user.toml", &rule("allow", 900));
+    world.write("ws/admin.toml", &rule("deny", 1));
+    let import = |files: &[&str]| world.policy(&[&["import", "--from", "gemini"], files].concat());
+    let named = import(&["user=user.toml", "admin=admin.toml"]);
+    assert_eq!(named.code, 0, "{}", named.err);
+    let (deny, allow) = (named.out.find("effect = \"deny\""), named.out.find("effect = \"allow\""));
+    assert!(deny.is_some() && deny < allow, "{}", named.out);
+    let unknown = import(&["user=user.toml", "admin.toml"]);
+    assert_eq!(unknown.code, 125);
+    assert!(unknown.err.contains("the tier of this file is not known"), "{}", unknown.err);
+    assert!(unknown.err.contains("hint: write it as `TIER=admin.toml`"), "{}", unknown.err);
 }
 
 #[test]

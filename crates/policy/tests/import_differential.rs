@@ -11,7 +11,8 @@
 //!     cargo test -p stockade-policy --test import_differential -- --ignored
 //! ```
 
-#![allow(clippy::unwrap_used, reason = "what cannot be had fails the test")]
+#![allow(clippy::unwrap_used, reason = "what is missing fails the test")]
+#![allow(clippy::disallowed_methods, reason = "a test starts the tools that it compares with")]
 
 #[path = "import/attacks.rs"]
 mod attacks;
@@ -277,7 +278,7 @@ fn differential_codex() {
             };
             let rules: Vec<PathBuf> = case.sources.iter().enumerate().map(write).collect();
             let mut known: BTreeMap<Vec<String>, Option<Verdict>> = BTreeMap::new();
-            let mut one = |act: &Act| {
+            let one = |act: &Act| {
                 let Probe::Command(script) = &act.probe else { unreachable!("left out before") };
                 let commands = codex_commands(script);
                 let answers = commands

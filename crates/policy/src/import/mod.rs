@@ -187,9 +187,9 @@ pub fn import(tool: Tool, sources: &[Source]) -> Result<Imported, ConfigError> {
     for rule in rules {
         match checked(rule) {
             Ok(rule) => imported.rules.push(rule),
-            Err((broader, note)) => {
-                imported.rules.extend(broader);
-                imported.notes.push(note);
+            Err(replacement) => {
+                imported.rules.extend(replacement.broader);
+                imported.notes.push(replacement.note);
             }
         }
     }
@@ -203,16 +203,22 @@ pub fn import(tool: Tool, sources: &[Source]) -> Result<Imported, ConfigError> {
 /// Where an error says that it is when what was carried cannot be read.
 const WHAT_WAS_IMPORTED: &str = "what was imported";
 
+/// What takes the place of a rule that cannot be read.
+struct Replacement {
+    broader: Option<DraftRule>,
+    note: Note,
+}
+
 /// A rule that can be read, or what takes its place with the note about it: other
 /// tools' names may hold what no pattern of ours may. One that refused or asked
 /// asks about all of its kind, because an `allow` beside it counts.
-fn checked(draft: DraftRule) -> Result<DraftRule, (Option<DraftRule>, Note)> {
+fn checked(draft: DraftRule) -> Result<DraftRule, Box<Replacement>> {
     let Err(why) = readable(&draft) else { return Ok(draft) };
     let by = draft.provenance.as_ref().map_or("", |provenance| provenance.by.as_str());
     let (source, line) = by.rsplit_once(", ").and_then(|(_, at)| at.rsplit_once(':')).unwrap_or((by, ""));
     let entry = Entry::new(source, Place { line: line.parse().unwrap_or(1), column: 1 }, &draft.justification);
     if draft.effect == Verdict::Allow {
-        return Err((None, entry.note(Carried::Left, why)));
+        return Err(Box::new(Replacement { broader: None, note: entry.note(Carried::Left, why) }));
     }
     let every = |wanted: bool, all: &str| if wanted { vec![all.to_owned()] } else { Vec::new() };
     let commands = !draft.prefix.is_empty() || !draft.glob.is_empty();
@@ -224,7 +230,7 @@ fn checked(draft: DraftRule) -> Result<DraftRule, (Option<DraftRule>, Note)> {
     };
     let broader = (draft.hosts.is_empty() && readable(&asks).is_ok()).then_some(asks);
     let carried = if broader.is_some() { Carried::Stricter } else { Carried::Weaker };
-    Err((broader, entry.note(carried, why)))
+    Err(Box::new(Replacement { broader, note: entry.note(carried, why) }))
 }
 
 /// Why a rule cannot be read.

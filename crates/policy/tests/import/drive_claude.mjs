@@ -52,7 +52,7 @@ function decision(result) {
   if (!result) return 'unknown';
   const text = typeof result.content === 'string' ? result.content : JSON.stringify(result.content);
   if (!result.is_error) return 'allow';
-  if (/has been denied|hook error|blocked by hook|No stderr output|denied by/.test(text)) return 'deny';
+  if (/has been denied|denied access|hook error|blocked by hook|No stderr output|denied by/.test(text)) return 'deny';
   if (/requested permissions|requires? (manual )?approval|was blocked|granted it yet|Contains |cannot be|explicit approval|which can |defers execution|approval/i.test(text)) return 'ask';
   return `unknown: ${text}`;
 }
