@@ -2,22 +2,23 @@
 //! a copy out of a sandbox, or into a directory of the host that a sandbox has bound.
 
 use std::collections::HashMap;
-use std::fs;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use rustix::fs::{CWD, Mode, OFlags, openat};
 use stockade_model::{Grant, Operation};
 
+use crate::guards::{GuardedPlaces, SurveyError, View, survey_directory};
 use crate::powers::{Powers, Probe, Refusal, Verdict};
 
 /// Decides which paths of the host such a write may not make or replace.
 #[derive(Debug)]
 pub struct ProtectedNames {
     powers: Powers,
-    names: Vec<String>,
     granted: Vec<PathBuf>,
-    /// What the links in a directory protect, by the directory.
-    linked: Mutex<HashMap<PathBuf, Arc<[PathBuf]>>>,
+    /// What the links and settings in a directory protect, by the directory.
+    surveyed: Mutex<HashMap<PathBuf, Arc<Result<GuardedPlaces, SurveyError>>>>,
 }
 
 impl ProtectedNames {
@@ -26,7 +27,7 @@ impl ProtectedNames {
     pub fn new(names: &[String], granted: &[PathBuf]) -> Self {
         let mut powers = Powers::over(Path::new("/"), names);
         powers.agree(granted.iter().cloned());
-        Self { powers, names: names.to_vec(), granted: granted.to_vec(), linked: Mutex::default() }
+        Self { powers, granted: granted.to_vec(), surveyed: Mutex::default() }
     }
 
     /// Says why nothing may be made or replaced at `path`, which is absolute and has no
@@ -39,9 +40,15 @@ impl ProtectedNames {
             return None;
         }
         let refusal = |rule: String| Refusal { rule, grant: Some(Grant::Write(path.to_owned())) };
-        let directories = path.ancestors().skip(1);
-        if directories.flat_map(|directory| self.linked_in(directory).to_vec()).any(|target| path.starts_with(target)) {
-            return Some(refusal("the target of a link with a protected name".to_owned()));
+        for directory in path.ancestors().skip(1) {
+            match &*self.survey(directory) {
+                Ok(places) => {
+                    if let Some(found) = places.refusal(0, path.as_os_str().as_encoded_bytes()) {
+                        return Some(refusal(found.rule));
+                    }
+                }
+                Err(error) => return Some(refusal(error.to_string())),
+            }
         }
         // A link here would give whatever it leads to a protected name.
         let carried = self.powers.units_carried_by(path);
@@ -50,40 +57,21 @@ impl ProtectedNames {
     }
 
     /// The places that protected names in this directory lead to.
-    fn linked_in(&self, directory: &Path) -> Arc<[PathBuf]> {
-        let mut known = self.linked.lock().unwrap_or_else(PoisonError::into_inner);
-        let find = || linked_in(directory, &self.names).into();
-        Arc::clone(known.entry(directory.to_owned()).or_insert_with(find))
+    fn survey(&self, directory: &Path) -> Arc<Result<GuardedPlaces, SurveyError>> {
+        let mut known = self.surveyed.lock().unwrap_or_else(PoisonError::into_inner);
+        let find = || {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let host = openat(CWD, c"/", flags, Mode::empty()).map_err(|_| SurveyError::Unreadable)?;
+            let directory = directory.as_os_str().as_encoded_bytes();
+            survey_directory(View::new(host.as_fd()), directory, self.powers.names())
+        };
+        Arc::clone(known.entry(directory.to_owned()).or_insert_with(|| Arc::new(find())))
     }
-}
-
-/// See [`ProtectedNames::linked_in`]. Links at the parents of protected names count, such as
-/// `.cargo` of `.cargo/config.toml`, and so do git's own pointers.
-fn linked_in(directory: &Path, names: &[String]) -> Vec<PathBuf> {
-    let Ok(mut entries) = fs::read_dir(directory) else { return Vec::new() };
-    let points = |entry: fs::DirEntry| {
-        entry.file_type().is_ok_and(|kind| kind.is_symlink()) || entry.file_name().eq_ignore_ascii_case(".git")
-    };
-    // Most directories have neither.
-    if !entries.any(|entry| entry.is_ok_and(points)) {
-        return Vec::new();
-    }
-    let mut found = crate::broker::linked_units_of(&[directory], names);
-    for name in names.iter().filter(|name| name.contains('/')) {
-        let path = directory.join(name);
-        let mut parents = path.ancestors().skip(1).take_while(|parent| *parent != directory);
-        if parents.any(Path::is_symlink) {
-            // Whatever is there already, and what would be made there.
-            found.extend(path.canonicalize().ok());
-            let parent = path.parent().and_then(|parent| parent.canonicalize().ok());
-            found.extend(parent.zip(path.file_name()).map(|(parent, name)| parent.join(name)));
-        }
-    }
-    found
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::symlink;
 
     use stockade_model::DEFAULT_PROTECTED_NAMES;

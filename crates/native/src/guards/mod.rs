@@ -24,5 +24,6 @@ mod survey;
 mod view;
 
 pub(crate) use names::{GuardedNames, fold};
-pub(crate) use places::Surveys;
+pub(crate) use places::{GuardedPlaces, Surveys};
+pub(crate) use survey::{SurveyError, survey_directory};
 pub(crate) use view::View;

@@ -148,6 +148,37 @@ pub(super) fn survey(
     Ok(survey.found)
 }
 
+/// Surveys one directory and, beneath it, those with guarded names: what a name at or
+/// beneath it means to the host. `host` is the root directory.
+pub(crate) fn survey_directory(
+    host: View<'_>,
+    directory: &[u8],
+    names: &GuardedNames,
+) -> Result<GuardedPlaces, SurveyError> {
+    let everywhere = [b"/".to_vec()];
+    let settings = GlobalSettings::default();
+    let mut survey = Survey {
+        view: host,
+        names,
+        tree: &[],
+        writable: &everywhere,
+        settings: &settings,
+        found: GuardedPlaces::default(),
+        rest: Vec::new(),
+        seen: 0,
+        deadline: Instant::now() + SURVEY_TIMEOUT,
+    };
+    let waiting = |path: &[u8], depth| Waiting { path: path.to_vec(), guarded: names.matches(path).is_some(), depth };
+    survey.rest.push(waiting(directory, Depth::Guarded(LEVELS_ABOVE)));
+    while let Some(directory) = survey.rest.pop() {
+        // What a guarded link leads to is not looked through: its place is enough.
+        if directory.depth != Depth::Whole {
+            survey.look_at(&directory)?;
+        }
+    }
+    Ok(survey.found)
+}
+
 impl Survey<'_> {
     fn look_at(&mut self, waiting: &Waiting) -> Result<(), SurveyError> {
         let Waiting { path: directory, guarded, depth } = waiting;
