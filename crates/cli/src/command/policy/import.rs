@@ -12,6 +12,7 @@ use super::read;
 use crate::command::{Ended, print, remark};
 use crate::exit;
 use crate::failure::{Failure, quoted};
+use crate::places;
 use crate::policy_args::{PolicyImportArgs, ToolArg};
 use crate::render::counted;
 
