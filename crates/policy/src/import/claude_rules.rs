@@ -167,7 +167,10 @@ impl Reader<'_> {
             let Some(glob) = plain_glob(front) else { return self.raw_command(at, text, pattern, effect) };
             program = glob.split(' ').next().unwrap_or_default().to_owned();
             draft.glob = vec![glob.clone()];
-            if any_arguments {
+            if any_arguments && effect == Verdict::Allow {
+                // Where it is not the only `*`, the last one means a word there.
+                draft.glob = vec![format!("{glob} *")];
+            } else if any_arguments {
                 draft.glob.push(format!("{glob} *"));
             }
         }

@@ -29,7 +29,8 @@ fn bash_matches(specifier: Option<&str>, command: &str) -> bool {
         None => pattern.to_owned(),
     };
     match pattern.strip_suffix(" *") {
-        Some(front) => glob(front, command) || glob(&pattern, command),
+        // Behind another `*` the last one is a word.
+        Some(front) => (!front.contains('*') && glob(front, command)) || glob(&pattern, command),
         None => glob(&pattern, command),
     }
 }
