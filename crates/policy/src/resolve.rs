@@ -366,10 +366,21 @@ fn is_beneath(path: &[u8], directory: &[u8]) -> bool {
 
 /// True where a writable root holds `path` and no protected name stands between.
 fn is_writable(filesystem: &Filesystem, path: &Path) -> bool {
-    filesystem.write.iter().any(|root| {
-        path.strip_prefix(root.as_path())
-            .is_ok_and(|rest| !filesystem.protect.iter().any(|name| holds_name(rest, name)))
-    })
+    let reaches = |root: &RawText| path.starts_with(root.as_path()) && !names_between(filesystem, root.as_path(), path);
+    filesystem.write.iter().any(reaches)
+}
+
+/// Whether a name beneath `root` on the way to `path`, or `path` itself, is protected. A
+/// protected name may begin in the root: `.git/hooks` within `/work/.git`.
+fn names_between(filesystem: &Filesystem, root: &Path, path: &Path) -> bool {
+    let within = path.ancestors().take_while(|at| *at != root);
+    within.into_iter().any(|at| filesystem.protect.iter().any(|name| ends_with_name(at, name)))
+}
+
+/// Whether the last parts of `path` spell `name`, in any letter case.
+fn ends_with_name(path: &Path, name: &str) -> bool {
+    let mut components = path.components().rev().map(Component::as_os_str);
+    name.rsplit('/').all(|part| components.next().is_some_and(|component| component.eq_ignore_ascii_case(part)))
 }
 
 /// True where the parts of `name` follow each other in `path`. Letter case is
@@ -382,9 +393,9 @@ pub(crate) fn holds_name(path: &Path, name: &str) -> bool {
 
 /// True where a protected name is part of the path within a writable root.
 pub(crate) fn is_protected(filesystem: &Filesystem, path: &Path) -> bool {
-    filesystem.write.iter().any(|root| {
-        path.strip_prefix(root.as_path()).is_ok_and(|rest| filesystem.protect.iter().any(|name| holds_name(rest, name)))
-    })
+    let is_between =
+        |root: &RawText| path.starts_with(root.as_path()) && names_between(filesystem, root.as_path(), path);
+    filesystem.write.iter().any(is_between)
 }
 
 /// What of Stockade's own, or of the workspace's own configuration, a power would

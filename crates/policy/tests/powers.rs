@@ -68,6 +68,14 @@ fn a_grant_adds_exactly_itself() {
 }
 
 #[test]
+fn a_name_that_begins_in_a_granted_directory_is_granted_by_itself() {
+    let profile =
+        resolve("workspace", "/home/u/work", &["write /home/u/work/.git", "write /home/u/work/.git/hooks"]).unwrap();
+    let written: Vec<String> = profile.filesystem.write.iter().map(ToString::to_string).collect();
+    assert_eq!(written, ["/home/u/work", "/home/u/work/.git", "/home/u/work/.git/hooks"]);
+}
+
+#[test]
 fn a_granted_variable_passes_alone() {
     let caller = ["GITHUB_TOKEN", "GITLAB_TOKEN", "BASH_ENV"].map(|name| (name.to_owned(), RawText::from("v"))).into();
     let profile = resolve("workspace", "/home/u/work", &["env GITHUB_TOKEN"]).unwrap();
