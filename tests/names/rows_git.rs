@@ -712,21 +712,6 @@ pub const ROWS: &[Row] = &[
         then: Then::Commit(&[]),
         ..GIT
     },
-    // The person works there too.
-    Row {
-        id: "include-during",
-        prepare: "git init -q",
-        attack: "wait_for_go; gitcfg >shared.cfg",
-        then: Then::During("git config include.path ../shared.cfg"),
-        ..GIT
-    },
-    Row {
-        id: "hookspath-during",
-        prepare: "git init -q sub",
-        attack: "wait_for_go; mkhook hooks2/pre-commit",
-        then: Then::During("git -C sub config core.hooksPath ../hooks2"),
-        ..GIT
-    },
     Row {
         id: "bare-during",
         attack: "wait_for_go; gitcfg >>m/config",

@@ -435,19 +435,4 @@ with open("x", "rb") as text:
 os.rename("s", "s", src_dir_fd=at, dst_dir_fd=top)'"#,
         ..CARGO
     },
-    // The person works there too.
-    Row {
-        id: "cargo-during",
-        prepare: "mkdir sub",
-        attack: "wait_for_go; mkdir -p b; cargocfg >b/config.toml",
-        then: Then::During("ln -s ../b sub/.cargo"),
-        ..CARGO
-    },
-    Row {
-        id: "npm-during",
-        prepare: "mkdir sub",
-        attack: "wait_for_go; npmcfg >b.txt",
-        then: Then::During("ln -s ../b.txt sub/.npmrc"),
-        ..NPM
-    },
 ];

@@ -1,9 +1,10 @@
 //! A second look after a name was made. Between a decision and its act another broker of
 //! the same directory may have moved that directory, or made what was not there: then the
-//! name is guarded after all, and is taken back. Both brokers look again, so of two acts
-//! that together would plant something the later one sees the other.
+//! name is guarded after all, and is taken back. Every broker looks after each of its acts,
+//! also after taking back, so the last act of those that together would plant something is
+//! always looked at.
 
-use std::ffi::{CStr, CString};
+use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{
@@ -19,32 +20,17 @@ use crate::guards::repository::{self, RepositoryState};
 use crate::guards::{View, fold};
 use crate::powers::{Refusal, creates_name, to_path};
 
-/// Names that are tried for what cannot go back to its own.
-const MAX_TAKEN_BACK: u32 = 16;
-
-/// What was known of a place before a name was made there.
-pub(super) struct Before {
-    path: Vec<u8>,
-    repository: Option<RepositoryState>,
-}
+/// How often something is taken back where others move it meanwhile.
+const MAX_TAKEN_BACK: u32 = 64;
 
 impl Service {
-    /// Looks at the place that is about to get the name `path`.
-    pub(super) fn look_before(&self, path: &[u8]) -> Before {
-        let repository = self.repository_around(path);
-        Before { path: path.to_vec(), repository }
-    }
-
-    fn repository_around(&self, path: &[u8]) -> Option<RepositoryState> {
-        RepositoryState::around(path, self.surveys.borrow().parts(), &|p| self.exists(p))
-    }
-
     fn is_needed(&self, path: &[u8]) -> bool {
         repository::is_needed(path, self.surveys.borrow().parts(), &|p| self.exists(p))
     }
 
-    /// Is the name that was made at `place` still one that may be made?
-    pub(super) fn confirm_name(&self, place: &Place, before: &Before, operation: Operation) -> Result<(), Failure> {
+    /// Is the name that was made at `place` still one that may be made? `decided` is the
+    /// path that was decided on.
+    fn confirm_name(&self, place: &Place, decided: &[u8], operation: Operation) -> Result<(), Failure> {
         if place.special {
             return Ok(());
         }
@@ -54,24 +40,29 @@ impl Service {
             now.push(b'/');
         }
         now.extend_from_slice(place.name.as_bytes());
-        self.confirm_path(&now, before, operation)
+        self.confirm_path(&now, decided, operation)
     }
 
     /// As [`confirm_name`](Self::confirm_name), for a name that is at `now`.
-    fn confirm_path(&self, now: &[u8], before: &Before, operation: Operation) -> Result<(), Failure> {
-        if now != before.path {
+    fn confirm_path(&self, now: &[u8], decided: &[u8], operation: Operation) -> Result<(), Failure> {
+        if now != decided {
             self.permit(operation, now)?;
             if operation == Operation::Symlink {
                 self.permit_link_at(now, operation)?;
             }
         }
-        let after = before.repository.and_then(|_| self.repository_around(now));
-        match (before.repository, after) {
-            (Some(before), Some(after)) if after.gives_more_than(before) => {
-                Err(refused(operation, now, repository::refusal(now)))
-            }
-            _ => Ok(()),
+        let surveys = self.surveys.borrow();
+        let Some(state) = RepositoryState::around(now, surveys.parts(), &|p| self.exists(p)) else { return Ok(()) };
+        let is_granted = || self.powers.root_length(now) == Some(now.len());
+        let known = || self.first.as_ref().and_then(|first| surveys.repository(View::new(first.root.as_fd()), now));
+        if self.powers.in_private_tree(now)
+            || !state.gives_more_than(RepositoryState::default())
+            || is_granted()
+            || known().is_some_and(|known| !state.gives_more_than(known))
+        {
+            return Ok(());
         }
+        Err(refused(operation, now, repository::refusal(now)))
     }
 
     /// [`confirm_name`](Self::confirm_name) for a name that was just made and is removed
@@ -79,10 +70,10 @@ impl Service {
     pub(super) fn confirm_new(
         &self,
         (place, directory): (&Place, BorrowedFd<'_>),
-        before: &Before,
+        decided: &[u8],
         operation: Operation,
     ) -> Result<(), Failure> {
-        let confirmed = self.confirm_name(place, before, operation);
+        let confirmed = self.confirm_name(place, decided, operation);
         if confirmed.is_err() {
             let flags = if operation == Operation::Mkdir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
             // Somebody else may have removed it: then it is gone as it should be.
@@ -93,14 +84,17 @@ impl Service {
 
     /// The same for an opened file, which may have been there before: one that holds
     /// nothing is removed.
-    pub(super) fn confirm_opened(&self, opened: &OwnedFd, before: &Before) -> Result<(), Failure> {
-        let now = Object::path_of(opened)?;
-        let confirmed = self.confirm_path(&now, before, Operation::Create);
-        if confirmed.is_err()
-            && let Ok(stat) = fstat(opened)
-            && stat.st_size == 0
-        {
-            self.remove_empty(&now, &stat);
+    pub(super) fn confirm_opened(&self, opened: &OwnedFd, decided: &[u8]) -> Result<(), Failure> {
+        let confirmed = self.confirm_path(&Object::path_of(opened)?, decided, Operation::Create);
+        if confirmed.is_err() {
+            // Its directory may be moved once more meanwhile.
+            for _ in 0..MAX_TAKEN_BACK {
+                let (now, stat) = (Object::path_of(opened)?, fstat(opened)?);
+                if stat.st_size != 0 || stat.st_nlink == 0 {
+                    break;
+                }
+                self.remove_empty(&now, &stat);
+            }
         }
         confirmed
     }
@@ -132,27 +126,34 @@ impl Service {
         Err(refused(operation, path, Refusal { rule, grant: Some(Grant::Write(to_path(path))) }))
     }
 
-    /// Looks again at what was moved, and moves it back where it may not stay.
+    /// Looks again at what was moved, and takes it away where it may not stay. Taking away is
+    /// a move as well, and other brokers move meanwhile: it is looked at until it is good.
     pub(super) fn confirm_moved(
         &self,
-        ((old, from), (new, to)): ((&Place, BorrowedFd<'_>), (&Place, BorrowedFd<'_>)),
-        (before_old, before_new): (&Before, &Before),
+        (old, from, from_decided): (&Place, BorrowedFd<'_>, &[u8]),
+        (new, to, to_decided): (&Place, BorrowedFd<'_>, &[u8]),
         flags: RenameFlags,
     ) -> Result<(), Failure> {
         if old.special || new.special {
             return Ok(());
         }
-        let exchange = flags.contains(RenameFlags::EXCHANGE);
-        let look = |place: &Place, before: &Before| {
-            self.confirm_name(place, before, Operation::Rename)?;
-            match place.step() {
-                Ok(moved) => self.confirm_carried(&moved),
-                Err(_) => Ok(()),
-            }
+        let look = |place: &Place, decided: &[u8]| {
+            self.confirm_name(place, decided, Operation::Rename)?;
+            place.step().map_or(Ok(()), |moved| self.confirm_carried(&moved))
         };
-        let confirmed = look(new, before_new).and_then(|()| if exchange { look(old, before_old) } else { Ok(()) });
-        if confirmed.is_err() {
-            move_back((new, to), (old, from), exchange);
+        let exchange = flags.contains(RenameFlags::EXCHANGE);
+        let mut confirmed = look(new, to_decided);
+        if confirmed.is_err() && !exchange {
+            // It fails where its own name was taken meanwhile.
+            let _ = renameat_with(to, &new.name, from, &old.name, RenameFlags::NOREPLACE);
+        }
+        // A name that was freed for a moment is looked at as well.
+        for (place, directory, decided) in [(new, to, to_decided), (old, from, from_decided)] {
+            for number in 0..MAX_TAKEN_BACK {
+                let Err(failure) = look(place, decided) else { break };
+                confirmed = Err(failure);
+                put_aside(directory, place, number);
+            }
         }
         confirmed
     }
@@ -206,26 +207,12 @@ impl Service {
     }
 }
 
-/// Gives what is at `new` its name `old` back, or one like it.
-fn move_back((new, to): (&Place, BorrowedFd<'_>), (old, from): (&Place, BorrowedFd<'_>), exchange: bool) {
-    if exchange {
-        // It fails where one of both is gone: then there is nothing to take back.
-        let _ = renameat_with(to, &new.name, from, &old.name, RenameFlags::EXCHANGE);
-        return;
-    }
-    let is_back = |name: &CStr| match renameat_with(to, &new.name, from, name, RenameFlags::NOREPLACE) {
-        Err(Errno::EXIST) => false,
-        Ok(()) | Err(_) => true,
-    };
-    if is_back(&old.name) {
-        return;
-    }
-    for number in 0..MAX_TAKEN_BACK {
-        let name = [old.name.as_bytes(), format!(".taken-back-{number}").as_bytes()].concat();
-        if CString::new(name).is_ok_and(|name| is_back(&name)) {
-            return;
-        }
-    }
+/// Gives what is at `place` a name beside it that means nothing.
+fn put_aside(directory: BorrowedFd<'_>, place: &Place, number: u32) {
+    let name = [place.name.as_bytes(), format!(".taken-back-{number}").as_bytes()].concat();
+    let Ok(name) = CString::new(name) else { return };
+    // Where the name is taken the next number is tried.
+    let _ = renameat_with(directory, &place.name, directory, &name, RenameFlags::NOREPLACE);
 }
 
 /// The names in a held directory that spell `inner`, which has one component or more.

@@ -54,12 +54,11 @@ impl Service {
             return Err(Errno::XDEV.into());
         }
         let (source, target) = self.through_both((old, &from), (new, &to));
-        let before = self.look_before(&to);
         let copy = copy_of(&held, target.as_fd(), stat.st_mode & 0o1777)?;
         let modified = Timespec { tv_sec: stat.st_mtime as _, tv_nsec: stat.st_mtime_nsec as _ };
         futimens(&copy, &Timestamps { last_access: modified, last_modification: modified })?;
         put(&copy, new, target.as_fd(), flags)?;
-        self.confirm_new((new, target.as_fd()), &before, Operation::Rename)?;
+        self.confirm_new((new, target.as_fd()), &to, Operation::Rename)?;
         let is_same = old.step().and_then(fstat).is_ok_and(|found| same(&stat, &found));
         if is_same {
             unlinkat(&source, &old.name, AtFlags::empty())?;

@@ -118,9 +118,9 @@ impl Service {
     pub(super) fn make_directory(&self, place: &Place, mode: Mode) -> Result<Step, Failure> {
         let path = place.path();
         self.permit_new(place, &path, Operation::Mkdir)?;
-        let (before, directory) = (self.look_before(&path), self.through(place, &path));
+        let directory = self.through(place, &path);
         mkdirat(&directory, place.name_as_written().as_c_str(), mode)?;
-        self.confirm_new((place, directory.as_fd()), &before, Operation::Mkdir)?;
+        self.confirm_new((place, directory.as_fd()), &path, Operation::Mkdir)?;
         Ok(Step::zero())
     }
 
@@ -130,9 +130,9 @@ impl Service {
         if mode.bits() & 0o6000 != 0 {
             return Err(refused(Operation::Mknod, &path, set_id()));
         }
-        let (before, directory) = (self.look_before(&path), self.through(place, &path));
+        let directory = self.through(place, &path);
         mknodat(&directory, place.name_as_written().as_c_str(), kind, mode, device)?;
-        self.confirm_new((place, directory.as_fd()), &before, Operation::Mknod)?;
+        self.confirm_new((place, directory.as_fd()), &path, Operation::Mknod)?;
         Ok(Step::zero())
     }
 
@@ -142,9 +142,9 @@ impl Service {
         if place.step().is_err() {
             self.permit_link_at(&path, Operation::Symlink)?;
         }
-        let (before, directory) = (self.look_before(&path), self.through(place, &path));
+        let directory = self.through(place, &path);
         symlinkat(text, &directory, place.name_as_written().as_c_str())?;
-        self.confirm_new((place, directory.as_fd()), &before, Operation::Symlink)?;
+        self.confirm_new((place, directory.as_fd()), &path, Operation::Symlink)?;
         Ok(Step::zero())
     }
 
@@ -206,7 +206,6 @@ impl Service {
         (verdict, flags): (Verdict, RenameFlags),
     ) -> Result<(), Failure> {
         let (name, new_name) = (old.name_as_written(), new.name_as_written());
-        let before = (self.look_before(from), self.look_before(to));
         let rename = |(one, other): &(Through<'_>, Through<'_>)| {
             renameat_with(one, name.as_c_str(), other, new_name.as_c_str(), flags)
         };
@@ -221,7 +220,7 @@ impl Service {
             other => other?,
         }
         let (one, other) = directories;
-        self.confirm_moved(((old, one.as_fd()), (new, other.as_fd())), (&before.0, &before.1), flags)
+        self.confirm_moved((old, one.as_fd(), from), (new, other.as_fd(), to), flags)
     }
 
     /// What was a root by its path may now be another directory.
@@ -331,7 +330,6 @@ impl Service {
         if !new.special && (verdict != of_source || has_two) {
             return Err(Errno::XDEV.into());
         }
-        let before = self.look_before(&to);
         let name = new.name_as_written();
         let link = |(held, directory): &(Through<'_>, Through<'_>)| {
             let path = resolve::DescriptorPath::new(held.as_fd());
@@ -347,7 +345,7 @@ impl Service {
             }
             other => other?,
         }
-        self.confirm_new((new, ends.1.as_fd()), &before, Operation::Link)?;
+        self.confirm_new((new, ends.1.as_fd()), &to, Operation::Link)?;
         Ok(Step::zero())
     }
 

@@ -189,10 +189,11 @@ impl Service {
             self.permit_linked(&fstat(&held)?, &path, wish.operation())?;
         }
         let directory = self.through(place, &path);
-        let before = wish.creates().then(|| self.look_before(&path));
         match open_name(directory.as_fd(), place, wish) {
             Ok(fd) => {
-                before.map_or(Ok(()), |before| self.confirm_opened(&fd, &before))?;
+                if wish.creates() {
+                    self.confirm_opened(&fd, &path)?;
+                }
                 Ok(Step::Done(finish(fd, wish)?))
             }
             // A link, or the program wants none.

@@ -241,9 +241,8 @@ impl Service {
             return Err(refused(Operation::Bind, &path, Refusal { rule, grant: None }));
         }
         let directory = self.through(place, &path);
-        let before = self.look_before(&path);
         self.bind_at(socket, place, &path, directory.as_fd())?;
-        self.confirm_new((place, directory.as_fd()), &before, Operation::Bind)?;
+        self.confirm_new((place, directory.as_fd()), &path, Operation::Bind)?;
         // Where the directory was moved meanwhile the socket is elsewhere, and nobody's.
         let made = resolve::step(directory.as_fd(), &place.name).map_err(|_| Errno::ACCESS)?;
         let stat = fstat(&made)?;

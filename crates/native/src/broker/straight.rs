@@ -113,9 +113,9 @@ impl Service {
         }
         // What cannot be staged fails on the long way.
         self.prepare_stage_at(&text, true).ok()?;
-        let before = wish.creates().then(|| self.look_before(&text));
         let fd = roots.open(&text, wish.of_broker(), wish.mode_of_new()).ok()?;
-        Some(match before.map_or(Ok(()), |before| self.confirm_opened(&fd, &before)) {
+        let confirmed = if wish.creates() { self.confirm_opened(&fd, &text) } else { Ok(()) };
+        Some(match confirmed {
             Ok(()) => finish(fd, wish).map(Step::Done).map_err(Failure::from),
             Err(failure) => Err(failure),
         })

@@ -1,15 +1,15 @@
 //! What the surveys of a run's writable trees found.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use rustix::fs::Stat;
 use stockade_model::Grant;
 
 use super::git::GlobalSettings;
 use super::names::GuardedNames;
-use super::repository::TrustedParts;
+use super::repository::{RepositoryState, TrustedParts};
 use super::survey::{SurveyError, survey};
-use super::view::View;
+use super::view::{View, parent};
 use crate::powers::{Refusal, covers, prefix_ends, protected, to_path};
 
 /// How a place is called that is guarded although its name is not.
@@ -25,6 +25,8 @@ pub(crate) struct GuardedPlaces {
     pub(super) pins: BTreeSet<Vec<u8>>,
     /// Files, by device and inode, that have a guarded name besides others.
     pub(super) linked: HashSet<(u64, u64)>,
+    /// Repositories that were there, by device and inode of their directory.
+    pub(super) repositories: HashMap<(u64, u64), RepositoryState>,
 }
 
 impl GuardedPlaces {
@@ -77,7 +79,7 @@ impl Surveys {
         self.parts = TrustedParts::with_hooks(&settings.hooks);
         for root in roots {
             if !self.trees.iter().any(|(known, _)| covers(known, root)) {
-                self.trees.push((root.clone(), survey(view, (root, roots), names, settings)));
+                self.trees.push((root.clone(), survey(view, (root, roots), names, (settings, &self.parts))));
             }
         }
     }
@@ -99,6 +101,13 @@ impl Surveys {
     /// Why the directory at `path` must stay where it is.
     pub(crate) fn stays(&self, path: &[u8]) -> Option<Refusal> {
         self.trees.iter().filter_map(|(_, survey)| survey.as_ref().ok()).find_map(|places| places.stays(path))
+    }
+
+    /// What the repository in the directory of `path` held when it was surveyed.
+    pub(crate) fn repository(&self, view: View<'_>, path: &[u8]) -> Option<RepositoryState> {
+        let stat = view.stat(parent(path)).ok()?;
+        let key = (stat.st_dev, stat.st_ino);
+        self.trees.iter().find_map(|(_, survey)| survey.as_ref().ok()?.repositories.get(&key).copied())
     }
 
     /// Whether some file of the trees has a guarded name besides others.

@@ -2,7 +2,8 @@
 //! links with guarded names or above them, repositories with settings that name files,
 //! files that have a guarded name and another.
 
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::FileType;
@@ -11,6 +12,7 @@ use stockade_sys::Errno;
 use super::git::{self, GlobalSettings};
 use super::names::{GuardedNames, fold};
 use super::places::GuardedPlaces;
+use super::repository::{RepositoryState, TrustedParts};
 use super::view::{Chain, View, absolute, join, name, parent};
 use crate::powers::covers;
 
@@ -99,6 +101,7 @@ struct Survey<'a> {
     /// Every writable tree of the run.
     writable: &'a [Vec<u8>],
     settings: &'a GlobalSettings,
+    parts: &'a TrustedParts,
     found: GuardedPlaces,
     rest: Vec<Waiting>,
     seen: usize,
@@ -121,7 +124,7 @@ pub(super) fn survey(
     view: View<'_>,
     (tree, writable): (&[u8], &[Vec<u8>]),
     names: &GuardedNames,
-    settings: &GlobalSettings,
+    (settings, parts): (&GlobalSettings, &TrustedParts),
 ) -> Result<GuardedPlaces, SurveyError> {
     let mut survey = Survey {
         view,
@@ -129,6 +132,7 @@ pub(super) fn survey(
         tree,
         writable,
         settings,
+        parts,
         found: GuardedPlaces::default(),
         rest: vec![Waiting { path: tree.to_vec(), guarded: names.matches(tree).is_some(), depth: Depth::Whole }],
         seen: 0,
@@ -163,6 +167,7 @@ pub(crate) fn survey_directory(
         tree: &[],
         writable: &everywhere,
         settings: &settings,
+        parts: &TrustedParts::default(),
         found: GuardedPlaces::default(),
         rest: Vec::new(),
         seen: 0,
@@ -201,6 +206,7 @@ impl Survey<'_> {
             return Err(SurveyError::TimedOut);
         }
         if listing.marks.make_repository() {
+            self.add_state(directory);
             self.add_repository(directory)?;
         }
         for link in listing.links {
@@ -229,6 +235,16 @@ impl Survey<'_> {
                 Depth::Guarded(levels) => Depth::Guarded(levels - 1),
             };
             self.rest.push(Waiting { path, guarded, depth });
+        }
+    }
+
+    /// Notes what of a repository there is already.
+    fn add_state(&mut self, directory: &[u8]) {
+        let exists = |path: &Path| self.view.stat(path.as_os_str().as_bytes()).is_ok();
+        if let Some(state) = RepositoryState::around(&join(directory, b"HEAD"), self.parts, &exists)
+            && let Ok(stat) = self.view.stat(directory)
+        {
+            self.found.repositories.insert((stat.st_dev, stat.st_ino), state);
         }
     }
 
