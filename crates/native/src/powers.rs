@@ -284,6 +284,11 @@ impl Powers {
         &self.names
     }
 
+    /// What is hidden.
+    pub(crate) fn hidden(&self) -> &[Vec<u8>] {
+        &self.hidden
+    }
+
     /// The writable roots. They only become more.
     pub(crate) fn writable(&self) -> &[Vec<u8>] {
         &self.writable

@@ -172,7 +172,11 @@ impl Service {
         let first = self.first.as_ref()?;
         let root_length = self.powers.root_length(path)?;
         let mut surveys = self.surveys.borrow_mut();
-        surveys.complete(View::new(first.root.as_fd()), self.powers.names(), self.powers.writable());
+        surveys.complete(
+            View::new(first.root.as_fd()).without(self.powers.hidden()),
+            self.powers.names(),
+            self.powers.writable(),
+        );
         if let Some(refusal) = surveys.refusal(root_length, path) {
             return Some(refusal);
         }

@@ -10,6 +10,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags, RawDir, ResolveFlags, Stat, fstat, openat2};
 use stockade_sys::{Errno, resolve};
 
+use crate::powers::covers;
+
 /// As the kernel: `MAXSYMLINKS`.
 const MAX_LINKS: usize = 40;
 /// Components of one path, links included.
@@ -19,7 +21,12 @@ const LISTING_BYTES: usize = 32 << 10;
 
 /// A held root. Every path is absolute beneath it.
 #[derive(Clone, Copy)]
-pub(crate) struct View<'a>(BorrowedFd<'a>);
+pub(crate) struct View<'a> {
+    root: BorrowedFd<'a>,
+    /// Paths that are hidden from the run: opening one would be noticed as an attempt of
+    /// the run, and it holds nothing.
+    hidden: &'a [Vec<u8>],
+}
 
 /// The way from a link to its end.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -34,13 +41,21 @@ pub(super) struct Chain {
 
 impl<'a> View<'a> {
     pub(crate) fn new(root: BorrowedFd<'a>) -> Self {
-        Self(root)
+        Self { root, hidden: &[] }
+    }
+
+    /// The same without what is hidden.
+    pub(crate) fn without(self, hidden: &'a [Vec<u8>]) -> Self {
+        Self { hidden, ..self }
     }
 
     fn open(self, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
         let text = CString::new(path).map_err(|_| Errno::INVAL)?;
+        if !flags.contains(OFlags::PATH) && self.hidden.iter().any(|hidden| covers(hidden, path)) {
+            return Err(Errno::NOENT);
+        }
         let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
-        openat2(self.0, &text, flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty(), how)
+        openat2(self.root, &text, flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty(), how)
     }
 
     /// What is known of the object at `path`; of a link, the link.
