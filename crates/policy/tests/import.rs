@@ -209,7 +209,14 @@ fn wrong_input_is_refused_at_its_line() {
             "host_executable(name=\"git\", paths=[\"/usr/bin/gti\"])",
             "x:1:36: `/usr/bin/gti` does not end in `git`",
         ),
-        (Tool::Codex, "host_executable(name=\"git\", paths=[\"bin/git\"])", "x:1:36: `bin/git` is neither absolute"),
+        (Tool::Codex, "host_executable(name=\"git\", paths=[\"~/git\"])", "x:1:36: `~/git` is not absolute"),
+        (
+            Tool::Codex,
+            "prefix_rule(pattern=[\"a\", \"b\"], match=[\"a c\"])",
+            "x:1:39: `a c`: this example fails, and the file is refused there",
+        ),
+        (Tool::Codex, "prefix_rule(pattern=[\"a\"], not_match=[\"a c\"])", "x:1:38: `a c`: this example fails"),
+        (Tool::Codex, "host_executable(name=\"git\", paths=[\"bin/git\"])", "x:1:36: `bin/git` is not absolute"),
         (Tool::Claude, "", "x:1:1: the text ends too early"),
         (
             Tool::Claude,

@@ -152,10 +152,11 @@ fn drive(driver: &str, tool: &Path, cases: &Value) -> Vec<Vec<Option<Verdict>>> 
     let output = run.stderr(Stdio::inherit()).output().unwrap();
     assert!(output.status.success(), "{}", output.status);
     let answers: Vec<Vec<String>> = serde_json::from_slice(&output.stdout).unwrap();
-    let unknown = answers.iter().flatten().find(|answer| answer.starts_with("unknown: "));
-    if let Some(unknown) = unknown {
-        println!("one of the answers that are not understood: {unknown}");
+    let mut unknown: BTreeMap<String, usize> = BTreeMap::new();
+    for answer in answers.iter().flatten().filter(|answer| answer.starts_with("unknown")) {
+        *unknown.entry(answer.chars().take(90).collect()).or_default() += 1;
     }
+    println!("answers that are not understood, with their number: {unknown:#?}");
     answers.iter().map(|one| one.iter().map(|text| verdict(text)).collect()).collect()
 }
 

@@ -11,7 +11,7 @@ use stockade_model::{Host, Verdict};
 
 use super::json::Fault;
 use super::starlark::{self, Call, Value};
-use super::{Carried, Entry, Imported, Source, fault};
+use super::{Carried, Entry, Imported, Source, fault, plain_words};
 use crate::draft::DraftRule;
 use crate::error::{ConfigError, Place};
 use crate::file::ProvenanceSection;
@@ -36,10 +36,8 @@ pub(super) fn import(sources: &[Source]) -> Result<Imported, ConfigError> {
             match call.name.as_str() {
                 "prefix_rule" => prefix_rule(call, &entry, &hosts, &mut imported),
                 "network_rule" => network_rule(call, &entry, &mut imported),
-                "host_executable" => {
-                    note_home_paths(call, &entry, &hosts, &mut imported);
-                    Ok(())
-                }
+                // Read before, because rules above it mean its paths as well.
+                "host_executable" => Ok(()),
                 other => Err(Fault { at: call.at, why: format!("there is no function `{other}`") }),
             }
             .map_err(|wrong| fault(source, wrong))?;
@@ -143,6 +141,12 @@ fn prefix_rule(
     let mut rule = draft(effect, justification_of(found.get("justification"), entry)?, entry);
     rule.matches = examples(found.get("match"))?;
     rule.not_match = examples(found.get("not_match"))?;
+    for (key, wanted, lines) in [("match", true, &rule.matches), ("not_match", false, &rule.not_match)] {
+        if let Some(line) = lines.iter().find(|line| fits(&pattern, line).is_some_and(|fits| fits != wanted)) {
+            let at = found.get(key).map_or(call.at, |value| value.at);
+            return Err(Fault { at, why: format!("`{line}`: this example fails, and the file is refused there") });
+        }
+    }
     let unusual = |word: &String| word.is_empty() || word.chars().any(char::is_control);
     if pattern.len() > 32 || pattern.iter().any(|word| word.alternatives().iter().any(unusual)) {
         let why = "a rule here has at most 32 words, none of them empty or with controls";
@@ -173,12 +177,19 @@ fn prefix_rule(
     Ok(())
 }
 
+/// Whether an example fits a pattern there; nothing where its words are not plain,
+/// or a path may stand for a name.
+fn fits(pattern: &[Word], example: &str) -> Option<bool> {
+    let words = plain_words(example).filter(|words| !words[0].contains('/'))?;
+    Some(words.len() >= pattern.len() && pattern.iter().zip(&words).all(|(wanted, word)| wanted.is(word)))
+}
+
 /// An allow rule means exactly its program; the paths that `host_executable`
 /// lists for it are the same program.
 fn with_paths(program: &Word, hosts: &BTreeMap<String, Vec<String>>) -> Word {
     let mut names: Vec<String> = program.alternatives().to_vec();
     for name in program.alternatives() {
-        for path in hosts.get(name).into_iter().flatten().filter(|path| path.starts_with('/')) {
+        for path in hosts.get(name).into_iter().flatten() {
             if !names.contains(path) {
                 names.push(path.clone());
             }
@@ -219,8 +230,8 @@ fn host_executable(call: &Call) -> Result<(String, Vec<String>), Fault> {
     let mut paths = Vec::new();
     for value in list(needed(call, &found, "paths")?)? {
         let path = text(value)?;
-        if !path.starts_with('/') && !path.starts_with("~/") {
-            return Err(Fault { at: value.at, why: format!("`{path}` is neither absolute nor starts with `~/`") });
+        if !path.starts_with('/') {
+            return Err(Fault { at: value.at, why: format!("`{path}` is not absolute: the file is refused there") });
         }
         if path.rsplit('/').next() != Some(name) {
             return Err(Fault { at: value.at, why: format!("`{path}` does not end in `{name}`") });
@@ -228,14 +239,6 @@ fn host_executable(call: &Call) -> Result<(String, Vec<String>), Fault> {
         paths.push(path.to_owned());
     }
     Ok((name.to_owned(), paths))
-}
-
-fn note_home_paths(call: &Call, entry: &Entry<'_>, hosts: &BTreeMap<String, Vec<String>>, imported: &mut Imported) {
-    let Ok((name, _)) = host_executable(call) else { return };
-    if hosts.get(&name).is_some_and(|paths| paths.iter().any(|path| path.starts_with("~/"))) {
-        let why = "a program is named by its whole path here: paths that start with `~/` are asked about";
-        imported.notes.push(entry.note(Carried::Left, why));
-    }
 }
 
 fn network_rule(call: &Call, entry: &Entry<'_>, imported: &mut Imported) -> Result<(), Fault> {

@@ -52,8 +52,8 @@ function decision(result) {
   if (!result) return 'unknown';
   const text = typeof result.content === 'string' ? result.content : JSON.stringify(result.content);
   if (!result.is_error) return 'allow';
-  if (/has been denied|denied access|hook error|blocked by hook|No stderr output|denied by/.test(text)) return 'deny';
-  if (/requested permissions|requires? (manual )?approval|was blocked|granted it yet|Contains |cannot be|explicit approval|which can |defers execution|approval/i.test(text)) return 'ask';
+  if (/has been denied|denied access|No such tool available|while in plan mode|hook error|blocked by hook|No stderr output|denied by/.test(text)) return 'deny';
+  if (/requested permissions|requires? (manual )?approval|was blocked|granted it yet|Contains |cannot be|explicit approval|which can |defers execution|approval|Parse error|evaluates arguments/i.test(text)) return 'ask';
   return `unknown: ${text}`;
 }
 
