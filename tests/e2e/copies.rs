@@ -114,8 +114,8 @@ fn a_copy_out_replaces_nothing_that_the_host_obeys_and_follows_no_link_there() {
         replacing("repo/.ENVRC", "plain/.EnvRC", "protected");
         replacing("repo/.git/config", "led/config", "link is on the way");
         replacing("repo/file", "led/new", "link is on the way");
-        replacing("repo/b/config.toml", "host/b", "link with a protected name");
-        replacing("repo/b/config.toml", "host/b/rc", "link with a protected name");
+        replacing("repo/b/config.toml", "host/b", "the target of a protected link");
+        replacing("repo/b/config.toml", "host/b/rc", "the target of a protected link");
         // A link in the place of a file is replaced itself, and leads nowhere before that.
         refused(world, &["copy", &at("repo/file"), &to("leaf")], "remove it first");
         done(world, &["copy", &at("repo/file"), &to("leaf"), "--replace"]);
@@ -150,7 +150,7 @@ fn a_copy_into_a_bound_directory_makes_no_protected_name() {
         stream("x.tar", "new");
         stream("l.tar", "new");
         stream("e.tar", "b");
-        refused(world, &["copy", "in/config.toml", &format!("{id}:b/config.toml")], "link with a protected name");
+        refused(world, &["copy", "in/config.toml", &format!("{id}:b/config.toml")], "the target of a protected link");
         partly(world, &["copy", "in/top", &format!("{id}:top")]);
         partly(world, &["copy", "in/x/bare.git", &format!("{id}:any")]);
         assert_eq!(planted(&project), [""; 0]);
