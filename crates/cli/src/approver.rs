@@ -29,14 +29,16 @@ const PERIODS_MS: [(char, u64); 3] = [('h', 3_600_000), ('d', 86_400_000), ('w',
 /// pressed (ECMA-48, xterm's ctlseqs), in this order: what is unfinished is cut off;
 /// synchronized output and the other screen are left; character sets, margins, inserting,
 /// a locked keyboard; the sending of reports and of keys as sequences; colours. The cursor
-/// stays where it is.
+/// stays where it is: origin mode may come back with it, which moves nothing where the
+/// margins are those of the screen, while resetting it would move the cursor to the top.
+/// Nothing is left beneath and beside it that could be read as a part of the question.
 const IN_PLACE: &str = concat!(
     "\x18\x1b\\",
     "\x1b[?2026l\x1b[?47l",
     "\x1b(B\x1b)B\x0f\x1b[2;4;20l",
-    "\x1b7\x1b[?6l\x1b[?69l\x1b[r\x1b8\x1b[?6l",
+    "\x1b7\x1b[?6l\x1b[?69l\x1b[r\x1b8",
     "\x1b[?1;9;66;1000;1001;1002;1003;1004;1005;1006;1015;1016;2004;2031;2048l",
-    "\x1b[>4m\x1b[=0u\x1b>\x1b[?7;25h\x1b[m",
+    "\x1b[>4m\x1b[=0u\x1b>\x1b[?7;25h\x1b[m\x1b[J",
 );
 
 /// Asks at `/dev/tty`.

@@ -129,6 +129,37 @@ const ATTEMPTS: &[Attempt] = &[
         "grep -q evil r/config",
     ),
     attempt(
+        "a directory that cannot be searched",
+        "mkdir sub b; ln -s ../b sub/.vscode; chmod 644 sub",
+        "chmod 755 sub; echo evil > b/tasks.json",
+        "grep -q evil sub/.vscode/tasks.json",
+    ),
+    attempt(
+        "hooks of a linked work tree",
+        "git init -q m && git -C m -c user.name=x -c user.email=x@x commit -q --allow-empty -m x && \
+         git -C m worktree add -q ../w && git -C m config core.hooksPath .githooks",
+        "mkdir w/.githooks; echo evil > w/.githooks/pre-commit",
+        "test -e w/.githooks/pre-commit",
+    ),
+    attempt(
+        "hooks through a link on the way",
+        "mkdir real; ln -s real tools; git init -q . && git config core.hooksPath tools/hooks",
+        "mkdir real/hooks; echo evil > real/hooks/pre-commit",
+        "test -e real/hooks/pre-commit",
+    ),
+    attempt(
+        "a script that an interpreter is given",
+        "mkdir tools; echo fine > tools/d.sh; git init -q . && git config diff.x.command 'sh tools/d.sh'",
+        "echo evil > tools/d.sh",
+        "grep -q evil tools/d.sh",
+    ),
+    attempt(
+        "settings after a comment that ends in a backslash",
+        "git init -q . && printf '# x\\\\\\n[user] [core] hooksPath = hk\\n' >> .git/config",
+        "mkdir hk; echo evil > hk/pre-commit",
+        "test -e hk/pre-commit",
+    ),
+    attempt(
         "included settings",
         "git init -q . && git config include.path ../shared.cfg",
         "echo evil > shared.cfg",
@@ -180,6 +211,46 @@ fn nothing_guarded_is_planted_in_a_roundabout_way() {
         }
         assert!(wrong.is_empty(), "{wrong:#?}");
     });
+}
+
+/// Makes a repository where the paths of its parts are too long to be named, and moves it
+/// to the top.
+const DEEP_REPOSITORY: &str = r#"
+import os
+def quiet(call, *arguments, **named):
+    try: return call(*arguments, **named)
+    except OSError as error: print(error)
+top = os.open(".", os.O_RDONLY)
+os.mkdir("hk"); open("hk/pre-commit", "w").write("evil")
+left = 4089 - len(os.getcwd()) - 2
+while left > 0:
+    name = "d" * (min(left - 1, 200) if left != 202 else 199)
+    os.mkdir(name); os.chdir(name); left -= len(name) + 1
+os.mkdir("r")
+r = os.open("r", os.O_RDONLY)
+quiet(os.mkdir, "objects", dir_fd=r); quiet(os.mkdir, "refs", dir_fd=r)
+quiet(os.open, "HEAD", os.O_CREAT | os.O_WRONLY, dir_fd=r)
+quiet(os.rename, "hk", "hooks", src_dir_fd=top, dst_dir_fd=r)
+quiet(os.rename, "r", "r", dst_dir_fd=top)
+"#;
+
+#[test]
+fn no_repository_is_made_where_paths_are_too_long_to_be_named() {
+    let python = "/usr/bin/python3";
+    if !Path::new(python).exists() {
+        eprintln!("not run: no python3");
+        return;
+    }
+    let whole = "test -e r/HEAD -a -e r/objects -a -e r/refs -a -e r/hooks/pre-commit";
+    let control = Scene::bare("control");
+    let made = Command::new(python).args(["-c", DEEP_REPOSITORY]).current_dir(control.workspace()).status().unwrap();
+    assert!(made.success() && host(&control.workspace(), whole), "nothing is made without a sandbox");
+    for level in LEVELS {
+        let scene = Scene::bare("deep");
+        let workspace = scene.workspace();
+        let ran = run_brokered(&support::plan(level, &workspace, &[python, "-c", DEEP_REPOSITORY]));
+        assert!(!host(&workspace, whole), "{level}: {} {}", ran.stdout, ran.stderr);
+    }
 }
 
 /// What is no attempt passes.

@@ -20,7 +20,8 @@ use crate::review::ReviewSettings;
 use crate::settings::{OwnDirectories, PassedPlace, Settings};
 use crate::spec::Layer;
 use crate::trust::{
-    PathStep, StepObject, TrustError, mode_for_others, require_trusted_object, require_trusted_path, trace_path,
+    PathStep, StepObject, TrustError, mode_for_others, require_one_name, require_trusted_object, require_trusted_path,
+    trace_path,
 };
 
 /// Largest configuration file, in bytes.
@@ -193,6 +194,7 @@ fn read_layer(layer: Layer, path: &Path, owner: u32) -> Result<Option<LayerText>
     let stat = fstat(&file).map_err(|e| LoadError::Read { path: path.to_owned(), source: e.into() })?;
     let mode = mode_for_others(stat.st_uid, stat.st_gid, stat.st_mode);
     require_trusted_object(path, stat.st_uid, mode, owner).map_err(untrusted)?;
+    require_one_name(path, stat.st_nlink).map_err(untrusted)?;
     Ok(Some(LayerText { layer, path: path.to_owned(), source: read(file, path)? }))
 }
 

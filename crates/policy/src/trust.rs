@@ -132,6 +132,16 @@ pub enum TrustError {
         /// The user who may own it besides root.
         trusted: u32,
     },
+    /// The file has another name, by which it could be written.
+    #[error(
+        "{0} has another name, by which a run could write it\nhint: make it a file of its own: cp {1} {1}.new && mv {1}.new {1}",
+        quoted(place),
+        shell_word(place)
+    )]
+    Linked {
+        /// The file.
+        place: PathBuf,
+    },
     /// Other users may write an object on the way.
     #[error("{} may be written by {} (mode {:04o})\nhint: chmod {} {}", quoted(place), writers(*mode), mode & 0o7777, chmod_change(*mode), shell_word(place))]
     Writable {
@@ -232,6 +242,12 @@ fn is_private_group((owner, group): (u32, u32), passwd: &str, groups: &str) -> b
     is(user, 2, owner)
         && user.first() == group.first()
         && (members.is_empty() || Some(members) == user.first().map(String::as_str))
+}
+
+/// Demands that a file has one name (link(2)): a hard link in a workspace would be a way to
+/// write it.
+pub(crate) fn require_one_name(place: &Path, links: u64) -> Result<(), TrustError> {
+    if links > 1 { Err(TrustError::Linked { place: place.to_owned() }) } else { Ok(()) }
 }
 
 /// The number that stands for the host's root in a user namespace which does not map it.

@@ -162,6 +162,18 @@ fn a_file_that_another_user_could_change_is_refused() {
 }
 
 #[test]
+fn a_file_with_another_name_is_refused() {
+    let world = World::new();
+    world.write("config/stockade/config.toml", "approval_mode = \"never\"");
+    world.load().unwrap();
+    fs::create_dir_all(world.top.path().join("ws")).unwrap();
+    fs::hard_link(world.top.path().join("config/stockade/config.toml"), world.top.path().join("ws/c")).unwrap();
+    world.refused("has another name, by which a run could write it");
+    fs::remove_file(world.top.path().join("ws/c")).unwrap();
+    world.load().unwrap();
+}
+
+#[test]
 fn a_file_of_another_user_is_refused() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("not run: a file of another user (needs root)");

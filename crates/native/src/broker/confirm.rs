@@ -6,6 +6,7 @@
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat, fstat, openat2, renameat_with, unlinkat,
@@ -22,6 +23,8 @@ use crate::powers::{Refusal, creates_name, to_path};
 
 /// How often something is taken back where others move it meanwhile.
 const MAX_TAKEN_BACK: u32 = 64;
+/// How long a moved name is taken back at most: others move it meanwhile.
+const TAKE_BACK_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Service {
     fn is_needed(&self, path: &[u8]) -> bool {
@@ -35,7 +38,10 @@ impl Service {
             return Ok(());
         }
         // In a directory that was removed nothing has a name.
-        let Ok(mut now) = resolve::path_of(place.directory.fd.as_fd()) else { return Ok(()) };
+        let mut now = match resolve::path_of(place.directory.fd.as_fd()) {
+            Err(Errno::NOENT) => return Ok(()),
+            other => other?,
+        };
         if !now.ends_with(b"/") {
             now.push(b'/');
         }
@@ -149,10 +155,13 @@ impl Service {
         }
         // A name that was freed for a moment is looked at as well.
         for (place, directory, decided) in [(new, to, to_decided), (old, from, from_decided)] {
-            for number in 0..MAX_TAKEN_BACK {
-                let Err(failure) = look(place, decided) else { break };
+            let deadline = Instant::now() + TAKE_BACK_TIMEOUT;
+            while let Err(failure) = look(place, decided) {
                 confirmed = Err(failure);
-                put_aside(directory, place, number);
+                put_aside(directory, place);
+                if Instant::now() > deadline {
+                    break;
+                }
             }
         }
         confirmed
@@ -177,12 +186,7 @@ impl Service {
             self.powers.names(),
             self.powers.writable(),
         );
-        if let Some(refusal) = surveys.refusal(root_length, path) {
-            return Some(refusal);
-        }
-        let parts = surveys.parts().named_by_settings()?;
-        let creates = creates_name(operation);
-        repository::guarded_part(creates, root_length, path, parts, &|p| self.exists(p)).map(repository::refusal)
+        surveys.refusal_of(creates_name(operation), root_length, path, &|p| self.exists(p))
     }
 
     /// Whether `path` is guarded, granted or not.
@@ -211,11 +215,15 @@ impl Service {
     }
 }
 
-/// Gives what is at `place` a name beside it that means nothing.
-fn put_aside(directory: BorrowedFd<'_>, place: &Place, number: u32) {
-    let name = [place.name.as_bytes(), format!(".taken-back-{number}").as_bytes()].concat();
-    let Ok(name) = CString::new(name) else { return };
-    // Where the name is taken the next number is tried.
+/// Gives what is at `place` a name beside it that means nothing and that nobody can have
+/// taken before.
+fn put_aside(directory: BorrowedFd<'_>, place: &Place) {
+    let mut bytes = [0_u8; 8];
+    if rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).is_err() {
+        return;
+    }
+    let Ok(name) = CString::new(format!("taken-back-{:016x}", u64::from_ne_bytes(bytes))) else { return };
+    // What is gone by now needs no other name.
     let _ = renameat_with(directory, &place.name, directory, &name, RenameFlags::NOREPLACE);
 }
 

@@ -455,12 +455,14 @@ impl Service {
         }
     }
 
-    /// Whether something of the run's own has this path.
+    /// Whether something has this path in the run's view. Where that cannot be told, as of
+    /// a path that is too long or a directory that may not be searched, it is taken to exist:
+    /// a yes to this question only ever refuses more.
     pub fn exists(&self, path: &Path) -> bool {
         let Some(first) = &self.first else { return false };
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-        openat2(&first.root, path, flags, Mode::empty(), how).is_ok()
+        !matches!(openat2(&first.root, path, flags, Mode::empty(), how), Err(Errno::NOENT | Errno::NOTDIR))
     }
 
     /// Whether an object that was reached by a descriptor is one of the run's

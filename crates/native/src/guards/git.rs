@@ -5,7 +5,7 @@
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 
-use super::view::{View, absolute, join, name, parent};
+use super::view::{View, absolute, join, parent};
 use crate::powers::to_path;
 
 /// Settings larger than this are not read; their file is guarded all the same.
@@ -48,9 +48,10 @@ enum Named {
     File(Vec<u8>),
 }
 
-/// What the repository in the directory `repository` names: its settings and hooks where
-/// they lie in another directory, and every file that a setting leads to.
-pub(super) fn named_by_repository(view: View<'_>, repository: &[u8]) -> Vec<Vec<u8>> {
+/// What the repository in the directory `repository`, with a work tree at `top`, names: its
+/// settings and hooks where they lie in another directory, and every file that a setting
+/// leads to. `home` is what `~` means.
+pub(super) fn named_by_repository(view: View<'_>, repository: &[u8], top: &[u8], home: Option<&[u8]>) -> Vec<Vec<u8>> {
     let common_file = join(repository, b"commondir");
     let common = view.read(&common_file, MAX_SETTINGS_BYTES).map(|text| absolute(repository, first_line(&text)));
     // Its own settings, hooks and pointers are refused by name. What links of such a
@@ -61,10 +62,17 @@ pub(super) fn named_by_repository(view: View<'_>, repository: &[u8]) -> Vec<Vec<
     if let Some(common) = &common {
         places.extend([b"config" as &[u8], b"hooks"].map(|name| join(common, name)));
     }
-    let top = if name(repository) == b".git" { parent(repository) } else { repository };
     let settings = [join(common.as_deref().unwrap_or(repository), b"config"), join(repository, b"config.worktree")];
+    let mut tops = vec![top.to_vec(), repository.to_vec()];
+    for file in &settings {
+        let text = view.read(file, MAX_SETTINGS_BYTES).unwrap_or_default();
+        let trees = entries(&text).filter(|(section, key, _)| section == "core" && key == "worktree");
+        tops.extend(trees.map(|(_, _, value)| absolute(repository, &value)));
+    }
+    tops.sort();
+    tops.dedup();
     for file in settings {
-        add_named_by_settings(view, &file, &[top, repository], 0, &mut places);
+        add_named_by_settings(view, &file, (&tops, home), 0, &mut places);
     }
     places
 }
@@ -107,6 +115,7 @@ impl GlobalSettings {
             if let Ok(followed) = std::fs::canonicalize(&file) {
                 settings.files.push(followed.into_os_string().into_vec());
             }
+            let home = settings.home.clone().map(|home| to_path(&home));
             settings.add(&file, home.as_deref(), 0);
         }
         settings
@@ -115,22 +124,20 @@ impl GlobalSettings {
     fn add(&mut self, file: &Path, home: Option<&Path>, depth: usize) {
         let Some(text) = read_bounded(file) else { return };
         let directory = file.parent().unwrap_or(Path::new("/")).as_os_str().as_bytes();
+        let home_bytes = home.map(|home| home.as_os_str().as_bytes());
         for (section, key, value) in entries(&text) {
-            let value = match (value.strip_prefix(b"~/"), home) {
-                (Some(rest), Some(home)) => join(home.as_os_str().as_bytes(), rest),
-                _ => value,
-            };
-            match named(&section, &key, value) {
-                Some(Named::Include(path)) => {
-                    let path = absolute(directory, &path);
-                    if depth < MAX_INCLUDES && !self.files.contains(&path) {
-                        self.files.push(path.clone());
-                        self.add(&to_path(&path), home, depth + 1);
+            for named in named(&section, &key, &value, home_bytes) {
+                match named {
+                    Named::Include(path) => {
+                        let path = absolute(directory, &path);
+                        if depth < MAX_INCLUDES && !self.files.contains(&path) {
+                            self.files.push(path.clone());
+                            self.add(&to_path(&path), home, depth + 1);
+                        }
                     }
+                    Named::File(path) if path.starts_with(b"/") => self.files.push(path),
+                    Named::File(path) => self.hooks.push(path),
                 }
-                Some(Named::File(path)) if path.starts_with(b"/") => self.files.push(path),
-                Some(Named::File(path)) => self.hooks.push(path),
-                None => {}
             }
         }
     }
@@ -154,43 +161,62 @@ fn read_bounded(path: &Path) -> Option<Vec<u8>> {
     (metadata.is_file() && metadata.len() <= MAX_SETTINGS_BYTES).then(|| std::fs::read(path).ok())?
 }
 
-fn add_named_by_settings(view: View<'_>, file: &[u8], tops: &[&[u8]], depth: usize, places: &mut Vec<Vec<u8>>) {
+fn add_named_by_settings(
+    view: View<'_>,
+    file: &[u8],
+    (tops, home): (&[Vec<u8>], Option<&[u8]>),
+    depth: usize,
+    places: &mut Vec<Vec<u8>>,
+) {
     // Git follows links to its settings.
-    let followed = view.follow(file).map_or_else(|| file.to_vec(), |chain| chain.end);
+    let followed = view.resolve(file).map_or_else(|| file.to_vec(), |chain| chain.end);
     let Some(text) = view.read(&followed, MAX_SETTINGS_BYTES) else { return };
-    for named in entries(&text).filter_map(|(section, key, value)| named(&section, &key, value)) {
-        match named {
-            Named::Include(path) => {
-                let path = absolute(parent(file), &path);
-                if depth < MAX_INCLUDES && !places.contains(&path) {
-                    places.push(path.clone());
-                    add_named_by_settings(view, &path, tops, depth + 1, places);
+    for (section, key, value) in entries(&text) {
+        for named in named(&section, &key, &value, home) {
+            match named {
+                Named::Include(path) => {
+                    let path = absolute(parent(file), &path);
+                    if depth < MAX_INCLUDES && !places.contains(&path) {
+                        places.push(path.clone());
+                        add_named_by_settings(view, &path, (tops, home), depth + 1, places);
+                    }
                 }
+                Named::File(path) => places.extend(tops.iter().map(|top| absolute(top, &path))),
             }
-            Named::File(path) => places.extend(tops.iter().map(|top| absolute(top, &path))),
         }
     }
 }
 
-fn named(section: &str, key: &str, value: Vec<u8>) -> Option<Named> {
-    if value.is_empty() || matches!(value[0], b'~' | b'%') {
-        return None;
-    }
+/// The files that one setting names, with `~` replaced.
+fn named(section: &str, key: &str, value: &[u8], home: Option<&[u8]>) -> Vec<Named> {
+    let expand = |path: &[u8]| match (path.strip_prefix(b"~/"), home) {
+        (Some(rest), Some(home)) => join(home, rest),
+        _ => path.to_vec(),
+    };
+    let is_path = |path: &[u8]| !path.is_empty() && !path.starts_with(b"%");
     match (section, key) {
-        ("include" | "includeif", "path") => Some(Named::Include(value)),
-        ("core", "hookspath" | "attributesfile") => Some(Named::File(value)),
+        ("include" | "includeif", "path") if is_path(value) => vec![Named::Include(expand(value))],
+        ("core", "hookspath" | "attributesfile") | ("init", "templatedir") if is_path(value) => {
+            vec![Named::File(expand(value))]
+        }
+        ("mergetool" | "difftool", "path") | ("submodule", "update") => {
+            words(value).map(|w| Named::File(expand(&w))).collect()
+        }
         // `!` starts a shell command in aliases and helpers.
-        (_, key) if section == "alias" || COMMAND_KEYS.contains(&key) => program(&value).map(Named::File),
-        _ => None,
+        ("alias", _) if !value.starts_with(b"!") => Vec::new(),
+        (section, key) if matches!(section, "alias" | "pager") || COMMAND_KEYS.contains(&key) => {
+            words(value).map(|word| Named::File(expand(&word))).collect()
+        }
+        _ => Vec::new(),
     }
 }
 
-/// The program that a command starts, where it is named by a path.
-fn program(command: &[u8]) -> Option<Vec<u8>> {
-    let command = command.strip_prefix(b"!").unwrap_or(command).trim_ascii_start();
-    let word = command.split(u8::is_ascii_whitespace).next()?;
-    let plain = word.iter().copied().filter(|b| !matches!(b, b'"' | b'\'')).collect::<Vec<u8>>();
-    plain.contains(&b'/').then_some(plain)
+/// Every word of a command that is a path: any of them may be the program's script.
+fn words(command: &[u8]) -> impl Iterator<Item = Vec<u8>> {
+    let parts = command.split(|b| {
+        b.is_ascii_whitespace() || matches!(b, b'!' | b'"' | b'\'' | b';' | b'&' | b'|' | b'(' | b')' | b'=')
+    });
+    parts.filter(|word| word.contains(&b'/') && word.iter().any(|b| *b != b'/')).map(<[u8]>::to_vec)
 }
 
 fn first_line(text: &[u8]) -> &[u8] {
@@ -200,9 +226,9 @@ fn first_line(text: &[u8]) -> &[u8] {
 /// The settings of a file as (section, key, value); section and key in lower case.
 fn entries(text: &[u8]) -> impl Iterator<Item = (String, String, Vec<u8>)> {
     let mut section = String::new();
-    logical_lines(text).into_iter().filter_map(move |line| {
+    logical_lines(text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text)).into_iter().filter_map(move |line| {
         let mut line = line.trim_ascii();
-        if let Some(header) = line.strip_prefix(b"[") {
+        while let Some(header) = line.strip_prefix(b"[") {
             let end = header.iter().position(|b| *b == b']')?;
             let first = header[..end].split(|b| b.is_ascii_whitespace() || *b == b'.' || *b == b'"').next()?;
             section = String::from_utf8_lossy(first).to_ascii_lowercase();
@@ -227,7 +253,7 @@ fn logical_lines(text: &[u8]) -> Vec<Vec<u8>> {
     for line in text.split(|b| *b == b'\n') {
         let line = line.strip_suffix(b"\r").unwrap_or(line);
         let (line, goes_on) = match line.strip_suffix(b"\\") {
-            Some(rest) if !rest.ends_with(b"\\") => (rest, true),
+            Some(rest) if !rest.ends_with(b"\\") && (continues || !is_comment(line)) => (rest, true),
             _ => (line, false),
         };
         match lines.last_mut().filter(|_| continues) {
@@ -237,6 +263,10 @@ fn logical_lines(text: &[u8]) -> Vec<Vec<u8>> {
         continues = goes_on;
     }
     lines
+}
+
+fn is_comment(line: &[u8]) -> bool {
+    matches!(line.trim_ascii_start().first(), Some(b'#' | b';'))
 }
 
 /// A value without quotes, escapes and comment.
@@ -282,7 +312,7 @@ mod tests {
                       [includeIf \"gitdir:/x/\"]\n  path = /abs.cfg\n[filter \"x\"] clean = ./f.sh %f\n\
                       [alias]\n a = !\"./a b\" c\n s = status\n[remote \"o\"] url = ../o\n";
         let files = [("w/.git/config", config), ("w/shared.cfg", "[core]\nfsmonitor=./mon\n[include]path=x.cfg\n")];
-        let found = places(&files, |view| named_by_repository(view, b"/w/.git"));
+        let found = places(&files, |view| named_by_repository(view, b"/w/.git", b"/w", None));
         let expected = [
             "/abs.cfg",
             "/w/.git/a",
@@ -302,7 +332,7 @@ mod tests {
     #[test]
     fn another_directory_with_the_settings_is_found() {
         let files = [("r/HEAD", ""), ("r/commondir", "../y\n"), ("y/config", "[core] hooksPath=h\n")];
-        let found = places(&files, |view| named_by_repository(view, b"/r"));
+        let found = places(&files, |view| named_by_repository(view, b"/r", b"/r", None));
         assert_eq!(found, ["/r/h", "/y/config", "/y/hooks"]);
         let pointer = places(&[("w/.git", "gitdir: ../meta\n")], |view| named_by_pointer(view, b"/w/.git"));
         assert_eq!(pointer, ["/meta"]);

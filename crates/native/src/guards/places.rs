@@ -7,10 +7,10 @@ use stockade_model::Grant;
 
 use super::git::GlobalSettings;
 use super::names::GuardedNames;
-use super::repository::{RepositoryState, TrustedParts};
+use super::repository::{self, RepositoryState, TrustedParts};
 use super::survey::{SurveyError, survey};
 use super::view::{View, parent};
-use crate::powers::{Refusal, covers, prefix_ends, protected, to_path};
+use crate::powers::{Probe, Refusal, covers, prefix_ends, protected, to_path};
 
 /// How a place is called that is guarded although its name is not.
 const TARGET: &str = "the target of a protected link";
@@ -95,6 +95,21 @@ impl Surveys {
             Ok(places) => places.refusal(root_length, path),
             Err(error) => (root_length <= tree.len() && covers(tree, path))
                 .then(|| Refusal { rule: error.to_string(), grant: Some(Grant::Write(to_path(path))) }),
+        })
+    }
+
+    /// As [`refusal`](Self::refusal), also for parts of repositories that the person's settings
+    /// name, besides those that are always trusted.
+    pub(crate) fn refusal_of(
+        &self,
+        creates: bool,
+        root_length: usize,
+        path: &[u8],
+        probe: Probe<'_>,
+    ) -> Option<Refusal> {
+        self.refusal(root_length, path).or_else(|| {
+            let parts = self.parts.named_by_settings()?;
+            repository::guarded_part(creates, root_length, path, parts, probe).map(repository::refusal)
         })
     }
 

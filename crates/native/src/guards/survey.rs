@@ -2,6 +2,7 @@
 //! links with guarded names or above them, repositories with settings that name files,
 //! files that have a guarded name and another.
 
+use std::collections::HashSet;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -27,7 +28,7 @@ const MAX_DEPTH: usize = 8;
 
 /// Levels of directories above a tree, and of the home directory, that are looked into
 /// where they have guarded names.
-const LEVELS_ABOVE: usize = 2;
+const LEVELS_ABOVE: usize = 4;
 
 /// Which directories of a directory are looked at.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -64,6 +65,11 @@ pub(crate) enum SurveyError {
     /// The tree cannot be listed.
     #[error("a writable tree cannot be read: links to protected names cannot be looked for")]
     Unreadable,
+    /// A directory of the person's own cannot be looked into.
+    #[error(
+        "the directory {0} cannot be searched, so links to protected names in it cannot be looked for (hint: chmod u+rx)"
+    )]
+    Closed(String),
     /// A guarded link means the tree itself.
     #[error("the protected link {0} leads to the writable tree itself")]
     Covers(String),
@@ -105,6 +111,8 @@ struct Survey<'a> {
     found: GuardedPlaces,
     rest: Vec<Waiting>,
     seen: usize,
+    /// Repositories whose settings were read.
+    known_repositories: HashSet<Vec<u8>>,
     deadline: Instant,
 }
 
@@ -136,6 +144,7 @@ pub(super) fn survey(
         found: GuardedPlaces::default(),
         rest: vec![Waiting { path: tree.to_vec(), guarded: names.matches(tree).is_some(), depth: Depth::Whole }],
         seen: 0,
+        known_repositories: HashSet::new(),
         deadline: Instant::now() + SURVEY_TIMEOUT,
     };
     survey.add_settings((settings.files.clone(), b"/"), b"/etc/gitconfig")?;
@@ -160,7 +169,7 @@ pub(crate) fn survey_directory(
     names: &GuardedNames,
 ) -> Result<GuardedPlaces, SurveyError> {
     let everywhere = [b"/".to_vec()];
-    let settings = GlobalSettings::default();
+    let settings = GlobalSettings::of_caller();
     let mut survey = Survey {
         view: host,
         names,
@@ -171,6 +180,7 @@ pub(crate) fn survey_directory(
         found: GuardedPlaces::default(),
         rest: Vec::new(),
         seen: 0,
+        known_repositories: HashSet::new(),
         deadline: Instant::now() + SURVEY_TIMEOUT,
     };
     let waiting = |path: &[u8], depth| Waiting { path: path.to_vec(), guarded: names.matches(path).is_some(), depth };
@@ -184,20 +194,26 @@ pub(crate) fn survey_directory(
     Ok(survey.found)
 }
 
+fn closed(directory: &[u8]) -> SurveyError {
+    SurveyError::Closed(String::from_utf8_lossy(directory).escape_debug().to_string())
+}
+
 impl Survey<'_> {
     fn look_at(&mut self, waiting: &Waiting) -> Result<(), SurveyError> {
         let Waiting { path: directory, guarded, depth } = waiting;
         let (directory, guarded) = (&directory[..], *guarded);
         let listing = match self.list(directory, guarded) {
             Ok(listing) => listing,
-            // Its owner can open it up later: nothing is known of it, so it is guarded.
-            Err(Errno::ACCESS | Errno::PERM) if directory != self.tree && *depth == Depth::Whole => {
-                return self.add_target(directory.to_vec(), directory);
-            }
             Err(Errno::NOENT | Errno::NOTDIR) => return Ok(()),
             Err(_) if directory == self.tree => return Err(SurveyError::Unreadable),
+            // A run may have closed it, to open it again: nothing is known of what it leads to.
+            Err(_) if *depth == Depth::Whole && self.is_own(directory) => return Err(closed(directory)),
+            Err(_) if *depth == Depth::Whole => return self.add_target(directory.to_vec(), directory),
             Err(_) => return Ok(()),
         };
+        if *depth == Depth::Whole && listing.count > 0 && self.is_own(directory) && !self.is_searchable(directory) {
+            return Err(closed(directory));
+        }
         self.seen += listing.count;
         if self.seen > MAX_NAMES {
             return Err(SurveyError::TooLarge);
@@ -238,6 +254,16 @@ impl Survey<'_> {
         }
     }
 
+    /// Whether the directory belongs to the user who runs this, who could change its mode.
+    fn is_own(&self, directory: &[u8]) -> bool {
+        self.view.stat(directory).map_or(true, |stat| stat.st_uid == rustix::process::geteuid().as_raw())
+    }
+
+    /// Whether what is in a directory can be looked at.
+    fn is_searchable(&self, directory: &[u8]) -> bool {
+        self.view.stat(&join(directory, b".")).is_ok()
+    }
+
     /// Notes what of a repository there is already.
     fn add_state(&mut self, directory: &[u8]) {
         let exists = |path: &Path| self.view.stat(path.as_os_str().as_bytes()).is_ok();
@@ -250,7 +276,17 @@ impl Survey<'_> {
 
     fn add_repository(&mut self, directory: &[u8]) -> Result<(), SurveyError> {
         let top = if fold(name(directory)).as_ref() == b".git" { parent(directory) } else { directory };
-        self.add_settings((git::named_by_repository(self.view, directory), top), &join(directory, b"config"))?;
+        self.add_repository_of(directory, top)
+    }
+
+    /// What the repository in `directory` names, whose work tree has the top `top`.
+    fn add_repository_of(&mut self, directory: &[u8], top: &[u8]) -> Result<(), SurveyError> {
+        if !self.known_repositories.insert(join(directory, top)) {
+            return Ok(());
+        }
+        let home = self.settings.home.as_deref();
+        let places = git::named_by_repository(self.view, directory, top, home);
+        self.add_settings((places, top), &join(directory, b"config"))?;
         self.add_work_tree(top)
     }
 
@@ -289,8 +325,10 @@ impl Survey<'_> {
             self.found.linked.insert((stat.st_dev, stat.st_ino));
         }
         if fold(name(path)).as_ref() == b".git" {
-            self.add_settings((git::named_by_pointer(self.view, path), parent(path)), path)?;
-            self.add_work_tree(parent(path))?;
+            let named = git::named_by_pointer(self.view, path);
+            self.add_settings((named.clone(), parent(path)), path)?;
+            // The repository may lie outside everything that is written.
+            named.iter().try_for_each(|directory| self.add_repository_of(directory, parent(path)))?;
         }
         Ok(())
     }
@@ -321,6 +359,9 @@ impl Survey<'_> {
         for place in links.into_iter().chain(missing) {
             self.add_target(place, link)?;
         }
+        if fold(name(link)).as_ref() == b".git" {
+            self.add_repository_of(&end, parent(link))?;
+        }
         if whole {
             return self.add_place(end, link, depth);
         }
@@ -330,20 +371,26 @@ impl Survey<'_> {
         Ok(())
     }
 
-    /// A guarded place; where it is a link, so is what it leads to.
+    /// A guarded place, and every link on the way to it.
     fn add_place(&mut self, place: Vec<u8>, by: &[u8], depth: usize) -> Result<(), SurveyError> {
         let is_known = self.found.targets.contains(&place);
         self.add_target(place.clone(), by)?;
-        if is_known {
+        if is_known || depth > MAX_DEPTH {
             return Ok(());
         }
-        match self.kind_of(&place) {
-            FileType::Symlink => self.add_link(&place, true, depth + 1),
-            FileType::Directory if self.is_writable(&place) => {
-                self.rest.push(Waiting { path: place, guarded: true, depth: Depth::Whole });
+        let Some(Chain { links, end, missing }) = self.view.resolve(&place) else { return Ok(()) };
+        for target in links.into_iter().chain(missing) {
+            self.add_target(target, by)?;
+        }
+        if end != place {
+            self.add_target(end.clone(), by)?;
+        }
+        match self.kind_of(&end) {
+            FileType::Directory if self.is_writable(&end) => {
+                self.rest.push(Waiting { path: end, guarded: true, depth: Depth::Whole });
                 Ok(())
             }
-            FileType::RegularFile => self.look_at_file(&place, true),
+            FileType::RegularFile => self.look_at_file(&end, true),
             _ => Ok(()),
         }
     }

@@ -98,13 +98,19 @@ impl<'a> View<'a> {
     /// Follows the link at `path`. None where it is no link or leads nowhere: a loop, a
     /// path that is too long, a directory that may not be entered.
     pub(super) fn follow(self, path: &[u8]) -> Option<Chain> {
-        let mut chain = Chain::default();
-        let mut here: Vec<u8> = parent(path).to_vec();
         let text = self.link_text(path).ok()?;
-        let mut rest = components(&text);
-        if text.starts_with(b"/") {
-            here.clear();
-        }
+        let start = if text.starts_with(b"/") { b"" } else { parent(path) };
+        self.walk(start.to_vec(), components(&text))
+    }
+
+    /// The same for any absolute path, whose links are all followed.
+    pub(super) fn resolve(self, path: &[u8]) -> Option<Chain> {
+        self.walk(Vec::new(), components(path))
+    }
+
+    /// Goes along `rest` from `here`; its last component is the first on the way.
+    fn walk(self, mut here: Vec<u8>, mut rest: Vec<Vec<u8>>) -> Option<Chain> {
+        let mut chain = Chain::default();
         for _ in 0..MAX_COMPONENTS {
             let Some(component) = rest.pop() else {
                 chain.end = if here.is_empty() { b"/".to_vec() } else { here };

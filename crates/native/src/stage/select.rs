@@ -13,7 +13,7 @@ use super::change::{Change, Changes, How};
 use super::error::{At, CommitError, PathError};
 use super::place::Stage;
 use crate::guards::{Surveys, View};
-use crate::powers::{Powers, Verdict};
+use crate::powers::{Powers, Verdict, creates_name};
 use stockade_files::object::{Kind, Object, names, os};
 
 /// Levels of a directory that is to be removed which are looked into.
@@ -144,8 +144,10 @@ impl<'a> Guard<'a> {
         };
         let whole = self.root.join(path);
         let bytes = whole.as_os_str().as_encoded_bytes();
-        let of_place =
-            || self.powers.root_length(bytes).and_then(|root_length| self.surveys.refusal(root_length, bytes));
+        let of_place = || {
+            let root_length = self.powers.root_length(bytes)?;
+            self.surveys.refusal_of(creates_name(operation), root_length, bytes, &exists)
+        };
         let verdict = match self.powers.decide(operation, &whole, &exists) {
             Verdict::Allow => of_place().map_or(Verdict::Allow, Verdict::Refuse),
             other => other,
