@@ -38,7 +38,7 @@ const IN_PLACE: &str = concat!(
     "\x1b(B\x1b)B\x0f\x1b[2;4;20l",
     "\x1b7\x1b[?6l\x1b[?69l\x1b[r\x1b8",
     "\x1b[?1;9;66;1000;1001;1002;1003;1004;1005;1006;1015;1016;2004;2031;2048l",
-    "\x1b[>4m\x1b[=0u\x1b>\x1b[?7;25h\x1b[m\x1b[J",
+    "\x1b[>4m\x1b[=0u\x1b>\x1b[m\x1b[J\x1b[?7;25h\x1b[m",
 );
 
 /// Asks at `/dev/tty`.
