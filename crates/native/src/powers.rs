@@ -299,6 +299,11 @@ impl Powers {
         deepest(&self.writable, path).map(<[u8]>::len)
     }
 
+    /// Whether a writable root is this very path: a grant that names it.
+    pub(crate) fn is_named(&self, path: &[u8]) -> bool {
+        self.root_length(path) == Some(path.len())
+    }
+
     /// Whether `path` is, or lies in, something with a guarded name; granted or not.
     pub(crate) fn has_guarded_name(&self, path: &[u8]) -> bool {
         let above = if covers(&self.workspace, path) { self.workspace.len() } else { 0 };

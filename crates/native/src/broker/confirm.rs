@@ -59,11 +59,10 @@ impl Service {
         }
         let surveys = self.surveys.borrow();
         let Some(state) = RepositoryState::around(now, surveys.parts(), &|p| self.exists(p)) else { return Ok(()) };
-        let is_granted = || self.powers.root_length(now) == Some(now.len());
         let known = || self.first.as_ref().and_then(|first| surveys.repository(View::new(first.root.as_fd()), now));
         if self.powers.in_private_tree(now)
             || !state.gives_more_than(RepositoryState::default())
-            || is_granted()
+            || self.powers.is_named(now)
             || known().is_some_and(|known| !state.gives_more_than(known))
         {
             return Ok(());
@@ -124,8 +123,10 @@ impl Service {
     /// May a link be called `path`? What stands where a guarded name could be beneath
     /// would make ordinary names mean guarded ones.
     pub(super) fn permit_link_at(&self, path: &[u8], operation: Operation) -> Result<(), Failure> {
-        let is_named = || self.powers.root_length(path) == Some(path.len());
-        if self.powers.units_carried_by(&to_path(path)).is_empty() || self.powers.in_private_tree(path) || is_named() {
+        if self.powers.units_carried_by(&to_path(path)).is_empty()
+            || self.powers.in_private_tree(path)
+            || self.powers.is_named(path)
+        {
             return Ok(());
         }
         let rule = "a link would stand for a directory with protected names".to_owned();
@@ -196,8 +197,7 @@ impl Service {
 
     /// Refuses to take away what holds a repository with settings together.
     pub(super) fn permit_unmaking(&self, path: &[u8], operation: Operation) -> Result<(), Failure> {
-        let is_named = || self.powers.root_length(path) == Some(path.len());
-        if self.powers.in_private_tree(path) || !self.is_needed(path) || is_named() {
+        if self.powers.in_private_tree(path) || !self.is_needed(path) || self.powers.is_named(path) {
             return Ok(());
         }
         Err(refused(operation, path, repository::refusal(path)))
@@ -206,8 +206,7 @@ impl Service {
     /// May the file with `stat`, reached by `path`, be changed? One that has a guarded
     /// name as well is the guarded file.
     pub(super) fn permit_linked(&self, stat: &Stat, path: &[u8], operation: Operation) -> Result<(), Failure> {
-        let is_named = || self.powers.root_length(path) == Some(path.len());
-        if !self.surveys.borrow().is_linked(stat) || self.is_guarded(path) || is_named() {
+        if !self.surveys.borrow().is_linked(stat) || self.is_guarded(path) || self.powers.is_named(path) {
             return Ok(());
         }
         let rule = "another name of a protected file".to_owned();

@@ -167,8 +167,7 @@ impl<'a> Guard<'a> {
     /// A link that would stand for a directory with guarded names.
     fn stands_above(&self, change: &Change) -> Option<Why> {
         let whole = self.root.join(&change.path);
-        let is_agreed = self.powers.root_length(whole.as_os_str().as_encoded_bytes())
-            == Some(whole.as_os_str().as_encoded_bytes().len());
+        let is_agreed = self.powers.is_named(whole.as_os_str().as_encoded_bytes());
         let is_link = change.staged.is_some_and(|staged| staged.kind == Kind::Link);
         (is_link && !is_agreed && !self.powers.units_carried_by(&whole).is_empty()).then(|| Why::Protected {
             rule: "a link would stand for a directory with protected names".to_owned(),
