@@ -320,6 +320,36 @@ fn an_import_never_allows_more_than_the_original() {
     assert!(allowed >= 20, "{allowed} rows are allowed");
 }
 
+/// What a tool may not read, a command may not read either, or it is said that it may.
+#[test]
+fn what_must_not_be_read_is_hidden_or_told() {
+    for (refused, hidden, told) in [
+        ("Read(./secrets/**)", Some("./secrets"), false),
+        ("Read(secrets/**)", Some("./secrets"), false),
+        ("Read(secrets/)", Some("./secrets"), true),
+        ("Read(./secrets/)", Some("./secrets"), false),
+        ("Read(./.env)", Some("./.env"), false),
+        ("Read(.env)", Some("./.env"), true),
+        ("Read(~/private/**)", Some("~/private"), false),
+        ("Read(~/private/**/**)", Some("~/private"), false),
+        ("Read(//srv/x/**)", Some("/srv/x"), false),
+        ("Read(**/.env)", Some("./.env"), true),
+        ("Read(./.env.*)", None, true),
+        ("Read(./a/*/b)", None, true),
+        ("Read(./**)", None, true),
+        ("Read(~/**)", None, true),
+        ("Read(//**)", None, true),
+    ] {
+        let text = format!("{{\"permissions\": {{\"deny\": [\"{refused}\"]}}}}");
+        let imported = import(Tool::Claude, &[source(Tool::Claude, "s.json", &text)]).unwrap();
+        let profile = imported.to_toml();
+        let line = profile.lines().find(|line| line.starts_with("hide"));
+        assert_eq!(line, hidden.map(|path| format!("hide = [\"{path}\"]")).as_deref(), "{refused}");
+        let weaker = imported.notes.iter().any(|note| note.carried == Carried::Weaker);
+        assert_eq!(weaker, told, "{refused}: {:?}", imported.notes);
+    }
+}
+
 /// Files whose tier decides which rule counts are not imported without it.
 #[test]
 fn files_of_unknown_tiers_are_refused() {

@@ -8,6 +8,7 @@
 use stockade_model::Verdict;
 
 use super::claude::Reader;
+use super::claude_sandbox;
 use super::json::Spanned;
 use super::scope::Scope;
 use super::{Carried, host_of_any_depth, plain_glob, plain_words};
@@ -69,6 +70,8 @@ fn names_of(tool: &str) -> Vec<String> {
     let known = TOOL_NAMES.iter().find(|names| names.contains(&tool));
     known.map_or_else(|| vec![tool.to_owned()], |names| names.iter().map(|name| (*name).to_owned()).collect())
 }
+
+const UNHIDDEN: &str = "commands can still read it: `hide` takes no pattern and no whole workspace, home or root";
 
 impl Reader<'_> {
     fn draft(&self, at: &Spanned, text: &str, effect: Verdict) -> DraftRule {
@@ -297,16 +300,40 @@ impl Reader<'_> {
         if own.broader {
             self.note(at, text, Carried::Stricter, "it is meant wherever it may lie");
         }
-        for pattern in &own.patterns {
-            if let (Verdict::Deny, [FileOperation::Read], Ok(path)) =
-                (effect, operations, pattern.parse::<ConfigPath>())
-            {
-                // Commands cannot read it either.
-                self.imported.add_to_profile("hide", path.to_string());
-            }
+        if effect == Verdict::Deny {
+            self.deny_to_commands(at, text, &own.patterns, operations);
         }
         draft.files = own.patterns;
         self.imported.push(draft);
+    }
+
+    /// A rule judges what tools do and what a command line says; what a running
+    /// command may do with files the profile says, and it knows no patterns.
+    fn deny_to_commands(&mut self, at: &Spanned, text: &str, patterns: &[String], operations: &[FileOperation]) {
+        for pattern in patterns {
+            let path = claude_sandbox::directory_of(pattern).parse::<ConfigPath>().ok();
+            if operations != [FileOperation::Read] {
+                // Elsewhere commands write nothing anyway.
+                if path.as_ref().is_none_or(|path| matches!(path, ConfigPath::Workspace(_))) {
+                    claude_sandbox::deny_write(self, at, text, path.as_ref());
+                }
+                continue;
+            }
+            let top = pattern.strip_prefix("./**/").and_then(|rest| format!("./{rest}").parse().ok());
+            let whole = ["/", "~", "~/", "./"];
+            match path.as_ref().or(top.as_ref()).filter(|path| !whole.contains(&path.to_string().as_str())) {
+                Some(path) => self.imported.add_to_profile("hide", path.to_string()),
+                None => self.note(at, text, Carried::Weaker, UNHIDDEN),
+            }
+            if top.is_some() {
+                self.note(
+                    at,
+                    text,
+                    Carried::Weaker,
+                    "in directories below, commands can still read it: hide each by its path",
+                );
+            }
+        }
     }
 
     fn domain(&mut self, at: &Spanned, text: &str, specifier: &str, effect: Verdict) {

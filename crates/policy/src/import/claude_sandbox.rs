@@ -74,8 +74,15 @@ fn path(text: &str) -> Option<ConfigPath> {
     let absolute = text.strip_prefix('/').filter(|rest| rest.starts_with('/')).unwrap_or(text);
     let anchored = absolute.starts_with(['/', '~', '.']);
     let text = if anchored { absolute.to_owned() } else { format!("./{text}") };
-    // A directory covers what lies in it.
-    text.trim_end_matches("/**").parse().ok()
+    directory_of(&text).parse().ok()
+}
+
+/// A directory covers what lies in it, so `x/**` says no more than `x`.
+pub(super) fn directory_of(mut pattern: &str) -> &str {
+    while let Some(rest) = pattern.strip_suffix("/**").or(pattern.strip_suffix('/')) {
+        pattern = rest;
+    }
+    if pattern.is_empty() { "/" } else { pattern }
 }
 
 fn filesystem(reader: &mut Reader<'_>, value: &Spanned) -> Result<(), Fault> {
@@ -108,7 +115,7 @@ fn filesystem(reader: &mut Reader<'_>, value: &Spanned) -> Result<(), Fault> {
                     reader.note(item, text, Carried::Left, "another file reveals only what it reveals itself");
                 }
                 "allowRead" => reader.imported.add_to_profile("reveal", path.to_string()),
-                _ => deny_write(reader, item, &path),
+                _ => deny_write(reader, item, text, Some(&path)),
             }
         }
     }
@@ -117,22 +124,23 @@ fn filesystem(reader: &mut Reader<'_>, value: &Spanned) -> Result<(), Fault> {
 
 /// Outside the workspace nothing is written anyway; within it, names can be
 /// protected.
-fn deny_write(reader: &mut Reader<'_>, item: &Spanned, path: &ConfigPath) {
-    let text = item.text().unwrap_or_default().to_owned();
-    let ConfigPath::Workspace(rest) = path else {
-        return reader.note(
-            item,
-            &text,
-            Carried::Left,
-            "nothing outside the workspace is written unless it is granted",
-        );
+pub(super) fn deny_write(reader: &mut Reader<'_>, item: &Spanned, text: &str, path: Option<&ConfigPath>) {
+    let rest = match path {
+        Some(ConfigPath::Workspace(rest)) => rest,
+        Some(_) => {
+            let why = "nothing outside the workspace is written unless it is granted";
+            return reader.note(item, text, Carried::Left, why);
+        }
+        None => {
+            return reader.note(item, text, Carried::Weaker, "commands can still write it: `protect` takes no pattern");
+        }
     };
     match rest.to_str().map(str::parse::<ProtectedName>) {
         Some(Ok(name)) => {
             reader.imported.add_to_profile("protect", name.0.clone());
-            reader.note(item, &text, Carried::Stricter, "the name is protected in every writable directory");
+            reader.note(item, text, Carried::Stricter, "the name is protected in every writable directory");
         }
-        _ => reader.note(item, &text, Carried::Weaker, "use profile `read-only` for a workspace that is not written"),
+        _ => reader.note(item, text, Carried::Weaker, "use profile `read-only` for a workspace that is not written"),
     }
 }
 
