@@ -55,6 +55,7 @@ pub struct Row {
 /// Rows of every class, for persistent sandboxes.
 const KEPT: &[&str] = &[
     "cargo-link-last",
+    "cargo-shipped-absolute",
     "cargo-shipped-sub",
     "cargo-shipped-moved",
     "cargo-shipped-way-exchanged",
@@ -71,7 +72,10 @@ const KEPT: &[&str] = &[
     "commondir",
     "gitfile-shipped-commondir",
     "include-shipped",
+    "hookspath-shipped-absolute",
     "hookspath-shipped-link",
+    "global-hookspath-absolute",
+    "global-linked",
     "hook-shipped-link-sub",
 ];
 

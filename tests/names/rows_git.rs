@@ -382,6 +382,12 @@ pub const ROWS: &[Row] = &[
         ..GIT
     },
     Row {
+        id: "hookspath-shipped-absolute",
+        prepare: "git init -q; git config core.hooksPath $W/hooks2",
+        attack: "mkhook hooks2/pre-commit",
+        ..GIT
+    },
+    Row {
         id: "hookspath-shipped-there",
         prepare: "git init -q; git config core.hooksPath hooks2; mkdir hooks2",
         attack: "hook >x; chmod 755 x; mv x hooks2/pre-commit",
@@ -458,6 +464,12 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "global-hookspath",
         prepare: "git init -q; git config --global core.hooksPath hooks2",
+        attack: "mkhook hooks2/pre-commit",
+        ..GIT
+    },
+    Row {
+        id: "global-hookspath-absolute",
+        prepare: "git init -q; git config --global core.hooksPath $W/hooks2",
         attack: "mkhook hooks2/pre-commit",
         ..GIT
     },

@@ -31,6 +31,12 @@ pub const ROWS: &[Row] = &[
     // The parent is a link that the repository ships.
     Row { id: "cargo-shipped", prepare: "mkdir b; ln -s b .cargo", attack: "cargocfg >b/config.toml", ..CARGO },
     Row {
+        id: "cargo-shipped-absolute",
+        prepare: "mkdir b; ln -s $W/b .cargo",
+        attack: "cargocfg >b/config.toml",
+        ..CARGO
+    },
+    Row {
         id: "cargo-shipped-dangling",
         prepare: "ln -s b .cargo",
         attack: "mkdir b; cargocfg >b/config.toml",

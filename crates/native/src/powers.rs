@@ -32,6 +32,8 @@ pub struct Powers {
     staged: Option<Vec<u8>>,
     /// See [`stay_inside`](Self::stay_inside).
     inside: bool,
+    /// See [`workspace_lies_at`](Self::workspace_lies_at).
+    host_workspace: Option<Vec<u8>>,
     /// See [`own_network`](Self::own_network).
     pub(crate) has_own_network: bool,
     /// What is read is noted; it decides nothing.
@@ -85,6 +87,7 @@ impl Powers {
             added: Vec::new(),
             staged: None,
             inside: false,
+            host_workspace: None,
             has_own_network: false,
             traced: files.trace,
             programs: Programs::new(&plan.profile.exec),
@@ -114,6 +117,7 @@ impl Powers {
             added: Vec::new(),
             staged: None,
             inside: false,
+            host_workspace: None,
             has_own_network: false,
             traced: false,
             programs: Programs::default(),
@@ -154,6 +158,17 @@ impl Powers {
     /// of the sandbox: its paths mean other objects there.
     pub(crate) fn stay_inside(&mut self) {
         self.inside = true;
+    }
+
+    /// The directory of the host that the sandbox has as its workspace: the person's
+    /// links and settings name it by that path.
+    pub(crate) fn workspace_lies_at(&mut self, directory: &Path) {
+        self.host_workspace = Some(normal(directory));
+    }
+
+    /// The workspace as the run sees it and as the host does, where these differ.
+    pub(crate) fn renamed_workspace(&self) -> Option<(&[u8], &[u8])> {
+        self.host_workspace.as_deref().map(|host| (&self.workspace[..], host))
     }
 
     /// Whether [`stay_inside`](Self::stay_inside) was asked for.
@@ -423,6 +438,11 @@ fn push_new(paths: &mut Vec<Vec<u8>>, path: &Path) {
 
 fn normal(path: &Path) -> Vec<u8> {
     path.components().collect::<PathBuf>().into_os_string().as_bytes().to_vec()
+}
+
+/// What `path`, at or beneath `from`, is called where `from` is called `to`.
+pub(crate) fn renamed(path: &[u8], from: &[u8], to: &[u8]) -> Option<Vec<u8>> {
+    covers(from, path).then(|| [to, &path[from.len()..]].concat())
 }
 
 fn normal_all(paths: &[RawText]) -> Vec<Vec<u8>> {

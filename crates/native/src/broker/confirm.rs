@@ -9,7 +9,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat, fstat, openat2, renameat_with, unlinkat,
+    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat, fstat, openat, openat2, renameat_with,
+    unlinkat,
 };
 use stockade_model::{Grant, Operation};
 use stockade_sys::{Errno, resolve};
@@ -18,8 +19,8 @@ use super::service::{Failure, Service, refused};
 use super::view::same;
 use super::walk::{Object, Place};
 use crate::guards::repository::{self, RepositoryState};
-use crate::guards::{View, fold};
-use crate::powers::{Refusal, creates_name, to_path};
+use crate::guards::{SurveyError, View, fold};
+use crate::powers::{Refusal, creates_name, renamed, to_path};
 
 /// How often something is taken back where others move it meanwhile.
 const MAX_TAKEN_BACK: u32 = 64;
@@ -182,6 +183,15 @@ impl Service {
         let first = self.first.as_ref()?;
         let root_length = self.powers.root_length(path)?;
         let mut surveys = self.surveys.borrow_mut();
+        let elsewhere = self.powers.renamed_workspace().filter(|(inside, _)| !surveys.knows(inside));
+        if let Some((inside, tree)) = elsewhere {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let Ok(host) = openat(CWD, c"/", flags, Mode::empty()) else {
+                return Some(Refusal { rule: SurveyError::Unreadable.to_string(), grant: None });
+            };
+            let hidden: Vec<Vec<u8>> = self.powers.hidden().iter().filter_map(|h| renamed(h, inside, tree)).collect();
+            surveys.complete_on_host(View::new(host.as_fd()).without(&hidden), self.powers.names(), inside, tree);
+        }
         surveys.complete(
             View::new(first.root.as_fd()).without(self.powers.hidden()),
             self.powers.names(),

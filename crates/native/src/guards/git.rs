@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use super::view::{View, absolute, join, parent};
 use crate::powers::to_path;
 
+/// Variables that say where the person's own settings are.
+pub(crate) const SETTINGS_VARIABLES: [&str; 3] = ["HOME", "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL"];
 /// Settings larger than this are not read; their file is guarded all the same.
 const MAX_SETTINGS_BYTES: u64 = 1 << 20;
 /// As git: `MAX_INCLUDE_DEPTH`.

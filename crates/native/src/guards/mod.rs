@@ -23,6 +23,7 @@ pub(crate) mod repository;
 mod survey;
 mod view;
 
+pub(crate) use git::SETTINGS_VARIABLES;
 pub(crate) use names::{GuardedNames, fold};
 pub(crate) use places::{GuardedPlaces, Surveys};
 pub(crate) use survey::{SurveyError, survey_directory};

@@ -10,7 +10,7 @@ use super::names::GuardedNames;
 use super::repository::{self, RepositoryState, TrustedParts};
 use super::survey::{SurveyError, survey};
 use super::view::{View, parent};
-use crate::powers::{Probe, Refusal, covers, prefix_ends, protected, to_path};
+use crate::powers::{Probe, Refusal, covers, prefix_ends, protected, renamed, to_path};
 
 /// How a place is called that is guarded although its name is not.
 const TARGET: &str = "the target of a protected link";
@@ -38,6 +38,12 @@ impl GuardedPlaces {
         let ends = prefix_ends(path).into_iter().rev().filter(|end| *end > root_length);
         let unit = ends.map(|end| &path[..end]).find(|prefix| self.targets.contains(*prefix))?;
         Some(protected(unit, TARGET))
+    }
+
+    /// What was found beneath `from`, as it is called where that is `to`.
+    fn renamed(self, from: &[u8], to: &[u8]) -> Self {
+        let rename = |places: BTreeSet<Vec<u8>>| places.iter().filter_map(|p| renamed(p, from, to)).collect();
+        Self { targets: rename(self.targets), pins: rename(self.pins), ..self }
     }
 
     /// Why the directory at `path` must stay where it is.
@@ -75,13 +81,38 @@ impl Surveys {
             return;
         }
         self.roots = roots.len();
-        let settings = self.settings.get_or_insert_with(GlobalSettings::of_caller);
-        self.parts = TrustedParts::with_hooks(&settings.hooks);
         for root in roots {
-            if !self.trees.iter().any(|(known, _)| covers(known, root)) {
-                self.trees.push((root.clone(), survey(view, (root, roots), names, (settings, &self.parts))));
+            if !self.knows(root) {
+                let found = self.survey(view, (root, roots), names);
+                self.trees.push((root.clone(), found));
             }
         }
+    }
+
+    /// Surveys the tree that the run calls `inside` where it lies on the host, and by its name
+    /// there: that is the one which links and settings of the host hold. `host` is the host's
+    /// root directory.
+    pub(crate) fn complete_on_host(&mut self, host: View<'_>, names: &GuardedNames, inside: &[u8], tree: &[u8]) {
+        if !self.knows(inside) {
+            let found = self.survey(host, (tree, &[tree.to_vec()]), names);
+            self.trees.push((inside.to_vec(), found.map(|places| places.renamed(tree, inside))));
+        }
+    }
+
+    /// Whether the tree at `root` was surveyed.
+    pub(crate) fn knows(&self, root: &[u8]) -> bool {
+        self.trees.iter().any(|(known, _)| covers(known, root))
+    }
+
+    fn survey(
+        &mut self,
+        view: View<'_>,
+        trees: (&[u8], &[Vec<u8>]),
+        names: &GuardedNames,
+    ) -> Result<GuardedPlaces, SurveyError> {
+        let settings = self.settings.get_or_insert_with(GlobalSettings::of_caller);
+        self.parts = TrustedParts::with_hooks(&settings.hooks);
+        survey(view, trees, names, (settings, &self.parts))
     }
 
     /// What git obeys or runs in a repository.

@@ -32,6 +32,7 @@ use stockade_sys::socket::{Address, demand_own};
 use super::super::command::honours;
 use super::super::{NATIVE, failed, inside, open_tree, unsupported};
 use super::wire::{Asked, Refusal, SOCKET, say};
+use crate::guards::SETTINGS_VARIABLES;
 use crate::launch::readable_before;
 use crate::remote::{Line, own_umask};
 
@@ -122,6 +123,7 @@ impl Apart {
             .arg0(NAME)
             .args(&self.arguments)
             .env_clear()
+            .envs(SETTINGS_VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?))))
             .current_dir("/")
             .stdin(OwnedFd::from(theirs))
             .stdout(Stdio::null())
