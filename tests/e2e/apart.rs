@@ -2,9 +2,14 @@
 //! on which a person is asked, and none of what it has a terminal send is an answer.
 
 use std::fs;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
+use rustix::termios::{InputModes, LocalModes};
+
+use crate::sandbox::{create, done};
 use crate::terminal::{Terminal, ends};
-use crate::world::{World, each_user};
+use crate::world::{World, binary, each_user};
 
 const LEVELS: [&str; 2] = ["full", "restricted"];
 
@@ -59,6 +64,30 @@ fn a_command_has_and_opens_no_terminal_of_the_persons() {
     });
 }
 
+/// The same where the outcome goes to standard output, and for commands of sandboxes that last.
+#[test]
+fn no_way_to_run_a_command_gives_it_the_persons_terminal() {
+    each_user(|world| {
+        // The shell outside says which it is.
+        let outside = "exec \"$@\" \"$(tty)\" \"$(python3 -c 'import os; print(os.fstat(0).st_rdev)')\"";
+        let script = world.file("ws/reach.py", REACHING);
+        let (program, workspace) = (binary(), world.workspace());
+        let (script, workspace) = (script.to_str().unwrap(), workspace.to_str().unwrap());
+        let id = create(world, &[]);
+        let run = |level| ["run", "--mode", "never", "--json", "--level", level, "--workspace", workspace, "--"];
+        let exec = ["sandbox", "exec", "--mode", "never", &id, "--"];
+        let ways = [(&run("full")[..], &[script][..]), (&run("restricted"), &[script]), (&exec, &["-c", REACHING])];
+        for (way, script) in ways {
+            let words = [&["sh", "-c", outside, "sh", &program], way, &["python3"], script].concat();
+            let mut terminal = Terminal::start(world, &world.bare(&words));
+            terminal.expect("tried");
+            let text = ends(terminal, 0);
+            assert!(!text.contains("HAS-IT") && !text.contains("OPENED-IT"), "{way:?}: {text}");
+        }
+        done(world, &["destroy", &id]);
+    });
+}
+
 /// Has the terminal send reports, makes one letter another, takes all but the last part of
 /// what comes, and then waits for the question.
 const ANSWERING: &str = "import os, subprocess, sys, termios\n\
@@ -97,6 +126,103 @@ fn nothing_that_a_terminal_sends_by_itself_answers() {
             terminal.expect("code 2");
             ends(terminal, 0);
             assert!(!world.home().join("outside").exists(), "{level}");
+        }
+    });
+}
+
+/// A question of a command that writes `~/outside`, and says how that ended.
+fn asking(world: &World, level: &str) -> Terminal {
+    let script = "echo ready; sh -c 'echo x >> ~/outside'; echo \"code $?\"";
+    let options = ["--mode", "on-failure", "--level", level];
+    Terminal::start(world, &world.stockade(&options, &["sh", "-c", script]))
+}
+
+/// What a slow terminal still had to say before it answers, and what follows its answer so
+/// closely that nobody can have pressed it.
+#[test]
+fn what_comes_before_the_terminal_has_answered_is_no_key() {
+    each_user(|world| {
+        let is_tried_in_time = |level| {
+            let mut terminal = asking(world, level);
+            terminal.tells = false;
+            terminal.expect("grant    write");
+            terminal.press("o");
+            sleep(Duration::from_millis(100));
+            let answered = Instant::now();
+            terminal.sends("\u{1b}[24;1R");
+            sleep(Duration::from_millis(20));
+            terminal.sends("o");
+            let in_time = answered.elapsed() < Duration::from_millis(100);
+            terminal.expect(" > ");
+            // On a slow machine its answer came too late: then a word is typed.
+            let key = if terminal.text.contains("and Enter > ") { "no\r" } else { "n" };
+            terminal.press(key);
+            terminal.expect("code ");
+            let text = ends(terminal, 0);
+            let made = fs::remove_file(world.home().join("outside")).is_ok();
+            assert!(!in_time || !made && text.contains("code 2"), "{level}: {text}");
+            in_time
+        };
+        for level in LEVELS {
+            assert!((0..10).any(|_| is_tried_in_time(level)), "{level}: this machine is too slow for it");
+        }
+    });
+}
+
+/// Whoever else uses the terminal, as the rest of a pipeline does, changes what a key means
+/// for one key at most; and afterwards the terminal is as it was before the question.
+#[test]
+fn modes_are_set_for_each_key_and_given_back() {
+    each_user(|world| {
+        let script = "echo ready; read line; sh -c 'echo x >> ~/outside'; echo \"code $?\"; read line";
+        for level in LEVELS {
+            let options = ["--mode", "on-failure", "--level", level];
+            let mut terminal = Terminal::start(world, &world.stockade(&options, &["sh", "-c", script]));
+            terminal.expect("ready");
+            let before = terminal.modes();
+            terminal.press("\r");
+            terminal.expect("[?] > ");
+            let mut modes = terminal.modes();
+            assert!(!modes.local_modes.contains(LocalModes::ICANON), "{level}");
+            modes.local_modes |= LocalModes::ICANON | LocalModes::ECHO;
+            modes.input_modes |= InputModes::INLCR;
+            terminal.set_modes(&modes);
+            terminal.press("x\r");
+            terminal.expect("one of the keys in brackets");
+            terminal.expect("[?] > ");
+            terminal.press("n");
+            terminal.expect("code 2");
+            let after = terminal.modes();
+            assert_eq!(
+                (after.local_modes, after.input_modes, after.output_modes),
+                (before.local_modes, before.input_modes, before.output_modes),
+                "{level}"
+            );
+            terminal.press("\r");
+            ends(terminal, 0);
+        }
+    });
+}
+
+/// What another program has left on the screen is undone by the question itself.
+#[test]
+fn a_question_undoes_what_another_program_has_left() {
+    let wanted =
+        ["\u{1b}[?2026l", "\u{1b}[?47l", "\u{1b}(B", "\u{1b}[r", ";1000;", ";2004;", "\u{1b}[>4m", "\u{1b}[J", "25h"];
+    each_user(|world| {
+        for level in LEVELS {
+            let argv = ["sh", "-c", "echo x >> ~/outside"];
+            let stockade = world.stockade(&["--mode", "on-failure", "--level", level], &argv);
+            let words: Vec<String> = stockade.argv.iter().map(|word| format!("'{}'", word.to_str().unwrap())).collect();
+            let script = format!("printf '\\033[?2026h\\033[8m\\033[5;6r'; {} | cat", words.join(" "));
+            let mut terminal = Terminal::start(world, &world.bare(&["bash", "-c", &script]));
+            terminal.expect("[?] > ");
+            let [set_right] = &terminal.set_right[..] else { panic!("{level}: {:?}", terminal.set_right) };
+            for sequence in wanted {
+                assert!(set_right.contains(sequence), "{level}: {sequence:?} is not in {set_right:?}");
+            }
+            terminal.press("n");
+            terminal.outlives_its_program();
         }
     });
 }

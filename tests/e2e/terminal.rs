@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use rustix::termios::{LocalModes, OutputModes, Winsize, tcgetattr, tcsetwinsize};
+use rustix::termios::{LocalModes, OptionalActions, OutputModes, Termios, Winsize, tcgetattr, tcsetattr, tcsetwinsize};
 use stockade_testkit::Command;
 
 use crate::world::World;
@@ -26,6 +26,8 @@ pub struct Terminal {
     seen: usize,
     /// Whether it tells where its cursor is.
     pub tells: bool,
+    /// What questions set right, once for each.
+    pub set_right: Vec<String>,
 }
 
 /// How a terminal is asked for the place of its cursor.
@@ -65,7 +67,7 @@ impl Terminal {
             process.uid(world.account.uid).gid(world.account.gid);
         }
         let child = process.spawn().unwrap();
-        Self { screen: File::from(master), child, text: String::new(), seen: 0, tells: true }
+        Self { screen: File::from(master), child, text: String::new(), seen: 0, tells: true, set_right: Vec::new() }
     }
 
     /// Reads what is there, waiting at most `wait`; false at the end.
@@ -96,7 +98,9 @@ impl Terminal {
         while let Some(from) = self.text.find(SETS_RIGHT[0])
             && let Some(length) = self.text[from..].find(SETS_RIGHT[1])
         {
-            self.text.replace_range(from..from + length + SETS_RIGHT[1].len(), "");
+            let end = from + length + SETS_RIGHT[1].len();
+            self.set_right.push(self.text[from..end].to_owned());
+            self.text.replace_range(from..end, "");
             self.seen = self.seen.min(from.max(self.seen.saturating_sub(length)));
         }
     }
@@ -148,6 +152,11 @@ impl Terminal {
         self.screen.write_all(keys.as_bytes()).unwrap();
     }
 
+    /// What the terminal sends by itself, at once.
+    pub fn sends(&mut self, bytes: &str) {
+        self.screen.write_all(bytes.as_bytes()).unwrap();
+    }
+
     /// Whether nothing is shown for a second.
     pub fn is_quiet(&mut self) -> bool {
         let (shown, end) = (self.text.len(), Instant::now() + Duration::from_secs(1));
@@ -158,6 +167,16 @@ impl Terminal {
     /// Gives it another size.
     pub fn resize(&self, rows: u16, columns: u16) {
         tcsetwinsize(&self.screen, Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+    }
+
+    /// Its modes.
+    pub fn modes(&self) -> Termios {
+        tcgetattr(&self.screen).unwrap()
+    }
+
+    /// Gives it other modes, as who else uses it might.
+    pub fn set_modes(&self, modes: &Termios) {
+        tcsetattr(&self.screen, OptionalActions::Now, modes).unwrap();
     }
 
     /// Whether lines are edited, echoed and interrupted, as before any program.
