@@ -3,6 +3,8 @@
 //! its way.
 
 use std::fs;
+use std::os::unix::fs::{DirEntryExt as _, MetadataExt as _, chown};
+use std::os::unix::net::UnixListener;
 
 use rustix::fs::{OFlags, open};
 use stockade_testkit::{Command, Ended, Output, Running};
@@ -43,6 +45,130 @@ fn commands_of_one_sandbox_have_their_descriptors_for_themselves() {
         let own = exec(world, &id, &format!("bash -c 'exec > >(exec cat); sleep 1 & {FORGING}'"));
         assert!(own.contains("forged"), "where it is the same command it can be done: {own}");
         done(world, &["destroy", &id]);
+    });
+}
+
+/// A pipe of a process outside, which its user could open anew by its name in procfs.
+#[test]
+fn descriptors_of_processes_outside_are_out_of_reach() {
+    const WAITING: &str = "exec > >(exec cat); echo \"ready $$.\"; sleep 4; echo over";
+    const FORGING: &str = "for fd in /proc/$0/fd/[0-2]; do echo forged >>$fd; done; echo tried";
+    each_user(|world| {
+        for level in LEVELS.into_iter().chain(["bare"]) {
+            let victim = Running::start(&world.account, &world.bare(&["bash", "-c", WAITING])).unwrap();
+            wait_until("it does not run", || victim.stdout_so_far().contains('.'));
+            let shown = victim.stdout_so_far();
+            let pid = shown.split([' ', '.']).nth(1).unwrap();
+            let argv = ["bash", "-c", FORGING, pid];
+            let (_, command) = attempts(world, &argv).find(|(name, _)| *name == level).unwrap();
+            let output = world.run(&command);
+            assert!(output.stdout.contains("tried"), "{level}: {}", output.text());
+            wait_until("it does not end", || victim.stdout_so_far().contains("over"));
+            assert_eq!(victim.stdout_so_far().contains("forged"), level == "bare", "{level}: {}", output.text());
+            victim.finish().unwrap();
+        }
+    });
+}
+
+/// The limits of a process outside, and of the first one inside.
+#[test]
+fn limits_of_other_processes_are_out_of_reach() {
+    const LOWERING: &str = "import resource, sys\n\
+        for pid in (int(sys.argv[1]), 1):\n\
+        \x20   try: resource.prlimit(pid, resource.RLIMIT_NOFILE, (9, 9)); print('lowered', pid)\n\
+        \x20   except OSError: pass\n\
+        \x20   if sys.argv[2] == 'bare': break\n\
+        resource.setrlimit(resource.RLIMIT_NOFILE, (99, 99))\n\
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (99, 99)\n\
+        print('own set')";
+    each_user(|world| {
+        let mark = mark(10);
+        let other = Running::start(&world.account, &world.bare(&["sleep", &mark])).unwrap();
+        wait_until("it does not run", || !marked(&mark).is_empty());
+        let pid = marked(&mark)[0].to_string();
+        let limits = || fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+        let before = limits();
+        for level in LEVELS.into_iter().chain(["bare"]) {
+            let argv = ["python3", "-c", LOWERING, &pid, level];
+            let (_, command) = attempts(world, &argv).find(|(name, _)| *name == level).unwrap();
+            let output = world.run(&command);
+            assert!(output.stdout.contains("own set"), "{level} {}", output.text());
+            assert_eq!(output.stdout.contains("lowered"), level == "bare", "{level} {}", output.text());
+            assert_eq!(limits() == before, level != "bare", "{level}: {}", limits());
+        }
+        crate::kept::kill(pid.parse().unwrap());
+        let _ = other.finish();
+    });
+}
+
+/// No socket of another's gets a second name, or another one, in a directory that the run may
+/// write: who looks for it there would find nothing, or the run.
+#[test]
+fn sockets_of_others_keep_their_names() {
+    const MOVING: &str = "import ctypes, os, socket, sys\n\
+        own = socket.socket(socket.AF_UNIX); own.bind('own')\n\
+        try:\n\
+        \x20   if sys.argv[1] == 'rename': os.rename('host.sock', 'moved')\n\
+        \x20   if sys.argv[1] == 'link': os.link('host.sock', 'linked')\n\
+        \x20   if sys.argv[1] == 'exchange': ctypes.CDLL(None).renameat2(-100, b'own', -100, b'host.sock', 2)\n\
+        except OSError: pass\n\
+        os.rename('own', 'mine'); os.link('mine', 'mine-too')\n\
+        print('tried')";
+    each_user(|world| {
+        for how in ["rename", "link", "exchange"] {
+            for (level, command) in attempts(world, &["python3", "-c", MOVING, how]) {
+                let workspace = world.workspace();
+                for entry in fs::read_dir(&workspace).unwrap() {
+                    fs::remove_file(entry.unwrap().path()).unwrap();
+                }
+                let path = workspace.join("host.sock");
+                let _listener = UnixListener::bind(&path).unwrap();
+                chown(&path, Some(world.account.uid), Some(world.account.gid)).unwrap();
+                let inode = fs::symlink_metadata(&path).unwrap().ino();
+                let output = world.run(&command);
+                assert!(output.stdout.contains("tried"), "{level} {how} {}", output.text());
+                let entries = fs::read_dir(&workspace).unwrap().map(Result::unwrap);
+                let of_host = entries.filter(|entry| entry.ino() == inode).map(|entry| entry.file_name());
+                let names: Vec<_> = of_host.collect();
+                assert_eq!(names == ["host.sock"], level != "bare", "{level} {how} {names:?} {}", output.text());
+            }
+        }
+    });
+}
+
+/// The path of a bind changes while the call is on its way, between a directory of the run's
+/// own and a protected name.
+#[test]
+fn no_bind_is_led_from_private_temp_to_a_protected_name() {
+    const BINDING: &str = "import ctypes, os, socket, sys, threading, time\n\
+        end = time.time() + 2\n\
+        os.symlink(sys.argv[1], 't')\n\
+        libc = ctypes.CDLL(None)\n\
+        path = ctypes.create_string_buffer(b'\\x01\\x00t/.envrc\\0', 110)\n\
+        def flip():\n\
+        \x20   n = 0\n\
+        \x20   while time.time() < end: n ^= 1; path[2] = (b'.', b't')[n]\n\
+        threading.Thread(target=flip).start()\n\
+        bound = 0\n\
+        while time.time() < end:\n\
+        \x20   s = socket.socket(socket.AF_UNIX); bound += libc.bind(s.fileno(), path, 110) == 0; s.close()\n\
+        \x20   try: os.unlink('t/.envrc')\n\
+        \x20   except OSError: pass\n\
+        print('bound', bound > 0)";
+    each_user(|world| {
+        let temp = world.dir("out/temp");
+        let script = world.file("ws/bind.py", BINDING);
+        let run = format!("python3 {} \"${{1:-${{TMPDIR:-/tmp}}}}\"", script.display());
+        for level in LEVELS.into_iter().chain(["bare"]) {
+            let temp = if level == "bare" { temp.to_str().unwrap() } else { "" };
+            let argv = ["sh", "-c", &run, "sh", temp];
+            let (_, command) = attempts(world, &argv).find(|(name, _)| *name == level).unwrap();
+            let output = world.run(&command);
+            assert!(output.stdout.contains("bound True"), "{level} {}", output.text());
+            let made = fs::symlink_metadata(world.workspace().join(".envrc")).is_ok();
+            assert_eq!(made, level == "bare", "{level} {}", output.text());
+            fs::remove_file(world.workspace().join("t")).unwrap();
+        }
     });
 }
 
