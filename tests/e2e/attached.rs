@@ -143,6 +143,10 @@ fn a_line_for_a_shell_is_judged_like_a_request() {
                 assert_eq!(refused.ended, Ended::Code(126), "{text}: {}", refused.text());
                 assert!(refused.stderr.contains("refused"), "{text}: {}", refused.text());
             }
+            // A shell leaves a NUL out, and touches what is forbidden.
+            let script = "printf 'touch for\\0bidden\\n' | \"$0\" write \"$1\"";
+            let refused = world.run(&world.bare(&["sh", "-c", script, &binary(), &id]));
+            assert_eq!(refused.ended, Ended::Code(126), "{}", refused.text());
             // Without its line feed, it is a line all the same.
             passes(world, &id, "echo $((7 * 7))");
             prints(world, &id, "49\n");

@@ -2,6 +2,7 @@
 //! from then on.
 
 use std::fs;
+use std::time::Duration;
 
 use stockade_testkit::Command;
 
@@ -323,6 +324,49 @@ fn a_remembered_power_says_how_far_it_reaches() {
         terminal.press("n");
         let (_, text) = terminal.finish();
         assert!(!text.contains("reach "), "{text}");
+    });
+}
+
+/// A kept yes to running a command is for the files that it runs, and one to a power for the
+/// very directory where it was given; where it cannot be told what runs none is kept.
+#[test]
+fn a_kept_yes_ends_with_what_it_was_given_for() {
+    each_user(|world| {
+        // Whether it is asked about, and what was shown.
+        let run = |command: &Command, keys: &[&str]| {
+            let mut terminal = Terminal::start(world, command);
+            let is_asked = terminal.sees_before_its_end("allow?", Duration::from_secs(20));
+            for key in keys.iter().filter(|_| is_asked) {
+                terminal.press(key);
+            }
+            (is_asked, terminal.finish().1)
+        };
+        let untrusted = |argv: &[&str]| world.stockade(&["--mode", "untrusted"], argv);
+        let wrapped = untrusted(&["timeout", "5", "bash", "x.sh"]);
+        world.file("ws/x.sh", "echo one\n");
+        let (is_asked, text) = run(&wrapped, &["a"]);
+        assert!(is_asked && text.contains("[a]lways"), "{text}");
+        let (is_asked, text) = run(&wrapped, &["n"]);
+        assert!(!is_asked && text.contains("one"), "the control: {text}");
+        world.file("ws/x.sh", "echo two\n");
+        let (is_asked, text) = run(&wrapped, &["n"]);
+        assert!(is_asked, "{text}");
+
+        for argv in [&["sh", "-c", "cd . && ./x.sh"][..], &["env", "-C", ".", "bash", "x.sh"]] {
+            let (is_asked, text) = run(&untrusted(argv), &["n"]);
+            assert!(is_asked && !text.contains("[a]lways"), "{argv:?}: {text}");
+        }
+
+        let (is_asked, text) = run(&touches(world), &["a", "r"]);
+        assert!(is_asked && text.contains("[r]emember"), "{text}");
+        let (is_asked, text) = run(&touches(world), &["n"]);
+        assert!(!is_asked, "the control: {text}");
+        fs::remove_file(world.home().join("outside")).unwrap();
+        fs::rename(world.workspace(), world.home().join("aside")).unwrap();
+        world.dir("ws");
+        let (is_asked, text) = run(&touches(world), &["n"]);
+        assert!(is_asked, "{text}");
+        assert_eq!(outside(world), None);
     });
 }
 

@@ -282,6 +282,41 @@ fn a_bound_directory_that_was_exchanged_is_not_bound_again() {
     });
 }
 
+/// So are the rules: what has become Stockade's own or hidden since is not worked in again.
+#[test]
+fn a_bound_directory_is_held_to_the_rules_at_each_command() {
+    each_user(|world| {
+        let project = world.dir("home/project");
+        let text = project.to_str().unwrap();
+        let id = create(world, &["--bind", text]);
+        let exec_is_refused = |why: &str| {
+            for is_there in [true, false] {
+                if !is_there {
+                    kill(keeper(world, &id));
+                    wait_until("its supervisor is there", || keepers(world, &id).is_empty());
+                }
+                refused(world, &["exec", "--mode", "never", &id, "-c", "touch made"], why);
+                assert!(!project.join("made").exists(), "{why}");
+            }
+        };
+        assert!(exec(world, &id, "echo here").ends_with("here\n"), "the control");
+        world.dir("home/.config");
+        let link = world.home().join(".config/stockade");
+        symlink(&project, &link).unwrap();
+        std::os::unix::fs::lchown(&link, Some(world.account.uid), Some(world.account.gid)).unwrap();
+        exec_is_refused("Stockade's own files");
+        fs::remove_file(&link).unwrap();
+        assert!(exec(world, &id, "echo here").ends_with("here\n"), "the control");
+        world.dir("home/.config/stockade");
+        let hiding = "[profiles.workspace]\nhide = [\"~/project\"]\n";
+        let configuration = world.file("home/.config/stockade/config.toml", hiding);
+        exec_is_refused("hidden from runs");
+        fs::remove_file(configuration).unwrap();
+        assert!(exec(world, &id, "echo here").ends_with("here\n"), "the control");
+        done(world, &["destroy", &id]);
+    });
+}
+
 /// What is hidden is so under its name inside as well, in a directory that is bound and in
 /// the copy of one.
 #[test]
