@@ -5,6 +5,7 @@
 use std::fs;
 use std::os::unix::fs::{DirEntryExt as _, MetadataExt as _, chown};
 use std::os::unix::net::UnixListener;
+use std::path::Path;
 
 use rustix::fs::{OFlags, open};
 use stockade_testkit::{Command, Ended, Output, Running};
@@ -168,6 +169,54 @@ fn no_bind_is_led_from_private_temp_to_a_protected_name() {
             let made = fs::symlink_metadata(world.workspace().join(".envrc")).is_ok();
             assert_eq!(made, level == "bare", "{level} {}", output.text());
             fs::remove_file(world.workspace().join("t")).unwrap();
+        }
+    });
+}
+
+/// While one run puts a file in a guarded place, which it was granted, another gives a second
+/// name to what stands there for a moment, and writes by it.
+#[test]
+fn no_other_run_has_a_name_of_what_takes_a_guarded_place() {
+    const PUTTING: &str = "import os, time\n\
+        end, done = time.time() + 4, 0\n\
+        while time.time() < end:\n\
+        \x20   with open('x', 'w') as file: file.write('mine')\n\
+        \x20   try: os.rename('x', '.envrc')\n\
+        \x20   except OSError: continue\n\
+        \x20   done += 1\n\
+        \x20   if os.stat('.envrc').st_nlink > 1: break\n\
+        \x20   os.unlink('.envrc')\n\
+        print('done', done > 0)";
+    const NAMING: &str = "import os, time\n\
+        end, seen, second = time.time() + 5, None, 0\n\
+        while time.time() < end and not seen:\n\
+        \x20   seen = next((name for name in os.listdir('.') if name.startswith('.stockade-install-')), None)\n\
+        while time.time() < end and second < 100:\n\
+        \x20   try: os.link(seen, f'second-{second}'); second += 1\n\
+        \x20   except OSError: pass\n\
+        time.sleep(1)\n\
+        for name in os.listdir('.'):\n\
+        \x20   if name.startswith('second-'):\n\
+        \x20       try:\n\
+        \x20           with open(name, 'a') as file: file.write('forged')\n\
+        \x20       except OSError as error: print(error)\n\
+        print('seen', seen is not None, second)";
+    each_user(|world| {
+        for level in LEVELS {
+            let grant = format!("write {}", world.workspace().join(".envrc").display());
+            let (put, name) = (world.file("ws/put.py", PUTTING), world.file("ws/name.py", NAMING));
+            let python = |options: &[&str], script: &Path| {
+                world.stockade(&[&["--level", level], options].concat(), &["python3", script.to_str().unwrap()])
+            };
+            let naming = Running::start(&world.account, &python(&[], &name)).unwrap();
+            let output = world.run(&python(&["--grant", &grant], &put));
+            let named = naming.finish().unwrap();
+            assert!(output.stdout.contains("done True"), "{level} {}", output.text());
+            let guarded = fs::read_to_string(world.workspace().join(".envrc")).unwrap_or_default();
+            assert!(!guarded.contains("forged"), "{level}: {guarded} {} {}", output.text(), named.text());
+            for entry in fs::read_dir(world.workspace()).unwrap() {
+                fs::remove_file(entry.unwrap().path()).unwrap();
+            }
         }
     });
 }
