@@ -162,6 +162,36 @@ fn a_cut_log_is_told_from_one_whose_writer_was_killed() {
     });
 }
 
+/// The log is put back to an earlier state, and a head written for it that misses no anchor;
+/// the anchors are gone as well.
+#[test]
+fn a_head_that_was_written_without_the_key_is_found() {
+    each_user(|world| {
+        let run = || assert_eq!(world.run(&world.stockade(&[], &["true"])).ended, Ended::Code(0));
+        let state = world.home().join(".local/state/stockade");
+        let (log, head) = (state.join("audit/audit.jsonl"), state.join("audit/head"));
+        let read = || (fs::read_to_string(&log).unwrap(), fs::read_to_string(&head).unwrap());
+        run();
+        let (earlier, its_head) = read();
+        run();
+        let verified = stockade(world, &["audit", "verify"]);
+        assert_eq!(verified.ended, Ended::Code(0), "the control: {}", verified.text());
+        fs::write(&log, &earlier).unwrap();
+        assert!(its_head.contains("\"anchor\":true"), "{its_head}");
+        let written = its_head.replace("\"anchor\":true", "\"anchor\":false").replacen("  \n", " \n", 1);
+        fs::write(&head, written).unwrap();
+        for entry in fs::read_dir(&state).unwrap().map(Result::unwrap) {
+            if entry.file_name().to_string_lossy().starts_with("anchors.db") {
+                fs::remove_file(entry.path()).unwrap();
+            }
+        }
+        let found = stockade(world, &["audit", "verify"]);
+        assert_ne!(found.ended, Ended::Code(0), "{}", found.text());
+        assert!(found.stderr.contains("is missing or was changed"), "{}", found.text());
+        assert_ne!(world.run(&world.stockade(&[], &["true"])).ended, Ended::Code(0));
+    });
+}
+
 #[test]
 fn logs_show_no_control_sequence_on_a_terminal() {
     const PRINTED: &str = "printf 'a\\033[2J\\033]52;c;eA==\\007\\033]0;t\\007b\\033[6nc\\n'";
