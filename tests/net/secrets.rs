@@ -63,7 +63,7 @@ done
 
 /// A credential that its host sends back, and then another host that heard of it.
 const MIRROR: &str = r#"
-for form in chunks trailer close large; do
+for form in chunks trailer close large head; do
 curl -sSi -m 20 -H "Authorization: Bearer $OPENAI_API_KEY" "https://openai.test/mirror/$form" > "mirror-$form"
 curl -sSi -m 20 --noproxy '*' "http://allowed.test/mirror/$form" > "mirror-plain-$form"
 done
@@ -197,13 +197,13 @@ fn carried_elsewhere(lab: &Lab, user: User) -> Result<()> {
 fn mirrored_in_the_open(lab: &Lab) -> Result<()> {
     let seen = lab.bare_with(strongest(), ENV, &script(MIRROR))?;
     let leaks = leaks(&seen)?;
-    ensure!(leaks.len() == 8, "it does not come back in every form without the sandbox: {leaks:?} {}", seen.story());
+    ensure!(leaks.len() == 10, "it does not come back in every form without the sandbox: {leaks:?} {}", seen.story());
     Ok(())
 }
 
 fn mirrored(lab: &Lab, user: User) -> Result<()> {
     let seen = lab.sandboxed(user, powers(), &script(MIRROR))?;
-    ensure!(seen.output.stdout.contains("MIRRORED 8"), "not every answer came: {}", seen.story());
+    ensure!(seen.output.stdout.contains("MIRRORED 10"), "not every answer came: {}", seen.story());
     let leaks = leaks(&seen)?;
     ensure!(leaks.is_empty(), "{}\n{}", leaks.join("\n"), seen.story());
     Ok(())

@@ -233,7 +233,11 @@ class Web(BaseHTTPRequestHandler):
             self.send_header("Transfer-Encoding", "chunked")
         else:
             self.close_connection = True
+        if form == "head":
+            self.send_header("X-Mirror", text.decode())
         self.end_headers()
+        if form == "head":
+            return
         if form == "trailer":
             return piece(b"text", b"0\r\nX-Mirror: " + text + b"\r\n\r\n")
         if form == "large":
