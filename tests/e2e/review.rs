@@ -16,7 +16,7 @@ use crate::terminal::Terminal;
 use crate::world::{World, binary, each_user};
 
 const KEY: &str = "k3y-of-the-reviewer";
-const SCRIPT: &str = "echo x >> ~/outside # hunter22 --password letmein";
+const SCRIPT: &str = "echo x >> ~/outside # hunter22 --password letmein aws_secret_access_key swordfish";
 
 /// A server on this machine, and what it was sent.
 pub struct Endpoint {
@@ -144,7 +144,7 @@ fn an_opinion_stands_beside_the_question() {
             let (head, body) = sent.split_once("\r\n\r\n").unwrap();
             assert!(head.contains(&format!("{header}{KEY}")), "{head}");
             assert!(body.contains("/outside") && body.contains("[secret]"), "{body}");
-            for secret in [KEY, "hunter22", "letmein"] {
+            for secret in [KEY, "hunter22", "letmein", "swordfish"] {
                 assert!(!body.contains(secret), "{secret}: {body}");
             }
             let shown = world.run(&world.bare(&[&binary(), "audit", "show"])).stdout;
