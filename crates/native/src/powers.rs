@@ -65,6 +65,10 @@ pub struct Refusal {
 /// Tells whether a path exists, links not followed.
 pub type Probe<'a> = &'a dyn Fn(&Path) -> bool;
 
+/// How a file begins that a broker moves to a guarded name in the next moment. It has no
+/// other name by then and nobody holds it open, whatever the grants of another run are.
+pub(crate) const MOMENTARY: &str = ".stockade-install-";
+
 /// Trees whose files are the kernel's own knobs: no grant opens them.
 const KERNEL_TREES: [&[u8]; 2] = [b"/proc", b"/sys"];
 
@@ -364,6 +368,10 @@ impl Powers {
         if covers(b"/proc", path) || covers(b"/sys", path) {
             return Some(outside(path));
         }
+        if is_momentary(path) {
+            let rule = "a file on its way to a protected name".to_owned();
+            return Some(Refusal { rule, grant: None });
+        }
         if let Some((unit, name)) = self.boundary(root, path) {
             return Some(protected(unit, &name));
         }
@@ -387,6 +395,11 @@ impl Powers {
         }
         None
     }
+}
+
+fn is_momentary(path: &[u8]) -> bool {
+    let name = path.rsplit(|b| *b == b'/').next().unwrap_or(path);
+    name.starts_with(MOMENTARY.as_bytes())
 }
 
 fn outside(path: &[u8]) -> Refusal {

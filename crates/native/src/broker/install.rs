@@ -18,6 +18,7 @@ use stockade_sys::{Errno, actor, resolve};
 use super::service::{Failure, Service};
 use super::view::same;
 use super::walk::Place;
+use crate::powers::MOMENTARY;
 
 /// Files larger than this are not copied: a program is told to copy them itself.
 const MAX_INSTALLED_BYTES: u64 = 16 << 20;
@@ -91,7 +92,7 @@ fn put(copy: &OwnedFd, new: &Place, directory: BorrowedFd<'_>, flags: RenameFlag
         return link(&new.name);
     }
     for number in 0..MAX_ATTEMPTS {
-        let name = format!(".stockade-install-{}-{number}", std::process::id());
+        let name = format!("{MOMENTARY}{}-{number}", std::process::id());
         let name = CString::new(name).map_err(|_| Errno::INVAL)?;
         match link(&name) {
             Err(Errno::EXIST) => {}
