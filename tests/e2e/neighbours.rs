@@ -17,10 +17,14 @@ use crate::world::{World, each_user};
 
 const LEVELS: [&str; 2] = ["full", "restricted"];
 
+/// The attempt in the sandbox of one level; `bare` is without one.
+fn attempt(world: &World, level: &str, argv: &[&str]) -> Command {
+    if level == "bare" { world.bare(argv) } else { world.stockade(&["--level", level], argv) }
+}
+
 /// The attempt in the sandbox of each level, and last without one.
 fn attempts<'w>(world: &'w World, argv: &'w [&'w str]) -> impl Iterator<Item = (&'static str, Command)> + 'w {
-    let sandboxed = LEVELS.map(|level| (level, world.stockade(&["--level", level], argv)));
-    sandboxed.into_iter().chain([("bare", world.bare(argv))])
+    LEVELS.into_iter().chain(["bare"]).map(|level| (level, attempt(world, level, argv)))
 }
 
 #[track_caller]
@@ -61,8 +65,7 @@ fn descriptors_of_processes_outside_are_out_of_reach() {
             let shown = victim.stdout_so_far();
             let pid = shown.split([' ', '.']).nth(1).unwrap();
             let argv = ["bash", "-c", FORGING, pid];
-            let (_, command) = attempts(world, &argv).find(|(name, _)| *name == level).unwrap();
-            let output = world.run(&command);
+            let output = world.run(&attempt(world, level, &argv));
             assert!(output.stdout.contains("tried"), "{level}: {}", output.text());
             wait_until("it does not end", || victim.stdout_so_far().contains("over"));
             assert_eq!(victim.stdout_so_far().contains("forged"), level == "bare", "{level}: {}", output.text());
@@ -91,8 +94,7 @@ fn limits_of_other_processes_are_out_of_reach() {
         let before = limits();
         for level in LEVELS.into_iter().chain(["bare"]) {
             let argv = ["python3", "-c", LOWERING, &pid, level];
-            let (_, command) = attempts(world, &argv).find(|(name, _)| *name == level).unwrap();
-            let output = world.run(&command);
+            let output = world.run(&attempt(world, level, &argv));
             assert!(output.stdout.contains("own set"), "{level} {}", output.text());
             assert_eq!(output.stdout.contains("lowered"), level == "bare", "{level} {}", output.text());
             assert_eq!(limits() == before, level != "bare", "{level}: {}", limits());
@@ -163,8 +165,7 @@ fn no_bind_is_led_from_private_temp_to_a_protected_name() {
         for level in LEVELS.into_iter().chain(["bare"]) {
             let temp = if level == "bare" { temp.to_str().unwrap() } else { "" };
             let argv = ["sh", "-c", &run, "sh", temp];
-            let (_, command) = attempts(world, &argv).find(|(name, _)| *name == level).unwrap();
-            let output = world.run(&command);
+            let output = world.run(&attempt(world, level, &argv));
             assert!(output.stdout.contains("bound True"), "{level} {}", output.text());
             let made = fs::symlink_metadata(world.workspace().join(".envrc")).is_ok();
             assert_eq!(made, level == "bare", "{level} {}", output.text());

@@ -6,10 +6,9 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::fs::{CWD, Mode, OFlags, openat};
 use stockade_model::{Grant, Operation};
 
-use crate::guards::{GuardedPlaces, SurveyError, View, survey_directory};
+use crate::guards::{GuardedPlaces, SurveyError, View, open_host_root, survey_directory};
 use crate::powers::{Powers, Probe, Refusal, Verdict};
 
 /// Decides which paths of the host such a write may not make or replace.
@@ -60,8 +59,7 @@ impl ProtectedNames {
     fn survey(&self, directory: &Path) -> Arc<Result<GuardedPlaces, SurveyError>> {
         let mut known = self.surveyed.lock().unwrap_or_else(PoisonError::into_inner);
         let find = || {
-            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            let host = openat(CWD, c"/", flags, Mode::empty()).map_err(|_| SurveyError::Unreadable)?;
+            let host = open_host_root().map_err(|_| SurveyError::Unreadable)?;
             let directory = directory.as_os_str().as_encoded_bytes();
             survey_directory(View::new(host.as_fd()), directory, self.powers.names())
         };

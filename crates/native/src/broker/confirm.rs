@@ -9,8 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat, fstat, openat, openat2, renameat_with,
-    unlinkat,
+    AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat, fstat, openat2, renameat_with, unlinkat,
 };
 use stockade_model::{Grant, Operation};
 use stockade_sys::{Errno, resolve};
@@ -19,7 +18,7 @@ use super::service::{Failure, Service, refused};
 use super::view::same;
 use super::walk::{Object, Place};
 use crate::guards::repository::{self, RepositoryState};
-use crate::guards::{SurveyError, View, fold};
+use crate::guards::{SurveyError, View, fold, open_host_root};
 use crate::powers::{Refusal, creates_name, renamed, to_path};
 
 /// How often something is taken back where others move it meanwhile.
@@ -185,8 +184,7 @@ impl Service {
         let mut surveys = self.surveys.borrow_mut();
         let elsewhere = self.powers.renamed_workspace().filter(|(inside, _)| !surveys.knows(inside));
         if let Some((inside, tree)) = elsewhere {
-            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            let Ok(host) = openat(CWD, c"/", flags, Mode::empty()) else {
+            let Ok(host) = open_host_root() else {
                 return Some(Refusal { rule: SurveyError::Unreadable.to_string(), grant: None });
             };
             let hidden: Vec<Vec<u8>> = self.powers.hidden().iter().filter_map(|h| renamed(h, inside, tree)).collect();

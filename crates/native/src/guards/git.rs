@@ -2,14 +2,19 @@
 //! names them (git-config(1), gitrepository-layout(5)). It reads too much rather than
 //! too little: a file that is named by a setting which git ignores is guarded as well.
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use super::view::{View, absolute, join, parent};
 use crate::powers::to_path;
 
 /// Variables that say where the person's own settings are.
-pub(crate) const SETTINGS_VARIABLES: [&str; 3] = ["HOME", "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL"];
+const SETTINGS_VARIABLES: [&str; 3] = ["HOME", "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL"];
+/// Their values in a process that has no environment of the person's.
+static GIVEN_VARIABLES: OnceLock<SettingsVariables> = OnceLock::new();
 /// Settings larger than this are not read; their file is guarded all the same.
 const MAX_SETTINGS_BYTES: u64 = 1 << 20;
 /// As git: `MAX_INCLUDE_DEPTH`.
@@ -40,6 +45,27 @@ const COMMAND_KEYS: &[&str] = &[
     "tocmd",
     "uploadpack",
 ];
+
+/// Values of variables that say where the person's own settings are.
+pub(crate) type SettingsVariables = BTreeMap<String, OsString>;
+
+/// Those of this process.
+pub(crate) fn settings_variables() -> SettingsVariables {
+    SETTINGS_VARIABLES.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var_os(name)?))).collect()
+}
+
+/// Takes these for those of this process from now on; only the first ones count.
+pub(crate) fn use_settings_variables(given: SettingsVariables) {
+    let _ = GIVEN_VARIABLES.set(given);
+}
+
+fn settings_variable(name: &str) -> Option<PathBuf> {
+    let value = match GIVEN_VARIABLES.get() {
+        Some(given) => given.get(name).cloned(),
+        None => std::env::var_os(name),
+    };
+    value.filter(|value| !value.is_empty()).map(PathBuf::from)
+}
 
 /// What one setting names.
 #[derive(Debug, PartialEq, Eq)]
@@ -101,12 +127,12 @@ impl GlobalSettings {
     /// Of the person who runs this process. What cannot be read names nothing.
     pub(super) fn of_caller() -> Self {
         let home = home_directory();
-        let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let mut files = vec![PathBuf::from("/etc/gitconfig")];
-        match variable("GIT_CONFIG_GLOBAL") {
+        match settings_variable("GIT_CONFIG_GLOBAL") {
             Some(file) => files.push(file),
             None => {
-                let configuration = variable("XDG_CONFIG_HOME").or_else(|| Some(home.as_ref()?.join(".config")));
+                let configuration =
+                    settings_variable("XDG_CONFIG_HOME").or_else(|| Some(home.as_ref()?.join(".config")));
                 files.extend(configuration.map(|directory| directory.join("git/config")));
                 files.extend(home.as_ref().map(|home| home.join(".gitconfig")));
             }
@@ -147,8 +173,8 @@ impl GlobalSettings {
 
 /// From `HOME` or, where that is not set, from the user database's file.
 fn home_directory() -> Option<PathBuf> {
-    if let Some(home) = std::env::var_os("HOME").filter(|home| !home.is_empty()) {
-        return Some(home.into());
+    if let Some(home) = settings_variable("HOME") {
+        return Some(home);
     }
     let user = rustix::process::geteuid().as_raw().to_string();
     let database = read_bounded(Path::new("/etc/passwd"))?;

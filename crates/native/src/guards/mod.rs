@@ -23,8 +23,8 @@ pub(crate) mod repository;
 mod survey;
 mod view;
 
-pub(crate) use git::SETTINGS_VARIABLES;
+pub(crate) use git::{SettingsVariables, settings_variables, use_settings_variables};
 pub(crate) use names::{GuardedNames, fold};
 pub(crate) use places::{GuardedPlaces, Surveys};
 pub(crate) use survey::{SurveyError, survey_directory};
-pub(crate) use view::View;
+pub(crate) use view::{View, open_host_root};

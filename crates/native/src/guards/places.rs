@@ -89,14 +89,12 @@ impl Surveys {
         }
     }
 
-    /// Surveys the tree that the run calls `inside` where it lies on the host, and by its name
-    /// there: that is the one which links and settings of the host hold. `host` is the host's
-    /// root directory.
+    /// Surveys the tree that the run calls `inside`, which was not surveyed yet, where it lies
+    /// on the host and by its name there: that is the one which links and settings of the host
+    /// hold. `host` is the host's root directory.
     pub(crate) fn complete_on_host(&mut self, host: View<'_>, names: &GuardedNames, inside: &[u8], tree: &[u8]) {
-        if !self.knows(inside) {
-            let found = self.survey(host, (tree, &[tree.to_vec()]), names);
-            self.trees.push((inside.to_vec(), found.map(|places| places.renamed(tree, inside))));
-        }
+        let found = self.survey(host, (tree, &[tree.to_vec()]), names);
+        self.trees.push((inside.to_vec(), found.map(|places| places.renamed(tree, inside))));
     }
 
     /// Whether the tree at `root` was surveyed.

@@ -7,7 +7,7 @@ use std::io::Read as _;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{FileType, Mode, OFlags, RawDir, ResolveFlags, Stat, fstat, openat2};
+use rustix::fs::{CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat, fstat, openat, openat2};
 use stockade_sys::{Errno, resolve};
 
 use crate::powers::covers;
@@ -159,6 +159,11 @@ impl<'a> View<'a> {
             _ => Err(Errno::INVAL),
         }
     }
+}
+
+/// The root directory of the host, as this process sees it.
+pub(crate) fn open_host_root() -> Result<OwnedFd, Errno> {
+    openat(CWD, c"/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
 }
 
 /// The components of a path, last one first.

@@ -6,13 +6,12 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags, openat};
 use stockade_model::Operation;
 
 use super::change::{Change, Changes, How};
 use super::error::{At, CommitError, PathError};
 use super::place::Stage;
-use crate::guards::{Surveys, View};
+use crate::guards::{Surveys, View, open_host_root};
 use crate::powers::{Powers, Verdict, creates_name};
 use stockade_files::object::{Kind, Object, names, os};
 
@@ -103,7 +102,7 @@ impl<'a> Guard<'a> {
         let root = stage.workspace();
         let mut powers = Powers::over(root, &stage.meta.protect);
         let mut surveys = Surveys::default();
-        let host = openat(CWD, c"/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).at(root)?;
+        let host = open_host_root().at(root)?;
         surveys.complete(View::new(host.as_fd()), powers.names(), powers.writable());
         powers.agree(agreed.iter().map(|path| root.join(path)));
         Ok(Self { powers, surveys, root, upper, lower })

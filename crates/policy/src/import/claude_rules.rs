@@ -72,6 +72,7 @@ fn names_of(tool: &str) -> Vec<String> {
 }
 
 const UNHIDDEN: &str = "commands can still read it: `hide` takes no pattern and no whole workspace, home or root";
+const HIDDEN_AT_THE_TOP: &str = "in directories below, commands can still read it: hide each by its path";
 
 impl Reader<'_> {
     fn draft(&self, at: &Spanned, text: &str, effect: Verdict) -> DraftRule {
@@ -300,39 +301,36 @@ impl Reader<'_> {
         if own.broader {
             self.note(at, text, Carried::Stricter, "it is meant wherever it may lie");
         }
-        if effect == Verdict::Deny {
-            self.deny_to_commands(at, text, &own.patterns, operations);
+        // A rule judges what tools do and what a command line says; what a running command
+        // may do with files the profile says, and it knows no patterns.
+        for pattern in own.patterns.iter().filter(|_| effect == Verdict::Deny) {
+            match operations {
+                [FileOperation::Read] => self.hide_from_commands(at, text, pattern),
+                _ => self.protect_from_commands(at, text, pattern),
+            }
         }
         draft.files = own.patterns;
         self.imported.push(draft);
     }
 
-    /// A rule judges what tools do and what a command line says; what a running
-    /// command may do with files the profile says, and it knows no patterns.
-    fn deny_to_commands(&mut self, at: &Spanned, text: &str, patterns: &[String], operations: &[FileOperation]) {
-        for pattern in patterns {
-            let path = claude_sandbox::directory_of(pattern).parse::<ConfigPath>().ok();
-            if operations != [FileOperation::Read] {
-                // Elsewhere commands write nothing anyway.
-                if path.as_ref().is_none_or(|path| matches!(path, ConfigPath::Workspace(_))) {
-                    claude_sandbox::deny_write(self, at, text, path.as_ref());
-                }
-                continue;
-            }
-            let top = pattern.strip_prefix("./**/").and_then(|rest| format!("./{rest}").parse().ok());
-            let whole = ["/", "~", "~/", "./"];
-            match path.as_ref().or(top.as_ref()).filter(|path| !whole.contains(&path.to_string().as_str())) {
-                Some(path) => self.imported.add_to_profile("hide", path.to_string()),
-                None => self.note(at, text, Carried::Weaker, UNHIDDEN),
-            }
-            if top.is_some() {
-                self.note(
-                    at,
-                    text,
-                    Carried::Weaker,
-                    "in directories below, commands can still read it: hide each by its path",
-                );
-            }
+    fn hide_from_commands(&mut self, at: &Spanned, text: &str, pattern: &str) {
+        let directory = claude_sandbox::directory_of(pattern).parse::<ConfigPath>().ok();
+        let top = pattern.strip_prefix("./**/").and_then(|rest| format!("./{rest}").parse().ok());
+        let whole = ["/", "~", "~/", "./"];
+        match directory.as_ref().or(top.as_ref()).filter(|path| !whole.contains(&path.to_string().as_str())) {
+            Some(path) => self.imported.add_to_profile("hide", path.to_string()),
+            None => self.note(at, text, Carried::Weaker, UNHIDDEN),
+        }
+        if top.is_some() {
+            self.note(at, text, Carried::Weaker, HIDDEN_AT_THE_TOP);
+        }
+    }
+
+    fn protect_from_commands(&mut self, at: &Spanned, text: &str, pattern: &str) {
+        let directory = claude_sandbox::directory_of(pattern).parse::<ConfigPath>().ok();
+        // Elsewhere commands write nothing anyway.
+        if directory.as_ref().is_none_or(|path| matches!(path, ConfigPath::Workspace(_))) {
+            claude_sandbox::deny_write(self, at, text, directory.as_ref());
         }
     }
 

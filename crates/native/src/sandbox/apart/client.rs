@@ -32,7 +32,7 @@ use stockade_sys::socket::{Address, demand_own};
 use super::super::command::honours;
 use super::super::{NATIVE, failed, inside, open_tree, unsupported};
 use super::wire::{Asked, Refusal, SOCKET, say};
-use crate::guards::SETTINGS_VARIABLES;
+use crate::guards::settings_variables;
 use crate::launch::readable_before;
 use crate::remote::{Line, own_umask};
 
@@ -123,14 +123,13 @@ impl Apart {
             .arg0(NAME)
             .args(&self.arguments)
             .env_clear()
-            .envs(SETTINGS_VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?))))
             .current_dir("/")
             .stdin(OwnedFd::from(theirs))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .map_err(cannot)?;
-        let told = say(ours, plan, &[place.as_fd()]).and_then(|line| {
+        let told = say(ours, &(plan, settings_variables()), &[place.as_fd()]).and_then(|line| {
             line.stream().set_read_timeout(Some(MADE_WITHIN))?;
             line.receive::<Result<(), StartError>>()
         });

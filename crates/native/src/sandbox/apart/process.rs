@@ -23,6 +23,7 @@ use super::super::command::{Caller, CommandBackend};
 use super::super::keep::Kept;
 use super::watchers::Watchers;
 use super::wire::{Asked, Refusal, SOCKET, hear};
+use crate::guards::{SettingsVariables, use_settings_variables};
 use crate::remote::{self, Line};
 
 /// Connections at once, each with a thread; a command has one as long as it runs.
@@ -60,7 +61,8 @@ impl std::fmt::Debug for Keep {
 /// Where nobody is at its standard input who would tell it what to do. What else
 /// fails is told there.
 pub fn keep_sandbox(begin: impl FnOnce(&SandboxId, &Path) -> Result<Keep, StartError>) -> io::Result<()> {
-    let (plan, along, maker) = hear::<SandboxPlan>(leave_maker()?)?;
+    let ((plan, variables), along, maker) = hear::<(SandboxPlan, SettingsVariables)>(leave_maker()?)?;
+    use_settings_variables(variables);
     let [Some(directory), ..] = along else { return Err(io::ErrorKind::InvalidData.into()) };
     let path = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd())).read_link()?;
     let made = begin(&plan.id, &path).and_then(|keep| Keeper::make(&plan, &path, keep));
