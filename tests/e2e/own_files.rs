@@ -102,6 +102,24 @@ fn own(world: &World, path: &Path) {
     std::os::unix::fs::lchown(path, Some(world.account.uid), Some(world.account.gid)).unwrap();
 }
 
+/// Whoever makes the target later would have the state directory: none is made there.
+#[test]
+fn no_state_directory_is_made_behind_a_link_that_leads_nowhere() {
+    each_user(|world| {
+        let link = world.dir("home/.local").join("state");
+        let target = world.outside().join("later");
+        symlink(&target, &link).unwrap();
+        own(world, &link);
+        let run = || world.run(&world.stockade(&[], &["true"]));
+        refused(&run(), "which does not exist");
+        assert!(!target.exists());
+        // The control: the same link with a target of the person's.
+        world.dir("out/later");
+        assert_eq!(run().ended, Ended::Code(0), "{}", run().text());
+        assert!(target.join("stockade/audit").is_dir());
+    });
+}
+
 #[test]
 fn a_configuration_that_is_not_the_persons_alone_is_refused() {
     each_user(|world| {
