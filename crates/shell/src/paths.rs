@@ -405,6 +405,14 @@ fn strip<'a>(path: &'a [u8], base: &[u8]) -> Option<&'a [u8]> {
     if rest.is_empty() || rest.starts_with(b"/") { Some(rest) } else { None }
 }
 
+/// True if `path` is what the absolute `pattern` names, or lies below it. The workspace and
+/// the home win over what they lie in: with a workspace `/root/app` the pattern `/root` names
+/// nothing of that workspace. A pattern for something within them holds.
+fn covers_system(pattern: &str, path: &[u8], context: &Context) -> bool {
+    let is_within = |root: &[u8]| strip(path, root).is_some() && covers(pattern, root);
+    covers(pattern, path) && !is_within(context.workspace.as_bytes()) && !is_within(context.home.as_bytes())
+}
+
 /// The absolute form of a path: `.` and `..` taken out by text. `None` if it is
 /// relative and the directory is not known.
 pub(crate) fn absolute(path: &[u8], cwd: Option<&[u8]>) -> Option<Vec<u8>> {
@@ -464,11 +472,11 @@ pub(crate) fn place(path: &[u8], context: &Context) -> Place {
     if strip(workspace, path).is_some() || strip(home, path).is_some() {
         return Place::Ancestor;
     }
-    if ["/tmp", "/var/tmp", "/dev/shm"].iter().any(|t| strip(path, t.as_bytes()).is_some()) {
-        return Place::Temporary;
-    }
     if let Some(rest) = strip(path, home) {
         return if covers(".cache", rest) { Place::Cache } else { Place::Home };
+    }
+    if ["/tmp", "/var/tmp", "/dev/shm"].iter().any(|t| strip(path, t.as_bytes()).is_some()) {
+        return Place::Temporary;
     }
     if path.starts_with(b"/home/") || path.starts_with(b"/Users/") {
         return Place::Home;
@@ -482,7 +490,7 @@ pub(crate) fn place(path: &[u8], context: &Context) -> Place {
 pub(crate) fn sensitivity(path: &[u8], context: &Context) -> Option<Sensitivity> {
     let name = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
     let home = strip(path, context.home.as_bytes());
-    if SECRET_SYSTEM.iter().any(|p| covers(p, path)) {
+    if SECRET_SYSTEM.iter().any(|p| covers_system(p, path, context)) {
         return Some(Sensitivity::Secret);
     }
     if home.is_some_and(|rest| SECRET_HOME.iter().any(|p| covers(p, rest))) {
@@ -505,7 +513,10 @@ pub(crate) fn sensitivity(path: &[u8], context: &Context) -> Option<Sensitivity>
     if outside && home.is_some_and(hidden) {
         return Some(Sensitivity::Private);
     }
-    if path.ends_with(b"/.git/config") || covers("/proc/*/*", path) || covers("/var/log", path) {
+    if path.ends_with(b"/.git/config")
+        || covers_system("/proc/*/*", path, context)
+        || covers_system("/var/log", path, context)
+    {
         return Some(Sensitivity::Private);
     }
     // A wildcard over dotted names would take secrets with it.
@@ -543,7 +554,7 @@ pub(crate) fn target(path: &[u8], whole: bool, context: &Context) -> Option<Targ
         "/proc/irq",
         "/selinux",
     ];
-    if kernel.iter().any(|p| covers(p, path)) || path.ends_with(b"/release_agent") {
+    if kernel.iter().any(|p| covers_system(p, path, context)) || path.ends_with(b"/release_agent") {
         return Some(Target::KernelSetting);
     }
     let in_repository = |p: &&str| {
@@ -553,7 +564,9 @@ pub(crate) fn target(path: &[u8], whole: bool, context: &Context) -> Option<Targ
                 && path.get(i + w.len()).is_none_or(|b| *b == b'/')
         })
     };
-    if PERSISTENT_REPOSITORY.iter().any(in_repository) || PERSISTENT_SYSTEM.iter().any(|p| covers(p, path)) {
+    if PERSISTENT_REPOSITORY.iter().any(in_repository)
+        || PERSISTENT_SYSTEM.iter().any(|p| covers_system(p, path, context))
+    {
         return Some(Target::Persistence);
     }
     let inside = strip(path, context.workspace.as_bytes()).is_some();

@@ -236,3 +236,51 @@ fn check_misses(rows: &str) {
         assert!(committed == text, "tests/cases/misses.md is stale\nhint: run this test with STOCKADE_UPDATE_MISSES=1");
     }
 }
+
+/// Where a home and a workspace may lie.
+const PLACES: &[(&str, &str)] = &[
+    ("/root", "/root/proj"),
+    ("/root", "/root/work/a/proj"),
+    ("/root", "/srv/proj"),
+    ("/root", "/workspace"),
+    ("/root", "/tmp/proj"),
+    ("/home/dev", "/root/proj"),
+    ("/home/dev", "/srv/www/proj"),
+    ("/home/dev", "/opt/proj"),
+    ("/home/dev", "/var/lib/ci/proj"),
+    ("/home/dev", "/usr/src/app"),
+    ("/home/dev", "/var/log/proj"),
+    ("/home/dev", "/mnt/data/proj"),
+    ("/home/dev", "/home/dev/code/proj"),
+    ("/home/dev", "/tmp/proj"),
+    ("/tmp/h", "/tmp/h/proj"),
+    ("/tmp/h", "/srv/proj"),
+    ("/srv/people/ann", "/srv/people/ann/proj"),
+    ("/var/lib/ci", "/var/lib/ci/proj"),
+];
+
+#[test]
+fn the_tier_does_not_depend_on_where_the_workspace_lies() {
+    let usual = context(true);
+    let mut differ = String::new();
+    for (home, workspace) in PLACES {
+        let place = Context {
+            cwd: RawText::from(*workspace),
+            home: RawText::from(*home),
+            workspace: RawText::from(*workspace),
+            neutralised: true,
+        };
+        for case in cases() {
+            let text = String::from_utf8_lossy(&case.command);
+            // What names a place beside the workspace names another one there.
+            if ["..", "/home/", "/root", "/tmp", "OLDPWD"].iter().any(|name| text.contains(name)) {
+                continue;
+            }
+            let (wanted, got) = (assess_script(&case.command, &usual), assess_script(&case.command, &place));
+            if wanted.tier != got.tier {
+                let _ = writeln!(differ, "{workspace} {home} {} {:?} {:?} {text:.60?}", case.id, wanted.tier, got.tier);
+            }
+        }
+    }
+    assert!(differ.is_empty(), "{} differ:\n{differ}", differ.lines().count());
+}
