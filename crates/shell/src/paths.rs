@@ -405,9 +405,8 @@ fn strip<'a>(path: &'a [u8], base: &[u8]) -> Option<&'a [u8]> {
     if rest.is_empty() || rest.starts_with(b"/") { Some(rest) } else { None }
 }
 
-/// True if `path` is what the absolute `pattern` names, or lies below it. The workspace and
-/// the home win over what they lie in: with a workspace `/root/app` the pattern `/root` names
-/// nothing of that workspace. A pattern for something within them holds.
+/// As [`covers`], but workspace and home win over what they lie in: the pattern `/root` names
+/// nothing of a workspace `/root/app`. A pattern for something within them holds.
 fn covers_system(pattern: &str, path: &[u8], context: &Context) -> bool {
     let is_within = |root: &[u8]| strip(path, root).is_some() && covers(pattern, root);
     covers(pattern, path) && !is_within(context.workspace.as_bytes()) && !is_within(context.home.as_bytes())
