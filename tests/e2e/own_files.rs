@@ -102,7 +102,7 @@ fn own(world: &World, path: &Path) {
     std::os::unix::fs::lchown(path, Some(world.account.uid), Some(world.account.gid)).unwrap();
 }
 
-/// Whoever makes the target later would have the state directory: none is made there.
+/// Another program could make the target later, and so choose the state directory.
 #[test]
 fn no_state_directory_is_made_behind_a_link_that_leads_nowhere() {
     each_user(|world| {
@@ -115,7 +115,8 @@ fn no_state_directory_is_made_behind_a_link_that_leads_nowhere() {
         assert!(!target.exists());
         // The control: the same link with a target of the person's.
         world.dir("out/later");
-        assert_eq!(run().ended, Ended::Code(0), "{}", run().text());
+        let output = run();
+        assert_eq!(output.ended, Ended::Code(0), "{}", output.text());
         assert!(target.join("stockade/audit").is_dir());
     });
 }

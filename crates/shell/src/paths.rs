@@ -405,11 +405,13 @@ fn strip<'a>(path: &'a [u8], base: &[u8]) -> Option<&'a [u8]> {
     if rest.is_empty() || rest.starts_with(b"/") { Some(rest) } else { None }
 }
 
-/// As [`covers`], but workspace and home win over what they lie in: the pattern `/root` names
-/// nothing of a workspace `/root/app`. A pattern for something within them holds.
-fn covers_system(pattern: &str, path: &[u8], context: &Context) -> bool {
-    let is_within = |root: &[u8]| strip(path, root).is_some() && covers(pattern, root);
-    covers(pattern, path) && !is_within(context.workspace.as_bytes()) && !is_within(context.home.as_bytes())
+/// True if one of these absolute patterns covers `path`. Workspace and home win over what they
+/// lie in: the pattern `/root` names nothing of a workspace `/root/app`. A pattern for something
+/// within them holds.
+fn is_listed(patterns: &[&str], path: &[u8], context: &Context) -> bool {
+    let roots = [context.workspace.as_bytes(), context.home.as_bytes()];
+    let is_above = |pattern: &str, root: &[u8]| strip(path, root).is_some() && covers(pattern, root);
+    patterns.iter().any(|pattern| covers(pattern, path) && !roots.iter().any(|root| is_above(pattern, root)))
 }
 
 /// The absolute form of a path: `.` and `..` taken out by text. `None` if it is
@@ -489,7 +491,7 @@ pub(crate) fn place(path: &[u8], context: &Context) -> Place {
 pub(crate) fn sensitivity(path: &[u8], context: &Context) -> Option<Sensitivity> {
     let name = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
     let home = strip(path, context.home.as_bytes());
-    if SECRET_SYSTEM.iter().any(|p| covers_system(p, path, context)) {
+    if is_listed(SECRET_SYSTEM, path, context) {
         return Some(Sensitivity::Secret);
     }
     if home.is_some_and(|rest| SECRET_HOME.iter().any(|p| covers(p, rest))) {
@@ -512,10 +514,7 @@ pub(crate) fn sensitivity(path: &[u8], context: &Context) -> Option<Sensitivity>
     if outside && home.is_some_and(hidden) {
         return Some(Sensitivity::Private);
     }
-    if path.ends_with(b"/.git/config")
-        || covers_system("/proc/*/*", path, context)
-        || covers_system("/var/log", path, context)
-    {
+    if path.ends_with(b"/.git/config") || is_listed(&["/proc/*/*", "/var/log"], path, context) {
         return Some(Sensitivity::Private);
     }
     // A wildcard over dotted names would take secrets with it.
@@ -553,7 +552,7 @@ pub(crate) fn target(path: &[u8], whole: bool, context: &Context) -> Option<Targ
         "/proc/irq",
         "/selinux",
     ];
-    if kernel.iter().any(|p| covers_system(p, path, context)) || path.ends_with(b"/release_agent") {
+    if is_listed(&kernel, path, context) || path.ends_with(b"/release_agent") {
         return Some(Target::KernelSetting);
     }
     let in_repository = |p: &&str| {
@@ -563,9 +562,7 @@ pub(crate) fn target(path: &[u8], whole: bool, context: &Context) -> Option<Targ
                 && path.get(i + w.len()).is_none_or(|b| *b == b'/')
         })
     };
-    if PERSISTENT_REPOSITORY.iter().any(in_repository)
-        || PERSISTENT_SYSTEM.iter().any(|p| covers_system(p, path, context))
-    {
+    if PERSISTENT_REPOSITORY.iter().any(in_repository) || is_listed(PERSISTENT_SYSTEM, path, context) {
         return Some(Target::Persistence);
     }
     let inside = strip(path, context.workspace.as_bytes()).is_some();
