@@ -22,6 +22,7 @@ mod row;
 mod rows_git;
 mod rows_held;
 mod rows_linked;
+mod rows_settings;
 mod rows_work;
 mod scene;
 mod trees;
@@ -107,7 +108,7 @@ impl Task {
 fn tasks(counts: &Counts) -> Vec<Task> {
     // The longest first.
     let trees = trees::KINDS.into_iter().flat_map(|kind| trees::Part::all(kind, counts)).map(Work::Trees);
-    let rows = [rows_linked::ROWS, rows_git::ROWS, rows_held::ROWS].concat();
+    let rows = [rows_linked::ROWS, rows_settings::ROWS, rows_git::ROWS, rows_held::ROWS].concat();
     let ordinary = rows_work::ROWS.iter().copied().map(Work::Ordinary);
     let works = trees.chain([Work::Races]).chain(rows.into_iter().map(Work::Row)).chain(ordinary);
     let mut tasks = Vec::new();

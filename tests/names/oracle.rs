@@ -34,6 +34,8 @@ pub enum Tool {
     Npm,
     /// Any program that opens a guarded name.
     Reader,
+    /// A command line of the person, in the workspace.
+    Person(&'static str),
     /// Whether this name is there at all, in the workspace.
     There(&'static str),
 }
@@ -83,6 +85,7 @@ impl<'a> Oracle<'a> {
             Tool::Cargo => has(".cargo"),
             Tool::Npm => has(".npmrc"),
             Tool::GitHome | Tool::Reader | Tool::There(_) => true,
+            Tool::Person(_) => false,
         };
         finds || directory == self.scene.workspace()
     }
@@ -104,6 +107,11 @@ impl<'a> Oracle<'a> {
                     .collect())
             }
             Tool::There(_) => Ok(Vec::new()),
+            Tool::Person(text) if self.depth == Depth::Run => {
+                run_as(&self.scene.account, &self.scene.command("/bin/bash").args(["-c", text]))?;
+                Ok(Vec::new())
+            }
+            Tool::Person(_) => Ok(Vec::new()),
         }
     }
 

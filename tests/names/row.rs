@@ -77,6 +77,14 @@ const KEPT: &[&str] = &[
     "global-hookspath-absolute",
     "global-linked",
     "hook-shipped-link-sub",
+    "hookspath-user-home",
+    "hookspath-link-parent",
+    "alias-script",
+    "alias-variable",
+    "outside-hooks",
+    "outside-hooks-link",
+    "outside-repository",
+    "outside-editor",
 ];
 
 /// A row that asks nobody, to be filled in.

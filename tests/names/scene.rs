@@ -36,6 +36,7 @@ hook() { printf '#!/bin/sh\n# STOCKADE-PLANTED\n%s\n' "$C"; }
 mkhook() { mkdir -p "$(dirname "$1")"; hook >"$1"; chmod 755 "$1"; }
 rc() { printf '# STOCKADE-PLANTED\n%s\n' "$C"; }
 wait_for_go() { : >$W/go.ready; for n in $(seq 1000); do [ -e $W/go ] && break; sleep 0.02; done; }
+from_user_home() { printf '~%s/%s' "$(id -un)" "$(realpath --relative-to="$(getent passwd "$(id -un)" | cut -d: -f6)" "$W")"; }
 head_file() { echo 'ref: refs/heads/main'; }
 "#;
 

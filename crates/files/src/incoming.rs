@@ -16,12 +16,12 @@ use crate::object::{names, os};
 use crate::removal::{remove_tree, sweep};
 use crate::{PathError, TreePath};
 
-/// How its name begins.
-const PREFIX: &str = ".stockade-incoming-";
+/// How the name of a directory begins in which something is made ready.
+pub const INCOMING_PREFIX: &str = ".stockade-incoming-";
 
 /// Whether a name in a directory is such a one: nobody's file.
 pub(crate) fn is_passing(directory: &TreePath, name: &[u8]) -> bool {
-    directory.is_root() && name.starts_with(PREFIX.as_bytes())
+    directory.is_root() && name.starts_with(INCOMING_PREFIX.as_bytes())
 }
 
 /// Such a directory, until it is dropped.
@@ -39,7 +39,7 @@ impl<'t> Incoming<'t> {
         sweep_abandoned(tree)?;
         let mut token = [0; 16];
         getrandom(&mut token, GetRandomFlags::empty()).at(root.as_path())?;
-        let name: OsString = token.iter().fold(PREFIX.to_owned(), |name, b| format!("{name}{b:02x}")).into();
+        let name: OsString = token.iter().fold(INCOMING_PREFIX.to_owned(), |name, b| format!("{name}{b:02x}")).into();
         mkdirat(tree, &name, Mode::RWXU).at(name.as_ref())?;
         let made = hold(tree, &name).at(name.as_ref());
         match made {
@@ -74,7 +74,7 @@ fn hold(tree: BorrowedFd<'_>, name: &OsString) -> Result<OwnedFd, Errno> {
 
 fn sweep_abandoned(tree: BorrowedFd<'_>) -> Result<(), PathError> {
     for name in names(tree).at(TreePath::root().as_path())? {
-        if !name.starts_with(PREFIX.as_bytes()) {
+        if !name.starts_with(INCOMING_PREFIX.as_bytes()) {
             continue;
         }
         // Held by this process from here on: whoever made it is no more.

@@ -26,6 +26,7 @@ mod watch;
 pub use archive::Bounds;
 pub use download::{Downloaded, LeftOut};
 pub use error::{At, FilesError, PathError};
+pub use incoming::INCOMING_PREFIX;
 pub use path::{DEPTH_MAX, NAME_MAX, PATH_MAX, TreePath, TreePathError};
 pub use tree::{Entry, Exists, Guard, LISTED_MAX, Tree, Withhold};
 pub use upload::{Uploaded, Where};

@@ -368,8 +368,8 @@ impl Powers {
         if covers(b"/proc", path) || covers(b"/sys", path) {
             return Some(outside(path));
         }
-        if is_momentary(path) {
-            let rule = "a file on its way to a protected name".to_owned();
+        if is_momentary(root, path) {
+            let rule = "a file that Stockade is putting into its place".to_owned();
             return Some(Refusal { rule, grant: None });
         }
         if let Some((unit, name)) = self.boundary(root, path) {
@@ -397,9 +397,11 @@ impl Powers {
     }
 }
 
-fn is_momentary(path: &[u8]) -> bool {
-    let name = path.rsplit(|b| *b == b'/').next().unwrap_or(path);
-    name.starts_with(MOMENTARY.as_bytes())
+/// Whether `path` is on its way to another name beneath `root`: nobody else has a use for it.
+fn is_momentary(root: &[u8], path: &[u8]) -> bool {
+    let beneath = path.get(root.len()..).unwrap_or_default();
+    let passing = [MOMENTARY, stockade_files::INCOMING_PREFIX].map(str::as_bytes);
+    beneath.split(|b| *b == b'/').any(|name| passing.iter().any(|prefix| name.starts_with(prefix)))
 }
 
 fn outside(path: &[u8]) -> Refusal {

@@ -67,7 +67,7 @@ fn check(powers: &Powers, operation: Operation, object: &str, expected: &str) {
 
 #[test]
 fn decisions() {
-    use Operation::{Create, Metadata, Mkdir, Remove, Rename, Write};
+    use Operation::{Create, Link, Metadata, Mkdir, Remove, Rename, Write};
     let p = powers(&["/ws"], &[]);
     for (operation, object, expected) in [
         (Create, "/ws/a", "allow"),
@@ -97,6 +97,9 @@ fn decisions() {
         (Write, "/ws/secret", "credentials are hidden | read /ws/secret"),
         (Write, "/home/u/.ssh/id", "credentials are hidden | read /home/u/.ssh/id"),
         (Write, "/home/u/.ssh/known_hosts", "outside every writable root | write /home/u/.ssh/known_hosts"),
+        (Link, "/ws/.stockade-install-1", "a file that Stockade is putting into its place | -"),
+        (Link, "/ws/.stockade-incoming-1/a/b", "a file that Stockade is putting into its place | -"),
+        (Create, "/ws/stockade-incoming-1", "allow"),
     ] {
         check(&p, operation, object, expected);
     }

@@ -19,7 +19,7 @@ use super::view::same;
 use super::walk::{Object, Place};
 use crate::guards::repository::{self, RepositoryState};
 use crate::guards::{SurveyError, View, fold, open_host_root};
-use crate::powers::{Refusal, creates_name, renamed, to_path};
+use crate::powers::{Refusal, creates_name, to_path};
 
 /// How often something is taken back where others move it meanwhile.
 const MAX_TAKEN_BACK: u32 = 64;
@@ -182,19 +182,17 @@ impl Service {
         let first = self.first.as_ref()?;
         let root_length = self.powers.root_length(path)?;
         let mut surveys = self.surveys.borrow_mut();
-        let elsewhere = self.powers.renamed_workspace().filter(|(inside, _)| !surveys.knows(inside));
-        if let Some((inside, tree)) = elsewhere {
-            let Ok(host) = open_host_root() else {
-                return Some(Refusal { rule: SurveyError::Unreadable.to_string(), grant: None });
-            };
-            let hidden: Vec<Vec<u8>> = self.powers.hidden().iter().filter_map(|h| renamed(h, inside, tree)).collect();
-            surveys.complete_on_host(View::new(host.as_fd()).without(&hidden), self.powers.names(), inside, tree);
+        // What leads to a place of the host is read by the host, and so is the host's to show:
+        // a run may see another `/tmp`, and nothing of what is hidden from it.
+        let Ok(host) = open_host_root() else {
+            return Some(Refusal { rule: SurveyError::Unreadable.to_string(), grant: None });
+        };
+        let (host, own) = (View::new(host.as_fd()), View::new(first.root.as_fd()).without(self.powers.hidden()));
+        if let Some((inside, tree)) = self.powers.renamed_workspace().filter(|(inside, _)| !surveys.knows(inside)) {
+            surveys.complete_on_host(host, self.powers.names(), inside, tree);
         }
-        surveys.complete(
-            View::new(first.root.as_fd()).without(self.powers.hidden()),
-            self.powers.names(),
-            self.powers.writable(),
-        );
+        let view_of = |root: &[u8]| if host.shows_as(own, root) { host } else { own };
+        surveys.complete(view_of, self.powers.names(), self.powers.writable());
         surveys.refusal_of(creates_name(operation), root_length, path, &|p| self.exists(p))
     }
 

@@ -8,7 +8,9 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use super::view::{View, absolute, join, parent};
+use super::command_words::{Word, tails, words};
+use super::settings_text::entries;
+use super::view::{View, at, join, parent};
 use crate::powers::to_path;
 
 /// Variables that say where the person's own settings are.
@@ -19,10 +21,12 @@ static GIVEN_VARIABLES: OnceLock<SettingsVariables> = OnceLock::new();
 const MAX_SETTINGS_BYTES: u64 = 1 << 20;
 /// As git: `MAX_INCLUDE_DEPTH`.
 const MAX_INCLUDES: usize = 10;
-/// Last parts of keys whose value is a command.
+/// Last parts of keys whose value is a command or the path of a program, in git's own
+/// documentation (git-config(1) of 2.49) and git-lfs-config(5).
 const COMMAND_KEYS: &[&str] = &[
     "alternaterefscommand",
     "askpass",
+    "cccmd",
     "clean",
     "cmd",
     "command",
@@ -33,16 +37,22 @@ const COMMAND_KEYS: &[&str] = &[
     "external",
     "fsmonitor",
     "gitproxy",
+    "headercmd",
     "helper",
+    "httpd",
     "packobjectshook",
     "pager",
     "process",
     "program",
     "receivepack",
+    "recentobjectshook",
+    "sendmailcmd",
+    "smtpserver",
     "smudge",
     "sshcommand",
     "textconv",
     "tocmd",
+    "tunnel",
     "uploadpack",
 ];
 
@@ -74,28 +84,40 @@ enum Named {
     Include(Vec<u8>),
     /// A file or directory, from the top of the work tree.
     File(Vec<u8>),
+    /// A file but no directory, likewise.
+    Argument(Vec<u8>),
+}
+
+/// Places that settings name.
+#[derive(Debug, Default)]
+pub(super) struct NamedPlaces {
+    /// Files and directories.
+    pub any: Vec<Vec<u8>>,
+    /// Files: a directory there is not meant.
+    pub files: Vec<Vec<u8>>,
 }
 
 /// What the repository in the directory `repository`, with a work tree at `top`, names: its
 /// settings and hooks where they lie in another directory, and every file that a setting
 /// leads to. `home` is what `~` means.
-pub(super) fn named_by_repository(view: View<'_>, repository: &[u8], top: &[u8], home: Option<&[u8]>) -> Vec<Vec<u8>> {
+pub(super) fn named_by_repository(view: View<'_>, repository: &[u8], top: &[u8], home: Option<&[u8]>) -> NamedPlaces {
     let common_file = join(repository, b"commondir");
-    let common = view.read(&common_file, MAX_SETTINGS_BYTES).map(|text| absolute(repository, first_line(&text)));
+    let common = view.read_followed(&common_file, MAX_SETTINGS_BYTES).map(|text| at(repository, first_line(&text)));
     // Its own settings, hooks and pointers are refused by name. What links of such a
     // name lead to is not.
     let own: [&[u8]; 4] = [b"config", b"config.worktree", b"hooks", b"commondir"];
     let own = own.map(|name| join(repository, name));
-    let mut places: Vec<Vec<u8>> = own.into_iter().filter(|path| view.is_link(path)).collect();
+    let mut places = NamedPlaces::default();
+    places.any.extend(own.into_iter().filter(|path| view.is_link(path)));
     if let Some(common) = &common {
-        places.extend([b"config" as &[u8], b"hooks"].map(|name| join(common, name)));
+        places.any.extend([b"config" as &[u8], b"hooks"].map(|name| join(common, name)));
     }
     let settings = [join(common.as_deref().unwrap_or(repository), b"config"), join(repository, b"config.worktree")];
     let mut tops = vec![top.to_vec(), repository.to_vec()];
     for file in &settings {
-        let text = view.read(file, MAX_SETTINGS_BYTES).unwrap_or_default();
+        let text = view.read_followed(file, MAX_SETTINGS_BYTES).unwrap_or_default();
         let trees = entries(&text).filter(|(section, key, _)| section == "core" && key == "worktree");
-        tops.extend(trees.map(|(_, _, value)| absolute(repository, &value)));
+        tops.extend(trees.map(|(_, _, value)| at(repository, &value)));
     }
     tops.sort();
     tops.dedup();
@@ -109,14 +131,16 @@ pub(super) fn named_by_repository(view: View<'_>, repository: &[u8], top: &[u8],
 pub(super) fn named_by_pointer(view: View<'_>, file: &[u8]) -> Vec<Vec<u8>> {
     let Some(text) = view.read(file, MAX_SETTINGS_BYTES) else { return Vec::new() };
     let Some(directory) = first_line(&text).strip_prefix(b"gitdir:") else { return Vec::new() };
-    vec![absolute(parent(file), directory.trim_ascii())]
+    vec![at(parent(file), directory.trim_ascii())]
 }
 
 /// What the settings of the person name, which hold in every repository.
 #[derive(Debug, Default)]
 pub(super) struct GlobalSettings {
-    /// Directories of hooks, from the top of each work tree.
+    /// Directories of hooks and programs, from the top of each work tree.
     pub hooks: Vec<Vec<u8>>,
+    /// The same for files only.
+    pub arguments: Vec<Vec<u8>>,
     /// Absolute paths.
     pub files: Vec<Vec<u8>>,
     /// Where the person's own settings are.
@@ -157,7 +181,7 @@ impl GlobalSettings {
             for named in named(&section, &key, &value, home_bytes) {
                 match named {
                     Named::Include(path) => {
-                        let path = absolute(directory, &path);
+                        let path = at(directory, &path);
                         if depth < MAX_INCLUDES && !self.files.contains(&path) {
                             self.files.push(path.clone());
                             self.add(&to_path(&path), home, depth + 1);
@@ -165,6 +189,7 @@ impl GlobalSettings {
                     }
                     Named::File(path) if path.starts_with(b"/") => self.files.push(path),
                     Named::File(path) => self.hooks.push(path),
+                    Named::Argument(path) => self.arguments.push(path),
                 }
             }
         }
@@ -177,11 +202,15 @@ fn home_directory() -> Option<PathBuf> {
         return Some(home);
     }
     let user = rustix::process::geteuid().as_raw().to_string();
+    home_in_database(|entry| entry.get(2).is_some_and(|id| *id == user.as_bytes())).map(|home| to_path(&home))
+}
+
+/// The home of the first user in the database's file who is wanted. Users of other
+/// databases are not found.
+fn home_in_database(is_wanted: impl Fn(&[&[u8]]) -> bool) -> Option<Vec<u8>> {
     let database = read_bounded(Path::new("/etc/passwd"))?;
-    let fields = |line: &[u8]| line.split(|b| *b == b':').map(<[u8]>::to_vec).collect::<Vec<_>>();
-    let entry =
-        database.split(|b| *b == b'\n').map(fields).find(|entry| entry.get(2) == Some(&user.clone().into_bytes()))?;
-    Some(to_path(entry.get(5)?))
+    let entries = database.split(|b| *b == b'\n').map(|line| line.split(|b| *b == b':').collect::<Vec<_>>());
+    entries.filter(|entry| is_wanted(entry)).find_map(|entry| Some(entry.get(5)?.to_vec()))
 }
 
 fn read_bounded(path: &Path) -> Option<Vec<u8>> {
@@ -194,125 +223,78 @@ fn add_named_by_settings(
     file: &[u8],
     (tops, home): (&[Vec<u8>], Option<&[u8]>),
     depth: usize,
-    places: &mut Vec<Vec<u8>>,
+    places: &mut NamedPlaces,
 ) {
     // Git follows links to its settings.
-    let followed = view.resolve(file).map_or_else(|| file.to_vec(), |chain| chain.end);
-    let Some(text) = view.read(&followed, MAX_SETTINGS_BYTES) else { return };
+    let Some(text) = view.read_followed(file, MAX_SETTINGS_BYTES) else { return };
     for (section, key, value) in entries(&text) {
         for named in named(&section, &key, &value, home) {
             match named {
                 Named::Include(path) => {
-                    let path = absolute(parent(file), &path);
-                    if depth < MAX_INCLUDES && !places.contains(&path) {
-                        places.push(path.clone());
+                    let path = at(parent(file), &path);
+                    if depth < MAX_INCLUDES && !places.any.contains(&path) {
+                        places.any.push(path.clone());
                         add_named_by_settings(view, &path, (tops, home), depth + 1, places);
                     }
                 }
-                Named::File(path) => places.extend(tops.iter().map(|top| absolute(top, &path))),
+                Named::File(path) => places.any.extend(tops.iter().map(|top| at(top, &path))),
+                Named::Argument(path) => places.files.extend(tops.iter().map(|top| at(top, &path))),
             }
         }
     }
 }
 
-/// The files that one setting names, with `~` replaced.
+/// The files that one setting names.
 fn named(section: &str, key: &str, value: &[u8], home: Option<&[u8]>) -> Vec<Named> {
-    let expand = |path: &[u8]| match (path.strip_prefix(b"~/"), home) {
-        (Some(rest), Some(home)) => join(home, rest),
-        _ => path.to_vec(),
-    };
-    let is_path = |path: &[u8]| !path.is_empty() && !path.starts_with(b"%");
+    let is_path = |path: &[u8]| !path.is_empty();
     match (section, key) {
-        ("include" | "includeif", "path") if is_path(value) => vec![Named::Include(expand(value))],
-        ("core", "hookspath" | "attributesfile") | ("init", "templatedir") if is_path(value) => {
-            vec![Named::File(expand(value))]
+        ("include" | "includeif", "path") if is_path(value) => {
+            expanded(value, home).into_iter().map(Named::Include).collect()
         }
-        ("mergetool" | "difftool", "path") | ("submodule", "update") => {
-            words(value).map(|w| Named::File(expand(&w))).collect()
+        ("core", "hookspath" | "attributesfile") | ("init", "templatedir") if is_path(value) => {
+            expanded(value, home).into_iter().map(Named::File).collect()
+        }
+        ("mergetool" | "difftool" | "browser" | "man" | "lfs", "path") | ("submodule", "update") => {
+            named_by_command(value, home)
         }
         // `!` starts a shell command in aliases and helpers.
         ("alias", _) if !value.starts_with(b"!") => Vec::new(),
+        // Of a remote, the transport that is a command of its own.
+        ("remote", "url" | "pushurl") if !value.starts_with(b"ext::") => Vec::new(),
+        ("remote", "url" | "pushurl") => named_by_command(&value[b"ext::".len()..], home),
         (section, key) if matches!(section, "alias" | "pager") || COMMAND_KEYS.contains(&key) => {
-            words(value).map(|word| Named::File(expand(&word))).collect()
+            named_by_command(value, home)
         }
         _ => Vec::new(),
     }
 }
 
-/// Every word of a command that is a path: any of them may be the program's script.
-fn words(command: &[u8]) -> impl Iterator<Item = Vec<u8>> {
-    let parts = command.split(|b| {
-        b.is_ascii_whitespace() || matches!(b, b'!' | b'"' | b'\'' | b';' | b'&' | b'|' | b'(' | b')' | b'=')
-    });
-    parts.filter(|word| word.contains(&b'/') && word.iter().any(|b| *b != b'/')).map(<[u8]>::to_vec)
+fn named_by_command(command: &[u8], home: Option<&[u8]>) -> Vec<Named> {
+    let named = |word: Word| match word {
+        Word::Path(path) => expanded(&path, home).into_iter().map(Named::File).collect(),
+        Word::Name(name) => vec![Named::Argument(name)],
+    };
+    words(command).into_iter().flat_map(named).collect()
+}
+
+/// What a path may mean with its first component expanded, as git and shells do it.
+fn expanded(path: &[u8], home: Option<&[u8]>) -> Vec<Vec<u8>> {
+    let (first, rest) = match path.iter().position(|b| *b == b'/') {
+        Some(end) => (&path[..end], &path[end + 1..]),
+        None => (path, &b""[..]),
+    };
+    let home = match first {
+        b"%(prefix)" => return [b"/usr" as &[u8], b"/usr/local"].map(|prefix| join(prefix, rest)).to_vec(),
+        b"~" | b"$HOME" | b"${HOME}" => home.map(<[u8]>::to_vec),
+        [b'~', user @ ..] => home_in_database(|entry| entry.first() == Some(&user)),
+        _ => return vec![path.to_vec()],
+    };
+    // Whose home is not known: it may be any directory above.
+    home.map_or_else(|| tails(path), |home| vec![join(&home, rest)])
 }
 
 fn first_line(text: &[u8]) -> &[u8] {
     text.split(|b| *b == b'\n').next().unwrap_or(text).trim_ascii()
-}
-
-/// The settings of a file as (section, key, value); section and key in lower case.
-fn entries(text: &[u8]) -> impl Iterator<Item = (String, String, Vec<u8>)> {
-    let mut section = String::new();
-    logical_lines(text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text)).into_iter().filter_map(move |line| {
-        let mut line = line.trim_ascii();
-        while let Some(header) = line.strip_prefix(b"[") {
-            let end = header.iter().position(|b| *b == b']')?;
-            let first = header[..end].split(|b| b.is_ascii_whitespace() || *b == b'.' || *b == b'"').next()?;
-            section = String::from_utf8_lossy(first).to_ascii_lowercase();
-            line = header[end + 1..].trim_ascii();
-        }
-        if line.is_empty() || matches!(line[0], b'#' | b';') {
-            return None;
-        }
-        let (key, value) = match line.iter().position(|b| *b == b'=') {
-            Some(at) => (&line[..at], &line[at + 1..]),
-            None => (line, &b""[..]),
-        };
-        let key = String::from_utf8_lossy(key.trim_ascii()).to_ascii_lowercase();
-        Some((section.clone(), key, unquoted(value)))
-    })
-}
-
-/// Lines, with those joined that a backslash continues.
-fn logical_lines(text: &[u8]) -> Vec<Vec<u8>> {
-    let mut lines: Vec<Vec<u8>> = Vec::new();
-    let mut continues = false;
-    for line in text.split(|b| *b == b'\n') {
-        let line = line.strip_suffix(b"\r").unwrap_or(line);
-        let (line, goes_on) = match line.strip_suffix(b"\\") {
-            Some(rest) if !rest.ends_with(b"\\") && (continues || !is_comment(line)) => (rest, true),
-            _ => (line, false),
-        };
-        match lines.last_mut().filter(|_| continues) {
-            Some(last) => last.extend_from_slice(line),
-            None => lines.push(line.to_vec()),
-        }
-        continues = goes_on;
-    }
-    lines
-}
-
-fn is_comment(line: &[u8]) -> bool {
-    matches!(line.trim_ascii_start().first(), Some(b'#' | b';'))
-}
-
-/// A value without quotes, escapes and comment.
-fn unquoted(value: &[u8]) -> Vec<u8> {
-    let (mut plain, mut quoted, mut escaped) = (Vec::new(), false, false);
-    for byte in value.trim_ascii() {
-        match byte {
-            _ if escaped => {
-                plain.push(*byte);
-                escaped = false;
-            }
-            b'\\' => escaped = true,
-            b'"' => quoted = !quoted,
-            b'#' | b';' if !quoted => break,
-            _ => plain.push(*byte),
-        }
-    }
-    if quoted { plain } else { plain.trim_ascii_end().to_vec() }
 }
 
 #[cfg(test)]
@@ -320,7 +302,7 @@ mod tests {
     use super::*;
     use std::os::fd::AsFd;
 
-    fn places(files: &[(&str, &str)], of: impl FnOnce(View<'_>) -> Vec<Vec<u8>>) -> Vec<String> {
+    fn places(files: &[(&str, &str)], of: impl FnOnce(View<'_>) -> NamedPlaces) -> Vec<String> {
         let scratch = tempfile::tempdir().unwrap();
         for (path, text) in files {
             let path = scratch.path().join(path);
@@ -328,28 +310,38 @@ mod tests {
             std::fs::write(path, text).unwrap();
         }
         let root = std::fs::File::open(scratch.path()).unwrap();
-        let mut found = of(View::new(root.as_fd()));
+        let view = View::new(root.as_fd());
+        let NamedPlaces { any, files } = of(view);
+        let end = |path: &Vec<u8>| String::from_utf8(view.resolve(path).unwrap().end).unwrap();
+        let mut found: Vec<String> = any.iter().map(end).chain(files.iter().map(|path| end(path) + "?")).collect();
         found.sort();
         found.dedup();
-        found.into_iter().map(|path| String::from_utf8(path).unwrap()).collect()
+        found
     }
 
     #[test]
     fn settings_name_includes_hooks_and_programs() {
         let config = "[core]\n\tbare = false\n\thookspath = \"tools/ho\\\noks\" ; comment\n[Include] path = ../shared.cfg\n\
                       [includeIf \"gitdir:/x/\"]\n  path = /abs.cfg\n[filter \"x\"] clean = ./f.sh %f\n\
-                      [alias]\n a = !\"./a b\" c\n s = status\n[remote \"o\"] url = ../o\n";
+                      [alias]\n a = !\"./a b\" c\n s = status\n d = !sh d.sh\n[remote \"o\"] url = ../o\n\
+                      [remote \"e\"] url = ext::sh ./e\n[gc] recentObjectsHook = r/o\n";
         let files = [("w/.git/config", config), ("w/shared.cfg", "[core]\nfsmonitor=./mon\n[include]path=x.cfg\n")];
         let found = places(&files, |view| named_by_repository(view, b"/w/.git", b"/w", None));
         let expected = [
             "/abs.cfg",
             "/w/.git/a",
+            "/w/.git/d.sh?",
+            "/w/.git/e",
             "/w/.git/f.sh",
             "/w/.git/mon",
+            "/w/.git/r/o",
             "/w/.git/tools/hooks",
             "/w/a",
+            "/w/d.sh?",
+            "/w/e",
             "/w/f.sh",
             "/w/mon",
+            "/w/r/o",
             "/w/shared.cfg",
             "/w/tools/hooks",
             "/w/x.cfg",
@@ -362,7 +354,10 @@ mod tests {
         let files = [("r/HEAD", ""), ("r/commondir", "../y\n"), ("y/config", "[core] hooksPath=h\n")];
         let found = places(&files, |view| named_by_repository(view, b"/r", b"/r", None));
         assert_eq!(found, ["/r/h", "/y/config", "/y/hooks"]);
-        let pointer = places(&[("w/.git", "gitdir: ../meta\n")], |view| named_by_pointer(view, b"/w/.git"));
+        let pointer = places(&[("w/.git", "gitdir: ../meta\n")], |view| NamedPlaces {
+            any: named_by_pointer(view, b"/w/.git"),
+            ..NamedPlaces::default()
+        });
         assert_eq!(pointer, ["/meta"]);
     }
 
@@ -378,5 +373,19 @@ mod tests {
         settings.add(&file, Some(home), 0);
         assert_eq!(settings.hooks, [b".githooks".to_vec(), b"./mon".to_vec()]);
         assert_eq!(settings.files, [home.join("more").as_os_str().as_bytes().to_vec(), b"/w/diff".to_vec()]);
+    }
+
+    #[test]
+    fn homes_are_expanded_as_git_does() {
+        let check = |path: &str, expected: &[&str]| {
+            let found = expanded(path.as_bytes(), Some(b"/h"));
+            assert_eq!(found, expected.iter().map(|p| p.as_bytes().to_vec()).collect::<Vec<_>>(), "{path}");
+        };
+        check("~/a", &["/h/a"]);
+        check("${HOME}/a/b", &["/h/a/b"]);
+        check("%(prefix)/x", &["/usr/x", "/usr/local/x"]);
+        check("~root/x", &["/root/x"]);
+        check("~nobody-of-this-name/a/b", &["a/b", "b"]);
+        check("a/~/b", &["a/~/b"]);
     }
 }

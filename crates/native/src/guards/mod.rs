@@ -12,14 +12,18 @@
 //! | `repository` | directories that git takes for a repository by what they hold |
 //! | `survey` | the walk through a tree |
 //! | `git` | what the settings of a repository name |
+//! | `settings_text` | the text of settings as entries |
+//! | `command_words` | the files that a command line of a setting may mean |
 //! | `view` | files and links as the run sees them |
 //!
 //! Absent on purpose: grants, questions, what is refused for other reasons.
 
+mod command_words;
 mod git;
 mod names;
 mod places;
 pub(crate) mod repository;
+mod settings_text;
 mod survey;
 mod view;
 

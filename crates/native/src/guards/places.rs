@@ -75,15 +75,20 @@ pub(crate) struct Surveys {
 }
 
 impl Surveys {
-    /// Surveys those of the writable `roots` that were not looked at yet.
-    pub(crate) fn complete(&mut self, view: View<'_>, names: &GuardedNames, roots: &[Vec<u8>]) {
+    /// Surveys those of the writable `roots` that were not looked at yet, each in its view.
+    pub(crate) fn complete<'v>(
+        &mut self,
+        view_of: impl Fn(&[u8]) -> View<'v>,
+        names: &GuardedNames,
+        roots: &[Vec<u8>],
+    ) {
         if self.roots == roots.len() {
             return;
         }
         self.roots = roots.len();
         for root in roots {
             if !self.knows(root) {
-                let found = self.survey(view, (root, roots), names);
+                let found = self.survey(view_of(root), (root, roots), names);
                 self.trees.push((root.clone(), found));
             }
         }
@@ -109,7 +114,7 @@ impl Surveys {
         names: &GuardedNames,
     ) -> Result<GuardedPlaces, SurveyError> {
         let settings = self.settings.get_or_insert_with(GlobalSettings::of_caller);
-        self.parts = TrustedParts::with_hooks(&settings.hooks);
+        self.parts = TrustedParts::with_hooks(settings.hooks.iter().chain(&settings.arguments));
         survey(view, trees, names, (settings, &self.parts))
     }
 

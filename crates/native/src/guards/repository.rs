@@ -16,14 +16,14 @@ const MARKS: [&str; 3] = ["HEAD", "objects", "refs"];
 const TRUSTED: [&str; 5] = ["config", "config.worktree", "hooks", "commondir", "info"];
 
 /// Directories of hooks that are minded.
-const MAX_HOOKS: usize = 32;
+const MAX_HOOKS: usize = 120;
 
 /// What of a repository a directory holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RepositoryState {
     is_repository: bool,
     /// How many of those parts exist that git obeys or runs, one bit for each.
-    trusted: u64,
+    trusted: u128,
 }
 
 /// What of a repository git obeys or runs: parts of its own, and directories of hooks that
@@ -39,11 +39,15 @@ impl Default for TrustedParts {
 
 impl TrustedParts {
     /// With the first components of directories of hooks that hold for every repository.
-    pub(super) fn with_hooks(hooks: &[Vec<u8>]) -> Self {
+    pub(super) fn with_hooks<'h>(hooks: impl Iterator<Item = &'h Vec<u8>>) -> Self {
         let mut parts = Self::default();
         let first =
             |path: &Vec<u8>| path.split(|b| *b == b'/').find(|part| !matches!(*part, b"" | b".")).map(<[u8]>::to_vec);
-        parts.0.extend(hooks.iter().filter_map(first).filter(|part| part != b"..").take(MAX_HOOKS));
+        let mut first: Vec<Vec<u8>> = hooks.filter_map(first).filter(|part| part != b"..").collect();
+        first.sort();
+        first.dedup();
+        first.truncate(MAX_HOOKS);
+        parts.0.extend(first);
         parts
     }
 
@@ -65,7 +69,7 @@ impl RepositoryState {
             return Self::default();
         }
         let trusted = parts.0.iter().enumerate().filter(|(_, name)| exists(name));
-        let trusted = trusted.fold(0, |bits, (at, _)| bits | 1 << at);
+        let trusted = trusted.fold(0, |bits, (at, _)| bits | 1_u128 << at);
         let is_repository = exists(b"HEAD") && (exists(b"commondir") || exists(b"objects") && exists(b"refs"));
         Self { is_repository, trusted }
     }
@@ -164,7 +168,7 @@ mod tests {
 
     #[test]
     fn two_states_are_compared() {
-        let parts = TrustedParts::with_hooks(&[b"./githooks/x".to_vec(), b"../up".to_vec()]);
+        let parts = TrustedParts::with_hooks([b"./githooks/x".to_vec(), b"../up".to_vec()].iter());
         let state = |names: &[&str]| {
             RepositoryState::of(Path::new("/ws/r"), &parts, |name| names.iter().any(|n| n.as_bytes() == name))
         };

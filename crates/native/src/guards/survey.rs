@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use rustix::fs::FileType;
 use stockade_sys::Errno;
 
-use super::git::{self, GlobalSettings};
+use super::git::{self, GlobalSettings, NamedPlaces};
 use super::names::{GuardedNames, fold};
 use super::places::GuardedPlaces;
 use super::repository::{RepositoryState, TrustedParts};
-use super::view::{Chain, View, absolute, join, name, parent};
+use super::view::{Chain, View, at, join, name, parent};
 use crate::powers::covers;
 
 /// Names that are looked at in one tree.
@@ -113,6 +113,8 @@ struct Survey<'a> {
     seen: usize,
     /// Repositories whose settings were read.
     known_repositories: HashSet<Vec<u8>>,
+    /// Guarded places that are followed already.
+    known_places: HashSet<Vec<u8>>,
     deadline: Instant,
 }
 
@@ -145,9 +147,11 @@ pub(super) fn survey(
         rest: vec![Waiting { path: tree.to_vec(), guarded: names.matches(tree).is_some(), depth: Depth::Whole }],
         seen: 0,
         known_repositories: HashSet::new(),
+        known_places: HashSet::new(),
         deadline: Instant::now() + SURVEY_TIMEOUT,
     };
-    survey.add_settings((settings.files.clone(), b"/"), b"/etc/gitconfig")?;
+    let named = NamedPlaces { any: settings.files.clone(), ..NamedPlaces::default() };
+    survey.add_settings((named, b"/"), b"/etc/gitconfig")?;
     survey.add_work_tree(tree)?;
     // A link above the tree, or in the home directory, may lead into it.
     let above = std::iter::successors(Some(parent(tree)), |at| (!at.is_empty()).then(|| parent(at)));
@@ -181,6 +185,7 @@ pub(crate) fn survey_directory(
         rest: Vec::new(),
         seen: 0,
         known_repositories: HashSet::new(),
+        known_places: HashSet::new(),
         deadline: Instant::now() + SURVEY_TIMEOUT,
     };
     let waiting = |path: &[u8], depth| Waiting { path: path.to_vec(), guarded: names.matches(path).is_some(), depth };
@@ -206,12 +211,14 @@ impl Survey<'_> {
             Ok(listing) => listing,
             Err(Errno::NOENT | Errno::NOTDIR) => return Ok(()),
             Err(_) if directory == self.tree => return Err(SurveyError::Unreadable),
+            // What the run may not write, it cannot have closed, and so it is for the person too.
+            Err(_) if *depth != Depth::Whole || !self.is_writable(directory) => return Ok(()),
             // A run may have closed it, to open it again: nothing is known of what it leads to.
-            Err(_) if *depth == Depth::Whole && self.is_own(directory) => return Err(closed(directory)),
-            Err(_) if *depth == Depth::Whole => return self.add_target(directory.to_vec(), directory),
-            Err(_) => return Ok(()),
+            Err(_) if self.is_own(directory) => return Err(closed(directory)),
+            Err(_) => return self.add_target(directory.to_vec(), directory),
         };
-        if *depth == Depth::Whole && listing.count > 0 && self.is_own(directory) && !self.is_searchable(directory) {
+        let may_be_closed = *depth == Depth::Whole && self.is_writable(directory);
+        if may_be_closed && listing.count > 0 && self.is_own(directory) && !self.is_searchable(directory) {
             return Err(closed(directory));
         }
         self.seen += listing.count;
@@ -231,16 +238,17 @@ impl Survey<'_> {
         for file in listing.files {
             self.look_at_file(&file, guarded)?;
         }
-        self.add_directories(listing.directories, waiting);
+        self.add_directories(listing.directories, waiting, listing.marks);
         Ok(())
     }
 
     /// Puts the directories of a directory that are to be looked at on the list.
-    fn add_directories(&mut self, directories: Vec<Vec<u8>>, above: &Waiting) {
-        let in_git = fold(name(&above.path)).as_ref() == b".git";
+    fn add_directories(&mut self, directories: Vec<Vec<u8>>, above: &Waiting, marks: RepositoryMarks) {
+        // Git's objects are data, and by far the most of its files.
+        let holds_objects =
+            fold(name(&above.path)).as_ref() == b".git" || marks.make_repository() && !self.is_writable(&above.path);
         for path in directories {
-            // Git's objects are data, and by far the most of its files.
-            if in_git && name(&path) == b"objects" || above.depth != Depth::Whole && path == self.tree {
+            if holds_objects && name(&path) == b"objects" || above.depth != Depth::Whole && path == self.tree {
                 continue;
             }
             let guarded = above.guarded || self.names.matches(&path).is_some();
@@ -326,7 +334,8 @@ impl Survey<'_> {
         }
         if fold(name(path)).as_ref() == b".git" {
             let named = git::named_by_pointer(self.view, path);
-            self.add_settings((named.clone(), parent(path)), path)?;
+            let places = NamedPlaces { any: named.clone(), ..NamedPlaces::default() };
+            self.add_settings((places, parent(path)), path)?;
             // The repository may lie outside everything that is written.
             named.iter().try_for_each(|directory| self.add_repository_of(directory, parent(path)))?;
         }
@@ -335,17 +344,25 @@ impl Survey<'_> {
 
     /// What the person's settings name in a work tree with the top `top`.
     fn add_work_tree(&mut self, top: &[u8]) -> Result<(), SurveyError> {
-        let places = self.settings.hooks.iter().map(|hooks| absolute(top, hooks)).collect();
-        self.add_settings((places, top), top)
+        let from_top = |paths: &[Vec<u8>]| paths.iter().map(|path| at(top, path)).collect();
+        let (any, files) = (from_top(&self.settings.hooks), from_top(&self.settings.arguments));
+        self.add_settings((NamedPlaces { any, files }, top), top)
     }
 
     /// What the settings in the file `by` name, those of the work tree with the top `top`.
-    fn add_settings(&mut self, (places, top): (Vec<Vec<u8>>, &[u8]), by: &[u8]) -> Result<(), SurveyError> {
+    fn add_settings(&mut self, (places, top): (NamedPlaces, &[u8]), by: &[u8]) -> Result<(), SurveyError> {
+        let NamedPlaces { any, files } = places;
+        let files = files.into_iter().filter(|file| !self.leads_to_directory(file)).collect::<Vec<_>>();
         // Moved with a directory above, a relative path leads elsewhere.
-        if places.iter().any(|place| !covers(top, place)) {
+        let leaves = |place: &[u8]| !covers(top, place) || place.split(|b| *b == b'/').any(|part| part == b"..");
+        if any.iter().chain(&files).any(|place| leaves(place)) {
             self.found.pins.insert(by.to_vec());
         }
-        places.into_iter().try_for_each(|place| self.add_place(place, by, 0))
+        any.into_iter().chain(files).try_for_each(|place| self.add_place(place, by, 0))
+    }
+
+    fn leads_to_directory(&self, place: &[u8]) -> bool {
+        self.view.resolve(place).is_some_and(|chain| self.kind_of(&chain.end) == FileType::Directory)
     }
 
     /// A link with a guarded name or, where it is not `whole`, with a name above one.
@@ -373,20 +390,20 @@ impl Survey<'_> {
 
     /// A guarded place, and every link on the way to it.
     fn add_place(&mut self, place: Vec<u8>, by: &[u8], depth: usize) -> Result<(), SurveyError> {
-        let is_known = self.found.targets.contains(&place);
-        self.add_target(place.clone(), by)?;
-        if is_known || depth > MAX_DEPTH {
-            return Ok(());
-        }
-        let Some(Chain { links, end, missing }) = self.view.resolve(&place) else { return Ok(()) };
+        // What leads nowhere is guarded by its text.
+        let Some(Chain { links, end, missing }) = self.view.resolve(&place) else {
+            return self.add_target(place, by);
+        };
         for target in links.into_iter().chain(missing) {
             self.add_target(target, by)?;
         }
-        if end != place {
-            self.add_target(end.clone(), by)?;
+        self.add_target(end.clone(), by)?;
+        if depth > MAX_DEPTH || !self.known_places.insert(end.clone()) {
+            return Ok(());
         }
         match self.kind_of(&end) {
-            FileType::Directory if self.is_writable(&end) => {
+            // Also where the run may not write: a link in it may lead back.
+            FileType::Directory => {
                 self.rest.push(Waiting { path: end, guarded: true, depth: Depth::Whole });
                 Ok(())
             }

@@ -103,7 +103,7 @@ impl<'a> Guard<'a> {
         let mut powers = Powers::over(root, &stage.meta.protect);
         let mut surveys = Surveys::default();
         let host = open_host_root().at(root)?;
-        surveys.complete(View::new(host.as_fd()), powers.names(), powers.writable());
+        surveys.complete(|_| View::new(host.as_fd()), powers.names(), powers.writable());
         powers.agree(agreed.iter().map(|path| root.join(path)));
         Ok(Self { powers, surveys, root, upper, lower })
     }

@@ -1,0 +1,160 @@
+//! The files that a command line of a setting may mean. A shell could compute any other
+//! (SECURITY.md says so); what is written out is found, whatever the variables before it.
+//! Pure: it knows no filesystem.
+
+use super::view::join;
+
+/// Programs that run, read or enter what follows them.
+const OPENERS: &[&[u8]] = &[
+    b".", b"awk", b"bash", b"bun", b"dash", b"deno", b"env", b"exec", b"fish", b"gawk", b"java", b"ksh", b"lua",
+    b"make", b"nice", b"node", b"nohup", b"perl", b"php", b"pwsh", b"python", b"python2", b"python3", b"ruby",
+    b"Rscript", b"sed", b"setsid", b"sh", b"source", b"stdbuf", b"sudo", b"tclsh", b"time", b"xargs", b"zsh",
+];
+/// Words after which a directory follows that the rest runs in.
+const ENTERING: &[&[u8]] = &[b"cd", b"pushd", b"-C"];
+
+/// Stands for whatever ends a command.
+const END: &[u8] = b";";
+
+/// What a word of a command may name.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Word {
+    /// A file or directory.
+    Path(Vec<u8>),
+    /// A file, but no directory: a word without a slash is more often no name at all.
+    Name(Vec<u8>),
+}
+
+/// Every word of a command that may be the program's script or settings.
+pub(super) fn words(command: &[u8]) -> Vec<Word> {
+    let expands = command.iter().any(|b| matches!(b, b'$' | b'`'));
+    let (mut found, mut entered) = (Vec::new(), Vec::new());
+    let mut last = END;
+    for token in tokens(command) {
+        let before = last;
+        last = opening(before, token);
+        if ENTERING.contains(&before) {
+            entered.extend(readings(token, expands));
+        }
+        let first = found.len();
+        if has_slash(token) {
+            found.extend(readings(token, expands));
+            // `-Fx/y` is an option with its value.
+            found.extend(token.strip_prefix(b"-").and_then(|rest| rest.get(1..)).map(|rest| Word::Path(rest.to_vec())));
+        } else if is_name(token, before) {
+            found.push(Word::Name(token.to_vec()));
+        }
+        let within: Vec<Word> = found[first..].iter().flat_map(|word| beneath(&entered, word)).collect();
+        found.extend(within);
+    }
+    found.sort();
+    found.dedup();
+    found
+}
+
+/// The words, with `;` for whatever ends a command.
+fn tokens(command: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let ends = command.split_inclusive(|b| is_end(*b)).flat_map(|part| {
+        let (text, end) = match part.split_last() {
+            Some((last, rest)) if is_end(*last) => (rest, Some(END)),
+            _ => (part, None),
+        };
+        text.split(|b| is_separator(*b)).chain(end)
+    });
+    ends.filter(|token| !token.is_empty())
+}
+
+/// What the word after `token` is told of it: a dot that is an argument opens nothing.
+fn opening<'t>(before: &[u8], token: &'t [u8]) -> &'t [u8] {
+    if token == b"." && before != END { b"" } else { token }
+}
+
+fn is_end(byte: u8) -> bool {
+    matches!(byte, b'\n' | b';' | b'&' | b'|' | b'(' | b')' | b'`')
+}
+
+fn is_separator(byte: u8) -> bool {
+    byte.is_ascii_whitespace() || matches!(byte, b'!' | b'"' | b'\'' | b'=' | b'<' | b'>' | b',')
+}
+
+fn has_slash(token: &[u8]) -> bool {
+    token.contains(&b'/') && token.iter().any(|b| *b != b'/')
+}
+
+/// A word with a slash, and, where something before it is expanded, every tail of it: with a
+/// variable for the top of the work tree, one of them is the file.
+fn readings(token: &[u8], expands: bool) -> Vec<Word> {
+    let mut found = vec![Word::Path(token.to_vec())];
+    if expands {
+        found.extend(tails(token).into_iter().map(|tail| match has_slash(&tail) {
+            true => Word::Path(tail),
+            false => Word::Name(tail),
+        }));
+    }
+    found
+}
+
+/// The last components of a path: `b/c` and `c` of `a/b/c`, and all of `/b/c`.
+pub(super) fn tails(path: &[u8]) -> Vec<Vec<u8>> {
+    let starts = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at + 1);
+    let tails = starts.map(|start| path[start..].to_vec());
+    tails.filter(|tail| tail.first().is_some_and(|byte| *byte != b'/')).collect()
+}
+
+/// Whether a word without a slash may be a file: it has an extension, or what stands before
+/// it takes a file.
+fn is_name(token: &[u8], before: &[u8]) -> bool {
+    let is_text = token.iter().any(|b| b.is_ascii_alphabetic()) && !matches!(token[0], b'-' | b'$' | b'%' | b'@');
+    let has_extension = token.iter().skip(1).any(|b| *b == b'.') || token[0] == b'.' && token.len() > 1;
+    is_text && (has_extension || OPENERS.contains(&before) || before.starts_with(b"-"))
+}
+
+/// A relative word as it is in each directory that the command enters.
+fn beneath(entered: &[Word], word: &Word) -> Vec<Word> {
+    let (Word::Path(path) | Word::Name(path)) = word;
+    if path.starts_with(b"/") {
+        return Vec::new();
+    }
+    let within = |directory: &Word| match directory {
+        Word::Path(directory) | Word::Name(directory) => match word {
+            Word::Path(_) => Word::Path(join(directory, path)),
+            Word::Name(_) => Word::Name(join(directory, path)),
+        },
+    };
+    entered.iter().map(within).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(command: &str, expected: &[&str]) {
+        let shown = |word: &Word| match word {
+            Word::Path(path) => format!("{}/", String::from_utf8_lossy(path)),
+            Word::Name(name) => String::from_utf8_lossy(name).into_owned(),
+        };
+        let mut found: Vec<String> = words(command.as_bytes()).iter().map(shown).collect();
+        found.sort();
+        assert_eq!(found, expected, "{command}");
+    }
+
+    #[test]
+    fn scripts_settings_and_tails() {
+        check("!\"./a b\" c", &["./a/"]);
+        check("!sh deploy.sh now", &["deploy.sh"]);
+        check("!sh deploy", &["deploy"]);
+        check("ssh -F sshcfg", &["sshcfg"]);
+        check("ssh -Fx/y", &["-Fx/y/", "x/y/"]);
+        check("!$HOME/ws/z", &["$HOME/ws/z/", "ws/z/", "z"]);
+        check("!$(git rev-parse --show-toplevel)/t/z x", &["/t/z/", "t/z/", "z"]);
+        check("!cd tools && ./z y.sh", &["./z/", "tools/./z/", "tools/y.sh", "y.sh"]);
+    }
+
+    #[test]
+    fn words_that_are_no_files() {
+        for command in ["!git status", "less", "less -FRX", "!git add . && git commit", "!git push origin $1", ""] {
+            check(command, &[]);
+        }
+    }
+}
