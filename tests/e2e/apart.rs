@@ -407,6 +407,15 @@ fn the_shell_outside_has_job_control_over_a_run() {
             shell.expect("two");
             shell.press(":q\r");
             shell.expect("outside> ");
+            // No key: a program stops itself, also by the signal that nothing can handle.
+            for signal in ["TSTP", "STOP"] {
+                shell.press(&format!("sandboxed sh -c 'kill -{signal} $$; echo on again: $((6 * 7))'\r"));
+                shell.expect("Stopped");
+                shell.expect("outside> ");
+                shell.press("fg\r");
+                shell.expect("on again: 42");
+                shell.expect("outside> ");
+            }
             shell.press("exit\r");
             shell.outlives_its_program();
         }

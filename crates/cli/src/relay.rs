@@ -338,9 +338,6 @@ impl Traffic {
     /// this process is.
     fn interrupt_before_the_command(&self, keys: &mut Vec<u8>) {
         let Ok(modes) = tcgetattr(&self.ours) else { return };
-        if keys.contains(&modes.special_codes[SpecialCodeIndex::VSUSP]) {
-            terminal::suspension_pressed();
-        }
         if tcgetpgrp(&self.ours).is_ok() {
             return;
         }

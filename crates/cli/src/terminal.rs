@@ -49,12 +49,6 @@ static RELAYING: Mutex<Option<Arc<Aside>>> = Mutex::new(None);
 /// How long a relay may take to stand aside.
 const ASIDE_WITHIN: Duration = Duration::from_secs(2);
 
-/// When a key that suspends was pressed last.
-static SUSPENSION: Mutex<Option<Instant>> = Mutex::new(None);
-
-/// How long a program that handles such a key may take until it stops itself.
-const STOPS_AFTER_KEY: Duration = Duration::from_secs(2);
-
 /// How long a signal that stops this process may take to do so.
 const STOPS_WITHIN: Duration = Duration::from_millis(50);
 
@@ -253,30 +247,19 @@ impl Kept {
     }
 }
 
-/// A key that suspends was pressed.
-pub fn suspension_pressed() {
-    *lock(&SUSPENSION) = Some(Instant::now());
-}
-
-/// The command at the relay's terminal was stopped by this signal. Where it was for the
-/// terminal's sake this process and the rest of its job are stopped too, as without a relay,
-/// with the terminal as it was before; returns when the shell has the job go on. Of a
-/// terminal that was lent the job is another process's: the command goes on at once. False
-/// where it is to stay as it is: others stop it by SIGSTOP as well.
-pub fn suspend(signal: i32) -> bool {
-    let by_key = lock(&SUSPENSION).is_some_and(|at| at.elapsed() < STOPS_AFTER_KEY);
-    if signal == Signal::STOP.as_raw() && !by_key {
-        return false;
-    }
-    let Some(relaying) = lock(&RELAYING).clone().filter(|_| LENT.get().is_none()) else { return true };
-    let Ok(_alone) = Alone::with(relaying) else { return true };
+/// The command at the relay's terminal was stopped: this process and the rest of its job are
+/// stopped too, as without a relay, with the terminal as it was before; returns when the shell
+/// has the job go on. Of a terminal that was lent the job is another process's: the command
+/// goes on at once.
+pub fn suspend() {
+    let Some(relaying) = lock(&RELAYING).clone().filter(|_| LENT.get().is_none()) else { return };
+    let Ok(_alone) = Alone::with(relaying) else { return };
     if let Some((file, saved)) = lock(&RAW).as_ref() {
         let _ = tcsetattr(file, OptionalActions::Now, saved);
     }
     let _ = kill_current_process_group(Signal::TSTP);
     // The signal may come by another thread.
     std::thread::sleep(STOPS_WITHIN);
-    true
 }
 
 /// Lets whoever relays the keyboard stand aside while a question has it.

@@ -138,7 +138,7 @@ struct Driver<'a> {
     /// Told by the backend and not yet answered.
     held: HeldCalls,
     /// See [`Interrupts::standing_still`].
-    stand_still: StandStill,
+    stand_still: Option<StandStill>,
 }
 
 impl Driver<'_> {
@@ -220,8 +220,9 @@ impl Driver<'_> {
                     self.held.remove(id);
                     Input::Withdrawn(id)
                 }
-                AttemptEvent::Stopped(signal) => {
-                    if (self.stand_still)(signal) {
+                AttemptEvent::Stopped(_) => {
+                    if let Some(stand_still) = &self.stand_still {
+                        stand_still();
                         self.attempt.as_ref()?.signal(SIGCONT);
                     }
                     return None;

@@ -18,23 +18,22 @@ impl Interrupter {
     }
 }
 
-/// Told of a signal that stopped the command; whether that goes on.
-pub(crate) type StandStill = Box<dyn Fn(i32) -> bool + Send>;
+/// Called when the command was stopped; it goes on when that returns.
+pub(crate) type StandStill = Box<dyn Fn() + Send>;
 
 /// The receiving end of an [`Interrupter`], for one run.
 pub struct Interrupts {
     pub(crate) sender: Sender<Message>,
     pub(crate) receiver: Receiver<Message>,
-    pub(crate) stand_still: StandStill,
+    pub(crate) stand_still: Option<StandStill>,
 }
 
 impl Interrupts {
     /// What the run does where its command, which has a terminal, was stopped by a signal:
-    /// it returns when that is to go on, or that it is to stay as it is. Without this it
-    /// stays.
+    /// it returns when that is to go on. Without this it stays.
     #[must_use]
-    pub fn standing_still(self, stand_still: impl Fn(i32) -> bool + Send + 'static) -> Self {
-        Self { stand_still: Box::new(stand_still), ..self }
+    pub fn standing_still(self, stand_still: impl Fn() + Send + 'static) -> Self {
+        Self { stand_still: Some(Box::new(stand_still)), ..self }
     }
 }
 
@@ -47,5 +46,5 @@ impl fmt::Debug for Interrupts {
 /// A way to interrupt one run. Signals sent before the run begins count.
 pub fn interrupts() -> (Interrupter, Interrupts) {
     let (sender, receiver) = channel();
-    (Interrupter(sender.clone()), Interrupts { sender, receiver, stand_still: Box::new(|_| false) })
+    (Interrupter(sender.clone()), Interrupts { sender, receiver, stand_still: None })
 }

@@ -210,7 +210,9 @@ impl Keeper {
             let ended = launched.try_wait();
             let was_stopped = launched.was_stopped();
             drop(launched);
-            if let Some(signal) = was_stopped {
+            if let Some(signal) = was_stopped
+                && !lock(&self.kept.watch).has_stopped(signal)
+            {
                 self.tell(AttemptEvent::Stopped(signal));
             }
             match ended {

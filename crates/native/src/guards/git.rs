@@ -257,6 +257,12 @@ fn named(section: &str, key: &str, value: &[u8], home: Option<&[u8]>) -> Vec<Nam
         ("mergetool" | "difftool" | "browser" | "man" | "lfs", "path") | ("submodule", "update") => {
             named_by_command(value, home)
         }
+        // A helper is called by the end of a command's name, unless it is a path.
+        ("credential", "helper") if !value.starts_with(b"!") => {
+            let called = value.split(u8::is_ascii_whitespace).next().unwrap_or_default();
+            let others = |named: &Named| !matches!(named, Named::Argument(name) if name == called);
+            named_by_command(value, home).into_iter().filter(others).collect()
+        }
         // `!` starts a shell command in aliases and helpers.
         ("alias", _) if !value.starts_with(b"!") => Vec::new(),
         // Of a remote, the transport that is a command of its own.
@@ -368,10 +374,12 @@ mod tests {
         std::fs::write(home.join("more"), "[core] fsmonitor = ./mon\n").unwrap();
         let text =
             "[core]\nhooksPath = .githooks\n[include] path = ~/more\n[diff] external = /w/diff x\n[user] name = /x\n";
+        let text = format!("{text}[credential]\nhelper = store.sh\nhelper = !sh own.sh\n");
         std::fs::write(&file, text).unwrap();
         let mut settings = GlobalSettings::default();
         settings.add(&file, Some(home), 0);
         assert_eq!(settings.hooks, [b".githooks".to_vec(), b"./mon".to_vec()]);
+        assert_eq!(settings.arguments, [b"own.sh".to_vec()]);
         assert_eq!(settings.files, [home.join("more").as_os_str().as_bytes().to_vec(), b"/w/diff".to_vec()]);
     }
 

@@ -394,6 +394,8 @@ impl Survey<'_> {
         let Some(Chain { links, end, missing }) = self.view.resolve(&place) else {
             return self.add_target(place, by);
         };
+        // A tree that is not there yet is the run's to make.
+        let missing = missing.filter(|missing| !covers(missing, self.tree));
         for target in links.into_iter().chain(missing) {
             self.add_target(target, by)?;
         }

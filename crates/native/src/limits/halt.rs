@@ -32,11 +32,13 @@ pub(super) struct Halt {
     /// Those that were stopped by signal, to be told to go on.
     stopped: Vec<OwnedFd>,
     frozen: bool,
+    /// How often processes were stopped by signal and their parent has not told of it yet.
+    untold: u32,
 }
 
 impl Halt {
     pub(super) fn new(init: u32, group: Option<Arc<Group>>) -> Self {
-        Self { init, group: group.filter(|group| group.can_freeze()), stopped: Vec::new(), frozen: false }
+        Self { init, group: group.filter(|group| group.can_freeze()), stopped: Vec::new(), frozen: false, untold: 0 }
     }
 
     /// Lets everything stand still. False where that could not be had: it goes on.
@@ -52,6 +54,7 @@ impl Halt {
             }
             None => {
                 let stands = self.stop_all();
+                self.untold += u32::from(!self.stopped.is_empty());
                 if !stands {
                     self.go_on();
                 }
@@ -69,6 +72,13 @@ impl Halt {
             // It may have been killed.
             let _ = pidfd_send_signal(&process, Signal::CONT);
         }
+    }
+
+    /// Whether a stop that the init tells of is one of those made here; each counts once.
+    pub(super) fn take_untold(&mut self) -> bool {
+        let is_own = self.untold > 0;
+        self.untold = self.untold.saturating_sub(1);
+        is_own
     }
 
     /// Stops all processes beneath the init, and what they forked meanwhile. What

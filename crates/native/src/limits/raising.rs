@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use rustix::process::Signal;
 use stockade_engine::{AttemptEvent, HeldAnswer, HoldId};
 use stockade_model::{Denial, Grant, Limit};
 
@@ -79,6 +80,11 @@ impl Watch {
         let limit = Limit::ALL.into_iter().find(|limit| denial.is_of_limit(*limit))?;
         let asked = self.ask(limit, Then::EndsUnlessRaised, denial.clone())?;
         matches!(asked, AttemptEvent::Held { .. }).then_some(asked)
+    }
+
+    /// Whether it was for a question about a limit that the command was stopped by this signal.
+    pub(crate) fn has_stopped(&mut self, signal: i32) -> bool {
+        signal == Signal::STOP.as_raw() && self.raising.as_mut().is_some_and(|raising| raising.halt.take_untold())
     }
 
     /// Whether a question of this number is about a limit.
