@@ -237,7 +237,7 @@ impl<'a> Reader<'a> {
 }
 
 /// `Tool`, or `Tool(specifier)`.
-fn parts(text: &str) -> Result<(&str, Option<&str>), &'static str> {
+pub(super) fn parts(text: &str) -> Result<(&str, Option<&str>), &'static str> {
     let (tool, specifier) = match text.split_once('(') {
         Some((tool, rest)) => (tool, Some(rest.strip_suffix(')').ok_or("the parenthesis is not closed")?)),
         None => (text, None),

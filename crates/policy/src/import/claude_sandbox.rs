@@ -6,10 +6,11 @@
 use stockade_model::Verdict;
 
 use super::claude::Reader;
+use super::claude_files::names_a_file;
 use super::json::{Fault, Spanned};
 use super::{Carried, host_of_any_depth};
 use crate::draft::quoted;
-use crate::text::{ConfigPath, ProtectedName};
+use crate::text::ConfigPath;
 
 /// Why a power of the sandbox is not carried.
 const OFF: &str = "the sandbox is not on in every file, and without it this gives nothing there";
@@ -70,7 +71,7 @@ fn texts(list: &Spanned) -> Result<&[Spanned], Fault> {
 }
 
 /// Here `/` is the root, `~/` home, and the rest lies in the project.
-fn path(text: &str) -> Option<ConfigPath> {
+pub(super) fn path(text: &str) -> Option<ConfigPath> {
     let absolute = text.strip_prefix('/').filter(|rest| rest.starts_with('/')).unwrap_or(text);
     let anchored = absolute.starts_with(['/', '~', '.']);
     let text = if anchored { absolute.to_owned() } else { format!("./{text}") };
@@ -115,33 +116,11 @@ fn filesystem(reader: &mut Reader<'_>, value: &Spanned) -> Result<(), Fault> {
                     reader.note(item, text, Carried::Left, "another file reveals only what it reveals itself");
                 }
                 "allowRead" => reader.imported.add_to_profile("reveal", path.to_string()),
-                _ => deny_write(reader, item, text, Some(&path)),
+                _ => reader.protect(item, text, &path, names_a_file(text), Verdict::Deny),
             }
         }
     }
     Ok(())
-}
-
-/// Outside the workspace nothing is written anyway; within it, names can be
-/// protected.
-pub(super) fn deny_write(reader: &mut Reader<'_>, item: &Spanned, text: &str, path: Option<&ConfigPath>) {
-    let rest = match path {
-        Some(ConfigPath::Workspace(rest)) => rest,
-        Some(_) => {
-            let why = "nothing outside the workspace is written unless it is granted";
-            return reader.note(item, text, Carried::Left, why);
-        }
-        None => {
-            return reader.note(item, text, Carried::Weaker, "commands can still write it: `protect` takes no pattern");
-        }
-    };
-    match rest.to_str().map(str::parse::<ProtectedName>) {
-        Some(Ok(name)) => {
-            reader.imported.add_to_profile("protect", name.0.clone());
-            reader.note(item, text, Carried::Stricter, "the name is protected in every writable directory");
-        }
-        _ => reader.note(item, text, Carried::Weaker, "use profile `read-only` for a workspace that is not written"),
-    }
 }
 
 fn network(reader: &mut Reader<'_>, value: &Spanned) -> Result<(), Fault> {

@@ -9,6 +9,7 @@
 
 mod claude;
 mod claude_context;
+mod claude_files;
 mod claude_rules;
 mod claude_sandbox;
 mod codex;
