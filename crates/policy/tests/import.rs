@@ -9,6 +9,8 @@
 mod attacks;
 #[path = "import/commands.rs"]
 mod commands;
+#[path = "import/files.rs"]
+mod files;
 #[path = "import/generate.rs"]
 mod generate;
 #[path = "import/ours.rs"]

@@ -33,6 +33,8 @@ pub(super) struct Context {
     pub commands_asked: bool,
     /// What commands may write besides the workspace.
     pub writes: Vec<ConfigPath>,
+    /// The sandbox lets commands read the workspace, whatever holds it.
+    pub reveals_workspace: bool,
     /// The matchers of hooks that may refuse a call before it is allowed.
     pub hooks: Vec<String>,
 }
@@ -60,6 +62,7 @@ impl Context {
             no_commands,
             commands_asked: no_commands || all.iter().any(|settings| names_every_command(settings, "ask")),
             writes: if sandboxed { all.iter().flat_map(|settings| writes(settings)).collect() } else { Vec::new() },
+            reveals_workspace: sandboxed && all.iter().any(|settings| reveals_workspace(settings)),
             hooks: all.iter().flat_map(|settings| hooks(settings)).collect(),
         }
     }
@@ -106,6 +109,11 @@ fn names_every_command(settings: &Spanned, list: &str) -> bool {
         specifier.is_none_or(|specifier| matches!(specifier, "*" | "")) && text_matches(tool, "Bash")
     };
     texts(settings, &["permissions", list]).any(whole)
+}
+
+fn reveals_workspace(settings: &Spanned) -> bool {
+    let revealed = texts(settings, &["sandbox", "filesystem", "allowRead"]).filter_map(claude_sandbox::path);
+    revealed.into_iter().any(|path| claude_sandbox::is_workspace(&path))
 }
 
 /// The directories that the sandbox gives commands to write.

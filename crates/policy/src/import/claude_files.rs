@@ -11,7 +11,7 @@ use stockade_model::Verdict;
 
 use super::Carried;
 use super::claude::Reader;
-use super::claude_sandbox::directory_of;
+use super::claude_sandbox::{directory_of, is_workspace};
 use super::json::Spanned;
 use super::scope::Scope;
 use crate::file::FileOperation;
@@ -31,7 +31,7 @@ const NO_FORM: &str = "the path has no form here: tools are asked about every fi
 const UNHIDDEN: &str = "commands can still read it: `hide` takes no pattern and no whole workspace, home or root";
 const HIDDEN_AT_THE_TOP: &str = "in directories below, commands can still read it: hide each by its path";
 const HIDDEN_AROUND: &str = "it is hidden, but commands can still read a workspace that lies in it";
-const HIDDEN_TO_ASK: &str = "it is hidden from commands until a person grants it";
+const HIDDEN_TO_ASK: &str = "it is hidden from commands, without a question";
 const UNPROTECTED: &str = "commands can still write it: `protect` takes no pattern";
 const WHOLE_WORKSPACE: &str = "use profile `read-only` for a workspace that is not written";
 const WRITTEN_AROUND: &str =
@@ -151,9 +151,24 @@ impl Reader<'_> {
         self.imported.add_to_profile("hide", path.to_string());
         if top.is_some() {
             self.lost_to_commands(at, text, effect, HIDDEN_AT_THE_TOP);
-        } else if self.context.writes.iter().any(|written| written.is_beneath(path)) {
+        } else {
+            self.note_what_stays_readable(at, text, path, is_file, effect);
+        }
+    }
+
+    /// Notes what of a hidden path commands can still read.
+    pub(super) fn note_what_stays_readable(
+        &mut self,
+        at: &Spanned,
+        text: &str,
+        path: &ConfigPath,
+        is_file: bool,
+        effect: Verdict,
+    ) {
+        let is_around = is_workspace(path) || (!is_file && may_hold_a_workspace(path));
+        if self.context.writes.iter().any(|written| written.is_beneath(path)) {
             self.lost_to_commands(at, text, effect, GIVEN_TO_WRITE);
-        } else if !is_file && may_hold_a_workspace(path) {
+        } else if is_around && !self.context.reveals_workspace {
             self.lost_to_commands(at, text, effect, HIDDEN_AROUND);
         } else if effect == Verdict::Ask {
             self.note(at, text, Carried::Stricter, HIDDEN_TO_ASK);

@@ -1,7 +1,7 @@
 //! Rules of other tools, brought into ours. Each importer reads a documented
 //! format, carries what means the same here, and says line by line what it could
 //! not carry or carries more strictly. A text that cannot be read is an error
-//! with its place; then nothing is imported.
+//! with the places of all mistakes; then nothing is imported.
 //!
 //! Must not run anything, read files, or write them. What is uncertain is
 //! carried as the stricter: an `allow` that cannot be told exactly is left out,
@@ -17,6 +17,7 @@ mod gemini;
 mod gemini_rules;
 mod gemini_settings;
 mod json;
+mod mistakes;
 mod regex;
 mod scope;
 mod starlark;
@@ -176,7 +177,8 @@ impl std::fmt::Display for Note {
 /// Imports one or more files of a tool, as the tool itself would merge them.
 ///
 /// # Errors
-/// When a file is not of its format; the error names file, line and column.
+/// When a file is not of its format; the error names file, line and column of
+/// every mistake.
 pub fn import(tool: Tool, sources: &[Source]) -> Result<Imported, ConfigError> {
     let mut imported = match tool {
         Tool::Codex => codex::import(sources)?,
@@ -295,11 +297,6 @@ impl<'a> Entry<'a> {
     fn origin(&self) -> String {
         format!("{}:{}", self.source, self.place.line)
     }
-}
-
-fn fault(source: &Source, fault: json::Fault) -> ConfigError {
-    ConfigError::new(Path::new(&source.name), Some(fault.at), fault.why)
-        .hint("nothing was imported; correct it, or take it out")
 }
 
 /// A host of a tool whose `*.` stands for any number of labels; nothing where it

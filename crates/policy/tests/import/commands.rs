@@ -150,3 +150,19 @@ fn what_the_sandbox_must_not_write_is_protected_or_told() {
         assert!(imported.notes.iter().all(|note| note.carried != Carried::Left), "{path}: a denial allows nothing");
     }
 }
+
+/// `denyRead` as well, but for the workspace where the sandbox reveals it.
+#[test]
+fn what_the_sandbox_must_not_read_is_hidden_or_told() {
+    for (lists, told) in [
+        ("\"denyRead\": [\"./x\"]", false),
+        ("\"denyRead\": [\"~/.ssh\"]", false),
+        ("\"denyRead\": [\".\"]", true),
+        ("\"denyRead\": [\"~/\"]", true),
+        ("\"denyRead\": [\"~/work\"]", true),
+        ("\"denyRead\": [\"~/\"], \"allowRead\": [\".\"]", false),
+    ] {
+        let text = format!("{{\"sandbox\": {{\"enabled\": true, \"filesystem\": {{{lists}}}}}}}");
+        assert_eq!(is_told(&claude(&text)), told, "{lists}");
+    }
+}
