@@ -11,14 +11,14 @@ use super::claude_context::{self, Context};
 use super::json::{self, Fault, Key, Spanned};
 use super::mistakes::Mistakes;
 use super::scope::Scope;
-use super::{Carried, Entry, Imported, Source, claude_sandbox};
+use super::{Carried, Entry, Imported, Source, Tool, claude_sandbox, whose};
 use crate::draft::{DraftRule, quoted};
 use crate::error::{ConfigError, Place};
 use crate::file::Combining;
 use crate::text::ConfigPath;
 
 pub(super) fn import(sources: &[Source]) -> Result<Imported, ConfigError> {
-    let mut mistakes = Mistakes::new();
+    let mut mistakes = Mistakes::new(Tool::Claude);
     let mut files = Vec::new();
     for source in sources {
         match read(source) {
@@ -57,6 +57,7 @@ fn read(source: &Source) -> Result<Spanned, Fault> {
         let why = format!("settings are an object, not {}", settings.kind());
         return Err(Fault { at: settings.at, why });
     }
+    whose::check(Tool::Claude, &settings)?;
     Ok(settings)
 }
 
@@ -109,9 +110,18 @@ pub(super) struct Reader<'a> {
     pub imported: &'a mut Imported,
 }
 
-/// Keys that hold code, or that are about the agent and nothing else.
-const CODE: &[&str] =
-    &["hooks", "apiKeyHelper", "awsAuthRefresh", "awsCredentialExport", "statusLine", "otelHeadersHelper"];
+/// Keys that name programs of the agent's own.
+const PROGRAMS: &[&str] = &[
+    "apiKeyHelper",
+    "awsAuthRefresh",
+    "awsCredentialExport",
+    "fileSuggestion",
+    "gcpAuthRefresh",
+    "otelHeadersHelper",
+    "processWrapper",
+    "statusLine",
+    "subagentStatusLine",
+];
 
 /// The modes that a session may start in.
 const MODES: &[&str] = &["default", "acceptEdits", "plan", "auto", "dontAsk", "bypassPermissions"];
@@ -146,20 +156,47 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A key beside the rules.
+    /// A key beside the rules: told where it matters to what commands may do.
     fn other(&mut self, key: &Key, value: &Spanned) {
         let name = key.name.as_str();
+        let is_empty = value.object() == Some(&[]) || value.list() == Some(&[]);
         match name {
-            _ if CODE.contains(&name) => {
-                self.note(value, name, Carried::Weaker, "it runs programs of its own, which have no form here");
+            "env" | "hooks" | "autoMode" if is_empty => {}
+            "env" => self.variables(value),
+            "hooks" => self.note(value, name, Carried::Weaker, "hooks run programs that may refuse: no form here"),
+            "autoMode" => self.note(value, name, Carried::Weaker, "what it refuses in words has no form here"),
+            "policyHelper" => {
+                let why = "the program makes settings when the agent starts: import what it prints";
+                self.note(value, name, Carried::Weaker, why);
+            }
+            _ if PROGRAMS.contains(&name) => {
+                self.note(value, name, Carried::Needless, "it names a program of the agent's own");
             }
             "allowManagedPermissionRulesOnly" => {
                 self.note(value, name, Carried::Needless, "put the rules into `/etc/stockade/managed.toml`");
             }
-            "enabledMcpjsonServers" | "disabledMcpjsonServers" | "enableAllProjectMcpServers" => {
+            "enabledMcpjsonServers"
+            | "disabledMcpjsonServers"
+            | "enableAllProjectMcpServers"
+            | "allowedMcpServers"
+            | "deniedMcpServers"
+            | "allowManagedMcpServersOnly" => {
                 self.note(value, name, Carried::Needless, "which servers there are is the agent's to say");
             }
-            _ => {}
+            _ => {
+                if let Some(why) = whose::why_unknown(Tool::Claude, key) {
+                    self.note(value, name, Carried::Weaker, &why);
+                }
+            }
+        }
+    }
+
+    /// Variables for commands, by their names alone: a value may be a secret.
+    fn variables(&mut self, value: &Spanned) {
+        let Some(entries) = value.object() else { return self.expected("an object", value) };
+        for (key, value) in entries {
+            let why = "commands do not get this variable: put it into `env.set` of a profile";
+            self.note(value, &format!("env.{}", key.name), Carried::Left, why);
         }
     }
 

@@ -12,7 +12,7 @@ use stockade_model::{Host, Verdict};
 use super::json::Fault;
 use super::mistakes::Mistakes;
 use super::starlark::{self, Call, Value};
-use super::{Carried, Entry, Imported, Source, plain_words};
+use super::{Carried, Entry, Imported, Source, Tool, plain_words};
 use crate::draft::DraftRule;
 use crate::error::{ConfigError, Place};
 use crate::file::ProvenanceSection;
@@ -20,11 +20,15 @@ use crate::pattern::{Word, split_port};
 use crate::rules::joined;
 
 pub(super) fn import(sources: &[Source]) -> Result<Imported, ConfigError> {
-    let mut mistakes = Mistakes::new();
+    let mut mistakes = Mistakes::new(Tool::Codex);
     let mut files = Vec::new();
     let mut hosts: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for source in sources {
         match starlark::read(&source.text) {
+            Ok(calls) if calls.is_empty() => {
+                let why = "it holds no rule of Codex's".to_owned();
+                mistakes.add(source, vec![Fault { at: Place { line: 1, column: 1 }, why }]);
+            }
             Ok(calls) => files.push((source, calls, Vec::new())),
             Err(wrong) => mistakes.add(source, vec![wrong]),
         }

@@ -13,7 +13,7 @@ use stockade_model::Verdict;
 use super::gemini_rules::{Conditions, Made};
 use super::json::{Fault, Spanned};
 use super::mistakes::Mistakes;
-use super::{Carried, Entry, Imported, Note, Scope, Source, gemini_settings};
+use super::{Carried, Entry, Imported, Note, Scope, Source, Tool, gemini_settings};
 use crate::draft::DraftRule;
 use crate::error::{ConfigError, Place};
 use crate::file::Combining;
@@ -33,7 +33,7 @@ pub(super) struct Ranked {
 }
 
 pub(super) fn import(sources: &[Source]) -> Result<Imported, ConfigError> {
-    let mut mistakes = Mistakes::new();
+    let mut mistakes = Mistakes::new(Tool::Gemini);
     check_tiers(sources, &mut mistakes);
     let mut files = Vec::new();
     for source in sources {
@@ -136,7 +136,7 @@ fn check_tiers(sources: &[Source], mistakes: &mut Mistakes) {
     let names: Vec<&str> = Scope::NAMED.iter().map(|(name, _)| *name).collect();
     let why = "the tier of this file is not known, and it decides which of the rules counts".to_owned();
     let hint = format!("write it as `TIER={}`, where TIER is {}", first.name, names.join(", "));
-    mistakes.refuse(ConfigError::new(Path::new(&first.name), None, why).hint(hint));
+    mistakes.refuse(first, ConfigError::new(Path::new(&first.name), None, why).hint(hint));
 }
 
 /// Settings start with a brace or a comment of JSON.
@@ -149,11 +149,15 @@ fn policies(source: &Source, context: &Context, imported: &mut Imported, mistake
     let (table, places) = match parse::<toml::Table>(Path::new(&source.name), &source.text) {
         Ok(read) => read,
         Err(error) => {
-            mistakes.refuse(error);
+            mistakes.refuse(source, error);
             return Vec::new();
         }
     };
     let (mut ranked, mut faults) = (Vec::new(), Vec::new());
+    if !table.contains_key("rule") && !table.contains_key("safety_checker") {
+        let why = "it holds no `[[rule]]` and no `[[safety_checker]]` of Gemini CLI's".to_owned();
+        faults.push(Fault { at: Place { line: 1, column: 1 }, why });
+    }
     for (key, value) in &table {
         let at = places.get(key).unwrap_or(Place { line: 1, column: 1 });
         let items = match (key.as_str(), value) {

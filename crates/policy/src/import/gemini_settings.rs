@@ -9,7 +9,7 @@ use super::gemini::{Context, Ranked, SHELL_TOOLS, tier};
 use super::gemini_rules::{Conditions, Made};
 use super::json::{self, Fault, Spanned};
 use super::mistakes::Mistakes;
-use super::{Carried, Entry, Imported, Scope, Source};
+use super::{Carried, Entry, Imported, Scope, Source, Tool, whose};
 use crate::draft::quoted;
 
 /// Priorities within the user's tier, in thousandths.
@@ -29,6 +29,7 @@ pub(super) fn read(source: &Source) -> Result<Spanned, Fault> {
         let why = format!("settings are an object, not {}", settings.kind());
         return Err(Fault { at: settings.at, why });
     }
+    whose::check(Tool::Gemini, &settings)?;
     Ok(settings)
 }
 
@@ -64,7 +65,7 @@ impl<'a> Reader<'a> {
         // Names of before the settings were grouped come second.
         let old = |key: &str| settings.get(key);
         let servers = |key: &str| settings.get("mcp").and_then(|mcp| mcp.get(key));
-        self.servers(servers("excluded"), Verdict::Deny, EXCLUDED_SERVERS);
+        self.servers(servers("excluded").or(old("excludeMCPServers")), Verdict::Deny, EXCLUDED_SERVERS);
         self.tools(within("exclude").or(old("excludeTools")), Verdict::Deny, EXCLUDED_TOOLS);
         self.tools(within("confirmationRequired"), Verdict::Ask, CONFIRMED_TOOLS);
         let allowed = within("allowed").or(old("allowedTools"));
@@ -76,9 +77,26 @@ impl<'a> Reader<'a> {
             self.push("*", None, core, Verdict::Deny, "only the tools of `tools.core` are there", CORE_TOOLS - REST);
         }
         self.trusted(settings.get("mcpServers"));
-        self.servers(servers("allowed"), Verdict::Allow, ALLOWED_SERVERS);
+        self.servers(servers("allowed").or(old("allowMCPServers")), Verdict::Allow, ALLOWED_SERVERS);
         self.sandbox(tools);
         self.others(settings);
+        self.keys(settings);
+    }
+
+    /// Keys that name more rules, and keys that are not known.
+    fn keys(&mut self, settings: &Spanned) {
+        for (key, value) in settings.object().unwrap_or_default() {
+            let is_path = matches!(key.name.as_str(), "policyPaths" | "adminPolicyPaths");
+            let why = match whose::why_unknown(Tool::Gemini, key) {
+                None if is_path && value.list() != Some(&[]) => {
+                    "it names more files of rules: import them too".to_owned()
+                }
+                None => continue,
+                Some(why) => why,
+            };
+            let note = self.entry(value, &key.name).note(Carried::Weaker, why);
+            self.imported.notes.push(note);
+        }
     }
 
     /// The names of a list; what is none is a mistake.

@@ -2,30 +2,45 @@
 
 use std::path::Path;
 
-use super::Source;
 use super::json::Fault;
+use super::{Source, Tool, whose};
 use crate::error::ConfigError;
 
 /// What is wrong with the files of one import.
 pub(super) struct Mistakes {
+    tool: Tool,
     all: Vec<ConfigError>,
 }
 
 impl Mistakes {
-    pub(super) fn new() -> Self {
-        Self { all: Vec::new() }
+    pub(super) fn new(tool: Tool) -> Self {
+        Self { tool, all: Vec::new() }
     }
 
     /// Adds what is wrong with one file.
     pub(super) fn add(&mut self, source: &Source, mut faults: Vec<Fault>) {
         faults.sort_by_key(|fault| fault.at);
         let error = |fault: Fault| ConfigError::new(Path::new(&source.name), Some(fault.at), fault.why);
-        self.all.extend(faults.into_iter().map(error));
+        let mut errors = faults.into_iter().map(error);
+        let first = errors.next().map(|error| self.advised(source, error));
+        self.all.extend(first.into_iter().chain(errors));
     }
 
     /// Adds one mistake that makes a whole file unreadable.
-    pub(super) fn refuse(&mut self, error: ConfigError) {
-        self.all.push(error);
+    pub(super) fn refuse(&mut self, source: &Source, error: ConfigError) {
+        self.all.push(self.advised(source, error));
+    }
+
+    /// A file of another tool has its own remedy.
+    fn advised(&self, source: &Source, error: ConfigError) -> ConfigError {
+        match whose::guess(&source.text).filter(|tool| *tool != self.tool) {
+            Some(other) => error.hint(format!(
+                "nothing was imported; the file seems to be {}'s: --from {}",
+                other.title(),
+                other.name()
+            )),
+            None => error,
+        }
     }
 
     /// The mistakes as one error, where there are any, in the order of the files.

@@ -21,6 +21,7 @@ mod mistakes;
 mod regex;
 mod scope;
 mod starlark;
+mod whose;
 
 pub use scope::Scope;
 
@@ -67,7 +68,8 @@ pub enum Carried {
     /// Not at all, and nothing is lost by it: it speaks of what does not exist
     /// here, or always holds here.
     Needless,
-    /// Not at all: it allowed something, which is now asked about.
+    /// Not at all: it allowed something, which is now asked about, or set
+    /// something, which is not set here.
     Left,
     /// More strictly than it was meant.
     Stricter,
@@ -177,8 +179,8 @@ impl std::fmt::Display for Note {
 /// Imports one or more files of a tool, as the tool itself would merge them.
 ///
 /// # Errors
-/// When a file is not of its format; the error names file, line and column of
-/// every mistake.
+/// When a file is not of its format, or not of this tool; the error names file,
+/// line and column of every mistake.
 pub fn import(tool: Tool, sources: &[Source]) -> Result<Imported, ConfigError> {
     let mut imported = match tool {
         Tool::Codex => codex::import(sources)?,
