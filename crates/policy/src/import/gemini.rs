@@ -275,7 +275,7 @@ impl Reader<'_> {
             imported.notes.push(at.note(Carried::Needless, "the key is not known there either"));
         }
         self.check_schema()?;
-        if !self.is_active(&entry, imported)? {
+        if !self.is_active(effect, &entry, imported)? {
             return Ok(None);
         }
         if effect == Verdict::Allow && !self.counts(priority, &entry, imported) {
@@ -370,15 +370,15 @@ impl Reader<'_> {
     }
 
     /// Whether the rule speaks in the mode that sessions start in, with a person there.
-    fn is_active(&self, entry: &Entry<'_>, imported: &mut Imported) -> Result<bool, Fault> {
+    fn is_active(&self, effect: Verdict, entry: &Entry<'_>, imported: &mut Imported) -> Result<bool, Fault> {
         let modes = self.texts("modes")?;
         if !modes.is_empty() && !modes.contains(&self.context.mode()) {
             let why = format!("it speaks in other modes than `{}` only", self.context.mode());
-            imported.notes.push(entry.note(Carried::Left, why));
+            imported.notes.push(entry.dropped(effect, why));
             return Ok(false);
         }
         if self.value.get("interactive").and_then(toml::Value::as_bool) == Some(false) {
-            imported.notes.push(entry.note(Carried::Left, "it speaks only where nobody can be asked"));
+            imported.notes.push(entry.dropped(effect, "it speaks only where nobody can be asked"));
             return Ok(false);
         }
         Ok(true)

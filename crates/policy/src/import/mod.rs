@@ -106,10 +106,18 @@ pub struct Imported {
 }
 
 impl Imported {
-    /// How many entries were left out: those that allowed, and those that refused
-    /// or asked and have no form here.
+    /// How many entries were left out that allowed or set something.
     pub fn left_out(&self) -> usize {
-        self.notes.iter().filter(|note| matches!(note.carried, Carried::Left | Carried::Weaker)).count()
+        self.count(Carried::Left)
+    }
+
+    /// How many entries were lost, in whole or in part, that refused or asked.
+    pub fn lost(&self) -> usize {
+        self.count(Carried::Weaker)
+    }
+
+    fn count(&self, carried: Carried) -> usize {
+        self.notes.iter().filter(|note| note.carried == carried).count()
     }
 
     /// A configuration file with what was imported and, as comments, what was

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use stockade_policy::{Carried, Scope, Source, Tool, import as carry};
+use stockade_policy::{Imported, Scope, Source, Tool, import as carry};
 
 use super::read;
 use crate::command::{Ended, print, remark};
@@ -39,25 +39,30 @@ pub fn import(typed: &PolicyImportArgs) -> Ended {
             file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(wrong)?;
         }
     }
-    let mut said = String::new();
-    for note in &imported.notes {
-        said += &format!("{note}\n");
-    }
-    let weaker = imported.notes.iter().filter(|note| note.carried == Carried::Weaker).count();
-    said += &format!("{}, {}", counted(imported.rules.len(), "rule"), counted(imported.notes.len(), "note"));
-    said += &match weaker {
-        0 => "\n".to_owned(),
+    remark(&summary(&imported));
+    let is_whole = imported.left_out() == 0 && imported.lost() == 0;
+    Ok(if is_whole { exit::SUCCESS } else { exit::NEGATIVE })
+}
+
+/// The notes, and how many entries came to what. What refused and is lost is
+/// counted apart from what allowed and is left out: only the former is a danger.
+fn summary(imported: &Imported) -> String {
+    let mut said: String = imported.notes.iter().map(|note| format!("{note}\n")).collect();
+    said += &format!("{}, {}\n", counted(imported.rules.len(), "rule"), counted(imported.notes.len(), "note"));
+    said += &match imported.lost() {
+        0 => String::new(),
+        1 => "1 entry NOT CARRIED: what it refused or asked about may happen here without a question; look at it\n"
+            .to_owned(),
         some => format!(
-            "; {} refused or asked there and not here: look at them\n",
-            counted(some, "entry").replace("entrys", "entries")
+            "{some} entries NOT CARRIED: what they refused or asked about may happen here without a question; look at them\n"
         ),
     };
-    let left_out = imported.left_out();
-    if left_out > 0 {
-        said += &format!("{left_out} of them left out: what they allowed is asked about here\n");
-    }
-    remark(&said);
-    Ok(if left_out > 0 { exit::NEGATIVE } else { exit::SUCCESS })
+    said += &match imported.left_out() {
+        0 => String::new(),
+        1 => "1 entry left out: it allowed or set something, and does not here\n".to_owned(),
+        some => format!("{some} entries left out: they allowed or set something, and do not here\n"),
+    };
+    said
 }
 
 /// A file as it was typed: its path, or `SCOPE=PATH` where the path does not show
