@@ -331,6 +331,28 @@ fn an_import_writes_nothing_where_anything_is_wrong() {
     assert!(!world.at("ws/o.toml").exists());
 }
 
+/// The hint fits what kept the file from being written.
+#[test]
+fn an_import_says_why_its_output_cannot_be_written() {
+    let world = World::new("");
+    world.write("ws/s.json", "{ \"permissions\": { \"deny\": [\"Bash(rm *)\"] } }");
+    world.write("ws/there.toml", "");
+    world.write("ws/file", "");
+    let import = |output: &str| world.policy(&["import", "--from", "claude", "--output", output, "s.json"]);
+    for (output, hint) in [
+        ("there.toml", "hint: name a file that does not exist yet, or remove this one\n"),
+        ("none/o.toml", "hint: make its directory first\n"),
+        ("file/o.toml", "hint: a part of its path is a file: name another path\n"),
+        // Nobody, not even root, makes a file there.
+        ("/proc/o.toml", "hint: make its directory first\n"),
+        ("/sys/kernel/o.toml", "hint: name a file in a directory that you may write\n"),
+    ] {
+        let wrong = import(output);
+        assert_eq!(wrong.code, 125, "{output}: {}", wrong.err);
+        assert!(wrong.err.contains(hint), "{output}: {}", wrong.err);
+    }
+}
+
 /// The administrator's rule of a low priority outweighs the user's of a high one.
 #[test]
 fn an_import_knows_the_tiers_of_files_or_asks_for_them() {

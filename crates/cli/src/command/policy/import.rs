@@ -2,7 +2,7 @@
 //! beside it, line by line, what could not be carried.
 
 use std::fs::OpenOptions;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -31,13 +31,7 @@ pub fn import(typed: &PolicyImportArgs) -> Ended {
     let text = imported.to_toml();
     match &typed.output {
         None => print(&text)?,
-        Some(path) => {
-            let wrong = |e: std::io::Error| {
-                Failure::new(format!("cannot write {}: {e}", quoted(path))).hint("name a file that does not exist yet")
-            };
-            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(wrong)?;
-            file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(wrong)?;
-        }
+        Some(path) => write_new(path, &text)?,
     }
     remark(&summary(&imported));
     let is_whole = imported.left_out() == 0 && imported.lost() == 0;
@@ -63,6 +57,29 @@ fn summary(imported: &Imported) -> String {
         some => format!("{some} entries left out: they allowed or set something, and do not here\n"),
     };
     said
+}
+
+/// Writes a file that does not exist yet.
+fn write_new(path: &Path, text: &str) -> Result<(), Failure> {
+    let wrong = |error: std::io::Error| {
+        Failure::new(format!("cannot write {}: {error}", quoted(path))).or_hint(advice(error.kind()).map(str::to_owned))
+    };
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(wrong)?;
+    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(wrong)
+}
+
+/// What to do where a file cannot be made.
+fn advice(kind: ErrorKind) -> Option<&'static str> {
+    match kind {
+        ErrorKind::AlreadyExists => Some("name a file that does not exist yet, or remove this one"),
+        ErrorKind::NotFound => Some("make its directory first"),
+        ErrorKind::NotADirectory => Some("a part of its path is a file: name another path"),
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+            Some("name a file in a directory that you may write")
+        }
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Some("free space, or name a file on another filesystem"),
+        _ => None,
+    }
 }
 
 /// A file as it was typed: its path, or `SCOPE=PATH` where the path does not show
