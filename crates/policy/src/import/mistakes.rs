@@ -31,15 +31,18 @@ impl Mistakes {
         self.all.push(self.advised(source, error));
     }
 
-    /// A file of another tool has its own remedy.
+    /// A file of another tool, or of none that is known, has its own remedy.
     fn advised(&self, source: &Source, error: ConfigError) -> ConfigError {
-        match whose::guess(&source.text).filter(|tool| *tool != self.tool) {
-            Some(other) => error.hint(format!(
-                "nothing was imported; the file seems to be {}'s: --from {}",
-                other.title(),
-                other.name()
-            )),
-            None => error,
+        match whose::guess(&source.text) {
+            Some(tool) if tool == self.tool => error,
+            Some(other) => {
+                let (title, name) = (other.title(), other.name());
+                error.hint(format!("nothing was imported; the file seems to be {title}'s: --from {name}"))
+            }
+            None => {
+                let title = self.tool.title();
+                error.or_hint(format!("nothing was imported; correct it, or name the file that holds {title}'s rules"))
+            }
         }
     }
 

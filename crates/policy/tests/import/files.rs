@@ -58,7 +58,16 @@ fn a_file_without_a_key_of_the_tool_is_refused() {
     ] {
         let refusal = refusal(tool, text);
         assert!(refusal.starts_with(expected), "{tool:?} {text:?}: {refusal}");
-        assert!(refusal.contains("\nhint: "), "{refusal}");
+        let hint = format!("or name the file that holds {}'s rules", title(tool));
+        assert!(refusal.ends_with(&hint), "{refusal}");
+    }
+}
+
+fn title(tool: Tool) -> &'static str {
+    match tool {
+        Tool::Claude => "Claude Code",
+        Tool::Gemini => "Gemini CLI",
+        Tool::Codex => "Codex",
     }
 }
 
