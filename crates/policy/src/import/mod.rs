@@ -97,13 +97,17 @@ pub struct Note {
 pub struct Imported {
     /// Keys at the top, as `key` and TOML value.
     pub settings: BTreeMap<String, String>,
-    /// Additions to profile `workspace`: lists by key.
+    /// Additions to profile `workspace`, and to `read-only` where they refuse:
+    /// lists by key.
     pub profile: BTreeMap<String, Vec<String>>,
     /// Rules, in order.
     pub rules: Vec<DraftRule>,
     /// What was not carried as it stands, in order.
     pub notes: Vec<Note>,
 }
+
+/// Keys of a profile that take something from a command.
+const REFUSING_KEYS: &[&str] = &["egress.deny", "env.drop", "hide", "protect"];
 
 impl Imported {
     /// How many entries were left out that allowed or set something.
@@ -134,13 +138,9 @@ impl Imported {
         for (key, value) in &self.settings {
             let _ = writeln!(text, "{key} = {value}");
         }
-        if !self.profile.is_empty() {
-            text.push_str(if self.settings.is_empty() { "[profiles.workspace]\n" } else { "\n[profiles.workspace]\n" });
-            for (key, values) in &self.profile {
-                let values: Vec<String> = values.iter().map(|value| quoted(value)).collect();
-                let _ = writeln!(text, "{key} = [{}]", values.join(", "));
-            }
-        }
+        self.write_profile(&mut text, "workspace", |_| true);
+        // Another profile may be chosen: what is refused is refused there as well.
+        self.write_profile(&mut text, "read-only", |key| REFUSING_KEYS.contains(&key));
         for rule in &self.rules {
             if !text.is_empty() {
                 text.push('\n');
@@ -148,6 +148,22 @@ impl Imported {
             text.push_str(&rule.to_toml());
         }
         text
+    }
+
+    /// The section of a profile with the additions of these keys, if there are any.
+    fn write_profile(&self, text: &mut String, name: &str, has: impl Fn(&str) -> bool) {
+        let mut additions = self.profile.iter().filter(|(key, _)| has(key)).peekable();
+        if additions.peek().is_none() {
+            return;
+        }
+        if !text.is_empty() && !text.ends_with("\n\n") {
+            text.push('\n');
+        }
+        let _ = writeln!(text, "[profiles.{name}]");
+        for (key, values) in additions {
+            let values: Vec<String> = values.iter().map(|value| quoted(value)).collect();
+            let _ = writeln!(text, "{key} = [{}]", values.join(", "));
+        }
     }
 
     fn add_to_profile(&mut self, key: &str, value: String) {

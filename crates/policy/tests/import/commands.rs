@@ -1,9 +1,11 @@
 //! What a rule about files means for commands: it holds for them, by a power of
 //! the profile, or the import says that it does not.
 
-use stockade_policy::{Carried, Imported, Tool, import};
+use std::path::Path;
 
-use super::ours::source;
+use stockade_policy::{Carried, Imported, Tool, import, resolve_profile};
+
+use super::ours::{settings_of, source};
 
 fn claude(text: &str) -> Imported {
     import(Tool::Claude, &[source(Tool::Claude, "s.json", text)]).unwrap_or_else(|error| panic!("{text}: {error}"))
@@ -164,5 +166,23 @@ fn what_the_sandbox_must_not_read_is_hidden_or_told() {
     ] {
         let text = format!("{{\"sandbox\": {{\"enabled\": true, \"filesystem\": {{{lists}}}}}}}");
         assert_eq!(is_told(&claude(&text)), told, "{lists}");
+    }
+}
+
+/// The mode `plan` chooses another profile: what is refused holds in it as well.
+#[test]
+fn what_is_refused_holds_in_the_profile_of_the_mode() {
+    let rules = "\"deny\": [\"Read(./secrets/**)\", \"Edit(./gen/**)\"], \"defaultMode\": \"plan\"";
+    let sandbox = "{\"enabled\": true, \"network\": {\"deniedDomains\": [\"evil.example\"], \"allowedDomains\": [\"a.example\"]}, \"filesystem\": {\"allowWrite\": [\"/srv/x\"]}}";
+    let imported = claude(&format!("{{\"permissions\": {{{rules}}}, \"sandbox\": {sandbox}}}"));
+    let settings = settings_of(&imported);
+    assert_eq!(settings.profile.value.as_str(), "read-only");
+    for name in ["read-only", "workspace"] {
+        let profile = resolve_profile(&settings, name, Path::new("/w"), &[]).unwrap_or_else(|error| panic!("{error}"));
+        let files = &profile.filesystem;
+        assert!(files.hide.iter().any(|path| path.as_path() == Path::new("/w/secrets")), "{name}: {:?}", files.hide);
+        assert!(files.protect.contains(&"gen".to_owned()), "{name}: {:?}", files.protect);
+        let writes = files.write.iter().any(|path| path.as_path() == Path::new("/srv/x"));
+        assert_eq!(writes, name == "workspace", "{name}: {:?}", files.write);
     }
 }
