@@ -269,7 +269,7 @@ fn an_import_says_what_it_could_not_carry_and_writes_no_other_file() {
     assert_eq!(shown.code, 1, "an entry is left out");
     assert!(shown.out.contains("prefix = [\"git\", \"diff\"]"), "{}", shown.out);
     assert!(shown.err.contains("settings.json:3:35: `Bash(echo $X)`: left out"), "{}", shown.err);
-    assert!(shown.err.contains("1 of them left out"), "{}", shown.err);
+    assert!(shown.err.contains("1 entry left out"), "{}", shown.err);
     assert_eq!(world.policy(&["import", "--from", "claude", "--output", "out.toml", "settings.json"]).code, 1);
     assert_eq!(world.policy(&["check", "out.toml"]).code, 0);
     let again = world.policy(&["import", "--from", "claude", "--output", "out.toml", "settings.json"]);
@@ -285,6 +285,72 @@ fn an_import_says_what_it_could_not_carry_and_writes_no_other_file() {
     assert!(!world.at("ws/new.toml").exists() && wrong.out.is_empty());
     world.write("ws/whole.json", "{ \"permissions\": { \"allow\": [\"Bash(git diff:*)\"] } }");
     assert_eq!(world.policy(&["import", "--from", "claude", "whole.json"]).code, 0);
+}
+
+/// What allowed and is missing here is told apart from what refused and is lost.
+#[test]
+fn an_import_tells_lost_denials_from_what_is_not_allowed() {
+    let world = World::new("");
+    let import = |permissions: &str| {
+        world.write("ws/s.json", &format!("{{ \"permissions\": {{ {permissions} }} }}"));
+        world.policy(&["import", "--from", "claude", "s.json"])
+    };
+    let lost = import("\"deny\": [\"Edit\"]");
+    assert_eq!(lost.code, 1, "{}", lost.err);
+    assert!(lost.err.ends_with("1 rule, 1 note\n1 entry NOT CARRIED: what it refused or asked about may happen here without a question; look at it\n"), "{}", lost.err);
+    let left = import("\"allow\": [\"Bash(echo $X)\", \"Bash(find *)\"]");
+    assert_eq!(left.code, 1, "{}", left.err);
+    assert!(
+        left.err.ends_with("0 rules, 2 notes\n2 entries left out: they allowed or set something, and do not here\n"),
+        "{}",
+        left.err
+    );
+    let both = import("\"allow\": [\"Bash(echo $X)\"], \"deny\": [\"Edit\", \"Read\"]");
+    assert!(both.err.contains("\n2 entries NOT CARRIED: what they refused or asked about"), "{}", both.err);
+    assert!(both.err.ends_with("\n1 entry left out: it allowed or set something, and does not here\n"), "{}", both.err);
+    let whole = import("\"ask\": [\"Edit(./package.json)\"]");
+    assert_eq!(whole.code, 0, "{}", whole.err);
+    assert!(whole.err.ends_with("1 rule, 1 note\n"), "{}", whole.err);
+}
+
+/// A file that cannot be read right is refused with all that is wrong with it.
+#[test]
+fn an_import_writes_nothing_where_anything_is_wrong() {
+    let world = World::new("");
+    world.write("ws/s.json", "{ \"permissions\": { \"allow\": [\"Bash(\", \"Read\"],\n\"deny\": [1] } }");
+    let wrong = world.policy(&["import", "--from", "claude", "--output", "o.toml", "s.json"]);
+    assert_eq!((wrong.code, wrong.out.as_str()), (125, ""));
+    assert!(wrong.err.starts_with("error: s.json:1:30: `Bash(`: the parenthesis is not closed\n"), "{}", wrong.err);
+    assert!(wrong.err.contains("s.json:2:10: expected a rule, found a number\n"), "{}", wrong.err);
+    assert!(!world.at("ws/o.toml").exists());
+    world.write("ws/s.json", "{ \"permissions\": { \"deny\": [\"Bash(rm *)\"] } }");
+    let other = world.policy(&["import", "--from", "gemini", "--output", "o.toml", "s.json"]);
+    assert_eq!((other.code, other.out.as_str()), (125, ""));
+    assert!(other.err.starts_with("error: s.json:1:3: `permissions` is a key of Claude Code's"), "{}", other.err);
+    assert!(other.err.contains("hint: ") && other.err.contains("--from claude"), "{}", other.err);
+    assert!(!world.at("ws/o.toml").exists());
+}
+
+/// The hint fits what kept the file from being written.
+#[test]
+fn an_import_says_why_its_output_cannot_be_written() {
+    let world = World::new("");
+    world.write("ws/s.json", "{ \"permissions\": { \"deny\": [\"Bash(rm *)\"] } }");
+    world.write("ws/there.toml", "");
+    world.write("ws/file", "");
+    let import = |output: &str| world.policy(&["import", "--from", "claude", "--output", output, "s.json"]);
+    for (output, hint) in [
+        ("there.toml", "hint: name a file that does not exist yet, or remove this one\n"),
+        ("none/o.toml", "hint: make its directory first\n"),
+        ("file/o.toml", "hint: a part of its path is a file: name another path\n"),
+        // Nobody, not even root, makes a file there.
+        ("/proc/o.toml", "hint: make its directory first\n"),
+        ("/sys/kernel/o.toml", "hint: name a file in a directory that you may write\n"),
+    ] {
+        let wrong = import(output);
+        assert_eq!(wrong.code, 125, "{output}: {}", wrong.err);
+        assert!(wrong.err.contains(hint), "{output}: {}", wrong.err);
+    }
 }
 
 /// The administrator's rule of a low priority outweighs the user's of a high one.

@@ -52,16 +52,44 @@ pub struct ConfigError {
     place: Option<Place>,
     message: String,
     hint: Option<String>,
+    /// What else is wrong, in order.
+    more: Vec<ConfigError>,
 }
+
+/// How many mistakes are shown at once.
+const MAX_SHOWN: usize = 20;
 
 impl ConfigError {
     pub(crate) fn new(file: &Path, place: Option<Place>, message: impl Into<String>) -> Self {
-        Self { file: file.to_owned(), place, message: message.into(), hint: None }
+        Self { file: file.to_owned(), place, message: message.into(), hint: None, more: Vec::new() }
     }
 
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
+    }
+
+    /// The same error, with this advice where it has none.
+    pub(crate) fn or_hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint.get_or_insert_with(|| hint.into());
+        self
+    }
+
+    /// Several errors as one, with the first advice that one of them has.
+    pub(crate) fn joined(errors: Vec<Self>) -> Option<Self> {
+        let hint = errors.iter().find_map(|error| error.hint.clone());
+        let mut errors = errors.into_iter();
+        let first = errors.next()?;
+        Some(Self { hint, more: errors.collect(), ..first })
+    }
+
+    /// `FILE:LINE:COLUMN: what is wrong`, escaped: the text may be a stranger's.
+    fn line(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:", RawText::from(self.file.as_path()).escaped())?;
+        if let Some(place) = self.place {
+            write!(f, "{place}:")?;
+        }
+        write!(f, " {}", RawText::from(self.message.as_str()).escaped())
     }
 
     /// The file.
@@ -77,15 +105,19 @@ impl ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// `FILE:LINE:COLUMN: what is wrong`, and on a line of its own `hint: ...`.
-/// The text of the file is escaped: it may be a stranger's.
+/// A line for each mistake, up to a bound, and on a line of its own `hint: ...`.
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:", RawText::from(self.file.as_path()).escaped())?;
-        if let Some(place) = self.place {
-            write!(f, "{place}:")?;
+        self.line(f)?;
+        for error in self.more.iter().take(MAX_SHOWN - 1) {
+            writeln!(f)?;
+            error.line(f)?;
         }
-        write!(f, " {}", RawText::from(self.message.as_str()).escaped())?;
+        match (self.more.len() + 1).saturating_sub(MAX_SHOWN) {
+            0 => {}
+            1 => write!(f, "\nand 1 more mistake")?,
+            more => write!(f, "\nand {more} more mistakes")?,
+        }
         match &self.hint {
             Some(hint) => write!(f, "\nhint: {}", RawText::from(hint.as_str()).escaped()),
             None => Ok(()),

@@ -7,6 +7,10 @@
 
 #[path = "import/attacks.rs"]
 mod attacks;
+#[path = "import/commands.rs"]
+mod commands;
+#[path = "import/files.rs"]
+mod files;
 #[path = "import/generate.rs"]
 mod generate;
 #[path = "import/ours.rs"]
@@ -330,9 +334,9 @@ fn what_must_not_be_read_is_hidden_or_told() {
         ("Read(./secrets/)", Some("./secrets"), false),
         ("Read(./.env)", Some("./.env"), false),
         ("Read(.env)", Some("./.env"), true),
-        ("Read(~/private/**)", Some("~/private"), false),
-        ("Read(~/private/**/**)", Some("~/private"), false),
-        ("Read(//srv/x/**)", Some("/srv/x"), false),
+        ("Read(~/private/**)", Some("~/private"), true),
+        ("Read(~/private/**/**)", Some("~/private"), true),
+        ("Read(//srv/x/**)", Some("/srv/x"), true),
         ("Read(**/.env)", Some("./.env"), true),
         ("Read(./.env.*)", None, true),
         ("Read(./a/*/b)", None, true),

@@ -8,23 +8,23 @@
 use stockade_model::Verdict;
 
 use super::claude_context::{self, Context};
-use super::json::{self, Fault, Spanned};
+use super::json::{self, Fault, Key, Spanned};
+use super::mistakes::Mistakes;
 use super::scope::Scope;
-use super::{Carried, Entry, Imported, Source, claude_sandbox, fault};
+use super::{Carried, Entry, Imported, Source, Tool, claude_sandbox, whose};
 use crate::draft::{DraftRule, quoted};
-use crate::error::ConfigError;
+use crate::error::{ConfigError, Place};
 use crate::file::Combining;
 use crate::text::ConfigPath;
 
 pub(super) fn import(sources: &[Source]) -> Result<Imported, ConfigError> {
+    let mut mistakes = Mistakes::new(Tool::Claude);
     let mut files = Vec::new();
     for source in sources {
-        let settings = json::read(&source.text, false).map_err(|wrong| fault(source, wrong))?;
-        if settings.object().is_none() {
-            let why = format!("settings are an object, not {}", settings.kind());
-            return Err(fault(source, Fault { at: settings.at, why }));
+        match read(source) {
+            Ok(settings) => files.push((source, settings)),
+            Err(wrong) => mistakes.add(source, vec![wrong]),
         }
-        files.push((source, settings));
     }
     let context = Context::of(&files.iter().map(|(_, settings)| settings).collect::<Vec<_>>());
     let mut imported = Imported::default();
@@ -39,13 +39,26 @@ pub(super) fn import(sources: &[Source]) -> Result<Imported, ConfigError> {
                 || claude_context::says(settings, claude_context::MANAGED_HOSTS),
             may_reveal: !context.managed_reads_only || claude_context::says(settings, claude_context::MANAGED_READS),
             modes: Vec::new(),
+            faults: Vec::new(),
             imported: &mut imported,
         };
-        reader.settings(settings).map_err(|wrong| fault(source, wrong))?;
+        reader.settings(settings);
         modes.append(&mut reader.modes);
+        mistakes.add(source, reader.faults);
     }
+    mistakes.finish(sources)?;
     set_mode(&modes, &context, &mut imported);
     Ok(imported)
+}
+
+fn read(source: &Source) -> Result<Spanned, Fault> {
+    let settings = json::read(&source.text, false)?;
+    if settings.object().is_none() {
+        let why = format!("settings are an object, not {}", settings.kind());
+        return Err(Fault { at: settings.at, why });
+    }
+    whose::check(Tool::Claude, &settings)?;
+    Ok(settings)
 }
 
 /// The strictest of the modes that the files name.
@@ -93,12 +106,22 @@ pub(super) struct Reader<'a> {
     /// Whether paths that this file reveals count.
     pub may_reveal: bool,
     modes: Vec<&'static str>,
+    faults: Vec<Fault>,
     pub imported: &'a mut Imported,
 }
 
-/// Keys that hold code, or that are about the agent and nothing else.
-const CODE: &[&str] =
-    &["hooks", "apiKeyHelper", "awsAuthRefresh", "awsCredentialExport", "statusLine", "otelHeadersHelper"];
+/// Keys that name programs of the agent's own.
+const PROGRAMS: &[&str] = &[
+    "apiKeyHelper",
+    "awsAuthRefresh",
+    "awsCredentialExport",
+    "fileSuggestion",
+    "gcpAuthRefresh",
+    "otelHeadersHelper",
+    "processWrapper",
+    "statusLine",
+    "subagentStatusLine",
+];
 
 /// The modes that a session may start in.
 const MODES: &[&str] = &["default", "acceptEdits", "plan", "auto", "dontAsk", "bypassPermissions"];
@@ -113,60 +136,92 @@ impl<'a> Reader<'a> {
         self.imported.notes.push(note);
     }
 
-    fn settings(&mut self, settings: &Spanned) -> Result<(), Fault> {
-        if let Some(sandbox) = settings.get("sandbox") {
-            claude_sandbox::carry(self, sandbox)?;
-        }
-        if let Some(permissions) = settings.get("permissions") {
-            self.permissions(permissions)?;
-        }
-        for (key, value) in settings.object().unwrap_or_default() {
-            match key.name.as_str() {
-                "permissions" | "sandbox" => {}
-                name if CODE.contains(&name) => {
-                    self.note(value, name, Carried::Weaker, "it runs programs of its own, which have no form here");
-                }
-                "allowManagedPermissionRulesOnly" => {
-                    self.note(value, &key.name, Carried::Needless, "put the rules into `/etc/stockade/managed.toml`");
-                }
-                "enabledMcpjsonServers" | "disabledMcpjsonServers" | "enableAllProjectMcpServers" => {
-                    self.note(value, &key.name, Carried::Needless, "which servers there are is the agent's to say");
-                }
-                _ => {}
-            }
-        }
-        Ok(())
+    /// Notes a mistake. The other entries are read all the same, so that all
+    /// mistakes are told at once.
+    pub(super) fn wrong(&mut self, at: Place, why: String) {
+        self.faults.push(Fault { at, why });
     }
 
-    fn permissions(&mut self, permissions: &Spanned) -> Result<(), Fault> {
-        let Some(entries) = permissions.object() else {
-            return Err(Fault { at: permissions.at, why: format!("expected an object, found {}", permissions.kind()) });
-        };
+    pub(super) fn expected(&mut self, what: &str, found: &Spanned) {
+        self.wrong(found.at, format!("expected {what}, found {}", found.kind()));
+    }
+
+    fn settings(&mut self, settings: &Spanned) {
+        for (key, value) in settings.object().unwrap_or_default() {
+            match key.name.as_str() {
+                "sandbox" => claude_sandbox::carry(self, value),
+                "permissions" => self.permissions(value),
+                _ => self.other(key, value),
+            }
+        }
+    }
+
+    /// A key beside the rules: told where it matters to what commands may do.
+    fn other(&mut self, key: &Key, value: &Spanned) {
+        let name = key.name.as_str();
+        let is_empty = value.object() == Some(&[]) || value.list() == Some(&[]);
+        match name {
+            "env" | "hooks" | "autoMode" if is_empty => {}
+            "env" => self.variables(value),
+            "hooks" => self.note(value, name, Carried::Weaker, "hooks run programs that may refuse: no form here"),
+            "autoMode" => self.note(value, name, Carried::Weaker, "what it refuses in words has no form here"),
+            "policyHelper" => {
+                let why = "the program makes settings when the agent starts: import what it prints";
+                self.note(value, name, Carried::Weaker, why);
+            }
+            _ if PROGRAMS.contains(&name) => {
+                self.note(value, name, Carried::Needless, "it names a program of the agent's own");
+            }
+            "allowManagedPermissionRulesOnly" => {
+                self.note(value, name, Carried::Needless, "put the rules into `/etc/stockade/managed.toml`");
+            }
+            "enabledMcpjsonServers"
+            | "disabledMcpjsonServers"
+            | "enableAllProjectMcpServers"
+            | "allowedMcpServers"
+            | "deniedMcpServers"
+            | "allowManagedMcpServersOnly" => {
+                self.note(value, name, Carried::Needless, "which servers there are is the agent's to say");
+            }
+            _ => {
+                if let Some(why) = whose::why_unknown(Tool::Claude, key) {
+                    self.note(value, name, Carried::Weaker, &why);
+                }
+            }
+        }
+    }
+
+    /// Variables for commands, by their names alone: a value may be a secret.
+    fn variables(&mut self, value: &Spanned) {
+        let Some(entries) = value.object() else { return self.expected("an object", value) };
+        for (key, value) in entries {
+            let why = "commands do not get this variable: put it into `env.set` of a profile";
+            self.note(value, &format!("env.{}", key.name), Carried::Left, why);
+        }
+    }
+
+    fn permissions(&mut self, permissions: &Spanned) {
+        let Some(entries) = permissions.object() else { return self.expected("an object", permissions) };
         for (key, value) in entries {
             match key.name.as_str() {
-                "deny" => self.rules(value, Verdict::Deny)?,
-                "ask" => self.rules(value, Verdict::Ask)?,
-                "allow" => self.rules(value, Verdict::Allow)?,
-                "defaultMode" => self.mode(value)?,
-                "additionalDirectories" => self.directories(value)?,
+                "deny" => self.rules(value, Verdict::Deny),
+                "ask" => self.rules(value, Verdict::Ask),
+                "allow" => self.rules(value, Verdict::Allow),
+                "defaultMode" => self.mode(value),
+                "additionalDirectories" => self.directories(value),
                 "disableBypassPermissionsMode" | "disableAutoMode" => {
                     self.note(value, &key.name, Carried::Needless, "there is no such mode here");
                 }
-                other => {
-                    return Err(Fault { at: key.at, why: format!("`permissions` has no `{other}`") });
-                }
+                other => self.wrong(key.at, format!("`permissions` has no `{other}`")),
             }
         }
-        Ok(())
     }
 
     /// Notes a mode; all files together decide.
-    fn mode(&mut self, value: &Spanned) -> Result<(), Fault> {
-        let Some(mode) = value.text() else {
-            return Err(Fault { at: value.at, why: format!("expected a string, found {}", value.kind()) });
-        };
+    fn mode(&mut self, value: &Spanned) {
+        let Some(mode) = value.text() else { return self.expected("a string", value) };
         let Some(known) = MODES.iter().find(|known| **known == mode) else {
-            return Err(Fault { at: value.at, why: format!("`{mode}`: the modes are {}", MODES.join(", ")) });
+            return self.wrong(value.at, format!("`{mode}`: the modes are {}", MODES.join(", ")));
         };
         self.modes.push(known);
         match mode {
@@ -180,15 +235,15 @@ impl<'a> Reader<'a> {
             }
             _ => {}
         }
-        Ok(())
     }
 
-    fn directories(&mut self, value: &Spanned) -> Result<(), Fault> {
-        let Some(items) = value.list() else {
-            return Err(Fault { at: value.at, why: format!("expected a list, found {}", value.kind()) });
-        };
+    fn directories(&mut self, value: &Spanned) {
+        let Some(items) = value.list() else { return self.expected("a list", value) };
         for item in items {
-            let text = item.text().unwrap_or_default();
+            let Some(text) = item.text() else {
+                self.expected("a string", item);
+                continue;
+            };
             if !self.context.sandboxed {
                 // Only reading is free there. Here a profile gives commands a
                 // directory to write.
@@ -202,7 +257,6 @@ impl<'a> Reader<'a> {
                 _ => self.note(item, text, Carried::Left, "only an absolute path or one in `~/` has a form here"),
             }
         }
-        Ok(())
     }
 
     /// Whether an `allow` of this tool counts; notes why it does not.
@@ -218,26 +272,27 @@ impl<'a> Reader<'a> {
         false
     }
 
-    fn rules(&mut self, list: &Spanned, effect: Verdict) -> Result<(), Fault> {
-        let Some(items) = list.list() else {
-            return Err(Fault { at: list.at, why: format!("expected a list, found {}", list.kind()) });
-        };
+    fn rules(&mut self, list: &Spanned, effect: Verdict) {
+        let Some(items) = list.list() else { return self.expected("a list", list) };
         for item in items {
             let Some(text) = item.text() else {
-                return Err(Fault { at: item.at, why: format!("expected a rule, found {}", item.kind()) });
+                self.expected("a rule", item);
+                continue;
             };
-            let (tool, specifier) =
-                parts(text).map_err(|why| Fault { at: item.at, why: format!("`{text}`: {why}") })?;
-            if effect != Verdict::Allow || self.counts(item, text, tool) {
-                self.rule(item, text, tool, specifier, effect);
+            match parts(text) {
+                Err(why) => self.wrong(item.at, format!("`{text}`: {why}")),
+                Ok((tool, specifier)) => {
+                    if effect != Verdict::Allow || self.counts(item, text, tool) {
+                        self.rule(item, text, tool, specifier, effect);
+                    }
+                }
             }
         }
-        Ok(())
     }
 }
 
 /// `Tool`, or `Tool(specifier)`.
-fn parts(text: &str) -> Result<(&str, Option<&str>), &'static str> {
+pub(super) fn parts(text: &str) -> Result<(&str, Option<&str>), &'static str> {
     let (tool, specifier) = match text.split_once('(') {
         Some((tool, rest)) => (tool, Some(rest.strip_suffix(')').ok_or("the parenthesis is not closed")?)),
         None => (text, None),

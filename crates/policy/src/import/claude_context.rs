@@ -4,7 +4,13 @@
 //! Files disagree by precedence there. Here the stricter of them holds, so that
 //! the order in which they are given decides nothing.
 
+use stockade_model::Verdict;
+
+use super::claude::parts;
+use super::claude_sandbox;
 use super::json::Spanned;
+use crate::glob::text_matches;
+use crate::text::ConfigPath;
 
 /// What holds over all files.
 #[derive(Debug, Default)]
@@ -21,6 +27,14 @@ pub(super) struct Context {
     pub managed_hosts_only: bool,
     /// Only files that say so may reveal paths: `allowManagedReadPathsOnly`.
     pub managed_reads_only: bool,
+    /// No command runs: `Bash` is refused as a whole.
+    pub no_commands: bool,
+    /// Every command is asked about, or none runs.
+    pub commands_asked: bool,
+    /// What commands may write besides the workspace.
+    pub writes: Vec<ConfigPath>,
+    /// The sandbox lets commands read the workspace, whatever holds it.
+    pub reveals_workspace: bool,
     /// The matchers of hooks that may refuse a call before it is allowed.
     pub hooks: Vec<String>,
 }
@@ -36,6 +50,7 @@ impl Context {
         let text = |path: &[&str], wanted: &str| {
             all.iter().any(|settings| at(settings, path).and_then(Spanned::text) == Some(wanted))
         };
+        let no_commands = all.iter().any(|settings| names_every_command(settings, "deny"));
         Self {
             sandboxed,
             auto_allows: sandboxed && every(&["sandbox", "autoAllowBashIfSandboxed"]),
@@ -44,8 +59,18 @@ impl Context {
             managed_rules_only: any(MANAGED_RULES),
             managed_hosts_only: any(MANAGED_HOSTS),
             managed_reads_only: any(MANAGED_READS),
+            no_commands,
+            commands_asked: no_commands || all.iter().any(|settings| names_every_command(settings, "ask")),
+            writes: if sandboxed { all.iter().flat_map(|settings| writes(settings)).collect() } else { Vec::new() },
+            reveals_workspace: sandboxed && all.iter().any(|settings| reveals_workspace(settings)),
             hooks: all.iter().flat_map(|settings| hooks(settings)).collect(),
         }
+    }
+
+    /// Whether a command may do what a rule about files refuses or asks about,
+    /// without a word of another rule.
+    pub(super) fn leaves_commands(&self, effect: Verdict) -> bool {
+        if effect == Verdict::Ask { !self.commands_asked } else { !self.no_commands }
     }
 
     /// Whether a hook may refuse a call of this tool. A matcher is a name,
@@ -75,4 +100,29 @@ fn hooks(settings: &Spanned) -> Vec<String> {
     let entries = at(settings, &["hooks", "PreToolUse"]).and_then(Spanned::list).unwrap_or_default();
     let matcher = |entry: &Spanned| entry.get("matcher").and_then(Spanned::text).unwrap_or_default().to_owned();
     entries.iter().map(matcher).collect()
+}
+
+/// Whether a list of rules names `Bash` as a whole.
+fn names_every_command(settings: &Spanned, list: &str) -> bool {
+    let whole = |text: &str| {
+        let Ok((tool, specifier)) = parts(text) else { return false };
+        specifier.is_none_or(|specifier| matches!(specifier, "*" | "")) && text_matches(tool, "Bash")
+    };
+    texts(settings, &["permissions", list]).any(whole)
+}
+
+fn reveals_workspace(settings: &Spanned) -> bool {
+    let revealed = texts(settings, &["sandbox", "filesystem", "allowRead"]).filter_map(claude_sandbox::path);
+    revealed.into_iter().any(|path| claude_sandbox::is_workspace(&path))
+}
+
+/// The directories that the sandbox gives commands to write.
+fn writes(settings: &Spanned) -> Vec<ConfigPath> {
+    let allowed = texts(settings, &["sandbox", "filesystem", "allowWrite"]).filter_map(claude_sandbox::path);
+    let added = texts(settings, &["permissions", "additionalDirectories"]).filter_map(|text| text.parse().ok());
+    allowed.chain(added).collect()
+}
+
+fn texts<'a>(settings: &'a Spanned, path: &[&str]) -> impl Iterator<Item = &'a str> {
+    at(settings, path).and_then(Spanned::list).unwrap_or_default().iter().filter_map(Spanned::text)
 }

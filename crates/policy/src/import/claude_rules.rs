@@ -8,16 +8,14 @@
 use stockade_model::Verdict;
 
 use super::claude::Reader;
-use super::claude_sandbox;
+use super::claude_files::{READERS, WRITERS};
 use super::json::Spanned;
-use super::scope::Scope;
 use super::{Carried, host_of_any_depth, plain_glob, plain_words};
 use crate::draft::DraftRule;
-use crate::file::{FileOperation, ProvenanceSection};
+use crate::file::ProvenanceSection;
 use crate::glob::text_matches;
 use crate::hosts::check_breadth;
-use crate::pattern::{PathPattern, Word};
-use crate::text::ConfigPath;
+use crate::pattern::Word;
 use crate::words::base_name;
 
 /// Programs whose operands must lie in the directories that are worked in, there
@@ -60,22 +58,14 @@ const TOOL_NAMES: &[&[&str]] = &[
     &["TaskStop", "KillShell", "KillBash"],
 ];
 
-/// Tools that read files or list them.
-const READERS: &[&str] = &["Read", "Grep", "Glob", "LS", "NotebookRead"];
-/// Tools that change files.
-const WRITERS: &[&str] = &["Edit", "Write", "MultiEdit", "NotebookEdit"];
-
 /// Every name of the tool.
 fn names_of(tool: &str) -> Vec<String> {
     let known = TOOL_NAMES.iter().find(|names| names.contains(&tool));
     known.map_or_else(|| vec![tool.to_owned()], |names| names.iter().map(|name| (*name).to_owned()).collect())
 }
 
-const UNHIDDEN: &str = "commands can still read it: `hide` takes no pattern and no whole workspace, home or root";
-const HIDDEN_AT_THE_TOP: &str = "in directories below, commands can still read it: hide each by its path";
-
 impl Reader<'_> {
-    fn draft(&self, at: &Spanned, text: &str, effect: Verdict) -> DraftRule {
+    pub(super) fn draft(&self, at: &Spanned, text: &str, effect: Verdict) -> DraftRule {
         let mut draft = DraftRule::new(effect, format!("imported: {text}"));
         let by = format!("imported from claude, {}", self.entry(at, text).origin());
         draft.provenance = Some(ProvenanceSection { by, at: None, request: None });
@@ -241,99 +231,6 @@ impl Reader<'_> {
         self.note(at, text, Carried::Stricter, "it is not a list of plain words: its programs are asked about");
     }
 
-    /// `Read` means every tool that reads; the others allow themselves alone.
-    fn reads(&mut self, at: &Spanned, text: &str, tool: &str, pattern: Option<&str>, effect: Verdict) {
-        if effect != Verdict::Allow || tool == "Read" {
-            return self.files(at, text, pattern, effect, &[FileOperation::Read]);
-        }
-        if pattern.is_some() {
-            return self.note(at, text, Carried::Left, "paths are allowed by `Read` alone there");
-        }
-        let mut draft = self.draft(at, text, effect);
-        draft.tool = vec![tool.to_owned()];
-        self.imported.push(draft);
-    }
-
-    /// `Edit` with a path means every tool that changes files; by their bare
-    /// names they allow themselves alone.
-    fn writes(&mut self, at: &Spanned, text: &str, tool: &str, pattern: Option<&str>, effect: Verdict) {
-        use FileOperation::{Create, Delete, Write};
-        if effect != Verdict::Allow {
-            return self.files(at, text, pattern, effect, &[Write, Create, Delete]);
-        }
-        let why = match pattern {
-            None => "it also changes files that are asked about there; in the workspace no rule is needed for it",
-            Some(_) if tool != "Edit" => "paths are allowed by `Edit` alone there",
-            Some(pattern) => {
-                let own = self.path_patterns(pattern, effect);
-                if own.is_some_and(|own| own.patterns.iter().all(|pattern| pattern.starts_with("./"))) {
-                    let why = "the profile allows it; names that are protected are asked about, and deletion is no part of it";
-                    return self.note(at, text, Carried::Stricter, why);
-                }
-                "beyond the workspace it also reaches files that are asked about there"
-            }
-        };
-        self.note(at, text, Carried::Left, why);
-    }
-
-    fn files(
-        &mut self,
-        at: &Spanned,
-        text: &str,
-        pattern: Option<&str>,
-        effect: Verdict,
-        operations: &[FileOperation],
-    ) {
-        let mut draft = self.draft(at, text, effect);
-        draft.operations = operations.to_vec();
-        let Some(pattern) = pattern else {
-            draft.files = vec!["/".to_owned()];
-            return self.imported.push(draft);
-        };
-        let Some(own) = self.path_patterns(pattern, effect) else {
-            if self.left_out(at, text, effect, "the path pattern has no form here") {
-                draft.effect = Verdict::Ask;
-                draft.files = vec!["/".to_owned()];
-                self.imported.push(draft);
-            }
-            return;
-        };
-        if own.broader {
-            self.note(at, text, Carried::Stricter, "it is meant wherever it may lie");
-        }
-        // A rule judges what tools do and what a command line says; what a running command
-        // may do with files the profile says, and it knows no patterns.
-        for pattern in own.patterns.iter().filter(|_| effect == Verdict::Deny) {
-            match operations {
-                [FileOperation::Read] => self.hide_from_commands(at, text, pattern),
-                _ => self.protect_from_commands(at, text, pattern),
-            }
-        }
-        draft.files = own.patterns;
-        self.imported.push(draft);
-    }
-
-    fn hide_from_commands(&mut self, at: &Spanned, text: &str, pattern: &str) {
-        let directory = claude_sandbox::directory_of(pattern).parse::<ConfigPath>().ok();
-        let top = pattern.strip_prefix("./**/").and_then(|rest| format!("./{rest}").parse().ok());
-        let whole = ["/", "~", "~/", "./"];
-        match directory.as_ref().or(top.as_ref()).filter(|path| !whole.contains(&path.to_string().as_str())) {
-            Some(path) => self.imported.add_to_profile("hide", path.to_string()),
-            None => self.note(at, text, Carried::Weaker, UNHIDDEN),
-        }
-        if top.is_some() {
-            self.note(at, text, Carried::Weaker, HIDDEN_AT_THE_TOP);
-        }
-    }
-
-    fn protect_from_commands(&mut self, at: &Spanned, text: &str, pattern: &str) {
-        let directory = claude_sandbox::directory_of(pattern).parse::<ConfigPath>().ok();
-        // Elsewhere commands write nothing anyway.
-        if directory.as_ref().is_none_or(|path| matches!(path, ConfigPath::Workspace(_))) {
-            claude_sandbox::deny_write(self, at, text, directory.as_ref());
-        }
-    }
-
     fn domain(&mut self, at: &Spanned, text: &str, specifier: &str, effect: Verdict) {
         let host = specifier.strip_prefix("domain:").map(str::trim);
         // What is asked about or refused may be as wide as it likes.
@@ -371,47 +268,6 @@ impl Reader<'_> {
         draft.hosts = vec![pattern.to_string()];
         self.imported.push(draft);
     }
-
-    /// gitignore's anchors: `//` the root, `~/` home, `/` where the settings
-    /// belong, anything else where the session runs.
-    fn path_patterns(&self, text: &str, effect: Verdict) -> Option<OwnPatterns> {
-        if text.starts_with('!') || text.starts_with("../") || text.trim_matches('/').is_empty() {
-            return None;
-        }
-        let raises = effect != Verdict::Allow;
-        let mut broader = false;
-        let patterns = if let Some(rest) = text.strip_prefix("//") {
-            vec![format!("/{rest}")]
-        } else if text.starts_with("~/") || text == "~" {
-            vec![text.to_owned()]
-        } else if let Some(rest) = text.strip_prefix('/') {
-            match self.scope {
-                Scope::User => vec![format!("~/.claude/{rest}")],
-                Scope::Project | Scope::Admin => vec![format!("./{rest}")],
-                _ if raises => {
-                    broader = true;
-                    vec![format!("./{rest}"), format!("~/.claude/{rest}")]
-                }
-                _ => return None,
-            }
-        } else if let Some(rest) = text.strip_prefix("./") {
-            vec![format!("./{rest}")]
-        } else if !text.trim_end_matches('/').contains('/') && raises {
-            // gitignore(5): without a slash it is meant at every depth.
-            broader = true;
-            vec![format!("./**/{text}")]
-        } else {
-            vec![format!("./{text}")]
-        };
-        let patterns: Option<Vec<String>> =
-            patterns.iter().map(|text| text.parse::<PathPattern>().ok().map(|own| own.to_string())).collect();
-        patterns.map(|patterns| OwnPatterns { patterns, broader })
-    }
-}
-
-struct OwnPatterns {
-    patterns: Vec<String>,
-    broader: bool,
 }
 
 /// The URLs of a host. What refuses also looks for a user and a port.

@@ -6,18 +6,17 @@
 use stockade_model::Verdict;
 
 use super::claude::Reader;
-use super::json::{Fault, Spanned};
+use super::claude_files::names_a_file;
+use super::json::Spanned;
 use super::{Carried, host_of_any_depth};
 use crate::draft::quoted;
-use crate::text::{ConfigPath, ProtectedName};
+use crate::text::ConfigPath;
 
 /// Why a power of the sandbox is not carried.
 const OFF: &str = "the sandbox is not on in every file, and without it this gives nothing there";
 
-pub(super) fn carry(reader: &mut Reader<'_>, sandbox: &Spanned) -> Result<(), Fault> {
-    let Some(entries) = sandbox.object() else {
-        return Err(Fault { at: sandbox.at, why: format!("expected an object, found {}", sandbox.kind()) });
-    };
+pub(super) fn carry(reader: &mut Reader<'_>, sandbox: &Spanned) {
+    let Some(entries) = sandbox.object() else { return reader.expected("an object", sandbox) };
     for (key, value) in entries {
         match (key.name.as_str(), value.bool()) {
             ("enabled", Some(true)) => {
@@ -45,32 +44,32 @@ pub(super) fn carry(reader: &mut Reader<'_>, sandbox: &Spanned) -> Result<(), Fa
                 reader.note(value, &key.name, Carried::Stricter, "nothing runs without the sandbox on request");
             }
             ("excludedCommands", _) => {
-                for item in texts(value)? {
+                for item in texts(reader, value) {
                     let why = "no command runs outside the sandbox";
                     reader.note(item, item.text().unwrap_or_default(), Carried::Stricter, why);
                 }
             }
-            ("filesystem", _) => filesystem(reader, value)?,
-            ("network", _) => network(reader, value)?,
-            ("credentials", _) => credentials(reader, value)?,
+            ("filesystem", _) => filesystem(reader, value),
+            ("network", _) => network(reader, value),
+            ("credentials", _) => credentials(reader, value),
             (other, _) => reader.note(value, other, Carried::Weaker, "the key has no form here"),
         }
     }
-    Ok(())
 }
 
-fn texts(list: &Spanned) -> Result<&[Spanned], Fault> {
+/// The strings of a list; what is none is a mistake.
+fn texts<'a>(reader: &mut Reader<'_>, list: &'a Spanned) -> Vec<&'a Spanned> {
     let Some(items) = list.list() else {
-        return Err(Fault { at: list.at, why: format!("expected a list, found {}", list.kind()) });
+        reader.expected("a list", list);
+        return Vec::new();
     };
-    match items.iter().find(|item| item.text().is_none()) {
-        Some(item) => Err(Fault { at: item.at, why: format!("expected a string, found {}", item.kind()) }),
-        None => Ok(items),
-    }
+    let (texts, others): (Vec<_>, Vec<_>) = items.iter().partition(|item| item.text().is_some());
+    others.into_iter().for_each(|item| reader.expected("a string", item));
+    texts
 }
 
 /// Here `/` is the root, `~/` home, and the rest lies in the project.
-fn path(text: &str) -> Option<ConfigPath> {
+pub(super) fn path(text: &str) -> Option<ConfigPath> {
     let absolute = text.strip_prefix('/').filter(|rest| rest.starts_with('/')).unwrap_or(text);
     let anchored = absolute.starts_with(['/', '~', '.']);
     let text = if anchored { absolute.to_owned() } else { format!("./{text}") };
@@ -85,72 +84,64 @@ pub(super) fn directory_of(mut pattern: &str) -> &str {
     if pattern.is_empty() { "/" } else { pattern }
 }
 
-fn filesystem(reader: &mut Reader<'_>, value: &Spanned) -> Result<(), Fault> {
-    for (key, list) in value.object().unwrap_or_default() {
-        if !matches!(key.name.as_str(), "allowWrite" | "denyWrite" | "denyRead" | "allowRead") {
-            if key.name == "disabled" && list.bool() == Some(true) {
+fn filesystem(reader: &mut Reader<'_>, value: &Spanned) {
+    let Some(entries) = value.object() else { return reader.expected("an object", value) };
+    for (key, list) in entries {
+        match (key.name.as_str(), list.bool()) {
+            (name @ ("allowWrite" | "denyWrite" | "denyRead" | "allowRead"), _) => paths(reader, name, list),
+            ("disabled" | "allowManagedReadPathsOnly", Some(false)) => {}
+            ("disabled", _) => {
                 reader.note(list, "disabled: true", Carried::Stricter, "the filesystem is always restricted here");
-            } else if list.bool() != Some(false) {
+            }
+            ("allowManagedReadPathsOnly", _) => {
                 reader.note(list, &key.name, Carried::Needless, "put the rules into `/etc/stockade/managed.toml`");
             }
+            (other, _) => reader.note(list, other, Carried::Weaker, "the key has no form here"),
+        }
+    }
+}
+
+fn paths(reader: &mut Reader<'_>, key: &str, list: &Spanned) {
+    for item in texts(reader, list) {
+        let text = item.text().unwrap_or_default();
+        let Some(path) = path(text) else {
+            let carried = if key.starts_with("deny") { Carried::Weaker } else { Carried::Left };
+            reader.note(item, text, carried, "a path with a pattern has no form in a profile");
+            continue;
+        };
+        if key.starts_with("allow") && !reader.context.sandboxed {
+            reader.note(item, text, Carried::Left, OFF);
             continue;
         }
-        for item in texts(list)? {
-            let text = item.text().unwrap_or_default();
-            let Some(path) = path(text) else {
-                let refuses = key.name.starts_with("deny");
-                let carried = if refuses { Carried::Weaker } else { Carried::Left };
-                reader.note(item, text, carried, "a path with a pattern has no form in a profile");
-                continue;
-            };
-            if key.name.starts_with("allow") && !reader.context.sandboxed {
-                reader.note(item, text, Carried::Left, OFF);
-                continue;
+        match key {
+            "allowWrite" => reader.imported.add_to_profile("write", path.to_string()),
+            "denyRead" => {
+                reader.imported.add_to_profile("hide", path.to_string());
+                reader.note_what_stays_readable(item, text, &path, names_a_file(text), Verdict::Deny);
             }
-            match key.name.as_str() {
-                "allowWrite" => reader.imported.add_to_profile("write", path.to_string()),
-                "denyRead" => reader.imported.add_to_profile("hide", path.to_string()),
-                "allowRead" if path == ConfigPath::Workspace(Default::default()) => {}
-                "allowRead" if !reader.may_reveal => {
-                    reader.note(item, text, Carried::Left, "another file reveals only what it reveals itself");
-                }
-                "allowRead" => reader.imported.add_to_profile("reveal", path.to_string()),
-                _ => deny_write(reader, item, text, Some(&path)),
+            "allowRead" if is_workspace(&path) => {}
+            "allowRead" if !reader.may_reveal => {
+                reader.note(item, text, Carried::Left, "another file reveals only what it reveals itself");
             }
+            "allowRead" => reader.imported.add_to_profile("reveal", path.to_string()),
+            _ => reader.protect(item, text, &path, names_a_file(text), Verdict::Deny),
         }
-    }
-    Ok(())
-}
-
-/// Outside the workspace nothing is written anyway; within it, names can be
-/// protected.
-pub(super) fn deny_write(reader: &mut Reader<'_>, item: &Spanned, text: &str, path: Option<&ConfigPath>) {
-    let rest = match path {
-        Some(ConfigPath::Workspace(rest)) => rest,
-        Some(_) => {
-            let why = "nothing outside the workspace is written unless it is granted";
-            return reader.note(item, text, Carried::Left, why);
-        }
-        None => {
-            return reader.note(item, text, Carried::Weaker, "commands can still write it: `protect` takes no pattern");
-        }
-    };
-    match rest.to_str().map(str::parse::<ProtectedName>) {
-        Some(Ok(name)) => {
-            reader.imported.add_to_profile("protect", name.0.clone());
-            reader.note(item, text, Carried::Stricter, "the name is protected in every writable directory");
-        }
-        _ => reader.note(item, text, Carried::Weaker, "use profile `read-only` for a workspace that is not written"),
     }
 }
 
-fn network(reader: &mut Reader<'_>, value: &Spanned) -> Result<(), Fault> {
-    for (key, list) in value.object().unwrap_or_default() {
+/// Whether it is the workspace as a whole.
+pub(super) fn is_workspace(path: &ConfigPath) -> bool {
+    *path == ConfigPath::Workspace(Default::default())
+}
+
+fn network(reader: &mut Reader<'_>, value: &Spanned) {
+    let Some(entries) = value.object() else { return reader.expected("an object", value) };
+    for (key, list) in entries {
         match key.name.as_str() {
-            "allowedDomains" => hosts(reader, list, "egress.allow", Verdict::Allow)?,
-            "deniedDomains" => hosts(reader, list, "egress.deny", Verdict::Deny)?,
+            "allowedDomains" => hosts(reader, list, "egress.allow", Verdict::Allow),
+            "deniedDomains" => hosts(reader, list, "egress.deny", Verdict::Deny),
             "allowUnixSockets" => {
-                for item in texts(list)? {
+                for item in texts(reader, list) {
                     let why = "on Linux it allows nothing there: a socket is granted as `socket PATH`";
                     reader.note(item, item.text().unwrap_or_default(), Carried::Left, why);
                 }
@@ -166,11 +157,10 @@ fn network(reader: &mut Reader<'_>, value: &Spanned) -> Result<(), Fault> {
             other => reader.note(list, other, Carried::Weaker, "the key has no form here"),
         }
     }
-    Ok(())
 }
 
-fn hosts(reader: &mut Reader<'_>, list: &Spanned, key: &str, effect: Verdict) -> Result<(), Fault> {
-    for item in texts(list)? {
+fn hosts(reader: &mut Reader<'_>, list: &Spanned, key: &str, effect: Verdict) {
+    for item in texts(reader, list) {
         let text = item.text().unwrap_or_default();
         if effect == Verdict::Allow && !(reader.context.sandboxed && reader.may_allow_hosts) {
             let why = if reader.may_allow_hosts { OFF } else { "another file allows only hosts that it allows itself" };
@@ -185,12 +175,16 @@ fn hosts(reader: &mut Reader<'_>, list: &Spanned, key: &str, effect: Verdict) ->
             }
         }
     }
-    Ok(())
 }
 
-fn credentials(reader: &mut Reader<'_>, value: &Spanned) -> Result<(), Fault> {
-    for (key, list) in value.object().unwrap_or_default() {
-        for item in list.list().unwrap_or_default() {
+fn credentials(reader: &mut Reader<'_>, value: &Spanned) {
+    let Some(entries) = value.object() else { return reader.expected("an object", value) };
+    for (key, list) in entries {
+        let Some(items) = list.list() else {
+            reader.expected("a list", list);
+            continue;
+        };
+        for item in items {
             let named = item.get("path").or(item.get("name")).and_then(Spanned::text).unwrap_or_default();
             match (key.name.as_str(), path(named)) {
                 ("files", Some(path)) if !named.is_empty() => {
@@ -203,5 +197,4 @@ fn credentials(reader: &mut Reader<'_>, value: &Spanned) -> Result<(), Fault> {
             }
         }
     }
-    Ok(())
 }

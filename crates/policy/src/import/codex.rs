@@ -10,8 +10,9 @@ use std::collections::BTreeMap;
 use stockade_model::{Host, Verdict};
 
 use super::json::Fault;
+use super::mistakes::Mistakes;
 use super::starlark::{self, Call, Value};
-use super::{Carried, Entry, Imported, Source, fault, plain_words};
+use super::{Carried, Entry, Imported, Source, Tool, plain_words};
 use crate::draft::DraftRule;
 use crate::error::{ConfigError, Place};
 use crate::file::ProvenanceSection;
@@ -19,31 +20,43 @@ use crate::pattern::{Word, split_port};
 use crate::rules::joined;
 
 pub(super) fn import(sources: &[Source]) -> Result<Imported, ConfigError> {
+    let mut mistakes = Mistakes::new(Tool::Codex);
     let mut files = Vec::new();
     let mut hosts: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for source in sources {
-        let calls = starlark::read(&source.text).map_err(|wrong| fault(source, wrong))?;
-        for call in calls.iter().filter(|call| call.name == "host_executable") {
-            let (name, paths) = host_executable(call).map_err(|wrong| fault(source, wrong))?;
-            hosts.insert(name, paths);
+        match starlark::read(&source.text) {
+            Ok(calls) if calls.is_empty() => {
+                let why = "it holds no rule of Codex's".to_owned();
+                mistakes.add(source, vec![Fault { at: Place { line: 1, column: 1 }, why }]);
+            }
+            Ok(calls) => files.push((source, calls, Vec::new())),
+            Err(wrong) => mistakes.add(source, vec![wrong]),
         }
-        files.push((source, calls));
+    }
+    for (_, calls, faults) in &mut files {
+        for call in calls.iter().filter(|call| call.name == "host_executable") {
+            match host_executable(call) {
+                Ok((name, paths)) => _ = hosts.insert(name, paths),
+                Err(wrong) => faults.push(wrong),
+            }
+        }
     }
     let mut imported = Imported::default();
-    for (source, calls) in &files {
-        for call in calls {
+    for (source, calls, mut faults) in files {
+        for call in &calls {
             let entry = Entry::new(&source.name, call.at, &shown(source, call.at));
-            match call.name.as_str() {
+            let read = match call.name.as_str() {
                 "prefix_rule" => prefix_rule(call, &entry, &hosts, &mut imported),
                 "network_rule" => network_rule(call, &entry, &mut imported),
                 // Read before, because rules above it mean its paths as well.
                 "host_executable" => Ok(()),
                 other => Err(Fault { at: call.at, why: format!("there is no function `{other}`") }),
-            }
-            .map_err(|wrong| fault(source, wrong))?;
+            };
+            faults.extend(read.err());
         }
+        mistakes.add(source, faults);
     }
-    Ok(imported)
+    mistakes.finish(sources).map(|()| imported)
 }
 
 fn shown(source: &Source, at: Place) -> String {

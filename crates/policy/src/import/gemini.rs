@@ -11,8 +11,9 @@ use std::path::Path;
 use stockade_model::Verdict;
 
 use super::gemini_rules::{Conditions, Made};
-use super::json::{self, Fault};
-use super::{Carried, Entry, Imported, Note, Scope, Source, fault, gemini_settings};
+use super::json::{Fault, Spanned};
+use super::mistakes::Mistakes;
+use super::{Carried, Entry, Imported, Note, Scope, Source, Tool, gemini_settings};
 use crate::draft::DraftRule;
 use crate::error::{ConfigError, Place};
 use crate::file::Combining;
@@ -32,17 +33,25 @@ pub(super) struct Ranked {
 }
 
 pub(super) fn import(sources: &[Source]) -> Result<Imported, ConfigError> {
-    check_tiers(sources)?;
-    let context = Context::of(sources)?;
-    let mut imported = Imported::default();
-    let mut ranked: Vec<Ranked> = Vec::new();
+    let mut mistakes = Mistakes::new(Tool::Gemini);
+    check_tiers(sources, &mut mistakes);
+    let mut files = Vec::new();
     for source in sources {
-        if is_json(&source.text) {
-            ranked.extend(gemini_settings::rules(source, &context, &mut imported)?);
-        } else {
-            ranked.extend(policies(source, &context, &mut imported)?);
+        match is_json(&source.text).then(|| gemini_settings::read(source)).transpose() {
+            Ok(settings) => files.push((source, settings)),
+            Err(wrong) => mistakes.add(source, vec![wrong]),
         }
     }
+    let context = Context::of(&files);
+    let mut imported = Imported::default();
+    let mut ranked: Vec<Ranked> = Vec::new();
+    for (source, settings) in &files {
+        ranked.extend(match settings {
+            Some(settings) => gemini_settings::rules(source, settings, &context, &mut imported, &mut mistakes),
+            None => policies(source, &context, &mut imported, &mut mistakes),
+        });
+    }
+    mistakes.finish(sources)?;
     // Among equals the order of files decides there, which no file says: the
     // strictest comes first.
     ranked.sort_by_key(|rule| (Reverse(rule.priority), Reverse(rule.effect)));
@@ -77,10 +86,9 @@ pub(super) struct Context {
 }
 
 impl Context {
-    fn of(sources: &[Source]) -> Result<Self, ConfigError> {
+    fn of(files: &[(&Source, Option<Spanned>)]) -> Self {
         let mut context = Self::default();
-        for source in sources.iter().filter(|source| is_json(&source.text)) {
-            let settings = json::read(&source.text, true).map_err(|wrong| fault(source, wrong))?;
+        for (source, settings) in files.iter().filter_map(|(source, settings)| Some((source, settings.as_ref()?))) {
             let at = |group: &str, key: &str| settings.get(group).and_then(|group| group.get(key)).cloned();
             context.plans |= at("general", "defaultApprovalMode").is_some_and(|mode| mode.text() == Some("plan"));
             context.no_always_allow |=
@@ -91,7 +99,7 @@ impl Context {
                 context.hook = Some(entry.note(Carried::Weaker, why));
             }
         }
-        Ok(context)
+        context
     }
 
     /// The mode that sessions start in.
@@ -116,22 +124,19 @@ pub(super) fn tier(scope: Scope) -> i64 {
 
 /// A rule of a higher tier outweighs one of a lower tier, whatever their
 /// priorities. Where files may be of several, each must be known.
-fn check_tiers(sources: &[Source]) -> Result<(), ConfigError> {
+fn check_tiers(sources: &[Source], mistakes: &mut Mistakes) {
     let directory = |source: &Source| Path::new(&source.name).parent().map(Path::to_owned);
     let unknown: Vec<&Source> =
         sources.iter().filter(|source| source.scope == Scope::Unknown && !is_json(&source.text)).collect();
-    let Some(first) = unknown.first() else { return Ok(()) };
+    let Some(first) = unknown.first() else { return };
     let alone = sources.len() == unknown.len() && unknown.iter().all(|source| directory(source) == directory(first));
     if alone {
-        return Ok(());
+        return;
     }
     let names: Vec<&str> = Scope::NAMED.iter().map(|(name, _)| *name).collect();
     let why = "the tier of this file is not known, and it decides which of the rules counts".to_owned();
-    Err(ConfigError::new(Path::new(&first.name), None, why).hint(format!(
-        "write it as `TIER={}`, where TIER is {}",
-        first.name,
-        names.join(", ")
-    )))
+    let hint = format!("write it as `TIER={}`, where TIER is {}", first.name, names.join(", "));
+    mistakes.refuse(first, ConfigError::new(Path::new(&first.name), None, why).hint(hint));
 }
 
 /// Settings start with a brace or a comment of JSON.
@@ -140,39 +145,45 @@ fn is_json(text: &str) -> bool {
     text.starts_with('{') || text.starts_with("//") || text.starts_with("/*")
 }
 
-fn policies(source: &Source, context: &Context, imported: &mut Imported) -> Result<Vec<Ranked>, ConfigError> {
-    let (table, places) = parse::<toml::Table>(Path::new(&source.name), &source.text)?;
-    let mut ranked = Vec::new();
+fn policies(source: &Source, context: &Context, imported: &mut Imported, mistakes: &mut Mistakes) -> Vec<Ranked> {
+    let (table, places) = match parse::<toml::Table>(Path::new(&source.name), &source.text) {
+        Ok(read) => read,
+        Err(error) => {
+            mistakes.refuse(source, error);
+            return Vec::new();
+        }
+    };
+    let (mut ranked, mut faults) = (Vec::new(), Vec::new());
+    if !table.contains_key("rule") && !table.contains_key("safety_checker") {
+        let why = "it holds no `[[rule]]` and no `[[safety_checker]]` of Gemini CLI's".to_owned();
+        faults.push(Fault { at: Place { line: 1, column: 1 }, why });
+    }
     for (key, value) in &table {
         let at = places.get(key).unwrap_or(Place { line: 1, column: 1 });
-        match (key.as_str(), value) {
-            ("rule", toml::Value::Array(rules)) => {
-                // A file with one rule that its schema refuses is not read at all.
-                let is_read = rules.iter().all(|rule| rule.get("toolName").is_some());
-                for (i, rule) in rules.iter().enumerate() {
-                    let reader =
-                        Reader { source, context, is_read, places: &places, key: format!("rule[{i}]"), value: rule };
-                    ranked.extend(reader.rule(imported).map_err(|wrong| fault(source, wrong))?);
-                }
-            }
-            ("rule", _) => return Err(fault(source, Fault { at, why: "`rule` is a list of tables".to_owned() })),
-            ("safety_checker", toml::Value::Array(checkers)) => {
-                for (i, checker) in checkers.iter().enumerate() {
-                    let key = format!("safety_checker[{i}]");
-                    let reader = Reader { source, context, is_read: true, places: &places, key, value: checker };
-                    ranked.push(reader.checker(imported).map_err(|wrong| fault(source, wrong))?);
-                }
-            }
-            ("safety_checker", _) => {
-                return Err(fault(source, Fault { at, why: "`safety_checker` is a list of tables".to_owned() }));
+        let items = match (key.as_str(), value) {
+            ("rule" | "safety_checker", toml::Value::Array(items)) => items,
+            ("rule" | "safety_checker", _) => {
+                faults.push(Fault { at, why: format!("`{key}` is a list of tables") });
+                continue;
             }
             (other, _) => {
                 let entry = Entry::new(&source.name, at, other);
                 imported.notes.push(entry.note(Carried::Needless, "the key is not known there either"));
+                continue;
+            }
+        };
+        // A file with one rule that its schema refuses is not read at all.
+        let is_read = key != "rule" || items.iter().all(|rule| rule.get("toolName").is_some());
+        for (i, value) in items.iter().enumerate() {
+            let reader = Reader { source, context, is_read, places: &places, key: format!("{key}[{i}]"), value };
+            match if key == "rule" { reader.rule(imported) } else { reader.checker(imported).map(Some) } {
+                Ok(one) => ranked.extend(one),
+                Err(wrong) => faults.push(wrong),
             }
         }
     }
-    Ok(ranked)
+    mistakes.add(source, faults);
+    ranked
 }
 
 const KEYS: &[&str] = &[
@@ -264,7 +275,7 @@ impl Reader<'_> {
             imported.notes.push(at.note(Carried::Needless, "the key is not known there either"));
         }
         self.check_schema()?;
-        if !self.is_active(&entry, imported)? {
+        if !self.is_active(effect, &entry, imported)? {
             return Ok(None);
         }
         if effect == Verdict::Allow && !self.counts(priority, &entry, imported) {
@@ -359,15 +370,15 @@ impl Reader<'_> {
     }
 
     /// Whether the rule speaks in the mode that sessions start in, with a person there.
-    fn is_active(&self, entry: &Entry<'_>, imported: &mut Imported) -> Result<bool, Fault> {
+    fn is_active(&self, effect: Verdict, entry: &Entry<'_>, imported: &mut Imported) -> Result<bool, Fault> {
         let modes = self.texts("modes")?;
         if !modes.is_empty() && !modes.contains(&self.context.mode()) {
             let why = format!("it speaks in other modes than `{}` only", self.context.mode());
-            imported.notes.push(entry.note(Carried::Left, why));
+            imported.notes.push(entry.dropped(effect, why));
             return Ok(false);
         }
         if self.value.get("interactive").and_then(toml::Value::as_bool) == Some(false) {
-            imported.notes.push(entry.note(Carried::Left, "it speaks only where nobody can be asked"));
+            imported.notes.push(entry.dropped(effect, "it speaks only where nobody can be asked"));
             return Ok(false);
         }
         Ok(true)

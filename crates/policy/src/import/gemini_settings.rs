@@ -8,9 +8,9 @@ use stockade_model::Verdict;
 use super::gemini::{Context, Ranked, SHELL_TOOLS, tier};
 use super::gemini_rules::{Conditions, Made};
 use super::json::{self, Fault, Spanned};
-use super::{Carried, Entry, Imported, Scope, Source, fault};
+use super::mistakes::Mistakes;
+use super::{Carried, Entry, Imported, Scope, Source, Tool, whose};
 use crate::draft::quoted;
-use crate::error::ConfigError;
 
 /// Priorities within the user's tier, in thousandths.
 const EXCLUDED_SERVERS: i64 = 900;
@@ -23,21 +23,34 @@ const ALLOWED_SERVERS: i64 = 100;
 /// How far below its list the rule stands that refuses the rest.
 const REST: i64 = 10;
 
-pub(super) fn rules(source: &Source, context: &Context, imported: &mut Imported) -> Result<Vec<Ranked>, ConfigError> {
-    let settings = json::read(&source.text, true).map_err(|wrong| fault(source, wrong))?;
+pub(super) fn read(source: &Source) -> Result<Spanned, Fault> {
+    let settings = json::read(&source.text, true)?;
     if settings.object().is_none() {
         let why = format!("settings are an object, not {}", settings.kind());
-        return Err(fault(source, Fault { at: settings.at, why }));
+        return Err(Fault { at: settings.at, why });
     }
-    let mut reader = Reader { source, context, ranked: Vec::new(), imported };
-    reader.settings(&settings).map_err(|wrong| fault(source, wrong))?;
-    Ok(reader.ranked)
+    whose::check(Tool::Gemini, &settings)?;
+    Ok(settings)
+}
+
+pub(super) fn rules(
+    source: &Source,
+    settings: &Spanned,
+    context: &Context,
+    imported: &mut Imported,
+    mistakes: &mut Mistakes,
+) -> Vec<Ranked> {
+    let mut reader = Reader { source, context, ranked: Vec::new(), faults: Vec::new(), imported };
+    reader.settings(settings);
+    mistakes.add(source, reader.faults);
+    reader.ranked
 }
 
 struct Reader<'a> {
     source: &'a Source,
     context: &'a Context,
     ranked: Vec<Ranked>,
+    faults: Vec<Fault>,
     imported: &'a mut Imported,
 }
 
@@ -46,37 +59,65 @@ impl<'a> Reader<'a> {
         Entry::new(&self.source.name, at.at, shown)
     }
 
-    fn settings(&mut self, settings: &Spanned) -> Result<(), Fault> {
+    fn settings(&mut self, settings: &Spanned) {
         let tools = settings.get("tools");
         let within = |key: &str| tools.and_then(|tools| tools.get(key));
         // Names of before the settings were grouped come second.
         let old = |key: &str| settings.get(key);
-        self.servers(settings.get("mcp").and_then(|mcp| mcp.get("excluded")), Verdict::Deny, EXCLUDED_SERVERS)?;
-        self.tools(within("exclude").or(old("excludeTools")), Verdict::Deny, EXCLUDED_TOOLS)?;
-        self.tools(within("confirmationRequired"), Verdict::Ask, CONFIRMED_TOOLS)?;
+        let servers = |key: &str| settings.get("mcp").and_then(|mcp| mcp.get(key));
+        self.servers(servers("excluded").or(old("excludeMCPServers")), Verdict::Deny, EXCLUDED_SERVERS);
+        self.tools(within("exclude").or(old("excludeTools")), Verdict::Deny, EXCLUDED_TOOLS);
+        self.tools(within("confirmationRequired"), Verdict::Ask, CONFIRMED_TOOLS);
         let allowed = within("allowed").or(old("allowedTools"));
-        self.tools(allowed, Verdict::Allow, ALLOWED_TOOLS)?;
-        self.rest_of_shell(allowed)?;
+        self.tools(allowed, Verdict::Allow, ALLOWED_TOOLS);
+        self.rest_of_shell(allowed);
         let core = within("core").or(old("coreTools"));
-        self.tools(core, Verdict::Allow, CORE_TOOLS)?;
+        self.tools(core, Verdict::Allow, CORE_TOOLS);
         if let Some(core) = core {
             self.push("*", None, core, Verdict::Deny, "only the tools of `tools.core` are there", CORE_TOOLS - REST);
         }
-        self.trusted(settings.get("mcpServers"))?;
-        self.servers(settings.get("mcp").and_then(|mcp| mcp.get("allowed")), Verdict::Allow, ALLOWED_SERVERS)?;
+        self.trusted(settings.get("mcpServers"));
+        self.servers(servers("allowed").or(old("allowMCPServers")), Verdict::Allow, ALLOWED_SERVERS);
         self.sandbox(tools);
-        self.others(settings)
+        self.others(settings);
+        self.keys(settings);
     }
 
-    fn texts<'s>(&self, list: &'s Spanned) -> Result<Vec<(&'s Spanned, &'s str)>, Fault> {
+    /// Keys that name more rules, and keys that are not known.
+    fn keys(&mut self, settings: &Spanned) {
+        for (key, value) in settings.object().unwrap_or_default() {
+            let is_path = matches!(key.name.as_str(), "policyPaths" | "adminPolicyPaths");
+            let why = match whose::why_unknown(Tool::Gemini, key) {
+                None if is_path && value.list() != Some(&[]) => {
+                    "it names more files of rules: import them too".to_owned()
+                }
+                None => continue,
+                Some(why) => why,
+            };
+            let note = self.entry(value, &key.name).note(Carried::Weaker, why);
+            self.imported.notes.push(note);
+        }
+    }
+
+    /// The names of a list; what is none is a mistake.
+    fn texts<'s>(&mut self, list: Option<&'s Spanned>) -> Vec<(&'s Spanned, &'s str)> {
+        let Some(list) = list else { return Vec::new() };
         let Some(items) = list.list() else {
-            return Err(Fault { at: list.at, why: format!("expected a list, found {}", list.kind()) });
+            self.expected("a list", list);
+            return Vec::new();
         };
-        let text = |item: &'s Spanned| match item.text() {
-            Some(text) if !text.is_empty() => Ok((item, text)),
-            _ => Err(Fault { at: item.at, why: format!("expected a name, found {}", item.kind()) }),
-        };
-        items.iter().map(text).collect()
+        let mut texts = Vec::new();
+        for item in items {
+            match item.text() {
+                Some(text) if !text.is_empty() => texts.push((item, text)),
+                _ => self.expected("a name", item),
+            }
+        }
+        texts
+    }
+
+    fn expected(&mut self, what: &str, found: &Spanned) {
+        self.faults.push(Fault { at: found.at, why: format!("expected {what}, found {}", found.kind()) });
     }
 
     fn push(&mut self, tool: &str, server: Option<&str>, at: &Spanned, effect: Verdict, why: &str, priority: i64) {
@@ -95,9 +136,8 @@ impl<'a> Reader<'a> {
     }
 
     /// `TOOL`, or `TOOL(prefix)` where the tool runs commands.
-    fn tools(&mut self, list: Option<&Spanned>, effect: Verdict, priority: i64) -> Result<(), Fault> {
-        let Some(list) = list else { return Ok(()) };
-        for (at, text) in self.texts(list)? {
+    fn tools(&mut self, list: Option<&Spanned>, effect: Verdict, priority: i64) {
+        for (at, text) in self.texts(list) {
             let why = self.why(at);
             let (name, prefix) = split(text);
             let Some(prefix) = prefix.filter(|_| effect == Verdict::Allow) else {
@@ -123,56 +163,46 @@ impl<'a> Reader<'a> {
             made.add(name, None, &conditions, self.imported);
             self.ranked.push(ranked(priority, made));
         }
-        Ok(())
     }
 
     /// Where commands are allowed by prefix, the others are refused.
-    fn rest_of_shell(&mut self, list: Option<&Spanned>) -> Result<(), Fault> {
-        let Some(list) = list else { return Ok(()) };
+    fn rest_of_shell(&mut self, list: Option<&Spanned>) {
+        let Some(list) = list else { return };
         let narrows = |text: &str| matches!(split(text), (name, Some(_)) if SHELL_TOOLS.contains(&name));
-        if self.texts(list)?.iter().any(|(_, text)| narrows(text)) {
+        if list.list().unwrap_or_default().iter().filter_map(Spanned::text).any(narrows) {
             let why = "only the commands of `tools.allowed` are there";
             self.push(SHELL_TOOLS[0], None, list, Verdict::Deny, why, ALLOWED_TOOLS - REST);
         }
-        Ok(())
     }
 
-    fn servers(&mut self, list: Option<&Spanned>, effect: Verdict, priority: i64) -> Result<(), Fault> {
-        let Some(list) = list else { return Ok(()) };
-        for (at, name) in self.texts(list)? {
+    fn servers(&mut self, list: Option<&Spanned>, effect: Verdict, priority: i64) {
+        for (at, name) in self.texts(list) {
             let why = self.why(at);
             self.push("*", Some(name), at, effect, &why, priority);
         }
-        Ok(())
     }
 
-    fn trusted(&mut self, servers: Option<&Spanned>) -> Result<(), Fault> {
-        let Some(servers) = servers else { return Ok(()) };
-        let Some(entries) = servers.object() else {
-            return Err(Fault { at: servers.at, why: format!("expected an object, found {}", servers.kind()) });
-        };
+    fn trusted(&mut self, servers: Option<&Spanned>) {
+        let Some(servers) = servers else { return };
+        let Some(entries) = servers.object() else { return self.expected("an object", servers) };
         for (name, server) in entries {
             if server.get("trust").and_then(Spanned::bool) == Some(true) {
                 let why = self.why(server);
                 self.push("*", Some(&name.name), server, Verdict::Allow, &why, TRUSTED_SERVERS);
             }
             for key in ["includeTools", "excludeTools"] {
-                if let Some(list) = server.get(key) {
-                    let effect = if key == "includeTools" { Verdict::Allow } else { Verdict::Deny };
-                    for (at, tool) in self.texts(list)? {
-                        if effect == Verdict::Deny {
-                            let why = self.why(at);
-                            self.push(tool, Some(&name.name), at, effect, &why, EXCLUDED_SERVERS);
-                        } else {
-                            let why = "which tools a server offers is the agent's to say";
-                            let note = self.entry(at, &format!("{key}: {tool}")).note(Carried::Weaker, why);
-                            self.imported.notes.push(note);
-                        }
+                for (at, tool) in self.texts(server.get(key)) {
+                    if key == "excludeTools" {
+                        let why = self.why(at);
+                        self.push(tool, Some(&name.name), at, Verdict::Deny, &why, EXCLUDED_SERVERS);
+                    } else {
+                        let why = "which tools a server offers is the agent's to say";
+                        let note = self.entry(at, &format!("{key}: {tool}")).note(Carried::Weaker, why);
+                        self.imported.notes.push(note);
                     }
                 }
             }
         }
-        Ok(())
     }
 
     fn sandbox(&mut self, tools: Option<&Spanned>) {
@@ -205,7 +235,7 @@ impl<'a> Reader<'a> {
     }
 
     /// What else the settings hold about permissions; the rest is not ours.
-    fn others(&mut self, settings: &Spanned) -> Result<(), Fault> {
+    fn others(&mut self, settings: &Spanned) {
         let security = settings.get("security").and_then(Spanned::object).unwrap_or_default();
         for (key, value) in security {
             let shown = format!("security.{}", key.name);
@@ -225,7 +255,6 @@ impl<'a> Reader<'a> {
             let note = self.entry(value, &shown).note(carried, why);
             self.imported.notes.push(note);
         }
-        Ok(())
     }
 }
 

@@ -1,7 +1,7 @@
 //! Rules of other tools, brought into ours. Each importer reads a documented
 //! format, carries what means the same here, and says line by line what it could
 //! not carry or carries more strictly. A text that cannot be read is an error
-//! with its place; then nothing is imported.
+//! with the places of all mistakes; then nothing is imported.
 //!
 //! Must not run anything, read files, or write them. What is uncertain is
 //! carried as the stricter: an `allow` that cannot be told exactly is left out,
@@ -9,6 +9,7 @@
 
 mod claude;
 mod claude_context;
+mod claude_files;
 mod claude_rules;
 mod claude_sandbox;
 mod codex;
@@ -16,9 +17,11 @@ mod gemini;
 mod gemini_rules;
 mod gemini_settings;
 mod json;
+mod mistakes;
 mod regex;
 mod scope;
 mod starlark;
+mod whose;
 
 pub use scope::Scope;
 
@@ -65,7 +68,8 @@ pub enum Carried {
     /// Not at all, and nothing is lost by it: it speaks of what does not exist
     /// here, or always holds here.
     Needless,
-    /// Not at all: it allowed something, which is now asked about.
+    /// Not at all: it allowed something, which is now asked about, or set
+    /// something, which is not set here.
     Left,
     /// More strictly than it was meant.
     Stricter,
@@ -93,7 +97,8 @@ pub struct Note {
 pub struct Imported {
     /// Keys at the top, as `key` and TOML value.
     pub settings: BTreeMap<String, String>,
-    /// Additions to profile `workspace`: lists by key.
+    /// Additions to profile `workspace`, and to `read-only` where they refuse:
+    /// lists by key.
     pub profile: BTreeMap<String, Vec<String>>,
     /// Rules, in order.
     pub rules: Vec<DraftRule>,
@@ -101,11 +106,22 @@ pub struct Imported {
     pub notes: Vec<Note>,
 }
 
+/// Keys of a profile that take something from a command.
+const REFUSING_KEYS: &[&str] = &["egress.deny", "env.drop", "hide", "protect"];
+
 impl Imported {
-    /// How many entries were left out: those that allowed, and those that refused
-    /// or asked and have no form here.
+    /// How many entries were left out that allowed or set something.
     pub fn left_out(&self) -> usize {
-        self.notes.iter().filter(|note| matches!(note.carried, Carried::Left | Carried::Weaker)).count()
+        self.count(Carried::Left)
+    }
+
+    /// How many entries were lost, in whole or in part, that refused or asked.
+    pub fn lost(&self) -> usize {
+        self.count(Carried::Weaker)
+    }
+
+    fn count(&self, carried: Carried) -> usize {
+        self.notes.iter().filter(|note| note.carried == carried).count()
     }
 
     /// A configuration file with what was imported and, as comments, what was
@@ -122,13 +138,9 @@ impl Imported {
         for (key, value) in &self.settings {
             let _ = writeln!(text, "{key} = {value}");
         }
-        if !self.profile.is_empty() {
-            text.push_str(if self.settings.is_empty() { "[profiles.workspace]\n" } else { "\n[profiles.workspace]\n" });
-            for (key, values) in &self.profile {
-                let values: Vec<String> = values.iter().map(|value| quoted(value)).collect();
-                let _ = writeln!(text, "{key} = [{}]", values.join(", "));
-            }
-        }
+        self.write_profile(&mut text, "workspace", |_| true);
+        // Another profile may be chosen: what is refused is refused there as well.
+        self.write_profile(&mut text, "read-only", |key| REFUSING_KEYS.contains(&key));
         for rule in &self.rules {
             if !text.is_empty() {
                 text.push('\n');
@@ -136,6 +148,22 @@ impl Imported {
             text.push_str(&rule.to_toml());
         }
         text
+    }
+
+    /// The section of a profile with the additions of these keys, if there are any.
+    fn write_profile(&self, text: &mut String, name: &str, has: impl Fn(&str) -> bool) {
+        let mut additions = self.profile.iter().filter(|(key, _)| has(key)).peekable();
+        if additions.peek().is_none() {
+            return;
+        }
+        if !text.is_empty() && !text.ends_with("\n\n") {
+            text.push('\n');
+        }
+        let _ = writeln!(text, "[profiles.{name}]");
+        for (key, values) in additions {
+            let values: Vec<String> = values.iter().map(|value| quoted(value)).collect();
+            let _ = writeln!(text, "{key} = [{}]", values.join(", "));
+        }
     }
 
     fn add_to_profile(&mut self, key: &str, value: String) {
@@ -175,7 +203,8 @@ impl std::fmt::Display for Note {
 /// Imports one or more files of a tool, as the tool itself would merge them.
 ///
 /// # Errors
-/// When a file is not of its format; the error names file, line and column.
+/// When a file is not of its format, or not of this tool; the error names file,
+/// line and column of every mistake.
 pub fn import(tool: Tool, sources: &[Source]) -> Result<Imported, ConfigError> {
     let mut imported = match tool {
         Tool::Codex => codex::import(sources)?,
@@ -294,11 +323,6 @@ impl<'a> Entry<'a> {
     fn origin(&self) -> String {
         format!("{}:{}", self.source, self.place.line)
     }
-}
-
-fn fault(source: &Source, fault: json::Fault) -> ConfigError {
-    ConfigError::new(Path::new(&source.name), Some(fault.at), fault.why)
-        .hint("nothing was imported; correct it, or take it out")
 }
 
 /// A host of a tool whose `*.` stands for any number of labels; nothing where it

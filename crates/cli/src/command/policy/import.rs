@@ -2,11 +2,11 @@
 //! beside it, line by line, what could not be carried.
 
 use std::fs::OpenOptions;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use stockade_policy::{Carried, Scope, Source, Tool, import as carry};
+use stockade_policy::{Imported, Scope, Source, Tool, import as carry};
 
 use super::read;
 use crate::command::{Ended, print, remark};
@@ -31,33 +31,55 @@ pub fn import(typed: &PolicyImportArgs) -> Ended {
     let text = imported.to_toml();
     match &typed.output {
         None => print(&text)?,
-        Some(path) => {
-            let wrong = |e: std::io::Error| {
-                Failure::new(format!("cannot write {}: {e}", quoted(path))).hint("name a file that does not exist yet")
-            };
-            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(wrong)?;
-            file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(wrong)?;
-        }
+        Some(path) => write_new(path, &text)?,
     }
-    let mut said = String::new();
-    for note in &imported.notes {
-        said += &format!("{note}\n");
-    }
-    let weaker = imported.notes.iter().filter(|note| note.carried == Carried::Weaker).count();
-    said += &format!("{}, {}", counted(imported.rules.len(), "rule"), counted(imported.notes.len(), "note"));
-    said += &match weaker {
-        0 => "\n".to_owned(),
+    remark(&summary(&imported));
+    let is_whole = imported.left_out() == 0 && imported.lost() == 0;
+    Ok(if is_whole { exit::SUCCESS } else { exit::NEGATIVE })
+}
+
+/// The notes, and how many entries came to what. What refused and is lost is
+/// counted apart from what allowed and is left out: only the former is a danger.
+fn summary(imported: &Imported) -> String {
+    let mut said: String = imported.notes.iter().map(|note| format!("{note}\n")).collect();
+    said += &format!("{}, {}\n", counted(imported.rules.len(), "rule"), counted(imported.notes.len(), "note"));
+    said += &match imported.lost() {
+        0 => String::new(),
+        1 => "1 entry NOT CARRIED: what it refused or asked about may happen here without a question; look at it\n"
+            .to_owned(),
         some => format!(
-            "; {} refused or asked there and not here: look at them\n",
-            counted(some, "entry").replace("entrys", "entries")
+            "{some} entries NOT CARRIED: what they refused or asked about may happen here without a question; look at them\n"
         ),
     };
-    let left_out = imported.left_out();
-    if left_out > 0 {
-        said += &format!("{left_out} of them left out: what they allowed is asked about here\n");
+    said += &match imported.left_out() {
+        0 => String::new(),
+        1 => "1 entry left out: it allowed or set something, and does not here\n".to_owned(),
+        some => format!("{some} entries left out: they allowed or set something, and do not here\n"),
+    };
+    said
+}
+
+/// Writes a file that does not exist yet.
+fn write_new(path: &Path, text: &str) -> Result<(), Failure> {
+    let wrong = |error: std::io::Error| {
+        Failure::new(format!("cannot write {}: {error}", quoted(path))).or_hint(advice(error.kind()).map(str::to_owned))
+    };
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(wrong)?;
+    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(wrong)
+}
+
+/// What to do where a file cannot be made.
+fn advice(kind: ErrorKind) -> Option<&'static str> {
+    match kind {
+        ErrorKind::AlreadyExists => Some("name a file that does not exist yet, or remove this one"),
+        ErrorKind::NotFound => Some("make its directory first"),
+        ErrorKind::NotADirectory => Some("a part of its path is a file: name another path"),
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+            Some("name a file in a directory that you may write")
+        }
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Some("free space, or name a file on another filesystem"),
+        _ => None,
     }
-    remark(&said);
-    Ok(if left_out > 0 { exit::NEGATIVE } else { exit::SUCCESS })
 }
 
 /// A file as it was typed: its path, or `SCOPE=PATH` where the path does not show

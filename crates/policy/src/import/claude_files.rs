@@ -1,0 +1,310 @@
+//! Rules of Claude Code about files, as rules of ours and as powers of profile
+//! `workspace`.
+//!
+//! A rule of ours judges what tools do and what a command line says. What a
+//! running command may do with files the profile says: `hide` and `protect` hold
+//! there, and take no patterns. What neither of them can say is noted as lost.
+
+use std::path::Path;
+
+use stockade_model::Verdict;
+
+use super::Carried;
+use super::claude::Reader;
+use super::claude_sandbox::{directory_of, is_workspace};
+use super::json::Spanned;
+use super::scope::Scope;
+use crate::file::FileOperation;
+use crate::pattern::PathPattern;
+use crate::resolve::holds_name;
+use crate::shipped;
+use crate::text::{ConfigPath, ProtectedName};
+
+/// Tools that read files or list them.
+pub(super) const READERS: &[&str] = &["Read", "Grep", "Glob", "LS", "NotebookRead"];
+/// Tools that change files.
+pub(super) const WRITERS: &[&str] = &["Edit", "Write", "MultiEdit", "NotebookEdit"];
+
+const READS_ALL: &str = "it holds for tools alone: commands can still read files";
+const WRITES_ALL: &str = "it holds for tools alone: commands can still write; use profile `read-only` against that";
+const NO_FORM: &str = "the path has no form here: tools are asked about every file";
+const UNHIDDEN: &str = "commands can still read it: `hide` takes no pattern and no whole workspace, home or root";
+const HIDDEN_AT_THE_TOP: &str = "in directories below, commands can still read it: hide each by its path";
+const HIDDEN_AROUND: &str = "it is hidden, but commands can still read a workspace that lies in it";
+const HIDDEN_TO_ASK: &str = "it is hidden from commands, without a question";
+const UNPROTECTED: &str = "commands can still write it: `protect` takes no pattern";
+const WHOLE_WORKSPACE: &str = "use profile `read-only` for a workspace that is not written";
+const WRITTEN_AROUND: &str =
+    "commands can still write a workspace that is it, holds it or lies in it: use profile `read-only` there";
+const GIVEN_TO_WRITE: &str = "commands can still reach it: another key of these settings gives it to them to write";
+const PROTECTED: &str = "the name is protected in every writable directory";
+const NOT_WRITTEN: &str = "commands write nothing there, unless the workspace lies in it";
+
+/// Directories of the system, in which people do not work.
+const SYSTEM: &[&str] = &[
+    "/bin",
+    "/boot",
+    "/dev",
+    "/etc",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/proc",
+    "/sbin",
+    "/sys",
+    "/usr/bin",
+    "/usr/lib",
+    "/usr/sbin",
+];
+
+impl Reader<'_> {
+    /// `Read` means every tool that reads; the others allow themselves alone.
+    pub(super) fn reads(&mut self, at: &Spanned, text: &str, tool: &str, pattern: Option<&str>, effect: Verdict) {
+        if effect != Verdict::Allow || tool == "Read" {
+            return self.files(at, text, pattern, effect, &[FileOperation::Read]);
+        }
+        if pattern.is_some() {
+            return self.note(at, text, Carried::Left, "paths are allowed by `Read` alone there");
+        }
+        let mut draft = self.draft(at, text, effect);
+        draft.tool = vec![tool.to_owned()];
+        self.imported.push(draft);
+    }
+
+    /// `Edit` with a path means every tool that changes files; by their bare
+    /// names they allow themselves alone.
+    pub(super) fn writes(&mut self, at: &Spanned, text: &str, tool: &str, pattern: Option<&str>, effect: Verdict) {
+        use FileOperation::{Create, Delete, Write};
+        if effect != Verdict::Allow {
+            return self.files(at, text, pattern, effect, &[Write, Create, Delete]);
+        }
+        let why = match pattern {
+            None => "it also changes files that are asked about there; in the workspace no rule is needed for it",
+            Some(_) if tool != "Edit" => "paths are allowed by `Edit` alone there",
+            Some(pattern) => {
+                let own = self.path_patterns(pattern, effect);
+                if own.is_some_and(|own| own.patterns.iter().all(|pattern| pattern.starts_with("./"))) {
+                    let why = "the profile allows it; names that are protected are asked about, and deletion is no part of it";
+                    return self.note(at, text, Carried::Stricter, why);
+                }
+                "beyond the workspace it also reaches files that are asked about there"
+            }
+        };
+        self.note(at, text, Carried::Left, why);
+    }
+
+    fn files(
+        &mut self,
+        at: &Spanned,
+        text: &str,
+        pattern: Option<&str>,
+        effect: Verdict,
+        operations: &[FileOperation],
+    ) {
+        let reads = matches!(operations, [FileOperation::Read]);
+        let mut draft = self.draft(at, text, effect);
+        draft.operations = operations.to_vec();
+        draft.files = vec!["/".to_owned()];
+        let Some(pattern) = pattern else {
+            if effect != Verdict::Allow {
+                self.lost_to_commands(at, text, effect, if reads { READS_ALL } else { WRITES_ALL });
+            }
+            return self.imported.push(draft);
+        };
+        let Some(own) = self.path_patterns(pattern, effect) else {
+            if effect == Verdict::Allow {
+                return self.note(at, text, Carried::Left, "the path pattern has no form here");
+            }
+            let why = format!("{NO_FORM}, and commands can still {} it", if reads { "read" } else { "write" });
+            self.lost_to_commands(at, text, effect, &why);
+            draft.effect = Verdict::Ask;
+            return self.imported.push(draft);
+        };
+        if own.broader {
+            self.note(at, text, Carried::Stricter, "it is meant wherever it may lie");
+        }
+        for pattern in own.patterns.iter().filter(|_| effect != Verdict::Allow) {
+            if reads {
+                self.hide_from_commands(at, text, pattern, own.is_file, effect);
+            } else {
+                self.protect_from_commands(at, text, pattern, own.is_file, effect);
+            }
+        }
+        draft.files = own.patterns;
+        self.imported.push(draft);
+    }
+
+    /// Notes that a rule does not hold for commands, where any runs.
+    fn lost_to_commands(&mut self, at: &Spanned, text: &str, effect: Verdict, why: &str) {
+        if self.context.leaves_commands(effect) {
+            self.note(at, text, Carried::Weaker, why);
+        }
+    }
+
+    fn hide_from_commands(&mut self, at: &Spanned, text: &str, pattern: &str, is_file: bool, effect: Verdict) {
+        let directory = directory_of(pattern).parse::<ConfigPath>().ok();
+        let top = pattern.strip_prefix("./**/").and_then(|rest| format!("./{}", directory_of(rest)).parse().ok());
+        let is_whole = |path: &ConfigPath| ["/", "~", "~/", "./"].contains(&path.to_string().as_str());
+        let Some(path) = directory.as_ref().or(top.as_ref()).filter(|path| !is_whole(path)) else {
+            return self.lost_to_commands(at, text, effect, UNHIDDEN);
+        };
+        self.imported.add_to_profile("hide", path.to_string());
+        if top.is_some() {
+            self.lost_to_commands(at, text, effect, HIDDEN_AT_THE_TOP);
+        } else {
+            self.note_what_stays_readable(at, text, path, is_file, effect);
+        }
+    }
+
+    /// Notes what of a hidden path commands can still read.
+    pub(super) fn note_what_stays_readable(
+        &mut self,
+        at: &Spanned,
+        text: &str,
+        path: &ConfigPath,
+        is_file: bool,
+        effect: Verdict,
+    ) {
+        let is_around = is_workspace(path) || (!is_file && may_hold_a_workspace(path));
+        if self.context.writes.iter().any(|written| written.is_beneath(path)) {
+            self.lost_to_commands(at, text, effect, GIVEN_TO_WRITE);
+        } else if is_around && !self.context.reveals_workspace {
+            self.lost_to_commands(at, text, effect, HIDDEN_AROUND);
+        } else if effect == Verdict::Ask {
+            self.note(at, text, Carried::Stricter, HIDDEN_TO_ASK);
+        }
+    }
+
+    fn protect_from_commands(&mut self, at: &Spanned, text: &str, pattern: &str, is_file: bool, effect: Verdict) {
+        // A protected name holds at every depth, which is what such a pattern says.
+        let below = ["./**/", "~/**/", "/**/"].iter().find_map(|start| Some((*start, pattern.strip_prefix(start)?)));
+        let (start, path) = below.map_or_else(
+            || ("", directory_of(pattern).parse()),
+            |(start, rest)| (start, format!("./{}", directory_of(rest)).parse()),
+        );
+        match path {
+            // Beneath the home or the root it may lie around the workspace.
+            Ok(path) if !is_file && matches!(start, "~/**/" | "/**/") => {
+                self.add_protected(&path);
+                self.lost_to_commands(at, text, effect, WRITTEN_AROUND);
+            }
+            Ok(path) => self.protect(at, text, &path, is_file, effect),
+            Err(_) => self.lost_to_commands(at, text, effect, UNPROTECTED),
+        }
+    }
+
+    /// Keeps commands from writing a path, or notes that they still can.
+    pub(super) fn protect(&mut self, at: &Spanned, text: &str, path: &ConfigPath, is_file: bool, effect: Verdict) {
+        let is_outside = !path.is_in_workspace();
+        let depth = path.bytes().split(|byte| *byte == b'/').filter(|part| !part.is_empty()).count();
+        let given =
+            |written: &ConfigPath| name_of(path).is_some_and(|name| holds_name(Path::new(&written.to_string()), &name));
+        if depth == 0 {
+            self.lost_to_commands(at, text, effect, WHOLE_WORKSPACE);
+        } else if self.context.writes.iter().any(given) {
+            self.lost_to_commands(at, text, effect, GIVEN_TO_WRITE);
+        } else if is_outside
+            && is_no_workspace(path)
+            && !self.context.writes.iter().any(|written| touches(written, path))
+        {
+            self.note(at, text, Carried::Needless, NOT_WRITTEN);
+        } else if is_outside && !is_file {
+            // The name alone, without what is above it, would protect too much.
+            if depth > 1 {
+                self.add_protected(path);
+            }
+            self.lost_to_commands(at, text, effect, WRITTEN_AROUND);
+        } else if self.add_protected(path) {
+            self.note(at, text, Carried::Stricter, PROTECTED);
+        } else {
+            self.lost_to_commands(at, text, effect, UNPROTECTED);
+        }
+    }
+
+    /// Protects the name that a path ends in, wherever it lies: whether a name
+    /// can say it.
+    fn add_protected(&mut self, path: &ConfigPath) -> bool {
+        let name = name_of(path);
+        if let Some(name) = &name {
+            self.imported.add_to_profile("protect", name.clone());
+        }
+        name.is_some()
+    }
+
+    /// gitignore's anchors: `//` the root, `~/` home, `/` where the settings
+    /// belong, anything else where the session runs.
+    fn path_patterns(&self, text: &str, effect: Verdict) -> Option<OwnPatterns> {
+        if text.starts_with('!') || text.starts_with("../") || text.trim_matches('/').is_empty() {
+            return None;
+        }
+        let raises = effect != Verdict::Allow;
+        let mut broader = false;
+        let patterns = if let Some(rest) = text.strip_prefix("//") {
+            vec![format!("/{rest}")]
+        } else if text.starts_with("~/") || text == "~" {
+            vec![text.to_owned()]
+        } else if let Some(rest) = text.strip_prefix('/') {
+            match self.scope {
+                Scope::User => vec![format!("~/.claude/{rest}")],
+                Scope::Project | Scope::Admin => vec![format!("./{rest}")],
+                _ if raises => {
+                    broader = true;
+                    vec![format!("./{rest}"), format!("~/.claude/{rest}")]
+                }
+                _ => return None,
+            }
+        } else if let Some(rest) = text.strip_prefix("./") {
+            vec![format!("./{rest}")]
+        } else if !text.trim_end_matches('/').contains('/') && raises {
+            // gitignore(5): without a slash it is meant at every depth.
+            broader = true;
+            vec![format!("./**/{text}")]
+        } else {
+            vec![format!("./{text}")]
+        };
+        let patterns: Option<Vec<String>> =
+            patterns.iter().map(|text| text.parse::<PathPattern>().ok().map(|own| own.to_string())).collect();
+        patterns.map(|patterns| OwnPatterns { patterns, broader, is_file: names_a_file(text) })
+    }
+}
+
+struct OwnPatterns {
+    patterns: Vec<String>,
+    broader: bool,
+    /// It names one file, so that nothing can lie in it.
+    is_file: bool,
+}
+
+/// Whether a path ends in a name with an extension. A directory without a slash
+/// behind it may have one, but no workspace is called so.
+pub(super) fn names_a_file(text: &str) -> bool {
+    let name = text.rsplit('/').next().unwrap_or_default();
+    name.trim_start_matches('.').contains('.')
+}
+
+/// A path as a protected name, its anchor left out.
+fn name_of(path: &ConfigPath) -> Option<String> {
+    let text = std::str::from_utf8(path.bytes()).ok()?;
+    text.trim_start_matches('/').parse::<ProtectedName>().ok().map(|name| name.0)
+}
+
+fn may_hold_a_workspace(path: &ConfigPath) -> bool {
+    !path.is_in_workspace() && !is_no_workspace(path)
+}
+
+/// Whether it is a part of the system, or credentials that every profile hides.
+fn is_no_workspace(path: &ConfigPath) -> bool {
+    let is_beneath = |known: &str| known.parse().is_ok_and(|known| path.is_beneath(&known));
+    let mut credentials = shipped::credential_groups().iter().flat_map(|(paths, _)| paths);
+    SYSTEM.iter().any(|known| is_beneath(known)) || credentials.any(|known| is_beneath(known))
+}
+
+/// Whether what may be written can reach a path outside the workspace. A path
+/// from the root may lie in the home directory, and the other way round.
+fn touches(written: &ConfigPath, path: &ConfigPath) -> bool {
+    match (written, path) {
+        (ConfigPath::Workspace(_), _) | (ConfigPath::Home(_), ConfigPath::Absolute(_)) => false,
+        (ConfigPath::Absolute(_), ConfigPath::Home(_)) => true,
+        _ => written.is_beneath(path) || path.is_beneath(written),
+    }
+}

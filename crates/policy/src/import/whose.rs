@@ -1,0 +1,335 @@
+//! Whose file a text is: the keys that the settings of each tool may hold. A file
+//! of another tool holds no rule that would be read, so that all of its denials
+//! would be lost without a word.
+//!
+//! Must not know what a key means.
+
+use super::json::{self, Fault, Key, Spanned};
+use super::{Tool, starlark};
+
+/// Keys of Claude Code's `settings.json` (code.claude.com/docs/en/settings, 2026,
+/// and older names).
+const CLAUDE: &[&str] = &[
+    "$schema",
+    "advisorModel",
+    "agent",
+    "agentPushNotifEnabled",
+    "allowAllClaudeAiMcps",
+    "allowManagedHooksOnly",
+    "allowManagedMcpServersOnly",
+    "allowManagedPermissionRulesOnly",
+    "allowedChannelPlugins",
+    "allowedHttpHookUrls",
+    "allowedMcpServers",
+    "alwaysThinkingEnabled",
+    "apiKeyHelper",
+    "askUserQuestionTimeout",
+    "attribution",
+    "autoCompactEnabled",
+    "autoMemoryDirectory",
+    "autoMemoryEnabled",
+    "autoMode",
+    "autoScrollEnabled",
+    "autoUpdates",
+    "autoUpdatesChannel",
+    "availableModels",
+    "awaySummaryEnabled",
+    "awsAuthRefresh",
+    "awsCredentialExport",
+    "axScreenReader",
+    "blockedMarketplaces",
+    "browserExternalPageTools",
+    "channelsEnabled",
+    "claudeMd",
+    "claudeMdExcludes",
+    "cleanupPeriodDays",
+    "companyAnnouncements",
+    "defaultShell",
+    "deniedMcpServers",
+    "disableAgentView",
+    "disableAllHooks",
+    "disableArtifact",
+    "disableAutoMode",
+    "disableBrowserExternalNavigation",
+    "disableBundledSkills",
+    "disableClaudeAiConnectors",
+    "disableDeepLinkRegistration",
+    "disableMobileSimulatorTools",
+    "disableRemoteControl",
+    "disableSideloadFlags",
+    "disableSkillShellExecution",
+    "disableWorkflows",
+    "disabledMcpjsonServers",
+    "editorMode",
+    "effortLevel",
+    "emojiCompletionEnabled",
+    "enableAllProjectMcpServers",
+    "enableArtifact",
+    "enabledMcpjsonServers",
+    "enabledPlugins",
+    "enforceAvailableModels",
+    "env",
+    "extraKnownMarketplaces",
+    "fallbackModel",
+    "fastMode",
+    "fastModePerSessionOptIn",
+    "feedbackSurveyRate",
+    "fileCheckpointingEnabled",
+    "fileSuggestion",
+    "footerLinksRegexes",
+    "forceLoginGatewayUrl",
+    "forceLoginMethod",
+    "forceLoginOrgUUID",
+    "forceRemoteSettingsRefresh",
+    "gcpAuthRefresh",
+    "hooks",
+    "httpHookAllowedEnvVars",
+    "includeCoAuthoredBy",
+    "includeGitInstructions",
+    "inputNeededNotifEnabled",
+    "language",
+    "minimumVersion",
+    "model",
+    "modelOverrides",
+    "otelHeadersHelper",
+    "outputStyle",
+    "parentSettingsBehavior",
+    "permissions",
+    "plansDirectory",
+    "pluginConfigs",
+    "pluginSuggestionMarketplaces",
+    "pluginTrustMessage",
+    "policyHelper",
+    "prUrlTemplate",
+    "preferredNotifChannel",
+    "prefersReducedMotion",
+    "processWrapper",
+    "remote",
+    "remoteControlAtStartup",
+    "requiredMaximumVersion",
+    "requiredMinimumVersion",
+    "respectGitignore",
+    "respondToBashCommands",
+    "sandbox",
+    "showClearContextOnPlanAccept",
+    "showThinkingSummaries",
+    "showTurnDuration",
+    "skillListingBudgetFraction",
+    "skillListingMaxDescChars",
+    "skillOverrides",
+    "skipAutoPermissionPrompt",
+    "skipDangerousModePermissionPrompt",
+    "skipWebFetchPreflight",
+    "spinnerTipsEnabled",
+    "spinnerTipsOverride",
+    "spinnerVerbs",
+    "sshConfigs",
+    "statusLine",
+    "strictKnownMarketplaces",
+    "strictPluginOnlyCustomization",
+    "subagentStatusLine",
+    "switchModelsOnFlag",
+    "syntaxHighlightingDisabled",
+    "teammateMode",
+    "terminalProgressBarEnabled",
+    "theme",
+    "tui",
+    "ultracode",
+    "useAutoModeDuringPlan",
+    "verbose",
+    "viewMode",
+    "vimInsertModeRemaps",
+    "voice",
+    "voiceEnabled",
+    "wheelScrollAccelerationEnabled",
+    "workflowKeywordTriggerEnabled",
+    "workflowSizeGuideline",
+    "worktree",
+    "wslInheritsWindowsSettings",
+];
+
+/// Keys of Gemini CLI's `settings.json` (schemas/settings.schema.json, 2026), and
+/// behind them the names of before they were grouped.
+const GEMINI: &[&str] = &[
+    "$schema",
+    "admin",
+    "adminPolicyPaths",
+    "advanced",
+    "agents",
+    "billing",
+    "context",
+    "contextManagement",
+    "experimental",
+    "extensions",
+    "general",
+    "hooks",
+    "hooksConfig",
+    "ide",
+    "mcp",
+    "mcpServers",
+    "model",
+    "modelConfigs",
+    "output",
+    "policyPaths",
+    "privacy",
+    "security",
+    "skills",
+    "telemetry",
+    "tools",
+    "ui",
+    "useWriteTodos",
+    "accessibility",
+    "allowMCPServers",
+    "allowedTools",
+    "autoAccept",
+    "autoConfigureMaxOldSpaceSize",
+    "bugCommand",
+    "chatCompression",
+    "checkpointing",
+    "contextFileName",
+    "coreTools",
+    "customThemes",
+    "customWittyPhrases",
+    "debugKeystrokeLogging",
+    "disableAutoUpdate",
+    "disableUpdateNag",
+    "dnsResolutionOrder",
+    "enableHooks",
+    "enablePromptCompletion",
+    "enforcedAuthType",
+    "excludeMCPServers",
+    "excludeTools",
+    "excludedProjectEnvVars",
+    "extensionManagement",
+    "fileFiltering",
+    "folderTrust",
+    "folderTrustFeature",
+    "hasSeenIdeIntegrationNudge",
+    "hideBanner",
+    "hideCWD",
+    "hideContextSummary",
+    "hideFooter",
+    "hideModelInfo",
+    "hideSandboxStatus",
+    "hideTips",
+    "hideWindowTitle",
+    "ideMode",
+    "includeDirectories",
+    "loadMemoryFromIncludeDirectories",
+    "maxSessionTurns",
+    "mcpServerCommand",
+    "memoryDiscoveryMaxDirs",
+    "memoryImportFormat",
+    "preferredEditor",
+    "sandbox",
+    "selectedAuthType",
+    "shellPager",
+    "shouldUseNodePtyShell",
+    "showCitations",
+    "showLineNumbers",
+    "showMemoryUsage",
+    "showStatusInTitle",
+    "skipNextSpeakerCheck",
+    "summarizeToolOutput",
+    "theme",
+    "toolCallCommand",
+    "toolDiscoveryCommand",
+    "usageStatisticsEnabled",
+    "useExternalAuth",
+    "useRipgrep",
+    "vimMode",
+];
+
+/// Functions of Codex's rules.
+const CODEX: &[&str] = &["prefix_rule", "network_rule", "host_executable"];
+
+impl Tool {
+    /// Its name for a person.
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            Self::Codex => "Codex",
+            Self::Claude => "Claude Code",
+            Self::Gemini => "Gemini CLI",
+        }
+    }
+
+    /// Its name on the command line.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Codex => "codex",
+            Self::Claude => "claude",
+            Self::Gemini => "gemini",
+        }
+    }
+
+    fn keys(self) -> &'static [&'static str] {
+        match self {
+            Self::Codex => &[],
+            Self::Claude => CLAUDE,
+            Self::Gemini => GEMINI,
+        }
+    }
+
+    /// The tool whose settings have a key that the settings of this one do not.
+    fn other_with(self, key: &str) -> Option<Self> {
+        let has = |tool: &Self| tool.keys().contains(&key);
+        [Self::Claude, Self::Gemini].into_iter().find(has).filter(|_| !has(&self))
+    }
+}
+
+/// Refuses settings that are not of a tool: without a key of its own, or with
+/// keys that only another tool has and none that only this one has.
+pub(super) fn check(tool: Tool, settings: &Spanned) -> Result<(), Fault> {
+    let fail = |at, why| Err(Fault { at, why });
+    let entries = settings.object().unwrap_or_default();
+    if entries.is_empty() {
+        return fail(settings.at, format!("it is empty: it holds no settings of {}", tool.title()));
+    }
+    let is_own = |name: &str| tool.keys().contains(&name);
+    let is_shared = |name: &str| [Tool::Claude, Tool::Gemini].iter().all(|tool| tool.keys().contains(&name));
+    if entries.iter().any(|(key, _)| is_own(&key.name) && !is_shared(&key.name)) {
+        return Ok(());
+    }
+    let foreign = entries.iter().find_map(|(key, _)| Some((key, tool.other_with(&key.name)?)));
+    if let Some((key, other)) = foreign {
+        return fail(
+            key.at,
+            format!("`{}` is a key of {}'s settings, not of {}'s", key.name, other.title(), tool.title()),
+        );
+    }
+    if entries.iter().any(|(key, _)| is_own(&key.name)) {
+        return Ok(());
+    }
+    fail(settings.at, format!("it has no key of {}'s settings", tool.title()))
+}
+
+/// Why a key is none of the tool's settings.
+pub(super) fn why_unknown(tool: Tool, key: &Key) -> Option<String> {
+    if tool.keys().contains(&key.name.as_str()) {
+        return None;
+    }
+    Some(match tool.other_with(&key.name) {
+        Some(other) => format!("it is a key of {}'s: --from {} reads it", other.title(), other.name()),
+        None => "the key is not known here: look whether it refuses something".to_owned(),
+    })
+}
+
+/// The tool whose file a text seems to be.
+pub(super) fn guess(text: &str) -> Option<Tool> {
+    if let Ok(settings) = json::read(text, true) {
+        let count = |tool: Tool| {
+            let names = settings.object().unwrap_or_default().iter().map(|(key, _)| key.name.as_str());
+            names.filter(|name| tool.keys().contains(name)).count()
+        };
+        return match count(Tool::Claude).cmp(&count(Tool::Gemini)) {
+            std::cmp::Ordering::Greater => Some(Tool::Claude),
+            std::cmp::Ordering::Less => Some(Tool::Gemini),
+            std::cmp::Ordering::Equal => None,
+        };
+    }
+    if text.parse::<toml::Table>().is_ok_and(|table| table.contains_key("rule")) {
+        return Some(Tool::Gemini);
+    }
+    let calls = starlark::read(text).unwrap_or_default();
+    calls.iter().any(|call| CODEX.contains(&call.name.as_str())).then_some(Tool::Codex)
+}
