@@ -27,6 +27,7 @@ mod pulled;
 mod raise;
 mod requested;
 mod review;
+mod roundabout;
 mod sandbox;
 mod seated;
 mod session;

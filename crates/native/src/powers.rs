@@ -164,6 +164,12 @@ impl Powers {
         self.inside = true;
     }
 
+    /// Hides these as well.
+    pub(crate) fn hide_too(&mut self, paths: &[RawText]) {
+        let new: Vec<Vec<u8>> = normal_all(paths).into_iter().filter(|path| !self.hidden.contains(path)).collect();
+        self.hidden.extend(new);
+    }
+
     /// The directory of the host that the sandbox has as its workspace: the person's
     /// links and settings name it by that path.
     pub(crate) fn workspace_lies_at(&mut self, directory: &Path) {

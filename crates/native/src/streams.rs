@@ -3,6 +3,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::fs::{FileType, fstat};
 use rustix::pipe::{PipeFlags, pipe_with};
 use stockade_engine::{Io, StartError};
 
@@ -34,7 +35,11 @@ impl Streams {
             Io::Inherit | Io::Terminal => None,
             Io::Capture { .. } => Some([pipe().map_err(no_descriptor)?, pipe().map_err(no_descriptor)?]),
         };
-        Ok(Self { pipes, given })
+        let streams = Self { pipes, given };
+        let Stdio { stdin, stdout, stderr } = streams.inside();
+        let named = [(stdin, "standard input"), (stdout, "standard output"), (stderr, "standard error")];
+        named.into_iter().try_for_each(|(stream, name)| refuse_directory(stream, name))?;
+        Ok(streams)
     }
 
     pub(crate) fn inside(&self) -> Stdio<'_> {
@@ -55,6 +60,17 @@ impl Streams {
         let output = |pipe: OwnedFd| Output { pipe, capture: Capture::new(limit_bytes), open: true };
         self.pipes.map(|[(out, _), (err, _)]| [output(out), output(err)])
     }
+}
+
+/// From a descriptor of a directory everything around it is reached by `..`, past all walls.
+fn refuse_directory(stream: BorrowedFd<'_>, name: &str) -> Result<(), StartError> {
+    // A stream that is closed leads nowhere.
+    let is_directory = fstat(stream).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory);
+    if !is_directory {
+        return Ok(());
+    }
+    let what = format!("{name} is a directory: from it a command would reach what is around it on the host");
+    Err(StartError { what, hint: Some("redirect it from a file, or from /dev/null".to_owned()) })
 }
 
 /// One captured stream and our end of its pipe.

@@ -15,7 +15,9 @@ use std::path::Path;
 use rustix::fs::{Access, FileType, Mode, OFlags, Stat, fcntl_getfl, fstat};
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketType};
+use rustix::thread::set_no_new_privs;
 use stockade_model::{Level, Operation};
+use stockade_sys::landlock::{Ruleset, access};
 use stockade_sys::notify::Answer;
 use stockade_sys::{Errno, actor, resolve};
 
@@ -33,6 +35,8 @@ use crate::powers::{Refusal, Verdict};
 const MAX_ADDRESS: u64 = 128;
 /// Longest path in `struct sockaddr_un`, without its NUL.
 const MAX_UNIX_PATH: usize = 107;
+/// The first ABI of Landlock has the right that is needed here.
+const FIRST_ABI: u32 = 1;
 /// Where the path starts in `struct sockaddr_un`.
 const PATH_OFFSET: usize = 2;
 
@@ -257,18 +261,36 @@ impl Service {
     }
 
     /// Binds to `place`, as whoever asks for the address will be told: its path without
-    /// links where the front has the same directory there, which the run moves by this
-    /// very thread alone. Otherwise the address leads there by the descriptor.
+    /// links where the front has the same directory there, and else one that leads there by
+    /// the descriptor. Another run may lead the path elsewhere meanwhile: the kernel lets the
+    /// call make a socket in that directory and nowhere else.
     fn bind_at(&self, socket: &OwnedFd, place: &Place, path: &[u8], held: BorrowedFd<'_>) -> Result<(), Errno> {
-        let is_own = !self.powers.is_staged(path) && own_directory(&place.directory).is_ok();
-        let address = if is_own && path.len() <= MAX_UNIX_PATH {
-            unix_address(path)
-        } else {
-            let by_descriptor = resolve::DescriptorPath::new(held);
-            unix_address(&[by_descriptor.as_c_str().to_bytes(), b"/", place.name.as_bytes()].concat())
-        };
-        actor::bind(socket.as_fd(), &address)
+        let own = own_directory(&place.directory).ok().filter(|_| !self.powers.is_staged(path));
+        match own {
+            Some(own) if path.len() <= MAX_UNIX_PATH => bind_within(socket.as_fd(), &unix_address(path), own.as_fd()),
+            _ => {
+                let by_descriptor = resolve::DescriptorPath::new(held);
+                let path = [by_descriptor.as_c_str().to_bytes(), b"/", place.name.as_bytes()].concat();
+                actor::bind(socket.as_fd(), &unix_address(&path))
+            }
+        }
     }
+}
+
+/// Binds to an address that must lead into `directory`, on a thread that may make sockets
+/// there alone.
+fn bind_within(socket: BorrowedFd<'_>, address: &[u8], directory: BorrowedFd<'_>) -> Result<(), Errno> {
+    let rules = Ruleset::new(FIRST_ABI, access::MAKE_SOCK, 0, 0)?;
+    rules.allow(directory, access::MAKE_SOCK)?;
+    let bind = || {
+        set_no_new_privs(true)?;
+        rules.restrict_self()?;
+        actor::bind(socket, address)
+    };
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("bind".to_owned()).spawn_scoped(scope, bind);
+        thread.map_err(|_| Errno::AGAIN)?.join().unwrap_or(Err(Errno::IO))
+    })
 }
 
 fn read_address(caller: &Caller) -> Result<Vec<u8>, Errno> {

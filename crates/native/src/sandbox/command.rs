@@ -56,6 +56,7 @@ impl CommandBackend {
     fn powers(&self, plan: &Plan, launching: &Launching) -> Powers {
         let mut powers = launched_powers(plan, launching);
         powers.stay_inside();
+        powers.hide_too(self.sandbox.hidden());
         powers.workspace_lies_at(self.sandbox.tree(Tree::Workspace).1);
         powers
     }

@@ -13,7 +13,7 @@ use stockade_egress::Resolve;
 use stockade_engine::{
     AttemptEvent, SandboxError, SandboxEvent, SandboxEvents, SandboxPlan, SandboxUsage, StartError, System, Tree,
 };
-use stockade_model::{Background, Denial, EnforcementReport, LayerReport, LayerState, Plan, SandboxId};
+use stockade_model::{Background, Denial, EnforcementReport, LayerReport, LayerState, Plan, RawText, SandboxId};
 
 use super::{failed, inside, unsupported};
 use crate::backend::{no_descriptor, unlaunched, unlimited};
@@ -39,6 +39,8 @@ pub(super) struct Kept {
     id: SandboxId,
     workspace: PathBuf,
     home: PathBuf,
+    /// What is hidden in it, as it is called inside.
+    hidden: Vec<RawText>,
     background: Background,
     made: Instant,
     enforced: EnforcementReport,
@@ -111,6 +113,7 @@ impl Kept {
             id: plan.id.clone(),
             workspace: plan.workspace.clone(),
             home: plan.home.clone(),
+            hidden: plan.profile.filesystem.hide.clone(),
             background: plan.background,
             made: Instant::now(),
             enforced,
@@ -127,6 +130,11 @@ impl Kept {
 
     pub(super) fn enforced(&self) -> &EnforcementReport {
         &self.enforced
+    }
+
+    /// What is hidden from every command in it, whatever its own plan hides.
+    pub(super) fn hidden(&self) -> &[RawText] {
+        &self.hidden
     }
 
     pub(super) fn network(&self) -> &CommonNetwork {
