@@ -4,12 +4,14 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::time::Duration;
 
 use stockade_testkit::{Command, Ended, Running};
 
-use crate::sandbox::{done, exec};
-use crate::world::{binary, each_user};
+use crate::kept::wait_until;
+use crate::sandbox::{done, exec, stockade};
+use crate::world::{World, binary, each_user};
 
 const LEVELS: [&str; 2] = ["full", "restricted"];
 
@@ -75,8 +77,8 @@ fn no_directory_is_a_standard_stream() {
         let bare = through(&world.bare(&["sh", "-c", READING]), "<../out");
         assert!(bare.stdout.contains("KEPT-SECRET"), "{}", bare.text());
         let id = done(world, &["create"]);
-        let stockade = binary();
-        let exec = [stockade.as_str(), "sandbox", "exec", "--mode", "never", id.trim(), "--", "sh", "-c", READING];
+        let program = binary();
+        let exec = [program.as_str(), "sandbox", "exec", "--mode", "never", id.trim(), "--", "sh", "-c", READING];
         let output = through(&world.bare(&exec), "<../out");
         assert!(!output.stdout.contains("KEPT-SECRET") && output.ended == Ended::Code(125), "{}", output.text());
         done(world, &["destroy", id.trim()]);
@@ -113,5 +115,158 @@ fn hidden_files_of_a_bound_directory_keep_their_names() {
         done(world, &["destroy", id.trim()]);
         world.run(&world.bare(&["sh", "-c", &format!("cd '{}'; {MOVING}", project.display())]));
         assert!(files.iter().all(|file| fs::read_to_string(file).unwrap_or_default() != "SECRET"));
+    });
+}
+
+/// What makes a directory a repository, and what git obeys in one.
+const REPOSITORY: &str = "mkdir -p d/objects d/refs; echo 'ref: refs/heads/main' >d/HEAD";
+const SETTINGS: [&str; 2] =
+    ["printf '[core]\\n\\tbare = true\\n' >d/config", "mkdir -p d/hooks; printf '#!/bin/sh\\n' >d/hooks/post-update"];
+
+fn is_obeyed(repository: &Path) -> bool {
+    let has = |name: &str| fs::symlink_metadata(repository.join(name)).is_ok();
+    ["HEAD", "objects", "refs"].into_iter().all(has) && ["config", "hooks"].into_iter().any(has)
+}
+
+/// The parts of a repository come by commits of stages and by another run, in any order.
+#[test]
+fn no_commit_completes_a_repository() {
+    each_user(|world| {
+        let program = binary();
+        let staged = |id: &str| world.run(&world.bare(&[&program, "stage", "commit", id]));
+        let repository = world.workspace().join("d");
+        for level in LEVELS {
+            let run = |options: &[&str], script: &str| {
+                let all = [&["--level", level], options].concat();
+                world.passes(&all, &["sh", "-c", script]);
+            };
+            let stages = || -> Vec<String> {
+                let listed = world.run(&world.bare(&[&program, "stage", "list"])).stdout;
+                listed.lines().filter_map(|line| Some(line.split_whitespace().next()?.to_owned())).collect()
+            };
+            for settings in SETTINGS {
+                for (first, second, both_staged) in
+                    [(REPOSITORY, settings, false), (REPOSITORY, settings, true), (settings, REPOSITORY, true)]
+                {
+                    world.dir("ws/d");
+                    run(&["--stage"], first);
+                    run(if both_staged { &["--stage"] } else { &[] }, second);
+                    stages().iter().rev().for_each(|id| drop(staged(id)));
+                    let told = format!("{level} {settings} {both_staged}");
+                    assert!(!is_obeyed(&repository), "{told}");
+                    let held = stages();
+                    assert!(!held.is_empty(), "{told}: what is held waits");
+                    held.iter().for_each(|id| drop(done_stage(world, id)));
+                    fs::remove_dir_all(&repository).unwrap();
+                }
+            }
+        }
+        world.run(&world.bare(&["sh", "-c", &format!("mkdir d; {REPOSITORY}; {}", SETTINGS[0])]));
+        assert!(is_obeyed(&repository));
+    });
+}
+
+fn done_stage(world: &World, id: &str) -> String {
+    let output = world.run(&world.bare(&[&binary(), "stage", "discard", id]));
+    assert_eq!(output.ended, Ended::Code(0), "{}", output.text());
+    output.stdout
+}
+
+/// A commit takes its time, and a run puts settings beside what it makes.
+#[test]
+fn no_commit_completes_a_repository_beside_a_run() {
+    const MANY: &str = "mkdir a; i=0; while [ $i -lt 3000 ]; do echo $i >a/$i; i=$((i + 1)); done";
+    const BESIDE: &str = "while [ ! -e stop ]; do echo '[core]' >d/config; rm -f d/config; echo '[core]' >d/config; \
+        sleep 0.01; done 2>/dev/null; true";
+    each_user(|world| {
+        let program = binary();
+        for level in LEVELS {
+            world.dir("ws/d");
+            let script = format!("{MANY}; {REPOSITORY}");
+            world.passes(&["--level", level, "--stage"], &["sh", "-c", &script]);
+            let beside = world.stockade(&["--level", level], &["sh", "-c", BESIDE]);
+            let beside = Running::start(&world.account, &beside).unwrap();
+            wait_until("it does not write", || world.workspace().join("d/config").exists());
+            let output = world.run(&world.bare(&[&program, "stage", "commit"]));
+            std::thread::sleep(Duration::from_millis(200));
+            fs::write(world.workspace().join("stop"), "").unwrap();
+            beside.finish().unwrap();
+            assert!(!is_obeyed(&world.workspace().join("d")), "{level} {}", output.text());
+            world.run(&world.bare(&["sh", "-c", &format!("rm -rf a d stop; {program} stage discard")]));
+        }
+    });
+}
+
+/// A commit of one name leaves nothing staged that the workspace can change.
+#[test]
+fn what_stays_staged_is_nobodys_to_change() {
+    each_user(|world| {
+        let program = binary();
+        for level in LEVELS {
+            world.passes(&["--level", level, "--stage"], &["sh", "-c", "echo good >a; ln a b"]);
+            let output = world.run(&world.bare(&[&program, "stage", "list"]));
+            let id = output.stdout.split_whitespace().next().unwrap().to_owned();
+            let only = |name: &str| world.run(&world.bare(&[&program, "stage", "commit", &id, name]));
+            let first = only("a");
+            assert_eq!(first.ended, Ended::Code(0), "{level} {}", first.text());
+            world.passes(&["--level", level], &["sh", "-c", "echo evil >>a"]);
+            let second = only("b");
+            assert_eq!(second.ended, Ended::Code(0), "{level} {}", second.text());
+            let text = |name: &str| fs::read_to_string(world.workspace().join(name)).unwrap();
+            assert_eq!((text("a").as_str(), text("b").as_str()), ("good\nevil\n", "good\n"), "{level}");
+            world.run(&world.bare(&["sh", "-c", "rm -f a b"]));
+        }
+    });
+}
+
+/// Each part of a repository is copied by itself, whatever comes last.
+#[test]
+fn no_copy_completes_a_repository() {
+    each_user(|world| {
+        let id = done(world, &["create"]);
+        let id = id.trim();
+        exec(world, id, &format!("cd /workspace; mkdir d; {REPOSITORY}; mkdir c c/hooks; echo x >c/config"));
+        let at = world.outside().join("bare");
+        for order in ["config HEAD objects refs", "hooks HEAD refs objects", "refs HEAD config objects"] {
+            let _ = fs::remove_dir_all(&at);
+            world.dir("out/bare");
+            for part in order.split(' ') {
+                let from = if ["config", "hooks"].contains(&part) { "c" } else { "d" };
+                let from = format!("{id}:/workspace/{from}/{part}");
+                let to = at.join(part);
+                let _ = stockade(world, &["copy", &from, to.to_str().unwrap()]);
+            }
+            assert!(!is_obeyed(&at), "{order}");
+            let first = order.split(' ').next().unwrap();
+            assert!(at.join(first).exists(), "{order}: a part alone is copied");
+        }
+        done(world, &["destroy", id]);
+    });
+}
+
+/// A copy writes neither the configuration nor the state, nor what leads there.
+#[test]
+fn no_copy_writes_stockades_own_files() {
+    each_user(|world| {
+        let id = done(world, &["create"]);
+        let id = id.trim();
+        let script = "cd /workspace; mkdir -p cfg/stockade; echo planted >cfg/stockade/config.toml; \
+            mkdir st; echo planted >st/zz; echo fine >cfg/other; ln -s /tmp link";
+        exec(world, id, script);
+        let home = world.home();
+        let copy = |from: &str, to: &str| {
+            let to = home.join(to);
+            stockade(world, &["copy", &format!("{id}:/workspace/{from}"), to.to_str().unwrap()])
+        };
+        let partly = copy("cfg", ".config");
+        assert_eq!(fs::read_to_string(home.join(".config/other")).unwrap_or_default(), "fine\n", "{}", partly.text());
+        for (from, to) in [("cfg/stockade", ".config/stockade"), ("st/zz", ".local/state/stockade/zz")] {
+            let output = copy(from, to);
+            assert!(output.stderr.contains("Stockade's own files"), "{to}: {}", output.text());
+        }
+        for stray in [".config/stockade/config.toml", ".local/state/stockade/zz"] {
+            assert!(!home.join(stray).exists(), "{stray}");
+        }
+        done(world, &["destroy", id]);
     });
 }

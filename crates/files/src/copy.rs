@@ -78,7 +78,7 @@ impl Copying<'_> {
 
     /// Says why an object is left out, if it is.
     fn refusal(&self, path: &TreePath, object: &Object) -> Option<String> {
-        let exists = |path: &TreePath| self.to.find(path).is_ok() || self.from.find(path).is_ok();
+        let exists = |other: &TreePath| self.to.find(other).is_ok() || other != path && self.from.find(other).is_ok();
         match self.to.may_become(path, object.kind(), &exists) {
             Err(FilesError::Guarded { why, .. }) => Some(why),
             _ => self.from.withheld(path, object),

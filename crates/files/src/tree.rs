@@ -25,7 +25,8 @@ pub const LISTED_MAX: usize = 100_000;
 /// Bytes moved at once.
 const BLOCK_BYTES: usize = 64 * 1024;
 
-/// Tells whether a tree has something at a path, or will have when a change is done.
+/// Tells whether a tree has something at a path, or will have when a change is done. At the
+/// path that is asked about itself only what is there before counts.
 pub type Exists<'a> = &'a dyn Fn(&TreePath) -> bool;
 
 /// Says why an object of this kind is not made, replaced, moved or removed at a path;
@@ -190,6 +191,7 @@ impl Tree {
     ) -> Result<Entry, FilesError> {
         let (parent, name) = self.place(path, Kind::File)?;
         let there = Object::find(parent.fd.as_fd(), name).map_err(failed("examine", path))?;
+        let is_new = there.is_none();
         if let Some(there) = there.filter(Object::is_directory) {
             return Err(FilesError::Kind { path: path.clone(), found: there.kind(), wanted: Kind::File });
         }
@@ -201,6 +203,11 @@ impl Tree {
         fsync(&made.fd).map_err(failed("write", path))?;
         renameat_with(incoming.directory(), "file", &parent.fd, name, RenameFlags::empty())
             .map_err(failed("write", path))?;
+        if let Err(error) = if is_new { self.may_stay(path, Kind::File) } else { Ok(()) } {
+            // Somebody may have been quicker to take it away.
+            let _ = renameat_with(&parent.fd, name, incoming.directory(), "file", RenameFlags::NOREPLACE);
+            return Err(error);
+        }
         self.stat(path)
     }
 
@@ -221,7 +228,10 @@ impl Tree {
             return if parents { demand(&there, Kind::Directory, path) } else { Err(FilesError::Exists(path.clone())) };
         }
         self.may_change(path, Kind::Directory)?;
-        make_directory(directory.fd.as_fd(), name, &directory.stat).map_err(failed("make", path))
+        make_directory(directory.fd.as_fd(), name, &directory.stat).map_err(failed("make", path))?;
+        self.may_stay(path, Kind::Directory).inspect_err(|_| {
+            let _ = unlinkat(&directory.fd, name, AtFlags::REMOVEDIR);
+        })
     }
 
     /// Gives a file another name. What has that name is replaced where `replace`
@@ -235,10 +245,16 @@ impl Tree {
         let (target, new) = self.place(to, kind)?;
         self.may_change_beneath(from, Some(to))?;
         let flags = if replace { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
+        let is_new = self.find(to).is_err();
         renameat_with(&source.fd, old, &target.fd, new, flags).map_err(|errno| match errno {
             Errno::EXIST | Errno::NOTEMPTY | Errno::ISDIR | Errno::NOTDIR => FilesError::Exists(to.clone()),
             errno => failed("rename", from)(errno),
-        })
+        })?;
+        if let Err(error) = if is_new { self.may_stay(to, kind) } else { Ok(()) } {
+            let _ = renameat_with(&target.fd, new, &source.fd, old, RenameFlags::NOREPLACE);
+            return Err(error);
+        }
+        Ok(())
     }
 
     /// Removes a file; a directory with all that is in it, where `recursive` says so.
@@ -317,6 +333,12 @@ impl Tree {
             Some(why) => Err(FilesError::Guarded { path: path.clone(), why }),
             None => Ok(()),
         }
+    }
+
+    /// Looks again at what was made at a name that was free: others may have put something
+    /// beside it meanwhile, with which it means more.
+    pub(crate) fn may_stay(&self, path: &TreePath, kind: Kind) -> Result<(), FilesError> {
+        self.may_become(path, kind, &|other| other != path && self.find(other).is_ok())
     }
 
     /// Says why an object is left out of copies and archives, if it is.

@@ -86,6 +86,9 @@ impl Tree {
                 let (parent, name) = self.place(path, Kind::Directory)?;
                 let flags = RenameFlags::NOREPLACE;
                 renameat_with(incoming.directory(), "tree", &parent.fd, name, flags).map_err(failed("make", path))?;
+                self.may_stay(path, Kind::Directory).inspect_err(|_| {
+                    let _ = renameat_with(&parent.fd, name, incoming.directory(), "tree", flags);
+                })?;
             }
             Where::Into { replace } => Placing::new(&unpacking.fresh, self, path, replace).all()?,
         }
@@ -278,7 +281,20 @@ impl<'t> Placing<'t> {
                 return Err(error);
             }
         }
+        if let Err(error) = self.look_again() {
+            self.undo()?;
+            return Err(error);
+        }
         Ok(())
+    }
+
+    /// Looks again at the names that were free.
+    fn look_again(&self) -> Result<(), FilesError> {
+        let new = self.done.iter().filter(|(_, flags)| *flags == RenameFlags::NOREPLACE);
+        new.into_iter().try_for_each(|(path, _)| {
+            let path = self.at.beneath(path);
+            self.tree.may_stay(&path, self.tree.find(&path)?.kind())
+        })
     }
 
     /// Moves what is in one directory; directories that are on both sides wait.

@@ -416,6 +416,17 @@ pub(crate) fn own_reached(settings: &Settings, workspace: &Path, power: &Grant) 
     }
 }
 
+impl Settings {
+    /// Which of Stockade's own files or directories is at or above `path`, or would be found
+    /// elsewhere once something is made or, as a link, put there.
+    pub fn own_reached(&self, path: &Path, is_link: bool) -> Option<&Path> {
+        let OwnDirectories { configuration, state, passed } = &self.own;
+        let leads = |place: &Path| path == place || is_link && place.starts_with(path);
+        let own = configuration.iter().chain(state).find(|own| path.starts_with(own) || leads(own));
+        own.or_else(|| passed.iter().map(|passed| &passed.place).find(|place| leads(place))).map(PathBuf::as_path)
+    }
+}
+
 /// Refuses powers over Stockade's own files, and over the workspace's own
 /// configuration.
 fn check_own(settings: &Settings, workspace: &Path, filesystem: &Filesystem) -> Result<(), ResolveError> {

@@ -37,6 +37,8 @@ pub(super) struct Builder<'a> {
     pub depot: BorrowedFd<'a>,
     /// Whether the depot shares a filesystem with the stage.
     pub links: bool,
+    /// Whether nothing of the stage is left afterwards.
+    pub is_whole: bool,
     /// Paths that shall be made, with the directories that lead to them.
     pub wanted: &'a BTreeSet<PathBuf>,
     /// A name in the workspace with the content of a staged file, by inode.
@@ -60,7 +62,7 @@ pub(super) struct Slot {
 impl<'a> Builder<'a> {
     pub fn new(
         (upper, workspace, depot): (BorrowedFd<'a>, BorrowedFd<'a>, BorrowedFd<'a>),
-        links: bool,
+        (links, is_whole): (bool, bool),
         wanted: &'a BTreeSet<PathBuf>,
         unchanged_names: &'a HashMap<u64, PathBuf>,
         watch: &'a mut dyn Watch,
@@ -70,6 +72,7 @@ impl<'a> Builder<'a> {
             workspace,
             depot,
             links,
+            is_whole,
             wanted,
             unchanged_names,
             watch,
@@ -162,7 +165,8 @@ impl<'a> Builder<'a> {
         {
             return Ok(());
         }
-        if self.links {
+        // With another name in what stays staged, the workspace could change that later.
+        if self.links && (self.is_whole || staged.stat.st_nlink == 1) {
             let own = staged.overlay_attributes().at(path)?;
             let remove = || own.iter().try_for_each(|attribute| staged.remove_attribute(attribute));
             staged.opened_up(remove).at(path)?;

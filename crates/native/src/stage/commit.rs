@@ -169,7 +169,7 @@ impl Stage {
         let done = watch
             .reached(Point::Decided)
             .at(Path::new(DEPOT))
-            .and_then(|()| carry_out(&self, &ground, &journal, watch));
+            .and_then(|()| carry_out(&self, &ground, &journal, watch, &|| guard.look_again(&chosen.changes)));
         if let Err(failed) = done {
             return Err(match undo(&self, &ground, &journal, watch) {
                 Ok(()) => CommitError::Undone(failed),
@@ -232,7 +232,8 @@ impl Stage {
             let depot = Depot::open(&self, lower.as_fd(), journal.depot)?;
             let depot = depot.directory.as_fd();
             let ground = Ground { workspace: lower.as_fd(), depot, checked: journal.checked };
-            if let Err(failed) = carry_out(&self, &ground, &journal, watch) {
+            // What was agreed to then is not known any more.
+            if let Err(failed) = carry_out(&self, &ground, &journal, watch, &|| Ok(())) {
                 return match undo(&self, &ground, &journal, watch) {
                     Ok(()) => Ok(Some(Recovered { id, end: End::Undone(failed) })),
                     Err(undo) => Err(CommitError::Stuck { failed, undo }),
@@ -252,9 +253,16 @@ pub(super) fn unreadable(error: StageError) -> PathError {
     }
 }
 
-/// All steps, and durable.
-fn carry_out(stage: &Stage, ground: &Ground<'_>, journal: &Journal, watch: &mut dyn Watch) -> Result<(), PathError> {
+/// All steps, looked at once more, and durable.
+fn carry_out(
+    stage: &Stage,
+    ground: &Ground<'_>,
+    journal: &Journal,
+    watch: &mut dyn Watch,
+    look_again: &dyn Fn() -> Result<(), PathError>,
+) -> Result<(), PathError> {
     forward(ground, &journal.steps, watch)?;
+    look_again()?;
     flush(ground, journal)?;
     journal::mark_done(stage)?;
     watch.reached(Point::Done).at(Path::new(DEPOT))

@@ -80,6 +80,15 @@ pub(super) fn named<'c>(changes: &'c Changes, named: &[PathBuf]) -> Result<Vec<&
     Ok(changes.list.iter().filter(|change| covers(named, &change.path)).collect())
 }
 
+/// When a change is judged.
+#[derive(Clone, Copy)]
+enum Moment {
+    /// By what the workspace will hold.
+    Before,
+    /// It was made, at a name that was free before.
+    After,
+}
+
 /// What protects names at a commit: the rules of a run, without its grants, and
 /// what was agreed to now.
 pub(super) struct Guard<'a> {
@@ -136,12 +145,40 @@ impl<'a> Guard<'a> {
         Ok(None)
     }
 
+    /// Why what was just put at new names does not stay: with what somebody else has put beside
+    /// it meanwhile it means more than was judged.
+    pub fn look_again(&self, changes: &[&Change]) -> Result<(), PathError> {
+        let new = changes.iter().filter(|change| change.present.is_none() && change.staged.is_some());
+        for change in new {
+            if let Some(why) = self.protects_at(Moment::After, Operation::Create, &change.path) {
+                let rule = match why {
+                    Why::Protected { rule, .. } => rule,
+                    Why::Special(rule) => rule.to_owned(),
+                };
+                let why = format!("with what was made beside it at this moment it is protected: {rule}");
+                return Err(PathError::because(&change.path, &why));
+            }
+        }
+        Ok(())
+    }
+
     fn protects(&self, operation: Operation, path: &Path) -> Option<Why> {
-        let exists = |path: &Path| {
-            let Ok(path) = path.strip_prefix(self.root) else { return false };
-            [self.upper, self.lower].iter().any(|tree| matches!(Object::beneath(*tree, path), Ok(Some(_))))
-        };
+        self.protects_at(Moment::Before, operation, path)
+    }
+
+    fn protects_at(&self, moment: Moment, operation: Operation, path: &Path) -> Option<Why> {
         let whole = self.root.join(path);
+        let exists = |asked: &Path| {
+            // What is about to be made is there if it was before.
+            let trees = match moment {
+                Moment::Before if asked == whole => &[self.lower][..],
+                Moment::Before => &[self.upper, self.lower],
+                Moment::After if asked == whole => &[],
+                Moment::After => &[self.lower],
+            };
+            let Ok(asked) = asked.strip_prefix(self.root) else { return false };
+            trees.iter().any(|tree| matches!(Object::beneath(*tree, asked), Ok(Some(_))))
+        };
         let bytes = whole.as_os_str().as_encoded_bytes();
         let of_place = || {
             let root_length = self.powers.root_length(bytes)?;

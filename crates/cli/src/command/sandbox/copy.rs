@@ -18,7 +18,7 @@ use stockade_store::sandboxes::Use;
 use stockade_sys::resolve::DescriptorPath;
 
 use super::super::{Ended, remark};
-use super::copy_rules::{CopyRules, unguarded};
+use super::copy_rules::{CopyRules, OWN_FILES, unguarded};
 use super::lifecycle;
 use crate::exit;
 use crate::failure::{Failure, quoted};
@@ -204,6 +204,9 @@ impl Copying<'_> {
 /// Names the remedy where a rule refuses all of a copy.
 fn refused(error: FilesError) -> Failure {
     let is_rule = matches!(error, FilesError::Guarded { .. } | FilesError::Withheld { .. });
+    if matches!(&error, FilesError::Guarded { why, .. } if why == OWN_FILES) {
+        return Failure::from(error).hint("copy it to another directory, look at it, and move it by hand");
+    }
     let hint = is_rule.then(|| "if the host is meant to have it: --grant 'write PATH', with its path there".to_owned());
     Failure::from(error).or_hint(hint)
 }

@@ -12,15 +12,20 @@ use stockade_files::{Exists, Guard, Tree, TreePath, Withhold};
 use stockade_lifecycle::HiddenFiles;
 use stockade_model::{DEFAULT_PROTECTED_NAMES, Grant, SandboxSpec};
 use stockade_native::ProtectedNames;
-use stockade_policy::resolve_profile;
+use stockade_policy::{Settings, resolve_profile};
 
 use super::super::{setting, variable};
 use crate::failure::Failure;
 use crate::{meaning, places};
 
+/// Why nothing is copied to where Stockade's own files are.
+pub const OWN_FILES: &str = "Stockade's own files are never written by a copy";
+
 /// The rules of one copy.
 pub struct CopyRules {
     protected: Arc<ProtectedNames>,
+    /// Where Stockade's own files are.
+    own: Arc<Settings>,
     hidden: HiddenFiles,
     readable: Vec<PathBuf>,
 }
@@ -55,20 +60,26 @@ impl CopyRules {
             protected: Arc::new(ProtectedNames::new(&names, &written)),
             hidden: HiddenFiles::of(hide.filter(is_hidden)),
             readable: read,
+            own: settings,
         })
     }
 
     /// The rules for changes in a directory of the host. `coming` is the tree that is copied
     /// there, with its path in that directory.
     pub fn guard(&self, directory: &Path, coming: Option<(Tree, TreePath)>) -> Guard {
-        let (protected, directory) = (Arc::clone(&self.protected), directory.to_owned());
+        let (protected, own) = (Arc::clone(&self.protected), Arc::clone(&self.own));
+        let directory = directory.to_owned();
         Arc::new(move |path: &TreePath, kind: Kind, exists: Exists<'_>| {
-            let exists = |path: &Path| {
-                let Some(inner) = inner_path(path, &directory) else { return path.symlink_metadata().is_ok() };
+            let whole = directory.join(path.as_path());
+            if own.own_reached(&whole, kind == Kind::Link).is_some() {
+                return Some(OWN_FILES.to_owned());
+            }
+            let exists = |asked: &Path| {
+                let Some(inner) = inner_path(asked, &directory) else { return asked.symlink_metadata().is_ok() };
                 let comes = coming.as_ref().and_then(|(tree, at)| Some(tree.stat(&inner.within(at)?).is_ok()));
-                comes == Some(true) || exists(&inner)
+                asked != whole && comes == Some(true) || exists(&inner)
             };
-            let refusal = protected.refusal(&directory.join(path.as_path()), kind == Kind::Link, &exists)?;
+            let refusal = protected.refusal(&whole, kind == Kind::Link, &exists)?;
             Some(refusal.rule)
         })
     }
