@@ -259,7 +259,7 @@ fn what_hides_text_is_undone_before_a_question_and_done_again_after() {
     let begun = "\\033[?1049h\\033[?2026h\\033[?25l\\033]10;#000000\\007\\033(0\\033]0;unfinished";
     each_user(|world| {
         for level in LEVELS {
-            let script = format!("printf '{begun}'; sh -c 'echo x >> ~/outside'; echo \"code $?\"");
+            let script = format!("printf '{begun}'; sleep 0.5; sh -c 'echo x >> ~/outside'; echo \"code $?\"");
             let command = world.stockade(&["--mode", "on-failure", "--level", level], &["sh", "-c", &script]);
             let mut terminal = Terminal::start(world, &command);
             terminal.expect("unfinished");
