@@ -2,12 +2,12 @@
 //! one without a grant, and no hidden file goes into one.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt as _, chown, symlink};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
 use std::path::Path;
 
 use stockade_testkit::{Ended, Output};
 
-use crate::sandbox::{create, done, kept, refused, stockade};
+use crate::sandbox::{create, done, exec, kept, refused, stockade};
 use crate::world::{World, binary, each_user};
 
 /// What a command leaves in its workspace for the host to run or obey.
@@ -212,5 +212,24 @@ fn a_copy_in_takes_no_hidden_file_along() {
         refused(world, &["create", "--from", snapshot.to_str().unwrap()], "");
         assert_eq!(fs::metadata(&snapshot).unwrap().uid(), world.account.uid);
         done(world, &["destroy", id]);
+    });
+}
+
+/// As `/tmp` is: everybody may write there, and it belongs to root.
+#[test]
+fn a_copy_out_goes_into_a_directory_of_somebody_else() {
+    each_user(|world| {
+        let shared = world.dir("shared");
+        chown(&shared, Some(0), Some(0)).unwrap();
+        fs::set_permissions(&shared, fs::Permissions::from_mode(0o1777)).unwrap();
+        let id = create(world, &[]);
+        exec(world, &id, "cd /workspace; mkdir d; echo text >d/file");
+        for (from, to) in [("d/file", "file"), ("d", "d")] {
+            let to = shared.join(to);
+            done(world, &["copy", &format!("{id}:{from}"), to.to_str().unwrap()]);
+            assert_eq!(fs::symlink_metadata(to).unwrap().uid(), world.account.uid);
+        }
+        assert_eq!(fs::read_to_string(shared.join("d/file")).unwrap(), "text\n");
+        done(world, &["destroy", &id]);
     });
 }

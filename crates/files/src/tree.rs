@@ -11,6 +11,7 @@ use std::sync::Arc;
 use rustix::fs::{
     AtFlags, Gid, Mode, OFlags, RenameFlags, Stat, Uid, chownat, fsync, mkdirat, openat, renameat_with, unlinkat,
 };
+use rustix::process::geteuid;
 use stockade_model::RawText;
 use stockade_sys::Errno;
 
@@ -394,13 +395,17 @@ pub(crate) fn make_directory(parent: BorrowedFd<'_>, name: &OsStr, like: &Stat) 
 }
 
 /// Gives what was made the owner that its directory has: the sandbox's own user,
-/// whoever we are.
+/// whoever we are. In a directory of somebody else, such as `/tmp`, only root can; an
+/// ordinary user keeps what it made.
 pub(crate) fn own(made: &Object, like: &Stat) -> Result<(), Errno> {
     if (made.stat.st_uid, made.stat.st_gid) == (like.st_uid, like.st_gid) {
         return Ok(());
     }
     let (user, group) = (Uid::from_raw(like.st_uid), Gid::from_raw(like.st_gid));
-    chownat(&made.fd, c"", Some(user), Some(group), AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW)
+    match chownat(&made.fd, c"", Some(user), Some(group), AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW) {
+        Err(Errno::PERM) if !geteuid().is_root() => Ok(()),
+        other => other,
+    }
 }
 
 /// Owner and mode of what was made. Nobody's powers come with a file.
