@@ -11,6 +11,7 @@ use stockade_testkit::{Command, Ended, Running};
 
 use crate::kept::wait_until;
 use crate::sandbox::{done, exec, stockade};
+use crate::stage;
 use crate::world::{World, binary, each_user};
 
 const LEVELS: [&str; 2] = ["full", "restricted"];
@@ -140,10 +141,6 @@ fn no_commit_completes_a_repository() {
                 let all = [&["--level", level], options].concat();
                 world.passes(&all, &["sh", "-c", script]);
             };
-            let stages = || -> Vec<String> {
-                let listed = world.run(&world.bare(&[&program, "stage", "list"])).stdout;
-                listed.lines().filter_map(|line| Some(line.split_whitespace().next()?.to_owned())).collect()
-            };
             for settings in SETTINGS {
                 for (first, second, both_staged) in
                     [(REPOSITORY, settings, false), (REPOSITORY, settings, true), (settings, REPOSITORY, true)]
@@ -151,12 +148,12 @@ fn no_commit_completes_a_repository() {
                     world.dir("ws/d");
                     run(&["--stage"], first);
                     run(if both_staged { &["--stage"] } else { &[] }, second);
-                    stages().iter().rev().for_each(|id| drop(staged(id)));
+                    stages(world).iter().rev().for_each(|id| drop(staged(id)));
                     let told = format!("{level} {settings} {both_staged}");
                     assert!(!is_obeyed(&repository), "{told}");
-                    let held = stages();
+                    let held = stages(world);
                     assert!(!held.is_empty(), "{told}: what is held waits");
-                    held.iter().for_each(|id| drop(done_stage(world, id)));
+                    held.iter().for_each(|id| drop(stage::stockade(world, &["stage", "discard", id])));
                     fs::remove_dir_all(&repository).unwrap();
                 }
             }
@@ -166,10 +163,10 @@ fn no_commit_completes_a_repository() {
     });
 }
 
-fn done_stage(world: &World, id: &str) -> String {
-    let output = world.run(&world.bare(&[&binary(), "stage", "discard", id]));
-    assert_eq!(output.ended, Ended::Code(0), "{}", output.text());
-    output.stdout
+/// The stages that there are.
+fn stages(world: &World) -> Vec<String> {
+    let listed = stage::stockade(world, &["stage", "list"]);
+    listed.lines().filter_map(|line| Some(line.split_whitespace().next()?.to_owned())).collect()
 }
 
 /// A commit takes its time, and a run puts settings beside what it makes.
@@ -201,17 +198,12 @@ fn no_commit_completes_a_repository_beside_a_run() {
 #[test]
 fn what_stays_staged_is_nobodys_to_change() {
     each_user(|world| {
-        let program = binary();
         for level in LEVELS {
             world.passes(&["--level", level, "--stage"], &["sh", "-c", "echo good >a; ln a b"]);
-            let output = world.run(&world.bare(&[&program, "stage", "list"]));
-            let id = output.stdout.split_whitespace().next().unwrap().to_owned();
-            let only = |name: &str| world.run(&world.bare(&[&program, "stage", "commit", &id, name]));
-            let first = only("a");
-            assert_eq!(first.ended, Ended::Code(0), "{level} {}", first.text());
+            let id = stages(world).remove(0);
+            stage::stockade(world, &["stage", "commit", &id, "a"]);
             world.passes(&["--level", level], &["sh", "-c", "echo evil >>a"]);
-            let second = only("b");
-            assert_eq!(second.ended, Ended::Code(0), "{level} {}", second.text());
+            stage::stockade(world, &["stage", "commit", &id, "b"]);
             let text = |name: &str| fs::read_to_string(world.workspace().join(name)).unwrap();
             assert_eq!((text("a").as_str(), text("b").as_str()), ("good\nevil\n", "good\n"), "{level}");
             world.run(&world.bare(&["sh", "-c", "rm -f a b"]));

@@ -8,7 +8,7 @@ use crate::world::{World, binary, each_user};
 
 /// `stockade` with these arguments, in the workspace; it must end well.
 #[track_caller]
-fn stockade(world: &World, args: &[&str]) -> String {
+pub fn stockade(world: &World, args: &[&str]) -> String {
     let program = binary();
     let argv: Vec<&str> = std::iter::once(program.as_str()).chain(args.iter().copied()).collect();
     let output = world.run(&world.bare(&argv));

@@ -204,10 +204,11 @@ impl Tree {
         fsync(&made.fd).map_err(failed("write", path))?;
         renameat_with(incoming.directory(), "file", &parent.fd, name, RenameFlags::empty())
             .map_err(failed("write", path))?;
-        if let Err(error) = if is_new { self.may_stay(path, Kind::File) } else { Ok(()) } {
-            // Somebody may have been quicker to take it away.
-            let _ = renameat_with(&parent.fd, name, incoming.directory(), "file", RenameFlags::NOREPLACE);
-            return Err(error);
+        if is_new {
+            self.may_stay(path, Kind::File).inspect_err(|_| {
+                // Somebody may have been quicker to take it away.
+                let _ = renameat_with(&parent.fd, name, incoming.directory(), "file", RenameFlags::NOREPLACE);
+            })?;
         }
         self.stat(path)
     }
@@ -251,9 +252,10 @@ impl Tree {
             Errno::EXIST | Errno::NOTEMPTY | Errno::ISDIR | Errno::NOTDIR => FilesError::Exists(to.clone()),
             errno => failed("rename", from)(errno),
         })?;
-        if let Err(error) = if is_new { self.may_stay(to, kind) } else { Ok(()) } {
-            let _ = renameat_with(&target.fd, new, &source.fd, old, RenameFlags::NOREPLACE);
-            return Err(error);
+        if is_new {
+            self.may_stay(to, kind).inspect_err(|_| {
+                let _ = renameat_with(&target.fd, new, &source.fd, old, RenameFlags::NOREPLACE);
+            })?;
         }
         Ok(())
     }

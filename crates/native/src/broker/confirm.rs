@@ -18,7 +18,7 @@ use super::service::{Failure, Service, refused};
 use super::view::same;
 use super::walk::{Object, Place};
 use crate::guards::repository::{self, RepositoryState};
-use crate::guards::{SurveyError, View, fold, open_host_root};
+use crate::guards::{SurveyError, Surveys, View, fold, open_host_root};
 use crate::powers::{Refusal, creates_name, to_path};
 
 /// How often something is taken back where others move it meanwhile.
@@ -182,18 +182,24 @@ impl Service {
         let first = self.first.as_ref()?;
         let root_length = self.powers.root_length(path)?;
         let mut surveys = self.surveys.borrow_mut();
-        // What leads to a place of the host is read by the host, and so is the host's to show:
-        // a run may see another `/tmp`, and nothing of what is hidden from it.
-        let Ok(host) = open_host_root() else {
-            return Some(Refusal { rule: SurveyError::Unreadable.to_string(), grant: None });
-        };
-        let (host, own) = (View::new(host.as_fd()), View::new(first.root.as_fd()).without(self.powers.hidden()));
+        if !surveys.are_complete(self.powers.writable()) {
+            let Ok(host) = open_host_root() else {
+                return Some(Refusal { rule: SurveyError::Unreadable.to_string(), grant: None });
+            };
+            self.complete_surveys(&mut surveys, host.as_fd(), first.root.as_fd());
+        }
+        surveys.refusal_of(creates_name(operation), root_length, path, &|p| self.exists(p))
+    }
+
+    /// What leads to a place of the host is read by the host, and so is the host's to show:
+    /// a run may see another `/tmp`, and nothing of what is hidden from it.
+    fn complete_surveys(&self, surveys: &mut Surveys, host: BorrowedFd<'_>, own: BorrowedFd<'_>) {
+        let (host, own) = (View::new(host), View::new(own).without(self.powers.hidden()));
         if let Some((inside, tree)) = self.powers.renamed_workspace().filter(|(inside, _)| !surveys.knows(inside)) {
             surveys.complete_on_host(host, self.powers.names(), inside, tree);
         }
         let view_of = |root: &[u8]| if host.shows_as(own, root) { host } else { own };
         surveys.complete(view_of, self.powers.names(), self.powers.writable());
-        surveys.refusal_of(creates_name(operation), root_length, path, &|p| self.exists(p))
     }
 
     /// Whether `path` is guarded, granted or not.

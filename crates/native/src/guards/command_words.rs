@@ -25,6 +25,13 @@ pub(super) enum Word {
     Name(Vec<u8>),
 }
 
+impl Word {
+    fn into_path(self) -> Vec<u8> {
+        let (Self::Path(path) | Self::Name(path)) = self;
+        path
+    }
+}
+
 /// Every word of a command that may be the program's script or settings.
 pub(super) fn words(command: &[u8]) -> Vec<Word> {
     let expands = command.iter().any(|b| matches!(b, b'$' | b'`'));
@@ -34,7 +41,7 @@ pub(super) fn words(command: &[u8]) -> Vec<Word> {
         let before = last;
         last = opening(before, token);
         if ENTERING.contains(&before) {
-            entered.extend(readings(token, expands));
+            entered.extend(readings(token, expands).into_iter().map(Word::into_path));
         }
         let first = found.len();
         if has_slash(token) {
@@ -110,18 +117,12 @@ fn is_name(token: &[u8], before: &[u8]) -> bool {
 }
 
 /// A relative word as it is in each directory that the command enters.
-fn beneath(entered: &[Word], word: &Word) -> Vec<Word> {
-    let (Word::Path(path) | Word::Name(path)) = word;
-    if path.starts_with(b"/") {
-        return Vec::new();
+fn beneath(entered: &[Vec<u8>], word: &Word) -> Vec<Word> {
+    match word {
+        Word::Path(path) if path.starts_with(b"/") => Vec::new(),
+        Word::Path(path) => entered.iter().map(|directory| Word::Path(join(directory, path))).collect(),
+        Word::Name(name) => entered.iter().map(|directory| Word::Name(join(directory, name))).collect(),
     }
-    let within = |directory: &Word| match directory {
-        Word::Path(directory) | Word::Name(directory) => match word {
-            Word::Path(_) => Word::Path(join(directory, path)),
-            Word::Name(_) => Word::Name(join(directory, path)),
-        },
-    };
-    entered.iter().map(within).collect()
 }
 
 #[cfg(test)]

@@ -97,6 +97,23 @@ pub(super) struct NamedPlaces {
     pub files: Vec<Vec<u8>>,
 }
 
+impl NamedPlaces {
+    /// Places that may be files or directories.
+    pub(super) fn of_any(any: Vec<Vec<u8>>) -> Self {
+        Self { any, ..Self::default() }
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = &Vec<u8>> {
+        self.any.iter().chain(&self.files)
+    }
+
+    /// Where these are, taken from `top`.
+    pub(super) fn at(&self, top: &[u8]) -> Self {
+        let from_top = |paths: &[Vec<u8>]| paths.iter().map(|path| at(top, path)).collect();
+        Self { any: from_top(&self.any), files: from_top(&self.files) }
+    }
+}
+
 /// What the repository in the directory `repository`, with a work tree at `top`, names: its
 /// settings and hooks where they lie in another directory, and every file that a setting
 /// leads to. `home` is what `~` means.
@@ -138,9 +155,7 @@ pub(super) fn named_by_pointer(view: View<'_>, file: &[u8]) -> Vec<Vec<u8>> {
 #[derive(Debug, Default)]
 pub(super) struct GlobalSettings {
     /// Directories of hooks and programs, from the top of each work tree.
-    pub hooks: Vec<Vec<u8>>,
-    /// The same for files only.
-    pub arguments: Vec<Vec<u8>>,
+    pub from_top: NamedPlaces,
     /// Absolute paths.
     pub files: Vec<Vec<u8>>,
     /// Where the person's own settings are.
@@ -188,8 +203,8 @@ impl GlobalSettings {
                         }
                     }
                     Named::File(path) if path.starts_with(b"/") => self.files.push(path),
-                    Named::File(path) => self.hooks.push(path),
-                    Named::Argument(path) => self.arguments.push(path),
+                    Named::File(path) => self.from_top.any.push(path),
+                    Named::Argument(path) => self.from_top.files.push(path),
                 }
             }
         }
@@ -360,10 +375,8 @@ mod tests {
         let files = [("r/HEAD", ""), ("r/commondir", "../y\n"), ("y/config", "[core] hooksPath=h\n")];
         let found = places(&files, |view| named_by_repository(view, b"/r", b"/r", None));
         assert_eq!(found, ["/r/h", "/y/config", "/y/hooks"]);
-        let pointer = places(&[("w/.git", "gitdir: ../meta\n")], |view| NamedPlaces {
-            any: named_by_pointer(view, b"/w/.git"),
-            ..NamedPlaces::default()
-        });
+        let pointer =
+            places(&[("w/.git", "gitdir: ../meta\n")], |view| NamedPlaces::of_any(named_by_pointer(view, b"/w/.git")));
         assert_eq!(pointer, ["/meta"]);
     }
 
@@ -378,8 +391,8 @@ mod tests {
         std::fs::write(&file, text).unwrap();
         let mut settings = GlobalSettings::default();
         settings.add(&file, Some(home), 0);
-        assert_eq!(settings.hooks, [b".githooks".to_vec(), b"./mon".to_vec()]);
-        assert_eq!(settings.arguments, [b"own.sh".to_vec()]);
+        assert_eq!(settings.from_top.any, [b".githooks".to_vec(), b"./mon".to_vec()]);
+        assert_eq!(settings.from_top.files, [b"own.sh".to_vec()]);
         assert_eq!(settings.files, [home.join("more").as_os_str().as_bytes().to_vec(), b"/w/diff".to_vec()]);
     }
 

@@ -75,6 +75,11 @@ pub(crate) struct Surveys {
 }
 
 impl Surveys {
+    /// Whether each of the writable `roots`, which only become more, was looked at.
+    pub(crate) fn are_complete(&self, roots: &[Vec<u8>]) -> bool {
+        self.roots == roots.len()
+    }
+
     /// Surveys those of the writable `roots` that were not looked at yet, each in its view.
     pub(crate) fn complete<'v>(
         &mut self,
@@ -82,7 +87,7 @@ impl Surveys {
         names: &GuardedNames,
         roots: &[Vec<u8>],
     ) {
-        if self.roots == roots.len() {
+        if self.are_complete(roots) {
             return;
         }
         self.roots = roots.len();
@@ -114,7 +119,7 @@ impl Surveys {
         names: &GuardedNames,
     ) -> Result<GuardedPlaces, SurveyError> {
         let settings = self.settings.get_or_insert_with(GlobalSettings::of_caller);
-        self.parts = TrustedParts::with_hooks(settings.hooks.iter().chain(&settings.arguments));
+        self.parts = TrustedParts::with_hooks(settings.from_top.all());
         survey(view, trees, names, (settings, &self.parts))
     }
 

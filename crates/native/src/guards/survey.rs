@@ -14,7 +14,7 @@ use super::git::{self, GlobalSettings, NamedPlaces};
 use super::names::{GuardedNames, fold};
 use super::places::GuardedPlaces;
 use super::repository::{RepositoryState, TrustedParts};
-use super::view::{Chain, View, at, join, name, parent};
+use super::view::{Chain, View, join, name, parent};
 use crate::powers::covers;
 
 /// Names that are looked at in one tree.
@@ -150,8 +150,7 @@ pub(super) fn survey(
         known_places: HashSet::new(),
         deadline: Instant::now() + SURVEY_TIMEOUT,
     };
-    let named = NamedPlaces { any: settings.files.clone(), ..NamedPlaces::default() };
-    survey.add_settings((named, b"/"), b"/etc/gitconfig")?;
+    survey.add_settings((NamedPlaces::of_any(settings.files.clone()), b"/"), b"/etc/gitconfig")?;
     survey.add_work_tree(tree)?;
     // A link above the tree, or in the home directory, may lead into it.
     let above = std::iter::successors(Some(parent(tree)), |at| (!at.is_empty()).then(|| parent(at)));
@@ -334,8 +333,7 @@ impl Survey<'_> {
         }
         if fold(name(path)).as_ref() == b".git" {
             let named = git::named_by_pointer(self.view, path);
-            let places = NamedPlaces { any: named.clone(), ..NamedPlaces::default() };
-            self.add_settings((places, parent(path)), path)?;
+            self.add_settings((NamedPlaces::of_any(named.clone()), parent(path)), path)?;
             // The repository may lie outside everything that is written.
             named.iter().try_for_each(|directory| self.add_repository_of(directory, parent(path)))?;
         }
@@ -344,9 +342,7 @@ impl Survey<'_> {
 
     /// What the person's settings name in a work tree with the top `top`.
     fn add_work_tree(&mut self, top: &[u8]) -> Result<(), SurveyError> {
-        let from_top = |paths: &[Vec<u8>]| paths.iter().map(|path| at(top, path)).collect();
-        let (any, files) = (from_top(&self.settings.hooks), from_top(&self.settings.arguments));
-        self.add_settings((NamedPlaces { any, files }, top), top)
+        self.add_settings((self.settings.from_top.at(top), top), top)
     }
 
     /// What the settings in the file `by` name, those of the work tree with the top `top`.

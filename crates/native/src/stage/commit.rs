@@ -140,7 +140,7 @@ impl Stage {
         }
         let paths: Vec<PathBuf> =
             chosen.changes.iter().filter(|change| !change.is_incidental).map(|change| change.path.clone()).collect();
-        let is_all = chosen.held.is_empty() && chosen.changes.len() == all.list.len();
+        let is_all = chosen.are_all(&all);
         let held = chosen.held.clone();
         if chosen.changes.is_empty() && !is_all {
             return Ok(Committed { paths, held, is_gone: false });

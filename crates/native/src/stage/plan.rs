@@ -29,8 +29,7 @@ pub(super) fn prepare(
 ) -> Result<Vec<Step>, PathError> {
     let wanted = with_new_parents(&chosen.changes, all);
     let trees = (upper.as_fd(), lower.as_fd(), depot.directory.as_fd());
-    let is_whole = chosen.held.is_empty() && chosen.changes.len() == all.list.len();
-    let mut builder = Builder::new(trees, (depot.links, is_whole), &wanted, &all.unchanged_names, watch);
+    let mut builder = Builder::new(trees, (depot.links, chosen.are_all(all)), &wanted, &all.unchanged_names, watch);
     let mut plan = Plan::new(lower);
     let hows: BTreeMap<&Path, &Change> = all.list.iter().map(|change| (change.path.as_path(), change)).collect();
     for path in &wanted {

@@ -50,6 +50,13 @@ pub(super) struct Chosen<'c> {
     pub held: Vec<Held>,
 }
 
+impl Chosen<'_> {
+    /// Whether these are all changes: nothing stays staged then.
+    pub fn are_all(&self, changes: &Changes) -> bool {
+        self.held.is_empty() && self.changes.len() == changes.list.len()
+    }
+}
+
 /// Whether `path` was named, or something above it, or nothing at all.
 pub(super) fn covers(named: &[PathBuf], path: &Path) -> bool {
     named.is_empty() || named.iter().any(|name| path.starts_with(name))
