@@ -24,6 +24,9 @@ pub(super) struct Ground<'a> {
     pub depot: BorrowedFd<'a>,
     /// What was changed after this was not looked at when the commit was decided.
     pub checked: Time,
+    /// Says why what was just put at a path does not stay. The path was free before where the
+    /// second is set; otherwise only what lies beneath it is new.
+    pub stays: &'a dyn Fn(&Path, bool) -> Result<(), PathError>,
 }
 
 /// Carries out all steps.
@@ -151,10 +154,9 @@ impl Ground<'_> {
             return Err(PathError::because(path, "its new content is gone"));
         }
         let Some(there) = &place.there else {
-            return match old {
-                // Moved aside before an interruption, or gone by itself.
-                Some(_) | None => place.take_from(self.depot, &name),
-            };
+            // An old one was moved aside before an interruption, or is gone by itself.
+            place.take_from(self.depot, &name)?;
+            return self.must_stay(&place, new, old.is_none(), || place.move_to(self.depot, &name));
         };
         if !old.is_some_and(|old| is_the_same(there, old)) {
             return Err(meanwhile(path));
@@ -164,17 +166,40 @@ impl Ground<'_> {
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
                 place.move_to(self.depot, &aside(slot))?;
                 watch.reached(Point::Aside).at(path)?;
-                return place.take_from(self.depot, &name);
+                place.take_from(self.depot, &name)?;
+                return self.must_stay(&place, new, false, || place.move_to(self.depot, &name));
             }
             Err(errno) => return Err(PathError::new(path, errno)),
         }
         // Between the look and the exchange somebody may have put another one.
         let came_out = self.in_depot(&name, path)?;
-        if came_out.is_some_and(|object| old.is_some_and(|old| is_the_same(&object, old))) {
-            return Ok(());
+        if !came_out.is_some_and(|object| old.is_some_and(|old| is_the_same(&object, old))) {
+            place.exchange(self.depot, &name).at(path)?;
+            return Err(meanwhile(path));
         }
-        place.exchange(self.depot, &name).at(path)?;
-        Err(meanwhile(path))
+        self.must_stay(&place, new, false, || place.exchange(self.depot, &name).at(path))
+    }
+
+    /// Looks at what was just put. Its directory may have got another name meanwhile, or
+    /// somebody may have put something beside it with which it means more: then it goes,
+    /// out of the directory that is held, wherever that is now.
+    fn must_stay(
+        &self,
+        place: &Place<'_>,
+        new: u64,
+        is_new: bool,
+        take_back: impl Fn() -> Result<(), PathError>,
+    ) -> Result<(), PathError> {
+        let here = Object::beneath(self.workspace, place.path).at(place.path)?;
+        let stays = match here {
+            Some(object) if object.inode() == new => (self.stays)(place.path, is_new),
+            _ => Err(meanwhile(place.path)),
+        };
+        let still = || Object::find(place.directory.as_fd(), place.name);
+        if stays.is_err() && matches!(still(), Ok(Some(object)) if object.inode() == new) {
+            take_back()?;
+        }
+        stays
     }
 
     fn take_out(

@@ -7,6 +7,7 @@
 //! So after recovery the workspace is what it was or what it was to become.
 
 use std::collections::BTreeSet;
+use std::ops::Bound;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
@@ -152,7 +153,8 @@ impl Stage {
             .and_then(|()| prepare((&chosen, &all), (&upper, &lower), &depot, (&wanted.paths, self.meta.began), watch))
             .and_then(|steps| {
                 let settled = chosen.changes.iter().map(|change| RawText::from(change.path.as_path())).collect();
-                let journal = Journal { depot: depot.place, checked, steps, settled, is_all };
+                let agreed = wanted.agreed.iter().map(|path| RawText::from(path.as_path())).collect();
+                let journal = Journal { depot: depot.place, checked, steps, settled, agreed, is_all };
                 watch.reached(Point::Ready).at(Path::new(DEPOT))?;
                 journal::decide(&self, &journal)?;
                 Ok(journal)
@@ -165,11 +167,12 @@ impl Stage {
                 return Err(CommitError::Prepare(error));
             }
         };
-        let ground = Ground { workspace: lower.as_fd(), depot: depot.directory.as_fd(), checked };
+        let stays = looks_again(&guard, &journal);
+        let ground = Ground { workspace: lower.as_fd(), depot: depot.directory.as_fd(), checked, stays: &stays };
         let done = watch
             .reached(Point::Decided)
             .at(Path::new(DEPOT))
-            .and_then(|()| carry_out(&self, &ground, &journal, watch, &|| guard.look_again(&chosen.changes)));
+            .and_then(|()| carry_out(&self, &ground, &journal, watch));
         if let Err(failed) = done {
             return Err(match undo(&self, &ground, &journal, watch) {
                 Ok(()) => CommitError::Undone(failed),
@@ -228,12 +231,14 @@ impl Stage {
             Found::Done(journal) => (journal, true),
         };
         if !is_done {
-            let lower = self.open_workspace()?;
+            let (upper, lower) = (self.part(UPPER)?, self.open_workspace()?);
+            let agreed: Vec<PathBuf> = journal.agreed.iter().map(|path| path.as_path().to_owned()).collect();
+            let guard = Guard::new(&self, &agreed, upper.as_fd(), lower.as_fd())?;
+            let stays = looks_again(&guard, &journal);
             let depot = Depot::open(&self, lower.as_fd(), journal.depot)?;
             let depot = depot.directory.as_fd();
-            let ground = Ground { workspace: lower.as_fd(), depot, checked: journal.checked };
-            // What was agreed to then is not known any more.
-            if let Err(failed) = carry_out(&self, &ground, &journal, watch, &|| Ok(())) {
+            let ground = Ground { workspace: lower.as_fd(), depot, checked: journal.checked, stays: &stays };
+            if let Err(failed) = carry_out(&self, &ground, &journal, watch) {
                 return match undo(&self, &ground, &journal, watch) {
                     Ok(()) => Ok(Some(Recovered { id, end: End::Undone(failed) })),
                     Err(undo) => Err(CommitError::Stuck { failed, undo }),
@@ -253,16 +258,21 @@ pub(super) fn unreadable(error: StageError) -> PathError {
     }
 }
 
-/// All steps, looked at once more, and durable.
-fn carry_out(
-    stage: &Stage,
-    ground: &Ground<'_>,
-    journal: &Journal,
-    watch: &mut dyn Watch,
-    look_again: &dyn Fn() -> Result<(), PathError>,
-) -> Result<(), PathError> {
+/// Judges once more what a step has just put at a path, with all that lies in it.
+fn looks_again(guard: &Guard<'_>, journal: &Journal) -> impl Fn(&Path, bool) -> Result<(), PathError> {
+    let settled: BTreeSet<&Path> = journal.settled.iter().map(|path| path.as_path()).collect();
+    move |put, is_new| {
+        if is_new {
+            guard.look_again(put)?;
+        }
+        let beneath = settled.range::<Path, _>((Bound::Excluded(put), Bound::Unbounded));
+        beneath.take_while(|path| path.starts_with(put)).try_for_each(|path| guard.look_again(path))
+    }
+}
+
+/// All steps, durable.
+fn carry_out(stage: &Stage, ground: &Ground<'_>, journal: &Journal, watch: &mut dyn Watch) -> Result<(), PathError> {
     forward(ground, &journal.steps, watch)?;
-    look_again()?;
     flush(ground, journal)?;
     journal::mark_done(stage)?;
     watch.reached(Point::Done).at(Path::new(DEPOT))

@@ -41,6 +41,9 @@ pub(super) struct Journal {
     pub steps: Vec<Step>,
     /// Paths that are done with afterwards.
     pub settled: Vec<RawText>,
+    /// Protected paths that were agreed to.
+    #[serde(default)]
+    pub agreed: Vec<RawText>,
     /// Nothing is staged any more afterwards.
     pub is_all: bool,
 }

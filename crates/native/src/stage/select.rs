@@ -101,7 +101,7 @@ enum Moment {
 pub(super) struct Guard<'a> {
     powers: Powers,
     surveys: Surveys,
-    root: &'a Path,
+    root: PathBuf,
     upper: BorrowedFd<'a>,
     lower: BorrowedFd<'a>,
 }
@@ -110,15 +110,15 @@ impl<'a> Guard<'a> {
     /// # Errors
     /// Where the root directory cannot be opened.
     pub fn new(
-        stage: &'a Stage,
+        stage: &Stage,
         agreed: &[PathBuf],
         upper: BorrowedFd<'a>,
         lower: BorrowedFd<'a>,
     ) -> Result<Self, PathError> {
-        let root = stage.workspace();
-        let mut powers = Powers::over(root, &stage.meta.protect);
+        let root = stage.workspace().to_owned();
+        let mut powers = Powers::over(&root, &stage.meta.protect);
         let mut surveys = Surveys::default();
-        let host = open_host_root().at(root)?;
+        let host = open_host_root().at(&root)?;
         surveys.complete(|_| View::new(host.as_fd()), powers.names(), powers.writable());
         powers.agree(agreed.iter().map(|path| root.join(path)));
         Ok(Self { powers, surveys, root, upper, lower })
@@ -152,21 +152,16 @@ impl<'a> Guard<'a> {
         Ok(None)
     }
 
-    /// Why what was just put at new names does not stay: with what somebody else has put beside
+    /// Why what was just put at a new name does not stay: with what somebody else has put beside
     /// it meanwhile it means more than was judged.
-    pub fn look_again(&self, changes: &[&Change]) -> Result<(), PathError> {
-        let new = changes.iter().filter(|change| change.present.is_none() && change.staged.is_some());
-        for change in new {
-            if let Some(why) = self.protects_at(Moment::After, Operation::Create, &change.path) {
-                let rule = match why {
-                    Why::Protected { rule, .. } => rule,
-                    Why::Special(rule) => rule.to_owned(),
-                };
-                let why = format!("with what was made beside it at this moment it is protected: {rule}");
-                return Err(PathError::because(&change.path, &why));
-            }
-        }
-        Ok(())
+    pub fn look_again(&self, path: &Path) -> Result<(), PathError> {
+        let Some(why) = self.protects_at(Moment::After, Operation::Create, path) else { return Ok(()) };
+        let rule = match why {
+            Why::Protected { rule, .. } => rule,
+            Why::Special(rule) => rule.to_owned(),
+        };
+        let why = format!("with what was made beside it at this moment it is protected: {rule}");
+        Err(PathError::because(path, &why))
     }
 
     fn protects(&self, operation: Operation, path: &Path) -> Option<Why> {
@@ -183,7 +178,7 @@ impl<'a> Guard<'a> {
                 Moment::After if asked == whole => &[],
                 Moment::After => &[self.lower],
             };
-            let Ok(asked) = asked.strip_prefix(self.root) else { return false };
+            let Ok(asked) = asked.strip_prefix(&self.root) else { return false };
             trees.iter().any(|tree| matches!(Object::beneath(*tree, asked), Ok(Some(_))))
         };
         let bytes = whole.as_os_str().as_encoded_bytes();
@@ -199,7 +194,7 @@ impl<'a> Guard<'a> {
             Verdict::Allow | Verdict::Private => None,
             Verdict::Refuse(refusal) => {
                 let unit = match &refusal.grant {
-                    Some(stockade_model::Grant::Write(unit)) => unit.strip_prefix(self.root).ok().map(Path::to_owned),
+                    Some(stockade_model::Grant::Write(unit)) => unit.strip_prefix(&self.root).ok().map(Path::to_owned),
                     _ => None,
                 };
                 Some(Why::Protected { rule: refusal.rule, unit: unit.unwrap_or_else(|| path.to_owned()) })
