@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 
-use rustix::fs::{Stat, ioctl_ficlone, symlinkat};
+use rustix::fs::{AtFlags, Stat, ioctl_ficlone, symlinkat, unlinkat};
 
 use crate::error::{failed, failed_io};
 use crate::object::{Kind, Object, entries, os};
@@ -66,11 +66,17 @@ impl Copying<'_> {
             match object.kind() {
                 Kind::Directory => {
                     make_directory(to.fd.as_fd(), name, &self.owner).map_err(failed("make", &inner))?;
-                    self.modes.push((inner.clone(), object.mode() | 0o700));
-                    waiting.push(inner);
                 }
                 Kind::Link => self.link(&object, &to, name, &inner)?,
                 _ => self.file(&object, &to, name, &inner)?,
+            }
+            if let Err(FilesError::Guarded { why, .. }) = self.to.may_stay(&inner, object.kind()) {
+                let flags = if object.is_directory() { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+                unlinkat(&to.fd, name, flags).map_err(failed("remove", &inner))?;
+                self.done.withhold(inner, why);
+            } else if object.is_directory() {
+                self.modes.push((inner.clone(), object.mode() | 0o700));
+                waiting.push(inner);
             }
         }
         Ok(())

@@ -281,20 +281,7 @@ impl<'t> Placing<'t> {
                 return Err(error);
             }
         }
-        if let Err(error) = self.look_again() {
-            self.undo()?;
-            return Err(error);
-        }
         Ok(())
-    }
-
-    /// Looks again at the names that were free.
-    fn look_again(&self) -> Result<(), FilesError> {
-        let new = self.done.iter().filter(|(_, flags)| *flags == RenameFlags::NOREPLACE);
-        new.into_iter().try_for_each(|(path, _)| {
-            let path = self.at.beneath(path);
-            self.tree.may_stay(&path, self.tree.find(&path)?.kind())
-        })
     }
 
     /// Moves what is in one directory; directories that are on both sides wait.
@@ -306,6 +293,7 @@ impl<'t> Placing<'t> {
             let inner = path.join(os(&name));
             let ours = Object::find(from.fd.as_fd(), os(&name)).map_err(failed("examine", &inner))?;
             let theirs = Object::find(to.fd.as_fd(), os(&name)).map_err(failed("examine", &inner))?;
+            let kind = ours.as_ref().map(Object::kind);
             let flags = match (ours, theirs) {
                 (Some(ours), Some(theirs)) if ours.is_directory() && theirs.is_directory() => {
                     waiting.push(inner);
@@ -318,7 +306,11 @@ impl<'t> Placing<'t> {
                 (_, None) => RenameFlags::NOREPLACE,
             };
             renameat_with(&from.fd, os(&name), &to.fd, os(&name), flags).map_err(failed("place", &inner))?;
+            let placed = self.at.beneath(&inner);
             self.done.push((inner, flags));
+            if let (RenameFlags::NOREPLACE, Some(kind)) = (flags, kind) {
+                self.tree.may_stay(&placed, kind)?;
+            }
         }
         Ok(())
     }

@@ -139,6 +139,28 @@ fn a_watch_tells_what_happens_in_its_directory() {
     assert!(matches!(ground.tree.watch(&path("d")), Err(FilesError::NotFound(_))));
 }
 
+/// Once a part was judged, somebody puts something beside it with which it may not be there.
+#[test]
+fn what_may_not_stay_beside_others_is_taken_back_one_by_one() {
+    let (from, to) = (Ground::new(), Ground::new());
+    fs::create_dir(from.root.join("d")).unwrap();
+    fs::write(from.root.join("d/a"), "content").unwrap();
+    fs::write(from.root.join("part"), "content").unwrap();
+    let root = to.root.clone();
+    let guard = move |path: &TreePath, _, exists: Exists<'_>| {
+        let is_part = path.as_path().ends_with("part");
+        let was_there = exists(&TreePath::root().join("beside".as_ref()));
+        if is_part {
+            fs::write(root.join("beside"), "").unwrap();
+        }
+        (is_part && was_there).then(|| "a part".to_owned())
+    };
+    let tree = Tree::guarded(held(&to.root), std::sync::Arc::new(guard));
+    let done = tree.copy_from(&from.tree, BOUNDS).unwrap();
+    assert_eq!((done.withheld, done.left_out[0].path.clone()), (1, path("part")));
+    assert!(!to.root.join("part").exists() && to.root.join("d/a").exists());
+}
+
 #[test]
 fn a_copy_holds_links_and_not_what_they_lead_to() {
     let (from, to) = (Ground::new(), Ground::new());
