@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use stockade_model::{Grant, Level, Operation, Plan, RawText};
 
-use crate::guards::GuardedNames;
 use crate::guards::repository::{self, TrustedParts};
+use crate::guards::{GuardedNames, fold};
 use crate::programs::Programs;
 use crate::reach::Reach;
 
@@ -407,7 +407,7 @@ impl Powers {
 fn is_momentary(root: &[u8], path: &[u8]) -> bool {
     let beneath = path.get(root.len()..).unwrap_or_default();
     let passing = [MOMENTARY, stockade_files::INCOMING_PREFIX].map(str::as_bytes);
-    beneath.split(|b| *b == b'/').any(|name| passing.iter().any(|prefix| name.starts_with(prefix)))
+    beneath.split(|b| *b == b'/').any(|name| passing.iter().any(|prefix| fold(name).starts_with(prefix)))
 }
 
 fn outside(path: &[u8]) -> Refusal {
