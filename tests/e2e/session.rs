@@ -116,6 +116,56 @@ fn a_command_of_a_session_is_a_run() {
     });
 }
 
+/// A shell outside suspends it as it does a run, with a key or because the command stops itself;
+/// in the background it stops again, for its terminal is another process's.
+#[test]
+fn the_shell_outside_has_job_control_over_a_command_of_a_session() {
+    each_user(|world| {
+        for level in ["full", "restricted"] {
+            let session = Session::start(world, &["--level", level]);
+            let mut shell =
+                Terminal::start(world, &world.bare(&["env", "PS1=outside> ", "bash", "--norc", "--noprofile", "-i"]));
+            let words = format!("'{}' session exec {} --", binary(), session.id);
+            shell.expect("outside> ");
+            shell.press(&format!("sandboxed() {{ {words} \"$@\"; }}\r"));
+            shell.expect("outside> ");
+            let counting = "for i in $(seq 1000); do echo \"at $i.\"; sleep 0.1; done";
+            shell.press(&format!("sandboxed sh -c '{counting}'\r"));
+            shell.expect("at 3.");
+            for back in ["fg\r", "bg\r"] {
+                shell.press("\u{1a}");
+                shell.expect("Stopped");
+                shell.expect("outside> ");
+                assert!(shell.is_quiet(), "it goes on: {}", shell.text);
+                shell.press("echo $((6 * 7))\r");
+                shell.expect("42");
+                shell.expect("outside> ");
+                shell.press(back);
+                if back == "bg\r" {
+                    shell.expect("outside> ");
+                    assert!(shell.is_quiet(), "it goes on: {}", shell.text);
+                    shell.press("jobs\r");
+                    shell.expect("Stopped");
+                    shell.press("fg\r");
+                }
+                shell.expect("at ");
+            }
+            shell.press("\u{3}");
+            shell.expect("outside> ");
+            for signal in ["TSTP", "STOP"] {
+                shell.press(&format!("sandboxed sh -c 'kill -{signal} $$; echo on again: $((6 * 7))'\r"));
+                shell.expect("Stopped");
+                shell.expect("outside> ");
+                shell.press("fg\r");
+                shell.expect("on again: 42");
+                shell.expect("outside> ");
+            }
+            shell.press("exit\r");
+            shell.outlives_its_program();
+        }
+    });
+}
+
 /// The caller's, not those of whoever started the session.
 #[test]
 fn directory_variables_mask_and_streams_are_the_callers() {

@@ -55,6 +55,9 @@ const STOPS_WITHIN: Duration = Duration::from_millis(50);
 /// A terminal that is another process's, whose person is to be asked.
 static LENT: OnceLock<File> = OnceLock::new();
 
+/// Stops the job of that process, and returns when it goes on.
+static LENT_JOB: OnceLock<Box<dyn Fn() + Send + Sync>> = OnceLock::new();
+
 /// A person's terminal: the controlling one, or one that was lent.
 #[derive(Debug)]
 pub struct Terminal {
@@ -62,10 +65,12 @@ pub struct Terminal {
 }
 
 /// Asks at this terminal from now on, which was open where its person is. A
-/// process that has no other may read its keys, whoever is in the foreground.
-pub fn lend(terminal: OwnedFd) {
+/// process that has no other may read its keys, whoever is in the foreground. `stop_job` stops
+/// the job that lent it, and returns when that goes on.
+pub fn lend(terminal: OwnedFd, stop_job: impl Fn() + Send + Sync + 'static) {
     // The first counts.
     let _ = LENT.set(terminal.into());
+    let _ = LENT_JOB.set(Box::new(stop_job));
 }
 
 impl Terminal {
@@ -94,8 +99,11 @@ impl Terminal {
     }
 
     /// To be lent to another process.
-    pub fn into_fd(self) -> OwnedFd {
-        self.file.into()
+    ///
+    /// # Errors
+    /// Out of descriptors.
+    pub fn lent(&self) -> io::Result<OwnedFd> {
+        Ok(self.file.try_clone()?.into())
     }
 
     /// Columns, 0 where it does not say.
@@ -247,16 +255,20 @@ impl Kept {
     }
 }
 
-/// The command at the relay's terminal was stopped: this process and the rest of its job are
-/// stopped too, as without a relay, with the terminal as it was before; returns when the shell
-/// has the job go on. Of a terminal that was lent the job is another process's: the command
-/// goes on at once.
+/// The command at the relay's terminal was stopped: the job at the person's terminal is stopped
+/// too, as without a relay, with the terminal as it was before; returns when the shell has the
+/// job go on.
 pub fn suspend() {
-    let Some(relaying) = lock(&RELAYING).clone().filter(|_| LENT.get().is_none()) else { return };
+    let Some(relaying) = lock(&RELAYING).clone() else { return };
     let Ok(_alone) = Alone::with(relaying) else { return };
     if let Some((file, saved)) = lock(&RAW).as_ref() {
         let _ = tcsetattr(file, OptionalActions::Now, saved);
     }
+    LENT_JOB.get().map_or_else(stop_job, |stop_lent_job| stop_lent_job());
+}
+
+/// Stops this process and the rest of its job; returns when the shell has it go on.
+pub fn stop_job() {
     let _ = kill_current_process_group(Signal::TSTP);
     // The signal may come by another thread.
     std::thread::sleep(STOPS_WITHIN);

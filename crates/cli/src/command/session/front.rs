@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -86,11 +86,12 @@ fn wait_and_run(post: Post, supervisor: Pid, tell: &mut File) -> Result<(), Fail
         Word::Exec => {
             tell.write_all(&[note::TAKEN])?;
             let line = Arc::new(line);
-            let code = match take_over(post, descriptors.into_iter().flatten()) {
+            let job = Arc::new(Job::default());
+            let code = match take_over(post, descriptors.into_iter().flatten(), &line, &job) {
                 Ok((typed, mask)) => {
                     let nursery = nursery.map(|nursery| nursery.with_umask(mask));
                     run_for(
-                        &line,
+                        (&line, job),
                         typed,
                         Front { signals, terminal: Given::Own, place: Place::Own(nursery), supervisor: None },
                     )?
@@ -102,7 +103,9 @@ fn wait_and_run(post: Post, supervisor: Pid, tell: &mut File) -> Result<(), Fail
             };
             Ok(line.say(Word::Over(code), &[])?)
         }
-        Word::Signal(_) | Word::Heard | Word::Over(_) => Err(Failure::new("a caller was not understood")),
+        Word::Signal(_) | Word::Heard | Word::Over(_) | Word::Stopped => {
+            Err(Failure::new("a caller was not understood"))
+        }
     }
 }
 
@@ -125,7 +128,12 @@ fn await_caller(listener: &Listener, mounts: &MountTable) -> io::Result<Option<L
 
 /// Takes the caller's place: streams first, so that what fails is said there. Gives
 /// what is to be run, and the caller's file mode creation mask.
-fn take_over(post: Post, mut descriptors: impl Iterator<Item = OwnedFd>) -> Result<(RunArgs, u32), Failure> {
+fn take_over(
+    post: Post,
+    mut descriptors: impl Iterator<Item = OwnedFd>,
+    line: &Arc<Line>,
+    job: &Arc<Job>,
+) -> Result<(RunArgs, u32), Failure> {
     let cannot = |error: io::Error| Failure::new(format!("the session does not understand what is asked: {error}"));
     let mut next = || descriptors.next().ok_or_else(|| cannot(io::ErrorKind::InvalidData.into()));
     let (asked, cwd, stdin, stdout, stderr) = (next()?, next()?, next()?, next()?, next()?);
@@ -139,7 +147,8 @@ fn take_over(post: Post, mut descriptors: impl Iterator<Item = OwnedFd>) -> Resu
     let environment: Vec<_> = asked.environment.iter().map(variable).collect();
     replace_environment(&environment).map_err(cannot)?;
     if let Some(person) = descriptors.next() {
-        terminal::lend(person);
+        let (line, job) = (Arc::clone(line), Arc::clone(job));
+        terminal::lend(person, move || job.stop(&line));
     }
     trace::start(None)?;
     let mut terms = post.terms;
@@ -165,16 +174,16 @@ fn take_over(post: Post, mut descriptors: impl Iterator<Item = OwnedFd>) -> Resu
 }
 
 /// Runs it as `run` does. A caller that is gone by now wants nothing.
-fn run_for(line: &Arc<Line>, typed: RunArgs, front: Front) -> Result<u8, Failure> {
+fn run_for((line, job): (&Arc<Line>, Arc<Job>), typed: RunArgs, front: Front) -> Result<u8, Failure> {
     let id = meaning::request_id()?;
     line.say(Word::Heard, &[])?;
     let caller = Arc::clone(line);
-    thread::Builder::new().name("stockade-caller".to_owned()).spawn(move || pass_on(&caller))?;
+    thread::Builder::new().name("stockade-caller".to_owned()).spawn(move || pass_on(&caller, &job))?;
     Ok(run::complete(typed, id, |_| Ok(front)).1)
 }
 
 /// Passes the caller's signals on, and its end.
-fn pass_on(caller: &Line) {
+fn pass_on(caller: &Line, job: &Job) {
     let raise = |signal: Signal| {
         // To this process itself, which is there.
         let _ = kill_process(getpid(), signal);
@@ -182,6 +191,54 @@ fn pass_on(caller: &Line) {
     while let Ok(Some((word, _))) = caller.hear() {
         let Word::Signal(number) = word else { break };
         PASSED_ON.into_iter().filter(|signal| signal.as_raw() == number).for_each(raise);
+        // Whatever comes: a job that is stopped passes nothing on.
+        job.goes_on();
     }
+    job.is_gone();
     GONE.into_iter().for_each(raise);
+}
+
+/// The caller's job, which stops with the command.
+#[derive(Debug, Default)]
+struct Job {
+    state: Mutex<JobState>,
+    changed: Condvar,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum JobState {
+    #[default]
+    Running,
+    Stopped,
+    Gone,
+}
+
+impl Job {
+    /// Has the caller stop, and waits until it goes on or is gone. Without a limit: a person may
+    /// come back to a job when they like.
+    fn stop(&self, line: &Line) {
+        let mut state = self.lock();
+        if *state == JobState::Gone || line.say(Word::Stopped, &[]).is_err() {
+            return;
+        }
+        *state = JobState::Stopped;
+        let _running = self.changed.wait_while(state, |state| *state == JobState::Stopped);
+    }
+
+    fn goes_on(&self) {
+        self.become_state(JobState::Running);
+    }
+
+    fn is_gone(&self) {
+        self.become_state(JobState::Gone);
+    }
+
+    fn become_state(&self, wanted: JobState) {
+        *self.lock() = wanted;
+        self.changed.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, JobState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }

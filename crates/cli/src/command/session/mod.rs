@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::umask;
+use rustix::process::{Signal, umask};
 use serde_json::{Value, json};
 use stockade_model::{Grant, SessionId};
 use stockade_policy::resolve_profile;
@@ -41,6 +41,9 @@ use crate::{exit, places, trace};
 const STARTS_WITHIN: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
 /// How long a session may take to end: its commands' time, and its own.
 const ENDS_WITHIN: Duration = Duration::from_secs(60);
+/// How often a job in the background stops again. In a job that no shell could have go on,
+/// nothing stops it.
+const STOPS_MAX: u32 = 100;
 /// How often a session is looked at that is waited for.
 const AGAIN: Duration = Duration::from_millis(20);
 
@@ -138,15 +141,16 @@ fn exec(typed: SessionExecArgs) -> Ended {
     let asked = asked(typed)?.to_file().map_err(cannot)?;
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let cwd = rustix::fs::open(".", flags, Mode::empty()).map_err(|e| cannot(e.into()))?;
-    let person = Terminal::open().map(Terminal::into_fd);
+    let person = Terminal::open();
+    let lent = person.as_ref().map(Terminal::lent).transpose().map_err(cannot)?;
     let mut along = vec![asked.as_fd(), cwd.as_fd()];
     along.extend([rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()]);
-    along.extend(person.as_ref().map(OwnedFd::as_fd));
+    along.extend(lent.as_ref().map(OwnedFd::as_fd));
     let line = Line::to(session.path()).map_err(cannot)?;
     line.say(Word::Exec, &along).map_err(cannot)?;
-    drop((asked, cwd, person));
+    drop((asked, cwd, lent));
     let modes = Kept::of_standard_input();
-    let followed = follow(&session, &line, &signals);
+    let followed = follow(&session, &line, &signals, person.as_ref());
     if followed.is_err() {
         // Whoever relayed the terminal was killed.
         modes.put_back();
@@ -178,7 +182,7 @@ fn asked(typed: SessionExecArgs) -> Result<Asked, Failure> {
 
 /// Passes signals on until the command is over; its exit code. Before anybody has
 /// heard of it, a signal ends the waiting.
-fn follow(session: &Session, line: &Line, signals: &Taken) -> Ended {
+fn follow(session: &Session, line: &Line, signals: &Taken, person: Option<&Terminal>) -> Ended {
     let mut heard = false;
     loop {
         let of_terminal = signals.of_terminal();
@@ -193,6 +197,10 @@ fn follow(session: &Session, line: &Line, signals: &Taken) -> Ended {
             match line.hear() {
                 Ok(Some((Word::Heard, _))) => heard = true,
                 Ok(Some((Word::Over(code), _))) => return Ok(code),
+                Ok(Some((Word::Stopped, _))) => {
+                    stop_with_it(person);
+                    let _ = line.say(Word::Signal(Signal::CONT.as_raw()), &[]);
+                }
                 _ => return Err(ended_without_a_word(session)),
             }
         }
@@ -205,6 +213,17 @@ fn follow(session: &Session, line: &Line, signals: &Taken) -> Ended {
             }
             // Where nobody listens any more, the line says so next.
             let _ = line.say(Word::Signal(signal), &[]);
+        }
+    }
+}
+
+/// Stops with the command, whose terminal is this job's: until the job is in the foreground
+/// again, as a program that reads its terminal does.
+fn stop_with_it(person: Option<&Terminal>) {
+    for _ in 0..STOPS_MAX {
+        terminal::stop_job();
+        if person.is_none_or(Terminal::in_foreground) {
+            return;
         }
     }
 }

@@ -47,6 +47,9 @@ pub enum Word {
     Heard,
     /// From a session: the command is over, with this exit code.
     Over(u8),
+    /// From a session: the command was stopped. Whoever lent the terminal stops too, and
+    /// passes on that it goes on again.
+    Stopped,
 }
 
 impl Word {
@@ -57,6 +60,7 @@ impl Word {
             Self::Signal(signal) => (3, signal),
             Self::Heard => (4, 0),
             Self::Over(code) => (5, code.into()),
+            Self::Stopped => (6, 0),
         };
         let mut bytes = [0; SIZE];
         bytes[..4].copy_from_slice(&u32::to_ne_bytes(kind));
@@ -72,6 +76,7 @@ impl Word {
             3 => Self::Signal(value),
             4 => Self::Heard,
             5 => Self::Over(value.try_into().ok()?),
+            6 => Self::Stopped,
             _ => return None,
         })
     }
@@ -257,7 +262,7 @@ mod tests {
         assert!(listener.accept().unwrap().is_none());
         let line = Line::to(dir.path()).unwrap();
         let heard = listener.accept().unwrap().unwrap();
-        for word in [Word::Exec, Word::End, Word::Signal(15), Word::Heard, Word::Over(255)] {
+        for word in [Word::Exec, Word::End, Word::Signal(15), Word::Heard, Word::Over(255), Word::Stopped] {
             line.say(word, &[dir_fd(dir.path()).as_fd()]).unwrap();
             let (same, descriptors) = heard.hear_soon().unwrap().unwrap();
             assert_eq!((same, descriptors.iter().flatten().count()), (word, 1));
