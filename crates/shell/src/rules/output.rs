@@ -148,7 +148,9 @@ pub(crate) fn taints(judge: &mut Judge, invocation: &Invocation) -> Flow {
     };
     let secret = match invocation.name.as_slice() {
         b"env" | b"history" => words.is_empty(),
-        b"printenv" | b"export" | b"declare" | b"set" | b"typeset" => {
+        // With options it sets them, and shows no variable.
+        b"set" => words.is_empty(),
+        b"printenv" | b"export" | b"declare" | b"typeset" => {
             words.is_empty()
                 || words.iter().all(|w| w.starts_with(b"-"))
                 || (invocation.name == b"printenv" && !words.iter().all(|w| crate::variables::is_public(w)))
