@@ -408,6 +408,18 @@ fn other_processes_are_no_way_out() {
     );
 }
 
+/// A process sets which of its own memory a dump would hold, as Java does, and nobody else's.
+#[test]
+fn a_process_sets_its_own_dump_filter_alone() {
+    works("echo 0x23 >/proc/self/coredump_filter && cat /proc/self/coredump_filter", "00000023");
+    each(
+        "for p in 1 $PPID $$; do (echo 0x23 >/proc/$p/coredump_filter) 2>/dev/null && echo $p; done; true",
+        |ran, _| {
+            assert_eq!(ran.stdout, "");
+        },
+    );
+}
+
 #[test]
 fn files_move_between_temp_and_workspace() {
     works(

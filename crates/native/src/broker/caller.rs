@@ -203,6 +203,11 @@ impl Caller {
         self.ask(|thread| resolve::link_text_at(thread.at(), &name))
     }
 
+    /// Opens for writing which of its memory a dump of it would hold. Nobody else's.
+    pub fn open_dump_filter(&self) -> Result<OwnedFd, Errno> {
+        self.ask(|thread| openat(thread.at(), c"coredump_filter", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()))
+    }
+
     /// Holds its root.
     pub fn root(&self) -> Result<OwnedFd, Errno> {
         self.ask(|thread| resolve::jump(thread.at(), c"root"))

@@ -1,5 +1,6 @@
 //! Opens that write or create.
 
+use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Access, CWD, FileType, Mode, OFlags, ResolveFlags, fcntl_setfl, fstat, openat, openat2};
@@ -40,6 +41,10 @@ const SET_ID: u32 = 0o6000;
 /// Device nodes that the floor lets everybody write to.
 const OPEN_DEVICES: [&[u8]; 6] =
     [b"/dev/null", b"/dev/zero", b"/dev/full", b"/dev/random", b"/dev/urandom", b"/dev/tty"];
+
+/// What every Java virtual machine sets of itself: what of it a core dump holds, of which a run
+/// makes none. At level full it lies in a tree that is mounted read-only.
+const DUMP_FILTER: &CStr = c"/proc/self/coredump_filter";
 
 /// One open, as it was asked for, its mode masked.
 #[derive(Clone, Copy)]
@@ -136,6 +141,11 @@ impl Service {
         // itself a caller can write to no more than these.
         if OPEN_DEVICES.contains(&path.to_bytes()) {
             return Ok(Step::Done(Reply::Continue));
+        }
+        if path.as_c_str() == DUMP_FILTER {
+            let fd = caller.open_dump_filter()?;
+            self.must_still_wait(caller)?;
+            return Ok(Step::Done(finish(fd, wish)?));
         }
         if wish.creates() || wish.has(TMPFILE) {
             wish.mode = self.masked(caller, mode)?;
