@@ -30,6 +30,7 @@ mod review;
 mod roundabout;
 mod sandbox;
 mod seated;
+mod served;
 mod session;
 mod stage;
 mod storm;

@@ -3,6 +3,7 @@
 //! the program's socket is then connected, on its behalf, to where the door
 //! listens.
 
+use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -36,6 +37,8 @@ enum Road {
     Inside,
     /// To the door itself.
     Offered(Offer),
+    /// To a server of the run's own on the host's loopback, which has these cookies.
+    Server(HashSet<u64>),
     /// Outside.
     Out(Target, Permit),
 }
@@ -49,8 +52,11 @@ impl Service {
         (dialled, who): (SocketAddr, &Actor),
     ) -> Result<Step, Failure> {
         let Some(way) = &self.way else {
-            let has_own = self.has_own_network();
-            return if has_own { self.connect_natively(id, connection) } else { Err(Errno::NETUNREACH.into()) };
+            if self.has_own_network() {
+                return self.connect_natively(id, connection);
+            }
+            let servers = self.own_servers(dialled)?.ok_or(Errno::NETUNREACH)?;
+            return self.connect_server(id, connection, (servers, dialled.port()));
         };
         let road = self.road(way, dialled)?;
         let ready = || {
@@ -60,6 +66,7 @@ impl Service {
         };
         let dialling = match road {
             Road::Inside => return self.connect_natively(id, connection),
+            Road::Server(servers) => return self.connect_server(id, connection, (servers, dialled.port())),
             Road::Offered(offer) => {
                 let arrival = ready()?;
                 way.connect_service(offer, dialled, named(who), move |told| arrival.take(told))?
@@ -98,13 +105,26 @@ impl Service {
                 Ok(rule) => Ok(Road::Out(target, Permit { rule })),
                 Err(_) if target.port == NAMES_PORT => names(),
                 Err(_) if has_own && dialled.ip().is_loopback() => Ok(Road::Inside),
-                Err(refusal) => Err(Failure::Refused(unreached(&target, refusal))),
+                Err(refusal) => match self.own_servers(dialled)? {
+                    Some(servers) => Ok(Road::Server(servers)),
+                    None => Err(Failure::Refused(unreached(&target, refusal))),
+                },
             },
             Destination::Service(Offer::NameServer) => names(),
             Destination::Service(offer) => Ok(Road::Offered(offer)),
             Destination::Nobody if answers_all => Ok(Road::Inside),
             Destination::Nobody => Err(Errno::CONNREFUSED.into()),
         }
+    }
+}
+
+impl Service {
+    /// The run's own servers at an address of the host's loopback, where there is nobody else's.
+    fn own_servers(&self, dialled: SocketAddr) -> Result<Option<HashSet<u64>>, Errno> {
+        if self.has_own_network() || !dialled.ip().is_loopback() {
+            return Ok(None);
+        }
+        Ok(Some(self.servers.at(dialled.port())?).filter(|servers| !servers.is_empty()))
     }
 }
 
@@ -179,7 +199,7 @@ impl Arrival {
 
 /// An address as a socket of `domain` takes it (`struct sockaddr_in`,
 /// `struct sockaddr_in6`).
-fn address_for(domain: AddressFamily, to: SocketAddr) -> Vec<u8> {
+pub(super) fn address_for(domain: AddressFamily, to: SocketAddr) -> Vec<u8> {
     let mut bytes = domain.as_raw().to_ne_bytes().to_vec();
     bytes.extend_from_slice(&to.port().to_be_bytes());
     match to.ip() {

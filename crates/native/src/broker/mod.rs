@@ -13,7 +13,7 @@
 //! | `deed` | a call once it is read: it can be carried out now or later |
 //! | `opens`, `names`, `metadata`, `sockets` | reading the calls and carrying them out |
 //! | `straight` | the short way of plain opens |
-//! | `bound` | sockets that the run has made |
+//! | `bound`, `servers` | sockets that the run has made: with a path, and servers on the host's loopback |
 //! | `view` | through which view an object is changed; is it still the one shown? |
 //! | `holds`, `holding` | calls that wait for an answer |
 //! | `pool` | what may block |
@@ -50,6 +50,7 @@ mod pool;
 mod programs;
 mod reads;
 mod requests;
+mod servers;
 mod service;
 mod sockets;
 mod straight;

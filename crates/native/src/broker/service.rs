@@ -5,6 +5,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::OsStr;
+use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -26,6 +27,7 @@ use super::holds::Holds;
 use super::ledger::{Actor, Denied, Ledger};
 use super::pool::Pool;
 use super::reads::Reads;
+use super::servers::Servers;
 use super::straight::Roots;
 use super::table::{Shape, notify_table};
 use super::terminals::Terminals;
@@ -112,6 +114,8 @@ pub(super) struct Service {
     pub surveys: RefCell<Surveys>,
     /// The sockets that the run has bound to paths.
     pub bound: Bound,
+    /// Those that it has made on the loopback of the host.
+    pub servers: Servers,
     /// Terminals that the run has made.
     pub terminals: Terminals,
     /// Calls that other threads answer, by notification.
@@ -166,6 +170,7 @@ impl Service {
             reads,
             surveys: RefCell::default(),
             bound,
+            servers: Servers::default(),
             terminals: Terminals::default(),
             parked: HashMap::new(),
             holds: holding::table(),
@@ -324,8 +329,8 @@ impl Service {
             | Shape::RemoveAttributeDescriptor => self.read_change(caller, shape)?,
             Shape::Connect => self.read_connect(caller)?,
             Shape::Bind => match self.read_bind(caller)? {
-                Some(deed) => deed,
-                None => return Ok(Step::Done(Reply::Continue)),
+                ControlFlow::Continue(deed) => deed,
+                ControlFlow::Break(step) => return Ok(step),
             },
             Shape::Exec { at } => match self.read_exec(caller, at)? {
                 Some(deed) => deed,

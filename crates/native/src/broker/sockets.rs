@@ -6,15 +6,17 @@
 //! nowhere else: a call that went on could have been given another path meanwhile. What
 //! was bound is held (`bound.rs`).
 
+use std::collections::HashSet;
 use std::ffi::{CString, OsStr};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::fs::{Access, FileType, Mode, OFlags, Stat, fcntl_getfl, fstat};
-use rustix::net::sockopt::{socket_domain, socket_type};
-use rustix::net::{AddressFamily, SocketType};
+use rustix::net::sockopt::{ipv6_v6only, socket_domain, socket_type};
+use rustix::net::{AddressFamily, Shutdown, SocketType};
 use rustix::thread::set_no_new_privs;
 use stockade_model::{Level, Operation};
 use stockade_sys::landlock::{Ruleset, access};
@@ -23,9 +25,10 @@ use stockade_sys::{Errno, actor, resolve};
 
 use super::bound::MAX_BOUND;
 use super::caller::Caller;
-use super::connects::plain;
+use super::connects::{address_for, plain};
 use super::deed::{Deed, Step, Work};
 use super::ledger::Actor;
+use super::servers::{FIRST_PORT, still_serve};
 use super::service::{Failure, Reply, Service, native_access, refused};
 use super::view::own_directory;
 use super::walk::{Object, Place};
@@ -163,6 +166,30 @@ impl Service {
         self.connect_natively(id, connection)
     }
 
+    /// Connects to a server of the run's own on the host's loopback. Whoever listened is looked
+    /// at once more afterwards: somebody else may have come in its place.
+    pub(super) fn connect_server(
+        &self,
+        id: u64,
+        connection: &Connection,
+        (servers, port): (HashSet<u64>, u16),
+    ) -> Result<Step, Failure> {
+        let socket = connection.socket.try_clone().map_err(|_| Errno::MFILE)?;
+        let (address, notifier) = (connection.address().to_vec(), self.notifier.clone());
+        let job = Box::new(move || {
+            let connected = actor::connect(socket.as_fd(), &address);
+            let connected = if still_serve(&servers, port) {
+                connected
+            } else {
+                let _ = rustix::net::shutdown(&socket, Shutdown::Both);
+                Err(Errno::CONNREFUSED)
+            };
+            // Failing to answer means that the caller is gone.
+            let _ = notifier.answer(id, connected.map_or_else(Answer::Error, |()| Answer::Value(0)));
+        });
+        Ok(Step::Work(Work { job, pipe: None }))
+    }
+
     /// Connects at once where the socket does not wait, else on another thread.
     pub(super) fn connect_natively(&self, id: u64, connection: &Connection) -> Result<Step, Failure> {
         let (address, held) = match &connection.peer {
@@ -188,41 +215,53 @@ impl Service {
         Ok(Step::Work(Work { job, pipe: None }))
     }
 
-    /// Reads a bind. `None` for what no path names: the floor decides that.
-    pub(super) fn read_bind(&self, caller: &Caller) -> Result<Option<Deed>, Failure> {
+    /// Reads a bind. What no path names is the floor's, or a server's, and done with.
+    pub(super) fn read_bind(&self, caller: &Caller) -> Result<ControlFlow<Step, Deed>, Failure> {
         let address = read_address(caller)?;
         let socket = caller.descriptor(caller.int(0))?;
         let domain = socket_domain(&socket)?;
-        self.permit_server(domain, &address)?;
-        let Peer::Path(path) = peer(&address, domain) else {
-            return Ok(None);
+        let path = match peer(&address, domain) {
+            Peer::Path(path) => path,
+            _ if self.has_own_network() || domain == AddressFamily::UNIX => {
+                return Ok(ControlFlow::Break(Step::Done(Reply::Continue)));
+            }
+            Peer::Internet(at) => {
+                self.must_still_wait(caller)?;
+                self.bind_server(&socket, served(at, &address, &socket)?)?;
+                return Ok(ControlFlow::Break(Step::zero()));
+            }
+            Peer::Abstract(_) | Peer::Other => return Err(no_server(b"a port of the kernel's choice")),
         };
         let mask = !self.masked(caller, 0o7777)?;
         let place = self.walk(caller)?.place(libc::AT_FDCWD, &path)?;
-        Ok(Some(Deed::Bind { socket, place, mask }))
+        Ok(ControlFlow::Continue(Deed::Bind { socket, place, mask }))
     }
 
-    /// Without a network of its own a run has no servers: they would be the host's.
-    fn permit_server(&self, domain: AddressFamily, address: &[u8]) -> Result<(), Failure> {
-        if self.has_own_network() || domain == AddressFamily::UNIX {
-            return Ok(());
+    /// Without a network of its own a run serves its own processes alone, on the loopback of
+    /// the host.
+    fn bind_server(&self, socket: &OwnedFd, at: SocketAddr) -> Result<(), Failure> {
+        let is_of_system = (1..FIRST_PORT).contains(&at.port());
+        if !at.ip().is_loopback() || is_of_system || socket_type(socket)? != SocketType::STREAM {
+            return Err(no_server(at.to_string().as_bytes()));
         }
-        let shown = match peer(address, domain) {
-            Peer::Internet(at) => at.to_string(),
-            _ => "a port of the kernel's choice".to_owned(),
-        };
-        let rule = "no servers without a network of the run's own (level restricted)".to_owned();
-        Err(refused(Operation::Bind, shown.as_bytes(), Refusal { rule, grant: None }))
+        Ok(actor::bind(socket.as_fd(), &address_for(socket_domain(socket)?, at))?)
     }
 
-    /// Lets a unix socket listen, on behalf: a call that went on could have been
-    /// given another socket meanwhile.
+    /// Lets a socket listen, on behalf: a call that went on could have been given another
+    /// socket meanwhile.
     pub(super) fn listen(&self, caller: &Caller) -> Result<Step, Failure> {
         let socket = caller.descriptor(caller.int(0))?;
-        self.permit_server(socket_domain(&socket)?, &[])?;
+        let is_unix = socket_domain(&socket)? == AddressFamily::UNIX;
         self.must_still_wait(caller)?;
-        rustix::net::listen(&socket, caller.int(1))?;
-        Ok(Step::zero())
+        if is_unix || self.has_own_network() {
+            rustix::net::listen(&socket, caller.int(1))?;
+            return Ok(Step::zero());
+        }
+        match self.servers.listen(socket.as_fd(), caller.int(1)) {
+            Ok(()) => Ok(Step::zero()),
+            Err(Errno::ACCESS) => Err(no_server(b"a port of the kernel's choice")),
+            Err(errno) => Err(errno.into()),
+        }
     }
 
     /// Binds on behalf, and holds the socket that was made. In a private tree of the
@@ -275,6 +314,21 @@ impl Service {
             }
         }
     }
+}
+
+/// The address that a server gets which asks for `at`: of all addresses of the machine, of
+/// both kinds where it takes both, the loopback's.
+fn served(at: SocketAddr, address: &[u8], socket: &OwnedFd) -> Result<SocketAddr, Errno> {
+    let is_any = address.get(8..24) == Some(&[0; 16]) && socket_domain(socket)? == AddressFamily::INET6;
+    let takes_both = is_any && !ipv6_v6only(socket)?;
+    Ok(if takes_both { SocketAddr::new(Ipv4Addr::LOCALHOST.into(), at.port()) } else { at })
+}
+
+fn no_server(object: &[u8]) -> Failure {
+    let rule = format!(
+        "without a network of its own (level restricted) a run serves on the loopback alone, from port {FIRST_PORT} on, over TCP"
+    );
+    refused(Operation::Bind, object, Refusal { rule, grant: None })
 }
 
 /// Binds to an address that must lead into `directory`, on a thread that may make sockets

@@ -60,9 +60,10 @@ pub(crate) fn outfit(plan: &Plan, edge: &Edge) -> Outfit {
 pub(crate) fn layer(plan: &Plan) -> LayerReport {
     let (way, apart) = match plan.level {
         Level::Full => ("through the door", "datagrams reach its name server alone"),
-        Level::Restricted | Level::None => {
-            ("over TCP, connected by the broker", "no servers and no datagrams; names over TCP and the proxy alone")
-        }
+        Level::Restricted | Level::None => (
+            "over TCP, connected by the broker",
+            "servers on the host's loopback for the run alone; no datagrams; names over TCP and the proxy alone",
+        ),
     };
     let published: Vec<String> = plan
         .grants

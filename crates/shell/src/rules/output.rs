@@ -147,9 +147,8 @@ pub(crate) fn taints(judge: &mut Judge, invocation: &Invocation) -> Flow {
         _ => false,
     };
     let secret = match invocation.name.as_slice() {
-        b"env" | b"history" => words.is_empty(),
-        // With options it sets them, and shows no variable.
-        b"set" => words.is_empty(),
+        // With options `set` sets them, and shows no variable.
+        b"env" | b"history" | b"set" => words.is_empty(),
         b"printenv" | b"export" | b"declare" | b"typeset" => {
             words.is_empty()
                 || words.iter().all(|w| w.starts_with(b"-"))

@@ -1,0 +1,201 @@
+//! Servers of a run that has no network of its own: on the loopback of the host, for the
+//! run's own processes. The run's own listeners are known by their cookies (`SO_COOKIE`),
+//! which the kernel gives no second socket; who listens on a port the kernel says itself
+//! (`sock_diag(7)`). So a run reaches its own servers there and nobody else's.
+//!
+//! Must not know grants: a listener of somebody else may be reached by one, which is decided
+//! elsewhere.
+
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_cookie};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, getsockname, listen, recv, sendto,
+    shutdown, socket_with,
+};
+use stockade_sys::Errno;
+
+/// Servers of a run at a time.
+pub(super) const MAX_SERVERS: usize = 512;
+/// The first port that no service of the system has to itself.
+pub(super) const FIRST_PORT: u16 = 1024;
+/// How long the kernel may take to say who listens. It answers at once.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
+/// Bytes of one answer, as the kernel fills it at most (netlink(7)).
+const ANSWER_BYTES: usize = 32 * 1024;
+/// Answers to one question: far more than there are listeners of one port.
+const MAX_ANSWERS: usize = 64;
+
+/// `SOCK_DIAG_BY_FAMILY` (linux/sock_diag.h).
+const BY_FAMILY: u16 = 20;
+/// `NLM_F_REQUEST | NLM_F_DUMP` (linux/netlink.h).
+const DUMP: u16 = 0x301;
+/// `NLMSG_DONE`.
+const DONE: u16 = 3;
+/// `struct nlmsghdr`, in bytes.
+const HEADER_BYTES: usize = 16;
+/// Where the cookie stands in a message: after its header, four bytes of `struct
+/// inet_diag_msg` and 40 of `struct inet_diag_sockid` (linux/inet_diag.h).
+const COOKIE_AT: usize = HEADER_BYTES + 44;
+/// `1 << TCP_LISTEN`.
+const LISTENING: u32 = 1 << 10;
+const TCP: u8 = 6;
+
+/// The run's own listeners, by their cookies.
+#[derive(Debug, Default)]
+pub(super) struct Servers(RefCell<HashSet<u64>>);
+
+impl Servers {
+    /// Lets a socket that is bound to the loopback listen; no other one does.
+    pub fn listen(&self, socket: BorrowedFd<'_>, backlog: i32) -> Result<(), Errno> {
+        let port = served_port(socket)?.ok_or(Errno::ACCESS)?;
+        let mut own = self.0.borrow_mut();
+        if own.len() >= MAX_SERVERS {
+            let there = listeners(None)?;
+            own.retain(|cookie| there.contains(cookie));
+        }
+        if own.len() >= MAX_SERVERS {
+            return Err(Errno::NFILE);
+        }
+        let cookie = socket_cookie(socket)?;
+        let is_alone = |own: &HashSet<u64>| Ok::<_, Errno>(listeners(Some(port))?.is_subset(own));
+        // With SO_REUSEPORT it would take connections that are somebody else's.
+        if !is_alone(&own)? {
+            return Err(Errno::ADDRINUSE);
+        }
+        listen(socket, backlog)?;
+        own.insert(cookie);
+        if is_alone(&own)? {
+            return Ok(());
+        }
+        shutdown(socket, Shutdown::Both)?;
+        Err(Errno::ADDRINUSE)
+    }
+
+    /// Those of them that listen on a port, where nobody else does.
+    pub fn at(&self, port: u16) -> Result<HashSet<u64>, Errno> {
+        let own = self.0.borrow();
+        if own.is_empty() {
+            return Ok(HashSet::new());
+        }
+        let there = listeners(Some(port))?;
+        Ok(if there.is_subset(&own) { there } else { HashSet::new() })
+    }
+}
+
+/// Whether one of `servers` listens still, and nobody else.
+pub(super) fn still_serve(servers: &HashSet<u64>, port: u16) -> bool {
+    listeners(Some(port)).is_ok_and(|there| !there.is_empty() && there.is_subset(servers))
+}
+
+/// The port of a socket that is bound to the loopback.
+fn served_port(socket: BorrowedFd<'_>) -> Result<Option<u16>, Errno> {
+    let at = SocketAddr::try_from(getsockname(socket)?)?;
+    Ok((at.ip().to_canonical().is_loopback() && at.port() != 0).then_some(at.port()))
+}
+
+/// The cookies of all that listen, on a port or on any.
+fn listeners(port: Option<u16>) -> Result<HashSet<u64>, Errno> {
+    let diag = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, Some(SOCK_DIAG))?;
+    set_socket_timeout(&diag, Timeout::Recv, Some(ANSWERS_WITHIN))?;
+    let mut found = HashSet::new();
+    for family in [AddressFamily::INET, AddressFamily::INET6] {
+        ask(&diag, family, port, &mut found)?;
+    }
+    Ok(found)
+}
+
+fn ask(diag: &OwnedFd, family: AddressFamily, port: Option<u16>, found: &mut HashSet<u64>) -> Result<(), Errno> {
+    sendto(diag, &question(family, port), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+    let mut answer = vec![0; ANSWER_BYTES];
+    for _ in 0..MAX_ANSWERS {
+        let (length, _) = recv(diag, &mut answer[..], RecvFlags::empty())?;
+        if read_answer(answer.get(..length).ok_or(Errno::MSGSIZE)?, found)? {
+            return Ok(());
+        }
+    }
+    Err(Errno::OVERFLOW)
+}
+
+/// `struct nlmsghdr` and `struct inet_diag_req_v2`.
+fn question(family: AddressFamily, port: Option<u16>) -> Vec<u8> {
+    let mut text = Vec::with_capacity(72);
+    text.extend_from_slice(&72_u32.to_ne_bytes());
+    text.extend_from_slice(&BY_FAMILY.to_ne_bytes());
+    text.extend_from_slice(&DUMP.to_ne_bytes());
+    text.extend_from_slice(&[0; 8]);
+    let family = u8::try_from(family.as_raw()).unwrap_or_default();
+    text.extend_from_slice(&[family, TCP, 0, 0]);
+    text.extend_from_slice(&LISTENING.to_ne_bytes());
+    text.extend_from_slice(&port.unwrap_or_default().to_be_bytes());
+    text.resize(72, 0);
+    text
+}
+
+/// Adds the cookies of one answer; whether it was the last.
+fn read_answer(mut answer: &[u8], found: &mut HashSet<u64>) -> Result<bool, Errno> {
+    while let Some(header) = answer.first_chunk::<HEADER_BYTES>() {
+        let [l0, l1, l2, l3, t0, t1, ..] = *header;
+        let length = usize::try_from(u32::from_ne_bytes([l0, l1, l2, l3])).unwrap_or(usize::MAX);
+        match u16::from_ne_bytes([t0, t1]) {
+            DONE => return Ok(true),
+            BY_FAMILY => {
+                let message = answer.get(..length).ok_or(Errno::BADMSG)?;
+                let cookie = message.get(COOKIE_AT..).and_then(|rest| rest.first_chunk::<8>()).ok_or(Errno::BADMSG)?;
+                let [c0, c1, c2, c3, c4, c5, c6, c7] = *cookie;
+                let halves = [[c0, c1, c2, c3], [c4, c5, c6, c7]].map(u32::from_ne_bytes);
+                found.insert(u64::from(halves[0]) | u64::from(halves[1]) << 32);
+            }
+            // An error, or what was not asked for: who listens is not known.
+            _ => return Err(Errno::PROTO),
+        }
+        if length < HEADER_BYTES {
+            return Err(Errno::BADMSG);
+        }
+        answer = answer.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn who_listens_is_told_by_cookies() {
+        let one = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = one.local_addr().unwrap().port();
+        let six = TcpListener::bind(("::1", port)).unwrap();
+        let cookies = [one.as_fd(), six.as_fd()].map(|socket| socket_cookie(socket).unwrap());
+        assert_eq!(listeners(Some(port)).unwrap(), HashSet::from(cookies));
+        assert!(listeners(None).unwrap().is_superset(&HashSet::from(cookies)));
+        drop(one);
+        assert_eq!(listeners(Some(port)).unwrap(), HashSet::from([cookies[1]]));
+    }
+
+    #[test]
+    fn answers_of_any_content_are_read_or_refused() {
+        let mut found = HashSet::new();
+        assert_eq!(read_answer(&[], &mut found), Ok(false));
+        let message = |kind: u16, length: u32, bytes: usize| {
+            let mut text = length.to_ne_bytes().to_vec();
+            text.extend_from_slice(&kind.to_ne_bytes());
+            text.resize(bytes, 7);
+            text
+        };
+        assert_eq!(read_answer(&message(DONE, 20, 20), &mut found), Ok(true));
+        assert_eq!(read_answer(&message(BY_FAMILY, 88, 88), &mut found), Ok(false));
+        assert_eq!(found, HashSet::from([0x0707_0707_0707_0707]));
+        for (kind, length, bytes) in [(BY_FAMILY, 88, 40), (BY_FAMILY, 0, 88), (BY_FAMILY, u32::MAX, 88), (2, 36, 36)] {
+            assert!(read_answer(&message(kind, length, bytes), &mut found).is_err(), "{kind} {length} {bytes}");
+        }
+    }
+}
