@@ -182,14 +182,7 @@ fn merged(sources: &Sources, layers: &[LayerText]) -> Result<Settings, LoadError
     // What a link leads to is no more to be read than the link.
     let key = settings.review.value.as_ref().and_then(ReviewSettings::secret_file).and_then(canonical);
     settings.own.state.extend(key);
-    // An error is that of every run, which alone needs the mounts.
-    settings.mounts = MountTable::of_this_process();
-    if let Ok(mounts) = &settings.mounts
-        && let Err(error) = settings.own.add_mounts(mounts)
-    {
-        settings.mounts = Err(error);
-    }
-    Ok(settings)
+    Ok(settings.with_mounts(MountTable::of_this_process()))
 }
 
 /// Reads one file as a layer; `None` where there is none. `owner` may own it and every

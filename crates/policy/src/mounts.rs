@@ -162,8 +162,8 @@ impl MountTable {
                 why: "a line is not in the format of proc_pid_mountinfo(5)".to_owned(),
             });
         }
-        let mut table = Self::default();
-        table.tops = (0..listed.len()).filter(|&at| listed[at].point == Path::new("/")).collect();
+        let tops = (0..listed.len()).filter(|&at| listed[at].point == Path::new("/")).collect();
+        let mut table = Self { tops, ..Self::default() };
         if table.tops.is_empty() {
             let is_harmless = |mount: &Mount<'_>| is_kernel_filesystem(mount.kind) || mount.kind == b"tmpfs";
             return if listed.iter().all(is_harmless) { Ok(table) } else { Err(MountsError::NoRoot) };

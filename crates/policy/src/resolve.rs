@@ -158,7 +158,7 @@ pub fn resolve_profile(
     }
     hide_other_paths(settings, &mut profile.filesystem)?;
     if let Some(hidden) = hidden_by(&profile.filesystem, workspace) {
-        let is_guarded = guarded_place(&Grant::Read(hidden.clone()), &settings.home).is_some();
+        let is_guarded = settings.guarded_place(&Grant::Read(hidden.clone())).is_some();
         let hint = if is_guarded {
             "choose another `--workspace`"
         } else {
@@ -211,7 +211,7 @@ impl Settings {
             && hidden_by(filesystem, directory).is_none()
             && !filesystem.protect.iter().any(|name| holds_name(file, name))
             && !is_writable(filesystem, directory)
-            && guarded_place(&Grant::Write(directory.to_owned()), &self.home).is_none();
+            && self.guarded_place(&Grant::Write(directory.to_owned())).is_none();
         let mut wider = filesystem.clone();
         push(&mut wider.write, directory);
         (is_apart && check_own(self, workspace, &wider).is_ok()).then(|| directory.to_owned())

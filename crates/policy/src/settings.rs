@@ -128,6 +128,14 @@ impl Settings {
         &self.home
     }
 
+    /// With the mounts of the host, which give further paths to what is hidden and to
+    /// Stockade's own files. Their error is that of every run.
+    #[must_use]
+    pub fn with_mounts(mut self, mounts: Result<MountTable, MountsError>) -> Self {
+        self.mounts = mounts.and_then(|mounts| self.own.add_mounts(&mounts).map(|()| mounts));
+        self
+    }
+
     /// Forgets the mounts of the host. A persistent sandbox has none of those that came
     /// after it, and what those before it show is hidden since it was made.
     #[must_use]
