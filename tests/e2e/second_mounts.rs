@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use stockade_testkit::{Account, Command, Ended, Output, User, run_as};
 
+use crate::sandbox::{create, done, exec};
 use crate::world::{PATH, World, binary, each_user};
 
 const LEVELS: [&str; 2] = ["full", "restricted"];
@@ -206,5 +207,22 @@ fn a_workspace_that_holds_a_second_mount_shows_no_credential() {
             assert!(output.stdout.contains("ran"), "{script}: {}", output.text());
             assert!(!output.text().contains(CANARY), "{script}: {}", output.text());
         }
+    });
+}
+
+/// A persistent sandbox does not see what the host mounts later, and goes on.
+#[test]
+fn a_sandbox_runs_on_after_a_later_mount() {
+    each_mount(|world, mount| {
+        let program = binary();
+        let id = create(world, &[]);
+        assert_eq!(exec(world, &id, "echo before"), "before\n");
+        let script = format!(
+            "cat \"$1/.netrc\"; {program} sandbox exec --mode never {id} -- sh -c 'cat \"$0/.netrc\"; echo ran' \"$1\""
+        );
+        if let Some(output) = mount.run(world, &script) {
+            assert_eq!(output.stdout, format!("{CANARY}ran\n"), "{}: {}", mount.name, output.text());
+        }
+        done(world, &["destroy", &id]);
     });
 }
