@@ -1,3 +1,5 @@
+//! The finder on tables of mounts, and on directories where overlays need some.
+
 use super::*;
 
 const ROOT: &str = "1 0 8:1 / / rw - ext4 /dev/a rw";
