@@ -30,6 +30,7 @@ mod review;
 mod roundabout;
 mod sandbox;
 mod seated;
+mod second_mounts;
 mod served;
 mod session;
 mod stage;

@@ -13,8 +13,8 @@ use stockade_model::{
     RawText, Request, Scope, SessionId, Verdict,
 };
 use stockade_policy::{
-    Circumstances, Obligations, Rule, Settings, complete_grants, effective_environment, guarded_place, may_escalate,
-    resolve_profile, rule_in,
+    Circumstances, Obligations, Rule, Settings, complete_grants, effective_environment, may_escalate, resolve_profile,
+    rule_in,
 };
 use stockade_shell::{Context, Judged, Takes};
 use stockade_store::{Consent, Store};
@@ -236,7 +236,7 @@ impl Judge for RuleJudge {
     }
 
     fn is_guarded(&self, grant: &Grant) -> bool {
-        guarded_place(grant, self.settings.home()).is_some()
+        self.settings.guarded_place(grant).is_some()
     }
 
     fn directory(&self, request: &Request, plan: &Plan, grant: &Grant) -> Vec<Grant> {

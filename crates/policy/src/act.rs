@@ -72,15 +72,21 @@ pub fn decide_act(settings: &Settings, act: Act<'_>, stage: &Stage<'_>, around: 
     conclude(voices, grant)
 }
 
-fn owned(own: &Path) -> String {
-    format!("`{}` is Stockade's own (L7)", RawText::from(own).escaped())
+fn owned(settings: &Settings, own: &Path) -> String {
+    let shown = |path: &Path| RawText::from(path).escaped();
+    match settings.own.original(own) {
+        Some(original) => {
+            format!("`{}` is `{}` by another mount, and Stockade's own (L7)", shown(own), shown(original))
+        }
+        None => format!("`{}` is Stockade's own (L7)", shown(own)),
+    }
 }
 
 impl Settings {
     /// Refuses a power over what governs the run, which nobody's yes gives (L7).
     pub fn decide_governed(&self, workspace: &Path, power: &Grant) -> Option<Decision> {
         let own = own_reached(self, workspace, power)?;
-        Some(conclude(vec![said(Verdict::Deny, GOVERNS.to_owned(), owned(&own))], None).decision)
+        Some(conclude(vec![said(Verdict::Deny, GOVERNS.to_owned(), owned(self, &own))], None).decision)
     }
 
     /// What the rules alone say of an act that the profile has no power for;
@@ -219,7 +225,7 @@ impl Power {
         }
         let grant = if reads { Grant::Read(path.to_owned()) } else { Grant::Write(path.to_owned()) };
         if let Some(own) = own_reached(settings, stage.workspace, &grant) {
-            return Self::Refused { rule: GOVERNS.to_owned(), why: owned(&own) };
+            return Self::Refused { rule: GOVERNS.to_owned(), why: owned(settings, &own) };
         }
         if has_power(profile, &grant) {
             let verb = if reads { "reads" } else { "writes" };

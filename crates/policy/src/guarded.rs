@@ -1,17 +1,19 @@
 //! Places that no hint, suggestion or rule of an answer names: credentials, and what
 //! belongs to the system. A person may still give a power over them, by name.
 //!
-//! The data is `policies/guarded.toml` and `policies/credentials.toml`. Must not look
-//! at files: the answer is about names.
+//! The data is `policies/guarded.toml` and `policies/credentials.toml`. The answer is about
+//! names; files are not looked at, but the links on the way to them where mounts may give
+//! other names.
 
 use std::ffi::OsStr;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 use std::sync::LazyLock;
 
 use serde::Deserialize;
 use stockade_model::{Grant, HostPattern, RawText, TargetPattern};
 
 use crate::glob::name_matches;
+use crate::settings::Settings;
 use crate::shipped::credential_groups;
 
 const SOURCE: &str = include_str!("../../../policies/guarded.toml");
@@ -81,6 +83,26 @@ pub fn guarded_place(power: &Grant, home: &Path) -> Option<GuardedPlace> {
         return Some(found);
     }
     Some(GuardedPlace { what: entry.what.clone(), instead: entry.instead.clone() })
+}
+
+impl Settings {
+    /// As [`guarded_place`], under every path that the mounts of the host give it.
+    pub fn guarded_place(&self, power: &Grant) -> Option<GuardedPlace> {
+        guarded_place(power, self.home()).or_else(|| {
+            let (Grant::Read(path) | Grant::Write(path) | Grant::Socket(path)) = power else { return None };
+            // Without the mounts nothing runs.
+            let others = self.mounts.as_ref().ok()?.other_paths([path.as_path()]).ok()?;
+            others.into_iter().find_map(|other| guarded_place(&with_path(power, other.path), self.home()))
+        })
+    }
+}
+
+fn with_path(power: &Grant, path: PathBuf) -> Grant {
+    match power {
+        Grant::Read(_) => Grant::Read(path),
+        Grant::Socket(_) => Grant::Socket(path),
+        _ => Grant::Write(path),
+    }
 }
 
 /// The advice for a power that was refused, where no grant may be suggested: it is over a

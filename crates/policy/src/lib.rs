@@ -3,7 +3,8 @@
 //!
 //! Three questions stay apart (L1): [`decide`] says whether a request may run,
 //! [`resolve_profile`] with what powers; who agreed is not known here. All of it
-//! is pure but [`load`], which reads the files it is given. Absent on purpose:
+//! is pure but [`load`], which reads the files it is given, and [`mounts`], which reads
+//! what is mounted and resolves links. Absent on purpose:
 //! clocks, environment variables, approvers, caches, and any way to run
 //! something.
 
@@ -29,6 +30,8 @@ mod import;
 pub mod load;
 mod merge;
 mod mode;
+pub mod mountinfo;
+pub mod mounts;
 mod notify;
 mod obligations;
 mod parse;

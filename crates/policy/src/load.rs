@@ -16,6 +16,7 @@ use stockade_model::RawText;
 
 use crate::error::ConfigError;
 use crate::merge::LayerText;
+use crate::mounts::MountTable;
 use crate::review::ReviewSettings;
 use crate::settings::{OwnDirectories, PassedPlace, Settings};
 use crate::spec::Layer;
@@ -86,7 +87,7 @@ impl Sources {
         let mut own = OwnDirectories {
             configuration: files.iter().filter_map(|file| file.parent()).flat_map(both).collect(),
             state: both(&self.state_directory),
-            passed: Vec::new(),
+            ..OwnDirectories::default()
         };
         for path in files.into_iter().chain([&self.state_directory]) {
             own.add_way(path);
@@ -181,7 +182,7 @@ fn merged(sources: &Sources, layers: &[LayerText]) -> Result<Settings, LoadError
     // What a link leads to is no more to be read than the link.
     let key = settings.review.value.as_ref().and_then(ReviewSettings::secret_file).and_then(canonical);
     settings.own.state.extend(key);
-    Ok(settings)
+    Ok(settings.with_mounts(MountTable::of_this_process()))
 }
 
 /// Reads one file as a layer; `None` where there is none. `owner` may own it and every

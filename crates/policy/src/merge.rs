@@ -12,6 +12,7 @@ use crate::egress;
 use crate::error::{ConfigError, suggestion};
 use crate::file::{ConfigFile, EnvSection, LevelName, ProfileSection, RuleSection};
 use crate::mode::{ModeAnswers, mode_name};
+use crate::mounts::MountTable;
 use crate::parse::{Places, parse};
 use crate::review::{ReviewSettings, Wrong};
 use crate::rules::{Rule, RuleBook, RuleSet};
@@ -59,6 +60,7 @@ impl Settings {
             home: home.to_owned(),
             other_homes: Vec::new(),
             own,
+            mounts: Ok(MountTable::default()),
             profiles: shipped::profiles(home)?,
             rules: RuleBook::default(),
             granular: None,

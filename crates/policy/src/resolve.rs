@@ -15,6 +15,7 @@ use stockade_model::{
 use crate::error::suggestion;
 use crate::guarded::guarded_place;
 use crate::hosts::check_breadth;
+use crate::mounts::MountsError;
 use crate::settings::{OwnDirectories, PassedPlace, Settings};
 use crate::spec::{ProfileSpec, Sourced};
 use crate::text::ConfigPath;
@@ -58,6 +59,23 @@ pub enum ResolveError {
         /// Which of its directories, escaped.
         own: String,
     },
+    /// A second mount shows Stockade's own files where a power would reach them (L7).
+    #[error(
+        "`{power} {path}` would reach Stockade's own files: `{place}` is `{own}` by another mount\nhint: choose a directory that neither holds them nor lies in them, or unmount it: findmnt --target '{place}'"
+    )]
+    OwnByMount {
+        /// `write`, `read`, `socket` ...
+        power: &'static str,
+        /// The path, escaped.
+        path: String,
+        /// The path that the mount gives, escaped.
+        place: String,
+        /// Which of its directories that is, escaped.
+        own: String,
+    },
+    /// The other paths of what is hidden cannot be found.
+    #[error(transparent)]
+    Mounts(#[from] MountsError),
     /// A power would change by which way Stockade's own files are found (L7).
     #[error(
         "`{power} {path}` would reach Stockade's own files: the link `{link}` on the way to `{target}` leads through `{place}`\nhint: remove the link, or let it lead to a directory in which no run may write"
@@ -138,8 +156,9 @@ pub fn resolve_profile(
     for path in &settings.own.state {
         profile.filesystem.hide.push(path.as_path().into());
     }
+    hide_other_paths(settings, &mut profile.filesystem)?;
     if let Some(hidden) = hidden_by(&profile.filesystem, workspace) {
-        let is_guarded = guarded_place(&Grant::Read(hidden.clone()), &settings.home).is_some();
+        let is_guarded = settings.guarded_place(&Grant::Read(hidden.clone())).is_some();
         let hint = if is_guarded {
             "choose another `--workspace`"
         } else {
@@ -192,7 +211,7 @@ impl Settings {
             && hidden_by(filesystem, directory).is_none()
             && !filesystem.protect.iter().any(|name| holds_name(file, name))
             && !is_writable(filesystem, directory)
-            && guarded_place(&Grant::Write(directory.to_owned()), &self.home).is_none();
+            && self.guarded_place(&Grant::Write(directory.to_owned())).is_none();
         let mut wider = filesystem.clone();
         push(&mut wider.write, directory);
         (is_apart && check_own(self, workspace, &wider).is_ok()).then(|| directory.to_owned())
@@ -236,6 +255,15 @@ fn hide_in_other_homes(settings: &Settings, filesystem: &mut Filesystem) {
     for home in &settings.other_homes {
         filesystem.hide.extend(own.iter().map(|name| RawText::from(home.join(name).as_path())));
     }
+}
+
+/// Hides what is hidden under its other paths too, which second mounts give it. What is
+/// revealed under one path is not revealed under the others.
+fn hide_other_paths(settings: &Settings, filesystem: &mut Filesystem) -> Result<(), MountsError> {
+    let mounts = settings.mounts.as_ref().map_err(MountsError::clone)?;
+    let others = mounts.other_paths(filesystem.hide.iter().map(RawText::as_path))?;
+    filesystem.hide.extend(others.iter().map(|other| RawText::from(other.path.as_path())));
+    Ok(())
 }
 
 fn unknown_profile(settings: &Settings, name: &str) -> ResolveError {
@@ -401,7 +429,7 @@ pub(crate) fn is_protected(filesystem: &Filesystem, path: &Path) -> bool {
 /// What of Stockade's own, or of the workspace's own configuration, a power would
 /// reach: nobody's yes gives that (L7).
 pub(crate) fn own_reached(settings: &Settings, workspace: &Path, power: &Grant) -> Option<PathBuf> {
-    let OwnDirectories { configuration, state, passed } = &settings.own;
+    let OwnDirectories { configuration, state, passed, .. } = &settings.own;
     match power {
         Grant::Write(path) => {
             let reached = |own: &&PathBuf| path.starts_with(own) || own.starts_with(path);
@@ -420,7 +448,7 @@ impl Settings {
     /// Which of Stockade's own files or directories is at or above `path`, or would be found
     /// elsewhere once something is made or, as a link, put there.
     pub fn own_reached(&self, path: &Path, is_link: bool) -> Option<&Path> {
-        let OwnDirectories { configuration, state, passed } = &self.own;
+        let OwnDirectories { configuration, state, passed, .. } = &self.own;
         let leads = |place: &Path| path == place || is_link && place.starts_with(path);
         let own = configuration.iter().chain(state).find(|own| path.starts_with(own) || leads(own));
         own.or_else(|| passed.iter().map(|passed| &passed.place).find(|place| leads(place))).map(PathBuf::as_path)
@@ -431,7 +459,11 @@ impl Settings {
 /// configuration.
 fn check_own(settings: &Settings, workspace: &Path, filesystem: &Filesystem) -> Result<(), ResolveError> {
     let refuse = |power, path: &RawText, own: &Path| {
-        Err(ResolveError::OwnFiles { power, path: path.escaped(), own: shown(own) })
+        let path = path.escaped();
+        Err(match settings.own.original(own) {
+            Some(original) => ResolveError::OwnByMount { power, path, place: shown(own), own: shown(original) },
+            None => ResolveError::OwnFiles { power, path, own: shown(own) },
+        })
     };
     let owned = |entry: &RawText| entry.as_path().to_owned();
     let writes = filesystem.write.iter().map(|entry| ("write", entry, Grant::Write(owned(entry))));

@@ -10,6 +10,7 @@ use stockade_model::{ApprovalMode, Digest, Level, SandboxPreference, Verdict};
 
 use crate::file::Combining;
 use crate::mode::mode_name;
+use crate::mounts::{MountTable, MountsError, OtherPath};
 use crate::notify::NotifySettings;
 use crate::review::ReviewSettings;
 use crate::rules::{Rule, RuleBook};
@@ -26,6 +27,43 @@ pub struct OwnDirectories {
     /// Names by which they are found through links. A run that could change one of these
     /// would choose the configuration of the next.
     pub passed: Vec<PassedPlace>,
+    /// Those of the paths above by which a second mount shows one of the others.
+    pub by_mount: Vec<OtherPath>,
+}
+
+impl OwnDirectories {
+    /// Adds the paths that second mounts give to what is here.
+    pub(crate) fn add_mounts(&mut self, mounts: &MountTable) -> Result<(), MountsError> {
+        for list in [&mut self.configuration, &mut self.state] {
+            let found = mounts.other_paths(list.iter().map(PathBuf::as_path))?;
+            let found: Vec<OtherPath> = found.into_iter().filter(|other| !list.contains(&other.path)).collect();
+            list.extend(found.iter().map(|other| other.path.clone()));
+            self.by_mount.extend(found);
+        }
+        let mut passed = Vec::new();
+        for PassedPlace { place, link, target } in &self.passed {
+            let found = mounts.other_paths([place.as_path()])?.into_iter();
+            passed.extend(found.map(|other| PassedPlace {
+                place: other.path,
+                link: link.clone(),
+                target: target.clone(),
+            }));
+        }
+        self.passed.extend(passed);
+        Ok(())
+    }
+
+    fn forget_mounts(&mut self) {
+        for OtherPath { path, .. } in std::mem::take(&mut self.by_mount) {
+            self.configuration.retain(|own| *own != path);
+            self.state.retain(|own| *own != path);
+        }
+    }
+
+    /// The path of Stockade's own that a second mount shows as `path`.
+    pub(crate) fn original(&self, path: &Path) -> Option<&Path> {
+        self.by_mount.iter().find(|other| other.path == path).map(|other| other.of.as_path())
+    }
 }
 
 /// A name that is looked up on the way to one of Stockade's own files, because a link
@@ -63,6 +101,8 @@ pub struct Settings {
     /// Homes whose credentials are hidden as those of `home` are.
     pub(crate) other_homes: Vec<PathBuf>,
     pub(crate) own: OwnDirectories,
+    /// The mounts of the host when the configuration was read.
+    pub(crate) mounts: Result<MountTable, MountsError>,
     pub(crate) profiles: BTreeMap<String, ProfileSpec>,
     pub(crate) rules: RuleBook,
     /// The last classes named for mode `granular`, in force or not.
@@ -86,6 +126,23 @@ impl Settings {
     /// The home directory that `~` stands for.
     pub fn home(&self) -> &Path {
         &self.home
+    }
+
+    /// With the mounts of the host, which give further paths to what is hidden and to
+    /// Stockade's own files. Their error is that of every run.
+    #[must_use]
+    pub fn with_mounts(mut self, mounts: Result<MountTable, MountsError>) -> Self {
+        self.mounts = mounts.and_then(|mounts| self.own.add_mounts(&mounts).map(|()| mounts));
+        self
+    }
+
+    /// Forgets the mounts of the host. A persistent sandbox has none of those that came
+    /// after it, and what those before it show is hidden since it was made.
+    #[must_use]
+    pub fn without_mounts(mut self) -> Self {
+        self.mounts = Ok(MountTable::default());
+        self.own.forget_mounts();
+        self
     }
 
     /// Names and summaries of the profiles there are.

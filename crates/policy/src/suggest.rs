@@ -20,7 +20,6 @@ use stockade_model::{
 use crate::amend::{rule_for_secrets, rules_for};
 use crate::draft::{DraftRule, comment, quoted};
 use crate::file::ProvenanceSection;
-use crate::guarded::guarded_place;
 use crate::resolve::{has_power, hidden_by, is_protected, own_reached, resolve_profile};
 use crate::settings::Settings;
 
@@ -234,7 +233,7 @@ impl Maker<'_> {
     /// Why a power is never suggested.
     fn guarded(&self, grant: &Grant) -> Option<&'static str> {
         let filesystem = &self.profile.filesystem;
-        let is_guarded = guarded_place(grant, self.settings.home()).is_some();
+        let is_guarded = self.settings.guarded_place(grant).is_some();
         let Some(path) = grant.path() else {
             return is_guarded.then_some("it reaches credentials or a part of the system: agree each time");
         };

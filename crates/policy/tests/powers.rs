@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use stockade_model::{Grant, Network, Profile, RawText, Verdict};
+use stockade_policy::mounts::MountTable;
 use stockade_policy::{
     OwnDirectories, ResolveError, Settings, complete_grants, effective_environment, resolve_profile,
 };
@@ -173,4 +174,68 @@ fn nobody_agrees_to_a_power_over_what_governs() {
     for power in ["write /home/u/.config/other", "read /home/u/.config/stockade/config.toml", "socket /run/x"] {
         assert_eq!(refused(power), None, "{power}");
     }
+}
+
+/// `/home` has a second mount, and so has the directory of the state.
+fn mounted() -> Settings {
+    let table = "1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 8:2 / /home rw - ext4 /dev/b rw\n\
+        3 1 8:2 / /alt rw - ext4 /dev/b rw\n4 1 8:2 /u/.local/state/stockade/audit /log rw - ext4 /dev/b rw\n";
+    settings().with_mounts(MountTable::parse(table.as_bytes()))
+}
+
+#[test]
+fn another_mount_of_what_is_hidden_is_hidden() {
+    let settings = mounted();
+    let workspace = Path::new("/alt/u/work");
+    let with = |grants: &[&str]| {
+        let grants: Vec<Grant> = grants.iter().map(|text| text.parse().unwrap()).collect();
+        resolve_profile(&settings, "workspace", workspace, &grants)
+    };
+    let hide = with(&[]).unwrap().filesystem.hide;
+    for path in ["/alt/u/.ssh", "/home/u/.ssh", "/alt/u/.local/state/stockade", "/log"] {
+        assert!(hide.contains(&path.into()), "{path}");
+    }
+    // A power over one of the paths is none over the other.
+    let hide = with(&["read /home/u/.kube"]).unwrap().filesystem.hide;
+    assert!(!hide.contains(&"/home/u/.kube".into()) && hide.contains(&"/alt/u/.kube".into()));
+    assert!(matches!(with(&["write /alt/u/.npmrc"]), Err(ResolveError::HiddenWrite { .. })));
+    let hidden = resolve_profile(&settings, "workspace", Path::new("/alt/u/.ssh/x"), &[]);
+    assert!(matches!(hidden, Err(ResolveError::HiddenWorkspace { .. })), "{hidden:?}");
+    // What an answer may keep is judged by every path.
+    for (power, is_guarded) in [
+        ("read /alt/u/.ssh/id", true),
+        ("write /alt/u", true),
+        ("write /alt/u/.npmrc", true),
+        ("write /alt/u/project", false),
+    ] {
+        assert_eq!(settings.guarded_place(&power.parse().unwrap()).is_some(), is_guarded, "{power}");
+    }
+    // A persistent sandbox has the mounts that it was made with.
+    let settings = settings.without_mounts();
+    assert_eq!(settings, self::settings());
+}
+
+#[test]
+fn another_mount_of_what_governs_is_out_of_reach() {
+    let settings = mounted();
+    for workspace in ["/alt", "/alt/u", "/alt/u/.config", "/alt/u/.config/stockade/x"] {
+        let error = resolve_profile(&settings, "workspace", Path::new(workspace), &[]).unwrap_err();
+        let ResolveError::OwnByMount { own, .. } = &error else { panic!("{workspace}: {error:?}") };
+        assert!(own.starts_with("/home/u/."), "{error}");
+        assert!(error.to_string().contains("by another mount\nhint: "), "{error}");
+    }
+    for power in ["write /alt/u/.config", "read /alt/u/.local/state/stockade/x", "socket /log/x"] {
+        let grant: Grant = power.parse().unwrap();
+        let decision = settings.decide_governed(Path::new("/alt/u/work"), &grant);
+        assert_eq!(decision.map(|decision| decision.verdict), Some(Verdict::Deny), "{power}");
+        assert!(resolve_profile(&settings, "workspace", Path::new("/alt/u/work"), &[grant]).is_err(), "{power}");
+    }
+}
+
+#[test]
+fn nothing_runs_where_the_mounts_are_unknown() {
+    let settings = settings().with_mounts(MountTable::parse(b"nonsense"));
+    let error = resolve_profile(&settings, "workspace", Path::new("/home/u/work"), &[]).unwrap_err();
+    assert!(matches!(error, ResolveError::Mounts(_)), "{error}");
+    assert!(resolve_profile(&settings, "host", Path::new("/home/u/work"), &[]).is_ok());
 }

@@ -33,6 +33,12 @@ pub fn load(workspace: &Path) -> Result<Setting, Failure> {
 }
 
 impl Setting {
+    /// For commands of a persistent sandbox, which has its own mounts.
+    #[must_use]
+    pub fn without_mounts(self) -> Self {
+        Self { settings: Arc::new(Arc::unwrap_or_clone(self.settings).without_mounts()), ..self }
+    }
+
     /// The request that was meant, with what is configured put in.
     pub fn request(&self, meant: &Meant, id: RequestId) -> Request {
         meant.request(id, meaning::environment(std::env::vars_os()), &self.settings)

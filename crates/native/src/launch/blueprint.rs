@@ -393,7 +393,7 @@ fn restricted(plan: &Plan, abi: u32, outfit: &Outfit) -> Result<Parts, LaunchErr
     if reads != 0 {
         let agreed = files.reveal.iter().chain(&files.write).filter_map(|p| p.as_path().canonicalize().ok());
         let shown: Vec<PathBuf> = agreed.chain(devices).chain(OPEN_DIRECTORIES.iter().map(PathBuf::from)).collect();
-        Reads { hidden: &hidden, shown: &shown }.allow(&ruleset)?;
+        Reads::new(&hidden, &shown).allow(&ruleset)?;
     }
     let Private { directory, mut steps, trees } = Private::of(outfit, &ruleset, access::changing(abi) | reads)?;
     steps.extend([Step::KeyRing, Step::AdoptOrphans]);

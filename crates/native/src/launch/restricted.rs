@@ -1,8 +1,9 @@
 //! Level restricted: no view of one's own, so a private directory on the host
 //! and reading by allow-list where something is to be hidden.
 
-use std::collections::BTreeSet;
-use std::fs::DirEntry;
+use std::collections::{BTreeSet, HashSet};
+use std::fs::{DirEntry, Metadata};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use stockade_sys::landlock::{Ruleset, access};
@@ -67,10 +68,25 @@ impl Drop for PrivateDirectory {
 /// later directly in such a directory stays unreadable.
 pub(super) struct Reads<'a> {
     /// Trees not to be read.
-    pub(super) hidden: &'a [PathBuf],
+    hidden: &'a [PathBuf],
     /// Trees to be read, within those or not: the deepest path decides, and of the
     /// same path this one.
-    pub(super) shown: &'a [PathBuf],
+    shown: &'a [PathBuf],
+    /// The directories around what is hidden, by device and inode.
+    around: HashSet<(u64, u64)>,
+}
+
+fn identity(found: &Metadata) -> (u64, u64) {
+    (found.dev(), found.ino())
+}
+
+impl<'a> Reads<'a> {
+    /// Looks up the directories around `hidden`.
+    pub(super) fn new(hidden: &'a [PathBuf], shown: &'a [PathBuf]) -> Self {
+        let directories: BTreeSet<&Path> = hidden.iter().flat_map(|path| path.ancestors().skip(1)).collect();
+        let found = directories.into_iter().filter_map(|directory| directory.symlink_metadata().ok());
+        Self { hidden, shown, around: found.map(|found| identity(&found)).collect() }
+    }
 }
 
 impl Reads<'_> {
@@ -85,9 +101,9 @@ impl Reads<'_> {
             why: format!("more than {MAX_ENTRIES} entries stand beside hidden paths"),
         })?;
         match (self.is_shown(path), self.is_whole(path)) {
-            (true, true) => allow_one(ruleset, path),
+            (true, true) if !self.is_around_hidden(path) => allow_one(ruleset, path),
             (false, true) => Ok(()),
-            (true, false) => {
+            (true, _) => {
                 // What cannot be listed stays unread, but for the way to what is named.
                 let Ok(entries) = path.read_dir() else {
                     return self.ways_from(path).iter().try_for_each(|way| self.allow_beneath(ruleset, way, budget));
@@ -110,6 +126,12 @@ impl Reads<'_> {
     fn ways_from(&self, path: &Path) -> BTreeSet<PathBuf> {
         let below = |tree: &PathBuf| Some(path.join(tree.strip_prefix(path).ok()?.components().next()?));
         self.hidden.iter().chain(self.shown).filter_map(below).collect()
+    }
+
+    /// Whether this is, by another mount, a directory around what is hidden: a rule about it
+    /// would be one about that, because Landlock's rules are about objects.
+    fn is_around_hidden(&self, path: &Path) -> bool {
+        !self.around.is_empty() && path.symlink_metadata().is_ok_and(|found| self.around.contains(&identity(&found)))
     }
 
     /// Whether what holds for `path` holds for all of it.
@@ -151,7 +173,7 @@ mod tests {
     fn the_deepest_path_decides_and_a_directory_is_split_only_where_it_must() {
         let hidden = paths(&["/dev", "/h/.ssh", "/h/.ssh/open/closed", "/h/agreed"]);
         let shown = paths(&["/dev/null", "/h/.ssh/open", "/h/agreed", "/h/work", "/h/work/.git"]);
-        let reads = Reads { hidden: &hidden, shown: &shown };
+        let reads = Reads::new(&hidden, &shown);
         for (path, is_shown, is_whole) in [
             ("/", true, false),
             ("/etc", true, true),

@@ -1,0 +1,100 @@
+//! What is mounted where, in the text of `mountinfo` (proc_pid_mountinfo(5)).
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+/// The largest such text that is read, in bytes.
+pub const LIMIT_BYTES: u64 = 16 << 20;
+
+/// What is mounted for this process.
+///
+/// # Errors
+/// Where procfs cannot be read.
+pub fn read() -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    File::open("/proc/self/mountinfo")?.take(LIMIT_BYTES).read_to_end(&mut text)?;
+    Ok(text)
+}
+
+/// The mount points, with the type of what is mounted there.
+pub fn mounts(text: &[u8]) -> impl Iterator<Item = (PathBuf, &[u8])> {
+    entries(text).map(|mount| (mount.point, mount.kind))
+}
+
+/// One mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount<'t> {
+    /// Its number.
+    pub id: u64,
+    /// The number of the mount that it is mounted on, which need not be listed.
+    pub parent: u64,
+    /// The number of its filesystem's device, as `major:minor`.
+    pub device: &'t [u8],
+    /// Which directory or file of that filesystem is mounted.
+    pub root: PathBuf,
+    /// Where.
+    pub point: PathBuf,
+    /// Whether it is read-only by its own options.
+    pub is_read_only: bool,
+    /// The type of its filesystem.
+    pub kind: &'t [u8],
+    /// The options of its filesystem, as they are written.
+    pub filesystem_options: &'t [u8],
+}
+
+/// All mounts; a later one at the same point hides an earlier one.
+pub fn entries(text: &[u8]) -> impl Iterator<Item = Mount<'_>> {
+    let path = |field: &[u8]| PathBuf::from(OsStr::from_bytes(&unescape(field)));
+    text.split(|byte| *byte == b'\n').filter_map(move |line| {
+        let mut fields = line.split(|byte| *byte == b' ');
+        let (id, parent) = (number(fields.next()?)?, number(fields.next()?)?);
+        let (device, root, point, options) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
+        let mut fields = fields.skip_while(|field| *field != b"-").skip(1);
+        let (kind, filesystem_options) = (fields.next()?, fields.nth(1).unwrap_or_default());
+        let is_read_only = options.split(|byte| *byte == b',').any(|option| option == b"ro");
+        Some(Mount { id, parent, device, root: path(root), point: path(point), is_read_only, kind, filesystem_options })
+    })
+}
+
+fn number(field: &[u8]) -> Option<u64> {
+    std::str::from_utf8(field).ok()?.parse().ok()
+}
+
+/// `\040` and the like are bytes in octal.
+pub(crate) fn unescape(field: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(field.len());
+    let mut at = 0;
+    while at < field.len() {
+        let octal = field.get(at + 1..at + 4).filter(|_| field[at] == b'\\');
+        match octal.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok()) {
+            Some(byte) => {
+                out.push(byte);
+                at += 4;
+            }
+            None => {
+                out.push(field[at]);
+                at += 1;
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mount_points_and_types_are_read() {
+        let text = b"36 35 98:0 /mnt1 /mnt\\0402 rw,noatime master:1 - ext3 /dev/root rw\n\
+            37 36 0:5 / /dev/pts rw - devpts devpts rw,gid=5\nnonsense\n";
+        let found: Vec<_> = mounts(text).collect();
+        assert_eq!(found, [("/mnt 2".into(), &b"ext3"[..]), ("/dev/pts".into(), &b"devpts"[..])]);
+        let Some(first) = entries(text).next() else { panic!("no mount") };
+        assert_eq!((first.device, first.root.to_str(), first.is_read_only), (&b"98:0"[..], Some("/mnt1"), false));
+        assert!(entries(b"1 2 0:1 / /a ro,nosuid - tmpfs none rw\n").all(|mount| mount.is_read_only));
+    }
+}

@@ -1,0 +1,455 @@
+//! Other paths of a file or directory: a bind mount or an overlay shows the same object
+//! under a second path, so a rule about one path must cover the other.
+//!
+//! An object is a device and a path within its filesystem, as `mountinfo` gives them. It
+//! has a path through each mount whose root is above it. An overlay adds the paths below
+//! its mounts to those of its layers, and the reverse.
+//!
+//! Not found: copies that a FUSE filesystem shows, layers of an overlay that were mounted
+//! by another process under paths that mean something else here, mounts that come later.
+//! Must not know what a profile hides.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use stockade_model::RawText;
+
+use crate::mountinfo::{LIMIT_BYTES, Mount, entries, read, unescape};
+use crate::trust::trace_path;
+
+/// The most mounts that are looked at.
+pub const MAX_MOUNTS: usize = 10_000;
+
+/// The most other paths that are found for all paths of one question.
+pub const MAX_OTHER_PATHS: usize = 4_096;
+
+/// The most overlays on the way from one object to another: down from one overlay that lies
+/// on another (`FILESYSTEM_MAX_STACK_DEPTH` in linux/fs.h), and up the same way.
+const MAX_OVERLAY_STEPS: usize = 4;
+
+/// Filesystems in which only the kernel makes files. Their second mounts are ordinary.
+const KERNEL_FILESYSTEMS: &[&str] = &[
+    "autofs",
+    "binfmt_misc",
+    "bpf",
+    "cgroup",
+    "cgroup2",
+    "configfs",
+    "debugfs",
+    "devpts",
+    "devtmpfs",
+    "efivarfs",
+    "fusectl",
+    "hugetlbfs",
+    "mqueue",
+    "nsfs",
+    "proc",
+    "pstore",
+    "rpc_pipefs",
+    "securityfs",
+    "selinuxfs",
+    "sysfs",
+    "tracefs",
+];
+
+/// Why other paths cannot be found. Nothing may run then.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MountsError {
+    /// The table cannot be read or understood.
+    #[error(
+        "/proc/self/mountinfo cannot be read, so it is unknown which paths lead to hidden files: {why}\nhint: mount proc at /proc"
+    )]
+    Unreadable {
+        /// Why.
+        why: String,
+    },
+    /// The root directory is no mount point, as in a chroot.
+    #[error(
+        "/proc/self/mountinfo does not list the mount of the root directory, so it is unknown which paths lead to hidden files\nhint: make the new root a mount point before chroot: mount --bind DIRECTORY DIRECTORY"
+    )]
+    NoRoot,
+    /// There are too many mounts.
+    #[error(
+        "/proc/self/mountinfo lists more than {MAX_MOUNTS} mounts, so it is unknown which paths lead to hidden files\nhint: unmount what is not needed, or use a mount namespace with fewer: unshare --mount"
+    )]
+    TooManyMounts,
+    /// Too many paths lead to the same objects.
+    #[error(
+        "mounts give `{path}` and other paths more than {MAX_OTHER_PATHS} further paths\nhint: unmount second mounts of its filesystem: findmnt --target '{path}'"
+    )]
+    TooManyPaths {
+        /// The path at which it was too many, escaped.
+        path: String,
+    },
+}
+
+/// A path that a mount gives to an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtherPath {
+    /// The path, absolute and without links.
+    pub path: PathBuf,
+    /// The path that was asked about.
+    pub of: PathBuf,
+}
+
+/// The mounts of this process at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MountTable {
+    mounts: Vec<MountPoint>,
+    /// The mounts at `/`: an absolute path begins in one of them. There may be another
+    /// mounted over the first, which `/..` leads to.
+    tops: Vec<usize>,
+    /// Visible mounts of the filesystems that more than the kernel makes files in.
+    by_device: HashMap<Device, Vec<usize>>,
+    overlays: Vec<Overlay>,
+}
+
+/// `major:minor`.
+type Device = Vec<u8>;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct MountPoint {
+    device: Device,
+    root: PathBuf,
+    point: PathBuf,
+    /// Mounts on this one, by mount point.
+    children: HashMap<PathBuf, usize>,
+}
+
+/// A file or directory, by its path within the filesystem of a device.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Object {
+    device: Device,
+    path: PathBuf,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Overlay {
+    device: Device,
+    layers: Vec<Object>,
+    /// The ends of layers that were given by a relative path: it is unknown from where.
+    relative: Vec<PathBuf>,
+}
+
+impl MountTable {
+    /// Reads the mounts of this process.
+    ///
+    /// # Errors
+    /// See [`MountsError`].
+    pub fn of_this_process() -> Result<Self, MountsError> {
+        let text = read().map_err(|error| MountsError::Unreadable { why: error.to_string() })?;
+        Self::parse(&text)
+    }
+
+    /// Makes the table of a text in the format of `mountinfo`. Looks up the directories that
+    /// overlays name.
+    ///
+    /// # Errors
+    /// See [`MountsError`].
+    pub fn parse(text: &[u8]) -> Result<Self, MountsError> {
+        if text.len() as u64 >= LIMIT_BYTES {
+            return Err(MountsError::TooManyMounts);
+        }
+        let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).count();
+        if lines > MAX_MOUNTS {
+            return Err(MountsError::TooManyMounts);
+        }
+        let listed: Vec<Mount<'_>> = entries(text).collect();
+        if listed.len() != lines {
+            return Err(MountsError::Unreadable {
+                why: "a line is not in the format of proc_pid_mountinfo(5)".to_owned(),
+            });
+        }
+        let tops = (0..listed.len()).filter(|&at| listed[at].point == Path::new("/")).collect();
+        let mut table = Self { tops, ..Self::default() };
+        if table.tops.is_empty() {
+            let is_harmless = |mount: &Mount<'_>| is_kernel_filesystem(mount.kind) || mount.kind == b"tmpfs";
+            return if listed.iter().all(is_harmless) { Ok(table) } else { Err(MountsError::NoRoot) };
+        }
+        table.mounts = listed.iter().map(MountPoint::of).collect();
+        table.connect(&listed);
+        table.add_overlays(&listed);
+        Ok(table)
+    }
+
+    /// Fills in which mount is on which, and which of them are visible.
+    fn connect(&mut self, listed: &[Mount<'_>]) {
+        let by_id: HashMap<u64, usize> = listed.iter().enumerate().map(|(at, mount)| (mount.id, at)).collect();
+        let mut on: Vec<Vec<usize>> = vec![Vec::new(); listed.len()];
+        for (at, mount) in listed.iter().enumerate().filter(|(at, _)| !self.tops.contains(at)) {
+            let parents = by_id.get(&mount.parent).map_or_else(|| self.tops.clone(), |parent| vec![*parent]);
+            for parent in parents {
+                on[parent].push(at);
+                self.mounts[parent].children.insert(mount.point.clone(), at);
+            }
+        }
+        let mut is_visible = vec![false; listed.len()];
+        let mut waiting = self.tops.clone();
+        while let Some(at) = waiting.pop() {
+            if !std::mem::replace(&mut is_visible[at], true) {
+                waiting.extend(on[at].iter().filter(|&&child| !self.is_covered(at, child)));
+            }
+        }
+        for (at, mount) in listed.iter().enumerate().filter(|(_, mount)| !is_kernel_filesystem(mount.kind)) {
+            if is_visible[at] {
+                self.by_device.entry(mount.device.to_owned()).or_default().push(at);
+            }
+        }
+    }
+
+    /// Whether a mount on `parent` lies below another mount on `parent`.
+    fn is_covered(&self, parent: usize, child: usize) -> bool {
+        let MountPoint { point, children, .. } = &self.mounts[parent];
+        let above = self.mounts[child].point.ancestors().skip(1);
+        above.take_while(|place| place.starts_with(point)).any(|place| children.contains_key(place))
+    }
+
+    fn add_overlays(&mut self, listed: &[Mount<'_>]) {
+        let mut found: HashMap<Vec<u8>, Vec<Object>> = HashMap::new();
+        let mut known = HashSet::new();
+        for mount in listed.iter().filter(|mount| mount.kind == b"overlay" && known.insert(mount.device)) {
+            let mut overlay = Overlay { device: mount.device.to_owned(), layers: Vec::new(), relative: Vec::new() };
+            for layer in layers(mount.filesystem_options) {
+                let path = Path::new(OsStr::from_bytes(&layer));
+                if path.is_absolute() {
+                    let objects = found.entry(layer.clone()).or_insert_with(|| self.layer_objects(path));
+                    overlay.layers.extend(objects.iter().cloned());
+                } else {
+                    overlay.relative.push(relative_end(path));
+                }
+            }
+            if !overlay.layers.is_empty() || !overlay.relative.is_empty() {
+                self.overlays.push(overlay);
+            }
+        }
+    }
+
+    /// The directory of a layer. None where it does not exist: the overlay was mounted where
+    /// the path meant something else.
+    fn layer_objects(&self, path: &Path) -> Vec<Object> {
+        let end = trace_path(path).end;
+        let is_missing = end.symlink_metadata().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
+        if is_missing { Vec::new() } else { self.objects_at(&end).collect() }
+    }
+
+    /// Whether no object has two paths.
+    fn is_plain(&self) -> bool {
+        self.overlays.is_empty() && self.by_device.values().all(|mounts| mounts.len() < 2)
+    }
+
+    /// The other paths of absolute paths, and of what is mounted below them. A path need not
+    /// exist. Links on the way are resolved first.
+    ///
+    /// # Errors
+    /// [`MountsError::TooManyPaths`].
+    pub fn other_paths<'p>(&self, paths: impl IntoIterator<Item = &'p Path>) -> Result<Vec<OtherPath>, MountsError> {
+        let mut found: Vec<OtherPath> = Vec::new();
+        if self.is_plain() {
+            return Ok(found);
+        }
+        let (mut links, mut known) = (LinkResolver::default(), HashSet::new());
+        for path in paths {
+            let too_many = || MountsError::TooManyPaths { path: RawText::from(path).escaped() };
+            let real = links.resolve(path);
+            for other in self.paths_of(&real).ok_or_else(too_many)? {
+                // A directory around the path is not another path of it, although something
+                // in the path may show that directory.
+                let is_apart = !other.starts_with(&real) && !real.starts_with(&other);
+                if is_apart && known.insert(other.clone()) {
+                    found.push(OtherPath { path: other, of: path.to_owned() });
+                }
+            }
+            if found.len() > MAX_OTHER_PATHS {
+                return Err(too_many());
+            }
+        }
+        Ok(found)
+    }
+
+    /// All paths of what is at `real`, which is without links; `None` where there are too many.
+    fn paths_of(&self, real: &Path) -> Option<HashSet<PathBuf>> {
+        let mut waiting: Vec<(Object, usize)> = self.objects_at(real).map(|object| (object, 0)).collect();
+        for mount in self.by_device.values().flatten().map(|&at| &self.mounts[at]) {
+            if mount.point != real && mount.point.starts_with(real) {
+                waiting.push((Object { device: mount.device.clone(), path: mount.root.clone() }, 0));
+            }
+        }
+        let (mut seen, mut paths) = (HashSet::new(), HashSet::new());
+        while let Some((object, steps)) = waiting.pop() {
+            if seen.contains(&object) {
+                continue;
+            }
+            self.add_paths(&object, &mut paths);
+            if steps < MAX_OVERLAY_STEPS {
+                waiting.extend(self.across_overlays(&object).into_iter().map(|other| (other, steps + 1)));
+            }
+            seen.insert(object);
+            if seen.len().max(paths.len()) > MAX_OTHER_PATHS {
+                return None;
+            }
+        }
+        Some(paths)
+    }
+
+    /// The paths that mounts give to an object, and to parts of it.
+    fn add_paths(&self, object: &Object, paths: &mut HashSet<PathBuf>) {
+        for &at in self.by_device.get(&object.device).into_iter().flatten() {
+            let mount = &self.mounts[at];
+            if let Ok(rest) = object.path.strip_prefix(&mount.root) {
+                let path = join(&mount.point, rest);
+                if self.tops.iter().any(|&top| self.mount_at(top, &path) == at) {
+                    paths.insert(path);
+                }
+            } else if mount.root.starts_with(&object.path) {
+                paths.insert(mount.point.clone());
+            }
+        }
+    }
+
+    /// The same object, or a part of it, in overlays of which it is in a layer, and in the
+    /// layers of its overlay.
+    fn across_overlays(&self, object: &Object) -> Vec<Object> {
+        let mut found = Vec::new();
+        for Overlay { device, layers, relative } in &self.overlays {
+            let in_overlay = |rest: &Path| Object { device: device.clone(), path: join(Path::new("/"), rest) };
+            if *device == object.device {
+                let rest = object.path.strip_prefix("/").unwrap_or(&object.path);
+                found.extend(layers.iter().map(|l| Object { device: l.device.clone(), path: join(&l.path, rest) }));
+                continue;
+            }
+            for layer in layers.iter().filter(|layer| layer.device == object.device) {
+                if let Ok(rest) = object.path.strip_prefix(&layer.path) {
+                    found.push(in_overlay(rest));
+                } else if layer.path.starts_with(&object.path) {
+                    found.push(in_overlay(Path::new("")));
+                }
+            }
+            for end in relative {
+                let above = object.path.ancestors().filter(|place| place.ends_with(end));
+                found.extend(above.filter_map(|place| object.path.strip_prefix(place).ok()).map(in_overlay));
+            }
+        }
+        found
+    }
+
+    /// What a path without links leads to.
+    fn objects_at<'t>(&'t self, path: &'t Path) -> impl Iterator<Item = Object> + 't {
+        self.tops.iter().filter_map(move |&top| {
+            let mount = &self.mounts[self.mount_at(top, path)];
+            let rest = path.strip_prefix(&mount.point).ok()?;
+            self.by_device.get(&mount.device)?;
+            Some(Object { device: mount.device.clone(), path: join(&mount.root, rest) })
+        })
+    }
+
+    /// The mount that holds a path, as the kernel finds it (path_resolution(7)): at each
+    /// name, the mount on it, and the mount on that.
+    fn mount_at(&self, top: usize, path: &Path) -> usize {
+        let mut at = top;
+        // A mount is passed once.
+        for _ in &self.mounts {
+            let MountPoint { point, children, .. } = &self.mounts[at];
+            let on_the_way = path.ancestors().take_while(|place| place.starts_with(point));
+            let Some(&next) = on_the_way.filter_map(|place| children.get(place)).last() else { break };
+            at = next;
+        }
+        at
+    }
+}
+
+impl MountPoint {
+    fn of(mount: &Mount<'_>) -> Self {
+        let Mount { device, root, point, .. } = mount;
+        Self { device: (*device).to_owned(), root: root.clone(), point: point.clone(), children: HashMap::new() }
+    }
+}
+
+/// Paths without links. Many have the same parent.
+#[derive(Default)]
+struct LinkResolver(HashMap<PathBuf, PathBuf>);
+
+impl LinkResolver {
+    fn resolve(&mut self, path: &Path) -> PathBuf {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return trace_path(path).end };
+        if path.read_link().is_ok() {
+            return trace_path(path).end;
+        }
+        if !self.0.contains_key(parent) {
+            self.0.insert(parent.to_owned(), trace_path(parent).end);
+        }
+        self.0.get(parent).map_or_else(|| path.to_owned(), |real| real.join(name))
+    }
+}
+
+fn is_kernel_filesystem(kind: &[u8]) -> bool {
+    KERNEL_FILESYSTEMS.iter().any(|name| name.as_bytes() == kind)
+}
+
+/// As [`Path::join`], without a slash at the end where `rest` is empty.
+fn join(base: &Path, rest: &Path) -> PathBuf {
+    if rest.as_os_str().is_empty() { base.to_owned() } else { base.join(rest) }
+}
+
+/// The directories that the options of an overlay name (`Documentation/filesystems/overlayfs.rst`).
+fn layers(options: &[u8]) -> Vec<Vec<u8>> {
+    let mut found = Vec::new();
+    for option in options.split(|byte| *byte == b',') {
+        let Some(split) = option.iter().position(|byte| *byte == b'=') else { continue };
+        let (key, value) = (&option[..split], unescape(&option[split + 1..]));
+        match key {
+            b"lowerdir" => found.extend(colon_separated(&value)),
+            // Whether a backslash escapes here depends on the kernel's version.
+            b"upperdir" | b"lowerdir+" | b"datadir+" => {
+                found.push(without_escapes(&value));
+                found.push(value);
+            }
+            _ => {}
+        }
+    }
+    found.retain(|layer| !layer.is_empty());
+    found.dedup();
+    found
+}
+
+/// Splits at colons that no backslash escapes.
+fn colon_separated(text: &[u8]) -> Vec<Vec<u8>> {
+    let (mut parts, mut is_escaped) = (vec![Vec::new()], false);
+    for &byte in text {
+        if byte == b':' && !is_escaped {
+            parts.push(Vec::new());
+        } else if let Some(part) = parts.last_mut() {
+            part.push(byte);
+        }
+        is_escaped = byte == b'\\' && !is_escaped;
+    }
+    parts.iter().map(|part| without_escapes(part)).collect()
+}
+
+/// Removes each backslash that escapes the byte behind it.
+fn without_escapes(text: &[u8]) -> Vec<u8> {
+    let (mut out, mut bytes) = (Vec::with_capacity(text.len()), text.iter());
+    while let Some(&byte) = bytes.next() {
+        let escaped = (byte == b'\\').then(|| bytes.next()).flatten();
+        out.push(escaped.copied().unwrap_or(byte));
+    }
+    out
+}
+
+/// The names behind the last `..` of a relative path.
+fn relative_end(path: &Path) -> PathBuf {
+    let mut end = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::Normal(name) => end.push(name),
+            Component::ParentDir => end.clear(),
+            _ => {}
+        }
+    }
+    end
+}
+
+#[cfg(test)]
+#[path = "mounts_tests.rs"]
+mod tests;
