@@ -85,7 +85,7 @@ pub const SITUATIONS: &[(&str, Situation)] = &[
 /// What is decided in one situation.
 pub fn cell(settings: &Settings, profile: &str, mode: ApprovalMode, situation: Situation) -> Verdict {
     let ask = |request: &Request, tier| {
-        let assessment = Assessment { tier, findings: Vec::new(), capabilities: Vec::new() };
+        let assessment = Assessment::bare(tier);
         decide(settings, request, &assessment, false).verdict
     };
     match situation {

@@ -12,8 +12,8 @@ use std::sync::OnceLock;
 
 use proptest::prelude::*;
 use stockade_model::{
-    ApprovalMode, Assessment, CallerApproval, Command, Decision, Finding, Grant, GranularMode, Level, QuestionKind,
-    RawText, Request, SandboxPreference, Tier, Verdict,
+    ApprovalMode, Assessment, CallerApproval, Command, Decision, Finding, Grant, GranularMode, Impact, Level,
+    QuestionKind, RawText, Request, SandboxPreference, Tier, Verdict,
 };
 use stockade_policy::{Layer, LayerText, ModeAnswers, OwnDirectories, Ruling, Settings, decide, rule_on};
 
@@ -168,8 +168,9 @@ fn request(mode: ApprovalMode, rule: RuleCase, grants: GrantCase, place: Place) 
 }
 
 fn assessment(tier: Tier) -> Assessment {
-    let finding = Finding { code: "some-code".into(), tier, message: "Something.".into(), span: None };
-    Assessment { tier, findings: vec![finding], capabilities: vec![] }
+    let finding =
+        Finding { code: "some-code".into(), tier, impact: Impact::default(), message: "Something.".into(), span: None };
+    Assessment { findings: vec![finding], ..Assessment::bare(tier) }
 }
 
 struct Cell {

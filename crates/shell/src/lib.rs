@@ -34,7 +34,7 @@ mod variables;
 mod words;
 mod wrappers;
 
-use stockade_model::{Assessment, Command, Finding, RawText, Span, Tier};
+use stockade_model::{Assessment, Command, Finding, Impact, RawText, Span, Tier};
 
 use crate::judge::Judge;
 use crate::memory::Seen;
@@ -224,8 +224,9 @@ fn finish(judge: Judge, length: usize) -> Judged {
         Tier::Allow => Neutralisation::of(&judge.neutralised),
         Tier::Ask | Tier::Deny => Neutralisation::default(),
     };
-    Judged {
-        assessment: Assessment { tier, findings, capabilities: judge.capabilities.into_iter().collect() },
-        neutralisation,
-    }
+    // What is not known to read only may change the workspace.
+    let least = if tier == Tier::Allow { Impact::Contained } else { Impact::Workspace };
+    let impact = findings.iter().map(|f| f.impact).fold(least, Impact::max);
+    let capabilities = judge.capabilities.into_iter().collect();
+    Judged { assessment: Assessment { tier, impact, findings, capabilities }, neutralisation }
 }

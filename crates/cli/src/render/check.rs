@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use stockade_model::{Assessment, Capability, Decision, RawText, Tier, Verdict};
 
-use super::question::{finding, tier};
+use super::question::{finding, impact, tier};
 use super::{Color, Style, wrap};
 
 /// Capabilities shown before the rest is counted.
@@ -33,6 +33,7 @@ pub fn judgement(command: &RawText, assessment: &Assessment, decision: &Decision
         wrap(&mut out, style, "because   ", &RawText::from(reason.as_str()).escaped());
     }
     let _ = writeln!(out, "tier      {}", tier(assessment.tier));
+    let _ = writeln!(out, "impact    {}", impact(assessment.impact));
     for found in assessment.findings.iter().filter(|found| found.tier > Tier::Allow) {
         wrap(&mut out, style, "finding   ", &finding(found, command));
     }
@@ -60,24 +61,32 @@ fn need(capability: &Capability) -> String {
 
 #[cfg(test)]
 mod tests {
-    use stockade_model::{Finding, Span};
+    use stockade_model::{Finding, Impact, Span};
 
     use super::*;
 
     #[test]
     fn a_judgement() {
         let assessment = Assessment {
-            tier: Tier::Deny,
             findings: vec![
                 Finding {
                     code: "fetch-and-run".into(),
                     tier: Tier::Deny,
+                    impact: Impact::Outward,
                     message: "runs what it fetches".into(),
                     span: Some(Span { start: 0, end: 19 }),
                 },
-                Finding { code: "reader".into(), tier: Tier::Allow, message: "reads".into(), span: None },
+                Finding {
+                    code: "reader".into(),
+                    tier: Tier::Allow,
+                    impact: Impact::default(),
+                    message: "reads".into(),
+                    span: None,
+                },
             ],
             capabilities: vec![Capability::Execute("curl".into()), Capability::Network(Some("x.y\u{1b}".into()))],
+            impact: Impact::Outward,
+            ..Assessment::bare(Tier::Deny)
         };
         let decision = Decision {
             verdict: Verdict::Deny,
@@ -89,7 +98,8 @@ mod tests {
         decision  deny   (tier deny)
         because   the text itself shows harm
         tier      deny
-        finding   deny: runs what it fetches
+        impact    outward
+        finding   deny, outward: runs what it fetches
         needs     execute curl
         needs     network: x.y\u{1b}
         ");

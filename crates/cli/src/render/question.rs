@@ -4,7 +4,9 @@
 
 use std::fmt::Write as _;
 
-use stockade_model::{Denial, Finding, Grant, Operation, Question, QuestionKind, RawText, Review, Risk, Scope, Tier};
+use stockade_model::{
+    Denial, Finding, Grant, Impact, Operation, Question, QuestionKind, RawText, Review, Risk, Scope, Tier,
+};
 
 use super::compact::{brief, compact, compact_escaped, shorten, width};
 use super::{Color, Style, counted, shell_quoted, time, wrap, wrap_at};
@@ -217,10 +219,11 @@ fn findings(out: &mut String, question: &Question, text: &RawText, style: Style)
     list(out, style, worth_telling.map(|found| ("  finding  ", finding(found, text))));
 }
 
-/// `deny: message   «the part»`.
+/// `deny: message   «the part»`, `ask, outward: message` where the effect needs consent.
 pub fn finding(finding: &Finding, text: &RawText) -> String {
     let part = finding.span.and_then(|span| text.as_bytes().get(span.start..span.end));
-    let mut out = format!("{}: {}", tier(finding.tier), shown(&finding.message));
+    let reach = if finding.impact.needs_consent() { format!(", {}", impact(finding.impact)) } else { String::new() };
+    let mut out = format!("{}{reach}: {}", tier(finding.tier), shown(&finding.message));
     // The whole is shown already.
     if let Some(part) = part.filter(|part| !part.is_empty() && part.len() < text.as_bytes().len()) {
         let _ = write!(out, "   «{}»", quote(&RawText::from(part)));
@@ -230,6 +233,16 @@ pub fn finding(finding: &Finding, text: &RawText) -> String {
 
 fn quote(part: &RawText) -> String {
     brief(part, QUOTE_LIMIT)
+}
+
+/// The impact's name.
+pub fn impact(impact: Impact) -> &'static str {
+    match impact {
+        Impact::Contained => "contained",
+        Impact::Workspace => "workspace",
+        Impact::Irreversible => "irreversible",
+        Impact::Outward => "outward",
+    }
 }
 
 /// The tier's name.
@@ -468,14 +481,14 @@ pub(crate) mod tests {
             command: "sh -c 'echo x >> ~/outside'".into(),
             cwd: "/home/u/project".into(),
             assessment: Assessment {
-                tier: Tier::Ask,
                 findings: vec![Finding {
                     code: "writes-outside".into(),
                     tier: Tier::Ask,
+                    impact: Impact::default(),
                     message: "writes to a file outside the workspace".into(),
                     span: Some(Span { start: 13, end: 25 }),
                 }],
-                capabilities: Vec::new(),
+                ..Assessment::bare(Tier::Ask)
             },
             scopes: vec![Scope::Once, Scope::Session, Scope::Always],
             digest: Digest::of_fields("test", []),

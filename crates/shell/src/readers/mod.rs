@@ -16,7 +16,7 @@ use crate::paths::{self, Place};
 use crate::words::{Argument, Flow};
 
 use self::values::{dynamic_text, hunts, text, value_of};
-pub(crate) use self::values::{read_file, sensitive};
+pub(crate) use self::values::{host_name, read_file, sensitive};
 
 /// Judges a command as a reader. What its output carries.
 pub(crate) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
