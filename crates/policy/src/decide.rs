@@ -5,9 +5,11 @@
 //! strictest voice is the decision, whatever the order (L9). Must not know
 //! caches or approvers: an `ask` comes with the questions, not with answers.
 
+use std::collections::BTreeSet;
+
 use stockade_model::{
-    Assessment, Command, Decision, Grant, Level, Profile, QuestionKind, RawText, Request, SandboxPreference, Tier,
-    Verdict,
+    Assessment, Command, Decision, Finding, Grant, Impact, Level, Profile, QuestionKind, RawText, Request,
+    SandboxPreference, Tier, Verdict,
 };
 
 use crate::act::Stage;
@@ -307,6 +309,7 @@ impl<'a> Case<'a> {
             voices.push(self.raised(rule, *sure));
             voices.extend(self.raised_grants(rule));
         }
+        voices.extend(self.impact());
         let tier = self.assessment.tier;
         if tier == Tier::Ask
             && let Some(rule) = found.allowed.first()
@@ -323,10 +326,23 @@ impl<'a> Case<'a> {
             Tier::Deny => (self.answers.tier_deny, format!("is {}", participle(self.answers.tier_deny))),
         };
         let rule = format!("mode {}: tier {} {what}", self.mode, tier_name(tier));
-        let told = self.assessment.findings.iter().filter(|finding| finding.tier == tier && tier != Tier::Allow);
-        let reasons =
-            told.take(MAX_FINDINGS_TOLD).map(|finding| format!("{}: {}", finding.code, finding.message)).collect();
-        voices.push(Voice { verdict, rule, reasons, asks: Asks::Run });
+        let telling = self.assessment.findings.iter().filter(|finding| finding.tier == tier && tier != Tier::Allow);
+        voices.push(Voice { verdict, rule, reasons: told(telling), asks: Asks::Run });
+    }
+
+    /// An effect that the sandbox can neither contain nor undo needs consent,
+    /// whatever rules and grants allow. Where the text shows harm the tier speaks.
+    fn impact(&self) -> Option<Voice> {
+        let impact = self.assessment.impact;
+        if !impact.needs_consent() || self.assessment.tier == Tier::Deny {
+            return None;
+        }
+        let verdict = self.answers.impact;
+        let what = if impact == Impact::Outward { "an effect outside the sandbox" } else { "what cannot be undone" };
+        let rule = format!("mode {}: {} {what}", self.mode, verb(verdict));
+        let telling = self.assessment.findings.iter().filter(|finding| finding.impact.needs_consent());
+        let reasons = told(telling);
+        Some(Voice { verdict, rule, reasons, asks: Asks::Run })
     }
 
     fn raised(&self, rule: &Rule, sure: Match) -> Voice {
@@ -375,12 +391,26 @@ impl<'a> Case<'a> {
         let verdict = voices.iter().map(|voice| voice.verdict).max().unwrap_or(Verdict::Deny);
         let deciding: Vec<&Voice> = voices.iter().filter(|voice| voice.verdict == verdict).collect();
         let rule = deciding.first().map_or_else(|| "nothing allows it".to_owned(), |voice| voice.rule.clone());
-        let mut reasons: Vec<String> = deciding.iter().flat_map(|voice| voice.reasons.clone()).collect();
+        let mut reasons = each_once(deciding.iter().flat_map(|voice| &voice.reasons));
         reasons.extend(agreed);
         let questions = if verdict == Verdict::Ask { questions(&deciding) } else { Vec::new() };
         let voices = voices.into_iter().map(|voice| voice.said(verdict)).collect();
         Ruling { decision: Decision { verdict, rule, reasons }, questions, unsandboxed, obligations, voices }
     }
+}
+
+/// Findings as reasons.
+fn told<'f>(findings: impl Iterator<Item = &'f Finding>) -> Vec<String> {
+    let all: Vec<String> = findings.map(|finding| format!("{}: {}", finding.code, finding.message)).collect();
+    let mut reasons = each_once(&all);
+    reasons.truncate(MAX_FINDINGS_TOLD);
+    reasons
+}
+
+/// The reasons in order, without repeats: several sources or places may have one.
+fn each_once<'r>(reasons: impl IntoIterator<Item = &'r String>) -> Vec<String> {
+    let mut seen = BTreeSet::new();
+    reasons.into_iter().filter(|reason| seen.insert(*reason)).cloned().collect()
 }
 
 /// One question for everything about the run, one for the powers. The question
@@ -393,7 +423,7 @@ fn questions(deciding: &[&Voice]) -> Vec<QuestionKind> {
     let about_run: Vec<&&Voice> =
         deciding.iter().filter(|voice| matches!(voice.asks, Asks::Run | Asks::RunByPerson)).collect();
     if !about_run.is_empty() {
-        let reasons = about_run.iter().flat_map(|voice| voice.reasons.clone()).collect();
+        let reasons = each_once(about_run.iter().flat_map(|voice| &voice.reasons));
         questions.push(QuestionKind::Run { reasons });
     }
     for voice in deciding {

@@ -32,6 +32,8 @@ pub struct ModeAnswers {
     pub tier_ask: Verdict,
     /// The judge says `deny`.
     pub tier_deny: Verdict,
+    /// The effect is one that the sandbox cannot contain or undo.
+    pub impact: Verdict,
     /// A rule says `ask`.
     pub rule_ask: Verdict,
     /// Filesystem powers come with the request.
@@ -58,6 +60,7 @@ impl ModeAnswers {
         let sandboxed_first = Self {
             tier_ask: Allow,
             tier_deny: Ask,
+            impact: Ask,
             rule_ask: Ask,
             filesystem: Ask,
             network: Ask,
@@ -84,6 +87,7 @@ impl ModeAnswers {
         Self {
             tier_ask: if classes.run { Ask } else { Allow },
             tier_deny: ask_if(classes.run),
+            impact: ask_if(classes.run),
             rule_ask: ask_if(classes.run),
             filesystem: ask_if(classes.filesystem),
             network: ask_if(classes.network),
@@ -120,6 +124,7 @@ impl ModeAnswers {
         Self {
             tier_ask: self.tier_ask.max(other.tier_ask),
             tier_deny: self.tier_deny.max(other.tier_deny),
+            impact: self.impact.max(other.impact),
             rule_ask: self.rule_ask.max(other.rule_ask),
             filesystem: self.filesystem.max(other.filesystem),
             network: self.network.max(other.network),

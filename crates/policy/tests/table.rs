@@ -83,6 +83,7 @@ fn granular_classes_are_independent() {
         let expected = ModeAnswers {
             tier_ask: pick(3).tier_ask,
             tier_deny: pick(3).tier_deny,
+            impact: pick(3).impact,
             rule_ask: pick(3).rule_ask,
             filesystem: pick(2).filesystem,
             network: pick(1).network,
