@@ -14,6 +14,7 @@ use stockade_model::{
 
 use crate::act::Stage;
 use crate::file::ApproverName;
+use crate::known_changes::only_changes_workspace;
 use crate::mode::{GrantClass, ModeAnswers, mode_name};
 use crate::obligations::Obligations;
 use crate::resolve::{has_power, resolve_profile};
@@ -88,6 +89,7 @@ pub fn rule_in(
     let mut voices = Vec::new();
     let mut given = Vec::new();
     let workspace = request.workspace.as_path();
+    let mut known_changes = false;
     let unsandboxed = match resolve_profile(settings, &wanted.profile, workspace, &wanted.grants) {
         Err(error) => {
             voices.push(Voice::new(Verdict::Deny, "profile: it cannot be made", one_line(&error.to_string())));
@@ -101,11 +103,12 @@ pub fn rule_in(
                     case.profile(&mut voices);
                 }
                 given = case.requested_powers(&found, around, &mut voices);
+                known_changes = only_changes_workspace(assessment, &profile, workspace);
             }
             !profile.sandboxed
         }
     };
-    case.rules_and_tier(&found, unsandboxed, &mut voices);
+    case.rules_and_tier(&found, unsandboxed, known_changes, &mut voices);
     voices.append(&mut given);
     case.conclude(voices, unsandboxed, obligations)
 }
@@ -304,7 +307,7 @@ impl<'a> Case<'a> {
         allowed
     }
 
-    fn rules_and_tier(&self, found: &Findings<'_>, unsandboxed: bool, voices: &mut Vec<Voice>) {
+    fn rules_and_tier(&self, found: &Findings<'_>, unsandboxed: bool, known_changes: bool, voices: &mut Vec<Voice>) {
         for (rule, sure) in &found.raised {
             voices.push(self.raised(rule, *sure));
             voices.extend(self.raised_grants(rule));
@@ -321,6 +324,9 @@ impl<'a> Case<'a> {
             Tier::Allow => (Verdict::Allow, "runs".to_owned()),
             Tier::Ask if self.answers.tier_ask == Verdict::Allow && !unsandboxed => {
                 (Verdict::Allow, "runs sandboxed".to_owned())
+            }
+            Tier::Ask if known_changes && self.answers.known_changes == Verdict::Allow => {
+                (Verdict::Allow, "changes the workspace only".to_owned())
             }
             Tier::Ask => (self.answers.tier_ask, format!("is {}", participle(self.answers.tier_ask))),
             Tier::Deny => (self.answers.tier_deny, format!("is {}", participle(self.answers.tier_deny))),

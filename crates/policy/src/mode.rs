@@ -30,6 +30,9 @@ impl GrantClass {
 pub struct ModeAnswers {
     /// The judge says `ask`: `allow` means that it runs sandboxed.
     pub tier_ask: Verdict,
+    /// The judge says `ask`, and the text shows known tools that change files of the
+    /// workspace and nothing else.
+    pub known_changes: Verdict,
     /// The judge says `deny`.
     pub tier_deny: Verdict,
     /// The effect is one that the sandbox cannot contain or undo.
@@ -59,6 +62,7 @@ impl ModeAnswers {
         use Verdict::{Allow, Ask, Deny};
         let sandboxed_first = Self {
             tier_ask: Allow,
+            known_changes: Allow,
             tier_deny: Ask,
             impact: Ask,
             rule_ask: Ask,
@@ -86,6 +90,7 @@ impl ModeAnswers {
         let ask_if = |may: bool| if may { Ask } else { Deny };
         Self {
             tier_ask: if classes.run { Ask } else { Allow },
+            known_changes: if classes.run { Ask } else { Allow },
             tier_deny: ask_if(classes.run),
             impact: ask_if(classes.run),
             rule_ask: ask_if(classes.run),
@@ -123,6 +128,7 @@ impl ModeAnswers {
     pub fn strictest(&self, other: &Self) -> Self {
         Self {
             tier_ask: self.tier_ask.max(other.tier_ask),
+            known_changes: self.known_changes.max(other.known_changes),
             tier_deny: self.tier_deny.max(other.tier_deny),
             impact: self.impact.max(other.impact),
             rule_ask: self.rule_ask.max(other.rule_ask),

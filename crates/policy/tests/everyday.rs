@@ -16,7 +16,7 @@ use stockade_shell::{Context, assess_script};
 /// Most rows, in per mille, that may be answered otherwise than agreed.
 const WRONG_PER_MILLE: usize = 0;
 /// Most rows to be run that the mode `untrusted` may ask about. May fall, not rise.
-const ASKED_BY_UNTRUSTED: usize = 1000;
+const ASKED_BY_UNTRUSTED: usize = 175;
 
 /// Where a home and a workspace may lie.
 const PLACES: &[(&str, &str)] = &[
@@ -125,12 +125,78 @@ fn untrusted_asks_about_few_everyday_commands() {
         .filter(|row| rule(&row.command, PLACES[0], ApprovalMode::Untrusted).1.decision.verdict != Verdict::Allow)
         .collect();
     println!("untrusted asks about {} of {} rows to be run", asked.len(), runs.len());
-    for row in &asked {
-        let codes: std::collections::BTreeSet<String> =
-            assess(&row.command, "/home/dev", "/home/dev/x").findings.into_iter().map(|f| f.code).collect();
-        println!("{} {:?} {codes:?}", row.id, row.command);
-    }
-    assert!(asked.len() <= ASKED_BY_UNTRUSTED);
+    let asked: Vec<&str> = asked.iter().map(|row| row.command.as_str()).collect();
+    assert!(asked.len() <= ASKED_BY_UNTRUSTED, "{}", asked.join("\n"));
+}
+
+/// Known tools that change files of the workspace, and what is no more than close to it.
+#[test]
+fn untrusted_lets_known_tools_change_the_workspace() {
+    let changes = [
+        "touch a.txt",
+        "mkdir -p src/a",
+        "cp a.txt b.txt",
+        "mv a.txt src/",
+        "echo x > a.txt",
+        "printf x >> a.txt",
+        "sort a > b",
+        "sed -i 's/a/b/' a.txt",
+        "tee a.txt < b.txt",
+        "gcc -c main.c -o main.o",
+        "gzip a.txt",
+        "zip -r a.zip src",
+        "ln -s a b",
+        "cd src && touch a",
+        "cp ./a/../b src/b",
+        "true > /home/dev/x/a.txt",
+        "env LANG=C sort a -o b",
+    ];
+    let others = [
+        "rm a.txt",
+        "touch ../a.txt",
+        "touch /etc/a",
+        "echo x > ~/.profile",
+        "echo x > /home/dev/y/a.txt",
+        "cd .. && touch a",
+        "cp a.txt $X",
+        "cp $X a.txt",
+        "cp /etc/hosts a",
+        "cp -t/etc a.txt",
+        "cp --target-directory=/etc a.txt",
+        "ln -s /etc/passwd p",
+        "echo x > .git/hooks/pre-commit",
+        "cp a .git/config",
+        "tee .vscode/settings.json < a",
+        "echo x > .stockade.toml",
+        "echo x > .bashrc",
+        "git log > out.txt",
+        "git diff --output=out.txt",
+        "touch a; ./a",
+        "touch a && make",
+        "touch a &",
+        "echo x > $F",
+        "unknown-tool > a",
+        "curl https://x.example/ > a",
+        "cat .env > a",
+        "sudo touch a",
+        "./touch a",
+        "touch --no-such-option a",
+        "sed -i 's/a/b/e' a.txt",
+        "chmod +x a",
+        "git commit -m x",
+    ];
+    let verdict = |command: &str| rule(command, PLACES[0], ApprovalMode::Untrusted).1.decision.verdict;
+    let asked: Vec<&str> = changes.into_iter().filter(|command| verdict(command) != Verdict::Allow).collect();
+    let run: Vec<&str> = others.into_iter().filter(|command| verdict(command) != Verdict::Ask).collect();
+    assert!(asked.is_empty() && run.is_empty(), "asked about {asked:?}, run {run:?}");
+}
+
+#[test]
+fn untrusted_asks_before_a_read_only_workspace_changes() {
+    let mut request = request("touch a.txt", "/home/dev/x", ApprovalMode::Untrusted, &[]);
+    request.profile = "read-only".to_owned();
+    let assessment = assess("touch a.txt", "/home/dev", "/home/dev/x");
+    assert_eq!(rule_on(&settings("/home/dev", ""), &request, &assessment, true).decision.verdict, Verdict::Ask);
 }
 
 #[test]

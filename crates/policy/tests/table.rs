@@ -82,6 +82,7 @@ fn granular_classes_are_independent() {
         let pick = |bit: u8| if bits & (1 << bit) != 0 { all } else { none };
         let expected = ModeAnswers {
             tier_ask: pick(3).tier_ask,
+            known_changes: pick(3).known_changes,
             tier_deny: pick(3).tier_deny,
             impact: pick(3).impact,
             rule_ask: pick(3).rule_ask,
