@@ -68,8 +68,11 @@ impl<'a> Answer<'a> {
     fn of(assessment: &'a Assessment, decision: &'a Decision) -> Self {
         let mut reasons: Vec<_> = decision.reasons.iter().map(String::as_str).collect();
         if reasons.is_empty() {
-            let telling = assessment.findings.iter().filter(|found| found.tier == assessment.tier);
-            reasons.extend(telling.map(|found| found.message.as_str()));
+            for found in assessment.findings.iter().filter(|found| found.tier == assessment.tier) {
+                if !reasons.contains(&found.message.as_str()) {
+                    reasons.push(&found.message);
+                }
+            }
         }
         Self {
             tier: assessment.tier,

@@ -2,9 +2,9 @@
 
 use std::fmt::Write as _;
 
-use stockade_model::{Assessment, Capability, Decision, RawText, Tier, Verdict};
+use stockade_model::{Assessment, Capability, Decision, RawText, Verdict};
 
-use super::question::{finding, impact, tier};
+use super::findings::{self, impact, tier};
 use super::{Color, Style, wrap};
 
 /// Capabilities shown before the rest is counted.
@@ -29,13 +29,14 @@ pub fn judgement(command: &RawText, assessment: &Assessment, decision: &Decision
     };
     let rule = RawText::from(decision.rule.as_str()).escaped();
     let _ = writeln!(out, "decision  {}   ({rule})", style.paint(color, verdict(decision.verdict)));
-    for reason in &decision.reasons {
-        wrap(&mut out, style, "because   ", &RawText::from(reason.as_str()).escaped());
+    let escaped = |reason: &str| RawText::from(reason).escaped();
+    for reason in findings::reasons(&decision.reasons, &assessment.findings, command, escaped) {
+        wrap(&mut out, style, "because   ", &reason);
     }
     let _ = writeln!(out, "tier      {}", tier(assessment.tier));
     let _ = writeln!(out, "impact    {}", impact(assessment.impact));
-    for found in assessment.findings.iter().filter(|found| found.tier > Tier::Allow) {
-        wrap(&mut out, style, "finding   ", &finding(found, command));
+    for finding in findings::beside(&decision.reasons, &assessment.findings, command) {
+        wrap(&mut out, style, "finding   ", &finding);
     }
     for capability in assessment.capabilities.iter().take(CAPABILITIES_SHOWN) {
         wrap(&mut out, style, "needs     ", &need(capability));
@@ -61,7 +62,7 @@ fn need(capability: &Capability) -> String {
 
 #[cfg(test)]
 mod tests {
-    use stockade_model::{Finding, Impact, Span};
+    use stockade_model::{Finding, Impact, Span, Tier};
 
     use super::*;
 
