@@ -8,6 +8,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::{env, fs, io};
 
+#[path = "build/impacts.rs"]
+mod impacts;
 #[allow(dead_code, reason = "shared with the crate, which reads tables as well")]
 #[path = "src/knowledge/text.rs"]
 mod text;
@@ -15,10 +17,11 @@ mod text;
 use text::Value;
 
 /// Files in the directory that are no families of programs.
-const OTHERS: &[&str] = &["hazards", "neutralise"];
+const OTHERS: &[&str] = &["hazards", "impacts", "neutralise"];
 
 fn main() -> io::Result<()> {
     println!("cargo::rerun-if-changed=knowledge");
+    println!("cargo::rerun-if-changed=build");
     println!("cargo::rerun-if-changed=src/knowledge/text.rs");
     let root = env::var("CARGO_MANIFEST_DIR").map_err(io::Error::other)?;
     let out = env::var("OUT_DIR").map_err(io::Error::other)?;
@@ -60,7 +63,10 @@ fn main() -> io::Result<()> {
     fs::write(Path::new(&out).join("index.rs"), code)?;
     let hazards = fs::read_to_string(Path::new(&root).join("knowledge/hazards.toml"))?;
     let code = hazards_code(hazards.leak()).map_err(|fault| io::Error::other(format!("hazards.toml: {fault}")))?;
-    fs::write(Path::new(&out).join("hazards.rs"), code)
+    fs::write(Path::new(&out).join("hazards.rs"), code)?;
+    let impacts = fs::read_to_string(Path::new(&root).join("knowledge/impacts.toml"))?;
+    let code = impacts::code(impacts.leak()).map_err(|fault| io::Error::other(format!("impacts.toml: {fault}")))?;
+    fs::write(Path::new(&out).join("impacts.rs"), code)
 }
 
 /// The table of denied uses as code: the uses, and where a program's stand.
@@ -80,15 +86,7 @@ fn hazards_code(content: &'static str) -> Result<String, String> {
             continue;
         }
         let (programs, code) = one_hazard(pairs, &lists).map_err(|fault| format!("[{table}]: {fault}"))?;
-        for program in programs.split_ascii_whitespace() {
-            match program.strip_suffix('*') {
-                Some(beginning) if beginning.len() > 1 && !beginning.contains(['*', '?']) => {
-                    beginnings.push((beginning, count))
-                }
-                None if program.len() > 1 && !program.contains('?') => names.push((program, count)),
-                _ => return Err(format!("[{table}]: programs: {program}")),
-            }
-        }
+        index(programs, count, &mut names, &mut beginnings).map_err(|program| format!("[{table}]: {program}"))?;
         uses.push_str(&code);
         count += 1;
     }
@@ -99,6 +97,25 @@ fn hazards_code(content: &'static str) -> Result<String, String> {
         names.len(),
         beginnings.len(),
     ))
+}
+
+/// Notes under which names a table stands; a name with `*` at its end is a beginning.
+fn index(
+    programs: &'static str,
+    table: usize,
+    names: &mut Vec<(&'static str, usize)>,
+    beginnings: &mut Vec<(&'static str, usize)>,
+) -> Result<(), &'static str> {
+    for program in programs.split_ascii_whitespace() {
+        match program.strip_suffix('*') {
+            Some(beginning) if beginning.len() > 1 && !beginning.contains(['*', '?']) => {
+                beginnings.push((beginning, table))
+            }
+            None if program.len() > 1 && !program.contains('?') => names.push((program, table)),
+            _ => return Err(program),
+        }
+    }
+    Ok(())
 }
 
 /// The programs of one denied use, and the use as code.

@@ -39,7 +39,7 @@ fn verdicts(settings: &Settings) -> Vec<Verdict> {
         limits: Default::default(),
         caller_approval: None,
     };
-    let of = |tier| Assessment { tier, findings: Vec::new(), capabilities: Vec::new() };
+    let of = |tier| Assessment::bare(tier);
     let cases = [("ls", Tier::Allow), ("git push", Tier::Ask), ("rm -rf /", Tier::Deny)];
     cases.iter().map(|(script, tier)| decide(settings, &request(script), &of(*tier), true).verdict).collect()
 }

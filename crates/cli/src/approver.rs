@@ -255,7 +255,11 @@ impl Dialog<'_> {
     /// From now on: where that can be a rule, the rule is shown first.
     fn always(&self) -> std::io::Result<Option<Answer>> {
         let yes = Answer::Approved(Scope::Always);
-        let drafts = self.lasting.map(|lasting| (lasting, lasting.drafts(&self.question.kind)));
+        // No rule lets such an effect pass: a remembered answer does.
+        let is_effect =
+            matches!(self.question.kind, QuestionKind::Run { .. }) && self.question.assessment.impact.needs_consent();
+        let lasting = self.lasting.filter(|_| !is_effect);
+        let drafts = lasting.map(|lasting| (lasting, lasting.drafts(&self.question.kind)));
         let Some((lasting, drafts)) = drafts.filter(|(_, drafts)| !drafts.is_empty()) else {
             return self.echo('a', yes).map(Some);
         };

@@ -73,9 +73,7 @@ impl World {
         let grant = |text: &&str| text.parse::<Grant>().unwrap();
         let mut kinds = vec![
             EventKind::Requested { request: Box::new(self.request(script)), environment_names: Vec::new() },
-            EventKind::Assessed {
-                assessment: Assessment { tier: Tier::Ask, findings: Vec::new(), capabilities: Vec::new() },
-            },
+            EventKind::Assessed { assessment: Assessment::bare(Tier::Ask) },
             EventKind::Decided { decision: Decision { verdict, rule: "then".into(), reasons: Vec::new() } },
         ];
         for text in refused {

@@ -9,7 +9,8 @@ use crate::{Assessment, Denial, Digest, Grant, RawText, Review};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ApprovalMode {
-    /// Ask before every run that is not known to be safe.
+    /// Ask before every run that is not known to be safe, or to change files of the
+    /// workspace only.
     Untrusted,
     /// Run in the sandbox; ask when something was refused.
     #[default]

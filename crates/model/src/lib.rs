@@ -36,7 +36,7 @@ mod special;
 mod targets;
 
 pub use approval::{Answer, Approval, ApprovalMode, GranularMode, Question, QuestionKind, Scope};
-pub use assessment::{Assessment, Capability, Finding, Span, Tier};
+pub use assessment::{Assessment, Capability, Finding, Impact, Span, Tier};
 pub use bytes::{RawText, is_deceptive};
 pub use denial::{Denial, Layer, Operation, Resolution};
 pub use digest::Digest;

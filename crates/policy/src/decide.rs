@@ -5,13 +5,16 @@
 //! strictest voice is the decision, whatever the order (L9). Must not know
 //! caches or approvers: an `ask` comes with the questions, not with answers.
 
+use std::collections::BTreeSet;
+
 use stockade_model::{
-    Assessment, Command, Decision, Grant, Level, Profile, QuestionKind, RawText, Request, SandboxPreference, Tier,
-    Verdict,
+    Assessment, Command, Decision, Finding, Grant, Impact, Level, Profile, QuestionKind, RawText, Request,
+    SandboxPreference, Tier, Verdict,
 };
 
 use crate::act::Stage;
 use crate::file::ApproverName;
+use crate::known_changes::only_changes_workspace;
 use crate::mode::{GrantClass, ModeAnswers, mode_name};
 use crate::obligations::Obligations;
 use crate::resolve::{has_power, resolve_profile};
@@ -86,6 +89,7 @@ pub fn rule_in(
     let mut voices = Vec::new();
     let mut given = Vec::new();
     let workspace = request.workspace.as_path();
+    let mut known_changes = false;
     let unsandboxed = match resolve_profile(settings, &wanted.profile, workspace, &wanted.grants) {
         Err(error) => {
             voices.push(Voice::new(Verdict::Deny, "profile: it cannot be made", one_line(&error.to_string())));
@@ -99,11 +103,12 @@ pub fn rule_in(
                     case.profile(&mut voices);
                 }
                 given = case.requested_powers(&found, around, &mut voices);
+                known_changes = only_changes_workspace(assessment, &profile, workspace);
             }
             !profile.sandboxed
         }
     };
-    case.rules_and_tier(&found, unsandboxed, &mut voices);
+    case.rules_and_tier(&found, unsandboxed, known_changes, &mut voices);
     voices.append(&mut given);
     case.conclude(voices, unsandboxed, obligations)
 }
@@ -302,11 +307,12 @@ impl<'a> Case<'a> {
         allowed
     }
 
-    fn rules_and_tier(&self, found: &Findings<'_>, unsandboxed: bool, voices: &mut Vec<Voice>) {
+    fn rules_and_tier(&self, found: &Findings<'_>, unsandboxed: bool, known_changes: bool, voices: &mut Vec<Voice>) {
         for (rule, sure) in &found.raised {
             voices.push(self.raised(rule, *sure));
             voices.extend(self.raised_grants(rule));
         }
+        voices.extend(self.impact());
         let tier = self.assessment.tier;
         if tier == Tier::Ask
             && let Some(rule) = found.allowed.first()
@@ -319,14 +325,30 @@ impl<'a> Case<'a> {
             Tier::Ask if self.answers.tier_ask == Verdict::Allow && !unsandboxed => {
                 (Verdict::Allow, "runs sandboxed".to_owned())
             }
+            Tier::Ask if known_changes && self.answers.known_changes == Verdict::Allow => {
+                (Verdict::Allow, "changes the workspace only".to_owned())
+            }
             Tier::Ask => (self.answers.tier_ask, format!("is {}", participle(self.answers.tier_ask))),
             Tier::Deny => (self.answers.tier_deny, format!("is {}", participle(self.answers.tier_deny))),
         };
         let rule = format!("mode {}: tier {} {what}", self.mode, tier_name(tier));
-        let told = self.assessment.findings.iter().filter(|finding| finding.tier == tier && tier != Tier::Allow);
-        let reasons =
-            told.take(MAX_FINDINGS_TOLD).map(|finding| format!("{}: {}", finding.code, finding.message)).collect();
-        voices.push(Voice { verdict, rule, reasons, asks: Asks::Run });
+        let telling = self.assessment.findings.iter().filter(|finding| finding.tier == tier && tier != Tier::Allow);
+        voices.push(Voice { verdict, rule, reasons: told(telling), asks: Asks::Run });
+    }
+
+    /// An effect that the sandbox can neither contain nor undo needs consent,
+    /// whatever rules and grants allow. Where the text shows harm the tier speaks.
+    fn impact(&self) -> Option<Voice> {
+        let impact = self.assessment.impact;
+        if !impact.needs_consent() || self.assessment.tier == Tier::Deny {
+            return None;
+        }
+        let verdict = self.answers.impact;
+        let what = if impact == Impact::Outward { "an effect outside the sandbox" } else { "what cannot be undone" };
+        let rule = format!("mode {}: {} {what}", self.mode, verb(verdict));
+        let telling = self.assessment.findings.iter().filter(|finding| finding.impact.needs_consent());
+        let reasons = told(telling);
+        Some(Voice { verdict, rule, reasons, asks: Asks::Run })
     }
 
     fn raised(&self, rule: &Rule, sure: Match) -> Voice {
@@ -375,12 +397,26 @@ impl<'a> Case<'a> {
         let verdict = voices.iter().map(|voice| voice.verdict).max().unwrap_or(Verdict::Deny);
         let deciding: Vec<&Voice> = voices.iter().filter(|voice| voice.verdict == verdict).collect();
         let rule = deciding.first().map_or_else(|| "nothing allows it".to_owned(), |voice| voice.rule.clone());
-        let mut reasons: Vec<String> = deciding.iter().flat_map(|voice| voice.reasons.clone()).collect();
+        let mut reasons = each_once(deciding.iter().flat_map(|voice| &voice.reasons));
         reasons.extend(agreed);
         let questions = if verdict == Verdict::Ask { questions(&deciding) } else { Vec::new() };
         let voices = voices.into_iter().map(|voice| voice.said(verdict)).collect();
         Ruling { decision: Decision { verdict, rule, reasons }, questions, unsandboxed, obligations, voices }
     }
+}
+
+/// Findings as reasons.
+fn told<'f>(findings: impl Iterator<Item = &'f Finding>) -> Vec<String> {
+    let all: Vec<String> = findings.map(|finding| format!("{}: {}", finding.code, finding.message)).collect();
+    let mut reasons = each_once(&all);
+    reasons.truncate(MAX_FINDINGS_TOLD);
+    reasons
+}
+
+/// The reasons in order, without repeats: several sources or places may have one.
+fn each_once<'r>(reasons: impl IntoIterator<Item = &'r String>) -> Vec<String> {
+    let mut seen = BTreeSet::new();
+    reasons.into_iter().filter(|reason| seen.insert(*reason)).cloned().collect()
 }
 
 /// One question for everything about the run, one for the powers. The question
@@ -393,7 +429,7 @@ fn questions(deciding: &[&Voice]) -> Vec<QuestionKind> {
     let about_run: Vec<&&Voice> =
         deciding.iter().filter(|voice| matches!(voice.asks, Asks::Run | Asks::RunByPerson)).collect();
     if !about_run.is_empty() {
-        let reasons = about_run.iter().flat_map(|voice| voice.reasons.clone()).collect();
+        let reasons = each_once(about_run.iter().flat_map(|voice| &voice.reasons));
         questions.push(QuestionKind::Run { reasons });
     }
     for voice in deciding {

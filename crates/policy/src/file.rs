@@ -61,7 +61,8 @@ pub struct ConfigFile {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ModeName {
-    /// Ask before every run that is not known to be safe.
+    /// Ask before every run that is not known to be safe, or to change files of the
+    /// workspace only.
     Untrusted,
     /// Run in the sandbox; ask when something was refused.
     OnFailure,

@@ -27,6 +27,7 @@ mod guarded;
 mod host_rules;
 mod hosts;
 mod import;
+mod known_changes;
 pub mod load;
 mod merge;
 mod mode;

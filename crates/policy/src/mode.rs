@@ -30,8 +30,13 @@ impl GrantClass {
 pub struct ModeAnswers {
     /// The judge says `ask`: `allow` means that it runs sandboxed.
     pub tier_ask: Verdict,
+    /// The judge says `ask`, and the text shows known tools that change files of the
+    /// workspace and nothing else.
+    pub known_changes: Verdict,
     /// The judge says `deny`.
     pub tier_deny: Verdict,
+    /// The effect is one that the sandbox cannot contain or undo.
+    pub impact: Verdict,
     /// A rule says `ask`.
     pub rule_ask: Verdict,
     /// Filesystem powers come with the request.
@@ -57,7 +62,9 @@ impl ModeAnswers {
         use Verdict::{Allow, Ask, Deny};
         let sandboxed_first = Self {
             tier_ask: Allow,
+            known_changes: Allow,
             tier_deny: Ask,
+            impact: Ask,
             rule_ask: Ask,
             filesystem: Ask,
             network: Ask,
@@ -83,7 +90,9 @@ impl ModeAnswers {
         let ask_if = |may: bool| if may { Ask } else { Deny };
         Self {
             tier_ask: if classes.run { Ask } else { Allow },
+            known_changes: if classes.run { Ask } else { Allow },
             tier_deny: ask_if(classes.run),
+            impact: ask_if(classes.run),
             rule_ask: ask_if(classes.run),
             filesystem: ask_if(classes.filesystem),
             network: ask_if(classes.network),
@@ -119,7 +128,9 @@ impl ModeAnswers {
     pub fn strictest(&self, other: &Self) -> Self {
         Self {
             tier_ask: self.tier_ask.max(other.tier_ask),
+            known_changes: self.known_changes.max(other.known_changes),
             tier_deny: self.tier_deny.max(other.tier_deny),
+            impact: self.impact.max(other.impact),
             rule_ask: self.rule_ask.max(other.rule_ask),
             filesystem: self.filesystem.max(other.filesystem),
             network: self.network.max(other.network),

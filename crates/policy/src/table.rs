@@ -9,8 +9,8 @@ use std::path::Path;
 
 use serde_json::Value;
 use stockade_model::{
-    ApprovalMode, Assessment, Command, Grant, GranularMode, Host, Level, Request, RequestId, SandboxPreference, Tier,
-    Verdict,
+    ApprovalMode, Assessment, Command, Grant, GranularMode, Host, Impact, Level, Request, RequestId, SandboxPreference,
+    Tier, Verdict,
 };
 
 use crate::act::{Stage, decide_act};
@@ -46,6 +46,8 @@ pub fn table_modes() -> Vec<(String, ApprovalMode)> {
 pub enum Situation {
     /// A command of this tier, that no rule speaks of.
     Command(Tier),
+    /// A command whose effect the sandbox cannot contain or undo.
+    Effect(Impact),
     /// A command that comes with a request for this power.
     Requests(&'static str),
     /// A power that is refused during the run.
@@ -63,6 +65,8 @@ pub const SITUATIONS: &[(&str, Situation)] = &[
     ("command, plainly safe", Situation::Command(Tier::Allow)),
     ("command, not known to be safe", Situation::Command(Tier::Ask)),
     ("command, shows harm", Situation::Command(Tier::Deny)),
+    ("command, cannot be undone", Situation::Effect(Impact::Irreversible)),
+    ("command, effect outside sandbox", Situation::Effect(Impact::Outward)),
     ("requests a path", Situation::Requests("write /srv/data")),
     ("requests a host", Situation::Requests("connect pypi.org:443")),
     ("requests another power", Situation::Requests("env GITHUB_TOKEN")),
@@ -84,12 +88,13 @@ pub const SITUATIONS: &[(&str, Situation)] = &[
 
 /// What is decided in one situation.
 pub fn cell(settings: &Settings, profile: &str, mode: ApprovalMode, situation: Situation) -> Verdict {
-    let ask = |request: &Request, tier| {
-        let assessment = Assessment { tier, findings: Vec::new(), capabilities: Vec::new() };
-        decide(settings, request, &assessment, false).verdict
-    };
+    let judged = |request: &Request, assessment| decide(settings, request, &assessment, false).verdict;
+    let ask = |request: &Request, tier| judged(request, Assessment::bare(tier));
     match situation {
         Situation::Command(tier) => ask(&request(profile, mode, &[]), tier),
+        Situation::Effect(impact) => {
+            judged(&request(profile, mode, &[]), Assessment { impact, ..Assessment::bare(Tier::Ask) })
+        }
         Situation::Requests(grant) => ask(&request(profile, mode, &[grant]), Tier::Allow),
         Situation::Refused(grant) => match grant.parse::<Grant>() {
             Ok(grant) if may_escalate(settings, &request(profile, mode, &[]), &grant, false) => Verdict::Ask,

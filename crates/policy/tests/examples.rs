@@ -42,7 +42,7 @@ justification = "x"
 fn assess(request: &Request) -> Assessment {
     let Command::Script(script) = &request.command else { unreachable!() };
     let write = script.to_str().and_then(|text| text.split_once("> ")).map(|(_, path)| Capability::Write(path.into()));
-    Assessment { tier: Tier::Ask, findings: Vec::new(), capabilities: write.into_iter().collect() }
+    Assessment { capabilities: write.into_iter().collect(), ..Assessment::bare(Tier::Ask) }
 }
 
 fn run(source: &str) -> Result<ExampleReport, ConfigError> {

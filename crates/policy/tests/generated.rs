@@ -101,9 +101,10 @@ fn decision_tables_are_fresh_and_complete() {
             Situation::File(..) => 3,
             Situation::Connection => 4,
             Situation::Call => 5,
+            Situation::Effect(_) => 6,
         })
         .collect();
-    assert_eq!(kinds.len(), 6);
+    assert_eq!(kinds.len(), 7);
     let modes: std::collections::BTreeSet<u8> = table::table_modes()
         .iter()
         .map(|(_, mode)| match mode {

@@ -8,7 +8,8 @@ use std::path::Path;
 
 use proptest::prelude::*;
 use stockade_model::{
-    ApprovalMode, Assessment, Capability, Command, Finding, Level, RawText, Request, SandboxPreference, Tier, Verdict,
+    ApprovalMode, Assessment, Capability, Command, Finding, Impact, Level, RawText, Request, SandboxPreference, Tier,
+    Verdict,
 };
 use stockade_policy::{
     Act, Circumstances, Combining, FileOperation, Layer, LayerText, Match, OwnDirectories, Ruling, Settings, Stage,
@@ -79,8 +80,8 @@ fn assessment() -> impl Strategy<Value = Assessment> {
     ];
     let tier = prop_oneof![Just(Tier::Allow), Just(Tier::Ask), Just(Tier::Deny)];
     (tier, proptest::collection::vec(capability, 0..3)).prop_map(|(tier, capabilities)| {
-        let finding = Finding { code: "code".into(), tier, message: "m".into(), span: None };
-        Assessment { tier, findings: vec![finding], capabilities }
+        let finding = Finding { code: "code".into(), tier, impact: Impact::default(), message: "m".into(), span: None };
+        Assessment { findings: vec![finding], capabilities, ..Assessment::bare(tier) }
     })
 }
 
@@ -315,7 +316,7 @@ fn combining_algorithms() {
     let rules = "[[rules]]\nprefix = [\"git\", \"status\"]\neffect = \"allow\"\njustification = \"j\"\n\
                  [[rules]]\nname = \"second\"\nprefix = [\"git\"]\neffect = \"deny\"\njustification = \"j\"\n\
                  [[rules]]\nname = \"third\"\nprefix = [\"git\", \"status\", \"-s\"]\neffect = \"deny\"\njustification = \"j\"\n";
-    let assessment = Assessment { tier: Tier::Ask, findings: Vec::new(), capabilities: Vec::new() };
+    let assessment = Assessment::bare(Tier::Ask);
     let decide = |combining: &str, script: &str, extra: &str| {
         let user = layer(Layer::User, format!("combining = \"{combining}\"\n{rules}"));
         let settings = settings(&[user, layer(Layer::Project, extra.to_owned())]);
@@ -378,7 +379,7 @@ fn rules_bring_profiles_powers_and_limits() {
         grants = [\"connect registry.npmjs.org:443\", \"write ~/.npm\"]\nlimits.wall = \"5m\"\n\
         [[rules]]\nprefix = [\"deploy\"]\neffect = \"ask\"\njustification = \"j\"\ngrants = [\"connect a.example:22\"]\napprover = \"person\"\n";
     let settings = settings(&[layer(Layer::User, source.to_owned())]);
-    let assessment = Assessment { tier: Tier::Ask, findings: Vec::new(), capabilities: Vec::new() };
+    let assessment = Assessment::bare(Tier::Ask);
     let rule = |script: &str, profile: &str| {
         let mut request = request(script, ApprovalMode::Untrusted, false);
         request.profile = profile.to_owned();

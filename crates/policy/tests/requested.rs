@@ -36,7 +36,7 @@ fn ruling(configured: &str, mode: ApprovalMode, grants: &[&str], requested: &[&s
         limits: Default::default(),
         caller_approval: None,
     };
-    let assessment = Assessment { tier: Tier::Allow, findings: Vec::new(), capabilities: Vec::new() };
+    let assessment = Assessment::bare(Tier::Allow);
     rule_on(&settings, &request, &assessment, true)
 }
 

@@ -12,8 +12,8 @@ use std::sync::OnceLock;
 
 use proptest::prelude::*;
 use stockade_model::{
-    ApprovalMode, Assessment, CallerApproval, Command, Decision, Finding, Grant, GranularMode, Level, QuestionKind,
-    RawText, Request, SandboxPreference, Tier, Verdict,
+    ApprovalMode, Assessment, CallerApproval, Command, Decision, Finding, Grant, GranularMode, Impact, Level,
+    QuestionKind, RawText, Request, SandboxPreference, Tier, Verdict,
 };
 use stockade_policy::{Layer, LayerText, ModeAnswers, OwnDirectories, Ruling, Settings, decide, rule_on};
 
@@ -82,7 +82,9 @@ fn granular_classes_are_independent() {
         let pick = |bit: u8| if bits & (1 << bit) != 0 { all } else { none };
         let expected = ModeAnswers {
             tier_ask: pick(3).tier_ask,
+            known_changes: pick(3).known_changes,
             tier_deny: pick(3).tier_deny,
+            impact: pick(3).impact,
             rule_ask: pick(3).rule_ask,
             filesystem: pick(2).filesystem,
             network: pick(1).network,
@@ -168,8 +170,9 @@ fn request(mode: ApprovalMode, rule: RuleCase, grants: GrantCase, place: Place) 
 }
 
 fn assessment(tier: Tier) -> Assessment {
-    let finding = Finding { code: "some-code".into(), tier, message: "Something.".into(), span: None };
-    Assessment { tier, findings: vec![finding], capabilities: vec![] }
+    let finding =
+        Finding { code: "some-code".into(), tier, impact: Impact::default(), message: "Something.".into(), span: None };
+    Assessment { findings: vec![finding], ..Assessment::bare(tier) }
 }
 
 struct Cell {

@@ -105,7 +105,7 @@ pub(crate) mod tests {
             kind,
             command: command.into(),
             cwd: "/home/u/project".into(),
-            assessment: Assessment { tier: Tier::Ask, findings: Vec::new(), capabilities: Vec::new() },
+            assessment: Assessment::bare(Tier::Ask),
             scopes: vec![Scope::Once, Scope::Always],
             digest: Digest::of_fields("test", []),
             timeout_ms: 1_000,

@@ -1,11 +1,11 @@
 //! The last look at texts that are not parsed: too long, too deep, or not read
-//! in time. Finds literal denials where a command could stand, and says nothing
-//! else: such a text is one to ask about anyway. Work grows with the length of
+//! in time. Finds literal denials, and effects that need consent, where a command
+//! could stand, and says nothing else: such a text is one to ask about anyway. Work grows with the length of
 //! the text alone.
 
 use crate::budget::Budget;
 use crate::judge::Judge;
-use crate::knowledge::hazards;
+use crate::knowledge::{hazards, impacts};
 use crate::rules;
 use crate::words::{Argument, Flow};
 
@@ -169,7 +169,12 @@ const BEGINNINGS: [u32; 26] = {
         rows = with_beginning(rows, WORTH_A_LOOK[at]);
         at += 1;
     }
-    let tables = [hazards::BY_NAME.as_slice(), hazards::BY_BEGINNING.as_slice()];
+    let tables = [
+        hazards::BY_NAME.as_slice(),
+        hazards::BY_BEGINNING.as_slice(),
+        impacts::BY_NAME.as_slice(),
+        impacts::BY_BEGINNING.as_slice(),
+    ];
     let mut table = 0;
     while table < tables.len() {
         let mut at = 0;
@@ -201,9 +206,9 @@ fn could_be_named(name: &[u8]) -> bool {
     }
 }
 
-/// True if words behind this program can be denied.
+/// True if words behind this program can be denied or need consent.
 fn is_worth_a_look(name: &[u8]) -> bool {
-    WORTH_A_LOOK.contains(&name) || hazards::of(name).next().is_some()
+    WORTH_A_LOOK.contains(&name) || hazards::of(name).next().is_some() || impacts::of(name).next().is_some()
 }
 
 /// Looks for a command behind wrappers that are too many to be peeled.
@@ -222,7 +227,7 @@ pub(crate) fn look_behind(judge: &mut Judge, arguments: &[Argument], at: (usize,
 
 /// Looks among the arguments of a program of which it is not known what it does with
 /// them: it may run them as a command, or a text in them as a script. Says what is
-/// denied there and nothing else; such a program is one to ask about anyway.
+/// denied there or needs consent, and nothing else; such a program is one to ask about anyway.
 pub(crate) fn look_among(judge: &mut Judge, arguments: &[Argument], at: (usize, usize)) {
     let needs = judge.capabilities.clone();
     let mut places = 0;

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use stockade_model::{Capability, Finding, RawText, Tier};
+use stockade_model::{Capability, Finding, Impact, RawText, Tier};
 
 use crate::budget::Budget;
 use crate::invocation::Invocation;
@@ -40,7 +40,7 @@ const UNITS_PER_COMMAND: u64 = 60;
 const UNITS_PER_WORD: usize = 10;
 const UNITS_PER_ARGUMENT: u64 = 30;
 
-/// Most findings kept; a stricter one is always kept.
+/// Most findings kept; one that is stricter or reaches further is always kept.
 const MAX_FINDINGS: usize = 200;
 
 /// The walk's state.
@@ -110,23 +110,29 @@ impl<'c> Judge<'c> {
     }
 
     /// Records one observation, once per place.
-    pub(crate) fn find(&mut self, tier: Tier, code: &str, message: &str, at: (usize, usize)) {
+    fn find(&mut self, (tier, impact): (Tier, Impact), code: &str, message: &str, at: (usize, usize)) {
         let at = self.fixed_span.unwrap_or(at);
         let place = Some(span(at));
-        if self.findings.len() >= MAX_FINDINGS && self.findings.iter().any(|f| f.tier >= tier) {
+        let is_covered = |f: &Finding| f.tier >= tier && f.impact >= impact;
+        if self.findings.len() >= MAX_FINDINGS && self.findings.iter().any(is_covered) {
             return;
         }
         if !self.findings.iter().any(|f| f.code == code && f.span == place) {
-            self.findings.push(Finding { code: code.into(), tier, message: message.into(), span: place });
+            self.findings.push(Finding { code: code.into(), tier, impact, message: message.into(), span: place });
         }
     }
 
     pub(crate) fn ask(&mut self, code: &str, message: &str, at: (usize, usize)) {
-        self.find(Tier::Ask, code, message, at);
+        self.find((Tier::Ask, Impact::Contained), code, message, at);
     }
 
     pub(crate) fn deny(&mut self, code: &str, message: &str, at: (usize, usize)) {
-        self.find(Tier::Deny, code, message, at);
+        self.find((Tier::Deny, rules::impact::of_denial(code)), code, message, at);
+    }
+
+    /// Records an effect that no sandbox contains or no undo takes back.
+    pub(crate) fn affect(&mut self, impact: Impact, code: &str, message: &str, at: (usize, usize)) {
+        self.find((Tier::Ask, impact), code, message, at);
     }
 
     /// An absolute form of the path an argument names.
@@ -536,7 +542,9 @@ impl<'c> Judge<'c> {
         let mut index = 0;
         self.findings.retain(|f| {
             index += 1;
-            index <= before || (f.tier == Tier::Deny && KEPT.contains(&f.code.as_str()))
+            index <= before
+                || (f.tier == Tier::Deny && KEPT.contains(&f.code.as_str()))
+                || (f.tier == Tier::Ask && f.impact.needs_consent())
         });
         self.capabilities = needs;
         flow

@@ -34,7 +34,7 @@ mod variables;
 mod words;
 mod wrappers;
 
-use stockade_model::{Assessment, Command, Finding, RawText, Span, Tier};
+use stockade_model::{Assessment, Command, Finding, Impact, RawText, Span, Tier};
 
 use crate::judge::Judge;
 use crate::memory::Seen;
@@ -212,11 +212,25 @@ fn long_arguments(judge: &mut Judge, mut arguments: Vec<Argument>, joined: &[u8]
     });
 }
 
+fn repository_configuration(length: usize) -> Finding {
+    Finding {
+        code: "repository-configuration".to_owned(),
+        tier: Tier::Ask,
+        impact: Impact::Contained,
+        message: "What the repository configures could run something here.".to_owned(),
+        span: Some(Span { start: 0, end: length }),
+    }
+}
+
 fn finish(judge: Judge, length: usize) -> Judged {
     let mut findings: Vec<Finding> = judge.findings;
     // Bytes that are no text make the parser count beyond the end.
     for span in findings.iter_mut().filter_map(|f| f.span.as_mut()) {
         *span = Span { start: span.start.min(length), end: span.end.min(length) };
+    }
+    // Nothing is taken away from the repository for a run that is not `allow`.
+    if !judge.neutralised.is_empty() && findings.iter().any(|f| f.tier == Tier::Ask) {
+        findings.push(repository_configuration(length));
     }
     findings.sort_by_key(|f| f.span.map_or((0, 0), |Span { start, end }| (start, end)));
     let tier = findings.iter().map(|f| f.tier).max().unwrap_or(Tier::Allow);
@@ -224,8 +238,9 @@ fn finish(judge: Judge, length: usize) -> Judged {
         Tier::Allow => Neutralisation::of(&judge.neutralised),
         Tier::Ask | Tier::Deny => Neutralisation::default(),
     };
-    Judged {
-        assessment: Assessment { tier, findings, capabilities: judge.capabilities.into_iter().collect() },
-        neutralisation,
-    }
+    // What is not known to read only may change the workspace.
+    let least = if tier == Tier::Allow { Impact::Contained } else { Impact::Workspace };
+    let impact = findings.iter().map(|f| f.impact).fold(least, Impact::max);
+    let capabilities = judge.capabilities.into_iter().collect();
+    Judged { assessment: Assessment { tier, impact, findings, capabilities }, neutralisation }
 }

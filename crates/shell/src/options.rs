@@ -50,6 +50,11 @@ impl Parsed {
         options.iter().any(|o| self.used.iter().any(|used| used == o))
     }
 
+    /// True if an option makes the program write.
+    pub(crate) fn writes(&self) -> bool {
+        self.problems.iter().any(|(p, _)| matches!(p, Problem::Does(Effect::Writes)))
+    }
+
     fn keep(&mut self, kind: Kind, value: Argument) {
         self.values.push(OptionValue { kind, value });
     }

@@ -1,7 +1,7 @@
 //! Findings that need no parse: bytes that a person cannot see as they are, and
 //! sizes nobody reviews.
 
-use stockade_model::{Finding, Span, Tier};
+use stockade_model::{Finding, Impact, Span, Tier};
 
 /// Longest text a person reviews, in bytes.
 const MAX_REVIEWED: usize = 4096;
@@ -15,6 +15,7 @@ pub(crate) fn findings(text: &[u8], shell: bool) -> Vec<Finding> {
         out.push(Finding {
             code: code.into(),
             tier: Tier::Ask,
+            impact: Impact::default(),
             message: message.into(),
             span: Some(Span { start, end }),
         });

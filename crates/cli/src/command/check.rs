@@ -5,7 +5,7 @@ use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 
 use serde::{Deserialize, Serialize};
 use stockade_engine::seams::Judge as _;
-use stockade_model::{Assessment, Capability, Command, Decision, Finding, RawText, Request, Tier, Verdict};
+use stockade_model::{Assessment, Capability, Command, Decision, Finding, Impact, RawText, Request, Tier, Verdict};
 
 use super::{Ended, print, setting, variable};
 use crate::args::CheckArgs;
@@ -54,6 +54,7 @@ type Judge<'a> = &'a dyn Fn(&Request) -> (Assessment, Decision);
 #[derive(Serialize)]
 struct Answer<'a> {
     tier: Tier,
+    impact: Impact,
     decision: Verdict,
     rule: &'a str,
     reasons: Vec<&'a str>,
@@ -67,11 +68,15 @@ impl<'a> Answer<'a> {
     fn of(assessment: &'a Assessment, decision: &'a Decision) -> Self {
         let mut reasons: Vec<_> = decision.reasons.iter().map(String::as_str).collect();
         if reasons.is_empty() {
-            let telling = assessment.findings.iter().filter(|found| found.tier == assessment.tier);
-            reasons.extend(telling.map(|found| found.message.as_str()));
+            for found in assessment.findings.iter().filter(|found| found.tier == assessment.tier) {
+                if !reasons.contains(&found.message.as_str()) {
+                    reasons.push(&found.message);
+                }
+            }
         }
         Self {
             tier: assessment.tier,
+            impact: assessment.impact,
             decision: decision.verdict,
             rule: &decision.rule,
             reasons,
@@ -85,6 +90,7 @@ impl<'a> Answer<'a> {
     fn unreadable(why: &'a str) -> Self {
         Self {
             tier: Tier::Ask,
+            impact: Impact::Workspace,
             decision: Verdict::Ask,
             rule: "the line cannot be read",
             reasons: vec![why],
@@ -206,9 +212,9 @@ mod tests {
         let harmful = meaning::text_of(&request.command).escaped().contains("rm");
         let (tier, verdict) = if harmful { (Tier::Deny, Verdict::Deny) } else { (Tier::Allow, Verdict::Allow) };
         let message = format!("in {} of {}", request.cwd, request.workspace);
-        let finding = Finding { code: "simple".into(), tier, message, span: None };
+        let finding = Finding { code: "simple".into(), tier, impact: Impact::default(), message, span: None };
         let decision = Decision { verdict, rule: "simple".into(), reasons: Vec::new() };
-        (Assessment { tier, findings: vec![finding], capabilities: Vec::new() }, decision)
+        (Assessment { findings: vec![finding], ..Assessment::bare(tier) }, decision)
     }
 
     fn answers(input: &[u8]) -> Vec<serde_json::Value> {

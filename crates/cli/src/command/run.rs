@@ -248,7 +248,7 @@ fn failed(id: RequestId, failure: &Failure) -> Outcome {
         exit_code: None,
         signal: None,
         error: Some(why),
-        assessment: Assessment { tier: Tier::Ask, findings: Vec::new(), capabilities: Vec::new() },
+        assessment: Assessment::bare(Tier::Ask),
         decision: Decision { verdict: Verdict::Deny, rule: "nothing was decided".to_owned(), reasons: Vec::new() },
         attempts: Vec::new(),
         approvals: Vec::new(),

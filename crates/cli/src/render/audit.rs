@@ -3,7 +3,8 @@
 use stockade_audit::{Anchor, Content, Entry, Verified};
 use stockade_model::{Answer, EventKind, Grant, QuestionKind, RawText, Scope, Status};
 
-use super::question::{tier, verb};
+use super::findings::tier;
+use super::question::verb;
 use super::summary::scope_name;
 use super::{counted, time};
 

@@ -2,9 +2,9 @@
 
 use std::fmt::Write as _;
 
-use stockade_model::{Assessment, Capability, Decision, RawText, Tier, Verdict};
+use stockade_model::{Assessment, Capability, Decision, RawText, Verdict};
 
-use super::question::{finding, tier};
+use super::findings::{self, impact, tier};
 use super::{Color, Style, wrap};
 
 /// Capabilities shown before the rest is counted.
@@ -29,12 +29,14 @@ pub fn judgement(command: &RawText, assessment: &Assessment, decision: &Decision
     };
     let rule = RawText::from(decision.rule.as_str()).escaped();
     let _ = writeln!(out, "decision  {}   ({rule})", style.paint(color, verdict(decision.verdict)));
-    for reason in &decision.reasons {
-        wrap(&mut out, style, "because   ", &RawText::from(reason.as_str()).escaped());
+    let escaped = |reason: &str| RawText::from(reason).escaped();
+    for reason in findings::reasons(&decision.reasons, &assessment.findings, command, escaped) {
+        wrap(&mut out, style, "because   ", &reason);
     }
     let _ = writeln!(out, "tier      {}", tier(assessment.tier));
-    for found in assessment.findings.iter().filter(|found| found.tier > Tier::Allow) {
-        wrap(&mut out, style, "finding   ", &finding(found, command));
+    let _ = writeln!(out, "impact    {}", impact(assessment.impact));
+    for finding in findings::beside(&decision.reasons, &assessment.findings, command) {
+        wrap(&mut out, style, "finding   ", &finding);
     }
     for capability in assessment.capabilities.iter().take(CAPABILITIES_SHOWN) {
         wrap(&mut out, style, "needs     ", &need(capability));
@@ -60,24 +62,32 @@ fn need(capability: &Capability) -> String {
 
 #[cfg(test)]
 mod tests {
-    use stockade_model::{Finding, Span};
+    use stockade_model::{Finding, Impact, Span, Tier};
 
     use super::*;
 
     #[test]
     fn a_judgement() {
         let assessment = Assessment {
-            tier: Tier::Deny,
             findings: vec![
                 Finding {
                     code: "fetch-and-run".into(),
                     tier: Tier::Deny,
+                    impact: Impact::Outward,
                     message: "runs what it fetches".into(),
                     span: Some(Span { start: 0, end: 19 }),
                 },
-                Finding { code: "reader".into(), tier: Tier::Allow, message: "reads".into(), span: None },
+                Finding {
+                    code: "reader".into(),
+                    tier: Tier::Allow,
+                    impact: Impact::default(),
+                    message: "reads".into(),
+                    span: None,
+                },
             ],
             capabilities: vec![Capability::Execute("curl".into()), Capability::Network(Some("x.y\u{1b}".into()))],
+            impact: Impact::Outward,
+            ..Assessment::bare(Tier::Deny)
         };
         let decision = Decision {
             verdict: Verdict::Deny,
@@ -89,7 +99,8 @@ mod tests {
         decision  deny   (tier deny)
         because   the text itself shows harm
         tier      deny
-        finding   deny: runs what it fetches
+        impact    outward
+        finding   deny, outward: runs what it fetches
         needs     execute curl
         needs     network: x.y\u{1b}
         ");

@@ -9,6 +9,7 @@ pub mod compact;
 pub mod detached;
 pub mod doctor;
 pub mod failure;
+pub mod findings;
 pub mod json;
 pub mod network;
 pub mod policy;

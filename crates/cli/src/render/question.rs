@@ -4,7 +4,7 @@
 
 use std::fmt::Write as _;
 
-use stockade_model::{Denial, Finding, Grant, Operation, Question, QuestionKind, RawText, Review, Risk, Scope, Tier};
+use stockade_model::{Denial, Grant, Operation, Question, QuestionKind, RawText, Review, Risk, Scope};
 
 use super::compact::{brief, compact, compact_escaped, shorten, width};
 use super::{Color, Style, counted, shell_quoted, time, wrap, wrap_at};
@@ -36,7 +36,7 @@ pub const UNSANDBOXED_WORD: &str = "unsandboxed";
 /// the command as it is shown may be quoted.
 pub fn question(question: &Question, text: &RawText, style: Style) -> String {
     let mut out = String::new();
-    headline(&mut out, question, style);
+    headline(&mut out, question, text, style);
     if let QuestionKind::Hold { .. } = question.kind {
         held(&mut out, question, style);
         review(&mut out, question, style);
@@ -58,11 +58,12 @@ pub fn question(question: &Question, text: &RawText, style: Style) -> String {
     out
 }
 
-fn headline(out: &mut String, question: &Question, style: Style) {
+fn headline(out: &mut String, question: &Question, text: &RawText, style: Style) {
     match &question.kind {
         QuestionKind::Run { reasons } => {
             wrap(out, style, "• ", "may this command run, in its sandbox?");
-            list(out, style, reasons.iter().map(|reason| ("  because  ", shown(reason))));
+            let lines = super::findings::reasons(reasons, &question.assessment.findings, text, shown);
+            list(out, style, lines.into_iter().map(|line| ("  because  ", line)));
         }
         QuestionKind::Grants { .. } => wrap(out, style, "• ", "the request asks for more than its profile gives"),
         QuestionKind::Escalate { denials, .. } => {
@@ -213,32 +214,16 @@ pub fn verb(operation: Operation) -> &'static str {
 }
 
 fn findings(out: &mut String, question: &Question, text: &RawText, style: Style) {
-    let worth_telling = question.assessment.findings.iter().filter(|finding| finding.tier > Tier::Allow);
-    list(out, style, worth_telling.map(|found| ("  finding  ", finding(found, text))));
-}
-
-/// `deny: message   «the part»`.
-pub fn finding(finding: &Finding, text: &RawText) -> String {
-    let part = finding.span.and_then(|span| text.as_bytes().get(span.start..span.end));
-    let mut out = format!("{}: {}", tier(finding.tier), shown(&finding.message));
-    // The whole is shown already.
-    if let Some(part) = part.filter(|part| !part.is_empty() && part.len() < text.as_bytes().len()) {
-        let _ = write!(out, "   «{}»", quote(&RawText::from(part)));
-    }
-    out
+    let reasons = match &question.kind {
+        QuestionKind::Run { reasons } => reasons.as_slice(),
+        _ => &[],
+    };
+    let lines = super::findings::beside(reasons, &question.assessment.findings, text);
+    list(out, style, lines.into_iter().map(|line| ("  finding  ", line)));
 }
 
 fn quote(part: &RawText) -> String {
     brief(part, QUOTE_LIMIT)
-}
-
-/// The tier's name.
-pub fn tier(tier: Tier) -> &'static str {
-    match tier {
-        Tier::Allow => "allow",
-        Tier::Ask => "ask",
-        Tier::Deny => "deny",
-    }
 }
 
 fn details(out: &mut String, kind: &QuestionKind, style: Style) {
@@ -444,7 +429,7 @@ pub fn grant_hint(grant: &Grant, to_person: bool) -> String {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use stockade_model::{Assessment, Digest, Layer, Opinion, Resolution, RiskCategory, Span};
+    use stockade_model::{Assessment, Digest, Finding, Impact, Layer, Opinion, Resolution, RiskCategory, Span, Tier};
 
     use super::*;
 
@@ -468,14 +453,14 @@ pub(crate) mod tests {
             command: "sh -c 'echo x >> ~/outside'".into(),
             cwd: "/home/u/project".into(),
             assessment: Assessment {
-                tier: Tier::Ask,
                 findings: vec![Finding {
                     code: "writes-outside".into(),
                     tier: Tier::Ask,
+                    impact: Impact::default(),
                     message: "writes to a file outside the workspace".into(),
                     span: Some(Span { start: 13, end: 25 }),
                 }],
-                capabilities: Vec::new(),
+                ..Assessment::bare(Tier::Ask)
             },
             scopes: vec![Scope::Once, Scope::Session, Scope::Always],
             digest: Digest::of_fields("test", []),

@@ -207,7 +207,7 @@ mod tests {
             exit_code: None,
             signal: None,
             error: None,
-            assessment: Assessment { tier: Tier::Ask, findings: Vec::new(), capabilities: Vec::new() },
+            assessment: Assessment::bare(Tier::Ask),
             decision: Decision {
                 verdict: Verdict::Allow,
                 rule: "mode on-failure: tier ask runs sandboxed".into(),

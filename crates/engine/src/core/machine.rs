@@ -89,7 +89,7 @@ impl Core {
             phase: Phase::New,
             now_ms: 0,
             out: Vec::new(),
-            assessment: Assessment { tier: Tier::Ask, findings: Vec::new(), capabilities: Vec::new() },
+            assessment: Assessment::bare(Tier::Ask),
             ruling: None,
             planned: None,
             standing: Vec::new(),

@@ -252,7 +252,7 @@ impl World {
         match output {
             Output::Assess => {
                 let tier = self.random.pick(&[Tier::Allow, Tier::Ask, Tier::Ask, Tier::Deny]);
-                self.owe(Input::Assessed(Assessment { tier, findings: Vec::new(), capabilities: Vec::new() }));
+                self.owe(Input::Assessed(Assessment::bare(tier)));
             }
             Output::Decide(_) => {
                 let ruling = ruling(&mut self.random, &self.request);

@@ -38,7 +38,7 @@ fn found(rule: &Rule, example: &str) -> Result<Match, String> {
     match &rule.matcher {
         Matcher::Command { .. } => {
             let words = words::of_script(example.as_bytes());
-            let assessment = Assessment { tier: Tier::Ask, findings: Vec::new(), capabilities: Vec::new() };
+            let assessment = Assessment::bare(Tier::Ask);
             Ok(rule.speaks(&scene(Subject::Command { words: &words, assessment: &assessment })))
         }
         Matcher::Tool { .. } | Matcher::Anything => {

@@ -403,7 +403,7 @@ mod tests {
     use super::*;
     use crate::words::{self, Words};
 
-    static ASK: Assessment = Assessment { tier: Tier::Ask, findings: Vec::new(), capabilities: Vec::new() };
+    static ASK: Assessment = Assessment::bare(Tier::Ask);
 
     fn rule(text: &str, effect: &str) -> Rule {
         let text = format!("{text}\neffect = \"{effect}\"\njustification = \"j\"");

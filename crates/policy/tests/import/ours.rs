@@ -73,7 +73,7 @@ pub fn ours(settings: &Settings, probe: &Probe) -> Verdict {
                 neutralised: true,
             };
             let found = stockade_shell::assess_script(script.as_bytes(), &context);
-            let assessment = Assessment { tier: Tier::Ask, findings: Vec::new(), capabilities: found.capabilities };
+            let assessment = Assessment { capabilities: found.capabilities, ..Assessment::bare(Tier::Ask) };
             decide(settings, &request, &assessment, true).verdict
         }
         Probe::Tool(name, arguments) => {

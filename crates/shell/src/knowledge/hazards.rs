@@ -17,10 +17,7 @@ include!(concat!(env!("OUT_DIR"), "/hazards.rs"));
 
 /// The denied uses of a program.
 pub(crate) fn of(program: &[u8]) -> impl Iterator<Item = &'static Hazard> {
-    let first = BY_NAME.partition_point(|(name, _)| name.as_bytes() < program);
-    let exact = BY_NAME[first..].iter().take_while(move |(name, _)| name.as_bytes() == program);
-    let begun = BY_BEGINNING.iter().filter(move |(beginning, _)| program.starts_with(beginning.as_bytes()));
-    exact.chain(begun).map(|(_, at)| &HAZARDS[*at])
+    super::tables_of(&BY_NAME, &BY_BEGINNING, program).map(|at| &HAZARDS[at])
 }
 
 #[cfg(test)]

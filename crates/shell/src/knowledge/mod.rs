@@ -5,6 +5,7 @@
 
 mod entry;
 pub(crate) mod hazards;
+pub(crate) mod impacts;
 mod text;
 
 use std::sync::OnceLock;
@@ -49,6 +50,18 @@ pub(crate) fn lookup(name: &str) -> Option<&'static Entry> {
 /// The name under which a program's subcommands are listed.
 pub(crate) fn canonical(program: &str) -> Option<&'static str> {
     Some(slot(program)?.canonical)
+}
+
+/// The tables under a program's name: names are sorted, beginnings are looked through.
+fn tables_of(
+    names: &'static [(&'static str, usize)],
+    beginnings: &'static [(&'static str, usize)],
+    program: &[u8],
+) -> impl Iterator<Item = usize> {
+    let first = names.partition_point(|(name, _)| name.as_bytes() < program);
+    let exact = names[first..].iter().take_while(move |(name, _)| name.as_bytes() == program);
+    let begun = beginnings.iter().filter(move |(beginning, _)| program.starts_with(beginning.as_bytes()));
+    exact.chain(begun).map(|(_, at)| *at)
 }
 
 /// One set of `neutralise.toml`.

@@ -2,6 +2,7 @@
 //! need? Every doubt is a finding of tier `ask`. What is dangerous for certain
 //! is the business of `rules`.
 
+pub(crate) mod confined;
 mod expressions;
 mod little_languages;
 mod values;
@@ -16,7 +17,7 @@ use crate::paths::{self, Place};
 use crate::words::{Argument, Flow};
 
 use self::values::{dynamic_text, hunts, text, value_of};
-pub(crate) use self::values::{read_file, sensitive};
+pub(crate) use self::values::{host_name, read_file, sensitive};
 
 /// Judges a command as a reader. What its output carries.
 pub(crate) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
@@ -191,7 +192,13 @@ fn report(judge: &mut Judge, parsed: &Parsed) {
 fn check(judge: &mut Judge, entry: &'static Entry, arguments: &[Argument], at: (usize, usize)) -> Flow {
     let parsed = options::read(entry, arguments);
     report(judge, &parsed);
-    if !only_tells(entry, &parsed) && !parsed.uses(&entry.reader_with) {
+    let acts = !only_tells(entry, &parsed) && !parsed.uses(&entry.reader_with);
+    let by_itself = acts && !entry.does.is_empty();
+    let changes = if by_itself { only_writes(entry) } else { parsed.writes() };
+    if changes {
+        confined::check(judge, arguments);
+    }
+    if acts {
         does(judge, entry, at);
         if entry.special {
             judge.ask("unknown-use", "A use of this program that is not known.", at);
@@ -214,6 +221,12 @@ fn check(judge: &mut Judge, entry: &'static Entry, arguments: &[Argument], at: (
     flow.join(&operands(judge, entry, &parsed, at));
     judge.scope.cwd = scope;
     flow
+}
+
+/// True for a program that changes files, and does nothing else by itself. For another
+/// there is more to ask about.
+fn only_writes(entry: &Entry) -> bool {
+    entry.does.iter().all(|effect| *effect == Effect::Writes)
 }
 
 /// True if nothing was asked of the program but to tell about itself.

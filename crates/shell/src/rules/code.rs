@@ -430,13 +430,13 @@ pub(crate) fn hidden_command(judge: &mut Judge, text: &[u8], at: (usize, usize))
     });
 }
 
-/// Keeps of what `look` finds the denials alone.
+/// Keeps of what `look` finds the denials and the effects that need consent alone.
 pub(crate) fn denials_only(judge: &mut Judge, look: impl FnOnce(&mut Judge)) {
     let before = judge.findings.len();
     look(judge);
     let mut index = 0;
     judge.findings.retain(|f| {
         index += 1;
-        index <= before || f.tier == Tier::Deny
+        index <= before || f.tier == Tier::Deny || f.impact.needs_consent()
     });
 }

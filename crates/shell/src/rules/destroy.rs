@@ -5,6 +5,7 @@ use stockade_model::{Capability, RawText};
 use crate::invocation::Invocation;
 use crate::judge::Judge;
 use crate::paths::{self, Place};
+use crate::script::{Atom, Dynamic};
 use crate::words::{Argument, Flow};
 
 use super::hazards::matches;
@@ -73,6 +74,9 @@ fn deletes(judge: &mut Judge, invocation: &Invocation) {
 
 /// Judges one thing that is deleted.
 pub(crate) fn delete(judge: &mut Judge, operand: &Argument, tree: bool, at: (usize, usize)) {
+    if tree && is_all_of_unknown(operand) {
+        super::impact::affect(judge, "deletes-unknown", at);
+    }
     let Some(path) = judge.path(operand) else { return };
     judge.capabilities.insert(Capability::Delete(RawText::from(path.as_slice())));
     let (_, globbed) = paths::without_trailing_globs(&path);
@@ -94,6 +98,17 @@ pub(crate) fn delete(judge: &mut Judge, operand: &Argument, tree: bool, at: (usi
         Place::Elsewhere if many => judge.deny("destroys-system", "Deletes beyond the workspace.", at),
         _ => {}
     }
+}
+
+/// `"$DIR"/*`, `$DIR/`: everything at the root where the value is empty.
+fn is_all_of_unknown(operand: &Argument) -> bool {
+    let known = operand.atoms.iter().position(|atom| matches!(atom, Atom::Byte { .. })).unwrap_or(operand.atoms.len());
+    let is_value = |atom: &Atom| matches!(atom, Atom::Dynamic(Dynamic::Variable { .. } | Dynamic::Nested { .. }));
+    let rest = operand.tail(known).shown();
+    known > 0
+        && operand.atoms[..known].iter().all(is_value)
+        && rest.first() == Some(&b'/')
+        && rest.iter().all(|b| b"/*.?".contains(b))
 }
 
 fn find(judge: &mut Judge, invocation: &Invocation) {

@@ -72,6 +72,7 @@ pub(crate) fn judge(judge: &mut Judge, name: &[u8], value: &Argument, at: (usize
         "Sets a variable that may change what runs."
     };
     judge.ask("sets-environment", message, at);
+    super::impact::variable(judge, name, value, at);
     // `GIT_SSH_COMMAND='...'`, `PAGER='...'`: the value is a command.
     if let Some(text) = value.literal().filter(|t| t.contains(&b' ')) {
         judge.script(&text, &crate::words::Flow::default(), at);

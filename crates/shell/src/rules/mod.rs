@@ -1,4 +1,4 @@
-//! What is denied: literal evidence of destruction beyond the workspace, theft,
+//! What is denied, and what needs consent whatever was granted: literal evidence of destruction beyond the workspace, theft,
 //! persistence, hiding and weakening. Each rule looks at one command, at what
 //! flows into it, or at the script as a whole. A rule that is not sure says
 //! nothing: the readers already ask.
@@ -7,6 +7,7 @@ pub(crate) mod code;
 pub(crate) mod destroy;
 pub(crate) mod environment;
 pub(crate) mod hazards;
+pub(crate) mod impact;
 pub(crate) mod network;
 pub(crate) mod output;
 pub(crate) mod payload;
@@ -34,6 +35,7 @@ pub(crate) fn runs_inner(judge: &mut Judge, invocation: &Invocation) -> Option<F
 pub(crate) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
     let mut flow = Flow::default();
     hazards::judge(judge, invocation);
+    impact::judge(judge, invocation);
     destroy::judge(judge, invocation);
     write::judge(judge, invocation);
     payload::judge(judge, invocation);

@@ -178,6 +178,17 @@ const KEEPERS: &[(&str, &[&str])] = &[
     ("kubectl", &["cp"]),
 ];
 
+/// Addresses of the metadata services of clouds, with other spellings of the first.
+const METADATA: &[&[u8]] = &[
+    b"169.254.169.254",
+    b"2852039166",
+    b"0xa9fea9fe",
+    b"fd00:ec2::254",
+    b"metadata.google.internal",
+    b"100.100.100.200",
+    b"169.254.170.2",
+];
+
 fn is_use(table: &[(&str, &[&str])], invocation: &Invocation) -> bool {
     let words = invocation.texts();
     table.iter().any(|(program, uses)| {
@@ -292,11 +303,10 @@ pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
     }
     flow.fetched = fetches;
     // The metadata services of clouds hand out credentials.
-    flow.secret = invocation.texts().iter().any(|t| {
-        [&b"169.254.169.254"[..], b"metadata.google.internal", b"100.100.100.200", b"169.254.170.2"]
-            .iter()
-            .any(|m| t.windows(m.len()).any(|w| w == *m))
-    });
+    flow.secret = invocation.texts().iter().any(|t| METADATA.iter().any(|m| t.windows(m.len()).any(|w| w == *m)));
+    if flow.secret {
+        super::impact::affect(judge, "cloud-metadata", at);
+    }
     if keeps(invocation) {
         judge.seen.fetched = true;
     }

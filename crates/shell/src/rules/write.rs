@@ -39,7 +39,10 @@ pub(crate) fn judge_redirect(
         return Some(shown);
     }
     judge.ask("writes-file", "Writes to a file.", at);
-    let path = judge.path(argument)?;
+    let Some(path) = judge.path(argument) else {
+        crate::readers::confined::record(judge, at);
+        return None;
+    };
     // `/dev/null/..` exists for the text only.
     if !shown.starts_with(b"/dev/null/") {
         target(judge, &path, whole, at);

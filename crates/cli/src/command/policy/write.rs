@@ -301,7 +301,7 @@ mod tests {
             exit_code: Some(0),
             signal: None,
             error: None,
-            assessment: Assessment { tier: Tier::Ask, findings: Vec::new(), capabilities: Vec::new() },
+            assessment: Assessment::bare(Tier::Ask),
             decision: Decision { verdict: Verdict::Ask, rule: "r".into(), reasons: Vec::new() },
             attempts: vec![attempt],
             approvals: vec![approval],

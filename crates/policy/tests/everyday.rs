@@ -1,0 +1,241 @@
+//! Everyday commands and what is decided about them: no needless question, and none
+//! left out where an effect is beyond the sandbox. The rows are text here and are
+//! never run.
+
+#![allow(clippy::unwrap_used, reason = "what cannot be had fails the test")]
+
+use std::path::Path;
+
+use stockade_model::{
+    ApprovalMode, Assessment, Command, GranularMode, Impact, Level, QuestionKind, RawText, Request, SandboxPreference,
+    Tier, Verdict,
+};
+use stockade_policy::{Layer, LayerText, OwnDirectories, Ruling, Settings, rule_on};
+use stockade_shell::{Context, assess_script};
+
+/// Most rows, in per mille, that may be answered otherwise than agreed.
+const WRONG_PER_MILLE: usize = 0;
+/// Most rows to be run that the mode `untrusted` may ask about. May fall, not rise.
+const ASKED_BY_UNTRUSTED: usize = 175;
+
+/// Where a home and a workspace may lie.
+const PLACES: &[(&str, &str)] = &[
+    ("/home/dev", "/home/dev/x"),
+    ("/root", "/root/x"),
+    ("/root", "/root/a/b/x"),
+    ("/home/dev", "/tmp/x"),
+    ("/home/dev", "/srv/x"),
+    ("/root", "/srv/x"),
+    ("/home/dev", "/workspace"),
+    ("/root", "/workspace"),
+    ("/home/dev", "/var/lib/ci/x"),
+];
+
+struct Row {
+    id: String,
+    expect: String,
+    command: String,
+}
+
+fn rows() -> Vec<Row> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/cases/everyday.tsv");
+    let text = std::fs::read_to_string(path).unwrap();
+    text.lines()
+        .skip(1)
+        .map(|line| {
+            let cells: Vec<&str> = line.split('\t').collect();
+            let command = cells[2].replace("\\\\", "\u{1}").replace("\\n", "\n").replace('\u{1}', "\\");
+            Row { id: cells[0].to_owned(), expect: cells[1].to_owned(), command }
+        })
+        .collect()
+}
+
+fn settings(home: &str, source: &str) -> Settings {
+    let layer = LayerText { layer: Layer::User, path: "/etc/user.toml".into(), source: source.to_owned() };
+    Settings::from_layers(Path::new(home), OwnDirectories::default(), &[layer]).unwrap()
+}
+
+fn request(command: &str, workspace: &str, mode: ApprovalMode, grants: &[&str]) -> Request {
+    Request {
+        id: "req_00000000000000000000000000".parse().unwrap(),
+        session: None,
+        command: Command::Script(RawText::from(command)),
+        cwd: workspace.into(),
+        workspace: workspace.into(),
+        environment: Default::default(),
+        profile: "workspace".into(),
+        grants: grants.iter().map(|grant| grant.parse().unwrap()).collect(),
+        requested: Vec::new(),
+        level: Level::Full,
+        approval_mode: mode,
+        sandbox: SandboxPreference::Auto,
+        timeout_ms: None,
+        limits: Default::default(),
+        caller_approval: None,
+    }
+}
+
+fn assess(command: &str, home: &str, workspace: &str) -> Assessment {
+    let context = Context { cwd: workspace.into(), home: home.into(), workspace: workspace.into(), neutralised: true };
+    assess_script(command.as_bytes(), &context)
+}
+
+fn rule(command: &str, (home, workspace): (&str, &str), mode: ApprovalMode) -> (Assessment, Ruling) {
+    let assessment = assess(command, home, workspace);
+    let ruling = rule_on(&settings(home, ""), &request(command, workspace, mode, &[]), &assessment, true);
+    (assessment, ruling)
+}
+
+fn is_as_agreed(expect: &str, tier: Tier, verdict: Verdict) -> bool {
+    match expect {
+        "run" => verdict == Verdict::Allow,
+        "ask" => verdict == Verdict::Ask && tier != Tier::Deny,
+        "deny" => tier == Tier::Deny,
+        "ask-or-deny" => verdict == Verdict::Ask,
+        "any-but-deny" => tier != Tier::Deny,
+        "any" => true,
+        other => panic!("unknown expectation {other}"),
+    }
+}
+
+#[test]
+fn everyday_commands_are_decided_as_agreed_at_every_place() {
+    let rows = rows();
+    let mut wrong = Vec::new();
+    for row in &rows {
+        let mut first = None;
+        for place in PLACES {
+            let (assessment, ruling) = rule(&row.command, *place, ApprovalMode::OnFailure);
+            let answer = (assessment.tier, assessment.impact, ruling.decision.verdict);
+            if !is_as_agreed(&row.expect, answer.0, answer.2) || *first.get_or_insert(answer) != answer {
+                wrong.push(format!("{} {} {answer:?} at {}: {}", row.id, row.expect, place.1, row.command));
+                break;
+            }
+        }
+    }
+    println!("everyday rows: {} of {} otherwise than agreed", wrong.len(), rows.len());
+    assert!(wrong.len() * 1000 <= WRONG_PER_MILLE * rows.len(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn untrusted_asks_about_few_everyday_commands() {
+    let runs: Vec<Row> = rows().into_iter().filter(|row| row.expect == "run").collect();
+    let asked: Vec<&Row> = runs
+        .iter()
+        .filter(|row| rule(&row.command, PLACES[0], ApprovalMode::Untrusted).1.decision.verdict != Verdict::Allow)
+        .collect();
+    println!("untrusted asks about {} of {} rows to be run", asked.len(), runs.len());
+    let asked: Vec<&str> = asked.iter().map(|row| row.command.as_str()).collect();
+    assert!(asked.len() <= ASKED_BY_UNTRUSTED, "{}", asked.join("\n"));
+}
+
+/// Known tools that change files of the workspace, and what is no more than close to it.
+#[test]
+fn untrusted_lets_known_tools_change_the_workspace() {
+    let changes = [
+        "touch a.txt",
+        "mkdir -p src/a",
+        "cp a.txt b.txt",
+        "mv a.txt src/",
+        "echo x > a.txt",
+        "printf x >> a.txt",
+        "sort a > b",
+        "sed -i 's/a/b/' a.txt",
+        "tee a.txt < b.txt",
+        "gcc -c main.c -o main.o",
+        "gzip a.txt",
+        "zip -r a.zip src",
+        "ln -s a b",
+        "cd src && touch a",
+        "cp ./a/../b src/b",
+        "true > /home/dev/x/a.txt",
+        "env LANG=C sort a -o b",
+    ];
+    let others = [
+        "rm a.txt",
+        "touch ../a.txt",
+        "touch /etc/a",
+        "echo x > ~/.profile",
+        "echo x > /home/dev/y/a.txt",
+        "cd .. && touch a",
+        "cp a.txt $X",
+        "cp $X a.txt",
+        "cp /etc/hosts a",
+        "cp -t/etc a.txt",
+        "cp --target-directory=/etc a.txt",
+        "ln -s /etc/passwd p",
+        "echo x > .git/hooks/pre-commit",
+        "cp a .git/config",
+        "tee .vscode/settings.json < a",
+        "echo x > .stockade.toml",
+        "echo x > .bashrc",
+        "git log > out.txt",
+        "git diff --output=out.txt",
+        "touch a; ./a",
+        "touch a && make",
+        "touch a &",
+        "echo x > $F",
+        "unknown-tool > a",
+        "curl https://x.example/ > a",
+        "cat .env > a",
+        "sudo touch a",
+        "./touch a",
+        "touch --no-such-option a",
+        "sed -i 's/a/b/e' a.txt",
+        "chmod +x a",
+        "git commit -m x",
+    ];
+    let verdict = |command: &str| rule(command, PLACES[0], ApprovalMode::Untrusted).1.decision.verdict;
+    let asked: Vec<&str> = changes.into_iter().filter(|command| verdict(command) != Verdict::Allow).collect();
+    let run: Vec<&str> = others.into_iter().filter(|command| verdict(command) != Verdict::Ask).collect();
+    assert!(asked.is_empty() && run.is_empty(), "asked about {asked:?}, run {run:?}");
+}
+
+#[test]
+fn untrusted_asks_before_a_read_only_workspace_changes() {
+    let mut request = request("touch a.txt", "/home/dev/x", ApprovalMode::Untrusted, &[]);
+    request.profile = "read-only".to_owned();
+    let assessment = assess("touch a.txt", "/home/dev", "/home/dev/x");
+    assert_eq!(rule_on(&settings("/home/dev", ""), &request, &assessment, true).decision.verdict, Verdict::Ask);
+}
+
+#[test]
+fn effects_beyond_the_sandbox_are_asked_about_whatever_was_granted() {
+    use ApprovalMode::{Granular, Never, OnFailure, OnRequest, Untrusted};
+    let run = GranularMode { run: true, ..GranularMode::default() };
+    let allowing = "[[rules]]\nprefix = [\"git\"]\neffect = \"allow\"\njustification = \"j\"\n\
+                    grants = [\"connect github.com:22\"]\n";
+    let assessment = assess("git push --force origin main", "/home/dev", "/home/dev/x");
+    assert_eq!(assessment.impact, Impact::Outward);
+    for (mode, verdict) in [
+        (Untrusted, Verdict::Ask),
+        (OnFailure, Verdict::Ask),
+        (OnRequest, Verdict::Ask),
+        (Granular(run), Verdict::Ask),
+        (Granular(GranularMode::default()), Verdict::Deny),
+        (Never, Verdict::Deny),
+    ] {
+        for source in ["", allowing] {
+            let request = request("git push --force origin main", "/home/dev/x", mode, &["connect github.com:22"]);
+            let ruling = rule_on(&settings("/home/dev", source), &request, &assessment, true);
+            assert_eq!(ruling.decision.verdict, verdict, "{mode:?} {source}");
+            let reason = "overwrites-remote: Overwrites or removes what others have at the remote.";
+            assert!(ruling.decision.reasons.iter().any(|r| r == reason), "{mode:?} {:?}", ruling.decision.reasons);
+        }
+    }
+}
+
+#[test]
+fn a_reason_is_told_once() {
+    let script = "kubectl apply -f a.yaml && kubectl apply -f b.yaml && make a && make b";
+    for mode in [ApprovalMode::Untrusted, ApprovalMode::OnFailure] {
+        let (_, ruling) = rule(script, PLACES[0], mode);
+        let [QuestionKind::Run { reasons }] = ruling.questions.as_slice() else { panic!("{ruling:?}") };
+        for reasons in [&ruling.decision.reasons, reasons] {
+            let mut once = reasons.clone();
+            once.sort();
+            once.dedup();
+            assert_eq!(once.len(), reasons.len(), "{reasons:?}");
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! Effects that no sandbox contains or no undo takes back: force pushes, what is
+//! published, clusters, accounts, databases. The table is data in
+//! `knowledge/impacts.toml`; here it is matched. Must not know who is asked.
+
+use stockade_model::Impact;
+
+use crate::invocation::Invocation;
+use crate::judge::Judge;
+use crate::knowledge::impacts::{self, Options, Use};
+use crate::script::{Atom, Dynamic};
+use crate::words::Argument;
+
+use super::hazards::matches;
+
+/// Least length of an abbreviated long option, dashes included.
+const MIN_ABBREVIATION: usize = 4;
+/// Most statements' words that are looked at.
+const MAX_STATEMENT_WORDS: usize = 4096;
+
+/// How far the effect of what is denied reaches.
+pub(crate) fn of_denial(code: &str) -> Impact {
+    match code {
+        "exfiltration"
+        | "reverse-shell"
+        | "persistence"
+        | "privilege-escalation"
+        | "weakens-protection"
+        | "changes-kernel"
+        | "stops-machine" => Impact::Outward,
+        "destroys-disk" | "destroys-system" | "destroys-home" | "wipes-log" => Impact::Irreversible,
+        _ => Impact::Workspace,
+    }
+}
+
+/// Records the effect that a code stands for.
+pub(crate) fn affect(judge: &mut Judge, code: &str, at: (usize, usize)) {
+    let (impact, message) = impacts::meaning(code);
+    judge.affect(impact, code, message, at);
+}
+
+/// Judges a command by the table.
+pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
+    if matches!(invocation.name.as_slice(), b"export" | b"declare" | b"typeset") {
+        for argument in &invocation.arguments {
+            let text = argument.shown();
+            if let Some(split) = text.iter().position(|b| *b == b'=') {
+                variable(judge, &text[..split], &argument.tail(split + 1), invocation.span);
+            }
+        }
+    }
+    let mut uses = impacts::of(&invocation.name).peekable();
+    if uses.peek().is_none() {
+        return;
+    }
+    let line = Line::of(invocation);
+    let mut unknown = false;
+    for known in uses {
+        if line.is_rehearsal(known) {
+            continue;
+        }
+        match line.is(known) {
+            Answer::Yes => affect(judge, known.code, invocation.span),
+            Answer::Unknown => unknown = true,
+            Answer::No => {}
+        }
+    }
+    if unknown && line.options.acts {
+        affect(judge, "unknown-action", invocation.span);
+    }
+}
+
+/// Judges a variable that may name an index of packages.
+pub(crate) fn variable(judge: &mut Judge, name: &[u8], value: &Argument, at: (usize, usize)) {
+    let Some(variables) = impacts::variables(name) else { return };
+    if value.shown().split(|b| b" ,|".contains(b)).any(|part| is_foreign(part, variables.hosts)) {
+        affect(judge, variables.code, at);
+    }
+}
+
+/// True for a value that names a host which is not one of these, or may.
+fn is_foreign(value: &[u8], hosts: &[&str]) -> bool {
+    if value.starts_with(b"file:") {
+        return false;
+    }
+    if !value.windows(3).any(|w| w == b"://") {
+        return value.first() == Some(&crate::words::UNKNOWN_BYTE);
+    }
+    let host = crate::readers::host_name(value);
+    host.is_none_or(|host| !hosts.iter().any(|known| known.as_bytes() == host))
+}
+
+/// True for an address of this machine.
+fn is_loopback(value: &[u8]) -> bool {
+    let host = crate::readers::host_name(value);
+    host.is_some_and(|host| host == b"localhost" || host == b"127.0.0.1")
+}
+
+enum Answer {
+    No,
+    Yes,
+    /// The subcommand is not in the text.
+    Unknown,
+}
+
+/// What a word is on the command line.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Option,
+    /// Of the option before it.
+    Value,
+    Operand,
+    /// An operand, or the value of the option before it, which is not known.
+    Either,
+}
+
+struct Word<'a> {
+    role: Role,
+    text: &'a [u8],
+    argument: &'a Argument,
+}
+
+/// A command line with the role of each word.
+struct Line<'a> {
+    options: &'static Options,
+    words: Vec<Word<'a>>,
+    invocation: &'a Invocation,
+}
+
+impl<'a> Line<'a> {
+    fn of(invocation: &'a Invocation) -> Self {
+        let options = impacts::options(&invocation.name);
+        let mut words: Vec<Word<'a>> = Vec::with_capacity(invocation.arguments.len());
+        let (mut ended, mut wants_value, mut may_want) = (false, false, false);
+        for (argument, text) in invocation.arguments.iter().zip(invocation.texts()) {
+            let is_option = !ended && text.len() > 1 && text[0] == b'-';
+            let role = match (wants_value, is_option, may_want) {
+                (true, ..) => Role::Value,
+                (false, true, _) => Role::Option,
+                (false, false, true) => Role::Either,
+                (false, false, false) => Role::Operand,
+            };
+            ended |= role == Role::Option && text == b"--";
+            let takes_none = ended || text.contains(&b'=') || lists(options.flags, text);
+            wants_value = role == Role::Option && lists(options.valued, text);
+            may_want = role == Role::Option && !wants_value && !takes_none;
+            if text != b"--" || role != Role::Option {
+                words.push(Word { role, text, argument });
+            }
+        }
+        Self { options, words, invocation }
+    }
+
+    /// True where an option makes this use a rehearsal. An option counts where it is
+    /// surely one: not where it may be the value of the one before it.
+    fn is_rehearsal(&self, known: &Use) -> bool {
+        let mut may_want = false;
+        let mut found = false;
+        for word in &self.words {
+            if word.role == Role::Option {
+                let is_listed = word.text == b"--help" || lists(known.unless, word.text);
+                let name = name_of(word.text);
+                let spoils = known.spoils.iter().any(|option| is_option(option, word.text, self.options));
+                // `--dry-run=none`
+                let is_other = !is_listed && known.unless.iter().any(|u| name_of(u.as_bytes()) == name);
+                if spoils || is_other {
+                    return false;
+                }
+                found |= is_listed && !may_want;
+                let is_flag = lists(self.options.flags, word.text)
+                    || is_listed
+                    || known.needs.iter().flat_map(|group| group.iter()).any(|need| need.as_bytes() == word.text);
+                may_want = !is_flag && !word.text.contains(&b'=');
+            } else {
+                may_want = false;
+                // `--dry-run false`
+                if found && matches!(word.text, b"false" | b"none" | b"0" | b"no") {
+                    return false;
+                }
+            }
+        }
+        found
+    }
+
+    /// True where every condition of a use holds.
+    fn is(&self, known: &Use) -> Answer {
+        let mut behind = 0;
+        if !known.uses.is_empty() {
+            match self.sequence(known.uses) {
+                Found::At(index) => behind = index,
+                Found::Unknown => return Answer::Unknown,
+                Found::No => return Answer::No,
+            }
+        }
+        let holds = !matches!(self.sequence(known.except), Found::At(_))
+            && known.needs.iter().all(|group| self.has(group, known))
+            && (known.says.is_empty() || self.says(known.says))
+            && (known.last.is_empty() || self.ends_with(known.last, behind))
+            && self.words[behind..].iter().filter(|w| is_operand(w)).count() >= known.operands
+            && !(known.loopback && self.stays_here(known));
+        if holds { Answer::Yes } else { Answer::No }
+    }
+
+    /// Where the first of these sequences of subcommands ends.
+    fn sequence(&self, all: &[&[&[&str]]]) -> Found {
+        let mut unknown = false;
+        for sequence in all {
+            match self.one_sequence(sequence) {
+                Found::No => {}
+                Found::Unknown => unknown = true,
+                found @ Found::At(_) => return found,
+            }
+        }
+        if unknown { Found::Unknown } else { Found::No }
+    }
+
+    fn one_sequence(&self, sequence: &[&[&str]]) -> Found {
+        let mut wanted = sequence.iter();
+        let Some(mut next) = wanted.next() else { return Found::No };
+        for (index, word) in self.words.iter().enumerate().filter(|(_, word)| is_operand(word)) {
+            if next.iter().any(|pattern| matches(pattern, word.text)) && !word.argument.starts_unknown() {
+                match wanted.next() {
+                    Some(another) => next = another,
+                    None => return Found::At(index + 1),
+                }
+            } else if word.argument.starts_unknown() {
+                let is_last = !self.words[index + 1..].iter().any(is_operand);
+                if is_last || is_one_word(word.argument) {
+                    return Found::Unknown;
+                }
+            // `cargo +nightly publish`
+            } else if word.role == Role::Operand && !(index == 0 && word.text.starts_with(b"+")) {
+                return Found::No;
+            }
+        }
+        Found::No
+    }
+
+    /// True if one of these words is there, with a value that counts.
+    fn has(&self, group: &[&str], known: &Use) -> bool {
+        let checks_value = !(known.hosts.is_empty() && known.value_is.is_empty() && known.value_not.is_empty());
+        group.iter().any(|pattern| {
+            self.words.iter().enumerate().any(|(index, word)| match (pattern.starts_with('-'), word.role) {
+                (true, Role::Option) => {
+                    is_option(pattern, word.text, self.options)
+                        && (!checks_value || self.value_counts(pattern, index, known))
+                }
+                (false, Role::Operand | Role::Either) => matches(pattern, &word.text.to_ascii_lowercase()),
+                _ => false,
+            })
+        })
+    }
+
+    /// True if the value of the option at this place is one that the use tells of.
+    fn value_counts(&self, pattern: &str, index: usize, known: &Use) -> bool {
+        let text = self.words[index].text;
+        let attached = match text.iter().position(|b| *b == b'=') {
+            Some(at) if text.starts_with(b"--") => Some(&text[at + 1..]),
+            _ if text.starts_with(b"--") => None,
+            // `-iURL`; behind a cluster it is the next word.
+            _ => text.strip_prefix(pattern.as_bytes()).filter(|rest| !rest.is_empty()),
+        };
+        let next = self.words.get(index + 1).map(|word| word.text);
+        let Some(value) = attached.or(next) else { return false };
+        let value = value.to_ascii_lowercase();
+        let is_one = |all: &[&str]| all.iter().any(|pattern| matches(pattern, &value));
+        (known.hosts.is_empty() || is_foreign(&value, known.hosts))
+            && (known.value_is.is_empty() || is_one(known.value_is))
+            && !is_one(known.value_not)
+    }
+
+    /// True if an argument, or text of the script that comes in, holds a statement.
+    fn says(&self, statements: &[&[&str]]) -> bool {
+        let input = self.invocation.stdin.literal.as_deref();
+        self.words.iter().map(|word| word.text).chain(input).any(|text| {
+            let words: Vec<Vec<u8>> = text
+                .split(|b| !b.is_ascii_alphanumeric() && *b != b'_')
+                .filter(|word| !word.is_empty())
+                .take(MAX_STATEMENT_WORDS)
+                .map(<[u8]>::to_ascii_lowercase)
+                .collect();
+            statements.iter().any(|statement| {
+                words.windows(statement.len()).any(|w| w.iter().zip(*statement).all(|(a, b)| a == b.as_bytes()))
+            })
+        })
+    }
+
+    /// True if the last operand is one of these.
+    fn ends_with(&self, kind: &str, behind: usize) -> bool {
+        let operands: Vec<&Word<'_>> = self.words[behind..].iter().filter(|word| is_operand(word)).collect();
+        let is_kind = |word: &&Word<'_>| match kind {
+            "remote" => is_remote(word.text),
+            pattern => matches(pattern, word.text),
+        };
+        // The value of an option that is not known may stand behind it.
+        let sure = operands.iter().rposition(|word| word.role == Role::Operand).unwrap_or(0).max(1);
+        operands.get(sure..).is_some_and(|last| last.iter().any(is_kind))
+    }
+
+    /// True if nothing is reached but this machine.
+    fn stays_here(&self, known: &Use) -> bool {
+        let spoils = |word: &Word<'_>| {
+            word.role == Role::Option && known.spoils.iter().any(|option| is_option(option, word.text, self.options))
+        };
+        let mut targets = self.words.iter().filter(|word| is_operand(word)).peekable();
+        targets.peek().is_some() && targets.all(|word| is_loopback(word.text)) && !self.words.iter().any(spoils)
+    }
+}
+
+enum Found {
+    No,
+    Unknown,
+    /// Index behind its last word.
+    At(usize),
+}
+
+fn is_operand(word: &Word<'_>) -> bool {
+    matches!(word.role, Role::Operand | Role::Either)
+}
+
+/// True for a value that is one word whatever it holds: `"$1"`, but not `$OPTIONS`.
+fn is_one_word(argument: &Argument) -> bool {
+    argument.atoms.iter().all(|atom| match atom {
+        Atom::Byte { .. } => true,
+        Atom::Dynamic(Dynamic::Variable { quoted, .. } | Dynamic::Nested { quoted, .. }) => *quoted,
+        Atom::Dynamic(_) => false,
+    })
+}
+
+/// `host:path`, `scheme://`.
+fn is_remote(text: &[u8]) -> bool {
+    let colon = text.iter().position(|b| *b == b':');
+    let slash = text.iter().position(|b| *b == b'/').unwrap_or(text.len());
+    colon.is_some_and(|at| at > 0 && at < slash)
+}
+
+fn lists(all: &[&str], text: &[u8]) -> bool {
+    all.iter().any(|one| one.as_bytes() == text)
+}
+
+/// An option without its value.
+fn name_of(text: &[u8]) -> &[u8] {
+    text.split(|b| *b == b'=').next().unwrap_or_default()
+}
+
+/// True if a word is this option: whole, abbreviated, or a letter of a cluster.
+fn is_option(pattern: &str, text: &[u8], options: &Options) -> bool {
+    let (pattern, name) = (pattern.as_bytes(), name_of(text));
+    if name == pattern {
+        return true;
+    }
+    match pattern {
+        [b'-', b'-', ..] => {
+            let abbreviated = name.len() >= MIN_ABBREVIATION && pattern.starts_with(name);
+            // Go's flags have one dash or two.
+            abbreviated || name.strip_prefix(b"-").is_some_and(|rest| rest.len() > 2 && pattern[1..] == *name)
+        }
+        [b'-', letter] if text[1] != b'-' => {
+            let valued = |b: &u8| options.valued.iter().any(|v| matches!(v.as_bytes(), [b'-', own] if own == b));
+            let end = text[1..].iter().position(valued).map_or(text.len(), |at| at + 2);
+            text[1..end].contains(letter)
+        }
+        _ => false,
+    }
+}
