@@ -168,6 +168,8 @@ fn part(rest: &[&[u8]], of: Of) -> GitPart {
         (b"rebase-merge", [name]) if !GUARDED_OF_REBASE.contains(name) => DATA_PART,
         (b"sequencer", [b"todo" | b"todo.lock" | b"head" | b"head.lock" | b"abort-safety"]) => DATA_PART,
         (b"info", [b"exclude" | b"refs" | b"sparse-checkout" | b"sparse-checkout.lock"]) => DATA_PART,
+        // A temporary file of `git update-server-info`.
+        (b"info", [name]) if name.starts_with(b"refs_") => DATA_PART,
         (b"hooks", [name]) if of != Of::WorkTree && name.len() > 7 && name.ends_with(b".sample") => GitPart::Sample,
         (store, beneath) if STORES.contains(&store) => match (beneath, of) {
             ([], Of::WorkTree) => GitPart::Directory,
