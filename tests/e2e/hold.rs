@@ -110,7 +110,7 @@ fn pip(user: stockade_testkit::User) {
     }
 }
 
-/// `git commit`, whose `.git` is a protected name.
+/// A setting that carries code, and a commit, which needs nobody.
 fn git(user: stockade_testkit::User) {
     let world = &World::new(user);
     let script = "git init -q repo && cd repo && git config user.name a && git config user.email a@b && \
@@ -118,8 +118,10 @@ fn git(user: stockade_testkit::User) {
     let made = world.run(&world.bare(&["sh", "-c", script]));
     assert_eq!(made.ended, stockade_testkit::Ended::Code(0), "{}", made.text());
     let edit = "GIT_EDITOR='sh -c \"echo edited >> ../edits; echo words > $1\" --' git commit -q";
-    let told = agreed(world, &format!("cd repo && {edit}"), |command| command);
-    check(&told, 3, &world.workspace().join("edits"));
+    let told = agreed(world, &format!("cd repo && git config core.pager cat && {edit}"), |command| command);
+    check(&told, 1, &world.workspace().join("edits"));
+    let pager = world.run(&world.bare(&["git", "-C", "repo", "config", "core.pager"]));
+    assert_eq!(pager.stdout, "cat\n", "{}", told.text);
     let log = world.run(&world.bare(&["git", "-C", "repo", "log", "--format=%s"]));
     assert_eq!(log.stdout, "words\n", "{}", told.text);
 }

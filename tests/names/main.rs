@@ -21,6 +21,7 @@ mod races;
 mod row;
 mod rows_git;
 mod rows_held;
+mod rows_judged;
 mod rows_linked;
 mod rows_settings;
 mod rows_work;
@@ -65,8 +66,8 @@ impl Work {
     /// Whether persistent sandboxes are tried as well.
     fn is_played_kept(self) -> bool {
         match self {
-            Self::Row(row) => row.is_played_kept(),
-            Self::Trees(_) | Self::Ordinary(_) => false,
+            Self::Row(row) | Self::Ordinary(row) => row.is_played_kept(),
+            Self::Trees(_) => false,
             Self::Races => true,
         }
     }
@@ -108,8 +109,8 @@ impl Task {
 fn tasks(counts: &Counts) -> Vec<Task> {
     // The longest first.
     let trees = trees::KINDS.into_iter().flat_map(|kind| trees::Part::all(kind, counts)).map(Work::Trees);
-    let rows = [rows_linked::ROWS, rows_settings::ROWS, rows_git::ROWS, rows_held::ROWS].concat();
-    let ordinary = rows_work::ROWS.iter().copied().map(Work::Ordinary);
+    let rows = [rows_linked::ROWS, rows_settings::ROWS, rows_git::ROWS, rows_held::ROWS, rows_judged::ROWS].concat();
+    let ordinary = rows_work::ROWS.iter().chain(rows_judged::WORK).copied().map(Work::Ordinary);
     let works = trees.chain([Work::Races]).chain(rows.into_iter().map(Work::Row)).chain(ordinary);
     let mut tasks = Vec::new();
     for work in works {

@@ -85,6 +85,27 @@ const KEPT: &[&str] = &[
     "outside-hooks-link",
     "outside-repository",
     "outside-editor",
+    "judged-set",
+    "judged-moved",
+    "judged-source-linked",
+    "judged-source-open",
+    "judged-race",
+    "judged-new",
+    "judged-new-hook",
+    "judged-pointer",
+    "judged-pointer-to-module",
+    "judged-common-of-work-tree",
+    "judged-hooks-of-work-tree",
+    "judged-global-hooks-there",
+    "judged-index",
+    "git-new",
+    "git-own",
+    "git-remote",
+    "git-clone",
+    "git-bisect",
+    "git-worktree",
+    "git-submodule",
+    "git-code-left-out",
 ];
 
 /// A row that asks nobody, to be filled in.
@@ -121,11 +142,15 @@ impl Row {
 
     /// Does it as ordinary work, and says how it failed.
     pub fn work(&self, session: &Session, user: User, walls: Walls) -> Result<Vec<String>> {
-        let scene = Scene::new(session, user, walls)?;
+        let mut scene = Scene::new(session, user, walls)?;
         scene.prepare(self.prepare)?;
+        scene.open()?;
         let text = format!("set -e; set -o pipefail\n{}\necho {DONE}", self.attack);
         let output = run_as(&scene.account, &scene.attack("work", self.workspace, self.options, &text)?)?;
         scene.require_ran("work", &output)?;
+        if walls.is_control() && self.id == "git-code-left-out" {
+            return Ok(Vec::new());
+        }
         let is_done = output.ended == Ended::Code(0) && output.stdout.contains(DONE);
         let failed = || format!("ordinary work failed: {:?} {}", output.ended, output.text());
         Ok((!is_done).then(failed).into_iter().collect())

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use stockade_model::{Grant, Level, Operation, Plan, RawText};
 
+use crate::guards::git_part::{GitPart, Judged};
 use crate::guards::repository::{self, TrustedParts};
 use crate::guards::{GuardedNames, fold};
 use crate::programs::Programs;
@@ -30,6 +31,8 @@ pub struct Powers {
     floors: Vec<Vec<u8>>,
     added: Vec<Vec<u8>>,
     staged: Option<Vec<u8>>,
+    /// Whether what git writes is judged by what it says: somebody must do that.
+    judges: bool,
     /// See [`stay_inside`](Self::stay_inside).
     inside: bool,
     /// See [`workspace_lies_at`](Self::workspace_lies_at).
@@ -90,6 +93,7 @@ impl Powers {
             floors: Vec::new(),
             added: Vec::new(),
             staged: None,
+            judges: true,
             inside: false,
             host_workspace: None,
             has_own_network: false,
@@ -120,6 +124,7 @@ impl Powers {
             floors: Vec::new(),
             added: Vec::new(),
             staged: None,
+            judges: false,
             inside: false,
             host_workspace: None,
             has_own_network: false,
@@ -329,8 +334,47 @@ impl Powers {
         self.root_length(path) == Some(path.len())
     }
 
+    /// What `path` is in the directory of a repository whose parts are judged by what they
+    /// are and say. None where it is guarded, or free, as any other name.
+    pub(crate) fn git_part(&self, path: &[u8]) -> Option<GitPart> {
+        if !self.judges || self.is_staged(path) || self.in_private_tree(path) {
+            return None;
+        }
+        let root = deepest(&self.writable, path)?.len();
+        let (top, part) = GitPart::of(path, root)?;
+        (self.names.matches(&path[..top]).is_some() && !self.is_guarded_above(path, root, top)).then_some(part)
+    }
+
+    /// How what gets the name `path` is judged, if it is.
+    pub(crate) fn judged(&self, path: &[u8]) -> Option<Judged> {
+        if let Some(part) = self.git_part(path) {
+            return match part {
+                GitPart::Judged(judged) | GitPart::JudgedOfWorkTree(judged) => Some(judged),
+                _ => None,
+            };
+        }
+        if !path.ends_with(b"/.gitmodules") || !self.judges || self.is_staged(path) || self.in_private_tree(path) {
+            return None;
+        }
+        let root = deepest(&self.writable, path)?.len();
+        (!self.is_guarded_above(path, root, path.len())).then_some(Judged::Modules)
+    }
+
+    /// Whether what `path` is called says what it is, whatever lies beside it.
+    pub(crate) fn is_known_part(&self, path: &[u8]) -> bool {
+        self.git_part(path).is_some_and(|part| !part.is_in_store() && part != GitPart::Guarded)
+    }
+
+    /// Whether a shorter path than `end` bytes beneath the root is guarded.
+    fn is_guarded_above(&self, path: &[u8], root: usize, end: usize) -> bool {
+        prefix_ends(path).into_iter().any(|at| at > root && at < end && self.names.matches(&path[..at]).is_some())
+    }
+
     /// Whether `path` is, or lies in, something with a guarded name; granted or not.
     pub(crate) fn has_guarded_name(&self, path: &[u8]) -> bool {
+        if self.git_part(path).is_some_and(GitPart::is_free) {
+            return false;
+        }
         let above = if covers(&self.workspace, path) { self.workspace.len() } else { 0 };
         prefix_ends(path).into_iter().any(|end| end > above && self.names.matches(&path[..end]).is_some())
     }
@@ -378,10 +422,13 @@ impl Powers {
             let rule = "a file that Stockade is putting into its place".to_owned();
             return Some(Refusal { rule, grant: None });
         }
-        if let Some((unit, name)) = self.boundary(root, path) {
+        if !self.git_part(path).is_some_and(|part| part.permits(operation))
+            && let Some((unit, name)) = self.boundary(root, path)
+        {
             return Some(protected(unit, &name));
         }
-        if let Some(unit) = repository::guarded_part(creates_name(operation), root.len(), path, &self.parts, probe) {
+        let parts: (_, &dyn Fn(&[u8]) -> bool) = (&self.parts, &|prefix| self.is_known_part(prefix));
+        if let Some(unit) = repository::guarded_part(creates_name(operation), root.len(), path, parts, probe) {
             return Some(repository::refusal(unit));
         }
         let replaces = !matches!(operation, Operation::Write | Operation::Metadata | Operation::Truncate);

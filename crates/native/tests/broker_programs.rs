@@ -132,21 +132,23 @@ fn threads_and_many_processes_at_once() {
 }
 
 #[test]
-fn no_repository_is_made_and_none_is_taken_over() {
+fn no_repository_with_code_is_made_and_none_is_taken_over() {
     each(
-        "mkdir .git; mkdir -p sub/.git/hooks; echo x > .git; echo x > .GIT; mkdir x && mkdir x/hooks && mv x .git; ln -s x .git; true",
+        "mkdir -p sub/.git/hooks; echo x > sub/.git/hooks/pre-commit; echo x > sub/.git/config; echo x > .git; echo x > .GIT; mkdir x && mkdir x/hooks && mv x .git; ln -s x .git; true",
         |ran, workspace| {
             assert_eq!(ran.ended, Ended::Exited(0));
             assert!(
                 !workspace.join(".git").exists()
                     && !workspace.join(".GIT").exists()
-                    && !workspace.join("sub/.git").exists()
+                    && !workspace.join("sub/.git/hooks/pre-commit").exists()
+                    && !workspace.join("sub/.git/config").exists()
             );
             let denied = ran.denied().join("\n");
             for expected in [
-                format!("Mkdir {0}/.git [write {0}/.git]", workspace.display()),
+                format!("Create {0}/.git [write {0}/.git]", workspace.display()),
                 format!("Create {0}/.GIT [write {0}/.GIT]", workspace.display()),
-                format!("Mkdir {0}/sub/.git [write {0}/sub/.git]", workspace.display()),
+                format!("Create {0}/sub/.git/hooks/pre-commit [write {0}/sub/.git/hooks]", workspace.display()),
+                format!("Create {0}/sub/.git/config [write {0}/sub/.git/config]", workspace.display()),
                 format!("Rename {0}/.git [write {0}/.git]", workspace.display()),
                 format!("Symlink {0}/.git [write {0}/.git]", workspace.display()),
             ] {
@@ -156,9 +158,12 @@ fn no_repository_is_made_and_none_is_taken_over() {
     );
     if have("git") {
         each(
-            "git init -q . ; git init -q --bare bare.d && git -C bare.d config core.fsmonitor x; true",
+            "git init -q . ; git config core.fsmonitor x; git init -q --bare bare.d && git -C bare.d config core.fsmonitor x; true",
             |ran, workspace| {
-                assert!(!workspace.join(".git").exists());
+                let own = fs::read_to_string(workspace.join(".git/config")).unwrap();
+                assert!(own.contains("bare = false") && !own.contains("fsmonitor"), "{own}");
+                let told = format!("Rename {0}/.git/config [write {0}/.git/config]", workspace.display());
+                assert!(ran.denied().contains(&told), "{:#?}", ran.denied());
                 let settings = fs::read_to_string(workspace.join("bare.d/config")).unwrap_or_default();
                 let whole = ["HEAD", "objects", "refs"].iter().all(|n| workspace.join("bare.d").join(n).exists());
                 assert!(!(whole && settings.contains("fsmonitor")), "{settings} {:#?}", ran.denied());
@@ -431,7 +436,7 @@ fn files_move_between_temp_and_workspace() {
     each(
         "t=${TMPDIR:-/tmp}; mkdir -p $t/d/.git/hooks; echo x > $t/d/.git/hooks/pre-commit; mv $t/d d; true",
         |_, workspace| {
-            assert!(!workspace.join("d/.git").exists());
+            assert!(!workspace.join("d/.git/hooks/pre-commit").exists());
         },
     );
 }

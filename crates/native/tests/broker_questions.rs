@@ -344,14 +344,14 @@ fn a_dead_askers_question_is_withdrawn_while_the_run_goes_on() {
 
 #[test]
 fn a_protected_unit_that_exists_is_granted_in_place() {
-    let script = "mkdir -p n && echo x > .git/index.lock && mv .git/index.lock .git/index && cat .git/index && \
-                  mv .git/index n/moved && mv n/moved .git/back && ! ln .git/back second 2>/dev/null && chmod 600 .git/back && \
-                  stat -c '%a %h' .git/back; (echo x > .git/hooks/post-commit) 2>/dev/null || echo refused";
+    let script = "mkdir -p n && echo x > .hg/index.lock && mv .hg/index.lock .hg/index && cat .hg/index && \
+                  mv .hg/index n/moved && mv n/moved .hg/back && ! ln .hg/back second 2>/dev/null && chmod 600 .hg/back && \
+                  stat -c '%a %h' .hg/back; (echo x > .hg/hgrc) 2>/dev/null || echo refused";
     for level in LEVELS {
         let scene = Scene::bare("unit");
         let workspace = scene.workspace();
-        fs::create_dir_all(workspace.join(".git/hooks")).unwrap();
-        let unit = workspace.join(".git");
+        fs::create_dir_all(workspace.join(".hg")).unwrap();
+        let unit = workspace.join(".hg");
         let react: React = Box::new(move |question, answers| {
             if question.denial.grant == Some(Grant::Write(unit.clone())) {
                 grant(question, answers);
@@ -361,17 +361,17 @@ fn a_protected_unit_that_exists_is_granted_in_place() {
         });
         let ran = run_holding(&shell(level, &scene, script), react);
         assert_eq!(ran.stdout, "x\n600 1\nrefused\n", "{level} {} {:#?}", ran.stderr, ran.denied());
-        let hooks = workspace.join(".git/hooks");
+        let settings = workspace.join(".hg/hgrc");
         let asked = [
             format!(
                 "Create {} [write {}]",
-                workspace.join(".git/index.lock").display(),
-                workspace.join(".git").display()
+                workspace.join(".hg/index.lock").display(),
+                workspace.join(".hg").display()
             ),
-            format!("Create {} [write {}]", hooks.join("post-commit").display(), hooks.display()),
+            format!("Create {} [write {}]", settings.display(), settings.display()),
         ];
         assert_eq!(ran.asked(), asked);
-        assert!(!hooks.join("post-commit").exists());
+        assert!(!settings.exists());
     }
 }
 
@@ -406,14 +406,16 @@ fn a_commit_goes_on_after_a_late_yes_and_runs_once() {
         };
         git(&["init", "-q", "-b", "main"]);
         git(&["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "first"]);
-        let script =
-            "echo once >> ran; echo text > f && git add f && git -c user.name=a -c user.email=a@b commit -q -m second";
+        let script = "echo once >> ran; echo text > f && git add f && git config core.pager cat && git -c user.name=a -c user.email=a@b commit -q -m second";
         let mut plan = shell(level, &scene, script);
         plan.environment.insert("HOME".to_owned(), RawText::from(workspace.as_path()));
         let ran = run_holding(&plan, after(Duration::from_secs(2)));
         assert_eq!(ran.ended, Ended::Exited(0), "{level} {} {:#?}", ran.stderr, ran.asked());
         let grants: Vec<_> = ran.questions.iter().map(|q| q.denial.grant.clone().unwrap().to_string()).collect();
-        assert_eq!(grants, [format!("write {}", workspace.join(".git").display())]);
+        assert_eq!(grants, [format!("write {}", workspace.join(".git/config").display())]);
+        let shown = &ran.questions[0].denial.rule;
+        assert!(shown.ends_with("core.pager = cat"), "{shown}");
+        assert_eq!(git(&["config", "core.pager"]), "cat");
         assert_eq!(git(&["log", "--format=%s"]), "second\nfirst");
         assert_eq!(git(&["status", "--porcelain"]), "?? ran");
         git(&["fsck", "--strict"]);

@@ -405,7 +405,7 @@ fn protected_names_are_read_only_mounts() {
         std::os::unix::fs::symlink(".bashrc", ws.path().join(".profile")).unwrap();
         std::os::unix::fs::symlink("/etc", ws.path().join(".vscode")).unwrap();
         let mounts = "while read -r a b c d path flags rest; do case $path in $PWD*) echo \"${path#$PWD} ${flags%%,*}\";; esac; done < /proc/self/mountinfo";
-        assert_eq!(run(&script(Full, ws.path(), mounts)).ok(), " rw\n/.bashrc ro\n/.git ro\n");
+        assert_eq!(run(&script(Full, ws.path(), mounts)).ok(), " rw\n/.bashrc ro\n/.git/hooks ro\n");
         let mut granted = script(Full, ws.path(), mounts);
         granted.profile.filesystem.write.push(ws.path().join(".git").into());
         assert_eq!(run(&granted).ok(), " rw\n/.bashrc ro\n/.git/hooks ro\n");

@@ -44,11 +44,11 @@ fn commands_write_where_they_may_and_the_next_finds_it() {
 fn a_denial_is_exact_and_leads_to_nothing_on_the_host() {
     in_each_role("a_denial_is_exact_and_leads_to_nothing_on_the_host", || {
         let place = Place::new();
-        let ran = place.run("mkdir .git; echo x > .bashrc; echo x > /home/x; cat /etc/shadow; true");
+        let ran = place.run("mkdir .hg; echo x > .bashrc; echo x > /home/x; cat /etc/shadow; true");
         let objects: Vec<String> = ran.denials.iter().map(|d| d.object.escaped().to_string()).collect();
-        assert_eq!(objects, ["/workspace/.git", "/workspace/.bashrc", "/home/x"], "{ran:#?}");
+        assert_eq!(objects, ["/workspace/.hg", "/workspace/.bashrc", "/home/x"], "{ran:#?}");
         let wanted = ran.denials[0].grant.clone().unwrap();
-        assert_eq!(wanted, grant("write /workspace/.git"));
+        assert_eq!(wanted, grant("write /workspace/.hg"));
         // What is beyond the sandbox cannot be given, and is never asked about.
         let backend = place.sandbox.backend();
         assert!(backend.honours(&wanted, Level::Full));
@@ -58,11 +58,11 @@ fn a_denial_is_exact_and_leads_to_nothing_on_the_host() {
             assert!(place.begin(&plan, CAPTURE, false).err().unwrap().what.contains("cannot be given"), "{never}");
         }
         // With the grant it goes, for this command alone.
-        let mut plan = inside("mkdir .git");
+        let mut plan = inside("mkdir .hg");
         plan.grants = vec![wanted.clone()];
-        plan.profile.filesystem.write.push("/workspace/.git".into());
+        plan.profile.filesystem.write.push("/workspace/.hg".into());
         place.run_plan(&plan).ok();
-        assert_eq!(place.run("touch .git/x").denials.len(), 1);
+        assert_eq!(place.run("touch .hg/x").denials.len(), 1);
     });
 }
 

@@ -9,6 +9,9 @@ use rustix::thread::{Gid, UnshareFlags, set_thread_groups, unshare_unsafe};
 use crate::Errno;
 use crate::call::raw;
 
+/// Which signal tells of a lease (fcntl.h); libc has no name for it here.
+const F_SETSIG: i32 = 10;
+
 /// Gives up, for this thread alone and what it starts, every capability and,
 /// where `without_groups` says so, every supplementary group; its umask becomes
 /// 0, apart from the other threads', so that modes are made as they are given.
@@ -49,6 +52,25 @@ pub fn bind(socket: BorrowedFd<'_>, address: &[u8]) -> Result<(), Errno> {
     // SAFETY: `address` is valid for its length.
     unsafe { raw(libc::SYS_bind, [socket.as_raw_fd() as usize, address.as_ptr() as usize, address.len(), 0, 0, 0]) }
         .map(drop)
+}
+
+/// Whether anybody has a regular file open for writing, or mapped so. `file` is open for
+/// reading alone, and belongs to the user of this thread.
+///
+/// # Errors
+/// As `F_SETLEASE` in fcntl(2), where the filesystem has no leases.
+pub fn has_writer(file: BorrowedFd<'_>) -> Result<bool, Errno> {
+    let call = |command: i32, argument: i32| {
+        // SAFETY: these commands take a number.
+        unsafe { raw(libc::SYS_fcntl, [file.as_raw_fd() as usize, command as usize, argument as usize, 0, 0, 0]) }
+    };
+    // Who opens it in this moment makes a signal, which nobody minds.
+    call(F_SETSIG, libc::SIGURG)?;
+    match call(libc::F_SETLEASE, i32::from(libc::F_RDLCK as i16)) {
+        Err(Errno::AGAIN) => Ok(true),
+        Err(errno) => Err(errno),
+        Ok(_) => call(libc::F_SETLEASE, i32::from(libc::F_UNLCK as i16)).map(|_| false),
+    }
 }
 
 /// Changes the mode of a held object that is no link.

@@ -6,6 +6,7 @@
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
@@ -17,6 +18,7 @@ use stockade_sys::{Errno, resolve};
 use super::service::{Failure, Service, refused};
 use super::view::same;
 use super::walk::{Object, Place};
+use crate::guards::git_part::{GitPart, Judged};
 use crate::guards::repository::{self, RepositoryState};
 use crate::guards::{SurveyError, Surveys, View, fold, open_host_root};
 use crate::powers::{Refusal, creates_name, to_path};
@@ -28,7 +30,12 @@ const TAKE_BACK_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Service {
     fn is_needed(&self, path: &[u8]) -> bool {
-        repository::is_needed(path, self.surveys.borrow().parts(), &|p| self.exists(p))
+        match self.powers.git_part(path) {
+            Some(part) if self.powers.is_known_part(path) => {
+                matches!(part, GitPart::Needed { .. } | GitPart::Judged(Judged::Index))
+            }
+            _ => repository::is_needed(path, self.surveys.borrow().parts(), &|p| self.exists(p)),
+        }
     }
 
     /// Is the name that was made at `place` still one that may be made? `decided` is the
@@ -57,8 +64,18 @@ impl Service {
                 self.permit_link_at(now, operation)?;
             }
         }
+        // Its directory may have become a work tree meanwhile.
         let surveys = self.surveys.borrow();
+        if let Some(root_length) = self.powers.root_length(now)
+            && let Some(refusal) =
+                surveys.refusal_in_work_tree(operation, root_length, now, &|path: &Path| self.exists(path))
+        {
+            return Err(refused(operation, now, refusal));
+        }
         let Some(state) = RepositoryState::around(now, surveys.parts(), &|p| self.exists(p)) else { return Ok(()) };
+        if self.powers.is_known_part(now) {
+            return Ok(());
+        }
         let known = || self.first.as_ref().and_then(|first| surveys.repository(View::new(first.root.as_fd()), now));
         if self.powers.in_private_tree(now)
             || !state.gives_more_than(RepositoryState::default())
@@ -188,7 +205,11 @@ impl Service {
             };
             self.complete_surveys(&mut surveys, host.as_fd(), first.root.as_fd());
         }
-        surveys.refusal_of(creates_name(operation), root_length, path, &|p| self.exists(p))
+        let is_known = |prefix: &[u8]| self.powers.is_known_part(prefix);
+        let exists = |path: &Path| self.exists(path);
+        surveys
+            .refusal_of(creates_name(operation), root_length, path, (&is_known, &exists))
+            .or_else(|| surveys.refusal_in_work_tree(operation, root_length, path, &exists))
     }
 
     /// What leads to a place of the host is read by the host, and so is the host's to show:

@@ -71,12 +71,13 @@ impl Service {
     pub(super) fn refuse(&mut self, caller: &Caller, deed: Option<Deed>, denied: Denied) {
         let id = caller.request.id;
         let key = Key::of(&denied.refusal, &denied.object);
-        let (Some(deed), Some(key), true) = (deed, key, self.holds_calls) else {
+        let Some(key) = key.filter(|_| self.holds_calls && deed.is_some()) else {
             self.record(caller, denied);
-            return self.fail(id, Errno::ACCESS);
+            return self.fail_refused(id, deed.as_ref());
         };
+        let Some(deed) = deed else { return };
         if self.is_settled(&key) {
-            return self.fail(id, Errno::ACCESS);
+            return self.fail_refused(id, Some(&deed));
         }
         match Pins::of(&deed) {
             Ok(pins) => {
@@ -161,7 +162,7 @@ impl Service {
         match (key, &mut waiter.wanted) {
             (Some(key), Wanted::Call(call)) if is_new && call.round < MAX_ROUNDS => {
                 if self.is_settled(&key) {
-                    return self.fail(call.id, Errno::ACCESS);
+                    return self.fail_refused(call.id, Some(&call.deed));
                 }
                 call.round += 1;
                 waiter.denied = denied;
@@ -176,7 +177,7 @@ impl Service {
         match wanted {
             Wanted::Call(call) => {
                 self.ledger().record(denied, || who);
-                self.fail(call.id, Errno::ACCESS);
+                self.fail_refused(call.id, Some(&call.deed));
             }
             Wanted::Request(request) => self.refuse_request(request, denied),
         }
@@ -187,7 +188,7 @@ impl Service {
         self.ledger().count(&denial, hold.waiters.len() as u64);
         for waiter in hold.waiters {
             match waiter.wanted {
-                Wanted::Call(call) => self.fail(call.id, Errno::ACCESS),
+                Wanted::Call(call) => self.fail_refused(call.id, Some(&call.deed)),
                 Wanted::Request(request) => request.refuse(denial.rule.clone(), denial.grant.clone()),
             }
         }
@@ -265,6 +266,16 @@ impl Service {
         };
         for id in self.holds.sweep(waits) {
             self.ledger().tell(BrokerEvent::Withdrawn(HoldId(id)));
+        }
+    }
+
+    /// The end of what was refused: what of it needs no power is done all the same.
+    fn fail_refused(&self, id: u64, deed: Option<&Deed>) {
+        let done = deed.filter(|_| self.notifier.is_valid(id)).and_then(|deed| self.leave_code_out(deed));
+        match done {
+            // It fails only where the caller is gone.
+            Some(_) => drop(self.notifier.answer(id, Answer::Value(0))),
+            None => self.fail(id, Errno::ACCESS),
         }
     }
 

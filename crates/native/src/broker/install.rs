@@ -85,7 +85,7 @@ fn copy_of(held: &OwnedFd, directory: BorrowedFd<'_>, mode: u32) -> Result<Owned
 }
 
 /// Gives `copy` the name of `new`, and no other.
-fn put(copy: &OwnedFd, new: &Place, directory: BorrowedFd<'_>, flags: RenameFlags) -> Result<(), Errno> {
+pub(super) fn put(copy: &OwnedFd, new: &Place, directory: BorrowedFd<'_>, flags: RenameFlags) -> Result<(), Errno> {
     let by_descriptor = resolve::DescriptorPath::new(copy.as_fd());
     let link = |name: &CString| linkat(CWD, by_descriptor.as_c_str(), directory, name, AtFlags::SYMLINK_FOLLOW);
     if flags.contains(RenameFlags::NOREPLACE) {

@@ -23,6 +23,8 @@
 //! | `connects`, `requests` | what leads outside: connects, and what the door is asked for |
 //! | `confirm` | a second look at names that were made |
 //! | `install` | what takes a guarded place |
+//! | `pointers` | files that lead to repositories, which git writes in their place |
+//! | `judged` | what takes a place that is guarded by what it says |
 //!
 //! Why acting on behalf is safe: names of the trees that the sandbox may write
 //! change only through the one thread that decides, because the floor refuses
@@ -42,10 +44,12 @@ mod deed;
 mod holding;
 mod holds;
 mod install;
+mod judged;
 mod ledger;
 mod metadata;
 mod names;
 mod opens;
+mod pointers;
 mod pool;
 mod programs;
 mod reads;

@@ -19,6 +19,7 @@ use super::service::{Failure, Service, native_access, refused};
 use super::table::Shape;
 use super::view::{Through, own_directory, own_object};
 use super::walk::{Object, Place};
+use crate::guards::git_part::GitPart;
 use crate::powers::{Refusal, Verdict};
 
 impl Service {
@@ -118,9 +119,18 @@ impl Service {
     pub(super) fn make_directory(&self, place: &Place, mode: Mode) -> Result<Step, Failure> {
         let path = place.path();
         self.permit_new(place, &path, Operation::Mkdir)?;
+        let is_git = self.powers.git_part(&path) == Some(GitPart::Top) && !self.powers.is_named(&path);
+        if is_git && place.step().is_err() {
+            self.permit_work_tree(&path, Operation::Mkdir)?;
+        }
         let directory = self.through(place, &path);
         mkdirat(&directory, place.name_as_written().as_c_str(), mode)?;
         self.confirm_new((place, directory.as_fd()), &path, Operation::Mkdir)?;
+        // Others may have made meanwhile what it would bring to life.
+        if is_git && let Err(failure) = self.permit_work_tree(&path, Operation::Mkdir) {
+            let _ = unlinkat(&directory, &place.name, AtFlags::REMOVEDIR);
+            return Err(failure);
+        }
         Ok(Step::zero())
     }
 
@@ -138,7 +148,11 @@ impl Service {
 
     pub(super) fn make_link(&self, place: &Place, text: &CStr) -> Result<Step, Failure> {
         let path = place.path();
-        self.permit_new(place, &path, Operation::Symlink)?;
+        // Whether git may make links it finds out by one that leads nowhere.
+        let is_trial = text.to_bytes() == b"testing" && self.powers.git_part(&path) == Some(GitPart::Trial);
+        if !is_trial || self.refusal_of_place(Operation::Symlink, &path).is_some() {
+            self.permit_new(place, &path, Operation::Symlink)?;
+        }
         if place.step().is_err() {
             self.permit_link_at(&path, Operation::Symlink)?;
         }
@@ -168,20 +182,27 @@ impl Service {
     /// May the name `path` go away?
     fn permit_old(&self, path: &[u8], operation: Operation) -> Result<Verdict, Failure> {
         let verdict = self.permit(operation, path)?;
-        match self.powers.stays(&to_path(path)).or_else(|| self.surveys.borrow().stays(path)) {
+        match self
+            .powers
+            .stays(&to_path(path))
+            .or_else(|| self.surveys.borrow().stays(path, operation == Operation::Remove))
+        {
             Some(refusal) => Err(refused(operation, path, refusal)),
             None => Ok(verdict),
         }
     }
 
     /// May the name `path` go away, and nothing take its place?
-    fn permit_removal(&self, path: &[u8], operation: Operation) -> Result<Verdict, Failure> {
+    pub(super) fn permit_removal(&self, path: &[u8], operation: Operation) -> Result<Verdict, Failure> {
         let verdict = self.permit_old(path, operation)?;
         self.permit_unmaking(path, operation)?;
         Ok(verdict)
     }
 
     pub(super) fn rename(&self, old: &Place, new: &Place, flags: RenameFlags) -> Result<Step, Failure> {
+        if let Some(judged) = self.is_judged(new, flags) {
+            return self.rename_judged((old, new), (judged, flags), false);
+        }
         let (from, to) = (old.path(), new.path());
         let mut verdict = Verdict::Private;
         if !old.special && !new.special {
@@ -272,10 +293,37 @@ impl Service {
     fn permit_moved(&self, moved: &OwnedFd, from: &[u8], to: &[u8]) -> Result<(), Failure> {
         let stat = fstat(moved)?;
         self.permit_socket_object(&stat, from, Operation::Rename)?;
-        if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        if kind == FileType::Symlink {
             self.permit_link_at(to, Operation::Rename)?;
         }
+        self.permit_in_git(kind, Some(from), to, Operation::Rename)?;
         self.permit_carried(moved, from, to)
+    }
+
+    /// Git's directory gets files and no links, which would lead what the person's git
+    /// writes elsewhere, and no directories, which may hold some.
+    fn permit_in_git(
+        &self,
+        kind: FileType,
+        from: Option<&[u8]>,
+        to: &[u8],
+        operation: Operation,
+    ) -> Result<(), Failure> {
+        if self.powers.git_part(to).is_none() || self.powers.is_named(to) {
+            return Ok(());
+        }
+        let store = |path: &[u8]| {
+            let (top, part) = GitPart::of(path, 0)?;
+            let is_own = part.is_in_store() && !path[top..].starts_with(b"/modules/");
+            (is_own && self.powers.git_part(path).is_some()).then(|| path[..top].to_vec())
+        };
+        let moves_within = || store(to).is_some_and(|own| from.and_then(store) == Some(own));
+        if kind == FileType::RegularFile || kind == FileType::Directory && moves_within() {
+            return Ok(());
+        }
+        let rule = "a link or a directory from elsewhere in the directory of a repository".to_owned();
+        Err(refused(operation, to, Refusal { rule, grant: Some(Grant::Write(to_path(to))) }))
     }
 
     /// A directory is not moved where that would make or unmake a protected
@@ -325,6 +373,7 @@ impl Service {
         if source.kind() == FileType::Symlink {
             self.permit_link_at(&to, Operation::Link)?;
         }
+        self.permit_in_git(source.kind(), None, &to, Operation::Link)?;
         // A guarded file has one name: what is written by another would change it.
         let has_two = source.stat.st_nlink > 0 && self.is_across_guards(&source.path, &to);
         if !new.special && (verdict != of_source || has_two) {

@@ -58,6 +58,14 @@ impl Wish {
         self.flags & flag == flag
     }
 
+    pub(super) fn replaces(self) -> bool {
+        self.has(libc::O_TRUNC) && self.flags & 3 != libc::O_RDONLY
+    }
+
+    pub(super) fn must_be_new(self) -> bool {
+        self.has(libc::O_CREAT | libc::O_EXCL)
+    }
+
     pub(super) fn creates(self) -> bool {
         self.has(libc::O_CREAT)
     }
@@ -188,6 +196,7 @@ impl Service {
                 return self.open_refused(place, &path, wish, kernel_files());
             }
             Verdict::Allow | Verdict::Private => {}
+            Verdict::Refuse(_) if let Some(step) = self.open_pointer(place, &path, wish)? => return Ok(step),
             Verdict::Refuse(refusal) => return self.open_refused(place, &path, wish, refusal),
         }
         if wish.creates() && wish.mode.bits() & SET_ID != 0 {

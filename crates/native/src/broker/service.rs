@@ -24,7 +24,9 @@ use super::caller::{Caller, Threads};
 use super::deed::{Deed, Step};
 use super::holding::{self, Waiter};
 use super::holds::Holds;
+use super::judged::FirstSettings;
 use super::ledger::{Actor, Denied, Ledger};
+use super::pointers::Pointers;
 use super::pool::Pool;
 use super::reads::Reads;
 use super::servers::Servers;
@@ -112,6 +114,10 @@ pub(super) struct Service {
     pub reads: Option<RefCell<Reads>>,
     /// What leads to guarded names in the writable trees.
     pub surveys: RefCell<Surveys>,
+    /// What settings said when they were first changed.
+    pub first_settings: FirstSettings,
+    /// Files that lead to repositories, which are still written.
+    pub pointers: Pointers,
     /// The sockets that the run has bound to paths.
     pub bound: Bound,
     /// Those that it has made on the loopback of the host.
@@ -169,6 +175,8 @@ impl Service {
             way,
             reads,
             surveys: RefCell::default(),
+            first_settings: FirstSettings::default(),
+            pointers: Pointers::default(),
             bound,
             servers: Servers::default(),
             terminals: Terminals::default(),
@@ -227,6 +235,7 @@ impl Service {
     /// The end: nothing is answered after this.
     pub fn end(&mut self) -> BrokerReport {
         self.pool.close();
+        self.settle_pointers();
         self.withdraw_all();
         for (_, parked) in self.parked.drain() {
             release(&parked);
@@ -246,6 +255,7 @@ impl Service {
 
     fn answer(&mut self, request: Request) {
         self.calls += 1;
+        self.settle_pointers();
         let caller = self.threads.caller(request);
         let mut asked = None;
         match self.handle(&caller, &mut asked) {

@@ -12,7 +12,11 @@
 //! | `repository` | directories that git takes for a repository by what they hold |
 //! | `survey` | the walk through a tree |
 //! | `git` | what the settings of a repository name |
+//! | `git_part` | what each name in a directory of git's is for |
+//! | `git_index` | which files an index names |
 //! | `settings_text` | the text of settings as entries |
+//! | `settings_reader` | the same, exactly as git reads it or not at all |
+//! | `settings_judge` | which settings carry nothing that runs |
 //! | `command_words` | the files that a command line of a setting may mean |
 //! | `view` | files and links as the run sees them |
 //!
@@ -20,9 +24,13 @@
 
 mod command_words;
 mod git;
+pub(crate) mod git_index;
+pub(crate) mod git_part;
 mod names;
 mod places;
 pub(crate) mod repository;
+pub(crate) mod settings_judge;
+mod settings_reader;
 mod settings_text;
 mod survey;
 mod view;

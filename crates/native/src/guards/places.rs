@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use rustix::fs::Stat;
-use stockade_model::Grant;
+use rustix::fs::{FileType, Stat};
+use stockade_model::{Grant, Operation};
 
-use super::git::GlobalSettings;
+use super::git::{GlobalSettings, named_by_repository};
 use super::names::GuardedNames;
 use super::repository::{self, RepositoryState, TrustedParts};
 use super::survey::{SurveyError, survey};
-use super::view::{View, parent};
+use super::view::{View, join, parent};
 use crate::powers::{Probe, Refusal, covers, prefix_ends, protected, renamed, to_path};
 
 /// How a place is called that is guarded although its name is not.
@@ -46,8 +46,9 @@ impl GuardedPlaces {
         Self { targets: rename(self.targets), pins: rename(self.pins), ..self }
     }
 
-    /// Why the directory at `path` must stay where it is.
-    fn stays(&self, path: &[u8]) -> Option<Refusal> {
+    /// Why the directory at `path` must stay where it is. One that is removed has no link in
+    /// it any more.
+    fn stays(&self, path: &[u8], is_removed: bool) -> Option<Refusal> {
         let beneath = |places: &BTreeSet<Vec<u8>>| {
             let start = [path, b"/"].concat();
             places.range(start.clone()..).next().filter(|place| place.starts_with(&start)).cloned()
@@ -55,7 +56,7 @@ impl GuardedPlaces {
         if let Some(target) = beneath(&self.targets) {
             return Some(protected(&target, TARGET));
         }
-        let link = beneath(&self.pins)?;
+        let link = beneath(&self.pins).filter(|_| !is_removed)?;
         Some(Refusal {
             rule: "a directory that holds a protected link stays in place".to_owned(),
             grant: Some(Grant::Write(to_path(&link))),
@@ -123,6 +124,59 @@ impl Surveys {
         survey(view, trees, names, (settings, &self.parts))
     }
 
+    /// Why nothing is made a work tree of git's at `top`: what is there already would be run or
+    /// obeyed by the person's settings.
+    pub(crate) fn refusal_of_work_tree(&self, view: View<'_>, top: &[u8]) -> Option<Refusal> {
+        let named = self.settings.iter().flat_map(|settings| settings.from_top.all());
+        let is_there = |path: &&Vec<u8>| {
+            let mut at = top.to_vec();
+            for part in path.split(|b| *b == b'/').filter(|part| !matches!(*part, b"" | b".")) {
+                at = join(&at, part);
+                match view.stat(&at) {
+                    Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink => return true,
+                    Ok(_) if part == b".." => return true,
+                    Ok(_) => {}
+                    Err(_) => return false,
+                }
+            }
+            true
+        };
+        let place = named.into_iter().find(is_there)?;
+        Some(protected(&join(top, place), TARGET))
+    }
+
+    /// Why this is not done to `path`, where the person's settings name it, or something beneath,
+    /// in every work tree: `exists` tells of which directory is one.
+    pub(crate) fn refusal_in_work_tree(
+        &self,
+        operation: Operation,
+        root_length: usize,
+        path: &[u8],
+        exists: Probe<'_>,
+    ) -> Option<Refusal> {
+        let moves = matches!(operation, Operation::Rename | Operation::Symlink | Operation::Link);
+        for named in self.settings.iter().flat_map(|settings| settings.from_top.all()) {
+            let named: Vec<&[u8]> = named.split(|b| *b == b'/').filter(|part| !matches!(*part, b"" | b".")).collect();
+            for end in [0].into_iter().chain(prefix_ends(path)) {
+                let beneath: Vec<&[u8]> = path[end..].split(|b| *b == b'/').skip(1).collect();
+                let common = beneath.iter().zip(&named).take_while(|(one, other)| one == other).count();
+                let is_named = common == named.len() || moves && common == beneath.len() && common > 0;
+                let unit = join(&path[..end], &named.join(&b'/'));
+                if is_named && unit.len() > root_length && exists(&to_path(&join(&path[..end], b".git"))) {
+                    return Some(protected(&unit, TARGET));
+                }
+            }
+        }
+        None
+    }
+
+    /// Whether the settings of the repository in a directory name anything in a work tree of
+    /// its with the top `top`.
+    pub(crate) fn names_in_work_tree(&self, view: View<'_>, repository: &[u8], top: &[u8]) -> bool {
+        let home = self.settings.as_ref().and_then(|settings| settings.home.as_deref());
+        named_by_repository(view, repository, top, home).all().any(|place| covers(top, place))
+    }
+
     /// What git obeys or runs in a repository.
     pub(crate) fn parts(&self) -> &TrustedParts {
         &self.parts
@@ -144,17 +198,18 @@ impl Surveys {
         creates: bool,
         root_length: usize,
         path: &[u8],
-        probe: Probe<'_>,
+        (is_known, probe): (&dyn Fn(&[u8]) -> bool, Probe<'_>),
     ) -> Option<Refusal> {
         self.refusal(root_length, path).or_else(|| {
             let parts = self.parts.named_by_settings()?;
-            repository::guarded_part(creates, root_length, path, parts, probe).map(repository::refusal)
+            repository::guarded_part(creates, root_length, path, (parts, is_known), probe).map(repository::refusal)
         })
     }
 
-    /// Why the directory at `path` must stay where it is.
-    pub(crate) fn stays(&self, path: &[u8]) -> Option<Refusal> {
-        self.trees.iter().filter_map(|(_, survey)| survey.as_ref().ok()).find_map(|places| places.stays(path))
+    /// Why the directory at `path` must stay where it is, or is not removed when it is empty.
+    pub(crate) fn stays(&self, path: &[u8], is_removed: bool) -> Option<Refusal> {
+        let surveys = self.trees.iter().filter_map(|(_, survey)| survey.as_ref().ok());
+        surveys.into_iter().find_map(|places| places.stays(path, is_removed))
     }
 
     /// What the repository in the directory of `path` held when it was surveyed.
@@ -191,8 +246,10 @@ mod tests {
         assert_eq!(refused("/ws/real/vs"), grant("/ws/real/vs"));
         assert_eq!(refused("/ws/real/vsx"), None);
         assert!(places.refusal(b"/ws/real/vs".len(), b"/ws/real/vs/x").is_none(), "a grant for the place itself");
-        let stays = |path: &str| places.stays(path.as_bytes()).is_some();
+        let stays = |path: &str| places.stays(path.as_bytes(), false).is_some();
         assert!(stays("/ws/real") && stays("/ws/sub") && stays("/ws"));
+        let removed = |path: &str| places.stays(path.as_bytes(), true).is_some();
+        assert!(removed("/ws/real") && !removed("/ws/sub"));
         assert!(!stays("/ws/real/vs") && !stays("/ws/sub/.cargo") && !stays("/ws/su"));
     }
 }

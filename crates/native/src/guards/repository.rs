@@ -94,16 +94,19 @@ fn is_mark(name: &[u8]) -> bool {
 
 /// The part of `path` beneath a root of `root_length` bytes that is the settings or hooks
 /// of a repository, or would make a repository of a directory that has such. `creates`
-/// where the name may be new.
+/// where the name may be new. `is_known` tells of names that have rules of their own.
 pub(crate) fn guarded_part<'p>(
     creates: bool,
     root_length: usize,
     path: &'p [u8],
-    parts: &TrustedParts,
+    (parts, is_known): (&TrustedParts, &dyn Fn(&[u8]) -> bool),
     probe: Probe<'_>,
 ) -> Option<&'p [u8]> {
     for end in prefix_ends(path).into_iter().filter(|end| *end > root_length) {
         let prefix = &path[..end];
+        if is_known(prefix) {
+            continue;
+        }
         let own = name(prefix);
         let trusted = parts.hold(own);
         let completes = end == path.len() && creates && is_mark(own);
@@ -140,7 +143,7 @@ mod tests {
     #[track_caller]
     fn check(creates: bool, path: &str, there: &[&str], guarded: Option<&str>) {
         let probe = |path: &Path| there.iter().any(|name| Path::new("/ws/r").join(name) == path);
-        let found = guarded_part(creates, 3, path.as_bytes(), &TrustedParts::default(), &probe);
+        let found = guarded_part(creates, 3, path.as_bytes(), (&TrustedParts::default(), &|_| false), &probe);
         assert_eq!(found, guarded.map(str::as_bytes), "{path} {there:?}");
     }
 

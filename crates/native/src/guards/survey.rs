@@ -11,6 +11,7 @@ use rustix::fs::FileType;
 use stockade_sys::Errno;
 
 use super::git::{self, GlobalSettings, NamedPlaces};
+use super::git_part::{GitPart, Judged};
 use super::names::{GuardedNames, fold};
 use super::places::GuardedPlaces;
 use super::repository::{RepositoryState, TrustedParts};
@@ -395,7 +396,9 @@ impl Survey<'_> {
         for target in links.into_iter().chain(missing) {
             self.add_target(target, by)?;
         }
-        self.add_target(end.clone(), by)?;
+        if !self.is_git_own(&end) {
+            self.add_target(end.clone(), by)?;
+        }
         if depth > MAX_DEPTH || !self.known_places.insert(end.clone()) {
             return Ok(());
         }
@@ -421,6 +424,19 @@ impl Survey<'_> {
             self.found.targets.insert(place);
         }
         Ok(())
+    }
+
+    /// Whether a place is in the directory of a repository, where a name says what may become
+    /// of it: the settings, or the directory of a module or another work tree.
+    fn is_git_own(&self, end: &[u8]) -> bool {
+        let part = GitPart::of(end, 0).map(|(top, part)| (&end[top..], part));
+        let is_own = |beneath: &[u8]| [&b"/modules/"[..], b"/worktrees/"].iter().any(|way| beneath.starts_with(way));
+        self.is_writable(end)
+            && part.is_some_and(|(beneath, part)| match part {
+                GitPart::Judged(Judged::Settings) | GitPart::JudgedOfWorkTree(Judged::Settings) => true,
+                GitPart::Directory => is_own(beneath),
+                _ => false,
+            })
     }
 
     /// Whether the run may write there at all: elsewhere nothing needs a guard.

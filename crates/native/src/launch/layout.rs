@@ -335,6 +335,11 @@ pub(super) fn refuse_planted_link(plan: &Plan, path: &Path, real: &Path) -> Resu
     Err(LaunchError::Path { path: path.to_owned(), why })
 }
 
+/// What git replaces by a rename, which no mount allows. The broker judges each by what it
+/// says.
+const JUDGED: &[&str] =
+    &[".git", ".git/config", ".git/config.worktree", ".git/commondir", ".git/modules", ".git/worktrees", ".gitmodules"];
+
 /// The protected names that exist directly where a writable root makes them
 /// reachable. Links are left to the broker: binding one would bind its target.
 fn protected_units(roots: &[PathBuf], protect: &[String], presence: &mut Presence) -> Vec<PathBuf> {
@@ -343,7 +348,7 @@ fn protected_units(roots: &[PathBuf], protect: &[String], presence: &mut Presenc
         let Ok(held) = openat(CWD, root, OFlags::PATH | OFlags::CLOEXEC | OFlags::DIRECTORY, Mode::empty()) else {
             continue;
         };
-        for entry in protect {
+        for entry in protect.iter().filter(|entry| !JUDGED.contains(&entry.as_str())) {
             let parts: Vec<&OsStr> = Path::new(entry).iter().collect();
             // The root itself may be the beginning of the entry: `.git` for `.git/hooks`.
             for shared in (0..parts.len()).filter(|shared| ends_with(root, &parts[..*shared])) {
@@ -526,34 +531,22 @@ mod tests {
     #[test]
     fn protected_names_are_read_only_up_to_the_next_grant() {
         let names = &[".git", ".git/hooks", ".git/config", ".bashrc", ".profile", ".absent"];
-        check(&["ws"], names, &[], &[], &["cwd readable", "ws writable", "ws/.bashrc readable", "ws/.git readable"]);
+        check(
+            &["ws"],
+            names,
+            &[],
+            &[],
+            &["cwd readable", "ws writable", "ws/.bashrc readable", "ws/.git/hooks readable"],
+        );
         check(
             &["ws", "ws/.git"],
             names,
             &[],
             &[],
-            &[
-                "cwd readable",
-                "ws writable",
-                "ws/.bashrc readable",
-                "ws/.git/config readable",
-                "ws/.git/hooks readable",
-            ],
+            &["cwd readable", "ws writable", "ws/.bashrc readable", "ws/.git/hooks readable"],
         );
-        check(
-            &["ws/.git"],
-            names,
-            &[],
-            &[],
-            &["cwd readable", "ws/.git writable", "ws/.git/config readable", "ws/.git/hooks readable"],
-        );
-        check(
-            &["ws", "ws/.git/hooks"],
-            names,
-            &[],
-            &[],
-            &["cwd readable", "ws writable", "ws/.bashrc readable", "ws/.git readable", "ws/.git/hooks writable"],
-        );
+        check(&["ws/.git"], names, &[], &[], &["cwd readable", "ws/.git writable", "ws/.git/hooks readable"]);
+        check(&["ws", "ws/.git/hooks"], names, &[], &[], &["cwd readable", "ws writable", "ws/.bashrc readable"]);
     }
 
     #[test]

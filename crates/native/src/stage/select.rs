@@ -184,7 +184,7 @@ impl<'a> Guard<'a> {
         let bytes = whole.as_os_str().as_encoded_bytes();
         let of_place = || {
             let root_length = self.powers.root_length(bytes)?;
-            self.surveys.refusal_of(creates_name(operation), root_length, bytes, &exists)
+            self.surveys.refusal_of(creates_name(operation), root_length, bytes, (&|_| false, &exists))
         };
         let verdict = match self.powers.decide(operation, &whole, &exists) {
             Verdict::Allow => of_place().map_or(Verdict::Allow, Verdict::Refuse),

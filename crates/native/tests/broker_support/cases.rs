@@ -455,7 +455,9 @@ const CASES: &[Case] = &[
     // Protected names.
     case("unit-create", Refused(Create, ".bashrc"), |_| write(".bashrc", SHELL, 0o666)),
     case("unit-spelled", Refused(Create, ".VSCode"), |_| write("d/.././/.VSCode", SHELL, 0o666)),
-    case("unit-mkdir", Refused(Mkdir, "d/.git"), |_| finished(fs::create_dir("ld/.git"))),
+    case("unit-mkdir", Refused(Mkdir, "d/.hg"), |_| finished(fs::create_dir("ld/.hg"))),
+    case("repository-mkdir", Same, |_| finished(fs::create_dir("ld/.git"))),
+    case("repository-head", Same, |_| write(".git/HEAD.lock", SHELL, 0o666)),
     case("unit-inside", Refused(Create, ".git/hooks/x"), |_| write(".git/hooks/x", SHELL, 0o666)),
     case("unit-write", Refused(WriteFile, ".git/config"), |_| write(".git/config", SHELL, 0o666)),
     case("unit-symlink", Refused(Symlink, ".idea"), |_| finished(symlink("d", ".idea"))),
@@ -478,8 +480,8 @@ const CASES: &[Case] = &[
         finished(fs::set_permissions("f", PermissionsExt::from_mode(0o4755)))
     }),
     case("unit-set-id-new", Refused(Create, "n"), |_| write("n", SHELL, 0o6755)),
-    case("unit-truncate", Refused(WriteFile, ".git/HEAD"), |_| {
-        finished(File::options().write(true).truncate(true).open(".git/HEAD"))
+    case("unit-truncate", Refused(WriteFile, ".git/config"), |_| {
+        finished(File::options().write(true).truncate(true).open(".git/config"))
     }),
     case("unit-read", Same, |_| fs::read_to_string(".git/HEAD").map_err(std)),
 ];

@@ -1,0 +1,217 @@
+//! Names that are guarded by what they say: settings of git, its index, the steps of a
+//! rebase. Git writes each beside its place and renames it there. At that moment what was
+//! written is read once and judged, and a file that the broker wrote from those very bytes
+//! takes the place: nobody else has a name or a descriptor of it.
+//!
+//! What carries code is refused, or asked about. Where nobody says yes it is left out, and
+//! the rest takes its place: a program that sets ten things is not stopped at the third.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Stat, fstat, openat, unlinkat};
+use stockade_model::{Grant, Operation};
+use stockade_sys::{Errno, actor, resolve};
+
+use super::deed::{Deed, Step};
+use super::install::put;
+use super::service::{Failure, Service, refused};
+use super::view::same;
+use super::walk::{Object, Place};
+use crate::guards::git_index;
+use crate::guards::git_part::Judged;
+use crate::guards::settings_judge::{Before, Judgement, SettingsFile, judge};
+use crate::powers::{Refusal, Verdict, to_path};
+
+/// Settings and steps larger than this are not judged: they are refused.
+const MAX_TEXT_BYTES: u64 = 1 << 20;
+/// The same for an index.
+const MAX_INDEX_BYTES: u64 = 64 << 20;
+/// Settings of which it is known what they said when the run first changed them.
+const MAX_KNOWN: usize = 1000;
+
+/// What settings said when the run first changed them, by the directory they are in and
+/// their name.
+#[derive(Default)]
+pub(super) struct FirstSettings(RefCell<HashMap<(u64, u64, Vec<u8>), Vec<u8>>>);
+
+impl FirstSettings {
+    fn of(&self, place: &Place, now: &[u8]) -> Result<Vec<u8>, Errno> {
+        let stat = fstat(&place.directory.fd)?;
+        let mut known = self.0.borrow_mut();
+        let key = (stat.st_dev, stat.st_ino, place.name.as_bytes().to_vec());
+        if known.len() >= MAX_KNOWN && !known.contains_key(&key) {
+            return Ok(now.to_vec());
+        }
+        Ok(known.entry(key).or_insert_with(|| now.to_vec()).clone())
+    }
+}
+
+impl Service {
+    /// How the name that this rename gives is judged, where no grant covers it.
+    pub(super) fn is_judged(&self, new: &Place, flags: RenameFlags) -> Option<Judged> {
+        let to = new.path();
+        let judged = self.powers.judged(&to).filter(|_| !new.special && !flags.contains(RenameFlags::EXCHANGE))?;
+        matches!(self.decide(Operation::Rename, &to), Verdict::Refuse(_)).then_some(judged)
+    }
+
+    /// Gives what is at `old` the judged name `new`. Where it carries code that is refused,
+    /// or with `leave_out` left out.
+    pub(super) fn rename_judged(
+        &self,
+        (old, new): (&Place, &Place),
+        (judged, flags): (Judged, RenameFlags),
+        leave_out: bool,
+    ) -> Result<Step, Failure> {
+        let (from, to) = (old.path(), new.path());
+        let held = old.step()?;
+        let stat = fstat(&held)?;
+        if self.permit_removal(&from, Operation::Rename)? != Verdict::Allow || self.is_fixed(&from) {
+            return Err(Errno::XDEV.into());
+        }
+        if let Some(refusal) = self.refusal_of_place(Operation::Rename, &to) {
+            return Err(refused(Operation::Rename, &to, refusal));
+        }
+        let max_bytes = if judged == Judged::Index { MAX_INDEX_BYTES } else { MAX_TEXT_BYTES };
+        let carries = |what: String| {
+            let rule = format!("content that git would act on: {what}");
+            refused(Operation::Rename, &to, Refusal { rule, grant: Some(Grant::Write(to_path(&to))) })
+        };
+        let Some(text) = content(&held, max_bytes)? else { return Err(carries("a file that cannot be read".into())) };
+        let now = match new.step() {
+            Ok(there) => content(&there, max_bytes)?.ok_or_else(|| carries("what is there cannot be read".into()))?,
+            Err(Errno::NOENT) => Vec::new(),
+            Err(errno) => return Err(errno.into()),
+        };
+        let text = match self.judgement(judged, new, &now, &text)? {
+            Judgement::Harmless => text,
+            Judgement::Carries { without: Some(without), .. } if leave_out => without,
+            Judgement::Carries { what, .. } => return Err(carries(what)),
+        };
+        let (source, target) = self.through_both((old, &from), (new, &to));
+        self.put_text((new, target.as_fd(), &to), &text, (stat.st_mode & 0o777, flags))?;
+        let is_same = old.step().and_then(fstat).is_ok_and(|found| same(&stat, &found));
+        if is_same {
+            unlinkat(&source, &old.name, AtFlags::empty())?;
+        }
+        Ok(Step::zero())
+    }
+
+    fn judgement(&self, judged: Judged, new: &Place, now: &[u8], text: &[u8]) -> Result<Judgement, Errno> {
+        let simple = |is_harmless: bool, what: &str| match is_harmless {
+            true => Judgement::Harmless,
+            false => Judgement::Carries { what: what.to_owned(), without: None },
+        };
+        let file = match judged {
+            Judged::Index => {
+                return Ok(simple(git_index::is_harmless(text), "files outside of the work tree, or an unknown form"));
+            }
+            Judged::Steps => return Ok(simple(are_harmless_steps(text), "steps of a rebase that run commands")),
+            Judged::Settings => SettingsFile::Repository,
+            Judged::Modules => SettingsFile::Modules,
+        };
+        let first = self.first_settings.of(new, now)?;
+        Ok(judge(file, &new.path(), Before { first: &first, now }, text))
+    }
+
+    /// Gives a new file with this text the name of `new`, and no other.
+    pub(super) fn put_text(
+        &self,
+        (new, directory, to): (&Place, BorrowedFd<'_>, &[u8]),
+        text: &[u8],
+        (mode, flags): (u32, RenameFlags),
+    ) -> Result<(), Failure> {
+        if Object::path_of(&new.directory.fd)? != new.directory.path {
+            return Err(Errno::STALE.into());
+        }
+        let made = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+        let mut file = File::from(openat(directory, c".", made, Mode::from_raw_mode(0o600))?);
+        file.write_all(text).map_err(|error| error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))?;
+        let file = OwnedFd::from(file);
+        actor::chmod(file.as_fd(), mode)?;
+        put(&file, new, directory, flags)?;
+        self.confirm_new((new, directory), to, Operation::Rename)
+    }
+
+    /// Does what was refused as far as it carries no code, where that is a judged rename.
+    pub(super) fn leave_code_out(&self, deed: &Deed) -> Option<Step> {
+        let Deed::Rename { old, new, flags } = deed else { return None };
+        let judged = self.is_judged(new, *flags)?;
+        self.rename_judged((old, new), (judged, *flags), true).ok()
+    }
+
+    /// Whether this changes nothing about settings but whether they can be run, which git
+    /// tries with those of a new repository.
+    pub(super) fn is_trial_of_mode(&self, object: &Object, mode: u32) -> bool {
+        let is_same = (object.stat.st_mode ^ mode) & 0o7777 & !0o111 == 0;
+        let is_plain = FileType::from_raw_mode(object.stat.st_mode) == FileType::RegularFile;
+        is_same
+            && is_plain
+            && object.stat.st_nlink == 1
+            && self.powers.judged(&object.path) == Some(Judged::Settings)
+            && self.refusal_of_place(Operation::Metadata, &object.path).is_none()
+    }
+}
+
+/// What a held regular file says, if it is not too long.
+pub(super) fn content(held: &OwnedFd, max_bytes: u64) -> Result<Option<Vec<u8>>, Errno> {
+    let stat: Stat = fstat(held)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Ok(None);
+    }
+    let path = resolve::DescriptorPath::new(held.as_fd());
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = File::from(openat(CWD, path.as_c_str(), flags, Mode::empty())?);
+    let mut text = Vec::new();
+    file.take(max_bytes + 1).read_to_end(&mut text).map_err(|_| Errno::IO)?;
+    Ok((text.len() as u64 <= max_bytes).then_some(text))
+}
+
+/// Whether no step of a rebase (git-rebase(1)) runs a command.
+fn are_harmless_steps(text: &[u8]) -> bool {
+    const STEPS: &[&[u8]] = &[
+        b"pick",
+        b"p",
+        b"reword",
+        b"r",
+        b"edit",
+        b"e",
+        b"squash",
+        b"s",
+        b"fixup",
+        b"f",
+        b"drop",
+        b"d",
+        b"label",
+        b"l",
+        b"reset",
+        b"t",
+        b"merge",
+        b"m",
+        b"noop",
+        b"break",
+        b"b",
+        b"update-ref",
+        b"u",
+    ];
+    text.split(|b| *b == b'\n').map(<[u8]>::trim_ascii).all(|line| {
+        let step = line.split(u8::is_ascii_whitespace).next().unwrap_or_default();
+        line.is_empty() || line.starts_with(b"#") || STEPS.contains(&step)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_that_run_commands() {
+        assert!(are_harmless_steps(b"pick 12 x\nlabel onto\n\n# exec x\nmerge -C 1 x\n  fixup 1\n"));
+        for text in ["exec x", "pick 1\nx make", "  x y", "EXEC x", "execx", "; x", "pick 1\n\texec y"] {
+            assert!(!are_harmless_steps(text.as_bytes()), "{text}");
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! Files that lead git from one directory to another: `.git` in a work tree or a module, and
+//! `commondir`. Git writes them in their place. The program gets a file without a name
+//! instead; once nobody writes to it any more, which is looked at before each further call,
+//! what it says is judged, and a file that the broker wrote takes the place.
+
+use std::cell::RefCell;
+use std::ffi::CString;
+use std::fs::File;
+use std::io::Read as _;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, fstat, openat, openat2};
+use stockade_model::{Grant, Layer, Operation};
+use stockade_sys::{Errno, actor, resolve};
+
+use super::deed::Step;
+use super::judged::content;
+use super::ledger::{Actor, Denied};
+use super::opens::{Wish, finish};
+use super::service::{Failure, Service, refused};
+use super::walk::{Directory, Place};
+use crate::guards::View;
+use crate::guards::git_part::GitPart;
+use crate::powers::{Refusal, covers, to_path};
+
+/// Longer ones lead nowhere.
+const MAX_POINTER_BYTES: u64 = 4096;
+/// How many may be written at once.
+const MAX_POINTERS: usize = 64;
+
+/// One that is still written.
+struct Pointer {
+    /// What is written, open for reading.
+    text: File,
+    place: Place,
+    mode: u32,
+}
+
+/// Those that are still written.
+#[derive(Default)]
+pub(super) struct Pointers(RefCell<Vec<Pointer>>);
+
+impl Service {
+    /// Opens a file that leads to a repository, where this one may be made or replaced once
+    /// it is known where it leads.
+    pub(super) fn open_pointer(&self, place: &Place, path: &[u8], wish: Wish) -> Result<Option<Step>, Failure> {
+        let is_pointer = matches!(self.powers.git_part(path), Some(GitPart::Top | GitPart::CommonDirectory));
+        if !is_pointer || place.on_proc || !wish.creates() || self.pointers.0.borrow().len() >= MAX_POINTERS {
+            return Ok(None);
+        }
+        match place.step().and_then(fstat) {
+            Err(Errno::NOENT) => {}
+            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_nlink == 1 => {
+                if wish.must_be_new() {
+                    return Err(Errno::EXIST.into());
+                }
+                if !wish.replaces() {
+                    return Ok(None);
+                }
+            }
+            _ => return Ok(None),
+        }
+        if self.refusal_of_place(Operation::Create, path).is_some() {
+            return Ok(None);
+        }
+        let directory = self.through(place, path);
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let mode = wish.mode_of_new().bits() & 0o777;
+        let written = openat(&directory, c".", flags, Mode::from_raw_mode(0o600))?;
+        let by_descriptor = resolve::DescriptorPath::new(written.as_fd());
+        let text = openat(CWD, by_descriptor.as_c_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        let held = Directory {
+            fd: place.directory.fd.try_clone().map_err(|_| Errno::MFILE)?,
+            path: place.directory.path.clone(),
+        };
+        let place = Place { directory: held, name: place.name.clone(), slash: false, special: false, on_proc: false };
+        self.pointers.0.borrow_mut().push(Pointer { text: File::from(text), place, mode });
+        Ok(Some(Step::Done(finish(written, wish)?)))
+    }
+
+    /// Puts those in their place that are written.
+    pub(super) fn settle_pointers(&self) {
+        if self.pointers.0.borrow().is_empty() {
+            return;
+        }
+        let mut waiting = self.pointers.0.borrow_mut();
+        let all = std::mem::take(&mut *waiting);
+        let (written, open): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|pointer| !matches!(actor::has_writer(pointer.text.as_fd()), Ok(true)));
+        *waiting = open;
+        drop(waiting);
+        for pointer in written {
+            if let Err(Failure::Refused(denied)) = self.put_pointer(&pointer) {
+                self.ledger().record(denied, Actor::default);
+            }
+        }
+    }
+
+    fn put_pointer(&self, pointer: &Pointer) -> Result<(), Failure> {
+        let path = pointer.place.path();
+        let mut text = Vec::new();
+        (&pointer.text).take(MAX_POINTER_BYTES + 1).read_to_end(&mut text).map_err(|_| Errno::IO)?;
+        let leads = match self.powers.git_part(&path) {
+            Some(GitPart::CommonDirectory) => text.trim_ascii_end() == b"../..",
+            Some(GitPart::Top) => self.permit_work_tree_of(&pointer.place, &path, &text)?,
+            _ => false,
+        };
+        let denied = |rule: String| {
+            let refusal = Refusal { rule, grant: Some(Grant::Write(to_path(&path))) };
+            Failure::Refused(Denied {
+                operation: Operation::Create,
+                object: path.clone(),
+                layer: Layer::Broker,
+                refusal,
+            })
+        };
+        if !leads {
+            let shown = String::from_utf8_lossy(&text[..text.len().min(100)]).trim_end().escape_debug().to_string();
+            return Err(denied(format!("a file that leads git to a directory that is not its own: {shown}")));
+        }
+        let directory = self.through(&pointer.place, &path);
+        self.put_text((&pointer.place, directory.as_fd(), &path), &text, (pointer.mode, RenameFlags::empty()))?;
+        // As for a directory of this name.
+        if self.powers.git_part(&path) == Some(GitPart::Top)
+            && let Err(failure) = self.permit_work_tree(&path, Operation::Create)
+        {
+            let _ = rustix::fs::unlinkat(&directory, &pointer.place.name, rustix::fs::AtFlags::empty());
+            return Err(failure);
+        }
+        Ok(())
+    }
+
+    /// Whether the text of a `.git` file leads to what git keeps of another work tree or of a
+    /// module, in the `.git` of the same writable root.
+    fn permit_work_tree_of(&self, place: &Place, path: &[u8], text: &[u8]) -> Result<bool, Failure> {
+        let top = &place.directory.path[..];
+        let Some(target) = target_of(top, text) else { return Ok(false) };
+        let Some((end, GitPart::Directory)) = GitPart::of(&target, 0) else { return Ok(false) };
+        let (repository, beneath) = target.split_at(end);
+        let is_own = self.powers.git_part(&target) == Some(GitPart::Directory)
+            && self.powers.root_length(&target) == self.powers.root_length(path)
+            && self.powers.root_length(path).is_some_and(|length| target.get(..length) == path.get(..length));
+        let above = repository.strip_suffix(b"/.git").unwrap_or(b"");
+        let is_kept = beneath.starts_with(b"/worktrees/") || beneath.starts_with(b"/modules/") && covers(above, top);
+        if !is_own || !is_kept || above == top || !self.holds_no_link(repository, beneath) {
+            return Ok(false);
+        }
+        // Another place than before is no work of git's.
+        if let Ok(there) = place.step()
+            && content(&there, MAX_POINTER_BYTES)?.and_then(|text| target_of(top, &text)).as_ref() != Some(&target)
+        {
+            return Ok(false);
+        }
+        self.permit_work_tree(path, Operation::Create)?;
+        let Some(first) = &self.first else { return Ok(false) };
+        let view = View::new(first.root.as_fd());
+        let surveys = self.surveys.borrow();
+        let names = [repository, &target].iter().any(|from| surveys.names_in_work_tree(view, from, top));
+        Ok(!names)
+    }
+
+    /// Whether a directory `.git` is there, and nothing that lies beneath on the way is a link.
+    fn holds_no_link(&self, repository: &[u8], beneath: &[u8]) -> bool {
+        let Some(first) = &self.first else { return false };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
+        let open = |path: &[u8]| -> Result<OwnedFd, Errno> {
+            let path = CString::new(path).map_err(|_| Errno::INVAL)?;
+            openat2(&first.root, &path, flags, Mode::empty(), how)
+        };
+        let whole = [repository, beneath].concat();
+        open(repository).is_ok() && matches!(open(&whole).map(drop), Ok(()) | Err(Errno::NOENT))
+    }
+
+    /// May `git`, a name `.git`, be made? What the person's settings name in every work tree
+    /// must not be there yet.
+    pub(super) fn permit_work_tree(&self, git: &[u8], operation: Operation) -> Result<(), Failure> {
+        let (Some(first), Some(end)) = (&self.first, git.iter().rposition(|b| *b == b'/')) else {
+            return Err(Errno::ACCESS.into());
+        };
+        match self.surveys.borrow().refusal_of_work_tree(View::new(first.root.as_fd()), &git[..end]) {
+            Some(refusal) => {
+                Err(refused(operation, git, Refusal { grant: Some(Grant::Write(to_path(git))), ..refusal }))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Where a `.git` file in the directory `top` leads, by its text alone.
+fn target_of(top: &[u8], text: &[u8]) -> Option<Vec<u8>> {
+    let text = text.strip_prefix(b"gitdir: ")?;
+    let path = text.strip_suffix(b"\n").unwrap_or(text);
+    if path.is_empty() || path.len() as u64 > MAX_POINTER_BYTES || path.iter().any(u8::is_ascii_control) {
+        return None;
+    }
+    let mut parts: Vec<&[u8]> = Vec::new();
+    let start = if path.starts_with(b"/") { &b""[..] } else { top };
+    for part in start.split(|b| *b == b'/').chain(path.split(|b| *b == b'/')).filter(|part| !part.is_empty()) {
+        match part {
+            b"." => return None,
+            b".." => drop(parts.pop()?),
+            part => parts.push(part),
+        }
+    }
+    Some(parts.iter().flat_map(|part| [b"/", *part]).flatten().copied().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pointer_says_one_place() {
+        let check = |text: &str, expected: Option<&str>| {
+            assert_eq!(target_of(b"/w/lib", text.as_bytes()).as_deref(), expected.map(str::as_bytes), "{text}");
+        };
+        check("gitdir: ../.git/modules/lib\n", Some("/w/.git/modules/lib"));
+        check("gitdir: /w/.git/worktrees/x", Some("/w/.git/worktrees/x"));
+        for text in [
+            "gitdir: \n",
+            "gitdir:x",
+            "x",
+            "gitdir: a\nb",
+            "gitdir: a\r\n",
+            "gitdir: ./a",
+            "gitdir: ../../../x",
+            "gitdir: a\0b",
+        ] {
+            check(text, None);
+        }
+    }
+}

@@ -1,0 +1,352 @@
+//! What each name in the directory of a repository is for, and what may be done with it
+//! without a grant. It is a list of what is known: any other name stays guarded. Pure.
+//!
+//! Only the directory called `.git` counts, with what git keeps in it for modules and other
+//! work trees. The names are those of gitrepository-layout(5) and of git's sources (2.47).
+
+use stockade_model::Operation;
+
+use super::view::name;
+use crate::powers::prefix_ends;
+
+/// A name in the directory of a repository.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GitPart {
+    /// The directory itself, or a file in its place that says where it is.
+    Top,
+    /// A directory with a meaning of its own, of which the parts are known.
+    Directory,
+    /// What makes the directory a repository: it stays.
+    Needed {
+        /// It is a directory.
+        is_directory: bool,
+    },
+    /// Content that git takes for data.
+    Data {
+        /// It lies in a directory that holds nothing else.
+        in_store: bool,
+    },
+    /// `tXXXXXX`, by which git finds out whether there are links.
+    Trial,
+    /// A hook that is none: its name ends in `.sample`.
+    Sample,
+    /// Content that is judged as a whole when it gets its name.
+    Judged(Judged),
+    /// The same, which goes with the work tree it belongs to.
+    JudgedOfWorkTree(Judged),
+    /// `commondir` of another work tree: there is one thing it may say.
+    CommonDirectory,
+    /// Whatever runs by itself, or leads elsewhere, or is not known.
+    Guarded,
+}
+
+/// What is judged when it gets its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Judged {
+    /// `config`, `config.worktree`.
+    Settings,
+    /// `.gitmodules`, which lies in the work tree.
+    Modules,
+    /// `index`.
+    Index,
+    /// The steps of a rebase.
+    Steps,
+}
+
+/// Whose directory it is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Of {
+    Repository,
+    Module,
+    WorkTree,
+}
+
+/// Files of data right beneath the top, also with `.lock` behind.
+const DATA: &[&[u8]] = &[
+    b"ADD_EDIT.patch",
+    b"AUTO_MERGE",
+    b"BISECT_ANCESTORS_OK",
+    b"BISECT_EXPECTED_REV",
+    b"BISECT_FIRST_PARENT",
+    b"BISECT_HEAD",
+    b"BISECT_LOG",
+    b"BISECT_NAMES",
+    b"BISECT_RUN",
+    b"BISECT_START",
+    b"BISECT_TERMS",
+    b"CHERRY_PICK_HEAD",
+    b"COMMIT_EDITMSG",
+    b"EDIT_DESCRIPTION",
+    b"FETCH_HEAD",
+    b"MERGE_AUTOSTASH",
+    b"MERGE_HEAD",
+    b"MERGE_MODE",
+    b"MERGE_MSG",
+    b"MERGE_RR",
+    b"NOTES_EDITMSG",
+    b"NOTES_MERGE_PARTIAL",
+    b"NOTES_MERGE_REF",
+    b"ORIG_HEAD",
+    b"REBASE_HEAD",
+    b"REVERT_HEAD",
+    b"SQUASH_MSG",
+    b"TAG_EDITMSG",
+    b"addp-hunk-edit.diff",
+    b"description",
+    b"gc.log",
+    b"gc.pid",
+    b"packed-refs",
+    b"packed-refs.new",
+    b"shallow",
+];
+const DATA_PART: GitPart = GitPart::Data { in_store: false };
+/// Directories of data, whatever lies in them.
+const STORES: &[&[u8]] = &[b"lfs", b"logs", b"objects", b"refs", b"rr-cache"];
+/// Parts of a rebase that say how it goes on.
+const GUARDED_OF_REBASE: &[&[u8]] = &[b"gpg_sign_opt", b"strategy", b"strategy_opts"];
+
+impl GitPart {
+    /// What `path` is, and how long the path of the directory `.git` is. None where it lies in
+    /// none beneath the writable root of `root_length` bytes, or that cannot be said by its name.
+    pub(crate) fn of(path: &[u8], root_length: usize) -> Option<(usize, Self)> {
+        let is_git = |part: &[u8]| super::fold(part).as_ref() == b".git";
+        let mut ends = prefix_ends(path).into_iter().filter(|end| is_git(name(&path[..*end])));
+        let top = ends.next()?;
+        // One within another is no work of git's.
+        if ends.next().is_some() || top < root_length || !path[..top].ends_with(b"/.git") {
+            return None;
+        }
+        let rest: Vec<&[u8]> = path[top..].split(|b| *b == b'/').skip(1).collect();
+        Some((top, part(&rest, Of::Repository)))
+    }
+
+    /// Whether this may be done to it by its name alone.
+    pub(crate) fn permits(self, operation: Operation) -> bool {
+        use Operation::{Create, Link, Metadata, Mkdir, Remove, Rename, Truncate, Write};
+        match self {
+            // It goes when it is empty, or a file.
+            Self::Top => matches!(operation, Mkdir | Remove),
+            Self::Directory => matches!(operation, Mkdir | Remove),
+            Self::Needed { is_directory: true } => operation == Mkdir,
+            // A new one takes its place; away from it there is another look.
+            Self::Needed { is_directory: false } => matches!(operation, Create | Write | Rename),
+            Self::Data { .. } => {
+                matches!(operation, Create | Write | Truncate | Metadata | Remove | Rename | Link | Mkdir)
+            }
+            Self::Trial => matches!(operation, Create | Write | Remove),
+            Self::Sample => matches!(operation, Create | Write | Remove),
+            Self::Judged(Judged::Steps) | Self::JudgedOfWorkTree(_) | Self::CommonDirectory => operation == Remove,
+            Self::Judged(_) | Self::Guarded => false,
+        }
+    }
+
+    /// Whether its content is nobody's to guard, under any other name as well.
+    pub(crate) fn is_free(self) -> bool {
+        matches!(self, Self::Data { .. } | Self::Needed { .. } | Self::Directory | Self::Trial)
+    }
+
+    /// Whether rules about directories that look like a repository count for it: for all else
+    /// what it is called says what it is.
+    pub(crate) fn is_in_store(self) -> bool {
+        matches!(self, Self::Data { in_store: true })
+    }
+}
+
+/// `rest` are the components beneath the top.
+fn part(rest: &[&[u8]], of: Of) -> GitPart {
+    let Some((first, beneath)) = rest.split_first() else {
+        return if of == Of::Repository { GitPart::Top } else { GitPart::Directory };
+    };
+    match (*first, beneath) {
+        (b"worktrees", []) | (b"modules", []) if of != Of::WorkTree => GitPart::Directory,
+        (b"worktrees", [_]) if of == Of::Repository => GitPart::Directory,
+        (b"worktrees", [_, beneath @ ..]) if of == Of::Repository => part(beneath, Of::WorkTree),
+        (b"modules", beneath) if of != Of::WorkTree => module(beneath),
+        (b"rebase-merge" | b"sequencer" | b"info", []) => GitPart::Directory,
+        (b"hooks" | b"branches", []) if of != Of::WorkTree => GitPart::Directory,
+        (b"rebase-merge", [b"git-rebase-todo"]) => GitPart::Judged(Judged::Steps),
+        (b"rebase-merge", [name]) if !GUARDED_OF_REBASE.contains(name) => DATA_PART,
+        (b"sequencer", [b"todo" | b"todo.lock" | b"head" | b"head.lock" | b"abort-safety"]) => DATA_PART,
+        (b"info", [b"exclude" | b"refs" | b"sparse-checkout" | b"sparse-checkout.lock"]) => DATA_PART,
+        // A temporary file of `git update-server-info`.
+        (b"info", [name]) if name.starts_with(b"refs_") => DATA_PART,
+        (b"hooks", [name]) if of != Of::WorkTree && name.len() > 7 && name.ends_with(b".sample") => GitPart::Sample,
+        (store, beneath) if STORES.contains(&store) => match (beneath, of) {
+            ([], Of::WorkTree) => GitPart::Directory,
+            ([], _) if matches!(store, b"objects" | b"refs") => GitPart::Needed { is_directory: true },
+            ([], _) => GitPart::Directory,
+            _ => GitPart::Data { in_store: true },
+        },
+        (name, []) => file(name, of),
+        _ => GitPart::Guarded,
+    }
+}
+
+/// A file right beneath the top.
+fn file(name: &[u8], of: Of) -> GitPart {
+    match name {
+        b"HEAD" if of == Of::WorkTree => DATA_PART,
+        b"HEAD" => GitPart::Needed { is_directory: false },
+        b"config" if of != Of::WorkTree => GitPart::Judged(Judged::Settings),
+        b"config.worktree" if of == Of::WorkTree => GitPart::JudgedOfWorkTree(Judged::Settings),
+        b"index" if of == Of::WorkTree => GitPart::JudgedOfWorkTree(Judged::Index),
+        b"config.worktree" => GitPart::Judged(Judged::Settings),
+        b"index" => GitPart::Judged(Judged::Index),
+        b"commondir" if of == Of::WorkTree => GitPart::CommonDirectory,
+        b"gitdir" | b"locked" if of == Of::WorkTree => DATA_PART,
+        _ if is_data(name) => DATA_PART,
+        [b't', random @ ..] if random.len() == 6 && random.iter().all(u8::is_ascii_alphanumeric) => GitPart::Trial,
+        _ => GitPart::Guarded,
+    }
+}
+
+/// Data, what is on the way to a name, and what editors put beside what they edit.
+fn is_data(name: &[u8]) -> bool {
+    let on_the_way = name.strip_suffix(b".lock");
+    if let Some(b"HEAD" | b"config" | b"config.worktree" | b"index" | b"gitdir") = on_the_way {
+        return true;
+    }
+    let own = on_the_way.unwrap_or(name);
+    let edited = own.strip_suffix(b"~").or_else(|| {
+        let (own, end) = own.split_last_chunk::<4>().filter(|(_, end)| end.starts_with(b".sw"))?;
+        own.strip_prefix(b".").filter(|_| end[3].is_ascii_lowercase())
+    });
+    let passing = [&b"index.stash."[..], b"next-index-", b"shallow_"];
+    DATA.contains(&own)
+        || edited.is_some_and(|own| DATA.contains(&own))
+        || passing.iter().any(|prefix| own.starts_with(prefix))
+}
+
+/// What lies beneath `modules`: the name of a module may have several components, so that
+/// every way to part it is looked at, and the strictest counts.
+fn module(rest: &[&[u8]]) -> GitPart {
+    let mut found = GitPart::Guarded;
+    for start in 1..=rest.len() {
+        let beneath = &rest[start..];
+        let this = part(beneath, Of::Module);
+        let in_store = found.is_in_store();
+        let runs = beneath.first().is_some_and(|first| is_live(first) || !in_store && is_old_remote(first));
+        match (this, found) {
+            (GitPart::Guarded, _) if runs => return GitPart::Guarded,
+            (GitPart::Judged(_) | GitPart::Sample, GitPart::Judged(_) | GitPart::Sample) if this != found => {
+                return GitPart::Guarded;
+            }
+            (GitPart::Judged(_) | GitPart::Sample, _) => found = this,
+            (_, GitPart::Guarded) => found = this,
+            // The name of a module, or of something in it.
+            (GitPart::Data { .. } | GitPart::Needed { .. }, GitPart::Directory) if !beneath.is_empty() => found = this,
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Names that git obeys in the directory of a module.
+fn is_live(name: &[u8]) -> bool {
+    let folded = super::fold(name);
+    let name = folded.as_ref();
+    matches!(name, b"config" | b"config.worktree" | b"hooks" | b"commondir" | b"info")
+        || matches!(name, b"rebase-apply" | b"rebase-merge" | b"sequencer" | b"index" | b"gitdir")
+        || name.starts_with(b"sharedindex")
+}
+
+/// Directories in which git finds remotes as well; in a store they hold others.
+fn is_old_remote(name: &[u8]) -> bool {
+    matches!(super::fold(name).as_ref(), b"remotes" | b"branches")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(path: &str, expected: Option<GitPart>) {
+        let found = GitPart::of(format!("/ws/{path}").as_bytes(), 3).map(|(_, part)| part);
+        assert_eq!(found, expected, "{path}");
+    }
+
+    #[test]
+    fn each_name_is_known_or_guarded() {
+        let data = Some(DATA_PART);
+        let store = Some(GitPart::Data { in_store: true });
+        let settings = Some(GitPart::Judged(Judged::Settings));
+        let index = Some(GitPart::Judged(Judged::Index));
+        for (path, part) in [
+            (".git", Some(GitPart::Top)),
+            ("sub/.git", Some(GitPart::Top)),
+            ("sub/.git/objects/ab/cd", store),
+            (".git/HEAD.lock", data),
+            (".git/FETCH_HEAD", data),
+            (".git/.COMMIT_EDITMSG.swp", data),
+            (".git/MERGE_MSG~", data),
+            (".git/HEAD", Some(GitPart::Needed { is_directory: false })),
+            (".git/refs", Some(GitPart::Needed { is_directory: true })),
+            (".git/config", settings),
+            (".git/config.lock", data),
+            (".git/config.worktree", settings),
+            (".git/index", index),
+            (".git/index.lock", data),
+            (".git/index.stash.12", data),
+            (".git/hooks", Some(GitPart::Directory)),
+            (".git/hooks/x.sample", Some(GitPart::Sample)),
+            (".git/info/exclude", data),
+            (".git/tAb1xYz", Some(GitPart::Trial)),
+            (".git/rebase-merge/done", data),
+            (".git/rebase-merge/git-rebase-todo", Some(GitPart::Judged(Judged::Steps))),
+            (".git/worktrees/x", Some(GitPart::Directory)),
+            (".git/worktrees/x/commondir", Some(GitPart::CommonDirectory)),
+            (".git/worktrees/x/HEAD", data),
+            (".git/worktrees/x/index", Some(GitPart::JudgedOfWorkTree(Judged::Index))),
+            (".git/worktrees/x/gitdir", data),
+            (".git/modules/a/b/config", settings),
+            (".git/modules/a/b", Some(GitPart::Directory)),
+            (".git/modules/a/modules/b/config", settings),
+            (".git/modules/a/hooks/x.sample", Some(GitPart::Sample)),
+            (".git/modules/a/refs/heads/x", store),
+            (".git/modules/a/refs/remotes/o/HEAD", store),
+            (".git/modules/a/refs/heads/index", index),
+            (".git/modules/a/b/HEAD", Some(GitPart::Needed { is_directory: false })),
+            ("x", None),
+            (".GIT/config", None),
+            (".git./HEAD", None),
+            (".git/x/.git/HEAD", None),
+            (".gitx/HEAD", None),
+        ] {
+            check(path, part);
+        }
+    }
+
+    #[test]
+    fn what_runs_or_leads_elsewhere_or_is_not_known_stays_guarded() {
+        for path in [
+            "hooks/pre-commit",
+            "hooks/x/y.sample",
+            "hooks/.sample",
+            "Hooks/x.sample",
+            "CONFIG",
+            "config ",
+            "commondir",
+            "info/attributes",
+            "remotes/x",
+            "branches/x",
+            "gitdir",
+            "sharedindex.1",
+            "rebase-apply/apply-opt",
+            "rebase-merge/strategy",
+            "sequencer/opts",
+            "sl/config",
+            "worktrees/x/hooks/y.sample",
+            "worktrees/x/config",
+            "worktrees/x/modules/y/config",
+            "modules/a/hooks/pre-commit",
+            "modules/a/remotes/x",
+            "modules/a/commondir",
+            "modules/a/objects/hooks/pre-commit",
+            "modules/a/b/info/attributes",
+            "modules/a/Config",
+            "unknown",
+        ] {
+            check(&format!(".git/{path}"), Some(GitPart::Guarded));
+        }
+    }
+}

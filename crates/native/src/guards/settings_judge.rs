@@ -1,0 +1,555 @@
+//! Which settings of a repository are harmless: those of an allow-list of names and shapes.
+//! Everything else may make git run something or obey another file, now or in a later
+//! version, and counts as code. Pure.
+
+use super::settings_reader::{Setting, settings};
+use super::view::{name, parent};
+
+/// What settings a file holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SettingsFile {
+    /// Of a repository or one of its work trees.
+    Repository,
+    /// `.gitmodules`.
+    Modules,
+}
+
+/// What a text of settings comes to, beside what was there before.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Judgement {
+    /// Nothing in it carries code that was not there before.
+    Harmless,
+    /// Some of it does.
+    Carries {
+        /// What it is, for people.
+        what: String,
+        /// The same without it, where that can be had.
+        without: Option<Vec<u8>>,
+    },
+}
+
+/// Longest part of a value that is shown.
+const SHOWN_CHARACTERS: usize = 100;
+/// Settings that are shown.
+const MAX_SHOWN: usize = 5;
+
+/// What was in the place of the settings that are judged.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Before<'t> {
+    /// When the run first changed them: whom the person speaks to is told by these.
+    pub first: &'t [u8],
+    /// Just now.
+    pub now: &'t [u8],
+}
+
+/// The same, read.
+struct Known {
+    first: Vec<Setting>,
+    now: Vec<Setting>,
+}
+
+/// Judges the text `new`, which is to be the settings at `path` in the place of those before.
+pub(crate) fn judge(file: SettingsFile, path: &[u8], before: Before<'_>, new: &[u8]) -> Judgement {
+    let unreadable = |what: &str| Judgement::Carries { what: what.to_owned(), without: None };
+    let (Some(first), Some(now)) = (settings(before.first), settings(before.now)) else {
+        return unreadable("a change of settings that cannot be read for sure");
+    };
+    let Some(found) = settings(new) else { return unreadable("settings that cannot be read for sure") };
+    let known = Known { first, now };
+    if let Some(lost) = lost(file, path, &known, &found) {
+        // Nothing changes instead: what goes with it means nothing alone.
+        let what = format!("{} taken away", lost.name());
+        return Judgement::Carries { what, without: Some(before.now.to_vec()) };
+    }
+    let bad = carrying(file, path, &known, &found);
+    if bad.is_empty() {
+        return Judgement::Harmless;
+    }
+    let mut without = new.to_vec();
+    for setting in bad.iter().rev() {
+        without.drain(setting.span.clone());
+    }
+    let is_rid = settings(&without).is_some_and(|rest| carrying(file, path, &known, &rest).is_empty());
+    Judgement::Carries { what: shown(&bad), without: is_rid.then_some(without) }
+}
+
+/// What the person has set, is there now and would not be afterwards: the address of a
+/// remote, whose name another one could have then, or what says how git runs things. What
+/// belongs to a branch or a module goes with it.
+fn lost<'k>(file: SettingsFile, path: &[u8], known: &'k Known, found: &[Setting]) -> Option<&'k Setting> {
+    let is_address = |setting: &Setting| setting.section == "remote" && setting.key == "url";
+    let is_lost = |setting: &&Setting| match is_address(setting) {
+        true => !found.iter().any(|new| is_address(new) && new.value == setting.value),
+        false => {
+            !matches!(setting.section.as_str(), "branch" | "submodule")
+                && !found.iter().any(|new| new.says_same(setting))
+                && !is_harmless(setting, path, known, found)
+        }
+    };
+    let of_person = known.first.iter().filter(|_| file == SettingsFile::Repository);
+    of_person.filter(|setting| known.now.iter().any(|now| now.says_same(setting))).find(is_lost)
+}
+
+fn shown(bad: &[&Setting]) -> String {
+    let one = |setting: &&Setting| {
+        let value = String::from_utf8_lossy(setting.value.as_deref().unwrap_or(b"true")).into_owned();
+        let mut text: String = value.escape_debug().take(SHOWN_CHARACTERS).collect();
+        if value.chars().count() > SHOWN_CHARACTERS {
+            text.push_str("...");
+        }
+        format!("{} = {text}", setting.name())
+    };
+    let mut lines: Vec<String> = bad.iter().take(MAX_SHOWN).map(one).collect();
+    if bad.len() > MAX_SHOWN {
+        lines.push(format!("{} more", bad.len() - MAX_SHOWN));
+    }
+    lines.join(", ")
+}
+
+/// Those that carry code and were not there before.
+fn carrying<'s>(file: SettingsFile, path: &[u8], known: &Known, found: &'s [Setting]) -> Vec<&'s Setting> {
+    let mut bad: Vec<&Setting> = Vec::new();
+    for (at, setting) in found.iter().enumerate() {
+        let is_kept = || {
+            // In the order they had: the last one counts.
+            let mut old = known.now.iter().filter(|old| old.is_named_as(setting));
+            let mut new = found[..=at].iter().filter(|new| new.is_named_as(setting) && !bad.contains(new));
+            new.all(|new| old.any(|old| old.says_same(new)))
+        };
+        let is_harmless = match file {
+            SettingsFile::Repository => is_harmless(setting, path, known, found),
+            SettingsFile::Modules => is_harmless_module(setting),
+        };
+        if !is_harmless && !is_kept() {
+            bad.push(setting);
+        }
+    }
+    bad
+}
+
+/// Whether a setting of a repository carries nothing. `path` is where its file is.
+fn is_harmless(setting: &Setting, path: &[u8], known: &Known, found: &[Setting]) -> bool {
+    let value = setting.value.as_deref().unwrap_or(b"true");
+    // Nothing that a terminal or a line of a file takes for more than text.
+    if value.iter().any(u8::is_ascii_control) {
+        return false;
+    }
+    match (setting.section.as_str(), setting.subsection.as_deref()) {
+        (section, None) => is_harmless_alone(section, &setting.key, value, path),
+        ("branch", Some(branch)) => is_branch(branch) && is_harmless_branch(setting, known, found),
+        ("remote", Some(remote)) => is_nick(remote) && is_harmless_remote(remote, setting, known, found),
+        ("submodule", Some(_)) => is_harmless_module(setting) && (setting.key != "url" || !is_changed(setting, known)),
+        ("color", Some(_)) => is_colour(value),
+        _ => false,
+    }
+}
+
+/// One without a subsection.
+fn is_harmless_alone(section: &str, key: &str, value: &[u8], path: &[u8]) -> bool {
+    match (section, key) {
+        ("core", "repositoryformatversion") | ("lfs", "repositoryformatversion") => matches!(value, b"0" | b"1"),
+        (
+            "core",
+            "filemode" | "bare" | "symlinks" | "ignorecase" | "precomposeunicode" | "quotepath" | "trustctime"
+            | "sparsecheckout" | "sparsecheckoutcone",
+        ) => is_bool(value),
+        ("core", "logallrefupdates") => is_bool(value) || value == b"always",
+        ("core", "autocrlf") => is_bool(value) || value == b"input",
+        ("core", "safecrlf") => is_bool(value) || value == b"warn",
+        ("core", "eol") => matches!(value, b"lf" | b"crlf" | b"native"),
+        ("core", "abbrev" | "compression") => is_word(value),
+        ("core", "worktree") => leads_to_own_work_tree(path, value),
+        ("user", "name" | "email") => true,
+        ("user", "useconfigonly") => is_bool(value),
+        ("init", "defaultbranch") => is_branch(value),
+        ("extensions", "worktreeconfig") => is_bool(value),
+        // What a file of git means depends on it: the longer form is no everyday matter.
+        ("extensions", "objectformat") => value == b"sha1",
+        ("extensions", "partialclone") => is_nick(value),
+        ("branch", "autosetupmerge" | "autosetuprebase") => is_word(value),
+        ("pull", "rebase" | "ff") => is_word(value),
+        ("push", "default" | "autosetupremote" | "followtags") => is_word(value),
+        ("merge", "conflictstyle" | "ff" | "stat" | "renames" | "log") => is_word(value),
+        ("rebase", "autostash" | "autosquash" | "updaterefs" | "stat") => is_bool(value),
+        ("fetch", "prune" | "prunetags" | "parallel" | "writecommitgraph") => is_word(value),
+        ("diff", "renames" | "algorithm" | "colormoved" | "mnemonicprefix" | "noprefix") => is_word(value),
+        ("commit" | "tag", "gpgsign") => is_bool(value) && !is_true(value),
+        ("rerere", "enabled" | "autoupdate") => is_bool(value),
+        ("submodule", "recurse") => is_bool(value),
+        ("submodule", "active") => is_relative_path(value),
+        ("gc", "auto" | "autopacklimit" | "autodetach") => is_word(value),
+        ("status", "short" | "branch" | "showstash") => is_word(value),
+        ("log", "date" | "decorate" | "abbrevcommit") => is_word(value),
+        ("color", _) => is_colour(value),
+        ("advice", _) => is_bool(value),
+        _ => false,
+    }
+}
+
+fn is_harmless_branch(setting: &Setting, known: &Known, found: &[Setting]) -> bool {
+    let value = setting.value.as_deref().unwrap_or(b"true");
+    match setting.key.as_str() {
+        "remote" => (value == b"." || is_nick(value)) && goes_on(setting, value, known, found),
+        "merge" => value.strip_prefix(b"refs/").is_some_and(is_branch),
+        "rebase" => matches!(value, b"merges" | b"interactive") || is_bool(value),
+        _ => false,
+    }
+}
+
+/// Whether a branch that had a remote goes to the same place as before: that may have
+/// another name now.
+fn goes_on(setting: &Setting, remote: &[u8], known: &Known, found: &[Setting]) -> bool {
+    let mut before = known.first.iter().filter(|old| old.is_named_as(setting)).peekable();
+    let old = before.peek().and_then(|old| old.value.clone());
+    old.is_none_or(|old| {
+        let (was, is) = (addresses(&known.first, &old), addresses(found, remote));
+        before.all(|old| setting.says_same(old)) || !was.is_empty() && was == is
+    })
+}
+
+/// Where a remote is, by these settings.
+fn addresses<'s>(settings: &'s [Setting], remote: &[u8]) -> Vec<(&'s str, &'s Option<Vec<u8>>)> {
+    let of_remote = settings.iter().filter(|setting| is_of_remote(setting, remote));
+    of_remote.filter(|setting| is_address_key(&setting.key)).map(|s| (s.key.as_str(), &s.value)).collect()
+}
+
+fn is_of_remote(setting: &Setting, remote: &[u8]) -> bool {
+    setting.section == "remote" && setting.subsection.as_deref() == Some(remote)
+}
+
+fn is_address_key(key: &str) -> bool {
+    matches!(key, "url" | "pushurl" | "vcs")
+}
+
+fn is_harmless_remote(remote: &[u8], setting: &Setting, known: &Known, found: &[Setting]) -> bool {
+    let value = setting.value.as_deref().unwrap_or(b"true");
+    match setting.key.as_str() {
+        "url" | "pushurl" => is_address(value) && is_new_remote(remote, known),
+        "fetch" => is_refspec(remote, value) || is_renamed(remote, setting, known, found),
+        "tagopt" => matches!(value, b"--tags" | b"--no-tags"),
+        "prune" | "prunetags" | "skipdefaultupdate" | "skipfetchall" | "promisor" => is_bool(value),
+        "partialclonefilter" => value.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b':' | b'=')),
+        _ => false,
+    }
+}
+
+/// Whether this stands under another name of the same remote, which it has lost just now.
+fn is_renamed(remote: &[u8], setting: &Setting, known: &Known, found: &[Setting]) -> bool {
+    let place = addresses(found, remote);
+    known.now.iter().filter(|old| old.key == setting.key && old.value == setting.value).any(|old| {
+        let name = old.subsection.as_deref().unwrap_or_default();
+        old.section == "remote"
+            && !place.is_empty()
+            && addresses(&known.now, name) == place
+            && addresses(found, name).is_empty()
+    })
+}
+
+/// Whether the person had no remote of this name, and no branch that goes to one.
+fn is_new_remote(remote: &[u8], known: &Known) -> bool {
+    let goes_there = |setting: &Setting| {
+        matches!(setting.section.as_str(), "branch" | "remote")
+            && matches!(setting.key.as_str(), "remote" | "pushremote" | "pushdefault")
+            && setting.value.as_deref() == Some(remote)
+    };
+    addresses(&known.first, remote).is_empty() && !known.first.iter().any(goes_there)
+}
+
+fn is_harmless_module(setting: &Setting) -> bool {
+    let value = setting.value.as_deref().unwrap_or(b"true");
+    let is_named = setting.section == "submodule" && setting.subsection.as_deref().is_some_and(is_relative_path);
+    is_named
+        && !value.iter().any(u8::is_ascii_control)
+        && match setting.key.as_str() {
+            "path" => is_relative_path(value),
+            "url" => is_address(value),
+            "branch" => value == b"." || is_branch(value),
+            "active" | "shallow" => is_bool(value),
+            "ignore" | "fetchrecursesubmodules" => is_word(value),
+            "update" => matches!(value, b"none" | b"checkout" | b"rebase" | b"merge"),
+            _ => false,
+        }
+}
+
+/// Whether the person had the setting: it says something else now.
+fn is_changed(setting: &Setting, known: &Known) -> bool {
+    known.first.iter().any(|old| old.is_named_as(setting))
+}
+
+fn is_bool(value: &[u8]) -> bool {
+    let value = value.to_ascii_lowercase();
+    is_true(&value) || matches!(&value[..], b"false" | b"no" | b"off" | b"0" | b"")
+}
+
+fn is_true(value: &[u8]) -> bool {
+    matches!(&value.to_ascii_lowercase()[..], b"true" | b"yes" | b"on" | b"1")
+}
+
+fn is_word(value: &[u8]) -> bool {
+    !value.starts_with(b"-") && value.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.'))
+}
+
+fn is_colour(value: &[u8]) -> bool {
+    value.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b' ' | b'#' | b'-'))
+}
+
+/// Names of remotes that nobody could mean as an address or a path.
+fn is_nick(remote: &[u8]) -> bool {
+    remote.first().is_some_and(u8::is_ascii_alphanumeric)
+        && remote.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
+}
+
+fn is_branch(branch: &[u8]) -> bool {
+    let is_odd = |b: &u8| b.is_ascii_control() || b" ~^:?*[\\".contains(b);
+    !branch.is_empty() && !branch.starts_with(b"-") && !branch.iter().any(is_odd) && are_names(branch)
+}
+
+/// A path beneath the top, through no directory of git's.
+fn is_relative_path(path: &[u8]) -> bool {
+    !path.starts_with(b"-") && !path.starts_with(b":") && are_names(path)
+}
+
+/// Whether every component is a name, and none that of a repository.
+pub(super) fn are_names(path: &[u8]) -> bool {
+    path.split(|b| *b == b'/').all(|part| {
+        let folded = super::fold(part);
+        !matches!(part, b"" | b"." | b"..") && folded.as_ref() != b".git" && folded.as_ref() != b"git~1"
+    })
+}
+
+/// Where a repository can be, spoken to by git's own transports alone.
+fn is_address(address: &[u8]) -> bool {
+    let holds = |text: &[u8]| address.windows(text.len()).any(|part| part == text);
+    if address.is_empty() || address.starts_with(b"-") || holds(b"::") || address.iter().any(u8::is_ascii_control) {
+        return false;
+    }
+    let scheme = address.windows(3).position(|part| part == b"://");
+    let (place, is_known) = match scheme {
+        Some(end) => (
+            &address[end + 3..],
+            matches!(&address[..end], b"https" | b"http" | b"ssh" | b"git" | b"file" | b"git+ssh" | b"ssh+git"),
+        ),
+        None => (address, true),
+    };
+    let authority = place.split(|b| *b == b'/').next().unwrap_or(place);
+    let host = authority.rsplit(|b| *b == b'@').next().unwrap_or(authority);
+    is_known && !place.starts_with(b"-") && !host.starts_with(b"-")
+}
+
+/// What a remote is fetched to: its own names, and no branch of the person's.
+fn is_refspec(remote: &[u8], refspec: &[u8]) -> bool {
+    let refspec = refspec.strip_prefix(b"+").unwrap_or(refspec);
+    let Some(colon) = refspec.iter().position(|b| *b == b':') else { return false };
+    let (from, to) = (&refspec[..colon], &refspec[colon + 1..]);
+    let own = [b"refs/remotes/", remote, b"/"].concat();
+    let is_plain = |name: &[u8]| is_branch(&name.iter().copied().filter(|b| *b != b'*').collect::<Vec<_>>());
+    let is_pattern = |name: &[u8]| name.ends_with(b"/*") && is_branch(&name[..name.len() - 2]) || is_plain(name);
+    from.starts_with(b"refs/")
+        && (to.starts_with(&own) || to == from && to.starts_with(b"refs/tags/"))
+        && is_pattern(from)
+        && is_pattern(to)
+}
+
+/// Whether `value`, in the settings of a module of a repository, leads to a directory in the
+/// work tree of that repository, as `git submodule` writes it.
+fn leads_to_own_work_tree(path: &[u8], value: &[u8]) -> bool {
+    let repository = parent(path);
+    let parts: Vec<&[u8]> = repository.split(|b| *b == b'/').collect();
+    let Some(git) = parts.iter().position(|part| *part == b".git") else { return false };
+    let is_module = name(path) == b"config" && parts.get(git + 1) == Some(&&b"modules"[..]) && parts.len() > git + 2;
+    // Up from the module to what holds `.git`, and down again.
+    let up = parts.len() - git;
+    let mut rest = value.split(|b| *b == b'/');
+    is_module && rest.by_ref().take(up).filter(|part| *part == b"..").count() == up && {
+        let rest = rest.collect::<Vec<_>>().join(&b'/');
+        is_relative_path(&rest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PERSONS: &str = "[core]\n\tsshCommand = mine\n\tsshCommand = other\n[remote \"origin\"]\n\turl = https://a/b\n\tfetch = +refs/heads/*:refs/remotes/origin/*\n[branch \"main\"]\n\tremote = origin\n\tmerge = refs/heads/main\n[branch \"odd\"]\n\tremote = gone\n";
+
+    fn judged(path: &str, old: &str, new: &str) -> Judgement {
+        let before = Before { first: old.as_bytes(), now: old.as_bytes() };
+        let file = if path.ends_with("modules") { SettingsFile::Modules } else { SettingsFile::Repository };
+        judge(file, path.as_bytes(), before, new.as_bytes())
+    }
+
+    /// What is added to the person's settings is judged: what is left of it where it
+    /// carries code, the whole where it does not.
+    #[track_caller]
+    fn check(added: &str, is_harmless: bool) {
+        let new = format!("{PERSONS}{added}");
+        match judged("/w/.git/config", PERSONS, &new) {
+            Judgement::Harmless => assert!(is_harmless, "passes: {added}"),
+            Judgement::Carries { without, what } => {
+                assert!(!is_harmless, "carries {what}: {added}");
+                if let Some(without) = without {
+                    let without = String::from_utf8(without).unwrap();
+                    assert_eq!(judged("/w/.git/config", PERSONS, &without), Judgement::Harmless, "{added}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_git_writes_every_day_passes() {
+        for added in [
+            "",
+            "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = false\n\tlogallrefupdates = true\n",
+            "[user]\n\tname = A B\n\temail = a@b\n",
+            "[remote \"up\"]\n\turl = https://h/x.git\n\tfetch = +refs/heads/*:refs/remotes/up/*\n",
+            "[remote \"up\"]\n\turl = git@h:x/y.git\n[remote \"b\"]\n\turl = ../x\n[remote \"c\"]\nurl=file:///x\n",
+            "[branch \"topic/a\"]\n\tremote = origin\n\tmerge = refs/heads/topic/a\n\trebase = true\n",
+            "[submodule \"lib/x\"]\n\turl = ./x\n\tactive = true\n",
+            "[extensions]\n\tworktreeConfig = true\n[pull]\nrebase=merges\n[advice]\ndetachedHead=no\n[color \"diff\"]\nmeta=blue bold\n",
+        ] {
+            check(added, true);
+        }
+    }
+
+    #[test]
+    fn what_may_carry_code_does_not() {
+        for added in [
+            "[core]\nhooksPath=x",
+            "[CORE]\nHOOKSPATH=x",
+            "[core] fsmonitor = x",
+            "[core]\nsshCommand = mine",
+            "[core]\npager=x",
+            "[core]\neditor=x",
+            "[core]\nattributesFile=x",
+            "[core]\ngitProxy=x",
+            "[core]\nworktree=/x",
+            "[core]\naskPass=x",
+            "[core]\nexcludesFile=x",
+            "[core]\nsharedRepository=0666",
+            "[include]\npath=x",
+            "[includeIf \"gitdir:/\"]\npath=x",
+            "[alias]\nst=!x",
+            "[alias]\nst=status",
+            "[alias \"st\"]\ncommand=!x",
+            "[filter \"x\"]\nclean=x",
+            "[diff \"x\"]\ntextconv=x",
+            "[diff \"x\"]\ncommand=x",
+            "[diff]\nexternal=x",
+            "[merge \"x\"]\ndriver=x",
+            "[credential]\nhelper=x",
+            "[gpg]\nprogram=x",
+            "[url \"x\"]\ninsteadOf=y",
+            "[http]\nproxy=x",
+            "[protocol]\nallow=always",
+            "[remote \"x\"]\nurl=ext::sh",
+            "[remote \"x\"]\nurl=-x",
+            "[remote \"x\"]\nurl=ssh://-x/y",
+            "[remote \"x\"]\nurl=ssh://u@-x/y",
+            "[remote \"x\"]\nurl=foo://x",
+            "[remote \"x\"]\nuploadpack=x",
+            "[remote \"x\"]\nvcs=x",
+            "[remote \"x/y\"]\nurl=z",
+            "[remote \"x\"]\nurl=\"a\\nb\"",
+            "[remote \"x\"]\nfetch=refs/heads/*:refs/heads/*",
+            "[remote \"x\"]\nfetch=refs/heads/*:refs/remotes/y/*",
+            "[remote \"origin\"]\nurl=https://b",
+            "[remote \"origin\"]\npushurl=https://b",
+            "[remote \"gone\"]\nurl=https://b",
+            "[remote]\npushDefault=x",
+            "[branch \"main\"]\nremote=up",
+            "[branch \"main\"]\npushRemote=up",
+            "[branch \"x\"]\nmergeOptions=--strategy=x",
+            "[branch \"x\"]\nremote=../x",
+            "[submodule \"x\"]\nupdate=!x",
+            "[submodule \"../x\"]\nurl=y",
+            "[extensions]\nobjectFormat=sha256",
+            "[extensions]\nrefStorage=reftable",
+            "[user]\nname=\"a\\nb\"",
+            "[commit]\ngpgSign=true",
+            "[sequence]\neditor=x",
+            "[init]\ntemplateDir=x",
+            "[uploadpack]\npackObjectsHook=x",
+            "[core]\n\tbare = f\\\nalse x",
+            "[x]\ny=z",
+            "[core]\rx=y",
+            "[trailer \"x\"]\ncmd=y",
+            "[pull]\ntwohead=x",
+            "[interactive]\ndiffFilter=x",
+            "[pager]\nlog=x",
+            "[browser \"x\"]\ncmd=y",
+            "[safe]\ndirectory=*",
+        ] {
+            check(added, false);
+        }
+    }
+
+    #[test]
+    fn remotes_of_the_person_stay_where_they_are() {
+        let first = "[remote \"o\"]\n\turl = https://a\n\tfetch = +refs/heads/*:refs/remotes/o/*\n[branch \"m\"]\n\tremote = o\n";
+        let judged = |now: &str, new: &str| {
+            let before = Before { first: first.as_bytes(), now: now.as_bytes() };
+            judge(SettingsFile::Repository, b"/w/.git/config", before, new.as_bytes()) == Judgement::Harmless
+        };
+        let renamed = "[remote \"n\"]\n\turl = https://a\n\tfetch = +refs/heads/*:refs/remotes/o/*\n[branch \"m\"]\n\tremote = o\n";
+        let followed = "[remote \"n\"]\n\turl = https://a\n[branch \"m\"]\n\tremote = n\n";
+        assert!(judged(first, renamed) && judged(renamed, followed));
+        assert!(!judged(renamed, &format!("{renamed}[remote \"o\"]\nurl=https://b\n")), "the old name is another's");
+        assert!(!judged(first, "[branch \"m\"]\n\tremote = o\n"), "taken away");
+        assert!(!judged(
+            first,
+            &format!("{first}[remote \"x\"]\nurl=https://b\nfetch = +refs/heads/*:refs/remotes/o/*\n")
+        ));
+        let other = format!("{first}[remote \"x\"]\nurl=https://b\n");
+        assert!(judged(first, &other) && judged(&other, first), "the run's own comes and goes");
+        assert!(!judged(&other, &other.replace("remote = o", "remote = x")));
+    }
+
+    #[test]
+    fn what_the_person_has_set_is_not_taken_away() {
+        let first = "[core]\n\thooksPath = /safe\n\tautocrlf = input\n[branch \"x\"]\n\tother = y\n";
+        for (gone, is_harmless) in
+            [("\thooksPath = /safe\n", false), ("\tautocrlf = input\n", true), ("\tother = y\n", true)]
+        {
+            let found = judged("/w/.git/config", first, &first.replace(gone, ""));
+            assert_eq!(found == Judgement::Harmless, is_harmless, "{gone}");
+        }
+    }
+
+    #[test]
+    fn a_module_has_its_work_tree_in_the_one_that_holds_it() {
+        let check = |path: &str, value: &str, expected: bool| {
+            let is_harmless = judged(path, "", &format!("[core]\nworktree={value}\n")) == Judgement::Harmless;
+            assert_eq!(is_harmless, expected, "{path} {value}");
+        };
+        check("/w/.git/modules/lib/config", "../../../lib", true);
+        check("/w/.git/modules/a/b/config", "../../../../a/b", true);
+        check("/w/.git/modules/a/modules/b/config", "../../../../../a/b", true);
+        for value in [
+            "../../lib",
+            "../../../../lib",
+            "../../../",
+            "../../..",
+            "/w/lib",
+            "../../../.git/x",
+            "../../../a/../b",
+            "lib",
+        ] {
+            check("/w/.git/modules/lib/config", value, false);
+        }
+        check("/w/.git/config", "../lib", false);
+        check("/w/.git/modules/config", "../../lib", false);
+    }
+
+    #[test]
+    fn modules_name_places_in_the_work_tree() {
+        let check = |text: &str, expected: bool| {
+            assert_eq!(judged("/w/.gitmodules", "", text) == Judgement::Harmless, expected, "{text}");
+        };
+        check("[submodule \"a/b\"]\n\tpath = a/b\n\turl = ../x.git\n\tbranch = main\n", true);
+        for bad in ["update=!x", "path=../x", "path=-x", "path=.git/x", "url=-x", "url=ext::x", "other=1"] {
+            check(&format!("[submodule \"a\"]\n\t{bad}\n"), false);
+        }
+        check("[core]\nbare=false\n", false);
+        check("[submodule \"a/../../b\"]\npath=x\n", false);
+    }
+}

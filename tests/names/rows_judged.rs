@@ -1,0 +1,432 @@
+//! What git writes is judged by what it says: no key, file or spelling of one carries code
+//! past that, and everyday work of git goes through without a word.
+
+use crate::oracle::Tool::{Git, Person, Reader, There};
+use crate::row::{ROW, Row, Then};
+
+const OWN: Row = Row { prepare: "git init -q -b main; git commit -q --allow-empty -m x", ask: &[Git, Reader], ..ROW };
+/// Where what is left of it means nothing: a header, a sample.
+const KEY: Row = Row { ask: &[Git], ..OWN };
+const NEW: Row = Row { ask: &[Git, Reader], ..ROW };
+
+/// Attacks.
+pub const ROWS: &[Row] = &[
+    // One key, however it is spelled.
+    Row { id: "judged-set", attack: "git config core.fsmonitor $C", ..OWN },
+    Row {
+        id: "judged-moved",
+        attack: "{ cat .git/config; gitcfg; } >.git/config.lock; mv .git/config.lock .git/config",
+        ..OWN
+    },
+    Row {
+        id: "judged-case",
+        attack: "printf '[CoRe]\\n\\tFsMonitor = %s\\n' $C >l; cat l >>.git/config.lock; mv .git/config.lock .git/config",
+        ..OWN
+    },
+    Row { id: "judged-one-line", attack: "printf '[core] fsmonitor=%s' $C >l; mv l .git/config", ..OWN },
+    Row { id: "judged-headers", attack: "printf '[user][core]fsmonitor=%s' $C >l; mv l .git/config", ..OWN },
+    Row { id: "judged-quoted", attack: "printf '[core]\\n\\tfsmonitor = \"%s\"\\n' $C >l; mv l .git/config", ..OWN },
+    Row {
+        id: "judged-quoted-within",
+        attack: "printf '[core]\\n\\tfsmonitor = \"/\"%s ; x\\n' ${C#/} >l; mv l .git/config",
+        ..OWN
+    },
+    Row {
+        id: "judged-after-comment",
+        attack: "printf '[core]\\n# \\\\\\n\\tfsmonitor = %s\\n' $C >l; mv l .git/config",
+        ..OWN
+    },
+    Row {
+        id: "judged-after-value-comment",
+        attack: "printf '[core]\\n\\tbare = false # \\\\\\n\\tfsmonitor = %s\\n' $C >l; mv l .git/config",
+        ..OWN
+    },
+    Row {
+        id: "judged-continued",
+        attack: "printf '[core]\\n\\tfsmonitor = \\\\\\n%s\\n' $C >l; mv l .git/config",
+        ..OWN
+    },
+    Row {
+        id: "judged-after-continued",
+        attack: "printf '[user]\\n\\tname = \"a\\\\\\n\"\\n[core]\\n\\tfsmonitor = %s\\n' $C >l; mv l .git/config",
+        ..OWN
+    },
+    Row {
+        id: "judged-mark",
+        attack: "printf '\\xef\\xbb\\xbf[core]\\n\\tfsmonitor = %s\\n' $C >l; mv l .git/config",
+        ..OWN
+    },
+    Row { id: "judged-return", attack: "printf '[core]\\r\\n\\tfsmonitor = %s\\r\\n' $C >l; mv l .git/config", ..OWN },
+    Row {
+        id: "judged-zero",
+        attack: "printf '[user]\\n\\tname = a\\0b\\n[core]\\n\\tfsmonitor = %s\\n' $C >l; mv l .git/config",
+        ..OWN
+    },
+    Row { id: "judged-large", attack: "{ printf '# %2000000d\\n' 1; gitcfg; } >l; mv l .git/config", ..OWN },
+    Row { id: "judged-include", attack: "gitcfg >s.cfg; git config include.path ../s.cfg", ..OWN },
+    Row { id: "judged-include-if", attack: "gitcfg >s.cfg; git config 'includeIf.gitdir:**.path' ../s.cfg", ..OWN },
+    Row { id: "judged-hooks-path", attack: "mkhook h/pre-commit; git config core.hooksPath h", ..OWN },
+    Row { id: "judged-alias", attack: "git config alias.zz \"!$C\"", ask: &[Person("git zz")], ..OWN },
+    Row { id: "judged-editor", attack: "git config core.editor $C", ask: &[Person("git commit --allow-empty")], ..OWN },
+    Row {
+        id: "judged-filter",
+        attack: "git config filter.x.clean $C; echo '* filter=x' >.gitattributes; echo x >f",
+        ask: &[Person("git add f")],
+        ..OWN
+    },
+    Row {
+        id: "judged-renamed-section",
+        attack: "git config user.fsmonitor $C; git config --rename-section user core",
+        ..OWN
+    },
+    Row { id: "judged-unknown", attack: "git config stockade.planted STOCKADE-PLANTED", ..OWN },
+    // Where the person's git goes.
+    Row { id: "judged-remote-program", attack: "git remote add x 'ext::sh -c STOCKADE-PLANTED'", ..OWN },
+    Row { id: "judged-remote-option", attack: "git config remote.x.url -STOCKADE-PLANTED", ..OWN },
+    Row { id: "judged-remote-helper", attack: "git config remote.x.url STOCKADE-PLANTED://x", ..OWN },
+    Row {
+        id: "judged-remote-changed",
+        prepare: "git init -q; git remote add origin https://localhost/a",
+        attack: "git remote set-url origin https://localhost/STOCKADE-PLANTED",
+        ..OWN
+    },
+    Row {
+        id: "judged-remote-made-anew",
+        prepare: "git init -q; git remote add origin https://localhost/a",
+        attack: "git remote remove origin; git remote add origin https://localhost/STOCKADE-PLANTED",
+        ..OWN
+    },
+    Row {
+        id: "judged-remote-renamed",
+        prepare: "git init -q; git remote add origin https://localhost/a; git config branch.x.remote origin",
+        attack: "git config --rename-section remote.origin remote.y; git remote add origin https://localhost/STOCKADE-PLANTED",
+        ..OWN
+    },
+    Row {
+        id: "judged-branch-changed",
+        prepare: "git init -q; git remote add origin https://localhost/a; git config branch.x.remote origin",
+        attack: "git config remote.STOCKADE-PLANTED.fetch x; git config branch.x.remote STOCKADE-PLANTED",
+        ..KEY
+    },
+    Row { id: "judged-instead-of", attack: "git config url.STOCKADE-PLANTED.insteadOf https", ..KEY },
+    Row { id: "judged-work-tree", attack: "git config core.worktree /STOCKADE-PLANTED", ..OWN },
+    // Another way to the name.
+    Row { id: "judged-appended", attack: "gitcfg >>.git/config", ..OWN },
+    Row { id: "judged-overwritten", attack: "gitcfg | dd of=.git/config conv=notrunc status=none", ..OWN },
+    Row { id: "judged-exchanged", attack: "gitcfg >x; $ACTS exchange x .git/config", ..OWN },
+    Row {
+        id: "judged-linked",
+        attack: "gitcfg >x; rm -f .git/config; ln x .git/config; ln -s ../x .git/config",
+        ..OWN
+    },
+    Row { id: "judged-unnamed", attack: "rm -f .git/config; gitcfg | $ACTS tmplink .git .git/config", ..OWN },
+    Row { id: "judged-link-moved", attack: "gitcfg >x; ln -s ../x y; mv -T y .git/config", ..OWN },
+    Row {
+        id: "judged-source-linked",
+        attack: "cp .git/config x; ln x .git/config.lock; mv .git/config.lock .git/config; gitcfg >>x",
+        ..OWN
+    },
+    Row {
+        id: "judged-source-open",
+        attack: "cp .git/config .git/config.lock; exec 9>>.git/config.lock; mv .git/config.lock .git/config; gitcfg >&9",
+        ..OWN
+    },
+    Row {
+        id: "judged-source-mapped",
+        attack: "gitcfg | $ACTS map .git/config.lock go & for n in $(seq 200); do [ -e go.ready ] && break; sleep 0.02; done; mv .git/config.lock .git/config; : >go; wait",
+        ..OWN
+    },
+    Row {
+        id: "judged-source-later",
+        attack: "cp .git/config x; ln x y; mv x .git/config",
+        then: Then::Later("gitcfg >>y"),
+        ..OWN
+    },
+    Row {
+        id: "judged-source-beside",
+        attack: "mv w .git/config",
+        then: Then::Beside("cp .git/config w; gitcfg | $ACTS hold w go"),
+        ..OWN
+    },
+    Row {
+        id: "judged-race",
+        attack: r#"C=$C python3 -c '
+import os, threading, time
+good, bad = b"[user]\n\tname = aaaa\n", b"[core]\n\tfsmonitor=%s\n" % os.environ["C"].encode()
+over = False
+def turn():
+    while not over:
+        try:
+            fd = os.open(".git/config.lock", os.O_RDWR)
+            for n in range(20):
+                for text in (good, bad):
+                    os.pwrite(fd, text.ljust(200, b"\n"), 0)
+            os.close(fd)
+        except OSError:
+            pass
+threads = [threading.Thread(target=turn) for n in range(2)]
+[thread.start() for thread in threads]
+for n in range(300):
+    with open(".git/config.lock", "wb") as file:
+        file.write(good.ljust(200, b"\n"))
+    try:
+        os.rename(".git/config.lock", ".git/config")
+    except OSError:
+        pass
+over = True
+[thread.join() for thread in threads]'
+        { cat .git/config; gitcfg; } >l; mv l .git/config"#,
+        ..OWN
+    },
+    Row { id: "judged-staged", attack: "git config core.fsmonitor $C", then: Then::Commit(&[]), ..OWN },
+    Row {
+        id: "judged-work-tree-settings",
+        attack: "git config extensions.worktreeConfig true; gitcfg >x; mv x .git/config.worktree; gitcfg >.git/config.worktree",
+        ..OWN
+    },
+    // A new repository.
+    Row {
+        id: "judged-new",
+        attack: "git init -q s; { cat s/.git/config; gitcfg; } >x; mv x s/.git/config; gitcfg >>s/.git/config",
+        ..NEW
+    },
+    Row {
+        id: "judged-new-template",
+        attack: "mkdir t; gitcfg >t/config; mkhook t/hooks/pre-commit; git init -q --template=t s",
+        ..NEW
+    },
+    Row { id: "judged-new-hook", attack: "git init -q s; mkhook s/.git/hooks/pre-commit", ..NEW },
+    Row {
+        id: "judged-new-sample",
+        attack: "git init -q s; cd s/.git/hooks; hook >x.sample; chmod 755 x.sample; ln x.sample pre-commit; mv x.sample pre-commit",
+        ask: &[Git],
+        ..NEW
+    },
+    Row {
+        id: "judged-new-hooks-moved",
+        attack: "git init -q s; rm -rf s/.git/hooks; mkhook h/pre-commit; mv -T h s/.git/hooks",
+        ..NEW
+    },
+    Row {
+        id: "judged-new-hooks-linked",
+        attack: "git init -q s; rm -rf s/.git/hooks; mkhook h/pre-commit; ln -s ../../h s/.git/hooks",
+        ..NEW
+    },
+    Row {
+        id: "judged-new-moved",
+        attack: "git init -q s; mv s/.git g; mkhook g/hooks/pre-commit; gitcfg >>g/config; mv g s/.git",
+        ..NEW
+    },
+    Row {
+        id: "judged-new-common",
+        attack: "git init -q s; mkdir -p y/objects y/refs; gitcfg >y/config; echo $W/y >s/.git/commondir; echo $W/y >x; mv x s/.git/commondir",
+        ..NEW
+    },
+    Row {
+        id: "judged-clone-settings",
+        attack: "git init -q -b main o; git -C o commit -q --allow-empty -m x; git clone -q -c core.fsmonitor=$C o s",
+        ..NEW
+    },
+    Row {
+        id: "judged-separate",
+        attack: "git init -q --separate-git-dir=m s; mkhook m/hooks/pre-commit; gitcfg >>m/config",
+        ..NEW
+    },
+    Row {
+        id: "judged-global-hooks-there",
+        prepare: "git config --global core.hooksPath hooks2",
+        attack: "mkhook n/hooks2/pre-commit; git init -q n",
+        ..NEW
+    },
+    Row {
+        id: "judged-global-hooks-moved",
+        prepare: "git config --global core.hooksPath d/hooks2",
+        attack: "git init -q n; mkhook d/hooks2/pre-commit; mv d n/d; mkhook x/pre-commit; mkdir n/d; mv x n/d/hooks2",
+        ..NEW
+    },
+    Row {
+        id: "judged-global-hooks-linked",
+        prepare: "git config --global core.hooksPath d/hooks2",
+        attack: "mkdir n; ln -s ../e n/d; git init -q n; mkhook e/hooks2/pre-commit; rm -f n/d; ln -s ../e n/d",
+        ..NEW
+    },
+    // What leads to a repository.
+    Row {
+        id: "judged-pointer",
+        attack: "mkdir -p y/objects y/refs w; gitcfg >y/config; head_file >y/HEAD; echo \"gitdir: $W/y\" >w/.git; echo \"gitdir: $W/y\" >x; mv x w/.git",
+        ..OWN
+    },
+    Row {
+        id: "judged-pointer-in-store",
+        attack: "mkdir -p .git/refs/y/objects .git/refs/y/refs w; gitcfg >.git/refs/y/config; head_file >.git/refs/y/HEAD; echo \"gitdir: $W/.git/refs/y\" >w/.git",
+        ..OWN
+    },
+    Row {
+        id: "judged-pointer-to-module",
+        attack: "mkdir -p .git/modules/y/objects .git/modules/y/refs w; gitcfg >.git/modules/y/config; gitcfg >x; mv x .git/modules/y/config; head_file >.git/modules/y/HEAD; echo \"gitdir: $W/.git/modules/y\" >w/.git",
+        ..OWN
+    },
+    Row {
+        id: "judged-pointer-to-module-hooks",
+        attack: "mkdir -p .git/modules/y/objects .git/modules/y/refs w; mkhook .git/modules/y/hooks/pre-commit; head_file >.git/modules/y/HEAD; echo \"gitdir: $W/.git/modules/y\" >w/.git",
+        ..OWN
+    },
+    Row {
+        id: "judged-pointer-through-link",
+        attack: "mkdir -p .git/modules y/objects y/refs w; gitcfg >y/config; head_file >y/HEAD; ln -s $W/y .git/modules/y; ln -s $W/y y2; mv y2 .git/modules/y; echo \"gitdir: $W/.git/modules/y\" >w/.git",
+        ..OWN
+    },
+    Row {
+        id: "judged-pointer-late",
+        attack: r#"mkdir -p .git/modules/y y/objects y/refs w; gitcfg >y/config; head_file >y/HEAD
+            python3 -c '
+import os
+fd = os.open("w/.git", os.O_CREAT | os.O_RDWR, 0o644)
+os.write(fd, b"gitdir: ../.git/modules/y\n")
+open("z", "w").close()
+os.ftruncate(fd, 0)
+os.pwrite(fd, b"gitdir: ../y\n", 0)
+os.close(fd)
+open("z", "w").close()
+open("w/.git", "r+").write("gitdir: ../y\n")'"#,
+        ..OWN
+    },
+    Row {
+        id: "judged-common-of-work-tree",
+        attack: "mkdir -p .git/worktrees/x y/objects y/refs w; gitcfg >y/config; head_file >.git/worktrees/x/HEAD; echo $W/y >.git/worktrees/x/commondir; echo $W/y >c; mv c .git/worktrees/x/commondir; echo \"gitdir: $W/.git/worktrees/x\" >w/.git",
+        ..OWN
+    },
+    Row {
+        id: "judged-settings-of-work-tree",
+        attack: "git worktree add -q w; git config extensions.worktreeConfig true; gitcfg >x; mv x .git/worktrees/w/config.worktree; gitcfg >.git/worktrees/w/config.worktree",
+        ..OWN
+    },
+    Row {
+        id: "judged-hooks-of-work-tree",
+        prepare: "git init -q; git commit -q --allow-empty -m x; git config core.hooksPath hooks2",
+        attack: "git worktree add -q w || git worktree add -f -q w; mkhook w/hooks2/pre-commit",
+        ..OWN
+    },
+    Row {
+        id: "judged-module-settings",
+        prepare: "git init -q o; git -C o commit -q --allow-empty -m x; git init -q; git -c protocol.file.allow=always submodule --quiet add ./o sub",
+        attack: "cd sub; git config core.fsmonitor $C; git config core.hooksPath ../h; mkhook ../h/pre-commit",
+        ..OWN
+    },
+    Row {
+        id: "judged-modules-file",
+        attack: "printf '[submodule \"x\"]\\n\\tpath = x\\n\\tupdate = !STOCKADE-PLANTED\\n' >x; cp x .gitmodules; mv x .gitmodules",
+        ask: &[Reader],
+        ..OWN
+    },
+    // What else git acts on.
+    Row {
+        id: "judged-index",
+        attack: r#"hook >e; chmod 755 e; git add e; B=$(git hash-object -w e) python3 -c '
+import hashlib, os, struct
+name = b".git/hooks/post-checkout"
+entry = struct.pack(">10I", *[0] * 6, 0o100755, 0, 0, 0) + bytes.fromhex(os.environ["B"]) + struct.pack(">H", len(name)) + name
+text = b"DIRC" + struct.pack(">II", 2, 1) + entry.ljust(len(entry) // 8 * 8 + 8, b"\0")
+text += hashlib.sha1(text).digest()
+for place in (".git/index.lock", ".git/index"):
+    try:
+        open(place, "wb").write(text)
+    except OSError:
+        pass'; mv .git/index.lock .git/index"#,
+        ask: &[Person("git checkout -- .; git checkout -q HEAD")],
+        ..OWN
+    },
+    Row {
+        id: "judged-steps",
+        prepare: "git init -q; for n in 1 2 3; do git commit -q --allow-empty -m $n; done; GIT_SEQUENCE_EDITOR='printf break >' git rebase -i HEAD~2",
+        attack: "printf 'exec %s\\n' $C >x; cp x .git/rebase-merge/git-rebase-todo; mv x .git/rebase-merge/git-rebase-todo",
+        ask: &[Person("git rebase --continue")],
+        ..OWN
+    },
+    Row {
+        id: "judged-strategy",
+        attack: "mkdir .git/rebase-merge; echo x >.git/rebase-merge/strategy",
+        ask: &[There(".git/rebase-merge/strategy")],
+        ..OWN
+    },
+    Row {
+        id: "judged-old-remote",
+        attack: "mkdir -p .git/remotes .git/branches; echo x >.git/remotes/x; echo x >.git/branches/x; [ -e .git/remotes/x ] || mv .git/branches .git/remotes",
+        ask: &[There(".git/remotes/x")],
+        ..OWN
+    },
+    Row {
+        id: "judged-link-in-logs",
+        attack: "mkdir -p d .git/logs; ln -s ~/.bashrc d/x; ln -s ~/.bashrc .git/logs/x; ln d/x .git/logs/x; rm -rf .git/logs; mv -T d .git/logs",
+        ask: &[There(".git/logs/x")],
+        ..OWN
+    },
+    Row {
+        id: "judged-attributes",
+        attack: "mkdir -p .git/info; echo '* STOCKADE-PLANTED' >.git/info/attributes; echo '* STOCKADE-PLANTED' >x; mv x .git/info/attributes",
+        ask: &[Reader],
+        ..OWN
+    },
+    Row {
+        id: "judged-git-moved",
+        attack: "mv .git old; mkdir -p .git/objects .git/refs; head_file >.git/HEAD; gitcfg >.git/config; gitcfg >x; mv x .git/config",
+        ..OWN
+    },
+];
+
+/// Everyday work of git, which needs no word.
+pub const WORK: &[Row] = &[
+    Row {
+        id: "git-new",
+        attack: "git init -q -b main a; cd a; git config user.name Me; git config user.email me@localhost; echo x >f; git add f; git commit -qm x; [ $(git config core.symlinks || echo true) = true ]; [ $(git config core.filemode) = true ]; [ -e .git/hooks/pre-commit.sample ]; git status --short; git fsck",
+        ..ROW
+    },
+    Row {
+        id: "git-own",
+        prepare: OWN.prepare,
+        attack: "git config user.name Me; git config user.email me@localhost; echo x >f; git add f; git commit -qm x; git checkout -q -b s; echo y >g; git add g; git commit -qm y; git checkout -q main; git merge -q --no-ff --no-edit s; echo z >>f; git stash -q; git stash pop -q; git commit -qam z; git checkout -q -b r HEAD~1; echo q >q; git add q; git commit -qm q; git rebase -q main; git branch -q --track t main; git branch -q -m t u; git branch -q -D u; git tag v1; git reset -q --hard HEAD^; git gc -q; git fsck; test -z \"$(git status --short -uno)\"",
+        ..ROW
+    },
+    Row {
+        id: "git-remote",
+        prepare: "git init -q -b main; git commit -q --allow-empty -m x; git remote add origin https://localhost/x; git config branch.main.remote origin; git config alias.mine '!true'; git config core.pager cat",
+        attack: "git remote add up git@localhost:x/y.git; git remote rename up down; [ $(git remote get-url down) = git@localhost:x/y.git ]; [ $(git config remote.down.fetch) = '+refs/heads/*:refs/remotes/down/*' ]; git remote remove down; git remote rename origin other; [ $(git config branch.main.remote) = other ]; [ $(git config alias.mine) = '!true' ]; [ $(git config core.pager) = cat ]",
+        ..ROW
+    },
+    Row {
+        id: "git-clone",
+        prepare: "git init -q -b main o; git -C o commit -q --allow-empty -m x",
+        attack: "git clone -q o a; git clone -q file://$PWD/o b; git clone -q --depth 1 file://$PWD/o c; cd a; git config user.name Me; git config user.email me@localhost; git commit -q --allow-empty -m y; cd ../b; git remote add a ../a; git fetch -q a; git pull -q --no-rebase a main; git branch -q -u origin/main; [ $(git rev-parse HEAD) = $(git -C ../a rev-parse HEAD) ]; [ $(git config branch.main.remote) = origin ]",
+        ..ROW
+    },
+    Row {
+        id: "git-bisect",
+        prepare: "git init -q -b main; for n in 1 2 3 4 5; do git commit -q --allow-empty -m $n; done",
+        attack: "git bisect start -q HEAD HEAD~4; git bisect run true >/dev/null; git bisect reset",
+        ..ROW
+    },
+    Row {
+        id: "git-worktree",
+        prepare: OWN.prepare,
+        attack: "git config user.name Me; git config user.email me@localhost; git worktree add -q w -b w; cd w; echo x >f; git add f; git commit -qm x; git status --short; cd ..; [ $(git worktree list | wc -l) = 2 ]; git worktree remove w; [ ! -e .git/worktrees/w ]; git merge -q w",
+        ..ROW
+    },
+    Row {
+        id: "git-worktree-own",
+        prepare: "git init -q -b main; git commit -q --allow-empty -m x; git worktree add -q w -b w",
+        attack: "cd w; git config user.name Me; git config user.email me@localhost; echo x >f; git add f; git commit -qm x; git checkout -q -b v; git stash list; cd ..; git worktree remove w",
+        ..ROW
+    },
+    Row {
+        id: "git-submodule",
+        prepare: "git init -q -b main o; git -C o commit -q --allow-empty -m x; git init -q -b main a; git -C a commit -q --allow-empty -m x",
+        attack: "export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=protocol.file.allow GIT_CONFIG_VALUE_0=always; cd a; git config user.name Me; git config user.email me@localhost; git submodule --quiet add ../o libs/o; git commit -qm sub; cd libs/o; git config user.name Me; git config user.email me@localhost; git commit -q --allow-empty -m y; [ $(git rev-parse --show-toplevel) = $PWD ]; cd ../..; git commit -qam more; git submodule --quiet update; [ $(git config -f .gitmodules submodule.libs/o.url) = ../o ]",
+        ..ROW
+    },
+    Row {
+        id: "git-code-left-out",
+        prepare: OWN.prepare,
+        attack: "git config core.hooksPath h; ! git config core.hooksPath; git clone -q -c core.pager=x -c user.name=Me . c; [ $(git -C c config user.name) = Me ]; ! git -C c config --local core.pager; git -C c log --oneline",
+        ..ROW
+    },
+];
