@@ -478,6 +478,7 @@ mod tests {
                     sockets: Vec::new(),
                     stage: false,
                     trace: false,
+                    caches: Vec::new(),
                 },
                 exec: stockade_model::ExecRules::default(),
                 network: Network::None,
