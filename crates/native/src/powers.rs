@@ -30,6 +30,10 @@ pub struct Powers {
     floors: Vec<Vec<u8>>,
     added: Vec<Vec<u8>>,
     staged: Option<Vec<u8>>,
+    /// See [`keep_read_only`](Self::keep_read_only).
+    read_only: Vec<Vec<u8>>,
+    /// See [`merged_at`](Self::merged_at).
+    merged: Vec<Vec<u8>>,
     /// See [`stay_inside`](Self::stay_inside).
     inside: bool,
     /// See [`workspace_lies_at`](Self::workspace_lies_at).
@@ -90,6 +94,8 @@ impl Powers {
             floors: Vec::new(),
             added: Vec::new(),
             staged: None,
+            read_only: Vec::new(),
+            merged: Vec::new(),
             inside: false,
             host_workspace: None,
             has_own_network: false,
@@ -120,6 +126,8 @@ impl Powers {
             floors: Vec::new(),
             added: Vec::new(),
             staged: None,
+            read_only: Vec::new(),
+            merged: Vec::new(),
             inside: false,
             host_workspace: None,
             has_own_network: false,
@@ -164,6 +172,28 @@ impl Powers {
         self.inside = true;
     }
 
+    /// Names files that a tool can do without: they cannot be written, and nobody is asked
+    /// about it.
+    pub(crate) fn keep_read_only(&mut self, files: &[PathBuf]) {
+        self.read_only.extend(files.iter().map(|file| normal(file)));
+    }
+
+    /// See [`keep_read_only`](Self::keep_read_only).
+    pub(crate) fn is_kept_read_only(&self, path: &[u8]) -> bool {
+        self.read_only.iter().any(|file| file == path)
+    }
+
+    /// Names directories that are seen beneath a layer although only a part of what they
+    /// hold may be written there: the rest is the host's, under other numbers.
+    pub(crate) fn merged_at(&mut self, directories: impl IntoIterator<Item = PathBuf>) {
+        self.merged.extend(directories.into_iter().map(|directory| normal(&directory)));
+    }
+
+    /// Whether `path` is such a directory.
+    pub(crate) fn is_merged(&self, path: &[u8]) -> bool {
+        self.merged.iter().any(|directory| directory == path)
+    }
+
     /// Hides these as well.
     pub(crate) fn hide_too(&mut self, paths: &[RawText]) {
         let new: Vec<Vec<u8>> = normal_all(paths).into_iter().filter(|path| !self.hidden.contains(path)).collect();
@@ -200,7 +230,7 @@ impl Powers {
     /// Whether what these powers allow on `path` must be done in the view of the
     /// front, see [`not_attached`](Self::not_attached).
     pub fn is_unattached(&self, path: &[u8]) -> bool {
-        !self.is_staged(path) && self.unattached.iter().any(|root| covers(root, path))
+        !self.is_staged(path) && !self.in_private_tree(path) && self.unattached.iter().any(|root| covers(root, path))
     }
 
     /// Adds powers while the attempt runs. Its mounts stay as they are; so does
@@ -364,7 +394,7 @@ impl Powers {
     pub(crate) fn hides(&self, path: &[u8]) -> Option<Refusal> {
         let hidden = deepest(&self.hidden, path)?;
         let shown = |roots: &[Vec<u8>]| deepest(roots, path).is_some_and(|r| r.len() >= hidden.len());
-        (!shown(&self.revealed) && !shown(&self.writable))
+        (!shown(&self.revealed) && !shown(&self.writable) && !shown(&self.private))
             .then(|| Refusal { rule: "credentials are hidden".to_owned(), grant: Some(Grant::Read(to_path(path))) })
     }
 

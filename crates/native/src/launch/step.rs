@@ -7,9 +7,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, fstat, mkdirat, openat, openat2, symlinkat};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Timespec, fstat, mkdirat, openat, openat2, symlinkat,
+};
 use rustix::process::fchdir;
-use rustix::thread::set_thread_groups;
+use rustix::thread::{nanosleep, set_thread_groups};
 use stockade_model::RawText;
 use stockade_sys::caps::{self, CapabilitySet};
 use stockade_sys::clone::{flags, unshare};
@@ -19,7 +21,7 @@ use stockade_sys::resolve::DescriptorPath;
 use stockade_sys::{Errno, keyring};
 
 use super::error::LaunchError;
-use super::layout::{Attachment, Device, Identity, Nature, Overlay, Spot};
+use super::layout::{Attachment, Device, Identity, MAX_MERGED, Merged, Nature, Overlay, Spot};
 use super::message::Message;
 use super::network::Network;
 use super::walls::Walls;
@@ -30,6 +32,10 @@ const TERMINALS_MAX: &CStr = c"256";
 
 /// The walls of level full, beside the user and PID namespaces.
 const NAMESPACES: u64 = flags::NEW_MOUNT | flags::NEW_NET | flags::NEW_IPC | flags::NEW_UTS | flags::NEW_CGROUP;
+
+/// How often an upper directory that is still mounted is tried again, and how long after.
+const BUSY_RETRIES: u32 = 400;
+const BUSY_RETRY_DELAY: Timespec = Timespec { tv_sec: 0, tv_nsec: 250_000 };
 
 /// What steps hand to each other. Lives in the child.
 #[derive(Debug)]
@@ -44,6 +50,11 @@ pub(super) struct Site<'a> {
     root: Option<OwnedFd>,
     /// The workspace beneath what the run writes in it, not yet attached.
     overlay: Option<OwnedFd>,
+    /// Directories beneath what runs write in them, not yet attached. What could not be
+    /// made is absent.
+    merged: [Option<OwnedFd>; MAX_MERGED],
+    /// The bits of those that could not be.
+    pub(super) unmerged: u16,
     /// The same as `scratch`, but nothing can be changed by it.
     placeholders: Option<OwnedFd>,
     /// The run's own temporary filesystem.
@@ -66,6 +77,8 @@ impl<'a> Site<'a> {
             proc: None,
             root: None,
             overlay: None,
+            merged: [const { None }; MAX_MERGED],
+            unmerged: 0,
             placeholders: None,
             scratch: None,
             watches: None,
@@ -121,6 +134,8 @@ pub(super) enum Step {
     CopyRoot,
     /// The workspace beneath what the run writes in it.
     Stage { workspace: Spot, overlay: Overlay },
+    /// A directory beneath what runs of the workspace wrote in it.
+    Merge { index: usize, lower: Spot, overlay: Overlay },
     /// The copy attached and made read-only.
     Root { size: Option<TempSize> },
     /// Directories and files in the run's own filesystem.
@@ -192,6 +207,7 @@ impl Step {
             Self::Quotas(_) => "quotas",
             Self::CopyRoot => "copy-root",
             Self::Stage { .. } => "stage",
+            Self::Merge { .. } => "merge",
             Self::Root { .. } => "root",
             Self::Scratch(_) => "scratch",
             Self::Attach(_) => "attach",
@@ -241,6 +257,10 @@ impl Step {
                 let path = RawText::from(workspace.path.as_bytes()).escaped();
                 format!("what is written in {path} waits in a stage")
             }
+            Self::Merge { lower, .. } => {
+                let path = RawText::from(lower.path.as_bytes()).escaped();
+                format!("what is written in {path} stays in a layer")
+            }
             Self::Root { .. } => "the host's root, read-only".to_owned(),
             Self::Scratch(entries) => format!("{} entries in a private temporary filesystem", entries.len()),
             Self::Attach(attachment) => describe_attachment(attachment),
@@ -289,7 +309,15 @@ impl Step {
                 Ok(())
             }
             Self::Stage { workspace, overlay } => {
-                site.overlay = Some(lay_over(workspace, overlay)?);
+                site.overlay = Some(lay_over(workspace, overlay, c"off")?);
+                Ok(())
+            }
+            Self::Merge { index, lower, overlay } => {
+                // Where there can be none now, the directory stays as the root shows it,
+                // read-only.
+                if let (Ok(tree), Some(slot)) = (lay_over_when_free(lower, overlay), site.merged.get_mut(*index)) {
+                    *slot = Some(tree);
+                }
                 Ok(())
             }
             Self::Root { size } => build_root(site, size.as_ref()),
@@ -337,6 +365,8 @@ fn describe_attachment(attachment: &Attachment) -> String {
         Nature::Devices => format!("{path} with few devices"),
         Nature::Writable => format!("{path} writable"),
         Nature::Staged => format!("{path} staged"),
+        Nature::Kept => format!("{path} private, kept for later runs"),
+        Nature::Merged(_) => format!("{path} beneath what runs of the workspace write"),
         Nature::Readable | Nature::Visible { .. } => format!("{path} read-only"),
         Nature::Hidden(_) => format!("{path} hidden"),
         Nature::Masked => format!("{path} masked"),
@@ -393,8 +423,9 @@ fn build_root(site: &mut Site<'_>, size: Option<&TempSize>) -> Result<(), Errno>
 /// set. `/proc` must still be the old one, because the directories are named by
 /// the descriptors that hold them, which no character of a path can confuse. It
 /// is volatile (kernel 5.10): otherwise each file that is first written would be
-/// flushed to the disk. The stage is flushed once, at its end.
-fn lay_over(workspace: &Spot, overlay: &Overlay) -> Result<OwnedFd, Errno> {
+/// flushed to the disk. The stage is flushed once, at its end. With an `index` the kernel
+/// refuses an upper directory that is mounted already (EBUSY).
+fn lay_over(workspace: &Spot, overlay: &Overlay, index: &CStr) -> Result<OwnedFd, Errno> {
     let hold = |spot: &Spot| {
         let object = open_plain(CWD, &spot.path, ResolveFlags::empty())?;
         verify(object.as_fd(), spot.identity)?;
@@ -407,7 +438,7 @@ fn lay_over(workspace: &Spot, overlay: &Overlay) -> Result<OwnedFd, Errno> {
         (c"upperdir", upper.as_c_str()),
         (c"workdir", work.as_c_str()),
         (c"userxattr", c""),
-        (c"index", c"off"),
+        (c"index", index),
         (c"metacopy", c"off"),
         (c"volatile", c""),
     ];
@@ -456,13 +487,14 @@ fn attach_one(site: &mut Site<'_>, attachment: &Attachment) -> Result<(), Errno>
     let scratch = site.scratch()?;
     make_scaffold(scratch, attachment)?;
     let tree = match &attachment.nature {
+        Nature::Merged(merged) => return attach_merged(site, attachment, merged),
         Nature::Staged => site.overlay.take().ok_or(Errno::BADF)?,
         Nature::Private(name) => copy_tree(scratch, name)?,
         Nature::Devices => copy_tree(scratch, c"dev")?,
         Nature::Masked if attachment.directory => copy_tree(site.placeholders()?, c"void")?,
         Nature::Masked => copy_tree(site.placeholders()?, c"empty")?,
         Nature::Hidden(_) | Nature::Provided(_) => copy_tree(site.placeholders()?, &attachment.placeholder)?,
-        Nature::Writable | Nature::Readable | Nature::Visible { .. } | Nature::Brought { .. } => {
+        Nature::Writable | Nature::Kept | Nature::Readable | Nature::Visible { .. } | Nature::Brought { .. } => {
             let source = attachment.source.as_ref().unwrap_or(&attachment.path);
             let object = open_plain(CWD, source, ResolveFlags::empty())?;
             verify(object.as_fd(), attachment.identity)?;
@@ -473,7 +505,7 @@ fn attach_one(site: &mut Site<'_>, attachment: &Attachment) -> Result<(), Errno>
     match attachment.nature {
         // These carry what the run's own filesystem forbids already.
         Nature::Private(_) | Nature::Devices | Nature::Masked | Nature::Hidden(_) | Nature::Provided(_) => {}
-        Nature::Writable | Nature::Staged | Nature::Brought { writable: true, .. } => {
+        Nature::Writable | Nature::Kept | Nature::Staged | Nature::Brought { writable: true, .. } => {
             restrict(tree.as_fd(), Forbids { write: false, ..forbids }, true)?;
         }
         _ => restrict(tree.as_fd(), forbids, true)?,
@@ -483,6 +515,40 @@ fn attach_one(site: &mut Site<'_>, attachment: &Attachment) -> Result<(), Errno>
     site.allow(tree.as_fd(), rights(attachment))
 }
 
+/// A directory beneath what runs wrote in it, where there is such a thing: without, nothing
+/// there can be changed in any view.
+fn attach_merged(site: &mut Site<'_>, attachment: &Attachment, merged: &Merged) -> Result<(), Errno> {
+    let Some(tree) = site.merged.get_mut(merged.index).and_then(Option::take) else {
+        site.unmerged |= 1 << merged.index;
+        return Ok(());
+    };
+    let target = open_plain(site.root()?, attachment.relative(), ResolveFlags::IN_ROOT)?;
+    attach(tree.as_fd(), target.as_fd())?;
+    let rights = access::changing(u32::MAX);
+    if merged.is_whole() {
+        return site.allow(tree.as_fd(), rights);
+    }
+    for name in &merged.directories {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let directory = openat(&tree, name, flags, Mode::empty())?;
+        site.allow(directory.as_fd(), rights)?;
+    }
+    Ok(())
+}
+
+/// The run before may be over while the kernel still takes its mounts away: these are
+/// waited for.
+fn lay_over_when_free(lower: &Spot, overlay: &Overlay) -> Result<OwnedFd, Errno> {
+    for _ in 0..BUSY_RETRIES {
+        match lay_over(lower, overlay, c"on") {
+            Err(Errno::BUSY) => {}
+            other => return other,
+        }
+        let _ = nanosleep(&BUSY_RETRY_DELAY);
+    }
+    lay_over(lower, overlay, c"on")
+}
+
 /// What Landlock lets the command do there by itself. In a writable root of the
 /// host's that is nothing: every change there is made by the broker,
 /// which is what protects names that do not exist yet. Rights reach through
@@ -490,7 +556,7 @@ fn attach_one(site: &mut Site<'_>, attachment: &Attachment) -> Result<(), Errno>
 /// no more than the root.
 pub(super) fn rights(attachment: &Attachment) -> u64 {
     match attachment.nature {
-        Nature::Private(_) if attachment.floor_allows => access::changing(u32::MAX),
+        Nature::Private(_) | Nature::Kept if attachment.floor_allows => access::changing(u32::MAX),
         _ => 0,
     }
 }

@@ -162,6 +162,7 @@ impl CommandBackend {
             lost,
             broker,
             staging: None,
+            lease: None,
             watch: Arc::clone(&watch),
             leaves: Some(Leaves::new(self.sandbox.background(), group.clone(), on_breach)),
         };
