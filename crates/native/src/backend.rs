@@ -117,6 +117,7 @@ impl NativeBackend {
         let mut powers = powers(plan, launching);
         if let Some(lease) = lease {
             powers.keep_read_only(&lease.read_only);
+            powers.layered_at(lease.layers());
             powers.merged_at(lease.merged.iter().filter(|merged| !merged.is_whole()).map(|m| m.directory.clone()));
         }
         if self.lead.is_some() {

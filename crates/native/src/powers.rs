@@ -34,6 +34,8 @@ pub struct Powers {
     read_only: Vec<Vec<u8>>,
     /// See [`merged_at`](Self::merged_at).
     merged: Vec<Vec<u8>>,
+    /// See [`layered_at`](Self::layered_at).
+    layers: Vec<Vec<u8>>,
     /// See [`stay_inside`](Self::stay_inside).
     inside: bool,
     /// See [`workspace_lies_at`](Self::workspace_lies_at).
@@ -96,6 +98,7 @@ impl Powers {
             staged: None,
             read_only: Vec::new(),
             merged: Vec::new(),
+            layers: Vec::new(),
             inside: false,
             host_workspace: None,
             has_own_network: false,
@@ -128,6 +131,7 @@ impl Powers {
             staged: None,
             read_only: Vec::new(),
             merged: Vec::new(),
+            layers: Vec::new(),
             inside: false,
             host_workspace: None,
             has_own_network: false,
@@ -192,6 +196,17 @@ impl Powers {
     /// Whether `path` is such a directory.
     pub(crate) fn is_merged(&self, path: &[u8]) -> bool {
         self.merged.iter().any(|directory| directory == path)
+    }
+
+    /// Names trees in which earlier runs wrote: a path in one may mean another program than
+    /// on the host.
+    pub(crate) fn layered_at(&mut self, trees: impl IntoIterator<Item = PathBuf>) {
+        self.layers.extend(trees.into_iter().map(|tree| normal(&tree)));
+    }
+
+    /// Whether `path` lies in such a tree.
+    pub(crate) fn is_in_layer(&self, path: &[u8]) -> bool {
+        self.layers.iter().any(|tree| covers(tree, path))
     }
 
     /// Hides these as well.

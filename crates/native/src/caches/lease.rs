@@ -186,6 +186,15 @@ impl Lease {
         Ok(())
     }
 
+    /// The trees in which earlier runs may have written.
+    pub fn layers(&self) -> impl Iterator<Item = PathBuf> {
+        let of = |merged: &MergedDirectory| match merged.is_whole() {
+            true => vec![merged.directory.clone()],
+            false => merged.directories.iter().map(|name| merged.directory.join(name)).collect(),
+        };
+        self.merged.iter().flat_map(of).chain(self.private.clone())
+    }
+
     /// What the report says of it. `is_unmerged` tells of each merged directory whether the
     /// kernel refused it.
     pub fn report(&self, is_unmerged: impl Fn(usize) -> bool) -> LayerReport {
