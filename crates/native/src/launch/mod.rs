@@ -15,6 +15,7 @@ mod error;
 mod launched;
 mod layout;
 mod leaving;
+mod merge;
 mod message;
 mod network;
 mod nursery;

@@ -7,21 +7,19 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
-use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Timespec, fstat, mkdirat, openat, openat2, symlinkat,
-};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, fstat, mkdirat, openat, openat2, symlinkat};
 use rustix::process::fchdir;
-use rustix::thread::{nanosleep, set_thread_groups};
+use rustix::thread::set_thread_groups;
 use stockade_model::RawText;
 use stockade_sys::caps::{self, CapabilitySet};
 use stockade_sys::clone::{flags, unshare};
 use stockade_sys::landlock::{Ruleset, access};
 use stockade_sys::mount::{Forbids, attach, attach_at, copy_tree, make_private, new_filesystem, restrict, swap_root};
-use stockade_sys::resolve::DescriptorPath;
 use stockade_sys::{Errno, keyring};
 
 use super::error::LaunchError;
-use super::layout::{Attachment, Device, Identity, MAX_MERGED, Merged, Nature, Overlay, Spot};
+use super::layout::{Attachment, Device, Identity, MAX_MERGED, Nature, Overlay, Spot};
+use super::merge::{attach_merged, lay_over, merge};
 use super::message::Message;
 use super::network::Network;
 use super::walls::Walls;
@@ -32,10 +30,6 @@ const TERMINALS_MAX: &CStr = c"256";
 
 /// The walls of level full, beside the user and PID namespaces.
 const NAMESPACES: u64 = flags::NEW_MOUNT | flags::NEW_NET | flags::NEW_IPC | flags::NEW_UTS | flags::NEW_CGROUP;
-
-/// How often an upper directory that is still mounted is tried again, and how long after.
-const BUSY_RETRIES: u32 = 400;
-const BUSY_RETRY_DELAY: Timespec = Timespec { tv_sec: 0, tv_nsec: 250_000 };
 
 /// What steps hand to each other. Lives in the child.
 #[derive(Debug)]
@@ -52,7 +46,7 @@ pub(super) struct Site<'a> {
     overlay: Option<OwnedFd>,
     /// Directories beneath what runs write in them, not yet attached. What could not be
     /// made is absent.
-    merged: [Option<OwnedFd>; MAX_MERGED],
+    pub(super) merged: [Option<OwnedFd>; MAX_MERGED],
     /// The bits of those that could not be.
     pub(super) unmerged: u16,
     /// The same as `scratch`, but nothing can be changed by it.
@@ -89,12 +83,12 @@ impl<'a> Site<'a> {
     }
 
     /// Lets the command do `rights` beneath `object` by itself.
-    fn allow(&self, object: BorrowedFd<'_>, rights: u64) -> Result<(), Errno> {
+    pub(super) fn allow(&self, object: BorrowedFd<'_>, rights: u64) -> Result<(), Errno> {
         // Walls that stand by themselves have no command to allow anything to.
         self.ruleset.map_or(Ok(()), |ruleset| ruleset.allow(object, rights))
     }
 
-    fn root(&self) -> Result<BorrowedFd<'_>, Errno> {
+    pub(super) fn root(&self) -> Result<BorrowedFd<'_>, Errno> {
         self.root.as_ref().map(OwnedFd::as_fd).ok_or(Errno::BADF)
     }
 
@@ -296,14 +290,7 @@ impl Step {
                 site.proc = Some(new_filesystem(c"proc", &[], forbids)?);
                 Ok(())
             }
-            Self::Quotas(quotas) => {
-                // No wall: before kernel 6.9, and where /proc/sys is read-only, the
-                // run has as much as its user.
-                for quota in quotas {
-                    let _ = write_file(quota.file, quota.amount.as_bytes());
-                }
-                Ok(())
-            }
+            Self::Quotas(quotas) => set_quotas(quotas),
             Self::CopyRoot => {
                 site.root = Some(copy_tree(CWD, c"/")?);
                 Ok(())
@@ -312,14 +299,7 @@ impl Step {
                 site.overlay = Some(lay_over(workspace, overlay, c"off")?);
                 Ok(())
             }
-            Self::Merge { index, lower, overlay } => {
-                // Where there can be none now, the directory stays as the root shows it,
-                // read-only.
-                if let (Ok(tree), Some(slot)) = (lay_over_when_free(lower, overlay), site.merged.get_mut(*index)) {
-                    *slot = Some(tree);
-                }
-                Ok(())
-            }
+            Self::Merge { index, lower, overlay } => merge(site, *index, lower, overlay),
             Self::Root { size } => build_root(site, size.as_ref()),
             Self::Scratch(entries) => entries.iter().try_for_each(|e| make_entry(site.scratch()?, e)),
             Self::Attach(attachment) => attach_one(site, attachment),
@@ -386,6 +366,15 @@ fn write_file(path: &CStr, bytes: &[u8]) -> Result<(), Errno> {
     rustix::io::write(&file, bytes).map(drop)
 }
 
+/// No wall: before kernel 6.9, and where /proc/sys is read-only, the run has as much as its
+/// user.
+fn set_quotas(quotas: &[Quota]) -> Result<(), Errno> {
+    for quota in quotas {
+        let _ = write_file(quota.file, quota.amount.as_bytes());
+    }
+    Ok(())
+}
+
 fn await_identity(control: BorrowedFd<'_>) -> Result<(), Errno> {
     match Message::receive(control, true)? {
         Some((Message::Mapped, _)) => set_thread_groups(&[]),
@@ -419,32 +408,6 @@ fn build_root(site: &mut Site<'_>, size: Option<&TempSize>) -> Result<(), Errno>
     Ok(())
 }
 
-/// An overlay of this user namespace: its marks are attributes that its user may
-/// set. `/proc` must still be the old one, because the directories are named by
-/// the descriptors that hold them, which no character of a path can confuse. It
-/// is volatile (kernel 5.10): otherwise each file that is first written would be
-/// flushed to the disk. The stage is flushed once, at its end. With an `index` the kernel
-/// refuses an upper directory that is mounted already (EBUSY).
-fn lay_over(workspace: &Spot, overlay: &Overlay, index: &CStr) -> Result<OwnedFd, Errno> {
-    let hold = |spot: &Spot| {
-        let object = open_plain(CWD, &spot.path, ResolveFlags::empty())?;
-        verify(object.as_fd(), spot.identity)?;
-        Ok::<_, Errno>(object)
-    };
-    let held = [hold(workspace)?, hold(&overlay.upper)?, hold(&overlay.work)?];
-    let [lower, upper, work] = [&held[0], &held[1], &held[2]].map(|object| DescriptorPath::new(object.as_fd()));
-    let options = [
-        (c"lowerdir", lower.as_c_str()),
-        (c"upperdir", upper.as_c_str()),
-        (c"workdir", work.as_c_str()),
-        (c"userxattr", c""),
-        (c"index", index),
-        (c"metacopy", c"off"),
-        (c"volatile", c""),
-    ];
-    new_filesystem(c"overlay", &options, Forbids { devices: true, setuid: true, ..Forbids::default() })
-}
-
 fn make_entry(scratch: BorrowedFd<'_>, entry: &ScratchEntry) -> Result<(), Errno> {
     match entry {
         ScratchEntry::Directory(name, mode) => mkdirat(scratch, name, Mode::from_raw_mode(*mode)),
@@ -472,7 +435,7 @@ fn fill_file(directory: BorrowedFd<'_>, name: &CStr, content: &[u8]) -> Result<(
 /// Opens `path` of the old root, or beneath `root`, following no link at all.
 /// Not with O_NOFOLLOW: that would open a link at the end in spite of
 /// NO_SYMLINKS.
-fn open_plain(root: BorrowedFd<'_>, path: &CStr, within: ResolveFlags) -> Result<OwnedFd, Errno> {
+pub(super) fn open_plain(root: BorrowedFd<'_>, path: &CStr, within: ResolveFlags) -> Result<OwnedFd, Errno> {
     let resolve = within | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)
 }
@@ -513,40 +476,6 @@ fn attach_one(site: &mut Site<'_>, attachment: &Attachment) -> Result<(), Errno>
     let target = open_plain(site.root()?, attachment.relative(), ResolveFlags::IN_ROOT)?;
     attach(tree.as_fd(), target.as_fd())?;
     site.allow(tree.as_fd(), rights(attachment))
-}
-
-/// A directory beneath what runs wrote in it, where there is such a thing: without, nothing
-/// there can be changed in any view.
-fn attach_merged(site: &mut Site<'_>, attachment: &Attachment, merged: &Merged) -> Result<(), Errno> {
-    let Some(tree) = site.merged.get_mut(merged.index).and_then(Option::take) else {
-        site.unmerged |= 1 << merged.index;
-        return Ok(());
-    };
-    let target = open_plain(site.root()?, attachment.relative(), ResolveFlags::IN_ROOT)?;
-    attach(tree.as_fd(), target.as_fd())?;
-    let rights = access::changing(u32::MAX);
-    if merged.is_whole() {
-        return site.allow(tree.as_fd(), rights);
-    }
-    for name in &merged.directories {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let directory = openat(&tree, name, flags, Mode::empty())?;
-        site.allow(directory.as_fd(), rights)?;
-    }
-    Ok(())
-}
-
-/// The run before may be over while the kernel still takes its mounts away: these are
-/// waited for.
-fn lay_over_when_free(lower: &Spot, overlay: &Overlay) -> Result<OwnedFd, Errno> {
-    for _ in 0..BUSY_RETRIES {
-        match lay_over(lower, overlay, c"on") {
-            Err(Errno::BUSY) => {}
-            other => return other,
-        }
-        let _ = nanosleep(&BUSY_RETRY_DELAY);
-    }
-    lay_over(lower, overlay, c"on")
 }
 
 /// What Landlock lets the command do there by itself. In a writable root of the
