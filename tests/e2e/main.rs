@@ -6,6 +6,7 @@
 
 mod apart;
 mod attached;
+mod caches;
 mod consent;
 mod contained;
 mod contained_binds;

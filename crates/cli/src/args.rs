@@ -76,6 +76,9 @@ pub enum Command {
     /// Compare, commit and discard what runs have staged.
     #[command(subcommand)]
     Stage(StageCommand),
+    /// List and remove what runs wrote in the caches of tools.
+    #[command(subcommand)]
+    Cache(crate::cache_args::CacheCommand),
     /// Print completions for a shell.
     Completions(CompletionsArgs),
     /// Print the manual page, in roff.

@@ -7,6 +7,7 @@
 mod approver;
 mod args;
 mod audit_log;
+mod cache_args;
 mod command;
 mod detach_keys;
 mod detached_args;
@@ -79,6 +80,7 @@ fn dispatch(command: Command, start: u64) -> command::Ended {
         Command::Net(typed) => command::net::net(typed),
         Command::Policy(typed) => command::policy::policy(typed),
         Command::Stage(typed) => command::stage::stage(typed),
+        Command::Cache(typed) => command::cache::cache(typed),
         Command::Completions(typed) => command::generate::completions(&typed),
         Command::Man => command::generate::man(),
     }

@@ -160,6 +160,11 @@ impl State {
         self.root.join("stages")
     }
 
+    /// Where the caches of tools are, as runs of each workspace have them.
+    pub fn caches(&self) -> PathBuf {
+        self.root.join("caches")
+    }
+
     /// Where detached runs are.
     pub fn runs(&self) -> PathBuf {
         self.root.join("runs")

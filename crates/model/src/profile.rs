@@ -148,6 +148,42 @@ pub struct Filesystem {
     /// What is read is recorded. Decides nothing; every open costs more.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub trace: bool,
+    /// Caches and package stores of tools, which a run writes in a private layer of its
+    /// workspace.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub caches: Vec<ToolCache>,
+}
+
+/// A directory of a tool's own that holds nothing but what can be had again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ToolCache {
+    /// A name for it: letters, digits and `-`.
+    pub tool: String,
+    /// Where the host has it, absolute.
+    pub directory: RawText,
+    /// Names in it that a run may write, a directory with `/` at its end. All of it
+    /// where nothing is named.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub data: Vec<String>,
+    /// How the host's content is used.
+    pub sharing: CacheSharing,
+    /// Variables that move it. Where one of them is set nothing is done.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub moved_by: Vec<String>,
+    /// Variables that lead the tool to a private directory, which `{}` stands for.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub set: BTreeMap<String, String>,
+}
+
+/// How a run uses what the host has in a [`ToolCache`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum CacheSharing {
+    /// It is read, beneath what the workspace's runs wrote, at level full.
+    Merged,
+    /// It is not used.
+    Private,
 }
 
 /// What of the network.

@@ -14,6 +14,7 @@ use tracing::debug_span;
 
 use crate::attempt::NativeAttempt;
 use crate::broker::{Broker, BrokerBegun, BrokerError, BrokerEvent, BrokerTraits};
+use crate::caches::Lease;
 use crate::evidence::{HiddenWatch, TempWatch};
 use crate::keeper::{Keeper, Kept, Told};
 use crate::launch::{Blueprint, LaunchError, Launching, NetworkEnds, Nursery, Outfit, Stdio, begin, is_staged};
@@ -28,6 +29,7 @@ use crate::way_out::{self, LostDatagrams, Published, Terms, WayOut};
 pub struct NativeBackend {
     nursery: Mutex<Option<Nursery>>,
     stages: Option<PathBuf>,
+    caches: Option<PathBuf>,
     resolver: Option<Arc<dyn Resolve>>,
     within: Vec<PathBuf>,
     lead: Option<Arc<dyn Lead>>,
@@ -50,6 +52,13 @@ impl NativeBackend {
     #[must_use]
     pub fn staging(self, stages: PathBuf) -> Self {
         Self { stages: Some(stages), ..self }
+    }
+
+    /// One that keeps what runs write in the caches of tools in this directory, which is
+    /// made with the first of them. Without, tools have no caches of their own.
+    #[must_use]
+    pub fn caching(self, caches: PathBuf) -> Self {
+        Self { caches: Some(caches), ..self }
     }
 
     /// One that looks the names of hosts up with this, in place of the host's own
@@ -87,19 +96,30 @@ impl NativeBackend {
 
 impl NativeBackend {
     /// What a run is given besides its plan.
-    fn outfit(&self, plan: &Plan, io: Io, edge: &Edge, staging: Option<&Staging>) -> Outfit {
-        Outfit {
+    fn outfit(&self, plan: &Plan, io: Io, edge: &Edge, (staging, lease): (Option<&Staging>, Option<&Lease>)) -> Outfit {
+        let mut outfit = Outfit {
             overlay: staging.and_then(|staging| staging.overlay().cloned()),
             terminal: io == Io::Terminal,
             private: self.within.clone(),
             own_network: self.lead.is_some(),
             ..way_out::outfit(plan, edge)
+        };
+        if let Some(lease) = lease {
+            outfit.kept.clone_from(&lease.private);
+            outfit.merged.clone_from(&lease.merged);
+            outfit.environment.extend(lease.environment.clone());
         }
+        outfit
     }
 
     /// The powers of the broker for a sandbox of this.
-    fn powers(&self, plan: &Plan, launching: &Launching) -> Powers {
+    fn powers(&self, plan: &Plan, launching: &Launching, lease: Option<&Lease>) -> Powers {
         let mut powers = powers(plan, launching);
+        if let Some(lease) = lease {
+            powers.keep_read_only(&lease.read_only);
+            powers.layered_at(lease.layers());
+            powers.merged_at(lease.merged.iter().filter(|merged| !merged.is_whole()).map(|m| m.directory.clone()));
+        }
         if self.lead.is_some() {
             powers.own_network();
         }
@@ -144,7 +164,8 @@ impl Backend for NativeBackend {
         let published = Published::of(plan)?;
         let publishes = !published.is_empty();
         let staging = Staging::of(plan, self.stages.as_deref())?;
-        let outfit = self.outfit(plan, *io, &edge, staging.as_ref());
+        let lease = Lease::of(plan, self.caches.as_deref());
+        let outfit = self.outfit(plan, *io, &edge, (staging.as_ref(), lease.as_ref()));
         let mut launching = self.begin(plan, &outfit, streams.inside()).map_err(unlaunched)?;
         // The init builds; the limits and the two threads get ready meanwhile.
         let guard = Guard::prepare(plan, launching.init_pid()).map_err(unlimited)?;
@@ -155,8 +176,8 @@ impl Backend for NativeBackend {
         let sender = told.clone();
         let sink = move |event| sender.tell(seen(event));
         let precaution = staging.as_ref().map(Staging::precaution).transpose()?.flatten();
-        let broker =
-            Broker::begin_with(self.powers(plan, &launching), plan.level, precaution, sink).map_err(unbrokered)?;
+        let broker = Broker::begin_with(self.powers(plan, &launching, lease.as_ref()), plan.level, precaution, sink)
+            .map_err(unbrokered)?;
         let resolver = self.resolver.clone();
         let terms = self.led(terms(plan, (edge, published, resolver), &broker, &told));
         let keeper = Keeper::begin(outside, told)?;
@@ -181,6 +202,9 @@ impl Backend for NativeBackend {
         if staging.as_ref().is_some_and(|staging| staging.overlay().is_none()) {
             enforced.layers.insert("stage".to_owned(), stage_layer());
         }
+        if let Some(lease) = &lease {
+            enforced.layers.insert("caches".to_owned(), lease.report(|index| launched.is_unmerged(index)));
+        }
         let answers = broker.answers();
         if publishes {
             answers.open_way();
@@ -195,6 +219,7 @@ impl Backend for NativeBackend {
             lost,
             broker,
             staging,
+            lease,
             watch: Arc::clone(&watch),
             leaves: None,
         };

@@ -19,6 +19,7 @@ use stockade_sys::reap::Ended;
 
 use crate::attempt::lock;
 use crate::broker::{BrokerHandle, BrokerReport};
+use crate::caches::Lease;
 use crate::capture::Capture;
 use crate::evidence::{HiddenWatch, TempWatch};
 use crate::launch::{ExitReport, LaunchError, Launched};
@@ -138,6 +139,8 @@ pub(crate) struct Kept {
     pub(crate) hidden: Option<HiddenWatch>,
     pub(crate) temp: Option<TempWatch>,
     pub(crate) staging: Option<Staging>,
+    /// The run's share of the workspace's caches.
+    pub(crate) lease: Option<Lease>,
     pub(crate) watch: Arc<Mutex<Watch>>,
     /// In a sandbox that lasts alone.
     pub(crate) leaves: Option<Leaves>,
@@ -178,7 +181,8 @@ impl Keeper {
     fn keep(mut self, on_drop: Sender<()>) {
         let (end, usage) = command_end(self.watch_until_end());
         let Self { kept, outside, told } = self;
-        let Kept { end: end_fd, launched, broker, way, names, lost: _, hidden, temp, staging, watch, leaves } = kept;
+        let Kept { end: end_fd, launched, broker, way, names, lost: _, hidden, temp, staging, lease, watch, leaves } =
+            kept;
         if let Some(full) = temp.and_then(TempWatch::end) {
             told.tell(AttemptEvent::Denied(full));
         }
@@ -195,7 +199,7 @@ impl Keeper {
         // last and so waits for the kernel instead of us.
         drop((hidden, end_fd));
         let end = attempt_end(end, usage, (outside, report.reads), (watch, staging), &told);
-        drop((launched, on_drop));
+        drop((launched, lease, on_drop));
         told.tell(AttemptEvent::Ended(end));
         if let Some(broker) = left {
             Left { broker, way, names, _leaves: leaves }.keep();

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod broker;
+pub mod caches;
 pub mod doctor;
 pub mod filter;
 pub mod launch;

@@ -33,6 +33,12 @@ pub struct Powers {
     staged: Option<Vec<u8>>,
     /// Whether what git writes is judged by what it says: somebody must do that.
     judges: bool,
+    /// See [`keep_read_only`](Self::keep_read_only).
+    read_only: Vec<Vec<u8>>,
+    /// See [`merged_at`](Self::merged_at).
+    merged: Vec<Vec<u8>>,
+    /// See [`layered_at`](Self::layered_at).
+    layers: Vec<Vec<u8>>,
     /// See [`stay_inside`](Self::stay_inside).
     inside: bool,
     /// See [`workspace_lies_at`](Self::workspace_lies_at).
@@ -94,6 +100,9 @@ impl Powers {
             added: Vec::new(),
             staged: None,
             judges: true,
+            read_only: Vec::new(),
+            merged: Vec::new(),
+            layers: Vec::new(),
             inside: false,
             host_workspace: None,
             has_own_network: false,
@@ -125,6 +134,9 @@ impl Powers {
             added: Vec::new(),
             staged: None,
             judges: false,
+            read_only: Vec::new(),
+            merged: Vec::new(),
+            layers: Vec::new(),
             inside: false,
             host_workspace: None,
             has_own_network: false,
@@ -169,6 +181,39 @@ impl Powers {
         self.inside = true;
     }
 
+    /// Names files that a tool can do without: they cannot be written, and nobody is asked
+    /// about it.
+    pub(crate) fn keep_read_only(&mut self, files: &[PathBuf]) {
+        self.read_only.extend(files.iter().map(|file| normal(file)));
+    }
+
+    /// See [`keep_read_only`](Self::keep_read_only).
+    pub(crate) fn is_kept_read_only(&self, path: &[u8]) -> bool {
+        self.read_only.iter().any(|file| file == path)
+    }
+
+    /// Names directories that are seen beneath a layer although only a part of what they
+    /// hold may be written there: the rest is the host's, under other numbers.
+    pub(crate) fn merged_at(&mut self, directories: impl IntoIterator<Item = PathBuf>) {
+        self.merged.extend(directories.into_iter().map(|directory| normal(&directory)));
+    }
+
+    /// Whether `path` is such a directory.
+    pub(crate) fn is_merged(&self, path: &[u8]) -> bool {
+        self.merged.iter().any(|directory| directory == path)
+    }
+
+    /// Names trees in which earlier runs wrote: a path in one may mean another program than
+    /// on the host.
+    pub(crate) fn layered_at(&mut self, trees: impl IntoIterator<Item = PathBuf>) {
+        self.layers.extend(trees.into_iter().map(|tree| normal(&tree)));
+    }
+
+    /// Whether `path` lies in such a tree.
+    pub(crate) fn is_in_layer(&self, path: &[u8]) -> bool {
+        self.layers.iter().any(|tree| covers(tree, path))
+    }
+
     /// Hides these as well.
     pub(crate) fn hide_too(&mut self, paths: &[RawText]) {
         let new: Vec<Vec<u8>> = normal_all(paths).into_iter().filter(|path| !self.hidden.contains(path)).collect();
@@ -205,7 +250,7 @@ impl Powers {
     /// Whether what these powers allow on `path` must be done in the view of the
     /// front, see [`not_attached`](Self::not_attached).
     pub fn is_unattached(&self, path: &[u8]) -> bool {
-        !self.is_staged(path) && self.unattached.iter().any(|root| covers(root, path))
+        !self.is_staged(path) && !self.in_private_tree(path) && self.unattached.iter().any(|root| covers(root, path))
     }
 
     /// Adds powers while the attempt runs. Its mounts stay as they are; so does
@@ -408,7 +453,7 @@ impl Powers {
     pub(crate) fn hides(&self, path: &[u8]) -> Option<Refusal> {
         let hidden = deepest(&self.hidden, path)?;
         let shown = |roots: &[Vec<u8>]| deepest(roots, path).is_some_and(|r| r.len() >= hidden.len());
-        (!shown(&self.revealed) && !shown(&self.writable))
+        (!shown(&self.revealed) && !shown(&self.writable) && !shown(&self.private))
             .then(|| Refusal { rule: "credentials are hidden".to_owned(), grant: Some(Grant::Read(to_path(path))) })
     }
 

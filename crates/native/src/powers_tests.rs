@@ -28,6 +28,7 @@ fn plan(write: &[&str], grants: &[&str]) -> Plan {
                 sockets: vec!["/run/agent.sock".into()],
                 stage: false,
                 trace: false,
+                caches: Vec::new(),
             },
             exec: stockade_model::ExecRules::default(),
             network: Network::None,

@@ -77,6 +77,14 @@ impl Programs {
         naming.map(|rule| rule.pattern.arguments().len()).max()
     }
 
+    /// Whether a program may be run that earlier runs of the workspace may have written.
+    /// What was agreed to is the host's program of this path: it does not count, and nobody
+    /// is asked.
+    pub fn decide_in_layer(&self, program: &Program) -> Result<(), Refusal> {
+        let strict = Self { agreed: Vec::new(), ..self.clone() };
+        strict.decide(program).map_err(|refusal| Refusal { grant: None, ..refusal })
+    }
+
     /// Whether it may be run.
     pub fn decide(&self, program: &Program) -> Result<(), Refusal> {
         let matching = |rules: &[Rule]| rules.iter().find(|rule| rule.matches(program)).map(|r| r.pattern.to_string());
@@ -236,6 +244,16 @@ mod tests {
         check(&rules, "/bin/b y", "program: b y");
         assert_eq!(rules.decide_unread(b"/bin/a"), Ok(()));
         assert!(rules.decide_unread(b"/bin/c").is_err());
+    }
+
+    #[test]
+    fn what_was_agreed_to_is_not_what_a_layer_has_at_its_path() {
+        let mut rules = programs(&["a"], &[]);
+        rules.agree(b"/cache/a".to_vec());
+        assert_eq!(rules.decide(&program("/cache/a")), Ok(()));
+        let refusal = rules.decide_in_layer(&program("/cache/a")).unwrap_err();
+        assert_eq!(refusal.grant, None);
+        assert_eq!(rules.decide_in_layer(&program("/cache/b")), Ok(()));
     }
 
     #[test]

@@ -117,6 +117,10 @@ pub struct ProfileSection {
     /// Whether what is written in the workspace waits in a stage until somebody
     /// commits or discards it. A project may only say `true`.
     pub stage: Option<bool>,
+    /// Whether the caches and package stores of tools are written in private layers
+    /// of the workspace, which last between runs. Default: `true` in `workspace`. A
+    /// project may only say `false`.
+    pub caches: Option<bool>,
     /// Programs that are not simply run, in the whole tree of a run.
     pub exec: ExecSection,
     /// Variables.

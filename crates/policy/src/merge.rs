@@ -340,6 +340,9 @@ impl File<'_> {
         if section.stage == Some(false) && base.is_some_and(|spec| spec.stages()) {
             return Err(self.widens(&format!("profiles.{name}.stage"), "writes would wait for nobody"));
         }
+        if section.caches == Some(true) && !base.is_some_and(ProfileSpec::has_caches) {
+            return Err(self.widens(&format!("profiles.{name}.caches"), "it would give more"));
+        }
         let Some(base) = base else {
             // It extends another profile of this file, where limits start.
             return Ok(());
@@ -507,6 +510,7 @@ impl File<'_> {
             hide: section.hide.clone(),
             protect: section.protect.clone(),
             stage: section.stage.filter(|stage| *stage),
+            caches: section.caches.filter(|caches| !caches),
             exec: section.exec.clone(),
             env: EnvSection { drop: section.env.drop.clone(), ..EnvSection::default() },
             limits: section.limits.clone(),

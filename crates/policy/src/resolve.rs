@@ -292,6 +292,7 @@ fn instantiate(spec: &ProfileSpec, name: &str, home: &Path, workspace: &Path) ->
             sockets: paths(&spec.sockets),
             stage: spec.stages(),
             trace: false,
+            caches: if spec.has_caches() { crate::shipped::caches(home) } else { Vec::new() },
         },
         exec: ExecRules { ask: programs(&spec.exec_ask), deny: programs(&spec.exec_deny) },
         network: spec.network,
@@ -491,7 +492,7 @@ fn check_own(settings: &Settings, workspace: &Path, filesystem: &Filesystem) -> 
 
 /// Sorted, without repeats, so that one meaning has one digest.
 fn normalise(filesystem: &mut Filesystem) {
-    let Filesystem { write, hide, reveal, protect, sockets, stage: _, trace: _ } = filesystem;
+    let Filesystem { write, hide, reveal, protect, sockets, stage: _, trace: _, caches: _ } = filesystem;
     for list in [write, hide, reveal, sockets] {
         list.sort();
         list.dedup();

@@ -8,11 +8,11 @@ use std::path::Path;
 use std::str::FromStr;
 use std::sync::LazyLock;
 
-use stockade_model::DEFAULT_PROTECTED_NAMES;
+use stockade_model::{CacheSharing, DEFAULT_PROTECTED_NAMES, ToolCache};
 
 use crate::egress::EgressSpec;
 use crate::error::ConfigError;
-use crate::shipped_text::{Group, ListName, ShippedFile, read};
+use crate::shipped_text::{CacheEntry, Group, ListName, ShippedFile, read};
 use crate::spec::{LimitsSpec, Origin, ProfileSpec, Sourced};
 use crate::text::{ConfigPath, DropPattern, PassPattern, ProtectedName, TextError, VariableName};
 
@@ -23,6 +23,8 @@ const PROFILES: [(&str, &str, &str); 3] = [
 ];
 const CREDENTIALS: (&str, &str) = ("credentials.toml", include_str!("../../../policies/credentials.toml"));
 const ENVIRONMENT: (&str, &str) = ("environment.toml", include_str!("../../../policies/environment.toml"));
+const CACHES: (&str, &str) = ("caches.toml", include_str!("../../../policies/caches.toml"));
+const CACHES_REASON: &str = "tools run without a question, and the host's caches stay as they are";
 
 /// The built-in profiles by name, with `home` put in.
 pub(crate) fn profiles(home: &Path) -> Result<BTreeMap<String, ProfileSpec>, ConfigError> {
@@ -40,6 +42,10 @@ pub(crate) fn profiles(home: &Path) -> Result<BTreeMap<String, ProfileSpec>, Con
         let mut spec = empty(&content);
         for list in &content.uses {
             match list {
+                ListName::Caches => {
+                    let origin = Origin::Shipped { file: CACHES.0, reason: CACHES_REASON };
+                    spec.caches = Some(Sourced::new(true, origin));
+                }
                 ListName::Credentials => add(&mut spec, credentials.clone()),
                 ListName::Environment => add(&mut spec, environment.clone()),
             }
@@ -52,6 +58,26 @@ pub(crate) fn profiles(home: &Path) -> Result<BTreeMap<String, ProfileSpec>, Con
         profiles.insert(name.to_owned(), spec);
     }
     Ok(profiles)
+}
+
+/// The shipped caches of tools, in the home directory `home`.
+pub(crate) fn caches(home: &Path) -> Vec<ToolCache> {
+    // The tests hold it readable.
+    let entries = read(CACHES.1).map(|file| file.cache).unwrap_or_default();
+    entries.iter().filter_map(|entry| cache(entry, home)).collect()
+}
+
+fn cache(entry: &CacheEntry, home: &Path) -> Option<ToolCache> {
+    let texts = |list: &[&str]| list.iter().map(|text| (*text).to_owned()).collect();
+    let set = entry.set.iter().map(|text| text.split_once('=').map(|(name, value)| (name.into(), value.into())));
+    Some(ToolCache {
+        tool: entry.tool.to_owned(),
+        directory: entry.directory.parse::<ConfigPath>().ok()?.resolve(home, Path::new("/")).into(),
+        data: texts(&entry.data),
+        sharing: entry.sharing.unwrap_or(CacheSharing::Private),
+        moved_by: texts(&entry.moved_by),
+        set: set.collect::<Option<_>>()?,
+    })
 }
 
 /// The shipped lists of credentials, each with its reason; read once.
@@ -81,6 +107,7 @@ fn empty(content: &ShippedFile) -> ProfileSpec {
         protect: names.iter().map(|name| Sourced::new(ProtectedName((*name).to_owned()), origin())).collect(),
         sockets: Vec::new(),
         stage: None,
+        caches: None,
         exec_ask: Vec::new(),
         exec_deny: Vec::new(),
         pass: Vec::new(),
@@ -160,7 +187,7 @@ mod tests {
     /// The same shapes, for a whole TOML reader. They are compared as text.
     mod whole {
         use serde::Deserialize;
-        use stockade_model::Network;
+        use stockade_model::{CacheSharing, Network};
 
         use crate::file::LimitsSection;
 
@@ -176,12 +203,26 @@ mod tests {
             pass: Vec<Group>,
             drop: Vec<Group>,
             set: Vec<SetEntry>,
+            cache: Vec<CacheEntry>,
             limits: LimitsSection,
+        }
+
+        #[derive(Debug, Default, Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        struct CacheEntry {
+            tool: String,
+            directory: String,
+            data: Vec<String>,
+            sharing: Option<CacheSharing>,
+            moved_by: Vec<String>,
+            set: Vec<String>,
+            reason: String,
         }
 
         #[derive(Debug, Deserialize)]
         #[serde(rename_all = "kebab-case")]
         enum ListName {
+            Caches,
             Credentials,
             Environment,
         }
@@ -217,7 +258,9 @@ mod tests {
             assert_eq!(hidden.len(), count, "{name}: a path is hidden twice");
             for pass in &spec.pass {
                 for drop in &spec.drop {
-                    let clash = glob_matches(drop.value.as_str(), pass.value.as_str());
+                    // A name written out outweighs a pattern: that is meant.
+                    let is_meant = drop.value.as_str().contains('*') && !pass.value.as_str().contains('*');
+                    let clash = !is_meant && glob_matches(drop.value.as_str(), pass.value.as_str());
                     assert!(!clash, "{name}: `{}` passes and `{}` drops it", pass.value.as_str(), drop.value.as_str());
                 }
             }
@@ -226,10 +269,11 @@ mod tests {
 
     #[test]
     fn every_entry_has_a_reason() {
-        for (name, source) in PROFILES.map(|p| (p.1, p.2)).into_iter().chain([CREDENTIALS, ENVIRONMENT]) {
+        for (name, source) in PROFILES.map(|p| (p.1, p.2)).into_iter().chain([CREDENTIALS, ENVIRONMENT, CACHES]) {
             let content = read(source).unwrap();
             let groups = content.write.iter().chain(&content.hide).chain(&content.pass).chain(&content.drop);
             let reasons = groups.map(|g| g.reason).chain(content.set.iter().map(|s| s.reason));
+            let reasons = reasons.chain(content.cache.iter().map(|c| c.reason));
             assert!(reasons.into_iter().all(|r| r.len() > 5), "{name}");
         }
     }
@@ -238,9 +282,33 @@ mod tests {
     /// understands.
     #[test]
     fn shipped_files_mean_what_toml_means() {
-        for (name, source) in PROFILES.map(|p| (p.1, p.2)).into_iter().chain([CREDENTIALS, ENVIRONMENT]) {
+        for (name, source) in PROFILES.map(|p| (p.1, p.2)).into_iter().chain([CREDENTIALS, ENVIRONMENT, CACHES]) {
             let whole: whole::ShippedFile = toml::from_str(source).unwrap();
             assert_eq!(format!("{:?}", read(source).unwrap()), format!("{whole:?}"), "{name}");
+        }
+    }
+
+    #[test]
+    fn every_cache_is_a_plain_directory_of_the_home_that_hides_nothing() {
+        let home = Path::new("/home/u");
+        let all = caches(home);
+        assert_eq!(all.len(), read(CACHES.1).unwrap().cache.len());
+        let profiles = profiles(home).unwrap();
+        for (i, cache) in all.iter().enumerate() {
+            let tool = &cache.tool;
+            assert!(!tool.is_empty() && tool.bytes().all(|b| b.is_ascii_lowercase() || b == b'-'), "{tool}");
+            assert!(all[..i].iter().all(|other| other.tool != *tool), "{tool} is there twice");
+            let directory = cache.directory.as_path();
+            assert!(directory.starts_with(home) && directory != home, "{tool}");
+            assert!(cache.sharing == CacheSharing::Merged || !cache.set.is_empty(), "{tool}: nothing leads to it");
+            assert!(cache.data.iter().all(|name| !name.trim_end_matches('/').contains('/')), "{tool}");
+            for hidden in &profiles["workspace"].hide {
+                let hidden = hidden.value.resolve(home, home);
+                let written = cache.data.iter().map(|name| directory.join(name)).chain([directory.to_owned()]);
+                let written: Vec<_> =
+                    if cache.data.is_empty() { written.collect() } else { written.take(cache.data.len()).collect() };
+                assert!(!written.iter().any(|w| hidden.starts_with(w)), "{tool} holds {}", hidden.display());
+            }
         }
     }
 

@@ -5,7 +5,7 @@
 //!
 //! Must not know what a profile is made of, nor anybody's configuration.
 
-use stockade_model::Network;
+use stockade_model::{CacheSharing, Network};
 
 use crate::file::LimitsSection;
 
@@ -21,12 +21,14 @@ pub(crate) struct ShippedFile {
     pub pass: Vec<Group>,
     pub drop: Vec<Group>,
     pub set: Vec<SetEntry>,
+    pub cache: Vec<CacheEntry>,
     pub limits: LimitsSection,
 }
 
 /// A list that profiles use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ListName {
+    Caches,
     Credentials,
     Environment,
 }
@@ -46,6 +48,19 @@ pub(crate) struct SetEntry {
     pub reason: &'static str,
 }
 
+/// A cache or package store of a tool.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct CacheEntry {
+    pub tool: &'static str,
+    pub directory: &'static str,
+    pub data: Vec<&'static str>,
+    pub sharing: Option<CacheSharing>,
+    pub moved_by: Vec<&'static str>,
+    /// `NAME=value`.
+    pub set: Vec<&'static str>,
+    pub reason: &'static str,
+}
+
 /// Where a statement belongs.
 #[derive(Clone, Copy)]
 enum Section {
@@ -55,6 +70,7 @@ enum Section {
     Pass,
     Drop,
     Set,
+    Cache,
     Limits,
 }
 
@@ -89,6 +105,10 @@ fn begin(file: &mut ShippedFile, line: &str) -> Option<Section> {
             file.set.push(SetEntry::default());
             return Some(Section::Set);
         }
+        "[[cache]]" => {
+            file.cache.push(CacheEntry::default());
+            return Some(Section::Cache);
+        }
         "[limits]" => return Some(Section::Limits),
         _ => return None,
     };
@@ -114,6 +134,7 @@ fn statement(file: &mut ShippedFile, section: Section, key: &str, value: &'stati
             *slot = string(value)?;
             Some(())
         }
+        Section::Cache => cache(file.cache.last_mut()?, key, value),
         Section::Limits => {
             let limits = &mut file.limits;
             match key {
@@ -150,12 +171,33 @@ fn top(file: &mut ShippedFile, key: &str, value: &'static str) -> Option<()> {
         "uses" => {
             for name in strings(value)? {
                 file.uses.push(match name {
+                    "caches" => ListName::Caches,
                     "credentials" => ListName::Credentials,
                     "environment" => ListName::Environment,
                     _ => return None,
                 });
             }
         }
+        _ => return None,
+    }
+    Some(())
+}
+
+fn cache(entry: &mut CacheEntry, key: &str, value: &'static str) -> Option<()> {
+    match key {
+        "tool" => entry.tool = string(value)?,
+        "directory" => entry.directory = string(value)?,
+        "data" => entry.data = strings(value)?,
+        "sharing" => {
+            entry.sharing = Some(match string(value)? {
+                "merged" => CacheSharing::Merged,
+                "private" => CacheSharing::Private,
+                _ => return None,
+            });
+        }
+        "moved_by" => entry.moved_by = strings(value)?,
+        "set" => entry.set = strings(value)?,
+        "reason" => entry.reason = string(value)?,
         _ => return None,
     }
     Some(())

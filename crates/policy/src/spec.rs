@@ -173,6 +173,7 @@ pub(crate) struct ProfileSpec {
     pub protect: Vec<Sourced<ProtectedName>>,
     pub sockets: Vec<Sourced<ConfigPath>>,
     pub stage: Option<Sourced<bool>>,
+    pub caches: Option<Sourced<bool>>,
     pub exec_ask: Vec<Sourced<ProgramPattern>>,
     pub exec_deny: Vec<Sourced<ProgramPattern>>,
     pub pass: Vec<Sourced<PassPattern>>,
@@ -237,6 +238,9 @@ impl ProfileSpec {
         if let Some(stage) = section.stage {
             self.stage = Some(Sourced::new(stage, origin("stage")));
         }
+        if let Some(caches) = section.caches {
+            self.caches = Some(Sourced::new(caches, origin("caches")));
+        }
         self.limits.apply(&section.limits, origin);
         self.egress.apply(&section.egress, origin, home);
     }
@@ -250,6 +254,11 @@ impl ProfileSpec {
     /// Whether writes in the workspace wait for a commit.
     pub(crate) fn stages(&self) -> bool {
         self.stage.as_ref().is_some_and(|entry| entry.value)
+    }
+
+    /// Whether the caches of tools are layers of the workspace.
+    pub(crate) fn has_caches(&self) -> bool {
+        self.caches.as_ref().is_some_and(|entry| entry.value)
     }
 
     /// What lies at or beneath a path that is hidden now is no longer revealed.
@@ -306,6 +315,9 @@ impl ProfileSpec {
         }
         if base.stages() && !self.stages() {
             return Some("stage");
+        }
+        if self.has_caches() && !base.has_caches() {
+            return Some("caches");
         }
         // What is refused is refused first: a program that is asked about there
         // as well is no wider.

@@ -3,6 +3,7 @@
 
 pub mod approvals;
 pub mod audit;
+pub mod cache;
 pub mod check;
 pub mod detached;
 pub mod doctor;

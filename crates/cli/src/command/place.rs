@@ -104,7 +104,9 @@ impl Place {
     /// What runs it.
     pub fn backend(self, state: &State) -> Arc<dyn Backend> {
         match self {
-            Self::Own(nursery) => Arc::new(NativeBackend::with(nursery).staging(state.stages())),
+            Self::Own(nursery) => {
+                Arc::new(NativeBackend::with(nursery).staging(state.stages()).caching(state.caches()))
+            }
             Self::Lasting(inside) => inside.backend,
         }
     }

@@ -179,6 +179,7 @@ fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failu
     let outcome = run_at_terminal(&engine, request, (front.terminal, of_terminal), captured, interrupts)?;
     keep_rules(&lasting, &command, &outcome, &setting.settings);
     info_span!("anchor the record").in_scope(|| audit_log.move_anchor());
+    super::cache::keep_within_limit(&state);
     Ok(outcome)
 }
 

@@ -4,6 +4,7 @@
 
 pub mod approvals;
 pub mod audit;
+pub mod cache;
 pub mod check;
 pub mod compact;
 pub mod detached;

@@ -252,6 +252,9 @@ impl Service {
     /// The name is not among the powers: it may be a link to something that is,
     /// a device, or fail anyway. Only what is left is a denial.
     fn open_refused(&self, place: &Place, path: &[u8], wish: Wish, refusal: Refusal) -> Result<Step, Failure> {
+        if self.powers.is_kept_read_only(path) {
+            return Err(Errno::ROFS.into());
+        }
         let held = match place.step() {
             Ok(held) => held,
             Err(Errno::NOENT) if wish.creates() => {

@@ -62,7 +62,12 @@ impl Service {
     pub(super) fn may_run(&self, start: &Start) -> Result<Step, Failure> {
         let refused = |path: &[u8], refusal| refused(Operation::Exec, path, refusal);
         for program in &start.programs {
-            self.powers.programs.decide(program).map_err(|refusal| refused(&program.path, refusal))?;
+            let programs = &self.powers.programs;
+            let decided = match self.powers.is_in_layer(&program.path) {
+                true => programs.decide_in_layer(program),
+                false => programs.decide(program),
+            };
+            decided.map_err(|refusal| refused(&program.path, refusal))?;
         }
         if let (false, Some(last)) = (start.is_readable, start.programs.last()) {
             self.powers.programs.decide_unread(&last.path).map_err(|refusal| refused(&last.path, refusal))?;

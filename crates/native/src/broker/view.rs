@@ -78,7 +78,7 @@ impl Service {
     /// The directory of `place`, whose whole path is `path`, to make or remove a
     /// name in.
     pub fn through<'p>(&self, place: &'p Place, path: &[u8]) -> Through<'p> {
-        self.either(&place.directory.fd, path, || own_directory(&place.directory))
+        self.either(&place.directory.fd, path, || self.own_directory(&place.directory))
     }
 
     /// The directories of two names, in one view.
@@ -124,7 +124,32 @@ impl Service {
         if object.stat.st_nlink == 0 || object.is_placeless() {
             return Through::Seen(object.fd.as_fd());
         }
-        self.either(&object.fd, &object.path, || own_object(object))
+        self.either(&object.fd, &object.path, || self.own_object(object))
+    }
+
+    /// As [`own_directory`]. What is seen beneath a layer has other numbers in each view,
+    /// and the front's is what somebody agreed to.
+    fn own_directory(&self, directory: &Directory) -> Result<OwnedFd, Errno> {
+        match own_directory(directory) {
+            Err(Errno::STALE) if self.powers.is_merged(&directory.path) => {
+                resolve::directory_without_links(&CString::new(&directory.path[..]).map_err(|_| Errno::INVAL)?)
+            }
+            other => other,
+        }
+    }
+
+    /// As [`own_object`], and as [`own_directory`](Self::own_directory) for a file in such a
+    /// directory.
+    fn own_object(&self, object: &Object) -> Result<OwnedFd, Errno> {
+        let end = object.path.iter().rposition(|b| *b == b'/').ok_or(Errno::STALE)?;
+        match own_object(object) {
+            Err(Errno::STALE) if self.powers.is_merged(&object.path[..end]) => {
+                let parent = CString::new(&object.path[..end]).map_err(|_| Errno::INVAL)?;
+                let name = CString::new(&object.path[end + 1..]).map_err(|_| Errno::INVAL)?;
+                resolve::step(resolve::directory_without_links(&parent)?.as_fd(), &name)
+            }
+            other => other,
+        }
     }
 
     /// Where both views do not show the same object, the caller's is the one that

@@ -318,6 +318,12 @@ fn full(plan: &Plan, candidates: &[CString], abi: u32, outfit: &Outfit) -> Resul
         let workspace = Spot::of(plan.workspace.as_path())?;
         steps.push(Step::Stage { workspace, overlay: overlay.clone() });
     }
+    for attachment in &attachments {
+        if let Nature::Merged(merged) = &attachment.nature {
+            let lower = Spot { path: attachment.path.clone(), identity: attachment.identity };
+            steps.push(Step::Merge { index: merged.index, lower, overlay: merged.overlay.clone() });
+        }
+    }
     steps.extend([Step::Root { size }, Step::Scratch(scratch_entries(&attachments, outfit)?)]);
     let private_trees = private_trees(&attachments);
     let (mut hidden, mut watched) = (Vec::new(), Vec::new());
@@ -395,7 +401,11 @@ fn restricted(plan: &Plan, abi: u32, outfit: &Outfit) -> Result<Parts, LaunchErr
         let shown: Vec<PathBuf> = agreed.chain(devices).chain(OPEN_DIRECTORIES.iter().map(PathBuf::from)).collect();
         Reads::new(&hidden, &shown).allow(&ruleset)?;
     }
-    let Private { directory, mut steps, trees } = Private::of(outfit, &ruleset, access::changing(abi) | reads)?;
+    let Private { directory, mut steps, mut trees } = Private::of(outfit, &ruleset, access::changing(abi) | reads)?;
+    if let Some(kept) = &outfit.kept {
+        allow(&ruleset, kept, access::changing(abi) | reads)?;
+        trees.push(PrivateTree { path: kept.clone(), floor_allows: true });
+    }
     steps.extend([Step::KeyRing, Step::AdoptOrphans]);
     if let Some(named) = &outfit.named {
         steps.push(Step::OwnFile { name: NamedFile::file_name()?, content: named.content.clone() });
@@ -476,13 +486,22 @@ fn claim_identity() -> Result<Step, LaunchError> {
 }
 
 pub(super) fn private_trees(attachments: &[Attachment]) -> Vec<PrivateTree> {
-    let private = attachments.iter().filter(|a| matches!(a.nature, Nature::Private(_)));
-    private
-        .map(|a| PrivateTree {
-            path: PathBuf::from(std::ffi::OsStr::from_bytes(a.path.as_bytes())),
-            floor_allows: a.floor_allows,
-        })
-        .collect()
+    let tree = |path: PathBuf, floor_allows| PrivateTree { path, floor_allows };
+    let mut trees = Vec::new();
+    for attachment in attachments {
+        let path = PathBuf::from(std::ffi::OsStr::from_bytes(attachment.path.as_bytes()));
+        match &attachment.nature {
+            Nature::Private(_) | Nature::Kept => trees.push(tree(path, attachment.floor_allows)),
+            Nature::Merged(merged) if merged.is_whole() => trees.push(tree(path, true)),
+            Nature::Merged(merged) => {
+                let within = |name: &CString| path.join(std::ffi::OsStr::from_bytes(name.as_bytes()));
+                trees.extend(merged.directories.iter().map(|name| tree(within(name), true)));
+                trees.extend(merged.files.iter().map(|name| tree(within(name), false)));
+            }
+            _ => {}
+        }
+    }
+    trees
 }
 
 /// What the run's own filesystem holds before anything is attached.

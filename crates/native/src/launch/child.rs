@@ -145,6 +145,7 @@ fn hand_over(site: &Site<'_>) -> Result<(), Errno> {
         (Parts::SOCKETS, network.map(|n| &n.asking)),
     ];
     let mut parts = if network.is_some_and(|n| n.unreachable_v6.is_some()) { Parts::IPV6 } else { 0 };
+    parts |= u32::from(site.unmerged) << Parts::UNMERGED_SHIFT;
     let mut descriptors = [site.control; passing::MAX_DESCRIPTORS];
     let mut count = 0;
     for ((part, fd), slot) in all.iter().filter_map(|(part, fd)| Some((part, (*fd)?))).zip(&mut descriptors) {

@@ -82,6 +82,7 @@ pub struct Launched {
     report: EnforcementReport,
     private_trees: Vec<PrivateTree>,
     missing: Vec<PathBuf>,
+    unmerged: u32,
     umask: u32,
     wait_killable: bool,
     released: Option<Instant>,
@@ -268,6 +269,7 @@ impl Launched {
             report: EnforcementReport { level: blueprint.level, layers: BTreeMap::new() },
             private_trees: blueprint.private_trees().to_vec(),
             missing: blueprint.missing().to_vec(),
+            unmerged: 0,
             umask: 0,
             wait_killable: false,
             released: None,
@@ -319,6 +321,12 @@ impl Launched {
     /// What others can enter, where it stands by itself.
     pub(super) fn take_walls(&mut self) -> Option<Walls> {
         self.walls.take()
+    }
+
+    /// Whether the directory of this number in [`Outfit::merged`](super::Outfit::merged)
+    /// could not be merged: then it is read-only.
+    pub fn is_unmerged(&self, index: usize) -> bool {
+        self.unmerged >> index & 1 == 1
     }
 
     /// What the kernel really took.
@@ -444,6 +452,7 @@ impl Launched {
             for socket in [self.control.as_fd(), self.gate.as_fd()].into_iter().take(spoken_to) {
                 match Message::receive(socket, false) {
                     Ok(Some((Message::Built { parts }, received))) => {
+                        self.unmerged = parts.0 >> Parts::UNMERGED_SHIFT;
                         taken = Some((parts, received.descriptors));
                         built = true;
                     }

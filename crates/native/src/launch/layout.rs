@@ -57,6 +57,10 @@ pub(super) enum Nature {
     Writable,
     /// The host's directory, beneath what the run writes in it.
     Staged,
+    /// The host's directory, writable as a private one is.
+    Kept,
+    /// The host's directory, beneath what the runs of the workspace write in it.
+    Merged(Box<Merged>),
     /// The host's object, read-only within something writable.
     Readable,
     /// The host's object, to be seen where a tree starts empty, or with
@@ -72,15 +76,67 @@ pub(super) enum Nature {
     Brought { from: PathBuf, writable: bool },
 }
 
-/// A directory at its path, links not followed, as the object it was.
+/// Most directories that are merged in one run.
+pub(crate) const MAX_MERGED: usize = 16;
+
+/// What is merged with a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Merged {
+    /// Which of all.
+    pub(super) index: usize,
+    pub(super) overlay: Overlay,
+    /// Directories in it that the command may change by itself. Without any, and without
+    /// single files that only the broker changes, it is all of it.
+    pub(super) directories: Vec<CString>,
+    pub(super) files: Vec<CString>,
+}
+
+impl Merged {
+    /// Whether all of it may be changed.
+    pub(super) fn is_whole(&self) -> bool {
+        self.directories.is_empty() && self.files.is_empty()
+    }
+}
+
+/// A directory of the host that is seen beneath what runs write in it.
 #[derive(Clone, Debug)]
+pub struct MergedDirectory {
+    /// Where the host has it, links not followed.
+    pub directory: PathBuf,
+    /// Where what is written waits.
+    pub overlay: Overlay,
+    /// Names of directories in it that may be changed. Where neither these nor `files`
+    /// name anything, all of it may be.
+    pub directories: Vec<String>,
+    /// Names of files in it that may be changed.
+    pub files: Vec<String>,
+    /// Directories in it that are seen as the host has them.
+    pub shown: Vec<PathBuf>,
+}
+
+impl MergedDirectory {
+    /// Whether all of it may be changed.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.directories.is_empty() && self.files.is_empty()
+    }
+
+    fn nature(&self, index: usize) -> Result<Nature, LaunchError> {
+        let texts =
+            |names: &[String]| names.iter().map(|name| c_string(OsStr::new(name))).collect::<Result<Vec<_>, _>>();
+        let (directories, files) = (texts(&self.directories)?, texts(&self.files)?);
+        Ok(Nature::Merged(Box::new(Merged { index, overlay: self.overlay.clone(), directories, files })))
+    }
+}
+
+/// A directory at its path, links not followed, as the object it was.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Spot {
     pub(super) path: CString,
     pub(super) identity: Identity,
 }
 
-/// Where an overlay over the workspace keeps what is written.
-#[derive(Clone, Debug)]
+/// Where an overlay keeps what is written.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overlay {
     pub(super) upper: Spot,
     pub(super) work: Spot,
@@ -196,6 +252,18 @@ pub(super) fn layout(plan: &Plan, program: Option<&Path>, outfit: &Outfit) -> Re
             *even_hidden = true;
         }
     }
+    if let Some(kept) = &outfit.kept {
+        natures.insert(kept.clone(), Nature::Kept);
+    }
+    if outfit.merged.len() > MAX_MERGED {
+        return Err(LaunchError::Unfit(format!("at most {MAX_MERGED} directories can be merged")));
+    }
+    for (index, merged) in outfit.merged.iter().enumerate() {
+        natures.insert(merged.directory.clone(), merged.nature(index)?);
+        for shown in &merged.shown {
+            natures.entry(shown.clone()).or_insert(Nature::Visible { even_hidden: false });
+        }
+    }
     for (index, (path, _)) in outfit.files.iter().enumerate() {
         natures.insert(provided_at(path)?, Nature::Provided(index));
     }
@@ -284,7 +352,7 @@ fn is_redundant(nature: &Nature, around: &Nature) -> bool {
         // granted later must lead into the stage as well.
         Nature::Readable => !matches!(around, Nature::Writable),
         Nature::Visible { even_hidden } => match around {
-            Nature::Private(_) => false,
+            Nature::Private(_) | Nature::Merged(_) => false,
             Nature::Hidden(_) => !even_hidden,
             _ => true,
         },
@@ -292,7 +360,7 @@ fn is_redundant(nature: &Nature, around: &Nature) -> bool {
         // What starts empty holds nothing to hide.
         Nature::Hidden(_) => matches!(around, Nature::Private(_) | Nature::Devices | Nature::Hidden(_)),
         Nature::Private(_) | Nature::Devices | Nature::Masked | Nature::Staged => false,
-        Nature::Provided(_) | Nature::Brought { .. } => false,
+        Nature::Provided(_) | Nature::Brought { .. } | Nature::Kept | Nature::Merged(_) => false,
     }
 }
 
@@ -483,6 +551,7 @@ mod tests {
                     sockets: Vec::new(),
                     stage: false,
                     trace: false,
+                    caches: Vec::new(),
                 },
                 exec: stockade_model::ExecRules::default(),
                 network: Network::None,

@@ -66,6 +66,9 @@ impl Parts {
     /// No descriptor: the kernel has IPv6.
     pub(super) const IPV6: u32 = 64;
 
+    /// No descriptors: the directories that could not be merged, from this bit on.
+    pub(super) const UNMERGED_SHIFT: u32 = 16;
+
     pub(super) fn has(self, part: u32) -> bool {
         self.0 & part != 0
     }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use stockade_model::{Plan, RawText};
 
 use super::error::LaunchError;
-use super::layout::{Overlay, c_string};
+use super::layout::{MergedDirectory, Overlay, c_string};
 
 /// What a run is given besides its plan.
 #[derive(Clone, Debug, Default)]
@@ -29,6 +29,11 @@ pub struct Outfit {
     /// Directories that are the place's own already, in the place of one that is made
     /// for the run: at level restricted alone, within walls that others made.
     pub private: Vec<PathBuf>,
+    /// A directory of the host that is the run's own as its private temp is, and lasts.
+    pub kept: Option<PathBuf>,
+    /// Directories of the host that are seen beneath what runs write in them: at level
+    /// full alone.
+    pub merged: Vec<MergedDirectory>,
     /// Whether the network around is the sandbox's own, at level restricted: then its
     /// ports are no walls.
     pub own_network: bool,

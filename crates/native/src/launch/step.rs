@@ -15,11 +15,11 @@ use stockade_sys::caps::{self, CapabilitySet};
 use stockade_sys::clone::{flags, unshare};
 use stockade_sys::landlock::{Ruleset, access};
 use stockade_sys::mount::{Forbids, attach, attach_at, copy_tree, make_private, new_filesystem, restrict, swap_root};
-use stockade_sys::resolve::DescriptorPath;
 use stockade_sys::{Errno, keyring};
 
 use super::error::LaunchError;
-use super::layout::{Attachment, Device, Identity, Nature, Overlay, Spot};
+use super::layout::{Attachment, Device, Identity, MAX_MERGED, Nature, Overlay, Spot};
+use super::merge::{attach_merged, lay_over, merge};
 use super::message::Message;
 use super::network::Network;
 use super::walls::Walls;
@@ -44,6 +44,11 @@ pub(super) struct Site<'a> {
     root: Option<OwnedFd>,
     /// The workspace beneath what the run writes in it, not yet attached.
     overlay: Option<OwnedFd>,
+    /// Directories beneath what runs write in them, not yet attached. What could not be
+    /// made is absent.
+    pub(super) merged: [Option<OwnedFd>; MAX_MERGED],
+    /// The bits of those that could not be.
+    pub(super) unmerged: u16,
     /// The same as `scratch`, but nothing can be changed by it.
     placeholders: Option<OwnedFd>,
     /// The run's own temporary filesystem.
@@ -66,6 +71,8 @@ impl<'a> Site<'a> {
             proc: None,
             root: None,
             overlay: None,
+            merged: [const { None }; MAX_MERGED],
+            unmerged: 0,
             placeholders: None,
             scratch: None,
             watches: None,
@@ -76,12 +83,12 @@ impl<'a> Site<'a> {
     }
 
     /// Lets the command do `rights` beneath `object` by itself.
-    fn allow(&self, object: BorrowedFd<'_>, rights: u64) -> Result<(), Errno> {
+    pub(super) fn allow(&self, object: BorrowedFd<'_>, rights: u64) -> Result<(), Errno> {
         // Walls that stand by themselves have no command to allow anything to.
         self.ruleset.map_or(Ok(()), |ruleset| ruleset.allow(object, rights))
     }
 
-    fn root(&self) -> Result<BorrowedFd<'_>, Errno> {
+    pub(super) fn root(&self) -> Result<BorrowedFd<'_>, Errno> {
         self.root.as_ref().map(OwnedFd::as_fd).ok_or(Errno::BADF)
     }
 
@@ -121,6 +128,8 @@ pub(super) enum Step {
     CopyRoot,
     /// The workspace beneath what the run writes in it.
     Stage { workspace: Spot, overlay: Overlay },
+    /// A directory beneath what runs of the workspace wrote in it.
+    Merge { index: usize, lower: Spot, overlay: Overlay },
     /// The copy attached and made read-only.
     Root { size: Option<TempSize> },
     /// Directories and files in the run's own filesystem.
@@ -192,6 +201,7 @@ impl Step {
             Self::Quotas(_) => "quotas",
             Self::CopyRoot => "copy-root",
             Self::Stage { .. } => "stage",
+            Self::Merge { .. } => "merge",
             Self::Root { .. } => "root",
             Self::Scratch(_) => "scratch",
             Self::Attach(_) => "attach",
@@ -241,6 +251,10 @@ impl Step {
                 let path = RawText::from(workspace.path.as_bytes()).escaped();
                 format!("what is written in {path} waits in a stage")
             }
+            Self::Merge { lower, .. } => {
+                let path = RawText::from(lower.path.as_bytes()).escaped();
+                format!("what is written in {path} stays in a layer")
+            }
             Self::Root { .. } => "the host's root, read-only".to_owned(),
             Self::Scratch(entries) => format!("{} entries in a private temporary filesystem", entries.len()),
             Self::Attach(attachment) => describe_attachment(attachment),
@@ -276,22 +290,16 @@ impl Step {
                 site.proc = Some(new_filesystem(c"proc", &[], forbids)?);
                 Ok(())
             }
-            Self::Quotas(quotas) => {
-                // No wall: before kernel 6.9, and where /proc/sys is read-only, the
-                // run has as much as its user.
-                for quota in quotas {
-                    let _ = write_file(quota.file, quota.amount.as_bytes());
-                }
-                Ok(())
-            }
+            Self::Quotas(quotas) => set_quotas(quotas),
             Self::CopyRoot => {
                 site.root = Some(copy_tree(CWD, c"/")?);
                 Ok(())
             }
             Self::Stage { workspace, overlay } => {
-                site.overlay = Some(lay_over(workspace, overlay)?);
+                site.overlay = Some(lay_over(workspace, overlay, c"off")?);
                 Ok(())
             }
+            Self::Merge { index, lower, overlay } => merge(site, *index, lower, overlay),
             Self::Root { size } => build_root(site, size.as_ref()),
             Self::Scratch(entries) => entries.iter().try_for_each(|e| make_entry(site.scratch()?, e)),
             Self::Attach(attachment) => attach_one(site, attachment),
@@ -337,6 +345,8 @@ fn describe_attachment(attachment: &Attachment) -> String {
         Nature::Devices => format!("{path} with few devices"),
         Nature::Writable => format!("{path} writable"),
         Nature::Staged => format!("{path} staged"),
+        Nature::Kept => format!("{path} private, kept for later runs"),
+        Nature::Merged(_) => format!("{path} beneath what runs of the workspace write"),
         Nature::Readable | Nature::Visible { .. } => format!("{path} read-only"),
         Nature::Hidden(_) => format!("{path} hidden"),
         Nature::Masked => format!("{path} masked"),
@@ -354,6 +364,15 @@ fn claim_identity(uid_map: &CStr, gid_map: &CStr) -> Result<(), Errno> {
 fn write_file(path: &CStr, bytes: &[u8]) -> Result<(), Errno> {
     let file = openat(CWD, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
     rustix::io::write(&file, bytes).map(drop)
+}
+
+/// No wall: before kernel 6.9, and where /proc/sys is read-only, the run has as much as its
+/// user.
+fn set_quotas(quotas: &[Quota]) -> Result<(), Errno> {
+    for quota in quotas {
+        let _ = write_file(quota.file, quota.amount.as_bytes());
+    }
+    Ok(())
 }
 
 fn await_identity(control: BorrowedFd<'_>) -> Result<(), Errno> {
@@ -389,31 +408,6 @@ fn build_root(site: &mut Site<'_>, size: Option<&TempSize>) -> Result<(), Errno>
     Ok(())
 }
 
-/// An overlay of this user namespace: its marks are attributes that its user may
-/// set. `/proc` must still be the old one, because the directories are named by
-/// the descriptors that hold them, which no character of a path can confuse. It
-/// is volatile (kernel 5.10): otherwise each file that is first written would be
-/// flushed to the disk. The stage is flushed once, at its end.
-fn lay_over(workspace: &Spot, overlay: &Overlay) -> Result<OwnedFd, Errno> {
-    let hold = |spot: &Spot| {
-        let object = open_plain(CWD, &spot.path, ResolveFlags::empty())?;
-        verify(object.as_fd(), spot.identity)?;
-        Ok::<_, Errno>(object)
-    };
-    let held = [hold(workspace)?, hold(&overlay.upper)?, hold(&overlay.work)?];
-    let [lower, upper, work] = [&held[0], &held[1], &held[2]].map(|object| DescriptorPath::new(object.as_fd()));
-    let options = [
-        (c"lowerdir", lower.as_c_str()),
-        (c"upperdir", upper.as_c_str()),
-        (c"workdir", work.as_c_str()),
-        (c"userxattr", c""),
-        (c"index", c"off"),
-        (c"metacopy", c"off"),
-        (c"volatile", c""),
-    ];
-    new_filesystem(c"overlay", &options, Forbids { devices: true, setuid: true, ..Forbids::default() })
-}
-
 fn make_entry(scratch: BorrowedFd<'_>, entry: &ScratchEntry) -> Result<(), Errno> {
     match entry {
         ScratchEntry::Directory(name, mode) => mkdirat(scratch, name, Mode::from_raw_mode(*mode)),
@@ -441,7 +435,7 @@ fn fill_file(directory: BorrowedFd<'_>, name: &CStr, content: &[u8]) -> Result<(
 /// Opens `path` of the old root, or beneath `root`, following no link at all.
 /// Not with O_NOFOLLOW: that would open a link at the end in spite of
 /// NO_SYMLINKS.
-fn open_plain(root: BorrowedFd<'_>, path: &CStr, within: ResolveFlags) -> Result<OwnedFd, Errno> {
+pub(super) fn open_plain(root: BorrowedFd<'_>, path: &CStr, within: ResolveFlags) -> Result<OwnedFd, Errno> {
     let resolve = within | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)
 }
@@ -456,13 +450,14 @@ fn attach_one(site: &mut Site<'_>, attachment: &Attachment) -> Result<(), Errno>
     let scratch = site.scratch()?;
     make_scaffold(scratch, attachment)?;
     let tree = match &attachment.nature {
+        Nature::Merged(merged) => return attach_merged(site, attachment, merged),
         Nature::Staged => site.overlay.take().ok_or(Errno::BADF)?,
         Nature::Private(name) => copy_tree(scratch, name)?,
         Nature::Devices => copy_tree(scratch, c"dev")?,
         Nature::Masked if attachment.directory => copy_tree(site.placeholders()?, c"void")?,
         Nature::Masked => copy_tree(site.placeholders()?, c"empty")?,
         Nature::Hidden(_) | Nature::Provided(_) => copy_tree(site.placeholders()?, &attachment.placeholder)?,
-        Nature::Writable | Nature::Readable | Nature::Visible { .. } | Nature::Brought { .. } => {
+        Nature::Writable | Nature::Kept | Nature::Readable | Nature::Visible { .. } | Nature::Brought { .. } => {
             let source = attachment.source.as_ref().unwrap_or(&attachment.path);
             let object = open_plain(CWD, source, ResolveFlags::empty())?;
             verify(object.as_fd(), attachment.identity)?;
@@ -473,7 +468,7 @@ fn attach_one(site: &mut Site<'_>, attachment: &Attachment) -> Result<(), Errno>
     match attachment.nature {
         // These carry what the run's own filesystem forbids already.
         Nature::Private(_) | Nature::Devices | Nature::Masked | Nature::Hidden(_) | Nature::Provided(_) => {}
-        Nature::Writable | Nature::Staged | Nature::Brought { writable: true, .. } => {
+        Nature::Writable | Nature::Kept | Nature::Staged | Nature::Brought { writable: true, .. } => {
             restrict(tree.as_fd(), Forbids { write: false, ..forbids }, true)?;
         }
         _ => restrict(tree.as_fd(), forbids, true)?,
@@ -490,7 +485,7 @@ fn attach_one(site: &mut Site<'_>, attachment: &Attachment) -> Result<(), Errno>
 /// no more than the root.
 pub(super) fn rights(attachment: &Attachment) -> u64 {
     match attachment.nature {
-        Nature::Private(_) if attachment.floor_allows => access::changing(u32::MAX),
+        Nature::Private(_) | Nature::Kept if attachment.floor_allows => access::changing(u32::MAX),
         _ => 0,
     }
 }

@@ -98,7 +98,8 @@ pub(super) struct Caller {
 }
 
 impl CommandBackend {
-    /// As [`Backend::prepare`].
+    /// As [`Backend::prepare`]. Its limits are those of the sandbox: nobody is asked to raise
+    /// them.
     pub(super) fn begin(
         &self,
         plan: &Plan,
@@ -150,7 +151,6 @@ impl CommandBackend {
             answers.open_way();
         }
         let group = guard.group();
-        // Its limits are those of the sandbox: nobody is asked to raise them.
         let watch = Arc::new(Mutex::new(guard.watch(launched.init_pid(), false)));
         let kept = keeper::Kept {
             end: rustix::io::fcntl_dupfd_cloexec(launched.end_fd(), 3).map_err(no_descriptor)?,
@@ -162,6 +162,7 @@ impl CommandBackend {
             lost,
             broker,
             staging: None,
+            lease: None,
             watch: Arc::clone(&watch),
             leaves: Some(Leaves::new(self.sandbox.background(), group.clone(), on_breach)),
         };

@@ -1,0 +1,38 @@
+//! The caches of workspaces as text.
+
+use stockade_native::caches::WorkspaceCaches;
+
+use super::network::size;
+
+/// One line for a workspace: its path, what its caches take, and for which tools.
+pub fn line(caches: &WorkspaceCaches) -> String {
+    let tools = caches.tools.iter().filter(|(_, bytes)| *bytes > 0);
+    let tools: Vec<String> = tools.map(|(tool, bytes)| format!("{tool} {}", size(*bytes))).collect();
+    let used = if caches.is_used { "   in use" } else { "" };
+    let tools = if tools.is_empty() { "nothing in them".to_owned() } else { tools.join(", ") };
+    format!("{}   {}   {tools}{used}\n", caches.workspace.escaped(), size(caches.bytes()))
+}
+
+/// What was removed of a workspace.
+pub fn removed(caches: &WorkspaceCaches) -> String {
+    format!("removed {} of {}\n", size(caches.bytes()), caches.workspace.escaped())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_names_what_takes_room() {
+        let caches = WorkspaceCaches {
+            key: "k".to_owned(),
+            workspace: "/w/a\x1bb".into(),
+            is_used: true,
+            used_ms: 0,
+            tools: vec![("cargo".to_owned(), 3 << 20), ("uv".to_owned(), 0)],
+        };
+        let expected = format!("{}   3.0 MiB   cargo 3.0 MiB   in use\n", caches.workspace.escaped());
+        assert_eq!(line(&caches), expected);
+        assert!(!line(&caches).contains('\x1b'));
+    }
+}

@@ -1,0 +1,36 @@
+//! The caches and package stores of tools, as layers of a workspace: what the host has
+//! there is read, what a run writes stays in a directory of the state that only runs of
+//! the same workspace see. So nothing that a run writes reaches a tool of the host.
+//!
+//! Each workspace has a directory here:
+//!
+//! ```text
+//! KEY/lock           shared by its runs, alone for whoever clears it
+//! KEY/workspace      the path of the workspace
+//! KEY/plain/TOOL     a private directory, shared by all runs of the workspace
+//! KEY/merged/N/      a set of layers, used by one run at a time: `lock`, `boot`, and
+//! KEY/merged/N/TOOL  `upper` and `work` of one overlay
+//! ```
+//!
+//! An overlay is mounted for one run and is never shared: two mounts of one upper
+//! directory are undefined. Runs at the same time have sets of their own, and each takes
+//! the lowest that is free.
+//!
+//! The host reads nothing in these directories but names and sizes. Must not know
+//! which tools there are: that is data of the plan.
+
+mod choice;
+mod lease;
+mod store;
+
+pub(crate) use lease::Lease;
+pub use store::{CacheStore, CacheStoreError, Cleared, WorkspaceCaches};
+
+/// Name of the lock of a workspace's directory, and of a set of layers.
+const LOCK: &str = "lock";
+/// Name of the file that tells which workspace it is.
+const WORKSPACE: &str = "workspace";
+/// Name of the directory of private directories.
+const PLAIN: &str = "plain";
+/// Name of the directory of sets of layers.
+const MERGED: &str = "merged";

@@ -1,0 +1,88 @@
+//! Overlays over directories of the host, in the user namespace of the run. Runs in the
+//! init: system calls only.
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, Timespec, openat};
+use rustix::thread::nanosleep;
+use stockade_sys::Errno;
+use stockade_sys::landlock::access;
+use stockade_sys::mount::{Forbids, attach, new_filesystem};
+use stockade_sys::resolve::DescriptorPath;
+
+use super::layout::{Attachment, Merged, Overlay, Spot};
+use super::step::{Site, open_plain, verify};
+
+/// How often an upper directory that is still mounted is tried again, and how long after.
+const BUSY_RETRIES: u32 = 400;
+const BUSY_RETRY_DELAY: Timespec = Timespec { tv_sec: 0, tv_nsec: 250_000 };
+
+/// Makes an overlay that is attached later. Where there can be none now, the directory stays
+/// as the root shows it, read-only.
+pub(super) fn merge(site: &mut Site<'_>, index: usize, lower: &Spot, overlay: &Overlay) -> Result<(), Errno> {
+    if let (Ok(tree), Some(slot)) = (lay_over_when_free(lower, overlay), site.merged.get_mut(index)) {
+        *slot = Some(tree);
+    }
+    Ok(())
+}
+
+/// An overlay of this user namespace: its marks are attributes that its user may
+/// set. `/proc` must still be the old one, because the directories are named by
+/// the descriptors that hold them, which no character of a path can confuse. It
+/// is volatile (kernel 5.10): otherwise each file that is first written would be
+/// flushed to the disk. The stage is flushed once, at its end. With an `index` the kernel
+/// refuses an upper directory that is mounted already (EBUSY).
+pub(super) fn lay_over(workspace: &Spot, overlay: &Overlay, index: &CStr) -> Result<OwnedFd, Errno> {
+    let hold = |spot: &Spot| {
+        let object = open_plain(CWD, &spot.path, ResolveFlags::empty())?;
+        verify(object.as_fd(), spot.identity)?;
+        Ok::<_, Errno>(object)
+    };
+    let held = [hold(workspace)?, hold(&overlay.upper)?, hold(&overlay.work)?];
+    let [lower, upper, work] = [&held[0], &held[1], &held[2]].map(|object| DescriptorPath::new(object.as_fd()));
+    let options = [
+        (c"lowerdir", lower.as_c_str()),
+        (c"upperdir", upper.as_c_str()),
+        (c"workdir", work.as_c_str()),
+        (c"userxattr", c""),
+        (c"index", index),
+        (c"metacopy", c"off"),
+        (c"volatile", c""),
+    ];
+    new_filesystem(c"overlay", &options, Forbids { devices: true, setuid: true, ..Forbids::default() })
+}
+
+/// A directory beneath what runs wrote in it, where there is such a thing: without, nothing
+/// there can be changed in any view.
+pub(super) fn attach_merged(site: &mut Site<'_>, attachment: &Attachment, merged: &Merged) -> Result<(), Errno> {
+    let Some(tree) = site.merged.get_mut(merged.index).and_then(Option::take) else {
+        site.unmerged |= 1 << merged.index;
+        return Ok(());
+    };
+    let target = open_plain(site.root()?, attachment.relative(), ResolveFlags::IN_ROOT)?;
+    attach(tree.as_fd(), target.as_fd())?;
+    let rights = access::changing(u32::MAX);
+    if merged.is_whole() {
+        return site.allow(tree.as_fd(), rights);
+    }
+    for name in &merged.directories {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let directory = openat(&tree, name, flags, Mode::empty())?;
+        site.allow(directory.as_fd(), rights)?;
+    }
+    Ok(())
+}
+
+/// The run before may be over while the kernel still takes its mounts away: these are
+/// waited for.
+fn lay_over_when_free(lower: &Spot, overlay: &Overlay) -> Result<OwnedFd, Errno> {
+    for _ in 0..BUSY_RETRIES {
+        match lay_over(lower, overlay, c"on") {
+            Err(Errno::BUSY) => {}
+            other => return other,
+        }
+        let _ = nanosleep(&BUSY_RETRY_DELAY);
+    }
+    lay_over(lower, overlay, c"on")
+}
