@@ -50,6 +50,13 @@ pub trait Attempt: Send {
     /// When the sandbox died while it was held.
     fn release(&mut self) -> Result<(), StartError>;
 
+    /// Waits, after the release, until the command's program runs. False where it
+    /// could not be executed: the end that is told says why. A backend that cannot
+    /// know says true at once.
+    fn await_exec(&self) -> bool {
+        true
+    }
+
     /// Sends a signal to the command's process group; best effort.
     fn signal(&self, signal: i32);
 

@@ -375,7 +375,7 @@ impl Driver<'_> {
             Output::Commit { number, durable: false } => Some(Input::Committed(number)),
             Output::Commit { number, durable: true } => self.commit(number),
             Output::Prepare { planned, hold } => Some(self.prepare(&planned, hold)),
-            Output::Release => Some(self.release()),
+            Output::Release => self.release(),
             Output::Signal(signal) => {
                 debug!(signal, "forwarded");
                 if let Some(attempt) = &self.attempt {
@@ -555,12 +555,13 @@ impl Driver<'_> {
         Input::Prepared(enforced)
     }
 
-    fn release(&mut self) -> Input {
+    /// Nothing started where the program could not be executed; its end follows.
+    fn release(&mut self) -> Option<Input> {
         let _span = info_span!("release").entered();
-        match self.attempt.as_mut().map(|attempt| attempt.release()) {
-            Some(Ok(())) => Input::Released,
-            Some(Err(error)) => Input::ReleaseFailed(start_failure(error)),
-            None => Input::ReleaseFailed("there is no sandbox to release".to_owned()),
+        match self.attempt.as_mut().map(|attempt| attempt.release().map(|()| attempt.await_exec())) {
+            Some(Ok(runs)) => runs.then_some(Input::Released),
+            Some(Err(error)) => Some(Input::ReleaseFailed(start_failure(error))),
+            None => Some(Input::ReleaseFailed("there is no sandbox to release".to_owned())),
         }
     }
 

@@ -69,7 +69,7 @@ pub use patch::{FileChange, PatchError, changes_of_patch};
 pub use pattern::{GrantText, PathFact, PathPattern, RuleName, TimeWindow, Word};
 pub use registry::{BUILT_IN_NOTICE, MAX_SESSIONS, RegisterError, Registry};
 pub use requested::{acts_of_power, strictest};
-pub use resolve::{ResolveError, complete_grants, resolve_profile};
+pub use resolve::{ResolveError, complete_grants, require_profile, resolve_profile};
 pub use review::{ReviewApi, ReviewKey, ReviewSettings};
 pub use rules::{Act, Circumstances, Considered, Match, Rule, RuleBook, RuleSet};
 pub use rules::{file_change as parse_file_change, target as parse_target, tool_call as parse_tool_call};

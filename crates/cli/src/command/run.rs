@@ -123,6 +123,7 @@ fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failu
     let meant = info_span!("understand the request").in_scope(|| Meant::run(typed, &variable))?;
     let meant = place.within(meant)?;
     let setting = info_span!("read the policy").in_scope(|| setting::load(place.workspace(&meant)))?;
+    setting.require_profile(meant.profile.as_deref())?;
     let state = State::open(&setting.sources.state_directory)?;
     info_span!("recover stages").in_scope(|| super::stage::recover(&state, Some(place.workspace(&meant))))?;
     tell_built_in(&setting, &state);

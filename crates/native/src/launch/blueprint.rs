@@ -223,7 +223,10 @@ impl Blueprint {
             layers.insert("credentials".to_owned(), self.credentials_report(watched));
         }
         if !self.missing.is_empty() {
-            let detail = format!("{} writable paths did not exist: the broker alone can make them", self.missing.len());
+            let detail = format!(
+                "{} writable paths have no mount or are single files: the broker alone makes and removes them",
+                self.missing.len()
+            );
             layers.insert("unattached".to_owned(), LayerReport { state: LayerState::Enforced, detail });
         }
         EnforcementReport { level: self.level, layers }

@@ -1,0 +1,74 @@
+//! What a person reads where something is not as it was meant: the message, the
+//! hint, and the exit code beside it.
+
+use std::fs;
+
+use stockade_testkit::{Command, Ended, Output};
+
+use crate::detached::stockade;
+use crate::terminal::Terminal;
+use crate::world::{World, binary, each_user};
+
+#[track_caller]
+fn says(output: &Output, code: i32, texts: &[&str]) {
+    assert_eq!(output.ended, Ended::Code(code), "{}", output.text());
+    for text in texts {
+        assert!(output.stderr.contains(text), "`{text}` is not said: {}", output.text());
+    }
+}
+
+/// `stockade run` of a script in the workspace, asked about at a terminal.
+fn asked(world: &World, options: &[&str], argv: &[&str]) -> Command {
+    let workspace = world.workspace().display().to_string();
+    let program = binary();
+    world.bare(&[&[program.as_str(), "run", "--workspace", &workspace], options, &["--"], argv].concat())
+}
+
+#[test]
+fn a_program_that_cannot_be_executed_is_named_detached_or_not() {
+    each_user(|world| {
+        let script = world.file("ws/script", "#!/nowhere/sh\n");
+        fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        for (program, code) in [("nosuch", 127), ("./nosuch", 127), ("./script", 127), ("/etc", 126)] {
+            for options in [&[][..], &["--detach"]] {
+                let output = world.run(&world.stockade(options, &[program]));
+                says(&output, code, &[&format!("the program `{program}` ")]);
+                assert_eq!(output.stdout, "", "no id of what never ran");
+            }
+        }
+        assert_eq!(stockade(world, &["ps", "--all"]).stdout, "");
+    });
+}
+
+#[test]
+fn an_unknown_profile_is_a_mistake_of_the_command_line() {
+    let world = World::new(stockade_testkit::User::available()[0]);
+    for options in [&["--profile", "nope"][..], &["--detach", "--profile", "nope"]] {
+        says(&world.run(&world.stockade(options, &["true"])), 125, &["no profile `nope`", "`read-only`, `workspace`"]);
+    }
+    says(&stockade(&world, &["check", "--profile", "nope", "--", "true"]), 125, &["no profile `nope`"]);
+}
+
+/// A mount of the file would make its name one that nobody can remove. (Without `-f`,
+/// `rm` and `mv` at a terminal look at access(2) first, which a read-only mount refuses.)
+#[test]
+fn a_granted_file_can_be_removed_and_replaced() {
+    each_user(|world| {
+        let file = world.outside().join("main");
+        world.file("out/main", "old");
+        world.file("ws/main", "new");
+        world.file("ws/install.sh", "install main \"$1\" && rm -f \"$1\" && cp main \"$1\" && mv -f main \"$1\"\n");
+        let shown = file.display().to_string();
+        for answer in [Some("a"), None] {
+            world.file("ws/main", "new");
+            let mut terminal = Terminal::start(world, &asked(world, &[], &["sh", "install.sh", &shown]));
+            if let Some(key) = answer {
+                terminal.expect("allow?");
+                terminal.press(key);
+            }
+            let (code, text) = terminal.finish();
+            assert_eq!(code, 0, "{text}");
+            assert_eq!(fs::read_to_string(&file).unwrap(), "new");
+        }
+    });
+}
