@@ -72,3 +72,37 @@ fn a_granted_file_can_be_removed_and_replaced() {
         }
     });
 }
+
+/// What a program does with its history is no reason to start it again.
+#[test]
+fn no_question_follows_a_history_or_work_that_is_done() {
+    let credential = "cat ~/.netrc >/dev/null; exit 3";
+    each_user(|world| {
+        world.file("home/.bash_history", "old\n");
+        world.file("home/.netrc", "machine h login u password p\n");
+        let write = format!("date > made; {credential}");
+        let quiet = [
+            ("cat ~/.bash_history; echo x > ~/.bash_history-1.tmp; exit 6", 6, "not kept: "),
+            ("cat ~/.netrc; exit 0", 0, "refused: read "),
+            (write.as_str(), 3, "refused: read "),
+        ];
+        for (script, wanted, said) in quiet {
+            let (code, text) = Terminal::start(world, &asked(world, &[], &["sh", "-c", script])).finish();
+            assert_eq!(code, wanted, "{text}");
+            assert!(text.contains(said) && !text.contains("allow?"), "{text}");
+        }
+        // A command that failed without effects may run again; its code stays after a no.
+        let mut terminal = Terminal::start(world, &asked(world, &[], &["sh", "-c", credential]));
+        terminal.expect("allow?");
+        terminal.press("q");
+        let (code, text) = terminal.finish();
+        assert_eq!(code, 3, "{text}");
+        // One that a person typed to does not.
+        let mut terminal = Terminal::start(world, &asked(world, &[], &["sh", "-c", "read x; cat ~/.netrc; exit 3"]));
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        terminal.press("x\r");
+        let (code, text) = terminal.finish();
+        assert_eq!(code, 3, "{text}");
+        assert!(!text.contains("allow?"), "{text}");
+    });
+}

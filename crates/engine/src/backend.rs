@@ -230,6 +230,9 @@ pub struct AttemptEnd {
     pub staged: Option<Staged>,
     /// What it read, where the plan has that traced; bounded by the backend.
     pub reads: Vec<ReadAccess>,
+    /// Whether it may have changed something that lasts, or was given keys of a person:
+    /// then nobody is asked whether it shall run again (L4).
+    pub acted: bool,
 }
 
 impl AttemptEnd {
@@ -243,6 +246,7 @@ impl AttemptEnd {
             truncated: false,
             staged: None,
             reads: Vec::new(),
+            acted: false,
         }
     }
 }

@@ -399,8 +399,9 @@ impl Core {
         }
         self.record_reads(&end.reads);
         let powers = std::mem::take(&mut live.powers);
+        let acted = end.acted || !live.uses.is_empty();
         self.note_attempt(&mut live, Some(end));
-        if over || self.record_failed {
+        if over || acted || self.record_failed {
             return self.close(ending);
         }
         self.after_attempt(ending, powers);
