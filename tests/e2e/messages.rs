@@ -106,3 +106,31 @@ fn no_question_follows_a_history_or_work_that_is_done() {
         assert!(!text.contains("allow?"), "{text}");
     });
 }
+
+/// A hidden file of the workspace fails to open: an empty one would be committed.
+#[test]
+fn a_hidden_file_of_the_workspace_is_never_taken_for_an_empty_one() {
+    each_user(|world| {
+        world.file("ws/.env", "API=1\n");
+        world.file("ws/plain", "x\n");
+        let config = world.home().join(".config/stockade");
+        world.dir("home/.config");
+        world.dir("home/.config/stockade");
+        fs::write(config.join("config.toml"), "[profiles.workspace]\nhide = [\"./.env\"]\n").unwrap();
+        let git = "git init -q . && git add -f .env plain && git -c user.name=u -c user.email=e@x commit -qm one";
+        assert_eq!(world.run(&world.bare(&["sh", "-c", git])).ended, Ended::Code(0));
+        let output = world.run(&world.stockade(&[], &["cat", ".env"]));
+        says(&output, 1, &["Permission denied"]);
+        let grant = format!("write {}", world.workspace().join(".git").display());
+        let commit = ["git", "-c", "user.name=u", "-c", "user.email=e@x", "commit", "-qam", "two"];
+        says(&world.run(&world.stockade(&["--grant", &grant], &commit)), 128, &["Permission denied"]);
+        let kept = world.run(&world.bare(&["git", "show", "HEAD:.env"]));
+        assert_eq!(kept.stdout, "API=1\n", "{}", kept.text());
+
+        let copied = stockade(world, &["sandbox", "create", "--copy", "."]);
+        says(&copied, 0, &["left out: .env (it is hidden from runs)"]);
+        let id = copied.stdout.trim();
+        assert_eq!(stockade(world, &["sandbox", "exec", id, "--", "ls", "-A"]).stdout, ".git\nplain\n");
+        assert_eq!(stockade(world, &["sandbox", "destroy", id]).ended, Ended::Code(0));
+    });
+}

@@ -134,6 +134,11 @@ pub(super) struct Attachment {
 }
 
 impl Attachment {
+    /// Whether the run can change what is there.
+    pub(super) fn is_written(&self) -> bool {
+        is_written(&self.nature)
+    }
+
     /// The path without its leading slash, to be looked up beneath a root.
     pub(super) fn relative(&self) -> &CStr {
         CStr::from_bytes_with_nul(&self.path.as_bytes_with_nul()[1..]).unwrap_or(c"")
