@@ -21,6 +21,7 @@ mod kept;
 mod library;
 mod life;
 mod limits;
+mod messages;
 mod neighbours;
 mod notices;
 mod own_files;

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
@@ -36,6 +37,9 @@ const USUAL: Winsize = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel
 const SHOWN_WITHIN: Duration = Duration::from_secs(2);
 /// How often a process in the background looks whether it is still there.
 const LOOK_AGAIN: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// See [`has_typed`].
+static TYPED: AtomicBool = AtomicBool::new(false);
 
 /// What a command's terminal is.
 #[derive(Debug)]
@@ -67,6 +71,16 @@ impl Given {
         }
         Ok(Self::Seat)
     }
+}
+
+/// Notes that something was written to the command of this process.
+pub fn note_typed() {
+    TYPED.store(true, Ordering::Relaxed);
+}
+
+/// Whether a person or a client wrote something to the command of this process.
+pub fn has_typed() -> bool {
+    TYPED.load(Ordering::Relaxed)
 }
 
 /// Whether a person sees what goes to standard output, and types what comes from
@@ -267,6 +281,7 @@ impl Traffic {
                 let mut chunk = [0; CHUNK_BYTES];
                 match rustix::io::read(&self.keyboard, &mut chunk) {
                     Ok(length @ 1..) => {
+                        note_typed();
                         keys.extend_from_slice(&chunk[..length]);
                         self.interrupt_before_the_command(&mut keys);
                     }

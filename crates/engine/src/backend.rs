@@ -50,6 +50,13 @@ pub trait Attempt: Send {
     /// When the sandbox died while it was held.
     fn release(&mut self) -> Result<(), StartError>;
 
+    /// Waits, after the release, until the command's program runs. False where it
+    /// could not be executed: the end that is told says why. A backend that cannot
+    /// know says true at once.
+    fn await_exec(&self) -> bool {
+        true
+    }
+
     /// Sends a signal to the command's process group; best effort.
     fn signal(&self, signal: i32);
 
@@ -223,6 +230,9 @@ pub struct AttemptEnd {
     pub staged: Option<Staged>,
     /// What it read, where the plan has that traced; bounded by the backend.
     pub reads: Vec<ReadAccess>,
+    /// Whether it may have changed something that lasts, or was given keys of a person:
+    /// then nobody is asked whether it shall run again (L4).
+    pub acted: bool,
 }
 
 impl AttemptEnd {
@@ -236,6 +246,7 @@ impl AttemptEnd {
             truncated: false,
             staged: None,
             reads: Vec::new(),
+            acted: false,
         }
     }
 }

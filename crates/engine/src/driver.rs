@@ -23,7 +23,7 @@ use crate::asker::{Asker, Given, LEAVE};
 use crate::core::{
     Core, CoreConfig, HeldCall, Input, Memo, Output, Planned, PowerGuard, Remembered, Reviewed, ReviewerTerms,
 };
-use crate::interrupts::StandStill;
+use crate::interrupts::{HasTyped, StandStill};
 use crate::keys::Key;
 use crate::seams::{Clock, HeldRule, Judge, Memory, MemoryError, Recorder};
 use crate::{
@@ -112,6 +112,7 @@ impl Engine {
             asker,
             held,
             stand_still: interrupts.stand_still,
+            has_typed: interrupts.has_typed,
         };
         let outcome = driver.drive(core, &interrupts.receiver);
         info!(status = ?outcome.status, exit_code = exit_code(&outcome), "finished");
@@ -139,6 +140,7 @@ struct Driver<'a> {
     held: HeldCalls,
     /// See [`Interrupts::standing_still`].
     stand_still: Option<StandStill>,
+    has_typed: Option<HasTyped>,
 }
 
 impl Driver<'_> {
@@ -227,7 +229,8 @@ impl Driver<'_> {
                     }
                     return None;
                 }
-                AttemptEvent::Ended(end) => {
+                AttemptEvent::Ended(mut end) => {
+                    end.acted |= self.has_typed.as_ref().is_some_and(|has_typed| has_typed());
                     // Reaped here, so that nothing of it is alive when the core
                     // hears of its end.
                     self.attempt = None;
@@ -375,7 +378,7 @@ impl Driver<'_> {
             Output::Commit { number, durable: false } => Some(Input::Committed(number)),
             Output::Commit { number, durable: true } => self.commit(number),
             Output::Prepare { planned, hold } => Some(self.prepare(&planned, hold)),
-            Output::Release => Some(self.release()),
+            Output::Release => self.release(),
             Output::Signal(signal) => {
                 debug!(signal, "forwarded");
                 if let Some(attempt) = &self.attempt {
@@ -555,12 +558,13 @@ impl Driver<'_> {
         Input::Prepared(enforced)
     }
 
-    fn release(&mut self) -> Input {
+    /// Nothing started where the program could not be executed; its end follows.
+    fn release(&mut self) -> Option<Input> {
         let _span = info_span!("release").entered();
-        match self.attempt.as_mut().map(|attempt| attempt.release()) {
-            Some(Ok(())) => Input::Released,
-            Some(Err(error)) => Input::ReleaseFailed(start_failure(error)),
-            None => Input::ReleaseFailed("there is no sandbox to release".to_owned()),
+        match self.attempt.as_mut().map(|attempt| attempt.release().map(|()| attempt.await_exec())) {
+            Some(Ok(runs)) => runs.then_some(Input::Released),
+            Some(Err(error)) => Some(Input::ReleaseFailed(start_failure(error))),
+            None => Some(Input::ReleaseFailed("there is no sandbox to release".to_owned())),
         }
     }
 

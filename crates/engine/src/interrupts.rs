@@ -21,11 +21,15 @@ impl Interrupter {
 /// Called when the command was stopped; it goes on when that returns.
 pub(crate) type StandStill = Box<dyn Fn() + Send>;
 
+/// Whether a person has typed something for the command.
+pub(crate) type HasTyped = Box<dyn Fn() -> bool + Send>;
+
 /// The receiving end of an [`Interrupter`], for one run.
 pub struct Interrupts {
     pub(crate) sender: Sender<Message>,
     pub(crate) receiver: Receiver<Message>,
     pub(crate) stand_still: Option<StandStill>,
+    pub(crate) has_typed: Option<HasTyped>,
 }
 
 impl Interrupts {
@@ -34,6 +38,13 @@ impl Interrupts {
     #[must_use]
     pub fn standing_still(self, stand_still: impl Fn() + Send + 'static) -> Self {
         Self { stand_still: Some(Box::new(stand_still)), ..self }
+    }
+
+    /// How the run learns whether a person typed something for its command: such a
+    /// command is not run again. Without this nobody types.
+    #[must_use]
+    pub fn typed(self, has_typed: impl Fn() -> bool + Send + 'static) -> Self {
+        Self { has_typed: Some(Box::new(has_typed)), ..self }
     }
 }
 
@@ -46,5 +57,5 @@ impl fmt::Debug for Interrupts {
 /// A way to interrupt one run. Signals sent before the run begins count.
 pub fn interrupts() -> (Interrupter, Interrupts) {
     let (sender, receiver) = channel();
-    (Interrupter(sender.clone()), Interrupts { sender, receiver, stand_still: None })
+    (Interrupter(sender.clone()), Interrupts { sender, receiver, stand_still: None, has_typed: None })
 }

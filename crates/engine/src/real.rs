@@ -13,8 +13,8 @@ use stockade_model::{
     RawText, Request, Scope, SessionId, Verdict,
 };
 use stockade_policy::{
-    Circumstances, Obligations, Rule, Settings, complete_grants, effective_environment, may_escalate, resolve_profile,
-    rule_in,
+    Circumstances, Obligations, Rule, Settings, complete_grants, effective_environment, is_history, may_escalate,
+    resolve_profile, rule_in,
 };
 use stockade_shell::{Context, Judged, Takes};
 use stockade_store::{Consent, Store};
@@ -219,6 +219,9 @@ impl Judge for RuleJudge {
     }
 
     fn escalation(&self, request: &Request, plan: &Plan, grant: &Grant) -> Vec<Grant> {
+        if grant.path().is_some_and(|path| is_history(path, self.settings.home())) {
+            return Vec::new();
+        }
         let powers = complete_grants(&plan.profile, std::slice::from_ref(grant));
         let may = |power: &Grant| {
             may_escalate(&self.settings, request, power, self.by_person)

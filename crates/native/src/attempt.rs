@@ -1,20 +1,25 @@
 //! An attempt as the engine holds it: released, signalled, answered, ended.
 
+use std::os::fd::AsFd;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use stockade_engine::{Attempt, HeldAnswer, HoldId, StartError, WeakEvents};
 use stockade_model::{Denial, EnforcementReport};
 
 use crate::backend::unlaunched;
 use crate::broker::Answers;
-use crate::launch::Launched;
+use crate::launch::{Launched, readable_before};
 use crate::limits::{Group, Watch};
 
 /// How long a sandbox that was killed is waited for. A process that waits for a
 /// filesystem that does not answer cannot be ended by anybody.
 const SANDBOX_ENDS_WITHIN: Duration = Duration::from_secs(10);
+
+/// How long the command's exec is waited for. The broker never holds that call; a
+/// filesystem that does not answer may.
+const EXEC_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(crate) fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
@@ -39,6 +44,13 @@ impl Attempt for NativeAttempt {
 
     fn release(&mut self) -> Result<(), StartError> {
         lock(&self.launched).release().map_err(unlaunched)
+    }
+
+    fn await_exec(&self) -> bool {
+        // Without the lock: the keeper needs it meanwhile.
+        let Ok(gate) = lock(&self.launched).duplicate_gate() else { return true };
+        let _ = readable_before(&[gate.as_fd()], Instant::now() + EXEC_TIMEOUT);
+        !lock(&self.launched).failed_to_execute()
     }
 
     fn signal(&self, signal: i32) {

@@ -72,7 +72,7 @@ fn read_denial(object: PathBuf) -> Denial {
         pid: None,
         program: None,
         layer: Layer::Mounts,
-        rule: "credentials are hidden".to_owned(),
+        rule: "hidden from runs".to_owned(),
         grant: Some(Grant::Read(object)),
         resolution: Resolution::Recorded,
         count: 1,

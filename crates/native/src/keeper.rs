@@ -198,7 +198,7 @@ impl Keeper {
         // What is shared with the init goes before the init, which closes it
         // last and so waits for the kernel instead of us.
         drop((hidden, end_fd));
-        let end = attempt_end(end, usage, (outside, report.reads), (watch, staging), &told);
+        let end = attempt_end((end, usage), (outside, report.reads), (watch, staging), report.changed, &told);
         drop((launched, lease, on_drop));
         told.tell(AttemptEvent::Ended(end));
         if let Some(broker) = left {
@@ -275,10 +275,10 @@ impl Keeper {
 
 /// What is told at the end. Says before what the kernel refused quietly.
 fn attempt_end(
-    end: CommandEnd,
-    mut usage: Usage,
+    (end, mut usage): (CommandEnd, Usage),
     (outside, reads): (Option<[Output; 2]>, Vec<ReadAccess>),
     (watch, staging): (Arc<Mutex<Watch>>, Option<Staging>),
+    changed: bool,
     told: &Told,
 ) -> AttemptEnd {
     let [stdout, stderr] = match outside {
@@ -291,7 +291,9 @@ fn attempt_end(
     denials.into_iter().for_each(|denial| told.tell(AttemptEvent::Denied(denial)));
     breach.into_iter().for_each(|breach| told.tell(AttemptEvent::Breached(breach)));
     let staged = staging.and_then(|staging| staging.end(&end));
-    AttemptEnd { end, usage, stdout: text(stdout), stderr: text(stderr), truncated, staged, reads }
+    // What is staged is discarded before another attempt.
+    let acted = changed && staged.is_none();
+    AttemptEnd { end, usage, stdout: text(stdout), stderr: text(stderr), truncated, staged, reads, acted }
 }
 
 /// What a command left behind, with what serves it.

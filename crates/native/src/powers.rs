@@ -454,7 +454,7 @@ impl Powers {
         let hidden = deepest(&self.hidden, path)?;
         let shown = |roots: &[Vec<u8>]| deepest(roots, path).is_some_and(|r| r.len() >= hidden.len());
         (!shown(&self.revealed) && !shown(&self.writable) && !shown(&self.private))
-            .then(|| Refusal { rule: "credentials are hidden".to_owned(), grant: Some(Grant::Read(to_path(path))) })
+            .then(|| Refusal { rule: "hidden from runs".to_owned(), grant: Some(Grant::Read(to_path(path))) })
     }
 
     /// Why the writable root `root` does not reach `path`, which lies at or

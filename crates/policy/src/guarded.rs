@@ -105,6 +105,26 @@ fn with_path(power: &Grant, path: PathBuf) -> Grant {
     }
 }
 
+/// The reason of the shipped list that names histories.
+const HISTORIES: &str = "histories hold secrets that were typed";
+/// The files through which `less` and `vim` write theirs anew, beside them.
+const HISTORIES_IN_WRITING: &[&str] = &[".lesshsQ", ".lesshsT", ".viminf?.tmp"];
+
+/// Whether a path is a history of what a person typed, or the file with which a program
+/// replaces it. No program needs it for its work, so nobody is asked about it.
+pub fn is_history(path: &Path, home: &Path) -> bool {
+    let Ok(name) = path.strip_prefix(home) else { return false };
+    let is_in_writing = |pattern: &&str| name.to_str().is_some_and(|name| name_matches(pattern, name));
+    let is_beside = |entry: &str| {
+        let rest = name.to_str().and_then(|name| name.strip_prefix(entry));
+        rest.is_some_and(|rest| rest.starts_with(['-', '.', '~']) && !rest.contains('/'))
+    };
+    let listed = credential_groups().iter().filter(|(_, reason)| *reason == HISTORIES).flat_map(|(values, _)| values);
+    let mut listed = listed.filter_map(|entry| entry.strip_prefix("~/"));
+    HISTORIES_IN_WRITING.iter().any(|pattern| is_in_writing(&pattern))
+        || listed.any(|entry| name.starts_with(entry) || is_beside(entry))
+}
+
 /// The advice for a power that was refused, where no grant may be suggested: it is over a
 /// guarded place, it reveals what is hidden, or it takes a secret to another host.
 pub fn advice_instead_of_grant(power: &Grant, home: &Path) -> Option<String> {
@@ -113,8 +133,8 @@ pub fn advice_instead_of_grant(power: &Grant, home: &Path) -> Option<String> {
     }
     match power {
         Grant::Read(path) => Some(format!(
-            "`{}` is hidden from runs; do what needs it yourself, outside, or copy the part that the command needs \
-             into the workspace",
+            "`{}` is hidden from runs by the configuration; do what needs it yourself, outside, or take it out of \
+             what is hidden",
             RawText::from(path.as_path()).escaped()
         )),
         Grant::Secret(wanted) => Some(format!(
@@ -203,6 +223,17 @@ mod tests {
             for host in &entry.hosts {
                 assert!(names_host(&host.parse().unwrap(), host), "{host}");
             }
+        }
+    }
+
+    #[test]
+    fn histories_are_known_by_their_names() {
+        let is_known = |name: &str| is_history(&Path::new("/home/u").join(name), Path::new("/home/u"));
+        for name in [".bash_history", ".bash_history-00123.tmp", ".lesshst", ".lesshsQ", ".viminfo", ".viminfz.tmp"] {
+            assert!(is_known(name), "{name}");
+        }
+        for name in [".bash_historyx", ".bash_history.d/x", ".ssh/id", ".vimrc", "src/.viminfo", ""] {
+            assert!(!is_known(name), "{name}");
         }
     }
 

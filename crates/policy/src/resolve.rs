@@ -177,6 +177,14 @@ pub fn resolve_profile(
     Ok(profile)
 }
 
+/// Fails where no profile has this name.
+///
+/// # Errors
+/// [`ResolveError::UnknownProfile`], with the names that there are.
+pub fn require_profile(settings: &Settings, name: &str) -> Result<(), ResolveError> {
+    settings.profiles.get(name).map(drop).ok_or_else(|| unknown_profile(settings, name))
+}
+
 /// The grants that must be agreed to together, so that a question shows all
 /// that a yes gives: what lies hidden can be written only if it can be read.
 pub fn complete_grants(profile: &Profile, grants: &[Grant]) -> Vec<Grant> {

@@ -25,6 +25,7 @@ pub fn check(typed: CheckArgs) -> Ended {
     let (json, jsonl) = (typed.json, typed.jsonl);
     let meant = Meant::check(typed, &variable)?;
     let setting = setting::load(&meant.workspace)?;
+    setting.require_profile(meant.profile.as_deref())?;
     let request = setting.request(&meant, meaning::request_id()?);
     let rules = setting.judge();
     let judge = |request: &Request| {

@@ -35,7 +35,7 @@ use crate::memory::LateMemory;
 use crate::places::{self, State};
 use crate::relay::{Given, Relay};
 use crate::timings::Timings;
-use crate::{exit, interrupts, render, terminal, trace};
+use crate::{exit, interrupts, relay, render, terminal, trace};
 
 /// Bytes of each stream that are kept where the profile sets no limit.
 const OUTPUT_LIMIT_BYTES: u64 = 1 << 20;
@@ -124,6 +124,7 @@ fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failu
     let meant = place.within(meant)?;
     let setting = info_span!("read the policy").in_scope(|| setting::load(place.workspace(&meant)))?;
     let setting = if place.inside().is_some() { setting.without_mounts() } else { setting };
+    setting.require_profile(meant.profile.as_deref())?;
     let state = State::open(&setting.sources.state_directory)?;
     info_span!("recover stages").in_scope(|| super::stage::recover(&state, Some(place.workspace(&meant))))?;
     tell_built_in(&setting, &state);
@@ -193,7 +194,7 @@ fn run_at_terminal(
 ) -> Result<Outcome, Failure> {
     let relay = Relay::begin(given, of_terminal, !engine.backend.mixes_streams())?;
     let io = captured.unwrap_or(if relay.is_some() { Io::Terminal } else { Io::Inherit });
-    let outcome = engine.run(request, io, interrupts.standing_still(terminal::suspend));
+    let outcome = engine.run(request, io, interrupts.standing_still(terminal::suspend).typed(relay::has_typed));
     if let Some(relay) = relay {
         relay.end();
     }

@@ -44,6 +44,15 @@ impl Setting {
         meant.request(id, meaning::environment(std::env::vars_os()), &self.settings)
     }
 
+    /// Fails where the named profile does not exist: that is a mistake of the command
+    /// line, and no refusal.
+    ///
+    /// # Errors
+    /// The names that there are.
+    pub fn require_profile(&self, named: Option<&str>) -> Result<(), Failure> {
+        Ok(named.map_or(Ok(()), |name| stockade_policy::require_profile(&self.settings, name))?)
+    }
+
     /// The judge of a person's own command line.
     pub fn judge(&self) -> RuleJudge {
         RuleJudge::new(Arc::clone(&self.settings), true)

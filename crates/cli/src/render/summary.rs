@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use stockade_model::{Approval, Denial, Grant, Level, Outcome, RawText, Resolution, Scope, Status};
-use stockade_policy::advice_instead_of_grant;
+use stockade_policy::{advice_instead_of_grant, is_history};
 
 use super::compact::brief;
 use super::question::{grant_hint, verb};
@@ -45,7 +45,18 @@ fn refusals(out: &mut String, outcome: &Outcome, home: &Path, style: Style) {
     // What an earlier attempt was refused was given to the last one, or the
     // last one was refused it again.
     let Some(last) = outcome.attempts.last() else { return };
-    let refused: Vec<_> = last.denials.iter().filter(|d| d.resolution != Resolution::Granted).collect();
+    let refused = last.denials.iter().filter(|d| d.resolution != Resolution::Granted);
+    let (histories, refused): (Vec<_>, Vec<_>) = refused.partition(|denial| is_about_history(denial, home));
+    if let Some(first) = histories.first() {
+        let others = if histories.len() > 1 { format!(" and {} more", histories.len() - 1) } else { String::new() };
+        let object = brief(&first.object, TEXT_LIMIT);
+        wrap(
+            out,
+            style,
+            "• ",
+            &format!("not kept: {object}{others}   (a history of what was typed is hidden from runs)"),
+        );
+    }
     for denial in refused.iter().take(DENIALS_SHOWN) {
         refusal(out, denial, home, style);
     }
@@ -53,6 +64,11 @@ fn refusals(out: &mut String, outcome: &Outcome, home: &Path, style: Style) {
         let more = refused.len() - DENIALS_SHOWN;
         let _ = writeln!(out, "• and {} more; --json shows all", counted(more, "refusal"));
     }
+}
+
+/// Whether it is about a history, which no work needs.
+fn is_about_history(denial: &Denial, home: &Path) -> bool {
+    denial.grant.as_ref().and_then(Grant::path).is_some_and(|path| is_history(path, home))
 }
 
 fn refusal(out: &mut String, denial: &Denial, home: &Path, style: Style) {

@@ -2,7 +2,7 @@
 
 use stockade_model::{
     Answer, Approval, ApprovalMode, Command, Digest, EventKind, Grant, GranularMode, Question, QuestionKind, RawText,
-    Resolution, Scope, Tier,
+    Scope, Tier,
 };
 
 use super::ending::Ending;
@@ -210,7 +210,10 @@ impl Core {
         let waited_ms = self.now_ms.saturating_sub(open.since_ms);
         let given = Given { waited_ms, ..Given::at_once(Answer::Abort, format!("signal {signal}")) };
         self.note_answer(&open.question, &given);
-        self.close(Ending::interrupted(signal));
+        match &open.question.kind {
+            QuestionKind::Escalate { grants, .. } => self.on_escalation_refused(grants),
+            _ => self.close(Ending::interrupted(signal)),
+        }
     }
 
     /// Takes an answer in. True when the request goes on to the next question.
@@ -230,11 +233,11 @@ impl Core {
             Answer::Denied(_) if given.fresh => self.keep(question, &given),
             Answer::Denied(_) | Answer::TimedOut => {}
             Answer::Abort => {
-                if let QuestionKind::Escalate { grants, .. } = &question.kind {
-                    self.resolve(grants, Resolution::Refused);
+                // A command that has ended is not aborted any more.
+                match &question.kind {
+                    QuestionKind::Escalate { grants, .. } => self.on_escalation_refused(grants),
+                    _ => self.close(Ending::aborted(BY_PERSON)),
                 }
-                self.escalation = None;
-                self.close(Ending::aborted(BY_PERSON));
                 return false;
             }
         }

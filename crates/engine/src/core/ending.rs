@@ -33,8 +33,8 @@ impl Ending {
         Self { signal: Some(signal), ..Self::aborted("interrupted") }
     }
 
-    /// As the command itself ended.
-    pub(super) fn of(end: &AttemptEnd) -> Self {
+    /// As the command itself ended; `program` is its first word.
+    pub(super) fn of(end: &AttemptEnd, program: &str) -> Self {
         match &end.end {
             CommandEnd::Exited(code) => {
                 Self { status: Status::Exited, exit_code: Some(*code), signal: None, error: None }
@@ -43,10 +43,17 @@ impl Ending {
                 Self { status: Status::Signaled, exit_code: None, signal: Some(*signal), error: None }
             }
             CommandEnd::NotFound => {
-                Self { exit_code: Some(NOT_FOUND), ..Self::failed("the program was not found".to_owned()) }
+                let which = if program.contains('/') {
+                    "was not found, or the interpreter that it names was not"
+                } else {
+                    "was not found in the directories of PATH"
+                };
+                let why = format!("the program `{program}` {which}");
+                Self { exit_code: Some(NOT_FOUND), ..Self::failed(why) }
             }
             CommandEnd::NotExecutable(why) => {
-                Self { exit_code: Some(REFUSED), ..Self::failed(format!("the program cannot be executed: {why}")) }
+                let why = format!("the program `{program}` cannot be executed: {why}");
+                Self { exit_code: Some(REFUSED), ..Self::failed(why) }
             }
             CommandEnd::Lost(why) => Self::failed(format!("the sandbox was lost and everything in it ended: {why}")),
         }

@@ -31,14 +31,17 @@ pub(super) struct Escalation {
 }
 
 impl Core {
-    /// After the last attempt ended: escalates, or ends the request.
-    /// `powers` holds for each denial
-    /// what may be asked for.
+    /// After the last attempt ended without lasting effects: escalates where it failed,
+    /// or ends the request. A command that succeeded did not need what it was refused.
+    /// `powers` holds for each denial what may be asked for.
     pub(super) fn after_attempt(&mut self, ending: Ending, powers: Vec<Vec<Grant>>) {
-        let by_itself = matches!(ending.status, Status::Exited | Status::Signaled | Status::Limit);
+        let failed = match ending.status {
+            Status::Exited => ending.exit_code != Some(0),
+            status => matches!(status, Status::Signaled | Status::Limit),
+        };
         let attempts_left = (self.attempts.len() as u64) < u64::from(self.config.max_attempts);
         let sandboxed = self.planned.as_ref().is_some_and(|planned| planned.plan.profile.sandboxed);
-        if !(by_itself && attempts_left && sandboxed) {
+        if !(failed && attempts_left && sandboxed) {
             return self.close(ending);
         }
         let mut candidates = self.candidates(powers);

@@ -2,8 +2,8 @@
 //! life until nothing of it is alive.
 
 use stockade_model::{
-    AttemptRecord, ConnectionRecord, Denial, EnforcementReport, EventKind, Grant, HostUse, Level, Limit, ReadAccess,
-    Resolution, Status, Usage,
+    AttemptRecord, ConnectionRecord, Denial, EnforcementReport, EventKind, Grant, HostUse, Level, Limit, RawText,
+    ReadAccess, Resolution, Status, Usage,
 };
 
 use super::clock::Clock;
@@ -363,7 +363,8 @@ impl Core {
     }
 
     fn on_ended(&mut self, mut live: Box<Live>, end: AttemptEnd) {
-        let mut ending = Ending::of(&end);
+        let program = self.planned.as_ref().and_then(|planned| planned.plan.argv.first());
+        let mut ending = Ending::of(&end, &program.map(RawText::escaped).unwrap_or_default());
         if !live.released && matches!(ending.status, Status::Exited | Status::Signaled) {
             ending = Ending::failed("the sandbox ended before the command was released".to_owned());
         }
@@ -398,8 +399,9 @@ impl Core {
         }
         self.record_reads(&end.reads);
         let powers = std::mem::take(&mut live.powers);
+        let acted = end.acted || !live.uses.is_empty();
         self.note_attempt(&mut live, Some(end));
-        if over || self.record_failed {
+        if over || acted || self.record_failed {
             return self.close(ending);
         }
         self.after_attempt(ending, powers);

@@ -92,7 +92,7 @@ fn may_it_have_what_was_refused() {
         check_denial(mode, "write /srv/a", YES, "exited 0, ran 2, asked [escalate]", Granted);
         check_denial(mode, "write /srv/a", NO, "exited 1, ran 1, asked [escalate]", Refused);
         check_denial(mode, "write /srv/a", SILENCE, "exited 1, ran 1, asked [escalate]", Refused);
-        check_denial(mode, "write /srv/a", QUIT, "aborted 126, ran 1, asked [escalate]", Refused);
+        check_denial(mode, "write /srv/a", QUIT, "exited 1, ran 1, asked [escalate]", Refused);
     }
     check_denial(CLASSES, "socket /run/x", YES, stands, Recorded);
     check_denial(OnRequest, "write /srv/a", YES, stands, Recorded);

@@ -140,6 +140,8 @@ pub struct BrokerReport {
     pub calls: u64,
     /// What a traced run read, by path.
     pub reads: Vec<ReadAccess>,
+    /// Whether something was let change what lasts: a file of a writable directory.
+    pub changed: bool,
 }
 
 /// What is enforced for the broker itself.

@@ -2,7 +2,7 @@
 //! held or refused. One thread does this for everything that changes a name, so
 //! that nothing changes between a decision and its act; and nothing in it waits.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::ops::ControlFlow;
@@ -110,6 +110,8 @@ pub(super) struct Service {
     pub pool: Pool,
     /// The way out, where there is one.
     pub way: Option<Arc<WayOut>>,
+    /// Whether a change of what lasts was allowed.
+    pub changed: Cell<bool>,
     /// What a traced run reads.
     pub reads: Option<RefCell<Reads>>,
     /// What leads to guarded names in the writable trees.
@@ -173,6 +175,7 @@ impl Service {
             ledger: Arc::new(Mutex::new(Ledger::new(sink))),
             pool: Pool::default(),
             way,
+            changed: Cell::new(false),
             reads,
             surveys: RefCell::default(),
             first_settings: FirstSettings::default(),
@@ -242,7 +245,7 @@ impl Service {
         }
         let (denials, more_denials) = self.ledger().take();
         let reads = self.reads.as_ref().map_or_else(Vec::new, |reads| reads.borrow_mut().take());
-        BrokerReport { denials, more_denials, calls: self.calls, reads }
+        BrokerReport { denials, more_denials, calls: self.calls, reads, changed: self.changed.get() }
     }
 
     /// A name was asked for.
@@ -457,7 +460,11 @@ impl Service {
     /// The decision on the object at `path`.
     pub fn decide(&self, operation: Operation, path: &[u8]) -> Verdict {
         match self.powers.decide(operation, Path::new(OsStr::from_bytes(path)), &|p| self.exists(p)) {
-            Verdict::Allow => self.refusal_of_place(operation, path).map_or(Verdict::Allow, Verdict::Refuse),
+            Verdict::Allow => {
+                let refusal = self.refusal_of_place(operation, path);
+                self.changed.set(self.changed.get() || refusal.is_none());
+                refusal.map_or(Verdict::Allow, Verdict::Refuse)
+            }
             other => other,
         }
     }

@@ -223,7 +223,10 @@ impl Blueprint {
             layers.insert("credentials".to_owned(), self.credentials_report(watched));
         }
         if !self.missing.is_empty() {
-            let detail = format!("{} writable paths did not exist: the broker alone can make them", self.missing.len());
+            let detail = format!(
+                "{} writable paths have no mount or are single files: the broker alone makes and removes them",
+                self.missing.len()
+            );
             layers.insert("unattached".to_owned(), LayerReport { state: LayerState::Enforced, detail });
         }
         EnforcementReport { level: self.level, layers }
@@ -507,6 +510,7 @@ pub(super) fn private_trees(attachments: &[Attachment]) -> Vec<PrivateTree> {
 /// What the run's own filesystem holds before anything is attached.
 pub(super) fn scratch_entries(attachments: &[Attachment], outfit: &Outfit) -> Result<Vec<ScratchEntry>, LaunchError> {
     use ScratchEntry::{Directory, EmptyFile, File, Link};
+    let roots: Vec<&Attachment> = attachments.iter().filter(|a| a.is_written()).collect();
     let mut entries = vec![
         Directory(c"dev".into(), 0o755),
         Directory(c"dev/pts".into(), 0o755),
@@ -543,14 +547,26 @@ pub(super) fn scratch_entries(attachments: &[Attachment], outfit: &Outfit) -> Re
                 entries.push(Directory(attachment.placeholder.clone(), 0o755));
                 for (name, directory) in children {
                     let path = join(&attachment.placeholder, name);
-                    entries.push(if *directory { Directory(path, 0o755) } else { EmptyFile(path) });
+                    entries.push(if *directory {
+                        Directory(path, 0o755)
+                    } else {
+                        hidden_file(attachment, &roots, path)
+                    });
                 }
             }
-            Nature::Hidden(_) => entries.push(EmptyFile(attachment.placeholder.clone())),
+            Nature::Hidden(_) => entries.push(hidden_file(attachment, &roots, attachment.placeholder.clone())),
             _ => {}
         }
     }
     Ok(entries)
+}
+
+/// The placeholder `path` of a hidden file. In a directory that the run writes it cannot be
+/// opened: a program that keeps what it finds there, as `git commit -a` does, would take an
+/// empty file for the new content. Elsewhere it opens, and that is how it is noticed.
+fn hidden_file(hidden: &Attachment, roots: &[&Attachment], path: CString) -> ScratchEntry {
+    let is_in_root = |root: &&Attachment| hidden.path.as_bytes().starts_with(&[root.path.as_bytes(), b"/"].concat());
+    if roots.iter().any(is_in_root) { ScratchEntry::ClosedFile(path) } else { ScratchEntry::EmptyFile(path) }
 }
 
 /// `/run` with the user's own directory, and the links by which some systems

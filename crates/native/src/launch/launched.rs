@@ -88,6 +88,8 @@ pub struct Launched {
     released: Option<Instant>,
     ended: Option<ExitReport>,
     stopped: Option<i32>,
+    /// Why no program could be executed, once that is known.
+    exec_errno: Option<Errno>,
     // Removes what is left of it, after the processes are gone.
     _private_directory: Option<PrivateDirectory>,
 }
@@ -275,6 +277,7 @@ impl Launched {
             released: None,
             ended: None,
             stopped: None,
+            exec_errno: None,
             _private_directory: private_directory,
         }
     }
@@ -423,10 +426,7 @@ impl Launched {
 
     fn note_end(&mut self, ended: Ended, used: Used) {
         times::tell_end();
-        let exec_errno = match Message::receive(self.gate.as_fd(), false) {
-            Ok(Some((Message::ExecFailed { errno }, _))) => Some(errno),
-            _ => None,
-        };
+        self.failed_to_execute();
         let wall = self.released.map(|at| at.elapsed()).unwrap_or_default();
         let usage = Usage {
             wall_ms: wall.as_millis() as u64,
@@ -434,7 +434,20 @@ impl Launched {
             memory_peak_bytes: used.memory_peak_bytes,
             ..Usage::default()
         };
-        self.ended = Some(ExitReport { status: ended, usage, exec_errno });
+        self.ended = Some(ExitReport { status: ended, usage, exec_errno: self.exec_errno });
+    }
+
+    /// The way to the command before its exec: it hangs up when its program runs.
+    pub(crate) fn duplicate_gate(&self) -> Result<OwnedFd, Errno> {
+        rustix::io::fcntl_dupfd_cloexec(&self.gate, 3)
+    }
+
+    /// Whether the command said that no program could be executed.
+    pub(crate) fn failed_to_execute(&mut self) -> bool {
+        if let Ok(Some((Message::ExecFailed { errno }, _))) = Message::receive(self.gate.as_fd(), false) {
+            self.exec_errno = Some(errno);
+        }
+        self.exec_errno.is_some()
     }
 
     fn lost(&mut self) -> LaunchError {

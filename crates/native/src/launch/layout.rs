@@ -190,6 +190,11 @@ pub(super) struct Attachment {
 }
 
 impl Attachment {
+    /// Whether the run can change what is there.
+    pub(super) fn is_written(&self) -> bool {
+        is_written(&self.nature)
+    }
+
     /// The path without its leading slash, to be looked up beneath a root.
     pub(super) fn relative(&self) -> &CStr {
         CStr::from_bytes_with_nul(&self.path.as_bytes_with_nul()[1..]).unwrap_or(c"")
@@ -201,7 +206,8 @@ impl Attachment {
 pub(super) struct Layout {
     /// Shallow before deep.
     pub(super) attachments: Vec<Attachment>,
-    /// Writable paths of the plan that do not exist.
+    /// Writable paths of the plan that do not exist, and granted files whose names the
+    /// broker changes on the host.
     pub(super) missing: Vec<PathBuf>,
     /// How many paths to hide do not exist: what is not there cannot be covered.
     pub(super) uncovered: usize,
@@ -222,10 +228,11 @@ pub(super) fn layout(plan: &Plan, program: Option<&Path>, outfit: &Outfit) -> Re
         natures.insert(path, Nature::Masked);
     }
 
-    let (writable, missing) = writable_roots(plan)?;
+    let (writable, mut missing) = writable_roots(plan)?;
     for path in &writable {
         natures.insert(path.clone(), Nature::Writable);
     }
+    missing.extend(files_alone(plan, &natures));
     if outfit.overlay.is_some() {
         natures.insert(plan.workspace.as_path().to_owned(), Nature::Staged);
     }
@@ -388,6 +395,17 @@ fn writable_roots(plan: &Plan) -> Result<(Vec<PathBuf>, Vec<PathBuf>), LaunchErr
         return Err(LaunchError::Path { path: real, why: why.to_owned() });
     }
     Ok((found, missing))
+}
+
+/// The granted files whose names the broker removes and replaces on the host: inside,
+/// the directory around is read-only. Their mounts go with the name (mount_namespaces(7):
+/// a mount point of another namespace can be removed).
+fn files_alone(plan: &Plan, natures: &BTreeMap<PathBuf, Nature>) -> Vec<PathBuf> {
+    let hidden = |path: &Path| plan.profile.filesystem.hide.iter().any(|hidden| path.starts_with(hidden.as_path()));
+    let replaced = |path: &Path| path.ancestors().skip(1).any(|above| natures.contains_key(above));
+    let is_alone = |path: &&PathBuf| !replaced(path) && !hidden(path) && path.is_file();
+    let written = natures.iter().filter(|(_, nature)| matches!(nature, Nature::Writable)).map(|(path, _)| path);
+    written.filter(is_alone).cloned().collect()
 }
 
 /// A link beneath another writable root may have been put there by a command:

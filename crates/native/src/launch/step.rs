@@ -183,6 +183,8 @@ impl TempSize {
 pub(super) enum ScratchEntry {
     Directory(CString, u32),
     EmptyFile(CString),
+    /// Nobody without capabilities can open it, whoever owns it.
+    ClosedFile(CString),
     File(CString, Vec<u8>),
     Link(CString, CString),
 }
@@ -411,14 +413,15 @@ fn build_root(site: &mut Site<'_>, size: Option<&TempSize>) -> Result<(), Errno>
 fn make_entry(scratch: BorrowedFd<'_>, entry: &ScratchEntry) -> Result<(), Errno> {
     match entry {
         ScratchEntry::Directory(name, mode) => mkdirat(scratch, name, Mode::from_raw_mode(*mode)),
-        ScratchEntry::EmptyFile(name) => make_file(scratch, name),
+        ScratchEntry::EmptyFile(name) => make_file(scratch, name, 0o444),
+        ScratchEntry::ClosedFile(name) => make_file(scratch, name, 0),
         ScratchEntry::File(name, content) => fill_file(scratch, name, content),
         ScratchEntry::Link(text, name) => symlinkat(text, scratch, name),
     }
 }
 
-fn make_file(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
-    rustix::fs::mknodat(directory, name, FileType::RegularFile, Mode::from_raw_mode(0o444), 0)
+fn make_file(directory: BorrowedFd<'_>, name: &CStr, mode: u32) -> Result<(), Errno> {
+    rustix::fs::mknodat(directory, name, FileType::RegularFile, Mode::from_raw_mode(mode), 0)
 }
 
 fn fill_file(directory: BorrowedFd<'_>, name: &CStr, content: &[u8]) -> Result<(), Errno> {
@@ -499,7 +502,7 @@ fn make_scaffold(scratch: BorrowedFd<'_>, attachment: &Attachment) -> Result<(),
             Err(errno) => return Err(errno),
         }
     }
-    match if attachment.directory { Ok(()) } else { make_file(scratch, last) } {
+    match if attachment.directory { Ok(()) } else { make_file(scratch, last, 0o444) } {
         Err(Errno::EXIST) => Ok(()),
         other => other,
     }

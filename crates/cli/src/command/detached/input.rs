@@ -142,6 +142,7 @@ impl Input {
 impl End {
     fn write(&mut self, mut rest: &[u8], client: &UnixStream) -> Result<(), String> {
         let fd = self.fd.as_ref().ok_or("the standard input of the run has ended")?;
+        crate::relay::note_typed();
         while !rest.is_empty() {
             match rustix::io::write(fd, rest) {
                 Ok(written @ 1..) => rest = rest.get(written..).unwrap_or_default(),

@@ -148,7 +148,7 @@ fn begin(
         remark(&text::chosen(backend, &opened.passed_over));
     }
     remark(&text::left_out(&opened.left_out));
-    let hidden = hidden_files(&setting.settings, &opened.used.record().spec.profile)?;
+    let hidden = hidden_files(&setting.settings, &opened.used.record().spec.profile, INSIDE_WORKSPACE.as_ref())?;
     let filled = snapshot.map_or(Ok(()), |snapshot| snapshot::fill_home(&opened.used, snapshot, hidden));
     let kept = setting.settings.notify.value.as_ref().map_or(Ok(()), |told| notify::keep(told, opened.used.path()));
     let filled = filled.and(kept.map_err(|error| Failure::new(format!("cannot keep whom to tell of it: {error}"))));
@@ -260,13 +260,18 @@ fn wanted(spec: SandboxSpec, settings: &Settings) -> Result<Wanted, Failure> {
     profile.filesystem.hide.sort();
     profile.filesystem.hide.dedup();
     profile.limits.lower_to(&spec.limits);
-    let hidden = hidden_files(settings, &spec.profile)?;
+    // Relative paths of the profile mean those of the directory that is copied.
+    let source = match &spec.workspace {
+        WorkspaceSource::Copy { directory } => directory.as_raw().as_path(),
+        _ => Path::new(INSIDE_WORKSPACE),
+    };
+    let hidden = hidden_files(settings, &spec.profile, source)?;
     Ok(Wanted { spec, profile, hidden })
 }
 
-/// The files of the host that a profile hides.
-fn hidden_files(settings: &Settings, profile: &str) -> Result<HiddenFiles, Failure> {
-    let profile = resolve_profile(settings, profile, INSIDE_WORKSPACE.as_ref(), &[])?;
+/// The files of the host that a profile hides, where the workspace is this directory.
+fn hidden_files(settings: &Settings, profile: &str, workspace: &Path) -> Result<HiddenFiles, Failure> {
+    let profile = resolve_profile(settings, profile, workspace, &[])?;
     Ok(HiddenFiles::of(profile.filesystem.hide.iter().map(|path| path.as_path().to_owned())))
 }
 
