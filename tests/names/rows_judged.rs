@@ -402,7 +402,7 @@ pub const WORK: &[Row] = &[
     Row {
         id: "git-bisect",
         prepare: "git init -q -b main; for n in 1 2 3 4 5; do git commit -q --allow-empty -m $n; done",
-        attack: "git bisect start -q HEAD HEAD~4; git bisect run true >/dev/null; git bisect reset",
+        attack: "git bisect start HEAD HEAD~4; git bisect run true >/dev/null; git bisect reset",
         ..ROW
     },
     Row {
