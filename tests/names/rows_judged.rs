@@ -250,6 +250,18 @@ over = True
         attack: "mkdir n; ln -s ../e n/d; git init -q n; mkhook e/hooks2/pre-commit; rm -f n/d; ln -s ../e n/d",
         ..NEW
     },
+    Row {
+        id: "judged-shipped-half",
+        prepare: "mkdir -p .git/objects .git/refs; gitcfg >.git/config",
+        attack: "head_file >.git/HEAD; head_file >x; mv x .git/HEAD; git init -q",
+        ..NEW
+    },
+    Row {
+        id: "judged-shipped-half-hooks",
+        prepare: "mkdir -p .git/refs; head_file >.git/HEAD; mkhook .git/hooks/pre-commit",
+        attack: "mkdir .git/objects; git init -q",
+        ..NEW
+    },
     // What leads to a repository.
     Row {
         id: "judged-pointer",
