@@ -254,12 +254,14 @@ over = True
         id: "judged-shipped-half",
         prepare: "mkdir -p .git/objects .git/refs; gitcfg >.git/config",
         attack: "head_file >.git/HEAD; head_file >x; mv x .git/HEAD; git init -q",
+        ask: &[Git],
         ..NEW
     },
     Row {
         id: "judged-shipped-half-hooks",
         prepare: "mkdir -p .git/refs; head_file >.git/HEAD; mkhook .git/hooks/pre-commit",
         attack: "mkdir .git/objects; git init -q",
+        ask: &[Git],
         ..NEW
     },
     // What leads to a repository.
