@@ -125,10 +125,11 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "works-parent-repository",
         text: Some(
-            "mkdir child && cd child && test \"$(git rev-parse --show-toplevel)\" = \"$WS\" && git status --short > /dev/null && ! git init -q . 2>/dev/null; ls -A; echo WORKED",
+            "mkdir child && cd child && test \"$(git rev-parse --show-toplevel)\" = \"$WS\" && git status --short > /dev/null && git init -q . && test \"$(git rev-parse --show-toplevel)\" = \"$WS/child\" && echo WORKED; echo x > .git/hooks/pre-commit",
         ),
-        judge: |s| [worked(s), s.refuse_change("ws/child/.git")].concat(),
-        control: Same(Ordinary, "ws/child/.git"),
+        judge: |s| [worked(s), s.refuse_change("ws/child/.git/hooks/pre-commit")].concat(),
+        may_change: &["ws/child/.git"],
+        control: Same(Ordinary, "ws/child/.git/hooks/pre-commit"),
         ..ROW
     },
     Row {
@@ -143,10 +144,10 @@ pub const ROWS: &[Row] = &[
         id: "grant-directory",
         options: &["--grant", "write $OUT"],
         text: Some(
-            "echo x > \"$OUT/p\" && mkdir \"$OUT/d\" && mv \"$OUT/p\" \"$OUT/d/q\" && mv \"$OUT/d/q\" . && echo WORKED; echo x > \"$OUT/../home/.bashrc\"; mkdir -p \"$OUT/.git/hooks\"",
+            "echo x > \"$OUT/p\" && mkdir \"$OUT/d\" && mv \"$OUT/p\" \"$OUT/d/q\" && mv \"$OUT/d/q\" . && echo WORKED; echo x > \"$OUT/../home/.bashrc\"; mkdir -p \"$OUT/.git/hooks\"; echo x > \"$OUT/.git/hooks/pre-commit\"",
         ),
         judge: |s| {
-            let git = s.changes.iter().any(|c| c.path.starts_with("out/.git"));
+            let git = s.changes.iter().any(|c| c.path.ends_with(".git/hooks/pre-commit"));
             let mut breaches = worked(s);
             if git {
                 breaches.push("a grant for a directory reached a protected name in it".to_owned());
@@ -207,8 +208,13 @@ pub const ROWS: &[Row] = &[
             if s.output.stderr.contains("panicked") {
                 breaches.push(format!("noise: {}", s.output.stderr));
             }
+            // What is data in a repository is the run's to change.
+            for part in ["config", "hooks", "HEAD", "p", "q", "l"] {
+                breaches.extend(s.refuse_change(&format!("ws/.git/{part}")));
+            }
             breaches
         },
+        may_change: &["ws/.git"],
         control: Same(Ordinary, "ws/.codex"),
         ..ROW
     },
@@ -218,6 +224,7 @@ pub const ROWS: &[Row] = &[
             "for d in .codex .claude .agents .vscode .idea .stockade .hg; do mkdir $d; echo x > $d; ln -s src $d; cp -r src $d; mv src $d; mkfifo $d; done 2>/dev/null; for f in .bashrc .envrc .mcp.json .gitmodules .stockade.toml rust-toolchain .npmrc; do echo x > $f; mkdir $f; echo x > t; mv t $f; ln t $f; ln -s t $f; cp README.md $f; done 2>/dev/null; mkdir -p sub/deep && cd sub/deep && echo x > .envrc; mkdir -p .git/hooks; python3 -c 'import os; os.mknod(\".profile\")'; echo WORKED",
         ),
         judge: worked,
+        may_change: &["ws/sub/deep/.git"],
         control: Same(Ordinary, "ws/.codex created"),
         ..ROW
     },
@@ -252,6 +259,12 @@ pub const ROWS: &[Row] = &[
     },
     Row {
         id: "metadata-hard-link",
+        judge: |s| {
+            let settings = fs::read_to_string(s.lab.path("ws/.git/config")).unwrap_or_default();
+            let is_changed = settings.lines().any(|line| line == "x");
+            is_changed.then(|| "ws/.git/config was written by another name".to_owned()).into_iter().collect()
+        },
+        may_change: &["ws/.git/HEAD", "ws/.git/config"],
         text: Some(
             "ln .git/config c && echo x >> c; ln .git/HEAD h && echo x > h; cp --reflink=auto .git/config d && mv d .git/config",
         ),

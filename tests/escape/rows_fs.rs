@@ -84,14 +84,27 @@ pub const ROWS: &[Row] = &[
         ..ROW
     },
     Row { id: "esc-0025", control: Same(Ordinary, "ws/.git/hooks/pre-commit created"), ..ROW },
-    Row { id: "esc-0028", control: Same(Ordinary, "ws/nogit/.git"), ..ROW },
+    Row {
+        id: "esc-0028",
+        judge: |s| match fs::read_to_string(s.lab.path("ws/nogit/.git/config")) {
+            Ok(text) if text.contains("fsmonitor") => vec!["a new repository got a program to run".to_owned()],
+            _ => Vec::new(),
+        },
+        may_change: &["ws/nogit/.git"],
+        control: Same(Ordinary, "new repository got a program"),
+        ..ROW
+    },
     Row { id: "esc-0029", control: Same(Ordinary, "ws/nogit/.git"), ..ROW },
     Row {
         id: "esc-0030",
-        judge: |s| match fs::read_to_string(s.lab.path("ws/bare.d/config")) {
-            Ok(text) if text.contains("fsmonitor") => vec!["a bare repository got a program to run".to_owned()],
-            _ => Vec::new(),
+        judge: |s| {
+            let mut breaches = s.refuse_change("ws/sub/.git/hooks/post-checkout");
+            if fs::read_to_string(s.lab.path("ws/bare.d/config")).is_ok_and(|text| text.contains("fsmonitor")) {
+                breaches.push("a bare repository got a program to run".to_owned());
+            }
+            breaches
         },
+        may_change: &["ws/sub/.git"],
         control: Same(Ordinary, "bare repository"),
         ..ROW
     },

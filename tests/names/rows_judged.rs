@@ -250,6 +250,20 @@ over = True
         attack: "mkdir n; ln -s ../e n/d; git init -q n; mkhook e/hooks2/pre-commit; rm -f n/d; ln -s ../e n/d",
         ..NEW
     },
+    Row {
+        id: "judged-shipped-half",
+        prepare: "mkdir -p .git/objects .git/refs; gitcfg >.git/config",
+        attack: "head_file >.git/HEAD; head_file >x; mv x .git/HEAD; git init -q",
+        ask: &[Git],
+        ..NEW
+    },
+    Row {
+        id: "judged-shipped-half-hooks",
+        prepare: "mkdir -p .git/refs; head_file >.git/HEAD; mkhook .git/hooks/pre-commit",
+        attack: "mkdir .git/objects; git init -q",
+        ask: &[Git],
+        ..NEW
+    },
     // What leads to a repository.
     Row {
         id: "judged-pointer",
@@ -402,7 +416,7 @@ pub const WORK: &[Row] = &[
     Row {
         id: "git-bisect",
         prepare: "git init -q -b main; for n in 1 2 3 4 5; do git commit -q --allow-empty -m $n; done",
-        attack: "git bisect start -q HEAD HEAD~4; git bisect run true >/dev/null; git bisect reset",
+        attack: "git bisect start HEAD HEAD~4; git bisect run true >/dev/null; git bisect reset",
         ..ROW
     },
     Row {

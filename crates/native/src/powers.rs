@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use stockade_model::{Grant, Level, Operation, Plan, RawText};
 
 use crate::guards::git_part::{GitPart, Judged};
-use crate::guards::repository::{self, TrustedParts};
+use crate::guards::repository::{self, IsKnown, TrustedParts};
 use crate::guards::{GuardedNames, fold};
 use crate::programs::Programs;
 use crate::reach::Reach;
@@ -472,8 +472,10 @@ impl Powers {
         {
             return Some(protected(unit, &name));
         }
-        let parts: (_, &dyn Fn(&[u8]) -> bool) = (&self.parts, &|prefix| self.is_known_part(prefix));
-        if let Some(unit) = repository::guarded_part(creates_name(operation), root.len(), path, parts, probe) {
+        let is_known: IsKnown<'_> = &|prefix| self.is_known_part(prefix);
+        if let Some(unit) =
+            repository::guarded_part(creates_name(operation), root.len(), path, (&self.parts, is_known), probe)
+        {
             return Some(repository::refusal(unit));
         }
         let replaces = !matches!(operation, Operation::Write | Operation::Metadata | Operation::Truncate);

@@ -198,6 +198,12 @@ impl Service {
     pub(super) fn refusal_of_place(&self, operation: Operation, path: &[u8]) -> Option<Refusal> {
         let first = self.first.as_ref()?;
         let root_length = self.powers.root_length(path)?;
+        if creates_name(operation)
+            && root_length < path.len()
+            && let Some(refusal) = self.refusal_of_completion(path)
+        {
+            return Some(refusal);
+        }
         let mut surveys = self.surveys.borrow_mut();
         if !surveys.are_complete(self.powers.writable()) {
             let Ok(host) = open_host_root() else {

@@ -21,9 +21,11 @@ use super::install::put;
 use super::service::{Failure, Service, refused};
 use super::view::same;
 use super::walk::{Object, Place};
+use crate::guards::View;
 use crate::guards::git_index;
-use crate::guards::git_part::Judged;
+use crate::guards::git_part::{GitPart, Judged};
 use crate::guards::settings_judge::{Before, Judgement, SettingsFile, judge};
+use crate::guards::view::{join, parent};
 use crate::powers::{Refusal, Verdict, to_path};
 
 /// Settings and steps larger than this are not judged: they are refused.
@@ -36,7 +38,10 @@ const MAX_KNOWN: usize = 1000;
 /// What settings said when the run first changed them, by the directory they are in and
 /// their name.
 #[derive(Default)]
-pub(super) struct FirstSettings(RefCell<HashMap<(u64, u64, Vec<u8>), Vec<u8>>>);
+pub(super) struct FirstSettings(RefCell<HashMap<SettingsKey, Vec<u8>>>);
+
+/// Device and inode of a directory, and a name in it.
+type SettingsKey = (u64, u64, Vec<u8>);
 
 impl FirstSettings {
     fn of(&self, place: &Place, now: &[u8]) -> Result<Vec<u8>, Errno> {
@@ -134,6 +139,30 @@ impl Service {
         actor::chmod(file.as_fd(), mode)?;
         put(&file, new, directory, flags)?;
         self.confirm_new((new, directory), to, Operation::Rename)
+    }
+
+    /// Why nothing completes the directory of a repository by `path`: somebody has left
+    /// settings or hooks there that nobody has judged.
+    pub(super) fn refusal_of_completion(&self, path: &[u8]) -> Option<Refusal> {
+        let is_needed = matches!(self.powers.git_part(path), Some(GitPart::Needed { .. }));
+        let first = self.first.as_ref().filter(|_| is_needed && !self.exists(&to_path(path)))?;
+        let (view, repository) = (View::new(first.root.as_fd()), parent(path));
+        let is_plain = |name: &[u8]| {
+            let file = join(repository, name);
+            let before = Before { first: b"", now: b"" };
+            let judged = |text: Vec<u8>| judge(SettingsFile::Repository, &file, before, &text) == Judgement::Harmless;
+            !self.exists(&to_path(&file)) || view.read(&file, MAX_TEXT_BYTES).is_some_and(judged)
+        };
+        let mut has_hooks = false;
+        let hooks = join(repository, b"hooks");
+        let listed = view.list(&hooks, |name, _| has_hooks |= !name.ends_with(b".sample"));
+        let are_known = !has_hooks && matches!(listed, Ok(()) | Err(Errno::NOENT));
+        let leads = self.exists(&to_path(&join(repository, b"commondir")));
+        let is_harmless = are_known && !leads && is_plain(b"config") && is_plain(b"config.worktree");
+        (!is_harmless).then(|| Refusal {
+            rule: "settings or hooks that are there would come to life".to_owned(),
+            grant: Some(Grant::Write(to_path(path))),
+        })
     }
 
     /// Does what was refused as far as it carries no code, where that is a judged rename.

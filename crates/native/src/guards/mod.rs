@@ -33,7 +33,7 @@ pub(crate) mod settings_judge;
 mod settings_reader;
 mod settings_text;
 mod survey;
-mod view;
+pub(crate) mod view;
 
 pub(crate) use git::{SettingsVariables, settings_variables, use_settings_variables};
 pub(crate) use names::{GuardedNames, fold};

@@ -7,7 +7,7 @@ use stockade_model::{Grant, Operation};
 
 use super::git::{GlobalSettings, named_by_repository};
 use super::names::GuardedNames;
-use super::repository::{self, RepositoryState, TrustedParts};
+use super::repository::{self, IsKnown, RepositoryState, TrustedParts};
 use super::survey::{SurveyError, survey};
 use super::view::{View, join, parent};
 use crate::powers::{Probe, Refusal, covers, prefix_ends, protected, renamed, to_path};
@@ -198,7 +198,7 @@ impl Surveys {
         creates: bool,
         root_length: usize,
         path: &[u8],
-        (is_known, probe): (&dyn Fn(&[u8]) -> bool, Probe<'_>),
+        (is_known, probe): (IsKnown<'_>, Probe<'_>),
     ) -> Option<Refusal> {
         self.refusal(root_length, path).or_else(|| {
             let parts = self.parts.named_by_settings()?;

@@ -15,6 +15,9 @@ const MARKS: [&str; 3] = ["HEAD", "objects", "refs"];
 /// What of a repository git obeys or runs.
 const TRUSTED: [&str; 5] = ["config", "config.worktree", "hooks", "commondir", "info"];
 
+/// Tells of names that have rules of their own.
+pub(crate) type IsKnown<'a> = &'a dyn Fn(&[u8]) -> bool;
+
 /// Directories of hooks that are minded.
 const MAX_HOOKS: usize = 120;
 
@@ -99,7 +102,7 @@ pub(crate) fn guarded_part<'p>(
     creates: bool,
     root_length: usize,
     path: &'p [u8],
-    (parts, is_known): (&TrustedParts, &dyn Fn(&[u8]) -> bool),
+    (parts, is_known): (&TrustedParts, IsKnown<'_>),
     probe: Probe<'_>,
 ) -> Option<&'p [u8]> {
     for end in prefix_ends(path).into_iter().filter(|end| *end > root_length) {

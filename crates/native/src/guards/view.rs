@@ -74,7 +74,7 @@ impl<'a> View<'a> {
     }
 
     /// The regular file at `path`, where it holds at most `max_bytes`.
-    pub(super) fn read(self, path: &[u8], max_bytes: u64) -> Option<Vec<u8>> {
+    pub(crate) fn read(self, path: &[u8], max_bytes: u64) -> Option<Vec<u8>> {
         let held = self.open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY).ok()?;
         let stat = fstat(&held).ok()?;
         let size = u64::try_from(stat.st_size).ok()?;
@@ -92,7 +92,7 @@ impl<'a> View<'a> {
     }
 
     /// Tells the names in the directory at `path`, and what the directory says they are.
-    pub(super) fn list(self, path: &[u8], mut each: impl FnMut(&[u8], FileType)) -> Result<(), Errno> {
+    pub(crate) fn list(self, path: &[u8], mut each: impl FnMut(&[u8], FileType)) -> Result<(), Errno> {
         let held = self.open(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
         let mut buffer = vec![MaybeUninit::uninit(); LISTING_BYTES];
         let mut listing = RawDir::new(held.as_fd(), &mut buffer);
@@ -183,7 +183,7 @@ fn components(path: &[u8]) -> Vec<Vec<u8>> {
 }
 
 /// The path without its last component and the slash before it: empty for the root.
-pub(super) fn parent(path: &[u8]) -> &[u8] {
+pub(crate) fn parent(path: &[u8]) -> &[u8] {
     path.iter().rposition(|b| *b == b'/').map_or(&b""[..], |at| &path[..at])
 }
 
@@ -192,7 +192,7 @@ pub(super) fn name(path: &[u8]) -> &[u8] {
     path.rsplit(|b| *b == b'/').next().unwrap_or(path)
 }
 
-pub(super) fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
+pub(crate) fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
     let directory = directory.strip_suffix(b"/").unwrap_or(directory);
     [directory, b"/", name].concat()
 }
