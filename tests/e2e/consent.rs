@@ -188,11 +188,11 @@ fn the_readme_shows_the_truth() {
     let world = World::new(*stockade_testkit::User::available().last().unwrap());
     // The first run of all says more, once.
     Terminal::start(&world, &asked(&world, &[], "true")).finish();
-    let mut terminal = Terminal::start(&world, &asked(&world, &["--session", "ses_readme"], SCRIPT));
+    let mut terminal = Terminal::start(&world, &asked(&world, &[], SCRIPT));
     // Paths are longer here, by whose home it is: no line may be folded for that.
     terminal.resize(40, 140);
     terminal.expect("allow?");
-    terminal.press("s");
+    terminal.press("o");
     let (code, text) = terminal.finish();
     assert_eq!(code, 0, "{text}");
     let top = world.home().parent().unwrap().display().to_string();

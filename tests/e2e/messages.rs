@@ -5,7 +5,7 @@ use std::fs;
 
 use stockade_testkit::{Command, Ended, Output};
 
-use crate::detached::stockade;
+use crate::detached::{attach, detach, logs, stockade, waited};
 use crate::terminal::Terminal;
 use crate::world::{World, binary, each_user};
 
@@ -132,5 +132,58 @@ fn a_hidden_file_of_the_workspace_is_never_taken_for_an_empty_one() {
         let id = copied.stdout.trim();
         assert_eq!(stockade(world, &["sandbox", "exec", id, "--", "ls", "-A"]).stdout, ".git\nplain\n");
         assert_eq!(stockade(world, &["sandbox", "destroy", id]).ended, Ended::Code(0));
+    });
+}
+
+#[test]
+fn a_mistake_of_the_command_line_is_answered_by_its_own_command() {
+    let world = World::new(stockade_testkit::User::available()[0]);
+    for (line, said) in [
+        (&["sandbox", "rm", "x"][..], "`stockade sandbox destroy` does that"),
+        (&["approvals", "forget", "x"], "`stockade approvals revoke` does that"),
+        (&["sandbox", "show", "bad"], "see stockade sandbox show --help"),
+        (&["run", "--limit", "memory=1", "--", "true"], "at least memory=1MiB"),
+        (&["audit", "query", "--type", "nonsense"], "the types are requested, "),
+    ] {
+        says(&stockade(&world, line), 125, &[said]);
+    }
+    says(&stockade(&world, &["policy", "fmt"]), 0, &["no configuration of yours"]);
+    world.file("home/.local", "no directory");
+    says(&stockade(&world, &["approvals", "list"]), 125, &["cannot"]);
+}
+
+#[test]
+fn a_remembered_answer_is_told_as_one() {
+    each_user(|world| {
+        for (key, first, then) in
+            [("N", "refused: create ", "(you answered never on "), ("a", "(always)", "(remembered: always)")]
+        {
+            let world = &World::new(world.account.user);
+            let command = asked(world, &[], &["sh", "-c", "echo x >> ~/outside"]);
+            let mut terminal = Terminal::start(world, &command);
+            terminal.expect("allow?");
+            terminal.press(key);
+            let (_, text) = terminal.finish();
+            assert!(text.contains(first) && !text.contains(then), "{text}");
+            let (_, text) = Terminal::start(world, &command).finish();
+            assert!(text.contains(then) && !text.contains("allow?"), "{text}");
+            assert_eq!(text.contains(" stockade approvals revoke apr_"), key == "N", "{text}");
+        }
+    });
+}
+
+#[test]
+fn ctrl_c_at_a_question_of_an_attached_run_leaves_it() {
+    each_user(|world| {
+        let id = detach(world, &["--mode", "on-failure"], "sleep 1; echo x >> ~/outside; echo end");
+        let mut terminal = attach(world, &[], &id);
+        terminal.expect("allow?");
+        terminal.press("\u{3}");
+        terminal.expect("goes on");
+        assert_eq!(terminal.finish().0, 0);
+        // The question goes with the last who could answer; the run goes on.
+        assert_eq!(waited(world, &id), Ended::Code(0));
+        assert!(logs(world, &id).contains("end"));
+        assert!(!world.home().join("outside").exists());
     });
 }

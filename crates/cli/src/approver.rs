@@ -4,6 +4,7 @@
 
 use std::fmt::Write as _;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -18,6 +19,8 @@ use crate::terminal::{Keys, Pressed, Terminal};
 
 /// Ctrl-C and Ctrl-\, which are keys while a question stands.
 const INTERRUPT: [u8; 2] = [0x03, 0x1c];
+/// Ctrl-D, which has no meaning here and is no part of a word.
+const END_OF_FILE: u8 = 0x04;
 /// Longest typed word, in bytes; more is the wrong word.
 const WORD_LIMIT_BYTES: usize = 64;
 /// How often a withdrawal is looked for that cannot wake a sleeper.
@@ -51,6 +54,7 @@ pub struct TerminalApprover {
     wake: Option<OwnedFd>,
     lasting: Option<Arc<Lasting>>,
     knows_sequences: bool,
+    leaves: Option<Arc<AtomicBool>>,
 }
 
 impl TerminalApprover {
@@ -58,12 +62,18 @@ impl TerminalApprover {
     /// when the process is asked to end.
     pub fn new(text: RawText, color: bool, wake: Option<OwnedFd>) -> Self {
         let knows_sequences = std::env::var_os("TERM").is_some_and(|name| !name.is_empty() && name != "dumb");
-        Self { terminal: OnceLock::new(), text, color, wake, lasting: None, knows_sequences }
+        Self { terminal: OnceLock::new(), text, color, wake, lasting: None, knows_sequences, leaves: None }
     }
 
     /// The same, and a yes that holds always may become a rule.
     pub fn with_rules(self, lasting: Arc<Lasting>) -> Self {
         Self { lasting: Some(lasting), ..self }
+    }
+
+    /// The same, for a client of a run: Ctrl-C leaves the run, which is noted there, and
+    /// answers nothing.
+    pub fn leaving(self, leaves: Arc<AtomicBool>) -> Self {
+        Self { leaves: Some(leaves), ..self }
     }
 
     fn terminal(&self) -> Option<&Terminal> {
@@ -89,6 +99,7 @@ impl TerminalApprover {
             text: &self.text,
             waiting,
             lasting: self.lasting.as_deref(),
+            leaves: self.leaves.as_deref(),
             knows_sequences,
         };
         let answer = match question.kind {
@@ -142,6 +153,7 @@ struct Dialog<'a> {
     text: &'a RawText,
     waiting: &'a Waiting,
     lasting: Option<&'a Lasting>,
+    leaves: Option<&'a AtomicBool>,
     knows_sequences: bool,
 }
 
@@ -182,6 +194,15 @@ impl Dialog<'_> {
         }
     }
 
+    /// Ctrl-C ends the run, or leaves it where it goes on without this terminal.
+    fn interrupted(&self) -> std::io::Result<Answer> {
+        match self.leaves {
+            Some(leaves) => leaves.store(true, Ordering::Relaxed),
+            None => return self.echo('q', Answer::Abort),
+        }
+        Ok(Answer::Abort)
+    }
+
     /// A fresh key behind this prompt; for a paste or a function key, which
     /// hold letters that nobody pressed, nothing.
     fn fresh(&self, prompt: &str) -> std::io::Result<Fresh> {
@@ -195,7 +216,7 @@ impl Dialog<'_> {
             Heard::Over(answer) => Fresh::Over(answer),
             Heard::Bytes(bytes) => match single(&bytes) {
                 Some(b'q') => Fresh::Over(self.echo('q', Answer::Abort)?),
-                Some(key) if INTERRUPT.contains(&key) => Fresh::Over(self.echo('q', Answer::Abort)?),
+                Some(key) if INTERRUPT.contains(&key) => Fresh::Over(self.interrupted()?),
                 Some(key) => Fresh::Key(key),
                 None => Fresh::Several,
             },
@@ -351,7 +372,8 @@ impl Dialog<'_> {
                         word.push(byte);
                         self.keys.show(&char::from(byte).to_string(), self.deadline)?;
                     }
-                    byte if INTERRUPT.contains(&byte) => return Ok(Err(Answer::Abort)),
+                    byte if INTERRUPT.contains(&byte) => return Ok(Err(self.interrupted()?)),
+                    END_OF_FILE => {}
                     // Anything else makes it the wrong word.
                     _ => word.push(0),
                 }

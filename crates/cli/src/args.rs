@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use stockade_model::{ApprovalMode, GranularMode, Level, Limit, SandboxPreference};
 
 use crate::detached_args::{AttachArgs, KillArgs, LogsArgs, PsArgs, WaitArgs, WriteArgs};
@@ -462,12 +462,31 @@ fn granular(classes: &str) -> Result<GranularMode, String> {
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// `NAME=AMOUNT`.
+/// The command that these words name, e.g. `stockade sandbox exec`.
+pub fn command_path(typed: impl Iterator<Item = OsString>) -> String {
+    let mut command = Typed::command();
+    let mut path = command.get_name().to_owned();
+    for word in typed {
+        let Some(inner) = command.find_subcommand(&word).cloned() else { break };
+        path = format!("{path} {}", inner.get_name());
+        command = inner;
+    }
+    path
+}
+
 pub(crate) fn limit(text: &str) -> Result<(Limit, u64), String> {
     let (name, amount) = text.split_once('=').ok_or("expected NAME=AMOUNT, e.g. memory=2GiB")?;
     let limit =
         Limit::named(name).ok_or_else(|| format!("the limits are {}", Limit::ALL.map(Limit::name).join(", ")))?;
-    Ok((limit, limit.parse(amount)?))
+    let amount = limit.parse(amount)?;
+    if limit == Limit::Memory && amount < LEAST_MEMORY_BYTES {
+        return Err(format!("a process needs at least memory={}", limit.text(LEAST_MEMORY_BYTES)));
+    }
+    Ok((limit, amount))
 }
+
+/// The least memory with which a small program starts.
+const LEAST_MEMORY_BYTES: u64 = 1 << 20;
 
 /// `500ms`, `90s`, `5m`, `1h30m`, `2d`; a bare number is seconds.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {

@@ -98,7 +98,8 @@ fn misunderstood(error: &clap::Error) -> command::Ended {
         let _ = io::stderr().lock().write_all(error.render().to_string().as_bytes());
         return Ok(exit::FAILURE);
     }
-    Err(render::failure::usage(&error.render().to_string()))
+    let typed = std::env::args_os().skip(1);
+    Err(render::failure::usage(&error.render().to_string(), &args::command_path(typed)))
 }
 
 /// An error to the person, on standard error. Nowhere else to say so if that fails.

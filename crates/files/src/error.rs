@@ -61,7 +61,7 @@ pub enum FilesError {
     #[error("there is no `{0}`")]
     NotFound(TreePath),
     /// Something is there.
-    #[error("there is a `{0}`\nhint: remove it first, or ask for it to be replaced")]
+    #[error("there is a `{0}`\nhint: remove it first; a directory is never replaced")]
     Exists(TreePath),
     /// It is something else.
     #[error("`{path}` is {}, not {}", found.with_article(), wanted.with_article())]

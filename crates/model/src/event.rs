@@ -23,6 +23,35 @@ pub struct Event {
     pub kind: EventKind,
 }
 
+/// The names of the types of events, as `type` has them.
+pub const EVENT_TYPES: &[&str] = &[
+    "requested",
+    "assessed",
+    "decided",
+    "asked",
+    "review-sent",
+    "reviewed",
+    "answered",
+    "starting",
+    "started",
+    "executed",
+    "connection",
+    "denied",
+    "held",
+    "withdrawn",
+    "granted",
+    "exited",
+    "traced",
+    "attached",
+    "typed",
+    "left",
+    "failed",
+    "finished",
+    "revoked",
+    "committed",
+    "discarded",
+];
+
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", tag = "type", deny_unknown_fields)]

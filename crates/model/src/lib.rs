@@ -42,7 +42,7 @@ pub use denial::{Denial, Layer, Operation, Resolution};
 pub use digest::Digest;
 pub use egress::{Egress, EgressLimits, Listed, Secret, SecretKind, SecretSource, Upstream, UpstreamKind};
 pub use endpoint::{Endpoint, EndpointError};
-pub use event::{Event, EventKind};
+pub use event::{EVENT_TYPES, Event, EventKind};
 pub use grant::{Grant, GrantError};
 pub use id::{ApprovalId, IdError, RequestId, SandboxId, SandboxIdError, SessionId, StageId};
 pub use inspection::{Inspection, RequestPattern, RequestRuling};

@@ -8,7 +8,7 @@ use stockade_store::{Remembered, Store};
 use super::{Ended, now_ms, print, remark, variable};
 use crate::args::ApprovalsCommand;
 use crate::audit_log::AuditLog;
-use crate::failure::Failure;
+use crate::failure::{Failure, quoted};
 use crate::render::{self, approvals as text};
 use crate::{exit, meaning, places};
 
@@ -31,11 +31,21 @@ fn parse(id: &str) -> Result<ApprovalId, Failure> {
 /// The store, where there is one: looking must not make one.
 fn store() -> Result<Option<Store>, Failure> {
     let path = path()?;
-    Ok(if path.exists() { Some(Store::open(&path)?) } else { None })
+    let cannot = |e| Failure::new(format!("cannot look for the remembered answers at {}: {e}", quoted(&path)));
+    Ok(if path.try_exists().map_err(cannot)? { Some(Store::open(&path)?) } else { None })
 }
 
 fn path() -> Result<PathBuf, Failure> {
     Ok(places::state_path(&variable)?.join("approvals.db"))
+}
+
+/// The answers that hold, the oldest first.
+///
+/// # Errors
+/// When they cannot be read.
+pub fn in_force() -> Result<Vec<Remembered>, Failure> {
+    let answers = store()?.map(|store| store.list()).transpose()?.unwrap_or_default();
+    Ok(answers.into_iter().filter(|answer| answer.in_force(now_ms())).collect())
 }
 
 fn list(session: Option<&str>, all: bool, json: bool) -> Ended {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 use stockade_audit::{Anchor, Content, Entry, Filter, VerifyError};
+use stockade_model::{EVENT_TYPES, RawText};
 
 use super::{Ended, now_ms, print, variable};
 use crate::args::{AuditCommand, AuditQueryArgs};
@@ -34,6 +35,10 @@ pub fn audit(typed: AuditCommand) -> Ended {
 }
 
 fn filter(typed: AuditQueryArgs) -> Result<Filter, Failure> {
+    if let Some(kind) = typed.kind.as_ref().filter(|kind| !EVENT_TYPES.contains(&kind.as_str())) {
+        let what = format!("there is no type of event `{}`", RawText::from(kind.as_str()).escaped());
+        return Err(Failure::new(what).hint(format!("the types are {}", EVENT_TYPES.join(", "))));
+    }
     let request = typed.request.map(|id| id.parse()).transpose()?;
     let since_ms = typed.since.map(|since| now_ms().saturating_sub(meaning::milliseconds(since)));
     Ok(Filter {

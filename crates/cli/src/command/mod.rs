@@ -20,7 +20,7 @@ mod setting;
 pub mod stage;
 
 use std::ffi::OsString;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
 use std::time::SystemTime;
 
 use crate::failure::Failure;
@@ -54,4 +54,11 @@ pub fn print(text: &str) -> Result<(), Failure> {
 /// fails.
 pub fn remark(text: &str) {
     let _ = io::stderr().lock().write_all(text.as_bytes());
+}
+
+/// Says on a terminal that a list is empty; a script reads an empty list.
+pub fn remark_empty(shown: &str, what: &str) {
+    if shown.is_empty() && io::stderr().is_terminal() {
+        remark(&format!("{what}\n"));
+    }
 }

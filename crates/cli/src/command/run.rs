@@ -16,6 +16,7 @@ use stockade_model::{
 use stockade_native::HostBackend;
 use stockade_native::launch::Nursery;
 use stockade_policy::{BUILT_IN_NOTICE, Settings, resolve_profile};
+use stockade_store::Remembered;
 use stockade_sys::signals::Signals;
 use tracing::info_span;
 
@@ -108,9 +109,20 @@ fn tell(outcome: &Outcome, standing: &[Grant]) {
     // Whoever was asked when a signal came may still hold it.
     terminal::give_back();
     let home = places::home(&variable).unwrap_or_default();
-    let context = render::summary::SummaryContext { standing, home: &home };
+    let remembered = remembered(outcome);
+    let context = render::summary::SummaryContext { remembered: &remembered, standing, home: &home };
     let text = render::summary::summary(outcome, context, crate::stderr_style());
     remark(&text);
+}
+
+/// The answers in force, where one of them was used. What cannot be read is not shown.
+fn remembered(outcome: &Outcome) -> Vec<Remembered> {
+    if !outcome.approvals.iter().any(|given| given.by == "cache") {
+        return Vec::new();
+    }
+    let answers = super::approvals::in_force().unwrap_or_default();
+    // The newest first, which counts.
+    answers.into_iter().rev().collect()
 }
 
 fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failure> {
@@ -176,9 +188,9 @@ fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failu
     }
     let is_captured = captured && !matches!(front.terminal, Given::Held(_));
     let captured = is_captured.then(|| captured_io(&setting, &request));
-    let command = request.command.clone();
+    let (command, workspace) = (request.command.clone(), request.workspace.clone());
     let outcome = run_at_terminal(&engine, request, (front.terminal, of_terminal), captured, interrupts)?;
-    keep_rules(&lasting, &command, &outcome, &setting.settings);
+    keep_rules(&lasting, (&command, workspace.as_path()), &outcome, &setting.settings);
     info_span!("anchor the record").in_scope(|| audit_log.move_anchor());
     super::cache::keep_within_limit(&state);
     Ok(outcome)
@@ -211,10 +223,10 @@ fn tell_built_in(setting: &Setting, state: &State) {
 }
 
 /// Writes the rules that answers became, or says how one could become a rule.
-fn keep_rules(lasting: &Lasting, command: &Command, outcome: &Outcome, settings: &Settings) {
+fn keep_rules(lasting: &Lasting, (command, workspace): (&Command, &Path), outcome: &Outcome, settings: &Settings) {
     let said = match lasting.write(outcome) {
         Ok(Some(file)) => format!("• written as a rule to {}\n", quoted(&file)),
-        Ok(None) => match write::rule_hint(command, outcome, settings) {
+        Ok(None) => match write::rule_hint(command, workspace, outcome, settings) {
             Some((reach, line)) => format!("• as a rule, for {reach}: {}\n", RawText::from(line).escaped()),
             None => return,
         },

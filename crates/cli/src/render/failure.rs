@@ -10,8 +10,8 @@ const USAGE_LINES: usize = 50;
 
 /// A usage error of the argument parser, in our form: its message, and its tip
 /// or else where to read more as the advice. It quotes what was typed, so it is
-/// escaped.
-pub fn usage(rendered: &str) -> Failure {
+/// escaped. `path` is the command that was typed, e.g. `stockade sandbox exec`.
+pub fn usage(rendered: &str, path: &str) -> Failure {
     let mut what: Vec<String> = Vec::new();
     let mut hint = None;
     for line in rendered.lines().take(USAGE_LINES) {
@@ -33,7 +33,31 @@ pub fn usage(rendered: &str) -> Failure {
             what.push(line.strip_prefix("error: ").unwrap_or(&line).to_owned());
         }
     }
-    Failure { what: what.join("\n"), hint: hint.or_else(|| Some("see stockade --help".to_owned())) }
+    let what = what.join("\n");
+    let meant = unknown_command(&what).and_then(|typed| meant_by(path, typed));
+    let hint = meant.map(|meant| format!("`{path} {meant}` does that")).or(hint);
+    Failure { what, hint: hint.or_else(|| Some(format!("see {path} --help"))) }
+}
+
+/// The subcommand that is not there.
+fn unknown_command(what: &str) -> Option<&str> {
+    what.strip_prefix("unrecognized subcommand '")?.strip_suffix('\'')
+}
+
+/// What other tools call by this word.
+fn meant_by(path: &str, typed: &str) -> Option<&'static str> {
+    let is_removal = ["rm", "remove", "delete", "forget", "kill", "stop", "end"].contains(&typed);
+    let is_list = ["ls", "ps"].contains(&typed);
+    match path {
+        "stockade sandbox" if is_removal => Some("destroy"),
+        "stockade approvals" if is_removal => Some("revoke"),
+        "stockade session" if is_removal => Some("end"),
+        "stockade stage" if is_removal => Some("discard"),
+        "stockade sandbox" | "stockade approvals" | "stockade session" | "stockade stage" if is_list => Some("list"),
+        "stockade sandbox" if ["cp", "get", "put"].contains(&typed) => Some("copy"),
+        "stockade" if is_list => Some("ps"),
+        _ => None,
+    }
 }
 
 /// What happened and why, then the one thing to do on its own line.
@@ -69,10 +93,15 @@ mod tests {
             &["run", "--timeout", "\u{202e}", "--", "ls"],
             &["run", "-c", "x", "--", "ls"],
             &["audit", "shew"],
+            &["sandbox", "rm", "x"],
+            &["sandbox", "exec", "--timeout", "x", "y"],
         ] {
             let typed = std::iter::once(&"stockade").chain(line);
             let error = crate::args::Typed::try_parse_from(typed).unwrap_err();
-            shown += &failure(&usage(&error.render().to_string()), Style::PLAIN);
+            shown += &failure(
+                &usage(&error.render().to_string(), &crate::args::command_path(line.iter().map(|word| (*word).into()))),
+                Style::PLAIN,
+            );
         }
         insta::assert_snapshot!(shown, @r"
         error: unexpected argument 'ls' found

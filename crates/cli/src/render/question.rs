@@ -165,7 +165,8 @@ pub fn opinion(review: &Review) -> String {
 /// One line on what waits, where it is more than the question tells.
 pub fn still_held(count: usize, longest_ms: u64, style: Style) -> String {
     let mut out = String::new();
-    if count > 1 {
+    // What has just come is in the question itself.
+    if count > 1 && longest_ms >= 1_000 {
         wrap(
             &mut out,
             style,

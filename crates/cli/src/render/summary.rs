@@ -7,12 +7,15 @@ use std::path::Path;
 
 use stockade_model::{Approval, Denial, Grant, Level, Outcome, RawText, Resolution, Scope, Status};
 use stockade_policy::{advice_instead_of_grant, is_history};
+use stockade_store::{Consent, Remembered};
 
 use super::compact::brief;
 use super::question::{grant_hint, verb};
 use super::{Color, Style, counted, time, wrap};
 use crate::failure::Failure;
 
+/// Who answers where an answer is remembered.
+const CACHE: &str = "cache";
 /// Columns of a path or a reason; its middle is left out beyond.
 const TEXT_LIMIT: usize = 400;
 /// Refusals shown before the rest is counted.
@@ -21,6 +24,8 @@ const DENIALS_SHOWN: usize = 20;
 /// What a summary needs beside the outcome.
 #[derive(Clone, Copy, Debug)]
 pub struct SummaryContext<'a> {
+    /// Answers that are remembered, where some were used.
+    pub remembered: &'a [Remembered],
     /// Powers that every command there has: they are not listed.
     pub standing: &'a [Grant],
     /// The home directory of the person, by which credentials are known.
@@ -30,8 +35,8 @@ pub struct SummaryContext<'a> {
 /// The lines for standard error.
 pub fn summary(outcome: &Outcome, context: SummaryContext<'_>, style: Style) -> String {
     let mut out = String::new();
-    refusals(&mut out, outcome, context.home, style);
-    grants(&mut out, outcome, context.standing, style);
+    refusals(&mut out, outcome, context, style);
+    grants(&mut out, outcome, context, style);
     if let Some(last) = outcome.attempts.last() {
         super::network::hosts_used(&mut out, last, style);
     }
@@ -41,7 +46,8 @@ pub fn summary(outcome: &Outcome, context: SummaryContext<'_>, style: Style) -> 
     out
 }
 
-fn refusals(out: &mut String, outcome: &Outcome, home: &Path, style: Style) {
+fn refusals(out: &mut String, outcome: &Outcome, context: SummaryContext<'_>, style: Style) {
+    let home = context.home;
     // What an earlier attempt was refused was given to the last one, or the
     // last one was refused it again.
     let Some(last) = outcome.attempts.last() else { return };
@@ -58,7 +64,10 @@ fn refusals(out: &mut String, outcome: &Outcome, home: &Path, style: Style) {
         );
     }
     for denial in refused.iter().take(DENIALS_SHOWN) {
-        refusal(out, denial, home, style);
+        match remembered_no(outcome, denial, context.remembered) {
+            Some(answer) => refused_before(out, denial, answer, style),
+            None => refusal(out, denial, home, style),
+        }
     }
     if refused.len() > DENIALS_SHOWN {
         let more = refused.len() - DENIALS_SHOWN;
@@ -69,6 +78,27 @@ fn refusals(out: &mut String, outcome: &Outcome, home: &Path, style: Style) {
 /// Whether it is about a history, which no work needs.
 fn is_about_history(denial: &Denial, home: &Path) -> bool {
     denial.grant.as_ref().and_then(Grant::path).is_some_and(|path| is_history(path, home))
+}
+
+/// The remembered no that refused it without a question.
+fn remembered_no<'a>(outcome: &Outcome, denial: &Denial, remembered: &'a [Remembered]) -> Option<&'a Remembered> {
+    let grant = denial.grant.as_ref()?;
+    let was_refused = |given: &Approval| given.by == CACHE && given.answer == "denied" && given.grants.contains(grant);
+    let is_no = |answer: &&Remembered| answer.consent == Consent::Denied && answer.grants.contains(grant);
+    outcome.approvals.iter().any(was_refused).then(|| remembered.iter().find(is_no)).flatten()
+}
+
+fn refused_before(out: &mut String, denial: &Denial, answer: &Remembered, style: Style) {
+    let object = brief(&denial.object, TEXT_LIMIT);
+    let word =
+        if answer.scope == Scope::Always { "never".to_owned() } else { format!("no ({})", scope_name(answer.scope)) };
+    let text = format!(
+        "refused: {} {object}   (you answered {word} on {})",
+        verb(denial.operation),
+        super::audit::utc(answer.created_ms)
+    );
+    wrap(out, style, "• ", &text);
+    let _ = writeln!(out, "  {} stockade approvals revoke {}", style.paint(Color::Cyan, "hint:"), answer.id);
 }
 
 fn refusal(out: &mut String, denial: &Denial, home: &Path, style: Style) {
@@ -97,7 +127,8 @@ fn hint(out: &mut String, text: &str, style: Style) {
     *out += &lines.replacen("hint:", &style.paint(Color::Cyan, "hint:"), 1);
 }
 
-fn grants(out: &mut String, outcome: &Outcome, standing: &[Grant], style: Style) {
+fn grants(out: &mut String, outcome: &Outcome, context: SummaryContext<'_>, style: Style) {
+    let standing = context.standing;
     let Some(last) = outcome.attempts.last() else { return };
     let used: Vec<&Grant> = last.grants.iter().filter(|grant| !standing.contains(grant)).collect();
     if used.is_empty() {
@@ -106,7 +137,7 @@ fn grants(out: &mut String, outcome: &Outcome, standing: &[Grant], style: Style)
     // Grants agreed to in the same way stand together: `a, b (session), c`.
     let mut groups: Vec<(Option<String>, Vec<String>)> = Vec::new();
     for grant in &used {
-        let scope = agreed(outcome, grant).map(scope_name);
+        let scope = agreed(outcome, grant, context.remembered);
         match groups.iter_mut().find(|(known, _)| *known == scope) {
             Some((_, grants)) => grants.push(grant.to_string()),
             None => groups.push((scope, vec![grant.to_string()])),
@@ -120,9 +151,15 @@ fn grants(out: &mut String, outcome: &Outcome, standing: &[Grant], style: Style)
 }
 
 /// How far the yes to this power reaches; nothing where it came with the request.
-fn agreed(outcome: &Outcome, grant: &Grant) -> Option<Scope> {
+fn agreed(outcome: &Outcome, grant: &Grant, remembered: &[Remembered]) -> Option<String> {
     let yes = |approval: &&Approval| approval.answer == "approved" && approval.grants.contains(grant);
-    outcome.approvals.iter().rev().find(yes).and_then(|approval| approval.scope)
+    let approval = outcome.approvals.iter().rev().find(yes)?;
+    if approval.by != CACHE {
+        return approval.scope.map(scope_name);
+    }
+    let is_yes = |answer: &&Remembered| answer.consent == Consent::Approved && answer.grants.contains(grant);
+    let answer = remembered.iter().find(is_yes);
+    Some(answer.map_or_else(|| "remembered".to_owned(), |answer| format!("remembered: {}", scope_name(answer.scope))))
 }
 
 /// How far an answer reaches, in a word or two.
@@ -211,7 +248,7 @@ mod tests {
     use crate::render::question::tests::denial;
 
     fn context() -> SummaryContext<'static> {
-        SummaryContext { standing: &[], home: Path::new("/home/u") }
+        SummaryContext { remembered: &[], standing: &[], home: Path::new("/home/u") }
     }
 
     fn outcome(status: Status) -> Outcome {

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::io::{self, IsTerminal};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -70,6 +71,8 @@ struct Asked {
     number: u64,
     waiting: Waiting,
     dialog: JoinHandle<()>,
+    /// Whether the person left at it.
+    left: Arc<AtomicBool>,
 }
 
 /// Something to be put on the screen.
@@ -192,8 +195,8 @@ impl Client {
     /// When that cannot be.
     pub fn wait(&mut self, printing: Option<&OwnedFd>) -> Result<Happened, Failure> {
         let ready = self.ready(printing).map_err(|e| Failure::new(format!("cannot wait: {e}")))?;
-        if ready.answered {
-            self.finish_question();
+        if ready.answered && self.finish_question() {
+            return Ok(Happened::Left);
         }
         if ready.signalled {
             return Ok(match self.signals.next() {
@@ -325,31 +328,40 @@ impl Client {
         let Some(Next { number, question, text }) = self.next.pop_front() else { return };
         let waiting = Waiting::new(HeldCalls::default());
         let (line, answered, until) = (Arc::clone(&self.line), Arc::clone(&self.answered), waiting.clone());
+        let left = Arc::new(AtomicBool::new(false));
+        let leaves = Arc::clone(&left);
         let dialog = move || {
-            let mut approver = TerminalApprover::new(text, crate::color_wanted(), None);
+            let mut approver = TerminalApprover::new(text, crate::color_wanted(), None).leaving(Arc::clone(&leaves));
             let answer = approver.ask(&question, &until);
-            // A run that is over needs none.
-            let _ = line.send(&Said::Answer { number, answer });
+            if !leaves.load(Ordering::Relaxed) {
+                // A run that is over needs none.
+                let _ = line.send(&Said::Answer { number, answer });
+            }
             let _ = rustix::io::write(&*answered, &1_u64.to_ne_bytes());
         };
         match thread::Builder::new().name("stockade-ask".to_owned()).spawn(dialog) {
-            Ok(dialog) => self.asked = Some(Asked { number, waiting, dialog }),
+            Ok(dialog) => self.asked = Some(Asked { number, waiting, dialog, left }),
             // Silence: the run refuses it in time.
             Err(error) => tracing::warn!(%error, "no thread to ask on"),
         }
     }
 
-    fn finish_question(&mut self) {
+    /// True where the person left at it.
+    fn finish_question(&mut self) -> bool {
         let _ = rustix::io::read(&*self.answered, &mut [0; 8]);
         if let Some(asked) = self.asked.take() {
             // One that panicked has said so.
             let _ = asked.dialog.join();
+            if asked.left.load(Ordering::Relaxed) {
+                return true;
+            }
         }
         self.put_next();
         if self.asked.is_none() {
             // The question stands where something else was.
             self.tell_size(true);
         }
+        false
     }
 
     /// Gives the terminal back and ends the connection.

@@ -254,7 +254,7 @@ impl Gate {
             Status::Exited => Fate::Taken,
             _ => {
                 let home = crate::places::home(&super::super::variable).unwrap_or_default();
-                let context = render::summary::SummaryContext { standing: &[], home: &home };
+                let context = render::summary::SummaryContext { remembered: &[], standing: &[], home: &home };
                 Fate::Refused(render::summary::summary(&outcome, context, Style::PIPE))
             }
         }

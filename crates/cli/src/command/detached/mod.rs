@@ -59,6 +59,7 @@ pub fn ps(typed: &PsArgs) -> Ended {
         };
     }
     print(&out)?;
+    super::remark_empty(&out, "no detached runs");
     Ok(exit::SUCCESS)
 }
 

@@ -26,6 +26,10 @@ use crate::{exit, places};
 /// When a file is no configuration or cannot be written.
 pub fn format(typed: &PolicyFmtArgs) -> Ended {
     let files = if typed.files.is_empty() { vec![own_file()?] } else { typed.files.clone() };
+    if typed.files.is_empty() && files.iter().all(|file| !file.exists()) {
+        remark("there is no configuration of yours: the built-in policy holds\n");
+        return Ok(exit::SUCCESS);
+    }
     let mut changed = false;
     for path in &files {
         let before = read(path)?;
@@ -47,7 +51,12 @@ pub fn format(typed: &PolicyFmtArgs) -> Ended {
 /// How an answer that holds always would be made a rule, where it may be one, and
 /// for what that rule would hold: the answer itself is bound to this very
 /// program, workspace and profile.
-pub fn rule_hint(command: &Command, outcome: &Outcome, settings: &Settings) -> Option<(&'static str, String)> {
+pub fn rule_hint(
+    command: &Command,
+    workspace: &Path,
+    outcome: &Outcome,
+    settings: &Settings,
+) -> Option<(&'static str, String)> {
     let lasting =
         outcome.approvals.iter().find(|given| given.scope == Some(Scope::Always) && given.by == "terminal")?;
     let effect = match lasting.answer.as_str() {
@@ -70,8 +79,9 @@ pub fn rule_hint(command: &Command, outcome: &Outcome, settings: &Settings) -> O
     let last = outcome.attempts.last();
     let grants = last.filter(|_| effect == Verdict::Allow).map_or(&[][..], |attempt| &attempt.grants);
     let name = last.map_or(settings.profile.value.as_str(), |attempt| attempt.profile.as_str());
-    let profile = resolve_profile(settings, name, Path::new("/"), &[])
-        .or_else(|_| resolve_profile(settings, "read-only", Path::new("/"), &[]));
+    // As `amend` itself does, which refuses what is protected in the workspace.
+    let profile = resolve_profile(settings, name, workspace, &[])
+        .or_else(|_| resolve_profile(settings, "read-only", workspace, &[]));
     let provenance = ProvenanceSection { by: "terminal".to_owned(), at: None, request: None };
     rules_for(command, effect, grants, &profile.ok()?, &provenance).ok()?;
     let quoted = |text: &str| format!("'{}'", text.replace('\'', "'\\''"));
@@ -307,7 +317,10 @@ mod tests {
             approvals: vec![approval],
             requested: Vec::new(),
         };
-        assert_eq!(rule_hint(&command, &outcome, &settings).map(|(_, line)| line).as_deref(), expected);
+        assert_eq!(
+            rule_hint(&command, Path::new("/w"), &outcome, &settings).map(|(_, line)| line).as_deref(),
+            expected
+        );
     }
 
     #[test]
@@ -325,6 +338,7 @@ mod tests {
         // Not for what runs others, and not where something guarded came with it.
         always(argv(&["python3", "x"]), "approved", &[], None);
         always(argv(&["npm", "test"]), "approved", &["read /home/u/.ssh"], None);
+        always(argv(&["git", "add", "-A"]), "approved", &["write /w/.git"], None);
         check(argv(&["npm", "test"]), "approved", Scope::Once, &[], &[], None);
         // A host is one for every command, whatever ran.
         let host = |answer, about: &[&str], expected: Option<&str>| {

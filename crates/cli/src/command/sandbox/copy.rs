@@ -137,7 +137,7 @@ impl Copying<'_> {
         self.rules.demand_readable(&from)?;
         let path = named(tree, path, &typed);
         if !replace && tree.stat(&path).is_ok() {
-            return Err(FilesError::Exists(path).into());
+            return Err(is_there(path));
         }
         if from.is_dir() {
             let source = Tree::of(plain_directory(&from)?).withholding(self.rules.withhold_hidden(&from));
@@ -190,7 +190,7 @@ impl Copying<'_> {
         let coming = coming.transpose()?.map(|tree| (tree, name.clone()));
         let host = Tree::guarded(held, self.rules.guard(&directory, coming));
         if !replace && host.stat(&name).is_ok() {
-            return Err(FilesError::Exists(name).into());
+            return Err(is_there(name));
         }
         if entry.kind == Kind::Directory {
             host.make_directory(&name, false).map_err(refused)?;
@@ -199,6 +199,12 @@ impl Copying<'_> {
         host.write(&name, &mut self.tree.open(path)?, entry.mode, self.bounds).map_err(refused)?;
         Ok(Downloaded::default())
     }
+}
+
+/// Something has the name already, and was not to be replaced.
+fn is_there(path: TreePath) -> Failure {
+    let what = FilesError::Exists(path);
+    Failure { hint: Some("remove it first; `--replace` replaces a file, never a directory".to_owned()), ..what.into() }
 }
 
 /// Names the remedy where a rule refuses all of a copy.

@@ -195,6 +195,7 @@ fn list(all: bool, labels: &Labels, as_json: bool) -> Ended {
         out.push_str(&if as_json { json::line(record)? } else { text::listed(record) });
     }
     print(&out)?;
+    super::remark_empty(&out, "no sandboxes");
     Ok(exit::SUCCESS)
 }
 

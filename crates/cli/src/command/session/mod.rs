@@ -275,6 +275,7 @@ fn list(json: bool) -> Ended {
         };
     }
     print(&out)?;
+    super::remark_empty(&out, "no sessions");
     Ok(exit::SUCCESS)
 }
 
