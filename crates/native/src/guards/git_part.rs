@@ -109,6 +109,10 @@ impl GitPart {
     /// What `path` is, and how long the path of the directory `.git` is. None where it lies in
     /// none beneath the writable root of `root_length` bytes, or that cannot be said by its name.
     pub(crate) fn of(path: &[u8], root_length: usize) -> Option<(usize, Self)> {
+        // Most paths are told apart at once, however deep they are.
+        if !path.windows(5).any(|part| part == b"/.git") {
+            return None;
+        }
         let is_git = |part: &[u8]| super::fold(part).as_ref() == b".git";
         let mut ends = prefix_ends(path).into_iter().filter(|end| is_git(name(&path[..*end])));
         let top = ends.next()?;

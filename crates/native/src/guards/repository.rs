@@ -107,13 +107,10 @@ pub(crate) fn guarded_part<'p>(
 ) -> Option<&'p [u8]> {
     for end in prefix_ends(path).into_iter().filter(|end| *end > root_length) {
         let prefix = &path[..end];
-        if is_known(prefix) {
-            continue;
-        }
         let own = name(prefix);
         let trusted = parts.hold(own);
         let completes = end == path.len() && creates && is_mark(own);
-        if !trusted && !completes {
+        if !trusted && !completes || is_known(prefix) {
             continue;
         }
         let directory = to_path(parent(prefix));
