@@ -199,8 +199,10 @@ impl Keeper {
         // last and so waits for the kernel instead of us.
         drop((hidden, end_fd));
         let end = attempt_end((end, usage), (outside, report.reads), (watch, staging), report.changed, &told);
-        drop((launched, lease, on_drop));
+        drop((launched, on_drop));
         told.tell(AttemptEvent::Ended(end));
+        // Nobody waits for what it puts in order.
+        drop(lease);
         if let Some(broker) = left {
             Left { broker, way, names, _leaves: leaves }.keep();
         }

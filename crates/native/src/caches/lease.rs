@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{
-    AtFlags, CWD, FlockOperation, Mode, OFlags, fchmod, flock, fstat, fstatfs, mkdirat, openat, renameat, unlinkat,
+    AtFlags, CWD, FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, fchmod, flock, fstat, fstatfs,
+    mkdirat, openat, renameat, statat, unlinkat, utimensat,
 };
 use stockade_engine::workspace_identity;
 use stockade_files::removal::{LEAVING, remove_tree, sweep};
@@ -45,6 +46,8 @@ pub(crate) struct Lease {
     home: Option<OwnedFd>,
     /// Held as long as the layers are used.
     locks: Vec<OwnedFd>,
+    /// The directories of the overlays.
+    layers_held: Vec<OwnedFd>,
     /// Whether something in it waits to be removed.
     has_leaving: bool,
 }
@@ -59,9 +62,17 @@ struct Tools {
 }
 
 impl Drop for Lease {
+    /// What changes names is done now, because a start would wait for the disk. What cannot
+    /// be done is done by the next start.
     fn drop(&mut self) {
-        if let (true, Some(home)) = (self.has_leaving, &self.home) {
-            // What is left of it is removed by the next.
+        let Some(home) = &self.home else { return };
+        for tool in &self.layers_held {
+            let _ = ready_work(tool.as_fd());
+        }
+        let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+        let times = Timestamps { last_access: now, last_modification: now };
+        let _ = utimensat(home, WORKSPACE, &times, AtFlags::SYMLINK_NOFOLLOW);
+        if self.has_leaving {
             let _ = sweep(home.as_fd());
         }
     }
@@ -160,6 +171,7 @@ impl Lease {
             own_directory(upper.as_fd(), name, 0o755)?;
         }
         ready_work(tool.as_fd())?;
+        self.layers_held.push(tool);
         let overlay = Overlay::new(&at.join("upper"), &at.join("work")).map_err(|_| Errno::STALE)?;
         self.tools.merged.push(cache.tool.clone());
         self.merged.push(MergedDirectory {
@@ -297,10 +309,13 @@ fn open_lock(directory: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     openat(directory, LOCK, flags, Mode::RUSR | Mode::WUSR)
 }
 
-/// Notes which workspace it is, and that it is used now.
+/// Notes which workspace it is, once.
 fn note_workspace(home: BorrowedFd<'_>, workspace: &[u8]) -> Result<(), Errno> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = openat(home, WORKSPACE, flags, Mode::RUSR | Mode::WUSR)?;
+    if usize::try_from(fstat(&file)?.st_size) == Ok(workspace.len()) {
+        return Ok(());
+    }
     rustix::io::write(&file, workspace).map(drop)
 }
 
@@ -334,6 +349,9 @@ fn empty_after_restart(set: BorrowedFd<'_>, home: BorrowedFd<'_>) -> Result<bool
 /// no later one accepts.
 fn ready_work(tool: BorrowedFd<'_>) -> Result<(), Errno> {
     let work = own_directory(tool, "work", 0o700)?;
+    if matches!(statat(&work, "work/incompat", AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT)) {
+        return Ok(());
+    }
     let remove = |name: &str| unlinkat(&work, name, AtFlags::REMOVEDIR);
     let cleared = match open_up(work.as_fd(), "work") {
         Err(Errno::NOENT) => return Ok(()),
