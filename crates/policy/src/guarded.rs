@@ -121,8 +121,7 @@ pub fn is_history(path: &Path, home: &Path) -> bool {
     };
     let listed = credential_groups().iter().filter(|(_, reason)| *reason == HISTORIES).flat_map(|(values, _)| values);
     let mut listed = listed.filter_map(|entry| entry.strip_prefix("~/"));
-    HISTORIES_IN_WRITING.iter().any(|pattern| is_in_writing(&pattern))
-        || listed.any(|entry| name.starts_with(entry) || is_beside(entry))
+    HISTORIES_IN_WRITING.iter().any(is_in_writing) || listed.any(|entry| name.starts_with(entry) || is_beside(entry))
 }
 
 /// The advice for a power that was refused, where no grant may be suggested: it is over a

@@ -110,14 +110,19 @@ mod tests {
         hint: a similar argument exists: '--profile'
         error: invalid value 'none' for '--level <L>'
                [possible values: full, restricted]
-        hint: see stockade --help
+        hint: see stockade run --help
         error: invalid value '\u{202e}' for '--timeout <T>': a time is written like
                500ms, 90s, 5m, 1h30m or 2d; a bare number is seconds
-        hint: see stockade --help
+        hint: see stockade run --help
         error: the argument '-c <SCRIPT>' cannot be used with '[CMD]...'
         hint: see stockade run --help
         error: unrecognized subcommand 'shew'
         hint: a similar subcommand exists: 'show'
+        error: unrecognized subcommand 'rm'
+        hint: `stockade sandbox destroy` does that
+        error: invalid value 'x' for '--timeout <T>': a time is written like 500ms, 90s,
+               5m, 1h30m or 2d; a bare number is seconds
+        hint: see stockade sandbox exec --help
         ");
     }
 
