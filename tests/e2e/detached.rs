@@ -210,7 +210,7 @@ fn endless_output_is_kept_at_both_ends() {
 fn what_is_refused_is_told_to_the_launcher() {
     each_user(|world| {
         for (option, code, why) in
-            [("--sandbox=forbid", 126, "sandbox"), ("--json", 125, "--json=FILE"), ("--profile=none", 126, "none")]
+            [("--sandbox=forbid", 126, "sandbox"), ("--json", 125, "--json=FILE"), ("--profile=none", 125, "none")]
         {
             let output = world.run(&world.stockade(&["--detach", option], &["true"]));
             assert_eq!(output.ended, Ended::Code(code), "{option}: {}", output.text());
