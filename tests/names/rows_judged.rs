@@ -195,6 +195,27 @@ over = True
         attack: "mkdir t; gitcfg >t/config; mkhook t/hooks/pre-commit; git init -q --template=t s",
         ..NEW
     },
+    // Written in their place, by programs that are not git's.
+    Row {
+        id: "judged-in-place",
+        attack: "mkdir -p .git/objects .git/refs; head_file >.git/HEAD; gitcfg >.git/config",
+        ..NEW
+    },
+    Row {
+        id: "judged-in-place-late",
+        attack: "mkdir -p .git/objects .git/refs; exec 3>.git/config; head_file >.git/HEAD; ls .git >/dev/null; gitcfg >&3; exec 3>&-; touch x",
+        ..NEW
+    },
+    Row {
+        id: "judged-in-place-kept",
+        attack: "mkdir -p .git/objects .git/refs; head_file >.git/HEAD; exec 3<>.git/config; touch x; (exec 4>/proc/self/fd/3; exec 3>&-; touch y; gitcfg >&4) & wait; exec 3>&-; touch z; cat .git/config >/dev/null",
+        ..NEW
+    },
+    Row {
+        id: "judged-in-place-linked",
+        attack: "mkdir -p .git/objects .git/refs; head_file >.git/HEAD; : >.git/config; ln .git/config l; gitcfg >>l; touch x",
+        ..NEW
+    },
     Row { id: "judged-new-hook", attack: "git init -q s; mkhook s/.git/hooks/pre-commit", ..NEW },
     Row {
         id: "judged-new-sample",
@@ -435,6 +456,11 @@ pub const WORK: &[Row] = &[
         id: "git-submodule",
         prepare: "git init -q -b main o; git -C o commit -q --allow-empty -m x; git init -q -b main a; git -C a commit -q --allow-empty -m x",
         attack: "export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=protocol.file.allow GIT_CONFIG_VALUE_0=always; cd a; git config user.name Me; git config user.email me@localhost; git submodule --quiet add ../o libs/o; git commit -qm sub; cd libs/o; git config user.name Me; git config user.email me@localhost; git commit -q --allow-empty -m y; [ $(git rev-parse --show-toplevel) = $PWD ]; cd ../..; git commit -qam more; git submodule --quiet update; [ $(git config -f .gitmodules submodule.libs/o.url) = ../o ]",
+        ..ROW
+    },
+    Row {
+        id: "git-in-place",
+        attack: "mkdir -p .git/objects .git/refs/heads; echo ref: refs/heads/main >.git/HEAD; : >.git/config; [ -e .git/config ]; git config user.name Me; git config user.email me@localhost; git commit -q --allow-empty -m x; mkdir -p n/.git; printf '[core]\\n\\tbare = false\\n' >n/.git/config; touch n/x; [ $(git config -f n/.git/config core.bare) = false ]",
         ..ROW
     },
     Row {

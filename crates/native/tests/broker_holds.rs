@@ -200,7 +200,7 @@ fn what_was_granted_before_is_not_asked() {
         let native = outside.probe_natively_as(&part);
         let scene = Scene::with("granted", SHORT.iter().copied());
         let mut plan = scene.plan_elsewhere(level, &part);
-        let units = [".git", ".git/hooks", ".git/config", "d/.git"];
+        let units = [".git", ".git/hooks", ".git/config", "d/.hg"];
         for case in short() {
             let tree = scene.directory(case.name);
             plan.profile.filesystem.write.extend(units.iter().map(|unit| RawText::from(tree.join(unit))));

@@ -141,8 +141,9 @@ fn no_repository_with_code_is_made_and_none_is_taken_over() {
                 !workspace.join(".git").exists()
                     && !workspace.join(".GIT").exists()
                     && !workspace.join("sub/.git/hooks/pre-commit").exists()
-                    && !workspace.join("sub/.git/config").exists()
             );
+            // It is there as soon as it is made, and gets nothing that carries code.
+            assert_eq!(fs::read_to_string(workspace.join("sub/.git/config")).unwrap(), "");
             let denied = ran.denied().join("\n");
             for expected in [
                 format!("Create {0}/.git [write {0}/.git]", workspace.display()),
@@ -184,7 +185,8 @@ fn a_grant_lets_through_what_it_says() {
         plan.profile.filesystem.write.push(RawText::from(workspace.join(".git")));
         let ran = run_brokered(&plan);
         assert!(workspace.join(".git/index").exists(), "{level} {} {:#?}", ran.stderr, ran.denied());
-        assert!(!workspace.join(".git/hooks/pre-commit").exists() && !workspace.join(".git/config").exists());
+        assert!(!workspace.join(".git/hooks/pre-commit").exists());
+        assert_eq!(fs::read_to_string(workspace.join(".git/config")).unwrap(), "");
         assert_eq!(ran.report.denials.len(), 2, "{:#?}", ran.denied());
     }
 }

@@ -392,7 +392,8 @@ fn what_is_hidden_cannot_be_read_and_the_attempt_is_seen() {
             let name = event.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
             seen.push(path.join(name));
         }
-        assert!(seen.contains(&at("secrets/key")) && seen.iter().any(|p| p.starts_with(at("token"))), "{seen:?}");
+        // Of files in what the run may write the opening itself fails, and tells nothing.
+        assert!(seen.contains(&at("secrets/")) && seen.contains(&at("secrets/deep")), "{seen:?}");
     });
 }
 

@@ -19,6 +19,7 @@ use stockade_sys::{Errno, actor};
 use super::deed::Step;
 use super::ledger::{Actor, Denied};
 use super::pool::Pool;
+use super::servers::Listening;
 use super::service::{Failure, Service};
 use super::sockets::Connection;
 use crate::powers::Refusal;
@@ -120,11 +121,16 @@ impl Service {
 
 impl Service {
     /// The run's own servers at an address of the host's loopback, where there is nobody else's.
+    /// Where nobody listens there is nothing to decide on.
     fn own_servers(&self, dialled: SocketAddr) -> Result<Option<HashSet<u64>>, Errno> {
         if self.has_own_network() || !dialled.ip().is_loopback() {
             return Ok(None);
         }
-        Ok(Some(self.servers.at(dialled.port())?).filter(|servers| !servers.is_empty()))
+        match self.servers.at(dialled.port()) {
+            Ok(Listening::Own(servers)) => Ok(Some(servers)),
+            Ok(Listening::Nobody) => Err(Errno::CONNREFUSED),
+            Ok(Listening::Others) | Err(_) => Ok(None),
+        }
     }
 }
 

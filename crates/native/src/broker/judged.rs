@@ -29,7 +29,7 @@ use crate::guards::view::{join, parent};
 use crate::powers::{Refusal, Verdict, to_path};
 
 /// Settings and steps larger than this are not judged: they are refused.
-const MAX_TEXT_BYTES: u64 = 1 << 20;
+pub(super) const MAX_TEXT_BYTES: u64 = 1 << 20;
 /// The same for an index.
 const MAX_INDEX_BYTES: u64 = 64 << 20;
 /// Settings of which it is known what they said when the run first changed them.
@@ -81,10 +81,7 @@ impl Service {
             return Err(refused(Operation::Rename, &to, refusal));
         }
         let max_bytes = if judged == Judged::Index { MAX_INDEX_BYTES } else { MAX_TEXT_BYTES };
-        let carries = |what: String| {
-            let rule = format!("content that git would act on: {what}");
-            refused(Operation::Rename, &to, Refusal { rule, grant: Some(Grant::Write(to_path(&to))) })
-        };
+        let carries = |what: String| refused(Operation::Rename, &to, carries_code(&to, &what));
         let Some(text) = content(&held, max_bytes)? else { return Err(carries("a file that cannot be read".into())) };
         let now = match new.step() {
             Ok(there) => content(&there, max_bytes)?.ok_or_else(|| carries("what is there cannot be read".into()))?,
@@ -105,7 +102,7 @@ impl Service {
         Ok(Step::zero())
     }
 
-    fn judgement(&self, judged: Judged, new: &Place, now: &[u8], text: &[u8]) -> Result<Judgement, Errno> {
+    pub(super) fn judgement(&self, judged: Judged, new: &Place, now: &[u8], text: &[u8]) -> Result<Judgement, Errno> {
         let simple = |is_harmless: bool, what: &str| match is_harmless {
             true => Judgement::Harmless,
             false => Judgement::Carries { what: what.to_owned(), without: None },
@@ -183,6 +180,12 @@ impl Service {
             && self.powers.judged(&object.path) == Some(Judged::Settings)
             && self.refusal_of_place(Operation::Metadata, &object.path).is_none()
     }
+}
+
+/// Why what carries code does not get the name `path`.
+pub(super) fn carries_code(path: &[u8], what: &str) -> Refusal {
+    let rule = format!("content that git would act on: {what}");
+    Refusal { rule, grant: Some(Grant::Write(to_path(path))) }
 }
 
 /// What a held regular file says, if it is not too long.

@@ -1,5 +1,6 @@
-//! Files that lead git from one directory to another: `.git` in a work tree or a module, and
-//! `commondir`. Git writes them in their place. The program gets a file without a name
+//! Files of git that are written in their place: those that lead it from one directory to
+//! another, `.git` in a work tree or a module and `commondir`, and new settings, which other
+//! programs than git itself make so. The program gets a file without a name
 //! instead; once nobody writes to it any more, which is looked at before each further call,
 //! what it says is judged, and a file that the broker wrote takes the place.
 
@@ -14,13 +15,14 @@ use stockade_model::{Grant, Layer, Operation};
 use stockade_sys::{Errno, actor, resolve};
 
 use super::deed::Step;
-use super::judged::content;
+use super::judged::{MAX_TEXT_BYTES, carries_code, content};
 use super::ledger::{Actor, Denied};
 use super::opens::{Wish, finish};
 use super::service::{Failure, Service, refused};
 use super::walk::{Directory, Place};
 use crate::guards::View;
-use crate::guards::git_part::GitPart;
+use crate::guards::git_part::{GitPart, Judged};
+use crate::guards::settings_judge::Judgement;
 use crate::powers::{Refusal, covers, to_path};
 
 /// Longer ones lead nowhere.
@@ -44,12 +46,19 @@ impl Service {
     /// Opens a file that leads to a repository, where this one may be made or replaced once
     /// it is known where it leads.
     pub(super) fn open_pointer(&self, place: &Place, path: &[u8], wish: Wish) -> Result<Option<Step>, Failure> {
+        let is_settings = self.are_settings(path);
         let is_pointer = matches!(self.powers.git_part(path), Some(GitPart::Top | GitPart::CommonDirectory));
-        if !is_pointer || place.on_proc || !wish.creates() || self.pointers.0.borrow().len() >= MAX_POINTERS {
+        if !is_pointer && !is_settings
+            || place.on_proc
+            || !wish.creates()
+            || self.pointers.0.borrow().len() >= MAX_POINTERS
+        {
             return Ok(None);
         }
         match place.step().and_then(fstat) {
             Err(Errno::NOENT) => {}
+            // Those that are there are replaced as a whole, see `judged`.
+            Ok(_) if is_settings => return Ok(None),
             Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_nlink == 1 => {
                 if wish.must_be_new() {
                     return Err(Errno::EXIST.into());
@@ -69,6 +78,10 @@ impl Service {
         let written = openat(&directory, c".", flags, Mode::from_raw_mode(0o600))?;
         let by_descriptor = resolve::DescriptorPath::new(written.as_fd());
         let text = openat(CWD, by_descriptor.as_c_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        if is_settings {
+            // The program finds at once what it has made.
+            self.put_text((place, directory.as_fd(), path), b"", (mode, RenameFlags::NOREPLACE))?;
+        }
         let held = Directory {
             fd: place.directory.fd.try_clone().map_err(|_| Errno::MFILE)?,
             path: place.directory.path.clone(),
@@ -96,8 +109,36 @@ impl Service {
         }
     }
 
+    fn are_settings(&self, path: &[u8]) -> bool {
+        self.powers.judged(path) == Some(Judged::Settings)
+    }
+
+    /// Puts settings in their place, without what carries code.
+    fn put_settings(&self, pointer: &Pointer, path: &[u8]) -> Result<(), Failure> {
+        let place = &pointer.place;
+        let mut text = Vec::new();
+        (&pointer.text).take(MAX_TEXT_BYTES + 1).read_to_end(&mut text).map_err(|_| Errno::IO)?;
+        let now = content(&place.step()?, MAX_TEXT_BYTES)?.ok_or(Errno::FBIG)?;
+        let judgement = match text.len() as u64 > MAX_TEXT_BYTES {
+            true => Judgement::Carries { what: "more text than is judged".to_owned(), without: None },
+            false => self.judgement(Judged::Settings, place, &now, &text)?,
+        };
+        let (harmless, carried) = match judgement {
+            Judgement::Harmless => (Some(text), None),
+            Judgement::Carries { what, without } => (without, Some(what)),
+        };
+        if let Some(text) = harmless.filter(|text| *text != now) {
+            let directory = self.through(place, path);
+            self.put_text((place, directory.as_fd(), path), &text, (pointer.mode, RenameFlags::empty()))?;
+        }
+        carried.map_or(Ok(()), |what| Err(refused(Operation::Create, path, carries_code(path, &what))))
+    }
+
     fn put_pointer(&self, pointer: &Pointer) -> Result<(), Failure> {
         let path = pointer.place.path();
+        if self.are_settings(&path) {
+            return self.put_settings(pointer, &path);
+        }
         let mut text = Vec::new();
         (&pointer.text).take(MAX_POINTER_BYTES + 1).read_to_end(&mut text).map_err(|_| Errno::IO)?;
         let leads = match self.powers.git_part(&path) {

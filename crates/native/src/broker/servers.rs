@@ -77,15 +77,26 @@ impl Servers {
         Err(Errno::ADDRINUSE)
     }
 
-    /// Those of them that listen on a port, where nobody else does.
-    pub fn at(&self, port: u16) -> Result<HashSet<u64>, Errno> {
-        let own = self.0.borrow();
-        if own.is_empty() {
-            return Ok(HashSet::new());
-        }
+    /// Who listens on a port.
+    pub fn at(&self, port: u16) -> Result<Listening, Errno> {
         let there = listeners(Some(port))?;
-        Ok(if there.is_subset(&own) { there } else { HashSet::new() })
+        Ok(match there.is_subset(&self.0.borrow()) {
+            _ if there.is_empty() => Listening::Nobody,
+            true => Listening::Own(there),
+            false => Listening::Others,
+        })
     }
+}
+
+/// Who listens on a port of the loopback.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Listening {
+    /// Nobody.
+    Nobody,
+    /// The run itself, by these cookies, and nobody else.
+    Own(HashSet<u64>),
+    /// Somebody else, too.
+    Others,
 }
 
 /// Whether one of `servers` listens still, and nobody else.

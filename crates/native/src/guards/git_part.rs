@@ -132,8 +132,9 @@ impl GitPart {
             Self::Top => matches!(operation, Mkdir | Remove),
             Self::Directory => matches!(operation, Mkdir | Remove),
             Self::Needed { is_directory: true } => operation == Mkdir,
-            // A new one takes its place; away from it there is another look.
-            Self::Needed { is_directory: false } => matches!(operation, Create | Write | Rename),
+            // A new one takes its place, of which libgit2 makes a second name first; away from it
+            // there is another look.
+            Self::Needed { is_directory: false } => matches!(operation, Create | Write | Rename | Link),
             Self::Data { .. } => {
                 matches!(operation, Create | Write | Truncate | Metadata | Remove | Rename | Link | Mkdir)
             }
