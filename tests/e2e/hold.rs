@@ -151,7 +151,7 @@ fn cargo(user: stockade_testkit::User) {
     assert!(told.text.lines().any(|line| line.trim() == "7"), "{}", told.text);
 }
 
-/// `npm install`, whose cache and logs lie in the home directory.
+/// `npm install`, whose cache and logs lie in the home directory, where nothing is a layer.
 fn npm(user: stockade_testkit::User) {
     let world = &World::new(user);
     world.dir("ws/dep");
@@ -160,7 +160,7 @@ fn npm(user: stockade_testkit::User) {
     world.file("ws/app/package.json", "{ \"name\": \"app\", \"version\": \"1.0.0\" }\n");
     let packed = world.run(&world.bare(&["sh", "-c", "cd dep && npm pack --silent --cache ../packing"]));
     assert_eq!(packed.ended, stockade_testkit::Ended::Code(0), "{}", packed.text());
-    let script = "cd app && npm install --offline --no-audit --no-fund ../dep/dep-1.0.0.tgz";
+    let script = "cd app && npm install --offline --no-audit --no-fund --cache ~/packages ../dep/dep-1.0.0.tgz";
     let told = agreed(world, script, |command| command);
     check(&told, 8, &world.workspace().join("installed"));
     assert!(world.workspace().join("app/node_modules/dep/package.json").exists(), "{}", told.text);

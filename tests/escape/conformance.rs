@@ -127,8 +127,12 @@ pub const ROWS: &[Row] = &[
         text: Some(
             "mkdir child && cd child && test \"$(git rev-parse --show-toplevel)\" = \"$WS\" && git status --short > /dev/null && git init -q . && test \"$(git rev-parse --show-toplevel)\" = \"$WS/child\" && echo WORKED; echo x > .git/hooks/pre-commit",
         ),
-        judge: |s| [worked(s), s.refuse_change("ws/child/.git/hooks/pre-commit")].concat(),
-        may_change: &["ws/child/.git"],
+        judge: |s| {
+            let guarded = ["ws/child/.git/hooks/pre-commit", "ws/.git/hooks", "ws/.git/config"];
+            worked(s).into_iter().chain(guarded.iter().flat_map(|path| s.refuse_change(path))).collect()
+        },
+        // Where nothing changed, the index is written anew.
+        may_change: &["ws/child/.git", "ws/.git"],
         control: Same(Ordinary, "ws/child/.git/hooks/pre-commit"),
         ..ROW
     },
@@ -181,12 +185,13 @@ pub const ROWS: &[Row] = &[
         ),
         judge: |s| {
             let inner = |p: &&stockade_testkit::Change| {
-                p.path.starts_with("ws/.git/hooks")
-                    || p.path.ends_with(".git/config")
-                    || p.path.starts_with("ws/g")
-                    || p.path.starts_with("ws/.git/h")
+                p.path.starts_with("ws/.git/hooks") || p.path.starts_with("ws/g") || p.path.starts_with("ws/.git/h")
             };
-            [worked(s), s.changes.iter().filter(inner).map(|c| format!("beyond the grant: {c}")).collect()].concat()
+            // Settings are written without what carries code.
+            let settings = fs::read_to_string(s.lab.path("ws/.git/config")).unwrap_or_default();
+            let code = settings.contains("fsmonitor").then(|| "beyond the grant: core.fsmonitor".to_owned());
+            let changed = s.changes.iter().filter(inner).map(|c| format!("beyond the grant: {c}"));
+            worked(s).into_iter().chain(changed).chain(code).collect()
         },
         may_change: &["ws/.git"],
         control: Same(Ordinary, "beyond the grant"),
@@ -208,8 +213,8 @@ pub const ROWS: &[Row] = &[
             if s.output.stderr.contains("panicked") {
                 breaches.push(format!("noise: {}", s.output.stderr));
             }
-            // What is data in a repository is the run's to change.
-            for part in ["config", "hooks", "HEAD", "p", "q", "l"] {
+            // What is data in a repository is the run's to change, and samples of hooks are to remove.
+            for part in ["config", "HEAD", "p", "q", "l"] {
                 breaches.extend(s.refuse_change(&format!("ws/.git/{part}")));
             }
             breaches
@@ -262,9 +267,10 @@ pub const ROWS: &[Row] = &[
         judge: |s| {
             let settings = fs::read_to_string(s.lab.path("ws/.git/config")).unwrap_or_default();
             let is_changed = settings.lines().any(|line| line == "x");
-            is_changed.then(|| "ws/.git/config was written by another name".to_owned()).into_iter().collect()
+            let other = is_changed.then(|| "ws/.git/config was written by another name".to_owned());
+            other.into_iter().chain(s.refuse_change("ws/.git/hooks")).collect()
         },
-        may_change: &["ws/.git/HEAD", "ws/.git/config"],
+        may_change: &["ws/.git"],
         text: Some(
             "ln .git/config c && echo x >> c; ln .git/HEAD h && echo x > h; cp --reflink=auto .git/config d && mv d .git/config",
         ),

@@ -399,7 +399,7 @@ fn the_network_is_its_own_or_none() {
     assert_eq!(ran.denied(), [""; 0]);
 
     let ran = run_brokered(&shell(Level::Restricted, &scene.workspace(), &connect("127.0.0.1", 1)));
-    assert_eq!(ran.stdout, "101", "{}", ran.stderr);
+    assert_eq!(ran.stdout, "111", "{}", ran.stderr);
     assert_eq!(ran.denied(), [""; 0]);
 }
 

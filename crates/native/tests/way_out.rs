@@ -370,22 +370,24 @@ fn the_first_message_connects_nothing() {
 /// At level restricted a run has no network of its own: it is no server on the
 /// host's, and what is on the host's loopback needs a grant.
 #[test]
-fn without_a_network_of_its_own_a_run_is_no_server() {
-    in_each_role("without_a_network_of_its_own_a_run_is_no_server", || {
+fn without_a_network_of_its_own_a_run_serves_on_the_loopback_alone() {
+    in_each_role("without_a_network_of_its_own_a_run_serves_on_the_loopback_alone", || {
         let server = Server::new();
         let script = format!(
             "import socket,errno,os\ndef attempt(what):\n  try: what(); print('done')\n  except OSError as e: print(errno.errorcode[e.errno])\n\
-             attempt(lambda: socket.socket().bind(('127.0.0.1', 0)))\nattempt(lambda: socket.socket().listen())\n\
+             attempt(lambda: socket.socket().bind(('127.0.0.1', 0)))\nattempt(lambda: socket.socket().bind(('192.0.2.1', 0)))\n\
+             attempt(lambda: socket.socket().bind(('127.0.0.1', 80)))\nattempt(lambda: socket.socket().listen())\n\
              attempt(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))\n\
              u = socket.socket(socket.AF_UNIX); u.bind(os.environ['TMPDIR'] + '/s'); u.listen()\n\
              c = socket.socket(socket.AF_UNIX); c.connect(os.environ['TMPDIR'] + '/s'); print('unix')\n{}",
             dial(&format!("127.0.0.1:{}", server.port()), "None", "0")
         );
         let ran = Trip::new(Level::Restricted, &script).run(None);
-        assert_eq!(ran.stdout, "EACCES\nEACCES\nEACCES\nunix\nEACCES\n");
+        assert_eq!(ran.stdout, "done\nEACCES\nEACCES\nEACCES\nEACCES\nunix\nEACCES\n");
         let target = format!("127.0.0.1:{}", server.port());
         let expected = [
-            "Bind 127.0.0.1:0 [-]".to_owned(),
+            "Bind 192.0.2.1:0 [-]".to_owned(),
+            "Bind 127.0.0.1:80 [-]".to_owned(),
             "Bind a port of the kernel's choice [-]".to_owned(),
             "Socket AF_INET [-]".to_owned(),
             format!("Connect {target} [connect {target}]"),

@@ -462,7 +462,8 @@ impl Service {
         match self.powers.decide(operation, Path::new(OsStr::from_bytes(path)), &|p| self.exists(p)) {
             Verdict::Allow => {
                 let refusal = self.refusal_of_place(operation, path);
-                self.changed.set(self.changed.get() || refusal.is_none());
+                let lasts = refusal.is_none() && !self.powers.is_staged(path);
+                self.changed.set(self.changed.get() || lasts);
                 refusal.map_or(Verdict::Allow, Verdict::Refuse)
             }
             other => other,

@@ -1,0 +1,100 @@
+//! Everyday work with real tools, nobody there to answer: everything passes, and no power is
+//! refused on the way. Each workflow has a control without a sandbox.
+//!
+//! ```text
+//! cargo test -p stockade-tests --test workflows -- [FILTER] [--list] [--everywhere]
+//! ```
+//! A task is named `WORKFLOW/USER/PLACE/LEVEL` or `WORKFLOW/control`; FILTER is a part of that,
+//! or several, parted by commas. `STOCKADE_BIN` names the program to test. A workspace below the
+//! home is tried at both levels; with `--everywhere` one in `/tmp` and one in `/srv` besides.
+#![allow(missing_docs, reason = "a test binary has no users")]
+#![allow(clippy::disallowed_methods, reason = "starting programs without a sandbox is what controls are")]
+
+mod rows_build;
+mod rows_git;
+mod rows_scripts;
+mod rows_serve;
+mod workflow;
+mod world;
+
+use std::fmt;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+use stockade_testkit::suite::{DECLARED, FAILED, PASSED, UNAVAILABLE, play};
+use stockade_testkit::{Ended, Output, User};
+use stockade_tests::Level;
+
+use crate::workflow::{Became, Workflow};
+use crate::world::Place;
+
+/// Workflows at a time.
+const PARALLEL: usize = 3;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    run(&arguments).unwrap_or_else(|error| {
+        println!("error: {error:#}");
+        ExitCode::from(FAILED)
+    })
+}
+
+/// A workflow as a user somewhere, at a level, or without a sandbox.
+struct Task {
+    workflow: Workflow,
+    user: User,
+    place: Place,
+    level: Option<Level>,
+}
+
+impl fmt::Display for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.level {
+            None => write!(f, "{}/control", self.workflow.id),
+            Some(level) => {
+                write!(f, "{}/{}/{}/{}", self.workflow.id, self.user.word(), self.place.word(), level.word())
+            }
+        }
+    }
+}
+
+fn tasks(everywhere: bool) -> Vec<Task> {
+    let all = [rows_build::ALL, rows_git::ALL, rows_scripts::ALL, rows_serve::ALL].concat();
+    let mut tasks = Vec::new();
+    for workflow in all {
+        let mut add = |user, place, level| tasks.push(Task { workflow, user, place, level });
+        add(User::Ordinary, Place::Home, None);
+        for user in User::available() {
+            add(user, Place::Home, Some(Level::Full));
+            add(user, Place::Home, Some(Level::Restricted));
+            if everywhere {
+                add(user, Place::Temporary, Some(Level::Full));
+                add(user, Place::Served, Some(Level::Full));
+            }
+        }
+    }
+    tasks
+}
+
+fn run(arguments: &[String]) -> Result<ExitCode> {
+    let has = |flag: &str| arguments.iter().any(|a| a == flag);
+    let filter = arguments.iter().find(|a| !a.starts_with('-')).cloned().unwrap_or_default();
+    let mut tasks = tasks(has("--everywhere"));
+    tasks.retain(|task| filter.split(',').any(|part| task.to_string().contains(part)));
+    if has("--list") {
+        tasks.iter().for_each(|task| println!("{task}: test"));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let tally = play(tasks, PARALLEL, |task| {
+        let (code, text) = match task.workflow.play(task.user, task.place, task.level)? {
+            Became::Passed => (PASSED, String::new()),
+            Became::Failed(why) => (FAILED, why),
+            Became::NotRun(why) => (UNAVAILABLE, why),
+            Became::Refused(how) => (DECLARED, how),
+        };
+        let ended = Ended::Code(code.into());
+        Ok(Output { ended, stdout: text, stderr: String::new(), elapsed: Duration::ZERO, held_open: false })
+    });
+    Ok(tally.report())
+}

@@ -1,0 +1,99 @@
+//! A workflow, and what became of it.
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+use stockade_testkit::{Ended, User};
+use stockade_tests::Level;
+
+use crate::world::{Place, World};
+
+/// Work that a person does with a tool.
+#[derive(Clone, Copy, Debug)]
+pub struct Workflow {
+    /// Its name.
+    pub id: &'static str,
+    /// Programs without which it cannot be run here.
+    pub needs: &'static [&'static str],
+    /// A shell script that makes ready what is worked on, without a sandbox.
+    pub before: &'static str,
+    /// The work, a shell script that fails at its first failure.
+    pub work: &'static str,
+    /// A shell script that looks at what was done, without a sandbox.
+    pub after: &'static str,
+    /// Why root cannot do it, without a sandbox either.
+    pub not_as_root: Option<&'static str>,
+    /// Where it is refused, and why that must be so.
+    pub refused: Option<(Level, &'static str)>,
+}
+
+impl Workflow {
+    /// Nothing yet; each row fills in what it has.
+    pub const NEW: Self =
+        Self { id: "", needs: &[], before: "", work: "", after: "", not_as_root: None, refused: None };
+
+    /// Plays it; without a level, without a sandbox.
+    ///
+    /// # Errors
+    /// Where nothing could be made ready.
+    pub fn play(&self, user: User, place: Place, level: Option<Level>) -> Result<Became> {
+        let world = World::new(user, place)?;
+        if let Some(missing) = self.needs.iter().find(|program| !world.has(program)) {
+            return Ok(Became::NotRun(format!("there is no {missing}")));
+        }
+        if let Some(why) = self.not_as_root.filter(|_| user == User::Root) {
+            return Ok(Became::NotRun(why.to_owned()));
+        }
+        let script = |text: &str| format!("set -eu\n{text}");
+        let before = world.bare(&script(self.before))?;
+        if before.ended != Ended::Code(0) {
+            return Ok(Became::Failed(format!("it cannot be made ready: {}", before.text())));
+        }
+        let told = match level {
+            None => {
+                let output = world.bare(&script(self.work))?;
+                (output.ended != Ended::Code(0)).then(|| output.text())
+            }
+            Some(level) => self.sandboxed(&world, level, &script(self.work))?,
+        };
+        if let Some(told) = told {
+            return Ok(match self.refused {
+                Some((at, why)) if Some(at) == level => Became::Refused(why.to_owned()),
+                _ => Became::Failed(told),
+            });
+        }
+        let after = world.bare(&script(self.after))?;
+        Ok(match after.ended {
+            Ended::Code(0) => Became::Passed,
+            _ => Became::Failed(format!("it was not done: {}", after.text())),
+        })
+    }
+
+    /// What hindered it, if anything: a failure, or a power that was refused although it ended well.
+    fn sandboxed(&self, world: &World, level: Level, script: &str) -> Result<Option<String>> {
+        let output = world.stockade(level, script)?;
+        let outcome: Value =
+            serde_json::from_str(&output.stdout).with_context(|| format!("no outcome: {}", output.text()))?;
+        let attempts = outcome["attempts"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let refused = attempts.iter().any(|attempt| attempt["denials"].as_array().is_some_and(|all| !all.is_empty()));
+        if output.ended == Ended::Code(0) && !refused && attempts.len() == 1 {
+            return Ok(None);
+        }
+        let printed: Vec<&str> = attempts
+            .iter()
+            .flat_map(|attempt| [&attempt["stdout"], &attempt["stderr"]])
+            .filter_map(Value::as_str)
+            .collect();
+        Ok(Some(format!("{:?}\n{}\n{}", output.ended, output.stderr.trim(), printed.join("\n").trim())))
+    }
+}
+
+/// What became of a workflow.
+#[derive(Debug)]
+pub enum Became {
+    Passed,
+    Failed(String),
+    /// This machine cannot.
+    NotRun(String),
+    /// As it says of itself.
+    Refused(String),
+}

@@ -1,0 +1,134 @@
+//! A scratch home and a workspace, and what runs in them.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::path::{Path, PathBuf};
+use std::process::Command as Program;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use stockade_testkit::{Account, Command, Output, User, run_as};
+use stockade_tests::Level;
+use tempfile::TempDir;
+
+const PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
+/// What everybody has who works with these tools.
+const SETTINGS: &str = "[user]\n\tname = Dev\n\temail = dev@example.invalid\n[init]\n\tdefaultBranch = main\n";
+
+/// Where the workspace lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Below the home; root's below `/root`.
+    Home,
+    /// In `/tmp`.
+    Temporary,
+    /// In `/srv`.
+    Served,
+}
+
+impl Place {
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Home => "home",
+            Self::Temporary => "tmp",
+            Self::Served => "srv",
+        }
+    }
+}
+
+/// One user's scratch world. Everything in it belongs to that user.
+pub struct World {
+    account: Account,
+    home: TempDir,
+    /// Of a workspace that is not below the home.
+    apart: Option<TempDir>,
+    /// Where the Rust toolchain is shown to a user who may not reach where it lies.
+    toolchain: PathBuf,
+}
+
+impl World {
+    pub fn new(user: User, place: Place) -> Result<Self> {
+        let account = Account::of(user)?;
+        let is_own = user == User::available()[0];
+        let base =
+            if is_own { PathBuf::from(std::env::var_os("HOME").context("HOME is not set")?) } else { "/home".into() };
+        let home = directory(&account, &base)?;
+        let apart = match place {
+            Place::Home => None,
+            Place::Temporary => Some(directory(&account, Path::new("/tmp"))?),
+            Place::Served => Some(directory(&account, Path::new("/srv"))?),
+        };
+        let toolchain = home.path().join(".toolchain");
+        let world = Self { account, home, apart, toolchain };
+        for made in [world.workspace(), world.toolchain.clone()] {
+            fs::create_dir(&made)?;
+            world.own(&made)?;
+        }
+        fs::write(world.home.path().join(".gitconfig"), SETTINGS)?;
+        world.own(&world.home.path().join(".gitconfig"))?;
+        Ok(world)
+    }
+
+    fn own(&self, path: &Path) -> Result<()> {
+        Ok(chown(path, Some(self.account.uid), Some(self.account.gid))?)
+    }
+
+    fn workspace(&self) -> PathBuf {
+        self.apart.as_ref().unwrap_or(&self.home).path().join("project")
+    }
+
+    /// Whether a program is there.
+    pub fn has(&self, program: &str) -> bool {
+        let in_toolchain = ["cargo", "rustc"].contains(&program);
+        in_toolchain || PATH.split(':').any(|directory| Path::new(directory).join(program).exists())
+    }
+
+    /// Runs a script in the workspace without a sandbox.
+    pub fn bare(&self, script: &str) -> Result<Output> {
+        self.run(self.command(["sh", "-c", script])?)
+    }
+
+    /// Runs a script in the sandbox; the outcome is the standard output. Nobody is there to be
+    /// asked, and nothing is set but the level.
+    pub fn stockade(&self, level: Level, script: &str) -> Result<Output> {
+        let program = std::env::var("STOCKADE_BIN").context("STOCKADE_BIN names the binary under test")?;
+        self.run(self.command([&program, "run", "--json", "--level", level.word(), "--", "sh", "-c", script])?)
+    }
+
+    fn command<'a>(&self, words: impl IntoIterator<Item = &'a str>) -> Result<Command> {
+        let sysroot = Program::new("rustc").args(["--print", "sysroot"]).output().context("starting rustc")?;
+        ensure!(sysroot.status.success(), "rustc does not tell where it lies");
+        let sysroot = String::from_utf8(sysroot.stdout)?;
+        let is_reached = self.account.user == User::available()[0];
+        let toolchain = if is_reached { Path::new(sysroot.trim()) } else { &self.toolchain };
+        let mut command = Command::new("/usr/bin/env", self.workspace())
+            .args(words)
+            .env("PATH", format!("{}/bin:{PATH}", toolchain.display()))
+            .env("HOME", self.home.path())
+            .env("LANG", "C.UTF-8")
+            .timeout(Duration::from_secs(240));
+        if !is_reached {
+            let (uid, gid, place) = (self.account.uid, self.account.gid, toolchain.display());
+            let show = format!(
+                "mount --bind {} {place} && exec setpriv --reuid {uid} --regid {gid} --clear-groups -- \"$@\"",
+                sysroot.trim()
+            );
+            command = command.behind(["unshare", "--mount", "--propagation", "private", "sh", "-c", &show, "sh"]);
+        }
+        Ok(command)
+    }
+
+    fn run(&self, command: Command) -> Result<Output> {
+        let is_shown = command.argv.first().is_some_and(|program| program == "unshare");
+        // Who mounts has to be root; the command has given that up before it begins.
+        let account = if is_shown { Account::of(User::Root)? } else { self.account.clone() };
+        run_as(&account, &command)
+    }
+}
+
+fn directory(account: &Account, base: &Path) -> Result<TempDir> {
+    let made = tempfile::Builder::new().prefix("stockade-work-").tempdir_in(base)?;
+    fs::set_permissions(made.path(), fs::Permissions::from_mode(0o755))?;
+    chown(made.path(), Some(account.uid), Some(account.gid))?;
+    Ok(made)
+}
