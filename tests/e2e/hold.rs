@@ -119,7 +119,7 @@ fn git(user: stockade_testkit::User) {
     assert_eq!(made.ended, stockade_testkit::Ended::Code(0), "{}", made.text());
     let edit = "GIT_EDITOR='sh -c \"echo edited >> ../edits; echo words > $1\" --' git commit -q";
     let told = agreed(world, &format!("cd repo && git config core.pager cat && {edit}"), |command| command);
-    check(&told, 1, &world.workspace().join("edits"));
+    check(&told, 2, &world.workspace().join("edits"));
     let pager = world.run(&world.bare(&["git", "-C", "repo", "config", "core.pager"]));
     assert_eq!(pager.stdout, "cat\n", "{}", told.text);
     let log = world.run(&world.bare(&["git", "-C", "repo", "log", "--format=%s"]));

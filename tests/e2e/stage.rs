@@ -38,7 +38,7 @@ fn a_run_that_is_repeated_begins_with_an_empty_stage() {
         world.file("home/.netrc", "machine example.org\n");
         world.file("ws/log", "before\n");
         // Hidden, so nothing can be held: it is asked about after the end.
-        let (text, questions) = agreed(world, "echo ran >> log; mkdir made; cat ~/.netrc");
+        let (text, questions) = agreed(world, "echo ran >> log; mkdir made; grep machine ~/.netrc");
         assert_eq!(questions, 1, "{text}");
         assert!(text.contains("machine example.org"), "{text}");
         assert_eq!(fs::read_to_string(world.workspace().join("log")).unwrap(), "before\n", "{text}");

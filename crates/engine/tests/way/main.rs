@@ -45,7 +45,7 @@ fn check(mode: ApprovalMode, script: &str, answers: &[Answer], expected: &str) {
 #[test]
 fn may_it_run() {
     const ALLOW: &str = "ls";
-    const ASK: &str = "touch all";
+    const ASK: &str = "rm all";
     const DENY: &str = "rm -rf /";
     use ApprovalMode::{Never, OnFailure, OnRequest, Untrusted};
     let ran = "exited 0, ran 1, asked []";
@@ -185,15 +185,15 @@ fn a_remembered_run_is_bound_to_what_was_shown() {
         change(&mut request);
         house.run(request).status
     };
-    assert_eq!(run("touch all", &|_| {}), Status::Exited);
-    assert_eq!(run("touch all", &|_| {}), Status::Exited);
+    assert_eq!(run("rm all", &|_| {}), Status::Exited);
+    assert_eq!(run("rm all", &|_| {}), Status::Exited);
     assert_eq!(house.asked(), "run");
-    assert_eq!(run("touch all ", &|_| {}), Status::Refused);
-    assert_eq!(run("touch all", &|r| r.session = None), Status::Refused);
-    assert_eq!(run("touch all", &|r| drop(r.environment.insert("LANG".to_owned(), "C".into()))), Status::Refused);
-    assert_eq!(run("touch all", &|r| r.profile = "read-only".to_owned()), Status::Refused);
-    assert_eq!(run("touch all", &|r| r.grants.push("write /srv/b".parse().unwrap())), Status::Refused);
-    assert_eq!(run("touch all", &|r| r.command = Command::Argv(vec!["touch".into(), "all".into()])), Status::Refused);
+    assert_eq!(run("rm all ", &|_| {}), Status::Refused);
+    assert_eq!(run("rm all", &|r| r.session = None), Status::Refused);
+    assert_eq!(run("rm all", &|r| drop(r.environment.insert("LANG".to_owned(), "C".into()))), Status::Refused);
+    assert_eq!(run("rm all", &|r| r.profile = "read-only".to_owned()), Status::Refused);
+    assert_eq!(run("rm all", &|r| r.grants.push("write /srv/b".parse().unwrap())), Status::Refused);
+    assert_eq!(run("rm all", &|r| r.command = Command::Argv(vec!["touch".into(), "all".into()])), Status::Refused);
     assert_eq!(house.asked(), "run run run run run run run");
 }
 
@@ -226,7 +226,7 @@ fn without_a_sandbox_is_asked_every_time() {
     let request = |profile: &str| stockade_model::Request {
         profile: profile.to_owned(),
         caller_approval: (profile == "host").then(|| CallerApproval { by: "x".to_owned(), warnings: vec![] }),
-        ..house.request("touch all", ApprovalMode::Untrusted)
+        ..house.request("rm all", ApprovalMode::Untrusted)
     };
     assert_eq!(house.run(request("workspace")).status, Status::Exited);
     assert_eq!(house.run(request("host")).status, Status::Exited);
@@ -238,7 +238,7 @@ fn without_a_sandbox_is_asked_every_time() {
 #[test]
 fn a_callers_approval_spares_the_question_and_is_recorded() {
     let house = House::new(Fake::default(), &[]);
-    let mut request = house.request("touch all", ApprovalMode::Untrusted);
+    let mut request = house.request("rm all", ApprovalMode::Untrusted);
     request.caller_approval =
         Some(CallerApproval { by: "agent\u{1b}[2J".to_owned(), warnings: vec!["big".to_owned()] });
     let outcome = house.run(request);
