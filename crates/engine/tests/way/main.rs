@@ -193,7 +193,7 @@ fn a_remembered_run_is_bound_to_what_was_shown() {
     assert_eq!(run("rm all", &|r| drop(r.environment.insert("LANG".to_owned(), "C".into()))), Status::Refused);
     assert_eq!(run("rm all", &|r| r.profile = "read-only".to_owned()), Status::Refused);
     assert_eq!(run("rm all", &|r| r.grants.push("write /srv/b".parse().unwrap())), Status::Refused);
-    assert_eq!(run("rm all", &|r| r.command = Command::Argv(vec!["touch".into(), "all".into()])), Status::Refused);
+    assert_eq!(run("rm all", &|r| r.command = Command::Argv(vec!["rm".into(), "all".into()])), Status::Refused);
     assert_eq!(house.asked(), "run run run run run run run");
 }
 

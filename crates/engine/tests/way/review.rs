@@ -73,7 +73,7 @@ fn shown(house: &House) -> String {
 fn what_is_sent_is_on_record_before() {
     for (risk, wanted) in [(Risk::Low, "low, 3 ways to agree"), (Risk::Critical, "critical, 1 ways to agree")] {
         let (house, was_recorded) = house(Ok(risk), None);
-        let outcome = house.run(house.request("touch a", ApprovalMode::Untrusted));
+        let outcome = house.run(house.request("rm a", ApprovalMode::Untrusted));
         assert_eq!(told(&house, &outcome), "exited 0, ran 1, asked [run]");
         assert_eq!(*was_recorded.lock().unwrap(), [true]);
         assert_eq!(shown(&house), wanted);
