@@ -187,8 +187,8 @@ fn workspace_of(home: BorrowedFd<'_>) -> (RawText, u64) {
     let length = rustix::io::read(&file, &mut text).unwrap_or(0);
     text.truncate(length);
     let ms = |stat: rustix::fs::Stat| {
-        let (seconds, nanoseconds) = (u64::try_from(stat.st_mtime), u64::try_from(stat.st_mtime_nsec));
-        seconds.unwrap_or(0) * 1000 + nanoseconds.unwrap_or(0) / 1_000_000
+        let seconds = u64::try_from(stat.st_mtime).unwrap_or(0);
+        seconds.saturating_mul(1000) + stat.st_mtime_nsec / 1_000_000
     };
     (RawText::from(text), fstat(&file).map(ms).unwrap_or(0))
 }
