@@ -25,9 +25,9 @@ fn a_write_outside_is_told(bench: &Bench) -> Verdict {
 fn a_protected_name_is_told(bench: &Bench) -> Verdict {
     let place = bench.place();
     place.demand_exact()?;
-    let ran = place.run("echo x > .bashrc; mkdir .git; true");
+    let ran = place.run("echo x > .bashrc; mkdir .hg; true");
     let expected =
-        ["Create /workspace/.bashrc [write /workspace/.bashrc]", "Mkdir /workspace/.git [write /workspace/.git]"];
+        ["Create /workspace/.bashrc [write /workspace/.bashrc]", "Mkdir /workspace/.hg [write /workspace/.hg]"];
     assert_eq!(ran.denied(), expected);
     Ok(())
 }
@@ -35,8 +35,8 @@ fn a_protected_name_is_told(bench: &Bench) -> Verdict {
 fn what_would_have_let_it_pass_is_told(bench: &Bench) -> Verdict {
     let place = bench.place();
     place.demand_exact()?;
-    let ran = place.run("mkdir .git; true");
-    assert_eq!(ran.denials[0].grant, Some(grant("write /workspace/.git")));
+    let ran = place.run("mkdir .hg; true");
+    assert_eq!(ran.denials[0].grant, Some(grant("write /workspace/.hg")));
     assert_eq!((ran.denials[0].layer, ran.denials[0].resolution), (Layer::Broker, Resolution::Recorded));
     Ok(())
 }
@@ -127,7 +127,8 @@ fn with_the_grant_it_goes(bench: &Bench) -> Verdict {
 fn a_grant_for_a_directory_stops_at_what_is_protected_in_it(bench: &Bench) -> Verdict {
     let place = bench.place();
     place.demand_exact()?;
-    let mut plan = inside("mkdir -p .git && mkdir .git/hooks; touch .git/config; true");
+    let mut plan =
+        inside("mkdir -p .git/hooks .git/info; touch .git/hooks/post-commit; touch .git/info/attributes; true");
     plan.grants = vec![grant("write /workspace/.git")];
     plan.profile.filesystem.write.push("/workspace/.git".into());
     let ran = place.run_plan(&plan);
