@@ -371,6 +371,20 @@ fn a_run_that_is_not_there_yet_is_interrupted() {
     });
 }
 
+/// What `sandboxed` runs stops itself and goes on with the job; then the shell ends.
+pub fn stops_itself_and_goes_on(shell: &mut Terminal) {
+    for signal in ["TSTP", "STOP"] {
+        shell.press(&format!("sandboxed sh -c 'kill -{signal} $$; echo on again: $((6 * 7))'\r"));
+        shell.expect("Stopped");
+        shell.expect("outside> ");
+        shell.press("fg\r");
+        shell.expect("on again: 42");
+        shell.expect("outside> ");
+    }
+    shell.press("exit\r");
+    shell.outlives_its_program();
+}
+
 /// A shell outside suspends a run as it does any program, and has it go on.
 #[test]
 fn the_shell_outside_has_job_control_over_a_run() {
@@ -408,16 +422,7 @@ fn the_shell_outside_has_job_control_over_a_run() {
             shell.press(":q\r");
             shell.expect("outside> ");
             // No key: a program stops itself, also by the signal that nothing can handle.
-            for signal in ["TSTP", "STOP"] {
-                shell.press(&format!("sandboxed sh -c 'kill -{signal} $$; echo on again: $((6 * 7))'\r"));
-                shell.expect("Stopped");
-                shell.expect("outside> ");
-                shell.press("fg\r");
-                shell.expect("on again: 42");
-                shell.expect("outside> ");
-            }
-            shell.press("exit\r");
-            shell.outlives_its_program();
+            stops_itself_and_goes_on(&mut shell);
         }
     });
 }

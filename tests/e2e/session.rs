@@ -9,6 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use stockade_testkit::{Command, Ended, Output, Running, User};
 
+use crate::apart::stops_itself_and_goes_on;
 use crate::detached::{eventually, stockade};
 use crate::life::{marked, none_left};
 use crate::terminal::Terminal;
@@ -152,16 +153,7 @@ fn the_shell_outside_has_job_control_over_a_command_of_a_session() {
             }
             shell.press("\u{3}");
             shell.expect("outside> ");
-            for signal in ["TSTP", "STOP"] {
-                shell.press(&format!("sandboxed sh -c 'kill -{signal} $$; echo on again: $((6 * 7))'\r"));
-                shell.expect("Stopped");
-                shell.expect("outside> ");
-                shell.press("fg\r");
-                shell.expect("on again: 42");
-                shell.expect("outside> ");
-            }
-            shell.press("exit\r");
-            shell.outlives_its_program();
+            stops_itself_and_goes_on(&mut shell);
         }
     });
 }
