@@ -117,9 +117,7 @@ impl Service {
             Destination::Nobody => Err(Errno::CONNREFUSED.into()),
         }
     }
-}
 
-impl Service {
     /// The run's own servers at an address of the host's loopback, where there is nobody else's.
     /// Where nobody listens there is nothing to decide on.
     fn own_servers(&self, dialled: SocketAddr) -> Result<Option<HashSet<u64>>, Errno> {

@@ -11,12 +11,12 @@ use std::io::Read as _;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, fstat, openat, openat2};
-use stockade_model::{Grant, Layer, Operation};
+use stockade_model::{Grant, Operation};
 use stockade_sys::{Errno, actor, resolve};
 
 use super::deed::Step;
 use super::judged::{MAX_TEXT_BYTES, carries_code, content};
-use super::ledger::{Actor, Denied};
+use super::ledger::Actor;
 use super::opens::{Wish, finish};
 use super::service::{Failure, Service, refused};
 use super::walk::{Directory, Place};
@@ -146,18 +146,11 @@ impl Service {
             Some(GitPart::Top) => self.permit_work_tree_of(&pointer.place, &path, &text)?,
             _ => false,
         };
-        let denied = |rule: String| {
-            let refusal = Refusal { rule, grant: Some(Grant::Write(to_path(&path))) };
-            Failure::Refused(Denied {
-                operation: Operation::Create,
-                object: path.clone(),
-                layer: Layer::Broker,
-                refusal,
-            })
-        };
         if !leads {
             let shown = String::from_utf8_lossy(&text[..text.len().min(100)]).trim_end().escape_debug().to_string();
-            return Err(denied(format!("a file that leads git to a directory that is not its own: {shown}")));
+            let rule = format!("a file that leads git to a directory that is not its own: {shown}");
+            let refusal = Refusal { rule, grant: Some(Grant::Write(to_path(&path))) };
+            return Err(refused(Operation::Create, &path, refusal));
         }
         let directory = self.through(&pointer.place, &path);
         self.put_text((&pointer.place, directory.as_fd(), &path), &text, (pointer.mode, RenameFlags::empty()))?;

@@ -16,7 +16,7 @@ use stockade_model::{Digest, LayerReport, LayerState, Level, Plan, RawText, Tool
 use stockade_sys::{Errno, actor};
 
 use super::choice::{MergedPlace, Way, choose};
-use super::{LOCK, MERGED, PLAIN, WORKSPACE};
+use super::{LOCK, MERGED, PLAIN, WORKSPACE, open_directory, open_lock};
 use crate::launch::{MAX_MERGED, MergedDirectory, Overlay};
 
 /// Runs of one workspace at the same time that have overlays. Further ones have private
@@ -269,10 +269,6 @@ fn open_home(place: &Path, key: &str) -> Result<(OwnedFd, OwnedFd), Errno> {
     Err(Errno::BUSY)
 }
 
-fn open_directory<P: rustix::path::Arg>(parent: BorrowedFd<'_>, path: P) -> Result<OwnedFd, Errno> {
-    openat(parent, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
-}
-
 /// A directory of our own, made where it is missing. A run may have put something else
 /// there: that is removed.
 fn own_directory(parent: BorrowedFd<'_>, name: &str, mode: u32) -> Result<OwnedFd, Errno> {
@@ -302,11 +298,6 @@ fn open_up(parent: BorrowedFd<'_>, name: &str) -> Result<(), Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = openat(parent, name, flags, Mode::empty())?;
     actor::chmod(directory.as_fd(), 0o700)
-}
-
-fn open_lock(directory: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat(directory, LOCK, flags, Mode::RUSR | Mode::WUSR)
 }
 
 /// Notes which workspace it is, once.

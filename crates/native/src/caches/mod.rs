@@ -23,6 +23,11 @@ mod choice;
 mod lease;
 mod store;
 
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags, openat};
+use stockade_sys::Errno;
+
 pub(crate) use lease::Lease;
 pub use store::{CacheStore, CacheStoreError, Cleared, WorkspaceCaches};
 
@@ -34,3 +39,13 @@ const WORKSPACE: &str = "workspace";
 const PLAIN: &str = "plain";
 /// Name of the directory of sets of layers.
 const MERGED: &str = "merged";
+
+fn open_directory<P: rustix::path::Arg>(parent: BorrowedFd<'_>, path: P) -> Result<OwnedFd, Errno> {
+    openat(parent, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// The lock in `directory`, made where it is missing, not yet held.
+fn open_lock(directory: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(directory, LOCK, flags, Mode::RUSR | Mode::WUSR)
+}

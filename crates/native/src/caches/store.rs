@@ -9,7 +9,7 @@ use stockade_files::removal::{LEAVING, remove_tree, sweep};
 use stockade_model::RawText;
 use stockade_sys::Errno;
 
-use super::{LOCK, MERGED, PLAIN, WORKSPACE};
+use super::{MERGED, PLAIN, WORKSPACE, open_directory, open_lock};
 
 /// How deep directories are looked into for their size.
 const MAX_DEPTH: usize = 64;
@@ -164,14 +164,9 @@ fn is_key(name: &str) -> bool {
     name.len() == 32 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-fn open_directory<P: rustix::path::Arg>(parent: BorrowedFd<'_>, path: P) -> Result<OwnedFd, Errno> {
-    openat(parent, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
-}
-
 /// The lock of a workspace's directory, held alone; none where a run holds it.
 fn lock(home: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let lock = openat(home, LOCK, flags, Mode::RUSR | Mode::WUSR)?;
+    let lock = open_lock(home)?;
     match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(Some(lock)),
         Err(Errno::WOULDBLOCK) => Ok(None),
