@@ -342,6 +342,54 @@ open("w/.git", "r+").write("gitdir: ../y\n")'"#,
         attack: "git worktree add -q w || git worktree add -f -q w; mkhook w/hooks2/pre-commit",
         ..OWN
     },
+    // A file that leads to a repository is judged for one place, and links are no names.
+    Row {
+        id: "judged-pointer-moved",
+        prepare: "git init -q; git commit -q --allow-empty -m x; git config core.hooksPath hooks2",
+        attack: "mkdir -p .git/worktrees/x s/d/lib w; git init -q s; mkdir -p s/.git/worktrees/x; echo ref: refs/heads/x >.git/worktrees/x/HEAD; echo ../.. >.git/worktrees/x/commondir; \
+            echo 'gitdir: ../../.git/worktrees/x' >s/d/lib/.git; cat s/d/lib/.git; mv s/d/lib w/lib; echo $W/w/lib/.git >.git/worktrees/x/gitdir; cat .git/worktrees/x/commondir; mkhook w/lib/hooks2/pre-commit",
+        ..OWN
+    },
+    Row {
+        id: "judged-pointer-past-link",
+        prepare: "git init -q; git commit -q --allow-empty -m x; git config core.hooksPath hooks2",
+        attack: "git init -q s; mkdir -p .git/worktrees/x p/q s/lib s/.git/worktrees/x; echo ref: refs/heads/x >.git/worktrees/x/HEAD; echo ../.. >.git/worktrees/x/commondir; ln -s ../../p/q s/lib/ln; \
+            echo 'gitdir: ln/../../.git/worktrees/x' >s/lib/.git; cat s/lib/.git; echo $W/s/lib/.git >.git/worktrees/x/gitdir; cat .git/worktrees/x/commondir; mkhook s/lib/hooks2/pre-commit",
+        ..OWN
+    },
+    Row {
+        id: "judged-work-tree-of-module",
+        prepare: "git config --global core.hooksPath hooks2; git init -q; git commit -q --allow-empty -m x",
+        attack: "mkdir -p evil lib .git/modules/lib/objects .git/modules/lib/refs; echo ref: refs/heads/x >.git/modules/lib/HEAD; printf '[core]\\n\\trepositoryformatversion = 0\\n' >.git/modules/lib/config; \
+            echo 'gitdir: ../.git/modules/lib' >lib/.git; cat lib/.git; mkhook evil/hooks2/post-index-change; \
+            printf '[core]\\n\\trepositoryformatversion = 0\\n\\tworktree = ../../../evil\\n' >c; mv -f c .git/modules/lib/config",
+        ask: &[Person("git -C lib status; git -C lib commit --allow-empty -m x; git status"), Git],
+        ..OWN
+    },
+    Row {
+        id: "judged-work-tree-through-link",
+        attack: "ln -s $HOME ln; mkdir lib; git init -q t; cd t; git commit -q --allow-empty -m x; echo $C >bp; git update-index --add --cacheinfo 100644,$(git hash-object -w bp),.bash_profile; git commit -qm y; cd ..; \
+            mkdir -p .git/modules/lib/objects .git/modules/lib/refs/heads; cp -r t/.git/objects/?? .git/modules/lib/objects/; git -C t rev-parse HEAD~1 >.git/modules/lib/HEAD; git -C t rev-parse HEAD >.git/modules/lib/refs/heads/main; \
+            printf '[core]\\n\\trepositoryformatversion = 0\\n\\tbare = false\\n\\tworktree = ../../../ln\\n' >.git/modules/lib/config; echo 'gitdir: ../.git/modules/lib' >lib/.git; cat lib/.git",
+        ask: &[Person("git -C lib checkout -q -f main; bash -lc true"), Git],
+        ..OWN
+    },
+    // Shells take it into their prompt.
+    Row {
+        id: "judged-number-of-rebase",
+        attack: "mkdir .git/rebase-merge; printf '$(%s)\\n' $C >.git/rebase-merge/msgnum; printf '$(%s)\\n' $C >x; mv x .git/rebase-merge/end; echo refs/heads/main >.git/rebase-merge/head-name; cat .git/rebase-merge/*",
+        ask: &[Person(
+            "for f in /usr/lib/git-core /usr/share/git-core/contrib/completion /usr/local/libexec/git-core; do test ! -e $f/git-sh-prompt || . $f/git-sh-prompt; done; __git_ps1 a b; : \"${PS1@P}\"",
+        )],
+        ..OWN
+    },
+    // What a run keeps for itself is not judged, and cannot be found from the workspace later.
+    Row {
+        id: "judged-in-a-cache",
+        attack: "U=${UV_CACHE_DIR:-$W/../cache}; mkdir -p $U/r/.git/objects $U/r/.git/refs; head_file >$U/r/.git/HEAD; gitcfg >$U/r/.git/config; ln -s $U/r sub; cat sub/.git/config",
+        ask: &[Person("cd sub && git status"), Git],
+        ..OWN
+    },
     Row {
         id: "judged-module-settings",
         prepare: "git init -q o; git -C o commit -q --allow-empty -m x; git init -q; git -c protocol.file.allow=always submodule --quiet add ./o sub",

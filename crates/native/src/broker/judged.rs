@@ -24,7 +24,7 @@ use super::walk::{Object, Place};
 use crate::guards::View;
 use crate::guards::git_index;
 use crate::guards::git_part::{GitPart, Judged};
-use crate::guards::settings_judge::{Before, Judgement, SettingsFile, judge};
+use crate::guards::settings_judge::{Before, Judgement, SettingsFile, judge, work_tree_of_module};
 use crate::guards::view::{join, parent};
 use crate::powers::{Refusal, Verdict, to_path};
 
@@ -115,8 +115,16 @@ impl Service {
             Judged::Settings => SettingsFile::Repository,
             Judged::Modules => SettingsFile::Modules,
         };
-        let first = self.first_settings.of(new, now)?;
-        Ok(judge(file, &new.path(), Before { first: &first, now }, text))
+        let (first, path) = (self.first_settings.of(new, now)?, new.path());
+        // Whose work tree it is said to be has to lead back: a link may lie on the way.
+        if file == SettingsFile::Repository
+            && let Some(top) = work_tree_of_module(&path, text)
+            && work_tree_of_module(&path, now).as_ref() != Some(&top)
+            && !self.leads_from(&top, parent(&path))?
+        {
+            return Ok(simple(false, "core.worktree, which names a directory that is not this module's"));
+        }
+        Ok(judge(file, &path, Before { first: &first, now }, text))
     }
 
     /// Gives a new file with this text the name of `new`, and no other.

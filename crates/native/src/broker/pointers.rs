@@ -47,7 +47,8 @@ impl Service {
     /// it is known where it leads.
     pub(super) fn open_pointer(&self, place: &Place, path: &[u8], wish: Wish) -> Result<Option<Step>, Failure> {
         let is_settings = self.are_settings(path);
-        let is_pointer = matches!(self.powers.git_part(path), Some(GitPart::Top | GitPart::CommonDirectory));
+        let is_pointer =
+            matches!(self.powers.git_part(path), Some(GitPart::Top | GitPart::CommonDirectory | GitPart::Number));
         if !is_pointer && !is_settings
             || place.on_proc
             || !wish.creates()
@@ -143,24 +144,31 @@ impl Service {
         (&pointer.text).take(MAX_POINTER_BYTES + 1).read_to_end(&mut text).map_err(|_| Errno::IO)?;
         let leads = match self.powers.git_part(&path) {
             Some(GitPart::CommonDirectory) => text.trim_ascii_end() == b"../..",
+            Some(GitPart::Number) => text.trim_ascii_end().iter().all(u8::is_ascii_digit),
             Some(GitPart::Top) => self.permit_work_tree_of(&pointer.place, &path, &text)?,
             _ => false,
         };
         if !leads {
             let shown = String::from_utf8_lossy(&text[..text.len().min(100)]).trim_end().escape_debug().to_string();
-            let rule = format!("a file that leads git to a directory that is not its own: {shown}");
+            let rule = match self.powers.git_part(&path) {
+                Some(GitPart::Number) => format!("a step of a rebase that is no number: {shown}"),
+                _ => format!("a file that leads git to a directory that is not its own: {shown}"),
+            };
             let refusal = Refusal { rule, grant: Some(Grant::Write(to_path(&path))) };
             return Err(refused(Operation::Create, &path, refusal));
         }
         let directory = self.through(&pointer.place, &path);
         self.put_text((&pointer.place, directory.as_fd(), &path), &text, (pointer.mode, RenameFlags::empty()))?;
+        if self.powers.git_part(&path) != Some(GitPart::Top) {
+            return Ok(());
+        }
         // As for a directory of this name.
-        if self.powers.git_part(&path) == Some(GitPart::Top)
-            && let Err(failure) = self.permit_work_tree(&path, Operation::Create)
-        {
+        if let Err(failure) = self.permit_work_tree(&path, Operation::Create) {
             let _ = rustix::fs::unlinkat(&directory, &pointer.place.name, rustix::fs::AtFlags::empty());
             return Err(failure);
         }
+        // What it says was judged for this place.
+        self.surveys.borrow_mut().pin(&path);
         Ok(())
     }
 
@@ -191,6 +199,18 @@ impl Service {
         let surveys = self.surveys.borrow();
         let names = [repository, &target].iter().any(|from| surveys.names_in_work_tree(view, from, top));
         Ok(!names)
+    }
+
+    /// Whether the `.git` file in the directory `top` leads to the repository `module`, and no
+    /// link is on the way.
+    pub(super) fn leads_from(&self, top: &[u8], module: &[u8]) -> Result<bool, Errno> {
+        let Some(first) = &self.first else { return Ok(false) };
+        let Ok(path) = CString::new([top, b"/.git"].concat()) else { return Ok(false) };
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
+        let Ok(held) = openat2(&first.root, &path, flags, Mode::empty(), how) else { return Ok(false) };
+        let text = content(&held, MAX_POINTER_BYTES)?;
+        Ok(text.and_then(|text| target_of(top, &text)).as_deref() == Some(module))
     }
 
     /// Whether a directory `.git` is there, and nothing that lies beneath on the way is a link.
@@ -228,14 +248,20 @@ fn target_of(top: &[u8], text: &[u8]) -> Option<Vec<u8>> {
     if path.is_empty() || path.len() as u64 > MAX_POINTER_BYTES || path.iter().any(u8::is_ascii_control) {
         return None;
     }
-    let mut parts: Vec<&[u8]> = Vec::new();
-    let start = if path.starts_with(b"/") { &b""[..] } else { top };
-    for part in start.split(|b| *b == b'/').chain(path.split(|b| *b == b'/')).filter(|part| !part.is_empty()) {
-        match part {
-            b"." => return None,
-            b".." => drop(parts.pop()?),
-            part => parts.push(part),
+    let is_absolute = path.starts_with(b"/");
+    let start = if is_absolute { &b""[..] } else { top };
+    let mut parts: Vec<&[u8]> = start.split(|b| *b == b'/').filter(|part| !part.is_empty()).collect();
+    let mut rest = path;
+    // Up at first only: behind a name that is a link it would be up from where that leads.
+    while let Some(above) = rest.strip_prefix(b"../").filter(|_| !is_absolute) {
+        parts.pop()?;
+        rest = above;
+    }
+    for part in rest.split(|b| *b == b'/').filter(|part| !part.is_empty()) {
+        if matches!(part, b"." | b"..") {
+            return None;
         }
+        parts.push(part);
     }
     Some(parts.iter().flat_map(|part| [b"/", *part]).flatten().copied().collect())
 }
@@ -259,6 +285,9 @@ mod tests {
             "gitdir: a\r\n",
             "gitdir: ./a",
             "gitdir: ../../../x",
+            "gitdir: link/../../.git/modules/lib",
+            "gitdir: /w/link/../.git/modules/lib",
+            "gitdir: ..",
             "gitdir: a\0b",
         ] {
             check(text, None);

@@ -36,6 +36,8 @@ pub(crate) enum GitPart {
     JudgedOfWorkTree(Judged),
     /// `commondir` of another work tree: there is one thing it may say.
     CommonDirectory,
+    /// How far a rebase is, a number: prompts of shells put it where a shell reads it.
+    Number,
     /// Whatever runs by itself, or leads elsewhere, or is not known.
     Guarded,
 }
@@ -102,8 +104,41 @@ const DATA: &[&[u8]] = &[
 const DATA_PART: GitPart = GitPart::Data { in_store: false };
 /// Directories of data, whatever lies in them.
 const STORES: &[&[u8]] = &[b"lfs", b"logs", b"objects", b"refs", b"rr-cache"];
-/// Parts of a rebase that say how it goes on.
-const GUARDED_OF_REBASE: &[&[u8]] = &[b"gpg_sign_opt", b"strategy", b"strategy_opts"];
+/// Parts of a rebase (git's sequencer.c) that are data, also with `.lock` behind.
+const DATA_OF_REBASE: &[&[u8]] = &[
+    b"allow_rerere_autoupdate",
+    b"amend",
+    b"author-script",
+    b"autostash",
+    b"cdate_is_adate",
+    b"current-fixups",
+    b"done",
+    b"dropped",
+    b"drop_redundant_commits",
+    b"git-rebase-todo",
+    b"git-rebase-todo.backup",
+    b"head-name",
+    b"ignore_date",
+    b"interactive",
+    b"keep_redundant_commits",
+    b"message",
+    b"message-fixup",
+    b"message-squash",
+    b"no-reschedule-failed-exec",
+    b"onto",
+    b"orig-head",
+    b"patch",
+    b"quiet",
+    b"refs-to-delete",
+    b"reschedule-failed-exec",
+    b"rewritten-list",
+    b"rewritten-pending",
+    b"signoff",
+    b"squash-onto",
+    b"stopped-sha",
+    b"update-refs",
+    b"verbose",
+];
 
 impl GitPart {
     /// What `path` is, and how long the path of the directory `.git` is. None where it lies in
@@ -140,7 +175,9 @@ impl GitPart {
             }
             Self::Trial => matches!(operation, Create | Write | Remove),
             Self::Sample => matches!(operation, Create | Write | Remove),
-            Self::Judged(Judged::Steps) | Self::JudgedOfWorkTree(_) | Self::CommonDirectory => operation == Remove,
+            Self::Judged(Judged::Steps) | Self::JudgedOfWorkTree(_) | Self::CommonDirectory | Self::Number => {
+                operation == Remove
+            }
             Self::Judged(_) | Self::Guarded => false,
         }
     }
@@ -170,7 +207,8 @@ fn part(rest: &[&[u8]], of: Of) -> GitPart {
         (b"rebase-merge" | b"sequencer" | b"info", []) => GitPart::Directory,
         (b"hooks" | b"branches", []) if of != Of::WorkTree => GitPart::Directory,
         (b"rebase-merge", [b"git-rebase-todo"]) => GitPart::Judged(Judged::Steps),
-        (b"rebase-merge", [name]) if !GUARDED_OF_REBASE.contains(name) => DATA_PART,
+        (b"rebase-merge", [b"msgnum" | b"end"]) => GitPart::Number,
+        (b"rebase-merge", [name]) if DATA_OF_REBASE.contains(&name.strip_suffix(b".lock").unwrap_or(name)) => DATA_PART,
         (b"sequencer", [b"todo" | b"todo.lock" | b"head" | b"head.lock" | b"abort-safety"]) => DATA_PART,
         (b"info", [b"exclude" | b"refs" | b"sparse-checkout" | b"sparse-checkout.lock"]) => DATA_PART,
         // A temporary file of `git update-server-info`.
@@ -298,6 +336,8 @@ mod tests {
             (".git/tAb1xYz", Some(GitPart::Trial)),
             (".git/rebase-merge/done", data),
             (".git/rebase-merge/git-rebase-todo", Some(GitPart::Judged(Judged::Steps))),
+            (".git/rebase-merge/msgnum", Some(GitPart::Number)),
+            (".git/rebase-merge/message.lock", data),
             (".git/worktrees/x", Some(GitPart::Directory)),
             (".git/worktrees/x/commondir", Some(GitPart::CommonDirectory)),
             (".git/worktrees/x/HEAD", data),
@@ -338,6 +378,9 @@ mod tests {
             "sharedindex.1",
             "rebase-apply/apply-opt",
             "rebase-merge/strategy",
+            "rebase-merge/gpg_sign_opt",
+            "rebase-merge/msgnum.lock",
+            "rebase-merge/unknown",
             "sequencer/opts",
             "sl/config",
             "worktrees/x/hooks/y.sample",

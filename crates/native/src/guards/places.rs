@@ -100,6 +100,14 @@ impl Surveys {
         }
     }
 
+    /// The run made the file `path`, which means something by its place.
+    pub(crate) fn pin(&mut self, path: &[u8]) {
+        let of_path = self.trees.iter_mut().filter(|(root, _)| covers(root, path));
+        for places in of_path.filter_map(|(_, found)| found.as_mut().ok()) {
+            places.pins.insert(path.to_vec());
+        }
+    }
+
     /// Surveys the tree that the run calls `inside`, which was not surveyed yet, where it lies
     /// on the host and by its name there: that is the one which links and settings of the host
     /// hold. `host` is the host's root directory.

@@ -3,7 +3,7 @@
 //! version, and counts as code. Pure.
 
 use super::settings_reader::{Setting, settings};
-use super::view::{name, parent};
+use super::view::{join, name, parent};
 
 /// What settings a file holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,7 +165,6 @@ fn is_harmless_alone(section: &str, key: &str, value: &[u8], path: &[u8]) -> boo
         ("extensions", "worktreeconfig") => is_bool(value),
         // What a file of git means depends on it: the longer form is no everyday matter.
         ("extensions", "objectformat") => value == b"sha1",
-        ("extensions", "partialclone") => is_nick(value),
         ("branch", "autosetupmerge" | "autosetuprebase") => is_word(value),
         ("pull", "rebase" | "ff") => is_word(value),
         ("push", "default" | "autosetupremote" | "followtags") => is_word(value),
@@ -227,8 +226,7 @@ fn is_harmless_remote(remote: &[u8], setting: &Setting, known: &Known, found: &[
         "url" | "pushurl" => is_address(value) && is_new_remote(remote, known),
         "fetch" => is_refspec(remote, value) || is_renamed(remote, setting, known, found),
         "tagopt" => matches!(value, b"--tags" | b"--no-tags"),
-        "prune" | "prunetags" | "skipdefaultupdate" | "skipfetchall" | "promisor" => is_bool(value),
-        "partialclonefilter" => value.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b':' | b'=')),
+        "prune" | "prunetags" | "skipdefaultupdate" | "skipfetchall" => is_bool(value),
         _ => false,
     }
 }
@@ -353,17 +351,31 @@ fn is_refspec(remote: &[u8], refspec: &[u8]) -> bool {
 /// Whether `value`, in the settings of a module of a repository, leads to a directory in the
 /// work tree of that repository, as `git submodule` writes it.
 fn leads_to_own_work_tree(path: &[u8], value: &[u8]) -> bool {
+    own_work_tree(path, value).is_some()
+}
+
+/// That directory.
+fn own_work_tree(path: &[u8], value: &[u8]) -> Option<Vec<u8>> {
     let repository = parent(path);
     let parts: Vec<&[u8]> = repository.split(|b| *b == b'/').collect();
-    let Some(git) = parts.iter().position(|part| *part == b".git") else { return false };
+    let git = parts.iter().position(|part| *part == b".git")?;
     let is_module = name(path) == b"config" && parts.get(git + 1) == Some(&&b"modules"[..]) && parts.len() > git + 2;
     // Up from the module to what holds `.git`, and down again.
     let up = parts.len() - git;
     let mut rest = value.split(|b| *b == b'/');
-    is_module && rest.by_ref().take(up).filter(|part| *part == b"..").count() == up && {
-        let rest = rest.collect::<Vec<_>>().join(&b'/');
-        is_relative_path(&rest)
-    }
+    let is_up = rest.by_ref().take(up).filter(|part| *part == b"..").count() == up;
+    let beneath = rest.collect::<Vec<_>>().join(&b'/');
+    (is_module && is_up && is_relative_path(&beneath)).then(|| join(&parts[..git].join(&b'/'), &beneath))
+}
+
+/// The work tree that the settings `text` of a module, at `path`, name for it, where that is
+/// a directory in the work tree of the repository.
+pub(crate) fn work_tree_of_module(path: &[u8], text: &[u8]) -> Option<Vec<u8>> {
+    let all = settings(text)?;
+    let named = all.iter().rev().find(|setting| {
+        (setting.section.as_str(), setting.subsection.as_deref(), setting.key.as_str()) == ("core", None, "worktree")
+    })?;
+    own_work_tree(path, named.value.as_deref()?)
 }
 
 #[cfg(test)]
@@ -463,6 +475,10 @@ mod tests {
             "[submodule \"x\"]\nupdate=!x",
             "[submodule \"../x\"]\nurl=y",
             "[extensions]\nobjectFormat=sha256",
+            // Then looking at what is there fetches what is not.
+            "[extensions]\npartialClone=x",
+            "[remote \"x\"]\nurl=https://b\npromisor=true",
+            "[remote \"x\"]\nurl=https://b\npartialclonefilter=blob:none",
             "[extensions]\nrefStorage=reftable",
             "[user]\nname=\"a\\nb\"",
             "[commit]\ngpgSign=true",
