@@ -16,7 +16,7 @@ use stockade_model::{Digest, LayerReport, LayerState, Level, Plan, RawText, Tool
 use stockade_sys::{Errno, actor};
 
 use super::choice::{MergedPlace, Way, choose};
-use super::{LOCK, MERGED, PLAIN, WORKSPACE, open_directory, open_lock};
+use super::{LOCK, MERGED, PLAIN, WORKSPACE, open_directory, open_lock, seal, unseal};
 use crate::launch::{MAX_MERGED, MergedDirectory, Overlay};
 
 /// Runs of one workspace at the same time that have overlays. Further ones have private
@@ -42,10 +42,10 @@ pub(crate) struct Lease {
     pub read_only: Vec<PathBuf>,
     pub environment: BTreeMap<String, RawText>,
     tools: Tools,
-    /// The directory of the workspace. Absent where nothing of it is used.
-    home: Option<OwnedFd>,
-    /// Held as long as the layers are used.
-    locks: Vec<OwnedFd>,
+    /// The directory of the workspace, and its lock. Absent where nothing of it is used.
+    home: Option<(OwnedFd, OwnedFd)>,
+    /// Of the set of overlays, held as long as they are used.
+    set: Option<OwnedFd>,
     /// The directories of the overlays.
     layers_held: Vec<OwnedFd>,
     /// Whether something in it waits to be removed.
@@ -65,7 +65,7 @@ impl Drop for Lease {
     /// What changes names is done now, because a start would wait for the disk. What cannot
     /// be done is done by the next start.
     fn drop(&mut self) {
-        let Some(home) = &self.home else { return };
+        let Some((home, lock)) = &self.home else { return };
         for tool in &self.layers_held {
             let _ = ready_work(tool.as_fd());
         }
@@ -74,6 +74,9 @@ impl Drop for Lease {
         let _ = utimensat(home, WORKSPACE, &times, AtFlags::SYMLINK_NOFOLLOW);
         if self.has_leaving {
             let _ = sweep(home.as_fd());
+        }
+        if flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            let _ = [PLAIN, MERGED].map(|name| seal(home.as_fd(), name));
         }
     }
 }
@@ -109,7 +112,6 @@ impl Lease {
         if merges && set.is_none() {
             ways = choose(plan, false);
         }
-        self.locks.push(lock);
         for (cache, way) in ways {
             match (way, &set) {
                 (Way::Merged(found), Some((number, directory))) => {
@@ -121,7 +123,7 @@ impl Lease {
                 (way @ Way::ReadOnly(_), _) => self.keep_read_only(cache, way),
             }
         }
-        self.home = Some(home);
+        self.home = Some((home, lock));
         Ok(())
     }
 
@@ -147,7 +149,7 @@ impl Lease {
                 Err(Errno::WOULDBLOCK) => continue,
                 Err(errno) => return Err(errno),
             }
-            self.locks.push(lock);
+            self.set = Some(lock);
             self.has_leaving |= empty_after_restart(set.as_fd(), home)?;
             return Ok(Some((number, set)));
         }
@@ -261,7 +263,10 @@ fn open_home(place: &Path, key: &str) -> Result<(OwnedFd, OwnedFd), Errno> {
             other => other?,
         };
         match flock(&lock, FlockOperation::NonBlockingLockShared) {
-            Ok(()) if fstat(&lock)?.st_nlink > 0 => return Ok((home, lock)),
+            Ok(()) if fstat(&lock)?.st_nlink > 0 => {
+                [PLAIN, MERGED].into_iter().try_for_each(|name| unseal(home.as_fd(), name))?;
+                return Ok((home, lock));
+            }
             Ok(()) | Err(Errno::WOULDBLOCK) => std::thread::sleep(CLEARED_RETRY_DELAY),
             Err(errno) => return Err(errno),
         }

@@ -12,6 +12,10 @@
 //! KEY/merged/N/TOOL  `upper` and `work` of one overlay
 //! ```
 //!
+//! While no run uses them `plain` and `merged` have a random end, `plain.RANDOM`: a run knows
+//! where its layers lie, and a link that it left in its workspace must not lead a tool of the
+//! host to what it wrote there. Tools note paths, so they have the same name in every run.
+//!
 //! An overlay is mounted for one run and is never shared: two mounts of one upper
 //! directory are undefined. Runs at the same time have sets of their own, and each takes
 //! the lowest that is free.
@@ -23,9 +27,12 @@ mod choice;
 mod lease;
 mod store;
 
+use std::fmt::Write as _;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags, openat};
+use rustix::fs::{Mode, OFlags, RenameFlags, openat, renameat_with};
+use rustix::rand::{GetRandomFlags, getrandom};
+use stockade_files::object::names;
 use stockade_sys::Errno;
 
 pub(crate) use lease::Lease;
@@ -48,4 +55,40 @@ fn open_directory<P: rustix::path::Arg>(parent: BorrowedFd<'_>, path: P) -> Resu
 fn open_lock(directory: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat(directory, LOCK, flags, Mode::RUSR | Mode::WUSR)
+}
+
+/// What `name` in the directory of a workspace is called just now, where it is there.
+fn name_now(home: BorrowedFd<'_>, name: &str) -> Result<Option<String>, Errno> {
+    let found = names(home)?.into_iter().filter_map(|found| String::from_utf8(found).ok());
+    let is_it = |found: &String| found.strip_prefix(name).is_some_and(|end| end.is_empty() || end.starts_with('.'));
+    // A run that was killed may have left the name that runs know, beside nothing else.
+    Ok(found.filter(is_it).min())
+}
+
+/// Gives `name` the end that no run knows. Nothing where it has one.
+fn seal(home: BorrowedFd<'_>, name: &str) -> Result<(), Errno> {
+    let mut bytes = [0; 16];
+    if getrandom(&mut bytes, GetRandomFlags::empty())? < bytes.len() {
+        return Err(Errno::AGAIN);
+    }
+    let mut sealed = format!("{name}.");
+    for byte in bytes {
+        let _ = write!(sealed, "{byte:02x}");
+    }
+    match renameat_with(home, name, home, sealed.as_str(), RenameFlags::NOREPLACE) {
+        Err(Errno::NOENT) => Ok(()),
+        other => other,
+    }
+}
+
+/// Gives `name` the name that runs know.
+fn unseal(home: BorrowedFd<'_>, name: &str) -> Result<(), Errno> {
+    match name_now(home, name)? {
+        Some(now) if now != name => match renameat_with(home, now.as_str(), home, name, RenameFlags::NOREPLACE) {
+            // Another run has done it.
+            Err(Errno::NOENT | Errno::EXIST) => Ok(()),
+            other => other,
+        },
+        _ => Ok(()),
+    }
 }

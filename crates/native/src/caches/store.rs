@@ -9,7 +9,7 @@ use stockade_files::removal::{LEAVING, remove_tree, sweep};
 use stockade_model::RawText;
 use stockade_sys::Errno;
 
-use super::{MERGED, PLAIN, WORKSPACE, open_directory, open_lock};
+use super::{MERGED, PLAIN, WORKSPACE, name_now, open_directory, open_lock};
 
 /// How deep directories are looked into for their size.
 const MAX_DEPTH: usize = 64;
@@ -100,10 +100,14 @@ impl CacheStore {
                 *tools.entry(name).or_insert(0) += bytes;
             }
         };
-        if let Ok(plain) = open_directory(home.as_fd(), PLAIN) {
+        let open = |name| {
+            let now = name_now(home.as_fd(), name)?.ok_or(Errno::NOENT)?;
+            open_directory(home.as_fd(), now.as_str())
+        };
+        if let Ok(plain) = open(PLAIN) {
             add(plain.as_fd());
         }
-        if let Ok(sets) = open_directory(home.as_fd(), MERGED) {
+        if let Ok(sets) = open(MERGED) {
             for (name, _) in entries(sets.as_fd()).unwrap_or_default() {
                 if let Ok(set) = open_directory(sets.as_fd(), name.as_slice()) {
                     add(set.as_fd());
