@@ -1,7 +1,5 @@
 //! What is built, with compilers and their package managers. Nothing comes from a network.
 
-use stockade_tests::Level;
-
 use crate::workflow::Workflow;
 
 const CARGO: Workflow = Workflow { needs: &["cargo"], ..Workflow::NEW };
@@ -71,7 +69,27 @@ pub const ALL: &[Workflow] = &[
         before: "printf 'public class P { public static void main(String[] a) { System.out.println(\"built\"); } }\\n' >P.java",
         work: "javac -d out P.java; jar cfe p.jar P -C out .; java -jar p.jar",
         after: "java -jar p.jar | grep built",
-        refused: Some((Level::Restricted, "Java writes to /tmp, which is the host's there")),
+        does_without: &["/tmp/hsperfdata_", "/tmp/p.jar"],
+        ..Workflow::NEW
+    },
+    Workflow {
+        id: "maven",
+        needs: &["mvn", "mh_make"],
+        before: "mkdir -p src/main/java; printf 'public class P { public static void main(String[] a) { System.out.println(\"built\"); } }\\n' >src/main/java/P.java; \
+            printf '<project><modelVersion>4.0.0</modelVersion><groupId>x</groupId><artifactId>p</artifactId><version>1</version><properties>\
+            <maven.compiler.source>11</maven.compiler.source><maven.compiler.target>11</maven.compiler.target>\
+            <project.build.sourceEncoding>UTF-8</project.build.sourceEncoding></properties></project>\\n' >pom.xml",
+        work: "mvn -q -o -Dmaven.repo.local=/usr/share/maven-repo package",
+        after: "java -cp target/p-1.jar P | grep built",
+        does_without: &["/tmp/hsperfdata_"],
+        ..Workflow::NEW
+    },
+    Workflow {
+        id: "typescript",
+        needs: &["tsc", "node"],
+        before: "printf 'export const x: number = 42;\\n' >x.ts; printf 'import { x } from \"./x\";\\nconsole.log(x);\\n' >a.ts",
+        work: "tsc --init >/dev/null; tsc; node a.js | grep 42; tsc --noEmit --incremental false",
+        after: "test -e x.js",
         ..Workflow::NEW
     },
 ];

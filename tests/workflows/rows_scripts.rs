@@ -93,4 +93,71 @@ pub const ALL: &[Workflow] = &[
         after: "grep fifty src/a; test -x out",
         ..Workflow::NEW
     },
+    Workflow {
+        id: "yarn",
+        needs: &["yarn", "npm", "node"],
+        before: PACKAGE,
+        work: "yarn init -y >/dev/null; yarn add --offline --silent ../dep/dep-1.0.0.tgz; yarn --silent run dep | grep 'from dep'; \
+            rm -rf node_modules; yarn install --offline --frozen-lockfile --silent",
+        after: "test -e node_modules/dep/index.js; test -e yarn.lock",
+        not_as_root: Some("it reads the settings in /root whatever HOME says, and those are hidden"),
+        does_without: &["/.yarn"],
+        ..Workflow::NEW
+    },
+    Workflow {
+        id: "pnpm",
+        needs: &["pnpm", "npm", "node"],
+        before: PACKAGE,
+        work: "pnpm init >/dev/null; pnpm add --offline --silent ../dep/dep-1.0.0.tgz; pnpm exec dep | grep 'from dep'; rm -rf node_modules; pnpm install --offline --frozen-lockfile --silent",
+        after: "test -e node_modules/dep/index.js",
+        // It tries from where it could link its store.
+        does_without: &["/_tmp_"],
+        ..Workflow::NEW
+    },
+    Workflow {
+        id: "uv",
+        needs: &["uv", "python3"],
+        before: WHEEL,
+        work: "export UV_PYTHON_DOWNLOADS=never; uv venv -q -p /usr/bin/python3; uv pip install -q --no-index ../pkg-1-py3-none-any.whl; .venv/bin/python -c 'import pkg; assert pkg.f() == 42'; \
+            uv pip freeze -q | grep pkg; uv init -q --bare --no-readme app --offline; cd app; uv lock -q --offline; uv run -q --offline python -c 0",
+        after: ".venv/bin/python -c 'import pkg'",
+        ..Workflow::NEW
+    },
+    Workflow {
+        id: "poetry",
+        needs: &["poetry"],
+        work: "poetry init -n -q --name app; poetry lock -n -q; poetry install -n -q --no-root; poetry run python -c 'import sys; assert sys.prefix != sys.base_prefix'",
+        after: "test -e poetry.lock",
+        does_without: &["/.local/share"],
+        ..PYTHON
+    },
+    Workflow {
+        id: "pre-commit",
+        needs: &["pre-commit", "git"],
+        before: "git init -q; printf 'repos:\\n- repo: local\\n  hooks:\\n  - {id: good, name: good, entry: grep -q good, language: system, files: f}\\n' >.pre-commit-config.yaml; \
+            echo good >f; git add .",
+        work: "pre-commit run --all-files >/dev/null; git commit -qm checked; echo bad >f; git add f; ! pre-commit run >/dev/null",
+        after: "test $(git rev-list --count HEAD) = 1",
+        ..Workflow::NEW
+    },
+    Workflow {
+        id: "jupyter",
+        needs: &["jupyter-nbconvert"],
+        before: "printf '{\"cells\":[{\"cell_type\":\"code\",\"execution_count\":null,\"metadata\":{},\"outputs\":[],\"source\":[\"print(6*7)\"]}],\
+            \"metadata\":{\"kernelspec\":{\"display_name\":\"p\",\"language\":\"python\",\"name\":\"python3\"}},\"nbformat\":4,\"nbformat_minor\":4}' >n.ipynb",
+        work: "PATH=/usr/bin:/bin jupyter-nbconvert --log-level ERROR --to notebook --execute n.ipynb --output done.ipynb",
+        after: "grep 42 done.ipynb",
+        refused: Some((stockade_tests::Level::Restricted, "its message library makes a UDP socket to read addresses")),
+        ..Workflow::NEW
+    },
+    Workflow {
+        id: "headless-browser",
+        needs: &["chromium-headless-shell", "python3"],
+        before: "echo '<script>document.title = 6 * 7</script>' >page.html",
+        work: "/usr/bin/python3 -m http.server 8125 --bind 127.0.0.1 >/dev/null 2>&1 & sleep 0.5; \
+            chromium-headless-shell --no-sandbox --disable-gpu --dump-dom http://127.0.0.1:8125/page.html >got 2>/dev/null; kill $!",
+        after: "grep '<title>42' got",
+        does_without: &["/oom_score_adj", "/.cache", "fontconfig", "AF_INET6"],
+        ..Workflow::NEW
+    },
 ];

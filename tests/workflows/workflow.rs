@@ -24,12 +24,22 @@ pub struct Workflow {
     pub not_as_root: Option<&'static str>,
     /// Where it is refused, and why that must be so.
     pub refused: Option<(Level, &'static str)>,
+    /// What the tool tries and goes on without: a part of the path of each.
+    pub does_without: &'static [&'static str],
 }
 
 impl Workflow {
     /// Nothing yet; each row fills in what it has.
-    pub const NEW: Self =
-        Self { id: "", needs: &[], before: "", work: "", after: "", not_as_root: None, refused: None };
+    pub const NEW: Self = Self {
+        id: "",
+        needs: &[],
+        before: "",
+        work: "",
+        after: "",
+        not_as_root: None,
+        refused: None,
+        does_without: &[],
+    };
 
     /// Plays it; without a level, without a sandbox.
     ///
@@ -74,7 +84,9 @@ impl Workflow {
         let outcome: Value =
             serde_json::from_str(&output.stdout).with_context(|| format!("no outcome: {}", output.text()))?;
         let attempts = outcome["attempts"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let refused = attempts.iter().any(|attempt| attempt["denials"].as_array().is_some_and(|all| !all.is_empty()));
+        let denials = attempts.iter().filter_map(|attempt| attempt["denials"].as_array()).flatten();
+        let mut objects = denials.map(|denial| denial["object"].to_string());
+        let refused = objects.any(|object| !self.does_without.iter().any(|part| object.contains(part)));
         if output.ended == Ended::Code(0) && !refused && attempts.len() == 1 {
             return Ok(None);
         }
