@@ -372,6 +372,34 @@ fn an_answer_for_the_session_counts_for_its_next_command_and_once_does_not() {
     });
 }
 
+#[test]
+fn an_answer_for_a_session_ends_with_it_or_with_its_supervisor() {
+    each_user(|world| {
+        let script = "echo x >> ~/outside";
+        let outside = || fs::read_to_string(world.home().join("outside")).unwrap_or_default();
+        let answered = |session: &Session<'_>| {
+            let mut terminal = Terminal::start(world, &session.command(&[], script));
+            terminal.expect("allow?");
+            terminal.press("s");
+            assert_eq!(terminal.finish().0, 0);
+            assert_eq!(session.exec(script).ended, Ended::Code(0));
+        };
+        let session = Session::start_with(world, &["--name", "named"]);
+        answered(&session);
+        session.end();
+        let session = Session::start_with(world, &["--name", "named"]);
+        assert_ne!(session.exec(script).ended, Ended::Code(0));
+        assert_eq!(outside(), "x\nx\n");
+        answered(&session);
+        kill_process(session.supervisor(), Signal::KILL).unwrap();
+        session.ended.set(true);
+        eventually("it is not lost", || session.told().is_some_and(|told| told["state"] == "lost"));
+        let session = Session::start_with(world, &["--name", "named"]);
+        assert_ne!(session.exec(script).ended, Ended::Code(0));
+        assert_eq!(outside(), "x\nx\nx\nx\n");
+    });
+}
+
 /// What came into the workspace after the sandbox was begun is protected in it.
 #[test]
 fn a_name_that_is_protected_since_the_last_command_is_protected() {

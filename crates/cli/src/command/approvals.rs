@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use stockade_model::{ApprovalId, Event, EventKind};
+use stockade_model::{ApprovalId, Event, EventKind, SessionId};
 use stockade_store::{Remembered, Store};
 
 use super::{Ended, now_ms, print, remark, variable};
@@ -33,6 +33,17 @@ fn store() -> Result<Option<Store>, Failure> {
     let path = path()?;
     let cannot = |e| Failure::new(format!("cannot look for the remembered answers at {}: {e}", quoted(&path)));
     Ok(if path.try_exists().map_err(cannot)? { Some(Store::open(&path)?) } else { None })
+}
+
+/// Ends what was answered for a session: another one may have its name later.
+///
+/// # Errors
+/// Where there are answers and they cannot be changed.
+pub fn end_session(session: &SessionId) -> Result<(), Failure> {
+    if let Some(store) = store()? {
+        store.end_session(session, now_ms())?;
+    }
+    Ok(())
 }
 
 fn path() -> Result<PathBuf, Failure> {

@@ -18,6 +18,7 @@ use stockade_sys::session::{Side, fork};
 use super::front::{self, Post, note};
 use super::wire::Listener;
 use crate::args::Terms;
+use crate::command::approvals::end_session;
 use crate::exit;
 use crate::failure::Failure;
 use crate::interrupts::{self, Taken};
@@ -62,6 +63,11 @@ pub fn supervise(start: Start) -> Result<u8, Failure> {
     let signals = interrupts::take()?;
     let about = About { supervisor: std::process::id(), ..start.about };
     let watched = start.sessions.begin(&about)?;
+    // One of the same name may have been killed before it could.
+    if let Err(failure) = end_session(&about.id) {
+        watched.close()?;
+        return Err(failure);
+    }
     let listener = Listener::at(watched.session().path()).and_then(|listener| {
         let_streams_go()?;
         Ok(listener)
@@ -245,7 +251,9 @@ impl Supervisor {
             let _ = poll(&mut waited, Some(&at_most));
             self.fronts.retain(|front| matches!(wait_pidfd(front.pidfd.as_fd()), Ok(None)));
         }
-        let Self { watched, .. } = self;
+        let Self { watched, post, .. } = self;
+        // Where that fails the next session of this name does it, or does not begin.
+        let _ = end_session(&post.session);
         match watched.close() {
             Ok(()) => exit::SUCCESS,
             Err(_) => exit::FAILURE,
