@@ -77,6 +77,8 @@ impl Drop for Lease {
         }
         if flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
             let _ = [PLAIN, MERGED].map(|name| seal(home.as_fd(), name));
+            // The next run asks a few times only.
+            let _ = flock(lock, FlockOperation::Unlock);
         }
     }
 }
