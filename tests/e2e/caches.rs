@@ -345,6 +345,28 @@ fn runs_at_the_same_time_all_have_layers() {
     });
 }
 
+/// Whoever ends has the directory alone for a moment, and a loaded machine makes it long.
+#[test]
+fn a_start_waits_for_whoever_has_the_layers_alone() {
+    each_user(|world| {
+        furnish(world);
+        world.passes(&["--level", "full"], &["sh", "-c", "echo own > ~/.npm/own"]);
+        let caches = world.home().join(".local/state/stockade/caches");
+        let locks =
+            fs::read_dir(&caches).unwrap().filter_map(|entry| fs::File::open(entry.unwrap().path().join("lock")).ok());
+        let lock = locks.last().unwrap();
+        lock.lock().unwrap();
+        std::thread::scope(|scope| {
+            let run = scope
+                .spawn(|| world.passes(&["--level", "full"], &["sh", "-c", "cat ~/.npm/own && echo a > ~/.npm/own"]));
+            std::thread::sleep(Duration::from_millis(700));
+            assert!(!run.is_finished());
+            lock.unlock().unwrap();
+            assert_eq!(run.join().unwrap().stdout, "own\n");
+        });
+    });
+}
+
 #[test]
 fn caches_are_cleared_where_nothing_runs() {
     each_user(|world| {

@@ -8,11 +8,10 @@ use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, mkdirat, openat};
-use rustix::rand::{GetRandomFlags, getrandom};
 use stockade_sys::Errno;
 
 use crate::error::At;
-use crate::object::{names, os};
+use crate::object::{names, os, unguessable_name};
 use crate::removal::{remove_tree, sweep};
 use crate::{PathError, TreePath};
 
@@ -37,9 +36,7 @@ impl<'t> Incoming<'t> {
     pub fn begin(tree: BorrowedFd<'t>) -> Result<Self, PathError> {
         let root = TreePath::root();
         sweep_abandoned(tree)?;
-        let mut token = [0; 16];
-        getrandom(&mut token, GetRandomFlags::empty()).at(root.as_path())?;
-        let name: OsString = token.iter().fold(INCOMING_PREFIX.to_owned(), |name, b| format!("{name}{b:02x}")).into();
+        let name: OsString = format!("{INCOMING_PREFIX}{}", unguessable_name().at(root.as_path())?).into();
         mkdirat(tree, &name, Mode::RWXU).at(name.as_ref())?;
         let made = hold(tree, &name).at(name.as_ref());
         match made {

@@ -14,6 +14,7 @@ use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat, Timespec, Timestamps, UTIME_OMIT, fstat,
     getxattr, listxattr, openat, openat2, removexattr, setxattr, utimensat,
 };
+use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 use stockade_model::RawText;
 use stockade_sys::resolve::DescriptorPath;
@@ -31,6 +32,19 @@ pub const MODE_BITS: u32 = 0o7777;
 const BLOCK_BYTES: usize = 64 * 1024;
 /// Largest list of attribute names (`XATTR_LIST_MAX`) and value (`XATTR_SIZE_MAX`).
 const ATTRIBUTE_BYTES: usize = 65_536;
+
+/// A name that nobody can guess, nor have taken before: 32 hexadecimal digits.
+///
+/// # Errors
+/// Where the kernel gives no random bytes.
+pub fn unguessable_name() -> Result<String, Errno> {
+    let mut bytes = [0; 16];
+    // So few are given at once or not at all (getrandom(2)).
+    if getrandom(&mut bytes, GetRandomFlags::empty())? < bytes.len() {
+        return Err(Errno::AGAIN);
+    }
+    Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
+}
 
 /// What an object is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use stockade_engine::{Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Events, Io, StartError};
+use stockade_files::object::unguessable_name;
 use stockade_model::{EnforcementReport, Grant, LayerReport, LayerState, Level, Plan, RawText, Usage};
 use stockade_sys::reap::{adopt_orphans, children_used, reap_any};
 use stockade_sys::session::seat_at_terminal;
@@ -105,10 +106,7 @@ fn demand_directory(path: &Path) -> Result<(), StartError> {
 
 /// Known to nobody who did not start with it.
 fn mark() -> Result<String, StartError> {
-    let mut bytes = [0_u8; 16];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .map_err(|errno| StartError { what: format!("cannot get random bytes: {errno}"), hint: None })?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    unguessable_name().map_err(|errno| StartError { what: format!("cannot get random bytes: {errno}"), hint: None })
 }
 
 fn enclosed_report(adopts: bool) -> EnforcementReport {

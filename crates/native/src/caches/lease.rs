@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{
     AtFlags, CWD, FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, fchmod, flock, fstat, fstatfs,
@@ -23,10 +23,10 @@ use crate::launch::{MAX_MERGED, MergedDirectory, Overlay};
 /// directories.
 const MAX_SETS: u32 = 64;
 
-/// How often a directory that is just being cleared is asked for again, and how long
-/// after.
-const CLEARED_RETRIES: u32 = 3;
-const CLEARED_RETRY_DELAY: Duration = Duration::from_millis(2);
+/// How long a start waits for whoever has a workspace's directory alone, and between two
+/// looks. Names are changed in that time, nothing more: a loaded machine makes it long.
+const ALONE_WAIT: Duration = Duration::from_secs(2);
+const ALONE_LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// Filesystems that an overlay may write to (statfs(2)): those on which it was seen to
 /// work.
@@ -76,8 +76,8 @@ impl Drop for Lease {
             let _ = sweep(home.as_fd());
         }
         if flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            let _ = [PLAIN, MERGED].map(|name| seal(home.as_fd(), name));
-            // The next run asks a few times only.
+            let _ = seal(home.as_fd());
+            // The next run waits for it.
             let _ = flock(lock, FlockOperation::Unlock);
         }
     }
@@ -258,22 +258,25 @@ fn open_home(place: &Path, key: &str) -> Result<(OwnedFd, OwnedFd), Errno> {
         }
         other => other?,
     };
-    for _ in 0..CLEARED_RETRIES {
+    let until = Instant::now() + ALONE_WAIT;
+    loop {
         let home = own_directory(place.as_fd(), key, 0o700)?;
         let lock = match open_lock(home.as_fd()) {
-            Err(Errno::NOENT) => continue,
-            other => other?,
+            // It is just being cleared.
+            Err(Errno::NOENT) => None,
+            other => Some(other?),
         };
-        match flock(&lock, FlockOperation::NonBlockingLockShared) {
-            Ok(()) if fstat(&lock)?.st_nlink > 0 => {
-                [PLAIN, MERGED].into_iter().try_for_each(|name| unseal(home.as_fd(), name))?;
+        let held = lock.as_ref().map(|lock| flock(lock, FlockOperation::NonBlockingLockShared));
+        match (lock, held) {
+            (Some(lock), Some(Ok(()))) if fstat(&lock)?.st_nlink > 0 => {
+                unseal(home.as_fd())?;
                 return Ok((home, lock));
             }
-            Ok(()) | Err(Errno::WOULDBLOCK) => std::thread::sleep(CLEARED_RETRY_DELAY),
-            Err(errno) => return Err(errno),
+            (_, Some(Err(errno))) if errno != Errno::WOULDBLOCK => return Err(errno),
+            _ if Instant::now() >= until => return Err(Errno::BUSY),
+            _ => std::thread::sleep(ALONE_LOOK_EVERY),
         }
     }
-    Err(Errno::BUSY)
 }
 
 /// A directory of our own, made where it is missing. A run may have put something else

@@ -27,12 +27,10 @@ mod choice;
 mod lease;
 mod store;
 
-use std::fmt::Write as _;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags, RenameFlags, openat, renameat_with};
-use rustix::rand::{GetRandomFlags, getrandom};
-use stockade_files::object::names;
+use stockade_files::object::{names, unguessable_name};
 use stockade_sys::Errno;
 
 pub(crate) use lease::Lease;
@@ -57,38 +55,33 @@ fn open_lock(directory: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     openat(directory, LOCK, flags, Mode::RUSR | Mode::WUSR)
 }
 
-/// What `name` in the directory of a workspace is called just now, where it is there.
-fn name_now(home: BorrowedFd<'_>, name: &str) -> Result<Option<String>, Errno> {
-    let found = names(home)?.into_iter().filter_map(|found| String::from_utf8(found).ok());
-    let is_it = |found: &String| found.strip_prefix(name).is_some_and(|end| end.is_empty() || end.starts_with('.'));
+/// What `name` is called just now, where it is among `found`.
+fn name_now<'f>(found: &'f [Vec<u8>], name: &str) -> Option<&'f [u8]> {
+    let is_it = |found: &&[u8]| found.strip_prefix(name.as_bytes()).is_some_and(|end| matches!(end, [] | [b'.', ..]));
     // A run that was killed may have left the name that runs know, beside nothing else.
-    Ok(found.filter(is_it).min())
+    found.iter().map(Vec::as_slice).filter(is_it).min()
 }
 
-/// Gives `name` the end that no run knows. Nothing where it has one.
-fn seal(home: BorrowedFd<'_>, name: &str) -> Result<(), Errno> {
-    let mut bytes = [0; 16];
-    if getrandom(&mut bytes, GetRandomFlags::empty())? < bytes.len() {
-        return Err(Errno::AGAIN);
-    }
-    let mut sealed = format!("{name}.");
-    for byte in bytes {
-        let _ = write!(sealed, "{byte:02x}");
-    }
-    match renameat_with(home, name, home, sealed.as_str(), RenameFlags::NOREPLACE) {
-        Err(Errno::NOENT) => Ok(()),
-        other => other,
-    }
+/// Gives what runs write to an end that no run knows, where it has none.
+fn seal(home: BorrowedFd<'_>) -> Result<(), Errno> {
+    [PLAIN, MERGED].into_iter().try_for_each(|name| {
+        let sealed = format!("{name}.{}", unguessable_name()?);
+        match renameat_with(home, name, home, sealed.as_str(), RenameFlags::NOREPLACE) {
+            Err(Errno::NOENT) => Ok(()),
+            other => other,
+        }
+    })
 }
 
-/// Gives `name` the name that runs know.
-fn unseal(home: BorrowedFd<'_>, name: &str) -> Result<(), Errno> {
-    match name_now(home, name)? {
-        Some(now) if now != name => match renameat_with(home, now.as_str(), home, name, RenameFlags::NOREPLACE) {
+/// Gives what runs write to the name that runs know.
+fn unseal(home: BorrowedFd<'_>) -> Result<(), Errno> {
+    let found = names(home)?;
+    [PLAIN, MERGED].into_iter().try_for_each(|name| match name_now(&found, name) {
+        Some(now) if now != name.as_bytes() => match renameat_with(home, now, home, name, RenameFlags::NOREPLACE) {
             // Another run has done it.
             Err(Errno::NOENT | Errno::EXIST) => Ok(()),
             other => other,
         },
         _ => Ok(()),
-    }
+    })
 }

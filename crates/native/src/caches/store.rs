@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, flock, fstat, openat, renameat, statat};
-use stockade_files::object::entries;
+use stockade_files::object::{entries, names};
 use stockade_files::removal::{LEAVING, remove_tree, sweep};
 use stockade_model::RawText;
 use stockade_sys::Errno;
@@ -81,8 +81,8 @@ impl CacheStore {
     /// # Errors
     /// Where the directory cannot be read.
     pub fn list(&self) -> Result<Vec<WorkspaceCaches>, CacheStoreError> {
-        let names = entries(self.place.as_fd()).map_err(|errno| error("list", "", errno))?;
-        let keys = names.into_iter().filter_map(|(name, _)| String::from_utf8(name).ok());
+        let found = names(self.place.as_fd()).map_err(|errno| error("list", "", errno))?;
+        let keys = found.into_iter().filter_map(|name| String::from_utf8(name).ok());
         let mut found: Vec<_> = keys.filter(|key| is_key(key)).filter_map(|key| self.look_at(key)).collect();
         found.sort_by_key(|caches| std::cmp::Reverse(caches.used_ms));
         Ok(found)
@@ -100,10 +100,8 @@ impl CacheStore {
                 *tools.entry(name).or_insert(0) += bytes;
             }
         };
-        let open = |name| {
-            let now = name_now(home.as_fd(), name)?.ok_or(Errno::NOENT)?;
-            open_directory(home.as_fd(), now.as_str())
-        };
+        let found = names(home.as_fd()).unwrap_or_default();
+        let open = |name| open_directory(home.as_fd(), name_now(&found, name).ok_or(Errno::NOENT)?);
         if let Ok(plain) = open(PLAIN) {
             add(plain.as_fd());
         }

@@ -11,6 +11,7 @@ use stockade_sys::landlock::{Ruleset, access};
 use super::blueprint::allow;
 use super::error::LaunchError;
 use stockade_engine::mountinfo;
+use stockade_files::object::unguessable_name;
 
 /// What of the host's `/dev` is a run's: the devices that level full has. Terminals are
 /// opened by the broker, which tells the run's own.
@@ -43,10 +44,7 @@ impl PrivateDirectory {
     pub(super) fn choose() -> Result<Self, LaunchError> {
         let parent = std::env::temp_dir();
         let parent = parent.canonicalize().map_err(|e| LaunchError::Path { path: parent, why: e.to_string() })?;
-        let mut bytes = [0_u8; 12];
-        rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-            .map_err(LaunchError::call("get random bytes"))?;
-        let name: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
+        let name = unguessable_name().map_err(LaunchError::call("get random bytes"))?;
         Ok(Self { path: parent.join(format!("stockade-{name}")) })
     }
 
