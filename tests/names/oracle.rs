@@ -207,11 +207,13 @@ fn marked_lines(output: &Output, tool: &str, directory: &Path) -> Vec<String> {
     marked.map(|line| format!("{tool} {}: {}", directory.display(), line.replace('\t', " "))).collect()
 }
 
-/// The hooks in a directory that hold what was planted.
+/// The hooks in a directory that hold what was planted. Git runs nothing that is called
+/// `.sample` (githooks(5)).
 fn planted_hooks(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let is_planted = |path: &PathBuf| {
         fs::metadata(path).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+            && path.extension().is_none_or(|end| end != "sample")
             && is_marked(path)
     };
     entries.map(|e| e.path()).filter(is_planted).map(|path| format!("git would run {}", path.display())).collect()

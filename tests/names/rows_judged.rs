@@ -402,6 +402,30 @@ open("w/.git", "r+").write("gitdir: ../y\n")'"#,
         ask: &[Reader],
         ..OWN
     },
+    Row {
+        id: "judged-modules-in-place",
+        attack: "printf '[submodule \"x\"]\\n\\tpath = x\\n\\tupdate = !STOCKADE-PLANTED\\n' >x; cat x >.gitmodules; rm -f .gitmodules; cat x >.gitmodules; rm -f .gitmodules; exec 3>.gitmodules; cat x >&3; ls >/dev/null; cat x >&3",
+        ask: &[Reader],
+        ..OWN
+    },
+    Row {
+        id: "judged-unmade",
+        attack: "for part in HEAD config index description; do rm -f .git/$part; done; rm -rf .git/objects .git/refs .git/info .git/hooks .git/branches; gitcfg >.git/config; gitcfg >x; mv x .git/config; mkhook .git/hooks/pre-commit; git init -q; mkhook .git/hooks/pre-commit",
+        ..OWN
+    },
+    Row {
+        id: "judged-unmade-address",
+        prepare: "git init -q; git remote add origin https://localhost/x",
+        attack: "rm -f .git/config; git config remote.origin.url https://STOCKADE-PLANTED/y; printf '[remote \"origin\"]\\n\\turl = https://STOCKADE-PLANTED/y\\n' >.git/config",
+        ask: &[Reader],
+        ..OWN
+    },
+    Row {
+        id: "judged-unmade-module",
+        prepare: "git init -q o; git -C o commit -q --allow-empty -m x; git init -q; git -c protocol.file.allow=always submodule --quiet add ./o sub",
+        attack: "cd .git/modules/sub; rm -f HEAD config index; rm -rf objects refs hooks; gitcfg >config; gitcfg >x; mv x config; mkhook hooks/pre-commit; mkdir -p objects refs; head_file >HEAD",
+        ..OWN
+    },
     // What else git acts on.
     Row {
         id: "judged-index",
@@ -412,6 +436,11 @@ entry = struct.pack(">10I", *[0] * 6, 0o100755, 0, 0, 0) + bytes.fromhex(os.envi
 text = b"DIRC" + struct.pack(">II", 2, 1) + entry.ljust(len(entry) // 8 * 8 + 8, b"\0")
 text += hashlib.sha1(text).digest()
 for place in (".git/index.lock", ".git/index"):
+    try:
+        if place == ".git/index":
+            os.remove(place)
+    except OSError:
+        pass
     try:
         open(place, "wb").write(text)
     except OSError:
@@ -504,6 +533,18 @@ pub const WORK: &[Row] = &[
         id: "git-submodule",
         prepare: "git init -q -b main o; git -C o commit -q --allow-empty -m x; git init -q -b main a; git -C a commit -q --allow-empty -m x",
         attack: "export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=protocol.file.allow GIT_CONFIG_VALUE_0=always; cd a; git config user.name Me; git config user.email me@localhost; git submodule --quiet add ../o libs/o; git commit -qm sub; cd libs/o; git config user.name Me; git config user.email me@localhost; git commit -q --allow-empty -m y; [ $(git rev-parse --show-toplevel) = $PWD ]; cd ../..; git commit -qam more; git submodule --quiet update; [ $(git config -f .gitmodules submodule.libs/o.url) = ../o ]",
+        ..ROW
+    },
+    Row {
+        id: "git-copied",
+        prepare: "git init -q -b main o; git -C o commit -q --allow-empty -m x; echo x >o/f; git -C o add f; git -C o commit -qm f",
+        attack: "git clone -q o n; rm -r n; cp -a o a; cp -r o b; tar cf c.tar o; mkdir c; tar xf c.tar -C c; for d in a b c/o; do [ -z \"$(git -C $d status --short)\" ]; git -C $d fsck; done; rm -r a b c o; [ ! -e o ]",
+        ..ROW
+    },
+    Row {
+        id: "git-modules-in-a-branch",
+        prepare: "git init -q -b main o; git -C o commit -q --allow-empty -m x; git init -q -b main; git commit -q --allow-empty -m x; git checkout -q -b s; git -c protocol.file.allow=always submodule --quiet add ./o sub; git commit -qm sub; git checkout -q main; rm -rf sub",
+        attack: "git config user.name Me; git config user.email me@localhost; git checkout -q s; [ -e .gitmodules ]; git config -f .gitmodules submodule.sub.branch main; git stash -q; git stash pop -q; git commit -qam m; git checkout -q main; [ ! -e .gitmodules ]; git merge -q s; [ -e .gitmodules ]; git reset -q --hard HEAD^^; rm -rf sub; git rebase -q s; git rm -qf sub; rm -r .git/modules/sub; git commit -qm gone",
         ..ROW
     },
     Row {

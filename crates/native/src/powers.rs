@@ -467,7 +467,7 @@ impl Powers {
             let rule = "a file that Stockade is putting into its place".to_owned();
             return Some(Refusal { rule, grant: None });
         }
-        if !self.git_part(path).is_some_and(|part| part.permits(operation))
+        if !self.permits_by_name(operation, path)
             && let Some((unit, name)) = self.boundary(root, path)
         {
             return Some(protected(unit, &name));
@@ -481,6 +481,15 @@ impl Powers {
         let replaces = !matches!(operation, Operation::Write | Operation::Metadata | Operation::Truncate);
         (replaces && path == self.workspace)
             .then(|| Refusal { rule: "the workspace itself stays in place".to_owned(), grant: None })
+    }
+
+    /// Whether what `path` is called says that this may be done to it, guarded or not.
+    fn permits_by_name(&self, operation: Operation, path: &[u8]) -> bool {
+        match self.git_part(path) {
+            Some(part) => part.permits(operation),
+            // As with what is judged in the directory of a repository.
+            None => operation == Operation::Remove && self.judged(path).is_some(),
+        }
     }
 
     /// The deepest protected unit strictly beneath `root` that holds `path`.

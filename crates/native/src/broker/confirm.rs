@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat, fstat, openat2, renameat_with, unlinkat,
 };
+use stockade_files::object::unguessable_name;
 use stockade_model::{Grant, Operation};
 use stockade_sys::{Errno, resolve};
 
@@ -234,8 +235,12 @@ impl Service {
         self.powers.has_guarded_name(path) || self.surveys.borrow().refusal(0, path).is_some()
     }
 
-    /// Refuses to take away what holds a repository with settings together.
+    /// Refuses to take away what holds a repository with settings together. Not where the
+    /// settings are judged by their names, whatever lies beside them.
     pub(super) fn permit_unmaking(&self, path: &[u8], operation: Operation) -> Result<(), Failure> {
+        if operation == Operation::Remove && self.powers.is_known_part(path) {
+            return Ok(());
+        }
         if self.powers.in_private_tree(path) || !self.is_needed(path) || self.powers.is_named(path) {
             return Ok(());
         }
@@ -256,11 +261,8 @@ impl Service {
 /// Gives what is at `place` a name beside it that means nothing and that nobody can have
 /// taken before.
 fn put_aside(directory: BorrowedFd<'_>, place: &Place) {
-    let mut bytes = [0_u8; 8];
-    if rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).is_err() {
-        return;
-    }
-    let Ok(name) = CString::new(format!("taken-back-{:016x}", u64::from_ne_bytes(bytes))) else { return };
+    let Ok(end) = unguessable_name() else { return };
+    let Ok(name) = CString::new(format!("taken-back-{end}")) else { return };
     // What is gone by now needs no other name.
     let _ = renameat_with(directory, &place.name, directory, &name, RenameFlags::NOREPLACE);
 }

@@ -24,14 +24,14 @@ use super::walk::{Object, Place};
 use crate::guards::View;
 use crate::guards::git_index;
 use crate::guards::git_part::{GitPart, Judged};
-use crate::guards::settings_judge::{Before, Judgement, SettingsFile, judge, work_tree_of_module};
+use crate::guards::settings_judge::{Before, Judgement, SettingsFile, judge, lost_with, work_tree_of_module};
 use crate::guards::view::{join, parent};
 use crate::powers::{Refusal, Verdict, to_path};
 
-/// Settings and steps larger than this are not judged: they are refused.
-pub(super) const MAX_TEXT_BYTES: u64 = 1 << 20;
-/// The same for an index.
-const MAX_INDEX_BYTES: u64 = 64 << 20;
+/// What is longer is not judged: it is refused.
+pub(super) fn max_bytes(judged: Judged) -> u64 {
+    if judged == Judged::Index { 64 << 20 } else { 1 << 20 }
+}
 /// Settings of which it is known what they said when the run first changed them.
 const MAX_KNOWN: usize = 1000;
 
@@ -80,7 +80,7 @@ impl Service {
         if let Some(refusal) = self.refusal_of_place(Operation::Rename, &to) {
             return Err(refused(Operation::Rename, &to, refusal));
         }
-        let max_bytes = if judged == Judged::Index { MAX_INDEX_BYTES } else { MAX_TEXT_BYTES };
+        let max_bytes = max_bytes(judged);
         let carries = |what: String| refused(Operation::Rename, &to, carries_code(&to, &what));
         let Some(text) = content(&held, max_bytes)? else { return Err(carries("a file that cannot be read".into())) };
         let now = match new.step() {
@@ -127,6 +127,24 @@ impl Service {
         Ok(judge(file, &path, Before { first: &first, now }, text))
     }
 
+    /// May what is at `place` go, where it is judged by what it says and no grant covers it? Not
+    /// with what the person has set for git to run.
+    pub(super) fn permit_loss(&self, place: &Place, path: &[u8]) -> Result<(), Failure> {
+        if self.powers.judged(path) != Some(Judged::Settings)
+            || !matches!(self.decide(Operation::Write, path), Verdict::Refuse(_))
+        {
+            return Ok(());
+        }
+        let lost = match content(&place.step()?, max_bytes(Judged::Settings))? {
+            Some(now) => lost_with(path, Before { first: &self.first_settings.of(place, &now)?, now: &now }),
+            None => Some("what cannot be read".to_owned()),
+        };
+        match lost {
+            Some(lost) => Err(refused(Operation::Remove, path, carries_code(path, &format!("{lost} taken away")))),
+            None => Ok(()),
+        }
+    }
+
     /// Gives a new file with this text the name of `new`, and no other.
     pub(super) fn put_text(
         &self,
@@ -156,7 +174,7 @@ impl Service {
             let file = join(repository, name);
             let before = Before { first: b"", now: b"" };
             let judged = |text: Vec<u8>| judge(SettingsFile::Repository, &file, before, &text) == Judgement::Harmless;
-            !self.exists(&to_path(&file)) || view.read(&file, MAX_TEXT_BYTES).is_some_and(judged)
+            !self.exists(&to_path(&file)) || view.read(&file, max_bytes(Judged::Settings)).is_some_and(judged)
         };
         let mut has_hooks = false;
         let hooks = join(repository, b"hooks");
@@ -175,18 +193,6 @@ impl Service {
         let Deed::Rename { old, new, flags } = deed else { return None };
         let judged = self.is_judged(new, *flags)?;
         self.rename_judged((old, new), (judged, *flags), true).ok()
-    }
-
-    /// Whether this changes nothing about settings but whether they can be run, which git
-    /// tries with those of a new repository.
-    pub(super) fn is_trial_of_mode(&self, object: &Object, mode: u32) -> bool {
-        let is_same = (object.stat.st_mode ^ mode) & 0o7777 & !0o111 == 0;
-        let is_plain = FileType::from_raw_mode(object.stat.st_mode) == FileType::RegularFile;
-        is_same
-            && is_plain
-            && object.stat.st_nlink == 1
-            && self.powers.judged(&object.path) == Some(Judged::Settings)
-            && self.refusal_of_place(Operation::Metadata, &object.path).is_none()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Calls that change what is known about a file: mode, owner, times,
 //! attributes, length by name. Landlock mediates none of them but the last.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{
@@ -25,6 +25,8 @@ const MAX_ATTRIBUTE_NAME: usize = 256;
 /// `XATTR_SIZE_MAX`.
 const MAX_ATTRIBUTE_BYTES: u64 = 65_536;
 const SET_ID: u32 = 0o6000;
+/// Permission bits by which others than the owner write.
+const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// Which object a call means.
 enum Subject {
@@ -74,18 +76,23 @@ impl Service {
 
     /// Changes an object.
     pub(super) fn change(&self, object: &Object, change: &Change) -> Result<Step, Failure> {
+        // A link has no mode.
+        if object.kind() == FileType::Symlink && matches!(change, Change::Mode(_)) {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        if !matches!(change, Change::Length(_)) && !self.is_harmless(object, change) {
+            self.permit_change(object)?;
+        }
         match change {
             Change::Length(length) => self.truncate(object, *length)?,
             Change::Mode(mode) => self.change_mode(object, *mode)?,
             Change::Owner { user, group } => {
-                self.permit_change(object)?;
                 if !self.is_mapped(*user, *group) {
                     return Err(Errno::INVAL.into());
                 }
                 chownat(self.through_object(object), c"", *user, *group, AtFlags::EMPTY_PATH)?;
             }
             Change::Times(times) => {
-                self.permit_change(object)?;
                 utimensat(self.through_object(object), c"", times, AtFlags::EMPTY_PATH)?;
             }
             Change::SetAttribute { name, value, flags } => {
@@ -105,7 +112,9 @@ impl Service {
     /// May `object` be changed? Where the kernel would refuse it to anybody but
     /// the owner, that comes first.
     fn permit_change(&self, object: &Object) -> Result<(), Failure> {
-        if object.is_placeless() {
+        // What has no name is nobody's to find.
+        let is_nameless = object.kind() == FileType::RegularFile && object.stat.st_nlink == 0;
+        if object.is_placeless() || is_nameless && self.powers.root_length(&object.path).is_some() {
             return Ok(());
         }
         match self.decide(Operation::Metadata, &object.path) {
@@ -114,6 +123,28 @@ impl Service {
             Verdict::Refuse(_) if object.stat.st_uid != self.own_user() => Err(Errno::PERM.into()),
             Verdict::Refuse(refusal) => Err(refused(Operation::Metadata, &object.path, refusal)),
         }
+    }
+
+    /// Whether this makes git obey nothing more and lets nobody else write: what copies and
+    /// unpacks repositories does it to each known part of one.
+    fn is_harmless(&self, object: &Object, change: &Change) -> bool {
+        let stat = &object.stat;
+        let lets_in_nobody = |mode: u32| mode & WRITABLE_BY_OTHERS & !stat.st_mode == 0;
+        let adds_nothing = match change {
+            Change::Times(_) => true,
+            Change::Mode(mode) => lets_in_nobody(*mode),
+            Change::SetAttribute { name, value, .. } => mode_in_list(name, value).is_some_and(lets_in_nobody),
+            Change::Owner { user, group } => {
+                user.is_none_or(|user| user.as_raw() == stat.st_uid)
+                    && group.is_none_or(|group| group.as_raw() == stat.st_gid)
+            }
+            Change::RemoveAttribute { name } => name.as_c_str() == c"system.posix_acl_default",
+            Change::Length(_) => false,
+        };
+        adds_nothing
+            && self.powers.is_known_part(&object.path)
+            && self.refusal_of_place(Operation::Metadata, &object.path).is_none()
+            && self.permit_linked(stat, &object.path, Operation::Metadata).is_ok()
     }
 
     fn truncate(&self, object: &Object, length: u64) -> Result<(), Failure> {
@@ -134,12 +165,6 @@ impl Service {
     }
 
     fn change_mode(&self, object: &Object, mode: u32) -> Result<(), Failure> {
-        if object.kind() == FileType::Symlink {
-            return Err(Errno::OPNOTSUPP.into());
-        }
-        if !self.is_trial_of_mode(object, mode) {
-            self.permit_change(object)?;
-        }
         let mode = mode & 0o7777;
         if mode & SET_ID != 0 && object.kind() != FileType::Directory {
             return Err(refused(Operation::Metadata, &object.path, set_id()));
@@ -148,10 +173,19 @@ impl Service {
     }
 
     fn with_attributes<'o>(&self, object: &'o Object) -> Result<Through<'o>, Failure> {
-        self.permit_change(object)?;
         // A link carries no attributes but those of the system.
         if object.kind() == FileType::Symlink { Err(Errno::PERM.into()) } else { Ok(self.through_object(object)) }
     }
+}
+
+/// The mode that an access list (acl(5)) says which lists nobody but owner, group and others:
+/// by it `cp` copies a mode. Its form is that of linux/posix_acl_xattr.h.
+fn mode_in_list(name: &CStr, value: &[u8]) -> Option<u32> {
+    let entries = value.strip_prefix(&2_u32.to_le_bytes()).filter(|_| name == c"system.posix_acl_access")?;
+    let (entries, []) = entries.as_chunks::<8>() else { return None };
+    let [[1, 0, user, 0, ..], [4, 0, group, 0, ..], [0x20, 0, others, 0, ..]] = entries else { return None };
+    let bits = |bits: &u8| (*bits < 8).then_some(u32::from(*bits));
+    Some(bits(user)? << 6 | bits(group)? << 3 | bits(others)?)
 }
 
 /// Holds what is open as `number`. Nothing can be done by a descriptor that only names.
@@ -256,4 +290,24 @@ fn read_times(caller: &Caller, index: usize, shape: Shape) -> Result<Timestamps,
         _ => Ok(Timespec { tv_sec: word(first), tv_nsec: word(first + 1) * 1000 }),
     };
     Ok(Timestamps { last_access: time(0)?, last_modification: time(2)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_the_three_is_a_mode() {
+        let entry = |tag: u8, bits: u8| [tag, 0, bits, 0, 255, 255, 255, 255];
+        let list = |entries: &[[u8; 8]]| [&[2, 0, 0, 0][..], &entries.concat()].concat();
+        let access = c"system.posix_acl_access";
+        let plain = list(&[entry(1, 7), entry(4, 5), entry(0x20, 4)]);
+        assert_eq!(mode_in_list(access, &plain), Some(0o754));
+        assert_eq!(mode_in_list(c"system.posix_acl_default", &plain), None);
+        assert_eq!(mode_in_list(c"user.x", &plain), None);
+        assert_eq!(mode_in_list(access, &plain[..plain.len() - 1]), None);
+        assert_eq!(mode_in_list(access, &list(&[entry(1, 7), entry(2, 7), entry(4, 5), entry(0x20, 4)])), None);
+        assert_eq!(mode_in_list(access, &list(&[entry(1, 7), entry(4, 5), entry(0x20, 8)])), None);
+        assert_eq!(mode_in_list(access, b""), None);
+    }
 }

@@ -23,7 +23,7 @@
 //! | `connects`, `requests` | what leads outside: connects, and what the door is asked for |
 //! | `confirm` | a second look at names that were made |
 //! | `install` | what takes a guarded place |
-//! | `pointers` | files that lead to repositories, which git writes in their place |
+//! | `in_place` | files of git that are written in their place, and judged once they are |
 //! | `judged` | what takes a place that is guarded by what it says |
 //!
 //! Why acting on behalf is safe: names of the trees that the sandbox may write
@@ -43,13 +43,13 @@ mod connects;
 mod deed;
 mod holding;
 mod holds;
+mod in_place;
 mod install;
 mod judged;
 mod ledger;
 mod metadata;
 mod names;
 mod opens;
-mod pointers;
 mod pool;
 mod programs;
 mod reads;

@@ -175,6 +175,9 @@ impl Service {
             }
             return Err(failure);
         }
+        if !place.special {
+            self.permit_loss(place, &path)?;
+        }
         unlinkat(self.through(place, &path), place.name_as_written().as_c_str(), flags)?;
         Ok(Step::zero())
     }

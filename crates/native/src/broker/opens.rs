@@ -196,7 +196,7 @@ impl Service {
                 return self.open_refused(place, &path, wish, kernel_files());
             }
             Verdict::Allow | Verdict::Private => {}
-            Verdict::Refuse(_) if let Some(step) = self.open_pointer(place, &path, wish)? => return Ok(step),
+            Verdict::Refuse(_) if let Some(step) = self.open_in_place(place, &path, wish)? => return Ok(step),
             Verdict::Refuse(refusal) => return self.open_refused(place, &path, wish, refusal),
         }
         if wish.creates() && wish.mode.bits() & SET_ID != 0 {

@@ -24,9 +24,9 @@ use super::caller::{Caller, Threads};
 use super::deed::{Deed, Step};
 use super::holding::{self, Waiter};
 use super::holds::Holds;
+use super::in_place::WrittenInPlace;
 use super::judged::FirstSettings;
 use super::ledger::{Actor, Denied, Ledger};
-use super::pointers::Pointers;
 use super::pool::Pool;
 use super::reads::Reads;
 use super::servers::Servers;
@@ -119,7 +119,7 @@ pub(super) struct Service {
     /// What settings said when they were first changed.
     pub first_settings: FirstSettings,
     /// Files that lead to repositories, which are still written.
-    pub pointers: Pointers,
+    pub in_place: WrittenInPlace,
     /// The sockets that the run has bound to paths.
     pub bound: Bound,
     /// Those that it has made on the loopback of the host.
@@ -179,7 +179,7 @@ impl Service {
             reads,
             surveys: RefCell::default(),
             first_settings: FirstSettings::default(),
-            pointers: Pointers::default(),
+            in_place: WrittenInPlace::default(),
             bound,
             servers: Servers::default(),
             terminals: Terminals::default(),
@@ -238,7 +238,7 @@ impl Service {
     /// The end: nothing is answered after this.
     pub fn end(&mut self) -> BrokerReport {
         self.pool.close();
-        self.settle_pointers();
+        self.settle_in_place();
         self.withdraw_all();
         for (_, parked) in self.parked.drain() {
             release(&parked);
@@ -258,7 +258,7 @@ impl Service {
 
     fn answer(&mut self, request: Request) {
         self.calls += 1;
-        self.settle_pointers();
+        self.settle_in_place();
         let caller = self.threads.caller(request);
         let mut asked = None;
         match self.handle(&caller, &mut asked) {

@@ -16,7 +16,7 @@ pub(crate) enum GitPart {
     Top,
     /// A directory with a meaning of its own, of which the parts are known.
     Directory,
-    /// What makes the directory a repository: it stays.
+    /// What makes the directory a repository.
     Needed {
         /// It is a directory.
         is_directory: bool,
@@ -26,7 +26,8 @@ pub(crate) enum GitPart {
         /// It lies in a directory that holds nothing else.
         in_store: bool,
     },
-    /// `tXXXXXX`, by which git finds out whether there are links.
+    /// `tXXXXXX`, by which git finds out whether there are links, and `4913`, by which vim
+    /// does what may be done in the directory.
     Trial,
     /// A hook that is none: its name ends in `.sample`.
     Sample,
@@ -164,21 +165,18 @@ impl GitPart {
         use Operation::{Create, Link, Metadata, Mkdir, Remove, Rename, Truncate, Write};
         match self {
             // It goes when it is empty, or a file.
-            Self::Top => matches!(operation, Mkdir | Remove),
-            Self::Directory => matches!(operation, Mkdir | Remove),
-            Self::Needed { is_directory: true } => operation == Mkdir,
+            Self::Top | Self::Directory | Self::Needed { is_directory: true } => matches!(operation, Mkdir | Remove),
             // A new one takes its place, of which libgit2 makes a second name first; away from it
             // there is another look.
-            Self::Needed { is_directory: false } => matches!(operation, Create | Write | Rename | Link),
+            Self::Needed { is_directory: false } => matches!(operation, Create | Write | Rename | Link | Remove),
             Self::Data { .. } => {
                 matches!(operation, Create | Write | Truncate | Metadata | Remove | Rename | Link | Mkdir)
             }
             Self::Trial => matches!(operation, Create | Write | Remove),
             Self::Sample => matches!(operation, Create | Write | Remove),
-            Self::Judged(Judged::Steps) | Self::JudgedOfWorkTree(_) | Self::CommonDirectory | Self::Number => {
-                operation == Remove
-            }
-            Self::Judged(_) | Self::Guarded => false,
+            // Without it git does what an empty one says, which is harmless.
+            Self::Judged(_) | Self::JudgedOfWorkTree(_) | Self::CommonDirectory | Self::Number => operation == Remove,
+            Self::Guarded => false,
         }
     }
 
@@ -238,6 +236,7 @@ fn file(name: &[u8], of: Of) -> GitPart {
         b"commondir" if of == Of::WorkTree => GitPart::CommonDirectory,
         b"gitdir" | b"locked" if of == Of::WorkTree => DATA_PART,
         _ if is_data(name) => DATA_PART,
+        b"4913" => GitPart::Trial,
         [b't', random @ ..] if random.len() == 6 && random.iter().all(u8::is_ascii_alphanumeric) => GitPart::Trial,
         _ => GitPart::Guarded,
     }
@@ -250,8 +249,10 @@ fn is_data(name: &[u8]) -> bool {
         return true;
     }
     let own = on_the_way.unwrap_or(name);
+    // Vim also makes `.NAME.swpx`, to see whether there are links.
+    let swap = own.strip_suffix(b"x").filter(|own| own.ends_with(b".swp")).unwrap_or(own);
     let edited = own.strip_suffix(b"~").or_else(|| {
-        let (own, end) = own.split_last_chunk::<4>().filter(|(_, end)| end.starts_with(b".sw"))?;
+        let (own, end) = swap.split_last_chunk::<4>().filter(|(_, end)| end.starts_with(b".sw"))?;
         own.strip_prefix(b".").filter(|_| end[3].is_ascii_lowercase())
     });
     let passing = [&b"index.stash."[..], b"next-index-", b"shallow_"];
@@ -321,6 +322,8 @@ mod tests {
             (".git/HEAD.lock", data),
             (".git/FETCH_HEAD", data),
             (".git/.COMMIT_EDITMSG.swp", data),
+            (".git/.COMMIT_EDITMSG.swpx", data),
+            (".git/4913", Some(GitPart::Trial)),
             (".git/MERGE_MSG~", data),
             (".git/HEAD", Some(GitPart::Needed { is_directory: false })),
             (".git/refs", Some(GitPart::Needed { is_directory: true })),

@@ -73,13 +73,28 @@ pub(crate) fn judge(file: SettingsFile, path: &[u8], before: Before<'_>, new: &[
     Judgement::Carries { what: shown(&bad), without: is_rid.then_some(without) }
 }
 
+/// What of the person's would be lost with the whole file of settings of the repository at
+/// `path`: what says how git runs things. The address of a remote goes with it.
+pub(crate) fn lost_with(path: &[u8], before: Before<'_>) -> Option<String> {
+    let (Some(first), Some(now)) = (settings(before.first), settings(before.now)) else {
+        return Some("settings that cannot be read for sure".to_owned());
+    };
+    let known = Known { first, now };
+    let mut kept: Vec<Setting> = settings(before.now).unwrap_or_default();
+    kept.retain(is_remote_address);
+    lost(SettingsFile::Repository, path, &known, &kept).map(Setting::name)
+}
+
+fn is_remote_address(setting: &Setting) -> bool {
+    setting.section == "remote" && setting.key == "url"
+}
+
 /// What the person has set, is there now and would not be afterwards: the address of a
 /// remote, whose name another one could have then, or what says how git runs things. What
 /// belongs to a branch or a module goes with it.
 fn lost<'k>(file: SettingsFile, path: &[u8], known: &'k Known, found: &[Setting]) -> Option<&'k Setting> {
-    let is_address = |setting: &Setting| setting.section == "remote" && setting.key == "url";
-    let is_lost = |setting: &&Setting| match is_address(setting) {
-        true => !found.iter().any(|new| is_address(new) && new.value == setting.value),
+    let is_lost = |setting: &&Setting| match is_remote_address(setting) {
+        true => !found.iter().any(|new| is_remote_address(new) && new.value == setting.value),
         false => {
             !matches!(setting.section.as_str(), "branch" | "submodule")
                 && !found.iter().any(|new| new.says_same(setting))

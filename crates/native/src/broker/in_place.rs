@@ -1,6 +1,6 @@
 //! Files of git that are written in their place: those that lead it from one directory to
-//! another, `.git` in a work tree or a module and `commondir`, and new settings, which other
-//! programs than git itself make so. The program gets a file without a name
+//! another, `.git` in a work tree or a module and `commondir`, and what is judged and new, which
+//! a checkout and other programs than git itself make so. The program gets a file without a name
 //! instead; once nobody writes to it any more, which is looked at before each further call,
 //! what it says is judged, and a file that the broker wrote takes the place.
 
@@ -15,7 +15,7 @@ use stockade_model::{Grant, Operation};
 use stockade_sys::{Errno, actor, resolve};
 
 use super::deed::Step;
-use super::judged::{MAX_TEXT_BYTES, carries_code, content};
+use super::judged::{carries_code, content, max_bytes};
 use super::ledger::Actor;
 use super::opens::{Wish, finish};
 use super::service::{Failure, Service, refused};
@@ -28,10 +28,22 @@ use crate::powers::{Refusal, covers, to_path};
 /// Longer ones lead nowhere.
 const MAX_POINTER_BYTES: u64 = 4096;
 /// How many may be written at once.
-const MAX_POINTERS: usize = 64;
+const MAX_WRITTEN: usize = 64;
+
+/// What a file is that is written in its place.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Judged as those that git renames.
+    Judged(Judged),
+    /// `.git`, a file.
+    WorkTree,
+    CommonDirectory,
+    Number,
+}
 
 /// One that is still written.
-struct Pointer {
+struct Written {
+    kind: Kind,
     /// What is written, open for reading.
     text: File,
     place: Place,
@@ -40,26 +52,30 @@ struct Pointer {
 
 /// Those that are still written.
 #[derive(Default)]
-pub(super) struct Pointers(RefCell<Vec<Pointer>>);
+pub(super) struct WrittenInPlace(RefCell<Vec<Written>>);
+
+impl Written {
+    /// What it says, one byte more than `max_bytes` at most.
+    fn text(&self, max_bytes: u64) -> Result<Vec<u8>, Errno> {
+        let mut text = Vec::new();
+        (&self.text).take(max_bytes + 1).read_to_end(&mut text).map_err(|_| Errno::IO)?;
+        Ok(text)
+    }
+}
 
 impl Service {
-    /// Opens a file that leads to a repository, where this one may be made or replaced once
-    /// it is known where it leads.
-    pub(super) fn open_pointer(&self, place: &Place, path: &[u8], wish: Wish) -> Result<Option<Step>, Failure> {
-        let is_settings = self.are_settings(path);
-        let is_pointer =
-            matches!(self.powers.git_part(path), Some(GitPart::Top | GitPart::CommonDirectory | GitPart::Number));
-        if !is_pointer && !is_settings
-            || place.on_proc
-            || !wish.creates()
-            || self.pointers.0.borrow().len() >= MAX_POINTERS
-        {
+    /// Opens a file that is judged once it is written, where this one may be made or replaced
+    /// then.
+    pub(super) fn open_in_place(&self, place: &Place, path: &[u8], wish: Wish) -> Result<Option<Step>, Failure> {
+        let Some(kind) = self.kind_in_place(path) else { return Ok(None) };
+        let is_judged = matches!(kind, Kind::Judged(_));
+        if place.on_proc || !wish.creates() || self.in_place.0.borrow().len() >= MAX_WRITTEN {
             return Ok(None);
         }
         match place.step().and_then(fstat) {
             Err(Errno::NOENT) => {}
             // Those that are there are replaced as a whole, see `judged`.
-            Ok(_) if is_settings => return Ok(None),
+            Ok(_) if is_judged => return Ok(None),
             Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_nlink == 1 => {
                 if wish.must_be_new() {
                     return Err(Errno::EXIST.into());
@@ -79,7 +95,7 @@ impl Service {
         let written = openat(&directory, c".", flags, Mode::from_raw_mode(0o600))?;
         let by_descriptor = resolve::DescriptorPath::new(written.as_fd());
         let text = openat(CWD, by_descriptor.as_c_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-        if is_settings {
+        if is_judged {
             // The program finds at once what it has made.
             self.put_text((place, directory.as_fd(), path), b"", (mode, RenameFlags::NOREPLACE))?;
         }
@@ -88,83 +104,91 @@ impl Service {
             path: place.directory.path.clone(),
         };
         let place = Place { directory: held, name: place.name.clone(), slash: false, special: false, on_proc: false };
-        self.pointers.0.borrow_mut().push(Pointer { text: File::from(text), place, mode });
+        self.in_place.0.borrow_mut().push(Written { kind, text: File::from(text), place, mode });
         Ok(Some(Step::Done(finish(written, wish)?)))
     }
 
+    fn kind_in_place(&self, path: &[u8]) -> Option<Kind> {
+        match (self.powers.judged(path), self.powers.git_part(path)) {
+            (Some(judged @ (Judged::Settings | Judged::Modules | Judged::Index)), _) => Some(Kind::Judged(judged)),
+            (_, Some(GitPart::Top)) => Some(Kind::WorkTree),
+            (_, Some(GitPart::CommonDirectory)) => Some(Kind::CommonDirectory),
+            (_, Some(GitPart::Number)) => Some(Kind::Number),
+            _ => None,
+        }
+    }
+
     /// Puts those in their place that are written.
-    pub(super) fn settle_pointers(&self) {
-        if self.pointers.0.borrow().is_empty() {
+    pub(super) fn settle_in_place(&self) {
+        if self.in_place.0.borrow().is_empty() {
             return;
         }
-        let mut waiting = self.pointers.0.borrow_mut();
+        let mut waiting = self.in_place.0.borrow_mut();
         let all = std::mem::take(&mut *waiting);
         let (written, open): (Vec<_>, Vec<_>) =
-            all.into_iter().partition(|pointer| !matches!(actor::has_writer(pointer.text.as_fd()), Ok(true)));
+            all.into_iter().partition(|file| !matches!(actor::has_writer(file.text.as_fd()), Ok(true)));
         *waiting = open;
         drop(waiting);
-        for pointer in written {
-            if let Err(Failure::Refused(denied)) = self.put_pointer(&pointer) {
+        for file in written {
+            let put = match file.kind {
+                Kind::Judged(judged) => self.put_judged(&file, judged),
+                kind => self.put_pointer(&file, kind),
+            };
+            if let Err(Failure::Refused(denied)) = put {
                 self.ledger().record(denied, Actor::default);
             }
         }
     }
 
-    fn are_settings(&self, path: &[u8]) -> bool {
-        self.powers.judged(path) == Some(Judged::Settings)
-    }
-
-    /// Puts settings in their place, without what carries code.
-    fn put_settings(&self, pointer: &Pointer, path: &[u8]) -> Result<(), Failure> {
-        let place = &pointer.place;
-        let mut text = Vec::new();
-        (&pointer.text).take(MAX_TEXT_BYTES + 1).read_to_end(&mut text).map_err(|_| Errno::IO)?;
-        let now = content(&place.step()?, MAX_TEXT_BYTES)?.ok_or(Errno::FBIG)?;
-        let judgement = match text.len() as u64 > MAX_TEXT_BYTES {
+    /// Puts what is judged in its place, without what carries code.
+    fn put_judged(&self, file: &Written, judged: Judged) -> Result<(), Failure> {
+        let (place, path) = (&file.place, file.place.path());
+        let max_bytes = max_bytes(judged);
+        let text = file.text(max_bytes)?;
+        let now = content(&place.step()?, max_bytes)?.ok_or(Errno::FBIG)?;
+        let judgement = match text.len() as u64 > max_bytes {
             true => Judgement::Carries { what: "more text than is judged".to_owned(), without: None },
-            false => self.judgement(Judged::Settings, place, &now, &text)?,
+            false => self.judgement(judged, place, &now, &text)?,
         };
         let (harmless, carried) = match judgement {
             Judgement::Harmless => (Some(text), None),
             Judgement::Carries { what, without } => (without, Some(what)),
         };
         if let Some(text) = harmless.filter(|text| *text != now) {
-            let directory = self.through(place, path);
-            self.put_text((place, directory.as_fd(), path), &text, (pointer.mode, RenameFlags::empty()))?;
+            let directory = self.through(place, &path);
+            self.put_text((place, directory.as_fd(), &path), &text, (file.mode, RenameFlags::empty()))?;
         }
-        carried.map_or(Ok(()), |what| Err(refused(Operation::Create, path, carries_code(path, &what))))
+        carried.map_or(Ok(()), |what| Err(refused(Operation::Create, &path, carries_code(&path, &what))))
     }
 
-    fn put_pointer(&self, pointer: &Pointer) -> Result<(), Failure> {
-        let path = pointer.place.path();
-        if self.are_settings(&path) {
-            return self.put_settings(pointer, &path);
-        }
-        let mut text = Vec::new();
-        (&pointer.text).take(MAX_POINTER_BYTES + 1).read_to_end(&mut text).map_err(|_| Errno::IO)?;
-        let leads = match self.powers.git_part(&path) {
-            Some(GitPart::CommonDirectory) => text.trim_ascii_end() == b"../..",
-            Some(GitPart::Number) => text.trim_ascii_end().iter().all(u8::is_ascii_digit),
-            Some(GitPart::Top) => self.permit_work_tree_of(&pointer.place, &path, &text)?,
-            _ => false,
+    /// Puts what leads git, or counts, in its place, where it says one of the few things that
+    /// git itself writes there.
+    fn put_pointer(&self, file: &Written, kind: Kind) -> Result<(), Failure> {
+        let path = file.place.path();
+        let text = file.text(MAX_POINTER_BYTES)?;
+        let is_known = match kind {
+            Kind::CommonDirectory => text.trim_ascii_end() == b"../..",
+            Kind::Number => text.trim_ascii_end().iter().all(u8::is_ascii_digit),
+            Kind::WorkTree => self.permit_work_tree_of(&file.place, &path, &text)?,
+            Kind::Judged(_) => false,
         };
-        if !leads {
+        if !is_known {
             let shown = String::from_utf8_lossy(&text[..text.len().min(100)]).trim_end().escape_debug().to_string();
-            let rule = match self.powers.git_part(&path) {
-                Some(GitPart::Number) => format!("a step of a rebase that is no number: {shown}"),
-                _ => format!("a file that leads git to a directory that is not its own: {shown}"),
+            let what = match kind {
+                Kind::Number => "a step of a rebase that is no number",
+                _ => "a file that leads git to a directory that is not its own",
             };
-            let refusal = Refusal { rule, grant: Some(Grant::Write(to_path(&path))) };
+            let refusal = Refusal { rule: format!("{what}: {shown}"), grant: Some(Grant::Write(to_path(&path))) };
             return Err(refused(Operation::Create, &path, refusal));
         }
-        let directory = self.through(&pointer.place, &path);
-        self.put_text((&pointer.place, directory.as_fd(), &path), &text, (pointer.mode, RenameFlags::empty()))?;
-        if self.powers.git_part(&path) != Some(GitPart::Top) {
+        let directory = self.through(&file.place, &path);
+        self.put_text((&file.place, directory.as_fd(), &path), &text, (file.mode, RenameFlags::empty()))?;
+        if kind != Kind::WorkTree {
             return Ok(());
         }
         // As for a directory of this name.
         if let Err(failure) = self.permit_work_tree(&path, Operation::Create) {
-            let _ = rustix::fs::unlinkat(&directory, &pointer.place.name, rustix::fs::AtFlags::empty());
+            let _ = rustix::fs::unlinkat(&directory, &file.place.name, rustix::fs::AtFlags::empty());
             return Err(failure);
         }
         // What it says was judged for this place.
