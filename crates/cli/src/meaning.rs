@@ -14,7 +14,7 @@ use stockade_model::{
 
 use stockade_policy::{HostEntry, Settings, check_breadth};
 
-use crate::args::{CheckArgs, RunArgs, Subject};
+use crate::args::{CheckArgs, RunArgs, Subject, Terms};
 use crate::failure::Failure;
 use crate::places::{self, Variables};
 
@@ -63,8 +63,8 @@ impl Meant {
     /// # Errors
     /// When a path, a grant or a name cannot be used.
     pub fn run(typed: RunArgs, variables: Variables<'_>) -> Result<Self, Failure> {
+        let workspace = workspace_of(&typed.terms, variables)?;
         let (terms, cwd) = (typed.terms, places::current_directory()?);
-        let workspace = workspace(terms.workspace.as_deref(), variables, &cwd)?;
         let requested = grants(&terms.requests, variables, &cwd, &workspace)?;
         let grants = grants(&terms.grants, variables, &cwd, &workspace)?;
         let session = match typed.session {
@@ -243,6 +243,14 @@ fn command(subject: Subject) -> Result<Command, Failure> {
         }
         _ => Ok(command),
     }
+}
+
+/// The workspace that is meant by `terms`.
+///
+/// # Errors
+/// When there is none.
+pub fn workspace_of(terms: &Terms, variables: Variables<'_>) -> Result<PathBuf, Failure> {
+    workspace(terms.workspace.as_deref(), variables, &places::current_directory()?)
 }
 
 fn workspace(typed: Option<&Path>, variables: Variables<'_>, cwd: &Path) -> Result<PathBuf, Failure> {

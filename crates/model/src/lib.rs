@@ -62,4 +62,4 @@ pub use sandbox::{
 };
 pub use secret_use::{SecretUse, is_secret_name};
 pub use special::special_address;
-pub use targets::{HostPattern, TargetPattern};
+pub use targets::{HostPattern, TargetPattern, is_localhost};

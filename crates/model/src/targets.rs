@@ -17,7 +17,7 @@ use crate::{Host, HostName, Target, special_address};
 pub enum HostPattern {
     /// `*`: each.
     Any,
-    /// This one.
+    /// This one. `localhost` is 127.0.0.1 and `::1` as well.
     Exactly(Host),
     /// `*.NAME`: the names with one label more.
     Beneath(HostName),
@@ -49,6 +49,10 @@ impl HostPattern {
     pub fn names(&self, host: &Host) -> bool {
         match (self, host) {
             (Self::Any, _) => true,
+            // That name is resolved by programs themselves (RFC 6761).
+            (Self::Exactly(Host::Name(name)), Host::Address(address)) => {
+                name.as_str() == "localhost" && is_localhost(*address)
+            }
             (Self::Exactly(wanted), host) => wanted == host,
             (Self::Beneath(parent), Host::Name(name)) => head(parent, name).is_some_and(|head| !head.contains('.')),
             (Self::AnywhereBeneath(parent), Host::Name(name)) => head(parent, name).is_some(),
@@ -64,6 +68,7 @@ impl HostPattern {
     fn overlaps(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Any, _) | (_, Self::Any) => true,
+            (Self::Exactly(a), Self::Exactly(b)) => self.names(b) || other.names(a),
             (Self::Exactly(host), pattern) | (pattern, Self::Exactly(host)) => pattern.names(host),
             (Self::Block { first: a, bits: x }, Self::Block { first: b, bits: y }) => shares(*a, *b, (*x).min(*y)),
             (Self::Block { .. }, _) | (_, Self::Block { .. }) => false,
@@ -88,6 +93,11 @@ impl HostPattern {
             _ => false,
         }
     }
+}
+
+/// Whether `localhost` means this address.
+pub fn is_localhost(address: IpAddr) -> bool {
+    [IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST)].contains(&address)
 }
 
 /// What stands before `.parent` in `name`.
@@ -386,6 +396,11 @@ mod tests {
         check("10.0.0.0/8", &["10.1.2.3:1", "[::ffff:10.0.0.1]:1"], &["11.0.0.1:1", "a:1", "[::1]:1"]);
         check("[fd00::/8]:443", &["[fd12::1]:443"], &["[fd12::1]:80", "[fe80::1]:443"]);
         check("::1", &["[::1]:80"], &["127.0.0.1:80"]);
+        check(
+            "localhost:80",
+            &["localhost:80", "127.0.0.1:80", "[::1]:80"],
+            &["127.0.0.2:80", "[::1]:81", "a.localhost:80"],
+        );
         check("[::1]:80", &["[::1]:80"], &["[::1]:81"]);
         check("*:443", &["a:443", "10.0.0.1:443"], &["a:80"]);
         check("0.0.0.0/0", &["1.2.3.4:1"], &["a:1"]);

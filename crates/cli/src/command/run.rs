@@ -85,12 +85,16 @@ pub fn complete(
 ) -> (Outcome, u8) {
     let report = Report::of(typed.json.as_ref());
     let mut standing = Vec::new();
+    let mut workspace = None;
     let outcome = report.as_ref().map_err(Clone::clone).and_then(|_| {
         let front = front(&typed)?;
         standing = front.place.standing();
+        if let Place::Own(_) = front.place {
+            workspace = meaning::workspace_of(&typed.terms, &variable).ok();
+        }
         attempt(typed, id.clone(), front)
     });
-    let outcome = outcome.inspect(|outcome| tell(outcome, &standing)).unwrap_or_else(|failure| {
+    let outcome = outcome.inspect(|outcome| tell(outcome, &standing, workspace.as_deref())).unwrap_or_else(|failure| {
         crate::complain(&failure);
         failed(id, &failure)
     });
@@ -104,13 +108,14 @@ pub fn complete(
     (outcome, code)
 }
 
-/// Says on standard error how it went; not what every command there may do.
-fn tell(outcome: &Outcome, standing: &[Grant]) {
+/// Says on standard error how it went; not what every command there may do. `workspace` is
+/// that of a command whose paths are the host's.
+fn tell(outcome: &Outcome, standing: &[Grant], workspace: Option<&Path>) {
     // Whoever was asked when a signal came may still hold it.
     terminal::give_back();
     let home = places::home(&variable).unwrap_or_default();
     let remembered = remembered(outcome);
-    let context = render::summary::SummaryContext { remembered: &remembered, standing, home: &home };
+    let context = render::summary::SummaryContext { remembered: &remembered, standing, home: &home, workspace };
     let text = render::summary::summary(outcome, context, crate::stderr_style());
     remark(&text);
 }

@@ -15,6 +15,7 @@ pub mod json;
 pub mod network;
 pub mod policy;
 pub mod question;
+pub mod remedy;
 pub mod sandbox;
 pub mod session;
 pub mod stage;

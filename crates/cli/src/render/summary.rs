@@ -6,20 +6,25 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use stockade_model::{Approval, Denial, Grant, Level, Outcome, RawText, Resolution, Scope, Status};
-use stockade_policy::{advice_instead_of_grant, is_history};
+use stockade_policy::is_history;
 use stockade_store::{Consent, Remembered};
 
 use super::compact::brief;
 use super::question::{grant_hint, verb};
-use super::{Color, Style, counted, time, wrap};
+use super::remedy::{Remedy, Surroundings, grouped};
+use super::{Color, Style, counted, shell_quoted, time, wrap};
 use crate::failure::Failure;
 
 /// Who answers where an answer is remembered.
 const CACHE: &str = "cache";
 /// Columns of a path or a reason; its middle is left out beyond.
 const TEXT_LIMIT: usize = 400;
-/// Refusals shown before the rest is counted.
-const DENIALS_SHOWN: usize = 20;
+/// Groups of refusals that are shown before the rest is counted, each with one hint.
+const GROUPS_SHOWN: usize = 5;
+/// Reasons of a refusal that are shown.
+const REASONS_SHOWN: usize = 20;
+/// Refusals of a group that are shown.
+const MEMBERS_SHOWN: usize = 3;
 
 /// What a summary needs beside the outcome.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +35,8 @@ pub struct SummaryContext<'a> {
     pub standing: &'a [Grant],
     /// The home directory of the person, by which credentials are known.
     pub home: &'a Path,
+    /// The workspace, where the paths of refusals are those of the host.
+    pub workspace: Option<&'a Path>,
 }
 
 /// The lines for standard error.
@@ -63,14 +70,20 @@ fn refusals(out: &mut String, outcome: &Outcome, context: SummaryContext<'_>, st
             &format!("not kept: {object}{others}   (a history of what was typed is hidden from runs)"),
         );
     }
-    for denial in refused.iter().take(DENIALS_SHOWN) {
-        match remembered_no(outcome, denial, context.remembered) {
-            Some(answer) => refused_before(out, denial, answer, style),
-            None => refusal(out, denial, home, style),
+    let answered = |denial: &&Denial| remembered_no(outcome, denial, context.remembered);
+    let (before, refused): (Vec<_>, Vec<_>) = refused.into_iter().partition(|denial| answered(denial).is_some());
+    for denial in before.iter().take(GROUPS_SHOWN) {
+        if let Some(answer) = answered(denial) {
+            refused_before(out, denial, answer, style);
         }
     }
-    if refused.len() > DENIALS_SHOWN {
-        let more = refused.len() - DENIALS_SHOWN;
+    let groups = grouped(&refused, Surroundings { home, workspace: context.workspace });
+    for (remedy, members) in groups.iter().take(GROUPS_SHOWN) {
+        group(out, remedy, members, style);
+    }
+    let shown: usize = groups.iter().take(GROUPS_SHOWN).map(|(_, members)| members.len()).sum();
+    let more = refused.len() - shown + before.len().saturating_sub(GROUPS_SHOWN);
+    if more > 0 {
         let _ = writeln!(out, "• and {} more; --json shows all", counted(more, "refusal"));
     }
 }
@@ -101,24 +114,31 @@ fn refused_before(out: &mut String, denial: &Denial, answer: &Remembered, style:
     let _ = writeln!(out, "  {} stockade approvals revoke {}", style.paint(Color::Cyan, "hint:"), answer.id);
 }
 
-fn refusal(out: &mut String, denial: &Denial, home: &Path, style: Style) {
-    let times = if denial.count > 1 { format!(", {} times", denial.count) } else { String::new() };
-    let rule = brief(&RawText::from(denial.rule.as_str()), TEXT_LIMIT);
-    let object = brief(&denial.object, TEXT_LIMIT);
-    let text = format!("refused: {} {object}   ({rule}{times})", verb(denial.operation));
-    wrap(out, style, "• ", &text);
-    let Some(grant) = &denial.grant else { return };
-    match advice_instead_of_grant(grant, home) {
-        Some(advice) => hint(out, &advice, style),
-        // One line, so that it can be copied.
-        None if grant.to_string().chars().count() > TEXT_LIMIT => {
-            hint(out, "the name is too long to be shown here; `--json` has the grant in full", style);
-        }
-        None => {
-            let option = grant_hint(grant, style.is_terminal());
-            let _ = writeln!(out, "  {} {option}", style.paint(Color::Cyan, "hint:"));
-        }
+/// Refusals about which the same may be done.
+fn group(out: &mut String, remedy: &Remedy, members: &[&Denial], style: Style) {
+    for denial in members.iter().take(MEMBERS_SHOWN) {
+        let times = if denial.count > 1 { format!(", {} times", denial.count) } else { String::new() };
+        let rule = brief(&RawText::from(denial.rule.as_str()), TEXT_LIMIT);
+        let object = brief(&denial.object, TEXT_LIMIT);
+        let text = format!("refused: {} {object}   ({rule}{times})", verb(denial.operation));
+        wrap(out, style, "• ", &text);
     }
+    if members.len() > MEMBERS_SHOWN {
+        let _ = writeln!(out, "  and {} more of the kind", members.len() - MEMBERS_SHOWN);
+    }
+    let options: Vec<String> = match remedy {
+        Remedy::Nothing => return,
+        Remedy::Advice(advice) => return hint(out, advice, style),
+        // One line, so that it can be copied.
+        Remedy::Grants(grants) if grants.iter().any(|grant| grant.to_string().chars().count() > TEXT_LIMIT) => {
+            return hint(out, "the name is too long to be shown here; `--json` has the grant in full", style);
+        }
+        Remedy::Grants(grants) => grants.iter().map(|grant| grant_hint(grant, style.is_terminal())).collect(),
+        Remedy::Workspace(top) => {
+            vec![format!("--workspace {}", shell_quoted(&RawText::from(top.as_path()).escaped()))]
+        }
+    };
+    let _ = writeln!(out, "  {} {}", style.paint(Color::Cyan, "hint:"), options.join(" "));
 }
 
 fn hint(out: &mut String, text: &str, style: Style) {
@@ -229,7 +249,7 @@ fn refused(out: &mut String, outcome: &Outcome, why: Option<&str>, style: Style)
     };
     wrap(out, style, "• ", &format!("refused, nothing ran: {why}"));
     let reasons = outcome.decision.reasons.iter().map(|reason| RawText::from(reason.as_str()).escaped());
-    for reason in reasons.filter(|r| !r.split("; hint: ").any(|part| why.ends_with(part))).take(DENIALS_SHOWN) {
+    for reason in reasons.filter(|r| !r.split("; hint: ").any(|part| why.ends_with(part))).take(REASONS_SHOWN) {
         wrap(out, style, "  because ", &reason);
     }
     if let Some(hint) = hint {
@@ -248,7 +268,7 @@ mod tests {
     use crate::render::question::tests::denial;
 
     fn context() -> SummaryContext<'static> {
-        SummaryContext { remembered: &[], standing: &[], home: Path::new("/home/u") }
+        SummaryContext { remembered: &[], standing: &[], home: Path::new("/home/u"), workspace: None }
     }
 
     fn outcome(status: Status) -> Outcome {
@@ -470,9 +490,15 @@ mod tests {
     #[test]
     fn a_flood_of_refusals_is_counted() {
         let mut value = outcome(Status::Exited);
-        value.attempts[0].denials = vec![denial(); 1_000];
+        let one = |number: u32| Denial {
+            object: format!("/o/{}/{number}", number % 20).as_str().into(),
+            grant: format!("write /o/{}", number % 20).parse().ok(),
+            ..denial()
+        };
+        value.attempts[0].denials = (0..1_000).map(one).collect();
         let shown = summary(&value, context(), Style::PLAIN);
-        assert!(shown.ends_with("• and 980 refusals more; --json shows all\n") || shown.contains("and 980"), "{shown}");
-        assert!(shown.lines().count() < 50);
+        assert!(shown.ends_with("• and 750 refusals more; --json shows all\n"), "{shown}");
+        assert_eq!(shown.matches("  and 47 more of the kind\n").count(), 5, "{shown}");
+        assert_eq!(shown.matches("hint: ").count(), 5, "{shown}");
     }
 }

@@ -19,7 +19,7 @@ use stockade_sys::{Errno, actor};
 use super::deed::Step;
 use super::ledger::{Actor, Denied};
 use super::pool::Pool;
-use super::servers::Listening;
+use super::servers::{Listening, is_served, is_served_around};
 use super::service::{Failure, Service};
 use super::sockets::Connection;
 use crate::powers::Refusal;
@@ -59,7 +59,7 @@ impl Service {
             let servers = self.own_servers(dialled)?.ok_or(Errno::NETUNREACH)?;
             return self.connect_server(id, connection, (servers, dialled.port()));
         };
-        let road = self.road(way, dialled)?;
+        let road = self.road(way, (dialled, who))?;
         let ready = || {
             let socket = connection.socket.try_clone().map_err(|_| Errno::MFILE)?;
             let (notifier, pool) = (self.notifier.clone(), self.pool.clone());
@@ -86,7 +86,22 @@ impl Service {
     /// then its caller is to be known.
     pub(super) fn may_lead_out(&self, dialled: SocketAddr) -> bool {
         let target = Target { host: Host::of(dialled.ip()), port: dialled.port() };
-        !self.has_own_network() || !dialled.ip().is_loopback() || self.powers.reach.decide(&target).is_ok()
+        !self.has_own_network()
+            || !dialled.ip().is_loopback()
+            || self.level == Level::Full && is_served(dialled.port())
+            || self.powers.reach.decide(&target).is_ok()
+    }
+
+    /// Whether a loopback address is the run's own affair, at a level where it has its own.
+    /// Not where a server of the host has that port: it is meant then, with a grant, or
+    /// without one where nobody inside has the port.
+    fn stays_inside(&self, (dialled, who): (SocketAddr, &Actor), is_granted: bool) -> bool {
+        let port = dialled.port();
+        let is_inside = || who.pid.is_none_or(|pid| is_served_around(pid, port));
+        match self.has_own_network() && dialled.ip().is_loopback() {
+            true if self.level == Level::Full => !is_served(port) || !is_granted && is_inside(),
+            is_own => is_own && !is_granted,
+        }
     }
 
     /// Whether what listens around is the run's own.
@@ -94,8 +109,7 @@ impl Service {
         self.level == Level::Full || self.powers.has_own_network
     }
 
-    fn road(&self, way: &WayOut, dialled: SocketAddr) -> Result<Road, Failure> {
-        let has_own = self.has_own_network();
+    fn road(&self, way: &WayOut, (dialled, who): (SocketAddr, &Actor)) -> Result<Road, Failure> {
         let answers_all = self.level == Level::Full;
         let names = || {
             way.open()?;
@@ -103,9 +117,9 @@ impl Service {
         };
         match way.destination(dialled) {
             Destination::Target(target) => match self.powers.reach.decide(&target) {
-                Ok(rule) => Ok(Road::Out(target, Permit { rule })),
                 Err(_) if target.port == NAMES_PORT => names(),
-                Err(_) if has_own && dialled.ip().is_loopback() => Ok(Road::Inside),
+                decided if self.stays_inside((dialled, who), decided.is_ok()) => Ok(Road::Inside),
+                Ok(rule) => Ok(Road::Out(target, Permit { rule })),
                 Err(refusal) => match self.own_servers(dialled)? {
                     Some(servers) => Ok(Road::Server(servers)),
                     None => Err(Failure::Refused(unreached(&target, refusal))),

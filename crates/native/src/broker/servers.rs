@@ -8,6 +8,8 @@
 
 use std::cell::RefCell;
 use std::collections::HashSet;
+use std::fs::File;
+use std::io::Read as _;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -45,6 +47,10 @@ const COOKIE_AT: usize = HEADER_BYTES + 44;
 /// `1 << TCP_LISTEN`.
 const LISTENING: u32 = 1 << 10;
 const TCP: u8 = 6;
+/// Bytes of a table of sockets that are read.
+const MAX_TABLE_BYTES: u64 = 4 << 20;
+/// `TCP_LISTEN` as such a table has it.
+const LISTEN_STATE: &str = "0A";
 
 /// The run's own listeners, by their cookies.
 #[derive(Debug, Default)]
@@ -97,6 +103,29 @@ pub(super) enum Listening {
     Own(HashSet<u64>),
     /// Somebody else, too.
     Others,
+}
+
+/// Whether somebody on the host listens on a port, where that can be told.
+pub(super) fn is_served(port: u16) -> bool {
+    listeners(Some(port)).is_ok_and(|there| !there.is_empty())
+}
+
+/// Whether somebody in the network of the process `pid` listens on a port; also where that
+/// cannot be told (proc_pid_net(5)).
+pub(super) fn is_served_around(pid: u32, port: u16) -> bool {
+    ["tcp", "tcp6"].into_iter().any(|table| {
+        let Ok(file) = File::open(format!("/proc/{pid}/net/{table}")) else { return true };
+        let mut text = String::new();
+        let read = file.take(MAX_TABLE_BYTES).read_to_string(&mut text);
+        read.is_err() || text.len() as u64 == MAX_TABLE_BYTES || text.lines().any(|line| is_listener(line, port))
+    })
+}
+
+/// Whether a line of such a table is of a socket that listens on `port`.
+fn is_listener(line: &str, port: u16) -> bool {
+    let mut fields = line.split_ascii_whitespace().skip(1);
+    let local = fields.next().and_then(|local| u16::from_str_radix(local.rsplit_once(':')?.1, 16).ok());
+    local == Some(port) && fields.nth(1) == Some(LISTEN_STATE)
 }
 
 /// Whether one of `servers` listens still, and nobody else.
@@ -190,6 +219,19 @@ mod tests {
         assert!(listeners(None).unwrap().is_superset(&HashSet::from(cookies)));
         drop(one);
         assert_eq!(listeners(Some(port)).unwrap(), HashSet::from([cookies[1]]));
+    }
+
+    #[test]
+    fn who_listens_is_told_by_a_table() {
+        let one = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = one.local_addr().unwrap().port();
+        assert!(is_served(port) && is_served_around(std::process::id(), port));
+        let client = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let own = client.local_addr().unwrap().port();
+        assert!(!is_served(own) && !is_served_around(std::process::id(), own));
+        drop(one);
+        assert!(!is_served_around(std::process::id(), port));
+        assert!(!is_listener("", 0) && !is_listener("  sl  local_address rem_address   st", 0));
     }
 
     #[test]

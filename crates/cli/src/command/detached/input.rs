@@ -254,7 +254,8 @@ impl Gate {
             Status::Exited => Fate::Taken,
             _ => {
                 let home = crate::places::home(&super::super::variable).unwrap_or_default();
-                let context = render::summary::SummaryContext { remembered: &[], standing: &[], home: &home };
+                let context =
+                    render::summary::SummaryContext { remembered: &[], standing: &[], home: &home, workspace: None };
                 Fate::Refused(render::summary::summary(&outcome, context, Style::PIPE))
             }
         }

@@ -1,0 +1,312 @@
+//! What may be done about refusals, in as few words as will do: the fewest grants that
+//! suffice for all of them, and none that means nothing the next time. A name that a
+//! program made up is not named, but its directory; a part of a repository stands for the
+//! repository.
+//!
+//! Looks at names on the host where the paths are the host's, and changes nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::net::IpAddr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use stockade_model::{Denial, Grant, Host, Operation, Target, TargetPattern, is_localhost};
+use stockade_policy::advice_instead_of_grant;
+
+/// Siblings that are granted one by one; more are granted by their directory.
+const MAX_SIBLINGS: usize = 2;
+/// What a directory has at the top of a project, beside `.git`.
+const TOPS: [&str; 5] = [".git", "Cargo.toml", "package.json", "go.work", "pyproject.toml"];
+
+/// Where the refusals were.
+#[derive(Clone, Copy, Debug)]
+pub struct Surroundings<'a> {
+    /// The home directory of the person.
+    pub home: &'a Path,
+    /// The workspace, where paths are those of the host.
+    pub workspace: Option<&'a Path>,
+}
+
+/// What may be done about a refusal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Remedy {
+    /// With these grants it passes.
+    Grants(Vec<Grant>),
+    /// It passes in this workspace.
+    Workspace(PathBuf),
+    /// Something else, in words.
+    Advice(String),
+    /// Nothing.
+    Nothing,
+}
+
+/// The refusals by what may be done about them, in the order in which they came.
+pub fn grouped<'d>(denials: &[&'d Denial], around: Surroundings<'_>) -> Vec<(Remedy, Vec<&'d Denial>)> {
+    let mut remedies: Vec<Remedy> = denials.iter().map(|denial| of_one(denial, around)).collect();
+    join_loopback(&mut remedies);
+    join_siblings(&mut remedies, around);
+    let widest: Vec<PathBuf> = remedies.iter().filter_map(written).map(Path::to_owned).collect();
+    let mut groups: Vec<(Remedy, Vec<&Denial>)> = Vec::new();
+    for (denial, remedy) in denials.iter().zip(remedies) {
+        let covers =
+            |path: &Path| widest.iter().filter(|wide| path.starts_with(wide)).min_by_key(|wide| wide.as_os_str().len());
+        let remedy = match written(&remedy).and_then(covers) {
+            Some(wide) => Remedy::Grants(vec![Grant::Write(wide.clone())]),
+            None => remedy,
+        };
+        match groups.iter_mut().find(|(known, _)| *known == remedy && remedy != Remedy::Nothing) {
+            Some((_, members)) => members.push(denial),
+            None => groups.push((remedy, vec![denial])),
+        }
+    }
+    groups
+}
+
+fn of_one(denial: &Denial, around: Surroundings<'_>) -> Remedy {
+    let Some(grant) = &denial.grant else { return Remedy::Nothing };
+    if let Some(advice) = advice_instead_of_grant(grant, around.home) {
+        return Remedy::Advice(advice);
+    }
+    let (Grant::Write(path), Some(workspace)) = (grant, around.workspace) else {
+        return Remedy::Grants(vec![grant.clone()]);
+    };
+    if path.starts_with(workspace) {
+        return Remedy::Grants(vec![grant.clone()]);
+    }
+    if let Some(top) = top_around(workspace, around).filter(|top| path.starts_with(top)) {
+        return Remedy::Workspace(top);
+    }
+    let whole = repository(path).or_else(|| directory_of_passing(denial.operation, path));
+    match whole.filter(|whole| !is_too_wide(whole, around)) {
+        Some(whole) => Remedy::Grants(vec![Grant::Write(whole)]),
+        None => Remedy::Grants(with_lock(path)),
+    }
+}
+
+/// The top of the project in which the workspace lies.
+fn top_around(workspace: &Path, around: Surroundings<'_>) -> Option<PathBuf> {
+    let above = || workspace.ancestors().skip(1).take_while(|above| !is_too_wide(above, around));
+    let has = |name: &'static str| move |above: &&Path| is_there(&above.join(name));
+    TOPS.iter().find_map(|name| above().find(has(name))).map(Path::to_owned)
+}
+
+/// The directory that git takes for a repository in which `path` lies.
+fn repository(path: &Path) -> Option<PathBuf> {
+    let is_one = |directory: &&Path| ["HEAD", "objects", "refs"].iter().all(|mark| is_there(&directory.join(mark)));
+    path.ancestors().skip(1).find(is_one).map(Path::to_owned)
+}
+
+/// The directory of what a program makes under a name that it made up.
+fn directory_of_passing(operation: Operation, path: &Path) -> Option<PathBuf> {
+    let makes = matches!(operation, Operation::Create | Operation::Mkdir | Operation::Symlink | Operation::Link);
+    let name = path.file_name().filter(|name| makes && is_passing(name))?;
+    path.parent().filter(|_| !name.is_empty()).map(Path::to_owned)
+}
+
+/// A file that is replaced through a lock needs both names.
+fn with_lock(path: &Path) -> Vec<Grant> {
+    let text = path.as_os_str().as_bytes();
+    let own = text.strip_suffix(b".lock").filter(|own| !own.is_empty() && !own.ends_with(b"/"));
+    let own = own.map(|own| Grant::Write(PathBuf::from(OsStr::from_bytes(own))));
+    own.into_iter().chain([Grant::Write(path.to_owned())]).collect()
+}
+
+/// Whether a name is one that means nothing the next time.
+fn is_passing(name: &OsStr) -> bool {
+    let Some(name) = name.to_str() else { return false };
+    let plain = name.to_ascii_lowercase();
+    let is_marked = plain.starts_with(".#")
+        || plain.ends_with('~')
+        || plain.ends_with(".lock")
+        || ["tmp", "temp"]
+            .iter()
+            .any(|mark| plain.trim_start_matches(['.', '_']).starts_with(mark) || plain.ends_with(mark));
+    is_marked || name.split(|c: char| !c.is_ascii_alphanumeric()).any(is_made_up)
+}
+
+/// Whether a part of a name looks like chance: digits among letters, or capitals that begin
+/// no words.
+fn is_made_up(part: &str) -> bool {
+    let bytes = part.as_bytes();
+    let changes = bytes.windows(2).filter(|pair| pair[0].is_ascii_digit() != pair[1].is_ascii_digit()).count();
+    let capitals = bytes.iter().skip(1).filter(|byte| byte.is_ascii_uppercase()).count();
+    let small = bytes.iter().filter(|byte| byte.is_ascii_lowercase()).count();
+    let is_hex = bytes.len() >= 8 && bytes.iter().all(u8::is_ascii_hexdigit);
+    let has_no_words = small >= 2 && capitals > 0 && bytes.len() / (capitals + 1) < 3;
+    bytes.len() >= 6 && (is_hex && changes > 0 || changes >= 3 || has_no_words)
+}
+
+/// Whether a grant for a directory would be for much more than what was refused.
+fn is_too_wide(directory: &Path, around: Surroundings<'_>) -> bool {
+    directory.components().count() < 3
+        || around.home.starts_with(directory)
+        || advice_instead_of_grant(&Grant::Write(directory.to_owned()), around.home).is_some()
+}
+
+/// What one grant lets be written.
+fn written(remedy: &Remedy) -> Option<&Path> {
+    match remedy {
+        Remedy::Grants(grants) => match grants.as_slice() {
+            [Grant::Write(path)] => Some(path),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// Both addresses of this machine itself, on one port, are `localhost`.
+fn join_loopback(remedies: &mut [Remedy]) {
+    let target = |remedy: &Remedy| match remedy {
+        Remedy::Grants(grants) => match grants.as_slice() {
+            [Grant::Connect(pattern)] => pattern.target(),
+            _ => None,
+        },
+        _ => None,
+    };
+    let address = |target: &Target| match target.host {
+        Host::Address(address) if is_localhost(address) => Some(address),
+        _ => None,
+    };
+    let known: Vec<(IpAddr, u16)> =
+        remedies.iter().filter_map(target).filter_map(|target| Some((address(&target)?, target.port))).collect();
+    let Ok(localhost) = "localhost".parse::<Host>() else { return };
+    for remedy in remedies {
+        let Some(own) = target(remedy).filter(|own| address(own).is_some()) else { continue };
+        if known.iter().any(|(ip, port)| *port == own.port && Some(*ip) != address(&own)) {
+            let target = Target { host: localhost.clone(), port: own.port };
+            *remedy = Remedy::Grants(vec![Grant::Connect(TargetPattern::exactly(&target))]);
+        }
+    }
+}
+
+/// Several files of one directory outside are granted by the directory.
+fn join_siblings(remedies: &mut [Remedy], around: Surroundings<'_>) {
+    let Some(workspace) = around.workspace else { return };
+    let parent = |remedy: &Remedy| {
+        let path = written(remedy).filter(|path| !path.starts_with(workspace))?;
+        path.parent().filter(|parent| !is_too_wide(parent, around)).map(Path::to_owned)
+    };
+    let mut children: BTreeMap<PathBuf, BTreeSet<PathBuf>> = BTreeMap::new();
+    for remedy in remedies.iter() {
+        if let (Some(parent), Some(path)) = (parent(remedy), written(remedy)) {
+            children.entry(parent).or_default().insert(path.to_owned());
+        }
+    }
+    for remedy in remedies {
+        let whole = parent(remedy).filter(|parent| children.get(parent).is_some_and(|all| all.len() > MAX_SIBLINGS));
+        if let Some(whole) = whole {
+            *remedy = Remedy::Grants(vec![Grant::Write(whole)]);
+        }
+    }
+}
+
+fn is_there(path: &Path) -> bool {
+    path.symlink_metadata().is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use stockade_model::Resolution;
+
+    use super::super::question::tests::denial;
+    use super::*;
+
+    fn refused(operation: Operation, grant: &str) -> Denial {
+        let grant: Grant = grant.parse().unwrap();
+        let object = grant.to_string().as_str().into();
+        Denial { operation, object, grant: Some(grant), resolution: Resolution::Recorded, ..denial() }
+    }
+
+    #[track_caller]
+    fn check(workspace: &Path, refusals: &[(Operation, &str)], expected: &[&str]) {
+        let all: Vec<Denial> = refusals.iter().map(|(operation, grant)| refused(*operation, grant)).collect();
+        let all: Vec<&Denial> = all.iter().collect();
+        let around = Surroundings { home: Path::new("/home/u"), workspace: Some(workspace) };
+        let said: Vec<String> = grouped(&all, around)
+            .into_iter()
+            .map(|(remedy, members)| match remedy {
+                Remedy::Grants(grants) => {
+                    let grants: Vec<String> = grants.iter().map(ToString::to_string).collect();
+                    format!("{} x {}", members.len(), grants.join(" + "))
+                }
+                other => format!("{} x {other:?}", members.len()),
+            })
+            .collect();
+        assert_eq!(said, expected);
+    }
+
+    #[test]
+    fn names_that_a_program_made_up() {
+        for name in [
+            "tmp_objdir-incoming-6IiQv0",
+            ".gitconfig.lock",
+            "tmpab12cd",
+            "_tmp_12_0",
+            "x.8hX2kQ",
+            "x.VjqKzP",
+            "a3f9c2d1e8",
+            ".#file",
+            "file~",
+            "part.tmp",
+        ] {
+            assert!(is_passing(OsStr::new(name)), "{name}");
+        }
+        for name in [
+            "outside",
+            "main.rs",
+            "MyClassName.java",
+            "file2",
+            "2024-report",
+            "README.md",
+            "python3.11",
+            "deadbeef",
+            "x",
+        ] {
+            assert!(!is_passing(OsStr::new(name)), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_fewest_grants_that_suffice() {
+        use Operation::{Connect, Create, Mkdir, Write};
+        let ws = Path::new("/w/nothing/there");
+        check(ws, &[(Create, "write /o/p/a"), (Create, "write /o/p/b")], &["1 x write /o/p/a", "1 x write /o/p/b"]);
+        check(
+            ws,
+            &[(Create, "write /o/p/a"), (Write, "write /x/y/z"), (Mkdir, "write /o/p/b"), (Create, "write /o/p/c")],
+            &["3 x write /o/p", "1 x write /x/y/z"],
+        );
+        // Never a home, nor the root of everything.
+        let three = ["write /home/u/a", "write /home/u/b", "write /home/u/c"];
+        check(
+            ws,
+            &three.map(|grant| (Create, grant)),
+            &three.map(|grant| format!("1 x {grant}")).each_ref().map(String::as_str),
+        );
+        check(ws, &[(Create, "write /o/p/tmpa1b2c3/x"), (Mkdir, "write /o/p/tmpa1b2c3")], &["2 x write /o/p"]);
+        check(ws, &[(Create, "write /home/u/.x.lock")], &["1 x write /home/u/.x + write /home/u/.x.lock"]);
+        check(ws, &[(Connect, "connect 127.0.0.1:80"), (Connect, "connect [::1]:80")], &["2 x connect localhost:80"]);
+        check(
+            ws,
+            &[(Connect, "connect 127.0.0.1:80"), (Connect, "connect [::1]:81"), (Connect, "connect 127.0.0.1:80")],
+            &["2 x connect 127.0.0.1:80", "1 x connect [::1]:81"],
+        );
+    }
+
+    #[test]
+    fn repositories_and_projects_stand_for_what_they_hold() {
+        let place = tempfile::tempdir().unwrap();
+        let at = |name: &str| place.path().canonicalize().unwrap().join(name);
+        for directory in ["origin.git/objects", "origin.git/refs", "project/sub/deep", "project/.git/objects"] {
+            std::fs::create_dir_all(at(directory)).unwrap();
+        }
+        std::fs::write(at("origin.git/HEAD"), "").unwrap();
+        let origin = format!("write {}", at("origin.git").display());
+        let inner = format!("{origin}/objects/incoming-Ab1Cd2");
+        check(&at("project"), &[(Operation::Mkdir, &inner)], &[&format!("1 x {origin}")]);
+        let lock = format!("write {}", at("project/.git/index.lock").display());
+        let top = format!("1 x Workspace({:?})", at("project"));
+        check(&at("project/sub/deep"), &[(Operation::Create, &lock)], &[&top]);
+    }
+}
