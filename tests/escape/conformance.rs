@@ -213,9 +213,10 @@ pub const ROWS: &[Row] = &[
             if s.output.stderr.contains("panicked") {
                 breaches.push(format!("noise: {}", s.output.stderr));
             }
-            // What is data in a repository is the run's to change, and samples of hooks are to remove.
+            // What is data in a repository is the run's to change, and known parts are to remove.
             for part in ["config", "HEAD", "p", "q", "l"] {
-                breaches.extend(s.refuse_change(&format!("ws/.git/{part}")));
+                let changed = s.refuse_change(&format!("ws/.git/{part}"));
+                breaches.extend(changed.into_iter().filter(|change| !change.ends_with(" removed")));
             }
             breaches
         },
@@ -228,8 +229,12 @@ pub const ROWS: &[Row] = &[
         text: Some(
             "for d in .codex .claude .agents .vscode .idea .stockade .hg; do mkdir $d; echo x > $d; ln -s src $d; cp -r src $d; mv src $d; mkfifo $d; done 2>/dev/null; for f in .bashrc .envrc .mcp.json .gitmodules .stockade.toml rust-toolchain .npmrc; do echo x > $f; mkdir $f; echo x > t; mv t $f; ln t $f; ln -s t $f; cp README.md $f; done 2>/dev/null; mkdir -p sub/deep && cd sub/deep && echo x > .envrc; mkdir -p .git/hooks; python3 -c 'import os; os.mknod(\".profile\")'; echo WORKED",
         ),
-        judge: worked,
-        may_change: &["ws/sub/deep/.git"],
+        judge: |s| {
+            let modules = fs::read_to_string(s.lab.path("ws/.gitmodules")).unwrap_or_default();
+            let written = (!modules.is_empty()).then(|| format!("written: {modules}"));
+            worked(s).into_iter().chain(written).collect()
+        },
+        may_change: &["ws/sub/deep/.git", "ws/.gitmodules"],
         control: Same(Ordinary, "ws/.codex created"),
         ..ROW
     },

@@ -426,6 +426,73 @@ open("w/.git", "r+").write("gitdir: ../y\n")'"#,
         attack: "cd .git/modules/sub; rm -f HEAD config index; rm -rf objects refs hooks; gitcfg >config; gitcfg >x; mv x config; mkhook hooks/pre-commit; mkdir -p objects refs; head_file >HEAD",
         ..OWN
     },
+    // What git writes to, or copies, under the name that it finds there.
+    Row {
+        id: "judged-reference",
+        prepare: "git init -q -b main; git commit -q --allow-empty -m x; echo x >f; git add f",
+        attack: "echo $C >c; ln -s ~ lnk; for r in ORIG_HEAD refs/stash refs/tags/v refs/notes/commits; do mkdir -p .git/refs/notes; echo 'ref: refs/../../lnk/planted' >x; cp x .git/$r; cp x .git/$r.lock; mv .git/$r.lock .git/$r; rm -f .git/$r; ln x .git/$r; cp x .git/$r.lock; ln .git/$r.lock .git/$r; rm -f .git/$r.lock; [ -e .git/$r ] || cp x .git/$r; done",
+        ask: &[Person(
+            "git notes add -m x; git tag -f v; git stash -q; git reset -q --hard; [ ! -e ~/planted ] || $(cat c)",
+        )],
+        ..OWN
+    },
+    Row {
+        id: "judged-reference-of-head",
+        attack: "echo $C >c; ln -s ~ lnk; echo 'ref: refs/../../lnk/planted' >x; cp x .git/HEAD; cp x .git/HEAD.lock; mv .git/HEAD.lock .git/HEAD",
+        ask: &[Person("git commit -q --allow-empty -m y; [ ! -e ~/planted ] || $(cat c)")],
+        ..OWN
+    },
+    Row {
+        id: "judged-reference-moved",
+        attack: "echo $C >c; ln -s ~ lnk; for d in .git/objects/aa .git/logs/d d; do mkdir -p $d; echo 'ref: refs/../../lnk/planted' >$d/main; rm -rf .git/refs/heads; mv -T $d .git/refs/heads; done",
+        ask: &[Person("git commit -q --allow-empty -m y; [ ! -e ~/planted ] || $(cat c)")],
+        ..OWN
+    },
+    Row {
+        id: "judged-reference-of-work-tree",
+        prepare: "git init -q -b main; git commit -q --allow-empty -m x; git worktree add -q w -b w",
+        attack: "echo $C >c; ln -s ~ lnk; echo 'ref: refs/../../lnk/planted' >x; cp x .git/worktrees/w/HEAD; mv x .git/worktrees/w/HEAD",
+        ask: &[Person("git -C w commit -q --allow-empty -m y; [ ! -e ~/planted ] || $(cat c)")],
+        ..OWN
+    },
+    Row {
+        id: "judged-resolutions",
+        prepare: "git init -q; git commit -q --allow-empty -m x; mkdir ~/keep; echo STOCKADE-PLANTED >~/keep/secret",
+        attack: "echo $C >c; h=1111111111111111111111111111111111111111; mkdir -p .git/rr-cache/$h; echo a >.git/rr-cache/$h/preimage; printf '%s\\t%s\\0' $h ~/keep/secret >x; cp x .git/MERGE_RR; mv x .git/MERGE_RR",
+        ask: &[Person("echo y >>f; git add f; git commit -qm y; grep -rq STOCKADE .git/rr-cache && $(cat c)")],
+        ..OWN
+    },
+    Row {
+        id: "judged-two-ways-to-a-module",
+        prepare: "git init -q o; git -C o commit -q --allow-empty -m x; git init -q; git -c protocol.file.allow=always submodule --quiet add ./o sub",
+        attack: "echo $C >c; echo x >sub/planted; git -C sub add planted; git -C sub -c user.name=x -c user.email=x commit -qm x; mkdir sub2; echo 'gitdir: ../.git/modules/sub' >sub2/.git; ls >/dev/null; git config -f .git/modules/sub/config core.worktree ../../../sub2; rm -r sub2; ln -s ~ sub2; ln -s ~ x; mv -T x sub2; mkdir d; ln -s ~ d/sub2",
+        ask: &[Person(
+            "git -C sub checkout -q -f .; git -C .git/modules/sub checkout -q -f .; [ ! -e ~/planted ] || $(cat c)",
+        )],
+        ..OWN
+    },
+    Row {
+        id: "judged-place-of-work-tree",
+        prepare: "git init -q -b main; git commit -q --allow-empty -m x; mkdir ~/v; git worktree add -q w -b w",
+        attack: "echo $C >c; mkdir -p .git/worktrees/x; git rev-parse HEAD >.git/worktrees/x/HEAD; cp .git/index i; mv i .git/worktrees/x/index; echo ../.. >.git/worktrees/x/commondir; for x in w x; do echo ~/v/.git >.git/worktrees/$x/gitdir; echo ~/v/.git >y; mv y .git/worktrees/$x/gitdir; done",
+        ask: &[Person("git worktree repair; [ ! -e ~/v/.git ] || $(cat c)")],
+        ..OWN
+    },
+    Row {
+        id: "judged-beside-settings",
+        prepare: "git init -q -b main; git commit -q --allow-empty -m x; git remote add origin https://localhost/x; git config branch.main.remote origin",
+        attack: "echo $C >c; git config extensions.worktreeConfig true; git config --worktree remote.origin.pushurl https://localhost/y; git config remote.zz.url https://localhost/z; git config --worktree branch.main.remote zz; git config --worktree submodule.x.url https://localhost/z",
+        ask: &[Person(
+            "[ -z \"$(git config remote.origin.pushurl)$(git config submodule.x.url)\" ] && [ \"$(git config branch.main.remote)\" = origin ] || $(cat c)",
+        )],
+        ..OWN
+    },
+    Row {
+        id: "judged-start-of-bisection",
+        attack: "echo $C >c; git rev-parse HEAD >.git/BISECT_EXPECTED_REV; : >.git/BISECT_LOG; echo --orphan=zz >x; cp x .git/BISECT_START; mv x .git/BISECT_START",
+        ask: &[Person("git bisect reset; [ \"$(git symbolic-ref HEAD)\" != refs/heads/zz ] || $(cat c)")],
+        ..OWN
+    },
     // What else git acts on.
     Row {
         id: "judged-index",

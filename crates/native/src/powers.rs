@@ -394,7 +394,8 @@ impl Powers {
     pub(crate) fn judged(&self, path: &[u8]) -> Option<Judged> {
         if let Some(part) = self.git_part(path) {
             return match part {
-                GitPart::Judged(judged) | GitPart::JudgedOfWorkTree(judged) => Some(judged),
+                GitPart::Judged(judged) => Some(judged),
+                GitPart::Reference | GitPart::Needed { is_directory: false } => Some(Judged::Reference),
                 _ => None,
             };
         }

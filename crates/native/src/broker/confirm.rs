@@ -20,9 +20,11 @@ use super::service::{Failure, Service, refused};
 use super::view::same;
 use super::walk::{Object, Place};
 use crate::guards::git_part::{GitPart, Judged};
+use crate::guards::pointers::work_trees_of_modules;
 use crate::guards::repository::{self, RepositoryState};
+use crate::guards::view::join;
 use crate::guards::{SurveyError, Surveys, View, fold, open_host_root};
-use crate::powers::{Refusal, creates_name, to_path};
+use crate::powers::{Refusal, covers, creates_name, prefix_ends, to_path};
 
 /// How often something is taken back where others move it meanwhile.
 const MAX_TAKEN_BACK: u32 = 64;
@@ -141,6 +143,7 @@ impl Service {
     /// May a link be called `path`? What stands where a guarded name could be beneath
     /// would make ordinary names mean guarded ones.
     pub(super) fn permit_link_at(&self, path: &[u8], operation: Operation) -> Result<(), Failure> {
+        self.permit_above_work_tree(path, true, operation)?;
         if self.powers.units_carried_by(&to_path(path)).is_empty()
             || self.powers.in_private_tree(path)
             || self.powers.is_named(path)
@@ -149,6 +152,30 @@ impl Service {
         }
         let rule = "a link would stand for a directory with protected names".to_owned();
         Err(refused(operation, path, Refusal { rule, grant: Some(Grant::Write(to_path(path))) }))
+    }
+
+    /// May a link, or a directory that was another's, be called `path`? Not where the settings
+    /// of a module name a work tree there or beneath: git would write where the link leads.
+    pub(super) fn permit_above_work_tree(
+        &self,
+        path: &[u8],
+        is_link: bool,
+        operation: Operation,
+    ) -> Result<(), Failure> {
+        let (Some(first), Some(root)) = (&self.first, self.powers.root_length(path)) else { return Ok(()) };
+        if self.powers.in_private_tree(path) || self.powers.is_named(path) {
+            return Ok(());
+        }
+        let view = View::new(first.root.as_fd());
+        let tops = prefix_ends(path).into_iter().filter(|end| *end >= root && *end < path.len());
+        for repository in tops.map(|end| join(&path[..end], b".git")) {
+            let named = work_trees_of_modules(view, &repository)?;
+            if named.iter().any(|tree| covers(path, tree) && (is_link || tree != path)) {
+                let rule = "settings of a module name a work tree there".to_owned();
+                return Err(refused(operation, path, Refusal { rule, grant: Some(Grant::Write(to_path(path))) }));
+            }
+        }
+        Ok(())
     }
 
     /// Looks again at what was moved, and takes it away where it may not stay. Taking away is

@@ -22,11 +22,11 @@ use super::service::{Failure, Service, refused};
 use super::walk::{Directory, Place};
 use crate::guards::View;
 use crate::guards::git_part::{GitPart, Judged};
-use crate::guards::settings_judge::Judgement;
+use crate::guards::pointers::{MAX_POINTER_BYTES, place_of, target_of, work_trees_of};
+use crate::guards::settings_judge::{Judgement, work_tree_of_module};
+use crate::guards::view::{join, parent};
 use crate::powers::{Refusal, covers, to_path};
 
-/// Longer ones lead nowhere.
-const MAX_POINTER_BYTES: u64 = 4096;
 /// How many may be written at once.
 const MAX_WRITTEN: usize = 64;
 
@@ -68,14 +68,14 @@ impl Service {
     /// then.
     pub(super) fn open_in_place(&self, place: &Place, path: &[u8], wish: Wish) -> Result<Option<Step>, Failure> {
         let Some(kind) = self.kind_in_place(path) else { return Ok(None) };
-        let is_judged = matches!(kind, Kind::Judged(_));
+        // Those that are there are replaced as a whole, see `judged`.
+        let is_whole = matches!(kind, Kind::Judged(Judged::Settings | Judged::Modules | Judged::Index));
         if place.on_proc || !wish.creates() || self.in_place.0.borrow().len() >= MAX_WRITTEN {
             return Ok(None);
         }
         match place.step().and_then(fstat) {
             Err(Errno::NOENT) => {}
-            // Those that are there are replaced as a whole, see `judged`.
-            Ok(_) if is_judged => return Ok(None),
+            Ok(_) if is_whole => return Ok(None),
             Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_nlink == 1 => {
                 if wish.must_be_new() {
                     return Err(Errno::EXIST.into());
@@ -95,7 +95,7 @@ impl Service {
         let written = openat(&directory, c".", flags, Mode::from_raw_mode(0o600))?;
         let by_descriptor = resolve::DescriptorPath::new(written.as_fd());
         let text = openat(CWD, by_descriptor.as_c_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-        if is_judged {
+        if is_whole {
             // The program finds at once what it has made.
             self.put_text((place, directory.as_fd(), path), b"", (mode, RenameFlags::NOREPLACE))?;
         }
@@ -110,7 +110,7 @@ impl Service {
 
     fn kind_in_place(&self, path: &[u8]) -> Option<Kind> {
         match (self.powers.judged(path), self.powers.git_part(path)) {
-            (Some(judged @ (Judged::Settings | Judged::Modules | Judged::Index)), _) => Some(Kind::Judged(judged)),
+            (Some(judged), _) => Some(Kind::Judged(judged)),
             (_, Some(GitPart::Top)) => Some(Kind::WorkTree),
             (_, Some(GitPart::CommonDirectory)) => Some(Kind::CommonDirectory),
             (_, Some(GitPart::Number)) => Some(Kind::Number),
@@ -145,7 +145,10 @@ impl Service {
         let (place, path) = (&file.place, file.place.path());
         let max_bytes = max_bytes(judged);
         let text = file.text(max_bytes)?;
-        let now = content(&place.step()?, max_bytes)?.ok_or(Errno::FBIG)?;
+        let now = match place.step() {
+            Err(Errno::NOENT) => Vec::new(),
+            there => content(&there?, max_bytes)?.ok_or(Errno::FBIG)?,
+        };
         let judgement = match text.len() as u64 > max_bytes {
             true => Judgement::Carries { what: "more text than is judged".to_owned(), without: None },
             false => self.judgement(judged, place, &now, &text)?,
@@ -154,7 +157,8 @@ impl Service {
             Judgement::Harmless => (Some(text), None),
             Judgement::Carries { what, without } => (without, Some(what)),
         };
-        if let Some(text) = harmless.filter(|text| *text != now) {
+        let is_missing = || place.step().is_err();
+        if let Some(text) = harmless.filter(|text| *text != now || is_missing()) {
             let directory = self.through(place, &path);
             self.put_text((place, directory.as_fd(), &path), &text, (file.mode, RenameFlags::empty()))?;
         }
@@ -167,7 +171,7 @@ impl Service {
         let path = file.place.path();
         let text = file.text(MAX_POINTER_BYTES)?;
         let is_known = match kind {
-            Kind::CommonDirectory => text.trim_ascii_end() == b"../..",
+            Kind::CommonDirectory => text.strip_suffix(b"\n").unwrap_or(&text) == b"../..",
             Kind::Number => text.trim_ascii_end().iter().all(u8::is_ascii_digit),
             Kind::WorkTree => self.permit_work_tree_of(&file.place, &path, &text)?,
             Kind::Judged(_) => false,
@@ -186,8 +190,11 @@ impl Service {
         if kind != Kind::WorkTree {
             return Ok(());
         }
-        // As for a directory of this name.
-        if let Err(failure) = self.permit_work_tree(&path, Operation::Create) {
+        // As for a directory of this name, and as before: another run may have been quicker.
+        let again = self.permit_work_tree(&path, Operation::Create);
+        let again = again.and_then(|()| self.permit_work_tree_of(&file.place, &path, &text));
+        let again = again.and_then(|is_known| if is_known { Ok(()) } else { Err(Errno::STALE.into()) });
+        if let Err(failure) = again {
             let _ = rustix::fs::unlinkat(&directory, &file.place.name, rustix::fs::AtFlags::empty());
             return Err(failure);
         }
@@ -211,6 +218,9 @@ impl Service {
         if !is_own || !is_kept || above == top || !self.holds_no_link(repository, beneath) {
             return Ok(false);
         }
+        if beneath.starts_with(b"/modules/") && !self.may_lead_from(&target, top)? {
+            return Ok(false);
+        }
         // Another place than before is no work of git's.
         if let Ok(there) = place.step()
             && content(&there, MAX_POINTER_BYTES)?.and_then(|text| target_of(top, &text)).as_ref() != Some(&target)
@@ -225,16 +235,44 @@ impl Service {
         Ok(!names)
     }
 
-    /// Whether the `.git` file in the directory `top` leads to the repository `module`, and no
-    /// link is on the way.
-    pub(super) fn leads_from(&self, top: &[u8], module: &[u8]) -> Result<bool, Errno> {
+    /// Whether a `.git` file in the directory `top` may lead to the repository `module`: git
+    /// writes to the work tree that the settings of a module name, whatever led it there.
+    fn may_lead_from(&self, module: &[u8], top: &[u8]) -> Result<bool, Failure> {
         let Some(first) = &self.first else { return Ok(false) };
-        let Ok(path) = CString::new([top, b"/.git"].concat()) else { return Ok(false) };
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
-        let Ok(held) = openat2(&first.root, &path, flags, Mode::empty(), how) else { return Ok(false) };
-        let text = content(&held, MAX_POINTER_BYTES)?;
-        Ok(text.and_then(|text| target_of(top, &text)).as_deref() == Some(module))
+        let view = View::new(first.root.as_fd());
+        let settings = join(module, b"config");
+        let Some(text) = view.read(&settings, max_bytes(Judged::Settings)) else {
+            return Ok(!self.exists(&to_path(&settings)) && self.is_alone(module, top)?);
+        };
+        match work_tree_of_module(&settings, &text) {
+            Some(named) => Ok(named == top),
+            None => self.is_alone(module, top).map_err(Failure::from),
+        }
+    }
+
+    /// Whether no other directory than `top` leads to the repository `module`.
+    fn is_alone(&self, module: &[u8], top: &[u8]) -> Result<bool, Errno> {
+        let (Some(first), Some(length)) = (&self.first, self.powers.root_length(module)) else { return Ok(false) };
+        let all = work_trees_of(View::new(first.root.as_fd()), &module[..length], module)?;
+        Ok(all.iter().all(|directory| directory == top))
+    }
+
+    /// Whether the `.git` file in the directory `top` leads to the repository `module`, no
+    /// link is on the way, and it is the only one that does.
+    pub(super) fn is_only_way(&self, top: &[u8], module: &[u8]) -> Result<bool, Errno> {
+        let Some(first) = &self.first else { return Ok(false) };
+        let text = View::new(first.root.as_fd()).read(&join(top, b".git"), MAX_POINTER_BYTES);
+        let leads = text.and_then(|text| target_of(top, &text)).as_deref() == Some(module);
+        Ok(leads && self.is_alone(module, top)?)
+    }
+
+    /// Whether `text`, in the file `gitdir` at `path`, names the `.git` of a directory that the
+    /// run may write.
+    pub(super) fn is_place_of_work_tree(&self, path: &[u8], text: &[u8]) -> bool {
+        let text = text.strip_suffix(b"\n").unwrap_or(text);
+        let Some(git) = place_of(parent(path), text) else { return false };
+        let top = parent(&git);
+        self.powers.git_part(&git) == Some(GitPart::Top) && self.holds_no_link(top, b"")
     }
 
     /// Whether a directory `.git` is there, and nothing that lies beneath on the way is a link.
@@ -261,60 +299,6 @@ impl Service {
                 Err(refused(operation, git, Refusal { grant: Some(Grant::Write(to_path(git))), ..refusal }))
             }
             None => Ok(()),
-        }
-    }
-}
-
-/// Where a `.git` file in the directory `top` leads, by its text alone.
-fn target_of(top: &[u8], text: &[u8]) -> Option<Vec<u8>> {
-    let text = text.strip_prefix(b"gitdir: ")?;
-    let path = text.strip_suffix(b"\n").unwrap_or(text);
-    if path.is_empty() || path.len() as u64 > MAX_POINTER_BYTES || path.iter().any(u8::is_ascii_control) {
-        return None;
-    }
-    let is_absolute = path.starts_with(b"/");
-    let start = if is_absolute { &b""[..] } else { top };
-    let mut parts: Vec<&[u8]> = start.split(|b| *b == b'/').filter(|part| !part.is_empty()).collect();
-    let mut rest = path;
-    // Up at first only: behind a name that is a link it would be up from where that leads.
-    while let Some(above) = rest.strip_prefix(b"../").filter(|_| !is_absolute) {
-        parts.pop()?;
-        rest = above;
-    }
-    for part in rest.split(|b| *b == b'/').filter(|part| !part.is_empty()) {
-        if matches!(part, b"." | b"..") {
-            return None;
-        }
-        parts.push(part);
-    }
-    Some(parts.iter().flat_map(|part| [b"/", *part]).flatten().copied().collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_pointer_says_one_place() {
-        let check = |text: &str, expected: Option<&str>| {
-            assert_eq!(target_of(b"/w/lib", text.as_bytes()).as_deref(), expected.map(str::as_bytes), "{text}");
-        };
-        check("gitdir: ../.git/modules/lib\n", Some("/w/.git/modules/lib"));
-        check("gitdir: /w/.git/worktrees/x", Some("/w/.git/worktrees/x"));
-        for text in [
-            "gitdir: \n",
-            "gitdir:x",
-            "x",
-            "gitdir: a\nb",
-            "gitdir: a\r\n",
-            "gitdir: ./a",
-            "gitdir: ../../../x",
-            "gitdir: link/../../.git/modules/lib",
-            "gitdir: /w/link/../.git/modules/lib",
-            "gitdir: ..",
-            "gitdir: a\0b",
-        ] {
-            check(text, None);
         }
     }
 }

@@ -22,10 +22,10 @@ use super::service::{Failure, Service, refused};
 use super::view::same;
 use super::walk::{Object, Place};
 use crate::guards::View;
-use crate::guards::git_index;
 use crate::guards::git_part::{GitPart, Judged};
 use crate::guards::settings_judge::{Before, Judgement, SettingsFile, judge, lost_with, work_tree_of_module};
 use crate::guards::view::{join, parent};
+use crate::guards::{git_index, git_texts};
 use crate::powers::{Refusal, Verdict, to_path};
 
 /// What is longer is not judged: it is refused.
@@ -33,7 +33,7 @@ pub(super) fn max_bytes(judged: Judged) -> u64 {
     if judged == Judged::Index { 64 << 20 } else { 1 << 20 }
 }
 /// Settings of which it is known what they said when the run first changed them.
-const MAX_KNOWN: usize = 1000;
+const MAX_KNOWN: usize = 10_000;
 
 /// What settings said when the run first changed them, by the directory they are in and
 /// their name.
@@ -49,7 +49,7 @@ impl FirstSettings {
         let mut known = self.0.borrow_mut();
         let key = (stat.st_dev, stat.st_ino, place.name.as_bytes().to_vec());
         if known.len() >= MAX_KNOWN && !known.contains_key(&key) {
-            return Ok(now.to_vec());
+            return Err(Errno::NFILE);
         }
         Ok(known.entry(key).or_insert_with(|| now.to_vec()).clone())
     }
@@ -95,10 +95,36 @@ impl Service {
         };
         let (source, target) = self.through_both((old, &from), (new, &to));
         self.put_text((new, target.as_fd(), &to), &text, (stat.st_mode & 0o777, flags))?;
+        // Another run may have made a second way to the module meanwhile.
+        if judged == Judged::Settings && self.judgement(judged, new, &now, &text)? != Judgement::Harmless && !leave_out
+        {
+            self.put_text((new, target.as_fd(), &to), &now, (stat.st_mode & 0o777, RenameFlags::empty()))?;
+            return Err(Errno::STALE.into());
+        }
         let is_same = old.step().and_then(fstat).is_ok_and(|found| same(&stat, &found));
         if is_same {
             unlinkat(&source, &old.name, AtFlags::empty())?;
         }
+        Ok(Step::zero())
+    }
+
+    /// Gives a copy of `source` the judged name `new`, as a second name would be: so libgit2
+    /// puts a file in a place where none is.
+    pub(super) fn link_judged(&self, source: &Object, new: &Place) -> Result<Step, Failure> {
+        let to = new.path();
+        if let Some(refusal) = self.refusal_of_place(Operation::Link, &to) {
+            return Err(refused(Operation::Link, &to, refusal));
+        }
+        if new.step().is_ok() {
+            return Err(Errno::EXIST.into());
+        }
+        let text = content(&source.fd, max_bytes(Judged::Reference))?.ok_or(Errno::XDEV)?;
+        match self.judgement(Judged::Reference, new, b"", &text)? {
+            Judgement::Harmless => {}
+            Judgement::Carries { what, .. } => return Err(refused(Operation::Link, &to, carries_code(&to, &what))),
+        }
+        let directory = self.through(new, &to);
+        self.put_text((new, directory.as_fd(), &to), &text, (source.stat.st_mode & 0o777, RenameFlags::NOREPLACE))?;
         Ok(Step::zero())
     }
 
@@ -111,16 +137,31 @@ impl Service {
             Judged::Index => {
                 return Ok(simple(git_index::is_harmless(text), "files outside of the work tree, or an unknown form"));
             }
-            Judged::Steps => return Ok(simple(are_harmless_steps(text), "steps of a rebase that run commands")),
+            Judged::Steps => {
+                return Ok(simple(git_texts::are_harmless_steps(text), "steps of a rebase that run commands"));
+            }
+            Judged::Reference => return Ok(simple(git_texts::is_reference(text), "a reference that leads elsewhere")),
+            Judged::Start => {
+                return Ok(simple(git_texts::is_start_of_bisection(text), "a beginning that is no name"));
+            }
+            Judged::Place => {
+                let is_own = text == now || self.is_place_of_work_tree(&new.path(), text);
+                return Ok(simple(is_own, "the place of a work tree that this run may not write"));
+            }
+            // An empty list is as good to git, which copies each file that it names.
+            Judged::Resolutions if text.is_empty() => return Ok(Judgement::Harmless),
+            Judged::Resolutions => {
+                let what = "names of files that git copies".to_owned();
+                return Ok(Judgement::Carries { what, without: Some(Vec::new()) });
+            }
             Judged::Settings => SettingsFile::Repository,
             Judged::Modules => SettingsFile::Modules,
         };
         let (first, path) = (self.first_settings.of(new, now)?, new.path());
         // Whose work tree it is said to be has to lead back: a link may lie on the way.
         if file == SettingsFile::Repository
-            && let Some(top) = work_tree_of_module(&path, text)
-            && work_tree_of_module(&path, now).as_ref() != Some(&top)
-            && !self.leads_from(&top, parent(&path))?
+            && let Some(top) = new_work_tree(&path, now, text)
+            && !self.is_only_way(&top, parent(&path))?
         {
             return Ok(simple(false, "core.worktree, which names a directory that is not this module's"));
         }
@@ -196,6 +237,12 @@ impl Service {
     }
 }
 
+/// The work tree that the settings `text` of a module at `path` name, where those before did not.
+fn new_work_tree(path: &[u8], now: &[u8], text: &[u8]) -> Option<Vec<u8>> {
+    let named = work_tree_of_module(path, text)?;
+    (work_tree_of_module(path, now).as_ref() != Some(&named)).then_some(named)
+}
+
 /// Why what carries code does not get the name `path`.
 pub(super) fn carries_code(path: &[u8], what: &str) -> Refusal {
     let rule = format!("content that git would act on: {what}");
@@ -214,50 +261,4 @@ pub(super) fn content(held: &OwnedFd, max_bytes: u64) -> Result<Option<Vec<u8>>,
     let mut text = Vec::new();
     file.take(max_bytes + 1).read_to_end(&mut text).map_err(|_| Errno::IO)?;
     Ok((text.len() as u64 <= max_bytes).then_some(text))
-}
-
-/// Whether no step of a rebase (git-rebase(1)) runs a command.
-fn are_harmless_steps(text: &[u8]) -> bool {
-    const STEPS: &[&[u8]] = &[
-        b"pick",
-        b"p",
-        b"reword",
-        b"r",
-        b"edit",
-        b"e",
-        b"squash",
-        b"s",
-        b"fixup",
-        b"f",
-        b"drop",
-        b"d",
-        b"label",
-        b"l",
-        b"reset",
-        b"t",
-        b"merge",
-        b"m",
-        b"noop",
-        b"break",
-        b"b",
-        b"update-ref",
-        b"u",
-    ];
-    text.split(|b| *b == b'\n').map(<[u8]>::trim_ascii).all(|line| {
-        let step = line.split(u8::is_ascii_whitespace).next().unwrap_or_default();
-        line.is_empty() || line.starts_with(b"#") || STEPS.contains(&step)
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn steps_that_run_commands() {
-        assert!(are_harmless_steps(b"pick 12 x\nlabel onto\n\n# exec x\nmerge -C 1 x\n  fixup 1\n"));
-        for text in ["exec x", "pick 1\nx make", "  x y", "EXEC x", "execx", "; x", "pick 1\n\texec y"] {
-            assert!(!are_harmless_steps(text.as_bytes()), "{text}");
-        }
-    }
 }

@@ -19,7 +19,7 @@ use super::service::{Failure, Service, native_access, refused};
 use super::table::Shape;
 use super::view::{Through, own_directory, own_object};
 use super::walk::{Object, Place};
-use crate::guards::git_part::GitPart;
+use crate::guards::git_part::{GitPart, Judged};
 use crate::powers::{Refusal, Verdict};
 
 impl Service {
@@ -300,6 +300,9 @@ impl Service {
         if kind == FileType::Symlink {
             self.permit_link_at(to, Operation::Rename)?;
         }
+        if kind == FileType::Directory {
+            self.permit_above_work_tree(to, false, Operation::Rename)?;
+        }
         self.permit_in_git(kind, Some(from), to, Operation::Rename)?;
         self.permit_carried(moved, from, to)
     }
@@ -361,6 +364,11 @@ impl Service {
     /// its first name gets no second one to write it by.
     pub(super) fn make_name(&self, source: &Object, new: &Place) -> Result<Step, Failure> {
         let to = new.path();
+        let is_data = source.kind() == FileType::RegularFile && !source.is_placeless();
+        if self.is_judged(new, RenameFlags::empty()) == Some(Judged::Reference) && is_data {
+            self.permit_source(source, &to)?;
+            return self.link_judged(source, new);
+        }
         let verdict = self.permit_new(new, &to, Operation::Link)?;
         if source.is_placeless() {
             return Err(Errno::XDEV.into());

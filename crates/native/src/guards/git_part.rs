@@ -33,8 +33,8 @@ pub(crate) enum GitPart {
     Sample,
     /// Content that is judged as a whole when it gets its name.
     Judged(Judged),
-    /// The same, which goes with the work tree it belongs to.
-    JudgedOfWorkTree(Judged),
+    /// Beneath `refs`: a reference, judged as such, or a directory of some.
+    Reference,
     /// `commondir` of another work tree: there is one thing it may say.
     CommonDirectory,
     /// How far a rebase is, a number: prompts of shells put it where a shell reads it.
@@ -54,6 +54,14 @@ pub(crate) enum Judged {
     Index,
     /// The steps of a rebase.
     Steps,
+    /// A reference: what git writes to it, it writes to what that one names.
+    Reference,
+    /// `MERGE_RR`: the files whose conflicts git keeps a copy of once they are resolved.
+    Resolutions,
+    /// `BISECT_START`, which is checked out at the end.
+    Start,
+    /// `gitdir` of another work tree: git writes there, and removes what it names.
+    Place,
 }
 
 /// Whose directory it is.
@@ -67,31 +75,19 @@ enum Of {
 /// Files of data right beneath the top, also with `.lock` behind.
 const DATA: &[&[u8]] = &[
     b"ADD_EDIT.patch",
-    b"AUTO_MERGE",
     b"BISECT_ANCESTORS_OK",
-    b"BISECT_EXPECTED_REV",
     b"BISECT_FIRST_PARENT",
-    b"BISECT_HEAD",
     b"BISECT_LOG",
     b"BISECT_NAMES",
     b"BISECT_RUN",
-    b"BISECT_START",
     b"BISECT_TERMS",
-    b"CHERRY_PICK_HEAD",
     b"COMMIT_EDITMSG",
     b"EDIT_DESCRIPTION",
     b"FETCH_HEAD",
-    b"MERGE_AUTOSTASH",
     b"MERGE_HEAD",
     b"MERGE_MODE",
     b"MERGE_MSG",
-    b"MERGE_RR",
     b"NOTES_EDITMSG",
-    b"NOTES_MERGE_PARTIAL",
-    b"NOTES_MERGE_REF",
-    b"ORIG_HEAD",
-    b"REBASE_HEAD",
-    b"REVERT_HEAD",
     b"SQUASH_MSG",
     b"TAG_EDITMSG",
     b"addp-hunk-edit.diff",
@@ -102,9 +98,23 @@ const DATA: &[&[u8]] = &[
     b"packed-refs.new",
     b"shallow",
 ];
+/// References right beneath the top, besides `HEAD`.
+const REFERENCES: &[&[u8]] = &[
+    b"AUTO_MERGE",
+    b"BISECT_EXPECTED_REV",
+    b"BISECT_HEAD",
+    b"CHERRY_PICK_HEAD",
+    b"MERGE_AUTOSTASH",
+    b"NOTES_MERGE_PARTIAL",
+    b"NOTES_MERGE_REF",
+    b"ORIG_HEAD",
+    b"REBASE_HEAD",
+    b"REVERT_HEAD",
+];
 const DATA_PART: GitPart = GitPart::Data { in_store: false };
 /// Directories of data, whatever lies in them.
 const STORES: &[&[u8]] = &[b"lfs", b"logs", b"objects", b"refs", b"rr-cache"];
+const REFERENCE: GitPart = GitPart::Judged(Judged::Reference);
 /// Parts of a rebase (git's sequencer.c) that are data, also with `.lock` behind.
 const DATA_OF_REBASE: &[&[u8]] = &[
     b"allow_rerere_autoupdate",
@@ -166,29 +176,29 @@ impl GitPart {
         match self {
             // It goes when it is empty, or a file.
             Self::Top | Self::Directory | Self::Needed { is_directory: true } => matches!(operation, Mkdir | Remove),
-            // A new one takes its place, of which libgit2 makes a second name first; away from it
-            // there is another look.
-            Self::Needed { is_directory: false } => matches!(operation, Create | Write | Rename | Link | Remove),
+            Self::Reference => matches!(operation, Mkdir | Remove | Metadata),
             Self::Data { .. } => {
                 matches!(operation, Create | Write | Truncate | Metadata | Remove | Rename | Link | Mkdir)
             }
             Self::Trial => matches!(operation, Create | Write | Remove),
             Self::Sample => matches!(operation, Create | Write | Remove),
             // Without it git does what an empty one says, which is harmless.
-            Self::Judged(_) | Self::JudgedOfWorkTree(_) | Self::CommonDirectory | Self::Number => operation == Remove,
+            Self::Judged(_) | Self::Needed { is_directory: false } | Self::CommonDirectory | Self::Number => {
+                operation == Remove
+            }
             Self::Guarded => false,
         }
     }
 
     /// Whether its content is nobody's to guard, under any other name as well.
     pub(crate) fn is_free(self) -> bool {
-        matches!(self, Self::Data { .. } | Self::Needed { .. } | Self::Directory | Self::Trial)
+        matches!(self, Self::Data { .. } | Self::Reference | Self::Needed { .. } | Self::Directory | Self::Trial)
     }
 
     /// Whether rules about directories that look like a repository count for it: for all else
     /// what it is called says what it is.
     pub(crate) fn is_in_store(self) -> bool {
-        matches!(self, Self::Data { in_store: true })
+        matches!(self, Self::Data { in_store: true } | Self::Reference)
     }
 }
 
@@ -216,6 +226,7 @@ fn part(rest: &[&[u8]], of: Of) -> GitPart {
             ([], Of::WorkTree) => GitPart::Directory,
             ([], _) if matches!(store, b"objects" | b"refs") => GitPart::Needed { is_directory: true },
             ([], _) => GitPart::Directory,
+            ([.., name], _) if store == b"refs" && !name.ends_with(b".lock") => GitPart::Reference,
             _ => GitPart::Data { in_store: true },
         },
         (name, []) => file(name, of),
@@ -226,15 +237,17 @@ fn part(rest: &[&[u8]], of: Of) -> GitPart {
 /// A file right beneath the top.
 fn file(name: &[u8], of: Of) -> GitPart {
     match name {
-        b"HEAD" if of == Of::WorkTree => DATA_PART,
+        b"HEAD" if of == Of::WorkTree => REFERENCE,
         b"HEAD" => GitPart::Needed { is_directory: false },
         b"config" if of != Of::WorkTree => GitPart::Judged(Judged::Settings),
-        b"config.worktree" if of == Of::WorkTree => GitPart::JudgedOfWorkTree(Judged::Settings),
-        b"index" if of == Of::WorkTree => GitPart::JudgedOfWorkTree(Judged::Index),
         b"config.worktree" => GitPart::Judged(Judged::Settings),
         b"index" => GitPart::Judged(Judged::Index),
         b"commondir" if of == Of::WorkTree => GitPart::CommonDirectory,
-        b"gitdir" | b"locked" if of == Of::WorkTree => DATA_PART,
+        b"gitdir" if of == Of::WorkTree => GitPart::Judged(Judged::Place),
+        b"locked" if of == Of::WorkTree => DATA_PART,
+        b"MERGE_RR" => GitPart::Judged(Judged::Resolutions),
+        b"BISECT_START" => GitPart::Judged(Judged::Start),
+        name if REFERENCES.contains(&name) => REFERENCE,
         _ if is_data(name) => DATA_PART,
         b"4913" => GitPart::Trial,
         [b't', random @ ..] if random.len() == 6 && random.iter().all(u8::is_ascii_alphanumeric) => GitPart::Trial,
@@ -249,6 +262,9 @@ fn is_data(name: &[u8]) -> bool {
         return true;
     }
     let own = on_the_way.unwrap_or(name);
+    if on_the_way.is_some() && (REFERENCES.contains(&own) || matches!(own, b"MERGE_RR" | b"BISECT_START")) {
+        return true;
+    }
     // Vim also makes `.NAME.swpx`, to see whether there are links.
     let swap = own.strip_suffix(b"x").filter(|own| own.ends_with(b".swp")).unwrap_or(own);
     let edited = own.strip_suffix(b"~").or_else(|| {
@@ -278,7 +294,11 @@ fn module(rest: &[&[u8]]) -> GitPart {
             (GitPart::Judged(_) | GitPart::Sample, _) => found = this,
             (_, GitPart::Guarded) => found = this,
             // The name of a module, or of something in it.
-            (GitPart::Data { .. } | GitPart::Needed { .. }, GitPart::Directory) if !beneath.is_empty() => found = this,
+            (GitPart::Data { .. } | GitPart::Reference | GitPart::Needed { .. }, GitPart::Directory)
+                if !beneath.is_empty() =>
+            {
+                found = this;
+            }
             _ => {}
         }
     }
@@ -315,6 +335,7 @@ mod tests {
         let store = Some(GitPart::Data { in_store: true });
         let settings = Some(GitPart::Judged(Judged::Settings));
         let index = Some(GitPart::Judged(Judged::Index));
+        let reference = Some(REFERENCE);
         for (path, part) in [
             (".git", Some(GitPart::Top)),
             ("sub/.git", Some(GitPart::Top)),
@@ -343,15 +364,22 @@ mod tests {
             (".git/rebase-merge/message.lock", data),
             (".git/worktrees/x", Some(GitPart::Directory)),
             (".git/worktrees/x/commondir", Some(GitPart::CommonDirectory)),
-            (".git/worktrees/x/HEAD", data),
-            (".git/worktrees/x/index", Some(GitPart::JudgedOfWorkTree(Judged::Index))),
-            (".git/worktrees/x/gitdir", data),
+            (".git/worktrees/x/HEAD", reference),
+            (".git/worktrees/x/index", index),
+            (".git/worktrees/x/gitdir", Some(GitPart::Judged(Judged::Place))),
+            (".git/worktrees/x/refs/bisect/bad", Some(GitPart::Reference)),
+            (".git/ORIG_HEAD", reference),
+            (".git/ORIG_HEAD.lock", data),
+            (".git/MERGE_RR", Some(GitPart::Judged(Judged::Resolutions))),
+            (".git/MERGE_RR.lock", data),
+            (".git/refs/heads/a/b", Some(GitPart::Reference)),
+            (".git/refs/heads/a/b.lock", store),
             (".git/modules/a/b/config", settings),
             (".git/modules/a/b", Some(GitPart::Directory)),
             (".git/modules/a/modules/b/config", settings),
             (".git/modules/a/hooks/x.sample", Some(GitPart::Sample)),
-            (".git/modules/a/refs/heads/x", store),
-            (".git/modules/a/refs/remotes/o/HEAD", store),
+            (".git/modules/a/refs/heads/x", Some(GitPart::Reference)),
+            (".git/modules/a/refs/remotes/o/HEAD", Some(GitPart::Reference)),
             (".git/modules/a/refs/heads/index", index),
             (".git/modules/a/b/HEAD", Some(GitPart::Needed { is_directory: false })),
             ("x", None),

@@ -14,6 +14,8 @@
 //! | `git` | what the settings of a repository name |
 //! | `git_part` | what each name in a directory of git's is for |
 //! | `git_index` | which files an index names |
+//! | `git_texts` | what references and the steps of a rebase name |
+//! | `pointers` | which `.git` files lead to a repository |
 //! | `settings_text` | the text of settings as entries |
 //! | `settings_reader` | the same, exactly as git reads it or not at all |
 //! | `settings_judge` | which settings carry nothing that runs |
@@ -26,8 +28,10 @@ mod command_words;
 mod git;
 pub(crate) mod git_index;
 pub(crate) mod git_part;
+pub(crate) mod git_texts;
 mod names;
 mod places;
+pub(crate) mod pointers;
 pub(crate) mod repository;
 pub(crate) mod settings_judge;
 mod settings_reader;

@@ -149,7 +149,10 @@ fn is_harmless(setting: &Setting, path: &[u8], known: &Known, found: &[Setting])
     if value.iter().any(u8::is_ascii_control) {
         return false;
     }
+    // They are judged by what the person has set before, which stands in `config`.
+    let is_beside = name(path) == b"config.worktree";
     match (setting.section.as_str(), setting.subsection.as_deref()) {
+        ("branch" | "remote" | "submodule", _) if is_beside => false,
         (section, None) => is_harmless_alone(section, &setting.key, value, path),
         ("branch", Some(branch)) => is_branch(branch) && is_harmless_branch(setting, known, found),
         ("remote", Some(remote)) => is_nick(remote) && is_harmless_remote(remote, setting, known, found),
@@ -312,7 +315,7 @@ fn is_nick(remote: &[u8]) -> bool {
         && remote.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
 }
 
-fn is_branch(branch: &[u8]) -> bool {
+pub(super) fn is_branch(branch: &[u8]) -> bool {
     let is_odd = |b: &u8| b.is_ascii_control() || b" ~^:?*[\\".contains(b);
     !branch.is_empty() && !branch.starts_with(b"-") && !branch.iter().any(is_odd) && are_names(branch)
 }

@@ -433,7 +433,7 @@ impl Survey<'_> {
         let is_own = |beneath: &[u8]| [&b"/modules/"[..], b"/worktrees/"].iter().any(|way| beneath.starts_with(way));
         self.is_writable(end)
             && part.is_some_and(|(beneath, part)| match part {
-                GitPart::Judged(Judged::Settings) | GitPart::JudgedOfWorkTree(Judged::Settings) => true,
+                GitPart::Judged(Judged::Settings) => true,
                 GitPart::Directory => is_own(beneath),
                 _ => false,
             })

@@ -1,0 +1,141 @@
+//! `.git` files, which lead from a work tree to its repository: where each leads by its
+//! text, and which ones lead to one repository.
+
+use rustix::fs::FileType;
+use stockade_sys::Errno;
+
+use super::settings_judge::work_tree_of_module;
+use super::view::{View, join};
+
+/// Longer ones lead nowhere.
+pub(crate) const MAX_POINTER_BYTES: u64 = 4096;
+/// Settings that are read.
+const MAX_SETTINGS_BYTES: u64 = 1 << 20;
+/// Directories of a module in which no other module is.
+const PARTS_OF_MODULE: &[&[u8]] =
+    &[b"branches", b"hooks", b"info", b"lfs", b"logs", b"objects", b"refs", b"rr-cache", b"worktrees"];
+/// Names that are looked at for all that lead to one repository.
+const MAX_LOOKED_AT: usize = 500_000;
+
+/// Where a `.git` file in the directory `top` leads, by its text alone.
+pub(crate) fn target_of(top: &[u8], text: &[u8]) -> Option<Vec<u8>> {
+    let text = text.strip_prefix(b"gitdir: ")?;
+    place_of(top, text.strip_suffix(b"\n").unwrap_or(text))
+}
+
+/// The place that `path` says in a file of the directory `start`, by its text alone.
+pub(crate) fn place_of(start: &[u8], path: &[u8]) -> Option<Vec<u8>> {
+    if path.is_empty() || path.len() as u64 > MAX_POINTER_BYTES || path.iter().any(u8::is_ascii_control) {
+        return None;
+    }
+    let is_absolute = path.starts_with(b"/");
+    let start = if is_absolute { &b""[..] } else { start };
+    let mut parts: Vec<&[u8]> = start.split(|b| *b == b'/').filter(|part| !part.is_empty()).collect();
+    let mut rest = path;
+    // Up at first only: behind a name that is a link it would be up from where that leads.
+    while let Some(above) = rest.strip_prefix(b"../").filter(|_| !is_absolute) {
+        parts.pop()?;
+        rest = above;
+    }
+    for part in rest.split(|b| *b == b'/').filter(|part| !part.is_empty()) {
+        if matches!(part, b"." | b"..") {
+            return None;
+        }
+        parts.push(part);
+    }
+    Some(parts.iter().flat_map(|part| [b"/", *part]).flatten().copied().collect())
+}
+
+/// The directories beneath `root` whose `.git` file leads to `repository`.
+///
+/// # Errors
+/// Where the tree cannot be looked through, or is too large for that.
+pub(crate) fn work_trees_of(view: View<'_>, root: &[u8], repository: &[u8]) -> Result<Vec<Vec<u8>>, Errno> {
+    let (mut found, mut waiting, mut seen) = (Vec::new(), vec![root.to_vec()], 0);
+    while let Some(directory) = waiting.pop() {
+        let mut has_pointer = false;
+        let listed = view.list(&directory, |name, kind| {
+            seen += 1;
+            let is_git = super::fold(name).as_ref() == b".git";
+            has_pointer |= is_git && kind != FileType::Directory;
+            if matches!(kind, FileType::Directory | FileType::Unknown) && !is_git {
+                waiting.push(join(&directory, name));
+            }
+        });
+        match listed {
+            // It is gone, no directory, or closed to git as well.
+            Ok(()) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::ACCESS) => {}
+            Err(errno) => return Err(errno),
+        }
+        if seen > MAX_LOOKED_AT {
+            return Err(Errno::OVERFLOW);
+        }
+        let leads = |text: Vec<u8>| target_of(&directory, &text).as_deref() == Some(repository);
+        if has_pointer && view.read(&join(&directory, b".git"), MAX_POINTER_BYTES).is_some_and(leads) {
+            found.push(directory);
+        }
+    }
+    Ok(found)
+}
+
+/// The work trees that the settings of modules in the directory `repository` name.
+///
+/// # Errors
+/// Where they cannot be looked through, or are too many for that.
+pub(crate) fn work_trees_of_modules(view: View<'_>, repository: &[u8]) -> Result<Vec<Vec<u8>>, Errno> {
+    let (mut found, mut waiting, mut seen) = (Vec::new(), vec![join(repository, b"modules")], 0);
+    while let Some(directory) = waiting.pop() {
+        let (mut inner, mut is_module) = (Vec::new(), false);
+        let listed = view.list(&directory, |name, kind| {
+            seen += 1;
+            is_module |= name == b"config" && kind != FileType::Directory;
+            if matches!(kind, FileType::Directory | FileType::Unknown) {
+                inner.push(name.to_vec());
+            }
+        });
+        match listed {
+            Ok(()) => {}
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
+            Err(errno) => return Err(errno),
+        }
+        if seen > MAX_LOOKED_AT {
+            return Err(Errno::OVERFLOW);
+        }
+        let settings = join(&directory, b"config");
+        let text = view.read(&settings, MAX_SETTINGS_BYTES).filter(|_| is_module);
+        found.extend(text.and_then(|text| work_tree_of_module(&settings, &text)));
+        // A name of several components may begin with that of another module.
+        inner.retain(|name| !is_module || !PARTS_OF_MODULE.contains(&name.as_slice()));
+        waiting.extend(inner.iter().map(|name| join(&directory, name)));
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pointer_says_one_place() {
+        let check = |text: &str, expected: Option<&str>| {
+            assert_eq!(target_of(b"/w/lib", text.as_bytes()).as_deref(), expected.map(str::as_bytes), "{text}");
+        };
+        check("gitdir: ../.git/modules/lib\n", Some("/w/.git/modules/lib"));
+        check("gitdir: /w/.git/worktrees/x", Some("/w/.git/worktrees/x"));
+        for text in [
+            "gitdir: \n",
+            "gitdir:x",
+            "x",
+            "gitdir: a\nb",
+            "gitdir: a\r\n",
+            "gitdir: ./a",
+            "gitdir: ../../../x",
+            "gitdir: link/../../.git/modules/lib",
+            "gitdir: /w/link/../.git/modules/lib",
+            "gitdir: ..",
+            "gitdir: a\0b",
+        ] {
+            check(text, None);
+        }
+    }
+}
