@@ -16,6 +16,7 @@ mod denials;
 mod detached;
 mod engines;
 mod fleet;
+mod hints;
 mod hold;
 mod kept;
 mod library;

@@ -133,8 +133,9 @@ fn is_made_up(part: &str) -> bool {
     let capitals = bytes.iter().skip(1).filter(|byte| byte.is_ascii_uppercase()).count();
     let small = bytes.iter().filter(|byte| byte.is_ascii_lowercase()).count();
     let is_hex = bytes.len() >= 8 && bytes.iter().all(u8::is_ascii_hexdigit);
-    let has_no_words = small >= 2 && capitals > 0 && bytes.len() / (capitals + 1) < 3;
-    bytes.len() >= 6 && (is_hex && changes > 0 || changes >= 3 || has_no_words)
+    let has_no_words = small > 0 && capitals > 0 && bytes.len() / (capitals + 1) < 3;
+    let has_all_kinds = small > 0 && capitals > 0 && changes > 0;
+    bytes.len() >= 6 && (is_hex && changes > 0 || changes >= 3 || has_no_words || has_all_kinds)
 }
 
 /// Whether a grant for a directory would be for much more than what was refused.
@@ -245,6 +246,7 @@ mod tests {
             "_tmp_12_0",
             "x.8hX2kQ",
             "x.VjqKzP",
+            "x.yLT1QF",
             "a3f9c2d1e8",
             ".#file",
             "file~",

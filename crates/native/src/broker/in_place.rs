@@ -204,17 +204,19 @@ impl Service {
     }
 
     /// Whether the text of a `.git` file leads to what git keeps of another work tree or of a
-    /// module, in the `.git` of the same writable root.
+    /// module, in a `.git` that the run may write.
     fn permit_work_tree_of(&self, place: &Place, path: &[u8], text: &[u8]) -> Result<bool, Failure> {
         let top = &place.directory.path[..];
         let Some(target) = target_of(top, text) else { return Ok(false) };
         let Some((end, GitPart::Directory)) = GitPart::of(&target, 0) else { return Ok(false) };
         let (repository, beneath) = target.split_at(end);
-        let is_own = self.powers.git_part(&target) == Some(GitPart::Directory)
-            && self.powers.root_length(&target) == self.powers.root_length(path)
-            && self.powers.root_length(path).is_some_and(|length| target.get(..length) == path.get(..length));
+        let is_own = self.powers.git_part(&target) == Some(GitPart::Directory);
         let above = repository.strip_suffix(b"/.git").unwrap_or(b"");
-        let is_kept = beneath.starts_with(b"/worktrees/") || beneath.starts_with(b"/modules/") && covers(above, top);
+        // Another work tree may lie beside, where a grant lets it be written.
+        let is_kept = beneath.starts_with(b"/worktrees/")
+            || beneath.starts_with(b"/modules/")
+                && covers(above, top)
+                && self.powers.root_length(&target) == self.powers.root_length(path);
         if !is_own || !is_kept || above == top || !self.holds_no_link(repository, beneath) {
             return Ok(false);
         }
