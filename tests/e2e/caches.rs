@@ -367,6 +367,45 @@ fn a_start_waits_for_whoever_has_the_layers_alone() {
     });
 }
 
+/// What leads to layers leads nowhere once the run has ended, however it ended and whatever it
+/// did to them.
+#[test]
+fn layers_lose_their_names_with_the_end_of_a_run() {
+    const CLOSING: &str = "p=${npm_config_cache%/*}; [ -n \"$p\" ] || { p=${MAVEN_OPTS#*repo.local=}; p=${p%/maven}; }; \
+                           rm -rf \"$p/npm\" \"$p/maven\"; chmod 0500 \"$p\"";
+    each_user(|world| {
+        furnish(world);
+        for level in ["full", "restricted"] {
+            let open = |when: &str| {
+                let caches = world.home().join(".local/state/stockade/caches");
+                for key in fs::read_dir(&caches).unwrap().map(|entry| entry.unwrap().path()) {
+                    let known = ["plain", "merged"].map(|name| key.join(name)).into_iter().find(|path| path.exists());
+                    assert_eq!(known, None, "{level}, {when}");
+                }
+            };
+            for _ in 0..12 {
+                world.passes(&["--level", level], &["true"]);
+                open("after a run");
+            }
+            world.passes(&["--level", level], &["sh", "-c", CLOSING]);
+            for _ in 0..2 {
+                world.passes(&["--level", level], &["true"]);
+                open("after a run that closed them");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_private_directory_goes_although_the_run_closed_it() {
+    each_user(|world| {
+        let script = "mkdir -p $TMPDIR/a/b; echo x >$TMPDIR/a/b/c; chmod -R a-w $TMPDIR; echo $TMPDIR";
+        let told = world.passes(&["--level", "restricted"], &["sh", "-c", script]);
+        assert!(told.stdout.starts_with('/'), "{}", told.text());
+        assert!(!Path::new(told.stdout.trim()).exists(), "{}", told.stdout);
+    });
+}
+
 #[test]
 fn caches_are_cleared_where_nothing_runs() {
     each_user(|world| {

@@ -181,8 +181,20 @@ impl Keeper {
     fn keep(mut self, on_drop: Sender<()>) {
         let (end, usage) = command_end(self.watch_until_end());
         let Self { kept, outside, told } = self;
-        let Kept { end: end_fd, launched, broker, way, names, lost: _, hidden, temp, staging, lease, watch, leaves } =
-            kept;
+        let Kept {
+            end: end_fd,
+            launched,
+            broker,
+            way,
+            names,
+            lost: _,
+            hidden,
+            temp,
+            staging,
+            mut lease,
+            watch,
+            leaves,
+        } = kept;
         if let Some(full) = temp.and_then(TempWatch::end) {
             told.tell(AttemptEvent::Denied(full));
         }
@@ -200,6 +212,10 @@ impl Keeper {
         drop((hidden, end_fd));
         let end = attempt_end((end, usage), (outside, report.reads), (watch, staging), report.changed, &told);
         drop((launched, on_drop));
+        // Whoever hears of the end may end this process, or use the workspace.
+        if let Some(lease) = &mut lease {
+            lease.seal();
+        }
         told.tell(AttemptEvent::Ended(end));
         // Nobody waits for what it puts in order.
         drop(lease);

@@ -50,6 +50,7 @@ pub(crate) struct Lease {
     layers_held: Vec<OwnedFd>,
     /// Whether something in it waits to be removed.
     has_leaving: bool,
+    is_sealed: bool,
 }
 
 /// Names of tools, for the report.
@@ -65,7 +66,8 @@ impl Drop for Lease {
     /// What changes names is done now, because a start would wait for the disk. What cannot
     /// be done is done by the next start.
     fn drop(&mut self) {
-        let Some((home, lock)) = &self.home else { return };
+        self.seal();
+        let Some((home, _)) = &self.home else { return };
         for tool in &self.layers_held {
             let _ = ready_work(tool.as_fd());
         }
@@ -75,15 +77,22 @@ impl Drop for Lease {
         if self.has_leaving {
             let _ = sweep(home.as_fd());
         }
-        if flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            let _ = seal(home.as_fd());
-            // The next run waits for it.
-            let _ = flock(lock, FlockOperation::Unlock);
-        }
     }
 }
 
 impl Lease {
+    /// Gives the layers names that no run knows, where no other run uses them: the run has
+    /// ended. Once.
+    pub fn seal(&mut self) {
+        let Some((home, lock)) = self.home.as_ref().filter(|_| !self.is_sealed) else { return };
+        if flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            let _ = seal(home.as_fd());
+        }
+        // The next run waits for it; what failed was another run's to do.
+        let _ = flock(lock, FlockOperation::Unlock);
+        self.is_sealed = true;
+    }
+
     /// Makes the layers of `plan` ready, in `place`. Where they cannot be had the run
     /// goes without: a tool then asks for what it writes.
     pub fn of(plan: &Plan, place: Option<&Path>) -> Option<Self> {
@@ -91,9 +100,10 @@ impl Lease {
         let mut lease = Self::default();
         if let Err(errno) = lease.fill(plan, place) {
             let failed = Some(format!("the directory of the workspace's caches: {errno}"));
-            let mut none = Self::default();
-            none.tools.failed = failed;
-            return Some(none);
+            // What was begun is sealed.
+            drop(std::mem::replace(&mut lease, Self::default()));
+            lease.tools.failed = failed;
+            return Some(lease);
         }
         lease.environment.retain(|name, _| !plan.environment.contains_key(name));
         Some(lease)
@@ -108,6 +118,10 @@ impl Lease {
         let key = key(plan.workspace.as_path());
         let path = place.join(&key);
         let (home, lock) = open_home(place, &key)?;
+        let held = home.try_clone().map_err(|_| Errno::MFILE);
+        // Whatever fails from here on, they are sealed.
+        self.home = Some((home, lock));
+        let home = held?;
         note_workspace(home.as_fd(), plan.workspace.as_bytes())?;
         let merges = ways.iter().any(|(_, way)| matches!(way, Way::Merged(_)));
         let set = if merges { self.take_set(home.as_fd())? } else { None };
@@ -125,7 +139,6 @@ impl Lease {
                 (way @ Way::ReadOnly(_), _) => self.keep_read_only(cache, way),
             }
         }
-        self.home = Some((home, lock));
         Ok(())
     }
 
@@ -283,13 +296,13 @@ fn open_home(place: &Path, key: &str) -> Result<(OwnedFd, OwnedFd), Errno> {
 /// there: that is removed.
 fn own_directory(parent: BorrowedFd<'_>, name: &str, mode: u32) -> Result<OwnedFd, Errno> {
     match open_directory(parent, name) {
-        Ok(found) => return Ok(found),
-        Err(Errno::NOENT) => {}
         // A run may close its own layers.
-        Err(Errno::ACCESS) => {
+        Ok(found) if fstat(&found)?.st_mode & 0o700 == 0o700 => return Ok(found),
+        Ok(_) | Err(Errno::ACCESS) => {
             open_up(parent, name)?;
             return open_directory(parent, name);
         }
+        Err(Errno::NOENT) => {}
         Err(Errno::NOTDIR | Errno::LOOP | Errno::NXIO) => unlinkat(parent, name, AtFlags::empty())?,
         Err(errno) => return Err(errno),
     }

@@ -3,15 +3,19 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs::{DirEntry, Metadata};
+use std::os::fd::AsFd as _;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{CWD, Mode, OFlags, openat, renameat};
 use stockade_sys::landlock::{Ruleset, access};
 
 use super::blueprint::allow;
 use super::error::LaunchError;
 use stockade_engine::mountinfo;
 use stockade_files::object::unguessable_name;
+use stockade_files::removal::remove_tree;
 
 /// What of the host's `/dev` is a run's: the devices that level full has. Terminals are
 /// opened by the broker, which tells the run's own.
@@ -55,9 +59,15 @@ impl PrivateDirectory {
 
 impl Drop for PrivateDirectory {
     fn drop(&mut self) {
-        // Usually gone by now. Otherwise the standard library removes by
-        // descriptor and follows no link.
-        let _ = std::fs::remove_dir_all(&self.path);
+        // Usually gone by now. What cannot be removed gets a name that the run does not know.
+        let (Some(parent), Some(name)) = (self.path.parent(), self.path.file_name()) else { return };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let Ok(parent) = openat(CWD, parent, flags, Mode::empty()) else { return };
+        if remove_tree(parent.as_fd(), name.as_bytes()).is_err()
+            && let Ok(end) = unguessable_name()
+        {
+            let _ = renameat(&parent, name, &parent, format!("stockade-left-{end}"));
+        }
     }
 }
 
