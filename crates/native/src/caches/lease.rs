@@ -101,7 +101,7 @@ impl Lease {
         if let Err(errno) = lease.fill(plan, place) {
             let failed = Some(format!("the directory of the workspace's caches: {errno}"));
             // What was begun is sealed.
-            drop(std::mem::replace(&mut lease, Self::default()));
+            drop(std::mem::take(&mut lease));
             lease.tools.failed = failed;
             return Some(lease);
         }
