@@ -11,6 +11,7 @@ pub mod launch;
 pub mod powers;
 pub mod reach;
 pub mod stage;
+pub mod undo;
 
 mod attempt;
 mod backend;
