@@ -167,6 +167,10 @@ pub struct Terms {
     /// or discarded: see `stockade stage`.
     #[arg(long)]
     pub stage: bool,
+    /// Keep what the command changes in the workspace, so that `stockade undo` can put
+    /// it back; what cannot be kept is not changed.
+    #[arg(long)]
+    pub undo: bool,
     /// Record what is read, for `stockade policy suggest`; every open costs more.
     #[arg(long)]
     pub trace: bool,

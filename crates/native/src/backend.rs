@@ -22,6 +22,7 @@ use crate::limits::{Guard, LimitError};
 use crate::powers::Powers;
 use crate::staging::Staging;
 use crate::streams::Streams;
+use crate::undoing::{self, Undoing};
 use crate::way_out::{self, LostDatagrams, Published, Terms, WayOut};
 
 /// Sandboxes made by this machine's own kernel.
@@ -30,6 +31,7 @@ pub struct NativeBackend {
     nursery: Mutex<Option<Nursery>>,
     stages: Option<PathBuf>,
     caches: Option<PathBuf>,
+    undo: Option<PathBuf>,
     resolver: Option<Arc<dyn Resolve>>,
     within: Vec<PathBuf>,
     lead: Option<Arc<dyn Lead>>,
@@ -59,6 +61,13 @@ impl NativeBackend {
     #[must_use]
     pub fn caching(self, caches: PathBuf) -> Self {
         Self { caches: Some(caches), ..self }
+    }
+
+    /// One that keeps what runs change in their workspaces in this directory, which is made
+    /// with the first of them. Without, no run can be undone.
+    #[must_use]
+    pub fn undoing(self, undo: PathBuf) -> Self {
+        Self { undo: Some(undo), ..self }
     }
 
     /// One that looks the names of hosts up with this, in place of the host's own
@@ -165,6 +174,7 @@ impl Backend for NativeBackend {
         let publishes = !published.is_empty();
         let staging = Staging::of(plan, self.stages.as_deref())?;
         let lease = Lease::of(plan, self.caches.as_deref());
+        let (undoing, recorder) = Undoing::of(plan, self.undo.as_deref())?.unzip();
         let outfit = self.outfit(plan, *io, &edge, (staging.as_ref(), lease.as_ref()));
         let mut launching = self.begin(plan, &outfit, streams.inside()).map_err(unlaunched)?;
         // The init builds; the limits and the two threads get ready meanwhile.
@@ -176,8 +186,9 @@ impl Backend for NativeBackend {
         let sender = told.clone();
         let sink = move |event| sender.tell(seen(event));
         let precaution = staging.as_ref().map(Staging::precaution).transpose()?.flatten();
-        let broker = Broker::begin_with(self.powers(plan, &launching, lease.as_ref()), plan.level, precaution, sink)
-            .map_err(unbrokered)?;
+        let broker =
+            Broker::begin_with(self.powers(plan, &launching, lease.as_ref()), plan.level, (precaution, recorder), sink)
+                .map_err(unbrokered)?;
         let resolver = self.resolver.clone();
         let terms = self.led(terms(plan, (edge, published, resolver), &broker, &told));
         let keeper = Keeper::begin(outside, told)?;
@@ -205,6 +216,7 @@ impl Backend for NativeBackend {
         if let Some(lease) = &lease {
             enforced.layers.insert("caches".to_owned(), lease.report(|index| launched.is_unmerged(index)));
         }
+        enforced.layers.extend(undoing::layer(plan, undoing.as_ref()));
         let answers = broker.answers();
         if publishes {
             answers.open_way();
@@ -220,6 +232,7 @@ impl Backend for NativeBackend {
             broker,
             staging,
             lease,
+            undoing,
             watch: Arc::clone(&watch),
             leaves: None,
         };

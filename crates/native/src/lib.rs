@@ -29,6 +29,7 @@ mod sandbox;
 mod session;
 mod staging;
 mod streams;
+mod undoing;
 mod way_out;
 
 pub use backend::NativeBackend;

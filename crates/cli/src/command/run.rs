@@ -167,6 +167,7 @@ fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failu
     let engine = Engine {
         judge: Arc::new(RuleJudge {
             stage: meant.stage,
+            undo: meant.undo,
             trace: meant.trace,
             inside,
             sandbox_backend,

@@ -21,6 +21,7 @@ use crate::launch::{LaunchError, Launching, Outfit};
 use crate::limits::Guard;
 use crate::powers::Powers;
 use crate::streams::Streams;
+use crate::undoing;
 use crate::way_out::{self, Published};
 
 /// Runs commands in one sandbox.
@@ -146,6 +147,7 @@ impl CommandBackend {
             ("network", way_out::layer(plan)),
         ];
         enforced.layers.extend(layers.map(|(name, layer)| (name.to_owned(), layer)));
+        enforced.layers.extend(undoing::layer(plan, None));
         let answers = broker.answers();
         if publishes {
             answers.open_way();
@@ -163,6 +165,7 @@ impl CommandBackend {
             broker,
             staging: None,
             lease: None,
+            undoing: None,
             watch: Arc::clone(&watch),
             leaves: Some(Leaves::new(self.sandbox.background(), group.clone(), on_breach)),
         };

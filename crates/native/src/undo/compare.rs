@@ -128,9 +128,12 @@ impl UndoRun {
     /// # Errors
     /// Where the journal or the workspace cannot be read.
     pub fn compare(&self, paths: &[PathBuf]) -> Result<Comparison, UndoError> {
+        if self.journal()?.is_restored {
+            return Ok(Comparison { is_restored: true, ..Comparison::default() });
+        }
         let (mut comparing, was_killed) = Comparing::new(self)?;
         let judged = comparing.judge(paths);
-        let mut found = Comparison { was_killed, is_restored: comparing.journal.is_restored, ..Comparison::default() };
+        let mut found = Comparison { was_killed, ..Comparison::default() };
         for judged in &judged {
             found.changes.extend(judged.change());
         }
@@ -215,12 +218,18 @@ impl<'r> Comparing<'r> {
                     selected.insert(other.clone(), entry.clone());
                 }
             }
-            let covers = |other: &Vec<u8>, entry: &Entry| entry.before.is_none() && is_beneath(path, other);
-            if self.journal.entries.iter().any(|(other, entry)| covers(other, entry)) {
+            if self.is_new(path) {
                 selected.insert(path.to_vec(), Entry { before: None, is_gone: false, after: None });
             }
         }
         selected
+    }
+
+    /// Whether a path lies beneath something that the run made.
+    pub fn is_new(&self, path: &[u8]) -> bool {
+        let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
+        let is_absent = |above: &[u8]| self.journal.entries.get(above).is_some_and(|entry| entry.before.is_none());
+        ends.map(|end| &path[..end]).any(is_absent)
     }
 
     /// Looks through the workspace for objects that are not where they were, where there are
@@ -229,6 +238,7 @@ impl<'r> Comparing<'r> {
         let mut wanted = HashSet::new();
         for (path, entry) in &self.journal.entries {
             let Some(before) = entry.before.as_ref().filter(|before| before.kind == Kind::File) else { continue };
+            let before = self.journal.first.get(&before.key()).unwrap_or(before);
             let is_kept = self.journal.slots.contains_key(&before.key());
             let is_there = || self.run.find(path).is_ok_and(|now| now.is_some_and(|now| before.is(&now)));
             if is_kept && before.links > 1 || !is_kept && !is_there() {
@@ -378,6 +388,7 @@ impl<'r> Comparing<'r> {
             Kind::Socket | Kind::Device => return Err(Conflict::Special(before.kind)),
             Kind::File => {}
         }
+        let before = self.journal.first.get(&before.key()).unwrap_or(before);
         let names = self.names.get(&before.key()).map(Vec::as_slice).unwrap_or_default();
         let kept = self.journal.slots.get(&before.key());
         let kept = kept.and_then(|(slot, _)| Some((*slot, self.run.slot(*slot).ok()??)));

@@ -90,6 +90,8 @@ pub(super) enum Line {
     Data { device: u64, inode: u64, slot: u32, bytes: u64 },
     /// What is left of a path at the end of the run.
     After { path: RawText, mode: u32, digest: Option<String> },
+    /// A further attempt of the same run begins: an end before it is none.
+    Again,
     /// The run is over. What is changed later is not the run's.
     End { at: Time },
     /// Restoring was decided on.
@@ -148,10 +150,6 @@ impl Journal {
     }
 
     fn add(&mut self, line: Line) {
-        // A further attempt of the same run.
-        if !self.is_restoring && matches!(line, Line::Entry { .. } | Line::Data { .. }) {
-            self.end = None;
-        }
         match line {
             Line::Entry { path, before } => {
                 if let Some(before) = &before {
@@ -173,6 +171,7 @@ impl Journal {
                     entry.after = Some((mode, digest));
                 }
             }
+            Line::Again => self.end = None,
             Line::End { at } => self.end = Some(at),
             Line::Restoring => self.is_restoring = true,
             Line::Restored => self.is_restored = true,

@@ -109,9 +109,12 @@ impl Recorder {
         directory: BorrowedFd<'_>,
         limit_bytes: u64,
     ) -> Result<Self, Unkept> {
-        let writer = JournalWriter::open(directory).map_err(Unkept::Store)?;
+        let mut writer = JournalWriter::open(directory).map_err(Unkept::Store)?;
         let journal = Journal::read(directory).map_err(|_| Unkept::Store(Errno::IO))?;
         let objects = open_objects(directory).map_err(Unkept::Store)?;
+        if journal.end.is_some() {
+            writer.append(&Line::Again).map_err(Unkept::Store)?;
+        }
         let seen = journal.entries.iter().map(|(path, entry)| {
             let seen = match (&entry.before, entry.is_gone) {
                 (None, _) => Seen::Absent,
@@ -146,9 +149,9 @@ impl Recorder {
         })
     }
 
-    /// Whether the workspace holds this path, or is it.
-    pub fn holds(&self, path: &[u8]) -> bool {
-        self.relative(path).is_some()
+    /// The path of the workspace, as the run sees it.
+    pub fn workspace(&self) -> &[u8] {
+        &self.workspace
     }
 
     /// An open of a file: for writing, or one that may make it.

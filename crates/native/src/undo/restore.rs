@@ -66,15 +66,14 @@ impl UndoRun {
     /// # Errors
     /// Where the journal or the workspace cannot be read, or `watch` says so.
     pub fn restore(&self, paths: &[PathBuf], skips_conflicts: bool, watch: Watched<'_>) -> Result<Restored, UndoError> {
+        if self.journal()?.is_restored {
+            let comparison = Comparison { is_restored: true, ..Comparison::default() };
+            return Ok(Restored { comparison, ..Restored::default() });
+        }
         let (mut comparing, was_killed) = Comparing::new(self)?;
         let judged = comparing.judge(paths);
-        let comparison = Comparison {
-            conflicts: comparing.conflicts(&judged),
-            was_killed,
-            is_restored: comparing.journal.is_restored,
-            changes: Vec::new(),
-        };
-        if comparison.is_restored || !comparison.conflicts.is_empty() && !skips_conflicts {
+        let comparison = Comparison { conflicts: comparing.conflicts(&judged), was_killed, ..Comparison::default() };
+        if !comparison.conflicts.is_empty() && !skips_conflicts {
             return Ok(Restored { comparison, ..Restored::default() });
         }
         let mut writer = JournalWriter::open(self.directory.as_fd()).map_err(in_journal)?;
@@ -112,7 +111,7 @@ impl Comparing<'_> {
         let mut noted = BTreeSet::new();
         for path in acted.map(|judged| judged.path.as_slice()).chain(named) {
             let above = &path[..path.iter().rposition(|byte| *byte == b'/').unwrap_or(0)];
-            if !self.journal.entries.contains_key(above) && noted.insert(above) {
+            if !self.journal.entries.contains_key(above) && !self.is_new(above) && noted.insert(above) {
                 let found = find(self.run.root.as_fd(), above).ok().flatten().filter(Object::is_directory);
                 let Some(before) = found.and_then(|found| Before::of(&found).ok()) else { continue };
                 let entry = Line::Entry { path: above.into(), before: Some(before) };
@@ -377,11 +376,8 @@ impl<'c, 'r> Restoring<'c, 'r> {
     /// another.
     fn put_other_names(&mut self, judged: &Judged, before: &Before) -> Result<(), Errno> {
         let names = self.comparing.names.get(&before.key()).cloned().unwrap_or_default();
-        let is_known = |path: &Vec<u8>| {
-            let entries = &self.comparing.journal.entries;
-            entries.contains_key(path)
-                || entries.iter().any(|(above, entry)| entry.before.is_none() && is_beneath(path, above))
-        };
+        let comparing = self.comparing;
+        let is_known = |path: &Vec<u8>| comparing.journal.entries.contains_key(path) || comparing.is_new(path);
         let others: Vec<Vec<u8>> = names.into_iter().filter(|path| *path != judged.path && !is_known(path)).collect();
         for path in others {
             let Some(new) = self.find(&judged.path)? else { return Err(Errno::STALE) };
