@@ -40,5 +40,6 @@ mod storm;
 mod terminal;
 mod toolchain;
 mod tty;
+mod undo;
 mod work;
 mod world;

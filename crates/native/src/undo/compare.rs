@@ -333,6 +333,11 @@ impl<'r> Comparing<'r> {
             Some(now) => self.is_unchanged(now, before),
             None => Ok(false),
         };
+        // It has the same content, but is not the same file as its other names any more.
+        let is_apart = |now: &Object| {
+            before.links > 1 && !before.is(now) && matches!(self.source(before), Ok(Some(Source::Linked(_))))
+        };
+        let is_same = is_same.map(|is_same| is_same && !judged.now.as_ref().is_some_and(is_apart));
         match (is_same, &judged.now) {
             (Err(errno), _) => judged.conflict = Some(Conflict::Unreadable(errno)),
             (Ok(true), Some(now)) => {

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rustix::fs::{Mode, OFlags, openat2};
+use rustix::fs::{FileType, Mode, OFlags, openat2};
 use stockade_files::object::{Kind, Object, entries, os};
 use stockade_model::RawText;
 use stockade_sys::Errno;
@@ -93,6 +93,8 @@ pub struct Recorder {
     journal: JournalWriter,
     seen: HashMap<Vec<u8>, Seen>,
     contents: HashMap<ObjectKey, Content>,
+    /// Names of files that had several when they were looked for, which is done once.
+    names: Option<HashMap<ObjectKey, Vec<Vec<u8>>>>,
     next_slot: u32,
     limit_bytes: u64,
     left_bytes: u64,
@@ -143,6 +145,7 @@ impl Recorder {
             has_moved: !seen.is_empty(),
             seen,
             contents,
+            names: None,
             next_slot: journal.next_slot(),
             limit_bytes,
             left_bytes: limit_bytes.saturating_sub(journal.bytes()),
@@ -258,7 +261,8 @@ impl Recorder {
             return Ok(());
         }
         let object = self.find(&path)?;
-        self.record(&path, known, object.as_ref())
+        self.record(&path, known, object.as_ref())?;
+        object.map_or(Ok(()), |object| self.record_names(&object))
     }
 
     /// A change of the content of an object that is held: it may be reached by a descriptor
@@ -324,6 +328,54 @@ impl Recorder {
         };
         let Some(directory) = self.directory(above)? else { return Ok(None) };
         Object::find(directory.as_fd(), os(name(path))).map_err(Unkept::Unreadable)
+    }
+
+    /// What changes a file changes it under each of its names.
+    fn record_names(&mut self, object: &Object) -> Result<(), Unkept> {
+        let key = key_of(object);
+        if object.kind() != Kind::File || object.stat.st_nlink < 2 || !self.contents.contains_key(&key) {
+            return Ok(());
+        }
+        if self.names.is_none() {
+            self.names = Some(self.find_names()?);
+        }
+        // Once is enough: names that are made later are new.
+        let names = self.names.as_mut().and_then(|names| names.remove(&key)).unwrap_or_default();
+        for path in names {
+            if let Some(found) = self.find(&path)?.filter(|found| key_of(found) == key) {
+                self.record(&path, self.known(&path), Some(&found))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The names of all files of the workspace that have several.
+    fn find_names(&self) -> Result<HashMap<ObjectKey, Vec<Vec<u8>>>, Unkept> {
+        let (mut names, mut count) = (HashMap::<_, Vec<_>>::new(), 0);
+        let mut waiting = vec![(Vec::new(), 0_usize)];
+        while let Some((path, depth)) = waiting.pop() {
+            let Some(directory) = self.find(&path)?.filter(Object::is_directory) else { continue };
+            // What cannot be listed is not the run's to change either.
+            let Ok(inner) = entries(directory.fd.as_fd()) else { continue };
+            for (name, kind) in inner {
+                let path = join(&path, &name);
+                if matches!(kind, FileType::Directory) && depth < MAX_DEPTH {
+                    waiting.push((path, depth + 1));
+                    continue;
+                }
+                let Ok(Some(object)) = Object::find(directory.fd.as_fd(), os(&name)) else { continue };
+                if object.is_directory() && depth < MAX_DEPTH {
+                    waiting.push((path, depth + 1));
+                } else if object.kind() == Kind::File && object.stat.st_nlink > 1 {
+                    count += 1;
+                    names.entry(key_of(&object)).or_default().push(path);
+                }
+                if count > MAX_ENTRIES {
+                    return Err(Unkept::TooMany);
+                }
+            }
+        }
+        Ok(names)
     }
 
     fn before_new(&mut self, path: &[u8]) -> Result<(), Unkept> {
@@ -434,6 +486,7 @@ impl Recorder {
         match self.contents.get(&key).copied() {
             None | Some(Content::Copied) => return Ok(()),
             Some(Content::Live) => {
+                self.record_names(object)?;
                 let slot = self.next_slot;
                 let bytes = self.copy(object, slot, self.left_bytes)?;
                 self.note_slot(object, bytes)?;

@@ -107,9 +107,8 @@ impl Comparing<'_> {
     /// Notes the times of directories in which the run changed no name, and restoring does.
     fn note_directories(&self, judged: &[Judged], writer: &mut JournalWriter) -> Result<(), UndoError> {
         let acted = judged.iter().filter(|judged| judged.plan != Plan::Stay && judged.conflict.is_none());
-        let named = self.names.values().flatten().map(Vec::as_slice);
         let mut noted = BTreeSet::new();
-        for path in acted.map(|judged| judged.path.as_slice()).chain(named) {
+        for path in acted.map(|judged| judged.path.as_slice()) {
             let above = &path[..path.iter().rposition(|byte| *byte == b'/').unwrap_or(0)];
             if !self.journal.entries.contains_key(above) && !self.is_new(above) && noted.insert(above) {
                 let found = find(self.run.root.as_fd(), above).ok().flatten().filter(Object::is_directory);
@@ -320,7 +319,7 @@ impl<'c, 'r> Restoring<'c, 'r> {
             None => return Err(Errno::NOENT),
         }
         self.placed.entry(before.key()).or_insert_with(|| judged.path.clone());
-        self.put_other_names(judged, before)
+        Ok(())
     }
 
     /// Nothing more is taken from `path` for one of those that needed it.
@@ -370,28 +369,6 @@ impl<'c, 'r> Restoring<'c, 'r> {
         // One of the same name in each directory, so that the next attempt finds it.
         let sum = name.as_bytes().iter().fold(0_u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(*byte)));
         OsString::from(format!("{}-{sum:x}", self.prefix))
-    }
-
-    /// Names of the file that the run did not touch, but whose content it changed through
-    /// another.
-    fn put_other_names(&mut self, judged: &Judged, before: &Before) -> Result<(), Errno> {
-        let names = self.comparing.names.get(&before.key()).cloned().unwrap_or_default();
-        let comparing = self.comparing;
-        let is_known = |path: &Vec<u8>| comparing.journal.entries.contains_key(path) || comparing.is_new(path);
-        let others: Vec<Vec<u8>> = names.into_iter().filter(|path| *path != judged.path && !is_known(path)).collect();
-        for path in others {
-            let Some(new) = self.find(&judged.path)? else { return Err(Errno::STALE) };
-            let (held, name) = self.place(&path)?;
-            let is_still = Object::find(held.as_fd(), name)?.is_some_and(|object| key_of(&object) == before.key());
-            if !is_still || key_of(&new) == before.key() {
-                continue;
-            }
-            let partial = self.partial(name);
-            let _ = unlinkat(&held, &partial, AtFlags::empty());
-            link_object(&new, &held, &partial)?;
-            renameat_with(&held, &partial, &held, name, RenameFlags::empty())?;
-        }
-        Ok(())
     }
 
     /// Removes what is at a path, where it is what was judged.

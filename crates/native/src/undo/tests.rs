@@ -271,13 +271,13 @@ fn what_was_changed_after_the_run_stays() {
     drop((run, recorder));
     fs::write(root.join("d"), "person").unwrap();
     fs::write(root.join("new/y"), "person").unwrap();
-    // The same content again is no conflict.
+    // `c/d` is another name of the same file. The same content again is no conflict.
     fs::write(root.join("b/b"), "run").unwrap();
     let refused = scene.restore(&[]);
     let names = |found: &Restored| -> Vec<String> {
         found.comparison.conflicts.iter().map(|(path, _)| path.display().to_string()).collect()
     };
-    assert_eq!(names(&refused), ["d", "new/y"]);
+    assert_eq!(names(&refused), ["c/d", "d", "new/y"]);
     assert!(!refused.is_done);
     assert_eq!(fs::read(root.join("b/b")).unwrap(), b"run");
     let partly = scene.restore(&["b"]);
