@@ -41,5 +41,6 @@ mod storm;
 mod terminal;
 mod toolchain;
 mod tty;
+mod undo;
 mod work;
 mod world;

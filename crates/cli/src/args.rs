@@ -76,6 +76,10 @@ pub enum Command {
     /// Compare, commit and discard what runs have staged.
     #[command(subcommand)]
     Stage(StageCommand),
+    /// Show what a run changed in its workspace, where it was kept for undo.
+    Changes(crate::undo_args::ChangesArgs),
+    /// Put back what a run changed in its workspace, or forget what was kept of it.
+    Undo(crate::undo_args::UndoArgs),
     /// List and remove what runs wrote in the caches of tools.
     #[command(subcommand)]
     Cache(crate::cache_args::CacheCommand),
@@ -167,6 +171,10 @@ pub struct Terms {
     /// or discarded: see `stockade stage`.
     #[arg(long)]
     pub stage: bool,
+    /// Keep what the command changes in the workspace, so that `stockade undo` can put
+    /// it back; what cannot be kept is not changed.
+    #[arg(long)]
+    pub undo: bool,
     /// Record what is read, for `stockade policy suggest`; every open costs more.
     #[arg(long)]
     pub trace: bool,

@@ -29,6 +29,7 @@ mod session_args;
 mod terminal;
 mod timings;
 mod trace;
+mod undo_args;
 
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
@@ -80,6 +81,8 @@ fn dispatch(command: Command, start: u64) -> command::Ended {
         Command::Net(typed) => command::net::net(typed),
         Command::Policy(typed) => command::policy::policy(typed),
         Command::Stage(typed) => command::stage::stage(typed),
+        Command::Changes(typed) => command::undo::changes(&typed),
+        Command::Undo(typed) => command::undo::undo(&typed),
         Command::Cache(typed) => command::cache::cache(typed),
         Command::Completions(typed) => command::generate::completions(&typed),
         Command::Man => command::generate::man(),

@@ -47,6 +47,8 @@ pub struct Meant {
     pub level: Option<Level>,
     /// Whether writes in the workspace wait, whatever the profile says.
     pub stage: bool,
+    /// Whether changes in the workspace can be undone, whatever the profile says.
+    pub undo: bool,
     /// Whether what is read is recorded.
     pub trace: bool,
     /// Whether a sandbox is insisted on.
@@ -83,6 +85,7 @@ impl Meant {
             mode: terms.mode,
             level: terms.level.map(Level::from),
             stage: terms.stage,
+            undo: terms.undo,
             trace: terms.trace,
             sandbox: terms.sandbox.map(SandboxPreference::from).unwrap_or_default(),
             timeout: terms.timeout,
@@ -111,6 +114,7 @@ impl Meant {
             mode: typed.mode,
             level: None,
             stage: false,
+            undo: false,
             trace: false,
             sandbox: SandboxPreference::Auto,
             timeout: None,

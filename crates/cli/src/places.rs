@@ -165,6 +165,11 @@ impl State {
         self.root.join("caches")
     }
 
+    /// Where it is kept what runs changed.
+    pub fn undo(&self) -> PathBuf {
+        self.root.join("undo")
+    }
+
     /// Where detached runs are.
     pub fn runs(&self) -> PathBuf {
         self.root.join("runs")

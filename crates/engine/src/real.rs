@@ -9,8 +9,8 @@ use std::time::SystemTime;
 
 use stockade_audit::Log;
 use stockade_model::{
-    Answer, ApprovalId, Assessment, Command, Decision, Denial, Digest, Event, Grant, Level, Plan, QuestionKind,
-    RawText, Request, Scope, SessionId, Verdict,
+    Answer, ApprovalId, Assessment, Command, DEFAULT_UNDO_BYTES, Decision, Denial, Digest, Event, Grant, Level, Plan,
+    QuestionKind, RawText, Request, Scope, SessionId, Verdict,
 };
 use stockade_policy::{
     Circumstances, Obligations, Rule, Settings, complete_grants, effective_environment, is_history, may_escalate,
@@ -47,6 +47,8 @@ pub struct RuleJudge {
     /// What is written in the workspace waits in a stage, whatever the profile
     /// says.
     pub stage: bool,
+    /// What is changed in the workspace can be undone, whatever the profile says.
+    pub undo: bool,
     /// What is read is recorded.
     pub trace: bool,
     /// Of a command in a sandbox that lasts: its workspace, on the host.
@@ -65,6 +67,7 @@ impl RuleJudge {
             by_person,
             neutralised: true,
             stage: false,
+            undo: false,
             trace: false,
             inside: None,
             sandbox_backend: "native",
@@ -171,7 +174,9 @@ impl Judge for RuleJudge {
             }
         }
         self.settings.bind_host_rules(&mut profile, &held_rules::stage(request), &self.around());
-        for (wanted, what, option) in [(self.stage, "staged", "--stage"), (self.trace, "traced", "--trace")] {
+        let wanted =
+            [(self.stage, "staged", "--stage"), (self.undo, "undone", "--undo"), (self.trace, "traced", "--trace")];
+        for (wanted, what, option) in wanted {
             if wanted && !profile.sandboxed {
                 let name = &profile.name;
                 return Err(PlanError {
@@ -181,6 +186,9 @@ impl Judge for RuleJudge {
             }
         }
         profile.filesystem.stage |= self.stage;
+        if self.undo {
+            profile.filesystem.undo_bytes.get_or_insert(DEFAULT_UNDO_BYTES);
+        }
         profile.filesystem.trace = self.trace;
         let argv = match &request.command {
             Command::Argv(argv) => argv.clone(),

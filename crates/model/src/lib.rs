@@ -50,7 +50,9 @@ pub use limit::{Limit, Limits};
 pub use network::{ConnectionEnd, ConnectionRecord, Host, HostError, HostName, HostUse, Target};
 pub use outcome::{AttemptRecord, Decision, Outcome, RequestedGrant, Staged, Status, Usage, Verdict};
 pub use plan::Plan;
-pub use profile::{CacheSharing, DEFAULT_PROTECTED_NAMES, Environment, Filesystem, Network, Profile, ToolCache};
+pub use profile::{
+    CacheSharing, DEFAULT_PROTECTED_NAMES, DEFAULT_UNDO_BYTES, Environment, Filesystem, Network, Profile, ToolCache,
+};
 pub use program::{ExecRules, ProgramPattern, ProgramPatternError};
 pub use reading::ReadAccess;
 pub use report::{EnforcementReport, LayerReport, LayerState, Level};

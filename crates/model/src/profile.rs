@@ -123,6 +123,9 @@ pub const DEFAULT_PROTECTED_NAMES: &[&str] = &[
     ".xsession",
 ];
 
+/// Bytes that are kept of what a run changes, where undo is on and nothing else is said.
+pub const DEFAULT_UNDO_BYTES: u64 = 1 << 30;
+
 /// The powers of a run. What is not named is not there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -169,6 +172,10 @@ pub struct Filesystem {
     /// or discards it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stage: bool,
+    /// What a run changes in its workspace is kept first, in no more than so many bytes, so
+    /// that it can be undone. What cannot be kept is not changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub undo_bytes: Option<u64>,
     /// What is read is recorded. Decides nothing; every open costs more.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub trace: bool,

@@ -22,6 +22,7 @@ use crate::limits::{Guard, LimitError};
 use crate::powers::Powers;
 use crate::staging::Staging;
 use crate::streams::Streams;
+use crate::undoing::{self, Undoing};
 use crate::way_out::{self, LostDatagrams, Published, Terms, WayOut};
 
 /// Sandboxes made by this machine's own kernel.
@@ -30,6 +31,7 @@ pub struct NativeBackend {
     nursery: Mutex<Option<Nursery>>,
     stages: Option<PathBuf>,
     caches: Option<PathBuf>,
+    undo: Option<PathBuf>,
     resolver: Option<Arc<dyn Resolve>>,
     within: Vec<PathBuf>,
     lead: Option<Arc<dyn Lead>>,
@@ -59,6 +61,13 @@ impl NativeBackend {
     #[must_use]
     pub fn caching(self, caches: PathBuf) -> Self {
         Self { caches: Some(caches), ..self }
+    }
+
+    /// One that keeps what runs change in their workspaces in this directory, which is made
+    /// with the first of them. Without, no run can be undone.
+    #[must_use]
+    pub fn undoing(self, undo: PathBuf) -> Self {
+        Self { undo: Some(undo), ..self }
     }
 
     /// One that looks the names of hosts up with this, in place of the host's own
@@ -165,6 +174,7 @@ impl Backend for NativeBackend {
         let publishes = !published.is_empty();
         let staging = Staging::of(plan, self.stages.as_deref())?;
         let lease = Lease::of(plan, self.caches.as_deref());
+        let (undoing, recorder) = Undoing::of(plan, self.undo.as_deref())?.unzip();
         let outfit = self.outfit(plan, *io, &edge, (staging.as_ref(), lease.as_ref()));
         let mut launching = self.begin(plan, &outfit, streams.inside()).map_err(unlaunched)?;
         // The init builds; the limits and the two threads get ready meanwhile.
@@ -173,13 +183,12 @@ impl Backend for NativeBackend {
         let outside = streams.outside(*io);
         let weak = events.downgrade();
         let told = Told::to_attempt(events);
-        let sender = told.clone();
-        let sink = move |event| sender.tell(seen(event));
+        let sink = sink(&told);
         let precaution = staging.as_ref().map(Staging::precaution).transpose()?.flatten();
-        let broker = Broker::begin_with(self.powers(plan, &launching, lease.as_ref()), plan.level, precaution, sink)
-            .map_err(unbrokered)?;
-        let resolver = self.resolver.clone();
-        let terms = self.led(terms(plan, (edge, published, resolver), &broker, &told));
+        let broker =
+            Broker::begin_with(self.powers(plan, &launching, lease.as_ref()), plan.level, (precaution, recorder), sink)
+                .map_err(unbrokered)?;
+        let terms = self.led(terms(plan, (edge, published, self.resolver.clone()), &broker, &told));
         let keeper = Keeper::begin(outside, told)?;
 
         let mut launched = debug_span!("finish").in_scope(|| launching.finish()).map_err(unlaunched)?;
@@ -187,8 +196,7 @@ impl Backend for NativeBackend {
         let can_hold = launched.wait_killable();
         let (way, lost) = way_of(launched.take_network(), terms);
         let way = Arc::new(way);
-        let way_out = Some(Arc::clone(&way));
-        let broker = broker.serve_with(listener, hold && can_hold, way_out).map_err(unbrokered)?;
+        let broker = broker.serve_with(listener, hold && can_hold, Some(Arc::clone(&way))).map_err(unbrokered)?;
         let mut enforced = launched.report().clone();
         enforced.layers.insert("limits".to_owned(), guard.report(hold));
         // Where there is no namespace the init has to find them one by one.
@@ -205,6 +213,7 @@ impl Backend for NativeBackend {
         if let Some(lease) = &lease {
             enforced.layers.insert("caches".to_owned(), lease.report(|index| launched.is_unmerged(index)));
         }
+        enforced.layers.extend(undoing::layer(plan, undoing.as_ref()));
         let answers = broker.answers();
         if publishes {
             answers.open_way();
@@ -220,6 +229,7 @@ impl Backend for NativeBackend {
             broker,
             staging,
             lease,
+            undoing,
             watch: Arc::clone(&watch),
             leaves: None,
         };
@@ -269,7 +279,13 @@ fn powers(plan: &Plan, launching: &Launching) -> Powers {
     powers
 }
 
-pub(crate) fn seen(event: BrokerEvent) -> AttemptEvent {
+/// Where a broker tells what it saw.
+pub(crate) fn sink(told: &Told) -> impl Fn(BrokerEvent) + Send + use<> {
+    let told = told.clone();
+    move |event| told.tell(seen(event))
+}
+
+fn seen(event: BrokerEvent) -> AttemptEvent {
     match event {
         BrokerEvent::Denied(denial) => AttemptEvent::Denied(denial),
         BrokerEvent::Executed { pid, program } => AttemptEvent::Executed { pid, program },

@@ -50,7 +50,8 @@ impl Backend for HostBackend {
                 hint: None,
             });
         }
-        let enforced = EnforcementReport { level: Level::None, layers: BTreeMap::new() };
+        let layers = BTreeMap::from_iter(crate::undoing::layer(plan, None));
+        let enforced = EnforcementReport { level: Level::None, layers };
         Ok(Box::new(HostAttempt {
             plan: plan.clone(),
             io: *io,

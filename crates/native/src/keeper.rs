@@ -26,6 +26,7 @@ use crate::launch::{ExitReport, LaunchError, Launched};
 use crate::limits::{Group, Spent, Watch};
 use crate::staging::Staging;
 use crate::streams::Output;
+use crate::undoing::Undoing;
 use crate::way_out::{LostDatagrams, WayOut};
 
 /// How long the broker may take to end once its callers are gone.
@@ -141,6 +142,8 @@ pub(crate) struct Kept {
     pub(crate) staging: Option<Staging>,
     /// The run's share of the workspace's caches.
     pub(crate) lease: Option<Lease>,
+    /// What the run changed in its workspace, where it is kept.
+    pub(crate) undoing: Option<Undoing>,
     pub(crate) watch: Arc<Mutex<Watch>>,
     /// In a sandbox that lasts alone.
     pub(crate) leaves: Option<Leaves>,
@@ -181,20 +184,8 @@ impl Keeper {
     fn keep(mut self, on_drop: Sender<()>) {
         let (end, usage) = command_end(self.watch_until_end());
         let Self { kept, outside, told } = self;
-        let Kept {
-            end: end_fd,
-            launched,
-            broker,
-            way,
-            names,
-            lost: _,
-            hidden,
-            temp,
-            staging,
-            mut lease,
-            watch,
-            leaves,
-        } = kept;
+        let Kept { end: end_fd, launched, broker, way, names, hidden, temp, staging, watch, leaves, .. } = kept;
+        let (mut lease, undoing) = (kept.lease, kept.undoing);
         if let Some(full) = temp.and_then(TempWatch::end) {
             told.tell(AttemptEvent::Denied(full));
         }
@@ -211,6 +202,10 @@ impl Keeper {
         // last and so waits for the kernel instead of us.
         drop((hidden, end_fd));
         let end = attempt_end((end, usage), (outside, report.reads), (watch, staging), report.changed, &told);
+        // Before anybody can change something after the run.
+        if let Some(undoing) = undoing {
+            undoing.end();
+        }
         drop((launched, on_drop));
         // Whoever hears of the end may end this process, or use the workspace.
         if let Some(lease) = &mut lease {

@@ -11,6 +11,7 @@ pub mod launch;
 pub mod powers;
 pub mod reach;
 pub mod stage;
+pub mod undo;
 
 mod attempt;
 mod backend;
@@ -28,6 +29,7 @@ mod sandbox;
 mod session;
 mod staging;
 mod streams;
+mod undoing;
 mod way_out;
 
 pub use backend::NativeBackend;

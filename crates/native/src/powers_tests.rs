@@ -27,6 +27,7 @@ fn plan(write: &[&str], grants: &[&str]) -> Plan {
                 protect: DEFAULT_PROTECTED_NAMES.iter().map(|n| (*n).to_owned()).collect(),
                 sockets: vec!["/run/agent.sock".into()],
                 stage: false,
+                undo_bytes: None,
                 trace: false,
                 caches: Vec::new(),
             },

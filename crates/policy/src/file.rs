@@ -117,6 +117,13 @@ pub struct ProfileSection {
     /// Whether what is written in the workspace waits in a stage until somebody
     /// commits or discards it. A project may only say `true`.
     pub stage: Option<bool>,
+    /// Whether what a run changes in the workspace is kept first, so that
+    /// `stockade undo` can put it back. What cannot be kept is not changed. A project
+    /// may only say `true`.
+    pub undo: Option<bool>,
+    /// Most bytes that are kept of one run for undo, e.g. `4GiB`. Default: `1GiB`. A
+    /// project may only lower it.
+    pub undo_bytes: Option<Bytes>,
     /// Whether the caches and package stores of tools are written in private layers
     /// of the workspace, which last between runs. Default: `true` in `workspace`. A
     /// project may only say `false`.

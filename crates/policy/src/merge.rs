@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use stockade_model::{ApprovalMode, Level, SandboxPreference, Verdict};
+use stockade_model::{ApprovalMode, DEFAULT_UNDO_BYTES, Level, SandboxPreference, Verdict};
 
 use crate::egress;
 use crate::error::{ConfigError, suggestion};
@@ -340,6 +340,13 @@ impl File<'_> {
         if section.stage == Some(false) && base.is_some_and(|spec| spec.stages()) {
             return Err(self.widens(&format!("profiles.{name}.stage"), "writes would wait for nobody"));
         }
+        if section.undo == Some(false) && base.is_some_and(ProfileSpec::has_undo) {
+            return Err(self.widens(&format!("profiles.{name}.undo"), "changes could not be undone"));
+        }
+        let kept = base.map_or(DEFAULT_UNDO_BYTES, ProfileSpec::undo_bytes);
+        if section.undo_bytes.is_some_and(|bytes| bytes.0 > kept) {
+            return Err(self.widens(&format!("profiles.{name}.undo_bytes"), "it would keep more"));
+        }
         if section.caches == Some(true) && !base.is_some_and(ProfileSpec::has_caches) {
             return Err(self.widens(&format!("profiles.{name}.caches"), "it would give more"));
         }
@@ -510,6 +517,7 @@ impl File<'_> {
             hide: section.hide.clone(),
             protect: section.protect.clone(),
             stage: section.stage.filter(|stage| *stage),
+            undo: section.undo.filter(|undo| *undo),
             caches: section.caches.filter(|caches| !caches),
             exec: section.exec.clone(),
             env: EnvSection { drop: section.env.drop.clone(), ..EnvSection::default() },

@@ -299,6 +299,7 @@ fn instantiate(spec: &ProfileSpec, name: &str, home: &Path, workspace: &Path) ->
             protect: spec.protect.iter().map(|entry| entry.value.0.clone()).collect(),
             sockets: paths(&spec.sockets),
             stage: spec.stages(),
+            undo_bytes: spec.has_undo().then(|| spec.undo_bytes()),
             trace: false,
             caches: if spec.has_caches() { crate::shipped::caches(home) } else { Vec::new() },
         },
@@ -500,7 +501,7 @@ fn check_own(settings: &Settings, workspace: &Path, filesystem: &Filesystem) -> 
 
 /// Sorted, without repeats, so that one meaning has one digest.
 fn normalise(filesystem: &mut Filesystem) {
-    let Filesystem { write, hide, reveal, protect, sockets, stage: _, trace: _, caches: _ } = filesystem;
+    let Filesystem { write, hide, reveal, protect, sockets, stage: _, undo_bytes: _, trace: _, caches: _ } = filesystem;
     for list in [write, hide, reveal, sockets] {
         list.sort();
         list.dedup();

@@ -107,6 +107,8 @@ fn empty(content: &ShippedFile) -> ProfileSpec {
         protect: names.iter().map(|name| Sourced::new(ProtectedName((*name).to_owned()), origin())).collect(),
         sockets: Vec::new(),
         stage: None,
+        undo: None,
+        undo_bytes: None,
         caches: None,
         exec_ask: Vec::new(),
         exec_deny: Vec::new(),

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 
-use stockade_model::{Limit, Limits, Network, ProgramPattern, RawText};
+use stockade_model::{DEFAULT_UNDO_BYTES, Limit, Limits, Network, ProgramPattern, RawText};
 
 use crate::egress::EgressSpec;
 use crate::environment::glob_matches;
@@ -173,6 +173,8 @@ pub(crate) struct ProfileSpec {
     pub protect: Vec<Sourced<ProtectedName>>,
     pub sockets: Vec<Sourced<ConfigPath>>,
     pub stage: Option<Sourced<bool>>,
+    pub undo: Option<Sourced<bool>>,
+    pub undo_bytes: Option<Sourced<u64>>,
     pub caches: Option<Sourced<bool>>,
     pub exec_ask: Vec<Sourced<ProgramPattern>>,
     pub exec_deny: Vec<Sourced<ProgramPattern>>,
@@ -238,6 +240,12 @@ impl ProfileSpec {
         if let Some(stage) = section.stage {
             self.stage = Some(Sourced::new(stage, origin("stage")));
         }
+        if let Some(undo) = section.undo {
+            self.undo = Some(Sourced::new(undo, origin("undo")));
+        }
+        if let Some(bytes) = section.undo_bytes {
+            self.undo_bytes = Some(Sourced::new(bytes.0, origin("undo_bytes")));
+        }
         if let Some(caches) = section.caches {
             self.caches = Some(Sourced::new(caches, origin("caches")));
         }
@@ -254,6 +262,16 @@ impl ProfileSpec {
     /// Whether writes in the workspace wait for a commit.
     pub(crate) fn stages(&self) -> bool {
         self.stage.as_ref().is_some_and(|entry| entry.value)
+    }
+
+    /// Whether what a run changes can be undone.
+    pub(crate) fn has_undo(&self) -> bool {
+        self.undo.as_ref().is_some_and(|entry| entry.value)
+    }
+
+    /// How much is kept of a run where it can be undone.
+    pub(crate) fn undo_bytes(&self) -> u64 {
+        self.undo_bytes.as_ref().map_or(DEFAULT_UNDO_BYTES, |entry| entry.value)
     }
 
     /// Whether the caches of tools are layers of the workspace.
@@ -315,6 +333,9 @@ impl ProfileSpec {
         }
         if base.stages() && !self.stages() {
             return Some("stage");
+        }
+        if base.has_undo() && !self.has_undo() {
+            return Some("undo");
         }
         if self.has_caches() && !base.has_caches() {
             return Some("caches");

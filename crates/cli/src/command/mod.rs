@@ -18,6 +18,7 @@ pub mod sandbox;
 pub mod session;
 mod setting;
 pub mod stage;
+pub mod undo;
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal as _, Write};

@@ -105,7 +105,8 @@ impl Place {
     pub fn backend(self, state: &State) -> Arc<dyn Backend> {
         match self {
             Self::Own(nursery) => {
-                Arc::new(NativeBackend::with(nursery).staging(state.stages()).caching(state.caches()))
+                let backend = NativeBackend::with(nursery).staging(state.stages()).caching(state.caches());
+                Arc::new(backend.undoing(state.undo()))
             }
             Self::Lasting(inside) => inside.backend,
         }

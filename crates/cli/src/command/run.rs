@@ -131,11 +131,7 @@ fn remembered(outcome: &Outcome) -> Vec<Remembered> {
 }
 
 fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failure> {
-    let captured = matches!(typed.json, Some(None));
-    if captured && typed.tty {
-        return Err(Failure::new("a command with a terminal of its own leaves no standard output for its outcome")
-            .hint("write --json=FILE"));
-    }
+    let captured = leaves_output(&typed)?;
     let place = front.place;
     let meant = info_span!("understand the request").in_scope(|| Meant::run(typed, &variable))?;
     let meant = place.within(meant)?;
@@ -172,6 +168,7 @@ fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failu
     let engine = Engine {
         judge: Arc::new(RuleJudge {
             stage: meant.stage,
+            undo: meant.undo,
             trace: meant.trace,
             inside,
             sandbox_backend,
@@ -199,6 +196,16 @@ fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failu
     info_span!("anchor the record").in_scope(|| audit_log.move_anchor());
     super::cache::keep_within_limit(&state);
     Ok(outcome)
+}
+
+/// Whether the outcome goes to standard output, and not what the command prints.
+fn leaves_output(typed: &RunArgs) -> Result<bool, Failure> {
+    let captured = matches!(typed.json, Some(None));
+    if captured && typed.tty {
+        return Err(Failure::new("a command with a terminal of its own leaves no standard output for its outcome")
+            .hint("write --json=FILE"));
+    }
+    Ok(captured)
 }
 
 /// Runs it with a terminal of its own, where it is to have one.

@@ -20,6 +20,7 @@ pub mod sandbox;
 pub mod session;
 pub mod stage;
 pub mod summary;
+pub mod undo;
 
 use std::fmt::Write as _;
 

@@ -130,9 +130,14 @@ fn why(why: &Why) -> String {
 /// The lines that differ, as patch(1) reads them where nothing had to be
 /// escaped.
 pub fn difference(path: &std::path::Path, difference: &Difference, change: &Change) -> String {
+    difference_between(path, difference, (change.present.is_some(), change.staged.is_some()))
+}
+
+/// The same, of what was there and what is, as far as either is there.
+pub fn difference_between(path: &std::path::Path, difference: &Difference, (before, after): (bool, bool)) -> String {
     let name = shown(path);
     let side = |there: bool, prefix: &str| if there { format!("{prefix}/{name}") } else { "/dev/null".to_owned() };
-    let heads = format!("--- {}\n+++ {}\n", side(change.present.is_some(), "a"), side(change.staged.is_some(), "b"));
+    let heads = format!("--- {}\n+++ {}\n", side(before, "a"), side(after, "b"));
     match difference {
         Difference::Text(hunks) => heads + &hunks.iter().map(hunk).collect::<String>(),
         Difference::Link { before, after } => {

@@ -165,6 +165,7 @@ impl Service {
     /// notification that another thread would answer.
     pub(super) fn perform(&self, id: u64, deed: &Deed) -> Result<Step, Failure> {
         self.prepare_stage(deed)?;
+        self.keep_for_undo(deed)?;
         match deed {
             Deed::Open { place, wish } => self.open_at(id, place, *wish),
             Deed::Reopen { object, wish } => self.reopen(id, object, *wish),

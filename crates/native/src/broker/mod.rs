@@ -10,6 +10,7 @@
 //! | `caller` | the process that called: memory, descriptors, umask |
 //! | `walk` | from its path to a held object |
 //! | `service` | the loop and the decision |
+//! | `before_change` | what is kept before a call changes the workspace |
 //! | `deed` | a call once it is read: it can be carried out now or later |
 //! | `opens`, `names`, `metadata`, `sockets` | reading the calls and carrying them out |
 //! | `straight` | the short way of plain opens |
@@ -36,6 +37,7 @@
 //! open, until that child closes them. A program that the other run has just
 //! written may be "busy" for that moment.
 
+mod before_change;
 mod bound;
 mod caller;
 mod confirm;
@@ -77,6 +79,7 @@ use stockade_sys::notify::Notifier;
 use crate::powers::Powers;
 use crate::reach::Reach;
 use crate::stage::Precaution;
+use crate::undo::Recorder;
 use crate::way_out::WayOut;
 use requests::{Referee, Request};
 use service::Service;
@@ -238,18 +241,19 @@ impl Broker {
         level: Level,
         sink: impl Fn(BrokerEvent) + Send + 'static,
     ) -> Result<BrokerBegun, BrokerError> {
-        Self::begin_with(powers, level, None, sink)
+        Self::begin_with(powers, level, (None, None), sink)
     }
 
     /// As [`begin`](Self::begin), for a sandbox whose workspace is staged:
-    /// `precaution` is taken before anything in it is changed.
+    /// `precaution` is taken before anything in it is changed. With `undo`, what was in the
+    /// workspace is kept first.
     ///
     /// # Errors
     /// See [`BrokerError`].
     pub fn begin_with(
         powers: Powers,
         level: Level,
-        precaution: Option<Precaution>,
+        before: (Option<Precaution>, Option<Recorder>),
         sink: impl Fn(BrokerEvent) + Send + 'static,
     ) -> Result<BrokerBegun, BrokerError> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(step("make an eventfd"))?;
@@ -266,7 +270,7 @@ impl Broker {
             let _ = up.send(confined);
             // No notifier comes where the sandbox could not be built.
             let (Ok(Serving { notifier, hold, way, bound }), false) = (notifiers.recv(), failed) else { return };
-            let end = match Service::new(notifier, powers, level, hold, precaution, (way, bound), Box::new(sink)) {
+            let end = match Service::new(notifier, powers, level, hold, before, (way, bound), Box::new(sink)) {
                 Ok(mut service) => {
                     service.serve(woken.as_fd(), &ordered);
                     service.end()

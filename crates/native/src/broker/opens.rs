@@ -70,7 +70,7 @@ impl Wish {
         self.has(libc::O_CREAT)
     }
 
-    fn only_reads(self) -> bool {
+    pub(super) fn only_reads(self) -> bool {
         self.flags & 3 == libc::O_RDONLY && !self.has(libc::O_TRUNC)
     }
 

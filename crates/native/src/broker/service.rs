@@ -19,6 +19,7 @@ use stockade_model::{Layer, Level, Operation};
 use stockade_sys::notify::{Answer, Notifier, Request};
 use stockade_sys::{Errno, actor, resolve};
 
+use super::before_change::KeptForUndo;
 use super::bound::Bound;
 use super::caller::{Caller, Threads};
 use super::deed::{Deed, Step};
@@ -39,6 +40,7 @@ use crate::guards::Surveys;
 use crate::launch::may_map_for_others;
 use crate::powers::{Powers, Refusal, Verdict};
 use crate::stage::Precaution;
+use crate::undo::Recorder;
 use crate::way_out::WayOut;
 
 /// How often it is looked whether the callers of parked calls still wait.
@@ -134,6 +136,8 @@ pub(super) struct Service {
     pub holds_calls: bool,
     /// Taken before something in a stage is changed.
     precaution: Option<RefCell<Precaution>>,
+    /// Told before something in the workspace is changed, where that can be undone.
+    pub undo: Option<KeptForUndo>,
     /// When to look after those who wait.
     look_at: Option<Instant>,
     shapes: HashMap<i32, Shape>,
@@ -158,7 +162,7 @@ impl Service {
         powers: Powers,
         level: Level,
         holds_calls: bool,
-        precaution: Option<Precaution>,
+        (precaution, undo): (Option<Precaution>, Option<Recorder>),
         (way, bound): (Option<Arc<WayOut>>, Bound),
         sink: Box<dyn Fn(BrokerEvent) + Send>,
     ) -> Result<Self, BrokerError> {
@@ -187,6 +191,7 @@ impl Service {
             holds: holding::table(),
             holds_calls,
             precaution: precaution.map(RefCell::new),
+            undo: undo.map(KeptForUndo::new),
             look_at: None,
             shapes,
             own_user,

@@ -113,6 +113,8 @@ impl Service {
         }
         // What cannot be staged fails on the long way.
         self.prepare_stage_at(&text, true).ok()?;
+        // What cannot be kept is refused on the long way.
+        self.keep_opened_for_undo(&text, wish).ok()?;
         let fd = roots.open(&text, wish.of_broker(), wish.mode_of_new()).ok()?;
         let confirmed = if wish.creates() { self.confirm_opened(&fd, &text) } else { Ok(()) };
         Some(match confirmed {

@@ -6,11 +6,14 @@ use super::settings_judge::is_branch;
 /// Lengths of an object's name, in hexadecimal digits (SHA-1, SHA-256).
 const ID_LENGTHS: [usize; 2] = [40, 64];
 
+/// What `git clone` writes to `HEAD` until it knows better, a name that nothing can have.
+const OF_CLONE: &[u8] = b"ref: refs/heads/.invalid";
+
 /// Whether a reference names an object, or another reference. Git 2.47 does not look at the
 /// name of another one before it writes there, and appends to a log of that name.
 pub(crate) fn is_reference(text: &[u8]) -> bool {
     let line = text.strip_suffix(b"\n").unwrap_or(text);
-    is_id(line) || line.strip_prefix(b"ref: ").is_some_and(is_name_of_reference)
+    is_id(line) || line == OF_CLONE || line.strip_prefix(b"ref: ").is_some_and(is_name_of_reference)
 }
 
 /// Whether it says where a bisection began: a name that no option is.
@@ -77,9 +80,14 @@ mod tests {
     #[test]
     fn references_stay_among_references() {
         let id = "0123456789abcdef0123456789abcdef01234567";
-        for text in
-            [id, &format!("{id}\n"), "ref: refs/heads/main\n", "ref: refs/remotes/o/HEAD", "ref: refs/heads/a.b"]
-        {
+        for text in [
+            id,
+            &format!("{id}\n"),
+            "ref: refs/heads/main\n",
+            "ref: refs/remotes/o/HEAD",
+            "ref: refs/heads/a.b",
+            "ref: refs/heads/.invalid",
+        ] {
             assert!(is_reference(text.as_bytes()), "{text}");
         }
         for text in [

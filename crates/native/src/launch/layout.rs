@@ -568,6 +568,7 @@ mod tests {
                     protect: protect.iter().map(|p| (*p).to_owned()).collect(),
                     sockets: Vec::new(),
                     stage: false,
+                    undo_bytes: None,
                     trace: false,
                     caches: Vec::new(),
                 },

@@ -13,7 +13,7 @@ use super::keep::Kept;
 use super::{NATIVE, inside};
 use crate::attempt::NativeAttempt;
 use crate::backend::{
-    broker_layer, launched_powers, no_descriptor, seen, terms, unbrokered, unlaunched, unlimited, unready,
+    broker_layer, launched_powers, no_descriptor, sink, terms, unbrokered, unlaunched, unlimited, unready,
 };
 use crate::broker::Broker;
 use crate::keeper::{self, Keeper, Leaves, OnBreach, Told};
@@ -21,6 +21,7 @@ use crate::launch::{LaunchError, Launching, Outfit};
 use crate::limits::Guard;
 use crate::powers::Powers;
 use crate::streams::Streams;
+use crate::undoing;
 use crate::way_out::{self, Published};
 
 /// Runs commands in one sandbox.
@@ -122,9 +123,7 @@ impl CommandBackend {
         let outside = streams.outside(io);
         let weak = events.downgrade();
         let told = Told::in_sandbox(events, self.sandbox.events(), plan.request.clone());
-        let sender = told.clone();
-        let sink = move |event| sender.tell(seen(event));
-        let broker = Broker::begin(self.powers(plan, &launching), plan.level, sink).map_err(unbrokered)?;
+        let broker = Broker::begin(self.powers(plan, &launching), plan.level, sink(&told)).map_err(unbrokered)?;
         let broker = broker.sharing(self.sandbox.bound());
         let terms = terms(plan, (edge, published, self.sandbox.resolver()), &broker, &told);
         let on_breach = on_breach(&told);
@@ -146,6 +145,7 @@ impl CommandBackend {
             ("network", way_out::layer(plan)),
         ];
         enforced.layers.extend(layers.map(|(name, layer)| (name.to_owned(), layer)));
+        enforced.layers.extend(undoing::layer(plan, None));
         let answers = broker.answers();
         if publishes {
             answers.open_way();
@@ -163,6 +163,7 @@ impl CommandBackend {
             broker,
             staging: None,
             lease: None,
+            undoing: None,
             watch: Arc::clone(&watch),
             leaves: Some(Leaves::new(self.sandbox.background(), group.clone(), on_breach)),
         };

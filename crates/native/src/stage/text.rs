@@ -3,6 +3,7 @@
 
 use std::io::Read;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::time::Duration;
 
 use similar::{ChangeTag, TextDiff};
@@ -86,15 +87,19 @@ pub fn difference(stage: &Stage, change: &Change) -> Result<Difference, StageErr
     };
     let before = side(&change.present, stage.open_workspace()?)?;
     let after = side(&change.staged, stage.part(UPPER)?)?;
-    Ok(between(before.as_ref(), after.as_ref(), change)?)
+    Ok(between(before.as_ref(), after.as_ref(), &change.path)?)
 }
 
-fn between(before: Option<&Object>, after: Option<&Object>, change: &Change) -> Result<Difference, PathError> {
+/// How two objects differ, either of which may be absent; `path` is for errors.
+///
+/// # Errors
+/// Where one cannot be read.
+pub fn between(before: Option<&Object>, after: Option<&Object>, path: &Path) -> Result<Difference, PathError> {
     let of_kind = |object: Option<&Object>, kind| object.is_some_and(|object| object.kind() == kind);
     if of_kind(before, Kind::Link) || of_kind(after, Kind::Link) {
         let text = |object: Option<&Object>| {
             let link = object.filter(|object| object.kind() == Kind::Link);
-            link.map(|link| link.link_text().at(&change.path)).transpose()
+            link.map(|link| link.link_text().at(path)).transpose()
         };
         return Ok(Difference::Link { before: text(before)?, after: text(after)? });
     }
@@ -103,9 +108,9 @@ fn between(before: Option<&Object>, after: Option<&Object>, change: &Change) -> 
         let mut bytes = Vec::new();
         let opened = match object.open() {
             Err(Errno::ACCESS) => return Ok(None),
-            other => other.at(&change.path)?,
+            other => other.at(path)?,
         };
-        opened.take(LIMIT_BYTES + 1).read_to_end(&mut bytes).at(&change.path)?;
+        opened.take(LIMIT_BYTES + 1).read_to_end(&mut bytes).at(path)?;
         Ok((bytes.len() as u64 <= LIMIT_BYTES).then_some(bytes))
     };
     let (Some(before), Some(after)) = (file(before)?, file(after)?) else { return Ok(Difference::Large) };

@@ -196,6 +196,7 @@ impl Gate {
         let judge = RuleJudge {
             neutralised: false,
             stage: false,
+            undo: false,
             trace: false,
             sandbox_backend: BACKEND,
             host_backend: BACKEND,

@@ -173,6 +173,7 @@ fn run_args(manner: Manner, subject: Subject, level: Level) -> RunArgs {
             // Nothing is stronger than what its walls were made for.
             level: (level == Level::Restricted).then_some(LevelArg::Restricted),
             stage: false,
+            undo: false,
             trace: false,
             sandbox: None,
             timeout: manner.timeout,

@@ -25,7 +25,7 @@ fn go_through(terms: &Terms) -> Option<()> {
     let meant = Meant::run(of_terms(terms), &variable).ok()?;
     let setting = setting::load(&meant.workspace).ok()?;
     let request = setting.request(&meant, meaning::request_id().ok()?);
-    let judge = RuleJudge { stage: meant.stage, trace: meant.trace, ..setting.judge() };
+    let judge = RuleJudge { stage: meant.stage, undo: meant.undo, trace: meant.trace, ..setting.judge() };
     let assessment = judge.assess(&request);
     judge.rule(&request, &assessment);
     judge.policy(&request);

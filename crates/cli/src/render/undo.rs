@@ -1,0 +1,68 @@
+//! What a run changed, as text.
+
+use std::path::Path;
+
+use stockade_model::RawText;
+use stockade_native::stage::Kind;
+use stockade_native::undo::{Conflict, Effect, Restored, UndoChange, UndoMeta};
+
+use super::counted;
+
+/// One line about a run.
+pub fn head(meta: &UndoMeta) -> String {
+    format!("{}   {}   {}\n", meta.request.as_str(), meta.workspace.escaped(), meta.command.escaped())
+}
+
+/// What was done to a path, in a word.
+pub fn effect(effect: Effect) -> &'static str {
+    match effect {
+        Effect::Created => "created",
+        Effect::Changed => "changed",
+        Effect::Deleted => "deleted",
+        Effect::Metadata => "mode",
+    }
+}
+
+/// One line about a path. A rename is a deletion and a creation.
+pub fn change(change: &UndoChange, conflict: Option<&Conflict>) -> String {
+    let slash = if change.kind == Kind::Directory { "/" } else { "" };
+    let modes = change.modes.map(|(before, now)| format!("   {before:04o} -> {now:04o}")).unwrap_or_default();
+    let why = conflict.map(|why| format!("   ({why})")).unwrap_or_default();
+    format!("  {:<8} {}{slash}{modes}{why}\n", effect(change.effect), shown(&change.path))
+}
+
+/// One line about what would not be restored.
+pub fn conflict(path: &Path, why: &Conflict) -> String {
+    format!("  {:<8} {}   ({why})\n", "conflict", shown(path))
+}
+
+/// What was restored, and what was not.
+pub fn restored(done: &Restored, id: &str) -> String {
+    let mut out = String::new();
+    for (path, why) in &done.comparison.conflicts {
+        out += &conflict(path, why);
+    }
+    if done.is_done {
+        let count = counted(usize::try_from(done.restored).unwrap_or(usize::MAX), "path");
+        out += &format!("restored {count} as before run {id}\n");
+    }
+    out
+}
+
+fn shown(path: &Path) -> String {
+    if path.as_os_str().is_empty() { ".".to_owned() } else { RawText::from(path).escaped() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_says_what_was_done() {
+        let made = |path: &str, effect, kind, modes| UndoChange { path: path.into(), effect, kind, modes };
+        let line = change(&made("a\x1bb", Effect::Created, Kind::Directory, None), None);
+        assert_eq!(line, format!("  created  {}/\n", RawText::from("a\x1bb").escaped()));
+        let line = change(&made("x", Effect::Metadata, Kind::File, Some((0o644, 0o755))), Some(&Conflict::Changed));
+        assert_eq!(line, "  mode     x   0644 -> 0755   (it was changed after the run)\n");
+    }
+}

@@ -1,0 +1,117 @@
+//! Keeps what a call is about to change in the workspace, where the run can be undone. A call
+//! whose object cannot be kept is refused, with the reason.
+//!
+//! It is done before the powers are looked at: what is refused afterwards was kept for
+//! nothing, and what some other way allows was kept.
+
+use std::cell::RefCell;
+use std::os::fd::AsFd;
+
+use rustix::fs::RenameFlags;
+use stockade_model::Operation;
+use stockade_sys::Errno;
+
+use super::deed::{Change, Deed};
+use super::opens::Wish;
+use super::service::{Failure, Service, refused};
+use super::walk::{Object, Place};
+use crate::powers::Refusal;
+use crate::undo::{Recorder, Unkept};
+
+/// What keeps the changes of a run.
+pub(super) struct KeptForUndo {
+    workspace: Vec<u8>,
+    recorder: RefCell<Recorder>,
+}
+
+impl KeptForUndo {
+    pub fn new(recorder: Recorder) -> Self {
+        Self { workspace: recorder.workspace().to_vec(), recorder: RefCell::new(recorder) }
+    }
+
+    fn holds(&self, path: &[u8]) -> bool {
+        path.strip_prefix(&self.workspace[..]).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
+    }
+}
+
+impl Service {
+    /// Keeps what a deed would change.
+    pub(super) fn keep_for_undo(&self, deed: &Deed) -> Result<(), Failure> {
+        let Some(undo) = &self.undo else { return Ok(()) };
+        let mut recorder = undo.recorder.borrow_mut();
+        // What lies in a private tree is not the workspace's.
+        let is_kept = |path: &[u8]| undo.holds(path) && !self.powers.in_private_tree(path);
+        let named = |place: &Place| Some(place.path()).filter(|path| !place.special && is_kept(path));
+        match deed {
+            Deed::Open { place, wish } => match named(place) {
+                Some(path) => self.kept(wish.operation(), &path, open(&mut recorder, &path, *wish)),
+                None => Ok(()),
+            },
+            Deed::Reopen { object, wish } if !wish.only_reads() => self.keep_object(&mut recorder, object),
+            Deed::MakeDirectory { place, .. }
+            | Deed::MakeNode { place, .. }
+            | Deed::MakeLink { place, .. }
+            | Deed::Bind { place, .. } => match named(place) {
+                Some(path) => self.kept(Operation::Create, &path, recorder.before_create(&path)),
+                None => Ok(()),
+            },
+            Deed::MakeName { source, new } => match named(new) {
+                Some(path) => self.kept(Operation::Link, &path, recorder.before_link(&source.path, &path)),
+                // Whoever has a name elsewhere could write by it.
+                None if is_kept(&source.path) && !source.is_placeless() => Err(Errno::XDEV.into()),
+                None => Ok(()),
+            },
+            Deed::Remove { place, .. } => match named(place) {
+                Some(path) => self.kept(Operation::Remove, &path, recorder.before_remove(&path)),
+                None => Ok(()),
+            },
+            Deed::Rename { old, new, flags } => match (named(old), named(new)) {
+                (Some(from), Some(to)) => {
+                    let exchanges = flags.contains(RenameFlags::EXCHANGE);
+                    self.kept(Operation::Rename, &from, recorder.before_rename(&from, &to, exchanges))
+                }
+                (None, None) => Ok(()),
+                // Programs copy and remove instead, which is kept.
+                _ if old.special || new.special => Ok(()),
+                _ => Err(Errno::XDEV.into()),
+            },
+            Deed::Change { object, change: Change::Length(_) } => self.keep_object(&mut recorder, object),
+            Deed::Change { object, .. } if is_kept(&object.path) && !object.is_placeless() => {
+                self.kept(Operation::Metadata, &object.path, recorder.before_metadata(&object.path))
+            }
+            Deed::Reopen { .. } | Deed::OpenUnnamed { .. } | Deed::Change { .. } | Deed::Connect(_) | Deed::Run(_) => {
+                Ok(())
+            }
+        }
+    }
+
+    /// Keeps what an open of `path` would change.
+    pub(super) fn keep_opened_for_undo(&self, path: &[u8], wish: Wish) -> Result<(), Failure> {
+        match &self.undo {
+            Some(undo) if undo.holds(path) && !self.powers.in_private_tree(path) => {
+                self.kept(wish.operation(), path, open(&mut undo.recorder.borrow_mut(), path, wish))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Also what has no name any more: it may be what is kept.
+    fn keep_object(&self, recorder: &mut Recorder, object: &Object) -> Result<(), Failure> {
+        if object.is_placeless() || self.powers.in_private_tree(&object.path) {
+            return Ok(());
+        }
+        let held = object.fd.as_fd().try_clone_to_owned().map_err(|_| Errno::MFILE)?;
+        self.kept(Operation::Write, &object.path, recorder.before_rewrite(&object.path, held))
+    }
+
+    /// What the powers refuse is refused for that.
+    fn kept(&self, operation: Operation, path: &[u8], done: Result<(), Unkept>) -> Result<(), Failure> {
+        let Err(unkept) = done else { return Ok(()) };
+        self.permit(operation, path)?;
+        Err(refused(operation, path, Refusal { rule: unkept.to_string(), grant: None }))
+    }
+}
+
+fn open(recorder: &mut Recorder, path: &[u8], wish: Wish) -> Result<(), Unkept> {
+    recorder.before_open(path, wish.creates(), !wish.only_reads() && !wish.must_be_new())
+}

@@ -1,0 +1,504 @@
+//! What a run changed, and which of it was changed again since. Changes nothing.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, StatxFlags, statx};
+use stockade_files::object::{Kind, Object, Time, entries, os, same_content};
+use stockade_sys::Errno;
+
+use super::journal::{Before, Entry, Journal, ObjectKey, key_of};
+use super::keep::slot_name;
+use super::recorder::join;
+use super::settle::digest_of;
+use super::store::{UndoError, UndoRun};
+use crate::stage::PathError;
+
+/// Conflicts that are named.
+const MAX_CONFLICTS: usize = 1000;
+/// Levels of a directory that is looked into.
+const MAX_DEPTH: usize = 400;
+
+/// What a run did to a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// It is new.
+    Created,
+    /// It has another content, or is something else.
+    Changed,
+    /// It is not there any more.
+    Deleted,
+    /// It has another mode, owner or attributes.
+    Metadata,
+}
+
+/// Why a path is not restored.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Conflict {
+    /// It was changed after the run.
+    #[error("it was changed after the run")]
+    Changed,
+    /// What was there is not kept and not found.
+    #[error("what was there was moved by the run, and is gone since")]
+    Lost,
+    /// Nothing makes it again.
+    #[error("it was {}, which undo does not make again", .0.with_article())]
+    Special(Kind),
+    /// It cannot be looked at.
+    #[error("it cannot be read: {0}")]
+    Unreadable(Errno),
+}
+
+/// One change of a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UndoChange {
+    /// In the workspace.
+    pub path: PathBuf,
+    /// What was done to it.
+    pub effect: Effect,
+    /// What it is, or was.
+    pub kind: Kind,
+    /// Its mode before and now.
+    pub modes: Option<(u32, u32)>,
+}
+
+/// All that a run changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Comparison {
+    /// In the order of paths.
+    pub changes: Vec<UndoChange>,
+    /// What would not be restored, and why.
+    pub conflicts: Vec<(PathBuf, Conflict)>,
+    /// Whether the run was killed, and its end only noted now: changes since then cannot be
+    /// told from its own.
+    pub was_killed: bool,
+    /// Whether all of it was restored already.
+    pub is_restored: bool,
+}
+
+/// Where the content of a file is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    Slot(u32),
+    /// At another path of the workspace, where it does not stay.
+    Moved(Vec<u8>),
+    /// At another path of the workspace, as one of several names of the file.
+    Linked(Vec<u8>),
+}
+
+/// What is to be done with a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Plan {
+    /// Nothing, but for its metadata.
+    Stay,
+    /// What is there goes.
+    Remove,
+    /// What was there is made again, in the place of what is there.
+    Put(Option<Source>),
+}
+
+/// A path, judged.
+#[derive(Debug)]
+pub(super) struct Judged {
+    pub path: Vec<u8>,
+    pub before: Option<Before>,
+    pub plan: Plan,
+    pub effect: Option<Effect>,
+    pub conflict: Option<Conflict>,
+    /// Of a directory: somebody changed its names, so it keeps its time.
+    pub keeps_time: bool,
+    /// What was there when it was looked at.
+    pub now: Option<Object>,
+}
+
+/// Compares one run with its workspace.
+pub(super) struct Comparing<'r> {
+    pub run: &'r UndoRun,
+    pub journal: Journal,
+    pub end: Time,
+    /// Where objects are that have lost their name or may have further ones.
+    pub names: HashMap<ObjectKey, Vec<Vec<u8>>>,
+    pub newer: Vec<Vec<u8>>,
+}
+
+impl UndoRun {
+    /// What the run changed at and beneath these paths; everything where there are none.
+    ///
+    /// # Errors
+    /// Where the journal or the workspace cannot be read.
+    pub fn compare(&self, paths: &[PathBuf]) -> Result<Comparison, UndoError> {
+        if self.journal()?.is_restored {
+            return Ok(Comparison { is_restored: true, ..Comparison::default() });
+        }
+        let (mut comparing, was_killed) = Comparing::new(self)?;
+        let judged = comparing.judge(paths);
+        let mut found = Comparison { was_killed, ..Comparison::default() };
+        for judged in &judged {
+            found.changes.extend(judged.change());
+        }
+        found.conflicts = comparing.conflicts(&judged);
+        Ok(found)
+    }
+
+    /// The content that a path had before, for files whose content was kept.
+    ///
+    /// # Errors
+    /// Where the journal cannot be read.
+    pub fn before(&self, path: &Path) -> Result<Option<Object>, UndoError> {
+        let journal = self.journal()?;
+        let entry = journal.entries.get(path.as_os_str().as_encoded_bytes());
+        let Some(before) = entry.and_then(|entry| entry.before.as_ref()) else { return Ok(None) };
+        let Some((slot, _)) = journal.slots.get(&before.key()) else { return Ok(None) };
+        self.slot(*slot).map_err(|errno| PathError::new(path, errno).into())
+    }
+
+    /// What is at a path now.
+    ///
+    /// # Errors
+    /// Where it cannot be looked at.
+    pub fn now(&self, path: &Path) -> Result<Option<Object>, UndoError> {
+        self.find(path.as_os_str().as_encoded_bytes()).map_err(|errno| PathError::new(path, errno).into())
+    }
+
+    pub(super) fn slot(&self, slot: u32) -> Result<Option<Object>, Errno> {
+        Object::find(self.objects.as_fd(), slot_name(slot).as_ref())
+    }
+}
+
+impl Judged {
+    fn change(&self) -> Option<UndoChange> {
+        let kind = self.before.as_ref().map(|before| before.kind).or(self.now.as_ref().map(Object::kind))?;
+        let modes = match (&self.before, &self.now) {
+            (Some(before), Some(now)) if before.mode != now.mode() && kind != Kind::Link => {
+                Some((before.mode, now.mode()))
+            }
+            _ => None,
+        };
+        Some(UndoChange { path: os(&self.path).into(), effect: self.effect?, kind, modes })
+    }
+}
+
+impl<'r> Comparing<'r> {
+    pub fn new(run: &'r UndoRun) -> Result<(Self, bool), UndoError> {
+        let (journal, was_killed) = run.settled()?;
+        let end = journal.end.unwrap_or_default();
+        let mut comparing = Self { run, journal, end, names: HashMap::new(), newer: Vec::new() };
+        comparing.find_names()?;
+        Ok((comparing, was_killed))
+    }
+
+    pub fn judge(&mut self, paths: &[PathBuf]) -> Vec<Judged> {
+        let selected = self.select(paths);
+        selected.into_iter().map(|(path, entry)| self.judge_one(path, entry)).collect()
+    }
+
+    pub fn conflicts(&self, judged: &[Judged]) -> Vec<(PathBuf, Conflict)> {
+        let of = |judged: &Judged| Some((PathBuf::from(os(&judged.path)), judged.conflict.clone()?));
+        let inner = self.newer.iter().map(|path| (PathBuf::from(os(path)), Conflict::Changed));
+        let mut all: Vec<_> = judged.iter().filter_map(of).chain(inner).collect();
+        all.sort_by(|one, other| one.0.cmp(&other.0));
+        all.dedup_by(|one, other| one.0 == other.0);
+        all.truncate(MAX_CONFLICTS);
+        all
+    }
+
+    /// The entries at and beneath `paths`, with the directories that hold them.
+    fn select(&self, paths: &[PathBuf]) -> BTreeMap<Vec<u8>, Entry> {
+        if paths.is_empty() {
+            return self.journal.entries.clone();
+        }
+        let mut selected = BTreeMap::new();
+        for path in paths {
+            let path = path.as_os_str().as_encoded_bytes();
+            for (other, entry) in &self.journal.entries {
+                let is_beneath = other == path || path.is_empty() || is_beneath(other, path);
+                let holds = is_beneath_or_root(path, other) && entry.before.is_some();
+                if is_beneath || holds {
+                    selected.insert(other.clone(), entry.clone());
+                }
+            }
+            if self.is_new(path) {
+                selected.insert(path.to_vec(), Entry { before: None, is_gone: false, after: None });
+            }
+        }
+        selected
+    }
+
+    /// Whether a path lies beneath something that the run made.
+    pub fn is_new(&self, path: &[u8]) -> bool {
+        let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
+        let is_absent = |above: &[u8]| self.journal.entries.get(above).is_some_and(|entry| entry.before.is_none());
+        ends.map(|end| &path[..end]).any(is_absent)
+    }
+
+    /// Looks through the workspace for objects that are not where they were, where there are
+    /// some whose content was not kept or that have several names.
+    fn find_names(&mut self) -> Result<(), UndoError> {
+        let mut wanted = HashSet::new();
+        for (path, entry) in &self.journal.entries {
+            let Some(before) = entry.before.as_ref().filter(|before| before.kind == Kind::File) else { continue };
+            let before = self.journal.first.get(&before.key()).unwrap_or(before);
+            let is_kept = self.journal.slots.contains_key(&before.key());
+            let is_there = || self.run.find(path).is_ok_and(|now| now.is_some_and(|now| before.is(&now)));
+            if is_kept && before.links > 1 || !is_kept && !is_there() {
+                wanted.insert(before.key());
+            }
+        }
+        let mut waiting = if wanted.is_empty() { Vec::new() } else { vec![(Vec::new(), 0)] };
+        while let Some((path, depth)) = waiting.pop() {
+            let Ok(Some(directory)) = self.run.find(&path) else { continue };
+            let Ok(inner) = entries_readable(&directory) else { continue };
+            for (name, _) in inner {
+                let path = join(&path, &name);
+                let Ok(Some(object)) = Object::find(directory.fd.as_fd(), os(&name)) else { continue };
+                if object.is_directory() && depth < MAX_DEPTH {
+                    waiting.push((path, depth + 1));
+                } else if object.kind() == Kind::File && wanted.contains(&key_of(&object)) {
+                    self.names.entry(key_of(&object)).or_default().push(path);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn judge_one(&mut self, path: Vec<u8>, entry: Entry) -> Judged {
+        let mut judged = Judged {
+            path,
+            before: entry.before.clone(),
+            plan: Plan::Stay,
+            effect: None,
+            conflict: None,
+            keeps_time: false,
+            now: None,
+        };
+        judged.now = match self.run.find(&judged.path) {
+            Ok(now) => now,
+            Err(errno) => {
+                judged.conflict = Some(Conflict::Unreadable(errno));
+                return judged;
+            }
+        };
+        match &entry.before {
+            None => self.judge_new(&mut judged),
+            Some(before) if before.kind == Kind::Directory => self.judge_directory(&mut judged, before, &entry),
+            Some(before) => self.judge_object(&mut judged, before, &entry),
+        }
+        judged
+    }
+
+    fn judge_new(&mut self, judged: &mut Judged) {
+        let Some(now) = &judged.now else { return };
+        judged.effect = Some(Effect::Created);
+        judged.plan = Plan::Remove;
+        if now.is_directory() {
+            let is_newer = self.is_newer_directory(now);
+            self.look_for_newer(&judged.path, now, 0);
+            judged.conflict = is_newer.then_some(Conflict::Changed);
+        } else if self.is_newer(now, &Entry { before: None, is_gone: false, after: None }) {
+            judged.conflict = Some(Conflict::Changed);
+        }
+    }
+
+    fn judge_directory(&mut self, judged: &mut Judged, before: &Before, entry: &Entry) {
+        match &judged.now {
+            None => {
+                judged.effect = Some(Effect::Deleted);
+                judged.plan = Plan::Put(None);
+            }
+            Some(now) if now.is_directory() => {
+                let is_restoring = self.journal.is_restoring;
+                judged.keeps_time = now.modified() > self.end && !is_restoring;
+                if !has_metadata(now, before) {
+                    judged.effect = Some(Effect::Metadata);
+                    let left = entry.after.as_ref().map_or(before.mode, |(mode, _)| *mode);
+                    if now.mode() != left && now.changed() > self.end && !is_restoring {
+                        judged.conflict = Some(Conflict::Changed);
+                    }
+                }
+            }
+            Some(now) => {
+                judged.effect = Some(Effect::Changed);
+                judged.plan = Plan::Put(None);
+                if self.is_newer(now, entry) {
+                    judged.conflict = Some(Conflict::Changed);
+                }
+            }
+        }
+    }
+
+    /// A file, a link or something special.
+    fn judge_object(&mut self, judged: &mut Judged, before: &Before, entry: &Entry) {
+        let is_same = match &judged.now {
+            Some(now) => self.is_unchanged(now, before),
+            None => Ok(false),
+        };
+        // It has the same content, but is not the same file as its other names any more.
+        let is_apart = |now: &Object| {
+            before.links > 1 && !before.is(now) && matches!(self.source(before), Ok(Some(Source::Linked(_))))
+        };
+        let is_same = is_same.map(|is_same| is_same && !judged.now.as_ref().is_some_and(is_apart));
+        match (is_same, &judged.now) {
+            (Err(errno), _) => judged.conflict = Some(Conflict::Unreadable(errno)),
+            (Ok(true), Some(now)) => {
+                let before = self.journal.first.get(&before.key()).unwrap_or(before);
+                if !has_metadata(now, before) {
+                    judged.effect = Some(Effect::Metadata);
+                    if self.is_newer(now, entry) && !self.journal.is_restoring {
+                        judged.conflict = Some(Conflict::Changed);
+                    }
+                }
+            }
+            (Ok(_), now) => {
+                judged.effect = Some(if now.is_some() { Effect::Changed } else { Effect::Deleted });
+                let is_newer = match now {
+                    Some(now) if now.is_directory() => {
+                        self.look_for_newer(&judged.path, now, 0);
+                        self.is_newer_directory(now) || self.newer.iter().any(|newer| is_beneath(newer, &judged.path))
+                    }
+                    Some(now) => self.is_newer(now, entry),
+                    None => false,
+                };
+                judged.conflict = is_newer.then_some(Conflict::Changed);
+                match self.source(before) {
+                    Ok(source) => judged.plan = Plan::Put(source),
+                    Err(conflict) => judged.conflict = Some(conflict),
+                }
+            }
+        }
+    }
+
+    /// Whether what is there holds what was there.
+    fn is_unchanged(&self, now: &Object, before: &Before) -> Result<bool, Errno> {
+        if now.kind() != before.kind {
+            return Ok(false);
+        }
+        match before.kind {
+            Kind::File => match self.journal.slots.get(&before.key()) {
+                Some((slot, _)) => match self.run.slot(*slot)? {
+                    Some(kept) => same_content(now, &kept),
+                    // It was put back already.
+                    None => Ok(before.is(now)),
+                },
+                None => Ok(before.is(now)),
+            },
+            Kind::Link => Ok(Some(now.link_text()?) == before.text.as_ref().map(|text| text.as_bytes().to_vec())),
+            _ => Ok(true),
+        }
+    }
+
+    fn source(&self, before: &Before) -> Result<Option<Source>, Conflict> {
+        match before.kind {
+            Kind::Link | Kind::Pipe | Kind::Directory => return Ok(None),
+            Kind::Socket | Kind::Device => return Err(Conflict::Special(before.kind)),
+            Kind::File => {}
+        }
+        let before = self.journal.first.get(&before.key()).unwrap_or(before);
+        let names = self.names.get(&before.key()).map(Vec::as_slice).unwrap_or_default();
+        let kept = self.journal.slots.get(&before.key());
+        let kept = kept.and_then(|(slot, _)| Some((*slot, self.run.slot(*slot).ok()??)));
+        if before.links > 1 {
+            let unchanged = |object: &Object| match &kept {
+                Some((_, kept)) => same_content(object, kept).unwrap_or(false),
+                None => self.is_content_old(object),
+            };
+            let is_it = |path: &&Vec<u8>| {
+                self.run.find(path).is_ok_and(|found| found.is_some_and(|found| before.is(&found) && unchanged(&found)))
+            };
+            if let Some(path) = names.iter().find(is_it) {
+                return Ok(Some(Source::Linked(path.clone())));
+            }
+        }
+        if let Some((slot, _)) = kept {
+            return Ok(Some(Source::Slot(slot)));
+        }
+        let Some(moved) = names.first() else { return Err(Conflict::Lost) };
+        match self.run.find(moved) {
+            Ok(Some(object)) if before.is(&object) && self.is_content_old(&object) => {
+                Ok(Some(Source::Moved(moved.clone())))
+            }
+            Ok(Some(object)) if before.is(&object) => Err(Conflict::Changed),
+            _ => Err(Conflict::Lost),
+        }
+    }
+
+    /// Whether something that is no directory was changed after the run.
+    pub fn is_newer(&self, now: &Object, entry: &Entry) -> bool {
+        let is_old = match self.journal.is_restoring {
+            false => now.changed() <= self.end,
+            true => self.is_content_old(now),
+        };
+        if is_old {
+            return false;
+        }
+        let left = entry.after.as_ref().and_then(|(_, digest)| digest.as_ref());
+        left.is_none_or(|left| now.kind() != Kind::File || digest_of(now).as_ref() != Some(left))
+    }
+
+    /// Whether the content is as the run left it, where undo itself changed names of the file
+    /// and so its change time. A run may have set a time of the future.
+    pub fn is_content_old(&self, now: &Object) -> bool {
+        now.modified() <= self.end || now.changed() <= self.end
+    }
+
+    /// Whether a directory was made after the run. What is in it is looked at by itself.
+    pub fn is_newer_directory(&self, now: &Object) -> bool {
+        if self.journal.is_restoring || now.changed() <= self.end {
+            return false;
+        }
+        let born = statx(&now.fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME);
+        let born = born.ok().filter(|found| found.stx_mask & StatxFlags::BTIME.bits() != 0);
+        let born = born.map(|found| Time { seconds: found.stx_btime.tv_sec, nanoseconds: found.stx_btime.tv_nsec });
+        born.is_none_or(|born| born > self.end)
+    }
+
+    /// Notes what in a new directory was changed or made after the run.
+    fn look_for_newer(&mut self, path: &[u8], directory: &Object, depth: usize) {
+        let Ok(inner) = entries_readable(directory) else { return };
+        for (name, _) in inner {
+            if self.newer.len() >= MAX_CONFLICTS {
+                return;
+            }
+            let path = join(path, &name);
+            let Ok(Some(object)) = Object::find(directory.fd.as_fd(), os(&name)) else { continue };
+            if object.is_directory() && depth < MAX_DEPTH {
+                if self.is_newer_directory(&object) {
+                    self.newer.push(path.clone());
+                }
+                self.look_for_newer(&path, &object, depth + 1);
+            } else if self.is_newer(&object, &Entry { before: None, is_gone: false, after: None })
+                && !self.journal.entries.contains_key(&path)
+                && !self.journal.first.contains_key(&key_of(&object))
+            {
+                self.newer.push(path);
+            }
+        }
+    }
+}
+
+/// As [`entries`], without opening up a directory that cannot be read: nothing is changed.
+fn entries_readable(directory: &Object) -> Result<Vec<(Vec<u8>, rustix::fs::FileType)>, Errno> {
+    if !rustix::process::geteuid().is_root() && directory.mode() & 0o500 != 0o500 {
+        return Err(Errno::ACCESS);
+    }
+    entries(directory.fd.as_fd())
+}
+
+/// Whether mode, owner and attributes are those of before. The time of a directory is the
+/// matter of what is in it.
+pub(super) fn has_metadata(now: &Object, before: &Before) -> bool {
+    let is_link = before.kind == Kind::Link;
+    (is_link || now.mode() == before.mode)
+        && (now.stat.st_uid, now.stat.st_gid) == (before.user, before.group)
+        && (before.kind == Kind::Directory || is_link || now.modified() == before.modified)
+        && (is_link || now.attributes().is_ok_and(|attributes| attributes == before.attributes))
+}
+
+/// Whether `path` lies beneath `above`.
+pub(super) fn is_beneath(path: &[u8], above: &[u8]) -> bool {
+    path.strip_prefix(above).is_some_and(|rest| rest.first() == Some(&b'/'))
+}
+
+fn is_beneath_or_root(path: &[u8], above: &[u8]) -> bool {
+    above.is_empty() || is_beneath(path, above)
+}

@@ -1,0 +1,275 @@
+//! The journal of one run: lines are appended while the run goes on, and read as a whole
+//! afterwards. Must not know the tree that the lines are about.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read as _, Write as _};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags, openat};
+use serde::{Deserialize, Serialize};
+use stockade_files::object::{Attributes, Kind, Object, Time};
+use stockade_model::RawText;
+use stockade_sys::Errno;
+
+use crate::stage::PathError;
+
+const JOURNAL: &str = "journal";
+
+/// Longest line. A path takes 8 KiB at most; attributes may take the rest.
+pub(super) const MAX_LINE_BYTES: usize = 512 * 1024;
+
+/// Size of a whole journal.
+pub(super) const MAX_JOURNAL_BYTES: u64 = 512 << 20;
+
+/// An object of a filesystem: device and inode.
+pub(super) type ObjectKey = (u64, u64);
+
+/// What was at a path before the run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Before {
+    pub kind: Kind,
+    pub mode: u32,
+    pub user: u32,
+    pub group: u32,
+    pub modified: Time,
+    pub device: u64,
+    pub inode: u64,
+    /// How many names a file had.
+    pub links: u64,
+    pub size: u64,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub attributes: Attributes,
+    /// The text of a link.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text: Option<RawText>,
+}
+
+impl Before {
+    pub fn of(object: &Object) -> Result<Self, Errno> {
+        let kind = object.kind();
+        Ok(Self {
+            kind,
+            mode: object.mode(),
+            user: object.stat.st_uid,
+            group: object.stat.st_gid,
+            modified: object.modified(),
+            device: object.stat.st_dev,
+            inode: object.inode(),
+            links: object.stat.st_nlink,
+            size: object.size(),
+            attributes: object.attributes()?,
+            text: if kind == Kind::Link { Some(object.link_text()?.into()) } else { None },
+        })
+    }
+
+    pub fn key(&self) -> ObjectKey {
+        (self.device, self.inode)
+    }
+
+    /// Whether `object` is the very object.
+    pub fn is(&self, object: &Object) -> bool {
+        self.key() == key_of(object) && self.kind == object.kind()
+    }
+}
+
+pub(super) fn key_of(object: &Object) -> ObjectKey {
+    (object.stat.st_dev, object.inode())
+}
+
+/// One line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Line {
+    /// What was at a path, if anything was. The first such line of a path counts.
+    Entry { path: RawText, before: Option<Before> },
+    /// What was at the path is removed or moved away, with all beneath it recorded.
+    Gone { path: RawText },
+    /// The content of this object is kept in a slot.
+    Data { device: u64, inode: u64, slot: u32, bytes: u64 },
+    /// What is left of a path at the end of the run.
+    After { path: RawText, mode: u32, digest: Option<String> },
+    /// A further attempt of the same run begins: an end before it is none.
+    Again,
+    /// The run is over. What is changed later is not the run's.
+    End { at: Time },
+    /// Restoring was decided on.
+    Restoring,
+    /// All of it was restored.
+    Restored,
+}
+
+/// What is known about a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub before: Option<Before>,
+    pub is_gone: bool,
+    /// Mode and digest of the content at the end of the run.
+    pub after: Option<(u32, Option<String>)>,
+}
+
+/// A journal, read as a whole.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Journal {
+    /// By path relative to the workspace, so that a directory comes before what is in it.
+    pub entries: BTreeMap<Vec<u8>, Entry>,
+    /// The slot of each object whose content is kept, and its size.
+    pub slots: HashMap<ObjectKey, (u32, u64)>,
+    /// What was first recorded of an object: by another name it may have been changed later.
+    pub first: HashMap<ObjectKey, Before>,
+    pub end: Option<Time>,
+    pub is_restoring: bool,
+    pub is_restored: bool,
+}
+
+impl Journal {
+    /// Reads what is complete. A last line that was cut off is about a call that was never
+    /// carried out.
+    pub fn read(directory: BorrowedFd<'_>) -> Result<Self, PathError> {
+        let at = Path::new(JOURNAL);
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = match openat(directory, JOURNAL, flags, Mode::empty()) {
+            Err(Errno::NOENT) => return Ok(Self::default()),
+            other => other.map_err(|errno| PathError::new(at, errno))?,
+        };
+        let mut reader = BufReader::new(File::from(file).take(MAX_JOURNAL_BYTES + MAX_LINE_BYTES as u64));
+        let (mut journal, mut line) = (Self::default(), Vec::new());
+        loop {
+            line.clear();
+            let length = (&mut reader)
+                .take(MAX_LINE_BYTES as u64 + 1)
+                .read_until(b'\n', &mut line)
+                .map_err(|error| PathError::because(at, &error.to_string()))?;
+            if length == 0 || !line.ends_with(b"\n") && length <= MAX_LINE_BYTES {
+                return Ok(journal);
+            }
+            let parsed = serde_json::from_slice::<Line>(&line);
+            journal.add(parsed.map_err(|error| PathError::because(at, &format!("it is damaged: {error}")))?);
+        }
+    }
+
+    fn add(&mut self, line: Line) {
+        match line {
+            Line::Entry { path, before } => {
+                if let Some(before) = &before {
+                    self.first.entry(before.key()).or_insert_with(|| before.clone());
+                }
+                let entry = Entry { before, is_gone: false, after: None };
+                self.entries.entry(path.as_bytes().to_vec()).or_insert(entry);
+            }
+            Line::Gone { path } => {
+                if let Some(entry) = self.entries.get_mut(path.as_bytes()) {
+                    entry.is_gone = true;
+                }
+            }
+            Line::Data { device, inode, slot, bytes } => {
+                self.slots.entry((device, inode)).or_insert((slot, bytes));
+            }
+            Line::After { path, mode, digest } => {
+                if let Some(entry) = self.entries.get_mut(path.as_bytes()) {
+                    entry.after = Some((mode, digest));
+                }
+            }
+            Line::Again => self.end = None,
+            Line::End { at } => self.end = Some(at),
+            Line::Restoring => self.is_restoring = true,
+            Line::Restored => self.is_restored = true,
+        }
+    }
+
+    /// The slot after the highest.
+    pub fn next_slot(&self) -> u32 {
+        self.slots.values().map(|(slot, _)| slot + 1).max().unwrap_or(0)
+    }
+
+    /// What all slots take.
+    pub fn bytes(&self) -> u64 {
+        self.slots.values().map(|(_, bytes)| bytes).sum()
+    }
+}
+
+/// A journal that is appended to.
+#[derive(Debug)]
+pub(super) struct JournalWriter {
+    file: File,
+    bytes: u64,
+}
+
+impl JournalWriter {
+    /// Opens the journal of a run. What a writer that was killed left of a line is cut off.
+    pub fn open(directory: BorrowedFd<'_>) -> Result<Self, Errno> {
+        let flags = OFlags::RDWR | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = openat(directory, JOURNAL, flags, Mode::RUSR | Mode::WUSR)?;
+        let bytes = whole_lines(fd.as_fd())?;
+        rustix::fs::ftruncate(&fd, bytes)?;
+        Ok(Self { file: File::from(fd), bytes })
+    }
+
+    /// Appends a line in one write, so that it is there or not.
+    ///
+    /// # Errors
+    /// `FBIG` where the line or the journal becomes too long.
+    pub fn append(&mut self, line: &Line) -> Result<(), Errno> {
+        let mut text = serde_json::to_vec(line).map_err(|_| Errno::INVAL)?;
+        text.push(b'\n');
+        if text.len() > MAX_LINE_BYTES || self.bytes + text.len() as u64 > MAX_JOURNAL_BYTES {
+            return Err(Errno::FBIG);
+        }
+        if let Err(error) = self.file.write_all(&text) {
+            // A part of it would make the next line unreadable.
+            let _ = self.file.set_len(self.bytes);
+            return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+        }
+        self.bytes += text.len() as u64;
+        Ok(())
+    }
+
+    pub fn sync(&self) -> Result<(), Errno> {
+        rustix::fs::fsync(&self.file)
+    }
+}
+
+/// The length of the complete lines.
+fn whole_lines(journal: BorrowedFd<'_>) -> Result<u64, Errno> {
+    let size = u64::try_from(rustix::fs::fstat(journal)?.st_size).unwrap_or(0);
+    let from = size.saturating_sub(MAX_LINE_BYTES as u64);
+    let mut tail = vec![0; usize::try_from(size - from).unwrap_or(0)];
+    let mut filled = 0;
+    while filled < tail.len() {
+        match rustix::io::pread(journal, &mut tail[filled..], from + filled as u64)? {
+            0 => break,
+            length => filled += length,
+        }
+    }
+    let end = tail.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+    Ok(from + end as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_was_cut_off_is_not_there() {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = rustix::fs::open(scratch.path(), OFlags::DIRECTORY, Mode::empty()).unwrap();
+        let line = |path: &str| Line::Entry { path: path.into(), before: None };
+        let mut writer = JournalWriter::open(directory.as_fd()).unwrap();
+        writer.append(&line("a")).unwrap();
+        writer.append(&Line::Gone { path: "a".into() }).unwrap();
+        let path = scratch.path().join(JOURNAL);
+        let whole = std::fs::read(&path).unwrap();
+        std::fs::write(&path, [&whole[..], b"{\"entry\":{\"pa"].concat()).unwrap();
+        let journal = Journal::read(directory.as_fd()).unwrap();
+        assert_eq!(journal.entries.len(), 1);
+        assert!(journal.entries[b"a".as_slice()].is_gone);
+        let mut writer = JournalWriter::open(directory.as_fd()).unwrap();
+        writer.append(&line("b")).unwrap();
+        assert_eq!(Journal::read(directory.as_fd()).unwrap().entries.len(), 2);
+        let long = Line::Entry { path: "x".repeat(MAX_LINE_BYTES).into(), before: None };
+        assert_eq!(writer.append(&long), Err(Errno::FBIG));
+        std::fs::write(&path, b"no line\n").unwrap();
+        assert!(Journal::read(directory.as_fd()).is_err());
+    }
+}

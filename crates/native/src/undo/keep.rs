@@ -1,0 +1,166 @@
+//! Keeps the content of single files in the store: by a second name where nobody can change
+//! the file by that, otherwise by a copy. Must not know why.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{
+    AtFlags, Mode, OFlags, SeekFrom, copy_file_range, ftruncate, ioctl_ficlone, linkat, openat, renameat, seek, statat,
+    unlinkat,
+};
+use stockade_files::object::Object;
+use stockade_sys::{Errno, actor};
+
+use super::journal::key_of;
+
+/// Bytes copied at once.
+const BLOCK_BYTES: usize = 1 << 20;
+
+/// The name of a slot.
+pub(super) fn slot_name(slot: u32) -> String {
+    slot.to_string()
+}
+
+/// Why the content of a file is not kept.
+pub(super) enum KeepError {
+    Full,
+    Errno(Errno),
+}
+
+impl From<Errno> for KeepError {
+    fn from(errno: Errno) -> Self {
+        Self::Errno(errno)
+    }
+}
+
+/// What a file takes on the disk.
+pub(super) fn bytes_of(object: &Object) -> u64 {
+    u64::try_from(object.stat.st_blocks).unwrap_or(0) * 512
+}
+
+/// Gives the file `name` in `directory` the name of a slot. False where that cannot be done,
+/// or somebody could change the file by another name or descriptor.
+pub(super) fn link(
+    (directory, name): (BorrowedFd<'_>, &OsStr),
+    object: &Object,
+    (objects, slot): (BorrowedFd<'_>, u32),
+) -> bool {
+    if object.stat.st_nlink != 1 || may_have_writer(object) {
+        return false;
+    }
+    let slot = slot_name(slot);
+    // What a run that was killed left without a line.
+    let _ = unlinkat(objects, slot.as_str(), AtFlags::empty());
+    if linkat(directory, name, objects, slot.as_str(), AtFlags::empty()).is_err() {
+        return false;
+    }
+    let is_same = statat(objects, slot.as_str(), AtFlags::SYMLINK_NOFOLLOW)
+        .is_ok_and(|stat| (stat.st_dev, stat.st_ino) == key_of(object));
+    if !is_same {
+        let _ = unlinkat(objects, slot.as_str(), AtFlags::empty());
+    }
+    is_same
+}
+
+/// A file that cannot be opened has no writer that this process could find: its mode keeps
+/// most away.
+fn may_have_writer(object: &Object) -> bool {
+    match object.open() {
+        Err(Errno::ACCESS) => false,
+        Err(_) => true,
+        Ok(file) => actor::has_writer(file.as_fd()).unwrap_or(true),
+    }
+}
+
+/// Copies the content of `object` to a slot, of no more than `left_bytes`. Gives what it takes.
+pub(super) fn copy(object: &Object, objects: BorrowedFd<'_>, slot: u32, left_bytes: u64) -> Result<u64, KeepError> {
+    let content = object.open()?;
+    let name = slot_name(slot);
+    let partial = format!("{name}.partial");
+    let made = new_file(objects, &partial)?;
+    let copied = if ioctl_ficlone(&made, &content).is_ok() {
+        let bytes = object.size();
+        if bytes > left_bytes { Err(KeepError::Full) } else { Ok(bytes) }
+    } else {
+        copy_data(&content, &made, object.size(), left_bytes)
+    };
+    let put = copied.and_then(|bytes| {
+        // A slot that was a second name of the file becomes a copy in one step.
+        renameat(objects, partial.as_str(), objects, name.as_str())?;
+        Ok(bytes)
+    });
+    if put.is_err() {
+        let _ = unlinkat(objects, partial.as_str(), AtFlags::empty());
+    }
+    put
+}
+
+fn new_file(objects: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mode = Mode::RUSR | Mode::WUSR;
+    match openat(objects, name, flags, mode) {
+        Err(Errno::EXIST) => {
+            unlinkat(objects, name, AtFlags::empty())?;
+            openat(objects, name, flags, mode)
+        }
+        other => other,
+    }
+}
+
+/// Copies `size` bytes, leaving holes where there are some. Gives the bytes that are not holes.
+pub(super) fn copy_data(from: &File, to: &OwnedFd, size: u64, left_bytes: u64) -> Result<u64, KeepError> {
+    let (mut at, mut copied) = (0_u64, 0_u64);
+    while at < size {
+        let data = match seek(from, SeekFrom::Data(at)) {
+            Ok(data) => data,
+            // Nothing but a hole is left.
+            Err(Errno::NXIO) => break,
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => at,
+            Err(errno) => return Err(errno.into()),
+        };
+        let end = seek(from, SeekFrom::Hole(data)).unwrap_or(size).clamp(data + 1, size.max(data + 1));
+        if copied + (end - data) > left_bytes {
+            return Err(KeepError::Full);
+        }
+        copy_range(from, to, data, end)?;
+        copied += end - data;
+        at = end;
+    }
+    ftruncate(to, size)?;
+    Ok(copied)
+}
+
+fn copy_range(from: &File, to: &OwnedFd, start: u64, end: u64) -> Result<(), Errno> {
+    let (mut read_at, mut write_at) = (start, start);
+    while read_at < end {
+        let length = usize::try_from(end - read_at).unwrap_or(BLOCK_BYTES).min(BLOCK_BYTES);
+        match copy_file_range(from, Some(&mut read_at), to, Some(&mut write_at), length) {
+            Ok(0) => return Ok(()),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(Errno::XDEV | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {
+                return copy_by_hand(from, to, read_at, end);
+            }
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+fn copy_by_hand(from: &File, to: &OwnedFd, mut at: u64, end: u64) -> Result<(), Errno> {
+    let mut block = vec![0; BLOCK_BYTES];
+    while at < end {
+        let wanted = usize::try_from(end - at).unwrap_or(BLOCK_BYTES).min(BLOCK_BYTES);
+        let length = match rustix::io::pread(from, &mut block[..wanted], at) {
+            Ok(0) => return Ok(()),
+            Err(Errno::INTR) => continue,
+            other => other?,
+        };
+        let mut written = 0;
+        while written < length {
+            written += rustix::io::pwrite(to, &block[written..length], at + written as u64)?;
+        }
+        at += length as u64;
+    }
+    Ok(())
+}

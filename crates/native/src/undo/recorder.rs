@@ -1,0 +1,542 @@
+//! Keeps what a run is about to change. Each function is to be called before the change it
+//! is named for; where it fails, the change must not be made.
+//!
+//! Whatever the order of calls, three things hold: the first line about a path says what was
+//! there before the run; the content of every file that existed before the run is in a slot
+//! or still in the file; and a path without a line is unchanged, or beneath one that is new.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use rustix::fs::{FileType, Mode, OFlags, openat2};
+use stockade_files::object::{Kind, Object, entries, os};
+use stockade_model::RawText;
+use stockade_sys::Errno;
+
+use super::journal::{Before, Journal, JournalWriter, Line, ObjectKey, key_of};
+use super::keep::{self, KeepError};
+use super::store::{IN_WORKSPACE, open_objects};
+
+/// Paths that are recorded of one run.
+const MAX_ENTRIES: usize = 1_000_000;
+/// Levels of a directory that is moved.
+const MAX_DEPTH: usize = 400;
+
+/// What is recorded of a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seen {
+    /// Nothing was there: all that is there now is new.
+    Absent,
+    /// Something was there.
+    Present,
+    /// What was there was removed or moved away, with all beneath it recorded.
+    Gone,
+}
+
+/// What a path without a line of its own is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Known {
+    Recorded(Seen),
+    /// Beneath something new that is recorded.
+    Covered,
+    /// New, beneath something that was there before and is gone.
+    Fresh,
+    /// As it was before the run.
+    Untouched,
+}
+
+/// Where the content of a file is that existed before the run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Content {
+    /// In the file: nothing has changed it.
+    Live,
+    /// In the file, which has a slot as its second name.
+    Linked(u32),
+    /// In a slot.
+    Copied,
+}
+
+/// What was there cannot be kept.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unkept {
+    /// It would take more than the budget of the run.
+    #[error(
+        "what was there cannot be kept for undo: the run's {limit_bytes} bytes are used up; \
+         raise `undo_bytes` of the profile, or run without undo"
+    )]
+    Full {
+        /// The budget.
+        limit_bytes: u64,
+    },
+    /// Too much was changed already.
+    #[error("what was there cannot be kept for undo: more than {MAX_ENTRIES} changes; run without undo")]
+    TooMany,
+    /// It cannot be read.
+    #[error("what was there cannot be kept for undo, because it cannot be read: {0}; run without undo")]
+    Unreadable(Errno),
+    /// It cannot be written to the store.
+    #[error("what was there cannot be kept for undo: {0}; free space in the state directory, or run without undo")]
+    Store(Errno),
+}
+
+/// Records the changes of one run.
+#[derive(Debug)]
+pub struct Recorder {
+    /// The workspace as the host sees it.
+    root: OwnedFd,
+    /// Its path, as the run sees it.
+    workspace: Vec<u8>,
+    objects: OwnedFd,
+    journal: JournalWriter,
+    seen: HashMap<Vec<u8>, Seen>,
+    contents: HashMap<ObjectKey, Content>,
+    /// Names of files that had several when they were looked for, which is done once.
+    names: Option<HashMap<ObjectKey, Vec<Vec<u8>>>>,
+    next_slot: u32,
+    limit_bytes: u64,
+    left_bytes: u64,
+    /// Whether something that existed before the run has got another name: only then can a
+    /// new path lead to it.
+    has_moved: bool,
+}
+
+impl Recorder {
+    /// Records in the directory of a run. What an earlier attempt recorded there stays.
+    pub(super) fn open(
+        root: OwnedFd,
+        workspace: &Path,
+        directory: BorrowedFd<'_>,
+        limit_bytes: u64,
+    ) -> Result<Self, Unkept> {
+        let mut writer = JournalWriter::open(directory).map_err(Unkept::Store)?;
+        let journal = Journal::read(directory).map_err(|_| Unkept::Store(Errno::IO))?;
+        let objects = open_objects(directory).map_err(Unkept::Store)?;
+        if journal.end.is_some() {
+            writer.append(&Line::Again).map_err(Unkept::Store)?;
+        }
+        let seen = journal.entries.iter().map(|(path, entry)| {
+            let seen = match (&entry.before, entry.is_gone) {
+                (None, _) => Seen::Absent,
+                (Some(_), true) => Seen::Gone,
+                (Some(_), false) => Seen::Present,
+            };
+            (path.clone(), seen)
+        });
+        let seen: HashMap<_, _> = seen.collect();
+        let mut contents = HashMap::new();
+        for before in journal.first.values().filter(|before| before.kind == Kind::File) {
+            let content = match journal.slots.get(&before.key()) {
+                None => Content::Live,
+                Some((slot, _)) => match Object::find(objects.as_fd(), OsStr::new(&keep::slot_name(*slot))) {
+                    Ok(Some(object)) if before.is(&object) => Content::Linked(*slot),
+                    _ => Content::Copied,
+                },
+            };
+            contents.insert(before.key(), content);
+        }
+        Ok(Self {
+            root,
+            workspace: workspace.as_os_str().as_bytes().to_vec(),
+            objects,
+            journal: writer,
+            has_moved: !seen.is_empty(),
+            seen,
+            contents,
+            names: None,
+            next_slot: journal.next_slot(),
+            limit_bytes,
+            left_bytes: limit_bytes.saturating_sub(journal.bytes()),
+        })
+    }
+
+    /// The path of the workspace, as the run sees it.
+    pub fn workspace(&self) -> &[u8] {
+        &self.workspace
+    }
+
+    /// An open of a file: for writing, or one that may make it.
+    ///
+    /// # Errors
+    /// See [`Unkept`]; the same below.
+    pub fn before_open(&mut self, path: &[u8], creates: bool, writes: bool) -> Result<(), Unkept> {
+        let Some(path) = self.relative(path) else { return Ok(()) };
+        let known = self.known(&path);
+        if known == Known::Covered && !self.has_moved {
+            return Ok(());
+        }
+        match self.find(&path)? {
+            None if creates => self.before_new(&path),
+            Some(object) if writes && object.kind() == Kind::File => {
+                self.record(&path, known, Some(&object))?;
+                self.keep_content(&object)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Anything else that makes a name.
+    ///
+    /// # Errors
+    /// See [`Unkept`].
+    pub fn before_create(&mut self, path: &[u8]) -> Result<(), Unkept> {
+        let Some(path) = self.relative(path) else { return Ok(()) };
+        if self.known(&path) == Known::Covered || self.find(&path)?.is_some() {
+            return Ok(());
+        }
+        self.before_new(&path)
+    }
+
+    /// A second name, `new`, for what has the path `source`.
+    ///
+    /// # Errors
+    /// See [`Unkept`].
+    pub fn before_link(&mut self, source: &[u8], new: &[u8]) -> Result<(), Unkept> {
+        if let Some(source) = self.relative(source)
+            && let Some(object) = self.find(&source)?
+        {
+            self.record(&source, self.known(&source), Some(&object))?;
+            self.has_moved = true;
+        }
+        self.before_create(new)
+    }
+
+    /// The removal of a name.
+    ///
+    /// # Errors
+    /// See [`Unkept`].
+    pub fn before_remove(&mut self, path: &[u8]) -> Result<(), Unkept> {
+        match self.relative(path) {
+            Some(path) => self.before_gone(&path),
+            None => Ok(()),
+        }
+    }
+
+    /// A rename. With `exchanges`, each gets the other's name.
+    ///
+    /// # Errors
+    /// See [`Unkept`].
+    pub fn before_rename(&mut self, old: &[u8], new: &[u8], exchanges: bool) -> Result<(), Unkept> {
+        let (Some(old), Some(new)) = (self.relative(old), self.relative(new)) else { return Ok(()) };
+        self.before_move(&old)?;
+        match self.find(&new)? {
+            Some(_) if exchanges => {
+                self.before_move(&new)?;
+                self.before_arrival(&new, &old)?;
+            }
+            Some(_) => self.before_gone(&new)?,
+            None => self.before_new(&new)?,
+        }
+        self.before_arrival(&old, &new)
+    }
+
+    /// What a directory brings with it is new where something of another kind or content was.
+    fn before_arrival(&mut self, from: &[u8], to: &[u8]) -> Result<(), Unkept> {
+        let mut waiting = vec![(from.to_vec(), to.to_vec())];
+        while let Some((from, to)) = waiting.pop() {
+            // Otherwise all of it counts as new already, or the call fails.
+            if self.known(&to) != Known::Recorded(Seen::Gone) {
+                continue;
+            }
+            let Some(object) = self.find(&from)?.filter(Object::is_directory) else { continue };
+            for (name, _) in entries(object.fd.as_fd()).map_err(Unkept::Unreadable)? {
+                let inner = join(&to, &name);
+                self.record(&inner, self.known(&inner), None)?;
+                waiting.push((join(&from, &name), inner));
+            }
+        }
+        Ok(())
+    }
+
+    /// A change of mode, owner, times or attributes of what has this path.
+    ///
+    /// # Errors
+    /// See [`Unkept`].
+    pub fn before_metadata(&mut self, path: &[u8]) -> Result<(), Unkept> {
+        let Some(path) = self.relative(path) else { return Ok(()) };
+        let known = self.known(&path);
+        if known != Known::Untouched {
+            return Ok(());
+        }
+        let object = self.find(&path)?;
+        self.record(&path, known, object.as_ref())?;
+        object.map_or(Ok(()), |object| self.record_names(&object))
+    }
+
+    /// A change of the content of an object that is held: it may be reached by a descriptor
+    /// alone.
+    ///
+    /// # Errors
+    /// See [`Unkept`].
+    pub fn before_rewrite(&mut self, path: &[u8], object: OwnedFd) -> Result<(), Unkept> {
+        let object = Object::of(object).map_err(Unkept::Unreadable)?;
+        if object.kind() != Kind::File {
+            return Ok(());
+        }
+        if let Some(path) = self.relative(path)
+            && let Some(found) = self.find(&path)?
+            && key_of(&found) == key_of(&object)
+        {
+            self.record(&path, self.known(&path), Some(&found))?;
+        }
+        self.keep_content(&object)
+    }
+
+    fn relative(&self, path: &[u8]) -> Option<Vec<u8>> {
+        let rest = path.strip_prefix(&self.workspace[..])?;
+        match rest.strip_prefix(b"/") {
+            Some(rest) => Some(rest.to_vec()),
+            None if rest.is_empty() => Some(Vec::new()),
+            // The root directory as a workspace ends in the slash itself.
+            None if self.workspace.ends_with(b"/") => Some(rest.to_vec()),
+            None => None,
+        }
+    }
+
+    fn known(&self, path: &[u8]) -> Known {
+        if let Some(seen) = self.seen.get(path) {
+            return Known::Recorded(*seen);
+        }
+        let mut above = path;
+        while let Some(parent) = parent(above) {
+            match self.seen.get(parent) {
+                Some(Seen::Absent) => return Known::Covered,
+                Some(Seen::Gone) => return Known::Fresh,
+                Some(Seen::Present) | None => above = parent,
+            }
+        }
+        Known::Untouched
+    }
+
+    /// Holds the directory of a path.
+    fn directory(&self, path: &[u8]) -> Result<Option<OwnedFd>, Unkept> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let text = if path.is_empty() { Path::new(".") } else { Path::new(os(path)) };
+        match openat2(&self.root, text, flags, Mode::empty(), IN_WORKSPACE) {
+            Ok(directory) => Ok(Some(directory)),
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
+            Err(errno) => Err(Unkept::Unreadable(errno)),
+        }
+    }
+
+    /// What is at a path now.
+    fn find(&self, path: &[u8]) -> Result<Option<Object>, Unkept> {
+        let Some(above) = parent(path) else {
+            return self.directory(path)?.map(Object::of).transpose().map_err(Unkept::Unreadable);
+        };
+        let Some(directory) = self.directory(above)? else { return Ok(None) };
+        Object::find(directory.as_fd(), os(name(path))).map_err(Unkept::Unreadable)
+    }
+
+    /// What changes a file changes it under each of its names.
+    fn record_names(&mut self, object: &Object) -> Result<(), Unkept> {
+        let key = key_of(object);
+        if object.kind() != Kind::File || object.stat.st_nlink < 2 || !self.contents.contains_key(&key) {
+            return Ok(());
+        }
+        if self.names.is_none() {
+            self.names = Some(self.find_names()?);
+        }
+        // Once is enough: names that are made later are new.
+        let names = self.names.as_mut().and_then(|names| names.remove(&key)).unwrap_or_default();
+        for path in names {
+            if let Some(found) = self.find(&path)?.filter(|found| key_of(found) == key) {
+                self.record(&path, self.known(&path), Some(&found))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The names of all files of the workspace that have several.
+    fn find_names(&self) -> Result<HashMap<ObjectKey, Vec<Vec<u8>>>, Unkept> {
+        let (mut names, mut count) = (HashMap::<_, Vec<_>>::new(), 0);
+        let mut waiting = vec![(Vec::new(), 0_usize)];
+        while let Some((path, depth)) = waiting.pop() {
+            let Some(directory) = self.find(&path)?.filter(Object::is_directory) else { continue };
+            // What cannot be listed is not the run's to change either.
+            let Ok(inner) = entries(directory.fd.as_fd()) else { continue };
+            for (name, kind) in inner {
+                let path = join(&path, &name);
+                if matches!(kind, FileType::Directory) && depth < MAX_DEPTH {
+                    waiting.push((path, depth + 1));
+                    continue;
+                }
+                let Ok(Some(object)) = Object::find(directory.fd.as_fd(), os(&name)) else { continue };
+                if object.is_directory() && depth < MAX_DEPTH {
+                    waiting.push((path, depth + 1));
+                } else if object.kind() == Kind::File && object.stat.st_nlink > 1 {
+                    count += 1;
+                    names.entry(key_of(&object)).or_default().push(path);
+                }
+                if count > MAX_ENTRIES {
+                    return Err(Unkept::TooMany);
+                }
+            }
+        }
+        Ok(names)
+    }
+
+    fn before_new(&mut self, path: &[u8]) -> Result<(), Unkept> {
+        self.names_change(path)?;
+        self.record(path, self.known(path), None)
+    }
+
+    /// The times of a directory change with the names in it.
+    fn names_change(&mut self, path: &[u8]) -> Result<(), Unkept> {
+        let Some(above) = parent(path) else { return Ok(()) };
+        let known = self.known(above);
+        if known != Known::Untouched {
+            return Ok(());
+        }
+        match self.find(above)? {
+            Some(object) => self.record(above, known, Some(&object)),
+            // The call fails.
+            None => Ok(()),
+        }
+    }
+
+    fn before_gone(&mut self, path: &[u8]) -> Result<(), Unkept> {
+        self.names_change(path)?;
+        let known = self.known(path);
+        if known == Known::Covered && !self.has_moved {
+            return Ok(());
+        }
+        let (Some(above), Some(object)) = (parent(path), self.find(path)?) else { return Ok(()) };
+        self.record(path, known, Some(&object))?;
+        if object.kind() == Kind::File && self.contents.get(&key_of(&object)) == Some(&Content::Live) {
+            let directory = self.directory(above)?.ok_or(Unkept::Unreadable(Errno::NOENT))?;
+            self.keep_removed(directory.as_fd(), os(name(path)), &object)?;
+        }
+        // What is in it already is recorded when it is removed or moved.
+        let is_empty = || entries(object.fd.as_fd()).is_ok_and(|inner| inner.is_empty());
+        if object.kind() != Kind::Directory || is_empty() { self.mark_gone(path) } else { Ok(()) }
+    }
+
+    /// Records all of what gets another name.
+    fn before_move(&mut self, path: &[u8]) -> Result<(), Unkept> {
+        self.names_change(path)?;
+        self.has_moved = true;
+        let (mut waiting, mut moved) = (vec![(path.to_vec(), 0_usize)], Vec::new());
+        while let Some((path, depth)) = waiting.pop() {
+            let known = self.known(&path);
+            if !matches!(known, Known::Untouched | Known::Recorded(Seen::Present)) {
+                continue;
+            }
+            let Some(object) = self.find(&path)? else { continue };
+            self.record(&path, known, Some(&object))?;
+            if object.is_directory() {
+                if depth == MAX_DEPTH {
+                    return Err(Unkept::TooMany);
+                }
+                let inner = entries(object.fd.as_fd()).map_err(Unkept::Unreadable)?;
+                waiting.extend(inner.into_iter().map(|(name, _)| (join(&path, &name), depth + 1)));
+            }
+            moved.push(path);
+        }
+        // Only now: what lies beneath something that is gone counts as new.
+        moved.iter().try_for_each(|path| self.mark_gone(path))
+    }
+
+    fn mark_gone(&mut self, path: &[u8]) -> Result<(), Unkept> {
+        match self.seen.get_mut(path) {
+            Some(seen @ Seen::Present) => *seen = Seen::Gone,
+            _ => return Ok(()),
+        }
+        self.append(&Line::Gone { path: RawText::from(path) })
+    }
+
+    /// Writes the line about a path, where it needs one.
+    fn record(&mut self, path: &[u8], known: Known, found: Option<&Object>) -> Result<(), Unkept> {
+        let before = match known {
+            Known::Recorded(_) | Known::Covered => return Ok(()),
+            Known::Fresh => None,
+            Known::Untouched => found.map(Before::of).transpose().map_err(Unkept::Unreadable)?,
+        };
+        if self.seen.len() >= MAX_ENTRIES {
+            return Err(Unkept::TooMany);
+        }
+        let seen = if before.is_some() { Seen::Present } else { Seen::Absent };
+        let key = before.as_ref().filter(|before| before.kind == Kind::File).map(Before::key);
+        self.append(&Line::Entry { path: RawText::from(path), before })?;
+        self.seen.insert(path.to_vec(), seen);
+        if let Some(key) = key {
+            self.contents.entry(key).or_insert(Content::Live);
+        }
+        Ok(())
+    }
+
+    /// Keeps the content of a file that loses a name.
+    fn keep_removed(&mut self, directory: BorrowedFd<'_>, name: &OsStr, object: &Object) -> Result<(), Unkept> {
+        let bytes = keep::bytes_of(object);
+        let slot = self.next_slot;
+        if bytes <= self.left_bytes && keep::link((directory, name), object, (self.objects.as_fd(), slot)) {
+            self.note_slot(object, bytes)?;
+            self.contents.insert(key_of(object), Content::Linked(slot));
+            return Ok(());
+        }
+        self.keep_content(object)
+    }
+
+    /// Keeps the content of a file apart from it. What did not exist before the run is not
+    /// known here and needs nothing.
+    fn keep_content(&mut self, object: &Object) -> Result<(), Unkept> {
+        let key = key_of(object);
+        match self.contents.get(&key).copied() {
+            None | Some(Content::Copied) => return Ok(()),
+            Some(Content::Live) => {
+                self.record_names(object)?;
+                let slot = self.next_slot;
+                let bytes = self.copy(object, slot, self.left_bytes)?;
+                self.note_slot(object, bytes)?;
+            }
+            Some(Content::Linked(slot)) => {
+                let own = keep::bytes_of(object);
+                self.copy(object, slot, self.left_bytes.saturating_add(own))?;
+            }
+        }
+        self.contents.insert(key, Content::Copied);
+        Ok(())
+    }
+
+    fn copy(&self, object: &Object, slot: u32, left_bytes: u64) -> Result<u64, Unkept> {
+        keep::copy(object, self.objects.as_fd(), slot, left_bytes).map_err(|error| match error {
+            KeepError::Full => Unkept::Full { limit_bytes: self.limit_bytes },
+            KeepError::Errno(errno @ (Errno::ACCESS | Errno::PERM)) => Unkept::Unreadable(errno),
+            KeepError::Errno(errno) => Unkept::Store(errno),
+        })
+    }
+
+    fn note_slot(&mut self, object: &Object, bytes: u64) -> Result<(), Unkept> {
+        let (device, inode) = key_of(object);
+        self.append(&Line::Data { device, inode, slot: self.next_slot, bytes })?;
+        self.next_slot += 1;
+        self.left_bytes = self.left_bytes.saturating_sub(bytes);
+        Ok(())
+    }
+
+    fn append(&mut self, line: &Line) -> Result<(), Unkept> {
+        self.journal.append(line).map_err(|errno| match errno {
+            Errno::FBIG => Unkept::TooMany,
+            errno => Unkept::Store(errno),
+        })
+    }
+}
+
+/// The path of what holds `path`; nothing holds the workspace.
+fn parent(path: &[u8]) -> Option<&[u8]> {
+    match path.iter().rposition(|byte| *byte == b'/') {
+        Some(at) => Some(&path[..at]),
+        None if path.is_empty() => None,
+        None => Some(b""),
+    }
+}
+
+fn name(path: &[u8]) -> &[u8] {
+    path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)
+}
+
+pub(super) fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
+    if path.is_empty() { name.to_vec() } else { [path, b"/", name].concat() }
+}

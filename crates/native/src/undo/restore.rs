@@ -1,0 +1,506 @@
+//! Puts a workspace back as it was before a run. Every step looks first whether it was done,
+//! so it can be repeated after any interruption. No link is followed, and what a run or a
+//! person put in the way is replaced only where it is what was judged.
+
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::OsString;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Uid, chownat, linkat, mkdirat, mknodat, openat,
+    renameat_with, symlinkat, unlinkat,
+};
+use stockade_files::object::{Kind, Object, entries, os};
+use stockade_sys::Errno;
+use stockade_sys::resolve::DescriptorPath;
+
+use super::compare::{Comparing, Comparison, Judged, Plan, Source, has_metadata, is_beneath};
+use super::journal::{Before, JournalWriter, Line, ObjectKey, key_of};
+use super::keep::{copy_data, slot_name};
+use super::recorder::join;
+use super::settle::{directory, find, in_journal};
+use super::store::{UndoError, UndoRun};
+use crate::stage::PathError;
+
+/// Levels of a directory that is removed.
+const MAX_DEPTH: usize = 400;
+
+/// What was restored.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Restored {
+    /// What the run had changed, and what of it was not restored.
+    pub comparison: Comparison,
+    /// Paths that are as they were again.
+    pub restored: u64,
+    /// Paths at which something went wrong.
+    pub failed: Vec<PathError>,
+    /// False where nothing was done because of conflicts.
+    pub is_done: bool,
+}
+
+/// Told of each step. An error ends the work there, as a kill would.
+pub type Watched<'w> = &'w mut dyn FnMut(&Path) -> Result<(), Errno>;
+
+/// One restoring.
+struct Restoring<'c, 'r> {
+    comparing: &'c Comparing<'r>,
+    /// Directories whose modes were opened up, with theirs.
+    opened: HashMap<Vec<u8>, u32>,
+    /// Where the first name of a file with several is again.
+    placed: HashMap<ObjectKey, Vec<u8>>,
+    /// Paths from which something is still to be taken, and how often.
+    needed: HashMap<Vec<u8>, usize>,
+    failed: Vec<PathError>,
+    writer: JournalWriter,
+    /// What was in the way and is still needed, moved from the first path to the second.
+    asides: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Makes names that only this run's restoring uses.
+    prefix: String,
+}
+
+impl UndoRun {
+    /// Restores these paths and what is beneath, or all of it. Where something was changed
+    /// after the run nothing is done, but with `skips_conflicts` the rest.
+    ///
+    /// # Errors
+    /// Where the journal or the workspace cannot be read, or `watch` says so.
+    pub fn restore(&self, paths: &[PathBuf], skips_conflicts: bool, watch: Watched<'_>) -> Result<Restored, UndoError> {
+        if self.journal()?.is_restored {
+            let comparison = Comparison { is_restored: true, ..Comparison::default() };
+            return Ok(Restored { comparison, ..Restored::default() });
+        }
+        let (mut comparing, was_killed) = Comparing::new(self)?;
+        let judged = comparing.judge(paths);
+        let comparison = Comparison { conflicts: comparing.conflicts(&judged), was_killed, ..Comparison::default() };
+        if !comparison.conflicts.is_empty() && !skips_conflicts {
+            return Ok(Restored { comparison, ..Restored::default() });
+        }
+        let mut writer = JournalWriter::open(self.directory.as_fd()).map_err(in_journal)?;
+        writer.append(&Line::Restoring).map_err(in_journal)?;
+        comparing.note_directories(&judged, &mut writer)?;
+        writer.sync().map_err(in_journal)?;
+        let (mut comparing, _) = Comparing::new(self)?;
+        let judged = comparing.judge(paths);
+        let changed = judged.iter().filter(|judged| judged.effect.is_some() && judged.conflict.is_none()).count();
+        let mut restoring = Restoring::new(&comparing, &judged, writer);
+        restoring.all(&judged, watch)?;
+        let Restoring { failed, mut writer, .. } = restoring;
+        let restored = (changed as u64).saturating_sub(failed.len() as u64);
+        if paths.is_empty() && failed.is_empty() && comparison.conflicts.is_empty() {
+            writer.append(&Line::Restored).and_then(|()| writer.sync()).map_err(in_journal)?;
+            self.empty_objects();
+        }
+        Ok(Restored { comparison, restored, failed, is_done: true })
+    }
+
+    /// Nothing needs what is kept any more.
+    fn empty_objects(&self) {
+        for (name, _) in entries(self.objects.as_fd()).unwrap_or_default() {
+            // What stays takes room until the run is forgotten.
+            let _ = unlinkat(&self.objects, os(&name), AtFlags::empty());
+        }
+    }
+}
+
+impl Comparing<'_> {
+    /// Notes the times of directories in which the run changed no name, and restoring does.
+    fn note_directories(&self, judged: &[Judged], writer: &mut JournalWriter) -> Result<(), UndoError> {
+        let acted = judged.iter().filter(|judged| judged.plan != Plan::Stay && judged.conflict.is_none());
+        let mut noted = BTreeSet::new();
+        for path in acted.map(|judged| judged.path.as_slice()) {
+            let above = &path[..path.iter().rposition(|byte| *byte == b'/').unwrap_or(0)];
+            if !self.journal.entries.contains_key(above) && !self.is_new(above) && noted.insert(above) {
+                let found = find(self.run.root.as_fd(), above).ok().flatten().filter(Object::is_directory);
+                let Some(before) = found.and_then(|found| Before::of(&found).ok()) else { continue };
+                let entry = Line::Entry { path: above.into(), before: Some(before) };
+                writer.append(&entry).map_err(in_journal)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<'c, 'r> Restoring<'c, 'r> {
+    fn new(comparing: &'c Comparing<'r>, judged: &[Judged], writer: JournalWriter) -> Self {
+        let mut needed = HashMap::new();
+        for judged in judged.iter().filter(|judged| judged.conflict.is_none()) {
+            if let Plan::Put(Some(Source::Moved(from) | Source::Linked(from))) = &judged.plan {
+                *needed.entry(from.clone()).or_insert(0) += 1;
+            }
+        }
+        Self {
+            comparing,
+            opened: HashMap::new(),
+            placed: HashMap::new(),
+            needed,
+            failed: Vec::new(),
+            writer,
+            asides: Vec::new(),
+            prefix: format!(".stockade-undo-{}", comparing.run.meta.request.as_str()),
+        }
+    }
+
+    /// Directories first, from the top; then what is in them; then what is new goes, from
+    /// the bottom; at last modes and times of directories.
+    fn all(&mut self, judged: &[Judged], watch: Watched<'_>) -> Result<(), UndoError> {
+        for one in judged.iter().filter(|one| one.conflict.is_none() && one.plan != Plan::Remove) {
+            let done = self.put(one);
+            self.note(&one.path, done);
+            reached(watch, &one.path)?;
+        }
+        for one in judged.iter().rev().filter(|one| one.plan == Plan::Remove && one.conflict.is_none()) {
+            let done = self.remove(&one.path, one.now.as_ref());
+            self.note(&one.path, done);
+            reached(watch, &one.path)?;
+        }
+        for (_, aside) in std::mem::take(&mut self.asides) {
+            let now = self.find(&aside).ok().flatten();
+            let done = self.remove(&aside, now.as_ref());
+            self.note(&aside, done);
+            reached(watch, &aside)?;
+        }
+        for one in judged.iter().rev() {
+            let done = self.finish_directory(one);
+            self.note(&one.path, done);
+            reached(watch, &one.path)?;
+        }
+        let left: Vec<(Vec<u8>, u32)> = std::mem::take(&mut self.opened).into_iter().collect();
+        for (path, mode) in left {
+            if let Ok(Some(object)) = self.find(&path) {
+                let done = object.set_mode(mode);
+                self.note(&path, done);
+            }
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, path: &[u8], done: Result<(), Errno>) {
+        if let Err(errno) = done {
+            let path = if path.is_empty() { Path::new(".") } else { Path::new(os(path)) };
+            self.failed.push(PathError::new(path, errno));
+        }
+    }
+
+    fn find(&self, path: &[u8]) -> Result<Option<Object>, Errno> {
+        find(self.comparing.run.root.as_fd(), path)
+    }
+
+    /// Holds the directory of `path`, which can be written in, and gives the name there.
+    fn place<'p>(&mut self, path: &'p [u8]) -> Result<(OwnedFd, &'p std::ffi::OsStr), Errno> {
+        let end = path.iter().rposition(|byte| *byte == b'/');
+        let (above, name) = end.map_or((&b""[..], path), |at| (&path[..at], &path[at + 1..]));
+        let held = directory(self.comparing.run.root.as_fd(), above)?;
+        self.open_up(above, &held)?;
+        Ok((held, os(name)))
+    }
+
+    fn open_up(&mut self, path: &[u8], held: &OwnedFd) -> Result<(), Errno> {
+        let stat = rustix::fs::fstat(held)?;
+        let mode = stat.st_mode & stockade_files::object::MODE_BITS;
+        let is_own = stat.st_uid == rustix::process::geteuid().as_raw();
+        if mode & 0o700 != 0o700 && is_own && !rustix::process::geteuid().is_root() {
+            stockade_sys::actor::chmod(held.as_fd(), mode | 0o700)?;
+            self.opened.entry(path.to_vec()).or_insert(mode);
+        }
+        Ok(())
+    }
+
+    /// Makes one path what it was, but for what lies beneath.
+    fn put(&mut self, judged: &Judged) -> Result<(), Errno> {
+        let Some(before) = &judged.before else { return Ok(()) };
+        let before =
+            self.comparing.journal.first.get(&before.key()).filter(|_| before.kind == Kind::File).unwrap_or(before);
+        match (&judged.plan, before.kind) {
+            (Plan::Stay, Kind::Directory) | (Plan::Remove, _) => Ok(()),
+            (Plan::Stay, _) => {
+                if let Some(now) = &judged.now {
+                    if judged.effect.is_some() {
+                        set_metadata(now, before)?;
+                    }
+                    self.placed.entry(before.key()).or_insert_with(|| judged.path.clone());
+                }
+                Ok(())
+            }
+            (Plan::Put(source), kind) => {
+                self.clear(judged)?;
+                let (held, name) = self.place(&judged.path)?;
+                match kind {
+                    Kind::Directory => mkdirat(&held, name, Mode::RWXU),
+                    Kind::Link => {
+                        let text = before.text.as_ref().ok_or(Errno::NOENT)?;
+                        symlinkat(text.as_os_str(), &held, name)
+                    }
+                    Kind::Pipe => mknodat(&held, name, FileType::Fifo, Mode::from_raw_mode(before.mode), 0),
+                    _ => return self.put_file(judged, before, source.as_ref(), (&held, name)),
+                }?;
+                match Object::find(held.as_fd(), name)? {
+                    Some(made) if kind != Kind::Directory => set_metadata(&made, before),
+                    _ => Ok(()),
+                }
+            }
+        }
+    }
+
+    /// Takes away what stands at a path. What of it is still needed is moved aside: where it
+    /// is now is noted, so that what is left after an interruption is removed as well.
+    fn clear(&mut self, judged: &Judged) -> Result<(), Errno> {
+        let Some(now) = &judged.now else { return Ok(()) };
+        if !self.is_needed(&judged.path, now.is_directory()) {
+            return self.remove(&judged.path, Some(now));
+        }
+        let path = &judged.path;
+        if self.find(path)?.is_none_or(|found| key_of(&found) != key_of(now)) {
+            return Err(Errno::STALE);
+        }
+        let above = &path[..path.iter().rposition(|byte| *byte == b'/').unwrap_or(0)];
+        let aside = join(above, format!("{}-{}", self.prefix, now.inode()).as_bytes());
+        self.writer.append(&Line::Entry { path: aside.as_slice().into(), before: None })?;
+        let (held, name) = self.place(path)?;
+        let end = aside.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
+        renameat_with(&held, name, &held, os(&aside[end..]), RenameFlags::NOREPLACE)?;
+        self.asides.push((path.clone(), aside));
+        Ok(())
+    }
+
+    /// Where something is now that was at `path` when all was judged.
+    fn now_at(&self, path: &[u8]) -> Vec<u8> {
+        self.asides.iter().fold(path.to_vec(), |path, (old, new)| match path.strip_prefix(old.as_slice()) {
+            Some(rest) if rest.is_empty() || rest[0] == b'/' => [new, rest].concat(),
+            _ => path,
+        })
+    }
+
+    /// Whether something is still to be taken from `path`, or from beneath.
+    fn is_needed(&self, path: &[u8], is_directory: bool) -> bool {
+        if self.asides.is_empty() && !is_directory {
+            return self.needed.contains_key(path);
+        }
+        self.needed.keys().map(|needed| self.now_at(needed)).any(|needed| needed == path || is_beneath(&needed, path))
+    }
+
+    fn put_file(
+        &mut self,
+        judged: &Judged,
+        before: &Before,
+        source: Option<&Source>,
+        (held, name): (&OwnedFd, &std::ffi::OsStr),
+    ) -> Result<(), Errno> {
+        // Another name of the same file is back already.
+        if before.links > 1
+            && let Some(first) = self.placed.get(&before.key())
+            && let Some(object) = self.find(first)?
+            && link_object(&object, held, name).is_ok()
+        {
+            if let Some(Source::Moved(from) | Source::Linked(from)) = source {
+                self.release(from);
+            }
+            return Ok(());
+        }
+        match source {
+            Some(Source::Moved(from)) => {
+                let now_at = self.now_at(from);
+                let (there, old) = self.place(&now_at)?;
+                if !Object::find(there.as_fd(), old)?.is_some_and(|object| before.is(&object)) {
+                    return Err(Errno::STALE);
+                }
+                renameat_with(&there, old, held, name, RenameFlags::NOREPLACE)?;
+                self.needed.remove(from);
+                self.take_over(held, name, before)?;
+            }
+            Some(Source::Linked(from)) => {
+                let found = self.find(&self.now_at(from))?;
+                let object = found.filter(|object| before.is(object)).ok_or(Errno::STALE)?;
+                link_object(&object, held, name)?;
+                self.release(from);
+                self.take_over(held, name, before)?;
+            }
+            Some(Source::Slot(slot)) => self.put_slot(*slot, before, held, name)?,
+            None => return Err(Errno::NOENT),
+        }
+        self.placed.entry(before.key()).or_insert_with(|| judged.path.clone());
+        Ok(())
+    }
+
+    /// Nothing more is taken from `path` for one of those that needed it.
+    fn release(&mut self, path: &[u8]) {
+        if let Some(count) = self.needed.get_mut(path) {
+            *count -= 1;
+            if *count == 0 {
+                self.needed.remove(path);
+            }
+        }
+    }
+
+    fn take_over(&self, held: &OwnedFd, name: &std::ffi::OsStr, before: &Before) -> Result<(), Errno> {
+        match Object::find(held.as_fd(), name)? {
+            Some(object) => set_metadata(&object, before),
+            None => Err(Errno::STALE),
+        }
+    }
+
+    /// Puts a kept file in its place: itself where it is the very file and has no other name,
+    /// a copy otherwise.
+    fn put_slot(&self, slot: u32, before: &Before, held: &OwnedFd, name: &std::ffi::OsStr) -> Result<(), Errno> {
+        let run = self.comparing.run;
+        let kept = run.slot(slot)?.ok_or(Errno::NOENT)?;
+        let is_original = before.is(&kept) && kept.stat.st_nlink == 1;
+        let slot = slot_name(slot);
+        if is_original && linkat(&run.objects, slot.as_str(), held, name, AtFlags::empty()).is_ok() {
+            self.take_over(held, name, before)?;
+            // Until here it is there twice, so that it is never lost.
+            return unlinkat(&run.objects, slot.as_str(), AtFlags::empty());
+        }
+        let partial = self.partial(name);
+        let _ = unlinkat(held, &partial, AtFlags::empty());
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let made = openat(held, &partial, flags, Mode::RUSR | Mode::WUSR)?;
+        let copied = fill(&kept, &made).and_then(|()| set_metadata(&Object::of(made)?, before));
+        let put = copied.and_then(|()| renameat_with(held, &partial, held, name, RenameFlags::NOREPLACE));
+        if put.is_err() {
+            let _ = unlinkat(held, &partial, AtFlags::empty());
+        }
+        put
+    }
+
+    /// A name beside `name` that stands for it until it is whole.
+    fn partial(&self, name: &std::ffi::OsStr) -> OsString {
+        use std::os::unix::ffi::OsStrExt as _;
+        // One of the same name in each directory, so that the next attempt finds it.
+        let sum = name.as_bytes().iter().fold(0_u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(*byte)));
+        OsString::from(format!("{}-{sum:x}", self.prefix))
+    }
+
+    /// Removes what is at a path, where it is what was judged.
+    fn remove(&mut self, path: &[u8], judged: Option<&Object>) -> Result<(), Errno> {
+        if self.is_needed(path, false) {
+            return Err(Errno::BUSY);
+        }
+        let (Some(judged), Some(now)) = (judged, self.find(path)?) else { return Ok(()) };
+        if key_of(&now) != key_of(judged) || now.kind() != judged.kind() {
+            return Err(Errno::STALE);
+        }
+        let (held, name) = self.place(path)?;
+        if now.is_directory() {
+            return self.remove_directory((&held, name), path, now, 0);
+        }
+        // Of what existed before the run, another name may have been restored meanwhile.
+        let is_known = self.comparing.journal.first.contains_key(&key_of(&now));
+        if !is_known && (now.size(), now.modified()) != (judged.size(), judged.modified()) {
+            return Err(Errno::STALE);
+        }
+        unlinkat(&held, name, AtFlags::empty())
+    }
+
+    /// Removes a directory that the run made; what was changed after the run stays in it.
+    fn remove_directory(
+        &mut self,
+        (held, name): (&OwnedFd, &std::ffi::OsStr),
+        path: &[u8],
+        directory: Object,
+        depth: usize,
+    ) -> Result<(), Errno> {
+        if depth > MAX_DEPTH {
+            return Err(Errno::NAMETOOLONG);
+        }
+        self.open_up(path, &directory.fd)?;
+        for (inner, _) in entries(directory.fd.as_fd())? {
+            let path = join(path, &inner);
+            let Some(object) = Object::find(directory.fd.as_fd(), os(&inner))? else { continue };
+            if self.is_needed(&path, false) || self.comparing.newer.contains(&path) {
+                continue;
+            }
+            if object.is_directory() {
+                match self.remove_directory((&directory.fd, os(&inner)), &path, object, depth + 1) {
+                    Ok(()) | Err(Errno::NOTEMPTY) => {}
+                    Err(errno) => return Err(errno),
+                }
+            } else if self.comparing.is_content_old(&object) || self.is_partial(&inner) {
+                unlinkat(&directory.fd, os(&inner), AtFlags::empty())?;
+            }
+        }
+        let removed = unlinkat(held, name, AtFlags::REMOVEDIR);
+        match removed {
+            Ok(()) => {
+                self.opened.remove(path);
+                Ok(())
+            }
+            // What stays in it is a conflict that was told of.
+            Err(Errno::NOTEMPTY | Errno::EXIST) if depth > 0 || !self.comparing.newer.is_empty() => {
+                if depth > 0 {
+                    Err(Errno::NOTEMPTY)
+                } else {
+                    Ok(())
+                }
+            }
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn is_partial(&self, name: &[u8]) -> bool {
+        name.starts_with(self.prefix.as_bytes())
+    }
+
+    /// Sets mode, owner, attributes and time of a directory, when all is done in it.
+    fn finish_directory(&mut self, judged: &Judged) -> Result<(), Errno> {
+        let Some(before) = judged.before.as_ref().filter(|before| before.kind == Kind::Directory) else {
+            return Ok(());
+        };
+        let Some(now) = self.find(&judged.path)?.filter(Object::is_directory) else { return Ok(()) };
+        let opened = self.opened.remove(&judged.path);
+        if judged.conflict.is_some() {
+            return opened.map_or(Ok(()), |mode| now.set_mode(mode));
+        }
+        if !has_metadata(&now, before) {
+            set_attributes(&now, before)?;
+        }
+        if judged.keeps_time { Ok(()) } else { now.set_modified(before.modified) }
+    }
+}
+
+fn reached(watch: Watched<'_>, path: &[u8]) -> Result<(), UndoError> {
+    let path = Path::new(os(path));
+    watch(path).map_err(|errno| PathError::new(path, errno).into())
+}
+
+/// Gives a held object one more name.
+fn link_object(object: &Object, held: &OwnedFd, name: impl rustix::path::Arg) -> Result<(), Errno> {
+    linkat(CWD, DescriptorPath::new(object.fd.as_fd()).as_c_str(), held, name, AtFlags::SYMLINK_FOLLOW)
+}
+
+fn fill(kept: &Object, made: &OwnedFd) -> Result<(), Errno> {
+    use super::keep::KeepError;
+    let content = kept.opened_up(|| kept.open())?;
+    if rustix::fs::ioctl_ficlone(made, &content).is_ok() {
+        return Ok(());
+    }
+    copy_data(&content, made, kept.size(), u64::MAX).map(drop).map_err(|error| match error {
+        KeepError::Errno(errno) => errno,
+        KeepError::Full => Errno::NOSPC,
+    })
+}
+
+/// Sets all that an object carried, the time last: everything else changes it.
+fn set_metadata(object: &Object, before: &Before) -> Result<(), Errno> {
+    set_attributes(object, before)?;
+    object.set_modified(before.modified)
+}
+
+fn set_attributes(object: &Object, before: &Before) -> Result<(), Errno> {
+    if (object.stat.st_uid, object.stat.st_gid) != (before.user, before.group) {
+        let owner = (Uid::from_raw(before.user), Gid::from_raw(before.group));
+        // This also takes the set-user-ID bits away, so the mode is set afterwards.
+        chownat(&object.fd, c"", Some(owner.0), Some(owner.1), AtFlags::EMPTY_PATH)?;
+    }
+    if before.kind == Kind::Link {
+        return Ok(());
+    }
+    let present = object.attributes()?;
+    for (name, _) in present.iter().filter(|(name, _)| !before.attributes.iter().any(|(other, _)| other == name)) {
+        object.remove_attribute(name.as_bytes())?;
+    }
+    for (name, value) in before.attributes.iter().filter(|pair| !present.contains(pair)) {
+        object.set_attribute(name.as_bytes(), value.as_bytes())?;
+    }
+    object.set_mode(before.mode)
+}

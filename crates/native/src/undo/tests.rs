@@ -1,0 +1,351 @@
+//! A small model of what a sandbox does, on a real tree, beside a snapshot of the tree.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+
+use proptest::prelude::*;
+use rustix::fs::{CWD, Mode, OFlags, RenameFlags, Timespec, Timestamps, XattrFlags, renameat_with, utimensat};
+use stockade_model::RequestId;
+use stockade_sys::Errno;
+
+use super::store::slots;
+use super::*;
+
+const LIMIT_BYTES: u64 = 1 << 20;
+
+/// What a person sees of one path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Shown {
+    kind: String,
+    mode: u32,
+    modified: (i64, i64),
+    content: Vec<u8>,
+    attribute: Vec<u8>,
+    /// The first path that is the same file.
+    first: PathBuf,
+}
+
+fn snapshot(root: &Path) -> BTreeMap<PathBuf, Shown> {
+    let (mut found, mut waiting) = (BTreeMap::new(), vec![root.to_owned()]);
+    while let Some(path) = waiting.pop() {
+        let meta = fs::symlink_metadata(&path).unwrap();
+        if meta.is_dir() {
+            waiting.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        }
+        found.insert(path.strip_prefix(root).unwrap().to_owned(), (path, meta));
+    }
+    let mut firsts: BTreeMap<u64, PathBuf> = BTreeMap::new();
+    let show = |(name, (path, meta)): (PathBuf, (PathBuf, fs::Metadata))| {
+        let content = if meta.is_file() {
+            fs::read(&path).unwrap()
+        } else if meta.is_symlink() {
+            fs::read_link(&path).unwrap().as_os_str().as_bytes().to_vec()
+        } else {
+            Vec::new()
+        };
+        let mut attribute = vec![0; 64];
+        let length = match meta.is_file() || meta.is_dir() {
+            true => rustix::fs::lgetxattr(&path, "user.test", &mut attribute).unwrap_or(0),
+            false => 0,
+        };
+        attribute.truncate(length);
+        let first = firsts.entry(meta.ino()).or_insert_with(|| name.clone()).clone();
+        // A link that is made again has a time of its own, which nothing depends on.
+        let modified = (meta.mtime(), meta.mtime_nsec());
+        let shown =
+            Shown { kind: format!("{:?}", meta.file_type()), mode: meta.mode(), modified, content, attribute, first };
+        (name, shown)
+    };
+    found.into_iter().map(show).collect()
+}
+
+struct Scene {
+    scratch: tempfile::TempDir,
+    request: RequestId,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let scene = Self { scratch: tempfile::tempdir().unwrap(), request: RequestId::from_random([7; 16]) };
+        let root = scene.root();
+        for directory in ["a/b/c", "b/a", "c"] {
+            fs::create_dir_all(root.join(directory)).unwrap();
+        }
+        for (path, text) in [("a/a", "one"), ("a/b/a", "two"), ("a/b/c/d", "deep"), ("b/b", ""), ("d", "top")] {
+            fs::write(root.join(path), text).unwrap();
+        }
+        fs::hard_link(root.join("a/a"), root.join("b/a/a")).unwrap();
+        fs::hard_link(root.join("d"), root.join("c/d")).unwrap();
+        symlink("../d", root.join("b/c")).unwrap();
+        fs::set_permissions(root.join("a/b/a"), fs::Permissions::from_mode(0o400)).unwrap();
+        fs::set_permissions(root.join("c"), fs::Permissions::from_mode(0o750)).unwrap();
+        let _ = rustix::fs::setxattr(root.join("d"), "user.test", b"kept", XattrFlags::empty());
+        for (path, seconds) in [("a/a", 1_000_000), ("a/b", 2_000_000), ("c", 3_000_000), ("", 4_000_000)] {
+            set_time(&root.join(path), seconds);
+        }
+        scene
+    }
+
+    fn root(&self) -> PathBuf {
+        let root = self.scratch.path().canonicalize().unwrap().join("w");
+        fs::create_dir_all(&root).unwrap();
+        root
+    }
+
+    fn store(&self) -> UndoStore {
+        UndoStore::make(&self.scratch.path().join("undo")).unwrap()
+    }
+
+    fn begin(&self, limit_bytes: u64) -> (UndoRun, Recorder) {
+        let new =
+            NewUndoRun { request: self.request.clone(), command: "test".into(), workspace: self.root(), limit_bytes };
+        self.store().begin(&new).unwrap()
+    }
+
+    fn restore(&self, paths: &[&str]) -> Restored {
+        let run = self.store().take(&self.request).unwrap();
+        let paths: Vec<PathBuf> = paths.iter().map(PathBuf::from).collect();
+        run.restore(&paths, false, &mut |_| Ok(())).unwrap()
+    }
+
+    /// One call of a run: recorded, then made. What the kernel refuses is not made.
+    fn act(&self, recorder: &mut Recorder, act: u8, one: u8, other: u8) {
+        let (one, other) = (self.path(one), self.path(other));
+        let (from, to) = (one.as_os_str().as_bytes(), other.as_os_str().as_bytes());
+        if self.leads_through_link(&one) || self.leads_through_link(&other) {
+            return;
+        }
+        let is_link = one.is_symlink();
+        match act % 13 {
+            0 if !is_link => {
+                recorder.before_open(from, true, true).unwrap();
+                let _ = fs::write(&one, [act, 1, 2]);
+            }
+            1 if !is_link && !one.is_dir() => {
+                recorder.before_open(from, false, true).unwrap();
+                let opened = fs::OpenOptions::new().append(true).open(&one);
+                let _ = opened.map(|mut file| std::io::Write::write_all(&mut file, b"more"));
+            }
+            2 => {
+                recorder.before_remove(from).unwrap();
+                let _ = fs::remove_file(&one);
+            }
+            3 => {
+                recorder.before_remove(from).unwrap();
+                let _ = fs::remove_dir(&one);
+            }
+            4 => {
+                recorder.before_create(from).unwrap();
+                let _ = fs::create_dir(&one);
+            }
+            5 | 6 => {
+                recorder.before_rename(from, to, false).unwrap();
+                let _ = fs::rename(&one, &other);
+            }
+            7 => {
+                recorder.before_rename(from, to, true).unwrap();
+                let _ = renameat_with(CWD, &one, CWD, &other, RenameFlags::EXCHANGE);
+            }
+            8 if !one.is_dir() => {
+                recorder.before_link(from, to).unwrap();
+                let _ = fs::hard_link(&one, &other);
+            }
+            9 => {
+                recorder.before_create(from).unwrap();
+                let _ = symlink("somewhere", &one);
+            }
+            10 if one.exists() && !is_link => {
+                recorder.before_metadata(from).unwrap();
+                let _ = fs::set_permissions(&one, fs::Permissions::from_mode(0o700 | u32::from(act)));
+            }
+            11 if one.exists() && !is_link => {
+                recorder.before_metadata(from).unwrap();
+                set_time(&one, 5_000_000);
+                let _ = rustix::fs::setxattr(&one, "user.test", b"new", XattrFlags::empty());
+            }
+            12 if one.is_dir() && !is_link && one != self.root() => self.remove_all(recorder, &one),
+            _ => {}
+        }
+    }
+
+    fn remove_all(&self, recorder: &mut Recorder, path: &Path) {
+        if path.is_dir() && !path.is_symlink() {
+            for entry in fs::read_dir(path).unwrap() {
+                self.remove_all(recorder, &entry.unwrap().path());
+            }
+            recorder.before_remove(path.as_os_str().as_bytes()).unwrap();
+            fs::remove_dir(path).unwrap();
+        } else {
+            recorder.before_remove(path.as_os_str().as_bytes()).unwrap();
+            fs::remove_file(path).unwrap();
+        }
+    }
+
+    /// One of a few paths, so that they meet often.
+    fn path(&self, number: u8) -> PathBuf {
+        let name = |bits: u8| ["a", "b", "c", "d"][usize::from(bits & 3)];
+        let mut path = self.root().join(name(number));
+        for level in 1..=(number >> 6).min(3) {
+            path.push(name(number >> (2 * level)));
+        }
+        path
+    }
+
+    fn leads_through_link(&self, path: &Path) -> bool {
+        path.ancestors().skip(1).take_while(|above| above.starts_with(self.root())).any(Path::is_symlink)
+    }
+}
+
+fn set_time(path: &Path, seconds: i64) {
+    let time = Timespec { tv_sec: seconds, tv_nsec: 0 };
+    let times = Timestamps { last_access: time, last_modification: time };
+    utimensat(CWD, path, &times, rustix::fs::AtFlags::SYMLINK_NOFOLLOW).unwrap();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    /// Whatever a run does, and wherever it and the restoring are killed, the tree is as it
+    /// was.
+    #[test]
+    fn any_run_is_undone(
+        acts in proptest::collection::vec((any::<u8>(), any::<u8>(), any::<u8>()), 1..40),
+        is_killed in any::<bool>(),
+        attempts_end in any::<u8>(),
+        stops in proptest::collection::vec(0_usize..12, 0..4),
+    ) {
+        let scene = Scene::new();
+        let before = snapshot(&scene.root());
+        let (run, mut recorder) = scene.begin(LIMIT_BYTES);
+        for (number, (act, one, other)) in acts.iter().enumerate() {
+            if number == usize::from(attempts_end) {
+                // A further attempt goes on with the same journal.
+                run.settle().unwrap();
+                drop(recorder);
+                let held = rustix::io::fcntl_dupfd_cloexec(&run.root, 3).unwrap();
+                use std::os::fd::AsFd as _;
+                recorder = Recorder::open(held, &scene.root(), run.directory.as_fd(), LIMIT_BYTES).unwrap();
+            }
+            scene.act(&mut recorder, *act, *one, *other);
+        }
+        if !is_killed {
+            run.settle().unwrap();
+        }
+        drop((run, recorder));
+        for stop in stops {
+            let run = scene.store().take(&scene.request).unwrap();
+            let mut left = stop;
+            let mut watch = |_: &Path| {
+                left = left.checked_sub(1).ok_or(Errno::INTR)?;
+                Ok(())
+            };
+            let _ = run.restore(&[], false, &mut watch);
+        }
+        let restored = scene.restore(&[]);
+        prop_assert_eq!(&restored.failed, &[]);
+        prop_assert_eq!(&restored.comparison.conflicts, &[]);
+        let (after, before) = (snapshot(&scene.root()), before);
+        for path in before.keys().chain(after.keys()) {
+            prop_assert_eq!(after.get(path), before.get(path), "{}", path.display());
+        }
+    }
+}
+
+#[test]
+fn what_was_changed_after_the_run_stays() {
+    let scene = Scene::new();
+    let root = scene.root();
+    let (run, mut recorder) = scene.begin(LIMIT_BYTES);
+    let at = |name: &str| root.join(name).as_os_str().as_bytes().to_vec();
+    for name in ["d", "b/b"] {
+        recorder.before_open(&at(name), false, true).unwrap();
+        fs::write(root.join(name), "run").unwrap();
+    }
+    recorder.before_create(&at("new")).unwrap();
+    fs::create_dir(root.join("new")).unwrap();
+    fs::write(root.join("new/x"), "run").unwrap();
+    run.settle().unwrap();
+    drop((run, recorder));
+    fs::write(root.join("d"), "person").unwrap();
+    fs::write(root.join("new/y"), "person").unwrap();
+    // `c/d` is another name of the same file. The same content again is no conflict.
+    fs::write(root.join("b/b"), "run").unwrap();
+    let refused = scene.restore(&[]);
+    let names = |found: &Restored| -> Vec<String> {
+        found.comparison.conflicts.iter().map(|(path, _)| path.display().to_string()).collect()
+    };
+    assert_eq!(names(&refused), ["c/d", "d", "new/y"]);
+    assert!(!refused.is_done);
+    assert_eq!(fs::read(root.join("b/b")).unwrap(), b"run");
+    let partly = scene.restore(&["b"]);
+    assert!(partly.is_done && partly.restored == 1, "{partly:?}");
+    assert_eq!(fs::read(root.join("b/b")).unwrap(), b"");
+    let run = scene.store().take(&scene.request).unwrap();
+    let rest = run.restore(&[], true, &mut |_| Ok(())).unwrap();
+    assert_eq!((rest.is_done, rest.failed), (true, Vec::new()));
+    assert!(!root.join("new/x").exists());
+    assert_eq!(fs::read(root.join("new/y")).unwrap(), b"person");
+    assert_eq!(fs::read(root.join("d")).unwrap(), b"person");
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_evicts_nothing() {
+    let scene = Scene::new();
+    let root = scene.root();
+    fs::write(root.join("large"), vec![1; 200_000]).unwrap();
+    let (run, mut recorder) = scene.begin(100_000);
+    let at = |name: &str| root.join(name).as_os_str().as_bytes().to_vec();
+    recorder.before_open(&at("d"), false, true).unwrap();
+    assert_eq!(recorder.before_open(&at("large"), false, true), Err(Unkept::Full { limit_bytes: 100_000 }));
+    assert_eq!(recorder.before_remove(&at("large")), Err(Unkept::Full { limit_bytes: 100_000 }));
+    recorder.before_remove(&at("d")).unwrap();
+    assert_eq!(slots(&run), 1);
+    // What is new needs no room.
+    recorder.before_open(&at("larger"), true, true).unwrap();
+    fs::write(root.join("larger"), vec![1; 400_000]).unwrap();
+    recorder.before_remove(&at("larger")).unwrap();
+}
+
+#[test]
+fn a_descriptor_cannot_change_what_was_kept() {
+    let scene = Scene::new();
+    let root = scene.root();
+    fs::write(root.join("x"), "old").unwrap();
+    let (run, mut recorder) = scene.begin(LIMIT_BYTES);
+    let path = root.join("x").as_os_str().as_bytes().to_vec();
+    let held = rustix::fs::open(root.join("x"), OFlags::PATH, Mode::empty()).unwrap();
+    recorder.before_remove(&path).unwrap();
+    fs::remove_file(root.join("x")).unwrap();
+    let again = rustix::io::fcntl_dupfd_cloexec(&held, 3).unwrap();
+    recorder.before_rewrite(&path, again).unwrap();
+    use std::os::fd::AsRawFd as _;
+    fs::write(format!("/proc/self/fd/{}", held.as_raw_fd()), "changed").unwrap();
+    drop((run, recorder));
+    scene.restore(&[]);
+    assert_eq!(fs::read(root.join("x")).unwrap(), b"old");
+}
+
+#[test]
+fn runs_are_found_by_their_beginning_and_forgotten() {
+    let scene = Scene::new();
+    let store = scene.store();
+    let (run, recorder) = scene.begin(LIMIT_BYTES);
+    let id = scene.request.as_str().to_owned();
+    assert_eq!(store.find(&id[..8]).unwrap().request, scene.request);
+    assert_eq!(store.find(&id[4..10]).unwrap().request, scene.request);
+    assert_eq!(store.find("zzz"), Err(UndoError::Absent("zzz".to_owned())));
+    assert_eq!(store.take(&scene.request).unwrap_err(), UndoError::Busy(id.clone()));
+    assert_eq!(store.forget(&scene.request), Err(UndoError::Busy(id.clone())));
+    drop((run, recorder));
+    store.forget(&scene.request).unwrap();
+    assert_eq!(store.list().unwrap(), []);
+    for number in 0..25_u8 {
+        let request = RequestId::from_random([number; 16]);
+        let new = NewUndoRun { request, command: "x".into(), workspace: scene.root(), limit_bytes: 1 };
+        drop(store.begin(&new).unwrap());
+    }
+    assert_eq!(store.list().unwrap().len(), 20);
+}

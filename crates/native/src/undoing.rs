@@ -1,0 +1,63 @@
+//! Joins [`crate::undo`] to the backend: one run, from before its start to its end. It must
+//! not know how anything is kept or restored.
+
+use std::path::Path;
+
+use stockade_engine::StartError;
+use stockade_model::{LayerReport, LayerState, Plan, RawText};
+
+use crate::launch::is_staged;
+use crate::undo::{NewUndoRun, Recorder, UndoError, UndoRun, UndoStore};
+
+/// What is kept of a run that goes on.
+#[derive(Debug)]
+pub(crate) struct Undoing {
+    run: UndoRun,
+}
+
+impl Undoing {
+    /// Begins to keep what `plan` changes, if it asks for that. What is staged changes
+    /// nothing in the workspace.
+    pub fn of(plan: &Plan, place: Option<&Path>) -> Result<Option<(Self, Recorder)>, StartError> {
+        let Some(limit_bytes) = plan.profile.filesystem.undo_bytes.filter(|_| !is_staged(plan)) else {
+            return Ok(None);
+        };
+        // The report says that nothing is kept.
+        let Some(place) = place else { return Ok(None) };
+        let new = NewUndoRun {
+            request: plan.request.clone(),
+            command: RawText::from(plan.argv.iter().map(RawText::as_bytes).collect::<Vec<_>>().join(&b' ')),
+            workspace: plan.workspace.as_path().to_owned(),
+            limit_bytes,
+        };
+        let (run, recorder) = UndoStore::make(place).and_then(|store| store.begin(&new)).map_err(unbegun)?;
+        Ok(Some((Self { run }, recorder)))
+    }
+
+    /// Notes what the run left. Where that fails, the next command that looks does it.
+    pub fn end(self) {
+        let _ = self.run.settle();
+    }
+}
+
+fn unbegun(error: UndoError) -> StartError {
+    StartError {
+        what: format!("the changes of this run cannot be kept: {error}"),
+        hint: Some("run without undo".to_owned()),
+    }
+}
+
+/// What the report says of undo, where the plan asks for it.
+pub(crate) fn layer(plan: &Plan, undoing: Option<&Undoing>) -> Option<(String, LayerReport)> {
+    plan.profile.filesystem.undo_bytes?;
+    let (state, detail) = match undoing {
+        Some(_) => (
+            LayerState::Enforced,
+            "what is changed in the workspace is kept first: every open for writing and every change of a name or \
+             its metadata is the broker's; what was opened before the run is not",
+        ),
+        None if is_staged(plan) => (LayerState::Enforced, "the workspace is not changed: writes are staged"),
+        None => (LayerState::Absent, "this kind of sandbox does not keep what commands change"),
+    };
+    Some(("undo".to_owned(), LayerReport { state, detail: detail.to_owned() }))
+}

@@ -1,0 +1,412 @@
+//! Undo: whatever a run does in its workspace, the workspace is as it was afterwards, as seen
+//! from outside.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use stockade_testkit::{Ended, Output, Running};
+
+use crate::world::{World, binary, each_user};
+
+const LEVELS: [&str; 2] = ["full", "restricted"];
+/// How long something may take to appear.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What a person sees of one path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Shown {
+    mode: u32,
+    owner: (u32, u32),
+    modified: (i64, i64),
+    links: u64,
+    content: Vec<u8>,
+    attribute: Vec<u8>,
+}
+
+/// All of a tree, its top included.
+fn tree(top: &Path) -> BTreeMap<PathBuf, Shown> {
+    let (mut found, mut waiting) = (BTreeMap::new(), vec![top.to_owned()]);
+    while let Some(path) = waiting.pop() {
+        let meta = fs::symlink_metadata(&path).unwrap();
+        if meta.is_dir() {
+            waiting.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        }
+        let content = match (meta.is_file(), meta.is_symlink()) {
+            (true, _) => fs::read(&path).unwrap(),
+            (_, true) => fs::read_link(&path).unwrap().as_os_str().as_bytes().to_vec(),
+            _ => Vec::new(),
+        };
+        let mut attribute = vec![0; 64];
+        let length = rustix::fs::lgetxattr(&path, "user.test", &mut attribute).unwrap_or(0);
+        attribute.truncate(length);
+        let shown = Shown {
+            mode: meta.mode(),
+            owner: (meta.uid(), meta.gid()),
+            modified: (meta.mtime(), meta.mtime_nsec()),
+            // Of a directory it says how many are in it, on some filesystems.
+            links: if meta.is_dir() { 0 } else { meta.nlink() },
+            content,
+            attribute,
+        };
+        found.insert(path, shown);
+    }
+    found
+}
+
+#[track_caller]
+fn same(before: &BTreeMap<PathBuf, Shown>, after: &BTreeMap<PathBuf, Shown>, what: &str) {
+    for path in before.keys().chain(after.keys()) {
+        assert_eq!(before.get(path), after.get(path), "{what}: {}", path.display());
+    }
+}
+
+/// A small project, with what is hard to put back.
+fn furnish(world: &World) {
+    for directory in ["ws/src", "ws/src/deep", "ws/src/deep/er", "ws/empty", "ws/closed"] {
+        world.dir(directory);
+    }
+    for (file, text) in [
+        ("ws/README", "read me\n"),
+        ("ws/src/a.rs", "fn a() {}\n"),
+        ("ws/src/deep/b.rs", "fn b() {}\n"),
+        ("ws/src/deep/er/c", ""),
+        ("ws/closed/x", "closed\n"),
+        ("ws/run.sh", "#!/bin/sh\n"),
+    ] {
+        world.file(file, text);
+    }
+    let ws = world.workspace();
+    symlink("src/a.rs", ws.join("link")).unwrap();
+    symlink("/nowhere", ws.join("dangling")).unwrap();
+    fs::hard_link(ws.join("README"), ws.join("src/README")).unwrap();
+    fs::set_permissions(ws.join("run.sh"), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(ws.join("src/deep/b.rs"), fs::Permissions::from_mode(0o440)).unwrap();
+    fs::set_permissions(ws.join("closed"), fs::Permissions::from_mode(0o550)).unwrap();
+    let _ = rustix::fs::setxattr(ws.join("src/a.rs"), "user.test", b"kept", rustix::fs::XattrFlags::empty());
+    for path in ["link", "dangling"] {
+        std::os::unix::fs::lchown(ws.join(path), Some(world.account.uid), Some(world.account.gid)).unwrap();
+    }
+}
+
+/// `stockade` with this world's state, in the workspace.
+fn stockade(world: &World, arguments: &[&str]) -> Output {
+    let binary = binary();
+    let argv: Vec<&str> = [binary.as_str()].into_iter().chain(arguments.iter().copied()).collect();
+    world.run(&world.bare(&argv))
+}
+
+#[track_caller]
+fn undone(world: &World, arguments: &[&str]) -> Output {
+    let output = stockade(world, &[&["undo"], arguments].concat());
+    assert_eq!(output.ended, Ended::Code(0), "{arguments:?}: {}", output.text());
+    output
+}
+
+fn state(world: &World) -> PathBuf {
+    world.home().join(".local/state/stockade/undo")
+}
+
+/// Runs a script with undo, and puts the workspace back.
+#[track_caller]
+fn comes_back(world: &World, level: &str, script: &str) {
+    let before = tree(&world.workspace());
+    // In a file: no rule speaks of its text.
+    let file = world.file("out/script.sh", script).display().to_string();
+    let output = world.run(&world.stockade(&["--undo", "--level", level], &["sh", "-e", &file]));
+    assert_eq!(output.ended, Ended::Code(0), "{level}: {script}: {}", output.text());
+    let changed = tree(&world.workspace());
+    assert_ne!(before, changed, "{level}: {script} changed nothing");
+    undone(world, &[]);
+    same(&before, &tree(&world.workspace()), &format!("{level}: {script}"));
+}
+
+#[test]
+fn undo_puts_back_whatever_a_run_did() {
+    each_user(|world| {
+        furnish(world);
+        for level in LEVELS {
+            for script in [
+                "echo more >> README",
+                "echo other > src/a.rs",
+                "truncate -s 3 README; truncate -s 100 src/a.rs",
+                "rm -rf src empty link dangling run.sh README",
+                "chmod 700 closed; rm -rf closed; mkdir closed; echo new > closed/y",
+                "echo new > new; mv new src/a.rs",
+                "cp src/a.rs b; mv -f b README; ln -f README src/deep/er/c",
+                "mv src moved; echo x > moved/new; echo y >> moved/a.rs; mkdir src; echo z > src/deep",
+                "mv README x; mv src/a.rs README; mv x src/a.rs",
+                "rm -r src/deep; ln -s /etc src/deep",
+                "chmod 600 run.sh; chmod 777 src; touch -d 2001-01-01 README src empty",
+                "mkfifo pipe; mkdir -p many/new/ones; echo 1 > many/new/ones/1; ln README many/link; echo 2 >> many/link",
+                "exec 3<> src/a.rs; rm src/a.rs; echo through >&3; echo again > /proc/self/fd/3",
+                "exec 3< src/a.rs; rm src/a.rs; echo reopened > /proc/self/fd/3; cat src/README > src/a.rs",
+                "rm README; mkdir README; echo in > README/file",
+                "sed -i s/a/b/ src/a.rs; rm -f src/deep/b.rs; printf x | tee src/deep/er/c > /dev/null",
+                "ln -sfn src/deep link; rm -f dangling; ln -s x dangling",
+            ] {
+                comes_back(world, level, script);
+            }
+        }
+    });
+}
+
+#[test]
+fn undo_puts_back_what_was_written_by_mapping_and_other_calls() {
+    let script = r"
+import ctypes, mmap, os
+with open('src/a.rs', 'r+b') as file:
+    with mmap.mmap(file.fileno(), 0) as mapped:
+        mapped[0:2] = b'XX'
+fd = os.open('README', os.O_RDWR)
+os.pwrite(fd, b'over', 0); os.ftruncate(fd, 6); os.fsync(fd)
+try:
+    os.posix_fallocate(fd, 0, 4096)
+except OSError:
+    pass
+os.close(fd)
+os.rename('src/deep', 'src/shallow')
+os.setxattr('src/a.rs', 'user.test', b'other') if hasattr(os, 'setxattr') else None
+os.utime('run.sh', (1, 1))
+fd = os.open('.', os.O_TMPFILE | os.O_RDWR)
+os.write(fd, b'unnamed')
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.linkat(-100, b'/proc/self/fd/%d' % fd, -100, b'named', 0x400) == 0, ctypes.get_errno()
+";
+    each_user(|world| {
+        furnish(world);
+        let before = tree(&world.workspace());
+        for level in LEVELS {
+            let output = world.run(&world.stockade(&["--undo", "--level", level], &["python3", "-c", script]));
+            assert_eq!(output.ended, Ended::Code(0), "{level}: {}", output.text());
+            assert!(world.workspace().join("named").exists(), "{level}");
+            undone(world, &[]);
+            same(&before, &tree(&world.workspace()), level);
+        }
+    });
+}
+
+#[test]
+fn undo_puts_back_a_tree_of_ten_thousand_files() {
+    each_user(|world| {
+        for directory in 0..100 {
+            world.dir(&format!("ws/tree/{directory}"));
+            for file in 0..100 {
+                world.file(&format!("ws/tree/{directory}/{file}"), &format!("{directory} {file}\n"));
+            }
+        }
+        world.dir("ws/tree");
+        let before = tree(&world.workspace());
+        assert!(before.len() > 10_000);
+        for level in LEVELS {
+            let start = Instant::now();
+            world.passes(&["--undo", "--level", level], &["rm", "-rf", "tree"]);
+            let removed = start.elapsed();
+            assert!(!world.workspace().join("tree").exists());
+            let start = Instant::now();
+            undone(world, &[]);
+            eprintln!("{level}: removed in {removed:?}, back in {:?}", start.elapsed());
+            same(&before, &tree(&world.workspace()), level);
+        }
+    });
+}
+
+#[test]
+fn what_was_changed_after_the_run_is_never_undone() {
+    each_user(|world| {
+        furnish(world);
+        let ws = world.workspace();
+        world.passes(&["--undo"], &["sh", "-c", "echo run > README; echo run > src/a.rs; mkdir new; echo run > new/x"]);
+        world.file("ws/README", "person\n");
+        world.file("ws/new/y", "person\n");
+        let output = stockade(world, &["undo"]);
+        assert_eq!(output.ended, Ended::Code(1), "{}", output.text());
+        assert!(output.stdout.contains("README   (it was changed after the run)"), "{}", output.text());
+        assert!(output.stdout.contains("new/y   (it was changed after the run)"), "{}", output.text());
+        assert_eq!(fs::read_to_string(ws.join("src/a.rs")).unwrap(), "run\n", "something was done");
+        let changes = stockade(world, &["changes", "--diff"]).stdout;
+        assert!(changes.contains("-fn a() {}\n+run\n"), "{changes}");
+        undone(world, &["--skip-conflicts"]);
+        assert_eq!(fs::read_to_string(ws.join("README")).unwrap(), "person\n");
+        assert_eq!(fs::read_to_string(ws.join("src/a.rs")).unwrap(), "fn a() {}\n");
+        assert!(ws.join("new/y").exists() && !ws.join("new/x").exists());
+    });
+}
+
+#[test]
+fn undo_of_some_paths_leaves_the_others() {
+    each_user(|world| {
+        furnish(world);
+        let ws = world.workspace();
+        world.passes(&["--undo"], &["sh", "-c", "rm -rf src; echo run > README; echo run > made"]);
+        undone(world, &["src/deep"]);
+        assert_eq!(fs::read_to_string(ws.join("src/deep/b.rs")).unwrap(), "fn b() {}\n");
+        assert!(!ws.join("src/a.rs").exists() && ws.join("made").exists());
+        assert_eq!(fs::read_to_string(ws.join("README")).unwrap(), "run\n");
+        let lines = stockade(world, &["changes", "--json"]).stdout;
+        let paths: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert!(paths.iter().any(|change| change["path"] == "made" && change["effect"] == "created"), "{lines}");
+        assert!(!paths.iter().any(|change| change["path"] == "src/deep/b.rs"), "{lines}");
+        undone(world, &[]);
+        assert!(ws.join("src/a.rs").exists() && !ws.join("made").exists());
+    });
+}
+
+#[test]
+fn what_does_not_fit_in_the_budget_is_refused() {
+    each_user(|world| {
+        world.dir("home/.config");
+        world.dir("home/.config/stockade");
+        let config = "[profiles.workspace]\nundo = true\nundo_bytes = \"1MiB\"\n";
+        world.file("home/.config/stockade/config.toml", config);
+        world.file("ws/large", &"x".repeat(3 << 20));
+        world.file("ws/small", "small\n");
+        let before = tree(&world.workspace());
+        for level in LEVELS {
+            let script = "echo changed > small; for act in 'rm -f large' 'mv small large' 'truncate -s 0 large'; do \
+                          if $act; then exit 9; fi; done; if echo x >> large; then exit 9; fi; echo free > new";
+            let outcome = world.outcome(&["--level", level], &["sh", "-c", script]);
+            assert_eq!(outcome["exit_code"], 0, "{outcome:#}");
+            let attempt = &outcome["attempts"][0];
+            assert_eq!(attempt["enforced"]["layers"]["undo"]["state"], "enforced", "{outcome:#}");
+            let denials = attempt["denials"].as_array().unwrap();
+            let named = |denial: &&Value| denial["rule"].as_str().is_some_and(|rule| rule.contains("undo_bytes"));
+            assert!(denials.iter().filter(named).count() >= 3, "{outcome:#}");
+            assert_eq!(fs::metadata(world.workspace().join("large")).unwrap().len(), 3 << 20);
+            undone(world, &[]);
+            same(&before, &tree(&world.workspace()), level);
+        }
+    });
+}
+
+#[test]
+fn a_run_that_was_killed_can_be_undone() {
+    each_user(|world| {
+        furnish(world);
+        let before = tree(&world.workspace());
+        for level in LEVELS {
+            let script = "rm -rf src; echo run > README; mkdir made; touch made/ready; i=0; \
+                          while :; do i=$((i + 1)); echo $i > made/$i; mv made/$i run.sh; done";
+            let command = world.stockade(&["--undo", "--level", level], &["sh", "-c", script]);
+            let running = Running::start(&world.account, &command).unwrap();
+            appears(&world.workspace().join("made/ready"));
+            kill_process(Pid::from_raw(running.pid().cast_signed()).unwrap(), Signal::KILL).unwrap();
+            running.finish().unwrap();
+            let output = goes_on_until_free(world);
+            assert!(output.stderr.contains("the run was killed"), "{}", output.text());
+            same(&before, &tree(&world.workspace()), level);
+        }
+    });
+}
+
+/// The sandbox of a killed run may hold the lock a moment longer.
+#[track_caller]
+fn goes_on_until_free(world: &World) -> Output {
+    let start = Instant::now();
+    loop {
+        let output = stockade(world, &["undo"]);
+        if !output.text().contains("goes on") || start.elapsed() > PATIENCE {
+            assert_eq!(output.ended, Ended::Code(0), "{}", output.text());
+            return output;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn appears(path: &Path) {
+    let start = Instant::now();
+    while !path.exists() {
+        assert!(start.elapsed() < PATIENCE, "{} did not appear", path.display());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn undo_that_was_killed_goes_on() {
+    each_user(|world| {
+        for file in 0..1000 {
+            world.dir("ws/tree");
+            world.file(&format!("ws/tree/{file}"), &format!("{file}\n"));
+        }
+        let before = tree(&world.workspace());
+        world.passes(&["--undo"], &["sh", "-c", "mkdir new; for f in tree/*; do echo x >> $f; done; mv tree/1* new"]);
+        let program = binary();
+        for delay_ms in [5, 15, 25, 35, 50, 70] {
+            let command = world.bare(&[program.as_str(), "undo"]);
+            let running = Running::start(&world.account, &command).unwrap();
+            std::thread::sleep(Duration::from_millis(delay_ms));
+            let _ = kill_process(Pid::from_raw(running.pid().cast_signed()).unwrap(), Signal::KILL);
+            running.finish().unwrap();
+        }
+        let output = stockade(world, &["undo"]);
+        assert!(output.ended == Ended::Code(0) || output.stderr.contains("undone already"), "{}", output.text());
+        same(&before, &tree(&world.workspace()), "killed");
+    });
+}
+
+#[test]
+fn a_run_without_undo_keeps_nothing_and_no_run_sees_what_is_kept() {
+    each_user(|world| {
+        furnish(world);
+        world.passes(&[], &["sh", "-c", "echo x > README"]);
+        assert!(!state(world).exists());
+        let nothing = stockade(world, &["undo"]);
+        assert_eq!(nothing.ended, Ended::Code(1), "{}", nothing.text());
+        let place = state(world).display().to_string();
+        for level in LEVELS {
+            let script = format!("rm src/a.rs; rm -rf {place}/*; ! cat {place}/*/journal {place}/*/objects/0");
+            let file = world.file("out/script.sh", &script).display().to_string();
+            world.passes(&["--undo", "--level", level], &["sh", &file]);
+            let kept = tree(&state(world)).into_keys().filter(|path| path.ends_with("objects/0")).count();
+            assert_eq!(kept, 1, "{level}");
+            undone(world, &["--forget"]);
+            assert!(tree(&state(world)).into_keys().all(|path| !path.ends_with("journal")), "{level}");
+            assert!(!world.workspace().join("src/a.rs").exists(), "{level}");
+            world.file("ws/src/a.rs", "fn a() {}\n");
+        }
+    });
+}
+
+#[test]
+fn undo_takes_back_what_git_did() {
+    each_user(|world| {
+        furnish(world);
+        let set = "export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b; ";
+        let script = format!("{set} git init -q . && git add README run.sh && git commit -qm one");
+        world.passes(&[], &["sh", "-c", &script]);
+        for level in LEVELS {
+            for script in [
+                "git checkout -q -b other && echo x >> README && git commit -qam two && git checkout -q -",
+                "git config user.name other && git add src && git stash -q && git gc -q",
+                "git rm -q README && git commit -qm gone && chmod 700 closed && git clean -qfdx && git reset -q --hard HEAD",
+            ] {
+                comes_back(world, level, &format!("{set}{script}"));
+            }
+        }
+    });
+}
+
+#[test]
+fn further_runs_are_undone_one_after_the_other() {
+    each_user(|world| {
+        furnish(world);
+        let before = tree(&world.workspace());
+        world.passes(&["--undo"], &["sh", "-c", "echo one > README"]);
+        world.passes(&["--undo"], &["sh", "-c", "echo two > README"]);
+        let runs = stockade(world, &["changes", "--runs", "--json"]).stdout;
+        let ids: Vec<Value> = runs.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(ids.len(), 2, "{runs}");
+        let (second, first) = (ids[0]["run"].as_str().unwrap(), ids[1]["run"].as_str().unwrap());
+        let early = stockade(world, &["undo", first]);
+        assert_eq!(early.ended, Ended::Code(1), "{}", early.text());
+        undone(world, &[&second[..12]]);
+        assert_eq!(fs::read_to_string(world.workspace().join("README")).unwrap(), "one\n");
+        undone(world, &[&first[4..12]]);
+        same(&before, &tree(&world.workspace()), "both");
+    });
+}
