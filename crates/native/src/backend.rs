@@ -14,7 +14,7 @@ use tracing::debug_span;
 
 use crate::attempt::NativeAttempt;
 use crate::broker::{Broker, BrokerBegun, BrokerError, BrokerEvent, BrokerTraits};
-use crate::caches::Lease;
+use crate::caches::{Lease, Renewal};
 use crate::evidence::{HiddenWatch, TempWatch};
 use crate::keeper::{Keeper, Kept, Told};
 use crate::launch::{Blueprint, LaunchError, Launching, NetworkEnds, Nursery, Outfit, Stdio, begin, is_staged};
@@ -164,6 +164,7 @@ impl Backend for NativeBackend {
         let published = Published::of(plan)?;
         let publishes = !published.is_empty();
         let staging = Staging::of(plan, self.stages.as_deref())?;
+        let renewal = Renewal::of(plan, self.caches.as_deref());
         let lease = Lease::of(plan, self.caches.as_deref());
         let outfit = self.outfit(plan, *io, &edge, (staging.as_ref(), lease.as_ref()));
         let mut launching = self.begin(plan, &outfit, streams.inside()).map_err(unlaunched)?;
@@ -220,6 +221,7 @@ impl Backend for NativeBackend {
             broker,
             staging,
             lease,
+            renewal,
             watch: Arc::clone(&watch),
             leaves: None,
         };

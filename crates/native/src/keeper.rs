@@ -19,7 +19,7 @@ use stockade_sys::reap::Ended;
 
 use crate::attempt::lock;
 use crate::broker::{BrokerHandle, BrokerReport};
-use crate::caches::Lease;
+use crate::caches::{Lease, Renewal};
 use crate::capture::Capture;
 use crate::evidence::{HiddenWatch, TempWatch};
 use crate::launch::{ExitReport, LaunchError, Launched};
@@ -141,6 +141,8 @@ pub(crate) struct Kept {
     pub(crate) staging: Option<Staging>,
     /// The run's share of the workspace's caches.
     pub(crate) lease: Option<Lease>,
+    /// Of the names of other workspaces' layers, at its end.
+    pub(crate) renewal: Option<Renewal>,
     pub(crate) watch: Arc<Mutex<Watch>>,
     /// In a sandbox that lasts alone.
     pub(crate) leaves: Option<Leaves>,
@@ -181,8 +183,9 @@ impl Keeper {
     fn keep(mut self, on_drop: Sender<()>) {
         let (end, usage) = command_end(self.watch_until_end());
         let Self { kept, outside, told } = self;
-        let Kept { end: end_fd, launched, broker, way, names, lost: _, hidden, temp, staging, lease, watch, leaves } =
+        let Kept { end: end_fd, launched, broker, way, names, lost: _, hidden, temp, staging, watch, leaves, .. } =
             kept;
+        let (mut lease, renewal) = (kept.lease, kept.renewal);
         if let Some(full) = temp.and_then(TempWatch::end) {
             told.tell(AttemptEvent::Denied(full));
         }
@@ -199,7 +202,9 @@ impl Keeper {
         // last and so waits for the kernel instead of us.
         drop((hidden, end_fd));
         let end = attempt_end((end, usage), (outside, report.reads), (watch, staging), report.changed, &told);
-        drop((launched, on_drop));
+        // Whoever hears of the end may follow the links that the run left.
+        lease.iter_mut().for_each(Lease::seal);
+        drop((renewal, launched, on_drop));
         told.tell(AttemptEvent::Ended(end));
         // Nobody waits for what it puts in order.
         drop(lease);

@@ -11,12 +11,13 @@ use rustix::fs::{
     mkdirat, openat, renameat, statat, unlinkat, utimensat,
 };
 use stockade_engine::workspace_identity;
-use stockade_files::removal::{LEAVING, remove_tree, sweep};
+use stockade_files::removal::{LEAVING, remove_tree};
 use stockade_model::{Digest, LayerReport, LayerState, Level, Plan, RawText, ToolCache};
 use stockade_sys::{Errno, actor};
 
 use super::choice::{MergedPlace, Way, choose};
-use super::{LOCK, MERGED, PLAIN, WORKSPACE, open_directory, open_lock, seal, unseal};
+use super::seal::{make_home, names_in, seal, unseal};
+use super::{LOCK, MERGED, PLAIN, WORKSPACE, open_directory, open_lock};
 use crate::launch::{MAX_MERGED, MergedDirectory, Overlay};
 
 /// Runs of one workspace at the same time that have overlays. Further ones have private
@@ -50,6 +51,7 @@ pub(crate) struct Lease {
     layers_held: Vec<OwnedFd>,
     /// Whether something in it waits to be removed.
     has_leaving: bool,
+    is_sealed: bool,
 }
 
 /// Names of tools, for the report.
@@ -62,23 +64,21 @@ struct Tools {
 }
 
 impl Drop for Lease {
-    /// What changes names is done now, because a start would wait for the disk. What cannot
-    /// be done is done by the next start.
+    /// What may wait for the disk. What cannot be done is done by the next start.
     fn drop(&mut self) {
-        let Some((home, lock)) = &self.home else { return };
+        self.seal();
         for tool in &self.layers_held {
             let _ = ready_work(tool.as_fd());
         }
+        let Some((home, _)) = &self.home else { return };
         let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
         let times = Timestamps { last_access: now, last_modification: now };
         let _ = utimensat(home, WORKSPACE, &times, AtFlags::SYMLINK_NOFOLLOW);
         if self.has_leaving {
-            let _ = sweep(home.as_fd());
-        }
-        if flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            let _ = seal(home.as_fd());
-            // The next run waits for it.
-            let _ = flock(lock, FlockOperation::Unlock);
+            let leaving = names_in(home.as_fd()).unwrap_or_default().into_iter();
+            for name in leaving.filter(|name| name.starts_with(LEAVING.as_bytes())) {
+                let _ = remove_tree(home.as_fd(), &name);
+            }
         }
     }
 }
@@ -99,6 +99,20 @@ impl Lease {
         Some(lease)
     }
 
+    /// Lets go of the names that the run knows: once its processes have ended, and before
+    /// anybody is told that it has, who would look where it left links. The last run of the
+    /// workspace seals. Names are changed, nothing waits for the disk.
+    pub fn seal(&mut self) {
+        if let Some((home, lock)) = &self.home
+            && !std::mem::replace(&mut self.is_sealed, true)
+            && flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok()
+        {
+            let _ = seal(home.as_fd());
+            // The next run waits for it.
+            let _ = flock(lock, FlockOperation::Unlock);
+        }
+    }
+
     fn fill(&mut self, plan: &Plan, place: &Path) -> Result<(), Errno> {
         let mut ways = choose(plan, true);
         if ways.iter().all(|(_, way)| matches!(way, Way::ReadOnly(_))) {
@@ -107,7 +121,10 @@ impl Lease {
         }
         let key = key(plan.workspace.as_path());
         let path = place.join(&key);
-        let (home, lock) = open_home(place, &key)?;
+        // Held before anything is made in it: whatever fails, it is sealed.
+        let (home, _) = self.home.insert(open_home(place, &key)?);
+        let home = rustix::io::fcntl_dupfd_cloexec(home, 3)?;
+        unseal(home.as_fd())?;
         note_workspace(home.as_fd(), plan.workspace.as_bytes())?;
         let merges = ways.iter().any(|(_, way)| matches!(way, Way::Merged(_)));
         let set = if merges { self.take_set(home.as_fd())? } else { None };
@@ -125,7 +142,6 @@ impl Lease {
                 (way @ Way::ReadOnly(_), _) => self.keep_read_only(cache, way),
             }
         }
-        self.home = Some((home, lock));
         Ok(())
     }
 
@@ -260,7 +276,7 @@ fn open_home(place: &Path, key: &str) -> Result<(OwnedFd, OwnedFd), Errno> {
     };
     let until = Instant::now() + ALONE_WAIT;
     loop {
-        let home = own_directory(place.as_fd(), key, 0o700)?;
+        let home = make_home(place.as_fd(), key)?;
         let lock = match open_lock(home.as_fd()) {
             // It is just being cleared.
             Err(Errno::NOENT) => None,
@@ -269,7 +285,6 @@ fn open_home(place: &Path, key: &str) -> Result<(OwnedFd, OwnedFd), Errno> {
         let held = lock.as_ref().map(|lock| flock(lock, FlockOperation::NonBlockingLockShared));
         match (lock, held) {
             (Some(lock), Some(Ok(()))) if fstat(&lock)?.st_nlink > 0 => {
-                unseal(home.as_fd())?;
                 return Ok((home, lock));
             }
             (_, Some(Err(errno))) if errno != Errno::WOULDBLOCK => return Err(errno),
@@ -279,13 +294,18 @@ fn open_home(place: &Path, key: &str) -> Result<(OwnedFd, OwnedFd), Errno> {
     }
 }
 
-/// A directory of our own, made where it is missing. A run may have put something else
-/// there: that is removed.
+/// A directory of our own, open to us, made where it is missing. A run may have put something
+/// else there, which is removed, or have closed it.
 fn own_directory(parent: BorrowedFd<'_>, name: &str, mode: u32) -> Result<OwnedFd, Errno> {
     match open_directory(parent, name) {
-        Ok(found) => return Ok(found),
+        Ok(found) => {
+            let now = fstat(&found)?.st_mode & 0o7777;
+            if now & 0o700 != 0o700 {
+                fchmod(&found, Mode::from_raw_mode(now | 0o700))?;
+            }
+            return Ok(found);
+        }
         Err(Errno::NOENT) => {}
-        // A run may close its own layers.
         Err(Errno::ACCESS) => {
             open_up(parent, name)?;
             return open_directory(parent, name);

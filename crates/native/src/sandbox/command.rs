@@ -163,6 +163,7 @@ impl CommandBackend {
             broker,
             staging: None,
             lease: None,
+            renewal: None,
             watch: Arc::clone(&watch),
             leaves: Some(Leaves::new(self.sandbox.background(), group.clone(), on_breach)),
         };
