@@ -442,6 +442,20 @@ fn a_run_of_another_workspace_learns_no_sealed_name() {
     });
 }
 
+/// At level restricted it is the host's: a link to it would lead a tool of the host there.
+#[test]
+fn the_temporary_directory_goes_with_its_run_whatever_is_closed() {
+    each_user(|world| {
+        for close in ["chmod -R a-w $TMPDIR", "chmod 0 $TMPDIR/x $TMPDIR", "chmod 0 $TMPDIR/x/y"] {
+            let script = format!("mkdir -p $TMPDIR/x/y; echo a > $TMPDIR/x/y/z; echo $TMPDIR > temp; {close}");
+            passes(world, &["--level", "restricted"], &script);
+            let temp = fs::read_to_string(world.workspace().join("temp")).unwrap();
+            assert!(temp.contains("stockade-"), "{temp}");
+            assert!(Path::new(temp.trim()).symlink_metadata().is_err(), "{close}");
+        }
+    });
+}
+
 #[test]
 fn caches_are_cleared_where_nothing_runs() {
     each_user(|world| {
