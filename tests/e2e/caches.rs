@@ -401,7 +401,7 @@ fn a_run_cannot_keep_its_layers_from_being_sealed() {
                 "rm -rf $P/uv; touch $P/uv",
                 "rm -rf $P/uv; ln -s /etc $P/uv",
                 "chmod 0 $P/uv $P",
-                "chmod 0500 ~/.npm ~/.cargo/registry 2>/dev/null; :",
+                "chmod 0500 ~/.npm ~/.cargo/registry 2>/dev/null || :",
             ] {
                 passes(world, &["--level", level], &format!("{PLAIN}{harm}"));
                 let next = "test -n \"$UV_CACHE_DIR\"; echo x > \"$UV_CACHE_DIR/x\"";
