@@ -56,17 +56,16 @@ pub(super) fn make_home(place: BorrowedFd<'_>, key: &str) -> Result<OwnedFd, Err
 /// The names in the directory of a workspace. For that moment it is open: what is sealed
 /// there gets another name after that, or the one that runs know.
 pub(super) fn names_in(home: BorrowedFd<'_>) -> Result<Vec<Vec<u8>>, Errno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let mut opened = Err(Errno::ACCESS);
+    let mut found = Err(Errno::ACCESS);
     for _ in 0..LISTING_TRIES {
         actor::chmod(home, 0o700)?;
-        opened = openat(home, c".", flags, Mode::empty());
-        if !matches!(opened, Err(Errno::ACCESS)) {
+        found = names(home);
+        if !matches!(found, Err(Errno::ACCESS)) {
             break;
         }
     }
     actor::chmod(home, HOME_MODE)?;
-    names(opened?.as_fd())
+    found
 }
 
 /// What `name` is called just now, where it is among `found`.
