@@ -367,42 +367,92 @@ fn a_start_waits_for_whoever_has_the_layers_alone() {
     });
 }
 
-/// What leads to layers leads nowhere once the run has ended, however it ended and whatever it
-/// did to them.
+/// How a script finds the private directories of its workspace.
+const PLAIN: &str = "P=${UV_CACHE_DIR%/*}; ";
+
+/// What lies at the names of layers that runs know.
+fn unsealed(world: &World) -> Vec<std::path::PathBuf> {
+    let caches = world.home().join(".local/state/stockade/caches");
+    let homes = fs::read_dir(caches).unwrap().flatten().map(|entry| entry.path());
+    let known = homes.flat_map(|home| ["plain", "merged"].map(|name| home.join(name)));
+    known.filter(|path| path.symlink_metadata().is_ok()).collect()
+}
+
 #[test]
-fn layers_lose_their_names_with_the_end_of_a_run() {
-    const CLOSING: &str = "p=${npm_config_cache%/*}; [ -n \"$p\" ] || { p=${MAVEN_OPTS#*repo.local=}; p=${p%/maven}; }; \
-                           rm -rf \"$p/npm\" \"$p/maven\"; chmod 0500 \"$p\"";
+fn layers_are_sealed_when_a_run_has_ended() {
     each_user(|world| {
         furnish(world);
-        for level in ["full", "restricted"] {
-            let open = |when: &str| {
-                let caches = world.home().join(".local/state/stockade/caches");
-                for key in fs::read_dir(&caches).unwrap().map(|entry| entry.unwrap().path()) {
-                    let known = ["plain", "merged"].map(|name| key.join(name)).into_iter().find(|path| path.exists());
-                    assert_eq!(known, None, "{level}, {when}");
-                }
-            };
-            for _ in 0..12 {
-                world.passes(&["--level", level], &["true"]);
-                open("after a run");
-            }
-            world.passes(&["--level", level], &["sh", "-c", CLOSING]);
-            for _ in 0..2 {
-                world.passes(&["--level", level], &["true"]);
-                open("after a run that closed them");
+        for level in LEVELS {
+            for _ in 0..5 {
+                passes(world, &["--level", level], "echo x > \"$UV_CACHE_DIR/x\"");
+                assert_eq!(unsealed(world), Vec::<std::path::PathBuf>::new(), "{level}");
             }
         }
     });
 }
 
 #[test]
-fn a_private_directory_goes_although_the_run_closed_it() {
+fn a_run_cannot_keep_its_layers_from_being_sealed() {
     each_user(|world| {
-        let script = "mkdir -p $TMPDIR/a/b; echo x >$TMPDIR/a/b/c; chmod -R a-w $TMPDIR; echo $TMPDIR";
-        let told = world.passes(&["--level", "restricted"], &["sh", "-c", script]);
-        assert!(told.stdout.starts_with('/'), "{}", told.text());
-        assert!(!Path::new(told.stdout.trim()).exists(), "{}", told.stdout);
+        furnish(world);
+        for level in LEVELS {
+            for harm in [
+                "rm -rf $P/*; chmod 0500 $P",
+                "rm -rf $P/uv; touch $P/uv",
+                "rm -rf $P/uv; ln -s /etc $P/uv",
+                "chmod 0 $P/uv $P",
+                "chmod 0500 ~/.npm ~/.cargo/registry 2>/dev/null || :",
+            ] {
+                passes(world, &["--level", level], &format!("{PLAIN}{harm}"));
+                let next = "test -n \"$UV_CACHE_DIR\"; echo x > \"$UV_CACHE_DIR/x\"";
+                passes(world, &["--level", level], next);
+                assert_eq!(unsealed(world), Vec::<std::path::PathBuf>::new(), "{level}: {harm}");
+            }
+        }
+    });
+}
+
+/// Neither by listing, nor by what it opened while they were in use.
+#[test]
+fn a_run_of_another_workspace_learns_no_sealed_name() {
+    each_user(|world| {
+        furnish(world);
+        for level in LEVELS {
+            let plant = format!("{PLAIN}echo planted > $P/marker; echo $P > plain; touch started; sleep 2");
+            let other = world.dir("other").display().to_string();
+            let first = world.workspace().join("started");
+            std::thread::scope(|scope| {
+                let planting = scope.spawn(|| passes(world, &["--level", level], &plant));
+                while !first.exists() && !planting.is_finished() {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                let plain = world.workspace().join("plain").display().to_string();
+                let look = format!(
+                    "exec 3< \"$(cat {plain})\"; sleep 4; n=0; for d in ~/.local/state/stockade/caches/*/plain.* \
+                     \"$(readlink /proc/self/fd/3)\"; do n=$((n+1)); ln -sfn \"$d\" {other}/lib$n; done"
+                );
+                passes(world, &["--level", "restricted", "--workspace", &other], &look);
+                planting.join().unwrap();
+            });
+            fs::remove_file(&first).unwrap();
+            for entry in fs::read_dir(&other).unwrap().flatten() {
+                assert!(!entry.path().join("marker").exists(), "{level}: {:?}", fs::read_link(entry.path()));
+            }
+        }
+    });
+}
+
+/// At level restricted it is the host's: a link to it would lead a tool of the host there.
+#[test]
+fn the_temporary_directory_goes_with_its_run_whatever_is_closed() {
+    each_user(|world| {
+        for close in ["chmod -R a-w $TMPDIR", "chmod 0 $TMPDIR/x $TMPDIR", "chmod 0 $TMPDIR/x/y"] {
+            let script = format!("mkdir -p $TMPDIR/x/y; echo a > $TMPDIR/x/y/z; echo $TMPDIR > temp; {close}");
+            passes(world, &["--level", "restricted"], &script);
+            let temp = fs::read_to_string(world.workspace().join("temp")).unwrap();
+            assert!(temp.contains("stockade-"), "{temp}");
+            assert!(Path::new(temp.trim()).symlink_metadata().is_err(), "{close}");
+        }
     });
 }
 

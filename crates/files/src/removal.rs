@@ -48,6 +48,17 @@ pub fn remove_tree(directory: BorrowedFd<'_>, name: &[u8]) -> Result<(), PathErr
     Ok(())
 }
 
+/// Removes all that is in a directory of ours, whatever it was closed to.
+///
+/// # Errors
+/// What could not be removed.
+pub fn empty_tree(directory: BorrowedFd<'_>) -> Result<(), PathError> {
+    let here = Path::new(".");
+    let held = rustix::io::fcntl_dupfd_cloexec(directory, 3).and_then(Object::of).at(here)?;
+    open_up(&held).at(here)?;
+    names(directory).at(here)?.iter().try_for_each(|name| remove_tree(directory, name))
+}
+
 /// Removes what a removal that was cut off left in `directory`.
 ///
 /// # Errors

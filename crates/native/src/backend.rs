@@ -14,7 +14,7 @@ use tracing::debug_span;
 
 use crate::attempt::NativeAttempt;
 use crate::broker::{Broker, BrokerBegun, BrokerError, BrokerEvent, BrokerTraits};
-use crate::caches::Lease;
+use crate::caches::{Lease, Renewal};
 use crate::evidence::{HiddenWatch, TempWatch};
 use crate::keeper::{Keeper, Kept, Told};
 use crate::launch::{Blueprint, LaunchError, Launching, NetworkEnds, Nursery, Outfit, Stdio, begin, is_staged};
@@ -173,6 +173,7 @@ impl Backend for NativeBackend {
         let published = Published::of(plan)?;
         let publishes = !published.is_empty();
         let staging = Staging::of(plan, self.stages.as_deref())?;
+        let renewal = Renewal::of(plan, self.caches.as_deref());
         let lease = Lease::of(plan, self.caches.as_deref());
         let (undoing, recorder) = Undoing::of(plan, self.undo.as_deref())?.unzip();
         let outfit = self.outfit(plan, *io, &edge, (staging.as_ref(), lease.as_ref()));
@@ -202,10 +203,8 @@ impl Backend for NativeBackend {
         // Where there is no namespace the init has to find them one by one.
         let group = guard.group().filter(|_| plan.level != Level::Full);
         let watch = Arc::new(Mutex::new(guard.watch(launched.init_pid(), hold)));
-        enforced.layers.insert(
-            "broker".to_owned(),
-            broker_layer(broker.traits(), (hold, can_hold), plan.profile.filesystem.trace),
-        );
+        let layer = broker_layer(broker.traits(), (hold, can_hold), plan.profile.filesystem.trace);
+        enforced.layers.insert("broker".to_owned(), layer);
         enforced.layers.insert("network".to_owned(), way_out::layer(plan));
         if staging.as_ref().is_some_and(|staging| staging.overlay().is_none()) {
             enforced.layers.insert("stage".to_owned(), stage_layer());
@@ -230,6 +229,7 @@ impl Backend for NativeBackend {
             staging,
             lease,
             undoing,
+            renewal,
             watch: Arc::clone(&watch),
             leaves: None,
         };

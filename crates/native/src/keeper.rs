@@ -19,7 +19,7 @@ use stockade_sys::reap::Ended;
 
 use crate::attempt::lock;
 use crate::broker::{BrokerHandle, BrokerReport};
-use crate::caches::Lease;
+use crate::caches::{Lease, Renewal};
 use crate::capture::Capture;
 use crate::evidence::{HiddenWatch, TempWatch};
 use crate::launch::{ExitReport, LaunchError, Launched};
@@ -144,6 +144,8 @@ pub(crate) struct Kept {
     pub(crate) lease: Option<Lease>,
     /// What the run changed in its workspace, where it is kept.
     pub(crate) undoing: Option<Undoing>,
+    /// Of the names of other workspaces' layers, at its end.
+    pub(crate) renewal: Option<Renewal>,
     pub(crate) watch: Arc<Mutex<Watch>>,
     /// In a sandbox that lasts alone.
     pub(crate) leaves: Option<Leaves>,
@@ -185,7 +187,7 @@ impl Keeper {
         let (end, usage) = command_end(self.watch_until_end());
         let Self { kept, outside, told } = self;
         let Kept { end: end_fd, launched, broker, way, names, hidden, temp, staging, watch, leaves, .. } = kept;
-        let (mut lease, undoing) = (kept.lease, kept.undoing);
+        let (mut lease, renewal, undoing) = (kept.lease, kept.renewal, kept.undoing);
         if let Some(full) = temp.and_then(TempWatch::end) {
             told.tell(AttemptEvent::Denied(full));
         }
@@ -206,11 +208,9 @@ impl Keeper {
         if let Some(undoing) = undoing {
             undoing.end();
         }
-        drop((launched, on_drop));
-        // Whoever hears of the end may end this process, or use the workspace.
-        if let Some(lease) = &mut lease {
-            lease.seal();
-        }
+        // Whoever hears of the end may follow the links that the run left.
+        lease.iter_mut().for_each(Lease::seal);
+        drop((renewal, launched, on_drop));
         told.tell(AttemptEvent::Ended(end));
         // Nobody waits for what it puts in order.
         drop(lease);

@@ -11,12 +11,13 @@ use rustix::fs::{
     mkdirat, openat, renameat, statat, unlinkat, utimensat,
 };
 use stockade_engine::workspace_identity;
-use stockade_files::removal::{LEAVING, remove_tree, sweep};
+use stockade_files::removal::{LEAVING, remove_tree};
 use stockade_model::{Digest, LayerReport, LayerState, Level, Plan, RawText, ToolCache};
 use stockade_sys::{Errno, actor};
 
 use super::choice::{MergedPlace, Way, choose};
-use super::{LOCK, MERGED, PLAIN, WORKSPACE, open_directory, open_lock, seal, unseal};
+use super::seal::{make_home, names_in, seal, unseal};
+use super::{LOCK, MERGED, PLAIN, WORKSPACE, open_directory, open_lock};
 use crate::launch::{MAX_MERGED, MergedDirectory, Overlay};
 
 /// Runs of one workspace at the same time that have overlays. Further ones have private
@@ -63,36 +64,26 @@ struct Tools {
 }
 
 impl Drop for Lease {
-    /// What changes names is done now, because a start would wait for the disk. What cannot
-    /// be done is done by the next start.
+    /// What may wait for the disk. What cannot be done is done by the next start.
     fn drop(&mut self) {
         self.seal();
-        let Some((home, _)) = &self.home else { return };
         for tool in &self.layers_held {
             let _ = ready_work(tool.as_fd());
         }
+        let Some((home, _)) = &self.home else { return };
         let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
         let times = Timestamps { last_access: now, last_modification: now };
         let _ = utimensat(home, WORKSPACE, &times, AtFlags::SYMLINK_NOFOLLOW);
         if self.has_leaving {
-            let _ = sweep(home.as_fd());
+            let leaving = names_in(home.as_fd()).unwrap_or_default().into_iter();
+            for name in leaving.filter(|name| name.starts_with(LEAVING.as_bytes())) {
+                let _ = remove_tree(home.as_fd(), &name);
+            }
         }
     }
 }
 
 impl Lease {
-    /// Gives the layers names that no run knows, where no other run uses them: the run has
-    /// ended. Once.
-    pub fn seal(&mut self) {
-        let Some((home, lock)) = self.home.as_ref().filter(|_| !self.is_sealed) else { return };
-        if flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            let _ = seal(home.as_fd());
-        }
-        // The next run waits for it; what failed was another run's to do.
-        let _ = flock(lock, FlockOperation::Unlock);
-        self.is_sealed = true;
-    }
-
     /// Makes the layers of `plan` ready, in `place`. Where they cannot be had the run
     /// goes without: a tool then asks for what it writes.
     pub fn of(plan: &Plan, place: Option<&Path>) -> Option<Self> {
@@ -100,13 +91,26 @@ impl Lease {
         let mut lease = Self::default();
         if let Err(errno) = lease.fill(plan, place) {
             let failed = Some(format!("the directory of the workspace's caches: {errno}"));
-            // What was begun is sealed.
-            drop(std::mem::take(&mut lease));
-            lease.tools.failed = failed;
-            return Some(lease);
+            let mut none = Self::default();
+            none.tools.failed = failed;
+            return Some(none);
         }
         lease.environment.retain(|name, _| !plan.environment.contains_key(name));
         Some(lease)
+    }
+
+    /// Lets go of the names that the run knows: once its processes have ended, and before
+    /// anybody is told that it has, who would look where it left links. The last run of the
+    /// workspace seals. Names are changed, nothing waits for the disk.
+    pub fn seal(&mut self) {
+        if let Some((home, lock)) = &self.home
+            && !std::mem::replace(&mut self.is_sealed, true)
+            && flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok()
+        {
+            let _ = seal(home.as_fd());
+            // The next run waits for it.
+            let _ = flock(lock, FlockOperation::Unlock);
+        }
     }
 
     fn fill(&mut self, plan: &Plan, place: &Path) -> Result<(), Errno> {
@@ -117,11 +121,10 @@ impl Lease {
         }
         let key = key(plan.workspace.as_path());
         let path = place.join(&key);
-        let (home, lock) = open_home(place, &key)?;
-        let held = home.try_clone().map_err(|_| Errno::MFILE);
-        // Whatever fails from here on, they are sealed.
-        self.home = Some((home, lock));
-        let home = held?;
+        // Held before anything is made in it: whatever fails, it is sealed.
+        let (home, _) = self.home.insert(open_home(place, &key)?);
+        let home = rustix::io::fcntl_dupfd_cloexec(home, 3)?;
+        unseal(home.as_fd())?;
         note_workspace(home.as_fd(), plan.workspace.as_bytes())?;
         let merges = ways.iter().any(|(_, way)| matches!(way, Way::Merged(_)));
         let set = if merges { self.take_set(home.as_fd())? } else { None };
@@ -273,7 +276,7 @@ fn open_home(place: &Path, key: &str) -> Result<(OwnedFd, OwnedFd), Errno> {
     };
     let until = Instant::now() + ALONE_WAIT;
     loop {
-        let home = own_directory(place.as_fd(), key, 0o700)?;
+        let home = make_home(place.as_fd(), key)?;
         let lock = match open_lock(home.as_fd()) {
             // It is just being cleared.
             Err(Errno::NOENT) => None,
@@ -282,7 +285,6 @@ fn open_home(place: &Path, key: &str) -> Result<(OwnedFd, OwnedFd), Errno> {
         let held = lock.as_ref().map(|lock| flock(lock, FlockOperation::NonBlockingLockShared));
         match (lock, held) {
             (Some(lock), Some(Ok(()))) if fstat(&lock)?.st_nlink > 0 => {
-                unseal(home.as_fd())?;
                 return Ok((home, lock));
             }
             (_, Some(Err(errno))) if errno != Errno::WOULDBLOCK => return Err(errno),
@@ -292,17 +294,22 @@ fn open_home(place: &Path, key: &str) -> Result<(OwnedFd, OwnedFd), Errno> {
     }
 }
 
-/// A directory of our own, made where it is missing. A run may have put something else
-/// there: that is removed.
+/// A directory of our own, open to us, made where it is missing. A run may have put something
+/// else there, which is removed, or have closed it.
 fn own_directory(parent: BorrowedFd<'_>, name: &str, mode: u32) -> Result<OwnedFd, Errno> {
     match open_directory(parent, name) {
-        // A run may close its own layers.
-        Ok(found) if fstat(&found)?.st_mode & 0o700 == 0o700 => return Ok(found),
-        Ok(_) | Err(Errno::ACCESS) => {
+        Ok(found) => {
+            let now = fstat(&found)?.st_mode & 0o7777;
+            if now & 0o700 != 0o700 {
+                fchmod(&found, Mode::from_raw_mode(now | 0o700))?;
+            }
+            return Ok(found);
+        }
+        Err(Errno::NOENT) => {}
+        Err(Errno::ACCESS) => {
             open_up(parent, name)?;
             return open_directory(parent, name);
         }
-        Err(Errno::NOENT) => {}
         Err(Errno::NOTDIR | Errno::LOOP | Errno::NXIO) => unlinkat(parent, name, AtFlags::empty())?,
         Err(errno) => return Err(errno),
     }

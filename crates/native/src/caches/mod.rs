@@ -15,6 +15,7 @@
 //! While no run uses them `plain` and `merged` have a random end, `plain.RANDOM`: a run knows
 //! where its layers lie, and a link that it left in its workspace must not lead a tool of the
 //! host to what it wrote there. Tools note paths, so they have the same name in every run.
+//! No run is told the random end: see `seal`.
 //!
 //! An overlay is mounted for one run and is never shared: two mounts of one upper
 //! directory are undefined. Runs at the same time have sets of their own, and each takes
@@ -25,15 +26,16 @@
 
 mod choice;
 mod lease;
+mod seal;
 mod store;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags, RenameFlags, openat, renameat_with};
-use stockade_files::object::{names, unguessable_name};
+use rustix::fs::{Mode, OFlags, openat};
 use stockade_sys::Errno;
 
 pub(crate) use lease::Lease;
+pub(crate) use seal::Renewal;
 pub use store::{CacheStore, CacheStoreError, Cleared, WorkspaceCaches};
 
 /// Name of the lock of a workspace's directory, and of a set of layers.
@@ -55,33 +57,6 @@ fn open_lock(directory: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     openat(directory, LOCK, flags, Mode::RUSR | Mode::WUSR)
 }
 
-/// What `name` is called just now, where it is among `found`.
-fn name_now<'f>(found: &'f [Vec<u8>], name: &str) -> Option<&'f [u8]> {
-    let is_it = |found: &&[u8]| found.strip_prefix(name.as_bytes()).is_some_and(|end| matches!(end, [] | [b'.', ..]));
-    // A run that was killed may have left the name that runs know, beside nothing else.
-    found.iter().map(Vec::as_slice).filter(is_it).min()
-}
-
-/// Gives what runs write to an end that no run knows, where it has none.
-fn seal(home: BorrowedFd<'_>) -> Result<(), Errno> {
-    [PLAIN, MERGED].into_iter().try_for_each(|name| {
-        let sealed = format!("{name}.{}", unguessable_name()?);
-        match renameat_with(home, name, home, sealed.as_str(), RenameFlags::NOREPLACE) {
-            Err(Errno::NOENT) => Ok(()),
-            other => other,
-        }
-    })
-}
-
-/// Gives what runs write to the name that runs know.
-fn unseal(home: BorrowedFd<'_>) -> Result<(), Errno> {
-    let found = names(home)?;
-    [PLAIN, MERGED].into_iter().try_for_each(|name| match name_now(&found, name) {
-        Some(now) if now != name.as_bytes() => match renameat_with(home, now, home, name, RenameFlags::NOREPLACE) {
-            // Another run has done it.
-            Err(Errno::NOENT | Errno::EXIST) => Ok(()),
-            other => other,
-        },
-        _ => Ok(()),
-    })
+fn is_key(name: &str) -> bool {
+    name.len() == 32 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
 }

@@ -9,7 +9,8 @@ use stockade_files::removal::{LEAVING, remove_tree, sweep};
 use stockade_model::RawText;
 use stockade_sys::Errno;
 
-use super::{MERGED, PLAIN, WORKSPACE, name_now, open_directory, open_lock};
+use super::seal::{hold_home, name_now, names_in, seal_anew};
+use super::{MERGED, PLAIN, WORKSPACE, is_key, open_directory, open_lock};
 
 /// How deep directories are looked into for their size.
 const MAX_DEPTH: usize = 64;
@@ -89,23 +90,26 @@ impl CacheStore {
     }
 
     fn look_at(&self, key: String) -> Option<WorkspaceCaches> {
-        let home = open_directory(self.place.as_fd(), key.as_str()).ok()?;
-        let is_used = match lock(home.as_fd()) {
-            Ok(lock) => lock.is_none(),
-            Err(_) => false,
-        };
+        let home = hold_home(self.place.as_fd(), &key).ok()?;
+        let held = lock(home.as_fd());
+        let is_used = matches!(held, Ok(None));
         let mut tools = std::collections::BTreeMap::new();
         let mut add = |directory: BorrowedFd<'_>| {
             for (name, bytes) in sizes(directory) {
                 *tools.entry(name).or_insert(0) += bytes;
             }
         };
-        let found = names(home.as_fd()).unwrap_or_default();
+        let found = names_in(home.as_fd()).unwrap_or_default();
         let open = |name| open_directory(home.as_fd(), name_now(&found, name).ok_or(Errno::NOENT)?);
-        if let Ok(plain) = open(PLAIN) {
+        let [plain, sets] = [PLAIN, MERGED].map(open);
+        // Whoever has it alone leaves it sealed, and it could be listed for a moment.
+        if let Ok(Some(_held)) = held {
+            let _ = seal_anew(home.as_fd());
+        }
+        if let Ok(plain) = plain {
             add(plain.as_fd());
         }
-        if let Ok(sets) = open(MERGED) {
+        if let Ok(sets) = sets {
             for (name, _) in entries(sets.as_fd()).unwrap_or_default() {
                 if let Ok(set) = open_directory(sets.as_fd(), name.as_slice()) {
                     add(set.as_fd());
@@ -122,7 +126,7 @@ impl CacheStore {
     /// Where they cannot be removed.
     pub fn clear(&self, key: &str) -> Result<Cleared, CacheStoreError> {
         let failed = |errno| error("clear", key, errno);
-        let home = match open_directory(self.place.as_fd(), key) {
+        let home = match hold_home(self.place.as_fd(), key) {
             Err(Errno::NOENT) => return Ok(Cleared::Removed),
             other => other.map_err(failed)?,
         };
@@ -160,10 +164,6 @@ impl CacheStore {
 
 fn error(what: &'static str, key: &str, errno: Errno) -> CacheStoreError {
     CacheStoreError { what, path: PathBuf::from(if key.is_empty() { "the state directory" } else { key }), errno }
-}
-
-fn is_key(name: &str) -> bool {
-    name.len() == 32 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// The lock of a workspace's directory, held alone; none where a run holds it.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, open, unlinkat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, chmodat, open, unlinkat};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, setrlimit, setsid, umask};
 use stockade_model::Level;
 use stockade_sys::arena::published;
@@ -270,12 +270,13 @@ fn end_everything(plan: &Blueprint, site: &Site<'_>) {
 
 /// Empties it by descriptor and takes its name away.
 fn remove_private_directory(plan: &Blueprint, site: &Site<'_>) {
-    if let Some(directory) = &site.private_directory {
-        cleanup::empty_directory(directory.as_fd());
-        for step in &plan.steps {
-            if let Step::PrivateDirectory { path, .. } = step {
-                let _ = unlinkat(CWD, path, AtFlags::REMOVEDIR);
-            }
+    let Some(directory) = &site.private_directory else { return };
+    for step in &plan.steps {
+        if let Step::PrivateDirectory { path, .. } = step {
+            // The run may have closed it. By its path: no descriptor leads through that.
+            let _ = chmodat(CWD, path, Mode::RWXU, AtFlags::empty());
+            cleanup::empty_directory(directory.as_fd());
+            let _ = unlinkat(CWD, path, AtFlags::REMOVEDIR);
         }
     }
 }

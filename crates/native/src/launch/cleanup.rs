@@ -80,8 +80,6 @@ fn parse_number(bytes: &[u8]) -> Option<i32> {
 /// crossing no mount. What is too deep stays.
 pub(super) fn empty_directory(directory: BorrowedFd<'_>) {
     if let Ok(stat) = fstat(directory) {
-        // The run may have closed it. It is held by its path alone, perhaps.
-        let _ = chmodat(directory, c".", Mode::RWXU, AtFlags::empty());
         empty_level(directory, stat.st_dev, MAX_DEPTH);
     }
 }

@@ -2,20 +2,21 @@
 //! and reading by allow-list where something is to be hidden.
 
 use std::collections::{BTreeSet, HashSet};
+use std::ffi::OsStr;
 use std::fs::{DirEntry, Metadata};
-use std::os::fd::AsFd as _;
-use std::os::unix::ffi::OsStrExt as _;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags, openat, renameat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, renameat, unlinkat};
+use stockade_sys::Errno;
 use stockade_sys::landlock::{Ruleset, access};
 
 use super::blueprint::allow;
 use super::error::LaunchError;
 use stockade_engine::mountinfo;
 use stockade_files::object::unguessable_name;
-use stockade_files::removal::remove_tree;
+use stockade_files::removal::empty_tree;
 
 /// What of the host's `/dev` is a run's: the devices that level full has. Terminals are
 /// opened by the broker, which tells the run's own.
@@ -36,6 +37,10 @@ pub(super) fn other_devices() -> Vec<PathBuf> {
 /// Most entries looked at while the readable rest is listed.
 const MAX_ENTRIES: usize = 100_000;
 
+/// How names begin of what could not be removed, and how many names are looked at for it.
+const LEFT: &str = "stockade-left-";
+const MAX_SWEPT: usize = 4096;
+
 /// A directory of the run's own. The init makes and removes it, so that nothing
 /// stays where the caller is killed; removed on drop, if the init could not.
 #[derive(Debug)]
@@ -48,6 +53,7 @@ impl PrivateDirectory {
     pub(super) fn choose() -> Result<Self, LaunchError> {
         let parent = std::env::temp_dir();
         let parent = parent.canonicalize().map_err(|e| LaunchError::Path { path: parent, why: e.to_string() })?;
+        sweep(&parent);
         let name = unguessable_name().map_err(LaunchError::call("get random bytes"))?;
         Ok(Self { path: parent.join(format!("stockade-{name}")) })
     }
@@ -59,14 +65,39 @@ impl PrivateDirectory {
 
 impl Drop for PrivateDirectory {
     fn drop(&mut self) {
-        // Usually gone by now. What cannot be removed gets a name that the run does not know.
+        // Usually gone by now.
         let (Some(parent), Some(name)) = (self.path.parent(), self.path.file_name()) else { return };
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let Ok(parent) = openat(CWD, parent, flags, Mode::empty()) else { return };
-        if remove_tree(parent.as_fd(), name.as_bytes()).is_err()
-            && let Ok(end) = unguessable_name()
-        {
-            let _ = renameat(&parent, name, &parent, format!("stockade-left-{end}"));
+        let Ok(parent) = hold(CWD, parent.as_os_str()) else { return };
+        if let Err(Errno::NOENT) | Ok(()) = remove_whole(parent.as_fd(), name) {
+            return;
+        }
+        // A link that the run left must not lead there. A later run removes it.
+        if let Ok(end) = unguessable_name() {
+            let _ = renameat(&parent, name, &parent, format!("{LEFT}{end}"));
+        }
+    }
+}
+
+fn hold(parent: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(parent, name, flags, Mode::empty())
+}
+
+/// Removes a directory, whatever the run closed in it: by descriptor, following no link.
+fn remove_whole(parent: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
+    let directory = hold(parent, name)?;
+    let _ = empty_tree(directory.as_fd());
+    unlinkat(parent, name, AtFlags::REMOVEDIR)
+}
+
+/// Removes what earlier runs of this user could not.
+fn sweep(parent: &Path) {
+    let Ok(held) = hold(CWD, parent.as_os_str()) else { return };
+    let own = rustix::process::geteuid().as_raw();
+    let is_left = |entry: &DirEntry| entry.file_name().as_encoded_bytes().starts_with(LEFT.as_bytes());
+    for entry in parent.read_dir().into_iter().flatten().take(MAX_SWEPT).flatten().filter(is_left) {
+        if entry.metadata().is_ok_and(|found| found.is_dir() && found.uid() == own) {
+            let _ = remove_whole(held.as_fd(), &entry.file_name());
         }
     }
 }

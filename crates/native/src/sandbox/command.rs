@@ -120,7 +120,6 @@ impl CommandBackend {
         let (_, workspace) = self.sandbox.tree(Tree::Workspace);
         let guard = Guard::within(plan, workspace, self.sandbox.group().as_ref()).map_err(unlimited)?;
         launching.enter(&guard.entrances().map_err(unlimited)?).map_err(unlaunched)?;
-        let outside = streams.outside(io);
         let weak = events.downgrade();
         let told = Told::in_sandbox(events, self.sandbox.events(), plan.request.clone());
         let broker = Broker::begin(self.powers(plan, &launching), plan.level, sink(&told)).map_err(unbrokered)?;
@@ -128,7 +127,7 @@ impl CommandBackend {
         let terms = terms(plan, (edge, published, self.sandbox.resolver()), &broker, &told);
         let on_breach = on_breach(&told);
         self.sandbox.register(&on_breach, launching.init_pid());
-        let keeper = Keeper::begin(outside, told)?;
+        let keeper = Keeper::begin(streams.outside(io), told)?;
 
         let mut launched = launching.finish().map_err(unlaunched)?;
         let listener = launched.take_listener().ok_or_else(|| unlaunched(LaunchError::Lost))?;
@@ -164,6 +163,7 @@ impl CommandBackend {
             staging: None,
             lease: None,
             undoing: None,
+            renewal: None,
             watch: Arc::clone(&watch),
             leaves: Some(Leaves::new(self.sandbox.background(), group.clone(), on_breach)),
         };

@@ -1,0 +1,156 @@
+//! The names of what runs wrote in a workspace's directory: those that runs know while one
+//! lasts, others that nobody can know after that.
+//!
+//! At level restricted a run sees the state as the host does, by its paths. So a workspace's
+//! directory cannot be listed: it has no mode for reading, the broker changes no mode of the
+//! state, and a run has no capabilities, root's neither. What a run opened there while
+//! another one of that workspace lasted still tells its name, so at the end of a run of that
+//! level all is renamed that was sealed meanwhile. Whoever has a directory alone leaves it
+//! sealed.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{
+    AtFlags, CWD, FlockOperation, Mode, OFlags, RenameFlags, flock, fstat, mkdirat, openat, renameat_with, statat,
+};
+use stockade_files::object::{names, unguessable_name};
+use stockade_model::{Level, Plan};
+use stockade_sys::{Errno, actor};
+
+use super::{MERGED, PLAIN, is_key, open_directory, open_lock};
+
+/// The mode of a workspace's directory: gone through, never listed.
+const HOME_MODE: u32 = 0o300;
+/// How often a directory is opened for listing. Another process may close it in between.
+const LISTING_TRIES: usize = 10_000;
+/// How coarse the clock of a filesystem may be, in seconds.
+const CLOCK_SLACK: u64 = 2;
+
+/// Holds the directory of a workspace.
+pub(super) fn hold_home(place: BorrowedFd<'_>, key: &str) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(place, key, flags, Mode::empty())
+}
+
+/// The same, made where it is missing, and closed to whoever would list it.
+pub(super) fn make_home(place: BorrowedFd<'_>, key: &str) -> Result<OwnedFd, Errno> {
+    let home = match hold_home(place, key) {
+        Err(Errno::NOENT) => {
+            match mkdirat(place, key, Mode::from_raw_mode(HOME_MODE)) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(errno) => return Err(errno),
+            }
+            hold_home(place, key)?
+        }
+        other => other?,
+    };
+    // An earlier version made them open, and a mask may close too much.
+    if fstat(&home)?.st_mode & 0o777 != HOME_MODE {
+        actor::chmod(home.as_fd(), HOME_MODE)?;
+    }
+    Ok(home)
+}
+
+/// The names in the directory of a workspace. For that moment it is open: what is sealed
+/// there gets another name after that, or the one that runs know.
+pub(super) fn names_in(home: BorrowedFd<'_>) -> Result<Vec<Vec<u8>>, Errno> {
+    let mut found = Err(Errno::ACCESS);
+    for _ in 0..LISTING_TRIES {
+        actor::chmod(home, 0o700)?;
+        found = names(home);
+        if !matches!(found, Err(Errno::ACCESS)) {
+            break;
+        }
+    }
+    actor::chmod(home, HOME_MODE)?;
+    found
+}
+
+/// What `name` is called just now, where it is among `found`.
+pub(super) fn name_now<'f>(found: &'f [Vec<u8>], name: &str) -> Option<&'f [u8]> {
+    // A run that was killed may have left the name that runs know, beside nothing else.
+    found.iter().map(Vec::as_slice).filter(|found| is_named(found, name)).min()
+}
+
+fn is_named(found: &[u8], name: &str) -> bool {
+    found.strip_prefix(name.as_bytes()).is_some_and(|end| matches!(end, [] | [b'.', ..]))
+}
+
+/// Gives what runs write to an end that no run knows, where it has none.
+pub(super) fn seal(home: BorrowedFd<'_>) -> Result<(), Errno> {
+    // The one is sealed though the other cannot be.
+    let [plain, merged] = [PLAIN, MERGED].map(|name| rename_anew(home, name.as_bytes(), name));
+    plain.and(merged)
+}
+
+/// Gives what runs write another such end. Whoever calls has the directory alone.
+pub(super) fn seal_anew(home: BorrowedFd<'_>) -> Result<(), Errno> {
+    let found = names_in(home)?;
+    let all = |name: &'static str| found.iter().filter(move |found| is_named(found, name)).map(move |n| (n, name));
+    let renamed: Vec<_> = all(PLAIN).chain(all(MERGED)).map(|(now, name)| rename_anew(home, now, name)).collect();
+    renamed.into_iter().collect()
+}
+
+fn rename_anew(home: BorrowedFd<'_>, now: &[u8], name: &str) -> Result<(), Errno> {
+    let sealed = format!("{name}.{}", unguessable_name()?);
+    match renameat_with(home, now, home, sealed.as_str(), RenameFlags::NOREPLACE) {
+        Err(Errno::NOENT) => Ok(()),
+        other => other,
+    }
+}
+
+/// Gives what runs write to the name that runs know.
+pub(super) fn unseal(home: BorrowedFd<'_>) -> Result<(), Errno> {
+    let found = names_in(home)?;
+    [PLAIN, MERGED].into_iter().try_for_each(|name| match name_now(&found, name) {
+        Some(now) if now != name.as_bytes() => match renameat_with(home, now, home, name, RenameFlags::NOREPLACE) {
+            // Another run has done it.
+            Err(Errno::NOENT | Errno::EXIST) => Ok(()),
+            other => other,
+        },
+        _ => Ok(()),
+    })
+}
+
+/// At the end of a run at level restricted: gives all names anew that it can have learnt.
+#[derive(Debug)]
+pub(crate) struct Renewal {
+    place: PathBuf,
+    /// When the run began, in seconds since 1970.
+    since: u64,
+}
+
+impl Renewal {
+    /// That of a run of `plan`; none at a level that shows it nothing.
+    pub(crate) fn of(plan: &Plan, place: Option<&Path>) -> Option<Self> {
+        let place = place.filter(|_| plan.level == Level::Restricted)?.to_owned();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        Some(Self { place, since: now.saturating_sub(CLOCK_SLACK) })
+    }
+
+    /// What was sealed since then, or could be listed, changed since then.
+    fn is_known(&self, place: BorrowedFd<'_>, key: &str) -> bool {
+        statat(place, key, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|found| {
+            found.st_mode & 0o777 != HOME_MODE || u64::try_from(found.st_ctime).unwrap_or(0) >= self.since
+        })
+    }
+}
+
+impl Drop for Renewal {
+    fn drop(&mut self) {
+        let Ok(place) = open_directory(CWD, &self.place) else { return };
+        let found = names(place.as_fd()).unwrap_or_default();
+        let keys = found.into_iter().filter_map(|name| String::from_utf8(name).ok());
+        for key in keys.filter(|key| is_key(key) && self.is_known(place.as_fd(), key)) {
+            let Ok(home) = hold_home(place.as_fd(), &key) else { continue };
+            // A run that uses it seals it, to another name.
+            if let Ok(lock) = open_lock(home.as_fd())
+                && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()
+            {
+                let _ = seal_anew(home.as_fd());
+            }
+        }
+    }
+}
