@@ -16,16 +16,17 @@ pub const ALL: &[Workflow] = &[
         id: "python-server",
         needs: &["python3", "curl"],
         before: "echo page >index.html",
-        work: "/usr/bin/python3 -m http.server 8123 --bind 127.0.0.1 >/dev/null 2>&1 & \
-            for i in $(seq 100); do curl -sf http://localhost:8123/ >got && break; sleep 0.05; done; kill $!",
+        // Rows at the same time, some of them on the host's loopback.
+        work: "port=$((30000 + $$ % 10000)); /usr/bin/python3 -m http.server $port --bind 127.0.0.1 >/dev/null 2>&1 & \
+            for i in $(seq 100); do curl -sf http://localhost:$port/ >got && break; sleep 0.05; done; kill $!",
         after: "grep page got",
         ..Workflow::NEW
     },
     Workflow {
         id: "node-server",
         needs: &["node", "curl"],
-        before: "printf 'require(\"http\").createServer((q, a) => a.end(\"page\")).listen(8124);\\n' >s.js",
-        work: "node s.js & for i in $(seq 100); do curl -sf http://127.0.0.1:8124/ >got && break; sleep 0.05; done; kill $!",
+        before: "printf 'require(\"http\").createServer((q, a) => a.end(\"page\")).listen(process.env.PORT);\\n' >s.js",
+        work: "export PORT=$((40000 + $$ % 10000)); node s.js & for i in $(seq 100); do curl -sf http://127.0.0.1:$PORT/ >got && break; sleep 0.05; done; kill $!",
         after: "grep page got",
         ..Workflow::NEW
     },

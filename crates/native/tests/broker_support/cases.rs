@@ -465,7 +465,8 @@ const CASES: &[Case] = &[
     case("unit-rename-onto", Refused(Rename, ".gitmodules"), |_| finished(fs::rename("f", ".gitmodules"))),
     case("unit-exchange", Refused(Rename, ".git"), |_| rename("d", ".git", RenameFlags::EXCHANGE)),
     case("unit-carried", Refused(Rename, ".config"), |_| finished(fs::rename("conf", ".config"))),
-    case("unit-unlink", Refused(Remove, ".git/config"), |_| finished(fs::remove_file(".git/config"))),
+    case("unit-unlink", Refused(Remove, ".git/hooks/kept"), |_| finished(fs::remove_file(".git/hooks/kept"))),
+    case("repository-unlink", Same, |_| finished(fs::remove_file(".git/config"))),
     case("unit-second-name", Refused(Link, ".git/config"), |_| finished(fs::hard_link(".git/config", "n"))),
     case("unit-new-name", Refused(Link, ".profile"), |_| finished(fs::hard_link("f", ".profile"))),
     case("unit-by-link", Refused(WriteFile, ".git/config"), |_| {

@@ -190,6 +190,7 @@ fn furnish(inside: &Path, outside: &Path) {
     write(&inside.join("f"), "old content");
     write(&inside.join("g"), "other");
     write(&inside.join(".git/config"), "[core]\n");
+    write(&inside.join(".git/hooks/kept"), "");
     write(&inside.join(".git/HEAD"), "ref: refs/heads/main\n");
     write(&inside.join("conf/git/config"), "");
     write(&inside.join("readonly"), "keep");
