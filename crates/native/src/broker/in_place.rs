@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io::Read as _;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, fstat, openat, openat2};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, fstat, openat, openat2, unlinkat};
 use stockade_model::{Grant, Operation};
 use stockade_sys::{Errno, actor, resolve};
 
@@ -131,7 +131,7 @@ impl Service {
         drop(waiting);
         for file in written {
             let put = match file.kind {
-                Kind::Judged(judged) => self.put_judged(&file, judged),
+                Kind::Judged(judged) => self.settle_judged(&file, judged),
                 kind => self.put_pointer(&file, kind),
             };
             if let Err(Failure::Refused(denied)) = put {
@@ -141,7 +141,7 @@ impl Service {
     }
 
     /// Puts what is judged in its place, without what carries code.
-    fn put_judged(&self, file: &Written, judged: Judged) -> Result<(), Failure> {
+    fn settle_judged(&self, file: &Written, judged: Judged) -> Result<(), Failure> {
         let (place, path) = (&file.place, file.place.path());
         let max_bytes = max_bytes(judged);
         let text = file.text(max_bytes)?;
@@ -160,7 +160,8 @@ impl Service {
         let is_missing = || place.step().is_err();
         if let Some(text) = harmless.filter(|text| *text != now || is_missing()) {
             let directory = self.through(place, &path);
-            self.put_text((place, directory.as_fd(), &path), &text, (file.mode, RenameFlags::empty()))?;
+            let put = (file.mode, RenameFlags::empty());
+            self.put_judged((place, directory.as_fd(), &path), (judged, &now, &text), put)?;
         }
         carried.map_or(Ok(()), |what| Err(refused(Operation::Create, &path, carries_code(&path, &what))))
     }
@@ -195,7 +196,7 @@ impl Service {
         let again = again.and_then(|()| self.permit_work_tree_of(&file.place, &path, &text));
         let again = again.and_then(|is_known| if is_known { Ok(()) } else { Err(Errno::STALE.into()) });
         if let Err(failure) = again {
-            let _ = rustix::fs::unlinkat(&directory, &file.place.name, rustix::fs::AtFlags::empty());
+            let _ = unlinkat(&directory, &file.place.name, AtFlags::empty());
             return Err(failure);
         }
         // What it says was judged for this place.

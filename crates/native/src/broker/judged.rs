@@ -94,13 +94,7 @@ impl Service {
             Judgement::Carries { what, .. } => return Err(carries(what)),
         };
         let (source, target) = self.through_both((old, &from), (new, &to));
-        self.put_text((new, target.as_fd(), &to), &text, (stat.st_mode & 0o777, flags))?;
-        // Another run may have made a second way to the module meanwhile.
-        if judged == Judged::Settings && self.judgement(judged, new, &now, &text)? != Judgement::Harmless && !leave_out
-        {
-            self.put_text((new, target.as_fd(), &to), &now, (stat.st_mode & 0o777, RenameFlags::empty()))?;
-            return Err(Errno::STALE.into());
-        }
+        self.put_judged((new, target.as_fd(), &to), (judged, &now, &text), (stat.st_mode & 0o777, flags))?;
         let is_same = old.step().and_then(fstat).is_ok_and(|found| same(&stat, &found));
         if is_same {
             unlinkat(&source, &old.name, AtFlags::empty())?;
@@ -184,6 +178,25 @@ impl Service {
             Some(lost) => Err(refused(Operation::Remove, path, carries_code(path, &format!("{lost} taken away")))),
             None => Ok(()),
         }
+    }
+
+    /// Gives a new file with the judged `text` the name of `new`, where `now` was.
+    pub(super) fn put_judged(
+        &self,
+        (new, directory, to): (&Place, BorrowedFd<'_>, &[u8]),
+        (judged, now, text): (Judged, &[u8], &[u8]),
+        (mode, flags): (u32, RenameFlags),
+    ) -> Result<(), Failure> {
+        self.put_text((new, directory, to), text, (mode, flags))?;
+        // Another run may have made a second way to the module meanwhile.
+        if judged == Judged::Settings
+            && let Some(top) = new_work_tree(to, now, text)
+            && !self.is_only_way(&top, parent(to))?
+        {
+            self.put_text((new, directory, to), now, (mode, RenameFlags::empty()))?;
+            return Err(Errno::STALE.into());
+        }
+        Ok(())
     }
 
     /// Gives a new file with this text the name of `new`, and no other.
