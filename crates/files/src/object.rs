@@ -12,7 +12,7 @@ use std::path::Path;
 
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat, Timespec, Timestamps, UTIME_OMIT, fstat,
-    getxattr, listxattr, openat, openat2, removexattr, setxattr, utimensat,
+    getxattr, listxattr, mkdirat, openat, openat2, removexattr, setxattr, utimensat,
 };
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
@@ -32,6 +32,17 @@ pub const MODE_BITS: u32 = 0o7777;
 const BLOCK_BYTES: usize = 64 * 1024;
 /// Largest list of attribute names (`XATTR_LIST_MAX`) and value (`XATTR_SIZE_MAX`).
 const ATTRIBUTE_BYTES: usize = 65_536;
+
+/// Makes a directory where nothing is.
+///
+/// # Errors
+/// Where it cannot be made; not where something is there.
+pub fn make_where_missing<P: rustix::path::Arg>(parent: impl AsFd, path: P, mode: Mode) -> Result<(), Errno> {
+    match mkdirat(parent, path, mode) {
+        Err(Errno::EXIST) => Ok(()),
+        other => other,
+    }
+}
 
 /// A name that nobody can guess, nor have taken before: 32 hexadecimal digits.
 ///

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Value, json};
 use stockade_native::caches::{CacheStore, Cleared, WorkspaceCaches};
 
-use super::{Ended, print, remark, variable};
+use super::{Ended, print, print_each, remark, variable};
 use crate::cache_args::CacheCommand;
 use crate::failure::{Failure, quoted};
 use crate::places::State;
@@ -73,15 +73,7 @@ fn workspace_of(typed: Option<PathBuf>) -> Result<PathBuf, Failure> {
 
 fn list(store: Option<&CacheStore>, json: bool) -> Ended {
     let found = store.map(CacheStore::list).transpose()?.unwrap_or_default();
-    let mut out = String::new();
-    for caches in &found {
-        out += &if json { render::json::line(&listed(caches))? } else { text::line(caches) };
-    }
-    print(&out)?;
-    if found.is_empty() && !json {
-        remark("no run has written in the caches of tools\n");
-    }
-    Ok(exit::SUCCESS)
+    print_each(&found, json, (listed, text::line), "no run has written in the caches of tools\n")
 }
 
 fn listed(caches: &WorkspaceCaches) -> Value {

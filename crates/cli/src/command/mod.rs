@@ -24,7 +24,10 @@ use std::ffi::OsString;
 use std::io::{self, IsTerminal as _, Write};
 use std::time::SystemTime;
 
+use serde_json::Value;
+
 use crate::failure::Failure;
+use crate::{exit, render};
 
 /// A subcommand's result: an exit code, or why it could not do its part.
 pub type Ended = Result<u8, Failure>;
@@ -49,6 +52,28 @@ pub fn print(text: &str) -> Result<(), Failure> {
     out.write_all(text.as_bytes())
         .and_then(|()| out.flush())
         .map_err(|e| Failure::new(format!("cannot write to standard output: {e}")))
+}
+
+/// Prints each of a list, as text or as a line of JSON; says `none` to a person where it is
+/// empty.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn print_each<T>(
+    found: &[T],
+    json: bool,
+    (as_json, as_text): (impl Fn(&T) -> Value, impl Fn(&T) -> String),
+    none: &str,
+) -> Ended {
+    let mut out = String::new();
+    for one in found {
+        out += &if json { render::json::line(&as_json(one))? } else { as_text(one) };
+    }
+    print(&out)?;
+    if found.is_empty() && !json {
+        remark(none);
+    }
+    Ok(exit::SUCCESS)
 }
 
 /// A remark beside the data, to the person: there is nowhere else to say so if that

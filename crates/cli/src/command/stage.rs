@@ -12,7 +12,7 @@ use stockade_native::stage::{
     recover_all,
 };
 
-use super::{Ended, now_ms, print, remark, variable};
+use super::{Ended, now_ms, print, print_each, remark, variable};
 use crate::args::StageCommand;
 use crate::audit_log::AuditLog;
 use crate::failure::{Failure, quoted};
@@ -68,15 +68,7 @@ pub fn recover(state: &State, workspace: Option<&Path>) -> Result<(), Failure> {
 
 fn recover_now(state: &State, json: bool) -> Ended {
     let found = if state.stages().exists() { recover_all(&Stages::open(&state.stages())?, None)? } else { Vec::new() };
-    let mut out = String::new();
-    for recovered in &found {
-        out += &if json { render::json::line(&recovered_json(recovered))? } else { text::recovered(recovered) };
-    }
-    print(&out)?;
-    if found.is_empty() && !json {
-        remark("no commit was cut off\n");
-    }
-    Ok(exit::SUCCESS)
+    print_each(&found, json, (recovered_json, text::recovered), "no commit was cut off\n")
 }
 
 fn recovered_json(recovered: &Recovered) -> Value {

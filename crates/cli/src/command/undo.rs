@@ -9,7 +9,7 @@ use stockade_model::{RawText, RequestId};
 use stockade_native::stage::text::between;
 use stockade_native::undo::{Comparison, Conflict, Effect, Restored, UndoChange, UndoMeta, UndoRun, UndoStore};
 
-use super::{Ended, print, remark, variable};
+use super::{Ended, print, print_each, remark, variable};
 use crate::failure::{Failure, quoted};
 use crate::places::State;
 use crate::render::{self, counted, undo as text};
@@ -165,16 +165,7 @@ fn relative(typed: &OsString, cwd: &Path, workspace: &Path) -> Result<PathBuf, F
 }
 
 fn list(store: &UndoStore, json: bool) -> Ended {
-    let found = store.list()?;
-    let mut out = String::new();
-    for meta in &found {
-        out += &if json { render::json::line(&meta_json(meta))? } else { text::head(meta) };
-    }
-    print(&out)?;
-    if found.is_empty() && !json {
-        remark("no run can be undone\n");
-    }
-    Ok(exit::SUCCESS)
+    print_each(&store.list()?, json, (meta_json, text::head), "no run can be undone\n")
 }
 
 fn difference(run: &UndoRun, change: &UndoChange) -> Result<String, Failure> {

@@ -100,8 +100,7 @@ fn repository(path: &Path) -> Option<PathBuf> {
 /// The directory of what a program makes under a name that it made up.
 fn directory_of_passing(operation: Operation, path: &Path) -> Option<PathBuf> {
     let makes = matches!(operation, Operation::Create | Operation::Mkdir | Operation::Symlink | Operation::Link);
-    let name = path.file_name().filter(|name| makes && is_passing(name))?;
-    path.parent().filter(|_| !name.is_empty()).map(Path::to_owned)
+    path.parent().filter(|_| makes && path.file_name().is_some_and(is_passing)).map(Path::to_owned)
 }
 
 /// A file that is replaced through a lock needs both names.
@@ -145,26 +144,25 @@ fn is_too_wide(directory: &Path, around: Surroundings<'_>) -> bool {
         || advice_instead_of_grant(&Grant::Write(directory.to_owned()), around.home).is_some()
 }
 
+/// The grant, where one is enough.
+fn only_grant(remedy: &Remedy) -> Option<&Grant> {
+    match remedy {
+        Remedy::Grants(grants) if grants.len() == 1 => grants.first(),
+        _ => None,
+    }
+}
+
 /// What one grant lets be written.
 fn written(remedy: &Remedy) -> Option<&Path> {
-    match remedy {
-        Remedy::Grants(grants) => match grants.as_slice() {
-            [Grant::Write(path)] => Some(path),
-            _ => None,
-        },
+    match only_grant(remedy)? {
+        Grant::Write(path) => Some(path),
         _ => None,
     }
 }
 
 /// Both addresses of this machine itself, on one port, are `localhost`.
 fn join_loopback(remedies: &mut [Remedy]) {
-    let target = |remedy: &Remedy| match remedy {
-        Remedy::Grants(grants) => match grants.as_slice() {
-            [Grant::Connect(pattern)] => pattern.target(),
-            _ => None,
-        },
-        _ => None,
-    };
+    let target = |remedy: &Remedy| only_grant(remedy)?.targets()?.target();
     let address = |target: &Target| match target.host {
         Host::Address(address) if is_localhost(address) => Some(address),
         _ => None,

@@ -96,11 +96,16 @@ impl Service {
     /// Not where a server of the host has that port: it is meant then, with a grant, or
     /// without one where nobody inside has the port.
     fn stays_inside(&self, (dialled, who): (SocketAddr, &Actor), is_granted: bool) -> bool {
-        let port = dialled.port();
-        let is_inside = || who.pid.is_none_or(|pid| is_served_around(pid, port));
-        match self.has_own_network() && dialled.ip().is_loopback() {
-            true if self.level == Level::Full => !is_served(port) || !is_granted && is_inside(),
-            is_own => is_own && !is_granted,
+        if !self.has_own_network() || !dialled.ip().is_loopback() {
+            return false;
+        }
+        match (who.pid, is_granted) {
+            (_, true) => self.level == Level::Full && !is_served(dialled.port()),
+            // Who calls is known only where the host has the port, see `may_lead_out`.
+            (Some(pid), false) if self.level == Level::Full => {
+                !is_served(dialled.port()) || is_served_around(pid, dialled.port())
+            }
+            (_, false) => true,
         }
     }
 

@@ -2,7 +2,6 @@
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
 
 use rustix::fs::{
     Access, AtFlags, CWD, FileType, Mode, RenameFlags, fstat, linkat, mkdirat, mknodat, renameat_with, symlinkat,
@@ -20,7 +19,7 @@ use super::table::Shape;
 use super::view::{Through, own_directory, own_object};
 use super::walk::{Object, Place};
 use crate::guards::git_part::{GitPart, Judged};
-use crate::powers::{Refusal, Verdict};
+use crate::powers::{Refusal, Verdict, to_path};
 
 impl Service {
     /// Reads a call that makes, moves or removes a name.
@@ -425,9 +424,4 @@ impl Service {
 /// Where the first path of a call starts, and its index.
 fn first(caller: &Caller, at: bool) -> (i32, usize) {
     if at { (caller.int(0), 1) } else { (libc::AT_FDCWD, 0) }
-}
-
-fn to_path(bytes: &[u8]) -> PathBuf {
-    use std::os::unix::ffi::OsStrExt;
-    PathBuf::from(std::ffi::OsStr::from_bytes(bytes))
 }

@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
-    AtFlags, CWD, FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, fchmod, flock, fstat, fstatfs,
-    mkdirat, openat, renameat, statat, unlinkat, utimensat,
+    AtFlags, CWD, FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, fchmod, flock, fstat, fstatfs, openat,
+    renameat, statat, unlinkat, utimensat,
 };
 use stockade_engine::workspace_identity;
+use stockade_files::object::make_where_missing;
 use stockade_files::removal::{LEAVING, remove_tree};
 use stockade_model::{Digest, LayerReport, LayerState, Level, Plan, RawText, ToolCache};
 use stockade_sys::{Errno, actor};
@@ -269,7 +270,7 @@ fn key(workspace: &Path) -> String {
 fn open_home(place: &Path, key: &str) -> Result<(OwnedFd, OwnedFd), Errno> {
     let place = match open_directory(CWD, place) {
         Err(Errno::NOENT) => {
-            mkdirat(CWD, place, Mode::RWXU).or_else(|errno| if errno == Errno::EXIST { Ok(()) } else { Err(errno) })?;
+            make_where_missing(CWD, place, Mode::RWXU)?;
             open_directory(CWD, place)?
         }
         other => other?,
@@ -313,10 +314,7 @@ fn own_directory(parent: BorrowedFd<'_>, name: &str, mode: u32) -> Result<OwnedF
         Err(Errno::NOTDIR | Errno::LOOP | Errno::NXIO) => unlinkat(parent, name, AtFlags::empty())?,
         Err(errno) => return Err(errno),
     }
-    match mkdirat(parent, name, Mode::RWXU) {
-        Ok(()) | Err(Errno::EXIST) => {}
-        Err(errno) => return Err(errno),
-    }
+    make_where_missing(parent, name, Mode::RWXU)?;
     let made = open_directory(parent, name)?;
     // Whatever the mask says.
     fchmod(&made, Mode::from_raw_mode(mode))?;

@@ -13,9 +13,9 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{
-    AtFlags, CWD, FlockOperation, Mode, OFlags, RenameFlags, flock, fstat, mkdirat, openat, renameat_with, statat,
+    AtFlags, CWD, FlockOperation, Mode, OFlags, RenameFlags, flock, fstat, openat, renameat_with, statat,
 };
-use stockade_files::object::{names, unguessable_name};
+use stockade_files::object::{make_where_missing, names, unguessable_name};
 use stockade_model::{Level, Plan};
 use stockade_sys::{Errno, actor};
 
@@ -38,10 +38,7 @@ pub(super) fn hold_home(place: BorrowedFd<'_>, key: &str) -> Result<OwnedFd, Err
 pub(super) fn make_home(place: BorrowedFd<'_>, key: &str) -> Result<OwnedFd, Errno> {
     let home = match hold_home(place, key) {
         Err(Errno::NOENT) => {
-            match mkdirat(place, key, Mode::from_raw_mode(HOME_MODE)) {
-                Ok(()) | Err(Errno::EXIST) => {}
-                Err(errno) => return Err(errno),
-            }
+            make_where_missing(place, key, Mode::from_raw_mode(HOME_MODE))?;
             hold_home(place, key)?
         }
         other => other?,

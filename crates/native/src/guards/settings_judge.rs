@@ -79,9 +79,8 @@ pub(crate) fn lost_with(path: &[u8], before: Before<'_>) -> Option<String> {
     let (Some(first), Some(now)) = (settings(before.first), settings(before.now)) else {
         return Some("settings that cannot be read for sure".to_owned());
     };
+    let kept: Vec<Setting> = now.iter().filter(|setting| is_remote_address(setting)).cloned().collect();
     let known = Known { first, now };
-    let mut kept: Vec<Setting> = settings(before.now).unwrap_or_default();
-    kept.retain(is_remote_address);
     lost(SettingsFile::Repository, path, &known, &kept).map(Setting::name)
 }
 

@@ -32,7 +32,7 @@ use stockade_sys::Errno;
 
 use super::error::{At, PathError, StageError};
 use stockade_engine::mountinfo;
-use stockade_files::object::{MODE_BITS, Object, Time, names, os};
+use stockade_files::object::{MODE_BITS, Object, Time, make_where_missing, names, os};
 use stockade_files::removal::{LEAVING, remove_tree, sweep};
 
 pub(super) const META: &str = "meta.json";
@@ -517,10 +517,7 @@ fn remove(stages: BorrowedFd<'_>, id: &StageId) -> Result<(), PathError> {
 
 /// Makes a directory of this name where there is none, private.
 pub(super) fn make_private(parent: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, Errno> {
-    match mkdirat(parent, name, Mode::RWXU) {
-        Ok(()) | Err(Errno::EXIST) => {}
-        Err(errno) => return Err(errno),
-    }
+    make_where_missing(parent, name, Mode::RWXU)?;
     let directory = open_directory(parent, name)?;
     if fstat(&directory)?.st_mode & MODE_BITS != 0o700 {
         fchmod(&directory, Mode::RWXU)?;

@@ -7,9 +7,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rustix::fs::{CWD, FlockOperation, Mode, OFlags, ResolveFlags, flock, fstat, mkdirat, openat, openat2, renameat};
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, ResolveFlags, flock, fstat, openat, openat2, renameat};
 use serde::{Deserialize, Serialize};
-use stockade_files::object::names;
+use stockade_files::object::{make_where_missing, names};
 use stockade_files::removal::{LEAVING, remove_tree, sweep};
 use stockade_model::{RawText, RequestId};
 use stockade_sys::Errno;
@@ -136,10 +136,7 @@ impl UndoStore {
     /// # Errors
     /// Where it cannot be made or opened.
     pub fn make(path: &Path) -> Result<Self, UndoError> {
-        match mkdirat(CWD, path, Mode::RWXU) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => return Err(place("make")(errno)),
-        }
+        make_where_missing(CWD, path, Mode::RWXU).map_err(place("make"))?;
         open_directory(CWD, path).map(|place| Self { place }).map_err(place("open"))
     }
 
@@ -153,16 +150,10 @@ impl UndoStore {
         let root = open_root(&new.workspace).map_err(|errno| PathError::new(&new.workspace, errno))?;
         let stat = fstat(&root).map_err(|errno| PathError::new(&new.workspace, errno))?;
         let id = new.request.as_str();
-        match mkdirat(&self.place, id, Mode::RWXU) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => return Err(place("write in")(errno)),
-        }
+        make_where_missing(&self.place, id, Mode::RWXU).map_err(place("write in"))?;
         let directory = open_directory(self.place.as_fd(), id).map_err(place("write in"))?;
         let lock = lock(directory.as_fd(), id)?;
-        match mkdirat(&directory, OBJECTS, Mode::RWXU) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => return Err(place("write in")(errno)),
-        }
+        make_where_missing(&directory, OBJECTS, Mode::RWXU).map_err(place("write in"))?;
         let meta = UndoMeta {
             version: VERSION,
             request: new.request.clone(),
