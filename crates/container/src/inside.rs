@@ -191,7 +191,7 @@ fn run(order: InsideOrder, frames: Frames, way: &Arc<Way>) -> io::Result<()> {
     let events = Events::new(move |event| match event {
         // After all that the command wrote, which may take its time.
         AttemptEvent::Ended(_) => drop(on_end.send(event)),
-        event => drop(teller.tell(&Told::Event(event))),
+        event => drop(teller.tell(&Told::Event(Box::new(event)))),
     });
     let counted = Counted::now(around);
     let leads = Arc::new(Leads::new(way));
@@ -260,9 +260,9 @@ fn finish(
         }
         leads.finish();
         if let AttemptEvent::Ended(end) = &event {
-            counted.told(end).into_iter().for_each(|event| drop(way.tell(&Told::Event(event))));
+            counted.told(end).into_iter().for_each(|event| drop(way.tell(&Told::Event(Box::new(event)))));
         }
-        let _ = way.tell(&Told::Event(event));
+        let _ = way.tell(&Told::Event(Box::new(event)));
     }
 }
 

@@ -250,7 +250,7 @@ impl FrameLine {
         lock(&self.streams).close();
         self.killed.store(true, Ordering::Release);
         self.end_streams();
-        Told::Event(AttemptEvent::Ended(AttemptEnd::bare(CommandEnd::Lost(why))))
+        Told::Event(Box::new(AttemptEvent::Ended(AttemptEnd::bare(CommandEnd::Lost(why)))))
     }
 
     fn end_streams(&self) {
@@ -284,7 +284,7 @@ impl remote::Line for FrameLine {
     fn hear(&self) -> io::Result<Option<Told>> {
         let told = self.receive::<Told>();
         match &told {
-            Ok(Some(Told::Event(AttemptEvent::Ended(_)))) => {
+            Ok(Some(Told::Event(event))) if matches!(**event, AttemptEvent::Ended(_)) => {
                 self.stands.store(false, Ordering::Release);
                 self.end_streams();
             }

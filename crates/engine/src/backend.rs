@@ -228,6 +228,8 @@ pub struct AttemptEnd {
     pub truncated: bool,
     /// What it wrote in the workspace, where that waits for a commit.
     pub staged: Option<Staged>,
+    /// How many paths it may have changed that undo can restore.
+    pub kept_for_undo: u64,
     /// What it read, where the plan has that traced; bounded by the backend.
     pub reads: Vec<ReadAccess>,
     /// Whether it may have changed something that lasts, or was given keys of a person:
@@ -245,6 +247,7 @@ impl AttemptEnd {
             stderr: None,
             truncated: false,
             staged: None,
+            kept_for_undo: 0,
             reads: Vec::new(),
             acted: false,
         }

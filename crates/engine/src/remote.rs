@@ -60,7 +60,7 @@ pub enum Told {
     /// Whether everything stands still.
     StandsStill(bool),
     /// Something happened.
-    Event(AttemptEvent),
+    Event(Box<AttemptEvent>),
 }
 
 /// The engine's end of the way to an attempt's process. Written by several threads,
@@ -150,7 +150,7 @@ impl Listener {
     fn listen(self, line: &dyn Line) {
         while let Ok(Some(told)) = line.hear() {
             match told {
-                Told::Event(event) => self.events.tell(event),
+                Told::Event(event) => self.events.tell(*event),
                 // Nobody waits any more where these fail.
                 Told::Prepared(result) => drop(self.prepared.send(result)),
                 Told::Released(result) => drop(self.released.send(result)),

@@ -4,6 +4,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::outcome::is_zero;
 use crate::{
     Answer, Assessment, ConnectionRecord, Decision, Denial, Digest, EnforcementReport, Grant, Level, Question, RawText,
     ReadAccess, Request, RequestId, Review, SessionId, StageId, Staged, Status, Usage,
@@ -208,6 +209,9 @@ pub enum EventKind {
         /// What waits in a stage.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         staged: Option<Staged>,
+        /// How many paths it may have changed that `stockade undo` can restore.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        kept_for_undo: u64,
     },
     /// What a traced attempt read, in as many events as it takes.
     Traced {
@@ -274,4 +278,13 @@ pub enum EventKind {
         /// How many paths; 0 where they could not be read.
         changes: u64,
     },
+    /// What a run changed was restored. The request is the one whose run changed it.
+    Undone {
+        /// How many paths.
+        restored: u64,
+        /// How many were left as they are: changed after the run, or not restorable.
+        left: u64,
+    },
+    /// What was kept of a run for undo was removed.
+    Forgotten,
 }

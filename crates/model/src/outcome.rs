@@ -90,7 +90,8 @@ pub struct Staged {
     pub changes: u64,
 }
 
-fn is_zero(count: &u64) -> bool {
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's form")]
+pub(crate) fn is_zero(count: &u64) -> bool {
     *count == 0
 }
 
@@ -127,6 +128,10 @@ pub struct AttemptRecord {
     /// What it wrote in the workspace and nobody has committed yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub staged: Option<Staged>,
+    /// How many paths of the workspace it may have changed that `stockade undo` can
+    /// restore.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub kept_for_undo: u64,
     /// What a traced run read, the most used first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reads: Vec<ReadAccess>,

@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::RawText;
+use crate::outcome::is_zero;
 
 /// What a traced run opened for reading or executed, each object once. Evidence
 /// of what was asked for: another thread may have changed the path meanwhile,
@@ -27,9 +28,4 @@ pub struct ReadAccess {
     pub program: Option<RawText>,
     /// How often.
     pub count: u64,
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's form")]
-fn is_zero(number: &u64) -> bool {
-    *number == 0
 }

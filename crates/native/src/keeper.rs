@@ -203,10 +203,10 @@ impl Keeper {
         // What is shared with the init goes before the init, which closes it
         // last and so waits for the kernel instead of us.
         drop((hidden, end_fd));
-        let end = attempt_end((end, usage), (outside, report.reads), (watch, staging), report.changed, &told);
+        let mut end = attempt_end((end, usage), (outside, report.reads), (watch, staging), report.changed, &told);
         // Before anybody can change something after the run.
         if let Some(undoing) = undoing {
-            undoing.end();
+            end.kept_for_undo = undoing.end();
         }
         // Whoever hears of the end may follow the links that the run left.
         lease.iter_mut().for_each(Lease::seal);
@@ -306,7 +306,17 @@ fn attempt_end(
     let staged = staging.and_then(|staging| staging.end(&end));
     // What is staged is discarded before another attempt.
     let acted = changed && staged.is_none();
-    AttemptEnd { end, usage, stdout: text(stdout), stderr: text(stderr), truncated, staged, reads, acted }
+    AttemptEnd {
+        end,
+        usage,
+        stdout: text(stdout),
+        stderr: text(stderr),
+        truncated,
+        staged,
+        kept_for_undo: 0,
+        reads,
+        acted,
+    }
 }
 
 /// What a command left behind, with what serves it.

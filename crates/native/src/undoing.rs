@@ -34,9 +34,10 @@ impl Undoing {
         Ok(Some((Self { run }, recorder)))
     }
 
-    /// Notes what the run left. Where that fails, the next command that looks does it.
-    pub fn end(self) {
-        let _ = self.run.settle();
+    /// Notes what the run left, and tells how many paths are kept. Where that fails, the next
+    /// command that looks does it.
+    pub fn end(self) -> u64 {
+        self.run.settle().unwrap_or_default()
     }
 }
 

@@ -5,11 +5,12 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use stockade_model::{RawText, RequestId};
+use stockade_model::{Event, EventKind, RawText, RequestId};
 use stockade_native::stage::text::between;
 use stockade_native::undo::{Comparison, Conflict, Effect, Restored, UndoChange, UndoMeta, UndoRun, UndoStore};
 
-use super::{Ended, print, print_each, remark, variable};
+use super::{Ended, now_ms, print, print_each, remark, variable};
+use crate::audit_log::AuditLog;
 use crate::failure::{Failure, quoted};
 use crate::places::State;
 use crate::render::{self, counted, undo as text};
@@ -24,7 +25,7 @@ const MIN_ID_CHARS: usize = 6;
 /// # Errors
 /// When what is kept cannot be read.
 pub fn changes(typed: &ChangesArgs) -> Ended {
-    let Some(store) = store()? else { return nothing_here() };
+    let Some(store) = store(&state()?)? else { return nothing_here() };
     if typed.runs {
         return list(&store, typed.json);
     }
@@ -32,18 +33,22 @@ pub fn changes(typed: &ChangesArgs) -> Ended {
     let run = store.take(&target.run.request)?;
     let found = run.compare(&target.paths)?;
     let conflict_of = |path: &Path| found.conflicts.iter().find(|(other, _)| other == path).map(|(_, why)| why);
-    let mut out = if typed.json { String::new() } else { text::head(&run.meta) };
-    for change in &found.changes {
-        let conflict = conflict_of(&change.path);
-        let difference = if typed.diff { difference(&run, change)? } else { String::new() };
-        if typed.json {
-            out += &render::json::line(&change_json(&run.meta, change, conflict, typed.diff.then_some(&difference)))?;
-        } else {
-            out += &text::change(change, conflict);
-            out += &difference;
+    let mut out = String::new();
+    if typed.json {
+        for change in &found.changes {
+            let difference = if typed.diff { Some(difference(&run, change)?) } else { None };
+            out += &render::json::line(&change_json(&run.meta, change, conflict_of(&change.path), difference))?;
         }
-    }
-    if !typed.json {
+    } else {
+        out += &text::head(&run.meta);
+        if typed.diff {
+            for change in &found.changes {
+                out += &text::change(change, conflict_of(&change.path));
+                out += &difference(&run, change)?;
+            }
+        } else {
+            out += &text::changes(&found.changes, &conflict_of);
+        }
         let is_named = |path: &PathBuf| found.changes.iter().any(|change| change.path == *path);
         let inner = found.conflicts.iter().filter(|(path, _)| !is_named(path));
         inner.for_each(|(path, why)| out += &text::conflict(path, why));
@@ -52,6 +57,8 @@ pub fn changes(typed: &ChangesArgs) -> Ended {
     tell_killed(&found);
     if found.is_restored {
         remark("this run is undone already\n");
+    } else if found.changes.is_empty() && !typed.json {
+        remark("no changes\n");
     }
     Ok(exit::SUCCESS)
 }
@@ -61,27 +68,50 @@ pub fn changes(typed: &ChangesArgs) -> Ended {
 /// # Errors
 /// When what is kept cannot be read, or the workspace cannot be written.
 pub fn undo(typed: &UndoArgs) -> Ended {
-    let Some(store) = store()? else { return nothing_here() };
+    let state = state()?;
+    let Some(store) = store(&state)? else { return nothing_here() };
     let Some(target) = Target::of(&store, &typed.target)? else { return nothing_here() };
     let id = target.run.request.as_str();
+    // Before anything is changed: what cannot be recorded does not happen.
+    let log = AuditLog::open(&state)?;
     if typed.forget {
         if !target.paths.is_empty() {
             return Err(Failure::new("what is kept of a run is forgotten as a whole").hint("name no paths"));
         }
         store.forget(&target.run.request)?;
+        record(&log, &target.run.request, EventKind::Forgotten)?;
         let line = json!({ "run": id, "end": "forgotten" });
         print(&if typed.json { render::json::line(&line)? } else { format!("forgot what run {id} changed\n") })?;
         return Ok(exit::SUCCESS);
     }
     let run = store.take(&target.run.request)?;
     let done = run.restore(&target.paths, typed.skip_conflicts, &mut |_| Ok(()))?;
+    if done.is_done {
+        let left = done.comparison.conflicts.len() + done.failed.len();
+        record(&log, &target.run.request, EventKind::Undone { restored: done.restored, left: left as u64 })?;
+    }
     tell_killed(&done.comparison);
     if typed.json {
         print(&render::json::line(&restored_json(&target.run.request, &done))?)?;
+    } else if let Some(first) = typed_in_vain(&target, &done) {
+        let what = format!("run {id} changed nothing at {}", quoted(first));
+        crate::complain(&Failure::new(what).hint(format!("`stockade changes {id}` shows what it changed")));
+        return Ok(exit::NEGATIVE);
     } else {
         print(&text::restored(&done, id))?;
     }
     Ok(end_of(&done, typed.skip_conflicts))
+}
+
+/// The first path that was named, where nothing was to be restored at any.
+fn typed_in_vain<'t>(target: &'t Target, done: &Restored) -> Option<&'t Path> {
+    let is_empty = done.is_done && done.restored == 0 && done.failed.is_empty() && done.comparison.conflicts.is_empty();
+    target.paths.first().filter(|_| is_empty).map(PathBuf::as_path)
+}
+
+fn record(log: &AuditLog, request: &RequestId, kind: EventKind) -> Result<(), Failure> {
+    log.append(&Event { time_ms: now_ms(), request: request.clone(), session: None, kind })?;
+    Ok(log.commit()?)
 }
 
 /// What is left undone is told, and so is the exit code.
@@ -109,8 +139,11 @@ fn tell_killed(found: &Comparison) {
     }
 }
 
-fn store() -> Result<Option<UndoStore>, Failure> {
-    let state = State::open(&places::state_path(&variable)?)?;
+fn state() -> Result<State, Failure> {
+    State::open(&places::state_path(&variable)?)
+}
+
+fn store(state: &State) -> Result<Option<UndoStore>, Failure> {
     Ok(UndoStore::open(&state.undo())?)
 }
 
@@ -186,7 +219,7 @@ fn meta_json(meta: &UndoMeta) -> Value {
     })
 }
 
-fn change_json(meta: &UndoMeta, change: &UndoChange, conflict: Option<&Conflict>, diff: Option<&String>) -> Value {
+fn change_json(meta: &UndoMeta, change: &UndoChange, conflict: Option<&Conflict>, diff: Option<String>) -> Value {
     let mut value = json!({
         "run": meta.request,
         "path": RawText::from(change.path.as_path()),

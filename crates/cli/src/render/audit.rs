@@ -65,11 +65,12 @@ fn describe(kind: &EventKind) -> (&'static str, String) {
             ("withdrawn", format!("{}: {}", what.collect::<Vec<_>>().join(", "), safe(why)))
         }
         EventKind::Granted { grants, holds } => ("granted", granted(grants, holds)),
-        EventKind::Exited { attempt, status, exit_code, signal, usage, staged } => {
+        EventKind::Exited { attempt, status, exit_code, signal, usage, staged, kept_for_undo } => {
             let how = ended(*status, *exit_code, *signal);
             let staged =
                 staged.as_ref().map(|staged| format!(", {}", super::stage::waiting(staged))).unwrap_or_default();
-            ("exited", format!("attempt {attempt}: {how} after {}{staged}", time(usage.wall_ms)))
+            let kept = if *kept_for_undo == 0 { "" } else { ", its changes can be undone" };
+            ("exited", format!("attempt {attempt}: {how} after {}{staged}{kept}", time(usage.wall_ms)))
         }
         EventKind::Traced { attempt, reads } => {
             let shown: Vec<_> = reads.iter().map(|read| read.object.escaped()).collect();
@@ -89,6 +90,9 @@ fn describe(kind: &EventKind) -> (&'static str, String) {
             ("committed", format!("{changes} of {stage}{}", committed(agreed, *held)))
         }
         EventKind::Discarded { stage, changes } => ("discarded", format!("{changes} of {stage}")),
+        EventKind::Undone { restored, left: 0 } => ("undone", format!("{restored} restored")),
+        EventKind::Undone { restored, left } => ("undone", format!("{restored} restored, {left} left as they are")),
+        EventKind::Forgotten => ("forgotten", "what was kept for undo".to_owned()),
     }
 }
 
@@ -270,6 +274,7 @@ mod tests {
                 signal: None,
                 usage: Usage { wall_ms: 12, ..Usage::default() },
                 staged: None,
+                kept_for_undo: 0,
             },
             EventKind::Held { hold: 3, denial: denial() },
             EventKind::Withdrawn { holds: vec![3], digest: None, why: "gone\u{7}".into() },

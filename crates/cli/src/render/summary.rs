@@ -49,6 +49,7 @@ pub fn summary(outcome: &Outcome, context: SummaryContext<'_>, style: Style) -> 
     }
     ending(&mut out, outcome, style);
     staged(&mut out, outcome, style);
+    kept_for_undo(&mut out, outcome, style);
     traced(&mut out, outcome, style);
     out
 }
@@ -201,6 +202,18 @@ fn staged(out: &mut String, outcome: &Outcome, style: Style) {
     let _ = writeln!(out, "  {} stockade stage diff {id} (then: commit, discard)", style.paint(Color::Cyan, "hint:"));
 }
 
+/// What can be undone, and how.
+fn kept_for_undo(out: &mut String, outcome: &Outcome, style: Style) {
+    let kept = outcome.attempts.iter().map(|attempt| attempt.kept_for_undo).max().unwrap_or_default();
+    if kept == 0 {
+        return;
+    }
+    let count = counted(usize::try_from(kept).unwrap_or(usize::MAX), "path");
+    wrap(out, style, "• ", &format!("{count} of the workspace can be put back"));
+    let hint = style.paint(Color::Cyan, "hint:");
+    let _ = writeln!(out, "  {hint} stockade changes {} (then: undo)", outcome.id);
+}
+
 /// What a traced run read, and what it is good for.
 fn traced(out: &mut String, outcome: &Outcome, style: Style) {
     let Some(last) = outcome.attempts.last().filter(|last| !last.reads.is_empty()) else { return };
@@ -299,6 +312,7 @@ mod tests {
                 stderr: None,
                 truncated: false,
                 staged: None,
+                kept_for_undo: 0,
                 reads: Vec::new(),
             }],
             approvals: Vec::new(),

@@ -23,6 +23,33 @@ pub fn effect(effect: Effect) -> &'static str {
     }
 }
 
+/// One line about each path, in the order of paths. What went with its directory is counted
+/// there.
+pub fn changes<'c>(all: &[UndoChange], conflict_of: &dyn Fn(&Path) -> Option<&'c Conflict>) -> String {
+    let mut out = String::new();
+    // By component: what is beneath a directory follows it.
+    let mut all: Vec<&UndoChange> = all.iter().collect();
+    all.sort_by(|one, other| one.path.cmp(&other.path));
+    let mut rest = &all[..];
+    while let Some((first, after)) = rest.split_first() {
+        let went_along = |other: &&&UndoChange| {
+            first.kind == Kind::Directory
+                && first.effect == Effect::Deleted
+                && other.effect == Effect::Deleted
+                && other.path.starts_with(&first.path)
+                && conflict_of(&other.path).is_none()
+        };
+        let count = after.iter().take_while(went_along).count();
+        let line = change(first, conflict_of(&first.path));
+        out += &match count {
+            0 => line,
+            _ => format!("{}   with {} in it\n", line.trim_end(), counted(count, "path")),
+        };
+        rest = &after[count..];
+    }
+    out
+}
+
 /// One line about a path. A rename is a deletion and a creation.
 pub fn change(change: &UndoChange, conflict: Option<&Conflict>) -> String {
     let slash = if change.kind == Kind::Directory { "/" } else { "" };
@@ -57,9 +84,29 @@ fn shown(path: &Path) -> String {
 mod tests {
     use super::*;
 
+    fn made(path: &str, effect: Effect, kind: Kind, modes: Option<(u32, u32)>) -> UndoChange {
+        UndoChange { path: path.into(), effect, kind, modes }
+    }
+
+    #[test]
+    fn what_went_with_its_directory_is_counted() {
+        let deleted = |path, kind| made(path, Effect::Deleted, kind, None);
+        let all = [
+            deleted("a", Kind::Directory),
+            deleted("a/b", Kind::Directory),
+            deleted("a/b/c", Kind::File),
+            deleted("a-b", Kind::File),
+            deleted("a/d", Kind::File),
+        ];
+        let none = |_: &Path| None;
+        assert_eq!(changes(&all, &none), "  deleted  a/   with 3 paths in it\n  deleted  a-b\n");
+        let conflict = |path: &Path| (path == Path::new("a/b/c")).then_some(&Conflict::Changed);
+        let shown = changes(&all, &conflict);
+        assert!(shown.starts_with("  deleted  a/   with 1 path in it\n  deleted  a/b/c"), "{shown}");
+    }
+
     #[test]
     fn a_line_says_what_was_done() {
-        let made = |path: &str, effect, kind, modes| UndoChange { path: path.into(), effect, kind, modes };
         let line = change(&made("a\x1bb", Effect::Created, Kind::Directory, None), None);
         assert_eq!(line, format!("  created  {}/\n", RawText::from("a\x1bb").escaped()));
         let line = change(&made("x", Effect::Metadata, Kind::File, Some((0o644, 0o755))), Some(&Conflict::Changed));

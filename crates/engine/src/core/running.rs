@@ -395,6 +395,7 @@ impl Core {
                 signal: ending.signal,
                 usage: end.usage,
                 staged: end.staged.clone(),
+                kept_for_undo: end.kept_for_undo,
             });
         }
         self.record_reads(&end.reads);
@@ -418,6 +419,7 @@ impl Core {
     fn note_attempt(&mut self, live: &mut Live, end: Option<AttemptEnd>) {
         let Some(Planned { plan, .. }) = &self.planned else { return };
         let staged = end.as_ref().and_then(|end| end.staged.clone());
+        let kept_for_undo = end.as_ref().map_or(0, |end| end.kept_for_undo);
         let reads = end.as_ref().map_or_else(Vec::new, |end| end.reads.clone());
         let (usage, stdout, stderr, truncated) =
             end.map_or((Usage::default(), None, None, false), |end| (end.usage, end.stdout, end.stderr, end.truncated));
@@ -434,6 +436,7 @@ impl Core {
             stderr,
             truncated,
             staged,
+            kept_for_undo,
             reads,
         });
     }

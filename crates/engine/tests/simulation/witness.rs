@@ -393,7 +393,11 @@ impl Witness {
             EventKind::Granted { .. } => starts == exits + 1,
             EventKind::Failed { .. } => true,
             EventKind::Finished { .. } => open.is_empty() && !self.log.is_empty(),
-            EventKind::Revoked { .. } | EventKind::Committed { .. } | EventKind::Discarded { .. } => false,
+            EventKind::Revoked { .. }
+            | EventKind::Committed { .. }
+            | EventKind::Discarded { .. }
+            | EventKind::Undone { .. }
+            | EventKind::Forgotten => false,
             // Whoever serves a run's clients records these, not its engine.
             EventKind::Attached { .. } | EventKind::Typed { .. } | EventKind::Left { .. } => false,
         };

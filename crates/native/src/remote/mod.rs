@@ -24,7 +24,7 @@ pub(crate) fn serve(
     let line = Arc::new(line);
     let tells = Arc::clone(&line);
     // An engine that does not hear is gone, or soon broken off.
-    let events = Events::new(move |event| drop(tells.send(&Told::Event(event))));
+    let events = Events::new(move |event| drop(tells.send(&Told::Event(Box::new(event)))));
     let done = match prepare(events) {
         Ok(attempt) => {
             line.send(&Told::Prepared(Ok(attempt.enforced().clone())))?;

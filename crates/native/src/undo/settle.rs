@@ -29,11 +29,12 @@ const TICK_INTERVAL: Duration = Duration::from_micros(200);
 const MAX_TICKS: u32 = 500;
 
 impl UndoRun {
-    /// Notes what the run left. To be called when no process of it is there any more.
+    /// Notes what the run left, and tells how many paths are kept. To be called when no
+    /// process of it is there any more.
     ///
     /// # Errors
     /// Where the workspace cannot be read, or the journal written.
-    pub fn settle(&self) -> Result<(), UndoError> {
+    pub fn settle(&self) -> Result<u64, UndoError> {
         let journal = self.journal()?;
         let mut writer = JournalWriter::open(self.directory.as_fd()).map_err(in_journal)?;
         let mut left_bytes = MAX_ALL_DIGESTS_BYTES;
@@ -62,7 +63,7 @@ impl UndoRun {
             }
             thread::sleep(TICK_INTERVAL);
         }
-        Ok(())
+        Ok(journal.entries.len() as u64)
     }
 
     /// The journal; the end of a run that was killed is noted first. Tells whether it was.

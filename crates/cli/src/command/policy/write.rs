@@ -295,6 +295,7 @@ mod tests {
             stderr: None,
             truncated: false,
             staged: None,
+            kept_for_undo: 0,
             reads: Vec::new(),
         };
         // As the outcome's JSON has it: what it may hold besides does not matter.
