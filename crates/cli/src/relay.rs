@@ -87,7 +87,7 @@ pub fn has_typed() -> bool {
 /// standard input.
 pub fn is_at_terminal() -> bool {
     let stdin = io::stdin();
-    isatty(&stdin) && isatty(io::stdout()) && tcgetpgrp(&stdin).is_ok_and(|group| group == rustix::process::getpgrp())
+    isatty(&stdin) && isatty(io::stdout()) && terminal::is_foreground_of(&stdin)
 }
 
 fn cannot(error: impl std::fmt::Display) -> Failure {
@@ -250,9 +250,8 @@ impl Traffic {
     /// Until nobody has the command's terminal any more.
     fn carry(&mut self) {
         let mut keys: Vec<u8> = Vec::new();
-        let mut has_keyboard = true;
         loop {
-            let wants_keys = has_keyboard && self.raw.is_some() && keys.is_empty();
+            let wants_keys = self.raw.is_some() && keys.is_empty();
             let Ok(ready) = self.ready(!keys.is_empty(), wants_keys) else { return };
             if ready.aside {
                 // What else is ready may not be so afterwards.
@@ -286,7 +285,8 @@ impl Traffic {
                         self.interrupt_before_the_command(&mut keys);
                     }
                     Err(Errno::AGAIN | Errno::INTR) => {}
-                    Ok(0) | Err(_) => has_keyboard = false,
+                    // It was hung up: the command's is as well.
+                    Ok(0) | Err(_) => return,
                 }
             }
         }

@@ -127,9 +127,14 @@ impl Terminal {
 }
 
 /// Whether keys pressed at a terminal come to this process: it is in the foreground, or
-/// was lent it.
-pub fn is_foreground_of(file: &File) -> bool {
-    LENT.get().is_some() || tcgetpgrp(file).is_ok_and(|group| group == rustix::process::getpgrp())
+/// was lent it, or the terminal is not the one that controls it (after `su -c` or `setsid`),
+/// where any process that reads gets them.
+pub fn is_foreground_of(file: impl AsFd) -> bool {
+    LENT.get().is_some()
+        || match tcgetpgrp(file) {
+            Ok(group) => group == rustix::process::getpgrp(),
+            Err(errno) => errno == Errno::NOTTY,
+        }
 }
 
 /// Modes in which each key comes by itself, unseen, and lines are shown as lines.

@@ -216,7 +216,8 @@ fn part(rest: &[&[u8]], of: Of) -> GitPart {
         (b"hooks" | b"branches", []) if of != Of::WorkTree => GitPart::Directory,
         (b"rebase-merge", [b"git-rebase-todo"]) => GitPart::Judged(Judged::Steps),
         (b"rebase-merge", [b"msgnum" | b"end"]) => GitPart::Number,
-        (b"rebase-merge", [name]) if DATA_OF_REBASE.contains(&name.strip_suffix(b".lock").unwrap_or(name)) => DATA_PART,
+        (b"rebase-merge", [b"4913"]) => GitPart::Trial,
+        (b"rebase-merge", [name]) if is_data_of_rebase(name) => DATA_PART,
         (b"sequencer", [b"todo" | b"todo.lock" | b"head" | b"head.lock" | b"abort-safety"]) => DATA_PART,
         (b"info", [b"exclude" | b"refs" | b"sparse-checkout" | b"sparse-checkout.lock"]) => DATA_PART,
         // A temporary file of `git update-server-info`.
@@ -265,16 +266,31 @@ fn is_data(name: &[u8]) -> bool {
     if on_the_way.is_some() && (REFERENCES.contains(&own) || matches!(own, b"MERGE_RR" | b"BISECT_START")) {
         return true;
     }
-    // Vim also makes `.NAME.swpx`, to see whether there are links.
-    let swap = own.strip_suffix(b"x").filter(|own| own.ends_with(b".swp")).unwrap_or(own);
-    let edited = own.strip_suffix(b"~").or_else(|| {
-        let (own, end) = swap.split_last_chunk::<4>().filter(|(_, end)| end.starts_with(b".sw"))?;
-        own.strip_prefix(b".").filter(|_| end[3].is_ascii_lowercase())
-    });
     let passing = [&b"index.stash."[..], b"next-index-", b"shallow_"];
     DATA.contains(&own)
-        || edited.is_some_and(|own| DATA.contains(&own))
+        || is_of_sed(own)
+        || edited(own).is_some_and(|own| DATA.contains(&own))
         || passing.iter().any(|prefix| own.starts_with(prefix))
+}
+
+fn is_data_of_rebase(name: &[u8]) -> bool {
+    let own = name.strip_suffix(b".lock").unwrap_or(name);
+    DATA_OF_REBASE.contains(&own) || is_of_sed(own) || edited(own).is_some_and(|own| DATA_OF_REBASE.contains(&own))
+}
+
+/// The file beside which vim puts one of this name while it edits.
+fn edited(name: &[u8]) -> Option<&[u8]> {
+    name.strip_suffix(b"~").or_else(|| {
+        // Vim also makes `.NAME.swpx`, to see whether there are links.
+        let swap = name.strip_suffix(b"x").filter(|name| name.ends_with(b".swp")).unwrap_or(name);
+        let (own, end) = swap.split_last_chunk::<4>().filter(|(_, end)| end.starts_with(b".sw"))?;
+        own.strip_prefix(b".").filter(|_| end[3].is_ascii_lowercase())
+    })
+}
+
+/// What `sed -i` writes before it takes the place of the file.
+fn is_of_sed(name: &[u8]) -> bool {
+    name.strip_prefix(b"sed").is_some_and(|random| random.len() == 6 && random.iter().all(u8::is_ascii_alphanumeric))
 }
 
 /// What lies beneath `modules`: the name of a module may have several components, so that
@@ -358,7 +374,12 @@ mod tests {
             (".git/hooks/x.sample", Some(GitPart::Sample)),
             (".git/info/exclude", data),
             (".git/tAb1xYz", Some(GitPart::Trial)),
+            (".git/sedAb1xYz", data),
             (".git/rebase-merge/done", data),
+            (".git/rebase-merge/sedAb1xYz", data),
+            (".git/rebase-merge/.git-rebase-todo.swp", data),
+            (".git/rebase-merge/git-rebase-todo~", data),
+            (".git/rebase-merge/4913", Some(GitPart::Trial)),
             (".git/rebase-merge/git-rebase-todo", Some(GitPart::Judged(Judged::Steps))),
             (".git/rebase-merge/msgnum", Some(GitPart::Number)),
             (".git/rebase-merge/message.lock", data),
