@@ -97,6 +97,8 @@ const KEPT: &[&str] = &[
     "judged-common-of-work-tree",
     "judged-hooks-of-work-tree",
     "judged-global-hooks-there",
+    "judged-work-tree-beside",
+    "judged-remote-hidden",
     "judged-index",
     "git-new",
     "git-own",

@@ -488,6 +488,38 @@ open("w/.git", "r+").write("gitdir: ../y\n")'"#,
         ..OWN
     },
     Row {
+        id: "judged-remote-hidden",
+        prepare: "git init -q -b main; git init -q -b main ~/.password-store; git -C ~/.password-store commit -q --allow-empty -m x",
+        attack: "echo $C >c; git remote add zz ~/.password-store; git remote add yy file://$HOME/.password-store; ln -s ~/.password-store l; git remote add xx ./l",
+        ask: &[Person("git fetch -q --all; [ -z \"$(git for-each-ref refs/remotes)\" ] || $(cat c)")],
+        ..OWN
+    },
+    Row {
+        id: "judged-branch-begun",
+        prepare: "git init -q -b main; git commit -q --allow-empty -m x; git remote add origin https://localhost/x",
+        attack: "echo $C >c; git remote add up https://localhost/y; git config branch.main.remote up",
+        ask: &[Person("[ -z \"$(git config branch.main.remote)\" ] || $(cat c)")],
+        ..OWN
+    },
+    Row {
+        id: "judged-last-taken-away",
+        prepare: "git init -q; for x in a b a; do git config --add core.hooksPath $x; done",
+        attack: "echo $C >c; grep -v Path .git/config >l; printf '\\thooksPath = a\\n\\thooksPath = b\\n' >>l; mv l .git/config",
+        ask: &[Person("[ \"$(git config core.hooksPath)\" = a ] || $(cat c)")],
+        ..OWN
+    },
+    // The directory leads git by its place, which the run beside began too early to know.
+    Row {
+        id: "judged-work-tree-beside",
+        prepare: "git init -q -b main; git commit -q --allow-empty -m x; git config core.hooksPath .githooks",
+        attack: "git init -q -b main h; git -C h config user.name Me; git -C h config user.email me@localhost; git -C h commit -q --allow-empty -m x; git -C h worktree add -q s HEAD; mkdir h/s/.githooks; mkhook h/s/.githooks/pre-commit; echo 'gitdir: ../.git/worktrees/s' >h/s/.git; cat h/s/.git",
+        then: Then::Beside(
+            "wait_for_go; mkdir -p .git/worktrees/s; git rev-parse HEAD >.git/worktrees/s/HEAD.lock; mv .git/worktrees/s/HEAD.lock .git/worktrees/s/HEAD; echo ../.. >.git/worktrees/s/commondir; mv h/s s",
+        ),
+        ask: &[Person("cd s; echo x >n; git add n; git commit -qm n")],
+        ..OWN
+    },
+    Row {
         id: "judged-start-of-bisection",
         attack: "echo $C >c; git rev-parse HEAD >.git/BISECT_EXPECTED_REV; : >.git/BISECT_LOG; echo --orphan=zz >x; cp x .git/BISECT_START; mv x .git/BISECT_START",
         ask: &[Person("git bisect reset; [ \"$(git symbolic-ref HEAD)\" != refs/heads/zz ] || $(cat c)")],

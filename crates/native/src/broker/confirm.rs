@@ -216,7 +216,11 @@ impl Service {
     fn confirm_carried(&self, moved: &OwnedFd) -> Result<(), Failure> {
         let stat = fstat(moved)?;
         match FileType::from_raw_mode(stat.st_mode) {
-            FileType::Directory => self.permit_carried_at(moved, &Object::path_of(moved)?),
+            FileType::Directory => {
+                let now = Object::path_of(moved)?;
+                self.permit_carried_at(moved, &now)?;
+                self.permit_leading(moved, &now)
+            }
             FileType::Symlink => self.permit_link_at(&Object::path_of(moved)?, Operation::Rename),
             _ => Ok(()),
         }

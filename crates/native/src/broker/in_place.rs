@@ -192,7 +192,9 @@ impl Service {
             return Ok(());
         }
         // As for a directory of this name, and as before: another run may have been quicker.
+        let is_moved = || resolve::path_of(file.place.directory.fd.as_fd()) != Ok(file.place.directory.path.clone());
         let again = self.permit_work_tree(&path, Operation::Create);
+        let again = again.and_then(|()| if is_moved() { Err(Errno::STALE.into()) } else { Ok(()) });
         let again = again.and_then(|()| self.permit_work_tree_of(&file.place, &path, &text));
         let again = again.and_then(|is_known| if is_known { Ok(()) } else { Err(Errno::STALE.into()) });
         if let Err(failure) = again {

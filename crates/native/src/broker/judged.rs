@@ -122,6 +122,15 @@ impl Service {
         Ok(Step::zero())
     }
 
+    /// Whether the run may read what is at `path`, also where links lead from there.
+    fn may_read(&self, path: &[u8]) -> bool {
+        let exists = |path: &std::path::Path| self.exists(path);
+        let reads =
+            |path: &[u8]| !matches!(self.powers.decide(Operation::Read, &to_path(path), &exists), Verdict::Refuse(_));
+        let end = self.first.as_ref().and_then(|first| View::new(first.root.as_fd()).resolve_end(path));
+        reads(path) && end.is_none_or(|end| reads(&end))
+    }
+
     pub(super) fn judgement(&self, judged: Judged, new: &Place, now: &[u8], text: &[u8]) -> Result<Judgement, Errno> {
         let simple = |is_harmless: bool, what: &str| match is_harmless {
             true => Judgement::Harmless,
@@ -159,7 +168,7 @@ impl Service {
         {
             return Ok(simple(false, "core.worktree, which names a directory that is not this module's"));
         }
-        Ok(judge(file, &path, Before { first: &first, now }, text))
+        Ok(judge(file, &path, Before { first: &first, now, may_read: &|path| self.may_read(path) }, text))
     }
 
     /// May what is at `place` go, where it is judged by what it says and no grant covers it? Not
@@ -171,7 +180,10 @@ impl Service {
             return Ok(());
         }
         let lost = match content(&place.step()?, max_bytes(Judged::Settings))? {
-            Some(now) => lost_with(path, Before { first: &self.first_settings.of(place, &now)?, now: &now }),
+            Some(now) => {
+                let first = self.first_settings.of(place, &now)?;
+                lost_with(path, Before { first: &first, now: &now, may_read: &|path| self.may_read(path) })
+            }
             None => Some("what cannot be read".to_owned()),
         };
         match lost {
@@ -226,7 +238,7 @@ impl Service {
         let (view, repository) = (View::new(first.root.as_fd()), parent(path));
         let is_plain = |name: &[u8]| {
             let file = join(repository, name);
-            let before = Before { first: b"", now: b"" };
+            let before = Before { first: b"", now: b"", may_read: &|path| self.may_read(path) };
             let judged = |text: Vec<u8>| judge(SettingsFile::Repository, &file, before, &text) == Judgement::Harmless;
             !self.exists(&to_path(&file)) || view.read(&file, max_bytes(Judged::Settings)).is_some_and(judged)
         };

@@ -18,7 +18,9 @@ use super::service::{Failure, Service, native_access, refused};
 use super::table::Shape;
 use super::view::{Through, own_directory, own_object};
 use super::walk::{Object, Place};
+use crate::guards::View;
 use crate::guards::git_part::{GitPart, Judged};
+use crate::guards::pointers::leads_out;
 use crate::powers::{Refusal, Verdict, to_path};
 
 impl Service {
@@ -337,7 +339,25 @@ impl Service {
         if FileType::from_raw_mode(fstat(moved)?.st_mode) != FileType::Directory {
             return Ok(());
         }
-        [from, to].into_iter().try_for_each(|end| self.permit_carried_at(moved, end))
+        [from, to].into_iter().try_for_each(|end| self.permit_carried_at(moved, end))?;
+        self.permit_leading(moved, to)
+    }
+
+    /// A directory is not moved to `end` where something in it leads git by its place: what
+    /// it says was judged where it is. Looked at each time, as another run may have made it.
+    pub(super) fn permit_leading(&self, moved: &OwnedFd, end: &[u8]) -> Result<(), Failure> {
+        if self.powers.in_private_tree(end) || self.powers.is_named(end) {
+            return Ok(());
+        }
+        let rule = match leads_out(View::new(moved.as_fd())) {
+            Ok(None) => return Ok(()),
+            Ok(Some(file)) => {
+                let file = String::from_utf8_lossy(&file[1..]).escape_debug().to_string();
+                format!("a directory stays in place whose {file} leads git to another")
+            }
+            Err(errno) => format!("a directory that cannot be looked through for `.git` files stays in place: {errno}"),
+        };
+        Err(refused(Operation::Rename, end, Refusal { rule, grant: Some(Grant::Write(to_path(end))) }))
     }
 
     /// Whether a directory may be called `end` with what it holds.

@@ -1,11 +1,11 @@
 //! `.git` files, which lead from a work tree to its repository: where each leads by its
 //! text, and which ones lead to one repository.
 
-use rustix::fs::FileType;
+use rustix::fs::{FileType, Stat};
 use stockade_sys::Errno;
 
 use super::settings_judge::work_tree_of_module;
-use super::view::{View, join};
+use super::view::{View, join, parent};
 
 /// Longer ones lead nowhere.
 pub(crate) const MAX_POINTER_BYTES: u64 = 4096;
@@ -51,31 +51,89 @@ pub(crate) fn place_of(start: &[u8], path: &[u8]) -> Option<Vec<u8>> {
 /// # Errors
 /// Where the tree cannot be looked through, or is too large for that.
 pub(crate) fn work_trees_of(view: View<'_>, root: &[u8], repository: &[u8]) -> Result<Vec<Vec<u8>>, Errno> {
-    let (mut found, mut waiting, mut seen) = (Vec::new(), vec![root.to_vec()], 0);
+    let mut found = Vec::new();
+    for_each_git(view, root, |directory, name, is_directory| {
+        let leads = |text: Vec<u8>| target_of(directory, &text).as_deref() == Some(repository);
+        if !is_directory && view.read(&join(directory, name), MAX_POINTER_BYTES).is_some_and(leads) {
+            found.push(directory.to_vec());
+        }
+    })?;
+    Ok(found)
+}
+
+/// A file in the tree that is the root of `view` which leads git out of that tree, so that
+/// another place of the tree gives it another meaning: `.git` of a work tree, `gitdir` of what
+/// a repository keeps of one.
+///
+/// # Errors
+/// Where the tree cannot be looked through, or is too large for that.
+pub(crate) fn leads_out(view: View<'_>) -> Result<Option<Vec<u8>>, Errno> {
+    let mut found = None;
+    for_each_git(view, b"/", |directory, name, is_directory| {
+        let git = join(directory, name);
+        if !is_directory {
+            // What cannot be read is taken for one.
+            let stays = |text: Vec<u8>| !text.starts_with(b"gitdir:") || stays_beneath(view, directory, &text);
+            if !view.read(&git, MAX_POINTER_BYTES).is_some_and(stays) {
+                found = Some(git);
+            }
+            return;
+        }
+        let trees = join(&git, b"worktrees");
+        let mut names = Vec::new();
+        // What cannot be listed cannot be followed either, and none is the rule.
+        let _ = view.list(&trees, |name, _| names.push(name.to_vec()));
+        for kept in names.iter().map(|name| join(&join(&trees, name), b"gitdir")) {
+            // An absolute one means the same from everywhere.
+            let out = |text: Vec<u8>| {
+                let text = text.strip_suffix(b"\n").unwrap_or(&text);
+                !text.starts_with(b"/") && place_of(parent(&kept), text).is_none()
+            };
+            if view.read(&kept, MAX_POINTER_BYTES).is_some_and(out) {
+                found = Some(kept);
+            }
+        }
+    })?;
+    Ok(found)
+}
+
+/// Whether the text of a `.git` file leads to a place beneath the root of the view, wherever
+/// that is.
+fn stays_beneath(view: View<'_>, directory: &[u8], text: &[u8]) -> bool {
+    let is_relative = text.strip_prefix(b"gitdir: ").is_some_and(|place| !place.starts_with(b"/"));
+    is_relative && target_of(directory, text).is_some_and(|target| view.stat(&target).is_ok())
+}
+
+/// Tells each name `.git` in the tree at `root`, with its directory and whether it is one.
+fn for_each_git(view: View<'_>, root: &[u8], mut each: impl FnMut(&[u8], &[u8], bool)) -> Result<(), Errno> {
+    let (mut waiting, mut seen) = (vec![root.to_vec()], 0);
     while let Some(directory) = waiting.pop() {
-        let mut has_pointer = false;
+        let mut gits = Vec::new();
         let listed = view.list(&directory, |name, kind| {
             seen += 1;
-            let is_git = super::fold(name).as_ref() == b".git";
-            has_pointer |= is_git && kind != FileType::Directory;
-            if matches!(kind, FileType::Directory | FileType::Unknown) && !is_git {
+            if super::fold(name).as_ref() == b".git" {
+                gits.push((name.to_vec(), kind == FileType::Directory));
+            } else if matches!(kind, FileType::Directory | FileType::Unknown) {
                 waiting.push(join(&directory, name));
             }
         });
         match listed {
-            // It is gone, no directory, or closed to git as well.
-            Ok(()) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::ACCESS) => {}
+            // It is gone, or no directory.
+            Ok(()) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
+            // Its owner may open it again, and git looks into it then.
+            Err(Errno::ACCESS) if view.stat(&directory).is_ok_and(|stat| !is_own(&stat)) => {}
             Err(errno) => return Err(errno),
         }
         if seen > MAX_LOOKED_AT {
             return Err(Errno::OVERFLOW);
         }
-        let leads = |text: Vec<u8>| target_of(&directory, &text).as_deref() == Some(repository);
-        if has_pointer && view.read(&join(&directory, b".git"), MAX_POINTER_BYTES).is_some_and(leads) {
-            found.push(directory);
-        }
+        gits.iter().for_each(|(name, is_directory)| each(&directory, name, *is_directory));
     }
-    Ok(found)
+    Ok(())
+}
+
+fn is_own(stat: &Stat) -> bool {
+    stat.st_uid == rustix::process::geteuid().as_raw()
 }
 
 /// The work trees that the settings of modules in the directory `repository` name.

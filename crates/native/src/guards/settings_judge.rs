@@ -33,19 +33,24 @@ const SHOWN_CHARACTERS: usize = 100;
 /// Settings that are shown.
 const MAX_SHOWN: usize = 5;
 
-/// What was in the place of the settings that are judged.
-#[derive(Clone, Copy, Debug)]
+/// What settings are judged by.
+#[derive(Clone, Copy)]
 pub(crate) struct Before<'t> {
-    /// When the run first changed them: whom the person speaks to is told by these.
+    /// What was in their place when the run first changed them: whom the person speaks to is
+    /// told by these.
     pub first: &'t [u8],
-    /// Just now.
+    /// What is in their place just now.
     pub now: &'t [u8],
+    /// Whether the run may read at an absolute path: git would fetch from there what it
+    /// may not.
+    pub may_read: &'t dyn Fn(&[u8]) -> bool,
 }
 
-/// The same, read.
-struct Known {
+/// The same, with the settings read.
+struct Known<'t> {
     first: Vec<Setting>,
     now: Vec<Setting>,
+    may_read: &'t dyn Fn(&[u8]) -> bool,
 }
 
 /// Judges the text `new`, which is to be the settings at `path` in the place of those before.
@@ -55,7 +60,7 @@ pub(crate) fn judge(file: SettingsFile, path: &[u8], before: Before<'_>, new: &[
         return unreadable("a change of settings that cannot be read for sure");
     };
     let Some(found) = settings(new) else { return unreadable("settings that cannot be read for sure") };
-    let known = Known { first, now };
+    let known = Known { first, now, may_read: before.may_read };
     if let Some(lost) = lost(file, path, &known, &found) {
         // Nothing changes instead: what goes with it means nothing alone.
         let what = format!("{} taken away", lost.name());
@@ -80,7 +85,7 @@ pub(crate) fn lost_with(path: &[u8], before: Before<'_>) -> Option<String> {
         return Some("settings that cannot be read for sure".to_owned());
     };
     let kept: Vec<Setting> = now.iter().filter(|setting| is_remote_address(setting)).cloned().collect();
-    let known = Known { first, now };
+    let known = Known { first, now, may_read: before.may_read };
     lost(SettingsFile::Repository, path, &known, &kept).map(Setting::name)
 }
 
@@ -91,12 +96,19 @@ fn is_remote_address(setting: &Setting) -> bool {
 /// What the person has set, is there now and would not be afterwards: the address of a
 /// remote, whose name another one could have then, or what says how git runs things. What
 /// belongs to a branch or a module goes with it.
-fn lost<'k>(file: SettingsFile, path: &[u8], known: &'k Known, found: &[Setting]) -> Option<&'k Setting> {
+fn lost<'k>(file: SettingsFile, path: &[u8], known: &'k Known<'_>, found: &[Setting]) -> Option<&'k Setting> {
+    let is_persons = |setting: &&Setting| known.first.iter().any(|first| first.says_same(setting));
+    // All that the person said of a key, in that order: the last one counts.
+    let are_all_there = |setting: &Setting| {
+        let mut new = found.iter().filter(|new| new.is_named_as(setting));
+        let mut old = known.now.iter().filter(|old| old.is_named_as(setting)).filter(is_persons);
+        old.all(|old| new.any(|new| new.says_same(old)))
+    };
     let is_lost = |setting: &&Setting| match is_remote_address(setting) {
         true => !found.iter().any(|new| is_remote_address(new) && new.value == setting.value),
         false => {
             !matches!(setting.section.as_str(), "branch" | "submodule")
-                && !found.iter().any(|new| new.says_same(setting))
+                && !are_all_there(setting)
                 && !is_harmless(setting, path, known, found)
         }
     };
@@ -121,7 +133,7 @@ fn shown(bad: &[&Setting]) -> String {
 }
 
 /// Those that carry code and were not there before.
-fn carrying<'s>(file: SettingsFile, path: &[u8], known: &Known, found: &'s [Setting]) -> Vec<&'s Setting> {
+fn carrying<'s>(file: SettingsFile, path: &[u8], known: &Known<'_>, found: &'s [Setting]) -> Vec<&'s Setting> {
     let mut bad: Vec<&Setting> = Vec::new();
     for (at, setting) in found.iter().enumerate() {
         let is_kept = || {
@@ -132,7 +144,7 @@ fn carrying<'s>(file: SettingsFile, path: &[u8], known: &Known, found: &'s [Sett
         };
         let is_harmless = match file {
             SettingsFile::Repository => is_harmless(setting, path, known, found),
-            SettingsFile::Modules => is_harmless_module(setting),
+            SettingsFile::Modules => is_harmless_module(setting, path, known),
         };
         if !is_harmless && !is_kept() {
             bad.push(setting);
@@ -142,7 +154,7 @@ fn carrying<'s>(file: SettingsFile, path: &[u8], known: &Known, found: &'s [Sett
 }
 
 /// Whether a setting of a repository carries nothing. `path` is where its file is.
-fn is_harmless(setting: &Setting, path: &[u8], known: &Known, found: &[Setting]) -> bool {
+fn is_harmless(setting: &Setting, path: &[u8], known: &Known<'_>, found: &[Setting]) -> bool {
     let value = setting.value.as_deref().unwrap_or(b"true");
     // Nothing that a terminal or a line of a file takes for more than text.
     if value.iter().any(u8::is_ascii_control) {
@@ -154,8 +166,12 @@ fn is_harmless(setting: &Setting, path: &[u8], known: &Known, found: &[Setting])
         ("branch" | "remote" | "submodule", _) if is_beside => false,
         (section, None) => is_harmless_alone(section, &setting.key, value, path),
         ("branch", Some(branch)) => is_branch(branch) && is_harmless_branch(setting, known, found),
-        ("remote", Some(remote)) => is_nick(remote) && is_harmless_remote(remote, setting, known, found),
-        ("submodule", Some(_)) => is_harmless_module(setting) && (setting.key != "url" || !is_changed(setting, known)),
+        ("remote", Some(remote)) => {
+            is_nick(remote) && is_harmless_remote(remote, setting, known, found) && leads_on(setting, path, known)
+        }
+        ("submodule", Some(_)) => {
+            is_harmless_module(setting, path, known) && (setting.key != "url" || !is_changed(setting, known))
+        }
         ("color", Some(_)) => is_colour(value),
         _ => false,
     }
@@ -202,7 +218,7 @@ fn is_harmless_alone(section: &str, key: &str, value: &[u8], path: &[u8]) -> boo
     }
 }
 
-fn is_harmless_branch(setting: &Setting, known: &Known, found: &[Setting]) -> bool {
+fn is_harmless_branch(setting: &Setting, known: &Known<'_>, found: &[Setting]) -> bool {
     let value = setting.value.as_deref().unwrap_or(b"true");
     match setting.key.as_str() {
         "remote" => (value == b"." || is_nick(value)) && goes_on(setting, value, known, found),
@@ -212,15 +228,69 @@ fn is_harmless_branch(setting: &Setting, known: &Known, found: &[Setting]) -> bo
     }
 }
 
-/// Whether a branch that had a remote goes to the same place as before: that may have
-/// another name now.
-fn goes_on(setting: &Setting, remote: &[u8], known: &Known, found: &[Setting]) -> bool {
+/// Whether a branch goes to the same place as before, which may have another name now, or to
+/// another place of the person's where it was not said where it goes.
+fn goes_on(setting: &Setting, remote: &[u8], known: &Known<'_>, found: &[Setting]) -> bool {
     let mut before = known.first.iter().filter(|old| old.is_named_as(setting)).peekable();
-    let old = before.peek().and_then(|old| old.value.clone());
-    old.is_none_or(|old| {
-        let (was, is) = (addresses(&known.first, &old), addresses(found, remote));
-        before.all(|old| setting.says_same(old)) || !was.is_empty() && was == is
-    })
+    let is = addresses(found, remote);
+    let same = |old: &[u8]| {
+        let was = addresses(&known.first, old);
+        !was.is_empty() && was == is
+    };
+    match before.peek().and_then(|old| old.value.clone()) {
+        Some(old) => before.all(|old| setting.says_same(old)) || same(&old),
+        None => remote == b"." || default_remote(known).is_none_or(same) || same(remote),
+    }
+}
+
+/// Where git goes with a branch of which nothing is said (remote.c): `origin`, or the only
+/// remote there is.
+fn default_remote<'k>(known: &'k Known<'_>) -> Option<&'k [u8]> {
+    let addressed = known.first.iter().filter(|setting| is_remote_address(setting));
+    let mut names: Vec<&[u8]> = addressed.filter_map(|setting| setting.subsection.as_deref()).collect();
+    names.dedup();
+    names
+        .iter()
+        .copied()
+        .find(|name| *name == b"origin")
+        .or_else(|| names.first().copied().filter(|_| names.len() == 1))
+}
+
+/// Whether the address in a setting, if it is one, leads to a place that the run may read.
+fn leads_on(setting: &Setting, path: &[u8], known: &Known<'_>) -> bool {
+    let value = setting.value.as_deref().unwrap_or_default();
+    if !matches!(setting.key.as_str(), "url" | "pushurl") {
+        return true;
+    }
+    let Some(local) = local_place(path, value) else { return !value.starts_with(b"file:") };
+    // Git looks at each of these (setup.c).
+    [&b""[..], b".git", b"/.git"].iter().all(|end| (known.may_read)(&[&local[..], end].concat()))
+}
+
+/// The place on this machine that an address in the settings at `path` says, by its text.
+fn local_place(path: &[u8], address: &[u8]) -> Option<Vec<u8>> {
+    let place = match address.strip_prefix(b"file://") {
+        // Git takes such a place for one with escapes.
+        Some(place) => Some(place).filter(|place| place.starts_with(b"/") && !place.contains(&b'%'))?,
+        None => address,
+    };
+    let colon = place.iter().position(|b| *b == b':').unwrap_or(usize::MAX);
+    let slash = place.iter().position(|b| *b == b'/').unwrap_or(place.len());
+    if colon < slash {
+        return None;
+    }
+    // Relative to the top of the work tree, which holds the repository.
+    let git = path.windows(6).position(|part| part == b"/.git/").unwrap_or(parent(path).len());
+    let start = if place.starts_with(b"/") { &b""[..] } else { &path[..git] };
+    let mut parts: Vec<&[u8]> = start.split(|b| *b == b'/').filter(|part| !part.is_empty()).collect();
+    for part in place.split(|b| *b == b'/').filter(|part| !matches!(*part, b"" | b".")) {
+        if part == b".." {
+            parts.pop();
+        } else {
+            parts.push(part);
+        }
+    }
+    Some(parts.iter().flat_map(|part| [b"/", *part]).flatten().copied().collect())
 }
 
 /// Where a remote is, by these settings.
@@ -237,7 +307,7 @@ fn is_address_key(key: &str) -> bool {
     matches!(key, "url" | "pushurl" | "vcs")
 }
 
-fn is_harmless_remote(remote: &[u8], setting: &Setting, known: &Known, found: &[Setting]) -> bool {
+fn is_harmless_remote(remote: &[u8], setting: &Setting, known: &Known<'_>, found: &[Setting]) -> bool {
     let value = setting.value.as_deref().unwrap_or(b"true");
     match setting.key.as_str() {
         "url" | "pushurl" => is_address(value) && is_new_remote(remote, known),
@@ -249,7 +319,7 @@ fn is_harmless_remote(remote: &[u8], setting: &Setting, known: &Known, found: &[
 }
 
 /// Whether this stands under another name of the same remote, which it has lost just now.
-fn is_renamed(remote: &[u8], setting: &Setting, known: &Known, found: &[Setting]) -> bool {
+fn is_renamed(remote: &[u8], setting: &Setting, known: &Known<'_>, found: &[Setting]) -> bool {
     let place = addresses(found, remote);
     known.now.iter().filter(|old| old.key == setting.key && old.value == setting.value).any(|old| {
         let name = old.subsection.as_deref().unwrap_or_default();
@@ -261,7 +331,7 @@ fn is_renamed(remote: &[u8], setting: &Setting, known: &Known, found: &[Setting]
 }
 
 /// Whether the person had no remote of this name, and no branch that goes to one.
-fn is_new_remote(remote: &[u8], known: &Known) -> bool {
+fn is_new_remote(remote: &[u8], known: &Known<'_>) -> bool {
     let goes_there = |setting: &Setting| {
         matches!(setting.section.as_str(), "branch" | "remote")
             && matches!(setting.key.as_str(), "remote" | "pushremote" | "pushdefault")
@@ -270,14 +340,14 @@ fn is_new_remote(remote: &[u8], known: &Known) -> bool {
     addresses(&known.first, remote).is_empty() && !known.first.iter().any(goes_there)
 }
 
-fn is_harmless_module(setting: &Setting) -> bool {
+fn is_harmless_module(setting: &Setting, path: &[u8], known: &Known<'_>) -> bool {
     let value = setting.value.as_deref().unwrap_or(b"true");
     let is_named = setting.section == "submodule" && setting.subsection.as_deref().is_some_and(is_relative_path);
     is_named
         && !value.iter().any(u8::is_ascii_control)
         && match setting.key.as_str() {
             "path" => is_relative_path(value),
-            "url" => is_address(value),
+            "url" => is_address(value) && leads_on(setting, path, known),
             "branch" => value == b"." || is_branch(value),
             "active" | "shallow" => is_bool(value),
             "ignore" | "fetchrecursesubmodules" => is_word(value),
@@ -287,7 +357,7 @@ fn is_harmless_module(setting: &Setting) -> bool {
 }
 
 /// Whether the person had the setting: it says something else now.
-fn is_changed(setting: &Setting, known: &Known) -> bool {
+fn is_changed(setting: &Setting, known: &Known<'_>) -> bool {
     known.first.iter().any(|old| old.is_named_as(setting))
 }
 
@@ -402,7 +472,8 @@ mod tests {
     const PERSONS: &str = "[core]\n\tsshCommand = mine\n\tsshCommand = other\n[remote \"origin\"]\n\turl = https://a/b\n\tfetch = +refs/heads/*:refs/remotes/origin/*\n[branch \"main\"]\n\tremote = origin\n\tmerge = refs/heads/main\n[branch \"odd\"]\n\tremote = gone\n";
 
     fn judged(path: &str, old: &str, new: &str) -> Judgement {
-        let before = Before { first: old.as_bytes(), now: old.as_bytes() };
+        let before =
+            Before { first: old.as_bytes(), now: old.as_bytes(), may_read: &|path| !path.starts_with(b"/hidden") };
         let file = if path.ends_with("modules") { SettingsFile::Modules } else { SettingsFile::Repository };
         judge(file, path.as_bytes(), before, new.as_bytes())
     }
@@ -520,7 +591,7 @@ mod tests {
     fn remotes_of_the_person_stay_where_they_are() {
         let first = "[remote \"o\"]\n\turl = https://a\n\tfetch = +refs/heads/*:refs/remotes/o/*\n[branch \"m\"]\n\tremote = o\n";
         let judged = |now: &str, new: &str| {
-            let before = Before { first: first.as_bytes(), now: now.as_bytes() };
+            let before = Before { first: first.as_bytes(), now: now.as_bytes(), may_read: &|_| true };
             judge(SettingsFile::Repository, b"/w/.git/config", before, new.as_bytes()) == Judgement::Harmless
         };
         let renamed = "[remote \"n\"]\n\turl = https://a\n\tfetch = +refs/heads/*:refs/remotes/o/*\n[branch \"m\"]\n\tremote = o\n";
@@ -571,6 +642,56 @@ mod tests {
         }
         check("/w/.git/config", "../lib", false);
         check("/w/.git/modules/config", "../../lib", false);
+    }
+
+    #[test]
+    fn no_address_leads_to_what_the_run_may_not_read() {
+        let with = |url: &str| format!("[remote \"x\"]\n\turl = {url}\n");
+        for (url, expected) in [
+            ("/srv/x.git", true),
+            ("file:///srv/x.git", true),
+            ("../x", true),
+            ("host:x", true),
+            ("/hidden", false),
+            ("/hidden/x", false),
+            ("/srv/../hidden", false),
+            ("../hidden", false),
+            ("./../hidden/x", false),
+            ("file:///hidden", false),
+            ("file:///hidde%6e", false),
+            ("file://host/hidden", false),
+        ] {
+            let found = judged("/w/.git/config", "", &with(url)) == Judgement::Harmless;
+            assert_eq!(found, expected, "{url}");
+        }
+        assert_ne!(judged("/w/.git/modules/a/config", "", &with("../hidden")), Judgement::Harmless);
+        assert_ne!(judged("/w/.gitmodules", "", "[submodule \"a\"]\nurl = /hidden\n"), Judgement::Harmless);
+    }
+
+    #[test]
+    fn a_branch_goes_where_it_went() {
+        let persons = "[remote \"origin\"]\n\turl = https://a/b\n[remote \"fork\"]\n\turl = https://a/c\n";
+        let is_harmless =
+            |old: &str, added: &str| judged("/w/.git/config", old, &format!("{old}{added}")) == Judgement::Harmless;
+        let up = "[remote \"up\"]\n\turl = https://evil/b\n[branch \"main\"]\n\tremote = up\n";
+        assert!(!is_harmless(persons, up), "the person's push went to origin");
+        assert!(is_harmless("", up), "it went nowhere");
+        for remote in ["origin", "fork", "."] {
+            assert!(is_harmless(persons, &format!("[branch \"main\"]\n\tremote = {remote}\n")), "{remote}");
+        }
+        let only = "[remote \"mine\"]\n\turl = https://a/b\n";
+        assert!(!is_harmless(only, up));
+    }
+
+    #[test]
+    fn all_that_was_said_of_a_key_stays_in_order() {
+        let a = "[core]\n\thooksPath = a\n";
+        let b = "[core]\n\thooksPath = b\n";
+        let old = [a, b, a].concat();
+        assert_eq!(judged("/w/.git/config", &old, &old), Judgement::Harmless);
+        for new in [[a, b].concat(), [b, a].concat(), [a, a].concat(), a.to_owned(), [a, a, b].concat()] {
+            assert_ne!(judged("/w/.git/config", &old, &new), Judgement::Harmless, "{new}");
+        }
     }
 
     #[test]

@@ -114,6 +114,11 @@ impl<'a> View<'a> {
         self.walk(start.to_vec(), components(&text))
     }
 
+    /// The path without links of what is at `path`, as far as it is there.
+    pub(crate) fn resolve_end(self, path: &[u8]) -> Option<Vec<u8>> {
+        self.resolve(path).map(|chain| chain.end)
+    }
+
     /// The same for any absolute path, whose links are all followed.
     pub(super) fn resolve(self, path: &[u8]) -> Option<Chain> {
         self.walk(Vec::new(), components(path))
