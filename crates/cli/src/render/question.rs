@@ -422,10 +422,14 @@ pub fn rules_prompt(rules: &[String], file: &std::path::Path, kind: &QuestionKin
 /// Advice for a refusal that a grant would have prevented: a person gives the power, a
 /// program asks for it.
 pub fn grant_hint(grant: &Grant, to_person: bool) -> String {
-    let option = if to_person { "--grant" } else { "--request" };
     // Runs of blanks in a form that can be counted, and read back.
     let text = grant.to_string().replace("   ", "\\x20\\x20\\x20");
-    format!("{option} {}", shell_quoted(&text))
+    format!("{} {}", grant_option(to_person), shell_quoted(&text))
+}
+
+/// The option by which a person gives a power, and a program asks for it.
+pub fn grant_option(to_person: bool) -> &'static str {
+    if to_person { "--grant" } else { "--request" }
 }
 
 #[cfg(test)]
