@@ -116,6 +116,25 @@ fn a_rule_gives_what_is_requested() {
 
 /// The same in each command that runs one: detached, in a session, in a sandbox that is
 /// kept; and `check` says what would happen.
+/// What is given, asked about and recorded is the list of hosts, never the group's name.
+#[test]
+fn a_group_of_hosts_is_its_list() {
+    let hosts = ["connect pypi.org:443", "connect files.pythonhosted.org:443"];
+    each_user(|world| {
+        for (name, level) in [("@pypi", "full"), ("connect @python", "restricted")] {
+            let run = |option: &str| world.outcome(&["--mode", "never", "--level", level, option, name], &["true"]);
+            let granted = run("--grant");
+            let given = &granted["attempts"][0]["grants"];
+            assert_eq!((&granted["exit_code"], given), (&json!(0), &json!([hosts[1], hosts[0]])), "{name}");
+            let refused = hosts.map(|host| json!({ "grant": host, "given": false, "agreed_by": null }));
+            assert_eq!(run("--request")["requested"], json!(refused), "{name}");
+        }
+        let unknown = world.run(&world.stockade(&["--grant", "@pypy"], &["true"]));
+        assert_eq!(unknown.ended, Ended::Code(125), "{}", unknown.text());
+        assert!(unknown.stderr.contains("did you mean `@pypi`?"), "{}", unknown.stderr);
+    });
+}
+
 #[test]
 fn every_way_to_run_a_command_takes_requests() {
     each_user(|world| {

@@ -266,6 +266,7 @@ impl Dialog<'_> {
     /// What a key says, after what it asks further; nothing where another is pressed then.
     fn chosen(&self, key: Key) -> std::io::Result<Option<Answer>> {
         match key {
+            Key::Group => self.group(),
             Key::Times => self.number(),
             Key::Until => self.period(),
             Key::Always => self.always(),
@@ -295,6 +296,23 @@ impl Dialog<'_> {
             }
             Fresh::Key(b'r') => Some(self.echo('r', yes)?),
             Fresh::Key(_) | Fresh::Several | Fresh::Untold => None,
+        })
+    }
+
+    /// How far a yes to the group reaches.
+    fn group(&self) -> std::io::Result<Option<Answer>> {
+        let Some(offer) = self.question.group_offered() else { return Ok(None) };
+        let scopes = [(Key::Once, Scope::Once), (Key::Session, Scope::Session), (Key::Always, Scope::Always)];
+        let offered: Vec<_> =
+            scopes.into_iter().filter(|(_, scope)| self.question.scopes_of_yes().contains(scope)).collect();
+        let keys: Vec<Key> = offered.iter().map(|(key, _)| *key).collect();
+        Ok(match self.fresh(&question::group_prompt(&offer.name, &keys))? {
+            Fresh::Over(answer) => Some(answer),
+            Fresh::Key(byte) => match offered.iter().find(|(key, _)| key.character() == char::from(byte)) {
+                Some((key, scope)) => Some(self.echo(key.character(), Answer::Group(*scope))?),
+                None => None,
+            },
+            Fresh::Several | Fresh::Untold => None,
         })
     }
 
@@ -404,6 +422,7 @@ fn answer(key: Key) -> Answer {
     match key {
         // The other two ask further; alone they are a yes for this time.
         Key::Once | Key::Times | Key::Until => Answer::Approved(Scope::Once),
+        Key::Group => Answer::Group(Scope::Once),
         Key::Session => Answer::Approved(Scope::Session),
         Key::Always => Answer::Approved(Scope::Always),
         Key::No => Answer::Denied(Scope::Once),
@@ -421,6 +440,8 @@ mod tests {
     use rustix::fs::{Mode, OFlags};
     use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
     use rustix::termios::{LocalModes, tcgetattr};
+
+    use stockade_model::GroupOffer;
 
     use super::*;
     use crate::render::question::tests::ask;
@@ -748,6 +769,41 @@ mod tests {
             }
         });
         assert_eq!(got, Answer::Denied(Scope::Once));
+    }
+
+    #[test]
+    fn a_group_is_chosen_and_how_far() {
+        let grants =
+            vec!["connect pypi.org:443".parse().unwrap(), "connect files.pythonhosted.org:443".parse().unwrap()];
+        let kind = QuestionKind::Hold {
+            denial: question::tests::denial(),
+            grants: grants[..1].to_vec(),
+            directory: false,
+            held_ms: 0,
+        };
+        let value = Question { group: Some(GroupOffer { name: "pypi".to_owned(), grants }), ..ask(kind) };
+        let got = |key: &str| {
+            meet(value.clone(), |person| {
+                person.sees("@pypi: pypi.org:443 files.pythonhosted.org:443");
+                person.sees("[?] > ");
+                person.presses("g");
+                person.sees("for each host of @pypi:  [o]nce  [s]ession  [a]lways > ");
+                person.presses(key);
+                if key == "x" {
+                    person.sees("nothing chosen");
+                    person.sees("[?] > ");
+                    person.presses("n");
+                }
+            })
+        };
+        for (key, answer) in [
+            ("o", Answer::Group(Scope::Once)),
+            ("s", Answer::Group(Scope::Session)),
+            ("a", Answer::Group(Scope::Always)),
+            ("x", Answer::Denied(Scope::Once)),
+        ] {
+            assert_eq!(got(key), answer, "{key}");
+        }
     }
 
     #[test]

@@ -144,13 +144,14 @@ pub struct Terms {
     /// The powers to run with: `read-only`, `workspace`, or one from the configuration.
     #[arg(long, value_name = "P")]
     pub profile: Option<String>,
-    /// One added power, e.g. 'write ~/.cache/pip' or 'connect pypi.org:443', without a
-    /// question: it is your own yes; may be repeated. For a command that an agent chose
-    /// see --request.
+    /// One added power, e.g. 'write ~/.cache/pip' or 'connect pypi.org:443', or a group of
+    /// hosts, e.g. @npm (see `stockade policy groups`), without a question: it is your own
+    /// yes; may be repeated. For a command that an agent chose see --request.
     #[arg(long = "grant", value_name = "G")]
     pub grants: Vec<OsString>,
-    /// A power to ask for, e.g. 'connect pypi.org:443': rules, the mode and a person
-    /// decide on it, as for a program that is not the person; may be repeated.
+    /// A power to ask for, e.g. 'connect pypi.org:443', or a group of hosts, e.g. @npm:
+    /// rules, the mode and a person decide on it, as for a program that is not the person;
+    /// may be repeated.
     #[arg(long = "request", value_name = "G")]
     pub requests: Vec<OsString>,
     /// A limit that holds where it is lower than the profile's, e.g. memory=2GiB,

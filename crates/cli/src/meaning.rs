@@ -307,21 +307,25 @@ pub fn grants(
 ) -> Result<Vec<Grant>, Failure> {
     let mut all = Vec::with_capacity(typed.len());
     for text in typed {
-        match text.to_str().map(str::trim).and_then(|text| text.strip_prefix("connect ")) {
-            Some(hosts) => all.extend(connects(hosts.trim())?),
-            None => all.push(grant(text, variables, cwd, workspace)?),
+        match text.to_str().map(str::trim) {
+            Some(group) if group.starts_with('@') => all.extend(connects(group, group)?),
+            Some(said) if said.starts_with("connect ") => {
+                all.extend(connects(said, said.trim_start_matches("connect").trim())?);
+            }
+            _ => all.push(grant(text, variables, cwd, workspace)?),
         }
     }
     Ok(all)
 }
 
 /// The grants to connect to what a person names: hosts, or a shipped group of
-/// them.
-fn connects(hosts: &str) -> Result<Vec<Grant>, Failure> {
-    const HINT: &str = "for example --grant 'connect pypi.org:443', 'connect *.example.com' or 'connect @pypi'";
+/// them. `said` is all that was typed. From here on there is the list alone: what a name
+/// stands for may change, what was agreed to does not.
+fn connects(said: &str, hosts: &str) -> Result<Vec<Grant>, Failure> {
+    const HINT: &str = "for example --grant 'connect pypi.org:443', 'connect *.example.com' or @pypi";
     let no_grant = |why: &dyn std::fmt::Display| {
-        let shown = RawText::from(hosts).escaped();
-        Failure::new(format!("`connect {shown}` is no grant: {why}")).hint(HINT)
+        let shown = RawText::from(said).escaped();
+        Failure::new(format!("`{shown}` is no grant: {why}")).hint(HINT)
     };
     let entry: HostEntry = hosts.parse().map_err(|why| no_grant(&why))?;
     for pattern in entry.patterns() {
@@ -414,9 +418,12 @@ mod tests {
         };
         assert_eq!(shown("connect PyPI.org:443").unwrap(), "connect pypi.org:443");
         assert_eq!(shown(" connect  a_b:80,443").unwrap(), "connect a_b:80,443");
-        assert_eq!(shown("connect @pypi").unwrap(), "connect pypi.org:443, connect files.pythonhosted.org:443");
+        for pypi in ["connect @pypi", "@pypi", " @pypi ", "@python"] {
+            assert_eq!(shown(pypi).unwrap(), "connect pypi.org:443, connect files.pythonhosted.org:443", "{pypi}");
+        }
         for (typed, why) in [
             ("connect https://pypi.org", "a host stands without scheme and path: `pypi.org:443`"),
+            ("@npmm", "there is no such group; did you mean `@npm`?"),
             ("connect @pypy", "there is no such group; did you mean `@pypi`?"),
             ("connect pypi.org:https", "a port is a number from 1 to 65535"),
             ("connect 127.1:80", "it ends in a number and is no address: write four decimal numbers, e.g. `127.0.0.1`"),

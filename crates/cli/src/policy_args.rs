@@ -206,7 +206,7 @@ pub struct PolicyAmendArgs {
     /// What becomes of it.
     #[arg(long, value_parser = verdict, value_name = "EFFECT", default_value = "allow")]
     pub effect: Verdict,
-    /// A power that comes with an `allow`, e.g. 'connect pypi.org:443'; with
+    /// A power that comes with an `allow`, e.g. 'connect pypi.org:443' or @npm; with
     /// `--host` a secret for one of these, e.g. 'secret github to ghe.example.com:443';
     /// may be repeated.
     #[arg(long = "grant", value_name = "G")]

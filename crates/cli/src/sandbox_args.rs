@@ -184,12 +184,13 @@ pub struct SandboxCreateArgs {
 /// How one command is run in a sandbox.
 #[derive(Args, Clone, Debug)]
 pub struct Manner {
-    /// One added power, e.g. 'connect pypi.org:443', without a question: it is your own
-    /// yes; may be repeated.
+    /// One added power, e.g. 'connect pypi.org:443', or a group of hosts, e.g. @npm,
+    /// without a question: it is your own yes; may be repeated.
     #[arg(long = "grant", value_name = "G")]
     pub grants: Vec<OsString>,
-    /// A power to ask for, e.g. 'connect pypi.org:443': rules, the mode and a person
-    /// decide on it, as for a program that is not the person; may be repeated.
+    /// A power to ask for, e.g. 'connect pypi.org:443', or a group of hosts, e.g. @npm:
+    /// rules, the mode and a person decide on it, as for a program that is not the person;
+    /// may be repeated.
     #[arg(long = "request", value_name = "G")]
     pub requests: Vec<OsString>,
     /// When to ask, as for `run`.

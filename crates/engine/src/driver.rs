@@ -14,7 +14,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use stockade_model::{
-    Assessment, Decision, Denial, Event, EventKind, Grant, Operation, Outcome, Plan, Question, Request, Review, Verdict,
+    Assessment, Decision, Denial, Event, EventKind, Grant, GroupOffer, Operation, Outcome, Plan, Question, Request,
+    Review, Verdict,
 };
 use tracing::{debug, info, info_span, warn};
 
@@ -25,6 +26,7 @@ use crate::core::{
 };
 use crate::interrupts::{HasTyped, StandStill};
 use crate::keys::Key;
+use crate::offers;
 use crate::seams::{Clock, HeldRule, Judge, Memory, MemoryError, Recorder};
 use crate::{
     Approver, Attempt, AttemptEvent, Backend, Events, HoldId, Interrupts, Io, Reviewer, StartError, exit_code,
@@ -214,9 +216,10 @@ impl Driver<'_> {
                     self.held.add(id);
                     let powers = self.powers(&denial);
                     let directory = denial.grant.as_ref().map_or_else(Vec::new, |grant| self.directory(grant));
-                    let refused_in = self.is_refused_in(&directory);
+                    let refused_in = offers::is_refused_in(&self.refused, &directory);
                     let rule = self.held_rule(&denial);
-                    Input::Held(Box::new(HeldCall { id, denial, powers, directory, refused_in, rule }))
+                    let group = denial.grant.as_ref().and_then(|grant| self.group(grant));
+                    Input::Held(Box::new(HeldCall { id, denial, powers, directory, group, refused_in, rule }))
                 }
                 AttemptEvent::Withdrawn(id) => {
                     self.held.remove(id);
@@ -289,13 +292,12 @@ impl Driver<'_> {
         (rule.decision.verdict != Verdict::Allow || !rule.powers.is_empty()).then_some(rule)
     }
 
-    /// Whether a remembered no is about something in this directory or domain.
-    fn is_refused_in(&self, directory: &[Grant]) -> bool {
-        let is_in = |refused: &Grant, around: &Grant| match (refused.targets(), around.targets()) {
-            (Some(hosts), Some(around)) => hosts != around && around.covers(hosts),
-            _ => refused.path().zip(around.path()).is_some_and(|(path, root)| path != root && path.starts_with(root)),
-        };
-        self.refused.iter().any(|refused| directory.iter().any(|around| is_in(refused, around)))
+    /// The group of hosts that may be offered beside the host of `grant`.
+    fn group(&self, grant: &Grant) -> Option<GroupOffer> {
+        let plan = self.plan.as_ref()?;
+        let offer = self.engine.judge.group(&self.request, plan, grant)?;
+        let is_honoured = !self.honoured(plan, offer.grants.clone()).is_empty();
+        (is_honoured && offers::is_whole(&offer, &self.refused)).then_some(offer)
     }
 
     fn honoured(&self, plan: &Plan, powers: Vec<Grant>) -> Vec<Grant> {

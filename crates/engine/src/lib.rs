@@ -16,6 +16,7 @@ mod identity;
 mod interrupts;
 pub mod keys;
 pub mod mountinfo;
+mod offers;
 pub mod real;
 pub mod remote;
 mod reviewer;

@@ -9,8 +9,8 @@ use std::time::SystemTime;
 
 use stockade_audit::Log;
 use stockade_model::{
-    Answer, ApprovalId, Assessment, Command, DEFAULT_UNDO_BYTES, Decision, Denial, Digest, Event, Grant, Level, Plan,
-    QuestionKind, RawText, Request, Scope, SessionId, Verdict,
+    Answer, ApprovalId, Assessment, Command, DEFAULT_UNDO_BYTES, Decision, Denial, Digest, Event, Grant, GroupOffer,
+    Level, Plan, QuestionKind, RawText, Request, Scope, SessionId, Verdict,
 };
 use stockade_policy::{
     Circumstances, Obligations, Rule, Settings, complete_grants, effective_environment, is_history, may_escalate,
@@ -262,6 +262,13 @@ impl Judge for RuleJudge {
         around.map_or_else(Vec::new, |around| self.escalation(request, plan, &around))
     }
 
+    fn group(&self, request: &Request, plan: &Plan, grant: &Grant) -> Option<GroupOffer> {
+        let group = self.settings.grantable_group(&plan.profile, &grant.targets()?.target()?)?;
+        let grants: Vec<Grant> = group.hosts.iter().cloned().map(Grant::Connect).collect();
+        let may = |grant: &Grant| !self.escalation(request, plan, grant).is_empty();
+        grants.iter().all(may).then(|| GroupOffer { name: group.name.clone(), grants })
+    }
+
     fn policy(&self, request: &Request) -> Digest {
         // How long a question waits changes nothing that was agreed to.
         let (mut text, mut ends) = (Vec::new(), vec![0]);
@@ -371,7 +378,7 @@ impl Memory for StoreMemory {
 
     fn remember(&self, memo: &Memo, session: Option<&SessionId>, now_ms: u64) -> Result<(), MemoryError> {
         let (consent, scope) = match memo.answer {
-            Answer::Approved(scope) => (Consent::Approved, scope),
+            Answer::Approved(scope) | Answer::Group(scope) => (Consent::Approved, scope),
             Answer::Denied(scope) => (Consent::Denied, scope),
             Answer::Abort | Answer::TimedOut => return Ok(()),
         };

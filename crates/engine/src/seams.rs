@@ -2,7 +2,7 @@
 //! a record, a memory, a clock. Small, so that tests stand in for each; the
 //! real ones are in [`real`](crate::real).
 
-use stockade_model::{Assessment, Decision, Denial, Digest, Event, Grant, Plan, Request, SessionId};
+use stockade_model::{Assessment, Decision, Denial, Digest, Event, Grant, GroupOffer, Plan, Request, SessionId};
 
 use crate::core::{Memo, Planned, Remembered, Ruling};
 use crate::keys::{GrantContext, Key};
@@ -43,6 +43,12 @@ pub trait Judge: Send + Sync {
     /// or the home directory as a whole. For a host those beneath the same
     /// domain, where somebody owns it. Empty otherwise.
     fn directory(&self, request: &Request, plan: &Plan, grant: &Grant) -> Vec<Grant>;
+
+    /// The shipped group of hosts that may be offered beside the host of `grant`: one
+    /// that lists it, and of which all may be given.
+    fn group(&self, _request: &Request, _plan: &Plan, _grant: &Grant) -> Option<GroupOffer> {
+        None
+    }
 
     /// Version of the policy for this request: consent is bound to it.
     fn policy(&self, request: &Request) -> Digest;

@@ -78,6 +78,16 @@ pub enum QuestionKind {
     Unsandboxed,
 }
 
+/// Hosts that belong together, as one more answer to a question about one of them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GroupOffer {
+    /// Its name, without `@`.
+    pub name: String,
+    /// The powers that it stands for: exactly these are given.
+    pub grants: Vec<Grant>,
+}
+
 /// A question to an approver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -92,6 +102,9 @@ pub struct Question {
     pub assessment: Assessment,
     /// The scopes that may be offered; the shortest first.
     pub scopes: Vec<Scope>,
+    /// A group of hosts that may be chosen in the place of the one that is asked about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<GroupOffer>,
     /// Binds the answer to what was shown (L5).
     pub digest: Digest,
     /// Milliseconds until silence means no.
@@ -105,7 +118,16 @@ impl Question {
     /// How far a yes may reach: as offered, but this time only where a review
     /// warns. A no may always reach as far as offered.
     pub fn scopes_of_yes(&self) -> &[Scope] {
-        if self.review.as_ref().is_some_and(Review::warns) { &[Scope::Once] } else { &self.scopes }
+        if self.is_warned_of() { &[Scope::Once] } else { &self.scopes }
+    }
+
+    /// The group that may be chosen: none where a review warns.
+    pub fn group_offered(&self) -> Option<&GroupOffer> {
+        self.group.as_ref().filter(|_| !self.is_warned_of())
+    }
+
+    fn is_warned_of(&self) -> bool {
+        self.review.as_ref().is_some_and(Review::warns)
     }
 }
 
@@ -131,6 +153,8 @@ pub enum Scope {
 pub enum Answer {
     /// Yes, this far.
     Approved(Scope),
+    /// Yes to the group that the question offers, this far.
+    Group(Scope),
     /// No, this far.
     Denied(Scope),
     /// No, and end the request now.

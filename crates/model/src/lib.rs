@@ -35,7 +35,7 @@ mod secret_use;
 mod special;
 mod targets;
 
-pub use approval::{Answer, Approval, ApprovalMode, GranularMode, Question, QuestionKind, Scope};
+pub use approval::{Answer, Approval, ApprovalMode, GranularMode, GroupOffer, Question, QuestionKind, Scope};
 pub use assessment::{Assessment, Capability, Finding, Impact, Span, Tier};
 pub use bytes::{RawText, is_deceptive};
 pub use denial::{Denial, Layer, Operation, Resolution};

@@ -13,7 +13,7 @@ use stockade_model::{ApprovalMode, GranularMode, Limits, ProgramPattern, Sandbox
 use crate::egress_file::EgressSection;
 use crate::hosts::HostEntry;
 use crate::notify::NotifySection;
-use crate::pattern::{GrantText, PathFact, PathPattern, RuleName, TimeWindow, Word};
+use crate::pattern::{GrantEntry, PathFact, PathPattern, RuleName, TimeWindow, Word};
 use crate::review::ReviewSection;
 use crate::text::{
     Bytes, ConfigPath, DropPattern, Milliseconds, PassPattern, Processors, ProfileKey, ProfileName, ProtectedName,
@@ -298,11 +298,12 @@ pub struct RuleSection {
     /// The profile to run with. A project may name one with fewer powers only.
     pub profile: Option<ProfileName>,
     /// Powers added where it is allowed or agreed to, e.g.
-    /// `["connect github.com:443"]`; `~/` and `./` may start a path. Beside
+    /// `["connect github.com:443", "@npm"]`; `~/` and `./` may start a path, and a
+    /// shipped group of hosts stands for each of them. Beside
     /// `hosts`: secrets for these, e.g. `["secret github to ghe.example.com:443"]`.
     /// Not in project configuration.
     #[serde(default)]
-    pub grants: Vec<GrantText>,
+    pub grants: Vec<GrantEntry>,
     /// Who may agree where it asks. Default: `any`.
     pub approver: Option<ApproverName>,
     /// Limits that hold for it; those of the profile where they are lower.

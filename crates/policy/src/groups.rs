@@ -3,22 +3,24 @@
 //!
 //! Must not know what a group is used for.
 
+use std::collections::BTreeSet;
 use std::sync::OnceLock;
 
 use serde::Deserialize;
-use stockade_model::TargetPattern;
+use stockade_model::{Target, TargetPattern};
 
 const TEXT: &str = include_str!("../../../policies/groups.toml");
 
 /// Hosts that belong together.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostGroup {
     /// Its name, without `@`.
     pub name: String,
-    /// What it is, in one line.
+    /// What it is, in one line, and where whoever is reached can be sent to.
     pub summary: String,
-    /// The hosts, each with its ports.
+    /// The groups that it stands for, without `@`.
+    pub groups: Vec<String>,
+    /// The hosts, each with its ports: its own and those of its groups, each once.
     pub hosts: Vec<TargetPattern>,
     /// Where it is said that it is these.
     pub source: String,
@@ -27,7 +29,41 @@ pub struct HostGroup {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    group: Vec<HostGroup>,
+    group: Vec<Section>,
+}
+
+/// A group as the file has it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Section {
+    name: String,
+    summary: String,
+    #[serde(default)]
+    groups: Vec<String>,
+    #[serde(default)]
+    hosts: Vec<TargetPattern>,
+    source: String,
+}
+
+/// Reads a file of groups. A group stands only for groups above it, so that none
+/// stands for itself.
+fn read(text: &str) -> Result<Vec<HostGroup>, String> {
+    let file = toml::from_str::<File>(text).map_err(|error| error.to_string())?;
+    let mut all: Vec<HostGroup> = Vec::with_capacity(file.group.len());
+    for Section { name, summary, groups, hosts: own, source } in file.group {
+        let mut hosts = Vec::new();
+        for part in &groups {
+            let Some(known) = all.iter().find(|known| known.name == *part) else {
+                return Err(format!("{name}: no group `{part}` stands above it"));
+            };
+            hosts.extend(known.hosts.iter().cloned());
+        }
+        hosts.extend(own);
+        let mut seen = BTreeSet::new();
+        hosts.retain(|host| seen.insert(host.clone()));
+        all.push(HostGroup { name, summary, groups, hosts, source });
+    }
+    Ok(all)
 }
 
 /// Every group there is.
@@ -35,7 +71,7 @@ pub fn host_groups() -> &'static [HostGroup] {
     static GROUPS: OnceLock<Vec<HostGroup>> = OnceLock::new();
     // The text is this repository's own and a test reads it; were it broken, no
     // group would be known, and a configuration that names one would be refused.
-    GROUPS.get_or_init(|| toml::from_str::<File>(TEXT).map_or_else(|_| Vec::new(), |file| file.group))
+    GROUPS.get_or_init(|| read(TEXT).unwrap_or_default())
 }
 
 /// The group of this name, without `@`.
@@ -43,16 +79,24 @@ pub(crate) fn group(name: &str) -> Option<&'static HostGroup> {
     host_groups().iter().find(|group| group.name == name)
 }
 
+/// The groups that list this host on this port, those with the fewest hosts first.
+/// A host that a wildcard of the group covers counts; a name beneath it does not.
+pub fn groups_with(target: &Target) -> Vec<&'static HostGroup> {
+    let exactly = TargetPattern::exactly(target);
+    let mut all: Vec<&HostGroup> =
+        host_groups().iter().filter(|group| group.hosts.iter().any(|host| host.covers(&exactly))).collect();
+    all.sort_by_key(|group| group.hosts.len());
+    all
+}
+
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
     use crate::hosts::check_breadth;
 
     #[test]
     fn groups_are_well_formed() {
-        let groups = toml::from_str::<File>(TEXT).unwrap().group;
+        let groups = read(TEXT).unwrap();
         let names: BTreeSet<&str> = groups.iter().map(|group| group.name.as_str()).collect();
         assert_eq!(names.len(), groups.len(), "a name stands twice");
         for group in &groups {
@@ -62,8 +106,67 @@ mod tests {
                 assert!(host.ports().next().is_some(), "{}: {host} names no port", group.name);
                 assert_eq!(check_breadth(host), Ok(()), "{}", group.name);
             }
-            let hosts: BTreeSet<_> = group.hosts.iter().collect();
-            assert_eq!(hosts.len(), group.hosts.len(), "{}: a host stands twice", group.name);
+        }
+        let sections = toml::from_str::<File>(TEXT).unwrap().group;
+        for section in sections {
+            let hosts: BTreeSet<_> = section.hosts.iter().collect();
+            assert_eq!(hosts.len(), section.hosts.len(), "{}: a host stands twice", section.name);
+        }
+    }
+
+    /// Methods are read only where a profile looks into the traffic: what a tool fetches
+    /// from can be sent to, and its summary says so.
+    #[test]
+    fn groups_of_tools_say_where_they_send() {
+        for name in ["git", "cargo", "python", "node", "go", "java"] {
+            let group = group(name).unwrap();
+            assert!(group.summary.contains("can also send: "), "{name}: {}", group.summary);
+        }
+    }
+
+    #[test]
+    fn git_reads_over_https_alone() {
+        for host in &group("git").unwrap().hosts {
+            assert!(host.to_string().ends_with(":443") && !host.to_string().contains("ssh"), "{host}");
+        }
+    }
+
+    #[track_caller]
+    fn check_read(text: &str, expected: Result<&[&str], &str>) {
+        let shown = read(text).map(|groups| {
+            let last = groups.last().unwrap();
+            last.hosts.iter().map(ToString::to_string).collect::<Vec<_>>()
+        });
+        let expected = expected.map(|hosts| hosts.iter().map(ToString::to_string).collect()).map_err(str::to_owned);
+        assert_eq!(shown, expected);
+    }
+
+    #[test]
+    fn a_group_stands_for_groups_above_it() {
+        let one =
+            |name: &str, rest: &str| format!("[[group]]\nname = \"{name}\"\nsummary = \"s\"\nsource = \"s\"\n{rest}\n");
+        let a = one("a", "hosts = [\"x.example.com:443\", \"y.example.com:443\"]");
+        let b = one("b", "groups = [\"a\"]\nhosts = [\"z.example.com:443\", \"x.example.com:443\"]");
+        let c = one("c", "groups = [\"b\", \"a\"]");
+        check_read(&format!("{a}{b}"), Ok(&["x.example.com:443", "y.example.com:443", "z.example.com:443"]));
+        check_read(&format!("{a}{b}{c}"), Ok(&["x.example.com:443", "y.example.com:443", "z.example.com:443"]));
+        check_read(&format!("{b}{a}"), Err("b: no group `a` stands above it"));
+        check_read(&one("d", "groups = [\"d\"]"), Err("d: no group `d` stands above it"));
+    }
+
+    #[test]
+    fn groups_of_a_host() {
+        let names = |target: &str| {
+            let target = target.parse::<TargetPattern>().unwrap().target().unwrap();
+            groups_with(&target).iter().map(|group| group.name.as_str()).collect::<Vec<_>>()
+        };
+        assert_eq!(names("index.crates.io:443"), ["crates", "cargo"]);
+        assert_eq!(names("registry.npmjs.org:443"), ["npm", "node"]);
+        assert_eq!(names("de.archive.ubuntu.com:80"), ["ubuntu"]);
+        assert_eq!(names("github.com:22"), ["github"]);
+        for none in ["registry.npmjs.org:80", "x.registry.npmjs.org:443", "npmjs.org:443", "a.de.archive.ubuntu.com:80"]
+        {
+            assert_eq!(names(none), [""; 0], "{none}");
         }
     }
 }

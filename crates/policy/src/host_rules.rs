@@ -6,10 +6,11 @@
 
 use std::net::Ipv4Addr;
 
-use stockade_model::{Host, Profile, TargetPattern, Verdict};
+use stockade_model::{Host, Profile, Target, TargetPattern, Verdict};
 
 use crate::act::{Stage, scene};
 use crate::file::Combining;
+use crate::groups::{HostGroup, groups_with};
 use crate::hosts::{HostEntry, siblings};
 use crate::rules::{Act, Circumstances, Match, Matcher, Rule};
 use crate::settings::Settings;
@@ -24,6 +25,15 @@ impl Settings {
         let egress = &profile.egress;
         let is_kept = egress.deny.iter().chain(&egress.ask).any(|entry| entry.overlaps(&around));
         (!is_kept).then_some(around)
+    }
+
+    /// The smallest shipped group that lists this target among others, where nothing
+    /// refuses or asks about any of its hosts. The profile is that of a run, with the
+    /// rules in it.
+    pub fn grantable_group(&self, profile: &Profile, target: &Target) -> Option<&'static HostGroup> {
+        let egress = &profile.egress;
+        let is_kept = |host: &TargetPattern| egress.deny.iter().chain(&egress.ask).any(|entry| entry.overlaps(host));
+        groups_with(target).into_iter().find(|group| group.hosts.len() > 1 && !group.hosts.iter().any(is_kept))
     }
 
     /// Puts the rules that refuse or ask about hosts, here and for this run,

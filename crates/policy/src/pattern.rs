@@ -13,7 +13,7 @@ use serde::{Deserialize, Deserializer};
 use stockade_model::{Grant, Limit, RawText};
 
 use crate::glob::parts_cover;
-use crate::hosts::check_breadth;
+use crate::hosts::{HostEntry, check_breadth};
 use crate::text::{ConfigPath, TextError, fail, text_form};
 
 /// Longest pattern, in bytes.
@@ -282,10 +282,37 @@ impl FromStr for GrantText {
         }
     }
 }
+/// An entry of a list of grants: one power, or a shipped group of hosts to connect to,
+/// `@pypi`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GrantEntry(Vec<GrantText>);
+
+impl GrantEntry {
+    /// The powers it stands for.
+    pub fn grants(&self) -> &[GrantText] {
+        &self.0
+    }
+}
+
+impl FromStr for GrantEntry {
+    type Err = TextError;
+    fn from_str(text: &str) -> Result<Self, TextError> {
+        let group = text.strip_prefix("connect ").unwrap_or(text).trim();
+        if !group.starts_with('@') {
+            return text.parse().map(|grant| Self(vec![grant]));
+        }
+        let hosts = group.parse::<HostEntry>()?;
+        let grants = hosts.patterns().iter().map(|host| GrantText(format!("connect {host}")));
+        Ok(Self(grants.collect()))
+    }
+}
 text_form!(
-    GrantText,
-    format!("^(write|read|connect|secret|listen|socket|exec|env|{}) ", Limit::ALL.map(Limit::name).join("|")),
-    "A grant, e.g. `connect pypi.org:443`."
+    GrantEntry,
+    format!(
+        "^(@[a-z0-9]+$|(write|read|connect|secret|listen|socket|exec|env|{}) )",
+        Limit::ALL.map(Limit::name).join("|")
+    ),
+    "A grant, e.g. `connect pypi.org:443`, or a shipped group of hosts to connect to, e.g. `@pypi`."
 );
 
 /// Host and port of `host:port`, `[v6]:port`, a bare IPv6 address, `host`.
@@ -449,6 +476,16 @@ mod tests {
         }
         for bad in ["", "connect", "connect **.com", "connect *.github.io:443", "fly /x", "write x"] {
             assert!(bad.parse::<GrantText>().is_err(), "{bad}");
+        }
+        for text in ["@pypi", "connect @pypi"] {
+            let entry: GrantEntry = text.parse().unwrap();
+            let shown: Vec<String> = entry.grants().iter().map(ToString::to_string).collect();
+            assert_eq!(shown, ["connect pypi.org:443", "connect files.pythonhosted.org:443"]);
+        }
+        let wrong = "@pypy".parse::<GrantEntry>().unwrap_err().to_string();
+        assert_eq!(wrong, "there is no such group; did you mean `@pypi`?");
+        for bad in ["", "@", "write @pypi", "@pypi:443", "fly /x"] {
+            assert!(bad.parse::<GrantEntry>().is_err(), "{bad}");
         }
     }
 

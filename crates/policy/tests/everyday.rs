@@ -200,6 +200,16 @@ fn untrusted_asks_before_a_read_only_workspace_changes() {
 }
 
 #[test]
+fn a_rule_gives_a_group_as_its_hosts() {
+    let source = "[[rules]]\nprefix = [\"pip\"]\neffect = \"allow\"\njustification = \"j\"\ngrants = [\"@pypi\"]\n";
+    let assessment = assess("pip download x", "/home/dev", "/home/dev/x");
+    let request = request("pip download x", "/home/dev/x", ApprovalMode::OnFailure, &[]);
+    let ruling = rule_on(&settings("/home/dev", source), &request, &assessment, true);
+    let given: Vec<String> = ruling.obligations.grants.iter().map(ToString::to_string).collect();
+    assert_eq!(given, ["connect files.pythonhosted.org:443", "connect pypi.org:443"]);
+}
+
+#[test]
 fn effects_beyond_the_sandbox_are_asked_about_whatever_was_granted() {
     use ApprovalMode::{Granular, Never, OnFailure, OnRequest, Untrusted};
     let run = GranularMode { run: true, ..GranularMode::default() };

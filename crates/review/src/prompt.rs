@@ -107,6 +107,7 @@ pub(crate) mod tests {
             cwd: "/home/u/project".into(),
             assessment: Assessment::bare(Tier::Ask),
             scopes: vec![Scope::Once, Scope::Always],
+            group: None,
             digest: Digest::of_fields("test", []),
             timeout_ms: 1_000,
             review: None,

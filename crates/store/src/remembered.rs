@@ -109,7 +109,7 @@ impl Remembered {
 /// raised it is answered: nothing of `once`, one use less of `times`.
 pub fn lasting(answer: Answer) -> Option<(Consent, Scope)> {
     let (consent, scope) = match answer {
-        Answer::Approved(scope) => (Consent::Approved, scope),
+        Answer::Approved(scope) | Answer::Group(scope) => (Consent::Approved, scope),
         Answer::Denied(scope) => (Consent::Denied, scope),
         Answer::Abort | Answer::TimedOut => return None,
     };

@@ -153,6 +153,7 @@ fn answered(answer: Answer) -> String {
     let reach = |scope: Scope| scope_name(scope);
     match answer {
         Answer::Approved(scope) => format!("approved ({})", reach(scope)),
+        Answer::Group(scope) => format!("approved with its group ({})", reach(scope)),
         Answer::Denied(scope) => format!("denied ({})", reach(scope)),
         Answer::Abort => "abort".to_owned(),
         Answer::TimedOut => "timed out".to_owned(),

@@ -83,6 +83,10 @@ fn held(out: &mut String, question: &Question, style: Style) {
     let QuestionKind::Hold { denial, grants, directory, held_ms } = &question.kind else { return };
     wrap(out, style, "  command  ", &quote(&question.command));
     powers(out, grants, style);
+    if let Some(offer) = question.group_offered() {
+        let hosts: Vec<String> = offer.grants.iter().filter_map(Grant::targets).map(ToString::to_string).collect();
+        wrap(out, style, "  group    ", &format!("@{}: {}", offer.name, hosts.join(" ")));
+    }
     if *directory {
         let text = if grants.iter().any(|grant| grant.targets().is_some()) {
             "every host beneath it: several were asked for; a no is for each of them"
@@ -269,6 +273,8 @@ fn list(out: &mut String, style: Style, items: impl Iterator<Item = (&'static st
 pub enum Key {
     /// Yes, this time.
     Once,
+    /// Yes, for the group of hosts that is offered.
+    Group,
     /// Yes, until the session ends.
     Session,
     /// Yes, a number of times.
@@ -288,6 +294,7 @@ pub fn keys(question: &Question) -> Vec<Key> {
     let yes = |scope| question.scopes_of_yes().contains(&scope);
     let all = [
         (yes(Scope::Once), Key::Once),
+        (question.group_offered().is_some(), Key::Group),
         (yes(Scope::Session), Key::Session),
         (yes(Scope::Always), Key::Times),
         (yes(Scope::Always), Key::Until),
@@ -303,6 +310,7 @@ impl Key {
     pub fn character(self) -> char {
         match self {
             Self::Once => 'o',
+            Self::Group => 'g',
             Self::Session => 's',
             Self::Times => 't',
             Self::Until => 'u',
@@ -316,6 +324,7 @@ impl Key {
     fn label(self) -> Option<&'static str> {
         Some(match self {
             Self::Once => "[o]nce",
+            Self::Group => "[g]roup",
             Self::Session => "[s]ession",
             Self::Always => "[a]lways",
             Self::No => "[n]o",
@@ -332,7 +341,7 @@ impl Key {
             Self::Always => "always",
             Self::No => "no",
             Self::Never => "never",
-            Self::Times | Self::Until => return None,
+            Self::Group | Self::Times | Self::Until => return None,
         })
     }
 
@@ -341,6 +350,7 @@ impl Key {
         match self {
             Self::Once if held => "yes, and for the same until this run ends",
             Self::No if held => "no, and for the same until this run ends",
+            Self::Group => "yes, and for each host of the group; how far is asked for",
             Self::Once => "yes, this time",
             Self::No => "no, this time",
             key if is_about_powers(kind) => key.meaning_of_power(),
@@ -364,7 +374,7 @@ impl Key {
                 "yes, and for any command in this workspace from now on; `stockade approvals` takes it back"
             }
             Self::Never => "no, and for any command in this workspace from now on; `stockade approvals` takes it back",
-            Self::Once | Self::No => "this time",
+            Self::Once | Self::Group | Self::No => "this time",
         }
     }
 }
@@ -373,6 +383,12 @@ impl Key {
 pub fn prompt(keys: &[Key]) -> String {
     let labels: Vec<_> = keys.iter().filter_map(|key| key.label()).collect();
     format!("  allow?  {}  [?] > ", labels.join("  "))
+}
+
+/// The line that waits for how far a yes to a group reaches.
+pub fn group_prompt(name: &str, keys: &[Key]) -> String {
+    let labels: Vec<_> = keys.iter().filter_map(|key| key.label()).collect();
+    format!("g\n  for each host of @{name}:  {} > ", labels.join("  "))
 }
 
 /// The line that waits for a word.
@@ -422,15 +438,21 @@ pub fn rules_prompt(rules: &[String], file: &std::path::Path, kind: &QuestionKin
 /// Advice for a refusal that a grant would have prevented: a person gives the power, a
 /// program asks for it.
 pub fn grant_hint(grant: &Grant, to_person: bool) -> String {
-    let option = if to_person { "--grant" } else { "--request" };
     // Runs of blanks in a form that can be counted, and read back.
     let text = grant.to_string().replace("   ", "\\x20\\x20\\x20");
-    format!("{option} {}", shell_quoted(&text))
+    format!("{} {}", grant_option(to_person), shell_quoted(&text))
+}
+
+/// The option by which a person gives a power, and a program asks for it.
+pub fn grant_option(to_person: bool) -> &'static str {
+    if to_person { "--grant" } else { "--request" }
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use stockade_model::{Assessment, Digest, Finding, Impact, Layer, Opinion, Resolution, RiskCategory, Span, Tier};
+    use stockade_model::{
+        Assessment, Digest, Finding, GroupOffer, Impact, Layer, Opinion, Resolution, RiskCategory, Span, Tier,
+    };
 
     use super::*;
 
@@ -466,6 +488,7 @@ pub(crate) mod tests {
             scopes: vec![Scope::Once, Scope::Session, Scope::Always],
             digest: Digest::of_fields("test", []),
             timeout_ms: 300_000,
+            group: None,
             review: None,
         }
     }
@@ -567,6 +590,29 @@ pub(crate) mod tests {
         let grants = denial.grant.clone().into_iter().collect();
         let kind = QuestionKind::Hold { denial, grants, directory: false, held_ms: 40 };
         Question { command: "pip install numpy".into(), ..ask(kind) }
+    }
+
+    #[test]
+    fn a_group_is_offered_with_its_hosts() {
+        let grants = ["connect pypi.org:443", "connect files.pythonhosted.org:443"];
+        let grants = grants.iter().map(|grant| grant.parse().unwrap()).collect();
+        let value = Question { group: Some(GroupOffer { name: "pypi".to_owned(), grants }), ..hold() };
+        let shown = shown(&value) + &prompt(&keys(&value));
+        insta::assert_snapshot!(shown, @r"
+        • pip wants to connect to pypi.org:443   (not in profile workspace)
+          command  pip install numpy
+          grant    connect pypi.org:443
+          group    @pypi: pypi.org:443 files.pythonhosted.org:443
+          held     it waits and goes on with your answer; none within 5 min means no
+          reach    session and always are for any command in this workspace
+          allow?  [o]nce  [g]roup  [s]ession  [a]lways  [n]o  [N]ever  [?] >
+        ");
+        assert!(help(&value, &keys(&value), Style::PLAIN).contains("g  yes, and for each host of the group"));
+        // Nothing wider than what was asked for where a review warns.
+        let warned = reviewed(value, Risk::Critical);
+        assert!(
+            !keys(&warned).contains(&Key::Group) && !question(&warned, &"x".into(), Style::PLAIN).contains("@pypi")
+        );
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //!
 //! Looks at names on the host where the paths are the host's, and changes nothing.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::net::IpAddr;
@@ -12,7 +13,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use stockade_model::{Denial, Grant, Host, Operation, Target, TargetPattern, is_localhost};
-use stockade_policy::advice_instead_of_grant;
+use stockade_policy::{HostGroup, advice_instead_of_grant, groups_with};
 
 /// Siblings that are granted one by one; more are granted by their directory.
 const MAX_SIBLINGS: usize = 2;
@@ -33,6 +34,8 @@ pub struct Surroundings<'a> {
 pub enum Remedy {
     /// With these grants it passes.
     Grants(Vec<Grant>),
+    /// With this shipped group of hosts it passes.
+    Group(&'static HostGroup),
     /// It passes in this workspace.
     Workspace(PathBuf),
     /// Something else, in words.
@@ -46,6 +49,7 @@ pub fn grouped<'d>(denials: &[&'d Denial], around: Surroundings<'_>) -> Vec<(Rem
     let mut remedies: Vec<Remedy> = denials.iter().map(|denial| of_one(denial, around)).collect();
     join_loopback(&mut remedies);
     join_siblings(&mut remedies, around);
+    join_hosts(&mut remedies);
     let widest: Vec<PathBuf> = remedies.iter().filter_map(written).map(Path::to_owned).collect();
     let mut groups: Vec<(Remedy, Vec<&Denial>)> = Vec::new();
     for (denial, remedy) in denials.iter().zip(remedies) {
@@ -179,6 +183,25 @@ fn join_loopback(remedies: &mut [Remedy]) {
     }
 }
 
+/// Several hosts of one group are granted by its name: the group that has the most of
+/// them, of these the smallest, then what is left likewise.
+fn join_hosts(remedies: &mut [Remedy]) {
+    let target = |remedy: &Remedy| only_grant(remedy)?.targets()?.target();
+    loop {
+        let left: BTreeSet<Target> = remedies.iter().filter_map(target).collect();
+        let of_each: Vec<Vec<&'static HostGroup>> = left.iter().map(groups_with).collect();
+        let members = |group: &HostGroup| of_each.iter().flatten().filter(|other| other.name == group.name).count();
+        let best = of_each.iter().flatten().copied().min_by_key(|group| (Reverse(members(group)), group.hosts.len()));
+        let Some(best) = best.filter(|group| members(group) > 1) else { return };
+        for remedy in remedies.iter_mut() {
+            let is_in = |target: Target| groups_with(&target).iter().any(|group| group.name == best.name);
+            if target(remedy).is_some_and(is_in) {
+                *remedy = Remedy::Group(best);
+            }
+        }
+    }
+}
+
 /// Several files of one directory outside are granted by the directory.
 fn join_siblings(remedies: &mut [Remedy], around: Surroundings<'_>) {
     let Some(workspace) = around.workspace else { return };
@@ -229,6 +252,7 @@ mod tests {
                     let grants: Vec<String> = grants.iter().map(ToString::to_string).collect();
                     format!("{} x {}", members.len(), grants.join(" + "))
                 }
+                Remedy::Group(group) => format!("{} x @{}", members.len(), group.name),
                 other => format!("{} x {other:?}", members.len()),
             })
             .collect();
@@ -292,6 +316,33 @@ mod tests {
             &[(Connect, "connect 127.0.0.1:80"), (Connect, "connect [::1]:81"), (Connect, "connect 127.0.0.1:80")],
             &["2 x connect 127.0.0.1:80", "1 x connect [::1]:81"],
         );
+    }
+
+    #[test]
+    fn hosts_of_a_group_are_granted_by_its_name() {
+        let ws = Path::new("/w/nothing/there");
+        let check_hosts = |hosts: &[&str], expected: &[&str]| {
+            let grants: Vec<String> = hosts.iter().map(|host| format!("connect {host}:443")).collect();
+            let refusals: Vec<_> = grants.iter().map(|grant| (Operation::Connect, grant.as_str())).collect();
+            check(ws, &refusals, expected);
+        };
+        let other = "1 x connect example.com:443";
+        check_hosts(&["pypi.org", "example.com", "files.pythonhosted.org"], &["2 x @pypi", other]);
+        // One host alone needs no group, however often it was refused.
+        check_hosts(&["pypi.org", "pypi.org", "example.com"], &["2 x connect pypi.org:443", other]);
+        check_hosts(&["index.crates.io", "static.crates.io"], &["2 x @crates"]);
+        check_hosts(&["index.crates.io", "static.rust-lang.org", "static.crates.io"], &["3 x @cargo"]);
+        check_hosts(
+            &["registry.npmjs.org", "pypi.org"],
+            &["1 x connect registry.npmjs.org:443", "1 x connect pypi.org:443"],
+        );
+        // The port counts, and so does every label of the name.
+        check(
+            ws,
+            &[(Operation::Connect, "connect pypi.org:443"), (Operation::Connect, "connect files.pythonhosted.org:80")],
+            &["1 x connect pypi.org:443", "1 x connect files.pythonhosted.org:80"],
+        );
+        check_hosts(&["x.pypi.org", "pypi.org"], &["1 x connect x.pypi.org:443", "1 x connect pypi.org:443"]);
     }
 
     #[test]

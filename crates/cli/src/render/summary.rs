@@ -10,7 +10,7 @@ use stockade_policy::is_history;
 use stockade_store::{Consent, Remembered};
 
 use super::compact::brief;
-use super::question::{grant_hint, verb};
+use super::question::{grant_hint, grant_option, verb};
 use super::remedy::{Remedy, Surroundings, grouped};
 use super::{Color, Style, counted, shell_quoted, time, wrap};
 use crate::failure::Failure;
@@ -135,6 +135,7 @@ fn group(out: &mut String, remedy: &Remedy, members: &[&Denial], style: Style) {
             return hint(out, "the name is too long to be shown here; `--json` has the grant in full", style);
         }
         Remedy::Grants(grants) => grants.iter().map(|grant| grant_hint(grant, style.is_terminal())).collect(),
+        Remedy::Group(group) => vec![format!("{} @{}", grant_option(style.is_terminal()), group.name)],
         Remedy::Workspace(top) => {
             vec![format!("--workspace {}", shell_quoted(&RawText::from(top.as_path()).escaped()))]
         }

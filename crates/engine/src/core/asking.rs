@@ -1,8 +1,8 @@
 //! Questions: how they are put, who may answer them, how far an answer reaches.
 
 use stockade_model::{
-    Answer, Approval, ApprovalMode, Command, Digest, EventKind, Grant, GranularMode, Question, QuestionKind, RawText,
-    Scope, Tier,
+    Answer, Approval, ApprovalMode, Command, Digest, EventKind, Grant, GranularMode, GroupOffer, Question,
+    QuestionKind, RawText, Scope, Tier,
 };
 
 use super::ending::Ending;
@@ -109,15 +109,25 @@ impl Core {
     }
 
     pub(super) fn question(&mut self, kind: QuestionKind) -> Result<Question, String> {
+        self.question_beside(kind, None)
+    }
+
+    /// A question that offers a group beside what it is about.
+    pub(super) fn question_beside(
+        &mut self,
+        kind: QuestionKind,
+        group: Option<GroupOffer>,
+    ) -> Result<Question, String> {
         let planned = self.plan_in_question().ok_or("no plan to ask about")?;
         self.questions += 1;
-        let bound = (planned.digest.as_str(), self.questions, &kind);
+        let bound = (planned.digest.as_str(), self.questions, &kind, &group);
         let digest = Digest::of_json("stockade-question-1", &bound).map_err(|error| error.to_string())?;
         Ok(Question {
             command: shown_command(&self.request.command),
             cwd: self.request.cwd.clone(),
             assessment: self.assessment.clone(),
             scopes: self.scopes(&kind),
+            group,
             digest,
             timeout_ms: self.config.question_timeout_ms,
             review: None,
@@ -220,7 +230,8 @@ impl Core {
     fn settle(&mut self, question: &Question, given: Given) -> bool {
         self.note_answer(question, &given);
         match given.answer {
-            Answer::Approved(_) => {
+            // A group is offered by a held call alone.
+            Answer::Approved(_) | Answer::Group(_) => {
                 if given.fresh {
                     self.keep(question, &given);
                 }
@@ -257,7 +268,7 @@ impl Core {
             warnings: given.warnings.clone(),
         });
         let (answer, scope) = match given.answer {
-            Answer::Approved(scope) => ("approved", Some(scope)),
+            Answer::Approved(scope) | Answer::Group(scope) => ("approved", Some(scope)),
             Answer::Denied(scope) => ("denied", Some(scope)),
             Answer::Abort => ("abort", None),
             Answer::TimedOut => ("timed-out", None),
@@ -338,7 +349,8 @@ fn what_is_left(answer: Answer) -> Option<Answer> {
         Scope::Session | Scope::Until(_) | Scope::Always => Some(scope),
     };
     match answer {
-        Answer::Approved(scope) => left(scope).map(Answer::Approved),
+        // What was chosen stands in the question by now.
+        Answer::Approved(scope) | Answer::Group(scope) => left(scope).map(Answer::Approved),
         Answer::Denied(scope) => left(scope).map(Answer::Denied),
         Answer::Abort | Answer::TimedOut => None,
     }
@@ -354,6 +366,11 @@ fn limited(answer: Answer, question: &Question) -> Answer {
     };
     match answer {
         Answer::Approved(scope) => Answer::Approved(limit(scope, question.scopes_of_yes())),
+        Answer::Group(scope) if question.group_offered().is_some() => {
+            Answer::Group(limit(scope, question.scopes_of_yes()))
+        }
+        // A yes to what was not offered is none.
+        Answer::Group(_) => Answer::Denied(Scope::Once),
         Answer::Denied(scope) => Answer::Denied(limit(scope, &question.scopes)),
         answer => answer,
     }

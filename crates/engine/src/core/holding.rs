@@ -8,8 +8,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use stockade_model::{
-    Answer, ApprovalMode, Denial, Digest, EventKind, Grant, Limit, Question, QuestionKind, Resolution, Review, Scope,
-    Verdict,
+    Answer, ApprovalMode, Denial, Digest, EventKind, Grant, GroupOffer, Limit, Question, QuestionKind, Resolution,
+    Review, Scope, Verdict,
 };
 
 use super::Output;
@@ -18,6 +18,7 @@ use super::machine::{Core, Found, Slot, grant_keys};
 use super::running::Live;
 use crate::core::Remembered;
 use crate::keys::Namespace;
+use crate::offers::{are_given, is_subset, is_whole, left};
 use crate::seams::HeldRule;
 use crate::{HeldAnswer, HoldId};
 
@@ -50,6 +51,8 @@ struct Hold {
     /// The powers for the directory or domain around it, where that may be
     /// offered.
     directory: Vec<Grant>,
+    /// The group of hosts that may be offered beside its host.
+    group: Option<GroupOffer>,
     /// What the rules say of it: the verdict and the rule.
     rule: Option<(Verdict, String)>,
     since_ms: u64,
@@ -78,6 +81,18 @@ pub(super) struct HeldQuestion {
 }
 
 impl HeldQuestion {
+    /// Where the group was chosen, its hosts are what was agreed to, but for those that
+    /// have a no by now (L9).
+    fn answered_by(mut self, answer: Answer, refused: &[Vec<Grant>]) -> Self {
+        if let (Answer::Group(_), Some(group)) = (answer, &self.question.group) {
+            self.grants = left(group, refused.iter().flatten());
+            if let QuestionKind::Hold { grants, .. } = &mut self.question.kind {
+                grants.clone_from(&self.grants);
+            }
+        }
+        self
+    }
+
     /// The reviewer was heard, or is not waited for any more: the question as it
     /// is put now.
     pub(super) fn reviewed(&mut self, review: Review, now_ms: u64) -> Box<Question> {
@@ -102,6 +117,8 @@ pub struct HeldCall {
     /// domain of its host, where that may be offered once several of these are
     /// held; empty otherwise.
     pub directory: Vec<Grant>,
+    /// The group of hosts that may be offered beside its host.
+    pub group: Option<GroupOffer>,
     /// Whether a remembered no is about something in that directory: it is not
     /// offered then.
     pub refused_in: bool,
@@ -125,7 +142,7 @@ impl Hold {
 
     /// Whether these powers let the call pass, as far as the engine can tell.
     fn is_covered_by(&self, grants: &[Grant]) -> bool {
-        is_subset(&self.powers, grants) || (!self.directory.is_empty() && is_subset(&self.directory, grants))
+        are_given(&self.powers, grants) || (!self.directory.is_empty() && is_subset(&self.directory, grants))
     }
 
     /// Whether a no to these powers is a no to this call.
@@ -241,7 +258,7 @@ impl Core {
 
     /// A call as it is taken up, with the powers that it really lacks.
     fn hold(&self, call: HeldCall) -> Hold {
-        let HeldCall { id, denial, mut powers, mut directory, rule, .. } = call;
+        let HeldCall { id, denial, mut powers, mut directory, group, rule, .. } = call;
         let verdict = rule.as_ref().map(|rule| rule.decision.verdict);
         match (verdict, &rule, &denial.grant) {
             (Some(Verdict::Allow), Some(rule), _) => powers.clone_from(&rule.powers),
@@ -258,7 +275,7 @@ impl Core {
         }
         let rule = rule.map(|rule| (rule.decision.verdict, rule.decision.rule));
         let stage = Stage::Wishing { directory: false };
-        Hold { id, denial, powers, directory, rule, since_ms: self.now_ms, stage }
+        Hold { id, denial, powers, directory, group, rule, since_ms: self.now_ms, stage }
     }
 
     pub(super) fn on_held_recalled(
@@ -357,7 +374,9 @@ impl Core {
                 None => {
                     let kind = self.hold_kind(hold, directory);
                     let grants = wish.to_vec();
-                    let Ok(question) = self.question(kind) else {
+                    let group =
+                        hold.group.clone().filter(|group| !directory && is_whole(group, self.refused.iter().flatten()));
+                    let Ok(question) = self.question_beside(kind, group) else {
                         let hold = live.holds.open.remove(at);
                         self.refuse(live, hold, Resolution::Recorded);
                         continue;
@@ -398,9 +417,10 @@ impl Core {
         live.holds.silent = answer == Answer::TimedOut;
         live.holds.heard_ms = if live.holds.silent { live.holds.heard_ms } else { self.now_ms };
         let given = Given::fresh(answer, by, self.now_ms.saturating_sub(asked.since_ms), &asked.question);
+        let asked = asked.answered_by(given.answer, &self.refused);
         self.note_answer(&asked.question, &given);
         match given.answer {
-            Answer::Approved(_) => {
+            Answer::Approved(_) | Answer::Group(_) => {
                 self.keep(&asked.question, &given);
                 self.grant_in_place(live, asked.grants);
             }
@@ -572,8 +592,4 @@ impl Core {
         }
         self.out.push(Output::AnswerHeld { id: hold.id, answer: HeldAnswer::Granted(grants) });
     }
-}
-
-fn is_subset(some: &[Grant], all: &[Grant]) -> bool {
-    !some.is_empty() && some.iter().all(|grant| all.contains(grant))
 }

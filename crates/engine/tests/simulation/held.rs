@@ -184,7 +184,7 @@ impl Held {
         }
         self.seen.silences += usize::from(answer == Answer::TimedOut);
         match answer {
-            Answer::Approved(_) => self.consents.push(grants),
+            Answer::Approved(_) | Answer::Group(_) => self.consents.push(grants),
             Answer::Denied(_) | Answer::TimedOut | Answer::Abort => self.said_no(grants, &question),
         }
         Some(question.kind)

@@ -187,7 +187,7 @@ impl Witness {
                 let Some(question) = self.open.take() else { return };
                 self.last_answer = Some((question.kind.clone(), *answer));
                 match answer {
-                    Answer::Approved(_) => {
+                    Answer::Approved(_) | Answer::Group(_) => {
                         let number = self.log.iter().filter(|kind| matches!(kind, EventKind::Asked { .. })).count();
                         self.ever_agreed.push(question.clone());
                         self.agreed.push((number, question));
@@ -451,7 +451,7 @@ impl Witness {
         need(sandbox.hold, "a held call of a sandbox that holds none")?;
         need(!sandbox.ending, "asked although the end began")?;
         let number = self.log.iter().filter(|kind| matches!(kind, EventKind::Asked { .. })).count() as u32;
-        let bound = (sandbox.planned.digest.as_str(), number, &question.kind);
+        let bound = (sandbox.planned.digest.as_str(), number, &question.kind, &question.group);
         let digest = Digest::of_json("stockade-question-1", &bound).ok();
         need(digest.as_ref() == Some(&question.digest), "a question that is not bound to what runs (L5)")?;
         self.held.asked(question, self.now_ms, self.request.approval_mode, self.config.max_questions, &self.log)
@@ -473,7 +473,7 @@ impl Witness {
     fn remembered(&self, memos: &[Memo]) -> Law {
         let Some((kind, answer)) = &self.last_answer else { return Err("kept an answer nobody gave".to_owned()) };
         let (yes, scope) = match answer {
-            Answer::Approved(scope) => (true, *scope),
+            Answer::Approved(scope) | Answer::Group(scope) => (true, *scope),
             Answer::Denied(scope) => (false, *scope),
             Answer::Abort | Answer::TimedOut => return Err("kept silence or an abort".to_owned()),
         };
@@ -548,7 +548,7 @@ impl Witness {
         let plan = &planned.plan;
         self.same_as_asked(plan)?;
         for (number, question) in &self.agreed {
-            let bound = (planned.digest.as_str(), *number as u32, &question.kind);
+            let bound = (planned.digest.as_str(), *number as u32, &question.kind, &question.group);
             let digest = Digest::of_json("stockade-question-1", &bound).ok();
             need(digest.as_ref() == Some(&question.digest), "what ran is not what was agreed to (L5)")?;
         }

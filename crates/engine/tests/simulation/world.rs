@@ -519,7 +519,15 @@ impl World {
         self.limits.insert(id, denial.clone());
         let grant = denial.grant.iter().cloned();
         let powers = if self.random.chance(90) { grant.collect() } else { Vec::new() };
-        Input::Held(Box::new(HeldCall { id, denial, powers, directory: Vec::new(), refused_in: false, rule: None }))
+        Input::Held(Box::new(HeldCall {
+            id,
+            denial,
+            powers,
+            directory: Vec::new(),
+            group: None,
+            refused_in: false,
+            rule: None,
+        }))
     }
 
     /// A call begins to wait, or its processes are gone.
@@ -563,7 +571,15 @@ impl World {
             HeldRule { decision, powers }
         });
         let refused_in = !directory.is_empty() && self.random.chance(1);
-        Some(Input::Held(Box::new(HeldCall { id, denial: denial(grant), powers, directory, refused_in, rule })))
+        Some(Input::Held(Box::new(HeldCall {
+            id,
+            denial: denial(grant),
+            powers,
+            directory,
+            group: None,
+            refused_in,
+            rule,
+        })))
     }
 
     fn denial(&mut self) -> Input {

@@ -453,6 +453,49 @@ fn many_hosts_of_a_domain_are_offered_as_one() {
     assert_eq!(asked(&[ONCE; 5], apart), (0, 5, None));
 }
 
+/// Beside a host stands its group, with each of its hosts; a no to one of them takes it
+/// back, and so does what a list keeps.
+#[test]
+fn a_group_is_offered_beside_its_host_and_given_as_its_list() {
+    const GROUP: Answer = Answer::Group(Scope::Once);
+    let met = |configuration: &str, answers: &[Answer], hosts: &[&str]| {
+        let hosts: Vec<Grant> = hosts.iter().map(|host| format!("connect {host}").parse().unwrap()).collect();
+        let scripted = Scripted { answers: answers.iter().copied().collect(), ..Scripted::default() };
+        let program = move |calls: &Calls| hosts.iter().filter(|h| !calls.wants(h)).count() as i32;
+        let hall = Hall::configured(configuration, scripted, program);
+        let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
+        let asked = hall.house.asked.lock().unwrap();
+        let names = asked.iter().map(|question| question.group.as_ref().map_or("-", |group| &group.name));
+        let given: Vec<String> = outcome
+            .approvals
+            .iter()
+            .filter(|a| a.answer == "approved")
+            .flat_map(|a| &a.grants)
+            .map(Grant::to_string)
+            .collect();
+        (exit_code(&outcome), names.collect::<Vec<_>>().join(" "), given.join(", "))
+    };
+    let npm = ["registry.npmjs.org:443", "registry.yarnpkg.com:443"];
+    let all = "connect registry.npmjs.org:443, connect registry.yarnpkg.com:443";
+    let told = |code: i32, names: &str, given: &str| (code, names.to_owned(), given.to_owned());
+    // One answer for both, and nothing beyond the list.
+    assert_eq!(met("", &[GROUP], &npm), told(0, "npm", all));
+    assert_eq!(met("", &[ONCE, ONCE], &npm), told(0, "npm npm", all));
+    // Its ports stand in the list as the group has them.
+    let (code, names, given) = met("", &[GROUP], &["github.com:443", "api.github.com:443"]);
+    assert_eq!((code, names.as_str()), (0, "github"));
+    assert!(given.starts_with("connect github.com:22,443, "), "{given}");
+    // A no to one of them, a list that keeps one of them, and a host of no group.
+    assert_eq!(met("", &[NO, ONCE], &npm), told(1, "npm -", "connect registry.yarnpkg.com:443"));
+    for keeps in ["deny", "ask"] {
+        let kept = format!("[profiles.workspace.egress]\n{keeps} = [\"registry.yarnpkg.com\"]\n");
+        assert_eq!(met(&kept, &[ONCE], &npm[..1]), told(0, "-", "connect registry.npmjs.org:443"), "{keeps}");
+    }
+    // What was not offered cannot be chosen.
+    assert_eq!(met("", &[GROUP], &["a.example.com:443"]), told(1, "-", ""));
+    assert_eq!(met("", &[GROUP], &["registry.npmjs.org:80"]), told(1, "-", ""));
+}
+
 /// A 100 ms timer in the asker: exactly one question, and it leaves.
 #[test]
 fn a_dying_asker_takes_its_question_back() {

@@ -17,7 +17,7 @@ use stockade_model::{Limits, Verdict};
 
 use crate::file::{ApproverName, FactsSection, FileOperation, OptionsSection, ProvenanceSection, RuleSection};
 use crate::hosts::{HostEntry, check_breadth};
-use crate::pattern::{GrantText, PathPattern, TimeWindow, Word};
+use crate::pattern::{GrantEntry, GrantText, PathPattern, TimeWindow, Word};
 use crate::spec::Origin;
 
 pub use examples::{file_change, target, tool_call};
@@ -134,7 +134,7 @@ impl Rule {
             effect: section.effect,
             justification: section.justification.clone(),
             profile: section.profile.as_ref().map(|name| name.0.clone()),
-            grants: section.grants.clone(),
+            grants: grants_of(section).cloned().collect(),
             approver: section.approver.unwrap_or_default(),
             limits: section.limits.limits(),
             provenance: section.provenance.clone(),
@@ -255,7 +255,7 @@ fn check_form(section: &RuleSection) -> Result<(), Fault> {
         }
     }
     // What runs is not decided on here: there is nothing to add a power to.
-    let is_idle = |grant: &GrantText| !section.hosts.is_empty() && !grant.is_secret();
+    let is_idle = |entry: &GrantEntry| !section.hosts.is_empty() && !entry.grants().iter().all(GrantText::is_secret);
     if let Some(i) = section.grants.iter().position(is_idle) {
         return fail(&format!("grants[{i}]"), "beside `hosts` a rule gives secrets alone, e.g. `secret NAME to HOST`");
     }
@@ -263,6 +263,11 @@ fn check_form(section: &RuleSection) -> Result<(), Fault> {
         return fail("justification", "a rule says why it is there");
     }
     Ok(())
+}
+
+/// Its powers, each by itself: the list of a group, never its name.
+fn grants_of(section: &RuleSection) -> impl Iterator<Item = &GrantText> {
+    section.grants.iter().flat_map(GrantEntry::grants)
 }
 
 fn check_lengths(section: &RuleSection) -> Result<(), Fault> {
@@ -358,7 +363,7 @@ pub(crate) fn said(section: &RuleSection) -> String {
     parts.extend(said_list("hosts", &section.hosts));
     parts.extend(said_context(section));
     parts.extend(section.profile.iter().map(|name| format!("profile={}", name.0)));
-    parts.extend(said_list("grants", &section.grants));
+    parts.extend(said_list("grants", &grants_of(section).collect::<Vec<_>>()));
     parts.extend(section.approver.iter().map(|name| format!("approver={}", format!("{name:?}").to_lowercase())));
     parts.extend(section.limits.limits().each().map(|(limit, amount)| format!("{}={amount}", limit.key())));
     format!("{}: {}", parts.join(" "), section.justification)

@@ -94,7 +94,8 @@ pub fn groups(typed: &PolicyGroupsArgs) -> Ended {
     }
     for group in host_groups() {
         let (name, summary) = (&group.name, &group.summary);
-        let value = json!({ "name": name, "summary": summary, "hosts": group.hosts, "source": group.source });
+        let (parts, hosts, source) = (&group.groups, &group.hosts, &group.source);
+        let value = json!({ "name": name, "summary": summary, "groups": parts, "hosts": hosts, "source": source });
         print(&render::json::line(&value)?)?;
     }
     Ok(exit::SUCCESS)

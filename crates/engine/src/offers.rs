@@ -1,0 +1,78 @@
+//! What a no takes out of an offer that reaches further than what was asked for: a
+//! directory, a domain, a group of hosts (L9).
+//!
+//! Must not know questions: what is offered, and when, comes from elsewhere.
+
+use stockade_model::{Grant, GroupOffer};
+
+/// Whether one of these refusals is about something in this directory or domain.
+pub fn is_refused_in(refused: &[Grant], directory: &[Grant]) -> bool {
+    let is_in = |refused: &Grant, around: &Grant| match (refused.targets(), around.targets()) {
+        (Some(hosts), Some(around)) => hosts != around && around.covers(hosts),
+        _ => refused.path().zip(around.path()).is_some_and(|(path, root)| path != root && path.starts_with(root)),
+    };
+    refused.iter().any(|refused| directory.iter().any(|around| is_in(refused, around)))
+}
+
+/// The powers of a group that no refusal speaks of.
+pub fn left<'a>(offer: &GroupOffer, refused: impl IntoIterator<Item = &'a Grant> + Clone) -> Vec<Grant> {
+    let is_refused = |grant: &Grant, refused: &Grant| {
+        refused.targets().zip(grant.targets()).is_some_and(|(refused, hosts)| refused.overlaps(hosts))
+    };
+    let is_left = |grant: &&Grant| !refused.clone().into_iter().any(|refused| is_refused(grant, refused));
+    offer.grants.iter().filter(is_left).cloned().collect()
+}
+
+/// Whether no refusal speaks of a group, so that it may be offered.
+pub fn is_whole<'a>(offer: &GroupOffer, refused: impl IntoIterator<Item = &'a Grant> + Clone) -> bool {
+    left(offer, refused) == offer.grants
+}
+
+/// Whether these powers are among the others.
+pub fn is_subset(some: &[Grant], all: &[Grant]) -> bool {
+    !some.is_empty() && some.iter().all(|grant| all.contains(grant))
+}
+
+/// Whether these powers are among the others, or hosts that one of these names.
+pub fn are_given(powers: &[Grant], given: &[Grant]) -> bool {
+    let names = |given: &Grant, power: &Grant| {
+        given.targets().zip(power.targets()).is_some_and(|(given, power)| given.admits_all(power))
+    };
+    let is_given = |power: &Grant| given.iter().any(|given| given == power || names(given, power));
+    !powers.is_empty() && powers.iter().all(is_given)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn grants(hosts: &[&str]) -> Vec<Grant> {
+        hosts.iter().map(|host| format!("connect {host}").parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn what_was_refused_is_left_out_of_a_group() {
+        let offer = GroupOffer { name: "x".to_owned(), grants: grants(&["a.example.com:443", "b.example.com:22,443"]) };
+        for (refused, expected) in [
+            (&["c.example.com:443"][..], &["a.example.com:443", "b.example.com:22,443"][..]),
+            (&["b.example.com:443"], &["a.example.com:443"]),
+            (&["a.example.com:80"], &["a.example.com:443", "b.example.com:22,443"]),
+            (&["*.example.com:443"], &[]),
+        ] {
+            assert_eq!(left(&offer, &grants(refused)), grants(expected), "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn a_host_is_given_by_what_names_it() {
+        for (power, given, expected) in [
+            ("a.example.com:443", "a.example.com:22,443", true),
+            ("a.example.com:443", "*.example.com:443", true),
+            ("a.example.com:80", "a.example.com:443", false),
+            ("a.example.com:443", "b.example.com:443", false),
+        ] {
+            assert_eq!(are_given(&grants(&[power]), &grants(&[given])), expected, "{power} of {given}");
+        }
+        assert!(!are_given(&[], &grants(&["a.example.com:443"])));
+    }
+}
