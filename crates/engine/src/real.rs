@@ -13,8 +13,8 @@ use stockade_model::{
     Level, Plan, QuestionKind, RawText, Request, Scope, SessionId, Verdict,
 };
 use stockade_policy::{
-    Circumstances, Obligations, Rule, Settings, complete_grants, effective_environment, is_history, may_escalate,
-    resolve_profile, rule_in,
+    Circumstances, Obligations, Rule, Settings, complete_grants, effective_environment, is_history,
+    is_registry_settings, may_escalate, resolve_profile, rule_in,
 };
 use stockade_shell::{Context, Judged, Takes};
 use stockade_store::{Consent, Store};
@@ -227,7 +227,9 @@ impl Judge for RuleJudge {
     }
 
     fn escalation(&self, request: &Request, plan: &Plan, grant: &Grant) -> Vec<Grant> {
-        if grant.path().is_some_and(|path| is_history(path, self.settings.home())) {
+        let home = self.settings.home();
+        let is_read = matches!(grant, Grant::Read(_));
+        if grant.path().is_some_and(|path| is_history(path, home) || is_read && is_registry_settings(path, home)) {
             return Vec::new();
         }
         let powers = complete_grants(&plan.profile, std::slice::from_ref(grant));

@@ -107,6 +107,8 @@ fn with_path(power: &Grant, path: PathBuf) -> Grant {
 
 /// The reason of the shipped list that names histories.
 const HISTORIES: &str = "histories hold secrets that were typed";
+/// How the reason of the shipped list begins that names settings of package registries.
+const REGISTRIES: &str = "tokens of package registries";
 /// The files through which `less` and `vim` write theirs anew, beside them.
 const HISTORIES_IN_WRITING: &[&str] = &[".lesshsQ", ".lesshsT", ".viminf?.tmp"];
 
@@ -122,6 +124,16 @@ pub fn is_history(path: &Path, home: &Path) -> bool {
     let listed = credential_groups().iter().filter(|(_, reason)| *reason == HISTORIES).flat_map(|(values, _)| values);
     let mut listed = listed.filter_map(|entry| entry.strip_prefix("~/"));
     HISTORIES_IN_WRITING.iter().any(is_in_writing) || listed.any(|entry| name.starts_with(entry) || is_beside(entry))
+}
+
+/// Whether a path is settings of a package registry, which tools read at each start and do
+/// well without: where a command fails, that is seldom why.
+pub fn is_registry_settings(path: &Path, home: &Path) -> bool {
+    let Ok(name) = path.strip_prefix(home) else { return false };
+    let listed = credential_groups().iter().filter(|(_, reason)| reason.starts_with(REGISTRIES));
+    listed
+        .flat_map(|(values, _)| values)
+        .any(|entry| entry.strip_prefix("~/").is_some_and(|entry| name == Path::new(entry)))
 }
 
 /// The advice for a power that was refused, where no grant may be suggested: it is over a

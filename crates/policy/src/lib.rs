@@ -62,7 +62,7 @@ pub use error::{ConfigError, Place};
 pub use file::{ApproverName, Combining, ConfigFile, FileOperation, ProvenanceSection};
 pub use format::format;
 pub use groups::{HostGroup, groups_with, host_groups};
-pub use guarded::{GuardedPlace, advice_instead_of_grant, guarded_place, is_history};
+pub use guarded::{GuardedPlace, advice_instead_of_grant, guarded_place, is_history, is_registry_settings};
 pub use hosts::{HostEntry, check_breadth};
 pub use import::{Carried, Imported, Note, Scope, Source, Tool, import};
 pub use merge::LayerText;

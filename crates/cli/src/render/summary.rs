@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use stockade_model::{Approval, Denial, Grant, Level, Outcome, RawText, Resolution, Scope, Status};
-use stockade_policy::is_history;
+use stockade_policy::{is_history, is_registry_settings};
 use stockade_store::{Consent, Remembered};
 
 use super::compact::brief;
@@ -59,8 +59,13 @@ fn refusals(out: &mut String, outcome: &Outcome, context: SummaryContext<'_>, st
     // What an earlier attempt was refused was given to the last one, or the
     // last one was refused it again.
     let Some(last) = outcome.attempts.last() else { return };
-    let refused = last.denials.iter().filter(|d| d.resolution != Resolution::Granted);
-    let (histories, refused): (Vec<_>, Vec<_>) = refused.partition(|denial| is_about_history(denial, home));
+    let refused = last.denials.iter().filter(|denial| denial.resolution != Resolution::Granted);
+    let (registries, refused): (Vec<_>, Vec<_>) = refused.partition(|denial| is_of_registry(denial, home));
+    for denial in registries.iter().take(GROUPS_SHOWN) {
+        let object = brief(&denial.object, TEXT_LIMIT);
+        wrap(out, style, "• ", &format!("not read: {object}   (tokens of package registries are hidden from runs)"));
+    }
+    let (histories, refused): (Vec<_>, Vec<_>) = refused.into_iter().partition(|denial| is_about_history(denial, home));
     if let Some(first) = histories.first() {
         let others = if histories.len() > 1 { format!(" and {} more", histories.len() - 1) } else { String::new() };
         let object = brief(&first.object, TEXT_LIMIT);
@@ -92,6 +97,12 @@ fn refusals(out: &mut String, outcome: &Outcome, context: SummaryContext<'_>, st
 /// Whether it is about a history, which no work needs.
 fn is_about_history(denial: &Denial, home: &Path) -> bool {
     denial.grant.as_ref().and_then(Grant::path).is_some_and(|path| is_history(path, home))
+}
+
+/// Whether settings of a package registry were to be read, which tools look for at each start
+/// and do well without.
+fn is_of_registry(denial: &Denial, home: &Path) -> bool {
+    matches!(&denial.grant, Some(Grant::Read(path)) if is_registry_settings(path, home))
 }
 
 /// The remembered no that refused it without a question.
@@ -482,6 +493,19 @@ mod tests {
           because and more
         hint: it is `y`
         ");
+    }
+
+    #[test]
+    fn settings_of_a_registry_take_one_line() {
+        let mut value = outcome(Status::Exited);
+        let hidden = Denial {
+            grant: Some(Grant::Read("/home/u/.npmrc".into())),
+            object: RawText::from("/home/u/.npmrc"),
+            ..denial()
+        };
+        value.attempts[0].denials = vec![hidden];
+        let text = summary(&value, context(), Style::PLAIN);
+        assert_eq!(text, "• not read: /home/u/.npmrc   (tokens of package registries are hidden from runs)\n");
     }
 
     #[test]
