@@ -1,7 +1,7 @@
 //! The record as text: a line an event, and what a check of it found.
 
 use stockade_audit::{Anchor, Content, Entry, Verified};
-use stockade_model::{Answer, EventKind, Grant, QuestionKind, RawText, Scope, Status};
+use stockade_model::{Answer, EventKind, Grant, QuestionKind, RawText, Scope, Staged, Status};
 
 use super::findings::tier;
 use super::question::verb;
@@ -66,11 +66,8 @@ fn describe(kind: &EventKind) -> (&'static str, String) {
         }
         EventKind::Granted { grants, holds } => ("granted", granted(grants, holds)),
         EventKind::Exited { attempt, status, exit_code, signal, usage, staged, kept_for_undo } => {
-            let how = ended(*status, *exit_code, *signal);
-            let staged =
-                staged.as_ref().map(|staged| format!(", {}", super::stage::waiting(staged))).unwrap_or_default();
-            let kept = if *kept_for_undo == 0 { "" } else { ", its changes can be undone" };
-            ("exited", format!("attempt {attempt}: {how} after {}{staged}{kept}", time(usage.wall_ms)))
+            let (how, left) = (ended(*status, *exit_code, *signal), left_behind(staged.as_ref(), *kept_for_undo));
+            ("exited", format!("attempt {attempt}: {how} after {}{left}", time(usage.wall_ms)))
         }
         EventKind::Traced { attempt, reads } => {
             let shown: Vec<_> = reads.iter().map(|read| read.object.escaped()).collect();
@@ -90,10 +87,15 @@ fn describe(kind: &EventKind) -> (&'static str, String) {
             ("committed", format!("{changes} of {stage}{}", committed(agreed, *held)))
         }
         EventKind::Discarded { stage, changes } => ("discarded", format!("{changes} of {stage}")),
-        EventKind::Undone { restored, left: 0 } => ("undone", format!("{restored} restored")),
-        EventKind::Undone { restored, left } => ("undone", format!("{restored} restored, {left} left as they are")),
+        EventKind::Undone { restored, left } => ("undone", format!("{restored} restored, {left} left")),
         EventKind::Forgotten => ("forgotten", "what was kept for undo".to_owned()),
     }
+}
+
+/// What waits in a stage, or for undo.
+fn left_behind(staged: Option<&Staged>, kept_for_undo: u64) -> String {
+    let staged = staged.map(|staged| format!(", {}", super::stage::waiting(staged))).unwrap_or_default();
+    staged + if kept_for_undo == 0 { "" } else { ", its changes can be undone" }
 }
 
 fn granted(grants: &[Grant], holds: &[u64]) -> String {
