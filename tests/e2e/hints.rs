@@ -66,6 +66,12 @@ const WORKS: &[Work] = &[
         script: "git config --file ../settings user.name x",
     },
     Work {
+        name: "the person's settings of git",
+        before: "git config --global user.name x",
+        at: "",
+        script: "git config --global user.name y",
+    },
+    Work {
         name: "a server of the host",
         before: "true",
         at: "",

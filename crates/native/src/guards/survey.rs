@@ -414,6 +414,10 @@ impl Survey<'_> {
     }
 
     fn add_target(&mut self, place: Vec<u8>, by: &[u8]) -> Result<(), SurveyError> {
+        // A file that is granted by its name is what the person meant.
+        if place == self.tree && self.kind_of(&place) == FileType::RegularFile {
+            return Ok(());
+        }
         if covers(&place, self.tree) {
             return Err(SurveyError::Covers(String::from_utf8_lossy(by).escape_debug().to_string()));
         }
