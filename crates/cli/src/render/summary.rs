@@ -163,13 +163,13 @@ fn hint(out: &mut String, text: &str, style: Style) {
 fn grants(out: &mut String, outcome: &Outcome, context: SummaryContext<'_>, style: Style) {
     let standing = context.standing;
     let Some(last) = outcome.attempts.last() else { return };
-    let used: Vec<&Grant> = last.grants.iter().filter(|grant| !standing.contains(grant)).collect();
-    if used.is_empty() {
+    let granted: Vec<&Grant> = last.grants.iter().filter(|grant| !standing.contains(grant)).collect();
+    if granted.is_empty() {
         return;
     }
     // Grants agreed to in the same way stand together: `a, b (session), c`.
     let mut groups: Vec<(Option<String>, Vec<String>)> = Vec::new();
-    for grant in &used {
+    for grant in &granted {
         let scope = agreed(outcome, grant, context.remembered);
         match groups.iter_mut().find(|(known, _)| *known == scope) {
             Some((_, grants)) => grants.push(grant.to_string()),
@@ -180,7 +180,7 @@ fn grants(out: &mut String, outcome: &Outcome, context: SummaryContext<'_>, styl
         .into_iter()
         .map(|(scope, grants)| grants.join(", ") + &scope.map(|scope| format!(" ({scope})")).unwrap_or_default())
         .collect();
-    wrap(out, style, "• ", &format!("{} used: {}", counted(used.len(), "grant"), text.join(", ")));
+    wrap(out, style, "• ", &format!("granted: {}", text.join(", ")));
 }
 
 /// How far the yes to this power reaches; nothing where it came with the request.
@@ -418,7 +418,7 @@ mod tests {
             review: None,
         }];
         insta::assert_snapshot!(summary(&value, context(), Style::PLAIN), @r"
-        • 2 grants used: connect pypi.org:443, write /srv (session)
+        • granted: connect pypi.org:443, write /srv (session)
         ");
         // Each with its own answer; none where it came with the request.
         let file = value.approvals[0].grants.split_off(1);
@@ -427,7 +427,7 @@ mod tests {
         value.approvals.extend([once, no]);
         value.attempts[0].grants.insert(0, "env A".parse().unwrap());
         insta::assert_snapshot!(summary(&value, context(), Style::PLAIN), @r"
-        • 3 grants used: env A, connect pypi.org:443 (session), write /srv (once)
+        • granted: env A, connect pypi.org:443 (session), write /srv (once)
         ");
     }
 
