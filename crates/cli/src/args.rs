@@ -522,7 +522,8 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         rest = tail;
     }
     match total {
-        Duration::ZERO => Err(WHY.to_owned()),
+        Duration::ZERO if text.is_empty() => Err(WHY.to_owned()),
+        Duration::ZERO => Err("the shortest time is 1ms".to_owned()),
         total if total > LONGEST => Err("the longest time is 365d".to_owned()),
         total => Ok(total),
     }

@@ -344,8 +344,13 @@ fn grant(typed: &OsStr, variables: Variables<'_>, cwd: &Path, workspace: &Path) 
     let text = raw.to_str().ok_or_else(|| {
         Failure::new(format!("the grant `{}` is not UTF-8", raw.escaped())).hint("write other bytes as \\xNN")
     })?;
-    let parsed = |text: &str| text.parse::<Grant>().map_err(|e| Failure::new(e).hint(HINT));
     let (word, rest) = text.trim().split_once(char::is_whitespace).unwrap_or((text.trim(), ""));
+    let parsed = |text: &str| {
+        text.parse::<Grant>().map_err(|error| match Limit::named(word) {
+            Some(_) => Failure::new(error),
+            None => Failure::new(error).hint(HINT),
+        })
+    };
     if !matches!(word, "write" | "read" | "socket" | "exec") || rest.trim().is_empty() {
         return parsed(text);
     }

@@ -28,7 +28,10 @@ pub fn usage(rendered: &str, path: &str) -> Failure {
             });
             break;
         } else if let Some(tip) = line.strip_prefix("tip: ") {
-            hint.get_or_insert_with(|| tip.to_owned());
+            // Whoever mistypes an option means no value.
+            if !tip.starts_with("to pass '") {
+                hint.get_or_insert_with(|| tip.to_owned());
+            }
         } else if !line.is_empty() && !line.starts_with("For more information, try") {
             what.push(line.strip_prefix("error: ").unwrap_or(&line).to_owned());
         }
