@@ -8,6 +8,7 @@ use rustix::fs::{AtFlags, StatxFlags, statx};
 use stockade_files::object::{Kind, Object, Time, entries, os, same_content};
 use stockade_sys::Errno;
 
+use super::guard::Guard;
 use super::journal::{Before, Entry, Journal, ObjectKey, key_of};
 use super::keep::slot_name;
 use super::recorder::join;
@@ -42,6 +43,9 @@ pub enum Conflict {
     /// What was there is not kept and not found.
     #[error("what was there was moved by the run, and is gone since")]
     Lost,
+    /// Something has made it mean more than before.
+    #[error("it would be run or obeyed there now, and was not before the run: {0}")]
+    Guarded(String),
     /// Nothing makes it again.
     #[error("it was {}, which undo does not make again", .0.with_article())]
     Special(Kind),
@@ -120,6 +124,7 @@ pub(super) struct Comparing<'r> {
     /// Where objects are that have lost their name or may have further ones.
     pub names: HashMap<ObjectKey, Vec<Vec<u8>>>,
     pub newer: Vec<Vec<u8>>,
+    pub guard: Guard,
 }
 
 impl UndoRun {
@@ -183,14 +188,17 @@ impl<'r> Comparing<'r> {
     pub fn new(run: &'r UndoRun) -> Result<(Self, bool), UndoError> {
         let (journal, was_killed) = run.settled()?;
         let end = journal.end.unwrap_or_default();
-        let mut comparing = Self { run, journal, end, names: HashMap::new(), newer: Vec::new() };
+        let guard = Guard::new(run)?;
+        let mut comparing = Self { run, journal, end, names: HashMap::new(), newer: Vec::new(), guard };
         comparing.find_names()?;
         Ok((comparing, was_killed))
     }
 
     pub fn judge(&mut self, paths: &[PathBuf]) -> Vec<Judged> {
         let selected = self.select(paths);
-        selected.into_iter().map(|(path, entry)| self.judge_one(path, entry)).collect()
+        let mut judged: Vec<Judged> = selected.into_iter().map(|(path, entry)| self.judge_one(path, entry)).collect();
+        self.guard_all(&mut judged);
+        judged
     }
 
     pub fn conflicts(&self, judged: &[Judged]) -> Vec<(PathBuf, Conflict)> {
@@ -307,12 +315,12 @@ impl<'r> Comparing<'r> {
                 judged.plan = Plan::Put(None);
             }
             Some(now) if now.is_directory() => {
-                let is_restoring = self.journal.is_restoring;
-                judged.keeps_time = now.modified() > self.end && !is_restoring;
+                judged.keeps_time =
+                    now.modified() > self.end && now.modified() != before.modified && !self.is_left(now);
                 if !has_metadata(now, before) {
                     judged.effect = Some(Effect::Metadata);
                     let left = entry.after.as_ref().map_or(before.mode, |(mode, _)| *mode);
-                    if now.mode() != left && now.changed() > self.end && !is_restoring {
+                    if now.mode() != left && now.changed() > self.end && !self.is_left(now) {
                         judged.conflict = Some(Conflict::Changed);
                     }
                 }
@@ -344,7 +352,7 @@ impl<'r> Comparing<'r> {
                 let before = self.journal.first.get(&before.key()).unwrap_or(before);
                 if !has_metadata(now, before) {
                     judged.effect = Some(Effect::Metadata);
-                    if self.is_newer(now, entry) && !self.journal.is_restoring {
+                    if self.is_newer(now, entry) {
                         judged.conflict = Some(Conflict::Changed);
                     }
                 }
@@ -424,26 +432,32 @@ impl<'r> Comparing<'r> {
 
     /// Whether something that is no directory was changed after the run.
     pub fn is_newer(&self, now: &Object, entry: &Entry) -> bool {
-        let is_old = match self.journal.is_restoring {
-            false => now.changed() <= self.end,
-            true => self.is_content_old(now),
-        };
-        if is_old {
+        if now.changed() <= self.end || self.is_left(now) {
             return false;
         }
         let left = entry.after.as_ref().and_then(|(_, digest)| digest.as_ref());
         left.is_none_or(|left| now.kind() != Kind::File || digest_of(now).as_ref() != Some(left))
     }
 
-    /// Whether the content is as the run left it, where undo itself changed names of the file
-    /// and so its change time. A run may have set a time of the future.
+    /// Whether nobody but restoring itself changed an object after the run. Where restoring was
+    /// cut off it is not known when it was done with the object: its content has an older time
+    /// then, which programs can set.
+    pub fn is_left(&self, now: &Object) -> bool {
+        match self.journal.touched.get(&key_of(now)) {
+            None => false,
+            Some(None) => now.is_directory() || now.modified() <= self.end,
+            Some(Some(at)) => now.changed() <= *at,
+        }
+    }
+
+    /// Whether the content is as the run left it. A run may have set a time of the future.
     pub fn is_content_old(&self, now: &Object) -> bool {
-        now.modified() <= self.end || now.changed() <= self.end
+        now.changed() <= self.end || self.is_left(now)
     }
 
     /// Whether a directory was made after the run. What is in it is looked at by itself.
     pub fn is_newer_directory(&self, now: &Object) -> bool {
-        if self.journal.is_restoring || now.changed() <= self.end {
+        if now.changed() <= self.end || self.is_left(now) {
             return false;
         }
         let born = statx(&now.fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME);

@@ -25,8 +25,10 @@
 //! Must not know how a call is trapped or decided, who asks, or what a person is shown.
 
 mod compare;
+mod guard;
 mod journal;
 mod keep;
+mod put;
 mod recorder;
 mod restore;
 mod settle;

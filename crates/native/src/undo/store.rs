@@ -11,7 +11,7 @@ use rustix::fs::{CWD, FlockOperation, Mode, OFlags, ResolveFlags, flock, fstat, 
 use serde::{Deserialize, Serialize};
 use stockade_files::object::{make_where_missing, names};
 use stockade_files::removal::{LEAVING, remove_tree, sweep};
-use stockade_model::{RawText, RequestId};
+use stockade_model::{DEFAULT_PROTECTED_NAMES, RawText, RequestId};
 use stockade_sys::Errno;
 
 use super::recorder::{Recorder, Unkept};
@@ -45,6 +45,8 @@ pub struct NewUndoRun {
     pub workspace: PathBuf,
     /// The bytes that its pre-images may take.
     pub limit_bytes: u64,
+    /// The protected names of its profile.
+    pub protect: Vec<String>,
 }
 
 /// What is known of a run.
@@ -61,6 +63,13 @@ pub struct UndoMeta {
     pub started_ms: u64,
     /// Device and inode of the workspace.
     root: (u64, u64),
+    /// The protected names of its profile.
+    #[serde(default = "default_names")]
+    pub(super) protect: Vec<String>,
+}
+
+fn default_names() -> Vec<String> {
+    DEFAULT_PROTECTED_NAMES.iter().map(|name| (*name).to_owned()).collect()
 }
 
 /// Why a run cannot be recorded, looked at or undone.
@@ -161,6 +170,7 @@ impl UndoStore {
             workspace: RawText::from(new.workspace.as_path()),
             started_ms: now_ms(),
             root: (stat.st_dev, stat.st_ino),
+            protect: new.protect.clone(),
         };
         if read_meta(directory.as_fd()).is_err() {
             write_meta(directory.as_fd(), &meta).map_err(place("write in"))?;
