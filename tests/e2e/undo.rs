@@ -506,3 +506,38 @@ fn undo_puts_back_the_persons_own_guarded_files() {
         }
     });
 }
+
+#[test]
+fn undo_keeps_what_a_person_moved_or_copied_in_with_its_time() {
+    each_user(|world| {
+        let ws = world.workspace();
+        for level in LEVELS {
+            world.file("ws/f", "before\n");
+            let mine = world.file("out/mine", "mine\n");
+            world.dir("out/photos");
+            world.dir("out/photos/2020");
+            world.file("out/photos/2020/a.jpg", "precious\n");
+            let script = "mkdir out; echo x > out/made; echo y > f";
+            passes(world, level, &["--undo"], script);
+            let person = format!(
+                "touch -d 2020-01-01 {mine}; cp -p {mine} out/kept; cp -p {mine} f; mv {photos} out/photos",
+                mine = mine.display(),
+                photos = world.outside().join("photos").display()
+            );
+            let done = world.run(&world.bare(&["sh", "-ec", &person]));
+            assert_eq!(done.ended, Ended::Code(0), "{}", done.text());
+            let refused = stockade(world, &["undo"]);
+            assert_eq!(refused.ended, Ended::Code(1), "{}", refused.text());
+            for path in ["out/kept", "out/photos", "f"] {
+                assert!(refused.stdout.contains(&format!("{path}   (it was changed after")), "{}", refused.text());
+            }
+            undone(world, &["--skip-conflicts"]);
+            for path in ["out/kept", "out/photos/2020/a.jpg"] {
+                assert!(ws.join(path).exists(), "{level}: {path}");
+            }
+            assert_eq!(fs::read_to_string(ws.join("f")).unwrap(), "mine\n", "{level}");
+            assert!(!ws.join("out/made").exists(), "{level}");
+            fs::remove_dir_all(ws.join("out")).unwrap();
+        }
+    });
+}

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, StatxFlags, statx};
 use stockade_files::object::{Kind, Object, Time, entries, os, same_content};
 use stockade_sys::Errno;
 
@@ -12,14 +11,13 @@ use super::guard::Guard;
 use super::journal::{Before, Entry, Journal, ObjectKey, key_of};
 use super::keep::slot_name;
 use super::recorder::join;
-use super::settle::digest_of;
 use super::store::{UndoError, UndoRun};
 use crate::stage::PathError;
 
 /// Conflicts that are named.
-const MAX_CONFLICTS: usize = 1000;
+pub(super) const MAX_CONFLICTS: usize = 1000;
 /// Levels of a directory that is looked into.
-const MAX_DEPTH: usize = 400;
+pub(super) const MAX_DEPTH: usize = 400;
 
 /// What a run did to a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,6 +164,11 @@ impl UndoRun {
         self.find(path.as_os_str().as_encoded_bytes()).map_err(|errno| PathError::new(path, errno).into())
     }
 
+    /// How names begin that only the restoring of this run uses.
+    pub(super) fn prefix(&self) -> String {
+        format!(".stockade-undo-{}", self.meta.request.as_str())
+    }
+
     pub(super) fn slot(&self, slot: u32) -> Result<Option<Object>, Errno> {
         Object::find(self.objects.as_fd(), slot_name(slot).as_ref())
     }
@@ -300,10 +303,14 @@ impl<'r> Comparing<'r> {
         judged.effect = Some(Effect::Created);
         judged.plan = Plan::Remove;
         if now.is_directory() {
-            let is_newer = self.is_newer_directory(now);
-            self.look_for_newer(&judged.path, now, 0);
-            judged.conflict = is_newer.then_some(Conflict::Changed);
-        } else if self.is_newer(now, &Entry { before: None, is_gone: false, after: None }) {
+            if self.is_foreign(&judged.path, now) || self.is_newer_directory(now) {
+                judged.conflict = Some(Conflict::Changed);
+            } else {
+                self.look_for_newer(&judged.path, now, 0);
+            }
+        } else if self.is_foreign(&judged.path, now)
+            || self.is_newer(now, &Entry { before: None, is_gone: false, after: None })
+        {
             judged.conflict = Some(Conflict::Changed);
         }
     }
@@ -362,7 +369,9 @@ impl<'r> Comparing<'r> {
                 let is_newer = match now {
                     Some(now) if now.is_directory() => {
                         self.look_for_newer(&judged.path, now, 0);
-                        self.is_newer_directory(now) || self.newer.iter().any(|newer| is_beneath(newer, &judged.path))
+                        self.is_foreign(&judged.path, now)
+                            || self.is_newer_directory(now)
+                            || self.newer.iter().any(|newer| is_beneath(newer, &judged.path))
                     }
                     Some(now) => self.is_newer(now, entry),
                     None => false,
@@ -429,69 +438,10 @@ impl<'r> Comparing<'r> {
             _ => Err(Conflict::Lost),
         }
     }
-
-    /// Whether something that is no directory was changed after the run.
-    pub fn is_newer(&self, now: &Object, entry: &Entry) -> bool {
-        if now.changed() <= self.end || self.is_left(now) {
-            return false;
-        }
-        let left = entry.after.as_ref().and_then(|(_, digest)| digest.as_ref());
-        left.is_none_or(|left| now.kind() != Kind::File || digest_of(now).as_ref() != Some(left))
-    }
-
-    /// Whether nobody but restoring itself changed an object after the run. Where restoring was
-    /// cut off it is not known when it was done with the object: its content has an older time
-    /// then, which programs can set.
-    pub fn is_left(&self, now: &Object) -> bool {
-        match self.journal.touched.get(&key_of(now)) {
-            None => false,
-            Some(None) => now.is_directory() || now.modified() <= self.end,
-            Some(Some(at)) => now.changed() <= *at,
-        }
-    }
-
-    /// Whether the content is as the run left it. A run may have set a time of the future.
-    pub fn is_content_old(&self, now: &Object) -> bool {
-        now.changed() <= self.end || self.is_left(now)
-    }
-
-    /// Whether a directory was made after the run. What is in it is looked at by itself.
-    pub fn is_newer_directory(&self, now: &Object) -> bool {
-        if now.changed() <= self.end || self.is_left(now) {
-            return false;
-        }
-        let born = statx(&now.fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME);
-        let born = born.ok().filter(|found| found.stx_mask & StatxFlags::BTIME.bits() != 0);
-        let born = born.map(|found| Time { seconds: found.stx_btime.tv_sec, nanoseconds: found.stx_btime.tv_nsec });
-        born.is_none_or(|born| born > self.end)
-    }
-
-    /// Notes what in a new directory was changed or made after the run.
-    fn look_for_newer(&mut self, path: &[u8], directory: &Object, depth: usize) {
-        let Ok(inner) = entries_readable(directory) else { return };
-        for (name, _) in inner {
-            if self.newer.len() >= MAX_CONFLICTS {
-                return;
-            }
-            let path = join(path, &name);
-            let Ok(Some(object)) = Object::find(directory.fd.as_fd(), os(&name)) else { continue };
-            if object.is_directory() && depth < MAX_DEPTH {
-                if self.is_newer_directory(&object) {
-                    self.newer.push(path.clone());
-                }
-                self.look_for_newer(&path, &object, depth + 1);
-            } else if self.is_newer(&object, &Entry { before: None, is_gone: false, after: None })
-                && !self.journal.entries.contains_key(&path)
-                && !self.journal.first.contains_key(&key_of(&object))
-            {
-                self.newer.push(path);
-            }
-        }
-    }
 }
 
 /// As [`entries`], without opening up a directory that cannot be read: nothing is changed.
-fn entries_readable(directory: &Object) -> Result<Vec<(Vec<u8>, rustix::fs::FileType)>, Errno> {
+pub(super) fn entries_readable(directory: &Object) -> Result<Vec<(Vec<u8>, rustix::fs::FileType)>, Errno> {
     if !rustix::process::geteuid().is_root() && directory.mode() & 0o500 != 0o500 {
         return Err(Errno::ACCESS);
     }

@@ -78,6 +78,9 @@ pub(super) fn key_of(object: &Object) -> ObjectKey {
     (object.stat.st_dev, object.inode())
 }
 
+/// A name in a directory, and the object that has it: device and inode.
+pub(super) type MadeName = (RawText, u64, u64);
+
 /// One line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -96,6 +99,9 @@ pub(super) enum Line {
     Repository { path: RawText },
     /// All of both is noted.
     Surveyed,
+    /// What a directory that the run made or filled holds at the end of the run. No names
+    /// where that is not known.
+    Made { device: u64, inode: u64, inner: Option<Vec<MadeName>> },
     /// A further attempt of the same run begins: an end before it is none.
     Again,
     /// The run is over. What is changed later is not the run's.
@@ -132,6 +138,8 @@ pub(super) struct Journal {
     /// Directories that git took for repositories before the run.
     pub repositories: BTreeSet<Vec<u8>>,
     pub is_surveyed: bool,
+    /// What each directory that is new held at the end of the run, where that is known.
+    pub made: HashMap<ObjectKey, Option<HashMap<Vec<u8>, ObjectKey>>>,
     /// Objects that restoring itself changed, and when it was done with them.
     pub touched: HashMap<ObjectKey, Option<Time>>,
     pub end: Option<Time>,
@@ -194,13 +202,28 @@ impl Journal {
                 self.repositories.insert(path.as_bytes().to_vec());
             }
             Line::Surveyed => self.is_surveyed = true,
-            Line::Again => self.end = None,
+            Line::Made { device, inode, inner } => self.add_made((device, inode), inner),
+            Line::Again => {
+                self.end = None;
+                self.made.clear();
+            }
             Line::End { at } => self.end = Some(at),
             Line::Touched { device, inode, changed } => {
                 self.touched.insert((device, inode), changed);
             }
             Line::Restoring => self.is_restoring = true,
             Line::Restored => self.is_restored = true,
+        }
+    }
+
+    fn add_made(&mut self, key: ObjectKey, inner: Option<Vec<MadeName>>) {
+        let known = self.made.entry(key).or_insert_with(|| Some(HashMap::new()));
+        match (known, inner) {
+            (Some(known), Some(inner)) => {
+                let inner = inner.into_iter().map(|(name, device, inode)| (name.as_bytes().to_vec(), (device, inode)));
+                known.extend(inner);
+            }
+            (known, _) => *known = None,
         }
     }
 

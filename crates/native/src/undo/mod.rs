@@ -28,6 +28,7 @@ mod compare;
 mod guard;
 mod journal;
 mod keep;
+mod newer;
 mod put;
 mod recorder;
 mod restore;

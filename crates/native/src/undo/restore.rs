@@ -150,7 +150,7 @@ impl<'c, 'r> Restoring<'c, 'r> {
             touched: HashMap::new(),
             writer,
             asides: Vec::new(),
-            prefix: format!(".stockade-undo-{}", comparing.run.meta.request.as_str()),
+            prefix: comparing.run.prefix(),
         }
     }
 
@@ -353,7 +353,10 @@ impl<'c, 'r> Restoring<'c, 'r> {
         for (inner, _) in entries(directory.fd.as_fd())? {
             let path = join(path, &inner);
             let Some(object) = Object::find(directory.fd.as_fd(), os(&inner))? else { continue };
-            if self.is_needed(&path, false) || self.comparing.newer.contains(&path) {
+            if self.is_needed(&path, false)
+                || self.comparing.newer.contains(&path)
+                || !self.comparing.may_go(&directory, &inner, &object)
+            {
                 continue;
             }
             if object.is_directory() {

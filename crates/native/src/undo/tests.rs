@@ -490,3 +490,46 @@ fn what_became_guarded_while_it_was_restored_is_taken_back() {
     assert!(done.is_done && !done.failed.is_empty(), "{done:?}");
     assert!(!root.join("r/config").exists() && !root.join("r/hooks/x").exists(), "{done:?}");
 }
+
+/// What a person moves into what the run made is older than the run, and theirs.
+#[test]
+fn what_was_moved_into_a_new_directory_stays() {
+    for is_known in [true, false] {
+        let scene = Scene::new();
+        let root = scene.root();
+        let photos = scene.scratch.path().join("photos");
+        fs::create_dir_all(photos.join("2020")).unwrap();
+        fs::write(photos.join("2020/a"), "precious").unwrap();
+        fs::write(photos.join("b"), "precious").unwrap();
+        // Longer ago than clocks differ.
+        std::thread::sleep(std::time::Duration::from_millis(150));
+        let (run, mut recorder) = scene.begin(LIMIT_BYTES);
+        for name in ["out", "top"] {
+            recorder.before_create(root.join(name).as_os_str().as_bytes()).unwrap();
+            fs::create_dir_all(root.join(name).join("inner")).unwrap();
+            fs::write(root.join(name).join("inner/made"), "run").unwrap();
+        }
+        run.settle().unwrap();
+        if !is_known {
+            use std::os::fd::AsFd as _;
+            let mut writer = super::journal::JournalWriter::open(run.directory.as_fd()).unwrap();
+            let meta = fs::metadata(root.join("out/inner")).unwrap();
+            let line = super::journal::Line::Made { device: meta.dev(), inode: meta.ino(), inner: None };
+            writer.append(&line).unwrap();
+        }
+        drop((run, recorder));
+        fs::rename(&photos, root.join("out/inner/photos")).unwrap();
+        fs::remove_dir_all(root.join("top")).unwrap();
+        fs::rename(root.join("c"), root.join("top")).unwrap();
+        let refused = scene.restore(&[]);
+        let found = refused.comparison.conflicts.iter().map(|(path, _)| path.display().to_string());
+        assert_eq!(found.collect::<Vec<_>>(), ["out/inner/photos", "top"], "{is_known}");
+        let run = scene.store().take(&scene.request).unwrap();
+        let rest = run.restore(&[], true, &mut |_| Ok(())).unwrap();
+        assert_eq!((rest.is_done, rest.failed), (true, Vec::new()), "{is_known}");
+        for path in ["out/inner/photos/2020/a", "out/inner/photos/b", "top/d"] {
+            assert!(root.join(path).exists(), "{is_known}: {path}");
+        }
+        assert!(!root.join("out/inner/made").exists(), "{is_known}");
+    }
+}
