@@ -541,3 +541,18 @@ fn undo_keeps_what_a_person_moved_or_copied_in_with_its_time() {
         }
     });
 }
+
+#[test]
+fn undo_opens_what_a_run_closed() {
+    each_user(|world| {
+        furnish(world);
+        let before = tree(&world.workspace());
+        for level in LEVELS {
+            passes(world, level, &["--undo"], "echo x >> README; rm run.sh; chmod 000 src/deep");
+            // What is in a closed directory may lead anywhere: its mode comes first.
+            undone(world, &["--skip-conflicts"]);
+            stockade(world, &["undo"]);
+            same(&before, &tree(&world.workspace()), level);
+        }
+    });
+}

@@ -188,6 +188,11 @@ impl Surveys {
         named_by_repository(view, repository, top, home).all().any(|place| covers(top, place))
     }
 
+    /// Why a tree could not be surveyed.
+    pub(crate) fn error(&self) -> Option<&SurveyError> {
+        self.trees.iter().find_map(|(_, survey)| survey.as_ref().err())
+    }
+
     /// The guarded places at and beneath `root`, and the directories that are repositories.
     pub(crate) fn beneath(&self, root: &[u8]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
         let (mut places, mut repositories) = (Vec::new(), Vec::new());

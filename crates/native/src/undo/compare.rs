@@ -44,6 +44,9 @@ pub enum Conflict {
     /// Something has made it mean more than before.
     #[error("it would be run or obeyed there now, and was not before the run: {0}")]
     Guarded(String),
+    /// What makes paths mean more cannot be looked for.
+    #[error("it cannot be told whether it would be run or obeyed there: {0}")]
+    Unsurveyed(String),
     /// Nothing makes it again.
     #[error("it was {}, which undo does not make again", .0.with_article())]
     Special(Kind),

@@ -83,8 +83,15 @@ impl Comparing<'_> {
         for one in judged.iter_mut() {
             let acts = one.conflict.is_none() && one.effect.is_some() && one.plan != Plan::Remove;
             let Some(before) = one.before.as_ref().filter(|_| acts && !one.path.is_empty()) else { continue };
+            // The mode of a directory may be what keeps everybody from looking.
+            if one.plan == Plan::Stay && before.kind == Kind::Directory {
+                continue;
+            }
             if let Some(rule) = self.newly_guarded(&one.path, Moment::Before) {
-                one.conflict = Some(Conflict::Guarded(rule));
+                one.conflict = Some(match self.guard.surveys.error() {
+                    Some(error) => Conflict::Unsurveyed(error.to_string()),
+                    None => Conflict::Guarded(rule),
+                });
             } else if is_reopened && self.leads_on(&one.path, before.kind) {
                 let rule = "a place that it leads to was changed after the run";
                 one.conflict = Some(Conflict::Guarded(rule.to_owned()));

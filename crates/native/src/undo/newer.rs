@@ -128,5 +128,5 @@ fn name_of(path: &[u8]) -> &[u8] {
 fn born(object: &Object) -> Option<Time> {
     let found = statx(&object.fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok()?;
     let is_told = found.stx_mask & StatxFlags::BTIME.bits() != 0;
-    is_told.then(|| Time { seconds: found.stx_btime.tv_sec, nanoseconds: found.stx_btime.tv_nsec })
+    is_told.then_some(Time { seconds: found.stx_btime.tv_sec, nanoseconds: found.stx_btime.tv_nsec })
 }

@@ -23,7 +23,8 @@ impl Restoring<'_, '_> {
         let before =
             self.comparing.journal.first.get(&before.key()).filter(|_| before.kind == Kind::File).unwrap_or(before);
         // A run may go on meanwhile.
-        if judged.effect.is_some() && self.is_planted(&judged.path) {
+        let is_mode = judged.plan == Plan::Stay && before.kind == Kind::Directory;
+        if judged.effect.is_some() && !is_mode && self.is_planted(&judged.path) {
             return Ok(());
         }
         match (&judged.plan, before.kind) {

@@ -26,6 +26,8 @@ const MAX_META_BYTES: u64 = 256 * 1024;
 const VERSION: u32 = 1;
 /// Runs kept of one workspace.
 const MAX_RUNS: usize = 20;
+/// Shortest beginning of an id, without its prefix, that is taken for one.
+const MIN_ID_CHARS: usize = 6;
 /// How long a run is kept.
 const MAX_AGE_MS: u64 = 7 * 24 * 60 * 60 * 1000;
 
@@ -211,7 +213,9 @@ impl UndoStore {
         if let Some(found) = all.iter().find(|meta| meta.request.as_str() == typed) {
             return Ok(found.clone());
         }
-        let mut found = all.into_iter().filter(|meta| !typed.is_empty() && begins(meta.request.as_str(), typed));
+        let digits = typed.strip_prefix("req_").unwrap_or(typed);
+        let is_long = digits.len() >= MIN_ID_CHARS;
+        let mut found = all.into_iter().filter(|meta| is_long && begins(meta.request.as_str(), typed));
         match (found.next(), found.next()) {
             (Some(meta), None) => Ok(meta),
             (None, _) => Err(UndoError::Absent(typed.to_owned())),

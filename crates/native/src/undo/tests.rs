@@ -11,6 +11,7 @@ use rustix::fs::{CWD, Mode, OFlags, RenameFlags, Timespec, Timestamps, XattrFlag
 use stockade_model::{DEFAULT_PROTECTED_NAMES, RequestId};
 use stockade_sys::Errno;
 
+use super::journal::{JournalWriter, Line};
 use super::store::slots;
 use super::*;
 
@@ -338,8 +339,10 @@ fn runs_are_found_by_their_beginning_and_forgotten() {
     let store = scene.store();
     let (run, recorder) = scene.begin(LIMIT_BYTES);
     let id = scene.request.as_str().to_owned();
-    assert_eq!(store.find(&id[..8]).unwrap().request, scene.request);
+    assert_eq!(store.find(&id[..10]).unwrap().request, scene.request);
     assert_eq!(store.find(&id[4..10]).unwrap().request, scene.request);
+    assert_eq!(store.find("req_"), Err(UndoError::Absent("req_".to_owned())), "no digits name no run");
+    assert_eq!(store.find(&id[..9]), Err(UndoError::Absent(id[..9].to_owned())));
     assert_eq!(store.find("zzz"), Err(UndoError::Absent("zzz".to_owned())));
     assert_eq!(store.take(&scene.request).unwrap_err(), UndoError::Busy(id.clone()));
     assert_eq!(store.forget(&scene.request), Err(UndoError::Busy(id.clone())));
@@ -512,9 +515,9 @@ fn what_was_moved_into_a_new_directory_stays() {
         run.settle().unwrap();
         if !is_known {
             use std::os::fd::AsFd as _;
-            let mut writer = super::journal::JournalWriter::open(run.directory.as_fd()).unwrap();
+            let mut writer = JournalWriter::open(run.directory.as_fd()).unwrap();
             let meta = fs::metadata(root.join("out/inner")).unwrap();
-            let line = super::journal::Line::Made { device: meta.dev(), inode: meta.ino(), inner: None };
+            let line = Line::Made { device: meta.dev(), inode: meta.ino(), inner: None };
             writer.append(&line).unwrap();
         }
         drop((run, recorder));
