@@ -410,3 +410,149 @@ fn further_runs_are_undone_one_after_the_other() {
         same(&before, &tree(&world.workspace()), "both");
     });
 }
+
+/// Runs what must pass, with undo or without.
+#[track_caller]
+fn passes(world: &World, level: &str, undo: &[&str], script: &str) {
+    let file = world.file("out/script.sh", script).display().to_string();
+    world.passes(&[&["--level", level], undo].concat(), &["sh", "-e", &file]);
+}
+
+#[test]
+fn undo_gives_no_repository_settings_or_hooks() {
+    each_user(|world| {
+        let ws = world.workspace();
+        let mark = world.outside().join("mark");
+        for level in LEVELS {
+            let hook = format!("touch {}; false", mark.display());
+            let make = format!(
+                "mkdir -p d/hooks; printf '[core]\\nrepositoryformatversion=0\\nworktree=.\\nfsmonitor=\"{hook}\"\\n' > d/config; \
+                 printf '#!/bin/sh\\n{hook}\\n' > d/hooks/reference-transaction; chmod +x d/hooks/*; echo keep > d/note"
+            );
+            passes(world, level, &[], &make);
+            passes(world, level, &["--undo"], "rm -r d/config d/hooks d/note");
+            passes(world, level, &[], "mkdir -p d/objects d/refs/heads; echo 'ref: refs/heads/main' > d/HEAD");
+            // The control: what a run may not make by itself.
+            let by_itself = world.run(&world.stockade(&["--level", level], &["sh", "-c", "echo x > d/config"]));
+            assert_ne!(by_itself.ended, Ended::Code(0), "{}", by_itself.text());
+            let refused = stockade(world, &["undo"]);
+            assert_eq!(refused.ended, Ended::Code(1), "{}", refused.text());
+            assert!(refused.stdout.contains("run or obeyed there now"), "{}", refused.text());
+            undone(world, &["--skip-conflicts"]);
+            assert!(!ws.join("d/config").exists() && !ws.join("d/hooks").exists(), "{level}");
+            assert!(ws.join("d/note").exists(), "{level}: the rest is restored");
+            world.run(&world.bare(&["git", "-C", &ws.join("d").display().to_string(), "status"]));
+            assert!(!mark.exists(), "{level}: it ran");
+            fs::remove_dir_all(ws.join("d")).unwrap();
+        }
+    });
+}
+
+#[test]
+fn undo_does_not_complete_a_repository_or_fill_named_hooks() {
+    each_user(|world| {
+        let ws = world.workspace();
+        for level in LEVELS {
+            // What makes a repository of settings that a later run wrote.
+            passes(world, level, &[], "mkdir -p d/objects d/refs; echo 'ref: refs/heads/main' > d/HEAD");
+            passes(world, level, &["--undo"], "rm d/HEAD");
+            passes(world, level, &[], "echo x > d/config");
+            let refused = stockade(world, &["undo"]);
+            assert_eq!(refused.ended, Ended::Code(1), "{}", refused.text());
+            undone(world, &["--skip-conflicts"]);
+            assert!(!ws.join("d/HEAD").exists(), "{level}");
+            fs::remove_dir_all(ws.join("d")).unwrap();
+            // Hooks of a repository whose settings came to name them.
+            passes(world, level, &[], "mkdir -p p/own; echo evil > p/own/pre-commit");
+            passes(world, level, &["--undo"], "rm -r p/own");
+            let place = ws.join("p").display().to_string();
+            world.run(&world.bare(&["git", "init", "-q", &place]));
+            world.run(&world.bare(&["git", "-C", &place, "config", "core.hooksPath", "own"]));
+            assert_eq!(stockade(world, &["undo"]).ended, Ended::Code(1), "{level}");
+            undone(world, &["--skip-conflicts"]);
+            assert!(!ws.join("p/own").exists(), "{level}");
+            fs::remove_dir_all(ws.join("p")).unwrap();
+        }
+    });
+}
+
+#[test]
+fn undo_puts_back_the_persons_own_guarded_files() {
+    each_user(|world| {
+        furnish(world);
+        let ws = world.workspace();
+        let top = ws.display().to_string();
+        world.run(&world.bare(&["git", "init", "-q", &top]));
+        world.run(&world.bare(&["git", "init", "-q", "--bare", &ws.join("bare").display().to_string()]));
+        world.dir("ws/.vscode");
+        for file in ["ws/.git/hooks/pre-commit", "ws/.envrc", "ws/.vscode/tasks.json", "ws/bare/hooks/x"] {
+            world.file(file, "#!/bin/sh\n");
+        }
+        let before = tree(&ws);
+        for level in LEVELS {
+            let grants = [".git/config", ".git/hooks", ".envrc", ".vscode", "bare/hooks", "bare/config"];
+            let grants: Vec<String> = grants.iter().map(|name| format!("write {}", ws.join(name).display())).collect();
+            let grants = grants.iter().flat_map(|grant| ["--grant", grant.as_str()]);
+            let options: Vec<&str> = ["--undo"].into_iter().chain(grants).collect();
+            for script in [
+                "echo x > .git/config; rm .git/hooks/pre-commit .vscode/tasks.json; echo x > .envrc; rm README",
+                "rm bare/hooks/x; echo x > bare/config; chmod 600 .vscode/tasks.json",
+            ] {
+                passes(world, level, &options, script);
+                assert_ne!(before, tree(&ws), "{level}: {script} changed nothing");
+                undone(world, &[]);
+                same(&before, &tree(&ws), &format!("{level}: {script}"));
+            }
+        }
+    });
+}
+
+#[test]
+fn undo_keeps_what_a_person_moved_or_copied_in_with_its_time() {
+    each_user(|world| {
+        let ws = world.workspace();
+        for level in LEVELS {
+            world.file("ws/f", "before\n");
+            let mine = world.file("out/mine", "mine\n");
+            world.dir("out/photos");
+            world.dir("out/photos/2020");
+            world.file("out/photos/2020/a.jpg", "precious\n");
+            let script = "mkdir out; echo x > out/made; echo y > f";
+            passes(world, level, &["--undo"], script);
+            let person = format!(
+                "touch -d 2020-01-01 {mine}; cp -p {mine} out/kept; cp -p {mine} f; mv {photos} out/photos",
+                mine = mine.display(),
+                photos = world.outside().join("photos").display()
+            );
+            let done = world.run(&world.bare(&["sh", "-ec", &person]));
+            assert_eq!(done.ended, Ended::Code(0), "{}", done.text());
+            let refused = stockade(world, &["undo"]);
+            assert_eq!(refused.ended, Ended::Code(1), "{}", refused.text());
+            for path in ["out/kept", "out/photos", "f"] {
+                assert!(refused.stdout.contains(&format!("{path}   (it was changed after")), "{}", refused.text());
+            }
+            undone(world, &["--skip-conflicts"]);
+            for path in ["out/kept", "out/photos/2020/a.jpg"] {
+                assert!(ws.join(path).exists(), "{level}: {path}");
+            }
+            assert_eq!(fs::read_to_string(ws.join("f")).unwrap(), "mine\n", "{level}");
+            assert!(!ws.join("out/made").exists(), "{level}");
+            fs::remove_dir_all(ws.join("out")).unwrap();
+        }
+    });
+}
+
+#[test]
+fn undo_opens_what_a_run_closed() {
+    each_user(|world| {
+        furnish(world);
+        let before = tree(&world.workspace());
+        for level in LEVELS {
+            passes(world, level, &["--undo"], "echo x >> README; rm run.sh; chmod 000 src/deep");
+            // What is in a closed directory may lead anywhere: its mode comes first.
+            undone(world, &["--skip-conflicts"]);
+            stockade(world, &["undo"]);
+            same(&before, &tree(&world.workspace()), level);
+        }
+    });
+}

@@ -29,6 +29,7 @@ impl Undoing {
             command: RawText::from(plan.argv.iter().map(RawText::as_bytes).collect::<Vec<_>>().join(&b' ')),
             workspace: plan.workspace.as_path().to_owned(),
             limit_bytes,
+            protect: plan.profile.filesystem.protect.clone(),
         };
         let (run, recorder) = UndoStore::make(place).and_then(|store| store.begin(&new)).map_err(unbegun)?;
         Ok(Some((Self { run }, recorder)))

@@ -127,7 +127,9 @@ fn end_of(done: &Restored, skips_conflicts: bool) -> u8 {
         crate::complain(&Failure::new(what).hint(hint));
     }
     for failed in &done.failed {
-        crate::complain(&Failure::new(format!("not restored: {failed}")));
+        let failure = Failure::new(format!("not restored: {failed}"));
+        // What stood there may be gone already; what was there is kept until it is back.
+        crate::complain(&if failed.is_full { failure.hint("make room and run it again") } else { failure });
     }
     let is_whole = done.is_done && done.failed.is_empty() && (done.comparison.conflicts.is_empty() || skips_conflicts);
     if is_whole { exit::SUCCESS } else { exit::NEGATIVE }

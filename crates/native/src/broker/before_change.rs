@@ -38,9 +38,12 @@ impl Service {
     /// Keeps what a deed would change.
     pub(super) fn keep_for_undo(&self, deed: &Deed) -> Result<(), Failure> {
         let Some(undo) = &self.undo else { return Ok(()) };
-        let mut recorder = undo.recorder.borrow_mut();
         // What lies in a private tree is not the workspace's.
         let is_kept = |path: &[u8]| undo.holds(path) && !self.powers.in_private_tree(path);
+        if changed_path(deed).is_some_and(|path| is_kept(&path)) {
+            self.note_guarded(undo)?;
+        }
+        let mut recorder = undo.recorder.borrow_mut();
         let named = |place: &Place| Some(place.path()).filter(|path| !place.special && is_kept(path));
         match deed {
             Deed::Open { place, wish } => match named(place) {
@@ -89,10 +92,25 @@ impl Service {
     pub(super) fn keep_opened_for_undo(&self, path: &[u8], wish: Wish) -> Result<(), Failure> {
         match &self.undo {
             Some(undo) if undo.holds(path) && !self.powers.in_private_tree(path) => {
+                if changes(wish) {
+                    self.note_guarded(undo)?;
+                }
                 self.kept(wish.operation(), path, open(&mut undo.recorder.borrow_mut(), path, wish))
             }
             _ => Ok(()),
         }
+    }
+
+    /// Notes, before the first change, what means more than its name says: restoring gives
+    /// nothing such a meaning that had none.
+    fn note_guarded(&self, undo: &KeptForUndo) -> Result<(), Failure> {
+        if undo.recorder.borrow().has_surveyed() {
+            return Ok(());
+        }
+        self.make_surveys()?;
+        let (places, repositories) = self.surveys.borrow().beneath(&undo.workspace);
+        let noted = undo.recorder.borrow_mut().note_guarded(&places, &repositories);
+        self.kept(Operation::Write, &undo.workspace, noted)
     }
 
     /// Also what has no name any more: it may be what is kept.
@@ -109,6 +127,27 @@ impl Service {
         let Err(unkept) = done else { return Ok(()) };
         self.permit(operation, path)?;
         Err(refused(operation, path, Refusal { rule: unkept.to_string(), grant: None }))
+    }
+}
+
+fn changes(wish: Wish) -> bool {
+    wish.creates() || !wish.only_reads()
+}
+
+/// The path that a deed changes, where it changes one.
+fn changed_path(deed: &Deed) -> Option<Vec<u8>> {
+    match deed {
+        Deed::Open { place, wish } => changes(*wish).then(|| place.path()),
+        Deed::Reopen { object, wish } => changes(*wish).then(|| object.path.clone()),
+        Deed::MakeDirectory { place, .. }
+        | Deed::MakeNode { place, .. }
+        | Deed::MakeLink { place, .. }
+        | Deed::Bind { place, .. }
+        | Deed::MakeName { new: place, .. }
+        | Deed::Rename { new: place, .. }
+        | Deed::Remove { place, .. } => Some(place.path()),
+        Deed::Change { object, .. } => Some(object.path.clone()),
+        Deed::OpenUnnamed { .. } | Deed::Connect(_) | Deed::Run(_) => None,
     }
 }
 

@@ -228,7 +228,7 @@ impl Service {
 
     /// What a survey of the writable trees says of `path`, see [`guards`](crate::guards).
     pub(super) fn refusal_of_place(&self, operation: Operation, path: &[u8]) -> Option<Refusal> {
-        let first = self.first.as_ref()?;
+        self.first.as_ref()?;
         let root_length = self.powers.root_length(path)?;
         if creates_name(operation)
             && root_length < path.len()
@@ -236,18 +236,25 @@ impl Service {
         {
             return Some(refusal);
         }
-        let mut surveys = self.surveys.borrow_mut();
-        if !surveys.are_complete(self.powers.writable()) {
-            let Ok(host) = open_host_root() else {
-                return Some(Refusal { rule: SurveyError::Unreadable.to_string(), grant: None });
-            };
-            self.complete_surveys(&mut surveys, host.as_fd(), first.root.as_fd());
+        if self.make_surveys().is_err() {
+            return Some(Refusal { rule: SurveyError::Unreadable.to_string(), grant: None });
         }
+        let surveys = self.surveys.borrow();
         let is_known = |prefix: &[u8]| self.powers.is_known_part(prefix);
         let exists = |path: &Path| self.exists(path);
         surveys
             .refusal_of(creates_name(operation), root_length, path, (&is_known, &exists))
             .or_else(|| surveys.refusal_in_work_tree(operation, root_length, path, &exists))
+    }
+
+    /// Surveys what was not surveyed yet.
+    pub(super) fn make_surveys(&self) -> Result<(), Errno> {
+        let Some(first) = &self.first else { return Ok(()) };
+        let mut surveys = self.surveys.borrow_mut();
+        if !surveys.are_complete(self.powers.writable()) {
+            self.complete_surveys(&mut surveys, open_host_root()?.as_fd(), first.root.as_fd());
+        }
+        Ok(())
     }
 
     /// What leads to a place of the host is read by the host, and so is the host's to show:

@@ -27,6 +27,8 @@ pub(crate) struct GuardedPlaces {
     pub(super) linked: HashSet<(u64, u64)>,
     /// Repositories that were there, by device and inode of their directory.
     pub(super) repositories: HashMap<(u64, u64), RepositoryState>,
+    /// Their directories.
+    pub(super) directories: BTreeSet<Vec<u8>>,
 }
 
 impl GuardedPlaces {
@@ -43,7 +45,8 @@ impl GuardedPlaces {
     /// What was found beneath `from`, as it is called where that is `to`.
     fn renamed(self, from: &[u8], to: &[u8]) -> Self {
         let rename = |places: BTreeSet<Vec<u8>>| places.iter().filter_map(|p| renamed(p, from, to)).collect();
-        Self { targets: rename(self.targets), pins: rename(self.pins), ..self }
+        let (targets, pins, directories) = (rename(self.targets), rename(self.pins), rename(self.directories));
+        Self { targets, pins, directories, ..self }
     }
 
     /// Why the directory at `path` must stay where it is. One that is removed has no link in
@@ -183,6 +186,21 @@ impl Surveys {
     pub(crate) fn names_in_work_tree(&self, view: View<'_>, repository: &[u8], top: &[u8]) -> bool {
         let home = self.settings.as_ref().and_then(|settings| settings.home.as_deref());
         named_by_repository(view, repository, top, home).all().any(|place| covers(top, place))
+    }
+
+    /// Why a tree could not be surveyed.
+    pub(crate) fn error(&self) -> Option<&SurveyError> {
+        self.trees.iter().find_map(|(_, survey)| survey.as_ref().err())
+    }
+
+    /// The guarded places at and beneath `root`, and the directories that are repositories.
+    pub(crate) fn beneath(&self, root: &[u8]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
+        let (mut places, mut repositories) = (Vec::new(), Vec::new());
+        for found in self.trees.iter().filter_map(|(_, survey)| survey.as_ref().ok()) {
+            places.extend(found.targets.iter().filter(|place| covers(root, place)).cloned());
+            repositories.extend(found.directories.iter().filter(|place| covers(root, place)).cloned());
+        }
+        (places, repositories)
     }
 
     /// What git obeys or runs in a repository.

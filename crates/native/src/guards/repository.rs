@@ -59,6 +59,11 @@ impl TrustedParts {
         (self.0.len() > TRUSTED.len()).then_some(self)
     }
 
+    /// Their names in the directory of a repository.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &[u8]> {
+        self.0.iter().map(Vec::as_slice)
+    }
+
     fn hold(&self, name: &[u8]) -> bool {
         self.0.iter().any(|part| part.eq_ignore_ascii_case(name))
     }

@@ -279,6 +279,7 @@ impl Survey<'_> {
             && let Ok(stat) = self.view.stat(directory)
         {
             self.found.repositories.insert((stat.st_dev, stat.st_ino), state);
+            self.found.directories.insert(directory.to_vec());
         }
     }
 

@@ -4,21 +4,20 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, StatxFlags, statx};
 use stockade_files::object::{Kind, Object, Time, entries, os, same_content};
 use stockade_sys::Errno;
 
+use super::guard::Guard;
 use super::journal::{Before, Entry, Journal, ObjectKey, key_of};
 use super::keep::slot_name;
 use super::recorder::join;
-use super::settle::digest_of;
 use super::store::{UndoError, UndoRun};
 use crate::stage::PathError;
 
 /// Conflicts that are named.
-const MAX_CONFLICTS: usize = 1000;
+pub(super) const MAX_CONFLICTS: usize = 1000;
 /// Levels of a directory that is looked into.
-const MAX_DEPTH: usize = 400;
+pub(super) const MAX_DEPTH: usize = 400;
 
 /// What a run did to a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +41,12 @@ pub enum Conflict {
     /// What was there is not kept and not found.
     #[error("what was there was moved by the run, and is gone since")]
     Lost,
+    /// Something has made it mean more than before.
+    #[error("it would be run or obeyed there now, and was not before the run: {0}")]
+    Guarded(String),
+    /// What makes paths mean more cannot be looked for.
+    #[error("it cannot be told whether it would be run or obeyed there: {0}")]
+    Unsurveyed(String),
     /// Nothing makes it again.
     #[error("it was {}, which undo does not make again", .0.with_article())]
     Special(Kind),
@@ -120,6 +125,7 @@ pub(super) struct Comparing<'r> {
     /// Where objects are that have lost their name or may have further ones.
     pub names: HashMap<ObjectKey, Vec<Vec<u8>>>,
     pub newer: Vec<Vec<u8>>,
+    pub guard: Guard,
 }
 
 impl UndoRun {
@@ -161,6 +167,11 @@ impl UndoRun {
         self.find(path.as_os_str().as_encoded_bytes()).map_err(|errno| PathError::new(path, errno).into())
     }
 
+    /// How names begin that only the restoring of this run uses.
+    pub(super) fn prefix(&self) -> String {
+        format!(".stockade-undo-{}", self.meta.request.as_str())
+    }
+
     pub(super) fn slot(&self, slot: u32) -> Result<Option<Object>, Errno> {
         Object::find(self.objects.as_fd(), slot_name(slot).as_ref())
     }
@@ -183,14 +194,17 @@ impl<'r> Comparing<'r> {
     pub fn new(run: &'r UndoRun) -> Result<(Self, bool), UndoError> {
         let (journal, was_killed) = run.settled()?;
         let end = journal.end.unwrap_or_default();
-        let mut comparing = Self { run, journal, end, names: HashMap::new(), newer: Vec::new() };
+        let guard = Guard::new(run)?;
+        let mut comparing = Self { run, journal, end, names: HashMap::new(), newer: Vec::new(), guard };
         comparing.find_names()?;
         Ok((comparing, was_killed))
     }
 
     pub fn judge(&mut self, paths: &[PathBuf]) -> Vec<Judged> {
         let selected = self.select(paths);
-        selected.into_iter().map(|(path, entry)| self.judge_one(path, entry)).collect()
+        let mut judged: Vec<Judged> = selected.into_iter().map(|(path, entry)| self.judge_one(path, entry)).collect();
+        self.guard_all(&mut judged);
+        judged
     }
 
     pub fn conflicts(&self, judged: &[Judged]) -> Vec<(PathBuf, Conflict)> {
@@ -292,10 +306,14 @@ impl<'r> Comparing<'r> {
         judged.effect = Some(Effect::Created);
         judged.plan = Plan::Remove;
         if now.is_directory() {
-            let is_newer = self.is_newer_directory(now);
-            self.look_for_newer(&judged.path, now, 0);
-            judged.conflict = is_newer.then_some(Conflict::Changed);
-        } else if self.is_newer(now, &Entry { before: None, is_gone: false, after: None }) {
+            if self.is_foreign(&judged.path, now) || self.is_newer_directory(now) {
+                judged.conflict = Some(Conflict::Changed);
+            } else {
+                self.look_for_newer(&judged.path, now, 0);
+            }
+        } else if self.is_foreign(&judged.path, now)
+            || self.is_newer(now, &Entry { before: None, is_gone: false, after: None })
+        {
             judged.conflict = Some(Conflict::Changed);
         }
     }
@@ -307,12 +325,12 @@ impl<'r> Comparing<'r> {
                 judged.plan = Plan::Put(None);
             }
             Some(now) if now.is_directory() => {
-                let is_restoring = self.journal.is_restoring;
-                judged.keeps_time = now.modified() > self.end && !is_restoring;
+                judged.keeps_time =
+                    now.modified() > self.end && now.modified() != before.modified && !self.is_left(now);
                 if !has_metadata(now, before) {
                     judged.effect = Some(Effect::Metadata);
                     let left = entry.after.as_ref().map_or(before.mode, |(mode, _)| *mode);
-                    if now.mode() != left && now.changed() > self.end && !is_restoring {
+                    if now.mode() != left && now.changed() > self.end && !self.is_left(now) {
                         judged.conflict = Some(Conflict::Changed);
                     }
                 }
@@ -344,7 +362,7 @@ impl<'r> Comparing<'r> {
                 let before = self.journal.first.get(&before.key()).unwrap_or(before);
                 if !has_metadata(now, before) {
                     judged.effect = Some(Effect::Metadata);
-                    if self.is_newer(now, entry) && !self.journal.is_restoring {
+                    if self.is_newer(now, entry) {
                         judged.conflict = Some(Conflict::Changed);
                     }
                 }
@@ -354,7 +372,9 @@ impl<'r> Comparing<'r> {
                 let is_newer = match now {
                     Some(now) if now.is_directory() => {
                         self.look_for_newer(&judged.path, now, 0);
-                        self.is_newer_directory(now) || self.newer.iter().any(|newer| is_beneath(newer, &judged.path))
+                        self.is_foreign(&judged.path, now)
+                            || self.is_newer_directory(now)
+                            || self.newer.iter().any(|newer| is_beneath(newer, &judged.path))
                     }
                     Some(now) => self.is_newer(now, entry),
                     None => false,
@@ -421,63 +441,10 @@ impl<'r> Comparing<'r> {
             _ => Err(Conflict::Lost),
         }
     }
-
-    /// Whether something that is no directory was changed after the run.
-    pub fn is_newer(&self, now: &Object, entry: &Entry) -> bool {
-        let is_old = match self.journal.is_restoring {
-            false => now.changed() <= self.end,
-            true => self.is_content_old(now),
-        };
-        if is_old {
-            return false;
-        }
-        let left = entry.after.as_ref().and_then(|(_, digest)| digest.as_ref());
-        left.is_none_or(|left| now.kind() != Kind::File || digest_of(now).as_ref() != Some(left))
-    }
-
-    /// Whether the content is as the run left it, where undo itself changed names of the file
-    /// and so its change time. A run may have set a time of the future.
-    pub fn is_content_old(&self, now: &Object) -> bool {
-        now.modified() <= self.end || now.changed() <= self.end
-    }
-
-    /// Whether a directory was made after the run. What is in it is looked at by itself.
-    pub fn is_newer_directory(&self, now: &Object) -> bool {
-        if self.journal.is_restoring || now.changed() <= self.end {
-            return false;
-        }
-        let born = statx(&now.fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME);
-        let born = born.ok().filter(|found| found.stx_mask & StatxFlags::BTIME.bits() != 0);
-        let born = born.map(|found| Time { seconds: found.stx_btime.tv_sec, nanoseconds: found.stx_btime.tv_nsec });
-        born.is_none_or(|born| born > self.end)
-    }
-
-    /// Notes what in a new directory was changed or made after the run.
-    fn look_for_newer(&mut self, path: &[u8], directory: &Object, depth: usize) {
-        let Ok(inner) = entries_readable(directory) else { return };
-        for (name, _) in inner {
-            if self.newer.len() >= MAX_CONFLICTS {
-                return;
-            }
-            let path = join(path, &name);
-            let Ok(Some(object)) = Object::find(directory.fd.as_fd(), os(&name)) else { continue };
-            if object.is_directory() && depth < MAX_DEPTH {
-                if self.is_newer_directory(&object) {
-                    self.newer.push(path.clone());
-                }
-                self.look_for_newer(&path, &object, depth + 1);
-            } else if self.is_newer(&object, &Entry { before: None, is_gone: false, after: None })
-                && !self.journal.entries.contains_key(&path)
-                && !self.journal.first.contains_key(&key_of(&object))
-            {
-                self.newer.push(path);
-            }
-        }
-    }
 }
 
 /// As [`entries`], without opening up a directory that cannot be read: nothing is changed.
-fn entries_readable(directory: &Object) -> Result<Vec<(Vec<u8>, rustix::fs::FileType)>, Errno> {
+pub(super) fn entries_readable(directory: &Object) -> Result<Vec<(Vec<u8>, rustix::fs::FileType)>, Errno> {
     if !rustix::process::geteuid().is_root() && directory.mode() & 0o500 != 0o500 {
         return Err(Errno::ACCESS);
     }

@@ -1,7 +1,7 @@
 //! The journal of one run: lines are appended while the run goes on, and read as a whole
 //! afterwards. Must not know the tree that the lines are about.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -78,6 +78,9 @@ pub(super) fn key_of(object: &Object) -> ObjectKey {
     (object.stat.st_dev, object.inode())
 }
 
+/// A name in a directory, and the object that has it: device and inode.
+pub(super) type MadeName = (RawText, u64, u64);
+
 /// One line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -90,10 +93,22 @@ pub(super) enum Line {
     Data { device: u64, inode: u64, slot: u32, bytes: u64 },
     /// What is left of a path at the end of the run.
     After { path: RawText, mode: u32, digest: Option<String> },
+    /// Before the run a link or a setting led to this path, so that it was run or obeyed.
+    Guarded { path: RawText },
+    /// Before the run git took this directory for a repository by what it held.
+    Repository { path: RawText },
+    /// All of both is noted.
+    Surveyed,
+    /// What a directory that the run made or filled holds at the end of the run. No names
+    /// where that is not known.
+    Made { device: u64, inode: u64, inner: Option<Vec<MadeName>> },
     /// A further attempt of the same run begins: an end before it is none.
     Again,
     /// The run is over. What is changed later is not the run's.
     End { at: Time },
+    /// Restoring is about to change this object, or its names; at the end of it, when it was
+    /// changed last.
+    Touched { device: u64, inode: u64, changed: Option<Time> },
     /// Restoring was decided on.
     Restoring,
     /// All of it was restored.
@@ -118,6 +133,15 @@ pub(super) struct Journal {
     pub slots: HashMap<ObjectKey, (u32, u64)>,
     /// What was first recorded of an object: by another name it may have been changed later.
     pub first: HashMap<ObjectKey, Before>,
+    /// Paths that were run or obeyed before the run, whatever their names.
+    pub guarded: BTreeSet<Vec<u8>>,
+    /// Directories that git took for repositories before the run.
+    pub repositories: BTreeSet<Vec<u8>>,
+    pub is_surveyed: bool,
+    /// What each directory that is new held at the end of the run, where that is known.
+    pub made: HashMap<ObjectKey, Option<HashMap<Vec<u8>, ObjectKey>>>,
+    /// Objects that restoring itself changed, and when it was done with them.
+    pub touched: HashMap<ObjectKey, Option<Time>>,
     pub end: Option<Time>,
     pub is_restoring: bool,
     pub is_restored: bool,
@@ -171,10 +195,35 @@ impl Journal {
                     entry.after = Some((mode, digest));
                 }
             }
-            Line::Again => self.end = None,
+            Line::Guarded { path } => {
+                self.guarded.insert(path.as_bytes().to_vec());
+            }
+            Line::Repository { path } => {
+                self.repositories.insert(path.as_bytes().to_vec());
+            }
+            Line::Surveyed => self.is_surveyed = true,
+            Line::Made { device, inode, inner } => self.add_made((device, inode), inner),
+            Line::Again => {
+                self.end = None;
+                self.made.clear();
+            }
             Line::End { at } => self.end = Some(at),
+            Line::Touched { device, inode, changed } => {
+                self.touched.insert((device, inode), changed);
+            }
             Line::Restoring => self.is_restoring = true,
             Line::Restored => self.is_restored = true,
+        }
+    }
+
+    fn add_made(&mut self, key: ObjectKey, inner: Option<Vec<MadeName>>) {
+        let known = self.made.entry(key).or_insert_with(|| Some(HashMap::new()));
+        match (known, inner) {
+            (Some(known), Some(inner)) => {
+                let inner = inner.into_iter().map(|(name, device, inode)| (name.as_bytes().to_vec(), (device, inode)));
+                known.extend(inner);
+            }
+            (known, _) => *known = None,
         }
     }
 

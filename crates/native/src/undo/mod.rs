@@ -25,8 +25,11 @@
 //! Must not know how a call is trapped or decided, who asks, or what a person is shown.
 
 mod compare;
+mod guard;
 mod journal;
 mod keep;
+mod newer;
+mod put;
 mod recorder;
 mod restore;
 mod settle;

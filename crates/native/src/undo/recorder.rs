@@ -101,6 +101,7 @@ pub struct Recorder {
     /// Whether something that existed before the run has got another name: only then can a
     /// new path lead to it.
     has_moved: bool,
+    has_surveyed: bool,
 }
 
 impl Recorder {
@@ -143,6 +144,7 @@ impl Recorder {
             objects,
             journal: writer,
             has_moved: !seen.is_empty(),
+            has_surveyed: journal.is_surveyed,
             seen,
             contents,
             names: None,
@@ -157,10 +159,32 @@ impl Recorder {
         &self.workspace
     }
 
-    /// An open of a file: for writing, or one that may make it.
+    /// Whether what was guarded before the run is noted.
+    pub fn has_surveyed(&self) -> bool {
+        self.has_surveyed
+    }
+
+    /// Notes what was guarded before the run by what led to it, and which directories were
+    /// repositories.
     ///
     /// # Errors
     /// See [`Unkept`]; the same below.
+    pub fn note_guarded(&mut self, places: &[Vec<u8>], repositories: &[Vec<u8>]) -> Result<(), Unkept> {
+        for place in places.iter().filter_map(|place| self.relative(place)).collect::<Vec<_>>() {
+            self.append(&Line::Guarded { path: RawText::from(place.as_slice()) })?;
+        }
+        for directory in repositories.iter().filter_map(|place| self.relative(place)).collect::<Vec<_>>() {
+            self.append(&Line::Repository { path: RawText::from(directory.as_slice()) })?;
+        }
+        self.append(&Line::Surveyed)?;
+        self.has_surveyed = true;
+        Ok(())
+    }
+
+    /// An open of a file: for writing, or one that may make it.
+    ///
+    /// # Errors
+    /// See [`Unkept`].
     pub fn before_open(&mut self, path: &[u8], creates: bool, writes: bool) -> Result<(), Unkept> {
         let Some(path) = self.relative(path) else { return Ok(()) };
         let known = self.known(&path);

@@ -7,17 +7,13 @@ use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Uid, chownat, linkat, mkdirat, mknodat, openat,
-    renameat_with, symlinkat, unlinkat,
-};
+use rustix::fs::{AtFlags, Gid, RenameFlags, Uid, chownat, renameat_with, unlinkat};
 use stockade_files::object::{Kind, Object, entries, os};
 use stockade_sys::Errno;
-use stockade_sys::resolve::DescriptorPath;
 
-use super::compare::{Comparing, Comparison, Judged, Plan, Source, has_metadata, is_beneath};
+use super::compare::{Comparing, Comparison, Conflict, Judged, Plan, Source, has_metadata, is_beneath};
+use super::guard::Moment;
 use super::journal::{Before, JournalWriter, Line, ObjectKey, key_of};
-use super::keep::{copy_data, slot_name};
 use super::recorder::join;
 use super::settle::{directory, find, in_journal};
 use super::store::{UndoError, UndoRun};
@@ -43,15 +39,17 @@ pub struct Restored {
 pub type Watched<'w> = &'w mut dyn FnMut(&Path) -> Result<(), Errno>;
 
 /// One restoring.
-struct Restoring<'c, 'r> {
-    comparing: &'c Comparing<'r>,
+pub(super) struct Restoring<'c, 'r> {
+    pub(super) comparing: &'c Comparing<'r>,
     /// Directories whose modes were opened up, with theirs.
     opened: HashMap<Vec<u8>, u32>,
     /// Where the first name of a file with several is again.
-    placed: HashMap<ObjectKey, Vec<u8>>,
+    pub(super) placed: HashMap<ObjectKey, Vec<u8>>,
     /// Paths from which something is still to be taken, and how often.
-    needed: HashMap<Vec<u8>, usize>,
+    pub(super) needed: HashMap<Vec<u8>, usize>,
     failed: Vec<PathError>,
+    /// Where the objects are that were touched.
+    touched: HashMap<ObjectKey, Vec<u8>>,
     writer: JournalWriter,
     /// What was in the way and is still needed, moved from the first path to the second.
     asides: Vec<(Vec<u8>, Vec<u8>)>,
@@ -72,7 +70,8 @@ impl UndoRun {
         }
         let (mut comparing, was_killed) = Comparing::new(self)?;
         let judged = comparing.judge(paths);
-        let comparison = Comparison { conflicts: comparing.conflicts(&judged), was_killed, ..Comparison::default() };
+        let mut comparison =
+            Comparison { conflicts: comparing.conflicts(&judged), was_killed, ..Comparison::default() };
         if !comparison.conflicts.is_empty() && !skips_conflicts {
             return Ok(Restored { comparison, ..Restored::default() });
         }
@@ -80,8 +79,11 @@ impl UndoRun {
         writer.append(&Line::Restoring).map_err(in_journal)?;
         comparing.note_directories(&judged, &mut writer)?;
         writer.sync().map_err(in_journal)?;
+        let first = (judged, std::mem::take(&mut comparing.newer));
         let (mut comparing, _) = Comparing::new(self)?;
-        let judged = comparing.judge(paths);
+        let mut judged = comparing.judge(paths);
+        comparing.keep_conflicts(&mut judged, first);
+        comparison.conflicts = comparing.conflicts(&judged);
         let changed = judged.iter().filter(|judged| judged.effect.is_some() && judged.conflict.is_none()).count();
         let mut restoring = Restoring::new(&comparing, &judged, writer);
         restoring.all(&judged, watch)?;
@@ -104,6 +106,16 @@ impl UndoRun {
 }
 
 impl Comparing<'_> {
+    /// What was a conflict at the first look stays one.
+    fn keep_conflicts(&mut self, judged: &mut [Judged], (first, newer): (Vec<Judged>, Vec<Vec<u8>>)) {
+        let first = first.into_iter().filter_map(|one| Some((one.path, one.conflict?)));
+        let first: HashMap<Vec<u8>, Conflict> = first.collect();
+        for one in judged.iter_mut().filter(|one| one.conflict.is_none()) {
+            one.conflict = first.get(&one.path).cloned();
+        }
+        self.newer.extend(newer);
+    }
+
     /// Notes the times of directories in which the run changed no name, and restoring does.
     fn note_directories(&self, judged: &[Judged], writer: &mut JournalWriter) -> Result<(), UndoError> {
         let acted = judged.iter().filter(|judged| judged.plan != Plan::Stay && judged.conflict.is_none());
@@ -135,9 +147,10 @@ impl<'c, 'r> Restoring<'c, 'r> {
             placed: HashMap::new(),
             needed,
             failed: Vec::new(),
+            touched: HashMap::new(),
             writer,
             asides: Vec::new(),
-            prefix: format!(".stockade-undo-{}", comparing.run.meta.request.as_str()),
+            prefix: comparing.run.prefix(),
         }
     }
 
@@ -172,6 +185,26 @@ impl<'c, 'r> Restoring<'c, 'r> {
                 self.note(&path, done);
             }
         }
+        self.note_touched()
+    }
+
+    /// Notes an object before it, or a name of it, is changed: only restoring itself did that.
+    pub(super) fn touch(&mut self, path: &[u8], object: &Object) -> Result<(), Errno> {
+        let (device, inode) = key_of(object);
+        if self.touched.insert((device, inode), path.to_vec()).is_none() {
+            self.writer.append(&Line::Touched { device, inode, changed: None })?;
+        }
+        Ok(())
+    }
+
+    /// What is changed from now on is changed by somebody else.
+    fn note_touched(&mut self) -> Result<(), UndoError> {
+        for ((device, inode), path) in std::mem::take(&mut self.touched) {
+            let found = self.find(&path).ok().flatten().filter(|found| key_of(found) == (device, inode));
+            let Some(found) = found else { continue };
+            let line = Line::Touched { device, inode, changed: Some(found.changed()) };
+            self.writer.append(&line).map_err(in_journal)?;
+        }
         Ok(())
     }
 
@@ -182,15 +215,16 @@ impl<'c, 'r> Restoring<'c, 'r> {
         }
     }
 
-    fn find(&self, path: &[u8]) -> Result<Option<Object>, Errno> {
+    pub(super) fn find(&self, path: &[u8]) -> Result<Option<Object>, Errno> {
         find(self.comparing.run.root.as_fd(), path)
     }
 
     /// Holds the directory of `path`, which can be written in, and gives the name there.
-    fn place<'p>(&mut self, path: &'p [u8]) -> Result<(OwnedFd, &'p std::ffi::OsStr), Errno> {
+    pub(super) fn place<'p>(&mut self, path: &'p [u8]) -> Result<(OwnedFd, &'p std::ffi::OsStr), Errno> {
         let end = path.iter().rposition(|byte| *byte == b'/');
         let (above, name) = end.map_or((&b""[..], path), |at| (&path[..at], &path[at + 1..]));
         let held = directory(self.comparing.run.root.as_fd(), above)?;
+        self.touch(above, &Object::of(held.try_clone().map_err(|_| Errno::MFILE)?)?)?;
         self.open_up(above, &held)?;
         Ok((held, os(name)))
     }
@@ -200,51 +234,34 @@ impl<'c, 'r> Restoring<'c, 'r> {
         let mode = stat.st_mode & stockade_files::object::MODE_BITS;
         let is_own = stat.st_uid == rustix::process::geteuid().as_raw();
         if mode & 0o700 != 0o700 && is_own && !rustix::process::geteuid().is_root() {
+            self.touch(path, &Object::of(held.try_clone().map_err(|_| Errno::MFILE)?)?)?;
             stockade_sys::actor::chmod(held.as_fd(), mode | 0o700)?;
             self.opened.entry(path.to_vec()).or_insert(mode);
         }
         Ok(())
     }
 
-    /// Makes one path what it was, but for what lies beneath.
-    fn put(&mut self, judged: &Judged) -> Result<(), Errno> {
-        let Some(before) = &judged.before else { return Ok(()) };
-        let before =
-            self.comparing.journal.first.get(&before.key()).filter(|_| before.kind == Kind::File).unwrap_or(before);
-        match (&judged.plan, before.kind) {
-            (Plan::Stay, Kind::Directory) | (Plan::Remove, _) => Ok(()),
-            (Plan::Stay, _) => {
-                if let Some(now) = &judged.now {
-                    if judged.effect.is_some() {
-                        set_metadata(now, before)?;
-                    }
-                    self.placed.entry(before.key()).or_insert_with(|| judged.path.clone());
-                }
-                Ok(())
-            }
-            (Plan::Put(source), kind) => {
-                self.clear(judged)?;
-                let (held, name) = self.place(&judged.path)?;
-                match kind {
-                    Kind::Directory => mkdirat(&held, name, Mode::RWXU),
-                    Kind::Link => {
-                        let text = before.text.as_ref().ok_or(Errno::NOENT)?;
-                        symlinkat(text.as_os_str(), &held, name)
-                    }
-                    Kind::Pipe => mknodat(&held, name, FileType::Fifo, Mode::from_raw_mode(before.mode), 0),
-                    _ => return self.put_file(judged, before, source.as_ref(), (&held, name)),
-                }?;
-                match Object::find(held.as_fd(), name)? {
-                    Some(made) if kind != Kind::Directory => set_metadata(&made, before),
-                    _ => Ok(()),
-                }
-            }
+    /// Whether what is put at this path would be run or obeyed, and was not. It is told then.
+    pub(super) fn is_planted(&mut self, path: &[u8]) -> bool {
+        let rule = if path.is_empty() { None } else { self.comparing.newly_guarded(path, Moment::Now) };
+        let Some(rule) = rule else { return false };
+        let why = Conflict::Guarded(rule).to_string();
+        self.failed.push(PathError::because(Path::new(os(path)), &why));
+        true
+    }
+
+    /// Looks once more at what was just put: with what somebody has made beside it meanwhile it
+    /// may mean more. Then it goes.
+    pub(super) fn stays(&mut self, path: &[u8], take_back: impl FnOnce() -> Result<(), Errno>) -> Result<bool, Errno> {
+        if !self.is_planted(path) {
+            return Ok(true);
         }
+        take_back().map(|()| false)
     }
 
     /// Takes away what stands at a path. What of it is still needed is moved aside: where it
     /// is now is noted, so that what is left after an interruption is removed as well.
-    fn clear(&mut self, judged: &Judged) -> Result<(), Errno> {
+    pub(super) fn clear(&mut self, judged: &Judged) -> Result<(), Errno> {
         let Some(now) = &judged.now else { return Ok(()) };
         if !self.is_needed(&judged.path, now.is_directory()) {
             return self.remove(&judged.path, Some(now));
@@ -256,6 +273,7 @@ impl<'c, 'r> Restoring<'c, 'r> {
         let above = &path[..path.iter().rposition(|byte| *byte == b'/').unwrap_or(0)];
         let aside = join(above, format!("{}-{}", self.prefix, now.inode()).as_bytes());
         self.writer.append(&Line::Entry { path: aside.as_slice().into(), before: None })?;
+        self.touch(&aside, now)?;
         let (held, name) = self.place(path)?;
         let end = aside.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
         renameat_with(&held, name, &held, os(&aside[end..]), RenameFlags::NOREPLACE)?;
@@ -264,7 +282,7 @@ impl<'c, 'r> Restoring<'c, 'r> {
     }
 
     /// Where something is now that was at `path` when all was judged.
-    fn now_at(&self, path: &[u8]) -> Vec<u8> {
+    pub(super) fn now_at(&self, path: &[u8]) -> Vec<u8> {
         self.asides.iter().fold(path.to_vec(), |path, (old, new)| match path.strip_prefix(old.as_slice()) {
             Some(rest) if rest.is_empty() || rest[0] == b'/' => [new, rest].concat(),
             _ => path,
@@ -279,51 +297,8 @@ impl<'c, 'r> Restoring<'c, 'r> {
         self.needed.keys().map(|needed| self.now_at(needed)).any(|needed| needed == path || is_beneath(&needed, path))
     }
 
-    fn put_file(
-        &mut self,
-        judged: &Judged,
-        before: &Before,
-        source: Option<&Source>,
-        (held, name): (&OwnedFd, &std::ffi::OsStr),
-    ) -> Result<(), Errno> {
-        // Another name of the same file is back already.
-        if before.links > 1
-            && let Some(first) = self.placed.get(&before.key())
-            && let Some(object) = self.find(first)?
-            && link_object(&object, held, name).is_ok()
-        {
-            if let Some(Source::Moved(from) | Source::Linked(from)) = source {
-                self.release(from);
-            }
-            return Ok(());
-        }
-        match source {
-            Some(Source::Moved(from)) => {
-                let now_at = self.now_at(from);
-                let (there, old) = self.place(&now_at)?;
-                if !Object::find(there.as_fd(), old)?.is_some_and(|object| before.is(&object)) {
-                    return Err(Errno::STALE);
-                }
-                renameat_with(&there, old, held, name, RenameFlags::NOREPLACE)?;
-                self.needed.remove(from);
-                self.take_over(held, name, before)?;
-            }
-            Some(Source::Linked(from)) => {
-                let found = self.find(&self.now_at(from))?;
-                let object = found.filter(|object| before.is(object)).ok_or(Errno::STALE)?;
-                link_object(&object, held, name)?;
-                self.release(from);
-                self.take_over(held, name, before)?;
-            }
-            Some(Source::Slot(slot)) => self.put_slot(*slot, before, held, name)?,
-            None => return Err(Errno::NOENT),
-        }
-        self.placed.entry(before.key()).or_insert_with(|| judged.path.clone());
-        Ok(())
-    }
-
     /// Nothing more is taken from `path` for one of those that needed it.
-    fn release(&mut self, path: &[u8]) {
+    pub(super) fn release(&mut self, path: &[u8]) {
         if let Some(count) = self.needed.get_mut(path) {
             *count -= 1;
             if *count == 0 {
@@ -332,39 +307,8 @@ impl<'c, 'r> Restoring<'c, 'r> {
         }
     }
 
-    fn take_over(&self, held: &OwnedFd, name: &std::ffi::OsStr, before: &Before) -> Result<(), Errno> {
-        match Object::find(held.as_fd(), name)? {
-            Some(object) => set_metadata(&object, before),
-            None => Err(Errno::STALE),
-        }
-    }
-
-    /// Puts a kept file in its place: itself where it is the very file and has no other name,
-    /// a copy otherwise.
-    fn put_slot(&self, slot: u32, before: &Before, held: &OwnedFd, name: &std::ffi::OsStr) -> Result<(), Errno> {
-        let run = self.comparing.run;
-        let kept = run.slot(slot)?.ok_or(Errno::NOENT)?;
-        let is_original = before.is(&kept) && kept.stat.st_nlink == 1;
-        let slot = slot_name(slot);
-        if is_original && linkat(&run.objects, slot.as_str(), held, name, AtFlags::empty()).is_ok() {
-            self.take_over(held, name, before)?;
-            // Until here it is there twice, so that it is never lost.
-            return unlinkat(&run.objects, slot.as_str(), AtFlags::empty());
-        }
-        let partial = self.partial(name);
-        let _ = unlinkat(held, &partial, AtFlags::empty());
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let made = openat(held, &partial, flags, Mode::RUSR | Mode::WUSR)?;
-        let copied = fill(&kept, &made).and_then(|()| set_metadata(&Object::of(made)?, before));
-        let put = copied.and_then(|()| renameat_with(held, &partial, held, name, RenameFlags::NOREPLACE));
-        if put.is_err() {
-            let _ = unlinkat(held, &partial, AtFlags::empty());
-        }
-        put
-    }
-
     /// A name beside `name` that stands for it until it is whole.
-    fn partial(&self, name: &std::ffi::OsStr) -> OsString {
+    pub(super) fn partial(&self, name: &std::ffi::OsStr) -> OsString {
         use std::os::unix::ffi::OsStrExt as _;
         // One of the same name in each directory, so that the next attempt finds it.
         let sum = name.as_bytes().iter().fold(0_u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(*byte)));
@@ -389,6 +333,7 @@ impl<'c, 'r> Restoring<'c, 'r> {
         if !is_known && (now.size(), now.modified()) != (judged.size(), judged.modified()) {
             return Err(Errno::STALE);
         }
+        self.touch(path, &now)?;
         unlinkat(&held, name, AtFlags::empty())
     }
 
@@ -403,11 +348,15 @@ impl<'c, 'r> Restoring<'c, 'r> {
         if depth > MAX_DEPTH {
             return Err(Errno::NAMETOOLONG);
         }
+        self.touch(path, &directory)?;
         self.open_up(path, &directory.fd)?;
         for (inner, _) in entries(directory.fd.as_fd())? {
             let path = join(path, &inner);
             let Some(object) = Object::find(directory.fd.as_fd(), os(&inner))? else { continue };
-            if self.is_needed(&path, false) || self.comparing.newer.contains(&path) {
+            if self.is_needed(&path, false)
+                || self.comparing.newer.contains(&path)
+                || !self.comparing.may_go(&directory, &inner, &object)
+            {
                 continue;
             }
             if object.is_directory() {
@@ -415,7 +364,10 @@ impl<'c, 'r> Restoring<'c, 'r> {
                     Ok(()) | Err(Errno::NOTEMPTY) => {}
                     Err(errno) => return Err(errno),
                 }
-            } else if self.comparing.is_content_old(&object) || self.is_partial(&inner) {
+            } else if self.is_old(&object) || self.is_partial(&inner) {
+                if object.stat.st_nlink > 1 {
+                    self.touch(&path, &object)?;
+                }
                 unlinkat(&directory.fd, os(&inner), AtFlags::empty())?;
             }
         }
@@ -437,6 +389,11 @@ impl<'c, 'r> Restoring<'c, 'r> {
         }
     }
 
+    /// Whether nobody but this restoring or the one before changed it after the run.
+    fn is_old(&self, object: &Object) -> bool {
+        self.comparing.is_content_old(object) || self.touched.contains_key(&key_of(object))
+    }
+
     fn is_partial(&self, name: &[u8]) -> bool {
         name.starts_with(self.prefix.as_bytes())
     }
@@ -447,6 +404,7 @@ impl<'c, 'r> Restoring<'c, 'r> {
             return Ok(());
         };
         let Some(now) = self.find(&judged.path)?.filter(Object::is_directory) else { return Ok(()) };
+        self.touch(&judged.path, &now)?;
         let opened = self.opened.remove(&judged.path);
         if judged.conflict.is_some() {
             return opened.map_or(Ok(()), |mode| now.set_mode(mode));
@@ -463,30 +421,13 @@ fn reached(watch: Watched<'_>, path: &[u8]) -> Result<(), UndoError> {
     watch(path).map_err(|errno| PathError::new(path, errno).into())
 }
 
-/// Gives a held object one more name.
-fn link_object(object: &Object, held: &OwnedFd, name: impl rustix::path::Arg) -> Result<(), Errno> {
-    linkat(CWD, DescriptorPath::new(object.fd.as_fd()).as_c_str(), held, name, AtFlags::SYMLINK_FOLLOW)
-}
-
-fn fill(kept: &Object, made: &OwnedFd) -> Result<(), Errno> {
-    use super::keep::KeepError;
-    let content = kept.opened_up(|| kept.open())?;
-    if rustix::fs::ioctl_ficlone(made, &content).is_ok() {
-        return Ok(());
-    }
-    copy_data(&content, made, kept.size(), u64::MAX).map(drop).map_err(|error| match error {
-        KeepError::Errno(errno) => errno,
-        KeepError::Full => Errno::NOSPC,
-    })
-}
-
 /// Sets all that an object carried, the time last: everything else changes it.
-fn set_metadata(object: &Object, before: &Before) -> Result<(), Errno> {
+pub(super) fn set_metadata(object: &Object, before: &Before) -> Result<(), Errno> {
     set_attributes(object, before)?;
     object.set_modified(before.modified)
 }
 
-fn set_attributes(object: &Object, before: &Before) -> Result<(), Errno> {
+pub(super) fn set_attributes(object: &Object, before: &Before) -> Result<(), Errno> {
     if (object.stat.st_uid, object.stat.st_gid) != (before.user, before.group) {
         let owner = (Uid::from_raw(before.user), Gid::from_raw(before.group));
         // This also takes the set-user-ID bits away, so the mode is set afterwards.

@@ -8,13 +8,15 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags, fstat, openat, openat2};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, openat, openat2, statat};
 use rustix::time::{ClockId, clock_gettime};
 use sha2::{Digest as _, Sha256};
 use stockade_files::object::{Kind, Object, Time, os};
+use stockade_model::RawText;
 use stockade_sys::Errno;
 
-use super::journal::{Journal, JournalWriter, Line};
+use super::compare::entries_readable;
+use super::journal::{Journal, JournalWriter, Line, ObjectKey, key_of};
 use super::store::{IN_WORKSPACE, UndoError, UndoRun};
 use crate::stage::PathError;
 
@@ -27,6 +29,75 @@ const BLOCK_BYTES: usize = 64 * 1024;
 /// How often the clock of files is looked at, and how long.
 const TICK_INTERVAL: Duration = Duration::from_micros(200);
 const MAX_TICKS: u32 = 500;
+
+/// Names that are noted of what a run made.
+const MAX_MADE: usize = 200_000;
+/// Names of one line.
+const MAX_NAMES_IN_LINE: usize = 500;
+/// Levels of a new directory that are looked into.
+const MAX_DEPTH: usize = 400;
+
+/// Notes what lies beneath the names that a run made: what is found there later and is not
+/// among it is not the run's, whatever its times say.
+struct MadeNotes<'n> {
+    run: &'n UndoRun,
+    writer: &'n mut JournalWriter,
+    left: usize,
+}
+
+impl MadeNotes<'_> {
+    fn note(&mut self, journal: &Journal) -> Result<(), UndoError> {
+        for (path, entry) in &journal.entries {
+            let now = self.run.find(path).ok().flatten();
+            let is_directory = now.as_ref().is_some_and(Object::is_directory);
+            let was_directory = entry.before.as_ref().is_some_and(|before| before.kind == Kind::Directory);
+            if let Some(now) = now.filter(|_| is_directory && !was_directory) {
+                self.note_directory(now, 0)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn note_directory(&mut self, directory: Object, depth: usize) -> Result<(), UndoError> {
+        let (device, inode) = key_of(&directory);
+        let inner = if depth < MAX_DEPTH { self.inner(&directory) } else { None };
+        let Some(inner) = inner else {
+            return self.writer.append(&Line::Made { device, inode, inner: None }).map_err(in_journal);
+        };
+        for part in inner.chunks(MAX_NAMES_IN_LINE) {
+            let named = part.iter().map(|(name, (device, inode), _)| (RawText::from(name.as_slice()), *device, *inode));
+            let line = Line::Made { device, inode, inner: Some(named.collect()) };
+            self.writer.append(&line).map_err(in_journal)?;
+        }
+        if inner.is_empty() {
+            self.writer.append(&Line::Made { device, inode, inner: Some(Vec::new()) }).map_err(in_journal)?;
+        }
+        for (name, _, _) in inner.into_iter().filter(|(_, _, is_directory)| *is_directory) {
+            if let Ok(Some(inner)) = Object::find(directory.fd.as_fd(), os(&name)) {
+                self.note_directory(inner, depth + 1)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The names in a directory; none where they cannot be read or are too many.
+    fn inner(&mut self, directory: &Object) -> Option<Vec<(Vec<u8>, ObjectKey, bool)>> {
+        let names = entries_readable(directory).ok()?;
+        self.left = self.left.checked_sub(names.len())?;
+        let mut inner = Vec::with_capacity(names.len());
+        for (name, _) in names {
+            match statat(&directory.fd, os(&name), AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(stat) => {
+                    let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+                    inner.push((name, (stat.st_dev, stat.st_ino), is_directory));
+                }
+                Err(Errno::NOENT) => {}
+                Err(_) => return None,
+            }
+        }
+        Some(inner)
+    }
+}
 
 impl UndoRun {
     /// Notes what the run left, and tells how many paths are kept. To be called when no
@@ -54,6 +125,7 @@ impl UndoRun {
                 writer.append(&after).map_err(in_journal)?;
             }
         }
+        MadeNotes { run: self, writer: &mut writer, left: MAX_MADE }.note(&journal)?;
         let at = self.time_now();
         writer.append(&Line::End { at }).map_err(in_journal)?;
         // What is changed from now on has a later time.

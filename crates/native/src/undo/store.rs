@@ -11,7 +11,7 @@ use rustix::fs::{CWD, FlockOperation, Mode, OFlags, ResolveFlags, flock, fstat, 
 use serde::{Deserialize, Serialize};
 use stockade_files::object::{make_where_missing, names};
 use stockade_files::removal::{LEAVING, remove_tree, sweep};
-use stockade_model::{RawText, RequestId};
+use stockade_model::{DEFAULT_PROTECTED_NAMES, RawText, RequestId};
 use stockade_sys::Errno;
 
 use super::recorder::{Recorder, Unkept};
@@ -26,6 +26,8 @@ const MAX_META_BYTES: u64 = 256 * 1024;
 const VERSION: u32 = 1;
 /// Runs kept of one workspace.
 const MAX_RUNS: usize = 20;
+/// Shortest beginning of an id, without its prefix, that is taken for one.
+const MIN_ID_CHARS: usize = 6;
 /// How long a run is kept.
 const MAX_AGE_MS: u64 = 7 * 24 * 60 * 60 * 1000;
 
@@ -45,6 +47,8 @@ pub struct NewUndoRun {
     pub workspace: PathBuf,
     /// The bytes that its pre-images may take.
     pub limit_bytes: u64,
+    /// The protected names of its profile.
+    pub protect: Vec<String>,
 }
 
 /// What is known of a run.
@@ -61,6 +65,13 @@ pub struct UndoMeta {
     pub started_ms: u64,
     /// Device and inode of the workspace.
     root: (u64, u64),
+    /// The protected names of its profile.
+    #[serde(default = "default_names")]
+    pub(super) protect: Vec<String>,
+}
+
+fn default_names() -> Vec<String> {
+    DEFAULT_PROTECTED_NAMES.iter().map(|name| (*name).to_owned()).collect()
 }
 
 /// Why a run cannot be recorded, looked at or undone.
@@ -161,6 +172,7 @@ impl UndoStore {
             workspace: RawText::from(new.workspace.as_path()),
             started_ms: now_ms(),
             root: (stat.st_dev, stat.st_ino),
+            protect: new.protect.clone(),
         };
         if read_meta(directory.as_fd()).is_err() {
             write_meta(directory.as_fd(), &meta).map_err(place("write in"))?;
@@ -201,7 +213,9 @@ impl UndoStore {
         if let Some(found) = all.iter().find(|meta| meta.request.as_str() == typed) {
             return Ok(found.clone());
         }
-        let mut found = all.into_iter().filter(|meta| !typed.is_empty() && begins(meta.request.as_str(), typed));
+        let digits = typed.strip_prefix("req_").unwrap_or(typed);
+        let is_long = digits.len() >= MIN_ID_CHARS;
+        let mut found = all.into_iter().filter(|meta| is_long && begins(meta.request.as_str(), typed));
         match (found.next(), found.next()) {
             (Some(meta), None) => Ok(meta),
             (None, _) => Err(UndoError::Absent(typed.to_owned())),

@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use rustix::fs::{CWD, Mode, OFlags, RenameFlags, Timespec, Timestamps, XattrFlags, renameat_with, utimensat};
-use stockade_model::RequestId;
+use stockade_model::{DEFAULT_PROTECTED_NAMES, RequestId};
 use stockade_sys::Errno;
 
+use super::journal::{JournalWriter, Line};
 use super::store::slots;
 use super::*;
 
@@ -62,6 +63,11 @@ fn snapshot(root: &Path) -> BTreeMap<PathBuf, Shown> {
     found.into_iter().map(show).collect()
 }
 
+fn new_run(request: RequestId, workspace: PathBuf, limit_bytes: u64) -> NewUndoRun {
+    let protect = DEFAULT_PROTECTED_NAMES.iter().map(|name| (*name).to_owned()).collect();
+    NewUndoRun { request, command: "test".into(), workspace, limit_bytes, protect }
+}
+
 struct Scene {
     scratch: tempfile::TempDir,
     request: RequestId,
@@ -100,8 +106,7 @@ impl Scene {
     }
 
     fn begin(&self, limit_bytes: u64) -> (UndoRun, Recorder) {
-        let new =
-            NewUndoRun { request: self.request.clone(), command: "test".into(), workspace: self.root(), limit_bytes };
+        let new = new_run(self.request.clone(), self.root(), limit_bytes);
         self.store().begin(&new).unwrap()
     }
 
@@ -334,8 +339,10 @@ fn runs_are_found_by_their_beginning_and_forgotten() {
     let store = scene.store();
     let (run, recorder) = scene.begin(LIMIT_BYTES);
     let id = scene.request.as_str().to_owned();
-    assert_eq!(store.find(&id[..8]).unwrap().request, scene.request);
+    assert_eq!(store.find(&id[..10]).unwrap().request, scene.request);
     assert_eq!(store.find(&id[4..10]).unwrap().request, scene.request);
+    assert_eq!(store.find("req_"), Err(UndoError::Absent("req_".to_owned())), "no digits name no run");
+    assert_eq!(store.find(&id[..9]), Err(UndoError::Absent(id[..9].to_owned())));
     assert_eq!(store.find("zzz"), Err(UndoError::Absent("zzz".to_owned())));
     assert_eq!(store.take(&scene.request).unwrap_err(), UndoError::Busy(id.clone()));
     assert_eq!(store.forget(&scene.request), Err(UndoError::Busy(id.clone())));
@@ -344,8 +351,188 @@ fn runs_are_found_by_their_beginning_and_forgotten() {
     assert_eq!(store.list().unwrap(), []);
     for number in 0..25_u8 {
         let request = RequestId::from_random([number; 16]);
-        let new = NewUndoRun { request, command: "x".into(), workspace: scene.root(), limit_bytes: 1 };
+        let new = new_run(request, scene.root(), 1);
         drop(store.begin(&new).unwrap());
     }
     assert_eq!(store.list().unwrap().len(), 20);
+}
+
+/// A person's own file, older than the run, is put somewhere with its time.
+fn put_old(from: &Path, to: &Path) {
+    fs::copy(from, to).unwrap();
+    set_time(to, 1_000_000);
+}
+
+#[test]
+fn a_conflict_stays_one_however_old_its_time() {
+    for is_cut_off in [false, true] {
+        let scene = Scene::new();
+        let root = scene.root();
+        let mine = scene.scratch.path().join("mine");
+        fs::write(&mine, "person").unwrap();
+        let (run, mut recorder) = scene.begin(LIMIT_BYTES);
+        let at = |name: &str| root.join(name).as_os_str().as_bytes().to_vec();
+        for name in ["b/b", "a/b/a"] {
+            recorder.before_metadata(&at(name)).unwrap();
+            recorder.before_open(&at(name), false, true).unwrap();
+            fs::set_permissions(root.join(name), fs::Permissions::from_mode(0o644)).unwrap();
+            fs::write(root.join(name), "run").unwrap();
+        }
+        recorder.before_create(&at("new")).unwrap();
+        fs::create_dir(root.join("new")).unwrap();
+        fs::write(root.join("new/x"), "run").unwrap();
+        run.settle().unwrap();
+        drop((run, recorder));
+        if is_cut_off {
+            let run = scene.store().take(&scene.request).unwrap();
+            let mut left = 1;
+            let mut watch = |_: &Path| {
+                left = i32::checked_sub(left, 1).filter(|left| *left >= 0).ok_or(Errno::INTR)?;
+                Ok(())
+            };
+            run.restore(&[], false, &mut watch).unwrap_err();
+        }
+        put_old(&mine, &root.join("b/b"));
+        put_old(&mine, &root.join("new/kept"));
+        let run = scene.store().take(&scene.request).unwrap();
+        let refused = run.restore(&[], false, &mut |_| Ok(())).unwrap();
+        assert!(!refused.is_done && refused.comparison.conflicts.len() == 2, "{refused:?}");
+        let rest = run.restore(&[], true, &mut |_| Ok(())).unwrap();
+        assert!(rest.is_done, "{rest:?}");
+        assert_eq!(fs::read(root.join("b/b")).unwrap(), b"person", "{is_cut_off}");
+        assert_eq!(fs::read(root.join("new/kept")).unwrap(), b"person", "{is_cut_off}");
+        assert!(!root.join("new/x").exists());
+        // What restoring touched is the person's again as well.
+        assert_eq!(fs::read(root.join("a/b/a")).unwrap(), b"two");
+        put_old(&mine, &root.join("b/b"));
+        let again = run.restore(&[], true, &mut |_| Ok(())).unwrap();
+        assert_eq!(again.comparison.conflicts.len(), 2, "{again:?}");
+        assert_eq!(fs::read(root.join("b/b")).unwrap(), b"person");
+    }
+}
+
+/// A repository with a setting that names a program, one without a work tree, and names that
+/// are always guarded. The places and repositories that a survey finds.
+fn furnish_guarded(root: &Path) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
+    for directory in [".git/hooks", ".git/objects", ".git/refs", "bare/objects", "bare/refs", "bare/hooks", "own"] {
+        fs::create_dir_all(root.join(directory)).unwrap();
+    }
+    let files = [".git/HEAD", ".git/hooks/x", "bare/HEAD", "bare/config", "bare/hooks/x", ".envrc", "own/mon"];
+    files.iter().for_each(|file| fs::write(root.join(file), "person").unwrap());
+    fs::write(root.join(".git/config"), "[core]\nfsmonitor = own/mon\n").unwrap();
+    let bytes = |name: &str| root.join(name).as_os_str().as_bytes().to_vec();
+    (vec![bytes("own/mon")], vec![bytes(".git"), bytes("bare")])
+}
+
+#[test]
+fn what_was_guarded_before_the_run_comes_back_whole() {
+    let scene = Scene::new();
+    let root = scene.root();
+    let (places, repositories) = furnish_guarded(&root);
+    let before = snapshot(&root);
+    let (run, mut recorder) = scene.begin(LIMIT_BYTES);
+    recorder.note_guarded(&places, &repositories).unwrap();
+    for name in fs::read_dir(&root).unwrap() {
+        scene.remove_all(&mut recorder, &name.unwrap().path());
+    }
+    run.settle().unwrap();
+    drop((run, recorder));
+    let restored = scene.restore(&[]);
+    assert_eq!((restored.failed, restored.comparison.conflicts), (Vec::new(), Vec::new()));
+    let after = snapshot(&root);
+    for path in before.keys().chain(after.keys()) {
+        assert_eq!(before.get(path), after.get(path), "{}", path.display());
+    }
+}
+
+#[test]
+fn what_leads_to_something_newer_is_not_put_back() {
+    for name in ["own/mon", "other"] {
+        let scene = Scene::new();
+        let root = scene.root();
+        let (places, repositories) = furnish_guarded(&root);
+        let (run, mut recorder) = scene.begin(LIMIT_BYTES);
+        recorder.note_guarded(&places, &repositories).unwrap();
+        scene.remove_all(&mut recorder, &root.join(".git"));
+        recorder.before_remove(root.join("d").as_os_str().as_bytes()).unwrap();
+        fs::remove_file(root.join("d")).unwrap();
+        run.settle().unwrap();
+        drop((run, recorder));
+        fs::write(root.join(name), "another run").unwrap();
+        let run = scene.store().take(&scene.request).unwrap();
+        let done = run.restore(&[], true, &mut |_| Ok(())).unwrap();
+        let is_kept_away = name == "own/mon";
+        assert_eq!(root.join(".git/config").exists(), !is_kept_away, "{done:?}");
+        assert_eq!(done.comparison.conflicts.is_empty(), !is_kept_away, "{done:?}");
+        assert!(root.join("d").exists());
+    }
+}
+
+#[test]
+fn what_became_guarded_while_it_was_restored_is_taken_back() {
+    let scene = Scene::new();
+    let root = scene.root();
+    fs::create_dir_all(root.join("r/hooks")).unwrap();
+    fs::write(root.join("r/config"), "run").unwrap();
+    fs::write(root.join("r/hooks/x"), "run").unwrap();
+    let (run, mut recorder) = scene.begin(LIMIT_BYTES);
+    recorder.note_guarded(&[], &[]).unwrap();
+    for name in ["r/config", "r/hooks"] {
+        scene.remove_all(&mut recorder, &root.join(name));
+    }
+    run.settle().unwrap();
+    drop((run, recorder));
+    let run = scene.store().take(&scene.request).unwrap();
+    let mut watch = |_: &Path| {
+        for name in ["r/objects", "r/refs", "r/HEAD"] {
+            fs::create_dir_all(root.join(name)).unwrap();
+        }
+        Ok(())
+    };
+    let done = run.restore(&[], false, &mut watch).unwrap();
+    assert!(done.is_done && !done.failed.is_empty(), "{done:?}");
+    assert!(!root.join("r/config").exists() && !root.join("r/hooks/x").exists(), "{done:?}");
+}
+
+/// What a person moves into what the run made is older than the run, and theirs.
+#[test]
+fn what_was_moved_into_a_new_directory_stays() {
+    for is_known in [true, false] {
+        let scene = Scene::new();
+        let root = scene.root();
+        let photos = scene.scratch.path().join("photos");
+        fs::create_dir_all(photos.join("2020")).unwrap();
+        fs::write(photos.join("2020/a"), "precious").unwrap();
+        fs::write(photos.join("b"), "precious").unwrap();
+        // Longer ago than clocks differ.
+        std::thread::sleep(std::time::Duration::from_millis(150));
+        let (run, mut recorder) = scene.begin(LIMIT_BYTES);
+        for name in ["out", "top"] {
+            recorder.before_create(root.join(name).as_os_str().as_bytes()).unwrap();
+            fs::create_dir_all(root.join(name).join("inner")).unwrap();
+            fs::write(root.join(name).join("inner/made"), "run").unwrap();
+        }
+        run.settle().unwrap();
+        if !is_known {
+            use std::os::fd::AsFd as _;
+            let mut writer = JournalWriter::open(run.directory.as_fd()).unwrap();
+            let meta = fs::metadata(root.join("out/inner")).unwrap();
+            let line = Line::Made { device: meta.dev(), inode: meta.ino(), inner: None };
+            writer.append(&line).unwrap();
+        }
+        drop((run, recorder));
+        fs::rename(&photos, root.join("out/inner/photos")).unwrap();
+        fs::remove_dir_all(root.join("top")).unwrap();
+        fs::rename(root.join("c"), root.join("top")).unwrap();
+        let refused = scene.restore(&[]);
+        let found = refused.comparison.conflicts.iter().map(|(path, _)| path.display().to_string());
+        assert_eq!(found.collect::<Vec<_>>(), ["out/inner/photos", "top"], "{is_known}");
+        let run = scene.store().take(&scene.request).unwrap();
+        let rest = run.restore(&[], true, &mut |_| Ok(())).unwrap();
+        assert_eq!((rest.is_done, rest.failed), (true, Vec::new()), "{is_known}");
+        for path in ["out/inner/photos/2020/a", "out/inner/photos/b", "top/d"] {
+            assert!(root.join(path).exists(), "{is_known}: {path}");
+        }
+        assert!(!root.join("out/inner/made").exists(), "{is_known}");
+    }
 }

@@ -1,0 +1,208 @@
+//! What restoring would make run or obeyed. A path that is guarded is put back where it was
+//! guarded before the run as well: it gets what was run or obeyed there then. A path that
+//! has become guarded since is not: its content may be any run's. Must not know how
+//! anything is put back.
+
+use std::collections::BTreeSet;
+use std::os::fd::AsFd as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use stockade_files::object::{Kind, Object, entries, os};
+use stockade_model::{Grant, Operation};
+
+use super::compare::{Comparing, Conflict, Judged, Plan, is_beneath};
+use super::journal::Entry;
+use super::recorder::join;
+use super::store::{UndoError, UndoRun};
+use crate::guards::{Surveys, View, open_host_root};
+use crate::powers::{Powers, Refusal, Verdict};
+use crate::stage::PathError;
+
+/// Names that are looked at in places that are obeyed again.
+const MAX_LOOKED_AT: usize = 100_000;
+const MARKS: [&[u8]; 3] = [b"HEAD", b"objects", b"refs"];
+
+/// When a path is judged.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Moment {
+    /// By what the workspace will hold.
+    Before,
+    /// By what it holds, the path itself left out.
+    Now,
+}
+
+/// The guards of a run over its workspace, without its grants.
+pub(super) struct Guard {
+    powers: Powers,
+    surveys: Surveys,
+    root: PathBuf,
+    /// Guarded places, relative to the workspace.
+    places: BTreeSet<Vec<u8>>,
+}
+
+impl Guard {
+    pub fn new(run: &UndoRun) -> Result<Self, UndoError> {
+        let root = run.meta.workspace.as_path().to_owned();
+        let powers = Powers::over(&root, &run.meta.protect);
+        let mut surveys = Surveys::default();
+        let host = open_host_root().map_err(|errno| PathError::new(&root, errno))?;
+        surveys.complete(|_| View::new(host.as_fd()), powers.names(), powers.writable());
+        let (places, _) = surveys.beneath(root.as_os_str().as_bytes());
+        let mut guard = Self { powers, surveys, root, places: BTreeSet::new() };
+        guard.places = places.iter().filter_map(|place| guard.relative(Path::new(os(place)))).collect();
+        Ok(guard)
+    }
+
+    fn relative(&self, path: &Path) -> Option<Vec<u8>> {
+        path.strip_prefix(&self.root).ok().map(|path| path.as_os_str().as_bytes().to_vec())
+    }
+
+    fn has_guarded_name(&self, path: &[u8]) -> bool {
+        self.powers.has_guarded_name(self.root.join(os(path)).as_os_str().as_bytes())
+    }
+
+    /// Why a run could not make this path without a grant.
+    fn refusal(&self, path: &[u8], exists: &dyn Fn(&[u8]) -> bool) -> Option<Refusal> {
+        let whole = self.root.join(os(path));
+        let bytes = whole.as_os_str().as_bytes();
+        let probe = |asked: &Path| self.relative(asked).is_some_and(|asked| exists(&asked));
+        if let Verdict::Refuse(refusal) = self.powers.decide(Operation::Create, &whole, &probe) {
+            return Some(refusal);
+        }
+        let root_length = self.powers.root_length(bytes)?;
+        let of_place = self.surveys.refusal_of(true, root_length, bytes, (&|_| false, &probe));
+        of_place.or_else(|| self.surveys.refusal_in_work_tree(Operation::Create, root_length, bytes, &probe))
+    }
+}
+
+impl Comparing<'_> {
+    /// Makes conflicts of what would be run or obeyed, and was not.
+    pub fn guard_all(&self, judged: &mut [Judged]) {
+        let is_reopened = self.is_reopened();
+        for one in judged.iter_mut() {
+            let acts = one.conflict.is_none() && one.effect.is_some() && one.plan != Plan::Remove;
+            let Some(before) = one.before.as_ref().filter(|_| acts && !one.path.is_empty()) else { continue };
+            // The mode of a directory may be what keeps everybody from looking.
+            if one.plan == Plan::Stay && before.kind == Kind::Directory {
+                continue;
+            }
+            if let Some(rule) = self.newly_guarded(&one.path, Moment::Before) {
+                one.conflict = Some(match self.guard.surveys.error() {
+                    Some(error) => Conflict::Unsurveyed(error.to_string()),
+                    None => Conflict::Guarded(rule),
+                });
+            } else if is_reopened && self.leads_on(&one.path, before.kind) {
+                let rule = "a place that it leads to was changed after the run";
+                one.conflict = Some(Conflict::Guarded(rule.to_owned()));
+            }
+        }
+    }
+
+    /// Why this path is guarded, where it was not before the run.
+    pub fn newly_guarded(&self, path: &[u8], moment: Moment) -> Option<String> {
+        let refusal = self.refusal(path, moment)?;
+        let unit = match &refusal.grant {
+            Some(Grant::Write(unit)) => self.guard.relative(unit),
+            _ => None,
+        };
+        let unit = unit.unwrap_or_else(|| path.to_vec());
+        (!self.was_guarded(&unit)).then_some(refusal.rule)
+    }
+
+    fn refusal(&self, path: &[u8], moment: Moment) -> Option<Refusal> {
+        let is_there = |asked: &[u8]| matches!(self.run.find(asked), Ok(Some(_)));
+        let will_be = |asked: &[u8]| self.journal.entries.get(asked).is_some_and(|entry| entry.before.is_some());
+        self.guard.refusal(path, &|asked| match moment {
+            Moment::Before if asked == path => is_there(asked),
+            Moment::Before => is_there(asked) || will_be(asked),
+            Moment::Now => asked != path && is_there(asked),
+        })
+    }
+
+    fn was_guarded(&self, unit: &[u8]) -> bool {
+        self.guard.has_guarded_name(unit) || self.was_place(unit) || self.was_part(unit)
+    }
+
+    fn was_place(&self, path: &[u8]) -> bool {
+        self.journal.guarded.iter().any(|place| place == path || is_beneath(path, place))
+    }
+
+    /// Whether it is a part of what was a repository.
+    fn was_part(&self, path: &[u8]) -> bool {
+        let (above, name) = match path.iter().rposition(|byte| *byte == b'/') {
+            Some(at) => (&path[..at], &path[at + 1..]),
+            None => (&b""[..], path),
+        };
+        let parts = MARKS.into_iter().chain(self.guard.surveys.parts().names());
+        self.journal.repositories.contains(above) && parts.into_iter().any(|part| part.eq_ignore_ascii_case(name))
+    }
+
+    /// Whether what is put at a path may make other places run or obeyed.
+    fn leads_on(&self, path: &[u8], kind: Kind) -> bool {
+        let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
+        let mut prefixes = ends.chain([path.len()]).map(|end| &path[..end]);
+        let is_link_above =
+            || kind == Kind::Link && !self.guard.powers.units_carried_by(&self.guard.root.join(os(path))).is_empty();
+        self.guard.has_guarded_name(path)
+            || self.was_place(path)
+            || prefixes.any(|prefix| self.was_part(prefix))
+            || is_link_above()
+    }
+
+    /// Whether a place that was run or obeyed before the run, and is not now, was changed
+    /// since: everybody could write there, and it would be run or obeyed again.
+    fn is_reopened(&self) -> bool {
+        let is_guarded = |place: &[u8]| {
+            self.guard.places.iter().any(|now| now == place || is_beneath(place, now))
+                || self.guard.has_guarded_name(place)
+        };
+        let places = self.journal.guarded.iter().filter(|place| !place.is_empty() && !is_guarded(place)).cloned();
+        let open = self.journal.repositories.iter().filter(|path| {
+            let has = |name: &[u8]| matches!(self.run.find(&join(path, name)), Ok(Some(_)));
+            !(has(b"HEAD") && (has(b"commondir") || has(b"objects") && has(b"refs")))
+        });
+        let parts = open.flat_map(|path| self.guard.surveys.parts().names().map(|name| join(path, name)));
+        let mut left = MAX_LOOKED_AT;
+        places.chain(parts).any(|place| self.is_newer_place(&place, &mut left))
+    }
+
+    fn is_newer_place(&self, place: &[u8], left: &mut usize) -> bool {
+        let ends = place.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
+        for above in ends.map(|end| &place[..end]).filter(|above| !self.guard.has_guarded_name(above)) {
+            match self.run.find(above) {
+                Ok(Some(object)) if self.is_newer_thing(&object) => return true,
+                Ok(Some(_)) => {}
+                Ok(None) => return false,
+                Err(_) => return true,
+            }
+        }
+        let mut waiting = match self.run.find(place) {
+            Ok(found) => found.into_iter().collect::<Vec<_>>(),
+            Err(_) => return true,
+        };
+        while let Some(object) = waiting.pop() {
+            if self.is_newer_thing(&object) {
+                return true;
+            }
+            let inner = if object.is_directory() { entries(object.fd.as_fd()) } else { Ok(Vec::new()) };
+            let Ok(inner) = inner else { return true };
+            let Some(rest) = left.checked_sub(inner.len() + 1) else { return true };
+            *left = rest;
+            for (name, _) in inner {
+                match Object::find(object.fd.as_fd(), os(&name)) {
+                    Ok(found) => waiting.extend(found),
+                    Err(_) => return true,
+                }
+            }
+        }
+        false
+    }
+
+    fn is_newer_thing(&self, object: &Object) -> bool {
+        match object.is_directory() {
+            true => object.changed() > self.end && !self.is_left(object),
+            false => self.is_newer(object, &Entry { before: None, is_gone: false, after: None }),
+        }
+    }
+}

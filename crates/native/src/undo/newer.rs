@@ -1,0 +1,132 @@
+//! What was changed or put there after a run. What the run left is known by what was noted
+//! at its end, and by the kernel's change times. Must not know what was there before the run.
+
+use std::os::fd::AsFd as _;
+
+use rustix::fs::{AtFlags, StatxFlags, statx};
+use stockade_files::object::{Kind, Object, Time, os};
+
+use super::compare::{Comparing, MAX_CONFLICTS, MAX_DEPTH, entries_readable};
+use super::journal::{Entry, key_of};
+use super::recorder::join;
+use super::settle::digest_of;
+
+/// How far the clock of files may be behind the system's.
+const MAX_CLOCK_LAG_MS: u64 = 100;
+
+impl Comparing<'_> {
+    /// Whether something that is no directory was changed after the run.
+    pub(super) fn is_newer(&self, now: &Object, entry: &Entry) -> bool {
+        if now.changed() <= self.end || self.is_left(now) {
+            return false;
+        }
+        let left = entry.after.as_ref().and_then(|(_, digest)| digest.as_ref());
+        left.is_none_or(|left| now.kind() != Kind::File || digest_of(now).as_ref() != Some(left))
+    }
+
+    /// Whether nobody but restoring itself changed an object after the run. Where restoring was
+    /// cut off it is not known when it was done with the object: its content has an older time
+    /// then, which programs can set.
+    pub(super) fn is_left(&self, now: &Object) -> bool {
+        match self.journal.touched.get(&key_of(now)) {
+            None => false,
+            Some(None) => now.is_directory() || now.modified() <= self.end,
+            Some(Some(at)) => now.changed() <= *at,
+        }
+    }
+
+    /// Whether the content is as the run left it. A run may have set a time of the future.
+    pub(super) fn is_content_old(&self, now: &Object) -> bool {
+        now.changed() <= self.end || self.is_left(now)
+    }
+
+    /// Whether a directory was made after the run. What is in it is looked at by itself.
+    pub(super) fn is_newer_directory(&self, now: &Object) -> bool {
+        if now.changed() <= self.end || self.is_left(now) {
+            return false;
+        }
+        born(now).is_none_or(|born| born > self.end)
+    }
+
+    /// Whether what is at a new path is not what the run left there.
+    pub(super) fn is_foreign(&self, path: &[u8], now: &Object) -> bool {
+        if self.is_left(now) || self.is_own_name(name_of(path)) {
+            return false;
+        }
+        let above = &path[..path.iter().rposition(|byte| *byte == b'/').unwrap_or(0)];
+        let above = self.run.find(above).ok().flatten();
+        match above.and_then(|above| self.was_made(&above, name_of(path), now)) {
+            Some(was_made) => !was_made,
+            // Each new directory was noted at the end of the run.
+            None => now.is_directory() && !self.journal.made.contains_key(&key_of(now)),
+        }
+    }
+
+    /// What is not known to have been there at the end of the run is the run's where its times
+    /// say so alone.
+    pub(super) fn is_unproven(&self, now: &Object) -> bool {
+        let start_ms = self.run.meta.started_ms.saturating_sub(MAX_CLOCK_LAG_MS);
+        let start = Time {
+            seconds: i64::try_from(start_ms / 1000).unwrap_or(i64::MAX),
+            nanoseconds: u32::try_from(start_ms % 1000).unwrap_or(0) * 1_000_000,
+        };
+        let is_within = |time: Time| start <= time && time <= self.end;
+        let is_proven = is_within(now.changed()) || now.is_directory() && born(now).is_some_and(is_within);
+        !is_proven && !self.is_left(now) && !self.journal.first.contains_key(&key_of(now))
+    }
+
+    /// Whether restoring itself uses a name.
+    pub(super) fn is_own_name(&self, name: &[u8]) -> bool {
+        name.starts_with(self.run.prefix().as_bytes())
+    }
+
+    /// Whether something in a new directory was there under this name at the end of the run.
+    pub(super) fn may_go(&self, directory: &Object, name: &[u8], object: &Object) -> bool {
+        self.is_own_name(name) || self.was_made(directory, name, object).unwrap_or_else(|| !self.is_unproven(object))
+    }
+
+    /// Whether an object was in this new directory under this name at the end of the run. Not
+    /// known of a directory whose names were not noted.
+    pub(super) fn was_made(&self, directory: &Object, name: &[u8], object: &Object) -> Option<bool> {
+        let inner = self.journal.made.get(&key_of(directory))?.as_ref()?;
+        Some(inner.get(name) == Some(&key_of(object)))
+    }
+
+    /// Notes what in a new directory was changed or made after the run.
+    pub(super) fn look_for_newer(&mut self, path: &[u8], directory: &Object, depth: usize) {
+        let Ok(inner) = entries_readable(directory) else { return };
+        for (name, _) in inner {
+            if self.newer.len() >= MAX_CONFLICTS {
+                return;
+            }
+            let path = join(path, &name);
+            let Ok(Some(object)) = Object::find(directory.fd.as_fd(), os(&name)) else { continue };
+            // What restoring itself moved aside or made has lines of its own.
+            let is_own = self.journal.entries.contains_key(&path);
+            if !is_own && !self.may_go(directory, &name, &object) {
+                self.newer.push(path);
+            } else if object.is_directory() && depth < MAX_DEPTH {
+                if self.is_newer_directory(&object) {
+                    self.newer.push(path.clone());
+                }
+                self.look_for_newer(&path, &object, depth + 1);
+            } else if self.is_newer(&object, &Entry { before: None, is_gone: false, after: None })
+                && !is_own
+                && !self.journal.first.contains_key(&key_of(&object))
+            {
+                self.newer.push(path);
+            }
+        }
+    }
+}
+
+fn name_of(path: &[u8]) -> &[u8] {
+    path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)
+}
+
+/// When an object was made, where the filesystem tells.
+fn born(object: &Object) -> Option<Time> {
+    let found = statx(&object.fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok()?;
+    let is_told = found.stx_mask & StatxFlags::BTIME.bits() != 0;
+    is_told.then_some(Time { seconds: found.stx_btime.tv_sec, nanoseconds: found.stx_btime.tv_nsec })
+}
