@@ -32,6 +32,9 @@ pub fn changes(typed: &ChangesArgs) -> Ended {
     let Some(target) = Target::of(&store, &typed.target)? else { return nothing_here() };
     let run = store.take(&target.run.request)?;
     let found = run.compare(&target.paths)?;
+    if let Some(first) = target.paths.first().filter(|_| found.changes.is_empty() && found.conflicts.is_empty()) {
+        return Ok(changed_nothing(&target.run.request, first));
+    }
     let conflict_of = |path: &Path| found.conflicts.iter().find(|(other, _)| other == path).map(|(_, why)| why);
     let mut out = String::new();
     if typed.json {
@@ -94,13 +97,17 @@ pub fn undo(typed: &UndoArgs) -> Ended {
     if typed.json {
         print(&render::json::line(&restored_json(&target.run.request, &done))?)?;
     } else if let Some(first) = typed_in_vain(&target, &done) {
-        let what = format!("run {id} changed nothing at {}", quoted(first));
-        crate::complain(&Failure::new(what).hint(format!("`stockade changes {id}` shows what it changed")));
-        return Ok(exit::NEGATIVE);
+        return Ok(changed_nothing(&target.run.request, first));
     } else {
         print(&text::restored(&done, id))?;
     }
     Ok(end_of(&done, typed.skip_conflicts))
+}
+
+fn changed_nothing(run: &RequestId, path: &Path) -> u8 {
+    let what = format!("run {run} changed nothing at {}", quoted(path));
+    crate::complain(&Failure::new(what).hint(format!("`stockade changes {run}` shows what it changed")));
+    exit::NEGATIVE
 }
 
 /// The first path that was named, where nothing was to be restored at any.
