@@ -14,6 +14,7 @@ use stockade_model::{
 
 use crate::act::Stage;
 use crate::file::ApproverName;
+use crate::granted_writes::without_granted;
 use crate::known_changes::only_changes_workspace;
 use crate::mode::{GrantClass, ModeAnswers, mode_name};
 use crate::obligations::Obligations;
@@ -85,12 +86,16 @@ pub fn rule_in(
     let found = settings.rules.find(&scene(settings, request, assessment, &words, around));
     let obligations = Obligations::of(settings, request, &found);
     let wanted = obligations.request(request);
+    let workspace = request.workspace.as_path();
+    let resolved = resolve_profile(settings, &wanted.profile, workspace, &wanted.grants);
+    let is_sandboxed = resolved.as_ref().is_ok_and(|profile| profile.sandboxed);
+    let left = if grants_by_person && is_sandboxed { without_granted(assessment, request) } else { None };
+    let assessment = left.as_ref().unwrap_or(assessment);
     let case = Case::new(settings, request, assessment, grants_by_person);
     let mut voices = Vec::new();
     let mut given = Vec::new();
-    let workspace = request.workspace.as_path();
     let mut known_changes = false;
-    let unsandboxed = match resolve_profile(settings, &wanted.profile, workspace, &wanted.grants) {
+    let unsandboxed = match resolved {
         Err(error) => {
             voices.push(Voice::new(Verdict::Deny, "profile: it cannot be made", one_line(&error.to_string())));
             false

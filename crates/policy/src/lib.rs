@@ -22,6 +22,7 @@ pub mod examples;
 mod file;
 mod format;
 mod glob;
+mod granted_writes;
 mod groups;
 mod guarded;
 mod host_rules;

@@ -249,3 +249,32 @@ fn a_reason_is_told_once() {
         }
     }
 }
+
+/// A grant that the person typed is a yes to what the text does with it, and to nothing else.
+#[test]
+fn what_is_granted_by_hand_is_not_refused_by_its_text() {
+    let hooks = "write /home/u/ws/.git/hooks";
+    let check = |command: &str, grants: &[&str], requested: bool, by_person: bool, expected: Verdict| {
+        let (home, workspace) = ("/home/u", "/home/u/ws");
+        let assessment = assess(command, home, workspace);
+        assert_eq!(assessment.tier, Tier::Deny, "{command}");
+        let mut request = request(command, workspace, ApprovalMode::OnFailure, grants);
+        if requested {
+            request.requested = request.grants.clone();
+        }
+        let ruling = rule_on(&settings(home, ""), &request, &assessment, by_person);
+        assert_eq!(ruling.decision.verdict, expected, "{command}: {:?}", ruling.decision);
+    };
+    let copy = "cp /bin/true .git/hooks/pre-commit";
+    check(copy, &[hooks], false, true, Verdict::Allow);
+    check("echo x > .git/hooks/pre-commit", &[hooks], false, true, Verdict::Allow);
+    check(copy, &[], false, true, Verdict::Ask);
+    check(copy, &["write /home/u/ws/other"], false, true, Verdict::Ask);
+    // Only asked for, or an agent's word.
+    check(copy, &[hooks], true, true, Verdict::Ask);
+    check(copy, &[hooks], false, false, Verdict::Ask);
+    // Something else is refused as well.
+    check("cp a .git/hooks/pre-commit; crontab x", &[hooks], false, true, Verdict::Ask);
+    check("cp a .git/hooks/pre-commit; cp a ~/.bashrc", &[hooks], false, true, Verdict::Ask);
+    check("cp a .git/hooks/pre-commit; rm -rf ~", &[hooks], false, true, Verdict::Ask);
+}
