@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Gid, Uid};
 use serde_json::Value;
+use stockade_testkit::Ended;
 
 use crate::terminal::Terminal;
 use crate::toolchain::{toolchain, with_toolchain};
@@ -101,7 +102,7 @@ fn pip(user: stockade_testkit::User) {
     world.file("ws/pkg/things/__init__.py", "");
     world.file("ws/pkg/backend.py", include_str!("programs/build_backend.py"));
     let made = world.run(&world.bare(&["/usr/bin/python3", "-m", "venv", "v"]));
-    assert_eq!(made.ended, stockade_testkit::Ended::Code(0), "{}", made.text());
+    assert_eq!(made.ended, Ended::Code(0), "{}", made.text());
     let script = "v/bin/pip install -q --no-index --no-build-isolation --no-cache-dir --target ~/lib ./pkg";
     let told = agreed(world, script, |command| command);
     check(&told, 4, &world.workspace().join("built"));
@@ -116,7 +117,7 @@ fn git(user: stockade_testkit::User) {
     let script = "git init -q repo && cd repo && git config user.name a && git config user.email a@b && \
                   echo x > file && git add file";
     let made = world.run(&world.bare(&["sh", "-c", script]));
-    assert_eq!(made.ended, stockade_testkit::Ended::Code(0), "{}", made.text());
+    assert_eq!(made.ended, Ended::Code(0), "{}", made.text());
     let edit = "GIT_EDITOR='sh -c \"echo edited >> ../edits; echo words > $1\" --' git commit -q";
     let told = agreed(world, &format!("cd repo && git config core.pager cat && {edit}"), |command| command);
     check(&told, 2, &world.workspace().join("edits"));
@@ -159,7 +160,7 @@ fn npm(user: stockade_testkit::User) {
     world.dir("ws/app");
     world.file("ws/app/package.json", "{ \"name\": \"app\", \"version\": \"1.0.0\" }\n");
     let packed = world.run(&world.bare(&["sh", "-c", "cd dep && npm pack --silent --cache ../packing"]));
-    assert_eq!(packed.ended, stockade_testkit::Ended::Code(0), "{}", packed.text());
+    assert_eq!(packed.ended, Ended::Code(0), "{}", packed.text());
     let script = "cd app && npm install --offline --no-audit --no-fund --cache ~/packages ../dep/dep-1.0.0.tgz";
     let told = agreed(world, script, |command| command);
     check(&told, 8, &world.workspace().join("installed"));
@@ -239,5 +240,30 @@ fn many_files_are_few_questions() {
         for n in 1..=30 {
             assert_eq!(fs::read_to_string(out.join(format!("f{n}"))).ok(), Some(format!("{n}\n")), "{text}");
         }
+    });
+}
+
+/// A push to a repository elsewhere asks for the whole of it once it asks again.
+#[test]
+fn a_repository_elsewhere_is_few_questions() {
+    each_user(|world| {
+        let before = "git init -q; git -c user.name=x -c user.email=x commit -q --allow-empty -m x; \
+                      git init -q --bare ../out/o.git";
+        world.dir("out");
+        let ready = world.run(&world.bare(&["sh", "-ec", before]));
+        assert_eq!(ready.ended, Ended::Code(0), "{}", ready.text());
+        let workspace = world.workspace().display().to_string();
+        let program = binary();
+        let push = ["git", "push", "-q", "../out/o.git", "HEAD:refs/heads/main"];
+        let command = world.bare(&[&[program.as_str(), "run", "--workspace", &workspace, "--"], &push[..]].concat());
+        let mut terminal = Terminal::start(world, &command);
+        let mut questions = 0;
+        while terminal.sees_before_its_end("allow?", PATIENCE) {
+            terminal.press("o");
+            questions += 1;
+        }
+        let (code, text) = terminal.finish();
+        assert_eq!(code, 0, "{text}");
+        assert!((1..=3).contains(&questions), "{questions} questions:\n{text}");
     });
 }

@@ -37,3 +37,4 @@ pub use sandbox::{
     Capabilities, INSIDE_HOME, INSIDE_WORKSPACE, Sandbox, SandboxError, SandboxEvent, SandboxEvents, SandboxPlan,
     SandboxUsage, Sandboxes, System, Tree,
 };
+pub use surroundings::repository_around;

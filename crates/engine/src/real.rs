@@ -24,7 +24,7 @@ use crate::held_rules;
 use crate::identity::{Program, identity, workspace_identity};
 use crate::keys::{GrantContext, Key, Namespace};
 use crate::seams::{HeldRule, Judge, Memory, MemoryError, PlanError, RecordError, Recorder, Standing};
-use crate::surroundings;
+use crate::surroundings::{self, repository_around};
 
 /// Where bash is looked for, to run scripts. Never through the caller's PATH,
 /// which a workspace may have a hand in.
@@ -257,7 +257,12 @@ impl Judge for RuleJudge {
         let around = match grant {
             // One of them may speak of what lies in the directory.
             Grant::Write(_) if self.settings.rules().any(Rule::guards_files) => None,
-            Grant::Write(file) => self.settings.grantable_directory(workspace, &plan.profile, file).map(Grant::Write),
+            Grant::Write(file) => {
+                // A part of a repository elsewhere means little by itself.
+                let whole = repository_around(file).filter(|whole| !whole.starts_with(workspace));
+                let inside = whole.map_or_else(|| file.clone(), |whole| whole.join("HEAD"));
+                self.settings.grantable_directory(workspace, &plan.profile, &inside).map(Grant::Write)
+            }
             Grant::Connect(targets) => self.settings.grantable_siblings(&plan.profile, targets).map(Grant::Connect),
             _ => None,
         };

@@ -23,6 +23,13 @@ pub fn hold(needed: &Neutralisation, request: &Request, home: &Path) -> bool {
         && (!needed.rustup || toolchain(request, home).is_some())
 }
 
+/// The directory that git takes for a repository in which `path` lies.
+pub fn repository_around(path: &Path) -> Option<PathBuf> {
+    let is_there = |path: &Path| path.symlink_metadata().is_ok();
+    let is_one = |directory: &&Path| ["HEAD", "objects", "refs"].iter().all(|mark| is_there(&directory.join(mark)));
+    path.ancestors().skip(1).find(is_one).map(Path::to_owned)
+}
+
 /// Takes out and puts in the variables that the run must carry.
 pub fn carry(needed: &Neutralisation, request: &Request, home: &Path, environment: &mut BTreeMap<String, RawText>) {
     environment.retain(|name, _| !needed.remove.iter().any(|beginning| name.starts_with(beginning)));

@@ -12,6 +12,7 @@ use std::net::IpAddr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
+use stockade_engine::repository_around;
 use stockade_model::{Denial, Grant, Host, Operation, Target, TargetPattern, is_localhost};
 use stockade_policy::{HostGroup, advice_instead_of_grant, groups_with};
 
@@ -81,7 +82,7 @@ fn of_one(denial: &Denial, around: Surroundings<'_>) -> Remedy {
     if let Some(top) = top_around(workspace, around).filter(|top| path.starts_with(top)) {
         return Remedy::Workspace(top);
     }
-    let whole = repository(path).or_else(|| directory_of_passing(denial.operation, path));
+    let whole = repository_around(path).or_else(|| directory_of_passing(denial.operation, path));
     match whole.filter(|whole| !is_too_wide(whole, around)) {
         Some(whole) => Remedy::Grants(vec![Grant::Write(whole)]),
         None => Remedy::Grants(with_lock(path)),
@@ -93,12 +94,6 @@ fn top_around(workspace: &Path, around: Surroundings<'_>) -> Option<PathBuf> {
     let above = || workspace.ancestors().skip(1).take_while(|above| !is_too_wide(above, around));
     let has = |name: &'static str| move |above: &&Path| is_there(&above.join(name));
     TOPS.iter().find_map(|name| above().find(has(name))).map(Path::to_owned)
-}
-
-/// The directory that git takes for a repository in which `path` lies.
-fn repository(path: &Path) -> Option<PathBuf> {
-    let is_one = |directory: &&Path| ["HEAD", "objects", "refs"].iter().all(|mark| is_there(&directory.join(mark)));
-    path.ancestors().skip(1).find(is_one).map(Path::to_owned)
 }
 
 /// The directory of what a program makes under a name that it made up.
