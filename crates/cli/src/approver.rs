@@ -368,7 +368,11 @@ impl Dialog<'_> {
             if let Some(key) = chosen {
                 return Ok(answer(*key));
             }
-            self.keys.show("\n  one of these words, please\n", self.deadline)?;
+            let again = match &word[..] {
+                b"?" => format!("\n{}{}", self.anew(), question::help_of_words(self.question, offered, self.style)),
+                _ => "\n  one of these words, please\n".to_owned(),
+            };
+            self.keys.show(&again, self.deadline)?;
         }
     }
 
@@ -650,14 +654,19 @@ mod tests {
             ("no\n", Answer::Denied(Scope::Once)),
             ("never\n", Answer::Denied(Scope::Always)),
             ("o\n\u{1b}[O\nonce\u{1b}[I\nno\n", Answer::Denied(Scope::Once)),
+            ("?\nno\n", Answer::Denied(Scope::Once)),
             ("on\u{3}", Answer::Abort),
         ] {
             let (mut person, terminal) = pty();
             person.tells.store(false, Ordering::SeqCst);
             let asked = std::thread::spawn(move || approver(None).dialog(&terminal, &run(), &waiting()).unwrap());
             for line in typed.split_inclusive(['\n', '\r']) {
-                person.sees("type once, session, always, no, never and Enter > ");
+                person.sees("type once, session, always, no, never or ? and Enter > ");
                 person.presses(line);
+                if line == "?\n" {
+                    person.sees("  once     ");
+                    person.sees("  Ctrl-C   no, and end this run now");
+                }
             }
             assert_eq!(asked.join().unwrap(), wanted, "{typed:?}");
             assert!(person.is_echoed());

@@ -401,11 +401,31 @@ pub fn word_prompt(style: Style) -> String {
 /// terminal sends by itself.
 pub fn words_prompt(keys: &[Key]) -> String {
     let words: Vec<_> = keys.iter().filter_map(|key| key.word()).collect();
-    format!("  allow?  type {} and Enter > ", words.join(", "))
+    format!("  allow?  type {} or ? and Enter > ", words.join(", "))
 }
 
 /// What each key means.
 pub fn help(question: &Question, keys: &[Key], style: Style) -> String {
+    let mut out = circumstances(question, style);
+    for key in keys {
+        wrap(&mut out, style, &format!("  {}  ", key.character()), key.meaning(&question.kind));
+    }
+    wrap(&mut out, style, "  q  ", "no, and end this run now; Ctrl-C does the same");
+    out
+}
+
+/// The same where words are typed.
+pub fn help_of_words(question: &Question, keys: &[Key], style: Style) -> String {
+    let mut out = circumstances(question, style);
+    for (word, key) in keys.iter().filter_map(|key| Some((key.word()?, key))) {
+        wrap(&mut out, style, &format!("  {word:<7}  "), key.meaning(&question.kind));
+    }
+    wrap(&mut out, style, "  Ctrl-C   ", "no, and end this run now");
+    out
+}
+
+/// What a held call is about, in full.
+fn circumstances(question: &Question, style: Style) -> String {
     let mut out = String::new();
     if let QuestionKind::Hold { denial, .. } = &question.kind {
         let command = compact(&question.command);
@@ -417,10 +437,6 @@ pub fn help(question: &Question, keys: &[Key], style: Style) -> String {
         let pid = denial.pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
         wrap(&mut out, style, "  program  ", &format!("{program}{pid}"));
     }
-    for key in keys {
-        wrap(&mut out, style, &format!("  {}  ", key.character()), key.meaning(&question.kind));
-    }
-    wrap(&mut out, style, "  q  ", "no, and end this run now; Ctrl-C does the same");
     out
 }
 
