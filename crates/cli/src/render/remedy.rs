@@ -13,7 +13,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use stockade_engine::repository_around;
-use stockade_model::{Denial, Grant, Host, Operation, Target, TargetPattern, is_localhost};
+use stockade_model::{Denial, Grant, Host, Operation, RawText, Target, TargetPattern, is_localhost};
 use stockade_policy::{HostGroup, advice_instead_of_grant, groups_with};
 
 /// Siblings that are granted one by one; more are granted by their directory.
@@ -83,9 +83,19 @@ fn of_one(denial: &Denial, around: Surroundings<'_>) -> Remedy {
         return Remedy::Workspace(top);
     }
     let whole = repository_around(path).or_else(|| directory_of_passing(denial.operation, path));
-    match whole.filter(|whole| !is_too_wide(whole, around)) {
-        Some(whole) => Remedy::Grants(vec![Grant::Write(whole)]),
-        None => Remedy::Grants(with_lock(path)),
+    match whole {
+        Some(whole) if !is_too_wide(&whole, around) && !workspace.starts_with(&whole) => {
+            Remedy::Grants(vec![Grant::Write(whole)])
+        }
+        // The name means nothing the next time, and the directory is much more.
+        Some(whole) if workspace.starts_with(&whole) && path.extension() != Some(OsStr::new("lock")) => {
+            Remedy::Advice(format!(
+                "the program makes up names in `{}`, around the workspace; choose a place in the workspace for it, or \
+                 make what it needs there first",
+                RawText::from(whole.as_path()).escaped()
+            ))
+        }
+        _ => Remedy::Grants(with_lock(path)),
     }
 }
 
@@ -252,6 +262,21 @@ mod tests {
             })
             .collect();
         assert_eq!(said, expected);
+    }
+
+    #[test]
+    fn no_name_that_was_made_up_around_the_workspace() {
+        let made = [(Operation::Mkdir, "write /srv/projects/tgt7czTTt")];
+        let advice = "1 x Advice(\"the program makes up names in `/srv/projects`, around the workspace; choose a place \
+                      in the workspace for it, or make what it needs there first\")";
+        check(Path::new("/srv/projects/one"), &made, &[advice]);
+        check(Path::new("/srv/other"), &made, &["1 x write /srv/projects"]);
+        let lock = [(Operation::Create, "write /srv/projects/settings.lock")];
+        check(
+            Path::new("/srv/projects/one"),
+            &lock,
+            &["1 x write /srv/projects/settings + write /srv/projects/settings.lock"],
+        );
     }
 
     #[test]
