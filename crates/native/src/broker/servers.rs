@@ -230,7 +230,15 @@ mod tests {
         let own = client.local_addr().unwrap().port();
         assert!(!is_served(own) && !is_served_around(std::process::id(), own));
         drop(one);
-        assert!(!is_served_around(std::process::id(), port));
+        // Somebody else may have taken that port by now: not several times in a row.
+        let is_told_again = || {
+            let one = TcpListener::bind("127.0.0.1:0").unwrap();
+            let port = one.local_addr().unwrap().port();
+            let was_served = is_served_around(std::process::id(), port);
+            drop(one);
+            was_served && !is_served_around(std::process::id(), port)
+        };
+        assert!(!is_served_around(std::process::id(), port) || (0..5).any(|_| is_told_again()));
         assert!(!is_listener("", 0) && !is_listener("  sl  local_address rem_address   st", 0));
     }
 
