@@ -623,6 +623,12 @@ pub const WORK: &[Row] = &[
         ..ROW
     },
     Row {
+        id: "git-clone-outside",
+        prepare: "git init -q -b main ~/o; git -C ~/o commit -q --allow-empty -m x",
+        attack: "git clone -q ~/o n; [ $(git -C n remote get-url origin) = $HOME/o ]; git clone -q file://$HOME/o u; git init -q m; git -C m remote add o ~/o; git -C m fetch -q o; [ -n \"$(git -C m for-each-ref refs/remotes/o)\" ]",
+        ..ROW
+    },
+    Row {
         id: "git-worktree-own",
         prepare: "git init -q -b main; git commit -q --allow-empty -m x; git worktree add -q w -b w",
         attack: "cd w; git config user.name Me; git config user.email me@localhost; echo x >f; git add f; git commit -qm x; git checkout -q -b v; git stash list; cd ..; git worktree remove w",
