@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Gid, Uid};
 use serde_json::Value;
-use stockade_testkit::Ended;
+use stockade_testkit::{Command, Ended};
 
 use crate::terminal::Terminal;
 use crate::toolchain::{toolchain, with_toolchain};
@@ -30,11 +30,7 @@ struct Told {
 
 /// Runs `script` at a terminal and says yes to every question, to the first one
 /// late.
-fn agreed(
-    world: &World,
-    script: &str,
-    prepare: impl Fn(stockade_testkit::Command) -> stockade_testkit::Command,
-) -> Told {
+fn agreed(world: &World, script: &str, prepare: impl Fn(Command) -> Command) -> Told {
     let workspace = world.workspace().display().to_string();
     let report = world.home().join("outcome.json").display().to_string();
     let program = binary();
@@ -219,6 +215,20 @@ fn thinking_takes_none_of_the_time_of_a_command() {
     });
 }
 
+/// Each question is answered with yes once; gives what the terminal showed.
+fn passes_with_few_questions(world: &World, command: &Command) -> String {
+    let mut terminal = Terminal::start(world, command);
+    let mut questions = 0;
+    while terminal.sees_before_its_end("allow?", PATIENCE) {
+        terminal.press("o");
+        questions += 1;
+    }
+    let (code, text) = terminal.finish();
+    assert_eq!(code, 0, "{text}");
+    assert!((1..=3).contains(&questions), "{questions} questions:\n{text}");
+    text
+}
+
 /// Thirty files in a directory are three questions at most, and none is lost.
 #[test]
 fn many_files_are_few_questions() {
@@ -228,15 +238,7 @@ fn many_files_are_few_questions() {
         let workspace = world.workspace().display().to_string();
         let program = binary();
         let command = world.bare(&[program.as_str(), "run", "--workspace", &workspace, "--", "sh", "-c", &script]);
-        let mut terminal = Terminal::start(world, &command);
-        let mut questions = 0;
-        while terminal.sees_before_its_end("allow?", PATIENCE) {
-            terminal.press("o");
-            questions += 1;
-        }
-        let (code, text) = terminal.finish();
-        assert_eq!(code, 0, "{text}");
-        assert!((1..=3).contains(&questions), "{questions} questions:\n{text}");
+        let text = passes_with_few_questions(world, &command);
         for n in 1..=30 {
             assert_eq!(fs::read_to_string(out.join(format!("f{n}"))).ok(), Some(format!("{n}\n")), "{text}");
         }
@@ -256,14 +258,6 @@ fn a_repository_elsewhere_is_few_questions() {
         let program = binary();
         let push = ["git", "push", "-q", "../out/o.git", "HEAD:refs/heads/main"];
         let command = world.bare(&[&[program.as_str(), "run", "--workspace", &workspace, "--"], &push[..]].concat());
-        let mut terminal = Terminal::start(world, &command);
-        let mut questions = 0;
-        while terminal.sees_before_its_end("allow?", PATIENCE) {
-            terminal.press("o");
-            questions += 1;
-        }
-        let (code, text) = terminal.finish();
-        assert_eq!(code, 0, "{text}");
-        assert!((1..=3).contains(&questions), "{questions} questions:\n{text}");
+        passes_with_few_questions(world, &command);
     });
 }
