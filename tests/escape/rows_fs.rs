@@ -200,6 +200,10 @@ pub const ROWS: &[Row] = &[
     },
     Row {
         id: "esc-0058",
+        // Not all of the machine: how long that takes is not ours.
+        text: Some(
+            "su -c id; sudo -n id; find /usr/bin -xdev -perm -4000 -type f -exec {} --version \\; 2>/dev/null | head -1; id -u",
+        ),
         then: "suid-id",
         control_needs_root: true,
         judge: |s| {

@@ -5,7 +5,7 @@
  *
  * Each race has a directory of its own beneath BASE and two roles. A process that sees
  * the goal stops all others and looks again: what is still there then is left for the
- * judge outside, and the race is over. */
+ * judge outside, and the race is over while it stays. */
 #define _GNU_SOURCE
 #include "board.h"
 #include <limits.h>
@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <time.h>
 
-enum { RUNNING, STOPPED, TEXT_MAX = 512, LOOK_AGAIN_US = 5000, STUCK_MS = 500 };
+enum { RUNNING, STOPPED, TEXT_MAX = 512, LOOK_AGAIN_US = 5000, STUCK_MS = 500, REST_US = 200, CALLS_A_REST = 16 };
 
 static char settings[TEXT_MAX], tools[TEXT_MAX], hook[TEXT_MAX];
 static int phase;
@@ -28,11 +28,15 @@ static int64_t now_ms(void)
 
 static void look(void);
 
-/* Looks whether that was it. Everything rests while one looks. */
+/* Looks whether that was it. Everything rests while one looks. Now and then a process rests
+ * between two calls: if all were always within one, the next call of each would undo what
+ * one has seen. */
 static int stopped(void)
 {
 	if (board->state == RUNNING)
 		look();
+	if (rand() % CALLS_A_REST == 0)
+		usleep(REST_US);
 	return board->state == STOPPED || board->arrived[phase];
 }
 
@@ -333,6 +337,17 @@ static void wait_while_stopped(void)
 		usleep(1000);
 }
 
+/* Whether the goal stays. A process that was late may have undone it: the race goes on. */
+static int is_over(const struct race *race)
+{
+	if (!board->arrived[phase])
+		return 0;
+	usleep(1000);
+	if (!reached(race))
+		board->arrived[phase] = 0;
+	return board->arrived[phase];
+}
+
 static void play(int own_number, const char *base, int64_t start, int64_t length)
 {
 	char place[PATH_MAX];
@@ -346,9 +361,10 @@ static void play(int own_number, const char *base, int64_t start, int64_t length
 			die(place);
 		while (now_ms() < start + phase * length)
 			usleep(1000);
-		while (now_ms() < end && !board->arrived[phase]) {
+		while (now_ms() < end) {
 			wait_while_stopped();
-			(own_number % 2 ? race->make : race->move)();
+			if (!is_over(race))
+				(own_number % 2 ? race->make : race->move)();
 		}
 	}
 }
@@ -381,6 +397,7 @@ int main(int count, char **a)
 	for (int n = 1; n < atoi(a[6]) && !own_number; n++)
 		if (fork() == 0)
 			own_number = n;
+	srand(getpid());
 	play(own_number, base, strtoll(a[4], NULL, 10), strtoll(a[5], NULL, 10));
 	while (!own_number && wait(NULL) > 0)
 		;
