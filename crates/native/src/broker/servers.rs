@@ -10,14 +10,14 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::Read as _;
-use std::net::SocketAddr;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_cookie};
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, getsockname, listen, recv, sendto,
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, bind, getsockname, listen, recv, sendto,
     shutdown, socket_with,
 };
 use stockade_sys::Errno;
@@ -26,6 +26,8 @@ use stockade_sys::Errno;
 pub(super) const MAX_SERVERS: usize = 512;
 /// The first port that no service of the system has to itself.
 pub(super) const FIRST_PORT: u16 = 1024;
+/// Ports of the kernel's choice that are tried for one server.
+pub(super) const MAX_PORTS_TRIED: usize = 16;
 /// How long the kernel may take to say who listens. It answers at once.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
 /// Bytes of one answer, as the kernel fills it at most (netlink(7)).
@@ -92,6 +94,22 @@ impl Servers {
             false => Listening::Others,
         })
     }
+}
+
+/// A port of the kernel's choice that is free at `address`, and on which nobody listens at any
+/// other one either: with such a one the socket could not listen ([`Servers::listen`]).
+/// `ADDRINUSE` where there is none after some tries. Somebody may take it at any time.
+pub(super) fn free_port(address: IpAddr, is_served: impl Fn(u16) -> bool) -> Result<u16, Errno> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    for _ in 0..MAX_PORTS_TRIED {
+        let tried = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        bind(&tried, &SocketAddr::new(address, 0))?;
+        match served_port(tried.as_fd())? {
+            Some(port) if !is_served(port) => return Ok(port),
+            _ => {}
+        }
+    }
+    Err(Errno::ADDRINUSE)
 }
 
 /// Who listens on a port of the loopback.
@@ -204,10 +222,8 @@ fn read_answer(mut answer: &[u8], found: &mut HashSet<u64>) -> Result<bool, Errn
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
-    use std::os::fd::AsFd;
-
     use super::*;
+    use std::net::TcpListener;
 
     #[test]
     fn who_listens_is_told_by_cookies() {
@@ -219,6 +235,21 @@ mod tests {
         assert!(listeners(None).unwrap().is_superset(&HashSet::from(cookies)));
         drop(one);
         assert_eq!(listeners(Some(port)).unwrap(), HashSet::from([cookies[1]]));
+    }
+
+    #[test]
+    fn a_port_is_chosen_on_which_nobody_listens_elsewhere() {
+        for address in ["127.0.0.1", "::1"].map(|text| text.parse::<IpAddr>().unwrap()) {
+            let refused = RefCell::new(Vec::new());
+            let is_served = |port| {
+                refused.borrow_mut().push(port);
+                refused.borrow().len() <= 3
+            };
+            let port = free_port(address, is_served).unwrap();
+            assert_eq!(refused.borrow().len(), 4);
+            assert_eq!(refused.borrow()[3], port);
+            assert_eq!(free_port(address, |_| true), Err(Errno::ADDRINUSE));
+        }
     }
 
     #[test]

@@ -28,7 +28,7 @@ use super::caller::Caller;
 use super::connects::{address_for, plain};
 use super::deed::{Deed, Step, Work};
 use super::ledger::Actor;
-use super::servers::{FIRST_PORT, still_serve};
+use super::servers::{FIRST_PORT, MAX_PORTS_TRIED, free_port, is_served, still_serve};
 use super::service::{Failure, Reply, Service, native_access, refused};
 use super::view::own_directory;
 use super::walk::{Object, Place};
@@ -244,7 +244,18 @@ impl Service {
         if !at.ip().is_loopback() || is_of_system || socket_type(socket)? != SocketType::STREAM {
             return Err(no_server(at.to_string().as_bytes()));
         }
-        Ok(actor::bind(socket.as_fd(), &address_for(socket_domain(socket)?, at))?)
+        let domain = socket_domain(socket)?;
+        if at.port() != 0 {
+            return Ok(actor::bind(socket.as_fd(), &address_for(domain, at))?);
+        }
+        for _ in 0..MAX_PORTS_TRIED {
+            let port = free_port(at.ip(), is_served)?;
+            match actor::bind(socket.as_fd(), &address_for(domain, SocketAddr::new(at.ip(), port))) {
+                Err(Errno::ADDRINUSE) => {}
+                bound => return Ok(bound?),
+            }
+        }
+        Err(Errno::ADDRINUSE.into())
     }
 
     /// Lets a socket listen, on behalf: a call that went on could have been given another
