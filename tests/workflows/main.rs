@@ -12,6 +12,7 @@
 
 mod rows_build;
 mod rows_git;
+mod rows_hinted;
 mod rows_scripts;
 mod rows_serve;
 mod workflow;
@@ -60,7 +61,7 @@ impl fmt::Display for Task {
 }
 
 fn tasks(everywhere: bool) -> Vec<Task> {
-    let all = [rows_build::ALL, rows_git::ALL, rows_scripts::ALL, rows_serve::ALL].concat();
+    let all = [rows_build::ALL, rows_git::ALL, rows_hinted::ALL, rows_scripts::ALL, rows_serve::ALL].concat();
     let mut tasks = Vec::new();
     for workflow in all {
         let mut add = |user, place, level| tasks.push(Task { workflow, user, place, level });

@@ -24,6 +24,8 @@ pub struct Workflow {
     pub not_as_root: Option<&'static str>,
     /// Where it is refused, and why that must be so.
     pub refused: Option<(Level, &'static str)>,
+    /// Whether it needs a power, which a first run says in its hints.
+    pub hinted: bool,
     /// What the tool tries and goes on without: a part of the path of each.
     pub does_without: &'static [&'static str],
 }
@@ -38,6 +40,7 @@ impl Workflow {
         after: "",
         not_as_root: None,
         refused: None,
+        hinted: false,
         does_without: &[],
     };
 
@@ -63,7 +66,13 @@ impl Workflow {
                 let output = world.bare(&script(self.work))?;
                 (output.ended != Ended::Code(0)).then(|| output.text())
             }
-            Some(level) => self.sandboxed(&world, level, &script(self.work))?,
+            Some(level) => {
+                let grants = if self.hinted { hinted(&world, level, &script(self.work))? } else { Ok(Vec::new()) };
+                match grants {
+                    Ok(grants) => self.sandboxed(&world, level, &grants, &script(self.work))?,
+                    Err(why) => Some(why),
+                }
+            }
         };
         if let Some(told) = told {
             return Ok(match self.refused {
@@ -79,8 +88,8 @@ impl Workflow {
     }
 
     /// What hindered it, if anything: a failure, or a power that was refused although it ended well.
-    fn sandboxed(&self, world: &World, level: Level, script: &str) -> Result<Option<String>> {
-        let output = world.stockade(level, script)?;
+    fn sandboxed(&self, world: &World, level: Level, grants: &[String], script: &str) -> Result<Option<String>> {
+        let output = world.stockade(level, &with("--grant", grants), script)?;
         let outcome: Value =
             serde_json::from_str(&output.stdout).with_context(|| format!("no outcome: {}", output.text()))?;
         let attempts = outcome["attempts"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -97,6 +106,29 @@ impl Workflow {
             .collect();
         Ok(Some(format!("{:?}\n{}\n{}", output.ended, output.stderr.trim(), printed.join("\n").trim())))
     }
+}
+
+/// Hints of one run: more are nothing that a person follows.
+const MAX_HINTS: usize = 5;
+
+/// The powers that the hints of a run name, or why they help nobody.
+fn hinted(world: &World, level: Level, script: &str) -> Result<Result<Vec<String>, String>> {
+    let output = world.stockade_for_people(level, script)?;
+    let lines = output.stderr.lines().filter_map(|line| line.trim_start().strip_prefix("hint: --request "));
+    let lines: Vec<&str> = lines.collect();
+    let unquoted = |power: &str| power.trim().trim_matches('\'').to_owned();
+    let powers: Vec<String> = lines.iter().flat_map(|line| line.split(" --request ")).map(unquoted).collect();
+    let helps = output.ended != Ended::Code(0) && (1..=MAX_HINTS).contains(&powers.len());
+    Ok(if helps {
+        Ok(powers)
+    } else {
+        Err(format!("{:?} and these hints: {powers:?}\n{}", output.ended, output.text()))
+    })
+}
+
+/// Options that give each of these.
+fn with(option: &str, values: &[String]) -> Vec<String> {
+    values.iter().flat_map(|value| [option.to_owned(), value.clone()]).collect()
 }
 
 /// What became of a workflow.

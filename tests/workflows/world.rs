@@ -89,10 +89,21 @@ impl World {
     }
 
     /// Runs a script in the sandbox; the outcome is the standard output. Nobody is there to be
-    /// asked, and nothing is set but the level.
-    pub fn stockade(&self, level: Level, script: &str) -> Result<Output> {
+    /// asked.
+    pub fn stockade(&self, level: Level, options: &[String], script: &str) -> Result<Output> {
+        let options: Vec<&str> = ["--json"].into_iter().chain(options.iter().map(String::as_str)).collect();
+        self.sandboxed(level, &options, script)
+    }
+
+    /// The same, told in words.
+    pub fn stockade_for_people(&self, level: Level, script: &str) -> Result<Output> {
+        self.sandboxed(level, &[], script)
+    }
+
+    fn sandboxed(&self, level: Level, options: &[&str], script: &str) -> Result<Output> {
         let program = std::env::var("STOCKADE_BIN").context("STOCKADE_BIN names the binary under test")?;
-        self.run(self.command([&program, "run", "--json", "--level", level.word(), "--", "sh", "-c", script])?)
+        let begin = [&program, "run", "--level", level.word()];
+        self.run(self.command(begin.iter().chain(options).chain(&["--", "sh", "-c", script]).copied())?)
     }
 
     fn command<'a>(&self, words: impl IntoIterator<Item = &'a str>) -> Result<Command> {

@@ -108,6 +108,18 @@ pub fn state_path(variables: Variables<'_>) -> Result<PathBuf, Failure> {
     Ok(sources(None, variables)?.state_directory)
 }
 
+/// Makes the person's directory for configuration of programs (0700) where the home has none:
+/// a run cannot make it, because Stockade's own would lie in it.
+pub fn make_configuration_directory(sources: &Sources) {
+    let own = rustix::process::geteuid().as_raw();
+    let is_own_home = fs::metadata(&sources.home).is_ok_and(|home| home.uid() == own);
+    let above = sources.user_file.parent().and_then(Path::parent);
+    if let Some(directory) = above.filter(|directory| is_own_home && directory.parent() == Some(&sources.home)) {
+        // Where it is there, or cannot be made, everything goes on as before.
+        let _ = fs::DirBuilder::new().mode(0o700).create(directory);
+    }
+}
+
 /// The state directory, made and checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {

@@ -17,7 +17,9 @@ use crate::broker::{Broker, BrokerBegun, BrokerError, BrokerEvent, BrokerTraits}
 use crate::caches::{Lease, Renewal};
 use crate::evidence::{HiddenWatch, TempWatch};
 use crate::keeper::{Keeper, Kept, Told};
-use crate::launch::{Blueprint, LaunchError, Launching, NetworkEnds, Nursery, Outfit, Stdio, begin, is_staged};
+use crate::launch::{
+    Blueprint, LaunchError, Launching, NetworkEnds, Nursery, Outfit, Stdio, begin, is_staged, late_roots,
+};
 use crate::limits::{Guard, LimitError};
 use crate::powers::Powers;
 use crate::staging::Staging;
@@ -111,6 +113,7 @@ impl NativeBackend {
             terminal: io == Io::Terminal,
             private: self.within.clone(),
             own_network: self.lead.is_some(),
+            late: if plan.level == Level::Full { Vec::new() } else { late_roots(plan) },
             ..way_out::outfit(plan, edge)
         };
         if let Some(lease) = lease {
@@ -186,9 +189,10 @@ impl Backend for NativeBackend {
         let told = Told::to_attempt(events);
         let sink = sink(&told);
         let precaution = staging.as_ref().map(Staging::precaution).transpose()?.flatten();
-        let broker =
-            Broker::begin_with(self.powers(plan, &launching, lease.as_ref()), plan.level, (precaution, recorder), sink)
-                .map_err(unbrokered)?;
+        let mut powers = self.powers(plan, &launching, lease.as_ref());
+        powers.read_late(&outfit.late);
+        let asks_reads = powers.asks_reads();
+        let broker = Broker::begin_with(powers, plan.level, (precaution, recorder), sink).map_err(unbrokered)?;
         let terms = self.led(terms(plan, (edge, published, self.resolver.clone()), &broker, &told));
         let keeper = Keeper::begin(outside, told)?;
 
@@ -203,7 +207,7 @@ impl Backend for NativeBackend {
         // Where there is no namespace the init has to find them one by one.
         let group = guard.group().filter(|_| plan.level != Level::Full);
         let watch = Arc::new(Mutex::new(guard.watch(launched.init_pid(), hold)));
-        let layer = broker_layer(broker.traits(), (hold, can_hold), plan.profile.filesystem.trace);
+        let layer = broker_layer(broker.traits(), (hold, can_hold), asks_reads);
         enforced.layers.insert("broker".to_owned(), layer);
         enforced.layers.insert("network".to_owned(), way_out::layer(plan));
         if staging.as_ref().is_some_and(|staging| staging.overlay().is_none()) {

@@ -45,6 +45,8 @@ pub struct Powers {
     host_workspace: Option<Vec<u8>>,
     /// See [`own_network`](Self::own_network).
     pub(crate) has_own_network: bool,
+    /// See [`read_late`](Self::read_late).
+    late: Vec<Vec<u8>>,
     /// What is read is noted; it decides nothing.
     pub(crate) traced: bool,
     pub(crate) programs: Programs,
@@ -106,6 +108,7 @@ impl Powers {
             inside: false,
             host_workspace: None,
             has_own_network: false,
+            late: Vec::new(),
             traced: files.trace,
             programs: Programs::new(&plan.profile.exec),
             reach: Reach::of(plan),
@@ -140,6 +143,7 @@ impl Powers {
             inside: false,
             host_workspace: None,
             has_own_network: false,
+            late: Vec::new(),
             traced: false,
             programs: Programs::default(),
             reach: Reach::default(),
@@ -149,6 +153,28 @@ impl Powers {
     /// Adds paths that somebody agreed to, as a grant for writing does.
     pub(crate) fn agree(&mut self, paths: impl IntoIterator<Item = PathBuf>) {
         self.writable.extend(paths.into_iter().map(|path| normal(&path)));
+    }
+
+    /// Names writable roots that the kernel does not let the run read.
+    pub(crate) fn read_late(&mut self, roots: &[PathBuf]) {
+        self.late.extend(roots.iter().map(|root| normal(root)));
+    }
+
+    /// Whether the broker is asked about each open for reading.
+    pub(crate) fn asks_reads(&self) -> bool {
+        self.traced || !self.late.is_empty()
+    }
+
+    /// Whether it opens some of what is read.
+    pub(crate) fn reads_late(&self) -> bool {
+        !self.late.is_empty()
+    }
+
+    /// Whether the broker opens what is at `path` for reading: the run may, and the kernel does
+    /// not let it.
+    pub(crate) fn is_read_late(&self, path: &[u8]) -> bool {
+        let mut roots = self.late.iter().chain(&self.added);
+        roots.any(|root| covers(root, path)) && self.hides(path).is_none()
     }
 
     /// Names writable roots that did not exist when the sandbox's root was
@@ -250,7 +276,9 @@ impl Powers {
     /// Whether what these powers allow on `path` must be done in the view of the
     /// front, see [`not_attached`](Self::not_attached).
     pub fn is_unattached(&self, path: &[u8]) -> bool {
-        !self.is_staged(path) && !self.in_private_tree(path) && self.unattached.iter().any(|root| covers(root, path))
+        !self.is_staged(path)
+            && !self.in_private_tree(path)
+            && self.unattached.iter().any(|root| covers(root, path) || covers(path, root))
     }
 
     /// Adds powers while the attempt runs. Its mounts stay as they are; so does
@@ -315,8 +343,15 @@ impl Powers {
                 self.within(operation, root, path, probe).map_or(Verdict::Allow, Verdict::Refuse)
             }
             (_, Some(_)) => Verdict::Private,
+            // A root that is not there yet is made with what is above it.
+            _ if operation == Operation::Mkdir && self.leads_to_root(path) => Verdict::Allow,
             _ => Verdict::Refuse(outside(path)),
         }
+    }
+
+    /// Whether a writable root lies beneath `path`, which has no guarded name.
+    fn leads_to_root(&self, path: &[u8]) -> bool {
+        self.names.matches(path).is_none() && self.writable.iter().any(|root| root != path && covers(path, root))
     }
 
     /// May a unix socket of this path, which was not made by the run, be

@@ -121,6 +121,18 @@ fn a_grant_ends_at_the_next_unit() {
 }
 
 #[test]
+fn what_is_above_a_root_can_be_made() {
+    let p = powers(&["/ws"], &["write /home/u/.config/tool", "write /home/u/.ssh/x/y", "write /home/u/n/.git/hooks"]);
+    check(&p, Operation::Mkdir, "/home/u/.config", "allow");
+    check(&p, Operation::Create, "/home/u/.config", "outside every writable root | write /home/u/.config");
+    check(&p, Operation::Rename, "/home/u/.config", "outside every writable root | write /home/u/.config");
+    check(&p, Operation::Mkdir, "/home/u/.config/other", "outside every writable root | write /home/u/.config/other");
+    check(&p, Operation::Mkdir, "/home/u/.ssh/x", "hidden from runs | read /home/u/.ssh/x");
+    check(&p, Operation::Mkdir, "/home/u/n", "allow");
+    check(&p, Operation::Mkdir, "/home/u/n/.git", "outside every writable root | write /home/u/n/.git");
+}
+
+#[test]
 fn a_root_at_the_top_does_not_reach_the_kernels_files() {
     let p = powers(&["/"], &[]);
     check(&p, Operation::Write, "/etc/x", "allow");

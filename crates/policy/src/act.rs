@@ -76,9 +76,9 @@ fn owned(settings: &Settings, own: &Path) -> String {
     let shown = |path: &Path| RawText::from(path).escaped();
     match settings.own.original(own) {
         Some(original) => {
-            format!("`{}` is `{}` by another mount, and Stockade's own (L7)", shown(own), shown(original))
+            format!("`{}` is `{}` by another mount, and Stockade's own", shown(own), shown(original))
         }
-        None => format!("`{}` is Stockade's own (L7)", shown(own)),
+        None => format!("`{}` is Stockade's own", shown(own)),
     }
 }
 

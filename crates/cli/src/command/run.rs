@@ -139,6 +139,7 @@ fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failu
     let setting = if place.inside().is_some() { setting.without_mounts() } else { setting };
     setting.require_profile(meant.profile.as_deref())?;
     let state = State::open(&setting.sources.state_directory)?;
+    places::make_configuration_directory(&setting.sources);
     info_span!("recover stages").in_scope(|| super::stage::recover(&state, Some(place.workspace(&meant))))?;
     tell_built_in(&setting, &state);
     let request = place.of(setting.request(&meant, id));

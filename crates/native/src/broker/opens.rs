@@ -143,7 +143,7 @@ impl Service {
             if let Some(reads) = &self.reads {
                 self.note_open(reads, caller, (start, &path), flags);
             }
-            return Ok(Step::Done(Reply::Continue));
+            return self.open_late(caller, (start, &path), wish);
         }
         // Whatever the name comes to mean until the kernel reads it again: by
         // itself a caller can write to no more than these.
@@ -183,6 +183,26 @@ impl Service {
                     return self.perform(id, asked.insert(Deed::Reopen { object, wish }));
                 }
             }
+        }
+    }
+
+    /// An open that only reads: the kernel carries it out, but where it has no rule for what
+    /// the run may read.
+    fn open_late(&self, caller: &Caller, (start, path): (i32, &CStr), wish: Wish) -> Result<Step, Failure> {
+        let is_late =
+            |object: &Object| object.kind() == FileType::RegularFile && self.powers.is_read_late(&object.path);
+        if !self.powers.reads_late() {
+            return Ok(Step::Done(Reply::Continue));
+        }
+        match self.walk(caller)?.find(start, path, !wish.has(libc::O_NOFOLLOW)) {
+            Ok(object) if is_late(&object) => {
+                let held = resolve::DescriptorPath::new(object.fd.as_fd());
+                let fd = openat(CWD, held.as_c_str(), wish.of_broker(), Mode::empty())?;
+                self.must_still_wait(caller)?;
+                Ok(Step::Done(finish(fd, wish)?))
+            }
+            // The kernel says what is wrong with it.
+            _ => Ok(Step::Done(Reply::Continue)),
         }
     }
 

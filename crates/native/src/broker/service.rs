@@ -167,7 +167,7 @@ impl Service {
         sink: Box<dyn Fn(BrokerEvent) + Send>,
     ) -> Result<Self, BrokerError> {
         let own_user = rustix::process::geteuid().as_raw();
-        let shapes = notify_table(level, powers.traced).iter().map(|t| (t.call as i32, t.shape)).collect();
+        let shapes = notify_table(level, powers.asks_reads()).iter().map(|t| (t.call as i32, t.shape)).collect();
         let reads = powers.traced.then(RefCell::default);
         Ok(Self {
             notifier: Arc::new(notifier),

@@ -34,6 +34,8 @@ pub struct Outfit {
     /// Directories of the host that are seen beneath what runs write in them: at level
     /// full alone.
     pub merged: Vec<MergedDirectory>,
+    /// Writable roots that no rule of the kernel's lets it read: at level restricted alone.
+    pub late: Vec<PathBuf>,
     /// Whether the network around is the sandbox's own, at level restricted: then its
     /// ports are no walls.
     pub own_network: bool,
@@ -65,6 +67,11 @@ impl Outfit {
     /// Whether others have walled the place in.
     pub(super) fn is_within_walls(&self) -> bool {
         !self.private.is_empty()
+    }
+
+    /// Whether the broker is asked about each open for reading.
+    pub(super) fn asks_reads(&self, plan: &Plan) -> bool {
+        plan.profile.filesystem.trace || !self.late.is_empty()
     }
 
     /// The variables of a run whose own directory for files is `directory`.

@@ -9,6 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, renameat, unlinkat};
+use stockade_model::Plan;
 use stockade_sys::Errno;
 use stockade_sys::landlock::{Ruleset, access};
 
@@ -32,6 +33,18 @@ pub(super) fn other_devices() -> Vec<PathBuf> {
     let is_other =
         |(point, kind): &(PathBuf, &[u8])| matches!(*kind, b"devpts" | b"devtmpfs") && !point.starts_with("/dev");
     mountinfo::mounts(&text).filter(is_other).map(|(point, _)| point).collect()
+}
+
+/// The writable roots of a plan that no rule lets its run read: what is made in a directory
+/// around what is hidden, as a new directory or in the place of a file, has none (see
+/// [`Reads`]). The broker opens what is there.
+pub(crate) fn late_roots(plan: &Plan) -> Vec<PathBuf> {
+    let files = &plan.profile.filesystem;
+    let is_around_hidden =
+        |directory: &Path| files.hide.iter().any(|path| is_strictly_within(path.as_path(), directory));
+    let is_late =
+        |root: &&Path| !root.is_dir() && root.ancestors().skip(1).find(|d| d.is_dir()).is_some_and(is_around_hidden);
+    files.write.iter().map(|path| path.as_path()).filter(is_late).map(Path::to_owned).collect()
 }
 
 /// Most entries looked at while the readable rest is listed.
