@@ -26,6 +26,7 @@ mod messages;
 mod neighbours;
 mod notices;
 mod own_files;
+mod own_trees;
 mod pulled;
 mod raise;
 mod requested;

@@ -56,6 +56,12 @@ impl Workflow {
         if let Some(why) = self.not_as_root.filter(|_| user == User::Root) {
             return Ok(Became::NotRun(why.to_owned()));
         }
+        // A run has a `/tmp` of its own, in which nothing lies beside its workspace.
+        let is_apart =
+            place == Place::Temporary && level.is_some() && [self.work, self.before].concat().contains("../");
+        if is_apart && self.hinted {
+            return Ok(Became::NotRun("what runs write beside a workspace in /tmp is gone with them".to_owned()));
+        }
         let script = |text: &str| format!("set -eu\n{text}");
         let before = world.bare(&script(self.before))?;
         if before.ended != Ended::Code(0) {
@@ -67,7 +73,11 @@ impl Workflow {
                 (output.ended != Ended::Code(0)).then(|| output.text())
             }
             Some(level) => {
-                let grants = if self.hinted { hinted(&world, level, &script(self.work))? } else { Ok(Vec::new()) };
+                let grants = match (self.hinted, is_apart) {
+                    (true, _) => hinted(&world, level, &script(self.work))?,
+                    (false, true) => Ok(vec![format!("read {}", world.around().display())]),
+                    (false, false) => Ok(Vec::new()),
+                };
                 match grants {
                     Ok(grants) => self.sandboxed(&world, level, &grants, &script(self.work))?,
                     Err(why) => Some(why),

@@ -73,8 +73,13 @@ impl World {
         Ok(chown(path, Some(self.account.uid), Some(self.account.gid))?)
     }
 
+    /// The directory of the workspace and of what lies beside it.
+    pub fn around(&self) -> &Path {
+        self.apart.as_ref().unwrap_or(&self.home).path()
+    }
+
     fn workspace(&self) -> PathBuf {
-        self.apart.as_ref().unwrap_or(&self.home).path().join("project")
+        self.around().join("project")
     }
 
     /// Whether a program is there.

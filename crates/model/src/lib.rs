@@ -49,7 +49,7 @@ pub use inspection::{Inspection, RequestPattern, RequestRuling};
 pub use limit::{Limit, Limits};
 pub use network::{ConnectionEnd, ConnectionRecord, Host, HostError, HostName, HostUse, Target};
 pub use outcome::{AttemptRecord, Decision, Outcome, RequestedGrant, Staged, Status, Usage, Verdict};
-pub use plan::Plan;
+pub use plan::{OWN_TREES, Plan};
 pub use profile::{
     CacheSharing, DEFAULT_PROTECTED_NAMES, DEFAULT_UNDO_BYTES, Environment, Filesystem, Network, Profile, ToolCache,
 };

@@ -43,3 +43,7 @@ impl Plan {
         Digest::of_json("stockade-plan-1", self)
     }
 }
+
+/// Trees of which a run has its own where it has a view of its own (level full): what the host
+/// has there is not seen, but for what is named.
+pub const OWN_TREES: [&str; 4] = ["/tmp", "/var/tmp", "/run", "/dev/shm"];

@@ -224,7 +224,7 @@ impl Backend for NativeBackend {
         let kept = Kept {
             end: rustix::io::fcntl_dupfd_cloexec(launched.end_fd(), 3).map_err(no_descriptor)?,
             hidden: launched.take_hidden_reads().map(|reads| HiddenWatch::new(reads, plan)),
-            temp: launched.take_temp().map(TempWatch::new),
+            temp: launched.take_temp().map(|temp| TempWatch::new(temp, plan)),
             launched: Arc::new(Mutex::new(launched)),
             names: Some(Arc::clone(&way)),
             way,

@@ -12,6 +12,7 @@ use rustix::fs::inotify::{ReadFlags, Reader};
 use stockade_model::{Denial, Grant, Layer, Operation, Plan, RawText, Resolution};
 
 use crate::launch::HiddenReads;
+use crate::own_trees::NamedPaths;
 
 /// Distinct hidden paths told of one attempt.
 const HIDDEN_MAX: usize = 256;
@@ -79,20 +80,27 @@ fn read_denial(object: PathBuf) -> Denial {
     }
 }
 
-/// Tells at the end whether the private temp was full.
+/// Tells at the end whether the private temp was full, and what of it the command named.
 #[derive(Debug)]
 pub(crate) struct TempWatch {
     temp: OwnedFd,
+    named: NamedPaths,
 }
 
 impl TempWatch {
-    pub(crate) fn new(temp: OwnedFd) -> Self {
-        Self { temp }
+    pub(crate) fn new(temp: OwnedFd, plan: &Plan) -> Self {
+        Self { temp, named: NamedPaths::of(plan) }
     }
 
-    /// A denial where no more can be written. What was there in between and
-    /// removed again is not seen.
-    pub(crate) fn end(self) -> Option<Denial> {
+    /// What was there in between and removed again is not seen.
+    pub(crate) fn end(self) -> Vec<Denial> {
+        let full = self.full();
+        let named = self.named.evidence(self.temp.as_fd());
+        full.into_iter().chain(named).collect()
+    }
+
+    /// A denial where no more can be written.
+    fn full(&self) -> Option<Denial> {
         let space = rustix::fs::fstatvfs(&self.temp).ok()?;
         if space.f_blocks == 0 || space.f_bavail > 0 && space.f_favail > 0 {
             return None;

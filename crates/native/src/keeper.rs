@@ -188,8 +188,8 @@ impl Keeper {
         let Self { kept, outside, told } = self;
         let Kept { end: end_fd, launched, broker, way, names, hidden, temp, staging, watch, leaves, .. } = kept;
         let (mut lease, renewal, undoing) = (kept.lease, kept.renewal, kept.undoing);
-        if let Some(full) = temp.and_then(TempWatch::end) {
-            told.tell(AttemptEvent::Denied(full));
+        for denial in temp.map(TempWatch::end).unwrap_or_default() {
+            told.tell(AttemptEvent::Denied(denial));
         }
         let (report, left) = match &leaves {
             None => (broker.stop(BROKER_ENDS_WITHIN).unwrap_or_default(), None),

@@ -22,6 +22,7 @@ mod guards;
 mod host;
 mod keeper;
 mod limits;
+mod own_trees;
 mod programs;
 mod protected;
 mod remote;

@@ -10,7 +10,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::LazyLock;
 
 use serde::Deserialize;
-use stockade_model::{Grant, HostPattern, RawText, TargetPattern};
+use stockade_model::{Grant, HostPattern, OWN_TREES, RawText, TargetPattern};
 
 use crate::glob::name_matches;
 use crate::settings::Settings;
@@ -143,6 +143,8 @@ pub fn advice_instead_of_grant(power: &Grant, home: &Path) -> Option<String> {
         return Some(place.to_string());
     }
     match power {
+        // Not seen there is not hidden: what is hidden there nobody is told of.
+        Grant::Read(path) if OWN_TREES.iter().any(|tree| path.starts_with(tree)) => None,
         Grant::Read(path) => Some(format!(
             "`{}` is hidden from runs by the configuration; do what needs it yourself, outside, or take it out of \
              what is hidden",

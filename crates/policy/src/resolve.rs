@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use stockade_model::{
-    Egress, Environment, ExecRules, Filesystem, Grant, Profile, ProgramPattern, RawText, Secret, SecretUse,
+    Egress, Environment, ExecRules, Filesystem, Grant, OWN_TREES, Profile, ProgramPattern, RawText, Secret, SecretUse,
     TargetPattern,
 };
 
@@ -246,7 +246,7 @@ pub(crate) fn has_power(profile: &Profile, grant: &Grant) -> bool {
             profile.egress.secrets.iter().find(is_it).is_some_and(|secret| secret.hosts.iter().any(covers))
         }
         Grant::Write(path) => hidden_by(filesystem, path).is_none() && is_writable(filesystem, path),
-        Grant::Read(path) => hidden_by(filesystem, path).is_none(),
+        Grant::Read(path) => hidden_by(filesystem, path).is_none() && is_seen(filesystem, path),
         Grant::Socket(path) => filesystem.sockets.iter().any(|entry| entry.as_path() == path),
         Grant::Env(name) => crate::environment::passes(&profile.environment, name),
     }
@@ -334,6 +334,8 @@ fn add_grant(profile: &mut Profile, grant: &Grant, home: &Path) -> Result<(), Re
                 if hidden_by(filesystem, path).is_some() {
                     push(&mut filesystem.reveal, path);
                 }
+            } else if !is_seen(filesystem, path) {
+                push(&mut filesystem.reveal, path);
             }
         }
         Grant::Socket(path) => push(&mut filesystem.sockets, path),
@@ -400,6 +402,12 @@ fn is_beneath(path: &[u8], directory: &[u8]) -> bool {
         Some(rest) => rest.is_empty() || rest[0] == b'/' || directory == b"/",
         None => false,
     }
+}
+
+/// Whether a run sees what the host has at `path`, also where it has a directory of its own.
+fn is_seen(filesystem: &Filesystem, path: &Path) -> bool {
+    let mut named = filesystem.reveal.iter().chain(&filesystem.write);
+    !OWN_TREES.iter().any(|tree| path.starts_with(tree)) || named.any(|entry| path.starts_with(entry.as_path()))
 }
 
 /// True where a writable root holds `path` and no protected name stands between.

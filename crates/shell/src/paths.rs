@@ -482,6 +482,11 @@ pub(crate) fn place(path: &[u8], context: &Context) -> Place {
     if path.starts_with(b"/home/") || path.starts_with(b"/Users/") {
         return Place::Home;
     }
+    // What lies beside the workspace is a person's as well: `/srv/app` and `/srv/lib`.
+    let around = workspace.iter().rposition(|b| *b == b'/').map(|end| &workspace[..end]);
+    if around.is_some_and(|around| !around.is_empty() && strip(path, around).is_some()) {
+        return Place::Elsewhere;
+    }
     let top = path.split(|b| *b == b'/').nth(1).unwrap_or_default();
     let globbed = top.iter().any(|b| matches!(b, b'*' | b'?' | b'['));
     if globbed || SYSTEM_TOPS.iter().any(|t| t.as_bytes() == top) { Place::System } else { Place::Elsewhere }

@@ -279,3 +279,20 @@ fn the_tier_does_not_depend_on_where_the_workspace_lies() {
     }
     assert!(differ.is_empty(), "{} differ:\n{differ}", differ.lines().count());
 }
+
+/// What lies beside a workspace is a person's, wherever that is; the system is not.
+#[test]
+fn what_lies_beside_the_workspace_is_no_part_of_the_system() {
+    for workspace in ["/home/dev/proj", "/srv/app", "/opt/work/app", "/var/www/site"] {
+        let tier_of = |text: &str| assess_script(text.as_bytes(), &context_at("/home/dev", workspace, true)).tier;
+        for text in ["cp -r src ../backup/", "mv x ../moved", "mkdir ../new && echo x >../new/x"] {
+            assert_eq!(tier_of(text), tier_at_home(text), "{text} in {workspace}");
+        }
+        for text in ["cp x /usr/bin/x", "echo x >/etc/hosts", "rm -rf /opt", "rm -rf /srv", "rm -rf /var/www"] {
+            assert_eq!(tier_of(text), Tier::Deny, "{text} in {workspace}");
+        }
+    }
+    fn tier_at_home(text: &str) -> Tier {
+        assess_script(text.as_bytes(), &context(true)).tier
+    }
+}

@@ -5,7 +5,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use stockade_model::{Approval, Denial, Grant, Level, Outcome, RawText, Resolution, Scope, Status};
+use stockade_model::{Approval, Denial, Grant, Layer, Level, Operation, Outcome, RawText, Resolution, Scope, Status};
 use stockade_policy::{is_history, is_registry_settings};
 use stockade_store::{Consent, Remembered};
 
@@ -76,6 +76,10 @@ fn refusals(out: &mut String, outcome: &Outcome, context: SummaryContext<'_>, st
             &format!("not kept: {object}{others}   (a history of what was typed is hidden from runs)"),
         );
     }
+    let (gone, refused): (Vec<_>, Vec<_>) = refused.into_iter().partition(|denial| is_gone(denial));
+    for denial in gone.iter().take(GROUPS_SHOWN) {
+        wrap(out, style, "• ", &format!("gone: {}   ({})", brief(&denial.object, TEXT_LIMIT), denial.rule));
+    }
     let answered = |denial: &&Denial| remembered_no(outcome, denial, context.remembered);
     let (before, refused): (Vec<_>, Vec<_>) = refused.into_iter().partition(|denial| answered(denial).is_some());
     for denial in before.iter().take(GROUPS_SHOWN) {
@@ -92,6 +96,11 @@ fn refusals(out: &mut String, outcome: &Outcome, context: SummaryContext<'_>, st
     if more > 0 {
         let _ = writeln!(out, "• and {} more; --json shows all", counted(more, "refusal"));
     }
+}
+
+/// Whether it was made, in a directory of the run's own.
+fn is_gone(denial: &Denial) -> bool {
+    denial.layer == Layer::Mounts && denial.operation == Operation::Create
 }
 
 /// Whether it is about a history, which no work needs.

@@ -24,7 +24,7 @@ const MAX_PLACEHOLDERS: usize = 256;
 
 /// Trees that only the run sees: where, and under which name in the run's own
 /// temporary filesystem.
-pub(super) const PRIVATE: &[(&str, &CStr)] =
+pub(crate) const PRIVATE: &[(&str, &CStr)] =
     &[("/tmp", c"tmp"), ("/var/tmp", c"vartmp"), ("/run", c"run"), ("/dev/shm", c"shm")];
 
 /// What of the kernel's files is covered: secrets of the host, or of its

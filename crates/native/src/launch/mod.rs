@@ -33,6 +33,7 @@ pub(crate) use command::image;
 pub use error::LaunchError;
 pub(crate) use launched::readable_before;
 pub use launched::{ExitReport, HiddenReads, Launched, Launching, Stdio, begin, launch};
+pub(crate) use layout::PRIVATE;
 pub(crate) use layout::{MAX_MERGED, is_staged};
 pub use layout::{MergedDirectory, Overlay};
 pub use network::{NetworkEnds, Sockets};

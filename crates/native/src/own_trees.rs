@@ -1,0 +1,138 @@
+//! What a command's text names in directories of which a run has its own (`/tmp`): what the
+//! host has there the run did not see, and what it made there is gone with it.
+//!
+//! The text only says where to look; what is told is what was there and what was not. Must not
+//! know who asks.
+
+use std::os::fd::BorrowedFd;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+use stockade_model::{Denial, Grant, Layer, OWN_TREES, Operation, Plan, RawText, Resolution};
+
+use crate::launch::PRIVATE;
+
+/// Paths that are looked at.
+const MAX_PATHS: usize = 16;
+/// Bytes of text that are looked through.
+const MAX_TEXT_BYTES: usize = 64 << 10;
+/// Bytes around a path in a text, beside white space.
+const AROUND: &[u8] = b"'\"`=;|&<>(){},:";
+/// Bytes with which a shell makes another path of it.
+const COMPUTED: &[u8] = b"$*?[]~\\!";
+
+/// The paths of one run.
+#[derive(Debug)]
+pub(crate) struct NamedPaths(Vec<PathBuf>);
+
+impl NamedPaths {
+    /// Those that the text of the command names, and that are not the host's inside.
+    pub(crate) fn of(plan: &Plan) -> Self {
+        let files = &plan.profile.filesystem;
+        let lists = [&files.write, &files.reveal, &files.sockets].into_iter().flatten();
+        let shown: Vec<&Path> =
+            lists.chain([&plan.workspace, &plan.cwd]).map(RawText::as_path).filter(|path| path.exists()).collect();
+        let is_seen = |path: &Path| shown.iter().any(|other| path.starts_with(other) || other.starts_with(path));
+        let mut found = Vec::new();
+        for word in plan.argv.iter().flat_map(|text| words(text.as_bytes())) {
+            if let Some(path) = path_of(word, plan.cwd.as_path())
+                && !files.hide.iter().any(|hidden| path.starts_with(hidden.as_path()))
+                && OWN_TREES.iter().any(|tree| path != Path::new(tree) && path.starts_with(tree))
+                && !is_seen(&path)
+                && !found.contains(&path)
+                && found.len() < MAX_PATHS
+            {
+                found.push(path);
+            }
+        }
+        Self(found)
+    }
+
+    /// What became of them, at the end; `own` holds the run's own directories.
+    pub(crate) fn evidence(self, own: BorrowedFd<'_>) -> Vec<Denial> {
+        let mut found: Vec<Denial> = self.0.into_iter().filter_map(|path| evidence_of(path, own)).collect();
+        // A directory stands for what is in it.
+        let tops: Vec<PathBuf> = found.iter().map(|denial| denial.object.as_path().to_owned()).collect();
+        found.retain(|denial| {
+            !tops.iter().any(|top| denial.object.as_path() != top && denial.object.as_path().starts_with(top))
+        });
+        found
+    }
+}
+
+fn evidence_of(path: PathBuf, own: BorrowedFd<'_>) -> Option<Denial> {
+    let (tree, name) = PRIVATE.iter().find(|(tree, _)| path.starts_with(tree))?;
+    let inside = Path::new(name.to_str().ok()?).join(path.strip_prefix(tree).ok()?);
+    let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    let is_inside =
+        openat2(own, &inside, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty(), how).is_ok();
+    let outside = path.symlink_metadata().ok().map(|found| found.file_type());
+    let denial = |operation, rule: String, grant| Denial {
+        operation,
+        object: RawText::from(path.as_path()),
+        pid: None,
+        program: None,
+        layer: Layer::Mounts,
+        rule,
+        grant,
+        resolution: Resolution::Recorded,
+        count: 1,
+    };
+    if is_inside {
+        let others = if outside.is_some() { "; the host's is as it was" } else { "; in the workspace it stays" };
+        let rule = format!("a run has a {tree} of its own, which ends with it{others}");
+        return Some(denial(Operation::Create, rule, None));
+    }
+    let grant = match outside? {
+        kind if kind.is_socket() => Grant::Socket(path.clone()),
+        _ => Grant::Read(path.clone()),
+    };
+    Some(denial(Operation::Read, format!("a run has a {tree} of its own"), Some(grant)))
+}
+
+fn words(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let text = &text[..text.len().min(MAX_TEXT_BYTES)];
+    text.split(|byte| byte.is_ascii_whitespace() || AROUND.contains(byte)).filter(|word| !word.is_empty())
+}
+
+/// The path that a word may be, without looking at links.
+fn path_of(word: &[u8], cwd: &Path) -> Option<PathBuf> {
+    let word = Path::new(std::ffi::OsStr::from_bytes(word));
+    if !word.is_absolute() && !word.starts_with("..")
+        || word.as_os_str().as_bytes().iter().any(|b| COMPUTED.contains(b))
+    {
+        return None;
+    }
+    let mut path = PathBuf::new();
+    for part in cwd.join(word).components() {
+        match part {
+            Component::ParentDir => drop(path.pop()),
+            Component::CurDir => {}
+            other => path.push(other),
+        }
+    }
+    Some(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_found_in_words() {
+        let found = |text: &str, cwd: &str| -> Vec<String> {
+            let paths = words(text.as_bytes()).filter_map(|word| path_of(word, Path::new(cwd)));
+            paths.map(|path| path.display().to_string()).collect()
+        };
+        assert_eq!(found("echo x>/tmp/out; cat '/tmp/a'", "/w"), ["/tmp/out", "/tmp/a"]);
+        assert_eq!(found("cp -r ../lib --to=/tmp/../tmp/./b a/b ./c", "/tmp/x/p"), ["/tmp/x/lib", "/tmp/b"]);
+        assert_eq!(found("ls /tmp/*.c /tmp/$X ..", "/tmp/p"), ["/tmp"]);
+    }
+
+    #[test]
+    fn the_trees_are_those_that_a_run_has() {
+        assert_eq!(PRIVATE.iter().map(|(tree, _)| *tree).collect::<Vec<_>>(), OWN_TREES);
+    }
+}
