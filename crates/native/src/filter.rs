@@ -44,12 +44,13 @@ pub struct FilterSize {
     pub asked: usize,
 }
 
-/// The filter of a command; with `traced`, its reads are asked about too.
+/// The filter of a command; with `traced`, its reads are asked about too. `own_network` tells
+/// whether the network around is its own, also at level restricted.
 ///
 /// # Errors
 /// Never with the tables as they are; a test compiles them.
-pub fn command_filter(level: Level, traced: bool) -> Result<(Program, FilterSize), CompileError> {
-    let rules = command_rules(level, traced);
+pub fn command_filter(level: Level, traced: bool, own_network: bool) -> Result<(Program, FilterSize), CompileError> {
+    let rules = command_rules(level, traced, own_network);
     let size = FilterSize {
         refused: rules.iter().filter(|e| matches!(e.action, Action::Errno(_) | Action::KillProcess)).count(),
         asked: rules.iter().filter(|e| e.action == Action::Notify).count(),
@@ -59,8 +60,10 @@ pub fn command_filter(level: Level, traced: bool) -> Result<(Program, FilterSize
 
 /// Refusals first, then what the broker is asked, then the rest of socket(2):
 /// at level restricted the broker is asked about two of its families.
-fn command_rules(level: Level, traced: bool) -> Vec<Rule> {
-    let refused = refused_entries(level).map(Entry::rule);
+fn command_rules(level: Level, traced: bool, own_network: bool) -> Vec<Rule> {
+    let has_hosts = level == Level::Restricted && !own_network;
+    let of_hosts: &[Entry] = if has_hosts { base::SHARED_PORTS } else { &[] };
+    let refused = refused_entries(level).chain(of_hosts).map(Entry::rule);
     let asked = notify_table(level, traced).into_iter().map(|trap| asked_rule(&trap));
     refused.chain(asked).chain(base::SOCKETS_LAST.iter().map(Entry::rule)).collect()
 }
@@ -124,8 +127,8 @@ mod tests {
     #[test]
     fn every_table_compiles_and_every_entry_says_why() {
         for level in [Level::Full, Level::Restricted] {
-            let (program, size) = command_filter(level, false).unwrap();
-            let (longer, more) = command_filter(level, true).unwrap();
+            let (program, size) = command_filter(level, false, false).unwrap();
+            let (longer, more) = command_filter(level, true, false).unwrap();
             assert!(more.asked > size.asked && longer.len() > program.len());
             assert!(program.len() < 1000 && size.refused > 50 && size.asked > 20, "{size:?}");
             assert!(init_filter(level).unwrap().len() < 200);
@@ -145,7 +148,7 @@ mod tests {
     fn no_entry_is_out_of_reach() {
         for level in [Level::Full, Level::Restricted] {
             let mut closed = std::collections::BTreeSet::new();
-            for rule in command_rules(level, true) {
+            for rule in command_rules(level, true, false) {
                 assert!(!closed.contains(&rule.call), "{level}: {rule:?} is shadowed");
                 if rule.conditions.is_empty() {
                     closed.insert(rule.call);

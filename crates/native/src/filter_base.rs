@@ -290,6 +290,17 @@ pub(super) const INIT: &[Entry] = &[
     refuse(libc::SYS_restart_syscall, Action::Allow, SUPERVISES),
 ];
 
+const SHARES: &str = "a port that is shared takes connections that are for a server of the host";
+
+/// Without a network of its own: a server of the host that shares its port would share it with
+/// the run.
+pub(super) const SHARED_PORTS: &[Entry] = &[when(
+    libc::SYS_setsockopt,
+    &[Condition::equals(1, libc::SOL_SOCKET as u32), Condition::equals(2, libc::SO_REUSEPORT as u32)],
+    Action::Errno(libc::ENOPROTOOPT as u16),
+    SHARES,
+)];
+
 const LISTENS: &str = "makes sockets in the run's own network for the way out";
 
 /// At level full there is a network of the run's own.

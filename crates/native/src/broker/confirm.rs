@@ -47,16 +47,7 @@ impl Service {
         if place.special {
             return Ok(());
         }
-        // In a directory that was removed nothing has a name.
-        let mut now = match resolve::path_of(place.directory.fd.as_fd()) {
-            Err(Errno::NOENT) => return Ok(()),
-            other => other?,
-        };
-        if !now.ends_with(b"/") {
-            now.push(b'/');
-        }
-        now.extend_from_slice(place.name.as_bytes());
-        self.confirm_path(&now, decided, operation)
+        place.path_now()?.map_or(Ok(()), |now| self.confirm_path(&now, decided, operation))
     }
 
     /// As [`confirm_name`](Self::confirm_name), for a name that is at `now`.
@@ -219,9 +210,14 @@ impl Service {
             FileType::Directory => {
                 let now = Object::path_of(moved)?;
                 self.permit_carried_at(moved, &now)?;
-                self.permit_leading(moved, &now)
+                self.permit_leading(moved, &now)?;
+                self.permit_way_of_links(&now, &now)
             }
-            FileType::Symlink => self.permit_link_at(&Object::path_of(moved)?, Operation::Rename),
+            FileType::Symlink => {
+                let now = Object::path_of(moved)?;
+                self.permit_link_at(&now, Operation::Rename)?;
+                self.permit_way(&now, &resolve::link_text(moved.as_fd())?, Operation::Rename)
+            }
             _ => Ok(()),
         }
     }

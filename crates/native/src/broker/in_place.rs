@@ -172,7 +172,9 @@ impl Service {
         let path = file.place.path();
         let text = file.text(MAX_POINTER_BYTES)?;
         let is_known = match kind {
-            Kind::CommonDirectory => text.strip_suffix(b"\n").unwrap_or(&text) == b"../..",
+            Kind::CommonDirectory => {
+                text.strip_suffix(b"\n").unwrap_or(&text) == b"../.." && !self.names_in_any_work_tree(parent(&path))
+            }
             Kind::Number => text.trim_ascii_end().iter().all(u8::is_ascii_digit),
             Kind::WorkTree => self.permit_work_tree_of(&file.place, &path, &text)?,
             Kind::Judged(_) => false,
@@ -204,6 +206,14 @@ impl Service {
         // What it says was judged for this place.
         self.surveys.borrow_mut().pin(&path);
         Ok(())
+    }
+
+    /// Whether the settings of a repository name files from the top of each work tree: what is
+    /// there would be run or obeyed once `kept`, which it keeps of one, is complete.
+    fn names_in_any_work_tree(&self, kept: &[u8]) -> bool {
+        let Some(first) = &self.first else { return true };
+        let anywhere = join(kept, b"top");
+        self.surveys.borrow().names_in_work_tree(View::new(first.root.as_fd()), kept, &anywhere)
     }
 
     /// Whether the text of a `.git` file leads to what git keeps of another work tree or of a

@@ -123,7 +123,7 @@ impl Service {
     }
 
     /// Whether the run may read what is at `path`, also where links lead from there.
-    fn may_read(&self, path: &[u8]) -> bool {
+    pub(super) fn may_read(&self, path: &[u8]) -> bool {
         let reads = |path: &[u8]| self.powers.hides(path).is_none();
         let end = self.first.as_ref().and_then(|first| View::new(first.root.as_fd()).resolve_end(path));
         reads(path) && end.is_none_or(|end| reads(&end))
@@ -166,7 +166,7 @@ impl Service {
         {
             return Ok(simple(false, "core.worktree, which names a directory that is not this module's"));
         }
-        Ok(judge(file, &path, Before { first: &first, now, may_read: &|path| self.may_read(path) }, text))
+        Ok(judge(file, &path, Before { first: &first, now, may_fetch: &|place| self.may_fetch(place) }, text))
     }
 
     /// May what is at `place` go, where it is judged by what it says and no grant covers it? Not
@@ -180,7 +180,7 @@ impl Service {
         let lost = match content(&place.step()?, max_bytes(Judged::Settings))? {
             Some(now) => {
                 let first = self.first_settings.of(place, &now)?;
-                lost_with(path, Before { first: &first, now: &now, may_read: &|path| self.may_read(path) })
+                lost_with(path, Before { first: &first, now: &now, may_fetch: &|place| self.may_fetch(place) })
             }
             None => Some("what cannot be read".to_owned()),
         };
@@ -236,7 +236,7 @@ impl Service {
         let (view, repository) = (View::new(first.root.as_fd()), parent(path));
         let is_plain = |name: &[u8]| {
             let file = join(repository, name);
-            let before = Before { first: b"", now: b"", may_read: &|path| self.may_read(path) };
+            let before = Before { first: b"", now: b"", may_fetch: &|place| self.may_fetch(place) };
             let judged = |text: Vec<u8>| judge(SettingsFile::Repository, &file, before, &text) == Judgement::Harmless;
             !self.exists(&to_path(&file)) || view.read(&file, max_bytes(Judged::Settings)).is_some_and(judged)
         };

@@ -20,6 +20,7 @@
 //! | `pool` | what may block |
 //! | `ledger` | what was refused |
 //! | `programs` | what is about to run |
+//! | `ways` | links by which git would be led elsewhere |
 //! | `reads` | what a traced run reads |
 //! | `connects`, `requests` | what leads outside: connects, and what the door is asked for |
 //! | `confirm` | a second look at names that were made |
@@ -64,6 +65,7 @@ mod table;
 mod terminals;
 mod view;
 mod walk;
+mod ways;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;

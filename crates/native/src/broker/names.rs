@@ -156,10 +156,18 @@ impl Service {
         }
         if place.step().is_err() {
             self.permit_link_at(&path, Operation::Symlink)?;
+            self.permit_way(&path, text.to_bytes(), Operation::Symlink)?;
         }
         let directory = self.through(place, &path);
         symlinkat(text, &directory, place.name_as_written().as_c_str())?;
         self.confirm_new((place, directory.as_fd()), &path, Operation::Symlink)?;
+        // Others may have made meanwhile what it leads elsewhere.
+        if let Some(now) = place.path_now()?
+            && let Err(failure) = self.permit_way(&now, text.to_bytes(), Operation::Symlink)
+        {
+            let _ = unlinkat(&directory, &place.name, AtFlags::empty());
+            return Err(failure);
+        }
         Ok(Step::zero())
     }
 
@@ -300,9 +308,11 @@ impl Service {
         let kind = FileType::from_raw_mode(stat.st_mode);
         if kind == FileType::Symlink {
             self.permit_link_at(to, Operation::Rename)?;
+            self.permit_way(to, &resolve::link_text(moved.as_fd())?, Operation::Rename)?;
         }
         if kind == FileType::Directory {
             self.permit_above_work_tree(to, false, Operation::Rename)?;
+            self.permit_way_of_links(from, to)?;
         }
         self.permit_in_git(kind, Some(from), to, Operation::Rename)?;
         self.permit_carried(moved, from, to)
@@ -402,6 +412,7 @@ impl Service {
         self.permit_linked(&source.stat, &source.path, Operation::Link)?;
         if source.kind() == FileType::Symlink {
             self.permit_link_at(&to, Operation::Link)?;
+            self.permit_way(&to, &resolve::link_text(source.fd.as_fd())?, Operation::Link)?;
         }
         self.permit_in_git(source.kind(), None, &to, Operation::Link)?;
         // A guarded file has one name: what is written by another would change it.

@@ -110,6 +110,19 @@ impl Place {
         path
     }
 
+    /// Where the name is by now; nowhere in a directory that was removed.
+    pub fn path_now(&self) -> Result<Option<Vec<u8>>, Errno> {
+        let mut path = match resolve::path_of(self.directory.fd.as_fd()) {
+            Err(Errno::NOENT) => return Ok(None),
+            other => other?,
+        };
+        if !path.ends_with(b"/") {
+            path.push(b'/');
+        }
+        path.extend_from_slice(self.name.as_bytes());
+        Ok(Some(path))
+    }
+
     /// The name as it was written, for a call that minds the slash.
     pub fn name_as_written(&self) -> CString {
         if !self.slash || self.special {

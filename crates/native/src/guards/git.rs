@@ -119,17 +119,24 @@ impl NamedPlaces {
 /// leads to. `home` is what `~` means.
 pub(super) fn named_by_repository(view: View<'_>, repository: &[u8], top: &[u8], home: Option<&[u8]>) -> NamedPlaces {
     let common_file = join(repository, b"commondir");
-    let common = view.read_followed(&common_file, MAX_SETTINGS_BYTES).map(|text| at(repository, first_line(&text)));
+    let said = view.read_followed(&common_file, MAX_SETTINGS_BYTES).map(|text| at(repository, first_line(&text)));
+    // What git keeps of a work tree is of the repository above, also while it does not say so:
+    // a run may take that away, and somebody puts it back.
+    let above = common_of_work_tree(repository).map(<[u8]>::to_vec).filter(|above| said.as_ref() != Some(above));
+    let common: Vec<Vec<u8>> = said.into_iter().chain(above).collect();
     // Its own settings, hooks and pointers are refused by name. What links of such a
     // name lead to is not.
     let own: [&[u8]; 4] = [b"config", b"config.worktree", b"hooks", b"commondir"];
     let own = own.map(|name| join(repository, name));
     let mut places = NamedPlaces::default();
     places.any.extend(own.into_iter().filter(|path| view.is_link(path)));
-    if let Some(common) = &common {
+    for common in &common {
         places.any.extend([b"config" as &[u8], b"hooks"].map(|name| join(common, name)));
     }
-    let settings = [join(common.as_deref().unwrap_or(repository), b"config"), join(repository, b"config.worktree")];
+    let own = [repository.to_vec()];
+    let directories = if common.is_empty() { &own[..] } else { &common };
+    let mut settings: Vec<Vec<u8>> = directories.iter().map(|directory| join(directory, b"config")).collect();
+    settings.push(join(repository, b"config.worktree"));
     let mut tops = vec![top.to_vec(), repository.to_vec()];
     for file in &settings {
         let text = view.read_followed(file, MAX_SETTINGS_BYTES).unwrap_or_default();
@@ -142,6 +149,12 @@ pub(super) fn named_by_repository(view: View<'_>, repository: &[u8], top: &[u8],
         add_named_by_settings(view, &file, (&tops, home), 0, &mut places);
     }
     places
+}
+
+/// The repository whose `worktrees` hold the directory `kept`.
+pub(super) fn common_of_work_tree(kept: &[u8]) -> Option<&[u8]> {
+    let above = parent(kept);
+    (above.ends_with(b"/.git/worktrees")).then(|| parent(above))
 }
 
 /// What a `.git` file names: the directory of its repository.

@@ -4,8 +4,8 @@
 use rustix::fs::{FileType, Stat};
 use stockade_sys::Errno;
 
-use super::settings_judge::work_tree_of_module;
-use super::view::{View, join, parent};
+use super::settings_judge::{local_addresses, work_tree_of_module};
+use super::view::{View, at, join, parent};
 
 /// Longer ones lead nowhere.
 pub(crate) const MAX_POINTER_BYTES: u64 = 4096;
@@ -14,6 +14,8 @@ const MAX_SETTINGS_BYTES: u64 = 1 << 20;
 /// Directories of a module in which no other module is.
 const PARTS_OF_MODULE: &[&[u8]] =
     &[b"branches", b"hooks", b"info", b"lfs", b"logs", b"objects", b"refs", b"rr-cache", b"worktrees"];
+/// Names that are looked at in what a link leads to.
+const MAX_LOOKED_INTO: usize = 20_000;
 /// Names that are looked at for all that lead to one repository.
 const MAX_LOOKED_AT: usize = 500_000;
 
@@ -95,6 +97,76 @@ pub(crate) fn leads_out(view: View<'_>) -> Result<Option<Vec<u8>>, Errno> {
         }
     })?;
     Ok(found)
+}
+
+/// What leads git, by its text, along a way that `passes` a place: `.git` of a work tree,
+/// `gitdir` of what a repository keeps of one and, with `addresses`, a remote's on this machine.
+///
+/// # Errors
+/// Where the tree cannot be looked through, or is too large for that.
+pub(crate) fn leading_through(
+    view: View<'_>,
+    root: &[u8],
+    addresses: bool,
+    passes: &dyn Fn(&[u8]) -> bool,
+) -> Result<Option<Vec<u8>>, Errno> {
+    let mut found = None;
+    for_each_git(view, root, |directory, name, is_directory| {
+        let git = join(directory, name);
+        if !is_directory {
+            let text = view.read(&git, MAX_POINTER_BYTES).unwrap_or_default();
+            if text.strip_prefix(b"gitdir:").is_some_and(|place| passes(&at(directory, place.trim_ascii()))) {
+                found = Some(git);
+            }
+            return;
+        }
+        let trees = join(&git, b"worktrees");
+        let mut names = Vec::new();
+        // What cannot be listed cannot be followed either, and none is the rule.
+        let _ = view.list(&trees, |name, _| names.push(name.to_vec()));
+        for kept in names.iter().map(|name| join(&trees, name)) {
+            let file = join(&kept, b"gitdir");
+            let text = view.read(&file, MAX_POINTER_BYTES).unwrap_or_default();
+            if !text.is_empty() && passes(&at(&kept, text.trim_ascii())) {
+                found = Some(file);
+            }
+        }
+        if addresses {
+            let settings = join(&git, b"config");
+            let text = view.read(&settings, MAX_SETTINGS_BYTES).unwrap_or_default();
+            if local_addresses(&settings, &text).iter().any(|place| passes(place)) {
+                found = Some(settings);
+            }
+        }
+    })?;
+    Ok(found)
+}
+
+/// Whether a link to the directory `top` could lead git from one repository to another: one is
+/// in it, or a link to a directory, or more than is looked through. With `only_links` a
+/// repository does not count.
+pub(crate) fn may_lead_elsewhere(view: View<'_>, top: &[u8], only_links: bool) -> bool {
+    let (mut waiting, mut seen) = (vec![top.to_vec()], 0);
+    let is_directory =
+        |path: &[u8]| view.stat(path).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory);
+    while let Some(directory) = waiting.pop() {
+        let (mut links, mut has_git) = (Vec::new(), false);
+        let listed = view.list(&directory, |name, kind| {
+            seen += 1;
+            has_git |= kind == FileType::Directory && super::fold(name).as_ref() == b".git";
+            match kind {
+                FileType::Directory | FileType::Unknown => waiting.push(join(&directory, name)),
+                FileType::Symlink => links.push(join(&directory, name)),
+                _ => {}
+            }
+        });
+        let leads = |link: &Vec<u8>| view.resolve_end(link).is_some_and(|end| is_directory(&end));
+        let is_closed = matches!(listed, Err(errno) if !matches!(errno, Errno::NOENT | Errno::NOTDIR | Errno::ACCESS));
+        if is_closed || has_git && !only_links || seen > MAX_LOOKED_INTO || links.iter().any(leads) {
+            return true;
+        }
+    }
+    false
 }
 
 /// Whether the text of a `.git` file leads to a place beneath the root of the view, wherever

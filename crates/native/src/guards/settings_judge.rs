@@ -41,16 +41,15 @@ pub(crate) struct Before<'t> {
     pub first: &'t [u8],
     /// What is in their place just now.
     pub now: &'t [u8],
-    /// Whether the run may read at an absolute path: git would fetch from there what it
-    /// may not.
-    pub may_read: &'t dyn Fn(&[u8]) -> bool,
+    /// Whether the run may read all that git would fetch from an absolute path, now and later.
+    pub may_fetch: &'t dyn Fn(&[u8]) -> bool,
 }
 
 /// The same, with the settings read.
 struct Known<'t> {
     first: Vec<Setting>,
     now: Vec<Setting>,
-    may_read: &'t dyn Fn(&[u8]) -> bool,
+    may_fetch: &'t dyn Fn(&[u8]) -> bool,
 }
 
 /// Judges the text `new`, which is to be the settings at `path` in the place of those before.
@@ -60,7 +59,7 @@ pub(crate) fn judge(file: SettingsFile, path: &[u8], before: Before<'_>, new: &[
         return unreadable("a change of settings that cannot be read for sure");
     };
     let Some(found) = settings(new) else { return unreadable("settings that cannot be read for sure") };
-    let known = Known { first, now, may_read: before.may_read };
+    let known = Known { first, now, may_fetch: before.may_fetch };
     if let Some(lost) = lost(file, path, &known, &found) {
         // Nothing changes instead: what goes with it means nothing alone.
         let what = format!("{} taken away", lost.name());
@@ -85,7 +84,7 @@ pub(crate) fn lost_with(path: &[u8], before: Before<'_>) -> Option<String> {
         return Some("settings that cannot be read for sure".to_owned());
     };
     let kept: Vec<Setting> = now.iter().filter(|setting| is_remote_address(setting)).cloned().collect();
-    let known = Known { first, now, may_read: before.may_read };
+    let known = Known { first, now, may_fetch: before.may_fetch };
     lost(SettingsFile::Repository, path, &known, &kept).map(Setting::name)
 }
 
@@ -164,6 +163,8 @@ fn is_harmless(setting: &Setting, path: &[u8], known: &Known<'_>, found: &[Setti
     let is_beside = name(path) == b"config.worktree";
     match (setting.section.as_str(), setting.subsection.as_deref()) {
         ("branch" | "remote" | "submodule", _) if is_beside => false,
+        // The person's own signature is not given up.
+        ("commit" | "tag", None) if is_changed(setting, known) => false,
         (section, None) => is_harmless_alone(section, &setting.key, value, path),
         ("branch", Some(branch)) => is_branch(branch) && is_harmless_branch(setting, known, found),
         ("remote", Some(remote)) => {
@@ -200,7 +201,9 @@ fn is_harmless_alone(section: &str, key: &str, value: &[u8], path: &[u8]) -> boo
         ("extensions", "objectformat") => value == b"sha1",
         ("branch", "autosetupmerge" | "autosetuprebase") => is_word(value),
         ("pull", "rebase" | "ff") => is_word(value),
-        ("push", "default" | "autosetupremote" | "followtags") => is_word(value),
+        // The others push more branches than the one, or to what was set for it.
+        ("push", "default") => matches!(value, b"simple" | b"current" | b"nothing"),
+        ("push", "autosetupremote" | "followtags") => is_word(value),
         ("merge", "conflictstyle" | "ff" | "stat" | "renames" | "log") => is_word(value),
         ("rebase", "autostash" | "autosquash" | "updaterefs" | "stat") => is_bool(value),
         ("fetch", "prune" | "prunetags" | "parallel" | "writecommitgraph") => is_word(value),
@@ -222,10 +225,19 @@ fn is_harmless_branch(setting: &Setting, known: &Known<'_>, found: &[Setting]) -
     let value = setting.value.as_deref().unwrap_or(b"true");
     match setting.key.as_str() {
         "remote" => (value == b"." || is_nick(value)) && goes_on(setting, value, known, found),
-        "merge" => value.strip_prefix(b"refs/").is_some_and(is_branch),
+        "merge" => {
+            let is_pushed_to = pushes_upstream(known) && is_changed(setting, known);
+            value.strip_prefix(b"refs/").is_some_and(is_branch) && !is_pushed_to
+        }
         "rebase" => matches!(value, b"merges" | b"interactive") || is_bool(value),
         _ => false,
     }
+}
+
+/// Whether the person has set that a push goes to the branch that is named for pulling.
+fn pushes_upstream(known: &Known<'_>) -> bool {
+    let upstream = |value: &Option<Vec<u8>>| matches!(value.as_deref(), Some(b"upstream" | b"tracking"));
+    known.first.iter().any(|s| (s.section.as_str(), s.key.as_str()) == ("push", "default") && upstream(&s.value))
 }
 
 /// Whether a branch goes to the same place as before, which may have another name now, or to
@@ -262,9 +274,14 @@ fn leads_on(setting: &Setting, path: &[u8], known: &Known<'_>) -> bool {
     if !matches!(setting.key.as_str(), "url" | "pushurl") {
         return true;
     }
-    let Some(local) = local_place(path, value) else { return !value.starts_with(b"file:") };
-    // Git looks at each of these (setup.c).
-    [&b""[..], b".git", b"/.git"].iter().all(|end| (known.may_read)(&[&local[..], end].concat()))
+    local_place(path, value).map_or_else(|| !value.starts_with(b"file:"), |local| (known.may_fetch)(&local))
+}
+
+/// Places on this machine that the remotes in the settings `text` at `path` are at.
+pub(super) fn local_addresses(path: &[u8], text: &[u8]) -> Vec<Vec<u8>> {
+    let found = settings(text).unwrap_or_default();
+    let of_remotes = found.iter().filter(|setting| setting.section == "remote" && is_address_key(&setting.key));
+    of_remotes.filter_map(|setting| local_place(path, setting.value.as_deref()?)).collect()
 }
 
 /// The place on this machine that an address in the settings at `path` says, by its text.
@@ -473,7 +490,7 @@ mod tests {
 
     fn judged(path: &str, old: &str, new: &str) -> Judgement {
         let before =
-            Before { first: old.as_bytes(), now: old.as_bytes(), may_read: &|path| !path.starts_with(b"/hidden") };
+            Before { first: old.as_bytes(), now: old.as_bytes(), may_fetch: &|path| !path.starts_with(b"/hidden") };
         let file = if path.ends_with("modules") { SettingsFile::Modules } else { SettingsFile::Repository };
         judge(file, path.as_bytes(), before, new.as_bytes())
     }
@@ -582,16 +599,31 @@ mod tests {
             "[pager]\nlog=x",
             "[browser \"x\"]\ncmd=y",
             "[safe]\ndirectory=*",
+            "[push]\ndefault=upstream",
+            "[push]\ndefault=matching",
         ] {
             check(added, false);
         }
     }
 
     #[test]
+    fn a_push_and_a_signature_stay_what_the_person_set() {
+        let first = "[push]\n\tdefault = upstream\n[commit]\n\tgpgsign = true\n[branch \"m\"]\n\tremote = o\n\tmerge = refs/heads/m\n";
+        let is_harmless = |new: &str| {
+            let before = Before { first: first.as_bytes(), now: first.as_bytes(), may_fetch: &|_| true };
+            judge(SettingsFile::Repository, b"/w/.git/config", before, new.as_bytes()) == Judgement::Harmless
+        };
+        assert!(is_harmless(first) && is_harmless(&format!("{first}[branch \"n\"]\nmerge = refs/heads/n\n")));
+        assert!(!is_harmless(&first.replace("refs/heads/m", "refs/heads/production")));
+        assert!(!is_harmless(&first.replace("gpgsign = true", "gpgsign = false")));
+        assert!(is_harmless(&format!("{first}[tag]\ngpgsign = false\n")), "nothing was set");
+    }
+
+    #[test]
     fn remotes_of_the_person_stay_where_they_are() {
         let first = "[remote \"o\"]\n\turl = https://a\n\tfetch = +refs/heads/*:refs/remotes/o/*\n[branch \"m\"]\n\tremote = o\n";
         let judged = |now: &str, new: &str| {
-            let before = Before { first: first.as_bytes(), now: now.as_bytes(), may_read: &|_| true };
+            let before = Before { first: first.as_bytes(), now: now.as_bytes(), may_fetch: &|_| true };
             judge(SettingsFile::Repository, b"/w/.git/config", before, new.as_bytes()) == Judgement::Harmless
         };
         let renamed = "[remote \"n\"]\n\turl = https://a\n\tfetch = +refs/heads/*:refs/remotes/o/*\n[branch \"m\"]\n\tremote = o\n";

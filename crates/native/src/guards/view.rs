@@ -30,7 +30,7 @@ pub(crate) struct View<'a> {
 
 /// The way from a link to its end.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Chain {
+pub(crate) struct Chain {
     /// The links after the first one, in the order they are met.
     pub links: Vec<Vec<u8>>,
     /// The path of what the last link leads to; its parents hold no link.
@@ -59,7 +59,7 @@ impl<'a> View<'a> {
     }
 
     /// What is known of the object at `path`; of a link, the link.
-    pub(super) fn stat(self, path: &[u8]) -> Result<Stat, Errno> {
+    pub(crate) fn stat(self, path: &[u8]) -> Result<Stat, Errno> {
         fstat(self.open(path, OFlags::PATH)?)
     }
 
@@ -120,7 +120,7 @@ impl<'a> View<'a> {
     }
 
     /// The same for any absolute path, whose links are all followed.
-    pub(super) fn resolve(self, path: &[u8]) -> Option<Chain> {
+    pub(crate) fn resolve(self, path: &[u8]) -> Option<Chain> {
         self.walk(Vec::new(), components(path))
     }
 
@@ -204,7 +204,7 @@ pub(crate) fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
 
 /// `path`, taken from `directory` where it is relative. Its `..` stay: what they mean
 /// depends on the links before them.
-pub(super) fn at(directory: &[u8], path: &[u8]) -> Vec<u8> {
+pub(crate) fn at(directory: &[u8], path: &[u8]) -> Vec<u8> {
     if path.starts_with(b"/") { path.to_vec() } else { join(directory, path) }
 }
 

@@ -57,7 +57,7 @@ impl Command {
             // Without a view of its own the run must be told where to write.
             environment.insert("TMPDIR".to_owned(), directory.to_owned().into());
         }
-        let (filter, filter_size) = command_filter(plan.level, outfit.asks_reads(plan))?;
+        let (filter, filter_size) = command_filter(plan.level, outfit.asks_reads(plan), outfit.own_network)?;
         Ok(Self {
             candidates,
             arguments: words(plan)?,

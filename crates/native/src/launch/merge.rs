@@ -14,9 +14,12 @@ use stockade_sys::resolve::DescriptorPath;
 use super::layout::{Attachment, Merged, Overlay, Spot};
 use super::step::{Site, open_plain, verify};
 
-/// How often an upper directory that is still mounted is tried again, and how long after.
-const BUSY_RETRIES: u32 = 400;
-const BUSY_RETRY_DELAY: Timespec = Timespec { tv_sec: 0, tv_nsec: 250_000 };
+/// How often an upper directory that is still mounted is tried again, and how long after: soon
+/// at first, and then for some seconds, which a busy machine may need.
+const BUSY_RETRIES: u32 = 600;
+const SOON_RETRIES: u32 = 400;
+const SOON_DELAY: Timespec = Timespec { tv_sec: 0, tv_nsec: 250_000 };
+const LATER_DELAY: Timespec = Timespec { tv_sec: 0, tv_nsec: 15_000_000 };
 
 /// Makes an overlay that is attached later. Where there can be none now, the directory stays
 /// as the root shows it, read-only.
@@ -77,12 +80,12 @@ pub(super) fn attach_merged(site: &mut Site<'_>, attachment: &Attachment, merged
 /// The run before may be over while the kernel still takes its mounts away: these are
 /// waited for.
 fn lay_over_when_free(lower: &Spot, overlay: &Overlay) -> Result<OwnedFd, Errno> {
-    for _ in 0..BUSY_RETRIES {
+    for attempt in 0..BUSY_RETRIES {
         match lay_over(lower, overlay, c"on") {
             Err(Errno::BUSY) => {}
             other => return other,
         }
-        let _ = nanosleep(&BUSY_RETRY_DELAY);
+        let _ = nanosleep(if attempt < SOON_RETRIES { &SOON_DELAY } else { &LATER_DELAY });
     }
     lay_over(lower, overlay, c"on")
 }
