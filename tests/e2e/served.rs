@@ -91,7 +91,8 @@ def server(address, at, family=socket.AF_INET, kind=socket.SOCK_STREAM):
     def make():
         it = socket.socket(family, kind)
         it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try: it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        except OSError: pass
         it.bind((address, at))
         if kind == socket.SOCK_STREAM: it.listen()
         return it
@@ -146,7 +147,8 @@ import os, socket, sys, threading, time
 def listener(port):
     it = socket.socket()
     it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try: it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    except OSError: pass
     it.bind(('127.0.0.1', port))
     it.listen()
     return it
@@ -216,5 +218,42 @@ fn a_host_server_that_takes_the_port_of_a_run_is_not_talked_to() {
         assert!(times > 0, "the host never had the port");
         assert!(!heard.load(Ordering::SeqCst), "{}", output.text());
         drop(TcpStream::connect((Ipv4Addr::LOCALHOST, port)));
+    }
+}
+
+/// A server that shares its port, if it may, until a file is there.
+const SHARING: &str = r#"
+import os, socket, time
+it = socket.socket()
+try: it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+except OSError: pass
+it.bind(('127.0.0.1', 0)); it.listen()
+try: it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+except OSError: pass
+open('port.new', 'w').write(str(it.getsockname()[1])); os.rename('port.new', 'port')
+until = time.time() + 60
+while not os.path.exists('enough') and time.time() < until: time.sleep(0.02)
+"#;
+
+/// A later server of the host that shares its port would share its connections with the run.
+#[test]
+fn a_server_of_the_run_shares_its_port_with_nobody() {
+    // The kernel lets servers of one user share, so only a run as the harness's own tells.
+    for is_sandboxed in [true, false] {
+        let world = World::new(User::available()[0]);
+        world.file("ws/sharing.py", SHARING);
+        let program = ["/usr/bin/python3", "sharing.py"];
+        let command = if is_sandboxed { world.stockade(&RESTRICTED, &program) } else { world.bare(&program) };
+        let run = Running::start(&world.account, &command).unwrap();
+        let at = world.workspace().join("port");
+        eventually("it does not serve", || at.exists());
+        let port: u16 = std::fs::read_to_string(&at).unwrap().parse().unwrap();
+        for address in [Ipv4Addr::LOCALHOST, Ipv4Addr::UNSPECIFIED] {
+            let host = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+            set_socket_reuseport(&host, true).unwrap();
+            assert_eq!(bind(&host, &SocketAddr::from((address, port))).is_err(), is_sandboxed, "{address}");
+        }
+        world.file("ws/enough", "");
+        assert_eq!(run.finish().unwrap().ended, Ended::Code(0));
     }
 }
