@@ -15,7 +15,7 @@ const MAX_SETTINGS_BYTES: u64 = 1 << 20;
 const PARTS_OF_MODULE: &[&[u8]] =
     &[b"branches", b"hooks", b"info", b"lfs", b"logs", b"objects", b"refs", b"rr-cache", b"worktrees"];
 /// Names that are looked at in what a link leads to.
-const MAX_LOOKED_INTO: usize = 20_000;
+const MAX_LOOKED_INTO: usize = 4_000;
 /// Names that are looked at for all that lead to one repository.
 const MAX_LOOKED_AT: usize = 500_000;
 
