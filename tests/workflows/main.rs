@@ -2,11 +2,12 @@
 //! refused on the way. Each workflow has a control without a sandbox.
 //!
 //! ```text
-//! cargo test -p stockade-tests --test workflows -- [FILTER] [--list] [--everywhere]
+//! cargo test -p stockade-tests --test workflows -- [FILTER] [--list] [--everywhere] [--peers]
 //! ```
 //! A task is named `WORKFLOW/USER/PLACE/LEVEL` or `WORKFLOW/control`; FILTER is a part of that,
 //! or several, parted by commas. `STOCKADE_BIN` names the program to test. A workspace below the
-//! home is tried at both levels; with `--everywhere` one in `/tmp` and one in `/srv` besides.
+//! home is tried at both levels; with `--everywhere` one in `/tmp` and one in `/srv` besides, with
+//! `--peers` in neighbouring sandboxes.
 #![allow(missing_docs, reason = "a test binary has no users")]
 #![allow(clippy::disallowed_methods, reason = "starting programs without a sandbox is what controls are")]
 
@@ -15,6 +16,7 @@ mod rows_git;
 mod rows_hinted;
 mod rows_scripts;
 mod rows_serve;
+mod way;
 mod workflow;
 mod world;
 
@@ -27,6 +29,7 @@ use stockade_testkit::suite::{DECLARED, FAILED, PASSED, UNAVAILABLE, play};
 use stockade_testkit::{Ended, Output, User};
 use stockade_tests::Level;
 
+use crate::way::{Peer, Way};
 use crate::workflow::{Became, Workflow};
 use crate::world::Place;
 
@@ -41,37 +44,40 @@ fn main() -> ExitCode {
     })
 }
 
-/// A workflow as a user somewhere, at a level, or without a sandbox.
+/// A workflow as a user somewhere.
 struct Task {
     workflow: Workflow,
     user: User,
     place: Place,
-    level: Option<Level>,
+    way: Way,
 }
 
 impl fmt::Display for Task {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.level {
-            None => write!(f, "{}/control", self.workflow.id),
-            Some(level) => {
-                write!(f, "{}/{}/{}/{}", self.workflow.id, self.user.word(), self.place.word(), level.word())
-            }
+        let (id, user, place) = (self.workflow.id, self.user.word(), self.place.word());
+        match self.way {
+            Way::Bare => write!(f, "{id}/control"),
+            Way::Sandboxed(level) => write!(f, "{id}/{user}/{place}/{}", level.word()),
+            Way::Peer(peer) => write!(f, "{id}/{user}/{place}/{}", peer.word()),
         }
     }
 }
 
-fn tasks(everywhere: bool) -> Vec<Task> {
+fn tasks(everywhere: bool, peers: bool) -> Vec<Task> {
     let all = [rows_build::ALL, rows_git::ALL, rows_hinted::ALL, rows_scripts::ALL, rows_serve::ALL].concat();
     let mut tasks = Vec::new();
     for workflow in all {
-        let mut add = |user, place, level| tasks.push(Task { workflow, user, place, level });
-        add(User::Ordinary, Place::Home, None);
+        let mut add = |user, place, way| tasks.push(Task { workflow, user, place, way });
+        add(User::Ordinary, Place::Home, Way::Bare);
         for user in User::available() {
-            add(user, Place::Home, Some(Level::Full));
-            add(user, Place::Home, Some(Level::Restricted));
+            add(user, Place::Home, Way::Sandboxed(Level::Full));
+            add(user, Place::Home, Way::Sandboxed(Level::Restricted));
             if everywhere {
-                add(user, Place::Temporary, Some(Level::Full));
-                add(user, Place::Served, Some(Level::Full));
+                add(user, Place::Temporary, Way::Sandboxed(Level::Full));
+                add(user, Place::Served, Way::Sandboxed(Level::Full));
+            }
+            for peer in Peer::ALL.into_iter().filter(|_| peers && !workflow.hinted) {
+                add(user, Place::Home, Way::Peer(peer));
             }
         }
     }
@@ -81,14 +87,14 @@ fn tasks(everywhere: bool) -> Vec<Task> {
 fn run(arguments: &[String]) -> Result<ExitCode> {
     let has = |flag: &str| arguments.iter().any(|a| a == flag);
     let filter = arguments.iter().find(|a| !a.starts_with('-')).cloned().unwrap_or_default();
-    let mut tasks = tasks(has("--everywhere"));
+    let mut tasks = tasks(has("--everywhere"), has("--peers"));
     tasks.retain(|task| filter.split(',').any(|part| task.to_string().contains(part)));
     if has("--list") {
         tasks.iter().for_each(|task| println!("{task}: test"));
         return Ok(ExitCode::SUCCESS);
     }
     let tally = play(tasks, PARALLEL, |task| {
-        let (code, text) = match task.workflow.play(task.user, task.place, task.level)? {
+        let (code, text) = match task.workflow.play(task.user, task.place, task.way)? {
             Became::Passed => (PASSED, String::new()),
             Became::Failed(why) => (FAILED, why),
             Became::NotRun(why) => (UNAVAILABLE, why),

@@ -5,6 +5,7 @@ use serde_json::Value;
 use stockade_testkit::{Ended, User};
 use stockade_tests::Level;
 
+use crate::way::Way;
 use crate::world::{Place, World};
 
 /// Work that a person does with a tool.
@@ -44,11 +45,11 @@ impl Workflow {
         does_without: &[],
     };
 
-    /// Plays it; without a level, without a sandbox.
+    /// Plays it.
     ///
     /// # Errors
     /// Where nothing could be made ready.
-    pub fn play(&self, user: User, place: Place, level: Option<Level>) -> Result<Became> {
+    pub fn play(&self, user: User, place: Place, way: Way) -> Result<Became> {
         let world = World::new(user, place)?;
         if let Some(missing) = self.needs.iter().find(|program| !world.has(program)) {
             return Ok(Became::NotRun(format!("there is no {missing}")));
@@ -58,7 +59,7 @@ impl Workflow {
         }
         // A run has a `/tmp` of its own, in which nothing lies beside its workspace.
         let is_apart =
-            place == Place::Temporary && level.is_some() && [self.work, self.before].concat().contains("../");
+            place == Place::Temporary && way != Way::Bare && [self.work, self.before].concat().contains("../");
         if is_apart && self.hinted {
             return Ok(Became::NotRun("what runs write beside a workspace in /tmp is gone with them".to_owned()));
         }
@@ -67,12 +68,19 @@ impl Workflow {
         if before.ended != Ended::Code(0) {
             return Ok(Became::Failed(format!("it cannot be made ready: {}", before.text())));
         }
-        let told = match level {
-            None => {
+        let told = match way {
+            Way::Bare => {
                 let output = world.bare(&script(self.work))?;
                 (output.ended != Ended::Code(0)).then(|| output.text())
             }
-            Some(level) => {
+            Way::Peer(peer) if peer.program().is_none() => {
+                return Ok(Became::NotRun(format!("{} is not installed", peer.word())));
+            }
+            Way::Peer(peer) => {
+                let output = world.peer(peer, &script(self.work))?;
+                (output.ended != Ended::Code(0)).then(|| output.text())
+            }
+            Way::Sandboxed(level) => {
                 let grants = match (self.hinted, is_apart) {
                     (true, _) => hinted(&world, level, &script(self.work))?,
                     (false, true) => Ok(vec![format!("read {}", world.around().display())]),
@@ -86,7 +94,7 @@ impl Workflow {
         };
         if let Some(told) = told {
             return Ok(match self.refused {
-                Some((at, why)) if Some(at) == level => Became::Refused(why.to_owned()),
+                Some((at, why)) if Some(at) == way.level() => Became::Refused(why.to_owned()),
                 _ => Became::Failed(told),
             });
         }

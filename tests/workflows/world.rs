@@ -11,6 +11,8 @@ use stockade_testkit::{Account, Command, Output, User, run_as};
 use stockade_tests::Level;
 use tempfile::TempDir;
 
+use crate::way::Peer;
+
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
 /// What everybody has who works with these tools.
 const SETTINGS: &str = "[user]\n\tname = Dev\n\temail = dev@example.invalid\n[init]\n\tdefaultBranch = main\n";
@@ -98,6 +100,12 @@ impl World {
     pub fn stockade(&self, level: Level, options: &[String], script: &str) -> Result<Output> {
         let options: Vec<&str> = ["--json"].into_iter().chain(options.iter().map(String::as_str)).collect();
         self.sandboxed(level, &options, script)
+    }
+
+    /// Runs a script in a neighbour's sandbox.
+    pub fn peer(&self, peer: Peer, script: &str) -> Result<Output> {
+        let words = peer.command(&self.workspace(), script)?;
+        self.run(self.command(words.iter().map(String::as_str))?)
     }
 
     /// The same, told in words.

@@ -191,7 +191,6 @@ impl Backend for NativeBackend {
         let precaution = staging.as_ref().map(Staging::precaution).transpose()?.flatten();
         let mut powers = self.powers(plan, &launching, lease.as_ref());
         powers.read_late(&outfit.late);
-        let asks_reads = powers.asks_reads();
         let broker = Broker::begin_with(powers, plan.level, (precaution, recorder), sink).map_err(unbrokered)?;
         let terms = self.led(terms(plan, (edge, published, self.resolver.clone()), &broker, &told));
         let keeper = Keeper::begin(outside, told)?;
@@ -207,7 +206,7 @@ impl Backend for NativeBackend {
         // Where there is no namespace the init has to find them one by one.
         let group = guard.group().filter(|_| plan.level != Level::Full);
         let watch = Arc::new(Mutex::new(guard.watch(launched.init_pid(), hold)));
-        let layer = broker_layer(broker.traits(), (hold, can_hold), asks_reads);
+        let layer = broker_layer(broker.traits(), (hold, can_hold), outfit.asks_reads(plan));
         enforced.layers.insert("broker".to_owned(), layer);
         enforced.layers.insert("network".to_owned(), way_out::layer(plan));
         if staging.as_ref().is_some_and(|staging| staging.overlay().is_none()) {

@@ -16,6 +16,8 @@ use crate::guards::{GuardedNames, fold};
 use crate::programs::Programs;
 use crate::reach::Reach;
 
+mod late;
+
 /// The powers of one attempt.
 #[derive(Clone, Debug)]
 pub struct Powers {
@@ -153,28 +155,6 @@ impl Powers {
     /// Adds paths that somebody agreed to, as a grant for writing does.
     pub(crate) fn agree(&mut self, paths: impl IntoIterator<Item = PathBuf>) {
         self.writable.extend(paths.into_iter().map(|path| normal(&path)));
-    }
-
-    /// Names writable roots that the kernel does not let the run read.
-    pub(crate) fn read_late(&mut self, roots: &[PathBuf]) {
-        self.late.extend(roots.iter().map(|root| normal(root)));
-    }
-
-    /// Whether the broker is asked about each open for reading.
-    pub(crate) fn asks_reads(&self) -> bool {
-        self.traced || !self.late.is_empty()
-    }
-
-    /// Whether it opens some of what is read.
-    pub(crate) fn reads_late(&self) -> bool {
-        !self.late.is_empty()
-    }
-
-    /// Whether the broker opens what is at `path` for reading: the run may, and the kernel does
-    /// not let it.
-    pub(crate) fn is_read_late(&self, path: &[u8]) -> bool {
-        let mut roots = self.late.iter().chain(&self.added);
-        roots.any(|root| covers(root, path)) && self.hides(path).is_none()
     }
 
     /// Names writable roots that did not exist when the sandbox's root was

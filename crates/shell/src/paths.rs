@@ -483,13 +483,11 @@ pub(crate) fn place(path: &[u8], context: &Context) -> Place {
         return Place::Home;
     }
     // What lies beside the workspace is a person's as well: `/srv/app` and `/srv/lib`.
-    let around = workspace.iter().rposition(|b| *b == b'/').map(|end| &workspace[..end]);
-    if around.is_some_and(|around| !around.is_empty() && strip(path, around).is_some()) {
-        return Place::Elsewhere;
-    }
+    let around = workspace.iter().rposition(|b| *b == b'/').filter(|end| *end > 0);
+    let is_beside = around.is_some_and(|end| strip(path, &workspace[..end]).is_some());
     let top = path.split(|b| *b == b'/').nth(1).unwrap_or_default();
-    let globbed = top.iter().any(|b| matches!(b, b'*' | b'?' | b'['));
-    if globbed || SYSTEM_TOPS.iter().any(|t| t.as_bytes() == top) { Place::System } else { Place::Elsewhere }
+    let is_system = SYSTEM_TOPS.iter().any(|t| t.as_bytes() == top) || top.iter().any(|b| b"*?[".contains(b));
+    if is_system && !is_beside { Place::System } else { Place::Elsewhere }
 }
 
 /// How private an absolute path's content is, if it is.

@@ -70,7 +70,7 @@ impl Outfit {
     }
 
     /// Whether the broker is asked about each open for reading.
-    pub(super) fn asks_reads(&self, plan: &Plan) -> bool {
+    pub(crate) fn asks_reads(&self, plan: &Plan) -> bool {
         plan.profile.filesystem.trace || !self.late.is_empty()
     }
 
