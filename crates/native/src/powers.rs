@@ -81,6 +81,10 @@ pub type Probe<'a> = &'a dyn Fn(&Path) -> bool;
 /// How a file begins that a broker moves to a guarded name in the next moment. It has no
 /// other name by then and nobody holds it open, whatever the grants of another run are.
 pub(crate) const MOMENTARY: &str = ".stockade-install-";
+/// How a name begins that undo uses for a moment, as well beside guarded names.
+pub(crate) const UNDO_PREFIX: &str = ".stockade-undo-";
+/// How all names begin that are on their way to others.
+const PASSING: [&str; 3] = [MOMENTARY, UNDO_PREFIX, stockade_files::INCOMING_PREFIX];
 
 /// Trees whose files are the kernel's own knobs: no grant opens them.
 const KERNEL_TREES: [&[u8]; 2] = [b"/proc", b"/sys"];
@@ -525,8 +529,7 @@ impl Powers {
 /// Whether `path` is on its way to another name beneath `root`: nobody else has a use for it.
 fn is_momentary(root: &[u8], path: &[u8]) -> bool {
     let beneath = path.get(root.len()..).unwrap_or_default();
-    let passing = [MOMENTARY, stockade_files::INCOMING_PREFIX].map(str::as_bytes);
-    beneath.split(|b| *b == b'/').any(|name| passing.iter().any(|prefix| fold(name).starts_with(prefix)))
+    beneath.split(|b| *b == b'/').any(|name| PASSING.iter().any(|prefix| fold(name).starts_with(prefix.as_bytes())))
 }
 
 fn outside(path: &[u8]) -> Refusal {

@@ -101,6 +101,7 @@ fn decisions() {
         (Write, "/home/u/.ssh/known_hosts", "outside every writable root | write /home/u/.ssh/known_hosts"),
         (Link, "/ws/.stockade-install-1", "a file that Stockade is putting into its place | -"),
         (Link, "/ws/a/.Stockade-INSTALL-1", "a file that Stockade is putting into its place | -"),
+        (Write, "/ws/.stockade-undo-req_1-0", "a file that Stockade is putting into its place | -"),
         (Link, "/ws/.stockade-incoming-1/a/b", "a file that Stockade is putting into its place | -"),
         (Create, "/ws/stockade-incoming-1", "allow"),
     ] {
