@@ -8,10 +8,12 @@ use stockade_files::object::{Kind, Object, Time, entries, os, same_content};
 use stockade_sys::Errno;
 
 use super::guard::Guard;
+use super::guarded::GuardedBefore;
 use super::journal::{Before, Entry, Journal, ObjectKey, key_of};
 use super::keep::slot_name;
 use super::recorder::join;
 use super::store::{UndoError, UndoRun};
+use crate::powers::UNDO_PREFIX;
 use crate::stage::PathError;
 
 /// Conflicts that are named.
@@ -41,6 +43,9 @@ pub enum Conflict {
     /// What was there is not kept and not found.
     #[error("what was there was moved by the run, and is gone since")]
     Lost,
+    /// It is still there by another name, by which others may have changed it.
+    #[error("what was there was moved to where other runs could change it")]
+    Unproven,
     /// Something has made it mean more than before.
     #[error("it would be run or obeyed there now, and was not before the run: {0}")]
     Guarded(String),
@@ -126,6 +131,9 @@ pub(super) struct Comparing<'r> {
     pub names: HashMap<ObjectKey, Vec<Vec<u8>>>,
     pub newer: Vec<Vec<u8>>,
     pub guard: Guard,
+    pub guarded_before: GuardedBefore,
+    /// Directories that are no repositories any more.
+    pub closed: Vec<Vec<u8>>,
 }
 
 impl UndoRun {
@@ -169,7 +177,7 @@ impl UndoRun {
 
     /// How names begin that only the restoring of this run uses.
     pub(super) fn prefix(&self) -> String {
-        format!(".stockade-undo-{}", self.meta.request.as_str())
+        format!("{UNDO_PREFIX}{}", self.meta.request.as_str())
     }
 
     pub(super) fn slot(&self, slot: u32) -> Result<Option<Object>, Errno> {
@@ -195,7 +203,12 @@ impl<'r> Comparing<'r> {
         let (journal, was_killed) = run.settled()?;
         let end = journal.end.unwrap_or_default();
         let guard = Guard::new(run)?;
-        let mut comparing = Self { run, journal, end, names: HashMap::new(), newer: Vec::new(), guard };
+        let mut guarded_before = GuardedBefore::new(run.meta.workspace.as_path(), &run.meta.protect);
+        guarded_before.add(&journal.guarded, &journal.repositories);
+        let (names, newer) = (HashMap::new(), Vec::new());
+        let closed = Vec::new();
+        let mut comparing = Self { run, journal, end, names, newer, guard, guarded_before, closed };
+        comparing.closed = comparing.closed_repositories();
         comparing.find_names()?;
         Ok((comparing, was_killed))
     }
@@ -353,7 +366,9 @@ impl<'r> Comparing<'r> {
         };
         // It has the same content, but is not the same file as its other names any more.
         let is_apart = |now: &Object| {
-            before.links > 1 && !before.is(now) && matches!(self.source(before), Ok(Some(Source::Linked(_))))
+            before.links > 1
+                && !before.is(now)
+                && matches!(self.source(&judged.path, before), Ok(Some(Source::Linked(_))))
         };
         let is_same = is_same.map(|is_same| is_same && !judged.now.as_ref().is_some_and(is_apart));
         match (is_same, &judged.now) {
@@ -380,7 +395,7 @@ impl<'r> Comparing<'r> {
                     None => false,
                 };
                 judged.conflict = is_newer.then_some(Conflict::Changed);
-                match self.source(before) {
+                match self.source(&judged.path, before) {
                     Ok(source) => judged.plan = Plan::Put(source),
                     Err(conflict) => judged.conflict = Some(conflict),
                 }
@@ -407,7 +422,7 @@ impl<'r> Comparing<'r> {
         }
     }
 
-    fn source(&self, before: &Before) -> Result<Option<Source>, Conflict> {
+    fn source(&self, path: &[u8], before: &Before) -> Result<Option<Source>, Conflict> {
         match before.kind {
             Kind::Link | Kind::Pipe | Kind::Directory => return Ok(None),
             Kind::Socket | Kind::Device => return Err(Conflict::Special(before.kind)),
@@ -417,7 +432,8 @@ impl<'r> Comparing<'r> {
         let names = self.names.get(&before.key()).map(Vec::as_slice).unwrap_or_default();
         let kept = self.journal.slots.get(&before.key());
         let kept = kept.and_then(|(slot, _)| Some((*slot, self.run.slot(*slot).ok()??)));
-        if before.links > 1 {
+        let is_guarded = self.guarded_before.holds(path);
+        if before.links > 1 && !is_guarded {
             let unchanged = |object: &Object| match &kept {
                 Some((_, kept)) => same_content(object, kept).unwrap_or(false),
                 None => self.is_content_old(object),
@@ -431,6 +447,9 @@ impl<'r> Comparing<'r> {
         }
         if let Some((slot, _)) = kept {
             return Ok(Some(Source::Slot(slot)));
+        }
+        if is_guarded && !names.is_empty() {
+            return Err(Conflict::Unproven);
         }
         let Some(moved) = names.first() else { return Err(Conflict::Lost) };
         match self.run.find(moved) {

@@ -8,19 +8,19 @@ use std::os::fd::AsFd as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-use stockade_files::object::{Kind, Object, entries, os};
+use stockade_files::object::{Kind, os};
 use stockade_model::{Grant, Operation};
 
 use super::compare::{Comparing, Conflict, Judged, Plan, is_beneath};
-use super::journal::Entry;
-use super::recorder::join;
+use super::reopen::Outcome;
+use super::spot::split;
 use super::store::{UndoError, UndoRun};
 use crate::guards::{Surveys, View, open_host_root};
 use crate::powers::{Powers, Refusal, Verdict};
 use crate::stage::PathError;
 
-/// Names that are looked at in places that are obeyed again.
-const MAX_LOOKED_AT: usize = 100_000;
+/// What keeps something away that leads on.
+pub(super) const REOPENED: &str = "a place that it leads to holds something newer than the run's beginning";
 const MARKS: [&[u8]; 3] = [b"HEAD", b"objects", b"refs"];
 
 /// When a path is judged.
@@ -35,10 +35,10 @@ pub(super) enum Moment {
 /// The guards of a run over its workspace, without its grants.
 pub(super) struct Guard {
     powers: Powers,
-    surveys: Surveys,
+    pub(super) surveys: Surveys,
     root: PathBuf,
     /// Guarded places, relative to the workspace.
-    places: BTreeSet<Vec<u8>>,
+    pub(super) places: BTreeSet<Vec<u8>>,
 }
 
 impl Guard {
@@ -58,7 +58,7 @@ impl Guard {
         path.strip_prefix(&self.root).ok().map(|path| path.as_os_str().as_bytes().to_vec())
     }
 
-    fn has_guarded_name(&self, path: &[u8]) -> bool {
+    pub(super) fn has_guarded_name(&self, path: &[u8]) -> bool {
         self.powers.has_guarded_name(self.root.join(os(path)).as_os_str().as_bytes())
     }
 
@@ -79,7 +79,7 @@ impl Guard {
 impl Comparing<'_> {
     /// Makes conflicts of what would be run or obeyed, and was not.
     pub fn guard_all(&self, judged: &mut [Judged]) {
-        let is_reopened = self.is_reopened();
+        let is_reopened = self.is_reopened(&Outcome::planned(judged));
         for one in judged.iter_mut() {
             let acts = one.conflict.is_none() && one.effect.is_some() && one.plan != Plan::Remove;
             let Some(before) = one.before.as_ref().filter(|_| acts && !one.path.is_empty()) else { continue };
@@ -93,8 +93,7 @@ impl Comparing<'_> {
                     None => Conflict::Guarded(rule),
                 });
             } else if is_reopened && self.leads_on(&one.path, before.kind) {
-                let rule = "a place that it leads to was changed after the run";
-                one.conflict = Some(Conflict::Guarded(rule.to_owned()));
+                one.conflict = Some(Conflict::Guarded(REOPENED.to_owned()));
             }
         }
     }
@@ -124,22 +123,33 @@ impl Comparing<'_> {
         self.guard.has_guarded_name(unit) || self.was_place(unit) || self.was_part(unit)
     }
 
-    fn was_place(&self, path: &[u8]) -> bool {
+    pub(super) fn was_place(&self, path: &[u8]) -> bool {
         self.journal.guarded.iter().any(|place| place == path || is_beneath(path, place))
     }
 
     /// Whether it is a part of what was a repository.
     fn was_part(&self, path: &[u8]) -> bool {
-        let (above, name) = match path.iter().rposition(|byte| *byte == b'/') {
-            Some(at) => (&path[..at], &path[at + 1..]),
-            None => (&b""[..], path),
-        };
+        let (above, name) = split(path);
         let parts = MARKS.into_iter().chain(self.guard.surveys.parts().names());
         self.journal.repositories.contains(above) && parts.into_iter().any(|part| part.eq_ignore_ascii_case(name))
     }
 
+    /// Whether a repository is none without what is at this path, or above it.
+    pub(super) fn completes(&self, path: &[u8]) -> bool {
+        let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
+        ends.chain([path.len()]).any(|end| {
+            let (above, name) = split(&path[..end]);
+            self.journal.repositories.contains(above) && MARKS.iter().any(|mark| mark.eq_ignore_ascii_case(name))
+        })
+    }
+
+    /// Whether a path lies in such a thing: it completes nothing by itself.
+    pub(super) fn is_within_mark(&self, path: &[u8]) -> bool {
+        self.completes(split(path).0)
+    }
+
     /// Whether what is put at a path may make other places run or obeyed.
-    fn leads_on(&self, path: &[u8], kind: Kind) -> bool {
+    pub(super) fn leads_on(&self, path: &[u8], kind: Kind) -> bool {
         let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
         let mut prefixes = ends.chain([path.len()]).map(|end| &path[..end]);
         let is_link_above =
@@ -148,61 +158,5 @@ impl Comparing<'_> {
             || self.was_place(path)
             || prefixes.any(|prefix| self.was_part(prefix))
             || is_link_above()
-    }
-
-    /// Whether a place that was run or obeyed before the run, and is not now, was changed
-    /// since: everybody could write there, and it would be run or obeyed again.
-    fn is_reopened(&self) -> bool {
-        let is_guarded = |place: &[u8]| {
-            self.guard.places.iter().any(|now| now == place || is_beneath(place, now))
-                || self.guard.has_guarded_name(place)
-        };
-        let places = self.journal.guarded.iter().filter(|place| !place.is_empty() && !is_guarded(place)).cloned();
-        let open = self.journal.repositories.iter().filter(|path| {
-            let has = |name: &[u8]| matches!(self.run.find(&join(path, name)), Ok(Some(_)));
-            !(has(b"HEAD") && (has(b"commondir") || has(b"objects") && has(b"refs")))
-        });
-        let parts = open.flat_map(|path| self.guard.surveys.parts().names().map(|name| join(path, name)));
-        let mut left = MAX_LOOKED_AT;
-        places.chain(parts).any(|place| self.is_newer_place(&place, &mut left))
-    }
-
-    fn is_newer_place(&self, place: &[u8], left: &mut usize) -> bool {
-        let ends = place.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
-        for above in ends.map(|end| &place[..end]).filter(|above| !self.guard.has_guarded_name(above)) {
-            match self.run.find(above) {
-                Ok(Some(object)) if self.is_newer_thing(&object) => return true,
-                Ok(Some(_)) => {}
-                Ok(None) => return false,
-                Err(_) => return true,
-            }
-        }
-        let mut waiting = match self.run.find(place) {
-            Ok(found) => found.into_iter().collect::<Vec<_>>(),
-            Err(_) => return true,
-        };
-        while let Some(object) = waiting.pop() {
-            if self.is_newer_thing(&object) {
-                return true;
-            }
-            let inner = if object.is_directory() { entries(object.fd.as_fd()) } else { Ok(Vec::new()) };
-            let Ok(inner) = inner else { return true };
-            let Some(rest) = left.checked_sub(inner.len() + 1) else { return true };
-            *left = rest;
-            for (name, _) in inner {
-                match Object::find(object.fd.as_fd(), os(&name)) {
-                    Ok(found) => waiting.extend(found),
-                    Err(_) => return true,
-                }
-            }
-        }
-        false
-    }
-
-    fn is_newer_thing(&self, object: &Object) -> bool {
-        match object.is_directory() {
-            true => object.changed() > self.end && !self.is_left(object),
-            false => self.is_newer(object, &Entry { before: None, is_gone: false, after: None }),
-        }
     }
 }

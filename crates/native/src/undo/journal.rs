@@ -99,6 +99,8 @@ pub(super) enum Line {
     Repository { path: RawText },
     /// All of both is noted.
     Surveyed,
+    /// The time of files when the run began.
+    Begun { at: Time },
     /// What a directory that the run made or filled holds at the end of the run. No names
     /// where that is not known.
     Made { device: u64, inode: u64, inner: Option<Vec<MadeName>> },
@@ -108,7 +110,14 @@ pub(super) enum Line {
     End { at: Time },
     /// Restoring is about to change this object, or its names; at the end of it, when it was
     /// changed last.
-    Touched { device: u64, inode: u64, changed: Option<Time> },
+    Touched {
+        device: u64,
+        inode: u64,
+        changed: Option<Time>,
+        /// When the object was made: another one may get its number.
+        #[serde(default)]
+        born: Option<Time>,
+    },
     /// Restoring was decided on.
     Restoring,
     /// All of it was restored.
@@ -122,6 +131,14 @@ pub(super) struct Entry {
     pub is_gone: bool,
     /// Mode and digest of the content at the end of the run.
     pub after: Option<(u32, Option<String>)>,
+}
+
+/// What restoring itself noted of an object that it changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Touched {
+    /// When it was done with it; none where it was cut off.
+    pub changed: Option<Time>,
+    pub born: Option<Time>,
 }
 
 /// A journal, read as a whole.
@@ -140,8 +157,11 @@ pub(super) struct Journal {
     pub is_surveyed: bool,
     /// What each directory that is new held at the end of the run, where that is known.
     pub made: HashMap<ObjectKey, Option<HashMap<Vec<u8>, ObjectKey>>>,
-    /// Objects that restoring itself changed, and when it was done with them.
-    pub touched: HashMap<ObjectKey, Option<Time>>,
+    /// Objects that restoring itself changed.
+    pub touched: HashMap<ObjectKey, Touched>,
+    /// Paths that restoring noted, which say nothing of the time before the run.
+    pub late: BTreeSet<Vec<u8>>,
+    pub begun: Option<Time>,
     pub end: Option<Time>,
     pub is_restoring: bool,
     pub is_restored: bool,
@@ -180,6 +200,9 @@ impl Journal {
                     self.first.entry(before.key()).or_insert_with(|| before.clone());
                 }
                 let entry = Entry { before, is_gone: false, after: None };
+                if self.is_restoring && !self.entries.contains_key(path.as_bytes()) {
+                    self.late.insert(path.as_bytes().to_vec());
+                }
                 self.entries.entry(path.as_bytes().to_vec()).or_insert(entry);
             }
             Line::Gone { path } => {
@@ -208,8 +231,12 @@ impl Journal {
                 self.made.clear();
             }
             Line::End { at } => self.end = Some(at),
-            Line::Touched { device, inode, changed } => {
-                self.touched.insert((device, inode), changed);
+            Line::Touched { device, inode, changed, born } => {
+                self.touched.insert((device, inode), Touched { changed, born });
+            }
+            // A further attempt belongs to the same run.
+            Line::Begun { at } => {
+                self.begun.get_or_insert(at);
             }
             Line::Restoring => self.is_restoring = true,
             Line::Restored => self.is_restored = true,

@@ -65,7 +65,7 @@ pub(super) fn link(
 
 /// A file that cannot be opened has no writer that this process could find: its mode keeps
 /// most away.
-fn may_have_writer(object: &Object) -> bool {
+pub(super) fn may_have_writer(object: &Object) -> bool {
     match object.open() {
         Err(Errno::ACCESS) => false,
         Err(_) => true,

@@ -26,13 +26,16 @@
 
 mod compare;
 mod guard;
+mod guarded;
 mod journal;
 mod keep;
 mod newer;
 mod put;
 mod recorder;
+mod reopen;
 mod restore;
 mod settle;
+mod spot;
 mod store;
 #[cfg(test)]
 mod tests;

@@ -28,10 +28,11 @@ impl Comparing<'_> {
     /// cut off it is not known when it was done with the object: its content has an older time
     /// then, which programs can set.
     pub(super) fn is_left(&self, now: &Object) -> bool {
-        match self.journal.touched.get(&key_of(now)) {
-            None => false,
-            Some(None) => now.is_directory() || now.modified() <= self.end,
-            Some(Some(at)) => now.changed() <= *at,
+        let Some(touched) = self.journal.touched.get(&key_of(now)) else { return false };
+        match touched.changed {
+            Some(at) => now.changed() <= at,
+            // The number of an object that is gone may be that of a new one.
+            None => touched.born == born(now) && (now.is_directory() || now.modified() <= self.end),
         }
     }
 
@@ -65,14 +66,24 @@ impl Comparing<'_> {
     /// What is not known to have been there at the end of the run is the run's where its times
     /// say so alone.
     pub(super) fn is_unproven(&self, now: &Object) -> bool {
-        let start_ms = self.run.meta.started_ms.saturating_sub(MAX_CLOCK_LAG_MS);
-        let start = Time {
-            seconds: i64::try_from(start_ms / 1000).unwrap_or(i64::MAX),
-            nanoseconds: u32::try_from(start_ms % 1000).unwrap_or(0) * 1_000_000,
-        };
+        let start = self.started();
         let is_within = |time: Time| start <= time && time <= self.end;
         let is_proven = is_within(now.changed()) || now.is_directory() && born(now).is_some_and(is_within);
         !is_proven && !self.is_left(now) && !self.journal.first.contains_key(&key_of(now))
+    }
+
+    /// A time before which nothing was changed by the run.
+    fn started(&self) -> Time {
+        let start_ms = self.run.meta.started_ms.saturating_sub(MAX_CLOCK_LAG_MS);
+        Time {
+            seconds: i64::try_from(start_ms / 1000).unwrap_or(i64::MAX),
+            nanoseconds: u32::try_from(start_ms % 1000).unwrap_or(0) * 1_000_000,
+        }
+    }
+
+    /// Whether an object is as it was when the run began.
+    pub(super) fn is_older_than_run(&self, now: &Object) -> bool {
+        now.changed() <= self.journal.begun.unwrap_or_else(|| self.started())
     }
 
     /// Whether restoring itself uses a name.
@@ -125,7 +136,7 @@ fn name_of(path: &[u8]) -> &[u8] {
 }
 
 /// When an object was made, where the filesystem tells.
-fn born(object: &Object) -> Option<Time> {
+pub(super) fn born(object: &Object) -> Option<Time> {
     let found = statx(&object.fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok()?;
     let is_told = found.stx_mask & StatxFlags::BTIME.bits() != 0;
     is_told.then_some(Time { seconds: found.stx_btime.tv_sec, nanoseconds: found.stx_btime.tv_nsec })

@@ -15,6 +15,7 @@ use super::compare::{Judged, Plan, Source};
 use super::journal::Before;
 use super::keep::{copy_data, slot_name};
 use super::restore::{Restoring, set_metadata};
+use super::spot::Spot;
 
 impl Restoring<'_, '_> {
     /// Makes one path what it was, but for what lies beneath.
@@ -32,8 +33,11 @@ impl Restoring<'_, '_> {
             (Plan::Stay, _) => {
                 if let Some(now) = &judged.now {
                     if judged.effect.is_some() {
-                        self.touch(&judged.path, now)?;
-                        set_metadata(now, before)?;
+                        let found = self.find(&judged.path)?.filter(|found| self.is_as_judged(now, found));
+                        let found = found.ok_or(Errno::STALE)?;
+                        self.touch(&judged.path, &found)?;
+                        set_metadata(&found, before)?;
+                        self.note_put(&judged.path, &found)?;
                     }
                     self.placed.entry(before.key()).or_insert_with(|| judged.path.clone());
                 }
@@ -41,18 +45,18 @@ impl Restoring<'_, '_> {
             }
             (Plan::Put(source), kind) => {
                 self.clear(judged)?;
-                let (held, name) = self.place(&judged.path)?;
+                let spot = self.place(&judged.path)?;
                 if !matches!(kind, Kind::Directory | Kind::Link | Kind::Pipe) {
-                    return self.put_file(judged, before, source.as_ref(), (&held, name));
+                    return self.put_file(before, source.as_ref(), &spot);
                 }
-                self.make(&judged.path, before, (&held, name))
+                self.make(before, &spot)
             }
         }
     }
 
     /// Makes a directory, a link or a pipe. It gets its name when it is noted as touched.
-    fn make(&mut self, path: &[u8], before: &Before, (held, name): (&OwnedFd, &OsStr)) -> Result<(), Errno> {
-        let partial = self.partial(name);
+    fn make(&mut self, before: &Before, spot: &Spot<'_>) -> Result<(), Errno> {
+        let (held, partial) = (&spot.held, self.partial(spot.name));
         let flags = if before.kind == Kind::Directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         // What an attempt that was cut off left.
         let _ = unlinkat(held, &partial, flags);
@@ -64,121 +68,149 @@ impl Restoring<'_, '_> {
             }
             _ => mknodat(held, &partial, FileType::Fifo, Mode::from_raw_mode(before.mode), 0),
         }?;
-        let put = Object::find(held.as_fd(), &partial).and_then(|made| {
+        let ready = Object::find(held.as_fd(), &partial).and_then(|made| {
             let made = made.ok_or(Errno::STALE)?;
-            self.touch(path, &made)?;
-            if before.kind != Kind::Directory {
-                set_metadata(&made, before)?;
-            }
-            renameat_with(held, &partial, held, name, RenameFlags::NOREPLACE)
+            self.touch(spot.path, &made)?;
+            if before.kind == Kind::Directory { Ok(()) } else { set_metadata(&made, before) }
         });
-        if put.is_err() {
-            let _ = unlinkat(held, &partial, flags);
-        }
-        put?;
-        self.stays(path, || unlinkat(held, name, flags)).map(drop)
+        self.put_partial(ready, &partial, spot, flags).map(drop)
     }
 
-    fn put_file(
+    /// Gives what is ready its name, and removes it where it does not get it.
+    fn put_partial(
         &mut self,
-        judged: &Judged,
-        before: &Before,
-        source: Option<&Source>,
-        (held, name): (&OwnedFd, &OsStr),
-    ) -> Result<(), Errno> {
+        ready: Result<(), Errno>,
+        partial: &OsStr,
+        spot: &Spot<'_>,
+        flags: AtFlags,
+    ) -> Result<bool, Errno> {
+        let (held, name) = (&spot.held, spot.name);
+        let rename = || renameat_with(held, partial, held, name, RenameFlags::NOREPLACE);
+        let put = ready.and_then(|()| self.give(spot, rename, || unlinkat(held, name, flags)));
+        if !matches!(put, Ok(true)) {
+            let _ = unlinkat(held, partial, flags);
+        }
+        put
+    }
+
+    fn put_file(&mut self, before: &Before, source: Option<&Source>, spot: &Spot<'_>) -> Result<(), Errno> {
+        let (path, held, name) = (spot.path, &spot.held, spot.name);
+        let is_guarded = self.comparing.guarded_before.holds(path);
         // Another name of the same file is back already.
         if before.links > 1
+            && !is_guarded
             && let Some(first) = self.placed.get(&before.key()).cloned()
             && let Some(object) = self.find(&first)?
             && self.touch(&first, &object).is_ok()
-            && link_object(&object, held, name).is_ok()
         {
-            if let Some(Source::Moved(from) | Source::Linked(from)) = source {
-                self.release(from);
-            }
-            return self.stays(&judged.path, || unlinkat(held, name, AtFlags::empty())).map(drop);
-        }
-        let path = &judged.path;
-        let stays = match source {
-            Some(Source::Moved(from)) => {
-                let now_at = self.now_at(from);
-                let (there, old) = self.place(&now_at)?;
-                let moved = Object::find(there.as_fd(), old)?.filter(|object| before.is(object)).ok_or(Errno::STALE)?;
-                self.touch(path, &moved)?;
-                renameat_with(&there, old, held, name, RenameFlags::NOREPLACE)?;
-                if self.stays(path, || renameat_with(held, name, &there, old, RenameFlags::NOREPLACE))? {
-                    self.needed.remove(from);
-                    self.take_over(held, name, before)?;
-                    true
-                } else {
-                    false
+            let link = || link_object(&object, held, name);
+            match self.give(spot, link, || unlinkat(held, name, AtFlags::empty())) {
+                // Put by its own source then.
+                Err(Errno::MLINK | Errno::PERM | Errno::OPNOTSUPP) => {}
+                given => {
+                    if let Some(Source::Moved(from) | Source::Linked(from)) = source {
+                        self.release(from);
+                    }
+                    return given.map(drop);
                 }
             }
-            Some(Source::Linked(from)) => {
-                let found = self.find(&self.now_at(from))?;
-                let object = found.filter(|object| before.is(object)).ok_or(Errno::STALE)?;
-                self.touch(path, &object)?;
-                link_object(&object, held, name)?;
-                self.release(from);
-                self.take_over(held, name, before)?;
-                self.stays(path, || unlinkat(held, name, AtFlags::empty()))?
-            }
-            Some(Source::Slot(slot)) => self.put_slot(*slot, (path, before), held, name)?,
+        }
+        let stays = match source {
+            Some(Source::Moved(from)) => self.put_moved(from, before, spot)?,
+            Some(Source::Linked(from)) => self.put_linked(from, before, spot)?,
+            Some(Source::Slot(slot)) => self.put_slot(*slot, before, spot, is_guarded)?,
             None => return Err(Errno::NOENT),
         };
-        if stays {
-            self.placed.entry(before.key()).or_insert_with(|| judged.path.clone());
+        if stays && !is_guarded {
+            self.placed.entry(before.key()).or_insert_with(|| path.to_vec());
         }
         Ok(())
     }
 
-    fn take_over(&self, held: &OwnedFd, name: &OsStr, before: &Before) -> Result<(), Errno> {
-        match Object::find(held.as_fd(), name)? {
+    fn put_moved(&mut self, from: &[u8], before: &Before, spot: &Spot<'_>) -> Result<bool, Errno> {
+        let now_at = self.now_at(from);
+        let old = self.place(&now_at)?;
+        let moved = old.find()?.filter(|object| before.is(object)).ok_or(Errno::STALE)?;
+        self.touch(spot.path, &moved)?;
+        let there = || renameat_with(&old.held, old.name, &spot.held, spot.name, RenameFlags::NOREPLACE);
+        let back = || renameat_with(&spot.held, spot.name, &old.held, old.name, RenameFlags::NOREPLACE);
+        let stays = self.give(spot, there, back)?;
+        if stays {
+            self.needed.remove(from);
+            self.take_over(spot, before)?;
+        }
+        Ok(stays)
+    }
+
+    fn put_linked(&mut self, from: &[u8], before: &Before, spot: &Spot<'_>) -> Result<bool, Errno> {
+        let found = self.find(&self.now_at(from))?;
+        let object = found.filter(|object| before.is(object)).ok_or(Errno::STALE)?;
+        self.touch(spot.path, &object)?;
+        let link = || link_object(&object, &spot.held, spot.name);
+        let stays = self.give(spot, link, || unlinkat(&spot.held, spot.name, AtFlags::empty()))?;
+        self.release(from);
+        if stays {
+            self.take_over(spot, before)?;
+        }
+        Ok(stays)
+    }
+
+    fn take_over(&self, spot: &Spot<'_>, before: &Before) -> Result<(), Errno> {
+        match spot.find()?.filter(|object| before.is(object)) {
             Some(object) => set_metadata(&object, before),
             None => Err(Errno::STALE),
         }
     }
 
     /// Puts a kept file in its place: itself where it is the very file and has no other name,
-    /// a copy otherwise. Tells whether it is there.
-    fn put_slot(
-        &mut self,
-        slot: u32,
-        (path, before): (&[u8], &Before),
-        held: &OwnedFd,
-        name: &OsStr,
-    ) -> Result<bool, Errno> {
+    /// a copy otherwise. A guarded file is always a copy: another run may hold the very file
+    /// open since it had another name. Tells whether it is there.
+    fn put_slot(&mut self, slot: u32, before: &Before, spot: &Spot<'_>, is_guarded: bool) -> Result<bool, Errno> {
         let run = self.comparing.run;
         let kept = run.slot(slot)?.ok_or(Errno::NOENT)?;
-        let is_original = before.is(&kept) && kept.stat.st_nlink == 1;
+        if is_guarded || !before.is(&kept) || kept.stat.st_nlink != 1 {
+            return self.put_copy(&kept, before, spot);
+        }
         let slot = slot_name(slot);
-        if is_original {
-            self.touch(path, &kept)?;
+        self.touch(spot.path, &kept)?;
+        let (held, name) = (&spot.held, spot.name);
+        let link = || linkat(&run.objects, slot.as_str(), held, name, AtFlags::empty());
+        match self.give(spot, link, || unlinkat(held, name, AtFlags::empty())) {
+            Ok(true) => {
+                self.take_over(spot, before)?;
+                // Until here it is there twice, so that it is never lost.
+                unlinkat(&run.objects, slot.as_str(), AtFlags::empty()).map(|()| true)
+            }
+            Err(Errno::XDEV | Errno::PERM | Errno::OPNOTSUPP | Errno::MLINK) => self.put_copy(&kept, before, spot),
+            other => other,
         }
-        if is_original && linkat(&run.objects, slot.as_str(), held, name, AtFlags::empty()).is_ok() {
-            self.take_over(held, name, before)?;
-            let stays = self.stays(path, || unlinkat(held, name, AtFlags::empty()))?;
-            // Until here it is there twice, so that it is never lost.
-            return match stays {
-                true => unlinkat(&run.objects, slot.as_str(), AtFlags::empty()).map(|()| true),
-                false => Ok(false),
-            };
+    }
+
+    /// Writes a new file. It gets its name when it is whole, and has none before where the
+    /// filesystem can do that: nobody can open it, or see it come.
+    fn put_copy(&mut self, kept: &Object, before: &Before, spot: &Spot<'_>) -> Result<bool, Errno> {
+        let held = &spot.held;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let fill_in = |restoring: &mut Self, made: OwnedFd| {
+            fill(kept, &made)?;
+            // Nobody has it open for writing from now on.
+            let path = DescriptorPath::new(made.as_fd());
+            let made = Object::of(openat(CWD, path.as_c_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)?;
+            restoring.touch(spot.path, &made)?;
+            set_metadata(&made, before)?;
+            Ok(made)
+        };
+        if let Ok(made) = openat(held, c".", OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, mode) {
+            let made = fill_in(self, made)?;
+            let link = || link_object(&made, held, spot.name);
+            return self.give(spot, link, || unlinkat(held, spot.name, AtFlags::empty()));
         }
-        let partial = self.partial(name);
+        let partial = self.partial(spot.name);
         let _ = unlinkat(held, &partial, AtFlags::empty());
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let made = openat(held, &partial, flags, Mode::RUSR | Mode::WUSR)?;
-        let copied = fill(&kept, &made).and_then(|()| {
-            let made = Object::of(made)?;
-            self.touch(path, &made)?;
-            set_metadata(&made, before)
-        });
-        let put = copied.and_then(|()| renameat_with(held, &partial, held, name, RenameFlags::NOREPLACE));
-        if put.is_err() {
-            let _ = unlinkat(held, &partial, AtFlags::empty());
-        }
-        put?;
-        self.stays(path, || unlinkat(held, name, AtFlags::empty()))
+        let made = openat(held, &partial, flags, mode)?;
+        let ready = fill_in(self, made).map(drop);
+        self.put_partial(ready, &partial, spot, AtFlags::empty())
     }
 }
 

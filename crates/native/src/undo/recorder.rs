@@ -16,8 +16,10 @@ use stockade_files::object::{Kind, Object, entries, os};
 use stockade_model::RawText;
 use stockade_sys::Errno;
 
+use super::guarded::GuardedBefore;
 use super::journal::{Before, Journal, JournalWriter, Line, ObjectKey, key_of};
 use super::keep::{self, KeepError};
+use super::settle::time_now;
 use super::store::{IN_WORKSPACE, open_objects};
 
 /// Paths that are recorded of one run.
@@ -102,6 +104,7 @@ pub struct Recorder {
     /// new path lead to it.
     has_moved: bool,
     has_surveyed: bool,
+    guarded: GuardedBefore,
 }
 
 impl Recorder {
@@ -110,7 +113,7 @@ impl Recorder {
         root: OwnedFd,
         workspace: &Path,
         directory: BorrowedFd<'_>,
-        limit_bytes: u64,
+        (limit_bytes, protect): (u64, &[String]),
     ) -> Result<Self, Unkept> {
         let mut writer = JournalWriter::open(directory).map_err(Unkept::Store)?;
         let journal = Journal::read(directory).map_err(|_| Unkept::Store(Errno::IO))?;
@@ -118,6 +121,11 @@ impl Recorder {
         if journal.end.is_some() {
             writer.append(&Line::Again).map_err(Unkept::Store)?;
         }
+        if journal.begun.is_none() && journal.entries.is_empty() {
+            writer.append(&Line::Begun { at: time_now(root.as_fd()) }).map_err(Unkept::Store)?;
+        }
+        let mut guarded = GuardedBefore::new(workspace, protect);
+        guarded.add(&journal.guarded, &journal.repositories);
         let seen = journal.entries.iter().map(|(path, entry)| {
             let seen = match (&entry.before, entry.is_gone) {
                 (None, _) => Seen::Absent,
@@ -145,6 +153,7 @@ impl Recorder {
             journal: writer,
             has_moved: !seen.is_empty(),
             has_surveyed: journal.is_surveyed,
+            guarded,
             seen,
             contents,
             names: None,
@@ -170,12 +179,15 @@ impl Recorder {
     /// # Errors
     /// See [`Unkept`]; the same below.
     pub fn note_guarded(&mut self, places: &[Vec<u8>], repositories: &[Vec<u8>]) -> Result<(), Unkept> {
-        for place in places.iter().filter_map(|place| self.relative(place)).collect::<Vec<_>>() {
+        let places: Vec<Vec<u8>> = places.iter().filter_map(|place| self.relative(place)).collect();
+        let repositories: Vec<Vec<u8>> = repositories.iter().filter_map(|place| self.relative(place)).collect();
+        for place in &places {
             self.append(&Line::Guarded { path: RawText::from(place.as_slice()) })?;
         }
-        for directory in repositories.iter().filter_map(|place| self.relative(place)).collect::<Vec<_>>() {
+        for directory in &repositories {
             self.append(&Line::Repository { path: RawText::from(directory.as_slice()) })?;
         }
+        self.guarded.add(&places, &repositories);
         self.append(&Line::Surveyed)?;
         self.has_surveyed = true;
         Ok(())
@@ -222,6 +234,7 @@ impl Recorder {
             && let Some(object) = self.find(&source)?
         {
             self.record(&source, self.known(&source), Some(&object))?;
+            self.keep_guarded(&source, &object)?;
             self.has_moved = true;
         }
         self.before_create(new)
@@ -450,6 +463,7 @@ impl Recorder {
             }
             let Some(object) = self.find(&path)? else { continue };
             self.record(&path, known, Some(&object))?;
+            self.keep_guarded(&path, &object)?;
             if object.is_directory() {
                 if depth == MAX_DEPTH {
                     return Err(Unkept::TooMany);
@@ -489,6 +503,15 @@ impl Recorder {
             self.contents.entry(key).or_insert(Content::Live);
         }
         Ok(())
+    }
+
+    /// Keeps the content of a guarded file that gets another name: by that, other runs may
+    /// change the file itself, and its times say nothing.
+    fn keep_guarded(&mut self, path: &[u8], object: &Object) -> Result<(), Unkept> {
+        match object.kind() == Kind::File && self.guarded.holds(path) {
+            true => self.keep_content(object),
+            false => Ok(()),
+        }
     }
 
     /// Keeps the content of a file that loses a name.

@@ -8,14 +8,17 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Gid, RenameFlags, Uid, chownat, renameat_with, unlinkat};
-use stockade_files::object::{Kind, Object, entries, os};
+use stockade_files::object::{Kind, Object, Time, entries, os};
 use stockade_sys::Errno;
 
 use super::compare::{Comparing, Comparison, Conflict, Judged, Plan, Source, has_metadata, is_beneath};
-use super::guard::Moment;
+use super::guard::{Moment, REOPENED};
 use super::journal::{Before, JournalWriter, Line, ObjectKey, key_of};
+use super::newer::born;
 use super::recorder::join;
-use super::settle::{directory, find, in_journal};
+use super::reopen::Outcome;
+use super::settle::{find, in_journal};
+use super::spot::{Spot, split};
 use super::store::{UndoError, UndoRun};
 use crate::stage::PathError;
 
@@ -41,6 +44,11 @@ pub type Watched<'w> = &'w mut dyn FnMut(&Path) -> Result<(), Errno>;
 /// One restoring.
 pub(super) struct Restoring<'c, 'r> {
     pub(super) comparing: &'c Comparing<'r>,
+    judged: &'c [Judged],
+    /// Whether all is removed that can be before anything leads to it again.
+    is_cleared: bool,
+    /// What was put back, and when it was changed for that.
+    pub(super) put: HashMap<ObjectKey, Time>,
     /// Directories whose modes were opened up, with theirs.
     opened: HashMap<Vec<u8>, u32>,
     /// Where the first name of a file with several is again.
@@ -86,7 +94,7 @@ impl UndoRun {
         comparison.conflicts = comparing.conflicts(&judged);
         let changed = judged.iter().filter(|judged| judged.effect.is_some() && judged.conflict.is_none()).count();
         let mut restoring = Restoring::new(&comparing, &judged, writer);
-        restoring.all(&judged, watch)?;
+        restoring.all(watch)?;
         let Restoring { failed, mut writer, .. } = restoring;
         let restored = (changed as u64).saturating_sub(failed.len() as u64);
         if paths.is_empty() && failed.is_empty() && comparison.conflicts.is_empty() {
@@ -134,7 +142,7 @@ impl Comparing<'_> {
 }
 
 impl<'c, 'r> Restoring<'c, 'r> {
-    fn new(comparing: &'c Comparing<'r>, judged: &[Judged], writer: JournalWriter) -> Self {
+    pub(super) fn new(comparing: &'c Comparing<'r>, judged: &'c [Judged], writer: JournalWriter) -> Self {
         let mut needed = HashMap::new();
         for judged in judged.iter().filter(|judged| judged.conflict.is_none()) {
             if let Plan::Put(Some(Source::Moved(from) | Source::Linked(from))) = &judged.plan {
@@ -143,6 +151,9 @@ impl<'c, 'r> Restoring<'c, 'r> {
         }
         Self {
             comparing,
+            judged,
+            is_cleared: false,
+            put: HashMap::new(),
             opened: HashMap::new(),
             placed: HashMap::new(),
             needed,
@@ -155,18 +166,21 @@ impl<'c, 'r> Restoring<'c, 'r> {
     }
 
     /// Directories first, from the top; then what is in them; then what is new goes, from
-    /// the bottom; at last modes and times of directories.
-    fn all(&mut self, judged: &[Judged], watch: Watched<'_>) -> Result<(), UndoError> {
-        for one in judged.iter().filter(|one| one.conflict.is_none() && one.plan != Plan::Remove) {
-            let done = self.put(one);
-            self.note(&one.path, done);
-            reached(watch, &one.path)?;
-        }
-        for one in judged.iter().rev().filter(|one| one.plan == Plan::Remove && one.conflict.is_none()) {
-            let done = self.remove(&one.path, one.now.as_ref());
-            self.note(&one.path, done);
-            reached(watch, &one.path)?;
-        }
+    /// the bottom; then what makes other things run or obeyed comes back, and what was still
+    /// needed for that goes; at last modes and times of directories.
+    fn all(&mut self, watch: Watched<'_>) -> Result<(), UndoError> {
+        let judged = self.judged;
+        let puts = judged.iter().filter(|one| one.conflict.is_none() && one.plan != Plan::Remove);
+        let (mut leading, plain): (Vec<&Judged>, Vec<&Judged>) = puts.partition(|one| self.leads_on(one));
+        leading.sort_by_key(|one| self.comparing.leading_order(one));
+        let goes = judged.iter().rev().filter(|one| one.conflict.is_none() && one.plan == Plan::Remove);
+        self.put_all(&plain, watch)?;
+        let is_needed = |one: &&Judged| self.is_needed(&one.path, true);
+        let (needed, free): (Vec<&Judged>, Vec<&Judged>) = goes.partition(is_needed);
+        self.remove_all(&free, watch)?;
+        self.is_cleared = true;
+        self.put_all(&leading, watch)?;
+        self.remove_all(&needed, watch)?;
         for (_, aside) in std::mem::take(&mut self.asides) {
             let now = self.find(&aside).ok().flatten();
             let done = self.remove(&aside, now.as_ref());
@@ -188,11 +202,41 @@ impl<'c, 'r> Restoring<'c, 'r> {
         self.note_touched()
     }
 
+    fn leads_on(&self, one: &Judged) -> bool {
+        let kind = one.before.as_ref().map(|before| before.kind);
+        one.effect.is_some() && kind.is_some_and(|kind| self.comparing.leads_on(&one.path, kind))
+    }
+
+    fn put_all(&mut self, judged: &[&Judged], watch: Watched<'_>) -> Result<(), UndoError> {
+        for one in judged {
+            let done = self.put(one);
+            self.note(&one.path, done);
+            reached(watch, &one.path)?;
+        }
+        Ok(())
+    }
+
+    fn remove_all(&mut self, judged: &[&Judged], watch: Watched<'_>) -> Result<(), UndoError> {
+        for one in judged {
+            let done = self.remove(&one.path, one.now.as_ref());
+            self.note(&one.path, done);
+            reached(watch, &one.path)?;
+        }
+        Ok(())
+    }
+
+    /// Notes when something was changed that is as before again.
+    pub(super) fn note_put(&mut self, path: &[u8], object: &Object) -> Result<(), Errno> {
+        let found = self.find(path)?.filter(|found| key_of(found) == key_of(object)).ok_or(Errno::STALE)?;
+        self.put.insert(key_of(&found), found.changed());
+        Ok(())
+    }
+
     /// Notes an object before it, or a name of it, is changed: only restoring itself did that.
     pub(super) fn touch(&mut self, path: &[u8], object: &Object) -> Result<(), Errno> {
         let (device, inode) = key_of(object);
         if self.touched.insert((device, inode), path.to_vec()).is_none() {
-            self.writer.append(&Line::Touched { device, inode, changed: None })?;
+            self.writer.append(&Line::Touched { device, inode, changed: None, born: born(object) })?;
         }
         Ok(())
     }
@@ -201,8 +245,9 @@ impl<'c, 'r> Restoring<'c, 'r> {
     fn note_touched(&mut self) -> Result<(), UndoError> {
         for ((device, inode), path) in std::mem::take(&mut self.touched) {
             let found = self.find(&path).ok().flatten().filter(|found| key_of(found) == (device, inode));
-            let Some(found) = found else { continue };
-            let line = Line::Touched { device, inode, changed: Some(found.changed()) };
+            // The number of what is gone may become that of something new.
+            let changed = found.map_or_else(Time::default, |found| found.changed());
+            let line = Line::Touched { device, inode, changed: Some(changed), born: None };
             self.writer.append(&line).map_err(in_journal)?;
         }
         Ok(())
@@ -220,13 +265,12 @@ impl<'c, 'r> Restoring<'c, 'r> {
     }
 
     /// Holds the directory of `path`, which can be written in, and gives the name there.
-    pub(super) fn place<'p>(&mut self, path: &'p [u8]) -> Result<(OwnedFd, &'p std::ffi::OsStr), Errno> {
-        let end = path.iter().rposition(|byte| *byte == b'/');
-        let (above, name) = end.map_or((&b""[..], path), |at| (&path[..at], &path[at + 1..]));
-        let held = directory(self.comparing.run.root.as_fd(), above)?;
-        self.touch(above, &Object::of(held.try_clone().map_err(|_| Errno::MFILE)?)?)?;
-        self.open_up(above, &held)?;
-        Ok((held, os(name)))
+    pub(super) fn place<'p>(&mut self, path: &'p [u8]) -> Result<Spot<'p>, Errno> {
+        let spot = Spot::of(self.comparing.run, path)?;
+        let above = split(path).0;
+        self.touch(above, &spot.directory()?)?;
+        self.open_up(above, &spot.held)?;
+        Ok(spot)
     }
 
     fn open_up(&mut self, path: &[u8], held: &OwnedFd) -> Result<(), Errno> {
@@ -244,19 +288,26 @@ impl<'c, 'r> Restoring<'c, 'r> {
     /// Whether what is put at this path would be run or obeyed, and was not. It is told then.
     pub(super) fn is_planted(&mut self, path: &[u8]) -> bool {
         let rule = if path.is_empty() { None } else { self.comparing.newly_guarded(path, Moment::Now) };
-        let Some(rule) = rule else { return false };
+        let Some(rule) = rule.or_else(|| self.reopens(path)) else { return false };
         let why = Conflict::Guarded(rule).to_string();
         self.failed.push(PathError::because(Path::new(os(path)), &why));
         true
     }
 
-    /// Looks once more at what was just put: with what somebody has made beside it meanwhile it
-    /// may mean more. Then it goes.
-    pub(super) fn stays(&mut self, path: &[u8], take_back: impl FnOnce() -> Result<(), Errno>) -> Result<bool, Errno> {
-        if !self.is_planted(path) {
-            return Ok(true);
-        }
-        take_back().map(|()| false)
+    /// Why nothing may lead on from this path: where it would, somebody has put something.
+    fn reopens(&self, path: &[u8]) -> Option<String> {
+        let may_lead = self.is_cleared && !self.comparing.is_within_mark(path);
+        let reopens = || self.comparing.is_reopened(&Outcome::reached(self.judged, &self.put));
+        (may_lead && reopens()).then(|| REOPENED.to_owned())
+    }
+
+    /// Whether something is still what was judged. Of what restoring itself touched, another
+    /// name may be back, which changes its times.
+    pub(super) fn is_as_judged(&self, judged: &Object, now: &Object) -> bool {
+        let times = |object: &Object| (object.size(), object.modified(), object.changed());
+        key_of(now) == key_of(judged)
+            && now.kind() == judged.kind()
+            && (now.is_directory() || self.touched.contains_key(&key_of(now)) || times(now) == times(judged))
     }
 
     /// Takes away what stands at a path. What of it is still needed is moved aside: where it
@@ -267,16 +318,19 @@ impl<'c, 'r> Restoring<'c, 'r> {
             return self.remove(&judged.path, Some(now));
         }
         let path = &judged.path;
-        if self.find(path)?.is_none_or(|found| key_of(&found) != key_of(now)) {
+        if !self.find(path)?.is_some_and(|found| self.is_as_judged(now, &found)) {
             return Err(Errno::STALE);
         }
-        let above = &path[..path.iter().rposition(|byte| *byte == b'/').unwrap_or(0)];
-        let aside = join(above, format!("{}-{}", self.prefix, now.inode()).as_bytes());
+        let aside = join(split(path).0, format!("{}-{}", self.prefix, now.inode()).as_bytes());
         self.writer.append(&Line::Entry { path: aside.as_slice().into(), before: None })?;
         self.touch(&aside, now)?;
-        let (held, name) = self.place(path)?;
-        let end = aside.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
-        renameat_with(&held, name, &held, os(&aside[end..]), RenameFlags::NOREPLACE)?;
+        let spot = self.place(path)?;
+        let (held, name, aside_name) = (&spot.held, spot.name, os(split(&aside).1));
+        renameat_with(held, name, held, aside_name, RenameFlags::NOREPLACE)?;
+        if self.find(&aside)?.is_none_or(|found| key_of(&found) != key_of(now)) {
+            renameat_with(held, aside_name, held, name, RenameFlags::NOREPLACE)?;
+            return Err(Errno::STALE);
+        }
         self.asides.push((path.clone(), aside));
         Ok(())
     }
@@ -320,21 +374,15 @@ impl<'c, 'r> Restoring<'c, 'r> {
         if self.is_needed(path, false) {
             return Err(Errno::BUSY);
         }
-        let (Some(judged), Some(now)) = (judged, self.find(path)?) else { return Ok(()) };
-        if key_of(&now) != key_of(judged) || now.kind() != judged.kind() {
-            return Err(Errno::STALE);
-        }
-        let (held, name) = self.place(path)?;
+        let Some(judged) = judged.filter(|_| !matches!(self.find(path), Ok(None))) else { return Ok(()) };
+        let spot = self.place(path)?;
+        // In the directory that is held: another one may have its path in the next moment.
+        let now = spot.find()?.filter(|now| self.is_as_judged(judged, now)).ok_or(Errno::STALE)?;
         if now.is_directory() {
-            return self.remove_directory((&held, name), path, now, 0);
-        }
-        // Of what existed before the run, another name may have been restored meanwhile.
-        let is_known = self.comparing.journal.first.contains_key(&key_of(&now));
-        if !is_known && (now.size(), now.modified()) != (judged.size(), judged.modified()) {
-            return Err(Errno::STALE);
+            return self.remove_directory((&spot.held, spot.name), path, now, 0);
         }
         self.touch(path, &now)?;
-        unlinkat(&held, name, AtFlags::empty())
+        unlinkat(&spot.held, spot.name, AtFlags::empty())
     }
 
     /// Removes a directory that the run made; what was changed after the run stays in it.

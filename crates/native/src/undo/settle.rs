@@ -157,17 +157,20 @@ impl UndoRun {
         find(self.root.as_fd(), path)
     }
 
-    /// The time that files of the workspace get now. Another filesystem may have another
-    /// clock.
     fn time_now(&self) -> Time {
-        let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
-        let made = openat(&self.root, c".", flags, Mode::RUSR | Mode::WUSR);
-        match made.and_then(fstat) {
-            Ok(stat) => Time { seconds: stat.st_ctime, nanoseconds: u32::try_from(stat.st_ctime_nsec).unwrap_or(0) },
-            Err(_) => {
-                let time = clock_gettime(ClockId::RealtimeCoarse);
-                Time { seconds: time.tv_sec, nanoseconds: u32::try_from(time.tv_nsec).unwrap_or(0) }
-            }
+        time_now(self.root.as_fd())
+    }
+}
+
+/// The time that files of a workspace get now. Another filesystem may have another clock.
+pub(super) fn time_now(root: BorrowedFd<'_>) -> Time {
+    let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+    let made = openat(root, c".", flags, Mode::RUSR | Mode::WUSR);
+    match made.and_then(fstat) {
+        Ok(stat) => Time { seconds: stat.st_ctime, nanoseconds: u32::try_from(stat.st_ctime_nsec).unwrap_or(0) },
+        Err(_) => {
+            let time = clock_gettime(ClockId::RealtimeCoarse);
+            Time { seconds: time.tv_sec, nanoseconds: u32::try_from(time.tv_nsec).unwrap_or(0) }
         }
     }
 }

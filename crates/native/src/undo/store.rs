@@ -178,7 +178,7 @@ impl UndoStore {
             write_meta(directory.as_fd(), &meta).map_err(place("write in"))?;
         }
         let held = rustix::io::fcntl_dupfd_cloexec(&root, 3).map_err(place("open"))?;
-        let recorder = Recorder::open(held, &new.workspace, directory.as_fd(), new.limit_bytes)?;
+        let recorder = Recorder::open(held, &new.workspace, directory.as_fd(), (new.limit_bytes, &new.protect))?;
         let objects = open_objects(directory.as_fd()).map_err(place("open"))?;
         Ok((UndoRun { directory, root, objects, meta, _lock: lock }, recorder))
     }

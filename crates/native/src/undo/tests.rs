@@ -64,8 +64,16 @@ fn snapshot(root: &Path) -> BTreeMap<PathBuf, Shown> {
 }
 
 fn new_run(request: RequestId, workspace: PathBuf, limit_bytes: u64) -> NewUndoRun {
-    let protect = DEFAULT_PROTECTED_NAMES.iter().map(|name| (*name).to_owned()).collect();
-    NewUndoRun { request, command: "test".into(), workspace, limit_bytes, protect }
+    NewUndoRun { request, command: "test".into(), workspace, limit_bytes, protect: protected() }
+}
+
+fn protected() -> Vec<String> {
+    DEFAULT_PROTECTED_NAMES.iter().map(|name| (*name).to_owned()).collect()
+}
+
+/// Longer than the clock of files stands still.
+fn tick() {
+    std::thread::sleep(std::time::Duration::from_millis(20));
 }
 
 struct Scene {
@@ -232,7 +240,7 @@ proptest! {
                 drop(recorder);
                 let held = rustix::io::fcntl_dupfd_cloexec(&run.root, 3).unwrap();
                 use std::os::fd::AsFd as _;
-                recorder = Recorder::open(held, &scene.root(), run.directory.as_fd(), LIMIT_BYTES).unwrap();
+                recorder = Recorder::open(held, &scene.root(), run.directory.as_fd(), (LIMIT_BYTES, &protected())).unwrap();
             }
             scene.act(&mut recorder, *act, *one, *other);
         }
@@ -447,18 +455,26 @@ fn what_was_guarded_before_the_run_comes_back_whole() {
 
 #[test]
 fn what_leads_to_something_newer_is_not_put_back() {
-    for name in ["own/mon", "other"] {
+    for (name, is_meanwhile) in [("own/mon", false), ("other", false), ("own/mon", true), ("other", true)] {
         let scene = Scene::new();
         let root = scene.root();
         let (places, repositories) = furnish_guarded(&root);
         let (run, mut recorder) = scene.begin(LIMIT_BYTES);
         recorder.note_guarded(&places, &repositories).unwrap();
+        tick();
         scene.remove_all(&mut recorder, &root.join(".git"));
         recorder.before_remove(root.join("d").as_os_str().as_bytes()).unwrap();
         fs::remove_file(root.join("d")).unwrap();
+        let write = || fs::write(root.join(name), "another run").unwrap();
+        // The other run may work while this one goes on.
+        if is_meanwhile {
+            write()
+        }
         run.settle().unwrap();
         drop((run, recorder));
-        fs::write(root.join(name), "another run").unwrap();
+        if !is_meanwhile {
+            write()
+        }
         let run = scene.store().take(&scene.request).unwrap();
         let done = run.restore(&[], true, &mut |_| Ok(())).unwrap();
         let is_kept_away = name == "own/mon";
@@ -466,6 +482,147 @@ fn what_leads_to_something_newer_is_not_put_back() {
         assert_eq!(done.comparison.conflicts.is_empty(), !is_kept_away, "{done:?}");
         assert!(root.join("d").exists());
     }
+}
+
+/// What the run itself put in such a place goes first, and what of it stays keeps it closed.
+#[test]
+fn what_the_run_left_in_a_place_goes_before_something_leads_there() {
+    for paths in [vec![], vec![PathBuf::from(".git")]] {
+        let scene = Scene::new();
+        let root = scene.root();
+        let (_, repositories) = furnish_guarded(&root);
+        let places = vec![root.join(".githooks").as_os_str().as_bytes().to_vec()];
+        let (run, mut recorder) = scene.begin(LIMIT_BYTES);
+        recorder.note_guarded(&places, &repositories).unwrap();
+        tick();
+        scene.remove_all(&mut recorder, &root.join(".git/HEAD"));
+        recorder.before_create(&places[0]).unwrap();
+        fs::create_dir(root.join(".githooks")).unwrap();
+        fs::write(root.join(".githooks/x"), "run").unwrap();
+        run.settle().unwrap();
+        drop((run, recorder));
+        let run = scene.store().take(&scene.request).unwrap();
+        let mut watch = |_: &Path| {
+            assert!(!(root.join(".git/HEAD").exists() && root.join(".githooks/x").exists()));
+            Ok(())
+        };
+        let done = run.restore(&paths, true, &mut watch).unwrap();
+        assert_eq!(root.join(".git/HEAD").exists(), paths.is_empty(), "{done:?}");
+        assert_eq!(root.join(".githooks/x").exists(), !paths.is_empty(), "{done:?}");
+    }
+}
+
+/// Others could open it while it had another name.
+#[test]
+fn a_guarded_file_that_was_moved_comes_back_as_a_new_file() {
+    use std::io::Write as _;
+    let scene = Scene::new();
+    let root = scene.root();
+    fs::write(root.join(".envrc"), "person").unwrap();
+    let inode = fs::metadata(root.join(".envrc")).unwrap().ino();
+    let (run, mut recorder) = scene.begin(LIMIT_BYTES);
+    recorder.note_guarded(&[], &[]).unwrap();
+    let at = |name: &str| root.join(name).as_os_str().as_bytes().to_vec();
+    recorder.before_rename(&at(".envrc"), &at("x"), false).unwrap();
+    fs::rename(root.join(".envrc"), root.join("x")).unwrap();
+    let mut other = fs::OpenOptions::new().write(true).open(root.join("x")).unwrap();
+    other.write_all(b"evil").unwrap();
+    set_time(&root.join("x"), 1_000_000);
+    run.settle().unwrap();
+    drop((run, recorder));
+    let restored = scene.restore(&[]);
+    assert!(restored.is_done && restored.failed.is_empty(), "{restored:?}");
+    other.write_all(b" more").unwrap();
+    assert_eq!(fs::read(root.join(".envrc")).unwrap(), b"person");
+    assert_ne!(fs::metadata(root.join(".envrc")).unwrap().ino(), inode);
+    assert!(!root.join("x").exists());
+}
+
+#[test]
+fn what_a_person_changes_while_it_is_restored_stays() {
+    let scene = Scene::new();
+    let root = scene.root();
+    let (run, mut recorder) = scene.begin(LIMIT_BYTES);
+    for name in ["a/b/a", "b/b"] {
+        let path = root.join(name);
+        recorder.before_metadata(path.as_os_str().as_bytes()).unwrap();
+        recorder.before_open(path.as_os_str().as_bytes(), false, true).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        fs::write(&path, "run").unwrap();
+    }
+    run.settle().unwrap();
+    drop((run, recorder));
+    let run = scene.store().take(&scene.request).unwrap();
+    let mut watch = |path: &Path| {
+        if path == Path::new("a/b/a") {
+            fs::write(root.join("b/b"), "new").unwrap();
+        }
+        Ok(())
+    };
+    let done = run.restore(&[], false, &mut watch).unwrap();
+    assert_eq!(done.failed.len(), 1, "{done:?}");
+    assert_eq!(fs::read(root.join("a/b/a")).unwrap(), b"two");
+    assert_eq!(fs::read(root.join("b/b")).unwrap(), b"new");
+}
+
+#[test]
+fn what_is_put_in_a_directory_that_moves_is_taken_back() {
+    use super::compare::Comparing;
+    use super::restore::Restoring;
+    use super::spot::Spot;
+    use std::os::fd::AsFd as _;
+    let scene = Scene::new();
+    let root = scene.root();
+    let (run, recorder) = scene.begin(LIMIT_BYTES);
+    run.settle().unwrap();
+    drop(recorder);
+    let (comparing, _) = Comparing::new(&run).unwrap();
+    let writer = JournalWriter::open(run.directory.as_fd()).unwrap();
+    let mut restoring = Restoring::new(&comparing, &[], writer);
+    let take_back = |spot: &Spot<'_>| rustix::fs::unlinkat(&spot.held, spot.name, rustix::fs::AtFlags::empty());
+    for is_moved_before in [true, false] {
+        let spot = Spot::of(&run, b"a/b/config.toml").unwrap();
+        let rename = || fs::rename(root.join("a/b"), root.join("a/.cargo")).unwrap();
+        if is_moved_before {
+            rename();
+        }
+        let give = || {
+            fs::write(root.join("a/b/config.toml"), "person").unwrap();
+            rename();
+            Ok(())
+        };
+        assert_eq!(restoring.give(&spot, give, || take_back(&spot)), Err(Errno::STALE));
+        assert!(!root.join("a/.cargo/config.toml").exists(), "{is_moved_before}");
+        fs::rename(root.join("a/.cargo"), root.join("a/b")).unwrap();
+    }
+}
+
+/// The number of an object that is gone may become that of another one.
+#[test]
+fn what_restoring_touched_is_not_known_by_its_number() {
+    use std::os::fd::AsFd as _;
+    let scene = Scene::new();
+    let root = scene.root();
+    let (run, mut recorder) = scene.begin(LIMIT_BYTES);
+    for name in ["new", "b/new"] {
+        recorder.before_create(root.join(name).as_os_str().as_bytes()).unwrap();
+        fs::write(root.join(name), "run").unwrap();
+    }
+    run.settle().unwrap();
+    drop((run, recorder));
+    assert!(scene.restore(&["new"]).is_done);
+    let run = scene.store().take(&scene.request).unwrap();
+    assert!(run.journal().unwrap().touched.values().all(|touched| touched.changed.is_some()));
+    // As where restoring was cut off.
+    fs::write(root.join("b/new"), "person").unwrap();
+    set_time(&root.join("b/new"), 1_000_000);
+    let meta = fs::metadata(root.join("b/new")).unwrap();
+    let born = Some(stockade_files::object::Time::default());
+    let line = Line::Touched { device: meta.dev(), inode: meta.ino(), changed: None, born };
+    JournalWriter::open(run.directory.as_fd()).unwrap().append(&line).unwrap();
+    let refused = run.restore(&[], false, &mut |_| Ok(())).unwrap();
+    assert!(!refused.is_done, "{refused:?}");
+    assert_eq!(fs::read(root.join("b/new")).unwrap(), b"person");
 }
 
 #[test]

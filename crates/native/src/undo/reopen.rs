@@ -1,0 +1,157 @@
+//! Places that a run closed: what was run or obeyed before it, and is not now, lay open to every
+//! run meanwhile. Nothing leads to such a place again that holds what nobody vouches for.
+//! Must not know how anything is put back.
+
+use std::collections::HashMap;
+use std::os::fd::AsFd as _;
+
+use stockade_files::object::{Kind, Object, Time, entries, os};
+
+use super::compare::{Comparing, Judged, Plan, is_beneath};
+use super::journal::{ObjectKey, key_of};
+use super::keep::may_have_writer;
+use super::recorder::join;
+
+/// Names that are looked at in such places.
+const MAX_LOOKED_AT: usize = 100_000;
+
+/// What is restored of a workspace.
+pub(super) struct Outcome<'o> {
+    judged: HashMap<&'o [u8], &'o Judged>,
+    /// What was put back until now, and when it was changed for that: everything else is done
+    /// as well. Before the start nothing is.
+    put: Option<&'o HashMap<ObjectKey, Time>>,
+}
+
+impl<'o> Outcome<'o> {
+    /// What will be there.
+    pub fn planned(judged: &'o [Judged]) -> Self {
+        Self { judged: judged.iter().map(|one| (one.path.as_slice(), one)).collect(), put: None }
+    }
+
+    /// What is there, when all is removed that the run made.
+    pub fn reached(judged: &'o [Judged], put: &'o HashMap<ObjectKey, Time>) -> Self {
+        Self { put: Some(put), ..Self::planned(judged) }
+    }
+
+    fn was_put(&self, object: &Object) -> bool {
+        let at = self.put.and_then(|put| put.get(&key_of(object)));
+        at.is_some_and(|at| object.is_directory() || object.changed() <= *at)
+    }
+
+    /// Whether something goes: it, or what is above it, is new.
+    fn removes(&self, path: &[u8]) -> bool {
+        let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
+        let goes = |one: &&Judged| one.plan == Plan::Remove && one.conflict.is_none();
+        self.put.is_none()
+            && ends.chain([path.len()]).any(|end| self.judged.get(&path[..end]).is_some_and(|one| goes(one)))
+    }
+}
+
+impl Comparing<'_> {
+    /// Whether a place that was run or obeyed before the run, and is not now, holds something
+    /// else than before: it would be run or obeyed.
+    pub fn is_reopened(&self, outcome: &Outcome<'_>) -> bool {
+        let is_guarded = |place: &[u8]| {
+            self.guard.places.iter().any(|now| now == place || is_beneath(place, now))
+                || self.guard.has_guarded_name(place)
+        };
+        let places = self.journal.guarded.iter().filter(|place| !place.is_empty() && !is_guarded(place)).cloned();
+        let parts = self.closed.iter();
+        let parts = parts.flat_map(|path| self.guard.surveys.parts().names().map(|name| join(path, name)));
+        let mut left = MAX_LOOKED_AT;
+        places.chain(parts).any(|place| self.is_newer_place(place, outcome, &mut left))
+    }
+
+    /// Directories that were repositories before the run, and are none now.
+    pub fn closed_repositories(&self) -> Vec<Vec<u8>> {
+        let is_closed = |path: &&Vec<u8>| {
+            let has = |name: &[u8]| matches!(self.run.find(&join(path, name)), Ok(Some(_)));
+            !(has(b"HEAD") && (has(b"commondir") || has(b"objects") && has(b"refs")))
+        };
+        self.journal.repositories.iter().filter(is_closed).cloned().collect()
+    }
+
+    fn is_newer_place(&self, place: Vec<u8>, outcome: &Outcome<'_>, left: &mut usize) -> bool {
+        let ends = place.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
+        for above in ends.map(|end| &place[..end]).filter(|above| !self.guard.has_guarded_name(above)) {
+            match self.run.find(above) {
+                Ok(Some(object)) if self.is_newer_thing(above, &object, outcome) => return true,
+                Ok(Some(_)) => {}
+                Ok(None) => return false,
+                Err(_) => return true,
+            }
+        }
+        let mut waiting = match self.run.find(&place) {
+            Ok(found) => found.into_iter().map(|object| (place.clone(), object)).collect::<Vec<_>>(),
+            Err(_) => return true,
+        };
+        while let Some((path, object)) = waiting.pop() {
+            if self.is_newer_thing(&path, &object, outcome) {
+                return true;
+            }
+            let inner = if object.is_directory() { entries(object.fd.as_fd()) } else { Ok(Vec::new()) };
+            let Ok(inner) = inner else { return true };
+            let Some(rest) = left.checked_sub(inner.len() + 1) else { return true };
+            *left = rest;
+            for (name, _) in inner {
+                match Object::find(object.fd.as_fd(), os(&name)) {
+                    Ok(found) => waiting.extend(found.map(|found| (join(&path, &name), found))),
+                    Err(_) => return true,
+                }
+            }
+        }
+        false
+    }
+
+    /// Whether something is neither as it was when the run began nor restored. The end of the
+    /// run says nothing here: another run may have made it while this one went on.
+    fn is_newer_thing(&self, path: &[u8], object: &Object, outcome: &Outcome<'_>) -> bool {
+        if outcome.removes(path) {
+            return self.newer.iter().any(|newer| newer == path);
+        }
+        // What was opened while that was nobody's matter is written later.
+        if object.kind() == Kind::File && may_have_writer(object) {
+            return true;
+        }
+        let is_known = self.is_older_than_run(object) || self.is_left(object) || outcome.was_put(object);
+        !is_known && !self.is_settled(path, object, outcome)
+    }
+
+    /// Whether something that the run changed is, or will be, what was there before.
+    fn is_settled(&self, path: &[u8], object: &Object, outcome: &Outcome<'_>) -> bool {
+        let Some(one) = outcome.judged.get(path).filter(|one| one.conflict.is_none()) else { return false };
+        let Some(before) = &one.before else { return false };
+        if object.is_directory() {
+            // What is in it is looked at by itself.
+            return before.is(object) && !self.journal.late.contains(path);
+        }
+        match one.plan {
+            Plan::Put(_) => outcome.put.is_none(),
+            Plan::Remove => false,
+            // Only what was kept says that the content is that of before.
+            Plan::Stay => {
+                let is_same = before.kind == Kind::Link || self.journal.slots.contains_key(&before.key());
+                is_same && one.now.as_ref().is_some_and(|now| now.changed() == object.changed())
+            }
+        }
+    }
+
+    /// In which order what leads on is put back, last what completes it: what is run or obeyed
+    /// then is there before.
+    pub fn leading_order(&self, one: &Judged) -> u8 {
+        let kind = one.before.as_ref().map(|before| before.kind);
+        if self.completes(&one.path)
+            || kind == Some(Kind::Link)
+            || one.path.ends_with(b".git") && kind == Some(Kind::File)
+        {
+            3
+        } else if kind == Some(Kind::Directory) {
+            0
+        } else if self.was_place(&one.path) {
+            1
+        } else {
+            2
+        }
+    }
+}
