@@ -556,3 +556,69 @@ fn undo_opens_what_a_run_closed() {
         }
     });
 }
+
+/// Another run works while the undone one goes on: what it made in a place that was closed
+/// meanwhile is never led to again.
+#[test]
+fn undo_leads_to_nothing_that_another_run_made_meanwhile() {
+    each_user(|world| {
+        let ws = world.workspace();
+        let top = ws.display().to_string();
+        let mark = world.outside().join("mark");
+        for level in LEVELS {
+            world.run(&world.bare(&["git", "init", "-q", &top]));
+            world.run(&world.bare(&["git", "-C", &top, "config", "core.hooksPath", ".githooks"]));
+            world.file("ws/f", "x\n");
+            world.run(&world.bare(&["git", "-C", &top, "add", "f"]));
+            let script = "rm .git/HEAD; touch ready; while [ ! -e done ]; do sleep 0.05; done";
+            let command = world.stockade(&["--undo", "--level", level], &["sh", "-c", script]);
+            let running = Running::start(&world.account, &command).unwrap();
+            appears(&ws.join("ready"));
+            let hook = format!("#!/bin/sh\ntouch {}\n", mark.display());
+            let make = format!("mkdir .githooks; printf '{hook}' > .githooks/post-index-change; chmod +x .githooks/*");
+            passes(world, level, &[], &format!("{make}; touch done"));
+            let output = running.finish().unwrap();
+            assert_eq!(output.ended, Ended::Code(0), "{}", output.text());
+            let refused = stockade(world, &["undo"]);
+            assert_eq!(refused.ended, Ended::Code(1), "{}", refused.text());
+            assert!(refused.stdout.contains(".git/HEAD"), "{}", refused.text());
+            undone(world, &["--skip-conflicts"]);
+            assert!(!ws.join(".git/HEAD").exists(), "{level}");
+            // Without what the other run made, the rest comes back as well.
+            fs::remove_dir_all(ws.join(".githooks")).unwrap();
+            undone(world, &[]);
+            assert!(ws.join(".git/HEAD").exists(), "{level}");
+            world.run(&world.bare(&["touch", "-d", "1 hour ago", &ws.join("f").display().to_string()]));
+            world.run(&world.bare(&["git", "-C", &top, "status"]));
+            assert!(!mark.exists(), "{level}: it ran");
+            for name in [".git", "f", "done"] {
+                world.run(&world.bare(&["rm", "-rf", &ws.join(name).display().to_string()]));
+            }
+        }
+    });
+}
+
+/// A run may hold a file open that had a guarded name before.
+#[test]
+fn undo_puts_a_new_file_in_a_guarded_place() {
+    each_user(|world| {
+        let ws = world.workspace();
+        for level in LEVELS {
+            let guarded = world.file("ws/.envrc", "export A=1\n");
+            let grant = format!("write {}", guarded.display());
+            passes(world, level, &["--undo", "--grant", &grant], "mv .envrc x");
+            let script = "exec 3<>x; touch ready; while [ ! -e done ]; do sleep 0.05; done; echo evil >&3";
+            let command = world.stockade(&["--level", level], &["sh", "-c", script]);
+            let running = Running::start(&world.account, &command).unwrap();
+            appears(&ws.join("ready"));
+            undone(world, &[]);
+            world.file("ws/done", "");
+            let output = running.finish().unwrap();
+            assert_eq!(output.ended, Ended::Code(0), "{}", output.text());
+            assert_eq!(fs::read_to_string(&guarded).unwrap(), "export A=1\n", "{level}");
+            for name in ["ready", "done"] {
+                fs::remove_file(ws.join(name)).unwrap();
+            }
+        }
+    });
+}

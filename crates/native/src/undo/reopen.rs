@@ -43,8 +43,7 @@ impl<'o> Outcome<'o> {
     fn removes(&self, path: &[u8]) -> bool {
         let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
         let goes = |one: &&Judged| one.plan == Plan::Remove && one.conflict.is_none();
-        self.put.is_none()
-            && ends.chain([path.len()]).any(|end| self.judged.get(&path[..end]).is_some_and(|one| goes(one)))
+        self.put.is_none() && ends.chain([path.len()]).any(|end| self.judged.get(&path[..end]).is_some_and(goes))
     }
 }
 
