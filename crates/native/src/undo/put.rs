@@ -106,7 +106,7 @@ impl Restoring<'_, '_> {
             let link = || link_object(&object, held, name);
             match self.give(spot, link, || unlinkat(held, name, AtFlags::empty())) {
                 // Put by its own source then.
-                Err(Errno::MLINK | Errno::PERM | Errno::OPNOTSUPP) => {}
+                Err(errno) if errno != Errno::STALE => {}
                 given => {
                     if let Some(Source::Moved(from) | Source::Linked(from)) = source {
                         self.release(from);
@@ -181,7 +181,7 @@ impl Restoring<'_, '_> {
                 // Until here it is there twice, so that it is never lost.
                 unlinkat(&run.objects, slot.as_str(), AtFlags::empty()).map(|()| true)
             }
-            Err(Errno::XDEV | Errno::PERM | Errno::OPNOTSUPP | Errno::MLINK) => self.put_copy(&kept, before, spot),
+            Err(errno) if errno != Errno::STALE => self.put_copy(&kept, before, spot),
             other => other,
         }
     }
