@@ -333,11 +333,6 @@ impl Powers {
         }
     }
 
-    /// Whether a writable root lies beneath `path`, which has no guarded name.
-    fn leads_to_root(&self, path: &[u8]) -> bool {
-        self.names.matches(path).is_none() && self.writable.iter().any(|root| root != path && covers(path, root))
-    }
-
     /// May a unix socket of this path, which was not made by the run, be
     /// connected to?
     pub fn socket(&self, object: &Path) -> Verdict {

@@ -1,5 +1,5 @@
-//! Roots that the run may read and the kernel does not let it: at level restricted its rules
-//! are about what was there at the start.
+//! Roots that are not there yet: what leads to them can be made, and at level restricted the
+//! kernel does not let the run read them, whose rules are about what was there at the start.
 
 use std::path::PathBuf;
 
@@ -26,5 +26,10 @@ impl Powers {
     pub(crate) fn is_read_late(&self, path: &[u8]) -> bool {
         let mut roots = self.late.iter().chain(&self.added);
         roots.any(|root| covers(root, path)) && self.hides(path).is_none()
+    }
+
+    /// Whether a writable root lies beneath `path`, which has no guarded name.
+    pub(super) fn leads_to_root(&self, path: &[u8]) -> bool {
+        self.names.matches(path).is_none() && self.writable.iter().any(|root| root != path && covers(path, root))
     }
 }
