@@ -250,6 +250,8 @@ fn no_copy_writes_stockades_own_files() {
             let to = home.join(to);
             stockade(world, &["copy", &format!("{id}:/workspace/{from}"), to.to_str().unwrap()])
         };
+        // Into a directory that is there it would go as a directory of its own.
+        let _ = fs::remove_dir(home.join(".config"));
         let partly = copy("cfg", ".config");
         assert_eq!(fs::read_to_string(home.join(".config/other")).unwrap_or_default(), "fine\n", "{}", partly.text());
         for (from, to) in [("cfg/stockade", ".config/stockade"), ("st/zz", ".local/state/stockade/zz")] {
