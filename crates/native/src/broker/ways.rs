@@ -11,13 +11,11 @@ use stockade_model::{Grant, Level, Operation};
 use stockade_sys::Errno;
 
 use super::service::{Failure, Service, refused};
-use crate::guards::pointers::{leading_through, may_lead_elsewhere, target_of};
+use crate::guards::pointers::{MAX_POINTER_BYTES, leading_through, may_lead_elsewhere, target_of};
 use crate::guards::view::{at, join, parent};
 use crate::guards::{View, open_host_root};
 use crate::powers::{Refusal, covers, to_path};
 
-/// Longer files are no `.git` files.
-const MAX_POINTER_BYTES: u64 = 4096;
 /// As git looks for a repository at an address (`enter_repo` in path.c).
 const ENDS: [&[u8]; 3] = [b"", b".git", b"/.git"];
 
