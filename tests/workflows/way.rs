@@ -2,10 +2,13 @@
 //! closest to our profile that its own command line offers.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use stockade_tests::Level;
+
+const TEMPORARY_OF_SRT: &str = "/tmp/claude";
 
 /// One way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,10 +81,13 @@ impl Peer {
             }
             Self::Codex => vec!["sandbox", "-c", "sandbox_mode=\"workspace-write\"", "--", "sh", "-c", script],
             Self::SandboxRuntime => {
+                // It leads `TMPDIR` there and does not make it.
+                fs::create_dir_all(TEMPORARY_OF_SRT)?;
+                fs::set_permissions(TEMPORARY_OF_SRT, fs::Permissions::from_mode(0o1777))?;
                 let settings = workspace.with_file_name("srt.json");
                 let rules = serde_json::json!({
                     "network": {"allowedDomains": [], "deniedDomains": []},
-                    "filesystem": {"denyRead": [], "allowWrite": [place], "denyWrite": []},
+                    "filesystem": {"denyRead": [], "allowWrite": [place, TEMPORARY_OF_SRT], "denyWrite": []},
                 });
                 fs::write(&settings, rules.to_string())?;
                 let settings = settings.display().to_string();
