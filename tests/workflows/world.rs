@@ -102,15 +102,15 @@ impl World {
         self.sandboxed(level, &options, script)
     }
 
+    /// The same, told in words.
+    pub fn stockade_for_people(&self, level: Level, script: &str) -> Result<Output> {
+        self.sandboxed(level, &[], script)
+    }
+
     /// Runs a script in a neighbour's sandbox.
     pub fn peer(&self, peer: Peer, script: &str) -> Result<Output> {
         let words = peer.command(&self.workspace(), script)?;
         self.run(self.command(words.iter().map(String::as_str))?)
-    }
-
-    /// The same, told in words.
-    pub fn stockade_for_people(&self, level: Level, script: &str) -> Result<Output> {
-        self.sandboxed(level, &[], script)
     }
 
     fn sandboxed(&self, level: Level, options: &[&str], script: &str) -> Result<Output> {

@@ -23,7 +23,7 @@ impl Service {
     /// May a link with this text be called `path`?
     pub(super) fn permit_way(&self, path: &[u8], text: &[u8], operation: Operation) -> Result<(), Failure> {
         let Some(first) = &self.first else { return Ok(()) };
-        if self.powers.in_private_tree(path) || self.powers.is_named(path) || self.powers.root_length(path).is_none() {
+        if !self.judges_ways(path) {
             return Ok(());
         }
         let refuse =
@@ -59,7 +59,7 @@ impl Service {
     /// May the directory at `now` be called `path`, with the links in it?
     pub(super) fn permit_way_of_links(&self, now: &[u8], path: &[u8]) -> Result<(), Failure> {
         let Some(first) = &self.first else { return Ok(()) };
-        if self.powers.in_private_tree(path) || self.powers.is_named(path) || self.powers.root_length(path).is_none() {
+        if !self.judges_ways(path) {
             return Ok(());
         }
         let view = View::new(first.root.as_fd());
@@ -67,6 +67,11 @@ impl Service {
             true => self.permit_led(view, path, true, Operation::Rename),
             false => Ok(()),
         }
+    }
+
+    /// Whether what is called `path` is looked at: nothing that a grant names, or lies elsewhere.
+    fn judges_ways(&self, path: &[u8]) -> bool {
+        !self.powers.in_private_tree(path) && !self.powers.is_named(path) && self.powers.root_length(path).is_some()
     }
 
     /// Refuses where a text leads git along a way on which `path` lies.

@@ -81,11 +81,7 @@ pub(crate) fn leads_out(view: View<'_>) -> Result<Option<Vec<u8>>, Errno> {
             }
             return;
         }
-        let trees = join(&git, b"worktrees");
-        let mut names = Vec::new();
-        // What cannot be listed cannot be followed either, and none is the rule.
-        let _ = view.list(&trees, |name, _| names.push(name.to_vec()));
-        for kept in names.iter().map(|name| join(&join(&trees, name), b"gitdir")) {
+        for kept in kept_of_work_trees(view, &git).iter().map(|kept| join(kept, b"gitdir")) {
             // An absolute one means the same from everywhere.
             let out = |text: Vec<u8>| {
                 let text = text.strip_suffix(b"\n").unwrap_or(&text);
@@ -120,11 +116,7 @@ pub(crate) fn leading_through(
             }
             return;
         }
-        let trees = join(&git, b"worktrees");
-        let mut names = Vec::new();
-        // What cannot be listed cannot be followed either, and none is the rule.
-        let _ = view.list(&trees, |name, _| names.push(name.to_vec()));
-        for kept in names.iter().map(|name| join(&trees, name)) {
+        for kept in kept_of_work_trees(view, &git) {
             let file = join(&kept, b"gitdir");
             let text = view.read(&file, MAX_POINTER_BYTES).unwrap_or_default();
             if !text.is_empty() && passes(&at(&kept, text.trim_ascii())) {
@@ -174,6 +166,15 @@ pub(crate) fn may_lead_elsewhere(view: View<'_>, top: &[u8], only_links: bool) -
 fn stays_beneath(view: View<'_>, directory: &[u8], text: &[u8]) -> bool {
     let is_relative = text.strip_prefix(b"gitdir: ").is_some_and(|place| !place.starts_with(b"/"));
     is_relative && target_of(directory, text).is_some_and(|target| view.stat(&target).is_ok())
+}
+
+/// The directories that the repository `git` keeps of other work trees.
+fn kept_of_work_trees(view: View<'_>, git: &[u8]) -> Vec<Vec<u8>> {
+    let trees = join(git, b"worktrees");
+    let mut kept = Vec::new();
+    // What cannot be listed cannot be followed either, and none is the rule.
+    let _ = view.list(&trees, |name, _| kept.push(join(&trees, name)));
+    kept
 }
 
 /// Tells each name `.git` in the tree at `root`, with its directory and whether it is one.
