@@ -13,7 +13,7 @@ use std::time::Duration;
 use stockade_engine::{CommandEnd, SandboxError, SandboxEvent, SandboxPlan};
 use stockade_model::{Background, SandboxId};
 
-use crate::bench::{Bench, CAPTURE, Declared, Going, Place, inside, patience};
+use crate::bench::{Bench, CAPTURE, Declared, Going, Place, inside, patience, wait_until};
 use crate::{Verdict, sleepers};
 
 super::cases! { "killed": fifty_are_found_again_or_gone_at_an_early_moment, fifty_are_found_again_or_gone_when_all_work,
@@ -47,7 +47,8 @@ fn fill_some(bench: &Bench, plans: &[SandboxPlan], next: &AtomicUsize) {
         println!("begun {number} {}", plan.id);
         let place = bench.make_of(plan.clone()).unwrap();
         let going = place.start(WORK);
-        place.wait_for("said");
+        // The file is there before what is written to it.
+        wait_until("said", || fs::read(place.work("said")).is_ok_and(|said| said.ends_with(b"\n")));
         println!("works {number} {}", plan.id);
         all.push((place, going));
     }

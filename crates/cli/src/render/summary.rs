@@ -5,7 +5,9 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use stockade_model::{Approval, Denial, Grant, Layer, Level, Operation, Outcome, RawText, Resolution, Scope, Status};
+use stockade_model::{
+    Approval, Denial, Grant, Layer, LayerState, Level, Operation, Outcome, RawText, Resolution, Scope, Status,
+};
 use stockade_policy::{is_history, is_registry_settings};
 use stockade_store::{Consent, Remembered};
 
@@ -266,6 +268,17 @@ fn ending(out: &mut String, outcome: &Outcome, style: Style) {
     if outcome.attempts.last().and_then(|last| last.enforced.as_ref()).is_some_and(|e| e.level == Level::None) {
         wrap(out, style, "• ", "it ran without a sandbox");
     }
+    without_caches(out, outcome, style);
+}
+
+/// Why a tool may have found its cache read-only. Where it succeeded, nobody minds.
+fn without_caches(out: &mut String, outcome: &Outcome, style: Style) {
+    let enforced = outcome.attempts.last().and_then(|last| last.enforced.as_ref());
+    let Some(caches) = enforced.and_then(|enforced| enforced.layers.get("caches")) else { return };
+    if caches.state != LayerState::Enforced && outcome.exit_code != Some(0) {
+        let why = caches.detail.trim_start_matches("none, ");
+        wrap(out, style, "• ", &format!("tools could not write to all of their caches: {why}"));
+    }
 }
 
 fn wrap_error(out: &mut String, why: &str, style: Style) {
@@ -294,8 +307,8 @@ fn refused(out: &mut String, outcome: &Outcome, why: Option<&str>, style: Style)
 #[cfg(test)]
 mod tests {
     use stockade_model::{
-        Assessment, AttemptRecord, ConnectionEnd, ConnectionRecord, Decision, EnforcementReport, HostUse, Operation,
-        Staged, Tier, Usage, Verdict,
+        Assessment, AttemptRecord, ConnectionEnd, ConnectionRecord, Decision, EnforcementReport, HostUse, LayerReport,
+        Operation, Staged, Tier, Usage, Verdict,
     };
 
     use super::*;
@@ -533,6 +546,22 @@ mod tests {
         let mut value = outcome(Status::Exited);
         value.attempts[0].enforced = Some(EnforcementReport { level: Level::None, layers: Default::default() });
         assert_eq!(summary(&value, context(), Style::PLAIN), "• it ran without a sandbox\n");
+    }
+
+    #[test]
+    fn caches_that_could_not_be_had_are_told_where_it_matters() {
+        let mut value = outcome(Status::Exited);
+        let detail = "none, the directory of the workspace's caches: Device or resource busy".to_owned();
+        let report = LayerReport { state: LayerState::Absent, detail };
+        let layers = [("caches".to_owned(), report)].into();
+        value.attempts[0].enforced = Some(EnforcementReport { level: Level::Full, layers });
+        value.exit_code = Some(0);
+        assert_eq!(summary(&value, context(), Style::PLAIN), "");
+        value.exit_code = Some(1);
+        insta::assert_snapshot!(summary(&value, context(), Style::PLAIN), @r"
+        • tools could not write to all of their caches: the directory of the workspace's
+          caches: Device or resource busy
+        ");
     }
 
     #[test]

@@ -26,8 +26,9 @@ use crate::launch::{MAX_MERGED, MergedDirectory, Overlay};
 const MAX_SETS: u32 = 64;
 
 /// How long a start waits for whoever has a workspace's directory alone, and between two
-/// looks. Names are changed in that time, nothing more: a loaded machine makes it long.
-const ALONE_WAIT: Duration = Duration::from_secs(2);
+/// looks. Names are changed in that time, nothing more: a loaded machine, or a disk that
+/// stands still for seconds, makes it long. Without, tools could write to no cache.
+const ALONE_WAIT: Duration = Duration::from_secs(15);
 const ALONE_LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// Filesystems that an overlay may write to (statfs(2)): those on which it was seen to

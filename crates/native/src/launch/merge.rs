@@ -16,7 +16,7 @@ use super::step::{Site, open_plain, verify};
 
 /// How often an upper directory that is still mounted is tried again, and how long after: soon
 /// at first, and then for some seconds, which a busy machine may need.
-const BUSY_RETRIES: u32 = 600;
+const BUSY_RETRIES: u32 = 1_000;
 const SOON_RETRIES: u32 = 400;
 const SOON_DELAY: Timespec = Timespec { tv_sec: 0, tv_nsec: 250_000 };
 const LATER_DELAY: Timespec = Timespec { tv_sec: 0, tv_nsec: 15_000_000 };
