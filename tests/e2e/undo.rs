@@ -598,6 +598,30 @@ fn undo_leads_to_nothing_that_another_run_made_meanwhile() {
     });
 }
 
+/// Git would fetch from where such a link leads, which may be hidden from runs.
+#[test]
+fn undo_puts_no_link_at_the_place_of_a_remote() {
+    each_user(|world| {
+        let ws = world.workspace();
+        world.run(&world.bare(&["git", "init", "-q", &ws.display().to_string()]));
+        for level in LEVELS {
+            for with_remote in [false, true] {
+                symlink(world.outside(), ws.join("pw")).unwrap();
+                passes(world, level, &["--undo"], "rm pw");
+                if with_remote {
+                    passes(world, level, &[], "mkdir pw; git remote add y $PWD/pw; rmdir pw");
+                    let refused = stockade(world, &["undo"]);
+                    assert_eq!(refused.ended, Ended::Code(1), "{}", refused.text());
+                    assert!(refused.stdout.contains("the place of a remote"), "{}", refused.text());
+                    passes(world, level, &[], "git remote remove y");
+                }
+                undone(world, &[]);
+                fs::remove_file(ws.join("pw")).unwrap();
+            }
+        }
+    });
+}
+
 /// A run may hold a file open that had a guarded name before.
 #[test]
 fn undo_puts_a_new_file_in_a_guarded_place() {

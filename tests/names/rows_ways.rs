@@ -6,13 +6,13 @@ use crate::oracle::Tool::Person;
 use crate::row::{ROW, Row, Then};
 
 /// A repository with hooks that lie in each work tree, and the person's own one of those.
-const WITH_HOOKS: Row = Row {
+pub const WITH_HOOKS: Row = Row {
     prepare: "git init -q -b main r; git -C r commit -q --allow-empty -m x; git -C r config core.hooksPath .githooks; git -C r worktree add -q ../keep/pw",
     ask: &[Person("cd x/pw; echo x >n; git add n; git commit -qm n")],
     ..ROW
 };
 /// The same for the hidden repository of the person.
-const WITH_SECRETS: Row = Row {
+pub const WITH_SECRETS: Row = Row {
     prepare: "git init -q -b main; git init -q -b main ~/.password-store; git -C ~/.password-store commit -q --allow-empty -m x",
     ask: &[Person("git fetch -q --all; [ -z \"$(git for-each-ref refs/remotes)\" ] || $(cat c)")],
     ..ROW

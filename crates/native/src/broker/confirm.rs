@@ -66,7 +66,11 @@ impl Service {
         {
             return Err(refused(operation, now, refusal));
         }
+        self.looked_in_vain.set(false);
         let Some(state) = RepositoryState::around(now, surveys.parts(), &|p| self.exists(p)) else { return Ok(()) };
+        if let Some(refusal) = self.refusal_in_the_dark(operation, now) {
+            return Err(refused(operation, now, refusal));
+        }
         if self.powers.is_known_part(now) {
             return Ok(());
         }
@@ -236,6 +240,11 @@ impl Service {
             return Some(Refusal { rule: SurveyError::Unreadable.to_string(), grant: None });
         }
         let surveys = self.surveys.borrow();
+        let may_lead =
+            !matches!(operation, Operation::Mkdir | Operation::Remove | Operation::Metadata | Operation::Rename);
+        if let Some(refusal) = surveys.refusal_at_address(path, false).filter(|_| may_lead) {
+            return Some(refusal);
+        }
         let is_known = |prefix: &[u8]| self.powers.is_known_part(prefix);
         let exists = |path: &Path| self.exists(path);
         surveys

@@ -23,7 +23,9 @@ use super::view::same;
 use super::walk::{Object, Place};
 use crate::guards::View;
 use crate::guards::git_part::{GitPart, Judged};
-use crate::guards::settings_judge::{Before, Judgement, SettingsFile, judge, lost_with, work_tree_of_module};
+use crate::guards::settings_judge::{
+    Before, Judgement, SettingsFile, judge, local_addresses, lost_with, work_tree_of_module,
+};
 use crate::guards::view::{join, parent};
 use crate::guards::{git_index, git_texts};
 use crate::powers::{Refusal, Verdict, to_path};
@@ -122,13 +124,6 @@ impl Service {
         Ok(Step::zero())
     }
 
-    /// Whether the run may read what is at `path`, also where links lead from there.
-    pub(super) fn may_read(&self, path: &[u8]) -> bool {
-        let reads = |path: &[u8]| self.powers.hides(path).is_none();
-        let end = self.first.as_ref().and_then(|first| View::new(first.root.as_fd()).resolve_end(path));
-        reads(path) && end.is_none_or(|end| reads(&end))
-    }
-
     pub(super) fn judgement(&self, judged: Judged, new: &Place, now: &[u8], text: &[u8]) -> Result<Judgement, Errno> {
         let simple = |is_harmless: bool, what: &str| match is_harmless {
             true => Judgement::Harmless,
@@ -198,6 +193,12 @@ impl Service {
         (mode, flags): (u32, RenameFlags),
     ) -> Result<(), Failure> {
         self.put_text((new, directory, to), text, (mode, flags))?;
+        if judged == Judged::Settings
+            && let Some(first) = &self.first
+        {
+            let view = View::new(first.root.as_fd());
+            self.surveys.borrow_mut().add_addresses(view, &local_addresses(to, text));
+        }
         // Another run may have made a second way to the module meanwhile.
         if judged == Judged::Settings
             && let Some(top) = new_work_tree(to, now, text)

@@ -21,6 +21,7 @@ use super::walk::{Object, Place};
 use crate::guards::View;
 use crate::guards::git_part::{GitPart, Judged};
 use crate::guards::pointers::leads_out;
+use crate::guards::view::There;
 use crate::powers::{Refusal, Verdict, to_path};
 
 impl Service {
@@ -310,12 +311,32 @@ impl Service {
             self.permit_link_at(to, Operation::Rename)?;
             self.permit_way(to, &resolve::link_text(moved.as_fd())?, Operation::Rename)?;
         }
+        self.permit_at_addresses(moved, kind, to)?;
         if kind == FileType::Directory {
             self.permit_above_work_tree(to, false, Operation::Rename)?;
             self.permit_way_of_links(from, to)?;
         }
         self.permit_in_git(kind, Some(from), to, Operation::Rename)?;
         self.permit_carried(moved, from, to)
+    }
+
+    /// Nothing but directories comes to the places of remotes, by itself or in what is held.
+    fn permit_at_addresses(&self, moved: &OwnedFd, kind: FileType, to: &[u8]) -> Result<(), Failure> {
+        if self.powers.in_private_tree(to) {
+            return Ok(());
+        }
+        let surveys = self.surveys.borrow();
+        let refusal = match kind {
+            FileType::Directory => {
+                let view = View::new(moved.as_fd());
+                let is_free = |rest: &[u8]| matches!(view.there(rest), There::Nothing | There::Is(FileType::Directory));
+                let mut beneath = surveys.addresses_beneath(to).map(|place| place[to.len()..].to_vec());
+                let bad = beneath.find(|rest| !is_free(rest) || !is_free(&[rest, &b".git"[..]].concat()));
+                bad.and_then(|rest| surveys.refusal_at_address(&[to, &rest].concat(), false))
+            }
+            _ => surveys.refusal_at_address(to, false),
+        };
+        refusal.map_or(Ok(()), |refusal| Err(refused(Operation::Rename, to, refusal)))
     }
 
     /// Git's directory gets files and no links, which would lead what the person's git

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Access, AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Stat, Uid, accessat, openat2};
 use stockade_egress::Dialling;
-use stockade_model::{Layer, Level, Operation};
+use stockade_model::{Grant, Layer, Level, Operation};
 use stockade_sys::notify::{Answer, Notifier, Request};
 use stockade_sys::{Errno, actor, resolve};
 
@@ -38,7 +38,7 @@ use super::walk::{self, Kin, Object, Place, Walk};
 use super::{BrokerError, BrokerEvent, BrokerReport, Order, step};
 use crate::guards::Surveys;
 use crate::launch::may_map_for_others;
-use crate::powers::{Powers, Refusal, Verdict};
+use crate::powers::{Powers, Refusal, Verdict, creates_name, to_path};
 use crate::stage::Precaution;
 use crate::undo::Recorder;
 use crate::way_out::WayOut;
@@ -120,6 +120,8 @@ pub(super) struct Service {
     pub surveys: RefCell<Surveys>,
     /// What settings said when they were first changed.
     pub first_settings: FirstSettings,
+    /// Whether it could not be told whether something is there, since the last decision began.
+    pub looked_in_vain: Cell<bool>,
     /// Files that lead to repositories, which are still written.
     pub in_place: WrittenInPlace,
     /// The sockets that the run has bound to paths.
@@ -183,6 +185,7 @@ impl Service {
             reads,
             surveys: RefCell::default(),
             first_settings: FirstSettings::default(),
+            looked_in_vain: Cell::new(false),
             in_place: WrittenInPlace::default(),
             bound,
             servers: Servers::default(),
@@ -464,15 +467,26 @@ impl Service {
 
     /// The decision on the object at `path`.
     pub fn decide(&self, operation: Operation, path: &[u8]) -> Verdict {
+        self.looked_in_vain.set(false);
         match self.powers.decide(operation, Path::new(OsStr::from_bytes(path)), &|p| self.exists(p)) {
             Verdict::Allow => {
                 let refusal = self.refusal_of_place(operation, path);
+                let refusal = refusal.or_else(|| self.refusal_in_the_dark(operation, path));
                 let lasts = refusal.is_none() && !self.powers.is_staged(path);
                 self.changed.set(self.changed.get() || lasts);
                 refusal.map_or(Verdict::Allow, Verdict::Refuse)
             }
             other => other,
         }
+    }
+
+    /// Why nothing is made where it could not be looked at what is there: by a descriptor a run
+    /// works in a directory that it has closed to everybody.
+    pub fn refusal_in_the_dark(&self, operation: Operation, path: &[u8]) -> Option<Refusal> {
+        (self.looked_in_vain.get() && creates_name(operation)).then(|| Refusal {
+            rule: "a directory that is closed, so that nobody can look at what is there".to_owned(),
+            grant: Some(Grant::Write(to_path(path))),
+        })
     }
 
     /// As [`decide`](Self::decide), a refusal made ready to be recorded.
@@ -490,7 +504,10 @@ impl Service {
         let Some(first) = &self.first else { return false };
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-        !matches!(openat2(&first.root, path, flags, Mode::empty(), how), Err(Errno::NOENT | Errno::NOTDIR))
+        let found = openat2(&first.root, path, flags, Mode::empty(), how);
+        let is_told = matches!(found, Ok(_) | Err(Errno::NOENT | Errno::NOTDIR));
+        self.looked_in_vain.set(self.looked_in_vain.get() || !is_told);
+        found.is_ok() || !is_told
     }
 
     /// Whether an object that was reached by a descriptor is one of the run's

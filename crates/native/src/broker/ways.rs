@@ -8,16 +8,15 @@ use std::os::fd::AsFd as _;
 
 use rustix::fs::FileType;
 use stockade_model::{Grant, Level, Operation};
-use stockade_sys::Errno;
 
 use super::service::{Failure, Service, refused};
 use crate::guards::pointers::{MAX_POINTER_BYTES, leading_through, may_lead_elsewhere, target_of};
-use crate::guards::view::{at, join, parent};
+use crate::guards::view::{Chain, There, at, parent};
 use crate::guards::{View, open_host_root};
 use crate::powers::{Refusal, covers, to_path};
 
 /// As git looks for a repository at an address (`enter_repo` in path.c).
-const ENDS: [&[u8]; 3] = [b"", b".git", b"/.git"];
+const ENDS: [&[u8]; 4] = [b"", b"/.git", b".git", b".git/.git"];
 
 impl Service {
     /// May a link with this text be called `path`?
@@ -33,22 +32,28 @@ impl Service {
         let views = [Some(own), self.powers.renamed_workspace().is_none().then(|| View::new(host.as_fd()))];
         let (mut leads, mut shows) = (false, false);
         for (number, view) in views.into_iter().flatten().enumerate() {
-            let Some(end) = view.resolve_end(&at(parent(path), text)) else { continue };
+            let chain = view.resolve(&at(parent(path), text)).filter(|chain| chain.closed.is_none());
+            let Some(Chain { end, missing, .. }) = chain else {
+                return refuse("a link whose way cannot be followed to its end".to_owned());
+            };
             if number > 0 && view.shows_as(own, &end) {
                 continue;
             }
-            let kind = view.stat(&end).map(|stat| FileType::from_raw_mode(stat.st_mode));
             if self.powers.hides(&end).is_some() {
                 return refuse("a link to what is hidden from runs".to_owned());
             }
-            // There nothing is judged, and at level full the person has no such place.
-            let may_be_directory = matches!(kind, Ok(FileType::Directory) | Err(Errno::NOENT));
-            if self.level != Level::Full && may_be_directory && self.powers.in_private_tree(&end) {
+            let there = view.there(&end);
+            let may_be_directory =
+                there != There::Nothing && matches!(there, There::Is(FileType::Directory) | There::Unknown);
+            let is_private = self.powers.in_private_tree(&end);
+            // There nothing is judged, and the person has it too while the run lasts.
+            let known = missing.as_deref().map_or(&end[..], parent);
+            let is_on_host = || self.level != Level::Full || View::new(host.as_fd()).shows_as(own, known);
+            if is_private && (may_be_directory || there == There::Nothing) && is_on_host() {
                 return refuse("a link to a directory that ends with the run".to_owned());
             }
-            let is_directory = kind == Ok(FileType::Directory);
-            shows |= is_directory && self.powers.hidden().iter().any(|hidden| covers(&end, hidden));
-            leads |= is_directory && may_lead_elsewhere(view, &end, false);
+            shows |= may_be_directory && (self.powers.hidden().iter().any(|hidden| covers(&end, hidden)) || is_private);
+            leads |= may_be_directory && may_lead_elsewhere(view, &end, false);
         }
         match leads || shows {
             true => self.permit_led(own, path, shows, operation),
@@ -77,9 +82,10 @@ impl Service {
     /// Refuses where a text leads git along a way on which `path` lies.
     fn permit_led(&self, view: View<'_>, path: &[u8], addresses: bool, operation: Operation) -> Result<(), Failure> {
         let passes = |place: &[u8]| {
-            view.resolve(place).is_some_and(|chain| {
+            view.resolve(place).is_none_or(|chain| {
                 chain.links.iter().any(|link| covers(path, link))
                     || chain.missing.as_deref() == Some(path)
+                    || chain.closed.is_some()
                     || covers(path, &chain.end)
             })
         };
@@ -98,27 +104,45 @@ impl Service {
     }
 
     /// Whether the run may read all that git would fetch from the place of a remote, now and
-    /// later: what is written there afterwards, or a `.git` file, could lead elsewhere.
+    /// later: what is written there afterwards, or a `.git` file, could lead elsewhere. And
+    /// whether it is judged what is there: a push runs the hooks of such a repository.
     pub(super) fn may_fetch(&self, place: &[u8]) -> bool {
         let Some(first) = &self.first else { return false };
-        let view = View::new(first.root.as_fd());
-        if !ENDS.iter().all(|end| self.may_read(&[place, end].concat())) {
-            return false;
-        }
-        let Some(chain) = view.resolve(place) else { return false };
-        let is_writable = self.powers.root_length(&chain.end).is_some();
-        if chain.missing.is_some() {
-            return !is_writable;
-        }
-        let kind = view.stat(&chain.end).map(|stat| FileType::from_raw_mode(stat.st_mode));
-        let leads_on = |file: &[u8]| {
-            let text = view.read(file, MAX_POINTER_BYTES).unwrap_or_default();
-            !text.starts_with(b"gitdir:") || target_of(parent(file), &text).is_some_and(|target| self.may_read(&target))
-        };
-        match kind {
-            Ok(FileType::Directory) => leads_on(&join(&chain.end, b".git")),
+        let Ok(host) = open_host_root() else { return false };
+        let views = (View::new(first.root.as_fd()), View::new(host.as_fd()));
+        ENDS.iter().all(|end| self.may_fetch_from(views, &[place, end].concat(), end.is_empty()))
+    }
+
+    /// The same of one path at which git looks. `is_said` tells that it is the address itself.
+    fn may_fetch_from(&self, (own, host): (View<'_>, View<'_>), path: &[u8], is_said: bool) -> bool {
+        let Some(end) = self.readable_end((own, host), path) else { return false };
+        let is_writable = self.powers.root_length(&end).is_some();
+        match own.there(&end) {
+            There::Nothing => !is_said || !is_writable,
+            There::Is(FileType::Directory) => true,
             // A bundle, or a file that becomes something else.
-            _ => !is_writable && leads_on(&chain.end),
+            There::Is(FileType::RegularFile) if is_said && is_writable => false,
+            There::Is(FileType::RegularFile) => own.read_known(&end, MAX_POINTER_BYTES).is_ok_and(|text| {
+                let text = text.unwrap_or_default();
+                let target = target_of(parent(&end), &text);
+                !text.starts_with(b"gitdir:") || target.is_some_and(|to| self.readable_end((own, host), &to).is_some())
+            }),
+            There::Is(_) | There::Unknown => false,
         }
+    }
+
+    /// Where `path` ends, where the run may read that and it means the same to the person.
+    fn readable_end(&self, (own, host): (View<'_>, View<'_>), path: &[u8]) -> Option<Vec<u8>> {
+        let end_in = |view: View<'_>| view.resolve(path).filter(|chain| chain.closed.is_none()).map(|chain| chain.end);
+        let end = end_in(own)?;
+        let is_kept_away = |path: &[u8]| {
+            self.powers.hides(path).is_some() || self.powers.in_private_tree(path) || self.powers.is_in_layer(path)
+        };
+        let is_same = match self.powers.renamed_workspace() {
+            // The person has the workspace elsewhere, and should have nothing here.
+            Some((inside, _)) => covers(inside, &end) && host.there(path) == There::Nothing,
+            None => end_in(host)? == end && (own.there(&end) == host.there(&end)),
+        };
+        (is_same && !is_kept_away(path) && !is_kept_away(&end)).then_some(end)
     }
 }

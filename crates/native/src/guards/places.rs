@@ -9,7 +9,7 @@ use super::git::{GlobalSettings, named_by_repository};
 use super::names::GuardedNames;
 use super::repository::{self, IsKnown, RepositoryState, TrustedParts};
 use super::survey::{SurveyError, survey};
-use super::view::{View, join, parent};
+use super::view::{There, View, join, parent};
 use crate::powers::{Probe, Refusal, covers, prefix_ends, protected, renamed, to_path};
 
 /// How a place is called that is guarded although its name is not.
@@ -29,6 +29,8 @@ pub(crate) struct GuardedPlaces {
     pub(super) repositories: HashMap<(u64, u64), RepositoryState>,
     /// Their directories.
     pub(super) directories: BTreeSet<Vec<u8>>,
+    /// Where the addresses of their remotes lead on this machine.
+    pub(super) addresses: BTreeSet<Vec<u8>>,
 }
 
 impl GuardedPlaces {
@@ -46,7 +48,7 @@ impl GuardedPlaces {
     fn renamed(self, from: &[u8], to: &[u8]) -> Self {
         let rename = |places: BTreeSet<Vec<u8>>| places.iter().filter_map(|p| renamed(p, from, to)).collect();
         let (targets, pins, directories) = (rename(self.targets), rename(self.pins), rename(self.directories));
-        Self { targets, pins, directories, ..self }
+        Self { targets, pins, directories, addresses: rename(self.addresses), ..self }
     }
 
     /// Why the directory at `path` must stay where it is. One that is removed has no link in
@@ -65,6 +67,12 @@ impl GuardedPlaces {
             grant: Some(Grant::Write(to_path(&link))),
         })
     }
+}
+
+/// A place, and where links lead from there.
+pub(super) fn with_end(view: View<'_>, place: &[u8]) -> Vec<Vec<u8>> {
+    let end = view.resolve(place).map(|chain| chain.end).filter(|end| end != place);
+    std::iter::once(place.to_vec()).chain(end).collect()
 }
 
 /// The surveys of a run, one for each writable root, made when they are first needed.
@@ -111,6 +119,34 @@ impl Surveys {
         }
     }
 
+    /// Settings of a repository name these places as those of remotes.
+    pub(crate) fn add_addresses(&mut self, view: View<'_>, addresses: &[Vec<u8>]) {
+        let all: Vec<Vec<u8>> = addresses.iter().flat_map(|place| with_end(view, place)).collect();
+        for (root, found) in &mut self.trees {
+            let Ok(found) = found else { continue };
+            found.addresses.extend(all.iter().filter(|place| covers(root, place)).cloned());
+        }
+    }
+
+    /// The places of remotes beneath `path`.
+    pub(crate) fn addresses_beneath(&self, path: &[u8]) -> impl Iterator<Item = &Vec<u8>> {
+        let found = self.trees.iter().filter_map(|(_, survey)| survey.as_ref().ok());
+        let is_beneath = move |place: &&Vec<u8>| place.len() > path.len() && covers(path, place);
+        found.flat_map(|places| &places.addresses).filter(is_beneath)
+    }
+
+    /// Why what is no directory is not put at `path`: git fetches from there, and would follow
+    /// where a file leads it. `path.git` is looked at as well (`enter_repo` in git's path.c).
+    pub(crate) fn refusal_at_address(&self, path: &[u8], also_above: bool) -> Option<Refusal> {
+        let plain = path.strip_suffix(b".git").unwrap_or(path);
+        let leads_here = |address: &Vec<u8>| address == path || address == plain || also_above && covers(path, address);
+        let mut found = self.trees.iter().filter_map(|(_, survey)| survey.as_ref().ok());
+        found.any(|places| places.addresses.iter().any(leads_here)).then(|| Refusal {
+            rule: "the place of a remote, from which git fetches".to_owned(),
+            grant: Some(Grant::Write(to_path(path))),
+        })
+    }
+
     /// Surveys the tree that the run calls `inside`, which was not surveyed yet, where it lies
     /// on the host and by its name there: that is the one which links and settings of the host
     /// hold. `host` is the host's root directory.
@@ -143,11 +179,11 @@ impl Surveys {
             let mut at = top.to_vec();
             for part in path.split(|b| *b == b'/').filter(|part| !matches!(*part, b"" | b".")) {
                 at = join(&at, part);
-                match view.stat(&at) {
-                    Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink => return true,
-                    Ok(_) if part == b".." => return true,
-                    Ok(_) => {}
-                    Err(_) => return false,
+                match view.there(&at) {
+                    There::Is(FileType::Symlink) | There::Unknown => return true,
+                    There::Is(_) if part == b".." => return true,
+                    There::Is(_) => {}
+                    There::Nothing => return false,
                 }
             }
             true

@@ -1,11 +1,11 @@
 //! `.git` files, which lead from a work tree to its repository: where each leads by its
 //! text, and which ones lead to one repository.
 
-use rustix::fs::{FileType, Stat};
+use rustix::fs::FileType;
 use stockade_sys::Errno;
 
 use super::settings_judge::{local_addresses, work_tree_of_module};
-use super::view::{View, at, join, parent};
+use super::view::{There, View, at, join, parent};
 
 /// Longer ones lead nowhere.
 pub(crate) const MAX_POINTER_BYTES: u64 = 4096;
@@ -56,9 +56,10 @@ pub(crate) fn work_trees_of(view: View<'_>, root: &[u8], repository: &[u8]) -> R
     let mut found = Vec::new();
     for_each_git(view, root, |directory, name, is_directory| {
         let leads = |text: Vec<u8>| target_of(directory, &text).as_deref() == Some(repository);
-        if !is_directory && view.read(&join(directory, name), MAX_POINTER_BYTES).is_some_and(leads) {
+        if !is_directory && says(view, &join(directory, name), leads) {
             found.push(directory.to_vec());
         }
+        Ok(())
     })?;
     Ok(found)
 }
@@ -74,23 +75,23 @@ pub(crate) fn leads_out(view: View<'_>) -> Result<Option<Vec<u8>>, Errno> {
     for_each_git(view, b"/", |directory, name, is_directory| {
         let git = join(directory, name);
         if !is_directory {
-            // What cannot be read is taken for one.
-            let stays = |text: Vec<u8>| !text.starts_with(b"gitdir:") || stays_beneath(view, directory, &text);
-            if !view.read(&git, MAX_POINTER_BYTES).is_some_and(stays) {
+            let leaves = |text: Vec<u8>| text.starts_with(b"gitdir:") && !stays_beneath(view, directory, &text);
+            if says(view, &git, leaves) {
                 found = Some(git);
             }
-            return;
+            return Ok(());
         }
-        for kept in kept_of_work_trees(view, &git).iter().map(|kept| join(kept, b"gitdir")) {
+        for kept in kept_of_work_trees(view, &git)?.iter().map(|kept| join(kept, b"gitdir")) {
             // An absolute one means the same from everywhere.
             let out = |text: Vec<u8>| {
                 let text = text.strip_suffix(b"\n").unwrap_or(&text);
                 !text.starts_with(b"/") && place_of(parent(&kept), text).is_none()
             };
-            if view.read(&kept, MAX_POINTER_BYTES).is_some_and(out) {
+            if says(view, &kept, out) {
                 found = Some(kept);
             }
         }
+        Ok(())
     })?;
     Ok(found)
 }
@@ -109,27 +110,27 @@ pub(crate) fn leading_through(
     let mut found = None;
     for_each_git(view, root, |directory, name, is_directory| {
         let git = join(directory, name);
+        let leads = |start: &[u8], place: &[u8]| !place.is_empty() && passes(&at(start, place.trim_ascii()));
         if !is_directory {
-            let text = view.read(&git, MAX_POINTER_BYTES).unwrap_or_default();
-            if text.strip_prefix(b"gitdir:").is_some_and(|place| passes(&at(directory, place.trim_ascii()))) {
+            let of_pointer = |text: Vec<u8>| text.strip_prefix(b"gitdir:").is_some_and(|place| leads(directory, place));
+            if says(view, &git, of_pointer) {
                 found = Some(git);
             }
-            return;
+            return Ok(());
         }
-        for kept in kept_of_work_trees(view, &git) {
+        for kept in kept_of_work_trees(view, &git)? {
             let file = join(&kept, b"gitdir");
-            let text = view.read(&file, MAX_POINTER_BYTES).unwrap_or_default();
-            if !text.is_empty() && passes(&at(&kept, text.trim_ascii())) {
+            if says(view, &file, |text| leads(&kept, &text)) {
                 found = Some(file);
             }
         }
-        if addresses {
-            let settings = join(&git, b"config");
-            let text = view.read(&settings, MAX_SETTINGS_BYTES).unwrap_or_default();
-            if local_addresses(&settings, &text).iter().any(|place| passes(place)) {
-                found = Some(settings);
+        let all = if addresses { settings_of(view, &git)? } else { Vec::new() };
+        for (file, text) in all {
+            if local_addresses(&file, &text).iter().any(|place| passes(place)) {
+                found = Some(file);
             }
         }
+        Ok(())
     })?;
     Ok(found)
 }
@@ -139,8 +140,7 @@ pub(crate) fn leading_through(
 /// repository does not count.
 pub(crate) fn may_lead_elsewhere(view: View<'_>, top: &[u8], only_links: bool) -> bool {
     let (mut waiting, mut seen) = (vec![top.to_vec()], 0);
-    let is_directory =
-        |path: &[u8]| view.stat(path).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory);
+    let may_be_directory = |path: &[u8]| matches!(view.there(path), There::Is(FileType::Directory) | There::Unknown);
     while let Some(directory) = waiting.pop() {
         let (mut links, mut has_git) = (Vec::new(), false);
         let listed = view.list(&directory, |name, kind| {
@@ -152,8 +152,14 @@ pub(crate) fn may_lead_elsewhere(view: View<'_>, top: &[u8], only_links: bool) -
                 _ => {}
             }
         });
-        let leads = |link: &Vec<u8>| view.resolve_end(link).is_some_and(|end| is_directory(&end));
-        let is_closed = matches!(listed, Err(errno) if !matches!(errno, Errno::NOENT | Errno::NOTDIR | Errno::ACCESS));
+        let leads = |link: &Vec<u8>| {
+            view.resolve(link).is_none_or(|chain| chain.closed.is_some() || may_be_directory(&chain.end))
+        };
+        let is_closed = match listed {
+            Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => false,
+            Err(Errno::ACCESS) => view.is_own(&directory),
+            Err(_) => true,
+        };
         if is_closed || has_git && !only_links || seen > MAX_LOOKED_INTO || links.iter().any(leads) {
             return true;
         }
@@ -168,17 +174,28 @@ fn stays_beneath(view: View<'_>, directory: &[u8], text: &[u8]) -> bool {
     is_relative && target_of(directory, text).is_some_and(|target| view.stat(&target).is_ok())
 }
 
+/// Whether a file that may lead git says what is looked for. One that cannot be read does: git
+/// reads longer ones too, and its owner may open it later.
+fn says(view: View<'_>, file: &[u8], what: impl Fn(Vec<u8>) -> bool) -> bool {
+    view.read_known(file, MAX_POINTER_BYTES).map_or(true, |text| text.is_some_and(what))
+}
+
 /// The directories that the repository `git` keeps of other work trees.
-fn kept_of_work_trees(view: View<'_>, git: &[u8]) -> Vec<Vec<u8>> {
+fn kept_of_work_trees(view: View<'_>, git: &[u8]) -> Result<Vec<Vec<u8>>, Errno> {
     let trees = join(git, b"worktrees");
     let mut kept = Vec::new();
-    // What cannot be listed cannot be followed either, and none is the rule.
-    let _ = view.list(&trees, |name, _| kept.push(join(&trees, name)));
-    kept
+    match view.list(&trees, |name, _| kept.push(join(&trees, name))) {
+        Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => Ok(kept),
+        Err(errno) => Err(errno),
+    }
 }
 
 /// Tells each name `.git` in the tree at `root`, with its directory and whether it is one.
-fn for_each_git(view: View<'_>, root: &[u8], mut each: impl FnMut(&[u8], &[u8], bool)) -> Result<(), Errno> {
+fn for_each_git(
+    view: View<'_>,
+    root: &[u8],
+    mut each: impl FnMut(&[u8], &[u8], bool) -> Result<(), Errno>,
+) -> Result<(), Errno> {
     let (mut waiting, mut seen) = (vec![root.to_vec()], 0);
     while let Some(directory) = waiting.pop() {
         let mut gits = Vec::new();
@@ -194,19 +211,15 @@ fn for_each_git(view: View<'_>, root: &[u8], mut each: impl FnMut(&[u8], &[u8], 
             // It is gone, or no directory.
             Ok(()) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
             // Its owner may open it again, and git looks into it then.
-            Err(Errno::ACCESS) if view.stat(&directory).is_ok_and(|stat| !is_own(&stat)) => {}
+            Err(Errno::ACCESS) if !view.is_own(&directory) => {}
             Err(errno) => return Err(errno),
         }
         if seen > MAX_LOOKED_AT {
             return Err(Errno::OVERFLOW);
         }
-        gits.iter().for_each(|(name, is_directory)| each(&directory, name, *is_directory));
+        gits.iter().try_for_each(|(name, is_directory)| each(&directory, name, *is_directory))?;
     }
     Ok(())
-}
-
-fn is_own(stat: &Stat) -> bool {
-    stat.st_uid == rustix::process::geteuid().as_raw()
 }
 
 /// The work trees that the settings of modules in the directory `repository` name.
@@ -214,6 +227,26 @@ fn is_own(stat: &Stat) -> bool {
 /// # Errors
 /// Where they cannot be looked through, or are too many for that.
 pub(crate) fn work_trees_of_modules(view: View<'_>, repository: &[u8]) -> Result<Vec<Vec<u8>>, Errno> {
+    let all = settings_of_modules(view, repository)?;
+    Ok(all.iter().filter_map(|(settings, text)| work_tree_of_module(settings, text)).collect())
+}
+
+/// A file of settings, and what it says.
+type Settings = (Vec<u8>, Vec<u8>);
+
+/// The settings of a repository and of its modules.
+///
+/// # Errors
+/// As [`work_trees_of_modules`].
+pub(crate) fn settings_of(view: View<'_>, repository: &[u8]) -> Result<Vec<Settings>, Errno> {
+    let own = join(repository, b"config");
+    let text = view.read_known(&own, MAX_SETTINGS_BYTES)?;
+    let mut all = settings_of_modules(view, repository)?;
+    all.extend(text.map(|text| (own, text)));
+    Ok(all)
+}
+
+fn settings_of_modules(view: View<'_>, repository: &[u8]) -> Result<Vec<Settings>, Errno> {
     let (mut found, mut waiting, mut seen) = (Vec::new(), vec![join(repository, b"modules")], 0);
     while let Some(directory) = waiting.pop() {
         let (mut inner, mut is_module) = (Vec::new(), false);
@@ -233,8 +266,8 @@ pub(crate) fn work_trees_of_modules(view: View<'_>, repository: &[u8]) -> Result
             return Err(Errno::OVERFLOW);
         }
         let settings = join(&directory, b"config");
-        let text = view.read(&settings, MAX_SETTINGS_BYTES).filter(|_| is_module);
-        found.extend(text.and_then(|text| work_tree_of_module(&settings, &text)));
+        let text = if is_module { view.read_known(&settings, MAX_SETTINGS_BYTES)? } else { None };
+        found.extend(text.map(|text| (settings, text)));
         // A name of several components may begin with that of another module.
         inner.retain(|name| !is_module || !PARTS_OF_MODULE.contains(&name.as_slice()));
         waiting.extend(inner.iter().map(|name| join(&directory, name)));

@@ -278,7 +278,7 @@ fn leads_on(setting: &Setting, path: &[u8], known: &Known<'_>) -> bool {
 }
 
 /// Places on this machine that the remotes in the settings `text` at `path` are at.
-pub(super) fn local_addresses(path: &[u8], text: &[u8]) -> Vec<Vec<u8>> {
+pub(crate) fn local_addresses(path: &[u8], text: &[u8]) -> Vec<Vec<u8>> {
     let found = settings(text).unwrap_or_default();
     let of_remotes = found.iter().filter(|setting| setting.section == "remote" && is_address_key(&setting.key));
     of_remotes.filter_map(|setting| local_place(path, setting.value.as_deref()?)).collect()

@@ -13,8 +13,10 @@ use stockade_sys::Errno;
 use super::git::{self, GlobalSettings, NamedPlaces};
 use super::git_part::{GitPart, Judged};
 use super::names::{GuardedNames, fold};
-use super::places::GuardedPlaces;
+use super::places::{GuardedPlaces, with_end};
+use super::pointers::settings_of;
 use super::repository::{RepositoryState, TrustedParts};
+use super::settings_judge::local_addresses;
 use super::view::{Chain, View, join, name, parent};
 use crate::powers::covers;
 
@@ -214,11 +216,11 @@ impl Survey<'_> {
             // What the run may not write, it cannot have closed, and so it is for the person too.
             Err(_) if *depth != Depth::Whole || !self.is_writable(directory) => return Ok(()),
             // A run may have closed it, to open it again: nothing is known of what it leads to.
-            Err(_) if self.is_own(directory) => return Err(closed(directory)),
+            Err(_) if self.view.is_own(directory) => return Err(closed(directory)),
             Err(_) => return self.add_target(directory.to_vec(), directory),
         };
         let may_be_closed = *depth == Depth::Whole && self.is_writable(directory);
-        if may_be_closed && listing.count > 0 && self.is_own(directory) && !self.is_searchable(directory) {
+        if may_be_closed && listing.count > 0 && self.view.is_own(directory) && !self.is_searchable(directory) {
             return Err(closed(directory));
         }
         self.seen += listing.count;
@@ -262,11 +264,6 @@ impl Survey<'_> {
         }
     }
 
-    /// Whether the directory belongs to the user who runs this, who could change its mode.
-    fn is_own(&self, directory: &[u8]) -> bool {
-        self.view.stat(directory).map_or(true, |stat| stat.st_uid == rustix::process::geteuid().as_raw())
-    }
-
     /// Whether what is in a directory can be looked at.
     fn is_searchable(&self, directory: &[u8]) -> bool {
         self.view.stat(&join(directory, b".")).is_ok()
@@ -293,6 +290,14 @@ impl Survey<'_> {
         if !self.known_repositories.insert(join(directory, top)) {
             return Ok(());
         }
+        let all = match settings_of(self.view, directory) {
+            // Another user's, which no run can open.
+            Err(_) if !self.view.is_own(directory) => Vec::new(),
+            all => all.map_err(|_| SurveyError::Unreadable)?,
+        };
+        let local = all.iter().flat_map(|(file, text)| local_addresses(file, text));
+        let local = local.flat_map(|place| with_end(self.view, &place));
+        self.found.addresses.extend(local.filter(|place| covers(self.tree, place)));
         let home = self.settings.home.as_deref();
         let places = git::named_by_repository(self.view, directory, top, home);
         self.add_settings((places, top), &join(directory, b"config"))?;
@@ -370,8 +375,8 @@ impl Survey<'_> {
             return Ok(());
         }
         self.found.pins.insert(link.to_vec());
-        let Some(Chain { links, end, missing }) = self.view.follow(link) else { return Ok(()) };
-        for place in links.into_iter().chain(missing) {
+        let Some(Chain { links, end, missing, closed }) = self.view.follow(link) else { return Ok(()) };
+        for place in links.into_iter().chain(missing).chain(closed) {
             self.add_target(place, link)?;
         }
         if fold(name(link)).as_ref() == b".git" {
@@ -389,12 +394,12 @@ impl Survey<'_> {
     /// A guarded place, and every link on the way to it.
     fn add_place(&mut self, place: Vec<u8>, by: &[u8], depth: usize) -> Result<(), SurveyError> {
         // What leads nowhere is guarded by its text.
-        let Some(Chain { links, end, missing }) = self.view.resolve(&place) else {
+        let Some(Chain { links, end, missing, closed }) = self.view.resolve(&place) else {
             return self.add_target(place, by);
         };
         // A tree that is not there yet is the run's to make.
         let missing = missing.filter(|missing| !covers(missing, self.tree));
-        for target in links.into_iter().chain(missing) {
+        for target in links.into_iter().chain(missing).chain(closed) {
             self.add_target(target, by)?;
         }
         if !self.is_git_own(&end) {

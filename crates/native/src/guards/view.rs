@@ -14,8 +14,9 @@ use crate::powers::covers;
 
 /// As the kernel: `MAXSYMLINKS`.
 const MAX_LINKS: usize = 40;
-/// Components of one path, links included.
-const MAX_COMPONENTS: usize = 1_000;
+/// Components of one path, links included: more than the kernel goes along, whose paths have
+/// 4,096 bytes each.
+const MAX_COMPONENTS: usize = 100_000;
 /// Bytes read of a directory at once.
 const LISTING_BYTES: usize = 32 << 10;
 
@@ -37,6 +38,20 @@ pub(crate) struct Chain {
     pub end: Vec<u8>,
     /// The first component of `end` that does not exist.
     pub missing: Option<Vec<u8>>,
+    /// A directory on the way that may not be entered, so that nobody can tell what `end` is:
+    /// its owner may open it later.
+    pub closed: Option<Vec<u8>>,
+}
+
+/// What is at a path, as far as it can be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum There {
+    /// Something of this kind.
+    Is(FileType),
+    /// Nothing.
+    Nothing,
+    /// Nobody can tell now.
+    Unknown,
 }
 
 impl<'a> View<'a> {
@@ -63,6 +78,15 @@ impl<'a> View<'a> {
         fstat(self.open(path, OFlags::PATH)?)
     }
 
+    /// What is at `path`.
+    pub(crate) fn there(self, path: &[u8]) -> There {
+        match self.stat(path) {
+            Ok(stat) => There::Is(FileType::from_raw_mode(stat.st_mode)),
+            Err(Errno::NOENT | Errno::NOTDIR) => There::Nothing,
+            Err(_) => There::Unknown,
+        }
+    }
+
     /// Whether `path` is the same object in both views.
     pub(crate) fn shows_as(self, other: View<'_>, path: &[u8]) -> bool {
         let object = |view: View<'_>| view.stat(path).map(|stat| (stat.st_dev, stat.st_ino));
@@ -86,6 +110,18 @@ impl<'a> View<'a> {
         Some(content)
     }
 
+    /// What the regular file at `path` says; none where there is no such file.
+    ///
+    /// # Errors
+    /// Where it cannot be told, or is longer than `max_bytes`: its owner may open it later.
+    pub(crate) fn read_known(self, path: &[u8], max_bytes: u64) -> Result<Option<Vec<u8>>, Errno> {
+        match self.there(path) {
+            There::Is(FileType::RegularFile) => self.read(path, max_bytes).map(Some).ok_or(Errno::ACCESS),
+            There::Is(_) | There::Nothing => Ok(None),
+            There::Unknown => Err(Errno::ACCESS),
+        }
+    }
+
     /// The same with all links followed, as programs do that read their settings.
     pub(super) fn read_followed(self, path: &[u8], max_bytes: u64) -> Option<Vec<u8>> {
         self.read(&self.resolve(path)?.end, max_bytes)
@@ -106,17 +142,12 @@ impl<'a> View<'a> {
         Ok(())
     }
 
-    /// Follows the link at `path`. None where it is no link or leads nowhere: a loop, a
-    /// path that is too long, a directory that may not be entered.
+    /// Follows the link at `path`. None where it is no link or leads nowhere: a loop, or a
+    /// path that is too long.
     pub(super) fn follow(self, path: &[u8]) -> Option<Chain> {
         let text = self.link_text(path).ok()?;
         let start = if text.starts_with(b"/") { b"" } else { parent(path) };
         self.walk(start.to_vec(), components(&text))
-    }
-
-    /// The path without links of what is at `path`, as far as it is there.
-    pub(crate) fn resolve_end(self, path: &[u8]) -> Option<Vec<u8>> {
-        self.resolve(path).map(|chain| chain.end)
     }
 
     /// The same for any absolute path, whose links are all followed.
@@ -156,15 +187,29 @@ impl<'a> View<'a> {
                     }
                     rest.extend(components(&text));
                 }
-                Err(Errno::NOENT) => {
+                Err(Errno::NOENT | Errno::NOTDIR) => {
                     chain.missing = Some(next.clone());
                     here = next;
                 }
                 Err(Errno::INVAL) => here = next,
+                Err(Errno::ACCESS) => {
+                    // Whoever may enter another user's directory finds there what no run put there.
+                    if self.is_own(&here) || rest.iter().any(|part| part == b"..") {
+                        chain.closed = Some(here.clone());
+                    }
+                    chain.missing = Some(next.clone());
+                    here = next;
+                }
                 Err(_) => return None,
             }
         }
         None
+    }
+
+    /// Whether the directory belongs to the user who runs this, who could change its mode.
+    pub(super) fn is_own(self, directory: &[u8]) -> bool {
+        let directory = if directory.is_empty() { b"/" } else { directory };
+        self.stat(directory).map_or(true, |stat| stat.st_uid == rustix::process::geteuid().as_raw())
     }
 
     /// INVAL where `path` is no link.
@@ -235,6 +280,7 @@ mod tests {
                 links: links.iter().map(bytes).collect(),
                 end: end.into(),
                 missing: missing.as_ref().map(bytes),
+                closed: None,
             })
         };
         assert_eq!(view.follow(b"/.vscode"), chain(&["/middle", "/alias"], "/real/vs", None));
@@ -242,5 +288,27 @@ mod tests {
         assert_eq!(view.follow(b"/top"), chain(&[], "/", None));
         assert_eq!(view.follow(b"/loop"), None);
         assert_eq!(view.follow(b"/real"), None);
+        let long = format!("{}real/vs", "./".repeat(3_000));
+        assert_eq!(view.resolve(long.as_bytes()).unwrap().end, b"/real/vs");
+        assert_eq!(view.resolve(b"/file/x").unwrap().missing.unwrap(), b"/file");
+    }
+
+    /// Root passes; the broker's threads have given that up.
+    #[test]
+    fn what_a_closed_directory_hides_is_said() {
+        if rustix::process::geteuid().is_root() {
+            return;
+        }
+        let scratch = tempfile::tempdir().unwrap();
+        let root = File::open(scratch.path()).unwrap();
+        let view = View::new(root.as_fd());
+        let closed = scratch.path().join("closed");
+        std::fs::create_dir(&closed).unwrap();
+        std::fs::set_permissions(&closed, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        let chain = view.resolve(b"/closed/x/../y").unwrap();
+        assert_eq!((chain.closed, chain.end), (Some(b"/closed".to_vec()), b"/closed/y".to_vec()));
+        assert_eq!(view.there(b"/closed/x"), There::Unknown);
+        assert_eq!(view.read_known(b"/closed/x", 9), Err(Errno::ACCESS));
+        assert_eq!(view.read_known(b"/none", 9), Ok(None));
     }
 }

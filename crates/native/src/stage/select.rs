@@ -182,9 +182,11 @@ impl<'a> Guard<'a> {
             trees.iter().any(|tree| matches!(Object::beneath(*tree, asked), Ok(Some(_))))
         };
         let bytes = whole.as_os_str().as_encoded_bytes();
+        let makes_file = !matches!(operation, Operation::Mkdir | Operation::Remove | Operation::Metadata);
         let of_place = || {
             let root_length = self.powers.root_length(bytes)?;
-            self.surveys.refusal_of(creates_name(operation), root_length, bytes, (&|_| false, &exists))
+            let of_place = self.surveys.refusal_of(creates_name(operation), root_length, bytes, (&|_| false, &exists));
+            of_place.or_else(|| self.surveys.refusal_at_address(bytes, false).filter(|_| makes_file))
         };
         let verdict = match self.powers.decide(operation, &whole, &exists) {
             Verdict::Allow => of_place().map_or(Verdict::Allow, Verdict::Refuse),

@@ -87,7 +87,9 @@ impl Comparing<'_> {
             if one.plan == Plan::Stay && before.kind == Kind::Directory {
                 continue;
             }
-            if let Some(rule) = self.newly_guarded(&one.path, Moment::Before) {
+            if let Some(rule) = self.leads_from_address(&one.path, before.kind) {
+                one.conflict = Some(Conflict::Guarded(rule));
+            } else if let Some(rule) = self.newly_guarded(&one.path, Moment::Before) {
                 one.conflict = Some(match self.guard.surveys.error() {
                     Some(error) => Conflict::Unsurveyed(error.to_string()),
                     None => Conflict::Guarded(rule),
@@ -96,6 +98,13 @@ impl Comparing<'_> {
                 one.conflict = Some(Conflict::Guarded(REOPENED.to_owned()));
             }
         }
+    }
+
+    /// Why this would lead git, which fetches from an address there or beneath, elsewhere.
+    pub(super) fn leads_from_address(&self, path: &[u8], kind: Kind) -> Option<String> {
+        let whole = self.guard.root.join(os(path));
+        let refusal = self.guard.surveys.refusal_at_address(whole.as_os_str().as_bytes(), true);
+        refusal.filter(|_| kind != Kind::Directory).map(|refusal| refusal.rule)
     }
 
     /// Why this path is guarded, where it was not before the run.
