@@ -606,7 +606,8 @@ fn undo_puts_no_link_at_the_place_of_a_remote() {
         world.run(&world.bare(&["git", "init", "-q", &ws.display().to_string()]));
         for level in LEVELS {
             for with_remote in [false, true] {
-                symlink(world.outside(), ws.join("pw")).unwrap();
+                let link = ws.join("pw").display().to_string();
+                world.run(&world.bare(&["ln", "-s", &world.outside().display().to_string(), &link]));
                 passes(world, level, &["--undo"], "rm pw");
                 if with_remote {
                     passes(world, level, &[], "mkdir pw; git remote add y $PWD/pw; rmdir pw");
