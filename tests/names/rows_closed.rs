@@ -62,6 +62,29 @@ pub const ROWS: &[Row] = &[
         prepare: "git init -q -b main d/r; git -C d/r commit -q --allow-empty -m x; git -C d/r config core.hooksPath .githooks; git -C d/r worktree add -q ../../keep/pw",
         ..WITH_HOOKS
     },
+    // Two runs: the second one cannot look.
+    Row {
+        id: "closed-pointer-later",
+        attack: "chmod 000 keep/pw/.git",
+        then: Then::Later("mkdir keep/pw/.githooks; mkhook keep/pw/.githooks/pre-commit; chmod 644 keep/pw/.git"),
+        ask: &[Person("cd keep/pw; echo x >n; git add n; git commit -qm n")],
+        ..WITH_HOOKS
+    },
+    Row {
+        id: "closed-settings-later",
+        attack: "chmod 000 r/.git/config",
+        then: Then::Later("mkdir r/.githooks; mkhook r/.githooks/pre-commit; chmod 644 r/.git/config"),
+        ask: &[Person("cd r; echo x >n; git add n; git commit -qm n")],
+        ..WITH_HOOKS
+    },
+    Row {
+        id: "closed-settings-beside-later",
+        prepare: "git init -q -b main r; git -C r commit -q --allow-empty -m x; git -C r config extensions.worktreeConfig true; git -C r config --worktree core.hooksPath .githooks",
+        attack: "chmod 000 r/.git/config.worktree",
+        then: Then::Later("mkdir r/.githooks; mkhook r/.githooks/pre-commit; chmod 644 r/.git/config.worktree"),
+        ask: &[Person("cd r; echo x >n; git add n; git commit -qm n")],
+        ..WITH_HOOKS
+    },
     // By a descriptor a run works in a directory that it has closed.
     Row {
         id: "closed-global-hooks",

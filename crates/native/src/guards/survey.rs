@@ -17,7 +17,7 @@ use super::places::{GuardedPlaces, with_end};
 use super::pointers::settings_of;
 use super::repository::{RepositoryState, TrustedParts};
 use super::settings_judge::local_addresses;
-use super::view::{Chain, View, join, name, parent};
+use super::view::{Chain, There, View, join, name, parent};
 use crate::powers::covers;
 
 /// Names that are looked at in one tree.
@@ -73,6 +73,9 @@ pub(crate) enum SurveyError {
         "the directory {0} cannot be searched, so links to protected names in it cannot be looked for (hint: chmod u+rx)"
     )]
     Closed(String),
+    /// A file of the person's own that may lead git cannot be read.
+    #[error("{0} cannot be read, so what it leads git to cannot be looked for (hint: chmod u+r)")]
+    Locked(String),
     /// A guarded link means the tree itself.
     #[error("the protected link {0} leads to the writable tree itself")]
     Covers(String),
@@ -290,6 +293,9 @@ impl Survey<'_> {
         if !self.known_repositories.insert(join(directory, top)) {
             return Ok(());
         }
+        for name in [&b"config"[..], b"config.worktree", b"commondir"] {
+            self.demand_readable(&join(directory, name))?;
+        }
         let all = match settings_of(self.view, directory) {
             // Another user's, which no run can open.
             Err(_) if !self.view.is_own(directory) => Vec::new(),
@@ -302,6 +308,20 @@ impl Survey<'_> {
         let places = git::named_by_repository(self.view, directory, top, home);
         self.add_settings((places, top), &join(directory, b"config"))?;
         self.add_work_tree(top)
+    }
+
+    /// A run can close a file of its user and open it again: what cannot be read now may lead
+    /// anywhere.
+    fn demand_readable(&self, file: &[u8]) -> Result<(), SurveyError> {
+        let Some(chain) = self.view.resolve(file) else { return Ok(()) };
+        let is_closed = chain.closed.is_some()
+            || self.view.there(&chain.end) == There::Is(FileType::RegularFile)
+                && self.view.read(&chain.end, u64::MAX).is_none()
+                && self.view.is_own(&chain.end);
+        match is_closed {
+            true => Err(SurveyError::Locked(String::from_utf8_lossy(file).escape_debug().to_string())),
+            false => Ok(()),
+        }
     }
 
     fn list(&self, directory: &[u8], guarded: bool) -> Result<Listing, Errno> {
@@ -339,6 +359,7 @@ impl Survey<'_> {
             self.found.linked.insert((stat.st_dev, stat.st_ino));
         }
         if fold(name(path)).as_ref() == b".git" {
+            self.demand_readable(path)?;
             let named = git::named_by_pointer(self.view, path);
             self.add_settings((NamedPlaces::of_any(named.clone()), parent(path)), path)?;
             // The repository may lie outside everything that is written.
