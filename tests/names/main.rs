@@ -23,6 +23,7 @@ mod rows_git;
 mod rows_held;
 mod rows_judged;
 mod rows_linked;
+mod rows_pushed;
 mod rows_settings;
 mod rows_ways;
 mod rows_work;
@@ -110,10 +111,23 @@ impl Task {
 fn tasks(counts: &Counts) -> Vec<Task> {
     // The longest first.
     let trees = trees::KINDS.into_iter().flat_map(|kind| trees::Part::all(kind, counts)).map(Work::Trees);
-    let rows =
-        [rows_linked::ROWS, rows_settings::ROWS, rows_git::ROWS, rows_held::ROWS, rows_judged::ROWS, rows_ways::ROWS]
-            .concat();
-    let ordinary = rows_work::ROWS.iter().chain(rows_judged::WORK).chain(rows_ways::WORK).copied().map(Work::Ordinary);
+    let rows = [
+        rows_linked::ROWS,
+        rows_settings::ROWS,
+        rows_git::ROWS,
+        rows_held::ROWS,
+        rows_judged::ROWS,
+        rows_ways::ROWS,
+        rows_pushed::ROWS,
+    ]
+    .concat();
+    let ordinary = rows_work::ROWS
+        .iter()
+        .chain(rows_judged::WORK)
+        .chain(rows_ways::WORK)
+        .chain(rows_pushed::WORK)
+        .copied()
+        .map(Work::Ordinary);
     let works = trees.chain([Work::Races]).chain(rows.into_iter().map(Work::Row)).chain(ordinary);
     let mut tasks = Vec::new();
     for work in works {
