@@ -24,6 +24,7 @@ mod rows_git;
 mod rows_held;
 mod rows_judged;
 mod rows_linked;
+mod rows_pushed;
 mod rows_settings;
 mod rows_ways;
 mod rows_work;
@@ -119,6 +120,7 @@ fn tasks(counts: &Counts) -> Vec<Task> {
         rows_judged::ROWS,
         rows_ways::ROWS,
         rows_closed::ROWS,
+        rows_pushed::ROWS,
     ]
     .concat();
     let ordinary = rows_work::ROWS
@@ -126,6 +128,7 @@ fn tasks(counts: &Counts) -> Vec<Task> {
         .chain(rows_judged::WORK)
         .chain(rows_ways::WORK)
         .chain(rows_closed::WORK)
+        .chain(rows_pushed::WORK)
         .copied()
         .map(Work::Ordinary);
     let works = trees.chain([Work::Races]).chain(rows.into_iter().map(Work::Row)).chain(ordinary);

@@ -99,6 +99,8 @@ const KEPT: &[&str] = &[
     "judged-global-hooks-there",
     "judged-work-tree-beside",
     "judged-remote-hidden",
+    "pushed-unsigned",
+    "pushed-though-nothing",
     "way-link",
     "way-common-taken-away",
     "way-address-missing",

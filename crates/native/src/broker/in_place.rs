@@ -155,6 +155,7 @@ impl Service {
         };
         let (harmless, carried) = match judgement {
             Judgement::Harmless => (Some(text), None),
+            Judgement::HarmlessWith(text) => (Some(text), None),
             Judgement::Carries { what, without } => (without, Some(what)),
         };
         let is_missing = || place.step().is_err();
@@ -173,7 +174,11 @@ impl Service {
         let text = file.text(MAX_POINTER_BYTES)?;
         let is_known = match kind {
             Kind::CommonDirectory => {
-                text.strip_suffix(b"\n").unwrap_or(&text) == b"../.." && !self.names_in_any_work_tree(parent(&path))
+                // `.git/worktrees/NAME`
+                let (kept, repository) = (parent(&path), parent(parent(parent(&path))));
+                text.strip_suffix(b"\n").unwrap_or(&text) == b"../.."
+                    && !self.names_in_any_work_tree(kept)
+                    && !self.has_relative_addresses(repository)
             }
             Kind::Number => text.trim_ascii_end().iter().all(u8::is_ascii_digit),
             Kind::WorkTree => self.permit_work_tree_of(&file.place, &path, &text)?,

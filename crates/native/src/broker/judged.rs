@@ -11,8 +11,9 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, SystemTime};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Stat, fstat, openat, unlinkat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Stat, StatxFlags, fstat, openat, statx, unlinkat};
 use stockade_model::{Grant, Operation};
 use stockade_sys::{Errno, actor, resolve};
 
@@ -24,7 +25,7 @@ use super::walk::{Object, Place};
 use crate::guards::View;
 use crate::guards::git_part::{GitPart, Judged};
 use crate::guards::settings_judge::{
-    Before, Judgement, SettingsFile, judge, local_addresses, lost_with, work_tree_of_module,
+    Before, Judgement, SettingsFile, has_relative_address, judge, local_addresses, lost_with, work_tree_of_module,
 };
 use crate::guards::view::{join, parent};
 use crate::guards::{git_index, git_texts};
@@ -39,8 +40,17 @@ const MAX_KNOWN: usize = 10_000;
 
 /// What settings said when the run first changed them, by the directory they are in and
 /// their name.
-#[derive(Default)]
-pub(super) struct FirstSettings(RefCell<HashMap<SettingsKey, Vec<u8>>>);
+pub(super) struct FirstSettings {
+    known: RefCell<HashMap<SettingsKey, Vec<u8>>>,
+    /// When nothing of the run had begun.
+    began: SystemTime,
+}
+
+impl Default for FirstSettings {
+    fn default() -> Self {
+        Self { known: RefCell::default(), began: SystemTime::now() }
+    }
+}
 
 /// Device and inode of a directory, and a name in it.
 type SettingsKey = (u64, u64, Vec<u8>);
@@ -48,12 +58,24 @@ type SettingsKey = (u64, u64, Vec<u8>);
 impl FirstSettings {
     fn of(&self, place: &Place, now: &[u8]) -> Result<Vec<u8>, Errno> {
         let stat = fstat(&place.directory.fd)?;
-        let mut known = self.0.borrow_mut();
+        let mut known = self.known.borrow_mut();
         let key = (stat.st_dev, stat.st_ino, place.name.as_bytes().to_vec());
         if known.len() >= MAX_KNOWN && !known.contains_key(&key) {
             return Err(Errno::NFILE);
         }
         Ok(known.entry(key).or_insert_with(|| now.to_vec()).clone())
+    }
+
+    /// Whether the run has made the repository whose settings are in this directory: the
+    /// directory is not older than the run, and nobody else had said anything there. What is
+    /// beside the settings of a repository may be of a work tree alone.
+    fn are_own(&self, place: &Place, first: &[u8]) -> bool {
+        let made = statx(&place.directory.fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok();
+        let made = made.filter(|found| found.stx_mask & StatxFlags::BTIME.bits() != 0).and_then(|found| {
+            let seconds = u64::try_from(found.stx_btime.tv_sec).ok()?;
+            SystemTime::UNIX_EPOCH.checked_add(Duration::new(seconds, found.stx_btime.tv_nsec))
+        });
+        first.is_empty() && place.name.as_bytes() == b"config" && made.is_some_and(|made| made >= self.began)
     }
 }
 
@@ -92,6 +114,7 @@ impl Service {
         };
         let text = match self.judgement(judged, new, &now, &text)? {
             Judgement::Harmless => text,
+            Judgement::HarmlessWith(text) => text,
             Judgement::Carries { without: Some(without), .. } if leave_out => without,
             Judgement::Carries { what, .. } => return Err(carries(what)),
         };
@@ -116,7 +139,7 @@ impl Service {
         }
         let text = content(&source.fd, max_bytes(Judged::Reference))?.ok_or(Errno::XDEV)?;
         match self.judgement(Judged::Reference, new, b"", &text)? {
-            Judgement::Harmless => {}
+            Judgement::Harmless | Judgement::HarmlessWith(_) => {}
             Judgement::Carries { what, .. } => return Err(refused(Operation::Link, &to, carries_code(&to, &what))),
         }
         let directory = self.through(new, &to);
@@ -161,7 +184,31 @@ impl Service {
         {
             return Ok(simple(false, "core.worktree, which names a directory that is not this module's"));
         }
-        Ok(judge(file, &path, Before { first: &first, now, may_fetch: &|place| self.may_fetch(place) }, text))
+        let before = Before {
+            first: &first,
+            now,
+            may_fetch: &|place| self.may_fetch(place),
+            is_own: self.first_settings.are_own(new, &first),
+            has_work_trees: self.has_work_trees(parent(&path)),
+        };
+        Ok(judge(file, &path, before, text))
+    }
+
+    /// Whether the repository in this directory keeps anything of other work trees.
+    fn has_work_trees(&self, repository: &[u8]) -> bool {
+        let Some(first) = &self.first else { return true };
+        let mut has_some = false;
+        let listed = View::new(first.root.as_fd()).list(&join(repository, b"worktrees"), |_, _| has_some = true);
+        has_some || !matches!(listed, Ok(()) | Err(Errno::NOENT))
+    }
+
+    /// Whether the settings of the repository in this directory name a place that is another
+    /// one in each work tree.
+    pub(super) fn has_relative_addresses(&self, repository: &[u8]) -> bool {
+        let Some(first) = &self.first else { return true };
+        let settings = join(repository, b"config");
+        let text = View::new(first.root.as_fd()).read(&settings, max_bytes(Judged::Settings));
+        text.is_none_or(|text| has_relative_address(&settings, &text))
     }
 
     /// May what is at `place` go, where it is judged by what it says and no grant covers it? Not
@@ -175,7 +222,8 @@ impl Service {
         let lost = match content(&place.step()?, max_bytes(Judged::Settings))? {
             Some(now) => {
                 let first = self.first_settings.of(place, &now)?;
-                lost_with(path, Before { first: &first, now: &now, may_fetch: &|place| self.may_fetch(place) })
+                let may_fetch = &|place: &[u8]| self.may_fetch(place);
+                lost_with(path, Before { first: &first, now: &now, may_fetch, is_own: false, has_work_trees: false })
             }
             None => Some("what cannot be read".to_owned()),
         };
@@ -235,9 +283,10 @@ impl Service {
         let is_needed = matches!(self.powers.git_part(path), Some(GitPart::Needed { .. }));
         let first = self.first.as_ref().filter(|_| is_needed && !self.exists(&to_path(path)))?;
         let (view, repository) = (View::new(first.root.as_fd()), parent(path));
+        let may_fetch = &|place: &[u8]| self.may_fetch(place);
         let is_plain = |name: &[u8]| {
             let file = join(repository, name);
-            let before = Before { first: b"", now: b"", may_fetch: &|place| self.may_fetch(place) };
+            let before = Before { first: b"", now: b"", may_fetch, is_own: false, has_work_trees: true };
             let judged = |text: Vec<u8>| judge(SettingsFile::Repository, &file, before, &text) == Judgement::Harmless;
             !self.exists(&to_path(&file)) || view.read(&file, max_bytes(Judged::Settings)).is_some_and(judged)
         };

@@ -19,12 +19,14 @@
 //! | `settings_text` | the text of settings as entries |
 //! | `settings_reader` | the same, exactly as git reads it or not at all |
 //! | `settings_judge` | which settings carry nothing that runs |
+//! | `destinations` | where branches of the person's go, by all settings of a repository |
 //! | `command_words` | the files that a command line of a setting may mean |
 //! | `view` | files and links as the run sees them |
 //!
 //! Absent on purpose: grants, questions, what is refused for other reasons.
 
 mod command_words;
+mod destinations;
 mod git;
 pub(crate) mod git_index;
 pub(crate) mod git_part;

@@ -2,6 +2,7 @@
 //! Everything else may make git run something or obey another file, now or in a later
 //! version, and counts as code. Pure.
 
+use super::destinations::{Texts, addresses, goes_well, is_address_key, led_elsewhere, left_behind, loses_address};
 use super::settings_reader::{Setting, settings};
 use super::view::{join, name, parent};
 
@@ -19,6 +20,8 @@ pub(crate) enum SettingsFile {
 pub(crate) enum Judgement {
     /// Nothing in it carries code that was not there before.
     Harmless,
+    /// The same with what goes with it: a remote that gets another name keeps its branches.
+    HarmlessWith(Vec<u8>),
     /// Some of it does.
     Carries {
         /// What it is, for people.
@@ -43,48 +46,98 @@ pub(crate) struct Before<'t> {
     pub now: &'t [u8],
     /// Whether the run may read all that git would fetch from an absolute path, now and later.
     pub may_fetch: &'t dyn Fn(&[u8]) -> bool,
+    /// Whether the run has made the repository itself: nobody else's settings are given up there.
+    pub is_own: bool,
+    /// Whether other work trees are led by these settings, from where a relative address means
+    /// another place.
+    pub has_work_trees: bool,
 }
 
 /// The same, with the settings read.
 struct Known<'t> {
     first: Vec<Setting>,
     now: Vec<Setting>,
-    may_fetch: &'t dyn Fn(&[u8]) -> bool,
+    before: Before<'t>,
+}
+
+impl<'t> Known<'t> {
+    fn of(before: Before<'t>) -> Option<Self> {
+        Some(Self { first: settings(before.first)?, now: settings(before.now)?, before })
+    }
+
+    /// All that leads a branch, with these for the new ones.
+    fn texts<'s>(&'s self, found: &'s [Setting]) -> Texts<'s> {
+        Texts { first: &self.first, now: &self.now, new: found }
+    }
+}
+
+/// Why a text does not pass.
+enum Fault<'s> {
+    /// These settings may not be there.
+    Settings(Vec<&'s Setting>),
+    /// The text as a whole: nothing changes instead, since what goes with it means nothing alone.
+    Whole(String),
 }
 
 /// Judges the text `new`, which is to be the settings at `path` in the place of those before.
 pub(crate) fn judge(file: SettingsFile, path: &[u8], before: Before<'_>, new: &[u8]) -> Judgement {
     let unreadable = |what: &str| Judgement::Carries { what: what.to_owned(), without: None };
-    let (Some(first), Some(now)) = (settings(before.first), settings(before.now)) else {
+    let Some(known) = Known::of(before) else {
         return unreadable("a change of settings that cannot be read for sure");
     };
     let Some(found) = settings(new) else { return unreadable("settings that cannot be read for sure") };
-    let known = Known { first, now, may_fetch: before.may_fetch };
-    if let Some(lost) = lost(file, path, &known, &found) {
-        // Nothing changes instead: what goes with it means nothing alone.
-        let what = format!("{} taken away", lost.name());
-        return Judgement::Carries { what, without: Some(before.now.to_vec()) };
+    let left = left_behind(&known.now, &found);
+    if !left.is_empty() {
+        let mut whole = new.to_vec();
+        for (setting, name) in left.iter().rev().filter(|(_, name)| is_nick(name)) {
+            whole.splice(setting.span.clone(), [setting.key.as_bytes(), b" = ", name].concat());
+        }
+        if settings(&whole).is_some_and(|whole| fault(file, path, &known, &whole).is_none()) {
+            return Judgement::HarmlessWith(whole);
+        }
     }
-    let bad = carrying(file, path, &known, &found);
-    if bad.is_empty() {
-        return Judgement::Harmless;
-    }
+    let bad = match fault(file, path, &known, &found) {
+        None => return Judgement::Harmless,
+        Some(Fault::Whole(what)) => return Judgement::Carries { what, without: Some(before.now.to_vec()) },
+        Some(Fault::Settings(bad)) => bad,
+    };
     let mut without = new.to_vec();
     for setting in bad.iter().rev() {
         without.drain(setting.span.clone());
     }
-    let is_rid = settings(&without).is_some_and(|rest| carrying(file, path, &known, &rest).is_empty());
-    Judgement::Carries { what: shown(&bad), without: is_rid.then_some(without) }
+    // What is left is another text, which may lose or lead what the whole did not.
+    let passes = settings(&without).is_some_and(|rest| fault(file, path, &known, &rest).is_none());
+    Judgement::Carries { what: shown(&bad), without: passes.then_some(without) }
+}
+
+/// Why these settings do not pass, if they do not.
+fn fault<'s>(file: SettingsFile, path: &[u8], known: &Known<'_>, found: &'s [Setting]) -> Option<Fault<'s>> {
+    if let Some(lost) = lost(file, path, known, found) {
+        return Some(Fault::Whole(format!("{} taken away", lost.name())));
+    }
+    let bad = carrying(file, path, known, found);
+    if !bad.is_empty() {
+        return Some(Fault::Settings(bad));
+    }
+    if file == SettingsFile::Modules {
+        return None;
+    }
+    led_elsewhere(known.texts(found)).map(Fault::Whole)
 }
 
 /// What of the person's would be lost with the whole file of settings of the repository at
 /// `path`: what says how git runs things. The address of a remote goes with it.
 pub(crate) fn lost_with(path: &[u8], before: Before<'_>) -> Option<String> {
-    let (Some(first), Some(now)) = (settings(before.first), settings(before.now)) else {
-        return Some("settings that cannot be read for sure".to_owned());
+    let Some(known) = Known::of(before) else { return Some("settings that cannot be read for sure".to_owned()) };
+    // What stands beside goes as well, and what protects little would not be missed.
+    let is_weak = |setting: &Setting| {
+        is_protection(setting)
+            && !is_strict(setting)
+            && is_harmless_alone(&setting.section, &setting.key, setting.value.as_deref().unwrap_or(b"true"), path)
     };
-    let kept: Vec<Setting> = now.iter().filter(|setting| is_remote_address(setting)).cloned().collect();
-    let known = Known { first, now, may_fetch: before.may_fetch };
+    let goes_along =
+        |setting: &&Setting| is_remote_address(setting) || setting.section == "extensions" || is_weak(setting);
+    let kept: Vec<Setting> = known.now.iter().filter(goes_along).cloned().collect();
     lost(SettingsFile::Repository, path, &known, &kept).map(Setting::name)
 }
 
@@ -106,9 +159,10 @@ fn lost<'k>(file: SettingsFile, path: &[u8], known: &'k Known<'_>, found: &[Sett
     let is_lost = |setting: &&Setting| match is_remote_address(setting) {
         true => !found.iter().any(|new| is_remote_address(new) && new.value == setting.value),
         false => {
-            !matches!(setting.section.as_str(), "branch" | "submodule")
+            let goes_along = setting.subsection.is_some() && matches!(setting.section.as_str(), "branch" | "submodule");
+            !goes_along
                 && !are_all_there(setting)
-                && !is_harmless(setting, path, known, found)
+                && (is_protection(setting) || !is_harmless(setting, path, known, found))
         }
     };
     let of_person = known.first.iter().filter(|_| file == SettingsFile::Repository);
@@ -145,7 +199,11 @@ fn carrying<'s>(file: SettingsFile, path: &[u8], known: &Known<'_>, found: &'s [
             SettingsFile::Repository => is_harmless(setting, path, known, found),
             SettingsFile::Modules => is_harmless_module(setting, path, known),
         };
-        if !is_harmless && !is_kept() {
+        let is_bare = || {
+            let remote = setting.subsection.as_deref().filter(|_| setting.section == "remote");
+            remote.is_some_and(|remote| loses_address(known.texts(found), remote))
+        };
+        if !is_harmless && !is_kept() || is_bare() {
             bad.push(setting);
         }
     }
@@ -163,10 +221,19 @@ fn is_harmless(setting: &Setting, path: &[u8], known: &Known<'_>, found: &[Setti
     let is_beside = name(path) == b"config.worktree";
     match (setting.section.as_str(), setting.subsection.as_deref()) {
         ("branch" | "remote" | "submodule", _) if is_beside => false,
-        // The person's own signature is not given up.
-        ("commit" | "tag", None) if is_changed(setting, known) => false,
-        (section, None) => is_harmless_alone(section, &setting.key, value, path),
-        ("branch", Some(branch)) => is_branch(branch) && is_harmless_branch(setting, known, found),
+        // Where all of them lead is judged together. What is new could count more than what the
+        // person has set for every repository.
+        ("remote", None) if setting.key == "pushdefault" => is_nick(value) && is_there(setting, known),
+        ("branch", Some(_)) if setting.key == "pushremote" => is_nick(value) && is_there(setting, known),
+        (section, None) => {
+            let is_plain = known.before.is_own || !is_guarding(setting) || is_strict(setting) || was_so(setting, known);
+            is_plain && is_harmless_alone(section, &setting.key, value, path)
+        }
+        ("branch", Some(branch)) => {
+            is_branch(branch)
+                && is_harmless_branch(setting)
+                && (setting.key != "remote" || goes_well(known.texts(found), branch))
+        }
         ("remote", Some(remote)) => {
             is_nick(remote) && is_harmless_remote(remote, setting, known, found) && leads_on(setting, path, known)
         }
@@ -176,6 +243,47 @@ fn is_harmless(setting: &Setting, path: &[u8], known: &Known<'_>, found: &[Setti
         ("color", Some(_)) => is_colour(value),
         _ => false,
     }
+}
+
+/// Whether a setting may protect the person, who may have set it anywhere: in every other file
+/// that git reads one in the repository counts more.
+fn is_guarding(setting: &Setting) -> bool {
+    matches!(
+        (setting.section.as_str(), setting.key.as_str()),
+        ("commit" | "tag", "gpgsign")
+            | ("push", "default" | "autosetupremote" | "followtags")
+            | ("submodule", "recurse")
+            | ("user", "useconfigonly")
+            | ("core", "logallrefupdates" | "safecrlf")
+            | ("branch", "autosetupmerge")
+            | ("extensions", "worktreeconfig")
+    )
+}
+
+/// Whether it says what protects most: whatever was said elsewhere, nothing is given up.
+fn is_strict(setting: &Setting) -> bool {
+    let value = setting.value.as_deref().unwrap_or(b"true");
+    match (setting.section.as_str(), setting.key.as_str()) {
+        ("push", "default") => value == b"nothing",
+        ("push", _) | ("submodule", _) | ("branch", _) => is_bool(value) && !is_true(value),
+        ("core", "logallrefupdates") => is_true(value) || value == b"always",
+        _ => is_true(value),
+    }
+}
+
+/// Whether it stays where the person has set it here. Each repository says that it keeps logs.
+fn is_protection(setting: &Setting) -> bool {
+    setting.subsection.is_none() && is_guarding(setting) && setting.key != "logallrefupdates"
+}
+
+/// Whether something is said of it now.
+fn is_there(setting: &Setting, known: &Known<'_>) -> bool {
+    known.now.iter().any(|old| old.is_named_as(setting))
+}
+
+/// Whether the person had set it so.
+fn was_so(setting: &Setting, known: &Known<'_>) -> bool {
+    known.first.iter().rev().find(|old| old.is_named_as(setting)).is_some_and(|old| old.says_same(setting))
 }
 
 /// One without a subsection.
@@ -221,67 +329,60 @@ fn is_harmless_alone(section: &str, key: &str, value: &[u8], path: &[u8]) -> boo
     }
 }
 
-fn is_harmless_branch(setting: &Setting, known: &Known<'_>, found: &[Setting]) -> bool {
+fn is_harmless_branch(setting: &Setting) -> bool {
     let value = setting.value.as_deref().unwrap_or(b"true");
     match setting.key.as_str() {
-        "remote" => (value == b"." || is_nick(value)) && goes_on(setting, value, known, found),
-        "merge" => {
-            let is_pushed_to = pushes_upstream(known) && is_changed(setting, known);
-            value.strip_prefix(b"refs/").is_some_and(is_branch) && !is_pushed_to
-        }
+        "remote" => value == b"." || is_nick(value),
+        "merge" => value.strip_prefix(b"refs/").is_some_and(is_branch),
         "rebase" => matches!(value, b"merges" | b"interactive") || is_bool(value),
         _ => false,
     }
 }
 
-/// Whether the person has set that a push goes to the branch that is named for pulling.
-fn pushes_upstream(known: &Known<'_>) -> bool {
-    let upstream = |value: &Option<Vec<u8>>| matches!(value.as_deref(), Some(b"upstream" | b"tracking"));
-    known.first.iter().any(|s| (s.section.as_str(), s.key.as_str()) == ("push", "default") && upstream(&s.value))
-}
-
-/// Whether a branch goes to the same place as before, which may have another name now, or to
-/// another place of the person's where it was not said where it goes.
-fn goes_on(setting: &Setting, remote: &[u8], known: &Known<'_>, found: &[Setting]) -> bool {
-    let mut before = known.first.iter().filter(|old| old.is_named_as(setting)).peekable();
-    let is = addresses(found, remote);
-    let same = |old: &[u8]| {
-        let was = addresses(&known.first, old);
-        !was.is_empty() && was == is
-    };
-    match before.peek().and_then(|old| old.value.clone()) {
-        Some(old) => before.all(|old| setting.says_same(old)) || same(&old),
-        None => remote == b"." || default_remote(known).is_none_or(same) || same(remote),
-    }
-}
-
-/// Where git goes with a branch of which nothing is said (remote.c): `origin`, or the only
-/// remote there is.
-fn default_remote<'k>(known: &'k Known<'_>) -> Option<&'k [u8]> {
-    let addressed = known.first.iter().filter(|setting| is_remote_address(setting));
-    let mut names: Vec<&[u8]> = addressed.filter_map(|setting| setting.subsection.as_deref()).collect();
-    names.dedup();
-    names
-        .iter()
-        .copied()
-        .find(|name| *name == b"origin")
-        .or_else(|| names.first().copied().filter(|_| names.len() == 1))
-}
-
 /// Whether the address in a setting, if it is one, leads to a place that the run may read.
 fn leads_on(setting: &Setting, path: &[u8], known: &Known<'_>) -> bool {
-    let value = setting.value.as_deref().unwrap_or_default();
     if !matches!(setting.key.as_str(), "url" | "pushurl") {
         return true;
     }
-    local_place(path, value).map_or_else(|| !value.starts_with(b"file:"), |local| (known.may_fetch)(&local))
+    let Some(value) = setting.value.as_deref() else { return false };
+    let is_relative = |value: &[u8]| !value.starts_with(b"/") && !value.starts_with(b"file:");
+    match local_place(path, value) {
+        Some(_) if is_relative(value) && !has_one_top(path, known) => false,
+        Some(local) => (known.before.may_fetch)(&local),
+        // The helper at the other end takes what begins so for a home.
+        None => !value.starts_with(b"file:") && !value.starts_with(b"~"),
+    }
 }
 
-/// Places on this machine that the remotes in the settings `text` at `path` are at.
+/// Whether git takes relative addresses from one directory alone: a module has its work tree
+/// elsewhere, and so have other work trees of a repository.
+fn has_one_top(path: &[u8], known: &Known<'_>) -> bool {
+    let names_top = |setting: &Setting| (setting.section.as_str(), setting.key.as_str()) == ("core", "worktree");
+    let git = path.windows(6).position(|part| part == b"/.git/");
+    let is_deeper = git.is_some_and(|git| path[git + 6..].contains(&b'/'));
+    !is_deeper && !known.before.has_work_trees && !known.now.iter().any(names_top)
+}
+
+/// Places on this machine that the remotes in the settings `text` at `path` are at: as git
+/// looks for a repository there (`enter_repo` in path.c).
 pub(crate) fn local_addresses(path: &[u8], text: &[u8]) -> Vec<Vec<u8>> {
     let found = settings(text).unwrap_or_default();
     let of_remotes = found.iter().filter(|setting| setting.section == "remote" && is_address_key(&setting.key));
-    of_remotes.filter_map(|setting| local_place(path, setting.value.as_deref()?)).collect()
+    let places = of_remotes.filter_map(|setting| local_place(path, setting.value.as_deref()?));
+    places.flat_map(|place| [b"" as &[u8], b".git", b"/.git"].map(|end| [&place[..], end].concat())).collect()
+}
+
+/// Whether a remote or a module in the settings `text` is at an address that means another
+/// place in each work tree.
+pub(crate) fn has_relative_address(path: &[u8], text: &[u8]) -> bool {
+    let Some(found) = settings(text) else { return true };
+    found.iter().filter(|setting| matches!(setting.section.as_str(), "remote" | "submodule")).any(|setting| {
+        let value = setting.value.as_deref().unwrap_or_default();
+        is_address_key(&setting.key)
+            && !value.starts_with(b"/")
+            && local_place(path, value).is_some()
+            && !value.starts_with(b"file:")
+    })
 }
 
 /// The place on this machine that an address in the settings at `path` says, by its text.
@@ -289,7 +390,7 @@ fn local_place(path: &[u8], address: &[u8]) -> Option<Vec<u8>> {
     let place = match address.strip_prefix(b"file://") {
         // Git takes such a place for one with escapes.
         Some(place) => Some(place).filter(|place| place.starts_with(b"/") && !place.contains(&b'%'))?,
-        None => address,
+        None => Some(address).filter(|address| !address.starts_with(b"~"))?,
     };
     let colon = place.iter().position(|b| *b == b':').unwrap_or(usize::MAX);
     let slash = place.iter().position(|b| *b == b'/').unwrap_or(place.len());
@@ -297,8 +398,9 @@ fn local_place(path: &[u8], address: &[u8]) -> Option<Vec<u8>> {
         return None;
     }
     // Relative to the top of the work tree, which holds the repository.
-    let git = path.windows(6).position(|part| part == b"/.git/").unwrap_or(parent(path).len());
-    let start = if place.starts_with(b"/") { &b""[..] } else { &path[..git] };
+    let holder = parent(path);
+    let top = if name(holder) == b".git" { parent(holder) } else { holder };
+    let start = if place.starts_with(b"/") { &b""[..] } else { top };
     let mut parts: Vec<&[u8]> = start.split(|b| *b == b'/').filter(|part| !part.is_empty()).collect();
     for part in place.split(|b| *b == b'/').filter(|part| !matches!(*part, b"" | b".")) {
         if part == b".." {
@@ -308,20 +410,6 @@ fn local_place(path: &[u8], address: &[u8]) -> Option<Vec<u8>> {
         }
     }
     Some(parts.iter().flat_map(|part| [b"/", *part]).flatten().copied().collect())
-}
-
-/// Where a remote is, by these settings.
-fn addresses<'s>(settings: &'s [Setting], remote: &[u8]) -> Vec<(&'s str, &'s Option<Vec<u8>>)> {
-    let of_remote = settings.iter().filter(|setting| is_of_remote(setting, remote));
-    of_remote.filter(|setting| is_address_key(&setting.key)).map(|s| (s.key.as_str(), &s.value)).collect()
-}
-
-fn is_of_remote(setting: &Setting, remote: &[u8]) -> bool {
-    setting.section == "remote" && setting.subsection.as_deref() == Some(remote)
-}
-
-fn is_address_key(key: &str) -> bool {
-    matches!(key, "url" | "pushurl" | "vcs")
 }
 
 fn is_harmless_remote(remote: &[u8], setting: &Setting, known: &Known<'_>, found: &[Setting]) -> bool {
@@ -489,8 +577,13 @@ mod tests {
     const PERSONS: &str = "[core]\n\tsshCommand = mine\n\tsshCommand = other\n[remote \"origin\"]\n\turl = https://a/b\n\tfetch = +refs/heads/*:refs/remotes/origin/*\n[branch \"main\"]\n\tremote = origin\n\tmerge = refs/heads/main\n[branch \"odd\"]\n\tremote = gone\n";
 
     fn judged(path: &str, old: &str, new: &str) -> Judgement {
-        let before =
-            Before { first: old.as_bytes(), now: old.as_bytes(), may_fetch: &|path| !path.starts_with(b"/hidden") };
+        let before = Before {
+            first: old.as_bytes(),
+            now: old.as_bytes(),
+            may_fetch: &|path| !path.starts_with(b"/hidden"),
+            is_own: false,
+            has_work_trees: false,
+        };
         let file = if path.ends_with("modules") { SettingsFile::Modules } else { SettingsFile::Repository };
         judge(file, path.as_bytes(), before, new.as_bytes())
     }
@@ -501,7 +594,7 @@ mod tests {
     fn check(added: &str, is_harmless: bool) {
         let new = format!("{PERSONS}{added}");
         match judged("/w/.git/config", PERSONS, &new) {
-            Judgement::Harmless => assert!(is_harmless, "passes: {added}"),
+            Judgement::Harmless | Judgement::HarmlessWith(_) => assert!(is_harmless, "passes: {added}"),
             Judgement::Carries { without, what } => {
                 assert!(!is_harmless, "carries {what}: {added}");
                 if let Some(without) = without {
@@ -606,26 +699,71 @@ mod tests {
         }
     }
 
+    const SCRATCH: Before<'_> =
+        Before { first: b"", now: b"", may_fetch: &|_| true, is_own: false, has_work_trees: false };
+
+    fn passes(first: &str, now: &str, new: &str) -> bool {
+        let before = Before { first: first.as_bytes(), now: now.as_bytes(), ..SCRATCH };
+        !matches!(judge(SettingsFile::Repository, b"/w/.git/config", before, new.as_bytes()), Judgement::Carries { .. })
+    }
+
     #[test]
     fn a_push_and_a_signature_stay_what_the_person_set() {
         let first = "[push]\n\tdefault = upstream\n[commit]\n\tgpgsign = true\n[branch \"m\"]\n\tremote = o\n\tmerge = refs/heads/m\n";
-        let is_harmless = |new: &str| {
-            let before = Before { first: first.as_bytes(), now: first.as_bytes(), may_fetch: &|_| true };
-            judge(SettingsFile::Repository, b"/w/.git/config", before, new.as_bytes()) == Judgement::Harmless
-        };
+        let is_harmless = |new: &str| passes(first, first, new);
         assert!(is_harmless(first) && is_harmless(&format!("{first}[branch \"n\"]\nmerge = refs/heads/n\n")));
         assert!(!is_harmless(&first.replace("refs/heads/m", "refs/heads/production")));
+        assert!(is_harmless(&first.replace("\tmerge = refs/heads/m\n", "")));
         assert!(!is_harmless(&first.replace("gpgsign = true", "gpgsign = false")));
-        assert!(is_harmless(&format!("{first}[tag]\ngpgsign = false\n")), "nothing was set");
+    }
+
+    #[test]
+    fn what_may_protect_the_person_is_not_given_up() {
+        for (weak, strict) in [
+            ("[commit]\ngpgSign = false\n", ""),
+            ("[Tag]\nGPGSIGN = no\n", ""),
+            ("[push]\ndefault = simple\n", "[push]\ndefault = nothing\n"),
+            ("[push]\ndefault = current\n", "[push]\ndefault = nothing\n"),
+            ("[push]\nfollowTags = true\n", "[push]\nfollowTags = false\n"),
+            ("[push]\nautoSetupRemote\n", "[push]\nautoSetupRemote = 0\n"),
+            ("[submodule]\nrecurse = true\n", "[submodule]\nrecurse = false\n"),
+            ("[user]\nuseConfigOnly = false\n", "[user]\nuseConfigOnly = true\n"),
+            ("[core]\nsafecrlf = warn\n", "[core]\nsafecrlf = true\n"),
+            ("[core]\nlogAllRefUpdates = false\n", "[core]\nlogAllRefUpdates = true\n"),
+            ("[branch]\nautoSetupMerge = inherit\n", "[branch]\nautoSetupMerge = false\n"),
+            ("[extensions]\nworktreeConfig = false\n", "[extensions]\nworktreeConfig = true\n"),
+        ] {
+            assert!(!passes("", "", weak), "{weak}");
+            assert!(passes(weak, weak, weak) && passes("", "", strict), "{strict}");
+            assert!(passes(weak, "", weak), "as it was: {weak}");
+            let own = Before { is_own: true, ..SCRATCH };
+            assert_eq!(judge(SettingsFile::Repository, b"/w/.git/config", own, weak.as_bytes()), Judgement::Harmless);
+            if !strict.contains("logAll") {
+                assert!(!passes(weak, weak, ""), "taken away: {weak}");
+                assert!(strict.is_empty() || !passes(strict, strict, ""), "taken away: {strict}");
+            }
+            let beside = judge(SettingsFile::Repository, b"/w/.git/config.worktree", SCRATCH, weak.as_bytes());
+            assert_ne!(beside, Judgement::Harmless, "{weak}");
+        }
+    }
+
+    #[test]
+    fn what_is_left_out_is_judged_as_a_whole() {
+        let first = "[push]\n\tdefault = upstream\n";
+        let values = |text: &[u8]| settings(text).unwrap().into_iter().map(|setting| setting.value).collect::<Vec<_>>();
+        let order = "[push]\n\tdefault = current\n\tdefault = upstream\n";
+        let urls = |a: &str, b: &str| format!("[remote \"o\"]\n\turl = {a}\n\turl = {b}\n");
+        let swapped = judged("/w/.git/config", &urls("https://a", "https://b"), &urls("https://b", "https://a"));
+        for found in [judged("/w/.git/config", first, order), swapped] {
+            let Judgement::Carries { without, .. } = found else { panic!("{found:?}") };
+            assert!(without.is_none_or(|without| values(&without) == values(first.as_bytes())));
+        }
     }
 
     #[test]
     fn remotes_of_the_person_stay_where_they_are() {
         let first = "[remote \"o\"]\n\turl = https://a\n\tfetch = +refs/heads/*:refs/remotes/o/*\n[branch \"m\"]\n\tremote = o\n";
-        let judged = |now: &str, new: &str| {
-            let before = Before { first: first.as_bytes(), now: now.as_bytes(), may_fetch: &|_| true };
-            judge(SettingsFile::Repository, b"/w/.git/config", before, new.as_bytes()) == Judgement::Harmless
-        };
+        let judged = |now: &str, new: &str| passes(first, now, new);
         let renamed = "[remote \"n\"]\n\turl = https://a\n\tfetch = +refs/heads/*:refs/remotes/o/*\n[branch \"m\"]\n\tremote = o\n";
         let followed = "[remote \"n\"]\n\turl = https://a\n[branch \"m\"]\n\tremote = n\n";
         assert!(judged(first, renamed) && judged(renamed, followed));
@@ -638,6 +776,17 @@ mod tests {
         let other = format!("{first}[remote \"x\"]\nurl=https://b\n");
         assert!(judged(first, &other) && judged(&other, first), "the run's own comes and goes");
         assert!(!judged(&other, &other.replace("remote = o", "remote = x")));
+    }
+
+    #[test]
+    fn branches_follow_a_remote_that_gets_another_name() {
+        let first = "[remote]\n\tpushDefault = o\n[remote \"o\"]\n\turl = https://a\n[branch \"m\"]\n\tpushRemote = o\n\tremote = o\n";
+        let renamed = first.replace("[remote \"o\"]", "[remote \"n\"]");
+        let Judgement::HarmlessWith(text) = judged("/w/.git/config", first, &renamed) else {
+            panic!("it does not pass")
+        };
+        let text = String::from_utf8(text).unwrap().to_lowercase();
+        assert_eq!(text, renamed.replace("= o", "= n").to_lowercase());
     }
 
     #[test]
@@ -708,9 +857,12 @@ mod tests {
         let up = "[remote \"up\"]\n\turl = https://evil/b\n[branch \"main\"]\n\tremote = up\n";
         assert!(!is_harmless(persons, up), "the person's push went to origin");
         assert!(is_harmless("", up), "it went nowhere");
-        for remote in ["origin", "fork", "."] {
+        for remote in ["origin", "."] {
             assert!(is_harmless(persons, &format!("[branch \"main\"]\n\tremote = {remote}\n")), "{remote}");
         }
+        let fork = "[branch \"main\"]\n\tremote = fork\n";
+        assert!(!is_harmless(persons, fork), "no branch of the person's goes there");
+        assert!(is_harmless(&format!("{persons}[branch \"topic\"]\n\tremote = fork\n"), fork));
         let only = "[remote \"mine\"]\n\turl = https://a/b\n";
         assert!(!is_harmless(only, up));
     }

@@ -1,0 +1,270 @@
+//! Where a branch of the person's goes, by the whole of the settings of a repository: from
+//! where `git fetch` brings, and to where `git push` takes, what nobody names on the command
+//! line (remote.c of git 2.47). Each setting may be harmless by itself, and all of them lead
+//! a branch away. Pure.
+
+use std::collections::BTreeSet;
+
+use super::settings_reader::Setting;
+
+/// Where git goes by the name of a remote.
+#[derive(Debug, PartialEq, Eq)]
+enum Destination<'s> {
+    /// Nowhere: it says so and stops.
+    Nowhere,
+    /// To this very repository.
+    Here,
+    /// To what has no address, so that the name itself is taken for one.
+    Name(&'s [u8]),
+    /// To these: `url`, `pushurl` and `vcs` in the order of the text.
+    At(Vec<Address<'s>>),
+}
+
+/// A key and its value.
+type Address<'s> = (&'s str, Option<&'s [u8]>);
+
+/// What is fetched from and what is pushed to.
+type Way<'s> = [Destination<'s>; 2];
+
+/// What the person had, what is there now, and what is to be there.
+#[derive(Clone, Copy)]
+pub(super) struct Texts<'s> {
+    /// When the run first changed it.
+    pub first: &'s [Setting],
+    /// Just now: the person may have changed it meanwhile, and a run only to what passed.
+    pub now: &'s [Setting],
+    /// Afterwards.
+    pub new: &'s [Setting],
+}
+
+impl<'s> Texts<'s> {
+    fn old(self) -> [&'s [Setting]; 2] {
+        [self.first, self.now]
+    }
+}
+
+/// What of the person's would go elsewhere, for people.
+pub(super) fn led_elsewhere(texts: Texts<'_>) -> Option<String> {
+    let shown = |name: &[u8]| String::from_utf8_lossy(name).escape_debug().to_string();
+    if has_remotes(texts.first) && !stays(texts, |text| way(text, None)) {
+        return Some("another remote for branches of which nothing is said".to_owned());
+    }
+    let is_led = |branch: &&[u8]| !is_same_branch(texts, branch) || !goes_well(texts, branch);
+    let branches = names(texts.first, "branch").into_iter().chain(names(texts.new, "branch"));
+    if let Some(branch) = branches.into_iter().find(is_led) {
+        return Some(format!("another remote or branch for branch {}", shown(branch)));
+    }
+    let moved = |remote: &&[u8]| {
+        let first = addresses(texts.first, remote);
+        let new = addresses(texts.new, remote);
+        !first.is_empty() && !new.is_empty() && new != first && new != addresses(texts.now, remote)
+    };
+    let moved = names(texts.first, "remote").into_iter().find(moved)?;
+    Some(format!("another address of remote {}", shown(moved)))
+}
+
+/// Whether something is said of a remote but no address, where that was not so: git takes its
+/// name for a path then, and what lies there may change.
+pub(super) fn loses_address(texts: Texts<'_>, remote: &[u8]) -> bool {
+    let is_bare = |text: &[Setting]| {
+        names(text, "remote").contains(remote) && addresses(text, remote).iter().all(|(key, _)| *key == "pushurl")
+    };
+    is_bare(texts.new) && !texts.old().into_iter().any(is_bare)
+}
+
+/// Whether a branch goes to where it went or nowhere or, where the person said nothing of it,
+/// to where others of the person's go.
+pub(super) fn goes_well(texts: Texts<'_>, branch: &[u8]) -> bool {
+    match names(texts.first, "branch").contains(branch) {
+        true => stays(texts, |text| way(text, Some(branch))),
+        false => is_begun_well(texts, branch),
+    }
+}
+
+/// Whether pulling brings the same branches as before, or none, where the person has said some:
+/// a push may go to what is named for pulling, which the person says for all repositories.
+fn is_same_branch(texts: Texts<'_>, branch: &[u8]) -> bool {
+    let merges = |text: &'_ [Setting]| -> Vec<Option<Vec<u8>>> {
+        let of_branch = text.iter().filter(|setting| is_of(setting, "branch", branch) && setting.key == "merge");
+        of_branch.map(|setting| setting.value.clone()).collect()
+    };
+    let (first, new) = (merges(texts.first), merges(texts.new));
+    first.is_empty() || new.is_empty() || new == first || new == merges(texts.now)
+}
+
+/// Whether both ways lead where one of the old ones did, or nowhere.
+fn stays<'s>(texts: Texts<'s>, way: impl Fn(&'s [Setting]) -> Way<'s>) -> bool {
+    let old = texts.old().map(&way);
+    let goes = |number: usize, new: &Destination<'_>| old.iter().any(|old| &old[number] == new);
+    way(texts.new).iter().enumerate().all(|(number, new)| *new == Destination::Nowhere || goes(number, new))
+}
+
+/// What still says the name of a remote that has another one now, and that name. Git changes
+/// these one by one afterwards; until then it would take the old name for a path.
+pub(super) fn left_behind<'s>(now: &'s [Setting], new: &'s [Setting]) -> Vec<(&'s Setting, &'s [u8])> {
+    let renamed = |setting: &'s Setting| {
+        let old = setting.value.as_deref()?;
+        let was = addresses(now, old);
+        let is_gone = !was.is_empty() && addresses(new, old).is_empty();
+        let is_it = |name: &&[u8]| addresses(now, name).is_empty() && addresses(new, name) == was;
+        Some((setting, names(new, "remote").into_iter().filter(|_| is_gone).find(is_it)?))
+    };
+    new.iter().filter(|setting| is_choice(setting)).filter_map(renamed).collect()
+}
+
+/// Whether a branch of which the person said nothing goes to where other branches of the
+/// person's do. A remote that is there is not enough: an earlier run may have made it.
+fn is_begun_well(texts: Texts<'_>, branch: &[u8]) -> bool {
+    let new = way(texts.new, Some(branch));
+    if new == way(texts.new, None) || new == way(texts.now, Some(branch)) {
+        return true;
+    }
+    let is_name = |destination: &Destination<'_>| matches!(destination, Destination::Name(_));
+    if !has_remotes(texts.first) {
+        return !new.iter().any(is_name);
+    }
+    let branches = names(texts.first, "branch");
+    let known: Vec<_> =
+        branches.into_iter().map(Some).chain([None]).flat_map(|branch| way(texts.first, branch)).collect();
+    new.iter().all(|new| *new == Destination::Here || !is_name(new) && known.contains(new))
+}
+
+/// Whether the person has a remote here, or says the name of one.
+fn has_remotes(text: &[Setting]) -> bool {
+    text.iter()
+        .any(|setting| setting.section == "remote" || is_choice(setting) && setting.value.as_deref() != Some(b"."))
+}
+
+fn is_choice(setting: &Setting) -> bool {
+    match (setting.section.as_str(), setting.subsection.is_some()) {
+        ("branch", true) => matches!(setting.key.as_str(), "remote" | "pushremote"),
+        ("remote", false) => setting.key == "pushdefault",
+        _ => false,
+    }
+}
+
+/// Where git goes with this branch, or with one of which nothing is said.
+fn way<'s>(text: &'s [Setting], branch: Option<&[u8]>) -> Way<'s> {
+    let said = |key: &str| {
+        let branch = branch?;
+        let last = text.iter().rev().find(|setting| is_of(setting, "branch", branch) && setting.key == key)?;
+        Some(last.value.as_deref().unwrap_or_default())
+    };
+    let all = || {
+        let is_all = |setting: &&Setting| is_choice(setting) && setting.section == "remote";
+        Some(text.iter().rev().find(is_all)?.value.as_deref().unwrap_or_default())
+    };
+    let (fetch, push) = (said("remote"), said("pushremote").or_else(all));
+    [destination(text, fetch), destination(text, push.or(fetch))]
+}
+
+fn destination<'s>(text: &'s [Setting], said: Option<&'s [u8]>) -> Destination<'s> {
+    let Some(name) = said else {
+        // `origin`, or the only one there is, where anything is said of it.
+        let known = names(text, "remote");
+        let only = known.first().copied().filter(|_| known.len() == 1);
+        let found = addresses(text, only.unwrap_or(b"origin"));
+        return if found.is_empty() { Destination::Nowhere } else { Destination::At(found) };
+    };
+    let found = addresses(text, name);
+    match found.is_empty() {
+        _ if name == b"." => Destination::Here,
+        true => Destination::Name(name),
+        false => Destination::At(found),
+    }
+}
+
+/// Where a remote is, by these settings.
+pub(super) fn addresses<'s>(text: &'s [Setting], remote: &[u8]) -> Vec<Address<'s>> {
+    let of_remote = text.iter().filter(|setting| is_of(setting, "remote", remote));
+    let places = of_remote.filter(|setting| is_address_key(&setting.key));
+    places.map(|setting| (setting.key.as_str(), setting.value.as_deref())).collect()
+}
+
+pub(super) fn is_address_key(key: &str) -> bool {
+    matches!(key, "url" | "pushurl" | "vcs")
+}
+
+fn is_of(setting: &Setting, section: &str, name: &[u8]) -> bool {
+    setting.section == section && setting.subsection.as_deref() == Some(name)
+}
+
+/// The names that a section is about.
+fn names<'s>(text: &'s [Setting], section: &str) -> BTreeSet<&'s [u8]> {
+    text.iter()
+        .filter(|setting| setting.section == section)
+        .filter_map(|setting| setting.subsection.as_deref())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::settings_reader::settings;
+    use super::*;
+
+    const GOOD: &str = "[remote \"origin\"]\nurl = good\n[branch \"main\"]\nremote = origin\nmerge = refs/heads/main\n";
+    const UP: &str = "[remote \"up\"]\nurl = good\n";
+    const EVIL: &str = "[remote \"y\"]\nurl = evil\n";
+
+    fn stays_from(first: &str, now: &str, new: &str) -> bool {
+        let read = |text: &str| settings(text.as_bytes()).unwrap();
+        led_elsewhere(Texts { first: &read(first), now: &read(now), new: &read(new) }).is_none()
+    }
+
+    #[track_caller]
+    fn check(first: &str, added: &str, expected: bool) {
+        assert_eq!(stays_from(first, first, &format!("{first}{added}")), expected, "{first}{added}");
+    }
+
+    #[test]
+    fn branches_of_the_person_go_where_they_went() {
+        check(GOOD, EVIL, true);
+        check(GOOD, "[remote \"y\"]\nurl = good\n[branch \"main\"]\nremote = y\n", true);
+        check(GOOD, &format!("{EVIL}[branch \"main\"]\nremote = y\n"), false);
+        check(GOOD, &format!("{EVIL}[branch.MAIN]\nremote = y\n"), false);
+        check(GOOD, &format!("{EVIL}[branch \"main\"]\npushRemote = y\n"), false);
+        check(GOOD, &format!("{EVIL}[remote]\npushDefault = y\n"), false);
+        check(GOOD, "[branch \"main\"]\nremote = evil\n", false);
+        check(GOOD, "[branch \"main\"]\nremote = .\n", false);
+        check(GOOD, "[branch \"main\"]\nmerge = refs/heads/prod\n", false);
+        check(GOOD, "[remote \"origin\"]\nurl = more\n", false);
+        check(GOOD, "[remote \"origin\"]\npushurl = more\n", false);
+        let led = GOOD.replace("= origin", "= y").replace("\"origin\"", "\"y\"");
+        assert!(stays_from(GOOD, GOOD, &led), "the same place by another name");
+        assert!(!stays_from(GOOD, &led, &led.replace("good", "evil")));
+        assert!(!stays_from(GOOD, &led, &format!("{led}[remote \"y\"]\npushurl = evil\n")));
+    }
+
+    #[test]
+    fn what_nothing_is_said_of_goes_where_it_went() {
+        check("", "[remote \"origin\"]\nurl = x\n", true);
+        check(UP, "[remote \"fork\"]\nurl = x\n", true);
+        check(UP, "[remote \"origin\"]\nurl = x\n", false);
+        check(UP, "[remote \"origin\"]\nurl = good\n", true);
+        check(&format!("{UP}{EVIL}"), "[remote \"origin\"]\nurl = x\n", false);
+        assert!(stays_from(UP, UP, &UP.replace("up", "upstream")));
+        assert!(stays_from(UP, &format!("{UP}{GOOD}"), &format!("{UP}{GOOD}")), "the person's doing meanwhile");
+    }
+
+    #[test]
+    fn a_branch_begins_where_others_go() {
+        check(GOOD, "[branch \"n\"]\nremote = origin\nmerge = refs/heads/n\n", true);
+        check(GOOD, "[branch \"n\"]\nremote = .\nmerge = refs/heads/main\n", true);
+        check(&format!("{GOOD}{EVIL}"), "[branch \"n\"]\nremote = y\n", false);
+        check(&format!("{GOOD}{EVIL}[branch \"m\"]\nremote = y\n"), "[branch \"n\"]\nremote = y\n", true);
+        check(GOOD, "[branch \"n\"]\nremote = path\n", false);
+        check("", "[branch \"n\"]\nremote = path\n", false);
+        check("", &format!("{EVIL}[branch \"n\"]\nremote = y\n"), true);
+    }
+
+    #[test]
+    fn no_name_becomes_an_address() {
+        let loses = |old: &str, new: &str| {
+            let (old, new) = (settings(old.as_bytes()).unwrap(), settings(new.as_bytes()).unwrap());
+            loses_address(Texts { first: &[], now: &old, new: &new }, b"y")
+        };
+        let bare = "[remote \"y\"]\nprune = true\n";
+        assert!(loses("", bare) && loses(EVIL, bare) && loses("", "[remote \"y\"]\npushurl = a\n"));
+        assert!(!loses("", &format!("{EVIL}{bare}")) && !loses(bare, bare) && !loses(EVIL, ""));
+    }
+}
