@@ -23,6 +23,7 @@ use super::before_change::KeptForUndo;
 use super::bound::Bound;
 use super::caller::{Caller, Threads};
 use super::deed::{Deed, Step};
+use super::file_room::FileRoom;
 use super::holding::{self, Waiter};
 use super::holds::Holds;
 use super::in_place::WrittenInPlace;
@@ -138,6 +139,8 @@ pub(super) struct Service {
     precaution: Option<RefCell<Precaution>>,
     /// Told before something in the workspace is changed, where that can be undone.
     pub undo: Option<KeptForUndo>,
+    /// With a small limit of the disk.
+    pub file_room: Option<FileRoom>,
     /// When to look after those who wait.
     look_at: Option<Instant>,
     shapes: HashMap<i32, Shape>,
@@ -192,6 +195,7 @@ impl Service {
             holds_calls,
             precaution: precaution.map(RefCell::new),
             undo: undo.map(KeptForUndo::new),
+            file_room: None,
             look_at: None,
             shapes,
             own_user,
@@ -267,7 +271,10 @@ impl Service {
         let caller = self.threads.caller(request);
         let mut asked = None;
         match self.handle(&caller, &mut asked) {
-            Ok(step) => self.finish(request.id, step),
+            Ok(step) => {
+                self.file_room.iter().for_each(|room| room.make(request.pid, &step));
+                self.finish(request.id, step);
+            }
             Err(Failure::Native(errno)) => self.fail(request.id, errno),
             Err(Failure::Refused(denied)) => self.refuse(&caller, asked, denied),
         }
