@@ -202,6 +202,31 @@ fn little_more_is_on_the_disk_than_the_limit() {
     });
 }
 
+/// A file with a hole takes nothing, but may not be larger than the limit all the same.
+#[test]
+fn a_file_that_may_not_become_as_large_is_told() {
+    const MAKES: &str = "\
+with open('hole', 'wb') as file:
+    file.truncate(4 << 20)
+    file.truncate(0)
+    file.truncate(100 << 20)
+";
+    each_user(|world| {
+        for level in LEVELS {
+            let options = ["--level", level, "--limit", "disk=10MiB"];
+            let outcome = world.outcome(&options, &["python3", "-c", MAKES]);
+            assert_eq!((&outcome["status"], &outcome["exit_code"]), (&"exited".into(), &1.into()), "{outcome}");
+            let denials = outcome["attempts"][0]["denials"].as_array().unwrap();
+            assert_eq!(denials.len(), 1, "{outcome}");
+            let told = ["operation", "object", "layer", "grant"].map(|key| denials[0][key].as_str().unwrap());
+            assert_eq!(told, ["limit", "disk", "limits", "disk 100MiB"], "{outcome}");
+            assert!(outcome["attempts"][0]["stderr"].as_str().unwrap().contains("File too large"), "{outcome}");
+            let more = world.outcome(&["--level", level, "--limit", "disk=200MiB"], &["python3", "-c", MAKES]);
+            assert_eq!(more["exit_code"], 0, "{more}");
+        }
+    });
+}
+
 /// The limit is of what the run writes, not of what was there.
 #[test]
 fn a_file_larger_than_the_disk_limit_can_be_written_to() {

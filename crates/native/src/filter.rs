@@ -75,7 +75,7 @@ fn command_rules(level: Level, options: FilterOptions) -> Vec<Rule> {
     let of_hosts: &[Entry] = if has_hosts { base::SHARED_PORTS } else { &[] };
     let of_disk: &[Entry] = if options.small_disk { base::SMALL_DISK } else { &[] };
     let refused = refused_entries(level).chain(of_hosts).chain(of_disk).map(Entry::rule);
-    let asked = notify_table(level, options.traced).into_iter().map(|trap| asked_rule(&trap));
+    let asked = notify_table(level, options.traced, options.small_disk).into_iter().map(|trap| asked_rule(&trap));
     refused.chain(asked).chain(base::SOCKETS_LAST.iter().map(Entry::rule)).collect()
 }
 

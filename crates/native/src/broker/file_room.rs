@@ -9,10 +9,15 @@ use std::collections::HashMap;
 
 use rustix::fs::{FileType, fstat};
 use rustix::process::Pid;
+use stockade_model::{Grant, Layer, Limit, Operation};
+use stockade_sys::limits::file_size_limit;
 
+use super::caller::Caller;
 use super::deed::Step;
-use super::service::Reply;
+use super::ledger::Denied;
+use super::service::{Reply, Service};
 use crate::limits::make_room;
+use crate::powers::Refusal;
 
 /// Files that are remembered; for more there is no room.
 const FILES_MAX: usize = 100_000;
@@ -54,6 +59,39 @@ impl FileRoom {
         *before = (*before).min(allocated);
         *before
     }
+}
+
+impl Service {
+    /// A file is made longer, with a hole: the kernel does it, or refuses it and tells the
+    /// program alone. That is told here.
+    pub(super) fn lengthen(&self, caller: &Caller) -> Step {
+        if let Some(denied) = too_long(caller) {
+            self.record(caller, denied);
+        }
+        Step::Done(Reply::Continue)
+    }
+}
+
+fn too_long(caller: &Caller) -> Option<Denied> {
+    let length = caller.request.args[1];
+    let process = Pid::from_raw(i32::try_from(caller.request.pid).ok()?)?;
+    // None at all is left where the run is ended already.
+    let most = file_size_limit(process).ok()?.current.filter(|most| *most > 0 && *most < length)?;
+    let stat = fstat(caller.object(caller.int(0)).ok()?).ok()?;
+    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    if !is_file || u64::try_from(stat.st_size).is_ok_and(|size| size >= length) {
+        return None;
+    }
+    let (most, wanted) = (Limit::Disk.text(most), Limit::Disk.text(length));
+    Some(Denied {
+        operation: Operation::Limit,
+        object: Limit::Disk.name().as_bytes().to_vec(),
+        layer: Layer::Limits,
+        refusal: Refusal {
+            rule: format!("no new file larger than {most}; one of {wanted} was to be made"),
+            grant: Some(Grant::Limit(Limit::Disk, length)),
+        },
+    })
 }
 
 #[cfg(test)]

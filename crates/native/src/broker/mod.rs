@@ -85,7 +85,6 @@ use crate::reach::Reach;
 use crate::stage::Precaution;
 use crate::undo::Recorder;
 use crate::way_out::WayOut;
-use file_room::FileRoom;
 use requests::{Referee, Request};
 use service::Service;
 
@@ -277,15 +276,15 @@ impl Broker {
             let (Ok(Serving { notifier, hold, way, bound, small_disk }), false) = (notifiers.recv(), failed) else {
                 return;
             };
-            let end = match Service::new(notifier, powers, level, hold, before, (way, bound), Box::new(sink)) {
-                Ok(mut service) => {
-                    service.file_room = small_disk.map(FileRoom::new);
-                    service.serve(woken.as_fd(), &ordered);
-                    service.end()
-                }
-                // The listener is closed: every trapped call ends with ENOSYS.
-                Err(_) => BrokerReport::default(),
-            };
+            let end =
+                match Service::new(notifier, powers, level, hold, before, (way, bound, small_disk), Box::new(sink)) {
+                    Ok(mut service) => {
+                        service.serve(woken.as_fd(), &ordered);
+                        service.end()
+                    }
+                    // The listener is closed: every trapped call ends with ENOSYS.
+                    Err(_) => BrokerReport::default(),
+                };
             // After all that it held of the sandbox was let go.
             let _ = sender.send(end);
         };

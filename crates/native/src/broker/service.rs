@@ -166,11 +166,12 @@ impl Service {
         level: Level,
         holds_calls: bool,
         (precaution, undo): (Option<Precaution>, Option<Recorder>),
-        (way, bound): (Option<Arc<WayOut>>, Bound),
+        (way, bound, small_disk): (Option<Arc<WayOut>>, Bound, Option<u64>),
         sink: Box<dyn Fn(BrokerEvent) + Send>,
     ) -> Result<Self, BrokerError> {
         let own_user = rustix::process::geteuid().as_raw();
-        let shapes = notify_table(level, powers.asks_reads()).iter().map(|t| (t.call as i32, t.shape)).collect();
+        let table = notify_table(level, powers.asks_reads(), small_disk.is_some());
+        let shapes = table.iter().map(|t| (t.call as i32, t.shape)).collect();
         let reads = powers.traced.then(RefCell::default);
         Ok(Self {
             notifier: Arc::new(notifier),
@@ -195,7 +196,7 @@ impl Service {
             holds_calls,
             precaution: precaution.map(RefCell::new),
             undo: undo.map(KeptForUndo::new),
-            file_room: None,
+            file_room: small_disk.map(FileRoom::new),
             look_at: None,
             shapes,
             own_user,
@@ -361,6 +362,7 @@ impl Service {
                 Some(deed) => deed,
                 None => return Ok(Step::Done(Reply::Continue)),
             },
+            Shape::TruncateDescriptor => return Ok(self.lengthen(caller)),
             Shape::Umask => {
                 self.threads.mask_changes();
                 return Ok(Step::Done(Reply::Continue));
