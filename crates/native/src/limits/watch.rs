@@ -141,18 +141,15 @@ impl Watch {
         if self.next_look()? > Duration::ZERO {
             return None;
         }
-        let begun = Instant::now();
-        let passed = if begun < self.next {
-            let busy = processor_time();
-            let passed = self.disk_passed();
-            let took = processor_time().saturating_sub(busy);
-            self.disk.iter_mut().for_each(|disk| disk.took(took, LOOK_SHARE));
-            passed
-        } else {
-            let passed = self.passed();
-            self.next = begun + (begun.elapsed() * LOOK_SHARE).clamp(LOOK_EVERY, LOOK_EVERY_MOST);
-            passed
-        }?;
+        let (begun, busy) = (Instant::now(), processor_time());
+        let is_whole = begun >= self.next;
+        let passed = if is_whole { self.passed() } else { self.disk_passed() };
+        let took = processor_time().saturating_sub(busy);
+        match &mut self.disk {
+            Some(disk) if !is_whole => disk.took(took, LOOK_SHARE),
+            _ => self.next = begun + (took * LOOK_SHARE).clamp(LOOK_EVERY, LOOK_EVERY_MOST),
+        }
+        let passed = passed?;
         let (limit, then) = (passed.limit, passed.then);
         let denial = self.denial(passed);
         let told = self.ask(limit, then, denial);
