@@ -1,7 +1,8 @@
 //! What happens at a limit: who is told what, what is left, and what is not.
 
 use std::fs;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -94,6 +95,162 @@ fn one_large_file_and_too_many_open_ones_are_named() {
             let told = ["operation", "object", "layer", "grant"].map(|key| denial[key].as_str().unwrap_or_default());
             assert_eq!(told, ["limit", "open_files", "limits", "open_files 200"], "{denial}");
             assert!(denial["pid"].is_u64() && denial["program"].as_str().unwrap().contains("python"), "{denial}");
+        }
+    });
+}
+
+/// Ways to put 200 MiB on a disk as fast as it takes them, by the name of each.
+const FILLS: &str = "\
+import mmap, os, signal, sys, time
+MIB = 1 << 20
+piece = bytes(MIB)
+
+def write(name, count):
+    file = os.open(name, os.O_WRONLY | os.O_CREAT, 0o644)
+    for _ in range(count):
+        os.write(file, piece)
+    os.close(file)
+
+def children(count, body):
+    made = []
+    for number in range(count):
+        pid = os.fork()
+        if pid == 0:
+            body(number)
+            os._exit(0)
+        made.append(pid)
+    for pid in made:
+        os.waitpid(pid, 0)
+
+def one():
+    write('one', 200)
+
+def four():
+    children(4, lambda number: write(f'four{number}', 50))
+
+def many():
+    for number in range(200):
+        write(f'many{number}', 1)
+
+def orphans():
+    def leave(number):
+        if os.fork() == 0:
+            write(f'orphan{number}', 1)
+    for number in range(200):
+        children(1, lambda _: leave(number))
+    # They end with the run.
+    while sum(entry.stat().st_size for entry in os.scandir('.')) < 200 * MIB:
+        time.sleep(0.01)
+
+def reserved():
+    for number in range(20):
+        file = os.open(f'reserved{number}', os.O_WRONLY | os.O_CREAT, 0o644)
+        os.posix_fallocate(file, 0, 10 * MIB)
+
+def mapped():
+    for number in range(40):
+        file = os.open(f'mapped{number}', os.O_RDWR | os.O_CREAT, 0o644)
+        os.ftruncate(file, 5 * MIB)
+        memory = mmap.mmap(file, 5 * MIB, mmap.MAP_SHARED)
+        for at in range(0, 5 * MIB, MIB):
+            memory[at:at + MIB] = piece
+
+# Asked to end it goes on.
+def stubborn():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    many()
+
+globals()[sys.argv[1]]()
+";
+
+/// Bytes that the files in a directory take on the disk; they are removed.
+fn taken(directory: &Path) -> u64 {
+    let mut bytes = 0;
+    for entry in fs::read_dir(directory).unwrap().flatten() {
+        bytes += entry.metadata().unwrap().blocks() * 512;
+        fs::remove_file(entry.path()).unwrap();
+    }
+    bytes
+}
+
+/// Judged from outside, when the run has ended.
+#[test]
+fn little_more_is_on_the_disk_than_the_limit() {
+    const MIB: u64 = 1 << 20;
+    each_user(|world| {
+        let fills = world.file("fills.py", FILLS);
+        let fills = fills.to_str().unwrap();
+        let reads = format!("read {fills}");
+        for fill in ["one", "four", "many", "orphans", "reserved", "mapped", "stubborn"] {
+            world.passes(&["--grant", &reads], &["python3", fills, fill]);
+            let unlimited = taken(&world.workspace());
+            assert!(unlimited >= 195 * MIB, "{fill} fills {unlimited} bytes without the limit");
+            for level in LEVELS {
+                let options = ["--grant", &reads, "--level", level, "--limit", "disk=10MiB"];
+                let outcome = world.outcome(&options, &["python3", fills, fill]);
+                let bytes = taken(&world.workspace());
+                assert!(bytes <= 60 * MIB, "{level} {fill}: {bytes} bytes, {outcome}");
+                assert_eq!(outcome["status"], "limit", "{level} {fill}: {outcome}");
+                let attempt = &outcome["attempts"][0];
+                assert_eq!(attempt["denials"][0]["object"], "disk", "{level} {fill}: {outcome}");
+                let layer = &attempt["enforced"]["layers"]["limits"];
+                let detail = layer["detail"].as_str().unwrap();
+                assert!(detail.contains("disk 10MiB: watched, may be passed by about"), "{detail}");
+                assert_ne!(layer["state"], "enforced", "{detail}");
+            }
+        }
+    });
+}
+
+/// A file with a hole takes nothing, but may not be larger than the limit all the same.
+#[test]
+fn a_file_that_may_not_become_as_large_is_told() {
+    const MAKES: &str = "\
+with open('hole', 'wb') as file:
+    file.truncate(4 << 20)
+    file.truncate(0)
+    file.truncate(100 << 20)
+";
+    each_user(|world| {
+        for level in LEVELS {
+            let options = ["--level", level, "--limit", "disk=10MiB"];
+            let outcome = world.outcome(&options, &["python3", "-c", MAKES]);
+            assert_eq!((&outcome["status"], &outcome["exit_code"]), (&"exited".into(), &1.into()), "{outcome}");
+            let denials = outcome["attempts"][0]["denials"].as_array().unwrap();
+            assert_eq!(denials.len(), 1, "{outcome}");
+            let told = ["operation", "object", "layer", "grant"].map(|key| denials[0][key].as_str().unwrap());
+            assert_eq!(told, ["limit", "disk", "limits", "disk 100MiB"], "{outcome}");
+            assert!(outcome["attempts"][0]["stderr"].as_str().unwrap().contains("File too large"), "{outcome}");
+            let more = world.outcome(&["--level", level, "--limit", "disk=200MiB"], &["python3", "-c", MAKES]);
+            assert_eq!(more["exit_code"], 0, "{more}");
+        }
+    });
+}
+
+/// The limit is of what the run writes, not of what was there.
+#[test]
+fn a_file_larger_than_the_disk_limit_can_be_written_to() {
+    const WRITES: &str = "\
+with open('large', 'r+b') as file:
+    file.seek(0, 2)
+    file.write(bytes(1 << 20))
+print('written', flush=True)
+import os, resource
+try:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 29, 1 << 29))
+    print('raised')
+except (OSError, ValueError):
+    print('not raised')
+";
+    each_user(|world| {
+        let large = world.file("ws/large", "");
+        for level in LEVELS {
+            fs::write(&large, vec![1; 30 << 20]).unwrap();
+            let options = ["--level", level, "--limit", "disk=10MiB"];
+            let outcome = world.outcome(&options, &["python3", "-c", WRITES]);
+            assert_eq!(outcome["exit_code"], 0, "{level}: {outcome}");
+            assert_eq!(outcome["attempts"][0]["stdout"], "written\nnot raised\n", "{level}: {outcome}");
+            assert_eq!(fs::metadata(&large).unwrap().len(), 31 << 20);
         }
     });
 }

@@ -31,6 +31,11 @@ const WRITES: &str = "\
     with open(f'file{number}', 'wb') as file: file.write(os.urandom(1 << 20)); file.flush(); os.fsync(file.fileno())
     time.sleep(0.05)";
 
+/// One file that becomes larger than what a question leaves room for.
+const GROWS: &str = "\
+    with open('grown', 'ab') as file: file.write(bytes(1 << 20))
+    time.sleep(0.01)";
+
 /// A person sees one run with one limit.
 struct Seen<'world> {
     world: &'world World,
@@ -75,7 +80,7 @@ impl<'world> Seen<'world> {
 
 /// As slow as the machine: nothing is asked about what is taken between two looks.
 fn slowly(step: &str) -> String {
-    step.replace("sleep(0.1)", &format!("sleep(0.1 * {})", slowness()))
+    step.replace("sleep(0.", &format!("sleep({} * 0.", slowness()))
 }
 
 #[test]
@@ -87,6 +92,7 @@ fn a_yes_raises_a_limit_where_it_stands() {
                 ("cpu_time=700ms", "cpu_time 1400ms", steps(10, COUNTS)),
                 ("memory=60MiB", "memory 120MiB", steps(18, &slowly(TAKES))),
                 ("disk=6MiB", "disk 12MiB", steps(10, WRITES)),
+                ("disk=6MiB", "disk 12MiB", steps(100, &slowly(GROWS))),
             ];
             for (limit, grant, program) in cases {
                 let mut seen = Seen::start(world, level, limit, &["python3", "-c", &program]);
@@ -101,6 +107,7 @@ fn a_yes_raises_a_limit_where_it_stands() {
                 let log = seen.world.workspace().join("log");
                 let (code, text, outcome) = seen.finish();
                 assert_eq!(code, 0, "{level} {limit}: {text}");
+                let _ = fs::remove_file(world.workspace().join("grown"));
                 assert_eq!(fs::read_to_string(log).unwrap(), wanted, "every step once: {text}");
                 let attempts = outcome["attempts"].as_array().unwrap();
                 assert_eq!(attempts.len(), 1, "{level} {limit}: {text}");

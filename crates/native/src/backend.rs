@@ -20,7 +20,7 @@ use crate::keeper::{Keeper, Kept, Told};
 use crate::launch::{
     Blueprint, LaunchError, Launching, NetworkEnds, Nursery, Outfit, Stdio, begin, is_staged, late_roots,
 };
-use crate::limits::{Guard, LimitError};
+use crate::limits::{Guard, LimitError, small_disk};
 use crate::powers::Powers;
 use crate::staging::Staging;
 use crate::streams::Streams;
@@ -107,10 +107,17 @@ impl NativeBackend {
 
 impl NativeBackend {
     /// What a run is given besides its plan.
-    fn outfit(&self, plan: &Plan, io: Io, edge: &Edge, (staging, lease): (Option<&Staging>, Option<&Lease>)) -> Outfit {
+    fn outfit(
+        &self,
+        plan: &Plan,
+        (io, asks): (Io, bool),
+        edge: &Edge,
+        (staging, lease): (Option<&Staging>, Option<&Lease>),
+    ) -> Outfit {
         let mut outfit = Outfit {
             overlay: staging.and_then(|staging| staging.overlay().cloned()),
             terminal: io == Io::Terminal,
+            asks,
             private: self.within.clone(),
             own_network: self.lead.is_some(),
             late: if plan.level == Level::Full { Vec::new() } else { late_roots(plan) },
@@ -125,8 +132,9 @@ impl NativeBackend {
     }
 
     /// The powers of the broker for a sandbox of this.
-    fn powers(&self, plan: &Plan, launching: &Launching, lease: Option<&Lease>) -> Powers {
+    fn powers(&self, plan: &Plan, launching: &Launching, (outfit, lease): (&Outfit, Option<&Lease>)) -> Powers {
         let mut powers = powers(plan, launching);
+        powers.read_late(&outfit.late);
         if let Some(lease) = lease {
             powers.keep_read_only(&lease.read_only);
             powers.layered_at(lease.layers());
@@ -179,7 +187,7 @@ impl Backend for NativeBackend {
         let renewal = Renewal::of(plan, self.caches.as_deref());
         let lease = Lease::of(plan, self.caches.as_deref());
         let (undoing, recorder) = Undoing::of(plan, self.undo.as_deref())?.unzip();
-        let outfit = self.outfit(plan, *io, &edge, (staging.as_ref(), lease.as_ref()));
+        let outfit = self.outfit(plan, (*io, hold), &edge, (staging.as_ref(), lease.as_ref()));
         let mut launching = self.begin(plan, &outfit, streams.inside()).map_err(unlaunched)?;
         // The init builds; the limits and the two threads get ready meanwhile.
         let guard = Guard::prepare(plan, launching.init_pid()).map_err(unlimited)?;
@@ -189,10 +197,10 @@ impl Backend for NativeBackend {
         let told = Told::to_attempt(events);
         let sink = sink(&told);
         let precaution = staging.as_ref().map(Staging::precaution).transpose()?.flatten();
-        let mut powers = self.powers(plan, &launching, lease.as_ref());
-        powers.read_late(&outfit.late);
+        let powers = self.powers(plan, &launching, (&outfit, lease.as_ref()));
         let broker = Broker::begin_with(powers, plan.level, (precaution, recorder), sink).map_err(unbrokered)?;
         let terms = self.led(terms(plan, (edge, published, self.resolver.clone()), &broker, &told));
+        let broker = broker.making_room(small_disk(&plan.profile.limits));
         let keeper = Keeper::begin(outside, told)?;
 
         let mut launched = debug_span!("finish").in_scope(|| launching.finish()).map_err(unlaunched)?;

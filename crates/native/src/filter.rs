@@ -44,13 +44,23 @@ pub struct FilterSize {
     pub asked: usize,
 }
 
-/// The filter of a command; with `traced`, its reads are asked about too. `own_network` tells
-/// whether the network around is its own, also at level restricted.
+/// What else a filter depends on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FilterOptions {
+    /// Reads are asked about too.
+    pub traced: bool,
+    /// The network around is the run's own, also at level restricted.
+    pub own_network: bool,
+    /// The run has a small limit of the disk.
+    pub small_disk: bool,
+}
+
+/// The filter of a command.
 ///
 /// # Errors
 /// Never with the tables as they are; a test compiles them.
-pub fn command_filter(level: Level, traced: bool, own_network: bool) -> Result<(Program, FilterSize), CompileError> {
-    let rules = command_rules(level, traced, own_network);
+pub fn command_filter(level: Level, options: FilterOptions) -> Result<(Program, FilterSize), CompileError> {
+    let rules = command_rules(level, options);
     let size = FilterSize {
         refused: rules.iter().filter(|e| matches!(e.action, Action::Errno(_) | Action::KillProcess)).count(),
         asked: rules.iter().filter(|e| e.action == Action::Notify).count(),
@@ -60,11 +70,12 @@ pub fn command_filter(level: Level, traced: bool, own_network: bool) -> Result<(
 
 /// Refusals first, then what the broker is asked, then the rest of socket(2):
 /// at level restricted the broker is asked about two of its families.
-fn command_rules(level: Level, traced: bool, own_network: bool) -> Vec<Rule> {
-    let has_hosts = level == Level::Restricted && !own_network;
+fn command_rules(level: Level, options: FilterOptions) -> Vec<Rule> {
+    let has_hosts = level == Level::Restricted && !options.own_network;
     let of_hosts: &[Entry] = if has_hosts { base::SHARED_PORTS } else { &[] };
-    let refused = refused_entries(level).chain(of_hosts).map(Entry::rule);
-    let asked = notify_table(level, traced).into_iter().map(|trap| asked_rule(&trap));
+    let of_disk: &[Entry] = if options.small_disk { base::SMALL_DISK } else { &[] };
+    let refused = refused_entries(level).chain(of_hosts).chain(of_disk).map(Entry::rule);
+    let asked = notify_table(level, options.traced, options.small_disk).into_iter().map(|trap| asked_rule(&trap));
     refused.chain(asked).chain(base::SOCKETS_LAST.iter().map(Entry::rule)).collect()
 }
 
@@ -127,8 +138,9 @@ mod tests {
     #[test]
     fn every_table_compiles_and_every_entry_says_why() {
         for level in [Level::Full, Level::Restricted] {
-            let (program, size) = command_filter(level, false, false).unwrap();
-            let (longer, more) = command_filter(level, true, false).unwrap();
+            let (program, size) = command_filter(level, FilterOptions::default()).unwrap();
+            let all = FilterOptions { traced: true, small_disk: true, ..FilterOptions::default() };
+            let (longer, more) = command_filter(level, all).unwrap();
             assert!(more.asked > size.asked && longer.len() > program.len());
             assert!(program.len() < 1000 && size.refused > 50 && size.asked > 20, "{size:?}");
             assert!(init_filter(level).unwrap().len() < 200);
@@ -137,6 +149,7 @@ mod tests {
                 .chain(base::INIT)
                 .chain(base::INIT_RESTRICTED)
                 .chain(base::INIT_FULL)
+                .chain(base::SMALL_DISK)
             {
                 assert!(entry.reason.len() > 10, "{entry:?}");
             }
@@ -148,7 +161,8 @@ mod tests {
     fn no_entry_is_out_of_reach() {
         for level in [Level::Full, Level::Restricted] {
             let mut closed = std::collections::BTreeSet::new();
-            for rule in command_rules(level, true, false) {
+            let all = FilterOptions { traced: true, own_network: false, small_disk: true };
+            for rule in command_rules(level, all) {
                 assert!(!closed.contains(&rule.call), "{level}: {rule:?} is shadowed");
                 if rule.conditions.is_empty() {
                     closed.insert(rule.call);

@@ -1,8 +1,8 @@
 //! What is refused without asking anybody. Data; order matters within a call:
 //! the first entry that matches decides.
 
-use stockade_sys::bpf::Comparison::Equal;
-use stockade_sys::bpf::{Action, Condition};
+use stockade_sys::bpf::Comparison::{Equal, NotEqual};
+use stockade_sys::bpf::{Action, Condition, Width};
 
 use super::Entry;
 
@@ -271,6 +271,7 @@ const SUPERVISES: &str = "waits for the command and for word from outside";
 /// What the supervising process may do.
 pub(super) const INIT: &[Entry] = &[
     refuse(libc::SYS_read, Action::Allow, SUPERVISES),
+    refuse(libc::SYS_pread64, Action::Allow, "reports what was written"),
     refuse(libc::SYS_recvmsg, Action::Allow, SUPERVISES),
     refuse(libc::SYS_sendmsg, Action::Allow, SUPERVISES),
     #[cfg(target_arch = "x86_64")]
@@ -288,6 +289,21 @@ pub(super) const INIT: &[Entry] = &[
     refuse(libc::SYS_exit, Action::Allow, "ends the run"),
     refuse(libc::SYS_exit_group, Action::Allow, "ends the run"),
     refuse(libc::SYS_restart_syscall, Action::Allow, SUPERVISES),
+];
+
+const RESERVES: &str = "space that is reserved without a write is counted by nothing; programs write it instead";
+const FILE_SIZE: &str = "how large a file may become is a part of the disk limit, which is not for the run to raise";
+
+/// `FALLOC_FL_PUNCH_HOLE` and `FALLOC_FL_COLLAPSE_RANGE`: they give space back.
+const GIVES_BACK: u32 = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_COLLAPSE_RANGE) as u32;
+/// A pointer to new limits: without one nothing is set.
+const SETS: Condition = Condition { argument: 2, width: Width::Bits64, mask: u64::MAX, comparison: NotEqual, value: 0 };
+
+/// With a small limit of the disk.
+pub(super) const SMALL_DISK: &[Entry] = &[
+    when(libc::SYS_fallocate, &[Condition::masked(1, GIVES_BACK, Equal, 0)], NOT_SUPPORTED, RESERVES),
+    when(libc::SYS_setrlimit, &[Condition::equals(0, libc::RLIMIT_FSIZE)], PERM, FILE_SIZE),
+    when(libc::SYS_prlimit64, &[Condition::equals(1, libc::RLIMIT_FSIZE), SETS], PERM, FILE_SIZE),
 ];
 
 const SHARES: &str = "a port that is shared takes connections that are for a server of the host";

@@ -226,7 +226,9 @@ impl Keeper {
             let mut launched = lock(&self.kept.launched);
             let ended = launched.try_wait();
             let was_stopped = launched.was_stopped();
+            let written = launched.written_by_ended();
             drop(launched);
+            written.into_iter().for_each(|bytes| lock(&self.kept.watch).init_counted(bytes));
             if let Some(signal) = was_stopped
                 && !lock(&self.kept.watch).has_stopped(signal)
             {
@@ -259,13 +261,20 @@ impl Keeper {
         let names = self.kept.names.as_ref().and_then(|way| way.asked());
         let outputs = self.outside.iter().flatten().filter_map(Output::waited);
         let lost = self.kept.lost.iter().flat_map(LostDatagrams::fds);
-        let all: Vec<BorrowedFd<'_>> =
+        let goes_on = lock(&self.kept.watch).goes_on();
+        let answered = goes_on.as_deref().map(AsFd::as_fd);
+        let mut all: Vec<BorrowedFd<'_>> =
             [Some(self.kept.end.as_fd()), hidden, names].into_iter().flatten().chain(lost).chain(outputs).collect();
+        all.extend(answered);
         let mut waited: Vec<PollFd<'_>> = all.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
         let at_most = lock(&self.kept.watch).next_look().map_or(LOOK_AROUND, |next| next.min(LOOK_AROUND));
         let at_most = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: i64::from(at_most.subsec_nanos()) };
         // A signal or a failure only makes the next look come sooner.
         let _ = poll(&mut waited, Some(&at_most));
+        if let Some(answered) = answered {
+            // It is not blocking: what it counts does not matter.
+            let _ = rustix::io::read(answered, &mut [0; 8]);
+        }
     }
 
     /// Takes what is there.
@@ -300,7 +309,8 @@ fn attempt_end(
     };
     let truncated = [&stdout, &stderr].into_iter().flatten().any(Capture::truncated);
     let text = |capture: Option<Capture>| capture.map(|c| RawText::from(c.into_bytes()));
-    let Spent { denials, breach } = lock(&watch).end(&mut usage);
+    let by = if let CommandEnd::Signaled(signal) = end { Some(signal) } else { None };
+    let Spent { denials, breach } = lock(&watch).end(&mut usage, by);
     denials.into_iter().for_each(|denial| told.tell(AttemptEvent::Denied(denial)));
     breach.into_iter().for_each(|breach| told.tell(AttemptEvent::Breached(breach)));
     let staged = staging.and_then(|staging| staging.end(&end));

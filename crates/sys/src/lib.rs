@@ -18,6 +18,7 @@ pub mod fork_signals;
 pub mod framed;
 pub mod keyring;
 pub mod landlock;
+pub mod limits;
 pub mod marks;
 pub mod memory;
 pub mod mount;

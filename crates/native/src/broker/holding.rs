@@ -233,6 +233,9 @@ impl Service {
                 if let Deed::Run(start) = &call.deed {
                     self.executed(who.pid, &start.object);
                 }
+                if let (Some(room), Some(pid)) = (&self.file_room, who.pid) {
+                    room.make(pid, &step);
+                }
                 self.finish(id, step);
             }
             Err(Failure::Native(Errno::STALE)) => self.refuse_changed(id, who, asked),

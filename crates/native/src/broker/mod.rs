@@ -24,6 +24,7 @@
 //! | `reads` | what a traced run reads |
 //! | `connects`, `requests` | what leads outside: connects, and what the door is asked for |
 //! | `confirm` | a second look at names that were made |
+//! | `file_room` | files that are larger than a small limit of the disk already |
 //! | `install` | what takes a guarded place |
 //! | `in_place` | files of git that are written in their place, and judged once they are |
 //! | `judged` | what takes a place that is guarded by what it says |
@@ -44,6 +45,7 @@ mod caller;
 mod confirm;
 mod connects;
 mod deed;
+mod file_room;
 mod holding;
 mod holds;
 mod in_place;
@@ -271,21 +273,25 @@ impl Broker {
             let failed = confined.is_err();
             let _ = up.send(confined);
             // No notifier comes where the sandbox could not be built.
-            let (Ok(Serving { notifier, hold, way, bound }), false) = (notifiers.recv(), failed) else { return };
-            let end = match Service::new(notifier, powers, level, hold, before, (way, bound), Box::new(sink)) {
-                Ok(mut service) => {
-                    service.serve(woken.as_fd(), &ordered);
-                    service.end()
-                }
-                // The listener is closed: every trapped call ends with ENOSYS.
-                Err(_) => BrokerReport::default(),
+            let (Ok(Serving { notifier, hold, way, bound, small_disk }), false) = (notifiers.recv(), failed) else {
+                return;
             };
+            let end =
+                match Service::new(notifier, powers, level, hold, before, (way, bound, small_disk), Box::new(sink)) {
+                    Ok(mut service) => {
+                        service.serve(woken.as_fd(), &ordered);
+                        service.end()
+                    }
+                    // The listener is closed: every trapped call ends with ENOSYS.
+                    Err(_) => BrokerReport::default(),
+                };
             // After all that it held of the sandbox was let go.
             let _ = sender.send(end);
         };
         std::thread::Builder::new().name("broker".to_owned()).spawn(body).map_err(BrokerError::Thread)?;
         let bound = Bound::default();
-        Ok(BrokerBegun { answers: Answers { orders, wake }, reach, ready, notifier, report, bound })
+        let answers = Answers { orders, wake };
+        Ok(BrokerBegun { answers, reach, ready, notifier, report, bound, small_disk: None })
     }
 }
 
@@ -298,6 +304,7 @@ pub struct BrokerBegun {
     notifier: Sender<Serving>,
     report: Receiver<BrokerReport>,
     bound: Bound,
+    small_disk: Option<u64>,
 }
 
 /// What a broker that has begun needs to serve.
@@ -306,12 +313,19 @@ struct Serving {
     hold: bool,
     way: Option<Arc<WayOut>>,
     bound: Bound,
+    small_disk: Option<u64>,
 }
 
 impl BrokerBegun {
     /// It remembers sockets together with others.
     pub(crate) fn sharing(self, bound: Bound) -> Self {
         Self { bound, ..self }
+    }
+
+    /// The run has this small limit of the disk, by which the kernel holds the size of each
+    /// file: the broker makes room for those that are larger already.
+    pub(crate) fn making_room(self, small_disk: Option<u64>) -> Self {
+        Self { small_disk, ..self }
     }
 
     /// Decides for the door.
@@ -342,7 +356,8 @@ impl BrokerBegun {
         let notifier = Notifier::new(listener).map_err(step("learn the size of notifications"))?;
         let traits = BrokerTraits { synchronous: notifier.wake_synchronously().is_ok() };
         self.ready.recv_timeout(START_TIMEOUT).unwrap_or(Err(BrokerError::Silent))?;
-        self.notifier.send(Serving { notifier, hold, way, bound: self.bound }).map_err(|_| BrokerError::Silent)?;
+        let serving = Serving { notifier, hold, way, bound: self.bound, small_disk: self.small_disk };
+        self.notifier.send(serving).map_err(|_| BrokerError::Silent)?;
         Ok(BrokerHandle { answers: self.answers, report: self.report, traits })
     }
 }

@@ -23,6 +23,7 @@ use super::before_change::KeptForUndo;
 use super::bound::Bound;
 use super::caller::{Caller, Threads};
 use super::deed::{Deed, Step};
+use super::file_room::FileRoom;
 use super::holding::{self, Waiter};
 use super::holds::Holds;
 use super::in_place::WrittenInPlace;
@@ -140,6 +141,8 @@ pub(super) struct Service {
     precaution: Option<RefCell<Precaution>>,
     /// Told before something in the workspace is changed, where that can be undone.
     pub undo: Option<KeptForUndo>,
+    /// With a small limit of the disk.
+    pub file_room: Option<FileRoom>,
     /// When to look after those who wait.
     look_at: Option<Instant>,
     shapes: HashMap<i32, Shape>,
@@ -165,11 +168,12 @@ impl Service {
         level: Level,
         holds_calls: bool,
         (precaution, undo): (Option<Precaution>, Option<Recorder>),
-        (way, bound): (Option<Arc<WayOut>>, Bound),
+        (way, bound, small_disk): (Option<Arc<WayOut>>, Bound, Option<u64>),
         sink: Box<dyn Fn(BrokerEvent) + Send>,
     ) -> Result<Self, BrokerError> {
         let own_user = rustix::process::geteuid().as_raw();
-        let shapes = notify_table(level, powers.asks_reads()).iter().map(|t| (t.call as i32, t.shape)).collect();
+        let table = notify_table(level, powers.asks_reads(), small_disk.is_some());
+        let shapes = table.iter().map(|t| (t.call as i32, t.shape)).collect();
         let reads = powers.traced.then(RefCell::default);
         Ok(Self {
             notifier: Arc::new(notifier),
@@ -195,6 +199,7 @@ impl Service {
             holds_calls,
             precaution: precaution.map(RefCell::new),
             undo: undo.map(KeptForUndo::new),
+            file_room: small_disk.map(FileRoom::new),
             look_at: None,
             shapes,
             own_user,
@@ -270,7 +275,10 @@ impl Service {
         let caller = self.threads.caller(request);
         let mut asked = None;
         match self.handle(&caller, &mut asked) {
-            Ok(step) => self.finish(request.id, step),
+            Ok(step) => {
+                self.file_room.iter().for_each(|room| room.make(request.pid, &step));
+                self.finish(request.id, step);
+            }
             Err(Failure::Native(errno)) => self.fail(request.id, errno),
             Err(Failure::Refused(denied)) => self.refuse(&caller, asked, denied),
         }
@@ -357,6 +365,7 @@ impl Service {
                 Some(deed) => deed,
                 None => return Ok(Step::Done(Reply::Continue)),
             },
+            Shape::TruncateDescriptor => return Ok(self.lengthen(caller)),
             Shape::Umask => {
                 self.threads.mask_changes();
                 return Ok(Step::Done(Reply::Continue));

@@ -51,6 +51,8 @@ pub(crate) enum Shape {
     Creat,
     /// `truncate(path, length)`.
     Truncate,
+    /// `ftruncate(descriptor, length)`.
+    TruncateDescriptor,
     /// `mkdir([dir,] path, mode)`.
     Mkdir { at: bool },
     /// `mknod([dir,] path, mode, device)`.
@@ -238,15 +240,28 @@ const READS: &[Trap] = &[
     trap!(libc::SYS_openat, "openat", Shape::Open { at: true }, TRACED, OPENAT_READS),
 ];
 
-/// The traps of a level, in the order in which the filter may test them.
-/// With `traced`, reads as well.
-pub fn notify_table(level: Level, traced: bool) -> Vec<Trap> {
+/// Lengths of a page or more: what only empties a file is not asked about.
+const LENGTHENS: &[ArgTest] = &[ArgTest { index: 1, mask: !0xfff, test: Test::AnyBit }];
+
+/// What a run with a small limit of the disk is asked about besides.
+const LENGTHS: &[Trap] = &[trap!(
+    libc::SYS_ftruncate,
+    "ftruncate",
+    Shape::TruncateDescriptor,
+    "that a file may not become as large is told; the kernel carries it out",
+    LENGTHENS
+)];
+
+/// The traps of a level, in the order in which the filter may test them. With
+/// `traced`, reads as well; with `small_disk`, what makes files larger.
+pub fn notify_table(level: Level, traced: bool, small_disk: bool) -> Vec<Trap> {
     let rest: &[Trap] = match level {
         Level::Full => &[],
         Level::Restricted | Level::None => WITHOUT_NAMESPACES,
     };
     let reads: &[Trap] = if traced { READS } else { &[] };
-    [OLDER, COMMON, rest, reads].concat()
+    let lengths: &[Trap] = if small_disk { LENGTHS } else { &[] };
+    [OLDER, COMMON, rest, reads, lengths].concat()
 }
 
 #[cfg(test)]
@@ -262,13 +277,14 @@ mod tests {
         for write in [libc::O_WRONLY, libc::O_RDWR, 3, libc::O_CREAT, libc::O_TRUNC, libc::O_TMPFILE] {
             assert!(bits(write) && !only_reads(write), "{write:#o}");
         }
-        assert_eq!(notify_table(Level::Full, true).len(), notify_table(Level::Full, false).len() + READS.len());
+        let length = |traced, small_disk| notify_table(Level::Full, traced, small_disk).len();
+        assert_eq!(length(true, true), length(false, false) + READS.len() + LENGTHS.len());
     }
 
     #[test]
     fn rows_of_one_call_share_its_shape() {
         for level in [Level::Full, Level::Restricted] {
-            let table = notify_table(level, true);
+            let table = notify_table(level, true, true);
             for a in &table {
                 assert!(table.iter().all(|b| a.call != b.call || a.shape == b.shape), "{}", a.name);
                 assert!(!a.reason.is_empty());

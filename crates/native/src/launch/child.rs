@@ -20,6 +20,7 @@ use super::cleanup;
 use super::command::Command;
 use super::message::{Message, Parts};
 use super::network;
+use super::own_writes::OwnWrites;
 use super::step::{Site, Step, verify_directory};
 
 /// What the init finds open when it starts.
@@ -177,7 +178,10 @@ fn supervise(plan: &Blueprint, control: BorrowedFd<'_>, command: Option<Pid>, si
     // clean-up needs stays open: an end of a pipe kept here would keep its
     // reader waiting. And the watches: who closes them last waits for the
     // kernel, and that should not be the caller.
+    let counts = plan.command.as_ref().is_some_and(|program| program.counts_writes);
+    let writes = if counts { OwnWrites::open() } else { None };
     let mut keep = [
+        writes.as_ref().map_or(-1, OwnWrites::as_raw),
         control.as_raw(),
         ends.as_fd().as_raw(),
         site.private_directory.as_ref().map_or(-1, |fd| fd.as_fd().as_raw()),
@@ -193,10 +197,11 @@ fn supervise(plan: &Blueprint, control: BorrowedFd<'_>, command: Option<Pid>, si
 
     let asked = site.network.as_ref().map(|network| network.serving.as_fd());
     let leads_session = plan.command.as_ref().is_some_and(|program| program.terminal);
-    let ended = watch_over((control, leads_session), ends.as_fd(), asked, command);
+    let ended = watch_over((control, leads_session), ends.as_fd(), (asked, writes.as_ref()), command);
     marks::set(ENDED);
     end_everything(plan, site);
     marks::set(REAPED);
+    writes.iter().for_each(|writes| writes.tell(control));
     if let Some(ended) = ended {
         let _ = Message::Ended { ended, used: reap::children_used() }.send(control, &[]);
         // Until the caller has let go of what it shares with us.
@@ -210,11 +215,11 @@ fn supervise(plan: &Blueprint, control: BorrowedFd<'_>, command: Option<Pid>, si
 fn watch_over(
     (control, leads_session): (BorrowedFd<'_>, bool),
     ends: BorrowedFd<'_>,
-    mut asked: Option<BorrowedFd<'_>>,
+    (mut asked, writes): (Option<BorrowedFd<'_>>, Option<&OwnWrites>),
     command: Option<Pid>,
 ) -> Option<Ended> {
     loop {
-        if let Some(ended) = reap_until(control, leads_session, command) {
+        if let Some(ended) = reap_until((control, leads_session), command, writes) {
             return Some(ended);
         }
         // Where nobody asks for sockets the control socket stands in.
@@ -247,9 +252,15 @@ fn watch_over(
 
 /// Reaps all that have ended; the command's end, if it is among them. Of a command at a
 /// terminal the caller is told when it was stopped.
-fn reap_until(control: BorrowedFd<'_>, leads_session: bool, command: Option<Pid>) -> Option<Ended> {
+fn reap_until(
+    (control, leads_session): (BorrowedFd<'_>, bool),
+    command: Option<Pid>,
+    writes: Option<&OwnWrites>,
+) -> Option<Ended> {
     while let Ok(Some((pid, became))) = reap::reap_any() {
         match became {
+            // Its parent is gone: nobody else counts what it wrote.
+            Became::Ended(_) if Some(pid) != command => writes.into_iter().for_each(|writes| writes.tell(control)),
             _ if Some(pid) != command => {}
             Became::Ended(ended) => return Some(ended),
             // A caller that is gone is noticed by the next wait.

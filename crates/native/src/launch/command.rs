@@ -12,8 +12,8 @@ use stockade_model::{Plan, RawText};
 use stockade_sys::bpf::Program;
 use stockade_sys::exec::{Image, StringList};
 
-use crate::filter::{FilterSize, command_filter};
-use crate::limits::resource_limits;
+use crate::filter::{FilterOptions, FilterSize, command_filter};
+use crate::limits::{resource_limits, small_disk};
 
 use super::blueprint::PrivateTree;
 use super::error::LaunchError;
@@ -38,6 +38,8 @@ pub(super) struct Command {
     /// Its file mode creation mask, where that is not the front's.
     pub(super) umask: Option<u32>,
     pub(super) limits: Vec<(Resource, Rlimit)>,
+    /// Whether the init tells what was written by those that it reaps.
+    pub(super) counts_writes: bool,
     pub(super) filter: Program,
     pub(super) filter_size: FilterSize,
 }
@@ -57,7 +59,14 @@ impl Command {
             // Without a view of its own the run must be told where to write.
             environment.insert("TMPDIR".to_owned(), directory.to_owned().into());
         }
-        let (filter, filter_size) = command_filter(plan.level, outfit.asks_reads(plan), outfit.own_network)?;
+        let (filter, filter_size) = command_filter(
+            plan.level,
+            FilterOptions {
+                traced: outfit.asks_reads(plan),
+                own_network: outfit.own_network,
+                small_disk: small_disk(&plan.profile.limits).is_some(),
+            },
+        )?;
         Ok(Self {
             candidates,
             arguments: words(plan)?,
@@ -66,7 +75,8 @@ impl Command {
             cwd_identity: None,
             terminal: outfit.terminal,
             umask: outfit.umask,
-            limits: resource_limits(&plan.profile.limits, plan.level),
+            counts_writes: small_disk(&plan.profile.limits).is_some(),
+            limits: resource_limits(&plan.profile.limits, plan.level, outfit.asks),
             filter,
             filter_size,
         })

@@ -88,6 +88,8 @@ pub struct Launched {
     released: Option<Instant>,
     ended: Option<ExitReport>,
     stopped: Option<i32>,
+    /// What the processes wrote that the init has reaped, where it counts that.
+    written: Option<u64>,
     /// Why no program could be executed, once that is known.
     exec_errno: Option<Errno>,
     // Removes what is left of it, after the processes are gone.
@@ -277,6 +279,7 @@ impl Launched {
             released: None,
             ended: None,
             stopped: None,
+            written: None,
             exec_errno: None,
             _private_directory: private_directory,
         }
@@ -381,6 +384,7 @@ impl Launched {
             match Message::receive(self.control.as_fd(), false) {
                 Ok(Some((Message::Ended { ended, used }, _))) => self.note_end(ended, used),
                 Ok(Some((Message::Stopped { signal }, _))) => self.stopped = Some(signal),
+                Ok(Some((Message::Written { bytes }, _))) => self.written = Some(bytes),
                 Ok(None) => return Err(self.lost()),
                 Ok(Some(_)) => {}
                 Err(Errno::AGAIN) => {
@@ -397,6 +401,12 @@ impl Launched {
     /// The signal by which the command was stopped since this was last asked.
     pub(crate) fn was_stopped(&mut self) -> Option<i32> {
         self.stopped.take()
+    }
+
+    /// What the processes wrote that have ended and been reaped by the init, where it counts
+    /// that: with a small limit of the disk.
+    pub(crate) fn written_by_ended(&self) -> Option<u64> {
+        self.written
     }
 
     /// Whether the end has been seen.

@@ -28,6 +28,8 @@ pub(super) enum Message {
     ExecFailed { errno: Errno },
     /// From the init: the command ended and all else is gone.
     Ended { ended: Ended, used: Used },
+    /// From the init: so many bytes were written by all that it reaped.
+    Written { bytes: u64 },
     /// From the init: the command stands still, stopped by this signal.
     Stopped { signal: i32 },
     /// To the init: its user and group are mapped.
@@ -92,6 +94,7 @@ impl Message {
             Self::Groups => (11, 0, 0, 0, 0),
             Self::Standing => (12, 0, 0, 0, 0),
             Self::Stopped { signal } => (13, 0, signal, 0, 0),
+            Self::Written { bytes } => (14, 0, 0, bytes, 0),
         };
         let mut bytes = [0; SIZE];
         bytes[0..4].copy_from_slice(&u32::to_ne_bytes(kind));
@@ -138,6 +141,7 @@ impl Message {
             11 => Self::Groups,
             12 => Self::Standing,
             13 => Self::Stopped { signal: b },
+            14 => Self::Written { bytes: long(16)? },
             _ => return None,
         })
     }
@@ -158,6 +162,7 @@ mod tests {
             Message::Ready { wait_killable: true, umask: 0o27 },
             Message::ExecFailed { errno: Errno::NOENT },
             Message::Ended { ended: Ended::Exited(255), used },
+            Message::Written { bytes: 1 << 40 },
             Message::Ended { ended: Ended::Signaled(9), used },
             Message::Mapped,
             Message::Go,

@@ -20,6 +20,7 @@ mod message;
 mod network;
 mod nursery;
 mod outfit;
+mod own_writes;
 mod presence;
 mod restricted;
 mod standing;

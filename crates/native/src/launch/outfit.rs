@@ -36,6 +36,8 @@ pub struct Outfit {
     pub merged: Vec<MergedDirectory>,
     /// Writable roots that no rule of the kernel's lets it read: at level restricted alone.
     pub late: Vec<PathBuf>,
+    /// Whether somebody may be asked for more than the limits.
+    pub asks: bool,
     /// Whether the network around is the sandbox's own, at level restricted: then its
     /// ports are no walls.
     pub own_network: bool,

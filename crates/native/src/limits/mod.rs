@@ -6,6 +6,8 @@
 //! again and again and ends what went too far. It must not know rules or
 //! questions, nor how a sandbox is built.
 
+mod disk;
+mod file_size;
 mod group;
 mod halt;
 mod hierarchy;
@@ -24,6 +26,7 @@ use std::sync::Arc;
 
 use stockade_model::{LayerReport, LayerState, Level, Limit, Limits, Plan};
 
+pub(crate) use file_size::{make_room, small_disk};
 pub(crate) use group::Group;
 pub(crate) use processes::{Beside, Known};
 pub(crate) use quotas::{Quota, quotas};
@@ -178,7 +181,11 @@ impl Guard {
     /// What holds each limit, and where somebody may be asked which can be raised
     /// while the run stands still, for the enforcement report.
     pub(crate) fn report(&self, asks: bool) -> LayerReport {
-        let mut report = report::report(&self.holders, self.group.as_deref());
+        let is_small = small_disk(&self.limits).is_some();
+        // Of a large one the run may have the whole.
+        let file_size = file_size::file_size(&self.limits, asks);
+        let file_size = file_size.and_then(|size| if is_small { size.current } else { size.maximum });
+        let mut report = report::report(&self.holders, self.group.as_deref(), file_size);
         if asks {
             report.detail += &report::raised_in_place(&self.holders, self.group.as_deref());
         }

@@ -93,6 +93,8 @@ pub(crate) type Beside = Box<dyn Fn() -> Vec<Known> + Send>;
 pub(super) struct Census {
     init: u32,
     beside: Beside,
+    /// What the init says that those wrote which it has reaped.
+    told_by_init: Option<u64>,
     /// What orphans wrote before they ended; others pass it on to their parents.
     written_before: u64,
     orphans: HashMap<u32, u64>,
@@ -121,7 +123,17 @@ impl fmt::Debug for Census {
 impl Census {
     pub(super) fn new(init: u32, beside: Beside) -> Self {
         let (orphans, apart) = (HashMap::new(), HashMap::new());
-        Self { init, beside, written_before: 0, orphans, written_beside: 0, apart }
+        Self { init, beside, told_by_init: None, written_before: 0, orphans, written_beside: 0, apart }
+    }
+
+    /// The init says that those which it has reaped wrote so much.
+    pub(super) fn init_counted(&mut self, bytes: u64) {
+        self.told_by_init = Some(bytes);
+    }
+
+    /// What it said last: all that the run wrote, once none of it is left.
+    pub(super) fn counted_by_init(&self) -> Option<u64> {
+        self.told_by_init
     }
 
     /// The children of the init, and of those beside it.
@@ -129,6 +141,11 @@ impl Census {
         let beside = (self.beside)().into_iter().filter(|known| known.is_there());
         let apart = beside.flat_map(|known| children(known.pid)).map(|pid| (pid, Parent::Beside));
         children(self.init).into_iter().map(|pid| (pid, Parent::Init)).chain(apart).collect()
+    }
+
+    /// Every process of the run.
+    pub(super) fn processes(&self) -> Vec<Found> {
+        beneath(self.first().into_iter().map(|(pid, _)| pid).collect())
     }
 
     /// Looks at every process.
@@ -194,7 +211,8 @@ impl Census {
         let gone =
             before.iter().filter(|(pid, _)| !self.orphans.contains_key(pid)).map(|(_, bytes)| bytes).sum::<u64>();
         self.written_before += gone;
-        init_written.unwrap_or(self.written_before)
+        // Each knows some of those that ended, and none counts too much.
+        init_written.max(self.told_by_init).unwrap_or_default().max(self.written_before)
     }
 }
 
@@ -219,8 +237,12 @@ pub(super) struct Found {
 
 /// Every process beneath `init`, without it.
 pub(super) fn tree(init: u32) -> Vec<Found> {
+    beneath(children(init))
+}
+
+/// These, and every process beneath them.
+fn beneath(mut waiting: Vec<u32>) -> Vec<Found> {
     let mut found = Vec::new();
-    let mut waiting = children(init);
     while let Some(pid) = waiting.pop() {
         let Some(stat) = Stat::of(pid) else { continue };
         found.push(Found { pid, start: stat.start, stands: b"TtZXx".contains(&stat.state) });

@@ -3,8 +3,10 @@
 //!
 //! It must not know who answers.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::Signal;
 use stockade_engine::{AttemptEvent, HeldAnswer, HoldId};
 use stockade_model::{Denial, Grant, Limit};
@@ -25,6 +27,8 @@ pub(super) struct Raising {
     asked: u64,
     /// What stays as it is: a no is for the whole run.
     settled: Vec<Limit>,
+    /// Becomes readable when the run goes on: whoever looks at it slept meanwhile.
+    wake: Option<Arc<OwnedFd>>,
 }
 
 #[derive(Debug)]
@@ -36,7 +40,9 @@ struct Asked {
 
 impl Raising {
     pub(super) fn new(init: u32, group: Option<Arc<Group>>) -> Self {
-        Self { halt: Halt::new(init, group), open: Vec::new(), asked: 0, settled: Vec::new() }
+        // Without one the run is looked at as soon as anything else happens.
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok().map(Arc::new);
+        Self { halt: Halt::new(init, group), open: Vec::new(), asked: 0, settled: Vec::new(), wake }
     }
 
     /// Whether the run stands still for an answer.
@@ -52,6 +58,10 @@ impl Raising {
     fn go_on(&mut self) {
         if self.open.is_empty() {
             self.halt.go_on();
+            if let Some(wake) = &self.wake {
+                // It fails only where the counter is full: then it is readable.
+                let _ = rustix::io::write(&**wake, &1_u64.to_ne_bytes());
+            }
         }
     }
 }
@@ -87,6 +97,11 @@ impl Watch {
         signal == Signal::STOP.as_raw() && self.raising.as_mut().is_some_and(|raising| raising.halt.take_untold())
     }
 
+    /// What becomes readable when the run goes on after a question.
+    pub(crate) fn goes_on(&self) -> Option<Arc<OwnedFd>> {
+        self.raising.as_ref()?.wake.clone()
+    }
+
     /// Whether a question of this number is about a limit.
     pub(crate) fn is_about_limit(id: HoldId) -> bool {
         id.0 >= FIRST
@@ -117,6 +132,7 @@ impl Watch {
                     return None;
                 }
                 self.told = true;
+                self.stop_writing(limit);
                 let rule = if why.is_empty() {
                     denial.rule
                 } else {
@@ -141,6 +157,9 @@ impl Watch {
         let failed = self.group.as_ref().and_then(|group| group.raise(limit, amount).err());
         if failed.is_none() {
             self.limits.raise(limit, amount);
+            if limit == Limit::Disk {
+                self.raise_files();
+            }
             self.forks_refused = self.counted().forks_refused;
         }
         failed

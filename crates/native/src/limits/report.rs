@@ -2,6 +2,7 @@
 
 use stockade_model::{LayerReport, LayerState, Level, Limit, Limits};
 
+use super::disk::OVERSHOOT_BYTES;
 use super::group::Group;
 use super::halt;
 use super::resources::holds_processes;
@@ -83,16 +84,24 @@ pub(super) fn survey(tried: &[Limit], group: &Group) -> (LayerState, String) {
 }
 
 /// One line of the enforcement report.
-pub(super) fn report(holders: &[(Limit, u64, Holder)], group: Option<&Group>) -> LayerReport {
+pub(super) fn report(holders: &[(Limit, u64, Holder)], group: Option<&Group>, file_size: Option<u64>) -> LayerReport {
     let mut parts = vec!["no core dumps".to_owned()];
     let mut whole = true;
     for (limit, amount, holder) in holders {
         let (how, is_whole) = holder.text(*limit, group);
         whole &= is_whole;
-        parts.push(format!("{limit} {}: {how}", limit.text(*amount)));
+        let precisely = if *limit == Limit::Disk { of_disk(file_size) } else { String::new() };
+        parts.push(format!("{limit} {}: {how}{precisely}", limit.text(*amount)));
     }
     let state = if whole { LayerState::Enforced } else { LayerState::Partial };
     LayerReport { state, detail: parts.join("; ") }
+}
+
+/// By how much the watched limit of the disk may be passed, and what of it the kernel holds.
+fn of_disk(file_size: Option<u64>) -> String {
+    let file = file_size.map(|bytes| format!("; no new file grows beyond {} (each process)", Limit::Disk.text(bytes)));
+    let overshoot = Limit::Disk.text(OVERSHOOT_BYTES);
+    format!(", may be passed by about {overshoot} for each writer{}", file.unwrap_or_default())
 }
 
 /// Which limits a yes raises while the run stands still; for more of the others it
@@ -132,8 +141,10 @@ mod tests {
         let holders = holders(&limits, Level::Full, None);
         let of = |limit| holders.iter().find(|(l, ..)| *l == limit).unwrap().2;
         assert_eq!((of(Limit::Memory), of(Limit::Cpus)), (Holder::Watch, Holder::Nothing));
-        let report = report(&holders, None);
+        let report = report(&holders, None, Some(8192));
         assert_eq!(report.state, LayerState::Partial);
+        let of_disk = "disk 4KiB: watched, may be passed by about 20MiB for each writer; no new file grows beyond 8KiB";
+        assert!(report.detail.contains(of_disk), "{}", report.detail);
         insta_like(&report.detail);
     }
 
@@ -148,7 +159,7 @@ mod tests {
     #[test]
     fn what_the_kernel_holds_is_whole() {
         let limits = Limits { open_files: Some(100), wall_ms: Some(1000), ..Limits::default() };
-        let report = report(&holders(&limits, Level::Full, None), None);
+        let report = report(&holders(&limits, Level::Full, None), None, None);
         assert_eq!(report.state, LayerState::Enforced);
         assert_eq!(report.detail, "no core dumps; wall 1s: clock; open_files 100: each process");
     }

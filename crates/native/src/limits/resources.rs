@@ -8,11 +8,9 @@ use rustix::process::{Resource, Rlimit, geteuid, getrlimit};
 use rustix::system::sysinfo;
 use stockade_model::{Level, Limits};
 
+use super::file_size::file_size;
 use crate::descriptors;
 
-/// By so much at least a file may be larger than the disk's limit: what is written
-/// between two looks.
-const FILE_ROOM: u64 = 1 << 30;
 /// Bytes of the private temp for each file in it.
 const TEMP_BYTES_PER_FILE: u64 = 4096;
 /// Fewest files of a private temp: what the sandbox itself needs, and some more.
@@ -33,16 +31,12 @@ pub(super) fn within_machine(limits: &mut Limits) {
 }
 
 /// The resource limits for `limits`. They only go down. No core dumps: the
-/// host's handler would run on them.
-pub(crate) fn resource_limits(limits: &Limits, level: Level) -> Vec<(Resource, Rlimit)> {
+/// host's handler would run on them. `asks`: somebody may be asked for more than they are.
+pub(crate) fn resource_limits(limits: &Limits, level: Level, asks: bool) -> Vec<(Resource, Rlimit)> {
     let mut all = vec![lowered(Resource::Core, 0)];
     all.extend(descriptors::before().map(|limit| (Resource::Nofile, limit)));
     all.extend(limits.open_files.map(|n| lowered(Resource::Nofile, n)));
-    // The watch, which sees more than one file, has to see first that the disk's is
-    // passed: a file that may not grow is no evidence.
-    let largest = limits.disk_bytes.map(|bytes| bytes.saturating_add(bytes.max(FILE_ROOM)));
-    let file_size = [limits.file_size_bytes, largest].into_iter().flatten().min();
-    all.extend(file_size.map(|bytes| lowered(Resource::Fsize, bytes)));
+    all.extend(file_size(limits, asks).map(|size| (Resource::Fsize, size)));
     if let (Some(n), true) = (limits.processes, holds_processes()) {
         all.push(lowered(Resource::Nproc, n.saturating_add(counted_already(level))));
     }
@@ -162,15 +156,12 @@ mod tests {
     #[test]
     fn resource_limits_only_go_down() {
         let limits = Limits { open_files: Some(u64::MAX), disk_bytes: Some(10), ..Limits::default() };
-        let all = resource_limits(&limits, Level::Full);
+        let all = resource_limits(&limits, Level::Full, false);
         let own = getrlimit(Resource::Nofile);
         let find = |resource| all.iter().find(|(r, _)| *r == resource).unwrap().1;
         assert_eq!(find(Resource::Core).maximum, Some(0));
         assert_eq!(find(Resource::Nofile).current, own.current.or(Some(u64::MAX)));
-        assert_eq!(
-            (find(Resource::Fsize).current, find(Resource::Fsize).maximum),
-            (Some(FILE_ROOM + 10), Some(FILE_ROOM + 10))
-        );
+        assert_eq!(Some(find(Resource::Fsize)), file_size(&limits, false));
         assert!(!all.iter().any(|(resource, _)| *resource == Resource::Nproc));
     }
 }

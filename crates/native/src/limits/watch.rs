@@ -1,15 +1,20 @@
 //! Looks at what a run uses, again and again, and tells when it is too much.
-//! How often depends on what a look costs. It ends nothing itself; where somebody
-//! may be asked it lets the run stand still until the answer (`raising`).
+//! How often depends on what a look costs, and for what is written on how much is left
+//! (`disk`). It ends nothing itself; where somebody may be asked it lets the run stand
+//! still until the answer (`raising`), and a run that is to end writes no more.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
+use rustix::time::{ClockId, clock_gettime};
 use stockade_engine::AttemptEvent;
 use stockade_model::{Denial, Limit, Limits, RawText, Usage};
 
 use super::Guard;
+use super::disk::DiskPace;
+use super::file_size::{file_size, raise_file_size, refuse_writes};
 use super::group::{Counted, Group};
 use super::processes::{Beside, Census, Look, Tally, program_of};
 use super::raising::Raising;
@@ -47,6 +52,8 @@ pub(crate) struct Watch {
     /// The machine's memory at the start, where the watch alone holds the limit.
     memory: Option<MachineMemory>,
     next: Instant,
+    /// When what was written is counted beside the looks at all limits.
+    disk: Option<DiskPace>,
     pub(super) told: bool,
     /// Processes that were ended for want of memory, and told.
     kills_before: u64,
@@ -99,7 +106,9 @@ impl Watch {
         let watched: Vec<Limit> =
             guard.holders.iter().filter(|(.., holder)| is_watched(holder)).map(|(limit, ..)| *limit).collect();
         let room = [Limit::Disk, Limit::Inodes].iter().any(|limit| watched.contains(limit));
+        let disk = guard.limits.disk_bytes.filter(|_| watched.contains(&Limit::Disk)).map(DiskPace::new);
         Self {
+            disk,
             room: room.then(|| Room::at(&guard.workspace)).flatten(),
             memory: watched.contains(&Limit::Memory).then(MachineMemory::now).flatten(),
             raising: asks.then(|| Raising::new(init, guard.group.clone())),
@@ -122,7 +131,8 @@ impl Watch {
         let stands = self.raising.as_ref().is_some_and(Raising::stands);
         let looks =
             !self.told && !stands && (self.group.is_some() || !self.watched.is_empty() || self.open_files.is_some());
-        looks.then(|| self.next.saturating_duration_since(Instant::now()))
+        let next = self.next.saturating_duration_since(Instant::now());
+        looks.then(|| self.disk.as_ref().map_or(next, |disk| next.min(disk.until_next())))
     }
 
     /// Looks, if it is time; a limit that was passed is told once, or as often as it
@@ -131,22 +141,50 @@ impl Watch {
         if self.next_look()? > Duration::ZERO {
             return None;
         }
-        let begun = Instant::now();
-        let passed = self.passed();
-        let took = begun.elapsed();
-        self.next = begun + (took * LOOK_SHARE).clamp(LOOK_EVERY, LOOK_EVERY_MOST);
+        let (begun, busy) = (Instant::now(), processor_time());
+        let is_whole = begun >= self.next;
+        let passed = if is_whole { self.passed() } else { self.disk_passed() };
+        let took = processor_time().saturating_sub(busy);
+        match &mut self.disk {
+            Some(disk) if !is_whole => disk.took(took, LOOK_SHARE),
+            _ => self.next = begun + (took * LOOK_SHARE).clamp(LOOK_EVERY, LOOK_EVERY_MOST),
+        }
         let passed = passed?;
         let (limit, then) = (passed.limit, passed.then);
         let denial = self.denial(passed);
         let told = self.ask(limit, then, denial);
         self.told = matches!(told, Some(AttemptEvent::Breached(_)));
+        if self.told {
+            self.stop_writing(limit);
+        }
         told
+    }
+
+    /// Until it ends, a run that passed its limit of the disk writes no more: it is asked
+    /// to end first, and does not have to.
+    pub(super) fn stop_writing(&self, limit: Limit) {
+        if limit == Limit::Disk && self.disk.is_some() {
+            refuse_writes(|| self.census.processes());
+        }
+    }
+
+    /// Files may be as large as the limits say now.
+    pub(super) fn raise_files(&self) {
+        let size = file_size(&self.limits, true);
+        size.iter().for_each(|size| raise_file_size(|| self.census.processes(), size));
+    }
+
+    /// The init says that those which it has reaped wrote so much.
+    pub(crate) fn init_counted(&mut self, bytes: u64) {
+        self.census.init_counted(bytes);
     }
 
     /// Looks on after a limit was passed: what was is not told again.
     pub(crate) fn rearm(&mut self) {
         self.kills_before = self.counted().out_of_memory_kills;
         self.told = false;
+        // What was written stays: those that are ended for it get the time for that.
+        self.disk.iter_mut().for_each(|disk| disk.pause(LOOK_EVERY));
     }
 
     fn passed(&mut self) -> Option<Passed> {
@@ -169,13 +207,38 @@ impl Watch {
             return None;
         }
         let shared = machine.is_some_and(|now| self.may_share_much(now));
-        let tally = self.census.take(Look { memory, shared, written, open });
-        self.remember(&tally);
+        let tally = self.count(Look { memory, shared, written, open });
         let pid_of = |most: Option<(u32, u64)>| most.map(|(pid, _)| pid);
         self.over(Limit::Memory, tally.memory_bytes, pid_of(tally.largest))
             .or_else(|| self.over(Limit::Disk, self.peak.written_bytes, pid_of(tally.busiest_writer)))
             .or_else(|| self.over(Limit::Processes, tally.processes, None))
             .or_else(|| self.over(Limit::CpuTime, tally.cpu_ms, None))
+    }
+
+    /// Whether more was written than may be: what its processes wrote, where it can be that
+    /// much, or what lies on a filesystem in memory.
+    fn disk_passed(&mut self) -> Option<Passed> {
+        let limit = self.limits.disk_bytes?;
+        let may_have_passed = self.disk.as_mut()?.may_have_passed(limit);
+        if self.room.is_some_and(|room| room.in_memory)
+            && let Some(passed) = self.room_passed()
+        {
+            return Some(passed);
+        }
+        if !may_have_passed {
+            return None;
+        }
+        let tally = self.count(Look { written: true, ..Look::default() });
+        self.over(Limit::Disk, self.peak.written_bytes, tally.busiest_writer.map(|(pid, _)| pid))
+    }
+
+    /// Looks at every process, and keeps the most that was seen.
+    fn count(&mut self, look: Look) -> Tally {
+        let tally = self.census.take(look);
+        self.remember(&tally);
+        let written = self.peak.written_bytes;
+        self.disk.iter_mut().filter(|_| look.written).for_each(|disk| disk.counted(written));
+        tally
     }
 
     fn remember(&mut self, tally: &Tally) {
@@ -286,8 +349,8 @@ impl Watch {
     }
 
     /// The end: adds to `usage` what was counted, and tells what the kernel
-    /// refused.
-    pub(crate) fn end(&mut self, usage: &mut Usage) -> Spent {
+    /// refused; `by` is the signal that ended the command.
+    pub(crate) fn end(&mut self, usage: &mut Usage, by: Option<i32>) -> Spent {
         let counted = self.counted();
         let group = self.group.is_some();
         let some = |value: u64| (value > 0).then_some(value);
@@ -296,6 +359,7 @@ impl Watch {
         }
         usage.tree_memory_peak_bytes = counted.memory_peak_bytes.or_else(|| some(self.peak.memory_bytes));
         usage.processes_peak = counted.processes_peak.or_else(|| some(self.peak.processes));
+        self.peak.written_bytes = self.peak.written_bytes.max(self.census.counted_by_init().unwrap_or_default());
         usage.written_bytes = some(self.peak.written_bytes);
         usage.throttled_ms = counted.throttled_us.and_then(|us| some(us / 1000));
         usage.memory_pressure_ms = counted.memory_pressure_us.and_then(|us| some(us / 1000));
@@ -315,10 +379,26 @@ impl Watch {
         }
         if !self.told {
             self.told = true;
-            spent.breach = self.killed(&counted).map(|passed| self.denial(passed));
+            // A file that may not grow ends its writer sooner than anybody looks. Where there is
+            // a question about that it was asked while the run went on.
+            let written = self.disk.as_ref().filter(|_| self.raising.is_none()).map(|_| self.peak.written_bytes);
+            let over = || self.over(Limit::Disk, written?, None);
+            spent.breach = self.killed(&counted).or_else(over).map(|passed| self.denial(passed));
+            let is_of_file = spent.breach.is_none() && by == Some(Signal::XFSZ.as_raw());
+            let limits = [Limit::FileSize, Limit::Disk].into_iter().filter(|_| is_of_file);
+            if let Some(limit) = limits.into_iter().find(|limit| self.limits.get(*limit).is_some()) {
+                spent.denials.push(self.limit_denial(limit, "a file was to become larger", (None, None)));
+            }
         }
         spent
     }
+}
+
+/// What this thread used of a processor so far: on a busy machine a look takes longer
+/// than it costs.
+fn processor_time() -> Duration {
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(u64::try_from(now.tv_sec).unwrap_or_default(), u32::try_from(now.tv_nsec).unwrap_or_default())
 }
 
 /// Memory, to the whole mebibyte.

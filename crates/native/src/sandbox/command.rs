@@ -18,7 +18,7 @@ use crate::backend::{
 use crate::broker::Broker;
 use crate::keeper::{self, Keeper, Leaves, OnBreach, Told};
 use crate::launch::{LaunchError, Launching, Outfit};
-use crate::limits::Guard;
+use crate::limits::{Guard, small_disk};
 use crate::powers::Powers;
 use crate::streams::Streams;
 use crate::undoing;
@@ -123,7 +123,7 @@ impl CommandBackend {
         let weak = events.downgrade();
         let told = Told::in_sandbox(events, self.sandbox.events(), plan.request.clone());
         let broker = Broker::begin(self.powers(plan, &launching), plan.level, sink(&told)).map_err(unbrokered)?;
-        let broker = broker.sharing(self.sandbox.bound());
+        let broker = broker.sharing(self.sandbox.bound()).making_room(small_disk(&plan.profile.limits));
         let terms = terms(plan, (edge, published, self.sandbox.resolver()), &broker, &told);
         let on_breach = on_breach(&told);
         self.sandbox.register(&on_breach, launching.init_pid());

@@ -1,0 +1,58 @@
+//! What the init counts for a small limit of the disk: what was written by the processes
+//! that it has reaped, which an ordinary user cannot read of it from outside.
+//!
+//! It runs between clone and exec: system calls, no allocation. It must not know limits.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::io::pread;
+
+use super::message::Message;
+
+/// Room for `/proc/self/io` (proc_pid_io(5)): seven numbers with their names.
+const TEXT_BYTES: usize = 512;
+
+/// The init's own counts. They hold those of its children that have ended.
+pub(super) struct OwnWrites(OwnedFd);
+
+impl OwnWrites {
+    /// None where there are none (no procfs, or a kernel that does not count).
+    pub(super) fn open() -> Option<Self> {
+        openat(CWD, c"/proc/self/io", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok().map(Self)
+    }
+
+    pub(super) fn as_raw(&self) -> i32 {
+        self.0.as_raw_fd()
+    }
+
+    /// Tells the caller how much that is now. One that is gone is noticed elsewhere.
+    pub(super) fn tell(&self, control: BorrowedFd<'_>) {
+        let mut text = [0; TEXT_BYTES];
+        let length = pread(self.0.as_fd(), &mut text, 0).unwrap_or_default();
+        if let Some(bytes) = text.get(..length).and_then(written) {
+            let _ = Message::Written { bytes }.send(control, &[]);
+        }
+    }
+}
+
+/// Bytes that will go to a disk, less what was removed before.
+pub(super) fn written(text: &[u8]) -> Option<u64> {
+    let text = std::str::from_utf8(text).ok()?;
+    let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.trim().parse::<u64>().ok());
+    Some(value("write_bytes:")?.saturating_sub(value("cancelled_write_bytes:")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_removed_in_time_is_not_written() {
+        assert_eq!(written(b"wchar: 9\nwrite_bytes: 8192\ncancelled_write_bytes: 4096\n"), Some(4096));
+        assert_eq!(written(b"write_bytes: 1\ncancelled_write_bytes: 4096\n"), Some(0));
+        assert_eq!(written(b"wchar: 9\n"), None);
+        let own = OwnWrites::open().and_then(|own| std::fs::read(format!("/proc/self/fd/{}", own.as_raw())).ok());
+        assert!(own.is_none_or(|text| written(&text).is_some()));
+    }
+}

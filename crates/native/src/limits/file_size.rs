@@ -1,0 +1,139 @@
+//! How large a file of a run may become (RLIMIT_FSIZE, getrlimit(2)): the part of the
+//! `disk` limit that the kernel itself holds, for each file; and how it is changed while
+//! the run goes on.
+//!
+//! It must not know who watches, nor what becomes of a breach.
+
+use std::collections::HashSet;
+
+use rustix::param::page_size;
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+use stockade_model::Limits;
+use stockade_sys::limits::file_size_limit;
+
+use super::processes::{Found, is_same};
+
+/// A `disk` limit below this is small: one program writes as much in a moment. A larger
+/// one does not change what calls do.
+pub(crate) const SMALL_DISK_BYTES: u64 = 1 << 30;
+/// Where somebody may be asked for more, a file may be so much larger than the limit: the
+/// watch stops the run before the kernel refuses what cannot be tried again.
+const ROOM_FOR_QUESTION_BYTES: u64 = 64 << 20;
+/// Rounds in which processes are looked for that others have forked meanwhile.
+const ROUNDS_MAX: usize = 8;
+
+/// The small `disk` limit of a run, if it has one.
+pub(crate) fn small_disk(limits: &Limits) -> Option<u64> {
+    limits.disk_bytes.filter(|bytes| *bytes < SMALL_DISK_BYTES)
+}
+
+/// How large a file may become for `limits`, and what that may be raised to. None where
+/// neither files nor the disk are limited.
+pub(crate) fn file_size(limits: &Limits, asks: bool) -> Option<Rlimit> {
+    let of_disk = limits.disk_bytes.map(|disk| {
+        // A page more than the limit: a file that large is how the watch knows.
+        let room = if asks { disk.max(ROOM_FOR_QUESTION_BYTES) } else { page_size() as u64 };
+        (disk.saturating_add(room), disk.saturating_add(disk.max(SMALL_DISK_BYTES)))
+    });
+    let (current, maximum) = match (of_disk, limits.file_size_bytes) {
+        (None, None) => return None,
+        (None, Some(file)) => (file, file),
+        (Some((current, maximum)), file) => {
+            let file = file.unwrap_or(u64::MAX);
+            (current.min(file), maximum.min(file))
+        }
+    };
+    let own = getrlimit(Resource::Fsize);
+    let lower = |own: Option<u64>, wanted: u64| Some(own.map_or(wanted, |own| own.min(wanted)));
+    let maximum = lower(own.maximum, maximum);
+    Some(Rlimit { current: lower(maximum, lower(own.current, current).unwrap_or(current)), maximum })
+}
+
+/// Lets files become as large as `wanted` for every process that `find` finds, also for
+/// those that are forked meanwhile. What only root may raise stays where it is for others.
+pub(super) fn raise_file_size(find: impl Fn() -> Vec<Found>, wanted: &Rlimit) {
+    let higher = |one: Option<u64>, other: Option<u64>| Some(one?.max(other?));
+    for_each_process(find, |pid| {
+        let Ok(own) = file_size_limit(pid) else { return };
+        let maximum = higher(own.maximum, wanted.maximum);
+        let current = higher(own.current, wanted.current);
+        if prlimit(Some(pid), Resource::Fsize, Rlimit { current, maximum }).is_err() {
+            let current = current.zip(own.maximum).map(|(current, most)| current.min(most)).or(current);
+            // It may have ended: then there is nothing to raise.
+            let _ = prlimit(Some(pid), Resource::Fsize, Rlimit { current, maximum: own.maximum });
+        }
+    });
+}
+
+/// No process that `find` finds writes to a file any more: each write fails (EFBIG) or
+/// ends it (SIGXFSZ).
+pub(super) fn refuse_writes(find: impl Fn() -> Vec<Found>) {
+    for_each_process(find, |pid| {
+        // It may have ended.
+        let _ = prlimit(Some(pid), Resource::Fsize, Rlimit { current: Some(0), maximum: Some(0) });
+    });
+}
+
+fn for_each_process(find: impl Fn() -> Vec<Found>, change: impl Fn(Pid)) {
+    let mut known: HashSet<(u32, u64)> = HashSet::new();
+    for _ in 0..ROUNDS_MAX {
+        let new: Vec<Found> = find().into_iter().filter(|found| known.insert((found.pid, found.start))).collect();
+        if new.is_empty() {
+            return;
+        }
+        let is_there = |process: &&Found| is_same(process);
+        let pids = new.iter().filter(is_there).filter_map(|process| i32::try_from(process.pid).ok());
+        pids.filter_map(Pid::from_raw).for_each(&change);
+    }
+}
+
+/// Lets the process `pid` write to a file that has `allocated` bytes already, as far
+/// beyond them as a new one of a run with this `disk` limit could become.
+pub(crate) fn make_room(pid: Pid, allocated: u64, disk: u64) {
+    let Ok(own) = file_size_limit(pid) else { return };
+    let wanted = allocated.saturating_add(disk).saturating_add(page_size() as u64);
+    let wanted = own.maximum.map_or(wanted, |most| most.min(wanted));
+    if own.current.is_some_and(|now| now < wanted) {
+        // Where it fails the kernel refuses the write: the run has less, not more.
+        let _ = prlimit(Some(pid), Resource::Fsize, Rlimit { current: Some(wanted), ..own });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_not_larger_than_the_disk_limit_by_more_than_a_page() {
+        let limits = |disk| Limits { disk_bytes: Some(disk), ..Limits::default() };
+        let size = |limits: &Limits, asks| file_size(limits, asks).map(|size| (size.current, size.maximum));
+        let page = page_size() as u64;
+        assert_eq!(size(&limits(10 << 20), false), Some((Some((10 << 20) + page), Some((1 << 30) + (10 << 20)))));
+        assert_eq!(size(&limits(10 << 20), true), Some((Some(74 << 20), Some((1 << 30) + (10 << 20)))));
+        assert_eq!(size(&limits(8 << 30), false), Some((Some((8 << 30) + page), Some(16 << 30))));
+        assert_eq!(size(&Limits::default(), false), None);
+        let file = Limits { file_size_bytes: Some(5), ..limits(10 << 20) };
+        assert_eq!(size(&file, false), Some((Some(5), Some(5))));
+    }
+
+    #[test]
+    #[allow(clippy::disallowed_methods, reason = "a process to limit, without a sandbox")]
+    fn files_of_others_are_limited_and_make_room() {
+        let mut child = std::process::Command::new("/bin/sleep").arg("60").spawn().unwrap();
+        let pid = Pid::from_raw(child.id() as i32).unwrap();
+        let found = || super::super::processes::tree(std::process::id()).into_iter().filter(|f| f.pid == child.id());
+        let find = || found().collect::<Vec<_>>();
+        let low = Rlimit { current: Some(4096), maximum: Some(1 << 40) };
+        prlimit(Some(pid), Resource::Fsize, low).unwrap();
+        make_room(pid, 1 << 20, 8192);
+        assert_eq!(file_size_limit(pid).unwrap().current, Some((1 << 20) + 8192 + page_size() as u64));
+        make_room(pid, 0, 8192);
+        assert!(file_size_limit(pid).unwrap().current > Some(1 << 20), "it never goes down");
+        raise_file_size(find, &Rlimit { current: Some(1 << 30), maximum: Some(1 << 40) });
+        assert_eq!(file_size_limit(pid).unwrap().current, Some(1 << 30));
+        refuse_writes(find);
+        assert_eq!(file_size_limit(pid), Ok(Rlimit { current: Some(0), maximum: Some(0) }));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
