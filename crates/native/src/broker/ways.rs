@@ -140,7 +140,10 @@ impl Service {
         };
         let is_same = match self.powers.renamed_workspace() {
             // The person has the workspace elsewhere, and should have nothing here.
-            Some((inside, _)) => covers(inside, &end) && host.there(path) == There::Nothing,
+            Some((inside, _)) => {
+                let is_own = covers(inside, &end) || own.there(&end) == There::Nothing;
+                is_own && host.there(path) == There::Nothing
+            }
             None => end_in(host)? == end && (own.there(&end) == host.there(&end)),
         };
         (is_same && !is_kept_away(path) && !is_kept_away(&end)).then_some(end)

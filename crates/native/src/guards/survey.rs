@@ -296,9 +296,10 @@ impl Survey<'_> {
         for name in [&b"config"[..], b"config.worktree", b"commondir"] {
             self.demand_readable(&join(directory, name))?;
         }
-        let all = match settings_of(self.view, directory) {
-            // Another user's, which no run can open.
-            Err(_) if !self.view.is_own(directory) => Vec::new(),
+        let end = self.view.resolve(directory).map_or_else(|| directory.to_vec(), |chain| chain.end);
+        let all = match settings_of(self.view, &end) {
+            // Another user's, which no run can open, or nothing.
+            Err(_) if self.view.there(&end) == There::Nothing || !self.view.is_own(&end) => Vec::new(),
             all => all.map_err(|_| SurveyError::Unreadable)?,
         };
         let local = all.iter().flat_map(|(file, text)| local_addresses(file, text));
