@@ -166,6 +166,7 @@ impl Backend for NativeBackend {
         match grant {
             Grant::Write(_) | Grant::Read(_) | Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) => true,
             Grant::Connect(_) | Grant::Secret(_) | Grant::Limit(..) => true,
+            Grant::Sign(_) => false,
             Grant::Listen(_) => level == Level::Full,
         }
     }

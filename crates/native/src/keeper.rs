@@ -83,6 +83,7 @@ impl Told {
             AttemptEvent::Breached(_) => {}
             // Nobody could answer.
             AttemptEvent::Held { .. } | AttemptEvent::Withdrawn(_) => {}
+            AttemptEvent::Signed { .. } => {}
             AttemptEvent::Executed { .. } | AttemptEvent::Stopped(_) | AttemptEvent::Ended(_) => {}
         }
     }

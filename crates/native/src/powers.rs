@@ -300,7 +300,7 @@ impl Powers {
             Grant::Socket(p) => push_new(&mut self.sockets, p),
             Grant::Exec(p) => self.programs.agree(normal(p)),
             Grant::Connect(_) | Grant::Secret(_) => self.reach.add(grant),
-            Grant::Listen(_) | Grant::Env(_) | Grant::Limit(..) => {}
+            Grant::Sign(_) | Grant::Listen(_) | Grant::Env(_) | Grant::Limit(..) => {}
         }
     }
 

@@ -84,8 +84,8 @@ pub(super) fn honours(grant: &Grant, level: Level) -> bool {
     match grant {
         Grant::Write(path) | Grant::Socket(path) => level == Level::Full && holds(path.as_path()),
         Grant::Connect(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Listen(_) => level == Level::Full,
-        // Its walls and its limits are those that it was made with.
-        Grant::Read(_) | Grant::Secret(_) | Grant::Limit(..) => false,
+        // Its walls and its limits are those that it was made with; it has no agent.
+        Grant::Read(_) | Grant::Secret(_) | Grant::Sign(_) | Grant::Limit(..) => false,
     }
 }
 
