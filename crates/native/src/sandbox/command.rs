@@ -134,7 +134,6 @@ impl CommandBackend {
         let can_hold = launched.wait_killable();
         let network = self.sandbox.network();
         let way = Arc::new(network.way(terms).map_err(no_socket)?);
-        let lost = Some(network.lost().map_err(no_socket)?);
         let broker = broker.serve_with(listener, hold && can_hold, Some(Arc::clone(&way))).map_err(unbrokered)?;
         let mut enforced = self.sandbox.enforced().clone();
         enforced.layers.extend(launched.report().layers.clone());
@@ -158,10 +157,11 @@ impl CommandBackend {
             launched: Arc::new(Mutex::new(launched)),
             names: Some(Arc::clone(&way)),
             way,
-            lost,
+            lost: Some(network.lost().map_err(no_socket)?),
             broker,
             staging: None,
             lease: None,
+            agent: None,
             undoing: None,
             renewal: None,
             watch: Arc::clone(&watch),
