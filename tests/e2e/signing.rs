@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use serde_json::Value;
 use stockade_testkit::{Command, Ended, Output, Running};
 
 use crate::world::{World, binary, each_user};
@@ -176,6 +177,9 @@ fn a_key_for_git_signs_nothing_else_and_no_other_key_signs() {
             let served: usize = many.strip_prefix("1 ").unwrap().parse().unwrap();
             assert!((1..=16).contains(&served), "{many}");
         }
+        let outcome: Value = serde_json::from_str(&person.passes(&["--json", "--grant", &grant], &["true"])).unwrap();
+        let layer = &outcome["attempts"][0]["enforced"]["layers"]["ssh-agent"];
+        assert!(layer["detail"].as_str().unwrap().contains(&grant["sign ".len()..]), "{layer}");
         let refused =
             person.inside(&["--grant", &grant], &["python3", path(&person.client), INSIDE, "sign", &other, "git"]);
         let hint = format!("--request 'sign {} for git'", person.fingerprint("other"));
@@ -311,7 +315,7 @@ fn repositories_are_cloned_and_pushed_over_ssh() {
             let script = format!(
                 "git clone -q {url} {level} && cd {level} && git commit -q --allow-empty -m {level} && git push -q"
             );
-            // An only connect is not enough.
+            // A grant to connect is not enough.
             let connect = format!("connect {}", server.target());
             let refused = person.inside(&["--level", level, "--grant", &connect], &["git", "ls-remote", &url]);
             assert_ne!(refused.ended, Ended::Code(0));

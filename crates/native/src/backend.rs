@@ -22,7 +22,7 @@ use crate::launch::{
 };
 use crate::limits::{Guard, LimitError};
 use crate::powers::Powers;
-use crate::signing::{Signing, SigningPerson};
+use crate::signing::{self, Signing, SigningPerson};
 use crate::staging::Staging;
 use crate::streams::Streams;
 use crate::undoing::{self, Undoing};
@@ -223,7 +223,7 @@ impl Backend for NativeBackend {
         enforced.layers.insert("broker".to_owned(), layer);
         enforced.layers.insert("network".to_owned(), way_out::layer(plan));
         enforced.layers.extend(layers_of_kept((staging.as_ref(), lease.as_ref()), &launched));
-        enforced.layers.extend(undoing::layer(plan, undoing.as_ref()));
+        enforced.layers.extend(undoing::layer(plan, undoing.as_ref()).into_iter().chain(signing::layer(plan)));
         let answers = broker.answers();
         if publishes {
             answers.open_way();

@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use stockade_engine::{AttemptEvent, StartError};
-use stockade_model::{Denial, Grant, Layer, Level, Operation, Plan, RawText, Resolution, SignUse};
+use stockade_model::{
+    Denial, Grant, Layer, LayerReport, LayerState, Level, Operation, Plan, RawText, Resolution, SignUse,
+};
 use stockade_signing::{AgentError, AgentHandle, AgentListener, PersonsAgent, SigningEvent};
 
 use crate::keeper::Told;
@@ -122,6 +124,14 @@ impl Signing {
         let sink = move |event| told.tell(event_of(event));
         self.listener.map(|listener| listener.serve(sink).map_err(unsigned)).transpose()
     }
+}
+
+/// What is enforced of the keys of a plan, where it has any.
+pub(crate) fn layer(plan: &Plan) -> Option<(String, LayerReport)> {
+    let uses: Vec<String> = plan.grants.iter().filter_map(Grant::sign_use).map(ToString::to_string).collect();
+    let detail = format!("an agent of the run's own signs: {}; it passes nothing else on", uses.join(", "));
+    let report = LayerReport { state: LayerState::Enforced, detail };
+    (!uses.is_empty()).then(|| ("ssh-agent".to_owned(), report))
 }
 
 /// Variables by which git signs with this key, after those that the plan has. The person's
