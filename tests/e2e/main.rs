@@ -37,6 +37,7 @@ mod seated;
 mod second_mounts;
 mod served;
 mod session;
+mod signing;
 mod stage;
 mod storm;
 mod terminal;

@@ -448,7 +448,7 @@ impl Going {
                 AttemptEvent::Denied(denial) | AttemptEvent::Breached(denial) => self.seen.denials.push(denial),
                 AttemptEvent::Connection(record) => self.seen.connections.push(*record),
                 AttemptEvent::Executed { program, .. } => self.seen.programs.push(program),
-                AttemptEvent::Stopped(_) => {}
+                AttemptEvent::Stopped(_) | AttemptEvent::Signed { .. } => {}
                 AttemptEvent::Held { id, denial } => return Heard::Held(Question { id, denial }),
                 AttemptEvent::Withdrawn(id) => return Heard::Withdrawn(id),
                 AttemptEvent::Ended(end) => return Heard::Ended(end),

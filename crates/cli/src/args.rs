@@ -144,9 +144,10 @@ pub struct Terms {
     /// The powers to run with: `read-only`, `workspace`, or one from the configuration.
     #[arg(long, value_name = "P")]
     pub profile: Option<String>,
-    /// One added power, e.g. 'write ~/.cache/pip' or 'connect pypi.org:443', or a group of
-    /// hosts, e.g. @npm (see `stockade policy groups`), without a question: it is your own
-    /// yes; may be repeated. For a command that an agent chose see --request.
+    /// One added power, e.g. 'write ~/.cache/pip' or 'connect pypi.org:443', a group of hosts,
+    /// e.g. @npm (see `stockade policy groups`), or a key of your ssh agent, @git-signing or
+    /// @ssh:HOST, without a question: it is your own yes; may be repeated. For a command that
+    /// an agent chose see --request.
     #[arg(long = "grant", value_name = "G")]
     pub grants: Vec<OsString>,
     /// A power to ask for, e.g. 'connect pypi.org:443', or a group of hosts, e.g. @npm:

@@ -26,6 +26,7 @@ mod render;
 mod sandbox_args;
 mod screen;
 mod session_args;
+mod signing_names;
 mod terminal;
 mod timings;
 mod trace;

@@ -1,5 +1,5 @@
 //! What is meant by what was typed: paths resolved, grants read, names checked.
-//! Looks at the machine through [`crate::places`]; starts nothing, asks nobody,
+//! Looks at the machine through [`crate::places`] and [`crate::signing_names`]; starts nothing, asks nobody,
 //! and fills in no default that configuration may set.
 
 use std::collections::BTreeMap;
@@ -17,6 +17,7 @@ use stockade_policy::{HostEntry, Settings, check_breadth};
 use crate::args::{CheckArgs, RunArgs, Subject, Terms};
 use crate::failure::Failure;
 use crate::places::{self, Variables};
+use crate::signing_names;
 
 /// The largest command that is taken, in bytes: more than the kernel would
 /// execute (MAX_ARG_STRLEN is 128 KiB, execve(2)).
@@ -308,6 +309,7 @@ pub fn grants(
     let mut all = Vec::with_capacity(typed.len());
     for text in typed {
         match text.to_str().map(str::trim) {
+            Some(name) if signing_names::is_one(name) => all.extend(signing_names::grants(name, variables)?),
             Some(group) if group.starts_with('@') => all.extend(connects(group, group)?),
             Some(said) if said.starts_with("connect ") => {
                 all.extend(connects(said, said.trim_start_matches("connect").trim())?);

@@ -352,8 +352,8 @@ impl Backend for CommandBackend {
         match grant {
             Grant::Write(path) | Grant::Socket(path) => is_inside(path.as_path()),
             Grant::Exec(_) | Grant::Env(_) | Grant::Connect(_) => true,
-            // Its walls and its limits are those that it was made with.
-            Grant::Read(_) | Grant::Secret(_) | Grant::Limit(..) | Grant::Listen(_) => false,
+            // Its walls and its limits are those that it was made with; it has no agent.
+            Grant::Read(_) | Grant::Secret(_) | Grant::Sign(_) | Grant::Limit(..) | Grant::Listen(_) => false,
         }
     }
 

@@ -132,6 +132,13 @@ pub enum AttemptEvent {
     Withdrawn(HoldId),
     /// A connection through the door is over.
     Connection(Box<ConnectionRecord>),
+    /// A key of the person's ssh agent signed.
+    Signed {
+        /// The grant that let it pass.
+        grant: Grant,
+        /// What was signed.
+        object: RawText,
+    },
     /// A program was executed inside.
     Executed {
         /// Process id as the host sees it.

@@ -211,6 +211,7 @@ impl Driver<'_> {
                 }
                 AttemptEvent::Breached(denial) => Input::Breached { powers: self.powers(&denial), denial },
                 AttemptEvent::Connection(connection) => Input::Connection(connection),
+                AttemptEvent::Signed { grant, object } => Input::Signed { grant, object },
                 AttemptEvent::Executed { pid, program } => Input::Executed { pid, program },
                 AttemptEvent::Held { id, denial } => {
                     self.held.add(id);

@@ -8,7 +8,7 @@
 
 use std::path::Path;
 
-use stockade_model::{Decision, Denial, Grant, Plan, Request, SecretUse, Verdict};
+use stockade_model::{Decision, Denial, Grant, Plan, Request, SecretUse, SignUse, Verdict};
 use stockade_policy::{Act, Circumstances, Rule, Settings, Stage, acts_of_power, complete_grants, strictest};
 
 use crate::seams::HeldRule;
@@ -34,6 +34,9 @@ pub fn of(
             if let Grant::Secret(wanted) = power {
                 return vec![settings.decide_secret_by_rule(wanted, &stage(request), around)];
             }
+            if let Grant::Sign(wanted) = power {
+                return vec![settings.decide_signing_by_rule(wanted, &stage(request), around)];
+            }
             let within = power.path().is_some_and(|path| object != path && object.starts_with(path));
             let inner = within.then(|| with_path(power, object)).flatten();
             let all: Vec<_> = acts_of_power(power)
@@ -56,11 +59,13 @@ pub fn governed(settings: &Settings, request: &Request, power: &Grant) -> Option
 /// Whether a rule denies this power, or nobody can agree to it.
 pub fn denies(settings: &Settings, request: &Request, power: &Grant, around: &Circumstances) -> bool {
     let denied = |said: Option<Decision>| said.is_some_and(|said| said.verdict == Verdict::Deny);
+    let of_signing = |wanted: &SignUse| settings.decide_signing_by_rule(wanted, &stage(request), around);
     let of_secret = |wanted: &SecretUse| settings.decide_secret_by_rule(wanted, &stage(request), around);
     governed(settings, request, power).is_some()
         || settings.rules().next().is_some()
             && (acts_of_power(power).any(|act| denied(by(settings, request, &act, around)))
-                || power.secret().is_some_and(|wanted| denied(of_secret(wanted))))
+                || power.secret().is_some_and(|wanted| denied(of_secret(wanted)))
+                || power.sign_use().is_some_and(|wanted| denied(of_signing(wanted))))
 }
 
 /// Whether some rule may give powers to held calls.

@@ -35,6 +35,8 @@ pub enum Operation {
     Connect,
     /// Take a secret, or what stands for one, to a host.
     Secret,
+    /// Have a key of the person's ssh agent sign.
+    Sign,
     /// Bind a socket.
     Bind,
     /// Create a socket of a refused family or kind.
@@ -61,6 +63,8 @@ pub enum Layer {
     Seccomp,
     /// The network namespace or the door.
     Network,
+    /// The ssh agent of the run, in front of the person's.
+    Agent,
     /// A limit of memory, processes, time or space.
     Limits,
 }

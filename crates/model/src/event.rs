@@ -37,6 +37,7 @@ pub const EVENT_TYPES: &[&str] = &[
     "started",
     "executed",
     "connection",
+    "signed",
     "denied",
     "held",
     "withdrawn",
@@ -160,6 +161,15 @@ pub enum EventKind {
         attempt: u32,
         /// What there is to know of it.
         connection: Box<ConnectionRecord>,
+    },
+    /// A key of the person's ssh agent signed for the run.
+    Signed {
+        /// Which attempt.
+        attempt: u32,
+        /// The grant that let it pass: which key, for what.
+        grant: Grant,
+        /// What was signed: the digest of git's text, or the user at the server.
+        object: RawText,
     },
     /// Something was refused.
     Denied {

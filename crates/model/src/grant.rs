@@ -8,10 +8,11 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::network::HostError;
-use crate::{Limit, RawText, SecretUse, Target, TargetPattern};
+use crate::{Limit, RawText, SecretUse, SignUse, Target, TargetPattern};
 
 /// One added power. The text form is `write PATH`, `read PATH`,
-/// `connect HOST[:PORTS]`, `secret NAME to HOST[:PORTS]`, `listen PORT`,
+/// `connect HOST[:PORTS]`, `secret NAME to HOST[:PORTS]`, `sign KEY for git`,
+/// `sign KEY to HOST[:PORT]`, `listen PORT`,
 /// `socket PATH`, `exec PROGRAM`, `env NAME`, and of a limit its name and amount:
 /// `memory 8GiB`, `processes 4096`, `wall 2h`.
 ///
@@ -30,6 +31,9 @@ pub enum Grant {
     /// Have the door put this secret into requests to this host. It lets nobody
     /// reach the host, and nobody inside see the secret.
     Secret(Box<SecretUse>),
+    /// Have a key of the person's ssh agent sign for this purpose alone. It lets nobody
+    /// reach a host, and nobody inside see the key.
+    Sign(Box<SignUse>),
     /// Publish this TCP port on the host's loopback.
     Listen(u16),
     /// Connect to this unix socket of the host.
@@ -72,11 +76,20 @@ impl Grant {
         }
     }
 
+    /// Which key may sign what with it.
+    pub fn sign_use(&self) -> Option<&SignUse> {
+        match self {
+            Self::Sign(wanted) => Some(wanted),
+            _ => None,
+        }
+    }
+
     /// The path of a filesystem grant.
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::Write(p) | Self::Read(p) | Self::Socket(p) | Self::Exec(p) => Some(p),
-            Self::Connect(_) | Self::Secret(_) | Self::Listen(_) | Self::Env(_) | Self::Limit(..) => None,
+            Self::Connect(_) | Self::Secret(_) | Self::Sign(_) => None,
+            Self::Listen(_) | Self::Env(_) | Self::Limit(..) => None,
         }
     }
 }
@@ -89,6 +102,7 @@ impl fmt::Display for Grant {
             Self::Read(p) => write!(f, "read {}", shown(p)),
             Self::Connect(targets) => write!(f, "connect {targets}"),
             Self::Secret(wanted) => write!(f, "secret {wanted}"),
+            Self::Sign(wanted) => write!(f, "sign {wanted}"),
             Self::Listen(port) => write!(f, "listen {port}"),
             Self::Socket(p) => write!(f, "socket {}", shown(p)),
             Self::Exec(p) => write!(f, "exec {}", shown(p)),
@@ -127,12 +141,13 @@ impl FromStr for Grant {
             "exec" => path(rest).map(Self::Exec).map_err(fail),
             "connect" => rest.parse().map(Self::Connect).map_err(|error: HostError| fail(error.why())),
             "secret" => rest.parse().map(|wanted| Self::Secret(Box::new(wanted))).map_err(fail),
+            "sign" => rest.parse().map(|wanted| Self::Sign(Box::new(wanted))).map_err(fail),
             "listen" => port_number(rest).map(Self::Listen).map_err(fail),
             "env" => env_name(rest).map(Self::Env).map_err(fail),
             word => match Limit::named(word) {
                 Some(limit) => limit.parse(rest).map(|amount| Self::Limit(limit, amount)).map_err(fail),
                 None => Err(fail(
-                    "the powers are write, read, connect, secret, listen, socket, exec, env and the limits (memory 8GiB)",
+                    "the powers are write, read, connect, secret, sign, listen, socket, exec, env and the limits (memory 8GiB)",
                 )),
             },
         }
@@ -174,9 +189,9 @@ impl JsonSchema for Grant {
     }
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
-            "description": "One added power: `write PATH`, `read PATH`, `connect HOST[:PORTS]`, `secret NAME to HOST[:PORTS]`, `listen PORT`, `socket PATH`, `exec PROGRAM`, `env NAME`, or a limit and its amount: `memory 8GiB`.",
+            "description": "One added power: `write PATH`, `read PATH`, `connect HOST[:PORTS]`, `secret NAME to HOST[:PORTS]`, `sign KEY for git`, `sign KEY to HOST[:PORT]`, `listen PORT`, `socket PATH`, `exec PROGRAM`, `env NAME`, or a limit and its amount: `memory 8GiB`.",
             "type": "string",
-            "pattern": format!("^(write|read|connect|secret|listen|socket|exec|env|{}) .+$", Limit::ALL.map(Limit::name).join("|"))
+            "pattern": format!("^(write|read|connect|secret|sign|listen|socket|exec|env|{}) .+$", Limit::ALL.map(Limit::name).join("|"))
         })
     }
 }

@@ -32,6 +32,7 @@ mod request;
 mod review;
 mod sandbox;
 mod secret_use;
+mod signing;
 mod special;
 mod targets;
 
@@ -63,5 +64,6 @@ pub use sandbox::{
     RuntimeName, SandboxRecord, SandboxSpec, SandboxState, SpecError, WorkspaceSource,
 };
 pub use secret_use::{SecretUse, is_secret_name};
+pub use signing::{KeyFingerprint, SSH_PORT, SignPurpose, SignUse, ssh_target, ssh_target_text};
 pub use special::special_address;
 pub use targets::{HostPattern, TargetPattern, is_localhost};

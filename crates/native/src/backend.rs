@@ -18,10 +18,11 @@ use crate::caches::{Lease, Renewal};
 use crate::evidence::{HiddenWatch, TempWatch};
 use crate::keeper::{Keeper, Kept, Told};
 use crate::launch::{
-    Blueprint, LaunchError, Launching, NetworkEnds, Nursery, Outfit, Stdio, begin, is_staged, late_roots,
+    Blueprint, LaunchError, Launched, Launching, NetworkEnds, Nursery, Outfit, Stdio, begin, is_staged, late_roots,
 };
 use crate::limits::{Guard, LimitError, small_disk};
 use crate::powers::Powers;
+use crate::signing::{self, Signing, SigningPerson};
 use crate::staging::Staging;
 use crate::streams::Streams;
 use crate::undoing::{self, Undoing};
@@ -36,6 +37,7 @@ pub struct NativeBackend {
     undo: Option<PathBuf>,
     resolver: Option<Arc<dyn Resolve>>,
     within: Vec<PathBuf>,
+    signing: Option<SigningPerson>,
     lead: Option<Arc<dyn Lead>>,
 }
 
@@ -77,6 +79,12 @@ impl NativeBackend {
     #[must_use]
     pub fn resolving(self, resolver: Arc<dyn Resolve>) -> Self {
         Self { resolver: Some(resolver), ..self }
+    }
+
+    /// One whose runs may be given keys of this person's ssh agent. Without, no key signs.
+    #[must_use]
+    pub fn signing(self, person: SigningPerson) -> Self {
+        Self { signing: Some(person), ..self }
     }
 
     /// One within walls that others made, where these directories are the place's own:
@@ -174,6 +182,7 @@ impl Backend for NativeBackend {
         match grant {
             Grant::Write(_) | Grant::Read(_) | Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) => true,
             Grant::Connect(_) | Grant::Secret(_) | Grant::Limit(..) => true,
+            Grant::Sign(_) => self.signing.is_some(),
             Grant::Listen(_) => level == Level::Full,
         }
     }
@@ -187,7 +196,9 @@ impl Backend for NativeBackend {
         let renewal = Renewal::of(plan, self.caches.as_deref());
         let lease = Lease::of(plan, self.caches.as_deref());
         let (undoing, recorder) = Undoing::of(plan, self.undo.as_deref())?.unzip();
-        let outfit = self.outfit(plan, (*io, hold), &edge, (staging.as_ref(), lease.as_ref()));
+        let signing = Signing::of(plan, self.signing.as_ref())?;
+        let mut outfit = self.outfit(plan, (*io, hold), &edge, (staging.as_ref(), lease.as_ref()));
+        signing.equip(plan, &mut outfit);
         let mut launching = self.begin(plan, &outfit, streams.inside()).map_err(unlaunched)?;
         // The init builds; the limits and the two threads get ready meanwhile.
         let guard = Guard::prepare(plan, launching.init_pid()).map_err(unlimited)?;
@@ -197,10 +208,12 @@ impl Backend for NativeBackend {
         let told = Told::to_attempt(events);
         let sink = sink(&told);
         let precaution = staging.as_ref().map(Staging::precaution).transpose()?.flatten();
-        let powers = self.powers(plan, &launching, (&outfit, lease.as_ref()));
+        let mut powers = self.powers(plan, &launching, (&outfit, lease.as_ref()));
+        powers.agents = signing.sockets();
         let broker = Broker::begin_with(powers, plan.level, (precaution, recorder), sink).map_err(unbrokered)?;
         let terms = self.led(terms(plan, (edge, published, self.resolver.clone()), &broker, &told));
         let broker = broker.making_room(small_disk(&plan.profile.limits));
+        let agent = signing.serve(&told)?;
         let keeper = Keeper::begin(outside, told)?;
 
         let mut launched = debug_span!("finish").in_scope(|| launching.finish()).map_err(unlaunched)?;
@@ -217,13 +230,8 @@ impl Backend for NativeBackend {
         let layer = broker_layer(broker.traits(), (hold, can_hold), outfit.asks_reads(plan));
         enforced.layers.insert("broker".to_owned(), layer);
         enforced.layers.insert("network".to_owned(), way_out::layer(plan));
-        if staging.as_ref().is_some_and(|staging| staging.overlay().is_none()) {
-            enforced.layers.insert("stage".to_owned(), stage_layer());
-        }
-        if let Some(lease) = &lease {
-            enforced.layers.insert("caches".to_owned(), lease.report(|index| launched.is_unmerged(index)));
-        }
-        enforced.layers.extend(undoing::layer(plan, undoing.as_ref()));
+        enforced.layers.extend(layers_of_kept((staging.as_ref(), lease.as_ref()), &launched));
+        enforced.layers.extend(undoing::layer(plan, undoing.as_ref()).into_iter().chain(signing::layer(plan)));
         let answers = broker.answers();
         if publishes {
             answers.open_way();
@@ -239,6 +247,7 @@ impl Backend for NativeBackend {
             broker,
             staging,
             lease,
+            agent,
             undoing,
             renewal,
             watch: Arc::clone(&watch),
@@ -325,6 +334,16 @@ pub(crate) fn broker_layer(traits: BrokerTraits, holds: (bool, bool), traced: bo
     };
     let tracing = if traced { "; is told of every open for reading, which costs time" } else { "" };
     LayerReport { state: LayerState::Enforced, detail: format!("{speed}{holding}{tracing}") }
+}
+
+/// What holds for what is kept of a run, beyond what its plan says.
+fn layers_of_kept(
+    (staging, lease): (Option<&Staging>, Option<&Lease>),
+    launched: &Launched,
+) -> impl Iterator<Item = (String, LayerReport)> {
+    let staged = staging.filter(|staging| staging.overlay().is_none()).map(|_| ("stage".to_owned(), stage_layer()));
+    let caches = lease.map(|lease| ("caches".to_owned(), lease.report(|index| launched.is_unmerged(index))));
+    staged.into_iter().chain(caches)
 }
 
 fn stage_layer() -> LayerReport {

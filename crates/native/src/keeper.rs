@@ -14,6 +14,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use stockade_engine::{AttemptEnd, AttemptEvent, CommandEnd, Events, SandboxEvent, SandboxEvents, StartError};
 use stockade_model::{Background, Denial, RawText, ReadAccess, RequestId, Usage};
+use stockade_signing::AgentHandle;
 use stockade_sys::Errno;
 use stockade_sys::reap::Ended;
 
@@ -83,6 +84,7 @@ impl Told {
             AttemptEvent::Breached(_) => {}
             // Nobody could answer.
             AttemptEvent::Held { .. } | AttemptEvent::Withdrawn(_) => {}
+            AttemptEvent::Signed { .. } => {}
             AttemptEvent::Executed { .. } | AttemptEvent::Stopped(_) | AttemptEvent::Ended(_) => {}
         }
     }
@@ -142,6 +144,8 @@ pub(crate) struct Kept {
     pub(crate) staging: Option<Staging>,
     /// The run's share of the workspace's caches.
     pub(crate) lease: Option<Lease>,
+    /// The ssh agent of the run, which ends with this.
+    pub(crate) agent: Option<AgentHandle>,
     /// What the run changed in its workspace, where it is kept.
     pub(crate) undoing: Option<Undoing>,
     /// Of the names of other workspaces' layers, at its end.
@@ -199,6 +203,7 @@ impl Keeper {
         if left.is_none() {
             way.close();
         }
+        drop(kept.agent);
         report.denials.into_iter().filter(|d| d.count > 1).for_each(|denial| told.tell(AttemptEvent::Denied(denial)));
         // What is shared with the init goes before the init, which closes it
         // last and so waits for the kernel instead of us.

@@ -28,6 +28,7 @@ mod protected;
 mod remote;
 mod sandbox;
 mod session;
+mod signing;
 mod staging;
 mod streams;
 mod undoing;
@@ -38,6 +39,7 @@ pub use host::{EnclosedBackend, HostBackend};
 pub use protected::ProtectedNames;
 pub use sandbox::{Keep, NativeSandboxes, keep_sandbox};
 pub use session::{Session, SessionError};
+pub use signing::SigningPerson;
 /// What a program's global allocator is where its [`Session`] shall have sandboxes that
 /// are nearly built ahead: the plan of each is worked out where both sides see it.
 pub use stockade_sys::arena::Allocator;

@@ -15,6 +15,7 @@ use crate::guards::repository::{self, IsKnown, TrustedParts};
 use crate::guards::{GuardedNames, fold};
 use crate::programs::Programs;
 use crate::reach::Reach;
+use crate::signing::AgentSockets;
 
 mod late;
 
@@ -51,6 +52,7 @@ pub struct Powers {
     late: Vec<Vec<u8>>,
     /// What is read is noted; it decides nothing.
     pub(crate) traced: bool,
+    pub(crate) agents: AgentSockets,
     pub(crate) programs: Programs,
     pub(crate) reach: Reach,
 }
@@ -115,6 +117,7 @@ impl Powers {
             host_workspace: None,
             has_own_network: false,
             late: Vec::new(),
+            agents: AgentSockets::default(),
             traced: files.trace,
             programs: Programs::new(&plan.profile.exec),
             reach: Reach::of(plan),
@@ -150,6 +153,7 @@ impl Powers {
             host_workspace: None,
             has_own_network: false,
             late: Vec::new(),
+            agents: AgentSockets::default(),
             traced: false,
             programs: Programs::default(),
             reach: Reach::default(),
@@ -300,7 +304,7 @@ impl Powers {
             Grant::Socket(p) => push_new(&mut self.sockets, p),
             Grant::Exec(p) => self.programs.agree(normal(p)),
             Grant::Connect(_) | Grant::Secret(_) => self.reach.add(grant),
-            Grant::Listen(_) | Grant::Env(_) | Grant::Limit(..) => {}
+            Grant::Sign(_) | Grant::Listen(_) | Grant::Env(_) | Grant::Limit(..) => {}
         }
     }
 

@@ -68,7 +68,7 @@ fn drain(events: &Receiver<AttemptEvent>) -> (AttemptEnd, Vec<Denial>) {
     loop {
         match events.recv_timeout(Duration::from_secs(30)).expect("the attempt ends") {
             AttemptEvent::Denied(denial) | AttemptEvent::Breached(denial) => denials.push(denial),
-            AttemptEvent::Executed { .. } | AttemptEvent::Connection(_) => {}
+            AttemptEvent::Executed { .. } | AttemptEvent::Connection(_) | AttemptEvent::Signed { .. } => {}
             AttemptEvent::Held { .. } | AttemptEvent::Withdrawn(_) | AttemptEvent::Stopped(_) => {
                 panic!("it was not told to hold")
             }

@@ -13,7 +13,7 @@ use std::path::Path;
 use rustix::io::Errno;
 use stockade_model::Level::Full;
 use stockade_model::{LayerState, RawText};
-use stockade_native::launch::{Blueprint, Ended, LaunchError, NamedFile, Outfit, Stdio, launch};
+use stockade_native::launch::{Blueprint, Ended, LaunchError, NamedFile, NamingVariable, Outfit, Stdio, launch};
 use stockade_sys::landlock;
 use support::{
     PATIENCE, answer_all, in_each_role, pipe, plan, processes_with, run, script, try_run, try_run_with, workspace,
@@ -207,15 +207,17 @@ fn files_are_replaced_for_the_run_alone() {
         let [file, link] = ["file", "link"].map(|name| host.path().join(name));
         fs::write(&file, "host").unwrap();
         std::os::unix::fs::symlink(&file, &link).unwrap();
-        let named = NamedFile { content: b"named".to_vec(), variables: vec!["NAMED".to_owned()] };
+        let around = NamingVariable { name: "AROUND".to_owned(), before: "<", after: ">" };
+        let variables = vec![NamingVariable::plain("NAMED"), around];
+        let named = NamedFile { name: "named", content: b"named".to_vec(), variables };
         let outfit = Outfit {
             files: vec![(link.clone(), b"own".to_vec()), ("/etc/hostname".into(), b"elsewhere".to_vec())],
             environment: BTreeMap::from([("HOME".to_owned(), "/nowhere".into())]),
-            named: Some(named),
+            named: vec![named],
             ..Outfit::default()
         };
         let shown = format!(
-            "cat {} /etc/hostname \"$NAMED\"; echo $HOME; echo x 2>/dev/null >/etc/hostname || echo kept",
+            "cat {} /etc/hostname \"$NAMED\"; test \"$AROUND\" = \"<$NAMED>\" && echo $HOME; echo x 2>/dev/null >/etc/hostname || echo kept",
             file.display()
         );
         let ran = try_run_with(&script(Full, ws.path(), &shown), &outfit).unwrap();

@@ -52,7 +52,13 @@ fn a_denial_is_exact_and_leads_to_nothing_on_the_host() {
         // What is beyond the sandbox cannot be given, and is never asked about.
         let backend = place.sandbox.backend();
         assert!(backend.honours(&wanted, Level::Full));
-        for never in ["write /usr/x", "read /etc/shadow", "write /etc", "socket /run/docker.sock"] {
+        for never in [
+            "write /usr/x",
+            "read /etc/shadow",
+            "write /etc",
+            "socket /run/docker.sock",
+            "sign SHA256:n2Qkj1yQp3Q3nGkkNUnGhUBGTFkFrp1Bw0dmz6qYmNA for git",
+        ] {
             assert!(!backend.honours(&grant(never), Level::Full), "{never}");
             let plan = Plan { grants: vec![grant(never)], ..inside("true") };
             assert!(place.begin(&plan, CAPTURE, false).err().unwrap().what.contains("cannot be given"), "{never}");

@@ -97,7 +97,7 @@ fn drain(events: &Receiver<AttemptEvent>) -> (AttemptEnd, Vec<Denial>) {
         let left = give_up.saturating_duration_since(Instant::now());
         match events.recv_timeout(left).expect("the attempt ends") {
             AttemptEvent::Denied(denial) | AttemptEvent::Breached(denial) => denials.push(denial),
-            AttemptEvent::Executed { .. } | AttemptEvent::Connection(_) => {}
+            AttemptEvent::Executed { .. } | AttemptEvent::Connection(_) | AttemptEvent::Signed { .. } => {}
             AttemptEvent::Held { .. } | AttemptEvent::Withdrawn(_) | AttemptEvent::Stopped(_) => {
                 panic!("it was not told to hold")
             }

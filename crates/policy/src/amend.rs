@@ -337,6 +337,8 @@ fn check_grant(grant: &Grant, profile: &Profile) -> Result<(), NoRule> {
         Grant::Connect(targets) => targets.target().is_none(),
         Grant::Secret(wanted) => wanted.targets().target().is_none(),
         Grant::Socket(_) | Grant::Exec(_) => true,
+        // One key for one purpose: it cannot be narrower.
+        Grant::Sign(_) => false,
         Grant::Listen(_) | Grant::Env(_) | Grant::Limit(..) => false,
     };
     // Credentials of the home directory are hidden by every profile that has a sandbox.

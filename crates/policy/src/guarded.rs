@@ -195,6 +195,10 @@ impl Entry {
             }
             Grant::Connect(targets) => self.hosts.iter().any(|host| names_host(targets, host)),
             Grant::Secret(wanted) => self.hosts.iter().any(|host| names_host(wanted.targets(), host)),
+            Grant::Sign(wanted) => wanted.target().is_some_and(|target| {
+                let target = TargetPattern::exactly(target);
+                self.hosts.iter().any(|host| names_host(&target, host))
+            }),
             Grant::Listen(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Limit(..) => false,
         }
     }

@@ -8,7 +8,7 @@ use stockade_model::{ApprovalMode, Grant, GranularMode, Verdict};
 pub enum GrantClass {
     /// Paths.
     Filesystem,
-    /// Hosts and ports, and which secrets are taken there.
+    /// Hosts and ports, which secrets are taken there, and which keys sign.
     Network,
     /// Sockets, programs, variables, limits.
     Other,
@@ -19,7 +19,7 @@ impl GrantClass {
     pub fn of(grant: &Grant) -> Self {
         match grant {
             Grant::Write(_) | Grant::Read(_) => Self::Filesystem,
-            Grant::Connect(_) | Grant::Secret(_) | Grant::Listen(_) => Self::Network,
+            Grant::Connect(_) | Grant::Secret(_) | Grant::Sign(_) | Grant::Listen(_) => Self::Network,
             Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Limit(..) => Self::Other,
         }
     }

@@ -242,9 +242,15 @@ text_form!(PathFact, r"^(outside-workspace$|/|~$|~/|\.$|\./|\*\*/)", "A path pat
 pub struct GrantText(String);
 
 impl GrantText {
-    /// Whether it is for a secret.
-    pub(crate) fn is_secret(&self) -> bool {
-        self.0.starts_with("secret ")
+    /// Whether it is for something at a host: a secret, or a key that authenticates there.
+    pub(crate) fn is_at_host(&self) -> bool {
+        let is_signature = || {
+            self.0
+                .parse()
+                .ok()
+                .is_some_and(|grant: Grant| grant.sign_use().is_some_and(|wanted| wanted.target().is_some()))
+        };
+        self.0.starts_with("secret ") || is_signature()
     }
 
     /// The grant it means for a workspace.
@@ -309,7 +315,7 @@ impl FromStr for GrantEntry {
 text_form!(
     GrantEntry,
     format!(
-        "^(@[a-z0-9]+$|(write|read|connect|secret|listen|socket|exec|env|{}) )",
+        "^(@[a-z0-9]+$|(write|read|connect|secret|sign|listen|socket|exec|env|{}) )",
         Limit::ALL.map(Limit::name).join("|")
     ),
     "A grant, e.g. `connect pypi.org:443`, or a shipped group of hosts to connect to, e.g. `@pypi`."

@@ -30,6 +30,9 @@ impl Settings {
         if let Grant::Secret(wanted) = power {
             return self.decide_secret_by_rule(wanted, stage, around);
         }
+        if let Grant::Sign(wanted) = power {
+            return self.decide_signing_by_rule(wanted, stage, around);
+        }
         let by_rule = |act: Act<'_>| self.decide_by_rule(act, stage, around);
         let whole: Vec<_> = acts_of_power(power).map(by_rule).collect();
         let child = power.path().map(|path| path.join(ANY_CHILD));
@@ -52,8 +55,8 @@ pub fn acts_of_power(power: &Grant) -> impl Iterator<Item = Act<'_>> {
         Grant::Write(path) => (Some((path.as_path(), WRITES)), None),
         Grant::Read(path) => (Some((path.as_path(), &[FileOperation::Read][..])), None),
         Grant::Connect(targets) => (None, one_host(targets)),
-        // A rule that allows a host says nothing of secrets; one that denies it does.
-        Grant::Secret(_) => (None, None),
+        // A rule that allows a host says nothing of secrets and signatures; one that denies it does.
+        Grant::Secret(_) | Grant::Sign(_) => (None, None),
         Grant::Listen(_) | Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Limit(..) => (None, None),
     };
     let of_file = |(path, operations): (_, &'static [FileOperation])| {

@@ -274,6 +274,7 @@ impl Maker<'_> {
                 None => suggestion.left_out.push((grant.clone(), "it reaches more than one host and port: name one")),
             },
             Grant::Secret(wanted) => self.secret(wanted, grant, suggestion),
+            Grant::Sign(_) => suggestion.left_out.push((grant.clone(), "a signature is agreed to each time")),
             Grant::Listen(_) => suggestion.left_out.push((grant.clone(), "a profile has no key for it")),
             Grant::Limit(..) => suggestion.left_out.push((grant.clone(), "a profile's limits are raised by hand")),
             Grant::Write(_) => {}

@@ -250,6 +250,47 @@ fn a_rule_gives_a_secret_where_it_names_it_and_denies_it_with_its_host() {
     }
 }
 
+const KEY: &str = "SHA256:n2Qkj1yQp3Q3nGkkNUnGhUBGTFkFrp1Bw0dmz6qYmNA";
+
+#[test]
+fn a_rule_gives_a_signature_where_it_names_it_and_denies_it_with_its_host() {
+    let said = |rules: &str, wanted: &str| {
+        let settings = merge(&[(Layer::User, rules)]).unwrap();
+        let (cwd, session, approval_mode) = (Path::new(WORKSPACE), None, ApprovalMode::OnFailure);
+        let stage = Stage { cwd, workspace: cwd, session, profile: "workspace", approval_mode };
+        let wanted = format!("{KEY} {wanted}").parse().unwrap();
+        let decision = settings.decide_signing_by_rule(&wanted, &stage, &Circumstances::default());
+        decision.map(|decision| decision.verdict)
+    };
+    let rule = |effect: &str, grants: &str| {
+        format!("[[rules]]\nhosts = [\"a.example:22\"]\neffect = \"{effect}\"\n{grants}\njustification = \"j\"\n")
+    };
+    let given = rule("allow", &format!("grants = [\"sign {KEY} to a.example\"]"));
+    assert_eq!(said(&given, "to a.example"), Some(Verdict::Allow));
+    for (rules, wanted) in [
+        (rule("allow", ""), "to a.example"),
+        (given.clone(), "to a.example:2222"),
+        (given.clone(), "to b.example"),
+        (given.clone(), "for git"),
+    ] {
+        assert_eq!(said(&rules, wanted), None, "{rules} {wanted}");
+    }
+    for (effect, verdict) in [("deny", Verdict::Deny), ("ask", Verdict::Ask)] {
+        assert_eq!(said(&rule(effect, ""), "to a.example"), Some(verdict));
+        assert_eq!(said(&(given.clone() + &rule(effect, "")), "to a.example"), Some(verdict));
+    }
+    // L7: nothing that a workspace brings gives one.
+    for purpose in ["for git", "to a.example"] {
+        let rule = format!(
+            "[[rules]]\nprefix = [\"make\"]\neffect = \"ask\"\ngrants = [\"sign {KEY} {purpose}\"]\njustification = \"j\""
+        );
+        for layer in [Layer::Project, Layer::Session] {
+            let error = merge(&[(layer, &rule)]).unwrap_err().to_string();
+            assert!(error.contains("it would give more"), "{error}");
+        }
+    }
+}
+
 /// The verdicts of rules about hosts, put into the lists of a run.
 #[test]
 fn rules_about_hosts_hold_against_lists_and_grants() {

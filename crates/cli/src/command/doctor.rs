@@ -324,7 +324,8 @@ fn watch(events: &Receiver<AttemptEvent>, seen: &mut Seen) {
                 | AttemptEvent::Held { .. }
                 | AttemptEvent::Withdrawn(_)
                 | AttemptEvent::Stopped(_)
-                | AttemptEvent::Connection(_),
+                | AttemptEvent::Connection(_)
+                | AttemptEvent::Signed { .. },
             ) => {}
             Err(_) => return,
         }

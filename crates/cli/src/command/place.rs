@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use stockade_engine::{Backend, INSIDE_HOME, INSIDE_WORKSPACE};
 use stockade_model::{CallerApproval, Grant, Limits, RawText, Request};
-use stockade_native::NativeBackend;
 use stockade_native::launch::Nursery;
+use stockade_native::{NativeBackend, SigningPerson};
 
 use crate::failure::Failure;
 use crate::meaning::Meant;
@@ -101,12 +101,12 @@ impl Place {
         request
     }
 
-    /// What runs it.
-    pub fn backend(self, state: &State) -> Arc<dyn Backend> {
+    /// What runs it; `person` is whose keys may sign there.
+    pub fn backend(self, state: &State, person: SigningPerson) -> Arc<dyn Backend> {
         match self {
             Self::Own(nursery) => {
                 let backend = NativeBackend::with(nursery).staging(state.stages()).caching(state.caches());
-                Arc::new(backend.undoing(state.undo()))
+                Arc::new(backend.undoing(state.undo()).signing(person))
             }
             Self::Lasting(inside) => inside.backend,
         }

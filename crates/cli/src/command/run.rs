@@ -13,8 +13,8 @@ use stockade_engine::{Approver, Engine, Interrupts, Io};
 use stockade_model::{
     Assessment, Command, Decision, Grant, Level, Outcome, RawText, Request, RequestId, Status, Tier, Verdict,
 };
-use stockade_native::HostBackend;
 use stockade_native::launch::Nursery;
+use stockade_native::{HostBackend, SigningPerson};
 use stockade_policy::{BUILT_IN_NOTICE, Settings, resolve_profile};
 use stockade_store::Remembered;
 use stockade_sys::signals::Signals;
@@ -36,7 +36,7 @@ use crate::memory::LateMemory;
 use crate::places::{self, State};
 use crate::relay::{Given, Relay};
 use crate::timings::Timings;
-use crate::{exit, interrupts, relay, render, terminal, trace};
+use crate::{exit, interrupts, relay, render, signing_names, terminal, trace};
 
 /// Bytes of each stream that are kept where the profile sets no limit.
 const OUTPUT_LIMIT_BYTES: u64 = 1 << 20;
@@ -164,7 +164,8 @@ fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failu
         }
     };
     let inside = place.inside().map(Path::to_owned);
-    let backend = place.backend(&state);
+    let person = SigningPerson { agent: signing_names::agent(&variable), home: places::home(&variable)? };
+    let backend = place.backend(&state, person);
     let sandbox_backend = backend.name();
     let engine = Engine {
         judge: Arc::new(RuleJudge {

@@ -1,7 +1,7 @@
 //! The record as text: a line an event, and what a check of it found.
 
 use stockade_audit::{Anchor, Content, Entry, Verified};
-use stockade_model::{Answer, EventKind, Grant, QuestionKind, RawText, Scope, Staged, Status};
+use stockade_model::{Answer, ConnectionRecord, EventKind, Grant, QuestionKind, RawText, Scope, Staged, Status};
 
 use super::findings::tier;
 use super::question::verb;
@@ -50,9 +50,8 @@ fn describe(kind: &EventKind) -> (&'static str, String) {
             ("started", format!("attempt {attempt}, enforced: {}", enforced.level))
         }
         EventKind::Executed { pid, program } => ("executed", format!("{} (pid {pid})", program.escaped())),
-        EventKind::Connection { attempt, connection } => {
-            ("connection", format!("attempt {attempt}: {}", super::network::connection(connection)))
-        }
+        EventKind::Connection { attempt, connection: record } => ("connection", connection(*attempt, record)),
+        EventKind::Signed { attempt, grant, object } => ("signed", signed(*attempt, grant, object)),
         EventKind::Denied { denial } => {
             ("denied", format!("{} {}   ({})", verb(denial.operation), denial.object.escaped(), safe(&denial.rule)))
         }
@@ -90,6 +89,14 @@ fn describe(kind: &EventKind) -> (&'static str, String) {
         EventKind::Undone { restored, left } => ("undone", format!("{restored} restored, {left} left")),
         EventKind::Forgotten => ("forgotten", "what was kept for undo".to_owned()),
     }
+}
+
+fn connection(attempt: u32, record: &ConnectionRecord) -> String {
+    format!("attempt {attempt}: {}", super::network::connection(record))
+}
+
+fn signed(attempt: u32, grant: &Grant, object: &RawText) -> String {
+    format!("attempt {attempt}: {}   ({grant})", object.escaped())
 }
 
 /// What waits in a stage, or for undo.

@@ -210,6 +210,7 @@ pub fn verb(operation: Operation) -> &'static str {
         Operation::Metadata => "change the attributes of",
         Operation::Connect => "connect to",
         Operation::Secret => "take a secret to",
+        Operation::Sign => "have a key sign",
         Operation::Bind => "bind",
         Operation::Socket => "use the socket kind",
         Operation::Exec => "execute",

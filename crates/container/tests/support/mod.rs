@@ -354,6 +354,7 @@ pub fn drain(events: &Receiver<AttemptEvent>) -> (AttemptEnd, Vec<Denial>) {
             AttemptEvent::Denied(denial) | AttemptEvent::Breached(denial) => denials.push(denial),
             AttemptEvent::Executed { .. }
             | AttemptEvent::Connection(_)
+            | AttemptEvent::Signed { .. }
             | AttemptEvent::Withdrawn(_)
             | AttemptEvent::Stopped(_) => {}
             AttemptEvent::Held { .. } => panic!("it was not told to hold"),

@@ -392,7 +392,7 @@ pub(super) fn may_ask(mode: ApprovalMode, kind: &QuestionKind) -> bool {
 fn class_may_be_asked(classes: GranularMode, grant: &Grant) -> bool {
     match grant {
         Grant::Write(_) | Grant::Read(_) => classes.filesystem,
-        Grant::Connect(_) | Grant::Secret(_) | Grant::Listen(_) => classes.network,
+        Grant::Connect(_) | Grant::Secret(_) | Grant::Sign(_) | Grant::Listen(_) => classes.network,
         Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Limit(..) => classes.other,
     }
 }

@@ -211,6 +211,15 @@ impl Core {
                 self.on_connection(&mut live, connection);
                 self.phase = Phase::Attempt(live);
             }
+            Input::Signed { grant, object } => {
+                // What runs in a container could tell of a signature that it has no grant for.
+                if let Some(planned) = self.planned.as_ref().filter(|planned| planned.plan.grants.contains(&grant)) {
+                    // Backends bound them. No flood of other events may keep one off the record.
+                    let attempt = planned.plan.attempt;
+                    self.record(EventKind::Signed { attempt, grant, object });
+                }
+                self.phase = Phase::Attempt(live);
+            }
             Input::Executed { pid, program } => {
                 self.record_bounded(&mut live, EventKind::Executed { pid, program });
                 self.phase = Phase::Attempt(live);

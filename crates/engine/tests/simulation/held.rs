@@ -239,9 +239,10 @@ impl Held {
         let class = |grant: &Grant| match (mode, grant) {
             (ApprovalMode::Never | ApprovalMode::OnRequest, _) => false,
             (ApprovalMode::Granular(classes), Grant::Write(_) | Grant::Read(_)) => classes.filesystem,
-            (ApprovalMode::Granular(classes), Grant::Connect(_) | Grant::Secret(_) | Grant::Listen(_)) => {
-                classes.network
-            }
+            (
+                ApprovalMode::Granular(classes),
+                Grant::Connect(_) | Grant::Secret(_) | Grant::Sign(_) | Grant::Listen(_),
+            ) => classes.network,
             (ApprovalMode::Granular(classes), _) => classes.other,
             (ApprovalMode::Untrusted | ApprovalMode::OnFailure, _) => true,
         };

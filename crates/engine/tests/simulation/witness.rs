@@ -386,7 +386,8 @@ impl Witness {
             }
             EventKind::Started { attempt, .. }
             | EventKind::Exited { attempt, .. }
-            | EventKind::Connection { attempt, .. } => starts == exits + 1 && *attempt as usize == starts,
+            | EventKind::Connection { attempt, .. }
+            | EventKind::Signed { attempt, .. } => starts == exits + 1 && *attempt as usize == starts,
             EventKind::Executed { .. } | EventKind::Denied { .. } => starts == exits + 1,
             EventKind::Traced { attempt, .. } => starts == exits && *attempt as usize == starts,
             EventKind::Granted { holds, .. } if holds.is_empty() => starts == exits && exits > 0,

@@ -672,6 +672,7 @@ fn kind(input: &Input) -> u64 {
         Input::Breached { powers, .. } => 40 + powers.len() as u64,
         Input::Executed { .. } => 25,
         Input::Connection(_) => 24,
+        Input::Signed { .. } => 43,
         Input::Ended(_) => 26,
         Input::Interrupted(_) => 27,
         Input::Tick => 28,

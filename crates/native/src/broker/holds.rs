@@ -58,7 +58,7 @@ impl Key {
                 object.extend_from_slice(wanted.name().as_bytes());
                 Right::Secret
             }
-            Grant::Read(_) | Grant::Listen(_) | Grant::Env(_) | Grant::Limit(..) => return None,
+            Grant::Read(_) | Grant::Sign(_) | Grant::Listen(_) | Grant::Env(_) | Grant::Limit(..) => return None,
         };
         Some(Self { right, object })
     }

@@ -13,6 +13,7 @@ use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use rustix::fs::{Access, FileType, Mode, OFlags, Stat, fcntl_getfl, fstat};
 use rustix::net::sockopt::{ipv6_v6only, socket_domain, socket_type};
@@ -33,6 +34,7 @@ use super::service::{Failure, Reply, Service, native_access, refused};
 use super::view::own_directory;
 use super::walk::{Object, Place};
 use crate::powers::{Refusal, Verdict};
+use crate::signing::AGENT_PATH;
 
 /// `sizeof(struct sockaddr_storage)`: the kernel takes no more.
 const MAX_ADDRESS: u64 = 128;
@@ -68,6 +70,8 @@ pub(super) struct Connection {
 enum Target {
     /// To the socket file that is held.
     File(Object),
+    /// To the ssh agent of the run.
+    Agent(Arc<OwnedFd>),
     /// To a name in the network namespace.
     Abstract { name: Vec<u8>, address: Vec<u8> },
     /// To an internet address, as a stream.
@@ -88,7 +92,7 @@ impl Connection {
     /// The address as the caller gave it; none where a file is held.
     pub fn address(&self) -> &[u8] {
         match &self.peer {
-            Target::File(_) => &[],
+            Target::File(_) | Target::Agent(_) => &[],
             Target::Abstract { address, .. } | Target::Internet { address, .. } | Target::Other { address } => address,
         }
     }
@@ -106,6 +110,10 @@ impl Service {
         self.permit_use(&socket, &peer)?;
         let waits = !fcntl_getfl(&socket)?.contains(OFlags::NONBLOCK);
         let peer = match peer {
+            Peer::Path(path) if path.to_bytes() == AGENT_PATH.as_bytes() && self.powers.agents.own.is_some() => {
+                // Its socket has no name: this path leads there, in no view.
+                self.powers.agents.own.clone().map_or(Target::Other { address }, Target::Agent)
+            }
             Peer::Path(path) => Target::File(self.walk(caller)?.find(libc::AT_FDCWD, &path, true)?),
             Peer::Abstract(name) => Target::Abstract { name, address },
             Peer::Internet(dialled) if socket_type(&socket)? == SocketType::STREAM => {
@@ -145,6 +153,10 @@ impl Service {
         if FileType::from_raw_mode(stat.st_mode) != FileType::Socket || self.bound.has(stat) {
             return Ok(());
         }
+        if self.powers.agents.is_persons(Path::new(OsStr::from_bytes(path)), (stat.st_dev, stat.st_ino)) {
+            let rule = "the person's ssh agent, which no run reaches: `@git-signing` and `@ssh:HOST` let a key sign";
+            return Err(refused(operation, path, Refusal { rule: rule.to_owned(), grant: None }));
+        }
         match self.powers.socket(Path::new(OsStr::from_bytes(path))) {
             Verdict::Allow | Verdict::Private => Ok(()),
             Verdict::Refuse(refusal) => Err(refused(operation, path, refusal)),
@@ -161,7 +173,7 @@ impl Service {
                 return Err(refused(Operation::Connect, &object, refusal));
             }
             Target::Internet { dialled, who, .. } => return self.connect_out(id, connection, (*dialled, who)),
-            Target::Abstract { .. } | Target::Other { .. } => {}
+            Target::Agent(_) | Target::Abstract { .. } | Target::Other { .. } => {}
         }
         self.connect_natively(id, connection)
     }
@@ -195,6 +207,10 @@ impl Service {
         let (address, held) = match &connection.peer {
             Target::File(object) => {
                 let held = object.fd.try_clone().map_err(|_| Errno::MFILE)?;
+                (held_address(&held), Some(held))
+            }
+            Target::Agent(socket) => {
+                let held = socket.try_clone().map_err(|_| Errno::MFILE)?;
                 (held_address(&held), Some(held))
             }
             _ => (connection.address().to_vec(), None),

@@ -22,7 +22,7 @@ use super::error::LaunchError;
 use super::layout::{
     Attachment, Layout, Nature, Spot, c_string, devices, existing, is_staged, layout, refuse_planted_link,
 };
-use super::outfit::{NamedFile, Outfit};
+use super::outfit::Outfit;
 use super::presence::Presence;
 use super::restricted::{DEVICES, OPEN_DIRECTORIES, PrivateDirectory, Reads, other_devices};
 use super::step::{ScratchEntry, Step, TempSize};
@@ -410,8 +410,8 @@ fn restricted(plan: &Plan, abi: u32, outfit: &Outfit) -> Result<Parts, LaunchErr
         trees.push(PrivateTree { path: kept.clone(), floor_allows: true });
     }
     steps.extend([Step::KeyRing, Step::AdoptOrphans]);
-    if let Some(named) = &outfit.named {
-        steps.push(Step::OwnFile { name: NamedFile::file_name()?, content: named.content.clone() });
+    for named in &outfit.named {
+        steps.push(Step::OwnFile { name: named.file_name()?, content: named.content.clone() });
     }
     if may_map_for_others() {
         steps.push(Step::LeaveGroups);
@@ -444,7 +444,7 @@ impl Private {
             let steps = vec![Step::PrivateDirectory { path: c_string(directory.path().as_os_str())?, rights }];
             return Ok(Self { trees: vec![tree(directory.path())], steps, directory: Some(directory) });
         }
-        if outfit.named.is_some() {
+        if !outfit.named.is_empty() {
             return Err(LaunchError::Unfit("a file of the run's own needs a directory made for it".to_owned()));
         }
         outfit.private.iter().try_for_each(|path| allow(ruleset, path, rights))?;
@@ -534,8 +534,8 @@ pub(super) fn scratch_entries(attachments: &[Attachment], outfit: &Outfit) -> Re
         match &attachment.nature {
             Nature::Private(name) if *name == c"run" => {
                 entries.extend(run_entries()?);
-                if let Some(named) = &outfit.named {
-                    entries.push(File(join(name, &NamedFile::file_name()?), named.content.clone()));
+                for named in &outfit.named {
+                    entries.push(File(join(name, &named.file_name()?), named.content.clone()));
                 }
             }
             Nature::Provided(index) => {

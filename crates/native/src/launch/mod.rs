@@ -40,7 +40,7 @@ pub use layout::{MergedDirectory, Overlay};
 pub use network::{NetworkEnds, Sockets};
 pub(crate) use network::{OWN_V4, OWN_V6};
 pub use nursery::{MountTable, Nursery};
-pub use outfit::{NamedFile, Outfit};
+pub use outfit::{NamedFile, NamingVariable, Outfit};
 pub(crate) use restricted::late_roots;
 pub use standing::{Grounds, Standing};
 pub use stockade_sys::reap::Ended;

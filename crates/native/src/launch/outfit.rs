@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use stockade_model::{Plan, RawText};
@@ -23,9 +24,9 @@ pub struct Outfit {
     pub environment: BTreeMap<String, RawText>,
     /// Files with other content than the host's, read-only: at level full alone.
     pub files: Vec<(PathBuf, Vec<u8>)>,
-    /// A file of the run's own, wherever there is room, and the variables that
-    /// name it.
-    pub named: Option<NamedFile>,
+    /// Files of the run's own, wherever there is room, and the variables that
+    /// name them.
+    pub named: Vec<NamedFile>,
     /// Directories that are the place's own already, in the place of one that is made
     /// for the run: at level restricted alone, within walls that others made.
     pub private: Vec<PathBuf>,
@@ -46,22 +47,44 @@ pub struct Outfit {
 /// See [`Outfit::named`].
 #[derive(Clone, Debug)]
 pub struct NamedFile {
+    /// What it is called: no two of a run alike.
+    pub name: &'static str,
     /// What it holds.
     pub content: Vec<u8>,
     /// Variables that get its path.
-    pub variables: Vec<String>,
+    pub variables: Vec<NamingVariable>,
 }
 
-/// What the named file is called.
-const NAMED: &str = "stockade-trust.pem";
+/// A variable that gets the path of a file, and text around it.
+#[derive(Clone, Debug)]
+pub struct NamingVariable {
+    /// What it is called.
+    pub name: String,
+    /// What stands before the path.
+    pub before: &'static str,
+    /// What stands after it.
+    pub after: &'static str,
+}
+
+impl NamingVariable {
+    /// One that is the path alone.
+    pub fn plain(name: &str) -> Self {
+        Self { name: name.to_owned(), before: "", after: "" }
+    }
+}
 
 impl NamedFile {
-    pub(super) fn path_in(directory: &Path) -> PathBuf {
-        directory.join(NAMED)
+    fn values_in(&self, directory: &Path) -> impl Iterator<Item = (String, RawText)> {
+        let path = directory.join(self.name);
+        self.variables.iter().map(move |variable| {
+            let path = path.as_os_str().as_bytes();
+            let value = [variable.before.as_bytes(), path, variable.after.as_bytes()].concat();
+            (variable.name.clone(), RawText::from(value))
+        })
     }
 
-    pub(super) fn file_name() -> Result<CString, LaunchError> {
-        c_string(NAMED.as_ref())
+    pub(super) fn file_name(&self) -> Result<CString, LaunchError> {
+        c_string(self.name.as_ref())
     }
 }
 
@@ -80,8 +103,7 @@ impl Outfit {
     pub(super) fn variables(&self, plan: &Plan, directory: &Path) -> BTreeMap<String, RawText> {
         let mut all = plan.environment.clone();
         all.extend(self.environment.clone());
-        let named = self.named.iter().flat_map(|named| &named.variables);
-        all.extend(named.map(|name| (name.clone(), NamedFile::path_in(directory).into())));
+        all.extend(self.named.iter().flat_map(|named| named.values_in(directory)));
         all
     }
 }

@@ -173,7 +173,7 @@ impl Standing {
                 "what is written in a sandbox is not staged: it stays there until it is copied out".to_owned(),
             );
         }
-        if !outfit.files.is_empty() || outfit.named.is_some() {
+        if !outfit.files.is_empty() || !outfit.named.is_empty() {
             return unfit("a sandbox that stands has its files already".to_owned());
         }
         match files.hide.iter().find(|path| !self.hidden.contains(path)) {

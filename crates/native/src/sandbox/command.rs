@@ -84,8 +84,8 @@ pub(super) fn honours(grant: &Grant, level: Level) -> bool {
     match grant {
         Grant::Write(path) | Grant::Socket(path) => level == Level::Full && holds(path.as_path()),
         Grant::Connect(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Listen(_) => level == Level::Full,
-        // Its walls and its limits are those that it was made with.
-        Grant::Read(_) | Grant::Secret(_) | Grant::Limit(..) => false,
+        // Its walls and its limits are those that it was made with; it has no agent.
+        Grant::Read(_) | Grant::Secret(_) | Grant::Sign(_) | Grant::Limit(..) => false,
     }
 }
 
@@ -134,7 +134,6 @@ impl CommandBackend {
         let can_hold = launched.wait_killable();
         let network = self.sandbox.network();
         let way = Arc::new(network.way(terms).map_err(no_socket)?);
-        let lost = Some(network.lost().map_err(no_socket)?);
         let broker = broker.serve_with(listener, hold && can_hold, Some(Arc::clone(&way))).map_err(unbrokered)?;
         let mut enforced = self.sandbox.enforced().clone();
         enforced.layers.extend(launched.report().layers.clone());
@@ -158,10 +157,11 @@ impl CommandBackend {
             launched: Arc::new(Mutex::new(launched)),
             names: Some(Arc::clone(&way)),
             way,
-            lost,
+            lost: Some(network.lost().map_err(no_socket)?),
             broker,
             staging: None,
             lease: None,
+            agent: None,
             undoing: None,
             renewal: None,
             watch: Arc::clone(&watch),

@@ -9,8 +9,10 @@ use std::path::{Path, PathBuf};
 use stockade_egress::{DOOR_V4, Edge, HTTP_PROXY_PORT, TRUST_VARIABLES};
 use stockade_model::{Grant, LayerReport, LayerState, Level, Plan, RawText, SecretSource};
 
-use crate::launch::{NamedFile, Outfit};
+use crate::launch::{NamedFile, NamingVariable, Outfit};
 
+/// The file of authorities to trust in a run's own directory.
+const TRUST_FILE: &str = "stockade-trust.pem";
 /// The host's settings of its resolver.
 const RESOLVER: &str = "/etc/resolv.conf";
 /// More of them is not read.
@@ -49,10 +51,11 @@ pub(crate) fn outfit(plan: &Plan, edge: &Edge) -> Outfit {
             SecretSource::File(path) => outfit.files.push((path.as_path().to_owned(), placeholder.into())),
         }
     }
-    outfit.named = edge.bundle_pem().map(|bundle| NamedFile {
+    outfit.named.extend(edge.bundle_pem().map(|bundle| NamedFile {
+        name: TRUST_FILE,
         content: bundle.into(),
-        variables: TRUST_VARIABLES.iter().map(|(name, _)| (*name).to_owned()).collect(),
-    });
+        variables: TRUST_VARIABLES.iter().map(|(name, _)| NamingVariable::plain(name)).collect(),
+    }));
     outfit
 }
 

@@ -166,7 +166,7 @@ impl Trip {
             match events.recv_timeout(PATIENCE).expect("the attempt goes on") {
                 AttemptEvent::Denied(denial) | AttemptEvent::Breached(denial) => denials.push(denial),
                 AttemptEvent::Connection(connection) => connections.push(*connection),
-                AttemptEvent::Executed { .. } | AttemptEvent::Stopped(_) => {}
+                AttemptEvent::Executed { .. } | AttemptEvent::Stopped(_) | AttemptEvent::Signed { .. } => {}
                 AttemptEvent::Held { id, denial } => {
                     let question = Question { id, denial };
                     if let Some(answer) = react.as_mut().expect("it was told to hold")(&question) {

@@ -255,9 +255,12 @@ fn check_form(section: &RuleSection) -> Result<(), Fault> {
         }
     }
     // What runs is not decided on here: there is nothing to add a power to.
-    let is_idle = |entry: &GrantEntry| !section.hosts.is_empty() && !entry.grants().iter().all(GrantText::is_secret);
+    let is_idle = |entry: &GrantEntry| !section.hosts.is_empty() && !entry.grants().iter().all(GrantText::is_at_host);
     if let Some(i) = section.grants.iter().position(is_idle) {
-        return fail(&format!("grants[{i}]"), "beside `hosts` a rule gives secrets alone, e.g. `secret NAME to HOST`");
+        return fail(
+            &format!("grants[{i}]"),
+            "beside `hosts` a rule gives secrets and keys alone, e.g. `secret NAME to HOST`",
+        );
     }
     if section.justification.trim().is_empty() {
         return fail("justification", "a rule says why it is there");

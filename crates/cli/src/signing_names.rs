@@ -1,0 +1,128 @@
+//! The names that stand for powers to sign, `@git-signing` and `@ssh:HOST[:PORT]`, and what
+//! they mean for this person now: a key of their ssh agent, by its fingerprint. From here on
+//! there is that grant alone.
+//!
+//! Looks at the person's agent and at git's settings of their own; signs nothing.
+
+use std::path::PathBuf;
+
+use stockade_model::{Grant, KeyFingerprint, RawText, SignPurpose, SignUse, Target, ssh_target};
+use stockade_signing::{AgentError, Identity, PersonsAgent, fingerprint, signing_key};
+
+use crate::failure::Failure;
+use crate::places::{self, Variables};
+
+const GIT_SIGNING: &str = "@git-signing";
+const SSH: &str = "@ssh";
+/// Keys that an error lists.
+const MAX_LISTED: usize = 10;
+
+/// Whether a text is such a name.
+pub fn is_one(text: &str) -> bool {
+    text == GIT_SIGNING || text == SSH || text.starts_with("@ssh:")
+}
+
+/// The socket of the person's agent, where the environment names one.
+pub fn agent(variables: Variables<'_>) -> Option<PathBuf> {
+    variables("SSH_AUTH_SOCK").map(PathBuf::from).filter(|path| path.is_absolute())
+}
+
+/// The grants that such a name stands for.
+///
+/// # Errors
+/// Where it names no host, or which key is meant is not known.
+pub fn grants(name: &str, variables: Variables<'_>) -> Result<Vec<Grant>, Failure> {
+    if name == GIT_SIGNING {
+        let key = key_for_git(variables)?;
+        return Ok(vec![SignUse::new(key, SignPurpose::Git).into_grant()]);
+    }
+    let target = name.strip_prefix("@ssh:").ok_or("name the host");
+    let target = target.and_then(ssh_target).map_err(|why| {
+        let shown = RawText::from(name).escaped();
+        Failure::new(format!("`{shown}` is no grant: {why}")).hint("for example --grant @ssh:github.com")
+    })?;
+    let keys = identities(variables)?;
+    let key = only_key(&keys, &|key| for_host(key, &target))?;
+    let connect = Grant::connect(&target);
+    Ok(vec![SignUse::new(key, SignPurpose::Host(target)).into_grant(), connect])
+}
+
+/// The key that git's settings of the person name, or the only one of the agent.
+fn key_for_git(variables: Variables<'_>) -> Result<KeyFingerprint, Failure> {
+    let keys = identities(variables)?;
+    let settings = variables("XDG_CONFIG_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let named = signing_key(&places::home(variables)?, settings.as_deref()).and_then(|key| fingerprint(&key));
+    match named {
+        None => only_key(&keys, &|key| vec![SignUse::new(key.clone(), SignPurpose::Git).into_grant()]),
+        Some(named) if keys.iter().any(|key| key.fingerprint == named) => Ok(named),
+        Some(named) => {
+            Err(Failure::new(format!("the key that git's `user.signingkey` names ({named}) is not in the ssh agent"))
+                .hint("add it: ssh-add FILE, where FILE is the private key"))
+        }
+    }
+}
+
+fn identities(variables: Variables<'_>) -> Result<Vec<Identity>, Failure> {
+    let socket = agent(variables).ok_or(AgentError::None)?;
+    Ok(PersonsAgent::at(socket).identities()?)
+}
+
+fn for_host(key: &KeyFingerprint, target: &Target) -> Vec<Grant> {
+    vec![SignUse::new(key.clone(), SignPurpose::Host(target.clone())).into_grant(), Grant::connect(target)]
+}
+
+/// The key, where there is one; `meant` says what to grant where there are more.
+fn only_key(keys: &[Identity], meant: &dyn Fn(&KeyFingerprint) -> Vec<Grant>) -> Result<KeyFingerprint, Failure> {
+    let first = match keys {
+        [] => return Err(Failure::new("the ssh agent has no key").hint("add one: ssh-add")),
+        [one] => return Ok(one.fingerprint.clone()),
+        [first, ..] => first,
+    };
+    let mut what = format!("the ssh agent has {} keys, and which one is meant is not said:", keys.len());
+    for key in keys.iter().take(MAX_LISTED) {
+        what.push_str(&format!("\n  {}  {}", key.fingerprint, RawText::from(key.comment.as_str()).escaped()));
+    }
+    if keys.len() > MAX_LISTED {
+        what.push_str("\n  ... (ssh-add -l lists all)");
+    }
+    let options: Vec<_> = meant(&first.fingerprint).iter().map(|grant| format!("--grant '{grant}'")).collect();
+    Err(Failure::new(what).hint(format!("name one, for example: {}", options.join(" "))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(last: char) -> Identity {
+        let fingerprint = format!("SHA256:{}{last}", "a".repeat(42)).parse().unwrap();
+        Identity { fingerprint, key: Vec::new(), comment: "me@here\n".to_owned() }
+    }
+
+    #[test]
+    fn one_key_is_meant_and_of_several_one_is_to_be_named() {
+        let target = ssh_target("github.com").unwrap();
+        let meant = |key: &KeyFingerprint| for_host(key, &target);
+        assert_eq!(only_key(&[identity('A')], &meant).unwrap(), identity('A').fingerprint);
+        assert!(only_key(&[], &meant).unwrap_err().hint.unwrap().contains("ssh-add"));
+        let several = only_key(&[identity('A'), identity('E')], &meant).unwrap_err();
+        assert!(several.what.contains("aE  me@here\\n"), "{}", several.what);
+        let hint = several.hint.unwrap();
+        assert!(hint.contains("aA to github.com' --grant 'connect github.com:22'"), "{hint}");
+    }
+
+    #[test]
+    fn names_that_say_too_little_are_refused_with_an_example() {
+        for (name, why) in [
+            ("@ssh", "name the host"),
+            ("@ssh:", "a name has 1 to 253 letters"),
+            ("@ssh:*", "a key authenticates to one host: name it"),
+        ] {
+            let failure = grants(name, &|_| None).unwrap_err();
+            assert_eq!(failure.what, format!("`{name}` is no grant: {why}"));
+            assert!(failure.hint.is_some());
+        }
+        let failure = grants("@git-signing", &|_| None).unwrap_err();
+        assert!(failure.what.contains("SSH_AUTH_SOCK") && failure.hint.unwrap().contains("ssh-add"));
+        assert!(!is_one("@sshd") && !is_one("@github"));
+    }
+}

@@ -1,0 +1,228 @@
+//! Which key of the person's ssh agent may sign what: what a grant for it says.
+//!
+//! Must not know keys themselves, agents, nor what a signature looks like.
+
+use std::fmt;
+use std::str::FromStr;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+
+use crate::network::HostError;
+use crate::{Grant, Host, HostPattern, Target, TargetPattern};
+
+/// The port of ssh: it is left out where a host is named.
+pub const SSH_PORT: u16 = 22;
+
+/// How the text of a fingerprint begins.
+const PREFIX: &str = "SHA256:";
+/// 32 bytes in base64 without padding.
+const DIGITS: usize = 43;
+
+/// The fingerprint of an ssh key as `ssh-add -l` prints it: `SHA256:` and 43
+/// characters of base64.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct KeyFingerprint(String);
+
+/// What a key may sign.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SignPurpose {
+    /// Commits, tags and pushes of git.
+    Git,
+    /// The authentication to this ssh server.
+    Host(Target),
+}
+
+/// One key and one purpose: `KEY for git`, `KEY to HOST[:PORT]`. No port means
+/// port 22.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SignUse {
+    key: KeyFingerprint,
+    purpose: SignPurpose,
+}
+
+impl KeyFingerprint {
+    /// The text, with its prefix.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for KeyFingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl From<KeyFingerprint> for String {
+    fn from(key: KeyFingerprint) -> Self {
+        key.0
+    }
+}
+
+impl TryFrom<String> for KeyFingerprint {
+    type Error = &'static str;
+    fn try_from(text: String) -> Result<Self, &'static str> {
+        text.parse()
+    }
+}
+
+impl FromStr for KeyFingerprint {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, &'static str> {
+        let is_base64 = |b: u8| b.is_ascii_alphanumeric() || b == b'+' || b == b'/';
+        // The last one holds 4 bits: one key has one text.
+        let ends_well = |digits: &str| digits.ends_with(|c| "AEIMQUYcgkosw048".contains(c));
+        match text.strip_prefix(PREFIX) {
+            Some(digits) if digits.len() == DIGITS && digits.bytes().all(is_base64) && ends_well(digits) => {
+                Ok(Self(text.to_owned()))
+            }
+            _ => Err("a key is named by its fingerprint, as `ssh-add -l` prints it: `SHA256:` and 43 characters"),
+        }
+    }
+}
+
+impl JsonSchema for KeyFingerprint {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "KeyFingerprint".into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "description": "The fingerprint of an ssh key, as `ssh-add -l` prints it.",
+            "type": "string",
+            "pattern": "^SHA256:[A-Za-z0-9+/]{43}$"
+        })
+    }
+}
+
+impl SignUse {
+    /// This key, for this purpose.
+    pub fn new(key: KeyFingerprint, purpose: SignPurpose) -> Self {
+        Self { key, purpose }
+    }
+
+    /// Which key.
+    pub fn key(&self) -> &KeyFingerprint {
+        &self.key
+    }
+
+    /// What it may sign.
+    pub fn purpose(&self) -> &SignPurpose {
+        &self.purpose
+    }
+
+    /// The server that it may authenticate to.
+    pub fn target(&self) -> Option<&Target> {
+        match &self.purpose {
+            SignPurpose::Host(target) => Some(target),
+            SignPurpose::Git => None,
+        }
+    }
+
+    /// The grant for it.
+    pub fn into_grant(self) -> Grant {
+        Grant::Sign(Box::new(self))
+    }
+}
+
+impl fmt::Display for SignUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.purpose {
+            SignPurpose::Git => write!(f, "{} for git", self.key),
+            SignPurpose::Host(target) => write!(f, "{} to {}", self.key, ssh_target_text(target)),
+        }
+    }
+}
+
+impl FromStr for SignUse {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, &'static str> {
+        let mut words = text.split_ascii_whitespace();
+        let (Some(key), Some(how), Some(what), None) = (words.next(), words.next(), words.next(), words.next()) else {
+            return Err(
+                "expected a key and what it signs: `sign SHA256:... for git` or `sign SHA256:... to github.com`",
+            );
+        };
+        let purpose = match (how, what) {
+            ("for", "git") => SignPurpose::Git,
+            ("for", _) => return Err("a key signs `for git`, or authenticates `to` a host"),
+            ("to", host) => SignPurpose::Host(ssh_target(host)?),
+            _ => return Err("after the key stands `for git` or `to HOST`"),
+        };
+        Ok(Self { key: key.parse()?, purpose })
+    }
+}
+
+/// Reads an ssh server: `HOST` or `HOST:PORT`, no pattern.
+///
+/// # Errors
+/// Why the text names no one server.
+pub fn ssh_target(text: &str) -> Result<Target, &'static str> {
+    let pattern: TargetPattern = text.parse().map_err(|error: HostError| error.why())?;
+    match pattern.host() {
+        HostPattern::Exactly(host) if pattern.ports().next().is_none() => {
+            Ok(Target { host: host.clone(), port: SSH_PORT })
+        }
+        HostPattern::Exactly(_) => pattern.target().ok_or("an ssh server has one port"),
+        _ => Err("a key authenticates to one host: name it"),
+    }
+}
+
+/// The text of an ssh server: its port is left out where it is that of ssh.
+pub fn ssh_target_text(target: &Target) -> String {
+    match &target.host {
+        _ if target.port != SSH_PORT => target.to_string(),
+        Host::Address(address) if address.is_ipv6() => format!("[{address}]"),
+        host => host.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: &str = "SHA256:n2Qkj1yQp3Q3nGkkNUnGhUBGTFkFrp1Bw0dmz6qYmNA";
+
+    #[track_caller]
+    fn check(text: &str, shown: &str) {
+        let grant: Grant = text.parse().unwrap();
+        assert_eq!(grant.to_string(), shown);
+        assert_eq!(shown.parse::<Grant>().unwrap(), grant);
+        let json = serde_json::to_string(&grant).unwrap();
+        assert_eq!(serde_json::from_str::<Grant>(&json).unwrap(), grant);
+    }
+
+    #[test]
+    fn text_forms() {
+        check(&format!("sign {KEY} for git"), &format!("sign {KEY} for git"));
+        check(&format!("sign  {KEY}  to GitHub.com."), &format!("sign {KEY} to github.com"));
+        check(&format!("sign {KEY} to github.com:22"), &format!("sign {KEY} to github.com"));
+        check(&format!("sign {KEY} to [::1]:22"), &format!("sign {KEY} to [::1]"));
+        check(&format!("sign {KEY} to 127.0.0.1:2222"), &format!("sign {KEY} to 127.0.0.1:2222"));
+    }
+
+    #[test]
+    fn what_is_unclear_is_refused() {
+        let (short, odd) = (&KEY[..KEY.len() - 1], format!("{}B", &KEY[..KEY.len() - 1]));
+        for bad in [
+            "sign".to_owned(),
+            format!("sign {KEY}"),
+            format!("sign {KEY} for file"),
+            format!("sign {KEY} for git really"),
+            format!("sign {KEY} at github.com"),
+            format!("sign {KEY} to *"),
+            format!("sign {KEY} to *.example.com"),
+            format!("sign {KEY} to 10.0.0.0/8"),
+            format!("sign {KEY} to a.example:22,23"),
+            format!("sign {short} for git"),
+            format!("sign {odd} for git"),
+            "sign MD5:00:11 for git".to_owned(),
+            "sign * for git".to_owned(),
+        ] {
+            assert!(bad.parse::<Grant>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! The ssh agent of a run, where it has a grant to sign: what the run is given to find it, and
+//! where its signatures and refusals are told.
+//!
+//! Must not know the agent protocol, nor how a trapped connect is answered.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use stockade_engine::{AttemptEvent, StartError};
+use stockade_model::{
+    Denial, Grant, Layer, LayerReport, LayerState, Level, Operation, Plan, RawText, Resolution, SignUse,
+};
+use stockade_signing::{AgentError, AgentHandle, AgentListener, PersonsAgent, SigningEvent};
+
+use crate::keeper::Told;
+use crate::launch::{NamedFile, NamingVariable, Outfit};
+
+/// The path at which a run finds its agent. Nothing is there: the broker knows it.
+pub(crate) const AGENT_PATH: &str = "/run/stockade/ssh-agent";
+/// The variable that names an agent's socket.
+const AGENT_VARIABLE: &str = "SSH_AUTH_SOCK";
+/// The file of known servers in the run's own directory.
+const KNOWN_HOSTS: &str = "stockade-known-hosts";
+/// The person's own, beneath the home directory.
+const KNOWN_HOSTS_OF_PERSON: &str = ".ssh/known_hosts";
+/// The variable that names the file of known servers.
+const KNOWN_HOSTS_VARIABLE: &str = "STOCKADE_KNOWN_HOSTS";
+/// The variable by which git is told of a command in the place of `ssh`.
+const GIT_SSH_VARIABLE: &str = "GIT_SSH_COMMAND";
+/// How many settings git is told by variables.
+const GIT_COUNT_VARIABLE: &str = "GIT_CONFIG_COUNT";
+
+/// Whose keys may sign for runs.
+#[derive(Clone, Debug)]
+pub struct SigningPerson {
+    /// The socket of the person's agent, where there is one.
+    pub agent: Option<PathBuf>,
+    /// The person's home directory, with the servers that are known to them.
+    pub home: PathBuf,
+}
+
+/// What the broker is to know of agents.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct AgentSockets {
+    /// The socket of the run's own.
+    pub(crate) own: Option<Arc<OwnedFd>>,
+    /// The path of the person's.
+    persons: Option<PathBuf>,
+    /// The socket that was there at the start: device and inode.
+    persons_object: Option<(u64, u64)>,
+}
+
+impl AgentSockets {
+    fn new(person: Option<&SigningPerson>, own: Option<Arc<OwnedFd>>) -> Self {
+        let persons = person.and_then(|person| person.agent.clone());
+        let found = persons.as_deref().and_then(|path| path.metadata().ok());
+        Self { own, persons_object: found.map(|found| (found.dev(), found.ino())), persons }
+    }
+
+    /// Whether a socket is that of the person's agent, under whatever name.
+    pub(crate) fn is_persons(&self, path: &Path, object: (u64, u64)) -> bool {
+        self.persons_object == Some(object) || self.persons.as_deref() == Some(path)
+    }
+}
+
+/// The agent of one run, before it answers.
+pub(crate) struct Signing {
+    listener: Option<AgentListener>,
+    person: Option<SigningPerson>,
+}
+
+impl Signing {
+    /// The agent for the grants of a plan, where it has any.
+    pub(crate) fn of(plan: &Plan, person: Option<&SigningPerson>) -> Result<Self, StartError> {
+        let uses: Vec<SignUse> = plan.grants.iter().filter_map(Grant::sign_use).cloned().collect();
+        let listener = match person {
+            Some(person) if !uses.is_empty() => {
+                let socket = person.agent.as_ref().ok_or_else(|| unsigned(AgentError::None))?;
+                let places = (person.home.as_path(), std::env::temp_dir());
+                let prepared =
+                    AgentListener::prepare(&uses, PersonsAgent::at(socket), (places.0, &places.1)).map_err(unsigned)?;
+                Some(prepared)
+            }
+            _ => None,
+        };
+        Ok(Self { listener, person: person.cloned() })
+    }
+
+    /// What the broker is to know.
+    pub(crate) fn sockets(&self) -> AgentSockets {
+        AgentSockets::new(self.person.as_ref(), self.listener.as_ref().map(AgentListener::socket))
+    }
+
+    /// Gives the run what it finds its agent by, and the servers that it may know.
+    pub(crate) fn equip(&self, plan: &Plan, outfit: &mut Outfit) {
+        let Some(listener) = &self.listener else { return };
+        outfit.environment.insert(AGENT_VARIABLE.to_owned(), AGENT_PATH.into());
+        if let Some(key) = listener.git_key() {
+            outfit.environment.extend(git_settings(&plan.environment, key));
+        }
+        if listener.known_hosts().is_empty() {
+            return;
+        }
+        let content = listener.known_hosts().as_bytes().to_vec();
+        let mut variables = vec![NamingVariable::plain(KNOWN_HOSTS_VARIABLE)];
+        if !plan.environment.contains_key(GIT_SSH_VARIABLE) {
+            // The outer quotes are for the shell, the inner ones for ssh.
+            let (before, after) = ("ssh -o 'UserKnownHostsFile=\"", "\"'");
+            variables.push(NamingVariable { name: GIT_SSH_VARIABLE.to_owned(), before, after });
+        }
+        // In a view of its own the run has it where ssh looks by itself.
+        let of_person = self.person.iter().map(|person| person.home.join(KNOWN_HOSTS_OF_PERSON));
+        let replaced = of_person.filter(|path| plan.level == Level::Full && path.is_file());
+        outfit.files.extend(replaced.map(|path| (path, content.clone())));
+        outfit.named.push(NamedFile { name: KNOWN_HOSTS, content, variables });
+    }
+
+    /// Starts answering; what happens is told until the run is over.
+    pub(crate) fn serve(self, told: &Told) -> Result<Option<AgentHandle>, StartError> {
+        let told = told.clone();
+        let sink = move |event| told.tell(event_of(event));
+        self.listener.map(|listener| listener.serve(sink).map_err(unsigned)).transpose()
+    }
+}
+
+/// What is enforced of the keys of a plan, where it has any.
+pub(crate) fn layer(plan: &Plan) -> Option<(String, LayerReport)> {
+    let uses: Vec<String> = plan.grants.iter().filter_map(Grant::sign_use).map(ToString::to_string).collect();
+    let detail = format!("an agent of the run's own signs: {}; it passes nothing else on", uses.join(", "));
+    let report = LayerReport { state: LayerState::Enforced, detail };
+    (!uses.is_empty()).then(|| ("ssh-agent".to_owned(), report))
+}
+
+/// Variables by which git signs with this key, after those that the plan has. The person's
+/// settings may name a file that no run reads.
+fn git_settings(environment: &BTreeMap<String, RawText>, key: &str) -> Vec<(String, RawText)> {
+    let before = environment.get(GIT_COUNT_VARIABLE).map_or(Some("0"), RawText::to_str);
+    let Some(before) = before.and_then(|count| count.parse::<u16>().ok()) else { return Vec::new() };
+    let settings = [("gpg.format", "ssh".to_owned()), ("user.signingkey", format!("key::{key}"))];
+    let mut all =
+        vec![(GIT_COUNT_VARIABLE.to_owned(), RawText::from((usize::from(before) + settings.len()).to_string()))];
+    for (index, (name, value)) in (usize::from(before)..).zip(settings) {
+        all.push((format!("GIT_CONFIG_KEY_{index}"), name.into()));
+        all.push((format!("GIT_CONFIG_VALUE_{index}"), RawText::from(value)));
+    }
+    all
+}
+
+fn event_of(event: SigningEvent) -> AttemptEvent {
+    match event {
+        SigningEvent::Signed(signed) => {
+            AttemptEvent::Signed { grant: signed.wanted.into_grant(), object: RawText::from(signed.object) }
+        }
+        SigningEvent::Refused(refused) => AttemptEvent::Denied(Denial {
+            operation: Operation::Sign,
+            object: RawText::from(refused.object),
+            // The broker connects for the run: no process is behind the socket.
+            pid: None,
+            program: None,
+            layer: Layer::Agent,
+            rule: refused.rule,
+            grant: refused.wanted.map(SignUse::into_grant),
+            resolution: Resolution::Recorded,
+            count: 1,
+        }),
+    }
+}
+
+fn unsigned(error: AgentError) -> StartError {
+    let text = error.to_string();
+    match text.split_once("\nhint: ") {
+        Some((what, hint)) => StartError { what: what.to_owned(), hint: Some(hint.to_owned()) },
+        None => StartError { what: text, hint: None },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_of_git_come_after_those_that_are_there() {
+        let shown = |count: Option<&str>| {
+            let environment = count.map(|count| (GIT_COUNT_VARIABLE.to_owned(), RawText::from(count))).into_iter();
+            let settings = git_settings(&environment.collect(), "ssh-ed25519 AAAA");
+            settings.iter().map(|(name, value)| format!("{name}={}", value.escaped())).collect::<Vec<_>>().join(" ")
+        };
+        let expected = |count: u16, first: u16, second: u16| {
+            format!(
+                "GIT_CONFIG_COUNT={count} GIT_CONFIG_KEY_{first}=gpg.format GIT_CONFIG_VALUE_{first}=ssh \
+                 GIT_CONFIG_KEY_{second}=user.signingkey GIT_CONFIG_VALUE_{second}=key::ssh-ed25519 AAAA"
+            )
+        };
+        assert_eq!(shown(None), expected(2, 0, 1));
+        assert_eq!(shown(Some("3")), expected(5, 3, 4));
+        // git fails by itself where the number is none.
+        assert_eq!(shown(Some("many")), "");
+    }
+
+    #[test]
+    fn the_agent_of_the_person_is_known_under_any_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, link) = (directory.path().join("agent"), directory.path().join("link"));
+        let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        let found = path.metadata().unwrap();
+        let object = (found.dev(), found.ino());
+        let person = SigningPerson { agent: Some(link.clone()), home: directory.path().to_owned() };
+        let sockets = AgentSockets::new(Some(&person), None);
+        assert!(sockets.is_persons(&path, object) && sockets.is_persons(&link, (0, 0)));
+        assert!(!sockets.is_persons(&path, (0, 0)));
+        assert!(!AgentSockets::default().is_persons(&path, object));
+    }
+}

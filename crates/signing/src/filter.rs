@@ -1,0 +1,307 @@
+//! The decision behind each message to the agent of a run. Pure: the person's agent is asked
+//! through a trait, and what happened is given back.
+//!
+//! Must not know sockets, nor threads.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use stockade_model::{KeyFingerprint, SignPurpose, SignUse};
+
+use crate::host_key::{fingerprint, is_signed, kind};
+use crate::known_hosts::KnownHosts;
+use crate::statement::{Authentication, Statement};
+use crate::upstream::Identity;
+use crate::wire::{Reader, put_string};
+
+/// Messages of the protocol (draft-miller-ssh-agent, section 6.1).
+pub(crate) mod message {
+    pub(crate) const FAILURE: u8 = 5;
+    pub(crate) const SUCCESS: u8 = 6;
+    pub(crate) const REQUEST_IDENTITIES: u8 = 11;
+    pub(crate) const IDENTITIES_ANSWER: u8 = 12;
+    pub(crate) const SIGN_REQUEST: u8 = 13;
+    pub(crate) const SIGN_RESPONSE: u8 = 14;
+    pub(crate) const EXTENSION: u8 = 27;
+}
+
+const SESSION_BIND: &[u8] = b"session-bind@openssh.com";
+/// Flags of a request: RSA with SHA-256, with SHA-512.
+const FLAGS_KNOWN: u32 = 2 | 4;
+/// Each of them is an event of the audit log, which keeps so many of a run.
+pub(crate) const MAX_SIGNATURES: u32 = 1000;
+
+/// The keys of the person's agent.
+pub trait Keys {
+    /// A signature of `data`; nothing where the agent makes none.
+    fn sign(&self, key: &[u8], data: &[u8], flags: u32) -> Option<Vec<u8>>;
+}
+
+/// What is granted, with what it means: keys by their public half, servers by theirs.
+#[derive(Clone, Debug, Default)]
+pub struct Rules {
+    granted: Vec<Granted>,
+    /// All keys of the person's agent, by fingerprint.
+    present: Vec<KeyFingerprint>,
+    known: KnownHosts,
+}
+
+#[derive(Clone, Debug)]
+struct Granted {
+    wanted: SignUse,
+    key: Vec<u8>,
+    host_keys: Vec<Vec<u8>>,
+}
+
+/// Why what is granted cannot be given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Missing {
+    /// The person's agent does not have the key.
+    Key(SignUse),
+    /// No key of the server is known.
+    Server(SignUse),
+}
+
+/// One connection to the agent.
+#[derive(Debug, Default)]
+pub struct Connection {
+    bound: Option<Bound>,
+    /// Another machine is at its other end.
+    is_forwarded: bool,
+}
+
+#[derive(Debug)]
+struct Bound {
+    session: Vec<u8>,
+    host_key: Vec<u8>,
+}
+
+/// A signature that was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Signed {
+    /// What let it pass.
+    pub wanted: SignUse,
+    /// What was signed.
+    pub object: Vec<u8>,
+}
+
+/// Something that was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// What was asked for.
+    pub object: String,
+    /// Why it is not given.
+    pub rule: String,
+    /// What would let it pass, if anything does.
+    pub wanted: Option<SignUse>,
+}
+
+/// The agent of one run.
+#[derive(Debug)]
+pub struct Filter {
+    rules: Rules,
+    left: AtomicU32,
+}
+
+/// What becomes of a message: the answer, and what there is to tell.
+type Answered = (Vec<u8>, Option<Result<Signed, Refused>>);
+
+impl Rules {
+    /// What these grants mean, where the person's agent has these keys.
+    pub(crate) fn new(uses: &[SignUse], identities: &[Identity], known: KnownHosts) -> Result<Self, Missing> {
+        let mut granted = Vec::with_capacity(uses.len());
+        for wanted in uses {
+            let identity = identities.iter().find(|identity| identity.fingerprint == *wanted.key());
+            let key = identity.ok_or_else(|| Missing::Key(wanted.clone()))?.key.clone();
+            let host_keys = wanted.target().map(|target| known.keys_of(target)).unwrap_or_default();
+            if wanted.target().is_some() && host_keys.is_empty() {
+                return Err(Missing::Server(wanted.clone()));
+            }
+            granted.push(Granted { wanted: wanted.clone(), key, host_keys });
+        }
+        let present = identities.iter().map(|identity| identity.fingerprint.clone()).collect();
+        Ok(Self { granted, present, known })
+    }
+
+    /// The public half of the key that signs for git, where there is one alone.
+    pub(crate) fn git_key(&self) -> Option<&[u8]> {
+        let mut keys = self.granted.iter().filter(|granted| *granted.wanted.purpose() == SignPurpose::Git);
+        let key = keys.next()?;
+        keys.next().is_none().then_some(&key.key)
+    }
+
+    fn keys(&self) -> Vec<&[u8]> {
+        let mut keys: Vec<&[u8]> = self.granted.iter().map(|granted| &granted.key[..]).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        keys
+    }
+}
+
+impl Filter {
+    /// An agent that gives what these rules do.
+    pub fn new(rules: Rules) -> Self {
+        Self { rules, left: AtomicU32::new(MAX_SIGNATURES) }
+    }
+
+    /// Answers one message.
+    pub fn answer(&self, connection: &mut Connection, message: &[u8], keys: &dyn Keys) -> Answered {
+        let Some((&kind, body)) = message.split_first().filter(|_| !connection.is_forwarded) else { return failure() };
+        match kind {
+            message::REQUEST_IDENTITIES if body.is_empty() => (self.identities(), None),
+            message::SIGN_REQUEST => match self.sign(connection, body, keys) {
+                Ok((answer, signed)) => (answer, Some(Ok(signed))),
+                Err(refused) => (failure().0, refused.map(Err)),
+            },
+            message::EXTENSION => bind(connection, body),
+            message::REQUEST_IDENTITIES => failure(),
+            other => (failure().0, Some(Err(refused(&format!("message {other} of the agent protocol"), ONLY)))),
+        }
+    }
+
+    fn identities(&self) -> Vec<u8> {
+        let keys = self.rules.keys();
+        let mut answer = vec![message::IDENTITIES_ANSWER];
+        answer.extend_from_slice(&u32::try_from(keys.len()).unwrap_or(0).to_be_bytes());
+        for key in keys {
+            put_string(&mut answer, key);
+            // What the person calls the key is the person's.
+            put_string(&mut answer, b"");
+        }
+        answer
+    }
+
+    fn sign(
+        &self,
+        connection: &Connection,
+        body: &[u8],
+        keys: &dyn Keys,
+    ) -> Result<(Vec<u8>, Signed), Option<Refused>> {
+        let (key, data, flags) = sign_request(body).ok_or(None)?;
+        let fingerprint = fingerprint(key).ok_or(None)?;
+        let signed = self.decide(connection, (key, &fingerprint), data).map_err(Some)?;
+        if flags & !FLAGS_KNOWN != 0 || kind(key) == Some("ssh-rsa") && flags == 0 {
+            let rule = "a signature by RSA with SHA-1, or of a kind that is not known";
+            return Err(Some(refused(fingerprint.as_str(), rule)));
+        }
+        let counted = self.left.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(1));
+        if counted.is_err() {
+            return Err(Some(refused(
+                fingerprint.as_str(),
+                &format!("no more than {MAX_SIGNATURES} signatures a run"),
+            )));
+        }
+        let signature = keys.sign(key, data, flags).ok_or_else(|| {
+            Some(refused(fingerprint.as_str(), "the person's ssh agent made no signature: locked, declined or gone"))
+        })?;
+        let mut answer = vec![message::SIGN_RESPONSE];
+        put_string(&mut answer, &signature);
+        Ok((answer, signed))
+    }
+
+    fn decide(
+        &self,
+        connection: &Connection,
+        (key, fingerprint): (&[u8], &KeyFingerprint),
+        data: &[u8],
+    ) -> Result<Signed, Refused> {
+        let granted = self.rules.granted.iter().filter(|granted| granted.key == key);
+        match Statement::read(data) {
+            Some(Statement::Git { algorithm, digest }) => {
+                let object = format!("{algorithm}:{}", data_encoding::HEXLOWER.encode(digest)).into_bytes();
+                let found = granted.map(|granted| &granted.wanted).find(|wanted| *wanted.purpose() == SignPurpose::Git);
+                found.map(|wanted| Signed { wanted: wanted.clone(), object }).ok_or_else(|| Refused {
+                    wanted: self.suggested(fingerprint, SignPurpose::Git),
+                    ..refused(fingerprint.as_str(), "this key may not sign for git")
+                })
+            }
+            Some(Statement::Authentication(authentication)) => {
+                let bound =
+                    bound_for(connection, &authentication, key).map_err(|rule| refused(fingerprint.as_str(), rule))?;
+                let found = granted.filter(|granted| granted.host_keys.contains(&bound.host_key)).find_map(|granted| {
+                    let target = granted.wanted.target()?;
+                    let object = [authentication.user, b"@", target.to_string().as_bytes()].concat();
+                    Some(Signed { wanted: granted.wanted.clone(), object })
+                });
+                found.ok_or_else(|| {
+                    let server = self.rules.known.server_with(&bound.host_key);
+                    Refused {
+                        wanted: server.and_then(|target| self.suggested(fingerprint, SignPurpose::Host(target))),
+                        ..refused(fingerprint.as_str(), "this key may not authenticate to this server")
+                    }
+                })
+            }
+            None => {
+                let rule = "neither a signature of git nor the authentication to a server";
+                Err(refused(fingerprint.as_str(), rule))
+            }
+        }
+    }
+
+    /// A use that a person could agree to: of a key that the person's agent has.
+    fn suggested(&self, key: &KeyFingerprint, purpose: SignPurpose) -> Option<SignUse> {
+        self.rules.present.contains(key).then(|| SignUse::new(key.clone(), purpose))
+    }
+}
+
+/// What the agent of a run does.
+const ONLY: &str = "the ssh agent of a run lists granted keys and signs with them, no more";
+
+fn failure() -> Answered {
+    (vec![message::FAILURE], None)
+}
+
+fn refused(object: &str, rule: &str) -> Refused {
+    Refused { object: object.to_owned(), rule: rule.to_owned(), wanted: None }
+}
+
+fn sign_request(body: &[u8]) -> Option<(&[u8], &[u8], u32)> {
+    let mut reader = Reader::new(body);
+    let request = (reader.string()?, reader.string()?, reader.number()?);
+    reader.end()?;
+    Some(request)
+}
+
+/// Binds a connection to a session with a server, which has signed it (OpenSSH,
+/// PROTOCOL.agent, section 1). Once: a second session would be another's.
+fn bind(connection: &mut Connection, body: &[u8]) -> Answered {
+    let mut reader = Reader::new(body);
+    if reader.string() != Some(SESSION_BIND) {
+        return failure();
+    }
+    let mut parts = || Some((reader.string()?, reader.string()?, reader.string()?, reader.byte()?));
+    let Some((host_key, session, signature, is_forwarding)) = parts() else { return failure() };
+    let object = fingerprint(host_key).map_or_else(|| "a server".to_owned(), |key| format!("server {key}"));
+    let refuse = |rule| (failure().0, Some(Err(refused(&object, rule))));
+    if reader.end().is_none() || session.is_empty() {
+        return failure();
+    }
+    if is_forwarding != 0 {
+        connection.is_forwarded = true;
+        return refuse("the ssh agent of a run is not forwarded");
+    }
+    if connection.bound.is_some() {
+        return refuse("a connection to the ssh agent serves one session");
+    }
+    if !is_signed(host_key, session, signature) {
+        return refuse("the session is not signed by the server's key");
+    }
+    connection.bound = Some(Bound { session: session.to_vec(), host_key: host_key.to_vec() });
+    (vec![message::SUCCESS], None)
+}
+
+/// The session that an authentication is for.
+fn bound_for<'a>(
+    connection: &'a Connection,
+    authentication: &Authentication<'_>,
+    key: &[u8],
+) -> Result<&'a Bound, &'static str> {
+    let bound = connection.bound.as_ref().ok_or("nothing tells to which server: this needs ssh from OpenSSH 8.9 on")?;
+    let is_its = bound.session == authentication.session
+        && authentication.key == key
+        && authentication.host_key.is_none_or(|host_key| host_key == bound.host_key);
+    if is_its { Ok(bound) } else { Err("an authentication for another session, server or key") }
+}
+
+#[cfg(test)]
+#[path = "filter_tests.rs"]
+mod tests;

@@ -1,0 +1,246 @@
+//! Which key is which server's, as the person's files say (sshd(8), "SSH_KNOWN_HOSTS FILE
+//! FORMAT"): plain names, patterns, `[host]:port`, names as digests, revoked keys. Authorities
+//! that certify keys are left out: a key counts only where a line names it.
+//!
+//! Must not know grants, nor how a server is reached.
+
+use std::io::Read as _;
+use std::path::Path;
+
+use aws_lc_rs::hmac;
+use data_encoding::BASE64;
+use stockade_model::{SSH_PORT, Target};
+
+use crate::host_key::{public_key_text, read_public_key};
+
+/// The person's file, beneath the home directory.
+const OWN: &str = ".ssh/known_hosts";
+/// The machine's.
+const OF_SYSTEM: &str = "/etc/ssh/ssh_known_hosts";
+/// More of a file is not read.
+const MAX_BYTES: u64 = 4 << 20;
+
+/// The lines of known servers.
+#[derive(Clone, Debug, Default)]
+pub struct KnownHosts {
+    lines: Vec<Line>,
+}
+
+#[derive(Clone, Debug)]
+struct Line {
+    is_revoked: bool,
+    names: String,
+    key: Vec<u8>,
+}
+
+impl KnownHosts {
+    /// Those of the person with this home directory, and of the machine. Nobody is known where
+    /// a file cannot be read whole: it could revoke a key.
+    pub fn of_person(home: &Path) -> Self {
+        let mut all = Self::default();
+        for path in [home.join(OWN), OF_SYSTEM.into()] {
+            match text_of(&path) {
+                Some(text) => all.lines.extend(Self::read(&text).lines),
+                None => return Self::default(),
+            }
+        }
+        all
+    }
+
+    /// Those of a file's text.
+    pub fn read(text: &str) -> Self {
+        Self { lines: text.lines().filter_map(line).collect() }
+    }
+
+    /// The keys of a server that nothing has revoked.
+    pub fn keys_of(&self, target: &Target) -> Vec<Vec<u8>> {
+        let name = name_of(target);
+        let mut keys: Vec<Vec<u8>> = Vec::new();
+        for line in self.lines.iter().filter(|line| !line.is_revoked && names(&line.names, &name)) {
+            let is_revoked = |other: &Line| other.is_revoked && other.key == line.key;
+            if !keys.contains(&line.key) && !self.lines.iter().any(is_revoked) {
+                keys.push(line.key.clone());
+            }
+        }
+        keys
+    }
+
+    /// A server that has this key, where a line names one plainly.
+    pub fn server_with(&self, key: &[u8]) -> Option<Target> {
+        let plain = |line: &&Line| !line.is_revoked && line.key == key;
+        self.lines.iter().filter(plain).flat_map(|line| line.names.split(',')).find_map(|name| {
+            let text = match name.strip_prefix('[').and_then(|rest| rest.split_once("]:")) {
+                Some((host, port)) if host.contains(':') => format!("[{host}]:{port}"),
+                Some((host, port)) => format!("{host}:{port}"),
+                None => name.to_owned(),
+            };
+            stockade_model::ssh_target(&text).ok()
+        })
+    }
+
+    /// A file that names this server alone.
+    pub fn file_for<'a>(&self, targets: impl IntoIterator<Item = &'a Target>) -> String {
+        let mut text = String::new();
+        for target in targets {
+            for key in self.keys_of(target).iter().filter_map(|key| public_key_text(key)) {
+                text.push_str(&format!("{} {key}\n", name_of(target)));
+            }
+        }
+        text
+    }
+}
+
+fn text_of(path: &Path) -> Option<String> {
+    let mut bytes = Vec::new();
+    match std::fs::File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes)) {
+        Ok(_) if bytes.len() as u64 <= MAX_BYTES => Some(String::from_utf8_lossy(&bytes).into_owned()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Some(String::new()),
+        _ => None,
+    }
+}
+
+fn line(text: &str) -> Option<Line> {
+    let text = text.trim();
+    let (is_revoked, rest) = match text.split_once([' ', '\t']) {
+        _ if text.starts_with('#') => return None,
+        Some(("@revoked", rest)) => (true, rest.trim_start()),
+        Some((marker, _)) if marker.starts_with('@') => return None,
+        _ => (false, text),
+    };
+    let (names, key) = rest.split_once([' ', '\t'])?;
+    Some(Line { is_revoked, names: names.to_owned(), key: read_public_key(key)? })
+}
+
+/// A server's name as such files have it.
+fn name_of(target: &Target) -> String {
+    let host = target.host.to_string();
+    if target.port == SSH_PORT { host } else { format!("[{host}]:{}", target.port) }
+}
+
+/// Whether a list of names, or of patterns, holds this one.
+fn names(list: &str, name: &str) -> bool {
+    if let Some(hashed) = list.strip_prefix("|1|") {
+        return is_digest_of(hashed, name).unwrap_or(false);
+    }
+    let mut found = false;
+    for pattern in list.split(',') {
+        match pattern.strip_prefix('!') {
+            Some(pattern) if matches(pattern.as_bytes(), name.as_bytes()) => return false,
+            Some(_) => {}
+            None => found |= matches(pattern.as_bytes(), name.as_bytes()),
+        }
+    }
+    found
+}
+
+fn is_digest_of(hashed: &str, name: &str) -> Option<bool> {
+    let (salt, digest) = hashed.split_once('|')?;
+    let (salt, digest) = (BASE64.decode(salt.as_bytes()).ok()?, BASE64.decode(digest.as_bytes()).ok()?);
+    let key = hmac::Key::new(hmac::HMAC_SHA1_FOR_LEGACY_USE_ONLY, &salt);
+    Some(hmac::verify(&key, name.as_bytes(), &digest).is_ok())
+}
+
+/// `*` and `?` as in such files; letter case is ignored. Linear: after a `*` only the last
+/// one is tried again.
+fn matches(pattern: &[u8], name: &[u8]) -> bool {
+    let (mut p, mut n, mut again) = (0, 0, None);
+    while n < name.len() {
+        match pattern.get(p) {
+            Some(b'*') => {
+                again = Some((p, n));
+                p += 1;
+            }
+            Some(b) if *b == b'?' || b.eq_ignore_ascii_case(&name[n]) => (p, n) = (p + 1, n + 1),
+            _ => match again {
+                Some((star, from)) => {
+                    again = Some((star, from + 1));
+                    (p, n) = (star + 1, from + 1);
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[p..].iter().all(|b| *b == b'*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host_key::tests::TestKey;
+
+    fn key(seed: u8) -> Vec<u8> {
+        TestKey::new(seed).public()
+    }
+
+    fn text(seed: u8) -> String {
+        public_key_text(&key(seed)).unwrap()
+    }
+
+    #[track_caller]
+    fn check(lines: &str, target: &str, seeds: &[u8]) {
+        let target = stockade_model::ssh_target(target).unwrap();
+        let expected: Vec<_> = seeds.iter().map(|seed| key(*seed)).collect();
+        assert_eq!(KnownHosts::read(lines).keys_of(&target), expected, "{lines}");
+    }
+
+    #[test]
+    fn a_line_names_the_servers_that_it_names() {
+        let (one, two) = (text(1), text(2));
+        check(&format!("a.example {one}\n"), "a.example", &[1]);
+        check(&format!("A.example,10.0.0.1 {one} comment\n# b\n\nb.example {two}"), "a.example", &[1]);
+        check(&format!("a.example,10.0.0.1 {one}"), "10.0.0.1", &[1]);
+        check(&format!("a.example {one}"), "a.example:2222", &[]);
+        check(&format!("[a.example]:2222 {one}"), "a.example:2222", &[1]);
+        check(&format!("[a.example]:2222 {one}"), "a.example", &[]);
+        check(&format!("[::1]:2222 {one}"), "[::1]:2222", &[1]);
+        check(&format!("*.example,!b.example {one}"), "a.example", &[1]);
+        check(&format!("*.example,!b.example {one}"), "b.example", &[]);
+        check(&format!("a.example {one}\na.example {two}\na.example {one}"), "a.example", &[1, 2]);
+        check(&format!("a.example.evil {one}"), "a.example", &[]);
+        check("a.example ssh-ed25519 AAAA", "a.example", &[]);
+        check(&format!("@cert-authority *.example {one}"), "a.example", &[]);
+    }
+
+    #[test]
+    fn a_revoked_key_is_nobodys() {
+        let one = text(1);
+        check(&format!("a.example {one}\n@revoked * {one}"), "a.example", &[]);
+        check(&format!("@revoked a.example {one}\na.example {one}"), "a.example", &[]);
+    }
+
+    #[test]
+    fn names_as_digests_are_found() {
+        // ssh-keygen -H makes it so: HMAC-SHA1 of the name, keyed by the salt.
+        let salt = [7_u8; 20];
+        let signed = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA1_FOR_LEGACY_USE_ONLY, &salt), b"[a.example]:2222");
+        let line = format!("|1|{}|{} {}", BASE64.encode(&salt), BASE64.encode(signed.as_ref()), text(1));
+        check(&line, "a.example:2222", &[1]);
+        check(&line, "a.example", &[]);
+        check(&line.replace("|1|", "|2|"), "a.example:2222", &[]);
+    }
+
+    #[test]
+    fn a_server_is_named_by_its_key_where_a_line_names_it() {
+        let lines = format!("*.a,[b.example]:22 {}\n|1|x|y {}\n[::1]:2222 {}", text(1), text(2), text(3));
+        let known = KnownHosts::read(&lines);
+        let shown = |seed| known.server_with(&key(seed)).map(|target| stockade_model::ssh_target_text(&target));
+        assert_eq!(shown(1).as_deref(), Some("b.example"));
+        assert_eq!(shown(2), None);
+        assert_eq!(shown(3).as_deref(), Some("[::1]:2222"));
+    }
+
+    #[test]
+    fn the_file_of_a_run_names_its_servers_alone() {
+        let known = KnownHosts::read(&format!("*.example {}\nother.org {}", text(1), text(2)));
+        let target = stockade_model::ssh_target("git.example:2222").unwrap();
+        assert_eq!(known.file_for([&target]), "");
+        let target = stockade_model::ssh_target("git.example").unwrap();
+        assert_eq!(known.file_for([&target]), format!("git.example {}\n", text(1)));
+    }
+
+    #[test]
+    fn patterns_take_time_in_proportion() {
+        let pattern = "*a".repeat(2000);
+        assert!(!matches(pattern.as_bytes(), "a".repeat(4000).replace('a', "b").as_bytes()));
+    }
+}

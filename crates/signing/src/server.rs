@@ -1,0 +1,256 @@
+//! The sockets and threads of a run's agent. Its listener has no name: it is bound in a
+//! directory of its own, which is removed at once. Only the run's broker, which holds the
+//! socket itself, can connect to it, so no other run and no process of the host finds it.
+//!
+//! Must not know what may be signed, nor how a sandbox connects.
+
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::rand::{GetRandomFlags, getrandom};
+use stockade_model::SignUse;
+
+use crate::filter::{Connection, Filter, Missing, Refused, Rules, Signed};
+use crate::host_key::public_key_text;
+use crate::known_hosts::KnownHosts;
+use crate::upstream::{AgentError, Link, PersonsAgent, Upstream};
+
+/// Connections that are served at once. Whoever comes beyond them is turned away.
+const MAX_CONNECTIONS: usize = 16;
+/// How long a connection may be without a message.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
+/// How long an answer may take to be read.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Different refusals that are told of one run.
+const MAX_REFUSALS: usize = 200;
+/// How the directory is called in which the socket is bound for a moment.
+const DIRECTORY_PREFIX: &str = ".stockade-agent-";
+
+/// What the socket is called there.
+const SOCKET_NAME: &str = "socket";
+
+/// What an agent tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SigningEvent {
+    /// A key signed.
+    Signed(Signed),
+    /// Something was refused, for the first time.
+    Refused(Refused),
+}
+
+/// An agent that does not answer yet: what is granted was looked up, and it can be reached.
+#[derive(Debug)]
+pub struct AgentListener {
+    listener: OwnedFd,
+    socket: Arc<OwnedFd>,
+    agent: PersonsAgent,
+    filter: Filter,
+    git_key: Option<String>,
+    known_hosts: String,
+}
+
+/// A running agent. Dropping it ends its threads.
+#[derive(Debug)]
+pub struct AgentHandle {
+    ended: Arc<OwnedFd>,
+}
+
+impl Drop for AgentHandle {
+    fn drop(&mut self) {
+        // It cannot fail: the counter is written once.
+        let _ = rustix::io::write(&*self.ended, &1_u64.to_ne_bytes());
+    }
+}
+
+impl AgentListener {
+    /// An agent for these grants; `home` is the person's, `directory` one for temporary files.
+    ///
+    /// # Errors
+    /// See [`AgentError`].
+    pub fn prepare(
+        uses: &[SignUse],
+        agent: PersonsAgent,
+        (home, directory): (&Path, &Path),
+    ) -> Result<Self, AgentError> {
+        let identities = agent.identities()?;
+        let known = KnownHosts::of_person(home);
+        let known_hosts = known.file_for(uses.iter().filter_map(SignUse::target));
+        let rules = Rules::new(uses, &identities, known).map_err(unmet)?;
+        let git_key = rules.git_key().and_then(public_key_text);
+        let (listener, socket) = nameless_listener(directory).map_err(|errno| AgentError::Own(errno.to_string()))?;
+        let socket = Arc::new(socket);
+        Ok(Self { listener, socket, agent, filter: Filter::new(rules), git_key, known_hosts })
+    }
+
+    /// The socket to connect to, by descriptor.
+    pub fn socket(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.socket)
+    }
+
+    /// The key that signs for git, as its settings name one; none where there are several.
+    pub fn git_key(&self) -> Option<&str> {
+        self.git_key.as_deref()
+    }
+
+    /// A file of known servers that names those of the grants alone.
+    pub fn known_hosts(&self) -> &str {
+        &self.known_hosts
+    }
+
+    /// Starts answering. `sink` must not block.
+    ///
+    /// # Errors
+    /// Where no thread or descriptor can be had.
+    pub fn serve(self, sink: impl Fn(SigningEvent) + Send + Sync + 'static) -> Result<AgentHandle, AgentError> {
+        let own = |error: &dyn std::fmt::Display| AgentError::Own(error.to_string());
+        // No pipe: a process that was forked meanwhile could hold its other end.
+        let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| own(&errno))?;
+        let ended = Arc::new(ended);
+        let serving = Arc::new(Serving {
+            agent: self.agent,
+            filter: self.filter,
+            ended: Arc::clone(&ended),
+            connections: AtomicUsize::new(0),
+            told: Mutex::default(),
+            sink: Box::new(sink),
+        });
+        let listener = self.listener;
+        let body = move || accept_until_end(&listener, &serving);
+        thread::Builder::new().name("ssh agent".to_owned()).spawn(body).map_err(|error| own(&error))?;
+        Ok(AgentHandle { ended })
+    }
+}
+
+fn unmet(missing: Missing) -> AgentError {
+    match missing {
+        Missing::Key(wanted) => AgentError::NoKey { grant: wanted.into_grant().to_string() },
+        Missing::Server(wanted) => {
+            let command = match wanted.target() {
+                Some(target) if target.port == stockade_model::SSH_PORT => format!("ssh {}", target.host),
+                Some(target) => format!("ssh -p {} {}", target.port, target.host),
+                None => "ssh HOST".to_owned(),
+            };
+            AgentError::UnknownServer { grant: wanted.into_grant().to_string(), command }
+        }
+    }
+}
+
+/// A listener, and its socket file by descriptor. The name is gone when this returns.
+fn nameless_listener(directory: &Path) -> Result<(OwnedFd, OwnedFd), Errno> {
+    let mut bytes = [0_u8; 16];
+    if getrandom(&mut bytes, GetRandomFlags::empty())? != bytes.len() {
+        return Err(Errno::AGAIN);
+    }
+    let own = directory.join(format!("{DIRECTORY_PREFIX}{}", data_encoding::HEXLOWER.encode(&bytes)));
+    rustix::fs::mkdirat(CWD, &own, Mode::RWXU)?;
+    let made = bind_and_hold(&own);
+    let _ = rustix::fs::unlinkat(CWD, own.join(SOCKET_NAME), AtFlags::empty());
+    let _ = rustix::fs::unlinkat(CWD, &own, AtFlags::REMOVEDIR);
+    made
+}
+
+fn bind_and_hold(directory: &Path) -> Result<(OwnedFd, OwnedFd), Errno> {
+    let held = openat(CWD, directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    // By descriptor: the directory's own path may be longer than an address.
+    let path = format!("/proc/self/fd/{}/{SOCKET_NAME}", held.as_raw_fd());
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::bind(&listener, &SocketAddrUnix::new(&path)?)?;
+    let socket = openat(&held, SOCKET_NAME, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::net::listen(&listener, i32::try_from(MAX_CONNECTIONS).unwrap_or(i32::MAX))?;
+    Ok((listener, socket))
+}
+
+/// What all connections of a run share.
+struct Serving {
+    agent: PersonsAgent,
+    filter: Filter,
+    /// Readable when the run is over.
+    ended: Arc<OwnedFd>,
+    connections: AtomicUsize,
+    told: Mutex<Vec<Refused>>,
+    sink: Box<dyn Fn(SigningEvent) + Send + Sync>,
+}
+
+/// Lets the next one in when its connection is over, however it ends.
+struct Slot(Arc<Serving>);
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+fn accept_until_end(listener: &OwnedFd, serving: &Arc<Serving>) {
+    loop {
+        let mut waited = [
+            PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(serving.ended.as_fd(), PollFlags::IN),
+        ];
+        match poll(&mut waited, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(_) => return,
+        }
+        if !waited[1].revents().is_empty() {
+            return;
+        }
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        match rustix::net::accept_with(listener, flags) {
+            Ok(socket) => admit(socket, serving),
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
+            // Out of descriptors: those that are served end, and then there are some.
+            Err(_) => thread::sleep(Duration::from_millis(50)),
+        }
+    }
+}
+
+fn admit(socket: OwnedFd, serving: &Arc<Serving>) {
+    let is_full = serving.connections.fetch_add(1, Ordering::AcqRel) >= MAX_CONNECTIONS;
+    let slot = Slot(Arc::clone(serving));
+    if is_full {
+        return;
+    }
+    // Where there is no thread, the connection is closed and its slot given back.
+    let _ = thread::Builder::new().name("ssh agent link".to_owned()).spawn(move || serve_connection(socket, &slot.0));
+}
+
+/// Answers until the other side closes, is silent for too long, or sends what is no message.
+fn serve_connection(socket: OwnedFd, serving: &Serving) {
+    let link = Link { socket, end: Some(serving.ended.as_fd()) };
+    let keys = Upstream { agent: &serving.agent, end: serving.ended.as_fd() };
+    let mut connection = Connection::default();
+    while let Ok(Some(message)) = link.read(Instant::now() + IDLE_TIMEOUT) {
+        let (answer, told) = serving.filter.answer(&mut connection, &message, &keys);
+        // Before the answer: what the run does next comes after it in the audit log.
+        match told {
+            Some(Ok(signed)) => (serving.sink)(SigningEvent::Signed(signed)),
+            Some(Err(refused)) => serving.tell_refusal(refused),
+            None => {}
+        }
+        if link.write(&answer, Instant::now() + WRITE_TIMEOUT).is_err() {
+            return;
+        }
+    }
+}
+
+impl Serving {
+    fn tell_refusal(&self, refused: Refused) {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.len() < MAX_REFUSALS && !told.contains(&refused) {
+            told.push(refused.clone());
+            (self.sink)(SigningEvent::Refused(refused));
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "server_tests.rs"]
+mod tests;

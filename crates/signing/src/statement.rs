@@ -1,0 +1,160 @@
+//! What is to be signed. Only two forms are ever signed, each read to its last byte: a
+//! signature of git (OpenSSH, PROTOCOL.sshsig) and an authentication to a server (RFC 4252,
+//! section 7; OpenSSH, PROTOCOL, section 1.8). No bytes are both: the first begins with its
+//! name, which would be the length of a string of more than a gigabyte in the second.
+//!
+//! Must not know grants, nor who asks.
+
+use crate::wire::Reader;
+
+const GIT_MAGIC: &[u8] = b"SSHSIG";
+const GIT_NAMESPACE: &[u8] = b"git";
+/// `SSH_MSG_USERAUTH_REQUEST`.
+const AUTHENTICATION: u8 = 50;
+const SERVICE: &[u8] = b"ssh-connection";
+const BY_KEY: &[u8] = b"publickey";
+const BY_KEY_AT_HOST: &[u8] = b"publickey-hostbound-v00@openssh.com";
+
+/// Something that a key may be asked to sign.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Statement<'a> {
+    /// A text of git: a commit, a tag, a push certificate.
+    Git {
+        /// The name of the digest: `sha256` or `sha512`.
+        algorithm: &'a str,
+        /// The digest of the text.
+        digest: &'a [u8],
+    },
+    /// An authentication to a server.
+    Authentication(Authentication<'a>),
+}
+
+/// See [`Statement::Authentication`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Authentication<'a> {
+    /// The session with the server.
+    pub session: &'a [u8],
+    /// The user there.
+    pub user: &'a [u8],
+    /// The key that authenticates.
+    pub key: &'a [u8],
+    /// The server's key, where the method names it.
+    pub host_key: Option<&'a [u8]>,
+}
+
+impl<'a> Statement<'a> {
+    /// Reads what is to be signed; nothing where it has neither form.
+    pub(crate) fn read(data: &'a [u8]) -> Option<Self> {
+        git(data).or_else(|| authentication(data).map(Self::Authentication))
+    }
+}
+
+fn git(data: &[u8]) -> Option<Statement<'_>> {
+    let mut reader = Reader::new(data);
+    reader.exactly(GIT_MAGIC)?;
+    let (namespace, reserved) = (reader.string()?, reader.string()?);
+    let (algorithm, digest) = (reader.string()?, reader.string()?);
+    reader.end()?;
+    let algorithm = match (algorithm, digest.len()) {
+        (b"sha256", 32) => "sha256",
+        (b"sha512", 64) => "sha512",
+        _ => return None,
+    };
+    (namespace == GIT_NAMESPACE && reserved.is_empty()).then_some(Statement::Git { algorithm, digest })
+}
+
+fn authentication(data: &[u8]) -> Option<Authentication<'_>> {
+    let mut reader = Reader::new(data);
+    let session = reader.string()?;
+    if reader.byte()? != AUTHENTICATION {
+        return None;
+    }
+    let (user, service, method) = (reader.string()?, reader.string()?, reader.string()?);
+    // It says that a signature follows.
+    if service != SERVICE || reader.byte()? != 1 {
+        return None;
+    }
+    // Its algorithm: the person's agent knows which ones the key has.
+    reader.string()?;
+    let key = reader.string()?;
+    let host_key = match method {
+        BY_KEY => None,
+        BY_KEY_AT_HOST => Some(reader.string()?),
+        _ => return None,
+    };
+    reader.end()?;
+    Some(Authentication { session, user, key, host_key })
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::wire::put_string;
+
+    pub(crate) fn git_text(namespace: &[u8], reserved: &[u8], algorithm: &[u8], digest: &[u8]) -> Vec<u8> {
+        let mut out = GIT_MAGIC.to_vec();
+        for part in [namespace, reserved, algorithm, digest] {
+            put_string(&mut out, part);
+        }
+        out
+    }
+
+    pub(crate) fn authentication_text(session: &[u8], key: &[u8], host_key: Option<&[u8]>) -> Vec<u8> {
+        let mut out = Vec::new();
+        put_string(&mut out, session);
+        out.push(AUTHENTICATION);
+        put_string(&mut out, b"user");
+        put_string(&mut out, SERVICE);
+        put_string(&mut out, if host_key.is_some() { BY_KEY_AT_HOST } else { BY_KEY });
+        out.push(1);
+        put_string(&mut out, b"ssh-ed25519");
+        put_string(&mut out, key);
+        host_key.iter().for_each(|key| put_string(&mut out, key));
+        out
+    }
+
+    #[test]
+    fn only_a_whole_signature_of_git_is_one() {
+        let good = git_text(b"git", b"", b"sha512", &[7; 64]);
+        assert_eq!(Statement::read(&good), Some(Statement::Git { algorithm: "sha512", digest: &[7; 64] }));
+        for bad in [
+            git_text(b"file", b"", b"sha512", &[7; 64]),
+            git_text(b"git ", b"", b"sha512", &[7; 64]),
+            git_text(b"GIT", b"", b"sha512", &[7; 64]),
+            git_text(b"", b"", b"sha512", &[7; 64]),
+            git_text(b"git", b"x", b"sha512", &[7; 64]),
+            git_text(b"git", b"", b"sha1", &[7; 20]),
+            git_text(b"git", b"", b"sha512", &[7; 32]),
+            git_text(b"git", b"", b"sha256", &[7; 64]),
+            [&good[..], b"x"].concat(),
+            good[1..].to_vec(),
+        ] {
+            assert_eq!(Statement::read(&bad), None, "{bad:?}");
+        }
+        for length in 0..good.len() {
+            assert_eq!(Statement::read(&good[..length]), None, "{length}");
+        }
+    }
+
+    #[test]
+    fn only_a_whole_authentication_is_one() {
+        for host_key in [None, Some(&b"host key"[..])] {
+            let good = authentication_text(b"session", b"key", host_key);
+            let expected = Authentication { session: b"session", user: b"user", key: b"key", host_key };
+            assert_eq!(Statement::read(&good), Some(Statement::Authentication(expected)));
+            assert_eq!(Statement::read(&[&good[..], &[0]].concat()), None);
+            for length in 0..good.len() {
+                assert_eq!(Statement::read(&good[..length]), None, "{length}");
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_are_a_statement_by_chance(data in proptest::collection::vec(any::<u8>(), 0..200)) {
+            prop_assert_eq!(Statement::read(&data), None);
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Strings and numbers as ssh writes them (RFC 4251, section 5).
+//!
+//! Must not know messages.
+
+/// Reads from the front of some bytes. Anything that is not there is `None`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
+    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+        let (head, rest) = self.0.split_at_checked(count)?;
+        self.0 = rest;
+        Some(head)
+    }
+
+    pub(crate) fn byte(&mut self) -> Option<u8> {
+        self.take(1).map(|bytes| bytes[0])
+    }
+
+    pub(crate) fn number(&mut self) -> Option<u32> {
+        self.take(4)?.first_chunk().map(|bytes| u32::from_be_bytes(*bytes))
+    }
+
+    pub(crate) fn string(&mut self) -> Option<&'a [u8]> {
+        let length = self.number()?;
+        self.take(usize::try_from(length).ok()?)
+    }
+
+    /// A whole number that is not negative, without leading zeros.
+    pub(crate) fn unsigned(&mut self) -> Option<&'a [u8]> {
+        let bytes = self.string()?;
+        match bytes {
+            [first, ..] if *first >= 0x80 => None,
+            [0, rest @ ..] => rest.first().is_some_and(|next| *next >= 0x80).then_some(rest),
+            _ => Some(bytes),
+        }
+    }
+
+    /// Exactly these bytes.
+    pub(crate) fn exactly(&mut self, wanted: &[u8]) -> Option<()> {
+        (self.take(wanted.len())? == wanted).then_some(())
+    }
+
+    /// Nothing may be left.
+    pub(crate) fn end(self) -> Option<()> {
+        self.0.is_empty().then_some(())
+    }
+}
+
+/// Appends a string.
+pub(crate) fn put_string(out: &mut Vec<u8>, bytes: &[u8]) {
+    // Nothing here is longer than a message.
+    let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+    out.extend_from_slice(&length.to_be_bytes());
+    out.extend_from_slice(bytes);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_cut_off_is_not_read() {
+        let mut out = Vec::new();
+        put_string(&mut out, b"abc");
+        for length in 0..out.len() {
+            assert_eq!(Reader::new(&out[..length]).string(), None, "{length}");
+        }
+        let mut reader = Reader::new(&out);
+        assert_eq!(reader.string(), Some(&b"abc"[..]));
+        assert_eq!(reader.end(), Some(()));
+        assert_eq!(Reader::new(&[0xff, 0xff, 0xff, 0xff, 1]).string(), None);
+    }
+
+    #[test]
+    fn numbers_have_one_form() {
+        let read = |bytes: &[u8]| {
+            let mut out = Vec::new();
+            put_string(&mut out, bytes);
+            Reader::new(&out).unsigned().map(<[u8]>::to_vec)
+        };
+        assert_eq!(read(&[1, 2]), Some(vec![1, 2]));
+        assert_eq!(read(&[0, 0x80]), Some(vec![0x80]));
+        assert_eq!(read(&[]), Some(vec![]));
+        for bad in [&[0x80][..], &[0], &[0, 1]] {
+            assert_eq!(read(bad), None, "{bad:?}");
+        }
+    }
+}
