@@ -252,6 +252,15 @@ impl Service {
             .or_else(|| surveys.refusal_in_work_tree(operation, root_length, path, &exists))
     }
 
+    /// Why nothing is made where it could not be looked at what is there: by a descriptor a run
+    /// works in a directory that it has closed to everybody.
+    pub(super) fn refusal_in_the_dark(&self, operation: Operation, path: &[u8]) -> Option<Refusal> {
+        (self.looked_in_vain.get() && creates_name(operation)).then(|| Refusal {
+            rule: "a directory that is closed, so that nobody can look at what is there".to_owned(),
+            grant: Some(Grant::Write(to_path(path))),
+        })
+    }
+
     /// Surveys what was not surveyed yet.
     pub(super) fn make_surveys(&self) -> Result<(), Errno> {
         let Some(first) = &self.first else { return Ok(()) };

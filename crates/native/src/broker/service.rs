@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Access, AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Stat, Uid, accessat, openat2};
 use stockade_egress::Dialling;
-use stockade_model::{Grant, Layer, Level, Operation};
+use stockade_model::{Layer, Level, Operation};
 use stockade_sys::notify::{Answer, Notifier, Request};
 use stockade_sys::{Errno, actor, resolve};
 
@@ -39,7 +39,7 @@ use super::walk::{self, Kin, Object, Place, Walk};
 use super::{BrokerError, BrokerEvent, BrokerReport, Order, step};
 use crate::guards::Surveys;
 use crate::launch::may_map_for_others;
-use crate::powers::{Powers, Refusal, Verdict, creates_name, to_path};
+use crate::powers::{Powers, Refusal, Verdict};
 use crate::stage::Precaution;
 use crate::undo::Recorder;
 use crate::way_out::WayOut;
@@ -487,15 +487,6 @@ impl Service {
             }
             other => other,
         }
-    }
-
-    /// Why nothing is made where it could not be looked at what is there: by a descriptor a run
-    /// works in a directory that it has closed to everybody.
-    pub fn refusal_in_the_dark(&self, operation: Operation, path: &[u8]) -> Option<Refusal> {
-        (self.looked_in_vain.get() && creates_name(operation)).then(|| Refusal {
-            rule: "a directory that is closed, so that nobody can look at what is there".to_owned(),
-            grant: Some(Grant::Write(to_path(path))),
-        })
     }
 
     /// As [`decide`](Self::decide), a refusal made ready to be recorded.
