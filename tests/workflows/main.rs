@@ -2,17 +2,15 @@
 //! refused on the way. Each workflow has a control without a sandbox.
 //!
 //! ```text
-//! cargo test -p stockade-tests --test workflows -- [FILTER] [--list] [--everywhere] [--peers] [--docker]
+//! cargo test -p stockade-tests --test workflows -- [FILTER] [--list] [--everywhere] [--peers]
 //! ```
 //! A task is named `WORKFLOW/USER/PLACE/LEVEL` or `WORKFLOW/control`; FILTER is a part of that,
 //! or several, parted by commas. `STOCKADE_BIN` names the program to test. A workspace below the
 //! home is tried at both levels; with `--everywhere` one in `/tmp` and one in `/srv` besides, with
-//! `--peers` in neighbouring sandboxes, with `--docker` in containers, whose image is made of this
-//! machine's own programs.
+//! `--peers` in neighbouring sandboxes.
 #![allow(missing_docs, reason = "a test binary has no users")]
 #![allow(clippy::disallowed_methods, reason = "starting programs without a sandbox is what controls are")]
 
-mod desk;
 mod rows_build;
 mod rows_git;
 mod rows_hinted;
@@ -31,7 +29,6 @@ use stockade_testkit::suite::{DECLARED, FAILED, PASSED, UNAVAILABLE, play};
 use stockade_testkit::{Ended, Output, User};
 use stockade_tests::Level;
 
-use crate::desk::Desk;
 use crate::way::{Peer, Way};
 use crate::workflow::{Became, Workflow};
 use crate::world::Place;
@@ -61,13 +58,12 @@ impl fmt::Display for Task {
         match self.way {
             Way::Bare => write!(f, "{id}/control"),
             Way::Sandboxed(level) => write!(f, "{id}/{user}/{place}/{}", level.word()),
-            Way::Contained => write!(f, "{id}/{user}/{place}/docker"),
             Way::Peer(peer) => write!(f, "{id}/{user}/{place}/{}", peer.word()),
         }
     }
 }
 
-fn tasks(has: impl Fn(&str) -> bool) -> Vec<Task> {
+fn tasks(everywhere: bool, peers: bool) -> Vec<Task> {
     let all = [rows_build::ALL, rows_git::ALL, rows_hinted::ALL, rows_scripts::ALL, rows_serve::ALL].concat();
     let mut tasks = Vec::new();
     for workflow in all {
@@ -76,14 +72,11 @@ fn tasks(has: impl Fn(&str) -> bool) -> Vec<Task> {
         for user in User::available() {
             add(user, Place::Home, Way::Sandboxed(Level::Full));
             add(user, Place::Home, Way::Sandboxed(Level::Restricted));
-            if has("--everywhere") {
+            if everywhere {
                 add(user, Place::Temporary, Way::Sandboxed(Level::Full));
                 add(user, Place::Served, Way::Sandboxed(Level::Full));
             }
-            if has("--docker") && !workflow.hinted {
-                add(user, Place::Lent, Way::Contained);
-            }
-            for peer in Peer::ALL.into_iter().filter(|_| has("--peers") && !workflow.hinted) {
+            for peer in Peer::ALL.into_iter().filter(|_| peers && !workflow.hinted) {
                 add(user, Place::Home, Way::Peer(peer));
             }
         }
@@ -94,16 +87,14 @@ fn tasks(has: impl Fn(&str) -> bool) -> Vec<Task> {
 fn run(arguments: &[String]) -> Result<ExitCode> {
     let has = |flag: &str| arguments.iter().any(|a| a == flag);
     let filter = arguments.iter().find(|a| !a.starts_with('-')).cloned().unwrap_or_default();
-    let mut tasks = tasks(has);
+    let mut tasks = tasks(has("--everywhere"), has("--peers"));
     tasks.retain(|task| filter.split(',').any(|part| task.to_string().contains(part)));
     if has("--list") {
         tasks.iter().for_each(|task| println!("{task}: test"));
         return Ok(ExitCode::SUCCESS);
     }
-    let is_contained = tasks.iter().any(|task| task.way == Way::Contained);
-    let desk = is_contained.then(Desk::open).transpose()?;
     let tally = play(tasks, PARALLEL, |task| {
-        let (code, text) = match task.workflow.play(task.user, task.place, task.way, desk.as_ref())? {
+        let (code, text) = match task.workflow.play(task.user, task.place, task.way)? {
             Became::Passed => (PASSED, String::new()),
             Became::Failed(why) => (FAILED, why),
             Became::NotRun(why) => (UNAVAILABLE, why),

@@ -1,5 +1,5 @@
-//! How a workflow is run: without a sandbox, in ours, in ours of a container engine, or in a
-//! neighbour's with what is the closest to our profile that its own command line offers.
+//! How a workflow is run: without a sandbox, in ours, or in a neighbour's with what is the
+//! closest to our profile that its own command line offers.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -15,7 +15,6 @@ const TEMPORARY_OF_SRT: &str = "/tmp/claude";
 pub enum Way {
     Bare,
     Sandboxed(Level),
-    Contained,
     Peer(Peer),
 }
 
@@ -23,7 +22,7 @@ impl Way {
     pub fn level(self) -> Option<Level> {
         match self {
             Self::Sandboxed(level) => Some(level),
-            Self::Bare | Self::Contained | Self::Peer(_) => None,
+            Self::Bare | Self::Peer(_) => None,
         }
     }
 }

@@ -2,10 +2,9 @@
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
-use stockade_testkit::{Ended, Output, User};
+use stockade_testkit::{Ended, User};
 use stockade_tests::Level;
 
-use crate::desk::Desk;
 use crate::way::Way;
 use crate::world::{Place, World};
 
@@ -26,8 +25,6 @@ pub struct Workflow {
     pub not_as_root: Option<&'static str>,
     /// Where it is refused, and why that must be so.
     pub refused: Option<(Level, &'static str)>,
-    /// Why it is refused in a container.
-    pub refused_in_container: Option<&'static str>,
     /// Whether it needs a power, which a first run says in its hints.
     pub hinted: bool,
     /// What the tool tries and goes on without: a part of the path of each.
@@ -44,7 +41,6 @@ impl Workflow {
         after: "",
         not_as_root: None,
         refused: None,
-        refused_in_container: None,
         hinted: false,
         does_without: &[],
     };
@@ -53,7 +49,7 @@ impl Workflow {
     ///
     /// # Errors
     /// Where nothing could be made ready.
-    pub fn play(&self, user: User, place: Place, way: Way, desk: Option<&Desk>) -> Result<Became> {
+    pub fn play(&self, user: User, place: Place, way: Way) -> Result<Became> {
         let world = World::new(user, place)?;
         if let Some(missing) = self.needs.iter().find(|program| !world.has(program)) {
             return Ok(Became::NotRun(format!("there is no {missing}")));
@@ -91,23 +87,16 @@ impl Workflow {
                     (false, false) => Ok(Vec::new()),
                 };
                 match grants {
-                    Ok(grants) => {
-                        self.judged(&world.stockade(level, &with("--grant", &grants), &script(self.work))?)?
-                    }
+                    Ok(grants) => self.sandboxed(&world, level, &grants, &script(self.work))?,
                     Err(why) => Some(why),
                 }
             }
-            Way::Contained => {
-                let Some(desk) = desk else { return Ok(Became::NotRun("there is no engine".to_owned())) };
-                self.judged(&world.contained(desk, &script(self.work))?)?
-            }
         };
         if let Some(told) = told {
-            let refused = match way {
-                Way::Contained => self.refused_in_container,
-                _ => self.refused.filter(|(at, _)| Some(*at) == way.level()).map(|(_, why)| why),
-            };
-            return Ok(refused.map_or(Became::Failed(told), |why| Became::Refused(why.to_owned())));
+            return Ok(match self.refused {
+                Some((at, why)) if Some(at) == way.level() => Became::Refused(why.to_owned()),
+                _ => Became::Failed(told),
+            });
         }
         let after = world.bare(&script(self.after))?;
         Ok(match after.ended {
@@ -117,7 +106,8 @@ impl Workflow {
     }
 
     /// What hindered it, if anything: a failure, or a power that was refused although it ended well.
-    fn judged(&self, output: &Output) -> Result<Option<String>> {
+    fn sandboxed(&self, world: &World, level: Level, grants: &[String], script: &str) -> Result<Option<String>> {
+        let output = world.stockade(level, &with("--grant", grants), script)?;
         let outcome: Value =
             serde_json::from_str(&output.stdout).with_context(|| format!("no outcome: {}", output.text()))?;
         let attempts = outcome["attempts"].as_array().map(Vec::as_slice).unwrap_or_default();

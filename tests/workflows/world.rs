@@ -7,18 +7,15 @@ use std::process::Command as Program;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use stockade_testkit::{Account, Command, Ended, Output, User, run_as};
+use stockade_testkit::{Account, Command, Output, User, run_as};
 use stockade_tests::Level;
 use tempfile::TempDir;
 
-use crate::desk::Desk;
 use crate::way::Peer;
 
-/// Where containers have what is lent to them.
-pub const LENT: &str = "/workspace";
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
 /// What everybody has who works with these tools.
-pub const SETTINGS: &str = "[user]\n\tname = Dev\n\temail = dev@example.invalid\n[init]\n\tdefaultBranch = main\n";
+const SETTINGS: &str = "[user]\n\tname = Dev\n\temail = dev@example.invalid\n[init]\n\tdefaultBranch = main\n";
 
 /// Where the workspace lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,8 +26,6 @@ pub enum Place {
     Temporary,
     /// In `/srv`.
     Served,
-    /// In a directory that containers have as `/workspace`, whoever works in it.
-    Lent,
 }
 
 impl Place {
@@ -39,7 +34,6 @@ impl Place {
             Self::Home => "home",
             Self::Temporary => "tmp",
             Self::Served => "srv",
-            Self::Lent => "lent",
         }
     }
 }
@@ -50,8 +44,6 @@ pub struct World {
     home: TempDir,
     /// Of a workspace that is not below the home.
     apart: Option<TempDir>,
-    /// Whether that is at `/workspace` for all that is run here.
-    is_lent: bool,
     /// Where the Rust toolchain is shown to a user who may not reach where it lies.
     toolchain: PathBuf,
 }
@@ -66,11 +58,10 @@ impl World {
         let apart = match place {
             Place::Home => None,
             Place::Temporary => Some(directory(&account, Path::new("/tmp"))?),
-            Place::Served | Place::Lent => Some(directory(&account, Path::new("/srv"))?),
+            Place::Served => Some(directory(&account, Path::new("/srv"))?),
         };
-        let is_lent = place == Place::Lent;
         let toolchain = home.path().join(".toolchain");
-        let world = Self { account, home, apart, is_lent, toolchain };
+        let world = Self { account, home, apart, toolchain };
         for made in [world.workspace(), world.toolchain.clone()] {
             fs::create_dir(&made)?;
             world.own(&made)?;
@@ -128,64 +119,27 @@ impl World {
         self.run(self.command(begin.iter().chain(options).chain(&["--", "sh", "-c", script]).copied())?)
     }
 
-    /// Makes a sandbox of a container engine over what is around the workspace, runs a script
-    /// in it and takes it away.
-    pub fn contained(&self, desk: &Desk, script: &str) -> Result<Output> {
-        let around = self.around().display().to_string();
-        let create = ["create", "--backend", "docker", "--image", &desk.image, "--bind", &around];
-        let made = self.desk(desk, create)?;
-        ensure!(made.ended == Ended::Code(0), "no sandbox: {}", made.text());
-        let id = made.stdout.trim();
-        let script = format!("export PATH={}:{PATH} LANG=C.UTF-8; cd project; {script}", desk.toolchain);
-        let output = self.desk(desk, ["exec", "--json", id, "--", "sh", "-c", &script])?;
-        let gone = self.desk(desk, ["destroy", id])?;
-        ensure!(gone.ended == Ended::Code(0), "it stays: {}", gone.text());
-        Ok(output)
-    }
-
-    /// Runs `stockade sandbox`, where the engine of the suite is the only one.
-    fn desk<'a>(&self, desk: &Desk, words: impl IntoIterator<Item = &'a str>) -> Result<Output> {
-        let program = std::env::var("STOCKADE_BIN").context("STOCKADE_BIN names the binary under test")?;
-        let begin = [program.as_str(), "sandbox"];
-        let command = Command::new("/usr/bin/env", self.around())
-            .args(begin)
-            .args(words)
-            .env("PATH", PATH)
-            .env("HOME", self.home.path())
-            .env("DOCKER_HOST", &desk.address)
-            .timeout(Duration::from_secs(300));
-        run_as(&self.account, &command)
-    }
-
     fn command<'a>(&self, words: impl IntoIterator<Item = &'a str>) -> Result<Command> {
-        let sysroot = sysroot()?;
+        let sysroot = Program::new("rustc").args(["--print", "sysroot"]).output().context("starting rustc")?;
+        ensure!(sysroot.status.success(), "rustc does not tell where it lies");
+        let sysroot = String::from_utf8(sysroot.stdout)?;
         let is_reached = self.account.user == User::available()[0];
-        let toolchain = if is_reached { sysroot.clone() } else { self.toolchain.clone() };
-        let mut shown = Vec::new();
-        if !is_reached {
-            shown.push((sysroot, self.toolchain.clone()));
-        }
-        if self.is_lent {
-            shown.push((self.around().to_owned(), LENT.into()));
-        }
-        let command = Command::new("/usr/bin/env", self.workspace())
+        let toolchain = if is_reached { Path::new(sysroot.trim()) } else { &self.toolchain };
+        let mut command = Command::new("/usr/bin/env", self.workspace())
             .args(words)
             .env("PATH", format!("{}/bin:{PATH}", toolchain.display()))
             .env("HOME", self.home.path())
             .env("LANG", "C.UTF-8")
             .timeout(Duration::from_secs(240));
-        Ok(if shown.is_empty() { command } else { self.behind_mounts(command, &shown) })
-    }
-
-    /// That command, where each first directory is seen at the second one as well.
-    fn behind_mounts(&self, command: Command, shown: &[(PathBuf, PathBuf)]) -> Command {
-        let (uid, gid) = (self.account.uid, self.account.gid);
-        let mounts = shown.iter().map(|(from, to)| format!("mount --bind {} {} && ", from.display(), to.display()));
-        let place = if self.is_lent { format!("cd {LENT}/project && ") } else { String::new() };
-        let begin: String = mounts.chain([place]).collect();
-        let groups = if uid == 0 { "--keep-groups" } else { "--clear-groups" };
-        let script = format!("{begin}exec setpriv --reuid {uid} --regid {gid} {groups} -- \"$@\"");
-        command.behind(["unshare", "--mount", "--propagation", "private", "sh", "-c", &script, "sh"])
+        if !is_reached {
+            let (uid, gid, place) = (self.account.uid, self.account.gid, toolchain.display());
+            let show = format!(
+                "mount --bind {} {place} && exec setpriv --reuid {uid} --regid {gid} --clear-groups -- \"$@\"",
+                sysroot.trim()
+            );
+            command = command.behind(["unshare", "--mount", "--propagation", "private", "sh", "-c", &show, "sh"]);
+        }
+        Ok(command)
     }
 
     fn run(&self, command: Command) -> Result<Output> {
@@ -194,13 +148,6 @@ impl World {
         let account = if is_shown { Account::of(User::Root)? } else { self.account.clone() };
         run_as(&account, &command)
     }
-}
-
-/// Where the Rust toolchain of whoever runs this lies.
-pub fn sysroot() -> Result<PathBuf> {
-    let sysroot = Program::new("rustc").args(["--print", "sysroot"]).output().context("starting rustc")?;
-    ensure!(sysroot.status.success(), "rustc does not tell where it lies");
-    Ok(String::from_utf8(sysroot.stdout)?.trim().into())
 }
 
 fn directory(account: &Account, base: &Path) -> Result<TempDir> {
