@@ -199,7 +199,7 @@ pub const ROWS: &[Row] = &[
 pub const WORK: &[Row] = &[
     Row {
         id: "closed-work-modes",
-        attack: "mkdir -p d/e; chmod 000 d; chmod 755 d; mkdir -m 0 s; rmdir s; mkdir m; chmod 500 m; ln -s m l; chmod 700 m; ln -s /root/x away; ln -s d/e/../f up; touch d/f; test -e up",
+        attack: "mkdir -p d/e; chmod 000 d; chmod 755 d; mkdir -m 0 s; rmdir s; mkdir m; chmod 500 m; ln -s m l; chmod 700 m; ln -s /root/x away; ln -s d/e/../f up; touch d/f; test -e up; ln -s loop loop; ln -s b a; ln -s a b; mkdir n; mv loop n; mv n n2",
         ..WITH_HOOKS
     },
     Row {

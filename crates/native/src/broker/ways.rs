@@ -32,10 +32,11 @@ impl Service {
         let views = [Some(own), self.powers.renamed_workspace().is_none().then(|| View::new(host.as_fd()))];
         let (mut leads, mut shows) = (false, false);
         for (number, view) in views.into_iter().flatten().enumerate() {
-            let chain = view.resolve(&at(parent(path), text)).filter(|chain| chain.closed.is_none());
-            let Some(Chain { end, missing, .. }) = chain else {
+            // A loop leads nowhere.
+            let Some(Chain { end, missing, closed, .. }) = view.resolve(&at(parent(path), text)) else { continue };
+            if closed.is_some() {
                 return refuse("a link whose way cannot be followed to its end".to_owned());
-            };
+            }
             if number > 0 && view.shows_as(own, &end) {
                 continue;
             }

@@ -153,7 +153,7 @@ pub(crate) fn may_lead_elsewhere(view: View<'_>, top: &[u8], only_links: bool) -
             }
         });
         let leads = |link: &Vec<u8>| {
-            view.resolve(link).is_none_or(|chain| chain.closed.is_some() || may_be_directory(&chain.end))
+            view.resolve(link).is_some_and(|chain| chain.closed.is_some() || may_be_directory(&chain.end))
         };
         let is_closed = match listed {
             Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => false,

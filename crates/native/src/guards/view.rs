@@ -142,8 +142,7 @@ impl<'a> View<'a> {
         Ok(())
     }
 
-    /// Follows the link at `path`. None where it is no link or leads nowhere: a loop, or a
-    /// path that is too long.
+    /// Follows the link at `path`. None where it is no link or leads nowhere, as a loop does.
     pub(super) fn follow(self, path: &[u8]) -> Option<Chain> {
         let text = self.link_text(path).ok()?;
         let start = if text.starts_with(b"/") { b"" } else { parent(path) };
@@ -155,7 +154,8 @@ impl<'a> View<'a> {
         self.walk(Vec::new(), components(path))
     }
 
-    /// Goes along `rest` from `here`; its last component is the first on the way.
+    /// Goes along `rest` from `here`; its last component is the first on the way. None where the
+    /// kernel goes no further either: each link that would end a loop is looked at by itself.
     fn walk(self, mut here: Vec<u8>, mut rest: Vec<Vec<u8>>) -> Option<Chain> {
         let mut chain = Chain::default();
         for _ in 0..MAX_COMPONENTS {
@@ -200,10 +200,16 @@ impl<'a> View<'a> {
                     chain.missing = Some(next.clone());
                     here = next;
                 }
-                Err(_) => return None,
+                Err(_) => {
+                    chain.closed = Some(here.clone());
+                    here = next;
+                    chain.missing = Some(here.clone());
+                }
             }
         }
-        None
+        chain.closed = Some(here.clone());
+        chain.end = here;
+        Some(chain)
     }
 
     /// Whether the directory belongs to the user who runs this, who could change its mode.
