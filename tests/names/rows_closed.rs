@@ -4,7 +4,7 @@
 
 use crate::oracle::Tool::Person;
 use crate::row::{ROW, Row, Then};
-use crate::rows_ways::{WITH_HOOKS, WITH_SECRETS};
+use crate::rows_ways::{IN_OWN_DIRECTORY, WITH_HOOKS, WITH_SECRETS};
 
 /// A branch that goes to a place where everything is well.
 const WITH_ORIGIN: Row = Row {
@@ -172,11 +172,7 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "closed-cache-link",
         attack: "echo $C >c; E=$GOCACHE; [ -n \"$E\" ] || E=$(mktemp -d); git init -q $E/e; printf '[core]\\n\\tfsmonitor = \"touch %s/marker; false\"\\n' $PWD >>$E/e/.git/config; ln -s $E/e sub; ln -s $E over; wait_for_go",
-        then: Then::During(
-            "for d in sub over/e; do if cd $d 2>/dev/null; then git status >/dev/null 2>&1; cd - >/dev/null; fi; done",
-        ),
-        ask: &[Person("[ ! -e marker ] || $(cat c)")],
-        ..ROW
+        ..IN_OWN_DIRECTORY
     },
     // Where nothing is judged: hooks of such a place run at a push.
     Row {

@@ -18,6 +18,15 @@ pub const WITH_SECRETS: Row = Row {
     ..ROW
 };
 
+/// The person looks at a repository in a directory of the run's own, by a link, while the run lasts.
+pub const IN_OWN_DIRECTORY: Row = Row {
+    then: Then::During(
+        "for d in sub over/e; do if cd $d 2>/dev/null; then git status >/dev/null 2>&1; cd - >/dev/null; fi; done",
+    ),
+    ask: &[Person("[ ! -e marker ] || $(cat c)")],
+    ..ROW
+};
+
 macro_rules! of_own {
     ($place:literal, $then:literal) => {
         concat!(
@@ -122,11 +131,7 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "way-to-own-temporary",
         attack: "echo $C >c; T=$(mktemp -d); git init -q $T/e; printf '[core]\\n\\tfsmonitor = \"touch %s/marker; false\"\\n' $PWD >>$T/e/.git/config; ln -s $T/e sub; ln -s $T over; wait_for_go",
-        then: Then::During(
-            "for d in sub over/e; do if cd $d 2>/dev/null; then git status >/dev/null 2>&1; cd - >/dev/null; fi; done",
-        ),
-        ask: &[Person("[ ! -e marker ] || $(cat c)")],
-        ..ROW
+        ..IN_OWN_DIRECTORY
     },
 ];
 

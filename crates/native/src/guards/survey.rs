@@ -317,7 +317,7 @@ impl Survey<'_> {
         let Some(chain) = self.view.resolve(file) else { return Ok(()) };
         let is_closed = chain.closed.is_some()
             || self.view.there(&chain.end) == There::Is(FileType::RegularFile)
-                && self.view.read(&chain.end, u64::MAX).is_none()
+                && !self.view.is_readable(&chain.end)
                 && self.view.is_own(&chain.end);
         match is_closed {
             true => Err(SurveyError::Locked(String::from_utf8_lossy(file).escape_debug().to_string())),

@@ -110,6 +110,11 @@ impl<'a> View<'a> {
         Some(content)
     }
 
+    /// Whether what is at `path` can be opened for reading.
+    pub(super) fn is_readable(self, path: &[u8]) -> bool {
+        self.open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY).is_ok()
+    }
+
     /// What the regular file at `path` says; none where there is no such file.
     ///
     /// # Errors
