@@ -372,19 +372,47 @@ fn ready_work(tool: BorrowedFd<'_>) -> Result<(), Errno> {
     if matches!(statat(&work, "work/incompat", AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT)) {
         return Ok(());
     }
-    let remove = |name: &str| unlinkat(&work, name, AtFlags::REMOVEDIR);
+    // Whoever removed it before may have been killed after each step.
+    let remove = |name: &str, flags| match unlinkat(&work, name, flags) {
+        Err(Errno::NOENT) => Ok(()),
+        other => other,
+    };
     let cleared = match open_up(work.as_fd(), "work") {
         Err(Errno::NOENT) => return Ok(()),
         Err(errno) => Err(errno),
-        Ok(()) => unlinkat(&work, "work/incompat/volatile/dirty", AtFlags::empty())
-            .and_then(|()| remove("work/incompat/volatile"))
-            .and_then(|()| remove("work/incompat")),
+        Ok(()) => remove("work/incompat/volatile/dirty", AtFlags::empty())
+            .and_then(|()| remove("work/incompat/volatile", AtFlags::REMOVEDIR))
+            .and_then(|()| remove("work/incompat", AtFlags::REMOVEDIR)),
     };
-    match cleared {
-        Ok(()) | Err(Errno::NOENT) => Ok(()),
-        Err(_) => {
-            remove_tree(tool, b"work").map_err(|_| Errno::BUSY)?;
-            own_directory(tool, "work", 0o700).map(drop)
+    cleared.or_else(|_| {
+        remove_tree(tool, b"work").map_err(|_| Errno::BUSY)?;
+        own_directory(tool, "work", 0o700).map(drop)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// A process ends while its last thread puts in order: any part of the mark may be left.
+    #[test]
+    fn no_part_of_an_earlier_mark_is_left() {
+        for part in ["", "incompat", "incompat/volatile", "incompat/volatile/dirty", "incompat/more/dirty"] {
+            let tool = tempfile::tempdir().unwrap();
+            let work = tool.path().join("work/work");
+            fs::create_dir_all(&work).unwrap();
+            match part.strip_suffix("/dirty") {
+                Some(directory) => {
+                    fs::create_dir_all(work.join(directory)).unwrap();
+                    fs::write(work.join(part), "").unwrap();
+                }
+                None => fs::create_dir_all(work.join(part)).unwrap(),
+            }
+            let directory = open_directory(CWD, tool.path()).unwrap();
+            ready_work(directory.as_fd()).unwrap();
+            assert!(!work.join("incompat").exists(), "{part}");
+            assert!(tool.path().join("work").is_dir(), "{part}");
         }
     }
 }
